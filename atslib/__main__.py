@@ -1,0 +1,160 @@
+"""`python -m atslib`: make the report, attack from the shell, measure speed, look after data and store."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from atslib.errors import AtsError
+from atslib.store import Store, project_root
+
+
+def _run(args: argparse.Namespace) -> None:
+    from atslib.runner import run
+
+    store = Store(args.store, say=_say, progress=sys.stderr.isatty())
+    run(
+        args.names,
+        profile=args.profile,
+        dataset=args.dataset,
+        compute_only=args.compute_only,
+        root=project_root(),
+        store=store,
+    )
+
+
+def _store(args: argparse.Namespace) -> None:
+    store = Store(args.store, say=_say)
+    if args.action == "list":
+        for path, facts in store.entries():
+            made, seconds = facts.get("made", "?"), facts.get("seconds", "?")
+            size = path.stat().st_size / 1e6 if path.exists() else 0
+            print(f"{path.parent.name}/{path.stem}  {size:8.2f} MB  {made}  {seconds} s")
+    elif args.action == "verify":
+        faults = store.verify()
+        print("\n".join(faults) or f"{sum(1 for _ in store.entries())} artifacts, all whole")
+        sys.exit(1 if faults else 0)
+    elif args.file is None:
+        raise AtsError(f"store {args.action} needs a file: python -m atslib store {args.action} FILE.tar")
+    elif args.action == "export":
+        print(f"{store.export(args.file)} artifacts written to {args.file}")
+    else:
+        print(f"{store.import_(args.file)} files taken from {args.file}")
+
+
+def _pack(args: argparse.Namespace) -> None:
+    from atslib.data import pack_official
+
+    made = pack_official(args.dataset, args.source, args.root)
+    print("\n".join(map(str, made)) or "nothing to do: the packed files are there")
+
+
+def _attack(args: argparse.Namespace) -> None:
+    from atslib import shell
+
+    shell.attack(args, progress=True)
+
+
+def _train(args: argparse.Namespace) -> None:
+    from atslib import shell
+
+    shell.train(args, progress=True)
+
+
+def _bench(args: argparse.Namespace) -> None:
+    import json
+
+    from atslib import bench
+
+    sizes = [(args.model, args.members or 8)] if args.model else bench.ATTACK_SIZES
+    for model, members in sizes:
+        print(json.dumps(bench.attack(model, members, device=args.device)), flush=True)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = argparse.ArgumentParser(prog="python -m atslib", description=__doc__)
+    commands = top.add_subparsers(required=True, metavar="command")
+
+    run = commands.add_parser("run", help="compute pages, execute their notebooks, build the book")
+    run.add_argument("names", nargs="*", help="pages, such as claim1_privacy; all by default")
+    run.add_argument("--profile", default="quick", help="smoke, quick (default) or paper")
+    run.add_argument("--dataset", help="instead of the profile's; `shapes` needs no file")
+    run.add_argument("--compute-only", action="store_true", help="write tables, execute and build nothing")
+    run.add_argument("--store", type=Path, help="folder of artifacts; default $ATS_STORE or .store")
+    run.set_defaults(call=_run)
+
+    store = commands.add_parser("store", help="list, check and move artifacts")
+    store.add_argument("action", choices=("list", "verify", "export", "import"))
+    store.add_argument("file", nargs="?", type=Path, help="archive of export and import")
+    store.add_argument("--store", type=Path, help="folder of artifacts; default $ATS_STORE or .store")
+    store.set_defaults(call=_store)
+
+    pack = commands.add_parser("pack", help="pack an official copy of a data set that is already on disk")
+    pack.add_argument("dataset", help="cifar100, cifar10, fmnist or tinyimagenet")
+    pack.add_argument("source", type=Path, help="torchvision's folder, or Stanford's zip of Tiny ImageNet")
+    pack.add_argument("--root", type=Path, help="where to; default $ATS_DATA or ~/.cache/atslib")
+    pack.set_defaults(call=_pack)
+    _train_parser(commands)
+    _attack_parser(commands)
+
+    bench = commands.add_parser("bench", help="speed against the plain loop; one JSON line each")
+    bench.add_argument("what", choices=("attack",))
+    bench.add_argument("--model", help="such as resnet20-4; default: the reference sizes")
+    bench.add_argument("--members", type=int, help="attacks in the batch")
+    bench.add_argument("--device", default="cpu")
+    bench.set_defaults(call=_bench)
+    return top
+
+
+def _train_parser(commands: argparse._SubParsersAction) -> None:
+    train = commands.add_parser("train", help="train a network, with a policy or a defense, for `attack`")
+    train.add_argument("--dataset", default="cifar100")
+    train.add_argument("--model", default="resnet20-4")
+    train.add_argument("--policy", default="", help="such as 3-1-7+43-18-18; none by default")
+    train.add_argument("--defense", default="", help="on every batch's gradient, such as prune:0.7")
+    train.add_argument("--fraction", type=float, default=1.0, help="share of the training set, stratified")
+    train.add_argument("--epochs", type=int, default=60)
+    train.add_argument("--seed", type=int, default=0)
+    train.add_argument("--device", default="auto")
+    train.add_argument("--out", type=Path, required=True, help="checkpoint, such as model.safetensors")
+    train.set_defaults(call=_train)
+
+
+def _attack_parser(commands: argparse._SubParsersAction) -> None:
+    attack = commands.add_parser("attack", help="reconstruct images from their gradients")
+    attack.add_argument("--dataset", default="cifar100")
+    attack.add_argument("--split", default="test")
+    attack.add_argument("--index", default="0-7", help="images: 5, 0-15 or 3,8,20-22")
+    attack.add_argument("--policy", default="", help="such as 3-1-7 or 3-1-7+43-18-18; none by default")
+    attack.add_argument("--defense", default="", help="on the shared gradient, such as prune:0.7 or gaussian:1e-3")
+    attack.add_argument("--attack", default="adam-cosine", help="a preset's name")
+    attack.add_argument("--steps", type=int, help="instead of the preset's")
+    attack.add_argument("--model", help="such as resnet20-1; default: the checkpoint's, else resnet20-4")
+    attack.add_argument("--checkpoint", type=Path, help="safetensors weights; untrained without it")
+    attack.add_argument("--crop-flip", action="store_true", help="random crop and flip before the policy")
+    attack.add_argument("--seed", type=int, default=0)
+    attack.add_argument("--device", default="auto")
+    attack.add_argument("--out", type=Path, required=True, help="folder for table.csv, sheet.png, arrays.safetensors")
+    attack.set_defaults(call=_attack)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; the exit status. A wrong input is one line on stderr, never a traceback."""
+    args = parser().parse_args(arguments)
+    try:
+        args.call(args)
+    except AtsError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; what was finished is kept, run the same command to go on", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

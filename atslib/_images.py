@@ -1,0 +1,152 @@
+"""`Images`, what every data set is loaded as, and the table of the data sets."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from numbers import Real
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atslib.errors import AtsError
+
+
+class Kind(NamedTuple):
+    """What every file of a data set agrees with."""
+
+    mode: str  # Pillow's "RGB" or "L": one letter a channel
+    size: int  # images are square, in pixels
+    classes: int
+    official: str = ""  # where a download comes from: a class of torchvision.datasets, or a URL
+
+
+KINDS = {
+    "cifar100": Kind("RGB", 32, 100, "CIFAR100"),
+    "fmnist": Kind("L", 28, 10, "FashionMNIST"),
+    "tinyimagenet": Kind("RGB", 64, 200, "http://cs231n.stanford.edu/tiny-imagenet-200.zip"),
+    "cifar10": Kind("RGB", 32, 10, "CIFAR10"),
+    "shapes": Kind("RGB", 32, 10),
+    "shapes-grey": Kind("L", 28, 10),
+}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Images:
+    """A labelled set of images; whatever selects from it returns another one.
+
+    Args:
+        pixels: (N, C, H, W) uint8 in 0..255; C is 1 (grey) or 3 (RGB).
+        labels: (N,) int64, an index into `class_names`.
+        class_names: in index order.
+        name, split: where the images come from, e.g. "cifar100", "test".
+        note: what differs from the whole official split, for captions; "" where nothing does.
+    Raises:
+        AtsError: a shape, dtype or label contradicts the above.
+    """
+
+    pixels: Tensor
+    labels: Tensor
+    class_names: tuple[str, ...]
+    name: str
+    split: str
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        what, pixels = f"Images {self.name!r}", self.pixels
+        if not (isinstance(pixels, Tensor) and pixels.dtype == torch.uint8 and pixels.ndim == 4):
+            raise AtsError(f"{what}: pixels are {describe(pixels)}; they must be a (N, C, H, W) uint8 tensor")
+        if pixels.shape[1] not in (1, 3):
+            raise AtsError(f"{what}: {pixels.shape[1]} channels; choose 1 (grey) or 3 (RGB)")
+        if not (isinstance(self.labels, Tensor) and self.labels.dtype == torch.int64):
+            raise AtsError(f"{what}: labels are {describe(self.labels)}; they must be a (N,) int64 tensor")
+        if fault := label_fault(self.labels, len(pixels), len(self.class_names)):
+            raise AtsError(f"{what}: {fault}")
+
+    def __repr__(self) -> str:
+        shape = "×".join(map(str, self.pixels.shape[1:]))
+        note = f"; {self.note}" if self.note else ""
+        return f"Images({self.name} {self.split}: {len(self):,} of {shape}, {self.num_classes} classes{note})"
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def __getitem__(self, indices: int | slice | Sequence[int] | Tensor) -> "Images":
+        """`images[3]` (one image), `images[:10]`, `images[[4, 2]]` or `images[mask]`, as `Images`."""
+        return self.take(range(len(self))[indices] if isinstance(indices, slice) else indices)
+
+    def __iter__(self) -> Iterator["Images"]:
+        return (self[i] for i in range(len(self)))
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.class_names)
+
+    def take(self, indices: int | Sequence[int] | Tensor) -> "Images":
+        """The images at `indices` ((M,) integers in that order, or an (N,) boolean mask) as `Images`.
+
+        Raises:
+            AtsError: an index is outside -N..N-1, or not an integer.
+        """
+        index = torch.as_tensor(indices, device=self.pixels.device)
+        index = index[None] if index.ndim == 0 else index
+        if index.dtype == torch.bool and index.shape == self.labels.shape:
+            index = index.nonzero().flatten()
+        if index.ndim != 1 or (len(index) and (index.is_floating_point() or index.dtype == torch.bool)):
+            raise AtsError(f"indices {describe(index)}: give (M,) integers or a mask of shape ({len(self)},)")
+        index = index.long()
+        if len(bad := index[(index < -len(self)) | (index >= len(self))]):
+            raise AtsError(f"index {int(bad[0])} is outside the {len(self)} images of {self.name} {self.split}")
+        return replace(self, pixels=self.pixels[index], labels=self.labels[index])
+
+    def subset(self, fraction: float, *, stratified: bool = True, rng: torch.Generator) -> "Images":
+        """A random part, drawn without replacement and kept in the order of the whole.
+
+        Args:
+            fraction: in (0, 1].
+            stratified: `round(fraction * n)` images of each class with n images, at least 1; otherwise
+                `round(fraction * N)` of all images, at least 1. (`round` takes halves to the even number.)
+            rng: where the choice is drawn from.
+        Raises:
+            AtsError: `fraction` is not a number in (0, 1].
+        """
+        if not (isinstance(fraction, Real) and 0 < fraction <= 1):
+            raise AtsError(f"subset fraction {fraction!r}: it must be a number above 0 and at most 1")
+        labels = self.labels.cpu() if stratified else torch.zeros(len(self), dtype=torch.int64)
+        drawn = [torch.zeros(0, dtype=torch.int64)]
+        for label in labels.unique():
+            members = torch.nonzero(labels == label).flatten()
+            order = torch.randperm(len(members), generator=rng, device=rng.device).cpu()
+            drawn.append(members[order[: max(1, round(fraction * len(members)))]])
+        part = self.take(torch.cat(drawn).sort().values)
+        how = f"{'stratified' if stratified else 'uniform'} {100 * fraction:g} % (n={len(part):,})"
+        return part if len(part) == len(self) else replace(part, note="; ".join(filter(None, (self.note, how))))
+
+    def to(self, device: str | torch.device) -> "Images":
+        """The same images in the memory of `device`; AtsError if torch cannot put them there."""
+        try:
+            return replace(self, pixels=self.pixels.to(device), labels=self.labels.to(device))
+        except (RuntimeError, AssertionError) as error:  # torch raises either for a device that is not there
+            raise AtsError(f"device {device!r} cannot hold {self!r}: {explain(error)}") from error
+
+
+def describe(array: object) -> str:
+    """What an argument is, for an error: dtype and shape of an array, the type of anything else."""
+    if not isinstance(array, (Tensor, np.ndarray)):
+        return type(array).__name__
+    return f"{str(array.dtype).removeprefix('torch.')} of shape {tuple(array.shape)}"
+
+
+def explain(error: Exception) -> str:
+    """The words of an error as one short line without its full stop, for a sentence of ours."""
+    return " ".join(str(error).split())[:200].rstrip(":. ") or type(error).__name__
+
+
+def label_fault(labels: Tensor | np.ndarray, count: int, classes: int) -> str:
+    """What is wrong with the labels of `count` images, or ""."""
+    if tuple(labels.shape) != (count,):
+        return f"labels of shape {tuple(labels.shape)} for {count} images; there must be one label an image"
+    if isinstance(labels, np.ndarray) and count and labels.dtype.kind not in "iu":
+        return f"labels are {labels.dtype}; they must be integers"
+    outside = labels[(labels < 0) | (labels >= classes)]
+    return f"label {int(outside[0])} is outside 0..{classes - 1}" if len(outside) else ""

@@ -1,0 +1,327 @@
+"""Hundreds of independent reconstructions as one batch.
+
+Members (images × policies × restarts × settings) never meet: each has its own row of the iterate, its own
+cost, step size, weights and number of steps. The gradient of the summed costs is every member's own.
+"""
+
+import dataclasses
+import math
+import os
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from tqdm import tqdm
+
+from atslib.attacks.config import Attack
+from atslib.attacks.labels import initial_logits
+from atslib.attacks.objective import Objective
+from atslib.attacks.optimizers import OPTIMIZERS
+from atslib.errors import AtsError
+from atslib.models import normalization_layer
+from atslib.threat import Observed
+
+# (step, images (N, k, C, H, W) in [0, 1] units, distance (N,)) → True to stop the attack
+OnFrame = Callable[[int, Tensor, Tensor], bool | None]
+
+LOOK_EVERY = 50  # steps between looks for diverged members: a look waits for the device
+SAVE_EVERY = 30  # seconds between stored states
+
+
+@dataclasses.dataclass(frozen=True)
+class Reconstruction:
+    """What an attack found.
+
+    Attributes:
+        images: (B, C, H, W) in [0, 1] units; outside them only where the attack is not boxed.
+        cost: (N,) final distance between gradients, without the priors; lower is a better match. Not
+            finite where a member diverged.
+        trace: (T, N) that distance before each step; nan after a member's last step.
+        frames: (F, B, C, H, W) the iterate at `frame_steps`.
+        labels: (N, k) the labels known, inferred or found.
+        restart: (N,) which restart was kept: the one of least cost.
+    """
+
+    images: Tensor
+    cost: Tensor
+    trace: Tensor
+    frames: Tensor
+    frame_steps: tuple[int, ...]
+    labels: Tensor
+    restart: Tensor
+
+
+def reconstruct(
+    seen: Observed,
+    attack: Attack | Sequence[Attack],
+    *,
+    rng: torch.Generator,
+    start: Tensor | None = None,
+    frames: int = 0,
+    on_frame: OnFrame | None = None,
+    chunk: int | None = None,
+    checkpoint: Path | None = None,
+    progress: bool = False,
+) -> Reconstruction:
+    """Run N independent attacks at once.
+
+    Args:
+        seen: what the server saw of N gradients.
+        attack: one for all, or N of the same `structure()`, one a member.
+        rng: the stream of the random starts; member i's start does not depend on how many follow.
+        start: (B, C, H, W) in [0, 1] units instead, or (restarts, B, C, H, W).
+        frames: how many snapshots to keep, evenly spaced, the first before any step and the last after all.
+        on_frame: also receives each snapshot as it is made, without waiting for the device.
+        chunk: members in memory at once; estimated by default. Out of memory halves it and goes on.
+        checkpoint: a file that makes the run resumable, removed at its end.
+        progress: show a bar with the remaining time.
+    Raises:
+        AtsError: attacks that cannot share a batch, or a start of the wrong shape.
+    """
+    attacks = _one_each(attack, len(seen))
+    restarts = attacks[0].restarts
+    begin = _starts(seen, attacks, rng, start)
+    everyone = torch.arange(len(seen), device=seen.gradients.device).repeat(restarts)
+    size, low, runs = chunk or chunk_size(seen), 0, []
+    steps = [a.steps for a in attacks] * restarts
+    with tqdm(total=sum(steps), disable=not progress, unit="step", unit_scale=True, leave=False) as bar:
+        while low < len(begin):
+            part = slice(low, low + size)
+            file = checkpoint and checkpoint.with_name(f"{checkpoint.name}.{low}-{size}")
+            try:
+                run = _Run(seen.take(everyone[part]), (attacks * restarts)[part], begin[part], frames, file)
+                runs.append(run.finish(on_frame, bar))
+            except RuntimeError as error:
+                if not _out_of_memory(error) or size == 1:
+                    raise
+                size = math.ceil(size / 2)
+            else:
+                low += size
+    if checkpoint:
+        for leftover in checkpoint.parent.glob(f"{checkpoint.name}.*"):
+            leftover.unlink()
+    return _best(runs, restarts)
+
+
+def _one_each(attack: Attack | Sequence[Attack], members: int) -> list[Attack]:
+    attacks = [attack] * members if isinstance(attack, Attack) else list(attack)
+    if len(attacks) != members:
+        raise AtsError(f"{len(attacks)} attacks for {members} gradients: give one, or one a gradient")
+    if len({(a.structure(), a.restarts) for a in attacks}) > 1:
+        raise AtsError("attacks in one batch must share distance, layer weights, optimizer and restarts")
+    return attacks
+
+
+def _starts(seen: Observed, attacks: Sequence[Attack], rng: torch.Generator, start: Tensor | None) -> Tensor:
+    """Iterates to begin from, (restarts · N, D) in normalized units, restart by restart."""
+    restarts, shape = attacks[0].restarts, (seen.threat.batch, *seen.shape)
+    like, normalize = seen.gradients, normalization_layer(seen.model)
+    wanted = (len(seen) * shape[0], *seen.shape)
+    if start is not None and tuple(start.shape) not in (wanted, (restarts, *wanted)):
+        raise AtsError(f"start {tuple(start.shape)} must be {wanted} in [0, 1], or one such for each restart")
+
+    def drawn(attack: Attack) -> Tensor:
+        if attack.start == "zeros":
+            return torch.zeros(shape).to(like)
+        if attack.start == "uniform":
+            return normalize(torch.rand(shape, generator=rng, device=rng.device).to(like))
+        return torch.randn(shape, generator=rng, device=rng.device).to(like)
+
+    if start is not None:
+        given = normalize(start.to(like)).reshape(-1, len(seen), *shape).expand(restarts, -1, -1, -1, -1, -1)
+    begin = []  # member by member: the stream of one must not depend on how many follow
+    for member, attack in enumerate(attacks):
+        for restart in range(restarts):
+            z = (drawn(attack) if start is None else given[restart, member]).flatten()
+            if seen.threat.labels == "optimized":
+                z = torch.cat([z, initial_logits(seen, rng).to(z)])
+            begin.append(z)
+    return torch.stack(begin).unflatten(0, (-1, restarts)).transpose(0, 1).flatten(0, 1)
+
+
+def chunk_size(seen: Observed) -> int:
+    """How many members fit in the free memory, from what one member needs (measured on a GPU)."""
+    one = seen.take(torch.zeros(1, dtype=torch.int64, device=seen.gradients.device))
+    z = _starts(one, [Attack(start="zeros")], torch.Generator(), None)
+    if z.is_cuda:
+        free = torch.cuda.mem_get_info(z.device)[0]
+        torch.cuda.reset_peak_memory_stats(z.device)
+        before = torch.cuda.memory_allocated(z.device)
+        _cost_gradient(one, z)
+        member = torch.cuda.max_memory_allocated(z.device) - before
+        return max(1, int(0.8 * free / member))
+    # No allocator to ask on a CPU: activations are kept about ten times (forward, backward, both again).
+    kept = [0]
+    handles = [
+        layer.register_forward_hook(lambda _, __, out: kept.append(out.nbytes))
+        for layer in one.model.modules()
+        if not list(layer.children())
+    ]
+    with torch.no_grad():
+        one.model(z.new_zeros(one.threat.batch, *one.shape))
+    for handle in handles:
+        handle.remove()
+    member = 10 * sum(kept) + 6 * one.gradients.nbytes
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4 << 30
+    # Beyond some members a CPU gains nothing more, and its caches lose.
+    return max(1, min(32, int(0.5 * free / member)))
+
+
+def _cost_gradient(seen: Observed, z: Tensor) -> Tensor:
+    z = z.detach().requires_grad_()
+    distance, penalty = Objective(seen, [Attack()] * len(z))(z)
+    return torch.autograd.grad((distance + penalty).sum(), z)[0]
+
+
+def _out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+class _Run:
+    """One chunk of members from their starts to their last steps."""
+
+    def __init__(self, seen: Observed, attacks: list[Attack], begin: Tensor, frames: int, file: Path | None):
+        self.seen, self.attacks, self.file = seen, attacks, file
+        self.last = max(a.steps for a in attacks)
+        self.snapshots = _evenly(frames, self.last)
+        self.objective = self.whole = Objective(seen, attacks)
+        normalize, ones = normalization_layer(seen.model), torch.ones(self.whole.shape).to(begin)
+        free = torch.full_like(begin[0, self.whole.pixels :], torch.inf)
+        low = torch.cat([normalize(0 * ones).flatten(), -free])
+        high = torch.cat([normalize(ones).flatten(), free])
+        self.optimizer = OPTIMIZERS[attacks[0].optimizer](attacks, begin, self.whole.pixels, low, high)
+        self.step = 0
+        self.done = {
+            "z": begin.clone(),
+            "rows": torch.arange(len(begin), device=begin.device),
+            "trace": begin.new_full((self.last, len(begin)), torch.nan),
+            "frames": begin.new_zeros((len(self.snapshots), *begin.shape)),
+        }
+        if file and file.exists():
+            self._load()
+
+    def finish(self, on_frame: OnFrame | None, bar: tqdm) -> dict[str, Tensor]:
+        """The remaining steps, then the result of each member."""
+        looks = {a.steps for a in self.attacks} | set(range(LOOK_EVERY, self.last, LOOK_EVERY))
+        saved, stopped = time.monotonic(), False
+        bar.update(self.step * len(self.attacks))
+        for step in range(self.step, self.last):
+            if step in looks:
+                self._compact(step)
+            if step in self.snapshots:
+                stopped = self._snapshot(step, on_frame)
+            if stopped or not len(self.done["rows"]):
+                break
+            distance = self.optimizer.step(self.objective, step)
+            self.done["trace"][step, self.done["rows"]] = distance
+            bar.update(len(distance))
+            if self.file and time.monotonic() - saved > SAVE_EVERY:
+                self._save(step + 1)
+                saved = time.monotonic()
+        if self.snapshots and not stopped:
+            self._snapshot(self.last, on_frame)
+        elif stopped:
+            self.done["frames"][[at > step for at in self.snapshots]] = self.done["z"]
+        return self._result()
+
+    def _store_rows(self) -> None:
+        self.done["z"][self.done["rows"]] = self.optimizer.state["z"]
+
+    def _compact(self, step: int) -> None:
+        """Members that are finished or not finite leave the batch."""
+        self._store_rows()
+        rows = self.done["rows"]
+        left = torch.tensor([a.steps > step for a in self.attacks], device=rows.device)[rows]
+        keep = (left & self.optimizer.state["z"].isfinite().all(1)).nonzero().squeeze(1)
+        if len(keep) < len(rows):
+            self.done["rows"] = rows[keep]
+            self.optimizer.keep(keep)
+            if len(keep):
+                self._objective_of(self.done["rows"])
+
+    def _objective_of(self, rows: Tensor) -> None:
+        self.objective = Objective(self.seen.take(rows), [self.attacks[i] for i in rows.tolist()])
+
+    def _snapshot(self, step: int, on_frame: OnFrame | None) -> bool:
+        self._store_rows()
+        self.done["frames"][self.snapshots.index(step)] = self.done["z"]
+        if on_frame is None:
+            return False
+        images = self.whole.normalize.inverse(self.whole.images(self.done["z"]))
+        return bool(on_frame(step, images, self.done["trace"][max(step - 1, 0)].clone()))
+
+    def _save(self, step: int) -> None:
+        mine = {f"optimizer.{name}": value for name, value in self.optimizer.state.items()}
+        partial = self.file.with_name(self.file.name + ".partial")
+        tensors = {name: value.contiguous() for name, value in (self.done | mine).items()}
+        save_file(tensors, partial, metadata={"step": str(step)})
+        partial.replace(self.file)
+
+    def _load(self) -> None:
+        from safetensors import safe_open
+
+        device = self.done["z"].device
+        try:
+            with safe_open(self.file, "pt") as stored:
+                step = int(stored.metadata()["step"])
+            tensors = {name: value.to(device) for name, value in load_file(self.file).items()}
+            done = {name: tensors[name] for name in self.done}
+            state = {name: tensors[f"optimizer.{name}"] for name in self.optimizer.state}
+            if done["z"].shape != self.done["z"].shape:
+                raise ValueError(f"it holds {tuple(done['z'].shape)}, not {tuple(self.done['z'].shape)}")
+        except Exception as error:
+            why = (str(error) or repr(error)).splitlines()[0]
+            warnings.warn(f"{self.file.name} cannot be resumed ({why}); the attack starts anew", stacklevel=2)
+            return
+        self.step, self.done, self.optimizer.state = step, done, state
+        if len(self.done["rows"]) < len(self.attacks):
+            self._objective_of(self.done["rows"])
+
+    def _result(self) -> dict[str, Tensor]:
+        self._store_rows()
+        z = self.done["z"]
+        with torch.no_grad():
+            cost, _ = self.whole(z)
+        labels = self.whole.targets(z)
+        frames = self.done["frames"]
+        frame_images = frames[..., : self.whole.pixels].unflatten(-1, self.whole.shape)
+        return {
+            "images": self.whole.normalize.inverse(self.whole.images(z)),
+            "cost": cost,
+            "labels": labels if labels.ndim == 2 else labels.argmax(-1),
+            "trace": self.done["trace"].T,
+            "frames": self.whole.normalize.inverse(frame_images).transpose(0, 1),
+            "steps": torch.tensor(self.snapshots),
+        }
+
+
+def _evenly(frames: int, last: int) -> list[int]:
+    if frames == 1:
+        raise AtsError("frames=1: ask for none, or at least the first and the last")
+    return sorted({round(i * last / (frames - 1)) for i in range(frames)}) if frames else []
+
+
+def _best(runs: list[dict[str, Tensor]], restarts: int) -> Reconstruction:
+    """Of each member's restarts the one with the least finite cost."""
+    longest = max(run["trace"].shape[1] for run in runs)
+    for run in runs:
+        missing = longest - run["trace"].shape[1]
+        run["trace"] = torch.nn.functional.pad(run["trace"], (0, missing), value=torch.nan)
+    names = ("images", "cost", "labels", "trace", "frames")
+    found = {name: torch.cat([run[name] for run in runs]).unflatten(0, (restarts, -1)) for name in names}
+    ranked = found["cost"].nan_to_num(torch.inf, torch.inf, torch.inf)
+    best = ranked.argmin(0)
+    picked = {name: value[best, torch.arange(len(best), device=best.device)] for name, value in found.items()}
+    return Reconstruction(
+        images=picked["images"].flatten(0, 1),
+        cost=picked["cost"],
+        trace=picked["trace"].T,
+        frames=picked["frames"].transpose(0, 1).flatten(1, 2),
+        frame_steps=tuple(runs[0]["steps"].tolist()),
+        labels=picked["labels"],
+        restart=best,
+    )

@@ -1,0 +1,33 @@
+"""Labels restored from the gradient alone."""
+
+import torch
+from torch import Tensor
+
+from atslib.errors import AtsError
+from atslib.gradients import unflatten
+from atslib.threat import Observed
+
+
+def infer_labels(seen: Observed) -> Tensor:
+    """The label of each single-image gradient, (N, 1): the class whose last-layer gradient is most negative.
+
+    The cross-entropy's gradient at the logits is softmax - onehot, negative at the true class only; the
+    bias shows it, and so does the weight's row where the features are not negative. Exact for those
+    networks. Source: Zhao et al. 2020 (iDLG), arXiv:2001.02610.
+    """
+    last = unflatten(seen.gradients, seen.model)[-1]
+    if last.ndim not in (2, 3):
+        shape = tuple(last.shape[1:])
+        raise AtsError(f"labels cannot be inferred: the last parameter {shape} is not of a linear layer")
+    evidence = last if last.ndim == 2 else last.sum(2)
+    return evidence.argmin(1, keepdim=True)
+
+
+def num_classes(seen: Observed) -> int:
+    """How many classes the attacked model tells apart: the length of its last parameter."""
+    return [p.shape[0] for p in seen.model.parameters()][-1]
+
+
+def initial_logits(seen: Observed, rng: torch.Generator) -> Tensor:
+    """Start of one member's labels where they are optimized too, (batch · K,), N(0, 1) as in DLG."""
+    return torch.randn(seen.threat.batch * num_classes(seen), generator=rng, device=rng.device)

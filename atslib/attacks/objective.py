@@ -1,0 +1,81 @@
+"""The cost that an attack descends, for N members at once; every member has its own row."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from atslib.attacks import priors
+from atslib.attacks.config import Attack
+from atslib.attacks.labels import infer_labels
+from atslib.gradients import DISTANCES, problem_gradients, unflatten
+from atslib.models import normalization_layer
+from atslib.threat import Observed
+
+# penalty name → function of (normalized images, pixels in [0, 1])
+PENALTIES = {
+    "tv": lambda normalized, pixels: priors.total_variation(normalized),
+    "tv_isotropic": lambda normalized, pixels: priors.total_variation_isotropic(normalized),
+    "clip": lambda normalized, pixels: priors.clip_distance(pixels),
+    "scale": lambda normalized, pixels: priors.scale_distance(pixels),
+    "l2": lambda normalized, pixels: normalized.square().flatten(1).mean(1),
+}
+
+
+def layer_weights(kind: str, tensors: int) -> list[float]:
+    """Weight of each parameter tensor in the distance, first to last; they average to 1."""
+    raw = {
+        "equal": [1.0] * tensors,
+        "linear": [i + 1.0 for i in range(tensors)],
+        "exponential": [2.0 ** (4 * (i + 1) / tensors) for i in range(tensors)],
+    }[kind]
+    return [w * tensors / sum(raw) for w in raw]
+
+
+class Objective:
+    """Members' iterates `z` (N, D) → distance and penalty. `z` is the images in normalized units, then,
+    where labels are optimized, their logits."""
+
+    def __init__(self, seen: Observed, attacks: Sequence[Attack]):
+        self.seen = seen
+        self.normalize = normalization_layer(seen.model)
+        self.shape = (seen.threat.batch, *seen.shape)
+        self.pixels = seen.threat.batch * seen.shape[0] * seen.shape[1] * seen.shape[2]
+        self.target = unflatten(seen.gradients, seen.model)
+        self.distance = DISTANCES[attacks[0].distance]
+        self.layers = layer_weights(attacks[0].layer_weights, len(self.target))
+        device = seen.gradients.device
+        self.weights = {
+            name: torch.tensor([getattr(a, name) for a in attacks], device=device, dtype=seen.gradients.dtype)
+            for name in PENALTIES
+            if any(getattr(a, name) for a in attacks)
+        }
+        self.labels = infer_labels(seen) if seen.threat.labels == "inferred" else seen.labels
+
+    def images(self, z: Tensor) -> Tensor:
+        """The iterate as images in normalized units, (N, k, C, H, W)."""
+        return z[:, : self.pixels].unflatten(1, self.shape)
+
+    def targets(self, z: Tensor) -> Tensor:
+        """Class indices (N, k), or optimized probabilities (N, k, K)."""
+        if self.labels is not None:
+            return self.labels
+        return z[:, self.pixels :].unflatten(1, (self.seen.threat.batch, -1)).softmax(-1)
+
+    def __call__(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Distance (N,) between gradients, and the weighted penalty (N,) of the images."""
+        normalized = self.images(z)
+        pixels = self.normalize.inverse(normalized)
+        found = problem_gradients(
+            self.seen.model,
+            pixels,
+            self.targets(z),
+            buffers=self.seen.statistics,
+            parameters=self.seen.parameters,
+        )
+        distance = self.distance(found, self.target, self.layers)
+        penalty = torch.zeros_like(distance)
+        for name, weight in self.weights.items():
+            value = PENALTIES[name](normalized.flatten(0, 1), pixels.flatten(0, 1))
+            penalty = penalty + weight * value.unflatten(0, (len(z), -1)).mean(1)
+        return distance, penalty

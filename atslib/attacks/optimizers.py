@@ -1,0 +1,191 @@
+"""Optimizers whose every member is independent: state and settings have a row a member.
+
+`torch.optim` would do for Adam, which is elementwise, but not for members with their own step sizes, nor
+for L-BFGS, whose inner products would mix them. tests/ hold both to `torch.optim`, run one by one.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from atslib.attacks.config import Attack
+
+# iterates (n, D) → distance (n,), penalty (n,)
+Cost = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+class Optimizer:
+    """Iterates and all else that a step needs, in `state`: tensors with a row a member.
+
+    Args:
+        attacks: one a member, of one structure.
+        z: (n, D) starts; the first `pixels` columns are the images.
+        low, high: (D,) the box of the images, infinite for other columns.
+    """
+
+    def __init__(self, attacks: Sequence[Attack], z: Tensor, pixels: int, low: Tensor, high: Tensor):
+        def column(values: list) -> Tensor:
+            return torch.tensor(values, device=z.device).view(len(attacks), -1)
+
+        boxed = column([a.boxed for a in attacks])
+        milestones = [[int(a.steps // by) if a.decay else a.steps for by in (2.667, 1.6, 1.142)] for a in attacks]
+        self.state: dict[str, Tensor] = {
+            "z": z.clone(),
+            "lr": column([a.lr for a in attacks]).to(z.dtype),
+            "decay_at": column(milestones),
+            "signed": column([a.signed for a in attacks]) & (torch.arange(z.shape[1], device=z.device) < pixels),
+            "low": torch.where(boxed, low, -torch.inf),
+            "high": torch.where(boxed, high, torch.inf),
+        }
+
+    def keep(self, rows: Tensor) -> None:
+        """Drop all members but these."""
+        self.state = {name: value[rows] for name, value in self.state.items()}
+
+    def rate(self, step: int) -> Tensor:
+        """Step size of each member at this step, (n, 1)."""
+        lr = self.state["lr"]
+        return lr * 0.1 ** (self.state["decay_at"] <= step).sum(1, keepdim=True).to(lr.dtype)
+
+    def gradient(self, cost: Cost, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Distance (n,), whole cost (n,) and its gradient (n, D), its sign for signed members."""
+        z = z.detach().requires_grad_()
+        distance, penalty = cost(z)
+        (found,) = torch.autograd.grad((distance + penalty).sum(), z)
+        found = torch.where(self.state["signed"], found.sign(), found)
+        return distance.detach(), (distance + penalty).detach(), found
+
+    def boxed(self, z: Tensor) -> Tensor:
+        return torch.clamp(z, self.state["low"], self.state["high"])
+
+
+class Adam(Optimizer):
+    """Adam with torch's defaults (0.9, 0.999, 1e-8)."""
+
+    def __init__(self, *args: object):
+        super().__init__(*args)
+        self.state |= {"mean": torch.zeros_like(self.state["z"]), "square": torch.zeros_like(self.state["z"])}
+
+    def step(self, cost: Cost, step: int) -> Tensor:
+        """Move every member once; its distance (n,) before the move."""
+        s = self.state
+        distance, _, found = self.gradient(cost, s["z"])
+        s["mean"].lerp_(found, 0.1)
+        s["square"].mul_(0.999).addcmul_(found, found, value=0.001)
+        root = (s["square"] / (1 - 0.999 ** (step + 1))).sqrt_().add_(1e-8)
+        s["z"] = self.boxed(s["z"] - self.rate(step) / (1 - 0.9 ** (step + 1)) * s["mean"] / root)
+        return distance
+
+
+class Sgd(Optimizer):
+    """Stochastic gradient descent with Nesterov momentum 0.9."""
+
+    def __init__(self, *args: object):
+        super().__init__(*args)
+        self.state["momentum"] = torch.zeros_like(self.state["z"])
+
+    def step(self, cost: Cost, step: int) -> Tensor:
+        """Move every member once; its distance (n,) before the move."""
+        s = self.state
+        distance, _, found = self.gradient(cost, s["z"])
+        s["momentum"].mul_(0.9).add_(found)
+        s["z"] = self.boxed(s["z"] - self.rate(step) * (found + 0.9 * s["momentum"]))
+        return distance
+
+
+class Lbfgs(Optimizer):
+    """L-BFGS as `torch.optim.LBFGS` without line search, or with a backtracking one; a step is `inner` iterations.
+
+    A member that meets one of torch's stopping rules rests until the next step; the others go on.
+    """
+
+    TOLERANCE_GRADIENT, TOLERANCE_CHANGE = 1e-7, 1e-9
+
+    def __init__(self, attacks: Sequence[Attack], z: Tensor, *args: object):
+        super().__init__(attacks, z, *args)
+        self.inner, self.line_search = attacks[0].inner, attacks[0].line_search
+        n, size, history = *z.shape, attacks[0].history
+        self.state |= {
+            "iterations": torch.zeros(n, dtype=torch.int64, device=z.device),
+            "direction": torch.zeros_like(z),
+            "previous": torch.zeros_like(z),
+            "moved": torch.zeros(n, 1, dtype=z.dtype, device=z.device),
+            "diagonal": torch.ones(n, 1, dtype=z.dtype, device=z.device),
+            "changes": z.new_zeros(n, history, size),
+            "moves": z.new_zeros(n, history, size),
+            "rho": z.new_zeros(n, history, 1),
+        }
+
+    def step(self, cost: Cost, step: int) -> Tensor:
+        """One outer step of every member; its distance (n,) before."""
+        s = self.state
+        before, value, found = self.gradient(cost, s["z"])
+        active = found.abs().amax(1) > self.TOLERANCE_GRADIENT
+        for iteration in range(self.inner):
+            self._update(found, active)
+            first = (s["iterations"] == 0).unsqueeze(1)
+            warm = (1 / found.abs().sum(1, keepdim=True)).clamp_max(1)
+            length = self.rate(step) * torch.where(first, warm, torch.ones_like(warm))
+            s["iterations"] = s["iterations"] + active
+            s["previous"] = torch.where(active.unsqueeze(1), found, s["previous"])
+            slope = (found * s["direction"]).sum(1, keepdim=True)
+            s["moved"] = torch.where(active.unsqueeze(1), length, s["moved"])
+            active = active & (slope <= -self.TOLERANCE_CHANGE).squeeze(1)
+            if self.line_search:
+                length = self._backtrack(cost, value, slope, length, active)
+                s["moved"] = torch.where(active.unsqueeze(1), length, s["moved"])
+            s["z"] = torch.where(active.unsqueeze(1), s["z"] + length * s["direction"], s["z"])
+            # torch evaluates no more after the last iteration, nor beyond 1.25 evaluations an iteration.
+            if iteration == self.inner - 1 or not active.any():
+                break
+            _, new_value, found = self.gradient(cost, s["z"])
+            change = (length * s["direction"]).abs().amax(1)
+            active = active & (found.abs().amax(1) > self.TOLERANCE_GRADIENT)
+            active = active & (change > self.TOLERANCE_CHANGE) & ((new_value - value).abs() >= self.TOLERANCE_CHANGE)
+            value = new_value
+        s["z"] = self.boxed(s["z"])
+        return before
+
+    def _update(self, found: Tensor, active: Tensor) -> None:
+        """New curvature pair and direction for active members: steepest descent at first, then two loops."""
+        s = self.state
+        later = active & (s["iterations"] > 0)
+        change, move = found - s["previous"], s["direction"] * s["moved"]
+        curvature = (change * move).sum(1, keepdim=True)
+        push = (later & (curvature > 1e-10).squeeze(1)).view(-1, 1, 1)
+        for name, new in (("changes", change), ("moves", move), ("rho", 1 / curvature)):
+            shifted = torch.cat([s[name][:, 1:], new.unsqueeze(1)], 1)
+            s[name] = torch.where(push, shifted, s[name])
+        scaled = curvature / (change * change).sum(1, keepdim=True)
+        s["diagonal"] = torch.where(push[:, 0], scaled, s["diagonal"])
+        direction = torch.where(later.unsqueeze(1), self._two_loops(-found), -found)
+        s["direction"] = torch.where(active.unsqueeze(1), direction, s["direction"])
+
+    def _two_loops(self, q: Tensor) -> Tensor:
+        """Inverse Hessian times `q` (Nocedal & Wright, Algorithm 7.4). Empty history rows have rho = 0."""
+        s, weights = self.state, {}
+        used = [i for i in range(s["rho"].shape[1]) if i >= s["rho"].shape[1] - int(s["iterations"].max())]
+        for i in reversed(used):
+            weights[i] = s["rho"][:, i] * (s["moves"][:, i] * q).sum(1, keepdim=True)
+            q = q - weights[i] * s["changes"][:, i]
+        q = q * s["diagonal"]
+        for i in used:
+            q = q + s["moves"][:, i] * (weights[i] - s["rho"][:, i] * (s["changes"][:, i] * q).sum(1, keepdim=True))
+        return q
+
+    def _backtrack(self, cost: Cost, value: Tensor, slope: Tensor, length: Tensor, active: Tensor) -> Tensor:
+        """Halve each member's step until its cost falls enough (Armijo, 1e-4), at most 12 times; 0 if it never does."""
+        z, direction = self.state["z"], self.state["direction"]
+        good = ~active
+        for _ in range(12):
+            if good.all():
+                break
+            with torch.no_grad():
+                distance, penalty = cost(z + length * direction)
+            good = good | (distance + penalty <= value + 1e-4 * (length * slope).squeeze(1))
+            length = torch.where(good.unsqueeze(1), length, length / 2)
+        return torch.where(good.unsqueeze(1), length, torch.zeros_like(length))
+
+
+OPTIMIZERS: dict[str, type[Optimizer]] = {"adam": Adam, "sgd": Sgd, "lbfgs": Lbfgs}

@@ -1,0 +1,118 @@
+"""Speed measured against the plain loop in the same run; each benchmark is one dict, printed as one JSON line."""
+
+import resource
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from atslib.attacks.config import Attack
+from atslib.attacks.objective import Objective
+from atslib.attacks.priors import total_variation
+from atslib.models import build_model, normalization_layer
+from atslib.rng import rng
+from atslib.threat import observe
+
+
+def seconds(call: Callable[[], object], *, device: torch.device, repeats: int = 5) -> float:
+    """Median wall-clock time of `call` after one warm-up, the device waited for."""
+
+    def once() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        started = time.perf_counter()
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - started
+
+    once()
+    return statistics.median(once() for _ in range(repeats))
+
+
+def convolution_rate(device: torch.device) -> float:
+    """FLOP/s of plain 3×3 convolutions of 64, 128 and 256 channels at ResNet20-4's sizes, the mean of three."""
+    rates = []
+    for width, side in ((64, 32), (128, 16), (256, 8)):
+        x = torch.randn(32, width, side, side, device=device)
+        kernel = torch.randn(width, width, 3, 3, device=device)
+        flop = 2 * 32 * width * width * 9 * side * side
+        with torch.no_grad():
+            rates.append(flop / seconds(lambda x=x, kernel=kernel: F.conv2d(x, kernel, padding=1), device=device))
+    return statistics.mean(rates)
+
+
+def forward_flop(model: nn.Module, pixels: Tensor) -> int:
+    """FLOP of one image's forward pass through the convolutions and linear layers."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(pixels[:1])
+    return counter.get_total_flops()
+
+
+def plain_step(model: nn.Module, z: Tensor, labels: Tensor, target: list[Tensor], tv: float) -> Tensor:
+    """The authors' way, one image at a time: two nested `autograd.grad` and the sign-free image gradient."""
+    parameters, normalize, found = list(model.parameters()), normalization_layer(model), []
+    for i in range(len(z)):
+        one = z[i : i + 1].detach().requires_grad_()
+        loss = F.cross_entropy(model(normalize.inverse(one)), labels[i : i + 1])
+        gradients = torch.autograd.grad(loss, parameters, create_graph=True)
+        dot = sum((g * t[i]).sum() for g, t in zip(gradients, target, strict=True))
+        norms = sum(g.square().sum() for g in gradients) * sum(t[i].square().sum() for t in target)
+        cost = 1 - dot / norms.sqrt() + tv * total_variation(one).sum()
+        found.append(torch.autograd.grad(cost, one)[0])
+    return torch.cat(found)
+
+
+def attack(model_name: str = "resnet20-4", members: int = 8, *, device: str = "cpu", repeats: int = 5) -> dict:
+    """One iteration of `adam-cosine`: engine against plain loop.
+
+    Returns:
+        device, threads, model, members, ms an image and iteration of both, their ratio, the share of the
+        machine's convolution rate (7 forward passes' FLOP an iteration), the largest relative difference
+        of the two image gradients, and the peak memory in MB (of the process on a CPU, a member on a GPU).
+    """
+    place = torch.device(device)
+    model = build_model(model_name, 100, norm="cifar100", rng=rng(0)).to(place)
+    pixels, begin = (torch.rand(members, 3, 32, 32, generator=rng(0, name)).to(place) for name in ("x", "z"))
+    labels = torch.arange(members, device=place) % 100
+    seen, preset = observe(model, pixels, labels), Attack()
+    objective = Objective(seen, [preset] * members)
+    z = normalization_layer(model)(begin)
+
+    def engine() -> Tensor:
+        rows = z.flatten(1).detach().requires_grad_()
+        distance, penalty = objective(rows)
+        return torch.autograd.grad((distance + penalty).sum(), rows)[0]
+
+    def loop() -> Tensor:
+        return plain_step(model, z, labels, list(objective.target), preset.tv)
+
+    ours, theirs = engine().view_as(z), loop()
+    if place.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(place)
+    engine_time = seconds(engine, device=place, repeats=repeats)
+    memory = torch.cuda.max_memory_allocated(place) / members if place.type == "cuda" else _peak()
+    loop_time = seconds(loop, device=place, repeats=max(2, repeats // 2))
+    flop = 7 * forward_flop(model, pixels) * members
+    return {
+        "benchmark": "attack",
+        "device": torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu",
+        "threads": torch.get_num_threads(),
+        "model": model_name,
+        "members": members,
+        "engine_ms": round(1e3 * engine_time / members, 3),
+        "loop_ms": round(1e3 * loop_time / members, 3),
+        "ratio": round(loop_time / engine_time, 2),
+        "convolution_share": round(flop / engine_time / convolution_rate(place), 2),
+        "difference": float((ours - theirs).abs().max() / theirs.abs().max()),
+        "peak_mb": round(memory / 1e6),
+    }
+
+
+def _peak() -> int:
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

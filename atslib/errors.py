@@ -1,0 +1,14 @@
+"""The one error a user of atslib meets: it names the value, the rule and what is allowed."""
+
+
+class AtsError(ValueError):
+    """A wrong input, said in one sentence. In a notebook only the sentence shows, not our call stack."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"{type(self).__name__}: {self}"]
+
+
+def choose(what: str, value: object, allowed: object) -> None:
+    """Raise `AtsError` unless `value` is one of `allowed` (any container that can be listed)."""
+    if value not in allowed:
+        raise AtsError(f"{what} {value!r} is unknown; choose one of {', '.join(map(str, allowed))}")

@@ -1,0 +1,69 @@
+"""How close a reconstruction is to the truth: one value an image; average at the call and say over what."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from atslib.errors import AtsError
+
+
+def _same_shape(name: str, estimate: Tensor, truth: Tensor) -> None:
+    if estimate.shape != truth.shape or estimate.ndim != 4:
+        shapes = f"{tuple(estimate.shape)} and {tuple(truth.shape)}"
+        raise AtsError(f"{name}: shapes {shapes} must be equal and (B, C, H, W); nothing is broadcast")
+
+
+def mse(estimate: Tensor, truth: Tensor) -> Tensor:
+    """Mean squared error of each image over channels and pixels, (B, C, H, W) → (B,); lower is closer."""
+    _same_shape("mse", estimate, truth)
+    return (estimate - truth).square().flatten(1).mean(1)
+
+
+def psnr(estimate: Tensor, truth: Tensor, *, data_range: float = 1.0) -> Tensor:
+    """Peak signal-to-noise ratio of each image; higher is closer to the truth.
+
+    Args:
+        estimate, truth: (B, C, H, W), same shape, pixels in [0, `data_range`]. Values outside are not
+            clamped, as in the authors' inversefed/metrics.py.
+    Returns:
+        (B,) in dB; `inf` where the images are equal, `nan` where the estimate is not finite.
+    Raises:
+        AtsError: the shapes differ.
+    """
+    _same_shape("psnr", estimate, truth)
+    error = mse(estimate, truth)
+    return 10 * torch.log10(data_range**2 / torch.where(error.isfinite(), error, torch.nan))
+
+
+def ssim(estimate: Tensor, truth: Tensor, *, data_range: float = 1.0) -> Tensor:
+    """Structural similarity of each image, in [-1, 1]; 1 is equal. (B, C, H, W) → (B,).
+
+    Uniform 7×7 window and sample covariance, averaged over the interior and the channels: scikit-image's
+    default. Source: Wang et al. 2004, doi:10.1109/TIP.2003.819861.
+    """
+    _same_shape("ssim", estimate, truth)
+    side, x, y = 7, estimate.double(), truth.double()
+    if min(x.shape[-2:]) < side:
+        raise AtsError(f"ssim: images of {tuple(x.shape[-2:])} are smaller than the {side}×{side} window")
+
+    def local(a: Tensor) -> Tensor:
+        return F.avg_pool2d(a, side, stride=1)
+
+    sample = side**2 / (side**2 - 1)
+    mean_x, mean_y = local(x), local(y)
+    var_x, var_y = (sample * (local(a * a) - m * m) for a, m in ((x, mean_x), (y, mean_y)))
+    covariance = sample * (local(x * y) - mean_x * mean_y)
+    c1, c2 = (0.01 * data_range) ** 2, (0.03 * data_range) ** 2
+    similarity = (2 * mean_x * mean_y + c1) * (2 * covariance + c2)
+    similarity /= (mean_x.square() + mean_y.square() + c1) * (var_x + var_y + c2)
+    return similarity.flatten(1).mean(1).to(estimate.dtype)
+
+
+@torch.no_grad()
+def feature_mse(model: nn.Module, estimate: Tensor, truth: Tensor) -> Tensor:
+    """Mean squared difference of the logits of two batches in [0, 1], (B,); lower is closer.
+
+    The authors store it as `feat_mse`.
+    """
+    _same_shape("feature_mse", estimate, truth)
+    return (model(estimate) - model(truth)).square().mean(1)

@@ -1,0 +1,86 @@
+"""Figures from tables and image batches; no file access, one style."""
+
+from collections.abc import Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+# Okabe & Ito's colours: told apart by colour-blind readers and on grey paper.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+STYLE = {
+    "figure.dpi": 110,
+    "figure.facecolor": "white",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "font.size": 10,
+}
+
+
+def _picture(image: Tensor) -> np.ndarray:
+    """(C, H, W), uint8 or float in [0, 1] units → (H, W[, 3]) as matplotlib takes it."""
+    array = image.detach().cpu().numpy()
+    array = array / 255 if array.dtype == np.uint8 else array.clip(0, 1)
+    return array[0] if len(array) == 1 else array.transpose(1, 2, 0)
+
+
+def sheet(rows: dict[str, Tensor], *, captions: dict[str, Sequence[str]] | None = None) -> Figure:
+    """A grid of images: one labelled row a batch (B, C, H, W), one column an image, optional text below."""
+    captions, columns = captions or {}, max(len(batch) for batch in rows.values())
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(len(rows), columns, figsize=(0.85 * columns + 1.6, 1.0 * len(rows)), squeeze=False)
+        for line, (name, batch) in zip(axes, rows.items(), strict=True):
+            for i, axis in enumerate(line):
+                axis.set_axis_off()
+                if i < len(batch):
+                    axis.imshow(_picture(batch[i]), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+                if name in captions:
+                    axis.set_title(captions[name][i], fontsize=7, pad=2)
+            line[0].text(-0.12, 0.5, name, transform=line[0].transAxes, ha="right", va="center", fontsize=9)
+        figure.subplots_adjust(left=1.5 / (0.85 * columns + 1.6), right=0.99, top=0.97, bottom=0.02, wspace=0.06)
+    return figure
+
+
+def curves(table: pd.DataFrame, x: str, y: str, group: str, *, ylabel: str, axis: Axes | None = None) -> Figure:
+    """Mean of `y` against `x` for each group, with a band of ± one standard deviation over images."""
+    with plt.rc_context(STYLE):
+        axis = axis or plt.subplots(figsize=(7, 3.4))[1]
+        for color, (name, rows) in zip(COLORS, table.groupby(group, sort=False), strict=False):
+            found = rows.groupby(x)[y].agg(["mean", "std"])
+            axis.plot(found.index, found["mean"], color=color, label=name)
+            axis.fill_between(
+                found.index, found["mean"] - found["std"], found["mean"] + found["std"], color=color, alpha=0.15, lw=0
+            )
+        axis.set(xlabel=x, ylabel=ylabel)
+        axis.legend(title=group, frameon=False, fontsize=8)
+    return axis.figure
+
+
+def leakage(
+    table: pd.DataFrame, group: str, floors: Sequence[str], *, value: str = "psnr", epsilon: float | None = None
+) -> Figure:
+    """Every image's value a group, the mean, and beside it the floor columns' values (best guesses without
+    the gradient)."""
+    with plt.rc_context(STYLE):
+        figure, axis = plt.subplots(figsize=(7.5, 3.8))
+        names = list(dict.fromkeys(table[group]))
+        for i, name in enumerate(names):
+            rows = table[table[group] == name]
+            for j, column in enumerate((value, *floors)):
+                at = i + 0.24 * (j - len(floors) / 2)
+                spread = at + 0.07 * np.linspace(-1, 1, len(rows))
+                label = {value: "attack"}.get(column, column.replace("floor_", "floor: ")) if i == 0 else None
+                axis.scatter(spread, rows[column], s=9, color=COLORS[j], alpha=0.7, label=label, lw=0)
+                axis.hlines(rows[column].mean(), at - 0.09, at + 0.09, color=COLORS[j], lw=2)
+        if epsilon is not None:
+            axis.axhline(epsilon, color="0.3", lw=1, ls="--", label=f"ε = {epsilon:g} dB")
+        axis.set_xticks(range(len(names)), names)
+        axis.set(ylabel="PSNR (dB), higher is a closer match", xlabel=group)
+        axis.legend(frameon=False, fontsize=8, ncols=4, loc="upper center", bbox_to_anchor=(0.5, 1.14))
+        figure.tight_layout()
+    return figure

@@ -1,0 +1,93 @@
+"""From nothing to the book: compute what is missing, execute the pages, build."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from atslib.data import load
+from atslib.errors import AtsError, choose
+from atslib.experiments import PAGES, settings
+from atslib.report import answers, insert_answers
+from atslib.store import Store
+
+
+def usable(dataset: str, say: Callable[[str], None]) -> str:
+    """`dataset` if it is here or can be downloaded, else the embedded `shapes`, and a line that says so."""
+    try:
+        for split in ("train", "test"):
+            load(dataset, split)
+    except AtsError as error:
+        say(f"{error}\n→ going on with the embedded `shapes` images; the pages say so.")
+        return "shapes"
+    return dataset
+
+
+def run(
+    names: Sequence[str],
+    *,
+    profile: str,
+    dataset: str | None = None,
+    compute_only: bool = False,
+    root: Path,
+    store: Store,
+) -> None:
+    """Compute the named pages (all by default), write their tables, execute their notebooks, build the book.
+
+    Args:
+        root: the project's top folder, with notebooks/, book/ and results/.
+    Raises:
+        AtsError: an unknown page, or a page or book that failed; pages made before it stay.
+    """
+    for name in names:
+        choose("page", name, PAGES)
+    if missing := [name for name in ("README.md", "book", "notebooks") if not (root / name).exists()]:
+        raise AtsError(f"{root} is not the project's top folder: it has no {' and no '.join(missing)}")
+    say = store.say
+    wanted = dataset or str(settings(profile=profile).dataset)
+    chosen = usable(wanted, say)
+    for name in names or PAGES:
+        experiment = settings(profile=profile, dataset=chosen)
+        say(f"{name}: {experiment}")
+        result = PAGES[name].run(experiment, store, on_unit=lambda unit, name=name: say(f"{name}: {unit}"))
+        folder = result.write(root / "results")
+        say(f"{name}: {result.verdict.status}; {result.verdict.reason}\n{name}: tables in {folder.relative_to(root)}")
+        if not compute_only:
+            execute(name, {"profile": profile, "dataset": chosen}, root=root, store=store)
+    publish_answers(root)
+    if not compute_only:
+        build_book(root)
+
+
+def execute(name: str, parameters: dict[str, object], *, root: Path, store: Store) -> None:
+    """Run one notebook by papermill into book/results/; a failed page keeps the one that was there."""
+    import os
+
+    import papermill
+
+    os.environ["ATS_STORE"] = str(store.root)
+    page = root / "book" / "results" / f"{name}.ipynb"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    partial = page.with_suffix(".failed.ipynb")
+    try:
+        # Relative paths: the executed page records them.
+        source, target = (path.relative_to(root).as_posix() for path in (root / "notebooks" / page.name, partial))
+        papermill.execute_notebook(source, target, parameters, cwd="notebooks", progress_bar=False)
+    except papermill.PapermillExecutionError as error:
+        raise AtsError(f"{name}: a cell failed with {error.ename}: {error.evalue}; see {partial.name}") from None
+    partial.replace(page)
+    store.say(f"{name}: page in {page.relative_to(root)}")
+
+
+def publish_answers(root: Path) -> None:
+    """Rewrite the answer tables of the README and of the book's first page from the stored verdicts."""
+    insert_answers(root / "README.md", answers(root / "results"))
+    table = answers(root / "results", link="results/{}.ipynb")
+    (root / "book" / "answers.md").write_text(table)
+
+
+def build_book(root: Path) -> None:
+    """`jupyter-book build book` with warnings as errors."""
+    command = [sys.executable, "-m", "jupyter_book", "build", "book", "-W", "--keep-going", "--quiet"]
+    if subprocess.run(command, cwd=root, check=False).returncode:
+        raise AtsError("the book did not build; the lines above say why")

@@ -1,0 +1,208 @@
+"""Artifacts keyed by everything that made them; atomic, checked, resumable, movable.
+
+An artifact is a dict of tensors in one safetensors file. Its name is a hash of (kind, version, config) and
+beside it lies a JSON file with that config in plain text, the file's own hash and where it was made: it can
+be read without this library, and a changed setting is a new artifact, never a stale one.
+"""
+
+import dataclasses
+import datetime
+import hashlib
+import json
+import os
+import platform
+import re
+import tarfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from atslib.errors import AtsError
+
+Tensors = dict[str, Tensor]
+
+
+def plain(config: object) -> object:
+    """A config as JSON sees it: dataclasses become dicts, tuples lists, anything else with a `str` its text."""
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        return {f.name: plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
+    if isinstance(config, dict):
+        return {str(key): plain(value) for key, value in config.items()}
+    if isinstance(config, list | tuple):
+        return [plain(value) for value in config]
+    return config if isinstance(config, str | int | float | bool | None) else str(config)
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` fill a temporary file beside `path`, then rename it: a killed run leaves no half file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        write(partial)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def project_root() -> Path:
+    """The nearest folder at or above the working one that holds a `pyproject.toml`, else the working one."""
+    here = Path.cwd()
+    return next((folder for folder in (here, *here.parents) if (folder / "pyproject.toml").exists()), here)
+
+
+@dataclasses.dataclass(frozen=True)
+class Artifact:
+    """Tensors and the facts of their making: `config`, `seconds`, `device`, `made`, `torch`."""
+
+    tensors: Tensors
+    facts: dict
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+
+class Store:
+    """A folder of artifacts: `root/kind/<hash>.safetensors` and `.json`.
+
+    Args:
+        root: the folder; $ATS_STORE, else `.store` in the project's top folder.
+        say: receives one line for each thing a person should know (an artifact made or set aside).
+        progress: whether the makers of artifacts should show bars.
+    """
+
+    def __init__(
+        self, root: Path | str | None = None, *, say: Callable[[str], None] | None = None, progress: bool = False
+    ):
+        self.root = Path(root or os.environ.get("ATS_STORE") or project_root() / ".store").resolve()
+        self.say = say or (lambda line: None)
+        self.progress = progress
+
+    def path(self, kind: str, config: object, *, version: int = 1) -> Path:
+        """Where the artifact of this config lies, whether or not it is there."""
+        text = json.dumps({"kind": kind, "version": version, "config": plain(config)}, sort_keys=True)
+        return self.root / kind / f"{hashlib.sha256(text.encode()).hexdigest()[:20]}.safetensors"
+
+    def has(self, kind: str, config: object, *, version: int = 1) -> bool:
+        """Whether the artifact is there (its hash is checked only when it is read)."""
+        path = self.path(kind, config, version=version)
+        return path.exists() and path.with_suffix(".json").exists()
+
+    def get(
+        self, kind: str, config: object, compute: Callable[[Path], Tensors], *, version: int = 1, label: str = ""
+    ) -> Artifact:
+        """The artifact of `config`, computed if it is not there or damaged.
+
+        Args:
+            kind: a folder name, such as "attack".
+            config: a frozen dataclass, dict or tuple: all that decides the result.
+            compute: gets a path where it may keep resumable state, returns tensors.
+            version: raise it when the meaning of `config` changes.
+            label: what to call it in the line that is said when it is made.
+        """
+        path = self.path(kind, config, version=version)
+        if (found := self._read(path)) is not None:
+            return found
+        started = time.monotonic()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tensors = {name: value.detach() for name, value in compute(path.with_suffix(".state")).items()}
+        device = next((value.device for value in tensors.values() if value.is_cuda), torch.device("cpu"))
+        # Copies, because two names may share memory, which safetensors refuses.
+        tensors = {name: value.cpu().contiguous().clone() for name, value in tensors.items()}
+        seconds = time.monotonic() - started
+        write_atomically(path, lambda partial: save_file(tensors, partial))
+        facts = {
+            "kind": kind,
+            "version": version,
+            "config": plain(config),
+            "sha256": digest(path),
+            "seconds": round(seconds, 2),
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {os.cpu_count()} cores",
+            "made": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        }
+        text = json.dumps(facts, indent=1, sort_keys=True)
+        write_atomically(path.with_suffix(".json"), lambda partial: partial.write_text(text))
+        path.with_suffix(".state").unlink(missing_ok=True)
+        self.say(f"made {kind} {label or path.stem} in {seconds:.0f} s")
+        return Artifact(tensors, facts)
+
+    def _read(self, path: Path) -> Artifact | None:
+        facts_path = path.with_suffix(".json")
+        if not facts_path.exists():  # never made, or killed before it was whole
+            return None
+        if fault := _fault(path, facts_path):
+            for file in filter(Path.exists, (path, facts_path)):
+                file.replace(file.with_name(f"{file.name}.corrupt"))
+            self.say(f"{path.name}: {fault}; set aside as {path.stem}.*.corrupt and made again")
+            return None
+        return Artifact(load_file(path), json.loads(facts_path.read_text()))
+
+    def entries(self) -> Iterator[tuple[Path, dict]]:
+        """Every artifact with its facts, newest last; unreadable facts are empty."""
+        for facts_path in sorted(self.root.glob("*/*.json"), key=lambda p: p.stat().st_mtime):
+            try:
+                facts = json.loads(facts_path.read_text())
+            except ValueError:
+                facts = {}
+            yield facts_path.with_suffix(".safetensors"), facts if isinstance(facts, dict) else {}
+
+    def verify(self) -> list[str]:
+        """One line for each damaged artifact; empty if all hashes hold."""
+        faults = ((path, _fault(path, path.with_suffix(".json"))) for path, _ in self.entries())
+        return [f"{path.relative_to(self.root)}: {fault}" for path, fault in faults if fault]
+
+    def export(self, archive: Path) -> int:
+        """Write all artifacts into one .tar; how many."""
+        files = [path for path, _ in self.entries() if path.exists()]
+
+        def write(partial: Path) -> None:
+            with tarfile.open(partial, "w") as tar:
+                for file in files:
+                    for each in (file, file.with_suffix(".json")):
+                        tar.add(each, each.relative_to(self.root).as_posix())
+
+        write_atomically(Path(archive), write)
+        return len(files)
+
+    def import_(self, archive: Path) -> int:
+        """Take in the artifacts of an archive that are not here yet; how many files.
+
+        Raises:
+            AtsError: it is not an archive of a store, or a member would leave the store's folder.
+        """
+        try:
+            with tarfile.open(archive, "r:") as tar:
+                members = [m for m in tar.getmembers() if m.isfile()]
+                for member in members:
+                    if not re.fullmatch(r"[\w-]+/[\w-]+\.(safetensors|json)", member.name):
+                        raise AtsError(f"{archive}: {member.name!r} is not kind/name.safetensors or .json")
+                new = [m for m in members if not (self.root / m.name).exists()]
+                # The facts come last, so that an interrupted import leaves no artifact that looks whole.
+                for member in sorted(new, key=lambda m: m.name.endswith(".json")):
+                    data = tar.extractfile(member).read()
+                    write_atomically(self.root / member.name, lambda partial, data=data: partial.write_bytes(data))
+        except (tarfile.TarError, OSError) as error:
+            raise AtsError(f"{archive} cannot be read as an archive of `atslib store export`: {error}") from None
+        return len(new)
+
+
+def _fault(path: Path, facts_path: Path) -> str | None:
+    """What is wrong with an artifact on disk, if anything."""
+    if not path.exists():
+        return "the tensors are missing"
+    try:
+        expected = json.loads(facts_path.read_text())["sha256"]
+    except (ValueError, KeyError, TypeError):
+        return "its facts cannot be read"
+    return None if digest(path) == expected else "its bytes do not match their hash"

@@ -1,0 +1,682 @@
+"""The attacks against plain loops written the authors' way, and the laws of the batched engine."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from atslib import metrics
+from atslib.attacks import ATTACKS, Attack, engine, objective, optimizers, priors, reconstruct
+from atslib.attacks.labels import infer_labels
+from atslib.errors import AtsError
+from atslib.gradients import DISTANCES, problem_gradients
+from atslib.models import build_model
+from atslib.rng import rng
+from atslib.threat import ThreatModel, observe
+
+SIDES = {"resnet20-1": 8, "convnet-4": 9, "lenet": 8}
+UNSIGNED = replace(ATTACKS["adam-cosine-tv"], steps=5)
+LABELS = torch.tensor([2, 0, 4, 1])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Images of 8×8 gain nothing from more threads, and lose much when the machine is busy."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def network(name, side=None, dtype=torch.float64):
+    """A float64 network with running statistics of other images; constants differ by channel."""
+    side = side or SIDES[name]
+    norm = ((0.5, 0.4, 0.3), (0.25, 0.2, 0.3))
+    model = build_model(name, 5, image_size=side, norm=norm, rng=rng(0)).to(dtype).train()
+    with torch.no_grad():
+        model(torch.rand(8, 3, side, side, generator=rng(0, "seen")).to(dtype))
+    return model.eval()
+
+
+def victims(name="lenet", count=4, side=None, dtype=torch.float64, **threat):
+    """What `count` clients share, and their images."""
+    side = side or SIDES[name]
+    pixels = torch.rand(count, 3, side, side, generator=rng(0, "pixels")).to(dtype)
+    return observe(network(name, side, dtype), pixels, LABELS[:count], threat=ThreatModel(**threat)), pixels
+
+
+def starts(seen, *, restarts=None):
+    """Images in [0, 1] to start from, the same for engine and oracle."""
+    shape = (len(seen) * seen.threat.batch, *seen.shape)
+    shape = shape if restarts is None else (restarts, *shape)
+    return torch.rand(shape, generator=rng(0, "start")).to(seen.gradients)
+
+
+# --- the engine against the authors' loop, one image at a time -----------------------------------------
+
+
+def plain_distance(name, found, target):
+    """The costs as the authors compute them, over the list of parameter gradients."""
+    if name == "l2":
+        return sum(((f - t) ** 2).sum() for f, t in zip(found, target, strict=True))
+    if name == "l1":
+        return sum((f - t).abs().sum() for f, t in zip(found, target, strict=True))
+    assert name == "cosine"
+    dot = sum((f * t).sum() for f, t in zip(found, target, strict=True))
+    return 1 - dot / sum((f**2).sum() for f in found) ** 0.5 / sum((t**2).sum() for t in target) ** 0.5
+
+
+def plain_attack(model, label, target, start, attack):
+    """One image: double backward, torch.optim, MultiStepLR; `start` and result in [0, 1]."""
+    normalize, net = model[0], model[1]
+    weights = list(net.parameters())
+    x = normalize(start).clone().requires_grad_()
+    low, high = normalize(torch.zeros_like(start)), normalize(torch.ones_like(start))
+    optimizer = {
+        "adam": lambda: torch.optim.Adam([x], lr=attack.lr),
+        "sgd": lambda: torch.optim.SGD([x], lr=attack.lr, momentum=0.9, nesterov=True),
+        "lbfgs": lambda: torch.optim.LBFGS([x], lr=attack.lr, max_iter=attack.inner, history_size=attack.history),
+    }[attack.optimizer]()
+    milestones = [int(attack.steps // by) for by in (2.667, 1.6, 1.142)]
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, gamma=0.1)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = F.cross_entropy(net(x), label)
+        found = torch.autograd.grad(loss, weights, create_graph=True)
+        cost = plain_distance(attack.distance, found, target)
+        dx = (x[..., :, 1:] - x[..., :, :-1]).abs().mean()
+        dy = (x[..., 1:, :] - x[..., :-1, :]).abs().mean()
+        cost = cost + attack.tv * (dx + dy)
+        (x.grad,) = torch.autograd.grad(cost, x)
+        if attack.signed:
+            x.grad.sign_()
+        return cost.detach()
+
+    for _ in range(attack.steps):
+        optimizer.step(closure)
+        if attack.decay:
+            scheduler.step()
+        if attack.boxed:
+            with torch.no_grad():
+                x.copy_(torch.maximum(torch.minimum(x, high), low))
+    return normalize.inverse(x.detach())
+
+
+@pytest.mark.parametrize("model_name", SIDES)
+@pytest.mark.parametrize("name", [name for name, attack in ATTACKS.items() if not attack.line_search])
+def test_every_preset_is_the_authors_loop(name, model_name):
+    attack = replace(ATTACKS[name], steps=5, restarts=1, inner=4)
+    seen, pixels = victims(model_name, 1)
+    start, model = starts(seen), network(model_name)
+    loss = F.cross_entropy(model(pixels), LABELS[:1])
+    target = torch.autograd.grad(loss, list(model.parameters()))
+    expected = plain_attack(model, LABELS[:1], target, start, attack)
+    found = reconstruct(seen, attack, rng=rng(0), start=start, chunk=1).images
+    moved, ours = expected - start, found - start
+    assert moved.abs().max() > 1e-9  # the L-BFGS presets hardly move: compare the moves, not the images
+    if attack.signed:
+        assert (moved.sign() == ours.sign()).double().mean() >= 0.999
+        assert ((moved - ours).abs() <= 1e-6 * moved.abs().max()).double().mean() >= 0.99
+    else:
+        assert (found - expected).abs().max() < 1e-4
+        assert (moved - ours).abs().max() <= 1e-5 * moved.abs().max()
+
+
+def test_the_presets_are_those_of_the_papers():
+    """Table of the dossier: cost, optimizer, step size, steps, restarts, TV, signed, boxed, decay."""
+    rows = {
+        "lbfgs-l2": ("l2", "lbfgs", 1e-4, 50, 2, 1e-3, False, False, False),
+        "adam-cosine": ("cosine", "adam", 0.1, 4800, 1, 1e-4, True, True, True),
+        "lbfgs-cosine": ("cosine", "lbfgs", 1e-4, 300, 16, 1e-4, True, True, False),
+        "adam-l1": ("l1", "adam", 0.1, 4800, 1, 1e-4, True, True, True),
+        "adam-l2": ("l2", "adam", 0.1, 4800, 1, 1e-4, True, True, True),
+        "sgd-cosine": ("cosine", "sgd", 0.01, 4800, 1, 1e-4, True, True, True),
+        "adam-cosine-tv": ("cosine", "adam", 0.1, 4800, 1, 1e-1, False, True, True),
+    }
+    for name, row in rows.items():
+        a = ATTACKS[name]
+        assert (a.distance, a.optimizer, a.lr, a.steps, a.restarts, a.tv, a.signed, a.boxed, a.decay) == row
+        assert (a.start, a.inner, a.history, a.line_search) == ("normal", 20, 100, False)
+
+
+# --- L-BFGS ----------------------------------------------------------------------------------------------
+
+CURVATURE = torch.tensor([[1.0, 0.5, 1.5, 0.7, 1.2, 0.9], [1.0] * 6, [1e-3, 0.5, 1.9, 0.1, 1.0, 1.3]]).double()
+CENTRE = torch.randn(3, 6, generator=rng(0, "centre"), dtype=torch.float64)
+
+
+def bowl(z, curvature=CURVATURE, centre=CENTRE):
+    """Almost quadratic: a steep and a flat member, and a round one that stops soon."""
+    away = z - centre
+    rough = (curvature - 1).abs().amax(1)
+    distance = (curvature * away.square()).sum(1) / 2 + 0.01 * rough * (away**4).sum(1)
+    return distance, torch.zeros_like(distance)
+
+
+def lbfgs(attack, z, **options):
+    free = torch.full((z.shape[1],), torch.inf, dtype=z.dtype)
+    return optimizers.Lbfgs([replace(attack, optimizer="lbfgs", decay=False, signed=False)] * len(z), z, 0, -free, free)
+
+
+@pytest.mark.parametrize("history", [2, 3, 100])
+@pytest.mark.parametrize("lr", [1e-4, 1.0])
+def test_lbfgs_is_torchs_for_each_member(history, lr):
+    """Members stop at different iterations, and there are more pairs than a small history holds."""
+    begin = torch.randn(3, 6, generator=rng(0, "begin"), dtype=torch.float64)
+    begin[1] = CENTRE[1] + 1e-3  # close to the centre of a sphere: done at once
+    ours = lbfgs(Attack(lr=lr, history=history, inner=8), begin)
+    alone = [begin[i].clone().requires_grad_() for i in range(3)]
+    theirs = [torch.optim.LBFGS([z], lr=lr, max_iter=8, history_size=history) for z in alone]
+    for step in range(4):
+        distance = ours.step(bowl, step)
+        for i, (z, optimizer) in enumerate(zip(alone, theirs, strict=True)):
+
+            def closure(i=i, z=z, optimizer=optimizer):
+                optimizer.zero_grad()
+                loss = bowl(z[None], CURVATURE[i : i + 1], CENTRE[i : i + 1])[0].sum()
+                loss.backward()
+                return loss
+
+            before = optimizer.step(closure)
+            assert distance[i].item() == pytest.approx(before.item(), rel=1e-8, abs=1e-12)
+            moved = (z - begin[i]).detach()
+            torch.testing.assert_close(ours.state["z"][i] - begin[i], moved, rtol=1e-6, atol=1e-9)
+            assert ours.state["iterations"][i] == next(iter(optimizer.state.values()))["n_iter"]
+    counts = ours.state["iterations"]
+    if lr == 1:
+        assert counts.min() < counts.max()
+        assert counts.max() > history or history == 100
+        assert bowl(ours.state["z"])[0].max() < 1e-3  # it converges
+
+
+def test_lbfgs_members_equal_single_runs_on_a_network():
+    seen, _ = victims("convnet-4", 3)
+    attack, start = replace(ATTACKS["lbfgs-cosine"], steps=3, restarts=1, inner=4, signed=False), starts(seen)
+    together = reconstruct(seen, attack, rng=rng(0), start=start, chunk=3).images - start
+    for i in range(3):
+        one = slice(i, i + 1)
+        alone = reconstruct(seen.take(one), attack, rng=rng(0), start=start[one]).images - start[one]
+        assert (together[one] - alone).abs().max() <= 1e-6 * alone.abs().max()
+
+
+@pytest.mark.parametrize("name", [name for name, attack in ATTACKS.items() if attack.line_search])
+def test_the_line_search_never_raises_the_cost(name):
+    seen, _ = victims("lenet", 2)
+    attack = replace(ATTACKS[name], steps=6, restarts=1, inner=4, boxed=False, tv=0)
+    run = reconstruct(seen, attack, rng=rng(0), start=starts(seen))
+    costs = torch.cat([run.trace, run.cost[None]])
+    assert (costs.diff(dim=0) <= 1e-12).all()
+    assert (costs[-1] < 0.9 * costs[0]).all()
+
+
+def test_the_line_search_shortens_a_step_that_overshoots():
+    """cost = 50 z², from z = 1 with lr = 3: the full step goes to -2, half of it to -0.5."""
+    ours = lbfgs(Attack(lr=3.0, line_search=True, inner=1), torch.ones(1, 1, dtype=torch.float64))
+    ours.step(lambda z: (50 * z.square().sum(1), torch.zeros(len(z)).double()), 0)
+    assert ours.state["z"].item() == -0.5
+    plain = lbfgs(Attack(lr=3.0, inner=1), torch.ones(1, 1, dtype=torch.float64))
+    plain.step(lambda z: (50 * z.square().sum(1), torch.zeros(len(z)).double()), 0)
+    assert plain.state["z"].item() == -2
+
+
+def test_the_line_search_stays_where_no_step_helps_and_stops_at_the_optimum():
+    begin = torch.tensor([[1.0], [0.0]], dtype=torch.float64)
+    calls = []
+
+    def trap(z):  # member 0: any move is punished; member 1: already at its minimum
+        calls.append(len(z))
+        wall = (z[:, 0] - begin[:, 0]).abs().detach().clamp(max=1).ceil() * torch.tensor([100.0, 0.0]).double()
+        return z.square().sum(1) + wall, torch.zeros(len(z)).double()
+
+    ours = lbfgs(Attack(lr=1.0, line_search=True, inner=20), begin)
+    ours.step(trap, 0)
+    assert torch.equal(ours.state["z"], begin)
+    assert len(calls) <= 1 + 12 + 1  # one search, not twenty
+    assert ours.state["iterations"].tolist() == [1, 0]
+
+
+# --- members of a batch never meet ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("model_name", ["convnet-4", "lenet"])
+def test_a_batch_of_four_equals_four_batches_of_one(model_name, optimizer):
+    seen, _ = victims(model_name)
+    attack, start = replace(UNSIGNED, optimizer=optimizer), starts(seen)
+    together = reconstruct(seen, attack, rng=rng(0), start=start, chunk=4)
+    for i in range(4):
+        one = slice(i, i + 1)
+        alone = reconstruct(seen.take(one), attack, rng=rng(0), start=start[one])
+        torch.testing.assert_close(together.images[one], alone.images, rtol=0, atol=1e-6)
+        torch.testing.assert_close(together.cost[one], alone.cost, rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(together.trace[:, one], alone.trace, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["adam-cosine-tv", "sgd-cosine", "lbfgs-l2", "lbfgs-cosine-fixed"])
+def test_a_member_that_diverges_leaves_the_others_alone(name, monkeypatch):
+    monkeypatch.setattr(engine, "LOOK_EVERY", 2)  # also when it leaves the batch
+    seen, _ = victims(count=3)
+    attack, start = replace(ATTACKS[name], steps=5, restarts=1, inner=3), starts(seen)
+    clean = reconstruct(seen, attack, rng=rng(0), start=start)
+    start[1, 0, 2, 2] = torch.nan
+    sick = reconstruct(seen, attack, rng=rng(0), start=start)
+    assert not sick.cost[1].isfinite()
+    assert not sick.trace[:, 1].isfinite().any()
+    torch.testing.assert_close(sick.images[[0, 2]], clean.images[[0, 2]], rtol=0, atol=1e-6)
+    torch.testing.assert_close(sick.cost[[0, 2]], clean.cost[[0, 2]], rtol=1e-6, atol=1e-9)
+
+
+def test_a_diverged_restart_is_not_kept():
+    seen, _ = victims(count=2)
+    start = starts(seen, restarts=2)
+    start[0, 1] = torch.nan
+    run = reconstruct(seen, replace(UNSIGNED, restarts=2), rng=rng(0), start=start)
+    assert run.restart[1] == 1
+    assert run.cost.isfinite().all()
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", "lbfgs"])
+def test_members_may_differ_in_all_but_structure(optimizer):
+    seen, _ = victims()
+    base, start = replace(UNSIGNED, optimizer=optimizer, inner=3), starts(seen)
+    attacks = [
+        replace(base, steps=2, tv=0),
+        replace(base, steps=4, lr=0.01, decay=False),
+        replace(base, steps=7, tv=1e-3, scale=0.1, clip=0.2, boxed=False),
+        replace(base, steps=4, l2=0.1, tv_isotropic=0.3, signed=True),
+    ]
+    together = reconstruct(seen, attacks, rng=rng(0), start=start, chunk=4)
+    for i, attack in enumerate(attacks):
+        one = slice(i, i + 1)
+        alone = reconstruct(seen.take(one), attack, rng=rng(0), start=start[one])
+        torch.testing.assert_close(together.images[one], alone.images, rtol=0, atol=1e-6)
+        torch.testing.assert_close(together.cost[one], alone.cost, rtol=1e-6, atol=1e-9)
+        assert together.trace[:, i].isfinite().tolist() == [step < attack.steps for step in range(7)]
+        torch.testing.assert_close(together.trace[: attack.steps, one], alone.trace, rtol=1e-6, atol=1e-9)
+
+
+def test_the_restart_of_least_cost_is_kept():
+    seen, pixels = victims(count=2)
+    start = starts(seen, restarts=2)
+    start[0, 1] = start[1, 0] = torch.nan  # placed below
+    start[1, 0], start[0, 1] = (
+        pixels[0],
+        pixels[1],
+    )  # member 0's second start and member 1's first are perfect
+    attack = replace(UNSIGNED, restarts=2, lr=1e-3, tv=0)
+    run = reconstruct(seen, attack, rng=rng(0), start=start)
+    assert run.restart.tolist() == [1, 0]
+    singles = [reconstruct(seen, replace(attack, restarts=1), rng=rng(0), start=start[r]) for r in range(2)]
+    torch.testing.assert_close(run.cost, torch.minimum(singles[0].cost, singles[1].cost), rtol=1e-6, atol=1e-12)
+    expected = torch.stack([singles[1].images[0], singles[0].images[1]])
+    torch.testing.assert_close(run.images, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("chunk", [1, 3])
+def test_chunks_do_not_change_the_result(chunk):
+    seen, _ = victims()
+    attacks = [replace(UNSIGNED, steps=steps, restarts=2) for steps in (3, 5, 4, 2)]
+    whole, parts = (reconstruct(seen, attacks, rng=rng(0), chunk=c, frames=3) for c in (8, chunk))
+    for field in ("images", "cost", "trace"):
+        ours, theirs = getattr(parts, field), getattr(whole, field)
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6, equal_nan=True)
+    assert torch.equal(parts.restart, whole.restart)
+    assert whole.trace.shape == (5, 4)
+
+
+def test_running_out_of_memory_takes_smaller_chunks(monkeypatch):
+    seen, _ = victims()
+    expected = reconstruct(seen, UNSIGNED, rng=rng(0), chunk=4)
+    plain, sizes = objective.Objective.__call__, []
+
+    def small(self, z):
+        sizes.append(len(z))
+        if len(z) > 2:
+            raise torch.OutOfMemoryError("no more")
+        return plain(self, z)
+
+    monkeypatch.setattr(objective.Objective, "__call__", small)
+    found = reconstruct(seen, UNSIGNED, rng=rng(0), chunk=4)
+    assert sizes[0] == 4
+    assert set(sizes[1:]) == {2}
+    torch.testing.assert_close(found.images, expected.images, rtol=0, atol=1e-6)
+    torch.testing.assert_close(found.cost, expected.cost, rtol=1e-6, atol=1e-9)
+
+
+def test_one_member_that_does_not_fit_is_an_error(monkeypatch):
+    def never(self, z):
+        raise torch.OutOfMemoryError("no more")
+
+    monkeypatch.setattr(objective.Objective, "__call__", never)
+    with pytest.raises(torch.OutOfMemoryError):
+        reconstruct(victims()[0], UNSIGNED, rng=rng(0), chunk=4)
+
+
+def test_other_errors_are_not_taken_for_lack_of_memory(monkeypatch):
+    calls = []
+
+    def broken(self, z):
+        calls.append(len(z))
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(objective.Objective, "__call__", broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        reconstruct(victims()[0], UNSIGNED, rng=rng(0), chunk=4)
+    assert calls == [4]
+
+
+def test_the_estimated_chunk_holds_at_least_one_member():
+    assert 1 <= engine.chunk_size(victims()[0]) <= 32
+
+
+# --- starts, frames, checkpoints ------------------------------------------------------------------------
+
+
+def first_frames(seen, attack):
+    """The (restarts · N) iterates before any step, in [0, 1] units."""
+    shown = {}
+    reconstruct(seen, attack, rng=rng(7), frames=2, chunk=99, on_frame=lambda step, x, _: shown.update({step: x}))
+    return shown[0].unflatten(0, (attack.restarts, -1))
+
+
+@pytest.mark.parametrize("start", ["normal", "uniform", "zeros"])
+@pytest.mark.parametrize("labels", ["known", "optimized"])
+def test_a_members_start_does_not_depend_on_how_many_follow(start, labels):
+    seen, _ = victims(count=3, labels=labels)
+    attack = replace(UNSIGNED, start=start, restarts=2, steps=1)
+    three, one = first_frames(seen, attack), first_frames(seen.take(slice(0, 1)), attack)
+    assert torch.equal(three[:, :1], one)
+    if start != "zeros":
+        assert not torch.equal(three[0], three[1])
+        assert not torch.equal(three[:, 0], three[:, 1])
+
+
+def test_starts_have_the_distribution_they_are_named_after():
+    seen, _ = victims("lenet", 4)
+    mean = seen.model[0].mean
+    starts = {
+        s: first_frames(seen, replace(UNSIGNED, start=s, steps=1))[0, :, 0] for s in ("normal", "uniform", "zeros")
+    }
+    torch.testing.assert_close(starts["zeros"], mean.expand_as(starts["zeros"]))
+    uniform = starts["uniform"]
+    assert uniform.min() >= -1e-12
+    assert uniform.max() <= 1 + 1e-12
+    assert uniform.mean().item() == pytest.approx(0.5, abs=0.05)
+    assert uniform.std().item() == pytest.approx(12**-0.5, abs=0.03)
+    normal = seen.model[0](starts["normal"])
+    assert normal.mean().item() == pytest.approx(0, abs=0.15)
+    assert normal.std().item() == pytest.approx(1, abs=0.1)
+
+
+def test_frames_go_from_the_start_to_the_result():
+    seen, _ = victims()
+    start, shown = starts(seen), []
+    run = reconstruct(seen, UNSIGNED, rng=rng(0), start=start, frames=3, on_frame=lambda *args: shown.append(args))
+    assert run.frame_steps == (0, 2, 5)
+    assert run.frames.shape == (3, *run.images.shape)
+    torch.testing.assert_close(run.frames[0], start, rtol=0, atol=1e-12)
+    assert torch.equal(run.frames[-1], run.images)
+    assert not torch.equal(run.frames[1], run.frames[0])
+    assert [step for step, _, _ in shown] == [0, 2, 5]
+    for (_, images, _), frame in zip(shown, run.frames, strict=True):
+        assert torch.equal(images[:, 0], frame)
+    assert shown[0][2].isnan().all()  # no distance yet
+    assert torch.equal(shown[2][2], run.trace[4])
+
+
+def test_without_frames_none_are_kept():
+    run = reconstruct(victims(count=1)[0], UNSIGNED, rng=rng(0))
+    assert (len(run.frames), run.frame_steps) == (0, ())
+
+
+def test_a_frame_can_stop_the_attack():
+    seen, _ = victims()
+    run = reconstruct(seen, UNSIGNED, rng=rng(0), frames=6, on_frame=lambda step, *_: step == 2)
+    assert run.trace.isfinite().all(1).tolist() == [True, True, False, False, False]
+    short = reconstruct(seen, replace(UNSIGNED, steps=5), rng=rng(0), frames=6)
+    assert torch.equal(run.images, short.frames[2])
+    assert torch.equal(run.frames[:3], short.frames[:3])
+    assert torch.equal(run.frames[-1], run.images)
+    assert run.cost.isfinite().all()
+
+
+class Killed(Exception):
+    """As if the machine went away."""
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", "lbfgs"])
+@pytest.mark.parametrize("chunk", [2, 4])
+def test_a_killed_run_resumes_to_the_same_bits(optimizer, chunk, tmp_path, monkeypatch):
+    monkeypatch.setattr(engine, "SAVE_EVERY", 0)
+    seen, _ = victims(dtype=torch.float32)
+    base = replace(ATTACKS["adam-cosine"], optimizer=optimizer, inner=3)
+    attacks = [replace(base, steps=steps) for steps in (2, 6, 6, 5)]  # one member is done before the kill
+    options = {"frames": 4, "chunk": chunk, "checkpoint": tmp_path / "run"}
+    expected = reconstruct(seen, attacks, rng=rng(3), **options | {"checkpoint": None})
+    with monkeypatch.context() as patch:
+        kind, count = optimizers.OPTIMIZERS[optimizer], []
+        plain = kind.step
+
+        def step(self, cost, step):
+            count.append(step)
+            if step == 4 and len(count) > 8 // chunk:
+                raise Killed
+            return plain(self, cost, step)
+
+        patch.setattr(kind, "step", step)
+        with pytest.raises(Killed):
+            reconstruct(seen, attacks, rng=rng(3), **options)
+    assert list(tmp_path.iterdir())
+    resumed, plain_step = [], optimizers.OPTIMIZERS[optimizer].step
+
+    def watch(self, cost, step):
+        resumed.append(step)
+        return plain_step(self, cost, step)
+
+    monkeypatch.setattr(optimizers.OPTIMIZERS[optimizer], "step", watch)
+    found = reconstruct(seen, attacks, rng=rng(3), **options)
+    assert len(resumed) < {2: 12, 4: 6}[chunk]  # not from the beginning
+    for field in ("images", "cost", "trace", "frames", "restart", "labels"):
+        ours, theirs = getattr(found, field), getattr(expected, field)
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+    assert not list(tmp_path.iterdir())
+
+
+# --- labels and problems of several images -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model_name", SIDES)
+def test_inferred_labels_are_exact_for_every_class(model_name):
+    pixels = torch.rand(5, 3, SIDES[model_name], SIDES[model_name], generator=rng(0, "pixels")).double()
+    seen = observe(network(model_name), pixels, torch.arange(5), threat=ThreatModel(labels="inferred"))
+    assert infer_labels(seen).tolist() == [[0], [1], [2], [3], [4]]
+
+
+def test_inferred_labels_attack_like_known_ones():
+    known, inferred = (victims(labels=labels)[0] for labels in ("known", "inferred"))
+    expected = reconstruct(known, UNSIGNED, rng=rng(0))
+    found = reconstruct(inferred, UNSIGNED, rng=rng(0))
+    assert torch.equal(found.images, expected.images)
+    assert found.labels.tolist() == LABELS[:, None].tolist()
+
+
+def test_labels_cannot_be_inferred_without_a_linear_layer_at_the_end():
+    seen, _ = victims(labels="inferred")
+    convolution = torch.nn.Sequential(seen.model[0], torch.nn.Conv2d(3, 5, 8, bias=False))
+    size = sum(p.numel() for p in convolution.parameters())
+    with pytest.raises(AtsError, match="not of a linear layer"):
+        infer_labels(replace(seen, model=convolution, gradients=torch.zeros(1, size)))
+
+
+@pytest.mark.parametrize(("optimizer", "signed"), [("adam", True), ("adam", False), ("lbfgs", False)])
+def test_optimized_labels_lower_the_cost(optimizer, signed):
+    seen, pixels = victims(labels="optimized")
+    attack = replace(UNSIGNED, optimizer=optimizer, signed=signed, steps=12, inner=2, tv=0)
+    run = reconstruct(seen, attack, rng=rng(0), start=pixels, frames=2)
+    assert run.images.shape == pixels.shape
+    assert run.labels.shape == (4, 1)
+    assert ((run.labels >= 0) & (run.labels < 5)).all()
+    assert run.images.min() >= -1e-12
+    assert (run.cost < run.trace[0]).all()
+    torch.testing.assert_close(run.frames[0], pixels)
+
+
+@pytest.mark.parametrize("labels", ["known", "optimized"])
+def test_a_gradient_of_two_images_is_attacked_as_one_problem(labels):
+    seen, pixels = victims(batch=2, labels=labels)
+    run = reconstruct(seen, replace(UNSIGNED, tv=0), rng=rng(0), start=pixels, frames=2)
+    assert (run.images.shape, run.cost.shape, run.labels.shape) == (pixels.shape, (2,), (2, 2))
+    torch.testing.assert_close(run.frames[0], pixels)
+    if labels == "known":
+        assert run.trace[0].abs().max() < 1e-12  # the truth has the client's gradient
+        assert run.labels.tolist() == LABELS.view(2, 2).tolist()
+    else:
+        assert (run.trace[0] > 1e-3).all()
+
+
+def test_two_images_swapped_are_the_same_problem():
+    seen, pixels = victims(batch=2, count=2)
+    swapped = replace(seen, labels=seen.labels.flip(1))
+    run = reconstruct(swapped, replace(UNSIGNED, tv=0, steps=1), rng=rng(0), start=pixels.flip(0))
+    assert run.trace[0].abs().max() < 1e-12
+
+
+# --- penalties and layer weights -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", objective.PENALTIES)
+def test_derivatives_of_a_penalty_are_right(name):
+    generic = torch.randn(2, 3, 4, 5, generator=rng(0, "generic"), dtype=torch.float64).requires_grad_()
+    assert (0.25 * generic + 0.5 > 1).any()  # some pixels are outside the box
+    assert torch.autograd.gradcheck(lambda z: objective.PENALTIES[name](z, 0.25 * z + 0.5), generic)
+    value = objective.PENALTIES[name](generic, 0.25 * generic + 0.5)
+    assert value.shape == (2,)
+    (found,) = torch.autograd.grad(value[0], generic)
+    assert found[0].abs().max() > 0
+    assert found[1].abs().max() == 0  # images do not meet
+
+
+def test_penalties_of_small_arrays():
+    def image(rows):
+        return torch.tensor(rows, dtype=torch.float64)[None, None]
+
+    # |dx| = 1, 1 and |dy| = 2, 2: mean 1 + mean 2
+    assert priors.total_variation(image([[0, 1], [2, 3]])).tolist() == [3]
+    # dx = 3, dy = 4 at the one place that has both neighbours
+    assert priors.total_variation_isotropic(image([[0, 3], [4, 9]])).item() == pytest.approx(5)
+    assert priors.clip_distance(image([[-3, 0.5], [5, 1]])).item() == pytest.approx(5)  # 3 below, 4 above
+    assert priors.scale_distance(image([[0.25, 0.75]])).item() == pytest.approx((2 * 0.25**2) ** 0.5)
+    assert objective.PENALTIES["l2"](image([[1, 3]]), None).tolist() == [5]
+
+
+@pytest.mark.parametrize("name", objective.PENALTIES)
+def test_penalties_of_a_flat_grey_image_are_zero_but_for_its_stretch(name):
+    grey = torch.zeros(1, 3, 4, 4, dtype=torch.float64, requires_grad=True)
+    value = objective.PENALTIES[name](grey, 0.25 * grey + 0.5)
+    (found,) = torch.autograd.grad(value.sum(), grey)
+    assert found.isfinite().all()
+    expected = 48**0.5 / 2 if name == "scale" else 0  # a flat image is stretched to black
+    assert value.item() == pytest.approx(expected, abs=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "raw"), [("equal", [1, 1, 1, 1]), ("linear", [1, 2, 3, 4]), ("exponential", [2, 4, 8, 16])]
+)
+def test_layer_weights_average_to_one(kind, raw):
+    weights = objective.layer_weights(kind, 4)
+    assert weights == pytest.approx([4 * w / sum(raw) for w in raw])
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_the_objective_is_the_distance_plus_the_weighted_penalties(distance):
+    seen, _ = victims(count=2)
+    attack = Attack(distance=distance, layer_weights="linear", tv=0.1, tv_isotropic=0.2, clip=0.3, scale=0.4, l2=0.5)
+    z = torch.randn(2, 192, generator=rng(0, "z"), dtype=torch.float64)
+    found, penalty = objective.Objective(seen, [attack, replace(attack, tv=0)])(z)
+    images = z.view(2, 1, *seen.shape)
+    pixels = seen.model[0].inverse(images)
+    gradients = problem_gradients(seen.model, pixels, seen.labels)
+    weights = objective.layer_weights("linear", len(gradients))
+    target = [
+        torch.stack([g.view_as(p) for g in part])
+        for p, part in zip(
+            seen.model.parameters(),
+            seen.gradients.split([p.numel() for p in seen.model.parameters()], 1),
+            strict=True,
+        )
+    ]
+    torch.testing.assert_close(found, DISTANCES[distance](gradients, target, weights), rtol=1e-9, atol=1e-12)
+    parts = {n: p(images[:, 0], pixels[:, 0]) for n, p in objective.PENALTIES.items()}
+    expected = sum(
+        w * parts[n] for n, w in zip(("tv_isotropic", "clip", "scale", "l2"), (0.2, 0.3, 0.4, 0.5), strict=True)
+    )
+    expected = expected + torch.tensor([0.1, 0.0], dtype=torch.float64) * parts["tv"]
+    torch.testing.assert_close(penalty, expected, rtol=1e-9, atol=1e-12)
+
+
+# --- errors --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("distance", "far", "Attack.distance 'far' is unknown; choose one of " + ", ".join(DISTANCES)),
+        ("optimizer", "lion", "Attack.optimizer 'lion' is unknown; choose one of adam, sgd, lbfgs"),
+        ("start", "ones", "Attack.start 'ones' is unknown; choose one of normal, uniform, zeros"),
+        ("layer_weights", "odd", "choose one of equal, linear, exponential"),
+        ("steps", 0, "Attack.steps=0 must be above 0"),
+        ("restarts", 0, "Attack.restarts=0 must be above 0"),
+        ("inner", -1, "Attack.inner=-1 must be above 0"),
+        ("lr", 0.0, "Attack.lr=0.0 must be above 0"),
+        ("tv", -1.0, "Attack.tv=-1.0 is a weight and must not be negative"),
+        ("clip", -0.1, "Attack.clip=-0.1 is a weight and must not be negative"),
+    ],
+)
+def test_a_wrong_attack_is_told_the_rule(field, value, message):
+    with pytest.raises(AtsError) as error:
+        Attack(**{field: value})
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"distance": "l2"}, {"optimizer": "sgd"}, {"restarts": 2}, {"layer_weights": "linear"}, {"history": 7}],
+)
+def test_attacks_of_different_structure_do_not_share_a_batch(other):
+    seen, _ = victims(count=2)
+    with pytest.raises(AtsError, match="must share"):
+        reconstruct(seen, [UNSIGNED, replace(UNSIGNED, **other)], rng=rng(0))
+
+
+def test_attacks_are_as_many_as_gradients():
+    with pytest.raises(AtsError, match="3 attacks for 2 gradients"):
+        reconstruct(victims(count=2)[0], [UNSIGNED] * 3, rng=rng(0))
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 8, 8), (4, 3, 8, 9), (3, 4, 3, 8, 8), (4, 3 * 64)])
+def test_a_start_of_the_wrong_shape_is_told_the_right_one(shape):
+    with pytest.raises(AtsError) as error:
+        reconstruct(victims()[0], replace(UNSIGNED, restarts=2), rng=rng(0), start=torch.zeros(shape))
+    assert f"start {shape} must be (4, 3, 8, 8) in [0, 1]" in str(error.value)
+
+
+def test_one_frame_is_neither_first_and_last():
+    with pytest.raises(AtsError, match="frames=1"):
+        reconstruct(victims()[0], UNSIGNED, rng=rng(0), frames=1)
+
+
+# --- does it find images? ------------------------------------------------------------------------------
+
+
+def test_smooth_images_are_found_better_than_by_a_flat_grey_guess():
+    y, x = torch.meshgrid(torch.linspace(0, 1, 16), torch.linspace(0, 1, 16), indexing="ij")
+    waves = [torch.stack([torch.sin(a * x + b * y + c) / 2.5 + 0.5 for c in range(3)]) for a, b in ((5, 2), (2, 6))]
+    pixels = torch.stack(waves)
+    model = build_model("lenet", 5, image_size=16, norm=((0.5,), (0.25,)), rng=rng(1))
+    seen = observe(model, pixels, torch.tensor([1, 3]))
+    run = reconstruct(seen, replace(ATTACKS["adam-cosine-tv"], steps=150, tv=1e-2), rng=rng(0))
+    grey = metrics.psnr(torch.full_like(pixels, 0.5), pixels)
+    assert (metrics.psnr(run.images, pixels) > grey + 2).all()
+    assert (run.cost < 0.1 * run.trace[0]).all()

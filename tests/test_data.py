@@ -1,0 +1,704 @@
+"""Laws of the data module: what a packed file holds is what one gets, and what is wrong is said."""
+
+import functools
+import hashlib
+import io
+import os
+import socket
+import time
+import urllib.request
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+from urllib.error import URLError
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from atslib import _official, _packed, data
+from atslib.data import Images, load, pack
+from atslib.errors import AtsError
+from atslib.rng import rng
+
+shapes = functools.cache(load)  # for the tests that only look at them
+ROOT = Path(os.environ.get("ATS_DATA", "/nowhere"))
+CLOTHES = tuple(f"garment {i}" for i in range(10))
+
+
+def needs(file):
+    """A test that reads a real packed file; skipped, with the reason, where there is none."""
+    skip = pytest.mark.skipif(not (ROOT / file).exists(), reason=f"$ATS_DATA has no {file}")
+    return lambda test: pytest.mark.data(skip(test))
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """Each test has a cache of its own, and no root unless it names one."""
+    monkeypatch.setenv("ATS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("ATS_DATA", str(tmp_path / "no-data"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    """A machine without a network; the list holds the addresses that were asked for."""
+    asked = []
+
+    def refuse(request, *args, **kwargs):
+        asked.append(getattr(request, "full_url", request))
+        raise URLError("no network here")
+
+    monkeypatch.setattr(urllib.request, "urlopen", refuse)
+    monkeypatch.setattr(_official, "urlopen", refuse)
+    return asked
+
+
+def random_pixels(*shape, seed=0):
+    return torch.randint(256, shape, generator=rng(seed, "pixels"), dtype=torch.uint8)
+
+
+@pytest.fixture
+def undecoded(monkeypatch):
+    """Black pixels instead of decoded ones, where a test looks at everything else."""
+    monkeypatch.setattr(
+        _packed,
+        "_decode",
+        lambda _, kind, offsets: np.zeros((len(offsets) - 1, 3, kind.size, kind.size), np.uint8),
+    )
+
+
+@pytest.fixture
+def grey(tmp_path):
+    """A packed file of twenty made-up 28×28 images, and their pixels."""
+    pixels = random_pixels(20, 1, 28, 28)
+    return pack(pixels, torch.arange(20) % 10, CLOTHES, tmp_path / "fmnist_test.npz"), pixels
+
+
+def made_up(counts):
+    """Images with `counts[k]` of class k, shuffled; pixel (0, 0) is the image's number."""
+    labels = torch.cat([torch.full((n,), k) for k, n in enumerate(counts)])
+    labels = labels[torch.randperm(len(labels), generator=rng(0, "shuffle"))]
+    pixels = torch.arange(len(labels), dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 2, 4).clone()
+    return Images(pixels, labels, tuple("abcdefgh"[: len(counts)]), "made-up", "train")
+
+
+# --- Real files --------------------------------------------------------------------------------------
+
+
+@needs("cifar100_train.npz")
+def test_cifar100_train_has_its_known_labels_and_moments_and_loads_from_cache_within_a_second(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)  # threads that take turns would count as work
+    start = time.process_time()  # not the clock: other processes may be busy
+    images = load("cifar100", "train", ROOT)
+    assert time.process_time() - start < 40  # 8 on a quiet machine
+    assert images.pixels.shape == (50_000, 3, 32, 32)
+    assert images.labels[:5].tolist() == [19, 29, 0, 11, 1]
+    assert images.labels.bincount().tolist() == [500] * 100
+    mean = images.pixels.numpy().mean(axis=(0, 2, 3)) / 255
+    np.testing.assert_allclose(mean, [0.5071, 0.4866, 0.4409], rtol=0, atol=6e-5)
+    start = time.process_time()
+    again = load("cifar100", "train", ROOT)
+    assert time.process_time() - start < 1
+    assert torch.equal(again.pixels, images.pixels)
+
+
+@needs("cifar100_test.npz")
+def test_cifar100_test_has_its_known_labels_and_names(undecoded):
+    images = load("cifar100", "test", ROOT)
+    assert len(images) == 10_000
+    assert images.labels[:5].tolist() == [49, 33, 72, 51, 71]
+    assert (images.num_classes, images.class_names[0], images.note) == (100, "apple", "")
+
+
+@needs("cifar10_test.npz")
+def test_cifar10_leaves_out_the_inexact_images_and_says_so(undecoded):
+    images = load("cifar10", "test", ROOT)
+    assert len(images) == 9_975
+    assert images.note.startswith("25 of 10,000")
+
+
+@needs("fmnist_test.npz")
+def test_fmnist_is_grey_and_decodes_like_pillow_one_by_one():
+    images = load("fmnist", "test", ROOT)
+    assert images.pixels.shape == (10_000, 1, 28, 28)
+    assert images.labels[:5].tolist() == [9, 2, 1, 1, 6]
+    with np.load(ROOT / "fmnist_test.npz") as packed:
+        raw, offsets = packed["data"], packed["offsets"]
+    for i in (0, 499, 500, 9_999):  # both sides of a border between chunks
+        alone = Image.open(io.BytesIO(raw[offsets[i] : offsets[i + 1]].tobytes())).convert("L")
+        assert np.array_equal(images.pixels[i, 0], np.asarray(alone))
+
+
+@needs("tinyimagenet_train_10pct.npz")
+def test_tinyimagenet_train_falls_back_on_the_tenth_and_says_so(undecoded):
+    if (ROOT / "tinyimagenet_train.npz").exists():
+        pytest.skip("the whole training set is here")
+    images = load("tinyimagenet", "train", ROOT)
+    assert images.pixels.shape == (10_000, 3, 64, 64)
+    assert images.labels.bincount().tolist() == [50] * 200
+    assert (images.name, images.note) == ("tinyimagenet", "10 % of the training set (n=10,000)")
+
+
+# --- Images ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"pixels": torch.zeros(4, 3, 2, 2)}, "float32 of shape (4, 3, 2, 2)"),
+        ({"pixels": torch.zeros(4, 2, 2, dtype=torch.uint8)}, "(N, C, H, W)"),
+        ({"pixels": torch.zeros(4, 2, 2, 2, dtype=torch.uint8)}, "2 channels"),
+        ({"labels": torch.zeros(4)}, "labels are float32"),
+        ({"labels": torch.zeros(3, dtype=torch.int64)}, "one label an image"),
+        ({"labels": torch.tensor([0, 1, 2, 1])}, "label 2 is outside 0..1"),
+        ({"labels": torch.tensor([0, -1, 1, 1])}, "label -1 is outside 0..1"),
+    ],
+)
+def test_images_that_contradict_themselves_cannot_be_made(change, message):
+    good = {"pixels": torch.zeros(4, 3, 2, 2, dtype=torch.uint8), "labels": torch.tensor([0, 1, 0, 1])}
+    with pytest.raises(AtsError) as error:
+        Images(**(good | change), class_names=("a", "b"), name="x", split="test")
+    assert message in str(error.value)
+
+
+def test_selections_by_number_slice_list_and_mask_agree():
+    images = made_up([3, 4])
+    every_other = [0, 2, 4, 6]
+    mask = torch.arange(7) % 2 == 0
+    for selection in (slice(None, None, 2), every_other, torch.tensor(every_other), mask):
+        chosen = images[selection]
+        assert chosen.pixels[:, 0, 0, 0].tolist() == every_other
+        assert torch.equal(chosen.labels, images.labels[every_other])
+    assert images.take([5, 1, 1]).pixels[:, 0, 0, 0].tolist() == [5, 1, 1]
+    assert [one.pixels[0, 0, 0, 0].item() for one in images] == list(range(7))
+    assert images[-1].pixels.shape == (1, 3, 2, 4)
+    assert len(images[[]]) == 0
+
+
+@pytest.mark.parametrize(
+    ("indices", "message"),
+    [
+        ([7], "index 7 is outside"),
+        ([-8], "index -8"),
+        ([0.5], "integers"),
+        ([True, False], "mask of shape (7,)"),
+    ],
+)
+def test_a_wrong_selection_is_named(indices, message):
+    with pytest.raises(AtsError) as error:
+        made_up([3, 4]).take(indices)
+    assert message in str(error.value)
+
+
+def test_a_device_that_is_not_there_is_one_error():
+    assert made_up([1]).to("cpu").pixels.device.type == "cpu"
+    with pytest.raises(AtsError, match="device 'nonsense'"):
+        made_up([1]).to("nonsense")
+
+
+# --- Subsets -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("fraction", "counts"), [(0.1, [4, 1, 1]), (0.5, [20, 4, 1]), (1, [40, 8, 1])])
+def test_a_stratified_subset_takes_the_rounded_share_of_each_class_and_at_least_one(fraction, counts):
+    part = made_up([40, 8, 1]).subset(fraction, rng=rng(0))
+    assert part.labels.bincount(minlength=3).tolist() == counts
+
+
+@pytest.mark.parametrize("stratified", [True, False])
+def test_a_subset_has_no_image_twice_and_keeps_the_order_and_the_labels(stratified):
+    images = made_up([40, 8, 1])
+    part = images.subset(0.4, stratified=stratified, rng=rng(1))
+    numbers = part.pixels[:, 0, 0, 0].long()
+    assert (numbers.diff() > 0).all()
+    assert torch.equal(part.labels, images.labels[numbers])
+    assert f"(n={len(part)})" in part.note
+
+
+def test_a_uniform_subset_has_the_rounded_share_of_all_and_reaches_every_image():
+    images = made_up([40, 8, 1])
+    parts = [images.subset(0.3, stratified=False, rng=rng(seed)) for seed in range(40)]
+    assert {len(part) for part in parts} == {15}  # round(0.3 * 49)
+    assert len(torch.cat([part.pixels[:, 0, 0, 0] for part in parts]).unique()) == 49  # a miss: 1e-6 each
+
+
+@pytest.mark.parametrize("stratified", [True, False])
+def test_a_subset_depends_only_on_its_generator(stratified):
+    def numbers(seed):
+        torch.rand(3)  # the global generator plays no part
+        return made_up([40, 8, 1]).subset(0.4, stratified=stratified, rng=rng(seed)).pixels[:, 0, 0, 0].tolist()
+
+    assert numbers(5) == numbers(5)
+    assert numbers(5) != numbers(6)
+
+
+@pytest.mark.parametrize("fraction", [0, -0.1, 1.01, float("nan"), "0.5"])
+def test_a_fraction_outside_0_to_1_is_refused(fraction):
+    with pytest.raises(AtsError, match="subset fraction"):
+        made_up([4]).subset(fraction, rng=rng(0))
+
+
+# --- Shapes ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "digest"),
+    [
+        ("shapes", (3, 32, 32), "64e61062b6ceda35e874d4f5812e4ea7714ed3ff73094c8011301c2195fc18b1"),
+        ("shapes-grey", (1, 28, 28), "9ecc9101a5deb6e8c74f03df4208075d6b084d2d02d887cd2ad86b266469ed9b"),
+    ],
+)
+def test_shapes_are_the_same_pixels_everywhere_and_balanced(name, shape, digest):
+    train, test = shapes(name, "train"), shapes(name, "test")
+    assert train.pixels.shape == (5000, *shape)
+    assert train.labels.bincount().tolist() == [500] * 10
+    assert test.labels.bincount().tolist() == [100] * 10
+    assert hashlib.sha256(train.pixels[:100].numpy().tobytes()).hexdigest() == digest
+    assert torch.equal(load(name, "train").pixels, train.pixels)
+
+
+def test_no_test_shape_is_a_training_shape():
+    train, test = shapes("shapes", "train"), shapes("shapes", "test")
+    assert len({image.numpy().tobytes() for image in torch.cat([train.pixels, test.pixels])}) == 6000
+
+
+@pytest.mark.parametrize("name", ["shapes", "shapes-grey"])
+def test_the_constants_of_shapes_are_their_moments(name):
+    pixels = shapes(name, "train").pixels.float() / 255
+    mean, std = (torch.tensor(values) for values in data.normalization(name))
+    torch.testing.assert_close(pixels.mean(dim=(0, 2, 3)), mean, rtol=0, atol=6e-4)
+    torch.testing.assert_close(pixels.std(dim=(0, 2, 3)), std, rtol=0, atol=6e-4)
+
+
+def test_shapes_are_not_told_apart_by_their_mean_images():
+    """So that a network has something to learn; chance is 0.1."""
+    train, test = shapes("shapes-grey", "train"), shapes("shapes-grey", "test")
+    x, y = train.pixels.flatten(1).double(), test.pixels.flatten(1).double()
+    means = torch.stack([x[train.labels == k].mean(0) for k in range(10)])
+    accuracy = (torch.cdist(y, means).argmin(1) == test.labels).double().mean()
+    assert accuracy < 0.3
+
+
+@pytest.mark.parametrize("name", data.DATASETS)
+def test_every_data_set_has_constants_for_each_of_its_channels(name):
+    mean, std = data.normalization(name)
+    assert len(mean) == len(std) == (1 if name in ("fmnist", "shapes-grey") else 3)
+    assert all(0 < value < 1 for value in mean + std)
+
+
+# --- Names, roots and the order of sources -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: load("mnist", "train"), "data set 'mnist' is unknown; choose one of cifar100, fmnist"),
+        (lambda: load("cifar100", "val"), "cifar100 split 'val' is unknown; choose one of train, test"),
+        (lambda: load("shapes", "all"), "shapes split 'all'"),
+        (lambda: data.available("mnist", "train"), "'mnist'"),
+        (lambda: data.normalization("mnist"), "choose one of cifar10, cifar100"),
+    ],
+)
+def test_an_unknown_name_or_split_lists_the_known_ones(call, message):
+    with pytest.raises(AtsError) as error:
+        call()
+    assert message in str(error.value)
+
+
+def test_root_argument_comes_before_the_environment(tmp_path, monkeypatch):
+    for folder, level in (("argument", 10), ("environment", 20)):
+        pixels = torch.full((10, 1, 28, 28), level, dtype=torch.uint8)
+        pack(pixels, range(10), CLOTHES, tmp_path / folder / "fmnist_test.npz")
+    monkeypatch.setenv("ATS_DATA", str(tmp_path / "environment"))
+    assert (load("fmnist", "test", tmp_path / "argument").pixels == 10).all()
+    assert (load("fmnist", "test").pixels == 20).all()
+
+
+def test_a_packed_file_is_used_without_asking_the_network(grey, offline):
+    path, pixels = grey
+    images = load("fmnist", "test", path.parent)
+    assert torch.equal(images.pixels, pixels)
+    assert images.labels.tolist() == [*range(10), *range(10)]
+    assert (images.class_names, images.name, images.split, offline) == (CLOTHES, "fmnist", "test", [])
+
+
+def test_available_is_true_only_where_no_network_is_needed(grey, offline):
+    root = grey[0].parent
+    assert data.available("fmnist", "test", root)
+    assert not data.available("fmnist", "train", root)
+    assert data.available("shapes", "train", root)
+    assert offline == []
+
+
+def test_the_whole_tinyimagenet_is_preferred_to_its_tenth_and_val_is_test(tmp_path):
+    names = [str(i) for i in range(200)]
+    for file, count in (("train_10pct", 1), ("train", 3), ("val", 2)):
+        pack(random_pixels(count, 3, 64, 64), range(count), names, tmp_path / f"tinyimagenet_{file}.npz")
+    assert (len(load("tinyimagenet", "train", tmp_path)), load("tinyimagenet", "train", tmp_path).note) == (
+        3,
+        "",
+    )
+    (tmp_path / "tinyimagenet_train.npz").unlink()
+    assert load("tinyimagenet", "train", tmp_path).note == "10 % of the training set (n=1)"
+    val, test = load("tinyimagenet", "val", tmp_path), load("tinyimagenet", "test", tmp_path)
+    assert torch.equal(val.pixels, test.pixels)
+    assert val.split == test.split == "test"
+
+
+# --- Packing and damaged files -----------------------------------------------------------------------
+
+
+def test_packing_colour_is_lossless(tmp_path):
+    pixels = random_pixels(7, 3, 32, 32)
+    pack(pixels, [1] * 7, [str(i) for i in range(10)], tmp_path / "cifar10_train.npz")
+    assert torch.equal(load("cifar10", "train", tmp_path).pixels, pixels)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"pixels": np.zeros((2, 1, 4, 4))}, "float64 of shape"),
+        ({"pixels": [np.zeros(3), np.zeros(3)]}, "the bytes of encoded files"),
+        ({"labels": [0]}, "one label an image"),
+        ({"labels": [0, 2]}, "label 2 is outside 0..1"),
+        ({"labels": [0.0, 1.0]}, "labels are float64"),
+        ({"path": "x.zip"}, ".npz"),
+    ],
+)
+def test_pack_refuses_what_load_would_refuse_and_writes_nothing(tmp_path, change, message):
+    good = {"pixels": random_pixels(2, 1, 4, 4), "labels": [0, 1], "path": "x.npz"} | change
+    with pytest.raises(AtsError) as error:
+        pack(good["pixels"], good["labels"], ("a", "b"), tmp_path / good["path"])
+    assert message in str(error.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pack_never_replaces_a_file(grey):
+    path, pixels = grey
+    before = path.read_bytes()
+    with pytest.raises(AtsError, match="does not exist yet"):
+        pack(pixels, [0] * 20, CLOTHES, path)
+    assert path.read_bytes() == before
+
+
+def test_a_full_disk_leaves_no_file_behind(tmp_path, monkeypatch):
+    def fill(file, **arrays):
+        file.write(b"half")
+        raise OSError("no space left")
+
+    monkeypatch.setattr(np, "savez", fill)
+    with pytest.raises(AtsError, match="cannot be written"):
+        pack(random_pixels(1, 1, 4, 4), [0], ("a",), tmp_path / "x.npz")
+    assert list(tmp_path.iterdir()) == []
+
+
+def encoded(size):
+    buffer = io.BytesIO()
+    Image.fromarray(random_pixels(size, size).numpy()).save(buffer, "PNG")
+    return np.frombuffer(buffer.getvalue(), dtype=np.uint8)
+
+
+def alter(**change):
+    """Rewrite a packed file with some arrays replaced by a function of them, or left out (None)."""
+
+    def apply(path):
+        with np.load(path) as packed:
+            arrays = dict(packed)
+        for key, new in change.items():
+            old = arrays.pop(key, None)
+            if new is not None:
+                arrays[key] = new(old)
+        np.savez(path, **arrays)
+
+    return apply
+
+
+def flip_a_byte(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF  # in the middle of `data`, the largest array
+    path.write_bytes(content)
+
+
+def save_one_array(path):
+    with path.open("wb") as file:
+        np.save(file, np.zeros(3))
+
+
+def an_archive():
+    buffer = io.BytesIO()
+    np.savez(buffer, x=np.zeros(3))
+    return buffer.getvalue()
+
+
+def put(array, index, value):
+    array = array.copy()
+    array[index] = value
+    return array
+
+
+FAULTS = {
+    "empty": (lambda path: path.write_bytes(b""), "not a whole packed file"),
+    "text": (lambda path: path.write_text("hello"), "not a whole packed file"),
+    "truncated": (lambda path: path.write_bytes(path.read_bytes()[:-500]), "not a whole packed file"),
+    "half": (lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]), "not a whole"),
+    "bit rot": (flip_a_byte, "not a whole packed file"),
+    "one array": (save_one_array, "not a whole packed file"),
+    "no labels": (alter(labels=None), "an array is missing"),
+    "no data": (alter(data=None), "an array is missing"),
+    "pickled": (alter(labels=lambda x: x.astype(object)), "not a whole packed file"),
+    "label too large": (alter(labels=lambda x: put(x, 3, 10)), "label 10 is outside 0..9"),
+    "label negative": (alter(labels=lambda x: put(x, 3, -1)), "label -1 is outside 0..9"),
+    "label missing": (alter(labels=lambda x: x[:-1]), "one label an image"),
+    "float labels": (alter(labels=lambda x: x / 1), "labels are float64"),
+    "other classes": (alter(class_names=lambda x: x[:9]), "fmnist has 10 classes"),
+    "offsets fall": (alter(offsets=lambda x: put(x, 4, x[6])), "offsets are not a rising row"),
+    "offsets start late": (alter(offsets=lambda x: put(x, 0, 1)), "offsets run 1.."),
+    "offsets stop early": (alter(data=lambda x: np.append(x, x)), "but data is uint8 of shape"),
+    "image damaged": (alter(data=lambda x: put(x, slice(0, 12), 0)), "image 0 cannot be decoded"),
+    "image size": (
+        alter(data=lambda x: encoded(27), offsets=lambda x: [0, len(encoded(27))], labels=lambda x: x[:1]),
+        "image 0 is 27×27, not 28×28 pixels",
+    ),
+    "image cut": (
+        alter(data=lambda x: encoded(28)[:400], offsets=lambda x: [0, 400], labels=lambda x: x[:1]),
+        "image 0 cannot be decoded",
+    ),
+    "exact": (alter(exact=lambda x: np.ones(3, dtype=bool)), "exact is bool of shape (3,)"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_damaged_file_is_named_with_its_fault_and_left_alone(grey, offline, cache, fault):
+    path, _ = grey
+    damage, message = FAULTS[fault]
+    damage(path)
+    before = path.read_bytes()
+    with pytest.raises(AtsError) as error:
+        load("fmnist", "test", path.parent)
+    assert str(path) in str(error.value)
+    assert message in str(error.value)
+    assert path.read_bytes() == before
+    assert offline == []
+
+
+def test_images_that_are_not_exact_are_left_out(grey):
+    path, pixels = grey
+    alter(exact=lambda _: np.arange(20) != 4)(path)
+    images = load("fmnist", "test", path.parent)
+    assert torch.equal(images.pixels, torch.cat([pixels[:4], pixels[5:]]))
+    assert images.note.startswith("1 of 20 images")
+
+
+# --- The cache of decoded pixels ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def decoded(monkeypatch):
+    """A list with one entry for each time a file is decoded."""
+    calls, decode = [], _packed._decode
+    monkeypatch.setattr(_packed, "_decode", lambda path, *rest: calls.append(path) or decode(path, *rest))
+    return calls
+
+
+def test_a_file_is_decoded_once_and_again_when_it_changes(grey, decoded, cache):
+    path, pixels = grey
+    for _ in range(2):
+        assert torch.equal(load("fmnist", "test", path.parent).pixels, pixels)
+    assert len(decoded) == len(list(cache.iterdir())) == 1
+    path.unlink()
+    pack(255 - pixels, [0] * 20, CLOTHES, path)
+    assert torch.equal(load("fmnist", "test", path.parent).pixels, 255 - pixels)
+    os.utime(path, ns=(1, 1))  # as large as before, but written at another time
+    load("fmnist", "test", path.parent)
+    assert len(decoded) == 3
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda file: file.write_bytes(file.read_bytes()[:-1]),
+        lambda file: file.write_bytes(b""),
+        lambda file: np.save(file, np.zeros((20, 1, 28, 28))),
+        lambda file: np.save(file, np.zeros((20, 1, 27, 28), dtype=np.uint8)),
+        lambda file: file.write_bytes(an_archive()),
+    ],
+    ids=["truncated", "empty", "dtype", "shape", "archive"],
+)
+def test_a_damaged_cache_file_is_rebuilt(grey, decoded, cache, damage):
+    path, pixels = grey
+    load("fmnist", "test", path.parent)
+    (file,) = cache.iterdir()
+    good = file.read_bytes()
+    damage(file)
+    assert torch.equal(load("fmnist", "test", path.parent).pixels, pixels)
+    assert len(decoded) == 2
+    assert file.read_bytes() == good
+
+
+def test_a_cache_that_cannot_be_written_costs_only_time(grey, decoded, cache):
+    path, pixels = grey
+    cache.write_text("a file where the folder should be")
+    for _ in range(2):
+        assert torch.equal(load("fmnist", "test", path.parent).pixels, pixels)
+    assert len(decoded) == 2
+
+
+# --- Downloads ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["cifar100", "fmnist", "tinyimagenet"])
+def test_without_file_and_network_one_error_says_what_was_tried_and_what_to_do(tmp_path, offline, name):
+    with pytest.raises(AtsError) as error:
+        load(name, "train", tmp_path)
+    message = str(error.value)
+    for part in (
+        str(tmp_path / f"{name}_train.npz"),
+        "root=",
+        "$ATS_DATA",
+        "python -m atslib pack",
+        '"shapes"',
+    ):
+        assert part in message
+    assert offline, "the network was not tried"
+    assert "no network here" in message or "Error downloading" in message
+    assert list(tmp_path.iterdir()) == []  # nothing half-made is left
+
+
+def test_a_silent_server_is_given_up_on_only_during_a_download(tmp_path, monkeypatch):
+    seen = []
+
+    def fetch(name, folder):
+        seen.append(socket.getdefaulttimeout())
+        return {}
+
+    monkeypatch.setattr(_official, "_fetch_torchvision", fetch)
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(77)
+    try:
+        with pytest.raises(AtsError, match="cifar100_train"):  # nothing came
+            load("cifar100", "train", tmp_path)
+        assert seen == [_official.DOWNLOAD_TIMEOUT]
+        assert socket.getdefaulttimeout() == 77
+    finally:
+        socket.setdefaulttimeout(before)
+
+
+def test_download_false_asks_no_network(tmp_path, offline):
+    with pytest.raises(AtsError, match="download=False"):
+        load("cifar100", "train", tmp_path, download=False)
+    assert offline == []
+
+
+def test_a_root_that_cannot_be_written_is_one_error(tmp_path, offline):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(AtsError, match="there is no file"):
+        load("cifar100", "train", tmp_path / "file")
+
+
+@pytest.mark.parametrize(("name", "official", "size"), [("cifar100", "CIFAR100", 32), ("fmnist", "FashionMNIST", 28)])
+def test_a_download_is_packed_once_for_both_splits(tmp_path, monkeypatch, offline, name, official, size):
+    channels = 1 if name == "fmnist" else 3
+    pixels = random_pixels(6, size, size, channels)
+    made, other = [], tmp_path / "other"
+    mine = pack(random_pixels(1, channels, size, size), [0], ("a",), other / f"{name}_test.npz").read_bytes()
+
+    def source(folder, train, download):
+        made.append(train)
+        part = pixels[:4] if train else pixels[4:]
+        raw = part[..., 0] if name == "fmnist" else part.numpy()  # as torchvision stores them
+        classes = [str(i) for i in range(10 if name == "fmnist" else 100)]
+        return SimpleNamespace(data=raw, targets=[3, 1, 4, 1][: len(part)], classes=classes)
+
+    fake = SimpleNamespace(datasets=SimpleNamespace(**{official: source}))
+    monkeypatch.setattr(_official, "import_torchvision", lambda: fake)
+    train, test = load(name, "train", tmp_path), load(name, "test", tmp_path)
+    assert torch.equal(torch.cat([train.pixels, test.pixels]), pixels.permute(0, 3, 1, 2))
+    assert (train.labels.tolist(), test.labels.tolist()) == ([3, 1, 4, 1], [3, 1])
+    assert made == [True, False]  # one visit
+    assert data.available(name, "test", tmp_path)
+    load(name, "train", other)
+    assert (other / f"{name}_test.npz").read_bytes() == mine  # a file that is there is never replaced
+
+
+def tiny_archive(*more):
+    """Stanford's archive in small: 200 classes, 2 training images of two of them, 2 validation images."""
+    ids = [f"n{i:08d}" for i in range(200)]
+    top, buffer = "tiny-imagenet-200/", io.BytesIO()
+
+    def jpeg(level):
+        image = io.BytesIO()
+        Image.new("L", (64, 64), level).save(image, "JPEG")
+        return image.getvalue()
+
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr(top + "wnids.txt", "\n".join(reversed(ids)))
+        archive.writestr(top + "words.txt", "\n".join(f"{wnid}\tword {wnid}" for wnid in [*ids, "n9"]))
+        rows = [f"val_10.JPEG\t{ids[7]}\t0\t0\t9\t9", f"val_9.JPEG\t{ids[5]}\t0\t0\t9\t9"]
+        archive.writestr(top + "val/val_annotations.txt", "\n".join(rows))
+        for number, level in ((10, 100), (9, 90)):
+            archive.writestr(f"{top}val/images/val_{number}.JPEG", jpeg(level))
+            archive.writestr(f"{top}train/{ids[1]}/images/{ids[1]}_{number}.JPEG", jpeg(level + 1))
+            archive.writestr(f"{top}train/{ids[0]}/images/{ids[0]}_{number}.JPEG", jpeg(level + 2))
+        for member in more:
+            archive.writestr(member, "")
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def serve(monkeypatch):
+    """Let Stanford's address answer with these bytes, and the md5 be theirs unless told otherwise."""
+
+    def answer(content, md5=None):
+        reply = io.BytesIO(content)
+        reply.headers = {"Content-Length": str(len(content))}
+        monkeypatch.setattr(_official, "urlopen", lambda url, timeout: reply)
+        expected = md5 or hashlib.md5(content, usedforsecurity=False).hexdigest()
+        monkeypatch.setattr(_official, "TINYIMAGENET_MD5", expected)
+
+    return answer
+
+
+def test_tinyimagenet_is_packed_by_class_and_number_with_its_jpegs_as_they_are(tmp_path, serve):
+    serve(tiny_archive())
+    train, val = load("tinyimagenet", "train", tmp_path), load("tinyimagenet", "val", tmp_path)
+    assert train.labels.tolist() == [0, 0, 1, 1]
+    assert train.pixels[:, 0, 5, 5].tolist() == [92, 102, 91, 101]  # 9 before 10
+    assert (val.labels.tolist(), val.pixels[:, 0, 5, 5].tolist()) == ([5, 7], [90, 100])
+    assert train.class_names[1] == "word n00000001"
+    with np.load(tmp_path / "tinyimagenet_val.npz") as packed:
+        assert packed["names"].tolist() == ["val_9.JPEG", "val_10.JPEG"]
+        assert packed["data"][:2].tobytes() == b"\xff\xd8"  # a JPEG file
+
+
+def test_an_archive_with_another_md5_is_refused(tmp_path, serve):
+    serve(tiny_archive(), md5="0" * 32)
+    with pytest.raises(AtsError, match="the archive has md5"):
+        load("tinyimagenet", "train", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("member", ["../evil", "tiny-imagenet-200/../../evil", "/evil", "C:/evil", "..\\evil"])
+def test_an_archive_with_a_member_outside_its_folder_is_refused(tmp_path, serve, member):
+    serve(tiny_archive(member))
+    with pytest.raises(AtsError, match="points outside it"):
+        load("tinyimagenet", "train", tmp_path / "root")
+    assert list(tmp_path.rglob("*evil*")) == []
+
+
+def test_a_broken_line_half_way_leaves_nothing_behind(tmp_path, serve, monkeypatch):
+    serve(tiny_archive())
+    reply = _official.urlopen("", timeout=1)
+    first = reply.read(100)
+    blocks = iter([first])
+
+    def read(_):
+        for block in blocks:
+            return block
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr(reply, "read", read, raising=False)
+    with pytest.raises(AtsError, match="timed out"):
+        load("tinyimagenet", "train", tmp_path)
+    assert list(tmp_path.iterdir()) == []

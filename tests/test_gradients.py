@@ -1,0 +1,201 @@
+"""Per-example gradients against one backward pass an image, and the distances between gradients."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.func import stack_module_state
+
+from atslib import gradients
+from atslib.gradients import DISTANCES
+from atslib.models import build_model
+from atslib.rng import rng
+
+MODELS = ["resnet20-1", "convnet-4", "lenet"]
+LABELS = torch.tensor([2, 0, 4])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Small images gain nothing from more threads, and lose much when the machine is busy."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def case(name, count=3, seed=0):
+    """A float64 model with generic running statistics, and pixels that are not square."""
+    height = 12 if name == "resnet20-1" else 10
+    model = build_model(name, 5, image_size=height, rng=rng(seed)).double()
+    width = 14 if name == "resnet20-1" else height  # the other heads fix the size of the image
+    with torch.no_grad():
+        model.train()(torch.rand(8, 3, height, width, generator=rng(seed, "seen"), dtype=torch.float64))
+    pixels = torch.rand(count, 3, height, width, generator=rng(seed, "pixels"), dtype=torch.float64)
+    return model.eval(), pixels
+
+
+def alone(model, pixels, labels):
+    """The gradient of the mean loss of these images, as tensors, by one plain backward pass."""
+    loss = F.cross_entropy(model(pixels), labels)
+    return torch.autograd.grad(loss, list(model.parameters()))
+
+
+def generic(seed, rows=3):
+    """Gradients of `rows` problems for two parameters, (rows, 2, 3) and (rows, 4)."""
+    return tuple(
+        torch.randn(rows, *shape, generator=rng(seed, i), dtype=torch.float64) for i, shape in enumerate([(2, 3), (4,)])
+    )
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_batched_gradients_equal_looped_autograd(name):
+    model, pixels = case(name)
+    batched = gradients.example_gradients(model, pixels, LABELS)
+    for i in range(3):
+        expected = torch.cat([g.flatten() for g in alone(model, pixels[i : i + 1], LABELS[i : i + 1])])
+        torch.testing.assert_close(batched[i], expected, rtol=1e-8, atol=1e-11)
+    assert not torch.allclose(batched[0], batched[1])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_problem_of_several_images_has_their_mean_gradient(name):
+    model, pixels = case(name)
+    (together,) = gradients.flatten(gradients.problem_gradients(model, pixels[None], LABELS[None]))
+    mean = gradients.example_gradients(model, pixels, LABELS).mean(0)
+    torch.testing.assert_close(together, mean, rtol=1e-8, atol=1e-11)
+
+
+def test_indices_and_certain_probabilities_are_the_same_target():
+    model, pixels = case("lenet")
+    indexed = gradients.problem_gradients(model, pixels[:, None], LABELS[:, None])
+    certain = gradients.problem_gradients(model, pixels[:, None], F.one_hot(LABELS, 5)[:, None].double())
+    torch.testing.assert_close(certain, indexed, rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", ["convnet-4", "lenet"])
+def test_a_gradient_can_be_differentiated_with_respect_to_pixels_and_probabilities(name):
+    model, pixels = case(name, 1)
+    pixels, soft = (
+        pixels[:, None].requires_grad_(),
+        torch.rand(1, 1, 5, generator=rng(5)).double().requires_grad_(),
+    )
+    found = gradients.flatten(gradients.problem_gradients(model, pixels, soft.softmax(-1))).square().sum()
+    ours = torch.autograd.grad(found, [pixels, soft])
+    loss = F.cross_entropy(model(pixels[0]), soft[0].softmax(-1))
+    grads = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+    plain = torch.autograd.grad(sum(g.square().sum() for g in grads), [pixels, soft])
+    for a, b in zip(ours, plain, strict=True):
+        assert b.abs().max() > 0
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10 * b.abs().max().item())
+
+
+@pytest.mark.parametrize("name", ["resnet20-1", "convnet-4"])
+def test_stacked_models_equal_each_model_on_its_own(name):
+    cases = [case(name, 2, seed) for seed in (0, 1)]
+    models = [model for model, _ in cases]
+    parameters, buffers = stack_module_state(models)
+    parameters = {key: value.detach() for key, value in parameters.items()}
+    pixels = torch.stack([pixels for _, pixels in cases])
+    labels = torch.tensor([[0, 1], [2, 3]])
+    stacked = gradients.problem_gradients(models[0], pixels, labels, parameters=parameters, buffers=buffers)
+    for i, model in enumerate(models):
+        for ours, expected in zip(stacked, alone(model, pixels[i], labels[i]), strict=True):
+            torch.testing.assert_close(ours[i], expected, rtol=1e-8, atol=1e-11)
+
+
+def test_the_caller_keeps_its_model():
+    model, pixels = case("convnet-4")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    found = gradients.example_gradients(model, pixels, LABELS)
+    assert not found.requires_grad
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_unflatten_is_the_inverse_of_flatten(name):
+    model, pixels = case(name, 2)
+    tensors = gradients.problem_gradients(model, pixels[:, None], LABELS[:2, None])
+    assert [t.shape[1:] for t in tensors] == [p.shape for p in model.parameters()]
+    flat = gradients.flatten(tensors)
+    assert flat.shape == (2, sum(p.numel() for p in model.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(gradients.unflatten(flat, model), tensors, strict=True))
+
+
+@pytest.mark.parametrize("name", DISTANCES)
+def test_equal_gradients_are_at_distance_zero_and_others_are_not(name):
+    found, other = generic(0), generic(1)
+    assert DISTANCES[name](found, found, (1.0, 1.0)).abs().max() < 1e-14
+    assert DISTANCES[name](found, other, (1.0, 1.0)).min() > 0.1
+
+
+@pytest.mark.parametrize("name", ["cosine", "cosine-tensors"])
+def test_opposite_gradients_are_at_cosine_distance_two(name):
+    found = generic(0)
+    opposite = tuple(-3 * f for f in found)
+    torch.testing.assert_close(DISTANCES[name](found, opposite, (1.0, 1.0)), torch.full((3,), 2.0).double())
+
+
+@pytest.mark.parametrize("name", ["cosine", "cosine-tensors"])
+def test_orthogonal_gradients_are_at_cosine_distance_one(name):
+    found, target = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 5.0]])
+    assert DISTANCES[name]((found,), (target,), (1.0,)).item() == 1
+
+
+@pytest.mark.parametrize("scale", [1e-6, 7.0, 1e6])
+def test_cosine_ignores_the_scale_of_a_gradient(scale):
+    found, target = generic(0), generic(1)
+    expected = DISTANCES["cosine"](found, target, (1.0, 1.0))
+    scaled = DISTANCES["cosine"](tuple(scale * f for f in found), target, (1.0, 1.0))
+    torch.testing.assert_close(scaled, expected, rtol=1e-10, atol=0)
+
+
+def test_cosine_tensors_ignores_the_scale_of_each_tensor():
+    found, target = generic(0), generic(1)
+    expected = DISTANCES["cosine-tensors"](found, target, (1.0, 1.0))
+    scaled = DISTANCES["cosine-tensors"]((1e-3 * found[0], 1e3 * found[1]), target, (1.0, 1.0))
+    torch.testing.assert_close(scaled, expected, rtol=1e-10, atol=0)
+    assert (DISTANCES["cosine"]((1e-3 * found[0], 1e3 * found[1]), target, (1.0, 1.0)) - expected).abs().min() > 1e-3
+
+
+def test_cosine_survives_the_tiny_gradients_of_a_well_trained_model():
+    found, target = (tuple(1e-10 * g.float() for g in generic(seed)) for seed in (0, 0))
+    assert DISTANCES["cosine"](found, target, (1.0, 1.0)).abs().max() < 1e-5  # float32: 1e-20 · 1e-20 underflows
+
+
+@pytest.mark.parametrize("name", ["cosine", "cosine-tensors"])
+def test_a_zero_gradient_is_at_cosine_distance_one_and_has_a_finite_derivative(name):
+    zero = tuple(torch.zeros_like(g).requires_grad_() for g in generic(0))
+    distance = DISTANCES[name](zero, generic(1), (1.0, 1.0))
+    torch.testing.assert_close(distance, torch.ones_like(distance))
+    assert not any(g.isnan().any() for g in torch.autograd.grad(distance.sum(), zero))
+
+
+def test_distances_of_small_arrays():
+    found = (torch.tensor([[1.0, 2.0]]), torch.tensor([[[3.0]]]))
+    target = (torch.tensor([[0.0, 4.0]]), torch.tensor([[[5.0]]]))
+    assert DISTANCES["l1"](found, target, (1.0, 1.0)).tolist() == [1 + 2 + 2]
+    assert DISTANCES["l2"](found, target, (1.0, 1.0)).tolist() == [1 + 4 + 4]
+    assert DISTANCES["l1"](found, target, (2.0, 0.5)).tolist() == [2 * (1 + 2) + 0.5 * 2]
+    assert DISTANCES["l2"](found, target, (2.0, 0.5)).tolist() == [2 * (1 + 4) + 0.5 * 4]
+    expected = 1 - (2 * 4 + 3 * 5) / (1 + 4 + 9) ** 0.5 / (16 + 25) ** 0.5
+    assert DISTANCES["cosine"](found, target, (1.0, 1.0)).item() == pytest.approx(expected, abs=1e-6)
+    expected = 1 - (2 * 8 + 3 * 15) / (2 * 5 + 3 * 9) ** 0.5 / (2 * 16 + 3 * 25) ** 0.5
+    assert DISTANCES["cosine"](found, target, (2.0, 3.0)).item() == pytest.approx(expected, abs=1e-6)
+    expected = 1 - (2 * 8 / (5**0.5 * 4) + 3 * 1) / 5
+    assert DISTANCES["cosine-tensors"](found, target, (2.0, 3.0)).item() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", DISTANCES)
+def test_rows_do_not_meet(name):
+    found, target = generic(0), generic(1)
+    together = DISTANCES[name](found, target, (1.0, 2.0))
+    for i in range(3):
+        one = DISTANCES[name](tuple(f[i : i + 1] for f in found), tuple(t[i : i + 1] for t in target), (1.0, 2.0))
+        torch.testing.assert_close(together[i : i + 1], one, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", DISTANCES)
+def test_derivatives_of_a_distance_are_right(name):
+    found, target = tuple(f.requires_grad_() for f in generic(0)), generic(1)
+    assert torch.autograd.gradcheck(lambda *f: DISTANCES[name](f, target, (1.0, 2.0)), found)

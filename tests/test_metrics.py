@@ -1,0 +1,123 @@
+"""Measures of a reconstruction: closed forms, scikit-image as oracle, one value an image."""
+
+import numpy as np
+import pytest
+import torch
+from skimage.metrics import peak_signal_noise_ratio, structural_similarity
+from torch import nn
+
+from atslib import metrics
+from atslib.errors import AtsError
+from atslib.rng import rng
+
+PER_IMAGE = {"mse": metrics.mse, "psnr": metrics.psnr, "ssim": metrics.ssim}
+LOGITS = nn.Sequential(nn.Flatten(), nn.Linear(3 * 9 * 12, 4)).double()
+
+
+def noisy(channels):
+    """Pairs of random images, not square, float64."""
+    truth = torch.rand(3, channels, 9, 12, generator=rng(0), dtype=torch.float64)
+    noise = torch.randn(truth.shape, generator=rng(1), dtype=torch.float64)
+    return truth + noise * torch.tensor([0.01, 0.1, 0.5]).view(3, 1, 1, 1), truth
+
+
+def natural(channels):
+    """Smooth shapes with an edge, against a blurred and shifted copy, float64."""
+    y, x = torch.meshgrid(torch.linspace(0, 1, 24), torch.linspace(0, 1, 32), indexing="ij")
+    waves = [torch.sin(3 * x + c) * torch.cos(2 * y - c) / 2 + 0.5 for c in range(3)]
+    truth = torch.stack([(w + (x > y) * 0.3).clamp(0, 1).expand(channels, -1, -1) for w in waves]).double()
+    blurred = nn.functional.avg_pool2d(nn.functional.pad(truth, (1, 1, 1, 1), mode="replicate"), 3, stride=1)
+    return (blurred * 0.9).roll(1, -1), truth
+
+
+@pytest.mark.parametrize("pair", [noisy, natural])
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("data_range", [1.0, 255.0])
+def test_psnr_and_ssim_equal_scikit_image(pair, channels, data_range):
+    estimate, truth = (data_range * images for images in pair(channels))
+    psnr = metrics.psnr(estimate, truth, data_range=data_range)
+    ssim = metrics.ssim(estimate, truth, data_range=data_range)
+    for i, (e, t) in enumerate(zip(estimate.numpy(), truth.numpy(), strict=True)):
+        assert psnr[i].item() == pytest.approx(peak_signal_noise_ratio(t, e, data_range=data_range), abs=1e-6)
+        oracle = structural_similarity(t, e, data_range=data_range, channel_axis=0)
+        assert ssim[i].item() == pytest.approx(oracle, abs=1e-6)
+    assert len(np.unique(ssim.numpy().round(3))) == 3  # the three pairs differ, so their order is tested too
+
+
+def test_psnr_of_a_known_error():
+    truth = torch.zeros(2, 3, 4, 4)
+    estimate = truth + torch.tensor([0.1, 0.01]).view(2, 1, 1, 1)  # mse 1e-2 and 1e-4
+    torch.testing.assert_close(metrics.mse(estimate, truth), torch.tensor([1e-2, 1e-4]))
+    torch.testing.assert_close(metrics.psnr(estimate, truth), torch.tensor([20.0, 40.0]))
+    torch.testing.assert_close(metrics.psnr(estimate, truth, data_range=10), torch.tensor([40.0, 60.0]))
+
+
+def test_psnr_does_not_clamp_what_leaves_the_range():
+    truth = torch.zeros(1, 1, 2, 2)
+    torch.testing.assert_close(metrics.psnr(truth - 1, truth), torch.tensor([0.0]))
+
+
+def test_ssim_of_two_flat_images():
+    black, grey = torch.zeros(1, 1, 8, 8), torch.full((1, 1, 8, 8), 0.5)
+    expected = 1e-4 / (0.25 + 1e-4)  # no variance: the luminance term alone, (2·0·0.5 + c1) / (0 + 0.25 + c1)
+    torch.testing.assert_close(metrics.ssim(black, grey), torch.tensor([expected]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_equal_images_are_infinitely_and_wholly_alike(dtype):
+    _, truth = noisy(3)
+    truth = truth.to(dtype)
+    assert (metrics.mse(truth, truth) == 0).all()
+    assert metrics.psnr(truth, truth).isposinf().all()
+    torch.testing.assert_close(metrics.ssim(truth, truth), torch.ones(3, dtype=dtype))
+    assert metrics.ssim(truth, truth).dtype == dtype
+
+
+@pytest.mark.parametrize("name", PER_IMAGE)
+def test_each_image_has_its_own_value(name):
+    estimate, truth = noisy(3)
+    together = PER_IMAGE[name](estimate, truth)
+    alone = torch.cat([PER_IMAGE[name](estimate[i : i + 1], truth[i : i + 1]) for i in range(3)])
+    torch.testing.assert_close(together, alone, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", PER_IMAGE)
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_diverged_image_is_nan_and_only_it(name, bad):
+    estimate, truth = noisy(3)
+    clean = PER_IMAGE[name](estimate, truth)
+    estimate[1, 0, 4, 4] = bad
+    found = PER_IMAGE[name](estimate, truth)
+    if (name, bad) == ("mse", torch.inf):
+        assert found[1].isposinf()
+    else:
+        assert found[1].isnan()
+    torch.testing.assert_close(found[[0, 2]], clean[[0, 2]], rtol=0, atol=0)
+
+
+def test_feature_mse_is_that_of_the_logits():
+    estimate, truth = noisy(3)
+    apart = (LOGITS(estimate) - LOGITS(truth)).detach().numpy()
+    found = metrics.feature_mse(LOGITS, estimate, truth)
+    np.testing.assert_allclose(found.numpy(), (apart**2).sum(1) / 4, rtol=1e-12)
+    assert not found.requires_grad
+
+
+@pytest.mark.parametrize("name", [*PER_IMAGE, "feature_mse"])
+@pytest.mark.parametrize("shape", [(1, 3, 9, 12), (2, 1, 9, 12), (2, 3, 1, 12), (3, 9, 12)])
+def test_nothing_is_broadcast(name, shape):
+    measure = PER_IMAGE.get(name) or (lambda a, b: metrics.feature_mse(LOGITS, a, b))
+    with pytest.raises(AtsError) as error:
+        measure(torch.zeros(2, 3, 9, 12), torch.zeros(shape))
+    assert name in str(error.value)
+    assert str(shape) in str(error.value)
+
+
+def test_one_image_without_a_batch_is_refused():
+    with pytest.raises(AtsError, match="psnr"):
+        metrics.psnr(torch.zeros(3, 9, 12), torch.zeros(3, 9, 12))
+
+
+def test_ssim_needs_room_for_its_window():
+    with pytest.raises(AtsError, match="smaller than the 7×7 window"):
+        metrics.ssim(torch.zeros(1, 1, 6, 9), torch.zeros(1, 1, 6, 9))

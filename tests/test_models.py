@@ -1,0 +1,158 @@
+"""The networks: their size, their batch normalization against torch's, their seeds and their errors."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from atslib.errors import AtsError
+from atslib.models import FAMILIES, BatchNorm, Normalize, build_model, normalization_layer
+from atslib.rng import rng
+
+# Counts of the authors' networks (resnet20-4, convnet) and of the replication's (convnet9).
+SIZES = {
+    ("resnet20-4", 3, 100, 32): (4_350_884, 65),
+    ("resnet20-4", 1, 10, 28): (4_326_602, 65),
+    ("resnet20-4", 3, 200, 64): (4_376_584, 65),
+    ("convnet", 3, 100, 32): (3_112_420, 34),
+    ("convnet", 1, 10, 28): (2_903_818, 34),
+    ("convnet", 1, 10, 32): (2_903_818, 34),
+    ("convnet9", 3, 100, 32): (3_703_012, 38),
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Small images gain nothing from more threads, and lose much when the machine is busy."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("name", "channels", "classes", "side"), SIZES)
+def test_networks_have_the_published_size(name, channels, classes, side):
+    parameters = list(build_model(name, classes, channels, image_size=side).parameters())
+    assert (sum(p.numel() for p in parameters), len(parameters)) == SIZES[name, channels, classes, side]
+
+
+@pytest.mark.parametrize(
+    ("name", "same"), [("resnet20", "resnet20-4"), ("convnet", "convnet-64"), ("lenet", "lenet-12")]
+)
+def test_a_name_without_width_is_the_papers_width(name, same):
+    shapes = [[p.shape for p in build_model(n, 10).parameters()] for n in (name, same)]
+    assert shapes[0] == shapes[1]
+
+
+@pytest.mark.parametrize("name", ["resnet20-1", "convnet-4", "convnet9-4", "lenet"])
+@pytest.mark.parametrize(("channels", "side"), [(3, 32), (1, 28), (3, 18)])
+def test_pixels_go_in_and_one_row_of_logits_comes_out(name, channels, side):
+    model = build_model(name, 7, channels, image_size=side, rng=rng(0))
+    assert not model.training
+    logits = model(torch.rand(2, channels, side, side, generator=rng(1)))
+    assert logits.shape == (2, 7)
+    assert logits.isfinite().all()
+    assert not torch.equal(logits[0], logits[1])
+
+
+def twin_batch_norms():
+    """Ours and torch's with the same generic weights, float64."""
+    ours, theirs = BatchNorm(5).double(), nn.BatchNorm2d(5).double()
+    nn.init.normal_(ours.weight, generator=rng(0))
+    nn.init.normal_(ours.bias, generator=rng(1))
+    theirs.load_state_dict(ours.state_dict())
+    return ours, theirs
+
+
+def test_batch_norm_is_torchs_in_train_mode_and_updates_the_same_statistics():
+    ours, theirs = twin_batch_norms()
+    for i in range(3):
+        x = 3 * torch.randn(4, 5, 6, 7, generator=rng(2, i), dtype=torch.float64) + i
+        torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=0)
+    for name, buffer in ours.named_buffers():
+        torch.testing.assert_close(buffer, dict(theirs.named_buffers())[name], rtol=0, atol=0)
+    assert ours.num_batches_tracked == 3
+    assert (ours.running_mean != 0).all()
+
+
+def test_batch_norm_is_torchs_in_eval_mode():
+    ours, theirs = twin_batch_norms()
+    for i in range(3):
+        x = 3 * torch.randn(4, 5, 6, 7, generator=rng(2, i), dtype=torch.float64) + i
+        ours(x), theirs(x)
+    before = copy.deepcopy(ours.state_dict())
+    ours.eval(), theirs.eval()
+    torch.testing.assert_close(ours(x), theirs(x), rtol=1e-10, atol=1e-10)
+    assert all(torch.equal(before[name], value) for name, value in ours.state_dict().items())
+
+
+def test_one_seed_gives_one_set_of_weights_and_another_seed_another():
+    first, again, other = (build_model("convnet-4", 10, rng=rng(*path)) for path in ((0,), (0,), (0, "other")))
+    for a, b in zip(first.parameters(), again.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert not torch.equal(next(first.parameters()), next(other.parameters()))
+
+
+def test_a_stream_of_ones_own_leaves_the_global_stream_alone():
+    before = torch.get_rng_state()
+    build_model("resnet20-1", 10, rng=rng(0))
+    assert torch.equal(torch.get_rng_state(), before)
+    build_model("lenet", 10)
+    assert not torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_stream_of_ones_own_gives_the_weights_that_the_same_global_seed_gives():
+    stream = rng(0)
+    seed = int(torch.randint(1 << 62, (1,), generator=rng(0)))
+    ours = build_model("lenet", 10, rng=stream)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        plain = build_model("lenet", 10)
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), plain.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", ["resnet21", "convnet-0", "convnet-x", "", "resnet20-4-4", "-4"])
+def test_an_unknown_model_is_told_the_known_ones(name):
+    with pytest.raises(AtsError) as error:
+        build_model(name, 10)
+    assert repr(name) in str(error.value)
+    assert ", ".join(FAMILIES) in str(error.value)
+
+
+def test_an_unknown_normalization_is_told_the_known_ones():
+    with pytest.raises(AtsError, match="cifar100"):
+        build_model("lenet", 10, norm="cifar1000")
+
+
+def test_constants_must_fit_the_channels():
+    with pytest.raises(AtsError, match="has 3 channels and the model takes 1"):
+        build_model("lenet", 10, 1, norm="cifar100")
+
+
+def test_normalization_goes_there_and_back():
+    layer = normalization_layer(build_model("lenet", 10, norm=((0.1, 0.2, 0.3), (0.5, 0.25, 2.0)))).double()
+    pixels = torch.rand(2, 3, 4, 5, generator=rng(0), dtype=torch.float64)
+    torch.testing.assert_close(layer.inverse(layer(pixels)), pixels, rtol=0, atol=1e-15)
+    first = torch.tensor([0.1, 0.2, 0.3]).double().view(3, 1, 1)  # the mean colour becomes zero
+    assert layer(first.expand(1, 3, 4, 5)).abs().max() < 1e-7
+    assert layer(first + torch.tensor([0.5, 0.25, 2.0]).view(3, 1, 1)).sub(1).abs().max() < 1e-6
+
+
+def test_normalization_is_the_first_layer_or_an_error():
+    model = build_model("lenet", 10)
+    assert normalization_layer(model) is model[0]
+    assert isinstance(model[0], Normalize)
+    with pytest.raises(AtsError, match="does not start with a Normalize layer"):
+        normalization_layer(nn.Sequential(nn.Linear(2, 2)))
+    with pytest.raises(AtsError, match="does not start with a Normalize layer"):
+        normalization_layer(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_torchvisions_network_gets_our_batch_norm(channels):
+    model = build_model("resnet18", 7, channels, image_size=64, rng=rng(0))
+    norms = [layer for layer in model.modules() if isinstance(layer, nn.BatchNorm2d)]
+    assert len(norms) == 20
+    assert all(type(layer) is BatchNorm for layer in norms)
+    assert model(torch.rand(1, channels, 64, 64, generator=rng(1))).shape == (1, 7)

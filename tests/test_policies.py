@@ -1,0 +1,337 @@
+"""The table of the 50, the notation, canonical forms, draws, samplers, files and the torchvision adaptor."""
+
+import json
+import pickle
+from collections import Counter
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from atslib import policies, transforms
+from atslib.errors import AtsError
+from atslib.policies import Hybrid, Policy, parse_policy
+from atslib.rng import rng
+
+# The published list as text: index, operation, level, value (a fraction, a factor's distance from 1, ...).
+TABLE = """
+0 invert 7 -            1 contrast 6 .3333      2 rotate 2 6.667        3 translateX 9 .4532
+4 sharpness 1 .0556     5 sharpness 3 .1667     6 shearY 2 .0667        7 translateY 2 .1007
+8 autocontrast 5 -      9 equalize 2 -          10 shearY 5 .1667       11 posterize 5 6
+12 color 3 .1667        13 brightness 5 .2778   14 sharpness 9 .5       15 brightness 9 .5
+16 equalize 5 -         17 equalize 1 -         18 contrast 7 .3889     19 sharpness 5 .2778
+20 color 5 .2778        21 translateX 5 .2518   22 equalize 7 -         23 autocontrast 8 -
+24 translateY 3 .1511   25 sharpness 6 .3333    26 brightness 6 .3333   27 color 8 .4444
+28 solarize 0 256       29 invert 0 -           30 equalize 0 -         31 autocontrast 0 -
+32 equalize 8 -         33 equalize 4 -         34 color 5 .2778        35 equalize 5 -
+36 autocontrast 4 -     37 solarize 4 142.22    38 brightness 3 .1667   39 color 0 0
+40 solarize 1 227.56    41 autocontrast 0 -     42 translateY 3 .1511   43 translateY 3 .1511
+44 autocontrast 1 -     45 solarize 1 227.56    46 equalize 5 -         47 invert 0 -
+48 translateY 3 .1511   49 autocontrast 1 -
+"""
+SAME = [
+    {0, 29, 47},
+    {8, 23, 31, 36, 41, 44, 49},
+    {9, 16, 17, 22, 30, 32, 33, 35, 46},
+    {20, 34},
+    {24, 42, 43, 48},
+    {40, 45},
+]
+
+
+@pytest.fixture(scope="module")
+def images():
+    """24 noisy colour gradients, 32 x 20: on 16 rows, two vertical shifts would move as many pixels."""
+    noise = torch.randint(0, 60, (24, 3, 32, 20), generator=rng(0), dtype=torch.uint8)
+    ramp = torch.linspace(10, 190, 20).to(torch.uint8)
+    return noise + ramp
+
+
+def test_the_fifty_operations_are_the_published_ones():
+    words = TABLE.split()
+    rows = [words[i : i + 4] for i in range(0, len(words), 4)]
+    assert [int(index) for index, *_ in rows] == list(range(50))
+    assert [(name, int(level)) for _, name, level, _ in rows] == list(policies.OPS)
+    for (*_, value), op in zip(rows, policies.OPS, strict=True):
+        found = policies.magnitude(op)
+        assert found is None if value == "-" else found == pytest.approx(float(value), abs=5e-3, rel=1e-3)
+
+
+def test_magnitudes_start_and_end_where_the_paper_says():
+    ends = {name: (table[0], table[9]) for name, table in transforms.MAGNITUDES.items()}
+    shift, enhance = (0, 150 / 331), (0, 0.5)
+    assert ends == {
+        "shearY": (0, 0.3),
+        "translateX": shift,
+        "translateY": shift,
+        "rotate": (0, 30),
+        **dict.fromkeys(("color", "contrast", "brightness", "sharpness"), enhance),
+        "posterize": (8, 4),
+        "solarize": (256, 0),
+    }
+    assert transforms.MAGNITUDES["posterize"] == (8, 8, 7, 7, 6, 6, 5, 5, 4, 4)
+
+
+@pytest.mark.parametrize("text", ["", "0", "3-1-7", "43-18-18", "49-49-49-49"])
+def test_a_policy_round_trips(text):
+    assert str(Policy.parse(text)) == text
+    assert parse_policy(text) == Policy.parse(text)
+
+
+@pytest.mark.parametrize("text", ["3-1-7+43-18-18", "0+0+28"])
+def test_a_hybrid_round_trips(text):
+    assert str(Hybrid.parse(text)) == text
+    assert parse_policy(text) == Hybrid.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("50", "policy '50': no operation [50]; ids run 0..49"),
+        ("3-77-7-99", "no operation [77, 99]"),
+        ("3-x", "policy '3-x': expected ids joined by '-'"),
+        ("3--1", "expected ids joined by '-'"),
+        ("-1", "expected ids joined by '-'"),
+        ("3, 1", "expected ids joined by '-'"),
+        ("²", "expected ids joined by '-'"),
+        ("3-1-7+", "hybrid '3-1-7+': a member is empty; write the identity as 28"),
+        ("3+50", "no operation [50]"),
+    ],
+)
+def test_parsing_says_what_is_wrong(text, message):
+    with pytest.raises(AtsError) as error:
+        parse_policy(text)
+    assert message in str(error.value)
+
+
+def test_constructors_say_what_is_wrong():
+    with pytest.raises(AtsError, match="no operation"):
+        Policy((-1,))
+    with pytest.raises(AtsError, match="a member is empty"):
+        Hybrid(())
+    with pytest.raises(AtsError, match=r"signs are \(24, 2\); expected \(B, k\) = \(24, 3\)"):
+        Policy((3, 1, 7)).apply_signs(torch.zeros(24, 3, 8, 8, dtype=torch.uint8), torch.ones(24, 2).long())
+
+
+def test_policies_are_values():
+    assert Policy([3, 1]) == Policy((3, 1))
+    assert len({Policy.parse("3-1"), Policy.parse("3-1"), Hybrid.parse("3-1")}) == 2
+
+
+def test_names_are_readable():
+    assert Policy.parse("3-1-7").names() == "translateX 9 → contrast 6 → translateY 2"
+    assert Policy().names() == "identity"
+    assert Hybrid.parse("3+0").names() == "translateX 9 or invert 7"
+
+
+def test_canonical_indices_are_the_duplicates_of_the_table():
+    expected = {i: min(group) for group in SAME for i in group} | {28: None, 39: None}
+    assert list(policies.CANONICAL) == [expected.get(i, i) for i in range(50)]
+    assert len({i for i in policies.CANONICAL if i is not None}) == 27
+
+
+def test_operations_agree_exactly_where_their_canonical_index_does(images):
+    for sign in (1, -1):
+        results = [transforms.apply(i, images, sign).contiguous().numpy().tobytes() for i in range(50)]
+        for a, b in combinations(range(50), 2):
+            same = policies.CANONICAL[a] == policies.CANONICAL[b]
+            assert (results[a] == results[b]) == same, (a, b, sign)
+        assert results[28] == images.numpy().tobytes()
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [("48-28-49-47", "24-8-0"), ("28-39", ""), ("", ""), ("3-1-7", "3-1-7"), ("18-46-18", "18-9-18")],
+)
+def test_the_canonical_policy_is_the_same_function(text, canonical, images):
+    policy, short = Policy.parse(text), Policy.parse(text).canonical()
+    assert str(short) == canonical
+    assert short.canonical() == short
+    kept = [k for k, i in enumerate(policy.ids) if policies.CANONICAL[i] is not None]
+    _, signs = policy.draw(len(images), rng=rng(1))
+    assert torch.equal(policy.apply_signs(images, signs), short.apply_signs(images, signs[:, kept]))
+
+
+def test_operations_are_applied_left_to_right(images):
+    expected = transforms.apply(7, transforms.apply(1, transforms.apply(3, images, 1), -1), 1)
+    signs = torch.tensor([1, -1, 1]).expand(len(images), 3)
+    assert torch.equal(Policy.parse("3-1-7").apply_signs(images, signs), expected)
+
+
+def test_the_empty_policy_returns_its_images(images):
+    assert Policy()(images, rng=rng(0)) is images
+
+
+def test_signs_are_fair_and_independent_of_the_batch_size():
+    policy = Policy.parse("3-1-7")
+    _, signs = policy.draw(4000, rng=rng(0))
+    assert set(signs.unique().tolist()) == {-1, 1}
+    assert (signs.double().mean(0).abs() < 0.05).all()
+    assert signs.double().T.corrcoef().triu(1).abs().max() < 0.05
+    assert torch.equal(policy.draw(3, rng=rng(0))[1], signs[:3])
+
+
+@pytest.mark.parametrize("text", ["3-1-7", "3-1-7+43+18-18"])
+def test_an_image_is_transformed_alike_in_a_batch_of_any_size(text, images):
+    policy = parse_policy(text)
+    assert torch.equal(policy(images[:3], rng=rng(2)), policy(images[:10], rng=rng(2))[:3])
+    member, signs = policy.draw(len(images), rng=rng(2))
+    assert torch.equal(policy(images, rng=rng(2)), policy.apply_draw(images, member, signs))
+    assert policy(images[:0], rng=rng(2)).shape == (0, 3, 32, 20)
+
+
+def test_a_hybrid_gives_each_image_one_member(images):
+    hybrid = Hybrid.parse("3-1-7+43+18-18")
+    member, signs = hybrid.draw(len(images), rng=rng(3))
+    assert set(member.tolist()) == {0, 1, 2}
+    assert signs.shape == (len(images), 3)
+    out = hybrid.apply_draw(images, member, signs)
+    for i, number in enumerate(member.tolist()):
+        policy = hybrid.members[number]
+        alone = policy.apply_signs(images[i : i + 1], signs[i : i + 1, : len(policy.ids)])
+        assert torch.equal(out[i : i + 1], alone)
+
+
+def test_a_hybrid_draws_its_members_equally_often():
+    member, _ = Hybrid.parse("3+1+7").draw(9000, rng=rng(0))
+    assert (torch.bincount(member) / 9000 - 1 / 3).abs().max() < 0.02
+
+
+def test_a_hybrid_wants_one_draw_per_image(images):
+    hybrid = Hybrid.parse("3+1")
+    with pytest.raises(AtsError, match="5 members and 5 rows of signs for 24 images"):
+        hybrid.apply_draw(images, *hybrid.draw(5, rng=rng(0)))
+
+
+def test_sampling_is_uniform_over_the_search_space():
+    sample = policies.sample_uniform(20_000, rng=rng(0))
+    lengths = Counter(len(policy.ids) for policy in sample)
+    assert lengths[3] / 20_000 == pytest.approx(50**3 / 127_550, abs=0.005)
+    assert lengths[2] / 20_000 == pytest.approx(50**2 / 127_550, abs=0.005)
+    assert lengths[1] == 20_000 - lengths[3] - lengths[2]
+    slots = Counter((k, i) for policy in sample if len(policy.ids) == 3 for k, i in enumerate(policy.ids))
+    assert len(slots) == 150
+    assert all(abs(count * 50 / lengths[3] - 1) < 0.25 for count in slots.values())
+    assert policies.sample_uniform(5, rng=rng(0)) == sample[:5]
+
+
+def test_sampling_honours_the_lengths():
+    singles = policies.sample_uniform(3000, rng=rng(1), length=(1,))
+    assert {policy.ids for policy in singles} == {(i,) for i in range(50)}
+
+
+def test_the_authors_sampler_is_nearly_always_of_length_three():
+    sample = policies.sample_authors(20_000, rng=rng(0))
+    lengths = Counter(len(policy.ids) for policy in sample)
+    assert lengths[3] / 20_000 == pytest.approx((50 / 51) ** 3, abs=0.006)
+    assert lengths[2] / 20_000 == pytest.approx(3 * 50**2 / 51**3, abs=0.006)
+    assert {i for policy in sample for i in policy.ids} == set(range(50))
+
+
+def test_the_search_space_has_its_published_size():
+    everything = list(policies.enumerate_all())
+    assert len(everything) == len(set(everything)) == 50 + 50**2 + 50**3 == 127_550
+    distinct = set(policies.enumerate_distinct())
+    assert len(distinct) == 27 + 27**2 + 27**3 == 20_439
+    assert {policy.canonical() for policy in everything} == distinct | {Policy()}
+
+
+def test_policies_round_trip_through_a_file(tmp_path):
+    wanted = [Policy.parse("3-1-7"), Policy(), Hybrid.parse("3-1-7+43-18-18")]
+    path = tmp_path / "policies.json"
+    policies.save_policies(path, wanted, dataset="cifar100", seed=0)
+    assert policies.load_policies(path) == wanted
+    content = json.loads(path.read_text())
+    assert content["format"] == "atslib-policies-1"
+    assert content["dataset"] == "cifar100"
+    assert content["operations"]["43"] == "translateY 3"
+    assert list(content["operations"]) == ["1", "3", "7", "18", "43"]
+    with pytest.raises(AtsError, match="fact 'format' is a name of the format"):
+        policies.save_policies(path, wanted, format="mine")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("not json", "is not JSON"),
+        ("[]", "is not a policy file"),
+        ('{"format": "other", "policies": []}', "is not a policy file; expected an object with 'format'"),
+        ('{"format": "atslib-policies-1"}', "'policies' must be a list of strings"),
+        ('{"format": "atslib-policies-1", "policies": [3]}', "'policies' must be a list of strings"),
+        ('{"format": "atslib-policies-1", "policies": ["3-50"]}', "policy '3-50': no operation [50]"),
+    ],
+)
+def test_loading_says_what_is_wrong(text, message, tmp_path):
+    path = tmp_path / "policies.json"
+    path.write_text(text)
+    with pytest.raises(AtsError) as error:
+        policies.load_policies(path)
+    assert message in str(error.value)
+    assert str(path) in str(error.value)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(AtsError, match=r"absent\.json: cannot be read"):
+        policies.load_policies(tmp_path / "absent.json")
+
+
+def as_pil(image):
+    array = image.permute(1, 2, 0).numpy()
+    return Image.fromarray(np.ascontiguousarray(array if len(image) == 3 else array[:, :, 0]))
+
+
+@pytest.mark.parametrize("text", ["", "3-1-7", "6-2-12", "3-1-7+43+18-18"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_torchvision_form_gives_our_pixels(text, channels, images):
+    policy, pixels = parse_policy(text), images[:, :channels]
+    transform = policy.as_torchvision(seed=4)
+    copy = pickle.loads(pickle.dumps(transform))
+    assert copy == transform
+    for expected, image in zip(policy(pixels, rng=rng(4)), pixels, strict=True):
+        for apply in (transform, copy):
+            result = apply(as_pil(image))
+            assert result.mode == ("RGB" if channels == 3 else "L")
+            assert np.array_equal(np.asarray(result), np.asarray(as_pil(expected)))
+
+
+def test_the_torchvision_form_refuses_other_modes():
+    with pytest.raises(AtsError, match="image mode 'RGBA' is not supported"):
+        Policy((3,)).as_torchvision()(Image.new("RGBA", (4, 4)))
+
+
+class Pictures(torch.utils.data.Dataset):
+    """One white picture many times, so that results differ only by their draws."""
+
+    def __init__(self, transform):
+        self.transform = transform
+
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        return torch.from_numpy(np.array(self.transform(Image.new("RGB", (8, 8), "white"))))
+
+
+def load(transform, workers, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return list(torch.utils.data.DataLoader(Pictures(transform), 8, num_workers=workers, generator=generator))
+
+
+def test_it_works_in_a_data_loader():
+    batches = load(Policy.parse("3-7").as_torchvision(), workers=0, seed=0)
+    assert [tuple(batch.shape) for batch in batches] == [(8, 8, 8, 3)] * 2
+
+
+def test_workers_draw_differently_and_repeatably():
+    transform = Policy.parse("3-7-3-7").as_torchvision()
+    first, second = load(transform, workers=2, seed=0)
+    assert not torch.equal(first, second)
+    assert torch.equal(first, load(transform, workers=2, seed=0)[0])
+
+
+def test_a_seed_is_refused_in_workers(monkeypatch):
+    monkeypatch.setattr(torch.utils.data, "get_worker_info", lambda: "a worker")
+    with pytest.raises(AtsError, match="seed 0 would repeat in every worker"):
+        Policy((3,)).as_torchvision(seed=0)(Image.new("RGB", (8, 8)))

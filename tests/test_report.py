@@ -1,0 +1,420 @@
+"""Published numbers, summaries, verdicts by their rule, stored results and the answer table."""
+
+import dataclasses
+import json
+import math
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from atslib import report
+from atslib.errors import AtsError
+from atslib.report import (
+    CLAIMS,
+    NO_POLICY,
+    PRIVACY_RULE,
+    Result,
+    Verdict,
+    answers,
+    bootstrap,
+    insert_answers,
+    paired,
+    policy_label,
+    privacy_verdict,
+    reported,
+    stored_digest,
+    summarize,
+)
+
+NAN, INF = math.nan, math.inf
+
+
+# --- published numbers --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "policy", "psnr", "accuracy"),
+    [
+        ("ats", "none", 13.88, 76.88),
+        ("ats", "hybrid:3-1-7+43-18-18", 7.64, 77.92),
+        ("replication", "none", 12.15, 78.11),
+        ("replication", "hybrid:3-1-7+43-18-18", 8.25, 77.47),
+    ],
+)
+def test_reported_holds_table_1a_of_both_papers(source, policy, psnr, accuracy):
+    rows = reported(table_or_figure="Table 1a", source=source, policy_or_defense=policy)
+    values = dict(zip(rows["metric"], rows["value"], strict=True))
+    assert values == {"PSNR_dB": psnr, "val_accuracy_pct": accuracy}
+
+
+def test_every_published_number_says_where_it_is_printed_and_in_what_unit():
+    rows = reported()
+    assert set(rows["source"]) >= {"ats", "replication"}
+    assert set(rows["claim"]) >= {str(claim.number) for claim in CLAIMS if claim.figures}
+    for column in ("source", "table_or_figure", "metric"):
+        assert (rows[column] != "").all()
+    assert np.isfinite(rows["value"].dropna()).all()
+
+
+def test_reported_names_the_columns_and_the_values_there_are():
+    with pytest.raises(AtsError, match="no column 'tabel'; there are source, table_or_figure, claim"):
+        reported(tabel="Table 1a")
+    with pytest.raises(AtsError, match=r"table_or_figure='Table 9'; there are .*Table 1a"):
+        reported(table_or_figure="Table 9")
+    with pytest.raises(AtsError, match="policy_or_defense='0-0-0'"):
+        reported(table_or_figure="Table 1a", policy_or_defense="0-0-0")
+
+
+@pytest.mark.parametrize(
+    ("published", "label"),
+    [
+        ("hybrid:3-1-7+43-18-18", "3-1-7+43-18-18"),
+        ("random:19-1-18", "19-1-18"),
+        ("3-1-7", "3-1-7"),
+        ("none", "none"),
+    ],
+)
+def test_policy_label_is_the_policy_alone(published, label):
+    assert policy_label(published) == label
+
+
+# --- summaries ----------------------------------------------------------------------------------------------
+
+
+def test_bootstrap_covers_the_true_mean_about_as_often_as_its_level():
+    """40 normal values, 200 times, 90 %: the binomial sd is 2.1 points, the method falls 1 to 2 short."""
+    draws = np.random.default_rng(1).normal(3, 2, (200, 40))
+    intervals = [bootstrap(values, level=0.9, resamples=400, seed=i) for i, values in enumerate(draws)]
+    assert 0.82 < np.mean([low <= 3 <= high for low, high in intervals]) < 0.95
+
+
+def test_bootstrap_is_about_the_normal_interval_for_many_values():
+    values = np.random.default_rng(2).normal(10, 3, 2000)
+    half = 1.96 * values.std() / math.sqrt(len(values))
+    assert bootstrap(values) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.02)
+
+
+def test_bootstrap_is_repeatable_and_ordered_by_level():
+    values = [1.0, 2, 4, 8, 16]
+    assert bootstrap(values) == bootstrap(np.array(values)) == bootstrap(iter(values))
+    (low50, high50), (low95, high95) = bootstrap(values, level=0.5), bootstrap(values)
+    assert low95 < low50 < high50 < high95
+    assert bootstrap(values, seed=1, resamples=50) != bootstrap(values, resamples=50)
+
+
+def test_bootstrap_of_equal_values_has_no_width_and_of_other_statistics_too():
+    assert bootstrap([2.5, 2.5, 2.5]) == (2.5, 2.5)
+    low, high = bootstrap([0, 0, 0, 0, 100], np.median)
+    assert (low, high) == (0, 100)
+
+
+@pytest.mark.parametrize("values", [[], [3.0]])
+def test_bootstrap_of_fewer_than_two_values_is_nan(values):
+    assert all(map(math.isnan, bootstrap(values)))
+
+
+def test_a_summary_counts_diverged_attacks_as_failures_and_exact_ones_as_successes():
+    table = pd.DataFrame({"policy": ["z"] * 4 + ["a"] * 4, "psnr": [10.0, 20.0, NAN, INF, 15.0, 15.0, -INF, 12.0]})
+    rows = summarize(table, "policy", epsilon=15)
+    assert list(rows.index) == ["z", "a"]  # as they come, not sorted
+    z, a = rows.loc["z"], rows.loc["a"]
+    assert (z["n"], z["mean"], z["diverged"], z["success"], z["max"]) == (4, 15, 1, 0.5, INF)
+    assert z["sd"] == pytest.approx(math.sqrt(50))  # (10 - 15)² + (20 - 15)² over n - 1 = 1
+    assert z["p95"] == pytest.approx(19.5)
+    assert (a["n"], a["mean"], a["diverged"], a["success"], a["max"]) == (4, 14, 1, 0.5, 15)
+    assert (a["low"], a["high"]) == bootstrap([15, 15, 12])
+
+
+def test_a_summary_of_a_group_that_diverged_has_no_mean():
+    table = pd.DataFrame({"policy": ["a", "a"], "psnr": [NAN, NAN]})
+    row = summarize(table, ["policy"], epsilon=15).loc["a"]
+    assert (row["n"], row["diverged"], row["success"]) == (2, 2, 0)
+    assert np.isnan([row["mean"], row["low"], row["high"], row["max"]]).all()
+
+
+def test_a_summary_by_two_columns_has_a_row_a_pair():
+    table = pd.DataFrame({"a": ["x", "x", "y"], "b": [1, 2, 1], "mse": [0.1, 0.2, 0.3]})
+    rows = summarize(table, ["a", "b"], "mse", epsilon=0.2)
+    assert rows["mean"].to_dict() == {("x", 1): 0.1, ("x", 2): 0.2, ("y", 1): 0.3}
+    assert rows["success"].tolist() == [0, 1, 1]
+
+
+BASE = [12.0, 18.0, 15.0, 9.0, 14.0, 16.0]
+
+
+def attacks(floor=10.0, **shifts):
+    """A row a policy and image: `none` has BASE, another BASE plus its shift, or its list."""
+    parts = []
+    for policy, shift in ({NO_POLICY: 0.0} | shifts).items():
+        values = shift if isinstance(shift, list) else [value + shift for value in BASE]
+        rows = {"policy": policy, "image": range(len(values)), "psnr": values, "floor_mean": floor}
+        parts.append(pd.DataFrame(rows))
+    return pd.concat(parts, ignore_index=True)
+
+
+def test_paired_differences_are_taken_on_the_same_image():
+    table = attacks(a=-3.0, b=[value + d for value, d in zip(BASE, (1, -1, 1, -1, 1, -1), strict=True)])
+    rows = paired(table.sample(frac=1, random_state=0), NO_POLICY)
+    assert list(rows.index) == ["a", "b"]
+    assert rows.loc["a"].tolist() == [6, -3, -3, -3]  # images differ by 9 dB, differences by nothing
+    assert rows.loc["b", "mean"] == 0
+    assert rows.loc["b", "low"] < 0 < rows.loc["b", "high"]
+
+
+def test_paired_leaves_out_images_without_a_partner():
+    table = attacks(a=[NAN, *(value - 2 for value in BASE[1:])])
+    assert paired(table, NO_POLICY).loc["a"].tolist() == [5, -2, -2, -2]
+
+
+# --- the verdict on claim 1 ---------------------------------------------------------------------------------
+
+GOOD = {"p": -4.0, "q": -5.0, "h": -6.0}
+CONTROL = pd.DataFrame({"psnr": [20.0, 16.0], "floor_mean": [10.0, 12.0]})  # a lead of 7 dB
+ACCURACY = {NO_POLICY: 70.0, "p": 60.0, "q": 50.0, "h": 68.0}  # percent
+
+
+def judged(shifts=GOOD, floor=10.0, accuracy=ACCURACY, control=CONTROL, table=None):
+    table = attacks(floor, **shifts) if table is None else table
+    return privacy_verdict(table, pd.Series(accuracy), control, ("p", "q"), "h")
+
+
+def test_claim_1_is_reproduced_when_every_condition_holds():
+    verdict = judged()  # two points of accuracy are allowed
+    assert verdict == Verdict(
+        "reproduced",
+        "the hybrid lowers the PSNR (-6.0 dB [-6.0, -6.0], -2.0 points)",
+        PRIVACY_RULE,
+        "-6.0 dB [-6.0, -6.0], -2.0 points",
+    )
+
+
+UNSURE = [value + d for value, d in zip(BASE, (9, -9, 8, -8, 7, -9), strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        ({"shifts": GOOD | {"q": 1.0}}, "q does not lower the PSNR (+1.0 dB)"),
+        ({"shifts": GOOD | {"p": UNSURE}}, "p does not lower the PSNR (-0.3 dB)"),
+        ({"floor": 14.0}, "without a policy attacks do not beat the mean image (+0.0 dB ["),
+        ({"floor": 13.0}, "without a policy attacks do not beat the mean image (+1.0 dB ["),
+        ({"accuracy": ACCURACY | {"h": 67.9}}, "the hybrid costs 2.1 points of accuracy"),
+        ({"accuracy": ACCURACY | {"h": NAN}}, "the hybrid costs nan points of accuracy"),
+    ],
+)
+def test_claim_1_is_partly_reproduced_when_one_other_condition_fails(case, reason):
+    verdict = judged(**case)
+    assert verdict.status == "partly"
+    assert verdict.reason.startswith("the hybrid lowers the PSNR (-6.0 dB")
+    assert verdict.reason.count("; but ") == 1
+    assert reason in verdict.reason
+
+
+def test_claim_1_lists_every_condition_that_fails():
+    verdict = judged(GOOD | {"p": 0.5, "q": 1.0}, floor=20.0, accuracy=ACCURACY | {"h": 30.0})
+    assert verdict.status == "partly"
+    assert verdict.reason.count("; but ") == 4
+
+
+@pytest.mark.parametrize("hybrid", [0.0, 2.0, UNSURE])
+def test_claim_1_is_not_reproduced_when_the_hybrid_is_not_lower(hybrid):
+    verdict = judged(GOOD | {"h": hybrid})
+    assert verdict.status == "not reproduced"
+    assert verdict.here in verdict.reason
+
+
+@pytest.mark.parametrize(("psnr", "lead"), [([13.0, 12.9], "2.0"), ([5.0, 5.0], "-6.0"), ([NAN, NAN], "nan")])
+def test_claim_1_is_withheld_when_the_control_fails(psnr, lead):
+    verdict = judged(control=pd.DataFrame({"psnr": psnr, "floor_mean": [11.0, 11.0]}))
+    assert verdict.status == "withheld"
+    assert f"leads its floor by {lead} dB" in verdict.reason
+    assert verdict.here == ""
+
+
+def test_claim_1_needs_a_lead_of_exactly_two_decibels():
+    assert judged(control=pd.DataFrame({"psnr": [13.0], "floor_mean": [11.0]})).status == "reproduced"
+
+
+def test_claim_1_is_withheld_where_one_image_allows_no_interval():
+    table = attacks(**GOOD)
+    assert judged(table=table[table["image"] == 0]).status == "withheld"
+    assert judged(GOOD | {"h": [NAN] * 5 + [1.0]}).status == "withheld"
+
+
+def test_a_diverged_undefended_attack_does_not_pass_for_a_leak():
+    """One nan must neither switch the condition off nor count as a success."""
+    table = attacks(20.0, **GOOD)  # far below the mean image
+    table.loc[0, "psnr"] = NAN
+    verdict = judged(table=table)
+    assert verdict.status == "partly"
+    assert "do not beat the mean image" in verdict.reason
+    table = attacks(5.0, **GOOD)
+    table.loc[0, "psnr"] = NAN
+    assert judged(table=table).status == "reproduced"
+
+
+def test_the_rule_names_each_condition_and_a_verdict_one_of_the_words():
+    for word in ("Reproduced", "Partly", "Not reproduced", "Withheld", "2 points", "2 dB", "95 %"):
+        assert word in PRIVACY_RULE
+    with pytest.raises(AtsError, match="verdict 'proved' must be one of reproduced, partly"):
+        Verdict("proved", "", "")
+
+
+# --- results ------------------------------------------------------------------------------------------------
+
+FACTS = {
+    "profile": "quick",
+    "dataset": "cifar100",
+    "model": "resnet20-1",
+    "fraction": 0.1,
+    "train": 50000,
+    "epochs": 15,
+    "images": 17,
+    "steps": 313,
+    "seed": 5,
+    "device": "CPU, 2 cores",
+    "made": "2026-01-02",
+    "torch": "2.13.0",
+    "python": "3.11.7",
+    "note": "packed tenth",
+}
+
+
+def result(page="claim1_privacy", verdict=None, tables=None, **facts):
+    tables = tables or {
+        "attacks": attacks(a=-3.0),
+        "accuracy": pd.DataFrame({"policy": ["none"], "accuracy": [70.25]}),
+    }
+    return Result(page, tables, FACTS | facts, verdict or judged())
+
+
+def test_a_result_is_written_as_tables_verdict_and_facts(tmp_path):
+    made = result()
+    folder = made.write(tmp_path)
+    assert folder == tmp_path / "claim1_privacy" / "cifar100-quick"
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "accuracy.csv",
+        "attacks.csv",
+        "facts.json",
+        "verdict.json",
+    ]
+    pd.testing.assert_frame_equal(pd.read_csv(folder / "attacks.csv"), made.tables["attacks"], check_dtype=False)
+    assert json.loads((folder / "facts.json").read_text()) == made.facts
+    assert Verdict(**json.loads((folder / "verdict.json").read_text())) == made.verdict
+
+
+def test_the_digest_is_that_of_the_stored_tables_and_of_nothing_else(tmp_path):
+    made = result()
+    assert stored_digest(made.write(tmp_path)) == made.digest
+    assert len(made.digest) == 12
+    assert result(made="2030-01-01", verdict=Verdict("partly", "", "")).digest == made.digest
+    changed = {name: table.copy() for name, table in made.tables.items()}
+    changed["attacks"].loc[3, "psnr"] += 0.01
+    assert result(tables=changed).digest != made.digest
+
+
+def test_writing_again_leaves_no_table_of_an_older_run(tmp_path):
+    older = result()
+    older.write(tmp_path)
+    newer = result(tables={"attacks": attacks(a=-3.0)})
+    folder = newer.write(tmp_path)
+    assert stored_digest(folder) == newer.digest != older.digest
+    assert not (folder / "accuracy.csv").exists()
+
+
+def test_the_banner_names_what_made_the_page():
+    made = result()
+    shown = [str(value) for name, value in FACTS.items() if name not in ("fraction", "train")]
+    for text in (*shown, "10%", "50,000", made.digest, "n = 17 images", "seed 5"):
+        assert text in made.banner, text
+    assert "stand-in" not in made.banner
+    for dataset in ("shapes", "shapes-grey"):
+        assert "Embedded stand-in images" in result(dataset=dataset).banner
+    assert result(note="").banner.endswith(f"tables {made.digest}.</div>")
+
+
+@pytest.mark.parametrize("status", report.STATUSES)
+def test_the_headline_holds_the_verdict_its_reason_and_its_rule(status):
+    verdict = Verdict(status, "because of this", "if that, then this")
+    for profile, scale in (("smoke", " at this scale"), ("quick", " at this scale"), ("paper", "")):
+        headline = result(verdict=verdict, profile=profile).headline
+        assert f">{status}{scale}</span> because of this." in headline
+        assert f'data-status="{status}"' in headline
+        assert "if that, then this" in headline
+
+
+# --- the answer table ---------------------------------------------------------------------------------------
+
+
+def rows(text):
+    """The cells of each claim's row."""
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()[2:]]
+
+
+def test_without_results_the_answers_are_the_published_numbers_and_not_measured_yet(tmp_path):
+    table = rows(answers(tmp_path))
+    assert [row[0][:2] for row in table] == [f"{i}." for i in range(1, 8)]
+    assert all(row[3:] == ["–", "not measured yet"] for row in table)
+    assert table[0][1] == "13.88 → 7.64 dB, 76.9 → 77.9 %"
+    assert table[0][2] == "12.15 → 8.25 dB, 78.1 → 77.5 %"
+    assert table[6][1:3] == ["r = 0.697", "r = 0.123"]
+
+
+def test_a_measured_claim_is_linked_with_its_numbers_and_scale(tmp_path):
+    result().write(tmp_path)
+    first, second, *_ = rows(answers(tmp_path, link="x/{}.html"))
+    assert first[0] == "[1. Searched policies lower the attack's PSNR and keep the accuracy](x/claim1_privacy.html)"
+    assert first[3] == "-6.0 dB [-6.0, -6.0], -2.0 points (n=17, resnet20-1, quick)"
+    assert first[4] == "**reproduced** at this scale"
+    assert second[4] == "not measured yet"
+
+
+def test_the_papers_profile_goes_before_quick_and_its_verdict_has_no_scale(tmp_path):
+    result(dataset="aaa").write(tmp_path)
+    result(profile="paper", verdict=Verdict("not reproduced", "", ""), model="resnet20-4").write(tmp_path)
+    row = rows(answers(tmp_path))[0]
+    assert row[3:] == ["– (n=17, resnet20-4, paper)", "**not reproduced**"]
+
+
+@pytest.mark.parametrize(("dataset", "profile"), [("shapes", "paper"), ("shapes-grey", "quick"), ("cifar100", "smoke")])
+def test_embedded_images_and_smoke_never_count(tmp_path, dataset, profile):
+    result(dataset=dataset, profile=profile).write(tmp_path)
+    assert rows(answers(tmp_path)) == rows(answers(tmp_path / "none"))
+
+
+def test_a_result_whose_writing_was_killed_does_not_count(tmp_path):
+    folder = result().write(tmp_path)
+    whole = answers(tmp_path)
+    for last in ("facts.json", "verdict.json"):
+        (folder / last).unlink()
+        assert rows(answers(tmp_path))[0][4] == "not measured yet"
+    shutil.rmtree(folder)
+    result().write(tmp_path)
+    assert answers(tmp_path) == whole
+
+
+def test_inserting_answers_changes_only_what_is_between_the_marks(tmp_path):
+    path = tmp_path / "README.md"
+    path.write_text("# Title\n\n<!-- answers -->\nold\n<!-- answers -->\n\nrest\n")
+    for table in ("| new |\n", answers(tmp_path)):
+        insert_answers(path, table)
+        assert path.read_text() == f"# Title\n\n<!-- answers -->\n{table}<!-- answers -->\n\nrest\n"
+
+
+@pytest.mark.parametrize("text", ["# Title\n", "<!-- answers -->\n", "<!-- answers -->\n" * 3, None])
+def test_answers_need_two_marks(tmp_path, text):
+    path = tmp_path / "README.md"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(AtsError, match="must hold two lines <!-- answers -->") as error:
+        insert_answers(path, "| new |\n")
+    assert str(path) in str(error.value)
+    assert (path.read_text() if path.exists() else None) == text
+
+
+def test_claims_are_the_papers_seven_and_each_has_its_own_page():
+    assert [claim.number for claim in CLAIMS] == [1, 2, 3, 4, 5, 6, 7]
+    assert all(claim.page.startswith(f"claim{claim.number}_") for claim in CLAIMS)
+    assert dataclasses.is_dataclass(CLAIMS[0])

@@ -1,0 +1,358 @@
+"""The store: keys, faults on disk, kills, and archives that come from elsewhere."""
+
+import dataclasses
+import gzip
+import io
+import json
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from atslib.attacks import Attack
+from atslib.errors import AtsError
+from atslib.store import Store, plain, project_root, write_atomically
+from atslib.threat import ThreatModel
+from atslib.training import TrainConfig
+
+CONFIG = {"policy": "3-1-7", "steps": 10}
+
+
+class Maker:
+    """A compute function that counts its calls; `value` goes into its tensors."""
+
+    def __init__(self, value=1.5):
+        self.calls, self.value = 0, value
+
+    def __call__(self, state):
+        self.calls += 1
+        return {"x": torch.full((2, 3), self.value), "n": torch.tensor([self.calls])}
+
+
+def make(store, config=CONFIG, kind="attack"):
+    """An artifact on disk: its two files."""
+    store.get(kind, config, Maker())
+    path = store.path(kind, config)
+    return path, path.with_suffix(".json")
+
+
+def files(folder):
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+# --- computing once, and the key ---------------------------------------------------------------------------
+
+
+def test_the_same_config_is_computed_once(store, said):
+    maker = Maker()
+    first = store.get("attack", CONFIG, maker, label="3-1-7")
+    again = Store(store.root).get("attack", dict(reversed(CONFIG.items())), maker)
+    assert maker.calls == 1
+    assert said == ["made attack 3-1-7 in 0 s"]
+    assert again.facts == first.facts
+    assert torch.equal(again["x"], first["x"])
+    assert first["x"].tolist() == [[1.5] * 3] * 2
+
+
+def test_has_says_whether_the_artifact_is_there(store):
+    assert not store.has("attack", CONFIG)
+    make(store)
+    assert store.has("attack", CONFIG)
+    assert not store.has("attack", CONFIG, version=2)
+
+
+def changed(value):
+    """Another value of the same type."""
+    return not value if isinstance(value, bool) else value + 1
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        (TrainConfig(), {"policy": "3-1-7", "defense": "prune:0.9"}),
+        (Attack(), {"distance": "l2", "layer_weights": "linear", "optimizer": "sgd", "start": "zeros"}),
+        (ThreatModel(), {"labels": "optimized", "batch_norm": "unknown", "victim": "train"}),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_every_field_of_a_config_changes_the_key(store, config, text):
+    keys = {store.path("attack", config)}
+    for field in dataclasses.fields(config):
+        other = text[field.name] if field.name in text else changed(getattr(config, field.name))
+        keys.add(store.path("attack", dataclasses.replace(config, **{field.name: other})))
+    assert len(keys) == 1 + len(dataclasses.fields(config))
+
+
+def test_kind_and_version_change_the_key_and_the_order_of_a_dict_does_not(store):
+    here = store.path("attack", CONFIG)
+    assert store.path("model", CONFIG).stem != here.stem
+    assert store.path("attack", CONFIG, version=2) != here
+    assert store.path("attack", dict(reversed(CONFIG.items()))) == here
+
+
+def test_a_config_inside_a_config_changes_the_key(store):
+    outer = {"attack": Attack(), "images": (0, 8)}
+    inner = dataclasses.replace(Attack(), tv=0.5)
+    assert store.path("attack", outer) == store.path("attack", {"attack": plain(Attack()), "images": [0, 8]})
+    assert store.path("attack", outer | {"attack": inner}) != store.path("attack", outer)
+
+
+def test_values_that_json_tells_apart_are_told_apart(store):
+    values = [1, "1", True, None, "None", 1.5, [1], {"1": 1}]
+    assert len({store.path("attack", {"x": value}) for value in values}) == len(values)
+
+
+# --- what lies on disk --------------------------------------------------------------------------------------
+
+
+def test_an_artifact_can_be_read_without_the_library(store):
+    tensors, facts = make(store, {"train": TrainConfig(policy="3-1-7"), "images": (0, 8)})
+    read = json.loads(facts.read_text())
+    assert read["config"]["train"]["policy"] == "3-1-7"
+    assert read["config"]["images"] == [0, 8]
+    assert (read["kind"], read["version"], read["torch"]) == ("attack", 1, torch.__version__)
+    assert load_file(tensors)["x"].shape == (2, 3)
+
+
+def test_tensors_that_share_memory_are_kept_as_two(store):
+    whole = torch.arange(6.0)
+    found = store.get("attack", CONFIG, lambda state: {"a": whole, "b": whole[2:], "c": whole.view(2, 3).T})
+    again = Store(store.root).get("attack", CONFIG, Maker())
+    for name in "abc":
+        assert torch.equal(again[name], found[name])
+    assert again["c"].tolist() == [[0, 3], [1, 4], [2, 5]]
+
+
+FAULTS = {
+    "flipped byte": lambda tensors, facts: tensors.write_bytes(tensors.read_bytes()[:-1] + b"\xff"),
+    "truncated": lambda tensors, facts: tensors.write_bytes(tensors.read_bytes()[:-5]),
+    "empty": lambda tensors, facts: tensors.write_bytes(b""),
+    "tensors missing": lambda tensors, facts: tensors.unlink(),
+    "facts are no JSON": lambda tensors, facts: facts.write_text('{"sha256": '),
+    "facts are no text": lambda tensors, facts: facts.write_bytes(b"\xff\xfe\x00"),
+    "facts without hash": lambda tensors, facts: facts.write_text("{}"),
+    "facts are a list": lambda tensors, facts: facts.write_text("[]"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_damaged_artifact_is_found_set_aside_and_made_again(store, said, fault):
+    tensors, facts = make(store)
+    there = [path for path in (tensors, facts) if (path, fault) != (tensors, "tensors missing")]
+    FAULTS[fault](tensors, facts)
+    damaged = {path: path.read_bytes() for path in there}
+    assert len(store.verify()) == 1
+    assert tensors.name in store.verify()[0]
+    said.clear()
+
+    maker = Maker(2.5)
+    assert store.get("attack", CONFIG, maker)["x"][0, 0] == 2.5
+    assert maker.calls == 1
+    assert len(said) == 2, said  # what was wrong, and that it was made
+    assert "set aside" in said[0]
+    assert tensors.name in said[0]
+    for path, data in damaged.items():
+        assert path.with_name(f"{path.name}.corrupt").read_bytes() == data
+    assert store.verify() == []
+    assert store.get("attack", CONFIG, maker)["x"][0, 0] == 2.5
+    assert maker.calls == 1
+
+
+def test_tensors_without_facts_are_a_killed_write_and_are_made_again(store):
+    _, facts = make(store)
+    facts.unlink()
+    assert not store.has("attack", CONFIG)
+    maker = Maker()
+    store.get("attack", CONFIG, maker)
+    assert maker.calls == 1
+    assert store.verify() == []
+
+
+def test_verify_names_only_the_damaged(store):
+    good, bad = make(store, {"a": 1})[0], make(store, {"a": 2}, kind="model")[0]
+    assert store.verify() == []
+    bad.write_bytes(b"x")
+    (line,) = store.verify()
+    assert line == f"model/{bad.name}: its bytes do not match their hash"
+    assert good.exists()
+    assert bad.exists()
+
+
+# --- kills --------------------------------------------------------------------------------------------------
+
+
+def test_a_compute_that_fails_leaves_no_artifact_and_keeps_its_state(store):
+    states = []
+
+    def killed(state):
+        states.append(state)
+        assert state.parent.is_dir()
+        state.write_text("step 7")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        store.get("attack", CONFIG, killed)
+    assert not store.has("attack", CONFIG)
+    assert files(store.root) == [states[0].relative_to(store.root).as_posix()]
+
+    def resumed(state):
+        assert state.read_text() == "step 7"
+        return {"x": torch.ones(1)}
+
+    store.get("attack", CONFIG, resumed)
+    assert not states[0].exists()
+    assert len(files(store.root)) == 2
+
+
+def test_an_atomic_write_that_fails_changes_nothing(tmp_path):
+    path = tmp_path / "new" / "file"
+    write_atomically(path, lambda partial: partial.write_text("old"))
+
+    def fails(partial):
+        partial.write_text("half")
+        raise OSError("no space")
+
+    with pytest.raises(OSError, match="no space"):
+        write_atomically(path, fails)
+    assert path.read_text() == "old"
+    assert files(tmp_path) == ["new/file"]
+
+
+def test_a_kill_between_tensors_and_facts_leaves_no_artifact(store, monkeypatch):
+    replace = os.replace
+
+    def killed(self, to):
+        if to.suffix == ".json":
+            raise KeyboardInterrupt
+        return replace(self, to)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            store.get("attack", CONFIG, Maker())
+    assert not store.has("attack", CONFIG)
+    assert files(store.root) == [f"attack/{store.path('attack', CONFIG).name}"]
+
+
+# --- archives -----------------------------------------------------------------------------------------------
+
+
+def archive(path, members, mode="w"):
+    with tarfile.open(path, mode) as tar:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def test_an_archive_carries_artifacts_to_another_store(store, tmp_path):
+    for value in (1, 2):
+        make(store, {"a": value})
+    make(store, {"a": 1}, kind="model")
+    assert store.export(tmp_path / "out" / "all.tar") == 3
+    other, maker = Store(tmp_path / "other"), Maker()
+    assert other.import_(tmp_path / "out" / "all.tar") == 6
+    assert files(other.root) == files(store.root)
+    assert other.verify() == []
+    assert other.get("model", {"a": 1}, maker)["x"].tolist() == [[1.5] * 3] * 2
+    assert maker.calls == 0
+
+
+def test_import_leaves_what_is_there_and_takes_the_rest(store, tmp_path):
+    make(store, {"a": 1})
+    make(store, {"a": 2})
+    store.export(tmp_path / "all.tar")
+    other = Store(tmp_path / "other")
+    other.get("attack", {"a": 1}, Maker(9.5))
+    assert other.import_(tmp_path / "all.tar") == 2
+    assert other.get("attack", {"a": 1}, Maker())["x"][0, 0] == 9.5
+    assert other.get("attack", {"a": 2}, Maker())["x"][0, 0] == 1.5
+    assert other.import_(tmp_path / "all.tar") == 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../evil.json",
+        "attack/../evil.json",
+        "attack/../../evil.json",
+        "/evil.json",
+        "evil.json",
+        "attack/deep/evil.json",
+        "attack/evil.py",
+        "attack/.json",
+        "attack\\evil.json",
+        "C:/evil.json",
+    ],
+)
+def test_import_refuses_a_member_that_is_no_artifact_and_takes_nothing(store, tmp_path, name):
+    path = archive(tmp_path / "evil.tar", {"attack/good.json": b"{}", name: b"{}"})
+    with pytest.raises(AtsError) as error:
+        store.import_(path)
+    assert f"{name!r} is not kind/name.safetensors or .json" in str(error.value)
+    assert files(tmp_path) == ["evil.tar"]
+    assert not Path("/evil.json").exists()
+
+
+def test_import_ignores_links(store, tmp_path):
+    path = tmp_path / "links.tar"
+    with tarfile.open(path, "w") as tar:
+        link = tarfile.TarInfo("attack/link.json")
+        link.type, link.linkname = tarfile.SYMTYPE, "../../secret"
+        tar.addfile(link)
+    assert store.import_(path) == 0
+    assert files(tmp_path) == ["links.tar"]
+
+
+def spoiled(tmp_path, how):
+    path = tmp_path / "bad.tar"
+    if how == "text":
+        path.write_text("no archive\n" * 100)
+    elif how == "empty":
+        path.write_bytes(b"")
+    elif how == "folder":
+        path.mkdir()
+    elif how == "truncated":
+        archive(path, {"attack/a.json": b"x" * 5000})
+        path.write_bytes(path.read_bytes()[:3000])
+    elif how == "truncated gzip":
+        whole = archive(tmp_path / "whole.tar", {"attack/a.json": os.urandom(5000)}).read_bytes()
+        path.write_bytes(gzip.compress(whole)[:2000])
+    return path
+
+
+@pytest.mark.parametrize("how", ["text", "empty", "folder", "missing", "truncated", "truncated gzip"])
+def test_import_refuses_what_is_no_archive(store, tmp_path, how):
+    path = spoiled(tmp_path, how)
+    with pytest.raises(AtsError, match="cannot be read as an archive") as error:
+        store.import_(path)
+    assert str(path) in str(error.value)
+    assert not list(store.root.rglob("*.json"))
+
+
+# --- where things are ---------------------------------------------------------------------------------------
+
+
+def test_the_project_root_is_the_nearest_folder_with_a_pyproject(tmp_path, monkeypatch):
+    deep = tmp_path / "project" / "notebooks"
+    deep.mkdir(parents=True)
+    monkeypatch.chdir(deep)
+    outside = project_root()
+    assert outside == next((f for f in deep.parents if (f / "pyproject.toml").exists()), deep)
+    (tmp_path / "project" / "pyproject.toml").touch()
+    assert project_root() == tmp_path / "project"
+
+
+def test_a_store_lies_where_it_is_told_else_in_the_environment_else_in_the_project(tmp_path, monkeypatch):
+    (tmp_path / "pyproject.toml").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ATS_STORE", str(tmp_path / "env"))
+    assert Store(tmp_path / "told").root == tmp_path / "told"
+    assert Store().root == tmp_path / "env"
+    monkeypatch.delenv("ATS_STORE")
+    assert Store().root == tmp_path / ".store"
+    assert not list(Store().entries())

@@ -1,0 +1,230 @@
+"""What leaves the client: its gradient, as its mode and defense make it, and no image."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from atslib.defenses import Defense
+from atslib.errors import AtsError
+from atslib.gradients import DISTANCES, example_gradients, problem_gradients, unflatten
+from atslib.models import BatchNorm, build_model
+from atslib.rng import rng
+from atslib.threat import Observed, ThreatModel, observe
+
+LABELS = torch.tensor([2, 0, 4, 1])
+PIXELS = torch.rand(4, 3, 9, 9, generator=rng(0, "pixels"), dtype=torch.float64)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Small images gain nothing from more threads, and lose much when the machine is busy."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def model():
+    """A small network whose running statistics come from other images."""
+    network = build_model("convnet-4", 5, image_size=9, rng=rng(0)).double().train()
+    for i in range(2):
+        network(torch.rand(8, 3, 9, 9, generator=rng(0, "seen", i), dtype=torch.float64))
+    return network.eval()
+
+
+def tensors(value):
+    """Every tensor reachable from an `Observed`."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, torch.nn.Module):
+        for module in value.modules():
+            yield from (v for v in vars(module).values() if isinstance(v, torch.Tensor))
+        yield from value.state_dict().values()
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors(item)
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from tensors(getattr(value, field.name))
+
+
+@pytest.mark.parametrize("victim", ["eval", "train"])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_no_image_leaves_the_client(model, victim, batch):
+    seen = observe(model, PIXELS, LABELS, threat=ThreatModel(victim=victim, batch=batch))
+    found = list(tensors(seen))
+    assert any(t is seen.gradients for t in found)
+    rows = torch.cat([PIXELS.flatten(1), model[0](PIXELS).flatten(1)])
+    for tensor in found:
+        if tensor.numel() and tensor.numel() % rows.shape[1] == 0:
+            assert torch.cdist(tensor.double().reshape(-1, rows.shape[1]), rows).min() > 1e-3
+    assert seen.shape == (3, 9, 9)
+
+
+def test_the_gradient_is_the_clients(model):
+    seen = observe(model, PIXELS, LABELS)
+    torch.testing.assert_close(seen.gradients, example_gradients(model, PIXELS, LABELS), rtol=0, atol=1e-12)
+    assert len(seen) == 4
+    assert not seen.gradients.requires_grad
+    assert (seen.statistics, seen.parameters) == ({}, {})
+    assert not seen.model.training
+
+
+def test_a_long_list_of_clients_is_the_same_as_each_alone(model):
+    pixels, labels = PIXELS.repeat(5, 1, 1, 1)[:18], LABELS.repeat(5)[:18]  # observe works in runs of 16
+    together = observe(model, pixels, labels).gradients
+    torch.testing.assert_close(together, observe(model, PIXELS, LABELS).gradients.repeat(5, 1)[:18])
+
+
+def test_a_gradient_of_several_images_is_their_mean(model):
+    seen = observe(model, PIXELS, LABELS, threat=ThreatModel(batch=2))
+    mean = example_gradients(model, PIXELS, LABELS).unflatten(0, (2, 2)).mean(1)
+    torch.testing.assert_close(seen.gradients, mean, rtol=1e-9, atol=1e-12)
+    assert seen.labels.tolist() == [[2, 0], [4, 1]]
+
+
+@pytest.mark.parametrize("labels", ["known", "inferred", "optimized"])
+def test_labels_leave_only_where_they_are_known(model, labels):
+    seen = observe(model, PIXELS, LABELS, threat=ThreatModel(labels=labels))
+    if labels == "known":
+        assert seen.labels.tolist() == [[2], [0], [4], [1]]
+    else:
+        assert seen.labels is None
+
+
+def test_a_defense_acts_on_the_shared_gradient(model):
+    clean = observe(model, PIXELS, LABELS).gradients
+    pruned = observe(model, PIXELS, LABELS, defense=Defense("prune", 0.5)).gradients
+    expected = Defense("prune", 0.5)(unflatten(clean, model))
+    for ours, kept in zip(unflatten(pruned, model), expected, strict=True):
+        torch.testing.assert_close(ours, kept, rtol=0, atol=0)
+    noisy = [observe(model, PIXELS, LABELS, defense=Defense("gaussian", 0.1), rng=rng(s)).gradients for s in (1, 1, 2)]
+    assert torch.equal(noisy[0], noisy[1])
+    assert not torch.equal(noisy[0], noisy[2])
+    assert (noisy[0] - clean).std().item() == pytest.approx(0.1, rel=0.05)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_client_in_train_mode_uses_the_statistics_of_its_own_images(model, batch):
+    seen = observe(model, PIXELS, LABELS, threat=ThreatModel(victim="train", batch=batch))
+    for i, gradient in enumerate(seen.gradients):
+        plain = copy.deepcopy(model).train()
+        part = slice(i * batch, (i + 1) * batch)
+        F.cross_entropy(plain(PIXELS[part]), LABELS[part]).backward()
+        expected = torch.cat([p.grad.flatten() for p in plain.parameters()])
+        torch.testing.assert_close(gradient, expected, rtol=1e-8, atol=1e-11)
+    evaluated = observe(model, PIXELS, LABELS, threat=ThreatModel(batch=batch)).gradients
+    assert (seen.gradients - evaluated).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("victim", ["eval", "train"])
+@pytest.mark.parametrize("batch_norm", ["known", "unknown"])
+@pytest.mark.parametrize("training", [True, False])
+def test_the_callers_model_stays_as_it_is(model, victim, batch_norm, training):
+    model.train(training)
+    before = copy.deepcopy(model.state_dict())
+    seen = observe(model, PIXELS, LABELS, threat=ThreatModel(victim=victim, batch_norm=batch_norm))
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert all(layer.training == training for layer in model.modules())
+    assert all(layer.track_running_stats for layer in model.modules() if isinstance(layer, BatchNorm))
+    assert not any(layer._forward_pre_hooks for layer in model.modules())
+    assert all(p.grad is None for p in model.parameters())
+    assert not {id(p) for p in model.parameters()} & {id(p) for p in seen.model.parameters()}
+
+
+def distance_at_the_truth(seen, batch):
+    found = problem_gradients(
+        seen.model,
+        PIXELS.unflatten(0, (-1, batch)),
+        LABELS.unflatten(0, (-1, batch)),
+        buffers=seen.statistics,
+    )
+    target = unflatten(seen.gradients, seen.model)
+    return DISTANCES["cosine"](found, target, [1.0] * len(target))
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize(("victim", "batch_norm"), [("eval", "known"), ("train", "unknown")])
+def test_an_attacker_that_runs_the_clients_batch_norm_finds_its_gradient_at_the_truth(model, victim, batch_norm, batch):
+    seen = observe(model, PIXELS, LABELS, threat=ThreatModel(victim=victim, batch_norm=batch_norm, batch=batch))
+    assert distance_at_the_truth(seen, batch).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_unknown_statistics_hide_a_client_in_eval_mode(model, batch):
+    seen = observe(model, PIXELS, LABELS, threat=ThreatModel(batch_norm="unknown", batch=batch))
+    assert distance_at_the_truth(seen, batch).min() > 0.1
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_known_batch_statistics_are_those_of_the_clients_forward_pass(model, batch):
+    """With them the attacker's eval mode gives the client's logits."""
+    seen = observe(model, PIXELS, LABELS, threat=ThreatModel(victim="train", batch=batch))
+    layers = [name for name, layer in model.named_modules() if isinstance(layer, BatchNorm)]
+    assert set(seen.statistics) == {f"{name}.{kind}" for name in layers for kind in ("running_mean", "running_var")}
+    for i, images in enumerate(PIXELS.unflatten(0, (-1, batch))):
+        attacker = copy.deepcopy(seen.model)
+        attacker.load_state_dict({name: value[i] for name, value in seen.statistics.items()}, strict=False)
+        torch.testing.assert_close(attacker(images), copy.deepcopy(model).train()(images), rtol=1e-9, atol=1e-11)
+
+
+def test_known_batch_statistics_give_the_clients_gradient_at_the_truth(model):
+    seen = observe(model, PIXELS, LABELS, threat=ThreatModel(victim="train"))
+    assert distance_at_the_truth(seen, 1).abs().max() < 1e-6
+
+
+def test_take_is_the_view_of_some_gradients(model):
+    seen = observe(model, PIXELS, LABELS, threat=ThreatModel(victim="train"))
+    seen = dataclasses.replace(seen, parameters={"w": torch.arange(4)})
+    part = seen.take(torch.tensor([2, 0]))
+    assert isinstance(part, Observed)
+    assert len(part) == 2
+    assert torch.equal(part.gradients, seen.gradients[[2, 0]])
+    assert part.labels.tolist() == [[4], [2]]
+    assert part.parameters["w"].tolist() == [2, 0]
+    assert all(torch.equal(value, seen.statistics[name][[2, 0]]) for name, value in part.statistics.items())
+    assert part.statistics
+    assert seen.take(slice(1, 3)).labels.tolist() == [[0], [4]]
+    assert dataclasses.replace(seen, labels=None).take(slice(1, 3)).labels is None
+
+
+@pytest.mark.parametrize(
+    ("field", "allowed"),
+    [("labels", "known, inferred, optimized"), ("batch_norm", "known, unknown"), ("victim", "eval, train")],
+)
+def test_a_wrong_threat_is_told_the_right_ones(field, allowed):
+    with pytest.raises(AtsError) as error:
+        ThreatModel(**{field: "secret"})
+    assert f"ThreatModel.{field} 'secret' is unknown; choose one of {allowed}" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"batch": 0}, "at least one image"), ({"labels": "inferred", "batch": 2}, "needs batch=1")],
+)
+def test_impossible_threats_are_refused(options, message):
+    with pytest.raises(AtsError, match=message):
+        ThreatModel(**options)
+
+
+@pytest.mark.parametrize(
+    ("pixels", "labels", "batch", "message"),
+    [
+        (PIXELS[0], LABELS[:1], 1, r"\(3, 9, 9\) torch.float64 must be floats \(B, C, H, W\)"),
+        (PIXELS.mul(255).byte(), LABELS, 1, "torch.uint8 must be floats"),
+        (PIXELS, LABELS, 3, "4 images and 4 labels do not make gradients of 3"),
+        (PIXELS, LABELS[:3], 1, "4 images and 3 labels do not make gradients of 1"),
+    ],
+)
+def test_images_that_do_not_make_gradients_are_refused(model, pixels, labels, batch, message):
+    with pytest.raises(AtsError, match=message):
+        observe(model, pixels, labels, threat=ThreatModel(batch=batch))
+
+
+def test_noise_without_a_stream_is_refused(model):
+    with pytest.raises(AtsError, match="give it rng="):
+        observe(model, PIXELS, LABELS, defense=Defense("gaussian", 1e-3))

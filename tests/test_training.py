@@ -1,0 +1,358 @@
+"""Training: the schedule, the step, resuming bit for bit, policies and defenses, checkpoints and errors."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from atslib import training
+from atslib.data import load
+from atslib.errors import AtsError
+from atslib.models import build_model
+from atslib.policies import parse_policy
+from atslib.rng import rng
+from atslib.training import TrainConfig, evaluate, fit, learning_rate, load_checkpoint, save_checkpoint
+from atslib.transforms import crop_and_flip
+
+PLAIN = TrainConfig(epochs=3, batch=8, lr=0.05, crop_flip=False)
+
+
+@pytest.fixture(scope="module")
+def images():
+    return load("shapes", "train")[:24]
+
+
+def network(name="convnet-4", seed=0):
+    return build_model(name, 10, norm="shapes", rng=rng(seed))
+
+
+def trained(images, config=PLAIN, seed=0, model=None, **options):
+    return fit(model or network(), images, config, rng=rng(seed, "train"), **options)
+
+
+def equal(one, other):
+    """Whether two models hold the same bits."""
+    pairs = zip(one.state_dict().items(), other.state_dict().items(), strict=True)
+    return all(name == twin and torch.equal(a, b) for (name, a), (twin, b) in pairs)
+
+
+def facts(done, *names):
+    return [[epoch[name] for name in names] for epoch in done.history]
+
+
+# --- the schedule and the step ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("epochs", "milestones"),
+    [(200, (74, 124, 175)), (60, (22, 37, 52)), (50, (18, 31, 43)), (40, (14, 24, 35))],
+)
+def test_the_step_size_falls_at_the_authors_milestones(epochs, milestones):
+    """E // 2.667, E // 1.6 and E // 1.142: not 3/8, 5/8 and 7/8 of E, which give 75, 125 and 175 for 200."""
+    config = TrainConfig(epochs=epochs, lr=0.1)
+    rates = [learning_rate(config, epoch) for epoch in range(epochs)]
+    assert tuple(e for e in range(1, epochs) if rates[e] != rates[e - 1]) == milestones
+    assert [rates[0], *(rates[m] for m in milestones)] == pytest.approx([0.1, 0.01, 1e-3, 1e-4])
+
+
+def test_the_optimizer_gets_the_schedules_step_size(images):
+    config = dataclasses.replace(PLAIN, epochs=4)  # milestones 1, 2 and 3
+    assert facts(trained(images[:8], config, model=network("lenet")), "epoch", "lr") == [
+        [0, 0.05],
+        [1, pytest.approx(5e-3)],
+        [2, pytest.approx(5e-4)],
+        [3, pytest.approx(5e-5)],
+    ]
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.5])
+def test_a_step_is_torchs_with_the_loss_times_its_factor(images, factor):
+    config = TrainConfig(
+        epochs=1,
+        batch=len(images),
+        lr=0.07,
+        momentum=0.8,
+        weight_decay=0.01,
+        loss_factor=factor,
+        crop_flip=False,
+    )
+    done = trained(images, config, model=network("lenet"))
+
+    model, order = network("lenet").train(), torch.randperm(len(images), generator=rng(0, "train"))
+    rate = 0.07 * 0.1**3  # all three milestones of one epoch are 0
+    sgd = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.8, nesterov=True, weight_decay=0.01)
+    loss = F.cross_entropy(model(images.pixels[order].float() / 255), images.labels[order])
+    (factor * loss).backward()
+    sgd.step()
+    assert equal(done.model, model)
+    assert done.history[0]["loss"] == pytest.approx(loss.item())
+
+
+def test_the_loss_is_the_mean_over_images_when_the_last_batch_is_short(images):
+    config = dataclasses.replace(PLAIN, epochs=1, batch=5, lr=1e-12)  # nothing moves
+    done = trained(images[:7], config, model=network("lenet"))
+    expected = F.cross_entropy(network("lenet")(images.pixels[:7].float() / 255), images.labels[:7])
+    assert done.history[0]["loss"] == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_training_learns_32_images_by_heart():
+    few = load("shapes", "train")[:32]
+    config = TrainConfig(epochs=24, batch=8, lr=0.01, crop_flip=False)
+    model = network("lenet")
+    assert evaluate(model, few) < 50
+    done = fit(model, few, config, rng=rng(0), test=few)
+    assert done.history[-1]["accuracy"] == 100
+    assert done.history[-1]["loss"] < done.history[0]["loss"] / 4
+    assert not done.model.training
+
+
+def test_accuracy_counts_hits_in_percent_in_any_chunks(images):
+    class Constant(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.eye(10)[images.labels[0]])
+
+        def forward(self, x):
+            assert not self.training
+            assert x.min() >= 0
+            assert x.max() <= 1
+            return self.weight.expand(len(x), -1)
+
+    expected = 100 * (images.labels == images.labels[0]).double().mean().item()
+    assert 0 < expected < 100
+    for chunk in (1, 7, 500):
+        assert evaluate(Constant(), images, chunk=chunk) == pytest.approx(expected)
+
+
+# --- the same again, and after a kill -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["", "3-1-7+43-18-18"])
+def test_one_stream_gives_one_set_of_weights(images, policy):
+    config = dataclasses.replace(PLAIN, crop_flip=True, policy=policy, epochs=2)
+    first, again, other = (trained(images, config, seed) for seed in (0, 0, 1))
+    assert equal(first.model, again.model)
+    assert facts(first, "loss") == facts(again, "loss")
+    assert not equal(first.model, other.model)
+
+
+class Killed(BaseException):
+    """What a kill looks like from inside."""
+
+
+def kill_in_step(monkeypatch, step):
+    """Raise in that optimizer step (from 1) and put things back."""
+    original, calls = torch.optim.SGD.step, []
+
+    def step_or_die(self, *args, **kwargs):
+        calls.append(1)
+        if len(calls) == step:
+            raise Killed
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.optim.SGD, "step", step_or_die)
+
+
+RICH = dataclasses.replace(PLAIN, crop_flip=True, policy="3-1-7+43-18-18", defense="gaussian:1e-3")
+
+
+def killed(images, monkeypatch, state, model=None, step=5):
+    """A run of RICH (3 steps an epoch) that dies in the middle of its second epoch."""
+    with monkeypatch.context() as patch:
+        kill_in_step(patch, step)
+        with pytest.raises(Killed):
+            trained(images, RICH, checkpoint=state, test=images, model=model)
+
+
+def test_a_killed_run_resumes_to_the_same_bits(images, tmp_path, monkeypatch):
+    undisturbed = trained(images, RICH, test=images)
+    state = tmp_path / "state"
+    killed(images, monkeypatch, state)
+    assert state.exists()
+    taken = []
+    epoch = training._epoch
+    monkeypatch.setattr(training, "_epoch", lambda *args: taken.append(1) or epoch(*args))
+    resumed = trained(images, RICH, checkpoint=state, test=images, model=network(seed=9), seed=9)
+    assert len(taken) == 2  # the first epoch was kept
+    assert equal(resumed.model, undisturbed.model)
+    names = ("epoch", "loss", "lr", "accuracy")
+    assert facts(resumed, *names) == facts(undisturbed, *names)
+
+
+def test_a_run_that_is_resumed_after_its_end_trains_no_further(images, tmp_path, monkeypatch):
+    first = trained(images, checkpoint=tmp_path / "state")
+    monkeypatch.setattr(training, "_epoch", None)
+    again = trained(images, checkpoint=tmp_path / "state", model=network(seed=9))
+    assert equal(first.model, again.model)
+    assert again.history == first.history
+
+
+def other_network(state):
+    training._save(state, network(), torch.optim.SGD([torch.zeros(1)]), rng(0), [{"epoch": 0}])
+
+
+SPOILED = {
+    "garbage": lambda state: state.write_bytes(b"\x00garbage" * 50),
+    "empty": lambda state: state.write_bytes(b""),
+    "truncated": lambda state: state.write_bytes(state.read_bytes()[:-100]),
+    "a model's checkpoint": lambda state: save_checkpoint(state, network()),
+    "of another network": other_network,
+}
+
+
+@pytest.mark.parametrize("how", SPOILED)
+def test_a_damaged_state_is_warned_of_and_training_starts_anew(images, tmp_path, monkeypatch, how):
+    state = tmp_path / "state"
+    killed(images, monkeypatch, state, network("lenet"))
+    SPOILED[how](state)
+    with pytest.warns(UserWarning, match="state cannot be resumed .*training starts anew"):
+        anew = trained(images, RICH, checkpoint=state, model=network("lenet"))
+    assert equal(anew.model, trained(images, RICH, model=network("lenet")).model)
+    assert len(anew.history) == RICH.epochs
+
+
+# --- policies and defenses ----------------------------------------------------------------------------------
+
+
+class Recorder(nn.Module):
+    """A network that keeps what it sees."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.seen = nn.Linear(3, 10), []
+
+    def forward(self, x):
+        self.seen.append(x.detach())
+        return self.head(x.mean((2, 3)))
+
+
+def pixels_seen(images, **changes):
+    """What the network saw in one epoch as one batch, uint8, and the order of the images."""
+    model = Recorder()
+    config = TrainConfig(epochs=1, batch=len(images), **changes)
+    fit(model, images, config, rng=rng(4))
+    (seen,) = model.seen
+    return (255 * seen).round().byte()
+
+
+@pytest.mark.parametrize("crop_flip", [False, True])
+@pytest.mark.parametrize("policy", ["", "0", "3-1-7", "3-1-7+43-18-18"])
+def test_the_network_sees_each_image_after_crop_flip_and_policy(images, policy, crop_flip):
+    g = rng(4)
+    expected = images.pixels[torch.randperm(len(images), generator=g)]
+    if crop_flip:
+        expected = crop_and_flip(expected, rng=g)
+    expected = parse_policy(policy)(expected, rng=g)
+    assert torch.equal(pixels_seen(images, policy=policy, crop_flip=crop_flip), expected)
+
+
+def test_policy_0_trains_on_inverted_images(images):
+    bare, inverted = (pixels_seen(images, policy=policy, crop_flip=False) for policy in ("", "0"))
+    assert torch.equal(inverted, 255 - bare)
+
+
+def test_each_epoch_has_its_own_order_and_draws(images):
+    model = Recorder()
+    fit(model, images, TrainConfig(epochs=2, batch=len(images), policy="3-1-7"), rng=rng(4))
+    first, second = (x.flatten(1).sum(1).sort().values for x in model.seen)
+    assert not torch.equal(first, second)  # not a reordering only
+
+
+@pytest.mark.parametrize("defense", ["prune:0.99", "gaussian:1e-3"])
+def test_a_defense_acts_in_training_and_is_repeatable(images, defense):
+    config = dataclasses.replace(PLAIN, epochs=1, defense=defense)
+    bare = trained(images, dataclasses.replace(config, defense=""))
+    first, again = trained(images, config), trained(images, config)
+    assert equal(first.model, again.model)
+    assert not equal(first.model, bare.model)
+
+
+def test_pruning_leaves_most_weights_where_they_were(images):
+    config = TrainConfig(epochs=1, batch=len(images), lr=100, weight_decay=0, crop_flip=False, defense="prune:0.99")
+    before, after = network("lenet"), trained(images, config, model=network("lenet")).model
+    for name, start in before.named_parameters():
+        moved = (after.get_parameter(name) != start).sum().item()
+        kept = start.numel() - start.numel() * 99 // 100
+        assert moved <= kept, name
+    assert not equal(before, after)
+
+
+# --- what goes wrong ----------------------------------------------------------------------------------------
+
+
+def test_divergence_is_one_error_that_names_the_step_size(images):
+    with pytest.raises(AtsError, match=r"training diverged in epoch \d: loss (nan|inf); lower .*lr=1e"):
+        trained(images, dataclasses.replace(PLAIN, lr=1e30), model=network("lenet"))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "rule"),
+    [
+        ("epochs", 0, "must be above 0"),
+        ("batch", -1, "must be above 0"),
+        ("lr", 0.0, "must be above 0"),
+        ("lr", math.nan, "must be above 0"),
+        ("loss_factor", -0.5, "must be above 0"),
+        ("momentum", -0.1, "must not be negative"),
+        ("weight_decay", -1e-4, "must not be negative"),
+        ("weight_decay", math.nan, "must not be negative"),
+    ],
+)
+def test_a_setting_out_of_range_is_refused(field, value, rule):
+    with pytest.raises(AtsError) as error:
+        TrainConfig(**{field: value})
+    assert str(error.value) == f"TrainConfig.{field}={value} {rule}"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("policy", "50", r"\[50\]"),
+        ("policy", "3_1", "3_1"),
+        ("defense", "blur:3", "blur"),
+        ("defense", "prune:1.5", "1.5"),
+    ],
+)
+def test_policies_and_defenses_are_checked_when_the_config_is_made(field, value, message):
+    with pytest.raises(AtsError, match=message):
+        TrainConfig(**{field: value})
+
+
+def test_a_checkpoint_round_trips_with_its_facts(tmp_path):
+    model = network()
+    save_checkpoint(tmp_path / "new" / "a.safetensors", model, policy="3-1-7", accuracy=71.5)
+    other = network(seed=1)
+    assert not equal(model, other)
+    assert load_checkpoint(tmp_path / "new" / "a.safetensors", other) == {"policy": "3-1-7", "accuracy": 71.5}
+    assert equal(model, other)
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["a.safetensors"]
+
+
+def test_a_checkpoint_of_another_network_is_refused(tmp_path):
+    save_checkpoint(tmp_path / "a", network("lenet"))
+    with pytest.raises(AtsError, match="is of another network") as error:
+        load_checkpoint(tmp_path / "a", network())
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (lambda path: None, "does not exist"),
+        (lambda path: path.write_bytes(b""), "cannot be read as safetensors"),
+        (lambda path: path.write_text("PK not a checkpoint" * 9), "cannot be read as safetensors"),
+        (lambda path: torch.save({"weight": torch.ones(2)}, path), "cannot be read as safetensors"),
+        (lambda path: path.mkdir(), "cannot be read as safetensors"),
+    ],
+    ids=["missing", "empty", "text", "pickle", "folder"],
+)
+def test_a_file_that_is_no_checkpoint_is_refused(tmp_path, write, message):
+    path = tmp_path / "a.pt"
+    write(path)
+    with pytest.raises(AtsError, match=message) as error:
+        load_checkpoint(path, network())
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
