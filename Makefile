@@ -21,7 +21,8 @@ test: .venv/.ready
 
 # Speed and memory, one JSON line a measurement.
 bench: .venv/.ready
-	set -e; for file in benchmarks/*.py; do $(BIN)/python $$file; done
+	$(BIN)/python benchmarks/transforms.py
+	$(BIN)/python -m atslib bench attack
 
 # What can be made again in seconds; .venv and .store stay.
 clean:

@@ -67,7 +67,11 @@ def _bench(args: argparse.Namespace) -> None:
 
     sizes = [(args.model, args.members or 8)] if args.model else bench.ATTACK_SIZES
     for model, members in sizes:
-        print(json.dumps(bench.attack(model, members, device=args.device)), flush=True)
+        line = json.dumps(bench.attack(model, members, device=args.device))
+        print(line, flush=True)
+        if args.out:
+            with args.out.open("a") as file:
+                file.write(f"{line}\n")
 
 
 def _say(line: str) -> None:
@@ -106,6 +110,7 @@ def parser() -> argparse.ArgumentParser:
     bench.add_argument("--model", help="such as resnet20-4; default: the reference sizes")
     bench.add_argument("--members", type=int, help="attacks in the batch")
     bench.add_argument("--device", default="cpu")
+    bench.add_argument("--out", type=Path, help="append the lines to this file, such as results/speed.jsonl")
     bench.set_defaults(call=_bench)
     return top
 

@@ -1,6 +1,7 @@
 """Figures from tables and image batches; no file access, one style."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -22,6 +23,15 @@ STYLE = {
 }
 
 
+@contextlib.contextmanager
+def _styled() -> Iterator[None]:
+    # Load the backend first: a notebook's becomes interactive when loaded, and leaving the context would undo
+    # that, so that only the first figure of a page would show.
+    plt.draw_if_interactive()
+    with plt.rc_context(STYLE):
+        yield
+
+
 def _picture(image: Tensor) -> np.ndarray:
     """(C, H, W), uint8 or float in [0, 1] units → (H, W[, 3]) as matplotlib takes it."""
     array = image.detach().cpu().numpy()
@@ -32,7 +42,7 @@ def _picture(image: Tensor) -> np.ndarray:
 def sheet(rows: dict[str, Tensor], *, captions: dict[str, Sequence[str]] | None = None) -> Figure:
     """A grid of images: one labelled row a batch (B, C, H, W), one column an image, optional text below."""
     captions, columns = captions or {}, max(len(batch) for batch in rows.values())
-    with plt.rc_context(STYLE):
+    with _styled():
         figure, axes = plt.subplots(len(rows), columns, figsize=(0.85 * columns + 1.6, 1.0 * len(rows)), squeeze=False)
         for line, (name, batch) in zip(axes, rows.items(), strict=True):
             for i, axis in enumerate(line):
@@ -48,7 +58,7 @@ def sheet(rows: dict[str, Tensor], *, captions: dict[str, Sequence[str]] | None 
 
 def curves(table: pd.DataFrame, x: str, y: str, group: str, *, ylabel: str, axis: Axes | None = None) -> Figure:
     """Mean of `y` against `x` for each group, with a band of ± one standard deviation over images."""
-    with plt.rc_context(STYLE):
+    with _styled():
         axis = axis or plt.subplots(figsize=(7, 3.4))[1]
         for color, (name, rows) in zip(COLORS, table.groupby(group, sort=False), strict=False):
             found = rows.groupby(x)[y].agg(["mean", "std"])
@@ -66,7 +76,7 @@ def leakage(
 ) -> Figure:
     """Every image's value a group, the mean, and beside it the floor columns' values (best guesses without
     the gradient)."""
-    with plt.rc_context(STYLE):
+    with _styled():
         figure, axis = plt.subplots(figsize=(7.5, 3.8))
         names = list(dict.fromkeys(table[group]))
         for i, name in enumerate(names):

@@ -1,25 +1,30 @@
 """From nothing to the book: compute what is missing, execute the pages, build."""
 
+import contextlib
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from atslib.data import load
+from atslib.data import available, load
 from atslib.errors import AtsError, choose
 from atslib.experiments import PAGES, settings
-from atslib.report import answers, insert_answers
+from atslib.report import answers, insert_answers, speed_table
 from atslib.store import Store
 
 
 def usable(dataset: str, say: Callable[[str], None]) -> str:
     """`dataset` if it is here or can be downloaded, else the embedded `shapes`, and a line that says so."""
-    try:
-        for split in ("train", "test"):
+    for split in ("train", "test"):
+        here = available(dataset, split)
+        try:
             load(dataset, split)
-    except AtsError as error:
-        say(f"{error}\n→ going on with the embedded `shapes` images; the pages say so.")
-        return "shapes"
+        except AtsError as error:
+            if here:  # a damaged file is for its owner to see, not to be passed over
+                raise
+            say(f"{error}\n→ going on with the embedded `shapes` images; the pages say so.")
+            return "shapes"
     return dataset
 
 
@@ -44,8 +49,7 @@ def run(
     if missing := [name for name in ("README.md", "book", "notebooks") if not (root / name).exists()]:
         raise AtsError(f"{root} is not the project's top folder: it has no {' and no '.join(missing)}")
     say = store.say
-    wanted = dataset or str(settings(profile=profile).dataset)
-    chosen = usable(wanted, say)
+    chosen = usable(settings(profile=profile, dataset=dataset).dataset, say)
     for name in names or PAGES:
         experiment = settings(profile=profile, dataset=chosen)
         say(f"{name}: {experiment}")
@@ -61,9 +65,7 @@ def run(
 
 def execute(name: str, parameters: dict[str, object], *, root: Path, store: Store) -> None:
     """Run one notebook by papermill into book/results/; a failed page keeps the one that was there."""
-    import os
-
-    import papermill
+    import papermill  # not needed, and not there, where pages are only computed
 
     os.environ["ATS_STORE"] = str(store.root)
     page = root / "book" / "results" / f"{name}.ipynb"
@@ -72,7 +74,8 @@ def execute(name: str, parameters: dict[str, object], *, root: Path, store: Stor
     try:
         # Relative paths: the executed page records them.
         source, target = (path.relative_to(root).as_posix() for path in (root / "notebooks" / page.name, partial))
-        papermill.execute_notebook(source, target, parameters, cwd="notebooks", progress_bar=False)
+        with contextlib.chdir(root):
+            papermill.execute_notebook(source, target, parameters, cwd="notebooks", progress_bar=False)
     except papermill.PapermillExecutionError as error:
         raise AtsError(f"{name}: a cell failed with {error.ename}: {error.evalue}; see {partial.name}") from None
     partial.replace(page)
@@ -80,10 +83,11 @@ def execute(name: str, parameters: dict[str, object], *, root: Path, store: Stor
 
 
 def publish_answers(root: Path) -> None:
-    """Rewrite the answer tables of the README and of the book's first page from the stored verdicts."""
+    """Rewrite what is made from results/: the answer tables of the README and the book, and the speed table."""
     insert_answers(root / "README.md", answers(root / "results"))
     table = answers(root / "results", link="results/{}.ipynb")
     (root / "book" / "answers.md").write_text(table)
+    (root / "book" / "speed.md").write_text(speed_table(root / "results" / "speed.jsonl"))
 
 
 def build_book(root: Path) -> None:

@@ -2,21 +2,31 @@
 
 import dataclasses
 import math
+import re
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from atslib.attacks import engine, reconstruct
 from atslib.data import load
 from atslib.errors import AtsError
 from atslib.experiments import PAGES, PROFILES, Settings, privacy, settings, units
-from atslib.experiments.privacy import HYBRID, POLICIES, SEARCHED, attack_unit, control_unit
-from atslib.experiments.units import ModelUnit, dataset, device_of, model_unit, network, starts, targets
+from atslib.experiments.privacy import HYBRID, POLICIES, SEARCHED, control_unit
+from atslib.experiments.tables import floors
+from atslib.experiments.units import ModelUnit, attack_unit, dataset, device_of, model_unit, network, starts, targets
 from atslib.policies import parse_policy
 from atslib.report import CLAIMS
 from atslib.rng import rng
 from atslib.store import Store
+from atslib.threat import observe
 from atslib.transforms import crop_and_flip
+
+
+class Killed(BaseException):
+    """What a kill looks like from inside."""
+
 
 TINY = {"images": 3, "steps": 3, "control_steps": 4, "fraction": 0.002}
 
@@ -94,8 +104,8 @@ def test_an_unknown_parameter_is_refused_with_the_valid_ones(name):
         ({"fraction": math.nan}, "parameter fraction=nan must be in (0, 1]"),
         ({"profile": "huge"}, "profile 'huge' is unknown; choose one of smoke, quick, paper"),
         ({"profile": 3}, "profile 3 is unknown; choose one of smoke, quick, paper"),
-        ({"dataset": "cifar"}, "data set 'cifar' is unknown; choose one of cifar100, "),
-        ({"dataset": 100}, "data set 100 is unknown; choose one of cifar100, "),
+        ({"dataset": "cifar"}, "dataset 'cifar' is unknown; choose one of cifar100, "),
+        ({"dataset": 100}, "dataset 100 is unknown; choose one of cifar100, "),
         ({"crop_flip": "none"}, "crop_flip 'none' is unknown; choose one of fixed, code"),
     ],
     ids=str,
@@ -119,9 +129,9 @@ def test_more_images_than_there_are_is_refused_before_anything_is_computed(store
 
 
 def test_a_device_that_is_not_there_is_one_error():
-    assert device_of(settings(device="cpu")) == torch.device("cpu")
+    assert device_of("cpu") == torch.device("cpu")
     with pytest.raises(AtsError, match="device 'gpu9' cannot be used") as error:
-        device_of(settings(device="gpu9"))
+        device_of("gpu9")
     assert "\n" not in str(error.value)
 
 
@@ -232,12 +242,60 @@ def test_the_control_is_the_same_attack_on_untouched_images_and_an_untrained_net
     assert torch.equal(moved, original)
 
 
+# --- a damaged state of an attack ---------------------------------------------------------------------------
+
+
+def interrupted(seen, attack, start, state):
+    """An attack that dies at its second snapshot and has saved its state before."""
+
+    def die(step, images, distance):
+        if step > 0:
+            raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "SAVE_EVERY", -1)
+        with pytest.raises(Killed):
+            reconstruct(seen, attack, rng=rng(0), start=start, frames=3, on_frame=die, chunk=2, checkpoint=state)
+
+
+STATES = {
+    "garbage": lambda file: file.write_bytes(b"\x00garbage" * 50),
+    "empty": lambda file: file.write_bytes(b""),
+    "truncated": lambda file: file.write_bytes(file.read_bytes()[:-100]),
+    "without its step": lambda file: save_file({"z": torch.ones(2)}, file),
+    "of fewer members": lambda file: save_file(
+        {k: v[:1].contiguous() for k, v in load_file(file).items()}, file, {"step": "1"}
+    ),
+}
+
+
+@pytest.mark.parametrize("how", STATES)
+def test_a_damaged_state_of_an_attack_is_warned_of_and_it_starts_anew(tmp_path, how):
+    unit = attack_unit(settings(images=2, steps=4))
+    model = network(dataclasses.replace(unit.model, model="lenet"))
+    _, pixels, labels = targets(unit)
+    seen, start = observe(model, pixels.float() / 255, labels, rng=rng(0)), starts(unit, model)
+    whole = reconstruct(seen, unit.attack, rng=rng(0), start=start, frames=3, chunk=2)
+    interrupted(seen, unit.attack, start, tmp_path / "state")
+    (file,) = tmp_path.iterdir()
+    again = reconstruct(seen, unit.attack, rng=rng(0), start=start, frames=3, chunk=2, checkpoint=tmp_path / "state")
+    assert torch.equal(again.images, whole.images)
+
+    interrupted(seen, unit.attack, start, tmp_path / "state")
+    STATES[how](file)
+    with pytest.warns(UserWarning, match=r"state\.0-2 cannot be resumed .*the attack starts anew"):
+        anew = reconstruct(seen, unit.attack, rng=rng(0), start=start, frames=3, chunk=2, checkpoint=tmp_path / "state")
+    assert torch.equal(anew.images, whole.images)
+    assert torch.equal(anew.trace, whole.trace)
+    assert not list(tmp_path.iterdir())
+
+
 # --- floors -------------------------------------------------------------------------------------------------
 
 
 def test_floors_are_the_psnr_of_grey_and_of_the_mean_training_image():
     pixels = torch.stack([torch.zeros(3, 32, 32), torch.full((3, 32, 32), 255)]).byte()
-    found = privacy.floors(pixels, "shapes")
+    found = floors(pixels, "shapes")
     # Grey is 0.5 from black and from white: MSE 1/4, 10 log10(4) dB.
     assert found["floor_grey"].tolist() == pytest.approx([10 * math.log10(4)] * 2)
     mean = load("shapes", "train").pixels.double().numpy().mean(0) / 255
@@ -246,10 +304,6 @@ def test_floors_are_the_psnr_of_grey_and_of_the_mean_training_image():
 
 
 # --- claim 1, whole -----------------------------------------------------------------------------------------
-
-
-class Killed(BaseException):
-    """What a kill looks like from inside."""
 
 
 @pytest.fixture(scope="module")
@@ -261,7 +315,10 @@ def undisturbed(tmp_path_factory):
 
 
 def test_every_page_is_a_claim_with_a_module():
-    assert set(PAGES) <= {claim.page for claim in CLAIMS}
+    assert {claim.page for claim in CLAIMS} & set(PAGES)
+    for page, module in PAGES.items():
+        assert re.match(r"claim[1-7]_[a-z]+$", page)
+        assert callable(module.run)
     assert PAGES["claim1_privacy"] is privacy
 
 
@@ -269,7 +326,7 @@ def test_claim_1_goes_through_every_policy_and_the_control(undisturbed):
     assert undisturbed[1] == [f"policy {p or 'none'}" for p in POLICIES] + ["positive control"]
 
 
-COLUMNS = ["policy", "image", "psnr", "psnr_original", "mse", "ssim", "cost", "floor_grey", "floor_mean"]
+COLUMNS = ["policy", "image", "psnr", "psnr_original", "mse", "ssim", "cost", "floor_grey", "floor_mean", "gain"]
 
 
 def test_claim_1_has_a_row_a_policy_and_image(undisturbed):
@@ -356,4 +413,4 @@ def test_the_differences_are_to_no_policy(undisturbed):
     assert set(rows.index) == {p for p in POLICIES if p}
     wide = result.tables["attacks"].pivot(index="image", columns="policy", values="psnr")
     for policy in SEARCHED:
-        assert rows.loc[policy, "mean"] == pytest.approx((wide[policy] - wide["none"]).mean())
+        assert rows.loc[policy, ("psnr", "mean")] == pytest.approx((wide[policy] - wide["none"]).mean())

@@ -8,6 +8,7 @@ from torch.func import stack_module_state
 from atslib import gradients
 from atslib.gradients import DISTANCES
 from atslib.models import build_model
+from atslib.per_example import Unsupported
 from atslib.rng import rng
 
 MODELS = ["resnet20-1", "convnet-4", "lenet"]
@@ -199,3 +200,42 @@ def test_rows_do_not_meet(name):
 def test_derivatives_of_a_distance_are_right(name):
     found, target = tuple(f.requires_grad_() for f in generic(0)), generic(1)
     assert torch.autograd.gradcheck(lambda *f: DISTANCES[name](f, target, (1.0, 2.0)), found)
+
+
+@pytest.mark.parametrize("name", ["resnet20-1", "convnet-4", "lenet"])
+@pytest.mark.parametrize("stacked", [False, True])
+def test_shared_layers_with_handles_equal_vmap_to_second_order(name, stacked):
+    model = build_model(name, 10, rng=rng(0)).double()
+    pixels = torch.rand(3, 2, 3, 32, 32, generator=rng(1), dtype=torch.float64).requires_grad_()
+    labels = torch.tensor([[0, 1], [2, 3], [4, 4]])
+    scale = torch.tensor([0.9, 1.0, 1.1], dtype=torch.float64)
+    parameters = {n: p.detach() * scale.view(-1, *[1] * p.ndim) for n, p in model.named_parameters()} if stacked else {}
+    fast = gradients._per_example(model, pixels, labels, {}, parameters)
+    slow = gradients._vmapped(model, pixels, labels, {}, parameters)
+    for found, expected in zip(fast, slow, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    second = [torch.autograd.grad(sum(g.square().sum() for g in each), pixels)[0] for each in (fast, slow)]
+    torch.testing.assert_close(second[0], second[1], rtol=1e-8, atol=1e-12)
+
+
+class _Scaled(torch.nn.Module):
+    """A parameter outside any layer, which the handles cannot follow."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.tensor(2.0))
+        self.linear = torch.nn.Linear(12, 3)
+
+    def forward(self, x):
+        return self.linear(x.flatten(1) * self.scale)
+
+
+def test_a_model_with_other_parameters_falls_back_and_is_still_exact():
+    model, pixels, labels = _Scaled(), torch.rand(4, 3, 2, 2, generator=rng(0)), torch.tensor([0, 1, 2, 0])
+    with pytest.raises(Unsupported):
+        gradients._per_example(model, pixels[:, None], labels[:, None], {}, {})
+    found = gradients.example_gradients(model, pixels, labels)
+    for row, image, label in zip(found, pixels, labels, strict=True):
+        loss = torch.nn.functional.cross_entropy(model(image[None]), label[None])
+        alone = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+        torch.testing.assert_close(row, alone)

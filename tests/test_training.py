@@ -70,24 +70,23 @@ def test_the_optimizer_gets_the_schedules_step_size(images):
 
 @pytest.mark.parametrize("factor", [1.0, 0.5])
 def test_a_step_is_torchs_with_the_loss_times_its_factor(images, factor):
+    # All three milestones of one epoch are 0, so the step size is lr / 1000.
     config = TrainConfig(
-        epochs=1,
-        batch=len(images),
-        lr=0.07,
-        momentum=0.8,
-        weight_decay=0.01,
-        loss_factor=factor,
-        crop_flip=False,
+        epochs=1, batch=len(images), lr=70, momentum=0.8, weight_decay=0.01, loss_factor=factor, crop_flip=False
     )
     done = trained(images, config, model=network("lenet"))
 
     model, order = network("lenet").train(), torch.randperm(len(images), generator=rng(0, "train"))
-    rate = 0.07 * 0.1**3  # all three milestones of one epoch are 0
-    sgd = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.8, nesterov=True, weight_decay=0.01)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.07, momentum=0.8, nesterov=True, weight_decay=0.01)
     loss = F.cross_entropy(model(images.pixels[order].float() / 255), images.labels[order])
     (factor * loss).backward()
     sgd.step()
-    assert equal(done.model, model)
+    before = network("lenet")
+    for name, expected in model.named_parameters():
+        start = before.get_parameter(name)
+        moved = done.model.get_parameter(name) - start
+        assert moved.abs().max() > 1e-4, name
+        torch.testing.assert_close(moved, expected - start, rtol=1e-3, atol=1e-6)
     assert done.history[0]["loss"] == pytest.approx(loss.item())
 
 

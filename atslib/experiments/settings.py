@@ -56,7 +56,7 @@ class Settings:
             raise AtsError(f"parameter fraction={self.fraction} must be in (0, 1]")
 
 
-_QUICK = {"model": "resnet20-1", "fraction": 0.1, "epochs": 15, "images": 16, "steps": 300, "control_steps": 600}
+_QUICK = {"model": "resnet20-1", "fraction": 0.1, "epochs": 6, "images": 8, "steps": 300, "control_steps": 300}
 PROFILES: dict[str, dict] = {
     "smoke": {
         "dataset": "shapes",

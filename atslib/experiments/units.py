@@ -6,7 +6,7 @@ import functools
 import torch
 from torch import Tensor, nn
 
-from atslib.attacks import Attack, reconstruct
+from atslib.attacks import ATTACKS, Attack, reconstruct
 from atslib.data import Images, load
 from atslib.defenses import Defense
 from atslib.errors import AtsError
@@ -113,6 +113,26 @@ class AttackUnit:
     defense: str = ""
     frames: int = 0
     seed: int = 0
+
+
+def attack_unit(settings: Settings, policy: str = "", **changes: object) -> AttackUnit:
+    """The attack on images transformed by `policy`, against the network trained with it.
+
+    `changes` replace the unit's fields; the attack is `adam-cosine` at the settings' steps by default.
+    """
+    if settings.images > (there := len(dataset(settings.dataset, "test"))):
+        raise AtsError(f"parameter images={settings.images}: {settings.dataset} has {there} test images")
+    attack = dataclasses.replace(ATTACKS["adam-cosine"], steps=settings.steps)
+    unit = AttackUnit(
+        model=model_unit(settings, policy),
+        policy=policy,
+        attack=attack,
+        first=0,
+        last=settings.images,
+        crop_flip=settings.crop_flip == "fixed" or policy != "",
+        seed=settings.seed,
+    )
+    return dataclasses.replace(unit, **changes)
 
 
 def targets(unit: AttackUnit) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,0 +1,71 @@
+"""Claim 1, second part: pruning and noise on the shared gradient beside the hybrid (paper, Table 3)."""
+
+from collections.abc import Callable
+
+import pandas as pd
+
+from atslib.experiments.privacy import HYBRID
+from atslib.experiments.settings import Settings
+from atslib.experiments.tables import image_rows, provenance
+from atslib.experiments.units import attack_unit, attacked, device_of, model_unit, trained
+from atslib.report import NO_POLICY, Result, defenses_verdict, paired, reported, summarize
+from atslib.store import Store
+from atslib.training import TrainConfig
+
+# defense → its row in the paper's Table 3 and the replication's Table 6
+DEFENSES = {
+    "prune:0.7": "pruning-70",
+    "prune:0.95": "pruning-95",
+    "prune:0.99": "pruning-99",
+    "laplace:0.001": "laplacian-1e-3",
+    "laplace:0.01": "laplacian-1e-2",
+    "gaussian:0.001": "gaussian-1e-3",
+    "gaussian:0.01": "gaussian-1e-2",
+}
+
+
+def run(settings: Settings, store: Store, *, on_unit: Callable[[str], None] | None = None) -> Result:
+    """Train with each defense, attack gradients with and without it.
+
+    Tables: `attacks`, a row a defense and image with `applied` "fixed" (the shared gradient is perturbed)
+    or "code" (only the training was, as both published codebases do), and `accuracy`.
+    """
+    device, started = device_of(settings.device), on_unit or (lambda name: None)
+    tables, accuracy, sheets = [], [], {}
+    for name in (NO_POLICY, *DEFENSES, HYBRID):
+        started(f"defense {name}")
+        policy, defense = (HYBRID, "") if name == HYBRID else ("", "" if name == NO_POLICY else name)
+        train = TrainConfig(policy=policy, epochs=settings.epochs, defense=defense)
+        model = model_unit(settings, policy, train=train)
+        _, made = trained(model, store, device)
+        accuracy.append({"defense": name, "accuracy": float(made["accuracy"])})
+        for applied in ("fixed", "code") if defense else ("fixed",):
+            unit = attack_unit(settings, policy, model=model, defense=defense if applied == "fixed" else "")
+            found = attacked(unit, store, device)
+            tables.append(image_rows(found, unit).assign(defense=name, applied=applied))
+            sheets[name, applied] = found
+    tables = {"attacks": pd.concat(tables, ignore_index=True), "accuracy": pd.DataFrame(accuracy)}
+    verdict = defenses_verdict(tables["attacks"], tables["accuracy"].set_index("defense")["accuracy"], HYBRID)
+    return Result("claim1_defenses", tables, provenance(settings, sheets[NO_POLICY, "fixed"]), verdict, sheets)
+
+
+def comparison(result: Result) -> pd.DataFrame:
+    """A row a defense and way of applying it: our summary, accuracy, and the published numbers."""
+    ours = summarize(result.tables["attacks"], ["defense", "applied"], epsilon=float(result.facts["epsilon"]))
+    ours["gain over mean image"] = result.tables["attacks"].groupby(["defense", "applied"])["gain"].mean()
+    defense = ours.index.get_level_values("defense")
+    ours["accuracy"] = result.tables["accuracy"].set_index("defense")["accuracy"].reindex(defense).to_numpy()
+    printed = defense.map({**DEFENSES, HYBRID: f"hybrid:{HYBRID}"})
+    for source, table in (("ats", "Table 3"), ("replication", "Table 6")):
+        rows = reported(source=source, table_or_figure=table)
+        for metric, name in (("PSNR_dB", "PSNR"), ("val_accuracy_pct", "accuracy")):
+            found = rows[rows["metric"] == metric].set_index("policy_or_defense")["value"]
+            ours[f"{'paper' if source == 'ats' else source} {name}"] = found.reindex(printed).to_numpy()
+    return ours
+
+
+def differences(result: Result) -> pd.DataFrame:
+    """Each defense minus none on the same images, where the shared gradient is perturbed; below 0: harder."""
+    rows = result.tables["attacks"]
+    rows = rows[rows["applied"] == "fixed"]
+    return pd.concat({name: paired(rows, NO_POLICY, name, by="defense") for name in ("psnr", "gain")}, axis=1)

@@ -1,0 +1,213 @@
+"""Notebooks: thin and clean as committed, whole at toy size, and published from their current source."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from atslib.experiments import PAGES
+from atslib.report import stored_digest
+from atslib.store import project_root
+
+ROOT = project_root()
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+EXECUTED = [p for p in sorted((ROOT / "book" / "results").glob("*.ipynb")) if ".failed" not in p.name]
+EXECUTED = EXECUTED or [pytest.param(None, marks=pytest.mark.skip(reason="no page is executed yet"))]
+MACHINE = re.compile(r"""(?<![\w.:/])(/(work|home|root|tmp|Users)/|[A-Z]:\\\\Users)""")
+MEGABYTES = 2.5
+
+# Jupyter's own libraries warn, at import and at exit, of what they will change.
+jupyter = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+def read(path):
+    return nbformat.read(path, as_version=4)
+
+
+def code(path, *, injected=False):
+    """The code cells, without those that papermill put in."""
+    cells = [cell for cell in read(path).cells if cell.cell_type == "code"]
+    return [c for c in cells if injected or "injected-parameters" not in c.metadata.get("tags", [])]
+
+
+def lines(cells):
+    return sum(bool(line.strip()) for cell in cells for line in cell.source.splitlines())
+
+
+def name(path):
+    return path.stem if path else "none"
+
+
+def test_every_page_has_a_notebook_and_every_notebook_a_page():
+    assert [path.stem for path in NOTEBOOKS] == sorted(PAGES)
+
+
+# --- as committed -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
+def test_a_notebook_is_thin_and_clean(path):
+    cells = code(path)
+    assert cells[0].metadata.get("tags") == ["parameters"]
+    assert len(cells) <= 12, "move work into atslib"
+    for number, cell in enumerate(cells, 1):
+        assert not cell.outputs, f"cell {number}: strip outputs"
+        assert cell.execution_count is None, f"cell {number}: strip execution counts"
+        assert len(cell.source.splitlines()) <= 15, f"cell {number}: move code into atslib"
+        assert not re.search(r"^\s*(async\s+)?(def|class)\s", cell.source, re.M), f"cell {number}: define it in atslib"
+        assert "parameters" not in cell.metadata.get("tags", []) or number == 1
+    prose = [cell for cell in read(path).cells if cell.cell_type == "markdown"]
+    assert lines(prose) >= lines(cells)
+    assert prose[0].source.startswith("# ")
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
+def test_a_notebook_names_no_machine(path):
+    assert not MACHINE.search(path.read_text())
+    assert path.read_text().endswith("}\n")
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
+def test_a_notebooks_parameters_are_plain_values_and_the_first_is_the_profile(path):
+    variables = {}
+    exec(code(path)[0].source, {}, variables)
+    variables.pop("__annotations__", None)
+    assert next(iter(variables)) == "profile"
+    assert variables.pop("profile") == "smoke"
+    assert set(variables.values()) == {None}
+
+
+# --- at toy size --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def alone(tmp_path, monkeypatch):
+    """Executes a copy of a notebook in an empty folder, with relative paths: papermill records them."""
+
+    def execute(path, **parameters):
+        import papermill
+
+        (tmp_path / "notebooks").mkdir()
+        shutil.copy(path, tmp_path / "notebooks")
+        source = f"notebooks/{path.name}"
+        papermill.execute_notebook(source, "out.ipynb", parameters, cwd="notebooks", progress_bar=False)
+
+    monkeypatch.chdir(tmp_path)
+    return execute
+
+
+@jupyter
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
+def test_a_notebook_runs_alone_at_smoke(path, alone, smoke_store, tmp_path, monkeypatch):
+    monkeypatch.setenv("ATS_STORE", str(smoke_store))
+    alone(path, profile="smoke")
+    outputs = [output for cell in code(tmp_path / "out.ipynb", injected=True) for output in cell.outputs]
+    assert not [o for o in outputs if o.output_type == "error" or o.get("name") == "stderr"]
+    text = json.dumps(outputs)
+    assert "Profile <b>smoke</b>: shapes" in text
+    assert "at this scale" in text
+    figures = [cell for cell in code(tmp_path / "out.ipynb") if "mystnb" in cell.metadata]
+    assert figures
+    for cell in figures:
+        assert any("image/png" in output.get("data", {}) for output in cell.outputs), cell.source
+    assert list(smoke_store.glob("model/*.safetensors"))
+    assert faults(tmp_path / "out.ipynb", path, results=None) == []
+
+
+@jupyter
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
+def test_a_misspelt_parameter_stops_with_the_valid_ones(path, alone, tmp_path, monkeypatch):
+    import papermill
+
+    monkeypatch.setenv("ATS_STORE", str(tmp_path / "store"))
+    with pytest.raises(papermill.PapermillExecutionError) as error:
+        alone(path, profle="smoke")
+    assert error.value.ename == "AtsError"
+    assert re.match(r"unknown parameter profle; the parameters are profile, dataset, model, ", error.value.evalue)
+    assert not (tmp_path / "store").exists()
+    shown = json.dumps([cell.outputs for cell in code(tmp_path / "out.ipynb", injected=True)])
+    assert "settings.py" not in shown  # the sentence, not our call stack
+
+
+# --- as published -------------------------------------------------------------------------------------------
+
+
+def faults(page, source, results):
+    """What is wrong with an executed page: each fault in words."""
+    text, found = page.read_text(), []
+    if [cell.source for cell in code(page)] != [cell.source for cell in code(source)]:
+        found.append("it ran another source")
+    if read(page).metadata.get("papermill", {}).get("exception") is not None:
+        found.append("its run failed")
+    if machine := MACHINE.search(text):
+        found.append(f"it names a machine: {text[machine.start() : machine.start() + 40]}")
+    if len(text.encode()) > MEGABYTES * 1e6:
+        found.append(f"it is larger than {MEGABYTES} MB")
+    outputs = json.dumps([cell.outputs for cell in code(page, injected=True)])
+    banner = re.search(r"Profile <b>(\w+)</b>: ([\w-]+),.*? tables ([0-9a-f]{12})\.", outputs)
+    if not banner:
+        found.append("it has no banner")
+    elif results is not None:
+        profile, dataset, digest = banner.groups()
+        if stored_digest(results / source.stem / f"{dataset}-{profile}") != digest:
+            found.append(f"its tables are not those of results/{source.stem}/{dataset}-{profile}")
+    return found
+
+
+@pytest.mark.parametrize("page", EXECUTED, ids=name)
+def test_a_published_page_ran_the_current_source_on_the_stored_tables(page):
+    found = faults(page, ROOT / "notebooks" / page.name, ROOT / "results")
+    assert not found, "run it again: python -m atslib run " + page.stem
+
+
+def published(folder, *, source="1 + 1", text="", digest=None, exception=None):
+    """A made-up notebook, its executed page and its results."""
+    results = folder / "results"
+    tables = results / "page" / "shapes-smoke"
+    tables.mkdir(parents=True)
+    (tables / "attacks.csv").write_text("policy,psnr\nnone,12\n")
+    banner = f"<div>Profile <b>smoke</b>: shapes, convnet-4; tables {digest or stored_digest(tables)}. {text}</div>"
+    output = nbformat.v4.new_output("display_data", {"text/html": banner})
+    injected = nbformat.v4.new_code_cell("profile = 'smoke'", metadata={"tags": ["injected-parameters"]})
+    cell = nbformat.v4.new_code_cell(source, outputs=[output])
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1 + 1")])
+    page = nbformat.v4.new_notebook(cells=[injected, cell], metadata={"papermill": {"exception": exception}})
+    paths = folder / "executed.ipynb", folder / "page.ipynb"
+    for made, path in zip((page, notebook), paths, strict=True):
+        nbformat.write(made, path)
+    return *paths, results
+
+
+def test_a_sound_page_has_no_fault(tmp_path):
+    assert faults(*published(tmp_path)) == []
+
+
+@pytest.mark.parametrize(
+    ("how", "fault"),
+    [
+        ({"source": "1 + 2"}, "it ran another source"),
+        ({"exception": True}, "its run failed"),
+        ({"text": "see /home/me/x"}, "it names a machine: /home/me/x"),
+        ({"text": 'File "/tmp/x.py"'}, "it names a machine: /tmp/x.py"),
+        ({"text": "x" * 3_000_000}, "it is larger than 2.5 MB"),
+        ({"digest": "0" * 12}, "its tables are not those of results/page/shapes-smoke"),
+        ({"digest": "none"}, "it has no banner"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_each_fault_of_a_page_is_found(tmp_path, how, fault):
+    (found,) = faults(*published(tmp_path, **how))
+    assert found.startswith(fault)
+
+
+def test_a_link_is_no_machine_path():
+    assert not MACHINE.search("https://example.org/home/x ../work/x book/tmp/x")
+    assert MACHINE.search('"/root/.cache"')
+
+
+def test_the_notebooks_lie_where_the_runner_looks():
+    assert (ROOT / "notebooks").is_dir()
+    assert Path(__file__).parent.parent == ROOT

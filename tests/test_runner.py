@@ -1,0 +1,228 @@
+"""The command line and the runner: one-line errors, fallbacks, tables and answers, pages that fail."""
+
+import json
+import subprocess
+import sys
+
+import nbformat
+import pytest
+
+from atslib import runner
+from atslib.__main__ import main
+from atslib.data import load
+from atslib.errors import AtsError
+from atslib.report import answers, stored_digest
+from atslib.runner import build_book, execute, publish_answers, run, usable
+from atslib.store import Store
+
+README = "# Title\n\n<!-- answers -->\nold\n<!-- answers -->\nrest\n"
+jupyter = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """A project's top folder with nothing in it but what the runner needs, somewhere else than the shell is."""
+    top = tmp_path / "project"
+    for folder in ("book/results", "notebooks", "elsewhere"):
+        (top / folder).mkdir(parents=True)
+    (top / "README.md").write_text(README)
+    (top / "pyproject.toml").touch()
+    monkeypatch.chdir(top / "elsewhere")
+    monkeypatch.setenv("ATS_STORE", str(tmp_path / "store"))
+    return top
+
+
+@pytest.fixture
+def damaged(root):
+    """The project's store, with one artifact whose bytes changed and one that is whole."""
+    import torch
+
+    store = Store()
+    for kind in ("attack", "model"):
+        store.get(kind, {"a": 1}, lambda state: {"x": torch.ones(3)})
+    store.path("model", {"a": 1}).write_bytes(b"x")
+    return store
+
+
+# --- the command line ---------------------------------------------------------------------------------------
+
+
+def said_once(capsys):
+    """The one line on stderr."""
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1, captured.err
+    assert captured.out == ""
+    return captured.err.strip()
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("run claim9_magic --profile smoke", "error: page 'claim9_magic' is unknown; choose one of claim1_privacy"),
+        ("run --profile huge", "error: profile 'huge' is unknown; choose one of smoke, quick, paper"),
+        ("run --profile smoke --dataset cifr10", "error: dataset 'cifr10' is unknown; choose one of cifar100, "),
+        ("store export", "error: store export needs a file: python -m atslib store export FILE.tar"),
+        ("store import", "error: store import needs a file: python -m atslib store import FILE.tar"),
+        ("store import none.tar", "error: none.tar cannot be read as an archive of `atslib store export`"),
+    ],
+)
+def test_a_wrong_command_is_one_line_and_status_2(root, capsys, command, message):
+    assert main(command.split()) == 2
+    assert said_once(capsys).startswith(message)
+
+
+def test_python_m_atslib_is_that_command_line(root):
+    command = [sys.executable, "-m", "atslib", "run", "claim9_magic"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: page 'claim9_magic' is unknown; choose one of claim1_privacy")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["", "fly", "store eat", "run --speed 9"])
+def test_a_command_that_is_none_is_status_2(capsys, command):
+    with pytest.raises(SystemExit) as stop:
+        main(command.split())
+    assert stop.value.code == 2
+    assert "usage: python -m atslib" in capsys.readouterr().err
+
+
+def test_outside_a_project_the_missing_folders_are_named_before_any_work(tmp_path):
+    with pytest.raises(AtsError, match=r"is not the project's top folder: it has no README\.md and no book and no"):
+        run([], profile="smoke", root=tmp_path, store=Store(tmp_path / "store"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_store_verify_names_the_damaged_and_is_status_1(damaged, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["store", "verify"])
+    assert stop.value.code == 1
+    name = damaged.path("model", {"a": 1}).name
+    assert capsys.readouterr().out == f"model/{name}: its bytes do not match their hash\n"
+
+
+def test_store_verify_of_a_whole_store_is_status_0(damaged, capsys):
+    damaged.path("model", {"a": 1}).with_suffix(".json").unlink()
+    with pytest.raises(SystemExit) as stop:
+        main(["store", "verify"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out == "1 artifacts, all whole\n"
+
+
+def test_store_list_has_a_line_for_every_artifact_even_the_damaged(damaged, capsys):
+    damaged.path("model", {"a": 1}).unlink()
+    damaged.path("attack", {"a": 1}).with_suffix(".json").write_text("[]")
+    assert main(["store", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sorted(line.split("/")[0] for line in lines) == ["attack", "model"]
+
+
+def test_store_export_and_import_carry_artifacts(damaged, tmp_path, capsys):
+    assert main(["store", "export", str(tmp_path / "a.tar")]) == 0
+    assert main(["store", "import", str(tmp_path / "a.tar"), "--store", str(tmp_path / "new")]) == 0
+    assert capsys.readouterr().out.splitlines()[1].startswith("4 files taken from ")
+    assert len(list(Store(tmp_path / "new").entries())) == 2
+
+
+def test_an_interrupt_is_one_line_and_status_130(root, capsys, monkeypatch):
+    def interrupted(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "run", interrupted)
+    assert main(["run"]) == 130
+    assert said_once(capsys).startswith("interrupted; what was finished is kept")
+
+
+# --- data ---------------------------------------------------------------------------------------------------
+
+
+def test_data_that_is_not_there_falls_back_to_shapes_with_a_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("ATS_DATA", str(tmp_path))
+    monkeypatch.setattr(runner, "load", lambda name, split: load(name, split, download=False))
+    lines = []
+    assert usable("cifar100", lines.append) == "shapes"
+    (line,) = lines
+    assert "cifar100" in line
+    assert "going on with the embedded `shapes` images; the pages say so" in line
+
+
+def test_data_that_is_there_is_used_without_a_word():
+    lines = []
+    assert usable("shapes-grey", lines.append) == "shapes-grey"
+    assert lines == []
+
+
+# --- runs ---------------------------------------------------------------------------------------------------
+
+
+def test_a_run_writes_tables_and_answers_and_computes_only_what_is_missing(root, smoke_store):
+    lines = []
+    for _ in range(2):
+        lines.clear()
+        store = Store(smoke_store, say=lines.append)
+        run(["claim1_privacy"], profile="smoke", compute_only=True, root=root, store=store)
+    assert not [line for line in lines if line.startswith("made ")]
+    folder = root / "results" / "claim1_privacy" / "shapes-smoke"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "accuracy.csv",
+        "attacks.csv",
+        "control.csv",
+        "curve.csv",
+        "facts.json",
+        "verdict.json",
+    ]
+    assert json.loads((folder / "facts.json").read_text())["images"] == 2
+    assert len(stored_digest(folder)) == 12
+    table = answers(root / "results")
+    assert (root / "README.md").read_text() == README.replace("old\n", table)
+    assert (root / "book" / "answers.md").read_text() == answers(root / "results", link="results/{}.ipynb")
+    assert not list((root / "book" / "results").iterdir())
+
+
+def notebook(path, *sources):
+    cells = [nbformat.v4.new_code_cell('profile = "smoke"', metadata={"tags": ["parameters"]})]
+    cells += [nbformat.v4.new_code_cell(source) for source in sources]
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), path)
+
+
+@jupyter
+def test_a_page_runs_from_any_folder_and_a_failed_one_keeps_the_old_page(root, store, said):
+    page, source = root / "book" / "results" / "page.ipynb", root / "notebooks" / "page.ipynb"
+    notebook(source, "import os\nos.path.basename(os.getcwd()), os.environ['ATS_STORE'], profile")
+    execute("page", {"profile": "quick"}, root=root, store=store)
+    assert said == ["page: page in book/results/page.ipynb"]
+    old = page.read_text()
+    (output,) = nbformat.read(page, as_version=4).cells[-1].outputs
+    shown = " ".join(output.data["text/plain"].split())
+    assert shown == f"('notebooks', '{store.root}', 'quick')"
+    assert str(root) not in old.replace(str(store.root), "")
+
+    notebook(source, "raise ValueError('no luck')")
+    with pytest.raises(AtsError, match=r"page: a cell failed with ValueError: no luck; see page\.failed\.ipynb"):
+        execute("page", {}, root=root, store=store)
+    assert page.read_text() == old
+    assert (root / "book" / "results" / "page.failed.ipynb").exists()
+
+
+def test_answers_are_not_published_into_a_readme_without_marks(root):
+    (root / "README.md").write_text("# Title\n")
+    with pytest.raises(AtsError, match="must hold two lines <!-- answers -->"):
+        publish_answers(root)
+    assert (root / "README.md").read_text() == "# Title\n"
+
+
+def test_a_book_that_does_not_build_is_one_error(root, monkeypatch):
+    commands = []
+
+    def fails(command, **options):
+        commands.append((command[1:], options["cwd"]))
+        return subprocess.CompletedProcess(command, 1)
+
+    monkeypatch.setattr(subprocess, "run", fails)
+    with pytest.raises(AtsError, match="the book did not build"):
+        build_book(root)
+    ((command, cwd),) = commands
+    assert cwd == root
+    assert command[:4] == ["-m", "jupyter_book", "build", "book"]
+    assert "-W" in command
