@@ -17,6 +17,7 @@ def _run(args: argparse.Namespace) -> None:
         profile=args.profile,
         dataset=args.dataset,
         compute_only=args.compute_only,
+        jobs=args.jobs,
         root=project_root(),
         store=store,
     )
@@ -88,6 +89,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--profile", default="quick", help="smoke, quick (default) or paper")
     run.add_argument("--dataset", help="instead of the profile's; `shapes` needs no file")
     run.add_argument("--compute-only", action="store_true", help="write tables, execute and build nothing")
+    run.add_argument("--jobs", type=int, help="units at once, a thread each; default: one a core")
     run.add_argument("--store", type=Path, help="folder of artifacts; default $ATS_STORE or .store")
     run.set_defaults(call=_run)
 

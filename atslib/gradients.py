@@ -154,12 +154,16 @@ def cosine_tensors(found: Gradients, target: Gradients, weights: Sequence[float]
 
 def l2(found: Gradients, target: Gradients, weights: Sequence[float]) -> Tensor:
     """Sum of squared differences, (N,). Deep Leakage from Gradients, Eq. 4."""
-    return _total([w * (f - t).square().reshape(len(f), -1).sum(1) for f, t, w in zip(found, target, weights, strict=True)])
+    return _total(
+        [w * (f - t).square().reshape(len(f), -1).sum(1) for f, t, w in zip(found, target, weights, strict=True)]
+    )
 
 
 def l1(found: Gradients, target: Gradients, weights: Sequence[float]) -> Tensor:
     """Sum of absolute differences, (N,)."""
-    return _total([w * (f - t).abs().reshape(len(f), -1).sum(1) for f, t, w in zip(found, target, weights, strict=True)])
+    return _total(
+        [w * (f - t).abs().reshape(len(f), -1).sum(1) for f, t, w in zip(found, target, weights, strict=True)]
+    )
 
 
 # (found, target, a weight for each parameter tensor) → (N,); lower is more alike.

@@ -1,15 +1,21 @@
 """From nothing to the book: compute what is missing, execute the pages, build."""
 
 import contextlib
+import multiprocessing
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+
+import torch
 
 from atslib.data import available, load
 from atslib.errors import AtsError, choose
 from atslib.experiments import PAGES, settings
+from atslib.experiments.units import AttackUnit, ModelUnit, device_of, make
 from atslib.report import answers, insert_answers, speed_table
 from atslib.store import Store
 
@@ -34,12 +40,15 @@ def run(
     profile: str,
     dataset: str | None = None,
     compute_only: bool = False,
+    jobs: int | None = None,
     root: Path,
     store: Store,
 ) -> None:
     """Compute the named pages (all by default), write their tables, execute their notebooks, build the book.
 
     Args:
+        jobs: units computed at once, each in a process with one thread; by default one a core without a GPU,
+            and one in this process with it.
         root: the project's top folder, with notebooks/, book/ and results/.
     Raises:
         AtsError: an unknown page, or a page or book that failed; pages made before it stay.
@@ -53,7 +62,8 @@ def run(
     for name in names or PAGES:
         experiment = settings(profile=profile, dataset=chosen)
         say(f"{name}: {experiment}")
-        result = PAGES[name].run(experiment, store, on_unit=lambda unit, name=name: say(f"{name}: {unit}"))
+        compute(list(PAGES[name].units(experiment).values()), store, experiment.device, jobs)
+        result = PAGES[name].run(experiment, store)
         folder = result.write(root / "results")
         say(f"{name}: {result.verdict.status}; {result.verdict.reason}\n{name}: tables in {folder.relative_to(root)}")
         if not compute_only:
@@ -61,6 +71,60 @@ def run(
     publish_answers(root)
     if not compute_only:
         build_book(root)
+
+
+def compute(units: Sequence[AttackUnit], store: Store, device: str, jobs: int | None = None) -> None:
+    """Fill the store with what these attacks need, `jobs` units at once; an attack starts when its model is there.
+
+    Two processes of one thread do more than one of two, and a unit's numbers then do not depend on the
+    number of cores.
+    """
+    models = [m for m in dict.fromkeys(unit.model for unit in units) if m.train and not store.has("model", m)]
+    attacks = [unit for unit in dict.fromkeys(units) if not store.has("attack", unit)]
+    if not models and not attacks:
+        return
+    gpu = device_of(device).type == "cuda"
+    jobs = jobs or (1 if gpu else os.cpu_count() or 1)
+    store.say(f"to make: {len(models)} models and {len(attacks)} batches of attacks, {jobs} at once")
+    if gpu:
+        for unit in (*models, *attacks):
+            make(unit, store, device)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        try:
+            _in_order(pool, models, attacks, store, device)
+        except BrokenProcessPool:
+            raise AtsError(
+                "a worker was killed, perhaps for want of memory: what is finished is kept; try --jobs 1"
+            ) from None
+
+
+def _in_order(
+    pool: Executor, models: Sequence[ModelUnit], attacks: Sequence[AttackUnit], store: Store, device: str
+) -> None:
+    """Submit models, then attacks whose model is there, then each other attack as its model comes."""
+
+    def submit(units: Iterable[ModelUnit | AttackUnit]) -> dict[Future, ModelUnit | AttackUnit]:
+        return {pool.submit(_work, unit, store.root, device): unit for unit in units}
+
+    running = submit(models) | submit(unit for unit in attacks if unit.model not in models)
+    total, done = len(models) + len(attacks), 0
+    while running:
+        finished, _ = wait(running, return_when=FIRST_COMPLETED)
+        for future in finished:
+            future.result()
+            unit, done = running.pop(future), done + 1
+            running |= submit(attack for attack in attacks if attack.model == unit)
+            store.say(f"{done} of {total} done")
+
+
+def _work(unit: ModelUnit | AttackUnit, root: Path, device: str) -> None:
+    torch.set_num_threads(1)
+    make(unit, Store(root, say=_say), device)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def execute(name: str, parameters: dict[str, object], *, root: Path, store: Store) -> None:

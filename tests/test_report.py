@@ -19,6 +19,8 @@ from atslib.report import (
     Verdict,
     answers,
     bootstrap,
+    defenses_verdict,
+    generality_verdict,
     insert_answers,
     paired,
     policy_label,
@@ -367,7 +369,7 @@ def test_a_measured_claim_is_linked_with_its_numbers_and_scale(tmp_path):
     first, second, *_ = rows(answers(tmp_path, link="x/{}.html"))
     assert first[0] == "[1. Searched policies lower the attack's PSNR and keep the accuracy](x/claim1_privacy.html)"
     assert first[3] == "-6.0 dB [-6.0, -6.0], -2.0 points (n=17, resnet20-1, quick)"
-    assert first[4] == "**reproduced** at this scale"
+    assert first[4] == '<span class="verdict" data-status="reproduced">reproduced at this scale</span>'
     assert second[4] == "not measured yet"
 
 
@@ -375,7 +377,8 @@ def test_the_papers_profile_goes_before_quick_and_its_verdict_has_no_scale(tmp_p
     result(dataset="aaa").write(tmp_path)
     result(profile="paper", verdict=Verdict("not reproduced", "", ""), model="resnet20-4").write(tmp_path)
     row = rows(answers(tmp_path))[0]
-    assert row[3:] == ["– (n=17, resnet20-4, paper)", "**not reproduced**"]
+    badge = '<span class="verdict" data-status="not reproduced">not reproduced</span>'
+    assert row[3:] == ["– (n=17, resnet20-4, paper)", badge]
 
 
 @pytest.mark.parametrize(("dataset", "profile"), [("shapes", "paper"), ("shapes-grey", "quick"), ("cifar100", "smoke")])
@@ -418,3 +421,62 @@ def test_claims_are_the_papers_seven_and_each_has_its_own_page():
     assert [claim.number for claim in CLAIMS] == [1, 2, 3, 4, 5, 6, 7]
     assert all(claim.page.startswith(f"claim{claim.number}_") for claim in CLAIMS)
     assert dataclasses.is_dataclass(CLAIMS[0])
+
+
+# --- claims 1 (defenses) and 2 -----------------------------------------------------------------------------
+
+
+def rows_of(names, column, gains, *, drop=3.0, images=8):
+    """Made-up rows: undefended attacks at 15 dB with these gains, the hybrid `drop` dB lower."""
+    rows = []
+    for name in names:
+        for image in range(images):
+            wobble = 0.1 * image
+            bare = {column: name, "policy": "none", "image": image, "psnr": 15 + wobble, "gain": gains + wobble}
+            rows += [bare, bare | {"policy": "a+b", "psnr": 15 - drop + 1.1 * wobble}]
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize(
+    ("drop", "gain", "status"),
+    [(3.0, 1.0, "reproduced"), (3.0, -2.0, "partly"), (-1.0, 1.0, "not reproduced")],
+)
+def test_claim_2_follows_its_rule_on_made_up_tables(drop, gain, status):
+    table = rows_of(["x", "y"], "attack", gain, drop=drop)
+    assert generality_verdict(table, ["x", "y"], "a+b").status == status
+
+
+def test_claim_2_is_partly_reproduced_when_one_of_three_attacks_is_not_lowered():
+    table = pd.concat([rows_of(["x", "y"], "attack", 1.0), rows_of(["z"], "attack", 1.0, drop=-1.0)])
+    verdict = generality_verdict(table, ["x", "y", "z"], "a+b")
+    assert (verdict.status, verdict.here[:23]) == ("partly", "lower for 2 of 3 attack")
+
+
+def defended(hybrid, gain=1.0):
+    means = {"none": 15.0, "prune:0.7": 12.0, "gaussian:0.01": 9.0, "a+b": hybrid}
+    rows = [
+        {"defense": name, "applied": "fixed", "psnr": mean + 0.1 * i, "gain": gain + 0.1 * i}
+        for name, mean in means.items()
+        for i in range(8)
+    ]
+    # The gradient that is not perturbed must not count.
+    return pd.DataFrame([*rows, {"defense": "prune:0.7", "applied": "code", "psnr": 0.0, "gain": 0.0}])
+
+
+DEFENSE_ACCURACY = pd.Series({"none": 77.0, "prune:0.7": 75.0, "gaussian:0.01": 40.0, "a+b": 77.5})
+
+
+@pytest.mark.parametrize(
+    ("hybrid", "gain", "cost", "status"),
+    [
+        (10.0, 1.0, 0, "reproduced"),  # 9 dB of noise does not count: it costs 37 points
+        (10.0, -3.0, 0, "partly"),
+        (10.0, 1.0, 4, "partly"),
+        (13.0, 1.0, 0, "not reproduced"),
+    ],
+)
+def test_the_hybrid_is_compared_with_usable_defenses_only(hybrid, gain, cost, status):
+    accuracy = DEFENSE_ACCURACY - pd.Series({"a+b": cost}).reindex(DEFENSE_ACCURACY.index, fill_value=0)
+    verdict = defenses_verdict(defended(hybrid, gain), accuracy, "a+b")
+    assert verdict.status == status
+    assert "of 1 usable defenses" in verdict.here

@@ -9,7 +9,7 @@ from atslib.attacks import ATTACKS, Attack
 from atslib.experiments.privacy import HYBRID
 from atslib.experiments.settings import Settings
 from atslib.experiments.tables import image_rows, label, provenance
-from atslib.experiments.units import attack_unit, attacked, device_of
+from atslib.experiments.units import AttackUnit, attack_unit, attacked, device_of
 from atslib.report import NO_POLICY, Result, generality_verdict, paired, reported, summarize
 from atslib.store import Store
 
@@ -35,17 +35,21 @@ def scaled(name: str, settings: Settings) -> Attack:
     return dataclasses.replace(attack, steps=steps, restarts=attack.restarts if share >= 1 else 1)
 
 
+def units(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
+    """All attacks of the page by (preset, policy); their models are in them."""
+    keys = [(name, policy) for name in (*PAPER_ROWS, *FURTHER) for policy in ("", HYBRID)]
+    return {(n, label(p)): attack_unit(settings, p, attack=scaled(n, settings)) for n, p in keys}
+
+
 def run(settings: Settings, store: Store, *, on_unit: Callable[[str], None] | None = None) -> Result:
     """Every attack on undefended images and on images with the hybrid. Table `attacks`: a row an image."""
     device, started = device_of(settings.device), on_unit or (lambda name: None)
     tables, sheets = [], {}
-    for name in (*PAPER_ROWS, *FURTHER):
-        for policy in ("", HYBRID):
-            started(f"{name}, policy {label(policy)}")
-            unit = attack_unit(settings, policy, attack=scaled(name, settings))
-            found = attacked(unit, store, device)
-            tables.append(image_rows(found, unit).assign(attack=name, steps=unit.attack.steps))
-            sheets[name, label(policy)] = found
+    for (name, policy), unit in units(settings).items():
+        started(f"{name}, policy {policy}")
+        found = attacked(unit, store, device)
+        tables.append(image_rows(found, unit).assign(attack=name, steps=unit.attack.steps))
+        sheets[name, policy] = found
     attacks = pd.concat(tables, ignore_index=True)
     verdict = generality_verdict(attacks, list(PAPER_ROWS), HYBRID)
     facts = provenance(settings, sheets["adam-cosine", NO_POLICY])

@@ -31,6 +31,11 @@ def control_unit(settings: Settings) -> AttackUnit:
     )
 
 
+def units(settings: Settings) -> dict[str, AttackUnit]:
+    """All attacks of the page by the policy's label, and the control; their models are in them."""
+    return {label(policy): attack_unit(settings, policy) for policy in POLICIES} | {"control": control_unit(settings)}
+
+
 def run(settings: Settings, store: Store, *, on_unit: Callable[[str], None] | None = None) -> Result:
     """Train with and without policies, attack, and judge.
 
@@ -39,23 +44,20 @@ def run(settings: Settings, store: Store, *, on_unit: Callable[[str], None] | No
     """
     device, started = device_of(settings.device), on_unit or (lambda name: None)
     attacks, accuracy, curve, sheets = [], [], [], {}
-    for policy in POLICIES:
-        started(f"policy {label(policy)}")
-        unit = attack_unit(settings, policy)
-        _, model = trained(unit.model, store, device)
-        found = attacked(unit, store, device)
-        attacks.append(image_rows(found, unit))
-        accuracy.append({"policy": label(policy), "accuracy": float(model["accuracy"]), "train": int(model["images"])})
-        curve.append(curve_rows(found, label(policy)))
-        sheets[label(policy)] = found
-    started("positive control")
-    unit = control_unit(settings)
-    control = attacked(unit, store, device)
+    for name, unit in units(settings).items():
+        started(f"policy {name}" if name != "control" else "positive control")
+        found = sheets[name] = attacked(unit, store, device)
+        if name != "control":
+            _, model = trained(unit.model, store, device)
+            attacks.append(image_rows(found, unit))
+            accuracy.append({"policy": name, "accuracy": float(model["accuracy"]), "train": int(model["images"])})
+            curve.append(curve_rows(found, name))
+    control = image_rows(sheets["control"], control_unit(settings))
     tables = {
         "attacks": pd.concat(attacks, ignore_index=True),
         "accuracy": pd.DataFrame(accuracy),
         "curve": pd.concat(curve, ignore_index=True),
-        "control": image_rows(control, unit),
+        "control": control,
     }
     verdict = privacy_verdict(
         tables["attacks"],
@@ -65,7 +67,7 @@ def run(settings: Settings, store: Store, *, on_unit: Callable[[str], None] | No
         HYBRID,
     )
     facts = provenance(settings, sheets[NO_POLICY])
-    return Result("claim1_privacy", tables, facts, verdict, sheets | {"control": control})
+    return Result("claim1_privacy", tables, facts, verdict, sheets)
 
 
 def comparison(result: Result) -> pd.DataFrame:

@@ -81,7 +81,7 @@ PROFILES: dict[str, dict] = {
 
 
 # The embedded images are ten easy classes: less of everything shows the same page in minutes.
-_SHAPES = {"quick": {"fraction": 0.2, "epochs": 4, "images": 8, "steps": 100, "control_steps": 300}}
+_SHAPES = {"quick": {"fraction": 0.1, "epochs": 2, "images": 4, "steps": 40, "control_steps": 200}}
 
 
 def settings(parameters: Mapping[str, object] | None = None, /, **more: object) -> Settings:

@@ -7,7 +7,7 @@ import pandas as pd
 from atslib.experiments.privacy import HYBRID
 from atslib.experiments.settings import Settings
 from atslib.experiments.tables import image_rows, provenance
-from atslib.experiments.units import attack_unit, attacked, device_of, model_unit, trained
+from atslib.experiments.units import AttackUnit, attack_unit, attacked, device_of, model_unit, trained
 from atslib.report import NO_POLICY, Result, defenses_verdict, paired, reported, summarize
 from atslib.store import Store
 from atslib.training import TrainConfig
@@ -24,6 +24,19 @@ DEFENSES = {
 }
 
 
+def units(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
+    """All attacks of the page by (defense, how it is applied); their models are in them."""
+    found = {}
+    for name in (NO_POLICY, *DEFENSES, HYBRID):
+        policy, defense = HYBRID if name == HYBRID else "", name if name in DEFENSES else ""
+        train = TrainConfig(policy=policy, epochs=settings.epochs, defense=defense)
+        model = model_unit(settings, policy, train=train)
+        found[name, "fixed"] = attack_unit(settings, policy, model=model, defense=defense)
+        if defense:
+            found[name, "code"] = attack_unit(settings, policy, model=model)
+    return found
+
+
 def run(settings: Settings, store: Store, *, on_unit: Callable[[str], None] | None = None) -> Result:
     """Train with each defense, attack gradients with and without it.
 
@@ -31,19 +44,13 @@ def run(settings: Settings, store: Store, *, on_unit: Callable[[str], None] | No
     or "code" (only the training was, as both published codebases do), and `accuracy`.
     """
     device, started = device_of(settings.device), on_unit or (lambda name: None)
-    tables, accuracy, sheets = [], [], {}
-    for name in (NO_POLICY, *DEFENSES, HYBRID):
-        started(f"defense {name}")
-        policy, defense = (HYBRID, "") if name == HYBRID else ("", "" if name == NO_POLICY else name)
-        train = TrainConfig(policy=policy, epochs=settings.epochs, defense=defense)
-        model = model_unit(settings, policy, train=train)
-        _, made = trained(model, store, device)
-        accuracy.append({"defense": name, "accuracy": float(made["accuracy"])})
-        for applied in ("fixed", "code") if defense else ("fixed",):
-            unit = attack_unit(settings, policy, model=model, defense=defense if applied == "fixed" else "")
-            found = attacked(unit, store, device)
-            tables.append(image_rows(found, unit).assign(defense=name, applied=applied))
-            sheets[name, applied] = found
+    tables, accuracy, sheets = [], {}, {}
+    for (name, applied), unit in units(settings).items():
+        started(f"defense {name}, {applied}")
+        found = sheets[name, applied] = attacked(unit, store, device)
+        tables.append(image_rows(found, unit).assign(defense=name, applied=applied))
+        accuracy[name] = float(trained(unit.model, store, device)[1]["accuracy"])
+    accuracy = [{"defense": name, "accuracy": value} for name, value in accuracy.items()]
     tables = {"attacks": pd.concat(tables, ignore_index=True), "accuracy": pd.DataFrame(accuracy)}
     verdict = defenses_verdict(tables["attacks"], tables["accuracy"].set_index("defense")["accuracy"], HYBRID)
     return Result("claim1_defenses", tables, provenance(settings, sheets[NO_POLICY, "fixed"]), verdict, sheets)

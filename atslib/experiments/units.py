@@ -199,3 +199,8 @@ def attacked(unit: AttackUnit, store: Store, device: torch.device) -> Artifact:
 
     label = f"{unit.policy or 'none'}, images {unit.first}-{unit.last - 1}, {unit.attack.steps} steps"
     return store.get("attack", unit, compute, label=label)
+
+
+def make(unit: ModelUnit | AttackUnit, store: Store, device: str) -> None:
+    """Compute a unit into the store, if it is not there."""
+    (attacked if isinstance(unit, AttackUnit) else trained)(unit, store, device_of(device))
