@@ -85,7 +85,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(required=True, metavar="command")
 
     run = commands.add_parser("run", help="compute pages, execute their notebooks, build the book")
-    run.add_argument("names", nargs="*", help="pages, such as claim1_privacy; all by default")
+    run.add_argument("names", nargs="*", help="pages, such as claim1_privacy; by default those of the book")
     run.add_argument("--profile", default="quick", help="smoke, quick (default) or paper")
     run.add_argument("--dataset", help="instead of the profile's; `shapes` needs no file")
     run.add_argument("--compute-only", action="store_true", help="write tables, execute and build nothing")

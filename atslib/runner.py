@@ -44,7 +44,7 @@ def run(
     root: Path,
     store: Store,
 ) -> None:
-    """Compute the named pages (all by default), write their tables, execute their notebooks, build the book.
+    """Compute the named pages (by default those of the book), write their tables, execute their notebooks, build.
 
     Args:
         jobs: units computed at once, each in a process with one thread; by default one a core without a GPU,
@@ -55,11 +55,11 @@ def run(
     """
     for name in names:
         choose("page", name, PAGES)
-    if missing := [name for name in ("README.md", "book", "notebooks") if not (root / name).exists()]:
+    if missing := [name for name in ("README.md", "book/_toc.yml", "notebooks") if not (root / name).exists()]:
         raise AtsError(f"{root} is not the project's top folder: it has no {' and no '.join(missing)}")
     say = store.say
     chosen = usable(settings(profile=profile, dataset=dataset).dataset, say)
-    for name in names or PAGES:
+    for name in names or published(root):
         experiment = settings(profile=profile, dataset=chosen)
         say(f"{name}: {experiment}")
         compute(list(PAGES[name].units(experiment).values()), store, experiment.device, jobs)
@@ -71,6 +71,12 @@ def run(
     publish_answers(root)
     if not compute_only:
         build_book(root)
+
+
+def published(root: Path) -> list[str]:
+    """The pages that the book's table of contents holds."""
+    contents = (root / "book" / "_toc.yml").read_text()
+    return [name for name in PAGES if f"results/{name}\n" in contents]
 
 
 def compute(units: Sequence[AttackUnit], store: Store, device: str, jobs: int | None = None) -> None:

@@ -11,8 +11,10 @@ from atslib import runner
 from atslib.__main__ import main
 from atslib.data import load
 from atslib.errors import AtsError
+from atslib.experiments import privacy, settings
+from atslib.experiments.units import attacked
 from atslib.report import answers, stored_digest
-from atslib.runner import build_book, execute, publish_answers, run, usable
+from atslib.runner import build_book, compute, execute, publish_answers, published, run, usable
 from atslib.store import Store
 
 README = "# Title\n\n<!-- answers -->\nold\n<!-- answers -->\nrest\n"
@@ -26,6 +28,7 @@ def root(tmp_path, monkeypatch):
     for folder in ("book/results", "notebooks", "elsewhere"):
         (top / folder).mkdir(parents=True)
     (top / "README.md").write_text(README)
+    (top / "book/_toc.yml").write_text("parts:\n  - file: results/claim1_privacy\n")
     (top / "pyproject.toml").touch()
     monkeypatch.chdir(top / "elsewhere")
     monkeypatch.setenv("ATS_STORE", str(tmp_path / "store"))
@@ -42,6 +45,12 @@ def damaged(root):
         store.get(kind, {"a": 1}, lambda state: {"x": torch.ones(3)})
     store.path("model", {"a": 1}).write_bytes(b"x")
     return store
+
+
+def test_the_default_pages_are_those_of_the_book(root):
+    assert published(root) == ["claim1_privacy"]
+    (root / "book/_toc.yml").write_text("- file: intro\n- file: results/claim2_generality\n")
+    assert published(root) == ["claim2_generality"]
 
 
 # --- the command line ---------------------------------------------------------------------------------------
@@ -88,7 +97,7 @@ def test_a_command_that_is_none_is_status_2(capsys, command):
 
 
 def test_outside_a_project_the_missing_folders_are_named_before_any_work(tmp_path):
-    with pytest.raises(AtsError, match=r"is not the project's top folder: it has no README\.md and no book and no"):
+    with pytest.raises(AtsError, match=r"is not the project's top folder: it has no README\.md and no book/_toc\.yml and no"):
         run([], profile="smoke", root=tmp_path, store=Store(tmp_path / "store"))
     assert not list(tmp_path.iterdir())
 
@@ -226,3 +235,24 @@ def test_a_book_that_does_not_build_is_one_error(root, monkeypatch):
     assert cwd == root
     assert command[:4] == ["-m", "jupyter_book", "build", "book"]
     assert "-W" in command
+
+
+def test_workers_make_what_one_thread_makes_here(tmp_path, said):
+    """Two processes and one: the same artifacts bit for bit, models before the attacks that need them."""
+    import torch
+
+    tiny = settings(dataset="shapes", images=2, steps=2, control_steps=2, fraction=0.002)
+    units = [privacy.attack_unit(tiny, policy) for policy in ("", "28")]
+    away, here = Store(tmp_path / "away", say=said.append), Store(tmp_path / "here")
+    compute(units, away, "cpu", jobs=2)
+    assert said[0] == "to make: 2 models and 2 batches of attacks, 2 at once"
+    assert said[-1] == "4 of 4 done"
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    for unit in units:
+        mine, theirs = attacked(unit, here, torch.device("cpu")), attacked(unit, away, torch.device("cpu"))
+        assert all(torch.equal(mine[name], theirs[name]) for name in mine.tensors)
+    torch.set_num_threads(before)
+    said.clear()
+    compute(units, away, "cpu", jobs=2)
+    assert said == []
