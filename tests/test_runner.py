@@ -97,7 +97,7 @@ def test_a_command_that_is_none_is_status_2(capsys, command):
 
 
 def test_outside_a_project_the_missing_folders_are_named_before_any_work(tmp_path):
-    with pytest.raises(AtsError, match=r"is not the project's top folder: it has no README\.md and no book/_toc\.yml and no"):
+    with pytest.raises(AtsError, match=r"top folder: it has no README\.md and no book/_toc\.yml and no"):
         run([], profile="smoke", root=tmp_path, store=Store(tmp_path / "store"))
     assert not list(tmp_path.iterdir())
 
