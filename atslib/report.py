@@ -136,6 +136,23 @@ def summarize(table: pd.DataFrame, by: str | Sequence[str], value: str = "psnr",
     return rows.astype({"n": int, "diverged": int})
 
 
+def readable(table: pd.DataFrame) -> pd.DataFrame:
+    """A `summarize` table with further columns as a person reads it: one column a group, values as text."""
+    text = pd.DataFrame(index=table.index)
+    text["images (n)"] = table["n"].map("{:d}".format)
+    text["PSNR (dB), mean ± sd"] = [f"{m:.2f} ± {s:.2f}" for m, s in zip(table["mean"], table["sd"], strict=True)]
+    text["95 % interval of the mean"] = [
+        f"{a:.2f} to {b:.2f}" for a, b in zip(table["low"], table["high"], strict=True)
+    ]
+    text["p95, max"] = [f"{a:.1f}, {b:.1f}" for a, b in zip(table["p95"], table["max"], strict=True)]
+    text["share at or above ε"] = table["success"].map("{:.0%}".format)
+    if table["diverged"].any():
+        text["diverged"] = table["diverged"].map("{:d}".format)
+    for name in table.columns[table.columns.get_loc("diverged") + 1 :]:
+        text[name] = table[name].map(lambda value: "–" if np.isnan(value) else f"{value:.2f}")
+    return text.T
+
+
 def paired(
     table: pd.DataFrame, baseline: str, value: str = "psnr", *, by: str = "policy", unit: str = "image"
 ) -> pd.DataFrame:
@@ -211,7 +228,7 @@ def privacy_verdict(
     if not lower[hybrid]:
         return Verdict("not reproduced", f"the hybrid's PSNR is not lower ({here})", PRIVACY_RULE, here)
     status = "partly" if faults else "reproduced"
-    reason = f"the hybrid lowers the PSNR ({here})" + "".join(f"; but {fault}" for fault in faults)
+    reason = f"the hybrid lowers the PSNR ({here})" + ("; but " + "; ".join(faults) if faults else "")
     return Verdict(status, reason, PRIVACY_RULE, here)
 
 

@@ -162,6 +162,7 @@ def publish_answers(root: Path) -> None:
 
 def build_book(root: Path) -> None:
     """`jupyter-book build book` with warnings as errors."""
-    command = [sys.executable, "-m", "jupyter_book", "build", "book", "-W", "--keep-going", "--quiet"]
+    start = "from jupyter_book.cli.main import main; main()"  # the package has no `python -m` of its own
+    command = [sys.executable, "-c", start, "build", "book", "-W", "--keep-going", "--quiet"]
     if subprocess.run(command, cwd=root, check=False).returncode:
         raise AtsError("the book did not build; the lines above say why")
