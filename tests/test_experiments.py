@@ -67,7 +67,7 @@ def test_what_is_given_overrides_the_profile():
     found = settings({"profile": "quick", "images": 3, "epsilon": 20}, steps=7)
     assert (found.images, found.steps, found.epsilon) == (3, 7, 20)
     assert isinstance(found.epsilon, float)
-    assert dataclasses.replace(found, images=16, steps=300, epsilon=15.0) == settings(profile="quick")
+    assert dataclasses.replace(found, images=8, steps=300, epsilon=15.0) == settings(profile="quick")
 
 
 def test_quick_takes_less_of_the_embedded_images_but_what_is_given_stays():

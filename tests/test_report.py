@@ -217,7 +217,7 @@ def test_claim_1_is_partly_reproduced_when_one_other_condition_fails(case, reaso
 def test_claim_1_lists_every_condition_that_fails():
     verdict = judged(GOOD | {"p": 0.5, "q": 1.0}, floor=20.0, accuracy=ACCURACY | {"h": 30.0})
     assert verdict.status == "partly"
-    assert verdict.reason.count("; but ") == 4
+    assert len(verdict.reason.split("; but ")[1].split("; ")) == 4
 
 
 @pytest.mark.parametrize("hybrid", [0.0, 2.0, UNSURE])
