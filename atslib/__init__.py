@@ -1,7 +1,7 @@
 """Learned privacy transformations for collaborative learning: transform, train, attack, score, search.
 
 Ground floor first: `errors`, `rng`, `data`, `transforms`, `policies`, `models`, `metrics`, `gradients`,
-`defenses`, `threat`, `store`, `training`, `attacks`, `report`, `experiments`, `plots`. Imports point down.
+`defenses`, `threat`, `store`, `training`, `attacks`, `report`, `verdicts`, `experiments`, `plots`. Imports point down.
 """
 
 from atslib.attacks import ATTACKS, Attack, Reconstruction, reconstruct

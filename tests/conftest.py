@@ -1,6 +1,7 @@
-"""Fixtures that several files share: stores in temporary folders."""
+"""Fixtures that several files share: stores in temporary folders, and a single thread."""
 
 import pytest
+import torch
 
 from atslib.store import Store
 
@@ -20,3 +21,12 @@ def store(tmp_path, said):
 def smoke_store(tmp_path_factory):
     """A folder for the artifacts of profile smoke: the first test that needs them computes them."""
     return tmp_path_factory.mktemp("smoke")
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """Small images gain nothing from more threads, and lose much when the machine is busy."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -20,13 +20,7 @@ UNSIGNED = replace(ATTACKS["adam-cosine-tv"], steps=5)
 LABELS = torch.tensor([2, 0, 4, 1])
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Images of 8×8 gain nothing from more threads, and lose much when the machine is busy."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def network(name, side=None, dtype=torch.float64):

@@ -15,13 +15,7 @@ MODELS = ["resnet20-1", "convnet-4", "lenet"]
 LABELS = torch.tensor([2, 0, 4])
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Small images gain nothing from more threads, and lose much when the machine is busy."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def case(name, count=3, seed=0):

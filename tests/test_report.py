@@ -14,21 +14,18 @@ from atslib.errors import AtsError
 from atslib.report import (
     CLAIMS,
     NO_POLICY,
-    PRIVACY_RULE,
     Result,
     Verdict,
     answers,
     bootstrap,
-    defenses_verdict,
-    generality_verdict,
     insert_answers,
     paired,
     policy_label,
-    privacy_verdict,
     reported,
     stored_digest,
     summarize,
 )
+from atslib.verdicts import PRIVACY_RULE, defenses_verdict, generality_verdict, privacy_verdict
 
 NAN, INF = math.nan, math.inf
 

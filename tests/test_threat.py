@@ -18,13 +18,7 @@ LABELS = torch.tensor([2, 0, 4, 1])
 PIXELS = torch.rand(4, 3, 9, 9, generator=rng(0, "pixels"), dtype=torch.float64)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Small images gain nothing from more threads, and lose much when the machine is busy."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

@@ -10,8 +10,9 @@ from atslib.experiments.privacy import HYBRID
 from atslib.experiments.settings import Settings
 from atslib.experiments.tables import image_rows, label, provenance
 from atslib.experiments.units import AttackUnit, attack_unit, attacked, device_of
-from atslib.report import NO_POLICY, Result, generality_verdict, paired, reported, summarize
+from atslib.report import NO_POLICY, Result, paired, reported, summarize
 from atslib.store import Store
+from atslib.verdicts import generality_verdict
 
 # preset → the name of its row in the paper's Table 2; "-fixed" twins repair what cannot work as released
 PAPER_ROWS = {

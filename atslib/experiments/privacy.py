@@ -8,8 +8,9 @@ import pandas as pd
 from atslib.experiments.settings import Settings
 from atslib.experiments.tables import curve_rows, image_rows, label, provenance
 from atslib.experiments.units import AttackUnit, attack_unit, attacked, device_of, trained
-from atslib.report import NO_POLICY, Result, paired, policy_label, privacy_verdict, reported, summarize
+from atslib.report import NO_POLICY, Result, paired, policy_label, reported, summarize
 from atslib.store import Store
+from atslib.verdicts import privacy_verdict
 
 RANDOM = "19-1-18"  # the replication's one random policy; the paper averages over ten it does not name
 SEARCHED = ("3-1-7", "43-18-18")

@@ -8,9 +8,10 @@ from atslib.experiments.privacy import HYBRID
 from atslib.experiments.settings import Settings
 from atslib.experiments.tables import image_rows, provenance
 from atslib.experiments.units import AttackUnit, attack_unit, attacked, device_of, model_unit, trained
-from atslib.report import NO_POLICY, Result, defenses_verdict, paired, reported, summarize
+from atslib.report import NO_POLICY, Result, paired, reported, summarize
 from atslib.store import Store
 from atslib.training import TrainConfig
+from atslib.verdicts import defenses_verdict
 
 # defense → its row in the paper's Table 3 and the replication's Table 6
 DEFENSES = {
