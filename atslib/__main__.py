@@ -9,9 +9,9 @@ from atslib.store import Store, project_root
 
 
 def _run(args: argparse.Namespace) -> None:
-    from atslib.runner import run
+    from atslib.runner import run, say
 
-    store = Store(args.store, say=_say, progress=sys.stderr.isatty())
+    store = Store(args.store, say=say, progress=sys.stderr.isatty())
     run(
         args.names,
         profile=args.profile,
@@ -24,7 +24,9 @@ def _run(args: argparse.Namespace) -> None:
 
 
 def _store(args: argparse.Namespace) -> None:
-    store = Store(args.store, say=_say)
+    from atslib.runner import say
+
+    store = Store(args.store, say=say)
     if args.action == "list":
         for path, facts in store.entries():
             made, seconds = facts.get("made", "?"), facts.get("seconds", "?")
@@ -73,10 +75,6 @@ def _bench(args: argparse.Namespace) -> None:
         if args.out:
             with args.out.open("a") as file:
                 file.write(f"{line}\n")
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 
-from atslib.models import affine_norm
+from atslib.models import affine_norm, fast_layout
 
 _backward = torch.ops.aten.convolution_backward
 
@@ -42,7 +42,7 @@ class _Shape:
     def conv(self, x: Tensor, weight: Tensor) -> Tensor:
         """Convolve with shared weights (O, I, h, w), or with each problem's own, (N, O, I, h, w)."""
         if weight.ndim == 4:
-            return F.conv2d(_channels_last(x), weight, None, self.stride, self.padding, self.dilation)
+            return F.conv2d(fast_layout(x), weight, None, self.stride, self.padding, self.dilation)
         grouped = weight.flatten(0, 1)
         args = (None, self.stride, self.padding, self.dilation, self.problems)
         return self.unfold(F.conv2d(self.fold(x), grouped, *args))
@@ -55,7 +55,7 @@ class _Shape:
             full = (out.shape[2 + i] - 1) * self.stride[i] - 2 * self.padding[i] + reach
             rest.append(like.shape[2 + i] - full)
         if weight.ndim == 4:
-            out = _channels_last(out)
+            out = fast_layout(out)
             return F.conv_transpose2d(out, weight, None, self.stride, self.padding, rest, 1, self.dilation)
         args = (None, self.stride, self.padding, rest, self.problems, self.dilation)
         return self.unfold(F.conv_transpose2d(self.fold(out), weight.flatten(0, 1), *args))
@@ -72,11 +72,6 @@ class _Shape:
         args = (None, self.stride, self.padding, self.dilation, False, [0, 0], n, [False, True, False])
         found = _backward(self.fold(out), self.fold(x), like, *args)[1]
         return found.unflatten(0, (n, outputs))
-
-
-def _channels_last(x: Tensor) -> Tensor:
-    """The layout in which a CPU convolves fastest; the copy costs less than it saves."""
-    return x if x.is_cuda else x.contiguous(memory_format=torch.channels_last)
 
 
 class _WeightGradient(Function):

@@ -57,15 +57,16 @@ def run(
         choose("page", name, PAGES)
     if missing := [name for name in ("README.md", "book/_toc.yml", "notebooks") if not (root / name).exists()]:
         raise AtsError(f"{root} is not the project's top folder: it has no {' and no '.join(missing)}")
-    say = store.say
-    chosen = usable(settings(profile=profile, dataset=dataset).dataset, say)
+    chosen = usable(settings(profile=profile, dataset=dataset).dataset, store.say)
     for name in names or published(root):
         experiment = settings(profile=profile, dataset=chosen)
-        say(f"{name}: {experiment}")
+        store.say(f"{name}: {experiment}")
         compute(list(PAGES[name].units(experiment).values()), store, experiment.device, jobs)
         result = PAGES[name].run(experiment, store)
         folder = result.write(root / "results")
-        say(f"{name}: {result.verdict.status}; {result.verdict.reason}\n{name}: tables in {folder.relative_to(root)}")
+        store.say(
+            f"{name}: {result.verdict.status}; {result.verdict.reason}\n{name}: tables in {folder.relative_to(root)}"
+        )
         if not compute_only:
             execute(name, {"profile": profile, "dataset": chosen}, root=root, store=store)
     publish_answers(root)
@@ -126,10 +127,11 @@ def _in_order(
 
 def _work(unit: ModelUnit | AttackUnit, root: Path, device: str) -> None:
     torch.set_num_threads(1)
-    make(unit, Store(root, say=_say), device)
+    make(unit, Store(root, say=say), device)
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
+    """One line for a person, on stderr: stdout is for results."""
     print(line, file=sys.stderr, flush=True)
 
 

@@ -18,9 +18,8 @@ from atslib.attacks import ATTACKS, Reconstruction, reconstruct
 from atslib.data import Images, load
 from atslib.defenses import Defense
 from atslib.errors import AtsError, choose
-from atslib.experiments.units import device_of
+from atslib.experiments.units import ModelUnit, device_of, network
 from atslib.metrics import mse, psnr, ssim
-from atslib.models import build_model
 from atslib.policies import parse_policy
 from atslib.rng import rng
 from atslib.store import write_atomically
@@ -52,16 +51,17 @@ def _named(args: argparse.Namespace) -> str:
     return "resnet20-4"
 
 
-def _network(name: str, args: argparse.Namespace, images: Images) -> nn.Module:
-    shape, weights = images.pixels.shape, rng(args.seed, "weights", name)
-    return build_model(name, images.num_classes, shape[1], norm=args.dataset, image_size=shape[2], rng=weights)
+def _untrained(name: str, args: argparse.Namespace) -> nn.Module:
+    """The network that the experiments start from with the same data set and seed."""
+    unit = ModelUnit(dataset=args.dataset, model=name, fraction=1.0, train=None, seed=args.seed)
+    return network(unit).to(device_of(args.device))
 
 
 def train(args: argparse.Namespace, *, progress: bool) -> None:
     """Train a network and write its weights, with what made them, to `args.out`; resumable."""
     config = TrainConfig(policy=args.policy, epochs=args.epochs, defense=args.defense)
     images = load(args.dataset, "train").subset(args.fraction, rng=rng(args.seed, "subset"))
-    model = _network(args.model, args, images).to(device_of(args.device))
+    model = _untrained(args.model, args)
     state = args.out.with_name(f"{args.out.name}.state")
     fit(model, images, config, rng=rng(args.seed, "train", args.policy), checkpoint=state, progress=progress)
     accuracy = evaluate(model, load(args.dataset, "test"))
@@ -84,7 +84,7 @@ def attack(args: argparse.Namespace, *, progress: bool) -> None:
     if args.crop_flip:
         pixels = crop_and_flip(pixels, rng=rng(args.seed, "crop and flip"))
     target = policy(pixels, rng=rng(args.seed, "policy", args.policy)).float() / 255
-    model = _network(_named(args), args, images).to(device)
+    model = _untrained(_named(args), args)
     if args.checkpoint:
         load_checkpoint(args.checkpoint, model)
     stream = rng(args.seed, "defense", args.defense)

@@ -17,6 +17,7 @@ from tqdm import tqdm
 from atslib.data import Images
 from atslib.defenses import Defense
 from atslib.errors import AtsError
+from atslib.models import fast_layout
 from atslib.policies import parse_policy
 from atslib.store import write_atomically
 from atslib.transforms import crop_and_flip
@@ -143,9 +144,7 @@ def _epoch(
         batch = pixels[rows]
         if config.crop_flip:
             batch = crop_and_flip(batch, rng=rng)
-        batch = policy(batch, rng=rng).float() / 255
-        if batch.device.type == "cpu":
-            batch = batch.contiguous(memory_format=torch.channels_last)
+        batch = fast_layout(policy(batch, rng=rng).float() / 255)
         with torch.autocast(batch.device.type, torch.bfloat16, enabled=config.mixed_precision):
             loss = F.cross_entropy(model(batch), labels[rows])
         optimizer.zero_grad()
@@ -167,8 +166,7 @@ def evaluate(model: nn.Module, images: Images, *, chunk: int = 500) -> float:
     device = next(model.parameters()).device
     hits = torch.zeros((), device=device, dtype=torch.int64)
     for pixels, labels in zip(images.pixels.split(chunk), images.labels.split(chunk), strict=True):
-        batch = (pixels.to(device).float() / 255).contiguous(memory_format=torch.channels_last)
-        found = model(batch).argmax(1)
+        found = model(fast_layout(pixels.to(device).float() / 255)).argmax(1)
         hits += (found == labels.to(device)).sum()
     return 100 * int(hits) / len(images)
 

@@ -4,12 +4,9 @@ Pillow's side is what a per-image pipeline pays: uint8 tensor -> PIL -> operatio
 are timed in this process on the same images, and the best of the rounds counts; `ratio` is of the mean times.
 """
 
-import io
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,6 +14,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
 from atslib import transforms
+from atslib.data import available, load
 
 ROUNDS = 3
 ENHANCERS = {
@@ -28,15 +26,10 @@ ENHANCERS = {
 
 
 def cifar(n: int) -> Tensor:
-    """(n, 3, 32, 32) uint8: CIFAR-100 test images where ATS_DATA has them, else noise."""
-    path = Path(os.environ.get("ATS_DATA", "")) / "cifar100_test.npz"
-    if not path.exists():
+    """(n, 3, 32, 32) uint8: CIFAR-100 test images where they are packed, else noise."""
+    if not available("cifar100", "test"):
         return torch.randint(0, 256, (n, 3, 32, 32), dtype=torch.uint8)
-    with np.load(path, allow_pickle=False) as packed:
-        data, offsets = packed["data"], packed["offsets"]
-    encoded = (data[offsets[i] : offsets[i + 1]].tobytes() for i in range(n))
-    images = [np.asarray(Image.open(io.BytesIO(code)).convert("RGB")) for code in encoded]
-    return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
+    return load("cifar100", "test").pixels[:n]
 
 
 def pillow(index: int, image: Image.Image, sign: int) -> Image.Image:

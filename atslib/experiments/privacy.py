@@ -45,7 +45,8 @@ def run(settings: Settings, store: Store, *, on_unit: Callable[[str], None] | No
     """
     device, started = device_of(settings.device), on_unit or (lambda name: None)
     attacks, accuracy, curve, sheets = [], [], [], {}
-    for name, unit in units(settings).items():
+    attacked_units = units(settings)
+    for name, unit in attacked_units.items():
         started(f"policy {name}" if name != "control" else "positive control")
         found = sheets[name] = attacked(unit, store, device)
         if name != "control":
@@ -53,7 +54,7 @@ def run(settings: Settings, store: Store, *, on_unit: Callable[[str], None] | No
             attacks.append(image_rows(found, unit))
             accuracy.append({"policy": name, "accuracy": float(model["accuracy"]), "train": int(model["images"])})
             curve.append(curve_rows(found, name))
-    control = image_rows(sheets["control"], control_unit(settings))
+    control = image_rows(sheets["control"], attacked_units["control"])
     tables = {
         "attacks": pd.concat(attacks, ignore_index=True),
         "accuracy": pd.DataFrame(accuracy),
