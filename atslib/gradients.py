@@ -55,10 +55,12 @@ def _per_example(model: nn.Module, inputs: Tensor, targets: Tensor, buffers: dic
     statistics = {id(b): buffers[name] for name, b in model.named_buffers() if name in buffers}
     further = torch.is_grad_enabled() and (inputs.requires_grad or targets.requires_grad)
     with torch.enable_grad():
-        with PerExample(n, {id(p): (handles[name], shared[name]) for name, p in own.items()}, statistics):
+        with PerExample(n, {id(p): (handles[name], shared[name]) for name, p in own.items()}, statistics) as mode:
             logits = model(inputs.flatten(0, 1))
         loss = F.cross_entropy(logits, targets.flatten(0, 1), reduction="sum") / inputs.shape[1]
-        return torch.autograd.grad(loss, tuple(handles.values()), create_graph=further)
+        found = torch.autograd.grad(loss, tuple(handles.values()), create_graph=further)
+        mode.handles_wanted = False
+        return found
 
 
 def _vmapped(model: nn.Module, inputs: Tensor, targets: Tensor, buffers: dict, parameters: dict) -> Gradients:
