@@ -1,9 +1,15 @@
 """How close a reconstruction is to the truth: one value an image; average at the call and say over what."""
 
+import functools
+import warnings
+from pathlib import Path
+from pickle import UnpicklingError
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from atslib._torchvision import import_torchvision
 from atslib.errors import AtsError
 
 
@@ -67,3 +73,56 @@ def feature_mse(model: nn.Module, estimate: Tensor, truth: Tensor) -> Tensor:
     """
     _same_shape("feature_mse", estimate, truth)
     return (model(estimate) - model(truth)).square().mean(1)
+
+
+@torch.no_grad()
+def lpips(estimate: Tensor, truth: Tensor) -> Tensor:
+    """Learned perceptual distance of each image; lower is more alike, and 0 is equal.
+
+    It compares the features of an AlexNet trained on ImageNet, weighted to agree with human judgments
+    (version 0.1). There is no upper bound. Images with a side below 64 are enlarged to it first (bilinear):
+    the size on which it was calibrated, and about the least that the network takes.
+
+    Args:
+        estimate, truth: (B, C, H, W), same shape, C = 1 or 3, pixels in [0, 1]; not clamped.
+    Returns:
+        (B,); `nan` where the estimate is not finite.
+    Raises:
+        AtsError: the shapes differ, the extra `[lpips]` is not installed, or the weights cannot be had.
+    Source: Zhang et al. 2018, arXiv:1801.03924, through the authors' package `lpips`.
+    """
+    _same_shape("lpips", estimate, truth)
+    if estimate.shape[1] not in (1, 3):
+        raise AtsError(f"lpips: images have {estimate.shape[1]} channels; it takes 1 or 3")
+    network = _perceptual_network(estimate.device)
+    return network(_for_network(estimate), _for_network(truth)).flatten().to(estimate.dtype)
+
+
+def _for_network(images: Tensor) -> Tensor:
+    """(B, C, H, W) in [0, 1] → float32 (B, 3, ≥ 64, ≥ 64) in [-1, 1]."""
+    images = 2 * images.float() - 1
+    if (least := min(images.shape[-2:])) < 64:
+        size = [round(side * 64 / least) for side in images.shape[-2:]]
+        images = F.interpolate(images, size, mode="bilinear", align_corners=False)
+    return images.expand(-1, 3, -1, -1)
+
+
+@functools.lru_cache
+def _perceptual_network(device: torch.device) -> nn.Module:
+    """The `lpips` package's AlexNet; loaded once a device."""
+    torchvision = import_torchvision()  # before the package, which imports it too
+    try:
+        import lpips as package
+    except ImportError as error:
+        raise AtsError(f"lpips needs an extra ({error}): pip install atslib[lpips]") from None
+    url = torchvision.models.AlexNet_Weights.IMAGENET1K_V1.url
+    file = Path(torch.hub.get_dir(), "checkpoints", url.rsplit("/", 1)[1])
+    try:
+        # The package asks for the weights in a way that torchvision deprecates, and draws them first.
+        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+            warnings.simplefilter("ignore")
+            network = package.LPIPS(net="alex", verbose=False)
+    except (OSError, RuntimeError, EOFError, UnpicklingError) as error:
+        why = (str(error) or repr(error)).splitlines()[0]
+        raise AtsError(f"lpips: the weights of AlexNet cannot be had ({why}); put {url} at {file}") from None
+    return network.to(device)

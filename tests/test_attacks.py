@@ -13,7 +13,7 @@ from atslib.errors import AtsError
 from atslib.gradients import DISTANCES, problem_gradients
 from atslib.models import build_model
 from atslib.rng import rng
-from atslib.threat import ThreatModel, observe
+from atslib.threat import ThreatModel, observe, running_statistics, stack
 
 SIDES = {"resnet20-1": 8, "convnet-4": 9, "lenet": 8}
 UNSIGNED = replace(ATTACKS["adam-cosine-tv"], steps=5)
@@ -23,13 +23,13 @@ LABELS = torch.tensor([2, 0, 4, 1])
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def network(name, side=None, dtype=torch.float64):
+def network(name, side=None, dtype=torch.float64, seed=0):
     """A float64 network with running statistics of other images; constants differ by channel."""
     side = side or SIDES[name]
     norm = ((0.5, 0.4, 0.3), (0.25, 0.2, 0.3))
-    model = build_model(name, 5, image_size=side, norm=norm, rng=rng(0)).to(dtype).train()
+    model = build_model(name, 5, image_size=side, norm=norm, rng=rng(seed)).to(dtype).train()
     with torch.no_grad():
-        model(torch.rand(8, 3, side, side, generator=rng(0, "seen")).to(dtype))
+        model(torch.rand(8, 3, side, side, generator=rng(seed, "seen")).to(dtype))
     return model.eval()
 
 
@@ -308,6 +308,23 @@ def test_the_restart_of_least_cost_is_kept():
     torch.testing.assert_close(run.images, expected, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("batch", [1, 2])
+def test_every_restart_can_be_kept_for_an_oracle(batch):
+    """The choice by cost stays; chosen with the truth, no image is further from it."""
+    seen, pixels = victims(batch=batch)
+    attack, start = replace(UNSIGNED, restarts=3), starts(seen, restarts=3)
+    run = reconstruct(seen, attack, rng=rng(0), start=start, keep_restarts=True, chunk=5)
+    assert run.restarts.shape == (3, *pixels.shape)
+    kept = run.restart.repeat_interleave(batch)
+    assert torch.equal(run.restarts[kept, torch.arange(4)], run.images)
+    for images, begin in zip(run.restarts, start, strict=True):
+        alone = reconstruct(seen, replace(attack, restarts=1), rng=rng(0), start=begin)
+        torch.testing.assert_close(images, alone.images, rtol=0, atol=1e-6)
+    oracle = metrics.psnr(run.restarts.flatten(0, 1), pixels.repeat(3, 1, 1, 1)).view(3, 4).amax(0)
+    assert (oracle >= metrics.psnr(run.images, pixels)).all()
+    assert reconstruct(seen, attack, rng=rng(0), start=start).restarts.shape == (0, *pixels.shape)
+
+
 @pytest.mark.parametrize("chunk", [1, 3])
 def test_chunks_do_not_change_the_result(chunk):
     seen, _ = victims()
@@ -537,6 +554,104 @@ def test_two_images_swapped_are_the_same_problem():
     assert run.trace[0].abs().max() < 1e-12
 
 
+# --- gradients of different models -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threat", [{}, {"victim": "train"}, {"batch_norm": "unknown"}, {"batch": 2}])
+@pytest.mark.parametrize("model_name", SIDES)
+def test_a_stack_is_attacked_as_one_model_after_the_other(model_name, threat):
+    side, threat = SIDES[model_name], ThreatModel(**threat)
+    pixels = torch.rand(4, 3, side, side, generator=rng(0, "pixels"), dtype=torch.float64)
+    views = [observe(network(model_name, seed=s), pixels, LABELS, threat=threat) for s in (0, 1)]
+    prior = 0.01 if model_name != "lenet" and threat.batch_norm == "known" else 0
+    attack, start = replace(UNSIGNED, steps=3, bn_prior=prior), pixels.flip(0)
+    together = reconstruct(stack(views), attack, rng=rng(0), start=start.repeat(2, 1, 1, 1))
+    alone = [reconstruct(view, attack, rng=rng(0), start=start) for view in views]
+    torch.testing.assert_close(together.images, torch.cat([a.images for a in alone]), rtol=0, atol=1e-6)
+    torch.testing.assert_close(together.trace, torch.cat([a.trace for a in alone], 1), rtol=1e-6, atol=1e-9)
+    assert (alone[0].images - alone[1].images).abs().max() > 1e-3  # the models do differ
+
+
+# --- batch-norm statistics as a prior --------------------------------------------------------------------
+
+
+def prior_of(seen, pixels):
+    """The weighted prior at these images, (N,), every other penalty being off."""
+    z = seen.model[0](pixels).view(len(seen), -1)
+    return objective.Objective(seen, [Attack(tv=0, bn_prior=0.5)] * len(seen))(z)[1]
+
+
+def plain_prior(model, images, known):
+    """‖mean - known‖ + ‖variance - known‖ of every layer's input, with ordinary hooks, one problem."""
+    total = []
+
+    def hook(name, layer, inputs):
+        x = inputs[0].transpose(0, 1).flatten(1)
+        for kind, value in (("running_mean", x.mean(1)), ("running_var", x.var(1, correction=0))):
+            total.append((value - known[f"{name}.{kind}"]).square().sum().sqrt())
+
+    layers = [(n, m) for n, m in model.named_modules() if isinstance(m, torch.nn.BatchNorm2d)]
+    handles = [m.register_forward_pre_hook(lambda m, x, n=n: hook(n, m, x)) for n, m in layers]
+    model(images)
+    for handle in handles:
+        handle.remove()
+    return sum(total)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("victim", ["eval", "train"])
+@pytest.mark.parametrize("model_name", ["resnet20-1", "convnet-4"])
+def test_the_prior_is_the_distance_of_every_layers_statistics(model_name, victim, batch):
+    seen, pixels = victims(model_name, victim=victim, batch=batch)
+    guess = pixels.flip(-1) * 0.9
+    found = prior_of(seen, guess)
+    for i, images in enumerate(guess.unflatten(0, (-1, batch))):
+        known = {n: v[i] for n, v in seen.statistics.items()} or running_statistics(seen.model)
+        torch.testing.assert_close(found[i], 0.5 * plain_prior(seen.model, images, known), rtol=1e-9, atol=1e-12)
+    assert (found > 1e-2).all()
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_the_prior_vanishes_at_the_true_batch_of_a_client_in_train_mode(batch):
+    seen, pixels = victims("convnet-4", victim="train", batch=batch)
+    assert (prior_of(seen, pixels) < 1e-9).all()
+    seen, pixels = victims("convnet-4", batch=batch)  # running statistics are of other images
+    assert (prior_of(seen, pixels) > 1e-2).all()
+
+
+@pytest.mark.parametrize("victim", ["eval", "train"])
+def test_derivatives_of_the_prior_are_right(victim):
+    seen, pixels = victims("convnet-4", 2, victim=victim)
+    guess = (0.9 * pixels.flip(-1)).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: prior_of(seen, x), guess, fast_mode=True)
+    (found,) = torch.autograd.grad(prior_of(seen, guess)[0], guess)
+    assert found[0].abs().max() > 0
+    assert found[1].abs().max() == 0  # problems do not meet
+
+
+def test_an_attack_with_the_prior_comes_closer_to_the_statistics():
+    seen, _ = victims("convnet-4", victim="train")
+    start = starts(seen)
+    without, with_it = (replace(UNSIGNED, steps=15, lr=0.02, bn_prior=w) for w in (0, 1))
+    near = prior_of(seen, reconstruct(seen, with_it, rng=rng(0), start=start).images)
+    assert (near < prior_of(seen, start)).all()
+    assert (near < prior_of(seen, reconstruct(seen, without, rng=rng(0), start=start).images)).all()
+
+
+@pytest.mark.parametrize(
+    ("model_name", "threat", "message"),
+    [
+        ("convnet-4", {"batch_norm": "unknown"}, "needs ThreatModel.batch_norm='known'; here it is 'unknown'"),
+        ("convnet-4", {"batch_norm": "unknown", "victim": "train"}, "here it is 'unknown'"),
+        ("lenet", {}, "the attacked one has none"),
+    ],
+)
+def test_the_prior_needs_statistics_that_the_attacker_knows(model_name, threat, message):
+    seen, _ = victims(model_name, 1, **threat)
+    with pytest.raises(AtsError, match=message):
+        reconstruct(seen, replace(UNSIGNED, bn_prior=0.1), rng=rng(0))
+
+
 # --- penalties and layer weights -----------------------------------------------------------------------
 
 
@@ -625,6 +740,7 @@ def test_the_objective_is_the_distance_plus_the_weighted_penalties(distance):
         ("inner", -1, "Attack.inner=-1 must be above 0"),
         ("lr", 0.0, "Attack.lr=0.0 must be above 0"),
         ("tv", -1.0, "Attack.tv=-1.0 is a weight and must not be negative"),
+        ("bn_prior", -0.1, "Attack.bn_prior=-0.1 is a weight and must not be negative"),
         ("clip", -0.1, "Attack.clip=-0.1 is a weight and must not be negative"),
     ],
 )

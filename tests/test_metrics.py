@@ -1,5 +1,9 @@
 """Measures of a reconstruction: closed forms, scikit-image as oracle, one value an image."""
 
+import sys
+import urllib.error
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -121,3 +125,105 @@ def test_one_image_without_a_batch_is_refused():
 def test_ssim_needs_room_for_its_window():
     with pytest.raises(AtsError, match="smaller than the 7×7 window"):
         metrics.ssim(torch.zeros(1, 1, 6, 9), torch.zeros(1, 1, 6, 9))
+
+
+# --- learned perceptual distance -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unloaded():
+    """No network is kept from another test, nor for one."""
+    metrics._perceptual_network.cache_clear()
+    yield
+    metrics._perceptual_network.cache_clear()
+
+
+@pytest.fixture
+def package():
+    """The real package, which the project's own set leaves out."""
+    metrics.import_torchvision()
+    return pytest.importorskip("lpips", reason="the extra [lpips] is not installed")
+
+
+@pytest.fixture
+def random_trunk(package, unloaded, monkeypatch):
+    """Random weights in place of AlexNet's pretrained ones; all else is the package's."""
+    from torchvision.models import _api, alexnet
+
+    monkeypatch.setattr(_api, "load_state_dict_from_url", lambda *args, **options: alexnet().state_dict())
+
+
+def test_without_its_extra_lpips_says_what_to_install(unloaded, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lpips", None)
+    with pytest.raises(AtsError, match=r"pip install atslib\[lpips\]"):
+        metrics.lpips(*noisy(3))
+
+
+@pytest.mark.parametrize(
+    ("channels", "message"), [(2, "images have 2 channels; it takes 1 or 3"), (3, "must be equal")]
+)
+def test_lpips_refuses_other_images(channels, message):
+    with pytest.raises(AtsError, match=message):
+        metrics.lpips(torch.zeros(2, channels, 9, 12), torch.zeros(2, channels, 9, 12 if channels == 2 else 11))
+
+
+def test_lpips_sees_colour_of_at_least_64_pixels_between_minus_one_and_one():
+    ramp = torch.linspace(0, 1, 32, dtype=torch.float64).expand(2, 1, 16, 32)
+    seen = metrics._for_network(ramp)
+    assert (seen.shape, seen.dtype) == ((2, 3, 64, 128), torch.float32)  # enlarged by 4: the sides keep their ratio
+    assert (seen.min(), seen.max()) == (-1, 1)
+    assert (seen[..., 1:] - seen[..., :-1] >= 0).all()
+    assert torch.equal(seen[:, 0], seen[:, 2])
+    large = torch.rand(1, 3, 64, 70, generator=rng(0))
+    torch.testing.assert_close(metrics._for_network(large), 2 * large - 1)
+
+
+def test_lpips_without_weights_says_which_file_goes_where(package, unloaded, monkeypatch, tmp_path):
+    def unreachable(*args, **options):
+        raise urllib.error.URLError("no network")
+
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.hub, "download_url_to_file", unreachable)
+    with pytest.raises(AtsError, match="no network") as error:
+        metrics.lpips(*noisy(3))
+    file = "alexnet-owt-7be5be79.pth"
+    assert f"put https://download.pytorch.org/models/{file} at " in str(error.value)
+    there = Path(str(error.value).split(" at ")[-1])
+    assert there == tmp_path / "hub" / "checkpoints" / file
+    there.write_bytes(b"not weights")
+    with pytest.raises(AtsError, match=file):
+        metrics.lpips(*noisy(3))
+
+
+def test_lpips_is_the_packages_one_value_an_image(package, random_trunk):
+    truth = torch.rand(3, 3, 64, 64, generator=rng(0), dtype=torch.float64)
+    estimate = truth.roll(5, -1)
+    found = metrics.lpips(estimate, truth)
+    assert (found.shape, found.dtype, found.requires_grad) == ((3,), torch.float64, False)
+    network = metrics._perceptual_network(truth.device)
+    assert network is metrics._perceptual_network(truth.device)  # loaded once
+    for i in range(3):
+        oracle = network(estimate[i].float(), truth[i].float(), normalize=True).item()
+        assert found[i].item() == pytest.approx(oracle, rel=1e-4)
+    assert (found > 1e-3).all()
+    assert (metrics.lpips(truth, truth) == 0).all()
+    estimate[1, 0, 4, 4] = torch.nan
+    assert metrics.lpips(estimate, truth).isnan().tolist() == [False, True, False]
+
+
+def test_lpips_takes_small_grey_images(package, random_trunk):
+    grey = torch.rand(2, 1, 28, 28, generator=rng(0))
+    found = metrics.lpips(grey, grey.flip(-1))
+    torch.testing.assert_close(found, metrics.lpips(*(g.expand(-1, 3, -1, -1) for g in (grey, grey.flip(-1)))))
+
+
+def test_lpips_grows_with_noise(package, unloaded):
+    file = Path(torch.hub.get_dir(), "checkpoints", "alexnet-owt-7be5be79.pth")
+    if not file.exists():
+        pytest.skip(f"AlexNet's pretrained weights are not at {file}")
+    _, truth = natural(3)
+    noise = torch.randn(truth.shape, generator=rng(1), dtype=torch.float64)
+    steps = torch.stack([metrics.lpips((truth + s * noise).clamp(0, 1), truth) for s in (0, 0.05, 0.2, 0.8)])
+    assert (steps[0] == 0).all()
+    assert (steps.diff(dim=0) > 0).all()
+    assert (steps[-1] > 0.3).all()

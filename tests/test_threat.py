@@ -12,7 +12,7 @@ from atslib.errors import AtsError
 from atslib.gradients import DISTANCES, example_gradients, problem_gradients, unflatten
 from atslib.models import BatchNorm, build_model
 from atslib.rng import rng
-from atslib.threat import Observed, ThreatModel, observe
+from atslib.threat import Observed, ThreatModel, observe, running_statistics, stack
 
 LABELS = torch.tensor([2, 0, 4, 1])
 PIXELS = torch.rand(4, 3, 9, 9, generator=rng(0, "pixels"), dtype=torch.float64)
@@ -222,3 +222,78 @@ def test_images_that_do_not_make_gradients_are_refused(model, pixels, labels, ba
 def test_noise_without_a_stream_is_refused(model):
     with pytest.raises(AtsError, match="give it rng="):
         observe(model, PIXELS, LABELS, defense=Defense("gaussian", 1e-3))
+
+
+# --- gradients of different models in one view -----------------------------------------------------------
+
+
+def other(name="convnet-4", seed=1, norm=None):
+    """A network of the fixture's architecture with its own weights and running statistics."""
+    network = build_model(name, 5, image_size=9, norm=norm, rng=rng(seed)).double().train()
+    network(torch.rand(8, 3, 9, 9, generator=rng(seed, "seen"), dtype=torch.float64))
+    return network.eval()
+
+
+@pytest.mark.parametrize(("victim", "batch_norm"), [("eval", "known"), ("train", "known"), ("train", "unknown")])
+def test_a_stack_holds_the_gradients_weights_and_statistics_of_each_model_in_order(model, victim, batch_norm):
+    threat, second = ThreatModel(victim=victim, batch_norm=batch_norm), other()
+    views = [observe(model, PIXELS[:3], LABELS[:3], threat=threat), observe(second, PIXELS, LABELS, threat=threat)]
+    seen = stack(views)
+    assert len(seen) == 7
+    assert torch.equal(seen.gradients, torch.cat([view.gradients for view in views]))
+    assert seen.labels.flatten().tolist() == [2, 0, 4, 2, 0, 4, 1]
+    for name, p in second.named_parameters():
+        assert torch.equal(seen.parameters[name][3:], p.expand(4, *p.shape))
+    if victim == "train":
+        assert all(torch.equal(v[3:], views[1].statistics[name]) for name, v in seen.statistics.items())
+    else:
+        own = running_statistics(second)
+        assert all(torch.equal(v[3:], own[name].expand(4, -1)) for name, v in seen.statistics.items())
+    assert bool(seen.statistics) == (batch_norm == "known")
+    found = problem_gradients(
+        seen.model,
+        PIXELS[[0, 1, 2, 0, 1, 2, 3]][:, None],
+        seen.labels,
+        buffers=seen.statistics,
+        parameters=seen.parameters,
+    )
+    target = unflatten(seen.gradients, seen.model)
+    assert DISTANCES["cosine"](found, target, [1.0] * len(target)).abs().max() < 1e-6
+
+
+def test_a_stack_of_stacks_is_the_stack_of_all(model):
+    views = [observe(m, PIXELS[:2], LABELS[:2]) for m in (model, other(), other(seed=2))]
+    ours, whole = stack([stack(views[:2]), views[2]]), stack(views)
+    for part in ("parameters", "statistics"):
+        a, b = getattr(ours, part), getattr(whole, part)
+        assert list(a) == list(b)
+        assert all(torch.equal(a[name], b[name]) for name in a)
+    assert torch.equal(ours.gradients, whole.gradients)
+    assert stack([dataclasses.replace(v, labels=None) for v in views]).labels is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"network": other("convnet-5")}, "0 and 1: layer 1.0 Conv2d(3, 4, kernel_size=(3, 3), stride=(1, 1), "),
+        ({"network": other("lenet")}, "0 and 1: layer 1.0 Conv2d(3, 4, "),
+        ({"network": other(norm=((0.5,), (0.2,)))}, "0 and 1: buffer 0.std [0.25], [0.2"),
+        ({"network": other().float()}, "torch.float64 on cpu, (4, 3, 3, 3) torch.float32 on cpu"),
+        ({"threat": ThreatModel(labels="optimized")}, "0 and 1: threat.labels known, optimized"),
+        ({"size": 10}, "0 and 1: shape (3, 9, 9), (3, 10, 10)"),
+    ],
+)
+def test_views_that_do_not_stack_are_told_the_first_difference(model, change, message):
+    network = change.get("network", other())
+    size = change.get("size", 9)
+    pixels = torch.rand(1, 3, size, size, generator=rng(0)).to(next(network.parameters()))
+    view = observe(network, pixels, LABELS[:1], threat=change.get("threat"))
+    with pytest.raises(AtsError) as error:
+        stack([observe(model, PIXELS, LABELS), view])
+    assert "stack: views must share architecture, threat and shape" in str(error.value)
+    assert message in str(error.value)
+
+
+def test_a_stack_of_nothing_is_refused():
+    with pytest.raises(AtsError, match="no view is given"):
+        stack([])

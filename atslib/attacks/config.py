@@ -28,6 +28,9 @@ class Attack:
         clip, scale: weights of the distance to the image clipped to [0, 1] and to the image stretched to
             [0, 1] (General Deep Leakage, Eq. 17 and 18).
         l2: weight of the mean squared pixel, in normalized units.
+        bn_prior: weight of the distance between the images' batch-norm statistics and the client's, in every
+            layer (GradInversion, Yin et al. 2021). Only where the threat model makes those known.
+            It costs one more forward and backward pass, about a third of a step.
         start: "normal" N(0, 1) in normalized units, "uniform" pixels in [0, 1], or "zeros" (the mean colour).
         restarts: independent starts; the one with the least distance is kept, never the one nearest the truth.
         inner, history, line_search: of L-BFGS; the line search is backtracking (Armijo).
@@ -46,6 +49,7 @@ class Attack:
     clip: float = 0.0
     scale: float = 0.0
     l2: float = 0.0
+    bn_prior: float = 0.0
     start: str = "normal"
     restarts: int = 1
     inner: int = 20
@@ -60,7 +64,7 @@ class Attack:
         for field in ("steps", "restarts", "inner", "history", "lr"):
             if getattr(self, field) <= 0:
                 raise AtsError(f"Attack.{field}={getattr(self, field)} must be above 0")
-        for field in ("tv", "tv_isotropic", "clip", "scale", "l2"):
+        for field in ("tv", "tv_isotropic", "clip", "scale", "l2", "bn_prior"):
             if getattr(self, field) < 0:
                 raise AtsError(f"Attack.{field}={getattr(self, field)} is a weight and must not be negative")
 

@@ -44,6 +44,8 @@ class Reconstruction:
         frames: (F, B, C, H, W) the iterate at `frame_steps`.
         labels: (N, k) the labels known, inferred or found.
         restart: (N,) which restart was kept: the one of least cost.
+        restarts: (R, B, C, H, W) the images of all, where asked for, else (0, ...). Choosing among them by
+            the truth is an oracle that no attacker has: label it so.
     """
 
     images: Tensor
@@ -53,6 +55,7 @@ class Reconstruction:
     frame_steps: tuple[int, ...]
     labels: Tensor
     restart: Tensor
+    restarts: Tensor
 
 
 def reconstruct(
@@ -63,6 +66,7 @@ def reconstruct(
     start: Tensor | None = None,
     frames: int = 0,
     on_frame: OnFrame | None = None,
+    keep_restarts: bool = False,
     chunk: int | None = None,
     checkpoint: Path | None = None,
     progress: bool = False,
@@ -76,6 +80,7 @@ def reconstruct(
         start: (B, C, H, W) in [0, 1] units instead, or (restarts, B, C, H, W).
         frames: how many snapshots to keep, evenly spaced, the first before any step and the last after all.
         on_frame: also receives each snapshot as it is made, without waiting for the device.
+        keep_restarts: also return the images of every restart, in `.restarts`.
         chunk: members in memory at once; estimated by default. Out of memory halves it and goes on.
         checkpoint: a file that makes the run resumable, removed at its end.
         progress: show a bar with the remaining time.
@@ -104,7 +109,7 @@ def reconstruct(
     if checkpoint:
         for leftover in checkpoint.parent.glob(f"{checkpoint.name}.*"):
             leftover.unlink()
-    return _best(runs, restarts)
+    return _best(runs, restarts, keep_restarts)
 
 
 def _one_each(attack: Attack | Sequence[Attack], members: int) -> list[Attack]:
@@ -165,7 +170,7 @@ def chunk_size(seen: Observed) -> int:
         one.model(z.new_zeros(one.threat.batch, *one.shape))
     for handle in handles:
         handle.remove()
-    member = 10 * sum(kept) + 6 * one.gradients.nbytes
+    member = 10 * sum(kept) + (8 if one.parameters else 6) * one.gradients.nbytes
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4 << 30
     # Beyond some members a CPU gains nothing more, and its caches lose.
     return max(1, min(32, int(0.5 * free / member)))
@@ -305,7 +310,7 @@ def _evenly(frames: int, last: int) -> list[int]:
     return sorted({round(i * last / (frames - 1)) for i in range(frames)}) if frames else []
 
 
-def _best(runs: list[dict[str, Tensor]], restarts: int) -> Reconstruction:
+def _best(runs: list[dict[str, Tensor]], restarts: int, keep: bool) -> Reconstruction:
     """Of each member's restarts the one with the least finite cost."""
     longest = max(run["trace"].shape[1] for run in runs)
     for run in runs:
@@ -324,4 +329,5 @@ def _best(runs: list[dict[str, Tensor]], restarts: int) -> Reconstruction:
         frame_steps=tuple(runs[0]["steps"].tolist()),
         labels=picked["labels"],
         restart=best,
+        restarts=found["images"].flatten(1, 2)[: restarts if keep else 0].clone(),  # not a view of all
     )

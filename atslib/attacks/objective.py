@@ -8,9 +8,10 @@ from torch import Tensor
 from atslib.attacks import priors
 from atslib.attacks.config import Attack
 from atslib.attacks.labels import infer_labels
+from atslib.errors import AtsError
 from atslib.gradients import DISTANCES, problem_gradients, unflatten
 from atslib.models import normalization_layer
-from atslib.threat import Observed
+from atslib.threat import Observed, batch_statistics, running_statistics
 
 # penalty name → function of (normalized images, pixels in [0, 1])
 PENALTIES = {
@@ -32,6 +33,20 @@ def layer_weights(kind: str, tensors: int) -> list[float]:
     return [w * tensors / sum(raw) for w in raw]
 
 
+def known_statistics(seen: Observed) -> dict[str, Tensor]:
+    """What the attacker knows of the client's batch normalizations: (N, width) each, or (width,) for all alike.
+
+    Raises:
+        AtsError: the threat model hides them, or the model has none.
+    """
+    if (said := seen.threat.batch_norm) != "known":
+        raise AtsError(f"Attack.bn_prior needs ThreatModel.batch_norm='known'; here it is {said!r}")
+    found = running_statistics(seen.model) | seen.statistics
+    if not found:
+        raise AtsError("Attack.bn_prior needs a model with batch normalization, and the attacked one has none")
+    return found
+
+
 class Objective:
     """Members' iterates `z` (N, D) → distance and penalty. `z` is the images in normalized units, then,
     where labels are optimized, their logits."""
@@ -47,9 +62,11 @@ class Objective:
         device = seen.gradients.device
         self.weights = {
             name: torch.tensor([getattr(a, name) for a in attacks], device=device, dtype=seen.gradients.dtype)
-            for name in PENALTIES
+            for name in (*PENALTIES, "bn_prior")
             if any(getattr(a, name) for a in attacks)
         }
+        self.bn_prior = self.weights.pop("bn_prior", None)
+        self.known = {} if self.bn_prior is None else known_statistics(seen)
         self.labels = infer_labels(seen) if seen.threat.labels == "inferred" else seen.labels
 
     def images(self, z: Tensor) -> Tensor:
@@ -66,16 +83,14 @@ class Objective:
         """Distance (N,) between gradients, and the weighted penalty (N,) of the images."""
         normalized = self.images(z)
         pixels = self.normalize.inverse(normalized)
-        found = problem_gradients(
-            self.seen.model,
-            pixels,
-            self.targets(z),
-            buffers=self.seen.statistics,
-            parameters=self.seen.parameters,
-        )
+        own = {"buffers": self.seen.statistics, "parameters": self.seen.parameters}
+        found = problem_gradients(self.seen.model, pixels, self.targets(z), **own)
         distance = self.distance(found, self.target, self.layers)
         penalty = torch.zeros_like(distance)
         for name, weight in self.weights.items():
             value = PENALTIES[name](normalized.flatten(0, 1), pixels.flatten(0, 1))
             penalty = penalty + weight * value.unflatten(0, (len(z), -1)).mean(1)
+        if self.bn_prior is not None:
+            statistics = batch_statistics(self.seen.model, pixels, **own)
+            penalty = penalty + self.bn_prior * priors.statistics_distance(statistics, self.known)
         return distance, penalty

@@ -1,5 +1,9 @@
-"""What an attacker believes about images: penalties, (B, C, H, W) → (B,), lower is more natural."""
+"""What an attacker believes about images: penalties, (B, C, H, W) → (B,), lower is more natural.
 
+The last one is about all images of a problem: what the client's batch normalizations saw of them.
+"""
+
+import torch
 from torch import Tensor
 
 
@@ -26,6 +30,14 @@ def scale_distance(pixels: Tensor) -> Tensor:
     """‖x - scale(x)‖₂, where scale stretches an image to [0, 1]. General Deep Leakage, Eq. 18."""
     low, high = (edge.view(-1, 1, 1, 1) for edge in pixels.flatten(1).aminmax(dim=1))
     return _norm(pixels - (pixels - low) / (high - low).clamp_min(1e-12))
+
+
+def statistics_distance(found: dict[str, Tensor], known: dict[str, Tensor]) -> Tensor:
+    """Sum over layers of ‖mean - known mean‖₂ + ‖variance - known variance‖₂, (N, width) each → (N,).
+
+    Source: R_BN of GradInversion (Yin et al. 2021, arXiv:2104.07586).
+    """
+    return torch.stack([_norm(found[name] - known[name]) for name in found]).sum(0)
 
 
 def _norm(difference: Tensor) -> Tensor:
