@@ -1,18 +1,21 @@
 """Learned privacy transformations for collaborative learning: transform, train, attack, score, search.
 
 Ground floor first: `errors`, `rng`, `data`, `transforms`, `policies`, `models`, `metrics`, `gradients`,
-`defenses`, `threat`, `store`, `training`, `attacks`, `report`, `verdicts`, `experiments`, `plots`. Imports point down.
+`defenses`, `threat`, `store`, `training`, `attacks`, `scores`, `search`, `report`, `verdicts`, `experiments`,
+`plots`. Imports point down.
 """
 
 from atslib.attacks import ATTACKS, Attack, Reconstruction, reconstruct
-from atslib.data import Images, load
+from atslib.data import Images, load, load_folder
 from atslib.defenses import Defense
 from atslib.errors import AtsError
 from atslib.gradients import example_gradients
-from atslib.metrics import feature_mse, mse, psnr, ssim
+from atslib.metrics import feature_mse, lpips, mse, psnr, ssim
 from atslib.models import build_model
 from atslib.policies import OPS, Hybrid, Policy, parse_policy
 from atslib.rng import rng
+from atslib.scores import accuracy_score, gradsim_curve, privacy_score, privacy_scores
+from atslib.search import SearchConfig, pareto, search
 from atslib.store import Store
 from atslib.threat import Observed, ThreatModel, observe
 from atslib.training import TrainConfig, evaluate, fit, load_checkpoint, save_checkpoint
@@ -29,22 +32,31 @@ __all__ = [
     "Observed",
     "Policy",
     "Reconstruction",
+    "SearchConfig",
     "Store",
     "ThreatModel",
     "TrainConfig",
+    "accuracy_score",
     "build_model",
     "evaluate",
     "example_gradients",
     "feature_mse",
     "fit",
+    "gradsim_curve",
     "load",
     "load_checkpoint",
+    "load_folder",
+    "lpips",
     "mse",
     "observe",
+    "pareto",
     "parse_policy",
+    "privacy_score",
+    "privacy_scores",
     "psnr",
     "reconstruct",
     "rng",
     "save_checkpoint",
+    "search",
     "ssim",
 ]

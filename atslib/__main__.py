@@ -1,4 +1,4 @@
-"""`python -m atslib`: make the report, attack from the shell, measure speed, look after data and store."""
+"""`python -m atslib`: make the report, attack and search from the shell, measure speed, look after data and store."""
 
 import argparse
 import sys
@@ -63,14 +63,24 @@ def _train(args: argparse.Namespace) -> None:
     shell.train(args, progress=True)
 
 
+def _search(args: argparse.Namespace) -> None:
+    from atslib import shell
+
+    shell.search(args, progress=True)
+
+
 def _bench(args: argparse.Namespace) -> None:
     import json
 
     from atslib import bench
 
-    sizes = [(args.model, args.members or 8)] if args.model else bench.ATTACK_SIZES
+    measure, reference = {
+        "attack": (bench.attack, bench.ATTACK_SIZES),
+        "scores": (bench.scores, bench.SCORE_SIZES),
+    }[args.what]
+    sizes = [(args.model, args.members or 8)] if args.model else reference
     for model, members in sizes:
-        line = json.dumps(bench.attack(model, members, device=args.device))
+        line = json.dumps(measure(model, members, device=args.device))
         print(line, flush=True)
         if args.out:
             with args.out.open("a") as file:
@@ -104,11 +114,12 @@ def parser() -> argparse.ArgumentParser:
     pack.set_defaults(call=_pack)
     _train_parser(commands)
     _attack_parser(commands)
+    _search_parser(commands)
 
     bench = commands.add_parser("bench", help="speed against the plain loop; one JSON line each")
-    bench.add_argument("what", choices=("attack",))
+    bench.add_argument("what", choices=("attack", "scores"))
     bench.add_argument("--model", help="such as resnet20-4; default: the reference sizes")
-    bench.add_argument("--members", type=int, help="attacks in the batch")
+    bench.add_argument("--members", type=int, help="attacks in the batch, or images scored")
     bench.add_argument("--device", default="cpu")
     bench.add_argument("--out", type=Path, help="append the lines to this file, such as results/speed.jsonl")
     bench.set_defaults(call=_bench)
@@ -145,6 +156,29 @@ def _attack_parser(commands: argparse._SubParsersAction) -> None:
     attack.add_argument("--device", default="auto")
     attack.add_argument("--out", type=Path, required=True, help="folder for table.csv, sheet.png, arrays.safetensors")
     attack.set_defaults(call=_attack)
+
+
+def _search_parser(commands: argparse._SubParsersAction) -> None:
+    search = commands.add_parser("search", help="search policies for a data set, or for an own folder of images")
+    search.add_argument("--dataset", default="cifar100", help="a name, or a folder with a subfolder per class")
+    search.add_argument("--model", default="resnet20-4")
+    search.add_argument("--policies", type=int, default=1500, help="candidates drawn")
+    search.add_argument("--images", type=int, default=100, help="test images for the privacy score")
+    search.add_argument("--acc-images", type=int, default=100, help="for the accuracy score; the paper: 1,000")
+    search.add_argument("--sampler", default="uniform", help="uniform, authors or exhaustive")
+    search.add_argument("--rungs", default="", help="halving, such as 10:0.25: after 10 images a quarter goes on")
+    search.add_argument("--points", type=int, default=21, help="of the similarity curve")
+    search.add_argument("--keep", type=int, default=10, help="policies chosen")
+    search.add_argument("--t-acc", type=float, help="reject policies below this accuracy score; none by default")
+    search.add_argument("--fraction", type=float, help="training share; default 0.1 of a named data set, 1 of a folder")
+    search.add_argument("--epochs", type=int, default=50, help="of the semi-trained network")
+    search.add_argument("--image-size", type=int, default=32, help="side of a folder's images, in pixels")
+    search.add_argument("--fit", default="resize", help="how a folder's images become square: resize or crop")
+    search.add_argument("--seed", type=int, default=0)
+    search.add_argument("--device", default="auto")
+    search.add_argument("--store", type=Path, help="folder of artifacts; default $ATS_STORE or .store")
+    search.add_argument("--out", type=Path, required=True, help="such as policies.json; a .csv of all goes beside it")
+    search.set_defaults(call=_search)
 
 
 def main(arguments: list[str] | None = None) -> int:

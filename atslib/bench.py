@@ -14,10 +14,12 @@ from atslib.attacks.objective import Objective
 from atslib.attacks.priors import total_variation
 from atslib.models import build_model, normalization_layer
 from atslib.rng import rng
+from atslib.scores import gradsim_curve
 from atslib.threat import observe
 
 # (model, members): the sizes that the book's speed table shows
 ATTACK_SIZES = (("resnet20-4", 8), ("resnet20-1", 32), ("convnet-64", 8))
+SCORE_SIZES = (("resnet20-4", 1), ("resnet20-1", 6))
 
 
 def seconds(call: Callable[[], object], *, device: torch.device, repeats: int = 5) -> float:
@@ -114,6 +116,53 @@ def attack(model_name: str = "resnet20-4", members: int = 8, *, device: str = "c
         "convolution_share": round(flop / engine_time / convolution_rate(place), 2),
         "difference": float(f"{(ours - theirs).norm() / theirs.norm():.1e}"),
         "peak_mb": round(memory / 1e6),
+    }
+
+
+def plain_curve(model: nn.Module, pixels: Tensor, labels: Tensor, start: Tensor, points: int) -> Tensor:
+    """`gradsim_curve` the authors' way, a backward pass an image and point; (B, points)."""
+    parameters, curves = list(model.parameters()), []
+
+    def gradient(one: Tensor, label: Tensor) -> Tensor:
+        loss = F.cross_entropy(model(one[None]), label[None])
+        return torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters)])
+
+    for image, label, noise in zip(pixels, labels, start, strict=True):
+        target = gradient(image, label)
+        mixtures = (j / (points - 1) * image + (1 - j / (points - 1)) * noise for j in range(points))
+        curves.append(torch.stack([F.cosine_similarity(gradient(x, label), target, dim=0) for x in mixtures]))
+    return torch.stack(curves)
+
+
+def scores(model_name: str = "resnet20-4", members: int = 1, *, device: str = "cpu", points: int = 21) -> dict:
+    """`gradsim_curve`, what the privacy score consists of: engine against plain loop.
+
+    Returns:
+        device, threads, model, members (images), points, gradients a second of both (of members × points; the
+        loop's second gradient of each image is not counted), their ratio, the engine's share of the machine's
+        convolution rate (3 forward passes' FLOP a gradient), the largest difference of the two curves.
+    """
+    place = torch.device(device)
+    model = build_model(model_name, 100, norm="cifar100", rng=rng(0)).to(place)
+    pixels, start = (torch.rand(members, 3, 32, 32, generator=rng(0, name)).to(place) for name in ("x", "z"))
+    labels = torch.arange(members, device=place) % 100
+    ours = gradsim_curve(model, pixels, labels, points=points, start=start)
+    theirs = plain_curve(model, pixels, labels, start, points)
+    count = members * points
+    engine = count / seconds(lambda: gradsim_curve(model, pixels, labels, points=points, start=start), device=place)
+    loop = count / seconds(lambda: plain_curve(model, pixels, labels, start, points), device=place, repeats=2)
+    return {
+        "benchmark": "scores",
+        "device": torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu",
+        "threads": torch.get_num_threads(),
+        "model": model_name,
+        "members": members,
+        "points": points,
+        "engine_gradients": round(engine, 2),
+        "loop_gradients": round(loop, 2),
+        "ratio": round(engine / loop, 2),
+        "convolution_share": round(3 * forward_flop(model, pixels) * engine / convolution_rate(place), 2),
+        "difference": float(f"{(ours - theirs).abs().max():.1e}"),
     }
 
 

@@ -1,8 +1,11 @@
-"""Images with labels: packed files, official downloads, and `shapes`, which needs no file at all."""
+"""Images with labels: packed files, official downloads, own folders, and `shapes`, which needs no file at all."""
 
 import os
 from pathlib import Path
 
+import torch
+
+from atslib._folder import load_folder
 from atslib._images import KINDS, Images
 from atslib._official import download as download_official
 from atslib._official import pack_copy
@@ -10,7 +13,8 @@ from atslib._packed import Folder, file_names, pack, read
 from atslib._shapes import draw_shapes
 from atslib.errors import choose
 
-__all__ = ["DATASETS", "NORMALIZATION", "Images", "available", "load", "normalization", "pack", "pack_official"]
+__all__ = ["DATASETS", "NORMALIZATION", "Images", "available", "load", "load_folder", "measured_normalization"]
+__all__ += ["normalization", "pack", "pack_official"]
 
 Channels = tuple[float, ...]
 DATASETS = tuple(KINDS)
@@ -72,6 +76,13 @@ def normalization(name: str) -> tuple[Channels, Channels]:
     """The (mean, standard deviation) of each channel that models of this data set normalise with."""
     choose("normalization of data set", name, tuple(NORMALIZATION))
     return NORMALIZATION[name]
+
+
+def measured_normalization(images: Images) -> tuple[Channels, Channels]:
+    """(mean, standard deviation) of each channel of these very images, in [0, 1]; no deviation is below 1/255."""
+    rows = images.pixels.transpose(0, 1).flatten(1)
+    deviation, mean = zip(*(torch.std_mean(row.double() / 255, correction=0) for row in rows), strict=True)
+    return tuple(map(float, mean)), tuple(max(1 / 255, float(d)) for d in deviation)
 
 
 def _split(name: str, split: str) -> str:

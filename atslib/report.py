@@ -68,7 +68,7 @@ CLAIMS = (
 
 
 def reported(**where: str) -> pd.DataFrame:
-    """Published numbers, one row each, with source, table and unit.
+    """Published numbers, one row each, with source, table and unit; `text` is the value as printed, such as a list.
 
     Args:
         where: columns that must equal a value, e.g. `table_or_figure="Table 1a", source="ats"`.
@@ -83,7 +83,7 @@ def reported(**where: str) -> pd.DataFrame:
         rows = rows[rows[column] == value]
         if rows.empty:
             raise AtsError(f"no reported number has {column}={value!r}; there are {', '.join(known)}")
-    return rows.assign(value=pd.to_numeric(rows["value"], errors="coerce"))
+    return rows.assign(text=rows["value"], value=pd.to_numeric(rows["value"], errors="coerce"))
 
 
 def policy_label(published: str) -> str:
@@ -303,7 +303,8 @@ def speed_table(measurements: Path) -> str:
     if not measurements.exists():
         return "Not measured yet.\n"
     found = [json.loads(line) for line in measurements.read_text().splitlines()]
-    rows = {(row["device"], row["model"], row["members"]): row for row in found}.values()
+    attacks = [row for row in found if row["benchmark"] == "attack"]
+    rows = {(row["device"], row["model"], row["members"]): row for row in attacks}.values()
     lines = [
         "| Device | Network | Attacks at once | Engine, ms | Plain loop, ms | Ratio | Share of convolution rate |",
         "|---|---|---|---|---|---|---|",

@@ -1,6 +1,7 @@
-"""What `python -m atslib train` and `attack` do: the library's calls in a row, then files."""
+"""What `python -m atslib train`, `attack` and `search` do: the library's calls in a row, then files."""
 
 import argparse
+import copy
 import dataclasses
 import json
 import re
@@ -11,18 +12,21 @@ import pandas as pd
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
 from atslib import plots
 from atslib.attacks import ATTACKS, Reconstruction, reconstruct
-from atslib.data import Images, load
+from atslib.data import DATASETS, Images, load, load_folder, measured_normalization
 from atslib.defenses import Defense
 from atslib.errors import AtsError, choose
-from atslib.experiments.units import ModelUnit, device_of, network
+from atslib.experiments.units import ModelUnit, dataset, device_of, network, trained
 from atslib.metrics import mse, psnr, ssim
+from atslib.models import build_model
 from atslib.policies import parse_policy
 from atslib.rng import rng
-from atslib.store import write_atomically
+from atslib.search import Found, SearchConfig, fingerprint
+from atslib.search import search as search_policies
+from atslib.store import Store, write_atomically
 from atslib.threat import observe
 from atslib.training import TrainConfig, evaluate, fit, load_checkpoint, save_checkpoint
 from atslib.transforms import crop_and_flip
@@ -107,3 +111,79 @@ def _write(out: Path, rows: list[int], images: Images, target: torch.Tensor, fou
     arrays = {"target": target, "found": image, "trace": found.trace.cpu(), "cost": found.cost.cpu()}
     arrays = {name: value.contiguous() for name, value in arrays.items()}
     write_atomically(out / "arrays.safetensors", lambda path: save_file(arrays, path))
+
+
+def search(args: argparse.Namespace, *, progress: bool) -> None:
+    """Search policies for a data set or a folder; write them to `args.out`, all scores beside it; resumable."""
+    train, test = _data(args)
+    if args.images > len(test):
+        print(f"{test!r}: {len(test)} images are scored instead of {args.images}")
+    config = SearchConfig(
+        candidates=args.policies,
+        sampler=args.sampler,
+        keep=args.keep,
+        t_acc=args.t_acc,
+        images=min(args.images, len(test)),
+        acc_images=min(args.acc_images, len(test)),
+        points=args.points,
+        rungs=_rungs(args.rungs),
+    )
+    store = Store(args.store, progress=progress)
+    semi_trained, random_init = _models(args, train, test, store)
+    found = search_policies(config, semi_trained, random_init, test, seed=args.seed, store=store, progress=progress)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    found.save(args.out, dataset=args.dataset, model=args.model, epochs=args.epochs, image_shape=test.pixels.shape[1:])
+    print(_best(found))
+    print(f"{args.out}: {len(found.chosen)} policies; all {len(found.table):,} in {args.out.with_suffix('.csv').name}")
+
+
+def _rungs(text: str) -> tuple[tuple[int, float], ...]:
+    """`"10:0.25,30:0.5"` → ((10, 0.25), (30, 0.5))."""
+    parts = [re.fullmatch(r"\s*(\d+):(\d*\.?\d+)\s*", part) for part in text.split(",") if text]
+    if not all(parts):
+        raise AtsError(f"rungs {text!r}: expected images:share, joined by commas, such as 10:0.25,30:0.5")
+    return tuple((int(part[1]), float(part[2])) for part in parts)
+
+
+def _data(args: argparse.Namespace) -> tuple[Images | None, Images]:
+    """Training images, None for a named data set (its unit loads them), and test images."""
+    if args.dataset in DATASETS:
+        return None, dataset(args.dataset, "test")
+    if not Path(args.dataset).is_dir():
+        known = ", ".join(DATASETS)
+        raise AtsError(f"data set {args.dataset!r} is unknown; choose {known}, or a folder with a subfolder per class")
+    return load_folder(args.dataset, size=args.image_size, fit=args.fit, seed=args.seed)
+
+
+def _models(args: argparse.Namespace, train: Images | None, test: Images, store: Store) -> tuple[nn.Module, nn.Module]:
+    """The semi-trained network and the untrained one that it started from, both from the store or made."""
+    config, device = TrainConfig(epochs=args.epochs), device_of(args.device)
+    fraction = args.fraction if args.fraction is not None else 0.1 if train is None else 1.0
+    if train is None:
+        unit = ModelUnit(dataset=args.dataset, model=args.model, fraction=fraction, train=config, seed=args.seed)
+        return trained(unit, store, device)[0], network(unit).to(device)
+    part = train.subset(fraction, rng=rng(args.seed, "subset"))
+    norm, size = measured_normalization(part), test.pixels.shape[2]
+    facts = {"model": args.model, "train": config, "seed": args.seed, "norm": norm}
+    facts["images"] = fingerprint(part.pixels, part.labels)
+    stream = rng(args.seed, "weights", args.model)
+    fresh = build_model(args.model, test.num_classes, test.pixels.shape[1], norm=norm, image_size=size, rng=stream).to(
+        device
+    )
+    model = copy.deepcopy(fresh)
+
+    def compute(state: Path) -> dict[str, Tensor]:
+        stream = rng(args.seed, "train", "")
+        return fit(model, part, config, rng=stream, checkpoint=state, progress=store.progress).model.state_dict()
+
+    model.load_state_dict(store.get("model", facts, compute).tensors)
+    return model.eval(), fresh
+
+
+def _best(found: Found) -> str:
+    """The best policies with their scores, a line each, and their hybrid."""
+    lines = ["rank  S_pri (95 % of the mean)   S_acc       policy"]
+    for rank, row in enumerate(found.table[found.table["chosen"]].head(10).itertuples(), 1):
+        interval = f"{row.s_pri:.4f} ({row.ci_low:.4f} to {row.ci_high:.4f})"
+        lines.append(f"{rank:>4}  {interval}  {row.s_acc:<10.4g}  {row.policy}: {parse_policy(row.policy).names()}")
+    return "\n".join([*lines, f"hybrid without a common function: {found.hybrid or 'none'}"])

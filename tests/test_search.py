@@ -1,0 +1,412 @@
+"""Algorithm 1: who is rejected, ranked, chosen; resumption; halving; the command, on named data and on a folder."""
+
+import dataclasses
+import importlib
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+
+from atslib.__main__ import main
+from atslib.data import load, load_folder, measured_normalization
+from atslib.errors import AtsError
+from atslib.models import build_model
+from atslib.policies import CANONICAL, Policy, enumerate_distinct, load_policies
+from atslib.rng import rng
+from atslib.scores import accuracy_score, privacy_score
+from atslib.search import SearchConfig, fingerprint, pareto, search
+from atslib.store import Store
+
+module = importlib.import_module("atslib.search")  # `atslib.search` is the function
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SMALL = SearchConfig(candidates=12, keep=3, images=4, acc_images=6, points=3, shard=5)
+COLUMNS = ["policy", "canonical", "s_acc", "s_pri", "sd", "ci_low", "ci_high", "n", "rung", "chosen"]
+
+
+class Killed(BaseException):
+    """What a kill looks like from inside."""
+
+
+@pytest.fixture(scope="module")
+def parties():
+    """A network, another one, and the images they score."""
+    models = [build_model("convnet-2", 10, norm="shapes", rng=rng(seed)) for seed in (0, 1)]
+    return *models, load("shapes", "test")[:12]
+
+
+@pytest.fixture(scope="module")
+def found(parties):
+    return search(SMALL, *parties, seed=0)
+
+
+# --- the search ---------------------------------------------------------------------------------------------
+
+
+def test_the_table_holds_the_scores_of_every_candidate(found, parties):
+    semi_trained, random_init, images = parties
+    table = found.table
+    assert table.columns.tolist() == COLUMNS
+    assert len(table) == len(set(table["canonical"])) <= 12
+    assert (table["n"] == 4).all()
+    order = torch.randperm(12, generator=rng(0, "images"))
+    for row in table.iloc[[0, 5]].itertuples():
+        policy = Policy.parse(row.policy)
+        assert row.canonical == str(policy.canonical())
+        scores = privacy_score(semi_trained, images[order[:4]], policy, points=3, rng=rng(0, "scores")).double()
+        assert row.s_pri == pytest.approx(scores.mean().item(), abs=1e-6)
+        assert row.sd == pytest.approx(scores.std().item(), abs=1e-6)
+        assert row.ci_high - row.s_pri == pytest.approx(1.96 * row.sd / 2)
+        assert row.s_pri - row.ci_low == pytest.approx(1.96 * row.sd / 2)
+        accuracy = accuracy_score(random_init, images[order[:6]], policy, rng=rng(0, "scores"))
+        assert row.s_acc == pytest.approx(accuracy, rel=1e-6)
+
+
+def test_the_lowest_privacy_scores_are_chosen_best_first(found):
+    table = found.table
+    assert table["s_pri"].is_monotonic_increasing
+    assert table["chosen"].tolist() == [True] * 3 + [False] * (len(table) - 3)
+    assert [str(policy) for policy in found.chosen] == table["policy"][:3].tolist()
+
+
+def test_the_hybrid_is_of_the_best_policies_without_a_common_function(found):
+    first, *rest = (Policy.parse(text) for text in found.table["policy"] if Policy.parse(text).canonical().ids)
+    second = next(p for p in rest if not {CANONICAL[i] for i in p.ids} & {CANONICAL[i] for i in first.ids} - {None})
+    assert found.hybrid.members == (first, second)
+
+
+def test_the_hybrid_compares_functions_and_not_ids_and_leaves_the_identity_out():
+    ranked = [Policy.parse(text) for text in ("28", "42-28-42", "14-48", "43", "7-39")]
+    assert str(module._hybrid(ranked)) == "42-28-42+7-39"  # 42, 43 and 48 are one function; 28 and 39 none
+    assert str(module._hybrid(ranked[1:4])) == "42-28-42"
+    assert module._hybrid(ranked[:1]) is None
+
+
+def test_the_shards_do_not_change_the_table(found, parties):
+    other = search(dataclasses.replace(SMALL, shard=12), *parties, seed=0)
+    pd.testing.assert_frame_equal(other.table, found.table, rtol=0, atol=1e-6)
+
+
+def test_a_killed_search_goes_on_and_ends_with_the_same_table(found, parties, store, monkeypatch):
+    real, calls = module.privacy_scores, []
+
+    def dies(model, images, policies, **options):
+        calls.append(len(policies))
+        if len(calls) == 2:
+            raise Killed
+        return real(model, images, policies, **options)
+
+    monkeypatch.setattr(module, "privacy_scores", dies)
+    with pytest.raises(Killed):
+        search(SMALL, *parties, seed=0, store=store)
+    again = search(SMALL, *parties, seed=0, store=store)
+    pd.testing.assert_frame_equal(again.table, found.table, check_exact=True)
+    assert again.hybrid == found.hybrid
+    shards = math.ceil(len(found.table) / 5)
+    assert len(calls) == 1 + shards  # the first shard was not computed again
+    search(SMALL, *parties, seed=0, store=store)
+    assert len(calls) == 1 + shards
+
+
+def test_another_network_seed_or_variant_is_another_artifact(parties, store):
+    semi_trained, random_init, images = parties
+    search(SMALL, semi_trained, random_init, images, seed=0, store=store)
+    count = len(list(store.entries()))
+    search(SMALL, random_init, random_init, images, seed=0, store=store)
+    shards = count // 2
+    assert len(list(store.entries())) == count + shards
+    search(dataclasses.replace(SMALL, pri_variant="code"), *parties, seed=0, store=store)
+    assert len(list(store.entries())) == count + 2 * shards
+
+
+def test_halving_scores_few_images_for_all_and_more_for_the_best(found, parties):
+    halving = search(dataclasses.replace(SMALL, rungs=((2, 0.5),)), *parties, seed=0)
+    table, total = halving.table, len(found.table)
+    survivors = table[table["rung"] == 2]
+    assert len(survivors) == math.ceil(total / 2)
+    assert (survivors["n"] == 4).all()
+    assert (table[table["rung"] == 1]["n"] == 2).all()
+    assert table["rung"].is_monotonic_decreasing
+    assert survivors["s_pri"].is_monotonic_increasing
+    full = found.table.set_index("policy")["s_pri"]
+    np.testing.assert_allclose(survivors["s_pri"], full[survivors["policy"]], rtol=0, atol=1e-6)
+    first_rung = search(dataclasses.replace(SMALL, images=2), *parties, seed=0).table
+    assert set(survivors["policy"]) == set(first_rung["policy"][: len(survivors)])
+
+
+def test_a_threshold_rejects_before_the_privacy_score_and_says_so_if_it_rejects_all(found, parties):
+    scores = found.table["s_acc"]
+    admitted = search(dataclasses.replace(SMALL, t_acc=scores.median()), *parties, seed=0)
+    rejected = admitted.table[admitted.table["rung"] == 0]
+    assert (rejected["s_acc"] < scores.median()).all()
+    assert len(rejected) == (scores < scores.median()).sum() > 0
+    assert rejected["s_pri"].isna().all()
+    assert not rejected["chosen"].any()
+    assert admitted.table["s_acc"][: len(scores) - len(rejected)].min() >= scores.median()
+    with pytest.raises(AtsError) as error:
+        search(dataclasses.replace(SMALL, t_acc=0.0), *parties, seed=0)
+    assert f"rejects all {len(scores)} candidates; they score {scores.min():.6g} to {scores.max():.6g}" in str(
+        error.value
+    )
+
+
+def test_only_the_codes_accuracy_score_has_a_threshold_by_default():
+    assert SearchConfig().threshold is None
+    assert SearchConfig(acc_variant="code").threshold == -85
+    assert SearchConfig(acc_variant="code", t_acc=-90).threshold == -90
+
+
+def test_ranking_with_variance_is_that_of_the_later_release(parties):
+    table = search(dataclasses.replace(SMALL, ranking="mean+variance"), *parties, seed=0).table
+
+    def scaled(values):
+        return (values - values.min()) / (values.max() - values.min())
+
+    rank = 0.7 * scaled(table["s_pri"]) + 0.3 * scaled(table["sd"] ** 2)
+    assert (rank.diff()[1:] > -1e-5).all()
+    assert not table["s_pri"].is_monotonic_increasing
+
+
+@pytest.mark.parametrize("sampler", ["uniform", "authors"])
+def test_candidates_are_distinct_functions_in_the_order_drawn(sampler):
+    policies = module._candidates(SearchConfig(candidates=2000, sampler=sampler), 0)
+    canonical = [policy.canonical() for policy in policies]
+    assert len(set(canonical)) == len(canonical) < 2000
+    assert policies[:5] == module._candidates(SearchConfig(candidates=5, sampler=sampler), 0)
+
+
+def test_exhaustive_candidates_are_all_distinct_functions():
+    policies = module._candidates(SearchConfig(sampler="exhaustive"), 0)
+    assert policies == list(enumerate_distinct())
+    assert len(policies) == 20_439
+
+
+def test_pareto_rows_are_those_that_no_other_beats():
+    table = pd.DataFrame(
+        {
+            "s_pri": [0.1, 0.2, 0.3, 0.3, 0.2, 0.4, np.nan, 0.1],
+            "s_acc": [-3.0, -2.0, -1.0, -1.5, -2.0, -1.0, 0, -4],
+        }
+    )
+    assert pareto(table).tolist() == [True, True, True, False, True, False, False, False]
+
+
+def test_pareto_agrees_with_the_definition(found):
+    points = found.table[["s_pri", "s_acc"]].to_numpy()
+    beaten = [any(q[0] <= p[0] and q[1] >= p[1] and (q != p).any() for q in points) for p in points]
+    assert (~pareto(found.table)).tolist() == beaten
+
+
+def test_a_saved_search_loads_back_and_says_what_made_it(found, tmp_path):
+    found.save(tmp_path / "policies.json", dataset="shapes", model="convnet-2")
+    assert load_policies(tmp_path / "policies.json") == list(found.chosen)
+    facts = json.loads((tmp_path / "policies.json").read_text())
+    assert (facts["dataset"], facts["model"], facts["seed"]) == ("shapes", "convnet-2", 0)
+    assert facts["hybrid"] == str(found.hybrid)
+    assert facts["search"]["candidates"] == 12
+    assert [row["s_pri"] for row in facts["scores"]] == found.table["s_pri"][:3].tolist()
+    table = pd.read_csv(tmp_path / "policies.csv", keep_default_na=False)
+    assert table["policy"].astype(str).tolist() == found.table["policy"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sampler": "random"}, "SearchConfig.sampler 'random' is unknown; choose one of uniform, authors, exhaustive"),
+        ({"ranking": "max"}, "SearchConfig.ranking 'max' is unknown"),
+        ({"acc_variant": "x"}, "SearchConfig.acc_variant 'x' is unknown"),
+        ({"candidates": 0}, "SearchConfig.candidates=0 must be at least 1"),
+        ({"acc_images": 1}, "SearchConfig.acc_images=1 must be at least 2"),
+        ({"rungs": ((100, 0.5),)}, "images must rise and stay below 100"),
+        ({"rungs": ((20, 0.5), (10, 0.5))}, "images must rise"),
+        ({"rungs": ((20, 1.5),)}, "shares be in (0, 1]"),
+    ],
+)
+def test_a_wrong_config_says_what_is_allowed(options, message):
+    with pytest.raises(AtsError) as error:
+        SearchConfig(**options)
+    assert message in str(error.value)
+
+
+def test_too_few_images_are_named(parties):
+    with pytest.raises(AtsError, match="asks for 100 images and shapes test has 12"):
+        search(dataclasses.replace(SMALL, images=100), *parties, seed=0)
+
+
+def test_a_fingerprint_sees_values_shapes_and_types():
+    one = torch.arange(4)
+    distinct = [fingerprint(t) for t in (one, one.view(2, 2), one.float(), one.flip(0))]
+    assert len(set(distinct)) == 4
+    assert fingerprint(one) == fingerprint(one.clone())
+
+
+# --- an own folder ------------------------------------------------------------------------------------------
+
+
+def write(path, value=100, mode="RGB", size=(20, 10)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, value if mode == "L" else (value, 0, 255 - value)).save(path)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Three classes of 5, 10 and 3 images of one colour each, with files that are no images between."""
+    for label, count in {"cat": 5, "dog": 10, "emu": 3}.items():
+        for i in range(count):
+            write(tmp_path / "own" / label / f"{i:02}.{'png' if i % 2 else 'bmp'}", 10 * i)
+    (tmp_path / "own" / "cat" / "notes.txt").write_text("no image")
+    (tmp_path / "own" / "cat" / ".hidden.png").write_text("no image")
+    (tmp_path / "own" / ".cache").mkdir()
+    return tmp_path / "own"
+
+
+def test_a_folder_is_split_80_to_20_in_every_class_and_always_alike(folder):
+    train, test = load_folder(folder, size=8)
+    assert train.class_names == test.class_names == ("cat", "dog", "emu")
+    assert torch.bincount(test.labels).tolist() == [1, 2, 1]
+    assert torch.bincount(train.labels).tolist() == [4, 8, 2]
+    assert train.pixels.shape[1:] == (3, 8, 8)
+    for part, again in zip((train, test), load_folder(folder, size=8), strict=True):
+        assert torch.equal(part.pixels, again.pixels)
+    red = torch.cat([train.pixels, test.pixels])[:, 0, 0, 0]
+    assert sorted(red.tolist()) == sorted(10 * i for count in (5, 10, 3) for i in range(count))
+    others = [load_folder(folder, size=8, seed=seed)[1].pixels[:, 0, 0, 0].tolist() for seed in range(8)]
+    assert len(set(map(tuple, others))) > 3
+
+
+def test_adding_a_class_does_not_move_the_images_of_the_others(folder):
+    before = load_folder(folder, size=4)[1].pixels[:3]
+    for i in range(2):
+        write(folder / "fox" / f"{i}.png", 200)
+    assert torch.equal(load_folder(folder, size=4)[1].pixels[:3], before)
+
+
+def test_resize_keeps_the_borders_and_crop_cuts_them(tmp_path):
+    wide = Image.new("L", (30, 10))
+    wide.paste(255, (10, 0, 20, 10))
+    for label in "ab":
+        for i in range(2):
+            (tmp_path / label).mkdir(exist_ok=True)
+            wide.save(tmp_path / label / f"{i}.png")
+    resized, cropped = (load_folder(tmp_path, size=10, fit=fit)[0].pixels[0] for fit in ("resize", "crop"))
+    assert resized.shape == (1, 10, 10)
+    assert (cropped == 255).all()
+    assert resized[0, :, 0].max() == 0
+    assert resized[0, :, 5].min() == 255
+
+
+def test_one_coloured_file_makes_the_set_rgb_and_palettes_and_orientation_are_heeded(tmp_path):
+    for label in "ab":
+        write(tmp_path / label / "0.png", 90, "L")
+    photo = Image.new("RGB", (4, 8), (255, 0, 0))
+    photo.paste((0, 0, 255), (0, 4, 4, 8))
+    exif = Image.Exif()
+    exif[0x0112] = 3  # upside down
+    photo.save(tmp_path / "a" / "1.png", exif=exif)
+    photo.convert("P").save(tmp_path / "b" / "1.gif", transparency=0)
+    parts = load_folder(tmp_path, size=8)
+    pixels = torch.cat([part.pixels for part in parts])
+    assert pixels.shape == (4, 3, 8, 8)
+    top = {tuple(image[:, 0, 0].tolist()) for image in pixels}
+    assert top == {(90, 90, 90), (0, 0, 255), (255, 0, 0)}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda root: (root / "dog" / "00.bmp").write_bytes(b"broken"), "00.bmp cannot be read as an image"),
+        (lambda root: truncate(root / "dog" / "09.png"), "09.png cannot be read as an image"),
+        (lambda root: write(root / "fox" / "0.png"), "class 'fox' in"),
+        (lambda root: (root / "fox").mkdir(), "has 0 image files; each class needs at least two"),
+    ],
+)
+def test_a_damaged_folder_names_the_file_or_class(folder, change, message):
+    change(folder)
+    with pytest.raises(AtsError) as error:
+        load_folder(folder)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def truncate(path):
+    noise = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(path)
+    path.write_bytes(path.read_bytes()[:2000])
+
+
+def test_a_folder_that_is_none_or_has_no_classes_is_named(tmp_path):
+    with pytest.raises(AtsError, match="is not a folder"):
+        load_folder(tmp_path / "none")
+    (tmp_path / "one").mkdir()
+    with pytest.raises(AtsError, match="has 1 subfolders; there must be at least two"):
+        load_folder(tmp_path)
+    with pytest.raises(AtsError, match="fit 'pad' is unknown; choose one of resize, crop"):
+        load_folder(tmp_path, fit="pad")
+
+
+def test_measured_normalization_is_that_of_the_pixels(folder):
+    train, _ = load_folder(folder, size=4)
+    mean, deviation = measured_normalization(train)
+    pixels = train.pixels.double() / 255
+    assert mean == pytest.approx(pixels.mean((0, 2, 3)).tolist())
+    assert deviation[0] == pytest.approx(pixels[:, 0].std(correction=0).item())
+    assert deviation[1] == 1 / 255  # no green anywhere: nothing is divided by zero
+
+
+# --- the command --------------------------------------------------------------------------------------------
+
+QUICK = "--model convnet-2 --policies 6 --images 3 --acc-images 4 --points 3 --epochs 1 --keep 2"
+
+
+def test_search_from_the_shell_leaves_policies_a_table_and_the_best_on_the_screen(tmp_path, capsys):
+    out = tmp_path / "made" / "policies.json"
+    command = f"search --dataset shapes --fraction 0.005 {QUICK} --rungs 2:0.5 --store {tmp_path / 's'} --out {out}"
+    assert main(command.split()) == 0
+    shown = capsys.readouterr().out
+    chosen = load_policies(out)
+    table = pd.read_csv(out.with_suffix(".csv"), keep_default_na=False, dtype={"policy": str})
+    assert table[table["chosen"].astype(str) == "True"]["policy"].tolist() == [str(p) for p in chosen]
+    assert all(f"{policy}: {policy.names()}" in shown for policy in chosen)
+    assert f"{out}: 2 policies; all {len(table)} in policies.csv" in shown
+    facts = json.loads(out.read_text())
+    assert (facts["dataset"], facts["model"], facts["image_shape"]) == ("shapes", "convnet-2", [3, 32, 32])
+    made = len(list(Store(tmp_path / "s").entries()))
+    first = out.read_bytes()
+    assert main(command.split()) == 0
+    assert out.read_bytes() == first
+    assert len(list(Store(tmp_path / "s").entries())) == made
+
+
+def test_search_on_an_own_folder(folder, tmp_path, capsys):
+    out = tmp_path / "policies.json"
+    command = f"search --dataset {folder} --image-size 18 --fit crop {QUICK} --images 50 --store {tmp_path / 's'}"
+    assert main([*command.split(), "--out", str(out)]) == 0
+    shown = capsys.readouterr().out
+    assert "4 images are scored instead of 50" in shown
+    assert len(load_policies(out)) == 2
+    assert json.loads(out.read_text())["image_shape"] == [3, 18, 18]
+    kinds = [path.parent.name for path, _ in Store(tmp_path / "s").entries()]
+    assert kinds.count("model") == 1
+    assert kinds.count("score") == 2
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("--dataset cifar", "error: data set 'cifar' is unknown; choose cifar100, "),
+        ("--rungs 10", "error: rungs '10': expected images:share"),
+        ("--sampler best", "error: SearchConfig.sampler 'best' is unknown"),
+        ("--model resnet7", "error: model 'resnet7' is unknown"),
+        ("--policies 0", "error: SearchConfig.candidates=0"),
+    ],
+)
+def test_a_wrong_search_is_one_line(more, message, tmp_path, capsys):
+    command = f"search --dataset shapes --store {tmp_path / 's'} --out {tmp_path / 'p.json'} {more}"
+    assert main(command.split()) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(message)
+    assert error.count("\n") == 1
