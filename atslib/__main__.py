@@ -1,11 +1,20 @@
 """`python -m atslib`: make the report, attack and search from the shell, measure speed, look after data and store."""
 
 import argparse
+import re
 import sys
 from pathlib import Path
 
 from atslib.errors import AtsError
 from atslib.store import Store, project_root
+
+
+def _duration(text: str) -> float:
+    """`90s`, `8m`, `2h` or plain seconds → seconds."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a duration such as 90s, 8m or 2h")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
 def _run(args: argparse.Namespace) -> None:
@@ -17,6 +26,8 @@ def _run(args: argparse.Namespace) -> None:
         profile=args.profile,
         dataset=args.dataset,
         compute_only=args.compute_only,
+        dry_run=args.dry_run,
+        budget=args.budget,
         jobs=args.jobs,
         root=project_root(),
         store=store,
@@ -97,6 +108,8 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--profile", default="quick", help="smoke, quick (default) or paper")
     run.add_argument("--dataset", help="instead of the profile's; `shapes` needs no file")
     run.add_argument("--compute-only", action="store_true", help="write tables, execute and build nothing")
+    run.add_argument("--dry-run", action="store_true", help="only show what would be computed, with estimated times")
+    run.add_argument("--budget", type=_duration, help="stop cleanly within 90s, 8m or 2h; run again to go on")
     run.add_argument("--jobs", type=int, help="units at once, a thread each; default: one a core")
     run.add_argument("--store", type=Path, help="folder of artifacts; default $ATS_STORE or .store")
     run.set_defaults(call=_run)

@@ -54,12 +54,18 @@ def _clip(gradients: Gradients, bound: float, rng: torch.Generator | None) -> Gr
     return tuple(g * factor.view(-1, *[1] * (g.ndim - 1)) for g in gradients)
 
 
+def _scale(gradients: Gradients, factor: float, rng: torch.Generator | None) -> Gradients:
+    return tuple(factor * g for g in gradients)
+
+
 # name → (function, what its strength means, whether a strength is allowed)
 DEFENSES: dict[str, tuple[Callable[..., Gradients], str, Callable[[float], bool]]] = {
     "prune": (_prune, "fraction of each tensor set to zero, in [0, 1)", lambda s: 0 <= s < 1),
     "prune-global": (_prune_global, "fraction of the whole gradient set to zero, in [0, 1)", lambda s: 0 <= s < 1),
     "gaussian": (_gaussian, "standard deviation of the noise, above 0", lambda s: 0 < s < math.inf),
     "laplace": (_laplace, "scale of the noise, above 0", lambda s: 0 < s < math.inf),
+    # No defense, but what a client does that multiplies its loss: both published codebases do, by 0.5.
+    "scale": (_scale, "factor on the whole gradient, above 0", lambda s: 0 < s < math.inf),
     "clip": (_clip, "largest l2 norm of a gradient, above 0", lambda s: 0 < s < math.inf),
 }
 

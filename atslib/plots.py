@@ -94,3 +94,62 @@ def leakage(
         axis.legend(frameon=False, fontsize=8, ncols=4, loc="upper center", bbox_to_anchor=(0.5, 1.14))
         figure.tight_layout()
     return figure
+
+
+def ranking(table: pd.DataFrame, *, value: str = "s_pri", reference: float | None = None) -> Figure:
+    """Scores as dots with their intervals, lowest on the left; ids of one function share a mark below the axis.
+
+    Args:
+        table: a row an id in order, with `value`, `low`, `high` and `same as` (text, empty for a unique function).
+        reference: a line at the score of doing nothing.
+    """
+    with _styled():
+        figure, axis = plt.subplots(figsize=(9.5, 3.6))
+        at, repeated = np.arange(len(table)), (table["same as"] != "").to_numpy()
+        for mask, color, text in ((~repeated, COLORS[0], "one id"), (repeated, COLORS[1], "one function, several ids")):
+            rows = table[mask]
+            spread = (rows[value] - rows["low"], rows["high"] - rows[value])
+            axis.errorbar(at[mask], rows[value], spread, fmt="o", ms=4, lw=1, color=color, label=text)
+        if reference is not None:
+            axis.axhline(reference, color="0.3", lw=1, ls="--", label="doing nothing")
+        axis.set_xticks(at, table.index, fontsize=7, rotation=90)
+        axis.set(xlabel="transformation, by id", ylabel="privacy score, lower is more private", xlim=(-1, len(at)))
+        axis.legend(frameon=False, fontsize=8)
+        figure.tight_layout()
+    return figure
+
+
+def front(table: pd.DataFrame, *, labels: int = 10) -> Figure:
+    """Privacy against accuracy score of the candidates, the chosen ones named, the Pareto front a line."""
+    with _styled():
+        figure, axis = plt.subplots(figsize=(7.5, 4.2))
+        rest, best = table[~table["chosen"]], table[table["chosen"]].head(labels)
+        edge = table[table["pareto"]].sort_values("s_pri")
+        axis.scatter(rest["s_pri"], rest["s_acc"], s=12, color="0.6", lw=0, label="candidates")
+        axis.plot(edge["s_pri"], edge["s_acc"], color=COLORS[2], lw=1, drawstyle="steps-post", label="Pareto front")
+        axis.scatter(best["s_pri"], best["s_acc"], s=26, color=COLORS[1], lw=0, label="chosen")
+        for i, (_, row) in enumerate(best.sort_values("s_acc").iterrows()):
+            side = 6 if i % 2 else -6
+            axis.annotate(
+                row["policy"], (row["s_pri"], row["s_acc"]), (side, 3), textcoords="offset points", fontsize=7,
+                ha="left" if i % 2 else "right",
+            )  # fmt: skip
+        axis.set(xlabel="privacy score, lower is more private", ylabel="accuracy score, higher is better")
+        axis.margins(x=0.12)
+        axis.legend(frameon=False, fontsize=8)
+        figure.tight_layout()
+    return figure
+
+
+def scatter(
+    x: pd.Series, y: pd.Series, *, xlabel: str, ylabel: str, title: str = "", axis: Axes | None = None
+) -> Figure:
+    """Points with the least-squares line."""
+    with _styled():
+        axis = axis or plt.subplots(figsize=(5, 3.6))[1]
+        axis.scatter(x, y, s=16, color=COLORS[0], lw=0, alpha=0.8)
+        ends = np.array([x.min(), x.max()])
+        axis.plot(ends, np.polyval(np.polyfit(x, y, 1), ends), color=COLORS[1], lw=1.2)
+        axis.set(xlabel=xlabel, ylabel=ylabel, title=title)
+        axis.figure.tight_layout()
+    return axis.figure

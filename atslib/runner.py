@@ -1,23 +1,21 @@
 """From nothing to the book: compute what is missing, execute the pages, build."""
 
 import contextlib
-import multiprocessing
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-
-import torch
 
 from atslib.data import available, load
 from atslib.errors import AtsError, choose
 from atslib.experiments import PAGES, settings
-from atslib.experiments.units import AttackUnit, ModelUnit, device_of, make
 from atslib.report import answers, insert_answers, speed_table
+from atslib.schedule import compute, describe, plan, say
 from atslib.store import Store
+
+__all__ = ["run", "say"]
 
 
 def usable(dataset: str, say: Callable[[str], None]) -> str:
@@ -40,6 +38,8 @@ def run(
     profile: str,
     dataset: str | None = None,
     compute_only: bool = False,
+    dry_run: bool = False,
+    budget: float | None = None,
     jobs: int | None = None,
     root: Path,
     store: Store,
@@ -47,6 +47,8 @@ def run(
     """Compute the named pages (by default those of the book), write their tables, execute their notebooks, build.
 
     Args:
+        dry_run: only say what would be computed, with estimated times.
+        budget: seconds; no unit is begun that would end beyond them, and pages that wait for units are left out.
         jobs: units computed at once, each in a process with one thread; by default one a core without a GPU,
             and one in this process with it.
         root: the project's top folder, with notebooks/, book/ and results/.
@@ -58,10 +60,24 @@ def run(
     if missing := [name for name in ("README.md", "book/_toc.yml", "notebooks") if not (root / name).exists()]:
         raise AtsError(f"{root} is not the project's top folder: it has no {' and no '.join(missing)}")
     chosen = usable(settings(profile=profile, dataset=dataset).dataset, store.say)
-    for name in names or published(root):
-        experiment = settings(profile=profile, dataset=chosen)
-        store.say(f"{name}: {experiment}")
-        compute(list(PAGES[name].units(experiment).values()), store, experiment.device, jobs)
+    experiment, pages = settings(profile=profile, dataset=chosen), names or published(root)
+    store.say(f"{', '.join(pages)}: {experiment}")
+    ends = None if budget is None else time.monotonic() + budget
+    if dry_run:
+        store.say(describe({name: PAGES[name].units(experiment).values() for name in pages}, store, experiment.device))
+        return
+    work = {"device": experiment.device, "jobs": jobs, "ends": ends}
+    compute([unit for name in pages for unit in PAGES[name].units(experiment).values()], store, **work)
+    waiting = []
+    for name in pages:
+        left = len(plan(PAGES[name].units(experiment).values(), store))
+        if not left and hasattr(PAGES[name], "then"):  # units that depend on what the first ones found
+            further = PAGES[name].then(experiment, store).values()
+            compute(further, store, **work)
+            left = len(plan(further, store))
+        if left:
+            waiting.append(f"{name} ({left} units)")
+            continue
         result = PAGES[name].run(experiment, store)
         folder = result.write(root / "results")
         store.say(
@@ -70,7 +86,9 @@ def run(
         if not compute_only:
             execute(name, {"profile": profile, "dataset": chosen}, root=root, store=store)
     publish_answers(root)
-    if not compute_only:
+    if waiting:
+        store.say(f"the budget is spent; run again to go on with {', '.join(waiting)}")
+    elif not compute_only:
         build_book(root)
 
 
@@ -78,61 +96,6 @@ def published(root: Path) -> list[str]:
     """The pages that the book's table of contents holds."""
     contents = (root / "book" / "_toc.yml").read_text()
     return [name for name in PAGES if f"results/{name}\n" in contents]
-
-
-def compute(units: Sequence[AttackUnit], store: Store, device: str, jobs: int | None = None) -> None:
-    """Fill the store with what these attacks need, `jobs` units at once; an attack starts when its model is there.
-
-    Two processes of one thread do more than one of two, and a unit's numbers then do not depend on the
-    number of cores.
-    """
-    models = [m for m in dict.fromkeys(unit.model for unit in units) if m.train and not store.has("model", m)]
-    attacks = [unit for unit in dict.fromkeys(units) if not store.has("attack", unit)]
-    if not models and not attacks:
-        return
-    gpu = device_of(device).type == "cuda"
-    jobs = jobs or (1 if gpu else os.cpu_count() or 1)
-    store.say(f"to make: {len(models)} models and {len(attacks)} batches of attacks, {jobs} at once")
-    if gpu:
-        for unit in (*models, *attacks):
-            make(unit, store, device)
-        return
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        try:
-            _in_order(pool, models, attacks, store, device)
-        except BrokenProcessPool:
-            raise AtsError(
-                "a worker was killed, perhaps for want of memory: what is finished is kept; try --jobs 1"
-            ) from None
-
-
-def _in_order(
-    pool: Executor, models: Sequence[ModelUnit], attacks: Sequence[AttackUnit], store: Store, device: str
-) -> None:
-    """Submit models, then attacks whose model is there, then each other attack as its model comes."""
-
-    def submit(units: Iterable[ModelUnit | AttackUnit]) -> dict[Future, ModelUnit | AttackUnit]:
-        return {pool.submit(_work, unit, store.root, device): unit for unit in units}
-
-    running = submit(models) | submit(unit for unit in attacks if unit.model not in models)
-    total, done = len(models) + len(attacks), 0
-    while running:
-        finished, _ = wait(running, return_when=FIRST_COMPLETED)
-        for future in finished:
-            future.result()
-            unit, done = running.pop(future), done + 1
-            running |= submit(attack for attack in attacks if attack.model == unit)
-            store.say(f"{done} of {total} done")
-
-
-def _work(unit: ModelUnit | AttackUnit, root: Path, device: str) -> None:
-    torch.set_num_threads(1)
-    make(unit, Store(root, say=say), device)
-
-
-def say(line: str) -> None:
-    """One line for a person, on stderr: stdout is for results."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def execute(name: str, parameters: dict[str, object], *, root: Path, store: Store) -> None:

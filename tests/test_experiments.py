@@ -317,7 +317,7 @@ def undisturbed(tmp_path_factory):
 def test_every_page_is_a_claim_with_a_module():
     assert {claim.page for claim in CLAIMS} & set(PAGES)
     for page, module in PAGES.items():
-        assert re.match(r"claim[1-7]_[a-z]+$", page)
+        assert re.match(r"((claim[1-7]|ext[1-4])_[a-z_]+|explorer)$", page)
         assert callable(module.run)
     assert PAGES["claim1_privacy"] is privacy
 

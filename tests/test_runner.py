@@ -240,7 +240,7 @@ def test_workers_make_what_one_thread_makes_here(tmp_path, said):
     units = [privacy.attack_unit(tiny, policy) for policy in ("", "28")]
     away, here = Store(tmp_path / "away", say=said.append), Store(tmp_path / "here")
     compute(units, away, "cpu", jobs=2)
-    assert said[0] == "to make: 2 models and 2 batches of attacks, 2 at once"
+    assert said[0] == "units to make: 2 model, 2 attack; 2 at once"
     assert said[-1] == "4 of 4 done"
     before = torch.get_num_threads()
     torch.set_num_threads(1)

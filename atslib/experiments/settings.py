@@ -19,6 +19,11 @@ class Settings:
         images: attacked test images, the first of the test set as in both studies.
         steps: of each attack.
         control_steps: of the positive control.
+        semi_fraction, semi_epochs: of the semi-trained network, which privacy scores are computed on.
+        candidates: policies that the search draws.
+        sampled: random policies whose scores are compared with attacks.
+        score_images: images behind a score.
+        score_points: points of the curve behind a privacy score.
         epsilon: PSNR in dB from which an attack counts as a success (the paper's Definition 1).
         crop_flip: random crop and flip on every attacked image, defended or not; "code" applies them to
             defended images only, as both published codebases do.
@@ -34,6 +39,12 @@ class Settings:
     images: int
     steps: int
     control_steps: int
+    semi_fraction: float
+    semi_epochs: int
+    candidates: int
+    sampled: int
+    score_images: int
+    score_points: int = 21
     epsilon: float = 15.0
     crop_flip: str = "fixed"
     seed: int = 0
@@ -49,14 +60,27 @@ class Settings:
                 object.__setattr__(self, field.name, float(value))
             elif not isinstance(value, kind) or isinstance(value, bool):
                 raise AtsError(f"parameter {field.name}={value!r} must be of type {kind.__name__}")
-        for name in ("epochs", "images", "steps", "control_steps"):
-            if getattr(self, name) < 1:
-                raise AtsError(f"parameter {name}={getattr(self, name)} must be at least 1")
-        if not 0 < self.fraction <= 1:
-            raise AtsError(f"parameter fraction={self.fraction} must be in (0, 1]")
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.type is int and field.name != "seed" and value < 1:
+                raise AtsError(f"parameter {field.name}={value} must be at least 1")
+            if field.name.endswith("fraction") and not 0 < value <= 1:
+                raise AtsError(f"parameter {field.name}={value} must be in (0, 1]")
 
 
-_QUICK = {"model": "resnet20-1", "fraction": 0.1, "epochs": 6, "images": 8, "steps": 300, "control_steps": 300}
+_QUICK = {
+    "model": "resnet20-1",
+    "fraction": 0.1,
+    "epochs": 6,
+    "images": 8,
+    "steps": 300,
+    "control_steps": 300,
+    "semi_fraction": 0.1,
+    "semi_epochs": 2,
+    "candidates": 100,
+    "sampled": 40,
+    "score_images": 16,
+}
 PROFILES: dict[str, dict] = {
     "smoke": {
         "dataset": "shapes",
@@ -66,6 +90,12 @@ PROFILES: dict[str, dict] = {
         "images": 2,
         "steps": 10,
         "control_steps": 20,
+        "semi_fraction": 0.04,
+        "semi_epochs": 1,
+        "candidates": 8,
+        "sampled": 6,
+        "score_images": 3,
+        "score_points": 4,
     },
     "quick": {"dataset": "cifar100"} | _QUICK,
     "paper": {
@@ -76,12 +106,27 @@ PROFILES: dict[str, dict] = {
         "images": 100,
         "steps": 4800,
         "control_steps": 2000,
+        "semi_fraction": 0.1,
+        "semi_epochs": 50,
+        "candidates": 1500,
+        "sampled": 100,
+        "score_images": 100,
     },
 }
 
 
 # The embedded images are ten easy classes: less of everything shows the same page in minutes.
-_SHAPES = {"quick": {"fraction": 0.1, "epochs": 2, "images": 4, "steps": 40, "control_steps": 200}}
+_SHAPES = {
+    "quick": {
+        "fraction": 0.1,
+        "epochs": 2,
+        "images": 4,
+        "steps": 40,
+        "control_steps": 200,
+        "semi_epochs": 1,
+        "sampled": 12,
+    }
+}
 
 
 def settings(parameters: Mapping[str, object] | None = None, /, **more: object) -> Settings:

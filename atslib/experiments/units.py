@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import math
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +22,9 @@ from atslib.threat import ThreatModel, observe
 from atslib.training import TrainConfig, evaluate, fit
 from atslib.transforms import crop_and_flip
 
+FRAMES = 11  # iterates kept of every attack, the first and the last among them
+CURVE_IMAGES = 1_000  # test images behind the accuracy after each epoch
+
 
 def device_of(name: str) -> torch.device:
     """The torch device of that name; "auto" is a GPU where there is one."""
@@ -37,15 +42,62 @@ def dataset(name: str, split: str) -> Images:
     return load(name, split)
 
 
+class Unit(Protocol):
+    """A piece of work shared by pages: one artifact of the store, made when the units that it `needs` are there.
+
+    A unit is a frozen dataclass; its fields are the artifact's key. `title` names it for a person, `passes` is
+    its cost in forward passes of one image through its network (a backward pass counts two).
+    """
+
+    kind: ClassVar[str]
+
+    @property
+    def needs(self) -> tuple["Unit", ...]: ...
+
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def passes(self) -> float: ...
+
+    def make(self, store: Store, device: torch.device) -> object: ...
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelUnit:
-    """What decides a trained model; `train=None` is the untrained network."""
+    """What decides a trained model; `train=None` is the untrained network, which is no artifact."""
+
+    kind: ClassVar[str] = "model"
 
     dataset: str
     model: str
     fraction: float
     train: TrainConfig | None
     seed: int
+
+    @property
+    def needs(self) -> tuple[Unit, ...]:
+        """Nothing."""
+        return ()
+
+    @property
+    def title(self) -> str:
+        """Network, data and policy."""
+        policy = self.train.policy if self.train else ""
+        kind = f"policy {policy or 'none'}" if self.train else "untrained"
+        return f"{self.model} on {self.dataset}, {kind}"
+
+    @property
+    def passes(self) -> float:
+        """Forward and backward through each training image, forward through each test image."""
+        if not self.train:
+            return 0
+        train, test = (len(dataset(self.dataset, split)) for split in ("train", "test"))
+        return 3 * self.train.epochs * self.fraction * train + test
+
+    def make(self, store: Store, device: torch.device) -> object:
+        """Train it, if it is not in the store."""
+        return trained(self, store, device)
 
 
 def model_unit(settings: Settings, policy: str = "", **changes: object) -> ModelUnit:
@@ -55,6 +107,12 @@ def model_unit(settings: Settings, policy: str = "", **changes: object) -> Model
         dataset=settings.dataset, model=settings.model, fraction=settings.fraction, train=train, seed=settings.seed
     )
     return dataclasses.replace(unit, **changes)
+
+
+def semi_trained(settings: Settings) -> ModelUnit:
+    """The network that privacy scores are computed on (paper, Algorithm 1): no policy, little data, few epochs."""
+    train = TrainConfig(policy="", epochs=settings.semi_epochs)
+    return model_unit(settings, fraction=settings.semi_fraction, train=train)
 
 
 def network(unit: ModelUnit) -> nn.Module:
@@ -71,7 +129,10 @@ def network(unit: ModelUnit) -> nn.Module:
 
 
 def trained(unit: ModelUnit, store: Store, device: torch.device) -> tuple[nn.Module, Artifact | None]:
-    """The unit's network on `device`, with its artifact: weights, `history` (epochs, 3) and `accuracy` ()."""
+    """The unit's network on `device`, with its artifact: weights, `history` and `accuracy` ().
+
+    `history` (epochs, 4): loss, lr, seconds, and percent correct of the first `CURVE_IMAGES` test images.
+    """
     model = network(unit).to(device)
     if unit.train is None:
         return model, None
@@ -79,17 +140,19 @@ def trained(unit: ModelUnit, store: Store, device: torch.device) -> tuple[nn.Mod
     def compute(state: object) -> dict[str, Tensor]:
         train = dataset(unit.dataset, "train").subset(unit.fraction, rng=rng(unit.seed, "subset"))
         stream = rng(unit.seed, "train", unit.train.policy)
-        done = fit(model, train, unit.train, rng=stream, checkpoint=state, progress=store.progress)
-        columns = [[e["loss"], e["lr"], e["seconds"]] for e in done.history]
+        test = dataset(unit.dataset, "test")
+        few, show = test[:CURVE_IMAGES], store.progress
+        done = fit(model, train, unit.train, rng=stream, test=few, checkpoint=state, progress=show)
+        columns = [[e["loss"], e["lr"], e["seconds"], e.get("accuracy", math.nan)] for e in done.history]
+        known = done.history[-1].get("accuracy") if len(few) == len(test) else None
         facts = {
             "history": torch.tensor(columns),
-            "accuracy": torch.tensor(evaluate(model, dataset(unit.dataset, "test"))),
+            "accuracy": torch.tensor(evaluate(model, test) if known is None else known),
             "images": torch.tensor(len(train)),
         }
         return {f"model.{name}": value for name, value in model.state_dict().items()} | facts
 
-    label = f"{unit.model} on {unit.dataset}, policy {unit.train.policy or 'none'}"
-    artifact = store.get("model", unit, compute, label=label)
+    artifact = store.get("model", unit, compute, label=unit.title)
     weights = {n.removeprefix("model."): v for n, v in artifact.tensors.items() if n.startswith("model.")}
     model.load_state_dict(weights)
     return model.eval(), artifact
@@ -103,6 +166,8 @@ class AttackUnit:
     comparisons are paired. Images are the test images `first` … `last` - 1.
     """
 
+    kind: ClassVar[str] = "attack"
+
     model: ModelUnit
     policy: str
     attack: Attack
@@ -111,8 +176,29 @@ class AttackUnit:
     crop_flip: bool = True
     threat: ThreatModel = dataclasses.field(default_factory=ThreatModel)
     defense: str = ""
-    frames: int = 0
+    frames: int = FRAMES
     seed: int = 0
+
+    @property
+    def needs(self) -> tuple[Unit, ...]:
+        """The attacked network, where it is a trained one."""
+        return (self.model,) if self.model.train else ()
+
+    @property
+    def title(self) -> str:
+        """Policy, images and steps."""
+        images = f"images {self.first}-{self.last - 1}"
+        return f"{self.policy or 'none'}, {images}, {self.attack.steps} steps"
+
+    @property
+    def passes(self) -> float:
+        """Two nested gradients, seven passes, a step and image."""
+        evaluations = self.attack.inner if self.attack.optimizer == "lbfgs" else 1
+        return 7 * evaluations * self.attack.steps * self.attack.restarts * (self.last - self.first)
+
+    def make(self, store: Store, device: torch.device) -> object:
+        """Attack, if it is not in the store."""
+        return attacked(self, store, device)
 
 
 def attack_unit(settings: Settings, policy: str = "", **changes: object) -> AttackUnit:
@@ -135,15 +221,19 @@ def attack_unit(settings: Settings, policy: str = "", **changes: object) -> Atta
     return dataclasses.replace(unit, **changes)
 
 
+def moved(name: str, policy: str, last: int, *, seed: int, crop_flip: bool = True) -> Tensor:
+    """Test images 0 … `last` - 1 after crop, flip and policy, uint8; crops and flips are the same for every policy."""
+    pixels = dataset(name, "test").pixels[:last]
+    if crop_flip:
+        pixels = crop_and_flip(pixels, rng=rng(seed, "crop and flip"))
+    return parse_policy(policy)(pixels, rng=rng(seed, "policy", policy))
+
+
 def targets(unit: AttackUnit) -> tuple[Tensor, Tensor, Tensor]:
     """Test images before and after crop, flip and policy, uint8 (B, C, H, W), and their labels (B,)."""
-    images = dataset(unit.model.dataset, "test")[: unit.last]
-    moved = images.pixels
-    if unit.crop_flip:
-        moved = crop_and_flip(moved, rng=rng(unit.seed, "crop and flip"))
-    moved = parse_policy(unit.policy)(moved, rng=rng(unit.seed, "policy", unit.policy))
-    rows = slice(unit.first, unit.last)
-    return images.pixels[rows], moved[rows], images.labels[rows]
+    images, rows = dataset(unit.model.dataset, "test"), slice(unit.first, unit.last)
+    pixels = moved(unit.model.dataset, unit.policy, unit.last, seed=unit.seed, crop_flip=unit.crop_flip)
+    return images.pixels[rows], pixels[rows], images.labels[rows]
 
 
 def starts(unit: AttackUnit, model: nn.Module) -> Tensor:
@@ -197,10 +287,4 @@ def attacked(unit: AttackUnit, store: Store, device: torch.device) -> Artifact:
             "ssim": ssim(found.images, pixels),
         }
 
-    label = f"{unit.policy or 'none'}, images {unit.first}-{unit.last - 1}, {unit.attack.steps} steps"
-    return store.get("attack", unit, compute, label=label)
-
-
-def make(unit: ModelUnit | AttackUnit, store: Store, device: str) -> None:
-    """Compute a unit into the store, if it is not there."""
-    (attacked if isinstance(unit, AttackUnit) else trained)(unit, store, device_of(device))
+    return store.get("attack", unit, compute, label=unit.title)

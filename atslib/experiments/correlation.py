@@ -1,0 +1,149 @@
+"""Claim 7: does the privacy score predict the attack's success? (paper, Figure 2; replication, Figure 2)"""
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import torch
+
+from atslib import agreement
+from atslib.experiments.scoring import ScoreUnit, scored
+from atslib.experiments.settings import Settings
+from atslib.experiments.tables import image_rows, provenance
+from atslib.experiments.units import AttackUnit, Unit, attack_unit, attacked, device_of, model_unit, semi_trained
+from atslib.metrics import psnr
+from atslib.policies import sample_authors
+from atslib.report import Result
+from atslib.rng import rng
+from atslib.score_verdicts import correlation_verdict
+from atslib.store import Store
+
+MAIN = "semi-trained"  # the network that scores are computed on and that is attacked
+NOISES = 16  # pure-noise images behind `floor_noise`
+
+
+def policies(settings: Settings) -> list[str]:
+    """Random policies as the authors draw them, each function once, `settings.sampled` of them."""
+    drawn = sample_authors(4 * settings.sampled, rng=rng(settings.seed, "correlation"))
+    distinct = {policy.canonical(): str(policy) for policy in reversed(drawn) if policy.canonical().ids}
+    return list(reversed(distinct.values()))[: settings.sampled]
+
+
+def networks(settings: Settings) -> dict[str, object]:
+    """The networks that scores are computed on: untrained, semi-trained, and trained without a policy."""
+    trained = model_unit(settings)
+    return {
+        "untrained": dataclasses.replace(trained, train=None),
+        MAIN: semi_trained(settings),
+        "trained": trained,
+    }
+
+
+def attacks(settings: Settings) -> dict[str, AttackUnit]:
+    """The attack on each policy's images, all against the semi-trained network."""
+    model = semi_trained(settings)
+    return {policy: attack_unit(settings, policy, model=model) for policy in policies(settings)}
+
+
+def scores(settings: Settings) -> dict[str, ScoreUnit]:
+    """The same policies' scores on the same images, by network."""
+    chosen = tuple(policies(settings))
+    return {
+        name: ScoreUnit(
+            model=model, policies=chosen, images=settings.images, points=settings.score_points, seed=settings.seed
+        )
+        for name, model in networks(settings).items()
+    }
+
+
+def units(settings: Settings) -> dict[str, Unit]:
+    """All that the page needs."""
+    return attacks(settings) | scores(settings)
+
+
+def run(settings: Settings, store: Store) -> Result:
+    """Attack and score the same images under random policies.
+
+    Table `policies`: a row a policy and image, with the attack's metrics, the floors (`floor_noise`: the mean
+    PSNR of uniform noise against the transformed image) and a score a network, `s_pri …`.
+    """
+    device, rows = device_of(settings.device), []
+    for unit in attacks(settings).values():
+        found = attacked(unit, store, device)
+        target = found["target"].float() / 255
+        noise = torch.rand((NOISES, *target.shape), generator=rng(settings.seed, "floor noise"))
+        floor = torch.stack([psnr(guess, target) for guess in noise]).mean(0)
+        rows.append(image_rows(found, unit).assign(floor_noise=floor.double().numpy()))
+        sheet = found
+    table = pd.concat(rows, ignore_index=True)
+    for name, unit in scores(settings).items():
+        table[f"s_pri {name}"] = scored(unit, store, device)["scores"].flatten().double().numpy()
+    verdict = correlation_verdict(matrices(table, f"s_pri {MAIN}", "psnr", "floor_noise"), published())
+    facts = provenance(settings, sheet) | {"policies": settings.sampled}
+    return Result("claim7_correlation", {"policies": table}, facts, verdict)
+
+
+def published() -> dict[str, float]:
+    """The two published correlations, by source."""
+    from atslib.report import reported
+
+    rows = reported(metric="pearson_r(S_pri,PSNR)")
+    return dict(zip(rows["source"], rows["value"], strict=True))
+
+
+def matrices(table: pd.DataFrame, *columns: str) -> tuple[np.ndarray, ...]:
+    """Columns of the table as (policies, images), all in one order."""
+    return tuple(table.pivot(index="policy", columns="image", values=column).to_numpy() for column in columns)
+
+
+def correlations(result: Result) -> pd.DataFrame:
+    """A row a network and outcome: three correlations between policies' means, with 95 % intervals.
+
+    The outcomes: PSNR against the transformed and against the original image, and the gain over the mean image.
+    """
+    table, rows = result.tables["policies"], []
+    outcomes = {"PSNR": "psnr", "PSNR to original": "psnr_original", "gain over mean image": "gain"}
+    for network in ("untrained", MAIN, "trained"):
+        for outcome, column in outcomes.items():
+            score, success = matrices(table, f"s_pri {network}", column)
+            row = {"score from network": network, "against": outcome}
+            for name, statistic in agreement.CORRELATIONS.items():
+                low, high = agreement.interval(statistic, score, success)
+                row[name] = f"{statistic(score.mean(1), success.mean(1)):+.2f} [{low:+.2f}, {high:+.2f}]"
+            rows.append(row)
+    return pd.DataFrame(rows).set_index(["score from network", "against"])
+
+
+def noise(result: Result) -> pd.DataFrame:
+    """Variance shares and split-half reliability of score and PSNR: what any correlation could reach."""
+    rows = {}
+    for name, column in (("privacy score", f"s_pri {MAIN}"), ("PSNR", "psnr")):
+        (matrix,) = matrices(result.tables["policies"], column)
+        shares = {f"variance: {part}": value for part, value in agreement.variance_shares(matrix).items()}
+        rows[name] = shares | {"reliability": agreement.reliability(matrix)}
+    table = pd.DataFrame(rows).T
+    table["noise ceiling of r"] = np.sqrt(table["reliability"].clip(lower=0).prod())
+    return table
+
+
+def single_images(result: Result) -> pd.Series:
+    """The replication's design, once an image: the policies' mean scores against the PSNR of that one image."""
+    score, success = matrices(result.tables["policies"], f"s_pri {MAIN}", "psnr")
+    found = agreement.pearson(np.broadcast_to(score.mean(1), success.T.shape), success.T)
+    return pd.Series(found, index=pd.RangeIndex(len(found), name="image"), name="Pearson r")
+
+
+def darkness(result: Result) -> pd.DataFrame:
+    """Correlations with the PSNR of pure noise, and that of score and PSNR with it held constant."""
+    score, success, floor = matrices(result.tables["policies"], f"s_pri {MAIN}", "psnr", "floor_noise")
+    kinds = {
+        "score and PSNR": (agreement.pearson, (score, success)),
+        "PSNR and PSNR of noise": (agreement.pearson, (success, floor)),
+        "score and PSNR of noise": (agreement.pearson, (score, floor)),
+        "score and PSNR, PSNR of noise held constant": (agreement.partial, (score, success, floor)),
+    }
+    rows = {}
+    for name, (statistic, parts) in kinds.items():
+        low, high = agreement.interval(statistic, *parts)
+        rows[name] = {"r": float(statistic(*(p.mean(1) for p in parts))), "low": low, "high": high}
+    return pd.DataFrame(rows).T

@@ -1,0 +1,107 @@
+"""Extension 4: what the paper does not say: the victim's loss factor of 0.5, and random crop and flip."""
+
+import dataclasses
+from collections.abc import Callable
+
+import pandas as pd
+
+from atslib.experiments.generality import scaled
+from atslib.experiments.settings import Settings
+from atslib.experiments.tables import image_rows, provenance
+from atslib.experiments.units import AttackUnit, ModelUnit, attack_unit, attacked, device_of, model_unit, trained
+from atslib.report import Result, paired, reported, summarize
+from atslib.store import Store
+from atslib.training import TrainConfig
+from atslib.verdicts import details_verdict
+
+BASE = "crop and flip"
+# setting → what it is compared with: the same but for one detail
+PAIRS = {
+    "plain victim": BASE,
+    "plain victim and training": "plain victim",
+    "cosine, factor 0.5": BASE,
+    "l2, factor 0.5": "l2",
+}
+
+
+def models(settings: Settings) -> dict[str, ModelUnit]:
+    """Undefended networks by how they are trained; the one with the factor is left out at quick, to save time."""
+    plain = TrainConfig(epochs=settings.epochs, crop_flip=False)
+    halved = TrainConfig(epochs=settings.epochs, loss_factor=0.5)
+    found = {"with": model_unit(settings), "without": model_unit(settings, train=plain)}
+    return (
+        found if settings.profile == "quick" else found | {"with, loss factor 0.5": model_unit(settings, train=halved)}
+    )
+
+
+def attacks(settings: Settings) -> dict[str, AttackUnit]:
+    """The page's attacks by setting: all undefended, each with one detail switched.
+
+    `BASE` and "l2" are units of claims 1 and 2 (the victim crops and flips; its loss has factor 1).
+    """
+    base = attack_unit(settings, crop_flip=True)
+    l2 = dataclasses.replace(base, attack=scaled("adam-l2", settings))
+    plain = dataclasses.replace(base, crop_flip=False)
+    return {
+        BASE: base,
+        "plain victim": plain,
+        "plain victim and training": dataclasses.replace(plain, model=models(settings)["without"]),
+        "cosine, factor 0.5": dataclasses.replace(base, defense="scale:0.5"),
+        "l2": l2,
+        "l2, factor 0.5": dataclasses.replace(l2, defense="scale:0.5"),
+    }
+
+
+def units(settings: Settings) -> dict[str, AttackUnit | ModelUnit]:
+    """The page's attacks and networks by name."""
+    return attacks(settings) | models(settings)
+
+
+def run(settings: Settings, store: Store, *, on_unit: Callable[[str], None] | None = None) -> Result:
+    """Switch each detail on and off. Tables: `attacks`, a row a setting and image, and `accuracy`, a row a training."""
+    device, rows, accuracy, sheets = device_of(settings.device), [], [], {}
+    for name, unit in attacks(settings).items():
+        if on_unit:
+            on_unit(name)
+        found = sheets[name] = attacked(unit, store, device)
+        rows.append(image_rows(found, unit).assign(setting=name))
+    for name, unit in models(settings).items():
+        made = trained(unit, store, device)[1]
+        accuracy.append({"training": name, "accuracy": float(made["accuracy"]), "train": int(made["images"])})
+    tables = {"attacks": pd.concat(rows, ignore_index=True), "accuracy": pd.DataFrame(accuracy)}
+    change = change_of(tables["attacks"], "l2, factor 0.5", "psnr")
+    verdict = details_verdict(tables["accuracy"].set_index("training")["accuracy"], change)
+    return Result("ext4_hidden_details", tables, provenance(settings, sheets[BASE]), verdict, sheets)
+
+
+def change_of(table: pd.DataFrame, setting: str, value: str) -> pd.Series:
+    """n, mean and 95 % interval of what one detail changes, on the same images."""
+    return paired(table, PAIRS[setting], value, by="setting").loc[setting]
+
+
+def comparison(result: Result) -> pd.DataFrame:
+    """A row a setting: our summary, and the published mean of the attack that it resembles."""
+    ours = summarize(result.tables["attacks"], "setting", epsilon=float(result.facts["epsilon"]))
+    ours["gain over mean image"] = result.tables["attacks"].groupby("setting")["gain"].mean()
+    rows = reported(table_or_figure="Table 2", metric="PSNR_dB", policy_or_defense="none")
+    # Both published codebases attack the plain test image of a network trained with crop and flip.
+    like = {"plain victim": "Adam+Cosine", "l2, factor 0.5": "Adam+L2"}
+    for source, column in (("ats", "paper PSNR"), ("replication", "replication PSNR")):
+        found = rows[rows["source"] == source].set_index("attack")["value"]
+        ours[column] = ours.index.map(like).map(found)
+    return ours
+
+
+def differences(result: Result) -> pd.DataFrame:
+    """What each detail changes on the same images, PSNR and gain in dB, beside the setting it is compared with."""
+    table = result.tables["attacks"]
+    parts = {n: pd.DataFrame({s: change_of(table, s, n) for s in PAIRS}).T.astype({"n": int}) for n in ("psnr", "gain")}
+    found = pd.concat(parts, axis=1).rename_axis("setting")
+    found.insert(0, ("", "compared with"), pd.Series(PAIRS))
+    return found
+
+
+def accuracies(result: Result) -> pd.DataFrame:
+    """Accuracy of each training in percent, and its difference to the one with crop and flip and factor 1."""
+    table = result.tables["accuracy"].set_index("training")
+    return table.assign(difference=table["accuracy"] - table.loc["with", "accuracy"])

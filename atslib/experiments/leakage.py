@@ -1,0 +1,229 @@
+"""Extension 3: which images leak, whether that can be told beforehand, and what a guarantee would need."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from atslib.experiments.privacy import HYBRID, POLICIES, SEARCHED
+from atslib.experiments.settings import Settings
+from atslib.experiments.tables import image_rows, label, provenance
+from atslib.experiments.units import AttackUnit, attack_unit, attacked, dataset, device_of, trained
+from atslib.gradients import example_gradients
+from atslib.report import NO_POLICY, Result, bootstrap
+from atslib.store import Artifact, Store
+from atslib.verdicts import leakage_verdict
+
+DEFENDED = (*SEARCHED, HYBRID)
+PROPERTIES = ("brightness", "contrast", "edges", "loss", "gradient")
+RIDGE = 1.0  # weight of the squared coefficients, of standardized properties
+CHUNK = 16  # gradients in memory at once
+
+
+def units(settings: Settings) -> dict[str, AttackUnit]:
+    """The attacks of claim 1 by the policy's label; nothing new is computed where that page was."""
+    return {label(policy): attack_unit(settings, policy) for policy in POLICIES}
+
+
+@torch.no_grad()
+def properties(model: nn.Module, target: Tensor, labels: Tensor) -> pd.DataFrame:
+    """What can be measured of an attacked image without attacking it, a row an image.
+
+    Args:
+        target: (B, C, H, W) floats in [0, 1], as the client used them.
+    Returns:
+        `brightness` and `contrast` (mean and standard deviation of the channels' mean), `edges` (mean |dx| + mean
+        |dy| of it), `loss` (cross-entropy) and `gradient` (its l2 norm), of the network that the client trains.
+    """
+    grey = target.mean(1)
+    parts = zip(target.split(CHUNK), labels.split(CHUNK), strict=True)
+    columns = {
+        "brightness": grey.flatten(1).mean(1),
+        "contrast": grey.flatten(1).std(1),
+        "edges": grey.diff(dim=2).abs().flatten(1).mean(1) + grey.diff(dim=1).abs().flatten(1).mean(1),
+        "loss": F.cross_entropy(model(target), labels, reduction="none"),
+        "gradient": torch.cat([example_gradients(model, *part).norm(dim=1) for part in parts]),
+    }
+    return pd.DataFrame({name: value.double().cpu().numpy() for name, value in columns.items()})
+
+
+def grid(table: pd.DataFrame, *columns: str) -> np.ndarray:
+    """(images, policies, columns) of a table with a row a policy and image; images with a gap are left out."""
+    wide = [
+        table.pivot(index="image", columns="policy", values=name)[list(table["policy"].unique())] for name in columns
+    ]
+    values = np.stack([w.to_numpy() for w in wide], 2)
+    return values[np.isfinite(values).all((1, 2))]
+
+
+def variance_shares(gain: np.ndarray, axis: int = 1) -> np.ndarray:
+    """Shares of the variance that belong to the image, the policy and the rest: two-way without replication.
+
+    Args:
+        gain: (..., images, policies), with `axis` the images'.
+    Returns:
+        (..., 3), sums to 1; nan where nothing varies. The rest holds interaction and noise alike.
+    """
+    gain = np.moveaxis(gain, axis, -2)
+    n, p = gain.shape[-2:]
+    centre = gain.mean((-2, -1), keepdims=True)
+    image = p * np.square(gain.mean(-1, keepdims=True) - centre).sum((-2, -1))
+    policy = n * np.square(gain.mean(-2, keepdims=True) - centre).sum((-2, -1))
+    total = np.square(gain - centre).sum((-2, -1))
+    with np.errstate(invalid="ignore"):
+        return np.stack([image, policy, total - image - policy], -1) / total[..., None]
+
+
+def split(table: pd.DataFrame) -> pd.DataFrame:
+    """Share of the gain's variance by source, with 95 % intervals over images."""
+    gain = grid(table, "gain")[..., 0]
+    rows = []
+    for i, source in enumerate(("image", "policy", "rest")):
+        low, high = bootstrap(gain, lambda x, axis, i=i: variance_shares(x, axis)[..., i])
+        rows.append({"source": source, "share": variance_shares(gain, 0)[i], "low": low, "high": high})
+    return pd.DataFrame(rows)
+
+
+def rank_correlation(ranks: np.ndarray, axis: int = 1) -> np.ndarray:
+    """Mean over policies of the correlation over images: ranks (..., images, policies, 2) → (...)."""
+    ranks = np.moveaxis(ranks, axis, -3)
+    x, y = np.moveaxis(ranks - ranks.mean(-3, keepdims=True), -1, 0)
+    scale = np.sqrt(np.square(x).sum(-2) * np.square(y).sum(-2))
+    return np.where(scale > 0, (x * y).sum(-2) / np.where(scale > 0, scale, 1), 0).mean(-1)
+
+
+def correlations(table: pd.DataFrame) -> pd.DataFrame:
+    """Spearman correlation of each property with the gain within a policy, the mean over policies, 95 % interval.
+
+    The interval resamples images and keeps the ranks of the whole sample.
+    """
+    rows = []
+    for name in PROPERTIES:
+        values = grid(table, name, "gain")
+        ranks = np.stack([[pd.Series(v).rank() for v in column.T] for column in np.moveaxis(values, 2, 0)]).transpose(
+            2, 1, 0
+        )
+        low, high = bootstrap(ranks, rank_correlation)
+        rows.append({"property": name, "spearman": float(rank_correlation(ranks, 0)), "low": low, "high": high})
+    return pd.DataFrame(rows)
+
+
+def left_out(table: pd.DataFrame) -> np.ndarray:
+    """Squared errors of predictions for images left out, (images, 2): by ridge, and by the other images' mean.
+
+    Gain and properties of a policy are taken relative to its mean over the other images, so that only the
+    differences between images are predicted; all rows of an image are left out together.
+    """
+    values = grid(table, *PROPERTIES, "gain")
+    errors = np.empty((len(values), 2))
+    for i in range(len(values)):
+        others = np.delete(values, i, 0)
+        middle = others.mean(0)
+        known = (others - middle).reshape(-1, values.shape[2])
+        spread = known[:, :-1].std(0).clip(min=1e-12)
+        x, y = known[:, :-1] / spread, known[:, -1]
+        weights = np.linalg.solve(x.T @ x + RIDGE * np.eye(x.shape[1]), x.T @ y)
+        new = values[i] - middle
+        errors[i] = np.square(new[:, -1] - new[:, :-1] / spread @ weights).sum(), np.square(new[:, -1]).sum()
+    return errors
+
+
+def skill(table: pd.DataFrame) -> tuple[float, float, float]:
+    """Cross-validated R² of the ridge over the other images' mean, and its 95 % interval; nan below three images."""
+    if len(grid(table, "gain")) < 3:
+        return (math.nan,) * 3
+
+    def explained(errors: np.ndarray, axis: int) -> np.ndarray:
+        ridge, mean = np.moveaxis(errors.sum(axis), -1, 0)
+        return 1 - ridge / mean
+
+    errors = left_out(table)
+    return (float(explained(errors, 0)), *bootstrap(errors, explained))
+
+
+def upper_bound(successes: int, trials: int, level: float = 0.95) -> float:
+    """The largest success rate that such a count does not rule out, one-sided (Clopper and Pearson 1934)."""
+    low, high = successes / trials, 1.0
+    for _ in range(60):
+        rate = (low + high) / 2
+        tail = sum(math.comb(trials, k) * rate**k * (1 - rate) ** (trials - k) for k in range(successes + 1))
+        low, high = (rate, high) if tail > 1 - level else (low, rate)
+    return high
+
+
+def needed(rate: float, level: float = 0.95) -> int:
+    """Images that must all withstand the attack before a success rate above `rate` is ruled out."""
+    return math.ceil(math.log(1 - level) / math.log(1 - rate))
+
+
+def guarantees(table: pd.DataFrame, epsilon: float) -> pd.DataFrame:
+    """A row a policy: the worst image, attacks at or above ε, and the highest rate this count does not rule out."""
+    rows = []
+    for policy, values in table.groupby("policy", sort=False):
+        # An exact match is a success; a diverged attack (nan, -inf) is none, and one image all the same.
+        hits = int((values["psnr"] >= epsilon).sum())
+        worst = {"worst PSNR": values["psnr"].max(), "worst gain": values["gain"].max()}
+        bound = upper_bound(hits, len(values))
+        rows.append({"policy": policy, "images": len(values), "successes": hits, "rate at most": bound} | worst)
+    return pd.DataFrame(rows)
+
+
+def run(settings: Settings, store: Store, *, on_unit: Callable[[str], None] | None = None) -> Result:
+    """Read the attacks of claim 1 image by image.
+
+    Tables: `images` (a row a policy and image: leakage and properties), `split`, `correlations`, `prediction`
+    and `guarantees`.
+    """
+    device, parts, sheets = device_of(settings.device), [], {}
+    names = dataset(settings.dataset, "test").class_names
+    for policy, unit in units(settings).items():
+        if on_unit:
+            on_unit(f"policy {policy}")
+        found = sheets[policy] = attacked(unit, store, device)
+        model, _ = trained(unit.model, store, device)
+        labels = found["labels"].to(device)
+        measured = properties(model, found["target"].to(device).float() / 255, labels)
+        rows = image_rows(found, unit)[["policy", "image", "psnr", "floor_mean", "gain"]]
+        parts.append(rows.assign(**{"class": [names[i] for i in labels.tolist()]}).join(measured))
+    images = pd.concat(parts, ignore_index=True)
+    r2, low, high = skill(images)
+    tables = {
+        "images": images,
+        "split": split(images),
+        "correlations": correlations(images),
+        "prediction": pd.DataFrame([{"r2": r2, "low": low, "high": high, "images": len(grid(images, "gain"))}]),
+        "guarantees": guarantees(images, settings.epsilon),
+    }
+    defended = images[images["policy"].isin(DEFENDED)]["gain"]
+    verdict = leakage_verdict(defended, (r2, low, high), settings.images)
+    return Result("ext3_which_images_leak", tables, provenance(settings, sheets[NO_POLICY]), verdict, sheets)
+
+
+def ordered(result: Result) -> pd.DataFrame:
+    """`images` with `rank`, the place of the image by its mean gain over policies, 1 for the one that leaks most."""
+    table = result.tables["images"]
+    rank = table.groupby("image")["gain"].mean().rank(ascending=False, method="first")
+    return table.assign(rank=table["image"].map(rank).astype(int)).sort_values("rank", kind="stable")
+
+
+def worst(result: Result, policies: tuple[str, ...] = DEFENDED, count: int = 8) -> tuple[dict[str, Tensor], dict]:
+    """The attacks of greatest gain under `policies`, for `plots.sheet`: rows of images, and their captions."""
+    table = result.tables["images"]
+    top = table[table["policy"].isin(policies)].nlargest(count, "gain")
+    keys = list(zip(top["policy"], top["image"], strict=True))
+
+    def pick(artifact: Artifact, name: str, image: int) -> Tensor:
+        first = table["image"].min()
+        value = artifact[name][image - first]
+        return value.float() / 255 if value.dtype == torch.uint8 else value
+
+    rows = {
+        text: torch.stack([pick(result.sheets[policy], name, image) for policy, image in keys])
+        for text, name in (("original", "original"), ("target", "target"), ("found", "reconstruction"))
+    }
+    captions = {"found": [f"{gain:+.1f} dB" for gain in top["gain"]], "original": [policy for policy, _ in keys]}
+    return rows, captions

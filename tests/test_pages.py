@@ -1,0 +1,526 @@
+"""Claims 3 to 5 and extensions 1, 3 and 4: closed forms, the verdicts' rules on made-up tables, and toy runs."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy.stats import binom, spearmanr
+
+from atslib.data import load
+from atslib.defenses import Defense
+from atslib.errors import AtsError
+from atslib.experiments import details, efficiency, leakage, semantics, settings, tinyimagenet, transfer, units
+from atslib.experiments.privacy import HYBRID, SEARCHED
+from atslib.experiments.units import ModelUnit, attack_unit, dataset, model_unit, network, trained
+from atslib.gradients import DISTANCES, unflatten
+from atslib.rng import rng
+from atslib.store import Store
+from atslib.verdicts import (
+    details_verdict,
+    efficiency_verdict,
+    leakage_verdict,
+    semantics_verdict,
+    transfer_verdict,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+TINY = {"images": 3, "steps": 3, "fraction": 0.002}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_images():
+    """Few test images: accuracies are computed for each policy. "fmnist" and "tinyimagenet" cannot be had."""
+    missing = ("fmnist", "tinyimagenet")
+
+    def small(name, split):
+        if name in missing:
+            raise AtsError(f"{name} is not here")
+        return load(name, split)[: 40 if split == "test" else None]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(units, "load", small)
+        patch.setattr(transfer, "available", lambda name, split: name not in missing)
+        dataset.cache_clear()
+        yield
+    dataset.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """One store for the pages: they share networks and attacks."""
+    return Store(tmp_path_factory.mktemp("pages"))
+
+
+# --- which data set, and how large --------------------------------------------------------------------------
+
+
+def test_transfer_moves_embedded_images_to_grey_and_leaves_a_chosen_data_set():
+    assert transfer.relocated(settings(), "fmnist", "shapes-grey").dataset == "shapes-grey"
+    assert transfer.relocated(settings(dataset="cifar10"), "fmnist", "shapes-grey").dataset == "cifar10"
+
+
+def test_a_data_set_that_cannot_be_had_is_stood_in_for_and_a_damaged_one_is_not(monkeypatch):
+    quick = settings(profile="quick")
+    assert transfer.relocated(quick, "fmnist", "shapes-grey") == dataclasses.replace(quick, dataset="shapes-grey")
+    monkeypatch.setattr(transfer, "available", lambda name, split: True)
+    with pytest.raises(AtsError, match="fmnist is not here"):
+        transfer.relocated(quick, "fmnist", "shapes-grey")
+
+
+def test_less_is_taken_only_where_nothing_was_chosen():
+    moved = transfer.relocated(settings(profile="quick", epochs=9), "shapes-grey", "shapes", epochs=2, images=3)
+    assert (moved.dataset, moved.epochs, moved.images) == ("shapes-grey", 9, 3)
+
+
+def test_tiny_imagenet_at_quick_trains_on_the_same_number_whatever_is_here(monkeypatch):
+    for there in (10_000, 100_000):
+        for module in (tinyimagenet, transfer):
+            monkeypatch.setattr(module, "dataset", lambda name, split, there=there: range(there))
+        found = tinyimagenet.own(settings(profile="quick"))
+        assert (found.dataset, found.epochs, found.images) == ("tinyimagenet", 4, 4)
+        assert round(found.fraction * there) == tinyimagenet.QUICK_TRAIN
+        assert tinyimagenet.own(settings(profile="quick", fraction=0.5)).fraction == 0.5
+        assert tinyimagenet.own(settings(profile="paper")).fraction == 1
+
+
+def test_each_network_gets_the_policies_of_its_own_table():
+    assert transfer.policies("resnet20-1", "paper") == ("", *SEARCHED, HYBRID)
+    assert transfer.policies("resnet20-1", "quick") == ("", SEARCHED[0], HYBRID)
+    assert transfer.policies("convnet-64", "paper")[-1] == "21-13-3+7-4-15"
+    papers = transfer.units(settings(profile="paper", dataset="shapes", images=9))
+    assert {model for model, _ in papers} == {"resnet20-4", "convnet-64"}
+    assert {unit.model.dataset for unit in papers.values()} == {"shapes-grey"}
+
+
+def test_pages_take_claim_1s_units_where_they_can():
+    quick = settings(profile="quick", dataset="shapes")
+    ours = {name: attack_unit(quick, "" if name == "none" else name) for name in leakage.units(quick)}
+    assert leakage.units(quick) == ours
+    assert set(efficiency.units(quick).values()) == {unit.model for unit in ours.values()}
+    assert details.attacks(quick)["crop and flip"] == ours["none"]
+    for name, unit in semantics.units(quick).items():
+        assert unit == ours[name]
+
+
+# --- training curves ----------------------------------------------------------------------------------------
+
+
+def test_the_accuracy_of_each_epoch_changes_no_weight_and_the_last_is_the_networks(store, monkeypatch):
+    unit = model_unit(settings(**TINY, epochs=2))
+    model, made = trained(unit, store, torch.device("cpu"))
+    assert made["history"].shape == (2, 4)
+    assert made["history"][-1, 3] == made["accuracy"]
+    fit = units.fit
+    monkeypatch.setattr(units, "fit", lambda *a, test, **k: fit(*a, **k))
+    plain, without = trained(unit, Store(store.root / "other"), torch.device("cpu"))
+    assert without["history"][:, 3].isnan().all()
+    for one, other in zip(model.state_dict().values(), plain.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_epochs_to_an_accuracy():
+    curve = pd.DataFrame(
+        {"policy": ["none"] * 4 + ["x"] * 4, "epoch": [1, 2, 3, 4] * 2, "accuracy": [10, 50, 45, 60, 5, 10, 30, 40]}
+    )
+    found = efficiency.epochs_to(curve, {"half": 30.0, "most": 50.0})
+    assert found.loc["none"].tolist() == [2, 2]
+    assert found.loc["x", "half"] == 3
+    assert np.isnan(found.loc["x", "most"])
+    assert list(efficiency.levels(curve).values()) == pytest.approx([30, 48, 57])
+
+
+@pytest.mark.parametrize(
+    ("hybrid", "share", "epochs", "accuracy", "status"),
+    [
+        ([3, 5, 9], 0.01, 20, 70, "reproduced"),
+        ([3, 5, 10], 0.01, 20, 70, "reproduced"),  # two epochs late of twenty
+        ([3, 5, 11], 0.01, 20, 70, "partly"),
+        ([3, 5, 9], 0.06, 20, 70, "partly"),
+        ([3, 5, math.nan], 0.06, 20, 70, "not reproduced"),
+        ([3, 5, 9], 0.01, 4, 70, "not measured"),
+        ([3, 5, 9], 0.01, 20, 4, "not measured"),  # the network hardly learned
+    ],
+)
+def test_the_rule_of_claim_4(hybrid, share, epochs, accuracy, status):
+    reached = pd.DataFrame([[3.0, 5.0, 8.0], hybrid], index=["none", HYBRID])
+    verdict = efficiency_verdict(reached, share, HYBRID, epochs=epochs, accuracy=accuracy, chance=1)
+    assert verdict.status == status
+
+
+def test_a_curve_without_accuracies_is_not_measured():
+    reached = pd.DataFrame([[math.nan] * 3, [1.0] * 3], index=["none", HYBRID])
+    verdict = efficiency_verdict(reached, 0.01, HYBRID, epochs=20, accuracy=70, chance=1)
+    assert verdict.status == "not measured"
+
+
+def test_claim_4_from_the_store(kept, monkeypatch):
+    monkeypatch.setattr(efficiency, "TIMED_BATCHES", 1)
+    result = efficiency.run(settings(**TINY), kept)
+    curve, cost = result.tables["curve"], result.tables["cost"].set_index("policy")
+    assert list(curve["epoch"]) == [1] * 5
+    assert curve["accuracy"].between(0, 100).all()
+    assert (cost["share"] > 0).all()
+    assert cost.loc["none", "seconds"] < cost.loc[HYBRID, "seconds"]
+    assert efficiency.comparison(result).loc[HYBRID, ["paper accuracy", "replication accuracy"]].tolist() == [
+        77.92,
+        77.47,
+    ]
+    assert efficiency.run(settings(**TINY), kept).digest == result.digest  # times are kept, too
+
+
+# --- transfer -----------------------------------------------------------------------------------------------
+
+
+def attacks(**by_policy):
+    """Rows of attacks: a policy's change of PSNR to 20 dB on six images, with a floor of 10 dB."""
+    noise = np.array([-0.3, 0.2, 0.1, -0.1, 0.0, 0.1])
+    rows = [
+        {"policy": policy, "image": i, "psnr": 20 + change + (1 + (policy == "none")) * noise[i]}
+        for policy, change in by_policy.items()
+        for i in range(6)
+    ]
+    table = pd.DataFrame(rows)
+    return table.assign(gain=table["psnr"] - 10)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "loss", "bare", "floor", "status"),
+    [
+        (-3, -2, 3, 90, 0, "reproduced"),
+        (-3, 0, 3, 90, 0, "partly"),  # one policy does not transfer
+        (-3, -2, 5, 90, 0, "partly"),  # too dear
+        (-3, -2, 3, 40, 0, "partly"),  # too near to guessing
+        (-3, -2, 3, 90, 12, "partly"),  # nothing leaks
+        (1, -2, 3, 90, 0, "not reproduced"),
+    ],
+)
+def test_the_rule_of_claim_3(a, b, loss, bare, floor, status):
+    table = attacks(none=0, h=a, b=b)
+    table["gain"] -= floor
+    accuracy = pd.Series({"none": bare, "h": bare - loss, "b": bare})
+    verdict = transfer_verdict(table, accuracy, "h", points=4, published=3.5, chance=10)
+    assert verdict.status == status
+    assert "at most 4 points" in verdict.rule
+
+
+def test_one_image_is_no_measurement():
+    table, accuracy = attacks(none=0, h=-3).query("image == 0"), pd.Series({"none": 90.0, "h": 90.0})
+    verdict = transfer_verdict(table, accuracy, "h", points=4, published=3.5, chance=10)
+    assert verdict.status == "not measured"
+
+
+def test_claim_3_on_grey_images_beside_table_4(kept):
+    result = transfer.run(settings(**TINY), kept)
+    hybrid = "21-13-3+7-4-15"
+    assert result.facts["dataset"] == "shapes-grey"
+    assert result.sheets["convnet-4", hybrid]["target"].shape == (3, 1, 28, 28)
+    table = transfer.comparison(result).loc["convnet-4"]
+    assert table.loc[hybrid, ["paper PSNR", "paper accuracy", "replication PSNR"]].tolist() == [7.11, 87.51, 11.5]
+    assert table.loc["none", ["paper PSNR", "replication accuracy"]].tolist() == [9.12, 94.61]
+    change = transfer.differences(result).loc["convnet-4"]
+    wide = result.tables["attacks"].pivot(index="image", columns="policy", values="psnr")
+    assert change.loc["7-4-15", ("psnr", "mean")] == pytest.approx((wide["7-4-15"] - wide["none"]).mean())
+
+
+def test_each_networks_rows_are_set_beside_its_own_table_whatever_the_order_of_a_hybrids_members():
+    names = {"convnet-64": ["none", "7-4-15+21-13-3"], "resnet20-4": ["none", HYBRID]}
+    pairs = [(model, policy) for model, both in names.items() for policy in both]
+    table = pd.DataFrame(pairs, columns=["model", "policy"]).assign(image=0, psnr=8.0, gain=1.0, accuracy=90.0)
+    result = transfer.Result("x", {"attacks": table, "accuracy": table}, {"epsilon": 15.0}, None)
+    found = transfer.comparison(result)[["paper PSNR", "replication PSNR"]]
+    assert found.loc["convnet-64"].to_numpy().tolist() == [[9.12, 9.52], [7.11, 11.5]]
+    assert found.loc["resnet20-4"].to_numpy().tolist() == [[10.04, 9.81], [8.14, 7.49]]
+
+
+def test_extension_1_beside_table_5(kept):
+    result = tinyimagenet.run(settings(**TINY), kept)
+    table = tinyimagenet.comparison(result)
+    assert table["replication PSNR"].to_dict() == {"none": 8.96, HYBRID: 7.92}
+    assert table["replication accuracy"].to_dict() == {"none": 61.44, HYBRID: 57.38}
+    assert list(tinyimagenet.differences(result).index) == [HYBRID]
+
+
+# --- semantics ----------------------------------------------------------------------------------------------
+
+
+def test_similarity_by_layer_is_the_cosine_of_autograds_gradients():
+    model = network(ModelUnit(dataset="shapes", model="resnet20-1", fraction=1.0, train=None, seed=0))
+    target, frames = torch.rand(2, 3, 8, 8, generator=rng(0)), torch.rand(3, 2, 3, 8, 8, generator=rng(1))
+    frames[2] = target
+    labels = torch.tensor([3, 7])
+    found = semantics.layer_similarity(model, frames, target, labels)
+    names = semantics.convolutions(model)
+    weights = [dict(model.named_parameters())[name] for name in names]
+    assert found.shape == (21, 3, 2)
+    assert set(semantics.PUBLISHED) < set(names)
+
+    def gradient(image, label):
+        return torch.autograd.grad(F.cross_entropy(model(image[None]), label[None]), weights)
+
+    for i in range(2):
+        pairs = zip(gradient(frames[0, i], labels[i]), gradient(target[i], labels[i]), strict=True)
+        expected = [float(F.cosine_similarity(a.flatten(), b.flatten(), dim=0)) for a, b in pairs]
+        assert found[:, 0, i].tolist() == pytest.approx(expected, abs=1e-4)
+    assert found[:, 2].flatten().tolist() == pytest.approx([1] * 42, abs=1e-5)
+
+
+def test_thirds_and_steps():
+    assert [semantics.third(i, 21) for i in (0, 6, 7, 13, 14, 20)] == ["shallow"] * 2 + ["middle"] * 2 + ["deep"] * 2
+    assert semantics.frame_steps(300) == [30 * i for i in range(11)]
+    assert semantics.frame_steps(4) == [0, 1, 2, 3, 4]
+
+
+def test_a_wave_has_its_power_at_its_frequency_and_a_constant_at_none():
+    x = torch.arange(16.0)
+    wave = (0.2 * torch.cos(2 * torch.pi * 5 * x / 16)).expand(1, 3, 16, 16)
+    found = semantics.radial_power(torch.cat([wave, torch.full((1, 3, 16, 16), 0.5)]))
+    assert found.shape == (2, 9)
+    assert found[0].argmax() == 5
+    rings = torch.hypot(*torch.meshgrid(*[torch.fft.fftfreq(16, 1 / 16)] * 2, indexing="ij")).round()
+    assert found[0, 5] * (rings == 5).sum() == pytest.approx(0.02)  # mean square of the wave
+    assert found[1].tolist() == pytest.approx([0.25] + [0] * 8)
+
+
+@pytest.mark.parametrize(
+    ("shallow", "deep", "gain", "status"),
+    [
+        ({"a": -0.3, "h": -0.3}, 0.0, 2, "reproduced"),
+        ({"a": -0.3, "h": 0.0}, 0.0, 2, "partly"),
+        ({"a": -0.3, "h": -0.3}, -0.3, 2, "partly"),  # weaker everywhere
+        ({"a": -0.3, "h": -0.3}, 0.0, -2, "partly"),  # nothing leaks
+        ({"a": 0.0, "h": 0.3}, 0.0, 2, "not reproduced"),
+    ],
+)
+def test_the_rule_of_claim_5(shallow, deep, gain, status):
+    noise = [0.01, -0.02, 0.01, 0.0]
+    rows = [
+        {
+            "policy": p,
+            "image": i,
+            "shallow": 0.6 + s + (p == "a") * n - (p == "h") * n,
+            "deep": 0.9 + (p != "none") * deep,
+        }
+        for p, s in ({"none": 0.0} | shallow).items()
+        for i, n in enumerate(noise)
+    ]
+    table = pd.DataFrame(rows)
+    bare = pd.DataFrame({"policy": "none", "gain": [gain, gain + 0.1]})
+    verdict = semantics_verdict(table.assign(contrast=table["shallow"] - table["deep"]), bare, ["a", "h"])
+    assert verdict.status == status
+
+
+def test_claim_5_by_layer_iterate_and_frequency(kept):
+    result = semantics.run(settings(**TINY), kept)
+    layers, curve, spectrum = (result.tables[name] for name in ("layers", "curve", "spectrum"))
+    assert len(layers) == 4 * 8 * 3
+    assert sorted(set(curve["iteration"])) == [0, 1, 2, 3]
+    last = curve[(curve["iteration"] == 3) & (curve["layers"] == "shallow")]
+    thirds = semantics.thirds(layers)
+    assert last["gradsim"].tolist() == pytest.approx(
+        thirds.set_index(["policy", "image"])
+        .loc[list(zip(last["policy"], last["image"], strict=True)), "shallow"]
+        .tolist()
+    )
+    assert thirds["contrast"].tolist() == pytest.approx((thirds["shallow"] - thirds["deep"]).tolist())
+    error = spectrum[(spectrum["policy"] == "none") & (spectrum["image"] == 1) & (spectrum["frequency"] == 0)]
+    sheet = result.sheets["none"]
+    offset = (sheet["reconstruction"][1].double() - sheet["target"][1].double() / 255).mean((1, 2)).square().mean()
+    assert float(error["error"].iloc[0]) == pytest.approx(float(offset))
+    assert list(dict.fromkeys(semantics.comparison(result).index.get_level_values("layer"))) == [
+        "1.0",
+        "1.3",
+        "1.19",
+        "1.22",
+    ]
+    change = semantics.differences(result)
+    wide = thirds.pivot(index="image", columns="policy", values="contrast")
+    assert change.loc[("shallow - deep", HYBRID), "mean"] == pytest.approx((wide[HYBRID] - wide["none"]).mean())
+    ends = semantics.starts_and_ends(result)
+    assert ends.loc[("shallow", "none"), "at the end"] == pytest.approx(
+        thirds.query("policy == 'none'")["shallow"].mean()
+    )
+    first = curve.query("policy == 'none' and layers == 'deep' and iteration == 0")["gradsim"]
+    assert ends.loc[("deep", "none"), "from noise"] == pytest.approx(first.mean())
+
+
+def test_the_replications_layers_are_set_beside_ours():
+    rows = [
+        {"policy": p, "layer": name, "position": i, "third": "shallow", "image": j, "gradsim": 0.5 + 0.1 * j}
+        for p in ("none", semantics.RANDOM, "3-1-7")
+        for i, name in enumerate(semantics.PUBLISHED)
+        for j in range(2)
+    ]
+    found = semantics.comparison(semantics.Result("x", {"layers": pd.DataFrame(rows)}, {}, None))
+    first = found.loc["1.stage1_0.conv1"]
+    assert first["replication, image 5"].to_dict() == {"none": 0.35, semantics.RANDOM: 0.82, "3-1-7": 0.62}
+    assert found["mean"].tolist() == pytest.approx([0.55] * 12)
+
+
+# --- which images leak --------------------------------------------------------------------------------------
+
+
+def gains(values, policies=("none", "a")):
+    """A table of one property that is the gain plus noise, and others that are noise."""
+    values, draws = np.asarray(values, float), np.random.default_rng(0)
+    rows = [
+        {"policy": p, "image": i, "gain": v, "contrast": v + 0.1 * draws.normal()}
+        | {name: draws.normal() for name in leakage.PROPERTIES if name != "contrast"}
+        for i, row in enumerate(values)
+        for p, v in zip(policies, row, strict=True)
+    ]
+    return pd.DataFrame(rows)
+
+
+def test_shares_of_the_variance_in_closed_form():
+    image, policy = np.array([[1.0], [2], [6]]), np.array([[0.0, 4]])
+    assert leakage.variance_shares(image + 0 * policy, 0).tolist() == pytest.approx([1, 0, 0])
+    assert leakage.variance_shares(0 * image + policy, 0).tolist() == pytest.approx([0, 1, 0])
+    both = leakage.variance_shares(image + policy, 0)
+    assert both.tolist() == pytest.approx([28 / 52, 24 / 52, 0])  # 2·(4+1+9) and 6·2²
+    assert leakage.variance_shares(np.array([[1.0, -1], [-1, 1]]), 0).tolist() == pytest.approx([0, 0, 1])
+    stacked = leakage.variance_shares(np.stack([image + policy, 3 * (image + policy)]))
+    assert stacked.tolist() == [pytest.approx(both.tolist())] * 2
+
+
+def test_an_image_with_a_gap_is_left_out():
+    table = gains([[1, 2], [np.nan, 2], [3, 5]])
+    assert leakage.grid(table, "gain")[..., 0].tolist() == [[1, 2], [3, 5]]
+
+
+def test_rank_correlation_is_spearmans_within_a_policy():
+    table = gains(np.random.default_rng(1).normal(size=(9, 2)) * [1, 3])
+    found = leakage.correlations(table).set_index("property")
+    for name in leakage.PROPERTIES:
+        each = [spearmanr(rows[name], rows["gain"]).statistic for _, rows in table.groupby("policy")]
+        assert found.loc[name, "spearman"] == pytest.approx(np.mean(each))
+    assert found.loc["contrast", "low"] > 0.5
+
+
+def test_skill_is_that_of_images_left_out():
+    told = gains(3 * np.random.default_rng(2).normal(size=(30, 2)))
+    mean, low, high = leakage.skill(told)
+    assert 0.8 < low < mean < high <= 1
+    untold = told.assign(gain=np.random.default_rng(3).normal(size=60))
+    assert leakage.skill(untold)[1] < 0
+    assert all(math.isnan(v) for v in leakage.skill(gains([[1, 2], [2, 3]])))
+
+
+def test_an_image_left_out_has_no_say_in_its_own_prediction():
+    table = gains(np.random.default_rng(4).normal(size=(6, 2)))
+    before = leakage.left_out(table)
+    moved = table.assign(gain=table["gain"] + 100 * (table["image"] == 2))
+    values = leakage.grid(table, "gain")[..., 0]
+    rest = np.delete(values, 2, 0).mean(0)
+    assert before[2, 1] == pytest.approx(np.square(values[2] - rest).sum())
+    assert leakage.left_out(moved)[2, 1] == pytest.approx(np.square(values[2] + 100 - rest).sum())
+
+
+@pytest.mark.parametrize(("hits", "trials"), [(0, 8), (1, 8), (3, 100), (0, 299)])
+def test_the_bound_on_a_rate_is_clopper_and_pearsons(hits, trials):
+    bound = leakage.upper_bound(hits, trials)
+    assert binom.cdf(hits, trials, bound) == pytest.approx(0.05)
+    assert leakage.upper_bound(trials, trials) == pytest.approx(1)
+
+
+def test_images_needed_for_a_guarantee():
+    assert leakage.needed(0.01) == 299
+    assert leakage.upper_bound(0, 299) <= 0.01 < leakage.upper_bound(0, 298)
+
+
+def test_properties_in_closed_form():
+    model = network(ModelUnit(dataset="shapes", model="convnet-4", fraction=1.0, train=None, seed=0))
+    images = torch.zeros(2, 3, 32, 32)
+    images[1, :, :, 16:] = 1
+    labels = torch.tensor([0, 1])
+    found = leakage.properties(model, images, labels)
+    assert found["brightness"].tolist() == [0, 0.5]
+    assert found["contrast"].tolist() == pytest.approx([0, 0.5], rel=1e-3)
+    assert found["edges"].tolist() == pytest.approx([0, 1 / 31])
+    assert found["loss"].tolist() == pytest.approx(F.cross_entropy(model(images), labels, reduction="none").tolist())
+    loss = F.cross_entropy(model(images[1:]), labels[1:])
+    square = sum(float(g.square().sum()) for g in torch.autograd.grad(loss, list(model.parameters())))
+    assert found["gradient"][1] == pytest.approx(math.sqrt(square), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("gain", "skill", "images", "status"),
+    [
+        ([0, 2], (0.5, 0.2, 0.8), 20, "reproduced"),
+        ([0, 2], (0.1, -0.2, 0.4), 20, "partly"),
+        ([0, 0.9], (0.5, 0.2, 0.8), 20, "not reproduced"),
+        ([0, 2], (0.5, 0.2, 0.8), 4, "not measured"),
+    ],
+)
+def test_the_rule_of_extension_3(gain, skill, images, status):
+    assert leakage_verdict(pd.Series(gain), skill, images).status == status
+
+
+def test_extension_3_reads_claim_1s_attacks(kept):
+    result = leakage.run(settings(**TINY), kept)
+    images = result.tables["images"]
+    assert len(images) == 5 * 3
+    assert result.tables["split"]["share"].sum() == pytest.approx(1)
+    assert images["class"].tolist() == [load("shapes", "test").class_names[i] for i in (0, 1, 2)] * 5
+    ranks = leakage.ordered(result).groupby("image")["rank"].first()
+    assert ranks.sort_values().index[0] == images.groupby("image")["gain"].mean().idxmax()
+    rows, captions = leakage.worst(result, count=4)
+    top = images[images["policy"].isin(leakage.DEFENDED)].nlargest(4, "gain").iloc[0]
+    assert torch.equal(rows["found"][0], result.sheets[top["policy"]]["reconstruction"][top["image"]])
+    assert captions["found"][0] == f"{top['gain']:+.1f} dB"
+    assert len(captions["original"]) == 4
+
+
+# --- hidden details -----------------------------------------------------------------------------------------
+
+
+def test_a_halved_loss_is_a_halved_gradient_unseen_by_the_cosine_and_seen_by_the_others():
+    model = network(ModelUnit(dataset="shapes", model="lenet", fraction=1.0, train=None, seed=0))
+    given = torch.randn(2, sum(p.numel() for p in model.parameters()), generator=rng(0))
+    whole = unflatten(given, model)
+    half = Defense.parse("scale:0.5")(whole)
+    ones = [1.0] * len(whole)
+    assert all(torch.equal(h, w / 2) for h, w in zip(half, whole, strict=True))
+    assert DISTANCES["cosine"](whole, half, ones).tolist() == pytest.approx([0, 0], abs=1e-6)
+    assert (DISTANCES["l2"](whole, half, ones) > 1).all()
+
+
+def test_settings_differ_in_the_one_detail_they_are_compared_for():
+    found = details.attacks(settings())
+    changed = {}
+    for name, other in details.PAIRS.items():
+        fields = [f.name for f in dataclasses.fields(found[name])]
+        changed[name] = [f for f in fields if getattr(found[name], f) != getattr(found[other], f)]
+    assert changed == {
+        "plain victim": ["crop_flip"],
+        "plain victim and training": ["model"],
+        "cosine, factor 0.5": ["defense"],
+        "l2, factor 0.5": ["defense"],
+    }
+    assert set(details.models(settings())) - set(details.models(settings(profile="quick"))) == {"with, loss factor 0.5"}
+
+
+def test_extension_4_and_its_built_in_check(kept):
+    result = details.run(settings(**TINY), kept)
+    change = details.differences(result)
+    assert change.loc["cosine, factor 0.5", ("psnr", "mean")] == 0
+    assert change.loc["l2, factor 0.5", ("psnr", "mean")] != 0
+    wide = result.tables["attacks"].pivot(index="image", columns="setting", values="psnr")
+    expected = (wide["plain victim and training"] - wide["plain victim"]).mean()
+    assert change.loc["plain victim and training", ("psnr", "mean")] == pytest.approx(expected)
+    table = details.comparison(result)
+    assert table.loc["plain victim", ["paper PSNR", "replication PSNR"]].tolist() == [13.88, 12.15]
+    assert table.loc["l2, factor 0.5", "paper PSNR"] == 10.55
+    assert details.accuracies(result).loc["with", "difference"] == 0
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "high", "status"),
+    [((60, 45), -1, "reproduced"), ((60, 55), -1, "partly"), ((60, 45), 1, "partly"), ((15, 1), 1, "not reproduced")],
+)
+def test_the_rule_of_extension_4(accuracy, high, status):
+    change = pd.Series({"n": 8, "mean": high - 1, "low": high - 2, "high": high})
+    assert details_verdict(pd.Series(dict(zip(("with", "without"), accuracy, strict=True))), change).status == status
