@@ -95,7 +95,8 @@ SEARCH_RULE = (
     "Reproduced: on the same images the attack's PSNR is lower with the found hybrid than without a policy and than "
     "with the random one (95 % intervals of the mean paired differences below 0), the hybrid costs at most 2 points of "
     "accuracy, and undefended attacks beat the mean image (interval of the mean gain above 0). Partly: lower than "
-    "without a policy, but another condition fails. Not reproduced: not lower than without a policy."
+    "without a policy, but another condition fails. Not reproduced: not lower than without a policy. Not measured: "
+    "fewer than two images."
 )
 
 
@@ -109,6 +110,8 @@ def search_verdict(attacks: pd.DataFrame, accuracy: pd.Series, found: str, rando
     change = {base: paired(attacks, base).loc[found] for base in (NO_POLICY, random)}
     bare, cost = attacks[attacks["policy"] == NO_POLICY]["gain"], accuracy[NO_POLICY] - accuracy[found]
     fell = change[NO_POLICY]
+    if fell["n"] < 2:
+        return Verdict("not measured", "fewer than two images can be compared, so there is no interval", SEARCH_RULE)
     here = f"{fell['mean']:+.1f} dB [{fell['low']:.1f}, {fell['high']:.1f}], {-cost:+.1f} points"
     if not fell["high"] < 0:
         return Verdict("not reproduced", f"the found hybrid's PSNR is not lower ({here})", SEARCH_RULE, here)

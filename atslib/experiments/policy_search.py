@@ -34,8 +34,10 @@ def then(settings: Settings, store: Store) -> dict[tuple[str, str], AttackUnit]:
 
 
 def found_by(settings: Settings, store: Store) -> Found:
-    """What the search found, from the stored scores."""
-    return searched(search_unit(settings), store, device_of(settings.device))
+    """What the search found."""
+    unit, device = search_unit(settings), device_of(settings.device)
+    unit.make(store, device)  # first, because it keeps the time that the search takes
+    return searched(unit, store, device)
 
 
 def run(settings: Settings, store: Store) -> Result:
@@ -44,8 +46,8 @@ def run(settings: Settings, store: Store) -> Result:
     Tables: `candidates` (the search's), `attacks` (a row an attack, policy and image), `accuracy` (a row a policy).
     """
     device, attacks, accuracy = device_of(settings.device), [], {}
-    unit, found = search_unit(settings), found_by(settings, store)
-    seconds = float(unit.make(store, device)["seconds"])
+    found = found_by(settings, store)
+    seconds = float(search_unit(settings).make(store, device)["seconds"])
     for (name, policy), attack in then(settings, store).items():
         artifact = attacked(attack, store, device)
         attacks.append(image_rows(artifact, attack).assign(attack=name))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from atslib.data import Images
+from atslib.errors import AtsError
 from atslib.experiments.settings import Settings
 from atslib.experiments.units import ModelUnit, Unit, dataset, moved, network, semi_trained, trained
 from atslib.rng import rng
@@ -56,7 +57,13 @@ class ScoreUnit:
 
 
 def scored(unit: ScoreUnit, store: Store, device: torch.device) -> Artifact:
-    """`scores` (P, B), lower is more private, and `curves` (P, B, points) of the unit."""
+    """`scores` (P, B), lower is more private, and `curves` (P, B, points) of the unit.
+
+    Raises:
+        AtsError: the unit asks for more images than there are.
+    """
+    if unit.images > (there := len(dataset(unit.model.dataset, "test"))):
+        raise AtsError(f"{unit.images} images to score: {unit.model.dataset} has {there} test images")
 
     def compute(state: object) -> dict[str, Tensor]:
         model, _ = trained(unit.model, store, device)
@@ -111,6 +118,7 @@ class SearchUnit:
         """Score all candidates, shard by shard, if they are not in the store; the artifact is the time it took."""
 
         def compute(state: object) -> dict[str, Tensor]:
+            trained(self.model, store, device)  # before the clock: the search takes the network as given
             started = time.monotonic()
             searched(self, store, device)
             return {"seconds": torch.tensor(time.monotonic() - started)}
@@ -132,13 +140,14 @@ def unseen(name: str) -> Images:
 
 
 def search_unit(settings: Settings) -> SearchUnit:
-    """The settings' search: candidates as the authors draw them, all rejected by no accuracy score."""
+    """The settings' search: candidates as the authors draw them, none rejected by its accuracy score."""
+    wanted = {"smoke": 8, "quick": 100, "paper": 1000}[settings.profile]
     config = SearchConfig(
         candidates=settings.candidates,
         sampler="authors",
         keep=min(10, settings.candidates),
         images=settings.score_images,
         points=settings.score_points,
-        acc_images={"smoke": 8, "quick": 100, "paper": 1000}[settings.profile],
+        acc_images=min(wanted, len(unseen(settings.dataset))),
     )
     return SearchUnit(model=semi_trained(settings), config=config, seed=settings.seed)

@@ -1,0 +1,556 @@
+"""Claims 2 (the search), 6 and 7 and extension 2: what a score is made of, tables with known answers, toy runs."""
+
+import dataclasses
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy import stats
+from scipy.linalg import hadamard
+
+from atslib import plots
+from atslib.data import load
+from atslib.errors import AtsError
+from atslib.experiments import (
+    correlation,
+    generality,
+    policy_search,
+    privacy,
+    scoring,
+    settings,
+    transfer,
+    transformations,
+    transformations_tinyimagenet,
+    units,
+)
+from atslib.experiments.privacy import HYBRID, RANDOM
+from atslib.experiments.scoring import ScoreUnit, scored, search_unit, searched, unseen
+from atslib.experiments.units import dataset, moved, semi_trained, targets, trained
+from atslib.policies import Policy
+from atslib.report import Result
+from atslib.rng import rng
+from atslib.scores import area, gradsim_curve
+from atslib.store import Store
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+TINY = settings(
+    model="lenet",  # the scores of narrow untrained ConvNets are all near 1
+    images=2,
+    steps=2,
+    fraction=0.002,
+    semi_fraction=0.002,
+    candidates=4,
+    sampled=3,
+    score_images=2,
+    score_points=3,
+    device="cpu",
+)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_images():
+    """Forty test images: accuracies are computed for each policy. "tinyimagenet" cannot be had."""
+
+    def small(name, split):
+        if name == "tinyimagenet":
+            raise AtsError(f"{name} is not here")
+        return load(name, split)[: 40 if split == "test" else None]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(units, "load", small)
+        patch.setattr(transfer, "available", lambda name, split: name != "tinyimagenet")
+        dataset.cache_clear()
+        yield
+    dataset.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """One store for the pages: they share networks and attacks."""
+    return Store(tmp_path_factory.mktemp("scores"))
+
+
+@pytest.fixture
+def drawn():
+    """Closes a test's figures."""
+    yield
+    plt.close("all")
+
+
+# --- scores of given policies -------------------------------------------------------------------------------
+
+
+def score_unit(*policies, **changes):
+    fields = {"model": semi_trained(TINY), "policies": policies, "images": 3, "points": 5}
+    return ScoreUnit(**(fields | changes))
+
+
+@pytest.fixture(scope="module")
+def together(kept):
+    """Five policies in one unit, of which three are one function."""
+    return scored(score_unit("", "3-1-7", "28", "39", HYBRID), kept, CPU)
+
+
+def test_a_score_is_the_area_under_the_curve_of_the_moved_image(together, kept):
+    model, _ = trained(semi_trained(TINY), kept, CPU)
+    stream = rng(0, "score start")
+    noise = torch.stack([torch.rand((3, 32, 32), generator=stream) for _ in range(3)])
+    labels = load("shapes", "test").labels[:3]
+    for row, policy in ((1, "3-1-7"), (4, HYBRID)):
+        pixels = moved("shapes", policy, 3, seed=0).float() / 255
+        curve = gradsim_curve(model, pixels, labels, start=noise, points=5)
+        torch.testing.assert_close(together["curves"][row], curve, atol=1e-5, rtol=0)
+        torch.testing.assert_close(together["scores"][row], area(curve), atol=1e-5, rtol=0)
+    assert together["curves"].shape == (5, 3, 5)
+
+
+def test_a_score_does_not_depend_on_the_policies_beside_it(together, kept):
+    alone, beside = scored(score_unit(HYBRID), kept, CPU), scored(score_unit("7", HYBRID), kept, CPU)
+    for found in (alone["scores"][0], beside["scores"][1]):
+        torch.testing.assert_close(found, together["scores"][4], atol=1e-5, rtol=0)
+
+
+def test_a_score_depends_on_the_network_the_seed_and_the_variant(together, kept):
+    untrained = dataclasses.replace(semi_trained(TINY), model="convnet-4", train=None)
+    for change in ({"model": untrained}, {"seed": 1}, {"variant": "code"}):
+        other = scored(score_unit("3-1-7", **change), kept, CPU)["scores"][0]
+        assert ((other - together["scores"][1]).abs() > 1e-3).all()
+
+
+def test_ids_28_and_39_score_as_no_policy(together):
+    torch.testing.assert_close(together["scores"][2:4], together["scores"][:1].expand(2, 3), atol=1e-5, rtol=0)
+    assert ((together["scores"][1] - together["scores"][0]).abs() > 1e-3).all()
+
+
+def test_score_and_attack_see_the_same_pixels():
+    attacks, scores = correlation.attacks(TINY), correlation.scores(TINY)
+    for unit in scores.values():
+        assert unit.policies == tuple(attacks)
+        assert (unit.images, unit.seed, unit.model.dataset) == (2, TINY.seed, "shapes")
+    for policy, attack in attacks.items():
+        assert torch.equal(targets(attack)[1], moved("shapes", policy, 2, seed=TINY.seed))
+        assert attack.model == scores[correlation.MAIN].model == semi_trained(TINY)
+
+
+def test_more_images_than_there_are_is_refused_before_anything_is_computed(store, said):
+    with pytest.raises(AtsError, match="41 images to score: shapes has 40 test images"):
+        scored(score_unit("3", images=41), store, CPU)
+    assert said == []
+
+
+def test_every_field_of_a_unit_changes_its_key(store):
+    for unit, other in (
+        (score_unit("3"), {"policies": ("4",), "images": 2, "points": 6, "variant": "code", "seed": 1}),
+        (search_unit(TINY), {"config": dataclasses.replace(search_unit(TINY).config, keep=1), "seed": 1}),
+    ):
+        other |= {"model": dataclasses.replace(unit.model, seed=1)}
+        assert set(other) == {field.name for field in dataclasses.fields(unit)}
+        keys = {store.path(unit.kind, dataclasses.replace(unit, **{name: value})) for name, value in other.items()}
+        assert len(keys | {store.path(unit.kind, unit)}) == 1 + len(other)
+
+
+def test_what_a_unit_costs_and_needs():
+    unit = score_unit("3", "4")
+    assert unit.passes == 3 * 2 * 3 * 5  # forward and backward, policies, images, points
+    assert unit.needs == search_unit(TINY).needs == (semi_trained(TINY),)
+    assert score_unit("3", model=dataclasses.replace(unit.model, train=None)).needs == ()
+    assert search_unit(TINY).passes == 3 * 4 * (3 * 2 * 1 + 8)
+
+
+# --- the search ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("profile", ["smoke", "quick", "paper"])
+def test_the_search_sees_no_image_that_a_page_attacks(profile, monkeypatch):
+    for there, first in ((10_000, scoring.UNSEEN), (1_000, scoring.UNSEEN), (40, 20)):
+        images = load("shapes", "test")
+        rows = torch.arange(there) % len(images)
+        fake = dataclasses.replace(images, pixels=rows[:, None, None, None].byte(), labels=rows)
+        monkeypatch.setattr(scoring, "dataset", lambda name, split, fake=fake: fake)
+        own = settings(profile=profile, dataset="shapes")
+        seen = unseen("shapes")
+        assert torch.equal(seen.labels, fake.labels[first:])
+        assert own.images <= scoring.UNSEEN
+        assert search_unit(own).config.acc_images <= len(seen)
+    monkeypatch.undo()
+    assert search_unit(settings(profile=profile)).config.acc_images == {"smoke": 8, "quick": 20, "paper": 20}[profile]
+
+
+@pytest.fixture(scope="module")
+def found(kept):
+    """A toy search and attacks of two kinds on what it found."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(generality, "PAPER_ROWS", {"adam-cosine": "Adam+Cosine", "lbfgs-l2": "LBFGS+L2"})
+        yield policy_search.run(TINY, kept)
+
+
+def test_a_second_search_is_the_same_table_and_computes_nothing(found, kept):
+    made = []
+    again = searched(search_unit(TINY), Store(kept.root, say=made.append), CPU)
+    pd.testing.assert_frame_equal(again.table, found.tables["candidates"].drop(columns="pareto"))
+    assert made == []
+
+
+def test_a_search_from_nothing_is_the_same_table_and_its_artifact_is_the_time_it_took(found, store, said):
+    unit = search_unit(TINY)
+    again = policy_search.found_by(TINY, store)
+    pd.testing.assert_frame_equal(again.table, found.tables["candidates"].drop(columns="pareto"))
+    assert [line.split()[1] for line in said] == ["model", "score", "score", "search"]
+    shards = [facts["seconds"] for path, facts in store.entries() if path.parent.name == "score"]
+    assert float(unit.make(store, CPU)["seconds"]) >= sum(shards) - 0.05  # facts are rounded
+
+
+def test_what_is_attacked_is_what_was_found(found, kept):
+    decided = policy_search.then(TINY, kept)
+    hybrid = found.facts["hybrid"]
+    assert len(decided) == 2 * len(generality.PAPER_ROWS) + 2
+    assert {policy for _, policy in decided} == {"none", hybrid, HYBRID, RANDOM}
+    one = dataclasses.replace(TINY, candidates=1)
+    (policy,) = policy_search.found_by(one, kept).chosen
+    others = {name for _, name in policy_search.then(one, kept)}
+    assert others == {"none", str(policy), HYBRID, RANDOM}
+    assert str(policy) != hybrid
+
+
+def test_its_attacks_are_claim_1s_and_2s_where_they_are_equal(kept):
+    decided = policy_search.then(TINY, kept)
+    claim2, claim1 = generality.units(TINY), privacy.units(TINY)
+    for key in decided.keys() & claim2.keys():
+        assert decided[key] == claim2[key]
+    assert {key for key in claim2 if key[0] in generality.PAPER_ROWS and key[1] == "none"} <= decided.keys()
+    for policy in ("none", HYBRID, RANDOM):
+        assert decided[policy_search.MAIN, policy] == claim1[policy]
+
+
+def test_the_search_page_from_the_store(found, kept):
+    attacks, accuracy = found.tables["attacks"], found.tables["accuracy"]
+    assert len(attacks) == 6 * TINY.images  # two attacks twice, and two policies more
+    assert list(accuracy["policy"]) == ["none", found.facts["hybrid"], HYBRID, RANDOM]
+    assert accuracy["accuracy"].between(0, 100).all()
+    assert found.tables["candidates"]["pareto"].any()
+    assert (found.page, found.facts["dataset"], found.facts["images"]) == ("claim2_search", "shapes", 2)
+    made = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(generality, "PAPER_ROWS", {"adam-cosine": "Adam+Cosine", "lbfgs-l2": "LBFGS+L2"})
+        assert policy_search.run(TINY, Store(kept.root, say=made.append)).digest == found.digest
+    assert made == []
+
+
+def test_the_chosen_are_the_best_with_their_functions_named(found):
+    best = policy_search.chosen(found)
+    table = found.tables["candidates"]
+    assert list(best.index) == list(table.loc[table["chosen"], "policy"])
+    assert best["s_pri"].is_monotonic_increasing
+    assert best["functions"].tolist() == [Policy.parse(policy).names() for policy in best.index]
+    assert ((best["ci_low"] <= best["s_pri"]) & (best["s_pri"] <= best["ci_high"])).all()
+
+
+def test_the_search_is_compared_under_the_papers_attack_and_differs_from_none_on_the_same_images(found):
+    hybrid, attacks = found.facts["hybrid"], found.tables["attacks"]
+    table = policy_search.comparison(found)
+    main = attacks[attacks["attack"] == "adam-cosine"]
+    assert list(table.index) == ["none", hybrid, HYBRID, RANDOM]
+    assert (table["n"] == TINY.images).all()
+    for policy, rows in main.groupby("policy"):
+        assert table.loc[policy, "mean"] == pytest.approx(rows["psnr"].mean())
+        assert table.loc[policy, "gain over mean image"] == pytest.approx((rows["psnr"] - rows["floor_mean"]).mean())
+    accuracy = found.tables["accuracy"].set_index("policy")["accuracy"]
+    pd.testing.assert_series_equal(table["accuracy"], accuracy)
+
+    change = policy_search.differences(found)
+    assert list(change.index) == list(generality.PAPER_ROWS)
+    for name, rows in attacks.groupby("attack"):
+        for value in ("psnr", "gain"):
+            wide = rows.pivot(index="image", columns="policy", values=value)
+            assert change.loc[name, (value, "mean")] == pytest.approx((wide[hybrid] - wide["none"]).mean())
+
+
+# --- score against attack -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 7, 40])
+def test_as_many_random_policies_as_asked_each_function_once_and_always_the_same(count):
+    chosen = correlation.policies(dataclasses.replace(TINY, sampled=count))
+    functions = [Policy.parse(policy).canonical() for policy in chosen]
+    assert len(chosen) == len(set(functions)) == count
+    assert all(function.ids for function in functions)
+    assert chosen == correlation.policies(dataclasses.replace(TINY, sampled=count))
+    assert chosen != correlation.policies(dataclasses.replace(TINY, sampled=count, seed=1))
+
+
+def test_claim_7_has_a_row_a_policy_and_image_with_a_score_a_network(kept):
+    result = correlation.run(TINY, kept)
+    table, chosen = result.tables["policies"], correlation.policies(TINY)
+    assert list(table["policy"]) == [policy for policy in chosen for _ in range(2)]
+    assert list(table["image"]) == [0, 1] * 3
+    names = ["untrained", "semi-trained", "trained"]
+    assert list(correlation.networks(TINY)) == names
+    assert [column for column in table if column.startswith("s_pri")] == [f"s_pri {name}" for name in names]
+    assert {"psnr", "psnr_original", "gain", "floor_noise"} < set(table)
+    for name, unit in correlation.scores(TINY).items():
+        by_hand = scored(unit, kept, CPU)["scores"]
+        for row, policy in enumerate(unit.policies):
+            column = table.loc[table["policy"] == policy, f"s_pri {name}"]
+            assert column.tolist() == pytest.approx(by_hand[row].tolist())
+    # Uniform noise is 1/12 from grey and, in the mean, as far again from what is not grey.
+    assert (table["floor_noise"] < 10 * np.log10(12)).all()
+    assert result.verdict.status == "withheld"
+    assert (result.facts["policies"], result.facts["steps"]) == (3, 2)
+    assert correlation.run(TINY, kept).digest == result.digest
+
+
+def test_attacks_of_claim_7_are_shortened_as_the_papers():
+    (first, *_) = correlation.attacks(dataclasses.replace(TINY, steps=4800)).values()
+    assert first.attack.steps == 2500
+
+
+SHAPE = (16, 6)
+WALSH = hadamard(16).T.astype(float)[1:]  # orthogonal, mean 0, mean square 1
+
+
+def made_up(score, success, floor=None, **columns):
+    """A result of 16 policies and 6 images from what can be broadcast to (policies, images)."""
+    values = {"s_pri semi-trained": score, "psnr": success, "floor_noise": 0.0 if floor is None else floor}
+    values |= {"s_pri untrained": score, "s_pri trained": score, "psnr_original": success, "gain": success} | columns
+    table = pd.DataFrame({name: np.broadcast_to(value, SHAPE).ravel() for name, value in values.items()})
+    table.insert(0, "image", np.tile(range(6), 16))
+    table.insert(0, "policy", [f"{i % 50}-{i}" for i in range(16) for _ in range(6)])
+    return Result("claim7_correlation", {"policies": table}, {}, None)
+
+
+def test_correlations_of_lines_are_one():
+    score, image = WALSH[0][:, None] + 0.1 * np.arange(16)[:, None], np.arange(6.0)
+    result = made_up(score, 20 + 2 * score + image, **{"s_pri untrained": -score, "gain": -3 * score})
+    found = correlation.correlations(result)
+    assert list(found.index.names) == ["score from network", "against"]
+    assert len(found) == 9
+    assert list(found) == ["Pearson", "Spearman", "Kendall"]
+    up, down = "+1.00 [+1.00, +1.00]", "-1.00 [-1.00, -1.00]"
+    assert found.loc[("semi-trained", "PSNR")].tolist() == [up] * 3
+    assert found.loc[("trained", "gain over mean image")].tolist() == [down] * 3
+    assert found.loc[("untrained", "PSNR")].tolist() == [down] * 3
+    assert found.loc[("untrained", "gain over mean image")].tolist() == [up] * 3
+
+
+def test_columns_are_paired_by_policy_and_image_in_whatever_order_the_rows_are():
+    score = WALSH[0][:, None] + np.arange(6) + WALSH[1][:, None] * np.arange(6) ** 2
+    result = made_up(score, score)
+    shuffled = result.tables["policies"].sample(frac=1, random_state=0)
+    one, other = correlation.matrices(shuffled, "psnr", "s_pri trained")
+    np.testing.assert_array_equal(one, other)
+    assert one.shape == SHAPE
+    assert sorted(one.ravel()) == sorted(score.ravel())
+
+
+def test_shares_reliability_and_ceiling_in_closed_form():
+    policy, image = 2 * WALSH[0][:, None], np.tile([1.0, -1], 3)  # variances 4 and 1
+    interaction = np.sqrt(5) * WALSH[1][:, None] * image
+    table = correlation.noise(made_up(policy + image, policy + image + interaction))
+    shares = ["variance: policy", "variance: image", "variance: rest"]
+    assert table.loc["privacy score", shares].tolist() == pytest.approx([0.8, 0.2, 0])
+    assert table.loc["PSNR", shares].tolist() == pytest.approx([0.4, 0.1, 0.5])
+    reliability = table["reliability"]
+    assert reliability["privacy score"] == pytest.approx(1)
+    assert 0 < reliability["PSNR"] < 1
+    assert table["noise ceiling of r"].tolist() == pytest.approx([np.sqrt(reliability["PSNR"])] * 2)
+
+
+def test_each_image_alone_has_its_own_correlation():
+    score = WALSH[0][:, None]
+    signs = np.array([1, -1, 0.0, 2, -2, 1])
+    found = correlation.single_images(made_up(score, signs * score + WALSH[1][:, None] * (signs == 0)))
+    assert found.tolist() == pytest.approx([1, -1, 0, 1, -1, 1])
+    assert found.index.name == "image"
+
+
+def test_darkness_alone_explains_a_correlation_and_is_taken_out():
+    dark, score, success = WALSH[0][:, None], WALSH[1][:, None], WALSH[2][:, None]
+    table = correlation.darkness(made_up(score + dark, success + dark, dark))
+    assert table["r"].tolist() == pytest.approx([1 / 2, np.sqrt(1 / 2), np.sqrt(1 / 2), 0], abs=1e-12)
+    assert ((table["low"] < table["r"]) & (table["r"] < table["high"])).all()
+
+
+def test_the_published_correlations():
+    assert correlation.published() == {"ats": 0.697, "replication": pytest.approx(0.12267, abs=1e-5)}
+
+
+# --- the 50 transformations ---------------------------------------------------------------------------------
+
+# Of the authors' table: levels do not matter to equalize, and four shifts are by as much.
+EQUALIZE = [9, 16, 17, 22, 30, 32, 33, 35, 46]
+SHIFTS = [24, 42, 43, 48]
+
+
+def scores_of(values, images=6, variant="fixed"):
+    """A result of 50 scores, (50,) or (50, images)."""
+    values = np.asarray(values, float)
+    matrix = np.broadcast_to(values.reshape(50, -1), (50, images))
+    table = pd.DataFrame(matrix).rename_axis("op").reset_index().melt("op", var_name="image", value_name="s_pri")
+    return Result("claim6_transformations", {"scores": table.assign(variant=variant)}, {}, None)
+
+
+RISING = 0.3 + 0.001 * np.arange(50)
+
+
+def test_ids_of_one_function():
+    assert transformations.twins(9) == transformations.twins(46) == EQUALIZE
+    assert transformations.twins(43) == SHIFTS
+    assert transformations.twins(28) == transformations.twins(39) == [28, 39]
+    assert transformations.twins(3) == [3]
+
+
+def test_scores_that_do_not_vary_over_images_have_sure_ranks():
+    table = transformations.ranking(scores_of(RISING[::-1]))
+    assert list(table.index) == list(range(49, -1, -1))
+    for column in ("rank", "rank low", "rank high"):
+        assert table[column].tolist() == list(range(1, 51))
+    for column in ("s_pri", "low", "high"):
+        assert table[column].to_numpy() == pytest.approx(RISING)
+    assert table["in top five"].tolist() == [1] * 5 + [0] * 45
+    assert (table["n"] == 6).all()
+    assert table.loc[24, "same as"] == "42, 43, 48"
+    assert table.loc[3, "same as"] == ""
+    assert table.loc[3, "function"] == Policy((3,)).names()
+
+
+def test_two_that_change_places_between_images_share_their_ranks():
+    matrix = np.tile(RISING[:, None], 6)
+    matrix[[4, 5]] = [[0.304, 0.3045] * 3, [0.3046, 0.304] * 3]
+    table = transformations.ranking(scores_of(matrix))
+    assert table.loc[[4, 5], "rank"].tolist() == [5, 6]
+    assert table.loc[[4, 5], ["rank low", "rank high"]].to_numpy().tolist() == [[5, 6]] * 2
+    assert table.loc[[4, 5], "in top five"].sum() == pytest.approx(1)
+    assert table.loc[4, "in top five"] > table.loc[5, "in top five"] > 0.1
+    assert table.loc[4, "low"] < table.loc[4, "s_pri"] < table.loc[4, "high"]
+
+
+def test_a_variant_is_ranked_alone():
+    both = scores_of(RISING)
+    rows = scores_of(RISING[::-1], variant="code").tables["scores"]
+    both.tables["scores"] = pd.concat([both.tables["scores"], rows])
+    assert transformations.ranking(both).index[0] == 0
+    assert transformations.ranking(both, "code").index[0] == 49
+
+
+def test_the_published_five():
+    assert transformations.named_five("ats", "Figure 5") == [3, 15, 18, 26, 1]
+    assert transformations.named_five("replication", "Figure 6a") == [1, 3, 15, 18, 21]
+    assert transformations.named_five("replication", "Figure 6c") == [0, 1, 13, 15, 18]
+
+
+def test_overlap_with_chance():
+    ours = RISING.copy()
+    ours[[3, 15, 18, 26, 1]] = 0.1
+    published = {"paper": [3, 15, 18, 26, 1], "replication": [1, 3, 15, 18, 21], "nobody": [40, 41, 42, 43, 44]}
+    table = transformations.overlap(scores_of(ours), published)
+    assert table["shared with ours"].tolist() == ["1, 3, 15, 18, 26", "1, 3, 15, 18", "none"]
+    assert table["count"].tolist() == [5, 4, 0]
+    assert table["by chance"].astype(float).tolist() == pytest.approx(
+        [stats.hypergeom.sf(count - 1, 50, 5, 5) for count in (5, 4, 0)]
+    )
+
+
+def test_duplicates_show_the_spread_of_one_function():
+    table = transformations.duplicates(scores_of(RISING))
+    assert table.loc["equalize 1", "ids"] == ", ".join(map(str, EQUALIZE))
+    assert table.loc["equalize 1", ["lowest", "highest"]].tolist() == pytest.approx([0.309, 0.346])
+    ids = [int(op) for text in table["ids"] for op in text.split(", ")]
+    assert len(ids) == len(set(ids))
+    assert set(ids) == {op for op in range(50) if len(transformations.twins(op)) > 1}
+    # 27 functions and the identity are 28 groups of the 50 ids; the rest have one id each.
+    assert 50 - len(ids) + len(table) == 28
+
+
+def test_the_replications_scores_are_beside_ours_of_the_same_variant():
+    both = transformations.beside_replication(scores_of(RISING, variant="code"), "Figure 6a")
+    assert both["ours"].to_numpy() == pytest.approx(RISING)
+    assert both.loc[[0, 3, 49], "replication"].tolist() == [0.352, 0.274, 0.359]
+    assert len(both) == 50
+    assert both["replication"].notna().all()
+
+
+@pytest.fixture(scope="module")
+def fifty(kept):
+    return transformations.run(TINY, kept)
+
+
+def test_claim_6_scores_every_id_in_both_variants(fifty, kept):
+    table = fifty.tables["scores"]
+    assert len(table) == 2 * 50 * 2
+    for variant, unit in transformations.units(TINY).items():
+        wide = transformations.wide(table, variant)
+        by_hand = scored(unit, kept, CPU)["scores"].double().numpy()
+        np.testing.assert_allclose(wide.to_numpy(), by_hand)
+        np.testing.assert_allclose(wide.loc[28], wide.loc[39], atol=1e-5)
+    names = table.set_index("op")["function"].to_dict()
+    assert names == {op: Policy((op,)).names() for op in range(50)}
+    assert fifty.facts.items() >= {"images": 2, "steps": 0, "epochs": TINY.semi_epochs, "fraction": 0.002}.items()
+    assert fifty.verdict.status == "withheld"
+
+
+def test_extension_2_of_embedded_images_is_claim_6s_second_variant(fifty, kept):
+    made = []
+    result = transformations_tinyimagenet.run(TINY, Store(kept.root, say=made.append))
+    assert made == []
+    assert transformations_tinyimagenet.units(TINY) == {"code": transformations.units(TINY)["code"]}
+    assert (result.page, result.facts["dataset"]) == ("ext2_transformations_tinyimagenet", "shapes")
+    ours, theirs = (r.tables["scores"].query("variant == 'code'") for r in (result, fifty))
+    pd.testing.assert_frame_equal(ours.reset_index(drop=True), theirs.reset_index(drop=True))
+
+
+def test_extension_2_takes_tiny_imagenet_where_it_is_and_what_a_user_chose(monkeypatch):
+    own = transformations_tinyimagenet.own
+    quick, paper = (settings(profile=profile) for profile in ("quick", "paper"))
+    assert own(quick).dataset == own(paper).dataset == "shapes"  # it is not to be had
+    assert own(settings(profile="quick", dataset="cifar10")).dataset == "cifar10"
+    assert own(settings(profile="quick", dataset="shapes-grey")).dataset == "shapes"
+    for module in (transfer, transformations_tinyimagenet.tinyimagenet):
+        monkeypatch.setattr(module, "dataset", lambda name, split: range(10_000))
+    assert (own(quick).dataset, own(quick).score_images) == ("tinyimagenet", 6)
+    assert own(settings(profile="quick", score_images=9)).score_images == 9
+    assert (own(paper).dataset, own(paper).score_images) == ("tinyimagenet", 100)
+
+
+# --- figures ------------------------------------------------------------------------------------------------
+
+
+def texts(axis):
+    return {text.get_text() for text in axis.get_legend().get_texts()}
+
+
+@pytest.mark.usefixtures("drawn")
+def test_the_ranking_is_drawn_lowest_on_the_left_with_doing_nothing_as_a_line(fifty):
+    table = transformations.ranking(fifty)
+    (axis,) = plots.ranking(table, reference=0.4).axes
+    assert [label.get_text() for label in axis.get_xticklabels()] == [str(op) for op in table.index]
+    assert axis.get_ylabel() == "privacy score, lower is more private"
+    assert texts(axis) == {"one id", "one function, several ids", "doing nothing"}
+    (line,) = [line for line in axis.lines if line.get_label() == "doing nothing"]
+    assert set(line.get_ydata()) == {0.4}
+    dots = [container.lines[0] for container in axis.containers]
+    assert sum(len(dot.get_xdata()) for dot in dots) == 50
+    drawn = dict(pair for dot in dots for pair in zip(dot.get_xdata(), dot.get_ydata(), strict=True))
+    assert [drawn[i] for i in range(50)] == table["s_pri"].tolist()
+
+
+@pytest.mark.usefixtures("drawn")
+def test_the_front_names_the_chosen_alone(found):
+    table = found.tables["candidates"].assign(chosen=lambda rows: rows.index < 2)
+    (axis,) = plots.front(table, labels=1).axes
+    assert [text.get_text() for text in axis.texts] == [table.loc[0, "policy"]]
+    assert texts(axis) == {"candidates", "Pareto front", "chosen"}
+    assert axis.get_xlabel() == "privacy score, lower is more private"
+    assert axis.get_ylabel() == "accuracy score, higher is better"
+
+
+@pytest.mark.usefixtures("drawn")
+def test_a_scatter_has_the_line_of_least_squares():
+    x, y = pd.Series([0.0, 1, 2, 3]), pd.Series([1.0, 3, 5, 7.0])
+    figure = plots.scatter(x, y, xlabel="score", ylabel="PSNR (dB)", title="r = 1")
+    (axis,) = figure.axes
+    assert (axis.get_xlabel(), axis.get_ylabel(), axis.get_title()) == ("score", "PSNR (dB)", "r = 1")
+    assert axis.lines[0].get_xydata().ravel().tolist() == pytest.approx([0, 1, 3, 7])
+    assert plots.scatter(x, y, xlabel="", ylabel="", axis=axis) is figure

@@ -1,0 +1,381 @@
+"""The explorer without a browser: what is packed, the HTML of a page, and attacks of the reader's own."""
+
+import dataclasses
+import io
+import json
+import re
+import subprocess
+import sys
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from atslib.errors import AtsError
+from atslib.experiments import explorer, settings
+from atslib.experiments.explorer import POLICIES, SCENES, drawn, read, sheet, sheets, signed, units
+from atslib.experiments.privacy import HYBRID
+from atslib.experiments.units import attack_unit, attacked, dataset, device_of, model_unit, targets
+from atslib.metrics import psnr
+from atslib.policies import OPS, Policy
+from atslib.report import stored_digest
+from atslib.rng import rng
+from atslib.store import Store
+from atslib.threat import observe
+from atslib.training import TrainConfig
+from atslib.transforms import crop_and_flip
+from atslib.widgets import Page, show, to_html
+from atslib.widgets.explorer import pictures, still
+from atslib.widgets.live import STEPS, UPLOAD_BYTES, Session, mean_image, networks, pick, read_upload
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def result(smoke_store):
+    return explorer.run(settings(profile="smoke"), Store(smoke_store))
+
+
+# --- what is packed -----------------------------------------------------------------------------------------
+
+
+def test_a_page_has_twelve_images_six_policies_two_attacks_and_twelve_frames():
+    found = units(settings(profile="quick", dataset="shapes"))
+    assert len(found) == len(POLICIES) * len(SCENES) == 12
+    assert {(unit.first, unit.last, unit.frames) for unit in found.values()} == {(0, 12, 12)}
+    assert {unit.policy for unit in found.values()} == set(POLICIES)
+    assert list(found) == [(attack, policy) for attack in SCENES for policy in POLICIES]
+    assert all(unit.model.train is None or unit.model.train.policy == unit.policy for unit in found.values())
+
+
+def test_the_index_says_what_the_attacks_found(result, smoke_store):
+    index, chosen = result.index, settings(profile="smoke")
+    for p, policy in enumerate(("", HYBRID)):
+        found = attacked(units(chosen)["adam-cosine", policy], Store(smoke_store), device_of("cpu"))
+        target = found["target"].float() / 255
+        for image in range(2):
+            expected = [float(psnr(frame, target)[image]) for frame in found["frames"]]
+            assert index["psnr"][0][p][image] == pytest.approx(expected, rel=1e-3)
+            assert index["psnr"][0][p][image][-1] == pytest.approx(float(found["psnr"][image]), rel=1e-3)
+            cost = [*found["trace"][:, image].tolist(), float(found["cost"][image])]
+            assert index["cost"][0][p][image] == pytest.approx(cost, rel=1e-2)
+    (attack,) = index["attacks"]
+    assert attack["frames"] == [0, 5, 10]
+    assert attack["trace"] == list(range(11))
+    assert index["images"] == ["disc", "ring"]
+    assert [policy["id"] for policy in index["policies"]] == ["none", HYBRID]
+
+
+def test_frame_steps_are_those_of_the_engine(result):
+    from atslib.attacks import ATTACKS, reconstruct
+    from atslib.models import build_model
+
+    pixels = torch.rand(1, 1, 28, 28, generator=rng(0))
+    model = build_model("lenet-4", 10, 1, image_size=28, rng=rng(0))
+    attack = dataclasses.replace(ATTACKS["adam-cosine"], steps=7)
+    made = reconstruct(observe(model, pixels, torch.tensor([1])), attack, rng=rng(0), frames=4)
+    kept = {"frames": made.frames, "trace_steps": torch.arange(7)}
+    assert explorer.frame_steps(kept) == list(made.frame_steps)
+
+
+def test_tables_hold_every_frame(result):
+    frames, images = result.tables["frames"], result.tables["images"]
+    assert len(frames) == 2 * 2 * 3
+    assert len(images) == 2 * 2
+    last = frames[frames["step"] == 10].merge(images, on=["attack", "policy", "image"])
+    np.testing.assert_allclose(last["psnr_x"], last["psnr_y"], rtol=1e-5)
+
+
+def test_a_written_result_is_read_back_and_stale_sheets_go(result, tmp_path):
+    folder = result.write(tmp_path)
+    (folder / "9-9.webp").write_bytes(b"x")
+    assert result.write(tmp_path) == folder
+    assert read(folder) == json.loads(json.dumps(result.payload))
+    assert {path.suffix for path in folder.iterdir()} == {".csv", ".json", ".webp"}
+    assert not (folder / "9-9.webp").exists()
+    assert stored_digest(folder) == result.digest
+    (folder / "images.webp").unlink()
+    with pytest.raises(AtsError, match=r"images\.webp: cannot be read"):
+        read(folder)
+    (folder / "index.json").write_text('{"format": "other"}')
+    with pytest.raises(AtsError, match="'other' must be 'atslib-explorer-1'"):
+        read(folder)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_sheet_keeps_place_and_colour_of_every_picture(channels):
+    made = torch.rand(3, 4, channels, 16, 16, generator=rng(0))  # noise, as in an attack's first frames
+    payload = {
+        "size": [channels, 16, 16],
+        "files": {"a.webp": explorer.payload({}, {"x": sheet(made, 75)})["files"]["x"]},
+    }
+    found = pictures(payload, "a.webp").float() / 255
+    assert found.shape == made.shape
+    assert psnr(found.flatten(0, 1), made.flatten(0, 1)).min() > 30
+
+
+def test_frames_are_packed_within_the_budget(result, smoke_store, monkeypatch):
+    chosen = units(settings(profile="smoke"))
+    found = {key: attacked(unit, Store(smoke_store), device_of("cpu")) for key, unit in chosen.items()}
+    best = sum(map(len, sheets(found).values()))
+    monkeypatch.setattr(explorer, "BUDGET", best // 2)
+    assert sum(len(data) for name, data in sheets(found).items() if name != "images.webp") <= best // 2
+
+
+def test_signs_are_in_the_words():
+    assert signed((3, 1, 7), (-1, 1, 1)) == "translate X −9 → contrast +6 → translate Y +2"
+    assert signed((0, 11), (-1, 1)) == "invert 7 → posterize 5"
+    assert signed((), ()) == "no operation"
+
+
+def test_operations_with_a_sign_are_those_that_change_with_it():
+    pixels = torch.randint(0, 256, (1, 3, 32, 32), dtype=torch.uint8, generator=rng(0))
+    for index, op in enumerate(OPS):
+        results = [Policy((index,)).apply_signs(pixels, torch.tensor([[sign]])) for sign in (1, -1)]
+        if op.level > 0:
+            assert (op.name in explorer.SIGNED) == (not torch.equal(*results)), op
+
+
+def test_the_signs_that_are_said_are_those_that_were_drawn():
+    unit = attack_unit(settings(profile="smoke", images=6), "3-1-7")
+    moved = crop_and_flip(dataset("shapes", "test")[:6].pixels, rng=rng(0, "crop and flip"))
+    words = drawn(unit)
+    assert len(set(words)) > 1
+    signs = torch.tensor([[-1 if "−" in part else 1 for part in text.split(" → ")] for text in words])
+    assert torch.equal(Policy((3, 1, 7)).apply_signs(moved, signs), targets(unit)[1])
+
+
+# --- the page -----------------------------------------------------------------------------------------------
+
+
+def test_the_html_is_whole_and_asks_for_nothing(result):
+    text = to_html(result.payload)
+    assert text.count("<script") == text.count("</script>") == 2
+    outside = re.findall(r"""(?:src|href)=["'](?!data:)[^"']*|url\([^)]*|@import|\bfetch\(|\bimport\(""", text)
+    assert outside == []
+    assert set(re.findall(r"https?://[^\"'\s]+", text)) == {"http://www.w3.org/2000/svg"}  # a name, not a request
+
+
+def test_a_class_name_cannot_end_the_script(result):
+    payload = result.payload | {"images": ["</script><b>", "ring"]}
+    text = to_html(payload)
+    assert "</script><b>" not in text
+    data = re.search(r'<script type="application/json">(.*?)</script>', text, re.S).group(1)
+    assert json.loads(data) == payload
+
+
+def test_the_still_picture_is_small_and_shows_first_and_last_policy(result):
+    picture = Image.open(io.BytesIO(still(result.payload)))
+    assert picture.format == "PNG"
+    assert picture.width > 200
+    assert len(still(result.payload)) < 60_000
+
+
+def test_where_no_reader_is_the_page_is_shown(result):
+    shown = show(result, settings(profile="smoke"), Store("unused"))
+    assert isinstance(shown, Page)
+    assert repr(shown) == "Explorer of 2 images under 2 policies"
+    assert shown._repr_html_() == to_html(result.payload)
+
+
+def test_a_reader_at_a_kernel_gets_the_live_explorer(result, smoke_store, monkeypatch):
+    pytest.importorskip("anywidget")
+    front_end = SimpleNamespace(kernel=SimpleNamespace(_allow_stdin=True))
+    monkeypatch.setattr("IPython.get_ipython", lambda: front_end)
+    arguments = result, settings(profile="smoke"), Store(smoke_store)
+    shown = show(*arguments)
+    assert repr(shown) == "Explorer with a kernel"
+    shown.close()
+    front_end.kernel._allow_stdin = False  # papermill and other machines
+    assert isinstance(show(*arguments), Page)
+
+
+def test_the_library_needs_no_jupyter():
+    absent = "import sys; sys.modules.update(dict.fromkeys(['anywidget', 'traitlets', 'ipywidgets', 'IPython']))"
+    code = f"{absent}; import atslib.widgets.live; assert not atslib.widgets.explorer.person_is_there()"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+# --- a reader's own attack ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def heard():
+    return []
+
+
+@pytest.fixture
+def session(smoke_store, heard):
+    made = Session(
+        settings(profile="smoke"), Store(smoke_store), lambda content, buffers: heard.append((content, buffers))
+    )
+    yield made
+    made.stop()
+    assert made.wait(20)
+
+
+def finish(session, heard, **request):
+    """Run to the end: the messages."""
+    heard.clear()
+    session.run(**request)
+    assert session.wait(60)
+    return list(heard)
+
+
+def kinds(messages):
+    return [content["kind"] for content, _ in messages]
+
+
+def uint8(data):
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(1, 3, 32, 32)
+
+
+def test_frames_come_from_the_start_to_the_last_step(session, heard):
+    found = finish(session, heard, policy="3-0", image=4, steps=5)
+    assert kinds(found)[0] == "started"
+    assert kinds(found)[-1] == "ended"
+    frames = [message for message in found if message[0]["kind"] == "frame"]
+    assert frames[0][0]["step"] == 0
+    assert frames[0][0]["cost"] is None  # JSON has no nan
+    assert frames[-1][0]["step"] == 5
+    started, (original, target) = found[0]
+    one = dataset("shapes", "test")[4]
+    assert torch.equal(uint8(original), one.pixels)
+    sign = 1 if "+" in started["operations"] else -1
+    assert torch.equal(uint8(target), Policy((3, 0)).apply_signs(one.pixels, torch.tensor([[sign, 1]])))
+    shown = uint8(frames[-1][1][0]).float() / 255
+    assert frames[-1][0]["psnr"] == pytest.approx(float(psnr(shown, uint8(target).float() / 255)), abs=0.1)
+    assert started["floor"] == pytest.approx(float(psnr(mean_image("shapes"), uint8(target).float() / 255)))
+    json.dumps([content for content, _ in found], allow_nan=False)
+
+
+def test_stop_ends_it_and_a_second_run_is_refused_kindly(session, heard):
+    began = threading.Event()
+    emit = session.emit
+    session.emit = lambda content, buffers: (emit(content, buffers), content["kind"] == "frame" and began.set())
+    session.run(steps=STEPS)
+    assert began.wait(60)
+    session.run(steps=5)
+    assert [content["message"] for content, _ in heard if content.get("busy")] == [
+        "An attack is running: stop it first."
+    ]
+    session.stop()
+    assert session.wait(10)
+    assert re.match(r"Stopped after step \d+\. adam-cosine-tv on lenet", heard[-1][0]["message"])
+    assert kinds(finish(session, heard, steps=2))[-1] == "ended"
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        ({"policy": "3-99"}, "policy '3-99': no operation [99]; ids run 0..49"),
+        ({"policy": "3-1-7+4"}, "policy '3-1-7+4': expected ids joined by '-'"),
+        ({"steps": STEPS + 1}, f"steps {STEPS + 1} must be a whole number from 2 to {STEPS}"),
+        ({"steps": None}, "steps None must be"),
+        ({"attack": "lbfgs-l2"}, "attack 'lbfgs-l2' is unknown"),
+        ({"network": "resnet99"}, "network 'resnet99' is unknown"),
+        ({"stage": "trained"}, "no trained lenet for policy none in the store; there is untrained"),
+        ({"image": 10**6}, "index 1000000 is outside the"),
+        ({"upload": b"hello"}, "the file is no image that can be read"),
+        ({"upload": bytes(UPLOAD_BYTES + 1)}, "the image file has 10.0 MB; at most 10 MB are taken"),
+        ({"nonsense": 1}, "the attack failed: TypeError"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
+)
+def test_a_fault_is_one_message_and_the_next_run_works(session, heard, request_, message):
+    found = finish(session, heard, **request_)
+    assert kinds(found) == ["fault"]
+    assert found[0][0]["message"].startswith(message)
+    assert "\n" not in found[0][0]["message"]
+    if "upload" in request_:
+        assert kinds(finish(session, heard, steps=2))[-1] == "ended"
+
+
+def encoded(size, mode="RGB", kind="PNG"):
+    buffer = io.BytesIO()
+    Image.new(mode, size, 200).save(buffer, kind)
+    return buffer.getvalue()
+
+
+def test_an_upload_is_cut_and_resized_and_has_the_label_that_the_network_sees(session, heard):
+    found = finish(session, heard, upload=encoded((90, 60), "RGBA"), steps=2)
+    assert kinds(found)[-1] == "ended"
+    assert uint8(found[0][1][0]).unique().tolist()[-1] == 200
+    names = dataset("shapes", "test").class_names
+    assert any(found[0][0]["message"].endswith(f"label {name}") for name in names)
+
+
+@pytest.mark.parametrize("size", [(3, 32, 32), (1, 28, 28)])
+def test_images_of_any_kind_become_the_data_sets(size):
+    for mode, kind in (("RGB", "JPEG"), ("L", "PNG"), ("P", "GIF"), ("RGBA", "WEBP")):
+        assert read_upload(encoded((50, 20), mode, kind), size).shape == (1, *size)
+
+
+def test_a_truncated_or_giant_upload_is_refused():
+    whole = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(whole, "PNG")
+    with pytest.raises(AtsError, match="no image that can be read"):
+        read_upload(whole.getvalue()[:2000], (3, 32, 32))
+    with pytest.raises(AtsError, match="8000×8000 pixels; at most 50 million"):
+        read_upload(encoded((8000, 8000), "1"), (3, 32, 32))
+
+
+# --- networks ------------------------------------------------------------------------------------------------
+
+
+def test_networks_are_those_of_the_store_by_stage(store):
+    chosen = settings(profile="smoke")
+    assert {name: list(stages) for name, stages in networks(chosen, store).items()} == {
+        name: ["untrained"] for name in ("lenet", "convnet-16", "convnet-4")
+    }
+    kept = {
+        (epochs, policy): model_unit(chosen, policy, train=TrainConfig(policy=policy, epochs=epochs))
+        for epochs, policy in ((4, ""), (4, "3-1-7"), (1, ""))
+    }
+    other = [model_unit(chosen, dataset="cifar100"), model_unit(chosen, train=TrainConfig(defense="prune:0.9"))]
+    for unit in (*kept.values(), *other):
+        store.get("model", unit, lambda state: {"x": torch.zeros(1)})
+    found = networks(chosen, store)
+    assert list(found["convnet-4"]) == ["untrained", "trained", "semi-trained"]
+    assert pick(found, "convnet-4", "trained", "3-1-7") == kept[4, "3-1-7"]
+    assert pick(found, "convnet-4", "trained", "5") == kept[4, ""]
+    assert pick(found, "convnet-4", "semi-trained", "3-1-7") == kept[1, ""]
+    assert pick(found, "convnet-4", "untrained", "3").train is None
+
+
+def test_facts_of_another_version_are_no_network(store):
+    store.get("model", {"dataset": "shapes", "model": "x", "train": {"epoch": 1}}, lambda state: {"x": torch.zeros(1)})
+    assert set(networks(settings(profile="smoke"), store)) == {"lenet", "convnet-16", "convnet-4"}
+
+
+def test_a_trained_network_says_what_it_was_trained_with(session, heard, result):
+    found = finish(session, heard, network="convnet-4", stage="trained", policy=str(Policy((5,))), steps=2)
+    assert "adam-cosine-tv on convnet-4 (trained, policy none)" in found[0][0]["message"]
+
+
+# --- in Jupyter ----------------------------------------------------------------------------------------------
+
+
+def test_the_widget_joins_the_form_to_a_session(result, smoke_store, monkeypatch):
+    pytest.importorskip("anywidget")
+    from atslib.widgets.jupyter import ExplorerWidget
+
+    widget, sent, done = (
+        ExplorerWidget(result.payload, settings(profile="smoke"), Store(smoke_store)),
+        [],
+        threading.Event(),
+    )
+    monkeypatch.setattr(
+        widget, "send", lambda content, buffers: (sent.append(content), content["kind"] == "ended" and done.set())
+    )
+    assert repr(widget) == "Explorer with a kernel"
+    json.dumps(widget.get_state(["payload", "options"]), allow_nan=False)
+    widget._handle_custom_msg({"kind": "run", "policy": "3", "steps": 2}, [memoryview(encoded((40, 40)))])
+    assert done.wait(60)
+    assert [content["kind"] for content in sent][:2] == ["started", "frame"]
+    widget._handle_custom_msg({"kind": "stop"}, [])
+    assert widget.session._stop.is_set()
+    widget.close()
