@@ -38,7 +38,7 @@ def correlation_verdict(matrices: Sequence[np.ndarray], published: Mapping[str, 
     known = f"with the PSNR of noise held constant {rest:.2f} [{rest_low:.2f}, {rest_high:.2f}]"
     if not low > 0:
         return Verdict(
-            "not reproduced", f"{reason}, an interval that does not exclude 0; {known}", CORRELATION_RULE, here
+            "not reproduced", f"{reason}, an interval that reaches 0 or below; {known}", CORRELATION_RULE, here
         )
     faults = []
     if high < published["ats"]:
@@ -112,7 +112,7 @@ def search_verdict(attacks: pd.DataFrame, accuracy: pd.Series, found: str, rando
     fell = change[NO_POLICY]
     if fell["n"] < 2:
         return Verdict("not measured", "fewer than two images can be compared, so there is no interval", SEARCH_RULE)
-    here = f"{fell['mean']:+.1f} dB [{fell['low']:.1f}, {fell['high']:.1f}], {-cost:+.1f} points"
+    here = f"{fell['mean']:+.1f} dB [{fell['low']:.1f}, {fell['high']:.1f}], {-cost:+z.1f} points"
     if not fell["high"] < 0:
         return Verdict("not reproduced", f"the found hybrid's PSNR is not lower ({here})", SEARCH_RULE, here)
     faults = []

@@ -1,6 +1,7 @@
 """Claim 7: does the privacy score predict the attack's success? (paper, Figure 2; replication, Figure 2)"""
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -104,14 +105,11 @@ def correlations(result: Result) -> pd.DataFrame:
     """
     table, rows = result.tables["policies"], []
     outcomes = {"PSNR": "psnr", "PSNR to original": "psnr_original", "gain over mean image": "gain"}
-    for network in ("untrained", MAIN, "trained"):
+    for network in networks_of(table):
         for outcome, column in outcomes.items():
             score, success = matrices(table, f"s_pri {network}", column)
-            row = {"score from network": network, "against": outcome}
-            for name, statistic in agreement.CORRELATIONS.items():
-                low, high = agreement.interval(statistic, score, success)
-                row[name] = f"{statistic(score.mean(1), success.mean(1)):+.2f} [{low:+.2f}, {high:+.2f}]"
-            rows.append(row)
+            found = {n: _with_interval(statistic, (score, success)) for n, statistic in agreement.CORRELATIONS.items()}
+            rows.append({"score from network": network, "against": outcome} | found)
     return pd.DataFrame(rows).set_index(["score from network", "against"])
 
 
@@ -135,16 +133,49 @@ def single_images(result: Result) -> pd.Series:
 
 
 def darkness(result: Result) -> pd.DataFrame:
-    """Correlations with the PSNR of pure noise, and that of score and PSNR with it held constant."""
-    score, success, floor = matrices(result.tables["policies"], f"s_pri {MAIN}", "psnr", "floor_noise")
-    kinds = {
-        "score and PSNR": (agreement.pearson, (score, success)),
-        "PSNR and PSNR of noise": (agreement.pearson, (success, floor)),
-        "score and PSNR of noise": (agreement.pearson, (score, floor)),
-        "score and PSNR, PSNR of noise held constant": (agreement.partial, (score, success, floor)),
-    }
-    rows = {}
-    for name, (statistic, parts) in kinds.items():
-        low, high = agreement.interval(statistic, *parts)
-        rows[name] = {"r": float(statistic(*(p.mean(1) for p in parts))), "low": low, "high": high}
-    return pd.DataFrame(rows).T
+    """Pearson's r with 95 % intervals, a row a network: what the PSNR of pure noise has to do with it.
+
+    The last column correlates score and PSNR with the PSNR of noise held constant.
+    """
+    table, rows = result.tables["policies"], {}
+    for network in networks_of(table):
+        score, success, floor = matrices(table, f"s_pri {network}", "psnr", "floor_noise")
+        kinds = {
+            "score and PSNR": (agreement.pearson, (score, success)),
+            "score and PSNR of noise": (agreement.pearson, (score, floor)),
+            "PSNR and PSNR of noise": (agreement.pearson, (success, floor)),
+            "score and PSNR, noise held constant": (agreement.partial, (score, success, floor)),
+        }
+        rows[network] = {name: _with_interval(statistic, parts) for name, (statistic, parts) in kinds.items()}
+    return pd.DataFrame(rows).T.rename_axis("score from network")
+
+
+def networks_of(table: pd.DataFrame) -> list[str]:
+    """The networks that the table has scores from."""
+    return [column.removeprefix("s_pri ") for column in table.columns if column.startswith("s_pri ")]
+
+
+def _with_interval(statistic: agreement.Correlation, parts: Sequence[np.ndarray]) -> str:
+    low, high = agreement.interval(statistic, *parts)
+    return f"{statistic(*(part.mean(1) for part in parts)):+.2f} [{low:+.2f}, {high:+.2f}]"
+
+
+def explanation(result: Result) -> str:
+    """What moves r on this page, in a paragraph made from the tables (HTML)."""
+    table = result.tables["policies"]
+    success, floor = (m.mean(1) for m in matrices(table, "psnr", "floor_noise"))
+    scores = {name: matrices(table, f"s_pri {name}")[0].mean(1) for name in networks_of(table)}
+    r = {name: float(agreement.pearson(score, success)) for name, score in scores.items()}
+    left = {name: float(agreement.partial(score, success, floor)) for name, score in scores.items()}
+    single, ceiling = single_images(result), noise(result)["noise ceiling of r"].iloc[0]
+    by_network = ", ".join(f"{value:+.2f} ({name})" for name, value in r.items())
+    by_rest = ", ".join(f"{value:+.2f} ({name})" for name, value in left.items())
+    return (
+        "<p>On the same policies, pixels and attacks, r depends on the <b>network</b> that the score is computed on: "
+        f"{by_network}. It depends on the <b>target</b>: the PSNR of pure noise, which knows no gradient, correlates "
+        f"{float(agreement.pearson(success, floor)):+.2f} with the attack's PSNR; with it held constant, r becomes "
+        f"{by_rest}. It depends on the <b>image</b>: attacking a single one, as the replication does, gives "
+        f"{single.min():+.2f} to {single.max():+.2f} depending on which. And <b>noise</b> caps it at about "
+        f"{ceiling:.2f} here. Neither publication fixes all of these, so {published()['ats']:.3f} and "
+        f"{published()['replication']:.3f} need not contradict each other.</p>"
+    )

@@ -1,0 +1,247 @@
+"""The plan: what is missing and in which order, budgets that are kept, words about it, and the command line's part."""
+
+import dataclasses
+import itertools
+import re
+import time
+
+import pytest
+import torch
+
+from atslib import runner
+from atslib.__main__ import main
+from atslib.experiments import PAGES, generality, policy_search, privacy, settings
+from atslib.experiments.units import AttackUnit, ModelUnit, attack_unit, model_unit
+from atslib.runner import run
+from atslib.schedule import compute, describe, plan, seconds
+from atslib.store import Store
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+TINY = settings(model="lenet", images=2, steps=2, fraction=0.002, semi_fraction=0.002, candidates=2, device="cpu")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """A project's top folder with nothing in it but what the runner needs."""
+    top = tmp_path / "project"
+    for folder in ("book", "notebooks"):
+        (top / folder).mkdir(parents=True)
+    (top / "README.md").write_text("<!-- answers -->\n<!-- answers -->\n")
+    (top / "book/_toc.yml").write_text("- file: results/claim1_privacy\n")
+    (top / "pyproject.toml").touch()
+    monkeypatch.chdir(top)
+    monkeypatch.setenv("ATS_STORE", str(tmp_path / "store"))
+    return top
+
+
+def stored(unit, store):
+    """As if the unit had been made: a plan looks at no more than whether it is there."""
+    store.get(unit.kind, unit, lambda state: {"x": torch.ones(1)})
+
+
+# --- the plan -----------------------------------------------------------------------------------------------
+
+
+def test_a_plan_has_each_unit_once_after_what_it_needs(store):
+    units = list(generality.units(TINY).values())
+    planned = plan([*units, *units[::-1]], store)
+    assert len(planned) == len(set(planned)) == len(set(units)) + 2  # two networks
+    for unit in units:
+        assert planned.index(unit.model) < planned.index(unit)
+
+
+def test_an_untrained_network_is_nothing_to_make(store):
+    control = privacy.control_unit(TINY)
+    assert control.needs == ()
+    assert plan([control], store) == [control]
+
+
+def test_a_plan_leaves_out_what_is_stored(store):
+    units = [attack_unit(TINY, policy) for policy in ("", "28")]
+    everything = plan(units, store)
+    stored(units[0].model, store)
+    assert plan(units, store) == [unit for unit in everything if unit != units[0].model]
+    stored(units[1], store)
+    # The network of a stored attack is planned all the same: a page reads its accuracy.
+    assert plan(units, store) == [units[0], units[1].model]
+    for unit in everything:
+        stored(unit, store)
+    assert plan(units, store) == []
+
+
+def test_the_time_of_a_unit_grows_with_its_work_and_falls_with_the_rate():
+    unit = attack_unit(TINY)
+    longer = dataclasses.replace(unit, attack=dataclasses.replace(unit.attack, steps=20))
+    assert seconds(unit, 1e9) > 0
+    assert seconds(longer, 1e9) == pytest.approx(10 * seconds(unit, 1e9))
+    assert seconds(unit, 2e9) == pytest.approx(seconds(unit, 1e9) / 2)
+    wider = dataclasses.replace(unit, model=dataclasses.replace(unit.model, model="convnet-16"))
+    assert seconds(wider, 1e9) > seconds(unit, 1e9)
+    assert seconds(dataclasses.replace(unit.model, train=None), 1e9) == 0
+
+
+def in_seconds(text):
+    """`12 s` or `3 min`, which are rounded."""
+    number, unit = re.search(r"(\d+) (s|min)", text).groups()
+    return int(number) * {"s": 1, "min": 60}[unit]
+
+
+def test_the_plan_in_words_names_every_unit_once_with_a_time(store, monkeypatch):
+    monkeypatch.setattr("atslib.schedule.convolution_rate", lambda device: 1e6)  # slow, so that times are not 0
+    pages = {name: list(PAGES[name].units(TINY).values()) for name in ("claim1_privacy", "claim2_generality")}
+    stored(model_unit(TINY), store)
+    shared = {unit for unit in pages["claim2_generality"] if unit in pages["claim1_privacy"]}
+    assert shared
+    first, second = plan(pages["claim1_privacy"], store), pages["claim2_generality"]
+    lines = describe(pages, store, "cpu").splitlines()
+    heads = [i for i, line in enumerate(lines) if not line.startswith(" ")]
+    assert lines[0].startswith(f"claim1_privacy: {len(first)} units to make, about ")
+    assert lines[heads[1]].startswith(f"claim2_generality: {len(second) - len(shared)} units to make, about ")
+    titles = [line.split("  ")[-1] for i, line in enumerate(lines) if i not in heads]
+    assert titles == [unit.title for unit in (*first, *(unit for unit in second if unit not in shared))]
+    assert model_unit(TINY).title not in titles
+    for head, end in itertools.pairwise(heads):
+        each = sum(in_seconds(line) for line in lines[head + 1 : end])
+        assert in_seconds(lines[head].split("about")[1]) == pytest.approx(each, rel=0.1)
+    whole = sum(in_seconds(lines[i].split("about")[1]) for i in heads[:2])
+    at_once = int(re.search(r"with (\d+) at once on this machine$", lines[-1])[1])
+    assert lines[-1].startswith(f"in all {len(titles)} units, about ")
+    assert in_seconds(lines[-1].split("about")[1]) == pytest.approx(whole / at_once, rel=0.1)
+
+
+def test_describing_leaves_the_threads_as_they_were(store, monkeypatch):
+    def rate(device):
+        assert torch.get_num_threads() == 1  # as a unit runs
+        return 1e9
+
+    monkeypatch.setattr("atslib.schedule.convolution_rate", rate)
+    torch.set_num_threads(2)
+    text = describe({"none": []}, store, "cpu")
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(1)
+    assert text.splitlines()[0] == "none: 0 units to make, about 0 s"
+
+
+# --- budgets ------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Long(ModelUnit):
+    """A network like any other, but for what it says of its cost; the key of its artifact is the same."""
+
+    @property
+    def passes(self):
+        return 1e12
+
+
+def test_without_time_nothing_is_begun(store, said):
+    compute([attack_unit(TINY)], store, "cpu", jobs=1, ends=time.monotonic())
+    assert said == ["units to make: 1 model, 1 attack; 1 at once"]
+    assert not list(store.entries())
+
+
+def test_a_unit_that_would_come_too_late_is_left_and_a_second_run_finishes_with_the_same_numbers(tmp_path, said):
+    first, later = model_unit(TINY), Long(**vars(model_unit(TINY, "28")))
+    attack = dataclasses.replace(attack_unit(TINY, "28"), model=later)
+    store, here = Store(tmp_path / "away", say=said.append), Store(tmp_path / "here")
+    # The first is begun since nothing is known of its kind; by its pace the second takes years.
+    compute([first, attack], store, "cpu", jobs=1, ends=time.monotonic() + 3600)
+    assert said == ["units to make: 2 model, 1 attack; 1 at once", *made(said), "1 of 3 done"]
+    assert [unit for unit in (first, later, attack) if store.has(unit.kind, unit)] == [first]
+    said.clear()
+    compute([first, attack], store, "cpu", jobs=1)
+    assert [line for line in said if line not in made(said)] == [
+        "units to make: 1 model, 1 attack; 1 at once",
+        "1 of 2 done",
+        "2 of 2 done",
+    ]
+    for unit in (first, later, attack):
+        away, mine = unit.make(store, CPU), unit.make(here, CPU)
+        if isinstance(unit, ModelUnit):
+            away, mine = away[1], mine[1]
+        assert away.tensors.keys() == mine.tensors.keys()
+        for name, value in mine.tensors.items():
+            if name == "history":  # its third column is time
+                value[:, 2] = away[name][:, 2] = 0
+            assert torch.equal(away[name], value), name
+
+
+def made(said):
+    """The lines of artifacts, which a worker says on its own stderr and never here."""
+    return [line for line in said if line.startswith("made ")]
+
+
+# --- from the command line ----------------------------------------------------------------------------------
+
+
+def test_a_dry_run_says_what_there_is_to_do_and_does_nothing(root, capsys):
+    before = sorted(root.rglob("*"))
+    assert main(["run", "claim1_privacy", "--profile", "smoke", "--dry-run"]) == 0
+    captured = capsys.readouterr()
+    lines = captured.err.splitlines()
+    units = plan(privacy.units(settings()).values(), Store())
+    assert captured.out == ""
+    assert lines[0].startswith("claim1_privacy: Settings(profile='smoke', dataset='shapes'")
+    assert lines[1].startswith(f"claim1_privacy: {len(units)} units to make, about ")
+    assert [line.split("  ")[-1] for line in lines[2:-1]] == [unit.title for unit in units]
+    assert lines[-1].startswith(f"in all {len(units)} units, about ")
+    assert sorted(root.rglob("*")) == before
+    assert not Store().root.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("90s", 90), ("8m", 480), ("2h", 7200), ("45", 45), ("1.5m", 90), ("0", 0), ("0s", 0)]
+)
+def test_a_budget_is_a_duration(root, monkeypatch, text, expected):
+    seen = {}
+    monkeypatch.setattr(runner, "run", lambda names, **options: seen.update(options))
+    assert main(["run", "--budget", text]) == 0
+    assert seen["budget"] == expected
+    assert main(["run"]) == 0
+    assert seen["budget"] is None
+
+
+@pytest.mark.parametrize("text", ["soon", "", "2d", "1h30m", "-5", "m", "nan", "5 m"])
+def test_what_is_no_duration_is_refused_in_one_line(capsys, text):
+    with pytest.raises(SystemExit) as stop:
+        main(["run", f"--budget={text}"])
+    assert stop.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.endswith(f"error: argument --budget: {text!r} is not a duration such as 90s, 8m or 2h")
+
+
+def test_an_unknown_page_is_refused_before_a_plan_is_made(root, capsys):
+    assert main(["run", "claim1_privacy", "claim8", "--profile", "smoke", "--dry-run"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: page 'claim8' is unknown; choose one of claim1_privacy, ")
+    assert line.endswith(list(PAGES)[-1])
+
+
+def run_tiny(names, root, store, monkeypatch, **options):
+    """`run` at the size of these tests, which no profile has; the `settings` behind it stay real."""
+    monkeypatch.setattr(runner, "settings", lambda **given: TINY)
+    run(names, profile="smoke", compute_only=True, root=root, store=store, **options)
+
+
+def test_pages_that_wait_for_units_are_named(root, store, said, monkeypatch):
+    names = ["claim1_privacy", "claim6_transformations"]
+    run_tiny(names, root, store, monkeypatch, budget=0)
+    left = [len(plan(PAGES[name].units(TINY).values(), store)) for name in names]
+    assert said[-1] == (
+        f"the budget is spent; run again to go on with {names[0]} ({left[0]} units), {names[1]} ({left[1]} units)"
+    )
+    assert not list(store.entries())
+    assert not (root / "results").exists()
+
+
+def test_a_page_waits_for_the_units_that_its_first_ones_decide(root, store, said, monkeypatch):
+    (search,) = policy_search.units(TINY).values()
+    search.make(store, CPU)
+    kinds = {path.parent.name for path, _ in store.entries()}
+    run_tiny(["claim2_search"], root, store, monkeypatch, budget=0)
+    further = plan(policy_search.then(TINY, store).values(), store)
+    assert said[-1] == f"the budget is spent; run again to go on with claim2_search ({len(further)} units)"
+    assert {type(unit) for unit in further} == {ModelUnit, AttackUnit}
+    assert {path.parent.name for path, _ in store.entries()} == kinds == {"model", "score", "search"}
+    assert not (root / "results").exists()

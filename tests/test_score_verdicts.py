@@ -1,0 +1,202 @@
+"""The rules of claims 2 (the search), 6 and 7 on made-up numbers whose verdict is known, and at their boundaries."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+from scipy.linalg import hadamard
+
+from atslib import agreement
+from atslib.score_verdicts import chance, correlation_verdict, search_verdict, transformations_verdict
+
+# --- claim 7 ------------------------------------------------------------------------------------------------
+
+WALSH = hadamard(64).T.astype(float)[1:]  # orthogonal, mean 0, mean square 1
+SCORE, SUCCESS, DARK, SHARED = WALSH[:4]
+
+
+def judged(score, success, dark=DARK, published=0.697, policies=64, images=6):
+    """The verdict of policies' means, the same on every image."""
+    parts = [np.tile(part[:policies, None], images) for part in (score, success, dark)]
+    return correlation_verdict(parts, {"ats": published, "replication": 0.123})
+
+
+def test_a_strong_correlation_that_darkness_does_not_explain_is_reproduced():
+    verdict = judged(SCORE + 2 * SHARED, SUCCESS + 2 * SHARED)
+    assert verdict.status == "reproduced"
+    assert verdict.here.startswith("r = 0.80 [")
+    assert "over 64 policies and 6 images; with the PSNR of noise held constant 0.80 [" in verdict.reason
+
+
+def test_a_correlation_that_stays_below_the_papers_is_partly_reproduced():
+    verdict = judged(SCORE + SHARED, SUCCESS + SHARED, published=0.9)
+    assert verdict.status == "partly"
+    assert "it stays below the paper's 0.900" in verdict.reason
+    assert "darkness" not in verdict.reason
+
+
+def test_an_interval_that_just_reaches_the_papers_value_reaches_it():
+    score, success = SCORE + SHARED, SUCCESS + SHARED
+    high = agreement.interval(agreement.pearson, *(np.tile(part[:, None], 6) for part in (score, success)))[1]
+    assert judged(score, success, published=high).status == "reproduced"
+    assert judged(score, success, published=np.nextafter(high, 2)).status == "partly"
+
+
+def test_a_correlation_that_darkness_explains_is_partly_reproduced():
+    verdict = judged(SCORE + 2 * DARK, SUCCESS + 2 * DARK)
+    assert verdict.status == "partly"
+    assert "with the PSNR of noise held constant 0.00 [" in verdict.reason
+    assert "so that darkness can explain it" in verdict.reason
+    assert "stays below" not in verdict.reason
+
+
+@pytest.mark.parametrize("share", [0.0, -2.0, 0.2])
+def test_a_correlation_that_is_not_above_zero_is_not_reproduced(share):
+    """None, one of the wrong sign, and one too weak for 64 policies to show."""
+    verdict = judged(SCORE + share * SHARED, SUCCESS + abs(share) * SHARED)
+    assert verdict.status == "not reproduced"
+    assert "an interval that reaches 0 or below; with the PSNR of noise" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("policies", "images", "withheld"), [(9, 6, True), (10, 3, True), (10, 4, False), (64, 3, True), (9, 3, True)]
+)
+def test_too_few_policies_or_images_are_withheld(policies, images, withheld):
+    draw = np.random.default_rng(0).normal(size=(3, 64))
+    verdict = judged(draw[0], draw[0] + 0.1 * draw[1], draw[2], policies=policies, images=images)
+    assert verdict.status == ("withheld" if withheld else "reproduced")
+    if withheld:
+        assert verdict.reason == f"{policies} policies and {images} images are too few for an interval"
+        assert verdict.here == ""
+
+
+def test_images_are_drawn_too():
+    """A correlation that only one of six images has is none: without that image there is nothing."""
+    score, success = (np.tile(part[:, None], 6) for part in (SCORE, SUCCESS))
+    success[:, 0] += 3 * SCORE
+    verdict = correlation_verdict((score, success, np.tile(DARK[:, None], 6)), {"ats": 0.3})
+    assert verdict.status == "not reproduced"
+    assert agreement.pearson(score.mean(1), success.mean(1)) > 0.4
+
+
+# --- claim 6 ------------------------------------------------------------------------------------------------
+
+NAMED, IDENTITIES = [3, 15, 18, 26, 1], (28, 39)
+OTHERS = [40, 41, 42, 43, 44]
+NOISE = np.array([0.2, -0.2, 0.1, -0.1])
+
+
+def scores(best, below, images=4):
+    """50 scores: the ids `best` are the five lowest, of the named the ids `below` lie surely below doing nothing.
+
+    Doing nothing scores 0.5. The other named ids score lower or higher than that, image by image.
+    """
+    table = pd.DataFrame(np.full((50, images), 0.6), index=range(50))
+    table.loc[list(IDENTITIES)] = 0.5
+    for op in {*best, *NAMED}:
+        level = 0.4 if op in best else 0.45
+        sure = op in below or op not in NAMED
+        table.loc[op] = level if sure else level + 0.05 + NOISE[:images] * 2 - 0.051 * (op in best)
+    return table
+
+
+@pytest.mark.parametrize(
+    ("best", "below", "status"),
+    [
+        (NAMED, NAMED, "reproduced"),
+        ([3, 15, 18, 26, 40], NAMED, "reproduced"),  # four are enough
+        ([3, 15, 18, 40, 41], NAMED, "partly"),  # three are not
+        (NAMED, NAMED[:4], "partly"),  # one of the five does not surely hide anything
+        ([3, 15, 40, 41, 42], [], "partly"),  # two shared
+        ([3, 40, 41, 42, 43], NAMED[:3], "partly"),  # one shared, three below doing nothing
+        (OTHERS, NAMED[:3], "partly"),
+        ([3, 40, 41, 42, 43], NAMED[:2], "not reproduced"),
+        (OTHERS, [], "not reproduced"),
+    ],
+)
+def test_the_rule_of_claim_6(best, below, status):
+    table = scores(best, below)
+    five = {*table.mean(axis=1).nsmallest(5).index}
+    assert five == {*best}, "the table is not what the case needs"
+    verdict = transformations_verdict(table, NAMED, IDENTITIES)
+    shared = len({*best} & {*NAMED})
+    assert verdict.status == status
+    assert verdict.here == f"{shared} of the paper's five among ours"
+    assert f"{len(below)} of the five score below doing nothing" in verdict.reason
+    assert f"({', '.join(map(str, sorted(best)))})" in verdict.reason
+    assert f"probability {stats.hypergeom.sf(shared - 1, 50, 5, 5):.2g};" in verdict.reason
+
+
+@pytest.mark.parametrize(("images", "status"), [(1, "withheld"), (3, "withheld"), (4, "reproduced")])
+def test_fewer_than_four_images_rank_nothing(images, status):
+    verdict = transformations_verdict(scores(NAMED, NAMED, images), NAMED, IDENTITIES, "replication")
+    assert verdict.status == status
+    assert verdict.here == ("" if status == "withheld" else "5 of the replication's five among ours")
+
+
+def test_an_effect_that_is_the_images_is_no_effect():
+    """The differences to doing nothing are paired: what an image adds to every score does not hide them."""
+    table = scores(NAMED, NAMED) + 10 * NOISE
+    assert transformations_verdict(table, NAMED, IDENTITIES).status == "reproduced"
+
+
+@pytest.mark.parametrize("shared", range(6))
+def test_chance_is_the_hypergeometric_tail(shared):
+    assert chance(shared, 50) == pytest.approx(stats.hypergeom.sf(shared - 1, 50, 5, 5))
+
+
+# --- claim 2, the search ------------------------------------------------------------------------------------
+
+
+def attacked(hybrid, random, gain=5.0, images=6):
+    """Attacks' rows: changes of the PSNR to no policy, in dB, and what undefended attacks gain."""
+    noise = np.array([-0.3, 0.2, 0.1, -0.1, 0.0, 0.1])
+    rows = [
+        {"policy": policy, "image": i, "psnr": 20 + change + 3 * i + size * noise[i], "gain": gain + noise[i]}
+        for policy, change, size in (("none", 0, 0), ("h", hybrid, 1), ("r", random, -1))
+        for i in range(images)
+    ]
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize(
+    ("hybrid", "random", "cost", "gain", "status", "fault"),
+    [
+        (-3, -1, 1, 5, "reproduced", ""),
+        (-3, -1, 2, 5, "reproduced", ""),
+        (-3, -1, -4, 5, "reproduced", ""),  # it even helps
+        (-3, -1, 2.5, 5, "partly", "it costs 2.5 points of accuracy"),
+        (-3, -3, 1, 5, "partly", "it is not lower than with the random policy (+0.0 dB)"),
+        (-3, -4, 1, 5, "partly", "it is not lower than with the random policy (+1.0 dB)"),
+        (-3, -1, 1, 0, "partly", "undefended attacks do not beat the mean image (+0.0 dB)"),
+        (-3, -1, 1, -2, "partly", "undefended attacks do not beat the mean image (-2.0 dB)"),
+        (0, 2, 1, 5, "not reproduced", ""),  # better than random is not enough
+        (1, 3, 0, 5, "not reproduced", ""),
+    ],
+)
+def test_the_rule_of_the_search(hybrid, random, cost, gain, status, fault):
+    accuracy = pd.Series({"none": 60.0, "h": 60.0 - cost, "r": 50.0})
+    verdict = search_verdict(attacked(hybrid, random, gain), accuracy, "h", "r")
+    assert verdict.status == status
+    assert verdict.reason.endswith(f"; but {fault}") if fault else "; but" not in verdict.reason
+    assert verdict.here.startswith(f"{hybrid:+.1f} dB [")
+    assert verdict.here.endswith(f"], {-cost:+z.1f} points")
+
+
+def test_all_that_fails_is_said():
+    accuracy = pd.Series({"none": 60.0, "h": 50.0, "r": 50.0})
+    reason = search_verdict(attacked(-3, -4, -1), accuracy, "h", "r").reason
+    assert "random policy (+1.0 dB); it costs 10.0 points of accuracy; undefended attacks" in reason
+
+
+def test_an_accuracy_that_was_not_measured_is_not_within_two_points():
+    accuracy = pd.Series({"none": 60.0, "h": np.nan, "r": 50.0})
+    assert search_verdict(attacked(-3, -1), accuracy, "h", "r").status == "partly"
+
+
+@pytest.mark.parametrize(("images", "status"), [(1, "not measured"), (2, "reproduced")])
+def test_one_image_has_no_interval(images, status):
+    accuracy = pd.Series({"none": 60.0, "h": 60.0, "r": 60.0})
+    verdict = search_verdict(attacked(-3, -1, images=images), accuracy, "h", "r")
+    assert verdict.status == status
+    assert "nan" not in verdict.reason + verdict.here
