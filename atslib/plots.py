@@ -142,14 +142,38 @@ def front(table: pd.DataFrame, *, labels: int = 10) -> Figure:
 
 
 def scatter(
-    x: pd.Series, y: pd.Series, *, xlabel: str, ylabel: str, title: str = "", axis: Axes | None = None
+    x: pd.Series,
+    y: pd.Series,
+    *,
+    xlabel: str,
+    ylabel: str,
+    title: str = "",
+    color: pd.Series | None = None,
+    scale: bool = True,
+    axis: Axes | None = None,
 ) -> Figure:
-    """Points with the least-squares line."""
+    """Points with the least-squares line; a `color` Series shades them, and its name labels the `scale`, if shown."""
     with _styled():
-        axis = axis or plt.subplots(figsize=(5, 3.6))[1]
-        axis.scatter(x, y, s=16, color=COLORS[0], lw=0, alpha=0.8)
+        axis = axis or plt.subplots(figsize=(5, 3.6), layout="constrained")[1]
+        shade = {"color": COLORS[0]} if color is None else {"c": color, "cmap": "cividis"}
+        points = axis.scatter(x, y, s=18, lw=0, **shade)
         ends = np.array([x.min(), x.max()])
         axis.plot(ends, np.polyval(np.polyfit(x, y, 1), ends), color=COLORS[1], lw=1.2)
         axis.set(xlabel=xlabel, ylabel=ylabel, title=title)
-        axis.figure.tight_layout()
+        if color is not None and scale:
+            axis.figure.colorbar(points, ax=axis, label=color.name)
     return axis.figure
+
+
+def bars(values: pd.Series, *, xlabel: str, ylabel: str, lines: dict[str, float] | None = None) -> Figure:
+    """A bar a value, with labelled horizontal lines."""
+    with _styled():
+        figure, axis = plt.subplots(figsize=(7, 3.2), layout="constrained")
+        axis.bar([str(name) for name in values.index], values, color=COLORS[0], width=0.6)
+        axis.axhline(0, color="0.3", lw=0.8)
+        for color, (name, at) in zip(COLORS[1:], (lines or {}).items(), strict=False):
+            axis.axhline(at, color=color, lw=1.4, ls="--", label=f"{name}: {at:.3f}")
+        axis.set(xlabel=xlabel, ylabel=ylabel)
+        if lines:
+            axis.legend(frameon=False, fontsize=8, ncols=len(lines), loc="upper center", bbox_to_anchor=(0.5, 1.15))
+    return figure

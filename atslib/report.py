@@ -219,7 +219,7 @@ class Result:
         return (
             f'<div class="banner">Profile <b>{f["profile"]}</b>: {f["dataset"]}, {f["model"]}, trained on '
             f"{f['fraction']:.0%} of {f['train']:,} images for {f['epochs']} epochs; n = {f['images']} images, "
-            f"{f['steps']} attack steps, seed {f['seed']}; {f['device']}, {f['made']}, torch {f['torch']}, "
+            f"{f['steps'] or 'no'} attack steps, seed {f['seed']}; {f['device']}, {f['made']}, torch {f['torch']}, "
             f"Python {f['python']}; tables {self.digest}.{embedded}{note}</div>"
         )
 

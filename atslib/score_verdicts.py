@@ -1,6 +1,7 @@
 """The verdict rules of the pages about scores and search, written before the runs: numbers in, words out."""
 
 from collections.abc import Mapping, Sequence
+from math import comb
 
 import numpy as np
 import pandas as pd
@@ -50,7 +51,7 @@ def correlation_verdict(matrices: Sequence[np.ndarray], published: Mapping[str, 
 
 
 TRANSFORMATIONS_RULE = (
-    "Reproduced: at least four of the five transformations that the paper names are among the five with the lowest "
+    "Reproduced: at least four of the five transformations that were published are among the five with the lowest "
     "mean privacy score here, and all five score below doing nothing on the same images (95 % interval of the mean "
     "paired difference below 0). Partly: at least two are among the five, or at least three score below doing nothing. "
     "Not reproduced: neither. Withheld: fewer than 4 images."
@@ -86,8 +87,6 @@ def transformations_verdict(
 
 def chance(shared: int, of: int, five: int = 5) -> float:
     """Probability that two random sets of `five` out of `of` share at least so many."""
-    from math import comb
-
     return sum(comb(five, k) * comb(of - five, five - k) for k in range(shared, five + 1)) / comb(of, five)
 
 

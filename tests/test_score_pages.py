@@ -1,6 +1,7 @@
 """Claims 2 (the search), 6 and 7 and extension 2: what a score is made of, tables with known answers, toy runs."""
 
 import dataclasses
+import re
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -366,11 +367,31 @@ def test_each_image_alone_has_its_own_correlation():
     assert found.index.name == "image"
 
 
-def test_darkness_alone_explains_a_correlation_and_is_taken_out():
+def in_the_dark():
+    """Score and PSNR share nothing but the PSNR of noise; the untrained network's score shares nothing at all."""
     dark, score, success = WALSH[0][:, None], WALSH[1][:, None], WALSH[2][:, None]
-    table = correlation.darkness(made_up(score + dark, success + dark, dark))
-    assert table["r"].tolist() == pytest.approx([1 / 2, np.sqrt(1 / 2), np.sqrt(1 / 2), 0], abs=1e-12)
-    assert ((table["low"] < table["r"]) & (table["r"] < table["high"])).all()
+    return made_up(score + dark, success + dark, dark, **{"s_pri untrained": score})
+
+
+def test_darkness_alone_explains_a_correlation_and_is_taken_out():
+    table = correlation.darkness(in_the_dark())
+    assert set(table.index) == {"untrained", "semi-trained", "trained"}
+    root = np.sqrt(1 / 2)
+    for network, expected in (("semi-trained", [1 / 2, root, root, 0]), ("untrained", [0, 0, root, 0])):
+        row = [[float(number) for number in re.findall(r"[+-][\d.]+", text)] for text in table.loc[network]]
+        assert [r for r, _, _ in row] == pytest.approx(expected, abs=0.005)
+        assert all(low < r < high for r, low, high in row)
+    assert "+0.71 [" in table.loc["trained", "PSNR and PSNR of noise"]
+
+
+def test_the_explanation_is_made_from_the_tables():
+    text = correlation.explanation(in_the_dark())
+    networks = r"[+-]0\.50 \(semi-trained\), [+-]0\.00 \(untrained\), \+0\.50 \(trained\)"
+    assert re.search(networks, text)
+    assert re.search(r"correlates \+0\.71 with the attack's PSNR; .* [+-]0\.00 \(semi-trained\)", text)
+    assert "gives +0.50 to +0.50 depending" in text  # every image is alike
+    assert "at about 1.00 here" in text  # and there is no noise
+    assert "so 0.697 and 0.123 need not" in text
 
 
 def test_the_published_correlations():
@@ -403,8 +424,9 @@ def test_ids_of_one_function():
 
 
 def test_scores_that_do_not_vary_over_images_have_sure_ranks():
-    table = transformations.ranking(scores_of(RISING[::-1]))
-    assert list(table.index) == list(range(49, -1, -1))
+    order = np.random.default_rng(0).permutation(50)  # of ids, lowest score first
+    table = transformations.ranking(scores_of(RISING[order.argsort()]))
+    assert list(table.index) == list(order)
     for column in ("rank", "rank low", "rank high"):
         assert table[column].tolist() == list(range(1, 51))
     for column in ("s_pri", "low", "high"):

@@ -14,7 +14,7 @@ from atslib.experiments.tables import image_rows, provenance
 from atslib.experiments.units import AttackUnit, Unit, attack_unit, attacked, device_of, model_unit, semi_trained
 from atslib.metrics import psnr
 from atslib.policies import sample_authors
-from atslib.report import Result
+from atslib.report import Result, reported
 from atslib.rng import rng
 from atslib.score_verdicts import correlation_verdict
 from atslib.store import Store
@@ -87,8 +87,6 @@ def run(settings: Settings, store: Store) -> Result:
 
 def published() -> dict[str, float]:
     """The two published correlations, by source."""
-    from atslib.report import reported
-
     rows = reported(metric="pearson_r(S_pri,PSNR)")
     return dict(zip(rows["source"], rows["value"], strict=True))
 

@@ -8,6 +8,7 @@ from atslib.experiments.scoring import SearchUnit, search_unit, searched
 from atslib.experiments.settings import Settings
 from atslib.experiments.tables import image_rows, label, provenance
 from atslib.experiments.units import AttackUnit, attack_unit, attacked, device_of, trained
+from atslib.policies import Policy
 from atslib.report import NO_POLICY, Result, paired, summarize
 from atslib.score_verdicts import search_verdict
 from atslib.search import Found, pareto
@@ -65,8 +66,6 @@ def run(settings: Settings, store: Store) -> Result:
 
 def chosen(result: Result) -> pd.DataFrame:
     """The best policies with their scores, best first, their functions named."""
-    from atslib.policies import Policy
-
     table = result.tables["candidates"]
     best = table[table["chosen"]].set_index("policy")
     best.insert(0, "functions", [Policy.parse(policy).names() for policy in best.index])

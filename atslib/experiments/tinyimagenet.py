@@ -18,12 +18,8 @@ QUICK_TRAIN = 2_000  # an image costs four of CIFAR-100
 QUICK = {"epochs": 4, "images": 4}
 
 
-def own(settings: Settings, **less: int) -> Settings:
-    """The settings on Tiny ImageNet: at quick fewer images, be a tenth of the training set here or all of it.
-
-    Args:
-        less: further quantities in place of the profile's.
-    """
+def own(settings: Settings) -> Settings:
+    """The settings on Tiny ImageNet: at quick fewer images, be a tenth of the training set here or all of it."""
     found = transfer.relocated(settings, NAME, "shapes", **(QUICK if settings.profile == "quick" else {}))
     if found.dataset != NAME or found.profile != "quick":
         return found

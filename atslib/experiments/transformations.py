@@ -11,7 +11,7 @@ from atslib.experiments.tables import provenance
 from atslib.experiments.units import device_of, semi_trained
 from atslib.policies import CANONICAL, IDENTITIES, Policy
 from atslib.report import Result, reported
-from atslib.score_verdicts import transformations_verdict
+from atslib.score_verdicts import chance, transformations_verdict
 from atslib.store import Store
 
 PAGE = "claim6_transformations"
@@ -102,8 +102,6 @@ def twins(op: int) -> list[int]:
 
 def overlap(result: Result, published: dict[str, Sequence[int]]) -> pd.DataFrame:
     """Our five beside published ones: shared ids, and the probability of sharing as many by chance."""
-    from atslib.score_verdicts import chance
-
     ours, rows = set(ranking(result).index[:5]), {}
     for source, five in published.items():
         shared = sorted(ours & set(five))
