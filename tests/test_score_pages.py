@@ -21,6 +21,7 @@ from atslib.experiments import (
     privacy,
     scoring,
     settings,
+    tinyimagenet,
     transfer,
     transformations,
     transformations_tinyimagenet,
@@ -524,23 +525,19 @@ def test_extension_2_of_embedded_images_is_claim_6s_second_variant(fifty, kept):
 
 
 def test_extension_2_takes_tiny_imagenet_where_it_is_and_what_a_user_chose(monkeypatch):
-    own = transformations_tinyimagenet.own
-    quick, paper = (settings(profile=profile) for profile in ("quick", "paper"))
-    assert own(quick).dataset == own(paper).dataset == "shapes"  # it is not to be had
-    assert own(settings(profile="quick", dataset="cifar10")).dataset == "cifar10"
-    assert own(settings(profile="quick", dataset="shapes-grey")).dataset == "shapes"
-    for module in (transfer, transformations_tinyimagenet.tinyimagenet):
-        monkeypatch.setattr(module, "dataset", lambda name, split: range(10_000))
-    assert own(quick).dataset == "tinyimagenet"
-    assert own(settings(profile="quick", score_images=9)).score_images == 9
-    assert (own(paper).dataset, own(paper).score_images) == ("tinyimagenet", 100)
+    def taken(**given):
+        (unit,) = transformations_tinyimagenet.units(settings(**given)).values()
+        return unit.model.dataset, unit.images
 
-
-@pytest.mark.xfail(reason="tinyimagenet.own does not pass on what it is told to take less of")
-def test_extension_2_at_quick_scores_a_third_of_the_images(monkeypatch):
-    for module in (transfer, transformations_tinyimagenet.tinyimagenet):
+    assert taken(profile="quick") == ("shapes", 16)  # it is not to be had
+    assert taken(profile="paper") == ("shapes", 100)
+    assert taken(profile="quick", dataset="cifar10") == ("cifar10", 16)
+    assert taken(profile="quick", dataset="shapes-grey") == ("shapes", 16)
+    for module in (transfer, tinyimagenet):
         monkeypatch.setattr(module, "dataset", lambda name, split: range(10_000))
-    assert transformations_tinyimagenet.own(settings(profile="quick")).score_images == 6
+    assert taken(profile="quick") == ("tinyimagenet", 16)
+    assert taken(profile="quick", score_images=9) == ("tinyimagenet", 9)
+    assert taken(profile="paper") == ("tinyimagenet", 100)
 
 
 # --- figures ------------------------------------------------------------------------------------------------

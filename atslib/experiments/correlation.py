@@ -82,6 +82,7 @@ def run(settings: Settings, store: Store) -> Result:
         table[f"s_pri {name}"] = scored(unit, store, device)["scores"].flatten().double().numpy()
     verdict = correlation_verdict(matrices(table, f"s_pri {MAIN}", "psnr", "floor_noise"), published())
     facts = provenance(settings, found) | {"policies": settings.sampled, "steps": attack.attack.steps}
+    facts |= {"epochs": settings.semi_epochs, "fraction": settings.semi_fraction}  # of the attacked network
     return Result("claim7_correlation", {"policies": table}, facts, verdict)
 
 
