@@ -120,20 +120,17 @@ def ranking(table: pd.DataFrame, *, value: str = "s_pri", reference: float | Non
 
 
 def front(table: pd.DataFrame, *, labels: int = 10) -> Figure:
-    """Privacy against accuracy score of the candidates, the chosen ones named, the Pareto front a line."""
+    """Privacy against accuracy score of the candidates, the chosen ones with their rank, the Pareto front a line."""
     with _styled():
         figure, axis = plt.subplots(figsize=(7.5, 4.2))
         rest, best = table[~table["chosen"]], table[table["chosen"]].head(labels)
         edge = table[table["pareto"]].sort_values("s_pri")
         axis.scatter(rest["s_pri"], rest["s_acc"], s=12, color="0.6", lw=0, label="candidates")
         axis.plot(edge["s_pri"], edge["s_acc"], color=COLORS[2], lw=1, drawstyle="steps-post", label="Pareto front")
-        axis.scatter(best["s_pri"], best["s_acc"], s=26, color=COLORS[1], lw=0, label="chosen")
-        for i, (_, row) in enumerate(best.sort_values("s_acc").iterrows()):
-            side = 6 if i % 2 else -6
-            axis.annotate(
-                row["policy"], (row["s_pri"], row["s_acc"]), (side, 3), textcoords="offset points", fontsize=7,
-                ha="left" if i % 2 else "right",
-            )  # fmt: skip
+        axis.scatter(best["s_pri"], best["s_acc"], s=26, color=COLORS[1], lw=0, label="chosen, by rank")
+        for rank, (_, row) in enumerate(best.iterrows(), 1):
+            at = (row["s_pri"], row["s_acc"])
+            axis.annotate(str(rank), at, (4, 3), textcoords="offset points", fontsize=8)
         axis.set(xlabel="privacy score, lower is more private", ylabel="accuracy score, higher is better")
         axis.margins(x=0.12)
         axis.legend(frameon=False, fontsize=8)

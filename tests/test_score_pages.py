@@ -566,8 +566,8 @@ def test_the_ranking_is_drawn_lowest_on_the_left_with_doing_nothing_as_a_line(fi
 def test_the_front_names_the_chosen_alone(found):
     table = found.tables["candidates"].assign(chosen=lambda rows: rows.index < 2)
     (axis,) = plots.front(table, labels=1).axes
-    assert [text.get_text() for text in axis.texts] == [table.loc[0, "policy"]]
-    assert texts(axis) == {"candidates", "Pareto front", "chosen"}
+    assert [text.get_text() for text in axis.texts] == ["1"]
+    assert texts(axis) == {"candidates", "Pareto front", "chosen, by rank"}
     assert axis.get_xlabel() == "privacy score, lower is more private"
     assert axis.get_ylabel() == "accuracy score, higher is better"
 

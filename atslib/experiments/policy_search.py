@@ -88,4 +88,4 @@ def differences(result: Result) -> pd.DataFrame:
     for name, group in result.tables["attacks"].groupby("attack", sort=False):
         pair = group[group["policy"].isin((NO_POLICY, found))]
         rows[name] = pd.concat({v: paired(pair, NO_POLICY, v).loc[found] for v in ("psnr", "gain")})
-    return pd.DataFrame(rows).T.rename_axis("attack")
+    return pd.DataFrame(rows).T.rename_axis("attack").astype({("psnr", "n"): int, ("gain", "n"): int})
