@@ -180,6 +180,7 @@ def _search_parser(commands: argparse._SubParsersAction) -> None:
     search.add_argument("--acc-images", type=int, default=100, help="for the accuracy score; the paper: 1,000")
     search.add_argument("--sampler", default="uniform", help="uniform, authors or exhaustive")
     search.add_argument("--rungs", default="", help="halving, such as 10:0.25: after 10 images a quarter goes on")
+    search.add_argument("--attack-steps", type=int, help="last rung: attack the best 2n candidates for so many steps")
     search.add_argument("--points", type=int, default=21, help="of the similarity curve")
     search.add_argument("--keep", type=int, default=10, help="policies chosen")
     search.add_argument("--t-acc", type=float, help="reject policies below this accuracy score; none by default")

@@ -130,7 +130,7 @@ def privacy_scores(
     seed, device = _seed(rng), next(model.parameters()).device
     images, total = images.to(device), 0
     for draw in range(draws):
-        moved = torch.cat([_moved(images, policy, seed, draw)[first:] for policy in policies])
+        moved = torch.cat([transformed(images, policy, seed=seed, draw=draw)[first:] for policy in policies])
         noise = starts
         if starts is None:
             noise = torch.rand(images.pixels.shape, generator=stream(seed, "start", draw))
@@ -168,7 +168,7 @@ def accuracy_score(
     _check(model, variant)
     seed, device = _seed(rng), next(model.parameters()).device
     one_per_class = variant == "code" if one_per_class is None else one_per_class
-    moved = _moved(images.to(device), policy, seed, 0)
+    moved = transformed(images.to(device), policy, seed=seed)
     scores = []
     for rows in torch.arange(len(images)).split(batch):
         if len(rows) < batch and scores:
@@ -210,7 +210,7 @@ def _jacobian(model: nn.Module, pixels: Tensor) -> Tensor:
     return (found * normalization_layer(model).std).flatten(1)  # the chain rule, back from pixels
 
 
-def _moved(images: Images, policy: Policy | Hybrid, seed: int, draw: int) -> Tensor:
+def transformed(images: Images, policy: Policy | Hybrid, *, seed: int, draw: int = 0) -> Tensor:
     """What the client trains on: crop and flip, the same for every policy, then the policy. uint8."""
     cropped = crop_and_flip(images.pixels, rng=stream(seed, "crop and flip", draw))
     return policy(cropped, rng=stream(seed, "policy", str(policy), draw))

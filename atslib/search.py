@@ -16,8 +16,10 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from atslib.attacks import Attack
 from atslib.data import Images
 from atslib.errors import AtsError, choose
+from atslib.finals import attack_gains
 from atslib.policies import Hybrid, Policy, enumerate_distinct, sample_authors, sample_uniform, save_policies
 from atslib.rng import rng
 from atslib.scores import VARIANTS, accuracy_score, privacy_scores
@@ -25,6 +27,7 @@ from atslib.store import Store, write_atomically
 
 SAMPLERS = ("uniform", "authors", "exhaustive")
 RANKINGS = ("mean", "mean+variance")
+FINAL_IMAGES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +93,7 @@ class Found:
     Attributes:
         table: a row a distinct function, best first: policy, canonical, s_pri (mean over images; lower is more
             private), sd, ci_low and ci_high (95 %, normal, of the mean over images), n images, s_acc, rung
-            (the last that scored it; 0: rejected by the threshold), chosen.
+            (the last that scored it; 0: rejected by the threshold), chosen; after `finals` also gain.
         chosen: the best `keep` policies.
         hybrid: of the best policies that share no function, two as in the paper's tables; one if no second fits.
         config, seed: what made it.
@@ -123,6 +126,7 @@ def search(
     images: Images,
     *,
     seed: int,
+    finals: Attack | None = None,
     store: Store | None = None,
     progress: bool = False,
 ) -> Found:
@@ -137,6 +141,8 @@ def search(
         random_init: M^r, for the accuracy score, in eval mode.
         images: validation images, at least as many as `config` asks for.
         seed: of the candidates, the order of the images, and the scores' draws.
+        finals: a short attack as the last rung: the best 2n candidates are attacked, on the semi-trained network
+            and `FINAL_IMAGES` images, and ranked anew by `attack_gains`; column `gain` (dB).
         store: where shards of scores are kept; None keeps nothing.
         progress: show bars with the remaining time.
     Raises:
@@ -162,6 +168,13 @@ def search(
         scores[alive, -new.shape[1] :] = new
         ranks = _record(table, alive, scores[alive], config.ranking, rung)
         alive = alive[np.argsort(ranks, kind="stable")][: max(config.keep, math.ceil(share * len(alive)))]
+    if finals is not None:
+        alive = alive[: 2 * config.keep]
+        gains = scorer.gains(semi_trained, images[:FINAL_IMAGES], [policies[i] for i in alive], finals).mean(1)
+        alive = alive[np.argsort(np.round(gains, 6), kind="stable")]  # an attack that diverged, nan, comes last
+        table.loc[alive, ["gain", "rank", "rung"]] = np.c_[
+            np.sort(gains), np.arange(len(alive)), [rung + 1] * len(alive)
+        ]
     table["chosen"] = table.index.isin(alive[: config.keep])
     order = np.lexsort([table["rank"], -table["rung"]])
     chosen = tuple(policies[i] for i in alive[: config.keep])
@@ -215,6 +228,14 @@ class _Scorer:
             return privacy_scores(model, images, shard, rng=rng(self.seed, "scores"), **options)
 
         return self._sharded(model, images, policies, compute, score="privacy", **options)
+
+    def gains(self, model: nn.Module, images: Images, policies: Sequence[Policy], attack: Attack) -> np.ndarray:
+        """(P, len(images))"""
+
+        def compute(shard: Sequence[Policy]) -> Tensor:
+            return torch.stack([attack_gains(model, images, p, attack, seed=self.seed) for p in shard])
+
+        return self._sharded(model, images, policies, compute, score="attack", attack=attack)
 
     def _sharded(
         self,

@@ -130,7 +130,9 @@ def search(args: argparse.Namespace, *, progress: bool) -> None:
     )
     store = Store(args.store, progress=progress)
     semi_trained, random_init = _models(args, train, test, store)
-    found = search_policies(config, semi_trained, random_init, test, seed=args.seed, store=store, progress=progress)
+    finals = dataclasses.replace(ATTACKS["adam-cosine"], steps=args.attack_steps) if args.attack_steps else None
+    kept = {"store": store, "progress": progress, "finals": finals}
+    found = search_policies(config, semi_trained, random_init, test, seed=args.seed, **kept)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     found.save(args.out, dataset=args.dataset, model=args.model, epochs=args.epochs, image_shape=test.pixels.shape[1:])
     print(_best(found))

@@ -12,8 +12,10 @@ import torch
 from PIL import Image
 
 from atslib.__main__ import main
+from atslib.attacks import ATTACKS
 from atslib.data import load, load_folder, measured_normalization
 from atslib.errors import AtsError
+from atslib.finals import attack_gains
 from atslib.models import build_model
 from atslib.policies import CANONICAL, Policy, enumerate_distinct, load_policies
 from atslib.rng import rng
@@ -410,3 +412,34 @@ def test_a_wrong_search_is_one_line(more, message, tmp_path, capsys):
     error = capsys.readouterr().err
     assert error.startswith(message)
     assert error.count("\n") == 1
+
+
+# --- real attacks as the last rung --------------------------------------------------------------------------
+
+
+def test_the_finals_rank_the_best_by_what_an_attack_gains(found, parties, tmp_path):
+    attack = dataclasses.replace(ATTACKS["adam-cosine"], steps=4)
+    semi_trained, _, images = parties
+    after = search(SMALL, *parties, seed=0, finals=attack, store=Store(tmp_path))
+    finalists = found.table["policy"][:6].tolist()
+    best = after.table.head(6)
+    assert sorted(best["policy"]) == sorted(finalists)
+    assert (best["rung"] == 2).all()
+    assert (after.table["rung"][6:] == 1).all()
+    assert after.table["gain"][6:].isna().all()
+    assert best["gain"].is_monotonic_increasing
+    assert [str(policy) for policy in after.chosen] == best["policy"][:3].tolist()
+    attacked = images.take(torch.randperm(12, generator=rng(0, "images"))[:6])
+    one = attack_gains(semi_trained, attacked, Policy.parse(best["policy"][0]), attack, seed=0)
+    assert best["gain"][0] == pytest.approx(one.double().mean().item(), abs=1e-5)
+    again = search(SMALL, *parties, seed=0, finals=attack, store=Store(tmp_path))
+    pd.testing.assert_frame_equal(again.table, after.table)
+
+
+def test_an_attack_that_recovers_the_image_gains_and_one_that_does_not_start_gains_nothing(parties):
+    model = build_model("lenet", 10, norm="shapes", rng=rng(0))
+    images, policy = parties[2][:3], Policy.parse("")
+    idle = dataclasses.replace(ATTACKS["adam-cosine"], steps=1)
+    longer = dataclasses.replace(ATTACKS["adam-cosine"], steps=200)
+    little, much = (attack_gains(model, images, policy, attack, seed=0).mean() for attack in (idle, longer))
+    assert much > little + 1
