@@ -49,8 +49,8 @@ def still(payload: dict) -> bytes:
     rows = {"original": clients[0]}
     for p in (0, len(payload["policies"]) - 1):
         name = payload["policies"][p]["id"]
-        rows[f"{name}, used"] = clients[1 + p]
-        rows[f"{name}, found"] = pictures(payload, f"0-{p}.webp")[:STILL_IMAGES, -1]
+        rows[f"{name},\nused"] = clients[1 + p]
+        rows[f"{name},\nfound"] = pictures(payload, f"0-{p}.webp")[:STILL_IMAGES, -1]
     figure, buffer = plots.sheet(rows), io.BytesIO()
     figure.savefig(buffer, format="png", dpi=100)
     plt.close(figure)
