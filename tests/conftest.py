@@ -1,5 +1,7 @@
 """Fixtures that several files share: stores in temporary folders, and a single thread."""
 
+import gc
+
 import pytest
 import torch
 
@@ -30,3 +32,10 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def no_leftovers():
+    """Jupyter's clients leave an event loop to the garbage collector; it goes while the test's own filters hold."""
+    yield
+    gc.collect()

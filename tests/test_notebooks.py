@@ -20,7 +20,12 @@ MACHINE = re.compile(r"""(?<![\w.:/])(/(work|home|root|tmp|Users)/|[A-Z]:\\\\Use
 MEGABYTES = 2.5
 
 # Jupyter's own libraries warn, at import and at exit, of what they will change.
-jupyter = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+quiet = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+def jupyter(test):
+    """A test that drives Jupyter's clients."""
+    return quiet(pytest.mark.usefixtures("no_leftovers")(test))
 
 
 def read(path):

@@ -18,7 +18,12 @@ from atslib.runner import build_book, compute, execute, publish_answers, publish
 from atslib.store import Store
 
 README = "# Title\n\n<!-- answers -->\nold\n<!-- answers -->\nrest\n"
-jupyter = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+quiet = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+def jupyter(test):
+    """A test that drives Jupyter's clients."""
+    return quiet(pytest.mark.usefixtures("no_leftovers")(test))
 
 
 @pytest.fixture
