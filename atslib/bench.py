@@ -19,7 +19,7 @@ from atslib.threat import observe
 
 # (model, members): the sizes that the book's speed table shows
 ATTACK_SIZES = (("resnet20-4", 8), ("resnet20-1", 32), ("convnet-64", 8))
-SCORE_SIZES = (("resnet20-4", 1), ("resnet20-1", 6))
+SCORE_SIZES = (("resnet20-4", 2), ("resnet20-1", 12))
 
 
 def seconds(call: Callable[[], object], *, device: torch.device, repeats: int = 5) -> float:
@@ -82,9 +82,7 @@ def attack(model_name: str = "resnet20-4", members: int = 8, *, device: str = "c
         two image gradients in single precision, and the peak memory in MB (of the process on a CPU, a member on a GPU).
     """
     place = torch.device(device)
-    model = build_model(model_name, 100, norm="cifar100", rng=rng(0)).to(place)
-    pixels, begin = (torch.rand(members, 3, 32, 32, generator=rng(0, name)).to(place) for name in ("x", "z"))
-    labels = torch.arange(members, device=place) % 100
+    model, pixels, begin, labels = _victims(model_name, members, place)
     seen, preset = observe(model, pixels, labels), Attack()
     objective = Objective(seen, [preset] * members)
     z = normalization_layer(model)(begin)
@@ -104,12 +102,7 @@ def attack(model_name: str = "resnet20-4", members: int = 8, *, device: str = "c
     memory = torch.cuda.max_memory_allocated(place) / members if place.type == "cuda" else _peak()
     loop_time = seconds(loop, device=place, repeats=max(2, repeats // 2))
     flop = 7 * forward_flop(model, pixels) * members
-    return {
-        "benchmark": "attack",
-        "device": torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu",
-        "threads": torch.get_num_threads(),
-        "model": model_name,
-        "members": members,
+    return _where("attack", place, model_name, members) | {
         "engine_ms": round(1e3 * engine_time / members, 3),
         "loop_ms": round(1e3 * loop_time / members, 3),
         "ratio": round(loop_time / engine_time, 2),
@@ -117,6 +110,20 @@ def attack(model_name: str = "resnet20-4", members: int = 8, *, device: str = "c
         "difference": float(f"{(ours - theirs).norm() / theirs.norm():.1e}"),
         "peak_mb": round(memory / 1e6),
     }
+
+
+def _victims(model_name: str, members: int, place: torch.device) -> tuple[nn.Module, Tensor, Tensor, Tensor]:
+    """A network, random pixels and starts, (members, 3, 32, 32) in [0, 1], and labels."""
+    model = build_model(model_name, 100, norm="cifar100", rng=rng(0)).to(place)
+    pixels, begin = (torch.rand(members, 3, 32, 32, generator=rng(0, name)).to(place) for name in ("x", "z"))
+    return model, pixels, begin, torch.arange(members, device=place) % 100
+
+
+def _where(benchmark: str, place: torch.device, model_name: str, members: int) -> dict:
+    """What every line says first."""
+    device = torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu"
+    known = {"threads": torch.get_num_threads(), "model": model_name, "members": members}
+    return {"benchmark": benchmark, "device": device} | known
 
 
 def plain_curve(model: nn.Module, pixels: Tensor, labels: Tensor, start: Tensor, points: int) -> Tensor:
@@ -143,20 +150,13 @@ def scores(model_name: str = "resnet20-4", members: int = 1, *, device: str = "c
         convolution rate (3 forward passes' FLOP a gradient), the largest difference of the two curves.
     """
     place = torch.device(device)
-    model = build_model(model_name, 100, norm="cifar100", rng=rng(0)).to(place)
-    pixels, start = (torch.rand(members, 3, 32, 32, generator=rng(0, name)).to(place) for name in ("x", "z"))
-    labels = torch.arange(members, device=place) % 100
+    model, pixels, start, labels = _victims(model_name, members, place)
     ours = gradsim_curve(model, pixels, labels, points=points, start=start)
     theirs = plain_curve(model, pixels, labels, start, points)
     count = members * points
     engine = count / seconds(lambda: gradsim_curve(model, pixels, labels, points=points, start=start), device=place)
     loop = count / seconds(lambda: plain_curve(model, pixels, labels, start, points), device=place, repeats=2)
-    return {
-        "benchmark": "scores",
-        "device": torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu",
-        "threads": torch.get_num_threads(),
-        "model": model_name,
-        "members": members,
+    return _where("scores", place, model_name, members) | {
         "points": points,
         "engine_gradients": round(engine, 2),
         "loop_gradients": round(loop, 2),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from atslib.data import available, load
 from atslib.errors import AtsError, choose
-from atslib.experiments import PAGES, settings
+from atslib.experiments import PAGES, Settings, settings
 from atslib.report import answers, insert_answers, speed_table
 from atslib.schedule import compute, describe, plan, say
 from atslib.store import Store
@@ -78,11 +78,7 @@ def run(
         if left:
             waiting.append(f"{name} ({left} units)")
             continue
-        result = PAGES[name].run(experiment, store)
-        folder = result.write(root / "results")
-        store.say(
-            f"{name}: {result.verdict.status}; {result.verdict.reason}\n{name}: tables in {folder.relative_to(root)}"
-        )
+        _write_tables(name, experiment, root, store)
         if not compute_only:
             execute(name, {"profile": profile, "dataset": chosen}, root=root, store=store)
     publish_answers(root)
@@ -90,6 +86,13 @@ def run(
         store.say(f"the budget is spent; run again to go on with {', '.join(waiting)}")
     elif not compute_only:
         build_book(root)
+
+
+def _write_tables(name: str, experiment: Settings, root: Path, store: Store) -> None:
+    """The page's tables into results/; its verdict is said."""
+    result = PAGES[name].run(experiment, store)
+    folder = result.write(root / "results")
+    store.say(f"{name}: {result.verdict.status}; {result.verdict.reason}\n{name}: tables in {folder.relative_to(root)}")
 
 
 def published(root: Path) -> list[str]:

@@ -8,6 +8,7 @@ import pandas as pd
 
 from atslib import agreement
 from atslib.report import NO_POLICY, Verdict, bootstrap, paired
+from atslib.verdicts import no_leak
 
 CORRELATION_RULE = (
     "Reproduced: over random policies, Pearson's r between mean privacy score and mean PSNR on the same images "
@@ -107,7 +108,7 @@ def search_verdict(attacks: pd.DataFrame, accuracy: pd.Series, found: str, rando
         accuracy: percent, by policy.
     """
     change = {base: paired(attacks, base).loc[found] for base in (NO_POLICY, random)}
-    bare, cost = attacks[attacks["policy"] == NO_POLICY]["gain"], accuracy[NO_POLICY] - accuracy[found]
+    cost = accuracy[NO_POLICY] - accuracy[found]
     fell = change[NO_POLICY]
     if fell["n"] < 2:
         return Verdict("not measured", "fewer than two images can be compared, so there is no interval", SEARCH_RULE)
@@ -119,7 +120,6 @@ def search_verdict(attacks: pd.DataFrame, accuracy: pd.Series, found: str, rando
         faults.append(f"it is not lower than with the random policy ({change[random]['mean']:+.1f} dB)")
     if not cost <= 2:
         faults.append(f"it costs {cost:.1f} points of accuracy")
-    if not bootstrap(bare)[0] > 0:
-        faults.append(f"undefended attacks do not beat the mean image ({bare.mean():+.1f} dB)")
+    faults += no_leak(attacks)
     reason = f"the found hybrid {found} lowers the PSNR ({here})" + ("; but " + "; ".join(faults) if faults else "")
     return Verdict("partly" if faults else "reproduced", reason, SEARCH_RULE, here)

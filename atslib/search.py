@@ -171,10 +171,7 @@ def search(
     if finals is not None:
         alive = alive[: 2 * config.keep]
         gains = scorer.gains(semi_trained, images[:FINAL_IMAGES], [policies[i] for i in alive], finals).mean(1)
-        alive = alive[np.argsort(np.round(gains, 6), kind="stable")]  # an attack that diverged, nan, comes last
-        table.loc[alive, ["gain", "rank", "rung"]] = np.c_[
-            np.sort(gains), np.arange(len(alive)), [rung + 1] * len(alive)
-        ]
+        alive = _record_finals(table, alive, gains, rung + 1)
     table["chosen"] = table.index.isin(alive[: config.keep])
     order = np.lexsort([table["rank"], -table["rung"]])
     chosen = tuple(policies[i] for i in alive[: config.keep])
@@ -302,6 +299,16 @@ def _record(table: pd.DataFrame, alive: np.ndarray, scores: np.ndarray, ranking:
     for column, value in {**values, "rank": ranks}.items():
         table.loc[alive, column] = value
     return ranks
+
+
+def _record_finals(table: pd.DataFrame, alive: np.ndarray, gains: np.ndarray, rung: int) -> np.ndarray:
+    """Write what the attacks gained into the table; the candidates, least gain first."""
+    best = np.argsort(np.round(gains, 6), kind="stable")  # an attack that diverged, nan, comes last
+    alive = alive[best]
+    table.loc[alive, "gain"] = gains[best]
+    table.loc[alive, "rank"] = np.arange(len(alive))
+    table.loc[alive, "rung"] = rung
+    return alive
 
 
 def _scaled(values: np.ndarray) -> np.ndarray:

@@ -145,12 +145,12 @@ def transfer_verdict(
         faults.append(f"the hybrid costs {loss:.1f} points of accuracy")
     if not accuracy[NO_POLICY] >= 5 * chance:
         faults.append(f"the undefended network's {accuracy[NO_POLICY]:.1f} % is too low to show a loss")
-    faults += _no_leak(attacks)
+    faults += no_leak(attacks)
     reason = f"the hybrid lowers the PSNR ({here})" + ("; but " + "; ".join(faults) if faults else "")
     return Verdict("partly" if faults else "reproduced", reason, rule, here)
 
 
-def _no_leak(attacks: pd.DataFrame) -> list[str]:
+def no_leak(attacks: pd.DataFrame) -> list[str]:
     """The fault, if it is one, that undefended attacks find nothing: rows with `policy` and `gain`."""
     gain = attacks[attacks["policy"] == NO_POLICY]["gain"]
     return [] if bootstrap(gain)[0] > 0 else [f"undefended attacks do not beat the mean image ({gain.mean():+.1f} dB)"]
@@ -215,7 +215,7 @@ def semantics_verdict(thirds: pd.DataFrame, attacks: pd.DataFrame, searched: Seq
         return Verdict("not reproduced", reason, SEMANTICS_RULE, here)
     faults = [f"it does not fall for {p}" for p in searched if p not in lower]
     faults += [f"it falls no more than in deep layers for {p}" for p in lower if change["contrast"].loc[p, "high"] >= 0]
-    faults += _no_leak(attacks)
+    faults += no_leak(attacks)
     reason = f"the similarity in shallow layers falls ({here})" + ("; but " + "; ".join(faults) if faults else "")
     return Verdict("partly" if faults else "reproduced", reason, SEMANTICS_RULE, here)
 

@@ -5,6 +5,9 @@ import gc
 import pytest
 import torch
 
+from atslib.data import load
+from atslib.errors import AtsError
+from atslib.experiments import transfer, units
 from atslib.store import Store
 
 
@@ -34,8 +37,41 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.fixture
-def no_leftovers():
+def pytest_collection_modifyitems(items):
+    """Jupyter's own libraries warn, at import and at exit, of what they will change."""
+    ignored = ("ignore::DeprecationWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+    for item in items:
+        if item.get_closest_marker("jupyter"):
+            item.add_marker(pytest.mark.filterwarnings(*ignored))
+
+
+@pytest.fixture(autouse=True)
+def no_leftovers(request):
     """Jupyter's clients leave an event loop to the garbage collector; it goes while the test's own filters hold."""
     yield
-    gc.collect()
+    if request.node.get_closest_marker("jupyter"):
+        gc.collect()
+
+
+@pytest.fixture(scope="module")
+def few_images():
+    """Forty test images: accuracies are computed for each policy. "fmnist" and "tinyimagenet" cannot be had."""
+    missing = ("fmnist", "tinyimagenet")
+
+    def small(name, split):
+        if name in missing:
+            raise AtsError(f"{name} is not here")
+        return load(name, split)[: 40 if split == "test" else None]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(units, "load", small)
+        patch.setattr(transfer, "available", lambda name, split: name not in missing)
+        units.dataset.cache_clear()
+        yield
+    units.dataset.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """One store for a module's pages: they share networks and attacks."""
+    return Store(tmp_path_factory.mktemp("kept"))

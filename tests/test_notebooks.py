@@ -19,14 +19,6 @@ EXECUTED = EXECUTED or [pytest.param(None, marks=pytest.mark.skip(reason="no pag
 MACHINE = re.compile(r"""(?<![\w.:/])(/(work|home|root|tmp|Users)/|[A-Z]:\\\\Users)""")
 MEGABYTES = 2.5
 
-# Jupyter's own libraries warn, at import and at exit, of what they will change.
-quiet = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
-
-
-def jupyter(test):
-    """A test that drives Jupyter's clients."""
-    return quiet(pytest.mark.usefixtures("no_leftovers")(test))
-
 
 def read(path):
     return nbformat.read(path, as_version=4)
@@ -104,7 +96,7 @@ def alone(tmp_path, monkeypatch):
     return execute
 
 
-@jupyter
+@pytest.mark.jupyter
 @pytest.mark.parametrize("path", NOTEBOOKS[1:2], ids=name)  # `pytest --nbval` runs all of them
 def test_a_notebook_runs_alone_at_smoke(path, alone, smoke_store, tmp_path, monkeypatch):
     monkeypatch.setenv("ATS_STORE", str(smoke_store))
@@ -122,7 +114,7 @@ def test_a_notebook_runs_alone_at_smoke(path, alone, smoke_store, tmp_path, monk
     assert faults(tmp_path / "out.ipynb", path, results=None) == []
 
 
-@jupyter
+@pytest.mark.jupyter
 @pytest.mark.parametrize("path", NOTEBOOKS[:1], ids=name)
 def test_a_misspelt_parameter_stops_with_the_valid_ones(path, alone, tmp_path, monkeypatch):
     import papermill

@@ -10,12 +10,13 @@ import torch
 import torch.nn.functional as F
 from scipy.stats import binom, spearmanr
 
+from atslib.attacks.engine import frame_steps
 from atslib.data import load
 from atslib.defenses import Defense
 from atslib.errors import AtsError
 from atslib.experiments import details, efficiency, leakage, semantics, settings, tinyimagenet, transfer, units
 from atslib.experiments.privacy import HYBRID, SEARCHED
-from atslib.experiments.units import ModelUnit, attack_unit, dataset, model_unit, network, trained
+from atslib.experiments.units import ModelUnit, attack_unit, model_unit, network, trained
 from atslib.gradients import DISTANCES, unflatten
 from atslib.rng import rng
 from atslib.store import Store
@@ -27,32 +28,8 @@ from atslib.verdicts import (
     transfer_verdict,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "few_images")
 TINY = {"images": 3, "steps": 3, "fraction": 0.002}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def few_images():
-    """Few test images: accuracies are computed for each policy. "fmnist" and "tinyimagenet" cannot be had."""
-    missing = ("fmnist", "tinyimagenet")
-
-    def small(name, split):
-        if name in missing:
-            raise AtsError(f"{name} is not here")
-        return load(name, split)[: 40 if split == "test" else None]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(units, "load", small)
-        patch.setattr(transfer, "available", lambda name, split: name not in missing)
-        dataset.cache_clear()
-        yield
-    dataset.cache_clear()
-
-
-@pytest.fixture(scope="module")
-def kept(tmp_path_factory):
-    """One store for the pages: they share networks and attacks."""
-    return Store(tmp_path_factory.mktemp("pages"))
 
 
 # --- which data set, and how large --------------------------------------------------------------------------
@@ -270,8 +247,8 @@ def test_similarity_by_layer_is_the_cosine_of_autograds_gradients():
 
 def test_thirds_and_steps():
     assert [semantics.third(i, 21) for i in (0, 6, 7, 13, 14, 20)] == ["shallow"] * 2 + ["middle"] * 2 + ["deep"] * 2
-    assert semantics.frame_steps(300) == [30 * i for i in range(11)]
-    assert semantics.frame_steps(4) == [0, 1, 2, 3, 4]
+    assert frame_steps(units.FRAMES, 300) == [30 * i for i in range(11)]
+    assert frame_steps(units.FRAMES, 4) == [0, 1, 2, 3, 4]
 
 
 def test_a_wave_has_its_power_at_its_frequency_and_a_constant_at_none():

@@ -18,12 +18,6 @@ from atslib.runner import build_book, compute, execute, publish_answers, publish
 from atslib.store import Store
 
 README = "# Title\n\n<!-- answers -->\nold\n<!-- answers -->\nrest\n"
-quiet = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
-
-
-def jupyter(test):
-    """A test that drives Jupyter's clients."""
-    return quiet(pytest.mark.usefixtures("no_leftovers")(test))
 
 
 @pytest.fixture
@@ -200,7 +194,7 @@ def notebook(path, *sources):
     nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), path)
 
 
-@jupyter
+@pytest.mark.jupyter
 def test_a_page_runs_from_any_folder_and_a_failed_one_keeps_the_old_page(root, store, said):
     page, source = root / "book" / "results" / "page.ipynb", root / "notebooks" / "page.ipynb"
     notebook(source, "import os\nos.path.basename(os.getcwd()), os.environ['ATS_STORE'], profile")

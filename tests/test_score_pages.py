@@ -25,18 +25,17 @@ from atslib.experiments import (
     transfer,
     transformations,
     transformations_tinyimagenet,
-    units,
 )
 from atslib.experiments.privacy import HYBRID, RANDOM
 from atslib.experiments.scoring import ScoreUnit, scored, search_unit, searched, unseen
-from atslib.experiments.units import dataset, moved, semi_trained, targets, trained
+from atslib.experiments.units import moved, semi_trained, targets, trained
 from atslib.policies import Policy
 from atslib.report import Result
 from atslib.rng import rng
 from atslib.scores import area, gradsim_curve
 from atslib.store import Store
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "few_images")
 TINY = settings(
     model="lenet",  # the scores of narrow untrained ConvNets are all near 1
     images=2,
@@ -50,29 +49,6 @@ TINY = settings(
     device="cpu",
 )
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def few_images():
-    """Forty test images: accuracies are computed for each policy. "tinyimagenet" cannot be had."""
-
-    def small(name, split):
-        if name == "tinyimagenet":
-            raise AtsError(f"{name} is not here")
-        return load(name, split)[: 40 if split == "test" else None]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(units, "load", small)
-        patch.setattr(transfer, "available", lambda name, split: name != "tinyimagenet")
-        dataset.cache_clear()
-        yield
-    dataset.cache_clear()
-
-
-@pytest.fixture(scope="module")
-def kept(tmp_path_factory):
-    """One store for the pages: they share networks and attacks."""
-    return Store(tmp_path_factory.mktemp("scores"))
 
 
 @pytest.fixture
@@ -200,7 +176,7 @@ def test_a_second_search_is_the_same_table_and_computes_nothing(found, kept):
 
 def test_a_search_from_nothing_is_the_same_table_and_its_artifact_is_the_time_it_took(found, store, said):
     unit = search_unit(TINY)
-    again = policy_search.found_by(TINY, store)
+    again, _ = policy_search.found_by(TINY, store)
     pd.testing.assert_frame_equal(again.table, found.tables["candidates"].drop(columns="pareto"))
     assert [line.split()[1] for line in said] == ["model", "score", "score", "search"]
     shards = [facts["seconds"] for path, facts in store.entries() if path.parent.name == "score"]
@@ -213,7 +189,7 @@ def test_what_is_attacked_is_what_was_found(found, kept):
     assert len(decided) == 2 * len(generality.PAPER_ROWS) + 2
     assert {policy for _, policy in decided} == {"none", hybrid, HYBRID, RANDOM}
     one = dataclasses.replace(TINY, candidates=1)
-    (policy,) = policy_search.found_by(one, kept).chosen
+    (policy,) = policy_search.found_by(one, kept)[0].chosen
     others = {name for _, name in policy_search.then(one, kept)}
     assert others == {"none", str(policy), HYBRID, RANDOM}
     assert str(policy) != hybrid

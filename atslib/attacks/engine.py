@@ -192,7 +192,7 @@ class _Run:
     def __init__(self, seen: Observed, attacks: list[Attack], begin: Tensor, frames: int, file: Path | None):
         self.seen, self.attacks, self.file = seen, attacks, file
         self.last = max(a.steps for a in attacks)
-        self.snapshots = _evenly(frames, self.last)
+        self.snapshots = frame_steps(frames, self.last)
         self.objective = self.whole = Objective(seen, attacks)
         normalize, ones = normalization_layer(seen.model), torch.ones(self.whole.shape).to(begin)
         free = torch.full_like(begin[0, self.whole.pixels :], torch.inf)
@@ -304,7 +304,8 @@ class _Run:
         }
 
 
-def _evenly(frames: int, last: int) -> list[int]:
+def frame_steps(frames: int, last: int) -> list[int]:
+    """The steps taken before each of so many snapshots: evenly spaced from 0 to `last`, none twice."""
     if frames == 1:
         raise AtsError("frames=1: ask for none, or at least the first and the last")
     return sorted({round(i * last / (frames - 1)) for i in range(frames)}) if frames else []

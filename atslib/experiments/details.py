@@ -1,7 +1,6 @@
 """Extension 4: what the paper does not say: the victim's loss factor of 0.5, and random crop and flip."""
 
 import dataclasses
-from collections.abc import Callable
 
 import pandas as pd
 
@@ -57,12 +56,10 @@ def units(settings: Settings) -> dict[str, AttackUnit | ModelUnit]:
     return attacks(settings) | models(settings)
 
 
-def run(settings: Settings, store: Store, *, on_unit: Callable[[str], None] | None = None) -> Result:
+def run(settings: Settings, store: Store) -> Result:
     """Switch each detail on and off. Tables: `attacks`, a row a setting and image, and `accuracy`, a row a training."""
     device, rows, accuracy, sheets = device_of(settings.device), [], [], {}
     for name, unit in attacks(settings).items():
-        if on_unit:
-            on_unit(name)
         found = sheets[name] = attacked(unit, store, device)
         rows.append(image_rows(found, unit).assign(setting=name))
     for name, unit in models(settings).items():

@@ -12,7 +12,7 @@ from atslib.experiments.settings import Settings
 from atslib.experiments.tables import label, provenance
 from atslib.experiments.units import CURVE_IMAGES, ModelUnit, dataset, device_of, model_unit, network, trained
 from atslib.policies import parse_policy
-from atslib.report import NO_POLICY, Result, reported
+from atslib.report import NO_POLICY, Result, policy_label, reported
 from atslib.rng import rng
 from atslib.store import Artifact, Store
 from atslib.training import TrainConfig, fit
@@ -85,7 +85,7 @@ def levels(curve: pd.DataFrame) -> dict[str, float]:
     return {f"{level:.0%} of {bare:.1f} %": level * bare for level in LEVELS}
 
 
-def run(settings: Settings, store: Store, *, on_unit: Callable[[str], None] | None = None) -> Result:
+def run(settings: Settings, store: Store) -> Result:
     """Training curves with and without policies, and what the transformations cost.
 
     Tables: `curve` (a row a policy and epoch: training loss, accuracy on the first `CURVE_IMAGES` test
@@ -94,8 +94,6 @@ def run(settings: Settings, store: Store, *, on_unit: Callable[[str], None] | No
     """
     device, curve, accuracy, last = device_of(settings.device), [], [], None
     for policy, unit in units(settings).items():
-        if on_unit:
-            on_unit(f"policy {policy}")
         last = trained(unit, store, device)[1]
         history = last["history"].double()
         if history.shape[1] == 3:  # made before the accuracy of each epoch was kept
@@ -127,7 +125,7 @@ def comparison(result: Result) -> pd.DataFrame:
     rows = reported(table_or_figure="Table 1a", metric="val_accuracy_pct")
     for source, name in (("ats", "paper accuracy"), ("replication", "replication accuracy")):
         found = rows[rows["source"] == source]
-        policies = found["policy_or_defense"].str.split(":").str[-1]
+        policies = found["policy_or_defense"].map(policy_label)
         table[name] = found["value"].set_axis(policies).rename({"random": POLICIES[1]})
     return table
 

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from atslib.attacks import ATTACKS
+from atslib.attacks import ATTACKS, engine
 from atslib.errors import AtsError
 from atslib.experiments.privacy import HYBRID, RANDOM, SEARCHED
 from atslib.experiments.settings import Settings
@@ -131,13 +131,12 @@ def units(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
     return found
 
 
-def run(settings: Settings, store: Store, *, on_unit: Callable[[str], None] | None = None) -> Explorer:
+def run(settings: Settings, store: Store) -> Explorer:
     """Attack, and pack. Tables: `images`, a row an attack, policy and image; `frames`, a row each frame of those."""
-    device, started = device_of(settings.device), on_unit or (lambda name: None)
+    device = device_of(settings.device)
     attacks, images, frames = units(settings), [], []
     found: dict[tuple[str, str], Artifact] = {}
     for (name, policy), unit in attacks.items():
-        started(f"{name}, policy {label(policy)}")
         artifact = found[name, policy] = attacked(unit, store, device)
         images.append(image_rows(artifact, unit).assign(attack=name))
         for step, values in zip(frame_steps(artifact), frame_psnr(artifact), strict=True):
@@ -152,9 +151,8 @@ def run(settings: Settings, store: Store, *, on_unit: Callable[[str], None] | No
 
 
 def frame_steps(found: Artifact) -> list[int]:
-    """The steps taken before each frame: evenly spaced, the last after all."""
-    gaps, steps = len(found["frames"]) - 1, int(found["trace_steps"][-1]) + 1
-    return [round(i * steps / gaps) for i in range(gaps + 1)]
+    """The steps taken before each frame."""
+    return engine.frame_steps(len(found["frames"]), int(found["trace_steps"][-1]) + 1)
 
 
 def frame_psnr(found: Artifact) -> list[list[float]]:

@@ -1,7 +1,6 @@
 """Extension 3: which images leak, whether that can be told beforehand, and what a guarantee would need."""
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
@@ -9,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from atslib import agreement
 from atslib.experiments.privacy import HYBRID, POLICIES, SEARCHED
 from atslib.experiments.settings import Settings
 from atslib.experiments.tables import image_rows, label, provenance
@@ -103,10 +103,7 @@ def correlations(table: pd.DataFrame) -> pd.DataFrame:
     """
     rows = []
     for name in PROPERTIES:
-        values = grid(table, name, "gain")
-        ranks = np.stack([[pd.Series(v).rank() for v in column.T] for column in np.moveaxis(values, 2, 0)]).transpose(
-            2, 1, 0
-        )
+        ranks = np.moveaxis(agreement.ranks(np.moveaxis(grid(table, name, "gain"), 0, -1)), -1, 0)
         low, high = bootstrap(ranks, rank_correlation)
         rows.append({"property": name, "spearman": float(rank_correlation(ranks, 0)), "low": low, "high": high})
     return pd.DataFrame(rows)
@@ -172,7 +169,7 @@ def guarantees(table: pd.DataFrame, epsilon: float) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def run(settings: Settings, store: Store, *, on_unit: Callable[[str], None] | None = None) -> Result:
+def run(settings: Settings, store: Store) -> Result:
     """Read the attacks of claim 1 image by image.
 
     Tables: `images` (a row a policy and image: leakage and properties), `split`, `correlations`, `prediction`
@@ -181,8 +178,6 @@ def run(settings: Settings, store: Store, *, on_unit: Callable[[str], None] | No
     device, parts, sheets = device_of(settings.device), [], {}
     names = dataset(settings.dataset, "test").class_names
     for policy, unit in units(settings).items():
-        if on_unit:
-            on_unit(f"policy {policy}")
         found = sheets[policy] = attacked(unit, store, device)
         model, _ = trained(unit.model, store, device)
         labels = found["labels"].to(device)

@@ -25,7 +25,11 @@ def units(settings: Settings) -> dict[str, SearchUnit]:
 def then(settings: Settings, store: Store) -> dict[tuple[str, str], AttackUnit]:
     """What the search decides: the paper's six attacks without a policy and with the found hybrid, and
     the paper's own attack on the published hybrid and on the random policy, by (preset, policy)."""
-    found = str(found_by(settings, store).hybrid)
+    return attacks(settings, str(found_by(settings, store)[0].hybrid))
+
+
+def attacks(settings: Settings, found: str) -> dict[tuple[str, str], AttackUnit]:
+    """`then`, for the found hybrid."""
     keys = [(name, policy) for name in generality.PAPER_ROWS for policy in ("", found)]
     keys += [(MAIN, policy) for policy in (HYBRID, RANDOM) if policy != found]
     return {
@@ -34,11 +38,11 @@ def then(settings: Settings, store: Store) -> dict[tuple[str, str], AttackUnit]:
     }
 
 
-def found_by(settings: Settings, store: Store) -> Found:
-    """What the search found."""
+def found_by(settings: Settings, store: Store) -> tuple[Found, float]:
+    """What the search found, and the seconds it took."""
     unit, device = search_unit(settings), device_of(settings.device)
-    unit.make(store, device)  # first, because it keeps the time that the search takes
-    return searched(unit, store, device)
+    seconds = float(unit.make(store, device)["seconds"])  # first, because it keeps the time that the search takes
+    return searched(unit, store, device), seconds
 
 
 def run(settings: Settings, store: Store) -> Result:
@@ -46,14 +50,13 @@ def run(settings: Settings, store: Store) -> Result:
 
     Tables: `candidates` (the search's), `attacks` (a row an attack, policy and image), `accuracy` (a row a policy).
     """
-    device, attacks, accuracy = device_of(settings.device), [], {}
-    found = found_by(settings, store)
-    seconds = float(search_unit(settings).make(store, device)["seconds"])
-    for (name, policy), attack in then(settings, store).items():
+    device, rows, accuracy = device_of(settings.device), [], {}
+    found, seconds = found_by(settings, store)
+    for (name, policy), attack in attacks(settings, str(found.hybrid)).items():
         artifact = attacked(attack, store, device)
-        attacks.append(image_rows(artifact, attack).assign(attack=name))
+        rows.append(image_rows(artifact, attack).assign(attack=name))
         accuracy[policy] = float(trained(attack.model, store, device)[1]["accuracy"])
-    table = pd.concat(attacks, ignore_index=True)
+    table = pd.concat(rows, ignore_index=True)
     tables = {
         "candidates": found.table.assign(pareto=pareto(found.table)),
         "attacks": table,

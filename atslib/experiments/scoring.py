@@ -10,7 +10,7 @@ from torch import Tensor
 from atslib.data import Images
 from atslib.errors import AtsError
 from atslib.experiments.settings import Settings
-from atslib.experiments.units import ModelUnit, Unit, dataset, moved, network, semi_trained, trained
+from atslib.experiments.units import ModelUnit, OnModel, dataset, moved, network, semi_trained, trained
 from atslib.rng import rng
 from atslib.scores import area, gradsim_curve
 from atslib.search import Found, SearchConfig, search
@@ -20,7 +20,7 @@ UNSEEN = 200  # the search looks at test images from here on, as the authors do:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ScoreUnit:
+class ScoreUnit(OnModel):
     """Privacy scores of the first `images` test images under each policy.
 
     Crops, flips and the policies' draws are those of the attacks of the same seed, so that score and PSNR are
@@ -35,11 +35,6 @@ class ScoreUnit:
     points: int = 21
     variant: str = "fixed"
     seed: int = 0
-
-    @property
-    def needs(self) -> tuple[Unit, ...]:
-        """The network, where it is a trained one."""
-        return (self.model,) if self.model.train else ()
 
     @property
     def title(self) -> str:
@@ -89,7 +84,7 @@ def scored(unit: ScoreUnit, store: Store, device: torch.device) -> Artifact:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SearchUnit:
+class SearchUnit(OnModel):
     """A search: scores of all its candidates, on test images that no page attacks."""
 
     kind: ClassVar[str] = "search"
@@ -97,11 +92,6 @@ class SearchUnit:
     model: ModelUnit
     config: SearchConfig
     seed: int = 0
-
-    @property
-    def needs(self) -> tuple[Unit, ...]:
-        """The semi-trained network."""
-        return (self.model,) if self.model.train else ()
 
     @property
     def title(self) -> str:

@@ -1,18 +1,17 @@
 """Claim 5: policies hide what shallow layers see and keep what deep layers see (paper, Figure 6)."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from atslib.attacks.engine import frame_steps
 from atslib.experiments.privacy import HYBRID, RANDOM, SEARCHED
 from atslib.experiments.settings import Settings
 from atslib.experiments.tables import image_rows, label, provenance
-from atslib.experiments.units import FRAMES, AttackUnit, attack_unit, attacked, device_of, network, trained
+from atslib.experiments.units import AttackUnit, attack_unit, attacked, device_of, network, trained
 from atslib.gradients import problem_gradients
-from atslib.report import NO_POLICY, Result, bootstrap, paired, reported
+from atslib.report import NO_POLICY, Result, bootstrap, paired, policy_label, reported
 from atslib.store import Artifact, Store
 from atslib.verdicts import semantics_verdict
 
@@ -36,11 +35,6 @@ def units(settings: Settings) -> dict[str, AttackUnit]:
 def convolutions(model: nn.Module) -> list[str]:
     """Names of the convolutions' weights, from the input on."""
     return [name for name, p in model.named_parameters() if p.ndim == 4]
-
-
-def frame_steps(steps: int) -> list[int]:
-    """The steps at which an attack of that length keeps its `FRAMES` iterates."""
-    return sorted({round(i * steps / (FRAMES - 1)) for i in range(FRAMES)})
 
 
 @torch.no_grad()
@@ -141,7 +135,7 @@ def spectrum_rows(found: Artifact, policy: str) -> pd.DataFrame:
     return table.assign(ratio_db=10 * np.log10(table["error"].clip(lower=1e-20) / table["target"].clip(lower=1e-20)))
 
 
-def run(settings: Settings, store: Store, *, on_unit: Callable[[str], None] | None = None) -> Result:
+def run(settings: Settings, store: Store) -> Result:
     """Attack, and look at the gradient layer by layer and at the error frequency by frequency.
 
     Tables: `attacks`, `layers` (final similarity, a row a policy, layer and image), `curve` (along the attack)
@@ -149,14 +143,12 @@ def run(settings: Settings, store: Store, *, on_unit: Callable[[str], None] | No
     """
     device, parts, sheets = device_of(settings.device), {}, {}
     for policy, unit in units(settings).items():
-        if on_unit:
-            on_unit(f"policy {policy}")
         found = sheets[policy] = attacked(unit, store, device)
         gradsim, names = similarities(unit, store, device)["gradsim"], convolutions(network(unit.model))
         made = {
             "attacks": image_rows(found, unit),
             "layers": layer_rows(gradsim, names, policy),
-            "curve": curve_rows(gradsim, frame_steps(unit.attack.steps), policy),
+            "curve": curve_rows(gradsim, frame_steps(unit.frames, unit.attack.steps), policy),
             "spectrum": spectrum_rows(found, policy),
         }
         for name, table in made.items():
@@ -188,7 +180,7 @@ def comparison(result: Result) -> pd.DataFrame:
         if layer in chosen:
             low, high = bootstrap(values)
             named = figure["metric"].str.removeprefix("gradsim_final:") == PUBLISHED.get(layer)
-            same = figure["policy_or_defense"].str.split(":").str[-1] == policy
+            same = figure["policy_or_defense"].map(policy_label) == policy
             found = {"n": len(values), "mean": values.mean(), "low": low, "high": high}
             found["replication, image 5"] = figure[named & same]["value"].mean()
             rows.append({"layer": layer.removesuffix(".weight"), "policy": policy} | found)

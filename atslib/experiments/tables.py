@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import functools
 
 import pandas as pd
 import torch
@@ -19,11 +20,16 @@ def label(policy: str) -> str:
     return policy or NO_POLICY
 
 
+@functools.lru_cache(maxsize=2)
+def mean_image(name: str) -> Tensor:
+    """Mean training image of a data set, (1, C, H, W) in [0, 1]: the best guess without a gradient."""
+    return dataset(name, "train").pixels.float().mean(0, keepdim=True) / 255
+
+
 def floors(target: Tensor, name: str) -> dict[str, Tensor]:
     """PSNR of what can be guessed without any gradient: flat mid-grey, and the mean training image."""
     pixels = target.float() / 255
-    mean = dataset(name, "train").pixels.float().mean(0) / 255
-    guesses = {"floor_grey": torch.full_like(pixels, 0.5), "floor_mean": mean.expand_as(pixels)}
+    guesses = {"floor_grey": torch.full_like(pixels, 0.5), "floor_mean": mean_image(name).expand_as(pixels)}
     return {column: psnr(guess.contiguous(), pixels) for column, guess in guesses.items()}
 
 

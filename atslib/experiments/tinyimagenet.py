@@ -1,7 +1,5 @@
 """Extension 1: the hybrid on Tiny ImageNet (replication, Table 5): images of 64×64, 200 classes."""
 
-from collections.abc import Callable
-
 import pandas as pd
 
 from atslib.experiments import transfer
@@ -33,10 +31,10 @@ def units(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
     return {(settings.model, label(policy)): attack_unit(settings, policy) for policy in ("", HYBRID)}
 
 
-def run(settings: Settings, store: Store, *, on_unit: Callable[[str], None] | None = None) -> Result:
+def run(settings: Settings, store: Store) -> Result:
     """Train with and without the hybrid, and attack. Tables: `attacks` and `accuracy`."""
     settings = own(settings)
-    tables, sheets = transfer.measure(units(settings), store, settings.device, on_unit)
+    tables, sheets = transfer.measure(units(settings), store, settings.device)
     verdict = transfer.judged(tables, settings, HYBRID, POINTS, PUBLISHED)
     facts = provenance(settings, sheets[settings.model, NO_POLICY])
     return Result("ext1_tinyimagenet", tables, facts, verdict, sheets)

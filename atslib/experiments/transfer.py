@@ -1,7 +1,6 @@
 """Claim 3: policies searched on CIFAR-100 work on Fashion-MNIST (paper, Table 4)."""
 
 import dataclasses
-from collections.abc import Callable
 
 import pandas as pd
 
@@ -67,13 +66,11 @@ def units(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
 
 
 def measure(
-    chosen: dict[tuple[str, str], AttackUnit], store: Store, device: str, on_unit: Callable[[str], None] | None
+    chosen: dict[tuple[str, str], AttackUnit], store: Store, device: str
 ) -> tuple[dict[str, pd.DataFrame], dict]:
     """Tables `attacks` and `accuracy`, and the artifacts, of attacks by (network, policy)."""
     attacks, accuracy, sheets = [], [], {}
     for (model, policy), unit in chosen.items():
-        if on_unit:
-            on_unit(f"{model}, policy {policy}")
         found = sheets[model, policy] = attacked(unit, store, device_of(device))
         made = trained(unit.model, store, device_of(device))[1]
         attacks.append(image_rows(found, unit).assign(model=model))
@@ -91,13 +88,13 @@ def judged(tables: dict[str, pd.DataFrame], settings: Settings, hybrid: str, poi
     return transfer_verdict(attacks, by_policy, hybrid, points=points, published=published, chance=chance)
 
 
-def run(settings: Settings, store: Store, *, on_unit: Callable[[str], None] | None = None) -> Result:
+def run(settings: Settings, store: Store) -> Result:
     """Train on the other data set with policies searched on CIFAR-100, and attack.
 
     Tables: `attacks` (a row a network, policy and image) and `accuracy`. The facts name the other data set.
     """
     chosen, settings = units(settings), relocated(settings, "fmnist", "shapes-grey")
-    tables, sheets = measure(chosen, store, settings.device, on_unit)
+    tables, sheets = measure(chosen, store, settings.device)
     verdict = judged(tables, settings, policies(settings.model, settings.profile)[-1], POINTS, PUBLISHED)
     facts = provenance(settings, sheets[settings.model, NO_POLICY])
     return Result("claim3_transfer", tables, facts, verdict, sheets)

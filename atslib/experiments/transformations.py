@@ -69,6 +69,12 @@ def wide(table: pd.DataFrame, variant: str) -> pd.DataFrame:
     return table[table["variant"] == variant].pivot(index="op", columns="image", values="s_pri")
 
 
+def means(result: Result) -> pd.Series:
+    """Mean score of the page's first variant, by transformation."""
+    table = result.tables["scores"]
+    return wide(table, table["variant"].iloc[0]).mean(axis=1)
+
+
 def ranking(result: Result, variant: str | None = None, *, resamples: int = 4_000, seed: int = 0) -> pd.DataFrame:
     """A row a transformation, most private first: mean score and rank with intervals over images.
 
@@ -102,7 +108,7 @@ def twins(op: int) -> list[int]:
 
 def overlap(result: Result, published: dict[str, Sequence[int]]) -> pd.DataFrame:
     """Our five beside published ones: shared ids, and the probability of sharing as many by chance."""
-    ours, rows = set(ranking(result).index[:5]), {}
+    ours, rows = set(means(result).nsmallest(5).index), {}
     for source, five in published.items():
         shared = sorted(ours & set(five))
         rows[source] = {
@@ -116,7 +122,7 @@ def overlap(result: Result, published: dict[str, Sequence[int]]) -> pd.DataFrame
 
 def duplicates(result: Result) -> pd.DataFrame:
     """Spread of the mean score among ids of one function: noise that no ranking can get below."""
-    scores = ranking(result)["s_pri"]
+    scores = means(result)
     groups = {tuple(twins(op)) for op in scores.index}
     rows = {
         Policy((group[0],)).names(): {

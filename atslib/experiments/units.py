@@ -158,8 +158,19 @@ def trained(unit: ModelUnit, store: Store, device: torch.device) -> tuple[nn.Mod
     return model.eval(), artifact
 
 
+class OnModel:
+    """A unit of work on a network, its field `model`."""
+
+    model: ModelUnit
+
+    @property
+    def needs(self) -> tuple[Unit, ...]:
+        """The network, where it is a trained one: an untrained one is no artifact."""
+        return (self.model,) if self.model.train else ()
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AttackUnit:
+class AttackUnit(OnModel):
     """What decides a batch of attacks: the model, the victims' images and the attack.
 
     The crops and flips, and the starts, are the same for every policy, defense and attack of one seed:
@@ -178,11 +189,6 @@ class AttackUnit:
     defense: str = ""
     frames: int = FRAMES
     seed: int = 0
-
-    @property
-    def needs(self) -> tuple[Unit, ...]:
-        """The attacked network, where it is a trained one."""
-        return (self.model,) if self.model.train else ()
 
     @property
     def title(self) -> str:

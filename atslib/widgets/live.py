@@ -1,7 +1,6 @@
 """Attacks of a reader's own: a thread beside the kernel, requests in, frames out. Knows nothing of Jupyter."""
 
 import dataclasses
-import functools
 import io
 import threading
 import time
@@ -15,6 +14,7 @@ from atslib.attacks import ATTACKS, reconstruct
 from atslib.errors import AtsError, choose
 from atslib.experiments.explorer import signed, spoken
 from atslib.experiments.settings import Settings
+from atslib.experiments.tables import mean_image
 from atslib.experiments.units import ModelUnit, dataset, device_of, model_unit, trained
 from atslib.metrics import psnr
 from atslib.policies import OPS, Policy
@@ -104,13 +104,6 @@ def read_upload(data: bytes, size: tuple[int, int, int]) -> Tensor:
         raise AtsError("the file is no image that can be read; take a whole PNG, JPEG, WebP, GIF or BMP") from None
     flat = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
     return flat.view(1, height, width, channels).permute(0, 3, 1, 2).contiguous()
-
-
-@functools.lru_cache(maxsize=2)
-def mean_image(name: str) -> Tensor:
-    """Mean training image (1, C, H, W) in [0, 1]: the best guess without a gradient."""
-    pixels = dataset(name, "train").pixels
-    return (pixels.sum(0, dtype=torch.int64).double() / (255 * len(pixels))).float()[None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
