@@ -5,11 +5,13 @@ alike an untrained network's responses to transformed images are. Each has three
 printed, "code" as the authors' released code computes it, "fixed" as we would.
 """
 
+import copy
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from atslib._threads import each, pieces
 from atslib.data import Images
 from atslib.errors import AtsError, choose
 from atslib.gradients import DISTANCES, problem_gradients
@@ -237,12 +239,20 @@ def _same_shape(start: Tensor, pixels: Tensor) -> None:
 def _curves(model: nn.Module, pixels: Tensor, labels: Tensor, start: Tensor, *, points: int, variant: str) -> Tensor:
     """Curves of N images, uint8 or floats in [0, 1]; labels and starts, B of them, repeat. (N, points)"""
     rows, found, done = _rows_at_once(model), [], 0
-    while done < len(pixels):
-        chunk = torch.arange(done, min(done + max(1, rows // points), len(pixels)), device=pixels.device)
+    threads = pieces(len(pixels), pixels.device)
+    models = [model] if len(threads) == 1 else [copy.deepcopy(model) for _ in threads]  # none shared
+
+    def curves(model: nn.Module, chunk: Tensor) -> Tensor:
         target = pixels[chunk].to(start.dtype) / (1 if pixels.is_floating_point() else 255)
         repeated = chunk % len(start)
+        return _similarity(model, (target, start[repeated], labels[repeated]), points, rows, variant)
+
+    while done < len(pixels):
+        size = max(1, rows // points) * len(models)
+        chunk = torch.arange(done, min(done + size, len(pixels)), device=pixels.device)
         try:
-            curve = _similarity(model, (target, start[repeated], labels[repeated]), points, rows, variant)
+            parts = chunk.chunk(len(models))
+            curve = torch.cat(each(curves, models[: len(parts)], parts))
         except torch.OutOfMemoryError:
             if rows == 1:
                 raise

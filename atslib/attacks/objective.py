@@ -1,10 +1,13 @@
 """The cost that an attack descends, for N members at once; every member has its own row."""
 
+import copy
+import dataclasses
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from atslib._threads import by_rows, pieces
 from atslib.attacks import priors
 from atslib.attacks.config import Attack
 from atslib.attacks.labels import infer_labels
@@ -51,7 +54,7 @@ class Objective:
     """Members' iterates `z` (N, D) → distance and penalty. `z` is the images in normalized units, then,
     where labels are optimized, their logits."""
 
-    def __init__(self, seen: Observed, attacks: Sequence[Attack]):
+    def __init__(self, seen: Observed, attacks: Sequence[Attack], *, split: bool = True):
         self.seen = seen
         self.normalize = normalization_layer(seen.model)
         self.shape = (seen.threat.batch, *seen.shape)
@@ -68,6 +71,8 @@ class Objective:
         self.bn_prior = self.weights.pop("bn_prior", None)
         self.known = {} if self.bn_prior is None else known_statistics(seen)
         self.labels = infer_labels(seen) if seen.threat.labels == "inferred" else seen.labels
+        self.rows = pieces(len(seen), device) if split else [slice(None)]
+        self.parts = [self] if len(self.rows) == 1 else [_part(seen, attacks, rows) for rows in self.rows]
 
     def images(self, z: Tensor) -> Tensor:
         """The iterate as images in normalized units, (N, k, C, H, W)."""
@@ -80,7 +85,11 @@ class Objective:
         return z[:, self.pixels :].unflatten(1, (self.seen.threat.batch, -1)).softmax(-1)
 
     def __call__(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Distance (N,) between gradients, and the weighted penalty (N,) of the images."""
+        """Distance (N,) between gradients, and the weighted penalty (N,) of the images; on a CPU a thread a part."""
+        return by_rows([part.costs for part in self.parts], self.rows, z)
+
+    def costs(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """The same in one piece."""
         normalized = self.images(z)
         pixels = self.normalize.inverse(normalized)
         own = {"buffers": self.seen.statistics, "parameters": self.seen.parameters}
@@ -94,3 +103,9 @@ class Objective:
             statistics = batch_statistics(self.seen.model, pixels, **own)
             penalty = penalty + self.bn_prior * priors.statistics_distance(statistics, self.known)
         return distance, penalty
+
+
+def _part(seen: Observed, attacks: Sequence[Attack], rows: slice) -> Objective:
+    """Some of the members, with a copy of the model: hooks and modes of one are seen by all its threads."""
+    own = dataclasses.replace(seen.take(rows), model=copy.deepcopy(seen.model))
+    return Objective(own, attacks[rows], split=False)

@@ -1,0 +1,81 @@
+"""Rows that never meet, in pieces, a thread a piece.
+
+Two threads with a piece each do 1.1 to 1.4 times the work of one piece whose every operation is shared between
+two (benchmarks/NOTES.md). On a GPU, or with one thread, there is one piece and nothing here runs.
+"""
+
+import functools
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+
+def pieces(rows: int, device: torch.device) -> list[slice]:
+    """At most `torch.get_num_threads()` runs of so many rows, as even as can be."""
+    count = 1 if device.type == "cuda" else max(1, min(rows, torch.get_num_threads()))
+    ends = [rows * i // count for i in range(count + 1)]
+    return [slice(low, high) for low, high in zip(ends, ends[1:], strict=False)]
+
+
+@functools.cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    pool, together = ThreadPoolExecutor(threads, "atslib"), threading.Barrier(threads)
+
+    def begin(_: int) -> None:
+        torch.get_num_threads()  # the first call in a thread takes over the common number, also after a set
+        torch.set_num_threads(1)
+        together.wait()
+
+    list(pool.map(begin, range(threads)))
+    torch.set_num_threads(threads)  # a thread that sets its own number also sets the one later threads begin with
+    return pool
+
+
+def each(call: Callable, *arguments: Iterable) -> list:
+    """`list(map(call, *arguments))`, the calls at once; they must not share a model, whose hooks are its own."""
+    calls = list(zip(*arguments, strict=True))
+    if len(calls) == 1:
+        return [call(*calls[0])]
+    enabled = torch.is_grad_enabled()  # each thread has a mode of its own
+
+    def one(given: tuple) -> object:
+        with torch.set_grad_enabled(enabled):
+            return call(*given)
+
+    return list(_pool(torch.get_num_threads()).map(one, calls))
+
+
+def by_rows(calls: Sequence[Callable[[Tensor], tuple[Tensor, ...]]], rows: Sequence[slice], x: Tensor) -> tuple:
+    """Results of each call for its rows of `x`, put together; differentiable once in `x`."""
+    return calls[0](x) if len(calls) == 1 else _ByRows.apply(x, tuple(calls), tuple(rows))
+
+
+class _ByRows(Function):
+    @staticmethod
+    def forward(ctx: object, x: Tensor, calls: tuple, rows: tuple) -> tuple[Tensor, ...]:
+        further = ctx.needs_input_grad[0]
+
+        def piece(call: Callable, these: slice) -> tuple[Tensor, tuple[Tensor, ...]]:
+            own = x[these].detach().requires_grad_(further)
+            with torch.set_grad_enabled(further):
+                return own, call(own)
+
+        ctx.found = each(piece, calls, rows)
+        ctx.rows = rows
+        found = tuple(torch.cat([part.detach() for part in parts]) for parts in zip(*(o for _, o in ctx.found)))
+        ctx.found = ctx.found if further else None
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: object, *wanted: Tensor) -> tuple:
+        def piece(found: tuple, these: slice) -> Tensor:
+            own, outputs = found
+            return torch.autograd.grad(outputs, own, [w[these] for w in wanted])[0]
+
+        return torch.cat(each(piece, ctx.found, ctx.rows)), None, None

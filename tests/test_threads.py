@@ -1,0 +1,100 @@
+"""Pieces of a batch on threads of their own: the same numbers, and nothing of torch's state changed."""
+
+import threading
+
+import pytest
+import torch
+
+from atslib import _threads
+from atslib.attacks import Attack, reconstruct
+from atslib.attacks.objective import Objective
+from atslib.models import build_model
+from atslib.rng import rng
+from atslib.scores import gradsim_curve
+from atslib.threat import ThreatModel, observe
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def victims():
+    """A ResNet20 of width 16 in double precision, three images and their labels."""
+    model = build_model("resnet20-1", 10, norm="cifar100", rng=rng(0)).double()
+    return model, torch.rand(3, 3, 16, 16, generator=rng(1)).double(), torch.tensor([1, 2, 3])
+
+
+@pytest.mark.parametrize("rows, threads", [(1, 2), (2, 2), (3, 2), (7, 3), (2, 8), (5, 1)])
+def test_pieces_cover_all_rows_once_and_evenly(rows, threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    found = _threads.pieces(rows, torch.device("cpu"))
+    torch.set_num_threads(before)
+    assert [i for piece in found for i in range(rows)[piece]] == list(range(rows))
+    sizes = [piece.stop - piece.start for piece in found]
+    assert len(found) == min(rows, threads) and max(sizes) - min(sizes) <= 1
+
+
+def test_a_gpu_has_one_piece(two_threads):
+    assert _threads.pieces(9, torch.device("cuda")) == [slice(0, 9)]
+
+
+def test_calls_run_at_once_in_order_each_with_one_thread_and_the_callers_grad_mode(two_threads):
+    together = threading.Barrier(2, timeout=10)
+
+    def look(i: int) -> tuple:
+        together.wait()  # returns only when both are running
+        return i, torch.get_num_threads(), torch.is_grad_enabled()
+
+    assert _threads.each(look, [0, 1]) == [(0, 1, True), (1, 1, True)]
+    with torch.no_grad():
+        assert _threads.each(look, [0, 1]) == [(0, 1, False), (1, 1, False)]
+    assert torch.get_num_threads() == 2
+    later = []
+    thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    assert later == [2]
+
+
+def test_an_error_in_a_thread_is_the_callers(two_threads):
+    with pytest.raises(ZeroDivisionError):
+        _threads.each(lambda i: 1 / i, [1, 0])
+
+
+@pytest.mark.parametrize("threat", [ThreatModel(), ThreatModel(victim="train", labels="optimized")])
+def test_costs_and_their_gradient_do_not_depend_on_the_pieces(victims, two_threads, threat):
+    model, pixels, labels = victims
+    seen, attack = observe(model, pixels, labels, threat=threat), [Attack(bn_prior=0.1, tv=0.2)] * 3
+    whole, split = Objective(seen, attack, split=False), Objective(seen, attack)
+    assert (len(whole.parts), len(split.parts)) == (1, 2)
+    extra = 30 // 3 if threat.labels == "optimized" else 0
+    z = torch.randn(3, whole.pixels + extra, generator=rng(2)).double()
+
+    def cost(objective: Objective) -> tuple[torch.Tensor, ...]:
+        rows = z.clone().requires_grad_()
+        distance, penalty = objective(rows)
+        return distance.detach(), penalty.detach(), torch.autograd.grad((distance + 2 * penalty).sum(), rows)[0]
+
+    for ours, theirs in zip(cost(split), cost(whole), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+    with torch.no_grad():
+        assert not split(z)[0].requires_grad
+
+
+def test_an_attack_and_a_curve_do_not_depend_on_the_threads(victims):
+    model, pixels, labels = victims
+    found = []
+    before = torch.get_num_threads()
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        run = reconstruct(observe(model, pixels, labels), Attack(steps=4, signed=False), rng=rng(3))
+        found.append((run.images, gradsim_curve(model, pixels, labels, points=4, rng=rng(4))))
+    torch.set_num_threads(before)
+    for one, two in zip(*found, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-7, atol=1e-9)
