@@ -5,6 +5,7 @@ two (benchmarks/NOTES.md). On a GPU, or with one thread, there is one piece and 
 """
 
 import functools
+import itertools
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ def pieces(rows: int, device: torch.device) -> list[slice]:
     """At most `torch.get_num_threads()` runs of so many rows, as even as can be."""
     count = 1 if device.type == "cuda" else max(1, min(rows, torch.get_num_threads()))
     ends = [rows * i // count for i in range(count + 1)]
-    return [slice(low, high) for low, high in zip(ends, ends[1:], strict=False)]
+    return [slice(low, high) for low, high in itertools.pairwise(ends)]
 
 
 @functools.cache
@@ -65,11 +66,10 @@ class _ByRows(Function):
             with torch.set_grad_enabled(further):
                 return own, call(own)
 
-        ctx.found = each(piece, calls, rows)
-        ctx.rows = rows
-        found = tuple(torch.cat([part.detach() for part in parts]) for parts in zip(*(o for _, o in ctx.found)))
-        ctx.found = ctx.found if further else None
-        return found
+        found = each(piece, calls, rows)
+        ctx.rows, ctx.found = rows, found if further else None
+        outputs = zip(*(outputs for _, outputs in found), strict=True)
+        return tuple(torch.cat([part.detach() for part in parts]) for parts in outputs)
 
     @staticmethod
     @once_differentiable

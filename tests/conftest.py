@@ -4,6 +4,7 @@ import gc
 
 import pytest
 import torch
+from browser import Browser
 
 from atslib.data import load
 from atslib.errors import AtsError
@@ -75,3 +76,11 @@ def few_images():
 def kept(tmp_path_factory):
     """One store for a module's pages: they share networks and attacks."""
     return Store(tmp_path_factory.mktemp("kept"))
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    """One tab of a headless Chromium; tests that use it are marked `needs_chromium`."""
+    running = Browser(tmp_path_factory.mktemp("chromium"))
+    yield running
+    running.close()

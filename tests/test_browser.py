@@ -3,18 +3,15 @@
 The browser is driven over its DevTools protocol. Where there is none the tests are skipped.
 """
 
-import asyncio
 import base64
 import json
 import os
-import shutil
-import subprocess
 import time
-import urllib.request
 
 import numpy as np
 import pytest
 import torch
+from browser import needs_chromium
 
 from atslib.data import load
 from atslib.experiments import explorer, settings, units
@@ -25,143 +22,9 @@ from atslib.widgets import to_html
 from atslib.widgets.explorer import pictures, script, style
 from atslib.widgets.live import Session
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 PAGE = project_root() / "book/_build/html/results/explorer.html"
 SMALL = {"profile": "smoke", "fraction": 0.004, "steps": 6, "control_steps": 6}
-KEYS = {"Tab": 9, " ": 32, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium"),
-    pytest.mark.usefixtures("one_thread"),
-]
-
-
-class Browser:
-    """One tab of a headless Chromium that reaches no host."""
-
-    def __init__(self, folder):
-        from tornado.websocket import websocket_connect
-
-        flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--remote-allow-origins=*"]
-        flags += [
-            "--disable-features=BackForwardCache",
-            "--host-resolver-rules=MAP * ~NOTFOUND",
-            "--remote-debugging-port=0",
-            f"--user-data-dir={folder}",
-        ]
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        self.process = subprocess.Popen([CHROMIUM, *flags, "about:blank"], **quiet)
-        try:
-            port = self._port(folder / "DevToolsActivePort")
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/json") as answer:
-                tabs = json.loads(answer.read())
-            address = next(tab["webSocketDebuggerUrl"] for tab in tabs if tab["type"] == "page")
-            self.loop, self.sent, self.events = asyncio.new_event_loop(), 0, []
-
-            async def connect():
-                return await websocket_connect(address, max_message_size=100 << 20)
-
-            self.socket = self.loop.run_until_complete(connect())
-        except BaseException:
-            self.process.kill()
-            self.process.wait()
-            raise
-        for domain in ("Page", "Runtime", "Log", "Network"):
-            self(f"{domain}.enable")
-
-    def _port(self, file):
-        for _ in range(200):
-            if file.exists() and len(lines := file.read_text().split()) > 1:
-                return lines[0]
-            time.sleep(0.1)
-        raise TimeoutError("the browser did not start")
-
-    def __call__(self, method, **parameters):
-        self.sent += 1
-
-        async def exchange(number):
-            await self.socket.write_message(json.dumps({"id": number, "method": method, "params": parameters}))
-            while (answer := json.loads(await self.socket.read_message())).get("id") != number:
-                self.events.append(answer)
-            return answer
-
-        answer = self.loop.run_until_complete(asyncio.wait_for(exchange(self.sent), 30))
-        assert "error" not in answer, answer
-        return answer["result"]
-
-    def js(self, expression):
-        found = self("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
-        assert "exceptionDetails" not in found, found["exceptionDetails"]
-        return found["result"].get("value")
-
-    def until(self, expression, seconds=10):
-        end = time.monotonic() + seconds
-        while not self.js(expression):
-            assert time.monotonic() < end, f"never true: {expression}"
-            time.sleep(0.03)
-
-    def open(self, address, ready="document.querySelector('.ats-on')"):
-        self("Page.navigate", url="about:blank")
-        self.until("location.href === 'about:blank' && document.readyState === 'complete'")
-        self.events.clear()
-        self("Page.navigate", url=address)
-        self.until(f"document.readyState === 'complete' && Boolean({ready})", 30)
-
-    def size(self, width, height, mobile=False):
-        self("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile)
-
-    def media(self, media="", **features):
-        named = [{"name": name.replace("_", "-"), "value": value} for name, value in features.items()]
-        self("Emulation.setEmulatedMedia", media=media, features=named)
-
-    def key(self, key):
-        event = {"key": key, "code": {" ": "Space"}.get(key, key), "windowsVirtualKeyCode": KEYS[key]}
-        self("Input.dispatchKeyEvent", type="keyDown", **event, **({"text": " "} if key == " " else {}))
-        self("Input.dispatchKeyEvent", type="keyUp", **event)
-
-    def centre(self, selector):
-        self.js(f"document.querySelector({selector!r}).scrollIntoView({{block: 'center', behavior: 'instant'}})")
-        box = f"document.querySelector({selector!r}).getBoundingClientRect()"
-        return self.js(f"(b => ({{x: b.x + b.width / 2, y: b.y + b.height / 2}}))({box})")
-
-    def click(self, selector):
-        at = self.centre(selector)
-        for kind in ("mousePressed", "mouseReleased"):
-            self("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **at)
-
-    def choose(self, selector, value):
-        self.js(
-            f"(s => {{ s.value = {value!r}; s.dispatchEvent(new Event('change', {{bubbles: true}})) }})"
-            f"(document.querySelector({selector!r}))"
-        )
-
-    def faults(self):
-        """What the page said went wrong since it was opened, and every request that left it."""
-        self.js("0")
-        said = [e["params"] for e in self.events if e["method"] in ("Runtime.exceptionThrown", "Log.entryAdded")]
-        said += [
-            e["params"]
-            for e in self.events
-            if e["method"] == "Runtime.consoleAPICalled" and e["params"]["type"] in ("error", "warning", "assert")
-        ]
-        asked = [e["params"]["request"]["url"] for e in self.events if e["method"] == "Network.requestWillBeSent"]
-        outside = [address[:80] for address in asked if not address.startswith(("file:", "data:", "blob:", "about:"))]
-        return said + outside
-
-    def close(self):
-        try:
-            self.socket.close()
-            self.loop.run_until_complete(asyncio.sleep(0.1))  # the browser answers that it is closed
-        finally:
-            self.process.terminate()
-            self.process.wait(10)
-            self.loop.close()
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    running = Browser(tmp_path_factory.mktemp("chromium"))
-    yield running
-    running.close()
+pytestmark = [needs_chromium, pytest.mark.usefixtures("one_thread")]
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ def victims():
     return model, torch.rand(3, 3, 16, 16, generator=rng(1)).double(), torch.tensor([1, 2, 3])
 
 
-@pytest.mark.parametrize("rows, threads", [(1, 2), (2, 2), (3, 2), (7, 3), (2, 8), (5, 1)])
+@pytest.mark.parametrize(("rows", "threads"), [(1, 2), (2, 2), (3, 2), (7, 3), (2, 8), (5, 1)])
 def test_pieces_cover_all_rows_once_and_evenly(rows, threads):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -37,7 +37,8 @@ def test_pieces_cover_all_rows_once_and_evenly(rows, threads):
     torch.set_num_threads(before)
     assert [i for piece in found for i in range(rows)[piece]] == list(range(rows))
     sizes = [piece.stop - piece.start for piece in found]
-    assert len(found) == min(rows, threads) and max(sizes) - min(sizes) <= 1
+    assert len(found) == min(rows, threads)
+    assert max(sizes) - min(sizes) <= 1
 
 
 def test_a_gpu_has_one_piece(two_threads):
