@@ -261,16 +261,21 @@ def _published(claim: Claim, source: str) -> str:
     return claim.form.format(*values) if values and np.isfinite(values).all() else "–"
 
 
-def measured(claim: Claim, results: Path) -> tuple[Verdict, dict] | None:
-    """The verdict and facts of a claim's largest stored result on real data; None if there is none."""
+def newest(page: str, results: Path) -> tuple[Path, dict] | None:
+    """The folder and facts of a page's largest stored result on real data; None if there is none."""
     for profile in ("paper", "quick"):
         # The claims are about CIFAR-100: another data set counts only where that is missing.
-        folders = sorted((Path(results) / claim.page).glob(f"*-{profile}"), key=lambda f: ("cifar100" not in f.name, f))
+        folders = sorted((Path(results) / page).glob(f"*-{profile}"), key=lambda f: ("cifar100" not in f.name, f))
         for folder in folders:
             if not folder.name.startswith("shapes") and (folder / "facts.json").exists():
-                verdict = Verdict(**json.loads((folder / "verdict.json").read_text()))
-                return verdict, json.loads((folder / "facts.json").read_text())
+                return folder, json.loads((folder / "facts.json").read_text())
     return None
+
+
+def measured(claim: Claim, results: Path) -> tuple[Verdict, dict] | None:
+    """The verdict and facts of a claim's `newest` result."""
+    found = newest(claim.page, results)
+    return found and (Verdict(**json.loads((found[0] / "verdict.json").read_text())), found[1])
 
 
 def answers(results: Path, *, link: str = "book/results/{}.ipynb") -> str:

@@ -9,8 +9,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from atslib.data import available, load
+from atslib.effects import insert_effects
 from atslib.errors import AtsError, choose
 from atslib.experiments import PAGES, Settings, settings
+from atslib.experiments.units import Unit
 from atslib.report import answers, insert_answers, speed_table
 from atslib.schedule import compute, describe, plan, say
 from atslib.store import Store
@@ -57,25 +59,26 @@ def run(
     """
     for name in names:
         choose("page", name, PAGES)
-    if missing := [name for name in ("README.md", "book/_toc.yml", "notebooks") if not (root / name).exists()]:
+    if missing := [
+        name for name in ("README.md", "book/_toc.yml", "book/deviations.md", "notebooks") if not (root / name).exists()
+    ]:
         raise AtsError(f"{root} is not the project's top folder: it has no {' and no '.join(missing)}")
     chosen = usable(settings(profile=profile, dataset=dataset).dataset, store.say)
     experiment, pages = settings(profile=profile, dataset=chosen), names or published(root)
     store.say(f"{', '.join(pages)}: {experiment}")
     ends = None if budget is None else time.monotonic() + budget
     if dry_run:
-        store.say(describe({name: PAGES[name].units(experiment).values() for name in pages}, store, experiment.device))
+        store.say(describe({name: _known(name, experiment, store) for name in pages}, store, experiment.device))
+        for name in pages:
+            if hasattr(PAGES[name], "then") and plan(PAGES[name].units(experiment).values(), store):
+                store.say(f"{name} has further units, which depend on what the first ones find")
         return
     work = {"device": experiment.device, "jobs": jobs, "ends": ends}
     compute([unit for name in pages for unit in PAGES[name].units(experiment).values()], store, **work)
     waiting = []
     for name in pages:
-        left = len(plan(PAGES[name].units(experiment).values(), store))
-        if not left and hasattr(PAGES[name], "then"):  # units that depend on what the first ones found
-            further = PAGES[name].then(experiment, store).values()
-            compute(further, store, **work)
-            left = len(plan(further, store))
-        if left:
+        compute(_known(name, experiment, store), store, **work)  # now also those that depend on the first ones
+        if left := len(plan(_known(name, experiment, store), store)):
             waiting.append(f"{name} ({left} units)")
             continue
         _write_tables(name, experiment, root, store)
@@ -86,6 +89,14 @@ def run(
         store.say(f"the budget is spent; run again to go on with {', '.join(waiting)}")
     elif not compute_only:
         build_book(root)
+
+
+def _known(name: str, experiment: Settings, store: Store) -> list[Unit]:
+    """The page's units, with those that depend on what the first ones found where these are in the store."""
+    units, page = list(PAGES[name].units(experiment).values()), PAGES[name]
+    if hasattr(page, "then") and not plan(units, store):
+        units += page.then(experiment, store).values()
+    return units
 
 
 def _write_tables(name: str, experiment: Settings, root: Path, store: Store) -> None:
@@ -121,11 +132,12 @@ def execute(name: str, parameters: dict[str, object], *, root: Path, store: Stor
 
 
 def publish_answers(root: Path) -> None:
-    """Rewrite what is made from results/: the answer tables of the README and the book, and the speed table."""
+    """Rewrite what is made from results/: the answer tables of the README and the book, speed, measured deviations."""
     insert_answers(root / "README.md", answers(root / "results"))
     table = answers(root / "results", link="results/{}.ipynb")
     (root / "book" / "answers.md").write_text(table)
     (root / "book" / "speed.md").write_text(speed_table(root / "results" / "speed.jsonl"))
+    insert_effects(root / "book" / "deviations.md", root / "results")
 
 
 def build_book(root: Path) -> None:

@@ -123,3 +123,35 @@ def search_verdict(attacks: pd.DataFrame, accuracy: pd.Series, found: str, rando
     faults += no_leak(attacks)
     reason = f"the found hybrid {found} lowers the PSNR ({here})" + ("; but " + "; ".join(faults) if faults else "")
     return Verdict("partly" if faults else "reproduced", reason, SEARCH_RULE, here)
+
+
+SWITCHES_RULE = (
+    "The claim, implied by both papers: what they leave out does not matter. Reproduced: with each switch turned, the "
+    "95 % interval of the mean paired change in PSNR holds 0, and both orders of the policies by a score have a rank "
+    "correlation of 0.8 or more. Partly: this holds for at least half of the switches. Not reproduced: for fewer. "
+    "Not measured: fewer than two images or ten policies."
+)
+
+
+def switches_verdict(changes: pd.DataFrame, orders: pd.Series, policies: int) -> Verdict:
+    """The fidelity switches by `SWITCHES_RULE`.
+
+    Args:
+        changes: a row a switch of the attack: n, mean, low, high of the change in PSNR.
+        orders: rank correlation of the policies' two orders, by switch of a score.
+        policies: behind each correlation.
+    """
+    if changes["n"].min() < 2 or policies < 10:
+        return Verdict("not measured", "fewer than two images or ten policies", SWITCHES_RULE)
+    matter = [
+        f"{name} ({row['mean']:+.1f} dB [{row['low']:.1f}, {row['high']:.1f}])"
+        for name, row in changes.iterrows()
+        if not row["low"] <= 0 <= row["high"]
+    ]
+    matter += [f"{name} (rank correlation {value:.2f})" for name, value in orders.items() if not value >= 0.8]
+    count = len(changes) + len(orders)
+    here = f"{len(matter)} of {count} switches matter"
+    status = "partly" if matter else "reproduced"
+    if len(matter) > count / 2:
+        status = "not reproduced"
+    return Verdict(status, here + (": " + ", ".join(matter) if matter else ""), SWITCHES_RULE, here)

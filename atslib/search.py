@@ -26,7 +26,20 @@ from atslib.scores import VARIANTS, accuracy_score, privacy_scores
 from atslib.store import Store, write_atomically
 
 SAMPLERS = ("uniform", "authors", "exhaustive")
-RANKINGS = ("mean", "mean+variance")
+T_ACC = -85.0  # the released threshold on the accuracy score; the paper gives none
+
+
+def _scaled(values: np.ndarray) -> np.ndarray:
+    span = np.ptp(values)
+    return (values - values.min()) / (span or 1)
+
+
+# Name → what candidates are ranked by, lowest first, from mean and variance of their privacy scores. Rounded far
+# below any difference that matters: the ranking shall not hang on the last bit of a device.
+RANKINGS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    "mean": lambda mean, variance: np.round(mean, 6),
+    "mean+variance": lambda mean, variance: np.round(0.7 * _scaled(mean) + 0.3 * _scaled(variance), 6),
+}
 FINAL_IMAGES = 8
 
 
@@ -83,7 +96,7 @@ class SearchConfig:
     @property
     def threshold(self) -> float | None:
         """The accuracy score from which a policy is admitted; None admits all."""
-        return -85.0 if self.t_acc is None and self.acc_variant == "code" else self.t_acc
+        return T_ACC if self.t_acc is None and self.acc_variant == "code" else self.t_acc
 
 
 @dataclass(frozen=True)
@@ -291,10 +304,7 @@ def _record(table: pd.DataFrame, alive: np.ndarray, scores: np.ndarray, ranking:
     n = scores.shape[1]
     mean, sd = scores.mean(1), scores.std(1, ddof=1) if n > 1 else np.full(len(scores), np.nan)
     half = 1.96 * sd / math.sqrt(n)
-    # Rounded far below any difference that matters: the ranking shall not hang on the last bit of a device.
-    ranks = np.round(mean, 6)
-    if ranking == "mean+variance":
-        ranks = np.round(0.7 * _scaled(mean) + 0.3 * _scaled(scores.var(1)), 6)
+    ranks = RANKINGS[ranking](mean, scores.var(1))
     values = {"s_pri": mean, "sd": sd, "ci_low": mean - half, "ci_high": mean + half, "n": n, "rung": rung}
     for column, value in {**values, "rank": ranks}.items():
         table.loc[alive, column] = value
@@ -309,11 +319,6 @@ def _record_finals(table: pd.DataFrame, alive: np.ndarray, gains: np.ndarray, ru
     table.loc[alive, "rank"] = np.arange(len(alive))
     table.loc[alive, "rung"] = rung
     return alive
-
-
-def _scaled(values: np.ndarray) -> np.ndarray:
-    span = np.ptp(values)
-    return (values - values.min()) / (span or 1)
 
 
 def _hybrid(ranked: Sequence[Policy], members: int = 2) -> Hybrid | None:

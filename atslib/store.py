@@ -25,11 +25,17 @@ from atslib.errors import AtsError
 
 Tensors = dict[str, Tensor]
 
+# `dataclasses.field(default=…, metadata=LATER)`: a field that came later. While it has its default it is left out
+# of the key, so that what was made before it stays valid.
+LATER = {"later": True}
+
 
 def plain(config: object) -> object:
     """A config as JSON sees it: dataclasses become dicts, tuples lists, anything else with a `str` its text."""
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        return {f.name: plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
+        fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+        quiet = {f.name for f in dataclasses.fields(config) if f.metadata.get("later") and fields[f.name] == f.default}
+        return {name: plain(value) for name, value in fields.items() if name not in quiet}
     if isinstance(config, dict):
         return {str(key): plain(value) for key, value in config.items()}
     if isinstance(config, list | tuple):

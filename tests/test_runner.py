@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import nbformat
 import pytest
@@ -17,6 +18,7 @@ from atslib.report import answers, stored_digest
 from atslib.runner import build_book, compute, execute, publish_answers, published, run, usable
 from atslib.store import Store
 
+DEVIATIONS = (Path(__file__).parents[1] / "book/deviations.md").read_text()
 README = "# Title\n\n<!-- answers -->\nold\n<!-- answers -->\nrest\n"
 
 
@@ -26,6 +28,7 @@ def root(tmp_path, monkeypatch):
     top = tmp_path / "project"
     for folder in ("book/results", "notebooks", "elsewhere"):
         (top / folder).mkdir(parents=True)
+    (top / "book/deviations.md").write_text(DEVIATIONS)
     (top / "README.md").write_text(README)
     (top / "book/_toc.yml").write_text("parts:\n  - file: results/claim1_privacy\n")
     (top / "pyproject.toml").touch()

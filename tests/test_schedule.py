@@ -5,6 +5,7 @@ import itertools
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +22,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 TINY = settings(model="lenet", images=2, steps=2, fraction=0.002, semi_fraction=0.002, candidates=2, device="cpu")
 CPU = torch.device("cpu")
 
+DEVIATIONS = (Path(__file__).parents[1] / "book/deviations.md").read_text()
+
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
@@ -30,6 +33,7 @@ def root(tmp_path, monkeypatch):
         (top / folder).mkdir(parents=True)
     (top / "README.md").write_text("<!-- answers -->\n<!-- answers -->\n")
     (top / "book/_toc.yml").write_text("- file: results/claim1_privacy\n")
+    (top / "book/deviations.md").write_text(DEVIATIONS)
     (top / "pyproject.toml").touch()
     monkeypatch.chdir(top)
     monkeypatch.setenv("ATS_STORE", str(tmp_path / "store"))
@@ -187,6 +191,12 @@ def test_a_dry_run_says_what_there_is_to_do_and_does_nothing(root, capsys):
     assert lines[-1].startswith(f"in all {len(units)} units, about ")
     assert sorted(root.rglob("*")) == before
     assert not Store().root.exists()
+
+
+def test_a_dry_run_says_where_later_units_hang_on_what_is_found(root, capsys):
+    assert main(["run", "claim2_search", "claim1_privacy", "--profile", "smoke", "--dry-run"]) == 0
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "claim2_search has further units, which depend on what the first ones find"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from atslib.attacks import Attack
 from atslib.errors import AtsError
-from atslib.store import Store, plain, project_root, write_atomically
+from atslib.store import LATER, Store, plain, project_root, write_atomically
 from atslib.threat import ThreatModel
 from atslib.training import TrainConfig
 
@@ -98,6 +98,19 @@ def test_a_config_inside_a_config_changes_the_key(store):
     inner = dataclasses.replace(Attack(), tv=0.5)
     assert store.path("attack", outer) == store.path("attack", {"attack": plain(Attack()), "images": [0, 8]})
     assert store.path("attack", outer | {"attack": inner}) != store.path("attack", outer)
+
+
+def test_a_field_that_came_later_changes_the_key_only_where_it_is_used(store):
+    @dataclasses.dataclass(frozen=True)
+    class Before:
+        steps: int = 3
+
+    @dataclasses.dataclass(frozen=True)
+    class After(Before):
+        norm: str = dataclasses.field(default="", metadata=LATER)
+
+    assert store.path("attack", After()) == store.path("attack", Before())
+    assert store.path("attack", After(norm="cifar10")) != store.path("attack", Before())
 
 
 def test_values_that_json_tells_apart_are_told_apart(store):

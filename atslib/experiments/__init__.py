@@ -15,6 +15,7 @@ from atslib.experiments import (
     privacy,
     semantics,
     shared_gradient,
+    switches,
     tinyimagenet,
     transfer,
     transformations,
@@ -37,6 +38,7 @@ PAGES = {
     "ext2_transformations_tinyimagenet": transformations_tinyimagenet,
     "ext3_which_images_leak": leakage,
     "ext4_hidden_details": details,
+    "switches": switches,
     "explorer": explorer,
 }
 
@@ -55,6 +57,7 @@ __all__ = [
     "semantics",
     "settings",
     "shared_gradient",
+    "switches",
     "tinyimagenet",
     "transfer",
     "transformations",

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import ClassVar, Protocol
 
 import torch
@@ -17,7 +18,7 @@ from atslib.metrics import mse, psnr, ssim
 from atslib.models import build_model, normalization_layer
 from atslib.policies import parse_policy
 from atslib.rng import rng
-from atslib.store import Artifact, Store
+from atslib.store import LATER, Artifact, Store
 from atslib.threat import ThreatModel, observe
 from atslib.training import TrainConfig, evaluate, fit
 from atslib.transforms import crop_and_flip
@@ -74,6 +75,7 @@ class ModelUnit:
     fraction: float
     train: TrainConfig | None
     seed: int
+    norm: str = dataclasses.field(default="", metadata=LATER)  # another data set's constants in the first layer
 
     @property
     def needs(self) -> tuple[Unit, ...]:
@@ -83,9 +85,11 @@ class ModelUnit:
     @property
     def title(self) -> str:
         """Network, data and policy."""
-        policy = self.train.policy if self.train else ""
-        kind = f"policy {policy or 'none'}" if self.train else "untrained"
-        return f"{self.model} on {self.dataset}, {kind}"
+        kind = f"policy {self.train.policy or 'none'}" if self.train else "untrained"
+        if self.train and self.train.defense:
+            kind += f", {self.train.defense}"
+        norm = f", normalized as {self.norm}" if self.norm else ""
+        return f"{self.model} on {self.dataset}, {kind}{norm}"
 
     @property
     def passes(self) -> float:
@@ -122,16 +126,20 @@ def network(unit: ModelUnit) -> nn.Module:
         unit.model,
         images.num_classes,
         images.pixels.shape[1],
-        norm=unit.dataset,
+        norm=unit.norm or unit.dataset,
         image_size=images.pixels.shape[2],
         rng=rng(unit.seed, "weights", unit.model),
     )
 
 
-def trained(unit: ModelUnit, store: Store, device: torch.device) -> tuple[nn.Module, Artifact | None]:
+def trained(
+    unit: ModelUnit, store: Store, device: torch.device, *, on_batch: Callable[[], None] | None = None
+) -> tuple[nn.Module, Artifact | None]:
     """The unit's network on `device`, with its artifact: weights, `history` and `accuracy` ().
 
     `history` (epochs, 4): loss, lr, seconds, and percent correct of the first `CURVE_IMAGES` test images.
+    Where it must be trained, `on_batch` is called before each batch. What it raises ends the training, which
+    another call takes up at the last whole epoch.
     """
     model = network(unit).to(device)
     if unit.train is None:
@@ -152,7 +160,11 @@ def trained(unit: ModelUnit, store: Store, device: torch.device) -> tuple[nn.Mod
         }
         return {f"model.{name}": value for name, value in model.state_dict().items()} | facts
 
+    # A hook is before the batches of training and of testing alike; attacks on the network must not meet it.
+    hook = model.register_forward_pre_hook(lambda module, batch: on_batch()) if on_batch else None
     artifact = store.get("model", unit, compute, label=unit.title)
+    if hook:
+        hook.remove()
     weights = {n.removeprefix("model."): v for n, v in artifact.tensors.items() if n.startswith("model.")}
     model.load_state_dict(weights)
     return model.eval(), artifact
@@ -194,7 +206,9 @@ class AttackUnit(OnModel):
     def title(self) -> str:
         """Policy, images and steps."""
         images = f"images {self.first}-{self.last - 1}"
-        return f"{self.policy or 'none'}, {images}, {self.attack.steps} steps"
+        defended = f" and {self.defense}" if self.defense else ""
+        attack = f"{self.attack.steps} steps of {self.attack.optimizer} on {self.attack.distance}"
+        return f"{self.policy or 'no policy'}{defended}, {images}, {attack}"
 
     @property
     def passes(self) -> float:

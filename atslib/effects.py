@@ -1,0 +1,151 @@
+"""The last column of the Deviations page: what each switch changes, in words made from the stored tables.
+
+A row of that page holds `<!-- effect: name -->…<!-- /effect -->`; what is between is written anew by each run.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from atslib.errors import AtsError, choose
+from atslib.experiments import switches
+from atslib.report import NO_POLICY, newest, paired
+from atslib.store import write_atomically
+
+Tables = Mapping[str, pd.DataFrame]
+UNKNOWN = "not measured yet"
+_MARK = re.compile(r"(<!-- effect: (?P<name>[\w-]+) -->)(?P<old>.*?)(<!-- /effect -->)")
+
+
+def _change(attacks: pd.DataFrame, name: str, base: str, by: str = "setting") -> str:
+    found = paired(attacks[attacks[by].isin((name, base))], base, by=by).loc[name]
+    return f"{found['mean']:+.1f} dB [{found['low']:.1f}, {found['high']:.1f}]"
+
+
+def _accuracy(table: pd.DataFrame, base: str, name: str, by: str) -> str:
+    known = table.set_index(by)["accuracy"]
+    return f"{known[base]:.1f} → {known[name]:.1f} % accuracy"
+
+
+def _both(tables: Tables, name: str, base: str) -> str:
+    return f"{_change(tables['attacks'], name, base)}, {_accuracy(tables['accuracy'], base, name, 'setting')}"
+
+
+def _order(name: str) -> Callable[[Tables], str]:
+    def words(tables: Tables) -> str:
+        row = switches.orders(tables["scores"]).loc[name]
+        return (
+            f"rank correlation of both orders {row['rank correlation']:.2f} over {row['policies']:.0f} policies, "
+            f"{row['shared']:.0f} of the first {row['best']:.0f} shared"
+        )
+
+    return words
+
+
+def _presets(*pairs: tuple[str, str]) -> Callable[[Tables], str]:
+    """Undefended PSNR with the second preset of each pair minus that with the first."""
+
+    def words(tables: Tables) -> str:
+        bare = tables["attacks"][tables["attacks"]["policy"] == NO_POLICY]
+        return "; ".join(f"{a} → {b}: {_change(bare, b, a, 'attack')}" for a, b in pairs)
+
+    return words
+
+
+def _members(tables: Tables) -> str:
+    names = ("first member", "second member")
+    return "; ".join(f"{name} only: {_change(tables['attacks'], name, 'hybrid')}" for name in names)
+
+
+def _where_it_acts(tables: Tables) -> str:
+    attacks = tables["attacks"]
+    names = attacks[attacks["applied"] == "code"]["defense"].unique()
+    rows = attacks[attacks["defense"].isin(names)].groupby("defense", sort=False)
+    return "on the shared gradient, against in training only: " + "; ".join(
+        f"{name} {_change(part, 'fixed', 'code', 'applied')}" for name, part in rows
+    )
+
+
+def _correlations(tables: Tables) -> str:
+    means = tables["policies"].groupby("policy").mean(numeric_only=True)
+    found = {c.removeprefix("s_pri "): means[c].corr(means["psnr"]) for c in means if c.startswith("s_pri")}
+    words = ", ".join(f"{value:.2f} ({name})" for name, value in found.items())
+    return f"r over {len(means)} policies by the network that the score is computed on: {words}"
+
+
+def _threshold(tables: Tables) -> str:
+    code = tables["scores"]["s_acc code"]
+    share = switches.rejected(tables["scores"])
+    return f"−85 rejects {share:.0%} of {len(code)} policies, which score {code.min():.0f} to {code.max():.0f}"
+
+
+def _diverged(tables: Tables) -> str:
+    psnr = tables["attacks"]["psnr"]
+    return f"{int((~np.isfinite(psnr)).sum())} of {len(psnr)} attacks diverged"
+
+
+# Name in the page → the page that measured it, and how its tables are put into words.
+EFFECTS: dict[str, tuple[str, Callable[[Tables], str]]] = {
+    "normalization": ("switches", lambda t: _both(t, "other normalization", "base")),
+    "convnet": ("switches", lambda t: _both(t, "9 convolutions", "8 convolutions")),
+    "restarts": ("switches", lambda t: _change(t["attacks"], f"{switches.RESTARTS} restarts", "base")),
+    "hybrid-draw": (
+        "switches",
+        lambda t: "; ".join(
+            f"{n} only: {_change(t['attacks'], n, 'hybrid')}" for n in ("first member", "second member")
+        ),
+    ),
+    "gradsim": ("switches", _order("GradSim by tensor")),
+    "ranking": ("switches", _order("variance in the ranking")),
+    "sign": ("switches", _order("sign of S_acc")),
+    "one-per-label": ("switches", _order("first image of each label")),
+    "threshold": ("switches", _threshold),
+    "crop-training": ("ext4_hidden_details", lambda t: _accuracy(t["accuracy"], "without", "with", "training")),
+    "crop-target": ("ext4_hidden_details", lambda t: _change(t["attacks"], "crop and flip", "plain victim")),
+    "factor-attack": (
+        "ext4_hidden_details",
+        lambda t: (
+            f"cosine {_change(t['attacks'], 'cosine, factor 0.5', 'crop and flip')}; "
+            f"squared distance {_change(t['attacks'], 'l2, factor 0.5', 'l2')}"
+        ),
+    ),
+    "lbfgs": (
+        "claim2_generality",
+        _presets(("lbfgs-l2", "lbfgs-l2-fixed"), ("lbfgs-cosine", "lbfgs-cosine-fixed")),
+    ),
+    "sgd": ("claim2_generality", _presets(("sgd-cosine", "sgd-cosine-fixed"))),
+    "signed": ("claim2_generality", _presets(("adam-cosine", "adam-cosine-tv"))),
+    "diverged": ("claim2_generality", _diverged),
+    "where": ("claim1_defenses", _where_it_acts),
+    "correlation": ("claim7_correlation", _correlations),
+}
+
+
+def effect(name: str, results: Path) -> str:
+    """One effect in words, with data set, network, profile and a link; `UNKNOWN` where no page has measured it."""
+    choose("effect", name, EFFECTS)
+    page, words = EFFECTS[name]
+    found = newest(page, results)
+    if found is None:
+        return UNKNOWN
+    folder, facts = found
+    tables = {file.stem: pd.read_csv(file) for file in folder.glob("*.csv")}
+    where = f"{facts['dataset']}, {facts['model']}, n = {facts['images']}, {facts['profile']}"
+    return f"{words(tables)} ([{where}](results/{page}.ipynb))"
+
+
+def insert_effects(path: Path, results: Path) -> None:
+    """Write every effect between its marks in a Markdown file.
+
+    Raises:
+        AtsError: an unknown name, or an effect that the file does not mention.
+    """
+    text = path.read_text()
+    named = {match["name"] for match in _MARK.finditer(text)}
+    if missing := sorted(set(EFFECTS) - named):
+        raise AtsError(f"{path} has no <!-- effect: … --> for {', '.join(missing)}")
+    new = _MARK.sub(lambda m: f"{m[1]}{effect(m['name'], results)}{m[4]}", text)
+    write_atomically(path, lambda partial: partial.write_text(new))

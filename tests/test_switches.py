@@ -1,0 +1,133 @@
+"""Fidelity switches: each differs from its base in one thing; orders and verdict on made-up tables; a toy run."""
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from atslib.experiments import correlation, settings, switches
+from atslib.experiments.privacy import HYBRID
+from atslib.experiments.scoring import unseen
+from atslib.experiments.units import attack_unit, network
+from atslib.models import normalization_layer
+from atslib.policies import parse_policy
+from atslib.rng import rng
+from atslib.score_verdicts import switches_verdict
+from atslib.scores import VARIANTS, accuracy_score
+
+pytestmark = pytest.mark.usefixtures("one_thread", "few_images")
+TINY = {"images": 3, "steps": 3, "fraction": 0.002, "sampled": 4, "score_points": 3}
+
+
+def differences(one, other):
+    """Names of the fields, inner ones with a dot, in which two units differ."""
+    found = set()
+    for field in dataclasses.fields(one):
+        a, b = getattr(one, field.name), getattr(other, field.name)
+        if a != b and dataclasses.is_dataclass(a):
+            found |= {f"{field.name}.{inner}" for inner in differences(a, b)}
+        elif a != b:
+            found.add(field.name)
+    return found
+
+
+def test_each_setting_differs_from_its_base_in_its_switch_alone():
+    found = switches.attacks(settings(profile="quick"))
+    assert found["base"] == attack_unit(settings(profile="quick"))
+    assert found["hybrid"] == attack_unit(settings(profile="quick"), HYBRID)
+    turned = {name: differences(found[name], found[base]) for name, base in switches.PAIRS.items()}
+    assert turned == {
+        "other normalization": {"model.norm"},
+        "4 restarts": {"attack.restarts"},
+        "9 convolutions": {"model.model"},
+        "first member": {"policy"},
+        "second member": {"policy"},
+    }
+
+
+def test_a_network_with_other_constants_has_the_same_weights_and_another_first_layer():
+    found = switches.attacks(settings())
+    base, other = (network(found[name].model) for name in ("base", "other normalization"))
+    assert all((a == b).all() for a, b in zip(base.parameters(), other.parameters(), strict=True))
+    assert normalization_layer(other).std.flatten()[0] == pytest.approx(0.2470, abs=1e-4)  # CIFAR-10's red
+    assert normalization_layer(base).std.flatten()[0] != pytest.approx(0.2470, abs=1e-4)
+
+
+def test_grey_images_have_no_colour_constants():
+    assert "other normalization" not in switches.attacks(settings(dataset="shapes-grey"))
+
+
+def test_scores_share_policies_and_the_first_is_claim_sevens():
+    found = switches.scores(settings())
+    assert found["s_pri fixed"] == correlation.scores(settings())[correlation.MAIN]
+    assert {unit.policies for unit in found.values()} == {tuple(correlation.policies(settings()))}
+    assert all(found[f"s_acc {variant}"].model.train is None for variant in VARIANTS)
+
+
+def made_up(policies=8, **columns):
+    rising = np.arange(policies, dtype=float)
+    table = {"s_pri fixed": rising, "s_pri fixed variance": 0 * rising, "s_pri code": rising}
+    return pd.DataFrame(table | {f"s_acc {variant}": -rising for variant in VARIANTS} | columns)
+
+
+def test_orders_agree_turn_round_and_say_what_both_would_keep():
+    found = switches.orders(made_up(**{"s_pri code": np.arange(8.0)[::-1], "s_acc paper": np.arange(8.0)}))
+    assert found["rank correlation"].round(9).to_dict() == {
+        "GradSim by tensor": -1.0,
+        "variance in the ranking": 1.0,
+        "sign of S_acc": -1.0,
+        "first image of each label": 1.0,
+    }
+    assert found["best"].unique().tolist() == [2]
+    assert found["shared"].tolist() == [0, 2, 0, 2]
+
+
+def test_a_large_variance_moves_a_policy_back():
+    spread = np.array([9.0, *[0.0] * 7])
+    found = switches.orders(made_up(**{"s_pri fixed variance": spread})).loc["variance in the ranking"]
+    assert found["rank correlation"] < 1
+    assert found["shared"] == 1
+
+
+def test_the_threshold_rejects_what_is_below_it():
+    assert switches.rejected(made_up(4, **{"s_acc code": [-84.0, -85.0, -85.1, -90.0]})) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("intervals", "orders", "policies", "status"),
+    [
+        ([(-1, 1), (-0.1, 0.2)], [0.9, 0.8], 40, "reproduced"),
+        ([(0.1, 1), (-0.1, 0.2)], [0.9, 0.8], 40, "partly"),
+        ([(0.1, 1), (-0.1, 0.2)], [0.9, 0.79], 40, "partly"),
+        ([(0.1, 1), (-0.2, -0.1)], [0.9, float("nan")], 40, "not reproduced"),
+        ([(-1, 1), (-0.1, 0.2)], [0.9, 0.8], 9, "not measured"),
+    ],
+)
+def test_the_rule_counts_what_matters(intervals, orders, policies, status):
+    rows = [{"n": 8, "mean": sum(pair) / 2, "low": pair[0], "high": pair[1]} for pair in intervals]
+    changes = pd.DataFrame(rows, index=["a", "b"])
+    assert switches_verdict(changes, pd.Series(orders, index=["c", "d"]), policies).status == status
+    assert switches_verdict(changes.assign(n=1), pd.Series(orders), policies).status == "not measured"
+
+
+def test_a_toy_run_holds_every_setting_and_its_scores_are_the_librarys(kept):
+    chosen = settings(**TINY)
+    result = switches.run(chosen, kept)
+    attacks = result.tables["attacks"]
+    assert attacks.groupby("setting").size().to_dict() == dict.fromkeys(switches.attacks(chosen), 3)
+    assert result.verdict.status == "not measured"
+    known = attacks.set_index(["setting", "image"])["psnr"]
+    change = switches.changes(attacks).loc["4 restarts"]
+    assert change["mean"] == pytest.approx((known["4 restarts"] - known["base"]).mean())
+    table = result.tables["scores"]
+    unit = switches.scores(chosen)["s_acc code"]
+    score = accuracy_score(
+        network(unit.model).eval(),
+        unseen(chosen.dataset)[: unit.images],
+        parse_policy(table["policy"][1]),
+        variant="code",
+        rng=rng(unit.seed, "accuracy scores"),
+    )
+    assert table["s_acc code"][1] == pytest.approx(score)
+    assert set(switches.comparison(result).index) == set(switches.attacks(chosen))
