@@ -301,23 +301,3 @@ def insert_answers(path: Path, table: str) -> None:
         raise AtsError(f"{path} must hold two lines {mark}: the answer table goes between them")
     head, _, tail = text.split(mark)
     write_atomically(path, lambda partial: partial.write_text(f"{head}{mark}\n{table}{mark}{tail}"))
-
-
-def speed_table(measurements: Path) -> str:
-    """Markdown from the JSON lines of `python -m atslib bench`, the last of each model and device."""
-    if not measurements.exists():
-        return "Not measured yet.\n"
-    found = [json.loads(line) for line in measurements.read_text().splitlines()]
-    attacks = [row for row in found if row["benchmark"] == "attack"]
-    rows = {(row["device"], row["model"], row["members"]): row for row in attacks}.values()
-    lines = [
-        "| Device | Network | Attacks at once | Engine, ms | Plain loop, ms | Ratio | Share of convolution rate |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for r in rows:
-        device = f"{r['device']}, {r['threads']} threads" if r["device"] == "cpu" else r["device"]
-        lines.append(
-            f"| {device} | {r['model']} | {r['members']} | {r['engine_ms']:.1f} | {r['loop_ms']:.1f} | "
-            f"{r['ratio']:.1f} | {r['convolution_share']:.0%} |"
-        )
-    return "\n".join(lines) + "\n"

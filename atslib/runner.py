@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from atslib.costs import cost_table, speed_table, write_cost
 from atslib.data import available, load
 from atslib.effects import insert_effects
 from atslib.errors import AtsError, choose
 from atslib.experiments import PAGES, Settings, settings
 from atslib.experiments.units import Unit
-from atslib.report import answers, insert_answers, speed_table
+from atslib.report import answers, insert_answers
 from atslib.schedule import compute, describe, plan, say
 from atslib.store import Store
 
@@ -103,6 +104,7 @@ def _write_tables(name: str, experiment: Settings, root: Path, store: Store) -> 
     """The page's tables into results/; its verdict is said."""
     result = PAGES[name].run(experiment, store)
     folder = result.write(root / "results")
+    write_cost(_known(name, experiment, store), store, folder)
     store.say(f"{name}: {result.verdict.status}; {result.verdict.reason}\n{name}: tables in {folder.relative_to(root)}")
 
 
@@ -132,11 +134,12 @@ def execute(name: str, parameters: dict[str, object], *, root: Path, store: Stor
 
 
 def publish_answers(root: Path) -> None:
-    """Rewrite what is made from results/: the answer tables of the README and the book, speed, measured deviations."""
+    """Rewrite what is made from results/: the answers in README and book, speed, costs, and measured deviations."""
     insert_answers(root / "README.md", answers(root / "results"))
     table = answers(root / "results", link="results/{}.ipynb")
     (root / "book" / "answers.md").write_text(table)
     (root / "book" / "speed.md").write_text(speed_table(root / "results" / "speed.jsonl"))
+    (root / "book" / "costs.md").write_text(cost_table(root / "results"))
     insert_effects(root / "book" / "deviations.md", root / "results")
 
 

@@ -7,7 +7,9 @@ import torch
 
 from atslib import bench
 from atslib.__main__ import main
-from atslib.report import speed_table
+from atslib.costs import cost_table, speed_table, write_cost
+from atslib.experiments import settings
+from atslib.experiments.units import attack_unit, attacked, model_unit
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -24,14 +26,15 @@ def test_bench_prints_a_json_line_keeps_it_and_the_book_shows_it(tmp_path, capsy
     assert f"| cpu, 1 threads | lenet | 2 | {found['engine_ms']:.1f} |" in speed_table(kept)
 
 
-def test_bench_of_the_scores_is_a_json_line_that_the_books_table_passes_over(tmp_path, capsys):
+def test_bench_of_the_scores_is_a_json_line_and_a_row_of_its_own(tmp_path, capsys):
     kept = tmp_path / "speed.jsonl"
     assert main(f"bench scores --model lenet --members 2 --out {kept}".split()) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["ratio"] == pytest.approx(found["engine_gradients"] / found["loop_gradients"], rel=0.01, abs=0.01)
     assert found["difference"] < 1e-4
     assert (found["benchmark"], found["model"], found["members"], found["points"]) == ("scores", "lenet", 2, 21)
-    assert "lenet" not in speed_table(kept)
+    shown = f"| privacy score, gradients a second | cpu, 1 threads | lenet | 2 | {found['engine_gradients']:.1f} |"
+    assert shown in speed_table(kept)
 
 
 def test_the_plain_curve_ends_at_one_and_starts_at_the_noise():
@@ -44,8 +47,27 @@ def test_the_plain_curve_ends_at_one_and_starts_at_the_noise():
     assert not torch.allclose(moved[:, 0], curve[:, 0], atol=1e-4)
 
 
-def test_without_measurements_the_speed_table_says_so(tmp_path):
+def test_without_measurements_the_tables_say_so(tmp_path):
     assert speed_table(tmp_path / "none.jsonl") == "Not measured yet.\n"
+    assert cost_table(tmp_path) == "Not measured yet.\n"
+
+
+def test_a_pages_cost_is_that_of_its_units_and_of_what_they_need_once(tmp_path, store):
+    chosen = settings(images=2, steps=2, fraction=0.002)
+    units = [attack_unit(chosen), attack_unit(chosen, "3", model=model_unit(chosen))]
+    spent = []
+    for unit in units:
+        attacked(unit, store, torch.device("cpu"))
+    for unit in (*units, units[0].model):
+        spent.append(json.loads(store.path(unit.kind, unit).with_suffix(".json").read_text())["seconds"])
+    folder = tmp_path / "claim1_privacy" / "cifar100-quick"
+    write_cost(units, store, folder)
+    cost = json.loads((folder / "cost.json").read_text())
+    assert (cost["units"], cost["seconds"], cost["longest"]) == (3, round(sum(spent), 1), round(max(spent), 1))
+    write_cost(units, store, tmp_path / "claim1_privacy" / "shapes-smoke")
+    (row,) = cost_table(tmp_path).splitlines()[2:]
+    assert row.startswith("| [claim1_privacy](results/claim1_privacy.ipynb) | cifar100, quick | CPU, ")
+    assert " | 3 | 0 min | " in row
 
 
 def test_forward_flop_counts_two_for_each_multiplication():
