@@ -62,13 +62,15 @@ GENERALITY_RULE = (
     "hybrid than without (95 % interval of the mean paired difference below 0), and each attack beats the mean "
     "image on undefended images (interval of mean PSNR minus the mean image's above 0). Partly: the PSNR is lower "
     "for most attacks, or for all while some attacks do not beat the mean image, so that the row shows no "
-    "protection. Not reproduced: it is lower for at most half of them."
+    "protection. Not reproduced: it is lower for at most half of them. Not measured: fewer than two images."
 )
 
 
 def generality_verdict(attacks: pd.DataFrame, presets: Sequence[str], hybrid: str) -> Verdict:
     """Claim 2 by `GENERALITY_RULE`, from rows with `attack`, `policy`, `image`, `psnr` and `gain`."""
     lower, working = [], []
+    if attacks["image"].nunique() < 2:
+        return Verdict("not measured", "fewer than two images, so there is no interval", GENERALITY_RULE)
     for name in presets:
         rows = attacks[attacks["attack"] == name]
         if paired(rows, NO_POLICY).loc[hybrid, "high"] < 0:
@@ -87,12 +89,14 @@ DEFENSES_RULE = (
     "Reproduced: on the same images the hybrid's mean PSNR is lower than under each pruning and noise that keeps "
     "its accuracy within 5 points of no defense, and the hybrid itself keeps its accuracy within 2. Partly: lower "
     "than under most of those, or under all while undefended attacks do not beat the mean image, so that there is "
-    "nothing to compare. Not reproduced: otherwise."
+    "nothing to compare. Not reproduced: otherwise. Not measured: fewer than two images."
 )
 
 
 def defenses_verdict(attacks: pd.DataFrame, accuracy: pd.Series, hybrid: str) -> Verdict:
-    """The paper's Table 3 by `DEFENSES_RULE`, from rows with `defense`, `applied`, `psnr` and `gain`."""
+    """The paper's Table 3 by `DEFENSES_RULE`, from rows with `defense`, `applied`, `image`, `psnr` and `gain`."""
+    if attacks["image"].nunique() < 2:
+        return Verdict("not measured", "fewer than two images, so there is no interval", DEFENSES_RULE)
     mean = attacks[attacks["applied"] == "fixed"].groupby("defense")["psnr"].mean()
     loss = accuracy[NO_POLICY] - accuracy
     rivals = [name for name in mean.index if name not in (NO_POLICY, hybrid) and loss[name] <= 5]

@@ -227,7 +227,7 @@ def test_every_field_of_a_unit_changes_its_key(store):
     keys = {store.path("attack", dataclasses.replace(unit, **{name: value})) for name, value in other.items()}
     assert set(other) == {field.name for field in dataclasses.fields(unit)}
     assert len(keys | {store.path("attack", unit)}) == 1 + len(other)
-    models = {"dataset": "shapes-grey", "model": "lenet", "fraction": 0.5, "train": None, "seed": 3}
+    models = {"dataset": "shapes-grey", "model": "lenet", "fraction": 0.5, "train": None, "seed": 3, "norm": "fmnist"}
     assert set(models) == {field.name for field in dataclasses.fields(ModelUnit)}
     keys = {store.path("model", dataclasses.replace(unit.model, **{n: v})) for n, v in models.items()}
     assert len(keys | {store.path("model", unit.model)}) == 1 + len(models)
@@ -317,7 +317,7 @@ def undisturbed(tmp_path_factory):
 def test_every_page_is_a_claim_with_a_module():
     assert {claim.page for claim in CLAIMS} & set(PAGES)
     for page, module in PAGES.items():
-        assert re.match(r"((claim[1-7]|ext[1-4])_[a-z_]+|explorer)$", page)
+        assert re.match(r"((claim[1-7]|ext[1-4])_[a-z_]+|explorer|switches)$", page)
         assert callable(module.run)
     assert PAGES["claim1_privacy"] is privacy
 

@@ -449,15 +449,22 @@ def test_claim_2_is_partly_reproduced_when_one_of_three_attacks_is_not_lowered()
     assert (verdict.status, verdict.here[:23]) == ("partly", "lower for 2 of 3 attack")
 
 
+def test_one_image_decides_neither_attacks_nor_defenses():
+    table = rows_of(["x", "y"], "attack", 1.0)
+    assert generality_verdict(table[table["image"] == 0], ["x", "y"], "a+b").status == "not measured"
+    table = defended(10.0)
+    assert defenses_verdict(table[table["image"] == 0], DEFENSE_ACCURACY, "a+b").status == "not measured"
+
+
 def defended(hybrid, gain=1.0):
     means = {"none": 15.0, "prune:0.7": 12.0, "gaussian:0.01": 9.0, "a+b": hybrid}
     rows = [
-        {"defense": name, "applied": "fixed", "psnr": mean + 0.1 * i, "gain": gain + 0.1 * i}
+        {"defense": name, "applied": "fixed", "image": i, "psnr": mean + 0.1 * i, "gain": gain + 0.1 * i}
         for name, mean in means.items()
         for i in range(8)
     ]
     # The gradient that is not perturbed must not count.
-    return pd.DataFrame([*rows, {"defense": "prune:0.7", "applied": "code", "psnr": 0.0, "gain": 0.0}])
+    return pd.DataFrame([*rows, {"defense": "prune:0.7", "applied": "code", "image": 0, "psnr": 0.0, "gain": 0.0}])
 
 
 DEFENSE_ACCURACY = pd.Series({"none": 77.0, "prune:0.7": 75.0, "gaussian:0.01": 40.0, "a+b": 77.5})
