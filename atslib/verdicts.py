@@ -140,7 +140,8 @@ def transfer_verdict(
     loss = accuracy[NO_POLICY] - accuracy[hybrid]
     here = f"{fell['mean']:+.1f} dB [{fell['low']:.1f}, {fell['high']:.1f}], {-loss:+.1f} points"
     if not fell["high"] < 0:
-        return Verdict("not reproduced", f"the hybrid's PSNR is not lower ({here})", rule, here)
+        reason = "; ".join([f"the hybrid's PSNR is not lower ({here})", *no_leak(attacks)])
+        return Verdict("not reproduced", reason, rule, here)
     others = change.drop(hybrid)
     faults = [
         f"{p} does not lower the PSNR ({row['mean']:+.1f} dB)" for p, row in others.iterrows() if row["high"] >= 0
