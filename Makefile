@@ -23,6 +23,7 @@ test: .venv/.ready
 bench: .venv/.ready
 	$(BIN)/python benchmarks/transforms.py
 	$(BIN)/python -m atslib bench attack
+	$(BIN)/python -m atslib bench scores
 
 # What can be made again in seconds; .venv and .store stay.
 clean:

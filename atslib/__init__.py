@@ -12,7 +12,7 @@ from atslib.errors import AtsError
 from atslib.gradients import example_gradients
 from atslib.metrics import feature_mse, lpips, mse, psnr, ssim
 from atslib.models import build_model
-from atslib.policies import OPS, Hybrid, Policy, parse_policy
+from atslib.policies import OPS, Hybrid, Policy, load_policies, parse_policy
 from atslib.rng import rng
 from atslib.scores import accuracy_score, gradsim_curve, privacy_score, privacy_scores
 from atslib.search import SearchConfig, pareto, search
@@ -46,6 +46,7 @@ __all__ = [
     "load",
     "load_checkpoint",
     "load_folder",
+    "load_policies",
     "lpips",
     "mse",
     "observe",
