@@ -34,6 +34,12 @@ def _both(tables: Tables, name: str, base: str) -> str:
     return f"{_change(tables['attacks'], name, base)}, {_accuracy(tables['accuracy'], base, name, 'setting')}"
 
 
+def _convnets(tables: Tables) -> str:
+    eight, nine = "8 convolutions", "9 convolutions"
+    models = tables["accuracy"].set_index("setting")["model"]
+    return f"{models[eight]} → {models[nine]}: {_both(tables, nine, eight)}"
+
+
 def _order(name: str) -> Callable[[Tables], str]:
     def words(tables: Tables) -> str:
         row = switches.orders(tables["scores"]).loc[name]
@@ -90,7 +96,7 @@ def _diverged(tables: Tables) -> str:
 # Name in the page → the page that measured it, and how its tables are put into words.
 EFFECTS: dict[str, tuple[str, Callable[[Tables], str]]] = {
     "normalization": ("switches", lambda t: _both(t, "other normalization", "base")),
-    "convnet": ("switches", lambda t: _both(t, "9 convolutions", "8 convolutions")),
+    "convnet": ("switches", _convnets),
     "restarts": ("switches", lambda t: _change(t["attacks"], f"{switches.RESTARTS} restarts", "base")),
     "hybrid-draw": (
         "switches",

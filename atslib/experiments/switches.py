@@ -143,7 +143,8 @@ def run(settings: Settings, store: Store) -> Result:
     for name, unit in attacks(settings).items():
         found = sheets[name] = attacked(unit, store, device)
         rows.append(image_rows(found, unit).assign(setting=name))
-        accuracy.append({"setting": name, "accuracy": float(trained(unit.model, store, device)[1]["accuracy"])})
+        percent = float(trained(unit.model, store, device)[1]["accuracy"])
+        accuracy.append({"setting": name, "model": unit.model.model, "accuracy": percent})
     columns = {}
     for name, unit in scores(settings).items():
         if isinstance(unit, ScoreUnit):
