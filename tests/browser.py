@@ -11,11 +11,38 @@ import pytest
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 KEYS = {"Tab": 9, " ": 32, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
+CANVAS = """(canvas => {
+  const {width, height} = canvas, data = canvas.getContext("2d").getImageData(0, 0, width, height).data;
+  return [height, width, ...data];
+})(document.querySelector(%r))"""
+# Of every text its contrast to what is behind it, and whose it is, lowest first.
+CONTRAST = """(() => {
+  const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
+  const rgb = (color) => {
+    canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = color; canvas.fillRect(0, 0, 1, 1);
+    return [...canvas.getImageData(0, 0, 1, 1).data];
+  };
+  const light = ([r, g, b]) => [[r, .2126], [g, .7152], [b, .0722]].reduce((sum, [v, w]) =>
+    sum + w * (v / 255 <= .03928 ? v / 255 / 12.92 : ((v / 255 + .055) / 1.055) ** 2.4), 0);
+  const behind = (e) => {
+    const color = rgb(getComputedStyle(e).backgroundColor);
+    return color[3] === 255 ? color : behind(e.parentElement);
+  };
+  const found = [];
+  for (const e of document.querySelectorAll(".ats-explorer *")) {
+    const own = [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
+    if (!own || e.tagName === "OPTION") continue;
+    const color = getComputedStyle(e)[e.tagName === "text" ? "fill" : "color"];
+    const [a, b] = [light(rgb(color)), light(behind(e))].sort((x, y) => y - x);
+    found.push([(a + .05) / (b + .05), e.className || e.tagName]);
+  }
+  return found.sort((x, y) => x[0] - y[0]);
+})()"""
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium")
 
 
 class Browser:
-    """One tab of a headless Chromium that reaches no host."""
+    """One tab of a headless Chromium that reaches no host but this machine."""
 
     def __init__(self, folder):
         from tornado.websocket import websocket_connect
@@ -23,7 +50,7 @@ class Browser:
         flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--remote-allow-origins=*"]
         flags += [
             "--disable-features=BackForwardCache",
-            "--host-resolver-rules=MAP * ~NOTFOUND",
+            "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
             "--remote-debugging-port=0",
             f"--user-data-dir={folder}",
         ]
@@ -78,12 +105,12 @@ class Browser:
             assert time.monotonic() < end, f"never true: {expression}"
             time.sleep(0.03)
 
-    def open(self, address, ready="document.querySelector('.ats-on')"):
+    def open(self, address, ready="document.querySelector('.ats-on')", seconds=30):
         self("Page.navigate", url="about:blank")
         self.until("location.href === 'about:blank' && document.readyState === 'complete'")
         self.events.clear()
         self("Page.navigate", url=address)
-        self.until(f"document.readyState === 'complete' && Boolean({ready})", 30)
+        self.until(f"document.readyState === 'complete' && Boolean({ready})", seconds)
 
     def size(self, width, height, mobile=False):
         self("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile)
@@ -107,11 +134,24 @@ class Browser:
         for kind in ("mousePressed", "mouseReleased"):
             self("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **at)
 
+    def hover(self, x, y):
+        self("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+
+    def tap(self, x, y):
+        self("Emulation.setTouchEmulationEnabled", enabled=True)
+        self("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": x, "y": y}])
+        self("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+        self("Emulation.setTouchEmulationEnabled", enabled=False)
+
     def choose(self, selector, value):
         self.js(
             f"(s => {{ s.value = {value!r}; s.dispatchEvent(new Event('change', {{bubbles: true}})) }})"
             f"(document.querySelector({selector!r}))"
         )
+
+    def canvas(self, selector):
+        """What a canvas shows: its height, its width, then the pixels' red, green, blue and alpha."""
+        return self.js(CANVAS % selector)
 
     def faults(self):
         """What the page said went wrong since it was opened, and every request that left it."""

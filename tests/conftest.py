@@ -1,15 +1,18 @@
 """Fixtures that several files share: stores in temporary folders, and a single thread."""
 
 import gc
+from types import SimpleNamespace
 
+import matplotlib.pyplot as plt
 import pytest
 import torch
 from browser import Browser
 
 from atslib.data import load
 from atslib.errors import AtsError
-from atslib.experiments import transfer, units
+from atslib.experiments import correlation, figures, settings, transfer, transformations, units
 from atslib.store import Store
+from atslib.widgets import touchable
 
 
 @pytest.fixture
@@ -27,6 +30,25 @@ def store(tmp_path, said):
 def smoke_store(tmp_path_factory):
     """A folder for the artifacts of profile smoke: the first test that needs them computes them."""
     return tmp_path_factory.mktemp("smoke")
+
+
+@pytest.fixture(scope="session")
+def drawn_figures(tmp_path_factory):
+    """The small figures of the claim pages by kind, of a network trained in no time, and what they are made from."""
+    small = {"model": "lenet", "fraction": 0.004, "semi_fraction": 0.002, "steps": 4}
+    chosen, kept = settings(profile="smoke", **small), Store(tmp_path_factory.mktemp("figures"))
+    scores, attacks = transformations.run(chosen, kept), correlation.run(chosen, kept)
+    table = transformations.ranking(scores, resamples=100)
+    payloads = {
+        "ranking": figures.ranking(chosen, table, 0.5),
+        "builder": figures.builder(chosen, kept),
+        "scatter": figures.scatter(chosen, kept, attacks),
+    }
+    made = {
+        kind: touchable(kind, payload, plt.figure(figsize=(2, 1)), alt=f"The still <{kind}>")
+        for kind, payload in payloads.items()
+    }
+    return SimpleNamespace(settings=chosen, store=kept, table=table, attacks=attacks.tables["policies"], **made)
 
 
 @pytest.fixture(scope="module")

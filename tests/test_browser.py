@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from browser import needs_chromium
+from browser import CONTRAST, needs_chromium
 
 from atslib.data import load
 from atslib.experiments import explorer, settings, units
@@ -60,15 +60,9 @@ def page(browser, address):
     assert browser.faults() == []
 
 
-CANVAS = """(canvas => {
-  const {width, height} = canvas, data = canvas.getContext("2d").getImageData(0, 0, width, height).data;
-  return [height, width, ...data];
-})(document.querySelector(%r))"""
-
-
 def seen(browser, slot, which):
     """The canvas of a slot as (C, H, W) uint8: original, target or found."""
-    height, width, *data = browser.js(CANVAS % f".ats-slot-{slot} .ats-{which} canvas")
+    height, width, *data = browser.canvas(f".ats-slot-{slot} .ats-{which} canvas")
     return torch.tensor(data, dtype=torch.uint8).view(height, width, 4)[..., :3].permute(2, 0, 1)
 
 
@@ -196,30 +190,6 @@ def test_a_phone_shows_all_of_it_and_takes_touches(page, payload, width):
     page.until("document.querySelector('.ats-thumbs button:nth-child(2)').ariaChecked === 'true'")
     assert_shows(page, payload, "b", image=1, policy=2, attack=0, frame=3)
     page("Emulation.setTouchEmulationEnabled", enabled=False)
-
-
-CONTRAST = """(() => {
-  const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
-  const rgb = (color) => {
-    canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = color; canvas.fillRect(0, 0, 1, 1);
-    return [...canvas.getImageData(0, 0, 1, 1).data];
-  };
-  const light = ([r, g, b]) => [[r, .2126], [g, .7152], [b, .0722]].reduce((sum, [v, w]) =>
-    sum + w * (v / 255 <= .03928 ? v / 255 / 12.92 : ((v / 255 + .055) / 1.055) ** 2.4), 0);
-  const behind = (e) => {
-    const color = rgb(getComputedStyle(e).backgroundColor);
-    return color[3] === 255 ? color : behind(e.parentElement);
-  };
-  const found = [];
-  for (const e of document.querySelectorAll(".ats-explorer *")) {
-    const own = [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
-    if (!own || e.tagName === "OPTION") continue;
-    const color = getComputedStyle(e)[e.tagName === "text" ? "fill" : "color"];
-    const [a, b] = [light(rgb(color)), light(behind(e))].sort((x, y) => y - x);
-    found.push([(a + .05) / (b + .05), e.className || e.tagName]);
-  }
-  return found.sort((x, y) => x[0] - y[0]);
-})()"""
 
 
 @pytest.mark.parametrize("dark", ["", "the system", "the book", "the book alone"])

@@ -479,7 +479,7 @@ def fifty(kept):
 def test_claim_6_scores_every_id_in_both_variants(fifty, kept):
     table = fifty.tables["scores"]
     assert len(table) == 2 * 50 * 2
-    for variant, unit in transformations.units(TINY).items():
+    for variant, unit in transformations.scores(TINY).items():
         wide = transformations.wide(table, variant)
         by_hand = scored(unit, kept, CPU)["scores"].double().numpy()
         np.testing.assert_allclose(wide.to_numpy(), by_hand)
@@ -494,7 +494,7 @@ def test_extension_2_of_embedded_images_is_claim_6s_second_variant(fifty, kept):
     made = []
     result = transformations_tinyimagenet.run(TINY, Store(kept.root, say=made.append))
     assert made == []
-    assert transformations_tinyimagenet.units(TINY) == {"code": transformations.units(TINY)["code"]}
+    assert transformations_tinyimagenet.units(TINY) == {"code": transformations.scores(TINY)["code"]}
     assert (result.page, result.facts["dataset"]) == ("ext2_transformations_tinyimagenet", "shapes")
     ours, theirs = (r.tables["scores"].query("variant == 'code'") for r in (result, fifty))
     pd.testing.assert_frame_equal(ours.reset_index(drop=True), theirs.reset_index(drop=True))

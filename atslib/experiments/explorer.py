@@ -178,7 +178,7 @@ def packed(
     def each(of: Callable[[Artifact], Tensor | list], digits: int) -> list:
         """[preset][policy][image][...], significant digits only."""
         return [
-            [[[_brief(v, digits) for v in row] for row in zip(*of(found[a, p]), strict=True)] for p in policies]
+            [[[brief(v, digits) for v in row] for row in zip(*of(found[a, p]), strict=True)] for p in policies]
             for a in presets
         ]
 
@@ -193,7 +193,7 @@ def packed(
         "attacks": [_scene(a, attacks[a, policies[0]], found[a, policies[0]]) for a in presets],
         "draws": [drawn(attacks[presets[0], p]) for p in policies],
         "floor": [
-            [_brief(v, 4) for v in floors(found[presets[0], p]["target"], str(facts["dataset"]))["floor_mean"].tolist()]
+            [brief(v, 4) for v in floors(found[presets[0], p]["target"], str(facts["dataset"]))["floor_mean"].tolist()]
             for p in policies
         ],
         "psnr": each(frame_psnr, 4),
@@ -201,7 +201,8 @@ def packed(
     }
 
 
-def _brief(value: float, digits: int) -> float | None:
+def brief(value: float, digits: int = 4) -> float | None:
+    """Significant digits only; JSON has no nan and no infinity."""
     return float(f"{value:.{digits}g}") if np.isfinite(value) else None
 
 

@@ -12,7 +12,7 @@ VARIANTS = ("code",)  # what there is to compare with is of this variant
 
 def units(settings: Settings) -> dict[str, ScoreUnit]:
     """The scores of all 50."""
-    return transformations.units(tinyimagenet.own(settings), VARIANTS)
+    return transformations.scores(tinyimagenet.own(settings), VARIANTS)
 
 
 def run(settings: Settings, store: Store) -> Result:

@@ -1,9 +1,10 @@
-"""The explorer: pick an image and a policy and watch the reconstruction, in a published page or with a kernel.
+"""What a reader touches in a published page or with a kernel: the explorer, and small figures on the claim pages.
 
-`explorer` makes the page from a payload of `experiments.explorer`; `live` runs attacks of the reader's own.
-Nothing here needs Jupyter to be imported.
+`explorer` makes the page from a payload of `experiments.explorer`; `live` runs attacks of the reader's own;
+`figures` makes the small ones from payloads of `experiments.figures`. Nothing here needs Jupyter to be imported.
 """
 
 from atslib.widgets.explorer import Page, show, to_html
+from atslib.widgets.figures import Figure, touchable
 
-__all__ = ["Page", "show", "to_html"]
+__all__ = ["Figure", "Page", "show", "to_html", "touchable"]

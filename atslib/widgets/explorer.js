@@ -1,121 +1,8 @@
 // One view, two lives: `mount` draws a published page from its payload, with no kernel; `render` is anywidget's
-// entry, where a kernel adds attacks of the reader's own. No dependency, no request.
+// entry, where a kernel adds attacks of the reader's own. No dependency, no request. `common.js` stands before it.
 
 const LIVE = -1; // the policy index of the reader's own run
 const PLAY_MS = 3600; // from the first frame to the last
-
-/** An element; properties with a dash, `role` and `for` become attributes. */
-const h = (tag, props = {}, ...children) => {
-  const node = document.createElement(tag);
-  for (const [name, value] of Object.entries(props)) {
-    if (name.includes("-") || name === "role" || name === "for") node.setAttribute(name, value);
-    else node[name] = value;
-  }
-  node.append(...children);
-  return node;
-};
-
-const drawing = (tag, attributes, text = "") => {
-  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-  node.textContent = text;
-  return node;
-};
-
-const fixed = (value, digits = 1) => (value === null || !Number.isFinite(value) ? "–" : value.toFixed(digits));
-const brief = (value) => {
-  if (value === null || !Number.isFinite(value)) return "–";
-  return value !== 0 && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e4) ? value.toExponential(1) : String(+value.toPrecision(3));
-};
-
-/** Put a picture on a canvas; `willReadFrequently` keeps so small a canvas off the graphics card. */
-const paint = (canvas, picture) => canvas.getContext("2d", { willReadFrequently: true }).putImageData(picture, 0, 0);
-
-/** A sheet's pictures as [row][column] of ImageData; its channels lie below each other as grey planes. */
-async function cut(uri, [channels, height, width]) {
-  const image = new Image();
-  image.src = uri;
-  await image.decode();
-  const canvas = h("canvas", { width: image.naturalWidth, height: image.naturalHeight });
-  const context = canvas.getContext("2d", { willReadFrequently: true });
-  context.drawImage(image, 0, 0);
-  const grey = context.getImageData(0, 0, canvas.width, canvas.height).data;
-  const rows = canvas.height / height / channels, columns = canvas.width / width;
-  const picture = (row, column) => {
-    const found = new ImageData(width, height);
-    for (let at = 0; at < found.data.length; at++) {
-      const channel = at % 4, pixel = at >> 2, y = Math.floor(pixel / width), x = pixel % width;
-      const plane = ((Math.min(channel, channels - 1) * rows + row) * height + y) * canvas.width;
-      found.data[at] = channel === 3 ? 255 : grey[4 * (plane + column * width + x)];
-    }
-    return found;
-  };
-  return Array.from({ length: rows }, (_, r) => Array.from({ length: columns }, (_, c) => picture(r, c)));
-}
-
-/** Bytes (C, H, W) of one picture as ImageData. */
-function pictureOf(bytes, [channels, height, width]) {
-  const found = new ImageData(width, height), area = height * width;
-  for (let pixel = 0; pixel < area; pixel++) {
-    for (let c = 0; c < 3; c++) found.data[4 * pixel + c] = bytes[Math.min(c, channels - 1) * area + pixel];
-    found.data[4 * pixel + 3] = 255;
-  }
-  return found;
-}
-
-const extent = (values) => {
-  const finite = values.flat(Infinity).filter((value) => value !== null && Number.isFinite(value));
-  return finite.length ? [Math.min(...finite), Math.max(...finite)] : [0, 1];
-};
-
-/** Round numbers between two values: steps of 1, 2 or 5; for a logarithm powers of ten, or 1-2-5 within few of them. */
-function ticks([low, high], log) {
-  if (!log) {
-    const raw = (high - low) / 4, ten = 10 ** Math.floor(Math.log10(raw || 1));
-    const step = ten * [1, 2, 5, 10].find((factor) => factor * ten >= raw);
-    const first = Math.ceil(low / step - 1e-9);
-    return Array.from({ length: Math.floor(high / step + 1e-9) - first + 1 }, (_, i) => +((first + i) * step).toPrecision(6));
-  }
-  const powers = [];
-  for (let p = Math.floor(Math.log10(low)); p <= Math.ceil(Math.log10(high)); p++) powers.push(p);
-  const within = (factors) => powers.flatMap((p) => factors.map((f) => +(f * 10 ** p).toPrecision(3))).filter((v) => v >= low && v <= high);
-  const tens = within([1]);
-  if (tens.length > 1) return tens.filter((_, i) => i % Math.ceil(tens.length / 4) === 0);
-  const found = within([1, 2, 5]);
-  return found.length ? found : [low, high];
-}
-
-const BOX = { height: 156, left: 42, right: 8, top: 8, bottom: 24 }; // of a chart, in pixels; its width is the page's
-
-/**
- * Lines of up to two runs against the step. `lines`: { slot, points: [[x, y]], floor, at: [x, y] }, the first on top;
- * `range` is the y axis, `last` the end of the x axis.
- */
-function chart(svg, lines, range, last, log) {
-  const scale = log ? (v) => Math.log10(Math.max(v, 1e-12)) : (v) => v;
-  const [low, high] = range.map(scale), width = svg.clientWidth || 300;
-  const x = (step) => BOX.left + ((width - BOX.left - BOX.right) * step) / (last || 1);
-  const y = (v) => BOX.height - BOX.bottom - ((BOX.height - BOX.top - BOX.bottom) * (scale(v) - low)) / (high - low || 1);
-  const path = (points) => points.filter((p) => p[1] !== null && Number.isFinite(p[1])).map(([a, b], i) => `${i ? "L" : "M"}${x(a).toFixed(1)} ${y(b).toFixed(1)}`).join("");
-  svg.setAttribute("viewBox", `0 0 ${width} ${BOX.height}`);
-  svg.replaceChildren();
-  for (const value of ticks(range, log)) {
-    svg.append(drawing("path", { class: "ats-grid", d: `M${BOX.left} ${y(value)}H${width - BOX.right}` }));
-    svg.append(drawing("text", { x: BOX.left - 6, y: y(value) + 4, "text-anchor": "end" }, brief(value)));
-  }
-  for (const value of [0, Math.round(last / 2), last]) {
-    const anchor = value === 0 ? "start" : value === last ? "end" : "middle";
-    svg.append(drawing("text", { x: x(value), y: BOX.height - 6, "text-anchor": anchor }, String(value)));
-  }
-  if (lines.length) svg.append(drawing("path", { class: "ats-cursor", d: `M${x(lines[0].at[0])} ${BOX.top}V${BOX.height - BOX.bottom}` }));
-  for (const { slot, points, floor, at } of [...lines].reverse()) {
-    if (floor !== null) svg.append(drawing("path", { class: `ats-floor ats-${slot}`, d: path([[0, floor], [last, floor]]) }));
-    svg.append(drawing("path", { class: `ats-line ats-${slot}`, d: path(points) }));
-    if (at[1] !== null && Number.isFinite(at[1])) svg.append(drawing("circle", { class: `ats-dot ats-${slot}`, cx: x(at[0]), cy: y(at[1]), r: 4 }));
-  }
-}
-
-let made = 0; // labels need ids that are unique on the page
 
 class Explorer {
   constructor(el, data, live) {
@@ -248,22 +135,8 @@ class Explorer {
   }
 
   buildThumbs() {
-    const [, height, width] = this.data.size;
-    this.thumbs = this.data.images.map((name, i) => {
-      const canvas = h("canvas", { width, height });
-      paint(canvas, this.sheets["images.webp"][0][i]);
-      return h("button", { type: "button", role: "radio", "aria-label": `Image ${i + 1}: ${name}`, title: name, onclick: () => this.set({ image: i }) }, canvas);
-    });
-    const group = h("div", { className: "ats-thumbs", role: "radiogroup", "aria-label": "Test image" }, ...this.thumbs);
-    group.style.setProperty("--ats-count", this.thumbs.length);
-    const steps = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, Home: -Infinity, End: Infinity };
-    group.addEventListener("keydown", (event) => {
-      if (!(event.key in steps)) return;
-      event.preventDefault();
-      const count = this.thumbs.length, to = this.state.image + steps[event.key];
-      this.set({ image: Number.isFinite(to) ? (to + count) % count : to < 0 ? 0 : count - 1 });
-      this.thumbs[this.state.image].focus();
-    });
+    const { group, mark } = thumbnails(this.sheets["images.webp"][0], this.data.images, (image) => this.set({ image }));
+    this.markThumb = mark;
     return group;
   }
 
@@ -314,10 +187,7 @@ class Explorer {
     const { state, runs } = this;
     this.radios.forEach((radio, i) => { radio.checked = i === state.attack; });
     this.compare.checked = state.compare;
-    this.thumbs.forEach((thumb, i) => {
-      thumb.setAttribute("aria-checked", String(i === state.image));
-      thumb.tabIndex = i === state.image ? 0 : -1;
-    });
+    this.markThumb(state.image);
     this.root.classList.toggle("ats-single", !state.compare);
     this.panes.b.node.hidden = !state.compare;
     for (const [slot, run] of Object.entries(runs)) this.drawSlot(slot, run);

@@ -2,14 +2,9 @@
 
 import base64
 import dataclasses
-import hashlib
-import html
 import importlib.util
 import io
-import json
-from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from PIL import Image
@@ -19,19 +14,21 @@ from atslib import plots
 from atslib.experiments.explorer import Explorer
 from atslib.experiments.settings import Settings
 from atslib.store import Store
+from atslib.widgets import html
 
-HERE = Path(__file__).parent
+SCRIPTS = ("common.js", "explorer.js")
+STYLES = ("explorer.css",)
 STILL_IMAGES = 6  # columns of the still picture
 
 
 def script() -> str:
     """The ES module that draws the explorer: `mount` for pages, `render` for anywidget."""
-    return (HERE / "explorer.js").read_text(encoding="utf-8")
+    return html.source(*SCRIPTS)
 
 
 def style() -> str:
     """Its style sheet."""
-    return (HERE / "explorer.css").read_text(encoding="utf-8")
+    return html.source(*STYLES)
 
 
 def pictures(payload: dict, name: str) -> Tensor:
@@ -51,12 +48,7 @@ def still(payload: dict) -> bytes:
         name = payload["policies"][p]["id"]
         rows[f"{name},\nused"] = clients[1 + p]
         rows[f"{name},\nfound"] = pictures(payload, f"0-{p}.webp")[:STILL_IMAGES, -1]
-    figure, buffer = plots.sheet(rows), io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=100)
-    plt.close(figure)
-    small = io.BytesIO()
-    Image.open(buffer).convert("RGB").quantize(128, method=Image.Quantize.MEDIANCUT).save(small, "PNG", optimize=True)
-    return small.getvalue()
+    return html.png(plots.sheet(rows))
 
 
 def to_html(payload: dict) -> str:
@@ -64,22 +56,12 @@ def to_html(payload: dict) -> str:
 
     Where no script runs, and on paper, it is the still picture with its description.
     """
-    key = f"ats-{hashlib.sha256(json.dumps(payload, sort_keys=True).encode()).hexdigest()[:10]}"
-    data = json.dumps(payload, separators=(",", ":")).replace("<", "\\u003c")  # nothing may end the script element
     first, last = (payload["policies"][p]["id"] for p in (0, -1))
     alt = (
         f"Test images, what the client used and what the attacker found, with policy {first} and with policy {last}; "
         f"attack {payload['attacks'][0]['id']}, last step"
     )
-    picture = base64.b64encode(still(payload)).decode()
-    return (
-        f'<div id="{key}"><style>{style()}</style>'
-        f'<figure class="ats-static"><img alt="{html.escape(alt)}" src="data:image/png;base64,{picture}">'
-        f"<figcaption>{html.escape(alt)}. {html.escape(payload['where'])}.</figcaption></figure>"
-        f'<script type="application/json">{data}</script><script type="module">{script()}\n'
-        f'const host = document.getElementById("{key}");\n'
-        'mount(host, JSON.parse(host.querySelector("script").textContent));</script></div>'
-    )
+    return html.element(payload, still=still(payload), alt=alt, scripts=SCRIPTS, styles=STYLES)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -1,0 +1,374 @@
+"""The small figures in a real browser: operations bit for bit, pointer, keys and touch, phone, dark, paper."""
+
+import base64
+import json
+
+import pytest
+import torch
+from browser import CONTRAST, needs_chromium
+
+from atslib.data import load
+from atslib.experiments import figures
+from atslib.experiments.units import dataset
+from atslib.policies import Policy
+from atslib.rng import rng
+from atslib.transforms import OPS, apply
+from atslib.widgets.explorer import pictures
+from atslib.widgets.html import source
+
+pytestmark = [needs_chromium, pytest.mark.usefixtures("one_thread")]
+KINDS = ("ranking", "builder", "scatter")
+
+
+def written(file, body):
+    head = '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+    file.write_text(f"{head}<title>Figures</title><body>{body}</body></html>", encoding="utf-8")
+    return file.as_uri()
+
+
+@pytest.fixture(scope="module")
+def address(drawn_figures, tmp_path_factory):
+    """All three below each other, as one page."""
+    body = "".join(getattr(drawn_figures, kind)._repr_html_() for kind in KINDS)
+    return written(tmp_path_factory.mktemp("figures") / "three figures.html", body)
+
+
+READY = "document.querySelectorAll('.ats-on').length === 3 && document.querySelectorAll('circle[cx]').length > 50"
+
+
+@pytest.fixture
+def page(browser, address):
+    """The page, open on a desktop in light colours; afterwards it must have no fault."""
+    browser.size(1100, 900)
+    browser.media(prefers_color_scheme="light")
+    browser.open(address, READY)
+    yield browser
+    assert browser.faults() == []
+
+
+def text(page, selector):
+    return page.js(f"document.querySelector({selector!r}).textContent")
+
+
+def shown(page, kind, place):
+    """The canvas of that number in a figure."""
+    page.js(
+        f"document.querySelectorAll('.ats-{kind} :is(.ats-pictures, .ats-stages) canvas')"
+        ".forEach((canvas, i) => { canvas.dataset.place = i; })"
+    )
+    height, width, *data = page.canvas(f".ats-{kind} canvas[data-place='{place}']")
+    return torch.tensor(data, dtype=torch.uint8).view(height, width, 4)[..., :3].permute(2, 0, 1)
+
+
+# --- operations ---------------------------------------------------------------------------------------------
+
+
+def random(*shape, low=0, high=256):
+    return torch.randint(low, high, shape, dtype=torch.uint8, generator=rng(0, *shape, low))
+
+
+PICTURES = {
+    "shapes": lambda: load("shapes", "test").pixels[:3],
+    "grey shapes": lambda: load("shapes-grey", "test").pixels[:2],
+    "noise": lambda: random(2, 3, 32, 32),
+    "one-channel noise": lambda: random(1, 1, 28, 28),
+    "few levels": lambda: random(1, 3, 32, 32, low=100, high=104),
+    "constant": lambda: torch.cat([torch.full((1, 3, 32, 32), value, dtype=torch.uint8) for value in (0, 77, 255)]),
+    "oblong": lambda: random(1, 3, 5, 9),
+    "below the filter's size": lambda: random(1, 3, 2, 2),
+    "64 pixels": lambda: random(1, 3, 64, 64),
+}
+APPLY = """(([text, size]) => {
+  const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+  return OPERATIONS.flatMap((op) => [1, -1].map((sign) =>
+    btoa(String.fromCharCode(...applied(op, {bytes, size}, sign).bytes))));
+})(%s)"""
+
+
+@pytest.fixture(scope="module")
+def bench(browser, tmp_path_factory):
+    """A page with nothing but the operations."""
+    table = f"globalThis.OPERATIONS = {json.dumps(figures.operations())}; globalThis.applied = applied;"
+    body = f"<script type='module'>{source('operations.js')}\n{table}</script>"
+    browser.open(written(tmp_path_factory.mktemp("bench") / "bench.html", body), "globalThis.applied")
+    return browser
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_every_operation_with_both_signs_is_the_librarys_bit_for_bit(bench, name):
+    for pixels in PICTURES[name]():
+        given = json.dumps([base64.b64encode(pixels.numpy().tobytes()).decode(), list(pixels.shape)])
+        found = iter(bench.js(APPLY % given))
+        for index in range(len(OPS)):
+            for sign in (1, -1):
+                expected = apply(index, pixels[None], sign)[0].contiguous().numpy().tobytes()
+                assert base64.b64decode(next(found)) == expected, (index, OPS[index], sign)
+
+
+# --- ranking ------------------------------------------------------------------------------------------------
+
+
+def dot(page, kind, place):
+    """The middle of a dot in the window."""
+    page.js(
+        f"document.querySelectorAll('.ats-{kind} [role=radio].ats-pick').forEach((d, i) => {{ d.dataset.place = i; }})"
+    )
+    at = f".ats-{kind} .ats-pick[data-place='{place}']"
+    circle = at if kind == "scatter" else f"{at} circle"
+    return page.centre(circle)
+
+
+def assert_ranking_shows(page, payload, place):
+    row = payload["rows"][place]
+    op = payload["operations"][row["id"]]
+    assert text(page, ".ats-ranking .ats-name") == f"{row['id']} {op['words']}"
+    words = text(page, ".ats-ranking .ats-words")
+    assert (
+        f"Privacy score {row['s_pri']:.3f}, interval {row['low']:.3f} to {row['high']:.3f}, {row['n']} images" in words
+    )
+    assert f"Rank {row['rank']}; with other images {row['rank low']} to {row['rank high']};" in words
+    assert (f"Same function as {row['same as']}" in words) == bool(row["same as"])
+    image = dataset("shapes", "test").pixels[5:6]
+    assert torch.equal(shown(page, "ranking", 0), image[0])
+    assert torch.equal(shown(page, "ranking", 1), apply(row["id"], image)[0])
+    if op["signed"]:
+        assert torch.equal(shown(page, "ranking", 2), apply(row["id"], image, -1)[0])
+    else:
+        assert page.js("document.querySelector('.ats-ranking figure:nth-child(3)').hidden")
+    checked = "document.querySelectorAll('.ats-ranking .ats-pick[aria-checked=true]')"
+    assert page.js(f"[...{checked}].map((d) => d.ariaLabel.split(':')[0])") == [str(row["id"])]
+
+
+def test_the_ranking_follows_the_pointer_and_the_keys(page, drawn_figures):
+    payload = drawn_figures.ranking.payload
+    assert_ranking_shows(page, payload, 0)
+    for place in (30, 7):
+        page.hover(**dot(page, "ranking", place))
+        assert_ranking_shows(page, payload, place)
+    page.js("document.querySelector('.ats-ranking .ats-pick[tabindex=\"0\"]').focus()")
+    for key, place in (("ArrowRight", 8), ("ArrowUp", 7), ("End", 49), ("ArrowRight", 0), ("ArrowLeft", 49)):
+        page.key(key)
+        assert_ranking_shows(page, payload, place)
+        assert page.js("document.activeElement.getAttribute('aria-checked')") == "true"
+
+
+def test_the_ranking_marks_ids_of_the_same_function(page, drawn_figures):
+    rows = drawn_figures.ranking.payload["rows"]
+    place = next(i for i, row in enumerate(rows) if row["id"] == 43)
+    page.hover(**dot(page, "ranking", place))
+    kin = page.js("[...document.querySelectorAll('.ats-kin')].map((d) => d.ariaLabel.split(':')[0])")
+    assert sorted(kin) == sorted(rows[place]["same as"].split(", "))
+
+
+# --- builder ------------------------------------------------------------------------------------------------
+
+
+def assert_builder_shows(page, image, ids, signs=(1, 1, 1)):
+    """`ids` in the drop-downs' order, None for none."""
+    pixels = dataset("shapes", "test").pixels[image : image + 1]
+    assert torch.equal(shown(page, "builder", 0), pixels[0])
+    for step, (index, sign) in enumerate(zip(ids, signs, strict=True), 1):
+        pixels = pixels if index is None else apply(index, pixels, sign)
+        assert torch.equal(shown(page, "builder", step), pixels[0]), step
+
+
+def step(page, place, index):
+    page.choose(f".ats-builder .ats-stage:nth-child({place + 1}) select", str(index))
+
+
+def curve(page, slot):
+    """The line's points in pixels, [x, y]."""
+    path = f"document.querySelector('.ats-builder .ats-line.ats-{slot}')?.getAttribute('d') ?? ''"
+    return [tuple(map(float, point.split())) for point in page.js(path).lstrip("M").split("L") if point]
+
+
+def scored(payload, policy):
+    return next(row for row in payload["scored"] if row["id"] == policy)
+
+
+def test_the_builder_opens_with_a_searched_policy_and_its_curve(page, drawn_figures):
+    payload = drawn_figures.builder.payload
+    assert_builder_shows(page, 0, (3, 1, 7))
+    found = scored(payload, "3-1-7")
+    assert text(page, ".ats-builder .ats-psnr") == f"Privacy score {found['s_pri']:.3f}"
+    assert "mean of 3 images" in text(page, ".ats-builder .ats-note")
+    points = curve(page, "a")
+    assert len(points) == len(found["curve"])
+    top, bottom = 8, page.js("document.querySelector('.ats-builder .ats-beside svg').clientHeight") - 24  # the axis
+    low = min(0, *(value for row in payload["scored"] for value in row["curve"]))
+    heights = [low + (bottom - y) / (bottom - top) * (1 - low) for _, y in points]
+    assert heights == pytest.approx(found["curve"], abs=0.01)
+    assert len(curve(page, "b")) == len(points)
+    assert page.js("document.querySelectorAll('.ats-under').length") == 1
+
+
+def test_presets_drop_downs_and_signs_change_the_pictures(page, drawn_figures):
+    payload = drawn_figures.builder.payload
+    page.choose(".ats-builder .ats-preset select", "19-1")
+    assert_builder_shows(page, 0, (19, 1, None))
+    assert text(page, ".ats-builder .ats-psnr") == f"Privacy score {scored(payload, '19-1')['s_pri']:.3f}"
+    step(page, 3, 18)
+    assert page.js("document.querySelector('.ats-builder .ats-preset select').value") == "19-1-18"
+    page.click(".ats-builder .ats-stage:nth-child(2) .ats-sign")
+    assert_builder_shows(page, 0, (19, 1, 18), (-1, 1, 1))
+    assert text(page, ".ats-builder .ats-stage:nth-child(2) figcaption") == "sharpness −5"
+    page.js("document.querySelector('.ats-builder .ats-thumbs [tabindex=\"0\"]').focus()")
+    page.key("ArrowRight")
+    assert_builder_shows(page, 1, (19, 1, 18), (-1, 1, 1))
+    step(page, 1, 0)
+    assert page.js("document.querySelector('.ats-builder .ats-stage:nth-child(2) .ats-sign').hidden")
+    assert_builder_shows(page, 1, (0, 1, 18))
+    page.choose(".ats-builder .ats-preset select", "none")
+    assert_builder_shows(page, 1, (None, None, None))
+    assert (len(curve(page, "a")), len(curve(page, "b"))) == (0, 4)
+
+
+def test_a_policy_that_is_not_scored_says_so_and_shows_its_parts(page):
+    step(page, 3, 9)
+    assert_builder_shows(page, 0, (3, 1, 9))
+    assert text(page, ".ats-builder .ats-psnr") == ""
+    assert "Policy 3-1-9 was not scored for this page" in text(page, ".ats-builder .ats-note")
+    assert text(page, ".ats-builder code") == figures.SCORE_CALL.format("3-1-9")
+    assert page.js("document.querySelectorAll('.ats-builder .ats-line.ats-c').length") == 3
+    assert (
+        page.js("document.querySelector('.ats-builder .ats-preset select').selectedOptions[0].textContent")
+        == "Your own"
+    )
+    assert page.js("document.querySelectorAll('.ats-under').length") == 0
+
+
+def test_a_policy_of_the_same_function_has_its_score(page, drawn_figures):
+    assert Policy((24, 28, 18)).canonical() == Policy((43, 18)).canonical()
+    for place, index in enumerate((24, 28, 18), 1):
+        step(page, place, index)
+    expected = scored(drawn_figures.builder.payload, "43-18")["s_pri"]
+    assert text(page, ".ats-builder .ats-psnr") == f"Privacy score {expected:.3f}"
+    assert "Scored as 43-18, the same function." in text(page, ".ats-builder .ats-note")
+
+
+# --- scatter ------------------------------------------------------------------------------------------------
+
+
+def assert_scatter_shows(page, payload, place, network):
+    point, files = payload["points"][place], {}
+    assert text(page, ".ats-scatter .ats-name") == point["id"]
+    assert text(page, ".ats-scatter .ats-operations") == point["words"]
+    expected = (
+        f"Privacy score {point['score'][network]:.3f}, PSNR {point['psnr']:.1f} dB, means of {payload['n']} images"
+    )
+    assert expected in text(page, ".ats-scatter .ats-words")
+    for name in ("images", "client", "found"):
+        files[name] = pictures(payload, f"{name}.webp")
+    for image in range(2):
+        triple = files["images"][0, image], files["client"][image, place], files["found"][image, place]
+        for i, picture in enumerate(triple):  # decoders may differ by a grey level or two
+            assert (shown(page, "scatter", 3 * image + i).int() - picture.int()).abs().max() <= 2
+        said = text(page, f".ats-scatter .ats-pictures:nth-child({image + 2}) .ats-found figcaption")
+        assert said == f"Recovered, {point['each'][image]:.1f} dB"
+
+
+def test_the_scatter_shows_the_reconstructions_of_the_point_under_the_pointer(page, drawn_figures):
+    payload = drawn_figures.scatter.payload
+    for place in range(len(payload["points"])):
+        page.hover(**dot(page, "scatter", place))
+        assert_scatter_shows(page, payload, place, payload["main"])
+
+
+def test_keys_walk_through_the_scatter_by_score_and_by_psnr(page, drawn_figures):
+    payload = drawn_figures.scatter.payload
+    points = range(len(payload["points"]))
+    by_score = sorted(points, key=lambda i: payload["points"][i]["score"][payload["main"]])
+    by_psnr = sorted(points, key=lambda i: payload["points"][i]["psnr"])
+    page.js("document.querySelector('.ats-scatter .ats-pick[tabindex=\"0\"]').focus()")
+    page.key("Home")
+    assert_scatter_shows(page, payload, by_score[0], payload["main"])
+    page.key("ArrowRight")
+    assert_scatter_shows(page, payload, by_score[1], payload["main"])
+    page.key("ArrowUp")
+    above = by_psnr[(by_psnr.index(by_score[1]) + 1) % len(by_psnr)]
+    assert_scatter_shows(page, payload, above, payload["main"])
+    assert page.js("document.activeElement.ariaLabel").startswith(f"Policy {payload['points'][above]['id']}: ")
+
+
+def test_the_switch_changes_the_network_of_the_scores(page, drawn_figures):
+    payload = drawn_figures.scatter.payload
+    places = "[...document.querySelectorAll('.ats-scatter .ats-pick')].map((d) => d.getAttribute('%s'))"
+    before, heights = page.js(places % "cx"), page.js(places % "cy")
+    page.click(".ats-scatter .ats-attacks label:nth-child(1) input")
+    assert page.js(places % "cx") != before
+    assert page.js(places % "cy") == heights
+    assert_scatter_shows(page, payload, 0, 0)
+    caption = text(page, ".ats-scatter figcaption")
+    assert f"Pearson r = {payload['networks'][0]['r']} over 6 policies" in caption
+    order = sorted(range(6), key=lambda i: payload["points"][i]["score"][0])
+    drawn = [float(x) for x in page.js(places % "cx")]
+    assert sorted(range(6), key=drawn.__getitem__) == order
+
+
+# --- all of them --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [360, 390])
+def test_a_phone_shows_all_of_it_and_takes_touches(page, drawn_figures, width):
+    page.size(width, 800, mobile=True)
+    page.until(f"innerWidth === {width} && document.querySelector('.ats-ranking svg').viewBox.baseVal.width < {width}")
+    assert page.js("document.documentElement.scrollWidth") == width
+    heights = "[...document.querySelectorAll('.ats-explorer :is(button, select)')].map((e) => e.offsetHeight)"
+    assert min(height for height in page.js(heights) if height) >= 38
+    page.tap(**dot(page, "ranking", 20))
+    assert_ranking_shows(page, drawn_figures.ranking.payload, 20)
+    page.tap(**dot(page, "scatter", 3))
+    assert_scatter_shows(page, drawn_figures.scatter.payload, 3, 1)
+
+
+def test_every_control_point_and_picture_has_a_name(page):
+    nodes = page("Accessibility.getFullAXTree")["nodes"]
+    roles = {"radio", "combobox", "button", "image", "img", "radiogroup"}
+    found = [(n["role"]["value"], n.get("name", {}).get("value")) for n in nodes if not n["ignored"]]
+    named = [(role, name) for role, name in found if role in roles]
+    assert sum(role == "radio" for role, _ in named) == 50 + 12 + 6 + 3
+    assert sum(role == "combobox" for role, _ in named) == 4
+    assert [role for role, name in named if not name] == []
+    assert "3: translate X 9, privacy score " in " ".join(name for _, name in named)
+
+
+def test_one_tab_stop_for_each_set_of_points_and_the_focus_in_sight(page):
+    stops = []
+    for _ in range(20):
+        page.key("Tab")
+        focus = "(e => [e.getAttribute('class') || e.type || e.tagName, e.matches(':focus-visible')])"
+        name, visible = page.js(f"{focus}(document.activeElement)")
+        if name == "BODY":
+            break
+        assert visible
+        stops.append(name.split()[0])
+    signs = ["ats-sign", "select-one"] * 3
+    assert stops == ["ats-pick", "select-one", "button", *signs, "radio", "ats-pick"]
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_text_can_be_read_in_light_and_dark(page, dark):
+    if dark:
+        page.js("document.documentElement.dataset.theme = 'dark'")
+    step(page, 3, 9)  # the call is shown too
+    found = page.js(CONTRAST)
+    assert len(found) > 60
+    assert found[0][0] >= 4.5, found[:5]
+    ground = page.js("getComputedStyle(document.querySelector('.ats-scatter')).backgroundColor")
+    assert ground == ("rgb(20, 24, 30)" if dark else "rgb(255, 255, 255)")
+
+
+def test_paper_and_pages_without_scripts_have_the_stills(page, address):
+    page.media("print")
+    each = "[...document.querySelectorAll('%s')].map((e) => getComputedStyle(e).display)"
+    assert page.js(each % ".ats-explorer") == ["none"] * 3
+    assert page.js(each % ".ats-static") == ["block"] * 3
+    page.media("")
+    page("Emulation.setScriptExecutionDisabled", value=True)
+    try:
+        page.open(address, ready="[...document.querySelectorAll('.ats-static img')].every((e) => e.naturalWidth > 100)")
+        alts = page.js("[...document.querySelectorAll('.ats-static img')].map((e) => e.alt)")
+        assert alts == [f"The still <{kind}>" for kind in KINDS]
+        assert min(page.js("[...document.querySelectorAll('.ats-static')].map((e) => e.offsetHeight)")) > 50
+    finally:
+        page("Emulation.setScriptExecutionDisabled", value=False)

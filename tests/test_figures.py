@@ -1,0 +1,176 @@
+"""The small figures of the claim pages without a browser: what is in their payloads, and the HTML around them."""
+
+import base64
+import io
+import json
+import re
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import atslib
+from atslib import plots
+from atslib.errors import AtsError
+from atslib.experiments import correlation, figures, settings, transformations
+from atslib.experiments.units import dataset, targets
+from atslib.metrics import psnr
+from atslib.policies import CANONICAL, OPS, Policy
+from atslib.rng import rng
+from atslib.scores import area
+from atslib.transforms import apply, magnitude
+from atslib.widgets import Figure, touchable
+from atslib.widgets.explorer import pictures
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+KINDS = ("ranking", "builder", "scatter")
+
+
+# --- payloads -----------------------------------------------------------------------------------------------
+
+
+def test_the_script_gets_every_operation_with_its_own_magnitude_and_words():
+    found = figures.operations()
+    assert [(op["name"], op["magnitude"]) for op in found] == [(op.name, magnitude(op)) for op in OPS]
+    assert json.loads(json.dumps(found)) == found  # a float survives JSON
+    noise = torch.randint(0, 256, (1, 3, 32, 32), dtype=torch.uint8, generator=rng(0))
+    for index, op in enumerate(found):
+        assert op["signed"] == (not torch.equal(apply(index, noise, 1), apply(index, noise, -1))), op
+        if op["signed"]:
+            assert [re.search(r"[+−]\d", words)[0][0] for words in op["drawn"]] == ["+", "−"]
+    assert found[3]["words"] == "translate X 9"
+    assert found[3]["drawn"] == ["translate X +9", "translate X −9"]
+
+
+def test_the_ranking_is_the_tables(drawn_figures):
+    payload, table = drawn_figures.ranking.payload, drawn_figures.table
+    assert [row["id"] for row in payload["rows"]] == table.index.tolist()
+    for name in ("s_pri", "low", "high", "in top five"):
+        np.testing.assert_allclose([row[name] for row in payload["rows"]], table[name], rtol=1e-3)
+    for name in ("rank", "rank low", "rank high", "same as", "n"):
+        assert [row[name] for row in payload["rows"]] == table[name].tolist()
+    assert payload["reference"] == 0.5
+    assert base64.b64decode(payload["pixels"]) == dataset("shapes", "test").pixels[5].numpy().tobytes()
+
+
+def test_the_builder_has_its_images_and_every_scored_curve(drawn_figures):
+    payload, units = drawn_figures.builder.payload, transformations.units(drawn_figures.settings)
+    images = dataset("shapes", "test")
+    assert base64.b64decode(payload["pixels"]) == images.pixels[:12].numpy().tobytes()
+    assert payload["images"] == [images.class_names[i] for i in images.labels[:12].tolist()]
+    ids = [row["id"] for row in payload["scored"]]
+    assert ids == [*transformations.BUILT, *map(str, range(50))]
+    assert payload["canonical"] == list(CANONICAL)
+    for row in payload["scored"]:
+        assert row["s_pri"] == pytest.approx(float(area(torch.tensor([row["curve"]]))), abs=2e-3)
+        assert len(row["curve"]) == units["fixed"].points
+    by_id = {row["id"]: row["s_pri"] for row in payload["scored"]}
+    ranked = drawn_figures.table["s_pri"]
+    np.testing.assert_allclose([by_id[str(op)] for op in range(50)], ranked.sort_index(), rtol=1e-3)
+    assert units["policies"].model == units["fixed"].model
+    assert (units["policies"].images, payload["n"]) == (3, 3)
+    assert set(payload["presets"]) == {policy or "none" for policy in transformations.BUILT}
+
+
+def test_of_each_built_policy_its_beginnings_are_scored_too():
+    for policy in map(Policy.parse, transformations.BUILT):
+        for length in range(len(policy.ids)):
+            assert str(Policy(policy.ids[:length])) in {*transformations.BUILT, *transformations.EVERY}
+
+
+def test_the_builders_still_shows_each_step(drawn_figures):
+    rows = figures.steps(drawn_figures.builder.payload, columns=4)
+    assert list(rows) == ["original", "1. translate X +9", "2. contrast +6", "3. translate Y +2"]
+    last = Policy((3, 1, 7)).apply_signs(rows["original"], torch.ones(4, 3, dtype=torch.int64))
+    assert torch.equal(rows["3. translate Y +2"], last)
+    assert torch.equal(rows["original"], dataset("shapes", "test").pixels[:4])
+
+
+def test_the_scatter_has_a_policys_means_and_images_at_its_place(drawn_figures):
+    payload, table = drawn_figures.scatter.payload, drawn_figures.attacks
+    units = correlation.attacks(drawn_figures.settings)
+    assert [point["id"] for point in payload["points"]] == list(units)
+    assert [each["name"] for each in payload["networks"]] == correlation.networks_of(table)
+    assert payload["networks"][payload["main"]]["name"] == "semi-trained"
+    means = table.groupby("policy").mean(numeric_only=True)
+    sheets = {name: pictures(payload, f"{name}.webp") for name in ("images", "client", "found")}
+    for place, (policy, unit) in enumerate(units.items()):
+        point, own = payload["points"][place], means.loc[policy]
+        numbers = [*point["score"], point["psnr"], point["noise"]]
+        names = [*(f"s_pri {each['name']}" for each in payload["networks"]), "psnr", "floor_noise"]
+        np.testing.assert_allclose(numbers, own[names], rtol=1e-3)
+        original, target, _ = targets(unit)
+        assert psnr(sheets["client"][:, place] / 255, target / 255).min() > 30
+        assert psnr(sheets["images"][0] / 255, original / 255).min() > 30
+        found = sheets["found"][:, place] / 255  # what is shown leaks as much as what is said
+        np.testing.assert_allclose(psnr(found, target / 255), point["each"], atol=0.5)
+
+
+def test_the_correlation_that_is_said_is_the_pages(drawn_figures):
+    (r,) = correlation.agreement.pearson(*(m.mean(1)[None] for m in _means(drawn_figures, "s_pri trained")))
+    assert drawn_figures.scatter.payload["networks"][-1]["r"].startswith(f"{r:+.2f} [".replace("-", "−"))
+
+
+def _means(drawn, column):
+    return correlation.matrices(drawn.attacks, column, "psnr")
+
+
+def test_the_reconstructions_keep_to_the_budget(drawn_figures, monkeypatch):
+    whole = drawn_figures.scatter.payload["files"]["found.webp"]
+    monkeypatch.setattr(figures, "BUDGET", len(whole) // 2)
+    result = correlation.run(drawn_figures.settings, drawn_figures.store)
+    smaller = figures.scatter(drawn_figures.settings, drawn_figures.store, result)["files"]["found.webp"]
+    assert len(base64.b64decode(smaller.split(",")[1])) <= len(whole) // 2
+
+
+def test_the_call_that_is_shown_scores_the_policy():
+    images = dataset("shapes", "test")[:2]
+    model = atslib.build_model("lenet", 10, 3, image_size=32, norm="shapes", rng=rng(0)).eval()
+    names = {"atslib": atslib, "model": model, "images": images}
+    assert eval(figures.SCORE_CALL.format("3-1-9"), names).shape == (2,)
+
+
+# --- HTML ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_html_is_whole_small_and_asks_for_nothing(drawn_figures, kind):
+    figure = getattr(drawn_figures, kind)
+    text = figure._repr_html_()
+    assert text.count("<script") == text.count("</script>") == 2
+    assert re.findall(r"""(?:src|href)=["'](?!data:)[^"']*|url\([^)]*|@import|\bfetch\(|\bimport\(""", text) == []
+    assert set(re.findall(r"https?://[^\"'\s]+", text)) == {"http://www.w3.org/2000/svg"}
+    assert json.loads(re.search(r'<script type="application/json">(.*?)</script>', text, re.S)[1]) == figure.payload
+    assert len(text) < 200_000
+    alt, picture = re.search(r'<img alt="([^"]*)" src="data:image/png;base64,([^"]*)"', text).groups()
+    assert alt == f"The still &lt;{kind}&gt;"
+    assert Image.open(io.BytesIO(base64.b64decode(picture))).size == (200, 100)
+    assert f"{alt}. shapes, profile smoke.</figcaption>" in text
+
+
+def test_a_representation_is_the_same_in_each_run(drawn_figures):
+    assert repr(drawn_figures.ranking) == "Ranking of 50 transformations"
+    assert repr(drawn_figures.builder) == "Policy builder with 57 scored policies"
+    assert repr(drawn_figures.scatter) == "Scatter of 6 policies"
+    again = drawn_figures.ranking
+    assert Figure("ranking", again.payload, again.still, again.alt)._repr_html_() == again._repr_html_()
+
+
+def test_the_still_is_closed_so_that_it_is_not_shown_twice(drawn_figures):
+    still = plots.sheet(figures.steps(drawn_figures.builder.payload, columns=2))
+    touchable("builder", drawn_figures.builder.payload, still, alt="")
+    assert still.number not in plt.get_fignums()
+
+
+def test_an_unknown_kind_is_named(drawn_figures):
+    with pytest.raises(AtsError, match="kind 'bars' is unknown; choose one of ranking, scatter, builder"):
+        Figure("bars", {}, b"", "")
+
+
+def test_a_grey_data_set_has_the_same_figures():
+    chosen = settings(profile="smoke", dataset="shapes-grey")
+    images = figures.pictures(chosen, range(3))
+    assert images["size"][0] == 1
+    assert len(base64.b64decode(images["pixels"])) == 3 * np.prod(images["size"])
