@@ -5,6 +5,7 @@ import re
 import sys
 from pathlib import Path
 
+from atslib._cpu import keep_memory
 from atslib.errors import AtsError
 from atslib.store import Store, project_root
 
@@ -210,4 +211,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    keep_memory()  # here, not in `main`, which tests and notebooks may call
     sys.exit(main())

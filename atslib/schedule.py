@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from atslib._cpu import keep_memory
 from atslib.bench import convolution_rate, forward_flop
 from atslib.errors import AtsError
 from atslib.experiments.units import ModelUnit, Unit, dataset, device_of, network
@@ -141,6 +142,7 @@ def _in_order(pool: Executor, missing: Sequence[Unit], where: tuple[Store, str, 
 def _work(unit: Unit, root: Path, device: str) -> float:
     """Make the unit in this process; the seconds it took."""
     started = time.monotonic()
+    keep_memory()
     torch.set_num_threads(1)
     unit.make(Store(root, say=say), device_of(device))
     return time.monotonic() - started

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from atslib._threads import each, pieces
+from atslib._cpu import each, pieces
 from atslib.data import Images
 from atslib.errors import AtsError, choose
 from atslib.gradients import DISTANCES, problem_gradients

@@ -317,6 +317,17 @@ def test_a_reader_runs_stops_and_repairs_an_attack(live):
     assert not browser.js("document.querySelector('.ats-run .ats-play').disabled")
 
 
+def test_stop_can_be_pressed_while_a_network_is_trained_first(live):
+    browser, _, _ = live
+    buttons = "['.ats-run .ats-play', '.ats-stop'].map((s) => document.querySelector(s).disabled)"
+    assert browser.js(buttons) == [False, True]
+    say = "window.heard[0]({kind: %r, message: %r, busy: %s}, [])"
+    browser.js(say % ("training", "It is trained again first", "true"))
+    assert (status(browser), browser.js(buttons)) == ("It is trained again first", [True, False])
+    browser.js(say % ("ended", "Stopped in the training", "false"))
+    assert (status(browser), browser.js(buttons)) == ("Stopped in the training", [False, True])
+
+
 # --- the book -----------------------------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -354,6 +355,44 @@ def test_facts_of_another_version_are_no_network(store):
 def test_a_trained_network_says_what_it_was_trained_with(session, heard, result):
     found = finish(session, heard, network="convnet-4", stage="trained", policy=str(Policy((5,))), steps=2)
     assert "adam-cosine-tv on convnet-4 (trained, policy none)" in found[0][0]["message"]
+
+
+def test_stop_ends_the_training_of_a_damaged_network_and_the_next_run_goes_on(store, heard, monkeypatch):
+    chosen = settings(profile="smoke")
+    unit = model_unit(chosen, train=TrainConfig(epochs=500), fraction=0.02)
+    store.get("model", unit, lambda state: {"x": torch.zeros(1)})
+    file = store.path("model", unit)
+    file.write_bytes(b"damaged")
+    session = Session(chosen, store, lambda content, buffers: heard.append((content, buffers)))
+    request = {"network": "convnet-4", "stage": "trained", "steps": 2}
+    session.run(**request)
+    while not file.with_suffix(".state").exists():  # an epoch is done
+        assert not session.wait(0.02)
+    asked = time.monotonic()
+    session.stop()
+    assert session.wait(30)
+    assert time.monotonic() - asked < 5
+    assert kinds(heard) == ["training", "ended"]
+    assert heard[0][0]["message"] == "The stored convnet-4 is damaged or gone: it is trained again first, 500 epochs …"
+    assert heard[1][0]["message"].startswith("Stopped in the training of convnet-4")
+    assert not store.has("model", unit)
+
+    begun = []
+    monkeypatch.setattr("atslib.training.learning_rate", lambda config, epoch: begun.append(epoch) or session.stop())
+    assert kinds(finish(session, heard, **request)) == ["ended"]  # the network is still offered
+    (epoch,) = begun
+    assert epoch > 0
+
+
+def test_a_network_that_had_to_be_trained_is_attacked(session, heard):
+    unit = model_unit(settings(profile="smoke"), train=TrainConfig(epochs=1), fraction=0.005)
+    session._networks = {"convnet-4": {"trained": [unit]}}
+    found = finish(session, heard, network="convnet-4", stage="trained", steps=2)
+    assert kinds(found)[:2] == ["training", "started"]
+    assert kinds(found)[-1] == "ended"
+    again = finish(session, heard, network="convnet-4", stage="trained", steps=2)
+    assert kinds(again) == kinds(found)[1:]
+    assert again[-1] == found[-1]
 
 
 # --- in Jupyter ----------------------------------------------------------------------------------------------

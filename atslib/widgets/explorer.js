@@ -333,6 +333,10 @@ class Live {
       this.say(content.message);
       this.running(true);
     } else if (content.kind === "frame") this.frame(content, picture(0));
+    else if (content.kind === "training") {
+      this.say(content.message);
+      this.running(true); // so that Stop can be pressed
+    }
     else {
       this.say(content.message, content.kind === "fault");
       if (!content.busy) this.running(false);

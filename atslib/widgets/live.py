@@ -132,7 +132,8 @@ class Session:
     """One attack at a time. Every message goes to `emit`, from the attack's thread.
 
     Messages: `started` (original and target), `frame` (the iterate; at most 15 a second), `ended`, and `fault`
-    with one sentence. After `ended` or `fault` the next run may come.
+    with one sentence. After `ended` or `fault` the next run may come, unless it says that it is `busy`. Before
+    `started` there is `training`, where the network's file is gone or damaged.
     """
 
     def __init__(self, settings: Settings, store: Store, emit: Emit):
@@ -140,13 +141,14 @@ class Session:
         self._stop, self._busy = threading.Event(), threading.Lock()
         self._thread: threading.Thread | None = None
         mean_image(settings.dataset)  # kept, so that the first attack need not wait for it
+        # Looked up once: a network whose training is stopped is not in the store, and must not leave the form.
+        self._networks = networks(settings, store)
 
     def options(self) -> dict:
         """What the form offers, as JSON holds it."""
-        found = networks(self.settings, self.store)
         return {
             "operations": [spoken(Policy((index,)).names()) for index in range(len(OPS))],
-            "networks": {name: list(stages) for name, stages in found.items()},
+            "networks": {name: list(stages) for name, stages in self._networks.items()},
             "attacks": list(LIVE_ATTACKS),
             "steps": 300,
             "limit": STEPS,
@@ -163,7 +165,7 @@ class Session:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the attack after its step."""
+        """End the attack after its step, or the training before it after its batch."""
         self._stop.set()
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -175,6 +177,8 @@ class Session:
     def _work(self, request: Mapping) -> None:
         try:
             last = {"kind": "ended", "message": self._attack(Request(**request))}
+        except _Stopped as why:
+            last = {"kind": "ended", "message": str(why)}
         except AtsError as error:
             last = {"kind": "fault", "message": str(error)}
         except Exception as error:  # the reader sees no log, and the next run must be possible
@@ -186,8 +190,8 @@ class Session:
     def _attack(self, request: Request) -> str:
         """Attack one image; what to say at the end."""
         device = device_of(self.settings.device)
-        unit = pick(networks(self.settings, self.store), request.network, request.stage, request.policy)
-        model, _ = trained(unit, self.store, device)
+        unit = pick(self._networks, request.network, request.stage, request.policy)
+        model, _ = trained(unit, self.store, device, on_batch=_Training(self.emit, self._stop, unit))
         original, label = self._image(request)
         policy = Policy.parse(request.policy)
         _, signs = policy.draw(1, rng=rng(self.settings.seed, "policy", request.policy))
@@ -218,6 +222,27 @@ class Session:
 
     def _name(self, label: Tensor) -> str:
         return dataset(self.settings.dataset, "test").class_names[int(label)].replace("_", " ")
+
+
+class _Stopped(Exception):
+    """The reader stopped a training."""
+
+
+class _Training:
+    """Says that a network is trained first, and ends that training on Stop."""
+
+    def __init__(self, emit: Emit, stop: threading.Event, unit: ModelUnit):
+        self.emit, self.halt, self.unit, self.said = emit, stop, unit, False
+
+    def __call__(self) -> None:
+        name = self.unit.model
+        if self.halt.is_set():
+            raise _Stopped(f"Stopped in the training of {name}; another run takes it up at its last whole epoch.")
+        if not self.said:
+            self.said = True
+            epochs = self.unit.train.epochs
+            message = f"The stored {name} is damaged or gone: it is trained again first, {epochs} epochs …"
+            self.emit({"kind": "training", "busy": True, "message": message}, [])
 
 
 class _Watch:

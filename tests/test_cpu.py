@@ -1,11 +1,14 @@
 """Pieces of a batch on threads of their own: the same numbers, and nothing of torch's state changed."""
 
+import platform
+import subprocess
+import sys
 import threading
 
 import pytest
 import torch
 
-from atslib import _threads
+from atslib import _cpu
 from atslib.attacks import Attack, reconstruct
 from atslib.attacks.objective import Objective
 from atslib.models import build_model
@@ -29,11 +32,34 @@ def victims():
     return model, torch.rand(3, 3, 16, 16, generator=rng(1)).double(), torch.tensor([1, 2, 3])
 
 
+FAULTS = """
+import resource, sys, torch
+from atslib._cpu import keep_memory
+if sys.argv[1] == "keep":
+    keep_memory()
+faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+step = lambda: [torch.zeros(12_000_000) for _ in range(3)] and None  # 48 MB each
+step()
+before = faults()
+step()
+print(faults() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
+def test_kept_memory_is_not_fetched_again_page_by_page():
+    counts = {}
+    for how in ("keep", "give back"):
+        run = subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, text=True, check=True)
+        counts[how] = int(run.stdout)
+    assert counts["keep"] < 100 < counts["give back"]
+
+
 @pytest.mark.parametrize(("rows", "threads"), [(1, 2), (2, 2), (3, 2), (7, 3), (2, 8), (5, 1)])
 def test_pieces_cover_all_rows_once_and_evenly(rows, threads):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    found = _threads.pieces(rows, torch.device("cpu"))
+    found = _cpu.pieces(rows, torch.device("cpu"))
     torch.set_num_threads(before)
     assert [i for piece in found for i in range(rows)[piece]] == list(range(rows))
     sizes = [piece.stop - piece.start for piece in found]
@@ -42,7 +68,7 @@ def test_pieces_cover_all_rows_once_and_evenly(rows, threads):
 
 
 def test_a_gpu_has_one_piece(two_threads):
-    assert _threads.pieces(9, torch.device("cuda")) == [slice(0, 9)]
+    assert _cpu.pieces(9, torch.device("cuda")) == [slice(0, 9)]
 
 
 def test_calls_run_at_once_in_order_each_with_one_thread_and_the_callers_grad_mode(two_threads):
@@ -52,9 +78,9 @@ def test_calls_run_at_once_in_order_each_with_one_thread_and_the_callers_grad_mo
         together.wait()  # returns only when both are running
         return i, torch.get_num_threads(), torch.is_grad_enabled()
 
-    assert _threads.each(look, [0, 1]) == [(0, 1, True), (1, 1, True)]
+    assert _cpu.each(look, [0, 1]) == [(0, 1, True), (1, 1, True)]
     with torch.no_grad():
-        assert _threads.each(look, [0, 1]) == [(0, 1, False), (1, 1, False)]
+        assert _cpu.each(look, [0, 1]) == [(0, 1, False), (1, 1, False)]
     assert torch.get_num_threads() == 2
     later = []
     thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
@@ -65,7 +91,7 @@ def test_calls_run_at_once_in_order_each_with_one_thread_and_the_callers_grad_mo
 
 def test_an_error_in_a_thread_is_the_callers(two_threads):
     with pytest.raises(ZeroDivisionError):
-        _threads.each(lambda i: 1 / i, [1, 0])
+        _cpu.each(lambda i: 1 / i, [1, 0])
 
 
 @pytest.mark.parametrize("threat", [ThreatModel(), ThreatModel(victim="train", labels="optimized")])
