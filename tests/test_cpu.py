@@ -41,7 +41,8 @@ faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 step = lambda: [torch.zeros(12_000_000) for _ in range(3)] and None  # 48 MB each
 step()
 before = faults()
-step()
+for _ in range(8):
+    step()
 print(faults() - before)
 """
 
@@ -52,7 +53,7 @@ def test_kept_memory_is_not_fetched_again_page_by_page():
     for how in ("keep", "give back"):
         run = subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, text=True, check=True)
         counts[how] = int(run.stdout)
-    assert counts["keep"] < 100 < counts["give back"]
+    assert 4 * counts["keep"] < counts["give back"]
 
 
 @pytest.mark.parametrize(("rows", "threads"), [(1, 2), (2, 2), (3, 2), (7, 3), (2, 8), (5, 1)])
