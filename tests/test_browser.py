@@ -18,8 +18,8 @@ from atslib.experiments import explorer, settings, units
 from atslib.experiments.privacy import HYBRID
 from atslib.experiments.units import dataset
 from atslib.store import Store, project_root
-from atslib.widgets import to_html
-from atslib.widgets.explorer import pictures, script, style
+from atslib.widgets import html, to_html
+from atslib.widgets.explorer import pictures
 from atslib.widgets.live import Session
 
 PAGE = project_root() / "book/_build/html/results/explorer.html"
@@ -249,8 +249,9 @@ def live(browser, payload, tmp_path):
     messages = []
     session = Session(settings(**SMALL), Store(tmp_path / "store"), lambda *message: messages.append(message))
     traits = json.dumps({"payload": payload, "options": session.options()}).replace("<", "\\u003c")
-    module = json.dumps(script()).replace("<", "\\u003c")
-    text = f"<style>{style()}</style><div id='here'></div><script type='module'>{MODEL % (traits, module)}</script>"
+    module = json.dumps(html.source(*html.EXPLORER)).replace("<", "\\u003c")
+    style = html.source(*html.EXPLORER_STYLES)
+    text = f"<style>{style}</style><div id='here'></div><script type='module'>{MODEL % (traits, module)}</script>"
     file = tmp_path / "live.html"
     file.write_text(f'<!doctype html><meta charset="utf-8"><body>{text}</body>', encoding="utf-8")
     browser.size(1100, 900)

@@ -16,19 +16,7 @@ from atslib.experiments.settings import Settings
 from atslib.store import Store
 from atslib.widgets import html
 
-SCRIPTS = ("common.js", "explorer.js")
-STYLES = ("explorer.css",)
 STILL_IMAGES = 6  # columns of the still picture
-
-
-def script() -> str:
-    """The ES module that draws the explorer: `mount` for pages, `render` for anywidget."""
-    return html.source(*SCRIPTS)
-
-
-def style() -> str:
-    """Its style sheet."""
-    return html.source(*STYLES)
 
 
 def pictures(payload: dict, name: str) -> Tensor:
@@ -61,7 +49,7 @@ def to_html(payload: dict) -> str:
         f"Test images, what the client used and what the attacker found, with policy {first} and with policy {last}; "
         f"attack {payload['attacks'][0]['id']}, last step"
     )
-    return html.element(payload, still=still(payload), alt=alt, scripts=SCRIPTS, styles=STYLES)
+    return html.element(payload, still=still(payload), alt=alt, scripts=html.EXPLORER, styles=html.EXPLORER_STYLES)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

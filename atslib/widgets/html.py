@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 HERE = Path(__file__).parent
+EXPLORER, EXPLORER_STYLES = ("common.js", "explorer.js"), ("explorer.css",)  # `mount` for pages, `render` for anywidget
 
 
 def source(*files: str) -> str:

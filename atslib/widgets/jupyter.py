@@ -5,15 +5,15 @@ import traitlets
 
 from atslib.experiments.settings import Settings
 from atslib.store import Store
-from atslib.widgets.explorer import script, style
+from atslib.widgets import html
 from atslib.widgets.live import Session
 
 
 class ExplorerWidget(anywidget.AnyWidget):
     """The explorer of a payload, and attacks of the reader's own on this kernel."""
 
-    _esm = script()
-    _css = style()
+    _esm = html.source(*html.EXPLORER)
+    _css = html.source(*html.EXPLORER_STYLES)
     payload = traitlets.Dict().tag(sync=True)
     options = traitlets.Dict().tag(sync=True)
 
