@@ -239,7 +239,7 @@ const model = {
 };
 const file = new Blob([%s], {type: "text/javascript"});
 const {default: widget} = await import(URL.createObjectURL(file));
-await widget.render({model, el: document.getElementById("here")});
+window.leave = await widget.render({model, el: document.getElementById("here")});
 """
 
 
@@ -327,6 +327,15 @@ def test_stop_can_be_pressed_while_a_network_is_trained_first(live):
     assert (status(browser), browser.js(buttons)) == ("It is trained again first", [True, False])
     browser.js(say % ("ended", "Stopped in the training", "false"))
     assert (status(browser), browser.js(buttons)) == ("Stopped in the training", [False, True])
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_a_view_that_goes_stops_its_attack_if_there_is_one(live, running):
+    browser, _, _ = live
+    if running:
+        browser.js("window.heard[0]({kind: 'training', message: 'trained first', busy: true}, [])")
+    browser.js("window.leave()")
+    assert browser.js("window.sent") == ([[{"kind": "stop"}, []]] if running else [])
 
 
 # --- the book -----------------------------------------------------------------------------------------------

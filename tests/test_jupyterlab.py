@@ -267,6 +267,27 @@ def test_a_file_that_is_no_image_is_said_and_the_next_run_works(page, tmp_path):
     assert canvas(page, "original")[0, :, 5, 5].tolist() == [90, 120, 200]
 
 
+ENDED = """(async () => {
+  const { kernel } = jupyterapp.shell.currentWidget.sessionContext.session;
+  const future = kernel.requestExecute({ code: "print(list(Out.values())[-1].session.wait(5))" });
+  let text = "";
+  future.onIOPub = (message) => { text += message.content.text ?? ""; };
+  await future.done;
+  return text.trim();
+})()"""
+
+
+def test_an_attack_that_nobody_sees_any_more_is_stopped(page):
+    page.click(RUN)
+    watch(page)
+    page.until("window.watched.frames.length >= 3", 60)
+    page.js("void jupyterapp.commands.execute('notebook:clear-all-cell-outputs')")
+    page.until("!document.querySelector('.ats-explorer')")
+    assert page.js(ENDED) == "True"
+    page.js("void jupyterapp.commands.execute('notebook:run-all-cells')")  # for the next test
+    page.until("Boolean(document.querySelector('.ats-explorer .ats-own'))", 180)
+
+
 def test_the_attack_ends_with_its_kernel_and_no_other_host_was_asked(page, lab):
     """The last test: it leaves the notebook without a kernel."""
     address, process = lab

@@ -371,6 +371,7 @@ export default {
     model.on("msg:custom", heard);
     return () => {
       explorer.pause();
+      if (explorer.live.start.disabled) model.send({ kind: "stop" }); // nobody would see the rest of the attack
       model.off("msg:custom", heard);
     };
   },
