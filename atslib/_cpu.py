@@ -41,13 +41,18 @@ def pieces(rows: int, device: torch.device) -> list[slice]:
     return [slice(low, high) for low, high in itertools.pairwise(ends)]
 
 
+def keep_to_one_core() -> None:
+    """Let the operations of this thread use no other; threads begun later inherit it until somebody sets a number."""
+    torch.get_num_threads()  # a thread's first call takes over the common number, which would undo the next line
+    torch.set_num_threads(1)
+
+
 @functools.cache
 def _pool(threads: int) -> ThreadPoolExecutor:
     pool, together = ThreadPoolExecutor(threads, "atslib"), threading.Barrier(threads)
 
     def begin(_: int) -> None:
-        torch.get_num_threads()  # the first call in a thread takes over the common number, also after a set
-        torch.set_num_threads(1)
+        keep_to_one_core()
         together.wait()
 
     list(pool.map(begin, range(threads)))

@@ -17,7 +17,7 @@ from atslib.store import write_atomically
 
 Tables = Mapping[str, pd.DataFrame]
 UNKNOWN = "not measured yet"
-_MARK = re.compile(r"(<!-- effect: (?P<name>[\w-]+) -->)(?P<old>.*?)(<!-- /effect -->)")
+_MARK = re.compile(r"(<!-- effect: (?P<name>[\w-]+) -->).*?(<!-- /effect -->)")
 
 
 def _change(attacks: pd.DataFrame, name: str, base: str, by: str = "setting") -> str:
@@ -153,5 +153,5 @@ def insert_effects(path: Path, results: Path) -> None:
     named = {match["name"] for match in _MARK.finditer(text)}
     if missing := sorted(set(EFFECTS) - named):
         raise AtsError(f"{path} has no <!-- effect: … --> for {', '.join(missing)}")
-    new = _MARK.sub(lambda m: f"{m[1]}{effect(m['name'], results)}{m[4]}", text)
+    new = _MARK.sub(lambda m: f"{m[1]}{effect(m['name'], results)}{m[3]}", text)
     write_atomically(path, lambda partial: partial.write_text(new))

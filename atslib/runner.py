@@ -68,21 +68,25 @@ def run(
     experiment, pages = settings(profile=profile, dataset=chosen), names or published(root)
     store.say(f"{', '.join(pages)}: {experiment}")
     ends = None if budget is None else time.monotonic() + budget
+    first = {name: list(PAGES[name].units(experiment).values()) for name in pages}
     if dry_run:
-        store.say(describe({name: _known(name, experiment, store) for name in pages}, store, experiment.device))
+        known = {name: first[name] + _further(name, first[name], experiment, store) for name in pages}
+        store.say(describe(known, store, experiment.device))
         for name in pages:
-            if hasattr(PAGES[name], "then") and plan(PAGES[name].units(experiment).values(), store):
+            if hasattr(PAGES[name], "then") and plan(first[name], store):
                 store.say(f"{name} has further units, which depend on what the first ones find")
         return
     work = {"device": experiment.device, "jobs": jobs, "ends": ends}
-    compute([unit for name in pages for unit in PAGES[name].units(experiment).values()], store, **work)
+    compute([unit for name in pages for unit in first[name]], store, **work)
     waiting = []
     for name in pages:
-        compute(_known(name, experiment, store), store, **work)  # now also those that depend on the first ones
-        if left := len(plan(_known(name, experiment, store), store)):
+        further = _further(name, first[name], experiment, store)
+        compute(further, store, **work)
+        units = first[name] + further
+        if left := len(plan(units, store)):
             waiting.append(f"{name} ({left} units)")
             continue
-        _write_tables(name, experiment, root, store)
+        _write_tables(name, units, experiment, root, store)
         if not compute_only:
             execute(name, {"profile": profile, "dataset": chosen}, root=root, store=store)
     publish_answers(root)
@@ -92,19 +96,17 @@ def run(
         build_book(root)
 
 
-def _known(name: str, experiment: Settings, store: Store) -> list[Unit]:
-    """The page's units, with those that depend on what the first ones found where these are in the store."""
-    units, page = list(PAGES[name].units(experiment).values()), PAGES[name]
-    if hasattr(page, "then") and not plan(units, store):
-        units += page.then(experiment, store).values()
-    return units
+def _further(name: str, first: Sequence[Unit], experiment: Settings, store: Store) -> list[Unit]:
+    """The page's units that depend on what its first ones found; none where those are not all in the store."""
+    then = getattr(PAGES[name], "then", None)
+    return list(then(experiment, store).values()) if then and not plan(first, store) else []
 
 
-def _write_tables(name: str, experiment: Settings, root: Path, store: Store) -> None:
-    """The page's tables into results/; its verdict is said."""
+def _write_tables(name: str, units: Sequence[Unit], experiment: Settings, root: Path, store: Store) -> None:
+    """The page's tables, and what its units cost, into results/; its verdict is said."""
     result = PAGES[name].run(experiment, store)
     folder = result.write(root / "results")
-    write_cost(_known(name, experiment, store), store, folder)
+    write_cost(units, store, folder)
     store.say(f"{name}: {result.verdict.status}; {result.verdict.reason}\n{name}: tables in {folder.relative_to(root)}")
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from atslib._cpu import keep_memory
+from atslib._cpu import keep_memory, keep_to_one_core
 from atslib.bench import convolution_rate, forward_flop
 from atslib.errors import AtsError
 from atslib.experiments.units import ModelUnit, Unit, dataset, device_of, network
@@ -143,7 +143,7 @@ def _work(unit: Unit, root: Path, device: str) -> float:
     """Make the unit in this process; the seconds it took."""
     started = time.monotonic()
     keep_memory()
-    torch.set_num_threads(1)
+    keep_to_one_core()
     unit.make(Store(root, say=say), device_of(device))
     return time.monotonic() - started
 

@@ -184,12 +184,9 @@ def test_a_phone_shows_all_of_it_and_takes_touches(page, payload, width):
     heights = "[...document.querySelectorAll('.ats-explorer :is(button, select)')].map((e) => e.offsetHeight)"
     assert min(page.js(heights)) >= 38
     at = page.centre(".ats-thumbs button:nth-child(2)")
-    page("Emulation.setTouchEmulationEnabled", enabled=True)
-    page("Input.dispatchTouchEvent", type="touchStart", touchPoints=[at])
-    page("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+    page.tap(**at)
     page.until("document.querySelector('.ats-thumbs button:nth-child(2)').ariaChecked === 'true'")
     assert_shows(page, payload, "b", image=1, policy=2, attack=0, frame=3)
-    page("Emulation.setTouchEmulationEnabled", enabled=False)
 
 
 @pytest.mark.parametrize("dark", ["", "the system", "the book", "the book alone"])

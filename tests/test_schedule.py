@@ -193,6 +193,14 @@ def test_a_dry_run_says_what_there_is_to_do_and_does_nothing(root, capsys):
     assert not Store().root.exists()
 
 
+def test_no_unit_is_begun_anew_after_the_budget_left_it_out(root, monkeypatch):
+    asked = []
+    monkeypatch.setattr(runner, "compute", lambda units, store, **work: asked.extend(units))
+    assert main(["run", "claim1_privacy", "claim2_search", "--profile", "smoke", "--budget", "1m"]) == 0
+    expected = [*privacy.units(settings()).values(), *policy_search.units(settings()).values()]
+    assert asked == expected
+
+
 def test_a_dry_run_says_where_later_units_hang_on_what_is_found(root, capsys):
     assert main(["run", "claim2_search", "claim1_privacy", "--profile", "smoke", "--dry-run"]) == 0
     last = capsys.readouterr().err.splitlines()[-1]

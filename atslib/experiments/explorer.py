@@ -247,11 +247,16 @@ def sheets(found: dict[tuple[str, str], Artifact]) -> dict[str, bytes]:
         for a, preset in enumerate(presets)
         for p, policy in enumerate(policies)
     }
+    return {"images.webp": sheet(torch.stack(clients).float() / 255, 90)} | fitting(frames, BUDGET)
+
+
+def fitting(pictures: dict[str, Tensor], budget: int) -> dict[str, bytes]:
+    """Sheets by file name at the best quality at which all together have at most `budget` bytes, else the least."""
     for quality in QUALITIES:
-        files = {name: sheet(pictures, quality) for name, pictures in frames.items()}
-        if sum(map(len, files.values())) <= BUDGET:
+        files = {name: sheet(rows, quality) for name, rows in pictures.items()}
+        if sum(map(len, files.values())) <= budget:
             break
-    return {"images.webp": sheet(torch.stack(clients).float() / 255, 90)} | files
+    return files
 
 
 def sheet(pictures: Tensor, quality: int) -> bytes:

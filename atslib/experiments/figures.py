@@ -9,7 +9,7 @@ from torch import Tensor
 
 from atslib import agreement
 from atslib.experiments import correlation, transformations
-from atslib.experiments.explorer import IMAGES, QUALITIES, SIGNED, brief, sheet, signed, spoken
+from atslib.experiments.explorer import IMAGES, SIGNED, brief, fitting, sheet, signed, spoken
 from atslib.experiments.explorer import payload as with_files
 from atslib.experiments.scoring import ScoreUnit, scored
 from atslib.experiments.settings import Settings
@@ -146,12 +146,8 @@ def scatter(settings: Settings, store: Store, result: Result) -> dict:
         ],
     }
     original = found[0]["original"][few][None]
-    files = {"images.webp": _sheet(original, 90), "client.webp": _sheet(client, 90), "found.webp": b""}
-    for quality in QUALITIES:
-        files["found.webp"] = sheet(recovered, quality)
-        if len(files["found.webp"]) <= BUDGET:
-            break
-    return with_files(index, files)
+    clients = {"images.webp": _sheet(original, 90), "client.webp": _sheet(client, 90)}
+    return with_files(index, clients | fitting({"found.webp": recovered}, BUDGET))
 
 
 def _sheet(pixels: Tensor, quality: int) -> bytes:

@@ -10,6 +10,7 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
+from atslib._cpu import keep_to_one_core
 from atslib.attacks import ATTACKS, reconstruct
 from atslib.errors import AtsError, choose
 from atslib.experiments.explorer import signed, spoken
@@ -177,8 +178,7 @@ class Session:
     def _work(self, request: Mapping) -> None:
         # One image keeps one core busy. A second team of OpenMP threads beside the main thread's would wait asleep:
         # 8 steps a second with two threads, 10 with one. Threads begun later have one as well.
-        torch.get_num_threads()  # takes over the common number, which would undo the next line
-        torch.set_num_threads(1)
+        keep_to_one_core()
         try:
             last = {"kind": "ended", "message": self._attack(Request(**request))}
         except _Stopped as why:
