@@ -110,8 +110,8 @@ class _Inner(Function):
     def forward(ctx: object, target: Gradients, *found: Tensor) -> tuple[Tensor, Tensor]:
         ctx.target = target
         ctx.save_for_backward(*found)
-        pairs = [(f.reshape(len(f), -1), t.reshape(len(t), -1)) for f, t in zip(found, target, strict=True)]
-        return torch.stack([torch.linalg.vecdot(f, t) for f, t in pairs]), _squares(found)
+        pairs = [(_rows(f), _rows(t, f)) for f, t in zip(found, target, strict=True)]
+        return torch.stack([torch.linalg.vecdot(f, t) for f, t in pairs]), _squares([f for f, _ in pairs])
 
     @staticmethod
     def backward(ctx: object, for_dot: Tensor, for_square: Tensor) -> tuple:
@@ -131,8 +131,22 @@ def _inner(found: Gradients, target: Gradients) -> tuple[Tensor, Tensor, Tensor]
     return *_Inner.apply(target, *found), _squares(target)
 
 
-def _squares(gradients: Gradients) -> Tensor:
-    return torch.stack([torch.linalg.vector_norm(g.reshape(len(g), -1), dim=1) for g in gradients]).square()
+def _squares(gradients: Sequence[Tensor]) -> Tensor:
+    return torch.stack([torch.linalg.vector_norm(_rows(g), dim=1) for g in gradients]).square()
+
+
+def _rows(gradient: Tensor, like: Tensor | None = None) -> Tensor:
+    """(N, elements), in the order in which `like`, by default itself, lies in memory."""
+    like = gradient if like is None else like
+    if not like.is_contiguous():
+        gradient = gradient.permute(0, *sorted(range(1, like.ndim), key=like.stride, reverse=True))
+    return gradient.reshape(len(gradient), -1)
+
+
+def laid_out(gradients: Gradients, like: Gradients) -> Gradients:
+    """The same values, in memory as `like` are: products of the two then copy nothing."""
+    pairs = zip(gradients, like, strict=True)
+    return tuple(g if g.stride() == f.stride() else torch.empty_like(f).copy_(g) for g, f in pairs)
 
 
 def cosine(found: Gradients, target: Gradients, weights: Sequence[float]) -> Tensor:
@@ -156,16 +170,12 @@ def cosine_tensors(found: Gradients, target: Gradients, weights: Sequence[float]
 
 def l2(found: Gradients, target: Gradients, weights: Sequence[float]) -> Tensor:
     """Sum of squared differences, (N,). Deep Leakage from Gradients, Eq. 4."""
-    return _total(
-        [w * (f - t).square().reshape(len(f), -1).sum(1) for f, t, w in zip(found, target, weights, strict=True)]
-    )
+    return _total([w * _rows((f - t).square()).sum(1) for f, t, w in zip(found, target, weights, strict=True)])
 
 
 def l1(found: Gradients, target: Gradients, weights: Sequence[float]) -> Tensor:
     """Sum of absolute differences, (N,)."""
-    return _total(
-        [w * (f - t).abs().reshape(len(f), -1).sum(1) for f, t, w in zip(found, target, weights, strict=True)]
-    )
+    return _total([w * _rows((f - t).abs()).sum(1) for f, t, w in zip(found, target, weights, strict=True)])
 
 
 # (found, target, a weight for each parameter tensor) → (N,); lower is more alike.

@@ -7,7 +7,10 @@ products that truly differ by problem (the weight gradient and its two derivativ
 `torch.func.vmap` gives the same numbers more slowly; tests hold the two together.
 """
 
-from collections.abc import Callable, Sequence
+import copy
+import functools
+import weakref
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -15,142 +18,109 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 
+from atslib._products import Products
 from atslib.models import affine_norm, fast_layout
-
-_backward = torch.ops.aten.convolution_backward
 
 
 class Unsupported(Exception):
     """A parameter is used by something that is no convolution, linear layer or batch normalization."""
 
 
-# Maps of at most so many pixels are multiplied as patches: a grouped convolution is up to ten times slower there.
-FEW_PIXELS = 128
+class _Layer:
+    """A convolution where it stands in the network, and the normalization that was folded into it, if any.
 
-
-class _Products:
-    """The products of one convolution; a weight is shared, (O, I, h, w), or each problem's own, (N, O, I, h, w).
-
-    Per-problem products run as grouped convolutions, problems as groups, or on small maps as matrix
-    products of patches.
+    With given statistics a normalization is `scale * maps + shift`, so that its gradients follow from the
+    convolution's: that of `scale` is an inner product of weight and weight gradient. Maps are then neither scaled
+    on the way back nor kept, but where they are smaller than the weights.
     """
 
-    def __init__(self, mode: "PerExample", kernel: Sequence[int], geometry: Sequence[Sequence[int]]):
-        self.mode, self.problems, self.kernel = mode, mode.problems, list(kernel)
-        self.stride, self.padding, self.dilation = (list(part) for part in geometry)
-        self.reach = [d * (k - 1) + 1 for d, k in zip(self.dilation, self.kernel, strict=True)]
+    def __init__(self, mode: "PerExample", products: Products, weight: Tensor, bias: Tensor | None, first: bool):
+        self.mode, self.products, self.first = mode, products, first
+        self.weight = self.effective = weight
+        self.bias, self.scale, self.raw = bias, None, None
 
-    def fold(self, x: Tensor) -> Tensor:
-        """(N·k, C, H, W) → (k, N·C, H, W): problems become groups."""
-        x = x.unflatten(0, (self.problems, -1))
-        if x.is_cuda:
-            return x.transpose(0, 1).flatten(1, 2)
-        return x.permute(1, 3, 4, 0, 2).flatten(3).permute(0, 3, 1, 2)  # channels last, as `fast_layout`
+    def normalized(self, raw: Tensor, mean: Tensor, inverse: Tensor, scale: Tensor) -> "_Layer":
+        """The same layer with its maps `raw` normalized."""
+        found = copy.copy(self)
+        found.mean, found.inverse, found.scale = mean, inverse, scale
+        found.effective = self.weight * scale.view(-1, 1, 1, 1)
+        found.centre = -mean if self.bias is None else self.bias - mean
+        if self.products.by_patches:  # as the directions lie
+            found.weight = self.weight.permute(2, 3, 1, 0).contiguous().permute(3, 2, 0, 1)
+        if self.weight.numel() * self.products.problems > raw.numel():
+            found.raw = raw
+        return found
 
-    def unfold(self, x: Tensor) -> Tensor:
-        """The inverse of `fold`."""
-        x = x.unflatten(1, (self.problems, -1))
-        if x.is_cuda:
-            return x.transpose(0, 1).flatten(0, 1)
-        return x.permute(1, 0, 3, 4, 2).flatten(0, 1).permute(0, 3, 1, 2)
+    def gradients(self, x: Tensor, out: Tensor, patches: Tensor | None) -> tuple:
+        """Of weight, bias, gamma and beta, from that of the layer's maps; None for those it has not."""
+        weight_gradient = functools.partial(self.products.weight_gradient, x, patches=patches)
+        if self.scale is None:
+            return weight_gradient(out=out), None if self.bias is None else self.total(out), None, None
+        total, scale = self.total(out), self.scale.view(-1, 1, 1, 1)
+        bias = None if self.bias is None else total * self.scale
+        if self.raw is None:
+            found = weight_gradient(out=out)
+            along = (found * self.weight).sum((2, 3, 4)) + self.centre * total
+            return found.mul_(scale), bias, along * self.inverse, total
+        along = self.total(out * self.raw) - self.mean * total
+        return weight_gradient(out=out * scale[:, 0]), bias, along * self.inverse, total
 
-    def columns(self, maps: Tensor) -> Tensor:
-        """(N·k, C, pixels) → (N, C, k·pixels)."""
-        return maps.unflatten(0, (self.problems, -1)).transpose(1, 2).flatten(2)
+    def direction(self, weight: Tensor, bias: Tensor | None, gamma: Tensor | None, beta: Tensor | None) -> tuple:
+        """The transpose of `gradients`: directions of the handles → those of the plain weight gradient and sum."""
+        if self.scale is None:
+            return weight, bias
+        gamma = gamma * self.inverse
+        beta = torch.addcmul(beta, gamma, self.centre)
+        if bias is not None:
+            beta = torch.addcmul(beta, bias, self.scale)
+        return (weight * self.scale.view(-1, 1, 1, 1)).addcmul_(gamma[..., None, None, None], self.weight), beta
 
-    def maps(self, columns: Tensor, pixels: int) -> Tensor:
-        """The inverse of `columns`."""
-        return columns.unflatten(2, (-1, pixels)).transpose(1, 2).flatten(0, 1)
-
-    def patches(self, x: Tensor) -> Tensor:
-        """What each output pixel sees, (N, I·h·w, k·pixels)."""
-        return self.columns(F.unfold(x, self.kernel, self.dilation, self.padding, self.stride))
-
-    def conv(self, x: Tensor, weight: Tensor, patches: Tensor | None = None) -> Tensor:
-        """Convolve; `patches` of `x` where they are at hand."""
-        if weight.ndim == 4:
-            return F.conv2d(fast_layout(x), weight, None, self.stride, self.padding, self.dilation)
-        high, wide = ((x.shape[2 + i] + 2 * self.padding[i] - self.reach[i]) // self.stride[i] + 1 for i in range(2))
-        if high * wide <= FEW_PIXELS:
-            patches = self.patches(x) if patches is None else patches
-            return self.maps(torch.bmm(weight.flatten(2), patches), high * wide).unflatten(2, (high, wide))
-        args = (None, self.stride, self.padding, self.dilation, self.problems)
-        return self.unfold(F.conv2d(self.fold(x), weight.flatten(0, 1), *args))
-
-    def transposed(self, out: Tensor, weight: Tensor, like: Tensor) -> Tensor:
-        """The gradient of `conv` with respect to its input, which has the shape of `like`."""
-        pixels = out.shape[2] * out.shape[3]
-        if weight.ndim == 5 and pixels <= FEW_PIXELS:
-            seen = torch.bmm(weight.flatten(2).transpose(1, 2), self.columns(out.flatten(2)))
-            size = like.shape[2:]
-            return F.fold(self.maps(seen, pixels), size, self.kernel, self.dilation, self.padding, self.stride)
-        full = [(out.shape[2 + i] - 1) * self.stride[i] - 2 * self.padding[i] + self.reach[i] for i in range(2)]
-        rest = [like.shape[2 + i] - full[i] for i in range(2)]
-        if weight.ndim == 4:
-            out = fast_layout(out)
-            return F.conv_transpose2d(out, weight, None, self.stride, self.padding, rest, 1, self.dilation)
-        args = (None, self.stride, self.padding, rest, self.problems, self.dilation)
-        return self.unfold(F.conv_transpose2d(self.fold(out), weight.flatten(0, 1), *args))
-
-    def weight_gradient(self, x: Tensor, out: Tensor, patches: Tensor | None) -> Tensor:
-        """The gradient of `conv` with respect to each problem's weights, (N, O, I, h, w)."""
-        n, inputs, outputs = self.problems, x.shape[1], out.shape[1]
-        if patches is not None:
-            found = torch.bmm(self.columns(out.flatten(2)), patches.transpose(1, 2))
-            return found.unflatten(2, (inputs, *self.kernel))
-        like = x.new_empty(1).expand(n * outputs, inputs, *self.kernel)
-        args = (None, self.stride, self.padding, self.dilation, False, [0, 0], n, [False, True, False])
-        found = _backward(self.fold(out), self.fold(x), like, *args)[1]
-        return found.unflatten(0, (n, outputs))
-
-
-class _WeightGradient(Function):
-    """`_Products.weight_gradient`, differentiable once in both arguments."""
-
-    @staticmethod
-    def forward(ctx: object, x: Tensor, out: Tensor, products: _Products) -> Tensor:
-        patches = products.patches(x) if out.shape[2] * out.shape[3] <= FEW_PIXELS else None
-        ctx.save_for_backward(x, out, patches)
-        ctx.products = products
-        return products.weight_gradient(x, out, patches)
-
-    @staticmethod
-    def backward(ctx: object, direction: Tensor) -> tuple:
-        x, out, patches = ctx.saved_tensors
-        for_x = ctx.products.transposed(out, direction, x) if ctx.needs_input_grad[0] else None
-        for_out = ctx.products.conv(x, direction, patches) if ctx.needs_input_grad[1] else None
-        return for_x, for_out, None
-
-
-class _Transposed(Function):
-    """`_Products.transposed`, differentiable once in `out`."""
-
-    @staticmethod
-    def forward(ctx: object, out: Tensor, weight: Tensor, like: Tensor, products: _Products) -> Tensor:
-        ctx.save_for_backward(weight)
-        ctx.products = products
-        return products.transposed(out, weight, like)
-
-    @staticmethod
-    def backward(ctx: object, direction: Tensor) -> tuple:
-        return ctx.products.conv(direction, *ctx.saved_tensors), None, None, None
+    def total(self, maps: Tensor) -> Tensor:
+        """The sum over a problem's images and pixels, (N, O)."""
+        return maps.unflatten(0, (self.products.problems, -1)).sum((1, 3, 4))
 
 
 class _Convolution(Function):
-    """A convolution whose weight gradient goes to the handle (N, O, I, h, w); `weight` itself is a constant."""
+    """A layer's maps `value`, a function of its input and of its parameters' handles, whose values the layer has."""
 
     @staticmethod
-    def forward(ctx: object, x: Tensor, handle: Tensor, weight: Tensor, products: _Products) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.products = products
-        return products.conv(x, weight)
+    def forward(ctx: object, x: Tensor, value: list[Tensor], layer: _Layer, *handles: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.layer = layer
+        return value[0]  # in a list, so that it is no input of this function, of which a result would be a view
 
     @staticmethod
     def backward(ctx: object, out: Tensor) -> tuple:
-        x, weight = ctx.saved_tensors
-        for_x = _Transposed.apply(out, weight, x, ctx.products) if ctx.needs_input_grad[0] else None
-        wanted = ctx.products.mode.handles_wanted
-        return for_x, _WeightGradient.apply(x, out, ctx.products) if wanted else None, None, None
+        (x,), layer, further = ctx.saved_tensors, ctx.layer, ctx.needs_input_grad[0]
+        if layer.mode.handles_wanted:
+            for_x, *for_handles = _ConvolutionGradient.apply(out, x, layer, further and not layer.first)
+            return for_x, None, None, *for_handles
+        return layer.products.transposed(out, layer.effective) if further else None, *[None] * 6
+
+
+class _ConvolutionGradient(Function):
+    """The gradients of `_Convolution`, differentiable once in both arguments."""
+
+    @staticmethod
+    def forward(ctx: object, out: Tensor, x: Tensor, layer: _Layer, further: bool) -> tuple:
+        patches = layer.products.patches(x)
+        ctx.save_for_backward(out, x, patches)
+        ctx.layer, ctx.further = layer, further
+        for_x = layer.products.transposed(out, layer.effective) if further else None
+        return for_x, *layer.gradients(x, out, patches)
+
+    @staticmethod
+    def backward(ctx: object, for_x: Tensor | None, *for_handles: Tensor | None) -> tuple:
+        (out, x, patches), products = ctx.saved_tensors, ctx.layer.products
+        weight, total = ctx.layer.direction(*for_handles)
+        to_out = to_x = None
+        if ctx.needs_input_grad[0]:
+            to_out = products.conv(x, weight, patches, total)
+            if ctx.further:
+                to_out = products.conv(for_x, ctx.layer.effective).add_(to_out)
+        if ctx.needs_input_grad[1]:
+            to_x = fast_layout(products.transposed(out, weight))
+        return to_out, to_x, None, None
 
 
 class _Affine(Function):
@@ -203,6 +173,8 @@ class PerExample(TorchFunctionMode):
         super().__init__()
         self.problems, self.parameters, self.buffers = problems, parameters, buffers
         self.handles_wanted = True  # False once their gradients are there: later passes skip those products
+        self.first = True  # no layer was met yet: what comes in depends on no handle
+        self.convolved: dict[int, tuple] = {}  # id of a convolution's result → that result, and what it came from
         self.layers: dict[Callable, Callable] = {
             torch.conv2d: self._conv2d,
             F.linear: self._linear,
@@ -225,6 +197,15 @@ class PerExample(TorchFunctionMode):
             raise Unsupported("a parameter that is not the model's own")
         return self.parameters[id(tensor)][0]
 
+    def _value(self, tensor: Tensor) -> Tensor:
+        """The constant that all problems share, or each problem's own."""
+        handle, shared = self.parameters[id(tensor)]
+        return handle.detach() if shared is None else shared
+
+    def __exit__(self, *exception: object) -> None:
+        self.convolved.clear()
+        super().__exit__(*exception)
+
     def _by_problem(self, x: Tensor) -> Tensor:
         return x.unflatten(0, (self.problems, -1))
 
@@ -234,17 +215,21 @@ class PerExample(TorchFunctionMode):
     ) -> Tensor:  # fmt: skip
         if groups != 1 or isinstance(padding, str):
             raise Unsupported("a grouped or string-padded convolution")
-        handle = self._handle(weight)
-        shared = self.parameters[id(weight)][1]
-        products = _Products(self, weight.shape[-2:], (stride, padding, dilation))
-        out = _Convolution.apply(x, handle, handle.detach() if shared is None else shared, products)
-        if bias is None:
-            return out
-        return (self._by_problem(out) + self._handle(bias)[:, None, :, None, None]).flatten(0, 1)
+        handles = [None if t is None else self._handle(t) for t in (weight, bias)]
+        values = [None if t is None else self._value(t) for t in (weight, bias)]
+        products = Products(self.problems, x, weight, (stride, padding, dilation))
+        layer = _Layer(self, products, *values, self.first)
+        self.first = False
+        value = products.conv(x.detach(), values[0], None, values[1])
+        out = _Convolution.apply(x, [value], layer, *handles, None, None)
+        if values[0].ndim == 4:
+            self.convolved[id(out)] = weakref.ref(out), out._version, x, layer, handles
+        return out
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if x.ndim != 2:
             raise Unsupported("a linear layer on more than vectors")
+        self.first = False
         out = self._by_problem(x) @ self._handle(weight).transpose(1, 2)
         return (out if bias is None else out + self._handle(bias)[:, None]).flatten(0, 1)
 
@@ -268,7 +253,16 @@ class PerExample(TorchFunctionMode):
     def _normalized(
         self, x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor, eps: float
     ) -> Tensor:
-        scale = self._handle(weight) * torch.rsqrt(variance + eps)
-        shift = self._handle(bias) - mean * scale
+        inverse, own = torch.rsqrt(variance + eps), [self._handle(t) for t in (weight, bias)]
+        out, version, source, layer, handles = self.convolved.pop(id(x), (lambda: None, *[None] * 4))
+        if out() is x and x._version == version and mean.ndim == 1:
+            scale = self._value(weight) * inverse
+            shift = self._value(bias) - mean * scale
+            value = torch.addcmul(shift.view(-1, 1, 1), x.detach(), scale.view(-1, 1, 1))
+            layer = layer.normalized(x.detach(), mean, inverse, scale)
+            return _Convolution.apply(source, [value], layer, *handles, *own)
+        self.first = False
+        scale = own[0] * inverse
+        shift = own[1] - mean * scale
         scale, shift = (t[:, None, :, None, None] for t in (scale, shift))
         return _Affine.apply(self._by_problem(x), scale, shift, None if mean.requires_grad else self).flatten(0, 1)

@@ -7,7 +7,7 @@ from torch.func import stack_module_state
 
 from atslib import gradients
 from atslib.gradients import DISTANCES
-from atslib.models import build_model
+from atslib.models import BatchNorm, build_model
 from atslib.per_example import Unsupported
 from atslib.rng import rng
 
@@ -210,6 +210,70 @@ def test_shared_layers_with_handles_equal_vmap_to_second_order(name, stacked):
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
     second = [torch.autograd.grad(sum(g.square().sum() for g in each), pixels)[0] for each in (fast, slow)]
     torch.testing.assert_close(second[0], second[1], rtol=1e-8, atol=1e-12)
+
+
+def strangely_convolved(width, side, *, stride, padding, dilation, bias, inplace=False):
+    """Two convolutions of uneven geometry, each with a generic normalization, and a head; float64, eval mode."""
+    geometry = {"stride": stride, "padding": padding, "dilation": dilation, "bias": bias}
+    layers = [
+        torch.nn.Conv2d(3, width, (3, 2), **geometry), BatchNorm(width), torch.nn.ReLU(inplace=inplace),
+        torch.nn.Conv2d(width, width, 3, **geometry), BatchNorm(width), torch.nn.Sigmoid(),
+        torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten(), torch.nn.Linear(4 * width, 5),
+    ]  # fmt: skip
+    model = torch.nn.Sequential(*layers).double()
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_floating_point():
+            drawn = torch.rand(tensor.shape, generator=rng(0, name), dtype=torch.float64)
+            tensor.data = drawn + 0.5 if "running_var" in name else drawn - 0.4
+    pixels = torch.rand(2, 2, 3, side, side + 3, generator=rng(1), dtype=torch.float64).requires_grad_()
+    return model.eval(), pixels, torch.tensor([[0, 1], [2, 3]])
+
+
+def assert_second_order_equals_vmap(model, pixels, labels):
+    fast = gradients._per_example(model, pixels, labels, {}, {})
+    slow = gradients._vmapped(model, pixels, labels, {}, {})
+    weights = [torch.randn(g.shape, generator=rng(2, i), dtype=g.dtype) for i, g in enumerate(slow)]
+    second = []
+    for found in (fast, slow):
+        cost = sum((g * w).sum() + g.square().sum() for g, w in zip(found, weights, strict=True))
+        second.append(torch.autograd.grad(cost, pixels)[0])
+    for found, expected in zip((*fast, second[0]), (*slow, second[1]), strict=True):
+        assert expected.abs().max() > 1e-6
+        torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-11)
+
+
+@pytest.mark.parametrize(("width", "side"), [(4, 9), (4, 30), (256, 30)])  # patches, groups, patches of large maps
+@pytest.mark.parametrize(
+    ("stride", "padding", "dilation"), [(1, 1, 1), (2, 1, 1), (1, 0, 1), ((1, 2), (0, 2), 1), (2, 3, (2, 1))]
+)
+def test_any_convolution_with_its_normalization_equals_vmap_to_second_order(width, side, stride, padding, dilation):
+    bias = stride == 1
+    model = strangely_convolved(width, side, stride=stride, padding=padding, dilation=dilation, bias=bias)
+    assert_second_order_equals_vmap(*model)
+
+
+def test_a_normalization_is_not_folded_into_a_convolution_that_was_changed_in_place():
+    class Changed(torch.nn.Sequential):
+        def forward(self, x):
+            for layer in self:
+                x = layer(x)
+                if isinstance(layer, torch.nn.Conv2d):
+                    x.tanh_()
+            return x
+
+    model, pixels, labels = strangely_convolved(4, 9, stride=1, padding=1, dilation=1, bias=False, inplace=True)
+    assert_second_order_equals_vmap(model, pixels, labels)
+    assert_second_order_equals_vmap(Changed(*model), pixels, labels)
+
+
+def test_maps_that_go_to_a_normalization_and_elsewhere_have_both_gradients():
+    class Both(torch.nn.Sequential):
+        def forward(self, x):
+            maps = self[0](x)
+            return torch.nn.Sequential(*list(self)[2:])((self[1](maps) + maps).relu())
+
+    model, pixels, labels = strangely_convolved(4, 9, stride=1, padding=1, dilation=1, bias=True)
+    assert_second_order_equals_vmap(Both(*model), pixels, labels)
 
 
 class _Scaled(torch.nn.Module):

@@ -12,7 +12,7 @@ from atslib.attacks import priors
 from atslib.attacks.config import Attack
 from atslib.attacks.labels import infer_labels
 from atslib.errors import AtsError
-from atslib.gradients import DISTANCES, problem_gradients, unflatten
+from atslib.gradients import DISTANCES, laid_out, problem_gradients, unflatten
 from atslib.models import normalization_layer
 from atslib.threat import Observed, batch_statistics, running_statistics
 
@@ -94,6 +94,7 @@ class Objective:
         pixels = self.normalize.inverse(normalized)
         own = {"buffers": self.seen.statistics, "parameters": self.seen.parameters}
         found = problem_gradients(self.seen.model, pixels, self.targets(z), **own)
+        self.target = laid_out(self.target, found)
         distance = self.distance(found, self.target, self.layers)
         penalty = torch.zeros_like(distance)
         for name, weight in self.weights.items():
