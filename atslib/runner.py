@@ -1,11 +1,12 @@
 """From nothing to the book: compute what is missing, execute the pages, build."""
 
-import contextlib
+import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from atslib.costs import cost_table, speed_table, write_cost
@@ -19,6 +20,8 @@ from atslib.schedule import compute, describe, plan, say
 from atslib.store import Store
 
 __all__ = ["run", "say"]
+
+PAGES_AT_ONCE = 4  # at most, where no number of jobs is given: a kernel is about half a gigabyte
 
 
 def usable(dataset: str, say: Callable[[str], None]) -> str:
@@ -52,8 +55,8 @@ def run(
     Args:
         dry_run: only say what would be computed, with estimated times.
         budget: seconds; no unit is begun that would end beyond them, and pages that wait for units are left out.
-        jobs: units computed at once, each in a process with one thread; by default one a core without a GPU,
-            and one in this process with it.
+        jobs: units computed at once, each in a process with one thread, and pages executed at once; by default
+            one unit a core without a GPU and one in this process with it, and at most four pages.
         root: the project's top folder, with notebooks/, book/ and results/.
     Raises:
         AtsError: an unknown page, or a page or book that failed; pages made before it stay.
@@ -78,17 +81,28 @@ def run(
         return
     work = {"device": experiment.device, "jobs": jobs, "ends": ends}
     compute([unit for name in pages for unit in first[name]], store, **work)
-    waiting = []
-    for name in pages:
-        further = _further(name, first[name], experiment, store)
-        compute(further, store, **work)
-        units = first[name] + further
-        if left := len(plan(units, store)):
-            waiting.append(f"{name} ({left} units)")
-            continue
-        _write_tables(name, units, experiment, root, store)
-        if not compute_only:
-            execute(name, {"profile": profile, "dataset": chosen}, root=root, store=store)
+    waiting, executed = [], []
+    with ThreadPoolExecutor(jobs or min(PAGES_AT_ONCE, os.cpu_count() or 1)) as pool:
+        try:
+            for name in pages:
+                further = _further(name, first[name], experiment, store)
+                compute(further, store, **work)
+                units = first[name] + further
+                if left := len(plan(units, store)):
+                    waiting.append(f"{name} ({left} units)")
+                    continue
+                _write_tables(name, units, experiment, root, store)
+                if not compute_only:
+                    parameters = {"profile": profile, "dataset": chosen}
+                    executed.append(pool.submit(execute, name, parameters, root=root, store=store))
+                for page in executed:
+                    if page.done():
+                        page.result()  # a failed page ends the run here
+            for page in executed:
+                page.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
     publish_answers(root)
     if waiting:
         store.say(f"the budget is spent; run again to go on with {', '.join(waiting)}")
@@ -117,22 +131,39 @@ def published(root: Path) -> list[str]:
 
 
 def execute(name: str, parameters: dict[str, object], *, root: Path, store: Store) -> None:
-    """Run one notebook by papermill into book/results/; a failed page keeps the one that was there."""
-    import papermill  # not needed, and not there, where pages are only computed
+    """Run one notebook by papermill into book/results/; a failed page keeps the one that was there.
 
-    os.environ["ATS_STORE"] = str(store.root)
+    Papermill has a process of its own: it changes the folder of the one it runs in, and pages are made side by side.
+    """
     page = root / "book" / "results" / f"{name}.ipynb"
     page.parent.mkdir(parents=True, exist_ok=True)
     partial = page.with_suffix(".failed.ipynb")
-    try:
-        # Relative paths: the executed page records them.
-        source, target = (path.relative_to(root).as_posix() for path in (root / "notebooks" / page.name, partial))
-        with contextlib.chdir(root):
-            papermill.execute_notebook(source, target, parameters, cwd="notebooks", progress_bar=False)
-    except papermill.PapermillExecutionError as error:
-        raise AtsError(f"{name}: a cell failed with {error.ename}: {error.evalue}; see {partial.name}") from None
+    partial.unlink(missing_ok=True)
+    # Relative paths: the executed page records them.
+    source, target = (path.relative_to(root).as_posix() for path in (root / "notebooks" / page.name, partial))
+    options = ["--cwd", "notebooks", "--no-progress-bar", "--parameters_yaml", json.dumps(parameters)]
+    ended = subprocess.run(
+        [sys.executable, "-m", "papermill", source, target, *options],
+        cwd=root,
+        env=os.environ | {"ATS_STORE": str(store.root)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if ended.returncode:
+        raise AtsError(f"{name}: {_failure(partial) or ended.stderr.strip().splitlines()[-1]}")
     partial.replace(page)
     store.say(f"{name}: page in {page.relative_to(root)}")
+
+
+def _failure(partial: Path) -> str | None:
+    """What ended a notebook, from its outputs; None where no cell failed."""
+    if not partial.exists():
+        return None
+    outputs = [output for cell in json.loads(partial.read_text())["cells"] for output in cell.get("outputs", ())]
+    errors = [output for output in outputs if output["output_type"] == "error"]
+    return f"a cell failed with {errors[0]['ename']}: {errors[0]['evalue']}; see {partial.name}" if errors else None
 
 
 def publish_answers(root: Path) -> None:

@@ -217,6 +217,31 @@ def test_a_page_runs_from_any_folder_and_a_failed_one_keeps_the_old_page(root, s
     assert (root / "book" / "results" / "page.failed.ipynb").exists()
 
 
+MEET = """import os, time
+open("{own}", "w").close()
+end = time.monotonic() + 60
+while not os.path.exists("{other}"):
+    assert time.monotonic() < end
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.jupyter
+def test_pages_are_executed_side_by_side_and_one_that_fails_ends_the_run(root, smoke_store, monkeypatch):
+    first, second, third = pages = ["claim1_privacy", "claim2_generality", "claim5_semantics"]
+    monkeypatch.setattr(runner, "build_book", lambda root: None)  # a test of its own
+    notebook(root / f"notebooks/{first}.ipynb", MEET.format(own="a", other="b"), "raise ValueError('no luck')")
+    notebook(root / f"notebooks/{second}.ipynb", MEET.format(own="b", other="a"))  # each waits for the other
+    notebook(root / f"notebooks/{third}.ipynb", "open('c', 'w').close()")
+    store = Store(smoke_store, say=lambda line: None)
+    with pytest.raises(AtsError, match="claim1_privacy: a cell failed with ValueError: no luck"):
+        run(pages, profile="smoke", dataset="shapes", jobs=2, root=root, store=store)
+    assert (root / f"book/results/{second}.ipynb").exists()
+    notebook(root / f"notebooks/{first}.ipynb", MEET.format(own="a", other="b"))
+    run(pages[:2], profile="smoke", dataset="shapes", jobs=2, root=root, store=store)
+    assert (root / f"book/results/{first}.ipynb").exists()
+
+
 def test_answers_are_not_published_into_a_readme_without_marks(root):
     (root / "README.md").write_text("# Title\n")
     with pytest.raises(AtsError, match="must hold two lines <!-- answers -->"):
