@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from atslib.errors import AtsError
 
@@ -128,6 +129,13 @@ class Images:
             return replace(self, pixels=self.pixels.to(device), labels=self.labels.to(device))
         except (RuntimeError, AssertionError) as error:  # torch raises either for a device that is not there
             raise AtsError(f"device {device!r} cannot hold {self!r}: {explain(error)}") from error
+
+
+def scaled(images: Images, size: int, name: str) -> Images:
+    """The images at `size` × `size` pixels under another name; bilinear, as Pillow does it."""
+    pixels = functional.interpolate(images.pixels, (size, size), mode="bilinear", antialias=True)
+    note = "; ".join(filter(None, (images.note, f"scaled to {size}×{size} from {images.name}")))
+    return replace(images, pixels=pixels, name=name, note=note)
 
 
 def describe(array: object) -> str:

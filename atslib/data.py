@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from atslib._folder import load_folder
-from atslib._images import KINDS, Images
+from atslib._images import KINDS, Images, scaled
 from atslib._official import download as download_official
 from atslib._official import pack_copy
 from atslib._packed import Folder, file_names, pack, read
@@ -17,7 +17,9 @@ __all__ = ["DATASETS", "NORMALIZATION", "Images", "available", "load", "load_fol
 __all__ += ["normalization", "pack", "pack_official"]
 
 Channels = tuple[float, ...]
-DATASETS = tuple(KINDS)
+# Sets that are others scaled: name → which, and the side in pixels. The authors' code does it to Fashion-MNIST.
+SCALED = {"fmnist-32": ("fmnist", 32), "shapes-grey-32": ("shapes-grey", 32)}
+DATASETS = (*KINDS, *SCALED)
 
 # (mean, standard deviation) of each channel, for pixels in [0, 1].
 NORMALIZATION: dict[str, tuple[Channels, Channels]] = {
@@ -33,6 +35,7 @@ NORMALIZATION: dict[str, tuple[Channels, Channels]] = {
     "shapes": ((0.467, 0.464, 0.465), (0.273, 0.273, 0.271)),
     "shapes-grey": ((0.464,), (0.271,)),
 }
+NORMALIZATION |= {name: NORMALIZATION[whole] for name, (whole, _) in SCALED.items()}
 
 
 def load(name: str, split: str, root: Folder | None = None, *, download: bool = True) -> Images:
@@ -41,7 +44,8 @@ def load(name: str, split: str, root: Folder | None = None, *, download: bool = 
     Decoded pixels are kept in `$ATS_CACHE`, else `~/.cache/atslib/decoded`, if that can be written.
 
     Args:
-        name: one of `DATASETS`. "shapes" (32×32 RGB) and "shapes-grey" (28×28) are drawn, not read.
+        name: one of `DATASETS`. "shapes" (32×32 RGB) and "shapes-grey" (28×28) are drawn, not read; "fmnist-32"
+            is Fashion-MNIST scaled to 32×32, bilinearly.
         split: "train" or "test"; "test" of Tiny ImageNet is the official "val", a name accepted too.
         root: folder of the packed files; else `$ATS_DATA`, else `~/.cache/atslib`.
         download: whether the network may be used where the packed file is missing.
@@ -52,6 +56,9 @@ def load(name: str, split: str, root: Folder | None = None, *, download: bool = 
         AtsError: an unknown name or split, a damaged file (which is left as it is), or no data.
     """
     split, folder = _split(name, split), _root(root)
+    if name in SCALED:
+        whole, size = SCALED[name]
+        return scaled(load(whole, split, root, download=download), size, name)
     if name.startswith("shapes"):
         return draw_shapes(name, split)
     path = _find(name, split, folder)
@@ -69,6 +76,7 @@ def pack_official(name: str, source: Folder, root: Folder | None = None) -> list
 def available(name: str, split: str, root: Folder | None = None) -> bool:
     """Whether `load(name, split, root)` needs no network; arguments and errors as in `load`."""
     split = _split(name, split)
+    name = SCALED.get(name, (name, 0))[0]
     return name.startswith("shapes") or _find(name, split, _root(root)) is not None
 
 

@@ -34,10 +34,10 @@ def _both(tables: Tables, name: str, base: str) -> str:
     return f"{_change(tables['attacks'], name, base)}, {_accuracy(tables['accuracy'], base, name, 'setting')}"
 
 
-def _convnets(tables: Tables) -> str:
-    eight, nine = "8 convolutions", "9 convolutions"
-    models = tables["accuracy"].set_index("setting")["model"]
-    return f"{models[eight]} → {models[nine]}: {_both(tables, nine, eight)}"
+def _turned(tables: Tables, name: str, base: str, column: str) -> str:
+    """Both changes, after the two values of a column of the networks that the switch turns."""
+    values = tables["accuracy"].set_index("setting")[column]
+    return f"{values[base]} → {values[name]}: {_both(tables, name, base)}"
 
 
 def _order(name: str) -> Callable[[Tables], str]:
@@ -96,7 +96,17 @@ def _diverged(tables: Tables) -> str:
 # Name in the page → the page that measured it, and how its tables are put into words.
 EFFECTS: dict[str, tuple[str, Callable[[Tables], str]]] = {
     "normalization": ("switches", lambda t: _both(t, "other normalization", "base")),
-    "convnet": ("switches", _convnets),
+    "convnet": ("switches", lambda t: _turned(t, "9 convolutions", "8 convolutions", "model")),
+    "size": ("switches", lambda t: _turned(t, "32 pixels", "28 pixels", "dataset")),
+    "label": ("switches", lambda t: _change(t["attacks"], "optimized label", "base")),
+    "mode": (
+        "switches",
+        lambda t: (
+            f"client and attacker in train mode {_change(t['attacks'], 'train-mode victim', 'base')}; attacker without "
+            f"the client's statistics {_change(t['attacks'], 'unknown statistics', 'base')}"
+        ),
+    ),
+    "pruning": ("switches", lambda t: _change(t["attacks"], "pruned globally", "pruned by tensor")),
     "restarts": ("switches", lambda t: _change(t["attacks"], f"{switches.RESTARTS} restarts", "base")),
     "hybrid-draw": (
         "switches",

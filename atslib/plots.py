@@ -89,7 +89,8 @@ def leakage(
                 axis.hlines(rows[column].mean(), at - 0.09, at + 0.09, color=COLORS[j], lw=2)
         if epsilon is not None:
             axis.axhline(epsilon, color="0.3", lw=1, ls="--", label=f"ε = {epsilon:g} dB")
-        axis.set_xticks(range(len(names)), names)
+        slanted = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"} if len(names) > 10 else {}
+        axis.set_xticks(range(len(names)), names, **slanted)
         axis.set(ylabel="PSNR (dB), higher is a closer match", xlabel=group)
         axis.legend(frameon=False, fontsize=8, ncols=4, loc="upper center", bbox_to_anchor=(0.5, 1.14))
         figure.tight_layout()

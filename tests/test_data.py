@@ -281,10 +281,24 @@ def test_shapes_are_not_told_apart_by_their_mean_images():
     assert accuracy < 0.3
 
 
+@pytest.mark.parametrize("name", data.SCALED)
+def test_a_scaled_set_is_the_whole_one_as_pillow_scales_it(name):
+    whole, size = data.SCALED[name]
+    if not data.available(whole, "test", ROOT):
+        pytest.skip(f"$ATS_DATA has no {whole}_test.npz")
+    small, large = (load(one, "test", ROOT) for one in (whole, name))
+    assert large.pixels.shape == (len(small), 1, size, size)
+    assert torch.equal(large.labels, small.labels)
+    assert (large.name, large.note) == (name, f"scaled to {size}×{size} from {whole}")
+    for i in range(0, len(small), len(small) // 50):
+        image = Image.fromarray(small.pixels[i, 0].numpy()).resize((size, size), Image.Resampling.BILINEAR)
+        assert (large.pixels[i, 0].numpy() == np.asarray(image)).all()
+
+
 @pytest.mark.parametrize("name", data.DATASETS)
 def test_every_data_set_has_constants_for_each_of_its_channels(name):
     mean, std = data.normalization(name)
-    assert len(mean) == len(std) == (1 if name in ("fmnist", "shapes-grey") else 3)
+    assert len(mean) == len(std) == (1 if name.startswith(("fmnist", "shapes-grey")) else 3)
     assert all(0 < value < 1 for value in mean + std)
 
 

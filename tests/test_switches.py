@@ -40,7 +40,12 @@ def test_each_setting_differs_from_its_base_in_its_switch_alone():
     assert turned == {
         "other normalization": {"model.norm"},
         "4 restarts": {"attack.restarts"},
+        "optimized label": {"threat.labels"},
+        "train-mode victim": {"threat.victim"},
+        "unknown statistics": {"threat.batch_norm"},
+        "pruned globally": {"defense"},
         "9 convolutions": {"model.model"},
+        "32 pixels": {"model.dataset"},
         "first member": {"policy"},
         "second member": {"policy"},
     }

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from atslib import agreement
+from atslib.data import DATASETS
 from atslib.experiments import correlation
 from atslib.experiments.privacy import HYBRID
 from atslib.experiments.scoring import ScoreUnit, scored, unseen
 from atslib.experiments.settings import Settings
 from atslib.experiments.tables import image_rows, provenance
+from atslib.experiments.transfer import relocated
 from atslib.experiments.units import (
     AttackUnit,
     ModelUnit,
@@ -38,17 +40,24 @@ from atslib.score_verdicts import switches_verdict
 from atslib.scores import VARIANTS, accuracy_score
 from atslib.search import RANKINGS, T_ACC
 from atslib.store import Artifact, Store
+from atslib.threat import ThreatModel
 
 PAGE = "switches"
 WIDTHS = {"smoke": 4, "quick": 16, "paper": 64}  # of both ConvNets
 OTHER = "cifar10"  # whose constants the authors' code takes for CIFAR-100
 RESTARTS = 4
+PRUNED = 0.7
 ACC_IMAGES = 100  # behind an accuracy score: one batch
 # setting → what it is compared with: the same but for one switch
 PAIRS = {
     "other normalization": "base",
     f"{RESTARTS} restarts": "base",
+    "optimized label": "base",
+    "train-mode victim": "base",
+    "unknown statistics": "base",
+    "pruned globally": "pruned by tensor",
     "9 convolutions": "8 convolutions",
+    "32 pixels": "28 pixels",
     "first member": "hybrid",
     "second member": "hybrid",
 }
@@ -93,7 +102,7 @@ class AccuracyUnit(OnModel):
 
 
 def attacks(settings: Settings) -> dict[str, AttackUnit]:
-    """The page's attacks by setting; "base" and "hybrid" are units of claim 1."""
+    """The page's attacks by setting; "base" and "hybrid" are units of claim 1, "28 pixels" of claim 3."""
     base, hybrid = attack_unit(settings), attack_unit(settings, HYBRID)
     restarted = dataclasses.replace(base.attack, restarts=RESTARTS)
     convnet = {n: f"convnet{n if n > 8 else ''}-{WIDTHS[settings.profile]}" for n in (8, 9)}
@@ -102,6 +111,11 @@ def attacks(settings: Settings) -> dict[str, AttackUnit]:
         "base": base,
         "other normalization": dataclasses.replace(base, model=dataclasses.replace(base.model, norm=OTHER)),
         f"{RESTARTS} restarts": dataclasses.replace(base, attack=restarted),
+        "optimized label": dataclasses.replace(base, threat=ThreatModel(labels="optimized")),
+        "train-mode victim": dataclasses.replace(base, threat=ThreatModel(victim="train")),
+        "unknown statistics": dataclasses.replace(base, threat=ThreatModel(batch_norm="unknown")),
+        "pruned by tensor": dataclasses.replace(base, defense=f"prune:{PRUNED}"),
+        "pruned globally": dataclasses.replace(base, defense=f"prune-global:{PRUNED}"),
         **{
             f"{n} convolutions": dataclasses.replace(base, model=model_unit(settings, model=name))
             for n, name in convnet.items()
@@ -112,6 +126,10 @@ def attacks(settings: Settings) -> dict[str, AttackUnit]:
     }
     if dataset(settings.dataset, "test").pixels.shape[1] == 1 or settings.dataset == OTHER:
         del found["other normalization"]  # its constants do not fit, or are its own
+    grey = relocated(settings, "fmnist", "shapes-grey")
+    if f"{grey.dataset}-32" in DATASETS:
+        found["28 pixels"] = attack_unit(grey)
+        found["32 pixels"] = attack_unit(dataclasses.replace(grey, dataset=f"{grey.dataset}-32"))
     return found
 
 
@@ -144,7 +162,9 @@ def run(settings: Settings, store: Store) -> Result:
         found = sheets[name] = attacked(unit, store, device)
         rows.append(image_rows(found, unit).assign(setting=name))
         percent = float(trained(unit.model, store, device)[1]["accuracy"])
-        accuracy.append({"setting": name, "model": unit.model.model, "accuracy": percent})
+        accuracy.append(
+            {"setting": name, "model": unit.model.model, "dataset": unit.model.dataset, "accuracy": percent}
+        )
     columns = {}
     for name, unit in scores(settings).items():
         if isinstance(unit, ScoreUnit):
