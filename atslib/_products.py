@@ -13,7 +13,8 @@ from atslib.models import fast_layout
 
 _backward = torch.ops.aten.convolution_backward
 
-# A CPU multiplies patches where maps are small or channels many; elsewhere a grouped convolution is as fast.
+# A CPU multiplies patches where maps are small; elsewhere a grouped convolution is as fast, or, but for the weight
+# gradient of many channels, faster.
 FEW_PIXELS, MANY_CHANNELS = 256, 256
 
 
@@ -34,8 +35,8 @@ class Products:
             steps, rest = divmod(side + 2 * padding - dilation * (kernel - 1) - 1, stride)
             self.size.append(steps + 1)
             self.rest.append(rest)
-        few = self.size[0] * self.size[1] <= FEW_PIXELS
-        self.by_patches = not maps.is_cuda and (few or outputs >= MANY_CHANNELS)
+        self.few_pixels = not maps.is_cuda and self.size[0] * self.size[1] <= FEW_PIXELS
+        self.by_patches = self.few_pixels or (not maps.is_cuda and outputs >= MANY_CHANNELS)
 
     def fold(self, x: Tensor) -> Tensor:
         """(N·k, C, H, W) → (k, N·C, H, W): problems become groups."""
@@ -70,18 +71,24 @@ class Products:
     def scatter(self, seen: Tensor) -> Tensor:
         """Each pixel's sum over the patches that saw it: patches back to maps."""
         seen = seen.reshape(-1, *self.size, *self.kernel, seen.shape[2] // (self.kernel[0] * self.kernel[1]))
-        images, _, wide, h, w, channels = seen.shape
-        rows = seen.new_zeros(images, self.inputs[0], wide, w, channels)
-        for i in range(h):
-            to, of = self.met(i, 0)
-            rows[:, to] += seen[:, of, :, i]
-        if w == self.stride[1] == 1:
-            return rows.squeeze(3).permute(0, 3, 1, 2)
-        maps = seen.new_zeros(images, *self.inputs, channels)
-        for j in range(w):
-            to, of = self.met(j, 1)
-            maps[:, :, to] += rows[:, :, of, j]
-        return maps.permute(0, 3, 1, 2)
+        rows = self.overlapped(seen.unbind(3), 0)
+        return self.overlapped(rows.unbind(3), 1).permute(0, 3, 1, 2)
+
+    def overlapped(self, parts: Sequence[Tensor], axis: int) -> Tensor:
+        """The sum of what each row (axis 0) or column (1) of the kernel saw, at the input pixels where it was."""
+        places, side = [self.met(tap, axis) for tap in range(len(parts))], self.inputs[axis]
+        before = (slice(None),) * (axis + 1)
+        if (everywhere := (slice(0, side, 1), slice(0, side))) in places:
+            first = places.index(everywhere)
+            total = parts[first][(*before, slice(0, side))].contiguous()
+        else:
+            first, shape = None, list(parts[0].shape)
+            shape[axis + 1] = side
+            total = parts[0].new_zeros(shape)
+        for tap, (part, (to, of)) in enumerate(zip(parts, places, strict=True)):
+            if tap != first:
+                total[(*before, to)] += part[(*before, of)]
+        return total
 
     def met(self, tap: int, axis: int) -> tuple[slice, slice]:
         """The input pixels that a row or column of the kernel meets, and the output pixels at which it does."""
@@ -111,7 +118,7 @@ class Products:
         if weight.ndim == 4:
             args = (self.stride, self.padding, self.rest, 1, self.dilation)
             return F.conv_transpose2d(fast_layout(out), weight, None, *args)
-        if self.by_patches:
+        if self.few_pixels:
             return self.scatter(torch.bmm(self.rows(out), self.matrix(weight).transpose(1, 2)))
         args = (None, self.stride, self.padding, self.rest, self.problems, self.dilation)
         return self.unfold(F.conv_transpose2d(self.fold(out), weight.contiguous().flatten(0, 1), *args))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from atslib.attacks.config import Attack
 from atslib.attacks.objective import Objective
 from atslib.attacks.priors import total_variation
-from atslib.models import build_model, normalization_layer
+from atslib.models import build_model, fast_layout, normalization_layer
 from atslib.rng import rng
 from atslib.scores import gradsim_curve
 from atslib.threat import observe
@@ -22,10 +22,13 @@ ATTACK_SIZES = (("resnet20-4", 8), ("resnet20-1", 32), ("convnet-64", 8))
 SCORE_SIZES = (("resnet20-4", 2), ("resnet20-1", 12))
 
 
-def seconds(call: Callable[[], object], *, device: torch.device, repeats: int = 5) -> float:
-    """Median wall-clock time of `call` after one warm-up, the device waited for."""
+def seconds(*calls: Callable[[], object], device: torch.device, repeats: int = 5) -> list[float]:
+    """Median wall-clock time of each call after one warm-up, the device waited for.
 
-    def once() -> float:
+    The calls take turns, so that a machine that becomes slower meanwhile is slower for all of them.
+    """
+
+    def once(call: Callable[[], object]) -> float:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         started = time.perf_counter()
@@ -34,19 +37,22 @@ def seconds(call: Callable[[], object], *, device: torch.device, repeats: int = 
             torch.cuda.synchronize(device)
         return time.perf_counter() - started
 
-    once()
-    return statistics.median(once() for _ in range(repeats))
+    for call in calls:
+        once(call)
+    times = [[once(call) for call in calls] for _ in range(repeats)]
+    return [statistics.median(column) for column in zip(*times, strict=True)]
 
 
 def convolution_rate(device: torch.device) -> float:
-    """FLOP/s of plain 3×3 convolutions of 64, 128 and 256 channels at ResNet20-4's sizes, the mean of three."""
+    """FLOP/s of 3×3 convolutions of ResNet20-4's three widths and sizes in the fastest layout, the mean of three."""
     rates = []
     for width, side in ((64, 32), (128, 16), (256, 8)):
-        x = torch.randn(32, width, side, side, device=device)
+        x = fast_layout(torch.randn(32, width, side, side, device=device))
         kernel = torch.randn(width, width, 3, 3, device=device)
         flop = 2 * 32 * width * width * 9 * side * side
         with torch.no_grad():
-            rates.append(flop / seconds(lambda x=x, kernel=kernel: F.conv2d(x, kernel, padding=1), device=device))
+            (taken,) = seconds(lambda x=x, kernel=kernel: F.conv2d(x, kernel, padding=1), device=device)
+            rates.append(flop / taken)
     return statistics.mean(rates)
 
 
@@ -95,12 +101,13 @@ def attack(model_name: str = "resnet20-4", members: int = 8, *, device: str = "c
     def loop() -> Tensor:
         return plain_step(model, z, labels, list(objective.target), preset.tv)
 
-    ours, theirs = engine().view_as(z), loop()
+    ours = engine().view_as(z)
     if place.type == "cuda":
         torch.cuda.reset_peak_memory_stats(place)
-    engine_time = seconds(engine, device=place, repeats=repeats)
+        engine()
     memory = torch.cuda.max_memory_allocated(place) / members if place.type == "cuda" else _peak()
-    loop_time = seconds(loop, device=place, repeats=max(2, repeats // 2))
+    theirs = loop()
+    engine_time, loop_time = seconds(engine, loop, device=place, repeats=repeats)
     flop = 7 * forward_flop(model, pixels) * members
     return _where("attack", place, model_name, members) | {
         "engine_ms": round(1e3 * engine_time / members, 3),
@@ -154,8 +161,13 @@ def scores(model_name: str = "resnet20-4", members: int = 1, *, device: str = "c
     ours = gradsim_curve(model, pixels, labels, points=points, start=start)
     theirs = plain_curve(model, pixels, labels, start, points)
     count = members * points
-    engine = count / seconds(lambda: gradsim_curve(model, pixels, labels, points=points, start=start), device=place)
-    loop = count / seconds(lambda: plain_curve(model, pixels, labels, start, points), device=place, repeats=2)
+    times = seconds(
+        lambda: gradsim_curve(model, pixels, labels, points=points, start=start),
+        lambda: plain_curve(model, pixels, labels, start, points),
+        device=place,
+        repeats=3,
+    )
+    engine, loop = (count / taken for taken in times)
     return _where("scores", place, model_name, members) | {
         "points": points,
         "engine_gradients": round(engine, 2),

@@ -4,6 +4,8 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
+import pandas as pd
+
 from atslib.experiments.units import Unit
 from atslib.store import Store, write_atomically
 
@@ -43,22 +45,24 @@ def cost_table(results: Path) -> str:
 
 
 def speed_table(measurements: Path) -> str:
-    """Markdown from the JSON lines of `python -m atslib bench`, the last of each benchmark, device and model."""
+    """Markdown from the JSON lines of `python -m atslib bench`: medians over the runs of each case."""
     if not measurements.exists():
         return "Not measured yet.\n"
-    found = [json.loads(line) for line in measurements.read_text().splitlines()]
-    last = {(r["benchmark"], r["device"], r["threads"], r["model"], r["members"]): r for r in found}.values()
+    runs = pd.read_json(measurements, lines=True)
     lines = [
-        "| Measured | Device | Network | At once | Engine | Plain loop | Ratio | Share of convolution rate |",
+        "| Measured | Device | Network | At once | Engine | Plain loop | Ratio (range, n runs) | Convolution rate |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for r in sorted(last, key=lambda r: r["benchmark"]):
-        device = f"{r['device']}, {r['threads']} threads" if r["device"] == "cpu" else r["device"]
-        attack = r["benchmark"] == "attack"
+    keys = ["benchmark", "device", "threads", "model", "members"]
+    for (benchmark, device, threads, model, members), found in runs.groupby(keys, sort=False):
+        device = f"{device}, {threads} threads" if device == "cpu" else device
+        attack = benchmark == "attack"
         name = "attack, ms an image and iteration" if attack else "privacy score, gradients a second"
         ours, theirs = ("engine_ms", "loop_ms") if attack else ("engine_gradients", "loop_gradients")
+        middle, ratio = found[[ours, theirs, "ratio", "convolution_share"]].median(), found["ratio"]
         lines.append(
-            f"| {name} | {device} | {r['model']} | {r['members']} | {r[ours]:.1f} | {r[theirs]:.1f} | "
-            f"{r['ratio']:.1f} | {r['convolution_share']:.0%} |"
+            f"| {name} | {device} | {model} | {members} | {middle[ours]:.1f} | {middle[theirs]:.1f} | "
+            f"{middle['ratio']:.1f} ({ratio.min():.1f} to {ratio.max():.1f}, n = {len(found)}) | "
+            f"{middle['convolution_share']:.0%} |"
         )
     return "\n".join(lines) + "\n"

@@ -5,6 +5,7 @@ of tensors (N, *parameter shape), in the order of `model.named_parameters()`; th
 them flattened to (N, P).
 """
 
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -128,7 +129,7 @@ def _total(terms: Sequence[Tensor]) -> Tensor:
 
 def _inner(found: Gradients, target: Gradients) -> tuple[Tensor, Tensor, Tensor]:
     """(found · target, found · found, target · target) of each tensor, (L, N)."""
-    return *_Inner.apply(target, *found), _squares(target)
+    return *_Inner.apply(target, *found), target.squares if isinstance(target, Fixed) else _squares(target)
 
 
 def _squares(gradients: Sequence[Tensor]) -> Tensor:
@@ -143,10 +144,20 @@ def _rows(gradient: Tensor, like: Tensor | None = None) -> Tensor:
     return gradient.reshape(len(gradient), -1)
 
 
-def laid_out(gradients: Gradients, like: Gradients) -> Gradients:
-    """The same values, in memory as `like` are: products of the two then copy nothing."""
-    pairs = zip(gradients, like, strict=True)
-    return tuple(g if g.stride() == f.stride() else torch.empty_like(f).copy_(g) for g, f in pairs)
+class Fixed(tuple):
+    """Gradients that many others are compared with."""
+
+    @functools.cached_property
+    def squares(self) -> Tensor:
+        """Squared norm of each tensor, (L, N)."""
+        return _squares(self)
+
+    def laid_out(self, like: Gradients) -> "Fixed":
+        """The same values, in memory as `like` are, so that products of the two copy nothing."""
+        pairs = list(zip(self, like, strict=True))
+        if all(g.stride() == f.stride() for g, f in pairs):
+            return self
+        return Fixed(torch.empty_like(f).copy_(g) for g, f in pairs)
 
 
 def cosine(found: Gradients, target: Gradients, weights: Sequence[float]) -> Tensor:

@@ -43,7 +43,7 @@ class _Layer:
         """The same layer with its maps `raw` normalized."""
         found = copy.copy(self)
         found.mean, found.inverse, found.scale = mean, inverse, scale
-        found.effective = self.weight * scale.view(-1, 1, 1, 1)
+        found.effective = fast_layout(self.weight * scale.view(-1, 1, 1, 1))  # once for three convolutions
         found.centre = -mean if self.bias is None else self.bias - mean
         if self.products.by_patches:  # as the directions lie
             found.weight = self.weight.permute(2, 3, 1, 0).contiguous().permute(3, 2, 0, 1)

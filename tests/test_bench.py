@@ -1,6 +1,7 @@
 """The benchmark's line: complete, and of two computations that agree."""
 
 import json
+import time
 
 import pytest
 import torch
@@ -45,6 +46,28 @@ def test_the_plain_curve_ends_at_one_and_starts_at_the_noise():
     assert curve[:, -1] == pytest.approx([1, 1], abs=1e-4)
     moved = bench.plain_curve(model, pixels, labels, start.flip(0), 3)
     assert not torch.allclose(moved[:, 0], curve[:, 0], atol=1e-4)
+
+
+def test_calls_take_turns_and_each_has_its_median():
+    order = []
+
+    def slow():
+        order.append("slow")
+        time.sleep(0.02)
+
+    found = bench.seconds(slow, lambda: order.append("fast"), device=torch.device("cpu"), repeats=3)
+    assert order == ["slow", "fast"] * 4
+    assert found[0] > 0.02 > found[1]
+
+
+def test_the_table_has_medians_and_the_range_of_several_runs(tmp_path):
+    kept = tmp_path / "speed.jsonl"
+    known = {"benchmark": "attack", "device": "cpu", "threads": 2, "model": "lenet", "members": 8}
+    runs = [(10, 20, 2.0, 0.3), (12, 48, 4.0, 0.5), (20, 60, 3.0, 0.4)]
+    names = ("engine_ms", "loop_ms", "ratio", "convolution_share")
+    kept.write_text("".join(json.dumps(known | dict(zip(names, run, strict=True))) + "\n" for run in runs))
+    (row,) = speed_table(kept).splitlines()[2:]
+    assert row.endswith("| cpu, 2 threads | lenet | 8 | 12.0 | 48.0 | 3.0 (2.0 to 4.0, n = 3) | 40% |")
 
 
 def test_without_measurements_the_tables_say_so(tmp_path):

@@ -12,7 +12,7 @@ from atslib.attacks import priors
 from atslib.attacks.config import Attack
 from atslib.attacks.labels import infer_labels
 from atslib.errors import AtsError
-from atslib.gradients import DISTANCES, laid_out, problem_gradients, unflatten
+from atslib.gradients import DISTANCES, Fixed, problem_gradients, unflatten
 from atslib.models import normalization_layer
 from atslib.threat import Observed, batch_statistics, running_statistics
 
@@ -59,7 +59,7 @@ class Objective:
         self.normalize = normalization_layer(seen.model)
         self.shape = (seen.threat.batch, *seen.shape)
         self.pixels = seen.threat.batch * seen.shape[0] * seen.shape[1] * seen.shape[2]
-        self.target = unflatten(seen.gradients, seen.model)
+        self.target = Fixed(unflatten(seen.gradients, seen.model))
         self.distance = DISTANCES[attacks[0].distance]
         self.layers = layer_weights(attacks[0].layer_weights, len(self.target))
         device = seen.gradients.device
@@ -94,7 +94,7 @@ class Objective:
         pixels = self.normalize.inverse(normalized)
         own = {"buffers": self.seen.statistics, "parameters": self.seen.parameters}
         found = problem_gradients(self.seen.model, pixels, self.targets(z), **own)
-        self.target = laid_out(self.target, found)
+        self.target = self.target.laid_out(found)
         distance = self.distance(found, self.target, self.layers)
         penalty = torch.zeros_like(distance)
         for name, weight in self.weights.items():

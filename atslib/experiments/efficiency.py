@@ -55,7 +55,7 @@ def timed(settings: Settings, store: Store) -> Artifact:
                 crop_and_flip(part, rng=rng(0, "timing"))
 
         def clock(call: Callable[[], object]) -> torch.Tensor:
-            return torch.tensor(seconds(call, device=device, repeats=REPEATS), device=device)
+            return torch.tensor(seconds(call, device=device, repeats=REPEATS)[0], device=device)
 
         epoch = clock(lambda: fit(model, images, plain, rng=rng(0, "timing")))
         policies = [clock(lambda p=p: apply(p)) for p in POLICIES]
