@@ -108,12 +108,7 @@ EFFECTS: dict[str, tuple[str, Callable[[Tables], str]]] = {
     ),
     "pruning": ("switches", lambda t: _change(t["attacks"], "pruned globally", "pruned by tensor")),
     "restarts": ("switches", lambda t: _change(t["attacks"], f"{switches.RESTARTS} restarts", "base")),
-    "hybrid-draw": (
-        "switches",
-        lambda t: "; ".join(
-            f"{n} only: {_change(t['attacks'], n, 'hybrid')}" for n in ("first member", "second member")
-        ),
-    ),
+    "hybrid-draw": ("switches", _members),
     "gradsim": ("switches", _order("GradSim by tensor")),
     "ranking": ("switches", _order("variance in the ranking")),
     "sign": ("switches", _order("sign of S_acc")),
