@@ -111,7 +111,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--compute-only", action="store_true", help="write tables, execute and build nothing")
     run.add_argument("--dry-run", action="store_true", help="only show what would be computed, with estimated times")
     run.add_argument("--budget", type=_duration, help="stop cleanly within 90s, 8m or 2h; run again to go on")
-    run.add_argument("--jobs", type=int, help="units at once, a thread each; default: one a core")
+    run.add_argument("--jobs", type=int, help="units at once, a thread each, and pages at once; default: one a core")
     run.add_argument("--store", type=Path, help="folder of artifacts; default $ATS_STORE or .store")
     run.set_defaults(call=_run)
 

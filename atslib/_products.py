@@ -64,13 +64,13 @@ class Products:
         maps = x.permute(0, 2, 3, 1)
         maps = (F.pad(maps, (0, 0, broad, broad, tall, tall)) if tall or broad else maps).contiguous()
         image, row, pixel, _ = maps.stride()
-        seen = (len(x), *self.size, *self.kernel, x.shape[1])
-        windows = maps.as_strided(seen, (image, down * row, right * pixel, dy * row, dx * pixel, 1))
-        return windows.reshape(self.problems, -1, seen[3] * seen[4] * seen[5])
+        strides = (image, down * row, right * pixel, dy * row, dx * pixel, 1)
+        windows = maps.as_strided((len(x), *self.size, *self.kernel, x.shape[1]), strides)
+        return windows.reshape(self.problems, -1, windows.shape[3:].numel())
 
     def scatter(self, seen: Tensor) -> Tensor:
         """Each pixel's sum over the patches that saw it: patches back to maps."""
-        seen = seen.reshape(-1, *self.size, *self.kernel, seen.shape[2] // (self.kernel[0] * self.kernel[1]))
+        seen = seen.flatten(0, 1).unflatten(1, (*self.kernel, -1)).unflatten(0, (-1, *self.size))
         rows = self.overlapped(seen.unbind(3), 0)
         return self.overlapped(rows.unbind(3), 1).permute(0, 3, 1, 2)
 

@@ -3,12 +3,11 @@
 Under `PerExample` an ordinary model's convolutions, linear layers and batch normalizations read *handles*:
 parameters expanded to (N, *shape), which occupy no more memory than one. The gradient with respect to a
 handle is every problem's own. The arithmetic stays that of the shared layer where it can: only the three
-products that truly differ by problem (the weight gradient and its two derivatives) run as grouped ones.
+products that truly differ by problem (the weight gradient and its two derivatives) run one a problem.
 `torch.func.vmap` gives the same numbers more slowly; tests hold the two together.
 """
 
 import copy
-import functools
 import weakref
 from collections.abc import Callable
 
@@ -53,17 +52,17 @@ class _Layer:
 
     def gradients(self, x: Tensor, out: Tensor, patches: Tensor | None) -> tuple:
         """Of weight, bias, gamma and beta, from that of the layer's maps; None for those it has not."""
-        weight_gradient = functools.partial(self.products.weight_gradient, x, patches=patches)
+        weight_gradient = self.products.weight_gradient
         if self.scale is None:
-            return weight_gradient(out=out), None if self.bias is None else self.total(out), None, None
+            return weight_gradient(x, out, patches), None if self.bias is None else self.total(out), None, None
         total, scale = self.total(out), self.scale.view(-1, 1, 1, 1)
         bias = None if self.bias is None else total * self.scale
         if self.raw is None:
-            found = weight_gradient(out=out)
+            found = weight_gradient(x, out, patches)
             along = (found * self.weight).sum((2, 3, 4)) + self.centre * total
             return found.mul_(scale), bias, along * self.inverse, total
         along = self.total(out * self.raw) - self.mean * total
-        return weight_gradient(out=out * scale[:, 0]), bias, along * self.inverse, total
+        return weight_gradient(x, out * scale[:, 0], patches), bias, along * self.inverse, total
 
     def direction(self, weight: Tensor, bias: Tensor | None, gamma: Tensor | None, beta: Tensor | None) -> tuple:
         """The transpose of `gradients`: directions of the handles → those of the plain weight gradient and sum."""

@@ -1,11 +1,12 @@
 """From nothing to the book: compute what is missing, execute the pages, build."""
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -81,33 +82,49 @@ def run(
         return
     work = {"device": experiment.device, "jobs": jobs, "ends": ends}
     compute([unit for name in pages for unit in first[name]], store, **work)
-    waiting, executed = [], []
-    with ThreadPoolExecutor(jobs or min(PAGES_AT_ONCE, os.cpu_count() or 1)) as pool:
-        try:
-            for name in pages:
-                further = _further(name, first[name], experiment, store)
-                compute(further, store, **work)
-                units = first[name] + further
-                if left := len(plan(units, store)):
-                    waiting.append(f"{name} ({left} units)")
-                    continue
-                _write_tables(name, units, experiment, root, store)
-                if not compute_only:
-                    parameters = {"profile": profile, "dataset": chosen}
-                    executed.append(pool.submit(execute, name, parameters, root=root, store=store))
-                for page in executed:
-                    if page.done():
-                        page.result()  # a failed page ends the run here
-            for page in executed:
-                page.result()
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+    waiting = []
+    with _executing(jobs, {"profile": profile, "dataset": chosen}, root, store) as begin:
+        for name in pages:
+            further = _further(name, first[name], experiment, store)
+            compute(further, store, **work)
+            units = first[name] + further
+            if left := len(plan(units, store)):
+                waiting.append(f"{name} ({left} units)")
+                continue
+            _write_tables(name, units, experiment, root, store)
+            if not compute_only:
+                begin(name)
     publish_answers(root)
     if waiting:
         store.say(f"the budget is spent; run again to go on with {', '.join(waiting)}")
     elif not compute_only:
         build_book(root)
+
+
+@contextlib.contextmanager
+def _executing(
+    jobs: int | None, parameters: dict[str, object], root: Path, store: Store
+) -> Iterator[Callable[[str], None]]:
+    """A function that begins to execute a page beside whatever the run does; the end waits for all of them.
+
+    A page that failed ends the run when the next one is begun, or at the end; none is begun after it.
+    """
+    begun = []
+    with ThreadPoolExecutor(jobs or min(PAGES_AT_ONCE, os.cpu_count() or 1)) as pool:
+
+        def begin(name: str) -> None:
+            begun.append(pool.submit(execute, name, parameters, root=root, store=store))
+            for page in begun:
+                if page.done():
+                    page.result()
+
+        try:
+            yield begin
+            for page in begun:
+                page.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 def _further(name: str, first: Sequence[Unit], experiment: Settings, store: Store) -> list[Unit]:
@@ -152,7 +169,9 @@ def execute(name: str, parameters: dict[str, object], *, root: Path, store: Stor
         check=False,
     )
     if ended.returncode:
-        raise AtsError(f"{name}: {_failure(partial) or ended.stderr.strip().splitlines()[-1]}")
+        lines = ended.stderr.strip().splitlines() if ended.returncode > 0 else ()  # of a killed one the kernel's alone
+        words = lines[-1] if lines else f"papermill ended with status {ended.returncode}"
+        raise AtsError(f"{name}: {_failure(partial) or words}")
     partial.replace(page)
     store.say(f"{name}: page in {page.relative_to(root)}")
 

@@ -21,7 +21,7 @@ from atslib.experiments.units import ModelUnit, Unit, dataset, device_of, networ
 from atslib.store import Store
 
 # Of the machine's convolution rate, what a whole step of training, attack or score reaches: the engine's own
-# measured share (results/speed.jsonl) lies between 0.25 for narrow and 0.9 for wide networks.
+# measured share (results/speed.jsonl) lies between 0.2 for narrow and 0.8 for wide networks.
 SHARE = 0.4
 
 

@@ -217,6 +217,13 @@ def test_a_page_runs_from_any_folder_and_a_failed_one_keeps_the_old_page(root, s
     assert (root / "book" / "results" / "page.failed.ipynb").exists()
 
 
+@pytest.mark.jupyter
+def test_a_page_whose_maker_was_killed_without_a_word_is_an_error_too(root, store):
+    notebook(root / "notebooks" / "page.ipynb", "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)")
+    with pytest.raises(AtsError, match="page: papermill ended with status -9"):
+        execute("page", {}, root=root, store=store)
+
+
 MEET = """import os, time
 open("{own}", "w").close()
 end = time.monotonic() + 60
