@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from atslib._winograd import FEW_CHANNELS, FEW_TILES, TILE
 from atslib.models import fast_layout
 
 _backward = torch.ops.aten.convolution_backward
@@ -26,7 +27,8 @@ class Products:
     """
 
     def __init__(self, problems: int, maps: Tensor, weight: Tensor, geometry: Sequence[Sequence[int]]):
-        self.problems, self.kernel, outputs = problems, list(weight.shape[-2:]), weight.shape[0]
+        self.problems, self.images, outputs = problems, len(maps) // problems, weight.shape[0]
+        self.kernel = list(weight.shape[-2:])
         self.stride, self.padding, self.dilation = (list(part) for part in geometry)
         self.inputs, self.rest, self.size = list(maps.shape[2:]), [], []
         for side, kernel, stride, padding, dilation in zip(
@@ -35,8 +37,15 @@ class Products:
             steps, rest = divmod(side + 2 * padding - dilation * (kernel - 1) - 1, stride)
             self.size.append(steps + 1)
             self.rest.append(rest)
-        self.few_pixels = not maps.is_cuda and self.size[0] * self.size[1] <= FEW_PIXELS
-        self.by_patches = self.few_pixels or (not maps.is_cuda and outputs >= MANY_CHANNELS)
+        pixels = self.size[0] * self.size[1]
+        self.by_patches = not maps.is_cuda and (pixels <= FEW_PIXELS or outputs >= MANY_CHANNELS)
+        # Minimal filtering is for wide 3×3 kernels at stride 1, and enough tiles to be worth reading the kernel.
+        tiles = len(maps) * -(-self.size[0] // TILE) * -(-self.size[1] // TILE)
+        plain = self.kernel == [3, 3] and self.stride == [1, 1] and self.dilation == [1, 1] and max(self.padding) <= 2
+        wide = min(weight.shape[:2]) >= FEW_CHANNELS and tiles >= FEW_TILES
+        self.by_tiles = plain and wide and not maps.is_cuda
+        # The way back writes h·w values an output pixel and channel where a product of patches reads them.
+        self.back_by_patches = not maps.is_cuda and pixels <= min(FEW_PIXELS, 4 * outputs - 1)
 
     def fold(self, x: Tensor) -> Tensor:
         """(N·k, C, H, W) → (k, N·C, H, W): problems become groups."""
@@ -118,7 +127,7 @@ class Products:
         if weight.ndim == 4:
             args = (self.stride, self.padding, self.rest, 1, self.dilation)
             return F.conv_transpose2d(fast_layout(out), weight, None, *args)
-        if self.few_pixels:
+        if self.back_by_patches:
             return self.scatter(torch.bmm(self.rows(out), self.matrix(weight).transpose(1, 2)))
         args = (None, self.stride, self.padding, self.rest, self.problems, self.dilation)
         return self.unfold(F.conv_transpose2d(self.fold(out), weight.contiguous().flatten(0, 1), *args))

@@ -18,6 +18,8 @@ from atslib.per_example import PerExample, Unsupported
 
 Gradients = tuple[Tensor, ...]
 
+LONG_ROW = 1 << 17  # elements from which a call a row is cheaper on a CPU than a temporary
+
 
 def problem_gradients(
     model: nn.Module,
@@ -112,7 +114,7 @@ class _Inner(Function):
         ctx.target = target
         ctx.save_for_backward(*found)
         pairs = [(_rows(f), _rows(t, f)) for f, t in zip(found, target, strict=True)]
-        return torch.stack([torch.linalg.vecdot(f, t) for f, t in pairs]), _squares([f for f, _ in pairs])
+        return torch.stack([_dots(f, t) for f, t in pairs]), _squares([f for f, _ in pairs])
 
     @staticmethod
     def backward(ctx: object, for_dot: Tensor, for_square: Tensor) -> tuple:
@@ -121,6 +123,13 @@ class _Inner(Function):
             column = (-1, *[1] * (f.ndim - 1))
             found.append((t * a.view(column)).addcmul_(f, b.view(column)))
         return None, *found
+
+
+def _dots(left: Tensor, right: Tensor) -> Tensor:
+    """The inner product of each row, (N,); `vecdot` writes the products of long rows to memory first."""
+    if left.is_cuda or left.shape[1] < LONG_ROW:
+        return torch.linalg.vecdot(left, right)
+    return torch.stack([torch.dot(*rows) for rows in zip(left.unbind(), right.unbind(), strict=True)])
 
 
 def _total(terms: Sequence[Tensor]) -> Tensor:

@@ -9,7 +9,7 @@ products that truly differ by problem (the weight gradient and its two derivativ
 
 import copy
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 
 from atslib._products import Products
+from atslib._winograd import convolve, filters
 from atslib.models import affine_norm, fast_layout
 
 
@@ -33,21 +34,46 @@ class _Layer:
     on the way back nor kept, but where they are smaller than the weights.
     """
 
-    def __init__(self, mode: "PerExample", products: Products, weight: Tensor, bias: Tensor | None, first: bool):
-        self.mode, self.products, self.first = mode, products, first
+    def __init__(
+        self, mode: "PerExample", products: Products, weight: Tensor, bias: Tensor | None, filters: tuple | None
+    ):
+        self.mode, self.products, self.first = mode, products, mode.first
         self.weight = self.effective = weight
-        self.bias, self.scale, self.raw = bias, None, None
+        self.bias, self.scale, self.raw, self.left = bias, None, None, None
+        self.filters = filters
+
+    def conv(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """The convolution that all problems share, and the scale that was folded into it."""
+        if self.filters is None:
+            return self.products.conv(x, self.effective, None, bias)
+        found = convolve(x, self.filters[0], self.products.padding)
+        if self.scale is not None:
+            found = found.mul_(self.scale.view(-1, 1, 1))
+        return found if bias is None else found.add_(bias.view(-1, 1, 1))
+
+    def transposed(self, out: Tensor) -> Tensor:
+        """The gradient of `conv` with respect to its input, and what the second pass left for it."""
+        if self.filters is None and self.left is None:
+            return self.products.transposed(out, self.effective)
+        if self.scale is not None:
+            out = out * self.scale.view(-1, 1, 1)
+        if self.left is not None:
+            out = out.add_(self.left)
+        if self.filters is None:
+            return self.products.transposed(out, self.weight)
+        return convolve(out, self.filters[1], [2 - p for p in self.products.padding])
 
     def normalized(self, raw: Tensor, mean: Tensor, inverse: Tensor, scale: Tensor) -> "_Layer":
         """The same layer with its maps `raw` normalized."""
         found = copy.copy(self)
         found.mean, found.inverse, found.scale = mean, inverse, scale
-        found.effective = fast_layout(self.weight * scale.view(-1, 1, 1, 1))  # once for three convolutions
+        if self.filters is None:
+            found.effective = fast_layout(self.weight * scale.view(-1, 1, 1, 1))  # once for three convolutions
         found.centre = -mean if self.bias is None else self.bias - mean
-        if self.products.by_patches:  # as the directions lie
-            found.weight = self.weight.permute(2, 3, 1, 0).contiguous().permute(3, 2, 0, 1)
-        if self.weight.numel() * self.products.problems > raw.numel():
+        if self.weight.numel() * self.products.problems > 4 * raw.numel():
             found.raw = raw
+        elif self.products.by_patches:  # as the directions lie
+            found.weight = self.weight.permute(2, 3, 1, 0).contiguous().permute(3, 2, 0, 1)
         return found
 
     def gradients(self, x: Tensor, out: Tensor, patches: Tensor | None) -> tuple:
@@ -64,15 +90,33 @@ class _Layer:
         along = self.total(out * self.raw) - self.mean * total
         return weight_gradient(x, out * scale[:, 0], patches), bias, along * self.inverse, total
 
-    def direction(self, weight: Tensor, bias: Tensor | None, gamma: Tensor | None, beta: Tensor | None) -> tuple:
-        """The transpose of `gradients`: directions of the handles → those of the plain weight gradient and sum."""
+    def directed(
+        self, x: Tensor, out: Tensor, patches: Tensor | None, handles: tuple, wanted: Sequence[bool]
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """The transpose of `gradients`: directions of the handles → those of `out` and of `x`, where wanted."""
+        weight, bias, gamma, beta = handles
         if self.scale is None:
-            return weight, bias
-        gamma = gamma * self.inverse
-        beta = torch.addcmul(beta, gamma, self.centre)
-        if bias is not None:
-            beta = torch.addcmul(beta, bias, self.scale)
-        return (weight * self.scale.view(-1, 1, 1, 1)).addcmul_(gamma[..., None, None, None], self.weight), beta
+            beta = bias
+        else:
+            gamma = gamma * self.inverse
+            beta = torch.addcmul(beta, gamma, self.centre if self.raw is None else -self.mean)
+            if bias is not None:
+                beta = torch.addcmul(beta, bias, self.scale)
+            if self.raw is None:
+                weight = weight * self.scale.view(-1, 1, 1, 1)
+                weight = weight.addcmul_(gamma[..., None, None, None], self.weight)
+        conv, transposed = self.products.conv, self.products.transposed
+        if self.raw is None:
+            return conv(x, weight, patches, beta) if wanted[0] else None, transposed(out, weight) if wanted[1] else None
+        # Maps are smaller than weights: they are scaled. What gamma does to `x` goes with the next shared product.
+        gamma, beta, scale = self.rows(gamma), self.rows(beta), self.scale.view(-1, 1, 1)
+        self.left = out * gamma
+        to_out = torch.addcmul(beta, self.raw, gamma).addcmul_(conv(x, weight, patches), scale) if wanted[0] else None
+        return to_out, transposed(out * scale, weight) if wanted[1] else None
+
+    def rows(self, channels: Tensor) -> Tensor:
+        """(N, O) → (N·k, O, 1, 1), to be multiplied with maps."""
+        return channels.repeat_interleave(self.products.images, 0)[..., None, None]
 
     def total(self, maps: Tensor) -> Tensor:
         """The sum over a problem's images and pixels, (N, O)."""
@@ -94,7 +138,7 @@ class _Convolution(Function):
         if layer.mode.handles_wanted:
             for_x, *for_handles = _ConvolutionGradient.apply(out, x, layer, further and not layer.first)
             return for_x, None, None, *for_handles
-        return layer.products.transposed(out, layer.effective) if further else None, *[None] * 6
+        return layer.transposed(out) if further else None, *[None] * 6
 
 
 class _ConvolutionGradient(Function):
@@ -105,21 +149,30 @@ class _ConvolutionGradient(Function):
         patches = layer.products.patches(x)
         ctx.save_for_backward(out, x, patches)
         ctx.layer, ctx.further = layer, further
-        for_x = layer.products.transposed(out, layer.effective) if further else None
+        for_x = layer.transposed(out) if further else None
         return for_x, *layer.gradients(x, out, patches)
 
     @staticmethod
     def backward(ctx: object, for_x: Tensor | None, *for_handles: Tensor | None) -> tuple:
-        (out, x, patches), products = ctx.saved_tensors, ctx.layer.products
-        weight, total = ctx.layer.direction(*for_handles)
-        to_out = to_x = None
-        if ctx.needs_input_grad[0]:
-            to_out = products.conv(x, weight, patches, total)
-            if ctx.further:
-                to_out = products.conv(for_x, ctx.layer.effective).add_(to_out)
-        if ctx.needs_input_grad[1]:
-            to_x = fast_layout(products.transposed(out, weight))
-        return to_out, to_x, None, None
+        out, x, patches = ctx.saved_tensors
+        to_out, to_x = ctx.layer.directed(x, out, patches, for_handles, ctx.needs_input_grad)
+        if to_out is not None and ctx.further:
+            to_out = ctx.layer.conv(for_x).add_(to_out)
+        return to_out, None if to_x is None else fast_layout(to_x), None, None
+
+
+class _Gate(Function):
+    """`x` where `gate`, by default itself, is positive, else 0: a ReLU whose second pass adds no maps of zeros."""
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor, gate: Tensor | None) -> Tensor:
+        found = x.relu() if gate is None else torch.ops.aten.threshold_backward(x, gate, 0)
+        ctx.save_for_backward(found if gate is None else gate)
+        return found
+
+    @staticmethod
+    def backward(ctx: object, out: Tensor) -> tuple:
+        return _Gate.apply(out, *ctx.saved_tensors), None
 
 
 class _Affine(Function):
@@ -177,6 +230,7 @@ class PerExample(TorchFunctionMode):
         self.layers: dict[Callable, Callable] = {
             torch.conv2d: self._conv2d,
             F.linear: self._linear,
+            F.relu: self._relu,
             F.batch_norm: self._batch_norm,
             affine_norm: self._affine_norm,
         }
@@ -217,9 +271,12 @@ class PerExample(TorchFunctionMode):
         handles = [None if t is None else self._handle(t) for t in (weight, bias)]
         values = [None if t is None else self._value(t) for t in (weight, bias)]
         products = Products(self.problems, x, weight, (stride, padding, dilation))
-        layer = _Layer(self, products, *values, self.first)
+        layer = _Layer(self, products, *values, filters(weight) if products.by_tiles and values[0].ndim == 4 else None)
         self.first = False
-        value = products.conv(x.detach(), values[0], None, values[1])
+        if values[0].ndim == 4:
+            value = layer.conv(x.detach(), values[1])
+        else:
+            value = products.conv(x.detach(), values[0], None, values[1])
         out = _Convolution.apply(x, [value], layer, *handles, None, None)
         if values[0].ndim == 4:
             self.convolved[id(out)] = weakref.ref(out), out._version, x, layer, handles
@@ -231,6 +288,9 @@ class PerExample(TorchFunctionMode):
         self.first = False
         out = self._by_problem(x) @ self._handle(weight).transpose(1, 2)
         return (out if bias is None else out + self._handle(bias)[:, None]).flatten(0, 1)
+
+    def _relu(self, x: Tensor, inplace: bool = False) -> Tensor:
+        return F.relu(x, inplace=True) if inplace else _Gate.apply(x, None)
 
     def _affine_norm(
         self, x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor, eps: float

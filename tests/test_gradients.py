@@ -242,7 +242,8 @@ def assert_second_order_equals_vmap(model, pixels, labels):
         torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-11)
 
 
-@pytest.mark.parametrize(("width", "side"), [(4, 9), (4, 30), (256, 30)])  # patches, groups, patches of large maps
+# Patches, groups, patches of large maps and (at stride 1) tiles, weights larger than maps.
+@pytest.mark.parametrize(("width", "side"), [(4, 9), (4, 30), (256, 30), (64, 5)])
 @pytest.mark.parametrize(
     ("stride", "padding", "dilation"), [(1, 1, 1), (2, 1, 1), (1, 0, 1), ((1, 2), (0, 2), 1), (2, 3, (2, 1))]
 )
