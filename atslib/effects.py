@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from atslib.errors import AtsError, choose
-from atslib.experiments import switches
+from atslib.experiments import details, switches
 from atslib.report import NO_POLICY, newest, paired
 from atslib.store import write_atomically
 
@@ -88,6 +88,31 @@ def _threshold(tables: Tables) -> str:
     return f"−85 rejects {share:.0%} of {len(code)} policies, which score {code.min():.0f} to {code.max():.0f}"
 
 
+def _against_the_original(tables: Tables) -> str:
+    attacks = tables["attacks"]
+    moved = attacks.assign(change=attacks["psnr_original"] - attacks["psnr"]).groupby("policy", sort=False)["change"]
+    return "mean change: " + ", ".join(f"{policy} {change:+.1f} dB" for policy, change in moved.mean().items())
+
+
+def _first_six(tables: Tables) -> str:
+    attacks = tables["attacks"]
+    few = attacks[attacks["image"] < 6].groupby("policy")["psnr"].mean()
+    every = attacks.groupby("policy", sort=False)["psnr"].mean()
+    return "images 0 to 5 against all: " + ", ".join(f"{p} {few[p] - mean:+.1f} dB" for p, mean in every.items())
+
+
+def _another_training(tables: Tables) -> str:
+    table = tables["others"][tables["others"]["over"] == "networks"]
+    return f"another seed of weights and training: {_change(table, 'other training seed', table['setting'].iloc[0])}"
+
+
+def _seeds(tables: Tables) -> str:
+    table = tables["others"][tables["others"]["over"].str.startswith("seeds")]
+    means = table.groupby(["over", "setting"], sort=False)["psnr"].mean().groupby("over", sort=False)
+    said = ", ".join(f"{over.removeprefix('seeds, ')} {m.min():.1f} to {m.max():.1f} dB" for over, m in means)
+    return f"mean PSNR of the same network and images, {table['setting'].nunique()} seeds: {said}"
+
+
 def _diverged(tables: Tables) -> str:
     psnr = tables["attacks"]["psnr"]
     return f"{int((~np.isfinite(psnr)).sum())} of {len(psnr)} attacks diverged"
@@ -115,6 +140,13 @@ EFFECTS: dict[str, tuple[str, Callable[[Tables], str]]] = {
     "one-per-label": ("switches", _order("first image of each label")),
     "threshold": ("switches", _threshold),
     "crop-training": ("ext4_hidden_details", lambda t: _accuracy(t["accuracy"], "without", "with", "training")),
+    "factor-training": (
+        "ext4_hidden_details",
+        lambda t: (
+            f"{_accuracy(t['accuracy'], 'with', details.HALVED, 'training')}, "
+            f"attack {_change(t['attacks'], 'factor 0.5 in training', details.BASE)}"
+        ),
+    ),
     "crop-target": ("ext4_hidden_details", lambda t: _change(t["attacks"], "crop and flip", "plain victim")),
     "factor-attack": (
         "ext4_hidden_details",
@@ -130,6 +162,10 @@ EFFECTS: dict[str, tuple[str, Callable[[Tables], str]]] = {
     "sgd": ("claim2_generality", _presets(("sgd-cosine", "sgd-cosine-fixed"))),
     "signed": ("claim2_generality", _presets(("adam-cosine", "adam-cosine-tv"))),
     "diverged": ("claim2_generality", _diverged),
+    "original": ("claim1_privacy", _against_the_original),
+    "images": ("claim1_privacy", _first_six),
+    "weights": ("ext3_which_images_leak", _another_training),
+    "seeds": ("ext3_which_images_leak", _seeds),
     "where": ("claim1_defenses", _where_it_acts),
     "correlation": ("claim7_correlation", _correlations),
 }

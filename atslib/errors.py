@@ -1,4 +1,4 @@
-"""The one error a user of atslib meets: it names the value, the rule and what is allowed."""
+"""The one error a user of atslib meets names the value, the rule and what is allowed; a pause is no error."""
 
 
 class AtsError(ValueError):
@@ -6,6 +6,10 @@ class AtsError(ValueError):
 
     def _render_traceback_(self) -> list[str]:
         return [f"{type(self).__name__}: {self}"]
+
+
+class OutOfTime(Exception):
+    """The time given to a long computation is over; its state is kept, and another call goes on with it."""
 
 
 def choose(what: str, value: object, allowed: object) -> None:

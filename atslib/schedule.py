@@ -16,13 +16,14 @@ import torch
 
 from atslib._cpu import keep_memory, keep_to_one_core
 from atslib.bench import convolution_rate, forward_flop
-from atslib.errors import AtsError
+from atslib.errors import AtsError, OutOfTime
 from atslib.experiments.units import ModelUnit, Unit, dataset, device_of, network
 from atslib.store import Store
 
 # Of the machine's convolution rate, what a whole step of training, attack or score reaches: the engine's own
 # measured share (results/speed.jsonl) lies between 0.2 for narrow and 0.8 for wide networks.
 SHARE = 0.4
+_PAUSED = "time is over: {} goes on where it is with the next run"
 
 
 def plan(units: Iterable[Unit], store: Store) -> list[Unit]:
@@ -77,7 +78,8 @@ def compute(
     number of cores.
 
     Args:
-        ends: a time of `time.monotonic`; no unit is begun that would end after it, judged by those of this call.
+        ends: a time of `time.monotonic`; no unit is begun that would end after it, judged by those of this call, and
+            one that is still running then pauses when it has kept its state.
     """
     missing = plan(units, store)
     if not missing:
@@ -88,15 +90,20 @@ def compute(
     store.say(f"units to make: {kinds}; {jobs} at once")
     pace = _Pace(ends)
     if gpu:
+        limited = Store(store.root, say=store.say, progress=store.progress, ends=ends)
         for unit in missing:
             if all(store.has(need.kind, need) for need in unit.needs) and pace.allows(unit):
                 started = time.monotonic()
-                unit.make(store, device_of(device))
-                pace.note(unit, time.monotonic() - started)
+                try:
+                    unit.make(limited, device_of(device))
+                except OutOfTime:
+                    store.say(_PAUSED.format(unit.title))
+                else:
+                    pace.note(unit, time.monotonic() - started)
         return
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         try:
-            _in_order(pool, missing, (store, device, jobs), pace)
+            _in_order(pool, missing, (store, device, jobs, ends), pace)
         except BrokenProcessPool:
             raise AtsError(
                 "a worker was killed, perhaps for want of memory: what is finished is kept; try --jobs 1"
@@ -120,31 +127,39 @@ class _Pace:
         return time.monotonic() + needed < self.ends
 
 
-def _in_order(pool: Executor, missing: Sequence[Unit], where: tuple[Store, str, int], pace: _Pace) -> None:
+def _in_order(
+    pool: Executor, missing: Sequence[Unit], where: tuple[Store, str, int, float | None], pace: _Pace
+) -> None:
     """Submit, `jobs` at a time, what needs nothing, then every unit as the last of its needs comes."""
-    store, device, jobs = where
+    store, device, jobs, ends = where
     waiting, running, done = dict.fromkeys(missing), {}, 0
     while True:
         for unit in list(waiting):
             ready = not any(need in waiting or need in running.values() for need in unit.needs)
             # In time order: a unit that comes too late is left in `waiting`, and so is all that needs it.
             if len(running) < jobs and ready and pace.allows(unit):
-                running[pool.submit(_work, unit, store.root, device)] = unit
+                running[pool.submit(_work, unit, store.root, device, ends)] = unit
                 del waiting[unit]
         if not running:
             return
         for future in wait(running, return_when=FIRST_COMPLETED).done:
-            unit, done = running.pop(future), done + 1
-            pace.note(unit, future.result())
-            store.say(f"{done} of {len(missing)} done")
+            unit = running.pop(future)
+            try:
+                pace.note(unit, future.result())
+            except OutOfTime:  # nothing is begun any more, least of all what needs it
+                waiting[unit] = None
+                store.say(_PAUSED.format(unit.title))
+            else:
+                done += 1
+                store.say(f"{done} of {len(missing)} done")
 
 
-def _work(unit: Unit, root: Path, device: str) -> float:
+def _work(unit: Unit, root: Path, device: str, ends: float | None) -> float:
     """Make the unit in this process; the seconds it took."""
     started = time.monotonic()
     keep_memory()
     keep_to_one_core()
-    unit.make(Store(root, say=say), device_of(device))
+    unit.make(Store(root, say=say, ends=ends), device_of(device))
     return time.monotonic() - started
 
 

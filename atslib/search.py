@@ -263,7 +263,9 @@ class _Scorer:
             if self.store is None:
                 return compute(shard)
             config = known | {"policies": [str(policy) for policy in shard]}
-            return self.store.get("score", config, lambda _: {"scores": compute(shard)})["scores"]
+            found = self.store.get("score", config, lambda _: {"scores": compute(shard)})["scores"]
+            self.store.check_time()
+            return found
 
         found = []
         with tqdm(

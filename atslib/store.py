@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from atslib.errors import AtsError
+from atslib.errors import AtsError, OutOfTime
 
 Tensors = dict[str, Tensor]
 
@@ -84,14 +84,29 @@ class Store:
         root: the folder; $ATS_STORE, else `.store` in the project's top folder.
         say: receives one line for each thing a person should know (an artifact made or set aside).
         progress: whether the makers of artifacts should show bars.
+        ends: a time of `time.monotonic` after which makers that keep their state pause, see `check_time`.
     """
 
     def __init__(
-        self, root: Path | str | None = None, *, say: Callable[[str], None] | None = None, progress: bool = False
+        self,
+        root: Path | str | None = None,
+        *,
+        say: Callable[[str], None] | None = None,
+        progress: bool = False,
+        ends: float | None = None,
     ):
         self.root = Path(root or os.environ.get("ATS_STORE") or project_root() / ".store").resolve()
         self.say = say or (lambda line: None)
-        self.progress = progress
+        self.progress, self.ends = progress, ends
+
+    def check_time(self) -> None:
+        """What the maker of an artifact calls whenever its state is kept and more is to be done.
+
+        Raises:
+            OutOfTime: `ends` is over; the next `get` of the same artifact goes on.
+        """
+        if self.ends is not None and time.monotonic() > self.ends:
+            raise OutOfTime
 
     def path(self, kind: str, config: object, *, version: int = 1) -> Path:
         """Where the artifact of this config lies, whether or not it is there."""

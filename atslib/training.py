@@ -5,6 +5,7 @@ import dataclasses
 import json
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -83,6 +84,7 @@ def fit(
     rng: torch.Generator,
     test: Images | None = None,
     checkpoint: Path | None = None,
+    on_saved: Callable[[], None] | None = None,
     progress: bool = False,
 ) -> Trained:
     """Train `model` in place on the device of its parameters.
@@ -94,6 +96,8 @@ def fit(
         test: its accuracy is added to the history after every epoch.
         checkpoint: a file that makes the run resumable at the last finished epoch; the caller deletes it.
             A damaged one is warned of, and training starts anew.
+        on_saved: called when the checkpoint was written and more epochs follow; what it raises ends the training,
+            which another call takes up.
         progress: show a bar with the remaining time.
     Raises:
         AtsError: the loss is no longer finite.
@@ -123,6 +127,8 @@ def fit(
         history.append(facts)
         if checkpoint:
             _save(checkpoint, model, optimizer, rng, history)
+            if on_saved and epoch + 1 < config.epochs:
+                on_saved()
     return Trained(model.to(memory_format=torch.contiguous_format).eval(), tuple(history))
 
 

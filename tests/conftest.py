@@ -10,7 +10,7 @@ from browser import Browser
 
 from atslib.data import load
 from atslib.errors import AtsError
-from atslib.experiments import correlation, figures, settings, transfer, transformations, units
+from atslib.experiments import blocks, correlation, figures, settings, transformations, units
 from atslib.store import Store
 from atslib.widgets import touchable
 
@@ -88,7 +88,7 @@ def few_images():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(units, "load", small)
-        patch.setattr(transfer, "available", lambda name, split: name not in missing)
+        patch.setattr(blocks, "available", lambda name, split: name not in missing)
         units.dataset.cache_clear()
         yield
     units.dataset.cache_clear()

@@ -10,11 +10,24 @@ import torch
 import torch.nn.functional as F
 from scipy.stats import binom, spearmanr
 
+from atslib import report
 from atslib.attacks.engine import frame_steps
 from atslib.data import load
 from atslib.defenses import Defense
 from atslib.errors import AtsError
-from atslib.experiments import details, efficiency, leakage, semantics, settings, tinyimagenet, transfer, units
+from atslib.experiments import (
+    blocks,
+    details,
+    efficiency,
+    explorer,
+    leakage,
+    privacy,
+    semantics,
+    settings,
+    tinyimagenet,
+    transfer,
+    units,
+)
 from atslib.experiments.privacy import HYBRID, SEARCHED
 from atslib.experiments.units import ModelUnit, attack_unit, model_unit, network, trained
 from atslib.gradients import DISTANCES, unflatten
@@ -36,26 +49,26 @@ TINY = {"images": 3, "steps": 3, "fraction": 0.002}
 
 
 def test_transfer_moves_embedded_images_to_grey_and_leaves_a_chosen_data_set():
-    assert transfer.relocated(settings(), "fmnist", "shapes-grey").dataset == "shapes-grey"
-    assert transfer.relocated(settings(dataset="cifar10"), "fmnist", "shapes-grey").dataset == "cifar10"
+    assert blocks.relocated(settings(), "fmnist", "shapes-grey").dataset == "shapes-grey"
+    assert blocks.relocated(settings(dataset="cifar10"), "fmnist", "shapes-grey").dataset == "cifar10"
 
 
 def test_a_data_set_that_cannot_be_had_is_stood_in_for_and_a_damaged_one_is_not(monkeypatch):
     quick = settings(profile="quick")
-    assert transfer.relocated(quick, "fmnist", "shapes-grey") == dataclasses.replace(quick, dataset="shapes-grey")
-    monkeypatch.setattr(transfer, "available", lambda name, split: True)
+    assert blocks.relocated(quick, "fmnist", "shapes-grey") == dataclasses.replace(quick, dataset="shapes-grey")
+    monkeypatch.setattr(blocks, "available", lambda name, split: True)
     with pytest.raises(AtsError, match="fmnist is not here"):
-        transfer.relocated(quick, "fmnist", "shapes-grey")
+        blocks.relocated(quick, "fmnist", "shapes-grey")
 
 
 def test_less_is_taken_only_where_nothing_was_chosen():
-    moved = transfer.relocated(settings(profile="quick", epochs=9), "shapes-grey", "shapes", epochs=2, images=3)
+    moved = blocks.relocated(settings(profile="quick", epochs=9), "shapes-grey", "shapes", epochs=2, images=3)
     assert (moved.dataset, moved.epochs, moved.images) == ("shapes-grey", 9, 3)
 
 
 def test_tiny_imagenet_at_quick_trains_on_the_same_number_whatever_is_here(monkeypatch):
     for there in (10_000, 100_000):
-        for module in (tinyimagenet, transfer):
+        for module in (tinyimagenet, blocks):
             monkeypatch.setattr(module, "dataset", lambda name, split, there=there: range(there))
         found = tinyimagenet.own(settings(profile="quick"))
         assert (found.dataset, found.epochs, found.images) == ("tinyimagenet", 4, 4)
@@ -73,10 +86,60 @@ def test_each_network_gets_the_policies_of_its_own_table():
     assert {unit.model.dataset for unit in papers.values()} == {"shapes-grey"}
 
 
+def test_table_1_has_four_blocks_with_their_own_policies():
+    quick = settings(profile="quick", dataset="shapes")
+    found = blocks.units(quick)
+    assert list(found) == [
+        ("shapes", "resnet20-1", "none"), ("shapes", "resnet20-1", HYBRID),
+        ("shapes", "convnet-16", "none"), ("shapes", "convnet-16", "21-13-3+7-4-15"),
+        ("shapes-grey", "resnet20-1", "none"), ("shapes-grey", "resnet20-1", "19-15-45+2-43-21"),
+        ("shapes-grey", "convnet-16", "none"), ("shapes-grey", "convnet-16", "42-28-42+14-48-48"),
+    ]  # fmt: skip
+    for (name, model, policy), unit in found.items():
+        trained = unit.model
+        assert (trained.dataset, trained.model, trained.train.policy or "none") == (name, model, policy)
+        assert (unit.policy or "none") == policy
+    assert found["shapes", "resnet20-1", HYBRID] == privacy.attacks_of(quick)[HYBRID]
+    assert found["shapes-grey", "resnet20-1", "none"] == transfer.units(quick)["resnet20-1", "none"]
+    assert len(blocks.units(settings(profile="paper", dataset="shapes", images=9))) == 4 * 5
+    assert set(found.values()) <= set(privacy.units(quick).values())
+
+
+def test_published_numbers_are_found_by_policy_whatever_the_order_of_a_hybrid():
+    assert blocks.published("Table 1b", "21-13-3+7-4-15") == {
+        "paper PSNR": 6.83, "paper accuracy": 70.27, "replication PSNR": 9.89, "replication accuracy": 68.91,
+    }  # fmt: skip
+    assert blocks.published("Table 1a", blocks.RANDOM)["paper PSNR"] == 11.41
+    assert blocks.published("Table 1a", blocks.RANDOM)["replication PSNR"] == 9.92
+    assert blocks.published("Table 1d", "none")["replication PSNR"] == 9.52
+    assert all(math.isnan(value) for value in blocks.published("Table 1d", "3-1-7").values())
+
+
+def test_blocks_are_compared_within_themselves(kept):
+    small = settings(**TINY)
+    tables = blocks.measure(small, kept)
+    table = blocks.comparison(tables, 15.0)
+    assert len(table) == len(blocks.units(small)) == 8
+    changes = blocks.differences(tables)
+    for name, model, policy in changes.index:
+        expected = table.loc[(name, model, policy), "mean"] - table.loc[(name, model, "none"), "mean"]
+        assert changes.loc[(name, model, policy), ("psnr", "mean")] == pytest.approx(expected)
+    assert report.readable(table).shape[1] == 8
+
+
+def test_the_grid_of_claim_1_shows_the_explorers_twelve_images():
+    quick = settings(profile="quick", dataset="shapes")
+    ours = explorer.units(quick)
+    for policy, unit in privacy.grid(quick).items():
+        assert unit == ours["adam-cosine", "" if policy == "none" else policy]
+    large = settings(profile="paper", dataset="shapes", images=20)
+    assert set(privacy.grid(large).values()) <= set(privacy.attacks_of(large).values())
+
+
 def test_pages_take_claim_1s_units_where_they_can():
     quick = settings(profile="quick", dataset="shapes")
-    ours = {name: attack_unit(quick, "" if name == "none" else name) for name in leakage.units(quick)}
-    assert leakage.units(quick) == ours
+    ours = {name: attack_unit(quick, "" if name == "none" else name) for name in leakage.policies(quick)}
+    assert leakage.policies(quick) == ours
     assert set(efficiency.units(quick).values()) == {unit.model for unit in ours.values()}
     assert details.attacks(quick)["crop and flip"] == ours["none"]
     for name, unit in semantics.units(quick).items():
@@ -436,11 +499,32 @@ def test_the_rule_of_extension_3(gain, skill, images, status):
     assert leakage_verdict(pd.Series(gain), skill, images).status == status
 
 
+def test_extension_3_changes_the_network_or_the_seed_alone():
+    found = leakage.others(settings(profile="quick", dataset="shapes"))
+    for over, group in found.items():
+        first, *rest = group.values()
+        fields = [field.name for field in dataclasses.fields(first)]
+        changed = {tuple(f for f in fields if getattr(unit, f) != getattr(first, f)) for unit in rest}
+        assert changed == {("model",) if over == "networks" else ("seed",)}
+        assert len(set(group.values())) == len(group)
+
+
 def test_extension_3_reads_claim_1s_attacks(kept):
     result = leakage.run(settings(**TINY), kept)
     images = result.tables["images"]
     assert len(images) == 5 * 3
-    assert result.tables["split"]["share"].sum() == pytest.approx(1)
+    shares = result.tables["split"].groupby("over", sort=False)["share"].sum()
+    assert shares.to_dict() == pytest.approx(
+        dict.fromkeys(("policies", "networks", "seeds, no policy", "seeds, hybrid"), 1)
+    )
+    others = result.tables["others"]
+    assert others.groupby("over")["setting"].nunique().to_dict() == {
+        "networks": 5, "seeds, hybrid": leakage.SEEDS, "seeds, no policy": leakage.SEEDS,
+    }  # fmt: skip
+    bare = images[images["policy"] == "none"]["gain"].tolist()
+    for over, first in (("networks", "convnet-4"), ("seeds, no policy", "seed 0")):
+        found = others[(others["over"] == over) & (others["setting"] == first)]
+        assert found["gain"].tolist() == bare
     assert images["class"].tolist() == [load("shapes", "test").class_names[i] for i in (0, 1, 2)] * 5
     ranks = leakage.ordered(result).groupby("image")["rank"].first()
     assert ranks.sort_values().index[0] == images.groupby("image")["gain"].mean().idxmax()
@@ -476,8 +560,8 @@ def test_settings_differ_in_the_one_detail_they_are_compared_for():
         "plain victim and training": ["model"],
         "cosine, factor 0.5": ["defense"],
         "l2, factor 0.5": ["defense"],
+        "factor 0.5 in training": ["model"],
     }
-    assert set(details.models(settings())) - set(details.models(settings(profile="quick"))) == {"with, loss factor 0.5"}
 
 
 def test_extension_4_and_its_built_in_check(kept):

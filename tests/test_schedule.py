@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -9,14 +10,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from atslib import runner
 from atslib.__main__ import main
+from atslib.errors import OutOfTime
 from atslib.experiments import PAGES, generality, policy_search, privacy, settings
 from atslib.experiments.units import AttackUnit, ModelUnit, attack_unit, model_unit
 from atslib.runner import run
 from atslib.schedule import compute, describe, plan, seconds
 from atslib.store import Store
+from atslib.training import TrainConfig
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TINY = settings(model="lenet", images=2, steps=2, fraction=0.002, semi_fraction=0.002, candidates=2, device="cpu")
@@ -146,6 +150,43 @@ def in_this_process(monkeypatch):
     monkeypatch.setattr("atslib.schedule.ProcessPoolExecutor", lambda jobs, mp_context: ThreadPoolExecutor(jobs))
 
 
+def same(left, right):
+    assert left.tensors.keys() == right.tensors.keys()
+    for name, value in left.tensors.items():
+        if name == "history":  # its third column is time
+            value[:, 2] = right[name][:, 2] = 0
+        assert torch.equal(right[name], value), name
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_unit_that_outlasts_the_budget_pauses_and_the_next_run_goes_on_with_it(tmp_path, said):
+    long = dataclasses.replace(model_unit(TINY), train=TrainConfig(epochs=40))
+    attack = dataclasses.replace(attack_unit(TINY), model=long)
+    store, here = Store(tmp_path / "away", say=said.append), Store(tmp_path / "here")
+    compute([attack], store, "cpu", jobs=1, ends=time.monotonic() + 0.3)
+    assert said[1:] == [f"time is over: {long.title} goes on where it is with the next run"]
+    assert not list(store.entries())
+    (state,) = (tmp_path / "away").glob("model/*.state")
+    with safe_open(state, "pt") as kept:
+        assert 0 < len(json.loads(kept.metadata()["history"])) < 40
+    compute([attack], store, "cpu", jobs=1)
+    assert said[-1] == "2 of 2 done"
+    same(long.make(store, CPU)[1], long.make(here, CPU)[1])
+    same(attack.make(store, CPU), attack.make(here, CPU))
+
+
+def test_an_attack_that_outlasts_the_budget_pauses_too(tmp_path, monkeypatch):
+    unit = attack_unit(TINY)
+    store, here = Store(tmp_path / "away"), Store(tmp_path / "here")
+    unit.model.make(store, CPU)
+    monkeypatch.setattr("atslib.attacks.engine.SAVE_EVERY", 0)
+    for _ in range(TINY.steps):  # each call takes one step
+        with pytest.raises(OutOfTime):
+            unit.make(Store(store.root, ends=time.monotonic()), CPU)
+        assert not store.has(unit.kind, unit)
+    same(unit.make(Store(store.root, ends=time.monotonic()), CPU), unit.make(here, CPU))
+
+
 def test_without_time_nothing_is_begun(store, said):
     compute([attack_unit(TINY)], store, "cpu", jobs=1, ends=time.monotonic())
     assert said == ["units to make: 1 model, 1 attack; 1 at once"]
@@ -168,11 +209,7 @@ def test_a_unit_that_would_come_too_late_is_left_and_a_second_run_finishes_with_
         away, mine = unit.make(store, CPU), unit.make(here, CPU)
         if isinstance(unit, ModelUnit):
             away, mine = away[1], mine[1]
-        assert away.tensors.keys() == mine.tensors.keys()
-        for name, value in mine.tensors.items():
-            if name == "history":  # its third column is time
-                value[:, 2] = away[name][:, 2] = 0
-            assert torch.equal(away[name], value), name
+        same(mine, away)
 
 
 # --- from the command line ----------------------------------------------------------------------------------

@@ -69,6 +69,7 @@ def reconstruct(
     keep_restarts: bool = False,
     chunk: int | None = None,
     checkpoint: Path | None = None,
+    on_saved: Callable[[], None] | None = None,
     progress: bool = False,
 ) -> Reconstruction:
     """Run N independent attacks at once.
@@ -83,6 +84,8 @@ def reconstruct(
         keep_restarts: also return the images of every restart, in `.restarts`.
         chunk: members in memory at once; estimated by default. Out of memory halves it and goes on.
         checkpoint: a file that makes the run resumable, removed at its end.
+        on_saved: called when the checkpoint was written, about twice a minute; what it raises ends the run, which
+            another call takes up.
         progress: show a bar with the remaining time.
     Raises:
         AtsError: attacks that cannot share a batch, or a start of the wrong shape.
@@ -99,7 +102,7 @@ def reconstruct(
             file = checkpoint and checkpoint.with_name(f"{checkpoint.name}.{low}-{size}")
             try:
                 run = _Run(seen.take(everyone[part]), (attacks * restarts)[part], begin[part], frames, file)
-                runs.append(run.finish(on_frame, bar))
+                runs.append(run.finish(on_frame, on_saved, bar))
             except RuntimeError as error:
                 if not _out_of_memory(error) or size == 1:
                     raise
@@ -209,7 +212,7 @@ class _Run:
         if file and file.exists():
             self._load()
 
-    def finish(self, on_frame: OnFrame | None, bar: tqdm) -> dict[str, Tensor]:
+    def finish(self, on_frame: OnFrame | None, on_saved: Callable[[], None] | None, bar: tqdm) -> dict[str, Tensor]:
         """The remaining steps, then the result of each member."""
         looks = {a.steps for a in self.attacks} | set(range(LOOK_EVERY, self.last, LOOK_EVERY))
         saved, stopped = time.monotonic(), False
@@ -227,6 +230,8 @@ class _Run:
             if self.file and time.monotonic() - saved > SAVE_EVERY:
                 self._save(step + 1)
                 saved = time.monotonic()
+                if on_saved:
+                    on_saved()
         if self.snapshots and not stopped:
             self._snapshot(self.last, on_frame)
         elif stopped:

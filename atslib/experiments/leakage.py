@@ -1,5 +1,6 @@
 """Extension 3: which images leak, whether that can be told beforehand, and what a guarantee would need."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -12,7 +13,16 @@ from atslib import agreement
 from atslib.experiments.privacy import HYBRID, POLICIES, SEARCHED
 from atslib.experiments.settings import Settings
 from atslib.experiments.tables import image_rows, label, provenance
-from atslib.experiments.units import AttackUnit, attack_unit, attacked, dataset, device_of, trained
+from atslib.experiments.units import (
+    AttackUnit,
+    attack_unit,
+    attacked,
+    dataset,
+    device_of,
+    model_unit,
+    semi_trained,
+    trained,
+)
 from atslib.gradients import example_gradients
 from atslib.report import NO_POLICY, Result, bootstrap
 from atslib.store import Artifact, Store
@@ -20,13 +30,44 @@ from atslib.verdicts import leakage_verdict
 
 DEFENDED = (*SEARCHED, HYBRID)
 PROPERTIES = ("brightness", "contrast", "edges", "loss", "gradient")
+OTHER = {"smoke": "lenet", "quick": "convnet-16", "paper": "convnet-64"}  # a network of another kind
+SEEDS = 3
+LEAKAGE = ["policy", "image", "psnr", "floor_mean", "gain"]
 RIDGE = 1.0  # weight of the squared coefficients, of standardized properties
 CHUNK = 16  # gradients in memory at once
 
 
-def units(settings: Settings) -> dict[str, AttackUnit]:
+def policies(settings: Settings) -> dict[str, AttackUnit]:
     """The attacks of claim 1 by the policy's label; nothing new is computed where that page was."""
     return {label(policy): attack_unit(settings, policy) for policy in POLICIES}
+
+
+def others(settings: Settings) -> dict[str, dict[str, AttackUnit]]:
+    """The same images attacked with something else changed: the network, or the seed of crop, flip, draw and start.
+
+    One undefended network is trained with another seed, one is semi-trained, one untrained, one of another kind.
+    """
+    bare = attack_unit(settings)
+    networks = {
+        settings.model: bare.model,
+        "other training seed": model_unit(settings, seed=settings.seed + 1),
+        "semi-trained": semi_trained(settings),
+        "untrained": dataclasses.replace(bare.model, train=None),
+        OTHER[settings.profile]: model_unit(settings, model=OTHER[settings.profile]),
+    }
+    return {"networks": {name: dataclasses.replace(bare, model=model) for name, model in networks.items()}} | {
+        f"seeds, {name}": {
+            f"seed {seed}": attack_unit(settings, policy, seed=seed)
+            for seed in range(settings.seed, settings.seed + SEEDS)
+        }
+        for name, policy in (("no policy", ""), ("hybrid", HYBRID))
+    }
+
+
+def units(settings: Settings) -> dict[str, AttackUnit]:
+    """All that the page needs."""
+    more = {f"{over}: {name}": unit for over, group in others(settings).items() for name, unit in group.items()}
+    return policies(settings) | more
 
 
 @torch.no_grad()
@@ -51,17 +92,18 @@ def properties(model: nn.Module, target: Tensor, labels: Tensor) -> pd.DataFrame
     return pd.DataFrame({name: value.double().cpu().numpy() for name, value in columns.items()})
 
 
-def grid(table: pd.DataFrame, *columns: str) -> np.ndarray:
-    """(images, policies, columns) of a table with a row a policy and image; images with a gap are left out."""
-    wide = [
-        table.pivot(index="image", columns="policy", values=name)[list(table["policy"].unique())] for name in columns
-    ]
+def grid(table: pd.DataFrame, *columns: str, by: str = "policy") -> np.ndarray:
+    """(images, policies, columns) of a table with a row a policy and image; images with a gap are left out.
+
+    `by` names another column to be taken for the policy's.
+    """
+    wide = [table.pivot(index="image", columns=by, values=name)[list(table[by].unique())] for name in columns]
     values = np.stack([w.to_numpy() for w in wide], 2)
     return values[np.isfinite(values).all((1, 2))]
 
 
 def variance_shares(gain: np.ndarray, axis: int = 1) -> np.ndarray:
-    """Shares of the variance that belong to the image, the policy and the rest: two-way without replication.
+    """Shares of the variance that belong to the image, the policy (or setting) and the rest: two-way, no replication.
 
     Args:
         gain: (..., images, policies), with `axis` the images'.
@@ -78,11 +120,11 @@ def variance_shares(gain: np.ndarray, axis: int = 1) -> np.ndarray:
         return np.stack([image, policy, total - image - policy], -1) / total[..., None]
 
 
-def split(table: pd.DataFrame) -> pd.DataFrame:
-    """Share of the gain's variance by source, with 95 % intervals over images."""
-    gain = grid(table, "gain")[..., 0]
+def split(table: pd.DataFrame, by: str = "policy") -> pd.DataFrame:
+    """Share of the gain's variance by source, with 95 % intervals over images; `by` as in `grid`."""
+    gain = grid(table, "gain", by=by)[..., 0]
     rows = []
-    for i, source in enumerate(("image", "policy", "rest")):
+    for i, source in enumerate(("image", "setting", "rest")):
         low, high = bootstrap(gain, lambda x, axis, i=i: variance_shares(x, axis)[..., i])
         rows.append({"source": source, "share": variance_shares(gain, 0)[i], "low": low, "high": high})
     return pd.DataFrame(rows)
@@ -170,25 +212,37 @@ def guarantees(table: pd.DataFrame, epsilon: float) -> pd.DataFrame:
 
 
 def run(settings: Settings, store: Store) -> Result:
-    """Read the attacks of claim 1 image by image.
+    """Read the attacks of claim 1, and further ones, image by image.
 
-    Tables: `images` (a row a policy and image: leakage and properties), `split`, `correlations`, `prediction`
-    and `guarantees`.
+    Tables: `images` (a row a policy and image: leakage and properties), `others` (the attacks with another network
+    or seed), `split`, `correlations`, `prediction` and `guarantees`.
     """
     device, parts, sheets = device_of(settings.device), [], {}
     names = dataset(settings.dataset, "test").class_names
-    for policy, unit in units(settings).items():
+    for policy, unit in policies(settings).items():
         found = sheets[policy] = attacked(unit, store, device)
         model, _ = trained(unit.model, store, device)
         labels = found["labels"].to(device)
         measured = properties(model, found["target"].to(device).float() / 255, labels)
-        rows = image_rows(found, unit)[["policy", "image", "psnr", "floor_mean", "gain"]]
+        rows = image_rows(found, unit)[LEAKAGE]
         parts.append(rows.assign(**{"class": [names[i] for i in labels.tolist()]}).join(measured))
     images = pd.concat(parts, ignore_index=True)
+    further = pd.concat(
+        [
+            image_rows(attacked(unit, store, device), unit)[LEAKAGE].assign(over=over, setting=name)
+            for over, group in others(settings).items()
+            for name, unit in group.items()
+        ],
+        ignore_index=True,
+    )
+    shares = {"policies": split(images)} | {
+        over: split(part, "setting") for over, part in further.groupby("over", sort=False)
+    }
     r2, low, high = skill(images)
     tables = {
         "images": images,
-        "split": split(images),
+        "others": further,
+        "split": pd.concat(shares, names=["over"]).reset_index(level="over"),
         "correlations": correlations(images),
         "prediction": pd.DataFrame([{"r2": r2, "low": low, "high": high, "images": len(grid(images, "gain"))}]),
         "guarantees": guarantees(images, settings.epsilon),
@@ -198,10 +252,10 @@ def run(settings: Settings, store: Store) -> Result:
     return Result("ext3_which_images_leak", tables, provenance(settings, sheets[NO_POLICY]), verdict, sheets)
 
 
-def ordered(result: Result) -> pd.DataFrame:
-    """`images` with `rank`, the place of the image by its mean gain over policies, 1 for the one that leaks most."""
-    table = result.tables["images"]
-    rank = table.groupby("image")["gain"].mean().rank(ascending=False, method="first")
+def ordered(result: Result, name: str = "images") -> pd.DataFrame:
+    """`images` or `others` with `rank`: an image's place by its mean gain over policies, 1 for the most leaking."""
+    table, judged = result.tables[name], result.tables["images"]
+    rank = judged.groupby("image")["gain"].mean().rank(ascending=False, method="first")
     return table.assign(rank=table["image"].map(rank).astype(int)).sort_values("rank", kind="stable")
 
 

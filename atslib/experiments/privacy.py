@@ -5,19 +5,21 @@ from collections.abc import Callable
 
 import pandas as pd
 
+from atslib.experiments import blocks
+from atslib.experiments.blocks import RANDOM
 from atslib.experiments.settings import Settings
 from atslib.experiments.tables import curve_rows, image_rows, label, provenance
 from atslib.experiments.units import AttackUnit, attack_unit, attacked, device_of, trained
-from atslib.report import NO_POLICY, Result, paired, policy_label, reported, summarize
+from atslib.report import NO_POLICY, Result, paired, summarize
 from atslib.store import Store
 from atslib.verdicts import privacy_verdict
 
-RANDOM = "19-1-18"  # the replication's one random policy; the paper averages over ten it does not name
 SEARCHED = ("3-1-7", "43-18-18")
 HYBRID = "3-1-7+43-18-18"
 POLICIES = ("", RANDOM, *SEARCHED, HYBRID)
 CONTROL_MODEL = "convnet-16"
 CONTROL_IMAGES = 8
+GRID_IMAGES, GRID_FRAMES = 12, 12  # of the grid of images: those of the explorer, so that both read one artifact
 
 
 def control_unit(settings: Settings) -> AttackUnit:
@@ -32,20 +34,34 @@ def control_unit(settings: Settings) -> AttackUnit:
     )
 
 
-def units(settings: Settings) -> dict[str, AttackUnit]:
-    """All attacks of the page by the policy's label, and the control; their models are in them."""
-    return {label(policy): attack_unit(settings, policy) for policy in POLICIES} | {"control": control_unit(settings)}
+def grid(settings: Settings) -> dict[str, AttackUnit]:
+    """The attacks without a policy and with the hybrid on as many images as the grid shows."""
+    own = settings.images >= GRID_IMAGES or settings.profile == "smoke"
+    size = {} if own else {"last": GRID_IMAGES, "frames": GRID_FRAMES}
+    return {label(policy): attack_unit(settings, policy, **size) for policy in ("", HYBRID)}
+
+
+def units(settings: Settings) -> dict[object, AttackUnit]:
+    """All that the page needs: its attacks by the policy's label, the control, the grid and the four blocks."""
+    more = {("grid", name): unit for name, unit in grid(settings).items()} | blocks.units(settings)
+    return attacks_of(settings) | {"control": control_unit(settings)} | more
+
+
+def attacks_of(settings: Settings) -> dict[str, AttackUnit]:
+    """The attacks that are judged, by the policy's label."""
+    return {label(policy): attack_unit(settings, policy) for policy in POLICIES}
 
 
 def run(settings: Settings, store: Store, *, on_unit: Callable[[str], None] | None = None) -> Result:
     """Train with and without policies, attack, and judge.
 
     Tables: `attacks` (a row a policy and image), `accuracy` (a row a policy), `curve` (GradSim along the
-    attack, a row a policy, step and image), `control`. Sheets: the images behind them.
+    attack, a row a policy, step and image), `control`, and those of `blocks.measure`. Sheets: the images behind
+    the first, the control, and "grid …".
     """
     device, started = device_of(settings.device), on_unit or (lambda name: None)
     attacks, accuracy, curve, sheets = [], [], [], {}
-    attacked_units = units(settings)
+    attacked_units = attacks_of(settings) | {"control": control_unit(settings)}
     for name, unit in attacked_units.items():
         started(f"policy {name}" if name != "control" else "positive control")
         found = sheets[name] = attacked(unit, store, device)
@@ -54,13 +70,15 @@ def run(settings: Settings, store: Store, *, on_unit: Callable[[str], None] | No
             attacks.append(image_rows(found, unit))
             accuracy.append({"policy": name, "accuracy": float(model["accuracy"]), "train": int(model["images"])})
             curve.append(curve_rows(found, name))
+    for name, unit in grid(settings).items():
+        sheets[f"grid {name}"] = attacked(unit, store, device)
     control = image_rows(sheets["control"], attacked_units["control"])
     tables = {
         "attacks": pd.concat(attacks, ignore_index=True),
         "accuracy": pd.DataFrame(accuracy),
         "curve": pd.concat(curve, ignore_index=True),
         "control": control,
-    }
+    } | blocks.measure(settings, store)
     verdict = privacy_verdict(
         tables["attacks"],
         tables["accuracy"].set_index("policy")["accuracy"],
@@ -78,13 +96,8 @@ def comparison(result: Result) -> pd.DataFrame:
     attacks = result.tables["attacks"]
     ours["gain over mean image"] = attacks.groupby("policy")["gain"].mean()
     ours["accuracy"] = result.tables["accuracy"].set_index("policy")["accuracy"]
-    rows = reported(table_or_figure="Table 1a")
-    rows = rows.assign(policy=rows["policy_or_defense"].map(policy_label).replace({"random": RANDOM}))
-    for source in ("ats", "replication"):
-        for metric, name in (("PSNR_dB", "PSNR"), ("val_accuracy_pct", "accuracy")):
-            found = rows[(rows["source"] == source) & (rows["metric"] == metric)].set_index("policy")["value"]
-            ours[f"{ {'ats': 'paper'}.get(source, source) } {name}"] = found
-    return ours
+    others = {policy: blocks.published("Table 1a", policy) for policy in ours.index}
+    return ours.join(pd.DataFrame(others).T)
 
 
 def differences(result: Result) -> pd.DataFrame:

@@ -15,11 +15,11 @@ from torch import Tensor
 from atslib import agreement
 from atslib.data import DATASETS
 from atslib.experiments import correlation
+from atslib.experiments.blocks import relocated
 from atslib.experiments.privacy import HYBRID
 from atslib.experiments.scoring import ScoreUnit, scored, unseen
 from atslib.experiments.settings import Settings
 from atslib.experiments.tables import image_rows, provenance
-from atslib.experiments.transfer import relocated
 from atslib.experiments.units import (
     AttackUnit,
     ModelUnit,

@@ -3,6 +3,7 @@
 import pandas as pd
 
 from atslib.experiments import transfer
+from atslib.experiments.blocks import relocated
 from atslib.experiments.privacy import HYBRID
 from atslib.experiments.settings import Settings
 from atslib.experiments.tables import label, provenance
@@ -18,11 +19,11 @@ QUICK = {"epochs": 4, "images": 4}
 
 def own(settings: Settings) -> Settings:
     """The settings on Tiny ImageNet: at quick fewer images, be a tenth of the training set here or all of it."""
-    found = transfer.relocated(settings, NAME, "shapes", **(QUICK if settings.profile == "quick" else {}))
+    found = relocated(settings, NAME, "shapes", **(QUICK if settings.profile == "quick" else {}))
     if found.dataset != NAME or found.profile != "quick":
         return found
     share = min(1.0, QUICK_TRAIN / len(dataset(NAME, "train")))
-    return transfer.relocated(found, NAME, "shapes", fraction=share)
+    return relocated(found, NAME, "shapes", fraction=share)
 
 
 def units(settings: Settings) -> dict[tuple[str, str], AttackUnit]:

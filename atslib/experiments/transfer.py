@@ -4,13 +4,13 @@ import dataclasses
 
 import pandas as pd
 
-from atslib.data import available
-from atslib.errors import AtsError
+from atslib.experiments.blocks import published as published_numbers
+from atslib.experiments.blocks import relocated
 from atslib.experiments.privacy import HYBRID
-from atslib.experiments.settings import PROFILES, Settings
+from atslib.experiments.settings import Settings
 from atslib.experiments.tables import image_rows, label, provenance
 from atslib.experiments.units import AttackUnit, attack_unit, attacked, dataset, device_of, trained
-from atslib.report import NO_POLICY, Result, paired, policy_label, reported, summarize
+from atslib.report import NO_POLICY, Result, paired, summarize
 from atslib.store import Store
 from atslib.verdicts import transfer_verdict
 
@@ -21,30 +21,6 @@ SEARCHED = {
 }
 SECOND_MODEL = "convnet-64"  # beside the settings' network at the paper's size
 POINTS, PUBLISHED = 4.0, 3.5  # the paper's own hybrid loses 95.03 - 91.49 points
-
-
-def relocated(settings: Settings, name: str, embedded: str, **less: float | int) -> Settings:
-    """The settings on data set `name`; on `embedded` where they are of embedded images, or `name` is not to be had.
-
-    Args:
-        less: quantities in place of the profile's, such as fewer images; what a user has changed stays. A
-            data set that the user chose, neither CIFAR-100 nor `name`, stays too.
-    Raises:
-        AtsError: `name` is here but damaged.
-    """
-    if settings.dataset.startswith("shapes"):
-        return dataclasses.replace(settings, dataset=embedded)
-    if settings.dataset not in ("cifar100", name):
-        return settings
-    try:
-        for split in ("train", "test"):
-            dataset(name, split)
-    except AtsError:
-        if available(name, "train") and available(name, "test"):  # damaged: for its owner to see
-            raise
-        return dataclasses.replace(settings, dataset=embedded)
-    unchanged = {k: v for k, v in less.items() if getattr(settings, k) == PROFILES[settings.profile][k]}
-    return dataclasses.replace(settings, dataset=name, **unchanged)
 
 
 def policies(model: str, profile: str) -> tuple[str, ...]:
@@ -106,18 +82,9 @@ def compared(result: Result, published: dict[str, str]) -> pd.DataFrame:
     ours = summarize(result.tables["attacks"], keys, epsilon=float(result.facts["epsilon"]))
     ours["gain over mean image"] = result.tables["attacks"].groupby(keys)["gain"].mean()
     ours["accuracy"] = result.tables["accuracy"].set_index(keys)["accuracy"]
-    for source in ("ats", "replication"):
-        for metric, name in (("PSNR_dB", "PSNR"), ("val_accuracy_pct", "accuracy")):
-            values = {}
-            for model, policy in ours.index:
-                rows = reported(table_or_figure=published["convnet" if model.startswith("convnet") else "resnet20"])
-                rows = rows[(rows["source"] == source) & (rows["metric"] == metric)]
-                names = rows["policy_or_defense"].map(policy_label)
-                # The replication writes a hybrid's members in the other order.
-                same = names.map(lambda n: sorted(n.split("+"))).map(lambda n, p=policy: n == sorted(p.split("+")))
-                values[model, policy] = rows["value"][same].mean()
-            ours[f"{ {'ats': 'paper'}.get(source, source) } {name}"] = pd.Series(values)
-    return ours
+    tables = {model: published["convnet" if model.startswith("convnet") else "resnet20"] for model, _ in ours.index}
+    others = {(model, policy): published_numbers(tables[model], policy) for model, policy in ours.index}
+    return ours.join(pd.DataFrame(others).T.rename_axis(keys))
 
 
 def comparison(result: Result) -> pd.DataFrame:

@@ -150,7 +150,9 @@ def trained(
         stream = rng(unit.seed, "train", unit.train.policy)
         test = dataset(unit.dataset, "test")
         few, show = test[:CURVE_IMAGES], store.progress
-        done = fit(model, train, unit.train, rng=stream, test=few, checkpoint=state, progress=show)
+        done = fit(
+            model, train, unit.train, rng=stream, test=few, checkpoint=state, on_saved=store.check_time, progress=show
+        )
         columns = [[e["loss"], e["lr"], e["seconds"], e.get("accuracy", math.nan)] for e in done.history]
         known = done.history[-1].get("accuracy") if len(few) == len(test) else None
         facts = {
@@ -289,6 +291,7 @@ def attacked(unit: AttackUnit, store: Store, device: torch.device) -> Artifact:
             start=starts(unit, model),
             frames=unit.frames,
             checkpoint=state,
+            on_saved=store.check_time,
             progress=store.progress,
         )
         kept = torch.linspace(0, len(found.trace) - 1, min(100, len(found.trace))).round().long()
