@@ -21,6 +21,7 @@ from atslib.experiments import (
     efficiency,
     explorer,
     leakage,
+    policy_search,
     privacy,
     semantics,
     settings,
@@ -81,7 +82,7 @@ def test_each_network_gets_the_policies_of_its_own_table():
     assert transfer.policies("resnet20-1", "paper") == ("", *SEARCHED, HYBRID)
     assert transfer.policies("resnet20-1", "quick") == ("", SEARCHED[0], HYBRID)
     assert transfer.policies("convnet-64", "paper")[-1] == "21-13-3+7-4-15"
-    papers = transfer.units(settings(profile="paper", dataset="shapes", images=9))
+    papers = transfer.attacks(settings(profile="paper", dataset="shapes", images=9))
     assert {model for model, _ in papers} == {"resnet20-4", "convnet-64"}
     assert {unit.model.dataset for unit in papers.values()} == {"shapes-grey"}
 
@@ -100,7 +101,8 @@ def test_table_1_has_four_blocks_with_their_own_policies():
         assert (trained.dataset, trained.model, trained.train.policy or "none") == (name, model, policy)
         assert (unit.policy or "none") == policy
     assert found["shapes", "resnet20-1", HYBRID] == privacy.attacks_of(quick)[HYBRID]
-    assert found["shapes-grey", "resnet20-1", "none"] == transfer.units(quick)["resnet20-1", "none"]
+    assert found["shapes-grey", "resnet20-1", "none"] == transfer.attacks(quick)["resnet20-1", "none"]
+    assert found["shapes-grey", "convnet-16", "42-28-42+14-48-48"] in transfer.attacks(quick).values()
     assert len(blocks.units(settings(profile="paper", dataset="shapes", images=9))) == 4 * 5
     assert set(found.values()) <= set(privacy.units(quick).values())
 
@@ -261,8 +263,15 @@ def test_claim_3_on_grey_images_beside_table_4(kept):
     table = transfer.comparison(result).loc["convnet-4"]
     assert table.loc[hybrid, ["paper PSNR", "paper accuracy", "replication PSNR"]].tolist() == [7.11, 87.51, 11.5]
     assert table.loc["none", ["paper PSNR", "replication accuracy"]].tolist() == [9.12, 94.61]
+    assert table.loc["42-28-42+14-48-48", "paper PSNR"] == 6.94  # searched on Fashion-MNIST: Table 1d
+    own, second = (result.tables["attacks"].query(f"model == '{name}'") for name in ("convnet-4", "lenet"))
+    assert set(own["policy"]) == {"none", "21-13-3", "7-4-15", hybrid, "42-28-42+14-48-48", result.facts["hybrid"]}
+    assert set(second["policy"]) == {"none", HYBRID, "19-15-45+2-43-21"}
+    best = policy_search.chosen(result).index[:2].tolist()
+    assert best[0] in result.facts["hybrid"]
+    assert len(result.tables["candidates"]) == settings(**TINY).candidates
     change = transfer.differences(result).loc["convnet-4"]
-    wide = result.tables["attacks"].pivot(index="image", columns="policy", values="psnr")
+    wide = own.pivot(index="image", columns="policy", values="psnr")
     assert change.loc["7-4-15", ("psnr", "mean")] == pytest.approx((wide["7-4-15"] - wide["none"]).mean())
 
 
@@ -270,7 +279,7 @@ def test_each_networks_rows_are_set_beside_its_own_table_whatever_the_order_of_a
     names = {"convnet-64": ["none", "7-4-15+21-13-3"], "resnet20-4": ["none", HYBRID]}
     pairs = [(model, policy) for model, both in names.items() for policy in both]
     table = pd.DataFrame(pairs, columns=["model", "policy"]).assign(image=0, psnr=8.0, gain=1.0, accuracy=90.0)
-    result = transfer.Result("x", {"attacks": table, "accuracy": table}, {"epsilon": 15.0}, None)
+    result = transfer.Result("x", {"attacks": table, "accuracy": table}, {"epsilon": 15.0, "dataset": "fmnist"}, None)
     found = transfer.comparison(result)[["paper PSNR", "replication PSNR"]]
     assert found.loc["convnet-64"].to_numpy().tolist() == [[9.12, 9.52], [7.11, 11.5]]
     assert found.loc["resnet20-4"].to_numpy().tolist() == [[10.04, 9.81], [8.14, 7.49]]
