@@ -5,6 +5,7 @@ import math
 import multiprocessing
 import os
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -101,7 +102,8 @@ def compute(
                 else:
                     pace.note(unit, time.monotonic() - started)
         return
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=_end_with_parent) as pool:
         try:
             _in_order(pool, missing, (store, device, jobs, ends), pace)
         except BrokenProcessPool:
@@ -152,6 +154,16 @@ def _in_order(
             else:
                 done += 1
                 store.say(f"{done} of {len(missing)} done")
+
+
+def _end_with_parent() -> None:
+    """A worker whose runner is killed ends at once; left alone it would wait for work for ever, with all its memory."""
+
+    def watch() -> None:
+        multiprocessing.parent_process().join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _work(unit: Unit, root: Path, device: str, ends: float | None) -> float:

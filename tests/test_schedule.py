@@ -4,6 +4,8 @@ import dataclasses
 import itertools
 import json
 import re
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -147,7 +149,7 @@ class Long(ModelUnit):
 @pytest.fixture
 def in_this_process(monkeypatch):
     """Workers as threads: tests of the runner have real ones, which take seconds to start."""
-    monkeypatch.setattr("atslib.schedule.ProcessPoolExecutor", lambda jobs, mp_context: ThreadPoolExecutor(jobs))
+    monkeypatch.setattr("atslib.schedule.ProcessPoolExecutor", lambda jobs, **_: ThreadPoolExecutor(jobs))
 
 
 def same(left, right):
@@ -185,6 +187,33 @@ def test_an_attack_that_outlasts_the_budget_pauses_too(tmp_path, monkeypatch):
             unit.make(Store(store.root, ends=time.monotonic()), CPU)
         assert not store.has(unit.kind, unit)
     same(unit.make(Store(store.root, ends=time.monotonic()), CPU), unit.make(here, CPU))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+def test_workers_end_when_their_runner_is_killed(tmp_path):
+    """Left alone they would wait for ever, a gigabyte each."""
+    code = (
+        "from atslib.experiments.units import model_unit\nfrom atslib.experiments import settings\n"
+        "from atslib.schedule import compute\nfrom atslib.store import Store\n"
+        "if __name__ == '__main__':\n"
+        "    unit = model_unit(settings(model='lenet', epochs=100_000, device='cpu'))\n"
+        "    compute([unit], Store('kept'), 'cpu', jobs=1)\n"
+    )
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    with subprocess.Popen([sys.executable, script], cwd=tmp_path, stderr=subprocess.DEVNULL) as runner:
+        wait_for(lambda: list(tmp_path.glob("kept/model/*.state")))
+        family = [int(pid) for pid in Path(f"/proc/{runner.pid}/task/{runner.pid}/children").read_text().split()]
+        runner.kill()
+    assert family
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in family), seconds=10)
+
+
+def wait_for(condition, seconds=60):
+    ends = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < ends
+        time.sleep(0.1)
 
 
 def test_without_time_nothing_is_begun(store, said):
