@@ -172,7 +172,7 @@ EFFECTS: dict[str, tuple[str, Callable[[Tables], str]]] = {
 
 
 def effect(name: str, results: Path) -> str:
-    """One effect in words, with data set, network, profile and a link; `UNKNOWN` where no page has measured it."""
+    """One effect in words, with data set, network, profile and a link; `UNKNOWN` where no stored table has it."""
     choose("effect", name, EFFECTS)
     page, words = EFFECTS[name]
     found = newest(page, results)
@@ -181,7 +181,10 @@ def effect(name: str, results: Path) -> str:
     folder, facts = found
     tables = {file.stem: pd.read_csv(file) for file in folder.glob("*.csv")}
     where = f"{facts['dataset']}, {facts['model']}, n = {facts['images']}, {facts['profile']}"
-    return f"{words(tables)} ([{where}](results/{page}.ipynb))"
+    try:
+        return f"{words(tables)} ([{where}](results/{page}.ipynb))"
+    except (KeyError, IndexError):  # tables of an earlier version of the page, which did not measure it
+        return UNKNOWN
 
 
 def insert_effects(path: Path, results: Path) -> None:

@@ -59,7 +59,8 @@ def sheet(rows: dict[str, Tensor], *, captions: dict[str, Sequence[str]] | None 
 def curves(table: pd.DataFrame, x: str, y: str, group: str, *, ylabel: str, axis: Axes | None = None) -> Figure:
     """Mean of `y` against `x` for each group, with a band of ± one standard deviation over images."""
     with _styled():
-        axis = axis or plt.subplots(figsize=(7, 3.4))[1]
+        own = axis is None
+        axis = plt.subplots(figsize=(7, 3.4))[1] if own else axis
         for color, (name, rows) in zip(COLORS, table.groupby(group, sort=False), strict=False):
             found = rows.groupby(x)[y].agg(["mean", "std"])
             axis.plot(found.index, found["mean"], color=color, label=name)
@@ -67,7 +68,9 @@ def curves(table: pd.DataFrame, x: str, y: str, group: str, *, ylabel: str, axis
                 found.index, found["mean"] - found["std"], found["mean"] + found["std"], color=color, alpha=0.15, lw=0
             )
         axis.set(xlabel=x, ylabel=ylabel)
-        axis.legend(title=group, frameon=False, fontsize=8)
+        above = own and len(axis.lines) > 3  # so many names would cover the lines
+        place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 3} if above else {"title": group}
+        axis.legend(frameon=False, fontsize=8, **place)
     return axis.figure
 
 

@@ -39,6 +39,21 @@ def test_a_change_is_that_of_the_second_on_the_same_images_and_says_where(tmp_pa
     )
 
 
+def test_tables_of_an_earlier_version_have_not_measured_it(tmp_path):
+    accuracy = pd.DataFrame({"training": ["with", "without"], "accuracy": [8.0, 9.0]})
+    results = stored(tmp_path, "ext4_hidden_details", accuracy=accuracy, attacks=attacked("setting", other=0.0))
+    assert effects.effect("factor-training", results) == effects.UNKNOWN
+    assert effects.effect("crop-training", results).startswith("9.0 → 8.0 % accuracy")
+
+
+def test_seeds_and_trainings_are_told_apart(tmp_path):
+    parts = [attacked("setting", **{"resnet20-1": 0.0, "other training seed": 0.5}).assign(over="networks")]
+    parts += [attacked("setting", **{"seed 0": 0.0, "seed 1": 2.0}).assign(over="seeds, no policy")]
+    results = stored(tmp_path, "ext3_which_images_leak", others=pd.concat(parts))
+    assert "weights and training: +0.5 dB [0.5, 0.5] (" in effects.effect("weights", results)
+    assert "same network and images, 2 seeds: no policy 8.5 to 10.5 dB (" in effects.effect("seeds", results)
+
+
 def test_where_a_defense_acts_is_compared_defense_by_defense(tmp_path):
     two = [attacked("applied", fixed=up, code=0.0).assign(defense=name) for name, up in (("a", -2.0), ("b", 3.0))]
     two.append(attacked("applied", fixed=50.0).assign(defense="none"))  # has no such pair
