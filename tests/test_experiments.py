@@ -331,7 +331,7 @@ COLUMNS = ["policy", "image", "psnr", "psnr_original", "mse", "ssim", "cost", "f
 
 def test_claim_1_has_a_row_a_policy_and_image(undisturbed):
     tables, names = undisturbed[0].tables, [p or "none" for p in POLICIES]
-    assert list(tables) == ["attacks", "accuracy", "curve", "control"]
+    assert list(tables) == ["attacks", "accuracy", "curve", "control", "blocks", "blocks_accuracy"]
     assert list(tables["attacks"]) == COLUMNS
     assert list(tables["attacks"]["policy"]) == [name for name in names for _ in range(3)]
     assert list(tables["attacks"]["image"]) == [0, 1, 2] * len(names)
@@ -351,13 +351,13 @@ def test_the_numbers_of_a_row_are_those_of_its_images(undisturbed):
     result = undisturbed[0]
     for name, sheet in result.sheets.items():
         table = result.tables["control"] if name == "control" else result.tables["attacks"]
-        rows = table[table["policy"] == ("none" if name == "control" else name)]
+        rows = table[table["policy"] == ("none" if name == "control" else name.removeprefix("grid "))]
         error = (sheet["reconstruction"] - sheet["target"].float() / 255).square().mean((1, 2, 3))
         assert rows["mse"].tolist() == pytest.approx(error.tolist(), rel=1e-4)
         assert rows["psnr"].tolist() == pytest.approx((-10 * error.log10()).tolist(), rel=1e-4)
         away = (sheet["reconstruction"] - sheet["original"].float() / 255).square().mean((1, 2, 3))
         assert rows["psnr_original"].tolist() == pytest.approx((-10 * away.log10()).tolist(), rel=1e-4)
-    assert set(result.sheets) == {"none", *(p for p in POLICIES if p), "control"}
+    assert set(result.sheets) == {"none", *(p for p in POLICIES if p), "control", "grid none", f"grid {HYBRID}"}
 
 
 def test_facts_say_what_the_banner_needs(undisturbed):
@@ -386,10 +386,10 @@ def test_a_killed_run_resumes_to_the_same_tables(undisturbed, store, said, unit)
 
     with pytest.raises(Killed):
         privacy.run(settings(**TINY), store, on_unit=die)
-    before = len(said)
-    assert before == 4  # two models and two attacks
+    assert len(said) == 4  # two models and two attacks
     resumed = privacy.run(settings(**TINY), store)
-    assert len(said) - before == 7  # three models, three attacks and the control
+    wanted = {one for unit in privacy.units(settings(**TINY)).values() for one in (unit, *unit.needs)}
+    assert len(said) == len(wanted)
     assert resumed.digest == undisturbed[0].digest
     assert resumed.verdict == undisturbed[0].verdict
 

@@ -177,6 +177,8 @@ def test_a_run_writes_tables_and_answers_and_computes_only_what_is_missing(root,
     assert sorted(path.name for path in folder.iterdir()) == [
         "accuracy.csv",
         "attacks.csv",
+        "blocks.csv",
+        "blocks_accuracy.csv",
         "control.csv",
         "cost.json",
         "curve.csv",

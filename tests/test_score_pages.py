@@ -15,6 +15,7 @@ from atslib import plots
 from atslib.data import load
 from atslib.errors import AtsError
 from atslib.experiments import (
+    blocks,
     correlation,
     generality,
     policy_search,
@@ -22,7 +23,6 @@ from atslib.experiments import (
     scoring,
     settings,
     tinyimagenet,
-    transfer,
     transformations,
     transformations_tinyimagenet,
 )
@@ -509,7 +509,7 @@ def test_extension_2_takes_tiny_imagenet_where_it_is_and_what_a_user_chose(monke
     assert taken(profile="paper") == ("shapes", 100)
     assert taken(profile="quick", dataset="cifar10") == ("cifar10", 16)
     assert taken(profile="quick", dataset="shapes-grey") == ("shapes", 16)
-    for module in (transfer, tinyimagenet):
+    for module in (blocks, tinyimagenet):
         monkeypatch.setattr(module, "dataset", lambda name, split: range(10_000))
     assert taken(profile="quick") == ("tinyimagenet", 16)
     assert taken(profile="quick", score_images=9) == ("tinyimagenet", 9)
