@@ -43,7 +43,7 @@ class _Layer:
         self.filters = filters
 
     def conv(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """The convolution that all problems share, and the scale that was folded into it."""
+        """The convolution, with each problem's own weights where it has some, and the scale folded into it."""
         if self.filters is None:
             return self.products.conv(x, self.effective, None, bias)
         found = convolve(x, self.filters[0], self.products.padding)
@@ -95,23 +95,20 @@ class _Layer:
     ) -> tuple[Tensor | None, Tensor | None]:
         """The transpose of `gradients`: directions of the handles → those of `out` and of `x`, where wanted."""
         weight, bias, gamma, beta = handles
-        if self.scale is None:
-            beta = bias
-        else:
+        conv, transposed = self.products.conv, self.products.transposed
+        if self.scale is not None:
             gamma = gamma * self.inverse
             beta = torch.addcmul(beta, gamma, self.centre if self.raw is None else -self.mean)
-            if bias is not None:
-                beta = torch.addcmul(beta, bias, self.scale)
-            if self.raw is None:
+            bias = beta if bias is None else torch.addcmul(beta, bias, self.scale)
+        if self.raw is None:
+            if self.scale is not None:
                 weight = weight * self.scale.view(-1, 1, 1, 1)
                 weight = weight.addcmul_(gamma[..., None, None, None], self.weight)
-        conv, transposed = self.products.conv, self.products.transposed
-        if self.raw is None:
-            return conv(x, weight, patches, beta) if wanted[0] else None, transposed(out, weight) if wanted[1] else None
+            return conv(x, weight, patches, bias) if wanted[0] else None, transposed(out, weight) if wanted[1] else None
         # Maps are smaller than weights: they are scaled. What gamma does to `x` goes with the next shared product.
-        gamma, beta, scale = self.rows(gamma), self.rows(beta), self.scale.view(-1, 1, 1)
+        gamma, bias, scale = self.rows(gamma), self.rows(bias), self.scale.view(-1, 1, 1)
         self.left = out * gamma
-        to_out = torch.addcmul(beta, self.raw, gamma).addcmul_(conv(x, weight, patches), scale) if wanted[0] else None
+        to_out = torch.addcmul(bias, self.raw, gamma).addcmul_(conv(x, weight, patches), scale) if wanted[0] else None
         return to_out, transposed(out * scale, weight) if wanted[1] else None
 
     def rows(self, channels: Tensor) -> Tensor:
@@ -273,11 +270,7 @@ class PerExample(TorchFunctionMode):
         products = Products(self.problems, x, weight, (stride, padding, dilation))
         layer = _Layer(self, products, *values, filters(weight) if products.by_tiles and values[0].ndim == 4 else None)
         self.first = False
-        if values[0].ndim == 4:
-            value = layer.conv(x.detach(), values[1])
-        else:
-            value = products.conv(x.detach(), values[0], None, values[1])
-        out = _Convolution.apply(x, [value], layer, *handles, None, None)
+        out = _Convolution.apply(x, [layer.conv(x.detach(), values[1])], layer, *handles, None, None)
         if values[0].ndim == 4:
             self.convolved[id(out)] = weakref.ref(out), out._version, x, layer, handles
         return out

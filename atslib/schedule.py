@@ -105,7 +105,7 @@ def compute(
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=_end_with_parent) as pool:
         try:
-            _in_order(pool, missing, (store, device, jobs, ends), pace)
+            _in_order(pool, missing, (store, device, jobs), pace)
         except BrokenProcessPool:
             raise AtsError(
                 "a worker was killed, perhaps for want of memory: what is finished is kept; try --jobs 1"
@@ -129,18 +129,16 @@ class _Pace:
         return time.monotonic() + needed < self.ends
 
 
-def _in_order(
-    pool: Executor, missing: Sequence[Unit], where: tuple[Store, str, int, float | None], pace: _Pace
-) -> None:
+def _in_order(pool: Executor, missing: Sequence[Unit], where: tuple[Store, str, int], pace: _Pace) -> None:
     """Submit, `jobs` at a time, what needs nothing, then every unit as the last of its needs comes."""
-    store, device, jobs, ends = where
+    store, device, jobs = where
     waiting, running, done = dict.fromkeys(missing), {}, 0
     while True:
         for unit in list(waiting):
             ready = not any(need in waiting or need in running.values() for need in unit.needs)
             # In time order: a unit that comes too late is left in `waiting`, and so is all that needs it.
             if len(running) < jobs and ready and pace.allows(unit):
-                running[pool.submit(_work, unit, store.root, device, ends)] = unit
+                running[pool.submit(_work, unit, store.root, device, pace.ends)] = unit
                 del waiting[unit]
         if not running:
             return
@@ -166,7 +164,7 @@ def _end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _work(unit: Unit, root: Path, device: str, ends: float | None) -> float:
+def _work(unit: Unit, root: Path, device: str, ends: float) -> float:
     """Make the unit in this process; the seconds it took."""
     started = time.monotonic()
     keep_memory()

@@ -1,6 +1,7 @@
 """The four blocks of the paper's Table 1: two data sets, two networks, each with the policies searched for it."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import pandas as pd
 
@@ -48,10 +49,20 @@ def relocated(settings: Settings, name: str, embedded: str, **less: float | int)
     return dataclasses.replace(settings, dataset=name, **unchanged)
 
 
+def family(model: str) -> str:
+    """The network of the paper's that a model is of."""
+    return "convnet" if model.startswith("convnet") else "resnet20"
+
+
+def hybrid(policies: Sequence[str]) -> str:
+    """One of them for each image."""
+    return "+".join(policies)
+
+
 def block(name: str, model: str) -> tuple[str, tuple[str, str]]:
     """The table, and its two searched policies, that a data set and network are nearest to."""
     grey = name.startswith("fmnist") or "grey" in name
-    return BLOCKS["fmnist" if grey else "cifar100", "convnet" if model.startswith("convnet") else "resnet20"]
+    return BLOCKS["fmnist" if grey else "cifar100", family(model)]
 
 
 def units(settings: Settings) -> dict[tuple[str, str, str], AttackUnit]:
@@ -60,9 +71,9 @@ def units(settings: Settings) -> dict[tuple[str, str, str], AttackUnit]:
     for place in (settings, relocated(settings, "fmnist", "shapes-grey")):
         for model in (settings.model, SECOND[settings.profile]):
             own = dataclasses.replace(place, model=model)
-            first, second = block(own.dataset, model)[1]
-            between = (RANDOM, first, second) if settings.profile == "paper" else ()
-            for policy in ("", *between, f"{first}+{second}"):
+            searched = block(own.dataset, model)[1]
+            between = (RANDOM, *searched) if settings.profile == "paper" else ()
+            for policy in ("", *between, hybrid(searched)):
                 found[own.dataset, model, label(policy)] = attack_unit(own, policy)
     return found
 

@@ -14,8 +14,8 @@ from atslib.report import NO_POLICY, Result, paired, summarize
 from atslib.store import Store
 from atslib.verdicts import privacy_verdict
 
-SEARCHED = ("3-1-7", "43-18-18")
-HYBRID = "3-1-7+43-18-18"
+SEARCHED = blocks.BLOCKS["cifar100", "resnet20"][1]
+HYBRID = blocks.hybrid(SEARCHED)
 POLICIES = ("", RANDOM, *SEARCHED, HYBRID)
 CONTROL_MODEL = "convnet-16"
 CONTROL_IMAGES = 8
