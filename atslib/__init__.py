@@ -6,19 +6,19 @@ Ground floor first: `errors`, `rng`, `data`, `transforms`, `policies`, `models`,
 """
 
 from atslib.attacks import ATTACKS, Attack, Reconstruction, reconstruct
-from atslib.data import Images, load, load_folder
-from atslib.defenses import Defense
+from atslib.clients.defenses import Defense
+from atslib.clients.threat import Observed, ThreatModel, observe
+from atslib.clients.training import TrainConfig, evaluate, fit, load_checkpoint, save_checkpoint
+from atslib.data.load import Images, load, load_folder
 from atslib.errors import AtsError
-from atslib.gradients import example_gradients
-from atslib.metrics import feature_mse, lpips, mse, psnr, ssim
+from atslib.gradients.problems import example_gradients
+from atslib.measures.metrics import feature_mse, lpips, mse, psnr, ssim
 from atslib.models import build_model
-from atslib.policies import OPS, Hybrid, Policy, load_policies, parse_policy
+from atslib.policies.policy import OPS, Hybrid, Policy, load_policies, parse_policy
 from atslib.rng import rng
-from atslib.scores import accuracy_score, gradsim_curve, privacy_score, privacy_scores
-from atslib.search import SearchConfig, pareto, search
+from atslib.scores.scores import accuracy_score, gradsim_curve, privacy_score, privacy_scores
+from atslib.scores.search import SearchConfig, pareto, search
 from atslib.store import Store
-from atslib.threat import Observed, ThreatModel, observe
-from atslib.training import TrainConfig, evaluate, fit, load_checkpoint, save_checkpoint
 
 __version__ = "0.1.0"
 __all__ = [

@@ -5,8 +5,8 @@ import re
 import sys
 from pathlib import Path
 
-from atslib._cpu import keep_memory
 from atslib.errors import AtsError
+from atslib.gradients.cpu import keep_memory
 from atslib.store import Store, project_root
 
 
@@ -19,7 +19,7 @@ def _duration(text: str) -> float:
 
 
 def _run(args: argparse.Namespace) -> None:
-    from atslib.runner import run, say
+    from atslib.report.run.runner import run, say
 
     store = Store(args.store, say=say, progress=sys.stderr.isatty())
     run(
@@ -36,7 +36,7 @@ def _run(args: argparse.Namespace) -> None:
 
 
 def _store(args: argparse.Namespace) -> None:
-    from atslib.runner import say
+    from atslib.report.run.runner import say
 
     store = Store(args.store, say=say)
     if args.action == "list":
@@ -57,26 +57,26 @@ def _store(args: argparse.Namespace) -> None:
 
 
 def _pack(args: argparse.Namespace) -> None:
-    from atslib.data import pack_official
+    from atslib.data.load import pack_official
 
     made = pack_official(args.dataset, args.source, args.root)
     print("\n".join(map(str, made)) or "nothing to do: the packed files are there")
 
 
 def _attack(args: argparse.Namespace) -> None:
-    from atslib import shell
+    from atslib import commands as shell
 
     shell.attack(args, progress=True)
 
 
 def _train(args: argparse.Namespace) -> None:
-    from atslib import shell
+    from atslib import commands as shell
 
     shell.train(args, progress=True)
 
 
 def _search(args: argparse.Namespace) -> None:
-    from atslib import shell
+    from atslib import commands as shell
 
     shell.search(args, progress=True)
 

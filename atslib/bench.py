@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from atslib.attacks.config import Attack
 from atslib.attacks.objective import Objective
 from atslib.attacks.priors import total_variation
+from atslib.clients.threat import observe
 from atslib.models import build_model, fast_layout, normalization_layer
 from atslib.rng import rng
-from atslib.scores import gradsim_curve
-from atslib.threat import observe
+from atslib.scores.scores import gradsim_curve
 
 # (model, members): the sizes that the book's speed table shows
 ATTACK_SIZES = (("resnet20-4", 8), ("resnet20-1", 32), ("convnet-64", 8))

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
-from atslib.data import normalization
+from atslib.data.load import normalization
 from atslib.errors import AtsError
 
 

@@ -13,8 +13,8 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
-from atslib import transforms
-from atslib.data import available, load
+from atslib.data.load import available, load
+from atslib.policies import operations as transforms
 
 ROUNDS = 3
 ENHANCERS = {

@@ -8,11 +8,13 @@ import pytest
 import torch
 from browser import Browser
 
-from atslib.data import load
+from atslib.data.load import load
 from atslib.errors import AtsError
-from atslib.experiments import blocks, correlation, figures, settings, transformations, units
+from atslib.report.pages import claim6_transformations, claim7_correlation
+from atslib.report.units import table1, units
+from atslib.report.units.settings import settings
+from atslib.report.widgets import data, touchable
 from atslib.store import Store
-from atslib.widgets import touchable
 
 
 @pytest.fixture
@@ -37,12 +39,12 @@ def drawn_figures(tmp_path_factory):
     """The small figures of the claim pages by kind, of a network trained in no time, and what they are made from."""
     small = {"model": "lenet", "fraction": 0.004, "semi_fraction": 0.002, "steps": 4}
     chosen, kept = settings(profile="smoke", **small), Store(tmp_path_factory.mktemp("figures"))
-    scores, attacks = transformations.run(chosen, kept), correlation.run(chosen, kept)
-    table = transformations.ranking(scores, resamples=100)
+    scores, attacks = claim6_transformations.run(chosen, kept), claim7_correlation.run(chosen, kept)
+    table = claim6_transformations.ranking(scores, resamples=100)
     payloads = {
-        "ranking": figures.ranking(chosen, table, 0.5),
-        "builder": figures.builder(chosen, kept),
-        "scatter": figures.scatter(chosen, kept, attacks),
+        "ranking": data.ranking(chosen, table, 0.5),
+        "builder": data.builder(chosen, kept),
+        "scatter": data.scatter(chosen, kept, attacks),
     }
     made = {
         kind: touchable(kind, payload, plt.figure(figsize=(2, 1)), alt=f"The still <{kind}>")
@@ -88,7 +90,7 @@ def few_images():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(units, "load", small)
-        patch.setattr(blocks, "available", lambda name, split: name not in missing)
+        patch.setattr(table1, "available", lambda name, split: name not in missing)
         units.dataset.cache_clear()
         yield
     units.dataset.cache_clear()

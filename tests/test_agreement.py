@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from atslib import agreement
+from atslib.measures import statistics as agreement
 
 
 def cloud(seed=0, policies=12, images=6, noise=0.5):

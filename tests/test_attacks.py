@@ -6,14 +6,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from atslib import metrics
 from atslib.attacks import ATTACKS, Attack, engine, objective, optimizers, priors, reconstruct
 from atslib.attacks.labels import infer_labels
+from atslib.clients.threat import ThreatModel, observe, running_statistics, stack
 from atslib.errors import AtsError
-from atslib.gradients import DISTANCES, problem_gradients
+from atslib.gradients.problems import DISTANCES, problem_gradients
+from atslib.measures import metrics
 from atslib.models import build_model
 from atslib.rng import rng
-from atslib.threat import ThreatModel, observe, running_statistics, stack
 
 SIDES = {"resnet20-1": 8, "convnet-4": 9, "lenet": 8}
 UNSIGNED = replace(ATTACKS["adam-cosine-tv"], steps=5)

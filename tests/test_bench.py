@@ -8,9 +8,9 @@ import torch
 
 from atslib import bench
 from atslib.__main__ import main
-from atslib.costs import cost_table, speed_table, write_cost
-from atslib.experiments import settings
-from atslib.experiments.units import attack_unit, attacked, model_unit
+from atslib.report.book.costs import cost_table, speed_table, write_cost
+from atslib.report.units.settings import settings
+from atslib.report.units.units import attack_unit, attacked, model_unit
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -13,14 +13,16 @@ import pytest
 import torch
 from browser import CONTRAST, needs_chromium
 
-from atslib.data import load
-from atslib.experiments import explorer, settings, units
-from atslib.experiments.privacy import HYBRID
-from atslib.experiments.units import dataset
+from atslib.data.load import load
+from atslib.report.pages import explorer
+from atslib.report.pages.claim1_privacy import HYBRID
+from atslib.report.units import units
+from atslib.report.units.settings import settings
+from atslib.report.units.units import dataset
+from atslib.report.widgets import html, to_html
+from atslib.report.widgets.explorer import pictures
+from atslib.report.widgets.live import Session
 from atslib.store import Store, project_root
-from atslib.widgets import html, to_html
-from atslib.widgets.explorer import pictures
-from atslib.widgets.live import Session
 
 PAGE = project_root() / "book/_build/html/results/explorer.html"
 SMALL = {"profile": "smoke", "fraction": 0.004, "steps": 6, "control_steps": 6}

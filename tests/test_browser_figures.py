@@ -7,14 +7,14 @@ import pytest
 import torch
 from browser import CONTRAST, needs_chromium
 
-from atslib.data import load
-from atslib.experiments import figures
-from atslib.experiments.units import dataset
-from atslib.policies import Policy
+from atslib.data.load import load
+from atslib.policies.operations import OPS, apply
+from atslib.policies.policy import Policy
+from atslib.report.units.units import dataset
+from atslib.report.widgets import data
+from atslib.report.widgets.explorer import pictures
+from atslib.report.widgets.html import source
 from atslib.rng import rng
-from atslib.transforms import OPS, apply
-from atslib.widgets.explorer import pictures
-from atslib.widgets.html import source
 
 pytestmark = [needs_chromium, pytest.mark.usefixtures("one_thread")]
 KINDS = ("ranking", "builder", "scatter")
@@ -88,7 +88,7 @@ APPLY = """(([text, size]) => {
 @pytest.fixture(scope="module")
 def bench(browser, tmp_path_factory):
     """A page with nothing but the operations."""
-    table = f"globalThis.OPERATIONS = {json.dumps(figures.operations())}; globalThis.applied = applied;"
+    table = f"globalThis.OPERATIONS = {json.dumps(data.operations())}; globalThis.applied = applied;"
     body = f"<script type='module'>{source('operations.js')}\n{table}</script>"
     browser.open(written(tmp_path_factory.mktemp("bench") / "bench.html", body), "globalThis.applied")
     return browser
@@ -228,7 +228,7 @@ def test_a_policy_that_is_not_scored_says_so_and_shows_its_parts(page):
     assert_builder_shows(page, 0, (3, 1, 9))
     assert text(page, ".ats-builder .ats-psnr") == ""
     assert "Policy 3-1-9 was not scored for this page" in text(page, ".ats-builder .ats-note")
-    assert text(page, ".ats-builder code") == figures.SCORE_CALL.format("3-1-9")
+    assert text(page, ".ats-builder code") == data.SCORE_CALL.format("3-1-9")
     assert page.js("document.querySelectorAll('.ats-builder .ats-line.ats-c').length") == 3
     assert (
         page.js("document.querySelector('.ats-builder .ats-preset select').selectedOptions[0].textContent")

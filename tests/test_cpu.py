@@ -8,13 +8,13 @@ import threading
 import pytest
 import torch
 
-from atslib import _cpu
 from atslib.attacks import Attack, reconstruct
 from atslib.attacks.objective import Objective
+from atslib.clients.threat import ThreatModel, observe
+from atslib.gradients import cpu as _cpu
 from atslib.models import build_model
 from atslib.rng import rng
-from atslib.scores import gradsim_curve
-from atslib.threat import ThreatModel, observe
+from atslib.scores.scores import gradsim_curve
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import importlib
 import io
 import os
 import socket
@@ -17,10 +18,13 @@ import pytest
 import torch
 from PIL import Image
 
-from atslib import _official, _packed, data
-from atslib.data import Images, load, pack
+from atslib.data import official as _official
+from atslib.data import packed as _packed
+from atslib.data.load import Images, load, pack
 from atslib.errors import AtsError
 from atslib.rng import rng
+
+data = importlib.import_module("atslib.data.load")  # `atslib.data.load` is the function
 
 shapes = functools.cache(load)  # for the tests that only look at them
 ROOT = Path(os.environ.get("ATS_DATA", "/nowhere"))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from atslib.defenses import DEFENSES, Defense
+from atslib.clients.defenses import DEFENSES, Defense
 from atslib.errors import AtsError
 from atslib.rng import rng
 

@@ -5,8 +5,8 @@ import json
 import pandas as pd
 import pytest
 
-from atslib import effects
 from atslib.errors import AtsError
+from atslib.report.book import effects
 from atslib.store import project_root
 
 BOOK = project_root() / "book" / "deviations.md"

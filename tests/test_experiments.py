@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,18 +10,20 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from atslib.attacks import engine, reconstruct
-from atslib.data import load
+from atslib.clients.threat import observe
+from atslib.data.load import load
 from atslib.errors import AtsError
-from atslib.experiments import PAGES, PROFILES, Settings, privacy, settings, units
-from atslib.experiments.privacy import HYBRID, POLICIES, SEARCHED, control_unit
-from atslib.experiments.tables import floors
-from atslib.experiments.units import ModelUnit, attack_unit, dataset, device_of, model_unit, network, starts, targets
-from atslib.policies import parse_policy
-from atslib.report import CLAIMS
+from atslib.policies.operations import crop_and_flip
+from atslib.policies.policy import parse_policy
+from atslib.report.pages import PAGES, claim1_privacy, load_page
+from atslib.report.pages.claim1_privacy import HYBRID, POLICIES, SEARCHED, control_unit
+from atslib.report.result import CLAIMS
+from atslib.report.units import units
+from atslib.report.units.settings import PROFILES, Settings, settings
+from atslib.report.units.tables import floors
+from atslib.report.units.units import ModelUnit, attack_unit, dataset, device_of, model_unit, network, starts, targets
 from atslib.rng import rng
 from atslib.store import Store
-from atslib.threat import observe
-from atslib.transforms import crop_and_flip
 
 
 class Killed(BaseException):
@@ -123,7 +125,7 @@ def test_the_names_of_ipython_are_no_parameters():
 
 def test_more_images_than_there_are_is_refused_before_anything_is_computed(store, said):
     with pytest.raises(AtsError, match="parameter images=41: shapes has 40 test images"):
-        privacy.run(settings(images=41), store)
+        claim1_privacy.run(settings(images=41), store)
     assert said == []
     assert not list(store.entries())
 
@@ -236,7 +238,7 @@ def test_every_field_of_a_unit_changes_its_key(store):
 def test_the_control_is_the_same_attack_on_untouched_images_and_an_untrained_network():
     control, unit = control_unit(dataclasses.replace(EIGHT, images=20)), attack_unit(EIGHT, "")
     assert control.model.train is None
-    assert (control.policy, control.crop_flip, control.last) == ("", False, privacy.CONTROL_IMAGES)
+    assert (control.policy, control.crop_flip, control.last) == ("", False, claim1_privacy.CONTROL_IMAGES)
     assert dataclasses.replace(control.attack, steps=unit.attack.steps) == unit.attack
     original, moved, _ = targets(control)
     assert torch.equal(moved, original)
@@ -311,15 +313,18 @@ def undisturbed(tmp_path_factory):
     """A small run, and the units it went through."""
     seen = []
     store = Store(tmp_path_factory.mktemp("undisturbed"))
-    return privacy.run(settings(**TINY), store, on_unit=seen.append), seen, store
+    return claim1_privacy.run(settings(**TINY), store, on_unit=seen.append), seen, store
 
 
-def test_every_page_is_a_claim_with_a_module():
-    assert {claim.page for claim in CLAIMS} & set(PAGES)
-    for page, module in PAGES.items():
-        assert re.match(r"((claim[1-7]|ext[1-4])_[a-z_]+|explorer|switches)$", page)
+def test_every_claim_has_its_page_and_every_page_its_notebook_and_its_functions():
+    root = Path(__file__).parents[1]
+    assert {claim.page for claim in CLAIMS} <= set(PAGES)
+    assert sorted(PAGES) == sorted(path.stem for path in (root / "notebooks").glob("*.ipynb"))
+    for name in PAGES:
+        module = load_page(name)
+        assert module.__name__.endswith(f".{name}")
         assert callable(module.run)
-    assert PAGES["claim1_privacy"] is privacy
+        assert callable(module.units)
 
 
 def test_claim_1_goes_through_every_policy_and_the_control(undisturbed):
@@ -371,7 +376,7 @@ def test_facts_say_what_the_banner_needs(undisturbed):
 def test_a_second_run_computes_nothing(undisturbed):
     result, _, store = undisturbed
     made = []
-    assert privacy.run(settings(**TINY), Store(store.root, say=made.append)).digest == result.digest
+    assert claim1_privacy.run(settings(**TINY), Store(store.root, say=made.append)).digest == result.digest
     assert made == []
 
 
@@ -385,10 +390,10 @@ def test_a_killed_run_resumes_to_the_same_tables(undisturbed, store, said, unit)
             raise Killed
 
     with pytest.raises(Killed):
-        privacy.run(settings(**TINY), store, on_unit=die)
+        claim1_privacy.run(settings(**TINY), store, on_unit=die)
     assert len(said) == 4  # two models and two attacks
-    resumed = privacy.run(settings(**TINY), store)
-    wanted = {one for unit in privacy.units(settings(**TINY)).values() for one in (unit, *unit.needs)}
+    resumed = claim1_privacy.run(settings(**TINY), store)
+    wanted = {one for unit in claim1_privacy.units(settings(**TINY)).values() for one in (unit, *unit.needs)}
     assert len(said) == len(wanted)
     assert resumed.digest == undisturbed[0].digest
     assert resumed.verdict == undisturbed[0].verdict
@@ -396,12 +401,12 @@ def test_a_killed_run_resumes_to_the_same_tables(undisturbed, store, said, unit)
 
 def test_the_comparison_sets_the_papers_numbers_beside_ours(undisturbed):
     result = undisturbed[0]
-    table = privacy.comparison(result)
+    table = claim1_privacy.comparison(result)
     assert list(table.index) == [p or "none" for p in POLICIES]
     assert (table["n"] == 3).all()
     assert table.loc["none", ["paper PSNR", "replication PSNR"]].tolist() == [13.88, 12.15]
     assert table.loc[HYBRID, ["paper PSNR", "paper accuracy", "replication PSNR"]].tolist() == [7.64, 77.92, 8.25]
-    assert table.loc[privacy.RANDOM, "paper PSNR"] == 11.41
+    assert table.loc[claim1_privacy.RANDOM, "paper PSNR"] == 11.41
     assert table[["paper PSNR", "replication accuracy"]].notna().all(axis=None)
     attacks = result.tables["attacks"].set_index("policy").loc[HYBRID]
     assert table.loc[HYBRID, "gain over mean image"] == pytest.approx((attacks["psnr"] - attacks["floor_mean"]).mean())
@@ -409,7 +414,7 @@ def test_the_comparison_sets_the_papers_numbers_beside_ours(undisturbed):
 
 def test_the_differences_are_to_no_policy(undisturbed):
     result = undisturbed[0]
-    rows = privacy.differences(result)
+    rows = claim1_privacy.differences(result)
     assert set(rows.index) == {p for p in POLICIES if p}
     wide = result.tables["attacks"].pivot(index="image", columns="policy", values="psnr")
     for policy in SEARCHED:

@@ -12,17 +12,18 @@ import torch
 from PIL import Image
 
 import atslib
-from atslib import plots
 from atslib.errors import AtsError
-from atslib.experiments import correlation, figures, settings, transformations
-from atslib.experiments.units import dataset, targets
-from atslib.metrics import psnr
-from atslib.policies import CANONICAL, OPS, Policy
+from atslib.measures.metrics import psnr
+from atslib.policies.operations import apply, magnitude
+from atslib.policies.policy import CANONICAL, OPS, Policy
+from atslib.report import plots
+from atslib.report.pages import claim6_transformations, claim7_correlation
+from atslib.report.units.settings import settings
+from atslib.report.units.units import dataset, targets
+from atslib.report.widgets import Figure, data, touchable
+from atslib.report.widgets.explorer import pictures
 from atslib.rng import rng
-from atslib.scores import area
-from atslib.transforms import apply, magnitude
-from atslib.widgets import Figure, touchable
-from atslib.widgets.explorer import pictures
+from atslib.scores.scores import area
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 KINDS = ("ranking", "builder", "scatter")
@@ -32,7 +33,7 @@ KINDS = ("ranking", "builder", "scatter")
 
 
 def test_the_script_gets_every_operation_with_its_own_magnitude_and_words():
-    found = figures.operations()
+    found = data.operations()
     assert [(op["name"], op["magnitude"]) for op in found] == [(op.name, magnitude(op)) for op in OPS]
     assert json.loads(json.dumps(found)) == found  # a float survives JSON
     noise = torch.randint(0, 256, (1, 3, 32, 32), dtype=torch.uint8, generator=rng(0))
@@ -56,12 +57,12 @@ def test_the_ranking_is_the_tables(drawn_figures):
 
 
 def test_the_builder_has_its_images_and_every_scored_curve(drawn_figures):
-    payload, units = drawn_figures.builder.payload, transformations.units(drawn_figures.settings)
+    payload, units = drawn_figures.builder.payload, claim6_transformations.units(drawn_figures.settings)
     images = dataset("shapes", "test")
     assert base64.b64decode(payload["pixels"]) == images.pixels[:12].numpy().tobytes()
     assert payload["images"] == [images.class_names[i] for i in images.labels[:12].tolist()]
     ids = [row["id"] for row in payload["scored"]]
-    assert ids == [*transformations.BUILT, *map(str, range(50))]
+    assert ids == [*claim6_transformations.BUILT, *map(str, range(50))]
     assert payload["canonical"] == list(CANONICAL)
     for row in payload["scored"]:
         assert row["s_pri"] == pytest.approx(float(area(torch.tensor([row["curve"]]))), abs=2e-3)
@@ -71,17 +72,17 @@ def test_the_builder_has_its_images_and_every_scored_curve(drawn_figures):
     np.testing.assert_allclose([by_id[str(op)] for op in range(50)], ranked.sort_index(), rtol=1e-3)
     assert units["policies"].model == units["fixed"].model
     assert (units["policies"].images, payload["n"]) == (3, 3)
-    assert set(payload["presets"]) == {policy or "none" for policy in transformations.BUILT}
+    assert set(payload["presets"]) == {policy or "none" for policy in claim6_transformations.BUILT}
 
 
 def test_of_each_built_policy_its_beginnings_are_scored_too():
-    for policy in map(Policy.parse, transformations.BUILT):
+    for policy in map(Policy.parse, claim6_transformations.BUILT):
         for length in range(len(policy.ids)):
-            assert str(Policy(policy.ids[:length])) in {*transformations.BUILT, *transformations.EVERY}
+            assert str(Policy(policy.ids[:length])) in {*claim6_transformations.BUILT, *claim6_transformations.EVERY}
 
 
 def test_the_builders_still_shows_each_step(drawn_figures):
-    rows = figures.steps(drawn_figures.builder.payload, columns=4)
+    rows = data.steps(drawn_figures.builder.payload, columns=4)
     assert list(rows) == ["original", "1. translate X +9", "2. contrast +6", "3. translate Y +2"]
     last = Policy((3, 1, 7)).apply_signs(rows["original"], torch.ones(4, 3, dtype=torch.int64))
     assert torch.equal(rows["3. translate Y +2"], last)
@@ -90,9 +91,9 @@ def test_the_builders_still_shows_each_step(drawn_figures):
 
 def test_the_scatter_has_a_policys_means_and_images_at_its_place(drawn_figures):
     payload, table = drawn_figures.scatter.payload, drawn_figures.attacks
-    units = correlation.attacks(drawn_figures.settings)
+    units = claim7_correlation.attacks(drawn_figures.settings)
     assert [point["id"] for point in payload["points"]] == list(units)
-    assert [each["name"] for each in payload["networks"]] == correlation.networks_of(table)
+    assert [each["name"] for each in payload["networks"]] == claim7_correlation.networks_of(table)
     assert payload["networks"][payload["main"]]["name"] == "semi-trained"
     means = table.groupby("policy").mean(numeric_only=True)
     sheets = {name: pictures(payload, f"{name}.webp") for name in ("images", "client", "found")}
@@ -109,19 +110,19 @@ def test_the_scatter_has_a_policys_means_and_images_at_its_place(drawn_figures):
 
 
 def test_the_correlation_that_is_said_is_the_pages(drawn_figures):
-    (r,) = correlation.agreement.pearson(*(m.mean(1)[None] for m in _means(drawn_figures, "s_pri trained")))
+    (r,) = claim7_correlation.agreement.pearson(*(m.mean(1)[None] for m in _means(drawn_figures, "s_pri trained")))
     assert drawn_figures.scatter.payload["networks"][-1]["r"].startswith(f"{r:+.2f} [".replace("-", "−"))
 
 
 def _means(drawn, column):
-    return correlation.matrices(drawn.attacks, column, "psnr")
+    return claim7_correlation.matrices(drawn.attacks, column, "psnr")
 
 
 def test_the_reconstructions_keep_to_the_budget(drawn_figures, monkeypatch):
     whole = drawn_figures.scatter.payload["files"]["found.webp"]
-    monkeypatch.setattr(figures, "BUDGET", len(whole) // 2)
-    result = correlation.run(drawn_figures.settings, drawn_figures.store)
-    smaller = figures.scatter(drawn_figures.settings, drawn_figures.store, result)["files"]["found.webp"]
+    monkeypatch.setattr(data, "BUDGET", len(whole) // 2)
+    result = claim7_correlation.run(drawn_figures.settings, drawn_figures.store)
+    smaller = data.scatter(drawn_figures.settings, drawn_figures.store, result)["files"]["found.webp"]
     assert len(base64.b64decode(smaller.split(",")[1])) <= len(whole) // 2
 
 
@@ -129,7 +130,7 @@ def test_the_call_that_is_shown_scores_the_policy():
     images = dataset("shapes", "test")[:2]
     model = atslib.build_model("lenet", 10, 3, image_size=32, norm="shapes", rng=rng(0)).eval()
     names = {"atslib": atslib, "model": model, "images": images}
-    assert eval(figures.SCORE_CALL.format("3-1-9"), names).shape == (2,)
+    assert eval(data.SCORE_CALL.format("3-1-9"), names).shape == (2,)
 
 
 # --- HTML ---------------------------------------------------------------------------------------------------
@@ -159,7 +160,7 @@ def test_a_representation_is_the_same_in_each_run(drawn_figures):
 
 
 def test_the_still_is_closed_so_that_it_is_not_shown_twice(drawn_figures):
-    still = plots.sheet(figures.steps(drawn_figures.builder.payload, columns=2))
+    still = plots.sheet(data.steps(drawn_figures.builder.payload, columns=2))
     touchable("builder", drawn_figures.builder.payload, still, alt="")
     assert still.number not in plt.get_fignums()
 
@@ -171,6 +172,6 @@ def test_an_unknown_kind_is_named(drawn_figures):
 
 def test_a_grey_data_set_has_the_same_figures():
     chosen = settings(profile="smoke", dataset="shapes-grey")
-    images = figures.pictures(chosen, range(3))
+    images = data.pictures(chosen, range(3))
     assert images["size"][0] == 1
     assert len(base64.b64decode(images["pixels"])) == 3 * np.prod(images["size"])

@@ -5,10 +5,10 @@ import torch
 import torch.nn.functional as F
 from torch.func import stack_module_state
 
-from atslib import gradients
-from atslib.gradients import DISTANCES
+from atslib.gradients import problems as gradients
+from atslib.gradients.per_example import Unsupported
+from atslib.gradients.problems import DISTANCES
 from atslib.models import BatchNorm, build_model
-from atslib.per_example import Unsupported
 from atslib.rng import rng
 
 MODELS = ["resnet20-1", "convnet-4", "lenet"]

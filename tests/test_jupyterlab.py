@@ -19,9 +19,9 @@ import torch
 from browser import needs_chromium
 from PIL import Image
 
-from atslib.experiments.units import dataset
-from atslib.metrics import psnr
-from atslib.policies import Policy
+from atslib.measures.metrics import psnr
+from atslib.policies.policy import Policy
+from atslib.report.units.units import dataset
 from atslib.store import project_root
 
 pytestmark = [

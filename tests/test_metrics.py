@@ -10,8 +10,8 @@ import torch
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 from torch import nn
 
-from atslib import metrics
 from atslib.errors import AtsError
+from atslib.measures import metrics
 from atslib.rng import rng
 
 PER_IMAGE = {"mse": metrics.mse, "psnr": metrics.psnr, "ssim": metrics.ssim}

@@ -8,8 +8,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from atslib.experiments import PAGES
-from atslib.report import stored_digest
+from atslib.report.pages import PAGES
+from atslib.report.result import stored_digest
 from atslib.store import project_root
 
 ROOT = project_root()

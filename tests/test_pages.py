@@ -10,37 +10,35 @@ import torch
 import torch.nn.functional as F
 from scipy.stats import binom, spearmanr
 
-from atslib import report
 from atslib.attacks.engine import frame_steps
-from atslib.data import load
-from atslib.defenses import Defense
+from atslib.clients.defenses import Defense
+from atslib.data.load import load
 from atslib.errors import AtsError
-from atslib.experiments import (
-    blocks,
-    details,
-    efficiency,
+from atslib.gradients.problems import DISTANCES, unflatten
+from atslib.report import result as report
+from atslib.report.pages import (
+    claim1_privacy,
+    claim2_search,
+    claim3_transfer,
+    claim4_efficiency,
+    claim5_semantics,
     explorer,
-    leakage,
-    policy_search,
-    privacy,
-    semantics,
-    settings,
-    tinyimagenet,
-    transfer,
-    units,
+    ext1_tinyimagenet,
+    ext3_which_images_leak,
+    ext4_hidden_details,
+    table1,
 )
-from atslib.experiments.privacy import HYBRID, SEARCHED
-from atslib.experiments.units import ModelUnit, attack_unit, model_unit, network, trained
-from atslib.gradients import DISTANCES, unflatten
+from atslib.report.pages.claim1_privacy import HYBRID, SEARCHED
+from atslib.report.pages.claim3_transfer import transfer_verdict
+from atslib.report.pages.claim4_efficiency import efficiency_verdict
+from atslib.report.pages.claim5_semantics import semantics_verdict
+from atslib.report.pages.ext3_which_images_leak import leakage_verdict
+from atslib.report.pages.ext4_hidden_details import details_verdict
+from atslib.report.units import units
+from atslib.report.units.settings import settings
+from atslib.report.units.units import ModelUnit, attack_unit, model_unit, network, trained
 from atslib.rng import rng
 from atslib.store import Store
-from atslib.verdicts import (
-    details_verdict,
-    efficiency_verdict,
-    leakage_verdict,
-    semantics_verdict,
-    transfer_verdict,
-)
 
 pytestmark = pytest.mark.usefixtures("one_thread", "few_images")
 TINY = {"images": 3, "steps": 3, "fraction": 0.002}
@@ -50,46 +48,46 @@ TINY = {"images": 3, "steps": 3, "fraction": 0.002}
 
 
 def test_transfer_moves_embedded_images_to_grey_and_leaves_a_chosen_data_set():
-    assert blocks.relocated(settings(), "fmnist", "shapes-grey").dataset == "shapes-grey"
-    assert blocks.relocated(settings(dataset="cifar10"), "fmnist", "shapes-grey").dataset == "cifar10"
+    assert table1.relocated(settings(), "fmnist", "shapes-grey").dataset == "shapes-grey"
+    assert table1.relocated(settings(dataset="cifar10"), "fmnist", "shapes-grey").dataset == "cifar10"
 
 
 def test_a_data_set_that_cannot_be_had_is_stood_in_for_and_a_damaged_one_is_not(monkeypatch):
     quick = settings(profile="quick")
-    assert blocks.relocated(quick, "fmnist", "shapes-grey") == dataclasses.replace(quick, dataset="shapes-grey")
-    monkeypatch.setattr(blocks, "available", lambda name, split: True)
+    assert table1.relocated(quick, "fmnist", "shapes-grey") == dataclasses.replace(quick, dataset="shapes-grey")
+    monkeypatch.setattr(table1, "available", lambda name, split: True)
     with pytest.raises(AtsError, match="fmnist is not here"):
-        blocks.relocated(quick, "fmnist", "shapes-grey")
+        table1.relocated(quick, "fmnist", "shapes-grey")
 
 
 def test_less_is_taken_only_where_nothing_was_chosen():
-    moved = blocks.relocated(settings(profile="quick", epochs=9), "shapes-grey", "shapes", epochs=2, images=3)
+    moved = table1.relocated(settings(profile="quick", epochs=9), "shapes-grey", "shapes", epochs=2, images=3)
     assert (moved.dataset, moved.epochs, moved.images) == ("shapes-grey", 9, 3)
 
 
 def test_tiny_imagenet_at_quick_trains_on_the_same_number_whatever_is_here(monkeypatch):
     for there in (10_000, 100_000):
-        for module in (tinyimagenet, blocks):
+        for module in (ext1_tinyimagenet, table1):
             monkeypatch.setattr(module, "dataset", lambda name, split, there=there: range(there))
-        found = tinyimagenet.own(settings(profile="quick"))
+        found = ext1_tinyimagenet.own(settings(profile="quick"))
         assert (found.dataset, found.epochs, found.images) == ("tinyimagenet", 4, 4)
-        assert round(found.fraction * there) == tinyimagenet.QUICK_TRAIN
-        assert tinyimagenet.own(settings(profile="quick", fraction=0.5)).fraction == 0.5
-        assert tinyimagenet.own(settings(profile="paper")).fraction == 1
+        assert round(found.fraction * there) == ext1_tinyimagenet.QUICK_TRAIN
+        assert ext1_tinyimagenet.own(settings(profile="quick", fraction=0.5)).fraction == 0.5
+        assert ext1_tinyimagenet.own(settings(profile="paper")).fraction == 1
 
 
 def test_each_network_gets_the_policies_of_its_own_table():
-    assert transfer.policies("resnet20-1", "paper") == ("", *SEARCHED, HYBRID)
-    assert transfer.policies("resnet20-1", "quick") == ("", SEARCHED[0], HYBRID)
-    assert transfer.policies("convnet-64", "paper")[-1] == "21-13-3+7-4-15"
-    papers = transfer.attacks(settings(profile="paper", dataset="shapes", images=9))
+    assert claim3_transfer.policies("resnet20-1", "paper") == ("", *SEARCHED, HYBRID)
+    assert claim3_transfer.policies("resnet20-1", "quick") == ("", SEARCHED[0], HYBRID)
+    assert claim3_transfer.policies("convnet-64", "paper")[-1] == "21-13-3+7-4-15"
+    papers = claim3_transfer.attacks(settings(profile="paper", dataset="shapes", images=9))
     assert {model for model, _ in papers} == {"resnet20-4", "convnet-64"}
     assert {unit.model.dataset for unit in papers.values()} == {"shapes-grey"}
 
 
 def test_table_1_has_four_blocks_with_their_own_policies():
     quick = settings(profile="quick", dataset="shapes")
-    found = blocks.units(quick)
+    found = table1.units(quick)
     assert list(found) == [
         ("shapes", "resnet20-1", "none"), ("shapes", "resnet20-1", HYBRID),
         ("shapes", "convnet-16", "none"), ("shapes", "convnet-16", "21-13-3+7-4-15"),
@@ -100,29 +98,29 @@ def test_table_1_has_four_blocks_with_their_own_policies():
         trained = unit.model
         assert (trained.dataset, trained.model, trained.train.policy or "none") == (name, model, policy)
         assert (unit.policy or "none") == policy
-    assert found["shapes", "resnet20-1", HYBRID] == privacy.attacks_of(quick)[HYBRID]
-    assert found["shapes-grey", "resnet20-1", "none"] == transfer.attacks(quick)["resnet20-1", "none"]
-    assert found["shapes-grey", "convnet-16", "42-28-42+14-48-48"] in transfer.attacks(quick).values()
-    assert len(blocks.units(settings(profile="paper", dataset="shapes", images=9))) == 4 * 5
-    assert set(found.values()) <= set(privacy.units(quick).values())
+    assert found["shapes", "resnet20-1", HYBRID] == claim1_privacy.attacks_of(quick)[HYBRID]
+    assert found["shapes-grey", "resnet20-1", "none"] == claim3_transfer.attacks(quick)["resnet20-1", "none"]
+    assert found["shapes-grey", "convnet-16", "42-28-42+14-48-48"] in claim3_transfer.attacks(quick).values()
+    assert len(table1.units(settings(profile="paper", dataset="shapes", images=9))) == 4 * 5
+    assert set(found.values()) <= set(claim1_privacy.units(quick).values())
 
 
 def test_published_numbers_are_found_by_policy_whatever_the_order_of_a_hybrid():
-    assert blocks.published("Table 1b", "21-13-3+7-4-15") == {
+    assert table1.published("Table 1b", "21-13-3+7-4-15") == {
         "paper PSNR": 6.83, "paper accuracy": 70.27, "replication PSNR": 9.89, "replication accuracy": 68.91,
     }  # fmt: skip
-    assert blocks.published("Table 1a", blocks.RANDOM)["paper PSNR"] == 11.41
-    assert blocks.published("Table 1a", blocks.RANDOM)["replication PSNR"] == 9.92
-    assert blocks.published("Table 1d", "none")["replication PSNR"] == 9.52
-    assert all(math.isnan(value) for value in blocks.published("Table 1d", "3-1-7").values())
+    assert table1.published("Table 1a", table1.RANDOM)["paper PSNR"] == 11.41
+    assert table1.published("Table 1a", table1.RANDOM)["replication PSNR"] == 9.92
+    assert table1.published("Table 1d", "none")["replication PSNR"] == 9.52
+    assert all(math.isnan(value) for value in table1.published("Table 1d", "3-1-7").values())
 
 
 def test_blocks_are_compared_within_themselves(kept):
     small = settings(**TINY)
-    tables = blocks.measure(small, kept)
-    table = blocks.comparison(tables, 15.0)
-    assert len(table) == len(blocks.units(small)) == 8
-    changes = blocks.differences(tables)
+    tables = table1.measure(small, kept)
+    table = table1.comparison(tables, 15.0)
+    assert len(table) == len(table1.units(small)) == 8
+    changes = table1.differences(tables)
     for name, model, policy in changes.index:
         expected = table.loc[(name, model, policy), "mean"] - table.loc[(name, model, "none"), "mean"]
         assert changes.loc[(name, model, policy), ("psnr", "mean")] == pytest.approx(expected)
@@ -132,19 +130,19 @@ def test_blocks_are_compared_within_themselves(kept):
 def test_the_grid_of_claim_1_shows_the_explorers_twelve_images():
     quick = settings(profile="quick", dataset="shapes")
     ours = explorer.units(quick)
-    for policy, unit in privacy.grid(quick).items():
+    for policy, unit in claim1_privacy.grid(quick).items():
         assert unit == ours["adam-cosine", "" if policy == "none" else policy]
     large = settings(profile="paper", dataset="shapes", images=20)
-    assert set(privacy.grid(large).values()) <= set(privacy.attacks_of(large).values())
+    assert set(claim1_privacy.grid(large).values()) <= set(claim1_privacy.attacks_of(large).values())
 
 
 def test_pages_take_claim_1s_units_where_they_can():
     quick = settings(profile="quick", dataset="shapes")
-    ours = {name: attack_unit(quick, "" if name == "none" else name) for name in leakage.policies(quick)}
-    assert leakage.policies(quick) == ours
-    assert set(efficiency.units(quick).values()) == {unit.model for unit in ours.values()}
-    assert details.attacks(quick)["crop and flip"] == ours["none"]
-    for name, unit in semantics.units(quick).items():
+    ours = {name: attack_unit(quick, "" if name == "none" else name) for name in ext3_which_images_leak.policies(quick)}
+    assert ext3_which_images_leak.policies(quick) == ours
+    assert set(claim4_efficiency.units(quick).values()) == {unit.model for unit in ours.values()}
+    assert ext4_hidden_details.attacks(quick)["crop and flip"] == ours["none"]
+    for name, unit in claim5_semantics.units(quick).items():
         assert unit == ours[name]
 
 
@@ -168,11 +166,11 @@ def test_epochs_to_an_accuracy():
     curve = pd.DataFrame(
         {"policy": ["none"] * 4 + ["x"] * 4, "epoch": [1, 2, 3, 4] * 2, "accuracy": [10, 50, 45, 60, 5, 10, 30, 40]}
     )
-    found = efficiency.epochs_to(curve, {"half": 30.0, "most": 50.0})
+    found = claim4_efficiency.epochs_to(curve, {"half": 30.0, "most": 50.0})
     assert found.loc["none"].tolist() == [2, 2]
     assert found.loc["x", "half"] == 3
     assert np.isnan(found.loc["x", "most"])
-    assert list(efficiency.levels(curve).values()) == pytest.approx([30, 48, 57])
+    assert list(claim4_efficiency.levels(curve).values()) == pytest.approx([30, 48, 57])
 
 
 @pytest.mark.parametrize(
@@ -200,18 +198,18 @@ def test_a_curve_without_accuracies_is_not_measured():
 
 
 def test_claim_4_from_the_store(kept, monkeypatch):
-    monkeypatch.setattr(efficiency, "TIMED_BATCHES", 1)
-    result = efficiency.run(settings(**TINY), kept)
+    monkeypatch.setattr(claim4_efficiency, "TIMED_BATCHES", 1)
+    result = claim4_efficiency.run(settings(**TINY), kept)
     curve, cost = result.tables["curve"], result.tables["cost"].set_index("policy")
     assert list(curve["epoch"]) == [1] * 5
     assert curve["accuracy"].between(0, 100).all()
     assert (cost["share"] > 0).all()
     assert cost.loc["none", "seconds"] < cost.loc[HYBRID, "seconds"]
-    assert efficiency.comparison(result).loc[HYBRID, ["paper accuracy", "replication accuracy"]].tolist() == [
+    assert claim4_efficiency.comparison(result).loc[HYBRID, ["paper accuracy", "replication accuracy"]].tolist() == [
         77.92,
         77.47,
     ]
-    assert efficiency.run(settings(**TINY), kept).digest == result.digest  # times are kept, too
+    assert claim4_efficiency.run(settings(**TINY), kept).digest == result.digest  # times are kept, too
 
 
 # --- transfer -----------------------------------------------------------------------------------------------
@@ -256,21 +254,21 @@ def test_one_image_is_no_measurement():
 
 
 def test_claim_3_on_grey_images_beside_table_4(kept):
-    result = transfer.run(settings(**TINY), kept)
+    result = claim3_transfer.run(settings(**TINY), kept)
     hybrid = "21-13-3+7-4-15"
     assert result.facts["dataset"] == "shapes-grey"
     assert result.sheets["convnet-4", hybrid]["target"].shape == (3, 1, 28, 28)
-    table = transfer.comparison(result).loc["convnet-4"]
+    table = claim3_transfer.comparison(result).loc["convnet-4"]
     assert table.loc[hybrid, ["paper PSNR", "paper accuracy", "replication PSNR"]].tolist() == [7.11, 87.51, 11.5]
     assert table.loc["none", ["paper PSNR", "replication accuracy"]].tolist() == [9.12, 94.61]
     assert table.loc["42-28-42+14-48-48", "paper PSNR"] == 6.94  # searched on Fashion-MNIST: Table 1d
     own, second = (result.tables["attacks"].query(f"model == '{name}'") for name in ("convnet-4", "lenet"))
     assert set(own["policy"]) == {"none", "21-13-3", "7-4-15", hybrid, "42-28-42+14-48-48", result.facts["hybrid"]}
     assert set(second["policy"]) == {"none", HYBRID, "19-15-45+2-43-21"}
-    best = policy_search.chosen(result).index[:2].tolist()
+    best = claim2_search.chosen(result).index[:2].tolist()
     assert best[0] in result.facts["hybrid"]
     assert len(result.tables["candidates"]) == settings(**TINY).candidates
-    change = transfer.differences(result).loc["convnet-4"]
+    change = claim3_transfer.differences(result).loc["convnet-4"]
     wide = own.pivot(index="image", columns="policy", values="psnr")
     assert change.loc["7-4-15", ("psnr", "mean")] == pytest.approx((wide["7-4-15"] - wide["none"]).mean())
 
@@ -279,18 +277,20 @@ def test_each_networks_rows_are_set_beside_its_own_table_whatever_the_order_of_a
     names = {"convnet-64": ["none", "7-4-15+21-13-3"], "resnet20-4": ["none", HYBRID]}
     pairs = [(model, policy) for model, both in names.items() for policy in both]
     table = pd.DataFrame(pairs, columns=["model", "policy"]).assign(image=0, psnr=8.0, gain=1.0, accuracy=90.0)
-    result = transfer.Result("x", {"attacks": table, "accuracy": table}, {"epsilon": 15.0, "dataset": "fmnist"}, None)
-    found = transfer.comparison(result)[["paper PSNR", "replication PSNR"]]
+    result = claim3_transfer.Result(
+        "x", {"attacks": table, "accuracy": table}, {"epsilon": 15.0, "dataset": "fmnist"}, None
+    )
+    found = claim3_transfer.comparison(result)[["paper PSNR", "replication PSNR"]]
     assert found.loc["convnet-64"].to_numpy().tolist() == [[9.12, 9.52], [7.11, 11.5]]
     assert found.loc["resnet20-4"].to_numpy().tolist() == [[10.04, 9.81], [8.14, 7.49]]
 
 
 def test_extension_1_beside_table_5(kept):
-    result = tinyimagenet.run(settings(**TINY), kept)
-    table = tinyimagenet.comparison(result)
+    result = ext1_tinyimagenet.run(settings(**TINY), kept)
+    table = ext1_tinyimagenet.comparison(result)
     assert table["replication PSNR"].to_dict() == {"none": 8.96, HYBRID: 7.92}
     assert table["replication accuracy"].to_dict() == {"none": 61.44, HYBRID: 57.38}
-    assert list(tinyimagenet.differences(result).index) == [HYBRID]
+    assert list(ext1_tinyimagenet.differences(result).index) == [HYBRID]
 
 
 # --- semantics ----------------------------------------------------------------------------------------------
@@ -301,11 +301,11 @@ def test_similarity_by_layer_is_the_cosine_of_autograds_gradients():
     target, frames = torch.rand(2, 3, 8, 8, generator=rng(0)), torch.rand(3, 2, 3, 8, 8, generator=rng(1))
     frames[2] = target
     labels = torch.tensor([3, 7])
-    found = semantics.layer_similarity(model, frames, target, labels)
-    names = semantics.convolutions(model)
+    found = claim5_semantics.layer_similarity(model, frames, target, labels)
+    names = claim5_semantics.convolutions(model)
     weights = [dict(model.named_parameters())[name] for name in names]
     assert found.shape == (21, 3, 2)
-    assert set(semantics.PUBLISHED) < set(names)
+    assert set(claim5_semantics.PUBLISHED) < set(names)
 
     def gradient(image, label):
         return torch.autograd.grad(F.cross_entropy(model(image[None]), label[None]), weights)
@@ -318,7 +318,9 @@ def test_similarity_by_layer_is_the_cosine_of_autograds_gradients():
 
 
 def test_thirds_and_steps():
-    assert [semantics.third(i, 21) for i in (0, 6, 7, 13, 14, 20)] == ["shallow"] * 2 + ["middle"] * 2 + ["deep"] * 2
+    assert [claim5_semantics.third(i, 21) for i in (0, 6, 7, 13, 14, 20)] == ["shallow"] * 2 + ["middle"] * 2 + [
+        "deep"
+    ] * 2
     assert frame_steps(units.FRAMES, 300) == [30 * i for i in range(11)]
     assert frame_steps(units.FRAMES, 4) == [0, 1, 2, 3, 4]
 
@@ -326,7 +328,7 @@ def test_thirds_and_steps():
 def test_a_wave_has_its_power_at_its_frequency_and_a_constant_at_none():
     x = torch.arange(16.0)
     wave = (0.2 * torch.cos(2 * torch.pi * 5 * x / 16)).expand(1, 3, 16, 16)
-    found = semantics.radial_power(torch.cat([wave, torch.full((1, 3, 16, 16), 0.5)]))
+    found = claim5_semantics.radial_power(torch.cat([wave, torch.full((1, 3, 16, 16), 0.5)]))
     assert found.shape == (2, 9)
     assert found[0].argmax() == 5
     rings = torch.hypot(*torch.meshgrid(*[torch.fft.fftfreq(16, 1 / 16)] * 2, indexing="ij")).round()
@@ -363,12 +365,12 @@ def test_the_rule_of_claim_5(shallow, deep, gain, status):
 
 
 def test_claim_5_by_layer_iterate_and_frequency(kept):
-    result = semantics.run(settings(**TINY), kept)
+    result = claim5_semantics.run(settings(**TINY), kept)
     layers, curve, spectrum = (result.tables[name] for name in ("layers", "curve", "spectrum"))
     assert len(layers) == 4 * 8 * 3
     assert sorted(set(curve["iteration"])) == [0, 1, 2, 3]
     last = curve[(curve["iteration"] == 3) & (curve["layers"] == "shallow")]
-    thirds = semantics.thirds(layers)
+    thirds = claim5_semantics.thirds(layers)
     assert last["gradsim"].tolist() == pytest.approx(
         thirds.set_index(["policy", "image"])
         .loc[list(zip(last["policy"], last["image"], strict=True)), "shallow"]
@@ -379,16 +381,16 @@ def test_claim_5_by_layer_iterate_and_frequency(kept):
     sheet = result.sheets["none"]
     offset = (sheet["reconstruction"][1].double() - sheet["target"][1].double() / 255).mean((1, 2)).square().mean()
     assert float(error["error"].iloc[0]) == pytest.approx(float(offset))
-    assert list(dict.fromkeys(semantics.comparison(result).index.get_level_values("layer"))) == [
+    assert list(dict.fromkeys(claim5_semantics.comparison(result).index.get_level_values("layer"))) == [
         "1.0",
         "1.3",
         "1.19",
         "1.22",
     ]
-    change = semantics.differences(result)
+    change = claim5_semantics.differences(result)
     wide = thirds.pivot(index="image", columns="policy", values="contrast")
     assert change.loc[("shallow - deep", HYBRID), "mean"] == pytest.approx((wide[HYBRID] - wide["none"]).mean())
-    ends = semantics.starts_and_ends(result)
+    ends = claim5_semantics.starts_and_ends(result)
     assert ends.loc[("shallow", "none"), "at the end"] == pytest.approx(
         thirds.query("policy == 'none'")["shallow"].mean()
     )
@@ -399,13 +401,13 @@ def test_claim_5_by_layer_iterate_and_frequency(kept):
 def test_the_replications_layers_are_set_beside_ours():
     rows = [
         {"policy": p, "layer": name, "position": i, "third": "shallow", "image": j, "gradsim": 0.5 + 0.1 * j}
-        for p in ("none", semantics.RANDOM, "3-1-7")
-        for i, name in enumerate(semantics.PUBLISHED)
+        for p in ("none", claim5_semantics.RANDOM, "3-1-7")
+        for i, name in enumerate(claim5_semantics.PUBLISHED)
         for j in range(2)
     ]
-    found = semantics.comparison(semantics.Result("x", {"layers": pd.DataFrame(rows)}, {}, None))
+    found = claim5_semantics.comparison(claim5_semantics.Result("x", {"layers": pd.DataFrame(rows)}, {}, None))
     first = found.loc["1.stage1_0.conv1"]
-    assert first["replication, image 5"].to_dict() == {"none": 0.35, semantics.RANDOM: 0.82, "3-1-7": 0.62}
+    assert first["replication, image 5"].to_dict() == {"none": 0.35, claim5_semantics.RANDOM: 0.82, "3-1-7": 0.62}
     assert found["mean"].tolist() == pytest.approx([0.55] * 12)
 
 
@@ -417,7 +419,7 @@ def gains(values, policies=("none", "a")):
     values, draws = np.asarray(values, float), np.random.default_rng(0)
     rows = [
         {"policy": p, "image": i, "gain": v, "contrast": v + 0.1 * draws.normal()}
-        | {name: draws.normal() for name in leakage.PROPERTIES if name != "contrast"}
+        | {name: draws.normal() for name in ext3_which_images_leak.PROPERTIES if name != "contrast"}
         for i, row in enumerate(values)
         for p, v in zip(policies, row, strict=True)
     ]
@@ -426,24 +428,26 @@ def gains(values, policies=("none", "a")):
 
 def test_shares_of_the_variance_in_closed_form():
     image, policy = np.array([[1.0], [2], [6]]), np.array([[0.0, 4]])
-    assert leakage.variance_shares(image + 0 * policy, 0).tolist() == pytest.approx([1, 0, 0])
-    assert leakage.variance_shares(0 * image + policy, 0).tolist() == pytest.approx([0, 1, 0])
-    both = leakage.variance_shares(image + policy, 0)
+    assert ext3_which_images_leak.variance_shares(image + 0 * policy, 0).tolist() == pytest.approx([1, 0, 0])
+    assert ext3_which_images_leak.variance_shares(0 * image + policy, 0).tolist() == pytest.approx([0, 1, 0])
+    both = ext3_which_images_leak.variance_shares(image + policy, 0)
     assert both.tolist() == pytest.approx([28 / 52, 24 / 52, 0])  # 2·(4+1+9) and 6·2²
-    assert leakage.variance_shares(np.array([[1.0, -1], [-1, 1]]), 0).tolist() == pytest.approx([0, 0, 1])
-    stacked = leakage.variance_shares(np.stack([image + policy, 3 * (image + policy)]))
+    assert ext3_which_images_leak.variance_shares(np.array([[1.0, -1], [-1, 1]]), 0).tolist() == pytest.approx(
+        [0, 0, 1]
+    )
+    stacked = ext3_which_images_leak.variance_shares(np.stack([image + policy, 3 * (image + policy)]))
     assert stacked.tolist() == [pytest.approx(both.tolist())] * 2
 
 
 def test_an_image_with_a_gap_is_left_out():
     table = gains([[1, 2], [np.nan, 2], [3, 5]])
-    assert leakage.grid(table, "gain")[..., 0].tolist() == [[1, 2], [3, 5]]
+    assert ext3_which_images_leak.grid(table, "gain")[..., 0].tolist() == [[1, 2], [3, 5]]
 
 
 def test_rank_correlation_is_spearmans_within_a_policy():
     table = gains(np.random.default_rng(1).normal(size=(9, 2)) * [1, 3])
-    found = leakage.correlations(table).set_index("property")
-    for name in leakage.PROPERTIES:
+    found = ext3_which_images_leak.correlations(table).set_index("property")
+    for name in ext3_which_images_leak.PROPERTIES:
         each = [spearmanr(rows[name], rows["gain"]).statistic for _, rows in table.groupby("policy")]
         assert found.loc[name, "spearman"] == pytest.approx(np.mean(each))
     assert found.loc["contrast", "low"] > 0.5
@@ -451,33 +455,33 @@ def test_rank_correlation_is_spearmans_within_a_policy():
 
 def test_skill_is_that_of_images_left_out():
     told = gains(3 * np.random.default_rng(2).normal(size=(30, 2)))
-    mean, low, high = leakage.skill(told)
+    mean, low, high = ext3_which_images_leak.skill(told)
     assert 0.8 < low < mean < high <= 1
     untold = told.assign(gain=np.random.default_rng(3).normal(size=60))
-    assert leakage.skill(untold)[1] < 0
-    assert all(math.isnan(v) for v in leakage.skill(gains([[1, 2], [2, 3]])))
+    assert ext3_which_images_leak.skill(untold)[1] < 0
+    assert all(math.isnan(v) for v in ext3_which_images_leak.skill(gains([[1, 2], [2, 3]])))
 
 
 def test_an_image_left_out_has_no_say_in_its_own_prediction():
     table = gains(np.random.default_rng(4).normal(size=(6, 2)))
-    before = leakage.left_out(table)
+    before = ext3_which_images_leak.left_out(table)
     moved = table.assign(gain=table["gain"] + 100 * (table["image"] == 2))
-    values = leakage.grid(table, "gain")[..., 0]
+    values = ext3_which_images_leak.grid(table, "gain")[..., 0]
     rest = np.delete(values, 2, 0).mean(0)
     assert before[2, 1] == pytest.approx(np.square(values[2] - rest).sum())
-    assert leakage.left_out(moved)[2, 1] == pytest.approx(np.square(values[2] + 100 - rest).sum())
+    assert ext3_which_images_leak.left_out(moved)[2, 1] == pytest.approx(np.square(values[2] + 100 - rest).sum())
 
 
 @pytest.mark.parametrize(("hits", "trials"), [(0, 8), (1, 8), (3, 100), (0, 299)])
 def test_the_bound_on_a_rate_is_clopper_and_pearsons(hits, trials):
-    bound = leakage.upper_bound(hits, trials)
+    bound = ext3_which_images_leak.upper_bound(hits, trials)
     assert binom.cdf(hits, trials, bound) == pytest.approx(0.05)
-    assert leakage.upper_bound(trials, trials) == pytest.approx(1)
+    assert ext3_which_images_leak.upper_bound(trials, trials) == pytest.approx(1)
 
 
 def test_images_needed_for_a_guarantee():
-    assert leakage.needed(0.01) == 299
-    assert leakage.upper_bound(0, 299) <= 0.01 < leakage.upper_bound(0, 298)
+    assert ext3_which_images_leak.needed(0.01) == 299
+    assert ext3_which_images_leak.upper_bound(0, 299) <= 0.01 < ext3_which_images_leak.upper_bound(0, 298)
 
 
 def test_properties_in_closed_form():
@@ -485,7 +489,7 @@ def test_properties_in_closed_form():
     images = torch.zeros(2, 3, 32, 32)
     images[1, :, :, 16:] = 1
     labels = torch.tensor([0, 1])
-    found = leakage.properties(model, images, labels)
+    found = ext3_which_images_leak.properties(model, images, labels)
     assert found["brightness"].tolist() == [0, 0.5]
     assert found["contrast"].tolist() == pytest.approx([0, 0.5], rel=1e-3)
     assert found["edges"].tolist() == pytest.approx([0, 1 / 31])
@@ -509,7 +513,7 @@ def test_the_rule_of_extension_3(gain, skill, images, status):
 
 
 def test_extension_3_changes_the_network_or_the_seed_alone():
-    found = leakage.others(settings(profile="quick", dataset="shapes"))
+    found = ext3_which_images_leak.others(settings(profile="quick", dataset="shapes"))
     for over, group in found.items():
         first, *rest = group.values()
         fields = [field.name for field in dataclasses.fields(first)]
@@ -519,7 +523,7 @@ def test_extension_3_changes_the_network_or_the_seed_alone():
 
 
 def test_extension_3_reads_claim_1s_attacks(kept):
-    result = leakage.run(settings(**TINY), kept)
+    result = ext3_which_images_leak.run(settings(**TINY), kept)
     images = result.tables["images"]
     assert len(images) == 5 * 3
     shares = result.tables["split"].groupby("over", sort=False)["share"].sum()
@@ -528,17 +532,17 @@ def test_extension_3_reads_claim_1s_attacks(kept):
     )
     others = result.tables["others"]
     assert others.groupby("over")["setting"].nunique().to_dict() == {
-        "networks": 5, "seeds, hybrid": leakage.SEEDS, "seeds, no policy": leakage.SEEDS,
+        "networks": 5, "seeds, hybrid": ext3_which_images_leak.SEEDS, "seeds, no policy": ext3_which_images_leak.SEEDS,
     }  # fmt: skip
     bare = images[images["policy"] == "none"]["gain"].tolist()
     for over, first in (("networks", "convnet-4"), ("seeds, no policy", "seed 0")):
         found = others[(others["over"] == over) & (others["setting"] == first)]
         assert found["gain"].tolist() == bare
     assert images["class"].tolist() == [load("shapes", "test").class_names[i] for i in (0, 1, 2)] * 5
-    ranks = leakage.ordered(result).groupby("image")["rank"].first()
+    ranks = ext3_which_images_leak.ordered(result).groupby("image")["rank"].first()
     assert ranks.sort_values().index[0] == images.groupby("image")["gain"].mean().idxmax()
-    rows, captions = leakage.worst(result, count=4)
-    top = images[images["policy"].isin(leakage.DEFENDED)].nlargest(4, "gain").iloc[0]
+    rows, captions = ext3_which_images_leak.worst(result, count=4)
+    top = images[images["policy"].isin(ext3_which_images_leak.DEFENDED)].nlargest(4, "gain").iloc[0]
     assert torch.equal(rows["found"][0], result.sheets[top["policy"]]["reconstruction"][top["image"]])
     assert captions["found"][0] == f"{top['gain']:+.1f} dB"
     assert len(captions["original"]) == 4
@@ -559,9 +563,9 @@ def test_a_halved_loss_is_a_halved_gradient_unseen_by_the_cosine_and_seen_by_the
 
 
 def test_settings_differ_in_the_one_detail_they_are_compared_for():
-    found = details.attacks(settings())
+    found = ext4_hidden_details.attacks(settings())
     changed = {}
-    for name, other in details.PAIRS.items():
+    for name, other in ext4_hidden_details.PAIRS.items():
         fields = [f.name for f in dataclasses.fields(found[name])]
         changed[name] = [f for f in fields if getattr(found[name], f) != getattr(found[other], f)]
     assert changed == {
@@ -574,17 +578,17 @@ def test_settings_differ_in_the_one_detail_they_are_compared_for():
 
 
 def test_extension_4_and_its_built_in_check(kept):
-    result = details.run(settings(**TINY), kept)
-    change = details.differences(result)
+    result = ext4_hidden_details.run(settings(**TINY), kept)
+    change = ext4_hidden_details.differences(result)
     assert change.loc["cosine, factor 0.5", ("psnr", "mean")] == 0
     assert change.loc["l2, factor 0.5", ("psnr", "mean")] != 0
     wide = result.tables["attacks"].pivot(index="image", columns="setting", values="psnr")
     expected = (wide["plain victim and training"] - wide["plain victim"]).mean()
     assert change.loc["plain victim and training", ("psnr", "mean")] == pytest.approx(expected)
-    table = details.comparison(result)
+    table = ext4_hidden_details.comparison(result)
     assert table.loc["plain victim", ["paper PSNR", "replication PSNR"]].tolist() == [13.88, 12.15]
     assert table.loc["l2, factor 0.5", "paper PSNR"] == 10.55
-    assert details.accuracies(result).loc["with", "difference"] == 0
+    assert ext4_hidden_details.accuracies(result).loc["with", "difference"] == 0
 
 
 @pytest.mark.parametrize(

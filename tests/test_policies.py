@@ -10,9 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
-from atslib import policies, transforms
 from atslib.errors import AtsError
-from atslib.policies import Hybrid, Policy, parse_policy
+from atslib.policies import operations as transforms
+from atslib.policies import policy as policies
+from atslib.policies.policy import Hybrid, Policy, parse_policy
 from atslib.rng import rng
 
 # The published list as text: index, operation, level, value (a fraction, a factor's distance from 1, ...).

@@ -9,9 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from atslib import report
 from atslib.errors import AtsError
-from atslib.report import (
+from atslib.report import result as report
+from atslib.report.pages.claim1_defenses import defenses_verdict
+from atslib.report.pages.claim1_privacy import PRIVACY_RULE, privacy_verdict
+from atslib.report.pages.claim2_generality import generality_verdict
+from atslib.report.result import (
     CLAIMS,
     NO_POLICY,
     Result,
@@ -25,7 +28,6 @@ from atslib.report import (
     stored_digest,
     summarize,
 )
-from atslib.verdicts import PRIVACY_RULE, defenses_verdict, generality_verdict, privacy_verdict
 
 NAN, INF = math.nan, math.inf
 

@@ -8,14 +8,15 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from atslib import runner
 from atslib.__main__ import main
-from atslib.data import load
+from atslib.data.load import load
 from atslib.errors import AtsError
-from atslib.experiments import privacy, settings
-from atslib.experiments.units import attacked
-from atslib.report import answers, stored_digest
-from atslib.runner import build_book, compute, execute, publish_answers, published, run, usable
+from atslib.report.pages import claim1_privacy
+from atslib.report.result import answers, stored_digest
+from atslib.report.run import runner
+from atslib.report.run.runner import build_book, compute, execute, publish_answers, published, run, usable
+from atslib.report.units.settings import settings
+from atslib.report.units.units import attacked
 from atslib.store import Store
 
 DEVIATIONS = (Path(__file__).parents[1] / "book/deviations.md").read_text()
@@ -274,7 +275,7 @@ def test_workers_make_what_one_thread_makes_here(tmp_path, said):
     import torch
 
     tiny = settings(dataset="shapes", images=2, steps=2, control_steps=2, fraction=0.002)
-    units = [privacy.attack_unit(tiny, policy) for policy in ("", "28")]
+    units = [claim1_privacy.attack_unit(tiny, policy) for policy in ("", "28")]
     away, here = Store(tmp_path / "away", say=said.append), Store(tmp_path / "here")
     compute(units, away, "cpu", jobs=2)
     assert said[0] == "units to make: 2 model, 2 attack; 2 at once"

@@ -14,15 +14,16 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from atslib import runner
 from atslib.__main__ import main
+from atslib.clients.training import TrainConfig
 from atslib.errors import OutOfTime
-from atslib.experiments import PAGES, generality, policy_search, privacy, settings
-from atslib.experiments.units import AttackUnit, ModelUnit, attack_unit, model_unit
-from atslib.runner import run
-from atslib.schedule import compute, describe, plan, seconds
+from atslib.report.pages import PAGES, claim1_privacy, claim2_generality, claim2_search, load_page
+from atslib.report.run import runner
+from atslib.report.run.runner import run
+from atslib.report.run.schedule import compute, describe, plan, seconds
+from atslib.report.units.settings import settings
+from atslib.report.units.units import AttackUnit, ModelUnit, attack_unit, model_unit
 from atslib.store import Store
-from atslib.training import TrainConfig
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TINY = settings(model="lenet", images=2, steps=2, fraction=0.002, semi_fraction=0.002, candidates=2, device="cpu")
@@ -55,7 +56,7 @@ def stored(unit, store):
 
 
 def test_a_plan_has_each_unit_once_after_what_it_needs(store):
-    units = list(generality.units(TINY).values())
+    units = list(claim2_generality.units(TINY).values())
     planned = plan([*units, *units[::-1]], store)
     assert len(planned) == len(set(planned)) == len(set(units)) + 2  # two networks
     for unit in units:
@@ -63,7 +64,7 @@ def test_a_plan_has_each_unit_once_after_what_it_needs(store):
 
 
 def test_an_untrained_network_is_nothing_to_make(store):
-    control = privacy.control_unit(TINY)
+    control = claim1_privacy.control_unit(TINY)
     assert control.needs == ()
     assert plan([control], store) == [control]
 
@@ -99,8 +100,10 @@ def in_seconds(text):
 
 
 def test_the_plan_in_words_names_every_unit_once_with_a_time(store, monkeypatch):
-    monkeypatch.setattr("atslib.schedule.convolution_rate", lambda device: 1e6)  # slow, so that times are not 0
-    pages = {name: list(PAGES[name].units(TINY).values()) for name in ("claim1_privacy", "claim2_generality")}
+    monkeypatch.setattr(
+        "atslib.report.run.schedule.convolution_rate", lambda device: 1e6
+    )  # slow, so that times are not 0
+    pages = {name: list(load_page(name).units(TINY).values()) for name in ("claim1_privacy", "claim2_generality")}
     stored(model_unit(TINY), store)
     shared = {unit for unit in pages["claim2_generality"] if unit in pages["claim1_privacy"]}
     assert shared
@@ -126,7 +129,7 @@ def test_describing_leaves_the_threads_as_they_were(store, monkeypatch):
         assert torch.get_num_threads() == 1  # as a unit runs
         return 1e9
 
-    monkeypatch.setattr("atslib.schedule.convolution_rate", rate)
+    monkeypatch.setattr("atslib.report.run.schedule.convolution_rate", rate)
     torch.set_num_threads(2)
     text = describe({"none": []}, store, "cpu")
     assert torch.get_num_threads() == 2
@@ -149,7 +152,7 @@ class Long(ModelUnit):
 @pytest.fixture
 def in_this_process(monkeypatch):
     """Workers as threads: tests of the runner have real ones, which take seconds to start."""
-    monkeypatch.setattr("atslib.schedule.ProcessPoolExecutor", lambda jobs, **_: ThreadPoolExecutor(jobs))
+    monkeypatch.setattr("atslib.report.run.schedule.ProcessPoolExecutor", lambda jobs, **_: ThreadPoolExecutor(jobs))
 
 
 def same(left, right):
@@ -249,7 +252,7 @@ def test_a_dry_run_says_what_there_is_to_do_and_does_nothing(root, capsys):
     assert main(["run", "claim1_privacy", "--profile", "smoke", "--dry-run"]) == 0
     captured = capsys.readouterr()
     lines = captured.err.splitlines()
-    units = plan(privacy.units(settings()).values(), Store())
+    units = plan(claim1_privacy.units(settings()).values(), Store())
     assert captured.out == ""
     assert lines[0].startswith("claim1_privacy: Settings(profile='smoke', dataset='shapes'")
     assert lines[1].startswith(f"claim1_privacy: {len(units)} units to make, about ")
@@ -263,7 +266,7 @@ def test_no_unit_is_begun_anew_after_the_budget_left_it_out(root, monkeypatch):
     asked = []
     monkeypatch.setattr(runner, "compute", lambda units, store, **work: asked.extend(units))
     assert main(["run", "claim1_privacy", "claim2_search", "--profile", "smoke", "--budget", "1m"]) == 0
-    expected = [*privacy.units(settings()).values(), *policy_search.units(settings()).values()]
+    expected = [*claim1_privacy.units(settings()).values(), *claim2_search.units(settings()).values()]
     assert asked == expected
 
 
@@ -298,7 +301,7 @@ def test_an_unknown_page_is_refused_before_a_plan_is_made(root, capsys):
     assert main(["run", "claim1_privacy", "claim8", "--profile", "smoke", "--dry-run"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: page 'claim8' is unknown; choose one of claim1_privacy, ")
-    assert line.endswith(list(PAGES)[-1])
+    assert line.endswith(PAGES[-1])
 
 
 def run_tiny(names, root, store, monkeypatch, **options):
@@ -310,7 +313,7 @@ def run_tiny(names, root, store, monkeypatch, **options):
 def test_pages_that_wait_for_units_are_named(root, store, said, monkeypatch):
     names = ["claim1_privacy", "claim6_transformations"]
     run_tiny(names, root, store, monkeypatch, budget=0)
-    left = [len(plan(PAGES[name].units(TINY).values(), store)) for name in names]
+    left = [len(plan(load_page(name).units(TINY).values(), store)) for name in names]
     assert said[-1] == (
         f"the budget is spent; run again to go on with {names[0]} ({left[0]} units), {names[1]} ({left[1]} units)"
     )
@@ -319,11 +322,11 @@ def test_pages_that_wait_for_units_are_named(root, store, said, monkeypatch):
 
 
 def test_a_page_waits_for_the_units_that_its_first_ones_decide(root, store, said, monkeypatch):
-    (search,) = policy_search.units(TINY).values()
+    (search,) = claim2_search.units(TINY).values()
     search.make(store, CPU)
     kinds = {path.parent.name for path, _ in store.entries()}
     run_tiny(["claim2_search"], root, store, monkeypatch, budget=0)
-    further = plan(policy_search.then(TINY, store).values(), store)
+    further = plan(claim2_search.then(TINY, store).values(), store)
     assert said[-1] == f"the budget is spent; run again to go on with claim2_search ({len(further)} units)"
     assert {type(unit) for unit in further} == {ModelUnit, AttackUnit}
     assert {path.parent.name for path, _ in store.entries()} == kinds == {"model", "score", "search"}

@@ -11,28 +11,27 @@ import torch
 from scipy import stats
 from scipy.linalg import hadamard
 
-from atslib import plots
-from atslib.data import load
+from atslib.data.load import load
 from atslib.errors import AtsError
-from atslib.experiments import (
-    blocks,
-    correlation,
-    generality,
-    policy_search,
-    privacy,
-    scoring,
-    settings,
-    tinyimagenet,
-    transformations,
-    transformations_tinyimagenet,
+from atslib.policies.policy import Policy
+from atslib.report import plots
+from atslib.report.pages import (
+    claim1_privacy,
+    claim2_generality,
+    claim2_search,
+    claim6_transformations,
+    claim7_correlation,
+    ext1_tinyimagenet,
+    ext2_transformations_tinyimagenet,
 )
-from atslib.experiments.privacy import HYBRID, RANDOM
-from atslib.experiments.scoring import ScoreUnit, scored, search_unit, searched, unseen
-from atslib.experiments.units import moved, semi_trained, targets, trained
-from atslib.policies import Policy
-from atslib.report import Result
+from atslib.report.pages.claim1_privacy import HYBRID, RANDOM
+from atslib.report.result import Result
+from atslib.report.units import scoring, table1
+from atslib.report.units.scoring import ScoreUnit, scored, search_unit, searched, unseen
+from atslib.report.units.settings import settings
+from atslib.report.units.units import moved, semi_trained, targets, trained
 from atslib.rng import rng
-from atslib.scores import area, gradsim_curve
+from atslib.scores.scores import area, gradsim_curve
 from atslib.store import Store
 
 pytestmark = pytest.mark.usefixtures("one_thread", "few_images")
@@ -104,13 +103,13 @@ def test_ids_28_and_39_score_as_no_policy(together):
 
 
 def test_score_and_attack_see_the_same_pixels():
-    attacks, scores = correlation.attacks(TINY), correlation.scores(TINY)
+    attacks, scores = claim7_correlation.attacks(TINY), claim7_correlation.scores(TINY)
     for unit in scores.values():
         assert unit.policies == tuple(attacks)
         assert (unit.images, unit.seed, unit.model.dataset) == (2, TINY.seed, "shapes")
     for policy, attack in attacks.items():
         assert torch.equal(targets(attack)[1], moved("shapes", policy, 2, seed=TINY.seed))
-        assert attack.model == scores[correlation.MAIN].model == semi_trained(TINY)
+        assert attack.model == scores[claim7_correlation.MAIN].model == semi_trained(TINY)
 
 
 def test_more_images_than_there_are_is_refused_before_anything_is_computed(store, said):
@@ -158,8 +157,8 @@ TWO = ("adam-cosine", "lbfgs-l2")
 def searched_page(store):
     """The page with two of the six attacks."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(generality, "PAPER_ROWS", dict.fromkeys(TWO, ""))
-        return policy_search.run(TINY, store)
+        patch.setattr(claim2_generality, "PAPER_ROWS", dict.fromkeys(TWO, ""))
+        return claim2_search.run(TINY, store)
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +175,7 @@ def test_a_second_search_is_the_same_table_and_computes_nothing(found, kept):
 
 def test_a_search_from_nothing_is_the_same_table_and_its_artifact_is_the_time_it_took(found, store, said):
     unit = search_unit(TINY)
-    again, _ = policy_search.found_by(TINY, store)
+    again, _ = claim2_search.found_by(TINY, store)
     pd.testing.assert_frame_equal(again.table, found.tables["candidates"].drop(columns="pareto"))
     assert [line.split()[1] for line in said] == ["model", "score", "score", "search"]
     shards = [facts["seconds"] for path, facts in store.entries() if path.parent.name == "score"]
@@ -184,25 +183,25 @@ def test_a_search_from_nothing_is_the_same_table_and_its_artifact_is_the_time_it
 
 
 def test_what_is_attacked_is_what_was_found(found, kept):
-    decided = policy_search.then(TINY, kept)
+    decided = claim2_search.then(TINY, kept)
     hybrid = found.facts["hybrid"]
-    assert len(decided) == 2 * len(generality.PAPER_ROWS) + 2
+    assert len(decided) == 2 * len(claim2_generality.PAPER_ROWS) + 2
     assert {policy for _, policy in decided} == {"none", hybrid, HYBRID, RANDOM}
     one = dataclasses.replace(TINY, candidates=1)
-    (policy,) = policy_search.found_by(one, kept)[0].chosen
-    others = {name for _, name in policy_search.then(one, kept)}
+    (policy,) = claim2_search.found_by(one, kept)[0].chosen
+    others = {name for _, name in claim2_search.then(one, kept)}
     assert others == {"none", str(policy), HYBRID, RANDOM}
     assert str(policy) != hybrid
 
 
 def test_its_attacks_are_claim_1s_and_2s_where_they_are_equal(kept):
-    decided = policy_search.then(TINY, kept)
-    claim2, claim1 = generality.units(TINY), privacy.units(TINY)
+    decided = claim2_search.then(TINY, kept)
+    claim2, claim1 = claim2_generality.units(TINY), claim1_privacy.units(TINY)
     for key in decided.keys() & claim2.keys():
         assert decided[key] == claim2[key]
-    assert {key for key in claim2 if key[0] in generality.PAPER_ROWS and key[1] == "none"} <= decided.keys()
+    assert {key for key in claim2 if key[0] in claim2_generality.PAPER_ROWS and key[1] == "none"} <= decided.keys()
     for policy in ("none", HYBRID, RANDOM):
-        assert decided[policy_search.MAIN, policy] == claim1[policy]
+        assert decided[claim2_search.MAIN, policy] == claim1[policy]
 
 
 def test_the_search_page_from_the_store(found, kept):
@@ -218,7 +217,7 @@ def test_the_search_page_from_the_store(found, kept):
 
 
 def test_the_chosen_are_the_best_with_their_functions_named(found):
-    best = policy_search.chosen(found)
+    best = claim2_search.chosen(found)
     table = found.tables["candidates"]
     assert list(best.index) == list(table.loc[table["chosen"], "policy"])
     assert best["s_pri"].is_monotonic_increasing
@@ -228,7 +227,7 @@ def test_the_chosen_are_the_best_with_their_functions_named(found):
 
 def test_the_search_is_compared_under_the_papers_attack_and_differs_from_none_on_the_same_images(found):
     hybrid, attacks = found.facts["hybrid"], found.tables["attacks"]
-    table = policy_search.comparison(found)
+    table = claim2_search.comparison(found)
     main = attacks[attacks["attack"] == "adam-cosine"]
     assert list(table.index) == ["none", hybrid, HYBRID, RANDOM]
     assert (table["n"] == TINY.images).all()
@@ -238,7 +237,7 @@ def test_the_search_is_compared_under_the_papers_attack_and_differs_from_none_on
     accuracy = found.tables["accuracy"].set_index("policy")["accuracy"]
     pd.testing.assert_series_equal(table["accuracy"], accuracy)
 
-    change = policy_search.differences(found)
+    change = claim2_search.differences(found)
     assert tuple(change.index) == TWO
     for name, rows in attacks.groupby("attack"):
         for value in ("psnr", "gain"):
@@ -251,24 +250,24 @@ def test_the_search_is_compared_under_the_papers_attack_and_differs_from_none_on
 
 @pytest.mark.parametrize("count", [1, 7, 40])
 def test_as_many_random_policies_as_asked_each_function_once_and_always_the_same(count):
-    chosen = correlation.policies(dataclasses.replace(TINY, sampled=count))
+    chosen = claim7_correlation.policies(dataclasses.replace(TINY, sampled=count))
     functions = [Policy.parse(policy).canonical() for policy in chosen]
     assert len(chosen) == len(set(functions)) == count
     assert all(function.ids for function in functions)
-    assert chosen == correlation.policies(dataclasses.replace(TINY, sampled=count))
-    assert chosen != correlation.policies(dataclasses.replace(TINY, sampled=count, seed=1))
+    assert chosen == claim7_correlation.policies(dataclasses.replace(TINY, sampled=count))
+    assert chosen != claim7_correlation.policies(dataclasses.replace(TINY, sampled=count, seed=1))
 
 
 def test_claim_7_has_a_row_a_policy_and_image_with_a_score_a_network(kept):
-    result = correlation.run(TINY, kept)
-    table, chosen = result.tables["policies"], correlation.policies(TINY)
+    result = claim7_correlation.run(TINY, kept)
+    table, chosen = result.tables["policies"], claim7_correlation.policies(TINY)
     assert list(table["policy"]) == [policy for policy in chosen for _ in range(2)]
     assert list(table["image"]) == [0, 1] * 3
     names = ["untrained", "semi-trained", "trained"]
-    assert list(correlation.networks(TINY)) == names
+    assert list(claim7_correlation.networks(TINY)) == names
     assert [column for column in table if column.startswith("s_pri")] == [f"s_pri {name}" for name in names]
     assert {"psnr", "psnr_original", "gain", "floor_noise"} < set(table)
-    for name, unit in correlation.scores(TINY).items():
+    for name, unit in claim7_correlation.scores(TINY).items():
         by_hand = scored(unit, kept, CPU)["scores"]
         for row, policy in enumerate(unit.policies):
             column = table.loc[table["policy"] == policy, f"s_pri {name}"]
@@ -277,11 +276,11 @@ def test_claim_7_has_a_row_a_policy_and_image_with_a_score_a_network(kept):
     assert (table["floor_noise"] < 10 * np.log10(12)).all()
     assert result.verdict.status == "withheld"
     assert (result.facts["policies"], result.facts["steps"]) == (3, 2)
-    assert correlation.run(TINY, kept).digest == result.digest
+    assert claim7_correlation.run(TINY, kept).digest == result.digest
 
 
 def test_attacks_of_claim_7_are_shortened_as_the_papers():
-    (first, *_) = correlation.attacks(dataclasses.replace(TINY, steps=4800)).values()
+    (first, *_) = claim7_correlation.attacks(dataclasses.replace(TINY, steps=4800)).values()
     assert first.attack.steps == 2500
 
 
@@ -302,7 +301,7 @@ def made_up(score, success, floor=None, **columns):
 def test_correlations_of_lines_are_one():
     score, image = WALSH[0][:, None] + 0.1 * np.arange(16)[:, None], np.arange(6.0)
     result = made_up(score, 20 + 2 * score + image, **{"s_pri untrained": -score, "gain": -3 * score})
-    found = correlation.correlations(result)
+    found = claim7_correlation.correlations(result)
     assert list(found.index.names) == ["score from network", "against"]
     assert len(found) == 9
     assert list(found) == ["Pearson", "Spearman", "Kendall"]
@@ -317,7 +316,7 @@ def test_columns_are_paired_by_policy_and_image_in_whatever_order_the_rows_are()
     score = WALSH[0][:, None] + np.arange(6) + WALSH[1][:, None] * np.arange(6) ** 2
     result = made_up(score, score)
     shuffled = result.tables["policies"].sample(frac=1, random_state=0)
-    one, other = correlation.matrices(shuffled, "psnr", "s_pri trained")
+    one, other = claim7_correlation.matrices(shuffled, "psnr", "s_pri trained")
     np.testing.assert_array_equal(one, other)
     assert one.shape == SHAPE
     assert sorted(one.ravel()) == sorted(score.ravel())
@@ -326,7 +325,7 @@ def test_columns_are_paired_by_policy_and_image_in_whatever_order_the_rows_are()
 def test_shares_reliability_and_ceiling_in_closed_form():
     policy, image = 2 * WALSH[0][:, None], np.tile([1.0, -1], 3)  # variances 4 and 1
     interaction = np.sqrt(5) * WALSH[1][:, None] * image
-    table = correlation.noise(made_up(policy + image, policy + image + interaction))
+    table = claim7_correlation.noise(made_up(policy + image, policy + image + interaction))
     shares = ["variance: policy", "variance: image", "variance: rest"]
     assert table.loc["privacy score", shares].tolist() == pytest.approx([0.8, 0.2, 0])
     assert table.loc["PSNR", shares].tolist() == pytest.approx([0.4, 0.1, 0.5])
@@ -339,7 +338,7 @@ def test_shares_reliability_and_ceiling_in_closed_form():
 def test_each_image_alone_has_its_own_correlation():
     score = WALSH[0][:, None]
     signs = np.array([1, -1, 0.0, 2, -2, 1])
-    found = correlation.single_images(made_up(score, signs * score + WALSH[1][:, None] * (signs == 0)))
+    found = claim7_correlation.single_images(made_up(score, signs * score + WALSH[1][:, None] * (signs == 0)))
     assert found.tolist() == pytest.approx([1, -1, 0, 1, -1, 1])
     assert found.index.name == "image"
 
@@ -351,7 +350,7 @@ def in_the_dark():
 
 
 def test_darkness_alone_explains_a_correlation_and_is_taken_out():
-    table = correlation.darkness(in_the_dark())
+    table = claim7_correlation.darkness(in_the_dark())
     assert set(table.index) == {"untrained", "semi-trained", "trained"}
     root = np.sqrt(1 / 2)
     for network, expected in (("semi-trained", [1 / 2, root, root, 0]), ("untrained", [0, 0, root, 0])):
@@ -362,7 +361,7 @@ def test_darkness_alone_explains_a_correlation_and_is_taken_out():
 
 
 def test_the_explanation_is_made_from_the_tables():
-    text = correlation.explanation(in_the_dark())
+    text = claim7_correlation.explanation(in_the_dark())
     networks = r"[+-]0\.50 \(semi-trained\), [+-]0\.00 \(untrained\), \+0\.50 \(trained\)"
     assert re.search(networks, text)
     assert re.search(r"correlates \+0\.71 with the attack's PSNR; .* [+-]0\.00 \(semi-trained\)", text)
@@ -372,7 +371,7 @@ def test_the_explanation_is_made_from_the_tables():
 
 
 def test_the_published_correlations():
-    assert correlation.published() == {"ats": 0.697, "replication": pytest.approx(0.12267, abs=1e-5)}
+    assert claim7_correlation.published() == {"ats": 0.697, "replication": pytest.approx(0.12267, abs=1e-5)}
 
 
 # --- the 50 transformations ---------------------------------------------------------------------------------
@@ -394,15 +393,15 @@ RISING = 0.3 + 0.001 * np.arange(50)
 
 
 def test_ids_of_one_function():
-    assert transformations.twins(9) == transformations.twins(46) == EQUALIZE
-    assert transformations.twins(43) == SHIFTS
-    assert transformations.twins(28) == transformations.twins(39) == [28, 39]
-    assert transformations.twins(3) == [3]
+    assert claim6_transformations.twins(9) == claim6_transformations.twins(46) == EQUALIZE
+    assert claim6_transformations.twins(43) == SHIFTS
+    assert claim6_transformations.twins(28) == claim6_transformations.twins(39) == [28, 39]
+    assert claim6_transformations.twins(3) == [3]
 
 
 def test_scores_that_do_not_vary_over_images_have_sure_ranks():
     order = np.random.default_rng(0).permutation(50)  # of ids, lowest score first
-    table = transformations.ranking(scores_of(RISING[order.argsort()]))
+    table = claim6_transformations.ranking(scores_of(RISING[order.argsort()]))
     assert list(table.index) == list(order)
     for column in ("rank", "rank low", "rank high"):
         assert table[column].tolist() == list(range(1, 51))
@@ -418,7 +417,7 @@ def test_scores_that_do_not_vary_over_images_have_sure_ranks():
 def test_two_that_change_places_between_images_share_their_ranks():
     matrix = np.tile(RISING[:, None], 6)
     matrix[[4, 5]] = [[0.304, 0.3045] * 3, [0.3046, 0.304] * 3]
-    table = transformations.ranking(scores_of(matrix))
+    table = claim6_transformations.ranking(scores_of(matrix))
     assert table.loc[[4, 5], "rank"].tolist() == [5, 6]
     assert table.loc[[4, 5], ["rank low", "rank high"]].to_numpy().tolist() == [[5, 6]] * 2
     assert table.loc[[4, 5], "in top five"].sum() == pytest.approx(1)
@@ -430,21 +429,21 @@ def test_a_variant_is_ranked_alone():
     both = scores_of(RISING)
     rows = scores_of(RISING[::-1], variant="code").tables["scores"]
     both.tables["scores"] = pd.concat([both.tables["scores"], rows])
-    assert transformations.ranking(both).index[0] == 0
-    assert transformations.ranking(both, "code").index[0] == 49
+    assert claim6_transformations.ranking(both).index[0] == 0
+    assert claim6_transformations.ranking(both, "code").index[0] == 49
 
 
 def test_the_published_five():
-    assert transformations.named_five("ats", "Figure 5") == [3, 15, 18, 26, 1]
-    assert transformations.named_five("replication", "Figure 6a") == [1, 3, 15, 18, 21]
-    assert transformations.named_five("replication", "Figure 6c") == [0, 1, 13, 15, 18]
+    assert claim6_transformations.named_five("ats", "Figure 5") == [3, 15, 18, 26, 1]
+    assert claim6_transformations.named_five("replication", "Figure 6a") == [1, 3, 15, 18, 21]
+    assert claim6_transformations.named_five("replication", "Figure 6c") == [0, 1, 13, 15, 18]
 
 
 def test_overlap_with_chance():
     ours = RISING.copy()
     ours[[3, 15, 18, 26, 1]] = 0.1
     published = {"paper": [3, 15, 18, 26, 1], "replication": [1, 3, 15, 18, 21], "nobody": [40, 41, 42, 43, 44]}
-    table = transformations.overlap(scores_of(ours), published)
+    table = claim6_transformations.overlap(scores_of(ours), published)
     assert table["shared with ours"].tolist() == ["1, 3, 15, 18, 26", "1, 3, 15, 18", "none"]
     assert table["count"].tolist() == [5, 4, 0]
     assert table["by chance"].astype(float).tolist() == pytest.approx(
@@ -453,18 +452,18 @@ def test_overlap_with_chance():
 
 
 def test_duplicates_show_the_spread_of_one_function():
-    table = transformations.duplicates(scores_of(RISING))
+    table = claim6_transformations.duplicates(scores_of(RISING))
     assert table.loc["equalize 2", "ids"] == ", ".join(map(str, EQUALIZE))
     assert table.loc["equalize 2", ["lowest", "highest"]].tolist() == pytest.approx([0.309, 0.346])
     ids = [int(op) for text in table["ids"] for op in text.split(", ")]
     assert len(ids) == len(set(ids))
-    assert set(ids) == {op for op in range(50) if len(transformations.twins(op)) > 1}
+    assert set(ids) == {op for op in range(50) if len(claim6_transformations.twins(op)) > 1}
     # 27 functions and the identity are 28 groups of the 50 ids; the rest have one id each.
     assert 50 - len(ids) + len(table) == 28
 
 
 def test_the_replications_scores_are_beside_ours_of_the_same_variant():
-    both = transformations.beside_replication(scores_of(RISING, variant="code"), "Figure 6a")
+    both = claim6_transformations.beside_replication(scores_of(RISING, variant="code"), "Figure 6a")
     assert both["ours"].to_numpy() == pytest.approx(RISING)
     assert both.loc[[0, 3, 49], "replication"].tolist() == [0.352, 0.274, 0.359]
     assert len(both) == 50
@@ -473,14 +472,14 @@ def test_the_replications_scores_are_beside_ours_of_the_same_variant():
 
 @pytest.fixture(scope="module")
 def fifty(kept):
-    return transformations.run(TINY, kept)
+    return claim6_transformations.run(TINY, kept)
 
 
 def test_claim_6_scores_every_id_in_both_variants(fifty, kept):
     table = fifty.tables["scores"]
     assert len(table) == 2 * 50 * 2
-    for variant, unit in transformations.scores(TINY).items():
-        wide = transformations.wide(table, variant)
+    for variant, unit in claim6_transformations.scores(TINY).items():
+        wide = claim6_transformations.wide(table, variant)
         by_hand = scored(unit, kept, CPU)["scores"].double().numpy()
         np.testing.assert_allclose(wide.to_numpy(), by_hand)
         np.testing.assert_allclose(wide.loc[28], wide.loc[39], atol=1e-5)
@@ -492,9 +491,9 @@ def test_claim_6_scores_every_id_in_both_variants(fifty, kept):
 
 def test_extension_2_of_embedded_images_is_claim_6s_second_variant(fifty, kept):
     made = []
-    result = transformations_tinyimagenet.run(TINY, Store(kept.root, say=made.append))
+    result = ext2_transformations_tinyimagenet.run(TINY, Store(kept.root, say=made.append))
     assert made == []
-    assert transformations_tinyimagenet.units(TINY) == {"code": transformations.scores(TINY)["code"]}
+    assert ext2_transformations_tinyimagenet.units(TINY) == {"code": claim6_transformations.scores(TINY)["code"]}
     assert (result.page, result.facts["dataset"]) == ("ext2_transformations_tinyimagenet", "shapes")
     ours, theirs = (r.tables["scores"].query("variant == 'code'") for r in (result, fifty))
     pd.testing.assert_frame_equal(ours.reset_index(drop=True), theirs.reset_index(drop=True))
@@ -502,14 +501,14 @@ def test_extension_2_of_embedded_images_is_claim_6s_second_variant(fifty, kept):
 
 def test_extension_2_takes_tiny_imagenet_where_it_is_and_what_a_user_chose(monkeypatch):
     def taken(**given):
-        (unit,) = transformations_tinyimagenet.units(settings(**given)).values()
+        (unit,) = ext2_transformations_tinyimagenet.units(settings(**given)).values()
         return unit.model.dataset, unit.images
 
     assert taken(profile="quick") == ("shapes", 16)  # it is not to be had
     assert taken(profile="paper") == ("shapes", 100)
     assert taken(profile="quick", dataset="cifar10") == ("cifar10", 16)
     assert taken(profile="quick", dataset="shapes-grey") == ("shapes", 16)
-    for module in (blocks, tinyimagenet):
+    for module in (table1, ext1_tinyimagenet):
         monkeypatch.setattr(module, "dataset", lambda name, split: range(10_000))
     assert taken(profile="quick") == ("tinyimagenet", 16)
     assert taken(profile="quick", score_images=9) == ("tinyimagenet", 9)
@@ -525,7 +524,7 @@ def texts(axis):
 
 @pytest.mark.usefixtures("drawn")
 def test_the_ranking_is_drawn_lowest_on_the_left_with_doing_nothing_as_a_line(fifty):
-    table = transformations.ranking(fifty)
+    table = claim6_transformations.ranking(fifty)
     (axis,) = plots.ranking(table, reference=0.4).axes
     assert [label.get_text() for label in axis.get_xticklabels()] == [str(op) for op in table.index]
     assert axis.get_ylabel() == "privacy score, lower is more private"

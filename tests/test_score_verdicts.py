@@ -6,8 +6,10 @@ import pytest
 from scipy import stats
 from scipy.linalg import hadamard
 
-from atslib import agreement
-from atslib.score_verdicts import chance, correlation_verdict, search_verdict, transformations_verdict
+from atslib.measures import statistics as agreement
+from atslib.report.pages.claim2_search import search_verdict
+from atslib.report.pages.claim6_transformations import chance, transformations_verdict
+from atslib.report.pages.claim7_correlation import correlation_verdict
 
 # --- claim 7 ------------------------------------------------------------------------------------------------
 

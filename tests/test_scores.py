@@ -4,14 +4,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from atslib import scores
-from atslib.data import load
+from atslib.data.load import load
 from atslib.errors import AtsError
 from atslib.models import build_model
-from atslib.policies import Hybrid, Policy, parse_policy
+from atslib.policies.operations import crop_and_flip
+from atslib.policies.policy import Hybrid, Policy, parse_policy
 from atslib.rng import rng
-from atslib.scores import VARIANTS, accuracy_score, gradsim_curve, jacobian_score, privacy_score, privacy_scores
-from atslib.transforms import crop_and_flip
+from atslib.scores import scores
+from atslib.scores.scores import VARIANTS, accuracy_score, gradsim_curve, jacobian_score, privacy_score, privacy_scores
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -13,17 +13,16 @@ from PIL import Image
 
 from atslib.__main__ import main
 from atslib.attacks import ATTACKS
-from atslib.data import load, load_folder, measured_normalization
+from atslib.data.load import load, load_folder, measured_normalization
 from atslib.errors import AtsError
-from atslib.finals import attack_gains
 from atslib.models import build_model
-from atslib.policies import CANONICAL, Policy, enumerate_distinct, load_policies
+from atslib.policies.policy import CANONICAL, Policy, enumerate_distinct, load_policies
 from atslib.rng import rng
-from atslib.scores import accuracy_score, privacy_score
-from atslib.search import SearchConfig, fingerprint, pareto, search
+from atslib.scores.scores import accuracy_score, privacy_score
+from atslib.scores.search import SearchConfig, attack_gains, fingerprint, pareto, search
 from atslib.store import Store
 
-module = importlib.import_module("atslib.search")  # `atslib.search` is the function
+module = importlib.import_module("atslib.scores.search")  # `atslib.search` is the function
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 SMALL = SearchConfig(candidates=12, keep=3, images=4, acc_images=6, points=3, shard=5)

@@ -6,10 +6,10 @@ import torch
 from safetensors.torch import load_file
 
 from atslib.__main__ import main
-from atslib.data import load
+from atslib.commands import indices
+from atslib.data.load import load
 from atslib.errors import AtsError
-from atslib.metrics import psnr
-from atslib.shell import indices
+from atslib.measures.metrics import psnr
 
 SMALL = "--dataset shapes --steps 3"
 

@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file
 
 from atslib.attacks import Attack
+from atslib.clients.threat import ThreatModel
+from atslib.clients.training import TrainConfig
 from atslib.errors import AtsError
 from atslib.store import LATER, Store, plain, project_root, write_atomically
-from atslib.threat import ThreatModel
-from atslib.training import TrainConfig
 
 CONFIG = {"policy": "3-1-7", "steps": 10}
 

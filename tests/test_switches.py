@@ -6,15 +6,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from atslib.experiments import correlation, settings, switches
-from atslib.experiments.privacy import HYBRID
-from atslib.experiments.scoring import unseen
-from atslib.experiments.units import attack_unit, network
 from atslib.models import normalization_layer
-from atslib.policies import parse_policy
+from atslib.policies.policy import parse_policy
+from atslib.report.pages import claim7_correlation, switches
+from atslib.report.pages.claim1_privacy import HYBRID
+from atslib.report.pages.switches import switches_verdict
+from atslib.report.units.scoring import unseen
+from atslib.report.units.settings import settings
+from atslib.report.units.units import attack_unit, network
 from atslib.rng import rng
-from atslib.score_verdicts import switches_verdict
-from atslib.scores import VARIANTS, accuracy_score
+from atslib.scores.scores import VARIANTS, accuracy_score
 
 pytestmark = pytest.mark.usefixtures("one_thread", "few_images")
 TINY = {"images": 3, "steps": 3, "fraction": 0.002, "sampled": 4, "score_points": 3}
@@ -66,8 +67,8 @@ def test_grey_images_have_no_colour_constants():
 
 def test_scores_share_policies_and_the_first_is_claim_sevens():
     found = switches.scores(settings())
-    assert found["s_pri fixed"] == correlation.scores(settings())[correlation.MAIN]
-    assert {unit.policies for unit in found.values()} == {tuple(correlation.policies(settings()))}
+    assert found["s_pri fixed"] == claim7_correlation.scores(settings())[claim7_correlation.MAIN]
+    assert {unit.policies for unit in found.values()} == {tuple(claim7_correlation.policies(settings()))}
     assert all(found[f"s_acc {variant}"].model.train is None for variant in VARIANTS)
 
 

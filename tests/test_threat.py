@@ -7,12 +7,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from atslib.defenses import Defense
+from atslib.clients.defenses import Defense
+from atslib.clients.threat import Observed, ThreatModel, observe, running_statistics, stack
 from atslib.errors import AtsError
-from atslib.gradients import DISTANCES, example_gradients, problem_gradients, unflatten
+from atslib.gradients.problems import DISTANCES, example_gradients, problem_gradients, unflatten
 from atslib.models import BatchNorm, build_model
 from atslib.rng import rng
-from atslib.threat import Observed, ThreatModel, observe, running_statistics, stack
 
 LABELS = torch.tensor([2, 0, 4, 1])
 PIXELS = torch.rand(4, 3, 9, 9, generator=rng(0, "pixels"), dtype=torch.float64)

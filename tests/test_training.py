@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from atslib import training
-from atslib.data import load
+from atslib.clients import training
+from atslib.clients.training import TrainConfig, evaluate, fit, learning_rate, load_checkpoint, save_checkpoint
+from atslib.data.load import load
 from atslib.errors import AtsError
 from atslib.models import build_model
-from atslib.policies import parse_policy
+from atslib.policies.operations import crop_and_flip
+from atslib.policies.policy import parse_policy
 from atslib.rng import rng
-from atslib.training import TrainConfig, evaluate, fit, learning_rate, load_checkpoint, save_checkpoint
-from atslib.transforms import crop_and_flip
 
 PLAIN = TrainConfig(epochs=3, batch=8, lr=0.05, crop_flip=False)
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance, ImageOps
 
-from atslib import transforms
 from atslib.errors import AtsError
+from atslib.policies import operations as transforms
 
 # Written from the description of the authors' code, on purpose without atslib's tables: index -> (operation,
 # value), the value as the authors' numpy tables give it.

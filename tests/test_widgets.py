@@ -15,22 +15,23 @@ import pytest
 import torch
 from PIL import Image
 
+from atslib.clients.threat import observe
+from atslib.clients.training import TrainConfig
 from atslib.errors import AtsError
-from atslib.experiments import explorer, settings
-from atslib.experiments.explorer import POLICIES, SCENES, drawn, read, sheet, sheets, signed, units
-from atslib.experiments.privacy import HYBRID
-from atslib.experiments.units import attack_unit, attacked, dataset, device_of, model_unit, targets
-from atslib.metrics import psnr
-from atslib.policies import OPS, Policy
-from atslib.report import stored_digest
+from atslib.measures.metrics import psnr
+from atslib.policies.operations import crop_and_flip
+from atslib.policies.policy import OPS, Policy
+from atslib.report.pages import explorer
+from atslib.report.pages.claim1_privacy import HYBRID
+from atslib.report.pages.explorer import POLICIES, SCENES, drawn, read, sheet, sheets, signed, units
+from atslib.report.result import stored_digest
+from atslib.report.units.settings import settings
+from atslib.report.units.units import attack_unit, attacked, dataset, device_of, model_unit, targets
+from atslib.report.widgets import Page, show, to_html
+from atslib.report.widgets.explorer import pictures, still
+from atslib.report.widgets.live import STEPS, UPLOAD_BYTES, Session, mean_image, networks, pick, read_upload
 from atslib.rng import rng
 from atslib.store import Store
-from atslib.threat import observe
-from atslib.training import TrainConfig
-from atslib.transforms import crop_and_flip
-from atslib.widgets import Page, show, to_html
-from atslib.widgets.explorer import pictures, still
-from atslib.widgets.live import STEPS, UPLOAD_BYTES, Session, mean_image, networks, pick, read_upload
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -381,7 +382,9 @@ def test_stop_ends_the_training_of_a_damaged_network_and_the_next_run_goes_on(st
     assert not store.has("model", unit)
 
     begun = []
-    monkeypatch.setattr("atslib.training.learning_rate", lambda config, epoch: begun.append(epoch) or session.stop())
+    monkeypatch.setattr(
+        "atslib.clients.training.learning_rate", lambda config, epoch: begun.append(epoch) or session.stop()
+    )
     assert kinds(finish(session, heard, **request)) == ["ended"]  # the network is still offered
     (epoch,) = begun
     assert epoch > 0
@@ -403,7 +406,7 @@ def test_a_network_that_had_to_be_trained_is_attacked(session, heard):
 
 def test_the_widget_joins_the_form_to_a_session(result, smoke_store, monkeypatch):
     pytest.importorskip("anywidget")
-    from atslib.widgets.jupyter import ExplorerWidget
+    from atslib.report.widgets.jupyter import ExplorerWidget
 
     widget, sent, done = (
         ExplorerWidget(result.payload, settings(profile="smoke"), Store(smoke_store)),

@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import replace
 
 from atslib.errors import AtsError, choose
-from atslib.gradients import DISTANCES
+from atslib.gradients.problems import DISTANCES
 
 STARTS = ("normal", "uniform", "zeros")
 OPTIMIZERS = ("adam", "sgd", "lbfgs")

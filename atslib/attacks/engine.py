@@ -21,9 +21,9 @@ from atslib.attacks.config import Attack
 from atslib.attacks.labels import initial_logits
 from atslib.attacks.objective import Objective
 from atslib.attacks.optimizers import OPTIMIZERS
+from atslib.clients.threat import Observed
 from atslib.errors import AtsError
 from atslib.models import normalization_layer
-from atslib.threat import Observed
 
 # (step, images (N, k, C, H, W) in [0, 1] units, distance (N,)) → True to stop the attack
 OnFrame = Callable[[int, Tensor, Tensor], bool | None]

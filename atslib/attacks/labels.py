@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
+from atslib.clients.threat import Observed
 from atslib.errors import AtsError
-from atslib.gradients import unflatten
-from atslib.threat import Observed
+from atslib.gradients.problems import unflatten
 
 
 def infer_labels(seen: Observed) -> Tensor:

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from atslib._cpu import by_rows, pieces
 from atslib.attacks import priors
 from atslib.attacks.config import Attack
 from atslib.attacks.labels import infer_labels
+from atslib.clients.threat import Observed, batch_statistics, running_statistics
 from atslib.errors import AtsError
-from atslib.gradients import DISTANCES, Fixed, problem_gradients, unflatten
+from atslib.gradients.cpu import by_rows, pieces
+from atslib.gradients.problems import DISTANCES, Fixed, problem_gradients, unflatten
 from atslib.models import normalization_layer
-from atslib.threat import Observed, batch_statistics, running_statistics
 
 # penalty name → function of (normalized images, pixels in [0, 1])
 PENALTIES = {

@@ -1,0 +1,237 @@
+"""Training as the authors do it, with policies and defenses applied on the device."""
+
+import copy
+import dataclasses
+import json
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from atslib.clients.defenses import Defense
+from atslib.data.load import Images
+from atslib.errors import AtsError
+from atslib.models import fast_layout
+from atslib.policies.operations import crop_and_flip
+from atslib.policies.policy import parse_policy
+from atslib.store import write_atomically
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """One training run. Defaults: the authors' optimizer and schedule.
+
+    Attributes:
+        policy: applied to every training image after crop and flip; "" for none, "+" for a hybrid.
+        crop_flip: random crop (padding 4, black) and horizontal flip.
+        epochs, batch, lr, momentum, weight_decay: SGD with Nesterov momentum; lr × 0.1 after 3/8, 5/8 and
+            7/8 of the epochs.
+        loss_factor: multiplies the cross-entropy. Both published codebases train with 0.5, inherited from
+            Inverting Gradients (inversefed/data/loss.py), which no paper mentions; 1 is the plain loss.
+        defense: `name:strength` on each batch's gradient before the optimizer (weight decay comes after).
+        mixed_precision: bfloat16 autocast; off for published numbers.
+    """
+
+    policy: str = ""
+    crop_flip: bool = True
+    epochs: int = 60
+    batch: int = 128
+    lr: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    loss_factor: float = 1.0
+    defense: str = ""
+    mixed_precision: bool = False
+
+    def __post_init__(self) -> None:
+        parse_policy(self.policy)
+        if self.defense:
+            Defense.parse(self.defense)
+        for field in ("epochs", "batch", "lr", "loss_factor"):
+            if not getattr(self, field) > 0:
+                raise AtsError(f"TrainConfig.{field}={getattr(self, field)} must be above 0")
+        for field in ("momentum", "weight_decay"):
+            if not getattr(self, field) >= 0:
+                raise AtsError(f"TrainConfig.{field}={getattr(self, field)} must not be negative")
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A trained model (eval mode) and one dict an epoch: epoch, loss, lr, seconds, and accuracy if asked for."""
+
+    model: nn.Module
+    history: tuple[dict[str, float], ...]
+
+
+def learning_rate(config: TrainConfig, epoch: int) -> float:
+    """Step size in that epoch (from 0): the authors' E // 2.667, E // 1.6, E // 1.142 milestones."""
+    drops = sum(epoch >= config.epochs // by for by in (2.667, 1.6, 1.142))
+    return config.lr * 0.1**drops
+
+
+def fit(
+    model: nn.Module,
+    train: Images,
+    config: TrainConfig,
+    *,
+    rng: torch.Generator,
+    test: Images | None = None,
+    checkpoint: Path | None = None,
+    on_saved: Callable[[], None] | None = None,
+    progress: bool = False,
+) -> Trained:
+    """Train `model` in place on the device of its parameters.
+
+    Args:
+        model: from `build_model`.
+        rng: one stream for the order of the images, crops, flips and policies. Same stream, same weights
+            (on a CPU, with the same number of threads).
+        test: its accuracy is added to the history after every epoch.
+        checkpoint: a file that makes the run resumable at the last finished epoch; the caller deletes it.
+            A damaged one is warned of, and training starts anew.
+        on_saved: called when the checkpoint was written and more epochs follow; what it raises ends the training,
+            which another call takes up.
+        progress: show a bar with the remaining time.
+    Raises:
+        AtsError: the loss is no longer finite.
+    """
+    device = next(model.parameters()).device
+    if device.type == "cpu":
+        model.to(memory_format=torch.channels_last)  # convolutions are a third faster; weights stay the same
+    pixels, labels = train.pixels.to(device), train.labels.to(device)
+    optimizer = torch.optim.SGD(
+        model.parameters(),
+        lr=config.lr,
+        momentum=config.momentum,
+        nesterov=config.momentum > 0,
+        weight_decay=config.weight_decay,
+    )
+    history = _load(checkpoint, model, optimizer, rng) if checkpoint and checkpoint.exists() else []
+    for epoch in tqdm(range(len(history), config.epochs), disable=not progress, unit="epoch", leave=False):
+        started = time.monotonic()
+        optimizer.param_groups[0]["lr"] = learning_rate(config, epoch)
+        loss = _epoch(model, pixels, labels, config, optimizer, rng)
+        facts = {"epoch": epoch, "loss": loss, "lr": optimizer.param_groups[0]["lr"]}
+        if not torch.isfinite(torch.tensor(loss)):
+            raise AtsError(f"training diverged in epoch {epoch}: loss {loss}; lower TrainConfig.lr={config.lr}")
+        facts["seconds"] = time.monotonic() - started
+        if test is not None:
+            facts["accuracy"] = evaluate(model, test)
+        history.append(facts)
+        if checkpoint:
+            _save(checkpoint, model, optimizer, rng, history)
+            if on_saved and epoch + 1 < config.epochs:
+                on_saved()
+    return Trained(model.to(memory_format=torch.contiguous_format).eval(), tuple(history))
+
+
+def _epoch(
+    model: nn.Module,
+    pixels: Tensor,
+    labels: Tensor,
+    config: TrainConfig,
+    optimizer: torch.optim.Optimizer,
+    rng: torch.Generator,
+) -> float:
+    """One pass over the data; the mean cross-entropy (without the factor)."""
+    model.train()
+    policy = parse_policy(config.policy)
+    defense = Defense.parse(config.defense) if config.defense else None
+    order = torch.randperm(len(pixels), generator=rng, device=rng.device).to(pixels.device)
+    total = torch.zeros((), device=pixels.device)
+    for rows in order.split(config.batch):
+        batch = pixels[rows]
+        if config.crop_flip:
+            batch = crop_and_flip(batch, rng=rng)
+        batch = fast_layout(policy(batch, rng=rng).float() / 255)
+        with torch.autocast(batch.device.type, torch.bfloat16, enabled=config.mixed_precision):
+            loss = F.cross_entropy(model(batch), labels[rows])
+        optimizer.zero_grad()
+        (config.loss_factor * loss).backward()
+        if defense:
+            parameters = list(model.parameters())
+            perturbed = defense(tuple(p.grad[None] for p in parameters), rng=rng)
+            for parameter, gradient in zip(parameters, perturbed, strict=True):
+                parameter.grad = gradient[0]
+        optimizer.step()
+        total += loss.detach() * len(rows)
+    return float(total) / len(pixels)
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, images: Images, *, chunk: int = 500) -> float:
+    """Accuracy in percent on untransformed images, in eval mode; higher is better."""
+    model.eval()
+    device = next(model.parameters()).device
+    hits = torch.zeros((), device=device, dtype=torch.int64)
+    for pixels, labels in zip(images.pixels.split(chunk), images.labels.split(chunk), strict=True):
+        found = model(fast_layout(pixels.to(device).float() / 255)).argmax(1)
+        hits += (found == labels.to(device)).sum()
+    return 100 * int(hits) / len(images)
+
+
+def save_checkpoint(path: Path, model: nn.Module, /, **facts: object) -> None:
+    """Write a model's weights and facts about it (JSON values) to a safetensors file."""
+    tensors = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+    text = {"facts": json.dumps(facts)}
+    write_atomically(Path(path), lambda partial: save_file(tensors, partial, metadata=text))
+
+
+def load_checkpoint(path: Path, model: nn.Module) -> dict:
+    """Fill `model` from a file of `save_checkpoint`; the facts stored with it.
+
+    Raises:
+        AtsError: no such file, not a safetensors file, or weights of another network.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise AtsError(f"checkpoint {path} does not exist")
+    try:
+        with safe_open(path, "pt") as stored:
+            facts = json.loads((stored.metadata() or {}).get("facts", "{}"))
+        model.load_state_dict(load_file(path))
+    except RuntimeError as error:
+        raise AtsError(f"checkpoint {path} is of another network: {str(error).splitlines()[1].strip()}") from None
+    except Exception as error:
+        raise AtsError(f"checkpoint {path} cannot be read as safetensors: {error}") from None
+    return facts
+
+
+def _save(
+    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, rng: torch.Generator, history: list[dict]
+) -> None:
+    tensors = {f"model.{name}": value.contiguous() for name, value in model.state_dict().items()}
+    momentum = [optimizer.state[p].get("momentum_buffer") for p in model.parameters()]
+    tensors |= {f"momentum.{i}": value.contiguous() for i, value in enumerate(momentum) if value is not None}
+    tensors["rng"] = rng.get_state()
+    metadata = {"history": json.dumps(history)}
+    write_atomically(path, lambda partial: save_file(tensors, partial, metadata=metadata))
+
+
+def _load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, rng: torch.Generator) -> list[dict]:
+    """Take up the state of an unfinished run; its history, empty (and nothing changed) if it cannot be read."""
+    device, fresh = next(model.parameters()).device, copy.deepcopy(model.state_dict())
+    try:
+        with safe_open(path, "pt") as stored:
+            history = json.loads(stored.metadata()["history"])
+        tensors = load_file(path)
+        stream = tensors.pop("rng")
+        momenta = [tensors.pop(f"momentum.{i}", None) for i, _ in enumerate(model.parameters())]
+        model.load_state_dict({name.removeprefix("model."): value for name, value in tensors.items()})
+        rng.set_state(stream)
+    except Exception as error:
+        model.load_state_dict(fresh)
+        why = (str(error) or repr(error)).splitlines()[0]
+        warnings.warn(f"{path.name} cannot be resumed ({why}); training starts anew", stacklevel=3)
+        return []
+    for parameter, momentum in zip(model.parameters(), momenta, strict=True):
+        if momentum is not None:
+            optimizer.state[parameter]["momentum_buffer"] = momentum.to(device)
+    return history

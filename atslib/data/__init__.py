@@ -1,0 +1,22 @@
+"""Images with labels, from any source, as `Images`.
+
+`images` is that type and the table of data sets; `load` finds a data set by name; `packed`, `official` and `folder`
+read packed files, official downloads and a user's own folder; `shapes` draws a stand-in that needs no file. To add a
+data set: one entry in `images.KINDS` and one in `load.NORMALIZATION`; to add a source: one file like `folder`.
+"""
+
+from atslib.data.folder import load_folder
+from atslib.data.images import KINDS, Images
+from atslib.data.load import (
+    DATASETS,
+    NORMALIZATION,
+    available,
+    load,
+    measured_normalization,
+    normalization,
+    pack_official,
+)
+from atslib.data.packed import pack
+
+__all__ = ["DATASETS", "KINDS", "NORMALIZATION", "Images", "available", "load", "load_folder"]
+__all__ += ["measured_normalization", "normalization", "pack", "pack_official"]

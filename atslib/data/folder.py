@@ -1,0 +1,104 @@
+"""An own data set: a folder with one subfolder of image files per class."""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from atslib.data.images import Images, explain
+from atslib.errors import AtsError, choose
+
+T = TypeVar("T")
+FITS = ("resize", "crop")
+TEST_SHARE = 0.2
+
+
+def load_folder(folder: str | Path, *, size: int = 32, fit: str = "resize", seed: int = 0) -> tuple[Images, Images]:
+    """The training and test images of a folder with one subfolder per class, 80 % and 20 % of each class.
+
+    Which image is in which part depends on `seed`, the names of its class's files and nothing else. Classes
+    and files are in the order of their names; hidden files and files without an image's suffix are passed over.
+
+    Args:
+        size: side of the square images returned, in pixels.
+        fit: "resize" squeezes the whole image into the square; "crop" scales the short side, then cuts the centre.
+    Returns:
+        (train, test); grey if all files are, RGB otherwise.
+    Raises:
+        AtsError: no such folder, fewer than two classes, a class with fewer than two images, or a file that is
+            no whole image; the message names the class or file.
+    """
+    choose("fit", fit, FITS)
+    if size < 1:
+        raise AtsError(f"image size {size} must be at least 1")
+    folder = Path(folder)
+    classes = _classes(folder)
+    files = [file for members in classes.values() for file in members]
+    mode = "L" if all(_mode(file) in ("1", "L", "LA") for file in files) else "RGB"
+    pixels = torch.stack([_pixels(file, mode, size, fit) for file in files])
+    labels = torch.tensor([label for label, members in enumerate(classes.values()) for _ in members])
+    test = torch.cat([_in_test(members, folder, seed) for members in classes.values()])
+    name, names = folder.resolve().name, tuple(classes)
+    note = f"{len(files):,} images of a folder, {100 * (1 - TEST_SHARE):g} % for training, fit: {fit}"
+    return tuple(
+        Images(pixels[rows], labels[rows], names, name, split, note)
+        for split, rows in (("train", ~test), ("test", test))
+    )
+
+
+def _classes(folder: Path) -> dict[str, list[Path]]:
+    """The image files of each class."""
+    if not folder.is_dir():
+        raise AtsError(f"{folder} is not a folder; give one that has a subfolder of images per class")
+    inside = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if len(inside) < 2:
+        raise AtsError(f"{folder} has {len(inside)} subfolders; there must be at least two, one a class")
+    suffixes = set(Image.registered_extensions())
+    found = {}
+    for path in inside:
+        files = (f for f in path.rglob("*") if f.suffix.lower() in suffixes and not f.name.startswith("."))
+        found[path.name] = sorted(filter(Path.is_file, files), key=Path.as_posix)
+        if len(found[path.name]) < 2:
+            how = f"class {path.name!r} in {folder} has {len(found[path.name])} image files"
+            raise AtsError(f"{how}; each class needs at least two, one for training and one for testing")
+    return found
+
+
+def _in_test(members: list[Path], folder: Path, seed: int) -> Tensor:
+    """Mask of the fifth of a class (at least one image, never all) whose hashes are lowest."""
+    keys = [f"{seed}/{file.relative_to(folder).as_posix()}".encode() for file in members]
+    order = np.argsort([hashlib.sha256(key).hexdigest() for key in keys])
+    mask = torch.zeros(len(members), dtype=torch.bool)
+    mask[order[: max(1, round(TEST_SHARE * len(members)))]] = True
+    return mask
+
+
+def _mode(file: Path) -> str:
+    return _opened(file, lambda image: image.mode)
+
+
+def _pixels(file: Path, mode: str, size: int, fit: str) -> Tensor:
+    """(C, size, size) uint8, upright as the file's orientation tag says; transparency is dropped."""
+
+    def decode(image: Image.Image) -> np.ndarray:
+        image = ImageOps.exif_transpose(image)
+        image = (image.convert("RGBA") if image.mode == "P" else image).convert(mode)
+        if fit == "crop":
+            return np.array(ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC))
+        return np.array(image.resize((size, size), Image.Resampling.BICUBIC))
+
+    array = _opened(file, decode)
+    return torch.from_numpy(array if mode == "RGB" else array[:, :, None]).permute(2, 0, 1).contiguous()
+
+
+def _opened(file: Path, read: Callable[[Image.Image], T]) -> T:
+    try:
+        with Image.open(file) as image:
+            return read(image)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise AtsError(f"{file} cannot be read as an image: {explain(error)}") from None

@@ -1,0 +1,207 @@
+"""Per-example gradients of the training loss, and the distances between them.
+
+A *problem* is `k` images that share one gradient (k = 1 in the paper). Gradients of N problems are a tuple
+of tensors (N, *parameter shape), in the order of `model.named_parameters()`; the public functions return
+them flattened to (N, P).
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.func import functional_call, grad, vmap
+
+from atslib.gradients.per_example import PerExample, Unsupported
+
+Gradients = tuple[Tensor, ...]
+
+LONG_ROW = 1 << 17  # elements from which a call a row is cheaper on a CPU than a temporary
+
+
+def problem_gradients(
+    model: nn.Module,
+    inputs: Tensor,
+    targets: Tensor,
+    *,
+    buffers: dict[str, Tensor] | None = None,
+    parameters: dict[str, Tensor] | None = None,
+) -> Gradients:
+    """Gradient of the mean cross-entropy of each problem with respect to every parameter.
+
+    Args:
+        model: as the client runs it; with batch normalization in train mode a problem's statistics are
+            those of its own k images, and the running statistics stay untouched.
+        inputs: (N, k, C, H, W), what `model` takes.
+        targets: (N, k) class indices, or (N, k, K) class probabilities.
+        buffers, parameters: (N, ...) statistics and weights that differ by problem; the model's own
+            otherwise. `parameters` holds all of them or none.
+    Returns:
+        One tensor (N, *shape) a parameter, differentiable with respect to `inputs` and `targets`.
+    """
+    try:
+        return _per_example(model, inputs, targets, buffers or {}, parameters or {})
+    except Unsupported:
+        return _vmapped(model, inputs, targets, buffers or {}, parameters or {})
+
+
+def _per_example(model: nn.Module, inputs: Tensor, targets: Tensor, buffers: dict, parameters: dict) -> Gradients:
+    """The fast form: handles for the parameters, see `per_example`."""
+    n, own = len(inputs), dict(model.named_parameters())
+    handles = {
+        name: (parameters[name] if parameters else p.detach().expand(n, *p.shape)).detach().requires_grad_()
+        for name, p in own.items()
+    }
+    shared = {name: None if parameters else p.detach() for name, p in own.items()}
+    statistics = {id(b): buffers[name] for name, b in model.named_buffers() if name in buffers}
+    further = torch.is_grad_enabled() and (inputs.requires_grad or targets.requires_grad)
+    with torch.enable_grad():
+        with PerExample(n, {id(p): (handles[name], shared[name]) for name, p in own.items()}, statistics) as mode:
+            logits = model(inputs.flatten(0, 1))
+        loss = F.cross_entropy(logits, targets.flatten(0, 1), reduction="sum") / inputs.shape[1]
+        found = torch.autograd.grad(loss, tuple(handles.values()), create_graph=further)
+        mode.handles_wanted = False
+        return found
+
+
+def _vmapped(model: nn.Module, inputs: Tensor, targets: Tensor, buffers: dict, parameters: dict) -> Gradients:
+    """The general form, for any model: `vmap` over nested `grad`."""
+    own = {name: p.detach() for name, p in model.named_parameters()}
+    shared = {name: b for name, b in model.named_buffers() if name not in buffers}
+
+    def loss(parameters: dict, buffers: dict, images: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(functional_call(model, {**parameters, **shared, **buffers}, (images,)), labels)
+
+    stacked = 0 if parameters else None
+    found = vmap(grad(loss), in_dims=(stacked, 0, 0, 0))(parameters or own, buffers, inputs, targets)
+    return tuple(found.values())
+
+
+def example_gradients(model: nn.Module, pixels: Tensor, labels: Tensor) -> Tensor:
+    """Gradient of the cross-entropy of each image alone, flattened.
+
+    Args:
+        pixels: (B, C, H, W) floats in [0, 1].
+        labels: (B,) int64.
+    Returns:
+        (B, P), P in the order of `model.named_parameters()`. Equal to one backward pass an image.
+    """
+    return flatten(problem_gradients(model, pixels[:, None], labels[:, None]))
+
+
+def flatten(gradients: Gradients) -> Tensor:
+    """Tensors (N, ...) side by side: (N, P)."""
+    return torch.cat([g.reshape(len(g), -1) for g in gradients], 1)
+
+
+def unflatten(gradients: Tensor, model: nn.Module) -> Gradients:
+    """(N, P) → views (N, *shape), one a parameter; the inverse of `flatten`."""
+    shapes = [p.shape for p in model.parameters()]
+    pieces = gradients.split([s.numel() for s in shapes], 1)
+    return tuple(piece.unflatten(1, s) if s else piece[:, 0] for piece, s in zip(pieces, shapes, strict=True))
+
+
+class _Inner(Function):
+    """Inner products of each tensor with its target and with itself, (L, N) each.
+
+    They are memory-bound: the derivative of both in one pass halves the traffic that autograd would make.
+    """
+
+    @staticmethod
+    def forward(ctx: object, target: Gradients, *found: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.target = target
+        ctx.save_for_backward(*found)
+        pairs = [(_rows(f), _rows(t, f)) for f, t in zip(found, target, strict=True)]
+        return torch.stack([_dots(f, t) for f, t in pairs]), _squares([f for f, _ in pairs])
+
+    @staticmethod
+    def backward(ctx: object, for_dot: Tensor, for_square: Tensor) -> tuple:
+        found = []
+        for f, t, a, b in zip(ctx.saved_tensors, ctx.target, for_dot, 2 * for_square, strict=True):
+            column = (-1, *[1] * (f.ndim - 1))
+            found.append((t * a.view(column)).addcmul_(f, b.view(column)))
+        return None, *found
+
+
+def _dots(left: Tensor, right: Tensor) -> Tensor:
+    """The inner product of each row, (N,); `vecdot` writes the products of long rows to memory first."""
+    if left.is_cuda or left.shape[1] < LONG_ROW:
+        return torch.linalg.vecdot(left, right)
+    return torch.stack([torch.dot(*rows) for rows in zip(left.unbind(), right.unbind(), strict=True)])
+
+
+def _total(terms: Sequence[Tensor]) -> Tensor:
+    return torch.stack(list(terms)).sum(0)
+
+
+def _inner(found: Gradients, target: Gradients) -> tuple[Tensor, Tensor, Tensor]:
+    """(found · target, found · found, target · target) of each tensor, (L, N)."""
+    return *_Inner.apply(target, *found), target.squares if isinstance(target, Fixed) else _squares(target)
+
+
+def _squares(gradients: Sequence[Tensor]) -> Tensor:
+    return torch.stack([torch.linalg.vector_norm(_rows(g), dim=1) for g in gradients]).square()
+
+
+def _rows(gradient: Tensor, like: Tensor | None = None) -> Tensor:
+    """(N, elements), in the order in which `like`, by default itself, lies in memory."""
+    like = gradient if like is None else like
+    if not like.is_contiguous():
+        gradient = gradient.permute(0, *sorted(range(1, like.ndim), key=like.stride, reverse=True))
+    return gradient.reshape(len(gradient), -1)
+
+
+class Fixed(tuple):
+    """Gradients that many others are compared with."""
+
+    @functools.cached_property
+    def squares(self) -> Tensor:
+        """Squared norm of each tensor, (L, N)."""
+        return _squares(self)
+
+    def laid_out(self, like: Gradients) -> "Fixed":
+        """The same values, in memory as `like` are, so that products of the two copy nothing."""
+        pairs = list(zip(self, like, strict=True))
+        if all(g.stride() == f.stride() for g, f in pairs):
+            return self
+        return Fixed(torch.empty_like(f).copy_(g) for g, f in pairs)
+
+
+def cosine(found: Gradients, target: Gradients, weights: Sequence[float]) -> Tensor:
+    """1 - cosine similarity of the whole gradients, (N,) in [0, 2]. Paper Eq. 5; the attacks' `sim`."""
+    column = torch.tensor(weights, dtype=found[0].dtype, device=found[0].device).unsqueeze(1)
+    dot, square, norm = ((column * part).sum(0) for part in _inner(found, target))
+    tiny = torch.finfo(dot.dtype).tiny  # a root each: the product of the squares would underflow
+    return 1 - dot / (square.clamp_min(tiny).sqrt() * norm.clamp_min(tiny).sqrt())
+
+
+def cosine_tensors(found: Gradients, target: Gradients, weights: Sequence[float]) -> Tensor:
+    """1 - the weighted mean over parameter tensors of their cosine similarities, (N,) in [0, 2].
+
+    Each norm is at least 1e-8, as in torch's cosine similarity. The authors' privacy score uses this form.
+    """
+    column = torch.tensor(weights, dtype=found[0].dtype, device=found[0].device).unsqueeze(1)
+    dot, square, norm = _inner(found, target)
+    similar = dot / (square.clamp_min(1e-16).sqrt() * norm.clamp_min(1e-16).sqrt())
+    return 1 - (column * similar).sum(0) / column.sum()
+
+
+def l2(found: Gradients, target: Gradients, weights: Sequence[float]) -> Tensor:
+    """Sum of squared differences, (N,). Deep Leakage from Gradients, Eq. 4."""
+    return _total([w * _rows((f - t).square()).sum(1) for f, t, w in zip(found, target, weights, strict=True)])
+
+
+def l1(found: Gradients, target: Gradients, weights: Sequence[float]) -> Tensor:
+    """Sum of absolute differences, (N,)."""
+    return _total([w * _rows((f - t).abs()).sum(1) for f, t, w in zip(found, target, weights, strict=True)])
+
+
+# (found, target, a weight for each parameter tensor) → (N,); lower is more alike.
+DISTANCES: dict[str, Callable[[Gradients, Gradients, Sequence[float]], Tensor]] = {
+    "cosine": cosine,
+    "cosine-tensors": cosine_tensors,
+    "l2": l2,
+    "l1": l1,
+}

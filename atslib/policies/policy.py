@@ -1,0 +1,265 @@
+"""Policies, the operations an image goes through: `Policy` is a sequence, `Hybrid` draws a policy per image.
+
+Notation as in the paper: `"3-1-7"` applies operation 3, then 1, then 7; `"3-1-7+43-18-18"` draws one of the
+two for each image; `""` is the identity. `OPS` and the kernels live in `atslib.policies.policy.operations`.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from atslib.errors import AtsError
+from atslib.policies.operations import OPS, Op, apply, check_pixels, magnitude
+from atslib.rng import rng as stream
+
+__all__ = ["CANONICAL", "IDENTITIES", "OPS", "Hybrid", "Op", "Policy", "magnitude", "parse_policy"]
+__all__ += ["PilTransform", "enumerate_all", "enumerate_distinct", "load_policies", "sample_authors"]
+__all__ += ["sample_uniform", "save_policies"]
+
+IDENTITIES = (28, 39)  # solarize from 256 on, and colour by a factor of 1
+
+# Index -> the lowest index that is the same function, None for the identities. The 50 are 27 functions and
+# the identity: invert, autocontrast and equalize ignore their level, and some (name, level) are there twice.
+CANONICAL: tuple[int | None, ...] = tuple(
+    None
+    if index in IDENTITIES
+    else next(i for i, other in enumerate(OPS) if (other.name, magnitude(other)) == (op.name, magnitude(op)))
+    for index, op in enumerate(OPS)
+)
+
+
+class _Drawn:
+    """What policies and hybrids share: draws as tensors, then a deterministic application of them."""
+
+    def __call__(self, pixels: Tensor, *, rng: torch.Generator) -> Tensor:
+        """Transform each image with its own draws (see `draw`). (B, C, H, W) uint8 -> same."""
+        check_pixels(pixels)
+        return self.apply_draw(pixels, *self.draw(len(pixels), rng=rng))
+
+    def as_torchvision(self, seed: int | None = None) -> "PilTransform":
+        """A picklable callable from PIL image to PIL image, to put into a torchvision `Compose`."""
+        return PilTransform(self, seed)
+
+
+@dataclass(frozen=True)
+class Policy(_Drawn):
+    """Operations applied left to right, each with a random sign per image; no ids at all is the identity.
+
+    Equal `canonical()` means the same function (a sufficient test: invert twice is the identity as well).
+    """
+
+    ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ids", tuple(self.ids))
+        if bad := [i for i in self.ids if not (isinstance(i, int) and 0 <= i < len(OPS))]:
+            raise AtsError(f"policy {str(self)!r}: no operation {bad}; ids run 0..{len(OPS) - 1}")
+
+    @classmethod
+    def parse(cls, text: str) -> "Policy":
+        """`"3-1-7"` -> `Policy((3, 1, 7))`, `""` -> `Policy()`. Inverse of `str`."""
+        parts = text.split("-") if text else []
+        if not all(part.isascii() and part.isdecimal() for part in parts):
+            raise AtsError(f"policy {text!r}: expected ids joined by '-', such as '3-1-7', or '' for none")
+        return cls(tuple(map(int, parts)))
+
+    def __str__(self) -> str:
+        return "-".join(map(str, self.ids))
+
+    def names(self) -> str:
+        """Human-readable: `"translateX 9 → contrast 6 → translateY 2"`."""
+        return " → ".join(f"{OPS[i].name} {OPS[i].level}" for i in self.ids) or "identity"
+
+    def canonical(self) -> "Policy":
+        """The same function with each operation's lowest id and without identities, in the same order."""
+        return Policy(tuple(CANONICAL[i] for i in self.ids if CANONICAL[i] is not None))
+
+    def draw(self, n: int, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Member (n,), all 0 (it is `Hybrid.draw`'s form), and signs (n, k) of +1 and -1, k operations.
+
+        One (n, k) uniform matrix on `rng`'s device, +1 below 0.5: on a CPU generator image i's signs do not
+        depend on n. Operations without a sign consume their draw too.
+        """
+        draws = torch.rand((n, len(self.ids)), generator=rng, device=rng.device)
+        return torch.zeros(n, dtype=torch.int64, device=rng.device), torch.where(draws < 0.5, 1, -1)
+
+    def apply_draw(self, pixels: Tensor, member: Tensor, signs: Tensor) -> Tensor:
+        """`apply_signs`, in `Hybrid`'s form; `member` is not looked at."""
+        return self.apply_signs(pixels, signs)
+
+    def apply_signs(self, pixels: Tensor, signs: Tensor) -> Tensor:
+        """Deterministic: (B, C, H, W) uint8 and signs (B, k) of +1 and -1 -> (B, C, H, W) uint8."""
+        check_pixels(pixels)
+        if signs.shape != (len(pixels), len(self.ids)):
+            expected = (len(pixels), len(self.ids))
+            raise AtsError(f"policy {str(self)!r}: signs are {tuple(signs.shape)}; expected (B, k) = {expected}")
+        for index, sign in zip(self.ids, signs.unbind(1), strict=True):
+            pixels = apply(index, pixels, sign)
+        return pixels
+
+
+@dataclass(frozen=True)
+class Hybrid(_Drawn):
+    """One of the members for each image, drawn uniformly each time the image is used."""
+
+    members: tuple[Policy, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "members", tuple(self.members))
+        if not self.members or not all(member.ids for member in self.members):
+            raise AtsError(f"hybrid {str(self)!r}: a member is empty; write the identity as {IDENTITIES[0]}")
+
+    @classmethod
+    def parse(cls, text: str) -> "Hybrid":
+        """`"3-1-7+43-18-18"` -> its two policies. Inverse of `str`."""
+        return cls(tuple(map(Policy.parse, text.split("+"))))
+
+    def __str__(self) -> str:
+        return "+".join(map(str, self.members))
+
+    def names(self) -> str:
+        """Human-readable: the members' names, joined by " or "."""
+        return " or ".join(member.names() for member in self.members)
+
+    def draw(self, n: int, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Which member each image gets (n,), and signs (n, k) of +1 and -1, k the longest member's length.
+
+        One (n, 1 + k) uniform matrix on `rng`'s device: column 0 gives the member, the rest the signs, so on
+        a CPU generator image i's draw does not depend on n. A shorter member uses its first columns.
+        """
+        longest = max(len(member.ids) for member in self.members)
+        draws = torch.rand((n, 1 + longest), generator=rng, device=rng.device)
+        # A float32 just below 1 times M can round up to M.
+        member = (draws[:, 0] * len(self.members)).long().clamp_(max=len(self.members) - 1)
+        return member, torch.where(draws[:, 1:] < 0.5, 1, -1)
+
+    def apply_draw(self, pixels: Tensor, member: Tensor, signs: Tensor) -> Tensor:
+        """Deterministic: (B, C, H, W) uint8, member (B,), signs (B, k) -> (B, C, H, W) uint8."""
+        check_pixels(pixels)
+        if len(member) != len(pixels) or len(signs) != len(pixels):
+            drawn = f"{len(member)} members and {len(signs)} rows of signs"
+            raise AtsError(f"hybrid {str(self)!r}: {drawn} for {len(pixels)} images")
+        out = torch.empty_like(pixels)
+        for number, policy in enumerate(self.members):
+            rows = (member == number).nonzero().squeeze(1)
+            chosen = policy.apply_signs(pixels[rows.to(pixels.device)], signs[rows, : len(policy.ids)])
+            out[rows.to(pixels.device)] = chosen
+        return out
+
+
+def parse_policy(text: str) -> Policy | Hybrid:
+    """`"3-1-7"` -> `Policy`, `"3-1-7+43-18-18"` -> `Hybrid`."""
+    return Hybrid.parse(text) if "+" in text else Policy.parse(text)
+
+
+@dataclass(frozen=True)
+class PilTransform:
+    """A policy on single PIL images (mode RGB or L), pixel for pixel what the batched form gives.
+
+    `seed=None` draws from torch's default generator, as torchvision does; a DataLoader seeds that one anew
+    for each worker and epoch, so fix the loader's `generator` to repeat a run. With a seed the draws are
+    those of `policy(pixels, rng=rng(seed))` on the images in order; workers would all copy them: they refuse.
+    """
+
+    policy: Policy | Hybrid
+    seed: int | None = None
+    _rng: torch.Generator | None = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_rng", None if self.seed is None else stream(self.seed))
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        """One image in, a new one out."""
+        if image.mode not in ("RGB", "L"):
+            raise AtsError(f"image mode {image.mode!r} is not supported; convert to 'RGB' or 'L' first")
+        if self._rng is not None and torch.utils.data.get_worker_info() is not None:
+            raise AtsError(f"seed {self.seed!r} would repeat in every worker; use seed=None in a DataLoader")
+        array = np.array(image)
+        pixels = torch.from_numpy(array if array.ndim == 3 else array[:, :, None]).permute(2, 0, 1)[None]
+        result = self.policy(pixels, rng=self._rng or torch.default_generator)[0].permute(1, 2, 0).numpy()
+        return Image.fromarray(np.ascontiguousarray(result if image.mode == "RGB" else result[:, :, 0]))
+
+
+def sample_uniform(n: int, *, rng: torch.Generator, length: Sequence[int] = (1, 2, 3)) -> list[Policy]:
+    """`n` policies, each of the 50^k of the given lengths equally likely: of 127,550, 98 % have length 3.
+
+    With replacement, and over ids: functions with several ids come up more often.
+    """
+    counts = [len(OPS) ** k for k in length]
+    policies = []
+    for number in torch.randint(sum(counts), (n,), generator=rng, device=rng.device).tolist():
+        for k, count in zip(length, counts, strict=True):
+            if number < count:
+                policies.append(Policy(tuple(number // len(OPS) ** i % len(OPS) for i in range(k))))
+                break
+            number -= count
+    return policies
+
+
+def sample_authors(n: int, *, rng: torch.Generator) -> list[Policy]:
+    """`n` policies as the authors' batch_generate.py draws them: three slots over -1..49, each -1 left out.
+
+    So 94.2 % have length 3, 5.7 % length 2, 0.11 % length 1, and one in 132,651 is empty. Their own upper
+    bound is 50, an operation that does not exist (those runs crash); here it is 49.
+    """
+    slots = torch.randint(-1, len(OPS), (n, 3), generator=rng, device=rng.device).tolist()
+    return [Policy(tuple(i for i in row if i >= 0)) for row in slots]
+
+
+def _of_length_1_to_3(ids: Sequence[int]) -> Iterator[Policy]:
+    return (Policy(chosen) for k in (1, 2, 3) for chosen in product(ids, repeat=k))
+
+
+def enumerate_all() -> Iterator[Policy]:
+    """The paper's search space, 50 + 50^2 + 50^3 = 127,550 policies, shortest first."""
+    return _of_length_1_to_3(range(len(OPS)))
+
+
+def enumerate_distinct() -> Iterator[Policy]:
+    """Those in canonical form, 27 + 27^2 + 27^3 = 20,439, shortest first.
+
+    Every policy of length 1 to 3 is one of these functions or the identity. Some of these still coincide:
+    0-0-1 is 1, since invert twice is the identity.
+    """
+    return _of_length_1_to_3([i for i, canonical in enumerate(CANONICAL) if canonical == i])
+
+
+FORMAT = "atslib-policies-1"
+
+
+def save_policies(path: str | Path, policies: Iterable[Policy | Hybrid], **facts: object) -> None:
+    """Write policies as JSON, with the names of the operations they use and any `facts` JSON can hold."""
+    policies = list(policies)
+    if taken := {"format", "policies", "operations"} & set(facts):
+        raise AtsError(f"fact {sorted(taken)[0]!r} is a name of the format; choose another")
+    members = [m for policy in policies for m in getattr(policy, "members", (policy,))]
+    used = sorted({index for member in members for index in member.ids})
+    operations = {str(index): f"{OPS[index].name} {OPS[index].level}" for index in used}
+    content = {"format": FORMAT, "policies": [str(p) for p in policies], "operations": operations, **facts}
+    Path(path).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def load_policies(path: str | Path) -> list[Policy | Hybrid]:
+    """What `save_policies` wrote; `AtsError` names the file and what is wrong with it."""
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise AtsError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError:
+        raise AtsError(f"{path}: is not JSON") from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise AtsError(f"{path}: is not a policy file; expected an object with 'format': {FORMAT!r}")
+    texts = content.get("policies")
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise AtsError(f"{path}: 'policies' must be a list of strings such as '3-1-7'")
+    try:
+        return [parse_policy(text) for text in texts]
+    except AtsError as error:
+        raise AtsError(f"{path}: {error}") from None

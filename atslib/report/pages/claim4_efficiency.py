@@ -1,0 +1,168 @@
+"""Claim 4: policies hardly slow training (paper, Figure 3; replication, Figure 4)."""
+
+import math
+from collections.abc import Callable
+
+import pandas as pd
+import torch
+
+from atslib.bench import seconds
+from atslib.clients.training import TrainConfig, fit
+from atslib.policies.operations import crop_and_flip
+from atslib.policies.policy import parse_policy
+from atslib.report.pages.claim1_privacy import HYBRID, POLICIES
+from atslib.report.result import NO_POLICY, Result, Verdict, policy_label, reported
+from atslib.report.units.settings import Settings
+from atslib.report.units.tables import label, provenance
+from atslib.report.units.units import CURVE_IMAGES, ModelUnit, dataset, device_of, model_unit, network, trained
+from atslib.rng import rng
+from atslib.store import Artifact, Store
+
+LEVELS = (0.5, 0.8, 0.95)  # of the undefended network's last accuracy
+TIMED_BATCHES = 4
+REPEATS = 3
+
+
+def units(settings: Settings) -> dict[str, ModelUnit]:
+    """The page's trained networks by the policy's label: those of claim 1."""
+    return {label(policy): model_unit(settings, policy) for policy in POLICIES}
+
+
+def timed(settings: Settings, store: Store) -> Artifact:
+    """Seconds for `TIMED_BATCHES` batches: `epoch` () of training, `crop_flip` () and `policy` (P,) alone.
+
+    All are medians of `REPEATS` runs after a warm-up, in one process: their ratios do not depend on what else
+    ran when the networks were trained. The device is part of what the numbers mean, so it is in the key.
+    """
+    device = device_of(settings.device)
+    config = {"model": settings.model, "dataset": settings.dataset, "policies": POLICIES}
+    config |= {"batches": TIMED_BATCHES, "device": str(device)}
+
+    def compute(state: object) -> dict[str, torch.Tensor]:
+        model = network(model_unit(settings)).to(device)
+        batch = TrainConfig().batch
+        images = dataset(settings.dataset, "train")[: TIMED_BATCHES * batch]
+        pixels, plain = images.pixels.to(device), TrainConfig(epochs=1, crop_flip=False)
+
+        def apply(policy: str) -> None:
+            draws = rng(0, "timing")
+            for part in pixels.split(batch):
+                parse_policy(policy)(part, rng=draws)
+
+        def crop() -> None:
+            for part in pixels.split(batch):
+                crop_and_flip(part, rng=rng(0, "timing"))
+
+        def clock(call: Callable[[], object]) -> torch.Tensor:
+            return torch.tensor(seconds(call, device=device, repeats=REPEATS)[0], device=device)
+
+        epoch = clock(lambda: fit(model, images, plain, rng=rng(0, "timing")))
+        policies = [clock(lambda p=p: apply(p)) for p in POLICIES]
+        return {"epoch": epoch, "crop_flip": clock(crop), "policy": torch.stack(policies)}
+
+    return store.get("timing", config, compute, label=f"time of the transformations, {settings.model}")
+
+
+def epochs_to(curve: pd.DataFrame, accuracies: dict[str, float]) -> pd.DataFrame:
+    """The first epoch (from 1) at each accuracy, a row a policy; NaN where it is never reached.
+
+    Args:
+        curve: with `policy`, `epoch` and `accuracy`.
+        accuracies: in percent, by the column's name.
+    """
+    groups = curve.groupby("policy", sort=False)
+    rows = {
+        policy: {name: rows["epoch"][rows["accuracy"] >= level].min() for name, level in accuracies.items()}
+        for policy, rows in groups
+    }
+    return pd.DataFrame(rows).T.rename_axis("policy").astype(float)
+
+
+def levels(curve: pd.DataFrame) -> dict[str, float]:
+    """`LEVELS` of the undefended network's last accuracy, in percent, by a name for people."""
+    bare = curve[curve["policy"] == NO_POLICY].sort_values("epoch")["accuracy"].iloc[-1]
+    return {f"{level:.0%} of {bare:.1f} %": level * bare for level in LEVELS}
+
+
+EFFICIENCY_RULE = (
+    "Reproduced: the network trained with the hybrid reaches 50, 80 and 95 % of the undefended network's last test "
+    "accuracy at most 10 % of all epochs later (at least one epoch is allowed), and drawing and applying the hybrid "
+    "takes at most 5 % of an epoch's time. Partly: one of the two. Not reproduced: neither. Not measured: fewer than "
+    "five epochs, an undefended network below 5 times chance, or a stored run without an accuracy for every epoch."
+)
+
+
+def efficiency_verdict(
+    reached: pd.DataFrame, share: float, hybrid: str, *, epochs: int, accuracy: float, chance: float
+) -> Verdict:
+    """Claim 4 by `EFFICIENCY_RULE`.
+
+    Args:
+        reached: epochs until each level, a row a policy and a column a level; NaN where it is never reached.
+        share: time of the hybrid's transformations over that of an epoch.
+        accuracy, chance: percent, of the undefended network at the end, and of guessing.
+    """
+    if epochs < 5 or not accuracy >= 5 * chance or reached.loc[NO_POLICY].isna().any():
+        reason = f"{epochs} epochs up to an undefended accuracy of {accuracy:.1f} % cannot show a speed"
+        return Verdict("not measured", reason, EFFICIENCY_RULE)
+    late = (reached.loc[hybrid] - reached.loc[NO_POLICY]).max(skipna=False)
+    soon, cheap = late <= max(1, 0.1 * epochs), share <= 0.05
+    when = f"{late:+.0f} epochs at the latest level" if late == late else "one level is never reached"
+    here = f"{when}, transformations {share:.1%} of an epoch"
+    status = "reproduced" if soon and cheap else "partly" if soon or cheap else "not reproduced"
+    return Verdict(status, f"the hybrid against no policy: {here}", EFFICIENCY_RULE, here)
+
+
+def run(settings: Settings, store: Store) -> Result:
+    """Training curves with and without policies, and what the transformations cost.
+
+    Tables: `curve` (a row a policy and epoch: training loss, accuracy on the first `CURVE_IMAGES` test
+    images, seconds), `accuracy` (after the last epoch, on all test images) and `cost`, a row a policy: seconds
+    for the same images, and `share` of an epoch without any transformation.
+    """
+    device, curve, accuracy, last = device_of(settings.device), [], [], None
+    for policy, unit in units(settings).items():
+        last = trained(unit, store, device)[1]
+        history = last["history"].double()
+        if history.shape[1] == 3:  # made before the accuracy of each epoch was kept
+            history = torch.cat([history, history.new_full((len(history), 1), math.nan)], 1)
+        rows = pd.DataFrame(history.numpy(), columns=["loss", "lr", "seconds", "accuracy"])
+        rows.insert(0, "epoch", range(1, len(rows) + 1))
+        curve.append(rows.assign(policy=policy))
+        accuracy.append({"policy": policy, "accuracy": float(last["accuracy"])})
+    curve, time = pd.concat(curve, ignore_index=True), timed(settings, store)
+    cost = pd.DataFrame({"policy": [label(p) for p in POLICIES], "seconds": time["policy"].double().numpy()})
+    cost["share"] = cost["seconds"] / float(time["epoch"])
+    cost["epoch_seconds"], cost["crop_flip_seconds"] = float(time["epoch"]), float(time["crop_flip"])
+    share = cost.set_index("policy").loc[HYBRID, "share"]
+    bare, chance = accuracy[0]["accuracy"], 100 / dataset(settings.dataset, "test").num_classes
+    reached, epochs = epochs_to(curve, levels(curve)), settings.epochs
+    verdict = efficiency_verdict(reached, float(share), HYBRID, epochs=epochs, accuracy=bare, chance=chance)
+    facts = provenance(settings, last) | {"timed_on": time.facts["device"], "curve_images": CURVE_IMAGES}
+    return Result(
+        "claim4_efficiency", {"curve": curve, "accuracy": pd.DataFrame(accuracy), "cost": cost}, facts, verdict
+    )
+
+
+def comparison(result: Result) -> pd.DataFrame:
+    """A row a policy: epochs to each level, last loss and accuracy here and as published."""
+    curve = result.tables["curve"]
+    table = epochs_to(curve, levels(curve)).add_prefix("epochs to ")
+    table["last training loss"] = curve.groupby("policy")["loss"].last()
+    table["accuracy"] = result.tables["accuracy"].set_index("policy")["accuracy"]
+    rows = reported(table_or_figure="Table 1a", metric="val_accuracy_pct")
+    for source, name in (("ats", "paper accuracy"), ("replication", "replication accuracy")):
+        found = rows[rows["source"] == source]
+        policies = found["policy_or_defense"].map(policy_label)
+        table[name] = found["value"].set_axis(policies).rename({"random": POLICIES[1]})
+    return table
+
+
+def overhead(result: Result) -> pd.DataFrame:
+    """A row a policy: milliseconds for an image, and percent of the training time of that image."""
+    cost, images = result.tables["cost"].set_index("policy"), TIMED_BATCHES * TrainConfig().batch
+    found = pd.DataFrame({"policy, ms an image": 1e3 * cost["seconds"] / images})
+    found["crop and flip, ms an image"] = 1e3 * cost["crop_flip_seconds"] / images
+    found["training, ms an image"] = 1e3 * cost["epoch_seconds"] / images
+    found["policy, % of training"] = 100 * cost["share"]
+    return found

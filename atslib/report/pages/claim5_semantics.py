@@ -1,0 +1,241 @@
+"""Claim 5: policies hide what shallow layers see and keep what deep layers see (paper, Figure 6)."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from atslib.attacks.engine import frame_steps
+from atslib.gradients.problems import problem_gradients
+from atslib.report.pages.claim1_privacy import HYBRID, RANDOM, SEARCHED
+from atslib.report.result import NO_POLICY, Result, Verdict, bootstrap, paired, policy_label, reported
+from atslib.report.units.settings import Settings
+from atslib.report.units.tables import image_rows, label, provenance
+from atslib.report.units.units import AttackUnit, attack_unit, attacked, device_of, network, trained
+from atslib.report.verdicts import no_leak
+from atslib.store import Artifact, Store
+
+POLICIES = ("", RANDOM, SEARCHED[0], HYBRID)
+JUDGED = (SEARCHED[0], HYBRID)
+CHUNK = 16  # gradients in memory at once
+# parameter → the replication's name of the layer in its Figure 5: two shallow layers and two deep ones
+PUBLISHED = {
+    "1.stage1_0.conv1.weight": "layers.3.0.conv1(stage1 block0 conv1)",
+    "1.stage1_1.conv1.weight": "layers.3.1.conv1(stage1 block1 conv1)",
+    "1.stage3_1.conv2.weight": "layers.5.1.conv2(stage3 block1 conv2)",
+    "1.stage3_2.conv2.weight": "layers.5.2.conv2(stage3 block2 conv2)",
+}
+
+
+def units(settings: Settings) -> dict[str, AttackUnit]:
+    """The page's attacks by the policy's label: those of claim 1."""
+    return {label(policy): attack_unit(settings, policy) for policy in POLICIES}
+
+
+def convolutions(model: nn.Module) -> list[str]:
+    """Names of the convolutions' weights, from the input on."""
+    return [name for name, p in model.named_parameters() if p.ndim == 4]
+
+
+@torch.no_grad()
+def layer_similarity(model: nn.Module, frames: Tensor, target: Tensor, labels: Tensor) -> Tensor:
+    """Cosine of each convolution's gradient at each iterate to its gradient at the target.
+
+    Args:
+        model: in eval mode, as victim and attacker run it.
+        frames: (F, B, C, H, W) floats in [0, 1]; `target` is (B, C, H, W), `labels` (B,).
+    Returns:
+        (L, F, B) in [-1, 1], the layers of `convolutions`; 1 is the same direction. 0 where a gradient vanishes.
+    """
+    names = [name for name, _ in model.named_parameters()]
+    kept = [names.index(name) for name in convolutions(model)]
+
+    def directions(images: Tensor, classes: Tensor) -> list[Tensor]:
+        found = problem_gradients(model, images[:, None], classes[:, None])
+        return [nn.functional.normalize(found[i].flatten(1), dim=1) for i in kept]
+
+    rows = []
+    for images, truth, classes in zip(frames.split(CHUNK, 1), target.split(CHUNK), labels.split(CHUNK), strict=True):
+        aim = directions(truth, classes)
+        steps = [[(a * b).sum(1) for a, b in zip(directions(x, classes), aim, strict=True)] for x in images]
+        rows.append(torch.stack([torch.stack(step) for step in steps], 1))
+    return torch.cat(rows, 2)
+
+
+def similarities(unit: AttackUnit, store: Store, device: torch.device) -> Artifact:
+    """`gradsim` (L, F, B) of the unit's attack, see `layer_similarity`."""
+
+    def compute(state: object) -> dict[str, Tensor]:
+        found, (model, _) = attacked(unit, store, device), trained(unit.model, store, device)
+        frames, target, labels = (found[n].to(device) for n in ("frames", "target", "labels"))
+        return {"gradsim": layer_similarity(model, frames, target.float() / 255, labels)}
+
+    return store.get("layers", unit, compute, label=f"similarity by layer, {unit.policy or 'none'}")
+
+
+def third(position: int, layers: int) -> str:
+    """Which third of the layers, counted from the input."""
+    return ("shallow", "middle", "deep")[3 * position // layers]
+
+
+def layer_rows(gradsim: Tensor, names: list[str], policy: str) -> pd.DataFrame:
+    """A row a layer and image at the last iterate."""
+    last = gradsim[:, -1].double().numpy()
+    layers, images = last.shape
+    return pd.DataFrame(
+        {
+            "policy": policy,
+            "layer": np.repeat(names, images),
+            "position": np.repeat(range(layers), images),
+            "third": np.repeat([third(i, layers) for i in range(layers)], images),
+            "image": np.tile(range(images), layers),
+            "gradsim": last.ravel(),
+        }
+    )
+
+
+def curve_rows(gradsim: Tensor, steps: list[int], policy: str) -> pd.DataFrame:
+    """A row an iterate, image and group of layers: the shallow and the deep third, and the very first layer."""
+    layers, _, images = gradsim.shape
+    groups = {name: [i for i in range(layers) if third(i, layers) == name] for name in ("shallow", "deep")}
+    parts = []
+    for name, rows in ({"first": [0]} | groups).items():
+        values = gradsim[rows].double().mean(0).numpy()
+        keys = {"policy": policy, "layers": name, "iteration": np.repeat(steps, images)}
+        parts.append(pd.DataFrame(keys | {"image": np.tile(range(images), len(steps)), "gradsim": values.ravel()}))
+    return pd.concat(parts, ignore_index=True)
+
+
+def radial_power(images: Tensor) -> Tensor:
+    """Power of each image's spectrum averaged over rings of equal frequency and over channels.
+
+    Args:
+        images: (B, C, H, W).
+    Returns:
+        (B, min(H, W) // 2 + 1), mean squared amplitude at 0, 1, … cycles an image. Entry 0 is the squared mean
+        of the pixels; the corners beyond the highest frequency of a row are left out.
+    """
+    height, width = images.shape[-2:]
+    power = (torch.fft.fft2(images.double()) / (height * width)).abs().square().mean(1)
+    y, x = (torch.fft.fftfreq(n, 1 / n) for n in (height, width))
+    ring = torch.hypot(y[:, None], x[None]).round().long().flatten()
+    rings = min(height, width) // 2 + 1
+    inside = ring < rings
+    sums = power.new_zeros(len(power), rings).index_add_(1, ring[inside], power.flatten(1)[:, inside])
+    return sums / torch.bincount(ring[inside], minlength=rings)
+
+
+def spectrum_rows(found: Artifact, policy: str) -> pd.DataFrame:
+    """A row an image and frequency: `error`, the power of reconstruction minus target, and `target`'s own."""
+    target = found["target"].double() / 255
+    error, own = radial_power(found["reconstruction"].double() - target), radial_power(target)
+    images, rings = error.shape
+    keys = {"policy": policy, "image": np.repeat(range(images), rings), "frequency": np.tile(range(rings), images)}
+    table = pd.DataFrame(keys | {"error": error.flatten().numpy(), "target": own.flatten().numpy()})
+    return table.assign(ratio_db=10 * np.log10(table["error"].clip(lower=1e-20) / table["target"].clip(lower=1e-20)))
+
+
+SEMANTICS_RULE = (
+    "Reproduced: at the end of the attack the gradient's similarity in the shallow third of the convolutions is lower "
+    "with the searched policy and with the hybrid than with none, on the same images (95 % interval of the mean paired "
+    "difference below 0), it falls by more than in the deep third (interval of the difference of both changes below "
+    "0), and undefended attacks beat the mean image (interval of the mean gain above 0). Partly: the shallow third "
+    "falls for one of the two policies, or another condition fails. Not reproduced: it falls for neither. Not "
+    "measured: fewer than two images."
+)
+
+
+def semantics_verdict(thirds: pd.DataFrame, attacks: pd.DataFrame, searched: Sequence[str]) -> Verdict:
+    """Claim 5 by `SEMANTICS_RULE`.
+
+    Args:
+        thirds: final similarities, a row a policy and image, with `shallow`, `deep` and `contrast` (their difference).
+        attacks: with `policy` and `gain`.
+    """
+    change = {name: paired(thirds, NO_POLICY, name).loc[list(searched)] for name in ("shallow", "deep", "contrast")}
+    if change["shallow"]["n"].min() < 2:
+        return Verdict("not measured", "fewer than two images can be compared", SEMANTICS_RULE)
+    here = "; ".join(
+        f"{p}: shallow {change['shallow'].loc[p, 'mean']:+.2f}, deep {change['deep'].loc[p, 'mean']:+.2f}"
+        for p in searched
+    )
+    lower = [p for p in searched if change["shallow"].loc[p, "high"] < 0]
+    if not lower:
+        reason = f"the similarity in shallow layers falls for no searched policy ({here})"
+        return Verdict("not reproduced", reason, SEMANTICS_RULE, here)
+    faults = [f"it does not fall for {p}" for p in searched if p not in lower]
+    faults += [f"it falls no more than in deep layers for {p}" for p in lower if change["contrast"].loc[p, "high"] >= 0]
+    faults += no_leak(attacks)
+    reason = f"the similarity in shallow layers falls ({here})" + ("; but " + "; ".join(faults) if faults else "")
+    return Verdict("partly" if faults else "reproduced", reason, SEMANTICS_RULE, here)
+
+
+def run(settings: Settings, store: Store) -> Result:
+    """Attack, and look at the gradient layer by layer and at the error frequency by frequency.
+
+    Tables: `attacks`, `layers` (final similarity, a row a policy, layer and image), `curve` (along the attack)
+    and `spectrum`.
+    """
+    device, parts, sheets = device_of(settings.device), {}, {}
+    for policy, unit in units(settings).items():
+        found = sheets[policy] = attacked(unit, store, device)
+        gradsim, names = similarities(unit, store, device)["gradsim"], convolutions(network(unit.model))
+        made = {
+            "attacks": image_rows(found, unit),
+            "layers": layer_rows(gradsim, names, policy),
+            "curve": curve_rows(gradsim, frame_steps(unit.frames, unit.attack.steps), policy),
+            "spectrum": spectrum_rows(found, policy),
+        }
+        for name, table in made.items():
+            parts.setdefault(name, []).append(table)
+    tables = {name: pd.concat(found, ignore_index=True) for name, found in parts.items()}
+    verdict = semantics_verdict(thirds(tables["layers"]), tables["attacks"], JUDGED)
+    return Result("claim5_semantics", tables, provenance(settings, sheets[NO_POLICY]), verdict, sheets)
+
+
+def thirds(layers: pd.DataFrame) -> pd.DataFrame:
+    """Final similarity a policy and image: `first` layer, `shallow` and `deep` third, and shallow minus deep."""
+    keys = ["policy", "image"]
+    table = layers.groupby([*keys, "third"], sort=False)["gradsim"].mean().unstack()
+    table["first"] = layers[layers["position"] == 0].set_index(keys)["gradsim"]
+    return table.assign(contrast=table["shallow"] - table["deep"]).reset_index()
+
+
+def comparison(result: Result) -> pd.DataFrame:
+    """A row a layer and policy: mean final similarity with its interval, and the replication's single image.
+
+    The layers are those that the replication names, where the network has them; else the two first and two last.
+    """
+    layers = result.tables["layers"]
+    names = list(dict.fromkeys(layers["layer"]))
+    chosen = [name for name in PUBLISHED if name in names] or [*names[:2], *names[-2:]]
+    figure = reported(table_or_figure="Figure 5", source="replication")
+    rows = []
+    for (layer, policy), values in layers.groupby(["layer", "policy"], sort=False)["gradsim"]:
+        if layer in chosen:
+            low, high = bootstrap(values)
+            named = figure["metric"].str.removeprefix("gradsim_final:") == PUBLISHED.get(layer)
+            same = figure["policy_or_defense"].map(policy_label) == policy
+            found = {"n": len(values), "mean": values.mean(), "low": low, "high": high}
+            found["replication, image 5"] = figure[named & same]["value"].mean()
+            rows.append({"layer": layer.removesuffix(".weight"), "policy": policy} | found)
+    order = {name.removesuffix(".weight"): i for i, name in enumerate(chosen)}
+    table = pd.DataFrame(rows).sort_values("layer", key=lambda column: column.map(order), kind="stable")
+    return table.set_index(["layer", "policy"])
+
+
+def differences(result: Result) -> pd.DataFrame:
+    """Each policy minus none on the same images, a row a policy and group of layers; below 0: less similar."""
+    table = thirds(result.tables["layers"])
+    names = {"first": "first layer", "shallow": "shallow third", "deep": "deep third", "contrast": "shallow - deep"}
+    parts = {text: paired(table, NO_POLICY, name) for name, text in names.items()}
+    return pd.concat(parts, names=["layers"]).loc[list(parts)]
+
+
+def starts_and_ends(result: Result) -> pd.DataFrame:
+    """Mean similarity from noise, before any step, and at the end, a row a policy and group of layers."""
+    curve = result.tables["curve"]
+    mean = curve.groupby(["layers", "policy", "iteration"], sort=False)["gradsim"].mean().unstack()
+    return pd.DataFrame({"from noise": mean[mean.columns.min()], "at the end": mean[mean.columns.max()]})

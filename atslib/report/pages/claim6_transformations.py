@@ -1,0 +1,203 @@
+"""Claim 6: which of the 50 transformations hide most (paper, Figure 5; replication, Figure 6), by privacy score."""
+
+import dataclasses
+from collections.abc import Sequence
+from math import comb
+
+import numpy as np
+import pandas as pd
+
+from atslib.policies.policy import CANONICAL, IDENTITIES, Policy
+from atslib.report.pages.claim1_privacy import RANDOM, SEARCHED
+from atslib.report.result import Result, Verdict, bootstrap, reported
+from atslib.report.units.scoring import ScoreUnit, scored
+from atslib.report.units.settings import Settings
+from atslib.report.units.tables import provenance
+from atslib.report.units.units import device_of, semi_trained
+from atslib.store import Store
+
+PAGE = "claim6_transformations"
+VARIANTS = ("fixed", "code")  # of the score; the published numbers are of the second
+EVERY = tuple(str(op) for op in range(50))
+# What the policy builder starts from: policies of claim 1 and how they grow; single operations are scored anyway.
+BUILT = {
+    "": "No policy",
+    SEARCHED[0]: "Searched, first",
+    "3-1": "its first two",
+    SEARCHED[1]: "Searched, second",
+    "43-18": "its first two",
+    RANDOM: "Random",
+    "19-1": "its first two",
+}
+
+
+def units(settings: Settings) -> dict[str, ScoreUnit]:
+    """All that the page needs: the scores of the 50 by variant, and those of the builder's `policies`."""
+    found = scores(settings)
+    return found | {"policies": dataclasses.replace(found["fixed"], policies=tuple(BUILT))}
+
+
+def scores(settings: Settings, variants: Sequence[str] = VARIANTS) -> dict[str, ScoreUnit]:
+    """The scores of all 50, by the score's variant."""
+    model = semi_trained(settings)
+    return {
+        variant: ScoreUnit(
+            model=model,
+            policies=EVERY,
+            images=settings.score_images,
+            points=settings.score_points,
+            variant=variant,
+            seed=settings.seed,
+        )
+        for variant in variants
+    }
+
+
+TRANSFORMATIONS_RULE = (
+    "Reproduced: at least four of the five transformations that were published are among the five with the lowest "
+    "mean privacy score here, and all five score below doing nothing on the same images (95 % interval of the mean "
+    "paired difference below 0). Partly: at least two are among the five, or at least three score below doing nothing. "
+    "Not reproduced: neither. Withheld: fewer than 4 images."
+)
+
+
+def transformations_verdict(
+    scores: pd.DataFrame, named: Sequence[int], identities: Sequence[int], source: str = "paper"
+) -> Verdict:
+    """Claim 6 by `TRANSFORMATIONS_RULE`.
+
+    Args:
+        scores: a row a transformation, a column an image; indexed by id.
+        named: the published five.
+        identities: the ids that do nothing; their mean is the reference.
+    """
+    if scores.shape[1] < 4:
+        return Verdict("withheld", f"{scores.shape[1]} images are too few for an interval", TRANSFORMATIONS_RULE)
+    best = scores.mean(axis=1).nsmallest(5).index
+    shared = [op for op in named if op in best]
+    difference = scores.loc[list(named)] - scores.loc[list(identities)].mean()
+    below = [op for op, row in difference.iterrows() if bootstrap(row)[1] < 0]
+    here = f"{len(shared)} of the {source}'s five among ours"
+    reason = (
+        f"{here} ({', '.join(map(str, sorted(best)))}), where chance alone shares at least as many with probability "
+        f"{chance(len(shared), len(scores)):.2g}; {len(below)} of the five score below doing nothing"
+    )
+    if len(shared) >= 4 and len(below) == len(named):
+        return Verdict("reproduced", reason, TRANSFORMATIONS_RULE, here)
+    status = "partly" if len(shared) >= 2 or len(below) >= 3 else "not reproduced"
+    return Verdict(status, reason, TRANSFORMATIONS_RULE, here)
+
+
+def chance(shared: int, of: int, five: int = 5) -> float:
+    """Probability that two random sets of `five` out of `of` share at least so many."""
+    return sum(comb(five, k) * comb(of - five, five - k) for k in range(shared, five + 1)) / comb(of, five)
+
+
+def run(settings: Settings, store: Store) -> Result:
+    """Score the 50 transformations. Table `scores`: a row a variant, transformation and image."""
+    named = named_five("ats", "Figure 5")
+    return measure(settings, store, PAGE, VARIANTS, named, "paper")
+
+
+def measure(
+    settings: Settings, store: Store, page: str, variants: Sequence[str], named: Sequence[int], source: str
+) -> Result:
+    """`run` for one data set, judged by the published five."""
+    device, tables = device_of(settings.device), []
+    for variant, unit in scores(settings, variants).items():
+        found = scored(unit, store, device)
+        rows = pd.DataFrame(found["scores"].double().numpy()).rename_axis("op").reset_index()
+        rows = rows.melt("op", var_name="image", value_name="s_pri")
+        tables.append(rows.assign(variant=variant, function=[Policy((op,)).names() for op in rows["op"]]))
+    table = pd.concat(tables, ignore_index=True)
+    verdict = transformations_verdict(wide(table, variants[0]), named, sorted(IDENTITIES), source)
+    facts = provenance(settings, found)
+    facts |= {"images": settings.score_images, "epochs": settings.semi_epochs, "fraction": settings.semi_fraction}
+    return Result(page, {"scores": table}, facts | {"steps": 0}, verdict)
+
+
+def named_five(source: str, figure: str) -> list[int]:
+    """The five most private transformations as published."""
+    (text,) = reported(source=source, table_or_figure=figure, metric="top5_indices")["text"]
+    return [int(op) for op in text.split(";")]
+
+
+def wide(table: pd.DataFrame, variant: str) -> pd.DataFrame:
+    """Scores of one variant: a row a transformation, a column an image."""
+    return table[table["variant"] == variant].pivot(index="op", columns="image", values="s_pri")
+
+
+def means(result: Result) -> pd.Series:
+    """Mean score of the page's first variant, by transformation."""
+    table = result.tables["scores"]
+    return wide(table, table["variant"].iloc[0]).mean(axis=1)
+
+
+def ranking(result: Result, variant: str | None = None, *, resamples: int = 4_000, seed: int = 0) -> pd.DataFrame:
+    """A row a transformation, most private first: mean score and rank with intervals over images.
+
+    `in top five` is the share of resamples of the images in which the transformation is among the five best.
+    """
+    table = result.tables["scores"]
+    scores = wide(table, variant or table["variant"].iloc[0])
+    matrix, draw = scores.to_numpy(), np.random.default_rng(seed)
+    columns = draw.integers(0, matrix.shape[1], (resamples, matrix.shape[1]))
+    means = matrix[:, columns].mean(-1)
+    ranks = means.argsort(0).argsort(0) + 1
+    edges = {"low": 0.025, "high": 0.975}
+    found = pd.DataFrame({"s_pri": matrix.mean(1), "n": matrix.shape[1]}, index=scores.index)
+    for name, at in edges.items():
+        found[name] = np.quantile(means, at, axis=1)
+        found[f"rank {name}"] = np.quantile(ranks, at, axis=1).round().astype(int)
+    found["in top five"] = (ranks <= 5).mean(1)
+    found.insert(0, "function", [Policy((op,)).names() for op in found.index])
+    found["same as"] = [", ".join(str(o) for o in twins(op) if o != op) for op in found.index]
+    found = found.sort_values("s_pri", kind="stable")
+    found.insert(1, "rank", range(1, len(found) + 1))
+    return found
+
+
+def twins(op: int) -> list[int]:
+    """All ids of the same function; the two that do nothing are one."""
+    if op in IDENTITIES:
+        return sorted(IDENTITIES)
+    return [other for other in range(50) if CANONICAL[other] == CANONICAL[op]]
+
+
+def overlap(result: Result, published: dict[str, Sequence[int]]) -> pd.DataFrame:
+    """Our five beside published ones: shared ids, and the probability of sharing as many by chance."""
+    ours, rows = set(means(result).nsmallest(5).index), {}
+    for source, five in published.items():
+        shared = sorted(ours & set(five))
+        rows[source] = {
+            "five": ", ".join(map(str, sorted(five))),
+            "shared with ours": ", ".join(map(str, shared)) or "none",
+            "count": len(shared),
+            "by chance": chance(len(shared), 50),
+        }
+    return pd.DataFrame(rows).T.rename_axis("source")
+
+
+def duplicates(result: Result) -> pd.DataFrame:
+    """Spread of the mean score among ids of one function: noise that no ranking can get below."""
+    scores = means(result)
+    groups = {tuple(twins(op)) for op in scores.index}
+    rows = {
+        Policy((group[0],)).names(): {
+            "ids": ", ".join(map(str, group)),
+            "lowest": scores[list(group)].min(),
+            "highest": scores[list(group)].max(),
+        }
+        for group in sorted(groups)
+        if len(group) > 1
+    }
+    return pd.DataFrame(rows).T.rename_axis("function")
+
+
+def beside_replication(result: Result, figure: str, variant: str = "code") -> pd.DataFrame:
+    """Mean score a transformation, ours (variant "code") and the replication's, read off its figure."""
+    rows = reported(source="replication", table_or_figure=figure, metric="S_pri")
+    rows = rows[rows["policy_or_defense"].str.isdigit()]
+    theirs = rows.set_index(rows["policy_or_defense"].astype(int))["value"]
+    ours = wide(result.tables["scores"], variant).mean(axis=1)
+    return pd.DataFrame({"ours": ours, "replication": theirs}).rename_axis("op")

@@ -1,0 +1,21 @@
+"""Extension 2: the 50 transformations on Tiny ImageNet (replication, Figure 8c)."""
+
+from atslib.report.pages import claim6_transformations, ext1_tinyimagenet
+from atslib.report.result import Result
+from atslib.report.units.scoring import ScoreUnit
+from atslib.report.units.settings import Settings
+from atslib.store import Store
+
+PAGE = "ext2_transformations_tinyimagenet"
+VARIANTS = ("code",)  # what there is to compare with is of this variant
+
+
+def units(settings: Settings) -> dict[str, ScoreUnit]:
+    """The scores of all 50."""
+    return claim6_transformations.scores(ext1_tinyimagenet.own(settings), VARIANTS)
+
+
+def run(settings: Settings, store: Store) -> Result:
+    """Score the 50 transformations. Table `scores`: a row a transformation and image."""
+    named = claim6_transformations.named_five("replication", "Figure 6c")
+    return claim6_transformations.measure(ext1_tinyimagenet.own(settings), store, PAGE, VARIANTS, named, "replication")

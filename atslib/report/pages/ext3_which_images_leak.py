@@ -1,0 +1,300 @@
+"""Extension 3: which images leak, whether that can be told beforehand, and what a guarantee would need."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pandas as pd
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from atslib.gradients.problems import example_gradients
+from atslib.measures import statistics as agreement
+from atslib.report.pages.claim1_privacy import HYBRID, POLICIES, SEARCHED
+from atslib.report.result import NO_POLICY, Result, Verdict, bootstrap
+from atslib.report.units.settings import Settings
+from atslib.report.units.tables import image_rows, label, provenance
+from atslib.report.units.units import (
+    AttackUnit,
+    attack_unit,
+    attacked,
+    dataset,
+    device_of,
+    model_unit,
+    semi_trained,
+    trained,
+)
+from atslib.store import Artifact, Store
+
+DEFENDED = (*SEARCHED, HYBRID)
+PROPERTIES = ("brightness", "contrast", "edges", "loss", "gradient")
+OTHER = {"smoke": "lenet", "quick": "convnet-16", "paper": "convnet-64"}  # a network of another kind
+SEEDS = 3
+LEAKAGE = ["policy", "image", "psnr", "floor_mean", "gain"]
+RIDGE = 1.0  # weight of the squared coefficients, of standardized properties
+CHUNK = 16  # gradients in memory at once
+
+
+def policies(settings: Settings) -> dict[str, AttackUnit]:
+    """The attacks of claim 1 by the policy's label; nothing new is computed where that page was."""
+    return {label(policy): attack_unit(settings, policy) for policy in POLICIES}
+
+
+def others(settings: Settings) -> dict[str, dict[str, AttackUnit]]:
+    """The same images attacked with something else changed: the network, or the seed of crop, flip, draw and start.
+
+    One undefended network is trained with another seed, one is semi-trained, one untrained, one of another kind.
+    """
+    bare = attack_unit(settings)
+    networks = {
+        settings.model: bare.model,
+        "other training seed": model_unit(settings, seed=settings.seed + 1),
+        "semi-trained": semi_trained(settings),
+        "untrained": dataclasses.replace(bare.model, train=None),
+        OTHER[settings.profile]: model_unit(settings, model=OTHER[settings.profile]),
+    }
+    return {"networks": {name: dataclasses.replace(bare, model=model) for name, model in networks.items()}} | {
+        f"seeds, {name}": {
+            f"seed {seed}": attack_unit(settings, policy, seed=seed)
+            for seed in range(settings.seed, settings.seed + SEEDS)
+        }
+        for name, policy in (("no policy", ""), ("hybrid", HYBRID))
+    }
+
+
+def units(settings: Settings) -> dict[str, AttackUnit]:
+    """All that the page needs."""
+    more = {f"{over}: {name}": unit for over, group in others(settings).items() for name, unit in group.items()}
+    return policies(settings) | more
+
+
+@torch.no_grad()
+def properties(model: nn.Module, target: Tensor, labels: Tensor) -> pd.DataFrame:
+    """What can be measured of an attacked image without attacking it, a row an image.
+
+    Args:
+        target: (B, C, H, W) floats in [0, 1], as the client used them.
+    Returns:
+        `brightness` and `contrast` (mean and standard deviation of the channels' mean), `edges` (mean |dx| + mean
+        |dy| of it), `loss` (cross-entropy) and `gradient` (its l2 norm), of the network that the client trains.
+    """
+    grey = target.mean(1)
+    parts = zip(target.split(CHUNK), labels.split(CHUNK), strict=True)
+    columns = {
+        "brightness": grey.flatten(1).mean(1),
+        "contrast": grey.flatten(1).std(1),
+        "edges": grey.diff(dim=2).abs().flatten(1).mean(1) + grey.diff(dim=1).abs().flatten(1).mean(1),
+        "loss": F.cross_entropy(model(target), labels, reduction="none"),
+        "gradient": torch.cat([example_gradients(model, *part).norm(dim=1) for part in parts]),
+    }
+    return pd.DataFrame({name: value.double().cpu().numpy() for name, value in columns.items()})
+
+
+def grid(table: pd.DataFrame, *columns: str, by: str = "policy") -> np.ndarray:
+    """(images, policies, columns) of a table with a row a policy and image; images with a gap are left out.
+
+    `by` names another column to be taken for the policy's.
+    """
+    wide = [table.pivot(index="image", columns=by, values=name)[list(table[by].unique())] for name in columns]
+    values = np.stack([w.to_numpy() for w in wide], 2)
+    return values[np.isfinite(values).all((1, 2))]
+
+
+def variance_shares(gain: np.ndarray, axis: int = 1) -> np.ndarray:
+    """Shares of the variance that belong to the image, the policy (or setting) and the rest: two-way, no replication.
+
+    Args:
+        gain: (..., images, policies), with `axis` the images'.
+    Returns:
+        (..., 3), sums to 1; nan where nothing varies. The rest holds interaction and noise alike.
+    """
+    gain = np.moveaxis(gain, axis, -2)
+    n, p = gain.shape[-2:]
+    centre = gain.mean((-2, -1), keepdims=True)
+    image = p * np.square(gain.mean(-1, keepdims=True) - centre).sum((-2, -1))
+    policy = n * np.square(gain.mean(-2, keepdims=True) - centre).sum((-2, -1))
+    total = np.square(gain - centre).sum((-2, -1))
+    with np.errstate(invalid="ignore"):
+        return np.stack([image, policy, total - image - policy], -1) / total[..., None]
+
+
+def split(table: pd.DataFrame, by: str = "policy") -> pd.DataFrame:
+    """Share of the gain's variance by source, with 95 % intervals over images; `by` as in `grid`."""
+    gain = grid(table, "gain", by=by)[..., 0]
+    rows = []
+    for i, source in enumerate(("image", "setting", "rest")):
+        low, high = bootstrap(gain, lambda x, axis, i=i: variance_shares(x, axis)[..., i])
+        rows.append({"source": source, "share": variance_shares(gain, 0)[i], "low": low, "high": high})
+    return pd.DataFrame(rows)
+
+
+def rank_correlation(ranks: np.ndarray, axis: int = 1) -> np.ndarray:
+    """Mean over policies of the correlation over images: ranks (..., images, policies, 2) → (...)."""
+    ranks = np.moveaxis(ranks, axis, -3)
+    x, y = np.moveaxis(ranks - ranks.mean(-3, keepdims=True), -1, 0)
+    scale = np.sqrt(np.square(x).sum(-2) * np.square(y).sum(-2))
+    return np.where(scale > 0, (x * y).sum(-2) / np.where(scale > 0, scale, 1), 0).mean(-1)
+
+
+def correlations(table: pd.DataFrame) -> pd.DataFrame:
+    """Spearman correlation of each property with the gain within a policy, the mean over policies, 95 % interval.
+
+    The interval resamples images and keeps the ranks of the whole sample.
+    """
+    rows = []
+    for name in PROPERTIES:
+        ranks = np.moveaxis(agreement.ranks(np.moveaxis(grid(table, name, "gain"), 0, -1)), -1, 0)
+        low, high = bootstrap(ranks, rank_correlation)
+        rows.append({"property": name, "spearman": float(rank_correlation(ranks, 0)), "low": low, "high": high})
+    return pd.DataFrame(rows)
+
+
+def left_out(table: pd.DataFrame) -> np.ndarray:
+    """Squared errors of predictions for images left out, (images, 2): by ridge, and by the other images' mean.
+
+    Gain and properties of a policy are taken relative to its mean over the other images, so that only the
+    differences between images are predicted; all rows of an image are left out together.
+    """
+    values = grid(table, *PROPERTIES, "gain")
+    errors = np.empty((len(values), 2))
+    for i in range(len(values)):
+        others = np.delete(values, i, 0)
+        middle = others.mean(0)
+        known = (others - middle).reshape(-1, values.shape[2])
+        spread = known[:, :-1].std(0).clip(min=1e-12)
+        x, y = known[:, :-1] / spread, known[:, -1]
+        weights = np.linalg.solve(x.T @ x + RIDGE * np.eye(x.shape[1]), x.T @ y)
+        new = values[i] - middle
+        errors[i] = np.square(new[:, -1] - new[:, :-1] / spread @ weights).sum(), np.square(new[:, -1]).sum()
+    return errors
+
+
+def skill(table: pd.DataFrame) -> tuple[float, float, float]:
+    """Cross-validated R² of the ridge over the other images' mean, and its 95 % interval; nan below three images."""
+    if len(grid(table, "gain")) < 3:
+        return (math.nan,) * 3
+
+    def explained(errors: np.ndarray, axis: int) -> np.ndarray:
+        ridge, mean = np.moveaxis(errors.sum(axis), -1, 0)
+        return 1 - ridge / mean
+
+    errors = left_out(table)
+    return (float(explained(errors, 0)), *bootstrap(errors, explained))
+
+
+def upper_bound(successes: int, trials: int, level: float = 0.95) -> float:
+    """The largest success rate that such a count does not rule out, one-sided (Clopper and Pearson 1934)."""
+    low, high = successes / trials, 1.0
+    for _ in range(60):
+        rate = (low + high) / 2
+        tail = sum(math.comb(trials, k) * rate**k * (1 - rate) ** (trials - k) for k in range(successes + 1))
+        low, high = (rate, high) if tail > 1 - level else (low, rate)
+    return high
+
+
+def needed(rate: float, level: float = 0.95) -> int:
+    """Images that must all withstand the attack before a success rate above `rate` is ruled out."""
+    return math.ceil(math.log(1 - level) / math.log(1 - rate))
+
+
+def guarantees(table: pd.DataFrame, epsilon: float) -> pd.DataFrame:
+    """A row a policy: the worst image, attacks at or above ε, and the highest rate this count does not rule out."""
+    rows = []
+    for policy, values in table.groupby("policy", sort=False):
+        # An exact match is a success; a diverged attack (nan, -inf) is none, and one image all the same.
+        hits = int((values["psnr"] >= epsilon).sum())
+        worst = {"worst PSNR": values["psnr"].max(), "worst gain": values["gain"].max()}
+        bound = upper_bound(hits, len(values))
+        rows.append({"policy": policy, "images": len(values), "successes": hits, "rate at most": bound} | worst)
+    return pd.DataFrame(rows)
+
+
+LEAKAGE_RULE = (
+    "The replication's observation is reproduced: some images leak in spite of a searched policy (an attack beats the "
+    "mean image by 1 dB or more), and measurable properties of an image predict which (R² over policies' means on "
+    "images that were left out, 95 % interval above 0). Partly: some leak, but nothing here predicts which. Not "
+    "reproduced: no image leaks under a searched policy. Not measured: fewer than five images."
+)
+
+
+def leakage_verdict(defended: pd.Series, skill: tuple[float, float, float], images: int) -> Verdict:
+    """Extension 3 by `LEAKAGE_RULE`.
+
+    Args:
+        defended: gain in dB of every attack on an image with a searched policy.
+        skill: the cross-validated R² with its interval.
+    """
+    if images < 5:
+        return Verdict("not measured", f"{images} images do not show which leak", LEAKAGE_RULE)
+    leaks, (mean, low, high) = int((defended >= 1).sum()), skill
+    here = f"{leaks} of {len(defended)} defended attacks leak; R² {mean:.2f} [{low:.2f}, {high:.2f}], {images} images"
+    status = "not reproduced" if not leaks else "reproduced" if low > 0 else "partly"
+    return Verdict(status, here, LEAKAGE_RULE, here)
+
+
+def run(settings: Settings, store: Store) -> Result:
+    """Read the attacks of claim 1, and further ones, image by image.
+
+    Tables: `images` (a row a policy and image: leakage and properties), `others` (the attacks with another network
+    or seed), `split`, `correlations`, `prediction` and `guarantees`.
+    """
+    device, parts, sheets = device_of(settings.device), [], {}
+    names = dataset(settings.dataset, "test").class_names
+    for policy, unit in policies(settings).items():
+        found = sheets[policy] = attacked(unit, store, device)
+        model, _ = trained(unit.model, store, device)
+        labels = found["labels"].to(device)
+        measured = properties(model, found["target"].to(device).float() / 255, labels)
+        rows = image_rows(found, unit)[LEAKAGE]
+        parts.append(rows.assign(**{"class": [names[i] for i in labels.tolist()]}).join(measured))
+    images = pd.concat(parts, ignore_index=True)
+    further = pd.concat(
+        [
+            image_rows(attacked(unit, store, device), unit)[LEAKAGE].assign(over=over, setting=name)
+            for over, group in others(settings).items()
+            for name, unit in group.items()
+        ],
+        ignore_index=True,
+    )
+    shares = {"policies": split(images)} | {
+        over: split(part, "setting") for over, part in further.groupby("over", sort=False)
+    }
+    r2, low, high = skill(images)
+    tables = {
+        "images": images,
+        "others": further,
+        "split": pd.concat(shares, names=["over"]).reset_index(level="over"),
+        "correlations": correlations(images),
+        "prediction": pd.DataFrame([{"r2": r2, "low": low, "high": high, "images": len(grid(images, "gain"))}]),
+        "guarantees": guarantees(images, settings.epsilon),
+    }
+    defended = images[images["policy"].isin(DEFENDED)]["gain"]
+    verdict = leakage_verdict(defended, (r2, low, high), settings.images)
+    return Result("ext3_which_images_leak", tables, provenance(settings, sheets[NO_POLICY]), verdict, sheets)
+
+
+def ordered(result: Result, name: str = "images") -> pd.DataFrame:
+    """`images` or `others` with `rank`: an image's place by its mean gain over policies, 1 for the most leaking."""
+    table, judged = result.tables[name], result.tables["images"]
+    rank = judged.groupby("image")["gain"].mean().rank(ascending=False, method="first")
+    return table.assign(rank=table["image"].map(rank).astype(int)).sort_values("rank", kind="stable")
+
+
+def worst(result: Result, policies: tuple[str, ...] = DEFENDED, count: int = 8) -> tuple[dict[str, Tensor], dict]:
+    """The attacks of greatest gain under `policies`, for `plots.sheet`: rows of images, and their captions."""
+    table = result.tables["images"]
+    top = table[table["policy"].isin(policies)].nlargest(count, "gain")
+    keys = list(zip(top["policy"], top["image"], strict=True))
+
+    def pick(artifact: Artifact, name: str, image: int) -> Tensor:
+        first = table["image"].min()
+        value = artifact[name][image - first]
+        return value.float() / 255 if value.dtype == torch.uint8 else value
+
+    rows = {
+        text: torch.stack([pick(result.sheets[policy], name, image) for policy, image in keys])
+        for text, name in (("original", "original"), ("target", "target"), ("found", "reconstruction"))
+    }
+    captions = {"found": [f"{gain:+.1f} dB" for gain in top["gain"]], "original": [policy for policy, _ in keys]}
+    return rows, captions

@@ -1,0 +1,205 @@
+"""From nothing to the book: compute what is missing, execute the pages, build."""
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from atslib.data.load import available, load
+from atslib.errors import AtsError, choose
+from atslib.report.book.costs import cost_table, speed_table, write_cost
+from atslib.report.book.effects import insert_effects
+from atslib.report.pages import PAGES, load_page
+from atslib.report.result import answers, insert_answers
+from atslib.report.run.schedule import compute, describe, plan, say
+from atslib.report.units.settings import Settings, settings
+from atslib.report.units.units import Unit
+from atslib.store import Store
+
+__all__ = ["run", "say"]
+
+PAGES_AT_ONCE = 4  # at most, where no number of jobs is given: a kernel is about half a gigabyte
+
+
+def usable(dataset: str, say: Callable[[str], None]) -> str:
+    """`dataset` if it is here or can be downloaded, else the embedded `shapes`, and a line that says so."""
+    for split in ("train", "test"):
+        here = available(dataset, split)
+        try:
+            load(dataset, split)
+        except AtsError as error:
+            if here:  # a damaged file is for its owner to see, not to be passed over
+                raise
+            say(f"{error}\n→ going on with the embedded `shapes` images; the pages say so.")
+            return "shapes"
+    return dataset
+
+
+def run(
+    names: Sequence[str],
+    *,
+    profile: str,
+    dataset: str | None = None,
+    compute_only: bool = False,
+    dry_run: bool = False,
+    budget: float | None = None,
+    jobs: int | None = None,
+    root: Path,
+    store: Store,
+) -> None:
+    """Compute the named pages (by default those of the book), write their tables, execute their notebooks, build.
+
+    Args:
+        dry_run: only say what would be computed, with estimated times.
+        budget: seconds; no unit is begun that would end beyond them, and pages that wait for units are left out.
+        jobs: units computed at once, each in a process with one thread, and pages executed at once; by default
+            one unit a core without a GPU and one in this process with it, and at most four pages.
+        root: the project's top folder, with notebooks/, book/ and results/.
+    Raises:
+        AtsError: an unknown page, or a page or book that failed; pages made before it stay.
+    """
+    for name in names:
+        choose("page", name, PAGES)
+    if missing := [
+        name for name in ("README.md", "book/_toc.yml", "book/deviations.md", "notebooks") if not (root / name).exists()
+    ]:
+        raise AtsError(f"{root} is not the project's top folder: it has no {' and no '.join(missing)}")
+    chosen = usable(settings(profile=profile, dataset=dataset).dataset, store.say)
+    experiment, pages = settings(profile=profile, dataset=chosen), names or published(root)
+    store.say(f"{', '.join(pages)}: {experiment}")
+    ends = None if budget is None else time.monotonic() + budget
+    first = {name: list(load_page(name).units(experiment).values()) for name in pages}
+    if dry_run:
+        known = {name: first[name] + _further(name, first[name], experiment, store) for name in pages}
+        store.say(describe(known, store, experiment.device))
+        for name in pages:
+            if hasattr(load_page(name), "then") and plan(first[name], store):
+                store.say(f"{name} has further units, which depend on what the first ones find")
+        return
+    work = {"device": experiment.device, "jobs": jobs, "ends": ends}
+    compute([unit for name in pages for unit in first[name]], store, **work)
+    waiting = []
+    with _executing(jobs, {"profile": profile, "dataset": chosen}, root, store) as begin:
+        for name in pages:
+            further = _further(name, first[name], experiment, store)
+            compute(further, store, **work)
+            units = first[name] + further
+            if left := len(plan(units, store)):
+                waiting.append(f"{name} ({left} units)")
+                continue
+            _write_tables(name, units, experiment, root, store)
+            if not compute_only:
+                begin(name)
+    publish_answers(root)
+    if waiting:
+        store.say(f"the budget is spent; run again to go on with {', '.join(waiting)}")
+    elif not compute_only:
+        build_book(root)
+
+
+@contextlib.contextmanager
+def _executing(
+    jobs: int | None, parameters: dict[str, object], root: Path, store: Store
+) -> Iterator[Callable[[str], None]]:
+    """A function that begins to execute a page beside whatever the run does; the end waits for all of them.
+
+    A page that failed ends the run when the next one is begun, or at the end; none is begun after it.
+    """
+    begun = []
+    with ThreadPoolExecutor(jobs or min(PAGES_AT_ONCE, os.cpu_count() or 1)) as pool:
+
+        def begin(name: str) -> None:
+            begun.append(pool.submit(execute, name, parameters, root=root, store=store))
+            for page in begun:
+                if page.done():
+                    page.result()
+
+        try:
+            yield begin
+            for page in begun:
+                page.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _further(name: str, first: Sequence[Unit], experiment: Settings, store: Store) -> list[Unit]:
+    """The page's units that depend on what its first ones found; none where those are not all in the store."""
+    then = getattr(load_page(name), "then", None)
+    return list(then(experiment, store).values()) if then and not plan(first, store) else []
+
+
+def _write_tables(name: str, units: Sequence[Unit], experiment: Settings, root: Path, store: Store) -> None:
+    """The page's tables, and what its units cost, into results/; its verdict is said."""
+    result = load_page(name).run(experiment, store)
+    folder = result.write(root / "results")
+    write_cost(units, store, folder)
+    store.say(f"{name}: {result.verdict.status}; {result.verdict.reason}\n{name}: tables in {folder.relative_to(root)}")
+
+
+def published(root: Path) -> list[str]:
+    """The pages that the book's table of contents holds, in its order."""
+    contents = (root / "book" / "_toc.yml").read_text()
+    return [name for name in re.findall(r"results/(\w+)$", contents, re.MULTILINE) if name in PAGES]
+
+
+def execute(name: str, parameters: dict[str, object], *, root: Path, store: Store) -> None:
+    """Run one notebook by papermill into book/results/; a failed page keeps the one that was there.
+
+    Papermill has a process of its own: it changes the folder of the one it runs in, and pages are made side by side.
+    """
+    page = root / "book" / "results" / f"{name}.ipynb"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    partial = page.with_suffix(".failed.ipynb")
+    partial.unlink(missing_ok=True)
+    # Relative paths: the executed page records them.
+    source, target = (path.relative_to(root).as_posix() for path in (root / "notebooks" / page.name, partial))
+    options = ["--cwd", "notebooks", "--no-progress-bar", "--parameters_yaml", json.dumps(parameters)]
+    ended = subprocess.run(
+        [sys.executable, "-m", "papermill", source, target, *options],
+        cwd=root,
+        env=os.environ | {"ATS_STORE": str(store.root)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if ended.returncode:
+        lines = ended.stderr.strip().splitlines() if ended.returncode > 0 else ()  # of a killed one the kernel's alone
+        words = lines[-1] if lines else f"papermill ended with status {ended.returncode}"
+        raise AtsError(f"{name}: {_failure(partial) or words}")
+    partial.replace(page)
+    store.say(f"{name}: page in {page.relative_to(root)}")
+
+
+def _failure(partial: Path) -> str | None:
+    """What ended a notebook, from its outputs; None where no cell failed."""
+    if not partial.exists():
+        return None
+    outputs = [output for cell in json.loads(partial.read_text())["cells"] for output in cell.get("outputs", ())]
+    errors = [output for output in outputs if output["output_type"] == "error"]
+    return f"a cell failed with {errors[0]['ename']}: {errors[0]['evalue']}; see {partial.name}" if errors else None
+
+
+def publish_answers(root: Path) -> None:
+    """Rewrite what is made from results/: the answers in README and book, speed, costs, and measured deviations."""
+    insert_answers(root / "README.md", answers(root / "results"))
+    table = answers(root / "results", link="results/{}.ipynb")
+    (root / "book" / "answers.md").write_text(table)
+    (root / "book" / "speed.md").write_text(speed_table(root / "results" / "speed.jsonl"))
+    (root / "book" / "costs.md").write_text(cost_table(root / "results"))
+    insert_effects(root / "book" / "deviations.md", root / "results")
+
+
+def build_book(root: Path) -> None:
+    """`jupyter-book build book` with warnings as errors."""
+    start = "from jupyter_book.cli.main import main; main()"  # the package has no `python -m` of its own
+    command = [sys.executable, "-c", start, "build", "book", "-W", "--keep-going", "--quiet"]
+    if subprocess.run(command, cwd=root, check=False).returncode:
+        raise AtsError("the book did not build; the lines above say why")

@@ -1,0 +1,143 @@
+"""Units of the score pages: privacy scores of given policies, and whole searches."""
+
+import dataclasses
+import time
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from atslib.data.load import Images
+from atslib.errors import AtsError
+from atslib.report.units.settings import Settings
+from atslib.report.units.units import ModelUnit, OnModel, dataset, moved, network, semi_trained, trained
+from atslib.rng import rng
+from atslib.scores.scores import area, gradsim_curve
+from atslib.scores.search import Found, SearchConfig, search
+from atslib.store import Artifact, Store
+
+UNSEEN = 200  # the search looks at test images from here on, as the authors do: none of those that pages attack
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScoreUnit(OnModel):
+    """Privacy scores of the first `images` test images under each policy.
+
+    Crops, flips and the policies' draws are those of the attacks of the same seed, so that score and PSNR are
+    of the same pixels; an image's noise start is the same for every policy and model.
+    """
+
+    kind: ClassVar[str] = "privacy"
+
+    model: ModelUnit
+    policies: tuple[str, ...]
+    images: int
+    points: int = 21
+    variant: str = "fixed"
+    seed: int = 0
+
+    @property
+    def title(self) -> str:
+        """How many policies, and on what."""
+        return f"privacy scores of {len(self.policies)} policies on {self.model.dataset}"
+
+    @property
+    def passes(self) -> float:
+        """Forward and backward, every point of every curve."""
+        return 3 * self.points * self.images * len(self.policies)
+
+    def make(self, store: Store, device: torch.device) -> Artifact:
+        """`scores` and the curves behind them, if they are not in the store."""
+        return scored(self, store, device)
+
+
+def scored(unit: ScoreUnit, store: Store, device: torch.device) -> Artifact:
+    """`scores` (P, B), lower is more private, and `curves` (P, B, points) of the unit.
+
+    Raises:
+        AtsError: the unit asks for more images than there are.
+    """
+    if unit.images > (there := len(dataset(unit.model.dataset, "test"))):
+        raise AtsError(f"{unit.images} images to score: {unit.model.dataset} has {there} test images")
+
+    def compute(state: object) -> dict[str, Tensor]:
+        model, _ = trained(unit.model, store, device)
+        images = dataset(unit.model.dataset, "test")[: unit.images]
+        pixels = torch.cat([moved(unit.model.dataset, p, unit.images, seed=unit.seed) for p in unit.policies])
+        streams = rng(unit.seed, "score start")
+        noise = torch.stack([torch.rand(images.pixels.shape[1:], generator=streams) for _ in range(unit.images)])
+        count = len(unit.policies)
+        curve = gradsim_curve(
+            model.eval(),
+            pixels.to(device).float() / 255,
+            images.labels.repeat(count).to(device),
+            start=noise.repeat(count, 1, 1, 1).to(device),
+            points=unit.points,
+            variant=unit.variant,
+        )
+        return {
+            "scores": area(curve, unit.variant).view(count, -1),
+            "curves": curve.view(count, -1, unit.points),
+        }
+
+    return store.get("privacy", unit, compute, label=unit.title)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SearchUnit(OnModel):
+    """A search: scores of all its candidates, on test images that no page attacks."""
+
+    kind: ClassVar[str] = "search"
+
+    model: ModelUnit
+    config: SearchConfig
+    seed: int = 0
+
+    @property
+    def title(self) -> str:
+        """How many candidates."""
+        return f"search of {self.config.candidates} candidates on {self.model.dataset}"
+
+    @property
+    def passes(self) -> float:
+        """Forward and backward, for the curves and for the Jacobian."""
+        config = self.config
+        return 3 * config.candidates * (config.points * config.images * config.draws + config.acc_images)
+
+    def make(self, store: Store, device: torch.device) -> Artifact:
+        """Score all candidates, shard by shard, if they are not in the store; the artifact is the time it took."""
+
+        def compute(state: object) -> dict[str, Tensor]:
+            trained(self.model, store, device)  # before the clock: the search takes the network as given
+            started = time.monotonic()
+            searched(self, store, device)
+            return {"seconds": torch.tensor(time.monotonic() - started)}
+
+        return store.get("search", self, compute, label=self.title)
+
+
+def searched(unit: SearchUnit, store: Store, device: torch.device) -> Found:
+    """What the search found, from the stored scores."""
+    semi, _ = trained(unit.model, store, device)
+    untrained = network(dataclasses.replace(unit.model, train=None)).to(device).eval()
+    return search(unit.config, semi.eval(), untrained, unseen(unit.model.dataset), seed=unit.seed, store=store)
+
+
+def unseen(name: str) -> Images:
+    """Test images that no page attacks; of a small set the second half."""
+    images = dataset(name, "test")
+    return images[min(UNSEEN, len(images) // 2) :]
+
+
+def search_unit(settings: Settings) -> SearchUnit:
+    """The settings' search: candidates as the authors draw them, none rejected by its accuracy score."""
+    wanted = {"smoke": 8, "quick": 100, "paper": 1000}[settings.profile]
+    config = SearchConfig(
+        candidates=settings.candidates,
+        sampler="authors",
+        keep=min(10, settings.candidates),
+        images=settings.score_images,
+        points=settings.score_points,
+        acc_images=min(wanted, len(unseen(settings.dataset))),
+    )
+    return SearchUnit(model=semi_trained(settings), config=config, seed=settings.seed)

@@ -1,0 +1,313 @@
+"""The shared pieces of the experiments: data, trained models and attacks, each an artifact of the store."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from atslib.attacks import ATTACKS, Attack, reconstruct
+from atslib.clients.defenses import Defense
+from atslib.clients.threat import ThreatModel, observe
+from atslib.clients.training import TrainConfig, evaluate, fit
+from atslib.data.load import Images, load
+from atslib.errors import AtsError
+from atslib.measures.metrics import mse, psnr, ssim
+from atslib.models import build_model, normalization_layer
+from atslib.policies.operations import crop_and_flip
+from atslib.policies.policy import parse_policy
+from atslib.report.units.settings import Settings
+from atslib.rng import rng
+from atslib.store import LATER, Artifact, Store
+
+FRAMES = 11  # iterates kept of every attack, the first and the last among them
+CURVE_IMAGES = 1_000  # test images behind the accuracy after each epoch
+
+
+def device_of(name: str) -> torch.device:
+    """The torch device of that name; "auto" is a GPU where there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        raise AtsError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from None
+
+
+@functools.lru_cache(maxsize=4)
+def dataset(name: str, split: str) -> Images:
+    """`load`, once a process."""
+    return load(name, split)
+
+
+class Unit(Protocol):
+    """A piece of work shared by pages: one artifact of the store, made when the units that it `needs` are there.
+
+    A unit is a frozen dataclass; its fields are the artifact's key. `title` names it for a person, `passes` is
+    its cost in forward passes of one image through its network (a backward pass counts two).
+    """
+
+    kind: ClassVar[str]
+
+    @property
+    def needs(self) -> tuple["Unit", ...]: ...
+
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def passes(self) -> float: ...
+
+    def make(self, store: Store, device: torch.device) -> object: ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelUnit:
+    """What decides a trained model; `train=None` is the untrained network, which is no artifact."""
+
+    kind: ClassVar[str] = "model"
+
+    dataset: str
+    model: str
+    fraction: float
+    train: TrainConfig | None
+    seed: int
+    norm: str = dataclasses.field(default="", metadata=LATER)  # another data set's constants in the first layer
+
+    @property
+    def needs(self) -> tuple[Unit, ...]:
+        """Nothing."""
+        return ()
+
+    @property
+    def title(self) -> str:
+        """Network, data and policy."""
+        kind = f"policy {self.train.policy or 'none'}" if self.train else "untrained"
+        if self.train and self.train.defense:
+            kind += f", {self.train.defense}"
+        norm = f", normalized as {self.norm}" if self.norm else ""
+        return f"{self.model} on {self.dataset}, {kind}{norm}"
+
+    @property
+    def passes(self) -> float:
+        """Forward and backward through each training image, forward through each test image."""
+        if not self.train:
+            return 0
+        train, test = (len(dataset(self.dataset, split)) for split in ("train", "test"))
+        return 3 * self.train.epochs * self.fraction * train + test
+
+    def make(self, store: Store, device: torch.device) -> object:
+        """Train it, if it is not in the store."""
+        return trained(self, store, device)
+
+
+def model_unit(settings: Settings, policy: str = "", **changes: object) -> ModelUnit:
+    """The network of `settings` trained with `policy`."""
+    train = TrainConfig(policy=policy, epochs=settings.epochs)
+    unit = ModelUnit(
+        dataset=settings.dataset, model=settings.model, fraction=settings.fraction, train=train, seed=settings.seed
+    )
+    return dataclasses.replace(unit, **changes)
+
+
+def semi_trained(settings: Settings) -> ModelUnit:
+    """The network that privacy scores are computed on (paper, Algorithm 1): no policy, little data, few epochs."""
+    train = TrainConfig(policy="", epochs=settings.semi_epochs)
+    return model_unit(settings, fraction=settings.semi_fraction, train=train)
+
+
+def network(unit: ModelUnit) -> nn.Module:
+    """The untrained network of a unit; all policies of one seed share their initial weights."""
+    images = dataset(unit.dataset, "test")
+    return build_model(
+        unit.model,
+        images.num_classes,
+        images.pixels.shape[1],
+        norm=unit.norm or unit.dataset,
+        image_size=images.pixels.shape[2],
+        rng=rng(unit.seed, "weights", unit.model),
+    )
+
+
+def trained(
+    unit: ModelUnit, store: Store, device: torch.device, *, on_batch: Callable[[], None] | None = None
+) -> tuple[nn.Module, Artifact | None]:
+    """The unit's network on `device`, with its artifact: weights, `history` and `accuracy` ().
+
+    `history` (epochs, 4): loss, lr, seconds, and percent correct of the first `CURVE_IMAGES` test images.
+    Where it must be trained, `on_batch` is called before each batch. What it raises ends the training, which
+    another call takes up at the last whole epoch.
+    """
+    model = network(unit).to(device)
+    if unit.train is None:
+        return model, None
+
+    def compute(state: object) -> dict[str, Tensor]:
+        train = dataset(unit.dataset, "train").subset(unit.fraction, rng=rng(unit.seed, "subset"))
+        stream = rng(unit.seed, "train", unit.train.policy)
+        test = dataset(unit.dataset, "test")
+        few, show = test[:CURVE_IMAGES], store.progress
+        done = fit(
+            model, train, unit.train, rng=stream, test=few, checkpoint=state, on_saved=store.check_time, progress=show
+        )
+        columns = [[e["loss"], e["lr"], e["seconds"], e.get("accuracy", math.nan)] for e in done.history]
+        known = done.history[-1].get("accuracy") if len(few) == len(test) else None
+        facts = {
+            "history": torch.tensor(columns),
+            "accuracy": torch.tensor(evaluate(model, test) if known is None else known),
+            "images": torch.tensor(len(train)),
+        }
+        return {f"model.{name}": value for name, value in model.state_dict().items()} | facts
+
+    # A hook is before the batches of training and of testing alike; attacks on the network must not meet it.
+    hook = model.register_forward_pre_hook(lambda module, batch: on_batch()) if on_batch else None
+    artifact = store.get("model", unit, compute, label=unit.title)
+    if hook:
+        hook.remove()
+    weights = {n.removeprefix("model."): v for n, v in artifact.tensors.items() if n.startswith("model.")}
+    model.load_state_dict(weights)
+    return model.eval(), artifact
+
+
+class OnModel:
+    """A unit of work on a network, its field `model`."""
+
+    model: ModelUnit
+
+    @property
+    def needs(self) -> tuple[Unit, ...]:
+        """The network, where it is a trained one: an untrained one is no artifact."""
+        return (self.model,) if self.model.train else ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AttackUnit(OnModel):
+    """What decides a batch of attacks: the model, the victims' images and the attack.
+
+    The crops and flips, and the starts, are the same for every policy, defense and attack of one seed:
+    comparisons are paired. Images are the test images `first` … `last` - 1.
+    """
+
+    kind: ClassVar[str] = "attack"
+
+    model: ModelUnit
+    policy: str
+    attack: Attack
+    first: int
+    last: int
+    crop_flip: bool = True
+    threat: ThreatModel = dataclasses.field(default_factory=ThreatModel)
+    defense: str = ""
+    frames: int = FRAMES
+    seed: int = 0
+
+    @property
+    def title(self) -> str:
+        """Policy, images and steps."""
+        images = f"images {self.first}-{self.last - 1}"
+        defended = f" and {self.defense}" if self.defense else ""
+        attack = f"{self.attack.steps} steps of {self.attack.optimizer} on {self.attack.distance}"
+        return f"{self.policy or 'no policy'}{defended}, {images}, {attack}"
+
+    @property
+    def passes(self) -> float:
+        """Two nested gradients, seven passes, a step and image."""
+        evaluations = self.attack.inner if self.attack.optimizer == "lbfgs" else 1
+        return 7 * evaluations * self.attack.steps * self.attack.restarts * (self.last - self.first)
+
+    def make(self, store: Store, device: torch.device) -> object:
+        """Attack, if it is not in the store."""
+        return attacked(self, store, device)
+
+
+def attack_unit(settings: Settings, policy: str = "", **changes: object) -> AttackUnit:
+    """The attack on images transformed by `policy`, against the network trained with it.
+
+    `changes` replace the unit's fields; the attack is `adam-cosine` at the settings' steps by default.
+    """
+    if settings.images > (there := len(dataset(settings.dataset, "test"))):
+        raise AtsError(f"parameter images={settings.images}: {settings.dataset} has {there} test images")
+    attack = dataclasses.replace(ATTACKS["adam-cosine"], steps=settings.steps)
+    unit = AttackUnit(
+        model=model_unit(settings, policy),
+        policy=policy,
+        attack=attack,
+        first=0,
+        last=settings.images,
+        crop_flip=settings.crop_flip == "fixed" or policy != "",
+        seed=settings.seed,
+    )
+    return dataclasses.replace(unit, **changes)
+
+
+def moved(name: str, policy: str, last: int, *, seed: int, crop_flip: bool = True) -> Tensor:
+    """Test images 0 … `last` - 1 after crop, flip and policy, uint8; crops and flips are the same for every policy."""
+    pixels = dataset(name, "test").pixels[:last]
+    if crop_flip:
+        pixels = crop_and_flip(pixels, rng=rng(seed, "crop and flip"))
+    return parse_policy(policy)(pixels, rng=rng(seed, "policy", policy))
+
+
+def targets(unit: AttackUnit) -> tuple[Tensor, Tensor, Tensor]:
+    """Test images before and after crop, flip and policy, uint8 (B, C, H, W), and their labels (B,)."""
+    images, rows = dataset(unit.model.dataset, "test"), slice(unit.first, unit.last)
+    pixels = moved(unit.model.dataset, unit.policy, unit.last, seed=unit.seed, crop_flip=unit.crop_flip)
+    return images.pixels[rows], pixels[rows], images.labels[rows]
+
+
+def starts(unit: AttackUnit, model: nn.Module) -> Tensor:
+    """Starts of the unit's attacks, (restarts, B, C, H, W) in [0, 1] units; image i's is the same in any range."""
+    shape = dataset(unit.model.dataset, "test").pixels.shape[1:]
+    draw = {"normal": torch.randn, "uniform": torch.rand, "zeros": lambda s, generator: torch.zeros(s)}
+    streams = [rng(unit.seed, "start", r) for r in range(unit.attack.restarts)]
+    drawn = [torch.stack([draw[unit.attack.start](shape, generator=g) for _ in range(unit.last)]) for g in streams]
+    begin = torch.stack(drawn)[:, unit.first :]
+    normalize = normalization_layer(model)
+    return begin if unit.attack.start == "uniform" else normalize.inverse(begin.to(normalize.mean))
+
+
+def attacked(unit: AttackUnit, store: Store, device: torch.device) -> Artifact:
+    """Attack the unit's images: reconstructions, cost, trace (≤ 100 steps), frames, and metrics an image.
+
+    Tensors: `reconstruction`, `target` and `original` (B, C, H, W) in [0, 1] (the last two uint8), `psnr`,
+    `psnr_original`, `mse`, `ssim`, `cost` (B,), `trace` (T, B), `trace_steps` (T,), `frames` (F, B, …).
+    """
+
+    def compute(state: object) -> dict[str, Tensor]:
+        model, _ = trained(unit.model, store, device)
+        original, target, labels = (t.to(device) for t in targets(unit))
+        pixels = target.float() / 255
+        defense = Defense.parse(unit.defense) if unit.defense else None
+        seen = observe(
+            model, pixels, labels, threat=unit.threat, defense=defense, rng=rng(unit.seed, "defense", unit.defense)
+        )
+        found = reconstruct(
+            seen,
+            unit.attack,
+            rng=rng(unit.seed, "labels", unit.first),
+            start=starts(unit, model),
+            frames=unit.frames,
+            checkpoint=state,
+            on_saved=store.check_time,
+            progress=store.progress,
+        )
+        kept = torch.linspace(0, len(found.trace) - 1, min(100, len(found.trace))).round().long()
+        return {
+            "reconstruction": found.images,
+            "target": target,
+            "original": original,
+            "labels": labels,
+            "cost": found.cost,
+            "trace": found.trace[kept.to(device)],
+            "trace_steps": kept,
+            "frames": found.frames,
+            "psnr": psnr(found.images, pixels),
+            "psnr_original": psnr(found.images, original.float() / 255),
+            "mse": mse(found.images, pixels),
+            "ssim": ssim(found.images, pixels),
+        }
+
+    return store.get("attack", unit, compute, label=unit.title)

@@ -1,0 +1,5 @@
+"""Scores of policies that need no attack, and the search that ranks policies by them.
+
+`scores` has the privacy score and the accuracy score; `search` is the paper's Algorithm 1. To add a score: one
+function in `scores`.
+"""

@@ -1,0 +1,291 @@
+"""The two numbers of the search: how much a policy hides, and what it costs in accuracy, both without an attack.
+
+The privacy score follows the gradient from noise to the transformed image; the accuracy score looks at how
+alike an untrained network's responses to transformed images are. Each has three variants: "paper" as
+printed, "code" as the authors' released code computes it, "fixed" as we would.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from atslib.data.load import Images
+from atslib.errors import AtsError, choose
+from atslib.gradients.cpu import each, pieces
+from atslib.gradients.problems import DISTANCES, problem_gradients
+from atslib.models import fast_layout, normalization_layer
+from atslib.policies.operations import crop_and_flip
+from atslib.policies.policy import Hybrid, Policy
+from atslib.rng import rng as stream
+
+VARIANTS = ("paper", "code", "fixed")
+
+# Variant → GradSim, as a key of DISTANCES. The authors' code averages the cosines of the parameter tensors, so that
+# 16 biases weigh as much as 36,864 weights. Eq. 5, and the attack's cost, take the gradient as one vector; so do we.
+_DISTANCE = {"paper": "cosine", "code": "cosine-tensors", "fixed": "cosine"}
+
+
+def _left(curve: Tensor) -> Tensor:
+    return curve[:, :-1].mean(1)
+
+
+def _trapezoid(curve: Tensor) -> Tensor:
+    return torch.trapezoid(curve, dx=1 / (curve.shape[1] - 1))
+
+
+# Variant → the area under (B, points). Eq. 7 is a left Riemann sum: the curve ends at 1, so it falls short by about
+# half an interval and moves with the number of points. The code's trapezoids do not; "fixed" keeps them.
+_AREA: dict[str, Callable[[Tensor], Tensor]] = {"paper": _left, "code": _trapezoid, "fixed": _trapezoid}
+
+
+def area(curve: Tensor, variant: str = "fixed") -> Tensor:
+    """The area under (B, points) curves as that variant takes it, (B,): the privacy score of each."""
+    choose("variant", variant, VARIANTS)
+    return _AREA[variant](curve)
+
+
+def gradsim_curve(
+    model: nn.Module,
+    pixels: Tensor,
+    labels: Tensor,
+    *,
+    points: int = 21,
+    start: Tensor | None = None,
+    variant: str = "fixed",
+    rng: torch.Generator | None = None,
+) -> Tensor:
+    """Similarity of the gradients of an image and of its mixtures with noise (paper Eq. 5 and Fig. 1).
+
+    Point j of K + 1 is at j/K · image + (1 - j/K) · noise. The models normalize by an affine map, so mixing
+    pixels is the same as mixing normalized images, as the authors' code does. First-order gradients only.
+
+    Args:
+        model: in eval mode (the paper: semi-trained).
+        pixels: (B, C, H, W) floats in [0, 1], already transformed.
+        labels: (B,) int64.
+        points: K + 1, at least 2.
+        start: the noise, (B, C, H, W) in [0, 1]; None draws it uniformly from `rng`.
+        variant: "paper" and "fixed": one cosine over the whole gradient; "code": the mean over parameter
+            tensors of their cosines, each norm at least 1e-8.
+    Returns:
+        (B, points) in [-1, 1]; the last is 1 by construction. Flatter for longer is more private.
+    Raises:
+        AtsError: a wrong shape, an unknown variant, fewer than 2 points, neither `start` nor `rng`.
+    """
+    _check(model, variant, points)
+    if pixels.ndim != 4 or not pixels.is_floating_point() or len(pixels) != len(labels):
+        raise AtsError(
+            f"gradsim_curve: pixels {tuple(pixels.shape)} {pixels.dtype} for {len(labels)} labels; "
+            "expected floats (B, C, H, W) in [0, 1], one label an image"
+        )
+    if start is None:
+        if rng is None:
+            raise AtsError("gradsim_curve: give `start`, the noise that the curve begins at, or `rng` to draw it")
+        start = torch.rand(pixels.shape, generator=rng, device=rng.device).to(pixels)
+    _same_shape(start, pixels)
+    return _curves(model, pixels, labels, start.to(pixels), points=points, variant=variant)
+
+
+def privacy_score(model: nn.Module, images: Images, policy: Policy | Hybrid, **options: object) -> Tensor:
+    """`privacy_scores` of one policy, (B,); lower is more private. Average it at the call."""
+    return privacy_scores(model, images, [policy], **options)[0]
+
+
+def privacy_scores(
+    model: nn.Module,
+    images: Images,
+    policies: Sequence[Policy | Hybrid],
+    *,
+    points: int = 21,
+    draws: int = 1,
+    starts: Tensor | None = None,
+    variant: str = "fixed",
+    first: int = 0,
+    rng: torch.Generator,
+) -> Tensor:
+    """Area under each image's `gradsim_curve` after crop, flip and policy (paper Eq. 6 and 7); lower is more private.
+
+    One integer is taken from `rng`, and every stream derives from it: all policies, the empty one too, see the
+    same crops, flips and noise, so that their differences are paired. An image's score depends neither on
+    its neighbours nor on the policies scored beside it, and calls with equal `rng` agree.
+
+    Args:
+        model: in eval mode (the paper: trained on 10 % of the data); the scores are computed on its device.
+        images: B of them, uint8.
+        points: of the curve; the authors' code has 21.
+        draws: of crop, flip, policy and noise, averaged.
+        starts: (B, C, H, W) noise in [0, 1] for every draw; None draws it uniformly.
+        variant: "paper": whole gradient, left Riemann sum over `points - 1` intervals; "code": mean over
+            parameter tensors, trapezoids; "fixed": whole gradient, trapezoids.
+        first: images before it take their draws but are not scored; so scores can be computed in parts.
+    Returns:
+        (P, B - first), about 0 to 1.
+    """
+    _check(model, variant, points)
+    if draws < 1 or not 0 <= first < len(images) or not policies:
+        shown = f"{draws} draws, {len(policies)} policies, images {first} to {len(images)}"
+        raise AtsError(f"privacy_scores: {shown}; there must be at least one of each")
+    if starts is not None:
+        _same_shape(starts, images.pixels)
+    seed, device = _seed(rng), next(model.parameters()).device
+    images, total = images.to(device), 0
+    for draw in range(draws):
+        moved = torch.cat([transformed(images, policy, seed=seed, draw=draw)[first:] for policy in policies])
+        noise = starts
+        if starts is None:
+            noise = torch.rand(images.pixels.shape, generator=stream(seed, "start", draw))
+        noise = noise[first:].to(device, next(model.parameters()).dtype)
+        curve = _curves(model, moved, images.labels[first:], noise, points=points, variant=variant)
+        total = total + _AREA[variant](curve)
+    return (total / draws).view(len(policies), -1)
+
+
+def accuracy_score(
+    model: nn.Module,
+    images: Images,
+    policy: Policy | Hybrid,
+    *,
+    variant: str = "fixed",
+    one_per_class: bool | None = None,
+    batch: int = 100,
+    rng: torch.Generator,
+) -> float:
+    """How differently an untrained network responds to the transformed images (paper Eq. 8 to 10); higher is better.
+
+    The mean of `jacobian_score` over whole batches (the paper: 10 rounds of 100 images). A Jacobian's row is
+    the gradient of the sum of logits with respect to the normalized image, as in the authors' code.
+
+    Args:
+        model: in eval mode, not trained.
+        images: uint8; the last, incomplete batch is left out unless it is the only one.
+        variant: see `jacobian_score`; with "paper" lower is better, whatever the text says.
+        one_per_class: keep only a batch's first image of each label; None: in variant "code", whose filter
+            does that unannounced (about 63 of 100 CIFAR-100 images stay, at most 10 of Fashion-MNIST).
+        rng: as in `privacy_scores`: equal `rng`, equal crops and flips for every policy.
+    Raises:
+        AtsError: fewer than two images in a batch, or a Jacobian that is constant.
+    """
+    _check(model, variant)
+    seed, device = _seed(rng), next(model.parameters()).device
+    one_per_class = variant == "code" if one_per_class is None else one_per_class
+    moved = transformed(images.to(device), policy, seed=seed)
+    scores = []
+    for rows in torch.arange(len(images)).split(batch):
+        if len(rows) < batch and scores:
+            break
+        if one_per_class:
+            labels = images.labels[rows].tolist()
+            rows = rows[sorted({label: i for i, label in reversed(list(enumerate(labels)))}.values())]
+        scores.append(jacobian_score(_jacobian(model, moved[rows.to(device)]), variant=variant))
+    return sum(scores) / len(scores)
+
+
+def jacobian_score(jacobian: Tensor, *, variant: str = "fixed") -> float:
+    """Score of the correlations between the rows of a Jacobian (N, D), N at least 2.
+
+    With the eigenvalues v of the rows' correlation matrix and e = 1e-5, Eq. 10 prints the mean of
+    log(v + e) + 1 / (v + e), which grows as rows become alike: "paper", lower is better. "code" is minus the
+    sum, as in Mellor et al. 2020 (arXiv:2006.04647); it grows with N. "fixed" is minus the mean: higher is
+    better, at most -1 (uncorrelated rows), comparable between batches of different size.
+
+    Raises:
+        AtsError: N is below 2, or a row is constant or not finite, so that it has no correlation.
+    """
+    choose("variant", variant, VARIANTS)
+    if jacobian.ndim != 2 or len(jacobian) < 2:
+        raise AtsError(f"jacobian_score: a Jacobian of shape {tuple(jacobian.shape)}; expected (N, D) with N above 1")
+    correlation = torch.corrcoef(jacobian.double())
+    if not correlation.isfinite().all():
+        raise AtsError("jacobian_score: a row is constant or not finite and correlates with nothing; check the model")
+    shifted = torch.linalg.eigvalsh(correlation) + 1e-5
+    terms = shifted.log() + 1 / shifted
+    return float({"paper": terms.mean(), "code": -terms.sum(), "fixed": -terms.mean()}[variant])
+
+
+def _jacobian(model: nn.Module, pixels: Tensor) -> Tensor:
+    """Gradient of each image's sum of logits with respect to the normalized image, (N, C·H·W)."""
+    z = fast_layout(pixels.to(next(model.parameters()).dtype) / 255).requires_grad_()
+    with torch.enable_grad():
+        (found,) = torch.autograd.grad(model(z).sum(), z)
+    return (found * normalization_layer(model).std).flatten(1)  # the chain rule, back from pixels
+
+
+def transformed(images: Images, policy: Policy | Hybrid, *, seed: int, draw: int = 0) -> Tensor:
+    """What the client trains on: crop and flip, the same for every policy, then the policy. uint8."""
+    cropped = crop_and_flip(images.pixels, rng=stream(seed, "crop and flip", draw))
+    return policy(cropped, rng=stream(seed, "policy", str(policy), draw))
+
+
+def _seed(rng: torch.Generator) -> int:
+    return int(torch.randint(1 << 62, (1,), generator=rng, device=rng.device))
+
+
+def _check(model: nn.Module, variant: str, points: int = 2) -> None:
+    choose("variant", variant, VARIANTS)
+    if model.training:
+        raise AtsError(f"{type(model).__name__} is in training mode, where images affect each other; call eval()")
+    if points < 2:
+        raise AtsError(f"points={points}: a curve has at least 2, its two ends")
+
+
+def _same_shape(start: Tensor, pixels: Tensor) -> None:
+    if start.shape != pixels.shape:
+        raise AtsError(f"start {tuple(start.shape)} and images {tuple(pixels.shape)} must have one shape")
+
+
+@torch.no_grad()
+def _curves(model: nn.Module, pixels: Tensor, labels: Tensor, start: Tensor, *, points: int, variant: str) -> Tensor:
+    """Curves of N images, uint8 or floats in [0, 1]; labels and starts, B of them, repeat. (N, points)"""
+    rows, found, done = _rows_at_once(model), [], 0
+    threads = pieces(len(pixels), pixels.device)
+    models = [model] if len(threads) == 1 else [copy.deepcopy(model) for _ in threads]  # none shared
+
+    def curves(model: nn.Module, chunk: Tensor) -> Tensor:
+        target = pixels[chunk].to(start.dtype) / (1 if pixels.is_floating_point() else 255)
+        repeated = chunk % len(start)
+        return _similarity(model, (target, start[repeated], labels[repeated]), points, rows, variant)
+
+    while done < len(pixels):
+        size = max(1, rows // points) * len(models)
+        chunk = torch.arange(done, min(done + size, len(pixels)), device=pixels.device)
+        try:
+            parts = chunk.chunk(len(models))
+            curve = torch.cat(each(curves, models[: len(parts)], parts))
+        except torch.OutOfMemoryError:
+            if rows == 1:
+                raise
+            curve = None
+        if curve is None:  # outside of `except`, which would keep the failed batch alive
+            rows = rows // 2
+            continue
+        found.append(curve)
+        done += len(chunk)
+    return torch.cat(found)
+
+
+def _similarity(model: nn.Module, mixed: tuple[Tensor, Tensor, Tensor], points: int, rows: int, variant: str) -> Tensor:
+    """(m, points) for m targets, starts and labels, about `rows` gradients at once."""
+    target, start, labels = mixed
+    weights, pieces, reference = [1.0] * sum(1 for _ in model.parameters()), [], None
+    # From the image back to the noise: the target's own gradient is the first column, computed once.
+    shares = torch.arange(points - 1, -1, -1, device=target.device).to(target.dtype) / (points - 1)
+    for share in shares.chunk(-(-len(target) * points // rows)):
+        share = share.view(-1, 1, 1, 1)
+        x = fast_layout((share * target[:, None] + (1 - share) * start[:, None]).flatten(0, 1))
+        shape = (len(target), len(share))
+        found = problem_gradients(model, x[:, None], labels.repeat_interleave(shape[1])[:, None])
+        if reference is None:
+            reference = [g.unflatten(0, shape)[:, :1].clone() for g in found]
+        repeated = tuple(r.expand(*shape, *r.shape[2:]).flatten(0, 1) for r in reference)
+        pieces.append(1 - DISTANCES[_DISTANCE[variant]](found, repeated, weights).view(shape))
+    curve = torch.cat(pieces, 1).flip(1)
+    curve[:, -1] = 1  # what rounding leaves of it
+    return curve
+
+
+def _rows_at_once(model: nn.Module) -> int:
+    """Gradients in one batch: enough to keep the device busy, at most 1/4 GB of them on a CPU, 8 GB on a GPU."""
+    size, on_gpu = sum(p.numel() for p in model.parameters()), next(model.parameters()).is_cuda
+    return max(1, min(1024 if on_gpu else 128, (1 << 31 if on_gpu else 1 << 26) // size))
