@@ -26,7 +26,6 @@ from atslib.report.pages import (
     ext1_tinyimagenet,
     ext3_which_images_leak,
     ext4_hidden_details,
-    table1,
 )
 from atslib.report.pages.claim1_privacy import HYBRID, SEARCHED
 from atslib.report.pages.claim3_transfer import transfer_verdict
@@ -34,7 +33,7 @@ from atslib.report.pages.claim4_efficiency import efficiency_verdict
 from atslib.report.pages.claim5_semantics import semantics_verdict
 from atslib.report.pages.ext3_which_images_leak import leakage_verdict
 from atslib.report.pages.ext4_hidden_details import details_verdict
-from atslib.report.units import units
+from atslib.report.units import table1, units
 from atslib.report.units.settings import settings
 from atslib.report.units.units import ModelUnit, attack_unit, model_unit, network, trained
 from atslib.rng import rng
