@@ -27,9 +27,9 @@ from atslib.policies.policy import parse_policy
 from atslib.report import plots
 from atslib.report.units.units import ModelUnit, dataset, device_of, network, trained
 from atslib.rng import rng
-from atslib.scores.search import Found, SearchConfig, fingerprint
+from atslib.scores.search import Found, SearchConfig
 from atslib.scores.search import search as search_policies
-from atslib.store import Store, write_atomically
+from atslib.store import Store, fingerprint, write_atomically
 
 
 def indices(text: str, count: int) -> list[int]:

@@ -19,7 +19,7 @@ from atslib.models import build_model
 from atslib.policies.policy import CANONICAL, Policy, enumerate_distinct, load_policies
 from atslib.rng import rng
 from atslib.scores.scores import accuracy_score, privacy_score
-from atslib.scores.search import SearchConfig, attack_gains, fingerprint, pareto, search
+from atslib.scores.search import SearchConfig, attack_gains, pareto, search
 from atslib.store import Store
 
 module = importlib.import_module("atslib.scores.search")  # `atslib.search` is the function
@@ -236,13 +236,6 @@ def test_a_wrong_config_says_what_is_allowed(options, message):
 def test_too_few_images_are_named(parties):
     with pytest.raises(AtsError, match="asks for 100 images and shapes test has 12"):
         search(dataclasses.replace(SMALL, images=100), *parties, seed=0)
-
-
-def test_a_fingerprint_sees_values_shapes_and_types():
-    one = torch.arange(4)
-    distinct = [fingerprint(t) for t in (one, one.view(2, 2), one.float(), one.flip(0))]
-    assert len(set(distinct)) == 4
-    assert fingerprint(one) == fingerprint(one.clone())
 
 
 # --- an own folder ------------------------------------------------------------------------------------------

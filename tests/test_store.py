@@ -1,5 +1,6 @@
 """The store: keys, faults on disk, kills, and archives that come from elsewhere."""
 
+import copy
 import dataclasses
 import gzip
 import io
@@ -16,7 +17,9 @@ from atslib.attacks import Attack
 from atslib.clients.threat import ThreatModel
 from atslib.clients.training import TrainConfig
 from atslib.errors import AtsError
-from atslib.store import LATER, Store, plain, project_root, write_atomically
+from atslib.models import build_model
+from atslib.rng import rng
+from atslib.store import LATER, Store, fingerprint, load_state, plain, project_root, save_state, write_atomically
 
 CONFIG = {"policy": "3-1-7", "steps": 10}
 
@@ -41,6 +44,37 @@ def make(store, config=CONFIG, kind="attack"):
 
 def files(folder):
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+# --- states of unfinished runs -----------------------------------------------------------------------------
+
+
+def test_a_fingerprint_sees_every_value_shape_and_type():
+    one, network = torch.arange(4), build_model("lenet", 3, rng=rng(0))
+    distinct = [one, one.view(2, 2), one.float(), one.flip(0), one[0], [one], {"a": one}, {"b": one}, [[one], one]]
+    distinct += [[one, one], network, build_model("lenet", 3, rng=rng(1)), network[0], rng(0), rng(1), "a", ["a"], None]
+    distinct += [Attack(), Attack(steps=2), ThreatModel(), 1, 1.0, "1", True]
+    assert len({fingerprint(value) for value in distinct}) == len(distinct)
+    for value in (one.clone(), build_model("lenet", 3, rng=rng(0)), rng(0), Attack(), {"a": [one]}):
+        assert fingerprint(value) == fingerprint(copy.deepcopy(value))
+    assert fingerprint(one) == fingerprint(one.repeat_interleave(2)[::2])  # values, not layout
+
+
+def test_fingerprints_in_the_keys_of_old_artifacts_hold():
+    assert fingerprint(torch.arange(4), torch.ones(2)) == "b328189385a4543ca33a"
+
+
+def test_a_state_comes_back_to_its_own_run_only(tmp_path):
+    path, tensors = tmp_path / "run.state", {"x": torch.arange(3.0), "n": torch.tensor(2)}
+    assert load_state(path, "mine") is None
+    save_state(path, "mine", tensors, epoch=3)
+    found, facts = load_state(path, "mine")
+    assert {name: value.tolist() for name, value in found.items()} == {"x": [0, 1, 2], "n": 2}
+    assert facts == {"run": "mine", "epoch": 3}
+    with pytest.warns(UserWarning, match=r"^run.state is not resumed \(it is the state of another run: other data"):
+        assert load_state(path, "another") is None
+    assert files(tmp_path) == ["run.state.aside"]
+    assert load_state(path, "mine") is None
 
 
 # --- computing once, and the key ---------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 from torch import nn
 
 from atslib.clients import training
@@ -174,7 +175,7 @@ def test_a_killed_run_resumes_to_the_same_bits(images, tmp_path, monkeypatch):
     taken = []
     epoch = training._epoch
     monkeypatch.setattr(training, "_epoch", lambda *args: taken.append(1) or epoch(*args))
-    resumed = trained(images, RICH, checkpoint=state, test=images, model=network(seed=9), seed=9)
+    resumed = trained(images, RICH, checkpoint=state, test=images)
     assert len(taken) == 2  # the first epoch was kept
     assert equal(resumed.model, undisturbed.model)
     names = ("epoch", "loss", "lr", "accuracy")
@@ -184,13 +185,44 @@ def test_a_killed_run_resumes_to_the_same_bits(images, tmp_path, monkeypatch):
 def test_a_run_that_is_resumed_after_its_end_trains_no_further(images, tmp_path, monkeypatch):
     first = trained(images, checkpoint=tmp_path / "state")
     monkeypatch.setattr(training, "_epoch", None)
-    again = trained(images, checkpoint=tmp_path / "state", model=network(seed=9))
+    again = trained(images, checkpoint=tmp_path / "state")
     assert equal(first.model, again.model)
     assert again.history == first.history
 
 
-def other_network(state):
-    training._save(state, network(), torch.optim.SGD([torch.zeros(1)]), rng(0), [{"epoch": 0}])
+OTHERS = {
+    "data": lambda images: {"images": images[:20]},
+    "labels": lambda images: {"images": dataclasses.replace(images, labels=images.labels.flip(0))},
+    "test images": lambda images: {"test": images[:5]},
+    "network": lambda images: {"model": network("lenet")},
+    "weights": lambda images: {"model": network(seed=1)},
+    "config": lambda images: {"config": dataclasses.replace(RICH, policy="")},
+    "fewer epochs": lambda images: {"config": dataclasses.replace(RICH, epochs=1)},
+    "stream": lambda images: {"seed": 1},
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_the_state_of_another_run_is_set_aside_and_training_starts_anew(images, tmp_path, monkeypatch, what):
+    state = tmp_path / "state"
+    killed(images, monkeypatch, state)
+    other = {"images": images, "config": RICH, "test": images} | OTHERS[what](images)
+    with pytest.warns(UserWarning, match=r"^state is not resumed \(it is the state of another run.*now state.aside"):
+        anew = trained(checkpoint=state, **other)
+    if "model" in other:
+        other["model"] = network("lenet") if what == "network" else network(seed=1)
+    assert equal(anew.model, trained(**other).model)
+    assert (tmp_path / "state.aside").exists()
+
+
+def without_a_hash(state):
+    save_file({"model.weight": torch.zeros(2), "rng": rng(0).get_state()}, state, metadata={"history": "[]"})
+
+
+def flipped(state):
+    data = bytearray(state.read_bytes())
+    data[-5] ^= 1
+    state.write_bytes(data)
 
 
 SPOILED = {
@@ -198,7 +230,8 @@ SPOILED = {
     "empty": lambda state: state.write_bytes(b""),
     "truncated": lambda state: state.write_bytes(state.read_bytes()[:-100]),
     "a model's checkpoint": lambda state: save_checkpoint(state, network()),
-    "of another network": other_network,
+    "a flipped bit": flipped,
+    "of an older version": without_a_hash,
 }
 
 
@@ -207,7 +240,7 @@ def test_a_damaged_state_is_warned_of_and_training_starts_anew(images, tmp_path,
     state = tmp_path / "state"
     killed(images, monkeypatch, state, network("lenet"))
     SPOILED[how](state)
-    with pytest.warns(UserWarning, match="state cannot be resumed .*training starts anew"):
+    with pytest.warns(UserWarning, match="^state is not resumed .*the run starts anew"):
         anew = trained(images, RICH, checkpoint=state, model=network("lenet"))
     assert equal(anew.model, trained(images, RICH, model=network("lenet")).model)
     assert len(anew.history) == RICH.epochs
@@ -328,6 +361,20 @@ def test_a_checkpoint_round_trips_with_its_facts(tmp_path):
     assert load_checkpoint(tmp_path / "new" / "a.safetensors", other) == {"policy": "3-1-7", "accuracy": 71.5}
     assert equal(model, other)
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["a.safetensors"]
+
+
+def test_a_checkpoint_with_a_flipped_bit_is_refused(tmp_path):
+    save_checkpoint(tmp_path / "a", network())
+    flipped(tmp_path / "a")
+    with pytest.raises(AtsError, match=r"^checkpoint .*a is damaged: its bytes do not match their hash$"):
+        load_checkpoint(tmp_path / "a", network())
+
+
+def test_a_checkpoint_without_a_hash_is_taken_as_it_is(tmp_path):
+    save_file(network(seed=1).state_dict(), tmp_path / "a", metadata={"facts": '{"policy": "0"}'})
+    model = network()
+    assert load_checkpoint(tmp_path / "a", model) == {"policy": "0"}
+    assert equal(model, network(seed=1))
 
 
 def test_a_checkpoint_of_another_network_is_refused(tmp_path):

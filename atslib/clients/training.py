@@ -1,17 +1,12 @@
 """Training as the authors do it, with policies and defenses applied on the device."""
 
-import copy
 import dataclasses
-import json
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -21,7 +16,7 @@ from atslib.errors import AtsError
 from atslib.models import fast_layout
 from atslib.policies.operations import crop_and_flip
 from atslib.policies.policy import parse_policy
-from atslib.store import write_atomically
+from atslib.store import fingerprint, load_state, read_tensors, save_state, write_tensors
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,7 +90,8 @@ def fit(
             (on a CPU, with the same number of threads).
         test: its accuracy is added to the history after every epoch.
         checkpoint: a file that makes the run resumable at the last finished epoch; the caller deletes it.
-            A damaged one is warned of, and training starts anew.
+            One that is damaged, or of a run with other data, network, config or stream, is set aside with a
+            warning, and training starts anew.
         on_saved: called when the checkpoint was written and more epochs follow; what it raises ends the training,
             which another call takes up.
         progress: show a bar with the remaining time.
@@ -113,7 +109,8 @@ def fit(
         nesterov=config.momentum > 0,
         weight_decay=config.weight_decay,
     )
-    history = _load(checkpoint, model, optimizer, rng) if checkpoint and checkpoint.exists() else []
+    run = fingerprint("training 1", model, train, test, config, rng) if checkpoint else ""
+    history = _resume(checkpoint, run, model, optimizer, rng) if checkpoint else []
     for epoch in tqdm(range(len(history), config.epochs), disable=not progress, unit="epoch", leave=False):
         started = time.monotonic()
         optimizer.param_groups[0]["lr"] = learning_rate(config, epoch)
@@ -126,7 +123,7 @@ def fit(
             facts["accuracy"] = evaluate(model, test)
         history.append(facts)
         if checkpoint:
-            _save(checkpoint, model, optimizer, rng, history)
+            _save(checkpoint, run, model, optimizer, history, rng.get_state())
             if on_saved and epoch + 1 < config.epochs:
                 on_saved()
     return Trained(model.to(memory_format=torch.contiguous_format).eval(), tuple(history))
@@ -179,59 +176,44 @@ def evaluate(model: nn.Module, images: Images, *, chunk: int = 500) -> float:
 
 def save_checkpoint(path: Path, model: nn.Module, /, **facts: object) -> None:
     """Write a model's weights and facts about it (JSON values) to a safetensors file."""
-    tensors = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
-    text = {"facts": json.dumps(facts)}
-    write_atomically(Path(path), lambda partial: save_file(tensors, partial, metadata=text))
+    write_tensors(Path(path), model.state_dict(), facts)
 
 
 def load_checkpoint(path: Path, model: nn.Module) -> dict:
     """Fill `model` from a file of `save_checkpoint`; the facts stored with it.
 
     Raises:
-        AtsError: no such file, not a safetensors file, or weights of another network.
+        AtsError: no such file, not a safetensors file, a damaged one, or weights of another network.
     """
-    path = Path(path)
-    if not path.exists():
-        raise AtsError(f"checkpoint {path} does not exist")
     try:
-        with safe_open(path, "pt") as stored:
-            facts = json.loads((stored.metadata() or {}).get("facts", "{}"))
-        model.load_state_dict(load_file(path))
+        tensors, facts = read_tensors(Path(path))
+        model.load_state_dict(tensors)
+    except AtsError as error:
+        raise AtsError(f"checkpoint {error}") from None
     except RuntimeError as error:
         raise AtsError(f"checkpoint {path} is of another network: {str(error).splitlines()[1].strip()}") from None
-    except Exception as error:
-        raise AtsError(f"checkpoint {path} cannot be read as safetensors: {error}") from None
     return facts
 
 
 def _save(
-    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, rng: torch.Generator, history: list[dict]
+    path: Path, run: str, model: nn.Module, optimizer: torch.optim.Optimizer, history: list, stream: Tensor
 ) -> None:
-    tensors = {f"model.{name}": value.contiguous() for name, value in model.state_dict().items()}
-    momentum = [optimizer.state[p].get("momentum_buffer") for p in model.parameters()]
-    tensors |= {f"momentum.{i}": value.contiguous() for i, value in enumerate(momentum) if value is not None}
-    tensors["rng"] = rng.get_state()
-    metadata = {"history": json.dumps(history)}
-    write_atomically(path, lambda partial: save_file(tensors, partial, metadata=metadata))
+    tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
+    momenta = [optimizer.state[p].get("momentum_buffer") for p in model.parameters()]
+    tensors |= {f"momentum.{i}": value for i, value in enumerate(momenta) if value is not None}
+    save_state(path, run, tensors | {"rng": stream}, history=history)
 
 
-def _load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, rng: torch.Generator) -> list[dict]:
-    """Take up the state of an unfinished run; its history, empty (and nothing changed) if it cannot be read."""
-    device, fresh = next(model.parameters()).device, copy.deepcopy(model.state_dict())
-    try:
-        with safe_open(path, "pt") as stored:
-            history = json.loads(stored.metadata()["history"])
-        tensors = load_file(path)
-        stream = tensors.pop("rng")
-        momenta = [tensors.pop(f"momentum.{i}", None) for i, _ in enumerate(model.parameters())]
-        model.load_state_dict({name.removeprefix("model."): value for name, value in tensors.items()})
-        rng.set_state(stream)
-    except Exception as error:
-        model.load_state_dict(fresh)
-        why = (str(error) or repr(error)).splitlines()[0]
-        warnings.warn(f"{path.name} cannot be resumed ({why}); training starts anew", stacklevel=3)
+def _resume(
+    path: Path, run: str, model: nn.Module, optimizer: torch.optim.Optimizer, rng: torch.Generator
+) -> list[dict]:
+    """Take up this run where it was left; its history, empty where there is nothing to take up."""
+    if (state := load_state(path, run)) is None:
         return []
-    for parameter, momentum in zip(model.parameters(), momenta, strict=True):
-        if momentum is not None:
-            optimizer.state[parameter]["momentum_buffer"] = momentum.to(device)
-    return history
+    tensors, facts = state
+    rng.set_state(tensors.pop("rng"))
+    for i, parameter in enumerate(model.parameters()):
+        if (momentum := tensors.pop(f"momentum.{i}", None)) is not None:
+            optimizer.state[parameter]["momentum_buffer"] = momentum.to(parameter.device)
+    model.load_state_dict({name.removeprefix("model."): value for name, value in tensors.items()})
+    return facts["history"]

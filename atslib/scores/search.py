@@ -4,7 +4,6 @@
 artifact of a store, so that a search killed at any moment goes on where it was and ends with the same table.
 """
 
-import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -24,7 +23,7 @@ from atslib.measures.metrics import psnr
 from atslib.policies.policy import Hybrid, Policy, enumerate_distinct, sample_authors, sample_uniform, save_policies
 from atslib.rng import rng
 from atslib.scores.scores import VARIANTS, accuracy_score, privacy_scores, transformed
-from atslib.store import Store, write_atomically
+from atslib.store import Store, fingerprint, write_atomically
 
 SAMPLERS = ("uniform", "authors", "exhaustive")
 T_ACC = -85.0  # the released threshold on the accuracy score; the paper gives none
@@ -203,15 +202,6 @@ def pareto(table: pd.DataFrame) -> pd.Series:
     best = table.dropna(subset=["s_pri", "s_acc"]).groupby("s_pri")["s_acc"].max()  # in rising s_pri
     front = best[best > best.cummax().shift(fill_value=-np.inf)]
     return table["s_acc"].eq(table["s_pri"].map(front)) & table["s_pri"].notna()
-
-
-def fingerprint(*tensors: Tensor) -> str:
-    """A hash of the values of some tensors: what names a model or images in the key of an artifact."""
-    digest = hashlib.sha256()
-    for tensor in tensors:
-        array = tensor.detach().cpu().contiguous()
-        digest.update(f"{array.dtype}{tuple(array.shape)}".encode() + array.numpy().tobytes())
-    return digest.hexdigest()[:20]
 
 
 class _Scorer:
