@@ -90,7 +90,7 @@ def plain_attack(model, label, target, start, attack):
 
     for _ in range(attack.steps):
         optimizer.step(closure)
-        if attack.decay:
+        if attack.schedule == "steps":
             scheduler.step()
         if attack.boxed:
             with torch.no_grad():
@@ -119,19 +119,19 @@ def test_every_preset_is_the_authors_loop(name, model_name):
 
 
 def test_the_presets_are_those_of_the_papers():
-    """Table of the dossier: cost, optimizer, step size, steps, restarts, TV, signed, boxed, decay."""
+    """Table of the dossier: cost, optimizer, step size, steps, restarts, TV, signed, boxed, schedule."""
     rows = {
-        "lbfgs-l2": ("l2", "lbfgs", 1e-4, 50, 2, 1e-3, False, False, False),
-        "adam-cosine": ("cosine", "adam", 0.1, 4800, 1, 1e-4, True, True, True),
-        "lbfgs-cosine": ("cosine", "lbfgs", 1e-4, 300, 16, 1e-4, True, True, False),
-        "adam-l1": ("l1", "adam", 0.1, 4800, 1, 1e-4, True, True, True),
-        "adam-l2": ("l2", "adam", 0.1, 4800, 1, 1e-4, True, True, True),
-        "sgd-cosine": ("cosine", "sgd", 0.01, 4800, 1, 1e-4, True, True, True),
-        "adam-cosine-tv": ("cosine", "adam", 0.1, 4800, 1, 1e-1, False, True, True),
+        "lbfgs-l2": ("l2", "lbfgs", 1e-4, 50, 2, 1e-3, False, False, "constant"),
+        "adam-cosine": ("cosine", "adam", 0.1, 4800, 1, 1e-4, True, True, "steps"),
+        "lbfgs-cosine": ("cosine", "lbfgs", 1e-4, 300, 16, 1e-4, True, True, "constant"),
+        "adam-l1": ("l1", "adam", 0.1, 4800, 1, 1e-4, True, True, "steps"),
+        "adam-l2": ("l2", "adam", 0.1, 4800, 1, 1e-4, True, True, "steps"),
+        "sgd-cosine": ("cosine", "sgd", 0.01, 4800, 1, 1e-4, True, True, "steps"),
+        "adam-cosine-tv": ("cosine", "adam", 0.1, 4800, 1, 1e-1, False, True, "steps"),
     }
     for name, row in rows.items():
         a = ATTACKS[name]
-        assert (a.distance, a.optimizer, a.lr, a.steps, a.restarts, a.tv, a.signed, a.boxed, a.decay) == row
+        assert (a.distance, a.optimizer, a.lr, a.steps, a.restarts, a.tv, a.signed, a.boxed, a.schedule) == row
         assert (a.start, a.inner, a.history, a.line_search) == ("normal", 20, 100, False)
 
 
@@ -151,7 +151,9 @@ def bowl(z, curvature=CURVATURE, centre=CENTRE):
 
 def lbfgs(attack, z, **options):
     free = torch.full((z.shape[1],), torch.inf, dtype=z.dtype)
-    return optimizers.Lbfgs([replace(attack, optimizer="lbfgs", decay=False, signed=False)] * len(z), z, 0, -free, free)
+    return optimizers.Lbfgs(
+        [replace(attack, optimizer="lbfgs", schedule="constant", signed=False)] * len(z), z, 0, -free, free
+    )
 
 
 @pytest.mark.parametrize("history", [2, 3, 100])
@@ -164,7 +166,7 @@ def test_lbfgs_is_torchs_for_each_member(history, lr):
     alone = [begin[i].clone().requires_grad_() for i in range(3)]
     theirs = [torch.optim.LBFGS([z], lr=lr, max_iter=8, history_size=history) for z in alone]
     for step in range(4):
-        distance = ours.step(bowl, step)
+        distance, _ = ours.step(bowl, step)
         for i, (z, optimizer) in enumerate(zip(alone, theirs, strict=True)):
 
             def closure(i=i, z=z, optimizer=optimizer):
@@ -277,9 +279,9 @@ def test_members_may_differ_in_all_but_structure(optimizer):
     base, start = replace(UNSIGNED, optimizer=optimizer, inner=3), starts(seen)
     attacks = [
         replace(base, steps=2, tv=0),
-        replace(base, steps=4, lr=0.01, decay=False),
-        replace(base, steps=7, tv=1e-3, scale=0.1, clip=0.2, boxed=False),
-        replace(base, steps=4, l2=0.1, tv_isotropic=0.3, signed=True),
+        replace(base, steps=4, lr=0.01, schedule="cosine"),
+        replace(base, steps=7, tv=1e-3, penalties=(("scale", 0.1), ("clip", 0.2)), boxed=False, keep_best=True),
+        replace(base, steps=4, penalties=(("tv-isotropic", 0.3),), schedule="linear", signed=True),
     ]
     together = reconstruct(seen, attacks, rng=rng(0), start=start, chunk=4)
     for i, attack in enumerate(attacks):
@@ -495,6 +497,64 @@ def test_a_killed_run_resumes_to_the_same_bits(optimizer, chunk, tmp_path, monke
     assert not list(tmp_path.iterdir())
 
 
+# --- schedules, the best iterate, and attacks that never leave their start --------------------------------
+
+
+def test_step_sizes_follow_the_schedule():
+    rates = {}
+    for name in optimizers.SCHEDULES:
+        attack, free = Attack(steps=16, lr=2.0, schedule=name), torch.full((3,), torch.inf)
+        adam = optimizers.Adam([attack], torch.zeros(1, 3), 3, -free, free)
+        rates[name] = [adam.rate(step).item() for step in range(16)]
+    assert rates["constant"] == [2] * 16
+    assert rates["steps"] == pytest.approx([2] * 5 + [0.2] * 4 + [0.02] * 5 + [0.002] * 2)  # 16 // 2.667 is 5
+    assert rates["linear"] == pytest.approx([2 * (1 - step / 16) for step in range(16)])
+    weights = [torch.nn.Parameter(torch.zeros(1))]
+    theirs = torch.optim.SGD(weights, lr=2.0)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(theirs, T_max=16)
+    for ours in rates["cosine"]:
+        assert ours == pytest.approx(schedule.get_last_lr()[0], abs=1e-6)
+        theirs.step()
+        schedule.step()
+
+
+def test_the_best_iterate_is_that_of_least_cost_with_the_penalties():
+    """Far too long steps never return to the cost of the start, others pass their best iterate."""
+    seen, _ = victims()
+    attack, start = replace(UNSIGNED, schedule="constant", steps=9), starts(seen)
+    attacks = [replace(attack, lr=lr, boxed=lr < 5) for lr in (5.0, 5.0, 1.0, 2.0)]
+    last = reconstruct(seen, attacks, rng=rng(0), start=start, frames=10)
+    keep = [replace(a, keep_best=True) for a in attacks]
+    best = reconstruct(seen, keep, rng=rng(0), start=start, chunk=3)
+    torch.testing.assert_close(best.trace, last.trace)
+    z = seen.model[0](last.frames).flatten(2)
+    costs = torch.stack([sum(objective.Objective(seen, [attack] * 4)(row)) for row in z])
+    picked = costs.argmin(0)
+    assert picked.tolist()[:3] == [0, 0, 9]
+    assert 0 < picked[3] < 9
+    torch.testing.assert_close(best.images, last.frames[picked, torch.arange(4)], rtol=0, atol=1e-9)
+    assert (best.cost[picked < 9] != last.cost[picked < 9]).all()
+
+
+def test_zeros_are_a_dead_point_of_an_untrained_resnet_and_the_result_says_so():
+    model = build_model("resnet20-1", 5, image_size=8, norm=((0.5,), (0.25,)), rng=rng(0))
+    pixels = torch.rand(2, 3, 8, 8, generator=rng(0, "pixels"))
+    seen = observe(model, pixels, LABELS[:2])
+    for name in ("adam-cosine", "adam-cosine-tv", "lbfgs-cosine", "sgd-cosine"):
+        attack = replace(ATTACKS[name], steps=3, restarts=1, start="zeros")
+        run = reconstruct(seen, attack, rng=rng(0))
+        assert run.stuck.tolist() == [True, True]
+        assert (run.cost == run.trace[0]).all()
+        assert reconstruct(seen, replace(attack, start="normal"), rng=rng(0)).stuck.tolist() == [False, False]
+
+
+def test_gradients_that_are_not_finite_are_refused():
+    seen, _ = victims()
+    seen.gradients[[1, 3], 0] = torch.tensor([torch.nan, torch.inf]).double()
+    with pytest.raises(AtsError, match=r"gradients \[1, 3\] hold nan or infinity"):
+        reconstruct(seen, UNSIGNED, rng=rng(0))
+
+
 # --- labels and problems of several images -------------------------------------------------------------
 
 
@@ -564,7 +624,7 @@ def test_a_stack_is_attacked_as_one_model_after_the_other(model_name, threat):
     pixels = torch.rand(4, 3, side, side, generator=rng(0, "pixels"), dtype=torch.float64)
     views = [observe(network(model_name, seed=s), pixels, LABELS, threat=threat) for s in (0, 1)]
     prior = 0.01 if model_name != "lenet" and threat.batch_norm == "known" else 0
-    attack, start = replace(UNSIGNED, steps=3, bn_prior=prior), pixels.flip(0)
+    attack, start = replace(UNSIGNED, steps=3, penalties=(("batch-norm", prior),)), pixels.flip(0)
     together = reconstruct(stack(views), attack, rng=rng(0), start=start.repeat(2, 1, 1, 1))
     alone = [reconstruct(view, attack, rng=rng(0), start=start) for view in views]
     torch.testing.assert_close(together.images, torch.cat([a.images for a in alone]), rtol=0, atol=1e-6)
@@ -578,7 +638,7 @@ def test_a_stack_is_attacked_as_one_model_after_the_other(model_name, threat):
 def prior_of(seen, pixels):
     """The weighted prior at these images, (N,), every other penalty being off."""
     z = seen.model[0](pixels).view(len(seen), -1)
-    return objective.Objective(seen, [Attack(tv=0, bn_prior=0.5)] * len(seen))(z)[1]
+    return objective.Objective(seen, [Attack(tv=0, penalties=(("batch-norm", 0.5),))] * len(seen))(z)[1]
 
 
 def plain_prior(model, images, known):
@@ -632,7 +692,7 @@ def test_derivatives_of_the_prior_are_right(victim):
 def test_an_attack_with_the_prior_comes_closer_to_the_statistics():
     seen, _ = victims("convnet-4", victim="train")
     start = starts(seen)
-    without, with_it = (replace(UNSIGNED, steps=15, lr=0.02, bn_prior=w) for w in (0, 1))
+    without, with_it = (replace(UNSIGNED, steps=15, lr=0.02, penalties=(("batch-norm", w),)) for w in (0, 1))
     near = prior_of(seen, reconstruct(seen, with_it, rng=rng(0), start=start).images)
     assert (near < prior_of(seen, start)).all()
     assert (near < prior_of(seen, reconstruct(seen, without, rng=rng(0), start=start).images)).all()
@@ -649,18 +709,21 @@ def test_an_attack_with_the_prior_comes_closer_to_the_statistics():
 def test_the_prior_needs_statistics_that_the_attacker_knows(model_name, threat, message):
     seen, _ = victims(model_name, 1, **threat)
     with pytest.raises(AtsError, match=message):
-        reconstruct(seen, replace(UNSIGNED, bn_prior=0.1), rng=rng(0))
+        reconstruct(seen, replace(UNSIGNED, penalties=(("batch-norm", 0.1),)), rng=rng(0))
 
 
-# --- penalties and layer weights -----------------------------------------------------------------------
+# --- penalties -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", objective.PENALTIES)
+IMAGE_PENALTIES = [name for name in priors.PENALTIES if name != "batch-norm"]
+
+
+@pytest.mark.parametrize("name", IMAGE_PENALTIES)
 def test_derivatives_of_a_penalty_are_right(name):
     generic = torch.randn(2, 3, 4, 5, generator=rng(0, "generic"), dtype=torch.float64).requires_grad_()
     assert (0.25 * generic + 0.5 > 1).any()  # some pixels are outside the box
-    assert torch.autograd.gradcheck(lambda z: objective.PENALTIES[name](z, 0.25 * z + 0.5), generic)
-    value = objective.PENALTIES[name](generic, 0.25 * generic + 0.5)
+    assert torch.autograd.gradcheck(lambda z: priors.PENALTIES[name](z, 0.25 * z + 0.5, None), generic)
+    value = priors.PENALTIES[name](generic, 0.25 * generic + 0.5, None)
     assert value.shape == (2,)
     (found,) = torch.autograd.grad(value[0], generic)
     assert found[0].abs().max() > 0
@@ -677,37 +740,28 @@ def test_penalties_of_small_arrays():
     assert priors.total_variation_isotropic(image([[0, 3], [4, 9]])).item() == pytest.approx(5)
     assert priors.clip_distance(image([[-3, 0.5], [5, 1]])).item() == pytest.approx(5)  # 3 below, 4 above
     assert priors.scale_distance(image([[0.25, 0.75]])).item() == pytest.approx((2 * 0.25**2) ** 0.5)
-    assert objective.PENALTIES["l2"](image([[1, 3]]), None).tolist() == [5]
 
 
-@pytest.mark.parametrize("name", objective.PENALTIES)
+@pytest.mark.parametrize("name", IMAGE_PENALTIES)
 def test_penalties_of_a_flat_grey_image_are_zero_but_for_its_stretch(name):
     grey = torch.zeros(1, 3, 4, 4, dtype=torch.float64, requires_grad=True)
-    value = objective.PENALTIES[name](grey, 0.25 * grey + 0.5)
+    value = priors.PENALTIES[name](grey, 0.25 * grey + 0.5, None)
     (found,) = torch.autograd.grad(value.sum(), grey)
     assert found.isfinite().all()
     expected = 48**0.5 / 2 if name == "scale" else 0  # a flat image is stretched to black
     assert value.item() == pytest.approx(expected, abs=2e-6)
 
 
-@pytest.mark.parametrize(
-    ("kind", "raw"), [("equal", [1, 1, 1, 1]), ("linear", [1, 2, 3, 4]), ("exponential", [2, 4, 8, 16])]
-)
-def test_layer_weights_average_to_one(kind, raw):
-    weights = objective.layer_weights(kind, 4)
-    assert weights == pytest.approx([4 * w / sum(raw) for w in raw])
-
-
 @pytest.mark.parametrize("distance", DISTANCES)
 def test_the_objective_is_the_distance_plus_the_weighted_penalties(distance):
     seen, _ = victims(count=2)
-    attack = Attack(distance=distance, layer_weights="linear", tv=0.1, tv_isotropic=0.2, clip=0.3, scale=0.4, l2=0.5)
+    further = (("tv-isotropic", 0.2), ("clip", 0.3), ("scale", 0.4))
+    attack = Attack(distance=distance, tv=0.1, penalties=further)
     z = torch.randn(2, 192, generator=rng(0, "z"), dtype=torch.float64)
     found, penalty = objective.Objective(seen, [attack, replace(attack, tv=0)])(z)
     images = z.view(2, 1, *seen.shape)
     pixels = seen.model[0].inverse(images)
     gradients = problem_gradients(seen.model, pixels, seen.labels)
-    weights = objective.layer_weights("linear", len(gradients))
     target = [
         torch.stack([g.view_as(p) for g in part])
         for p, part in zip(
@@ -716,11 +770,11 @@ def test_the_objective_is_the_distance_plus_the_weighted_penalties(distance):
             strict=True,
         )
     ]
-    torch.testing.assert_close(found, DISTANCES[distance](gradients, target, weights), rtol=1e-9, atol=1e-12)
-    parts = {n: p(images[:, 0], pixels[:, 0]) for n, p in objective.PENALTIES.items()}
-    expected = sum(
-        w * parts[n] for n, w in zip(("tv_isotropic", "clip", "scale", "l2"), (0.2, 0.3, 0.4, 0.5), strict=True)
+    torch.testing.assert_close(
+        found, DISTANCES[distance](gradients, target, [1.0] * len(target)), rtol=1e-9, atol=1e-12
     )
+    parts = {name: priors.PENALTIES[name](images[:, 0], pixels[:, 0], seen) for name in IMAGE_PENALTIES}
+    expected = sum(weight * parts[name] for name, weight in further)
     expected = expected + torch.tensor([0.1, 0.0], dtype=torch.float64) * parts["tv"]
     torch.testing.assert_close(penalty, expected, rtol=1e-9, atol=1e-12)
 
@@ -734,14 +788,16 @@ def test_the_objective_is_the_distance_plus_the_weighted_penalties(distance):
         ("distance", "far", "Attack.distance 'far' is unknown; choose one of " + ", ".join(DISTANCES)),
         ("optimizer", "lion", "Attack.optimizer 'lion' is unknown; choose one of adam, sgd, lbfgs"),
         ("start", "ones", "Attack.start 'ones' is unknown; choose one of normal, uniform, zeros"),
-        ("layer_weights", "odd", "choose one of equal, linear, exponential"),
+        ("schedule", "odd", "Attack.schedule 'odd' is unknown; choose one of steps, constant, cosine, linear"),
+        ("penalties", (("odd", 0.1),), "choose one of tv, tv-isotropic, clip, scale, batch-norm"),
+        ("penalties", (("clip", 0.1), ("clip", 0.2)), "name one twice"),
+        ("penalties", (("tv", 0.1),), "the weight of 'tv' is Attack.tv"),
         ("steps", 0, "Attack.steps=0 must be above 0"),
         ("restarts", 0, "Attack.restarts=0 must be above 0"),
         ("inner", -1, "Attack.inner=-1 must be above 0"),
         ("lr", 0.0, "Attack.lr=0.0 must be above 0"),
-        ("tv", -1.0, "Attack.tv=-1.0 is a weight and must not be negative"),
-        ("bn_prior", -0.1, "Attack.bn_prior=-0.1 is a weight and must not be negative"),
-        ("clip", -0.1, "Attack.clip=-0.1 is a weight and must not be negative"),
+        ("tv", -1.0, "Attack: the weight -1.0 of the penalty 'tv' must not be negative"),
+        ("penalties", (("clip", -0.1),), "Attack: the weight -0.1 of the penalty 'clip' must not be negative"),
     ],
 )
 def test_a_wrong_attack_is_told_the_rule(field, value, message):
@@ -752,7 +808,7 @@ def test_a_wrong_attack_is_told_the_rule(field, value, message):
 
 @pytest.mark.parametrize(
     "other",
-    [{"distance": "l2"}, {"optimizer": "sgd"}, {"restarts": 2}, {"layer_weights": "linear"}, {"history": 7}],
+    [{"distance": "l2"}, {"optimizer": "sgd"}, {"restarts": 2}, {"history": 7}],
 )
 def test_attacks_of_different_structure_do_not_share_a_batch(other):
     seen, _ = victims(count=2)

@@ -98,7 +98,7 @@ def test_an_error_in_a_thread_is_the_callers(two_threads):
 @pytest.mark.parametrize("threat", [ThreatModel(), ThreatModel(victim="train", labels="optimized")])
 def test_costs_and_their_gradient_do_not_depend_on_the_pieces(victims, two_threads, threat):
     model, pixels, labels = victims
-    seen, attack = observe(model, pixels, labels, threat=threat), [Attack(bn_prior=0.1, tv=0.2)] * 3
+    seen, attack = observe(model, pixels, labels, threat=threat), [Attack(penalties=(("batch-norm", 0.1),), tv=0.2)] * 3
     whole, split = Objective(seen, attack, split=False), Objective(seen, attack)
     assert (len(whole.parts), len(split.parts)) == (1, 2)
     extra = 30 // 3 if threat.labels == "optimized" else 0

@@ -107,7 +107,16 @@ def changed(value):
     ("config", "text"),
     [
         (TrainConfig(), {"policy": "3-1-7", "defense": "prune:0.9"}),
-        (Attack(), {"distance": "l2", "layer_weights": "linear", "optimizer": "sgd", "start": "zeros"}),
+        (
+            Attack(),
+            {
+                "distance": "l2",
+                "optimizer": "sgd",
+                "start": "zeros",
+                "schedule": "linear",
+                "penalties": (("clip", 0.1),),
+            },
+        ),
         (ThreatModel(), {"labels": "optimized", "batch_norm": "unknown", "victim": "train"}),
     ],
     ids=lambda value: type(value).__name__,

@@ -3,12 +3,11 @@
 import dataclasses
 from dataclasses import replace
 
+from atslib.attacks.optimizers import OPTIMIZERS, SCHEDULES
+from atslib.attacks.priors import PENALTIES
+from atslib.attacks.starts import STARTS
 from atslib.errors import AtsError, choose
 from atslib.gradients.problems import DISTANCES
-
-STARTS = ("normal", "uniform", "zeros")
-OPTIMIZERS = ("adam", "sgd", "lbfgs")
-LAYER_WEIGHTS = ("equal", "linear", "exponential")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -17,65 +16,69 @@ class Attack:
 
     Attributes:
         distance: between gradients, a key of `DISTANCES`.
-        layer_weights: of the parameter tensors in the distance, first to last: equal, 1…L, or 2^(l/L·4).
-        optimizer: "adam", "sgd" (Nesterov momentum 0.9) or "lbfgs".
+        optimizer: "adam", "sgd" (Nesterov momentum 0.9) or "lbfgs", a key of `OPTIMIZERS`.
         lr, steps: step size and number of steps (for L-BFGS: of outer steps, `inner` iterations each).
-        decay: step size × 0.1 after 3/8, 5/8 and 7/8 of the steps.
+        schedule: how the step size changes, a key of `SCHEDULES`: "steps" is the paper's (times 0.1 after
+            3/8, 5/8 and 7/8 of the steps), "cosine" and "linear" fall to 0, "constant" stays.
         signed: step along the sign of the image gradient.
         boxed: after each step clamp to pixels in [0, 1].
-        tv, tv_isotropic: weights of the total variation, mean |dx| + mean |dy| an image, and of its
-            rotation-invariant form.
-        clip, scale: weights of the distance to the image clipped to [0, 1] and to the image stretched to
-            [0, 1] (General Deep Leakage, Eq. 17 and 18).
-        l2: weight of the mean squared pixel, in normalized units.
-        bn_prior: weight of the distance between the images' batch-norm statistics and the client's, in every
-            layer (GradInversion, Yin et al. 2021). Only where the threat model makes those known.
-            It costs one more forward and backward pass, about a third of a step.
+        tv: weight of the total variation, mean |dx| + mean |dy| of an image.
+        penalties: pairs of a key of `PENALTIES` and a weight, such as (("tv-isotropic", 0.1),).
         start: "normal" N(0, 1) in normalized units, "uniform" pixels in [0, 1], or "zeros" (the mean colour).
+            Zeros are a dead point of untrained ResNets: the image gradient is exactly 0 there, and the
+            attack never leaves it (`Reconstruction.stuck` says so).
         restarts: independent starts; the one with the least distance is kept, never the one nearest the truth.
-        inner, history, line_search: of L-BFGS; the line search is backtracking (Armijo).
+        keep_best: return the iterate of least cost instead of the last one. The cost is the distance plus
+            the penalties, which is what the attack descends; the distance alone would prefer noisier iterates.
+        inner, history, line_search: of L-BFGS; the line search is backtracking (Armijo). Without it the rules
+            for stopping are torch's; with it they are relative to the gradient and the cost.
     """
 
     distance: str = "cosine"
-    layer_weights: str = "equal"
     optimizer: str = "adam"
     lr: float = 0.1
     steps: int = 4800
-    decay: bool = True
+    schedule: str = "steps"
     signed: bool = True
     boxed: bool = True
     tv: float = 1e-4
-    tv_isotropic: float = 0.0
-    clip: float = 0.0
-    scale: float = 0.0
-    l2: float = 0.0
-    bn_prior: float = 0.0
+    penalties: tuple[tuple[str, float], ...] = ()
     start: str = "normal"
     restarts: int = 1
+    keep_best: bool = False
     inner: int = 20
     history: int = 100
     line_search: bool = False
 
     def __post_init__(self) -> None:
         choose("Attack.distance", self.distance, DISTANCES)
-        choose("Attack.layer_weights", self.layer_weights, LAYER_WEIGHTS)
         choose("Attack.optimizer", self.optimizer, OPTIMIZERS)
+        choose("Attack.schedule", self.schedule, SCHEDULES)
         choose("Attack.start", self.start, STARTS)
+        for name, _ in self.penalties:
+            choose("Attack.penalties", name, PENALTIES)
+        if len(self.weights) <= len(self.penalties):
+            raise AtsError(f"Attack.penalties={self.penalties} name one twice; the weight of 'tv' is Attack.tv")
         for field in ("steps", "restarts", "inner", "history", "lr"):
             if getattr(self, field) <= 0:
                 raise AtsError(f"Attack.{field}={getattr(self, field)} must be above 0")
-        for field in ("tv", "tv_isotropic", "clip", "scale", "l2", "bn_prior"):
-            if getattr(self, field) < 0:
-                raise AtsError(f"Attack.{field}={getattr(self, field)} is a weight and must not be negative")
+        for name, weight in self.weights.items():
+            if weight < 0:
+                raise AtsError(f"Attack: the weight {weight} of the penalty {name!r} must not be negative")
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weight of each penalty by name."""
+        return {"tv": self.tv} | dict(self.penalties)
 
     def structure(self) -> tuple:
         """What two attacks must share to run in one batch; all else may differ by member."""
-        return (self.distance, self.layer_weights, self.optimizer, self.inner, self.history, self.line_search)
+        return (self.distance, self.optimizer, self.inner, self.history, self.line_search)
 
 
 # Inverting Gradients (Geiping et al. 2020) as ATS ran it; the authors' benchmark/comm.py, "inversed".
 _ADAM_COSINE = Attack()
-_LBFGS = replace(_ADAM_COSINE, optimizer="lbfgs", lr=1e-4, decay=False)
+_LBFGS = replace(_ADAM_COSINE, optimizer="lbfgs", lr=1e-4, schedule="constant")
 # Deep Leakage from Gradients as ATS ran it ("zhu"): its step of 1e-4 hardly leaves the start.
 _LBFGS_L2 = replace(_LBFGS, distance="l2", steps=50, restarts=2, tv=1e-3, signed=False, boxed=False)
 _LBFGS_COSINE = replace(_LBFGS, steps=300, restarts=16)

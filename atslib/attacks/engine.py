@@ -21,6 +21,7 @@ from atslib.attacks.config import Attack
 from atslib.attacks.labels import initial_logits
 from atslib.attacks.objective import Objective
 from atslib.attacks.optimizers import OPTIMIZERS
+from atslib.attacks.starts import STARTS
 from atslib.clients.threat import Observed
 from atslib.errors import AtsError
 from atslib.models import normalization_layer
@@ -43,6 +44,7 @@ class Reconstruction:
         trace: (T, N) that distance before each step; nan after a member's last step.
         frames: (F, B, C, H, W) the iterate at `frame_steps`.
         labels: (N, k) the labels known, inferred or found.
+        stuck: (N,) bool: the attack never left its start, as where the image gradient is 0 there.
         restart: (N,) which restart was kept: the one of least cost.
         restarts: (R, B, C, H, W) the images of all, where asked for, else (0, ...). Choosing among them by
             the truth is an oracle that no attacker has: label it so.
@@ -54,6 +56,7 @@ class Reconstruction:
     frames: Tensor
     frame_steps: tuple[int, ...]
     labels: Tensor
+    stuck: Tensor
     restart: Tensor
     restarts: Tensor
 
@@ -91,6 +94,8 @@ def reconstruct(
         AtsError: attacks that cannot share a batch, or a start of the wrong shape.
     """
     attacks = _one_each(attack, len(seen))
+    if len(broken := (~seen.gradients.isfinite().all(1)).nonzero().flatten()):
+        raise AtsError(f"gradients {broken.tolist()} hold nan or infinity: what a client shares must be finite")
     restarts = attacks[0].restarts
     begin = _starts(seen, attacks, rng, start)
     everyone = torch.arange(len(seen), device=seen.gradients.device).repeat(restarts)
@@ -120,7 +125,7 @@ def _one_each(attack: Attack | Sequence[Attack], members: int) -> list[Attack]:
     if len(attacks) != members:
         raise AtsError(f"{len(attacks)} attacks for {members} gradients: give one, or one a gradient")
     if len({(a.structure(), a.restarts) for a in attacks}) > 1:
-        raise AtsError("attacks in one batch must share distance, layer weights, optimizer and restarts")
+        raise AtsError("attacks in one batch must share distance, optimizer, its options and restarts")
     return attacks
 
 
@@ -132,19 +137,13 @@ def _starts(seen: Observed, attacks: Sequence[Attack], rng: torch.Generator, sta
     if start is not None and tuple(start.shape) not in (wanted, (restarts, *wanted)):
         raise AtsError(f"start {tuple(start.shape)} must be {wanted} in [0, 1], or one such for each restart")
 
-    def drawn(attack: Attack) -> Tensor:
-        if attack.start == "zeros":
-            return torch.zeros(shape).to(like)
-        if attack.start == "uniform":
-            return normalize(torch.rand(shape, generator=rng, device=rng.device).to(like))
-        return torch.randn(shape, generator=rng, device=rng.device).to(like)
-
     if start is not None:
         given = normalize(start.to(like)).reshape(-1, len(seen), *shape).expand(restarts, -1, -1, -1, -1, -1)
     begin = []  # member by member: the stream of one must not depend on how many follow
     for member, attack in enumerate(attacks):
         for restart in range(restarts):
-            z = (drawn(attack) if start is None else given[restart, member]).flatten()
+            z = STARTS[attack.start](shape, rng, normalize) if start is None else given[restart, member]
+            z = z.to(like).flatten()
             if seen.threat.labels == "optimized":
                 z = torch.cat([z, initial_logits(seen, rng).to(z)])
             begin.append(z)
@@ -199,16 +198,19 @@ class _Run:
         self.objective = self.whole = Objective(seen, attacks)
         normalize, ones = normalization_layer(seen.model), torch.ones(self.whole.shape).to(begin)
         free = torch.full_like(begin[0, self.whole.pixels :], torch.inf)
-        low = torch.cat([normalize(0 * ones).flatten(), -free])
-        high = torch.cat([normalize(ones).flatten(), free])
-        self.optimizer = OPTIMIZERS[attacks[0].optimizer](attacks, begin, self.whole.pixels, low, high)
-        self.step = 0
+        self.low = torch.cat([normalize(0 * ones).flatten(), -free])
+        self.high = torch.cat([normalize(ones).flatten(), free])
+        self.optimizer = OPTIMIZERS[attacks[0].optimizer](attacks, begin, self.whole.pixels, self.low, self.high)
+        self.step, self.begin = 0, begin
+        self.keep_best = torch.tensor([a.keep_best for a in attacks], device=begin.device)
         self.done = {
             "z": begin.clone(),
             "rows": torch.arange(len(begin), device=begin.device),
             "trace": begin.new_full((self.last, len(begin)), torch.nan),
             "frames": begin.new_zeros((len(self.snapshots), *begin.shape)),
         }
+        if self.keep_best.any():
+            self.done |= {"best": begin.clone(), "least": begin.new_full((len(begin),), torch.inf)}
         if file and file.exists():
             self._load()
 
@@ -224,8 +226,11 @@ class _Run:
                 stopped = self._snapshot(step, on_frame)
             if stopped or not len(self.done["rows"]):
                 break
-            distance = self.optimizer.step(self.objective, step)
+            before = self.optimizer.state["z"]
+            distance, whole = self.optimizer.step(self.objective, step)
             self.done["trace"][step, self.done["rows"]] = distance
+            if "best" in self.done:
+                self._remember(self.done["rows"], before, whole)
             bar.update(len(distance))
             if self.file and time.monotonic() - saved > SAVE_EVERY:
                 self._save(step + 1)
@@ -240,6 +245,12 @@ class _Run:
 
     def _store_rows(self) -> None:
         self.done["z"][self.done["rows"]] = self.optimizer.state["z"]
+
+    def _remember(self, rows: Tensor, z: Tensor, cost: Tensor) -> None:
+        """Keep each member's iterate if it costs less than all before."""
+        better = cost < self.done["least"][rows]
+        self.done["least"][rows] = torch.where(better, cost, self.done["least"][rows])
+        self.done["best"][rows] = torch.where(better.unsqueeze(1), z, self.done["best"][rows])
 
     def _compact(self, step: int) -> None:
         """Members that are finished or not finite leave the batch."""
@@ -293,15 +304,22 @@ class _Run:
 
     def _result(self) -> dict[str, Tensor]:
         self._store_rows()
-        z = self.done["z"]
+        z, pixels = self.done["z"], self.whole.pixels
+        # A signed or boxed attack may only have clamped its start.
+        stuck = ((z == self.begin) | (z == self.begin.clamp(self.low, self.high)))[:, :pixels].all(1)
         with torch.no_grad():
-            cost, _ = self.whole(z)
+            cost, penalty = self.whole(z)
+            if "best" in self.done:
+                self._remember(torch.arange(len(z), device=z.device), z, cost + penalty)
+                z = torch.where(self.keep_best.unsqueeze(1), self.done["best"], z)
+                cost, _ = self.whole(z)
         labels = self.whole.targets(z)
         frames = self.done["frames"]
         frame_images = frames[..., : self.whole.pixels].unflatten(-1, self.whole.shape)
         return {
             "images": self.whole.normalize.inverse(self.whole.images(z)),
             "cost": cost,
+            "stuck": stuck,
             "labels": labels if labels.ndim == 2 else labels.argmax(-1),
             "trace": self.done["trace"].T,
             "frames": self.whole.normalize.inverse(frame_images).transpose(0, 1),
@@ -322,7 +340,7 @@ def _best(runs: list[dict[str, Tensor]], restarts: int, keep: bool) -> Reconstru
     for run in runs:
         missing = longest - run["trace"].shape[1]
         run["trace"] = torch.nn.functional.pad(run["trace"], (0, missing), value=torch.nan)
-    names = ("images", "cost", "labels", "trace", "frames")
+    names = ("images", "cost", "labels", "trace", "frames", "stuck")
     found = {name: torch.cat([run[name] for run in runs]).unflatten(0, (restarts, -1)) for name in names}
     ranked = found["cost"].nan_to_num(torch.inf, torch.inf, torch.inf)
     best = ranked.argmin(0)
@@ -334,6 +352,7 @@ def _best(runs: list[dict[str, Tensor]], restarts: int, keep: bool) -> Reconstru
         frames=picked["frames"].transpose(0, 1).flatten(1, 2),
         frame_steps=tuple(runs[0]["steps"].tolist()),
         labels=picked["labels"],
+        stuck=picked["stuck"],
         restart=best,
         restarts=found["images"].flatten(1, 2)[: restarts if keep else 0].clone(),  # not a view of all
     )

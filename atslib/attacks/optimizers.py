@@ -4,15 +4,33 @@
 for L-BFGS, whose inner products would mix them. tests/ hold both to `torch.optim`, run one by one.
 """
 
+import math
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from atslib.attacks.config import Attack
+if TYPE_CHECKING:
+    from atslib.attacks.config import Attack
 
 # iterates (n, D) → distance (n,), penalty (n,)
 Cost = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+def in_steps(step: Tensor, steps: int) -> Tensor:
+    """Times 0.1 after 3/8, 5/8 and 7/8 of the steps, as Inverting Gradients and ATS do."""
+    passed = sum((step >= int(steps // by)).to(step.dtype) for by in (2.667, 1.6, 1.142))
+    return 0.1**passed
+
+
+# (steps taken (T,), steps in all) → factor of the step size (T,)
+SCHEDULES: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "steps": in_steps,
+    "constant": lambda step, steps: torch.ones_like(step),
+    "cosine": lambda step, steps: (1 + torch.cos(math.pi * step / steps)) / 2,
+    "linear": lambda step, steps: 1 - step / steps,
+}
 
 
 class Optimizer:
@@ -24,16 +42,16 @@ class Optimizer:
         low, high: (D,) the box of the images, infinite for other columns.
     """
 
-    def __init__(self, attacks: Sequence[Attack], z: Tensor, pixels: int, low: Tensor, high: Tensor):
+    def __init__(self, attacks: Sequence["Attack"], z: Tensor, pixels: int, low: Tensor, high: Tensor):
         def column(values: list) -> Tensor:
             return torch.tensor(values, device=z.device).view(len(attacks), -1)
 
         boxed = column([a.boxed for a in attacks])
-        milestones = [[int(a.steps // by) if a.decay else a.steps for by in (2.667, 1.6, 1.142)] for a in attacks]
+        taken = torch.arange(max(a.steps for a in attacks), device=z.device, dtype=z.dtype)
         self.state: dict[str, Tensor] = {
             "z": z.clone(),
             "lr": column([a.lr for a in attacks]).to(z.dtype),
-            "decay_at": column(milestones),
+            "factor": torch.stack([SCHEDULES[a.schedule](taken, a.steps) for a in attacks]),
             "signed": column([a.signed for a in attacks]) & (torch.arange(z.shape[1], device=z.device) < pixels),
             "low": torch.where(boxed, low, -torch.inf),
             "high": torch.where(boxed, high, torch.inf),
@@ -45,8 +63,7 @@ class Optimizer:
 
     def rate(self, step: int) -> Tensor:
         """Step size of each member at this step, (n, 1)."""
-        lr = self.state["lr"]
-        return lr * 0.1 ** (self.state["decay_at"] <= step).sum(1, keepdim=True).to(lr.dtype)
+        return self.state["lr"] * self.state["factor"][:, step : step + 1]
 
     def gradient(self, cost: Cost, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Distance (n,), whole cost (n,) and its gradient (n, D), its sign for signed members."""
@@ -67,15 +84,15 @@ class Adam(Optimizer):
         super().__init__(*args)
         self.state |= {"mean": torch.zeros_like(self.state["z"]), "square": torch.zeros_like(self.state["z"])}
 
-    def step(self, cost: Cost, step: int) -> Tensor:
-        """Move every member once; its distance (n,) before the move."""
+    def step(self, cost: Cost, step: int) -> tuple[Tensor, Tensor]:
+        """Move every member once; its distance and its whole cost before the move, (n,) each."""
         s = self.state
-        distance, _, found = self.gradient(cost, s["z"])
+        distance, whole, found = self.gradient(cost, s["z"])
         s["mean"].lerp_(found, 0.1)
         s["square"].mul_(0.999).addcmul_(found, found, value=0.001)
         root = (s["square"] / (1 - 0.999 ** (step + 1))).sqrt_().add_(1e-8)
         s["z"] = self.boxed(s["z"] - self.rate(step) / (1 - 0.9 ** (step + 1)) * s["mean"] / root)
-        return distance
+        return distance, whole
 
 
 class Sgd(Optimizer):
@@ -85,13 +102,13 @@ class Sgd(Optimizer):
         super().__init__(*args)
         self.state["momentum"] = torch.zeros_like(self.state["z"])
 
-    def step(self, cost: Cost, step: int) -> Tensor:
-        """Move every member once; its distance (n,) before the move."""
+    def step(self, cost: Cost, step: int) -> tuple[Tensor, Tensor]:
+        """Move every member once; its distance and its whole cost before the move, (n,) each."""
         s = self.state
-        distance, _, found = self.gradient(cost, s["z"])
+        distance, whole, found = self.gradient(cost, s["z"])
         s["momentum"].mul_(0.9).add_(found)
         s["z"] = self.boxed(s["z"] - self.rate(step) * (found + 0.9 * s["momentum"]))
-        return distance
+        return distance, whole
 
 
 class Lbfgs(Optimizer):
@@ -102,7 +119,7 @@ class Lbfgs(Optimizer):
 
     TOLERANCE_GRADIENT, TOLERANCE_CHANGE = 1e-7, 1e-9
 
-    def __init__(self, attacks: Sequence[Attack], z: Tensor, *args: object):
+    def __init__(self, attacks: Sequence["Attack"], z: Tensor, *args: object):
         super().__init__(attacks, z, *args)
         self.inner, self.line_search = attacks[0].inner, attacks[0].line_search
         n, size, history = *z.shape, attacks[0].history
@@ -117,10 +134,11 @@ class Lbfgs(Optimizer):
             "rho": z.new_zeros(n, history, 1),
         }
 
-    def step(self, cost: Cost, step: int) -> Tensor:
-        """One outer step of every member; its distance (n,) before."""
+    def step(self, cost: Cost, step: int) -> tuple[Tensor, Tensor]:
+        """One outer step of every member; its distance and its whole cost before, (n,) each."""
         s = self.state
         before, value, found = self.gradient(cost, s["z"])
+        whole = value
         active = found.abs().amax(1) > self.TOLERANCE_GRADIENT
         for iteration in range(self.inner):
             self._update(found, active)
@@ -145,7 +163,7 @@ class Lbfgs(Optimizer):
             active = active & (change > self.TOLERANCE_CHANGE) & ((new_value - value).abs() >= self.TOLERANCE_CHANGE)
             value = new_value
         s["z"] = self.boxed(s["z"])
-        return before
+        return before, whole
 
     def _update(self, found: Tensor, active: Tensor) -> None:
         """New curvature pair and direction for active members: steepest descent at first, then two loops."""

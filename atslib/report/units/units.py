@@ -273,7 +273,7 @@ def attacked(unit: AttackUnit, store: Store, device: torch.device) -> Artifact:
     """Attack the unit's images: reconstructions, cost, trace (≤ 100 steps), frames, and metrics an image.
 
     Tensors: `reconstruction`, `target` and `original` (B, C, H, W) in [0, 1] (the last two uint8), `psnr`,
-    `psnr_original`, `mse`, `ssim`, `cost` (B,), `trace` (T, B), `trace_steps` (T,), `frames` (F, B, …).
+    `psnr_original`, `mse`, `ssim`, `cost`, `stuck` (B,), `trace` (T, B), `trace_steps` (T,), `frames` (F, B, …).
     """
 
     def compute(state: object) -> dict[str, Tensor]:
@@ -301,6 +301,7 @@ def attacked(unit: AttackUnit, store: Store, device: torch.device) -> Artifact:
             "original": original,
             "labels": labels,
             "cost": found.cost,
+            "stuck": found.stuck,
             "trace": found.trace[kept.to(device)],
             "trace_steps": kept,
             "frames": found.frames,
