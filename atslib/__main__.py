@@ -35,6 +35,23 @@ def _run(args: argparse.Namespace) -> None:
     )
 
 
+def _archive(args: argparse.Namespace) -> None:
+    from atslib.report.run.runner import say
+    from atslib.report.units.archive import Archive
+
+    archive = Archive(project_root() / "results" / "units")
+    if args.action == "write":
+        new = archive.write(Store(args.store, say=say))
+        print(
+            f"{new} units taken into {archive.root}, which has {len(archive.entries())}: {archive.size() / 1e6:.1f} MB"
+        )
+        return
+    faults = archive.verify()
+    print("\n".join(faults) or f"{len(archive.entries())} units, all whole: {archive.size() / 1e6:.1f} MB")
+    if faults:
+        raise SystemExit(1)
+
+
 def _store(args: argparse.Namespace) -> None:
     from atslib.report.run.runner import say
 
@@ -120,6 +137,11 @@ def parser() -> argparse.ArgumentParser:
     store.add_argument("file", nargs="?", type=Path, help="archive of export and import")
     store.add_argument("--store", type=Path, help="folder of artifacts; default $ATS_STORE or .store")
     store.set_defaults(call=_store)
+
+    archive = commands.add_parser("archive", help="the evidence in results/units: take in a store's units, or check it")
+    archive.add_argument("action", choices=("write", "verify"))
+    archive.add_argument("--store", type=Path, help="folder of artifacts; default $ATS_STORE or .store")
+    archive.set_defaults(call=_archive)
 
     pack = commands.add_parser("pack", help="pack an official copy of a data set that is already on disk")
     pack.add_argument("dataset", help="cifar100, cifar10, fmnist or tinyimagenet")

@@ -8,6 +8,10 @@ class AtsError(ValueError):
         return [f"{type(self).__name__}: {self}"]
 
 
+class NotKept(AtsError):
+    """What was asked for is too large for the archive of evidence, which holds the rest of the unit of work."""
+
+
 class OutOfTime(Exception):
     """The time given to a long computation is over; its state is kept, and another call goes on with it."""
 

@@ -23,7 +23,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from atslib.errors import AtsError, OutOfTime
+from atslib.errors import AtsError, NotKept, OutOfTime
 
 Tensors = dict[str, Tensor]
 
@@ -166,6 +166,9 @@ class Artifact:
     facts: dict
 
     def __getitem__(self, name: str) -> Tensor:
+        if name not in self.tensors and name in self.facts.get("left_out", ()):
+            kind, made = self.facts["kind"], "`python -m atslib run` computes it whole"
+            raise NotKept(f"of this {kind} the archive keeps no {name!r}; {made}")
         return self.tensors[name]
 
 

@@ -14,7 +14,7 @@ from atslib.clients.defenses import Defense
 from atslib.clients.threat import ThreatModel, observe
 from atslib.clients.training import TrainConfig, evaluate, fit
 from atslib.data.load import Images, load
-from atslib.errors import AtsError
+from atslib.errors import AtsError, NotKept
 from atslib.measures.metrics import mse, psnr, ssim
 from atslib.models import build_model, normalization_layer
 from atslib.policies.operations import crop_and_flip
@@ -23,6 +23,7 @@ from atslib.report.units.settings import Settings
 from atslib.rng import rng
 from atslib.store import LATER, Artifact, Store
 
+TRACE = 26  # steps at most whose costs are kept of every attack
 FRAMES = 11  # iterates kept of every attack, the first and the last among them
 CURVE_IMAGES = 1_000  # test images behind the accuracy after each epoch
 
@@ -168,8 +169,21 @@ def trained(
     if hook:
         hook.remove()
     weights = {n.removeprefix("model."): v for n, v in artifact.tensors.items() if n.startswith("model.")}
+    if not weights:
+        return _Absent(unit.title), artifact
     model.load_state_dict(weights)
     return model.eval(), artifact
+
+
+class _Absent(nn.Module):
+    """A network whose weights the archive of evidence leaves out: its accuracy is known, but it cannot run."""
+
+    def __init__(self, title: str):
+        super().__init__()
+        self.title = title
+
+    def forward(self, images: Tensor) -> Tensor:
+        raise NotKept(f"the archive keeps no weights of {self.title}; `python -m atslib run` trains it")
 
 
 class OnModel:
@@ -270,7 +284,7 @@ def starts(unit: AttackUnit, model: nn.Module) -> Tensor:
 
 
 def attacked(unit: AttackUnit, store: Store, device: torch.device) -> Artifact:
-    """Attack the unit's images: reconstructions, cost, trace (≤ 100 steps), frames, and metrics an image.
+    """Attack the unit's images: reconstructions, cost, trace (≤ 26 steps), frames, and metrics an image.
 
     Tensors: `reconstruction`, `target` and `original` (B, C, H, W) in [0, 1] (the last two uint8), `psnr`,
     `psnr_original`, `mse`, `ssim`, `cost`, `stuck` (B,), `trace` (T, B), `trace_steps` (T,), `frames` (F, B, …).
@@ -294,7 +308,7 @@ def attacked(unit: AttackUnit, store: Store, device: torch.device) -> Artifact:
             on_saved=store.check_time,
             progress=store.progress,
         )
-        kept = torch.linspace(0, len(found.trace) - 1, min(100, len(found.trace))).round().long()
+        kept = torch.linspace(0, len(found.trace) - 1, min(TRACE, len(found.trace))).round().long()
         return {
             "reconstruction": found.images,
             "target": target,

@@ -1,0 +1,226 @@
+"""The archive of evidence: exact numbers, 8-bit pictures, damage that is named, a limit, and pages made from it."""
+
+import csv
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from atslib.errors import AtsError, NotKept
+from atslib.report.pages import claim1_privacy
+from atslib.report.units import archive as module
+from atslib.report.units.archive import Archive, unit_of
+from atslib.report.units.scoring import ScoreUnit, search_unit
+from atslib.report.units.settings import settings
+from atslib.report.units.units import ModelUnit, attack_unit, attacked, model_unit, trained
+from atslib.store import Store
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+CPU = torch.device("cpu")
+TINY = settings(model="lenet", images=18, steps=2, fraction=0.002, semi_fraction=0.002, candidates=2, device="cpu")
+ATTACK = attack_unit(TINY, "3-1-7+43-18-18", defense="gaussian:0.01", first=1, frames=3)
+SCORES = ScoreUnit(model=model_unit(TINY), policies=("", "28"), images=3, points=3)
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """A store with one network, attack, table of scores and search."""
+    store = Store(tmp_path_factory.mktemp("kept"))
+    for unit in (ATTACK, SCORES, search_unit(TINY)):
+        unit.make(store, CPU)
+    return store
+
+
+@pytest.fixture
+def archive(kept, tmp_path):
+    """All of that store in an archive."""
+    archive = Archive(tmp_path / "units")
+    assert archive.write(kept, embedded=True) == len(list(kept.entries()))
+    return archive
+
+
+def restored(archive, tmp_path):
+    store = Store(tmp_path / "restored")
+    archive.restore(store)
+    return store
+
+
+def key(store, unit):
+    return store.path(unit.kind, unit).stem
+
+
+def test_numbers_of_an_attack_come_back_exactly_and_pictures_rounded(kept, archive):
+    whole, view = attacked(ATTACK, kept, CPU), archive.read(key(kept, ATTACK))
+    assert view.facts["left_out"] == ["frames", "reconstruction"]
+    assert view.tensors.keys() == whole.tensors.keys() - {"frames"}
+    for name in view.tensors.keys() - {"reconstruction"}:
+        assert torch.equal(view[name], whole[name]), name
+        assert view[name].dtype == whole[name].dtype, name
+    assert view["reconstruction"].shape == (16, 3, 32, 32)
+    torch.testing.assert_close(view["reconstruction"], whole["reconstruction"][:16], atol=0.501 / 255, rtol=0)
+
+
+def test_the_table_of_an_attack_is_a_csv_with_one_row_per_image(kept, archive):
+    whole = attacked(ATTACK, kept, CPU)
+    text = (archive.root / "attack" / f"{key(kept, ATTACK)}.csv").read_text()
+    rows = list(csv.DictReader(text.splitlines()))
+    assert [int(row["image"]) for row in rows] == list(range(1, 18))
+    assert {"psnr", "psnr_original", "mse", "ssim", "cost"} <= rows[0].keys()
+    assert [float(row["psnr"]) for row in rows] == pytest.approx(whole["psnr"].tolist(), rel=1e-6)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e-38, 16777217.0, 0.1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.bool])
+def test_every_kind_of_number_survives_the_table(tmp_path, value, dtype):
+    if not dtype.is_floating_point and not (value == value and abs(value) < 1e9):
+        value = 3
+    made = {"cost": torch.tensor([1 / 3, 2.0], dtype=dtype), "psnr": torch.tensor([value, 1e9], dtype=dtype)}
+    store, archive = Store(tmp_path / "store"), Archive(tmp_path / "units")
+    store.get("other", {"a": 1}, lambda state: made)
+    archive.write(store)
+    view = archive.read(store.path("other", {"a": 1}).stem)
+    for name, expected in made.items():
+        torch.testing.assert_close(view[name], expected, atol=0, rtol=0, equal_nan=True)
+    assert not list(archive.root.rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 28, 28), (5, 3, 4, 6), (16, 3, 8, 8)])
+def test_a_sheet_gives_back_each_picture(shape):
+    images = torch.rand(shape, generator=torch.Generator().manual_seed(0))
+    again = module._from_sheet(module._sheet(images), list(shape))
+    torch.testing.assert_close(again, images, atol=0.501 / 255, rtol=0)
+
+
+def test_a_restored_store_holds_networks_scores_and_searches_exactly(kept, archive, tmp_path):
+    store = restored(archive, tmp_path)
+    assert store.verify() == []
+    assert len(list(store.entries())) == len(list(kept.entries()))
+    for unit in (model_unit(TINY), SCORES, search_unit(TINY)):
+        here, there = (s.get(unit.kind, unit, pytest.fail) for s in (kept, store))
+        assert here.tensors.keys() == there.tensors.keys()
+        assert all(torch.equal(here[name], there[name]) for name in here.tensors)
+        for fact in ("seconds", "device", "made", "torch", "config"):
+            assert there.facts[fact] == here.facts[fact]
+    mine, theirs = (trained(model_unit(TINY), s, CPU)[0].state_dict() for s in (kept, store))
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    assert archive.restore(store) == 0
+
+
+def test_what_was_restored_is_not_archived_again(archive, tmp_path):
+    assert Archive(tmp_path / "second").write(restored(archive, tmp_path), embedded=True) == 0
+
+
+def test_a_page_has_the_same_tables_from_the_archive(smoke_store, tmp_path):
+    chosen, store = settings(profile="smoke"), Store(smoke_store)
+    whole = claim1_privacy.run(chosen, store)
+    archive = Archive(tmp_path / "units")
+    archive.write(store, embedded=True)
+    again = claim1_privacy.run(chosen, restored(archive, tmp_path))
+    assert again.texts() == whole.texts()
+
+
+def test_what_is_not_kept_says_so_when_it_is_asked_for(kept, archive, tmp_path, monkeypatch):
+    view = attacked(ATTACK, restored(archive, tmp_path), CPU)
+    with pytest.raises(NotKept, match=r"of this attack the archive keeps no 'frames'; `python -m atslib run` computes"):
+        view["frames"]
+    with pytest.raises(KeyError):
+        view["nonsense"]
+    monkeypatch.setattr(module, "FILE_LIMIT", 1000)
+    small, store = Archive(tmp_path / "small"), Store(tmp_path / "no weights")
+    small.write(kept, embedded=True)
+    small.restore(store)
+    model, artifact = trained(model_unit(TINY), store, CPU)
+    assert artifact.facts["left_out"] == ["model"]
+    assert artifact["accuracy"] == trained(model_unit(TINY), kept, CPU)[1]["accuracy"]
+    with pytest.raises(NotKept, match="the archive keeps no weights of lenet on shapes, policy none; "):
+        model(torch.zeros(1, 3, 32, 32))
+
+
+def test_every_unit_is_made_again_from_its_line(kept, archive):
+    made = {unit_of(line) for line in archive.entries().values()} - {None}
+    assert made == {ATTACK, ATTACK.model, SCORES, SCORES.model, search_unit(TINY), search_unit(TINY).model}
+
+
+@pytest.mark.parametrize("change", [{"steps": 3}, {"kind": "score"}, {"config": {"new": 1}}, {"version": 2}])
+def test_a_line_that_this_version_does_not_know_makes_no_unit(kept, archive, change):
+    line = archive.entries()[key(kept, SCORES)]
+    changed = line | {name: value for name, value in change.items() if name != "steps"}
+    if "steps" in change:
+        changed["config"] = line["config"] | {"steps": 3}
+    assert unit_of(line) == SCORES
+    assert unit_of(changed) is None or change == {"version": 2}
+
+
+def test_a_damaged_a_missing_and_a_strange_file_are_named(kept, archive, tmp_path):
+    assert archive.verify() == []
+    folder, name = archive.root / "attack", key(kept, ATTACK)
+    (folder / f"{name}.csv").write_text((folder / f"{name}.csv").read_text().replace("1", "2", 1))
+    (folder / f"{name}.webp").unlink()
+    (folder / "notes.txt").touch()
+    assert sorted(archive.verify()) == [
+        f"attack/{name}.csv: its bytes do not match their hash",
+        f"attack/{name}.webp is missing",
+        "attack/notes.txt: not in the index",
+    ]
+    with pytest.raises(AtsError, match=rf"the archive is damaged: attack/{name}\.csv: its bytes do not match"):
+        archive.restore(Store(tmp_path / "x"))
+    archive.index.write_text("{}\n")
+    with pytest.raises(AtsError, match=r"index\.jsonl is damaged: `git checkout "):
+        archive.verify()
+
+
+def test_beyond_the_limit_nothing_is_written(kept, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "LIMIT", 10_000)
+    with pytest.raises(AtsError, match=r"^the archive would have 0\.\d MB; at most 0 MB are allowed$"):
+        Archive(tmp_path / "units").write(kept, embedded=True)
+    assert not (tmp_path / "units").exists()
+
+
+def test_writing_twice_changes_nothing_and_embedded_images_stay_out(kept, archive, tmp_path):
+    before = {file: file.read_bytes() for file in archive.root.rglob("*.*")}
+    assert archive.write(kept, embedded=True) == 0
+    assert {file: file.read_bytes() for file in archive.root.rglob("*.*")} == before
+    assert sum(map(len, before.values())) == archive.size()
+    other = Archive(tmp_path / "other")
+    assert other.write(kept, embedded=True) == len(archive.entries())
+    for file, data in before.items():
+        assert (other.root / file.relative_to(archive.root)).read_bytes() == data
+    real = Archive(tmp_path / "real")
+    real.write(kept)
+    assert {line["kind"] for line in real.entries().values()} <= {"score"}  # whose key names no data set
+
+
+def test_of_a_damaged_store_nothing_is_archived(tmp_path):
+    store = Store(tmp_path / "store")
+    store.get("other", {"a": 1}, lambda state: {"x": torch.ones(2)})
+    store.path("other", {"a": 1}).write_bytes(b"x")
+    with pytest.raises(AtsError, match="the store is damaged, nothing was archived: other/"):
+        Archive(tmp_path / "units").write(store)
+
+
+def test_an_empty_archive_is_no_error(store, tmp_path):
+    archive = Archive(tmp_path / "none")
+    assert (archive.entries(), archive.verify(), archive.size(), archive.restore(store)) == ({}, [], 0, 0)
+
+
+def test_two_units_never_share_a_file_of_state(tmp_path):
+    """A resumable state lies beside its artifact, under the hash of all that decides it: no other unit's."""
+    store = Store(tmp_path)
+    attack = attack_unit(TINY)
+    units = [model_unit(TINY, policy) for policy in ("", "28")]
+    for field, value in (("fraction", 0.5), ("seed", 1), ("model", "convnet-4"), ("dataset", "cifar10")):
+        units.append(dataclasses.replace(units[0], **{field: value}))
+    train = units[0].train
+    for field, value in (("epochs", 2), ("batch", 64), ("lr", 0.5), ("loss_factor", 0.5), ("defense", "prune:0.5")):
+        units.append(dataclasses.replace(units[0], train=dataclasses.replace(train, **{field: value})))
+    for field, value in (("policy", "28"), ("first", 1), ("last", 9), ("crop_flip", False), ("seed", 1), ("frames", 2)):
+        units.append(dataclasses.replace(attack, **{field: value}))
+    for field, value in (("steps", 3), ("lr", 0.2), ("tv", 0.1), ("restarts", 2), ("start", "uniform")):
+        units.append(dataclasses.replace(attack, attack=dataclasses.replace(attack.attack, **{field: value})))
+    units += [attack, *(dataclasses.replace(attack, model=unit) for unit in units[1:] if isinstance(unit, ModelUnit))]
+    states, seen = [], set()
+    for unit in units:
+        store.get(unit.kind, unit, lambda state: states.append(state) or {"x": torch.ones(1)})
+        seen.add(json.dumps(json.loads(store.path(unit.kind, unit).with_suffix(".json").read_text())["config"]))
+    assert len(set(states)) == len(states) == len(set(units)) == len(seen)
