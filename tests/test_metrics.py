@@ -1,4 +1,4 @@
-"""Measures of a reconstruction: closed forms, scikit-image as oracle, one value an image."""
+"""Measures of a reconstruction: closed forms, scikit-image as oracle, one value per image."""
 
 import sys
 import urllib.error
@@ -117,6 +117,24 @@ def test_nothing_is_broadcast(name, shape):
     assert str(shape) in str(error.value)
 
 
+@pytest.mark.parametrize("name", [*PER_IMAGE, "lpips"])
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize(
+    ("pixels", "kind"),
+    [
+        (torch.zeros(2, 3, 9, 12, dtype=torch.uint8), "torch.uint8"),
+        (torch.zeros(2, 3, 9, 12, dtype=torch.int64), "torch.int64"),
+        (np.zeros((2, 3, 9, 12)), "float64"),
+        ([[0.5]], "list"),
+    ],
+)
+def test_only_float_tensors_are_measured(name, side, pixels, kind):
+    pair = [torch.zeros(2, 3, 9, 12)] * 2
+    pair[side] = pixels
+    with pytest.raises(AtsError, match=rf"^{name}: images of {kind} must be a float torch.Tensor"):
+        (PER_IMAGE.get(name) or metrics.lpips)(*pair)
+
+
 def test_one_image_without_a_batch_is_refused():
     with pytest.raises(AtsError, match="psnr"):
         metrics.psnr(torch.zeros(3, 9, 12), torch.zeros(3, 9, 12))
@@ -195,7 +213,7 @@ def test_lpips_without_weights_says_which_file_goes_where(package, unloaded, mon
         metrics.lpips(*noisy(3))
 
 
-def test_lpips_is_the_packages_one_value_an_image(package, random_trunk):
+def test_lpips_is_the_packages_one_value_per_image(package, random_trunk):
     truth = torch.rand(3, 3, 64, 64, generator=rng(0), dtype=torch.float64)
     estimate = truth.roll(5, -1)
     found = metrics.lpips(estimate, truth)

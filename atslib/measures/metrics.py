@@ -1,4 +1,4 @@
-"""How close a reconstruction is to the truth: one value an image; average at the call and say over what."""
+"""How close a reconstruction is to the truth: one value per image; average at the call and say over what."""
 
 import functools
 import warnings
@@ -13,15 +13,26 @@ from atslib._torchvision import import_torchvision
 from atslib.errors import AtsError
 
 
-def _same_shape(name: str, estimate: Tensor, truth: Tensor) -> None:
-    if estimate.shape != truth.shape or estimate.ndim != 4:
+def check_images(name: str, images: Tensor) -> None:
+    """Raise `AtsError` unless these are float images, (B, C, H, W)."""
+    if not isinstance(images, Tensor) or not images.is_floating_point():
+        kind = getattr(images, "dtype", type(images).__name__)
+        raise AtsError(f"{name}: images of {kind} must be a float torch.Tensor in [0, 1]; divide uint8 pixels by 255")
+    if images.ndim != 4:
+        raise AtsError(f"{name}: images of shape {tuple(images.shape)} must be (B, C, H, W)")
+
+
+def _check_pair(name: str, estimate: Tensor, truth: Tensor) -> None:
+    for images in (estimate, truth):
+        check_images(name, images)
+    if estimate.shape != truth.shape:
         shapes = f"{tuple(estimate.shape)} and {tuple(truth.shape)}"
-        raise AtsError(f"{name}: shapes {shapes} must be equal and (B, C, H, W); nothing is broadcast")
+        raise AtsError(f"{name}: shapes {shapes} must be equal; nothing is broadcast")
 
 
 def mse(estimate: Tensor, truth: Tensor) -> Tensor:
     """Mean squared error of each image over channels and pixels, (B, C, H, W) → (B,); lower is closer."""
-    _same_shape("mse", estimate, truth)
+    _check_pair("mse", estimate, truth)
     return (estimate - truth).square().flatten(1).mean(1)
 
 
@@ -34,9 +45,9 @@ def psnr(estimate: Tensor, truth: Tensor, *, data_range: float = 1.0) -> Tensor:
     Returns:
         (B,) in dB; `inf` where the images are equal, `nan` where the estimate is not finite.
     Raises:
-        AtsError: the shapes differ.
+        AtsError: the shapes differ, or the pixels are not floats.
     """
-    _same_shape("psnr", estimate, truth)
+    _check_pair("psnr", estimate, truth)
     error = mse(estimate, truth)
     return 10 * torch.log10(data_range**2 / torch.where(error.isfinite(), error, torch.nan))
 
@@ -47,7 +58,7 @@ def ssim(estimate: Tensor, truth: Tensor, *, data_range: float = 1.0) -> Tensor:
     Uniform 7×7 window and sample covariance, averaged over the interior and the channels: scikit-image's
     default. Source: Wang et al. 2004, doi:10.1109/TIP.2003.819861.
     """
-    _same_shape("ssim", estimate, truth)
+    _check_pair("ssim", estimate, truth)
     side, x, y = 7, estimate.double(), truth.double()
     if min(x.shape[-2:]) < side:
         raise AtsError(f"ssim: images of {tuple(x.shape[-2:])} are smaller than the {side}×{side} window")
@@ -71,7 +82,7 @@ def feature_mse(model: nn.Module, estimate: Tensor, truth: Tensor) -> Tensor:
 
     The authors store it as `feat_mse`.
     """
-    _same_shape("feature_mse", estimate, truth)
+    _check_pair("feature_mse", estimate, truth)
     return (model(estimate) - model(truth)).square().mean(1)
 
 
@@ -88,10 +99,11 @@ def lpips(estimate: Tensor, truth: Tensor) -> Tensor:
     Returns:
         (B,); `nan` where the estimate is not finite.
     Raises:
-        AtsError: the shapes differ, the extra `[lpips]` is not installed, or the weights cannot be had.
+        AtsError: the shapes differ, the pixels are not floats, the extra `[lpips]` is not installed, or the weights
+            cannot be had.
     Source: Zhang et al. 2018, arXiv:1801.03924, through the authors' package `lpips`.
     """
-    _same_shape("lpips", estimate, truth)
+    _check_pair("lpips", estimate, truth)
     if estimate.shape[1] not in (1, 3):
         raise AtsError(f"lpips: images have {estimate.shape[1]} channels; it takes 1 or 3")
     network = _perceptual_network(estimate.device)
@@ -109,7 +121,7 @@ def _for_network(images: Tensor) -> Tensor:
 
 @functools.lru_cache
 def _perceptual_network(device: torch.device) -> nn.Module:
-    """The `lpips` package's AlexNet; loaded once a device."""
+    """The `lpips` package's AlexNet; loaded once per device."""
     torchvision = import_torchvision()  # before the package, which imports it too
     try:
         import lpips as package

@@ -1,0 +1,75 @@
+"""Does a reconstruction single out its own image among others? Brightness and contrast have no say in it."""
+
+import itertools
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from atslib.errors import AtsError
+from atslib.measures.metrics import check_images
+
+SHIFT = 4  # pixels: as far as a random crop from a padding of 4 moves an image
+TIE = 1e-5  # similarities closer than this are equal, so that rounding identifies nothing
+
+
+def _centred(images: Tensor) -> Tensor:
+    """Images as rows of mean 0 and length 1; a flat one is all but zero."""
+    rows = images.flatten(1)
+    return F.normalize(rows - rows.mean(1, keepdim=True), dim=1, eps=1e-6)
+
+
+def similarity(images: Tensor, candidates: Tensor, *, shift: int = SHIFT) -> Tensor:
+    """How alike images are, wherever crop and flip have put their content: (B, C, H, W), (K, C, H, W) → (B, K).
+
+    Pearson's correlation of colors over the part in which both overlap, times that part's share of the image; the
+    best over shifts of up to `shift` pixels and both mirror images. At most 1, higher is more alike; brightness and
+    contrast do not change it.
+
+    It was chosen on CIFAR-100's test images 0 to 99 and no reconstruction. Share identified by it / without shifts
+    and mirror images / with both images blurred first (Gaussian, 1.5 pixels): moved by 4 pixels 1.00 / .09 / .94;
+    cropped and flipped as in training 1.00 / .28 / 1.00; noise as strong as -5 dB of PSNR .97 / .98 / .88, smooth
+    noise at 6 dB .91 / .98 / .71; a third of the contrast with noise .95 / .98 / .86; blurred by 5 pixels .82 / .87 /
+    .99. Blurring helps with nothing but blur, because natural images are smooth already.
+    """
+    height, width = images.shape[-2:]
+    both = torch.cat([images, images.flip(-1)])
+    best = both.new_full((len(both), len(candidates)), -1.0)
+    for dy, dx in itertools.product(range(-shift, shift + 1), repeat=2):
+        rows, columns = height - abs(dy), width - abs(dx)
+        ours = both[..., max(dy, 0) :, max(dx, 0) :][..., :rows, :columns]
+        theirs = candidates[..., max(-dy, 0) :, max(-dx, 0) :][..., :rows, :columns]
+        share = rows * columns / (height * width)
+        best = torch.maximum(best, share * (_centred(ours) @ _centred(theirs).T))
+    return torch.maximum(*best.chunk(2))
+
+
+@torch.no_grad()
+def identification(reconstructions: Tensor, candidates: Tensor, truth: Tensor, *, shift: int = SHIFT) -> Tensor:
+    """Rank of the true image among the candidates by `similarity` to its reconstruction; 1: it is identified.
+
+    Args:
+        reconstructions: (B, C, H, W), floats; not clamped.
+        candidates: (K, C, H, W), floats, the same for all: the true images and others, all treated alike (as the
+            client transformed them, or all untouched).
+        truth: (B,), integers: which candidate each reconstruction is of.
+    Returns:
+        (B,) integers from 1 (worst for privacy) to K; a guess has rank 1 with probability 1 / K. A
+        candidate that is as similar as the true one ranks before it, so a flat or diverged reconstruction has rank K.
+    Raises:
+        AtsError: other shapes or dtypes, fewer than two candidates, images no larger than the shift, or an index
+            that names no candidate.
+    """
+    for images in (reconstructions, candidates):
+        check_images("identification", images)
+    count, size = len(candidates), tuple(candidates.shape[1:])
+    if reconstructions.shape[1:] != size or count < 2 or min(size[1:]) <= shift:
+        raise AtsError(
+            f"identification: reconstructions {tuple(reconstructions.shape)} and candidates {tuple(candidates.shape)} "
+            f"must agree in (C, H, W), with at least two candidates and sides above the shift of {shift}"
+        )
+    if truth.shape != (len(reconstructions),) or not ((truth >= 0) & (truth < count)).all():
+        raise AtsError(f"identification: truth {truth.tolist()} must name one of {count} candidates per reconstruction")
+    scores = similarity(reconstructions, candidates, shift=shift).nan_to_num(nan=-torch.inf)
+    own = scores.gather(1, truth.long().unsqueeze(1))
+    return (scores >= own - TIE).sum(1)
