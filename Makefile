@@ -6,7 +6,7 @@ BIN := .venv/bin
 
 .PHONY: report book test bench clean
 
-# Compute the pages: PROFILE is smoke, quick (a laptop) or paper (a GPU).
+# Compute the pages: PROFILE is smoke, quick (a laptop) or full (a GPU).
 report: .venv/.ready
 	$(BIN)/python -m atslib run --profile $(PROFILE)
 

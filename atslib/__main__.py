@@ -123,7 +123,7 @@ def parser() -> argparse.ArgumentParser:
 
     run = commands.add_parser("run", help="compute pages, execute their notebooks, build the book")
     run.add_argument("names", nargs="*", help="pages, such as claim1_privacy; by default those of the book")
-    run.add_argument("--profile", default="quick", help="smoke, quick (default) or paper")
+    run.add_argument("--profile", default="quick", help="smoke, quick (default) or full")
     run.add_argument("--dataset", help="instead of the profile's; `shapes` needs no file")
     run.add_argument("--compute-only", action="store_true", help="write tables, execute and build nothing")
     run.add_argument("--dry-run", action="store_true", help="only show what would be computed, with estimated times")

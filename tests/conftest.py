@@ -13,7 +13,7 @@ from atslib.errors import AtsError
 from atslib.report.pages import claim6_transformations, claim7_correlation
 from atslib.report.units import table1, units
 from atslib.report.units.settings import settings
-from atslib.report.widgets import data, touchable
+from atslib.report.widgets import data, interactive
 from atslib.store import Store
 
 
@@ -47,7 +47,7 @@ def drawn_figures(tmp_path_factory):
         "scatter": data.scatter(chosen, kept, attacks),
     }
     made = {
-        kind: touchable(kind, payload, plt.figure(figsize=(2, 1)), alt=f"The still <{kind}>")
+        kind: interactive(kind, payload, plt.figure(figsize=(2, 1)), alt=f"The still <{kind}>")
         for kind, payload in payloads.items()
     }
     return SimpleNamespace(settings=chosen, store=kept, table=table, attacks=attacks.tables["policies"], **made)

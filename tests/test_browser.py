@@ -15,9 +15,9 @@ from browser import CONTRAST, needs_chromium
 
 from atslib.data.load import load
 from atslib.report.pages import explorer
-from atslib.report.pages.claim1_privacy import HYBRID
 from atslib.report.units import units
 from atslib.report.units.settings import settings
+from atslib.report.units.table1 import HYBRID
 from atslib.report.units.units import dataset
 from atslib.report.widgets import html, to_html
 from atslib.report.widgets.explorer import pictures

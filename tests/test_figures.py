@@ -20,7 +20,7 @@ from atslib.report import plots
 from atslib.report.pages import claim6_transformations, claim7_correlation
 from atslib.report.units.settings import settings
 from atslib.report.units.units import dataset, targets
-from atslib.report.widgets import Figure, data, touchable
+from atslib.report.widgets import Figure, data, interactive
 from atslib.report.widgets.explorer import pictures
 from atslib.rng import rng
 from atslib.scores.scores import area
@@ -161,7 +161,7 @@ def test_a_representation_is_the_same_in_each_run(drawn_figures):
 
 def test_the_still_is_closed_so_that_it_is_not_shown_twice(drawn_figures):
     still = plots.sheet(data.steps(drawn_figures.builder.payload, columns=2))
-    touchable("builder", drawn_figures.builder.payload, still, alt="")
+    interactive("builder", drawn_figures.builder.payload, still, alt="")
     assert still.number not in plt.get_fignums()
 
 

@@ -15,6 +15,7 @@ from atslib.clients.defenses import Defense
 from atslib.data.load import load
 from atslib.errors import AtsError
 from atslib.gradients.problems import DISTANCES, unflatten
+from atslib.report import compare
 from atslib.report import result as report
 from atslib.report.pages import (
     claim1_privacy,
@@ -27,7 +28,6 @@ from atslib.report.pages import (
     ext3_which_images_leak,
     ext4_hidden_details,
 )
-from atslib.report.pages.claim1_privacy import HYBRID, SEARCHED
 from atslib.report.pages.claim3_transfer import transfer_verdict
 from atslib.report.pages.claim4_efficiency import efficiency_verdict
 from atslib.report.pages.claim5_semantics import semantics_verdict
@@ -35,6 +35,7 @@ from atslib.report.pages.ext3_which_images_leak import leakage_verdict
 from atslib.report.pages.ext4_hidden_details import details_verdict
 from atslib.report.units import table1, units
 from atslib.report.units.settings import settings
+from atslib.report.units.table1 import HYBRID, SEARCHED
 from atslib.report.units.units import ModelUnit, attack_unit, model_unit, network, trained
 from atslib.rng import rng
 from atslib.store import Store
@@ -72,14 +73,14 @@ def test_tiny_imagenet_at_quick_trains_on_the_same_number_whatever_is_here(monke
         assert (found.dataset, found.epochs, found.images) == ("tinyimagenet", 4, 4)
         assert round(found.fraction * there) == ext1_tinyimagenet.QUICK_TRAIN
         assert ext1_tinyimagenet.own(settings(profile="quick", fraction=0.5)).fraction == 0.5
-        assert ext1_tinyimagenet.own(settings(profile="paper")).fraction == 1
+        assert ext1_tinyimagenet.own(settings(profile="full")).fraction == 1
 
 
 def test_each_network_gets_the_policies_of_its_own_table():
-    assert claim3_transfer.policies("resnet20-1", "paper") == ("", *SEARCHED, HYBRID)
+    assert claim3_transfer.policies("resnet20-1", "full") == ("", *SEARCHED, HYBRID)
     assert claim3_transfer.policies("resnet20-1", "quick") == ("", SEARCHED[0], HYBRID)
-    assert claim3_transfer.policies("convnet-64", "paper")[-1] == "21-13-3+7-4-15"
-    papers = claim3_transfer.attacks(settings(profile="paper", dataset="shapes", images=9))
+    assert claim3_transfer.policies("convnet-64", "full")[-1] == "21-13-3+7-4-15"
+    papers = claim3_transfer.attacks(settings(profile="full", dataset="shapes", images=9))
     assert {model for model, _ in papers} == {"resnet20-4", "convnet-64"}
     assert {unit.model.dataset for unit in papers.values()} == {"shapes-grey"}
 
@@ -100,26 +101,29 @@ def test_table_1_has_four_blocks_with_their_own_policies():
     assert found["shapes", "resnet20-1", HYBRID] == claim1_privacy.attacks_of(quick)[HYBRID]
     assert found["shapes-grey", "resnet20-1", "none"] == claim3_transfer.attacks(quick)["resnet20-1", "none"]
     assert found["shapes-grey", "convnet-16", "42-28-42+14-48-48"] in claim3_transfer.attacks(quick).values()
-    assert len(table1.units(settings(profile="paper", dataset="shapes", images=9))) == 4 * 5
+    assert len(table1.units(settings(profile="full", dataset="shapes", images=9))) == 4 * 5
     assert set(found.values()) <= set(claim1_privacy.units(quick).values())
 
 
 def test_published_numbers_are_found_by_policy_whatever_the_order_of_a_hybrid():
-    assert table1.published("Table 1b", "21-13-3+7-4-15") == {
+    def printed(table, policy):
+        return compare.published(table1.published_rows(table, policy))
+
+    assert printed("Table 1b", "21-13-3+7-4-15") == {
         "paper PSNR": 6.83, "paper accuracy": 70.27, "replication PSNR": 9.89, "replication accuracy": 68.91,
     }  # fmt: skip
-    assert table1.published("Table 1a", table1.RANDOM)["paper PSNR"] == 11.41
-    assert table1.published("Table 1a", table1.RANDOM)["replication PSNR"] == 9.92
-    assert table1.published("Table 1d", "none")["replication PSNR"] == 9.52
-    assert all(math.isnan(value) for value in table1.published("Table 1d", "3-1-7").values())
+    assert printed("Table 1a", table1.RANDOM)["paper PSNR"] == 11.41
+    assert printed("Table 1a", table1.RANDOM)["replication PSNR"] == 9.92
+    assert printed("Table 1d", "none")["replication PSNR"] == 9.52
+    assert all(math.isnan(value) for value in printed("Table 1d", "3-1-7").values())
 
 
 def test_blocks_are_compared_within_themselves(kept):
     small = settings(**TINY)
-    tables = table1.measure(small, kept)
-    table = table1.comparison(tables, 15.0)
+    result = claim1_privacy.run(small, kept)
+    table = claim1_privacy.blocks(result)
     assert len(table) == len(table1.units(small)) == 8
-    changes = table1.differences(tables)
+    changes = claim1_privacy.block_differences(result)
     for name, model, policy in changes.index:
         expected = table.loc[(name, model, policy), "mean"] - table.loc[(name, model, "none"), "mean"]
         assert changes.loc[(name, model, policy), ("psnr", "mean")] == pytest.approx(expected)
@@ -131,7 +135,7 @@ def test_the_grid_of_claim_1_shows_the_explorers_twelve_images():
     ours = explorer.units(quick)
     for policy, unit in claim1_privacy.grid(quick).items():
         assert unit == ours["adam-cosine", "" if policy == "none" else policy]
-    large = settings(profile="paper", dataset="shapes", images=20)
+    large = settings(profile="full", dataset="shapes", images=20)
     assert set(claim1_privacy.grid(large).values()) <= set(claim1_privacy.attacks_of(large).values())
 
 
@@ -400,13 +404,13 @@ def test_claim_5_by_layer_iterate_and_frequency(kept):
 def test_the_replications_layers_are_set_beside_ours():
     rows = [
         {"policy": p, "layer": name, "position": i, "third": "shallow", "image": j, "gradsim": 0.5 + 0.1 * j}
-        for p in ("none", claim5_semantics.RANDOM, "3-1-7")
+        for p in ("none", table1.RANDOM, "3-1-7")
         for i, name in enumerate(claim5_semantics.PUBLISHED)
         for j in range(2)
     ]
     found = claim5_semantics.comparison(claim5_semantics.Result("x", {"layers": pd.DataFrame(rows)}, {}, None))
     first = found.loc["1.stage1_0.conv1"]
-    assert first["replication, image 5"].to_dict() == {"none": 0.35, claim5_semantics.RANDOM: 0.82, "3-1-7": 0.62}
+    assert first["replication, image 5"].to_dict() == {"none": 0.35, table1.RANDOM: 0.82, "3-1-7": 0.62}
     assert found["mean"].tolist() == pytest.approx([0.55] * 12)
 
 

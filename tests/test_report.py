@@ -339,7 +339,7 @@ def test_the_banner_names_what_made_the_page():
 @pytest.mark.parametrize("status", report.STATUSES)
 def test_the_headline_holds_the_verdict_its_reason_and_its_rule(status):
     verdict = Verdict(status, "because of this", "if that, then this")
-    for profile, scale in (("smoke", " at this scale"), ("quick", " at this scale"), ("paper", "")):
+    for profile, scale in (("smoke", " at this scale"), ("quick", " at this scale"), ("full", "")):
         headline = result(verdict=verdict, profile=profile).headline
         assert f">{status}{scale}</span> because of this." in headline
         assert f'data-status="{status}"' in headline
@@ -372,15 +372,15 @@ def test_a_measured_claim_is_linked_with_its_numbers_and_scale(tmp_path):
     assert second[4] == "not measured yet"
 
 
-def test_the_papers_profile_goes_before_quick_and_its_verdict_has_no_scale(tmp_path):
+def test_the_full_profile_goes_before_quick_and_its_verdict_has_no_scale(tmp_path):
     result(dataset="aaa").write(tmp_path)
-    result(profile="paper", verdict=Verdict("not reproduced", "", ""), model="resnet20-4").write(tmp_path)
+    result(profile="full", verdict=Verdict("not reproduced", "", ""), model="resnet20-4").write(tmp_path)
     row = rows(answers(tmp_path))[0]
     badge = '<span class="verdict" data-status="not reproduced">not reproduced</span>'
-    assert row[3:] == ["– (n=17, resnet20-4, paper)", badge]
+    assert row[3:] == ["– (n=17, resnet20-4, full)", badge]
 
 
-@pytest.mark.parametrize(("dataset", "profile"), [("shapes", "paper"), ("shapes-grey", "quick"), ("cifar100", "smoke")])
+@pytest.mark.parametrize(("dataset", "profile"), [("shapes", "full"), ("shapes-grey", "quick"), ("cifar100", "smoke")])
 def test_embedded_images_and_smoke_never_count(tmp_path, dataset, profile):
     result(dataset=dataset, profile=profile).write(tmp_path)
     assert rows(answers(tmp_path)) == rows(answers(tmp_path / "none"))

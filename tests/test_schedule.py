@@ -326,7 +326,7 @@ def test_a_page_waits_for_the_units_that_its_first_ones_decide(root, store, said
     search.make(store, CPU)
     kinds = {path.parent.name for path, _ in store.entries()}
     run_tiny(["claim2_search"], root, store, monkeypatch, budget=0)
-    further = plan(claim2_search.then(TINY, store).values(), store)
+    further = plan(claim2_search.later_units(TINY, store).values(), store)
     assert said[-1] == f"the budget is spent; run again to go on with claim2_search ({len(further)} units)"
     assert {type(unit) for unit in further} == {ModelUnit, AttackUnit}
     assert {path.parent.name for path, _ in store.entries()} == kinds == {"model", "score", "search"}

@@ -24,11 +24,11 @@ from atslib.report.pages import (
     ext1_tinyimagenet,
     ext2_transformations_tinyimagenet,
 )
-from atslib.report.pages.claim1_privacy import HYBRID, RANDOM
 from atslib.report.result import Result
 from atslib.report.units import scoring, table1
 from atslib.report.units.scoring import ScoreUnit, scored, search_unit, searched, unseen
 from atslib.report.units.settings import settings
+from atslib.report.units.table1 import HYBRID, RANDOM
 from atslib.report.units.units import moved, semi_trained, targets, trained
 from atslib.rng import rng
 from atslib.scores.scores import area, gradsim_curve
@@ -140,14 +140,14 @@ def test_what_a_unit_costs_and_needs():
 # --- the search ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("profile", ["smoke", "quick", "paper"])
+@pytest.mark.parametrize("profile", ["smoke", "quick", "full"])
 @pytest.mark.parametrize(("there", "first"), [(1_000, 200), (40, 20)])
 def test_the_search_sees_no_image_that_a_page_attacks(profile, there, first, monkeypatch):
     images = load("shapes", "test")[:there]
     monkeypatch.setattr(scoring, "dataset", lambda name, split: images)
     assert torch.equal(unseen("shapes").pixels, images.pixels[first:])
     config, most = search_unit(settings(profile=profile, dataset="shapes")).config, len(images) - first
-    assert config.acc_images == min({"smoke": 8, "quick": 100, "paper": 1000}[profile], most)
+    assert config.acc_images == min({"smoke": 8, "quick": 100, "full": 1000}[profile], most)
     assert settings(profile=profile).images <= scoring.UNSEEN
 
 
@@ -175,7 +175,7 @@ def test_a_second_search_is_the_same_table_and_computes_nothing(found, kept):
 
 def test_a_search_from_nothing_is_the_same_table_and_its_artifact_is_the_time_it_took(found, store, said):
     unit = search_unit(TINY)
-    again, _ = claim2_search.found_by(TINY, store)
+    again, _ = scoring.search_result(TINY, store)
     pd.testing.assert_frame_equal(again.table, found.tables["candidates"].drop(columns="pareto"))
     assert [line.split()[1] for line in said] == ["model", "score", "score", "search"]
     shards = [facts["seconds"] for path, facts in store.entries() if path.parent.name == "score"]
@@ -183,19 +183,19 @@ def test_a_search_from_nothing_is_the_same_table_and_its_artifact_is_the_time_it
 
 
 def test_what_is_attacked_is_what_was_found(found, kept):
-    decided = claim2_search.then(TINY, kept)
+    decided = claim2_search.later_units(TINY, kept)
     hybrid = found.facts["hybrid"]
     assert len(decided) == 2 * len(claim2_generality.PAPER_ROWS) + 2
     assert {policy for _, policy in decided} == {"none", hybrid, HYBRID, RANDOM}
     one = dataclasses.replace(TINY, candidates=1)
-    (policy,) = claim2_search.found_by(one, kept)[0].chosen
-    others = {name for _, name in claim2_search.then(one, kept)}
+    (policy,) = scoring.search_result(one, kept)[0].chosen
+    others = {name for _, name in claim2_search.later_units(one, kept)}
     assert others == {"none", str(policy), HYBRID, RANDOM}
     assert str(policy) != hybrid
 
 
 def test_its_attacks_are_claim_1s_and_2s_where_they_are_equal(kept):
-    decided = claim2_search.then(TINY, kept)
+    decided = claim2_search.later_units(TINY, kept)
     claim2, claim1 = claim2_generality.units(TINY), claim1_privacy.units(TINY)
     for key in decided.keys() & claim2.keys():
         assert decided[key] == claim2[key]
@@ -505,14 +505,14 @@ def test_extension_2_takes_tiny_imagenet_where_it_is_and_what_a_user_chose(monke
         return unit.model.dataset, unit.images
 
     assert taken(profile="quick") == ("shapes", 16)  # it is not to be had
-    assert taken(profile="paper") == ("shapes", 100)
+    assert taken(profile="full") == ("shapes", 100)
     assert taken(profile="quick", dataset="cifar10") == ("cifar10", 16)
     assert taken(profile="quick", dataset="shapes-grey") == ("shapes", 16)
     for module in (table1, ext1_tinyimagenet):
         monkeypatch.setattr(module, "dataset", lambda name, split: range(10_000))
     assert taken(profile="quick") == ("tinyimagenet", 16)
     assert taken(profile="quick", score_images=9) == ("tinyimagenet", 9)
-    assert taken(profile="paper") == ("tinyimagenet", 100)
+    assert taken(profile="full") == ("tinyimagenet", 100)
 
 
 # --- figures ------------------------------------------------------------------------------------------------

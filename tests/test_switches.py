@@ -9,10 +9,10 @@ import pytest
 from atslib.models import normalization_layer
 from atslib.policies.policy import parse_policy
 from atslib.report.pages import claim7_correlation, switches
-from atslib.report.pages.claim1_privacy import HYBRID
 from atslib.report.pages.switches import switches_verdict
 from atslib.report.units.scoring import unseen
 from atslib.report.units.settings import settings
+from atslib.report.units.table1 import HYBRID
 from atslib.report.units.units import attack_unit, network
 from atslib.rng import rng
 from atslib.scores.scores import VARIANTS, accuracy_score
@@ -125,7 +125,7 @@ def test_a_toy_run_holds_every_setting_and_its_scores_are_the_librarys(kept):
     assert attacks.groupby("setting").size().to_dict() == dict.fromkeys(switches.attacks(chosen), 3)
     assert result.verdict.status == "not measured"
     known = attacks.set_index(["setting", "image"])["psnr"]
-    change = switches.changes(attacks).loc["4 restarts"]
+    change = switches.changes(result).loc["4 restarts"]
     assert change["mean"] == pytest.approx((known["4 restarts"] - known["base"]).mean())
     table = result.tables["scores"]
     unit = switches.scores(chosen)["s_acc code"]

@@ -225,8 +225,8 @@ class Result:
 
     @property
     def headline(self) -> str:
-        """The verdict as HTML; at less than the paper's profile it says that it is of this scale."""
-        scale = "" if self.facts["profile"] == "paper" else " at this scale"
+        """The verdict as HTML; at less than the full profile it says that it is of this scale."""
+        scale = "" if self.facts["profile"] == "full" else " at this scale"
         status = self.verdict.status
         return (
             f'<p><span class="verdict" data-status="{status}">{status}{scale}</span> {self.verdict.reason}.</p>'
@@ -263,7 +263,7 @@ def _published(claim: Claim, source: str) -> str:
 
 def newest(page: str, results: Path) -> tuple[Path, dict] | None:
     """The folder and facts of a page's largest stored result on real data; None if there is none."""
-    for profile in ("paper", "quick"):
+    for profile in ("full", "quick"):
         # The claims are about CIFAR-100: another data set counts only where that is missing.
         folders = sorted((Path(results) / page).glob(f"*-{profile}"), key=lambda f: ("cifar100" not in f.name, f))
         for folder in folders:
@@ -288,7 +288,7 @@ def answers(results: Path, *, link: str = "book/results/{}.ipynb") -> str:
             verdict, facts = found
             name = f"[{name}]({link.format(claim.page)})"
             here = f"{verdict.here or '–'} (n={facts['images']}, {facts['model']}, {facts['profile']})"
-            scale = "" if facts["profile"] == "paper" else " at this scale"
+            scale = "" if facts["profile"] == "full" else " at this scale"
             status = f'<span class="verdict" data-status="{verdict.status}">{verdict.status}{scale}</span>'
         lines.append(f"| {name} | {paper} | {replication} | {here} | {status} |")
     return "\n".join(lines) + "\n"

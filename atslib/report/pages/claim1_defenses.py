@@ -1,15 +1,15 @@
 """Claim 1, second part: pruning and noise on the shared gradient beside the hybrid (paper, Table 3)."""
 
-from collections.abc import Callable
-
 import pandas as pd
 
 from atslib.clients.training import TrainConfig
-from atslib.report.pages.claim1_privacy import HYBRID
-from atslib.report.result import NO_POLICY, Result, Verdict, bootstrap, paired, reported, summarize
+from atslib.report import compare
+from atslib.report.result import NO_POLICY, Result, Verdict, reported
 from atslib.report.units.settings import Settings
-from atslib.report.units.tables import image_rows, provenance
-from atslib.report.units.units import AttackUnit, attack_unit, attacked, device_of, model_unit, trained
+from atslib.report.units.table1 import HYBRID
+from atslib.report.units.tables import accuracy_rows, attack_rows, provenance
+from atslib.report.units.units import AttackUnit, attack_unit, model_unit
+from atslib.report.verdicts import no_leak
 from atslib.store import Store
 
 # defense → its row in the paper's Table 3 and the replication's Table 6
@@ -26,15 +26,15 @@ DEFENSES = {
 
 def units(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
     """All attacks of the page by (defense, how it is applied); their models are in them."""
-    found = {}
+    attacks = {}
     for name in (NO_POLICY, *DEFENSES, HYBRID):
         policy, defense = HYBRID if name == HYBRID else "", name if name in DEFENSES else ""
         train = TrainConfig(policy=policy, epochs=settings.epochs, defense=defense)
         model = model_unit(settings, policy, train=train)
-        found[name, "fixed"] = attack_unit(settings, policy, model=model, defense=defense)
+        attacks[name, "fixed"] = attack_unit(settings, policy, model=model, defense=defense)
         if defense:
-            found[name, "code"] = attack_unit(settings, policy, model=model)
-    return found
+            attacks[name, "code"] = attack_unit(settings, policy, model=model)
+    return attacks
 
 
 DEFENSES_RULE = (
@@ -49,58 +49,45 @@ def defenses_verdict(attacks: pd.DataFrame, accuracy: pd.Series, hybrid: str) ->
     """The paper's Table 3 by `DEFENSES_RULE`, from rows with `defense`, `applied`, `image`, `psnr` and `gain`."""
     if attacks["image"].nunique() < 2:
         return Verdict("not measured", "fewer than two images, so there is no interval", DEFENSES_RULE)
-    mean = attacks[attacks["applied"] == "fixed"].groupby("defense")["psnr"].mean()
+    shared = attacks[attacks["applied"] == "fixed"]
+    mean = shared.groupby("defense")["psnr"].mean()
     loss = accuracy[NO_POLICY] - accuracy
     rivals = [name for name in mean.index if name not in (NO_POLICY, hybrid) and loss[name] <= 5]
     beaten = [name for name in rivals if mean[hybrid] < mean[name]]
     here = f"lower than {len(beaten)} of {len(rivals)} usable defenses, {-loss[hybrid]:+.1f} points"
-    reason = f"the hybrid's PSNR of {mean[hybrid]:.1f} dB is {here}"
-    bare = attacks[(attacks["defense"] == NO_POLICY) & (attacks["applied"] == "fixed")]
-    leaks = bootstrap(bare["gain"])[0] > 0
-    if not leaks:
-        reason += f"; but undefended attacks do not beat the mean image ({bare['gain'].mean():+.1f} dB)"
-    if rivals and len(beaten) == len(rivals) and loss[hybrid] <= 2 and leaks:
+    leaks_nothing = no_leak(shared.assign(policy=shared["defense"]))
+    reason = "; but ".join([f"the hybrid's PSNR of {mean[hybrid]:.1f} dB is {here}", *leaks_nothing])
+    if rivals and len(beaten) == len(rivals) and loss[hybrid] <= 2 and not leaks_nothing:
         return Verdict("reproduced", reason, DEFENSES_RULE, here)
     status = "partly" if len(beaten) > len(rivals) / 2 else "not reproduced"
     return Verdict(status, reason, DEFENSES_RULE, here)
 
 
-def run(settings: Settings, store: Store, *, on_unit: Callable[[str], None] | None = None) -> Result:
+def run(settings: Settings, store: Store) -> Result:
     """Train with each defense, attack gradients with and without it.
 
-    Tables: `attacks`, a row a defense and image with `applied` "fixed" (the shared gradient is perturbed)
+    Tables: `attacks`, one row per defense and image with `applied` "fixed" (the shared gradient is perturbed)
     or "code" (only the training was, as both published codebases do), and `accuracy`.
     """
-    device, started = device_of(settings.device), on_unit or (lambda name: None)
-    tables, accuracy, sheets = [], {}, {}
-    for (name, applied), unit in units(settings).items():
-        started(f"defense {name}, {applied}")
-        found = sheets[name, applied] = attacked(unit, store, device)
-        tables.append(image_rows(found, unit).assign(defense=name, applied=applied))
-        accuracy[name] = float(trained(unit.model, store, device)[1]["accuracy"])
-    accuracy = [{"defense": name, "accuracy": value} for name, value in accuracy.items()]
-    tables = {"attacks": pd.concat(tables, ignore_index=True), "accuracy": pd.DataFrame(accuracy)}
-    verdict = defenses_verdict(tables["attacks"], tables["accuracy"].set_index("defense")["accuracy"], HYBRID)
-    return Result("claim1_defenses", tables, provenance(settings, sheets[NO_POLICY, "fixed"]), verdict, sheets)
+    by_defense = units(settings)
+    attacks, sheets = attack_rows(by_defense, ("defense", "applied"), settings, store)
+    networks = {name: unit.model for (name, _), unit in by_defense.items()}
+    accuracy = accuracy_rows(networks, ["defense"], settings, store).drop(columns="train")
+    verdict = defenses_verdict(attacks, accuracy.set_index("defense")["accuracy"], HYBRID)
+    facts = provenance(settings, sheets[NO_POLICY, "fixed"])
+    return Result("claim1_defenses", {"attacks": attacks, "accuracy": accuracy}, facts, verdict, sheets)
 
 
 def comparison(result: Result) -> pd.DataFrame:
-    """A row a defense and way of applying it: our summary, accuracy, and the published numbers."""
-    ours = summarize(result.tables["attacks"], ["defense", "applied"], epsilon=float(result.facts["epsilon"]))
-    ours["gain over mean image"] = result.tables["attacks"].groupby(["defense", "applied"])["gain"].mean()
-    defense = ours.index.get_level_values("defense")
-    ours["accuracy"] = result.tables["accuracy"].set_index("defense")["accuracy"].reindex(defense).to_numpy()
-    printed = defense.map({**DEFENSES, HYBRID: f"hybrid:{HYBRID}"})
-    for source, table in (("ats", "Table 3"), ("replication", "Table 6")):
-        rows = reported(source=source, table_or_figure=table)
-        for metric, name in (("PSNR_dB", "PSNR"), ("val_accuracy_pct", "accuracy")):
-            found = rows[rows["metric"] == metric].set_index("policy_or_defense")["value"]
-            ours[f"{'paper' if source == 'ats' else source} {name}"] = found.reindex(printed).to_numpy()
-    return ours
+    """One row per defense and way of applying it: our summary, accuracy, and the published numbers."""
+    tables = ("ats", "Table 3"), ("replication", "Table 6")
+    rows = pd.concat([reported(source=source, table_or_figure=table) for source, table in tables])
+    printed = {NO_POLICY: NO_POLICY, HYBRID: f"hybrid:{HYBRID}"} | DEFENSES
+    by = ["defense", "applied"]
+    return compare.comparison(result, by, lambda key: rows[rows["policy_or_defense"] == printed[key[0]]])
 
 
 def differences(result: Result) -> pd.DataFrame:
     """Each defense minus none on the same images, where the shared gradient is perturbed; below 0: harder."""
     rows = result.tables["attacks"]
-    rows = rows[rows["applied"] == "fixed"]
-    return pd.concat({name: paired(rows, NO_POLICY, name, by="defense") for name in ("psnr", "gain")}, axis=1)
+    return compare.differences(rows[rows["applied"] == "fixed"], by="defense")

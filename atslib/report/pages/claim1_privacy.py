@@ -1,21 +1,19 @@
 """Claim 1: searched policies lower the quality of reconstructions and keep the accuracy (paper, Table 1)."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pandas as pd
 
-from atslib.report.result import NO_POLICY, Result, Verdict, bootstrap, paired, summarize
+from atslib.report import compare
+from atslib.report.result import NO_POLICY, Result, Verdict, bootstrap, paired
 from atslib.report.units import table1
 from atslib.report.units.settings import Settings
-from atslib.report.units.table1 import RANDOM
-from atslib.report.units.tables import curve_rows, image_rows, label, provenance
-from atslib.report.units.units import AttackUnit, attack_unit, attacked, device_of, trained
+from atslib.report.units.table1 import HYBRID, POLICIES, SEARCHED, block, published_rows
+from atslib.report.units.tables import accuracy_rows, attack_rows, curve_rows, image_rows, label, provenance
+from atslib.report.units.units import AttackUnit, attack_unit, attacked, device_of
 from atslib.store import Store
 
-SEARCHED = table1.BLOCKS["cifar100", "resnet20"][1]
-HYBRID = table1.hybrid(SEARCHED)
-POLICIES = ("", RANDOM, *SEARCHED, HYBRID)
 CONTROL_MODEL = "convnet-16"
 CONTROL_IMAGES = 8
 GRID_IMAGES, GRID_FRAMES = 12, 12  # of the grid of images: those of the explorer, so that both read one artifact
@@ -69,7 +67,7 @@ def privacy_verdict(
     """Claim 1 by `PRIVACY_RULE`.
 
     Args:
-        attacks: a row a policy and image, with `policy`, `image`, `psnr`, `floor_mean`.
+        attacks: one row per policy and image, with `policy`, `image`, `psnr`, `floor_mean`.
         accuracy: percent, by policy.
         control: rows of the positive control, with `psnr` and `floor_mean`.
         searched: the searched policies beside the hybrid.
@@ -86,7 +84,7 @@ def privacy_verdict(
     fell = change.loc[hybrid]
     if fell["n"] < 2:
         return Verdict("withheld", "fewer than two images can be compared, so there is no interval", PRIVACY_RULE)
-    here = f"{fell['mean']:+.1f} dB [{fell['low']:.1f}, {fell['high']:.1f}], {-cost:+.1f} points"
+    here = f"{compare.interval(fell)}, {-cost:+.1f} points"
     faults = [f"{p} does not lower the PSNR ({change.loc[p, 'mean']:+.1f} dB)" for p in searched if not lower[p]]
     if not gain_low > 0:
         faults.append(
@@ -96,64 +94,57 @@ def privacy_verdict(
     if not cost <= 2:
         faults.append(f"the hybrid costs {cost:.1f} points of accuracy")
     if not lower[hybrid]:
-        return Verdict("not reproduced", f"the hybrid's PSNR is not lower ({here})", PRIVACY_RULE, here)
-    status = "partly" if faults else "reproduced"
-    reason = f"the hybrid lowers the PSNR ({here})" + ("; but " + "; ".join(faults) if faults else "")
-    return Verdict(status, reason, PRIVACY_RULE, here)
+        return compare.judge(PRIVACY_RULE, f"the hybrid's PSNR is not lower ({here})", here, refuted=True)
+    return compare.judge(PRIVACY_RULE, f"the hybrid lowers the PSNR ({here})", here, faults)
 
 
-def run(settings: Settings, store: Store, *, on_unit: Callable[[str], None] | None = None) -> Result:
+def run(settings: Settings, store: Store) -> Result:
     """Train with and without policies, attack, and judge.
 
-    Tables: `attacks` (a row a policy and image), `accuracy` (a row a policy), `curve` (GradSim along the
-    attack, a row a policy, step and image), `control`, and those of `table1.measure`. Sheets: the images behind
-    the first, the control, and "grid …".
+    Tables: `attacks` (one row per policy and image), `accuracy` (one row per policy), `curve` (GradSim along the
+    attack, one row per policy, step and image), `control`, and of the four blocks of Table 1 `blocks` (one row per
+    data set, network, policy and image) and `blocks_accuracy`. Sheets: the images behind the first, the control,
+    and "grid …".
     """
-    device, started = device_of(settings.device), on_unit or (lambda name: None)
-    attacks, accuracy, curve, sheets = [], [], [], {}
-    attacked_units = attacks_of(settings) | {"control": control_unit(settings)}
-    for name, unit in attacked_units.items():
-        started(f"policy {name}" if name != "control" else "positive control")
-        found = sheets[name] = attacked(unit, store, device)
-        if name != "control":
-            _, model = trained(unit.model, store, device)
-            attacks.append(image_rows(found, unit))
-            accuracy.append({"policy": name, "accuracy": float(model["accuracy"]), "train": int(model["images"])})
-            curve.append(curve_rows(found, name))
+    by_policy, blocks, control = attacks_of(settings), table1.units(settings), control_unit(settings)
+    attacks, sheets = attack_rows(by_policy, ["policy"], settings, store)
+    sheets["control"] = attacked(control, store, device_of(settings.device))
     for name, unit in grid(settings).items():
-        sheets[f"grid {name}"] = attacked(unit, store, device)
-    control = image_rows(sheets["control"], attacked_units["control"])
+        sheets[f"grid {name}"] = attacked(unit, store, device_of(settings.device))
     tables = {
-        "attacks": pd.concat(attacks, ignore_index=True),
-        "accuracy": pd.DataFrame(accuracy),
-        "curve": pd.concat(curve, ignore_index=True),
-        "control": control,
-    } | table1.measure(settings, store)
-    verdict = privacy_verdict(
-        tables["attacks"],
-        tables["accuracy"].set_index("policy")["accuracy"],
-        tables["control"],
-        SEARCHED,
-        HYBRID,
-    )
-    facts = provenance(settings, sheets[NO_POLICY])
-    return Result("claim1_privacy", tables, facts, verdict, sheets)
+        "attacks": attacks,
+        "accuracy": accuracy_rows({p: unit.model for p, unit in by_policy.items()}, ["policy"], settings, store),
+        "curve": pd.concat([curve_rows(sheets[policy], policy) for policy in by_policy], ignore_index=True),
+        "control": image_rows(sheets["control"], control),
+        "blocks": attack_rows(blocks, table1.KEYS, settings, store)[0],
+    }
+    networks = {key: unit.model for key, unit in blocks.items()}
+    tables["blocks_accuracy"] = accuracy_rows(networks, table1.KEYS, settings, store).drop(columns="train")
+    accuracy = tables["accuracy"].set_index("policy")["accuracy"]
+    verdict = privacy_verdict(attacks, accuracy, tables["control"], SEARCHED, HYBRID)
+    return Result("claim1_privacy", tables, provenance(settings, sheets[NO_POLICY]), verdict, sheets)
 
 
 def comparison(result: Result) -> pd.DataFrame:
-    """Our summary a policy beside the paper's and the replication's Table 1a."""
-    ours = summarize(result.tables["attacks"], "policy", epsilon=float(result.facts["epsilon"]))
-    attacks = result.tables["attacks"]
-    ours["gain over mean image"] = attacks.groupby("policy")["gain"].mean()
-    ours["accuracy"] = result.tables["accuracy"].set_index("policy")["accuracy"]
-    others = {policy: table1.published("Table 1a", policy) for policy in ours.index}
-    return ours.join(pd.DataFrame(others).T)
+    """One row per policy: our summary beside the paper's and the replication's Table 1a."""
+    return compare.comparison(result, "policy", lambda policy: published_rows("Table 1a", policy))
 
 
 def differences(result: Result) -> pd.DataFrame:
-    """Each policy minus none on the same images, with intervals: of the PSNR, and of the gain over the mean image.
+    """Each policy minus none on the same images, PSNR and gain; below 0: harder to attack."""
+    return compare.differences(result.tables["attacks"])
 
-    Below 0: harder to attack. The gain leaves out what a policy does to the floor itself.
-    """
-    parts = {name: paired(result.tables["attacks"], NO_POLICY, name) for name in ("psnr", "gain")}
-    return pd.concat(parts, axis=1)
+
+def blocks(result: Result) -> pd.DataFrame:
+    """One row per data set, network and policy: our summary beside both publications' block of Table 1."""
+    attacks, accuracy = result.tables["blocks"], result.tables["blocks_accuracy"]
+
+    def rows_of(key: tuple[str, str, str]) -> pd.DataFrame:
+        return published_rows(block(*key[:2])[0], key[2])
+
+    return compare.comparison(result, list(table1.KEYS), rows_of, attacks=attacks, accuracy=accuracy)
+
+
+def block_differences(result: Result) -> pd.DataFrame:
+    """Each policy minus none on the same images, PSNR and gain, one row per block and policy; below 0: harder."""
+    return compare.differences(result.tables["blocks"], within=table1.KEYS[:2])

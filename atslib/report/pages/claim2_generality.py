@@ -1,16 +1,15 @@
 """Claim 2: the hybrid holds against six attacks (paper, Table 2), as the code runs them and as they should run."""
 
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pandas as pd
 
-from atslib.attacks import ATTACKS, Attack
-from atslib.report.pages.claim1_privacy import HYBRID
-from atslib.report.result import NO_POLICY, Result, Verdict, bootstrap, paired, reported, summarize
+from atslib.report import compare
+from atslib.report.result import NO_POLICY, Result, Verdict, bootstrap, paired, policy_label, reported
 from atslib.report.units.settings import Settings
-from atslib.report.units.tables import image_rows, label, provenance
-from atslib.report.units.units import AttackUnit, attack_unit, attacked, device_of
+from atslib.report.units.table1 import HYBRID
+from atslib.report.units.tables import attack_rows, label, provenance
+from atslib.report.units.units import AttackUnit, attack_unit, scaled
 from atslib.store import Store
 
 # preset → the name of its row in the paper's Table 2; "-fixed" twins repair what cannot work as released
@@ -23,16 +22,6 @@ PAPER_ROWS = {
     "sgd-cosine": "SGD+Cosine",
 }
 FURTHER = ("lbfgs-l2-fixed", "lbfgs-cosine-fixed", "sgd-cosine-fixed", "adam-cosine-tv", "adam-cosine-weak-tv")
-
-
-def scaled(name: str, settings: Settings) -> Attack:
-    """A preset at the profile's length: its own steps times `settings.steps` / 4,800.
-
-    Restarts are the preset's at the paper's length only; a shorter run has one.
-    """
-    attack, share = ATTACKS[name], settings.steps / ATTACKS["adam-cosine"].steps
-    steps = max(2, round(attack.steps * share))
-    return dataclasses.replace(attack, steps=steps, restarts=attack.restarts if share >= 1 else 1)
 
 
 def units(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
@@ -69,41 +58,27 @@ def generality_verdict(attacks: pd.DataFrame, presets: Sequence[str], hybrid: st
     return Verdict("reproduced" if whole else "partly", reason, GENERALITY_RULE, here)
 
 
-def run(settings: Settings, store: Store, *, on_unit: Callable[[str], None] | None = None) -> Result:
-    """Every attack on undefended images and on images with the hybrid. Table `attacks`: a row an image."""
-    device, started = device_of(settings.device), on_unit or (lambda name: None)
-    tables, sheets = [], {}
-    for (name, policy), unit in units(settings).items():
-        started(f"{name}, policy {policy}")
-        found = attacked(unit, store, device)
-        tables.append(image_rows(found, unit).assign(attack=name, steps=unit.attack.steps))
-        sheets[name, policy] = found
-    attacks = pd.concat(tables, ignore_index=True)
+def run(settings: Settings, store: Store) -> Result:
+    """Every attack on undefended images and on images with the hybrid. Table `attacks`: one row per image."""
+    by_preset = units(settings)
+    attacks, sheets = attack_rows(by_preset, ("attack", "policy"), settings, store)
+    attacks["steps"] = attacks["attack"].map({name: unit.attack.steps for (name, _), unit in by_preset.items()})
     verdict = generality_verdict(attacks, list(PAPER_ROWS), HYBRID)
     facts = provenance(settings, sheets["adam-cosine", NO_POLICY])
     return Result("claim2_generality", {"attacks": attacks}, facts, verdict, sheets)
 
 
 def comparison(result: Result) -> pd.DataFrame:
-    """A row an attack and policy: our summary beside the published means."""
-    ours = summarize(result.tables["attacks"], ["attack", "policy"], epsilon=float(result.facts["epsilon"]))
-    ours["gain over mean image"] = result.tables["attacks"].groupby(["attack", "policy"])["gain"].mean()
+    """One row per attack and policy: our summary beside the published means."""
     rows = reported(table_or_figure="Table 2", metric="PSNR_dB")
-    rows = rows.assign(policy=rows["policy_or_defense"].str.removeprefix("hybrid:"))
-    names = {printed: name for name, printed in PAPER_ROWS.items()}
-    rows = rows[rows["attack"].isin(names)].assign(attack=lambda found: found["attack"].map(names))
-    for source, column in (("ats", "paper PSNR"), ("replication", "replication PSNR")):
-        ours[column] = rows[rows["source"] == source].set_index(["attack", "policy"])["value"]
-    return ours.loc[list(dict.fromkeys(ours.index))]
+    policies = rows["policy_or_defense"].map(policy_label)
+
+    def rows_of(key: tuple[str, str]) -> pd.DataFrame:
+        return rows[(rows["attack"] == PAPER_ROWS.get(key[0])) & (policies == key[1])]
+
+    return compare.comparison(result, ["attack", "policy"], rows_of)
 
 
 def differences(result: Result) -> pd.DataFrame:
-    """Hybrid minus none on the same images, an attack a row; below 0: harder to attack."""
-    groups = result.tables["attacks"].groupby("attack", sort=False)
-    parts = {
-        name: pd.concat([paired(rows, NO_POLICY, name).loc[[HYBRID]] for _, rows in groups])
-        for name in ("psnr", "gain")
-    }
-    table = pd.concat(parts, axis=1)
-    table.index = pd.Index([name for name, _ in groups], name="attack")
-    return table
+    """Hybrid minus none on the same images, one row per attack; below 0: harder to attack."""
+    return compare.differences(result.tables["attacks"], within=["attack"]).xs(HYBRID, level="policy")

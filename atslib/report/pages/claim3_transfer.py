@@ -5,15 +5,15 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from atslib.report.pages.claim2_search import found_by
-from atslib.report.result import NO_POLICY, Result, Verdict, paired, summarize
-from atslib.report.units.scoring import search_unit
+from atslib.report import compare
+from atslib.report.result import NO_POLICY, Result, Verdict, paired
+from atslib.report.units.scoring import search_result, search_unit
 from atslib.report.units.settings import Settings
-from atslib.report.units.table1 import BLOCKS, SECOND, block, family, hybrid, published, relocated
-from atslib.report.units.tables import image_rows, label, provenance
-from atslib.report.units.units import AttackUnit, Unit, attack_unit, attacked, dataset, device_of, trained
+from atslib.report.units.table1 import BLOCKS, block, family, hybrid, published_rows, relocated, second_network
+from atslib.report.units.tables import accuracy_rows, attack_rows, label, provenance
+from atslib.report.units.units import AttackUnit, Unit, attack_unit, dataset
 from atslib.report.verdicts import no_leak
-from atslib.store import Store
+from atslib.store import Artifact, Store
 
 TABLES = {"resnet20": "Table 4a", "convnet": "Table 4b"}
 POINTS, PUBLISHED = 4.0, 3.5  # the paper's own hybrid loses 95.03 - 91.49 points
@@ -28,16 +28,16 @@ def policies(model: str, profile: str) -> tuple[str, ...]:
 def attacks(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
     """Attacks that need no search, by (network, policy): transferred ones, and the paper's hybrid searched there.
 
-    Below the paper's size the second network has no policy and the two hybrids alone.
+    Below the full size the second network has no policy and the two hybrids alone.
     """
-    place, found = relocated(settings, "fmnist", "shapes-grey"), {}
-    for model in dict.fromkeys((settings.model, SECOND[settings.profile])):
+    place, by_network = relocated(settings, "fmnist", "shapes-grey"), {}
+    for model in dict.fromkeys((settings.model, second_network(settings))):
         own, chosen = dataclasses.replace(place, model=model), policies(model, settings.profile)
-        if model != settings.model and settings.profile != "paper":
+        if model != settings.model and settings.profile != "full":
             chosen = (chosen[0], chosen[-1])
         for policy in (*chosen, hybrid(block(own.dataset, model)[1])):
-            found[model, label(policy)] = attack_unit(own, policy)
-    return found
+            by_network[model, label(policy)] = attack_unit(own, policy)
+    return by_network
 
 
 def units(settings: Settings) -> dict[object, Unit]:
@@ -45,29 +45,20 @@ def units(settings: Settings) -> dict[object, Unit]:
     return attacks(settings) | {"search": search_unit(relocated(settings, "fmnist", "shapes-grey"))}
 
 
-def then(settings: Settings, store: Store) -> dict[tuple[str, str], AttackUnit]:
+def later_units(settings: Settings, store: Store) -> dict[tuple[str, str], AttackUnit]:
     """The attack on the hybrid that the search found."""
     place = relocated(settings, "fmnist", "shapes-grey")
-    return _on(str(found_by(place, store)[0].hybrid), place)
-
-
-def _on(policy: str, place: Settings) -> dict[tuple[str, str], AttackUnit]:
+    policy = str(search_result(place, store)[0].hybrid)
     return {(place.model, policy): attack_unit(place, policy)}
 
 
 def measure(
-    chosen: dict[tuple[str, str], AttackUnit], store: Store, device: str
-) -> tuple[dict[str, pd.DataFrame], dict]:
+    by_network: dict[tuple[str, str], AttackUnit], settings: Settings, store: Store
+) -> tuple[dict[str, pd.DataFrame], dict[object, Artifact]]:
     """Tables `attacks` and `accuracy`, and the artifacts, of attacks by (network, policy)."""
-    attacks, accuracy, sheets = [], [], {}
-    for (model, policy), unit in chosen.items():
-        found = sheets[model, policy] = attacked(unit, store, device_of(device))
-        made = trained(unit.model, store, device_of(device))[1]
-        attacks.append(image_rows(found, unit).assign(model=model))
-        accuracy.append(
-            {"model": model, "policy": policy, "accuracy": float(made["accuracy"]), "train": int(made["images"])}
-        )
-    return {"attacks": pd.concat(attacks, ignore_index=True), "accuracy": pd.DataFrame(accuracy)}, sheets
+    rows, artifacts = attack_rows(by_network, ("model", "policy"), settings, store)
+    networks = {key: unit.model for key, unit in by_network.items()}
+    return {"attacks": rows, "accuracy": accuracy_rows(networks, ("model", "policy"), settings, store)}, artifacts
 
 
 def judged(tables: dict[str, pd.DataFrame], settings: Settings, hybrid: str, points: float, published: float) -> object:
@@ -103,10 +94,9 @@ def transfer_verdict(
     if fell["n"] < 2:
         return Verdict("not measured", "fewer than two images can be compared, so there is no interval", rule)
     loss = accuracy[NO_POLICY] - accuracy[hybrid]
-    here = f"{fell['mean']:+.1f} dB [{fell['low']:.1f}, {fell['high']:.1f}], {-loss:+.1f} points"
+    here = f"{compare.interval(fell)}, {-loss:+.1f} points"
     if not fell["high"] < 0:
-        reason = "; ".join([f"the hybrid's PSNR is not lower ({here})", *no_leak(attacks)])
-        return Verdict("not reproduced", reason, rule, here)
+        return compare.judge(rule, f"the hybrid's PSNR is not lower ({here})", here, no_leak(attacks), refuted=True)
     others = change.drop(hybrid)
     faults = [
         f"{p} does not lower the PSNR ({row['mean']:+.1f} dB)" for p, row in others.iterrows() if row["high"] >= 0
@@ -116,36 +106,30 @@ def transfer_verdict(
     if not accuracy[NO_POLICY] >= 5 * chance:
         faults.append(f"the undefended network's {accuracy[NO_POLICY]:.1f} % is too low to show a loss")
     faults += no_leak(attacks)
-    reason = f"the hybrid lowers the PSNR ({here})" + ("; but " + "; ".join(faults) if faults else "")
-    return Verdict("partly" if faults else "reproduced", reason, rule, here)
+    return compare.judge(rule, f"the hybrid lowers the PSNR ({here})", here, faults)
 
 
 def run(settings: Settings, store: Store) -> Result:
     """Train on the other data set with policies searched on CIFAR-100 and on itself, and attack.
 
-    Tables: `attacks` (a row a network, policy and image), `accuracy`, and the search's `candidates`. The facts name
-    the other data set, and in `hybrid` what the search found.
+    Tables: `attacks` (one row per network, policy and image), `accuracy`, and the search's `candidates`. The facts
+    name the other data set, and in `hybrid` what the search found.
     """
-    chosen, settings = attacks(settings), relocated(settings, "fmnist", "shapes-grey")
-    found = found_by(settings, store)[0]
-    tables, sheets = measure(chosen | _on(str(found.hybrid), settings), store, settings.device)
-    verdict = judged(tables, settings, policies(settings.model, settings.profile)[-1], POINTS, PUBLISHED)
-    facts = provenance(settings, sheets[settings.model, NO_POLICY]) | {"hybrid": str(found.hybrid)}
-    return Result("claim3_transfer", tables | {"candidates": found.table}, facts, verdict, sheets)
+    by_network, place = attacks(settings) | later_units(settings, store), relocated(settings, "fmnist", "shapes-grey")
+    search = search_result(place, store)[0]
+    tables, sheets = measure(by_network, place, store)
+    verdict = judged(tables, place, policies(place.model, place.profile)[-1], POINTS, PUBLISHED)
+    facts = provenance(place, sheets[place.model, NO_POLICY]) | {"hybrid": str(search.hybrid)}
+    return Result("claim3_transfer", tables | {"candidates": search.table}, facts, verdict, sheets)
 
 
 def compared(result: Result, table: Callable[[str, str], str]) -> pd.DataFrame:
-    """A row a network and policy: our summary, and the published numbers of the table that `table` names for both."""
-    keys = ["model", "policy"]
-    ours = summarize(result.tables["attacks"], keys, epsilon=float(result.facts["epsilon"]))
-    ours["gain over mean image"] = result.tables["attacks"].groupby(keys)["gain"].mean()
-    ours["accuracy"] = result.tables["accuracy"].set_index(keys)["accuracy"]
-    others = {key: published(table(*key), key[1]) for key in ours.index}
-    return ours.join(pd.DataFrame(others).T.rename_axis(keys))
+    """One row per network and policy: our summary, and the numbers of the published table that `table` names."""
+    return compare.comparison(result, ["model", "policy"], lambda key: published_rows(table(*key), key[1]))
 
 
 def comparison(result: Result) -> pd.DataFrame:
-    """A row a network and policy: our summary beside Table 4 of both papers; Table 1 for what was searched there."""
+    """Our summary beside Table 4 of both papers; beside Table 1 for what was searched on the other data set."""
 
     def table(model: str, policy: str) -> str:
         there, searched = block(result.facts["dataset"], model)
@@ -155,10 +139,5 @@ def comparison(result: Result) -> pd.DataFrame:
 
 
 def differences(result: Result) -> pd.DataFrame:
-    """Each policy minus none on the same images, PSNR and gain, a row a network and policy; below 0: harder."""
-    groups = dict(list(result.tables["attacks"].groupby("model", sort=False)))
-    parts = {
-        name: pd.concat({model: paired(rows, NO_POLICY, name) for model, rows in groups.items()}, names=["model"])
-        for name in ("psnr", "gain")
-    }
-    return pd.concat(parts, axis=1)
+    """Each policy minus none on the same images, PSNR and gain, one row per network and policy; below 0: harder."""
+    return compare.differences(result.tables["attacks"], within=["model"])

@@ -1,6 +1,5 @@
 """Claim 4: policies hardly slow training (paper, Figure 3; replication, Figure 4)."""
 
-import math
 from collections.abc import Callable
 
 import pandas as pd
@@ -10,10 +9,11 @@ from atslib.bench import seconds
 from atslib.clients.training import TrainConfig, fit
 from atslib.policies.operations import crop_and_flip
 from atslib.policies.policy import parse_policy
-from atslib.report.pages.claim1_privacy import HYBRID, POLICIES
-from atslib.report.result import NO_POLICY, Result, Verdict, policy_label, reported
+from atslib.report.compare import beside
+from atslib.report.result import NO_POLICY, Result, Verdict
 from atslib.report.units.settings import Settings
-from atslib.report.units.tables import label, provenance
+from atslib.report.units.table1 import HYBRID, POLICIES, published_rows
+from atslib.report.units.tables import accuracy_rows, label, provenance
 from atslib.report.units.units import CURVE_IMAGES, ModelUnit, dataset, device_of, model_unit, network, trained
 from atslib.rng import rng
 from atslib.store import Artifact, Store
@@ -64,7 +64,7 @@ def timed(settings: Settings, store: Store) -> Artifact:
 
 
 def epochs_to(curve: pd.DataFrame, accuracies: dict[str, float]) -> pd.DataFrame:
-    """The first epoch (from 1) at each accuracy, a row a policy; NaN where it is never reached.
+    """The first epoch (from 1) at each accuracy, one row per policy; NaN where it is never reached.
 
     Args:
         curve: with `policy`, `epoch` and `accuracy`.
@@ -98,7 +98,7 @@ def efficiency_verdict(
     """Claim 4 by `EFFICIENCY_RULE`.
 
     Args:
-        reached: epochs until each level, a row a policy and a column a level; NaN where it is never reached.
+        reached: epochs until each level, one row per policy and one column per level; NaN where it is never reached.
         share: time of the hybrid's transformations over that of an epoch.
         accuracy, chance: percent, of the undefended network at the end, and of guessing.
     """
@@ -116,53 +116,53 @@ def efficiency_verdict(
 def run(settings: Settings, store: Store) -> Result:
     """Training curves with and without policies, and what the transformations cost.
 
-    Tables: `curve` (a row a policy and epoch: training loss, accuracy on the first `CURVE_IMAGES` test
-    images, seconds), `accuracy` (after the last epoch, on all test images) and `cost`, a row a policy: seconds
-    for the same images, and `share` of an epoch without any transformation.
+    Tables: `curve` (one row per policy and epoch: training loss, accuracy on the first `CURVE_IMAGES` test images,
+    seconds), `accuracy` (after the last epoch, on all test images) and `cost`, one row per policy: seconds for the
+    same images, and `share` of an epoch without any transformation.
     """
-    device, curve, accuracy, last = device_of(settings.device), [], [], None
-    for policy, unit in units(settings).items():
-        last = trained(unit, store, device)[1]
-        history = last["history"].double()
-        if history.shape[1] == 3:  # made before the accuracy of each epoch was kept
-            history = torch.cat([history, history.new_full((len(history), 1), math.nan)], 1)
-        rows = pd.DataFrame(history.numpy(), columns=["loss", "lr", "seconds", "accuracy"])
-        rows.insert(0, "epoch", range(1, len(rows) + 1))
-        curve.append(rows.assign(policy=policy))
-        accuracy.append({"policy": policy, "accuracy": float(last["accuracy"])})
-    curve, time = pd.concat(curve, ignore_index=True), timed(settings, store)
+    device, networks = device_of(settings.device), units(settings)
+    made = {policy: trained(unit, store, device)[1] for policy, unit in networks.items()}
+    curve = pd.concat([history_rows(model["history"], policy) for policy, model in made.items()], ignore_index=True)
+    accuracy = accuracy_rows(networks, ["policy"], settings, store).drop(columns="train")
+    time = timed(settings, store)
     cost = pd.DataFrame({"policy": [label(p) for p in POLICIES], "seconds": time["policy"].double().numpy()})
     cost["share"] = cost["seconds"] / float(time["epoch"])
     cost["epoch_seconds"], cost["crop_flip_seconds"] = float(time["epoch"]), float(time["crop_flip"])
-    share = cost.set_index("policy").loc[HYBRID, "share"]
-    bare, chance = accuracy[0]["accuracy"], 100 / dataset(settings.dataset, "test").num_classes
+    share = float(cost.set_index("policy").loc[HYBRID, "share"])
+    bare, chance = accuracy["accuracy"][0], 100 / dataset(settings.dataset, "test").num_classes
     reached, epochs = epochs_to(curve, levels(curve)), settings.epochs
-    verdict = efficiency_verdict(reached, float(share), HYBRID, epochs=epochs, accuracy=bare, chance=chance)
-    facts = provenance(settings, last) | {"timed_on": time.facts["device"], "curve_images": CURVE_IMAGES}
-    return Result(
-        "claim4_efficiency", {"curve": curve, "accuracy": pd.DataFrame(accuracy), "cost": cost}, facts, verdict
-    )
+    verdict = efficiency_verdict(reached, share, HYBRID, epochs=epochs, accuracy=bare, chance=chance)
+    facts = provenance(settings, list(made.values())[-1])
+    facts |= {"timed_on": time.facts["device"], "curve_images": CURVE_IMAGES}
+    return Result("claim4_efficiency", {"curve": curve, "accuracy": accuracy, "cost": cost}, facts, verdict)
+
+
+def history_rows(history: torch.Tensor, policy: str) -> pd.DataFrame:
+    """One row per epoch of a training; the accuracy is nan where a network was trained before it was kept."""
+    table = pd.DataFrame(history.double().numpy(), columns=["loss", "lr", "seconds", "accuracy"][: history.shape[1]])
+    table = table.reindex(columns=["loss", "lr", "seconds", "accuracy"])
+    table.insert(0, "epoch", range(1, len(table) + 1))
+    return table.assign(policy=policy)
 
 
 def comparison(result: Result) -> pd.DataFrame:
-    """A row a policy: epochs to each level, last loss and accuracy here and as published."""
+    """One row per policy: epochs to each level, last loss and accuracy here and as published."""
     curve = result.tables["curve"]
     table = epochs_to(curve, levels(curve)).add_prefix("epochs to ")
     table["last training loss"] = curve.groupby("policy")["loss"].last()
     table["accuracy"] = result.tables["accuracy"].set_index("policy")["accuracy"]
-    rows = reported(table_or_figure="Table 1a", metric="val_accuracy_pct")
-    for source, name in (("ats", "paper accuracy"), ("replication", "replication accuracy")):
-        found = rows[rows["source"] == source]
-        policies = found["policy_or_defense"].map(policy_label)
-        table[name] = found["value"].set_axis(policies).rename({"random": POLICIES[1]})
-    return table
+    table = beside(table, lambda policy: published_rows("Table 1a", policy))
+    return table.drop(columns=["paper PSNR", "replication PSNR"], errors="ignore")
 
 
 def overhead(result: Result) -> pd.DataFrame:
-    """A row a policy: milliseconds for an image, and percent of the training time of that image."""
+    """One row per policy: milliseconds per image, and percent of the training time of that image."""
     cost, images = result.tables["cost"].set_index("policy"), TIMED_BATCHES * TrainConfig().batch
-    found = pd.DataFrame({"policy, ms an image": 1e3 * cost["seconds"] / images})
-    found["crop and flip, ms an image"] = 1e3 * cost["crop_flip_seconds"] / images
-    found["training, ms an image"] = 1e3 * cost["epoch_seconds"] / images
-    found["policy, % of training"] = 100 * cost["share"]
-    return found
+    return pd.DataFrame(
+        {
+            "policy, ms per image": 1e3 * cost["seconds"] / images,
+            "crop and flip, ms per image": 1e3 * cost["crop_flip_seconds"] / images,
+            "training, ms per image": 1e3 * cost["epoch_seconds"] / images,
+            "policy, % of training": 100 * cost["share"],
+        }
+    )

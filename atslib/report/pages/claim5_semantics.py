@@ -9,17 +9,17 @@ from torch import Tensor, nn
 
 from atslib.attacks.engine import frame_steps
 from atslib.gradients.problems import problem_gradients
-from atslib.report.pages.claim1_privacy import HYBRID, RANDOM, SEARCHED
+from atslib.report.compare import judge
 from atslib.report.result import NO_POLICY, Result, Verdict, bootstrap, paired, policy_label, reported
 from atslib.report.units.settings import Settings
-from atslib.report.units.tables import image_rows, label, provenance
-from atslib.report.units.units import AttackUnit, attack_unit, attacked, device_of, network, trained
+from atslib.report.units.table1 import HYBRID, RANDOM, SEARCHED
+from atslib.report.units.tables import attack_rows, label, provenance
+from atslib.report.units.units import CHUNK, AttackUnit, attack_unit, attacked, device_of, network, trained
 from atslib.report.verdicts import no_leak
 from atslib.store import Artifact, Store
 
 POLICIES = ("", RANDOM, SEARCHED[0], HYBRID)
 JUDGED = (SEARCHED[0], HYBRID)
-CHUNK = 16  # gradients in memory at once
 # parameter → the replication's name of the layer in its Figure 5: two shallow layers and two deep ones
 PUBLISHED = {
     "1.stage1_0.conv1.weight": "layers.3.0.conv1(stage1 block0 conv1)",
@@ -53,8 +53,8 @@ def layer_similarity(model: nn.Module, frames: Tensor, target: Tensor, labels: T
     kept = [names.index(name) for name in convolutions(model)]
 
     def directions(images: Tensor, classes: Tensor) -> list[Tensor]:
-        found = problem_gradients(model, images[:, None], classes[:, None])
-        return [nn.functional.normalize(found[i].flatten(1), dim=1) for i in kept]
+        gradients = problem_gradients(model, images[:, None], classes[:, None])
+        return [nn.functional.normalize(gradients[i].flatten(1), dim=1) for i in kept]
 
     rows = []
     for images, truth, classes in zip(frames.split(CHUNK, 1), target.split(CHUNK), labels.split(CHUNK), strict=True):
@@ -68,8 +68,8 @@ def similarities(unit: AttackUnit, store: Store, device: torch.device) -> Artifa
     """`gradsim` (L, F, B) of the unit's attack, see `layer_similarity`."""
 
     def compute(state: object) -> dict[str, Tensor]:
-        found, (model, _) = attacked(unit, store, device), trained(unit.model, store, device)
-        frames, target, labels = (found[n].to(device) for n in ("frames", "target", "labels"))
+        attack, (model, _) = attacked(unit, store, device), trained(unit.model, store, device)
+        frames, target, labels = (attack[n].to(device) for n in ("frames", "target", "labels"))
         return {"gradsim": layer_similarity(model, frames, target.float() / 255, labels)}
 
     return store.get("layers", unit, compute, label=f"similarity by layer, {unit.policy or 'none'}")
@@ -81,7 +81,7 @@ def third(position: int, layers: int) -> str:
 
 
 def layer_rows(gradsim: Tensor, names: list[str], policy: str) -> pd.DataFrame:
-    """A row a layer and image at the last iterate."""
+    """One row per layer and image at the last iterate."""
     last = gradsim[:, -1].double().numpy()
     layers, images = last.shape
     return pd.DataFrame(
@@ -96,8 +96,8 @@ def layer_rows(gradsim: Tensor, names: list[str], policy: str) -> pd.DataFrame:
     )
 
 
-def curve_rows(gradsim: Tensor, steps: list[int], policy: str) -> pd.DataFrame:
-    """A row an iterate, image and group of layers: the shallow and the deep third, and the very first layer."""
+def group_rows(gradsim: Tensor, steps: list[int], policy: str) -> pd.DataFrame:
+    """One row per iterate, image and group of layers: the shallow and the deep third, and the very first layer."""
     layers, _, images = gradsim.shape
     groups = {name: [i for i in range(layers) if third(i, layers) == name] for name in ("shallow", "deep")}
     parts = []
@@ -127,10 +127,10 @@ def radial_power(images: Tensor) -> Tensor:
     return sums / torch.bincount(ring[inside], minlength=rings)
 
 
-def spectrum_rows(found: Artifact, policy: str) -> pd.DataFrame:
-    """A row an image and frequency: `error`, the power of reconstruction minus target, and `target`'s own."""
-    target = found["target"].double() / 255
-    error, own = radial_power(found["reconstruction"].double() - target), radial_power(target)
+def spectrum_rows(attack: Artifact, policy: str) -> pd.DataFrame:
+    """One row per image and frequency: `error`, the power of reconstruction minus target, and `target`'s own."""
+    target = attack["target"].double() / 255
+    error, own = radial_power(attack["reconstruction"].double() - target), radial_power(target)
     images, rings = error.shape
     keys = {"policy": policy, "image": np.repeat(range(images), rings), "frequency": np.tile(range(rings), images)}
     table = pd.DataFrame(keys | {"error": error.flatten().numpy(), "target": own.flatten().numpy()})
@@ -151,7 +151,7 @@ def semantics_verdict(thirds: pd.DataFrame, attacks: pd.DataFrame, searched: Seq
     """Claim 5 by `SEMANTICS_RULE`.
 
     Args:
-        thirds: final similarities, a row a policy and image, with `shallow`, `deep` and `contrast` (their difference).
+        thirds: final similarities, one row per policy and image: `shallow`, `deep` and their difference `contrast`.
         attacks: with `policy` and `gain`.
     """
     change = {name: paired(thirds, NO_POLICY, name).loc[list(searched)] for name in ("shallow", "deep", "contrast")}
@@ -164,39 +164,32 @@ def semantics_verdict(thirds: pd.DataFrame, attacks: pd.DataFrame, searched: Seq
     lower = [p for p in searched if change["shallow"].loc[p, "high"] < 0]
     if not lower:
         reason = f"the similarity in shallow layers falls for no searched policy ({here})"
-        return Verdict("not reproduced", reason, SEMANTICS_RULE, here)
+        return judge(SEMANTICS_RULE, reason, here, refuted=True)
     faults = [f"it does not fall for {p}" for p in searched if p not in lower]
     faults += [f"it falls no more than in deep layers for {p}" for p in lower if change["contrast"].loc[p, "high"] >= 0]
-    faults += no_leak(attacks)
-    reason = f"the similarity in shallow layers falls ({here})" + ("; but " + "; ".join(faults) if faults else "")
-    return Verdict("partly" if faults else "reproduced", reason, SEMANTICS_RULE, here)
+    return judge(SEMANTICS_RULE, f"the similarity in shallow layers falls ({here})", here, faults + no_leak(attacks))
 
 
 def run(settings: Settings, store: Store) -> Result:
     """Attack, and look at the gradient layer by layer and at the error frequency by frequency.
 
-    Tables: `attacks`, `layers` (final similarity, a row a policy, layer and image), `curve` (along the attack)
+    Tables: `attacks`, `layers` (final similarity, one row per policy, layer and image), `curve` (along the attack)
     and `spectrum`.
     """
-    device, parts, sheets = device_of(settings.device), {}, {}
-    for policy, unit in units(settings).items():
-        found = sheets[policy] = attacked(unit, store, device)
-        gradsim, names = similarities(unit, store, device)["gradsim"], convolutions(network(unit.model))
-        made = {
-            "attacks": image_rows(found, unit),
-            "layers": layer_rows(gradsim, names, policy),
-            "curve": curve_rows(gradsim, frame_steps(unit.frames, unit.attack.steps), policy),
-            "spectrum": spectrum_rows(found, policy),
-        }
-        for name, table in made.items():
-            parts.setdefault(name, []).append(table)
-    tables = {name: pd.concat(found, ignore_index=True) for name, found in parts.items()}
-    verdict = semantics_verdict(thirds(tables["layers"]), tables["attacks"], JUDGED)
+    by_policy, parts = units(settings), {"layers": [], "curve": [], "spectrum": []}
+    attacks, sheets = attack_rows(by_policy, ["policy"], settings, store)
+    for policy, unit in by_policy.items():
+        gradsim = similarities(unit, store, device_of(settings.device))["gradsim"]
+        parts["layers"].append(layer_rows(gradsim, convolutions(network(unit.model)), policy))
+        parts["curve"].append(group_rows(gradsim, frame_steps(unit.frames, unit.attack.steps), policy))
+        parts["spectrum"].append(spectrum_rows(sheets[policy], policy))
+    tables = {"attacks": attacks} | {name: pd.concat(rows, ignore_index=True) for name, rows in parts.items()}
+    verdict = semantics_verdict(thirds(tables["layers"]), attacks, JUDGED)
     return Result("claim5_semantics", tables, provenance(settings, sheets[NO_POLICY]), verdict, sheets)
 
 
 def thirds(layers: pd.DataFrame) -> pd.DataFrame:
-    """Final similarity a policy and image: `first` layer, `shallow` and `deep` third, and shallow minus deep."""
+    """Final similarity by policy and image: `first` layer, `shallow` and `deep` third, and shallow minus deep."""
     keys = ["policy", "image"]
     table = layers.groupby([*keys, "third"], sort=False)["gradsim"].mean().unstack()
     table["first"] = layers[layers["position"] == 0].set_index(keys)["gradsim"]
@@ -204,7 +197,7 @@ def thirds(layers: pd.DataFrame) -> pd.DataFrame:
 
 
 def comparison(result: Result) -> pd.DataFrame:
-    """A row a layer and policy: mean final similarity with its interval, and the replication's single image.
+    """One row per layer and policy: mean final similarity with its interval, and the replication's single image.
 
     The layers are those that the replication names, where the network has them; else the two first and two last.
     """
@@ -218,16 +211,16 @@ def comparison(result: Result) -> pd.DataFrame:
             low, high = bootstrap(values)
             named = figure["metric"].str.removeprefix("gradsim_final:") == PUBLISHED.get(layer)
             same = figure["policy_or_defense"].map(policy_label) == policy
-            found = {"n": len(values), "mean": values.mean(), "low": low, "high": high}
-            found["replication, image 5"] = figure[named & same]["value"].mean()
-            rows.append({"layer": layer.removesuffix(".weight"), "policy": policy} | found)
+            ours = {"n": len(values), "mean": values.mean(), "low": low, "high": high}
+            ours["replication, image 5"] = figure[named & same]["value"].mean()
+            rows.append({"layer": layer.removesuffix(".weight"), "policy": policy} | ours)
     order = {name.removesuffix(".weight"): i for i, name in enumerate(chosen)}
     table = pd.DataFrame(rows).sort_values("layer", key=lambda column: column.map(order), kind="stable")
     return table.set_index(["layer", "policy"])
 
 
 def differences(result: Result) -> pd.DataFrame:
-    """Each policy minus none on the same images, a row a policy and group of layers; below 0: less similar."""
+    """Each policy minus none on the same images, one row per policy and group of layers; below 0: less similar."""
     table = thirds(result.tables["layers"])
     names = {"first": "first layer", "shallow": "shallow third", "deep": "deep third", "contrast": "shallow - deep"}
     parts = {text: paired(table, NO_POLICY, name) for name, text in names.items()}
@@ -235,7 +228,7 @@ def differences(result: Result) -> pd.DataFrame:
 
 
 def starts_and_ends(result: Result) -> pd.DataFrame:
-    """Mean similarity from noise, before any step, and at the end, a row a policy and group of layers."""
+    """Mean similarity from noise, before any step, and at the end, one row per policy and group of layers."""
     curve = result.tables["curve"]
     mean = curve.groupby(["layers", "policy", "iteration"], sort=False)["gradsim"].mean().unstack()
     return pd.DataFrame({"from noise": mean[mean.columns.min()], "at the end": mean[mean.columns.max()]})

@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 
 from atslib.policies.policy import CANONICAL, IDENTITIES, Policy
-from atslib.report.pages.claim1_privacy import RANDOM, SEARCHED
 from atslib.report.result import Result, Verdict, bootstrap, reported
 from atslib.report.units.scoring import ScoreUnit, scored
 from atslib.report.units.settings import Settings
+from atslib.report.units.table1 import RANDOM, SEARCHED
 from atslib.report.units.tables import provenance
 from atslib.report.units.units import device_of, semi_trained
 from atslib.store import Store
@@ -33,8 +33,8 @@ BUILT = {
 
 def units(settings: Settings) -> dict[str, ScoreUnit]:
     """All that the page needs: the scores of the 50 by variant, and those of the builder's `policies`."""
-    found = scores(settings)
-    return found | {"policies": dataclasses.replace(found["fixed"], policies=tuple(BUILT))}
+    singles = scores(settings)
+    return singles | {"policies": dataclasses.replace(singles["fixed"], policies=tuple(BUILT))}
 
 
 def scores(settings: Settings, variants: Sequence[str] = VARIANTS) -> dict[str, ScoreUnit]:
@@ -67,7 +67,7 @@ def transformations_verdict(
     """Claim 6 by `TRANSFORMATIONS_RULE`.
 
     Args:
-        scores: a row a transformation, a column an image; indexed by id.
+        scores: one row per transformation, one column per image; indexed by id.
         named: the published five.
         identities: the ids that do nothing; their mean is the reference.
     """
@@ -94,7 +94,7 @@ def chance(shared: int, of: int, five: int = 5) -> float:
 
 
 def run(settings: Settings, store: Store) -> Result:
-    """Score the 50 transformations. Table `scores`: a row a variant, transformation and image."""
+    """Score the 50 transformations. Table `scores`: one row per variant, transformation and image."""
     named = named_five("ats", "Figure 5")
     return measure(settings, store, PAGE, VARIANTS, named, "paper")
 
@@ -105,13 +105,13 @@ def measure(
     """`run` for one data set, judged by the published five."""
     device, tables = device_of(settings.device), []
     for variant, unit in scores(settings, variants).items():
-        found = scored(unit, store, device)
-        rows = pd.DataFrame(found["scores"].double().numpy()).rename_axis("op").reset_index()
+        artifact = scored(unit, store, device)
+        rows = pd.DataFrame(artifact["scores"].double().numpy()).rename_axis("op").reset_index()
         rows = rows.melt("op", var_name="image", value_name="s_pri")
         tables.append(rows.assign(variant=variant, function=[Policy((op,)).names() for op in rows["op"]]))
     table = pd.concat(tables, ignore_index=True)
     verdict = transformations_verdict(wide(table, variants[0]), named, sorted(IDENTITIES), source)
-    facts = provenance(settings, found)
+    facts = provenance(settings, artifact)
     facts |= {"images": settings.score_images, "epochs": settings.semi_epochs, "fraction": settings.semi_fraction}
     return Result(page, {"scores": table}, facts | {"steps": 0}, verdict)
 
@@ -123,7 +123,7 @@ def named_five(source: str, figure: str) -> list[int]:
 
 
 def wide(table: pd.DataFrame, variant: str) -> pd.DataFrame:
-    """Scores of one variant: a row a transformation, a column an image."""
+    """Scores of one variant: one row per transformation, one column per image."""
     return table[table["variant"] == variant].pivot(index="op", columns="image", values="s_pri")
 
 
@@ -134,7 +134,7 @@ def means(result: Result) -> pd.Series:
 
 
 def ranking(result: Result, variant: str | None = None, *, resamples: int = 4_000, seed: int = 0) -> pd.DataFrame:
-    """A row a transformation, most private first: mean score and rank with intervals over images.
+    """One row per transformation, most private first: mean score and rank with intervals over images.
 
     `in top five` is the share of resamples of the images in which the transformation is among the five best.
     """
@@ -144,17 +144,16 @@ def ranking(result: Result, variant: str | None = None, *, resamples: int = 4_00
     columns = draw.integers(0, matrix.shape[1], (resamples, matrix.shape[1]))
     means = matrix[:, columns].mean(-1)
     ranks = means.argsort(0).argsort(0) + 1
-    edges = {"low": 0.025, "high": 0.975}
-    found = pd.DataFrame({"s_pri": matrix.mean(1), "n": matrix.shape[1]}, index=scores.index)
-    for name, at in edges.items():
-        found[name] = np.quantile(means, at, axis=1)
-        found[f"rank {name}"] = np.quantile(ranks, at, axis=1).round().astype(int)
-    found["in top five"] = (ranks <= 5).mean(1)
-    found.insert(0, "function", [Policy((op,)).names() for op in found.index])
-    found["same as"] = [", ".join(str(o) for o in twins(op) if o != op) for op in found.index]
-    found = found.sort_values("s_pri", kind="stable")
-    found.insert(1, "rank", range(1, len(found) + 1))
-    return found
+    table = pd.DataFrame({"s_pri": matrix.mean(1), "n": matrix.shape[1]}, index=scores.index)
+    for name, share in {"low": 0.025, "high": 0.975}.items():
+        table[name] = np.quantile(means, share, axis=1)
+        table[f"rank {name}"] = np.quantile(ranks, share, axis=1).round().astype(int)
+    table["in top five"] = (ranks <= 5).mean(1)
+    table.insert(0, "function", [Policy((op,)).names() for op in table.index])
+    table["same as"] = [", ".join(str(o) for o in twins(op) if o != op) for op in table.index]
+    table = table.sort_values("s_pri", kind="stable")
+    table.insert(1, "rank", range(1, len(table) + 1))
+    return table
 
 
 def twins(op: int) -> list[int]:
@@ -195,7 +194,7 @@ def duplicates(result: Result) -> pd.DataFrame:
 
 
 def beside_replication(result: Result, figure: str, variant: str = "code") -> pd.DataFrame:
-    """Mean score a transformation, ours (variant "code") and the replication's, read off its figure."""
+    """Mean score of each transformation, ours (variant "code") and the replication's, read off its figure."""
     rows = reported(source="replication", table_or_figure=figure, metric="S_pri")
     rows = rows[rows["policy_or_defense"].str.isdigit()]
     theirs = rows.set_index(rows["policy_or_defense"].astype(int))["value"]

@@ -10,11 +10,12 @@ import torch
 from atslib.measures import statistics as agreement
 from atslib.measures.metrics import psnr
 from atslib.policies.policy import sample_authors
+from atslib.report.compare import judge
 from atslib.report.result import Result, Verdict, reported
 from atslib.report.units.scoring import ScoreUnit, scored
 from atslib.report.units.settings import Settings
-from atslib.report.units.tables import image_rows, provenance
-from atslib.report.units.units import AttackUnit, Unit, attack_unit, attacked, device_of, model_unit, semi_trained
+from atslib.report.units.tables import attack_rows, provenance
+from atslib.report.units.units import AttackUnit, Unit, attack_unit, device_of, model_unit, semi_trained
 from atslib.rng import rng
 from atslib.store import Store
 
@@ -92,38 +93,42 @@ def correlation_verdict(matrices: Sequence[np.ndarray], published: Mapping[str, 
     reason = f"r = {r:.2f} [{low:.2f}, {high:.2f}] over {policies} policies and {images} images"
     known = f"with the PSNR of noise held constant {rest:.2f} [{rest_low:.2f}, {rest_high:.2f}]"
     if not low > 0:
-        return Verdict(
-            "not reproduced", f"{reason}, an interval that reaches 0 or below; {known}", CORRELATION_RULE, here
-        )
+        reason = f"{reason}, an interval that reaches 0 or below; {known}"
+        return judge(CORRELATION_RULE, reason, here, refuted=True)
     faults = []
     if high < published["ats"]:
         faults.append(f"it stays below the paper's {published['ats']:.3f}")
     if not rest_low > 0:
         faults.append(f"{known}, so that darkness can explain it")
-    reason += f"; {known}" if not faults else "; but " + "; ".join(faults)
-    return Verdict("partly" if faults else "reproduced", reason, CORRELATION_RULE, here)
+    return judge(CORRELATION_RULE, reason if faults else f"{reason}; {known}", here, faults)
 
 
 def run(settings: Settings, store: Store) -> Result:
     """Attack and score the same images under random policies.
 
-    Table `policies`: a row a policy and image, with the attack's metrics, the floors (`floor_noise`: the mean
-    PSNR of uniform noise against the transformed image) and a score a network, `s_pri …`.
+    Table `policies`: one row per policy and image, with the attack's metrics, the floors (`floor_noise`: the mean
+    PSNR of uniform noise against the transformed image) and one score per network, `s_pri …`.
     """
-    device, rows = device_of(settings.device), []
-    for attack in attacks(settings).values():
-        found = attacked(attack, store, device)
-        target = found["target"].float() / 255
-        noise = torch.rand((NOISES, *target.shape), generator=rng(settings.seed, "floor noise"))
-        floor = torch.stack([psnr(guess, target) for guess in noise]).mean(0)
-        rows.append(image_rows(found, attack).assign(floor_noise=floor.double().numpy()))
-    table = pd.concat(rows, ignore_index=True)
+    by_policy = attacks(settings)
+    table, artifacts = attack_rows(by_policy, ["policy"], settings, store)
+    table["floor_noise"] = np.concatenate(
+        [noise_floor(attack["target"], settings.seed) for attack in artifacts.values()]
+    )
     for name, unit in scores(settings).items():
-        table[f"s_pri {name}"] = scored(unit, store, device)["scores"].flatten().double().numpy()
+        artifact = scored(unit, store, device_of(settings.device))
+        table[f"s_pri {name}"] = artifact["scores"].flatten().double().numpy()
     verdict = correlation_verdict(matrices(table, f"s_pri {MAIN}", "psnr", "floor_noise"), published())
-    facts = provenance(settings, found) | {"policies": settings.sampled, "steps": attack.attack.steps}
+    policy, last = list(artifacts.items())[-1]
+    facts = provenance(settings, last) | {"policies": settings.sampled, "steps": by_policy[policy].attack.steps}
     facts |= {"epochs": settings.semi_epochs, "fraction": settings.semi_fraction}  # of the attacked network
     return Result("claim7_correlation", {"policies": table}, facts, verdict)
+
+
+def noise_floor(target: torch.Tensor, seed: int) -> np.ndarray:
+    """Mean PSNR in dB of `NOISES` images of uniform noise against each target (B, C, H, W) uint8: (B,)."""
+    images = target.float() / 255
+    noise = torch.rand((NOISES, *images.shape), generator=rng(seed, "floor noise"))
+    return torch.stack([psnr(guess, images) for guess in noise]).mean(0).double().numpy()
 
 
 def published() -> dict[str, float]:
@@ -138,7 +143,7 @@ def matrices(table: pd.DataFrame, *columns: str) -> tuple[np.ndarray, ...]:
 
 
 def correlations(result: Result) -> pd.DataFrame:
-    """A row a network and outcome: three correlations between policies' means, with 95 % intervals.
+    """One row per network and outcome: three correlations between policies' means, with 95 % intervals.
 
     The outcomes: PSNR against the transformed and against the original image, and the gain over the mean image.
     """
@@ -147,8 +152,8 @@ def correlations(result: Result) -> pd.DataFrame:
     for network in networks_of(table):
         for outcome, column in outcomes.items():
             score, success = matrices(table, f"s_pri {network}", column)
-            found = {n: _with_interval(statistic, (score, success)) for n, statistic in agreement.CORRELATIONS.items()}
-            rows.append({"score from network": network, "against": outcome} | found)
+            r = {n: _with_interval(statistic, (score, success)) for n, statistic in agreement.CORRELATIONS.items()}
+            rows.append({"score from network": network, "against": outcome} | r)
     return pd.DataFrame(rows).set_index(["score from network", "against"])
 
 
@@ -165,14 +170,14 @@ def noise(result: Result) -> pd.DataFrame:
 
 
 def single_images(result: Result) -> pd.Series:
-    """The replication's design, once an image: the policies' mean scores against the PSNR of that one image."""
+    """The replication's design, once for each image: the policies' mean scores against the PSNR of that one image."""
     score, success = matrices(result.tables["policies"], f"s_pri {MAIN}", "psnr")
-    found = agreement.pearson(np.broadcast_to(score.mean(1), success.T.shape), success.T)
-    return pd.Series(found, index=pd.RangeIndex(len(found), name="image"), name="Pearson r")
+    r = agreement.pearson(np.broadcast_to(score.mean(1), success.T.shape), success.T)
+    return pd.Series(r, index=pd.RangeIndex(len(r), name="image"), name="Pearson r")
 
 
 def darkness(result: Result) -> pd.DataFrame:
-    """Pearson's r with 95 % intervals, a row a network: what the PSNR of pure noise has to do with it.
+    """Pearson's r with 95 % intervals, one row per network: what the PSNR of pure noise has to do with it.
 
     The last column correlates score and PSNR with the PSNR of noise held constant.
     """
@@ -205,10 +210,10 @@ def explanation(result: Result) -> str:
     success, floor = (m.mean(1) for m in matrices(table, "psnr", "floor_noise"))
     scores = {name: matrices(table, f"s_pri {name}")[0].mean(1) for name in networks_of(table)}
     r = {name: float(agreement.pearson(score, success)) for name, score in scores.items()}
-    left = {name: float(agreement.partial(score, success, floor)) for name, score in scores.items()}
+    rest = {name: float(agreement.partial(score, success, floor)) for name, score in scores.items()}
     single, ceiling = single_images(result), noise(result)["noise ceiling of r"].iloc[0]
     by_network = ", ".join(f"{value:+.2f} ({name})" for name, value in r.items())
-    by_rest = ", ".join(f"{value:+.2f} ({name})" for name, value in left.items())
+    by_rest = ", ".join(f"{value:+.2f} ({name})" for name, value in rest.items())
     return (
         "<p>On the same policies, pixels and attacks, r depends on the <b>network</b> that the score is computed on: "
         f"{by_network}. It depends on the <b>target</b>: the PSNR of pure noise, which knows no gradient, correlates "

@@ -18,9 +18,9 @@ from atslib.attacks import ATTACKS, engine
 from atslib.errors import AtsError
 from atslib.measures.metrics import psnr
 from atslib.policies.policy import OPS, parse_policy
-from atslib.report.pages.claim1_privacy import HYBRID, RANDOM, SEARCHED
 from atslib.report.result import Result, Verdict
 from atslib.report.units.settings import Settings
+from atslib.report.units.table1 import HYBRID, RANDOM, SEARCHED
 from atslib.report.units.tables import floors, image_rows, label, provenance
 from atslib.report.units.units import AttackUnit, attack_unit, attacked, dataset, device_of
 from atslib.rng import rng

@@ -3,10 +3,9 @@
 import pandas as pd
 
 from atslib.report.pages import claim3_transfer
-from atslib.report.pages.claim1_privacy import HYBRID
 from atslib.report.result import NO_POLICY, Result
 from atslib.report.units.settings import Settings
-from atslib.report.units.table1 import relocated
+from atslib.report.units.table1 import HYBRID, relocated
 from atslib.report.units.tables import label, provenance
 from atslib.report.units.units import AttackUnit, attack_unit, dataset
 from atslib.store import Store
@@ -19,11 +18,11 @@ QUICK = {"epochs": 4, "images": 4}
 
 def own(settings: Settings) -> Settings:
     """The settings on Tiny ImageNet: at quick fewer images, be a tenth of the training set here or all of it."""
-    found = relocated(settings, NAME, "shapes", **(QUICK if settings.profile == "quick" else {}))
-    if found.dataset != NAME or found.profile != "quick":
-        return found
+    place = relocated(settings, NAME, "shapes", **(QUICK if settings.profile == "quick" else {}))
+    if place.dataset != NAME or place.profile != "quick":
+        return place
     share = min(1.0, QUICK_TRAIN / len(dataset(NAME, "train")))
-    return relocated(found, NAME, "shapes", fraction=share)
+    return relocated(place, NAME, "shapes", fraction=share)
 
 
 def units(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
@@ -35,16 +34,15 @@ def units(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
 def run(settings: Settings, store: Store) -> Result:
     """Train with and without the hybrid, and attack. Tables: `attacks` and `accuracy`."""
     settings = own(settings)
-    tables, sheets = claim3_transfer.measure(units(settings), store, settings.device)
+    tables, sheets = claim3_transfer.measure(units(settings), settings, store)
     verdict = claim3_transfer.judged(tables, settings, HYBRID, POINTS, PUBLISHED)
     facts = provenance(settings, sheets[settings.model, NO_POLICY])
     return Result("ext1_tinyimagenet", tables, facts, verdict, sheets)
 
 
 def comparison(result: Result) -> pd.DataFrame:
-    """A row a policy: our summary beside the replication's Table 5; the paper has no such experiment."""
-    table = claim3_transfer.compared(result, lambda model, policy: "Table 5").droplevel("model")
-    return table.drop(columns=["paper PSNR", "paper accuracy"])
+    """One row per policy: our summary beside the replication's Table 5; the paper has no such experiment."""
+    return claim3_transfer.compared(result, lambda model, policy: "Table 5").droplevel("model")
 
 
 def differences(result: Result) -> pd.DataFrame:

@@ -16,6 +16,6 @@ def units(settings: Settings) -> dict[str, ScoreUnit]:
 
 
 def run(settings: Settings, store: Store) -> Result:
-    """Score the 50 transformations. Table `scores`: a row a transformation and image."""
+    """Score the 50 transformations. Table `scores`: one row per transformation and image."""
     named = claim6_transformations.named_five("replication", "Figure 6c")
     return claim6_transformations.measure(ext1_tinyimagenet.own(settings), store, PAGE, VARIANTS, named, "replication")

@@ -11,14 +11,15 @@ from torch import Tensor, nn
 
 from atslib.gradients.problems import example_gradients
 from atslib.measures import statistics as agreement
-from atslib.report.pages.claim1_privacy import HYBRID, POLICIES, SEARCHED
 from atslib.report.result import NO_POLICY, Result, Verdict, bootstrap
 from atslib.report.units.settings import Settings
-from atslib.report.units.tables import image_rows, label, provenance
+from atslib.report.units.table1 import HYBRID, POLICIES, SEARCHED, second_network
+from atslib.report.units.tables import attack_rows, label, provenance
 from atslib.report.units.units import (
+    CHUNK,
     AttackUnit,
+    ModelUnit,
     attack_unit,
-    attacked,
     dataset,
     device_of,
     model_unit,
@@ -29,11 +30,9 @@ from atslib.store import Artifact, Store
 
 DEFENDED = (*SEARCHED, HYBRID)
 PROPERTIES = ("brightness", "contrast", "edges", "loss", "gradient")
-OTHER = {"smoke": "lenet", "quick": "convnet-16", "paper": "convnet-64"}  # a network of another kind
 SEEDS = 3
 LEAKAGE = ["policy", "image", "psnr", "floor_mean", "gain"]
 RIDGE = 1.0  # weight of the squared coefficients, of standardized properties
-CHUNK = 16  # gradients in memory at once
 
 
 def policies(settings: Settings) -> dict[str, AttackUnit]:
@@ -46,13 +45,13 @@ def others(settings: Settings) -> dict[str, dict[str, AttackUnit]]:
 
     One undefended network is trained with another seed, one is semi-trained, one untrained, one of another kind.
     """
-    bare = attack_unit(settings)
+    bare, second = attack_unit(settings), second_network(settings)
     networks = {
         settings.model: bare.model,
         "other training seed": model_unit(settings, seed=settings.seed + 1),
         "semi-trained": semi_trained(settings),
         "untrained": dataclasses.replace(bare.model, train=None),
-        OTHER[settings.profile]: model_unit(settings, model=OTHER[settings.profile]),
+        second: model_unit(settings, model=second),
     }
     return {"networks": {name: dataclasses.replace(bare, model=model) for name, model in networks.items()}} | {
         f"seeds, {name}": {
@@ -71,7 +70,7 @@ def units(settings: Settings) -> dict[str, AttackUnit]:
 
 @torch.no_grad()
 def properties(model: nn.Module, target: Tensor, labels: Tensor) -> pd.DataFrame:
-    """What can be measured of an attacked image without attacking it, a row an image.
+    """What can be measured of an attacked image without attacking it, one row per image.
 
     Args:
         target: (B, C, H, W) floats in [0, 1], as the client used them.
@@ -92,7 +91,7 @@ def properties(model: nn.Module, target: Tensor, labels: Tensor) -> pd.DataFrame
 
 
 def grid(table: pd.DataFrame, *columns: str, by: str = "policy") -> np.ndarray:
-    """(images, policies, columns) of a table with a row a policy and image; images with a gap are left out.
+    """(images, policies, columns) of a table with one row per policy and image; images with a gap are left out.
 
     `by` names another column to be taken for the policy's.
     """
@@ -199,7 +198,7 @@ def needed(rate: float, level: float = 0.95) -> int:
 
 
 def guarantees(table: pd.DataFrame, epsilon: float) -> pd.DataFrame:
-    """A row a policy: the worst image, attacks at or above ε, and the highest rate this count does not rule out."""
+    """One row per policy: the worst image, attacks at or above ε, and the highest rate this count does not rule out."""
     rows = []
     for policy, values in table.groupby("policy", sort=False):
         # An exact match is a success; a diverged attack (nan, -inf) is none, and one image all the same.
@@ -236,27 +235,17 @@ def leakage_verdict(defended: pd.Series, skill: tuple[float, float, float], imag
 def run(settings: Settings, store: Store) -> Result:
     """Read the attacks of claim 1, and further ones, image by image.
 
-    Tables: `images` (a row a policy and image: leakage and properties), `others` (the attacks with another network
-    or seed), `split`, `correlations`, `prediction` and `guarantees`.
+    Tables: `images` (one row per policy and image: leakage and properties), `others` (the attacks with another
+    network or seed), `split`, `correlations`, `prediction` and `guarantees`.
     """
-    device, parts, sheets = device_of(settings.device), [], {}
-    names = dataset(settings.dataset, "test").class_names
-    for policy, unit in policies(settings).items():
-        found = sheets[policy] = attacked(unit, store, device)
-        model, _ = trained(unit.model, store, device)
-        labels = found["labels"].to(device)
-        measured = properties(model, found["target"].to(device).float() / 255, labels)
-        rows = image_rows(found, unit)[LEAKAGE]
-        parts.append(rows.assign(**{"class": [names[i] for i in labels.tolist()]}).join(measured))
-    images = pd.concat(parts, ignore_index=True)
-    further = pd.concat(
-        [
-            image_rows(attacked(unit, store, device), unit)[LEAKAGE].assign(over=over, setting=name)
-            for over, group in others(settings).items()
-            for name, unit in group.items()
-        ],
-        ignore_index=True,
-    )
+    by_policy, names = policies(settings), dataset(settings.dataset, "test").class_names
+    rows, sheets = attack_rows(by_policy, ["policy"], settings, store)
+    labels = torch.cat([attack["labels"] for attack in sheets.values()])
+    measured = [measure(unit.model, sheets[policy], settings, store) for policy, unit in by_policy.items()]
+    images = rows[LEAKAGE].assign(**{"class": [names[i] for i in labels.tolist()]})
+    images = images.join(pd.concat(measured, ignore_index=True))
+    changed = {(over, name): unit for over, group in others(settings).items() for name, unit in group.items()}
+    further = attack_rows(changed, ("over", "setting"), settings, store)[0][[*LEAKAGE, "over", "setting"]]
     shares = {"policies": split(images)} | {
         over: split(part, "setting") for over, part in further.groupby("over", sort=False)
     }
@@ -272,6 +261,13 @@ def run(settings: Settings, store: Store) -> Result:
     defended = images[images["policy"].isin(DEFENDED)]["gain"]
     verdict = leakage_verdict(defended, (r2, low, high), settings.images)
     return Result("ext3_which_images_leak", tables, provenance(settings, sheets[NO_POLICY]), verdict, sheets)
+
+
+def measure(unit: ModelUnit, attack: Artifact, settings: Settings, store: Store) -> pd.DataFrame:
+    """`properties` of the images of an attack, on the network that was attacked."""
+    device = device_of(settings.device)
+    target, labels = (attack[name].to(device) for name in ("target", "labels"))
+    return properties(trained(unit, store, device)[0], target.float() / 255, labels)
 
 
 def ordered(result: Result, name: str = "images") -> pd.DataFrame:

@@ -5,11 +5,11 @@ import dataclasses
 import pandas as pd
 
 from atslib.clients.training import TrainConfig
-from atslib.report.pages.claim2_generality import scaled
-from atslib.report.result import Result, Verdict, paired, reported, summarize
+from atslib.report import compare
+from atslib.report.result import NO_POLICY, Result, Verdict, reported
 from atslib.report.units.settings import Settings
-from atslib.report.units.tables import image_rows, provenance
-from atslib.report.units.units import AttackUnit, ModelUnit, attack_unit, attacked, device_of, model_unit, trained
+from atslib.report.units.tables import accuracy_rows, attack_rows, provenance
+from atslib.report.units.units import AttackUnit, ModelUnit, attack_unit, model_unit, scaled
 from atslib.store import Store
 
 BASE = "crop and flip"
@@ -78,7 +78,7 @@ def details_verdict(accuracy: pd.Series, change: pd.Series) -> Verdict:
     if change["n"] < 2:
         return Verdict("not measured", "fewer than two images can be compared", DETAILS_RULE)
     loss = accuracy["with"] - accuracy["without"]
-    here = f"{-loss:+.1f} points; {change['mean']:+.1f} dB [{change['low']:.1f}, {change['high']:.1f}]"
+    here = f"{-loss:+.1f} points; {compare.interval(change)}"
     judged = accuracy["with"] >= 20
     holds = int(judged and loss > 10) + int(change["high"] < 0)
     status = ("not reproduced", "partly", "reproduced")[holds]
@@ -89,45 +89,32 @@ def details_verdict(accuracy: pd.Series, change: pd.Series) -> Verdict:
 
 
 def run(settings: Settings, store: Store) -> Result:
-    """Switch each detail on and off. Tables: `attacks`, a row a setting and image, and `accuracy`, a row a training."""
-    device, rows, accuracy, sheets = device_of(settings.device), [], [], {}
-    for name, unit in attacks(settings).items():
-        found = sheets[name] = attacked(unit, store, device)
-        rows.append(image_rows(found, unit).assign(setting=name))
-    for name, unit in models(settings).items():
-        made = trained(unit, store, device)[1]
-        accuracy.append({"training": name, "accuracy": float(made["accuracy"]), "train": int(made["images"])})
-    tables = {"attacks": pd.concat(rows, ignore_index=True), "accuracy": pd.DataFrame(accuracy)}
-    change = change_of(tables["attacks"], "l2, factor 0.5", "psnr")
-    verdict = details_verdict(tables["accuracy"].set_index("training")["accuracy"], change)
+    """Switch each detail on and off.
+
+    Tables: `attacks`, one row per setting and image, and `accuracy`, one row per training.
+    """
+    rows, sheets = attack_rows(attacks(settings), ["setting"], settings, store)
+    accuracy = accuracy_rows(models(settings), ["training"], settings, store)
+    change = compare.changes(rows, PAIRS).loc["l2, factor 0.5"]
+    verdict = details_verdict(accuracy.set_index("training")["accuracy"], change)
+    tables = {"attacks": rows, "accuracy": accuracy}
     return Result("ext4_hidden_details", tables, provenance(settings, sheets[BASE]), verdict, sheets)
 
 
-def change_of(table: pd.DataFrame, setting: str, value: str) -> pd.Series:
-    """n, mean and 95 % interval of what one detail changes, on the same images."""
-    return paired(table, PAIRS[setting], value, by="setting").loc[setting]
-
-
 def comparison(result: Result) -> pd.DataFrame:
-    """A row a setting: our summary, and the published mean of the attack that it resembles."""
-    ours = summarize(result.tables["attacks"], "setting", epsilon=float(result.facts["epsilon"]))
-    ours["gain over mean image"] = result.tables["attacks"].groupby("setting")["gain"].mean()
-    rows = reported(table_or_figure="Table 2", metric="PSNR_dB", policy_or_defense="none")
+    """One row per setting: our summary, and the published mean of the attack that it resembles."""
+    rows = reported(table_or_figure="Table 2", metric="PSNR_dB", policy_or_defense=NO_POLICY)
     # Both published codebases attack the plain test image of a network trained with crop and flip.
     like = {"plain victim": "Adam+Cosine", "l2, factor 0.5": "Adam+L2"}
-    for source, column in (("ats", "paper PSNR"), ("replication", "replication PSNR")):
-        found = rows[rows["source"] == source].set_index("attack")["value"]
-        ours[column] = ours.index.map(like).map(found)
-    return ours
+    return compare.comparison(result, "setting", lambda setting: rows[rows["attack"] == like.get(setting)])
 
 
 def differences(result: Result) -> pd.DataFrame:
     """What each detail changes on the same images, PSNR and gain in dB, beside the setting it is compared with."""
-    table = result.tables["attacks"]
-    parts = {n: pd.DataFrame({s: change_of(table, s, n) for s in PAIRS}).T.astype({"n": int}) for n in ("psnr", "gain")}
-    found = pd.concat(parts, axis=1).rename_axis("setting")
-    found.insert(0, ("", "compared with"), pd.Series(PAIRS))
-    return found
+    attacks = result.tables["attacks"]
+    table = pd.concat({value: compare.changes(attacks, PAIRS, value) for value in compare.VALUES}, axis=1)
+    table.insert(0, ("", "compared with"), pd.Series(PAIRS))
+    return table
 
 
 def accuracies(result: Result) -> pd.DataFrame:

@@ -16,25 +16,23 @@ from atslib.clients.threat import ThreatModel
 from atslib.data.load import DATASETS
 from atslib.measures import statistics as agreement
 from atslib.policies.policy import parse_policy
+from atslib.report import compare
 from atslib.report.pages import claim7_correlation
-from atslib.report.pages.claim1_privacy import HYBRID
-from atslib.report.result import Result, Verdict, paired, summarize
-from atslib.report.units.scoring import ScoreUnit, scored, unseen
+from atslib.report.result import Result, Verdict
+from atslib.report.units.scoring import ScoreUnit, unseen
 from atslib.report.units.settings import Settings
-from atslib.report.units.table1 import relocated
-from atslib.report.units.tables import image_rows, provenance
+from atslib.report.units.table1 import HYBRID, relocated
+from atslib.report.units.tables import accuracy_rows, attack_rows, provenance
 from atslib.report.units.units import (
     AttackUnit,
     ModelUnit,
     OnModel,
     Unit,
     attack_unit,
-    attacked,
     dataset,
     device_of,
     model_unit,
     network,
-    trained,
 )
 from atslib.rng import rng
 from atslib.scores.scores import VARIANTS, accuracy_score
@@ -42,8 +40,8 @@ from atslib.scores.search import RANKINGS, T_ACC
 from atslib.store import Artifact, Store
 
 PAGE = "switches"
-WIDTHS = {"smoke": 4, "quick": 16, "paper": 64}  # of both ConvNets
-OTHER = "cifar10"  # whose constants the authors' code takes for CIFAR-100
+WIDTHS = {"smoke": 4, "quick": 16, "full": 64}  # of both ConvNets
+OTHER_DATA = "cifar10"  # whose constants the authors' code takes for CIFAR-100
 RESTARTS = 4
 PRUNED = 0.7
 ACC_IMAGES = 100  # behind an accuracy score: one batch
@@ -81,7 +79,7 @@ class AccuracyUnit(OnModel):
 
     @property
     def passes(self) -> float:
-        """Forward and backward an image."""
+        """Forward and backward for each image."""
         return 3 * self.images * len(self.policies)
 
     def make(self, store: Store, device: torch.device) -> Artifact:
@@ -89,13 +87,13 @@ class AccuracyUnit(OnModel):
 
         def compute(state: object) -> dict[str, Tensor]:
             model, images = network(self.model).to(device).eval(), unseen(self.model.dataset)[: self.images]
-            found = [
-                accuracy_score(
-                    model, images, parse_policy(p), variant=self.variant, rng=rng(self.seed, "accuracy scores")
-                )
-                for p in self.policies
+            policies = [parse_policy(policy) for policy in self.policies]
+            streams = [rng(self.seed, "accuracy scores") for _ in policies]
+            scores = [
+                accuracy_score(model, images, policy, variant=self.variant, rng=stream)
+                for policy, stream in zip(policies, streams, strict=True)
             ]
-            return {"scores": torch.tensor(found, dtype=torch.float64)}
+            return {"scores": torch.tensor(scores, dtype=torch.float64)}
 
         return store.get("accuracy", self, compute, label=self.title)
 
@@ -106,9 +104,9 @@ def attacks(settings: Settings) -> dict[str, AttackUnit]:
     restarted = dataclasses.replace(base.attack, restarts=RESTARTS)
     convnet = {n: f"convnet{n if n > 8 else ''}-{WIDTHS[settings.profile]}" for n in (8, 9)}
     members = HYBRID.split("+")
-    found = {
+    by_setting = {
         "base": base,
-        "other normalization": dataclasses.replace(base, model=dataclasses.replace(base.model, norm=OTHER)),
+        "other normalization": dataclasses.replace(base, model=dataclasses.replace(base.model, norm=OTHER_DATA)),
         f"{RESTARTS} restarts": dataclasses.replace(base, attack=restarted),
         "optimized label": dataclasses.replace(base, threat=ThreatModel(labels="optimized")),
         "train-mode victim": dataclasses.replace(base, threat=ThreatModel(victim="train")),
@@ -123,13 +121,13 @@ def attacks(settings: Settings) -> dict[str, AttackUnit]:
         "first member": dataclasses.replace(hybrid, policy=members[0]),
         "second member": dataclasses.replace(hybrid, policy=members[1]),
     }
-    if dataset(settings.dataset, "test").pixels.shape[1] == 1 or settings.dataset == OTHER:
-        del found["other normalization"]  # its constants do not fit, or are its own
+    if dataset(settings.dataset, "test").pixels.shape[1] == 1 or settings.dataset == OTHER_DATA:
+        del by_setting["other normalization"]  # its constants do not fit, or are its own
     grey = relocated(settings, "fmnist", "shapes-grey")
     if f"{grey.dataset}-32" in DATASETS:
-        found["28 pixels"] = attack_unit(grey)
-        found["32 pixels"] = attack_unit(dataclasses.replace(grey, dataset=f"{grey.dataset}-32"))
-    return found
+        by_setting["28 pixels"] = attack_unit(grey)
+        by_setting["32 pixels"] = attack_unit(dataclasses.replace(grey, dataset=f"{grey.dataset}-32"))
+    return by_setting
 
 
 def scores(settings: Settings) -> dict[str, ScoreUnit | AccuracyUnit]:
@@ -166,16 +164,14 @@ def switches_verdict(changes: pd.DataFrame, orders: pd.Series, policies: int) ->
     """The fidelity switches by `SWITCHES_RULE`.
 
     Args:
-        changes: a row a switch of the attack: n, mean, low, high of the change in PSNR.
+        changes: one row per switch of the attack: n, mean, low, high of the change in PSNR.
         orders: rank correlation of the policies' two orders, by switch of a score.
         policies: behind each correlation.
     """
     if changes["n"].min() < 2 or policies < 10:
         return Verdict("not measured", "fewer than two images or ten policies", SWITCHES_RULE)
     matter = [
-        f"{name} ({row['mean']:+.1f} dB [{row['low']:.1f}, {row['high']:.1f}])"
-        for name, row in changes.iterrows()
-        if not row["low"] <= 0 <= row["high"]
+        f"{name} ({compare.interval(row)})" for name, row in changes.iterrows() if not row["low"] <= 0 <= row["high"]
     ]
     matter += [f"{name} (rank correlation {value:.2f})" for name, value in orders.items() if not value >= 0.8]
     count = len(changes) + len(orders)
@@ -187,39 +183,35 @@ def switches_verdict(changes: pd.DataFrame, orders: pd.Series, policies: int) ->
 
 
 def run(settings: Settings, store: Store) -> Result:
-    """Turn each switch. Tables: `attacks`, a row a setting and image; `accuracy`, a network; `scores`, a policy."""
-    device, rows, accuracy, sheets = device_of(settings.device), [], [], {}
-    for name, unit in attacks(settings).items():
-        found = sheets[name] = attacked(unit, store, device)
-        rows.append(image_rows(found, unit).assign(setting=name))
-        percent = float(trained(unit.model, store, device)[1]["accuracy"])
-        accuracy.append(
-            {"setting": name, "model": unit.model.model, "dataset": unit.model.dataset, "accuracy": percent}
-        )
-    columns = {}
+    """Turn each switch.
+
+    Tables: `attacks`, one row per setting and image; `accuracy`, one row per setting; `scores`, one row per policy.
+    """
+    by_setting = attacks(settings)
+    rows, sheets = attack_rows(by_setting, ["setting"], settings, store)
+    networks = {(name, unit.model.model, unit.model.dataset): unit.model for name, unit in by_setting.items()}
+    accuracy = accuracy_rows(networks, ("setting", "model", "dataset"), settings, store).drop(columns="train")
+    table = pd.DataFrame({"policy": scores(settings)["s_pri fixed"].policies})
     for name, unit in scores(settings).items():
+        values = unit.make(store, device_of(settings.device))["scores"].double().numpy()
         if isinstance(unit, ScoreUnit):
-            found = scored(unit, store, device)["scores"].double().numpy()
-            columns |= {name: found.mean(1), f"{name} variance": found.var(1)}
+            table[name], table[f"{name} variance"] = values.mean(1), values.var(1)
         else:
-            columns[name] = unit.make(store, device)["scores"].numpy()
-    table = pd.DataFrame({"policy": scores(settings)["s_pri fixed"].policies} | columns)
-    tables = {"attacks": pd.concat(rows, ignore_index=True), "accuracy": pd.DataFrame(accuracy), "scores": table}
-    verdict = switches_verdict(changes(tables["attacks"]), orders(table)["rank correlation"], len(table))
+            table[name] = values
+    verdict = switches_verdict(compare.changes(rows, PAIRS), orders(table)["rank correlation"], len(table))
+    tables = {"attacks": rows, "accuracy": accuracy, "scores": table}
     return Result(PAGE, tables, provenance(settings, sheets["base"]), verdict, sheets)
 
 
-def changes(attacks: pd.DataFrame, value: str = "psnr") -> pd.DataFrame:
-    """A row a switch: what it is compared with, n, mean and 95 % interval of the change on the same images."""
-    there = {name: base for name, base in PAIRS.items() if name in set(attacks["setting"])}
-    rows = {name: paired(attacks, base, value, by="setting").loc[name] for name, base in there.items()}
-    found = pd.DataFrame(rows).T.astype({"n": int}).rename_axis("setting")
-    found.insert(0, "compared with", pd.Series(there))
-    return found
+def changes(result: Result) -> pd.DataFrame:
+    """One row per switch: what it is compared with, n, mean and 95 % interval of the change in PSNR (dB)."""
+    table = compare.changes(result.tables["attacks"], PAIRS)
+    table.insert(0, "compared with", pd.Series(PAIRS))
+    return table
 
 
 def orders(scores: pd.DataFrame) -> pd.DataFrame:
-    """A row a switch of a score: rank correlation of both orders of the policies, and how many of both best tens agree.
+    """One row per switch of a score: rank correlation of the policies' two orders, and how many of the best ten agree.
 
     Orders are from the policy that the rule would keep first; the ten are a quarter of them where there are
     fewer than 40 policies.
@@ -246,8 +238,5 @@ def rejected(scores: pd.DataFrame) -> float:
 
 
 def comparison(result: Result) -> pd.DataFrame:
-    """A row a setting: our summary, the gain and the accuracy of the network attacked."""
-    ours = summarize(result.tables["attacks"], "setting", epsilon=float(result.facts["epsilon"]))
-    ours["gain over mean image"] = result.tables["attacks"].groupby("setting")["gain"].mean()
-    ours["accuracy"] = result.tables["accuracy"].set_index("setting")["accuracy"]
-    return ours
+    """One row per setting: our summary, the gain and the accuracy of the network attacked."""
+    return compare.comparison(result, "setting")

@@ -79,7 +79,7 @@ def run(
         known = {name: first[name] + _further(name, first[name], experiment, store) for name in pages}
         store.say(describe(known, store, experiment.device))
         for name in pages:
-            if hasattr(load_page(name), "then") and plan(first[name], store):
+            if hasattr(load_page(name), "later_units") and plan(first[name], store):
                 store.say(f"{name} has further units, which depend on what the first ones find")
         return
     work = {"device": experiment.device, "jobs": jobs, "ends": ends}
@@ -131,8 +131,8 @@ def _executing(
 
 def _further(name: str, first: Sequence[Unit], experiment: Settings, store: Store) -> list[Unit]:
     """The page's units that depend on what its first ones found; none where those are not all in the store."""
-    then = getattr(load_page(name), "then", None)
-    return list(then(experiment, store).values()) if then and not plan(first, store) else []
+    later_units = getattr(load_page(name), "later_units", None)
+    return list(later_units(experiment, store).values()) if later_units and not plan(first, store) else []
 
 
 def _write_tables(name: str, units: Sequence[Unit], experiment: Settings, root: Path, store: Store) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from atslib.data.load import Images
 from atslib.errors import AtsError
 from atslib.report.units.settings import Settings
-from atslib.report.units.units import ModelUnit, OnModel, dataset, moved, network, semi_trained, trained
+from atslib.report.units.units import ModelUnit, OnModel, dataset, device_of, moved, network, semi_trained, trained
 from atslib.rng import rng
 from atslib.scores.scores import area, gradsim_curve
 from atslib.scores.search import Found, SearchConfig, search
@@ -123,6 +123,13 @@ def searched(unit: SearchUnit, store: Store, device: torch.device) -> Found:
     return search(unit.config, semi.eval(), untrained, unseen(unit.model.dataset), seed=unit.seed, store=store)
 
 
+def search_result(settings: Settings, store: Store) -> tuple[Found, float]:
+    """What the settings' search found, and the seconds it took."""
+    unit, device = search_unit(settings), device_of(settings.device)
+    seconds = float(unit.make(store, device)["seconds"])  # first, because it keeps the time that the search takes
+    return searched(unit, store, device), seconds
+
+
 def unseen(name: str) -> Images:
     """Test images that no page attacks; of a small set the second half."""
     images = dataset(name, "test")
@@ -131,7 +138,7 @@ def unseen(name: str) -> Images:
 
 def search_unit(settings: Settings) -> SearchUnit:
     """The settings' search: candidates as the authors draw them, none rejected by its accuracy score."""
-    wanted = {"smoke": 8, "quick": 100, "paper": 1000}[settings.profile]
+    wanted = {"smoke": 8, "quick": 100, "full": 1000}[settings.profile]
     config = SearchConfig(
         candidates=settings.candidates,
         sampler="authors",

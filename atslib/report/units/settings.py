@@ -12,7 +12,7 @@ class Settings:
     """Everything that decides an experiment's result, resolved from a profile and a notebook's parameters.
 
     Attributes:
-        profile: smoke, quick or paper.
+        profile: smoke, quick or full.
         dataset, model: names for `load` and `build_model`.
         fraction: share of the training set used, stratified.
         epochs: of each training.
@@ -98,7 +98,7 @@ PROFILES: dict[str, dict] = {
         "score_points": 4,
     },
     "quick": {"dataset": "cifar100"} | _QUICK,
-    "paper": {
+    "full": {
         "dataset": "cifar100",
         "model": "resnet20-4",
         "fraction": 1.0,

@@ -1,8 +1,9 @@
-"""Tidy tables from artifacts: a row an image, a row a step, and where it all was made."""
+"""Tidy tables from artifacts: one row per image, one row per step, and where it all was made."""
 
 import dataclasses
 import datetime
 import functools
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 import torch
@@ -11,8 +12,8 @@ from torch import Tensor
 from atslib.measures.metrics import psnr
 from atslib.report.result import NO_POLICY
 from atslib.report.units.settings import Settings
-from atslib.report.units.units import AttackUnit, dataset
-from atslib.store import Artifact
+from atslib.report.units.units import AttackUnit, ModelUnit, attacked, dataset, device_of, trained
+from atslib.store import Artifact, Store
 
 
 def label(policy: str) -> str:
@@ -27,14 +28,19 @@ def mean_image(name: str) -> Tensor:
 
 
 def floors(target: Tensor, name: str) -> dict[str, Tensor]:
-    """PSNR of what can be guessed without any gradient: flat mid-grey, and the mean training image."""
-    pixels = target.float() / 255
-    guesses = {"floor_grey": torch.full_like(pixels, 0.5), "floor_mean": mean_image(name).expand_as(pixels)}
-    return {column: psnr(guess.contiguous(), pixels) for column, guess in guesses.items()}
+    """PSNR in dB of what can be guessed without any gradient: flat mid-grey, and the mean training image.
+
+    Args:
+        target: (B, C, H, W) uint8, what the client used.
+        name: of the data set.
+    """
+    images = target.float() / 255
+    guesses = {"floor_grey": torch.full_like(images, 0.5), "floor_mean": mean_image(name).expand_as(images)}
+    return {column: psnr(guess.contiguous(), images) for column, guess in guesses.items()}
 
 
 def image_rows(artifact: Artifact, unit: AttackUnit) -> pd.DataFrame:
-    """A row an image: policy, image, the metrics, the floors, and `gain`, PSNR minus the mean image's."""
+    """One row per image: policy, image, the metrics, the floors, and `gain`, PSNR minus the mean image's."""
     columns = {key: artifact[key] for key in ("psnr", "psnr_original", "mse", "ssim", "cost")}
     columns |= floors(artifact["target"], unit.model.dataset)
     table = pd.DataFrame({key: value.double().numpy() for key, value in columns.items()})
@@ -44,15 +50,47 @@ def image_rows(artifact: Artifact, unit: AttackUnit) -> pd.DataFrame:
     return table
 
 
-def curve_rows(found: Artifact, policy: str) -> pd.DataFrame:
-    """1 - cosine distance before each kept step; one value an image."""
-    steps, images = found["trace"].shape
+def attack_rows(
+    units: Mapping[object, AttackUnit], names: Sequence[str], settings: Settings, store: Store
+) -> tuple[pd.DataFrame, dict[object, Artifact]]:
+    """Attack all units: one row per unit and image, and the artifacts.
+
+    Args:
+        units: by a key, whose parts become the columns `names`.
+    """
+    artifacts = {key: attacked(unit, store, device_of(settings.device)) for key, unit in units.items()}
+    rows = [image_rows(artifacts[key], unit).assign(**_named(names, key)) for key, unit in units.items()]
+    return pd.concat(rows, ignore_index=True), artifacts
+
+
+def accuracy_rows(
+    networks: Mapping[object, ModelUnit], names: Sequence[str], settings: Settings, store: Store
+) -> pd.DataFrame:
+    """Train all networks: one row each with `accuracy` in percent and `train`, its number of training images.
+
+    Args:
+        networks: by a key, whose parts become the columns `names`.
+    """
+    made = {key: trained(unit, store, device_of(settings.device))[1] for key, unit in networks.items()}
+    return pd.DataFrame(
+        _named(names, key) | {"accuracy": float(model["accuracy"]), "train": int(model["images"])}
+        for key, model in made.items()
+    )
+
+
+def _named(names: Sequence[str], key: object) -> dict[str, object]:
+    return dict(zip(names, key if isinstance(key, tuple) else (key,), strict=True))
+
+
+def curve_rows(artifact: Artifact, policy: str) -> pd.DataFrame:
+    """Cosine similarity of the gradients before each step that was kept; one row per step and image."""
+    steps, images = artifact["trace"].shape
     return pd.DataFrame(
         {
             "policy": policy,
-            "iteration": found["trace_steps"].repeat_interleave(images).numpy(),
+            "iteration": artifact["trace_steps"].repeat_interleave(images).numpy(),
             "image": list(range(images)) * steps,
-            "gradsim": 1 - found["trace"].flatten().double().numpy(),
+            "gradsim": 1 - artifact["trace"].flatten().double().numpy(),
         }
     )
 

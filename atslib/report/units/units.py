@@ -24,6 +24,7 @@ from atslib.rng import rng
 from atslib.store import LATER, Artifact, Store
 
 TRACE = 26  # steps at most whose costs are kept of every attack
+CHUNK = 16  # gradients of single images in memory at once
 FRAMES = 11  # iterates kept of every attack, the first and the last among them
 CURVE_IMAGES = 1_000  # test images behind the accuracy after each epoch
 
@@ -255,6 +256,16 @@ def attack_unit(settings: Settings, policy: str = "", **changes: object) -> Atta
         seed=settings.seed,
     )
     return dataclasses.replace(unit, **changes)
+
+
+def scaled(name: str, settings: Settings) -> Attack:
+    """A preset at the profile's length: its own steps times `settings.steps` / 4,800.
+
+    Restarts are the preset's at the paper's length only; a shorter run has one.
+    """
+    attack, share = ATTACKS[name], settings.steps / ATTACKS["adam-cosine"].steps
+    steps = max(2, round(attack.steps * share))
+    return dataclasses.replace(attack, steps=steps, restarts=attack.restarts if share >= 1 else 1)
 
 
 def moved(name: str, policy: str, last: int, *, seed: int, crop_flip: bool = True) -> Tensor:

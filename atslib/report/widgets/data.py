@@ -59,7 +59,7 @@ def _where(settings: Settings) -> str:
 
 
 def ranking(settings: Settings, table: pd.DataFrame, reference: float) -> dict:
-    """A row a transformation of `claim6_transformations.ranking`, and an image to show each on."""
+    """One row per transformation of `claim6_transformations.ranking`, and an image to show each on."""
     words = {"id": int, "n": int, "rank": int, "rank low": int, "rank high": int, "same as": str}
     rows = table.rename_axis("id").reset_index()
     numbers = {name: [brief(value) for value in rows[name]] for name in ("s_pri", "low", "high", "in top five")}
@@ -113,7 +113,7 @@ def steps(payload: dict, *, columns: int = 6) -> dict[str, Tensor]:
 
 
 def scatter(settings: Settings, store: Store, result: Result) -> dict:
-    """A point a policy by network, and sheets of what its clients used and what the attacker found.
+    """One point per policy and network, and sheets of what its clients used and what the attacker found.
 
     The sheet `images.webp` has a row of originals; in `client.webp` and `found.webp` a row is an image and a column a
     policy, in the order of `points`.

@@ -1,6 +1,6 @@
 """Small figures that a reader touches, on the claim pages: a ranking, a scatter and a policy builder.
 
-Each is a payload of `experiments.figures` with a still twin, the page's ordinary figure, for paper and for
+Each is a payload of `data` with a still twin, the page's ordinary figure, for paper and for
 where no script runs; its description is what a screen reader says of it there.
 """
 
@@ -26,7 +26,7 @@ class Figure:
 
     Attributes:
         kind: ranking, scatter or builder.
-        payload: from the function of that name in `experiments.figures`.
+        payload: from the function of that name in `data`.
         still: a PNG.
         alt: what the still picture shows, a sentence without its full stop.
     """
@@ -48,7 +48,7 @@ class Figure:
         return html.element(self.payload, still=self.still, alt=self.alt, **look)
 
 
-def touchable(kind: str, payload: dict, drawing: Drawing, *, alt: str) -> Figure:
+def interactive(kind: str, payload: dict, drawing: Drawing, *, alt: str) -> Figure:
     """The figure of `kind` with `drawing` as its still twin, which is closed.
 
     Raises:

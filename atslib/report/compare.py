@@ -1,0 +1,107 @@
+"""What the pages' tables and verdicts share: our numbers beside published ones, changes on the same images."""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+
+import pandas as pd
+
+from atslib.report.result import NO_POLICY, Result, Verdict, paired, summarize
+
+SOURCES = {"ats": "paper", "replication": "replication"}  # in `reported.csv` → at the head of a column
+METRICS = {"PSNR_dB": "PSNR", "val_accuracy_pct": "accuracy"}
+VALUES = ("psnr", "gain")
+
+
+def published(rows: pd.DataFrame) -> dict[str, float]:
+    """Mean PSNR (dB) and accuracy (percent) that each source prints in rows of `reported`; nan where it prints none."""
+    known = rows.groupby(["source", "metric"])["value"].mean()
+    return {
+        f"{who} {name}": known.get((source, metric), float("nan"))
+        for source, who in SOURCES.items()
+        for metric, name in METRICS.items()
+    }
+
+
+def beside(table: pd.DataFrame, rows_of: Callable[[Hashable], pd.DataFrame]) -> pd.DataFrame:
+    """The table with the `published` columns in which anything is printed.
+
+    Args:
+        rows_of: from an entry of the table's index to the rows of `reported` that stand beside it.
+    """
+    columns = pd.DataFrame([published(rows_of(key)) for key in table.index], index=table.index)
+    return table.join(columns.dropna(axis=1, how="all"))
+
+
+def comparison(
+    result: Result,
+    by: str | Sequence[str],
+    rows_of: Callable[[Hashable], pd.DataFrame] | None = None,
+    *,
+    attacks: pd.DataFrame | None = None,
+    accuracy: pd.DataFrame | None = None,
+) -> pd.DataFrame:
+    """One row per group: `summarize` of the PSNR, the mean gain over the mean image, the accuracy, published numbers.
+
+    Args:
+        by: columns of `attacks` that name a group.
+        rows_of: see `beside`; without it there is no published column.
+        attacks, accuracy: the result's tables of these names by default. The accuracy is that of the columns in `by`
+            that its table has; where it has none of them it is left out.
+    """
+    attacks = result.tables["attacks"] if attacks is None else attacks
+    accuracy = result.tables.get("accuracy") if accuracy is None else accuracy
+    table = summarize(attacks, by, epsilon=float(result.facts["epsilon"]))
+    table["gain over mean image"] = attacks.groupby(by)["gain"].mean()
+    shared = [name for name in table.index.names if accuracy is not None and name in accuracy]
+    if shared:
+        known = accuracy.drop_duplicates(shared).set_index(shared)["accuracy"]
+        table = table.join(known, on=shared)
+    return table if rows_of is None else beside(table, rows_of)
+
+
+def differences(attacks: pd.DataFrame, *, by: str = "policy", within: Sequence[str] = ()) -> pd.DataFrame:
+    """Each group minus the undefended one on the same images, PSNR and gain in dB with 95 % intervals.
+
+    Below 0: harder to attack. The gain over the mean image leaves out what a policy does to the floor itself.
+
+    Args:
+        by: the column that names the groups.
+        within: columns, such as the network, whose values are compared among themselves only.
+    """
+
+    def change(value: str) -> pd.DataFrame:
+        if not within:
+            return paired(attacks, NO_POLICY, value, by=by)
+        groups = attacks.groupby(within[0] if len(within) == 1 else list(within), sort=False)
+        return pd.concat({key: paired(rows, NO_POLICY, value, by=by) for key, rows in groups}, names=list(within))
+
+    return pd.concat({value: change(value) for value in VALUES}, axis=1)
+
+
+def changes(attacks: pd.DataFrame, pairs: Mapping[str, str], value: str = "psnr") -> pd.DataFrame:
+    """One row per setting that differs from another in one thing: n, mean and 95 % interval of the change in dB.
+
+    Args:
+        attacks: one row per setting and image, with `setting`, `image` and `value`.
+        pairs: setting → what it is compared with on the same images; settings that are not there are left out.
+    """
+    there = {name: base for name, base in pairs.items() if name in set(attacks["setting"])}
+    rows = {name: paired(attacks, base, value, by="setting").loc[name] for name, base in there.items()}
+    return pd.DataFrame(rows).T.astype({"n": int}).rename_axis("setting")
+
+
+def interval(change: Mapping[str, float], unit: str = " dB") -> str:
+    """A mean with its interval in words, such as `-1.2 dB [-1.9, -0.5]`."""
+    return f"{change['mean']:+.1f}{unit} [{change['low']:.1f}, {change['high']:.1f}]"
+
+
+def judge(rule: str, reason: str, here: str, faults: Sequence[str] = (), *, refuted: bool = False) -> Verdict:
+    """Reproduced where nothing is at fault, else partly; not reproduced where the claim itself is `refuted`.
+
+    Args:
+        rule: as fixed before the run.
+        reason: what was measured, in words, to which the faults are added.
+        here: the same in a few words, for the answer table.
+    """
+    status = "not reproduced" if refuted else "partly" if faults else "reproduced"
+    joint = "; " if refuted else "; but "
+    return Verdict(status, reason + (joint + "; ".join(faults) if faults else ""), rule, here)
