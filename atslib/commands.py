@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from atslib.attacks import ATTACKS, Reconstruction, reconstruct
 from atslib.clients.defenses import Defense
+from atslib.clients.prepare import prepare, streams, to_images
 from atslib.clients.threat import observe
 from atslib.clients.training import TrainConfig, evaluate, fit, load_checkpoint, save_checkpoint
 from atslib.data.load import DATASETS, Images, load, load_folder, measured_normalization
 from atslib.errors import AtsError, choose
 from atslib.measures.metrics import mse, psnr, ssim
 from atslib.models import build_model
-from atslib.policies.operations import crop_and_flip
 from atslib.policies.policy import parse_policy
 from atslib.report import plots
 from atslib.report.units.units import ModelUnit, dataset, device_of, network, trained
@@ -84,10 +84,7 @@ def attack(args: argparse.Namespace, *, progress: bool) -> None:
     everything = load(args.dataset, args.split)
     rows = indices(args.index, len(everything))
     images, device = everything[rows], device_of(args.device)
-    pixels = images.pixels
-    if args.crop_flip:
-        pixels = crop_and_flip(pixels, rng=rng(args.seed, "crop and flip"))
-    target = policy(pixels, rng=rng(args.seed, "policy", args.policy)).float() / 255
+    target = prepare(images.pixels, policy, rng=streams(args.seed, args.policy), crop_flip=args.crop_flip)
     model = _untrained(_named(args), args)
     if args.checkpoint:
         load_checkpoint(args.checkpoint, model)
@@ -98,7 +95,7 @@ def attack(args: argparse.Namespace, *, progress: bool) -> None:
 
 
 def _write(out: Path, rows: list[int], images: Images, target: torch.Tensor, found: Reconstruction) -> None:
-    original, image = images.pixels.float() / 255, found.images.cpu()
+    original, image = to_images(images.pixels), found.images.cpu()
     columns = {"psnr": psnr(image, target), "psnr_original": psnr(image, original), "mse": mse(image, target)}
     columns |= {"ssim": ssim(image, target), "cost": found.cost.cpu()}
     table = pd.DataFrame({"image": rows, "label": [images.class_names[i] for i in images.labels.tolist()]})

@@ -4,6 +4,7 @@ Pixels go in as floats in [0, 1]; logits come out. Batch normalization in eval m
 affine map it is, so that per-example gradients need no special case and no slow fallback.
 """
 
+import copy
 import re
 from collections.abc import Callable, Sequence
 
@@ -198,3 +199,30 @@ def normalization_layer(model: nn.Module) -> Normalize:
             "torch.nn.Sequential(Normalize(mean, std), model)"
         )
     return first
+
+
+def running_statistics(model: nn.Module) -> dict[str, Tensor]:
+    """The running mean and variance of each batch normalization, (width,), by buffer name."""
+    return {
+        f"{name}.{buffer}": getattr(layer, buffer)
+        for name, layer in batch_norms(model).items()
+        for buffer in ("running_mean", "running_var")
+    }
+
+
+def batch_norms(model: nn.Module) -> dict[str, BatchNorm]:
+    """The batch normalizations of a model, by name."""
+    return {name: layer for name, layer in model.named_modules() if isinstance(layer, BatchNorm)}
+
+
+def in_mode(model: nn.Module, mode: str) -> nn.Module:
+    """A copy in eval mode whose batch normalization uses running statistics ("eval") or the batch's ("train").
+
+    Running statistics are never updated.
+    """
+    view = copy.deepcopy(model).eval()
+    for layer in batch_norms(view).values():
+        if mode == "train":
+            layer.train()
+            layer.track_running_stats = False
+    return view

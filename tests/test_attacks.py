@@ -8,11 +8,11 @@ import torch.nn.functional as F
 
 from atslib.attacks import ATTACKS, Attack, engine, objective, optimizers, priors, reconstruct
 from atslib.attacks.labels import infer_labels
-from atslib.clients.threat import ThreatModel, observe, running_statistics, stack
+from atslib.clients.threat import ThreatModel, Update, observe
 from atslib.errors import AtsError
 from atslib.gradients.problems import DISTANCES, problem_gradients
 from atslib.measures import metrics
-from atslib.models import build_model
+from atslib.models import build_model, running_statistics
 from atslib.rng import rng
 
 SIDES = {"resnet20-1": 8, "convnet-4": 9, "lenet": 8}
@@ -578,7 +578,7 @@ def test_labels_cannot_be_inferred_without_a_linear_layer_at_the_end():
     convolution = torch.nn.Sequential(seen.model[0], torch.nn.Conv2d(3, 5, 8, bias=False))
     size = sum(p.numel() for p in convolution.parameters())
     with pytest.raises(AtsError, match="not of a linear layer"):
-        infer_labels(replace(seen, model=convolution, gradients=torch.zeros(1, size)))
+        infer_labels(replace(seen, updates=(Update(convolution, torch.zeros(1, size)),)))
 
 
 @pytest.mark.parametrize(("optimizer", "signed"), [("adam", True), ("adam", False), ("lbfgs", False)])
@@ -612,24 +612,6 @@ def test_two_images_swapped_are_the_same_problem():
     swapped = replace(seen, labels=seen.labels.flip(1))
     run = reconstruct(swapped, replace(UNSIGNED, tv=0, steps=1), rng=rng(0), start=pixels.flip(0))
     assert run.trace[0].abs().max() < 1e-12
-
-
-# --- gradients of different models -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("threat", [{}, {"victim": "train"}, {"batch_norm": "unknown"}, {"batch": 2}])
-@pytest.mark.parametrize("model_name", SIDES)
-def test_a_stack_is_attacked_as_one_model_after_the_other(model_name, threat):
-    side, threat = SIDES[model_name], ThreatModel(**threat)
-    pixels = torch.rand(4, 3, side, side, generator=rng(0, "pixels"), dtype=torch.float64)
-    views = [observe(network(model_name, seed=s), pixels, LABELS, threat=threat) for s in (0, 1)]
-    prior = 0.01 if model_name != "lenet" and threat.batch_norm == "known" else 0
-    attack, start = replace(UNSIGNED, steps=3, penalties=(("batch-norm", prior),)), pixels.flip(0)
-    together = reconstruct(stack(views), attack, rng=rng(0), start=start.repeat(2, 1, 1, 1))
-    alone = [reconstruct(view, attack, rng=rng(0), start=start) for view in views]
-    torch.testing.assert_close(together.images, torch.cat([a.images for a in alone]), rtol=0, atol=1e-6)
-    torch.testing.assert_close(together.trace, torch.cat([a.trace for a in alone], 1), rtol=1e-6, atol=1e-9)
-    assert (alone[0].images - alone[1].images).abs().max() > 1e-3  # the models do differ
 
 
 # --- batch-norm statistics as a prior --------------------------------------------------------------------

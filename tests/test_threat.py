@@ -7,8 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from atslib.attacks import Attack, reconstruct
+from atslib.attacks.objective import Objective
 from atslib.clients.defenses import Defense
-from atslib.clients.threat import Observed, ThreatModel, observe, running_statistics, stack
+from atslib.clients.threat import Knowledge, Observed, ThreatModel, Update, observe
 from atslib.errors import AtsError
 from atslib.gradients.problems import DISTANCES, example_gradients, problem_gradients, unflatten
 from atslib.models import BatchNorm, build_model
@@ -38,8 +40,8 @@ def tensors(value):
         for module in value.modules():
             yield from (v for v in vars(module).values() if isinstance(v, torch.Tensor))
         yield from value.state_dict().values()
-    elif isinstance(value, dict):
-        for item in value.values():
+    elif isinstance(value, dict | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
             yield from tensors(item)
     elif dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
@@ -64,7 +66,8 @@ def test_the_gradient_is_the_clients(model):
     torch.testing.assert_close(seen.gradients, example_gradients(model, PIXELS, LABELS), rtol=0, atol=1e-12)
     assert len(seen) == 4
     assert not seen.gradients.requires_grad
-    assert (seen.statistics, seen.parameters) == ({}, {})
+    assert seen.statistics == {}
+    assert [update.kind for update in seen.updates] == ["gradient"]
     assert not seen.model.training
 
 
@@ -173,13 +176,14 @@ def test_known_batch_statistics_give_the_clients_gradient_at_the_truth(model):
 
 def test_take_is_the_view_of_some_gradients(model):
     seen = observe(model, PIXELS, LABELS, threat=ThreatModel(victim="train"))
-    seen = dataclasses.replace(seen, parameters={"w": torch.arange(4)})
+    draws = (torch.arange(4)[:, None], torch.arange(8).view(4, 1, 2))
+    seen = dataclasses.replace(seen, knows=Knowledge("3-1", (draws,)))
     part = seen.take(torch.tensor([2, 0]))
     assert isinstance(part, Observed)
     assert len(part) == 2
     assert torch.equal(part.gradients, seen.gradients[[2, 0]])
     assert part.labels.tolist() == [[4], [2]]
-    assert part.parameters["w"].tolist() == [2, 0]
+    assert [draw.tolist() for draw in part.knows.draws[0]] == [[[2], [0]], [[[4, 5]], [[0, 1]]]]
     assert all(torch.equal(value, seen.statistics[name][[2, 0]]) for name, value in part.statistics.items())
     assert part.statistics
     assert seen.take(slice(1, 3)).labels.tolist() == [[0], [4]]
@@ -224,76 +228,98 @@ def test_noise_without_a_stream_is_refused(model):
         observe(model, PIXELS, LABELS, defense=Defense("gaussian", 1e-3))
 
 
-# --- gradients of different models in one view -----------------------------------------------------------
+# --- several rounds of the same images ---------------------------------------------------------------------
 
 
-def other(name="convnet-4", seed=1, norm=None):
+def other(seed=1, **options):
     """A network of the fixture's architecture with its own weights and running statistics."""
-    network = build_model(name, 5, image_size=9, norm=norm, rng=rng(seed)).double().train()
+    network = build_model("convnet-4", 5, image_size=9, rng=rng(seed), **options).double().train()
     network(torch.rand(8, 3, 9, 9, generator=rng(seed, "seen"), dtype=torch.float64))
     return network.eval()
 
 
-@pytest.mark.parametrize(("victim", "batch_norm"), [("eval", "known"), ("train", "known"), ("train", "unknown")])
-def test_a_stack_holds_the_gradients_weights_and_statistics_of_each_model_in_order(model, victim, batch_norm):
-    threat, second = ThreatModel(victim=victim, batch_norm=batch_norm), other()
-    views = [observe(model, PIXELS[:3], LABELS[:3], threat=threat), observe(second, PIXELS, LABELS, threat=threat)]
-    seen = stack(views)
-    assert len(seen) == 7
-    assert torch.equal(seen.gradients, torch.cat([view.gradients for view in views]))
-    assert seen.labels.flatten().tolist() == [2, 0, 4, 2, 0, 4, 1]
-    for name, p in second.named_parameters():
-        assert torch.equal(seen.parameters[name][3:], p.expand(4, *p.shape))
-    if victim == "train":
-        assert all(torch.equal(v[3:], views[1].statistics[name]) for name, v in seen.statistics.items())
-    else:
-        own = running_statistics(second)
-        assert all(torch.equal(v[3:], own[name].expand(4, -1)) for name, v in seen.statistics.items())
-    assert bool(seen.statistics) == (batch_norm == "known")
-    found = problem_gradients(
-        seen.model,
-        PIXELS[[0, 1, 2, 0, 1, 2, 3]][:, None],
-        seen.labels,
-        buffers=seen.statistics,
-        parameters=seen.parameters,
-    )
-    target = unflatten(seen.gradients, seen.model)
-    assert DISTANCES["cosine"](found, target, [1.0] * len(target)).abs().max() < 1e-6
+def test_rounds_are_updates_of_the_same_images_in_order(model):
+    rounds = [observe(m, PIXELS, LABELS, threat=ThreatModel(victim="train")) for m in (model, other(), other(2))]
+    seen = Observed.join(rounds)
+    assert len(seen) == 4
+    assert [update.gradients.data_ptr() for update in seen.updates] == [r.gradients.data_ptr() for r in rounds]
+    assert seen.labels.tolist() == [[2], [0], [4], [1]]
+    part = seen.take(slice(1, 3))
+    for update, whole in zip(part.updates, seen.updates, strict=True):
+        assert torch.equal(update.gradients, whole.gradients[1:3])
+        assert all(torch.equal(value, whole.statistics[name][1:3]) for name, value in update.statistics.items())
+    assert len(Observed.join([Observed.join(rounds[:2]), rounds[2]]).updates) == 3
 
 
-def test_a_stack_of_stacks_is_the_stack_of_all(model):
-    views = [observe(m, PIXELS[:2], LABELS[:2]) for m in (model, other(), other(seed=2))]
-    ours, whole = stack([stack(views[:2]), views[2]]), stack(views)
-    for part in ("parameters", "statistics"):
-        a, b = getattr(ours, part), getattr(whole, part)
-        assert list(a) == list(b)
-        assert all(torch.equal(a[name], b[name]) for name in a)
-    assert torch.equal(ours.gradients, whole.gradients)
-    assert stack([dataclasses.replace(v, labels=None) for v in views]).labels is None
+@pytest.mark.parametrize("name", ["gradients", "model", "statistics"])
+def test_the_single_update_is_not_asked_of_several(model, name):
+    single = observe(model, PIXELS, LABELS)
+    assert getattr(single, name) is getattr(single.updates[0], name)
+    with pytest.raises(AtsError, match=rf"Observed.{name}: there are 2 updates; take it of each in .updates"):
+        getattr(Observed.join([single, single]), name)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"network": other("convnet-5")}, "0 and 1: layer 1.0 Conv2d(3, 4, kernel_size=(3, 3), stride=(1, 1), "),
-        ({"network": other("lenet")}, "0 and 1: layer 1.0 Conv2d(3, 4, "),
-        ({"network": other(norm=((0.5,), (0.2,)))}, "0 and 1: buffer 0.std [0.25], [0.2"),
-        ({"network": other().float()}, "torch.float64 on cpu, (4, 3, 3, 3) torch.float32 on cpu"),
-        ({"threat": ThreatModel(labels="optimized")}, "0 and 1: threat.labels known, optimized"),
-        ({"size": 10}, "0 and 1: shape (3, 9, 9), (3, 10, 10)"),
-    ],
-)
-def test_views_that_do_not_stack_are_told_the_first_difference(model, change, message):
-    network = change.get("network", other())
-    size = change.get("size", 9)
-    pixels = torch.rand(1, 3, size, size, generator=rng(0)).to(next(network.parameters()))
-    view = observe(network, pixels, LABELS[:1], threat=change.get("threat"))
-    with pytest.raises(AtsError) as error:
-        stack([observe(model, PIXELS, LABELS), view])
-    assert "stack: views must share architecture, threat and shape" in str(error.value)
-    assert message in str(error.value)
+DIFFERENT = {
+    "labels": lambda: observe(other(), PIXELS, LABELS.flip(0)),
+    "gradients and parameters": lambda: observe(build_model("lenet", 5, image_size=9).double(), PIXELS, LABELS),
+    "threat": lambda: observe(other(), PIXELS, LABELS, threat=ThreatModel(batch_norm="unknown")),
+    "image shape": lambda: observe(other(), torch.rand(4, 3, 10, 10).double(), LABELS),
+    "normalization": lambda: observe(other(norm=((0.5,), (0.2,))), PIXELS, LABELS),
+    "policy": lambda: dataclasses.replace(observe(other(), PIXELS, LABELS), knows=Knowledge("3-1")),
+}
 
 
-def test_a_stack_of_nothing_is_refused():
-    with pytest.raises(AtsError, match="no view is given"):
-        stack([])
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_rounds_of_different_images_are_told_the_first_difference(model, what):
+    with pytest.raises(AtsError, match=f"Observed.join: rounds 0 and 1 differ in {what}: "):
+        Observed.join([observe(model, PIXELS, LABELS), DIFFERENT[what]()])
+
+
+def test_no_round_is_no_view():
+    with pytest.raises(AtsError, match="no round is given"):
+        Observed.join([])
+
+
+@pytest.mark.parametrize("threat", [{}, {"victim": "train"}, {"victim": "train", "batch": 2}])
+def test_an_attack_on_rounds_descends_the_mean_of_their_distances(model, threat):
+    """Each round's own cost, prior and gradient, averaged: nothing else is in the cost of several."""
+    rounds = [observe(m, PIXELS, LABELS, threat=ThreatModel(**threat)) for m in (model, other(), other(2))]
+    attack = Attack(penalties=(("batch-norm", 0.1),))
+
+    def cost(seen):
+        z = (PIXELS * 2 - 1).reshape(len(seen), -1).flip(1).requires_grad_()
+        distance, penalty = Objective(seen, [attack] * len(seen))(z)
+        return distance.detach(), penalty.detach(), torch.autograd.grad((distance + penalty).sum(), z)[0]
+
+    singles = zip(*map(cost, rounds), strict=True)
+    for together, apart in zip(cost(Observed.join(rounds)), singles, strict=True):
+        torch.testing.assert_close(together, torch.stack(apart).mean(0), rtol=1e-9, atol=1e-12)
+    assert (cost(rounds[0])[0] - cost(rounds[1])[0]).abs().max() > 1e-4
+
+
+def test_several_rounds_are_attacked_like_one(model):
+    seen = Observed.join([observe(m, PIXELS, LABELS) for m in (model, other())])
+    attack = Attack(steps=4, signed=False)
+    result = reconstruct(seen, attack, rng=rng(0))
+    assert result.images.shape == PIXELS.shape
+    assert (result.cost < result.trace[:, 0]).all()
+    chunked = reconstruct(seen, attack, rng=rng(0), chunk=3)
+    torch.testing.assert_close(chunked.images, result.images, rtol=0, atol=1e-9)
+    twice = Observed.join([observe(model, PIXELS, LABELS)] * 2)  # the same update twice adds nothing
+    once = reconstruct(observe(model, PIXELS, LABELS), attack, rng=rng(0))
+    torch.testing.assert_close(reconstruct(twice, attack, rng=rng(0)).images, once.images, rtol=0, atol=1e-9)
+
+
+def test_gradient_matching_refuses_a_difference_of_weights(model):
+    seen = observe(model, PIXELS, LABELS)
+    local = {"steps": 5, "lr": 0.1}
+    sent = dataclasses.replace(seen.updates[0], kind="difference", local=local)
+    with pytest.raises(AtsError, match="needs gradients, and an update here is a difference of weights"):
+        reconstruct(dataclasses.replace(seen, updates=(sent,)), Attack(steps=1), rng=rng(0))
+    with pytest.raises(AtsError, match=r"Update\.kind 'weights' is unknown; choose one of gradient, difference"):
+        Update(model, seen.gradients, kind="weights")
+
+
+def test_draws_of_an_unknown_policy_cannot_be_known():
+    with pytest.raises(AtsError, match="draws of a policy that it does not know"):
+        Knowledge(draws=((LABELS, LABELS),))

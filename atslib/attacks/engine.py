@@ -94,11 +94,12 @@ def reconstruct(
         AtsError: attacks that cannot share a batch, or a start of the wrong shape.
     """
     attacks = _one_each(attack, len(seen))
-    if len(broken := (~seen.gradients.isfinite().all(1)).nonzero().flatten()):
+    finite = torch.stack([update.gradients.isfinite().all(1) for update in seen.updates]).all(0)
+    if len(broken := (~finite).nonzero().flatten()):
         raise AtsError(f"gradients {broken.tolist()} hold nan or infinity: what a client shares must be finite")
     restarts = attacks[0].restarts
     begin = _starts(seen, attacks, rng, start)
-    everyone = torch.arange(len(seen), device=seen.gradients.device).repeat(restarts)
+    everyone = torch.arange(len(seen), device=seen.updates[0].gradients.device).repeat(restarts)
     size, low, runs = chunk or chunk_size(seen), 0, []
     steps = [a.steps for a in attacks] * restarts
     with tqdm(total=sum(steps), disable=not progress, unit="step", unit_scale=True, leave=False) as bar:
@@ -132,7 +133,7 @@ def _one_each(attack: Attack | Sequence[Attack], members: int) -> list[Attack]:
 def _starts(seen: Observed, attacks: Sequence[Attack], rng: torch.Generator, start: Tensor | None) -> Tensor:
     """Iterates to begin from, (restarts · N, D) in normalized units, restart by restart."""
     restarts, shape = attacks[0].restarts, (seen.threat.batch, *seen.shape)
-    like, normalize = seen.gradients, normalization_layer(seen.model)
+    like, normalize = seen.updates[0].gradients, normalization_layer(seen.updates[0].model)
     wanted = (len(seen) * shape[0], *seen.shape)
     if start is not None and tuple(start.shape) not in (wanted, (restarts, *wanted)):
         raise AtsError(f"start {tuple(start.shape)} must be {wanted} in [0, 1], or one such for each restart")
@@ -152,7 +153,7 @@ def _starts(seen: Observed, attacks: Sequence[Attack], rng: torch.Generator, sta
 
 def chunk_size(seen: Observed) -> int:
     """How many members fit in the free memory, from what one member needs (measured on a GPU)."""
-    one = seen.take(torch.zeros(1, dtype=torch.int64, device=seen.gradients.device))
+    one = seen.take(torch.zeros(1, dtype=torch.int64, device=seen.updates[0].gradients.device))
     z = _starts(one, [Attack(start="zeros")], torch.Generator(), None)
     if z.is_cuda:
         free = torch.cuda.mem_get_info(z.device)[0]
@@ -165,14 +166,14 @@ def chunk_size(seen: Observed) -> int:
     kept = [0]
     handles = [
         layer.register_forward_hook(lambda _, __, out: kept.append(out.nbytes))
-        for layer in one.model.modules()
+        for layer in one.updates[0].model.modules()
         if not list(layer.children())
     ]
     with torch.no_grad():
-        one.model(z.new_zeros(one.threat.batch, *one.shape))
+        one.updates[0].model(z.new_zeros(one.threat.batch, *one.shape))
     for handle in handles:
         handle.remove()
-    member = 10 * sum(kept) + (8 if one.parameters else 6) * one.gradients.nbytes
+    member = len(one.updates) * (10 * sum(kept) + 6 * one.updates[0].gradients.nbytes)
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4 << 30
     # Beyond some members a CPU gains nothing more, and its caches lose.
     return max(1, min(32, int(0.5 * free / member)))
@@ -196,7 +197,7 @@ class _Run:
         self.last = max(a.steps for a in attacks)
         self.snapshots = frame_steps(frames, self.last)
         self.objective = self.whole = Objective(seen, attacks)
-        normalize, ones = normalization_layer(seen.model), torch.ones(self.whole.shape).to(begin)
+        normalize, ones = normalization_layer(seen.updates[0].model), torch.ones(self.whole.shape).to(begin)
         free = torch.full_like(begin[0, self.whole.pixels :], torch.inf)
         self.low = torch.cat([normalize(0 * ones).flatten(), -free])
         self.high = torch.cat([normalize(ones).flatten(), free])

@@ -15,7 +15,8 @@ def infer_labels(seen: Observed) -> Tensor:
     bias shows it, and so does the weight's row where the features are not negative. Exact for those
     networks. Source: Zhao et al. 2020 (iDLG), arXiv:2001.02610.
     """
-    last = unflatten(seen.gradients, seen.model)[-1]
+    update = seen.updates[0]
+    last = unflatten(update.gradients, update.model)[-1]
     if last.ndim not in (2, 3):
         shape = tuple(last.shape[1:])
         raise AtsError(f"labels cannot be inferred: the last parameter {shape} is not of a linear layer")
@@ -25,7 +26,7 @@ def infer_labels(seen: Observed) -> Tensor:
 
 def num_classes(seen: Observed) -> int:
     """How many classes the attacked model tells apart: the length of its last parameter."""
-    return [p.shape[0] for p in seen.model.parameters()][-1]
+    return [p.shape[0] for p in seen.updates[0].model.parameters()][-1]
 
 
 def initial_logits(seen: Observed, rng: torch.Generator) -> Tensor:

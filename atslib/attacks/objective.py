@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from atslib.attacks.labels import infer_labels
 from atslib.attacks.priors import PENALTIES
 from atslib.clients.threat import Observed
+from atslib.errors import AtsError
 from atslib.gradients.cpu import by_rows, pieces
 from atslib.gradients.problems import DISTANCES, Fixed, problem_gradients, unflatten
 from atslib.models import normalization_layer
@@ -20,20 +22,24 @@ if TYPE_CHECKING:
 
 
 class Objective:
-    """Members' iterates `z` (N, D) → distance and penalty. `z` is the images in normalized units, then,
-    where labels are optimized, their logits."""
+    """Members' iterates `z` (N, D) → distance and penalty; of several updates, the mean distance over them.
+
+    `z` is the images in normalized units, then, where labels are optimized, their logits.
+    """
 
     def __init__(self, seen: Observed, attacks: Sequence["Attack"], *, split: bool = True):
-        self.seen = seen
-        self.normalize = normalization_layer(seen.model)
+        if any(update.kind != "gradient" for update in seen.updates):
+            raise AtsError("gradient matching needs gradients, and an update here is a difference of weights")
+        self.seen, first = seen, seen.updates[0]
+        self.normalize = normalization_layer(first.model)
         self.shape = (seen.threat.batch, *seen.shape)
-        self.pixels = seen.threat.batch * seen.shape[0] * seen.shape[1] * seen.shape[2]
-        self.target = Fixed(unflatten(seen.gradients, seen.model))
+        self.pixels = math.prod(self.shape)
+        self.sent = [Fixed(unflatten(update.gradients, update.model)) for update in seen.updates]
         self.distance = DISTANCES[attacks[0].distance]
-        self.layers = [1.0] * len(self.target)
-        device = seen.gradients.device
+        self.layers = [1.0] * len(self.sent[0])
+        device, dtype = first.gradients.device, first.gradients.dtype
         self.weights = {
-            name: torch.tensor([a.weights.get(name, 0.0) for a in attacks], device=device, dtype=seen.gradients.dtype)
+            name: torch.tensor([a.weights.get(name, 0.0) for a in attacks], device=device, dtype=dtype)
             for name in PENALTIES
             if any(a.weights.get(name) for a in attacks)
         }
@@ -58,18 +64,23 @@ class Objective:
     def costs(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """The same in one piece."""
         normalized = self.images(z)
-        pixels = self.normalize.inverse(normalized)
-        own = {"buffers": self.seen.statistics, "parameters": self.seen.parameters}
-        found = problem_gradients(self.seen.model, pixels, self.targets(z), **own)
-        self.target = self.target.laid_out(found)
-        distance = self.distance(found, self.target, self.layers)
+        images, targets = self.normalize.inverse(normalized), self.targets(z)
+        distance = sum(self._distance(i, images, targets) for i in range(len(self.sent))) / len(self.sent)
         penalty = torch.zeros_like(distance)
         for name, weight in self.weights.items():
-            penalty = penalty + weight * PENALTIES[name](normalized, pixels, self.seen).mean(1)
+            penalty = penalty + weight * PENALTIES[name](normalized, images, self.seen).mean(1)
         return distance, penalty
+
+    def _distance(self, i: int, images: Tensor, targets: Tensor) -> Tensor:
+        """Between the gradients that the images would give and those sent in update `i`, (N,)."""
+        update = self.seen.updates[i]
+        gradients = problem_gradients(update.model, images, targets, buffers=update.statistics)
+        self.sent[i] = self.sent[i].laid_out(gradients)
+        return self.distance(gradients, self.sent[i], self.layers)
 
 
 def _part(seen: Observed, attacks: Sequence["Attack"], rows: slice) -> Objective:
-    """Some of the members, with a copy of the model: hooks and modes of one are seen by all its threads."""
-    own = dataclasses.replace(seen.take(rows), model=copy.deepcopy(seen.model))
-    return Objective(own, attacks[rows], split=False)
+    """Some of the members, with copies of the models: hooks and modes of one are seen by all its threads."""
+    own = seen.take(rows)
+    updates = tuple(dataclasses.replace(update, model=copy.deepcopy(update.model)) for update in own.updates)
+    return Objective(dataclasses.replace(own, updates=updates), attacks[rows], split=False)

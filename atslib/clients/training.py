@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from atslib.clients.defenses import Defense
+from atslib.clients.prepare import prepare, to_images
 from atslib.data.load import Images
 from atslib.errors import AtsError
 from atslib.models import fast_layout
-from atslib.policies.operations import crop_and_flip
 from atslib.policies.policy import parse_policy
 from atslib.store import fingerprint, load_state, read_tensors, save_state, write_tensors
 
@@ -144,10 +144,7 @@ def _epoch(
     order = torch.randperm(len(pixels), generator=rng, device=rng.device).to(pixels.device)
     total = torch.zeros((), device=pixels.device)
     for rows in order.split(config.batch):
-        batch = pixels[rows]
-        if config.crop_flip:
-            batch = crop_and_flip(batch, rng=rng)
-        batch = fast_layout(policy(batch, rng=rng).float() / 255)
+        batch = fast_layout(prepare(pixels[rows], policy, rng=rng, crop_flip=config.crop_flip))
         with torch.autocast(batch.device.type, torch.bfloat16, enabled=config.mixed_precision):
             loss = F.cross_entropy(model(batch), labels[rows])
         optimizer.zero_grad()
@@ -169,8 +166,8 @@ def evaluate(model: nn.Module, images: Images, *, chunk: int = 500) -> float:
     device = next(model.parameters()).device
     hits = torch.zeros((), device=device, dtype=torch.int64)
     for pixels, labels in zip(images.pixels.split(chunk), images.labels.split(chunk), strict=True):
-        found = model(fast_layout(pixels.to(device).float() / 255)).argmax(1)
-        hits += (found == labels.to(device)).sum()
+        guesses = model(fast_layout(to_images(pixels.to(device)))).argmax(1)
+        hits += (guesses == labels.to(device)).sum()
     return 100 * int(hits) / len(images)
 
 

@@ -15,6 +15,7 @@ from torch.autograd import Function
 from torch.func import functional_call, grad, vmap
 
 from atslib.gradients.per_example import PerExample, Unsupported
+from atslib.models import batch_norms
 
 Gradients = tuple[Tensor, ...]
 
@@ -77,6 +78,41 @@ def _vmapped(model: nn.Module, inputs: Tensor, targets: Tensor, buffers: dict, p
     stacked = 0 if parameters else None
     found = vmap(grad(loss), in_dims=(stacked, 0, 0, 0))(parameters or own, buffers, inputs, targets)
     return tuple(found.values())
+
+
+def batch_statistics(
+    model: nn.Module, images: Tensor, *, buffers: dict[str, Tensor] | None = None
+) -> dict[str, Tensor]:
+    """Mean and variance of what enters each batch normalization, over the k images of each problem.
+
+    Args:
+        model: as it runs: later statistics depend on how earlier layers normalize.
+        images: (N, k, C, H, W) floats in [0, 1].
+        buffers: (N, ...) where they differ by problem.
+    Returns:
+        (N, width) under the names of `running_statistics`, differentiable with respect to `images`. The
+        variance is divided by the number of values, as in a forward pass in train mode.
+    """
+
+    def one(buffers: dict, problem: Tensor) -> dict[str, Tensor]:
+        statistics: dict[str, Tensor] = {}
+
+        def record(name: str) -> Callable:
+            def hook(layer: nn.Module, inputs: tuple[Tensor]) -> None:
+                variance, mean = torch.var_mean(inputs[0], (0, 2, 3), correction=0)
+                statistics.update({f"{name}.running_mean": mean, f"{name}.running_var": variance})
+
+            return hook
+
+        handles = [layer.register_forward_pre_hook(record(name)) for name, layer in batch_norms(model).items()]
+        try:
+            functional_call(model, buffers, (problem,))
+        finally:
+            for handle in handles:
+                handle.remove()
+        return statistics
+
+    return vmap(one)(buffers or {}, images)
 
 
 def example_gradients(model: nn.Module, pixels: Tensor, labels: Tensor) -> Tensor:

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from atslib.clients.prepare import streams, to_images, transform
 from atslib.data.load import Images
 from atslib.errors import AtsError, choose
 from atslib.gradients.cpu import each, pieces
 from atslib.gradients.problems import DISTANCES, problem_gradients
 from atslib.models import fast_layout, normalization_layer
-from atslib.policies.operations import crop_and_flip
 from atslib.policies.policy import Hybrid, Policy
 from atslib.rng import rng as stream
 
@@ -206,7 +206,7 @@ def jacobian_score(jacobian: Tensor, *, variant: str = "fixed") -> float:
 
 def _jacobian(model: nn.Module, pixels: Tensor) -> Tensor:
     """Gradient of each image's sum of logits with respect to the normalized image, (N, C·H·W)."""
-    z = fast_layout(pixels.to(next(model.parameters()).dtype) / 255).requires_grad_()
+    z = fast_layout(to_images(pixels, next(model.parameters()).dtype)).requires_grad_()
     with torch.enable_grad():
         (found,) = torch.autograd.grad(model(z).sum(), z)
     return (found * normalization_layer(model).std).flatten(1)  # the chain rule, back from pixels
@@ -214,8 +214,7 @@ def _jacobian(model: nn.Module, pixels: Tensor) -> Tensor:
 
 def transformed(images: Images, policy: Policy | Hybrid, *, seed: int, draw: int = 0) -> Tensor:
     """What the client trains on: crop and flip, the same for every policy, then the policy. uint8."""
-    cropped = crop_and_flip(images.pixels, rng=stream(seed, "crop and flip", draw))
-    return policy(cropped, rng=stream(seed, "policy", str(policy), draw))
+    return transform(images.pixels, policy, rng=streams(seed, policy, draw))
 
 
 def _seed(rng: torch.Generator) -> int:
@@ -243,7 +242,7 @@ def _curves(model: nn.Module, pixels: Tensor, labels: Tensor, start: Tensor, *, 
     models = [model] if len(threads) == 1 else [copy.deepcopy(model) for _ in threads]  # none shared
 
     def curves(model: nn.Module, chunk: Tensor) -> Tensor:
-        target = pixels[chunk].to(start.dtype) / (1 if pixels.is_floating_point() else 255)
+        target = pixels[chunk].to(start.dtype) if pixels.is_floating_point() else to_images(pixels[chunk], start.dtype)
         repeated = chunk % len(start)
         return _similarity(model, (target, start[repeated], labels[repeated]), points, rows, variant)
 

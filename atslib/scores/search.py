@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from atslib.attacks import Attack, reconstruct
+from atslib.clients.prepare import to_images
 from atslib.clients.threat import observe
 from atslib.data.load import Images
 from atslib.errors import AtsError, choose
@@ -337,7 +338,7 @@ def attack_gains(model: nn.Module, images: Images, policy: Policy | Hybrid, atta
         images: B of them, uint8.
     """
     device = next(model.parameters()).device
-    target = transformed(images.to(device), policy, seed=seed).float() / 255
+    target = to_images(transformed(images.to(device), policy, seed=seed))
     seen = observe(model, target, images.labels.to(device))
     found = reconstruct(seen, attack, rng=rng(seed, "finals"))
     mean = (images.pixels.to(device).float().mean(0) / 255).expand_as(target).contiguous()

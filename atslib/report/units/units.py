@@ -11,14 +11,13 @@ from torch import Tensor, nn
 
 from atslib.attacks import ATTACKS, Attack, reconstruct
 from atslib.clients.defenses import Defense
+from atslib.clients.prepare import streams, to_images, transform
 from atslib.clients.threat import ThreatModel, observe
 from atslib.clients.training import TrainConfig, evaluate, fit
 from atslib.data.load import Images, load
 from atslib.errors import AtsError, NotKept
 from atslib.measures.metrics import mse, psnr, ssim
 from atslib.models import build_model, normalization_layer
-from atslib.policies.operations import crop_and_flip
-from atslib.policies.policy import parse_policy
 from atslib.report.units.settings import Settings
 from atslib.rng import rng
 from atslib.store import LATER, Artifact, Store
@@ -271,9 +270,7 @@ def scaled(name: str, settings: Settings) -> Attack:
 def moved(name: str, policy: str, last: int, *, seed: int, crop_flip: bool = True) -> Tensor:
     """Test images 0 … `last` - 1 after crop, flip and policy, uint8; crops and flips are the same for every policy."""
     pixels = dataset(name, "test").pixels[:last]
-    if crop_flip:
-        pixels = crop_and_flip(pixels, rng=rng(seed, "crop and flip"))
-    return parse_policy(policy)(pixels, rng=rng(seed, "policy", policy))
+    return transform(pixels, policy, rng=streams(seed, policy), crop_flip=crop_flip)
 
 
 def targets(unit: AttackUnit) -> tuple[Tensor, Tensor, Tensor]:
@@ -304,10 +301,10 @@ def attacked(unit: AttackUnit, store: Store, device: torch.device) -> Artifact:
     def compute(state: object) -> dict[str, Tensor]:
         model, _ = trained(unit.model, store, device)
         original, target, labels = (t.to(device) for t in targets(unit))
-        pixels = target.float() / 255
+        images = to_images(target)
         defense = Defense.parse(unit.defense) if unit.defense else None
         seen = observe(
-            model, pixels, labels, threat=unit.threat, defense=defense, rng=rng(unit.seed, "defense", unit.defense)
+            model, images, labels, threat=unit.threat, defense=defense, rng=rng(unit.seed, "defense", unit.defense)
         )
         found = reconstruct(
             seen,
@@ -330,10 +327,10 @@ def attacked(unit: AttackUnit, store: Store, device: torch.device) -> Artifact:
             "trace": found.trace[kept.to(device)],
             "trace_steps": kept,
             "frames": found.frames,
-            "psnr": psnr(found.images, pixels),
-            "psnr_original": psnr(found.images, original.float() / 255),
-            "mse": mse(found.images, pixels),
-            "ssim": ssim(found.images, pixels),
+            "psnr": psnr(found.images, images),
+            "psnr_original": psnr(found.images, to_images(original)),
+            "mse": mse(found.images, images),
+            "ssim": ssim(found.images, images),
         }
 
     return store.get("attack", unit, compute, label=unit.title)

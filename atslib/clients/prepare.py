@@ -1,0 +1,83 @@
+"""The one place where images become what a network sees: crop, flip, policy, then floats in [0, 1].
+
+uint8 images (B, C, H, W) in 0..255 are called `pixels`, float images in [0, 1] `images`.
+"""
+
+import torch
+from torch import Tensor
+
+from atslib.policies.operations import crop_and_flip
+from atslib.policies.policy import Hybrid, Policy, parse_policy
+from atslib.rng import rng as stream
+
+Streams = tuple[torch.Generator, torch.Generator]
+
+
+def to_images(pixels: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """uint8 pixels in 0..255 → float images in [0, 1], of the same shape."""
+    return pixels.to(dtype) / 255
+
+
+def streams(seed: int, policy: str | Policy | Hybrid, *path: int) -> Streams:
+    """One stream for crops and flips, the same for every policy of a seed, and one for the policy's own draws.
+
+    Comparisons between policies are paired by it. `path` tells several draws of one seed apart.
+    """
+    return stream(seed, "crop and flip", *path), stream(seed, "policy", str(policy), *path)
+
+
+def transform(
+    pixels: Tensor, policy: str | Policy | Hybrid = "", *, rng: torch.Generator | Streams, crop_flip: bool = True
+) -> Tensor:
+    """What a client makes of its images, still as uint8 (B, C, H, W): random crop and flip, then the policy.
+
+    Args:
+        pixels: (B, C, H, W) uint8.
+        rng: one stream for all draws, as in training, or the two of `streams`.
+        crop_flip: whether to crop (4 black pixels of padding) and flip before the policy.
+    """
+    for_crop, for_policy = rng if isinstance(rng, tuple) else (rng, rng)
+    if crop_flip:
+        pixels = crop_and_flip(pixels, rng=for_crop)
+    policy = parse_policy(policy) if isinstance(policy, str) else policy
+    return policy(pixels, rng=for_policy)
+
+
+def prepare(
+    pixels: Tensor, policy: str | Policy | Hybrid = "", *, rng: torch.Generator | Streams, crop_flip: bool = True
+) -> Tensor:
+    """`transform`, then `to_images`: uint8 (B, C, H, W) → float (B, C, H, W) in [0, 1]."""
+    return to_images(transform(pixels, policy, rng=rng, crop_flip=crop_flip))
+
+
+def mean_prepared(
+    pixels: Tensor,
+    policy: str | Policy | Hybrid = "",
+    *,
+    rng: torch.Generator,
+    crop_flip: bool = True,
+    most: int = 2_000,
+    draws: int = 4,
+) -> Tensor:
+    """Mean of images after crop, flip and policy: the best guess of an attacker who knows the policy and no gradient.
+
+    Of all constant guesses it has the least expected squared error, so its PSNR is the floor that an attack must
+    pass. The mean is exact over the draws taken: 8-bit values are summed as integers.
+
+    Args:
+        pixels: (N, C, H, W) uint8, the attacker's own images of the same kind, such as the training set.
+        rng: decides which images are taken and their draws; the result does not depend on the memory at hand.
+        most: how many images are taken at most, at random.
+        draws: how often each is cropped, flipped and transformed anew.
+    Returns:
+        (1, C, H, W) float in [0, 1].
+    """
+    taken = torch.randperm(len(pixels), generator=rng, device=rng.device)[:most].to(pixels.device)
+    seed = int(torch.randint(1 << 62, (1,), generator=rng, device=rng.device))
+    total = torch.zeros(1, *pixels.shape[1:], dtype=torch.int64, device=pixels.device)
+    for draw in range(draws):
+        pair = streams(seed, policy, draw)
+        for rows in taken.split(500):
+            prepared = transform(pixels[rows], policy, rng=pair, crop_flip=crop_flip)
+            total += prepared.sum(0, keepdim=True, dtype=torch.int64)
+    return (total.double() / (255 * len(taken) * draws)).float()
