@@ -1,63 +1,50 @@
 """Learned privacy transformations for collaborative learning: transform, train, attack, score, search.
 
-Ground floor first: `errors`, `rng`, `data`, `transforms`, `policies`, `models`, `metrics`, `gradients`,
-`defenses`, `threat`, `store`, `training`, `attacks`, `scores`, `search`, `report`, `verdicts`, `experiments`,
-`plots`. Imports point down.
+Rooms, ground floor first: `errors`, `rng`, `store`, `data`, `policies`, `measures`, `models`, `gradients`, `clients`,
+`attacks`, `scores`, `report`. Imports point down. A name is imported when it is first used, so `import atslib`, and
+`python -m atslib --help` with it, do not wait for torch. To add a public name: one entry in `_HOMES`.
 """
 
-from atslib.attacks import ATTACKS, Attack, Reconstruction, reconstruct
-from atslib.clients.defenses import Defense
-from atslib.clients.threat import Observed, ThreatModel, observe
-from atslib.clients.training import TrainConfig, evaluate, fit, load_checkpoint, save_checkpoint
-from atslib.data.load import Images, load, load_folder
-from atslib.errors import AtsError
-from atslib.gradients.problems import example_gradients
-from atslib.measures.metrics import feature_mse, lpips, mse, psnr, ssim
-from atslib.models import build_model
-from atslib.policies.policy import OPS, Hybrid, Policy, load_policies, parse_policy
-from atslib.rng import rng
-from atslib.scores.scores import accuracy_score, gradsim_curve, privacy_score, privacy_scores
-from atslib.scores.search import SearchConfig, pareto, search
-from atslib.store import Store
+import importlib
+
+from atslib.rng import rng  # at once, so that a later `import atslib.rng` does not put the module in its place
 
 __version__ = "0.1.0"
-__all__ = [
-    "ATTACKS",
-    "OPS",
-    "AtsError",
-    "Attack",
-    "Defense",
-    "Hybrid",
-    "Images",
-    "Observed",
-    "Policy",
-    "Reconstruction",
-    "SearchConfig",
-    "Store",
-    "ThreatModel",
-    "TrainConfig",
-    "accuracy_score",
-    "build_model",
-    "evaluate",
-    "example_gradients",
-    "feature_mse",
-    "fit",
-    "gradsim_curve",
-    "load",
-    "load_checkpoint",
-    "load_folder",
-    "load_policies",
-    "lpips",
-    "mse",
-    "observe",
-    "pareto",
-    "parse_policy",
-    "privacy_score",
-    "privacy_scores",
-    "psnr",
-    "reconstruct",
-    "rng",
-    "save_checkpoint",
-    "search",
-    "ssim",
-]
+
+_HOMES = {
+    "attacks": ("ATTACKS", "Attack", "Reconstruction", "reconstruct"),
+    "clients.defenses": ("Defense",),
+    "clients.threat": ("Observed", "ThreatModel", "observe"),
+    "clients.training": ("TrainConfig", "evaluate", "fit", "load_checkpoint", "save_checkpoint"),
+    "data.load": ("Images", "load", "load_folder"),
+    "errors": ("AtsError",),
+    "gradients.problems": ("example_gradients",),
+    "measures.metrics": ("feature_mse", "lpips", "mse", "psnr", "ssim"),
+    "models": ("Normalize", "build_model"),
+    "policies.policy": ("OPS", "Hybrid", "Policy", "load_policies", "parse_policy"),
+    "scores.scores": ("accuracy_score", "gradsim_curve", "privacy_score", "privacy_scores"),
+    "scores.search": ("SearchConfig", "pareto", "search"),
+    "store": ("Store",),
+}
+_MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
+_ROOMS = ("attacks", "clients", "data", "errors", "gradients", "measures", "models", "policies", "scores", "store")
+_MODULES = {room: room for room in _ROOMS} | {"transforms": "policies.operations"}
+
+__all__ = ["rng", "transforms"]
+__all__ += _MODULE_OF
+
+
+def __getattr__(name: str) -> object:
+    """A public name or a room, imported now and kept."""
+    if name in _MODULE_OF:
+        value = getattr(importlib.import_module(f"atslib.{_MODULE_OF[name]}"), name)
+    elif name in _MODULES:
+        value = importlib.import_module(f"atslib.{_MODULES[name]}")
+    else:
+        raise AttributeError(f"module 'atslib' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_MODULES})

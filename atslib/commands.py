@@ -1,10 +1,12 @@
-"""What `python -m atslib train`, `attack` and `search` do: the library's calls in a row, then files."""
+"""What each command of `python -m atslib` does: the library's calls in a row, then files. A result is their status."""
 
 import argparse
 import copy
 import dataclasses
 import json
 import re
+import sys
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,27 +16,110 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from atslib import bench as benchmarks
 from atslib.attacks import ATTACKS, Reconstruction, reconstruct
 from atslib.clients.defenses import Defense
 from atslib.clients.prepare import prepare, streams, to_images
 from atslib.clients.threat import observe
 from atslib.clients.training import TrainConfig, evaluate, fit, load_checkpoint, save_checkpoint
-from atslib.data.load import DATASETS, Images, load, load_folder, measured_normalization
+from atslib.data.load import DATASETS, Images, load, load_folder, measured_normalization, pack_official
 from atslib.errors import AtsError, choose
+from atslib.gradients.cpu import keep_memory
 from atslib.measures.metrics import mse, psnr, ssim
 from atslib.models import build_model
 from atslib.policies.policy import parse_policy
 from atslib.report import plots
+from atslib.report.run import runner
+from atslib.report.units.archive import Archive
+from atslib.report.units.tables import mean_image
 from atslib.report.units.units import ModelUnit, dataset, device_of, network, trained
 from atslib.rng import rng
 from atslib.scores.search import Found, SearchConfig
 from atslib.scores.search import search as search_policies
-from atslib.store import Store, fingerprint, write_atomically
+from atslib.store import Store, fingerprint, project_root, write_atomically
+
+__all__ = ["archive", "attack", "bench", "keep_memory", "pack", "run", "search", "store", "train"]
+
+
+def run(args: argparse.Namespace) -> None:
+    """Compute pages, execute their notebooks, build the book."""
+    store = Store(args.store, say=runner.say, progress=sys.stderr.isatty())
+    names = ("profile", "dataset", "compute_only", "dry_run", "budget", "jobs")
+    runner.run(args.names, **{name: getattr(args, name) for name in names}, root=project_root(), store=store)
+
+
+def store(args: argparse.Namespace) -> int:
+    """List, check, export or import the artifacts of a store; 1 if `verify` finds damage."""
+    kept, action, file = Store(args.store, say=runner.say), args.action, args.file
+    if action in ("export", "import") and file is None:
+        raise AtsError(f"store {action} needs a file: python -m atslib store {action} FILE.tar")
+    if action != "import" and not kept.root.is_dir():
+        raise AtsError(f"there is no store at {kept.root}; name one with --store or $ATS_STORE")
+    if action == "list":
+        for path, facts in kept.entries():
+            made, seconds = facts.get("made", "?"), facts.get("seconds", "?")
+            size = path.stat().st_size / 1e6 if path.exists() else 0
+            print(f"{path.parent.name}/{path.stem}  {size:8.2f} MB  {made}  {seconds} s")
+    elif action == "verify":
+        faults = kept.verify()
+        print("\n".join(faults) or f"{sum(1 for _ in kept.entries())} artifacts, all whole")
+        return int(bool(faults))
+    elif action == "export":
+        check_out(file, name="file")
+        print(f"{kept.export(file)} artifacts written to {file}")
+    else:
+        print(f"{kept.import_(file)} files taken from {file}")
+    return 0
+
+
+def archive(args: argparse.Namespace) -> int:
+    """Take a store's units into the evidence in results/units, or check that; 1 if that finds damage."""
+    evidence = Archive(project_root() / "results" / "units")
+    new = evidence.write(Store(args.store, say=runner.say)) if args.action == "write" else None
+    faults = evidence.verify() if new is None else []
+    state = "all whole" if new is None else f"{new} of them new"
+    print(
+        "\n".join(faults)
+        or f"{evidence.root}: {len(evidence.entries())} units, {state}, {evidence.size() / 1e6:.1f} MB"
+    )
+    return int(bool(faults))
+
+
+def pack(args: argparse.Namespace) -> None:
+    """Pack an official copy of a data set that is on disk."""
+    made = pack_official(args.dataset, args.source, args.root)
+    print("\n".join(map(str, made)) or "nothing to do: the packed files are there")
+
+
+def bench(args: argparse.Namespace) -> None:
+    """Measure speed, a JSON line for each size."""
+    device_of(args.device)
+    if args.out:
+        check_out(args.out)
+    reference = {"attack": benchmarks.ATTACK_SIZES, "scores": benchmarks.SCORE_SIZES}[args.what]
+    for model, members in [(args.model, args.members or 8)] if args.model else reference:
+        line = json.dumps(getattr(benchmarks, args.what)(model, members, device=args.device))
+        print(line, flush=True)
+        if args.out:
+            args.out.parent.mkdir(parents=True, exist_ok=True)
+            with args.out.open("a") as file:
+                file.write(f"{line}\n")
+
+
+def check_out(path: Path, *, folder: bool = False, name: str = "--out") -> None:
+    """Raise `AtsError` if `path` could not be written once all is computed; nothing is left there."""
+    if path.exists() and path.is_dir() != folder:
+        raise AtsError(f"{name} {path} is a {'file, give a folder' if folder else 'folder, give a file in it'}")
+    place = next(place for place in (*[path][:folder], *path.absolute().parents) if place.exists())
+    try:
+        tempfile.TemporaryFile(dir=place).close()
+    except OSError as error:
+        raise AtsError(f"{name} {path} cannot be written in {place}: {error.strerror}") from None
 
 
 def indices(text: str, count: int) -> list[int]:
     """`"0-3,8"` → [0, 1, 2, 3, 8]; each below `count`."""
-    found: list[int] = []
+    chosen: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
         if not match:
@@ -42,17 +127,15 @@ def indices(text: str, count: int) -> list[int]:
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first or last >= count:
             raise AtsError(f"index {text!r}: {part!r} must rise and end below {count}, the number of images")
-        found += range(first, last + 1)
-    return found
+        chosen += range(first, last + 1)
+    return chosen
 
 
-def _named(args: argparse.Namespace) -> str:
-    """The network's name: as asked for, else as the checkpoint says, else the paper's."""
-    if args.model or not args.checkpoint or not args.checkpoint.exists():
-        return args.model or "resnet20-4"
-    with suppress(SafetensorError), safe_open(args.checkpoint, "pt") as stored:
-        return json.loads((stored.metadata() or {}).get("facts", "{}")).get("model", "resnet20-4")
-    return "resnet20-4"
+def _facts(checkpoint: Path | None) -> dict[str, object]:
+    """What a checkpoint says of itself; nothing where there is none or it cannot be read, which loading it reports."""
+    with suppress(SafetensorError, OSError, ValueError, TypeError), safe_open(checkpoint, "pt") as stored:
+        return json.loads(stored.metadata()["facts"])
+    return {}
 
 
 def _untrained(name: str, args: argparse.Namespace) -> nn.Module:
@@ -61,13 +144,14 @@ def _untrained(name: str, args: argparse.Namespace) -> nn.Module:
     return network(unit).to(device_of(args.device))
 
 
-def train(args: argparse.Namespace, *, progress: bool) -> None:
+def train(args: argparse.Namespace) -> None:
     """Train a network and write its weights, with what made them, to `args.out`; resumable."""
     config = TrainConfig(policy=args.policy, epochs=args.epochs, defense=args.defense)
-    images = load(args.dataset, "train").subset(args.fraction, rng=rng(args.seed, "subset"))
+    check_out(args.out)
     model = _untrained(args.model, args)
+    images = load(args.dataset, "train").subset(args.fraction, rng=rng(args.seed, "subset"))
     state = args.out.with_name(f"{args.out.name}.state")
-    fit(model, images, config, rng=rng(args.seed, "train", args.policy), checkpoint=state, progress=progress)
+    fit(model, images, config, rng=rng(args.seed, "train", args.policy), checkpoint=state, progress=True)
     accuracy = evaluate(model, load(args.dataset, "test"))
     facts = dataclasses.asdict(config) | {"model": args.model, "dataset": args.dataset, "seed": args.seed}
     save_checkpoint(args.out, model, **facts, images=len(images), accuracy=accuracy)
@@ -75,73 +159,85 @@ def train(args: argparse.Namespace, *, progress: bool) -> None:
     print(f"{args.out}: {args.model} on {len(images):,} images of {args.dataset}, test accuracy {accuracy:.2f} %")
 
 
-def attack(args: argparse.Namespace, *, progress: bool) -> None:
-    """Attack the chosen images and write `table.csv`, `sheet.png` and `arrays.safetensors` to `args.out`."""
+def attack(args: argparse.Namespace) -> None:
+    """Attack the chosen images and write `table.csv`, `sheet.png` and `arrays.safetensors` to `args.out`; resumable."""
     choose("attack", args.attack, ATTACKS)
     preset = ATTACKS[args.attack]
-    preset = dataclasses.replace(preset, steps=args.steps) if args.steps is not None else preset
+    preset = dataclasses.replace(preset, steps=args.steps) if args.steps else preset
     policy, defense = parse_policy(args.policy), Defense.parse(args.defense) if args.defense else None
+    check_out(args.out, folder=True)
+    known, device = _facts(args.checkpoint), device_of(args.device)
     everything = load(args.dataset, args.split)
     rows = indices(args.index, len(everything))
-    images, device = everything[rows], device_of(args.device)
+    images = everything[rows]
     target = prepare(images.pixels, policy, rng=streams(args.seed, args.policy), crop_flip=args.crop_flip)
-    model = _untrained(_named(args), args)
-    if args.checkpoint:
+    model = _untrained(args.model or known.get("model", "resnet20-4"), args)
+    if not args.checkpoint:
+        runner.say("there is no --checkpoint: the attacked network is untrained")
+    else:
         load_checkpoint(args.checkpoint, model)
+        if known.get("dataset", args.dataset) != args.dataset:
+            runner.say(f"{args.checkpoint} was trained on {known['dataset']}; images of {args.dataset} are attacked")
     stream = rng(args.seed, "defense", args.defense)
     seen = observe(model, target.to(device), images.labels.to(device), defense=defense, rng=stream)
-    found = reconstruct(seen, preset, rng=rng(args.seed, "start"), progress=progress)
-    _write(args.out, rows, images, target, found)
+    state = args.out.with_name(f"{args.out.name}.state")
+    made = reconstruct(seen, preset, rng=rng(args.seed, "start"), checkpoint=state, progress=True)
+    _write(args.out, rows, images, target, made)
 
 
-def _write(out: Path, rows: list[int], images: Images, target: torch.Tensor, found: Reconstruction) -> None:
-    original, image = to_images(images.pixels), found.images.cpu()
-    columns = {"psnr": psnr(image, target), "psnr_original": psnr(image, original), "mse": mse(image, target)}
-    columns |= {"ssim": ssim(image, target), "cost": found.cost.cpu()}
+def _write(out: Path, rows: list[int], images: Images, target: Tensor, made: Reconstruction) -> None:
+    """The files of an attack, and the lines that say where they are. `target`: the images as attacked, in [0, 1]."""
+    original, image = to_images(images.pixels), made.images.cpu()
+    floor = psnr(mean_image(images.name).expand_as(target).contiguous(), target)
+    columns = {"psnr": psnr(image, target), "floor_mean": floor, "psnr_original": psnr(image, original)}
+    columns |= {"mse": mse(image, target), "ssim": ssim(image, target), "cost": made.cost.cpu()}
     table = pd.DataFrame({"image": rows, "label": [images.class_names[i] for i in images.labels.tolist()]})
     table = table.assign(**{name: value.double().numpy() for name, value in columns.items()})
-    out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / "table.csv", lambda path: table.to_csv(path, index=False, float_format="%.6g"))
     shown = {"original": original[:16], "target": target[:16], "found": image[:16]}
     figure = plots.sheet(shown, captions={"found": [f"{value:.1f}" for value in table["psnr"][:16]]})
     write_atomically(out / "sheet.png", lambda path: figure.savefig(path, format="png"))
-    arrays = {"target": target, "found": image, "trace": found.trace.cpu(), "cost": found.cost.cpu()}
+    arrays = {"target": target, "found": image, "trace": made.trace.cpu(), "cost": made.cost.cpu()}
     arrays = {name: value.contiguous() for name, value in arrays.items()}
     write_atomically(out / "arrays.safetensors", lambda path: save_file(arrays, path))
+    print(f"table: {out / 'table.csv'}\nsheet: {out / 'sheet.png'}")
+    print(f"mean PSNR {table['psnr'].mean():.1f} dB; of the mean training image {floor.mean():.1f} dB (the floor)")
 
 
-def search(args: argparse.Namespace, *, progress: bool) -> None:
+def search(args: argparse.Namespace) -> None:
     """Search policies for a data set or a folder; write them to `args.out`, all scores beside it; resumable."""
+    if args.out.suffix == ".csv":
+        wanted = args.out.with_suffix(".json")
+        raise AtsError(f"--out {args.out} is the name of the table of all scores; give the policies' file, {wanted}")
+    check_out(args.out)
+    config, device = _search_config(args), device_of(args.device)
     train, test = _data(args)
     if args.images > len(test):
         print(f"{test!r}: {len(test)} images are scored instead of {args.images}")
-    config = SearchConfig(
-        candidates=args.policies,
-        sampler=args.sampler,
-        keep=args.keep,
-        t_acc=args.t_acc,
-        images=min(args.images, len(test)),
-        acc_images=min(args.acc_images, len(test)),
-        points=args.points,
-        rungs=_rungs(args.rungs),
-    )
-    store = Store(args.store, progress=progress)
-    semi_trained, random_init = _models(args, train, test, store)
+    fewer = {"images": min(args.images, len(test)), "acc_images": min(args.acc_images, len(test))}
+    config = dataclasses.replace(config, **fewer)
+    store = Store(args.store, progress=True)
+    semi_trained, random_init = _models(args, train, test, store, device)
     finals = dataclasses.replace(ATTACKS["adam-cosine"], steps=args.attack_steps) if args.attack_steps else None
-    kept = {"store": store, "progress": progress, "finals": finals}
-    found = search_policies(config, semi_trained, random_init, test, seed=args.seed, **kept)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    found.save(args.out, dataset=args.dataset, model=args.model, epochs=args.epochs, image_shape=test.pixels.shape[1:])
-    print(_best(found))
-    print(f"{args.out}: {len(found.chosen)} policies; all {len(found.table):,} in {args.out.with_suffix('.csv').name}")
+    kept = {"store": store, "progress": True, "finals": finals}
+    result = search_policies(config, semi_trained, random_init, test, seed=args.seed, **kept)
+    result.save(args.out, dataset=args.dataset, model=args.model, epochs=args.epochs, image_shape=test.pixels.shape[1:])
+    print(_best(result))
+    table = args.out.with_suffix(".csv")
+    print(f"{args.out}: {len(result.chosen)} policies; all {len(result.table):,} in {table.name}")
 
 
-def _rungs(text: str) -> tuple[tuple[int, float], ...]:
-    """`"10:0.25,30:0.5"` → ((10, 0.25), (30, 0.5))."""
-    parts = [re.fullmatch(r"\s*(\d+):(\d*\.?\d+)\s*", part) for part in text.split(",") if text]
+def _search_config(args: argparse.Namespace) -> SearchConfig:
+    """`"10:0.25,30:0.5"` is ((10, 0.25), (30, 0.5)); the rest is copied."""
+    parts = [re.fullmatch(r"\s*(\d+):(\d*\.?\d+)\s*", part) for part in args.rungs.split(",") if args.rungs]
     if not all(parts):
-        raise AtsError(f"rungs {text!r}: expected images:share, joined by commas, such as 10:0.25,30:0.5")
-    return tuple((int(part[1]), float(part[2])) for part in parts)
+        raise AtsError(f"rungs {args.rungs!r}: expected images:share, joined by commas, such as 10:0.25,30:0.5")
+    names = ("sampler", "keep", "t_acc", "images", "acc_images", "points")
+    options = {name: getattr(args, name) for name in names} | {"candidates": args.policies}
+    try:
+        return SearchConfig(**options, rungs=tuple((int(part[1]), float(part[2])) for part in parts))
+    except AtsError as error:
+        raise AtsError(str(error).replace("SearchConfig.", "--")) from None
 
 
 def _data(args: argparse.Namespace) -> tuple[Images | None, Images]:
@@ -151,24 +247,28 @@ def _data(args: argparse.Namespace) -> tuple[Images | None, Images]:
     if not Path(args.dataset).is_dir():
         known = ", ".join(DATASETS)
         raise AtsError(f"data set {args.dataset!r} is unknown; choose {known}, or a folder with a subfolder per class")
+    try:
+        build_model(args.model, 2, image_size=args.image_size)
+    except AtsError as error:
+        raise AtsError(f"--model {args.model} with --image-size {args.image_size}: {error}") from None
     return load_folder(args.dataset, size=args.image_size, fit=args.fit, seed=args.seed)
 
 
-def _models(args: argparse.Namespace, train: Images | None, test: Images, store: Store) -> tuple[nn.Module, nn.Module]:
+def _models(
+    args: argparse.Namespace, train: Images | None, test: Images, store: Store, device: torch.device
+) -> tuple[nn.Module, nn.Module]:
     """The semi-trained network and the untrained one that it started from, both from the store or made."""
-    config, device = TrainConfig(epochs=args.epochs), device_of(args.device)
-    fraction = args.fraction if args.fraction is not None else 0.1 if train is None else 1.0
+    config = TrainConfig(epochs=args.epochs)
+    fraction = args.fraction or (0.1 if train is None else 1.0)
     if train is None:
         unit = ModelUnit(dataset=args.dataset, model=args.model, fraction=fraction, train=config, seed=args.seed)
         return trained(unit, store, device)[0], network(unit).to(device)
     part = train.subset(fraction, rng=rng(args.seed, "subset"))
-    norm, size = measured_normalization(part), test.pixels.shape[2]
+    norm, (_, channels, size, _) = measured_normalization(part), test.pixels.shape
     facts = {"model": args.model, "train": config, "seed": args.seed, "norm": norm}
     facts["images"] = fingerprint(part.pixels, part.labels)
     stream = rng(args.seed, "weights", args.model)
-    fresh = build_model(args.model, test.num_classes, test.pixels.shape[1], norm=norm, image_size=size, rng=stream).to(
-        device
-    )
+    fresh = build_model(args.model, test.num_classes, channels, norm=norm, image_size=size, rng=stream).to(device)
     model = copy.deepcopy(fresh)
 
     def compute(state: Path) -> dict[str, Tensor]:
@@ -179,10 +279,10 @@ def _models(args: argparse.Namespace, train: Images | None, test: Images, store:
     return model.eval(), fresh
 
 
-def _best(found: Found) -> str:
-    """The best policies with their scores, a line each, and their hybrid."""
+def _best(result: Found) -> str:
+    """The best policies with their scores, one line each, and their hybrid."""
     lines = ["rank  S_pri (95 % of the mean)   S_acc       policy"]
-    for rank, row in enumerate(found.table[found.table["chosen"]].head(10).itertuples(), 1):
+    for rank, row in enumerate(result.table[result.table["chosen"]].head(10).itertuples(), 1):
         interval = f"{row.s_pri:.4f} ({row.ci_low:.4f} to {row.ci_high:.4f})"
         lines.append(f"{rank:>4}  {interval}  {row.s_acc:<10.4g}  {row.policy}: {parse_policy(row.policy).names()}")
-    return "\n".join([*lines, f"hybrid without a common function: {found.hybrid or 'none'}"])
+    return "\n".join([*lines, f"hybrid without a common function: {result.hybrid or 'none'}"])

@@ -101,6 +101,8 @@ def convnet(width: int, num_classes: int, in_channels: int, image_size: int, *, 
     `after_pool=3` is the replication's network of 9 convolutions: there the authors' duplicated
     dictionary key, which silently drops one layer, became a list, which keeps it.
     """
+    if image_size < 9:
+        raise AtsError(f"a ConvNet pools twice by 3, so its images must be at least 9 pixels wide, not {image_size}")
     widths = [width, 2 * width, 2 * width, 4 * width, 4 * width, 4 * width, "pool"]
     widths += [4 * width] * after_pool + ["pool"]
     layers, inputs = [], in_channels

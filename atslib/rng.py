@@ -1,15 +1,19 @@
 """Random streams as arguments: nothing in atslib draws from a global generator."""
 
 import hashlib
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
-def rng(seed: int, *path: str | int, device: str | torch.device = "cpu") -> torch.Generator:
+def rng(seed: int, *path: str | int, device: "str | torch.device" = "cpu") -> "torch.Generator":
     """A generator whose stream depends only on `(seed, *path)`, e.g. `rng(0, "attack", "7-4-15", 3)`.
 
     Adding, removing or reordering other experiments never shifts it, so one cell can be rerun alone.
     CPU and CUDA generators differ for one seed: results carry the device they were drawn on.
     """
+    import torch  # here, so that `import atslib` does not wait for it
+
     digest = hashlib.sha256(repr((seed, *path)).encode()).digest()
     return torch.Generator(device).manual_seed(int.from_bytes(digest[:8], "big") >> 1)

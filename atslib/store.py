@@ -16,10 +16,11 @@ import tarfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -27,17 +28,17 @@ from atslib.errors import AtsError, NotKept, OutOfTime
 
 Tensors = dict[str, Tensor]
 
-# `dataclasses.field(default=…, metadata=LATER)`: a field that came later. While it has its default it is left out
-# of the key, so that what was made before it stays valid.
-LATER = {"later": True}
+# `dataclasses.field(default=…, metadata=ADDED_SINCE)`: a field added when there were artifacts without it. While it
+# has its default it is left out of the key, so that those stay valid.
+ADDED_SINCE = {"added since": True}
 
 
 def plain(config: object) -> object:
     """A config as JSON sees it: dataclasses become dicts, tuples lists, anything else with a `str` its text."""
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
-        quiet = {f.name for f in dataclasses.fields(config) if f.metadata.get("later") and fields[f.name] == f.default}
-        return {name: plain(value) for name, value in fields.items() if name not in quiet}
+        since = {f.name: f.default for f in dataclasses.fields(config) if f.metadata == ADDED_SINCE}
+        return {name: plain(value) for name, value in fields.items() if name not in since or value != since[name]}
     if isinstance(config, dict):
         return {str(key): plain(value) for key, value in config.items()}
     if isinstance(config, list | tuple):
@@ -52,14 +53,21 @@ def digest(path: Path) -> str:
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a temporary file beside `path`, then rename it: a killed run leaves no half file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Let `write` fill a temporary file beside `path`, then rename it: a killed run leaves no half file.
+
+    Raises:
+        AtsError: the folder, or the whole file, cannot be written.
+    """
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         write(partial)
         partial.replace(path)
+    except (OSError, SafetensorError) as error:
+        raise AtsError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from error
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink()
 
 
 def fingerprint(*parts: object) -> str:

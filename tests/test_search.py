@@ -393,9 +393,9 @@ def test_search_on_an_own_folder(folder, tmp_path, capsys):
     [
         ("--dataset cifar", "error: data set 'cifar' is unknown; choose cifar100, "),
         ("--rungs 10", "error: rungs '10': expected images:share"),
-        ("--sampler best", "error: SearchConfig.sampler 'best' is unknown"),
+        ("--sampler best", "error: argument --sampler: invalid choice: 'best'"),
         ("--model resnet7", "error: model 'resnet7' is unknown"),
-        ("--policies 0", "error: SearchConfig.candidates=0"),
+        ("--policies 0", "error: argument --policies: '0' must be a whole number, at least 1"),
     ],
 )
 def test_a_wrong_search_is_one_line(more, message, tmp_path, capsys):

@@ -19,7 +19,7 @@ from atslib.clients.training import TrainConfig
 from atslib.errors import AtsError
 from atslib.models import build_model
 from atslib.rng import rng
-from atslib.store import LATER, Store, fingerprint, load_state, plain, project_root, save_state, write_atomically
+from atslib.store import ADDED_SINCE, Store, fingerprint, load_state, plain, project_root, save_state, write_atomically
 
 CONFIG = {"policy": "3-1-7", "steps": 10}
 
@@ -150,7 +150,7 @@ def test_a_field_that_came_later_changes_the_key_only_where_it_is_used(store):
 
     @dataclasses.dataclass(frozen=True)
     class After(Before):
-        norm: str = dataclasses.field(default="", metadata=LATER)
+        norm: str = dataclasses.field(default="", metadata=ADDED_SINCE)
 
     assert store.path("attack", After()) == store.path("attack", Before())
     assert store.path("attack", After(norm="cifar10")) != store.path("attack", Before())
@@ -271,7 +271,7 @@ def test_an_atomic_write_that_fails_changes_nothing(tmp_path):
         partial.write_text("half")
         raise OSError("no space")
 
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(AtsError, match="file cannot be written: no space"):
         write_atomically(path, fails)
     assert path.read_text() == "old"
     assert files(tmp_path) == ["new/file"]

@@ -1,6 +1,7 @@
 """An own data set: a folder with one subfolder of image files per class."""
 
 import hashlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -16,6 +17,7 @@ from atslib.errors import AtsError, choose
 T = TypeVar("T")
 FITS = ("resize", "crop")
 TEST_SHARE = 0.2
+GREY = ("1", "L", "LA", "I;16", "I;16L", "I;16B", "I;16N")  # Pillow's modes without colour and of known range
 
 
 def load_folder(folder: str | Path, *, size: int = 32, fit: str = "resize", seed: int = 0) -> tuple[Images, Images]:
@@ -30,8 +32,8 @@ def load_folder(folder: str | Path, *, size: int = 32, fit: str = "resize", seed
     Returns:
         (train, test); grey if all files are, RGB otherwise.
     Raises:
-        AtsError: no such folder, fewer than two classes, a class with fewer than two images, or a file that is
-            no whole image; the message names the class or file.
+        AtsError: no such folder, fewer than two classes, a class with fewer than two images, or a file that is no
+            whole image or has 32 bits per pixel; the message names the class or file.
     """
     choose("fit", fit, FITS)
     if size < 1:
@@ -39,7 +41,7 @@ def load_folder(folder: str | Path, *, size: int = 32, fit: str = "resize", seed
     folder = Path(folder)
     classes = _classes(folder)
     files = [file for members in classes.values() for file in members]
-    mode = "L" if all(_mode(file) in ("1", "L", "LA") for file in files) else "RGB"
+    mode = "L" if all(_mode(file) in GREY for file in files) else "RGB"
     pixels = torch.stack([_pixels(file, mode, size, fit) for file in files])
     labels = torch.tensor([label for label, members in enumerate(classes.values()) for _ in members])
     test = torch.cat([_in_test(members, folder, seed) for members in classes.values()])
@@ -71,7 +73,7 @@ def _classes(folder: Path) -> dict[str, list[Path]]:
 
 def _in_test(members: list[Path], folder: Path, seed: int) -> Tensor:
     """Mask of the fifth of a class (at least one image, never all) whose hashes are lowest."""
-    keys = [f"{seed}/{file.relative_to(folder).as_posix()}".encode() for file in members]
+    keys = [os.fsencode(f"{seed}/{file.relative_to(folder).as_posix()}") for file in members]
     order = np.argsort([hashlib.sha256(key).hexdigest() for key in keys])
     mask = torch.zeros(len(members), dtype=torch.bool)
     mask[order[: max(1, round(TEST_SHARE * len(members)))]] = True
@@ -87,6 +89,10 @@ def _pixels(file: Path, mode: str, size: int, fit: str) -> Tensor:
 
     def decode(image: Image.Image) -> np.ndarray:
         image = ImageOps.exif_transpose(image)
+        if image.mode.startswith("I;16"):  # Pillow's own conversion clips at 255
+            image = Image.fromarray((np.asarray(image) / 257).round().astype(np.uint8))
+        elif image.mode in ("I", "F"):
+            raise ValueError(f"32 bits per pixel (mode {image.mode}) have no common range; save it with 8 or 16 bits")
         image = (image.convert("RGBA") if image.mode == "P" else image).convert(mode)
         if fit == "crop":
             return np.array(ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC))

@@ -59,7 +59,7 @@ def load(name: str, split: str, root: Folder | None = None, *, download: bool = 
     if name in SCALED:
         whole, size = SCALED[name]
         return scaled(load(whole, split, root, download=download), size, name)
-    if name.startswith("shapes"):
+    if is_drawn(name):
         return draw_shapes(name, split)
     path = _find(name, split, folder)
     if path is None:
@@ -77,7 +77,13 @@ def available(name: str, split: str, root: Folder | None = None) -> bool:
     """Whether `load(name, split, root)` needs no network; arguments and errors as in `load`."""
     split = _split(name, split)
     name = SCALED.get(name, (name, 0))[0]
-    return name.startswith("shapes") or _find(name, split, _root(root)) is not None
+    return is_drawn(name) or _find(name, split, _root(root)) is not None
+
+
+def is_drawn(name: str) -> bool:
+    """Whether the data set is drawn: it needs no file, and stands in for one that is not to be had."""
+    name = SCALED.get(name, (name, 0))[0]
+    return name in KINDS and not KINDS[name].official
 
 
 def normalization(name: str) -> tuple[Channels, Channels]:

@@ -81,7 +81,7 @@ def apply(index: int, pixels: Tensor, sign: Sign = 1) -> Tensor:
         (B, C, H, W) uint8 on the same device; `pixels` itself for the identities (28 and 39).
     Raises:
         AtsError: unknown index, wrong pixels, wrong sign. A tensor's values are not read (no host sync).
-    Source: Pillow 13, reproduced exactly (tests/test_transforms.py compares every operation).
+    Source: Pillow 13, reproduced exactly (tests/test_operations.py compares every operation).
     """
     if not (isinstance(index, int) and 0 <= index < len(OPS)):
         raise AtsError(f"operation {index!r} is unknown; ids run 0..{len(OPS) - 1}")

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from atslib.data.load import is_drawn
 from atslib.errors import AtsError
 from atslib.store import write_atomically
 
@@ -214,7 +215,7 @@ class Result:
     def banner(self) -> str:
         """The line at the top of a page, in HTML: what made the numbers below it."""
         f = self.facts
-        embedded = " Embedded stand-in images: no data set was found." if f["dataset"].startswith("shapes") else ""
+        embedded = " Embedded stand-in images: no data set was found." if is_drawn(f["dataset"]) else ""
         note = f" {f['note']}." if f["note"] else ""
         return (
             f'<div class="banner">Profile <b>{f["profile"]}</b>: {f["dataset"]}, {f["model"]}, trained on '
@@ -267,7 +268,7 @@ def newest(page: str, results: Path) -> tuple[Path, dict] | None:
         # The claims are about CIFAR-100: another data set counts only where that is missing.
         folders = sorted((Path(results) / page).glob(f"*-{profile}"), key=lambda f: ("cifar100" not in f.name, f))
         for folder in folders:
-            if not folder.name.startswith("shapes") and (folder / "facts.json").exists():
+            if not is_drawn(folder.name.removesuffix(f"-{profile}")) and (folder / "facts.json").exists():
                 return folder, json.loads((folder / "facts.json").read_text())
     return None
 

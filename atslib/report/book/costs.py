@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from atslib.data.load import is_drawn
 from atslib.report.units.units import Unit
 from atslib.store import Store, write_atomically
 
@@ -33,10 +34,10 @@ def cost_table(results: Path) -> str:
     ]
     for file in sorted(Path(results).glob("*/*/cost.json")):
         page, where = file.parent.parent.name, file.parent.name
-        if where.startswith("shapes"):
+        data, _, profile = where.rpartition("-")
+        if is_drawn(data):
             continue
         cost = json.loads(file.read_text())
-        data, _, profile = where.rpartition("-")
         lines.append(
             f"| [{page}](results/{page}.ipynb) | {data}, {profile} | {', '.join(cost['devices'])} | {cost['units']} | "
             f"{cost['seconds'] / 60:.0f} min | {cost['longest']:.0f} s |"

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 
-from atslib.data.load import DATASETS
+from atslib.data.load import DATASETS, is_drawn
 from atslib.errors import AtsError, choose
 
 
@@ -152,6 +152,6 @@ def settings(parameters: Mapping[str, object] | None = None, /, **more: object) 
     choose("profile", profile, PROFILES)
     chosen = {name: value for name, value in given.items() if value is not None}
     defaults = {"profile": profile} | PROFILES[profile]
-    if str(chosen.get("dataset", "")).startswith("shapes"):
+    if is_drawn(str(chosen.get("dataset", ""))):
         defaults |= _SHAPES.get(profile, {})
     return Settings(**(defaults | chosen))

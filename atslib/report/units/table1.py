@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from atslib.data.load import available
+from atslib.data.load import available, is_drawn
 from atslib.errors import AtsError
 from atslib.report.result import policy_label, reported
 from atslib.report.units.settings import PROFILES, Settings
@@ -47,7 +47,7 @@ def relocated(settings: Settings, name: str, embedded: str, **less: float | int)
     Raises:
         AtsError: `name` is here but damaged.
     """
-    if settings.dataset.startswith("shapes"):
+    if is_drawn(settings.dataset):
         return dataclasses.replace(settings, dataset=embedded)
     if settings.dataset not in ("cifar100", name):
         return settings

@@ -20,7 +20,7 @@ from atslib.measures.metrics import mse, psnr, ssim
 from atslib.models import build_model, normalization_layer
 from atslib.report.units.settings import Settings
 from atslib.rng import rng
-from atslib.store import LATER, Artifact, Store
+from atslib.store import ADDED_SINCE, Artifact, Store
 
 TRACE = 26  # steps at most whose costs are kept of every attack
 CHUNK = 16  # gradients of single images in memory at once
@@ -33,7 +33,9 @@ def device_of(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        return torch.empty(0, device=name).device
+        probe = torch.empty(0, device=name)
+        probe.cpu()  # "meta" refuses here: it holds no numbers
+        return probe.device
     except (RuntimeError, AssertionError) as error:
         raise AtsError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from None
 
@@ -76,7 +78,7 @@ class ModelUnit:
     fraction: float
     train: TrainConfig | None
     seed: int
-    norm: str = dataclasses.field(default="", metadata=LATER)  # another data set's constants in the first layer
+    norm: str = dataclasses.field(default="", metadata=ADDED_SINCE)  # another data set's constants in the first layer
 
     @property
     def needs(self) -> tuple[Unit, ...]:

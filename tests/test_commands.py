@@ -1,0 +1,263 @@
+"""The shell: it parses before it imports, says what is wrong in one line before it computes, and leaves files."""
+
+import importlib
+import os
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import atslib
+from atslib.__main__ import main
+from atslib.commands import indices
+from atslib.data.load import load
+from atslib.errors import AtsError
+from atslib.measures.metrics import psnr
+
+SMALL = "--dataset shapes --steps 3"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A network trained from the shell, on 25 images."""
+    path = tmp_path_factory.mktemp("checkpoint") / "model.safetensors"
+    command = f"train --dataset shapes --model convnet-4 --policy 3-1-7 --epochs 1 --fraction 0.005 --out {path}"
+    assert main(command.split()) == 0
+    return path
+
+
+# --- before torch -------------------------------------------------------------------------------------------
+
+
+def python(*arguments, **environment):
+    """A fresh interpreter; its output as text."""
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("command", "status"), [("--help", 0), ("attack --help", 0), ("serach", 2), ("run --jobs 0", 2), ("", 2)]
+)
+def test_help_and_mistyped_commands_answer_without_importing_torch(command, status):
+    code = f"""
+import runpy, sys
+sys.argv = ["atslib", *{command.split()}]
+try:
+    runpy.run_module("atslib", run_name="__main__")
+except SystemExit as stop:
+    assert stop.code == {status}, stop.code
+slow = {{"torch", "numpy", "pandas", "matplotlib"}} & set(sys.modules)
+assert not slow, slow
+"""
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout.startswith("usage: python -m atslib"), done.stderr.count("\n")) == (status == 0, status // 2)
+
+
+def test_the_library_is_imported_without_torch_and_every_public_name_when_it_is_used():
+    code = """
+import sys, atslib
+assert "torch" not in sys.modules
+import atslib.rng, atslib.scores.search
+assert atslib.rng(0).initial_seed() == atslib.rng(0).initial_seed()
+from atslib import *
+for name in atslib.__all__:
+    assert globals()[name] is getattr(atslib, name), name
+assert set(atslib.__all__) <= set(dir(atslib))
+"""
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr
+
+
+DESIGNED = """load Policy Hybrid build_model fit TrainConfig example_gradients gradsim_curve privacy_score
+    accuracy_score search SearchConfig observe ThreatModel reconstruct ATTACKS psnr Observed rng Normalize"""
+
+
+def test_public_names_are_what_they_say_and_rooms_stay_importable():
+    for name in DESIGNED.split():
+        value = getattr(atslib, name)
+        assert not isinstance(value, type(sys)), f"{name} is a module"
+        assert getattr(value, "__name__", name) == name
+    assert atslib.transforms.apply is importlib.import_module("atslib.policies.operations").apply
+    assert atslib.data is importlib.import_module("atslib.data")
+    with pytest.raises(AttributeError, match="'atslib' has no attribute 'reconstruction'"):
+        _ = atslib.reconstruction
+
+
+# --- what is refused ----------------------------------------------------------------------------------------
+
+
+def refused(command, capsys):
+    """The one line on stderr of a command that computes nothing."""
+    assert main(command.split()) == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1), said
+    return said.err.strip()
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("run --jobs 0", "error: argument --jobs: '0' must be a whole number, at least 1"),
+        ("run --jobs -1", "error: argument --jobs: '-1' must be a whole number, at least 1"),
+        ("bench attack --members 0", "error: argument --members: '0' must be a whole number, at least 1"),
+        ("bench attack --members -1", "error: argument --members: '-1' must be"),
+        ("bench scores --device meta", "error: device 'meta' cannot be used"),
+        ("search --out p.json --attack-steps 0", "error: argument --attack-steps: '0' must be"),
+        ("search --out p.json --points 1", "error: argument --points: '1' must be a whole number, at least 2"),
+        ("search --out p.json --acc-images 1", "error: argument --acc-images: '1' must be"),
+        ("search --out p.json --images 0", "error: argument --images: '0' must be"),
+        ("search --out p.json --rungs 200:0.5", "error: --rungs=((200, 0.5),): images must rise"),
+        ("search --out p.json --fraction 1.5", "error: argument --fraction: '1.5' must be above 0 and at most 1"),
+        (
+            "search --out p.csv",
+            "error: --out p.csv is the name of the table of all scores; give the policies' file, p.j",
+        ),
+        ("attack --out x --steps 0", "error: argument --steps: '0' must be"),
+        ("train --out m.safetensors --epochs 2.5", "error: argument --epochs: '2.5' must be a whole number"),
+        ("train --out m.safetensors --device meta --dataset shapes", "error: device 'meta' cannot be used"),
+    ],
+)
+def test_a_wrong_option_is_named_in_one_line_before_any_work(command, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert refused(command, capsys).startswith(message)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_there_is_one_line(tmp_path, capsys):
+    for command in ("bench attack", f"attack --out {tmp_path / 'x'}"):
+        assert refused(f"{command} --device cuda", capsys).startswith("error: device 'cuda' cannot be used")
+
+
+def test_a_folder_of_images_too_small_for_the_network_is_refused_before_one_is_read(tmp_path, capsys):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.png").write_text("never opened")
+    command = f"search --dataset {tmp_path} --model convnet-4 --image-size 4 --out {tmp_path / 'p.json'}"
+    message = (
+        "error: --model convnet-4 with --image-size 4: a ConvNet pools twice by 3, so its images must be at least 9"
+    )
+    assert refused(command, capsys).startswith(message)
+
+
+COMMANDS = {
+    "train": "train --dataset shapes --epochs 1 --out {out}",
+    "attack": "attack --dataset shapes --out {out}",
+    "search": "search --dataset shapes --out {out}",
+    "bench": "bench attack --model lenet-2 --out {out}",
+    "export": "store export {out} --store {store}",
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_bad_place_for_the_result_is_refused_before_any_work(command, tmp_path, capsys):
+    file, folder = tmp_path / "file", tmp_path / "folder"
+    file.write_text("kept")
+    folder.mkdir()
+    wrong = file if command == "attack" else folder
+    kind = "file, give a folder" if command == "attack" else "folder, give a file in it"
+    assert refused(COMMANDS[command].format(out=wrong, store=folder), capsys).endswith(f"{wrong} is a {kind}")
+    deep = file / "deep" / "p.json"
+    said = refused(COMMANDS[command].format(out=deep, store=folder), capsys)
+    assert f"{deep} cannot be written in {file}: " in said
+    assert sorted(tmp_path.rglob("*")) == [file, folder]
+
+
+def test_a_store_that_cannot_be_written_is_one_line(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    command = "search --dataset shapes --model convnet-2 --policies 1 --fraction 0.005 --epochs 1"
+    line = refused(f"{command} --store {tmp_path / 'file' / 's'} --out {tmp_path / 'p.json'}", capsys)
+    assert line.startswith(f"error: {tmp_path / 'file'}")
+    assert line.endswith("Not a directory")
+
+
+def test_a_full_disk_is_one_line_that_names_the_file(tmp_path):
+    """A limit on the size of files stands in for the disk: the same refusal comes from the system."""
+    code = """
+import resource, sys
+from atslib.__main__ import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+sys.exit(main(sys.argv[1:]))
+"""
+    out = tmp_path / "m.safetensors"
+    command = f"train --dataset shapes --model convnet-2 --epochs 1 --fraction 0.005 --out {out}"
+    done = python("-c", code, *command.split())
+    assert done.returncode == 2, done.stderr
+    assert f"error: {out}.state cannot be written: " in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- train and attack ---------------------------------------------------------------------------------------
+
+
+def test_indices_are_numbers_and_ranges_in_the_order_given():
+    assert indices("5", 10) == [5]
+    assert indices("0-3,8, 1", 10) == [0, 1, 2, 3, 8, 1]
+
+
+@pytest.mark.parametrize("text", ["", "a", "3-", "-3", "4-2", "0-10", "10", "1.5"])
+def test_wrong_indices_say_what_is_allowed(text):
+    with pytest.raises(AtsError, match=r"^index .* must "):
+        indices(text, 10)
+
+
+def test_training_leaves_the_checkpoint_alone_in_its_folder(checkpoint):
+    assert [path.name for path in checkpoint.parent.iterdir()] == ["model.safetensors"]
+
+
+def test_an_attack_writes_a_table_a_sheet_and_the_arrays_behind_them(checkpoint, tmp_path):
+    command = f"attack {SMALL} --index 3,0-1 --policy 3-1-7 --checkpoint {checkpoint} --out {tmp_path}"
+    assert main(command.split()) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"table.csv", "sheet.png", "arrays.safetensors"}
+    table, arrays = pd.read_csv(tmp_path / "table.csv"), load_file(tmp_path / "arrays.safetensors")
+    images = load("shapes", "test")
+    assert table["image"].tolist() == [3, 0, 1]
+    assert table["label"].tolist() == [images.class_names[images.labels[i]] for i in (3, 0, 1)]
+    expected = psnr(arrays["found"], arrays["target"])
+    torch.testing.assert_close(torch.tensor(table["psnr"]).float(), expected, rtol=1e-4, atol=0)
+    assert arrays["trace"].shape == (3, 3)
+    assert (tmp_path / "sheet.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_checkpoint_names_its_network_and_its_weights_are_used(checkpoint, tmp_path):
+    costs = {}
+    for name, more in {"trained": f"--checkpoint {checkpoint}", "untrained": "--model convnet-4"}.items():
+        assert main(f"attack {SMALL} --index 0 {more} --out {tmp_path / name}".split()) == 0
+        costs[name] = pd.read_csv(tmp_path / name / "table.csv")["cost"].item()
+    assert costs["trained"] != pytest.approx(costs["untrained"])
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("--attack magic", "error: attack 'magic' is unknown; choose one of adam-cosine, lbfgs-l2"),
+        ("--defense prune:2", "error: defense prune: strength 2.0 must be the fraction"),
+        ("--policy 50", "error: policy"),
+        ("--index 0-5000", "error: index '0-5000'"),
+        ("--device abacus", "error: device 'abacus' cannot be used"),
+        ("--device meta", "error: device 'meta' cannot be used"),
+        ("--checkpoint none.safetensors", "error: checkpoint none.safetensors does not exist"),
+        ("--model resnet7", "error: model 'resnet7' is unknown"),
+    ],
+)
+def test_a_wrong_attack_is_one_line_that_names_what_is_allowed(more, message, tmp_path, capsys):
+    assert main(f"attack --dataset shapes --out {tmp_path / 'out'} {more}".split()) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(message)
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_checkpoint_of_another_network_or_no_checkpoint_at_all_is_one_line(checkpoint, tmp_path, capsys):
+    other = tmp_path / "text.safetensors"
+    other.write_text("no weights")
+    for more in (f"--model lenet --checkpoint {checkpoint}", f"--model lenet --checkpoint {other}"):
+        assert main(f"attack --dataset shapes --out {tmp_path / 'out'} {more}".split()) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("error: checkpoint ")
+        assert error.count("\n") == 1
