@@ -1,7 +1,7 @@
 """The networks of the paper and of its replication; each normalizes its own input.
 
-Pixels go in as floats in [0, 1]; logits come out. Batch normalization in eval mode is written as the
-affine map it is, so that per-example gradients need no special case and no slow fallback.
+Pixels go in as floats in [0, 1]; logits come out. `batch_norm` and `max_pool` are the forms in which gradients are
+computed, whatever network they are of.
 """
 
 import copy
@@ -32,23 +32,86 @@ class Normalize(nn.Module):
         return normalized * self.std + self.mean
 
 
-def affine_norm(x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """Batch normalization with given statistics, as the map `x * scale + shift` that it is."""
-    if has_torch_function((x, mean, variance, weight, bias)):
-        args = (x, mean, variance, weight, bias)
-        return handle_torch_function(affine_norm, args, *args, eps)
-    scale = weight * torch.rsqrt(variance + eps)
-    shift = bias - mean * scale
-    return x * scale.view(-1, 1, 1) + shift.view(-1, 1, 1)
+def batch_norm(
+    x: Tensor, mean: Tensor | None, variance: Tensor | None, weight: Tensor | None = None, bias: Tensor | None = None,
+    training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
+) -> Tensor:  # fmt: skip
+    """`F.batch_norm` written out as `x * scale + shift`, for `torch.func.vmap`; running statistics are not updated.
+
+    Under `vmap` torch's own falls back to a slow form, and its second derivative in train mode is off by 0.8 %.
+    """
+    tensors = (x, mean, variance, weight, bias)
+    if has_torch_function(tensors):
+        return handle_torch_function(F.batch_norm, tensors, *tensors, training, momentum, eps)
+    if training:
+        check_train_mode(x.numel() // x.shape[1], mean)
+        variance, mean = torch.var_mean(x, [0, *range(2, x.ndim)], correction=0)
+    scale = torch.rsqrt(variance + eps)
+    scale = scale if weight is None else weight * scale
+    shift = -mean * scale if bias is None else bias - mean * scale
+    return x * scale.view(-1, *[1] * (x.ndim - 2)) + shift.view(-1, *[1] * (x.ndim - 2))
+
+
+def check_train_mode(values: int, running_mean: Tensor | None) -> None:
+    """Refuse batch statistics of a single value, whose variance is 0, and a layer that updates its running ones."""
+    if running_mean is not None:
+        raise AtsError(
+            "batch normalization in train mode updates its running statistics, which gradients must not; "
+            "call model.eval(), or take in_mode(model, 'train')"
+        )
+    if values < 2:
+        raise AtsError(
+            "batch normalization in train mode got 1 value per channel, and a variance needs 2; "
+            "let several images share a gradient (ThreatModel.batch) or give larger images"
+        )
 
 
 class BatchNorm(nn.BatchNorm2d):
-    """Batch normalization whose eval mode is `affine_norm`: `torch.func.vmap` runs it without a fallback."""
+    """`nn.BatchNorm2d` which, unless it updates its running statistics, is `batch_norm`."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training:
+        if self.training and self.track_running_stats:
             return super().forward(x)
-        return affine_norm(x, self.running_mean, self.running_var, self.weight, self.bias, self.eps)
+        mean, variance = (None, None) if self.training else (self.running_mean, self.running_var)
+        return batch_norm(x, mean, variance, self.weight, self.bias, self.training, eps=self.eps)
+
+
+def max_pool(
+    x: Tensor, kernel_size: int | Sequence[int], stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0, dilation: int | Sequence[int] = 1, ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Tensor:  # fmt: skip
+    """`F.max_pool2d` with one rule for ties: the first pixel of a window, row by row, that is as large as its largest.
+
+    Flat areas of an image make ties, and rounding, which depends on memory layout and processor, would choose among
+    them. So "as large" is up to a share of the largest value in the image's pooled maps: 7e-5 in single precision,
+    4e-10 in double, far above rounding and far below what images differ by. Value and gradient are the chosen pixel's.
+    """
+    options = (kernel_size, kernel_size if stride is None else stride, padding, dilation)
+    kernel, steps, pads, holes = ((o, o) if isinstance(o, int) else tuple(o) for o in options)
+    maps, (height, width) = x.detach(), x.shape[-2:]
+    largest, index = F.max_pool2d_with_indices(maps, kernel, steps, pads, holes, ceil_mode)
+    least = largest - torch.finfo(x.dtype).eps ** 0.6 * largest.abs().amax((-3, -2, -1), keepdim=True)
+    ends = [(n - 1) * step + 1 for n, step in zip(largest.shape[-2:], steps, strict=True)]
+    below, right = (
+        max(0, end + hole * (size - 1) - pad - side)
+        for end, hole, size, pad, side in zip(ends, holes, kernel, pads, (height, width), strict=True)
+    )
+    maps = F.pad(maps, (pads[1], right, pads[0], below), value=-torch.inf)
+    rows, columns = (torch.arange(0, end, step, device=x.device) for end, step in zip(ends, steps, strict=True))
+    for tap in reversed(range(kernel[0] * kernel[1])):  # the last to be written is the first of the window
+        y, z = tap // kernel[1] * holes[0], tap % kernel[1] * holes[1]
+        seen = maps[..., y : y + ends[0] : steps[0], z : z + ends[1] : steps[1]]
+        place = (rows + y - pads[0])[:, None] * width + columns + z - pads[1]
+        index = torch.where(seen >= least, place, index)
+    return x.flatten(-2).gather(-1, index.flatten(-2)).unflatten(-1, largest.shape[-2:])
+
+
+class MaxPool(nn.MaxPool2d):
+    """`nn.MaxPool2d` with the rule of `max_pool` for ties."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return max_pool(x, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
 
 
 class BasicBlock(nn.Module):
@@ -108,7 +171,7 @@ def convnet(width: int, num_classes: int, in_channels: int, image_size: int, *, 
     layers, inputs = [], in_channels
     for out in widths:
         if out == "pool":
-            layers.append(nn.MaxPool2d(3))
+            layers.append(MaxPool(3))
         else:
             layers += [nn.Conv2d(inputs, out, 3, padding=1), BatchNorm(out), nn.ReLU()]
             inputs = out
@@ -212,15 +275,30 @@ def running_statistics(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def batch_norms(model: nn.Module) -> dict[str, BatchNorm]:
-    """The batch normalizations of a model, by name."""
-    return {name: layer for name, layer in model.named_modules() if isinstance(layer, BatchNorm)}
+def batch_norms(model: nn.Module) -> dict[str, nn.Module]:
+    """The layers that normalize with running statistics in eval mode and with the batch's in train mode, by name.
+
+    Group, layer and instance normalization treat both modes alike and are not among them.
+
+    Raises:
+        AtsError: a layer whose running statistics follow other rules: `SyncBatchNorm`, or `InstanceNorm` with
+            `track_running_stats`.
+    """
+    norms = torch.nn.modules.batchnorm
+    layers = {n: m for n, m in model.named_modules() if isinstance(m, norms._NormBase) and m.running_mean is not None}
+    for name, layer in layers.items():
+        if not isinstance(layer, norms._BatchNorm) or isinstance(layer, nn.SyncBatchNorm):
+            raise AtsError(
+                f"layer {name!r} is a {type(layer).__name__} with running statistics, which cannot be attacked; "
+                "use BatchNorm2d, or a normalization without running statistics"
+            )
+    return layers
 
 
 def in_mode(model: nn.Module, mode: str) -> nn.Module:
     """A copy in eval mode whose batch normalization uses running statistics ("eval") or the batch's ("train").
 
-    Running statistics are never updated.
+    Running statistics are never updated. Raises as `batch_norms` does.
     """
     view = copy.deepcopy(model).eval()
     for layer in batch_norms(view).values():

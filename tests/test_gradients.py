@@ -204,8 +204,8 @@ def test_shared_layers_with_handles_equal_vmap_to_second_order(name, stacked):
     labels = torch.tensor([[0, 1], [2, 3], [4, 4]])
     scale = torch.tensor([0.9, 1.0, 1.1], dtype=torch.float64)
     parameters = {n: p.detach() * scale.view(-1, *[1] * p.ndim) for n, p in model.named_parameters()} if stacked else {}
-    fast = gradients._per_example(model, pixels, labels, {}, parameters)
-    slow = gradients._vmapped(model, pixels, labels, {}, parameters)
+    fast = gradients.per_example(model, pixels, labels, {}, parameters)
+    slow = gradients.vmapped(model, pixels, labels, {}, parameters)
     for found, expected in zip(fast, slow, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
     second = [torch.autograd.grad(sum(g.square().sum() for g in each), pixels)[0] for each in (fast, slow)]
@@ -230,8 +230,8 @@ def strangely_convolved(width, side, *, stride, padding, dilation, bias, inplace
 
 
 def assert_second_order_equals_vmap(model, pixels, labels):
-    fast = gradients._per_example(model, pixels, labels, {}, {})
-    slow = gradients._vmapped(model, pixels, labels, {}, {})
+    fast = gradients.per_example(model, pixels, labels, {}, {})
+    slow = gradients.vmapped(model, pixels, labels, {}, {})
     weights = [torch.randn(g.shape, generator=rng(2, i), dtype=g.dtype) for i, g in enumerate(slow)]
     second = []
     for found in (fast, slow):
@@ -292,7 +292,7 @@ class _Scaled(torch.nn.Module):
 def test_a_model_with_other_parameters_falls_back_and_is_still_exact():
     model, pixels, labels = _Scaled(), torch.rand(4, 3, 2, 2, generator=rng(0)), torch.tensor([0, 1, 2, 0])
     with pytest.raises(Unsupported):
-        gradients._per_example(model, pixels[:, None], labels[:, None], {}, {})
+        gradients.per_example(model, pixels[:, None], labels[:, None], {}, {})
     found = gradients.example_gradients(model, pixels, labels)
     for row, image, label in zip(found, pixels, labels, strict=True):
         loss = torch.nn.functional.cross_entropy(model(image[None]), label[None])

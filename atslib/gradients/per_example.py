@@ -18,7 +18,7 @@ from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 
 from atslib.gradients.products import Products
-from atslib.models import affine_norm, fast_layout
+from atslib.models import batch_norm, check_train_mode, fast_layout, max_pool
 
 
 class Unsupported(Exception):
@@ -195,7 +195,18 @@ class _AffineGradient(Function):
         return to_out, out * for_scale, to_scale, None
 
 
-class PerExample(TorchFunctionMode):
+class SameRules(TorchFunctionMode):
+    """While it is active, any network's max-pooling and batch normalization are `max_pool` and `batch_norm`."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers: dict[Callable, Callable] = {F.max_pool2d: max_pool, F.batch_norm: batch_norm}
+
+    def __torch_function__(self, function: Callable, types: object, args: tuple = (), kwargs: dict | None = None):
+        return self.layers.get(function, function)(*args, **(kwargs or {}))
+
+
+class PerExample(SameRules):
     """While it is active, layers read their problem's own parameters and statistics.
 
     Args:
@@ -210,12 +221,11 @@ class PerExample(TorchFunctionMode):
         self.handles_wanted = True  # False once their gradients are there: later passes skip those products
         self.first = True  # no layer was met yet: what comes in depends on no handle
         self.convolved: dict[int, tuple] = {}  # id of a convolution's result → that result, and what it came from
-        self.layers: dict[Callable, Callable] = {
+        self.layers |= {
             torch.conv2d: self._conv2d,
             F.linear: self._linear,
             F.relu: self._relu,
             F.batch_norm: self._batch_norm,
-            affine_norm: self._affine_norm,
         }
 
     def __torch_function__(self, function: Callable, types: object, args: tuple = (), kwargs: dict | None = None):
@@ -271,21 +281,18 @@ class PerExample(TorchFunctionMode):
     def _relu(self, x: Tensor, inplace: bool = False) -> Tensor:
         return F.relu(x, inplace=True) if inplace else _Gate.apply(x, None)
 
-    def _affine_norm(
-        self, x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor, eps: float
-    ) -> Tensor:
-        mean, variance = (self.buffers.get(id(b), b) for b in (mean, variance))
-        return self._normalized(x, mean, variance, weight, bias, eps)
-
     def _batch_norm(
         self, x: Tensor, mean: Tensor | None, variance: Tensor | None, weight: Tensor | None, bias: Tensor | None,
         training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
     ) -> Tensor:  # fmt: skip
-        if weight is None or (training and mean is not None):
-            raise Unsupported("a batch normalization without scale, or one that updates its running statistics")
+        if weight is None or x.ndim != 4:
+            raise Unsupported("a batch normalization without scale, or of vectors")
         if not training:
-            return self._affine_norm(x, mean, variance, weight, bias, eps)
-        variance, mean = torch.var_mean(self._by_problem(x), (1, 3, 4), correction=0)
+            mean, variance = (self.buffers.get(id(b), b) for b in (mean, variance))
+            return self._normalized(x, mean, variance, weight, bias, eps)
+        maps = self._by_problem(x)
+        check_train_mode(maps[0, :, 0].numel(), mean)
+        variance, mean = torch.var_mean(maps, (1, 3, 4), correction=0)
         return self._normalized(x, mean, variance, weight, bias, eps)
 
     def _normalized(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.func import functional_call, grad, vmap
 
-from atslib.gradients.per_example import PerExample, Unsupported
+from atslib.gradients.per_example import PerExample, SameRules, Unsupported
 from atslib.models import batch_norms
 
 Gradients = tuple[Tensor, ...]
@@ -43,12 +43,14 @@ def problem_gradients(
         One tensor (N, *shape) a parameter, differentiable with respect to `inputs` and `targets`.
     """
     try:
-        return _per_example(model, inputs, targets, buffers or {}, parameters or {})
+        return per_example(model, inputs, targets, buffers or {}, parameters or {})
     except Unsupported:
-        return _vmapped(model, inputs, targets, buffers or {}, parameters or {})
+        return vmapped(model, inputs, targets, buffers or {}, parameters or {})
 
 
-def _per_example(model: nn.Module, inputs: Tensor, targets: Tensor, buffers: dict, parameters: dict) -> Gradients:
+def per_example(
+    model: nn.Module, inputs: Tensor, targets: Tensor, buffers: dict, parameters: dict | None = None
+) -> Gradients:
     """The fast form: handles for the parameters, see `per_example`."""
     n, own = len(inputs), dict(model.named_parameters())
     handles = {
@@ -67,7 +69,9 @@ def _per_example(model: nn.Module, inputs: Tensor, targets: Tensor, buffers: dic
         return found
 
 
-def _vmapped(model: nn.Module, inputs: Tensor, targets: Tensor, buffers: dict, parameters: dict) -> Gradients:
+def vmapped(
+    model: nn.Module, inputs: Tensor, targets: Tensor, buffers: dict, parameters: dict | None = None
+) -> Gradients:
     """The general form, for any model: `vmap` over nested `grad`."""
     own = {name: p.detach() for name, p in model.named_parameters()}
     shared = {name: b for name, b in model.named_buffers() if name not in buffers}
@@ -76,7 +80,8 @@ def _vmapped(model: nn.Module, inputs: Tensor, targets: Tensor, buffers: dict, p
         return F.cross_entropy(functional_call(model, {**parameters, **shared, **buffers}, (images,)), labels)
 
     stacked = 0 if parameters else None
-    found = vmap(grad(loss), in_dims=(stacked, 0, 0, 0))(parameters or own, buffers, inputs, targets)
+    with SameRules():
+        found = vmap(grad(loss), in_dims=(stacked, 0, 0, 0))(parameters or own, buffers, inputs, targets)
     return tuple(found.values())
 
 
@@ -95,12 +100,13 @@ def batch_statistics(
     """
 
     def one(buffers: dict, problem: Tensor) -> dict[str, Tensor]:
-        statistics: dict[str, Tensor] = {}
+        found: dict[str, Tensor] = {}
 
         def record(name: str) -> Callable:
             def hook(layer: nn.Module, inputs: tuple[Tensor]) -> None:
-                variance, mean = torch.var_mean(inputs[0], (0, 2, 3), correction=0)
-                statistics.update({f"{name}.running_mean": mean, f"{name}.running_var": variance})
+                (maps,) = inputs
+                variance, mean = torch.var_mean(maps, [0, *range(2, maps.ndim)], correction=0)
+                found.update({f"{name}.running_mean": mean, f"{name}.running_var": variance})
 
             return hook
 
@@ -110,9 +116,10 @@ def batch_statistics(
         finally:
             for handle in handles:
                 handle.remove()
-        return statistics
+        return found
 
-    return vmap(one)(buffers or {}, images)
+    with SameRules():
+        return vmap(one)(buffers or {}, images)
 
 
 def example_gradients(model: nn.Module, pixels: Tensor, labels: Tensor) -> Tensor:

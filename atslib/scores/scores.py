@@ -15,6 +15,7 @@ from atslib.clients.prepare import streams, to_images, transform
 from atslib.data.load import Images
 from atslib.errors import AtsError, choose
 from atslib.gradients.cpu import each, pieces
+from atslib.gradients.per_example import SameRules
 from atslib.gradients.problems import DISTANCES, problem_gradients
 from atslib.models import fast_layout, normalization_layer
 from atslib.policies.policy import Hybrid, Policy
@@ -168,7 +169,7 @@ def accuracy_score(
         AtsError: fewer than two images in a batch, or a Jacobian that is constant.
     """
     _check(model, variant)
-    seed, device = _seed(rng), next(model.parameters()).device
+    seed, device, dtype = _seed(rng), next(model.parameters()).device, next(model.parameters()).dtype
     one_per_class = variant == "code" if one_per_class is None else one_per_class
     moved = transformed(images.to(device), policy, seed=seed)
     scores = []
@@ -178,7 +179,7 @@ def accuracy_score(
         if one_per_class:
             labels = images.labels[rows].tolist()
             rows = rows[sorted({label: i for i, label in reversed(list(enumerate(labels)))}.values())]
-        scores.append(jacobian_score(_jacobian(model, moved[rows.to(device)]), variant=variant))
+        scores.append(jacobian_score(jacobian(model, to_images(moved[rows.to(device)], dtype)), variant=variant))
     return sum(scores) / len(scores)
 
 
@@ -204,12 +205,16 @@ def jacobian_score(jacobian: Tensor, *, variant: str = "fixed") -> float:
     return float({"paper": terms.mean(), "code": -terms.sum(), "fixed": -terms.mean()}[variant])
 
 
-def _jacobian(model: nn.Module, pixels: Tensor) -> Tensor:
-    """Gradient of each image's sum of logits with respect to the normalized image, (N, C·H·W)."""
-    z = fast_layout(to_images(pixels, next(model.parameters()).dtype)).requires_grad_()
-    with torch.enable_grad():
-        (found,) = torch.autograd.grad(model(z).sum(), z)
-    return (found * normalization_layer(model).std).flatten(1)  # the chain rule, back from pixels
+def jacobian(model: nn.Module, images: Tensor) -> Tensor:
+    """Gradient of each image's sum of logits with respect to the normalized image, (N, C·H·W).
+
+    Args:
+        images: (N, C, H, W) floats in [0, 1].
+    """
+    x = fast_layout(images.detach()).requires_grad_()
+    with torch.enable_grad(), SameRules():
+        (by_pixel,) = torch.autograd.grad(model(x).sum(), x)
+    return (by_pixel * normalization_layer(model).std).flatten(1)  # the chain rule, back from pixels
 
 
 def transformed(images: Images, policy: Policy | Hybrid, *, seed: int, draw: int = 0) -> Tensor:
