@@ -39,7 +39,8 @@ def test_a_correlation_that_stays_below_the_papers_is_partly_reproduced():
 
 def test_an_interval_that_just_reaches_the_papers_value_reaches_it():
     score, success = SCORE + SHARED, SUCCESS + SHARED
-    high = agreement.interval(agreement.pearson, *(np.tile(part[:, None], 6) for part in (score, success)))[1]
+    matrices = (np.tile(part[:, None], 6) for part in (score, success))
+    high = agreement.correlation_interval(agreement.pearson, *matrices)[1]
     assert judged(score, success, published=high).status == "reproduced"
     assert judged(score, success, published=np.nextafter(high, 2)).status == "partly"
 

@@ -86,9 +86,9 @@ def correlation_verdict(matrices: Sequence[np.ndarray], published: Mapping[str, 
         why = f"{policies} policies and {images} images are too few for an interval"
         return Verdict("withheld", why, CORRELATION_RULE)
     r = float(agreement.pearson(score.mean(1), success.mean(1)))
-    low, high = agreement.interval(agreement.pearson, score, success)
+    low, high = agreement.correlation_interval(agreement.pearson, score, success)
     rest = float(agreement.partial(score.mean(1), success.mean(1), floor.mean(1)))
-    rest_low, rest_high = agreement.interval(agreement.partial, score, success, floor)
+    rest_low, rest_high = agreement.correlation_interval(agreement.partial, score, success, floor)
     here = f"r = {r:.2f} [{low:.2f}, {high:.2f}], {policies} policies"
     reason = f"r = {r:.2f} [{low:.2f}, {high:.2f}] over {policies} policies and {images} images"
     known = f"with the PSNR of noise held constant {rest:.2f} [{rest_low:.2f}, {rest_high:.2f}]"
@@ -162,7 +162,8 @@ def noise(result: Result) -> pd.DataFrame:
     rows = {}
     for name, column in (("privacy score", f"s_pri {MAIN}"), ("PSNR", "psnr")):
         (matrix,) = matrices(result.tables["policies"], column)
-        shares = {f"variance: {part}": value for part, value in agreement.variance_shares(matrix).items()}
+        names = ("variance: policy", "variance: image", "variance: rest")
+        shares = dict(zip(names, agreement.variance_shares(matrix), strict=True))
         rows[name] = shares | {"reliability": agreement.reliability(matrix)}
     table = pd.DataFrame(rows).T
     table["noise ceiling of r"] = np.sqrt(table["reliability"].clip(lower=0).prod())
@@ -200,7 +201,7 @@ def networks_of(table: pd.DataFrame) -> list[str]:
 
 
 def _with_interval(statistic: agreement.Correlation, parts: Sequence[np.ndarray]) -> str:
-    low, high = agreement.interval(statistic, *parts)
+    low, high = agreement.correlation_interval(statistic, *parts)
     return f"{statistic(*(part.mean(1) for part in parts)):+.2f} [{low:+.2f}, {high:+.2f}]"
 
 

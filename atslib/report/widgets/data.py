@@ -157,5 +157,5 @@ def _sheet(pixels: Tensor, quality: int) -> bytes:
 def _pearson(table: pd.DataFrame, network: str) -> str:
     """Pearson's r of the policies' means with its interval, in words."""
     score, success = claim7_correlation.matrices(table, f"s_pri {network}", "psnr")
-    low, high = agreement.interval(agreement.pearson, score, success)
+    low, high = agreement.correlation_interval(agreement.pearson, score, success)
     return f"{agreement.pearson(score.mean(1), success.mean(1)):+.2f} [{low:+.2f}, {high:+.2f}]".replace("-", "−")
