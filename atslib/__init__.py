@@ -12,7 +12,7 @@ from atslib.rng import rng  # at once, so that a later `import atslib.rng` does 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "attacks": ("ATTACKS", "Attack", "Reconstruction", "reconstruct"),
+    "attacks": ("ATTACKS", "Attack", "GradientMatching", "Reconstruction", "reconstruct"),
     "clients.defenses": ("Defense",),
     "clients.threat": ("Observed", "ThreatModel", "observe"),
     "clients.training": ("TrainConfig", "evaluate", "fit", "load_checkpoint", "save_checkpoint"),

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from atslib.attacks.config import Attack
+from atslib.attacks.matching import GradientMatching
 from atslib.attacks.objective import Objective
 from atslib.attacks.priors import total_variation
 from atslib.clients.threat import observe
@@ -89,7 +89,7 @@ def attack(model_name: str = "resnet20-4", members: int = 8, *, device: str = "c
     """
     place = torch.device(device)
     model, pixels, begin, labels = _victims(model_name, members, place)
-    seen, preset = observe(model, pixels, labels), Attack()
+    seen, preset = observe(model, pixels, labels), GradientMatching()
     objective = Objective(seen, [preset] * members)
     z = normalization_layer(model)(begin)
 

@@ -1,12 +1,13 @@
 """The attacks against plain loops written the authors' way, and the laws of the batched engine."""
 
+import warnings
 from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from atslib.attacks import ATTACKS, Attack, engine, objective, optimizers, priors, reconstruct
+from atslib.attacks import ATTACKS, GradientMatching, engine, objective, optimizers, priors, reconstruct
 from atslib.attacks.labels import infer_labels
 from atslib.clients.threat import ThreatModel, Update, observe
 from atslib.errors import AtsError
@@ -162,7 +163,7 @@ def test_lbfgs_is_torchs_for_each_member(history, lr):
     """Members stop at different iterations, and there are more pairs than a small history holds."""
     begin = torch.randn(3, 6, generator=rng(0, "begin"), dtype=torch.float64)
     begin[1] = CENTRE[1] + 1e-3  # close to the centre of a sphere: done at once
-    ours = lbfgs(Attack(lr=lr, history=history, inner=8), begin)
+    ours = lbfgs(GradientMatching(lr=lr, history=history, inner=8), begin)
     alone = [begin[i].clone().requires_grad_() for i in range(3)]
     theirs = [torch.optim.LBFGS([z], lr=lr, max_iter=8, history_size=history) for z in alone]
     for step in range(4):
@@ -209,10 +210,10 @@ def test_the_line_search_never_raises_the_cost(name):
 
 def test_the_line_search_shortens_a_step_that_overshoots():
     """cost = 50 z², from z = 1 with lr = 3: the full step goes to -2, half of it to -0.5."""
-    ours = lbfgs(Attack(lr=3.0, line_search=True, inner=1), torch.ones(1, 1, dtype=torch.float64))
+    ours = lbfgs(GradientMatching(lr=3.0, line_search=True, inner=1), torch.ones(1, 1, dtype=torch.float64))
     ours.step(lambda z: (50 * z.square().sum(1), torch.zeros(len(z)).double()), 0)
     assert ours.state["z"].item() == -0.5
-    plain = lbfgs(Attack(lr=3.0, inner=1), torch.ones(1, 1, dtype=torch.float64))
+    plain = lbfgs(GradientMatching(lr=3.0, inner=1), torch.ones(1, 1, dtype=torch.float64))
     plain.step(lambda z: (50 * z.square().sum(1), torch.zeros(len(z)).double()), 0)
     assert plain.state["z"].item() == -2
 
@@ -226,7 +227,7 @@ def test_the_line_search_stays_where_no_step_helps_and_stops_at_the_optimum():
         wall = (z[:, 0] - begin[:, 0]).abs().detach().clamp(max=1).ceil() * torch.tensor([100.0, 0.0]).double()
         return z.square().sum(1) + wall, torch.zeros(len(z)).double()
 
-    ours = lbfgs(Attack(lr=1.0, line_search=True, inner=20), begin)
+    ours = lbfgs(GradientMatching(lr=1.0, line_search=True, inner=20), begin)
     ours.step(trap, 0)
     assert torch.equal(ours.state["z"], begin)
     assert len(calls) <= 1 + 12 + 1  # one search, not twenty
@@ -381,7 +382,7 @@ def test_other_errors_are_not_taken_for_lack_of_memory(monkeypatch):
 
 
 def test_the_estimated_chunk_holds_at_least_one_member():
-    assert 1 <= engine.chunk_size(victims()[0]) <= 32
+    assert 1 <= engine.chunk_size(victims()[0], UNSIGNED) <= 32
 
 
 # --- starts, frames, checkpoints ------------------------------------------------------------------------
@@ -497,13 +498,47 @@ def test_a_killed_run_resumes_to_the_same_bits(optimizer, chunk, tmp_path, monke
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("other", ["gradients", "network", "attack", "start", "none"])
+def test_only_the_same_run_is_resumed(other, tmp_path, monkeypatch):
+    """The state of other images, of another network or attack, or of other starts is set aside."""
+    monkeypatch.setattr(engine, "SAVE_EVERY", -1)
+    seen, _ = victims()
+    state, attack, start = tmp_path / "state", UNSIGNED, starts(seen)
+
+    def die():
+        raise Killed
+
+    with pytest.raises(Killed):
+        reconstruct(seen, attack, rng=rng(0), start=start, checkpoint=state, chunk=4, on_saved=die)
+    (kept,), (update,) = tmp_path.iterdir(), seen.updates
+    seen = {
+        "gradients": lambda: replace(seen, updates=(replace(update, gradients=2 * update.gradients),)),
+        "network": lambda: replace(seen, updates=(replace(update, model=network("lenet", seed=1)),)),
+    }.get(other, lambda: seen)()
+    attack = replace(attack, tv=0.2) if other == "attack" else attack
+    start = start.flip(0) if other == "start" else start
+    whole = reconstruct(seen, attack, rng=rng(0), start=start, chunk=4)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        run = reconstruct(seen, attack, rng=rng(0), start=start, checkpoint=state, chunk=4)
+    assert torch.equal(run.images, whole.images)
+    assert torch.equal(run.trace, whole.trace)
+    left = [file.name for file in tmp_path.iterdir()]
+    if other == "none":
+        assert (said, left) == ([], [])
+    else:
+        (line,) = (str(warning.message) for warning in said)
+        assert line.startswith("state.0-4 is not resumed (it is the state of another run")
+        assert left == [kept.name + ".aside"]
+
+
 # --- schedules, the best iterate, and attacks that never leave their start --------------------------------
 
 
 def test_step_sizes_follow_the_schedule():
     rates = {}
     for name in optimizers.SCHEDULES:
-        attack, free = Attack(steps=16, lr=2.0, schedule=name), torch.full((3,), torch.inf)
+        attack, free = GradientMatching(steps=16, lr=2.0, schedule=name), torch.full((3,), torch.inf)
         adam = optimizers.Adam([attack], torch.zeros(1, 3), 3, -free, free)
         rates[name] = [adam.rate(step).item() for step in range(16)]
     assert rates["constant"] == [2] * 16
@@ -620,7 +655,7 @@ def test_two_images_swapped_are_the_same_problem():
 def prior_of(seen, pixels):
     """The weighted prior at these images, (N,), every other penalty being off."""
     z = seen.model[0](pixels).view(len(seen), -1)
-    return objective.Objective(seen, [Attack(tv=0, penalties=(("batch-norm", 0.5),))] * len(seen))(z)[1]
+    return objective.Objective(seen, [GradientMatching(tv=0, penalties=(("batch-norm", 0.5),))] * len(seen))(z)[1]
 
 
 def plain_prior(model, images, known):
@@ -738,7 +773,7 @@ def test_penalties_of_a_flat_grey_image_are_zero_but_for_its_stretch(name):
 def test_the_objective_is_the_distance_plus_the_weighted_penalties(distance):
     seen, _ = victims(count=2)
     further = (("tv-isotropic", 0.2), ("clip", 0.3), ("scale", 0.4))
-    attack = Attack(distance=distance, tv=0.1, penalties=further)
+    attack = GradientMatching(distance=distance, tv=0.1, penalties=further)
     z = torch.randn(2, 192, generator=rng(0, "z"), dtype=torch.float64)
     found, penalty = objective.Objective(seen, [attack, replace(attack, tv=0)])(z)
     images = z.view(2, 1, *seen.shape)
@@ -761,30 +796,109 @@ def test_the_objective_is_the_distance_plus_the_weighted_penalties(distance):
     torch.testing.assert_close(penalty, expected, rtol=1e-9, atol=1e-12)
 
 
+# --- the door --------------------------------------------------------------------------------------------
+
+
+class Guess:
+    """An attack of one's own: every image is grey, or what it is told."""
+
+    def __init__(self, value=0.5):
+        self.value = value
+
+    def run(self, seen, *, rng):
+        return torch.full((len(seen) * seen.threat.batch, *seen.shape), self.value)
+
+
+def test_a_preset_is_called_by_its_name(monkeypatch):
+    seen, _ = victims()
+    monkeypatch.setitem(ATTACKS, "short", UNSIGNED)
+    by_name, itself = reconstruct(seen, "short", rng=rng(0)), reconstruct(seen, UNSIGNED, rng=rng(0), frames=2)
+    assert torch.equal(by_name.images, itself.images)
+    assert torch.equal(UNSIGNED.run(seen, rng=rng(0)).images, itself.images)
+    with pytest.raises(AtsError, match="attack 'adam' is unknown; choose one of adam-cosine, lbfgs-l2"):
+        reconstruct(seen, "adam", rng=rng(0))
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_an_attack_of_ones_own_runs_where_a_preset_does(batch, monkeypatch):
+    seen, _ = victims(batch=batch)
+    monkeypatch.setitem(ATTACKS, "guess", Guess())
+    run = reconstruct(seen, "guess", rng=rng(0), frames=3, progress=True)
+    assert (run.images == 0.5).all()
+    assert run.images.shape == (4, *seen.shape)
+    assert (run.trace.shape, run.stuck.tolist()) == ((0, 4 // batch), [False] * (4 // batch))
+    assert run.cost.isnan().all()
+    assert torch.equal(run.labels, seen.labels)
+    assert torch.equal(reconstruct(seen, Guess(0.25), rng=rng(0)).images, run.images / 2)
+
+
+def test_a_function_is_an_attack_and_gets_the_options_that_it_names():
+    seen, _ = victims()
+    start = starts(seen)
+
+    def noise(seen, *, rng, start):
+        return start + torch.rand(start.shape, generator=rng)
+
+    run = reconstruct(seen, noise, rng=rng(0), start=start, frames=2)
+    assert torch.equal(run.images, start + torch.rand(start.shape, generator=rng(0)))
+
+    def longer(seen, **options):  # its own use of a preset
+        return reconstruct(seen, replace(UNSIGNED, steps=7), **options)
+
+    assert reconstruct(seen, longer, rng=rng(0), frames=2).frame_steps == (0, 7)
+
+
+@pytest.mark.parametrize(
+    ("attack", "options", "message"),
+    [
+        (7, {}, "attack 7 must be a preset's name, an object with a method run, or a function"),
+        (
+            lambda seen, rng: torch.zeros(4, 1, 8, 8),
+            {},
+            r"returned \(4, 1, 8, 8\) torch.float32; it must be \(4, 3, 8, 8\)",
+        ),
+        (lambda seen, rng: torch.zeros(4, 3, 8, 8).byte(), {}, "torch.uint8; it must be .* floats"),
+        (lambda seen, rng: "done", {}, "returned a str; it must be a Reconstruction or images"),
+        (UNSIGNED, {"frame": 3}, "frame is no option of an attack"),
+    ],
+)
+def test_what_is_no_attack_is_told_the_rule(attack, options, message):
+    with pytest.raises(AtsError, match=message):
+        reconstruct(victims()[0], attack, rng=rng(0), **options)
+
+
 # --- errors --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("distance", "far", "Attack.distance 'far' is unknown; choose one of " + ", ".join(DISTANCES)),
-        ("optimizer", "lion", "Attack.optimizer 'lion' is unknown; choose one of adam, sgd, lbfgs"),
-        ("start", "ones", "Attack.start 'ones' is unknown; choose one of normal, uniform, zeros"),
-        ("schedule", "odd", "Attack.schedule 'odd' is unknown; choose one of steps, constant, cosine, linear"),
+        ("distance", "far", "GradientMatching.distance 'far' is unknown; choose one of " + ", ".join(DISTANCES)),
+        ("optimizer", "lion", "GradientMatching.optimizer 'lion' is unknown; choose one of adam, sgd, lbfgs"),
+        ("start", "ones", "GradientMatching.start 'ones' is unknown; choose one of normal, uniform, zeros"),
+        (
+            "schedule",
+            "odd",
+            "GradientMatching.schedule 'odd' is unknown; choose one of steps, constant, cosine, linear",
+        ),
         ("penalties", (("odd", 0.1),), "choose one of tv, tv-isotropic, clip, scale, batch-norm"),
         ("penalties", (("clip", 0.1), ("clip", 0.2)), "name one twice"),
-        ("penalties", (("tv", 0.1),), "the weight of 'tv' is Attack.tv"),
-        ("steps", 0, "Attack.steps=0 must be above 0"),
-        ("restarts", 0, "Attack.restarts=0 must be above 0"),
-        ("inner", -1, "Attack.inner=-1 must be above 0"),
-        ("lr", 0.0, "Attack.lr=0.0 must be above 0"),
-        ("tv", -1.0, "Attack: the weight -1.0 of the penalty 'tv' must not be negative"),
-        ("penalties", (("clip", -0.1),), "Attack: the weight -0.1 of the penalty 'clip' must not be negative"),
+        ("penalties", (("tv", 0.1),), "'tv' is the field tv"),
+        ("steps", 0, "GradientMatching.steps=0 must be above 0"),
+        ("restarts", 0, "GradientMatching.restarts=0 must be above 0"),
+        ("inner", -1, "GradientMatching.inner=-1 must be above 0"),
+        ("lr", 0.0, "GradientMatching.lr=0.0 must be above 0"),
+        ("tv", -1.0, "GradientMatching: the weight -1.0 of the penalty 'tv' must not be negative"),
+        (
+            "penalties",
+            (("clip", -0.1),),
+            "GradientMatching: the weight -0.1 of the penalty 'clip' must not be negative",
+        ),
     ],
 )
 def test_a_wrong_attack_is_told_the_rule(field, value, message):
     with pytest.raises(AtsError) as error:
-        Attack(**{field: value})
+        GradientMatching(**{field: value})
     assert message in str(error.value)
 
 

@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 
-from atslib.attacks import Attack, reconstruct
+from atslib.attacks import GradientMatching, reconstruct
 from atslib.attacks.objective import Objective
 from atslib.clients.threat import ThreatModel, observe
 from atslib.gradients import cpu as _cpu
@@ -98,7 +98,10 @@ def test_an_error_in_a_thread_is_the_callers(two_threads):
 @pytest.mark.parametrize("threat", [ThreatModel(), ThreatModel(victim="train", labels="optimized")])
 def test_costs_and_their_gradient_do_not_depend_on_the_pieces(victims, two_threads, threat):
     model, pixels, labels = victims
-    seen, attack = observe(model, pixels, labels, threat=threat), [Attack(penalties=(("batch-norm", 0.1),), tv=0.2)] * 3
+    seen, attack = (
+        observe(model, pixels, labels, threat=threat),
+        [GradientMatching(penalties=(("batch-norm", 0.1),), tv=0.2)] * 3,
+    )
     whole, split = Objective(seen, attack, split=False), Objective(seen, attack)
     assert (len(whole.parts), len(split.parts)) == (1, 2)
     extra = 30 // 3 if threat.labels == "optimized" else 0
@@ -121,7 +124,7 @@ def test_an_attack_and_a_curve_do_not_depend_on_the_threads(victims):
     before = torch.get_num_threads()
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        run = reconstruct(observe(model, pixels, labels), Attack(steps=4, signed=False), rng=rng(3))
+        run = reconstruct(observe(model, pixels, labels), GradientMatching(steps=4, signed=False), rng=rng(3))
         found.append((run.images, gradsim_curve(model, pixels, labels, points=4, rng=rng(4))))
     torch.set_num_threads(before)
     for one, two in zip(*found, strict=True):

@@ -245,6 +245,39 @@ def test_the_control_is_the_same_attack_on_untouched_images_and_an_untrained_net
     assert torch.equal(moved, original)
 
 
+# --- an attack of one's own ---------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Flat:
+    """Every image is of one brightness."""
+
+    value: float = 0.5
+
+    def run(self, seen, *, rng):
+        return torch.full((len(seen), *seen.shape), self.value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Flatter(Flat):
+    """The same fields in another class."""
+
+
+def test_a_unit_takes_an_attack_of_ones_own(tmp_path):
+    store = Store(tmp_path)
+    unit = attack_unit(settings(images=2), attack=Flat())
+    unit = dataclasses.replace(unit, model=dataclasses.replace(unit.model, train=None))
+    artifact = units.attacked(unit, store, torch.device("cpu"))
+    assert (artifact["reconstruction"] == 0.5).all()
+    assert "Flat" in unit.title
+    assert unit.passes == 14
+    for other in (Flat(0.25), Flatter()):
+        others = dataclasses.replace(unit, attack=other)
+        assert store.path(others.kind, others) != store.path(unit.kind, unit)
+    with pytest.raises(AtsError, match="must be a frozen dataclass with a method run"):
+        dataclasses.replace(unit, attack="adam-cosine")
+
+
 # --- a damaged state of an attack ---------------------------------------------------------------------------
 
 
@@ -286,11 +319,11 @@ def test_a_damaged_state_of_an_attack_is_warned_of_and_it_starts_anew(tmp_path, 
 
     interrupted(seen, unit.attack, start, tmp_path / "state")
     STATES[how](file)
-    with pytest.warns(UserWarning, match=r"state\.0-2 cannot be resumed .*the attack starts anew"):
+    with pytest.warns(UserWarning, match=r"state\.0-2 is not resumed .*the run starts anew"):
         anew = reconstruct(seen, unit.attack, rng=rng(0), start=start, frames=3, chunk=2, checkpoint=tmp_path / "state")
     assert torch.equal(anew.images, whole.images)
     assert torch.equal(anew.trace, whole.trace)
-    assert not list(tmp_path.iterdir())
+    assert [kept.name for kept in tmp_path.iterdir()] == ["state.0-2.aside"]
 
 
 # --- floors -------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from atslib.attacks import Attack
+from atslib.attacks import GradientMatching
 from atslib.clients.threat import ThreatModel
 from atslib.clients.training import TrainConfig
 from atslib.errors import AtsError
@@ -53,9 +53,9 @@ def test_a_fingerprint_sees_every_value_shape_and_type():
     one, network = torch.arange(4), build_model("lenet", 3, rng=rng(0))
     distinct = [one, one.view(2, 2), one.float(), one.flip(0), one[0], [one], {"a": one}, {"b": one}, [[one], one]]
     distinct += [[one, one], network, build_model("lenet", 3, rng=rng(1)), network[0], rng(0), rng(1), "a", ["a"], None]
-    distinct += [Attack(), Attack(steps=2), ThreatModel(), 1, 1.0, "1", True]
+    distinct += [GradientMatching(), GradientMatching(steps=2), ThreatModel(), 1, 1.0, "1", True]
     assert len({fingerprint(value) for value in distinct}) == len(distinct)
-    for value in (one.clone(), build_model("lenet", 3, rng=rng(0)), rng(0), Attack(), {"a": [one]}):
+    for value in (one.clone(), build_model("lenet", 3, rng=rng(0)), rng(0), GradientMatching(), {"a": [one]}):
         assert fingerprint(value) == fingerprint(copy.deepcopy(value))
     assert fingerprint(one) == fingerprint(one.repeat_interleave(2)[::2])  # values, not layout
 
@@ -108,7 +108,7 @@ def changed(value):
     [
         (TrainConfig(), {"policy": "3-1-7", "defense": "prune:0.9"}),
         (
-            Attack(),
+            GradientMatching(),
             {
                 "distance": "l2",
                 "optimizer": "sgd",
@@ -137,9 +137,9 @@ def test_kind_and_version_change_the_key_and_the_order_of_a_dict_does_not(store)
 
 
 def test_a_config_inside_a_config_changes_the_key(store):
-    outer = {"attack": Attack(), "images": (0, 8)}
-    inner = dataclasses.replace(Attack(), tv=0.5)
-    assert store.path("attack", outer) == store.path("attack", {"attack": plain(Attack()), "images": [0, 8]})
+    outer = {"attack": GradientMatching(), "images": (0, 8)}
+    inner = dataclasses.replace(GradientMatching(), tv=0.5)
+    assert store.path("attack", outer) == store.path("attack", {"attack": plain(GradientMatching()), "images": [0, 8]})
     assert store.path("attack", outer | {"attack": inner}) != store.path("attack", outer)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from atslib.attacks import Attack, reconstruct
+from atslib.attacks import GradientMatching, reconstruct
 from atslib.attacks.objective import Objective
 from atslib.clients.defenses import Defense
 from atslib.clients.threat import Knowledge, Observed, ThreatModel, Update, observe
@@ -284,7 +284,7 @@ def test_no_round_is_no_view():
 def test_an_attack_on_rounds_descends_the_mean_of_their_distances(model, threat):
     """Each round's own cost, prior and gradient, averaged: nothing else is in the cost of several."""
     rounds = [observe(m, PIXELS, LABELS, threat=ThreatModel(**threat)) for m in (model, other(), other(2))]
-    attack = Attack(penalties=(("batch-norm", 0.1),))
+    attack = GradientMatching(penalties=(("batch-norm", 0.1),))
 
     def cost(seen):
         z = (PIXELS * 2 - 1).reshape(len(seen), -1).flip(1).requires_grad_()
@@ -299,7 +299,7 @@ def test_an_attack_on_rounds_descends_the_mean_of_their_distances(model, threat)
 
 def test_several_rounds_are_attacked_like_one(model):
     seen = Observed.join([observe(m, PIXELS, LABELS) for m in (model, other())])
-    attack = Attack(steps=4, signed=False)
+    attack = GradientMatching(steps=4, signed=False)
     result = reconstruct(seen, attack, rng=rng(0))
     assert result.images.shape == PIXELS.shape
     assert (result.cost < result.trace[:, 0]).all()
@@ -315,7 +315,7 @@ def test_gradient_matching_refuses_a_difference_of_weights(model):
     local = {"steps": 5, "lr": 0.1}
     sent = dataclasses.replace(seen.updates[0], kind="difference", local=local)
     with pytest.raises(AtsError, match="needs gradients, and an update here is a difference of weights"):
-        reconstruct(dataclasses.replace(seen, updates=(sent,)), Attack(steps=1), rng=rng(0))
+        reconstruct(dataclasses.replace(seen, updates=(sent,)), GradientMatching(steps=1), rng=rng(0))
     with pytest.raises(AtsError, match=r"Update\.kind 'weights' is unknown; choose one of gradient, difference"):
         Update(model, seen.gradients, kind="weights")
 

@@ -1,69 +1,44 @@
-"""Hundreds of independent reconstructions as one batch.
+"""Hundreds of independent gradient-matching attacks as one batch.
 
 Members (images × policies × restarts × settings) never meet: each has its own row of the iterate, its own
 cost, step size, weights and number of steps. The gradient of the summed costs is every member's own.
 """
 
-import dataclasses
-import math
-import os
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from atslib.attacks.config import Attack
+from atslib.attacks.attack import Reconstruction
 from atslib.attacks.labels import initial_logits
+from atslib.attacks.memory import members_on_cpu, members_on_gpu
 from atslib.attacks.objective import Objective
 from atslib.attacks.optimizers import OPTIMIZERS
 from atslib.attacks.starts import STARTS
 from atslib.clients.threat import Observed
 from atslib.errors import AtsError
+from atslib.gradients.chunks import in_chunks
 from atslib.models import normalization_layer
+from atslib.store import fingerprint, load_state, save_state
+
+if TYPE_CHECKING:
+    from atslib.attacks.matching import GradientMatching
 
 # (step, images (N, k, C, H, W) in [0, 1] units, distance (N,)) → True to stop the attack
 OnFrame = Callable[[int, Tensor, Tensor], bool | None]
 
 LOOK_EVERY = 50  # steps between looks for diverged members: a look waits for the device
 SAVE_EVERY = 30  # seconds between stored states
+STATE_FORMAT = 2  # raise it when the meaning of a stored state changes
 
 
-@dataclasses.dataclass(frozen=True)
-class Reconstruction:
-    """What an attack found.
-
-    Attributes:
-        images: (B, C, H, W) in [0, 1] units; outside them only where the attack is not boxed.
-        cost: (N,) final distance between gradients, without the priors; lower is a better match. Not
-            finite where a member diverged.
-        trace: (T, N) that distance before each step; nan after a member's last step.
-        frames: (F, B, C, H, W) the iterate at `frame_steps`.
-        labels: (N, k) the labels known, inferred or found.
-        stuck: (N,) bool: the attack never left its start, as where the image gradient is 0 there.
-        restart: (N,) which restart was kept: the one of least cost.
-        restarts: (R, B, C, H, W) the images of all, where asked for, else (0, ...). Choosing among them by
-            the truth is an oracle that no attacker has: label it so.
-    """
-
-    images: Tensor
-    cost: Tensor
-    trace: Tensor
-    frames: Tensor
-    frame_steps: tuple[int, ...]
-    labels: Tensor
-    stuck: Tensor
-    restart: Tensor
-    restarts: Tensor
-
-
-def reconstruct(
+def match(
     seen: Observed,
-    attack: Attack | Sequence[Attack],
+    attacks: Sequence["GradientMatching"],
     *,
     rng: torch.Generator,
     start: Tensor | None = None,
@@ -79,58 +54,54 @@ def reconstruct(
 
     Args:
         seen: what the server saw of N gradients.
-        attack: one for all, or N of the same `structure()`, one a member.
+        attacks: one for each gradient, all of the same `structure()`.
         rng: the stream of the random starts; member i's start does not depend on how many follow.
         start: (B, C, H, W) in [0, 1] units instead, or (restarts, B, C, H, W).
         frames: how many snapshots to keep, evenly spaced, the first before any step and the last after all.
         on_frame: also receives each snapshot as it is made, without waiting for the device.
         keep_restarts: also return the images of every restart, in `.restarts`.
         chunk: members in memory at once; estimated by default. Out of memory halves it and goes on.
-        checkpoint: a file that makes the run resumable, removed at its end.
+        checkpoint: a file that makes the run resumable, removed at its end. The state of another run, of
+            other gradients, network, settings or starts, is set aside with a warning.
         on_saved: called when the checkpoint was written, about twice a minute; what it raises ends the run, which
             another call takes up.
         progress: show a bar with the remaining time.
     Raises:
-        AtsError: attacks that cannot share a batch, or a start of the wrong shape.
+        AtsError: gradients that are not finite, attacks that cannot share a batch, or a start of the wrong shape.
     """
-    attacks = _one_each(attack, len(seen))
-    finite = torch.stack([update.gradients.isfinite().all(1) for update in seen.updates]).all(0)
-    if len(broken := (~finite).nonzero().flatten()):
-        raise AtsError(f"gradients {broken.tolist()} hold nan or infinity: what a client shares must be finite")
-    restarts = attacks[0].restarts
+    restarts = _checked(seen, attacks)
     begin = _starts(seen, attacks, rng, start)
-    everyone = torch.arange(len(seen), device=seen.updates[0].gradients.device).repeat(restarts)
-    size, low, runs = chunk or chunk_size(seen), 0, []
-    steps = [a.steps for a in attacks] * restarts
-    with tqdm(total=sum(steps), disable=not progress, unit="step", unit_scale=True, leave=False) as bar:
-        while low < len(begin):
-            part = slice(low, low + size)
-            file = checkpoint and checkpoint.with_name(f"{checkpoint.name}.{low}-{size}")
-            try:
-                run = _Run(seen.take(everyone[part]), (attacks * restarts)[part], begin[part], frames, file)
-                runs.append(run.finish(on_frame, on_saved, bar))
-            except RuntimeError as error:
-                if not _out_of_memory(error) or size == 1:
-                    raise
-                size = math.ceil(size / 2)
-            else:
-                low += size
-    if checkpoint:
-        for leftover in checkpoint.parent.glob(f"{checkpoint.name}.*"):
-            leftover.unlink()
+    everyone = torch.arange(len(seen), device=begin.device).repeat(restarts)
+    repeated = list(attacks) * restarts
+    with tqdm(total=sum(a.steps for a in repeated), disable=not progress, unit="step", leave=False) as bar:
+
+        def run(part: slice) -> dict[str, Tensor]:
+            file = checkpoint and checkpoint.with_name(f"{checkpoint.name}.{part.start}-{part.stop - part.start}")
+            members = _Run(seen.take(everyone[part]), repeated[part], begin[part], frames, file)
+            return members.finish(on_frame, on_saved, bar)
+
+        runs = in_chunks(run, len(begin), chunk or chunk_size(seen, attacks[0]))
+    for state in checkpoint.parent.glob(f"{checkpoint.name}.*") if checkpoint else ():
+        if state.suffix != ".aside":  # that is of another run
+            state.unlink()
     return _best(runs, restarts, keep_restarts)
 
 
-def _one_each(attack: Attack | Sequence[Attack], members: int) -> list[Attack]:
-    attacks = [attack] * members if isinstance(attack, Attack) else list(attack)
-    if len(attacks) != members:
-        raise AtsError(f"{len(attacks)} attacks for {members} gradients: give one, or one a gradient")
+def _checked(seen: Observed, attacks: Sequence["GradientMatching"]) -> int:
+    """How many restarts the attacks have."""
+    if len(attacks) != len(seen):
+        raise AtsError(f"{len(attacks)} attacks for {len(seen)} gradients: give one, or one for each gradient")
     if len({(a.structure(), a.restarts) for a in attacks}) > 1:
         raise AtsError("attacks in one batch must share distance, optimizer, its options and restarts")
-    return attacks
+    finite = torch.stack([update.gradients.isfinite().all(1) for update in seen.updates]).all(0)
+    if broken := (~finite).nonzero().flatten().tolist():
+        raise AtsError(f"gradients {broken} hold nan or infinity: what a client shares must be finite")
+    return attacks[0].restarts
 
 
-def _starts(seen: Observed, attacks: Sequence[Attack], rng: torch.Generator, start: Tensor | None) -> Tensor:
+def _starts(
+    seen: Observed, attacks: Sequence["GradientMatching"], rng: torch.Generator, start: Tensor | None
+) -> Tensor:
     """Iterates to begin from, (restarts · N, D) in normalized units, restart by restart."""
     restarts, shape = attacks[0].restarts, (seen.threat.batch, *seen.shape)
     like, normalize = seen.updates[0].gradients, normalization_layer(seen.updates[0].model)
@@ -151,48 +122,22 @@ def _starts(seen: Observed, attacks: Sequence[Attack], rng: torch.Generator, sta
     return torch.stack(begin).unflatten(0, (-1, restarts)).transpose(0, 1).flatten(0, 1)
 
 
-def chunk_size(seen: Observed) -> int:
+def chunk_size(seen: Observed, attack: "GradientMatching") -> int:
     """How many members fit in the free memory, from what one member needs (measured on a GPU)."""
     one = seen.take(torch.zeros(1, dtype=torch.int64, device=seen.updates[0].gradients.device))
-    z = _starts(one, [Attack(start="zeros")], torch.Generator(), None)
+    z = _starts(one, [attack], torch.Generator(), None)[:1].requires_grad_()
     if z.is_cuda:
-        free = torch.cuda.mem_get_info(z.device)[0]
-        torch.cuda.reset_peak_memory_stats(z.device)
-        before = torch.cuda.memory_allocated(z.device)
-        _cost_gradient(one, z)
-        member = torch.cuda.max_memory_allocated(z.device) - before
-        return max(1, int(0.8 * free / member))
-    # No allocator to ask on a CPU: activations are kept about ten times (forward, backward, both again).
-    kept = [0]
-    handles = [
-        layer.register_forward_hook(lambda _, __, out: kept.append(out.nbytes))
-        for layer in one.updates[0].model.modules()
-        if not list(layer.children())
-    ]
-    with torch.no_grad():
-        one.updates[0].model(z.new_zeros(one.threat.batch, *one.shape))
-    for handle in handles:
-        handle.remove()
-    member = len(one.updates) * (10 * sum(kept) + 6 * one.updates[0].gradients.nbytes)
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4 << 30
-    # Beyond some members a CPU gains nothing more, and its caches lose.
-    return max(1, min(32, int(0.5 * free / member)))
-
-
-def _cost_gradient(seen: Observed, z: Tensor) -> Tensor:
-    z = z.detach().requires_grad_()
-    distance, penalty = Objective(seen, [Attack()] * len(z))(z)
-    return torch.autograd.grad((distance + penalty).sum(), z)[0]
-
-
-def _out_of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+        return members_on_gpu(lambda: torch.autograd.grad(sum(Objective(one, [attack])(z)).sum(), z), z.device)
+    images, update = z.new_zeros(one.threat.batch, *one.shape), one.updates[0]
+    return max(1, members_on_cpu(update.model, images, update.gradients.nbytes) // len(one.updates))
 
 
 class _Run:
     """One chunk of members from their starts to their last steps."""
 
-    def __init__(self, seen: Observed, attacks: list[Attack], begin: Tensor, frames: int, file: Path | None):
+    def __init__(
+        self, seen: Observed, attacks: list["GradientMatching"], begin: Tensor, frames: int, file: Path | None
+    ):
         self.seen, self.attacks, self.file = seen, attacks, file
         self.last = max(a.steps for a in attacks)
         self.snapshots = frame_steps(frames, self.last)
@@ -212,7 +157,8 @@ class _Run:
         }
         if self.keep_best.any():
             self.done |= {"best": begin.clone(), "least": begin.new_full((len(begin),), torch.inf)}
-        if file and file.exists():
+        if file:
+            self.name = fingerprint(STATE_FORMAT, seen, attacks, begin, self.snapshots)
             self._load()
 
     def finish(self, on_frame: OnFrame | None, on_saved: Callable[[], None] | None, bar: tqdm) -> dict[str, Tensor]:
@@ -278,28 +224,15 @@ class _Run:
 
     def _save(self, step: int) -> None:
         mine = {f"optimizer.{name}": value for name, value in self.optimizer.state.items()}
-        partial = self.file.with_name(self.file.name + ".partial")
-        tensors = {name: value.contiguous() for name, value in (self.done | mine).items()}
-        save_file(tensors, partial, metadata={"step": str(step)})
-        partial.replace(self.file)
+        save_state(self.file, self.name, self.done | mine, step=step)
 
     def _load(self) -> None:
-        from safetensors import safe_open
-
-        device = self.done["z"].device
-        try:
-            with safe_open(self.file, "pt") as stored:
-                step = int(stored.metadata()["step"])
-            tensors = {name: value.to(device) for name, value in load_file(self.file).items()}
-            done = {name: tensors[name] for name in self.done}
-            state = {name: tensors[f"optimizer.{name}"] for name in self.optimizer.state}
-            if done["z"].shape != self.done["z"].shape:
-                raise ValueError(f"it holds {tuple(done['z'].shape)}, not {tuple(self.done['z'].shape)}")
-        except Exception as error:
-            why = (str(error) or repr(error)).splitlines()[0]
-            warnings.warn(f"{self.file.name} cannot be resumed ({why}); the attack starts anew", stacklevel=2)
+        if (state := load_state(self.file, self.name)) is None:
             return
-        self.step, self.done, self.optimizer.state = step, done, state
+        tensors = {name: value.to(self.begin.device) for name, value in state[0].items()}
+        self.step = state[1]["step"]
+        self.done = {name: tensors[name] for name in self.done}
+        self.optimizer.state = {name: tensors[f"optimizer.{name}"] for name in self.optimizer.state}
         if len(self.done["rows"]) < len(self.attacks):
             self._objective_of(self.done["rows"])
 

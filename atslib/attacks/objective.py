@@ -18,7 +18,7 @@ from atslib.gradients.problems import DISTANCES, Fixed, problem_gradients, unfla
 from atslib.models import normalization_layer
 
 if TYPE_CHECKING:
-    from atslib.attacks.config import Attack
+    from atslib.attacks.matching import GradientMatching
 
 
 class Objective:
@@ -27,7 +27,7 @@ class Objective:
     `z` is the images in normalized units, then, where labels are optimized, their logits.
     """
 
-    def __init__(self, seen: Observed, attacks: Sequence["Attack"], *, split: bool = True):
+    def __init__(self, seen: Observed, attacks: Sequence["GradientMatching"], *, split: bool = True):
         if any(update.kind != "gradient" for update in seen.updates):
             raise AtsError("gradient matching needs gradients, and an update here is a difference of weights")
         self.seen, first = seen, seen.updates[0]
@@ -79,7 +79,7 @@ class Objective:
         return self.distance(gradients, self.sent[i], self.layers)
 
 
-def _part(seen: Observed, attacks: Sequence["Attack"], rows: slice) -> Objective:
+def _part(seen: Observed, attacks: Sequence["GradientMatching"], rows: slice) -> Objective:
     """Some of the members, with copies of the models: hooks and modes of one are seen by all its threads."""
     own = seen.take(rows)
     updates = tuple(dataclasses.replace(update, model=copy.deepcopy(update.model)) for update in own.updates)

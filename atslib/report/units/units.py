@@ -9,7 +9,8 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from atslib.attacks import ATTACKS, Attack, reconstruct
+from atslib.attacks import ATTACKS, Attack, GradientMatching, reconstruct
+from atslib.attacks.starts import STARTS
 from atslib.clients.defenses import Defense
 from atslib.clients.prepare import streams, to_images, transform
 from atslib.clients.threat import ThreatModel, observe
@@ -211,7 +212,7 @@ class AttackUnit(OnModel):
 
     model: ModelUnit
     policy: str
-    attack: Attack
+    attack: GradientMatching | Attack
     first: int
     last: int
     crop_flip: bool = True
@@ -220,19 +221,23 @@ class AttackUnit(OnModel):
     frames: int = FRAMES
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if not dataclasses.is_dataclass(self.attack) or not hasattr(self.attack, "run"):
+            raise AtsError(f"AttackUnit.attack={self.attack!r} must be a frozen dataclass with a method run")
+        if not isinstance(self.attack, GradientMatching):  # two classes may have the same fields
+            object.__setattr__(self, "kind", f"attack-{type(self.attack).__name__}")
+
     @property
     def title(self) -> str:
         """Policy, images and steps."""
         images = f"images {self.first}-{self.last - 1}"
         defended = f" and {self.defense}" if self.defense else ""
-        attack = f"{self.attack.steps} steps of {self.attack.optimizer} on {self.attack.distance}"
-        return f"{self.policy or 'no policy'}{defended}, {images}, {attack}"
+        return f"{self.policy or 'no policy'}{defended}, {images}, {getattr(self.attack, 'title', self.kind)}"
 
     @property
     def passes(self) -> float:
         """Two nested gradients, seven passes, a step and image."""
-        evaluations = self.attack.inner if self.attack.optimizer == "lbfgs" else 1
-        return 7 * evaluations * self.attack.steps * self.attack.restarts * (self.last - self.first)
+        return 7 * getattr(self.attack, "evaluations", 1) * (self.last - self.first)
 
     def make(self, store: Store, device: torch.device) -> object:
         """Attack, if it is not in the store."""
@@ -259,7 +264,7 @@ def attack_unit(settings: Settings, policy: str = "", **changes: object) -> Atta
     return dataclasses.replace(unit, **changes)
 
 
-def scaled(name: str, settings: Settings) -> Attack:
+def scaled(name: str, settings: Settings) -> GradientMatching:
     """A preset at the profile's length: its own steps times `settings.steps` / 4,800.
 
     Restarts are the preset's at the paper's length only; a shorter run has one.
@@ -285,12 +290,11 @@ def targets(unit: AttackUnit) -> tuple[Tensor, Tensor, Tensor]:
 def starts(unit: AttackUnit, model: nn.Module) -> Tensor:
     """Starts of the unit's attacks, (restarts, B, C, H, W) in [0, 1] units; image i's is the same in any range."""
     shape = dataset(unit.model.dataset, "test").pixels.shape[1:]
-    draw = {"normal": torch.randn, "uniform": torch.rand, "zeros": lambda s, generator: torch.zeros(s)}
-    streams = [rng(unit.seed, "start", r) for r in range(unit.attack.restarts)]
-    drawn = [torch.stack([draw[unit.attack.start](shape, generator=g) for _ in range(unit.last)]) for g in streams]
+    draw, normalize = STARTS[getattr(unit.attack, "start", "normal")], normalization_layer(model)
+    streams = [rng(unit.seed, "start", r) for r in range(getattr(unit.attack, "restarts", 1))]
+    drawn = [torch.stack([draw(shape, g, normalize) for _ in range(unit.last)]) for g in streams]
     begin = torch.stack(drawn)[:, unit.first :]
-    normalize = normalization_layer(model)
-    return begin if unit.attack.start == "uniform" else normalize.inverse(begin.to(normalize.mean))
+    return normalize.inverse(begin.to(normalize.mean))
 
 
 def attacked(unit: AttackUnit, store: Store, device: torch.device) -> Artifact:
@@ -335,4 +339,4 @@ def attacked(unit: AttackUnit, store: Store, device: torch.device) -> Artifact:
             "ssim": ssim(found.images, images),
         }
 
-    return store.get("attack", unit, compute, label=unit.title)
+    return store.get(unit.kind, unit, compute, label=unit.title)

@@ -10,7 +10,7 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from atslib.attacks import ATTACKS, reconstruct
+from atslib.attacks import ATTACKS, GradientMatching, reconstruct
 from atslib.clients.threat import observe
 from atslib.clients.training import TrainConfig
 from atslib.errors import AtsError, choose
@@ -30,7 +30,7 @@ STEPS = 2000  # at most: every step is looked at, so that Stop works at once
 INTERVAL = 1 / 15  # seconds between frames that are sent
 UNTRAINED = ("lenet", "convnet-16")  # offered beside the settings' network; small enough for two cores
 # A step of L-BFGS is twenty passes, too long for Stop.
-LIVE_ATTACKS = tuple(name for name, attack in ATTACKS.items() if attack.optimizer != "lbfgs")
+LIVE_ATTACKS = tuple(name for name, a in ATTACKS.items() if isinstance(a, GradientMatching) and a.optimizer != "lbfgs")
 
 # (message, its pictures as uint8 (C, H, W) bytes)
 Emit = Callable[[dict, list[bytes]], None]

@@ -1,18 +1,25 @@
-"""What an attack optimizes, and the presets of the papers as differences from one default."""
+"""Gradient matching: search the images whose gradient is the one that was seen."""
 
 import dataclasses
-from dataclasses import replace
 
+import torch
+
+from atslib.attacks.attack import Reconstruction
+from atslib.attacks.engine import match
 from atslib.attacks.optimizers import OPTIMIZERS, SCHEDULES
 from atslib.attacks.priors import PENALTIES
 from atslib.attacks.starts import STARTS
+from atslib.clients.threat import Observed
 from atslib.errors import AtsError, choose
 from atslib.gradients.problems import DISTANCES
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Attack:
-    """One gradient-inversion attack. Step size, box and start are in the model's *normalized* units.
+class GradientMatching:
+    """An attack that descends the distance between gradients.
+
+    Step size, box and start are in the model's *normalized* units. The presets in `ATTACKS` are of this class;
+    `dataclasses.replace(ATTACKS["adam-cosine"], steps=300)` is a shorter one.
 
     Attributes:
         distance: between gradients, a key of `DISTANCES`.
@@ -51,52 +58,40 @@ class Attack:
     line_search: bool = False
 
     def __post_init__(self) -> None:
-        choose("Attack.distance", self.distance, DISTANCES)
-        choose("Attack.optimizer", self.optimizer, OPTIMIZERS)
-        choose("Attack.schedule", self.schedule, SCHEDULES)
-        choose("Attack.start", self.start, STARTS)
+        choose("GradientMatching.distance", self.distance, DISTANCES)
+        choose("GradientMatching.optimizer", self.optimizer, OPTIMIZERS)
+        choose("GradientMatching.schedule", self.schedule, SCHEDULES)
+        choose("GradientMatching.start", self.start, STARTS)
         for name, _ in self.penalties:
-            choose("Attack.penalties", name, PENALTIES)
+            choose("GradientMatching.penalties", name, PENALTIES)
         if len(self.weights) <= len(self.penalties):
-            raise AtsError(f"Attack.penalties={self.penalties} name one twice; the weight of 'tv' is Attack.tv")
+            raise AtsError(f"GradientMatching.penalties={self.penalties} name one twice; 'tv' is the field tv")
         for field in ("steps", "restarts", "inner", "history", "lr"):
             if getattr(self, field) <= 0:
-                raise AtsError(f"Attack.{field}={getattr(self, field)} must be above 0")
+                raise AtsError(f"GradientMatching.{field}={getattr(self, field)} must be above 0")
         for name, weight in self.weights.items():
             if weight < 0:
-                raise AtsError(f"Attack: the weight {weight} of the penalty {name!r} must not be negative")
+                raise AtsError(f"GradientMatching: the weight {weight} of the penalty {name!r} must not be negative")
 
     @property
     def weights(self) -> dict[str, float]:
         """The weight of each penalty by name."""
         return {"tv": self.tv} | dict(self.penalties)
 
+    @property
+    def evaluations(self) -> int:
+        """How often the gradient of the cost is computed for each image."""
+        return self.steps * self.restarts * (self.inner if self.optimizer == "lbfgs" else 1)
+
+    @property
+    def title(self) -> str:
+        """Steps, optimizer and distance in words."""
+        return f"{self.steps} steps of {self.optimizer} on {self.distance}"
+
+    def run(self, seen: Observed, *, rng: torch.Generator, **options: object) -> Reconstruction:
+        """Run it on every gradient of `seen`, all in one batch; `options` are those of `match`."""
+        return match(seen, [self] * len(seen), rng=rng, **options)
+
     def structure(self) -> tuple:
         """What two attacks must share to run in one batch; all else may differ by member."""
         return (self.distance, self.optimizer, self.inner, self.history, self.line_search)
-
-
-# Inverting Gradients (Geiping et al. 2020) as ATS ran it; the authors' benchmark/comm.py, "inversed".
-_ADAM_COSINE = Attack()
-_LBFGS = replace(_ADAM_COSINE, optimizer="lbfgs", lr=1e-4, schedule="constant")
-# Deep Leakage from Gradients as ATS ran it ("zhu"): its step of 1e-4 hardly leaves the start.
-_LBFGS_L2 = replace(_LBFGS, distance="l2", steps=50, restarts=2, tv=1e-3, signed=False, boxed=False)
-_LBFGS_COSINE = replace(_LBFGS, steps=300, restarts=16)
-_SGD_COSINE = replace(_ADAM_COSINE, optimizer="sgd", lr=0.01)  # the code ignores its configured 0.1
-
-# Plain names are the code's settings. A `-fixed` twin exists where those cannot work as meant.
-ATTACKS: dict[str, Attack] = {
-    "adam-cosine": _ADAM_COSINE,
-    "lbfgs-l2": _LBFGS_L2,
-    "lbfgs-l2-fixed": replace(_LBFGS_L2, lr=1.0, line_search=True),
-    "lbfgs-cosine": _LBFGS_COSINE,
-    "lbfgs-cosine-fixed": replace(_LBFGS_COSINE, lr=1.0, line_search=True, signed=False, restarts=4),
-    "adam-l1": replace(_ADAM_COSINE, distance="l1"),
-    "adam-l2": replace(_ADAM_COSINE, distance="l2"),
-    "sgd-cosine": _SGD_COSINE,
-    "sgd-cosine-fixed": replace(_SGD_COSINE, lr=0.1),
-    # The replication's Table 3: Inverting Gradients' own default, unsigned and smoother.
-    "adam-cosine-tv": replace(_ADAM_COSINE, signed=False, tv=0.1),
-    # Balunovic et al. 2022 against ATS early in training.
-    "adam-cosine-weak-tv": replace(_ADAM_COSINE, tv=1e-5, steps=2000),
-}

@@ -1,0 +1,77 @@
+"""The protocol of attacks: from what a server saw to a reconstruction."""
+
+import dataclasses
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from atslib.clients.threat import Observed
+from atslib.errors import AtsError
+
+
+@dataclasses.dataclass(frozen=True)
+class Reconstruction:
+    """What an attack made of N gradients of k images each, B = N · k images in all.
+
+    Attributes:
+        images: (B, C, H, W) in [0, 1] units; outside them only where the attack is not boxed.
+        cost: (N,) final distance between gradients, without the penalties; lower is a better match. Not
+            finite where a member diverged.
+        trace: (T, N) that distance before each step; nan after a member's last step.
+        frames: (F, B, C, H, W) the iterate at `frame_steps`.
+        labels: (N, k) the labels known, inferred or optimized; -1 where the attack found none.
+        stuck: (N,) bool: the attack never left its start, as where the image gradient is 0 there.
+        restart: (N,) which restart was kept: the one of least cost.
+        restarts: (R, B, C, H, W) the images of all, where asked for, else (0, ...). Choosing among them by
+            the truth is an oracle that no attacker has: label it so.
+    """
+
+    images: Tensor
+    cost: Tensor
+    trace: Tensor
+    frames: Tensor
+    frame_steps: tuple[int, ...]
+    labels: Tensor
+    stuck: Tensor
+    restart: Tensor
+    restarts: Tensor
+
+    @classmethod
+    def of(cls, images: Tensor, seen: Observed) -> "Reconstruction":
+        """A result of which only the images (B, C, H, W) are known: the cost is nan, trace and frames are empty.
+
+        Raises:
+            AtsError: the images are not as many or not of the shape that `seen` says.
+        """
+        wanted, members = (len(seen) * seen.threat.batch, *seen.shape), len(seen)
+        if tuple(images.shape) != wanted or not images.is_floating_point():
+            raise AtsError(f"an attack returned {tuple(images.shape)} {images.dtype}; it must be {wanted} floats")
+        none, device = images.new_zeros((0, *wanted)), images.device
+        unknown = torch.full((members, seen.threat.batch), -1, device=device)
+        return cls(
+            images=images,
+            cost=images.new_full((members,), torch.nan),
+            trace=images.new_zeros((0, members)),
+            frames=none,
+            frame_steps=(),
+            labels=unknown if seen.labels is None else seen.labels,
+            stuck=torch.zeros(members, dtype=torch.bool, device=device),
+            restart=torch.zeros(members, dtype=torch.int64, device=device),
+            restarts=none,
+        )
+
+
+class Attack(Protocol):
+    """Anything with this method is an attack; `atslib.reconstruct` also takes a plain function of the same arguments.
+
+    To stand in the report's tables an attack is a frozen dataclass, whose fields then name its results on disk.
+    """
+
+    def run(self, seen: Observed, *, rng: torch.Generator) -> Reconstruction | Tensor:
+        """Reconstruct all images of `seen`, as a `Reconstruction` or as images (B, C, H, W) in [0, 1].
+
+        Random numbers come from `rng`. The method may take further options of `reconstruct` by name, such as
+        `start` or `progress`; those that it does not name are not given.
+        """
+        ...

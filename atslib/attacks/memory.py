@@ -1,0 +1,38 @@
+"""How many attacks fit in memory at once."""
+
+import os
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+# Beyond some members a CPU gains nothing more, and its caches lose.
+MOST_ON_CPU = 32
+
+
+def members_on_gpu(one: Callable[[], object], device: torch.device) -> int:
+    """How many fit in the free memory of a GPU, from what a call with `one` member takes."""
+    free = torch.cuda.mem_get_info(device)[0]
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    one()
+    return max(1, int(0.8 * free / (torch.cuda.max_memory_allocated(device) - before)))
+
+
+def members_on_cpu(model: nn.Module, images: Tensor, gradients: int) -> int:
+    """How many fit in half of the free memory: a CPU has no allocator to ask.
+
+    Activations are kept about ten times (forward, backward, both again), gradients of so many bytes six times.
+    """
+    kept = [0]
+    handles = [
+        layer.register_forward_hook(lambda _, __, out: kept.append(out.nbytes))
+        for layer in model.modules()
+        if not list(layer.children())
+    ]
+    with torch.no_grad():
+        model(images)
+    for handle in handles:
+        handle.remove()
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4 << 30
+    return max(1, min(MOST_ON_CPU, int(0.5 * free / (10 * sum(kept) + 6 * gradients))))

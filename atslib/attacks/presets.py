@@ -1,0 +1,79 @@
+"""The table of attacks by name, and the door through which every attack runs."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from atslib.attacks.attack import Attack, Reconstruction
+from atslib.attacks.engine import match
+from atslib.attacks.matching import GradientMatching
+from atslib.clients.threat import Observed
+from atslib.errors import AtsError, choose
+
+# Inverting Gradients (Geiping et al. 2020) as ATS ran it; the authors' benchmark/comm.py, "inversed".
+_ADAM_COSINE = GradientMatching()
+_LBFGS = replace(_ADAM_COSINE, optimizer="lbfgs", lr=1e-4, schedule="constant")
+# Deep Leakage from Gradients as ATS ran it ("zhu"): its step of 1e-4 hardly leaves the start.
+_LBFGS_L2 = replace(_LBFGS, distance="l2", steps=50, restarts=2, tv=1e-3, signed=False, boxed=False)
+_LBFGS_COSINE = replace(_LBFGS, steps=300, restarts=16)
+_SGD_COSINE = replace(_ADAM_COSINE, optimizer="sgd", lr=0.01)  # the code ignores its configured 0.1
+
+# Plain names are the code's settings. A `-fixed` twin exists where those cannot work as meant.
+ATTACKS: dict[str, Attack] = {
+    "adam-cosine": _ADAM_COSINE,
+    "lbfgs-l2": _LBFGS_L2,
+    "lbfgs-l2-fixed": replace(_LBFGS_L2, lr=1.0, line_search=True),
+    "lbfgs-cosine": _LBFGS_COSINE,
+    "lbfgs-cosine-fixed": replace(_LBFGS_COSINE, lr=1.0, line_search=True, signed=False, restarts=4),
+    "adam-l1": replace(_ADAM_COSINE, distance="l1"),
+    "adam-l2": replace(_ADAM_COSINE, distance="l2"),
+    "sgd-cosine": _SGD_COSINE,
+    "sgd-cosine-fixed": replace(_SGD_COSINE, lr=0.1),
+    # The replication's Table 3: Inverting Gradients' own default, unsigned and smoother.
+    "adam-cosine-tv": replace(_ADAM_COSINE, signed=False, tv=0.1),
+    # Balunovic et al. 2022 against ATS early in training.
+    "adam-cosine-weak-tv": replace(_ADAM_COSINE, tv=1e-5, steps=2000),
+}
+
+
+def reconstruct(
+    seen: Observed,
+    attack: str | Attack | Sequence[GradientMatching] | Callable[..., Reconstruction | Tensor],
+    *,
+    rng: torch.Generator,
+    **options: object,
+) -> Reconstruction:
+    """Attack what a server saw of N gradients.
+
+    Args:
+        seen: what `observe` returned.
+        attack: the name of a preset in `ATTACKS`; a `GradientMatching`, or one for each gradient; or an attack of
+            your own: an object with `run`, or a function `f(seen, rng=...)`, that returns a `Reconstruction` or
+            images (B, C, H, W) in [0, 1].
+        rng: the stream of all that the attack draws.
+        options: of gradient matching, as in `atslib.attacks.engine.match`: start, frames, on_frame, keep_restarts,
+            chunk, checkpoint, on_saved, progress. An attack of your own gets those that it names.
+    Raises:
+        AtsError: an attack that is none of these, that cannot run on `seen`, or that returns something else.
+    """
+    if isinstance(attack, str):
+        choose("attack", attack, ATTACKS)
+        attack = ATTACKS[attack]
+    if isinstance(attack, Sequence):
+        return match(seen, attack, rng=rng, **options)
+    run = getattr(attack, "run", attack)
+    if not callable(run):
+        raise AtsError(f"attack {attack!r} must be a preset's name, an object with a method run, or a function")
+    if odd := options.keys() - inspect.signature(match).parameters.keys():
+        raise AtsError(f"reconstruct: {', '.join(sorted(odd))} is no option of an attack")
+    named = inspect.signature(run).parameters
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in named.values())
+    result = run(seen, rng=rng, **{name: value for name, value in options.items() if takes_all or name in named})
+    if isinstance(result, Tensor):
+        return Reconstruction.of(result, seen)
+    if not isinstance(result, Reconstruction):
+        raise AtsError(f"an attack returned a {type(result).__name__}; it must be a Reconstruction or images")
+    return result
