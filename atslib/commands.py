@@ -37,6 +37,7 @@ from atslib.rng import rng
 from atslib.scores.search import Found, SearchConfig
 from atslib.scores.search import search as search_policies
 from atslib.store import Store, fingerprint, project_root, write_atomically
+from atslib.transport import export_artifacts, import_artifacts
 
 __all__ = ["archive", "attack", "bench", "keep_memory", "pack", "run", "search", "store", "train"]
 
@@ -66,9 +67,9 @@ def store(args: argparse.Namespace) -> int:
         return int(bool(faults))
     elif action == "export":
         check_out(file, name="file")
-        print(f"{kept.export(file)} artifacts written to {file}")
+        print(f"{export_artifacts(kept, file)} artifacts written to {file}")
     else:
-        print(f"{kept.import_(file)} files taken from {file}")
+        print(f"{import_artifacts(kept, file)} artifacts taken from {file}")
     return 0
 
 

@@ -11,8 +11,6 @@ import hashlib
 import json
 import os
 import platform
-import re
-import tarfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -265,7 +263,7 @@ class Store:
         facts_path = path.with_suffix(".json")
         if not facts_path.exists():  # never made, or killed before it was whole
             return None
-        if fault := _fault(path, facts_path):
+        if fault := fault_of(path):
             for file in filter(Path.exists, (path, facts_path)):
                 file.replace(file.with_name(f"{file.name}.corrupt"))
             self.say(f"{path.name}: {fault}; set aside as {path.stem}.*.corrupt and made again")
@@ -283,50 +281,21 @@ class Store:
 
     def verify(self) -> list[str]:
         """One line for each damaged artifact; empty if all hashes hold."""
-        faults = ((path, _fault(path, path.with_suffix(".json"))) for path, _ in self.entries())
+        faults = ((path, fault_of(path)) for path, _ in self.entries())
         return [f"{path.relative_to(self.root)}: {fault}" for path, fault in faults if fault]
 
-    def export(self, archive: Path) -> int:
-        """Write all artifacts into one .tar; how many."""
-        files = [path for path, _ in self.entries() if path.exists()]
 
-        def write(partial: Path) -> None:
-            with tarfile.open(partial, "w") as tar:
-                for file in files:
-                    for each in (file, file.with_suffix(".json")):
-                        tar.add(each, each.relative_to(self.root).as_posix())
-
-        write_atomically(Path(archive), write)
-        return len(files)
-
-    def import_(self, archive: Path) -> int:
-        """Take in the artifacts of an archive that are not here yet; how many files.
-
-        Raises:
-            AtsError: it is not an archive of a store, or a member would leave the store's folder.
-        """
-        try:
-            with tarfile.open(archive, "r:") as tar:
-                members = [m for m in tar.getmembers() if m.isfile()]
-                for member in members:
-                    if not re.fullmatch(r"[\w-]+/[\w-]+\.(safetensors|json)", member.name):
-                        raise AtsError(f"{archive}: {member.name!r} is not kind/name.safetensors or .json")
-                new = [m for m in members if not (self.root / m.name).exists()]
-                # The facts come last, so that an interrupted import leaves no artifact that looks whole.
-                for member in sorted(new, key=lambda m: m.name.endswith(".json")):
-                    data = tar.extractfile(member).read()
-                    write_atomically(self.root / member.name, lambda partial, data=data: partial.write_bytes(data))
-        except (tarfile.TarError, OSError) as error:
-            raise AtsError(f"{archive} cannot be read as an archive of `atslib store export`: {error}") from None
-        return len(new)
+def fault_of(path: Path) -> str | None:
+    """What is wrong with an artifact on disk, if anything: `path` is that of its tensors."""
+    return fault(digest(path) if path.exists() else None, path.with_suffix(".json").read_bytes())
 
 
-def _fault(path: Path, facts_path: Path) -> str | None:
-    """What is wrong with an artifact on disk, if anything."""
-    if not path.exists():
+def fault(found: str | None, facts: bytes | None) -> str | None:
+    """What is wrong with an artifact, if anything: `found` is the hash of its tensors, `facts` the JSON beside them."""
+    if found is None:
         return "the tensors are missing"
     try:
-        expected = json.loads(facts_path.read_text())["sha256"]
+        expected = json.loads(facts)["sha256"]
     except (ValueError, KeyError, TypeError):
         return "its facts cannot be read"
-    return None if digest(path) == expected else "its bytes do not match their hash"
+    return None if found == expected else "its bytes do not match their hash"

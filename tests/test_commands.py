@@ -8,14 +8,19 @@ import sys
 import pandas as pd
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 import atslib
-from atslib.__main__ import main
+from atslib.__main__ import COMMANDS, main
+from atslib.attacks import engine
+from atslib.clients.training import load_checkpoint, save_checkpoint
 from atslib.commands import indices
 from atslib.data.load import load
 from atslib.errors import AtsError
 from atslib.measures.metrics import psnr
+from atslib.models import build_model
+from atslib.policies.policy import load_policies
 
 SMALL = "--dataset shapes --steps 3"
 
@@ -144,7 +149,7 @@ def test_a_folder_of_images_too_small_for_the_network_is_refused_before_one_is_r
     assert refused(command, capsys).startswith(message)
 
 
-COMMANDS = {
+PLACES = {
     "train": "train --dataset shapes --epochs 1 --out {out}",
     "attack": "attack --dataset shapes --out {out}",
     "search": "search --dataset shapes --out {out}",
@@ -153,16 +158,16 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", PLACES)
 def test_a_bad_place_for_the_result_is_refused_before_any_work(command, tmp_path, capsys):
     file, folder = tmp_path / "file", tmp_path / "folder"
     file.write_text("kept")
     folder.mkdir()
     wrong = file if command == "attack" else folder
     kind = "file, give a folder" if command == "attack" else "folder, give a file in it"
-    assert refused(COMMANDS[command].format(out=wrong, store=folder), capsys).endswith(f"{wrong} is a {kind}")
+    assert refused(PLACES[command].format(out=wrong, store=folder), capsys).endswith(f"{wrong} is a {kind}")
     deep = file / "deep" / "p.json"
-    said = refused(COMMANDS[command].format(out=deep, store=folder), capsys)
+    said = refused(PLACES[command].format(out=deep, store=folder), capsys)
     assert f"{deep} cannot be written in {file}: " in said
     assert sorted(tmp_path.rglob("*")) == [file, folder]
 
@@ -179,7 +184,9 @@ def test_a_full_disk_is_one_line_that_names_the_file(tmp_path):
     """A limit on the size of files stands in for the disk: the same refusal comes from the system."""
     code = """
 import resource, sys
-from atslib.__main__ import main
+from atslib.__main__ import COMMANDS, main
+from atslib.attacks import engine
+from atslib.clients.training import load_checkpoint, save_checkpoint
 resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
 sys.exit(main(sys.argv[1:]))
 """
@@ -190,6 +197,28 @@ sys.exit(main(sys.argv[1:]))
     assert f"error: {out}.state cannot be written: " in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("action", ["list", "verify", "export a.tar"])
+def test_a_store_that_is_not_there_is_named(action, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    message = f"error: there is no store at {tmp_path / 'nope'}; name one with --store or $ATS_STORE"
+    assert refused(f"store {action} --store {tmp_path / 'nope'}", capsys) == message
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("environment", [{"LC_ALL": "C"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}])
+def test_a_folder_in_any_spelling_is_searched_under_any_locale(environment, tmp_path):
+    folder = tmp_path / "Füße"
+    for name in ("ä", "b"):
+        (folder / name).mkdir(parents=True)
+        for i in range(2):
+            Image.new("L", (9, 9), 50 * i + len(os.fsencode(name))).save(folder / name / f"é{i}.png")
+    options = "--model lenet-2 --image-size 9 --policies 2 --images 2 --acc-images 2 --points 2 --epochs 1 --keep 1"
+    places = ("--dataset", folder, "--store", tmp_path / "s", "--out", tmp_path / "ü.json")
+    done = python("-m", "atslib", "search", *options.split(), *places, **environment)
+    assert done.returncode == 0, done.stderr
+    assert len(load_policies(tmp_path / "ü.json")) == 1
 
 
 # --- train and attack ---------------------------------------------------------------------------------------
@@ -230,6 +259,64 @@ def test_the_checkpoint_names_its_network_and_its_weights_are_used(checkpoint, t
         assert main(f"attack {SMALL} --index 0 {more} --out {tmp_path / name}".split()) == 0
         costs[name] = pd.read_csv(tmp_path / name / "table.csv")["cost"].item()
     assert costs["trained"] != pytest.approx(costs["untrained"])
+
+
+def test_an_attack_says_what_it_attacked_and_where_its_files_and_its_floor_are(checkpoint, tmp_path, capsys):
+    options = f"{SMALL} --index 0-1 --out {tmp_path}"
+    assert main(f"attack {options} --model convnet-4".split()) == 0
+    said = capsys.readouterr()
+    table = pd.read_csv(tmp_path / "table.csv")
+    train = load("shapes", "train").pixels.float().mean(0) / 255
+    target = load_file(tmp_path / "arrays.safetensors")["target"]
+    floor = psnr(train.expand_as(target).contiguous(), target)
+    torch.testing.assert_close(torch.tensor(table["floor_mean"]).float(), floor, rtol=1e-4, atol=0)
+    assert said.out.splitlines() == [
+        f"table: {tmp_path / 'table.csv'}",
+        f"sheet: {tmp_path / 'sheet.png'}",
+        f"mean PSNR {table['psnr'].mean():.1f} dB; of the mean training image {floor.mean():.1f} dB (the floor)",
+    ]
+    assert "there is no --checkpoint: the attacked network is untrained" in said.err.splitlines()
+    other, model = tmp_path / "other.safetensors", build_model("convnet-4", 10, norm="shapes")
+    save_checkpoint(other, model, **(load_checkpoint(checkpoint, model) | {"dataset": "cifar10"}))
+    assert main(f"attack {options} --checkpoint {other}".split()) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert f"{other} was trained on cifar10; images of shapes are attacked" in said
+    assert not [line for line in said if "untrained" in line]
+
+
+def test_an_interrupted_attack_goes_on_to_the_same_result(checkpoint, tmp_path, capsys, monkeypatch):
+    def command(name):
+        return f"attack {SMALL} --steps 30 --index 0 --checkpoint {checkpoint} --out {tmp_path / name}".split()
+
+    assert main(command("whole")) == 0
+    monkeypatch.setattr(engine, "SAVE_EVERY", 0.0)
+    save, saved = engine._Run._save, []
+
+    def interrupted(run, step):
+        save(run, step)
+        saved.append(run.file)
+        if len(saved) == 5:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._Run, "_save", interrupted)
+        assert main(command("cut")) == 130
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said == f"interrupted; {COMMANDS['attack'][1]}"
+    assert saved[-1].exists()
+    assert not (tmp_path / "cut").exists()
+    assert main(command("cut")) == 0
+    assert (tmp_path / "cut" / "table.csv").read_bytes() == (tmp_path / "whole" / "table.csv").read_bytes()
+    assert {path.name for path in tmp_path.iterdir()} == {"cut", "whole"}
+
+
+def test_a_flipped_byte_in_a_checkpoint_is_noticed(checkpoint, tmp_path, capsys):
+    data = bytearray(checkpoint.read_bytes())
+    data[-5] ^= 1
+    (tmp_path / "m.safetensors").write_bytes(data)
+    command = f"attack --dataset shapes --checkpoint {tmp_path / 'm.safetensors'} --out {tmp_path / 'out'}"
+    message = f"error: checkpoint {tmp_path / 'm.safetensors'} is damaged: its bytes do not match their hash"
+    assert refused(command, capsys) == message
 
 
 @pytest.mark.parametrize(

@@ -126,10 +126,13 @@ def test_store_list_has_a_line_for_every_artifact_even_the_damaged(damaged, caps
 
 
 def test_store_export_and_import_carry_artifacts(damaged, tmp_path, capsys):
+    assert main(["store", "export", str(tmp_path / "a.tar")]) == 2
+    assert said_once(capsys).startswith("error: 1 artifacts are damaged and left out, model/")
+    damaged.path("model", {"a": 1}).with_suffix(".json").unlink()
     assert main(["store", "export", str(tmp_path / "a.tar")]) == 0
     assert main(["store", "import", str(tmp_path / "a.tar"), "--store", str(tmp_path / "new")]) == 0
-    assert capsys.readouterr().out.splitlines()[1].startswith("4 files taken from ")
-    assert len(list(Store(tmp_path / "new").entries())) == 2
+    assert capsys.readouterr().out.splitlines()[1].startswith("1 artifacts taken from ")
+    assert len(list(Store(tmp_path / "new").entries())) == 1
 
 
 def test_an_interrupt_is_one_line_and_status_130(root, capsys, monkeypatch):
@@ -158,6 +161,13 @@ def test_data_that_is_there_is_used_without_a_word():
     lines = []
     assert usable("shapes-grey", lines.append) == "shapes-grey"
     assert lines == []
+
+
+def test_a_folder_of_data_that_is_not_there_is_an_error(root, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("ATS_DATA", str(tmp_path / "nope"))
+    assert main(["run", "claim1_privacy"]) == 2
+    assert said_once(capsys).startswith(f"error: ATS_DATA={tmp_path / 'nope'} is not a folder")
+    assert usable("shapes", print) == "shapes"
 
 
 # --- runs ---------------------------------------------------------------------------------------------------

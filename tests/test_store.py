@@ -20,6 +20,7 @@ from atslib.errors import AtsError
 from atslib.models import build_model
 from atslib.rng import rng
 from atslib.store import ADDED_SINCE, Store, fingerprint, load_state, plain, project_root, save_state, write_atomically
+from atslib.transport import export_artifacts, import_artifacts
 
 CONFIG = {"policy": "3-1-7", "steps": 10}
 
@@ -309,9 +310,9 @@ def test_an_archive_carries_artifacts_to_another_store(store, tmp_path):
     for value in (1, 2):
         make(store, {"a": value})
     make(store, {"a": 1}, kind="model")
-    assert store.export(tmp_path / "out" / "all.tar") == 3
+    assert export_artifacts(store, tmp_path / "out" / "all.tar") == 3
     other, maker = Store(tmp_path / "other"), Maker()
-    assert other.import_(tmp_path / "out" / "all.tar") == 6
+    assert import_artifacts(other, tmp_path / "out" / "all.tar") == 3
     assert files(other.root) == files(store.root)
     assert other.verify() == []
     assert other.get("model", {"a": 1}, maker)["x"].tolist() == [[1.5] * 3] * 2
@@ -321,13 +322,37 @@ def test_an_archive_carries_artifacts_to_another_store(store, tmp_path):
 def test_import_leaves_what_is_there_and_takes_the_rest(store, tmp_path):
     make(store, {"a": 1})
     make(store, {"a": 2})
-    store.export(tmp_path / "all.tar")
+    export_artifacts(store, tmp_path / "all.tar")
     other = Store(tmp_path / "other")
     other.get("attack", {"a": 1}, Maker(9.5))
-    assert other.import_(tmp_path / "all.tar") == 2
+    assert import_artifacts(other, tmp_path / "all.tar") == 1
     assert other.get("attack", {"a": 1}, Maker())["x"][0, 0] == 9.5
     assert other.get("attack", {"a": 2}, Maker())["x"][0, 0] == 1.5
-    assert other.import_(tmp_path / "all.tar") == 0
+    assert import_artifacts(other, tmp_path / "all.tar") == 0
+
+
+@pytest.mark.parametrize("fault", ["flipped byte", "truncated", "tensors missing", "facts without hash"])
+def test_export_leaves_out_what_is_damaged_and_names_it(store, tmp_path, fault):
+    make(store, {"a": 1})
+    tensors, facts = make(store, {"a": 2})
+    FAULTS[fault](tensors, facts)
+    with pytest.raises(AtsError, match=f"1 artifacts are damaged and left out, attack/{tensors.stem}: ") as error:
+        export_artifacts(store, tmp_path / "all.tar")
+    assert str(error.value).endswith("1 others are in " + str(tmp_path / "all.tar"))
+    assert import_artifacts(Store(tmp_path / "other"), tmp_path / "all.tar") == 1
+
+
+@pytest.mark.parametrize("fault", ["flipped byte", "tensors missing", "facts are no JSON", "facts missing"])
+def test_import_refuses_what_is_damaged_and_names_it(store, tmp_path, fault):
+    make(store, {"a": 1})
+    tensors, facts = make(store, {"a": 2})
+    FAULTS.get(fault, lambda tensors, facts: facts.unlink())(tensors, facts)
+    members = {name: (store.root / name).read_bytes() for name in files(store.root)}
+    other = Store(tmp_path / "other")
+    with pytest.raises(AtsError, match=f"left out, attack/{tensors.stem}: .*; 1 others were taken in"):
+        import_artifacts(other, archive(tmp_path / "all.tar", members))
+    assert len(files(other.root)) == 2
+    assert other.verify() == []
 
 
 @pytest.mark.parametrize(
@@ -348,7 +373,7 @@ def test_import_leaves_what_is_there_and_takes_the_rest(store, tmp_path):
 def test_import_refuses_a_member_that_is_no_artifact_and_takes_nothing(store, tmp_path, name):
     path = archive(tmp_path / "evil.tar", {"attack/good.json": b"{}", name: b"{}"})
     with pytest.raises(AtsError) as error:
-        store.import_(path)
+        import_artifacts(store, path)
     assert f"{name!r} is not kind/name.safetensors or .json" in str(error.value)
     assert files(tmp_path) == ["evil.tar"]
     assert not Path("/evil.json").exists()
@@ -360,7 +385,7 @@ def test_import_ignores_links(store, tmp_path):
         link = tarfile.TarInfo("attack/link.json")
         link.type, link.linkname = tarfile.SYMTYPE, "../../secret"
         tar.addfile(link)
-    assert store.import_(path) == 0
+    assert import_artifacts(store, path) == 0
     assert files(tmp_path) == ["links.tar"]
 
 
@@ -385,7 +410,7 @@ def spoiled(tmp_path, how):
 def test_import_refuses_what_is_no_archive(store, tmp_path, how):
     path = spoiled(tmp_path, how)
     with pytest.raises(AtsError, match="cannot be read as an archive") as error:
-        store.import_(path)
+        import_artifacts(store, path)
     assert str(path) in str(error.value)
     assert not list(store.root.rglob("*.json"))
 

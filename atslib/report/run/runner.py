@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from atslib.data.load import available, load
+from atslib.data.load import available, is_drawn, load
 from atslib.errors import AtsError, choose
 from atslib.report.book.costs import cost_table, speed_table, write_cost
 from atslib.report.book.effects import insert_effects
@@ -28,7 +28,14 @@ PAGES_AT_ONCE = 4  # at most, where no number of jobs is given: a kernel is abou
 
 
 def usable(dataset: str, say: Callable[[str], None]) -> str:
-    """`dataset` if it is here or can be downloaded, else the embedded `shapes`, and a line that says so."""
+    """`dataset` if it is here or can be downloaded, else the embedded `shapes`, and a line that says so.
+
+    Raises:
+        AtsError: $ATS_DATA is no folder, or a file of the data set is damaged.
+    """
+    place = os.environ.get("ATS_DATA")
+    if place and not is_drawn(dataset) and not Path(place).expanduser().is_dir():
+        raise AtsError(f"ATS_DATA={place} is not a folder; name one that is there, or unset it to download {dataset}")
     for split in ("train", "test"):
         here = available(dataset, split)
         try:
