@@ -24,7 +24,7 @@ def stored(results, page, **tables):
 
 
 def attacked(column, **shift):
-    """Four images a group, each `shift` dB above images of 7 to 10 dB."""
+    """Four images in each group, `shift` dB above images of 7 to 10 dB."""
     rows = [{column: name, "image": i, "psnr": 7.0 + i + up} for name, up in shift.items() for i in range(4)]
     return pd.DataFrame(rows).assign(policy="none")
 

@@ -197,7 +197,8 @@ def test_a_reader_at_a_kernel_gets_the_live_explorer(result, smoke_store, monkey
 
 def test_the_library_needs_no_jupyter():
     absent = "import sys; sys.modules.update(dict.fromkeys(['anywidget', 'traitlets', 'ipywidgets', 'IPython']))"
-    code = f"{absent}; import atslib.widgets.live; assert not atslib.widgets.explorer.person_is_there()"
+    code = f"{absent}; import atslib.report.widgets.live; from atslib.report.widgets.explorer import person_is_there"
+    code += "; assert not person_is_there()"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 

@@ -2,7 +2,8 @@
 
 `images` is that type and the table of data sets; `load` finds a data set by name; `packed`, `official` and `folder`
 read packed files, official downloads and a user's own folder; `shapes` draws a stand-in that needs no file. To add a
-data set: one entry in `images.KINDS` and one in `load.NORMALIZATION`; to add a source: one file like `folder`.
+data set from outside: one entry in `load.DATASETS`; to add one here: one entry in `images.KINDS` and one in
+`load.NORMALIZATION`; to add a source: one file like `folder`.
 """
 
 from atslib.data.folder import load_folder

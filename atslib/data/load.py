@@ -1,6 +1,7 @@
 """Images with labels: packed files, official downloads, own folders, and `shapes`, which needs no file at all."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -19,7 +20,9 @@ __all__ += ["normalization", "pack", "pack_official"]
 Channels = tuple[float, ...]
 # Sets that are others scaled: name → which, and the side in pixels. The authors' code does it to Fashion-MNIST.
 SCALED = {"fmnist-32": ("fmnist", 32), "shapes-grey-32": ("shapes-grey", 32)}
-DATASETS = (*KINDS, *SCALED)
+# All names. One of your own is an entry with a function from "train" or "test" to its `Images`; processes started by
+# `python -m atslib run` know it only where the module that adds it is imported there too.
+DATASETS: dict[str, Callable[[str], Images] | None] = dict.fromkeys((*KINDS, *SCALED))
 
 # (mean, standard deviation) of each channel, for pixels in [0, 1].
 NORMALIZATION: dict[str, tuple[Channels, Channels]] = {
@@ -56,6 +59,8 @@ def load(name: str, split: str, root: Folder | None = None, *, download: bool = 
         AtsError: an unknown name or split, a damaged file (which is left as it is), or no data.
     """
     split, folder = _split(name, split), _root(root)
+    if own := DATASETS[name]:
+        return own(split)
     if name in SCALED:
         whole, size = SCALED[name]
         return scaled(load(whole, split, root, download=download), size, name)
@@ -75,9 +80,9 @@ def pack_official(name: str, source: Folder, root: Folder | None = None) -> list
 
 def available(name: str, split: str, root: Folder | None = None) -> bool:
     """Whether `load(name, split, root)` needs no network; arguments and errors as in `load`."""
-    split = _split(name, split)
+    split, own = _split(name, split), DATASETS[name]
     name = SCALED.get(name, (name, 0))[0]
-    return is_drawn(name) or _find(name, split, _root(root)) is not None
+    return own is not None or is_drawn(name) or _find(name, split, _root(root)) is not None
 
 
 def is_drawn(name: str) -> bool:
@@ -87,7 +92,12 @@ def is_drawn(name: str) -> bool:
 
 
 def normalization(name: str) -> tuple[Channels, Channels]:
-    """The (mean, standard deviation) of each channel that models of this data set normalise with."""
+    """The (mean, standard deviation) of each channel that models of this data set normalise with.
+
+    Those of a data set of your own are measured on its training images unless `NORMALIZATION` has them.
+    """
+    if DATASETS.get(name) and name not in NORMALIZATION:
+        return measured_normalization(load(name, "train"))
     choose("normalization of data set", name, tuple(NORMALIZATION))
     return NORMALIZATION[name]
 

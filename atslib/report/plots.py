@@ -40,7 +40,7 @@ def _picture(image: Tensor) -> np.ndarray:
 
 
 def sheet(rows: dict[str, Tensor], *, captions: dict[str, Sequence[str]] | None = None) -> Figure:
-    """A grid of images: one labelled row a batch (B, C, H, W), one column an image, optional text below."""
+    """A grid of images: one labelled row per batch (B, C, H, W), one column per image, optional captions."""
     captions, columns = captions or {}, max(len(batch) for batch in rows.values())
     with _styled():
         figure, axes = plt.subplots(len(rows), columns, figsize=(0.85 * columns + 1.6, 1.0 * len(rows)), squeeze=False)
@@ -62,11 +62,10 @@ def curves(table: pd.DataFrame, x: str, y: str, group: str, *, ylabel: str, axis
         own = axis is None
         axis = plt.subplots(figsize=(7, 3.4))[1] if own else axis
         for color, (name, rows) in zip(COLORS, table.groupby(group, sort=False), strict=False):
-            found = rows.groupby(x)[y].agg(["mean", "std"])
-            axis.plot(found.index, found["mean"], color=color, label=name)
-            axis.fill_between(
-                found.index, found["mean"] - found["std"], found["mean"] + found["std"], color=color, alpha=0.15, lw=0
-            )
+            spread = rows.groupby(x)[y].agg(["mean", "std"])
+            axis.plot(spread.index, spread["mean"], color=color, label=name)
+            low, high = spread["mean"] - spread["std"], spread["mean"] + spread["std"]
+            axis.fill_between(spread.index, low, high, color=color, alpha=0.15, lw=0)
         axis.set(xlabel=x, ylabel=ylabel)
         above = own and len(axis.lines) > 3  # so many names would cover the lines
         place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 3} if above else {"title": group}
@@ -77,7 +76,7 @@ def curves(table: pd.DataFrame, x: str, y: str, group: str, *, ylabel: str, axis
 def leakage(
     table: pd.DataFrame, group: str, floors: Sequence[str], *, value: str = "psnr", epsilon: float | None = None
 ) -> Figure:
-    """Every image's value a group, the mean, and beside it the floor columns' values (best guesses without
+    """Every image's value by group, the mean, and beside it the floor columns' values (best guesses without
     the gradient)."""
     with _styled():
         figure, axis = plt.subplots(figsize=(7.5, 3.8))
@@ -104,7 +103,7 @@ def ranking(table: pd.DataFrame, *, value: str = "s_pri", reference: float | Non
     """Scores as dots with their intervals, lowest on the left; ids of one function share a mark below the axis.
 
     Args:
-        table: a row an id in order, with `value`, `low`, `high` and `same as` (text, empty for a unique function).
+        table: one row per id in order, with `value`, `low`, `high` and `same as` (text, empty for a unique function).
         reference: a line at the score of doing nothing.
     """
     with _styled():
@@ -167,7 +166,7 @@ def scatter(
 
 
 def bars(values: pd.Series, *, xlabel: str, ylabel: str, lines: dict[str, float] | None = None) -> Figure:
-    """A bar a value, with labelled horizontal lines."""
+    """One bar per value, with labelled horizontal lines."""
     with _styled():
         figure, axis = plt.subplots(figsize=(7, 3.2), layout="constrained")
         axis.bar([str(name) for name in values.index], values, color=COLORS[0], width=0.6)

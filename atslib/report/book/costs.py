@@ -55,15 +55,15 @@ def speed_table(measurements: Path) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     keys = ["benchmark", "device", "threads", "model", "members"]
-    for (benchmark, device, threads, model, members), found in runs.groupby(keys, sort=False):
+    for (benchmark, device, threads, model, members), rows in runs.groupby(keys, sort=False):
         device = f"{device}, {threads} threads" if device == "cpu" else device
         attack = benchmark == "attack"
-        name = "attack, ms an image and iteration" if attack else "privacy score, gradients a second"
+        name = "attack, ms per image and iteration" if attack else "privacy score, gradients per second"
         ours, theirs = ("engine_ms", "loop_ms") if attack else ("engine_gradients", "loop_gradients")
-        middle, ratio = found[[ours, theirs, "ratio", "convolution_share"]].median(), found["ratio"]
+        middle, ratio = rows[[ours, theirs, "ratio", "convolution_share"]].median(), rows["ratio"]
         lines.append(
             f"| {name} | {device} | {model} | {members} | {middle[ours]:.1f} | {middle[theirs]:.1f} | "
-            f"{middle['ratio']:.1f} ({ratio.min():.1f} to {ratio.max():.1f}, n = {len(found)}) | "
+            f"{middle['ratio']:.1f} ({ratio.min():.1f} to {ratio.max():.1f}, n = {len(rows)}) | "
             f"{middle['convolution_share']:.0%} |"
         )
     return "\n".join(lines) + "\n"

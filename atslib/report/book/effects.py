@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from atslib.errors import AtsError, choose
+from atslib.report.compare import interval
 from atslib.report.pages import ext4_hidden_details, switches
 from atslib.report.result import NO_POLICY, newest, paired
 from atslib.store import write_atomically
@@ -21,8 +22,7 @@ _MARK = re.compile(r"(<!-- effect: (?P<name>[\w-]+) -->).*?(<!-- /effect -->)")
 
 
 def _change(attacks: pd.DataFrame, name: str, base: str, by: str = "setting") -> str:
-    found = paired(attacks[attacks[by].isin((name, base))], base, by=by).loc[name]
-    return f"{found['mean']:+.1f} dB [{found['low']:.1f}, {found['high']:.1f}]"
+    return interval(paired(attacks[attacks[by].isin((name, base))], base, by=by).loc[name])
 
 
 def _accuracy(table: pd.DataFrame, base: str, name: str, by: str) -> str:
@@ -77,8 +77,8 @@ def _where_it_acts(tables: Tables) -> str:
 
 def _correlations(tables: Tables) -> str:
     means = tables["policies"].groupby("policy").mean(numeric_only=True)
-    found = {c.removeprefix("s_pri "): means[c].corr(means["psnr"]) for c in means if c.startswith("s_pri")}
-    words = ", ".join(f"{value:.2f} ({name})" for name, value in found.items())
+    r = {c.removeprefix("s_pri "): means[c].corr(means["psnr"]) for c in means if c.startswith("s_pri")}
+    words = ", ".join(f"{value:.2f} ({name})" for name, value in r.items())
     return f"r over {len(means)} policies by the network that the score is computed on: {words}"
 
 
@@ -90,8 +90,8 @@ def _threshold(tables: Tables) -> str:
 
 def _against_the_original(tables: Tables) -> str:
     attacks = tables["attacks"]
-    moved = attacks.assign(change=attacks["psnr_original"] - attacks["psnr"]).groupby("policy", sort=False)["change"]
-    return "mean change: " + ", ".join(f"{policy} {change:+.1f} dB" for policy, change in moved.mean().items())
+    change = attacks.assign(change=attacks["psnr_original"] - attacks["psnr"]).groupby("policy", sort=False)["change"]
+    return "mean change: " + ", ".join(f"{policy} {mean:+.1f} dB" for policy, mean in change.mean().items())
 
 
 def _first_six(tables: Tables) -> str:
@@ -175,10 +175,10 @@ def effect(name: str, results: Path) -> str:
     """One effect in words, with data set, network, profile and a link; `UNKNOWN` where no stored table has it."""
     choose("effect", name, EFFECTS)
     page, words = EFFECTS[name]
-    found = newest(page, results)
-    if found is None:
+    stored = newest(page, results)
+    if stored is None:
         return UNKNOWN
-    folder, facts = found
+    folder, facts = stored
     tables = {file.stem: pd.read_csv(file) for file in folder.glob("*.csv")}
     where = f"{facts['dataset']}, {facts['model']}, n = {facts['images']}, {facts['profile']}"
     try:

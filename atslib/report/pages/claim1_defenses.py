@@ -12,7 +12,7 @@ from atslib.report.units.units import AttackUnit, attack_unit, model_unit
 from atslib.report.verdicts import no_leak
 from atslib.store import Store
 
-# defense → its row in the paper's Table 3 and the replication's Table 6
+# defense → its row in the paper's Table 3 and the replication's Table 6, or "" for one of your own
 DEFENSES = {
     "prune:0.7": "pruning-70",
     "prune:0.95": "pruning-95",

@@ -21,7 +21,8 @@ PAPER_ROWS = {
     "adam-l2": "Adam+L2",
     "sgd-cosine": "SGD+Cosine",
 }
-FURTHER = ("lbfgs-l2-fixed", "lbfgs-cosine-fixed", "sgd-cosine-fixed", "adam-cosine-tv", "adam-cosine-weak-tv")
+# Presets without a published row; one of your own is added to `ATTACKS` and here.
+FURTHER = ["lbfgs-l2-fixed", "lbfgs-cosine-fixed", "sgd-cosine-fixed", "adam-cosine-tv", "adam-cosine-weak-tv"]
 
 
 def units(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
@@ -62,7 +63,9 @@ def run(settings: Settings, store: Store) -> Result:
     """Every attack on undefended images and on images with the hybrid. Table `attacks`: one row per image."""
     by_preset = units(settings)
     attacks, sheets = attack_rows(by_preset, ("attack", "policy"), settings, store)
-    attacks["steps"] = attacks["attack"].map({name: unit.attack.steps for (name, _), unit in by_preset.items()})
+    attacks["steps"] = attacks["attack"].map(
+        {name: getattr(unit.attack, "steps", 0) for (name, _), unit in by_preset.items()}
+    )
     verdict = generality_verdict(attacks, list(PAPER_ROWS), HYBRID)
     facts = provenance(settings, sheets["adam-cosine", NO_POLICY])
     return Result("claim2_generality", {"attacks": attacks}, facts, verdict, sheets)

@@ -21,8 +21,8 @@ from atslib.policies.policy import OPS, parse_policy
 from atslib.report.result import Result, Verdict
 from atslib.report.units.settings import Settings
 from atslib.report.units.table1 import HYBRID, RANDOM, SEARCHED
-from atslib.report.units.tables import floors, image_rows, label, provenance
-from atslib.report.units.units import AttackUnit, attack_unit, attacked, dataset, device_of
+from atslib.report.units.tables import attack_rows, floors, label, provenance
+from atslib.report.units.units import AttackUnit, attack_unit, dataset
 from atslib.rng import rng
 from atslib.store import Artifact, Store, write_atomically
 
@@ -117,7 +117,7 @@ def shown(settings: Settings) -> tuple[int, tuple[str, ...], tuple[str, ...], in
 def units(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
     """All attacks of the page by (preset, policy); their models are in them."""
     images, policies, presets, frames = shown(settings)
-    found = {}
+    by_preset = {}
     for name in presets:
         scene = SCENES[name]
         for policy in policies:
@@ -127,58 +127,58 @@ def units(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
                 attack = dataclasses.replace(attack, steps=2 * settings.control_steps, tv=scene.tv)
                 model = dataclasses.replace(unit.model, model=scene.network, train=None, fraction=1.0)
                 unit = dataclasses.replace(unit, model=model)
-            found[name, policy] = dataclasses.replace(unit, attack=attack)
-    return found
+            by_preset[name, policy] = dataclasses.replace(unit, attack=attack)
+    return by_preset
 
 
 def run(settings: Settings, store: Store) -> Explorer:
-    """Attack, and pack. Tables: `images`, a row an attack, policy and image; `frames`, a row each frame of those."""
-    device = device_of(settings.device)
-    attacks, images, frames = units(settings), [], []
-    found: dict[tuple[str, str], Artifact] = {}
-    for (name, policy), unit in attacks.items():
-        artifact = found[name, policy] = attacked(unit, store, device)
-        images.append(image_rows(artifact, unit).assign(attack=name))
-        for step, values in zip(frame_steps(artifact), frame_psnr(artifact), strict=True):
-            row = {"attack": name, "policy": label(policy), "image": range(len(values)), "step": step, "psnr": values}
-            frames.append(pd.DataFrame(row))
-    tables = {name: pd.concat(rows, ignore_index=True) for name, rows in (("images", images), ("frames", frames))}
-    files = sheets(found)
-    facts = provenance(dataclasses.replace(settings, images=shown(settings)[0]), next(iter(found.values())))
+    """Attack, and pack. Tables: `images`, one row per attack, policy and image; `frames`, one row per frame."""
+    attacks = units(settings)
+    by_label = {(name, label(policy)): unit for (name, policy), unit in attacks.items()}
+    images, artifacts = attack_rows(by_label, ("attack", "policy"), settings, store)
+    frames = [
+        pd.DataFrame({"attack": name, "policy": policy, "image": range(len(values)), "step": step, "psnr": values})
+        for (name, policy), artifact in artifacts.items()
+        for step, values in zip(frame_steps(artifact), frame_psnr(artifact), strict=True)
+    ]
+    tables = {"images": images, "frames": pd.concat(frames, ignore_index=True)}
+    artifacts = dict(zip(attacks, artifacts.values(), strict=True))
+    files = sheets(artifacts)
+    facts = provenance(dataclasses.replace(settings, images=shown(settings)[0]), next(iter(artifacts.values())))
     verdict = Verdict("not measured", "the explorer shows single attacks and judges no claim", "There is none.")
-    index = packed(attacks, found, facts) | {"sheets": list(files)}
+    index = packed(attacks, artifacts, facts) | {"sheets": list(files)}
     return Explorer("explorer", tables, facts, verdict, {}, index, files)
 
 
-def frame_steps(found: Artifact) -> list[int]:
+def frame_steps(artifact: Artifact) -> list[int]:
     """The steps taken before each frame."""
-    return engine.frame_steps(len(found["frames"]), int(found["trace_steps"][-1]) + 1)
+    return engine.frame_steps(len(artifact["frames"]), int(artifact["trace_steps"][-1]) + 1)
 
 
-def frame_psnr(found: Artifact) -> list[list[float]]:
+def frame_psnr(artifact: Artifact) -> list[list[float]]:
     """PSNR of each frame to what the client used, in dB: (F, B)."""
-    target = found["target"].float() / 255
-    return [psnr(frame, target).tolist() for frame in found["frames"]]
+    target = artifact["target"].float() / 255
+    return [psnr(frame, target).tolist() for frame in artifact["frames"]]
 
 
 def packed(
-    attacks: dict[tuple[str, str], AttackUnit], found: dict[tuple[str, str], Artifact], facts: dict[str, object]
+    attacks: dict[tuple[str, str], AttackUnit], artifacts: dict[tuple[str, str], Artifact], facts: dict[str, object]
 ) -> dict:
     """What the sheets show, and the curves: `psnr` [preset][policy][image][frame], `cost` [...][trace step].
 
     `draws` [policy][image] are the operations as drawn, `floor` [policy][image] the PSNR of the mean training
-    image. The sheet `images.webp` has a row of originals and one a policy of what the client used; `a-p.webp`
-    has a row an image and a column a frame, of preset a and policy p. See `sheet` for their layout.
+    image. The sheet `images.webp` has a row of originals and one row per policy of what the client used; `a-p.webp`
+    has one row per image and one column per frame, of preset a and policy p. See `sheet` for their layout.
     """
-    presets, policies = (list(dict.fromkeys(keys)) for keys in zip(*found, strict=True))
-    first = found[presets[0], policies[0]]
+    presets, policies = (list(dict.fromkeys(keys)) for keys in zip(*artifacts, strict=True))
+    first = artifacts[presets[0], policies[0]]
     images = dataset(str(facts["dataset"]), "test")
     names = [images.class_names[i].replace("_", " ") for i in first["labels"].tolist()]
 
     def each(of: Callable[[Artifact], Tensor | list], digits: int) -> list:
         """[preset][policy][image][...], significant digits only."""
         return [
-            [[[brief(v, digits) for v in row] for row in zip(*of(found[a, p]), strict=True)] for p in policies]
+            [[[brief(v, digits) for v in row] for row in zip(*of(artifacts[a, p]), strict=True)] for p in policies]
             for a in presets
         ]
 
@@ -190,10 +190,10 @@ def packed(
         "policies": [
             {"id": label(p), "title": POLICIES[p], "operations": spoken(parse_policy(p).names())} for p in policies
         ],
-        "attacks": [_scene(a, attacks[a, policies[0]], found[a, policies[0]]) for a in presets],
+        "attacks": [_scene(a, attacks[a, policies[0]], artifacts[a, policies[0]]) for a in presets],
         "draws": [drawn(attacks[presets[0], p]) for p in policies],
         "floor": [
-            [brief(v, 4) for v in floors(found[presets[0], p]["target"], str(facts["dataset"]))["floor_mean"].tolist()]
+            [brief(v) for v in floors(artifacts[presets[0], p]["target"], images.name)["floor_mean"].tolist()]
             for p in policies
         ],
         "psnr": each(frame_psnr, 4),
@@ -206,12 +206,12 @@ def brief(value: float, digits: int = 4) -> float | None:
     return float(f"{value:.{digits}g}") if np.isfinite(value) else None
 
 
-def _scene(name: str, unit: AttackUnit, found: Artifact) -> dict:
+def _scene(name: str, unit: AttackUnit, artifact: Artifact) -> dict:
     """What the reader chooses between, and the axes of the curves."""
     trained = "trained with the policy" if unit.model.train else "untrained"
     detail = f"{unit.model.model}, {trained}\n{name}" + (f", TV {unit.attack.tv:g}" if SCENES[name].network else "")
-    trace = [*found["trace_steps"].tolist(), unit.attack.steps]
-    known = {"steps": unit.attack.steps, "frames": frame_steps(found), "trace": trace}
+    trace = [*artifact["trace_steps"].tolist(), unit.attack.steps]
+    known = {"steps": unit.attack.steps, "frames": frame_steps(artifact), "trace": trace}
     return {"id": name, "title": SCENES[name].title, "detail": detail} | known
 
 
@@ -238,12 +238,12 @@ def signed(ids: Sequence[int], signs: Sequence[int]) -> str:
     return spoken(" → ".join(words)) or "no operation"
 
 
-def sheets(found: dict[tuple[str, str], Artifact]) -> dict[str, bytes]:
+def sheets(artifacts: dict[tuple[str, str], Artifact]) -> dict[str, bytes]:
     """Every image sheet by its file name, the frames at the best quality within `BUDGET`."""
-    presets, policies = (list(dict.fromkeys(keys)) for keys in zip(*found, strict=True))
-    clients = [found[presets[0], policies[0]]["original"], *(found[presets[0], p]["target"] for p in policies)]
+    presets, policies = (list(dict.fromkeys(keys)) for keys in zip(*artifacts, strict=True))
+    clients = [artifacts[presets[0], policies[0]]["original"], *(artifacts[presets[0], p]["target"] for p in policies)]
     frames = {
-        f"{a}-{p}.webp": found[preset, policy]["frames"].transpose(0, 1)
+        f"{a}-{p}.webp": artifacts[preset, policy]["frames"].transpose(0, 1)
         for a, preset in enumerate(presets)
         for p, policy in enumerate(policies)
     }

@@ -1,4 +1,4 @@
-"""The shared pieces of the experiments: data, trained models and attacks, each an artifact of the store."""
+"""The shared pieces of the pages: data, trained models and attacks, each an artifact of the store."""
 
 import dataclasses
 import functools
@@ -298,7 +298,7 @@ def starts(unit: AttackUnit, model: nn.Module) -> Tensor:
 
 
 def attacked(unit: AttackUnit, store: Store, device: torch.device) -> Artifact:
-    """Attack the unit's images: reconstructions, cost, trace (≤ 26 steps), frames, and metrics an image.
+    """Attack the unit's images: reconstructions, cost, trace (≤ 26 steps), frames, and metrics of each image.
 
     Tensors: `reconstruction`, `target` and `original` (B, C, H, W) in [0, 1] (the last two uint8), `psnr`,
     `psnr_original`, `mse`, `ssim`, `cost`, `stuck` (B,), `trace` (T, B), `trace_steps` (T,), `frames` (F, B, …).

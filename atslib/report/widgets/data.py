@@ -93,8 +93,8 @@ def builder(settings: Settings, store: Store) -> dict:
 
 def _curves(unit: ScoreUnit, store: Store, device: torch.device) -> list[dict]:
     """Each policy's similarity of gradients and its score, means over images."""
-    found = scored(unit, store, device)
-    scores, curves = (found[name].double().mean(1).tolist() for name in ("scores", "curves"))
+    artifact = scored(unit, store, device)
+    scores, curves = (artifact[name].double().mean(1).tolist() for name in ("scores", "curves"))
     rows = zip(unit.policies, scores, curves, strict=True)
     return [{"id": p, "s_pri": brief(s), "curve": [brief(v) for v in curve]} for p, s, curve in rows]
 
@@ -120,16 +120,16 @@ def scatter(settings: Settings, store: Store, result: Result) -> dict:
     """
     table, device = result.tables["policies"], device_of(settings.device)
     attacks = claim7_correlation.attacks(settings)
-    found = [attacked(unit, store, device) for unit in attacks.values()]
+    artifacts = [attacked(unit, store, device) for unit in attacks.values()]
     few = slice(0, min(SHOWN, settings.images))
-    client, recovered = (torch.stack([a[name][few] for a in found], 1) for name in ("target", "reconstruction"))
+    client, recovered = (torch.stack([a[name][few] for a in artifacts], 1) for name in ("target", "reconstruction"))
     rows = [table[table["policy"] == policy] for policy in attacks]
     networks = claim7_correlation.networks_of(table)
     images = dataset(settings.dataset, "test")
     index = {
         "where": _where(settings),
         "size": list(client.shape[2:]),
-        "images": [images.class_names[i].replace("_", " ") for i in found[0]["labels"][few].tolist()],
+        "images": [images.class_names[i].replace("_", " ") for i in artifacts[0]["labels"][few].tolist()],
         "n": settings.images,
         "networks": [{"name": name, "r": _pearson(table, name)} for name in networks],
         "main": networks.index(claim7_correlation.MAIN),
@@ -145,7 +145,7 @@ def scatter(settings: Settings, store: Store, result: Result) -> dict:
             for policy, own in zip(attacks, rows, strict=True)
         ],
     }
-    original = found[0]["original"][few][None]
+    original = artifacts[0]["original"][few][None]
     clients = {"images.webp": _sheet(original, 90), "client.webp": _sheet(client, 90)}
     return with_files(index, clients | fitting({"found.webp": recovered}, BUDGET))
 

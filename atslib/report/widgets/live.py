@@ -43,15 +43,15 @@ def networks(settings: Settings, store: Store) -> dict[str, dict[str, list[Model
     """
     bare = model_unit(settings, train=None, fraction=1.0)
     names = dict.fromkeys((*UNTRAINED, settings.model))
-    found = {name: {"untrained": [dataclasses.replace(bare, model=name)]} for name in names}
+    offered = {name: {"untrained": [dataclasses.replace(bare, model=name)]} for name in names}
     units = [unit for _, facts in store.entries() if (unit := _checkpoint(facts, settings, store))]
     efforts: dict[str, float] = {}
     for unit in units:
         efforts[unit.model] = max(efforts.get(unit.model, 0), _effort(unit))
     for unit in units:
         stage = "trained" if _effort(unit) == efforts[unit.model] else "semi-trained"
-        found.setdefault(unit.model, {}).setdefault(stage, []).append(unit)
-    return found
+        offered.setdefault(unit.model, {}).setdefault(stage, []).append(unit)
+    return offered
 
 
 def _effort(unit: ModelUnit) -> float:
@@ -70,18 +70,18 @@ def _checkpoint(facts: Mapping, settings: Settings, store: Store) -> ModelUnit |
     return unit if not unit.train.defense and store.has("model", unit) else None
 
 
-def pick(found: Mapping, model: str, stage: str, policy: str) -> ModelUnit:
+def pick(offered: Mapping, model: str, stage: str, policy: str) -> ModelUnit:
     """The network trained with `policy` at that stage, else the one trained without a policy.
 
     Raises:
         AtsError: there is none.
     """
-    choose("network", model, found)
-    units = {unit.train.policy if unit.train else "": unit for unit in found[model].get(stage, ())}
+    choose("network", model, offered)
+    units = {unit.train.policy if unit.train else "": unit for unit in offered[model].get(stage, ())}
     if unit := units.get(policy, units.get("")):
         return unit
     raise AtsError(
-        f"no {stage} {model} for policy {policy or 'none'} in the store; there is {', '.join(found[model])}: "
+        f"no {stage} {model} for policy {policy or 'none'} in the store; there is {', '.join(offered[model])}: "
         "`python -m atslib run claim1_privacy` trains more"
     )
 

@@ -1,0 +1,125 @@
+"""A user's own optimizer, start, prior, distance, attack, model, data set and defense, each a row of a page's table.
+
+Everything above the tests is what a file outside the package holds: functions, classes, and their entries in tables.
+"""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from atslib import Images
+from atslib.attacks import ATTACKS
+from atslib.attacks.optimizers import OPTIMIZERS, Optimizer
+from atslib.attacks.priors import PENALTIES
+from atslib.attacks.starts import STARTS
+from atslib.clients.defenses import DEFENSES
+from atslib.data.load import DATASETS
+from atslib.gradients.problems import DISTANCES
+from atslib.models import FAMILIES
+from atslib.report.pages import claim1_defenses, claim2_generality
+from atslib.report.units.settings import settings
+from atslib.rng import rng
+
+pytestmark = pytest.mark.usefixtures("one_thread", "few_images")
+TINY = {"images": 2, "steps": 2, "fraction": 0.002}
+
+
+class Still(Optimizer):
+    """It never leaves the start."""
+
+    def step(self, cost, step):
+        distance, whole, _ = self.gradient(cost, self.state["z"])
+        return distance, whole
+
+
+def grey_start(shape, rng, normalize):
+    return normalize(torch.full(shape, 0.5))
+
+
+def nearness_to_white(normalized, pixels, seen):
+    return (1 - pixels).square().flatten(2).mean(2)
+
+
+def largest_difference(found, target, weights):
+    return torch.stack([(f - t).flatten(1).abs().amax(1) for f, t in zip(found, target, strict=True)]).amax(0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Flat:
+    """An attack that looks at nothing and answers with one shade."""
+
+    shade: float = 0.5
+
+    def run(self, seen, *, rng):
+        return torch.full((len(seen), *seen.shape), self.shade)
+
+
+def linear(width, num_classes, in_channels, image_size):
+    return nn.Sequential(nn.Flatten(), nn.Linear(in_channels * image_size**2, num_classes))
+
+
+def noise_images(split):
+    """Grey noise of 12×12 pixels, three classes."""
+    count = {"train": 60, "test": 20}[split]
+    pixels = torch.randint(256, (count, 1, 12, 12), dtype=torch.uint8, generator=rng(0, split))
+    return Images(pixels, torch.arange(count) % 3, ("a", "b", "c"), "noise", split)
+
+
+# --- each in a page's table ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def presets(monkeypatch):
+    """Five presets of one's own beside the paper's first, each with one new part; the last is another method."""
+    monkeypatch.setitem(OPTIMIZERS, "still", Still)
+    monkeypatch.setitem(STARTS, "grey", grey_start)
+    monkeypatch.setitem(PENALTIES, "white", nearness_to_white)
+    monkeypatch.setitem(DISTANCES, "largest", largest_difference)
+    base = ATTACKS["adam-cosine"]
+    own = {
+        "my start": dataclasses.replace(base, start="grey", optimizer="still"),
+        "my prior": dataclasses.replace(base, penalties=(("white", 1e6),), signed=True),
+        "my distance": dataclasses.replace(base, distance="largest"),
+        "my attack": Flat(0.25),
+    }
+    for name, attack in own.items():
+        monkeypatch.setitem(ATTACKS, name, attack)
+    monkeypatch.setattr(claim2_generality, "PAPER_ROWS", {"adam-cosine": "Adam+Cosine"})
+    monkeypatch.setattr(claim2_generality, "FURTHER", list(own))
+    return own
+
+
+def test_parts_of_an_attack_and_whole_attacks_are_rows_of_claim_2(presets, kept):
+    result = claim2_generality.run(settings(**TINY, model="lenet"), kept)
+    table = claim2_generality.comparison(result)
+    assert {name for name, _ in table.index} == {"adam-cosine", *presets}
+    rows = result.tables["attacks"].set_index(["attack", "policy", "image"])
+    for name in ("my start", "my attack"):
+        own = rows.loc[name]
+        shade = {"my start": 0.5, "my attack": 0.25}[name]
+        for (policy, image), psnr in own["psnr"].items():
+            target = result.sheets[name, policy]["target"][image].double() / 255
+            assert psnr == pytest.approx(float(-10 * (target - shade).square().mean().log10()), abs=1e-3)
+    assert (rows.loc["my prior", "psnr"] != rows.loc["adam-cosine", "psnr"]).all()
+    assert (rows.loc["my distance", "cost"] != rows.loc["adam-cosine", "cost"]).all()
+    assert rows.loc["my attack", "cost"].isna().all()
+    brighter = [result.sheets[name, "none"]["reconstruction"].mean() for name in ("my prior", "adam-cosine")]
+    assert brighter[0] > brighter[1]
+
+
+def test_a_model_a_data_set_and_a_defense_are_rows_of_claim_1(kept, monkeypatch):
+    monkeypatch.setitem(FAMILIES, "linear", (linear, 1, 1))
+    monkeypatch.setitem(DATASETS, "noise", noise_images)
+    monkeypatch.setitem(DEFENSES, "zero", (lambda gradients, strength, rng: tuple(0 * g for g in gradients), "", bool))
+    monkeypatch.setattr(claim1_defenses, "DEFENSES", {"prune:0.7": "pruning-70", "zero:1": ""})
+    result = claim1_defenses.run(settings(**TINY | {"fraction": 1.0}, model="linear", dataset="noise"), kept)
+    assert (result.facts["dataset"], result.facts["model"], result.facts["train"]) == ("noise", "linear", 60)
+    table = claim1_defenses.comparison(result)
+    assert ("zero:1", "fixed") in table.index
+    assert table.loc[("prune:0.7", "code"), "paper PSNR"] > 0
+    attacks = result.tables["attacks"].set_index(["defense", "applied"])
+    assert attacks.loc[("zero:1", "fixed"), "cost"].tolist() == [1, 1]  # nothing is shared, so nothing is similar
+    assert (attacks.loc[("zero:1", "code"), "cost"] != 1).all()
+    assert result.sheets["none", "fixed"]["target"].shape == (2, 1, 12, 12)
