@@ -3,7 +3,6 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.func import stack_module_state
 
 from atslib.gradients import problems as gradients
 from atslib.gradients.per_example import Unsupported
@@ -82,20 +81,6 @@ def test_a_gradient_can_be_differentiated_with_respect_to_pixels_and_probabiliti
     for a, b in zip(ours, plain, strict=True):
         assert b.abs().max() > 0
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10 * b.abs().max().item())
-
-
-@pytest.mark.parametrize("name", ["resnet20-1", "convnet-4"])
-def test_stacked_models_equal_each_model_on_its_own(name):
-    cases = [case(name, 2, seed) for seed in (0, 1)]
-    models = [model for model, _ in cases]
-    parameters, buffers = stack_module_state(models)
-    parameters = {key: value.detach() for key, value in parameters.items()}
-    pixels = torch.stack([pixels for _, pixels in cases])
-    labels = torch.tensor([[0, 1], [2, 3]])
-    stacked = gradients.problem_gradients(models[0], pixels, labels, parameters=parameters, buffers=buffers)
-    for i, model in enumerate(models):
-        for ours, expected in zip(stacked, alone(model, pixels[i], labels[i]), strict=True):
-            torch.testing.assert_close(ours[i], expected, rtol=1e-8, atol=1e-11)
 
 
 def test_the_caller_keeps_its_model():
@@ -196,20 +181,11 @@ def test_derivatives_of_a_distance_are_right(name):
     assert torch.autograd.gradcheck(lambda *f: DISTANCES[name](f, target, (1.0, 2.0)), found)
 
 
-@pytest.mark.parametrize("name", ["resnet20-1", "convnet-4", "lenet"])
-@pytest.mark.parametrize("stacked", [False, True])
-def test_shared_layers_with_handles_equal_vmap_to_second_order(name, stacked):
+@pytest.mark.parametrize("name", MODELS)
+def test_shared_layers_with_handles_equal_vmap_to_second_order(name):
     model = build_model(name, 10, rng=rng(0)).double()
     pixels = torch.rand(3, 2, 3, 32, 32, generator=rng(1), dtype=torch.float64).requires_grad_()
-    labels = torch.tensor([[0, 1], [2, 3], [4, 4]])
-    scale = torch.tensor([0.9, 1.0, 1.1], dtype=torch.float64)
-    parameters = {n: p.detach() * scale.view(-1, *[1] * p.ndim) for n, p in model.named_parameters()} if stacked else {}
-    fast = gradients.per_example(model, pixels, labels, {}, parameters)
-    slow = gradients.vmapped(model, pixels, labels, {}, parameters)
-    for found, expected in zip(fast, slow, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
-    second = [torch.autograd.grad(sum(g.square().sum() for g in each), pixels)[0] for each in (fast, slow)]
-    torch.testing.assert_close(second[0], second[1], rtol=1e-8, atol=1e-12)
+    assert_second_order_equals_vmap(model, pixels, torch.tensor([[0, 1], [2, 3], [4, 4]]))
 
 
 def strangely_convolved(width, side, *, stride, padding, dilation, bias, inplace=False):
@@ -230,8 +206,8 @@ def strangely_convolved(width, side, *, stride, padding, dilation, bias, inplace
 
 
 def assert_second_order_equals_vmap(model, pixels, labels):
-    fast = gradients.per_example(model, pixels, labels, {}, {})
-    slow = gradients.vmapped(model, pixels, labels, {}, {})
+    fast = gradients.per_example(model, pixels, labels, {})
+    slow = gradients.vmapped(model, pixels, labels, {})
     weights = [torch.randn(g.shape, generator=rng(2, i), dtype=g.dtype) for i, g in enumerate(slow)]
     second = []
     for found in (fast, slow):
@@ -242,7 +218,7 @@ def assert_second_order_equals_vmap(model, pixels, labels):
         torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-11)
 
 
-# Patches, groups, patches of large maps and (at stride 1) tiles, weights larger than maps.
+# Patches, groups, patches of large maps, weights larger than maps.
 @pytest.mark.parametrize(("width", "side"), [(4, 9), (4, 30), (256, 30), (64, 5)])
 @pytest.mark.parametrize(
     ("stride", "padding", "dilation"), [(1, 1, 1), (2, 1, 1), (1, 0, 1), ((1, 2), (0, 2), 1), (2, 3, (2, 1))]
@@ -292,7 +268,7 @@ class _Scaled(torch.nn.Module):
 def test_a_model_with_other_parameters_falls_back_and_is_still_exact():
     model, pixels, labels = _Scaled(), torch.rand(4, 3, 2, 2, generator=rng(0)), torch.tensor([0, 1, 2, 0])
     with pytest.raises(Unsupported):
-        gradients.per_example(model, pixels[:, None], labels[:, None], {}, {})
+        gradients.per_example(model, pixels[:, None], labels[:, None], {})
     found = gradients.example_gradients(model, pixels, labels)
     for row, image, label in zip(found, pixels, labels, strict=True):
         loss = torch.nn.functional.cross_entropy(model(image[None]), label[None])

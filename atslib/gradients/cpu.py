@@ -1,7 +1,8 @@
-"""What it takes to keep a CPU busy: rows that never meet in pieces, a thread a piece, and memory that is kept.
+"""How a CPU is kept busy: a batch is split into pieces, one per thread, and freed memory is kept for reuse.
 
-Two threads with a piece each do 1.2 times the work of one piece whose every operation is shared between two, in
-scores; about 1.05 times in attacks (benchmarks/NOTES.md). On a GPU, or with one thread, there is one piece.
+No result depends on another row of the batch, so the pieces are independent. Two threads with one piece each do 1.2
+times the work of two threads that share each operation, in scores, and about 1.05 times in attacks
+(benchmarks/NOTES.md). On a GPU, or with one thread, there is one piece.
 """
 
 import ctypes
@@ -22,9 +23,9 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 def keep_memory() -> None:
     """Let this process keep the memory it frees, where the C library is glibc.
 
-    By default large blocks go back to the system at once, and the next step gets them again page by page, zeroed:
-    5 to 8 % of an attack's or a score's time. The process then stays as large as it once was, which is its
-    owner's choice: commands and workers call this, the library's functions do not.
+    By default large blocks go back to the system at once, and the next step gets them again page by page, zeroed,
+    which takes 5 to 8 % of an attack's or a score's time. With this call the process stays as large as it once was.
+    Whether that is wanted is for its owner to say: commands and workers call this, the library's functions do not.
     """
     try:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
@@ -35,14 +36,14 @@ def keep_memory() -> None:
 
 
 def pieces(rows: int, device: torch.device) -> list[slice]:
-    """At most `torch.get_num_threads()` runs of so many rows, as even as can be."""
+    """The rows 0 to `rows` as at most `torch.get_num_threads()` slices whose lengths differ by at most one."""
     count = 1 if device.type == "cuda" else max(1, min(rows, torch.get_num_threads()))
     ends = [rows * i // count for i in range(count + 1)]
     return [slice(low, high) for low, high in itertools.pairwise(ends)]
 
 
 def keep_to_one_core() -> None:
-    """Let the operations of this thread use no other; threads begun later inherit it until somebody sets a number."""
+    """Let operations called in this thread use one core; threads that start later inherit that."""
     torch.get_num_threads()  # a thread's first call takes over the common number, which would undo the next line
     torch.set_num_threads(1)
 
@@ -61,7 +62,7 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
 
 def each(call: Callable, *arguments: Iterable) -> list:
-    """`list(map(call, *arguments))`, the calls at once; they must not share a model, whose hooks are its own."""
+    """`list(map(call, *arguments))`, in parallel. Calls must not share a model: its hooks are not thread-safe."""
     calls = list(zip(*arguments, strict=True))
     if len(calls) == 1:
         return [call(*calls[0])]
@@ -75,7 +76,7 @@ def each(call: Callable, *arguments: Iterable) -> list:
 
 
 def by_rows(calls: Sequence[Callable[[Tensor], tuple[Tensor, ...]]], rows: Sequence[slice], x: Tensor) -> tuple:
-    """Results of each call for its rows of `x`, put together; differentiable once in `x`."""
+    """The results of each call for its rows of `x`, concatenated; differentiable once in `x`."""
     return calls[0](x) if len(calls) == 1 else _ByRows.apply(x, tuple(calls), tuple(rows))
 
 
@@ -89,16 +90,16 @@ class _ByRows(Function):
             with torch.set_grad_enabled(further):
                 return own, call(own)
 
-        found = each(piece, calls, rows)
-        ctx.rows, ctx.found = rows, found if further else None
-        outputs = zip(*(outputs for _, outputs in found), strict=True)
+        results = each(piece, calls, rows)
+        ctx.rows, ctx.results = rows, results if further else None
+        outputs = zip(*(outputs for _, outputs in results), strict=True)
         return tuple(torch.cat([part.detach() for part in parts]) for parts in outputs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: object, *wanted: Tensor) -> tuple:
-        def piece(found: tuple, these: slice) -> Tensor:
-            own, outputs = found
+        def piece(result: tuple, these: slice) -> Tensor:
+            own, outputs = result
             return torch.autograd.grad(outputs, own, [w[these] for w in wanted])[0]
 
-        return torch.cat(each(piece, ctx.found, ctx.rows)), None, None
+        return torch.cat(each(piece, ctx.results, ctx.rows)), None, None

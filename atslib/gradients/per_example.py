@@ -1,10 +1,10 @@
-"""A network evaluated with one copy of its weights a problem, at the cost of one shared copy.
+"""The gradient of each of N problems in one backward pass of an ordinary network.
 
-Under `PerExample` an ordinary model's convolutions, linear layers and batch normalizations read *handles*:
-parameters expanded to (N, *shape), which occupy no more memory than one. The gradient with respect to a
-handle is every problem's own. The arithmetic stays that of the shared layer where it can: only the three
-products that truly differ by problem (the weight gradient and its two derivatives) run one a problem.
-`torch.func.vmap` gives the same numbers more slowly; tests hold the two together.
+Under `PerExample` convolutions, linear layers and batch normalizations read *handles*: parameters expanded to
+(N, *shape), which occupy no more memory than one. The gradient with respect to a handle has one row per problem.
+Layers compute with the shared weights; only three products of each layer, the weight gradient and its two
+derivatives, are computed for each problem. `problems.vmapped` gives the same numbers more slowly, and tests compare
+the two.
 """
 
 import copy
@@ -26,53 +26,53 @@ class Unsupported(Exception):
 
 
 class _Layer:
-    """A convolution where it stands in the network, and the normalization that was folded into it, if any.
+    """A convolution at one place of the network, and the normalization that was folded into it, if any.
 
     With given statistics a normalization is `scale * maps + shift`, so that its gradients follow from the
-    convolution's: that of `scale` is an inner product of weight and weight gradient. Maps are then neither scaled
-    on the way back nor kept, but where they are smaller than the weights.
+    convolution's: that of `scale` is an inner product of weight and weight gradient. So the maps need not be kept,
+    nor scaled in the backward pass. Only where they are smaller than the weights is that cheaper.
     """
 
     def __init__(self, mode: "PerExample", products: Products, weight: Tensor, bias: Tensor | None):
         self.mode, self.products, self.first = mode, products, mode.first
         self.weight = self.effective = weight
-        self.bias, self.scale, self.raw, self.left = bias, None, None, None
+        self.bias, self.scale, self.raw, self.postponed = bias, None, None, None
 
     def conv(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """The convolution with the shared weight, or with each problem's own, and the scale folded into it."""
+        """The convolution with the shared weight and the scale folded into it."""
         return self.products.conv(x, self.effective, None, bias)
 
     def transposed(self, out: Tensor) -> Tensor:
-        """The gradient of `conv` with respect to its input, and what the second pass left for it."""
-        if self.left is None:
+        """The gradient of `conv` with respect to its input, and what `directed` postponed."""
+        if self.postponed is None:
             return self.products.transposed(out, self.effective)
         if self.scale is not None:
             out = out * self.scale.view(-1, 1, 1)
-        return self.products.transposed(out.add_(self.left), self.weight)
+        return self.products.transposed(out.add_(self.postponed), self.weight)
 
     def normalized(self, raw: Tensor, mean: Tensor, inverse: Tensor, scale: Tensor) -> "_Layer":
         """The same layer with its maps `raw` normalized."""
-        found = copy.copy(self)
-        found.mean, found.inverse, found.scale = mean, inverse, scale
-        found.effective = fast_layout(self.weight * scale.view(-1, 1, 1, 1))  # once for three convolutions
-        found.centre = -mean if self.bias is None else self.bias - mean
+        layer = copy.copy(self)
+        layer.mean, layer.inverse, layer.scale = mean, inverse, scale
+        layer.effective = fast_layout(self.weight * scale.view(-1, 1, 1, 1))  # once for three convolutions
+        layer.centre = -mean if self.bias is None else self.bias - mean
         if self.weight.numel() * self.products.problems > 4 * raw.numel():
-            found.raw = raw
-        elif self.products.by_patches:  # as the directions lie
-            found.weight = self.weight.permute(2, 3, 1, 0).contiguous().permute(3, 2, 0, 1)
-        return found
+            layer.raw = raw
+        elif self.products.by_patches:  # in the memory layout of the directions
+            layer.weight = self.weight.permute(2, 3, 1, 0).contiguous().permute(3, 2, 0, 1)
+        return layer
 
     def gradients(self, x: Tensor, out: Tensor, patches: Tensor | None) -> tuple:
-        """Of weight, bias, gamma and beta, from that of the layer's maps; None for those it has not."""
+        """Of weight, bias, gamma and beta, given that of the layer's maps, `out`; None for those it does not have."""
         weight_gradient = self.products.weight_gradient
         if self.scale is None:
             return weight_gradient(x, out, patches), None if self.bias is None else self.total(out), None, None
         total, scale = self.total(out), self.scale.view(-1, 1, 1, 1)
         bias = None if self.bias is None else total * self.scale
         if self.raw is None:
-            found = weight_gradient(x, out, patches)
-            along = (found * self.weight).sum((2, 3, 4)) + self.centre * total
-            return found.mul_(scale), bias, along * self.inverse, total
+            by_weight = weight_gradient(x, out, patches)
+            along = (by_weight * self.weight).sum((2, 3, 4)) + self.centre * total
+            return by_weight.mul_(scale), bias, along * self.inverse, total
         along = self.total(out * self.raw) - self.mean * total
         return weight_gradient(x, out * scale[:, 0], patches), bias, along * self.inverse, total
 
@@ -91,9 +91,10 @@ class _Layer:
                 weight = weight * self.scale.view(-1, 1, 1, 1)
                 weight = weight.addcmul_(gamma[..., None, None, None], self.weight)
             return conv(x, weight, patches, bias) if wanted[0] else None, transposed(out, weight) if wanted[1] else None
-        # Maps are smaller than weights: they are scaled. What gamma does to `x` goes with the next shared product.
+        # Maps are smaller than weights here, so they are scaled. What gamma does to `x` is one more shared
+        # product, which the next call of `transposed` does together with its own.
         gamma, bias, scale = self.rows(gamma), self.rows(bias), self.scale.view(-1, 1, 1)
-        self.left = out * gamma
+        self.postponed = out * gamma
         to_out = torch.addcmul(bias, self.raw, gamma).addcmul_(conv(x, weight, patches), scale) if wanted[0] else None
         return to_out, transposed(out * scale, weight) if wanted[1] else None
 
@@ -107,13 +108,13 @@ class _Layer:
 
 
 class _Convolution(Function):
-    """A layer's maps `value`, a function of its input and of its parameters' handles, whose values the layer has."""
+    """A layer's maps as a function of its input and its handles; `value` holds them, computed with shared weights."""
 
     @staticmethod
     def forward(ctx: object, x: Tensor, value: list[Tensor], layer: _Layer, *handles: Tensor | None) -> Tensor:
         ctx.save_for_backward(x)
         ctx.layer = layer
-        return value[0]  # in a list, so that it is no input of this function, of which a result would be a view
+        return value[0]  # in a list: autograd would take a tensor for an input, and the result for a view of it
 
     @staticmethod
     def backward(ctx: object, out: Tensor) -> tuple:
@@ -145,13 +146,13 @@ class _ConvolutionGradient(Function):
 
 
 class _Gate(Function):
-    """`x` where `gate`, by default itself, is positive, else 0: a ReLU whose second pass adds no maps of zeros."""
+    """`x` where `gate`, by default `x`, is positive, else 0: a ReLU whose second derivative adds no maps of zeros."""
 
     @staticmethod
     def forward(ctx: object, x: Tensor, gate: Tensor | None) -> Tensor:
-        found = x.relu() if gate is None else torch.ops.aten.threshold_backward(x, gate, 0)
-        ctx.save_for_backward(found if gate is None else gate)
-        return found
+        result = x.relu() if gate is None else torch.ops.aten.threshold_backward(x, gate, 0)
+        ctx.save_for_backward(result if gate is None else gate)
+        return result
 
     @staticmethod
     def backward(ctx: object, out: Tensor) -> tuple:
@@ -211,15 +212,15 @@ class PerExample(SameRules):
 
     Args:
         problems: N; the leading dimension of every activation is N · k.
-        parameters: id of a model's parameter → (handle (N, *shape), shared constant or None).
+        handles: id of a model's parameter → its handle, (N, *shape).
         buffers: id of a model's buffer → (N, *shape).
     """
 
-    def __init__(self, problems: int, parameters: dict[int, tuple], buffers: dict[int, Tensor]):
+    def __init__(self, problems: int, handles: dict[int, Tensor], buffers: dict[int, Tensor]):
         super().__init__()
-        self.problems, self.parameters, self.buffers = problems, parameters, buffers
+        self.problems, self.handles, self.buffers = problems, handles, buffers
         self.handles_wanted = True  # False once their gradients are there: later passes skip those products
-        self.first = True  # no layer was met yet: what comes in depends on no handle
+        self.first = True  # until the first layer: its input depends on no handle
         self.convolved: dict[int, tuple] = {}  # id of a convolution's result → that result, and what it came from
         self.layers |= {
             torch.conv2d: self._conv2d,
@@ -232,21 +233,16 @@ class PerExample(SameRules):
         kwargs = kwargs or {}
         if function in self.layers:
             return self.layers[function](*args, **kwargs)
-        found = function(*args, **kwargs)
+        result = function(*args, **kwargs)
         used = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
-        if isinstance(found, Tensor) and any(id(a) in self.parameters for a in used):
+        if isinstance(result, Tensor) and any(id(a) in self.handles for a in used):
             raise Unsupported(getattr(function, "__name__", str(function)))
-        return found
+        return result
 
     def _handle(self, tensor: Tensor) -> Tensor:
-        if id(tensor) not in self.parameters:
+        if id(tensor) not in self.handles:
             raise Unsupported("a parameter that is not the model's own")
-        return self.parameters[id(tensor)][0]
-
-    def _value(self, tensor: Tensor) -> Tensor:
-        """The constant that all problems share, or each problem's own."""
-        handle, shared = self.parameters[id(tensor)]
-        return handle.detach() if shared is None else shared
+        return self.handles[id(tensor)]
 
     def __exit__(self, *exception: object) -> None:
         self.convolved.clear()
@@ -262,13 +258,12 @@ class PerExample(SameRules):
         if groups != 1 or isinstance(padding, str):
             raise Unsupported("a grouped or string-padded convolution")
         handles = [None if t is None else self._handle(t) for t in (weight, bias)]
-        values = [None if t is None else self._value(t) for t in (weight, bias)]
+        values = [None if t is None else t.detach() for t in (weight, bias)]
         products = Products(self.problems, x, weight, (stride, padding, dilation))
         layer = _Layer(self, products, *values)
         self.first = False
         out = _Convolution.apply(x, [layer.conv(x.detach(), values[1])], layer, *handles, None, None)
-        if values[0].ndim == 4:
-            self.convolved[id(out)] = weakref.ref(out), out._version, x, layer, handles
+        self.convolved[id(out)] = weakref.ref(out), out._version, x, layer, handles
         return out
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -301,8 +296,8 @@ class PerExample(SameRules):
         inverse, own = torch.rsqrt(variance + eps), [self._handle(t) for t in (weight, bias)]
         out, version, source, layer, handles = self.convolved.pop(id(x), (lambda: None, *[None] * 4))
         if out() is x and x._version == version and mean.ndim == 1:
-            scale = self._value(weight) * inverse
-            shift = self._value(bias) - mean * scale
+            scale = weight.detach() * inverse
+            shift = bias.detach() - mean * scale
             value = torch.addcmul(shift.view(-1, 1, 1), x.detach(), scale.view(-1, 1, 1))
             layer = layer.normalized(x.detach(), mean, inverse, scale)
             return _Convolution.apply(source, [value], layer, *handles, *own)

@@ -19,7 +19,7 @@ from atslib.models import batch_norms
 
 Gradients = tuple[Tensor, ...]
 
-LONG_ROW = 1 << 17  # elements from which a call a row is cheaper on a CPU than a temporary
+LONG_ROW = 1 << 17  # elements from which one call per row is faster on a CPU than a temporary for all rows
 
 
 def problem_gradients(
@@ -28,61 +28,55 @@ def problem_gradients(
     targets: Tensor,
     *,
     buffers: dict[str, Tensor] | None = None,
-    parameters: dict[str, Tensor] | None = None,
 ) -> Gradients:
     """Gradient of the mean cross-entropy of each problem with respect to every parameter.
 
     Args:
-        model: as the client runs it; with batch normalization in train mode a problem's statistics are
-            those of its own k images, and the running statistics stay untouched.
+        model: as the client runs it, see `models.in_mode`: in train mode the statistics of a problem are those of
+            its own k images.
         inputs: (N, k, C, H, W), what `model` takes.
         targets: (N, k) class indices, or (N, k, K) class probabilities.
-        buffers, parameters: (N, ...) statistics and weights that differ by problem; the model's own
-            otherwise. `parameters` holds all of them or none.
+        buffers: (N, ...) statistics that differ by problem; the model's own otherwise.
     Returns:
-        One tensor (N, *shape) a parameter, differentiable with respect to `inputs` and `targets`.
+        One tensor (N, *shape) per parameter, differentiable with respect to `inputs` and `targets`.
+    Raises:
+        AtsError: a batch normalization that would update its running statistics, or has one value per channel.
     """
     try:
-        return per_example(model, inputs, targets, buffers or {}, parameters or {})
+        return per_example(model, inputs, targets, buffers or {})
     except Unsupported:
-        return vmapped(model, inputs, targets, buffers or {}, parameters or {})
+        return vmapped(model, inputs, targets, buffers or {})
 
 
-def per_example(
-    model: nn.Module, inputs: Tensor, targets: Tensor, buffers: dict, parameters: dict | None = None
-) -> Gradients:
-    """The fast form: handles for the parameters, see `per_example`."""
-    n, own = len(inputs), dict(model.named_parameters())
-    handles = {
-        name: (parameters[name] if parameters else p.detach().expand(n, *p.shape)).detach().requires_grad_()
-        for name, p in own.items()
-    }
-    shared = {name: None if parameters else p.detach() for name, p in own.items()}
+def per_example(model: nn.Module, inputs: Tensor, targets: Tensor, buffers: dict[str, Tensor]) -> Gradients:
+    """The fast form of `problem_gradients`, for most networks; see the module `per_example`.
+
+    Raises:
+        Unsupported: a parameter outside of the layers that it knows.
+    """
+    parameters = list(model.parameters())
+    handles = [p.detach().expand(len(inputs), *p.shape).requires_grad_() for p in parameters]
     statistics = {id(b): buffers[name] for name, b in model.named_buffers() if name in buffers}
     further = torch.is_grad_enabled() and (inputs.requires_grad or targets.requires_grad)
     with torch.enable_grad():
-        with PerExample(n, {id(p): (handles[name], shared[name]) for name, p in own.items()}, statistics) as mode:
+        with PerExample(len(inputs), dict(zip(map(id, parameters), handles, strict=True)), statistics) as mode:
             logits = model(inputs.flatten(0, 1))
         loss = F.cross_entropy(logits, targets.flatten(0, 1), reduction="sum") / inputs.shape[1]
-        found = torch.autograd.grad(loss, tuple(handles.values()), create_graph=further)
+        gradients = torch.autograd.grad(loss, handles, create_graph=further)
         mode.handles_wanted = False
-        return found
+        return gradients
 
 
-def vmapped(
-    model: nn.Module, inputs: Tensor, targets: Tensor, buffers: dict, parameters: dict | None = None
-) -> Gradients:
-    """The general form, for any model: `vmap` over nested `grad`."""
-    own = {name: p.detach() for name, p in model.named_parameters()}
-    shared = {name: b for name, b in model.named_buffers() if name not in buffers}
+def vmapped(model: nn.Module, inputs: Tensor, targets: Tensor, buffers: dict[str, Tensor]) -> Gradients:
+    """The readable reference of `problem_gradients`, for any network: `vmap` over `grad`."""
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
 
     def loss(parameters: dict, buffers: dict, images: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(functional_call(model, {**parameters, **shared, **buffers}, (images,)), labels)
+        return F.cross_entropy(functional_call(model, {**parameters, **buffers}, (images,)), labels)
 
-    stacked = 0 if parameters else None
     with SameRules():
-        found = vmap(grad(loss), in_dims=(stacked, 0, 0, 0))(parameters or own, buffers, inputs, targets)
-    return tuple(found.values())
+        gradients = vmap(grad(loss), in_dims=(None, 0, 0, 0))(parameters, buffers, inputs, targets)
+    return tuple(gradients.values())
 
 
 def batch_statistics(
@@ -129,7 +123,7 @@ def example_gradients(model: nn.Module, pixels: Tensor, labels: Tensor) -> Tenso
         pixels: (B, C, H, W) floats in [0, 1].
         labels: (B,) int64.
     Returns:
-        (B, P), P in the order of `model.named_parameters()`. Equal to one backward pass an image.
+        (B, P), P in the order of `model.named_parameters()`. Equal to one backward pass per image.
     """
     return flatten(problem_gradients(model, pixels[:, None], labels[:, None]))
 
@@ -140,7 +134,7 @@ def flatten(gradients: Gradients) -> Tensor:
 
 
 def unflatten(gradients: Tensor, model: nn.Module) -> Gradients:
-    """(N, P) → views (N, *shape), one a parameter; the inverse of `flatten`."""
+    """(N, P) → views (N, *shape), one per parameter; the inverse of `flatten`."""
     shapes = [p.shape for p in model.parameters()]
     pieces = gradients.split([s.numel() for s in shapes], 1)
     return tuple(piece.unflatten(1, s) if s else piece[:, 0] for piece, s in zip(pieces, shapes, strict=True))
@@ -149,7 +143,7 @@ def unflatten(gradients: Tensor, model: nn.Module) -> Gradients:
 class _Inner(Function):
     """Inner products of each tensor with its target and with itself, (L, N) each.
 
-    They are memory-bound: the derivative of both in one pass halves the traffic that autograd would make.
+    They are limited by memory: one pass for the derivative of both halves the traffic of autograd's two.
     """
 
     @staticmethod
@@ -189,7 +183,7 @@ def _squares(gradients: Sequence[Tensor]) -> Tensor:
 
 
 def _rows(gradient: Tensor, like: Tensor | None = None) -> Tensor:
-    """(N, elements), in the order in which `like`, by default itself, lies in memory."""
+    """(N, elements), the elements in the order in which `like`, by default `gradient`, lies in memory."""
     like = gradient if like is None else like
     if not like.is_contiguous():
         gradient = gradient.permute(0, *sorted(range(1, like.ndim), key=like.stride, reverse=True))
@@ -216,7 +210,7 @@ def cosine(found: Gradients, target: Gradients, weights: Sequence[float]) -> Ten
     """1 - cosine similarity of the whole gradients, (N,) in [0, 2]. Paper Eq. 5; the attacks' `sim`."""
     column = torch.tensor(weights, dtype=found[0].dtype, device=found[0].device).unsqueeze(1)
     dot, square, norm = ((column * part).sum(0) for part in _inner(found, target))
-    tiny = torch.finfo(dot.dtype).tiny  # a root each: the product of the squares would underflow
+    tiny = torch.finfo(dot.dtype).tiny  # two roots: the product of the squares would underflow
     return 1 - dot / (square.clamp_min(tiny).sqrt() * norm.clamp_min(tiny).sqrt())
 
 

@@ -1,6 +1,6 @@
-"""The products of one convolution with weights that are shared, or each problem's own.
+"""The products of one convolution that `per_example` is made of.
 
-`per_example` is made of them. Where they are forms of one another, the cheaper one on the device is taken.
+Each has several equivalent forms; the one that is fastest on the device is taken.
 """
 
 from collections.abc import Sequence
@@ -13,16 +13,15 @@ from atslib.models import fast_layout
 
 _backward = torch.ops.aten.convolution_backward
 
-# A CPU multiplies patches where maps are small; elsewhere a grouped convolution is as fast, or, but for the weight
-# gradient of many channels, faster.
+# On a CPU matrix products of patches are faster than grouped convolutions where maps are small or channels many.
 FEW_PIXELS, MANY_CHANNELS = 256, 256
 
 
 class Products:
-    """The products of one convolution; a weight is shared, (O, I, h, w), or each problem's own, (N, O, I, h, w).
+    """The products of one convolution. A weight is shared, (O, I, h, w), or one direction per problem, (N, O, I, h, w).
 
-    Per-problem products run as grouped convolutions, problems as groups, or as matrix products of patches.
-    The latter want, and give, weights that lie in memory as (N, h, w, I, O), and maps in channels-last layout.
+    Products with directions are grouped convolutions, one group per problem, or matrix products of patches. The
+    latter expect and return weights that lie in memory as (N, h, w, I, O), and maps in channels-last layout.
     """
 
     def __init__(self, problems: int, maps: Tensor, weight: Tensor, geometry: Sequence[Sequence[int]]):
@@ -38,7 +37,7 @@ class Products:
             self.rest.append(rest)
         pixels = self.size[0] * self.size[1]
         self.by_patches = not maps.is_cuda and (pixels <= FEW_PIXELS or outputs >= MANY_CHANNELS)
-        # The way back writes h·w values an output pixel and channel where a product of patches reads them.
+        # Patches of the input's gradient are h·w times larger than the maps and must be added up: only for small maps.
         self.back_by_patches = not maps.is_cuda and pixels <= min(FEW_PIXELS, 4 * outputs - 1)
 
     def fold(self, x: Tensor) -> Tensor:
@@ -72,14 +71,14 @@ class Products:
         return windows.reshape(self.problems, -1, windows.shape[3:].numel())
 
     def scatter(self, seen: Tensor) -> Tensor:
-        """Each pixel's sum over the patches that saw it: patches back to maps."""
+        """The transpose of `patches`: each pixel's sum over the patches that hold it."""
         seen = seen.flatten(0, 1).unflatten(1, (*self.kernel, -1)).unflatten(0, (-1, *self.size))
         rows = self.overlapped(seen.unbind(3), 0)
         return self.overlapped(rows.unbind(3), 1).permute(0, 3, 1, 2)
 
     def overlapped(self, parts: Sequence[Tensor], axis: int) -> Tensor:
-        """The sum of what each row (axis 0) or column (1) of the kernel saw, at the input pixels where it was."""
-        places, side = [self.met(tap, axis) for tap in range(len(parts))], self.inputs[axis]
+        """The sum over the kernel's rows (axis 0) or columns (1) of their parts, each at the input pixels it covers."""
+        places, side = [self.covered(tap, axis) for tap in range(len(parts))], self.inputs[axis]
         before = (slice(None),) * (axis + 1)
         if (everywhere := (slice(0, side, 1), slice(0, side))) in places:
             first = places.index(everywhere)
@@ -93,8 +92,8 @@ class Products:
                 total[(*before, to)] += part[(*before, of)]
         return total
 
-    def met(self, tap: int, axis: int) -> tuple[slice, slice]:
-        """The input pixels that a row or column of the kernel meets, and the output pixels at which it does."""
+    def covered(self, tap: int, axis: int) -> tuple[slice, slice]:
+        """The input pixels that a row or column of the kernel covers, and the output pixels at which it does."""
         stride, offset = self.stride[axis], tap * self.dilation[axis] - self.padding[axis]
         first = max(0, -(offset // stride))
         last = max(first, min(self.size[axis], (self.inputs[axis] - 1 - offset) // stride + 1))
@@ -102,15 +101,15 @@ class Products:
         return slice(start, start + (last - first) * stride, stride), slice(first, last)
 
     def conv(self, x: Tensor, weight: Tensor, patches: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-        """Convolve; `patches` of `x` where they are at hand; `bias` is (O,) or, beside a weight a problem, (N, O)."""
+        """Convolve; `patches` of `x` if already computed; `bias` is (O,), or (N, O) with one weight per problem."""
         if weight.ndim == 4:
             return F.conv2d(fast_layout(x), weight, bias, self.stride, self.padding, self.dilation)
         if not self.by_patches:
             args = (None if bias is None else bias.flatten(), self.stride, self.padding, self.dilation, self.problems)
             return self.unfold(F.conv2d(self.fold(x), weight.flatten(0, 1), *args))
         product = (self.patches(x) if patches is None else patches, self.matrix(weight))
-        found = torch.bmm(*product) if bias is None else torch.baddbmm(bias.unsqueeze(1), *product)
-        return found.view(-1, *self.size, found.shape[2]).permute(0, 3, 1, 2)
+        rows = torch.bmm(*product) if bias is None else torch.baddbmm(bias.unsqueeze(1), *product)
+        return rows.view(-1, *self.size, rows.shape[2]).permute(0, 3, 1, 2)
 
     def matrix(self, weight: Tensor) -> Tensor:
         """(N, O, I, h, w) → (N, h·w·I, O)."""
@@ -129,10 +128,10 @@ class Products:
     def weight_gradient(self, x: Tensor, out: Tensor, patches: Tensor | None) -> Tensor:
         """The gradient of `conv` with respect to each problem's weights, (N, O, I, h, w)."""
         if patches is not None:
-            found = torch.bmm(patches.transpose(1, 2), self.rows(out))
-            return found.unflatten(1, (*self.kernel, -1)).permute(0, 4, 3, 1, 2)
+            by_patch = torch.bmm(patches.transpose(1, 2), self.rows(out))
+            return by_patch.unflatten(1, (*self.kernel, -1)).permute(0, 4, 3, 1, 2)
         groups = self.problems * out.shape[1]
         like = x.new_empty(1).expand(groups, x.shape[1], *self.kernel)
         args = (None, self.stride, self.padding, self.dilation, False, [0, 0], self.problems, [False, True, False])
-        found = _backward(self.fold(out), self.fold(x), like, *args)[1]
-        return found.unflatten(0, (self.problems, -1))
+        by_weight = _backward(self.fold(out), self.fold(x), like, *args)[1]
+        return by_weight.unflatten(0, (self.problems, -1))

@@ -1,4 +1,4 @@
-"""The two numbers of the search: how much a policy hides, and what it costs in accuracy, both without an attack.
+"""The two numbers of the search: how much a policy hides, and how much accuracy it costs, both without an attack.
 
 The privacy score follows the gradient from noise to the transformed image; the accuracy score looks at how
 alike an untrained network's responses to transformed images are. Each has three variants: "paper" as
@@ -6,6 +6,7 @@ printed, "code" as the authors' released code computes it, "fixed" as we would.
 """
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from atslib.clients.prepare import streams, to_images, transform
 from atslib.data.load import Images
 from atslib.errors import AtsError, choose
+from atslib.gradients.chunks import in_chunks
 from atslib.gradients.cpu import each, pieces
 from atslib.gradients.per_example import SameRules
 from atslib.gradients.problems import DISTANCES, problem_gradients
@@ -28,7 +30,7 @@ VARIANTS = ("paper", "code", "fixed")
 _DISTANCE = {"paper": "cosine", "code": "cosine-tensors", "fixed": "cosine"}
 
 
-def _left(curve: Tensor) -> Tensor:
+def _left_sum(curve: Tensor) -> Tensor:
     return curve[:, :-1].mean(1)
 
 
@@ -38,7 +40,7 @@ def _trapezoid(curve: Tensor) -> Tensor:
 
 # Variant → the area under (B, points). Eq. 7 is a left Riemann sum: the curve ends at 1, so it falls short by about
 # half an interval and moves with the number of points. The code's trapezoids do not; "fixed" keeps them.
-_AREA: dict[str, Callable[[Tensor], Tensor]] = {"paper": _left, "code": _trapezoid, "fixed": _trapezoid}
+_AREA: dict[str, Callable[[Tensor], Tensor]] = {"paper": _left_sum, "code": _trapezoid, "fixed": _trapezoid}
 
 
 def area(curve: Tensor, variant: str = "fixed") -> Tensor:
@@ -79,7 +81,7 @@ def gradsim_curve(
     if pixels.ndim != 4 or not pixels.is_floating_point() or len(pixels) != len(labels):
         raise AtsError(
             f"gradsim_curve: pixels {tuple(pixels.shape)} {pixels.dtype} for {len(labels)} labels; "
-            "expected floats (B, C, H, W) in [0, 1], one label an image"
+            "expected floats (B, C, H, W) in [0, 1], one label per image"
         )
     if start is None:
         if rng is None:
@@ -133,12 +135,12 @@ def privacy_scores(
     seed, device = _seed(rng), next(model.parameters()).device
     images, total = images.to(device), 0
     for draw in range(draws):
-        moved = torch.cat([transformed(images, policy, seed=seed, draw=draw)[first:] for policy in policies])
+        prepared = torch.cat([transformed(images, policy, seed=seed, draw=draw)[first:] for policy in policies])
         noise = starts
         if starts is None:
             noise = torch.rand(images.pixels.shape, generator=stream(seed, "start", draw))
         noise = noise[first:].to(device, next(model.parameters()).dtype)
-        curve = _curves(model, moved, images.labels[first:], noise, points=points, variant=variant)
+        curve = _curves(model, prepared, images.labels[first:], noise, points=points, variant=variant)
         total = total + _AREA[variant](curve)
     return (total / draws).view(len(policies), -1)
 
@@ -171,7 +173,7 @@ def accuracy_score(
     _check(model, variant)
     seed, device, dtype = _seed(rng), next(model.parameters()).device, next(model.parameters()).dtype
     one_per_class = variant == "code" if one_per_class is None else one_per_class
-    moved = transformed(images.to(device), policy, seed=seed)
+    prepared = transformed(images.to(device), policy, seed=seed)
     scores = []
     for rows in torch.arange(len(images)).split(batch):
         if len(rows) < batch and scores:
@@ -179,7 +181,7 @@ def accuracy_score(
         if one_per_class:
             labels = images.labels[rows].tolist()
             rows = rows[sorted({label: i for i, label in reversed(list(enumerate(labels)))}.values())]
-        scores.append(jacobian_score(jacobian(model, to_images(moved[rows.to(device)], dtype)), variant=variant))
+        scores.append(jacobian_score(jacobian(model, to_images(prepared[rows.to(device)], dtype)), variant=variant))
     return sum(scores) / len(scores)
 
 
@@ -242,50 +244,43 @@ def _same_shape(start: Tensor, pixels: Tensor) -> None:
 @torch.no_grad()
 def _curves(model: nn.Module, pixels: Tensor, labels: Tensor, start: Tensor, *, points: int, variant: str) -> Tensor:
     """Curves of N images, uint8 or floats in [0, 1]; labels and starts, B of them, repeat. (N, points)"""
-    rows, found, done = _rows_at_once(model), [], 0
-    threads = pieces(len(pixels), pixels.device)
-    models = [model] if len(threads) == 1 else [copy.deepcopy(model) for _ in threads]  # none shared
+    rows, threads = _rows_at_once(model), pieces(len(pixels), pixels.device)
+    models = [model] if len(threads) == 1 else [copy.deepcopy(model) for _ in threads]  # hooks are not thread-safe
 
-    def curves(model: nn.Module, chunk: Tensor) -> Tensor:
-        target = pixels[chunk].to(start.dtype) if pixels.is_floating_point() else to_images(pixels[chunk], start.dtype)
-        repeated = chunk % len(start)
-        return _similarity(model, (target, start[repeated], labels[repeated]), points, rows, variant)
+    def one_piece(model: nn.Module, chosen: Tensor) -> Tensor:
+        images = pixels[chosen] if pixels.is_floating_point() else to_images(pixels[chosen], start.dtype)
+        again = chosen % len(start)
+        return _similarities(model, (images.to(start), start[again], labels[again]), points, rows, variant)
 
-    while done < len(pixels):
-        size = max(1, rows // points) * len(models)
-        chunk = torch.arange(done, min(done + size, len(pixels)), device=pixels.device)
-        try:
-            parts = chunk.chunk(len(models))
-            curve = torch.cat(each(curves, models[: len(parts)], parts))
-        except torch.OutOfMemoryError:
-            if rows == 1:
-                raise
-            curve = None
-        if curve is None:  # outside of `except`, which would keep the failed batch alive
-            rows = rows // 2
-            continue
-        found.append(curve)
-        done += len(chunk)
-    return torch.cat(found)
+    def curves(part: slice) -> Tensor:
+        parts = torch.arange(part.start, part.stop, device=pixels.device).chunk(len(models))
+        return torch.cat(each(one_piece, models[: len(parts)], parts))
+
+    return torch.cat(in_chunks(curves, len(pixels), max(1, rows // points) * len(models)))
 
 
-def _similarity(model: nn.Module, mixed: tuple[Tensor, Tensor, Tensor], points: int, rows: int, variant: str) -> Tensor:
-    """(m, points) for m targets, starts and labels, about `rows` gradients at once."""
-    target, start, labels = mixed
-    weights, pieces, reference = [1.0] * sum(1 for _ in model.parameters()), [], None
-    # From the image back to the noise: the target's own gradient is the first column, computed once.
-    shares = torch.arange(points - 1, -1, -1, device=target.device).to(target.dtype) / (points - 1)
-    for share in shares.chunk(-(-len(target) * points // rows)):
-        share = share.view(-1, 1, 1, 1)
-        x = fast_layout((share * target[:, None] + (1 - share) * start[:, None]).flatten(0, 1))
-        shape = (len(target), len(share))
-        found = problem_gradients(model, x[:, None], labels.repeat_interleave(shape[1])[:, None])
-        if reference is None:
-            reference = [g.unflatten(0, shape)[:, :1].clone() for g in found]
+def _similarities(
+    model: nn.Module, mixed: tuple[Tensor, Tensor, Tensor], points: int, rows: int, variant: str
+) -> Tensor:
+    """(m, points) for m images, starts and labels, at most about `rows` gradients in memory."""
+    images, start, labels = mixed
+    weights, reference = [1.0] * sum(1 for _ in model.parameters()), []
+    # From the image back to the noise: the gradient of the image itself comes first and is computed once.
+    shares = torch.arange(points - 1, -1, -1, device=images.device).to(images.dtype) / (points - 1)
+
+    def similarities(part: slice) -> Tensor:
+        share = shares[part].view(-1, 1, 1, 1)
+        shape = (len(images), len(share))
+        x = fast_layout((share * images[:, None] + (1 - share) * start[:, None]).flatten(0, 1))
+        gradients = problem_gradients(model, x[:, None], labels.repeat_interleave(shape[1])[:, None])
+        if not reference:
+            reference.extend(g.unflatten(0, shape)[:, :1].clone() for g in gradients)
         repeated = tuple(r.expand(*shape, *r.shape[2:]).flatten(0, 1) for r in reference)
-        pieces.append(1 - DISTANCES[_DISTANCE[variant]](found, repeated, weights).view(shape))
-    curve = torch.cat(pieces, 1).flip(1)
-    curve[:, -1] = 1  # what rounding leaves of it
+        return 1 - DISTANCES[_DISTANCE[variant]](gradients, repeated, weights).view(shape)
+
+    size = math.ceil(points / math.ceil(len(images) * points / rows))
+    curve = torch.cat(in_chunks(similarities, points, size), 1).flip(1)
+    curve[:, -1] = 1  # it is 1 up to rounding
     return curve
 
 
