@@ -99,7 +99,7 @@ def attack(model_name: str = "resnet20-4", members: int = 8, *, device: str = "c
         return torch.autograd.grad((distance + penalty).sum(), rows)[0]
 
     def loop() -> Tensor:
-        return plain_step(model, z, labels, list(objective.target), preset.tv)
+        return plain_step(model, z, labels, list(objective.sent[0]), preset.tv)
 
     ours = engine().view_as(z)
     if place.type == "cuda":
