@@ -22,7 +22,8 @@ from atslib.clients.defenses import Defense
 from atslib.clients.prepare import prepare, streams, to_images
 from atslib.clients.threat import observe
 from atslib.clients.training import TrainConfig, evaluate, fit, load_checkpoint, save_checkpoint
-from atslib.data.load import DATASETS, Images, load, load_folder, measured_normalization, pack_official
+from atslib.data.folder import load_folder
+from atslib.data.load import DATASETS, Images, load, measured_normalization, pack_official
 from atslib.errors import AtsError, choose
 from atslib.gradients.cpu import keep_memory
 from atslib.measures.metrics import mse, psnr, ssim

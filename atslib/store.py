@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import platform
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -56,7 +57,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     Raises:
         AtsError: the folder, or the whole file, cannot be written.
     """
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write(partial)

@@ -20,7 +20,9 @@ from PIL import Image
 
 from atslib.data import official as _official
 from atslib.data import packed as _packed
-from atslib.data.load import Images, load, pack
+from atslib.data.folder import load_folder
+from atslib.data.load import Images, load
+from atslib.data.packed import pack
 from atslib.errors import AtsError
 from atslib.rng import rng
 
@@ -155,7 +157,7 @@ def test_tinyimagenet_train_falls_back_on_the_tenth_and_says_so(undecoded):
         ({"pixels": torch.zeros(4, 2, 2, dtype=torch.uint8)}, "(N, C, H, W)"),
         ({"pixels": torch.zeros(4, 2, 2, 2, dtype=torch.uint8)}, "2 channels"),
         ({"labels": torch.zeros(4)}, "labels are float32"),
-        ({"labels": torch.zeros(3, dtype=torch.int64)}, "one label an image"),
+        ({"labels": torch.zeros(3, dtype=torch.int64)}, "one label per image"),
         ({"labels": torch.tensor([0, 1, 2, 1])}, "label 2 is outside 0..1"),
         ({"labels": torch.tensor([0, -1, 1, 1])}, "label -1 is outside 0..1"),
     ],
@@ -211,28 +213,26 @@ def test_a_stratified_subset_takes_the_rounded_share_of_each_class_and_at_least_
     assert part.labels.bincount(minlength=3).tolist() == counts
 
 
-@pytest.mark.parametrize("stratified", [True, False])
-def test_a_subset_has_no_image_twice_and_keeps_the_order_and_the_labels(stratified):
+def test_a_subset_has_no_image_twice_and_keeps_the_order_and_the_labels():
     images = made_up([40, 8, 1])
-    part = images.subset(0.4, stratified=stratified, rng=rng(1))
+    part = images.subset(0.4, rng=rng(1))
     numbers = part.pixels[:, 0, 0, 0].long()
     assert (numbers.diff() > 0).all()
     assert torch.equal(part.labels, images.labels[numbers])
     assert f"(n={len(part)})" in part.note
 
 
-def test_a_uniform_subset_has_the_rounded_share_of_all_and_reaches_every_image():
+def test_a_subset_reaches_every_image():
     images = made_up([40, 8, 1])
-    parts = [images.subset(0.3, stratified=False, rng=rng(seed)) for seed in range(40)]
-    assert {len(part) for part in parts} == {15}  # round(0.3 * 49)
-    assert len(torch.cat([part.pixels[:, 0, 0, 0] for part in parts]).unique()) == 49  # a miss: 1e-6 each
+    parts = [images.subset(0.3, rng=rng(seed)) for seed in range(40)]
+    assert {len(part) for part in parts} == {15}  # 12, 2 and 1
+    assert len(torch.cat([part.pixels[:, 0, 0, 0] for part in parts]).unique()) == 49  # a miss: 1e-4
 
 
-@pytest.mark.parametrize("stratified", [True, False])
-def test_a_subset_depends_only_on_its_generator(stratified):
+def test_a_subset_depends_only_on_its_generator():
     def numbers(seed):
         torch.rand(3)  # the global generator plays no part
-        return made_up([40, 8, 1]).subset(0.4, stratified=stratified, rng=rng(seed)).pixels[:, 0, 0, 0].tolist()
+        return made_up([40, 8, 1]).subset(0.4, rng=rng(seed)).pixels[:, 0, 0, 0].tolist()
 
     assert numbers(5) == numbers(5)
     assert numbers(5) != numbers(6)
@@ -304,6 +304,40 @@ def test_every_data_set_has_constants_for_each_of_its_channels(name):
     mean, std = data.normalization(name)
     assert len(mean) == len(std) == (1 if name.startswith(("fmnist", "shapes-grey")) else 3)
     assert all(0 < value < 1 for value in mean + std)
+
+
+def test_drawn_sets_are_told_apart_from_photographed_ones():
+    drawn = [name for name in data.DATASETS if data.is_drawn(name)]
+    assert drawn == ["shapes", "shapes-grey", "shapes-grey-32"]
+    assert not data.is_drawn("shapes-of-my-own")
+
+
+# --- Own folders -------------------------------------------------------------------------------------
+
+DEEP = np.array([[0, 128, 257], [32768, 65407, 65535], [1000, 2000, 3000]], dtype=np.uint16)
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif"])
+def test_sixteen_bits_are_scaled_to_eight(tmp_path, suffix):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        for i in range(2):
+            Image.fromarray(DEEP).save(tmp_path / name / f"{i}.{suffix}")
+    train, test = load_folder(tmp_path, size=3)
+    expected = np.rint(DEEP / 257).astype(np.uint8)
+    for pixels in torch.cat([train.pixels, test.pixels]):
+        assert pixels.shape == (1, 3, 3)
+        assert (pixels[0].numpy() == expected).all()
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.int32])
+def test_images_without_a_known_range_are_refused_by_name(tmp_path, kind):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        for i in range(2):
+            Image.fromarray(DEEP.astype(kind)).save(tmp_path / name / f"{i}.tif")
+    with pytest.raises(AtsError, match=r"a/0\.tif cannot be read as an image: 32 bits per pixel"):
+        load_folder(tmp_path)
 
 
 # --- Names, roots and the order of sources -----------------------------------------------------------
@@ -379,7 +413,7 @@ def test_packing_colour_is_lossless(tmp_path):
     [
         ({"pixels": np.zeros((2, 1, 4, 4))}, "float64 of shape"),
         ({"pixels": [np.zeros(3), np.zeros(3)]}, "the bytes of encoded files"),
-        ({"labels": [0]}, "one label an image"),
+        ({"labels": [0]}, "one label per image"),
         ({"labels": [0, 2]}, "label 2 is outside 0..1"),
         ({"labels": [0.0, 1.0]}, "labels are float64"),
         ({"path": "x.zip"}, ".npz"),
@@ -468,7 +502,7 @@ FAULTS = {
     "pickled": (alter(labels=lambda x: x.astype(object)), "not a whole packed file"),
     "label too large": (alter(labels=lambda x: put(x, 3, 10)), "label 10 is outside 0..9"),
     "label negative": (alter(labels=lambda x: put(x, 3, -1)), "label -1 is outside 0..9"),
-    "label missing": (alter(labels=lambda x: x[:-1]), "one label an image"),
+    "label missing": (alter(labels=lambda x: x[:-1]), "one label per image"),
     "float labels": (alter(labels=lambda x: x / 1), "labels are float64"),
     "other classes": (alter(class_names=lambda x: x[:9]), "fmnist has 10 classes"),
     "offsets fall": (alter(offsets=lambda x: put(x, 4, x[6])), "offsets are not a rising row"),

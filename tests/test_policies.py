@@ -218,11 +218,6 @@ def test_sampling_is_uniform_over_the_search_space():
     assert policies.sample_uniform(5, rng=rng(0)) == sample[:5]
 
 
-def test_sampling_honours_the_lengths():
-    singles = policies.sample_uniform(3000, rng=rng(1), length=(1,))
-    assert {policy.ids for policy in singles} == {(i,) for i in range(50)}
-
-
 def test_the_authors_sampler_is_nearly_always_of_length_three():
     sample = policies.sample_authors(20_000, rng=rng(0))
     lengths = Counter(len(policy.ids) for policy in sample)

@@ -13,7 +13,8 @@ from PIL import Image
 
 from atslib.__main__ import main
 from atslib.attacks import ATTACKS
-from atslib.data.load import load, load_folder, measured_normalization
+from atslib.data.folder import load_folder
+from atslib.data.load import load, measured_normalization
 from atslib.errors import AtsError
 from atslib.models import build_model
 from atslib.policies.policy import CANONICAL, Policy, enumerate_distinct, load_policies

@@ -8,16 +8,8 @@ data set from outside: one entry in `load.DATASETS`; to add one here: one entry 
 
 from atslib.data.folder import load_folder
 from atslib.data.images import KINDS, Images
-from atslib.data.load import (
-    DATASETS,
-    NORMALIZATION,
-    available,
-    load,
-    measured_normalization,
-    normalization,
-    pack_official,
-)
+from atslib.data.load import DATASETS, NORMALIZATION, available, is_drawn, load, measured_normalization, normalization
 from atslib.data.packed import pack
 
-__all__ = ["DATASETS", "KINDS", "NORMALIZATION", "Images", "available", "load", "load_folder"]
-__all__ += ["measured_normalization", "normalization", "pack", "pack_official"]
+__all__ = ["DATASETS", "KINDS", "NORMALIZATION", "Images", "available", "is_drawn", "load", "load_folder"]
+__all__ += ["measured_normalization", "normalization", "pack"]

@@ -16,7 +16,7 @@ from atslib.errors import AtsError
 class Kind(NamedTuple):
     """What every file of a data set agrees with."""
 
-    mode: str  # Pillow's "RGB" or "L": one letter a channel
+    mode: str  # Pillow's "RGB" or "L": one letter per channel
     size: int  # images are square, in pixels
     classes: int
     official: str = ""  # where a download comes from: a class of torchvision.datasets, or a URL
@@ -34,7 +34,7 @@ KINDS = {
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Images:
-    """A labelled set of images; whatever selects from it returns another one.
+    """Images with labels; whatever selects from them returns `Images` again.
 
     Args:
         pixels: (N, C, H, W) uint8 in 0..255; C is 1 (grey) or 3 (RGB).
@@ -100,27 +100,24 @@ class Images:
             raise AtsError(f"index {int(bad[0])} is outside the {len(self)} images of {self.name} {self.split}")
         return replace(self, pixels=self.pixels[index], labels=self.labels[index])
 
-    def subset(self, fraction: float, *, stratified: bool = True, rng: torch.Generator) -> "Images":
-        """A random part, drawn without replacement and kept in the order of the whole.
+    def subset(self, fraction: float, *, rng: torch.Generator) -> "Images":
+        """The same share of every class, drawn without replacement and kept in the order of the whole.
 
         Args:
-            fraction: in (0, 1].
-            stratified: `round(fraction * n)` images of each class with n images, at least 1; otherwise
-                `round(fraction * N)` of all images, at least 1. (`round` takes halves to the even number.)
+            fraction: in (0, 1]; of n images of a class `round(fraction * n)`, at least 1. (Halves go to the even.)
             rng: where the choice is drawn from.
         Raises:
             AtsError: `fraction` is not a number in (0, 1].
         """
         if not (isinstance(fraction, Real) and 0 < fraction <= 1):
             raise AtsError(f"subset fraction {fraction!r}: it must be a number above 0 and at most 1")
-        labels = self.labels.cpu() if stratified else torch.zeros(len(self), dtype=torch.int64)
         drawn = [torch.zeros(0, dtype=torch.int64)]
-        for label in labels.unique():
-            members = torch.nonzero(labels == label).flatten()
+        for label in self.labels.unique():
+            members = torch.nonzero(self.labels == label).flatten().cpu()
             order = torch.randperm(len(members), generator=rng, device=rng.device).cpu()
             drawn.append(members[order[: max(1, round(fraction * len(members)))]])
         part = self.take(torch.cat(drawn).sort().values)
-        how = f"{'stratified' if stratified else 'uniform'} {100 * fraction:g} % (n={len(part):,})"
+        how = f"stratified {100 * fraction:g} % (n={len(part):,})"
         return part if len(part) == len(self) else replace(part, note="; ".join(filter(None, (self.note, how))))
 
     def to(self, device: str | torch.device) -> "Images":
@@ -153,7 +150,7 @@ def explain(error: Exception) -> str:
 def label_fault(labels: Tensor | np.ndarray, count: int, classes: int) -> str:
     """What is wrong with the labels of `count` images, or ""."""
     if tuple(labels.shape) != (count,):
-        return f"labels of shape {tuple(labels.shape)} for {count} images; there must be one label an image"
+        return f"labels of shape {tuple(labels.shape)} for {count} images; there must be one label per image"
     if isinstance(labels, np.ndarray) and count and labels.dtype.kind not in "iu":
         return f"labels are {labels.dtype}; they must be integers"
     outside = labels[(labels < 0) | (labels >= classes)]

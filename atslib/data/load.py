@@ -6,16 +6,12 @@ from pathlib import Path
 
 import torch
 
-from atslib.data.folder import load_folder
 from atslib.data.images import KINDS, Images, scaled
 from atslib.data.official import download as download_official
 from atslib.data.official import pack_copy
-from atslib.data.packed import Folder, file_names, pack, read
+from atslib.data.packed import Folder, file_names, read
 from atslib.data.shapes import draw_shapes
 from atslib.errors import choose
-
-__all__ = ["DATASETS", "NORMALIZATION", "Images", "available", "load", "load_folder", "measured_normalization"]
-__all__ += ["normalization", "pack", "pack_official"]
 
 Channels = tuple[float, ...]
 # Sets that are others scaled: name → which, and the side in pixels. The authors' code does it to Fashion-MNIST.
@@ -74,7 +70,7 @@ def load(name: str, split: str, root: Folder | None = None, *, download: bool = 
 
 
 def pack_official(name: str, source: Folder, root: Folder | None = None) -> list[Path]:
-    """Pack an official copy that is already on disk, as `python -m atslib pack` does; see `_official.pack_copy`."""
+    """Pack an official copy that is already on disk, as `python -m atslib pack` does; see `official.pack_copy`."""
     return pack_copy(name, Path(source), _root(root))
 
 

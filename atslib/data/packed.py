@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from uuid import uuid4
 from zipfile import BadZipFile
 
 import numpy as np
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from atslib.data.images import KINDS, Images, Kind, describe, explain, label_fault
 from atslib.errors import AtsError
+from atslib.store import write_atomically
 
 Folder = str | os.PathLike[str]
 
@@ -47,10 +47,10 @@ def _arrays(path: Path, keys: Sequence[str], optional: Sequence[str] = ()) -> di
 def read(path: Path, name: str, split: str) -> Images:
     """The images in a packed file; AtsError if anything in it contradicts the data set or itself."""
     kind = KINDS[name]
-    found = _arrays(path, ("labels", "class_names", "offsets"), ("exact",))
-    labels, offsets = found["labels"], found["offsets"]
-    if found["class_names"].shape != (kind.classes,):
-        raise _broken(path, f"class_names has shape {found['class_names'].shape}, {name} has {kind.classes} classes")
+    arrays = _arrays(path, ("labels", "class_names", "offsets"), ("exact",))
+    labels, offsets = arrays["labels"], arrays["offsets"]
+    if arrays["class_names"].shape != (kind.classes,):
+        raise _broken(path, f"class_names has shape {arrays['class_names'].shape}, {name} has {kind.classes} classes")
     if offsets.dtype.kind not in "iu" or offsets.ndim != 1 or len(offsets) == 0 or (np.diff(offsets) < 0).any():
         raise _broken(path, "offsets are not a rising row of integers")
     if fault := label_fault(labels, len(offsets) - 1, kind.classes):
@@ -58,14 +58,14 @@ def read(path: Path, name: str, split: str) -> Images:
     pixels = torch.from_numpy(_cached(path, kind, offsets))
     labels = torch.from_numpy(labels.astype(np.int64))
     note = f"10 % of the training set (n={len(labels):,})" if path.stem.endswith("_10pct") else ""
-    if "exact" in found:
-        exact = torch.from_numpy(found["exact"])
+    if "exact" in arrays:
+        exact = torch.from_numpy(arrays["exact"])
         if exact.dtype != torch.bool or exact.shape != labels.shape:
-            raise _broken(path, f"exact is {describe(exact)}; it must be one bool an image")
+            raise _broken(path, f"exact is {describe(exact)}; it must be one bool per image")
         if not exact.all():
             note = f"{(~exact).sum():,} of {len(exact):,} images, not lossless here, are left out"
             pixels, labels = pixels[exact], labels[exact]
-    return Images(pixels, labels, tuple(map(str, found["class_names"])), name, split, note)
+    return Images(pixels, labels, tuple(map(str, arrays["class_names"])), name, split, note)
 
 
 def _cached(path: Path, kind: Kind, offsets: np.ndarray) -> np.ndarray:
@@ -81,8 +81,8 @@ def _cached(path: Path, kind: Kind, offsets: np.ndarray) -> np.ndarray:
         if isinstance(pixels, np.ndarray) and pixels.shape == shape and pixels.dtype == np.uint8:
             return pixels
     pixels = _decode(path, kind, offsets)
-    with suppress(OSError):  # a folder that cannot be written costs time, nothing else
-        _write(cache, lambda file: np.save(file, pixels))
+    with suppress(AtsError):  # a folder that cannot be written costs time, nothing else
+        write_atomically(cache, lambda partial: _save(partial, np.save, pixels))
     return pixels
 
 
@@ -94,7 +94,7 @@ def _decode(path: Path, kind: Kind, offsets: np.ndarray, chunk: int = 500) -> np
     out = np.empty((count, channels, size, size), dtype=np.uint8)
 
     def decode(first: int) -> None:
-        # One tall canvas a chunk: Pillow copies in C, several times faster than an array an image.
+        # One tall canvas for a chunk: Pillow copies in C, several times faster than one array per image.
         last = min(first + chunk, count)
         canvas = Image.new(kind.mode, (size, size * (last - first)))
         for i in range(first, last):
@@ -120,9 +120,6 @@ def _paste(canvas: Image.Image, top: int, encoded: np.ndarray) -> str:
     return ""
 
 
-# --- Writing -----------------------------------------------------------------------------------------
-
-
 def pack(
     pixels: Tensor | np.ndarray | Sequence[bytes],
     labels: Tensor | np.ndarray | Sequence[int],
@@ -131,15 +128,13 @@ def pack(
     *,
     extra: Mapping[str, np.ndarray] | None = None,
 ) -> Path:
-    """Write a packed file, which appears whole or not at all.
+    """Write a packed file, whole or not at all; its path.
 
     Args:
         pixels: (N, C, H, W) uint8, stored as lossless WebP; or N encoded images (WebP, JPEG, PNG) as bytes.
         labels: (N,) integers, an index into `class_names`.
         path: a new `.npz` file; `load` looks for `<name>_<split>.npz`.
         extra: more arrays for the file, such as `exact` (N,) bool.
-    Returns:
-        The path.
     Raises:
         AtsError: the file exists or cannot be written, or the arguments contradict each other.
     """
@@ -155,11 +150,13 @@ def pack(
         "labels": labels.astype(np.int64),
         "class_names": np.array(class_names, dtype=np.str_),
     }
-    try:
-        _write(path, lambda file: np.savez(file, **arrays, **(extra or {})))
-    except OSError as error:
-        raise AtsError(f"pack: {path} cannot be written ({explain(error)})") from error
+    write_atomically(path, lambda partial: _save(partial, np.savez, **arrays, **(extra or {})))
     return path
+
+
+def _save(path: Path, save: Callable[..., None], *arrays: np.ndarray, **named: np.ndarray) -> None:
+    with path.open("xb") as file:  # given a path, numpy would add its own suffix
+        save(file, *arrays, **named)
 
 
 def _encode(pixels: Tensor | np.ndarray | Sequence[bytes]) -> list[bytes]:
@@ -179,15 +176,3 @@ def _webp(image: np.ndarray) -> bytes:
     picture = Image.fromarray(image[0] if len(image) == 1 else image.transpose(1, 2, 0))
     picture.save(buffer, "WEBP", lossless=True)
     return buffer.getvalue()
-
-
-def _write(path: Path, save: Callable[[io.BufferedIOBase], None]) -> None:
-    """Let `save` write a file beside `path`, then give it that name."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.stem}-{uuid4().hex}.partial")
-    try:
-        with partial.open("xb") as file:
-            save(file)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """Policies, the operations an image goes through: `Policy` is a sequence, `Hybrid` draws a policy per image.
 
 Notation as in the paper: `"3-1-7"` applies operation 3, then 1, then 7; `"3-1-7+43-18-18"` draws one of the
-two for each image; `""` is the identity. `OPS` and the kernels live in `atslib.policies.policy.operations`.
+two for each image; `""` is the identity. `OPS` and the kernels live in `atslib.policies.operations`.
 """
 
 import json
@@ -16,12 +16,8 @@ from PIL import Image
 from torch import Tensor
 
 from atslib.errors import AtsError
-from atslib.policies.operations import OPS, Op, apply, check_pixels, magnitude
+from atslib.policies.operations import OPS, apply, check_pixels, magnitude
 from atslib.rng import rng as stream
-
-__all__ = ["CANONICAL", "IDENTITIES", "OPS", "Hybrid", "Op", "Policy", "magnitude", "parse_policy"]
-__all__ += ["PilTransform", "enumerate_all", "enumerate_distinct", "load_policies", "sample_authors"]
-__all__ += ["sample_uniform", "save_policies"]
 
 IDENTITIES = (28, 39)  # solarize from 256 on, and colour by a factor of 1
 
@@ -187,19 +183,15 @@ class PilTransform:
         return Image.fromarray(np.ascontiguousarray(result if image.mode == "RGB" else result[:, :, 0]))
 
 
-def sample_uniform(n: int, *, rng: torch.Generator, length: Sequence[int] = (1, 2, 3)) -> list[Policy]:
-    """`n` policies, each of the 50^k of the given lengths equally likely: of 127,550, 98 % have length 3.
+def sample_uniform(n: int, *, rng: torch.Generator) -> list[Policy]:
+    """`n` policies, each of the 127,550 of length 1 to 3 equally likely: 98 % have length 3.
 
     With replacement, and over ids: functions with several ids come up more often.
     """
-    counts = [len(OPS) ** k for k in length]
     policies = []
-    for number in torch.randint(sum(counts), (n,), generator=rng, device=rng.device).tolist():
-        for k, count in zip(length, counts, strict=True):
-            if number < count:
-                policies.append(Policy(tuple(number // len(OPS) ** i % len(OPS) for i in range(k))))
-                break
-            number -= count
+    for number in torch.randint(50 + 50**2 + 50**3, (n,), generator=rng, device=rng.device).tolist():
+        length, number = (1, number) if number < 50 else (2, number - 50) if number < 2550 else (3, number - 2550)
+        policies.append(Policy(tuple(number // 50**i % 50 for i in range(length))))
     return policies
 
 
