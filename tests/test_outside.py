@@ -95,7 +95,7 @@ def test_parts_of_an_attack_and_whole_attacks_are_rows_of_claim_2(presets, kept)
     result = claim2_generality.run(settings(**TINY, model="lenet"), kept)
     table = claim2_generality.comparison(result)
     assert {name for name, _ in table.index} == {"adam-cosine", *presets}
-    rows = result.tables["attacks"].set_index(["attack", "policy", "image"])
+    rows = result.tables["attacks"].set_index(["attack", "policy", "image"]).sort_index()
     for name in ("my start", "my attack"):
         own = rows.loc[name]
         shade = {"my start": 0.5, "my attack": 0.25}[name]
@@ -119,7 +119,7 @@ def test_a_model_a_data_set_and_a_defense_are_rows_of_claim_1(kept, monkeypatch)
     table = claim1_defenses.comparison(result)
     assert ("zero:1", "fixed") in table.index
     assert table.loc[("prune:0.7", "code"), "paper PSNR"] > 0
-    attacks = result.tables["attacks"].set_index(["defense", "applied"])
+    attacks = result.tables["attacks"].set_index(["defense", "applied"]).sort_index()
     assert attacks.loc[("zero:1", "fixed"), "cost"].tolist() == [1, 1]  # nothing is shared, so nothing is similar
     assert (attacks.loc[("zero:1", "code"), "cost"] != 1).all()
     assert result.sheets["none", "fixed"]["target"].shape == (2, 1, 12, 12)

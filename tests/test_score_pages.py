@@ -29,7 +29,7 @@ from atslib.report.units import scoring, table1
 from atslib.report.units.scoring import ScoreUnit, scored, search_unit, searched, unseen
 from atslib.report.units.settings import settings
 from atslib.report.units.table1 import HYBRID, RANDOM
-from atslib.report.units.units import moved, semi_trained, targets, trained
+from atslib.report.units.units import semi_trained, targets, trained, transformed
 from atslib.rng import rng
 from atslib.scores.scores import area, gradsim_curve
 from atslib.store import Store
@@ -77,7 +77,7 @@ def test_a_score_is_the_area_under_the_curve_of_the_moved_image(together, kept):
     noise = torch.stack([torch.rand((3, 32, 32), generator=stream) for _ in range(3)])
     labels = load("shapes", "test").labels[:3]
     for row, policy in ((1, "3-1-7"), (4, HYBRID)):
-        pixels = moved("shapes", policy, 3, seed=0).float() / 255
+        pixels = transformed("shapes", policy, 3, seed=0).float() / 255
         curve = gradsim_curve(model, pixels, labels, start=noise, points=5)
         torch.testing.assert_close(together["curves"][row], curve, atol=1e-5, rtol=0)
         torch.testing.assert_close(together["scores"][row], area(curve), atol=1e-5, rtol=0)
@@ -108,7 +108,7 @@ def test_score_and_attack_see_the_same_pixels():
         assert unit.policies == tuple(attacks)
         assert (unit.images, unit.seed, unit.model.dataset) == (2, TINY.seed, "shapes")
     for policy, attack in attacks.items():
-        assert torch.equal(targets(attack)[1], moved("shapes", policy, 2, seed=TINY.seed))
+        assert torch.equal(targets(attack)[1], transformed("shapes", policy, 2, seed=TINY.seed))
         assert attack.model == scores[claim7_correlation.MAIN].model == semi_trained(TINY)
 
 

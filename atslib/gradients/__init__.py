@@ -1,8 +1,8 @@
 """Gradients of many independent problems at once, and distances between them.
 
 `problems` is the door: gradients by problem, in the fast form where the network allows it, else by `torch.func.vmap`,
-which is also the readable reference. `per_example` and `products` are the fast form; `cpu` keeps cores busy. To add a
-distance: one function and its entry in `problems.DISTANCES`.
+which is also the readable reference. `per_example` and `products` are the fast form; `cpu` keeps cores busy and
+`chunks` splits work that does not fit in memory. To add a distance: one function and its entry in `problems.DISTANCES`.
 """
 
 from atslib.gradients.problems import DISTANCES, example_gradients, flatten, problem_gradients, unflatten

@@ -10,7 +10,16 @@ from torch import Tensor
 from atslib.data.load import Images
 from atslib.errors import AtsError
 from atslib.report.units.settings import Settings
-from atslib.report.units.units import ModelUnit, OnModel, dataset, device_of, moved, network, semi_trained, trained
+from atslib.report.units.units import (
+    ModelUnit,
+    OnModel,
+    dataset,
+    device_of,
+    network,
+    semi_trained,
+    trained,
+    transformed,
+)
 from atslib.rng import rng
 from atslib.scores.scores import area, gradsim_curve
 from atslib.scores.search import Found, SearchConfig, search
@@ -63,7 +72,7 @@ def scored(unit: ScoreUnit, store: Store, device: torch.device) -> Artifact:
     def compute(state: object) -> dict[str, Tensor]:
         model, _ = trained(unit.model, store, device)
         images = dataset(unit.model.dataset, "test")[: unit.images]
-        pixels = torch.cat([moved(unit.model.dataset, p, unit.images, seed=unit.seed) for p in unit.policies])
+        pixels = torch.cat([transformed(unit.model.dataset, p, unit.images, seed=unit.seed) for p in unit.policies])
         streams = rng(unit.seed, "score start")
         noise = torch.stack([torch.rand(images.pixels.shape[1:], generator=streams) for _ in range(unit.images)])
         count = len(unit.policies)

@@ -264,17 +264,20 @@ def attack_unit(settings: Settings, policy: str = "", **changes: object) -> Atta
     return dataclasses.replace(unit, **changes)
 
 
-def scaled(name: str, settings: Settings) -> GradientMatching:
+def scaled(name: str, settings: Settings) -> Attack:
     """A preset at the profile's length: its own steps times `settings.steps` / 4,800.
 
-    Restarts are the preset's at the paper's length only; a shorter run has one.
+    Restarts are the preset's at the paper's length only; a shorter run has one. An attack that matches no gradients
+    is taken as it is.
     """
     attack, share = ATTACKS[name], settings.steps / ATTACKS["adam-cosine"].steps
+    if not isinstance(attack, GradientMatching):
+        return attack
     steps = max(2, round(attack.steps * share))
     return dataclasses.replace(attack, steps=steps, restarts=attack.restarts if share >= 1 else 1)
 
 
-def moved(name: str, policy: str, last: int, *, seed: int, crop_flip: bool = True) -> Tensor:
+def transformed(name: str, policy: str, last: int, *, seed: int, crop_flip: bool = True) -> Tensor:
     """Test images 0 … `last` - 1 after crop, flip and policy, uint8; crops and flips are the same for every policy."""
     pixels = dataset(name, "test").pixels[:last]
     return transform(pixels, policy, rng=streams(seed, policy), crop_flip=crop_flip)
@@ -283,7 +286,7 @@ def moved(name: str, policy: str, last: int, *, seed: int, crop_flip: bool = Tru
 def targets(unit: AttackUnit) -> tuple[Tensor, Tensor, Tensor]:
     """Test images before and after crop, flip and policy, uint8 (B, C, H, W), and their labels (B,)."""
     images, rows = dataset(unit.model.dataset, "test"), slice(unit.first, unit.last)
-    pixels = moved(unit.model.dataset, unit.policy, unit.last, seed=unit.seed, crop_flip=unit.crop_flip)
+    pixels = transformed(unit.model.dataset, unit.policy, unit.last, seed=unit.seed, crop_flip=unit.crop_flip)
     return images.pixels[rows], pixels[rows], images.labels[rows]
 
 
