@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "attacks": ("ATTACKS", "Attack", "GradientMatching", "Reconstruction", "reconstruct"),
     "clients.defenses": ("Defense",),
-    "clients.threat": ("Observed", "ThreatModel", "observe"),
+    "clients.threat": ("Knowledge", "Observed", "ThreatModel", "Update", "observe"),
     "clients.training": ("TrainConfig", "evaluate", "fit", "load_checkpoint", "save_checkpoint"),
     "data.folder": ("load_folder",),
     "data.load": ("Images", "load"),

@@ -17,3 +17,8 @@ def rng(seed: int, *path: str | int, device: "str | torch.device" = "cpu") -> "t
 
     digest = hashlib.sha256(repr((seed, *path)).encode()).digest()
     return torch.Generator(device).manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+
+
+def as_stream(given: "torch.Generator | int | None") -> "torch.Generator | None":
+    """A generator as it is, and a whole number as the stream `rng(number)`."""
+    return rng(given) if isinstance(given, int) else given

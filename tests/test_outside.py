@@ -112,7 +112,11 @@ def test_parts_of_an_attack_and_whole_attacks_are_rows_of_claim_2(presets, kept)
 def test_a_model_a_data_set_and_a_defense_are_rows_of_claim_1(kept, monkeypatch):
     monkeypatch.setitem(FAMILIES, "linear", (linear, 1, 1))
     monkeypatch.setitem(DATASETS, "noise", noise_images)
-    monkeypatch.setitem(DEFENSES, "zero", (lambda gradients, strength, rng: tuple(0 * g for g in gradients), "", bool))
+
+    def zeros(gradients, strength, rng):
+        return {name: 0 * gradient for name, gradient in gradients.items()}
+
+    monkeypatch.setitem(DEFENSES, "zero", (zeros, "", bool))
     monkeypatch.setattr(claim1_defenses, "DEFENSES", {"prune:0.7": "pruning-70", "zero:1": ""})
     result = claim1_defenses.run(settings(**TINY | {"fraction": 1.0}, model="linear", dataset="noise"), kept)
     assert (result.facts["dataset"], result.facts["model"], result.facts["train"]) == ("noise", "linear", 60)

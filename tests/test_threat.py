@@ -9,11 +9,12 @@ import torch.nn.functional as F
 
 from atslib.attacks import GradientMatching, reconstruct
 from atslib.attacks.objective import Objective
-from atslib.clients.defenses import Defense
+from atslib.clients.defenses import Defense, Perturbation
 from atslib.clients.threat import Knowledge, Observed, ThreatModel, Update, observe
 from atslib.errors import AtsError
 from atslib.gradients.problems import DISTANCES, example_gradients, problem_gradients, unflatten
-from atslib.models import BatchNorm, build_model
+from atslib.models import BatchNorm, Normalize, build_model
+from atslib.policies.policy import Hybrid
 from atslib.rng import rng
 
 LABELS = torch.tensor([2, 0, 4, 1])
@@ -95,11 +96,12 @@ def test_labels_leave_only_where_they_are_known(model, labels):
 
 def test_a_defense_acts_on_the_shared_gradient(model):
     clean = observe(model, PIXELS, LABELS).gradients
-    pruned = observe(model, PIXELS, LABELS, defense=Defense("prune", 0.5)).gradients
-    expected = Defense("prune", 0.5)(unflatten(clean, model))
-    for ours, kept in zip(unflatten(pruned, model), expected, strict=True):
+    pruned = observe(model, PIXELS, LABELS, defense="prune:0.5").gradients
+    names = [name for name, _ in model.named_parameters()]
+    expected = Perturbation("prune", 0.5).after(dict(zip(names, unflatten(clean, model), strict=True)))
+    for ours, kept in zip(unflatten(pruned, model), expected.values(), strict=True):
         torch.testing.assert_close(ours, kept, rtol=0, atol=0)
-    noisy = [observe(model, PIXELS, LABELS, defense=Defense("gaussian", 0.1), rng=rng(s)).gradients for s in (1, 1, 2)]
+    noisy = [observe(model, PIXELS, LABELS, defense="gaussian:0.1", rng=rng(s)).gradients for s in (1, 1, 2)]
     assert torch.equal(noisy[0], noisy[1])
     assert not torch.equal(noisy[0], noisy[2])
     assert (noisy[0] - clean).std().item() == pytest.approx(0.1, rel=0.05)
@@ -209,23 +211,127 @@ def test_impossible_threats_are_refused(options, message):
         ThreatModel(**options)
 
 
-@pytest.mark.parametrize(
-    ("pixels", "labels", "batch", "message"),
-    [
-        (PIXELS[0], LABELS[:1], 1, r"\(3, 9, 9\) torch.float64 must be floats \(B, C, H, W\)"),
-        (PIXELS.mul(255).byte(), LABELS, 1, "torch.uint8 must be floats"),
-        (PIXELS, LABELS, 3, "4 images and 4 labels do not make gradients of 3"),
-        (PIXELS, LABELS[:3], 1, "4 images and 3 labels do not make gradients of 1"),
-    ],
-)
-def test_images_that_do_not_make_gradients_are_refused(model, pixels, labels, batch, message):
-    with pytest.raises(AtsError, match=message):
-        observe(model, pixels, labels, threat=ThreatModel(batch=batch))
+WRONG = {
+    "one image": (
+        {"images": PIXELS[0]},
+        r"images are float64 of shape \(3, 9, 9\); they must be floats \(B, C, H, W\)",
+    ),
+    "pixels": ({"images": PIXELS.mul(255).byte()}, "images are uint8 .*; they must be floats"),
+    "0..255": ({"images": PIXELS * 255}, r"images go from .* to 25\d.*; they must be in \[0, 1\]"),
+    "-1..1": ({"images": PIXELS * 2 - 1}, r"images go from -0.9.* to .*; they must be in \[0, 1\]"),
+    "not a number": ({"images": PIXELS * torch.nan}, "images go from nan to nan"),
+    "a list": ({"images": [[0.5]]}, "images are list; they must be floats"),
+    "none": ({"images": PIXELS[:0], "labels": LABELS[:0]}, "are none; give at least one"),
+    "batch": ({"threat": ThreatModel(batch=3)}, r"4 images do not make gradients of 3 \(ThreatModel.batch\)"),
+    "grey": ({"images": PIXELS[:, :1]}, "Sequential takes 3 channels and the images have 1; convert the images"),
+    "size": ({"images": PIXELS[..., :8, :8]}, r"Sequential does not take images of shape \(3, 8, 8\): "),
+    "few labels": ({"labels": LABELS[:3]}, r"labels of shape \(3,\) for 4 images"),
+    "high label": ({"labels": LABELS + 1}, r"label 5 is outside 0\.\.4"),
+    "ignored label": ({"labels": LABELS - 102}, r"label -100 is outside 0\.\.4"),
+    "float labels": ({"labels": LABELS.float()}, r"labels are float32 of shape \(4,\); they must be whole numbers"),
+    "one-hot": ({"labels": torch.eye(5)[LABELS]}, r"labels are float32 of shape \(4, 5\); they must be whole numbers"),
+    "one-hot, whole": ({"labels": torch.eye(5).long()[LABELS]}, r"labels of shape \(4, 5\) for 4 images"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_makes_no_gradients_is_refused_in_one_sentence(what):
+    given, message = WRONG[what]
+    model = build_model("convnet-4", 5, image_size=9, norm=((0.5, 0.4, 0.3), (0.25, 0.2, 0.3)), rng=rng(0)).double()
+    with pytest.raises(AtsError, match=message) as error:
+        observe(**({"model": model, "images": PIXELS, "labels": LABELS} | given))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.int64])
+def test_labels_may_be_any_whole_numbers_and_arrays_are_taken(model, dtype):
+    plain = observe(model, PIXELS, LABELS)
+    seen = observe(model, PIXELS.numpy(), LABELS.to(dtype).numpy())
+    assert torch.equal(seen.gradients, plain.gradients)
+    assert seen.labels.dtype == torch.int64
+
+
+def test_images_take_the_precision_of_the_network(model):
+    assert observe(model.float(), PIXELS, LABELS).gradients.dtype == torch.float32
+
+
+class Forgetful(torch.nn.Module):
+    """A network that declares its normalization and forgets it, or gives it something else than its input."""
+
+    def __init__(self, factor=None):
+        super().__init__()
+        self.normalize, self.head, self.factor = Normalize((0.5,), (0.25,)), torch.nn.Linear(243, 5), factor
+
+    def forward(self, x):
+        return self.head((x if self.factor is None else self.normalize(self.factor * x)).flatten(1))
+
+
+def test_a_network_must_normalize_the_images_that_it_gets():
+    for network in (Forgetful(), Forgetful(2.0)):
+        with pytest.raises(AtsError, match="Forgetful has a Normalize layer and does not use it on its input"):
+            observe(network.double(), PIXELS, LABELS)
+    with pytest.raises(AtsError, match="Linear does not start with a Normalize layer; wrap it"):
+        observe(torch.nn.Linear(2, 2), PIXELS, LABELS)
+    assert observe(Forgetful(1.0).double(), PIXELS, LABELS).gradients.shape == (4, 243 * 5 + 5)
+
+
+def test_gradients_that_are_not_finite_are_refused(model):
+    with pytest.raises(AtsError, match=r"gradients \[2\] are not finite; check the network's weights and the defense"):
+        observe(
+            model, PIXELS, LABELS, defense=lambda g: {n: t.index_fill(0, LABELS[:1], torch.nan) for n, t in g.items()}
+        )
+    with torch.no_grad():
+        next(model.parameters()).fill_(torch.inf)
+    with pytest.raises(AtsError, match=r"gradients \[0, 1, 2, 3\] are not finite"):
+        observe(model, PIXELS, LABELS)
+
+
+def test_a_seed_is_a_stream(model):
+    one, other = (observe(model, PIXELS, LABELS, defense="gaussian:0.1", rng=r).gradients for r in (3, rng(3)))
+    assert torch.equal(one, other)
+
+
+def test_a_policy_as_defense_acts_on_the_images_and_the_attacker_knows_what_the_threat_says(model):
+    pixels = (255 * PIXELS).round().byte()
+    hybrid = Hybrid.parse("3-1-7+43-18-18")
+    expected = observe(model, hybrid(pixels, rng=rng(1)).double() / 255, LABELS, threat=ThreatModel(batch=2)).gradients
+    for knows in ("unknown", "policy", "draws"):
+        threat = ThreatModel(batch=2, defense=knows)
+        seen = observe(model, pixels.double() / 255, LABELS, threat=threat, defense=[hybrid, "clip:1e9"], rng=rng(1))
+        torch.testing.assert_close(seen.gradients, expected, rtol=0, atol=0)
+        assert seen.knows.policy == (None if knows == "unknown" else str(hybrid))
+        assert len(seen.knows.draws) == (knows == "draws")
+    ((member, signs),) = seen.knows.draws
+    assert (member.shape, signs.shape) == ((2, 2), (2, 2, 3))
+    redrawn = hybrid.apply_draw(pixels, member.flatten(), signs.flatten(0, 1))
+    assert torch.equal(redrawn, hybrid(pixels, rng=rng(1)))
+    twice = Observed.join([seen, seen])
+    assert len(twice.knows.draws) == 2
+    undefended = observe(model, PIXELS, LABELS, threat=ThreatModel(defense="draws"))
+    assert undefended.knows == Knowledge("")
+
+
+def test_a_defense_inside_wraps_the_network_and_the_attacker_runs_the_plain_one(model):
+    class Squeezed(Defense):
+        def inside(self, model):
+            return torch.nn.Sequential(model, torch.nn.Tanh())
+
+    seen = observe(model, PIXELS, LABELS, defense=Squeezed())
+    expected = example_gradients(torch.nn.Sequential(model, torch.nn.Tanh()), PIXELS, LABELS)
+    torch.testing.assert_close(seen.gradients, expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(seen.model(PIXELS), model(PIXELS), rtol=0, atol=0)
+
+    class Copied(Defense):
+        def inside(self, model):
+            return copy.deepcopy(model)
+
+    with pytest.raises(AtsError, match=r"Copied: inside\(\) must wrap the network and keep its parameters"):
+        observe(model, PIXELS, LABELS, defense=Copied())
 
 
 def test_noise_without_a_stream_is_refused(model):
     with pytest.raises(AtsError, match="give it rng="):
-        observe(model, PIXELS, LABELS, defense=Defense("gaussian", 1e-3))
+        observe(model, PIXELS, LABELS, defense="gaussian:1e-3")
 
 
 # --- several rounds of the same images ---------------------------------------------------------------------

@@ -10,10 +10,11 @@ from safetensors.torch import save_file
 from torch import nn
 
 from atslib.clients import training
+from atslib.clients.defenses import Defense
 from atslib.clients.training import TrainConfig, evaluate, fit, learning_rate, load_checkpoint, save_checkpoint
 from atslib.data.load import load
 from atslib.errors import AtsError
-from atslib.models import build_model
+from atslib.models import Normalize, build_model
 from atslib.policies.operations import crop_and_flip
 from atslib.policies.policy import parse_policy
 from atslib.rng import rng
@@ -254,7 +255,7 @@ class Recorder(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.head, self.seen = nn.Linear(3, 10), []
+        self.normalize, self.head, self.seen = Normalize((0.0,), (1.0,)), nn.Linear(3, 10), []
 
     def forward(self, x):
         self.seen.append(x.detach())
@@ -312,7 +313,62 @@ def test_pruning_leaves_most_weights_where_they_were(images):
     assert not equal(before, after)
 
 
+def halved(gradients):
+    return {name: gradient / 2 for name, gradient in gradients.items()}
+
+
+def test_a_function_is_a_defense_in_training_too(images):
+    config = TrainConfig(epochs=1, batch=len(images), lr=70, weight_decay=0, momentum=0, crop_flip=False)
+    start, whole, half = (network("lenet").state_dict() for _ in range(3))
+    whole = trained(images, config, model=network("lenet")).model.state_dict()
+    half = trained(images, config, model=network("lenet"), defense=halved).model.state_dict()
+    for name, value in start.items():
+        torch.testing.assert_close(2 * (half[name] - value), whole[name] - value, rtol=1e-3, atol=1e-6)
+
+
+def test_a_defense_of_images_and_one_inside_act_in_training(images):
+    class Rising(Defense):
+        def inside(self, model):
+            return nn.Sequential(model, nn.Tanh())
+
+    assert torch.equal(
+        pixels_seen(images, defense="0", crop_flip=False), pixels_seen(images, policy="0", crop_flip=False)
+    )
+    plain, inside = (trained(images, model=network("lenet"), defense=defense) for defense in (None, Rising()))
+    assert not equal(plain.model, inside.model)
+
+
+def test_a_seed_is_a_stream(images):
+    one, other = (fit(network("lenet"), images, PLAIN, rng=r).model for r in (3, rng(3)))
+    assert equal(one, other)
+
+
 # --- what goes wrong ----------------------------------------------------------------------------------------
+
+
+def test_a_network_without_normalization_is_refused(images):
+    with pytest.raises(AtsError, match="Sequential does not start with a Normalize layer; wrap it") as error:
+        fit(nn.Sequential(nn.Flatten(), nn.Linear(3072, 10)), images, PLAIN, rng=rng(0))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "kind"),
+    [
+        ("epochs", 2.5, "a whole number"),
+        ("epochs", True, "a whole number"),
+        ("batch", "8", "a whole number"),
+        ("lr", "0.1", "a number"),
+        ("lr", True, "a number"),
+        ("crop_flip", 1, "True or False"),
+        ("policy", 3, "text"),
+        ("defense", None, "text"),
+    ],
+)
+def test_a_setting_of_another_type_is_refused(field, value, kind):
+    with pytest.raises(AtsError) as error:
+        TrainConfig(**{field: value})
+    assert str(error.value) == f"TrainConfig.{field}={value!r} must be {kind}"
 
 
 def test_divergence_is_one_error_that_names_the_step_size(images):

@@ -1,19 +1,197 @@
-"""Perturbations of the gradient a client shares: pruning, noise, clipping.
+"""What a client does against reconstruction: to its images, inside its network, to the gradient it shares.
 
-Neither published codebase perturbs the gradient that is attacked (only the training); here a defense acts
-on both. Source of the set: the paper's Table 3.
+`Defense` says where a defense may act. The gradient perturbations are the paper's Table 3; neither published
+codebase perturbs the gradient that is attacked (only the training), here a defense acts on both. To add one that
+has a name and a strength: a function and its entry in `DEFENSES`; any other is a subclass of `Defense`, or a
+plain function.
 """
 
 import dataclasses
+import inspect
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from atslib.errors import AtsError, choose
+from atslib.policies.policy import Hybrid, Policy, parse_policy
 
-Gradients = tuple[Tensor, ...]
+Gradients = dict[str, Tensor]  # parameter name → (N, *shape), the gradients of N clients
+Stream = torch.Generator | None
+
+
+class Defense:
+    """Three places where a defense may act; each does nothing unless a subclass writes it.
+
+    Defenses compose: `Defense.parse("3-1-7+43-18-18 | clip:1 | gaussian:0.01")`, or `Defense.of` for parts of any
+    kind. In each place the parts act from left to right.
+    """
+
+    def before(self, pixels: Tensor, *, rng: Stream = None) -> Tensor:
+        """Act on the images: (B, C, H, W) uint8 → the same shape and type."""
+        return pixels
+
+    def inside(self, model: nn.Module) -> nn.Module:
+        """Act within the network: a wrapper around `model`, which keeps its very parameters, in their order."""
+        return model
+
+    def after(self, gradients: Gradients, *, model: nn.Module | None = None, rng: Stream = None) -> Gradients:
+        """Act on what is shared: parameter name → (N, *shape), each row on its own; new tensors of those shapes."""
+        return gradients
+
+    def __str__(self) -> str:
+        return type(self).__name__
+
+    @property
+    def parts(self) -> tuple["Defense", ...]:
+        """The defenses that it is made of, in order."""
+        return (self,)
+
+    @staticmethod
+    def parse(text: str) -> "Defense":
+        """`"3-1-7 | clip:1"` → a policy, then clipping; `""` → no defense. The inverse of `str`.
+
+        A part is a policy or hybrid, or a name of `DEFENSES`, a colon and its strength.
+
+        Raises:
+            AtsError: a part that is neither, a strength that is not allowed, or two policies.
+        """
+        parts = text.split("|") if text.strip() else []
+        return _chain([_part(part.strip()) for part in parts])
+
+    @staticmethod
+    def of(defense: "AnyDefense") -> "Defense":
+        """A defense from whatever says one: text, a policy, a `Defense`, a function, a list of these, or None.
+
+        A function is called as `function(gradients)` and acts on what is shared: a dict of parameter name →
+        tensor (N, *shape), for N clients, in; the same out. Where its signature takes `rng` or `model` (the
+        network as the client runs it), it gets those too.
+        """
+        if defense is None or isinstance(defense, str):
+            return Defense.parse(defense or "")
+        if isinstance(defense, Defense):
+            return defense
+        if isinstance(defense, Policy | Hybrid):
+            return Transformation(defense)
+        if isinstance(defense, list | tuple):
+            return _chain([Defense.of(part) for part in defense])
+        if callable(defense):
+            return Function(defense)
+        raise AtsError(f"defense {defense!r} is none; give text, a policy, a Defense, a function or a list of these")
+
+
+AnyDefense = str | Policy | Hybrid | Defense | Callable[..., Gradients] | Sequence | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Chain(Defense):
+    """Several defenses, or none; written with ` | ` between them."""
+
+    parts: tuple[Defense, ...] = ()
+
+    def __post_init__(self) -> None:
+        if sum(isinstance(part, Transformation) for part in self.parts) > 1:
+            raise AtsError(f"defense {str(self)!r} has two policies; join them: '+' draws one per image, '-' takes all")
+
+    def __str__(self) -> str:
+        return " | ".join(map(str, self.parts))
+
+    def before(self, pixels: Tensor, *, rng: Stream = None) -> Tensor:
+        """All parts, in order."""
+        for part in self.parts:
+            pixels = part.before(pixels, rng=rng)
+        return pixels
+
+    def inside(self, model: nn.Module) -> nn.Module:
+        """All parts, the first innermost."""
+        for part in self.parts:
+            model = part.inside(model)
+        return model
+
+    def after(self, gradients: Gradients, *, model: nn.Module | None = None, rng: Stream = None) -> Gradients:
+        """All parts, in order."""
+        for part in self.parts:
+            gradients = part.after(gradients, model=model, rng=rng)
+        return gradients
+
+
+def _chain(defenses: Sequence[Defense]) -> Defense:
+    parts = tuple(part for defense in defenses for part in defense.parts)
+    return parts[0] if len(parts) == 1 else Chain(parts)
+
+
+def _part(text: str) -> Defense:
+    if re.fullmatch(r"[\d+_-]+", text):
+        return Transformation(parse_policy(text))
+    return Perturbation.parse(text)
+
+
+@dataclasses.dataclass(frozen=True)
+class Transformation(Defense):
+    """A policy or hybrid, applied to each image with draws of its own."""
+
+    policy: Policy | Hybrid
+
+    def __str__(self) -> str:
+        return str(self.policy)
+
+    def before(self, pixels: Tensor, *, rng: Stream = None) -> Tensor:
+        """The policy on (B, C, H, W) uint8."""
+        return self.drawn(pixels, rng=rng)[0]
+
+    def drawn(self, pixels: Tensor, *, rng: Stream) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """`before`, and what was drawn for it: member (B,) and signs (B, k), see `Policy.draw`."""
+        draw = self.policy.draw(len(pixels), rng=_needed(rng, self))
+        return self.policy.apply_draw(pixels, *draw), draw
+
+
+@dataclasses.dataclass(frozen=True)
+class Function(Defense):
+    """A user's own function as a defense; see `Defense.of`. Its text is its name, which cannot be parsed back."""
+
+    function: Callable[..., Gradients]
+
+    def __str__(self) -> str:
+        return getattr(self.function, "__name__", type(self.function).__name__)
+
+    def after(self, gradients: Gradients, *, model: nn.Module | None = None, rng: Stream = None) -> Gradients:
+        """The function, with `model` and `rng` where it takes them."""
+        wanted = inspect.signature(self.function).parameters.values()
+        named = {p.name for p in wanted} | ({"rng", "model"} if any(p.kind == p.VAR_KEYWORD for p in wanted) else set())
+        return self.function(gradients, **{k: v for k, v in (("rng", rng), ("model", model)) if k in named})
+
+
+def share(defense: Defense, gradients: Gradients, *, model: nn.Module, rng: Stream) -> Gradients:
+    """What leaves the client: `defense.after`, checked.
+
+    Raises:
+        AtsError: the defense gave back other names or shapes.
+    """
+    shared = defense.after(gradients, model=model, rng=rng)
+    for name, gradient in gradients.items():
+        value = shared.get(name) if isinstance(shared, dict) and len(shared) == len(gradients) else None
+        if not isinstance(value, Tensor) or value.shape != gradient.shape:
+            raise AtsError(
+                f"defense {defense} must give back a dict of the {len(gradients)} gradients that it got, each of its "
+                f"own shape; {name!r} of shape {tuple(gradient.shape)} is not there"
+            )
+    return {name: shared[name] for name in gradients}
+
+
+def wrapped(defense: Defense, model: nn.Module) -> nn.Module:
+    """`defense.inside`, checked: the wrapper must train the parameters of `model`."""
+    inside = defense.inside(model)
+    if [id(p) for p in inside.parameters()] != [id(p) for p in model.parameters()]:
+        raise AtsError(f"defense {defense}: inside() must wrap the network and keep its parameters, all in their order")
+    return inside
+
+
+def _needed(rng: Stream, defense: Defense) -> torch.Generator:
+    if rng is None:
+        raise AtsError(f"defense {defense} draws at random: give it rng=atslib.rng(seed)")
+    return rng
 
 
 def _kept(flat: Tensor, fraction: float) -> Tensor:
@@ -23,42 +201,42 @@ def _kept(flat: Tensor, fraction: float) -> Tensor:
     return flat.scatter(1, smallest, 0.0)
 
 
-def _prune(gradients: Gradients, fraction: float, rng: torch.Generator | None) -> Gradients:
-    return tuple(_kept(g.flatten(1), fraction).view_as(g) for g in gradients)
+def _prune(gradients: Gradients, fraction: float, rng: Stream) -> Gradients:
+    return {name: _kept(g.flatten(1), fraction).view_as(g) for name, g in gradients.items()}
 
 
-def _prune_global(gradients: Gradients, fraction: float, rng: torch.Generator | None) -> Gradients:
-    kept = _kept(torch.cat([g.flatten(1) for g in gradients], 1), fraction)
-    pieces = kept.split([g[0].numel() for g in gradients], 1)
-    return tuple(piece.view_as(g) for piece, g in zip(pieces, gradients, strict=True))
+def _prune_global(gradients: Gradients, fraction: float, rng: Stream) -> Gradients:
+    kept = _kept(torch.cat([g.flatten(1) for g in gradients.values()], 1), fraction)
+    pieces = kept.split([g[0].numel() for g in gradients.values()], 1)
+    return {name: piece.view_as(g) for piece, (name, g) in zip(pieces, gradients.items(), strict=True)}
 
 
-def _gaussian(gradients: Gradients, scale: float, rng: torch.Generator | None) -> Gradients:
+def _gaussian(gradients: Gradients, scale: float, rng: torch.Generator) -> Gradients:
     def noise(g: Tensor) -> Tensor:
         return torch.randn(g.shape, generator=rng, device=rng.device, dtype=g.dtype).to(g.device)
 
-    return tuple(g + scale * noise(g) for g in gradients)
+    return {name: g + scale * noise(g) for name, g in gradients.items()}
 
 
-def _laplace(gradients: Gradients, scale: float, rng: torch.Generator | None) -> Gradients:
+def _laplace(gradients: Gradients, scale: float, rng: torch.Generator) -> Gradients:
     def noise(g: Tensor) -> Tensor:
         u = torch.rand(g.shape, generator=rng, device=rng.device, dtype=g.dtype).to(g.device) - 0.5
         return -u.sign() * torch.log1p(-2 * u.abs().clamp_max(0.5 - 2**-25))
 
-    return tuple(g + scale * noise(g) for g in gradients)
+    return {name: g + scale * noise(g) for name, g in gradients.items()}
 
 
-def _clip(gradients: Gradients, bound: float, rng: torch.Generator | None) -> Gradients:
-    square = torch.stack([g.flatten(1).square().sum(1) for g in gradients]).sum(0)
+def _clip(gradients: Gradients, bound: float, rng: Stream) -> Gradients:
+    square = torch.stack([g.flatten(1).square().sum(1) for g in gradients.values()]).sum(0)
     factor = (bound / square.sqrt().clamp_min(1e-12)).clamp_max(1)
-    return tuple(g * factor.view(-1, *[1] * (g.ndim - 1)) for g in gradients)
+    return {name: g * factor.view(-1, *[1] * (g.ndim - 1)) for name, g in gradients.items()}
 
 
-def _scale(gradients: Gradients, factor: float, rng: torch.Generator | None) -> Gradients:
-    return tuple(factor * g for g in gradients)
+def _scale(gradients: Gradients, factor: float, rng: Stream) -> Gradients:
+    return {name: factor * g for name, g in gradients.items()}
 
 
-# name → (function, what its strength means, whether a strength is allowed)
+# name → (function of gradients, strength and rng, what its strength means, whether a strength is allowed)
 DEFENSES: dict[str, tuple[Callable[..., Gradients], str, Callable[[float], bool]]] = {
     "prune": (_prune, "fraction of each tensor set to zero, in [0, 1)", lambda s: 0 <= s < 1),
     "prune-global": (_prune_global, "fraction of the whole gradient set to zero, in [0, 1)", lambda s: 0 <= s < 1),
@@ -71,8 +249,8 @@ DEFENSES: dict[str, tuple[Callable[..., Gradients], str, Callable[[float], bool]
 
 
 @dataclasses.dataclass(frozen=True)
-class Defense:
-    """One defense and its strength; written `name:strength`, for instance `prune:0.7` or `gaussian:1e-3`.
+class Perturbation(Defense):
+    """A change of the shared gradients; written `name:strength`, for instance `prune:0.7` or `gaussian:1e-3`.
 
     Strength is a fraction for the prunings, in units of the gradient for noise and clipping. The paper
     writes noise as N(0, 1e-3); its code multiplies a standard normal by 1e-3, and so does ours.
@@ -87,24 +265,23 @@ class Defense:
         if not allowed(self.strength):
             raise AtsError(f"defense {self.name}: strength {self.strength} must be the {meaning}")
 
-    @classmethod
-    def parse(cls, text: str) -> "Defense":
-        """`"prune:0.7"` → `Defense("prune", 0.7)`; the inverse of `str`."""
+    @staticmethod
+    def parse(text: str) -> "Perturbation":
+        """`"prune:0.7"` → `Perturbation("prune", 0.7)`; the inverse of `str`."""
         name, _, strength = text.partition(":")
-        choose("defense", name, DEFENSES)
+        choose("defense", name, (*DEFENSES, "a policy such as 3-1-7"))
         try:
-            return cls(name, float(strength))
-        except ValueError as error:
-            if isinstance(error, AtsError):
-                raise
+            number = float(strength)
+        except ValueError:
             meaning = DEFENSES[name][1]
             raise AtsError(f"defense {text!r}: after the colon comes a number, the {meaning}") from None
+        return Perturbation(name, number)
 
     def __str__(self) -> str:
         return f"{self.name}:{self.strength!r}".removesuffix(".0")
 
-    def __call__(self, gradients: Gradients, *, rng: torch.Generator | None = None) -> Gradients:
-        """Perturb N gradients, tensors (N, ...); each row on its own. Noise needs `rng`."""
-        if rng is None and self.name in ("gaussian", "laplace"):
-            raise AtsError(f"defense {self} draws noise: give it rng=atslib.rng(seed)")
+    def after(self, gradients: Gradients, *, model: nn.Module | None = None, rng: Stream = None) -> Gradients:
+        """Perturb the gradients of N clients, each on its own. Noise needs `rng`."""
+        if self.name in ("gaussian", "laplace"):
+            _needed(rng, self)
         return DEFENSES[self.name][0](gradients, self.strength, rng)

@@ -9,10 +9,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from atslib.clients.defenses import Defense
+from atslib.clients.defenses import AnyDefense, Defense, Transformation, share, wrapped
+from atslib.clients.prepare import check_images, check_labels, check_network, to_images
 from atslib.errors import AtsError, choose
 from atslib.gradients.problems import batch_statistics, flatten, problem_gradients
 from atslib.models import in_mode, normalization_layer
+from atslib.rng import as_stream
+from atslib.store import ADDED_SINCE
 
 KINDS = ("gradient", "difference")
 
@@ -30,17 +33,21 @@ class ThreatModel:
         victim: "eval" (the paper): the client uses the running statistics; "train": those of its batch,
             and the attacker then runs its reconstruction in the same way.
         batch: images that share one gradient; 1 in the paper.
+        defense: what the attacker knows of the policy that the client's defense applies: "unknown", "policy" (its
+            text) or "draws" (also what it drew for each image).
     """
 
     labels: str = "known"
     batch_norm: str = "known"
     victim: str = "eval"
     batch: int = 1
+    defense: str = dataclasses.field(default="unknown", metadata=ADDED_SINCE)
 
     def __post_init__(self) -> None:
         choose("ThreatModel.labels", self.labels, ("known", "inferred", "optimized"))
         choose("ThreatModel.batch_norm", self.batch_norm, ("known", "unknown"))
         choose("ThreatModel.victim", self.victim, ("eval", "train"))
+        choose("ThreatModel.defense", self.defense, ("unknown", "policy", "draws"))
         if self.batch < 1:
             raise AtsError(f"ThreatModel.batch={self.batch}: a gradient is of at least one image")
         if self.labels == "inferred" and self.batch > 1:
@@ -191,43 +198,68 @@ def observe(
     labels: Tensor,
     *,
     threat: ThreatModel | None = None,
-    defense: Defense | None = None,
-    rng: torch.Generator | None = None,
+    defense: AnyDefense = None,
+    rng: torch.Generator | int | None = None,
 ) -> Observed:
     """Let clients compute and share their gradients.
 
     Args:
-        model: from `build_model`; not changed.
-        images: (B, C, H, W) floats in [0, 1], already transformed if the client uses a policy. Each run of
-            `threat.batch` consecutive images shares one gradient.
-        labels: (B,) int64.
+        model: from `build_model`, or any network that starts with a `Normalize` layer; not changed.
+        images: (B, C, H, W) floats in [0, 1], already transformed if the client uses a policy (or with the
+            policy as `defense`). Each run of `threat.batch` consecutive images shares one gradient.
+        labels: (B,) class numbers.
         threat: what the server knows; the paper's by default.
-        defense: perturbs the shared gradients; `rng` is the stream of its noise.
+        defense: what the clients do against it, see `Defense.of`: text such as "3-1-7 | prune:0.5", a policy, a
+            `Defense`, or a function of a dict of gradients, parameter name → (N, *shape), that returns the same.
+            One that acts on images gets them rounded to 8 bits.
+        rng: the stream of the defense's draws, or a seed for one.
     Returns:
         A view with one update. For several rounds call it once per round, then `Observed.join`.
     Raises:
-        AtsError: B is not a multiple of `threat.batch`, or the images are not floats of shape (B, C, H, W).
+        AtsError: images, labels, network and threat that do not fit each other, or a gradient that is not finite.
     """
-    threat = threat or ThreatModel()
-    if images.ndim != 4 or not images.is_floating_point():
-        raise AtsError(f"observe: images {tuple(images.shape)} {images.dtype} must be floats (B, C, H, W) in [0, 1]")
-    if len(images) % threat.batch or len(images) != len(labels):
-        raise AtsError(
-            f"observe: {len(images)} images and {len(labels)} labels do not make gradients of {threat.batch}"
-        )
-    problems, targets = (part.unflatten(0, (-1, threat.batch)).split(16) for part in (images, labels))
+    threat, defense, rng = threat or ThreatModel(), Defense.of(defense), as_stream(rng)
+    images = check_images(images, next(model.parameters()))
+    if len(images) % threat.batch:
+        raise AtsError(f"{len(images)} images do not make gradients of {threat.batch} (ThreatModel.batch)")
     client = in_mode(model, threat.victim)
     with torch.no_grad():
-        parts = [problem_gradients(client, *part) for part in zip(problems, targets, strict=True)]
-        gradients = tuple(torch.cat(pieces) for pieces in zip(*parts, strict=True))
+        labels = check_labels(labels, len(images), check_network(client, images[: threat.batch])).to(images.device)
+    images, knows = _before(defense, images, threat, rng)
+    problems, targets = (part.unflatten(0, (-1, threat.batch)).split(16) for part in (images, labels))
+    defended = wrapped(defense, client)
+    with torch.no_grad():
+        pieces = [problem_gradients(defended, *part) for part in zip(problems, targets, strict=True)]
+        names = [name for name, _ in client.named_parameters()]
+        gradients = {name: torch.cat(parts) for name, parts in zip(names, zip(*pieces, strict=True), strict=True)}
         shared = threat.batch_norm == "known" and threat.victim == "train"
         statistics = _joined([batch_statistics(client, part) for part in problems]) if shared else {}
-    if defense is not None:
-        gradients = defense(gradients, rng=rng)
-    update = Update(
-        model=in_mode(model, threat.victim if threat.batch_norm == "known" else "train"),
-        gradients=flatten(gradients).detach(),
-        statistics=statistics,
-    )
+    gradients = flatten(tuple(share(defense, gradients, model=defended, rng=rng).values())).detach()
+    if len(bad := (~gradients.isfinite().all(1)).nonzero().flatten()):
+        raise AtsError(f"gradients {bad.tolist()} are not finite; check the network's weights and the defense")
+    attacker = in_mode(model, threat.victim if threat.batch_norm == "known" else "train")
     known = torch.cat(targets) if threat.labels == "known" else None
-    return Observed((update,), known, tuple(images.shape[1:]), threat)
+    return Observed(
+        (Update(attacker, gradients, statistics=statistics),), known, tuple(images.shape[1:]), threat, knows
+    )
+
+
+def _before(
+    defense: Defense, images: Tensor, threat: ThreatModel, rng: torch.Generator | None
+) -> tuple[Tensor, Knowledge]:
+    """The images after what the defense does to them, and what the attacker knows of it."""
+    policy, draw = "", None
+    if any(type(part).before is not Defense.before for part in defense.parts):
+        pixels = (255 * images).round().byte()
+        for part in defense.parts:
+            if isinstance(part, Transformation):
+                policy = str(part)
+                pixels, draw = part.drawn(pixels, rng=rng)
+            else:
+                pixels = part.before(pixels, rng=rng)
+        images = to_images(pixels, images.dtype)
+    if threat.defense == "unknown":
+        return images, Knowledge()
+    if threat.defense == "policy" or draw is None:
+        return images, Knowledge(policy)
+    return images, Knowledge(policy, (tuple(part.unflatten(0, (-1, threat.batch)) for part in draw),))

@@ -10,13 +10,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from atslib.clients.defenses import Defense
-from atslib.clients.prepare import prepare, to_images
+from atslib.clients.defenses import AnyDefense, Defense, share, wrapped
+from atslib.clients.prepare import to_images, transform
 from atslib.data.load import Images
 from atslib.errors import AtsError
-from atslib.models import fast_layout
+from atslib.models import fast_layout, normalization_layer
 from atslib.policies.policy import parse_policy
+from atslib.rng import as_stream
 from atslib.store import fingerprint, load_state, read_tensors, save_state, write_tensors
+
+_TYPES = {
+    int: (int, "a whole number"),
+    float: ((int, float), "a number"),
+    bool: (bool, "True or False"),
+    str: (str, "text"),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,7 +38,8 @@ class TrainConfig:
             7/8 of the epochs.
         loss_factor: multiplies the cross-entropy. Both published codebases train with 0.5, inherited from
             Inverting Gradients (inversefed/data/loss.py), which no paper mentions; 1 is the plain loss.
-        defense: `name:strength` on each batch's gradient before the optimizer (weight decay comes after).
+        defense: text of a `Defense`, such as "clip:1 | gaussian:0.01": it acts on each batch after the policy, inside
+            the network, and on the batch's gradient before the optimizer (weight decay comes after).
         mixed_precision: bfloat16 autocast; off for published numbers.
     """
 
@@ -46,9 +55,12 @@ class TrainConfig:
     mixed_precision: bool = False
 
     def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            (allowed, words), value = _TYPES[type(field.default)], getattr(self, field.name)
+            if not isinstance(value, allowed) or (isinstance(value, bool) and allowed is not bool):
+                raise AtsError(f"TrainConfig.{field.name}={value!r} must be {words}")
         parse_policy(self.policy)
-        if self.defense:
-            Defense.parse(self.defense)
+        Defense.parse(self.defense)
         for field in ("epochs", "batch", "lr", "loss_factor"):
             if not getattr(self, field) > 0:
                 raise AtsError(f"TrainConfig.{field}={getattr(self, field)} must be above 0")
@@ -76,8 +88,9 @@ def fit(
     train: Images,
     config: TrainConfig,
     *,
-    rng: torch.Generator,
+    rng: torch.Generator | int,
     test: Images | None = None,
+    defense: AnyDefense = None,
     checkpoint: Path | None = None,
     on_saved: Callable[[], None] | None = None,
     progress: bool = False,
@@ -85,10 +98,12 @@ def fit(
     """Train `model` in place on the device of its parameters.
 
     Args:
-        model: from `build_model`.
-        rng: one stream for the order of the images, crops, flips and policies. Same stream, same weights
-            (on a CPU, with the same number of threads).
+        model: from `build_model`, or any network that starts with a `Normalize` layer.
+        rng: one stream, or a seed for one, for the order of the images, crops, flips and policies. Same stream,
+            same weights (on a CPU, with the same number of threads).
         test: its accuracy is added to the history after every epoch.
+        defense: beside `config.defense`, one that has no text, such as a function; see `Defense.of`. A state of
+            `checkpoint` knows it by its text only, a function by its name.
         checkpoint: a file that makes the run resumable at the last finished epoch; the caller deletes it.
             One that is damaged, or of a run with other data, network, config or stream, is set aside with a
             warning, and training starts anew.
@@ -96,8 +111,10 @@ def fit(
             which another call takes up.
         progress: show a bar with the remaining time.
     Raises:
-        AtsError: the loss is no longer finite.
+        AtsError: the network has no `Normalize` layer in front, or the loss is no longer finite.
     """
+    normalization_layer(model)
+    rng, defense = as_stream(rng), Defense.of([config.defense, defense])
     device = next(model.parameters()).device
     if device.type == "cpu":
         model.to(memory_format=torch.channels_last)  # convolutions are a third faster; weights stay the same
@@ -109,12 +126,12 @@ def fit(
         nesterov=config.momentum > 0,
         weight_decay=config.weight_decay,
     )
-    run = fingerprint("training 1", model, train, test, config, rng) if checkpoint else ""
+    run = fingerprint("training 1", model, train, test, config, str(defense), rng) if checkpoint else ""
     history = _resume(checkpoint, run, model, optimizer, rng) if checkpoint else []
     for epoch in tqdm(range(len(history), config.epochs), disable=not progress, unit="epoch", leave=False):
         started = time.monotonic()
         optimizer.param_groups[0]["lr"] = learning_rate(config, epoch)
-        loss = _epoch(model, pixels, labels, config, optimizer, rng)
+        loss = _epoch(wrapped(defense, model), (pixels, labels), config, defense, optimizer, rng)
         facts = {"epoch": epoch, "loss": loss, "lr": optimizer.param_groups[0]["lr"]}
         if not torch.isfinite(torch.tensor(loss)):
             raise AtsError(f"training diverged in epoch {epoch}: loss {loss}; lower TrainConfig.lr={config.lr}")
@@ -131,29 +148,30 @@ def fit(
 
 def _epoch(
     model: nn.Module,
-    pixels: Tensor,
-    labels: Tensor,
+    data: tuple[Tensor, Tensor],
     config: TrainConfig,
+    defense: Defense,
     optimizer: torch.optim.Optimizer,
     rng: torch.Generator,
 ) -> float:
-    """One pass over the data; the mean cross-entropy (without the factor)."""
+    """One pass over the pixels and labels; the mean cross-entropy (without the factor)."""
     model.train()
+    pixels, labels = data
     policy = parse_policy(config.policy)
-    defense = Defense.parse(config.defense) if config.defense else None
     order = torch.randperm(len(pixels), generator=rng, device=rng.device).to(pixels.device)
     total = torch.zeros((), device=pixels.device)
     for rows in order.split(config.batch):
-        batch = fast_layout(prepare(pixels[rows], policy, rng=rng, crop_flip=config.crop_flip))
+        batch = transform(pixels[rows], policy, rng=rng, crop_flip=config.crop_flip)
+        batch = fast_layout(to_images(defense.before(batch, rng=rng)))
         with torch.autocast(batch.device.type, torch.bfloat16, enabled=config.mixed_precision):
             loss = F.cross_entropy(model(batch), labels[rows])
         optimizer.zero_grad()
         (config.loss_factor * loss).backward()
-        if defense:
-            parameters = list(model.parameters())
-            perturbed = defense(tuple(p.grad[None] for p in parameters), rng=rng)
-            for parameter, gradient in zip(parameters, perturbed, strict=True):
-                parameter.grad = gradient[0]
+        if defense.parts:
+            parameters = {name: p for name, p in model.named_parameters() if p.grad is not None}
+            gradients = {name: p.grad[None] for name, p in parameters.items()}
+            for name, gradient in share(defense, gradients, model=model, rng=rng).items():
+                parameters[name].grad = gradient[0]
         optimizer.step()
         total += loss.detach() * len(rows)
     return float(total) / len(pixels)

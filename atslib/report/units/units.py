@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from atslib.attacks import ATTACKS, Attack, GradientMatching, reconstruct
 from atslib.attacks.starts import STARTS
-from atslib.clients.defenses import Defense
 from atslib.clients.prepare import streams, to_images, transform
 from atslib.clients.threat import ThreatModel, observe
 from atslib.clients.training import TrainConfig, evaluate, fit
@@ -311,9 +310,8 @@ def attacked(unit: AttackUnit, store: Store, device: torch.device) -> Artifact:
         model, _ = trained(unit.model, store, device)
         original, target, labels = (t.to(device) for t in targets(unit))
         images = to_images(target)
-        defense = Defense.parse(unit.defense) if unit.defense else None
         seen = observe(
-            model, images, labels, threat=unit.threat, defense=defense, rng=rng(unit.seed, "defense", unit.defense)
+            model, images, labels, threat=unit.threat, defense=unit.defense, rng=rng(unit.seed, "defense", unit.defense)
         )
         found = reconstruct(
             seen,
