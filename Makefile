@@ -1,14 +1,19 @@
 # Everything runs in .venv, which the first target that needs it sets up; a change of the requirements
 # brings it up to date. Another interpreter: `make test PY=python3.13`, in a fresh checkout.
 PY ?= python3
-PROFILE ?= quick
 BIN := .venv/bin
 
 .PHONY: report book test bench clean
 
-# Compute the pages: PROFILE is smoke, quick (a laptop) or full (a GPU).
+# The book from the archived evidence, a random part of which is computed again here: minutes. SEED=7 draws the
+# sample of that seed, MINUTES=10 a larger one. FRESH=1 computes everything from nothing, PROFILE=full (a GPU) or
+# PROFILE=smoke at another size, into book/_build/profiles.
 report: .venv/.ready
-	$(BIN)/python -m atslib run --profile $(PROFILE)
+ifneq ($(FRESH)$(PROFILE),)
+	$(BIN)/python -m atslib run $(if $(PROFILE),--profile $(PROFILE))
+else
+	$(BIN)/python -m atslib report $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES))
+endif
 
 # The book from the executed notebooks in book/results; computes nothing.
 book: .venv/.ready

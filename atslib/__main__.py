@@ -67,6 +67,13 @@ COMMANDS = {
         _option("--jobs", type=_at_least(1), help="units and pages at once, one thread each; default: one per core"),
         _STORE,
     ),
+    "report": (
+        "check the archived evidence, compute a random sample of it again, make the book from it",
+        "nothing is kept but pages that were made",
+        _option("--seed", type=_at_least(0), help="of the sample; default: another one at every run"),
+        _option("--minutes", type=float, default=3.0, help="that the sample may take; default 3"),
+        _option("--jobs", type=_at_least(1), help="units and pages at once, one thread each; default: one per core"),
+    ),
     "train": (
         "train a network, with a policy or a defense, for `attack`",
         "finished epochs are kept, run the same command to go on",

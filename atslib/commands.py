@@ -50,6 +50,12 @@ def run(args: argparse.Namespace) -> None:
     runner.run(args.names, **{name: getattr(args, name) for name in names}, root=project_root(), store=store)
 
 
+def report(args: argparse.Namespace) -> None:
+    """Check the archived evidence, compute a random sample of it again, make the book from it."""
+    store = Store(say=runner.say, progress=sys.stderr.isatty())
+    runner.report(seed=args.seed, minutes=args.minutes, jobs=args.jobs, root=project_root(), store=store)
+
+
 def store(args: argparse.Namespace) -> int:
     """List, check, export or import the artifacts of a store; 1 if `verify` finds damage."""
     kept, action, file = Store(args.store, say=runner.say), args.action, args.file

@@ -1,17 +1,19 @@
 """The command line and the runner: one-line errors, fallbacks, tables and answers, pages that fail."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import nbformat
 import pytest
+from papermill.translators import PythonTranslator
 
 from atslib.__main__ import main
 from atslib.data.load import load
 from atslib.errors import AtsError
-from atslib.report.pages import claim1_privacy
+from atslib.report.pages import PAGES, claim1_privacy
 from atslib.report.result import answers, stored_digest
 from atslib.report.run import runner
 from atslib.report.run.runner import build_book, compute, execute, publish_answers, published, run, usable
@@ -19,6 +21,7 @@ from atslib.report.units.settings import settings
 from atslib.report.units.units import attacked
 from atslib.store import Store
 
+NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 DEVIATIONS = (Path(__file__).parents[1] / "book/deviations.md").read_text()
 README = "# Title\n\n<!-- answers -->\nold\n<!-- answers -->\nrest\n"
 
@@ -70,7 +73,7 @@ def said_once(capsys):
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("run claim9_magic --profile smoke", "error: page 'claim9_magic' is unknown; choose one of claim1_privacy"),
+        ("run claim9_magic --profile smoke", "error: page 'claim9_magic' is unknown; choose one of claim1_defenses"),
         ("run --profile huge", "error: profile 'huge' is unknown; choose one of smoke, quick, full"),
         ("run --profile smoke --dataset cifr10", "error: dataset 'cifr10' is unknown; choose one of cifar100, "),
         ("store export", "error: store export needs a file: python -m atslib store export FILE.tar"),
@@ -87,7 +90,7 @@ def test_python_m_atslib_is_that_command_line(root):
     command = [sys.executable, "-m", "atslib", "run", "claim9_magic"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: page 'claim9_magic' is unknown; choose one of claim1_privacy")
+    assert done.stderr.startswith("error: page 'claim9_magic' is unknown; choose one of claim1_defenses")
     assert done.stderr.count("\n") == 1
 
 
@@ -157,6 +160,15 @@ def test_data_that_is_not_there_falls_back_to_shapes_with_a_line(tmp_path, monke
     assert "going on with the embedded `shapes` images; the pages say so" in line
 
 
+def test_papermill_knows_every_parameter_that_a_run_passes():
+    """Else it would warn of an unknown one; and it must read every name of the cell, annotated as they are."""
+    for name in PAGES:
+        notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
+        (cell,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", ())]
+        known = {parameter.name for parameter in PythonTranslator.inspect(cell)}
+        assert known == set(re.findall(r"^\w+", cell.source, re.MULTILINE)) >= {"profile", "dataset"}, name
+
+
 def test_data_that_is_there_is_used_without_a_word():
     lines = []
     assert usable("shapes-grey", lines.append) == "shapes-grey"
@@ -180,7 +192,8 @@ def test_a_run_writes_tables_and_answers_and_computes_only_what_is_missing(root,
         store = Store(smoke_store, say=lines.append)
         run(["claim1_privacy"], profile="smoke", compute_only=True, root=root, store=store)
     assert not [line for line in lines if line.startswith("made ")]
-    folder = root / "results" / "claim1_privacy" / "shapes-smoke"
+    place = root / "book/_build/profiles/smoke"
+    folder = place / "results/claim1_privacy/shapes-smoke"
     assert sorted(path.name for path in folder.iterdir()) == [
         "accuracy.csv",
         "attacks.csv",
@@ -194,9 +207,12 @@ def test_a_run_writes_tables_and_answers_and_computes_only_what_is_missing(root,
     ]
     assert json.loads((folder / "facts.json").read_text())["images"] == 2
     assert len(stored_digest(folder)) == 12
-    table = answers(root / "results")
-    assert (root / "README.md").read_text() == README.replace("old\n", table)
-    assert (root / "book" / "answers.md").read_text() == answers(root / "results", link="results/{}.ipynb")
+    table = answers(place / "results")
+    assert (place / "README.md").read_text() == README.replace("old\n", table)
+    assert (place / "book" / "answers.md").read_text() == answers(place / "results", link="results/{}.ipynb")
+    assert (place / "book" / "audit.md").read_text().endswith("No audit has been run yet.\n")
+    assert (root / "README.md").read_text() == README  # the profile is not the book's
+    assert not (root / "results").exists()
     assert not list((root / "book" / "results").iterdir())
 
 
@@ -245,7 +261,8 @@ while not os.path.exists("{other}"):
 @pytest.mark.jupyter
 def test_pages_are_executed_side_by_side_and_one_that_fails_ends_the_run(root, smoke_store, monkeypatch):
     first, second, third = pages = ["claim1_privacy", "claim2_generality", "claim5_semantics"]
-    monkeypatch.setattr(runner, "build_book", lambda root: None)  # a test of its own
+    monkeypatch.setattr(runner, "build_book", lambda root, store: None)  # a test of its own
+    monkeypatch.setattr(runner, "BOOK_PROFILE", "smoke")
     notebook(root / f"notebooks/{first}.ipynb", MEET.format(own="a", other="b"), "raise ValueError('no luck')")
     notebook(root / f"notebooks/{second}.ipynb", MEET.format(own="b", other="a"))  # each waits for the other
     notebook(root / f"notebooks/{third}.ipynb", "open('c', 'w').close()")
@@ -265,15 +282,16 @@ def test_answers_are_not_published_into_a_readme_without_marks(root):
     assert (root / "README.md").read_text() == "# Title\n"
 
 
-def test_a_book_is_built_and_one_with_a_warning_is_an_error(root):
+def test_a_book_is_built_and_one_with_a_warning_is_an_error(root, store, said):
     (root / "book/_config.yml").write_text("title: Small\nonly_build_toc_files: true\n")
     (root / "book/_toc.yml").write_text("format: jb-book\nroot: intro\n")
     (root / "book/intro.md").write_text("# Title\n\nText.\n")
-    build_book(root)
+    build_book(root, store)
+    assert said == [f"the book: {root / 'book/_build/html/index.html'}"]
     assert "Text." in (root / "book/_build/html/intro.html").read_text()
     (root / "book/intro.md").write_text("# Title\n\n{doc}`nowhere`\n")
     with pytest.raises(AtsError, match="the book did not build"):
-        build_book(root)
+        build_book(root, store)
 
 
 def test_workers_make_what_one_thread_makes_here(tmp_path, said):
@@ -285,7 +303,7 @@ def test_workers_make_what_one_thread_makes_here(tmp_path, said):
     away, here = Store(tmp_path / "away", say=said.append), Store(tmp_path / "here")
     compute(units, away, "cpu", jobs=2)
     assert said[0] == "units to make: 2 model, 2 attack; 2 at once"
-    assert said[-1] == "4 of 4 done"
+    assert said[-1].startswith("4 of 4 done: attack ")
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     for unit in units:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import json
 import re
 import subprocess
 import sys
@@ -12,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
 
 from atslib.__main__ import main
 from atslib.clients.training import TrainConfig
@@ -20,10 +18,21 @@ from atslib.errors import OutOfTime
 from atslib.report.pages import PAGES, claim1_privacy, claim2_generality, claim2_search, load_page
 from atslib.report.run import runner
 from atslib.report.run.runner import run
-from atslib.report.run.schedule import compute, describe, plan, seconds
+from atslib.report.run.schedule import (
+    _Here,
+    _Schedule,
+    compute,
+    describe,
+    duration,
+    needed,
+    outlook,
+    plan,
+    say,
+    seconds,
+)
 from atslib.report.units.settings import settings
 from atslib.report.units.units import AttackUnit, ModelUnit, attack_unit, model_unit
-from atslib.store import Store
+from atslib.store import Store, read_tensors
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TINY = settings(model="lenet", images=2, steps=2, fraction=0.002, semi_fraction=0.002, candidates=2, device="cpu")
@@ -94,9 +103,28 @@ def test_the_time_of_a_unit_grows_with_its_work_and_falls_with_the_rate():
 
 
 def in_seconds(text):
-    """`12 s` or `3 min`, which are rounded."""
-    number, unit = re.search(r"(\d+) (s|min)", text).groups()
-    return int(number) * {"s": 1, "min": 60}[unit]
+    """`12 s`, `3 min` or `2.5 hours`, which are rounded."""
+    number, unit = re.search(r"([\d.,]+) (s|min|hours)", text).groups()
+    return float(number.replace(",", "")) * {"s": 1, "min": 60, "hours": 3600}[unit]
+
+
+@pytest.mark.parametrize(
+    ("time", "words"),
+    [(0.4, "0 s"), (99, "99 s"), (150, "2 min"), (5900, "98 min"), (9000, "2.5 hours"), (26_470_260, "7,353 hours")],
+)
+def test_durations_are_said_in_words(time, words):
+    assert duration(time) == words
+
+
+def test_the_outlook_says_what_is_done_and_how_long_the_rest_takes(store):
+    units = [attack_unit(TINY, policy) for policy in ("", "28")]
+    words = r"about \d+ s to go with 2 at once on this machine"
+    assert re.fullmatch(rf"4 units to make, {words}", outlook(units, store, "cpu", 2))
+    stored(units[0].model, store)
+    assert re.fullmatch(rf"resuming: 1 of 4 done, {words}", outlook(units, store, "cpu", 2))
+    for unit in needed(units):
+        stored(unit, store)
+    assert outlook(units, store, "cpu") == "all 4 units are in the store"
 
 
 def test_the_plan_in_words_names_every_unit_once_with_a_time(store, monkeypatch):
@@ -172,10 +200,9 @@ def test_a_unit_that_outlasts_the_budget_pauses_and_the_next_run_goes_on_with_it
     assert said[1:] == [f"time is over: {long.title} goes on where it is with the next run"]
     assert not list(store.entries())
     (state,) = (tmp_path / "away").glob("model/*.state")
-    with safe_open(state, "pt") as kept:
-        assert 0 < len(json.loads(kept.metadata()["history"])) < 40
+    assert 0 < len(read_tensors(state)[1]["history"]) < 40
     compute([attack], store, "cpu", jobs=1)
-    assert said[-1] == "2 of 2 done"
+    assert said[-1].startswith(f"2 of 2 done: attack {attack.title}, ")
     same(long.make(store, CPU)[1], long.make(here, CPU)[1])
     same(attack.make(store, CPU), attack.make(here, CPU))
 
@@ -196,8 +223,8 @@ def test_an_attack_that_outlasts_the_budget_pauses_too(tmp_path, monkeypatch):
 def test_workers_end_when_their_runner_is_killed(tmp_path):
     """Left alone they would wait for ever, a gigabyte each."""
     code = (
-        "from atslib.experiments.units import model_unit\nfrom atslib.experiments import settings\n"
-        "from atslib.schedule import compute\nfrom atslib.store import Store\n"
+        "from atslib.report.units.units import model_unit\nfrom atslib.report.units.settings import settings\n"
+        "from atslib.report.run.schedule import compute\nfrom atslib.store import Store\n"
         "if __name__ == '__main__':\n"
         "    unit = model_unit(settings(model='lenet', epochs=100_000, device='cpu'))\n"
         "    compute([unit], Store('kept'), 'cpu', jobs=1)\n"
@@ -232,16 +259,43 @@ def test_a_unit_that_would_come_too_late_is_left_and_a_second_run_finishes_with_
     store, here = Store(tmp_path / "away", say=said.append), Store(tmp_path / "here")
     # The first is begun since nothing is known of its kind; by its pace the second takes years.
     compute([first, attack], store, "cpu", jobs=1, ends=time.monotonic() + 3600)
-    assert said == ["units to make: 2 model, 1 attack; 1 at once", "1 of 3 done"]
+    assert said[0] == "units to make: 2 model, 1 attack; 1 at once"
+    (line,) = said[1:]
+    assert re.fullmatch(rf"1 of 3 done, about [\d,]+ hours left: model {re.escape(first.title)}, \d+ s", line)
     assert [unit for unit in (first, later, attack) if store.has(unit.kind, unit)] == [first]
     said.clear()
     compute([first, attack], store, "cpu", jobs=1)
-    assert said == ["units to make: 1 model, 1 attack; 1 at once", "1 of 2 done", "2 of 2 done"]
+    assert said[0] == "units to make: 1 model, 1 attack; 1 at once"
+    assert [line.split(" done")[0] for line in said[1:]] == ["1 of 2", "2 of 2"]
     for unit in (first, later, attack):
         away, mine = unit.make(store, CPU), unit.make(here, CPU)
         if isinstance(unit, ModelUnit):
             away, mine = away[1], mine[1]
         same(mine, away)
+
+
+def test_a_bar_moves_while_units_run_and_leaves_the_lines_alone(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("atslib.report.run.schedule.ProcessPoolExecutor", lambda jobs, **_: ThreadPoolExecutor(jobs))
+    store = Store(tmp_path / "store", say=say, progress=True)
+    compute([attack_unit(TINY, policy) for policy in ("", "28")], store, "cpu", jobs=1)
+    text = capsys.readouterr().err
+    assert "now " + attack_unit(TINY, "28").title in text
+    shares = [int(share) for share in re.findall(r"(\d+)%", text)]
+    assert shares == sorted(shares)
+    assert shares[0] == 0
+    assert 0 < shares[-1] <= 100
+    lines = [line.split("\r")[-1] for line in text.split("\n")]
+    assert len([line for line in lines if re.match(r"\d of 4 done", line)]) == 4
+
+
+def test_a_unit_of_a_gpu_runs_in_this_process(store):
+    """No GPU is needed: the executor is the whole difference."""
+    units = plan([attack_unit(TINY)], store)
+    with _Here() as pool:
+        _Schedule(units, store, None).run(pool, CPU, 1)
+    assert plan(units, store) == []
+    with pytest.raises(ZeroDivisionError):
+        pool.submit(lambda: 1 / 0).result()
 
 
 # --- from the command line ----------------------------------------------------------------------------------
@@ -254,7 +308,7 @@ def test_a_dry_run_says_what_there_is_to_do_and_does_nothing(root, capsys):
     lines = captured.err.splitlines()
     units = plan(claim1_privacy.units(settings()).values(), Store())
     assert captured.out == ""
-    assert lines[0].startswith("claim1_privacy: Settings(profile='smoke', dataset='shapes'")
+    assert lines[0] == "claim1_privacy: profile smoke, convnet-4 on shapes, seed 0"
     assert lines[1].startswith(f"claim1_privacy: {len(units)} units to make, about ")
     assert [line.split("  ")[-1] for line in lines[2:-1]] == [unit.title for unit in units]
     assert lines[-1].startswith(f"in all {len(units)} units, about ")
@@ -298,7 +352,7 @@ def test_what_is_no_duration_is_refused_in_one_line(capsys, text):
 def test_an_unknown_page_is_refused_before_a_plan_is_made(root, capsys):
     assert main(["run", "claim1_privacy", "claim8", "--profile", "smoke", "--dry-run"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: page 'claim8' is unknown; choose one of claim1_privacy, ")
+    assert line.startswith("error: page 'claim8' is unknown; choose one of claim1_defenses, ")
     assert line.endswith(PAGES[-1])
 
 

@@ -4,6 +4,8 @@ import contextlib
 import json
 import os
 import re
+import secrets
+import shutil
 import subprocess
 import sys
 import time
@@ -12,18 +14,21 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from atslib.data.load import available, is_drawn, load
-from atslib.errors import AtsError, choose
+from atslib.errors import AtsError, NotKept, choose
 from atslib.report.book.costs import cost_table, speed_table, write_cost
 from atslib.report.book.effects import insert_effects
 from atslib.report.pages import PAGES, load_page
 from atslib.report.result import answers, insert_answers
-from atslib.report.run.schedule import compute, describe, plan, say
+from atslib.report.run.audit import audit, audit_page, summaries, write_audit
+from atslib.report.run.schedule import compute, describe, outlook, plan, say
+from atslib.report.units.archive import Archive
 from atslib.report.units.settings import Settings, settings
 from atslib.report.units.units import Unit
 from atslib.store import Store
 
-__all__ = ["run", "say"]
+__all__ = ["report", "run", "say"]
 
+BOOK_PROFILE = "quick"  # of the committed pages
 PAGES_AT_ONCE = 4  # at most, where no number of jobs is given: a kernel is about half a gigabyte
 
 
@@ -71,15 +76,7 @@ def run(
     Raises:
         AtsError: an unknown page, or a page or book that failed; pages made before it stay.
     """
-    for name in names:
-        choose("page", name, PAGES)
-    if missing := [
-        name for name in ("README.md", "book/_toc.yml", "book/deviations.md", "notebooks") if not (root / name).exists()
-    ]:
-        raise AtsError(f"{root} is not the project's top folder: it has no {' and no '.join(missing)}")
-    chosen = usable(settings(profile=profile, dataset=dataset).dataset, store.say)
-    experiment, pages = settings(profile=profile, dataset=chosen), names or published(root)
-    store.say(f"{', '.join(pages)}: {experiment}")
+    experiment, pages = _chosen(names, profile, dataset, root, store)
     ends = None if budget is None else time.monotonic() + budget
     first = {name: list(load_page(name).units(experiment).values()) for name in pages}
     if dry_run:
@@ -89,10 +86,11 @@ def run(
             if hasattr(load_page(name), "later_units") and plan(first[name], store):
                 store.say(f"{name} has further units, which depend on what the first ones find")
         return
+    store.say(outlook([unit for name in pages for unit in first[name]], store, experiment.device, jobs))
     work = {"device": experiment.device, "jobs": jobs, "ends": ends}
     compute([unit for name in pages for unit in first[name]], store, **work)
-    waiting = []
-    with _executing(jobs, {"profile": profile, "dataset": chosen}, root, store) as begin:
+    waiting, place = [], _place(root, profile)
+    with _executing(jobs, {"profile": profile, "dataset": experiment.dataset}, place, store) as begin:
         for name in pages:
             further = _further(name, first[name], experiment, store)
             compute(further, store, **work)
@@ -100,14 +98,97 @@ def run(
             if left := len(plan(units, store)):
                 waiting.append(f"{name} ({left} units)")
                 continue
-            _write_tables(name, units, experiment, root, store)
+            _write_tables(name, units, experiment, place, store)
             if not compute_only:
                 begin(name)
-    publish_answers(root)
+    publish_answers(place)
     if waiting:
         store.say(f"the budget is spent; run again to go on with {', '.join(waiting)}")
     elif not compute_only:
-        build_book(root)
+        build_book(place, store)
+
+
+def report(*, seed: int | None = None, minutes: float = 3.0, jobs: int | None = None, root: Path, store: Store) -> None:
+    """The book from the archived evidence: check it, compute a random sample of it again, make the pages, build.
+
+    A page that needs more than the archive holds stays as it is committed, and is named.
+
+    Args:
+        seed: of the sample; by default another one at every run.
+        minutes: that the sample may take, about.
+        store: what it says and shows; its artifacts are neither read nor changed.
+    Raises:
+        AtsError: a damaged archive, or a page or book that failed.
+    """
+    experiment, pages = _chosen((), BOOK_PROFILE, None, root, store)
+    archive = Archive(root / "results" / "units")
+    if faults := archive.verify():
+        raise AtsError(f"the archive is damaged: {'; '.join(faults)}; `git checkout {archive.root}` brings it back")
+    if not archive.entries():
+        store.say(f"{archive.root} holds no evidence yet; `FRESH=1 make report` computes all of it")
+        build_book(root, store)
+        return
+    store.say(f"archive: {len(archive.entries())} units, {archive.size() / 1e6:.1f} MB, all whole")
+    seed = secrets.randbelow(10**6) if seed is None else seed
+    found = audit(archive, seed=seed, minutes=minutes, device=experiment.device, jobs=jobs, store=store)
+    for line in summaries(found):
+        store.say(f"audit: {line}")
+    write_audit(found, root / "results")
+    evidence, kept = Store(root / "book" / "_build" / "evidence", say=store.say), []
+    shutil.rmtree(evidence.root, ignore_errors=True)
+    archive.restore(evidence)
+    with _executing(jobs, {"profile": BOOK_PROFILE, "dataset": experiment.dataset}, root, evidence) as begin:
+        for name in pages:
+            units = list(load_page(name).units(experiment).values())
+            units += _further(name, units, experiment, evidence)
+            try:
+                if plan(units, evidence):
+                    raise NotKept("units are missing")
+                _write_tables(name, units, experiment, root, evidence)
+            except NotKept as error:
+                kept.append(f"{name} ({error})")
+            else:
+                begin(name)
+    publish_answers(root)
+    if kept:
+        store.say(f"as they are committed, for want of evidence in the archive: {'; '.join(kept)}")
+    build_book(root, store)
+
+
+def _chosen(
+    names: Sequence[str], profile: str, dataset: str | None, root: Path, store: Store
+) -> tuple[Settings, list[str]]:
+    """The settings and the pages of a run, which it says in one line."""
+    for name in names:
+        choose("page", name, PAGES)
+    if missing := [
+        name for name in ("README.md", "book/_toc.yml", "book/deviations.md", "notebooks") if not (root / name).exists()
+    ]:
+        raise AtsError(f"{root} is not the project's top folder: it has no {' and no '.join(missing)}")
+    chosen = usable(settings(profile=profile, dataset=dataset).dataset, store.say)
+    experiment, pages = settings(profile=profile, dataset=chosen), list(names) or published(root)
+    store.say(f"{', '.join(pages)}: profile {profile}, {experiment.model} on {chosen}, seed {experiment.seed}")
+    return experiment, pages
+
+
+def _place(root: Path, profile: str) -> Path:
+    """Where a profile's tables and pages go: the project, or a copy of its book, so that the committed pages stay.
+
+    The copy is `book/_build/profiles/<profile>/`, which git ignores; pages not made at that profile are in it too.
+    """
+    if profile == BOOK_PROFILE:
+        return root
+    place = root / "book" / "_build" / "profiles" / profile
+    old = {path.name for path in (place / "book" / "results").glob("*.ipynb")}
+    for folder in ("book", "notebooks"):
+        shutil.copytree(
+            root / folder,
+            place / folder,
+            ignore=lambda folder, names: {"_build", *(old if folder.endswith("results") else ())} & set(names),
+            dirs_exist_ok=True,
+        )
+    shutil.copy(root / "README.md", place)
+    return place
 
 
 @contextlib.contextmanager
@@ -201,12 +282,14 @@ def publish_answers(root: Path) -> None:
     (root / "book" / "answers.md").write_text(table)
     (root / "book" / "speed.md").write_text(speed_table(root / "results" / "speed.jsonl"))
     (root / "book" / "costs.md").write_text(cost_table(root / "results"))
+    (root / "book" / "audit.md").write_text(audit_page(root / "results"))
     insert_effects(root / "book" / "deviations.md", root / "results")
 
 
-def build_book(root: Path) -> None:
-    """`jupyter-book build book` with warnings as errors."""
+def build_book(root: Path, store: Store) -> None:
+    """`jupyter-book build book` with warnings as errors; says where the book is."""
     start = "from jupyter_book.cli.main import main; main()"  # the package has no `python -m` of its own
     command = [sys.executable, "-c", start, "build", "book", "-W", "--keep-going", "--quiet"]
     if subprocess.run(command, cwd=root, check=False).returncode:
         raise AtsError("the book did not build; the lines above say why")
+    store.say(f"the book: {root / 'book/_build/html/index.html'}")

@@ -8,12 +8,13 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, ProcessPoolExecutor, wait
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import torch
+from tqdm.auto import tqdm
 
 from atslib.bench import convolution_rate, forward_flop
 from atslib.errors import AtsError, OutOfTime
@@ -24,15 +25,24 @@ from atslib.store import Store
 # Of the machine's convolution rate, what a whole step of training, attack or score reaches: the engine's own
 # measured share (results/speed.jsonl) lies between 0.2 for narrow and 0.8 for wide networks.
 SHARE = 0.4
-_PAUSED = "time is over: {} goes on where it is with the next run"
+
+
+def needed(units: Iterable[Unit]) -> list[Unit]:
+    """These units and their needs, each once and before what needs it."""
+    wanted: dict[Unit, None] = {}
+    for unit in units:
+        wanted |= dict.fromkeys((*unit.needs, unit))
+    return list(wanted)
 
 
 def plan(units: Iterable[Unit], store: Store) -> list[Unit]:
     """What is not in the store yet of these units and their needs, each before what needs it."""
-    wanted: dict[Unit, None] = {}
-    for unit in units:
-        wanted |= dict.fromkeys((*unit.needs, unit))
-    return [unit for unit in wanted if not store.has(unit.kind, unit)]
+    return [unit for unit in needed(units) if not store.has(unit.kind, unit)]
+
+
+def at_once(device: torch.device, jobs: int | None) -> int:
+    """How many units are computed at once: as asked, else one per core, or one on a GPU."""
+    return jobs or (1 if device.type == "cuda" else os.cpu_count() or 1)
 
 
 @functools.lru_cache
@@ -47,27 +57,48 @@ def seconds(unit: Unit, rate: float) -> float:
     return unit.passes * _image_flop(network_of.dataset, network_of.model) / (SHARE * rate)
 
 
-def describe(pages: Mapping[str, Iterable[Unit]], store: Store, device: str) -> str:
-    """The plan in words: a line a page and one a unit, with estimated times; shared units under the first page."""
-    place, lines, seen, total = device_of(device), [], set(), 0.0
+def machine_rate(device: torch.device) -> float:
+    """The convolution rate of one unit's worth of this machine, in FLOP/s."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as a unit runs
-    rate = convolution_rate(place)
+    rate = convolution_rate(device)
     torch.set_num_threads(threads)
+    return rate
+
+
+def outlook(units: Sequence[Unit], store: Store, device: str, jobs: int | None = None) -> str:
+    """One line: how much there is to do, how much is done already, and how long the rest may take."""
+    missing, place = plan(units, store), device_of(device)
+    count, workers = len(needed(units)), at_once(place, jobs)
+    if not missing:
+        return f"all {count} units are in the store"
+    rate = machine_rate(place)
+    time = duration(sum(seconds(unit, rate) for unit in missing) / workers)
+    done = f"resuming: {count - len(missing)} of {count} done, " if len(missing) < count else f"{count} units to make, "
+    return f"{done}about {time} to go with {workers} at once on this machine"
+
+
+def describe(pages: Mapping[str, Iterable[Unit]], store: Store, device: str) -> str:
+    """The plan in words: one line per page and unit, with estimated times; shared units under the first page."""
+    place, lines, seen, total = device_of(device), [], set(), 0.0
+    rate = machine_rate(place)
     for name, units in pages.items():
         new = [unit for unit in plan(units, store) if unit not in seen]
         seen |= set(new)
         times = [seconds(unit, rate) for unit in new]
         total += sum(times)
-        lines.append(f"{name}: {len(new)} units to make, about {_minutes(sum(times))}")
-        lines += [f"    {_minutes(time)}  {unit.title}" for unit, time in zip(new, times, strict=True)]
-    at_once = 1 if place.type == "cuda" else os.cpu_count() or 1
-    lines.append(f"in all {len(seen)} units, about {_minutes(total / at_once)} with {at_once} at once on this machine")
+        lines.append(f"{name}: {len(new)} units to make, about {duration(sum(times))}")
+        lines += [f"    {duration(time)}  {unit.title}" for unit, time in zip(new, times, strict=True)]
+    workers = at_once(place, None)
+    lines.append(f"in all {len(seen)} units, about {duration(total / workers)} with {workers} at once on this machine")
     return "\n".join(lines)
 
 
-def _minutes(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+def duration(seconds: float) -> str:
+    """A time in words: `40 s`, `12 min` or `7,353 hours`."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:,.{0 if seconds > 36_000 else 1}f} hours"
 
 
 def compute(
@@ -76,7 +107,7 @@ def compute(
     """Fill the store with these units and all that they need, `jobs` at once; a unit starts when its needs are there.
 
     Two processes of one thread do more than one of two, and a unit's numbers then do not depend on the
-    number of cores.
+    number of cores. On a GPU the units run in this process.
 
     Args:
         ends: a time of `time.monotonic`; no unit is begun that would end after it, judged by those of this call, and
@@ -85,77 +116,115 @@ def compute(
     missing = plan(units, store)
     if not missing:
         return
-    gpu = device_of(device).type == "cuda"
-    jobs = jobs or (1 if gpu else os.cpu_count() or 1)
+    place = device_of(device)
+    jobs = at_once(place, jobs)
     kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(unit.kind for unit in missing).items())
     store.say(f"units to make: {kinds}; {jobs} at once")
-    pace = _Pace(ends)
-    if gpu:
-        limited = Store(store.root, say=store.say, progress=store.progress, ends=ends)
-        for unit in missing:
-            if all(store.has(need.kind, need) for need in unit.needs) and pace.allows(unit):
-                started = time.monotonic()
-                try:
-                    unit.make(limited, device_of(device))
-                except OutOfTime:
-                    store.say(_PAUSED.format(unit.title))
-                else:
-                    pace.note(unit, time.monotonic() - started)
-        return
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=_end_with_parent) as pool:
+    with _Here() if place.type == "cuda" else _processes(jobs) as pool:
         try:
-            _in_order(pool, missing, (store, device, jobs), pace)
+            _Schedule(missing, store, ends).run(pool, place, jobs)
         except BrokenProcessPool:
             raise AtsError(
                 "a worker was killed, perhaps for want of memory: what is finished is kept; try --jobs 1"
             ) from None
 
 
-class _Pace:
-    """How fast units of a kind go, and whether one more would end in time."""
+class _Here(Executor):
+    """Does what is submitted at once and in this process: a GPU has one user at a time."""
 
-    def __init__(self, ends: float | None):
-        self.ends, self.work = math.inf if ends is None else ends, Counter()
-
-    def note(self, unit: Unit, seconds: float) -> None:
-        self.work[unit.kind, "seconds"] += seconds
-        self.work[unit.kind, "passes"] += unit.passes
-
-    def allows(self, unit: Unit) -> bool:
-        """A kind that has not been seen yet is begun as long as there is time at all."""
-        seen = self.work[unit.kind, "passes"]
-        needed = unit.passes * self.work[unit.kind, "seconds"] / seen if seen else 0.0
-        return time.monotonic() + needed < self.ends
+    def submit(self, call: Callable, /, *args: object) -> Future:
+        future: Future = Future()
+        try:
+            future.set_result(call(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
 
 
-def _in_order(pool: Executor, missing: Sequence[Unit], where: tuple[Store, str, int], pace: _Pace) -> None:
-    """Submit, `jobs` at a time, what needs nothing, then every unit as the last of its needs comes."""
-    store, device, jobs = where
-    waiting, running, done = dict.fromkeys(missing), {}, 0
-    while True:
-        for unit in list(waiting):
-            ready = not any(need in waiting or need in running.values() for need in unit.needs)
-            # In time order: a unit that comes too late is left in `waiting`, and so is all that needs it.
-            if len(running) < jobs and ready and pace.allows(unit):
-                running[pool.submit(_work, unit, store.root, device, pace.ends)] = unit
-                del waiting[unit]
-        if not running:
+def _processes(jobs: int) -> Executor:
+    return ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_begin_worker)
+
+
+class _Schedule:
+    """Units in the order of their needs, what they took so far, and what that says about the rest."""
+
+    def __init__(self, missing: Sequence[Unit], store: Store, ends: float | None):
+        self.waiting, self.store, self.ends = dict.fromkeys(missing), store, math.inf if ends is None else ends
+        self.count, self.done, self.running = len(missing), 0, {}
+        self.guess = {unit: seconds(unit, 1e10) for unit in missing}
+        self.taken, self.guessed = Counter(), Counter()  # by kind, of what is done
+
+    def run(self, pool: Executor, device: torch.device, jobs: int) -> None:
+        """Submit, `jobs` at a time, what needs nothing, then every unit as the last of its needs comes."""
+        layout = "{desc}: {percentage:3.0f}% |{bar}|"
+        with tqdm(total=1.0, disable=not self.store.progress, bar_format=layout, leave=False) as bar:
+            while True:
+                for unit in list(self.waiting):
+                    if len(self.running) < jobs and self._ready(unit) and self._in_time(unit):
+                        del self.waiting[unit]
+                        call = pool.submit(_work, unit, self.store.root, device, self.ends)
+                        self.running[call] = unit, time.monotonic()
+                if not self.running:
+                    return
+                self._show(bar, jobs)
+                finished = wait(self.running, timeout=1, return_when=FIRST_COMPLETED).done
+                if finished:
+                    bar.clear()
+                for future in finished:
+                    self._note(future, jobs)
+
+    def _ready(self, unit: Unit) -> bool:
+        running = [other for other, _ in self.running.values()]
+        return not any(need in self.waiting or need in running for need in unit.needs)
+
+    def _expected(self, unit: Unit) -> float:
+        """Seconds, by what units of its kind took, else all units; 0 as long as none is done."""
+        kind = unit.kind if self.guessed[unit.kind] else "all"
+        return self.guess[unit] * self.taken[kind] / self.guessed[kind] if self.guessed[kind] else 0.0
+
+    def _in_time(self, unit: Unit) -> bool:
+        """Whether it would end in time; of a kind that has not been seen yet, whether there is time at all."""
+        return time.monotonic() + (self._expected(unit) if self.guessed[unit.kind] else 0.0) < self.ends
+
+    def _note(self, future: Future, jobs: int) -> None:
+        unit, _ = self.running.pop(future)
+        try:
+            took = future.result()
+        except OutOfTime:  # nothing is begun any more, least of all what needs it
+            self.waiting[unit] = None
+            self.store.say(f"time is over: {unit.title} goes on where it is with the next run")
             return
-        for future in wait(running, return_when=FIRST_COMPLETED).done:
-            unit = running.pop(future)
-            try:
-                pace.note(unit, future.result())
-            except OutOfTime:  # nothing is begun any more, least of all what needs it
-                waiting[unit] = None
-                store.say(_PAUSED.format(unit.title))
-            else:
-                done += 1
-                store.say(f"{done} of {len(missing)} done")
+        self.done += 1
+        for kind in (unit.kind, "all"):
+            self.taken[kind] += took
+            self.guessed[kind] += self.guess[unit]
+        self.store.say(
+            f"{self.done} of {self.count} done{self._left(jobs)}: {unit.kind} {unit.title}, {duration(took)}"
+        )
+
+    def _remaining(self) -> tuple[float, float]:
+        """Expected seconds of work that is left, and of that what running units have done."""
+        now, ahead = time.monotonic(), sum(map(self._expected, self.waiting))
+        parts = [(self._expected(unit), now - begun) for unit, begun in self.running.values()]
+        return ahead + sum(total for total, _ in parts), sum(min(total, spent) for total, spent in parts)
+
+    def _left(self, jobs: int) -> str:
+        ahead, spent = self._remaining()
+        return f", about {duration((ahead - spent) / jobs)} left" if self.done < self.count else ""
+
+    def _show(self, bar: tqdm, jobs: int) -> None:
+        ahead, spent = self._remaining()
+        bar.n = (self.taken["all"] + spent) / max(self.taken["all"] + ahead, 1e-9) if self.done else 0.0
+        titles = "; ".join(unit.title for unit, _ in self.running.values())
+        bar.set_description_str(
+            f"{self.done} of {self.count} done{self._left(jobs) if self.done else ''}; now {titles}"
+        )
 
 
-def _end_with_parent() -> None:
-    """A worker whose runner is killed ends at once; left alone it would wait for work for ever, with all its memory."""
+def _begin_worker() -> None:
+    """One thread and kept memory; and a worker whose runner is killed ends at once, instead of waiting for ever."""
+    keep_memory()
+    keep_to_one_core()
 
     def watch() -> None:
         multiprocessing.parent_process().join()
@@ -164,12 +233,11 @@ def _end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _work(unit: Unit, root: Path, device: str, ends: float) -> float:
+def _work(unit: Unit, root: Path, device: torch.device, ends: float) -> float:
     """Make the unit in this process; the seconds it took."""
     started = time.monotonic()
-    keep_memory()
-    keep_to_one_core()
-    unit.make(Store(root, say=say, ends=ends), device_of(device))
+    # The schedule says what is made, with the time that is left.
+    unit.make(Store(root, say=lambda line: line.startswith("made ") or say(line), ends=ends), device)
     return time.monotonic() - started
 
 

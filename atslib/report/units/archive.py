@@ -204,7 +204,7 @@ def _packed(artifact: Artifact) -> tuple[dict, dict[str, bytes]]:
         rest = {name: value for name, value in rest.items() if name.split(".")[0] != largest}
     if rest:
         parts["safetensors"] = safetensors.torch.save(rest)
-    kept = {*columns, *rest, *REMADE}
+    kept = {*columns, *rest, *(REMADE if line["kind"] == "attack" else ())}
     if len(tensors.get("reconstruction", ())) <= PICTURES:
         kept.add("reconstruction")
     line["left_out"] = sorted({name.split(".")[0] for name in tensors.keys() - kept})
@@ -213,7 +213,7 @@ def _packed(artifact: Artifact) -> tuple[dict, dict[str, bytes]]:
 
 def _columns(tensors: Tensors, config: object) -> dict[str, list[str]]:
     """Which tensors have one number per image, or per policy and image, and the titles of their columns."""
-    images = tensors["cost"].shape if "cost" in tensors else None
+    images = next((tensors[name].shape for name in ("psnr", "cost") if name in tensors), None)
     columns = {n: [n] for n, v in tensors.items() if v.shape == images and not n.startswith("trace")}
     if "policies" in config and "scores" in tensors and tensors["scores"].ndim == 2:
         columns["scores"] = [f"score {policy or 'none'}" for policy in config["policies"]]

@@ -1,0 +1,197 @@
+"""A random sample of the archived evidence, computed again on this machine, and how far it is off."""
+
+import dataclasses
+import datetime
+import json
+import os
+import platform
+import random
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atslib.clients.training import evaluate
+from atslib.report.run.schedule import at_once, compute, duration
+from atslib.report.units.archive import Archive, unit_of
+from atslib.report.units.scoring import ScoreUnit
+from atslib.report.units.units import AttackUnit, ModelUnit, OnModel, Unit, dataset, device_of, trained
+from atslib.store import Store, write_atomically
+
+EQUAL_DB = 0.05  # the mean difference up to which attacks count as equal on the same kind of device
+PART = 4  # images of an attack or of a score, and policies of a score, that are computed again
+UNITS = {"attack": "dB", "privacy": "of the score", "tested": "points"}
+WORDS = {"attack": "attacks", "privacy": "privacy scores", "tested": "accuracies of stored networks"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tested(OnModel):
+    """The test accuracy of a stored network, in percent, measured once more."""
+
+    kind: ClassVar[str] = "tested"
+
+    model: ModelUnit
+
+    @property
+    def title(self) -> str:
+        """The network."""
+        return f"accuracy of {self.model.title}"
+
+    @property
+    def passes(self) -> float:
+        """Forward through each test image."""
+        return len(dataset(self.model.dataset, "test"))
+
+    def make(self, store: Store, device: torch.device) -> object:
+        """Evaluate the network, which the store must hold."""
+
+        def test(state: object) -> dict[str, Tensor]:
+            model, _ = trained(self.model, store, device)
+            return {"accuracy": torch.tensor(evaluate(model, dataset(self.model.dataset, "test")))}
+
+        return store.get("tested", self, test, label=self.title)
+
+
+def part_of(unit: Unit, draw: random.Random) -> Unit | None:
+    """A small part of a unit whose numbers must be those of the whole; None where no part has the same numbers.
+
+    An image's crop, policy, start and attack do not depend on the others. The noise of a defense does.
+    """
+    if isinstance(unit, ModelUnit):
+        return Tested(model=unit)
+    if isinstance(unit, ScoreUnit):
+        policies = draw.sample(unit.policies, min(PART, len(unit.policies)))
+        return dataclasses.replace(unit, policies=tuple(policies), images=min(PART, unit.images))
+    if not isinstance(unit, AttackUnit) or "gaussian" in unit.defense or "laplace" in unit.defense:
+        return None
+    batch = unit.threat.batch
+    count, size = (unit.last - unit.first) // batch, -(-PART // batch)
+    skipped = draw.randrange(max(1, count - size + 1)) if unit.threat.labels == "known" else 0
+    first = unit.first + skipped * batch
+    return dataclasses.replace(unit, first=first, last=min(unit.last, first + size * batch), frames=2)
+
+
+def sample(archive: Archive, draw: random.Random, seconds: float) -> Iterator[tuple[str, dict, Unit]]:
+    """Entries in random order with a part of each, until they took about so many seconds where they were made."""
+    entries = archive.entries()
+    networks = {key for key, line in entries.items() if line["kind"] == "model" and "model" not in line["left_out"]}
+    for key in draw.sample(sorted(entries), len(entries)):
+        unit = unit_of(entries[key])
+        part = part_of(unit, draw) if unit else None
+        if part is None or any(Store("").path(need.kind, need).stem not in networks for need in part.needs):
+            continue
+        share = part.passes / unit.passes
+        if (cost := entries[key]["seconds"] * share) < max(seconds, 0):
+            seconds -= cost
+            yield key, entries[key], part
+
+
+def differences(unit: Unit, part: Unit, before: dict[str, Tensor], now: dict[str, Tensor]) -> list[float]:
+    """Now minus before, one number per image (attacks: PSNR in dB), per policy and image, or one accuracy."""
+    if isinstance(part, AttackUnit):
+        old, new = before["psnr"][part.first - unit.first : part.last - unit.first], now["psnr"]
+    elif isinstance(part, ScoreUnit):
+        rows = [unit.policies.index(policy) for policy in part.policies]
+        old, new = before["scores"][rows][:, : part.images], now["scores"]
+    else:
+        old, new = before["accuracy"], now["accuracy"]
+    same = (old == new) | (old.isnan() & new.isnan())  # two attacks that diverged, or found the image exactly
+    return torch.where(same, 0.0, new.double() - old.double()).flatten().tolist()
+
+
+def audit(archive: Archive, *, seed: int, minutes: float, device: str, jobs: int | None, store: Store) -> dict:
+    """Compute a random sample again for about so many minutes, with the stored networks.
+
+    Args:
+        seed: draws which units, and which part of each.
+        store: what it says and shows; the sample goes into a folder of its own, which is deleted.
+    Returns:
+        What `audit_page` puts into words: the machine, the archive's size, and the differences of each part.
+    """
+    draw, place, started = random.Random(seed), device_of(device), time.monotonic()
+    workers = at_once(place, jobs)
+    chosen = list(sample(archive, draw, 60 * minutes * workers))
+    store.say(f"audit: seed {seed}; parts of {len(chosen)} units are computed again, for about {minutes:g} minutes")
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Store(folder, say=store.say, progress=store.progress)
+        archive.restore(scratch, kinds=("model",))
+        compute([part for *_, part in chosen], scratch, device, jobs, ends=started + 60 * minutes)
+        for key, line, part in chosen:
+            if scratch.has(part.kind, part):
+                made = scratch.get(part.kind, part, lambda state: {})
+                off = differences(unit_of(line), part, archive.read(key).tensors, made.tensors)
+                row = {"key": key, "kind": part.kind, "title": part.title, "off": off, "seconds": made.facts["seconds"]}
+                rows.append(row | {"device": line["device"], "torch": line["torch"]})
+    cpu = f"CPU, {os.cpu_count()} cores, {_processor()}"
+    name = torch.cuda.get_device_name(place) if place.type == "cuda" else cpu
+    machine = {"device": name, "torch": torch.__version__, "python": platform.python_version()}
+    facts = {"seed": seed, "made": datetime.datetime.now(datetime.UTC).date().isoformat(), "machine": machine}
+    return facts | {"units": len(archive.entries()), "megabytes": round(archive.size() / 1e6, 1), "rows": rows}
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else ()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def summaries(found: dict) -> list[str]:
+    """One sentence per kind: how many numbers, how far off in the mean, the spread, whether that counts as equal."""
+    lines = []
+    for kind, unit in UNITS.items():
+        rows = [row for row in found["rows"] if row["kind"] == kind]
+        off = np.array([value for row in rows for value in row["off"]])
+        if not len(off):
+            continue
+        finite = off[np.isfinite(off)]
+        text = f"{WORDS[kind]}: {len(off)} numbers of {len(rows)} units, {finite.mean():+.4f} {unit} in the mean, "
+        text += f"standard deviation {finite.std():.4f}, largest {np.abs(finite).max():.4f}"
+        if len(finite) < len(off):
+            text += f", and {len(off) - len(finite)} that diverged on one side only"
+        if kind == "attack":
+            equal = "equal" if abs(finite.mean()) <= EQUAL_DB else "**not equal**"
+            text += f"; {equal} by the bound of {EQUAL_DB} dB, which is for two devices of one kind"
+        lines.append(text)
+    return lines
+
+
+def write_audit(found: dict, results: Path) -> None:
+    """`audit.json`, which the page is made from."""
+    text = json.dumps(found, indent=1) + "\n"
+    write_atomically(Path(results) / "audit.json", lambda partial: partial.write_text(text))
+
+
+def audit_page(results: Path) -> str:
+    """The page *Audit* in Markdown, from `results/audit.json`."""
+    head = (
+        "# Audit\n\nThe evidence behind the pages lies in `results/units/`. `make report` checks all its hashes\n"
+        "and computes a random sample again on the machine at hand, from the stored networks: another\n"
+        "one at every run.\n\n"
+    )
+    file = Path(results) / "audit.json"
+    if not file.exists():
+        return head + "No audit has been run yet.\n"
+    found = json.loads(file.read_text())
+    machine = found["machine"]
+    lines = [
+        f"The last one, of {found['made']} with seed {found['seed']}, was made on {machine['device']} (torch "
+        f"{machine['torch']}, Python {machine['python']});\nthe archive had {found['units']} units, "
+        f"{found['megabytes']} MB, all whole. `make report SEED={found['seed']}` draws the same sample.\n",
+        *(f"- {line}." for line in summaries(found)),
+        "\n| Unit | Computed again | Numbers | Off in the mean | Largest | Time | Archived on |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in found["rows"]:
+        off = np.array(row["off"])
+        lines.append(
+            f"| `{row['key'][:8]}` | {row['title']} | {len(off)} | {off.mean():+.4f} {UNITS[row['kind']]} | "
+            f"{np.abs(off).max():.4f} | {duration(row['seconds'])} | {row['device']}, torch {row['torch']} |"
+        )
+    return head + "\n".join(lines) + "\n"

@@ -1,0 +1,217 @@
+"""The audit: parts of units have the numbers of the whole, what is off is said, and the report made on the archive."""
+
+import dataclasses
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from atslib.__main__ import main
+from atslib.attacks import ATTACKS
+from atslib.clients.threat import ThreatModel
+from atslib.errors import AtsError
+from atslib.report.run import runner
+from atslib.report.run.audit import audit, audit_page, differences, part_of, sample, summaries, write_audit
+from atslib.report.run.runner import report
+from atslib.report.run.schedule import needed
+from atslib.report.units.archive import Archive
+from atslib.report.units.scoring import ScoreUnit, search_unit
+from atslib.report.units.settings import settings
+from atslib.report.units.units import attack_unit, model_unit
+from atslib.store import Store
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+CPU = torch.device("cpu")
+TINY = settings(model="lenet", images=12, steps=2, fraction=0.002, semi_fraction=0.002, candidates=2, device="cpu")
+HYBRID = "3-1-7+43-18-18"
+THREES = attack_unit(TINY, threat=ThreatModel(batch=3))  # images share gradients by threes: a part has six
+TWICE = dataclasses.replace(ATTACKS["adam-cosine"], restarts=2, steps=2)
+TOP = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    return Store(tmp_path_factory.mktemp("kept"))
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        attack_unit(TINY, HYBRID, first=3),
+        attack_unit(
+            TINY, "28", defense="prune:0.5", attack=dataclasses.replace(ATTACKS["adam-cosine"], restarts=2, steps=2)
+        ),
+        THREES,
+        ScoreUnit(model=model_unit(TINY), policies=("", "28", HYBRID, "3-1-7", "0"), images=6, points=3),
+        model_unit(TINY),
+    ],
+    ids=lambda unit: unit.title,
+)
+def test_a_part_has_the_numbers_of_the_whole(kept, unit):
+    unit.make(kept, CPU)
+    whole = kept.get(unit.kind, unit, pytest.fail)
+    parts = {part_of(unit, random.Random(seed)) for seed in range(3)}
+    for part in parts:
+        part.make(kept, CPU)
+        off = differences(unit, part, whole.tensors, kept.get(part.kind, part, pytest.fail).tensors)
+        assert len(off) == (6 if unit == THREES else {"attack": 4, "privacy": 16, "tested": 1}[part.kind])
+        assert off == pytest.approx([0] * len(off), abs=2e-3)
+    assert len(parts) > 1 or unit.kind == "model"
+
+
+@pytest.mark.parametrize("defense", ["gaussian:0.01", "laplace:0.01"])
+def test_drawn_noise_and_searches_have_no_part(defense):
+    assert part_of(attack_unit(TINY, defense=defense), random.Random(0)) is None
+    assert part_of(search_unit(TINY), random.Random(0)) is None
+
+
+def test_the_seed_draws_units_and_parts_within_the_time(kept, tmp_path):
+    units = [attack_unit(TINY, policy) for policy in ("", "28", HYBRID)]
+    for unit in units:
+        unit.make(kept, CPU)
+    archive = Archive(tmp_path / "units")
+    archive.write(kept, embedded=True)
+    drawn = [[part for *_, part in sample(archive, random.Random(seed), 1e9)] for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert {part.model for part in drawn[0] if part.kind == "attack"} >= {unit.model for unit in units}
+    assert list(sample(archive, random.Random(1), 0)) == []
+
+
+def off_by(decibels, tmp_path):
+    """What an audit finds where an archived attack was better by so many dB than it is here."""
+    unit, store = attack_unit(TINY, HYBRID), Store(tmp_path / "store")
+    made = unit.make(store, CPU).tensors
+    changed = Store(tmp_path / "changed")
+    model = store.get("model", unit.model, pytest.fail).tensors
+    changed.get("model", unit.model, lambda state: model)
+    changed.get("attack", unit, lambda state: made | {"psnr": made["psnr"] + decibels})
+    archive = Archive(tmp_path / "units")
+    archive.write(changed, embedded=True)
+    said = []
+    seen = Store(tmp_path / "unused", say=said.append)
+    found = audit(archive, seed=5, minutes=1, device="cpu", jobs=1, store=seen)
+    assert not seen.root.exists()
+    assert said[0] == "audit: seed 5; parts of 2 units are computed again, for about 1 minutes"
+    return found
+
+
+def test_an_audit_finds_the_archive_equal(tmp_path, monkeypatch):
+    found = off_by(0.0, tmp_path)
+    assert {row["kind"] for row in found["rows"]} == {"attack", "tested"}
+    attacks, accuracies = summaries(found)
+    assert attacks.startswith("attacks: 4 numbers of 1 units, ")
+    assert attacks.endswith("; equal by the bound of 0.05 dB, which is for two devices of one kind")
+    assert accuracies == (
+        "accuracies of stored networks: 1 numbers of 1 units, +0.0000 points in the mean, "
+        "standard deviation 0.0000, largest 0.0000"
+    )
+    write_audit(found, tmp_path)
+    page = audit_page(tmp_path)
+    assert "with seed 5, was made on CPU, " in page
+    assert f"the archive had {found['units']} units" in page
+    assert all(row["title"] in page for row in found["rows"])
+
+
+def test_an_audit_says_that_the_archive_is_off(tmp_path):
+    found = off_by(0.2, tmp_path)
+    assert "-0.2" in summaries(found)[0]
+    assert "**not equal** by the bound of 0.05 dB" in summaries(found)[0]
+
+
+def test_one_sided_divergence_is_counted_apart():
+    rows = [{"kind": "attack", "off": [0.01, float("nan"), -0.01], "title": "t", "device": "CPU"}]
+    (line,) = summaries({"rows": rows})
+    assert "3 numbers of 1 units, +0.0000 dB in the mean" in line
+    assert "and 1 that diverged on one side only" in line
+
+
+# --- the report ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """A project's top folder with two pages, of which `smoke_store` has evidence for one."""
+    top = tmp_path / "project"
+    for folder in ("book/results", "notebooks"):
+        (top / folder).mkdir(parents=True)
+    (top / "book/deviations.md").write_text((TOP / "book/deviations.md").read_text())
+    (top / "README.md").write_text("<!-- answers -->\n<!-- answers -->\n")
+    (top / "book/_toc.yml").write_text("- file: results/claim1_privacy\n- file: results/claim2_search\n")
+    (top / "pyproject.toml").touch()
+    monkeypatch.chdir(top)
+    monkeypatch.setattr(runner, "BOOK_PROFILE", "smoke")
+    monkeypatch.setattr(runner, "build_book", lambda root, store: store.say("built"))
+    return top
+
+
+def test_the_report_is_made_from_the_archive_alone(root, smoke_store, said, monkeypatch):
+    from atslib.report.pages import claim1_privacy
+
+    executed = []
+    monkeypatch.setattr(runner, "execute", lambda name, parameters, *, root, store: executed.append((name, store.root)))
+    chosen, here = settings(profile="smoke"), Store(smoke_store)
+    whole = claim1_privacy.run(chosen, here)
+    archive = Archive(root / "results/units")
+    wanted = {here.path(unit.kind, unit) for unit in needed(claim1_privacy.units(chosen).values())}
+    few = Store(root / "few")
+    for path in wanted:
+        for file in (path, path.with_suffix(".json")):
+            target = few.root / path.parent.name / file.name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(file.read_bytes())
+    archive.write(few, embedded=True)
+    report(seed=3, minutes=0.05, jobs=1, root=root, store=Store(root / "unused", say=said.append))
+    assert executed == [("claim1_privacy", root / "book/_build/evidence")]
+    folder = root / "results/claim1_privacy/shapes-smoke"
+    assert all((folder / name).read_text() == text for name, text in whole.texts().items())
+    assert json.loads((root / "results/audit.json").read_text())["seed"] == 3
+    assert (root / "book/audit.md").read_text() == audit_page(root / "results")
+    assert said[1] == f"archive: {len(wanted)} units, {archive.size() / 1e6:.1f} MB, all whole"
+    assert said[-2].startswith("as they are committed, for want of evidence in the archive: claim2_search (")
+    assert said[-1] == "built"
+    assert not (root / "unused").exists()
+
+
+def test_a_report_on_a_damaged_archive_ends_before_any_work(root, store, tmp_path):
+    kept = Store(tmp_path / "kept")
+    kept.get("other", {"a": 1}, lambda state: {"cost": torch.ones(2)})
+    archive = Archive(root / "results/units")
+    archive.write(kept)
+    (file,) = (root / "results/units/other").iterdir()
+    file.unlink()
+    with pytest.raises(AtsError, match=rf"the archive is damaged: other/{file.name} is missing; `git checkout"):
+        report(root=root, store=store)
+    assert not (root / "results/audit.json").exists()
+
+
+def test_a_report_without_evidence_says_so_and_builds_the_book_as_it_is(root, store, said):
+    before = (root / "README.md").read_text()
+    report(root=root, store=store)
+    assert said[-2].endswith("results/units holds no evidence yet; `FRESH=1 make report` computes all of it")
+    assert said[-1] == "built"
+    assert (root / "README.md").read_text() == before
+
+
+def test_the_command_line_passes_its_options_on(root, monkeypatch):
+    seen = {}
+    monkeypatch.setattr(runner, "report", lambda **options: seen.update(options))
+    assert main(["report", "--seed", "7", "--minutes", "0.5", "--jobs", "1"]) == 0
+    assert {name: seen[name] for name in ("seed", "minutes", "jobs")} == {"seed": 7, "minutes": 0.5, "jobs": 1}
+    assert seen["root"] == root
+    main(["report"])
+    assert seen["seed"] is None
+
+
+def test_archive_write_and_verify_from_the_command_line(root, capsys, tmp_path):
+    store = Store(tmp_path / "kept")
+    store.get("other", {"a": 1}, lambda state: {"cost": torch.ones(2)})
+    assert main(["archive", "write", "--store", str(store.root)]) == 0
+    assert capsys.readouterr().out == f"{root / 'results/units'}: 1 units, 1 of them new, 0.0 MB\n"
+    assert main(["archive", "verify"]) == 0
+    assert capsys.readouterr().out == f"{root / 'results/units'}: 1 units, all whole, 0.0 MB\n"
+    (file,) = (root / "results/units/other").iterdir()
+    file.write_text("x")
+    assert main(["archive", "verify"]) == 1
+    assert capsys.readouterr().out == f"other/{file.name}: its bytes do not match their hash\n"
