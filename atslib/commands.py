@@ -202,10 +202,10 @@ def _write(out: Path, rows: list[int], images: Images, target: Tensor, made: Rec
     table = pd.DataFrame({"image": rows, "label": [images.class_names[i] for i in images.labels.tolist()]})
     table = table.assign(**{name: value.double().numpy() for name, value in columns.items()})
     write_atomically(out / "table.csv", lambda path: table.to_csv(path, index=False, float_format="%.6g"))
-    shown = {"original": original[:16], "target": target[:16], "found": image[:16]}
-    figure = plots.sheet(shown, captions={"found": [f"{value:.1f}" for value in table["psnr"][:16]]})
+    shown = {"original": original[:16], "target": target[:16], "reconstruction": image[:16]}
+    figure = plots.sheet(shown, captions={"reconstruction": [f"{value:.1f}" for value in table["psnr"][:16]]})
     write_atomically(out / "sheet.png", lambda path: figure.savefig(path, format="png"))
-    arrays = {"target": target, "found": image, "trace": made.trace.cpu(), "cost": made.cost.cpu()}
+    arrays = {"target": target, "reconstruction": image, "trace": made.trace.cpu(), "cost": made.cost.cpu()}
     arrays = {name: value.contiguous() for name, value in arrays.items()}
     write_atomically(out / "arrays.safetensors", lambda path: save_file(arrays, path))
     print(f"table: {out / 'table.csv'}\nsheet: {out / 'sheet.png'}")

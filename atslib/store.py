@@ -233,8 +233,8 @@ class Store:
             label: what to call it in the line that is said when it is made.
         """
         path = self.path(kind, config, version=version)
-        if (found := self._read(path)) is not None:
-            return found
+        if (kept := self._read(path)) is not None:
+            return kept
         started = time.monotonic()
         path.parent.mkdir(parents=True, exist_ok=True)
         tensors = {name: value.detach() for name, value in compute(path.with_suffix(".state")).items()}
@@ -291,12 +291,12 @@ def fault_of(path: Path) -> str | None:
     return fault(digest(path) if path.exists() else None, path.with_suffix(".json").read_bytes())
 
 
-def fault(found: str | None, facts: bytes | None) -> str | None:
-    """What is wrong with an artifact, if anything: `found` is the hash of its tensors, `facts` the JSON beside them."""
-    if found is None:
+def fault(sha256: str | None, facts: bytes | None) -> str | None:
+    """What is wrong with an artifact, if anything, by the hash of its tensors and the bytes of its JSON."""
+    if sha256 is None:
         return "the tensors are missing"
     try:
         expected = json.loads(facts)["sha256"]
     except (ValueError, KeyError, TypeError):
         return "its facts cannot be read"
-    return None if found == expected else "its bytes do not match their hash"
+    return None if sha256 == expected else "its bytes do not match their hash"

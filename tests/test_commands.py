@@ -247,7 +247,7 @@ def test_an_attack_writes_a_table_a_sheet_and_the_arrays_behind_them(checkpoint,
     images = load("shapes", "test")
     assert table["image"].tolist() == [3, 0, 1]
     assert table["label"].tolist() == [images.class_names[images.labels[i]] for i in (3, 0, 1)]
-    expected = psnr(arrays["found"], arrays["target"])
+    expected = psnr(arrays["reconstruction"], arrays["target"])
     torch.testing.assert_close(torch.tensor(table["psnr"]).float(), expected, rtol=1e-4, atol=0)
     assert arrays["trace"].shape == (3, 3)
     assert (tmp_path / "sheet.png").read_bytes().startswith(b"\x89PNG")

@@ -118,7 +118,7 @@ def changed(value):
                 "penalties": (("clip", 0.1),),
             },
         ),
-        (ThreatModel(), {"labels": "optimized", "batch_norm": "unknown", "victim": "train"}),
+        (ThreatModel(), {"labels": "optimized", "batch_norm": "unknown", "victim": "train", "defense": "policy"}),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -59,16 +59,16 @@ def _classes(folder: Path) -> dict[str, list[Path]]:
         raise AtsError(f"{folder} is not a folder; give one that has a subfolder of images per class")
     inside = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     if len(inside) < 2:
-        raise AtsError(f"{folder} has {len(inside)} subfolders; there must be at least two, one a class")
+        raise AtsError(f"{folder} has {len(inside)} subfolders; there must be at least two, one per class")
     suffixes = set(Image.registered_extensions())
-    found = {}
+    files_of = {}
     for path in inside:
         files = (f for f in path.rglob("*") if f.suffix.lower() in suffixes and not f.name.startswith("."))
-        found[path.name] = sorted(filter(Path.is_file, files), key=Path.as_posix)
-        if len(found[path.name]) < 2:
-            how = f"class {path.name!r} in {folder} has {len(found[path.name])} image files"
+        files_of[path.name] = sorted(filter(Path.is_file, files), key=Path.as_posix)
+        if len(files_of[path.name]) < 2:
+            how = f"class {path.name!r} in {folder} has {len(files_of[path.name])} image files"
             raise AtsError(f"{how}; each class needs at least two, one for training and one for testing")
-    return found
+    return files_of
 
 
 def _in_test(members: list[Path], folder: Path, seed: int) -> Tensor:

@@ -87,14 +87,14 @@ def _impatient() -> Iterator[None]:
 def _fetch_torchvision(name: str, folder: Path, *, download: bool = True) -> dict[str, dict]:
     """Arguments of `pack` for each split; torchvision checks the archive's md5."""
     source = getattr(import_torchvision().datasets, KINDS[name].official)
-    found = {}
+    splits = {}
     for split in ("train", "test"):
         images = source(folder, train=split == "train", download=download)
         pixels = torch.as_tensor(images.data)
         pixels = pixels[:, None] if pixels.ndim == 3 else pixels.permute(0, 3, 1, 2)
         labels = torch.as_tensor(images.targets)
-        found[split] = {"pixels": pixels, "labels": labels, "class_names": list(images.classes)}
-    return found
+        splits[split] = {"pixels": pixels, "labels": labels, "class_names": list(images.classes)}
+    return splits
 
 
 def _fetch_tinyimagenet(name: str, folder: Path) -> dict[str, dict]:
@@ -114,7 +114,7 @@ def _fetch_tinyimagenet(name: str, folder: Path) -> dict[str, dict]:
 
 def _read_tinyimagenet(archive: Path) -> dict[str, dict]:
     """Read the archive without extracting it; labels index the sorted WordNet ids."""
-    top, found = "tiny-imagenet-200/", {}
+    top, splits = "tiny-imagenet-200/", {}
     with ZipFile(archive) as members:
         for member in members.namelist():
             place = PureWindowsPath(member)  # which knows drives, and both slashes
@@ -131,10 +131,10 @@ def _read_tinyimagenet(archive: Path) -> dict[str, dict]:
             files = sorted(wnid_of, key=lambda m: int(m[:-5].rpartition("_")[2]))  # ..._7.JPEG
             if split == "train":
                 files.sort(key=wnid_of.get)  # stable: by class, then by number
-            found[split] = {
+            splits[split] = {
                 "pixels": [members.read(file) for file in files],
                 "labels": [wnids.index(wnid_of[file]) for file in files],
                 "class_names": [words[wnid] for wnid in wnids],
                 "extra": {"wnids": np.array(wnids), "names": np.array([m.rpartition("/")[2] for m in files])},
             }
-    return found
+    return splits
