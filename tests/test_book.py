@@ -5,7 +5,7 @@ import re
 import pytest
 import yaml
 
-from atslib.report.result import answers
+from atslib.report.book.answers import answers
 from atslib.store import project_root
 
 ROOT = project_root()

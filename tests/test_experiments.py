@@ -15,9 +15,9 @@ from atslib.data.load import load
 from atslib.errors import AtsError
 from atslib.policies.operations import crop_and_flip
 from atslib.policies.policy import parse_policy
+from atslib.report.book.answers import CLAIMS
 from atslib.report.pages import PAGES, claim1_privacy, load_page
 from atslib.report.pages.claim1_privacy import control_unit
-from atslib.report.result import CLAIMS
 from atslib.report.units import table1, units
 from atslib.report.units.settings import PROFILES, Settings, settings
 from atslib.report.units.table1 import HYBRID, POLICIES, SEARCHED

@@ -11,23 +11,13 @@ import pytest
 
 from atslib.errors import AtsError
 from atslib.report import result as report
+from atslib.report.book.answers import CLAIMS, answers, insert_answers
+from atslib.report.book.reported import policy_label, reported
 from atslib.report.pages.claim1_defenses import defenses_verdict
 from atslib.report.pages.claim1_privacy import PRIVACY_RULE, privacy_verdict
 from atslib.report.pages.claim2_generality import generality_verdict
-from atslib.report.result import (
-    CLAIMS,
-    NO_POLICY,
-    Result,
-    Verdict,
-    answers,
-    bootstrap,
-    insert_answers,
-    paired,
-    policy_label,
-    reported,
-    stored_digest,
-    summarize,
-)
+from atslib.report.result import NO_POLICY, Result, Verdict, stored_digest
+from atslib.report.verdicts import cannot_tell, does_not_matter, guards
 
 NAN, INF = math.nan, math.inf
 
@@ -81,67 +71,6 @@ def test_policy_label_is_the_policy_alone(published, label):
     assert policy_label(published) == label
 
 
-# --- summaries ----------------------------------------------------------------------------------------------
-
-
-def test_bootstrap_covers_the_true_mean_about_as_often_as_its_level():
-    """40 normal values, 200 times, 90 %: the binomial sd is 2.1 points, the method falls 1 to 2 short."""
-    draws = np.random.default_rng(1).normal(3, 2, (200, 40))
-    intervals = [bootstrap(values, level=0.9, resamples=400, seed=i) for i, values in enumerate(draws)]
-    assert 0.82 < np.mean([low <= 3 <= high for low, high in intervals]) < 0.95
-
-
-def test_bootstrap_is_about_the_normal_interval_for_many_values():
-    values = np.random.default_rng(2).normal(10, 3, 2000)
-    half = 1.96 * values.std() / math.sqrt(len(values))
-    assert bootstrap(values) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.02)
-
-
-def test_bootstrap_is_repeatable_and_ordered_by_level():
-    values = [1.0, 2, 4, 8, 16]
-    assert bootstrap(values) == bootstrap(np.array(values)) == bootstrap(iter(values))
-    (low50, high50), (low95, high95) = bootstrap(values, level=0.5), bootstrap(values)
-    assert low95 < low50 < high50 < high95
-    assert bootstrap(values, seed=1, resamples=50) != bootstrap(values, resamples=50)
-
-
-def test_bootstrap_of_equal_values_has_no_width_and_of_other_statistics_too():
-    assert bootstrap([2.5, 2.5, 2.5]) == (2.5, 2.5)
-    low, high = bootstrap([0, 0, 0, 0, 100], np.median)
-    assert (low, high) == (0, 100)
-
-
-@pytest.mark.parametrize("values", [[], [3.0]])
-def test_bootstrap_of_fewer_than_two_values_is_nan(values):
-    assert all(map(math.isnan, bootstrap(values)))
-
-
-def test_a_summary_counts_diverged_attacks_as_failures_and_exact_ones_as_successes():
-    table = pd.DataFrame({"policy": ["z"] * 4 + ["a"] * 4, "psnr": [10.0, 20.0, NAN, INF, 15.0, 15.0, -INF, 12.0]})
-    rows = summarize(table, "policy", epsilon=15)
-    assert list(rows.index) == ["z", "a"]  # as they come, not sorted
-    z, a = rows.loc["z"], rows.loc["a"]
-    assert (z["n"], z["mean"], z["diverged"], z["success"], z["max"]) == (4, 15, 1, 0.5, INF)
-    assert z["sd"] == pytest.approx(math.sqrt(50))  # (10 - 15)² + (20 - 15)² over n - 1 = 1
-    assert z["p95"] == pytest.approx(19.5)
-    assert (a["n"], a["mean"], a["diverged"], a["success"], a["max"]) == (4, 14, 1, 0.5, 15)
-    assert (a["low"], a["high"]) == bootstrap([15, 15, 12])
-
-
-def test_a_summary_of_a_group_that_diverged_has_no_mean():
-    table = pd.DataFrame({"policy": ["a", "a"], "psnr": [NAN, NAN]})
-    row = summarize(table, ["policy"], epsilon=15).loc["a"]
-    assert (row["n"], row["diverged"], row["success"]) == (2, 2, 0)
-    assert np.isnan([row["mean"], row["low"], row["high"], row["max"]]).all()
-
-
-def test_a_summary_by_two_columns_has_a_row_a_pair():
-    table = pd.DataFrame({"a": ["x", "x", "y"], "b": [1, 2, 1], "mse": [0.1, 0.2, 0.3]})
-    rows = summarize(table, ["a", "b"], "mse", epsilon=0.2)
-    assert rows["mean"].to_dict() == {("x", 1): 0.1, ("x", 2): 0.2, ("y", 1): 0.3}
-    assert rows["success"].tolist() == [0, 1, 1]
-
-
 BASE = [12.0, 18.0, 15.0, 9.0, 14.0, 16.0]
 
 
@@ -153,20 +82,6 @@ def attacks(floor=10.0, **shifts):
         rows = {"policy": policy, "image": range(len(values)), "psnr": values, "floor_mean": floor}
         parts.append(pd.DataFrame(rows))
     return pd.concat(parts, ignore_index=True)
-
-
-def test_paired_differences_are_taken_on_the_same_image():
-    table = attacks(a=-3.0, b=[value + d for value, d in zip(BASE, (1, -1, 1, -1, 1, -1), strict=True)])
-    rows = paired(table.sample(frac=1, random_state=0), NO_POLICY)
-    assert list(rows.index) == ["a", "b"]
-    assert rows.loc["a"].tolist() == [6, -3, -3, -3]  # images differ by 9 dB, differences by nothing
-    assert rows.loc["b", "mean"] == 0
-    assert rows.loc["b", "low"] < 0 < rows.loc["b", "high"]
-
-
-def test_paired_leaves_out_images_without_a_partner():
-    table = attacks(a=[NAN, *(value - 2 for value in BASE[1:])])
-    assert paired(table, NO_POLICY).loc["a"].tolist() == [5, -2, -2, -2]
 
 
 # --- the verdict on claim 1 ---------------------------------------------------------------------------------
@@ -227,9 +142,9 @@ def test_claim_1_is_not_reproduced_when_the_hybrid_is_not_lower(hybrid):
 
 
 @pytest.mark.parametrize(("psnr", "lead"), [([13.0, 12.9], "2.0"), ([5.0, 5.0], "-6.0"), ([NAN, NAN], "nan")])
-def test_claim_1_is_withheld_when_the_control_fails(psnr, lead):
+def test_claim_1_cannot_be_told_when_the_control_fails(psnr, lead):
     verdict = judged(control=pd.DataFrame({"psnr": psnr, "floor_mean": [11.0, 11.0]}))
-    assert verdict.status == "withheld"
+    assert verdict.status == "cannot tell"
     assert f"leads its floor by {lead} dB" in verdict.reason
     assert verdict.here == ""
 
@@ -238,10 +153,10 @@ def test_claim_1_needs_a_lead_of_exactly_two_decibels():
     assert judged(control=pd.DataFrame({"psnr": [13.0], "floor_mean": [11.0]})).status == "reproduced"
 
 
-def test_claim_1_is_withheld_where_one_image_allows_no_interval():
+def test_claim_1_cannot_be_told_where_one_image_allows_no_interval():
     table = attacks(**GOOD)
-    assert judged(table=table[table["image"] == 0]).status == "withheld"
-    assert judged(GOOD | {"h": [NAN] * 5 + [1.0]}).status == "withheld"
+    assert judged(table=table[table["image"] == 0]).status == "cannot tell"
+    assert judged(GOOD | {"h": [NAN] * 5 + [1.0]}).status == "cannot tell"
 
 
 def test_a_diverged_undefended_attack_does_not_pass_for_a_leak():
@@ -257,10 +172,84 @@ def test_a_diverged_undefended_attack_does_not_pass_for_a_leak():
 
 
 def test_the_rule_names_each_condition_and_a_verdict_one_of_the_words():
-    for word in ("Reproduced", "Partly", "Not reproduced", "Withheld", "2 points", "2 dB", "95 %"):
+    for word in ("Reproduced", "Partly", "Not reproduced", "Cannot tell", "2 points", "2 dB", "95 %"):
         assert word in PRIVACY_RULE
     with pytest.raises(AtsError, match="verdict 'proved' must be one of reproduced, partly"):
         Verdict("proved", "", "")
+
+
+# --- what every verdict needs ---------------------------------------------------------------------------------
+
+
+def undefended(lead=3.0, images=40, draws=1, floor="floor_policy"):
+    """Undefended attacks that lead the floor by `lead` dB on average, and defended ones that must not count."""
+    rows = [
+        {"policy": policy, "image": image, "draw": draw, "psnr": 10 + shift + 2 * (image % 2) - 1, floor: 10.0}
+        for policy, shift in ((NO_POLICY, lead), ("a", -50.0))
+        for image in range(images)
+        for draw in range(draws)
+    ]
+    return pd.DataFrame(rows)
+
+
+def test_nothing_guards_a_precise_measurement_of_a_working_attack():
+    accuracies = {"none": 70.0, "a": 2.1}
+    assert guards(undefended(), effect=(-3, -1), published=-6.2, accuracies=accuracies, classes=100) == []
+    assert guards() == []
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        ({"attacks": undefended(lead=0.1)}, "undefended attacks do not beat the policy's mean image (+0.1 dB ["),
+        ({"attacks": undefended(lead=-4.0)}, "undefended attacks do not beat the policy's mean image (-4.0 dB ["),
+        ({"attacks": undefended(lead=0.1, floor="floor_mean")}, "undefended attacks do not beat the mean image"),
+        ({"attacks": undefended(images=29)}, "29 images are fewer than 30"),
+        ({"attacks": undefended(images=15, draws=2)}, "15 images are fewer than 30"),
+        ({"images": 29}, "29 images are fewer than 30"),
+        ({"effect": (-7.0, 0.5), "published": -6.2}, "holds both 0 and the published -6.20"),
+        ({"effect": (-0.1, 0.7), "published": 0.7}, "holds both 0 and the published 0.70"),
+        ({"effect": (NAN, NAN), "published": 1.0}, "the effect has no interval"),
+        ({"accuracies": {"none": 2.0}, "classes": 100}, "the network none is at 2.0 %, within twice chance (2.0 %)"),
+        ({"accuracies": {"x": NAN}, "classes": 10}, "the network x is at nan %, within twice chance (20.0 %)"),
+    ],
+)
+def test_each_guard_alone_says_why_nothing_can_be_told(case, reason):
+    (found,) = guards(**case)
+    assert reason in found
+
+
+def test_an_interval_that_excludes_0_or_the_published_effect_tells():
+    assert guards(images=30, effect=(-7.0, -0.1), published=-6.2) == []
+    assert guards(images=30, effect=(-6.0, 1.0), published=-6.2) == []
+    assert guards(images=30, effect=(-6.0, 1.0)) == []
+
+
+def test_the_floor_that_knows_the_policy_goes_before_the_mean_image():
+    table = undefended().assign(floor_mean=0.0, floor_policy=20.0)
+    assert len(guards(table)) == 1
+
+
+def test_diverged_undefended_attacks_lead_by_nothing():
+    table = undefended(lead=3.0)
+    table.loc[table["image"] < 38, "psnr"] = NAN
+    assert "do not beat" in guards(table)[0]
+
+
+def test_a_guarded_verdict_says_why_it_cannot_tell_and_keeps_what_was_measured():
+    verdict = Verdict("reproduced", "because", "the rule", "-6.0 dB")
+    assert cannot_tell(verdict, []) is verdict
+    assert cannot_tell(verdict, ["a", "b"]) == Verdict("cannot tell", "a; b", "the rule", "-6.0 dB")
+    unmeasured = Verdict("not measured", "because", "the rule")
+    assert cannot_tell(unmeasured, ["a"]) is unmeasured
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "told"),
+    [(-0.4, 0.4, True), (0.1, 0.3, True), (-0.6, 0.1, False), (-3, 3, False), (NAN, NAN, False)],
+)
+def test_what_does_not_matter_has_a_narrow_interval(low, high, told):
+    assert does_not_matter(low, high) is told
 
 
 # --- results ------------------------------------------------------------------------------------------------

@@ -13,8 +13,9 @@ from papermill.translators import PythonTranslator
 from atslib.__main__ import main
 from atslib.data.load import load
 from atslib.errors import AtsError
+from atslib.report.book.answers import answers
 from atslib.report.pages import PAGES, claim1_privacy
-from atslib.report.result import answers, stored_digest
+from atslib.report.result import stored_digest
 from atslib.report.run import runner
 from atslib.report.run.runner import build_book, compute, execute, publish_answers, published, run, usable
 from atslib.report.units.settings import settings

@@ -274,7 +274,7 @@ def test_claim_7_has_a_row_a_policy_and_image_with_a_score_a_network(kept):
             assert column.tolist() == pytest.approx(by_hand[row].tolist())
     # Uniform noise is 1/12 from grey and, in the mean, as far again from what is not grey.
     assert (table["floor_noise"] < 10 * np.log10(12)).all()
-    assert result.verdict.status == "withheld"
+    assert result.verdict.status == "cannot tell"
     assert (result.facts["policies"], result.facts["steps"]) == (3, 2)
     assert claim7_correlation.run(TINY, kept).digest == result.digest
 
@@ -486,7 +486,7 @@ def test_claim_6_scores_every_id_in_both_variants(fifty, kept):
     names = table.set_index("op")["function"].to_dict()
     assert names == {op: Policy((op,)).names() for op in range(50)}
     assert fifty.facts.items() >= {"images": 2, "steps": 0, "epochs": TINY.semi_epochs, "fraction": 0.002}.items()
-    assert fifty.verdict.status == "withheld"
+    assert fifty.verdict.status == "cannot tell"
 
 
 def test_extension_2_of_embedded_images_is_claim_6s_second_variant(fifty, kept):

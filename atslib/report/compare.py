@@ -4,7 +4,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import pandas as pd
 
-from atslib.report.result import NO_POLICY, Result, Verdict, paired, summarize
+from atslib.measures.statistics import paired, summarize
+from atslib.report.result import NO_POLICY, Result, Verdict
 
 SOURCES = {"ats": "paper", "replication": "replication"}  # in `reported.csv` → at the head of a column
 METRICS = {"PSNR_dB": "PSNR", "val_accuracy_pct": "accuracy"}

@@ -11,9 +11,11 @@ import numpy as np
 import pandas as pd
 
 from atslib.errors import AtsError, choose
+from atslib.measures.statistics import paired
+from atslib.report.book.answers import newest
 from atslib.report.compare import interval
 from atslib.report.pages import ext4_hidden_details, switches
-from atslib.report.result import NO_POLICY, newest, paired
+from atslib.report.result import NO_POLICY
 from atslib.store import write_atomically
 
 Tables = Mapping[str, pd.DataFrame]

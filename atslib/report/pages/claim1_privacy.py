@@ -5,8 +5,9 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from atslib.measures.statistics import interval, paired
 from atslib.report import compare
-from atslib.report.result import NO_POLICY, Result, Verdict, bootstrap, paired
+from atslib.report.result import NO_POLICY, Result, Verdict
 from atslib.report.units import table1
 from atslib.report.units.settings import Settings
 from atslib.report.units.table1 import HYBRID, POLICIES, SEARCHED, block, published_rows
@@ -56,7 +57,7 @@ PRIVACY_RULE = (
     "made without the gradient (interval of mean PSNR minus the mean image's PSNR above 0). "
     "Partly: the hybrid's PSNR is lower but one of the other conditions fails. "
     "Not reproduced: the hybrid's PSNR is not lower. "
-    "Withheld: the positive control fails (attack on an untrained network, mean PSNR not above the mean "
+    "Cannot tell: the positive control fails (attack on an untrained network, mean PSNR not above the mean "
     "image's by 2 dB)."
 )
 
@@ -74,16 +75,16 @@ def privacy_verdict(
     """
     lead = (control["psnr"] - control["floor_mean"]).mean()
     if not lead >= 2:
-        return Verdict("withheld", f"the positive control leads its floor by {lead:.1f} dB, not 2", PRIVACY_RULE)
+        return Verdict("cannot tell", f"the positive control leads its floor by {lead:.1f} dB, not 2", PRIVACY_RULE)
     change = paired(attacks, NO_POLICY)
     lower = {p: bool(change.loc[p, "high"] < 0) for p in (*searched, hybrid)}
     bare = attacks[attacks["policy"] == NO_POLICY]
     gain = bare["psnr"] - bare["floor_mean"]
-    gain_low, gain_high = bootstrap(gain.dropna())
+    gain_low, gain_high = interval(gain.dropna())
     cost = accuracy[NO_POLICY] - accuracy[hybrid]
     fell = change.loc[hybrid]
     if fell["n"] < 2:
-        return Verdict("withheld", "fewer than two images can be compared, so there is no interval", PRIVACY_RULE)
+        return Verdict("cannot tell", "fewer than two images can be compared, so there is no interval", PRIVACY_RULE)
     here = f"{compare.interval(fell)}, {-cost:+.1f} points"
     faults = [f"{p} does not lower the PSNR ({change.loc[p, 'mean']:+.1f} dB)" for p in searched if not lower[p]]
     if not gain_low > 0:

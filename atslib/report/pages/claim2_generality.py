@@ -4,8 +4,10 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from atslib.measures.statistics import interval, paired
 from atslib.report import compare
-from atslib.report.result import NO_POLICY, Result, Verdict, bootstrap, paired, policy_label, reported
+from atslib.report.book.reported import policy_label, reported
+from atslib.report.result import NO_POLICY, Result, Verdict
 from atslib.report.units.settings import Settings
 from atslib.report.units.table1 import HYBRID
 from atslib.report.units.tables import attack_rows, label, provenance
@@ -49,7 +51,7 @@ def generality_verdict(attacks: pd.DataFrame, presets: Sequence[str], hybrid: st
         rows = attacks[attacks["attack"] == name]
         if paired(rows, NO_POLICY).loc[hybrid, "high"] < 0:
             lower.append(name)
-        if bootstrap(rows[rows["policy"] == NO_POLICY]["gain"])[0] > 0:
+        if interval(rows[rows["policy"] == NO_POLICY]["gain"])[0] > 0:
             working.append(name)
     here = f"lower for {len(lower)} of {len(presets)} attacks; {len(working)} beat the mean image undefended"
     reason = f"the hybrid's PSNR is {here}"

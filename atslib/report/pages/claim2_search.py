@@ -2,10 +2,11 @@
 
 import pandas as pd
 
+from atslib.measures.statistics import paired
 from atslib.policies.policy import Policy
 from atslib.report import compare
 from atslib.report.pages import claim2_generality
-from atslib.report.result import NO_POLICY, Result, Verdict, paired
+from atslib.report.result import NO_POLICY, Result, Verdict
 from atslib.report.units.scoring import SearchUnit, search_result, search_unit
 from atslib.report.units.settings import Settings
 from atslib.report.units.table1 import HYBRID, RANDOM

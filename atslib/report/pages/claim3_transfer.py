@@ -5,8 +5,9 @@ from collections.abc import Callable
 
 import pandas as pd
 
+from atslib.measures.statistics import paired
 from atslib.report import compare
-from atslib.report.result import NO_POLICY, Result, Verdict, paired
+from atslib.report.result import NO_POLICY, Result, Verdict
 from atslib.report.units.scoring import search_result, search_unit
 from atslib.report.units.settings import Settings
 from atslib.report.units.table1 import BLOCKS, block, family, hybrid, published_rows, relocated, second_network

@@ -9,8 +9,10 @@ from torch import Tensor, nn
 
 from atslib.attacks.engine import frame_steps
 from atslib.gradients.problems import problem_gradients
+from atslib.measures.statistics import interval, paired
+from atslib.report.book.reported import policy_label, reported
 from atslib.report.compare import judge
-from atslib.report.result import NO_POLICY, Result, Verdict, bootstrap, paired, policy_label, reported
+from atslib.report.result import NO_POLICY, Result, Verdict
 from atslib.report.units.settings import Settings
 from atslib.report.units.table1 import HYBRID, RANDOM, SEARCHED
 from atslib.report.units.tables import attack_rows, label, provenance
@@ -208,7 +210,7 @@ def comparison(result: Result) -> pd.DataFrame:
     rows = []
     for (layer, policy), values in layers.groupby(["layer", "policy"], sort=False)["gradsim"]:
         if layer in chosen:
-            low, high = bootstrap(values)
+            low, high = interval(values)
             named = figure["metric"].str.removeprefix("gradsim_final:") == PUBLISHED.get(layer)
             same = figure["policy_or_defense"].map(policy_label) == policy
             ours = {"n": len(values), "mean": values.mean(), "low": low, "high": high}

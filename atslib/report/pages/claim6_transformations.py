@@ -2,13 +2,14 @@
 
 import dataclasses
 from collections.abc import Sequence
-from math import comb
 
 import numpy as np
 import pandas as pd
 
+from atslib.measures.statistics import chance, interval
 from atslib.policies.policy import CANONICAL, IDENTITIES, Policy
-from atslib.report.result import Result, Verdict, bootstrap, reported
+from atslib.report.book.reported import reported
+from atslib.report.result import Result, Verdict
 from atslib.report.units.scoring import ScoreUnit, scored
 from atslib.report.units.settings import Settings
 from atslib.report.units.table1 import RANDOM, SEARCHED
@@ -57,7 +58,7 @@ TRANSFORMATIONS_RULE = (
     "Reproduced: at least four of the five transformations that were published are among the five with the lowest "
     "mean privacy score here, and all five score below doing nothing on the same images (95 % interval of the mean "
     "paired difference below 0). Partly: at least two are among the five, or at least three score below doing nothing. "
-    "Not reproduced: neither. Withheld: fewer than 4 images."
+    "Not reproduced: neither. Cannot tell: fewer than 4 images."
 )
 
 
@@ -72,25 +73,20 @@ def transformations_verdict(
         identities: the ids that do nothing; their mean is the reference.
     """
     if scores.shape[1] < 4:
-        return Verdict("withheld", f"{scores.shape[1]} images are too few for an interval", TRANSFORMATIONS_RULE)
+        return Verdict("cannot tell", f"{scores.shape[1]} images are too few for an interval", TRANSFORMATIONS_RULE)
     best = scores.mean(axis=1).nsmallest(5).index
     shared = [op for op in named if op in best]
     difference = scores.loc[list(named)] - scores.loc[list(identities)].mean()
-    below = [op for op, row in difference.iterrows() if bootstrap(row)[1] < 0]
+    below = [op for op, row in difference.iterrows() if interval(row)[1] < 0]
     here = f"{len(shared)} of the {source}'s five among ours"
     reason = (
         f"{here} ({', '.join(map(str, sorted(best)))}), where chance alone shares at least as many with probability "
-        f"{chance(len(shared), len(scores)):.2g}; {len(below)} of the five score below doing nothing"
+        f"{chance(len(shared), len(scores), 5):.2g}; {len(below)} of the five score below doing nothing"
     )
     if len(shared) >= 4 and len(below) == len(named):
         return Verdict("reproduced", reason, TRANSFORMATIONS_RULE, here)
     status = "partly" if len(shared) >= 2 or len(below) >= 3 else "not reproduced"
     return Verdict(status, reason, TRANSFORMATIONS_RULE, here)
-
-
-def chance(shared: int, of: int, five: int = 5) -> float:
-    """Probability that two random sets of `five` out of `of` share at least so many."""
-    return sum(comb(five, k) * comb(of - five, five - k) for k in range(shared, five + 1)) / comb(of, five)
 
 
 def run(settings: Settings, store: Store) -> Result:
@@ -172,7 +168,7 @@ def overlap(result: Result, published: dict[str, Sequence[int]]) -> pd.DataFrame
             "five": ", ".join(map(str, sorted(five))),
             "shared with ours": ", ".join(map(str, shared)) or "none",
             "count": len(shared),
-            "by chance": chance(len(shared), 50),
+            "by chance": chance(len(shared), 50, 5),
         }
     return pd.DataFrame(rows).T.rename_axis("source")
 

@@ -10,8 +10,9 @@ import torch
 from atslib.measures import statistics as agreement
 from atslib.measures.metrics import psnr
 from atslib.policies.policy import sample_authors
+from atslib.report.book.reported import reported
 from atslib.report.compare import judge
-from atslib.report.result import Result, Verdict, reported
+from atslib.report.result import Result, Verdict
 from atslib.report.units.scoring import ScoreUnit, scored
 from atslib.report.units.settings import Settings
 from atslib.report.units.tables import attack_rows, provenance
@@ -69,7 +70,7 @@ CORRELATION_RULE = (
     "has a 95 % interval (policies and images drawn anew) above 0 that reaches the paper's value, and r stays above "
     "0 with the PSNR of pure noise held constant (interval of the partial correlation above 0). Partly: the interval "
     "of r is above 0 but another condition fails. Not reproduced: it reaches 0 or below. "
-    "Withheld: fewer than 10 policies or fewer than 4 images."
+    "Cannot tell: fewer than 10 policies or fewer than 4 images."
 )
 
 
@@ -84,7 +85,7 @@ def correlation_verdict(matrices: Sequence[np.ndarray], published: Mapping[str, 
     policies, images = score.shape
     if policies < 10 or images < 4:
         why = f"{policies} policies and {images} images are too few for an interval"
-        return Verdict("withheld", why, CORRELATION_RULE)
+        return Verdict("cannot tell", why, CORRELATION_RULE)
     r = float(agreement.pearson(score.mean(1), success.mean(1)))
     low, high = agreement.correlation_interval(agreement.pearson, score, success)
     rest = float(agreement.partial(score.mean(1), success.mean(1), floor.mean(1)))

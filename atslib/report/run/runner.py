@@ -15,10 +15,10 @@ from pathlib import Path
 
 from atslib.data.load import available, is_drawn, load
 from atslib.errors import AtsError, NotKept, choose
+from atslib.report.book.answers import answers, insert_answers
 from atslib.report.book.costs import cost_table, speed_table, write_cost
 from atslib.report.book.effects import insert_effects
 from atslib.report.pages import PAGES, load_page
-from atslib.report.result import answers, insert_answers
 from atslib.report.run.audit import audit, audit_page, summaries, write_audit
 from atslib.report.run.schedule import compute, describe, outlook, plan, say
 from atslib.report.units.archive import Archive
