@@ -12,10 +12,10 @@ import pytest
 from atslib.errors import AtsError
 from atslib.report import result as report
 from atslib.report.book.answers import CLAIMS, answers, insert_answers
-from atslib.report.book.reported import policy_label, reported
 from atslib.report.pages.claim1_defenses import defenses_verdict
 from atslib.report.pages.claim1_privacy import PRIVACY_RULE, privacy_verdict
 from atslib.report.pages.claim2_generality import generality_verdict
+from atslib.report.reported import policy_label, reported
 from atslib.report.result import NO_POLICY, Result, Verdict, stored_digest
 from atslib.report.verdicts import cannot_tell, does_not_matter, guards
 

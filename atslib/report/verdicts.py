@@ -33,15 +33,8 @@ def guards(
     """
     reasons = []
     if attacks is not None:
-        bare = attacks[attacks["policy"] == NO_POLICY]
-        floor = "floor_policy" if "floor_policy" in bare else "floor_mean"
-        lead = bare["psnr"] - bare[floor]
-        lead = lead.where(np.isfinite(lead), 0.0)
-        low, high = interval(lead, bare["image"])
-        images = bare["image"].nunique() if images is None else images
-        if not low > 0:
-            guess = "the policy's mean image" if floor == "floor_policy" else "the mean image"
-            reasons.append(f"undefended attacks do not beat {guess} ({lead.mean():+.1f} dB [{low:.1f}, {high:.1f}])")
+        images = attacks[attacks["policy"] == NO_POLICY]["image"].nunique() if images is None else images
+        reasons += _no_lead(attacks)
     if images is not None and images < ENOUGH:
         reasons.append(f"{images} images are fewer than {ENOUGH}")
     if effect is not None:
@@ -54,6 +47,17 @@ def guards(
         if not accuracy > 200 / classes:
             reasons.append(f"the network {name} is at {accuracy:.1f} %, within twice chance ({200 / classes:.1f} %)")
     return reasons
+
+
+def _no_lead(attacks: pd.DataFrame) -> list[str]:
+    bare = attacks[attacks["policy"] == NO_POLICY]
+    floor = "floor_policy" if "floor_policy" in bare else "floor_mean"
+    lead = bare["psnr"] - bare[floor]
+    lead = lead.where(np.isfinite(lead), 0.0)
+    low, high = interval(lead, bare["image"])
+    guess = "the policy's mean image" if floor == "floor_policy" else "the mean image"
+    words = f"undefended attacks do not beat {guess} ({lead.mean():+.1f} dB [{low:.1f}, {high:.1f}])"
+    return [] if low > 0 else [words]
 
 
 def cannot_tell(verdict: Verdict, reasons: list[str]) -> Verdict:

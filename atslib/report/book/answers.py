@@ -8,7 +8,7 @@ import numpy as np
 
 from atslib.data.load import is_drawn
 from atslib.errors import AtsError
-from atslib.report.book.reported import reported
+from atslib.report.reported import reported
 from atslib.report.result import NO_POLICY, Verdict
 from atslib.store import write_atomically
 

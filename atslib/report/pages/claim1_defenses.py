@@ -4,7 +4,7 @@ import pandas as pd
 
 from atslib.clients.training import TrainConfig
 from atslib.report import compare
-from atslib.report.book.reported import reported
+from atslib.report.reported import reported
 from atslib.report.result import NO_POLICY, Result, Verdict
 from atslib.report.units.settings import Settings
 from atslib.report.units.table1 import HYBRID

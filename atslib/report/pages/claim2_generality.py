@@ -6,7 +6,7 @@ import pandas as pd
 
 from atslib.measures.statistics import interval, paired
 from atslib.report import compare
-from atslib.report.book.reported import policy_label, reported
+from atslib.report.reported import policy_label, reported
 from atslib.report.result import NO_POLICY, Result, Verdict
 from atslib.report.units.settings import Settings
 from atslib.report.units.table1 import HYBRID

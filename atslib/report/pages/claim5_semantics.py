@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from atslib.attacks.engine import frame_steps
 from atslib.gradients.problems import problem_gradients
 from atslib.measures.statistics import interval, paired
-from atslib.report.book.reported import policy_label, reported
 from atslib.report.compare import judge
+from atslib.report.reported import policy_label, reported
 from atslib.report.result import NO_POLICY, Result, Verdict
 from atslib.report.units.settings import Settings
 from atslib.report.units.table1 import HYBRID, RANDOM, SEARCHED

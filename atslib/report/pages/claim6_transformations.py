@@ -8,7 +8,7 @@ import pandas as pd
 
 from atslib.measures.statistics import chance, interval
 from atslib.policies.policy import CANONICAL, IDENTITIES, Policy
-from atslib.report.book.reported import reported
+from atslib.report.reported import reported
 from atslib.report.result import Result, Verdict
 from atslib.report.units.scoring import ScoreUnit, scored
 from atslib.report.units.settings import Settings

@@ -10,8 +10,8 @@ import torch
 from atslib.measures import statistics as agreement
 from atslib.measures.metrics import psnr
 from atslib.policies.policy import sample_authors
-from atslib.report.book.reported import reported
 from atslib.report.compare import judge
+from atslib.report.reported import reported
 from atslib.report.result import Result, Verdict
 from atslib.report.units.scoring import ScoreUnit, scored
 from atslib.report.units.settings import Settings

@@ -7,7 +7,7 @@ import pandas as pd
 
 from atslib.data.load import available, is_drawn
 from atslib.errors import AtsError
-from atslib.report.book.reported import policy_label, reported
+from atslib.report.reported import policy_label, reported
 from atslib.report.units.settings import PROFILES, Settings
 from atslib.report.units.tables import label
 from atslib.report.units.units import AttackUnit, attack_unit, dataset

@@ -1,4 +1,4 @@
-"""The published numbers: `reported.csv`, one row per number, as the paper and its replication print them."""
+"""The published numbers: `book/reported.csv`, one row per number, as the paper and its replication print them."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pandas as pd
 
 from atslib.errors import AtsError
 
-REPORTED = Path(__file__).with_name("reported.csv")
+REPORTED = Path(__file__).with_name("book") / "reported.csv"
 
 
 def reported(**where: str) -> pd.DataFrame:
