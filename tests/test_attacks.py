@@ -218,6 +218,32 @@ def test_the_line_search_shortens_a_step_that_overshoots():
     assert plain.state["z"].item() == -2
 
 
+@pytest.mark.parametrize("factor", [1e-9, 1e6])
+def test_with_the_line_search_the_size_of_the_cost_does_not_matter(factor):
+    begin = CENTRE + torch.randn(3, 6, generator=rng(0, "begin"), dtype=torch.float64)
+    attack = GradientMatching(lr=1.0, line_search=True, inner=6)
+    ours, times = lbfgs(attack, begin), lbfgs(attack, begin)
+    for step in range(2):
+        ours.step(bowl, step)
+        times.step(lambda z: tuple(factor * part for part in bowl(z)), step)
+        torch.testing.assert_close(times.state["z"], ours.state["z"], rtol=1e-4, atol=1e-6)
+    assert (bowl(ours.state["z"])[0] < 0.01 * bowl(begin)[0]).all()
+
+
+def test_the_fixed_preset_leaves_its_start_on_an_untrained_convnet():
+    """Its gradient is so small there that torch's absolute tolerances take the start for the optimum."""
+    model = build_model("convnet-4", 5, image_size=32, norm=((0.5,), (0.25,)), rng=rng(0))
+    pixels = torch.rand(2, 3, 32, 32, generator=rng(0, "pixels"))
+    seen = observe(model, pixels, LABELS[:2])
+    runs = [
+        reconstruct(seen, replace(ATTACKS["lbfgs-cosine-fixed"], steps=2, restarts=1, inner=4, **changes), rng=rng(0))
+        for changes in ({}, {"line_search": False})
+    ]
+    assert not runs[0].stuck.any()
+    assert (runs[0].cost < 0.8 * runs[0].trace[0]).all()
+    assert runs[1].stuck.all()
+
+
 def test_the_line_search_stays_where_no_step_helps_and_stops_at_the_optimum():
     begin = torch.tensor([[1.0], [0.0]], dtype=torch.float64)
     calls = []

@@ -114,7 +114,10 @@ class Sgd(Optimizer):
 class Lbfgs(Optimizer):
     """L-BFGS as `torch.optim.LBFGS` without line search, or with a backtracking one; a step is `inner` iterations.
 
-    A member that meets one of torch's stopping rules rests until the next step; the others go on.
+    A member that meets one of torch's stopping rules rests until the next step; the others go on. Those rules are
+    absolute, and on an untrained ConvNet, whose costs are about 1e-3, they stop an attack at its start. With the
+    line search they are relative to the cost instead, and so is the first step: a cost times any factor is
+    descended in the same way.
     """
 
     TOLERANCE_GRADIENT, TOLERANCE_CHANGE = 1e-7, 1e-9
@@ -139,17 +142,19 @@ class Lbfgs(Optimizer):
         s = self.state
         before, value, found = self.gradient(cost, s["z"])
         whole = value
-        active = found.abs().amax(1) > self.TOLERANCE_GRADIENT
+        scale = value.abs() if self.line_search else torch.ones_like(value)
+        active = found.abs().amax(1) > self.TOLERANCE_GRADIENT * scale
         for iteration in range(self.inner):
             self._update(found, active)
             first = (s["iterations"] == 0).unsqueeze(1)
-            warm = (1 / found.abs().sum(1, keepdim=True)).clamp_max(1)
+            warm = 1 / found.abs().sum(1, keepdim=True)
+            warm = warm if self.line_search else warm.clamp_max(1)
             length = self.rate(step) * torch.where(first, warm, torch.ones_like(warm))
             s["iterations"] = s["iterations"] + active
             s["previous"] = torch.where(active.unsqueeze(1), found, s["previous"])
             slope = (found * s["direction"]).sum(1, keepdim=True)
             s["moved"] = torch.where(active.unsqueeze(1), length, s["moved"])
-            active = active & (slope <= -self.TOLERANCE_CHANGE).squeeze(1)
+            active = active & (slope.squeeze(1) <= -self.TOLERANCE_CHANGE * scale)
             if self.line_search:
                 length = self._backtrack(cost, value, slope, length, active)
                 s["moved"] = torch.where(active.unsqueeze(1), length, s["moved"])
@@ -159,8 +164,9 @@ class Lbfgs(Optimizer):
                 break
             _, new_value, found = self.gradient(cost, s["z"])
             change = (length * s["direction"]).abs().amax(1)
-            active = active & (found.abs().amax(1) > self.TOLERANCE_GRADIENT)
-            active = active & (change > self.TOLERANCE_CHANGE) & ((new_value - value).abs() >= self.TOLERANCE_CHANGE)
+            active = active & (found.abs().amax(1) > self.TOLERANCE_GRADIENT * scale)
+            gain = (new_value - value).abs()
+            active = active & (change > self.TOLERANCE_CHANGE) & (gain >= self.TOLERANCE_CHANGE * scale)
             value = new_value
         s["z"] = self.boxed(s["z"])
         return before, whole
@@ -171,7 +177,8 @@ class Lbfgs(Optimizer):
         later = active & (s["iterations"] > 0)
         change, move = found - s["previous"], s["direction"] * s["moved"]
         curvature = (change * move).sum(1, keepdim=True)
-        push = (later & (curvature > 1e-10).squeeze(1)).view(-1, 1, 1)
+        least = 1e-10 * (change.norm(dim=1) * move.norm(dim=1) if self.line_search else torch.ones_like(later))
+        push = (later & (curvature.squeeze(1) > least)).view(-1, 1, 1)
         for name, new in (("changes", change), ("moves", move), ("rho", 1 / curvature)):
             shifted = torch.cat([s[name][:, 1:], new.unsqueeze(1)], 1)
             s[name] = torch.where(push, shifted, s[name])
