@@ -99,8 +99,11 @@ def plain_attack(model, label, target, start, attack):
     return normalize.inverse(x.detach())
 
 
+AUTHORS = [name for name, a in ATTACKS.items() if not a.line_search and not name.startswith("annealed")]
+
+
 @pytest.mark.parametrize("model_name", SIDES)
-@pytest.mark.parametrize("name", [name for name, attack in ATTACKS.items() if not attack.line_search])
+@pytest.mark.parametrize("name", AUTHORS)
 def test_every_preset_is_the_authors_loop(name, model_name):
     attack = replace(ATTACKS[name], steps=5, restarts=1, inner=4)
     seen, pixels = victims(model_name, 1)
@@ -595,6 +598,20 @@ def test_the_best_iterate_is_that_of_least_cost_with_the_penalties():
     assert 0 < picked[3] < 9
     torch.testing.assert_close(best.images, last.frames[picked, torch.arange(4)], rtol=0, atol=1e-9)
     assert (best.cost[picked < 9] != last.cost[picked < 9]).all()
+
+
+@pytest.mark.parametrize("name", ["lenet", "convnet-16"])
+def test_the_annealed_preset_finds_more_in_the_same_steps(name):
+    y, x = torch.meshgrid(torch.linspace(0, 1, 16), torch.linspace(0, 1, 16), indexing="ij")
+    pixels = torch.stack([torch.sin(a * x + b * y) / 2.5 + 0.5 for a, b in ((5, 2), (2, 6))])
+    pixels = pixels[:, None].repeat(1, 3, 1, 1)
+    model = build_model(name, 5, image_size=16, norm=((0.5,), (0.25,)), rng=rng(1))
+    seen = observe(model, pixels, torch.tensor([1, 3]))
+    ours, plain = ATTACKS[f"annealed-{name.split('-')[0]}"], ATTACKS["adam-cosine"]
+    scores = [
+        metrics.psnr(reconstruct(seen, replace(a, steps=40), rng=rng(0)).images, pixels).mean() for a in (ours, plain)
+    ]
+    assert scores[0] > scores[1] + 1
 
 
 def test_zeros_are_a_dead_point_of_an_untrained_resnet_and_the_result_says_so():

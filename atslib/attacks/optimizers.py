@@ -69,9 +69,9 @@ class Optimizer:
         """Distance (n,), whole cost (n,) and its gradient (n, D), its sign for signed members."""
         z = z.detach().requires_grad_()
         distance, penalty = cost(z)
-        (found,) = torch.autograd.grad((distance + penalty).sum(), z)
-        found = torch.where(self.state["signed"], found.sign(), found)
-        return distance.detach(), (distance + penalty).detach(), found
+        (gradient,) = torch.autograd.grad((distance + penalty).sum(), z)
+        gradient = torch.where(self.state["signed"], gradient.sign(), gradient)
+        return distance.detach(), (distance + penalty).detach(), gradient
 
     def boxed(self, z: Tensor) -> Tensor:
         return torch.clamp(z, self.state["low"], self.state["high"])
@@ -87,9 +87,9 @@ class Adam(Optimizer):
     def step(self, cost: Cost, step: int) -> tuple[Tensor, Tensor]:
         """Move every member once; its distance and its whole cost before the move, (n,) each."""
         s = self.state
-        distance, whole, found = self.gradient(cost, s["z"])
-        s["mean"].lerp_(found, 0.1)
-        s["square"].mul_(0.999).addcmul_(found, found, value=0.001)
+        distance, whole, gradient = self.gradient(cost, s["z"])
+        s["mean"].lerp_(gradient, 0.1)
+        s["square"].mul_(0.999).addcmul_(gradient, gradient, value=0.001)
         root = (s["square"] / (1 - 0.999 ** (step + 1))).sqrt_().add_(1e-8)
         s["z"] = self.boxed(s["z"] - self.rate(step) / (1 - 0.9 ** (step + 1)) * s["mean"] / root)
         return distance, whole
@@ -105,9 +105,9 @@ class Sgd(Optimizer):
     def step(self, cost: Cost, step: int) -> tuple[Tensor, Tensor]:
         """Move every member once; its distance and its whole cost before the move, (n,) each."""
         s = self.state
-        distance, whole, found = self.gradient(cost, s["z"])
-        s["momentum"].mul_(0.9).add_(found)
-        s["z"] = self.boxed(s["z"] - self.rate(step) * (found + 0.9 * s["momentum"]))
+        distance, whole, gradient = self.gradient(cost, s["z"])
+        s["momentum"].mul_(0.9).add_(gradient)
+        s["z"] = self.boxed(s["z"] - self.rate(step) * (gradient + 0.9 * s["momentum"]))
         return distance, whole
 
 
@@ -130,7 +130,7 @@ class Lbfgs(Optimizer):
             "iterations": torch.zeros(n, dtype=torch.int64, device=z.device),
             "direction": torch.zeros_like(z),
             "previous": torch.zeros_like(z),
-            "moved": torch.zeros(n, 1, dtype=z.dtype, device=z.device),
+            "length": torch.zeros(n, 1, dtype=z.dtype, device=z.device),
             "diagonal": torch.ones(n, 1, dtype=z.dtype, device=z.device),
             "changes": z.new_zeros(n, history, size),
             "moves": z.new_zeros(n, history, size),
@@ -140,42 +140,42 @@ class Lbfgs(Optimizer):
     def step(self, cost: Cost, step: int) -> tuple[Tensor, Tensor]:
         """One outer step of every member; its distance and its whole cost before, (n,) each."""
         s = self.state
-        before, value, found = self.gradient(cost, s["z"])
+        before, value, gradient = self.gradient(cost, s["z"])
         whole = value
         scale = value.abs() if self.line_search else torch.ones_like(value)
-        active = found.abs().amax(1) > self.TOLERANCE_GRADIENT * scale
+        active = gradient.abs().amax(1) > self.TOLERANCE_GRADIENT * scale
         for iteration in range(self.inner):
-            self._update(found, active)
+            self._update(gradient, active)
             first = (s["iterations"] == 0).unsqueeze(1)
-            warm = 1 / found.abs().sum(1, keepdim=True)
+            warm = 1 / gradient.abs().sum(1, keepdim=True)
             warm = warm if self.line_search else warm.clamp_max(1)
             length = self.rate(step) * torch.where(first, warm, torch.ones_like(warm))
             s["iterations"] = s["iterations"] + active
-            s["previous"] = torch.where(active.unsqueeze(1), found, s["previous"])
-            slope = (found * s["direction"]).sum(1, keepdim=True)
-            s["moved"] = torch.where(active.unsqueeze(1), length, s["moved"])
+            s["previous"] = torch.where(active.unsqueeze(1), gradient, s["previous"])
+            slope = (gradient * s["direction"]).sum(1, keepdim=True)
+            s["length"] = torch.where(active.unsqueeze(1), length, s["length"])
             active = active & (slope.squeeze(1) <= -self.TOLERANCE_CHANGE * scale)
             if self.line_search:
                 length = self._backtrack(cost, value, slope, length, active)
-                s["moved"] = torch.where(active.unsqueeze(1), length, s["moved"])
+                s["length"] = torch.where(active.unsqueeze(1), length, s["length"])
             s["z"] = torch.where(active.unsqueeze(1), s["z"] + length * s["direction"], s["z"])
             # torch evaluates no more after the last iteration, nor beyond 1.25 evaluations an iteration.
             if iteration == self.inner - 1 or not active.any():
                 break
-            _, new_value, found = self.gradient(cost, s["z"])
+            _, new_value, gradient = self.gradient(cost, s["z"])
             change = (length * s["direction"]).abs().amax(1)
-            active = active & (found.abs().amax(1) > self.TOLERANCE_GRADIENT * scale)
+            active = active & (gradient.abs().amax(1) > self.TOLERANCE_GRADIENT * scale)
             gain = (new_value - value).abs()
             active = active & (change > self.TOLERANCE_CHANGE) & (gain >= self.TOLERANCE_CHANGE * scale)
             value = new_value
         s["z"] = self.boxed(s["z"])
         return before, whole
 
-    def _update(self, found: Tensor, active: Tensor) -> None:
+    def _update(self, gradient: Tensor, active: Tensor) -> None:
         """New curvature pair and direction for active members: steepest descent at first, then two loops."""
         s = self.state
         later = active & (s["iterations"] > 0)
-        change, move = found - s["previous"], s["direction"] * s["moved"]
+        change, move = gradient - s["previous"], s["direction"] * s["length"]
         curvature = (change * move).sum(1, keepdim=True)
         least = 1e-10 * (change.norm(dim=1) * move.norm(dim=1) if self.line_search else torch.ones_like(later))
         push = (later & (curvature.squeeze(1) > least)).view(-1, 1, 1)
@@ -184,7 +184,7 @@ class Lbfgs(Optimizer):
             s[name] = torch.where(push, shifted, s[name])
         scaled = curvature / (change * change).sum(1, keepdim=True)
         s["diagonal"] = torch.where(push[:, 0], scaled, s["diagonal"])
-        direction = torch.where(later.unsqueeze(1), self._two_loops(-found), -found)
+        direction = torch.where(later.unsqueeze(1), self._two_loops(-gradient), -gradient)
         s["direction"] = torch.where(active.unsqueeze(1), direction, s["direction"])
 
     def _two_loops(self, q: Tensor) -> Tensor:

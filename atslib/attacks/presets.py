@@ -20,6 +20,7 @@ _LBFGS = replace(_ADAM_COSINE, optimizer="lbfgs", lr=1e-4, schedule="constant")
 _LBFGS_L2 = replace(_LBFGS, distance="l2", steps=50, restarts=2, tv=1e-3, signed=False, boxed=False)
 _LBFGS_COSINE = replace(_LBFGS, steps=300, restarts=16)
 _SGD_COSINE = replace(_ADAM_COSINE, optimizer="sgd", lr=0.01)  # the code ignores its configured 0.1
+_ANNEALED = replace(_ADAM_COSINE, signed=False, lr=1.0, schedule="cosine", steps=100)
 
 # Plain names are the code's settings. A `-fixed` twin exists where those cannot work as meant.
 ATTACKS: dict[str, Attack] = {
@@ -36,6 +37,11 @@ ATTACKS: dict[str, Attack] = {
     "adam-cosine-tv": replace(_ADAM_COSINE, signed=False, tv=0.1),
     # Balunovic et al. 2022 against ATS early in training.
     "adam-cosine-weak-tv": replace(_ADAM_COSINE, tv=1e-5, steps=2000),
+    # The strongest standard attacks that we found, each fitted once to an untrained network of its family, on
+    # undefended images that no page attacks. A trained ResNet is attacked with the same settings.
+    "annealed-lenet": replace(_ANNEALED, steps=300, tv=0.01),
+    "annealed-convnet": replace(_ANNEALED, tv=0.0, penalties=(("tv-isotropic", 3e-4),)),
+    "annealed-resnet": replace(_ANNEALED, tv=0.1),
 }
 
 
