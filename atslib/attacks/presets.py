@@ -40,7 +40,7 @@ ATTACKS: dict[str, Attack] = {
     # The strongest standard attacks that we found, each fitted once to an untrained network of its family, on
     # undefended images that no page attacks. A trained ResNet is attacked with the same settings.
     "annealed-lenet": replace(_ANNEALED, steps=300, tv=0.01),
-    "annealed-convnet": replace(_ANNEALED, tv=0.0, penalties=(("tv-isotropic", 3e-4),)),
+    "annealed-convnet": replace(_ANNEALED, tv=3e-4),
     "annealed-resnet": replace(_ANNEALED, tv=0.1),
 }
 
