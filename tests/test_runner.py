@@ -75,7 +75,7 @@ def said_once(capsys):
     ("command", "message"),
     [
         ("run claim9_magic --profile smoke", "error: page 'claim9_magic' is unknown; choose one of claim1_defenses"),
-        ("run --profile huge", "error: profile 'huge' is unknown; choose one of smoke, quick, full"),
+        ("run --profile huge", "error: profile 'huge' is unknown; choose one of smoke, quick, laptop, full"),
         ("run --profile smoke --dataset cifr10", "error: dataset 'cifr10' is unknown; choose one of cifar100, "),
         ("store export", "error: store export needs a file: python -m atslib store export FILE.tar"),
         ("store import", "error: store import needs a file: python -m atslib store import FILE.tar"),

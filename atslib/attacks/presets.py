@@ -39,7 +39,7 @@ ATTACKS: dict[str, Attack] = {
     "adam-cosine-weak-tv": replace(_ADAM_COSINE, tv=1e-5, steps=2000),
     # The strongest standard attacks that we found, each fitted once to an untrained network of its family, on
     # undefended images that no page attacks. A trained ResNet is attacked with the same settings.
-    "annealed-lenet": replace(_ANNEALED, steps=300, tv=0.01),
+    "annealed-lenet": replace(_ANNEALED, steps=300, tv=0.02),
     "annealed-convnet": replace(_ANNEALED, tv=3e-4),
     "annealed-resnet": replace(_ANNEALED, tv=0.1),
 }

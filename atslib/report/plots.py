@@ -99,6 +99,53 @@ def leakage(
     return figure
 
 
+def paired_lines(panels: dict[str, pd.DataFrame], *, ylabel: str) -> Figure:
+    """One panel per table, one line per row from its first column to its second, and the means as a bold line."""
+    with _styled():
+        figure, axes = plt.subplots(1, len(panels), figsize=(2.6 * len(panels) + 1, 3.6), sharey=True, squeeze=False)
+        for axis, (title, table) in zip(axes[0], panels.items(), strict=True):
+            falls = table.iloc[:, 1] < table.iloc[:, 0]
+            for mask, color in ((falls, COLORS[0]), (~falls, COLORS[1])):
+                axis.plot([0, 1], table[mask].to_numpy().T, color=color, lw=0.8, alpha=0.35)
+            axis.plot([0, 1], table.mean(), color="black", lw=2.5, marker="o")
+            axis.axhline(0, color="0.3", lw=1, ls="--")
+            names = [str(name).replace("+", "+\n") for name in table.columns]
+            axis.set(xticks=(0, 1), xticklabels=names, xlim=(-0.25, 1.25))
+            axis.set_title(f"{title}\n{falls.mean():.0%} of {len(table)} images fall", fontsize=9)
+        axes[0][0].set_ylabel(ylabel)
+        figure.tight_layout()
+    return figure
+
+
+def shares(table: pd.DataFrame, panel: str, group: str, outcome: str, *, chance: float) -> Figure:
+    """Shares with their intervals, one panel per value of `panel`, one bar per group and outcome, and chance a line.
+
+    Args:
+        table: with those columns and `share`, `low` and `high`, in 0 to 1.
+    """
+    with _styled():
+        names = list(dict.fromkeys(table[panel]))
+        figure, axes = plt.subplots(1, len(names), figsize=(3.1 * len(names) + 0.6, 3.4), sharey=True, squeeze=False)
+        outcomes = list(dict.fromkeys(table[outcome]))
+        for axis, name in zip(axes[0], names, strict=True):
+            rows = table[table[panel] == name]
+            groups = list(dict.fromkeys(rows[group]))
+            for j, (kind, color) in enumerate(zip(outcomes, COLORS, strict=False)):
+                own = rows[rows[outcome] == kind].set_index(group).loc[groups]
+                at = np.arange(len(groups)) + 0.8 * (j + 0.5) / len(outcomes) - 0.4
+                spread = np.clip([own["share"] - own["low"], own["high"] - own["share"]], 0, None)
+                axis.bar(at, own["share"], 0.8 / len(outcomes), color=color, label=kind, yerr=spread, ecolor="0.3")
+            axis.axhline(chance, color="black", lw=1, ls="--", label=f"chance, {chance:.0%}")
+            axis.set_xticks(range(len(groups)), [g.replace("+", "+\n") for g in groups], fontsize=7)
+            axis.set_title(name, fontsize=9)
+            axis.set_ylim(0, 1.05)
+        axes[0][0].set_ylabel("share of images identified among 100")
+        handles, labels = axes[0][0].get_legend_handles_labels()
+        figure.legend(handles, labels, frameon=False, fontsize=8, ncols=3, loc="upper center")
+        figure.tight_layout(rect=(0, 0, 1, 0.93))
+    return figure
+
+
 def ranking(table: pd.DataFrame, *, value: str = "s_pri", reference: float | None = None) -> Figure:
     """Scores as dots with their intervals, lowest on the left; ids of one function share a mark below the axis.
 

@@ -40,7 +40,7 @@ from atslib.scores.search import RANKINGS, T_ACC
 from atslib.store import Artifact, Store
 
 PAGE = "switches"
-WIDTHS = {"smoke": 4, "quick": 16, "full": 64}  # of both ConvNets
+WIDTHS = {"smoke": 4, "quick": 16, "laptop": 16, "full": 64}  # of both ConvNets
 OTHER_DATA = "cifar10"  # whose constants the authors' code takes for CIFAR-100
 RESTARTS = 4
 PRUNED = 0.7

@@ -28,7 +28,7 @@ from atslib.store import Store
 
 __all__ = ["report", "run", "say"]
 
-BOOK_PROFILE = "quick"  # of the committed pages
+BOOK_PROFILE = "laptop"  # of the archive, and of the pages made from it; older pages stay as they are
 PAGES_AT_ONCE = 4  # at most, where no number of jobs is given: a kernel is about half a gigabyte
 
 

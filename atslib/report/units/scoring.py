@@ -147,7 +147,7 @@ def unseen(name: str) -> Images:
 
 def search_unit(settings: Settings) -> SearchUnit:
     """The settings' search: candidates as the authors draw them, none rejected by its accuracy score."""
-    wanted = {"smoke": 8, "quick": 100, "full": 1000}[settings.profile]
+    wanted = {"smoke": 8, "full": 1000}.get(settings.profile, 100)
     config = SearchConfig(
         candidates=settings.candidates,
         sampler="authors",

@@ -12,7 +12,7 @@ class Settings:
     """Everything that decides an experiment's result, resolved from a profile and a notebook's parameters.
 
     Attributes:
-        profile: smoke, quick or full.
+        profile: smoke, quick, laptop (the size of the stored evidence) or full.
         dataset, model: names for `load` and `build_model`.
         fraction: share of the training set used, stratified.
         epochs: of each training.
@@ -98,6 +98,7 @@ PROFILES: dict[str, dict] = {
         "score_points": 4,
     },
     "quick": {"dataset": "cifar100"} | _QUICK,
+    "laptop": {"dataset": "cifar100"} | _QUICK | {"fraction": 1.0, "epochs": 20, "images": 100, "semi_epochs": 50},
     "full": {
         "dataset": "cifar100",
         "model": "resnet20-4",

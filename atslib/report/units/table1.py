@@ -35,7 +35,7 @@ POLICIES = ("", RANDOM, *SEARCHED, HYBRID)  # of the first block, the one that m
 
 def second_network(settings: Settings) -> str:
     """The network of another kind that stands beside the settings' own."""
-    return {"smoke": "lenet", "quick": "convnet-16", "full": "convnet-64"}[settings.profile]
+    return {"smoke": "lenet", "full": "convnet-64"}.get(settings.profile, "convnet-16")
 
 
 def relocated(settings: Settings, name: str, embedded: str, **less: float | int) -> Settings:

@@ -9,10 +9,12 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from atslib.clients.prepare import mean_prepared
 from atslib.measures.metrics import psnr
 from atslib.report.result import NO_POLICY
 from atslib.report.units.settings import Settings
 from atslib.report.units.units import AttackUnit, ModelUnit, attacked, dataset, device_of, trained
+from atslib.rng import rng
 from atslib.store import Artifact, Store
 
 
@@ -25,6 +27,13 @@ def label(policy: str) -> str:
 def mean_image(name: str) -> Tensor:
     """Mean training image of a data set, (1, C, H, W) in [0, 1]: the best guess without a gradient."""
     return dataset(name, "train").pixels.float().mean(0, keepdim=True) / 255
+
+
+@functools.lru_cache(maxsize=64)
+def policy_image(name: str, policy: str, crop_flip: bool) -> Tensor:
+    """Mean training image after crop, flip and policy, (1, C, H, W): the best guess of one who knows the policy."""
+    pixels = dataset(name, "train").pixels
+    return mean_prepared(pixels, policy, rng=rng(0, "floor", name, policy), crop_flip=crop_flip)
 
 
 def floors(target: Tensor, name: str) -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ from atslib.clients.threat import ThreatModel, observe
 from atslib.clients.training import TrainConfig, evaluate, fit
 from atslib.data.load import Images, load
 from atslib.errors import AtsError, NotKept
+from atslib.measures.identification import identification
 from atslib.measures.metrics import mse, psnr, ssim
 from atslib.models import build_model, normalization_layer
 from atslib.report.units.settings import Settings
@@ -25,6 +26,7 @@ from atslib.store import ADDED_SINCE, Artifact, Store
 TRACE = 26  # steps at most whose costs are kept of every attack
 CHUNK = 16  # gradients of single images in memory at once
 FRAMES = 11  # iterates kept of every attack, the first and the last among them
+CANDIDATES = 100  # test images among which a reconstruction is to single out its own
 CURVE_IMAGES = 1_000  # test images behind the accuracy after each epoch
 
 
@@ -299,11 +301,29 @@ def starts(unit: AttackUnit, model: nn.Module) -> Tensor:
     return normalize.inverse(begin.to(normalize.mean))
 
 
+def ranks(unit: AttackUnit, reconstructions: Tensor) -> dict[str, Tensor]:
+    """Rank of each true image among 100 test images by similarity to its reconstruction, (B,); 1: it is identified.
+
+    `rank_target` is among images as the client transformed them, `rank_original` among untouched ones. The hundred is
+    the one that the image belongs to, 0 … 99 or 100 … 199 and so on; see `identification`.
+    """
+    name, parts = unit.model.dataset, {"rank_target": [], "rank_original": []}
+    for low in range(unit.first - unit.first % CANDIDATES, unit.last, CANDIDATES):
+        begin, end = max(low, unit.first), min(low + CANDIDATES, unit.last)
+        original = dataset(name, "test").pixels[low : low + CANDIDATES]
+        target = transformed(name, unit.policy, low + len(original), seed=unit.seed, crop_flip=unit.crop_flip)[low:]
+        estimates = reconstructions[begin - unit.first : end - unit.first]
+        for column, pixels in (("rank_target", target), ("rank_original", original)):
+            parts[column].append(identification(estimates, to_images(pixels), torch.arange(begin, end) - low))
+    return {column: torch.cat(found) for column, found in parts.items()}
+
+
 def attacked(unit: AttackUnit, store: Store, device: torch.device) -> Artifact:
     """Attack the unit's images: reconstructions, cost, trace (≤ 26 steps), frames, and metrics of each image.
 
     Tensors: `reconstruction`, `target` and `original` (B, C, H, W) in [0, 1] (the last two uint8), `psnr`,
-    `psnr_original`, `mse`, `ssim`, `cost`, `stuck` (B,), `trace` (T, B), `trace_steps` (T,), `frames` (F, B, …).
+    `psnr_original`, `mse`, `ssim`, `cost`, `stuck` and both of `ranks` (B,), `trace` (T, B), `trace_steps` (T,),
+    `frames` (F, B, …).
     """
 
     def compute(state: object) -> dict[str, Tensor]:
@@ -336,6 +356,7 @@ def attacked(unit: AttackUnit, store: Store, device: torch.device) -> Artifact:
             "frames": found.frames,
             "psnr": psnr(found.images, images),
             "psnr_original": psnr(found.images, to_images(original)),
+            **ranks(unit, found.images.cpu()),
             "mse": mse(found.images, images),
             "ssim": ssim(found.images, images),
         }
