@@ -7,9 +7,11 @@ Rooms, ground floor first: `errors`, `rng`, `store`, `data`, `policies`, `measur
 
 import importlib
 
+from atslib import _torchvision
 from atslib.rng import rng  # at once, so that a later `import atslib.rng` does not put the module in its place
 
 __version__ = "0.1.0"
+_torchvision.serve()
 
 _HOMES = {
     "attacks": ("ATTACKS", "Attack", "GradientMatching", "Reconstruction", "reconstruct"),

@@ -193,9 +193,9 @@ def lenet(width: int, num_classes: int, in_channels: int, image_size: int) -> nn
 
 def _torchvision(depth: int, num_classes: int, in_channels: int, image_size: int) -> nn.Module:
     """torchvision's ImageNet ResNet of that depth, with our batch normalization."""
-    from atslib._torchvision import import_torchvision
+    import torchvision
 
-    model = getattr(import_torchvision().models, f"resnet{depth}")(num_classes=num_classes, norm_layer=BatchNorm)
+    model = getattr(torchvision.models, f"resnet{depth}")(num_classes=num_classes, norm_layer=BatchNorm)
     if in_channels != 3:
         model.conv1 = nn.Conv2d(in_channels, 64, 7, 2, 3, bias=False)
     return model

@@ -6,6 +6,7 @@ import importlib
 import io
 import os
 import socket
+import sys
 import time
 import urllib.request
 import zipfile
@@ -664,7 +665,7 @@ def test_a_download_is_packed_once_for_both_splits(tmp_path, monkeypatch, offlin
         return SimpleNamespace(data=raw, targets=[3, 1, 4, 1][: len(part)], classes=classes)
 
     fake = SimpleNamespace(datasets=SimpleNamespace(**{official: source}))
-    monkeypatch.setattr(_official, "import_torchvision", lambda: fake)
+    monkeypatch.setitem(sys.modules, "torchvision", fake)
     train, test = load(name, "train", tmp_path), load(name, "test", tmp_path)
     assert torch.equal(torch.cat([train.pixels, test.pixels]), pixels.permute(0, 3, 1, 2))
     assert (train.labels.tolist(), test.labels.tolist()) == ([3, 1, 4, 1], [3, 1])

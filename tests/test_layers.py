@@ -5,9 +5,9 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
+import torchvision
 from torch import nn
 
-from atslib._torchvision import import_torchvision
 from atslib.clients.threat import ThreatModel, observe
 from atslib.errors import AtsError
 from atslib.gradients.problems import flatten, per_example, problem_gradients, vmapped
@@ -164,7 +164,7 @@ def resnet18():
     """torchvision's network with plain BatchNorm2d and MaxPool2d, float64; four images with a flat area, labels."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        body = import_torchvision().models.resnet18(num_classes=10)
+        body = torchvision.models.resnet18(num_classes=10)
     pixels = torch.rand(4, 3, 32, 32, generator=rng(1), dtype=torch.float64)
     pixels[:, :, 10:22] = 0
     model = nn.Sequential(Normalize((0.5, 0.4, 0.3), (0.2, 0.25, 0.3)), body)

@@ -12,6 +12,7 @@ from atslib.attacks.engine import match
 from atslib.attacks.matching import GradientMatching
 from atslib.clients.threat import Observed
 from atslib.errors import AtsError, choose
+from atslib.rng import as_stream
 
 # Inverting Gradients (Geiping et al. 2020) as ATS ran it; the authors' benchmark/comm.py, "inversed".
 _ADAM_COSINE = GradientMatching()
@@ -49,7 +50,7 @@ def reconstruct(
     seen: Observed,
     attack: str | Attack | Sequence[GradientMatching] | Callable[..., Reconstruction | Tensor],
     *,
-    rng: torch.Generator,
+    rng: torch.Generator | int,
     **options: object,
 ) -> Reconstruction:
     """Attack what a server saw of N gradients.
@@ -59,12 +60,13 @@ def reconstruct(
         attack: the name of a preset in `ATTACKS`; a `GradientMatching`, or one for each gradient; or an attack of
             your own: an object with `run`, or a function `f(seen, rng=...)`, that returns a `Reconstruction` or
             images (B, C, H, W) in [0, 1].
-        rng: the stream of all that the attack draws.
+        rng: the stream of all that the attack draws, or a seed for one.
         options: of gradient matching, as in `atslib.attacks.engine.match`: start, frames, on_frame, keep_restarts,
             chunk, checkpoint, on_saved, progress. An attack of your own gets those that it names.
     Raises:
         AtsError: an attack that is none of these, that cannot run on `seen`, or that returns something else.
     """
+    rng = as_stream(rng)
     if isinstance(attack, str):
         choose("attack", attack, ATTACKS)
         attack = ATTACKS[attack]

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from atslib.data.images import describe, explain, label_fault
 from atslib.errors import AtsError
+from atslib.gradients.per_example import SameRules
 from atslib.models import normalization_layer
 from atslib.policies.operations import crop_and_flip
 from atslib.policies.policy import Hybrid, Policy, parse_policy
@@ -128,7 +129,8 @@ def check_network(model: nn.Module, images: Tensor) -> int:
     name, calls, normalize = type(model).__name__, [], normalization_layer(model)
     handle = normalize.register_forward_hook(lambda layer, inputs, output: calls.append((inputs[0], output)))
     try:
-        logits = model(images)
+        with SameRules():  # a plain BatchNorm2d says in torch's words what it cannot do
+            logits = model(images)
     except RuntimeError as error:
         raise AtsError(f"{name} does not take images of shape {tuple(images.shape[1:])}: {explain(error)}") from None
     finally:

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from atslib._torchvision import import_torchvision
 from atslib.data.images import KINDS, explain
 from atslib.data.packed import file_names, pack
 from atslib.errors import AtsError, choose
@@ -86,7 +85,9 @@ def _impatient() -> Iterator[None]:
 
 def _fetch_torchvision(name: str, folder: Path, *, download: bool = True) -> dict[str, dict]:
     """Arguments of `pack` for each split; torchvision checks the archive's md5."""
-    source = getattr(import_torchvision().datasets, KINDS[name].official)
+    import torchvision
+
+    source = getattr(torchvision.datasets, KINDS[name].official)
     splits = {}
     for split in ("train", "test"):
         images = source(folder, train=split == "train", download=download)

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from atslib._torchvision import import_torchvision
 from atslib.errors import AtsError
 
 
@@ -122,9 +121,9 @@ def _for_network(images: Tensor) -> Tensor:
 @functools.lru_cache
 def _perceptual_network(device: torch.device) -> nn.Module:
     """The `lpips` package's AlexNet; loaded once per device."""
-    torchvision = import_torchvision()  # before the package, which imports it too
     try:
         import lpips as package
+        import torchvision
     except ImportError as error:
         raise AtsError(f"lpips needs an extra ({error}): pip install atslib[lpips]") from None
     url = torchvision.models.AlexNet_Weights.IMAGENET1K_V1.url

@@ -1,0 +1,84 @@
+"""The page "Your own attack, defense, network, data": its snippets run as they are printed."""
+
+import re
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+from atslib import Store
+from atslib.report import pages
+from atslib.store import project_root
+
+SECTIONS = re.split(r"^## ", (project_root() / "book" / "your_own.md").read_text(), flags=re.M)[1:]
+CODE = {section.partition("\n")[0]: re.findall(r"^```python\n(.*?)^```$", section, re.M | re.S) for section in SECTIONS}
+PAGE, CELL = CODE["A page of this book"]
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_the_page_has_a_snippet_for_each_part_and_none_is_long():
+    assert [len(snippets) for snippets in CODE.values()] == [1, 1, 1, 1, 2]
+    assert max(len(code.splitlines()) for snippets in CODE.values() for code in snippets) <= 15
+
+
+@pytest.fixture
+def printed(monkeypatch, tmp_path, capfd):
+    """Runs a section's snippet in an empty folder, without data sets; the numbers at the ends of its lines."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ATS_DATA", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def run(heading):
+        (code,) = CODE[heading]
+        exec(code, {"__name__": "snippet"})
+        rows = [re.match(r"(.+?) +(-?\d+\.\d+)\b", line) for line in capfd.readouterr().out.splitlines()]
+        return {row[1]: float(row[2]) for row in rows}
+
+    return run
+
+
+def test_an_attack(printed):
+    table = printed("An attack")
+    assert list(table) == ["mean_of_class", "annealed-lenet"]
+    assert table["annealed-lenet"] > table["mean_of_class"] + 3  # one uses the gradient, the other does not
+
+
+def test_a_defense(printed):
+    table = printed("A defense")
+    assert list(table) == ["none", "prune:0.9", "signs", "3-1-7 | signs"]
+    assert table["none"] > max(table["prune:0.9"], table["signs"]) + 3
+
+
+def test_a_network(printed):
+    table = printed("A network")
+    assert list(table) == ["batch norm in eval   mode", "batch norm in train  mode"]
+    assert table["batch norm in eval   mode"] != table["batch norm in train  mode"]
+
+
+def test_data(printed):
+    table = printed("Data")
+    assert list(table) == ["none", "3-1-7", "43-18-18"]
+    assert all(-1 <= score <= 1 for score in table.values())
+
+
+def test_a_page_with_its_notebook(monkeypatch, tmp_path):
+    page = ModuleType("atslib.report.pages.ext9_clipping")
+    exec(PAGE, vars(page))
+    monkeypatch.setitem(sys.modules, page.__name__, page)
+    monkeypatch.setattr(pages, "ext9_clipping", page, raising=False)
+    monkeypatch.setenv("ATS_STORE", str(tmp_path))
+    cell = {"profile": "smoke"}
+    exec(CELL, cell)
+    attacks = cell["result"].tables["attacks"]
+    assert attacks.groupby("defense")["image"].nunique().to_dict() == {"none": 2, "clip:0.1": 2}
+    assert len([path for path, _ in Store().entries() if path.parent.name == "attack"]) == 2
+    assert cell["result"].banner.startswith('<div class="banner">Profile <b>smoke</b>: shapes')
+
+
+@pytest.mark.parametrize("statement", ["import torchvision", "from torchvision import transforms"])
+def test_torchvision_can_be_imported_after_this_library_whatever_its_build(statement):
+    code = f"import atslib; {statement}; import torchvision; print(torchvision.models.resnet18(num_classes=3).fc)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("Linear(in_features=512"), done.stderr
