@@ -1,6 +1,7 @@
 """The book's sources: nothing missing, nothing run or fetched, and the answers that the results give."""
 
 import re
+import shlex
 
 import pytest
 import yaml
@@ -81,11 +82,48 @@ def test_scripts_and_styles_that_sphinx_adds_are_files_of_the_book():
         assert any((folder / name).is_file() for folder in folders), name
 
 
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_readmes_example_runs_as_printed_without_any_file(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ATS_DATA", str(tmp_path / "empty"))
+    (code,) = re.findall(r"^```python\n(.*?)^```$", README, re.M | re.S)
+    exec(code, {"__name__": "snippet"})
+    said = capfd.readouterr()
+    assert re.fullmatch(r"none tensor\(\[.+\]\)\n3-1-7\+43-18-18 tensor\(\[.+\]\)\n", said.out)
+    assert "step/s" in said.err  # a bar
+
+
+def test_commands_of_the_readme_need_no_activated_environment_and_name_what_is_there():
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.M)
+    blocks = re.findall(r"^```sh\n(.*?)^```$", README, re.M | re.S)
+    commands = [line for block in blocks for line in block.splitlines()] + re.findall(r"`(\.venv/bin/.+?)`", README)
+    assert len(commands) > 10
+    for words in (shlex.split(command, comments=True) for command in commands):
+        if words[0] == "make":
+            assert words[1] in targets
+        else:
+            assert words[:3] == ["python", "-m", "venv"] or words[0].startswith(".venv/bin/")
+        for file in (word for word in words if word.startswith("notebooks/") or word == "requirements.txt"):
+            assert (ROOT / file).exists()
+
+
+@pytest.mark.parametrize("name", ["README.md", *(f"book/{path.name}" for path in sorted(BOOK.glob("*.md")))])
+def test_files_of_this_project_that_a_text_names_are_there(name):
+    text = (ROOT / name).read_text()
+    named = re.findall(r"`((?:atslib|tests|notebooks|benchmarks|results)/[\w./]+)`", text)
+    made = ("atslib/report/pages/ext9_clipping.py", "notebooks/ext9_clipping.ipynb", "results/units/")  # here or later
+    assert not [path for path in named if path not in made and not (ROOT / path).exists()]
+    folder = (ROOT / name).parent
+    linked = re.findall(r"\]\((?!https?:|#)([^)#]+)\)", text)
+    assert not [path for path in linked if not (folder / path).exists()]
+
+
 def test_the_readme_shows_the_answers_that_the_results_give():
-    text = (ROOT / "README.md").read_text()
-    if text.count(MARK) != 2:
+    if README.count(MARK) != 2:
         pytest.skip("README.md has no marks for the answers yet")
-    assert text.split(MARK)[1] == "\n" + answers(ROOT / "results"), "python -m atslib run --compute-only"
+    assert README.split(MARK)[1] == "\n" + answers(ROOT / "results"), "python -m atslib run --compute-only"
 
 
 def test_the_book_shows_the_answers_that_the_results_give():
