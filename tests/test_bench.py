@@ -6,8 +6,8 @@ import time
 import pytest
 import torch
 
-from atslib import bench
 from atslib.__main__ import main
+from atslib.report import bench
 from atslib.report.book.costs import cost_table, speed_table, write_cost
 from atslib.report.units.settings import settings
 from atslib.report.units.units import attack_unit, attacked, model_unit
@@ -34,7 +34,7 @@ def test_bench_of_the_scores_is_a_json_line_and_a_row_of_its_own(tmp_path, capsy
     assert found["ratio"] == pytest.approx(found["engine_gradients"] / found["loop_gradients"], rel=0.01, abs=0.01)
     assert found["difference"] < 1e-4
     assert (found["benchmark"], found["model"], found["members"], found["points"]) == ("scores", "lenet", 2, 21)
-    shown = f"| privacy score, gradients a second | cpu, 1 threads | lenet | 2 | {found['engine_gradients']:.1f} |"
+    shown = f"| privacy score, gradients per second | cpu, 1 threads | lenet | 2 | {found['engine_gradients']:.1f} |"
     assert shown in speed_table(kept)
 
 

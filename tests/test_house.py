@@ -18,9 +18,9 @@ PACKAGES = sorted(path.parent for path in FILES if path.name == "__init__.py")
 # From the ground up: a room imports from those before it only.
 ROOMS = (
     *("errors", "rng", "store", "transport", "_torchvision", "data", "policies", "measures", "models", "gradients"),
-    *("clients", "attacks", "scores", "bench", "report", "commands", "__main__"),
+    *("clients", "attacks", "scores", "report", "commands", "__main__"),
 )
-REPORT = ("reported", "result", "verdicts", "compare", "plots", "units", "pages", "book", "widgets", "run")
+REPORT = ("bench", "reported", "result", "verdicts", "compare", "plots", "units", "pages", "book", "widgets", "run")
 
 
 def name(path):
@@ -92,8 +92,8 @@ def test_a_package_names_its_modules_and_says_how_to_add_one(package):
 
 
 # Above the sizes today: each is to be split or shortened, and then to leave this list.
-LARGE = ("attacks/engine", "clients/threat", "clients/training", "gradients/per_example", "models")
-LARGE += ("report/run/runner", "report/units/units", "scores/scores", "scores/search", "store")
+LARGE = ("attacks/engine", "clients/threat", "clients/training", "gradients/per_example")
+LARGE += ("report/run/runner", "report/units/units", "scores/scores", "store")
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if name(path).removesuffix(".py") not in LARGE], ids=name)

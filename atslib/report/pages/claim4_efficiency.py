@@ -5,10 +5,10 @@ from collections.abc import Callable
 import pandas as pd
 import torch
 
-from atslib.bench import seconds
 from atslib.clients.training import TrainConfig, fit
 from atslib.policies.operations import crop_and_flip
 from atslib.policies.policy import parse_policy
+from atslib.report.bench import seconds
 from atslib.report.compare import beside
 from atslib.report.result import NO_POLICY, Result, Verdict
 from atslib.report.units.settings import Settings

@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 from tqdm.auto import tqdm
 
-from atslib.bench import convolution_rate, forward_flop
 from atslib.errors import AtsError, OutOfTime
 from atslib.gradients.cpu import keep_memory, keep_to_one_core
+from atslib.report.bench import convolution_rate, forward_flop
 from atslib.report.units.units import ModelUnit, Unit, dataset, device_of, network
 from atslib.store import Store
 

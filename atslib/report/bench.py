@@ -67,7 +67,7 @@ def forward_flop(model: nn.Module, pixels: Tensor) -> int:
 
 def plain_step(model: nn.Module, z: Tensor, labels: Tensor, target: list[Tensor], tv: float) -> Tensor:
     """The authors' way, one image at a time: two nested `autograd.grad` and the sign-free image gradient."""
-    parameters, normalize, found = list(model.parameters()), normalization_layer(model), []
+    parameters, normalize, slopes = list(model.parameters()), normalization_layer(model), []
     for i in range(len(z)):
         one = z[i : i + 1].detach().requires_grad_()
         loss = F.cross_entropy(model(normalize.inverse(one)), labels[i : i + 1])
@@ -75,8 +75,8 @@ def plain_step(model: nn.Module, z: Tensor, labels: Tensor, target: list[Tensor]
         dot = sum((g * t[i]).sum() for g, t in zip(gradients, target, strict=True))
         norms = sum(g.square().sum() for g in gradients) * sum(t[i].square().sum() for t in target)
         cost = 1 - dot / norms.sqrt() + tv * total_variation(one).sum()
-        found.append(torch.autograd.grad(cost, one)[0])
-    return torch.cat(found)
+        slopes.append(torch.autograd.grad(cost, one)[0])
+    return torch.cat(slopes)
 
 
 def attack(model_name: str = "resnet20-4", members: int = 8, *, device: str = "cpu", repeats: int = 5) -> dict:
