@@ -42,8 +42,8 @@ def nearness_to_white(normalized, pixels, seen):
     return (1 - pixels).square().flatten(2).mean(2)
 
 
-def largest_difference(found, target, weights):
-    return torch.stack([(f - t).flatten(1).abs().amax(1) for f, t in zip(found, target, strict=True)]).amax(0)
+def largest_difference(gradients, target):
+    return torch.stack([(g - t).flatten(1).abs().amax(1) for g, t in zip(gradients, target, strict=True)]).amax(0)
 
 
 @dataclasses.dataclass(frozen=True)

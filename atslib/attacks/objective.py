@@ -36,7 +36,6 @@ class Objective:
         self.pixels = math.prod(self.shape)
         self.sent = [Fixed(unflatten(update.gradients, update.model)) for update in seen.updates]
         self.distance = DISTANCES[attacks[0].distance]
-        self.layers = [1.0] * len(self.sent[0])
         device, dtype = first.gradients.device, first.gradients.dtype
         self.weights = {
             name: torch.tensor([a.weights.get(name, 0.0) for a in attacks], device=device, dtype=dtype)
@@ -76,7 +75,7 @@ class Objective:
         update = self.seen.updates[i]
         gradients = problem_gradients(update.model, images, targets, buffers=update.statistics)
         self.sent[i] = self.sent[i].laid_out(gradients)
-        return self.distance(gradients, self.sent[i], self.layers)
+        return self.distance(gradients, self.sent[i])
 
 
 def _part(seen: Observed, attacks: Sequence["GradientMatching"], rows: slice) -> Objective:

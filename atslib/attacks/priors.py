@@ -25,19 +25,7 @@ def total_variation_isotropic(images: Tensor) -> Tensor:
     return (dx.square() + dy.square() + 1e-12).sqrt().flatten(-3).mean(-1)
 
 
-def clip_distance(pixels: Tensor) -> Tensor:
-    """‖x - clip(x)‖₂ of each image, x in [0, 1] units. General Deep Leakage, Eq. 17."""
-    return _norm((pixels - pixels.clamp(0, 1)).flatten(-3))
-
-
-def scale_distance(pixels: Tensor) -> Tensor:
-    """‖x - scale(x)‖₂, where scale stretches an image to [0, 1]. General Deep Leakage, Eq. 18."""
-    flat = pixels.flatten(-3)
-    low, high = (edge.unsqueeze(-1) for edge in flat.aminmax(dim=-1))
-    return _norm(flat - (flat - low) / (high - low).clamp_min(1e-12))
-
-
-def batch_norm_distance(pixels: Tensor, seen: Observed) -> Tensor:
+def batch_norm_distance(images: Tensor, seen: Observed) -> Tensor:
     """How far the images' batch-norm statistics are from the client's, (N, k, C, H, W) → (N, 1).
 
     The sum over layers of ‖mean - known mean‖₂ + ‖variance - known variance‖₂: R_BN of GradInversion (Yin et
@@ -49,13 +37,13 @@ def batch_norm_distance(pixels: Tensor, seen: Observed) -> Tensor:
     """
     if (said := seen.threat.batch_norm) != "known":
         raise AtsError(f"the penalty 'batch-norm' needs ThreatModel.batch_norm='known'; here it is {said!r}")
-    total = torch.zeros((), device=pixels.device)
+    total = torch.zeros((), device=images.device)
     for update in seen.updates:
         if not (known := running_statistics(update.model) | update.statistics):
             raise AtsError(
                 "the penalty 'batch-norm' needs a network with batch normalization; the attacked one has none"
             )
-        own = batch_statistics(update.model, pixels, buffers=update.statistics)
+        own = batch_statistics(update.model, images, buffers=update.statistics)
         total = total + torch.stack([_norm(own[name] - known[name]) for name in own]).sum(0)
     return (total / len(seen.updates)).unsqueeze(1)
 
@@ -68,9 +56,7 @@ def _norm(difference: Tensor) -> Tensor:
 # (images in normalized units, the same in [0, 1], what the server saw) → (N, k), or (N, 1) for all images of a
 # gradient together. Images are (N, k, C, H, W).
 PENALTIES: dict[str, Callable[[Tensor, Tensor, Observed], Tensor]] = {
-    "tv": lambda normalized, pixels, seen: total_variation(normalized),
-    "tv-isotropic": lambda normalized, pixels, seen: total_variation_isotropic(normalized),
-    "clip": lambda normalized, pixels, seen: clip_distance(pixels),
-    "scale": lambda normalized, pixels, seen: scale_distance(pixels),
-    "batch-norm": lambda normalized, pixels, seen: batch_norm_distance(pixels, seen),
+    "tv": lambda normalized, images, seen: total_variation(normalized),
+    "tv-isotropic": lambda normalized, images, seen: total_variation_isotropic(normalized),
+    "batch-norm": lambda normalized, images, seen: batch_norm_distance(images, seen),
 }

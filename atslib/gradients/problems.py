@@ -7,6 +7,7 @@ them flattened to (N, P).
 
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 import torch
 import torch.nn.functional as F
@@ -23,11 +24,7 @@ LONG_ROW = 1 << 17  # elements from which one call per row is faster on a CPU th
 
 
 def problem_gradients(
-    model: nn.Module,
-    inputs: Tensor,
-    targets: Tensor,
-    *,
-    buffers: dict[str, Tensor] | None = None,
+    model: nn.Module, inputs: Tensor, targets: Tensor, *, buffers: dict[str, Tensor] | None = None
 ) -> Gradients:
     """Gradient of the mean cross-entropy of each problem with respect to every parameter.
 
@@ -94,23 +91,19 @@ def batch_statistics(
     """
 
     def one(buffers: dict, problem: Tensor) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
+        statistics: dict[str, Tensor] = {}
 
-        def record(name: str) -> Callable:
-            def hook(layer: nn.Module, inputs: tuple[Tensor]) -> None:
-                (maps,) = inputs
-                variance, mean = torch.var_mean(maps, [0, *range(2, maps.ndim)], correction=0)
-                found.update({f"{name}.running_mean": mean, f"{name}.running_var": variance})
+        def record(name: str, inputs: tuple[Tensor]) -> None:
+            (maps,) = inputs
+            variance, mean = torch.var_mean(maps, [0, *range(2, maps.ndim)], correction=0)
+            statistics.update({f"{name}.running_mean": mean, f"{name}.running_var": variance})
 
-            return hook
-
-        handles = [layer.register_forward_pre_hook(record(name)) for name, layer in batch_norms(model).items()]
-        try:
+        with ExitStack() as hooks:
+            for name, layer in batch_norms(model).items():
+                hook = layer.register_forward_pre_hook(lambda _, inputs, name=name: record(name, inputs))
+                hooks.callback(hook.remove)
             functional_call(model, buffers, (problem,))
-        finally:
-            for handle in handles:
-                handle.remove()
-        return found
+        return statistics
 
     with SameRules():
         return vmap(one)(buffers or {}, images)
@@ -147,19 +140,19 @@ class _Inner(Function):
     """
 
     @staticmethod
-    def forward(ctx: object, target: Gradients, *found: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: object, target: Gradients, *gradients: Tensor) -> tuple[Tensor, Tensor]:
         ctx.target = target
-        ctx.save_for_backward(*found)
-        pairs = [(_rows(f), _rows(t, f)) for f, t in zip(found, target, strict=True)]
-        return torch.stack([_dots(f, t) for f, t in pairs]), _squares([f for f, _ in pairs])
+        ctx.save_for_backward(*gradients)
+        pairs = [(_rows(g), _rows(t, g)) for g, t in zip(gradients, target, strict=True)]
+        return torch.stack([_dots(g, t) for g, t in pairs]), _squares([g for g, _ in pairs])
 
     @staticmethod
     def backward(ctx: object, for_dot: Tensor, for_square: Tensor) -> tuple:
-        found = []
-        for f, t, a, b in zip(ctx.saved_tensors, ctx.target, for_dot, 2 * for_square, strict=True):
-            column = (-1, *[1] * (f.ndim - 1))
-            found.append((t * a.view(column)).addcmul_(f, b.view(column)))
-        return None, *found
+        slopes = []
+        for g, t, a, b in zip(ctx.saved_tensors, ctx.target, for_dot, 2 * for_square, strict=True):
+            column = (-1, *[1] * (g.ndim - 1))
+            slopes.append((t * a.view(column)).addcmul_(g, b.view(column)))
+        return None, *slopes
 
 
 def _dots(left: Tensor, right: Tensor) -> Tensor:
@@ -169,13 +162,9 @@ def _dots(left: Tensor, right: Tensor) -> Tensor:
     return torch.stack([torch.dot(*rows) for rows in zip(left.unbind(), right.unbind(), strict=True)])
 
 
-def _total(terms: Sequence[Tensor]) -> Tensor:
-    return torch.stack(list(terms)).sum(0)
-
-
-def _inner(found: Gradients, target: Gradients) -> tuple[Tensor, Tensor, Tensor]:
-    """(found · target, found · found, target · target) of each tensor, (L, N)."""
-    return *_Inner.apply(target, *found), target.squares if isinstance(target, Fixed) else _squares(target)
+def _inner(gradients: Gradients, target: Gradients) -> tuple[Tensor, Tensor, Tensor]:
+    """(gradients · target, gradients · gradients, target · target) of each tensor, (L, N)."""
+    return *_Inner.apply(target, *gradients), target.squares if isinstance(target, Fixed) else _squares(target)
 
 
 def _squares(gradients: Sequence[Tensor]) -> Tensor:
@@ -201,42 +190,39 @@ class Fixed(tuple):
     def laid_out(self, like: Gradients) -> "Fixed":
         """The same values, in memory as `like` are, so that products of the two copy nothing."""
         pairs = list(zip(self, like, strict=True))
-        if all(g.stride() == f.stride() for g, f in pairs):
+        if all(g.stride() == other.stride() for g, other in pairs):
             return self
-        return Fixed(torch.empty_like(f).copy_(g) for g, f in pairs)
+        return Fixed(torch.empty_like(other).copy_(g) for g, other in pairs)
 
 
-def cosine(found: Gradients, target: Gradients, weights: Sequence[float]) -> Tensor:
+def cosine(gradients: Gradients, target: Gradients) -> Tensor:
     """1 - cosine similarity of the whole gradients, (N,) in [0, 2]. Paper Eq. 5; the attacks' `sim`."""
-    column = torch.tensor(weights, dtype=found[0].dtype, device=found[0].device).unsqueeze(1)
-    dot, square, norm = ((column * part).sum(0) for part in _inner(found, target))
+    dot, square, norm = (part.sum(0) for part in _inner(gradients, target))
     tiny = torch.finfo(dot.dtype).tiny  # two roots: the product of the squares would underflow
     return 1 - dot / (square.clamp_min(tiny).sqrt() * norm.clamp_min(tiny).sqrt())
 
 
-def cosine_tensors(found: Gradients, target: Gradients, weights: Sequence[float]) -> Tensor:
-    """1 - the weighted mean over parameter tensors of their cosine similarities, (N,) in [0, 2].
+def cosine_tensors(gradients: Gradients, target: Gradients) -> Tensor:
+    """1 - the mean over parameter tensors of their cosine similarities, (N,) in [0, 2].
 
     Each norm is at least 1e-8, as in torch's cosine similarity. The authors' privacy score uses this form.
     """
-    column = torch.tensor(weights, dtype=found[0].dtype, device=found[0].device).unsqueeze(1)
-    dot, square, norm = _inner(found, target)
-    similar = dot / (square.clamp_min(1e-16).sqrt() * norm.clamp_min(1e-16).sqrt())
-    return 1 - (column * similar).sum(0) / column.sum()
+    dot, square, norm = _inner(gradients, target)
+    return 1 - (dot / (square.clamp_min(1e-16).sqrt() * norm.clamp_min(1e-16).sqrt())).mean(0)
 
 
-def l2(found: Gradients, target: Gradients, weights: Sequence[float]) -> Tensor:
+def l2(gradients: Gradients, target: Gradients) -> Tensor:
     """Sum of squared differences, (N,). Deep Leakage from Gradients, Eq. 4."""
-    return _total([w * _rows((f - t).square()).sum(1) for f, t, w in zip(found, target, weights, strict=True)])
+    return sum(_rows((g - t).square()).sum(1) for g, t in zip(gradients, target, strict=True))
 
 
-def l1(found: Gradients, target: Gradients, weights: Sequence[float]) -> Tensor:
+def l1(gradients: Gradients, target: Gradients) -> Tensor:
     """Sum of absolute differences, (N,)."""
-    return _total([w * _rows((f - t).abs()).sum(1) for f, t, w in zip(found, target, weights, strict=True)])
+    return sum(_rows((g - t).abs()).sum(1) for g, t in zip(gradients, target, strict=True))
 
 
-# (found, target, a weight for each parameter tensor) → (N,); lower is more alike.
-DISTANCES: dict[str, Callable[[Gradients, Gradients, Sequence[float]], Tensor]] = {
+# (gradients, target), each a tensor (N, ...) per parameter → (N,); lower is more alike.
+DISTANCES: dict[str, Callable[[Gradients, Gradients], Tensor]] = {
     "cosine": cosine,
     "cosine-tensors": cosine_tensors,
     "l2": l2,
