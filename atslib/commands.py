@@ -16,7 +16,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from atslib import bench as benchmarks
 from atslib.attacks import ATTACKS, Reconstruction, reconstruct
 from atslib.clients.defenses import Defense
 from atslib.clients.prepare import prepare, streams, to_images
@@ -29,13 +28,14 @@ from atslib.gradients.cpu import keep_memory
 from atslib.measures.metrics import mse, psnr, ssim
 from atslib.models import build_model
 from atslib.policies.policy import parse_policy
+from atslib.report import bench as benchmarks
 from atslib.report import plots
 from atslib.report.run import runner
 from atslib.report.units.archive import Archive
 from atslib.report.units.tables import mean_image
 from atslib.report.units.units import ModelUnit, dataset, device_of, network, trained
 from atslib.rng import rng
-from atslib.scores.search import Found, SearchConfig
+from atslib.scores.search import SearchConfig, SearchResult
 from atslib.scores.search import search as search_policies
 from atslib.store import Store, fingerprint, project_root, write_atomically
 from atslib.transport import export_artifacts, import_artifacts
@@ -287,7 +287,7 @@ def _models(
     return model.eval(), fresh
 
 
-def _best(result: Found) -> str:
+def _best(result: SearchResult) -> str:
     """The best policies with their scores, one line each, and their hybrid."""
     lines = ["rank  S_pri (95 % of the mean)   S_acc       policy"]
     for rank, row in enumerate(result.table[result.table["chosen"]].head(10).itertuples(), 1):

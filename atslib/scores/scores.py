@@ -21,6 +21,7 @@ from atslib.gradients.per_example import SameRules
 from atslib.gradients.problems import DISTANCES, problem_gradients
 from atslib.models import fast_layout, normalization_layer
 from atslib.policies.policy import Hybrid, Policy
+from atslib.rng import as_stream
 from atslib.rng import rng as stream
 
 VARIANTS = ("paper", "code", "fixed")
@@ -57,12 +58,11 @@ def gradsim_curve(
     points: int = 21,
     start: Tensor | None = None,
     variant: str = "fixed",
-    rng: torch.Generator | None = None,
+    rng: torch.Generator | int | None = None,
 ) -> Tensor:
     """Similarity of the gradients of an image and of its mixtures with noise (paper Eq. 5 and Fig. 1).
 
-    Point j of K + 1 is at j/K · image + (1 - j/K) · noise. The models normalize by an affine map, so mixing
-    pixels is the same as mixing normalized images, as the authors' code does. First-order gradients only.
+    Point j of K + 1 is at j/K · image + (1 - j/K) · noise. (Normalization is affine: mixing before or after is one.)
 
     Args:
         model: in eval mode (the paper: semi-trained).
@@ -70,14 +70,14 @@ def gradsim_curve(
         labels: (B,) int64.
         points: K + 1, at least 2.
         start: the noise, (B, C, H, W) in [0, 1]; None draws it uniformly from `rng`.
-        variant: "paper" and "fixed": one cosine over the whole gradient; "code": the mean over parameter
-            tensors of their cosines, each norm at least 1e-8.
+        variant: "paper" and "fixed": one cosine over the whole gradient; "code": the mean over those of the tensors.
     Returns:
         (B, points) in [-1, 1]; the last is 1 by construction. Flatter for longer is more private.
     Raises:
         AtsError: a wrong shape, an unknown variant, fewer than 2 points, neither `start` nor `rng`.
     """
     _check(model, variant, points)
+    rng = as_stream(rng)
     if pixels.ndim != 4 or not pixels.is_floating_point() or len(pixels) != len(labels):
         raise AtsError(
             f"gradsim_curve: pixels {tuple(pixels.shape)} {pixels.dtype} for {len(labels)} labels; "
@@ -106,13 +106,12 @@ def privacy_scores(
     starts: Tensor | None = None,
     variant: str = "fixed",
     first: int = 0,
-    rng: torch.Generator,
+    rng: torch.Generator | int,
 ) -> Tensor:
     """Area under each image's `gradsim_curve` after crop, flip and policy (paper Eq. 6 and 7); lower is more private.
 
-    One integer is taken from `rng`, and every stream derives from it: all policies, the empty one too, see the
-    same crops, flips and noise, so that their differences are paired. An image's score depends neither on
-    its neighbours nor on the policies scored beside it, and calls with equal `rng` agree.
+    All policies see the same crops, flips and noise, which derive from one integer of `rng`: differences are paired,
+    calls with equal `rng` agree, and an image's score depends on no other image or policy.
 
     Args:
         model: in eval mode (the paper: trained on 10 % of the data); the scores are computed on its device.
@@ -120,29 +119,32 @@ def privacy_scores(
         points: of the curve; the authors' code has 21.
         draws: of crop, flip, policy and noise, averaged.
         starts: (B, C, H, W) noise in [0, 1] for every draw; None draws it uniformly.
-        variant: "paper": whole gradient, left Riemann sum over `points - 1` intervals; "code": mean over
-            parameter tensors, trapezoids; "fixed": whole gradient, trapezoids.
+        variant: "paper": whole gradient, left Riemann sum; "code": mean over tensors, trapezoids; "fixed": whole
+            gradient, trapezoids.
         first: images before it take their draws but are not scored; so scores can be computed in parts.
     Returns:
         (P, B - first), about 0 to 1.
     """
     _check(model, variant, points)
+    _check_counts(draws, first, images, policies, starts)
+    seed, like = _seed(rng), next(model.parameters())
+    images, total = images.to(like.device), 0
+    for draw in range(draws):
+        prepared = torch.cat([transformed(images, policy, seed=seed, draw=draw)[first:] for policy in policies])
+        noise = torch.rand(images.pixels.shape, generator=stream(seed, "start", draw)) if starts is None else starts
+        curve = _curves(model, prepared, images.labels[first:], noise[first:].to(like), points=points, variant=variant)
+        total = total + _AREA[variant](curve)
+    return (total / draws).view(len(policies), -1)
+
+
+def _check_counts(
+    draws: int, first: int, images: Images, policies: Sequence[Policy | Hybrid], starts: Tensor | None
+) -> None:
     if draws < 1 or not 0 <= first < len(images) or not policies:
         shown = f"{draws} draws, {len(policies)} policies, images {first} to {len(images)}"
         raise AtsError(f"privacy_scores: {shown}; there must be at least one of each")
     if starts is not None:
         _same_shape(starts, images.pixels)
-    seed, device = _seed(rng), next(model.parameters()).device
-    images, total = images.to(device), 0
-    for draw in range(draws):
-        prepared = torch.cat([transformed(images, policy, seed=seed, draw=draw)[first:] for policy in policies])
-        noise = starts
-        if starts is None:
-            noise = torch.rand(images.pixels.shape, generator=stream(seed, "start", draw))
-        noise = noise[first:].to(device, next(model.parameters()).dtype)
-        curve = _curves(model, prepared, images.labels[first:], noise, points=points, variant=variant)
-        total = total + _AREA[variant](curve)
-    return (total / draws).view(len(policies), -1)
 
 
 def accuracy_score(
@@ -153,7 +155,7 @@ def accuracy_score(
     variant: str = "fixed",
     one_per_class: bool | None = None,
     batch: int = 100,
-    rng: torch.Generator,
+    rng: torch.Generator | int,
 ) -> float:
     """How differently an untrained network responds to the transformed images (paper Eq. 8 to 10); higher is better.
 
@@ -220,11 +222,12 @@ def jacobian(model: nn.Module, images: Tensor) -> Tensor:
 
 
 def transformed(images: Images, policy: Policy | Hybrid, *, seed: int, draw: int = 0) -> Tensor:
-    """What the client trains on: crop and flip, the same for every policy, then the policy. uint8."""
+    """What the client trains on, uint8: crop and flip, the same for every policy, then the policy."""
     return transform(images.pixels, policy, rng=streams(seed, policy, draw))
 
 
-def _seed(rng: torch.Generator) -> int:
+def _seed(rng: torch.Generator | int) -> int:
+    rng = as_stream(rng)
     return int(torch.randint(1 << 62, (1,), generator=rng, device=rng.device))
 
 
@@ -264,7 +267,7 @@ def _similarities(
 ) -> Tensor:
     """(m, points) for m images, starts and labels, at most about `rows` gradients in memory."""
     images, start, labels = mixed
-    weights, reference = [1.0] * sum(1 for _ in model.parameters()), []
+    reference = []
     # From the image back to the noise: the gradient of the image itself comes first and is computed once.
     shares = torch.arange(points - 1, -1, -1, device=images.device).to(images.dtype) / (points - 1)
 
@@ -276,7 +279,7 @@ def _similarities(
         if not reference:
             reference.extend(g.unflatten(0, shape)[:, :1].clone() for g in gradients)
         repeated = tuple(r.expand(*shape, *r.shape[2:]).flatten(0, 1) for r in reference)
-        return 1 - DISTANCES[_DISTANCE[variant]](gradients, repeated, weights).view(shape)
+        return 1 - DISTANCES[_DISTANCE[variant]](gradients, repeated).view(shape)
 
     size = math.ceil(points / math.ceil(len(images) * points / rows))
     curve = torch.cat(in_chunks(similarities, points, size), 1).flip(1)

@@ -7,32 +7,34 @@ artifact of a store, so that a search killed at any moment goes on where it was 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor, nn
-from tqdm import tqdm
+from torch import nn
 
-from atslib.attacks import Attack, reconstruct
-from atslib.clients.prepare import to_images
-from atslib.clients.threat import observe
+from atslib.attacks import Attack
 from atslib.data.load import Images
 from atslib.errors import AtsError, choose
-from atslib.measures.metrics import psnr
 from atslib.policies.policy import Hybrid, Policy, enumerate_distinct, sample_authors, sample_uniform, save_policies
 from atslib.rng import rng
-from atslib.scores.scores import VARIANTS, accuracy_score, privacy_scores, transformed
-from atslib.store import Store, fingerprint, write_atomically
+from atslib.scores.scores import VARIANTS
+from atslib.scores.shards import Scorer
+from atslib.store import Store, write_atomically
 
-SAMPLERS = ("uniform", "authors", "exhaustive")
 T_ACC = -85.0  # the released threshold on the accuracy score; the paper gives none
+FINAL_IMAGES = 8  # of the attack that is a search's last rung
+SAMPLERS: dict[str, Callable[..., list[Policy]]] = {
+    "uniform": sample_uniform,
+    "authors": sample_authors,
+    "exhaustive": lambda count, rng: list(enumerate_distinct()),
+}
 
 
 def _scaled(values: np.ndarray) -> np.ndarray:
-    span = np.ptp(values)
-    return (values - values.min()) / (span or 1)
+    return (values - values.min()) / (np.ptp(values) or 1)
 
 
 # Name → what candidates are ranked by, lowest first, from mean and variance of their privacy scores. Rounded far
@@ -41,7 +43,6 @@ RANKINGS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "mean": lambda mean, variance: np.round(mean, 6),
     "mean+variance": lambda mean, variance: np.round(0.7 * _scaled(mean) + 0.3 * _scaled(variance), 6),
 }
-FINAL_IMAGES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +55,11 @@ class SearchConfig:
             "exhaustive": all 20,439 distinct functions (`candidates` is then not looked at).
         keep: n, how many policies are chosen at most, best first.
         t_acc: accuracy scores below it are rejected. None rejects nothing, except in `acc_variant` "code",
-            where it is -85 as in the released search_best.py (for about 63 images; the paper gives no value).
+            where it is -85 as in the released search_best.py (for about 63 images).
         ranking: "mean" of the privacy score; "mean+variance": 0.7 · mean + 0.3 · variance, each scaled to
             [0, 1] over the candidates, as in the later release (there the variance is over classes).
         images, acc_images: for each score, the first of one random order of the images given.
-        pri_variant, acc_variant: see `atslib.scores`.
-        points, draws: see `privacy_scores`.
+        pri_variant, acc_variant, points, draws: of the scores, see `atslib.scores`.
         rungs: successive halving: (images, share) pairs; after that many images only the best share of the
             candidates, at least `keep`, goes on to more. None by default: all candidates see all images.
         shard: policies in one artifact; the table does not depend on it.
@@ -101,11 +101,11 @@ class SearchConfig:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a search found.
+class SearchResult:
+    """The outcome of a search.
 
     Attributes:
-        table: a row a distinct function, best first: policy, canonical, s_pri (mean over images; lower is more
+        table: one row per distinct function, best first: policy, canonical, s_pri (mean over images; lower is more
             private), sd, ci_low and ci_high (95 %, normal, of the mean over images), n images, s_acc, rung
             (the last that scored it; 0: rejected by the threshold), chosen; after `finals` also gain.
         chosen: the best `keep` policies.
@@ -143,55 +143,44 @@ def search(
     finals: Attack | None = None,
     store: Store | None = None,
     progress: bool = False,
-) -> Found:
-    """Algorithm 1 of the paper.
+) -> SearchResult:
+    """Algorithm 1 of the paper, but every candidate is scored, and too few admitted ones are returned as they are.
 
-    Two departures: every candidate is scored, where the printed algorithm inserts the first n without a
-    privacy score and compares with it later; and too few admitted policies are returned as they are, where
-    it would sample on without end.
+    (The printed algorithm inserts the first n without a privacy score, and samples on without end.)
 
     Args:
-        semi_trained: M^s, for the privacy score, in eval mode.
-        random_init: M^r, for the accuracy score, in eval mode.
+        semi_trained, random_init: M^s for the privacy score and M^r for the accuracy score, both in eval mode.
         images: validation images, at least as many as `config` asks for.
         seed: of the candidates, the order of the images, and the scores' draws.
         finals: a short attack as the last rung: the best 2n candidates are attacked, on the semi-trained network
             and `FINAL_IMAGES` images, and ranked anew by `attack_gains`; column `gain` (dB).
         store: where shards of scores are kept; None keeps nothing.
-        progress: show bars with the remaining time.
     Raises:
         AtsError: too few images, or a threshold that rejects every candidate.
     """
-    most = max(config.images, config.acc_images)
-    if most > len(images):
-        raise AtsError(
-            f"search: SearchConfig asks for {most} images and {images.name} {images.split} has {len(images)}"
-        )
-    images = images.take(torch.randperm(len(images), generator=rng(seed, "images"))[:most])
-    policies = _candidates(config, seed)
-    table = pd.DataFrame({"policy": map(str, policies), "canonical": [str(p.canonical()) for p in policies]})
-    scorer = _Scorer(config, seed, store, progress)
-    table["s_acc"] = scorer.accuracy(random_init, images[: config.acc_images], policies)
-    table = table.assign(**dict.fromkeys(("s_pri", "sd", "ci_low", "ci_high"), np.nan), n=0, rung=0, rank=np.inf)
-    alive = _admitted(table, config.threshold)
-    scores = np.empty((len(table), 0))
-    for rung, (count, share) in enumerate([*config.rungs, (config.images, 1.0)], 1):
-        kept = [policies[i] for i in alive]
-        new = scorer.privacy(semi_trained, images[:count], kept, first=scores.shape[1])
-        scores = np.concatenate([scores, np.full((len(table), new.shape[1]), np.nan)], 1)
-        scores[alive, -new.shape[1] :] = new
-        ranks = _record(table, alive, scores[alive], config.ranking, rung)
-        alive = alive[np.argsort(ranks, kind="stable")][: max(config.keep, math.ceil(share * len(alive)))]
+    images = _in_order(images, config, seed)
+    policies, scorer = _candidates(config, seed), Scorer(seed, config.shard, store, progress)
+    names = {"policy": map(str, policies), "canonical": [str(policy.canonical()) for policy in policies]}
+    few, how = images[: config.acc_images], {"variant": config.acc_variant, "batch": 100}
+    table = pd.DataFrame(names).assign(s_acc=scorer("accuracy", random_init, few, policies, **how))
+    ranked = _ranked(table, policies, images, config, partial(scorer, "privacy", semi_trained))
     if finals is not None:
-        alive = alive[: 2 * config.keep]
-        gains = scorer.gains(semi_trained, images[:FINAL_IMAGES], [policies[i] for i in alive], finals).mean(1)
-        alive = _record_finals(table, alive, gains, rung + 1)
-    table["chosen"] = table.index.isin(alive[: config.keep])
-    order = np.lexsort([table["rank"], -table["rung"]])
-    chosen = tuple(policies[i] for i in alive[: config.keep])
-    hybrid = _hybrid([policies[i] for i in alive])
-    table = table.iloc[order].drop(columns="rank").reset_index(drop=True)
-    return Found(table, chosen, hybrid, config, seed)
+        ranked = ranked[: 2 * config.keep]
+        best = [policies[i] for i in ranked]
+        gains = scorer("attack", semi_trained, images[:FINAL_IMAGES], best, attack=finals)
+        ranked = _record_finals(table, ranked, gains.mean(1))
+    table["chosen"] = table.index.isin(ranked[: config.keep])
+    best = [policies[i] for i in ranked]
+    table = table.iloc[np.lexsort([table["rank"], -table["rung"]])].drop(columns="rank").reset_index(drop=True)
+    return SearchResult(table, tuple(best[: config.keep]), _hybrid(best), config, seed)
+
+
+def _in_order(images: Images, config: SearchConfig, seed: int) -> Images:
+    """As many images as the scores need, in the order in which they take them."""
+    if (most := max(config.images, config.acc_images)) > len(images):
+        given = f"{images.name} {images.split} has {len(images)}"
+        raise AtsError(f"search: SearchConfig asks for {most} images and {given}")
+    return images[torch.randperm(len(images), generator=rng(seed, "images"))[:most]]
 
 
 def pareto(table: pd.DataFrame) -> pd.Series:
@@ -205,81 +194,31 @@ def pareto(table: pd.DataFrame) -> pd.Series:
     return table["s_acc"].eq(table["s_pri"].map(front)) & table["s_pri"].notna()
 
 
-class _Scorer:
-    """Scores in shards, each through the store where there is one."""
-
-    def __init__(self, config: SearchConfig, seed: int, store: Store | None, progress: bool):
-        self.config, self.seed, self.store, self.progress = config, seed, store, progress
-
-    def accuracy(self, model: nn.Module, images: Images, policies: Sequence[Policy]) -> np.ndarray:
-        """(P,)"""
-        variant = self.config.acc_variant
-
-        def compute(shard: Sequence[Policy]) -> Tensor:
-            scores = [accuracy_score(model, images, p, variant=variant, rng=rng(self.seed, "scores")) for p in shard]
-            return torch.tensor(scores, dtype=torch.float64)
-
-        return self._sharded(model, images, policies, compute, score="accuracy", variant=variant)
-
-    def privacy(self, model: nn.Module, images: Images, policies: Sequence[Policy], *, first: int) -> np.ndarray:
-        """(P, len(images) - first)"""
-        config = self.config
-        options = {"points": config.points, "draws": config.draws, "variant": config.pri_variant, "first": first}
-
-        def compute(shard: Sequence[Policy]) -> Tensor:
-            return privacy_scores(model, images, shard, rng=rng(self.seed, "scores"), **options)
-
-        return self._sharded(model, images, policies, compute, score="privacy", **options)
-
-    def gains(self, model: nn.Module, images: Images, policies: Sequence[Policy], attack: Attack) -> np.ndarray:
-        """(P, len(images))"""
-
-        def compute(shard: Sequence[Policy]) -> Tensor:
-            return torch.stack([attack_gains(model, images, p, attack, seed=self.seed) for p in shard])
-
-        return self._sharded(model, images, policies, compute, score="attack", attack=attack)
-
-    def _sharded(
-        self,
-        model: nn.Module,
-        images: Images,
-        policies: Sequence[Policy],
-        compute: Callable[[Sequence[Policy]], Tensor],
-        **known: object,
-    ) -> np.ndarray:
-        """Scores of all policies, shard by shard; `known` names them in the keys of the artifacts."""
-        known |= {"seed": self.seed, "images": fingerprint(images.pixels, images.labels), "network": str(model)}
-        known["model"] = fingerprint(*model.state_dict().values())
-
-        def scores(shard: Sequence[Policy]) -> Tensor:
-            if self.store is None:
-                return compute(shard)
-            config = known | {"policies": [str(policy) for policy in shard]}
-            found = self.store.get("score", config, lambda _: {"scores": compute(shard)})["scores"]
-            self.store.check_time()
-            return found
-
-        found = []
-        with tqdm(
-            total=len(policies), disable=not self.progress, unit="policy", desc=f"{known['score']} scores"
-        ) as bar:
-            for first in range(0, len(policies), self.config.shard):
-                shard = policies[first : first + self.config.shard]
-                found.append(scores(shard).double().cpu())
-                bar.update(len(shard))
-        return torch.cat(found).numpy()
-
-
 def _candidates(config: SearchConfig, seed: int) -> list[Policy]:
-    """One policy a function, in the order drawn."""
-    if config.sampler == "exhaustive":
-        return list(enumerate_distinct())
-    sample = sample_uniform if config.sampler == "uniform" else sample_authors
-    drawn = sample(config.candidates, rng=rng(seed, "policies"))
+    """One policy per distinct function, in the order drawn."""
     distinct: dict[Policy, Policy] = {}
-    for policy in drawn:
+    for policy in SAMPLERS[config.sampler](config.candidates, rng=rng(seed, "policies")):
         distinct.setdefault(policy.canonical(), policy)
     return list(distinct.values())
+
+
+def _ranked(
+    table: pd.DataFrame, policies: Sequence[Policy], images: Images, config: SearchConfig, score: Callable
+) -> np.ndarray:
+    """Score the admitted candidates rung by rung into the table; the rows that are left at the end, best first."""
+    options = {"points": config.points, "draws": config.draws, "variant": config.pri_variant}
+    scores = np.empty((len(table), 0))
+    table[["s_pri", "sd", "ci_low", "ci_high"]] = np.nan
+    table[["n", "rung", "rank"]] = 0, 0, np.inf
+    alive = _admitted(table, config.threshold)
+    for rung, (count, share) in enumerate([*config.rungs, (config.images, 1.0)], 1):
+        kept = [policies[i] for i in alive]
+        new = score(images[:count], kept, first=scores.shape[1], **options)
+        scores = np.concatenate([scores, np.full((len(table), new.shape[1]), np.nan)], 1)
+        scores[alive, -new.shape[1] :] = new
+        ranks = _record(table, alive, scores[alive], config.ranking, rung)
+        alive = alive[np.argsort(ranks, kind="stable")][: max(config.keep, math.ceil(share * len(alive)))]
+    return alive
 
 
 def _admitted(table: pd.DataFrame, threshold: float | None) -> np.ndarray:
@@ -305,13 +244,13 @@ def _record(table: pd.DataFrame, alive: np.ndarray, scores: np.ndarray, ranking:
     return ranks
 
 
-def _record_finals(table: pd.DataFrame, alive: np.ndarray, gains: np.ndarray, rung: int) -> np.ndarray:
-    """Write what the attacks gained into the table; the candidates, least gain first."""
+def _record_finals(table: pd.DataFrame, alive: np.ndarray, gains: np.ndarray) -> np.ndarray:
+    """Write what the attacks gained into the table as one more rung; the candidates, least gain first."""
     best = np.argsort(np.round(gains, 6), kind="stable")  # an attack that diverged, nan, comes last
     alive = alive[best]
     table.loc[alive, "gain"] = gains[best]
     table.loc[alive, "rank"] = np.arange(len(alive))
-    table.loc[alive, "rung"] = rung
+    table.loc[alive, "rung"] += 1
     return alive
 
 
@@ -324,22 +263,3 @@ def _hybrid(ranked: Sequence[Policy], members: int = 2) -> Hybrid | None:
             chosen.append(policy)
             used |= functions
     return Hybrid(tuple(chosen)) if chosen else None
-
-
-def attack_gains(model: nn.Module, images: Images, policy: Policy | Hybrid, attack: Attack, *, seed: int) -> Tensor:
-    """What an attack finds of each image beyond the mean image, in dB, (B,); lower is more private, 0 is nothing.
-
-    PSNR of the reconstruction minus that of the mean of `images`, both against the transformed image: a policy
-    that only makes its images darker, so that every guess scores less, gains nothing by it. Crops, flips and
-    starts are the same for every policy.
-
-    Args:
-        model: in eval mode, as client and attacker run it.
-        images: B of them, uint8.
-    """
-    device = next(model.parameters()).device
-    target = to_images(transformed(images.to(device), policy, seed=seed))
-    seen = observe(model, target, images.labels.to(device))
-    found = reconstruct(seen, attack, rng=rng(seed, "finals"))
-    mean = (images.pixels.to(device).float().mean(0) / 255).expand_as(target).contiguous()
-    return psnr(found.images, target) - psnr(mean, target)

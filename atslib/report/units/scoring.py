@@ -22,7 +22,7 @@ from atslib.report.units.units import (
 )
 from atslib.rng import rng
 from atslib.scores.scores import area, gradsim_curve
-from atslib.scores.search import Found, SearchConfig, search
+from atslib.scores.search import SearchConfig, SearchResult, search
 from atslib.store import Artifact, Store
 
 UNSEEN = 200  # the search looks at test images from here on, as the authors do: none of those that pages attack
@@ -125,14 +125,14 @@ class SearchUnit(OnModel):
         return store.get("search", self, compute, label=self.title)
 
 
-def searched(unit: SearchUnit, store: Store, device: torch.device) -> Found:
+def searched(unit: SearchUnit, store: Store, device: torch.device) -> SearchResult:
     """What the search found, from the stored scores."""
     semi, _ = trained(unit.model, store, device)
     untrained = network(dataclasses.replace(unit.model, train=None)).to(device).eval()
     return search(unit.config, semi.eval(), untrained, unseen(unit.model.dataset), seed=unit.seed, store=store)
 
 
-def search_result(settings: Settings, store: Store) -> tuple[Found, float]:
+def search_result(settings: Settings, store: Store) -> tuple[SearchResult, float]:
     """What the settings' search found, and the seconds it took."""
     unit, device = search_unit(settings), device_of(settings.device)
     seconds = float(unit.make(store, device)["seconds"])  # first, because it keeps the time that the search takes

@@ -1,0 +1,96 @@
+"""Scores of many policies in shards, each an artifact of a store, so that a killed search goes on where it was."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from atslib.attacks import Attack, reconstruct
+from atslib.clients.prepare import mean_prepared, to_images
+from atslib.clients.threat import observe
+from atslib.data.load import Images
+from atslib.measures.metrics import psnr
+from atslib.policies.policy import Hybrid, Policy
+from atslib.rng import rng
+from atslib.scores.scores import accuracy_score, privacy_scores, transformed
+from atslib.store import Store, fingerprint
+
+
+def _accuracy(model: nn.Module, images: Images, policies: Sequence[Policy], seed: int, **options: object) -> Tensor:
+    scores = [accuracy_score(model, images, policy, rng=rng(seed, "scores"), **options) for policy in policies]
+    return torch.tensor(scores, dtype=torch.float64)
+
+
+def _privacy(model: nn.Module, images: Images, policies: Sequence[Policy], seed: int, **options: object) -> Tensor:
+    return privacy_scores(model, images, policies, rng=rng(seed, "scores"), **options)
+
+
+def _gains(model: nn.Module, images: Images, policies: Sequence[Policy], seed: int, attack: Attack) -> Tensor:
+    return torch.stack([attack_gains(model, images, policy, attack, seed=seed) for policy in policies])
+
+
+# Name → the scores of P policies, (P,) or (P, images), and what is added to the keys of their artifacts: a version,
+# to be raised when the meaning of those scores changes.
+SCORES: dict[str, tuple[Callable[..., Tensor], dict[str, int]]] = {
+    "accuracy": (_accuracy, {"version": 2}),
+    "privacy": (_privacy, {}),
+    "attack": (_gains, {"version": 2}),
+}
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """Scores with the draws of `seed`, in shards of `size` policies, each through the store where there is one."""
+
+    seed: int
+    size: int
+    store: Store | None
+    progress: bool
+
+    def __call__(
+        self, score: str, model: nn.Module, images: Images, policies: Sequence[Policy], **options: object
+    ) -> np.ndarray:
+        """The scores of all policies by a key of `SCORES`, (P,) or (P, images); `options` are that score's."""
+        compute, version = SCORES[score]
+        key = {"score": score, "seed": self.seed, "network": str(model), **options, **version}
+        key["images"] = fingerprint(images.pixels, images.labels)
+        key["model"] = fingerprint(*model.state_dict().values())
+
+        def computed(shard: Sequence[Policy]) -> Tensor:
+            return compute(model, images, shard, self.seed, **options)
+
+        def scores(shard: Sequence[Policy]) -> Tensor:
+            if self.store is None:
+                return computed(shard)
+            named = key | {"policies": [str(policy) for policy in shard]}
+            stored = self.store.get("score", named, lambda _: {"scores": computed(shard)})
+            self.store.check_time()
+            return stored["scores"]
+
+        shards = []
+        with tqdm(total=len(policies), disable=not self.progress, unit="policy", desc=f"{score} scores") as bar:
+            for low in range(0, len(policies), self.size):
+                shards.append(scores(policies[low : low + self.size]).double().cpu())
+                bar.update(len(policies[low : low + self.size]))
+        return torch.cat(shards).numpy()
+
+
+def attack_gains(model: nn.Module, images: Images, policy: Policy | Hybrid, attack: Attack, *, seed: int) -> Tensor:
+    """What an attack finds of each image beyond the best guess without a gradient, in dB, (B,); lower is more private.
+
+    PSNR of the reconstruction minus that of `mean_prepared` of all `images`, both against the transformed image: a
+    policy that only makes its images darker, so that every guess scores less, gains nothing by it. Crops, flips and
+    starts are the same for every policy.
+
+    Args:
+        model: in eval mode, as client and attacker run it.
+        images: B of them, uint8.
+    """
+    images = images.to(next(model.parameters()).device)
+    target = to_images(transformed(images, policy, seed=seed))
+    attacked = reconstruct(observe(model, target, images.labels), attack, rng=rng(seed, "finals"))
+    floor = mean_prepared(images.pixels, policy, rng=rng(seed, "floor")).expand_as(target).contiguous()
+    return psnr(attacked.images, target) - psnr(floor, target)
