@@ -15,6 +15,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from atslib.data.load import normalization
 from atslib.errors import AtsError
+from atslib.rng import as_stream
 
 
 class Normalize(nn.Module):
@@ -191,24 +192,12 @@ def lenet(width: int, num_classes: int, in_channels: int, image_size: int) -> nn
     return model
 
 
-def _torchvision(depth: int, num_classes: int, in_channels: int, image_size: int) -> nn.Module:
-    """torchvision's ImageNet ResNet of that depth, with our batch normalization."""
-    import torchvision
-
-    model = getattr(torchvision.models, f"resnet{depth}")(num_classes=num_classes, norm_layer=BatchNorm)
-    if in_channels != 3:
-        model.conv1 = nn.Conv2d(in_channels, 64, 7, 2, 3, bias=False)
-    return model
-
-
 # Notation: name[-k]. ResNet20-k is 16k wide, as in the paper; a ConvNet-w is w wide; LeNet-w is w wide.
 FAMILIES: dict[str, tuple[Callable[..., nn.Module], int, int]] = {  # builder, default k, width of one k
     "resnet20": (resnet20, 4, 16),
     "convnet": (convnet, 64, 1),
     "convnet9": (lambda *args: convnet(*args, after_pool=3), 64, 1),
     "lenet": (lenet, 12, 1),
-    "resnet18": (lambda _, *args: _torchvision(18, *args), 1, 1),
-    "resnet152": (lambda _, *args: _torchvision(152, *args), 1, 1),
 }
 
 
@@ -219,7 +208,7 @@ def build_model(
     *,
     norm: str | tuple[Sequence[float], Sequence[float]] | None = None,
     image_size: int = 32,
-    rng: torch.Generator | None = None,
+    rng: torch.Generator | int | None = None,
 ) -> nn.Sequential:
     """An untrained network in eval mode: float pixels in [0, 1] (B, C, H, W) → logits (B, `num_classes`).
 
@@ -228,7 +217,7 @@ def build_model(
             "convnet-16", "lenet".
         norm: the data set whose constants the first layer uses, or (mean, std) itself; None: (0.5, 0.25).
         image_size: side of the square input; the heads of ConvNet and LeNet depend on it.
-        rng: the stream of the initial weights; None draws them from torch's own generator.
+        rng: the stream of the initial weights, or a seed for one; None draws them from torch's own generator.
     Raises:
         AtsError: an unknown name or a width that is not a positive number.
     """
@@ -240,6 +229,7 @@ def build_model(
     mean, std = norm if isinstance(norm, tuple) else normalization(norm) if norm else ((0.5,), (0.25,))
     if len(mean) not in (1, in_channels):
         raise AtsError(f"norm {norm!r} has {len(mean)} channels and the model takes {in_channels}")
+    rng = as_stream(rng)
     with torch.random.fork_rng(devices=[], enabled=rng is not None):
         if rng is not None:
             # Not torch.manual_seed, which would also reseed the accelerators' global generators.

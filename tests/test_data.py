@@ -178,7 +178,7 @@ def test_selections_by_number_slice_list_and_mask_agree():
         chosen = images[selection]
         assert chosen.pixels[:, 0, 0, 0].tolist() == every_other
         assert torch.equal(chosen.labels, images.labels[every_other])
-    assert images.take([5, 1, 1]).pixels[:, 0, 0, 0].tolist() == [5, 1, 1]
+    assert images[[5, 1, 1]].pixels[:, 0, 0, 0].tolist() == [5, 1, 1]
     assert [one.pixels[0, 0, 0, 0].item() for one in images] == list(range(7))
     assert images[-1].pixels.shape == (1, 3, 2, 4)
     assert len(images[[]]) == 0
@@ -195,7 +195,7 @@ def test_selections_by_number_slice_list_and_mask_agree():
 )
 def test_a_wrong_selection_is_named(indices, message):
     with pytest.raises(AtsError) as error:
-        made_up([3, 4]).take(indices)
+        made_up([3, 4])[indices]
     assert message in str(error.value)
 
 

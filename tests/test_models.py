@@ -141,12 +141,3 @@ def test_normalization_is_the_first_layer_or_an_error():
         normalization_layer(nn.Sequential(nn.Linear(2, 2)))
     with pytest.raises(AtsError, match="does not start with a Normalize layer"):
         normalization_layer(nn.Linear(2, 2))
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-def test_torchvisions_network_gets_our_batch_norm(channels):
-    model = build_model("resnet18", 7, channels, image_size=64, rng=rng(0))
-    norms = [layer for layer in model.modules() if isinstance(layer, nn.BatchNorm2d)]
-    assert len(norms) == 20
-    assert all(type(layer) is BatchNorm for layer in norms)
-    assert model(torch.rand(1, channels, 64, 64, generator=rng(1))).shape == (1, 7)

@@ -73,22 +73,12 @@ class Images:
         return len(self.pixels)
 
     def __getitem__(self, indices: int | slice | Sequence[int] | Tensor) -> "Images":
-        """`images[3]` (one image), `images[:10]`, `images[[4, 2]]` or `images[mask]`, as `Images`."""
-        return self.take(range(len(self))[indices] if isinstance(indices, slice) else indices)
-
-    def __iter__(self) -> Iterator["Images"]:
-        return (self[i] for i in range(len(self)))
-
-    @property
-    def num_classes(self) -> int:
-        return len(self.class_names)
-
-    def take(self, indices: int | Sequence[int] | Tensor) -> "Images":
-        """The images at `indices` ((M,) integers in that order, or an (N,) boolean mask) as `Images`.
+        """`images[3]` (one image), `images[:10]`, `images[[4, 2]]` or `images[mask]`, as `Images`.
 
         Raises:
             AtsError: an index is outside -N..N-1, or not an integer.
         """
+        indices = range(len(self))[indices] if isinstance(indices, slice) else indices
         index = torch.as_tensor(indices, device=self.pixels.device)
         index = index[None] if index.ndim == 0 else index
         if index.dtype == torch.bool and index.shape == self.labels.shape:
@@ -99,6 +89,13 @@ class Images:
         if len(bad := index[(index < -len(self)) | (index >= len(self))]):
             raise AtsError(f"index {int(bad[0])} is outside the {len(self)} images of {self.name} {self.split}")
         return replace(self, pixels=self.pixels[index], labels=self.labels[index])
+
+    def __iter__(self) -> Iterator["Images"]:
+        return (self[i] for i in range(len(self)))
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.class_names)
 
     def subset(self, fraction: float, *, rng: torch.Generator) -> "Images":
         """The same share of every class, drawn without replacement and kept in the order of the whole.
@@ -116,7 +113,7 @@ class Images:
             members = torch.nonzero(self.labels == label).flatten().cpu()
             order = torch.randperm(len(members), generator=rng, device=rng.device).cpu()
             drawn.append(members[order[: max(1, round(fraction * len(members)))]])
-        part = self.take(torch.cat(drawn).sort().values)
+        part = self[torch.cat(drawn).sort().values]
         how = f"stratified {100 * fraction:g} % (n={len(part):,})"
         return part if len(part) == len(self) else replace(part, note="; ".join(filter(None, (self.note, how))))
 

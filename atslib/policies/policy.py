@@ -5,7 +5,7 @@ two for each image; `""` is the identity. `OPS` and the kernels live in `atslib.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from atslib.errors import AtsError
 from atslib.policies.operations import OPS, apply, check_pixels, magnitude
+from atslib.rng import as_stream
 from atslib.rng import rng as stream
 
 IDENTITIES = (28, 39)  # solarize from 256 on, and colour by a factor of 1
@@ -34,10 +35,10 @@ CANONICAL: tuple[int | None, ...] = tuple(
 class _Drawn:
     """What policies and hybrids share: draws as tensors, then a deterministic application of them."""
 
-    def __call__(self, pixels: Tensor, *, rng: torch.Generator) -> Tensor:
-        """Transform each image with its own draws (see `draw`). (B, C, H, W) uint8 -> same."""
+    def __call__(self, pixels: Tensor, *, rng: torch.Generator | int) -> Tensor:
+        """Transform each image with its own draws (see `draw`). (B, C, H, W) uint8 -> same. `rng` may be a seed."""
         check_pixels(pixels)
-        return self.apply_draw(pixels, *self.draw(len(pixels), rng=rng))
+        return self.apply_draw(pixels, *self.draw(len(pixels), rng=as_stream(rng)))
 
     def as_torchvision(self, seed: int | None = None) -> "PilTransform":
         """A picklable callable from PIL image to PIL image, to put into a torchvision `Compose`."""
@@ -205,22 +206,14 @@ def sample_authors(n: int, *, rng: torch.Generator) -> list[Policy]:
     return [Policy(tuple(i for i in row if i >= 0)) for row in slots]
 
 
-def _of_length_1_to_3(ids: Sequence[int]) -> Iterator[Policy]:
-    return (Policy(chosen) for k in (1, 2, 3) for chosen in product(ids, repeat=k))
-
-
-def enumerate_all() -> Iterator[Policy]:
-    """The paper's search space, 50 + 50^2 + 50^3 = 127,550 policies, shortest first."""
-    return _of_length_1_to_3(range(len(OPS)))
-
-
 def enumerate_distinct() -> Iterator[Policy]:
     """Those in canonical form, 27 + 27^2 + 27^3 = 20,439, shortest first.
 
     Every policy of length 1 to 3 is one of these functions or the identity. Some of these still coincide:
     0-0-1 is 1, since invert twice is the identity.
     """
-    return _of_length_1_to_3([i for i, canonical in enumerate(CANONICAL) if canonical == i])
+    ids = [i for i, canonical in enumerate(CANONICAL) if canonical == i]
+    return (Policy(chosen) for k in (1, 2, 3) for chosen in product(ids, repeat=k))
 
 
 FORMAT = "atslib-policies-1"
