@@ -1,8 +1,7 @@
 """Artifacts keyed by everything that made them; atomic, checked, resumable, movable.
 
-An artifact is a dict of tensors in one safetensors file. Its name is a hash of (kind, version, config) and
-beside it lies a JSON file with that config in plain text, the file's own hash and where it was made: it can
-be read without this library, and a changed setting is a new artifact, never a stale one.
+An artifact is a dict of tensors in one safetensors file. Its name is a hash of (kind, version, config); beside it
+lies a JSON file with that config in plain text, the file's own hash and where it was made.
 """
 
 import dataclasses
@@ -110,8 +109,8 @@ def write_tensors(path: Path, tensors: Tensors, facts: dict) -> None:
     write_atomically(path, lambda partial: save_file(tensors, partial, metadata=metadata))
 
 
-def read_tensors(path: Path) -> tuple[Tensors, dict]:
-    """What `write_tensors` wrote; a file without a hash, from elsewhere, is taken as it is.
+def read_tensors(path: Path) -> tuple[Tensors, dict, bool]:
+    """What `write_tensors` wrote, and whether a hash vouches for it: older files, and those from elsewhere, have none.
 
     Raises:
         AtsError: the file is not there, is no safetensors file, or its bytes have changed since.
@@ -127,7 +126,7 @@ def read_tensors(path: Path) -> tuple[Tensors, dict]:
         raise AtsError(f"{path} cannot be read as safetensors: {str(error).splitlines()[0]}") from None
     if metadata.get("hash", whole := _hash(tensors, words)) != whole:
         raise AtsError(f"{path} is damaged: its bytes do not match their hash")
-    return tensors, facts
+    return tensors, facts, "hash" in metadata
 
 
 def _hash(tensors: Tensors, words: str) -> str:
@@ -147,7 +146,7 @@ def load_state(path: Path, run: str) -> tuple[Tensors, dict] | None:
     if not path.exists():
         return None
     try:
-        tensors, facts = read_tensors(path)
+        tensors, facts, _ = read_tensors(path)
         if facts.get("run") == run:
             return tensors, facts
         why = "it is the state of another run: other data, network, settings or seed"
@@ -190,13 +189,9 @@ class Store:
     """
 
     def __init__(
-        self,
-        root: Path | str | None = None,
-        *,
-        say: Callable[[str], None] | None = None,
-        progress: bool = False,
-        ends: float | None = None,
-    ):
+        self, root: Path | str | None = None, *, say: Callable[[str], None] | None = None,
+        progress: bool = False, ends: float | None = None,
+    ):  # fmt: skip
         self.root = Path(root or os.environ.get("ATS_STORE") or project_root() / ".store").resolve()
         self.say = say or (lambda line: None)
         self.progress, self.ends = progress, ends

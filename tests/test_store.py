@@ -115,7 +115,7 @@ def changed(value):
                 "optimizer": "sgd",
                 "start": "zeros",
                 "schedule": "linear",
-                "penalties": (("clip", 0.1),),
+                "penalties": (("tv-isotropic", 0.1),),
             },
         ),
         (ThreatModel(), {"labels": "optimized", "batch_norm": "unknown", "victim": "train", "defense": "policy"}),

@@ -426,10 +426,11 @@ def test_a_checkpoint_with_a_flipped_bit_is_refused(tmp_path):
         load_checkpoint(tmp_path / "a", network())
 
 
-def test_a_checkpoint_without_a_hash_is_taken_as_it_is(tmp_path):
+def test_a_checkpoint_without_a_hash_is_taken_with_a_warning(tmp_path):
     save_file(network(seed=1).state_dict(), tmp_path / "a", metadata={"facts": '{"policy": "0"}'})
     model = network()
-    assert load_checkpoint(tmp_path / "a", model) == {"policy": "0"}
+    with pytest.warns(UserWarning, match=r"^checkpoint .*a carries no hash, so damage to it would not be noticed$"):
+        assert load_checkpoint(tmp_path / "a", model) == {"policy": "0"}
     assert equal(model, network(seed=1))
 
 

@@ -1,4 +1,4 @@
-"""Optimizers whose every member is independent: state and settings have a row a member.
+"""Optimizers whose every member is independent: state and settings have one row per member.
 
 `torch.optim` would do for Adam, which is elementwise, but not for members with their own step sizes, nor
 for L-BFGS, whose inner products would mix them. tests/ hold both to `torch.optim`, run one by one.
@@ -34,10 +34,10 @@ SCHEDULES: dict[str, Callable[[Tensor, int], Tensor]] = {
 
 
 class Optimizer:
-    """Iterates and all else that a step needs, in `state`: tensors with a row a member.
+    """Iterates and all else that a step needs, in `state`: tensors with one row per member.
 
     Args:
-        attacks: one a member, of one structure.
+        attacks: one per member, of one structure.
         z: (n, D) starts; the first `pixels` columns are the images.
         low, high: (D,) the box of the images, infinite for other columns.
     """

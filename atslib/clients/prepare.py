@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from atslib.data.images import describe, explain, label_fault
+from atslib.data.images import describe, explain, label_fault, to_images
 from atslib.errors import AtsError
 from atslib.gradients.per_example import SameRules
 from atslib.models import normalization_layer
@@ -16,11 +16,6 @@ from atslib.policies.policy import Hybrid, Policy, parse_policy
 from atslib.rng import rng as stream
 
 Streams = tuple[torch.Generator, torch.Generator]
-
-
-def to_images(pixels: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """uint8 pixels in 0..255 → float images in [0, 1], of the same shape."""
-    return pixels.to(dtype) / 255
 
 
 def streams(seed: int, policy: str | Policy | Hybrid, *path: int) -> Streams:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -71,7 +72,7 @@ class TrainConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """A trained model (eval mode) and one dict an epoch: epoch, loss, lr, seconds, and accuracy if asked for."""
+    """A trained model (eval mode) and one dict per epoch: epoch, loss, lr, seconds, and accuracy if asked for."""
 
     model: nn.Module
     history: tuple[dict[str, float], ...]
@@ -201,12 +202,14 @@ def load_checkpoint(path: Path, model: nn.Module) -> dict:
         AtsError: no such file, not a safetensors file, a damaged one, or weights of another network.
     """
     try:
-        tensors, facts = read_tensors(Path(path))
+        tensors, facts, vouched = read_tensors(Path(path))
         model.load_state_dict(tensors)
     except AtsError as error:
         raise AtsError(f"checkpoint {error}") from None
     except RuntimeError as error:
         raise AtsError(f"checkpoint {path} is of another network: {str(error).splitlines()[1].strip()}") from None
+    if not vouched:
+        warnings.warn(f"checkpoint {path} carries no hash, so damage to it would not be noticed", stacklevel=2)
     return facts
 
 

@@ -125,6 +125,11 @@ class Images:
             raise AtsError(f"device {device!r} cannot hold {self!r}: {explain(error)}") from error
 
 
+def to_images(pixels: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """uint8 pixels in 0..255 → float images in [0, 1], of the same shape."""
+    return pixels.to(dtype) / 255
+
+
 def scaled(images: Images, size: int, name: str) -> Images:
     """The images at `size` × `size` pixels under another name; bilinear, as Pillow does it."""
     pixels = functional.interpolate(images.pixels, (size, size), mode="bilinear", antialias=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from atslib.data.images import KINDS, Images, scaled
+from atslib.data.images import KINDS, Images, scaled, to_images
 from atslib.data.official import download as download_official
 from atslib.data.official import pack_copy
 from atslib.data.packed import Folder, file_names, read
@@ -101,7 +101,7 @@ def normalization(name: str) -> tuple[Channels, Channels]:
 def measured_normalization(images: Images) -> tuple[Channels, Channels]:
     """(mean, standard deviation) of each channel of these very images, in [0, 1]; no deviation is below 1/255."""
     rows = images.pixels.transpose(0, 1).flatten(1)
-    deviation, mean = zip(*(torch.std_mean(row.double() / 255, correction=0) for row in rows), strict=True)
+    deviation, mean = zip(*(torch.std_mean(to_images(row, torch.float64), correction=0) for row in rows), strict=True)
     return tuple(map(float, mean)), tuple(max(1 / 255, float(d)) for d in deviation)
 
 

@@ -79,10 +79,8 @@ def gradsim_curve(
     _check(model, variant, points)
     rng = as_stream(rng)
     if pixels.ndim != 4 or not pixels.is_floating_point() or len(pixels) != len(labels):
-        raise AtsError(
-            f"gradsim_curve: pixels {tuple(pixels.shape)} {pixels.dtype} for {len(labels)} labels; "
-            "expected floats (B, C, H, W) in [0, 1], one label per image"
-        )
+        given = f"gradsim_curve: pixels {tuple(pixels.shape)} {pixels.dtype} for {len(labels)} labels"
+        raise AtsError(f"{given}; expected floats (B, C, H, W) in [0, 1], one label per image")
     if start is None:
         if rng is None:
             raise AtsError("gradsim_curve: give `start`, the noise that the curve begins at, or `rng` to draw it")
