@@ -61,8 +61,7 @@ def match(
         on_frame: also receives each snapshot as it is made, without waiting for the device.
         keep_restarts: also return the images of every restart, in `.restarts`.
         chunk: members in memory at once; estimated by default. Out of memory halves it and goes on.
-        checkpoint: a file that makes the run resumable, removed at its end. The state of another run, of
-            other gradients, network, settings or starts, is set aside with a warning.
+        checkpoint: a file that makes the run resumable, removed at its end; that of another run is set aside.
         on_saved: called when the checkpoint was written, about twice a minute; what it raises ends the run, which
             another call takes up.
         progress: show a bar with the remaining time.
@@ -275,10 +274,10 @@ def _best(runs: list[dict[str, Tensor]], restarts: int, keep: bool) -> Reconstru
         missing = longest - run["trace"].shape[1]
         run["trace"] = torch.nn.functional.pad(run["trace"], (0, missing), value=torch.nan)
     names = ("images", "cost", "labels", "trace", "frames", "stuck")
-    found = {name: torch.cat([run[name] for run in runs]).unflatten(0, (restarts, -1)) for name in names}
-    ranked = found["cost"].nan_to_num(torch.inf, torch.inf, torch.inf)
+    whole = {name: torch.cat([run[name] for run in runs]).unflatten(0, (restarts, -1)) for name in names}
+    ranked = whole["cost"].nan_to_num(torch.inf, torch.inf, torch.inf)
     best = ranked.argmin(0)
-    picked = {name: value[best, torch.arange(len(best), device=best.device)] for name, value in found.items()}
+    picked = {name: value[best, torch.arange(len(best), device=best.device)] for name, value in whole.items()}
     return Reconstruction(
         images=picked["images"].flatten(0, 1),
         cost=picked["cost"],
@@ -288,5 +287,5 @@ def _best(runs: list[dict[str, Tensor]], restarts: int, keep: bool) -> Reconstru
         labels=picked["labels"],
         stuck=picked["stuck"],
         restart=best,
-        restarts=found["images"].flatten(1, 2)[: restarts if keep else 0].clone(),  # not a view of all
+        restarts=whole["images"].flatten(1, 2)[: restarts if keep else 0].clone(),  # not a view of all
     )

@@ -57,7 +57,7 @@ class Objective:
         return z[:, self.pixels :].unflatten(1, (self.seen.threat.batch, -1)).softmax(-1)
 
     def __call__(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Distance (N,) between gradients, and the weighted penalty (N,) of the images; on a CPU one thread per part."""
+        """Distance (N,) between gradients, weighted penalty (N,) of the images; on a CPU one thread per part."""
         return by_rows([part.costs for part in self.parts], self.rows, z)
 
     def costs(self, z: Tensor) -> tuple[Tensor, Tensor]:
