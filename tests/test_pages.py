@@ -533,7 +533,7 @@ def test_a_halved_loss_is_a_halved_gradient_unseen_by_the_cosine_and_seen_by_the
     model = network(ModelUnit(dataset="shapes", model="lenet", fraction=1.0, train=None, seed=0))
     given = torch.randn(2, sum(p.numel() for p in model.parameters()), generator=rng(0))
     whole = unflatten(given, model)
-    half = Defense.parse("scale:0.5")(whole)
+    half = tuple(Defense.parse("scale:0.5").after(dict(enumerate(whole))).values())
     assert all(torch.equal(h, w / 2) for h, w in zip(half, whole, strict=True))
     assert DISTANCES["cosine"](whole, half).tolist() == pytest.approx([0, 0], abs=1e-6)
     assert (DISTANCES["l2"](whole, half) > 1).all()
