@@ -34,7 +34,7 @@ def victims():
 
 FAULTS = """
 import resource, sys, torch
-from atslib._cpu import keep_memory
+from atslib.gradients.cpu import keep_memory
 if sys.argv[1] == "keep":
     keep_memory()
 faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -323,6 +323,7 @@ def test_the_banner_names_what_made_the_page():
     for dataset in ("shapes", "shapes-grey"):
         assert "Embedded stand-in images" in result(dataset=dataset).banner
     assert result(note="").banner.endswith(f"tables {made.digest}.</div>")
+    assert "convnet-16, untrained; n = " in result(model="convnet-16", epochs=0).banner
 
 
 @pytest.mark.parametrize("status", report.STATUSES)

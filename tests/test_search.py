@@ -39,7 +39,7 @@ class Killed(BaseException):
 @pytest.fixture(scope="module")
 def parties():
     """A network, another one, and the images they score."""
-    models = [build_model("convnet-2", 10, norm="shapes", rng=rng(seed)) for seed in (0, 1)]
+    models = [build_model("lenet", 10, norm="shapes", rng=rng(seed)) for seed in (0, 1)]
     return *models, load("shapes", "test")[:12]
 
 
@@ -72,7 +72,7 @@ def test_the_table_holds_the_scores_of_every_candidate(found, parties):
 
 def test_the_lowest_privacy_scores_are_chosen_best_first(found):
     table = found.table
-    assert (table["s_pri"].diff().dropna() > -1e-6).all()  # nearer ones are ties
+    assert table["s_pri"].is_monotonic_increasing
     assert table["chosen"].tolist() == [True] * 3 + [False] * (len(table) - 3)
     assert [str(policy) for policy in found.chosen] == table["policy"][:3].tolist()
 
@@ -92,8 +92,7 @@ def test_the_hybrid_compares_functions_and_not_ids_and_leaves_the_identity_out()
 
 def test_the_shards_do_not_change_the_table(found, parties):
     other = search(dataclasses.replace(SMALL, shard=12), *parties, seed=0)
-    other, one = (result.table.sort_values("policy", ignore_index=True) for result in (other, found))  # but for ties
-    pd.testing.assert_frame_equal(other, one, rtol=0, atol=1e-6)
+    pd.testing.assert_frame_equal(other.table, found.table, rtol=0, atol=1e-6)
 
 
 def test_a_killed_search_goes_on_and_ends_with_the_same_table(found, parties, store, monkeypatch):

@@ -49,11 +49,15 @@ def floors(target: Tensor, name: str) -> dict[str, Tensor]:
 
 
 def image_rows(artifact: Artifact, unit: AttackUnit) -> pd.DataFrame:
-    """One row per image: policy, image, the metrics, the floors, and `gain`, PSNR minus the mean image's."""
+    """One row per image: policy, image, the metrics, the floors, `gain`, PSNR minus the mean image's, and `stuck`.
+
+    An attack that is `stuck` never left its start, so its PSNR is that of a start, not of an attack.
+    """
     columns = {key: artifact[key] for key in ("psnr", "psnr_original", "mse", "ssim", "cost")}
     columns |= floors(artifact["target"], unit.model.dataset)
     table = pd.DataFrame({key: value.double().numpy() for key, value in columns.items()})
     table["gain"] = table["psnr"] - table["floor_mean"]
+    table["stuck"] = artifact["stuck"].numpy()
     table.insert(0, "image", range(unit.first, unit.last))
     table.insert(0, "policy", label(unit.policy))
     return table
