@@ -65,9 +65,10 @@ class Result:
         f = self.facts
         embedded = " Embedded stand-in images: no data set was found." if is_drawn(f["dataset"]) else ""
         note = f" {f['note']}." if f["note"] else ""
+        training = f"trained on {f['fraction']:.0%} of {f['train']:,} images for {f['epochs']} epochs"
         return (
-            f'<div class="banner">Profile <b>{f["profile"]}</b>: {f["dataset"]}, {f["model"]}, trained on '
-            f"{f['fraction']:.0%} of {f['train']:,} images for {f['epochs']} epochs; n = {f['images']} images, "
+            f'<div class="banner">Profile <b>{f["profile"]}</b>: {f["dataset"]}, {f["model"]}, '
+            f"{training if f['epochs'] else 'untrained'}; n = {f['images']} images, "
             f"{f['steps'] or 'no'} attack steps, seed {f['seed']}; {f['device']}, {f['made']}, torch {f['torch']}, "
             f"Python {f['python']}; tables {self.digest}.{embedded}{note}</div>"
         )

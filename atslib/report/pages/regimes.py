@@ -10,7 +10,7 @@ from atslib.report.reported import reported
 from atslib.report.result import NO_POLICY, Result, Verdict
 from atslib.report.units.regimes import Cell, measure
 from atslib.report.units.settings import Settings
-from atslib.report.units.table1 import HYBRID, POLICIES, SEARCHED
+from atslib.report.units.table1 import HYBRID, POLICIES
 from atslib.report.units.tables import provenance
 from atslib.report.units.units import AttackUnit
 from atslib.report.verdicts import guards
@@ -18,7 +18,7 @@ from atslib.store import Store
 
 CELL = ["regime", "model"]
 FEW = 32  # images of the larger networks, where an attack takes ten times as long
-OUTCOMES = {"rank_target": "own image, as transformed", "rank_original": "own image, untouched"}
+OUTCOMES = {"rank_target": "the used image", "rank_original": "the photograph"}
 
 
 def cells(settings: Settings) -> tuple[Cell, ...]:
@@ -30,7 +30,7 @@ def cells(settings: Settings) -> tuple[Cell, ...]:
     shared = {"regime": "initial", "dataset": settings.dataset}
     few = shared | {"steps": 100, "draws": 2, "images": settings.images if full else min(FEW, settings.images)}
     return (
-        Cell(model="lenet", attack="annealed-lenet", steps=300, draws=3, images=settings.images, **shared),
+        Cell(model="lenet", attack="annealed-lenet", steps=300, draws=2, images=settings.images, **shared),
         Cell(model="convnet-64" if full else "convnet-16", attack="annealed-convnet", **few),
         Cell(model="resnet20-4" if full else "resnet20-1", attack="annealed-resnet", **few),
     )
@@ -103,21 +103,32 @@ def run(settings: Settings, store: Store) -> Result:
     """
     attacks, sheets = measure(units(settings), store, settings.device)
     table = judged(attacks)
-    facts = provenance(settings, next(iter(sheets.values()))) | {"draws": int(attacks["draw"].max()) + 1}
+    facts = provenance(settings, next(iter(sheets.values()))) | _each(cells(settings))
     return Result("regimes", {"attacks": attacks, "judged": table.reset_index()}, facts, verdict_of(table), sheets)
 
 
-def summary(result: Result, policies: Sequence[str] = (NO_POLICY, *SEARCHED, HYBRID)) -> pd.DataFrame:
+def _each(asked: Sequence[Cell]) -> dict[str, object]:
+    """Networks, images and steps of all cells in words, for the banner; none of the networks is trained."""
+    words = {
+        "model": [cell.model for cell in asked],
+        "images": [f"{cell.images} × {cell.draws} draws" for cell in asked],
+        "steps": [str(cell.steps) for cell in asked],
+    }
+    return {name: ", ".join(each) for name, each in words.items()} | {"epochs": 0}
+
+
+def summary(result: Result, policies: Sequence[str] = (NO_POLICY, HYBRID)) -> pd.DataFrame:
     """One row per regime, network and policy: PSNR, floor, gain with its interval, and identification, as text."""
     rows, attacks = {}, result.tables["attacks"]
     for key, table in attacks[attacks["policy"].isin(policies)].groupby([*CELL, "policy"], sort=False):
         low, high = interval(table["gain"], table["image"])
-        row = {"images × draws": f"{table['image'].nunique()} × {table['draw'].nunique()}"}
+        row = {"n × draws": f"{table['image'].nunique()} × {table['draw'].nunique()}"}
         row |= {"PSNR, dB": f"{table['psnr'].mean():.1f}", "floor, dB": f"{table['floor_policy'].mean():.1f}"}
-        row["gain, dB"] = f"{table['gain'].mean():+.1f} [{low:+.1f}, {high:+.1f}]"
-        row |= {f"finds its {name}": f"{(table[column] == 1).mean():.0%}" for column, name in OUTCOMES.items()}
+        row["gain, dB"] = f"{table['gain'].mean():+.1f} [{low:.1f}, {high:.1f}]"
+        row |= {f"finds {name}": f"{(table[column] == 1).mean():.0%}" for column, name in OUTCOMES.items()}
         rows[key] = row | {"SSIM": f"{table['ssim'].mean():.2f}"}
-    return pd.DataFrame.from_dict(rows, orient="index").rename_axis([*CELL, "policy"])
+    table = pd.DataFrame.from_dict(rows, orient="index").rename_axis([*CELL, "policy"])
+    return table.droplevel("regime") if len(table.index.unique("regime")) == 1 else table
 
 
 def identified(result: Result) -> pd.DataFrame:
