@@ -6,13 +6,11 @@ for L-BFGS, whose inner products would mix them. tests/ hold both to `torch.opti
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from atslib.attacks.matching import GradientMatching
+from atslib.attacks.attack import Matching
 
 # iterates (n, D) → distance (n,), penalty (n,)
 Cost = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -42,7 +40,7 @@ class Optimizer:
         low, high: (D,) the box of the images, infinite for other columns.
     """
 
-    def __init__(self, attacks: Sequence["GradientMatching"], z: Tensor, pixels: int, low: Tensor, high: Tensor):
+    def __init__(self, attacks: Sequence[Matching], z: Tensor, pixels: int, low: Tensor, high: Tensor):
         def column(values: list) -> Tensor:
             return torch.tensor(values, device=z.device).view(len(attacks), -1)
 
@@ -122,7 +120,7 @@ class Lbfgs(Optimizer):
 
     TOLERANCE_GRADIENT, TOLERANCE_CHANGE = 1e-7, 1e-9
 
-    def __init__(self, attacks: Sequence["GradientMatching"], z: Tensor, *args: object):
+    def __init__(self, attacks: Sequence[Matching], z: Tensor, *args: object):
         super().__init__(attacks, z, *args)
         self.inner, self.line_search = attacks[0].inner, attacks[0].line_search
         n, size, history = *z.shape, attacks[0].history
