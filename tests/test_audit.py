@@ -194,6 +194,23 @@ def test_a_report_without_evidence_says_so_and_builds_the_book_as_it_is(root, st
     assert (root / "README.md").read_text() == before
 
 
+def test_a_report_without_the_images_of_the_evidence_says_so_and_builds_the_book(root, store, said, monkeypatch):
+    def missing(name, split):
+        raise AtsError(f"{name} is not here")
+
+    kept = Store(root / "kept")
+    kept.get("other", {"a": 1}, lambda state: {"cost": torch.ones(2)})
+    Archive(root / "results/units").write(kept)
+    monkeypatch.setattr(runner, "BOOK_PROFILE", "laptop")
+    monkeypatch.setattr(runner, "load", missing)
+    monkeypatch.setattr(runner, "available", lambda name, split: False)
+    report(root=root, store=store)
+    assert said[0].startswith("cifar100 is not here")
+    assert said[-2].startswith("without the images of the evidence nothing can be computed again")
+    assert said[-1] == "built"
+    assert not (root / "results/audit.json").exists()
+
+
 def test_the_command_line_passes_its_options_on(root, monkeypatch):
     seen = {}
     monkeypatch.setattr(runner, "report", lambda **options: seen.update(options))

@@ -129,6 +129,10 @@ def report(*, seed: int | None = None, minutes: float = 3.0, jobs: int | None = 
         build_book(root, store)
         return
     store.say(f"archive: {len(archive.entries())} units, {archive.size() / 1e6:.1f} MB, all whole")
+    if experiment.dataset != settings(profile=BOOK_PROFILE).dataset:
+        store.say("without the images of the evidence nothing can be computed again: the pages stay as they are")
+        build_book(root, store)
+        return
     seed = secrets.randbelow(10**6) if seed is None else seed
     found = audit(archive, seed=seed, minutes=minutes, device=experiment.device, jobs=jobs, store=store)
     for line in summaries(found):
