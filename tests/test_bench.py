@@ -1,6 +1,7 @@
 """The benchmark's line: complete, and of two computations that agree."""
 
 import json
+import math
 import time
 
 import pytest
@@ -86,7 +87,7 @@ def test_a_pages_cost_is_that_of_its_units_and_of_what_they_need_once(tmp_path, 
     folder = tmp_path / "claim1_privacy" / "cifar100-quick"
     write_cost(units, store, folder)
     cost = json.loads((folder / "cost.json").read_text())
-    assert (cost["units"], cost["seconds"], cost["longest"]) == (3, round(sum(spent), 1), round(max(spent), 1))
+    assert (cost["units"], cost["seconds"], cost["longest"]) == (3, round(math.fsum(spent), 1), round(max(spent), 1))
     write_cost(units, store, tmp_path / "claim1_privacy" / "shapes-smoke")
     (row,) = cost_table(tmp_path).splitlines()[2:]
     assert row.startswith("| [claim1_privacy](results/claim1_privacy.ipynb) | cifar100, quick | CPU, ")

@@ -1,6 +1,7 @@
 """What pages and steps cost: Markdown tables of measured times, for the Reproduce page."""
 
 import json
+import math
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -19,7 +20,7 @@ def write_cost(units: Iterable[Unit], store: Store, folder: Path) -> None:
     facts = [json.loads(store.path(unit.kind, unit).with_suffix(".json").read_text()) for unit in needed]
     cost = {
         "units": len(facts),
-        "seconds": round(sum(fact["seconds"] for fact in facts), 1),
+        "seconds": round(math.fsum(fact["seconds"] for fact in facts), 1),
         "longest": round(max(fact["seconds"] for fact in facts), 1),
         "devices": sorted({fact["device"] for fact in facts}),
     }
