@@ -73,12 +73,13 @@ def test_what_is_given_overrides_the_profile():
     assert dataclasses.replace(found, images=8, steps=300, epsilon=15.0) == settings(profile="quick")
 
 
-def test_quick_takes_less_of_the_embedded_images_but_what_is_given_stays():
-    shapes, real = settings(profile="quick", dataset="shapes"), settings(profile="quick")
+@pytest.mark.parametrize("profile", ["quick", "laptop"])
+def test_smaller_sizes_take_less_of_the_embedded_images_but_what_is_given_stays(profile):
+    shapes, real = settings(profile=profile, dataset="shapes"), settings(profile=profile)
     assert shapes.model == real.model
     assert shapes.epochs < real.epochs
     assert shapes.steps < real.steps
-    assert settings(profile="quick", dataset="shapes", steps=300, epochs=15).steps == 300
+    assert settings(profile=profile, dataset="shapes", steps=300, epochs=15).steps == 300
     assert settings(profile="full", dataset="shapes").steps == 4800
 
 

@@ -117,17 +117,16 @@ PROFILES: dict[str, dict] = {
 
 
 # The embedded images are ten easy classes: less of everything shows the same page in minutes.
-_SHAPES = {
-    "quick": {
-        "fraction": 0.1,
-        "epochs": 2,
-        "images": 4,
-        "steps": 40,
-        "control_steps": 200,
-        "semi_epochs": 1,
-        "sampled": 12,
-    }
+_FEWER = {
+    "fraction": 0.1,
+    "epochs": 2,
+    "images": 4,
+    "steps": 40,
+    "control_steps": 200,
+    "semi_epochs": 1,
+    "sampled": 12,
 }
+_SHAPES = {"quick": _FEWER, "laptop": _FEWER}
 
 
 def settings(parameters: Mapping[str, object] | None = None, /, **more: object) -> Settings:
