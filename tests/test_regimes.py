@@ -11,12 +11,12 @@ from atslib.clients.prepare import to_images
 from atslib.errors import AtsError
 from atslib.measures.metrics import psnr
 from atslib.report.pages import regimes
-from atslib.report.result import NO_POLICY
-from atslib.report.units.regimes import Cell, evidence_rows
+from atslib.report.result import NO_POLICY, Result
+from atslib.report.units.regimes import Cell
 from atslib.report.units.settings import settings
 from atslib.report.units.table1 import HYBRID, POLICIES
-from atslib.report.units.tables import policy_image
-from atslib.report.units.units import attacked, ranks, transformed
+from atslib.report.units.tables import image_rows, policy_image
+from atslib.report.units.units import STAGES, attacked, ranks, transformed
 
 
 def attacks(lead, change, *, images=40, spread=1.0, seed=0):
@@ -28,7 +28,7 @@ def attacks(lead, change, *, images=40, spread=1.0, seed=0):
         pd.DataFrame({"image": range(images), "draw": 0, "policy": name, "gain": gain, "psnr": 10 + gain})
         for name, gain in ((NO_POLICY, bare), (HYBRID, hybrid))
     ]
-    return pd.concat(rows, ignore_index=True).assign(regime="initial", model="lenet", floor_policy=10.0)
+    return pd.concat(rows, ignore_index=True).assign(regime="initial", step=0, model="lenet", floor_policy=10.0)
 
 
 @pytest.mark.parametrize(
@@ -76,16 +76,61 @@ def test_networks_by_regime():
     assert cell.network("3-1-7").train is None
     semi = dataclasses.replace(cell, regime="semi").network("3-1-7")
     assert (semi.fraction, semi.train.policy, semi.train.epochs) == (0.1, "", 50)
+    early = dataclasses.replace(cell, regime="early", step=30).network("3-1-7")
+    assert (early.step, early.train.policy) == (30, "3-1-7")
+    with pytest.raises(AtsError, match=r"Cell\.step=30 in regime semi"):
+        dataclasses.replace(cell, regime="semi", step=30)
     trained = dataclasses.replace(cell, regime="trained").network("3-1-7")
     assert (trained.fraction, trained.train.policy, trained.train.epochs) == (1.0, "3-1-7", 20)
 
 
 def test_the_evidence_has_every_network_policy_and_draw():
     units = regimes.units(settings(profile="laptop"))
-    assert {key[1] for key in units} == {"lenet", "convnet-16", "resnet20-1"}
-    assert len(units) == len(POLICIES) * (2 + 2 + 2)
-    assert all(unit.last >= 30 and unit.model.train is None for unit in units.values())
-    assert {unit.seed for key, unit in units.items() if key[1] == "lenet"} == {0, 1}
+    untrained = {key: unit for key, unit in units.items() if key[0] == "initial"}
+    assert {key[2] for key in untrained} == {"lenet", "convnet-16", "resnet20-1"}
+    assert len(untrained) == len(POLICIES) * (2 + 2 + 2)
+    assert all(unit.last >= 30 for unit in units.values())
+    assert all(unit.model.train is None for unit in untrained.values())
+    assert {unit.seed for key, unit in untrained.items() if key[2] == "lenet"} == {0, 1}
+
+
+def test_the_network_is_looked_at_on_its_way_with_and_without_the_hybrid():
+    units = {key: unit for key, unit in regimes.units(settings(profile="laptop")).items() if key[0] == "early"}
+    assert {key[1] for key in units} == set(STAGES)
+    assert all(unit.model.step == key[1] for key, unit in units.items())
+    assert {unit.model.train.policy for unit in units.values()} == {"", HYBRID}
+    assert all(unit.model.train.policy == unit.policy for unit in units.values())
+
+
+def test_network_and_target_are_crossed():
+    pairs = regimes.crossed(settings(profile="laptop"))
+    assert len(pairs) == 2 * 2 * 2
+    for (step, network, target), unit in pairs.items():
+        assert unit.model.step in (step, 0)
+        assert (network, target) == (unit.model.train.policy or "none", unit.policy or "none")
+
+
+def crossed(network, target):
+    """A result in which training with the hybrid adds `network` dB and transforming the images `target` dB."""
+    rows = [
+        {
+            "step": 9,
+            "network": n,
+            "target": t,
+            "image": i,
+            "psnr": i + network * (n != NO_POLICY) + target * (t != NO_POLICY),
+        }
+        for n in (NO_POLICY, HYBRID)
+        for t in (NO_POLICY, HYBRID)
+        for i in range(6)
+    ]
+    return Result("regimes", {"crossed": pd.DataFrame(rows).assign(gain=lambda table: table["psnr"] - 3)}, {}, None)
+
+
+def test_what_lowers_the_psnr_is_told_apart():
+    table = regimes.what_lowers(crossed(network=-0.5, target=-2.0))["change, dB"]
+    np.testing.assert_allclose(table.xs("network", level="the hybrid on"), -0.5)
+    np.testing.assert_allclose(table.xs("target", level="the hybrid on"), -2.0)
 
 
 @pytest.fixture(scope="module")
@@ -111,8 +156,8 @@ def test_the_page_has_a_row_per_policy_draw_and_image(page):
 
 def test_the_floor_is_the_mean_of_transformed_training_images(page):
     _, chosen, store = page
-    unit = next(unit for key, unit in regimes.units(chosen).items() if key[2] == HYBRID)
-    rows = evidence_rows(attacked(unit, store, torch.device("cpu")), unit)
+    unit = next(unit for key, unit in regimes.units(chosen).items() if key[3] == HYBRID)
+    rows = image_rows(attacked(unit, store, torch.device("cpu")), unit)
     target = to_images(transformed(chosen.dataset, HYBRID, chosen.images, seed=0))
     guess = policy_image(chosen.dataset, HYBRID, True).expand_as(target)
     np.testing.assert_allclose(rows["floor_policy"], psnr(guess, target), rtol=1e-5)

@@ -94,6 +94,7 @@ def fit(
     defense: AnyDefense = None,
     checkpoint: Path | None = None,
     on_saved: Callable[[], None] | None = None,
+    on_step: Callable[[int], None] | None = None,
     progress: bool = False,
 ) -> Trained:
     """Train `model` in place on the device of its parameters.
@@ -110,6 +111,8 @@ def fit(
             warning, and training starts anew.
         on_saved: called when the checkpoint was written and more epochs follow; what it raises ends the training,
             which another call takes up.
+        on_step: called with the number of steps so far after each of them, the network in train mode; what it
+            raises ends the training.
         progress: show a bar with the remaining time.
     Raises:
         AtsError: the network has no `Normalize` layer in front, or the loss is no longer finite.
@@ -132,7 +135,9 @@ def fit(
     for epoch in tqdm(range(len(history), config.epochs), disable=not progress, unit="epoch", leave=False):
         started = time.monotonic()
         optimizer.param_groups[0]["lr"] = learning_rate(config, epoch)
-        loss = _epoch(wrapped(defense, model), (pixels, labels), config, defense, optimizer, rng)
+        before = epoch * -(-len(pixels) // config.batch)
+        step = (lambda i, before=before: on_step(before + i)) if on_step else None
+        loss = _epoch(wrapped(defense, model), (pixels, labels), config, defense, optimizer, rng, step)
         facts = {"epoch": epoch, "loss": loss, "lr": optimizer.param_groups[0]["lr"]}
         if not torch.isfinite(torch.tensor(loss)):
             raise AtsError(f"training diverged in epoch {epoch}: loss {loss}; lower TrainConfig.lr={config.lr}")
@@ -154,6 +159,7 @@ def _epoch(
     defense: Defense,
     optimizer: torch.optim.Optimizer,
     rng: torch.Generator,
+    on_step: Callable[[int], None] | None,
 ) -> float:
     """One pass over the pixels and labels; the mean cross-entropy (without the factor)."""
     model.train()
@@ -161,7 +167,7 @@ def _epoch(
     policy = parse_policy(config.policy)
     order = torch.randperm(len(pixels), generator=rng, device=rng.device).to(pixels.device)
     total = torch.zeros((), device=pixels.device)
-    for rows in order.split(config.batch):
+    for i, rows in enumerate(order.split(config.batch), 1):
         batch = transform(pixels[rows], policy, rng=rng, crop_flip=config.crop_flip)
         batch = fast_layout(to_images(defense.before(batch, rng=rng)))
         with torch.autocast(batch.device.type, torch.bfloat16, enabled=config.mixed_precision):
@@ -175,6 +181,8 @@ def _epoch(
                 parameters[name].grad = gradient[0]
         optimizer.step()
         total += loss.detach() * len(rows)
+        if on_step:
+            on_step(i)
     return float(total) / len(pixels)
 
 

@@ -40,7 +40,7 @@ def comparison(
     attacks: pd.DataFrame | None = None,
     accuracy: pd.DataFrame | None = None,
 ) -> pd.DataFrame:
-    """One row per group: `summarize` of the PSNR, the mean gain over the mean image, the accuracy, published numbers.
+    """One row per group: `summarize` of the PSNR, the mean gain over the floor, the accuracy, published numbers.
 
     Args:
         by: columns of `attacks` that name a group.
@@ -51,7 +51,7 @@ def comparison(
     attacks = result.tables["attacks"] if attacks is None else attacks
     accuracy = result.tables.get("accuracy") if accuracy is None else accuracy
     table = summarize(attacks, by, epsilon=float(result.facts["epsilon"]))
-    table["gain over mean image"] = attacks.groupby(by)["gain"].mean()
+    table["gain over the floor"] = attacks.groupby(by)["gain"].mean()
     if "stuck" in attacks and attacks["stuck"].any():  # older tables have no such column
         table["share that never moved"] = attacks.groupby(by)["stuck"].mean()
     shared = [name for name in table.index.names if accuracy is not None and name in accuracy]
@@ -64,7 +64,7 @@ def comparison(
 def differences(attacks: pd.DataFrame, *, by: str = "policy", within: Sequence[str] = ()) -> pd.DataFrame:
     """Each group minus the undefended one on the same images, PSNR and gain in dB with 95 % intervals.
 
-    Below 0: harder to attack. The gain over the mean image leaves out what a policy does to the floor itself.
+    Below 0: harder to attack. The gain leaves out what a policy does to the floor itself.
 
     Args:
         by: the column that names the groups.

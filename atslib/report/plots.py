@@ -99,6 +99,51 @@ def leakage(
     return figure
 
 
+def means(table: pd.DataFrame, name: str, group: str, *, ylabel: str) -> Figure:
+    """Means with their intervals, one place per value of `name` and one colour per value of `group`.
+
+    Args:
+        table: with those columns and `mean`, `low` and `high`.
+    """
+    with _styled():
+        figure, axis = plt.subplots(figsize=(8.5, 4.2), layout="constrained")
+        places = {value: i for i, value in enumerate(dict.fromkeys(table[name]))}
+        for j, (color, (kind, rows)) in enumerate(zip(COLORS, table.groupby(group, sort=False), strict=False)):
+            at = rows[name].map(places) + 0.16 * j - 0.08
+            spread = (rows["mean"] - rows["low"], rows["high"] - rows["mean"])
+            axis.errorbar(at, rows["mean"], spread, fmt="o", ms=5, lw=1.5, color=color, label=kind)
+        axis.axhline(0, color="0.3", lw=0.8, ls="--")
+        axis.set(ylabel=ylabel, xticks=range(len(places)))
+        axis.set_xticklabels(
+            [str(value).replace("-", "-\n", 1) for value in places], fontsize=8, rotation=30, ha="right"
+        )
+        axis.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def trends(table: pd.DataFrame, x: str, group: str, panel: str, *, xlabel: str) -> Figure:
+    """Means with their intervals along `x`, on a scale that shows 0 and powers of ten, one panel per value of `panel`.
+
+    Args:
+        table: with those columns and `mean`, `low` and `high`.
+    """
+    with _styled():
+        names = list(dict.fromkeys(table[panel]))
+        figure, axes = plt.subplots(1, len(names), figsize=(3.6 * len(names), 3.4), squeeze=False, layout="constrained")
+        for axis, name in zip(axes[0], names, strict=True):
+            for color, (kind, rows) in zip(
+                COLORS, table[table[panel] == name].groupby(group, sort=False), strict=False
+            ):
+                axis.plot(rows[x], rows["mean"], color=color, marker="o", ms=4, label=kind)
+                axis.fill_between(rows[x], rows["low"], rows["high"], color=color, alpha=0.18, lw=0)
+            axis.axhline(0, color="0.3", lw=0.8, ls="--")
+            axis.set_xscale("symlog", linthresh=1)
+            axis.set(xlabel=xlabel, title=name)
+            axis.title.set_fontsize(10)
+        axes[0][0].legend(frameon=False, fontsize=8)
+    return figure
+
+
 def paired_lines(panels: dict[str, pd.DataFrame], *, ylabel: str) -> Figure:
     """One panel per table, one line per row from its first column to its second, and the means as a bold line."""
     with _styled():

@@ -16,7 +16,7 @@ from atslib.report.result import NO_POLICY, Result, Verdict
 from atslib.report.units.settings import Settings
 from atslib.report.units.table1 import HYBRID, RANDOM, SEARCHED
 from atslib.report.units.tables import attack_rows, label, provenance
-from atslib.report.units.units import CHUNK, AttackUnit, attack_unit, attacked, device_of, network, trained
+from atslib.report.units.units import CHUNK, FRAMES, AttackUnit, attack_unit, attacked, device_of, network, trained
 from atslib.report.verdicts import no_leak
 from atslib.store import Artifact, Store
 
@@ -33,7 +33,7 @@ PUBLISHED = {
 
 def units(settings: Settings) -> dict[str, AttackUnit]:
     """The page's attacks by the policy's label: those of claim 1."""
-    return {label(policy): attack_unit(settings, policy) for policy in POLICIES}
+    return {label(policy): attack_unit(settings, policy, frames=FRAMES) for policy in POLICIES}
 
 
 def convolutions(model: nn.Module) -> list[str]:

@@ -117,7 +117,7 @@ def shown(settings: Settings) -> tuple[int, tuple[str, ...], tuple[str, ...], in
 def units(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
     """All attacks of the page by (preset, policy); their models are in them."""
     images, policies, presets, frames = shown(settings)
-    by_preset = {}
+    settings, by_preset = dataclasses.replace(settings, regime="trained"), {}
     for name in presets:
         scene = SCENES[name]
         for policy in policies:
@@ -193,7 +193,10 @@ def packed(
         "attacks": [_scene(a, attacks[a, policies[0]], artifacts[a, policies[0]]) for a in presets],
         "draws": [drawn(attacks[presets[0], p]) for p in policies],
         "floor": [
-            [brief(v) for v in floors(artifacts[presets[0], p]["target"], images.name)["floor_mean"].tolist()]
+            [
+                brief(v)
+                for v in floors(artifacts[presets[0], p]["target"], attacks[presets[0], p])["floor_mean"].tolist()
+            ]
             for p in policies
         ],
         "psnr": each(frame_psnr, 4),

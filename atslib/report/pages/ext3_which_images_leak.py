@@ -14,9 +14,10 @@ from atslib.measures import statistics
 from atslib.measures.statistics import bootstrap, pearson, upper_bound, variance_shares
 from atslib.measures.statistics import needed as needed  # the notebook asks for it here
 from atslib.report.result import NO_POLICY, Result, Verdict
+from atslib.report.units.archive import PICTURES
 from atslib.report.units.settings import Settings
-from atslib.report.units.table1 import HYBRID, POLICIES, SEARCHED, second_network
-from atslib.report.units.tables import attack_rows, label, provenance
+from atslib.report.units.table1 import HYBRID, POLICIES, SEARCHED, on_network, second_network
+from atslib.report.units.tables import attack_rows, attacked_facts, label, provenance
 from atslib.report.units.units import (
     CHUNK,
     AttackUnit,
@@ -28,12 +29,13 @@ from atslib.report.units.units import (
     semi_trained,
     trained,
 )
+from atslib.report.verdicts import cannot_tell, guards
 from atslib.store import Artifact, Store
 
 DEFENDED = (*SEARCHED, HYBRID)
 PROPERTIES = ("brightness", "contrast", "edges", "loss", "gradient")
 SEEDS = 3
-LEAKAGE = ["policy", "image", "psnr", "floor_mean", "gain"]
+LEAKAGE = ["policy", "image", "psnr", "floor_policy", "gain"]
 RIDGE = 1.0  # weight of the squared coefficients, of standardized properties
 
 
@@ -45,21 +47,28 @@ def policies(settings: Settings) -> dict[str, AttackUnit]:
 def others(settings: Settings) -> dict[str, dict[str, AttackUnit]]:
     """The same images attacked with something else changed: the network, or the seed of crop, flip, draw and start.
 
-    One undefended network is trained with another seed, one is semi-trained, one untrained, one of another kind.
+    Where trained networks are attacked, one undefended network is trained with another seed, one is semi-trained, one
+    untrained, one of another kind. In the regime `initial` one has other weights, and two are of other kinds.
     """
     bare, second = attack_unit(settings), second_network(settings)
-    networks = {
-        settings.model: bare.model,
-        "other training seed": model_unit(settings, seed=settings.seed + 1),
-        "semi-trained": semi_trained(settings),
-        "untrained": dataclasses.replace(bare.model, train=None),
-        second: model_unit(settings, model=second),
-    }
-    return {"networks": {name: dataclasses.replace(bare, model=model) for name, model in networks.items()}} | {
-        f"seeds, {name}": {
-            f"seed {seed}": attack_unit(settings, policy, seed=seed)
-            for seed in range(settings.seed, settings.seed + SEEDS)
+    if settings.regime == "initial":
+        kinds = (on_network(settings, model) for model in (second, settings.model))
+        networks = {
+            bare.model.model: bare,
+            "other weights": dataclasses.replace(bare, model=dataclasses.replace(bare.model, seed=settings.seed + 1)),
+        } | {kind.model: attack_unit(kind) for kind in kinds}
+    else:
+        models = {
+            settings.model: bare.model,
+            "other training seed": model_unit(settings, seed=settings.seed + 1),
+            "semi-trained": semi_trained(settings),
+            "untrained": dataclasses.replace(bare.model, train=None),
+            second: model_unit(settings, model=second),
         }
+        networks = {name: dataclasses.replace(bare, model=model) for name, model in models.items()}
+    seeds = range(settings.seed, settings.seed + (settings.draws if settings.profile == "laptop" else SEEDS))
+    return {"networks": networks} | {
+        f"seeds, {name}": {f"seed {seed}": attack_unit(settings, policy, seed=seed) for seed in seeds}
         for name, policy in (("no policy", ""), ("hybrid", HYBRID))
     }
 
@@ -177,10 +186,11 @@ def guarantees(table: pd.DataFrame, epsilon: float) -> pd.DataFrame:
 
 
 LEAKAGE_RULE = (
-    "The replication's observation is reproduced: some images leak in spite of a searched policy (an attack beats the "
-    "mean image by 1 dB or more), and measurable properties of an image predict which (R² over policies' means on "
-    "images that were left out, 95 % interval above 0). Partly: some leak, but nothing here predicts which. Not "
-    "reproduced: no image leaks under a searched policy. Not measured: fewer than five images."
+    "The replication's observation is reproduced: some images leak in spite of a searched policy and others do not (an "
+    "attack's gain over the best guess of somebody who knows the policy is 1 dB or more), and measurable properties of "
+    "an image predict the gain (R² over policies' means on images that were left out, 95 % interval above 0). Partly: "
+    "some leak and some do not, but nothing here predicts which; or all leak. Not reproduced: no image leaks under a "
+    "searched policy. Cannot tell: fewer than 30 images. Not measured: fewer than five."
 )
 
 
@@ -195,8 +205,9 @@ def leakage_verdict(defended: pd.Series, skill: tuple[float, float, float], imag
         return Verdict("not measured", f"{images} images do not show which leak", LEAKAGE_RULE)
     leaks, (mean, low, high) = int((defended >= 1).sum()), skill
     here = f"{leaks} of {len(defended)} defended attacks leak; R² {mean:.2f} [{low:.2f}, {high:.2f}], {images} images"
-    status = "not reproduced" if not leaks else "reproduced" if low > 0 else "partly"
-    return Verdict(status, here, LEAKAGE_RULE, here)
+    some = 0 < leaks < len(defended)
+    status = "not reproduced" if not leaks else "reproduced" if some and low > 0 else "partly"
+    return cannot_tell(Verdict(status, here, LEAKAGE_RULE, here), guards(images=images))
 
 
 def run(settings: Settings, store: Store) -> Result:
@@ -227,7 +238,8 @@ def run(settings: Settings, store: Store) -> Result:
     }
     defended = images[images["policy"].isin(DEFENDED)]["gain"]
     verdict = leakage_verdict(defended, (r2, low, high), settings.images)
-    return Result("ext3_which_images_leak", tables, provenance(settings, sheets[NO_POLICY]), verdict, sheets)
+    facts = provenance(settings, sheets[NO_POLICY]) | attacked_facts(by_policy[NO_POLICY])
+    return Result("ext3_which_images_leak", tables, facts, verdict, sheets)
 
 
 def measure(unit: ModelUnit, attack: Artifact, settings: Settings, store: Store) -> pd.DataFrame:
@@ -245,9 +257,13 @@ def ordered(result: Result, name: str = "images") -> pd.DataFrame:
 
 
 def worst(result: Result, policies: tuple[str, ...] = DEFENDED, count: int = 8) -> tuple[dict[str, Tensor], dict]:
-    """The attacks of greatest gain under `policies`, for `plots.sheet`: rows of images, and their captions."""
+    """The attacks of greatest gain under `policies`: rows of images for `plots.sheet`, and their captions.
+
+    Of the first images only, whose reconstructions the archive keeps.
+    """
     table = result.tables["images"]
-    top = table[table["policy"].isin(policies)].nlargest(count, "gain")
+    shown = table["policy"].isin(policies) & (table["image"] < table["image"].min() + PICTURES)
+    top = table[shown].nlargest(count, "gain")
     keys = list(zip(top["policy"], top["image"], strict=True))
 
     def pick(artifact: Artifact, name: str, image: int) -> Tensor:
@@ -257,7 +273,7 @@ def worst(result: Result, policies: tuple[str, ...] = DEFENDED, count: int = 8) 
 
     rows = {
         text: torch.stack([pick(result.sheets[policy], name, image) for policy, image in keys])
-        for text, name in (("original", "original"), ("target", "target"), ("found", "reconstruction"))
+        for text, name in (("original", "original"), ("target", "target"), ("recovered", "reconstruction"))
     }
-    captions = {"found": [f"{gain:+.1f} dB" for gain in top["gain"]], "original": [policy for policy, _ in keys]}
+    captions = {"recovered": [f"{gain:+.1f} dB" for gain in top["gain"]], "original": [policy for policy, _ in keys]}
     return rows, captions

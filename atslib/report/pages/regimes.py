@@ -8,38 +8,57 @@ from atslib.measures.statistics import ENOUGH, holm, interval, paired, share_int
 from atslib.report import compare
 from atslib.report.reported import reported
 from atslib.report.result import NO_POLICY, Result, Verdict
-from atslib.report.units.regimes import Cell, measure
+from atslib.report.units.regimes import REGIMES, Cell, measure
 from atslib.report.units.settings import Settings
-from atslib.report.units.table1 import HYBRID, POLICIES
-from atslib.report.units.tables import provenance
-from atslib.report.units.units import AttackUnit
+from atslib.report.units.table1 import FEW, HYBRID, POLICIES
+from atslib.report.units.tables import attack_rows, label, provenance
+from atslib.report.units.units import STAGES, AttackUnit
 from atslib.report.verdicts import guards
 from atslib.store import Store
 
-CELL = ["regime", "model"]
-FEW = 32  # images of the larger networks, where an attack takes ten times as long
+CELL = ["regime", "step", "model"]
+TRAINED = ("", HYBRID)  # policies with which a network is trained and looked at on its way
+CROSSED = 300  # the step, beside the end of the training, at which network and target are crossed
 OUTCOMES = {"rank_target": "the used image", "rank_original": "the photograph"}
 
 
-def cells(settings: Settings) -> tuple[Cell, ...]:
-    """Where the question is asked: untrained networks of three kinds; at smoke one, on few images."""
+def cells(settings: Settings) -> dict[Cell, tuple[str, ...]]:
+    """Where the question is asked, and of which policies: untrained networks of three kinds, and one over its training.
+
+    At smoke it is one network, on few images.
+    """
     if settings.profile == "smoke":
         own = {"model": settings.model, "dataset": settings.dataset, "images": settings.images}
-        return (Cell(regime="initial", attack="annealed-convnet", steps=settings.steps, **own),)
+        return {Cell(regime="initial", attack="annealed-convnet", steps=settings.steps, **own): ("", HYBRID)}
     full = settings.profile == "full"
-    shared = {"regime": "initial", "dataset": settings.dataset}
-    few = shared | {"steps": 100, "draws": 2, "images": settings.images if full else min(FEW, settings.images)}
-    return (
-        Cell(model="lenet", attack="annealed-lenet", steps=300, draws=2, images=settings.images, **shared),
-        Cell(model="convnet-64" if full else "convnet-16", attack="annealed-convnet", **few),
-        Cell(model="resnet20-4" if full else "resnet20-1", attack="annealed-resnet", **few),
-    )
+    few = {"dataset": settings.dataset, "steps": 100, "images": settings.images if full else min(FEW, settings.images)}
+    deep = {"model": "resnet20-4" if full else "resnet20-1", "attack": "annealed-resnet"} | few
+    wide = {"model": "convnet-64" if full else "convnet-16", "attack": "annealed-convnet"} | few
+    small = {"model": "lenet", "attack": "annealed-lenet", "steps": 300, "images": settings.images}
+    small |= {"dataset": settings.dataset}
+    untrained = [Cell(regime="initial", draws=2, **network) for network in (small, wide, deep)]
+    early = {Cell(regime="early", step=step, **deep): TRAINED for step in STAGES}
+    return dict.fromkeys(untrained, POLICIES) | early | {Cell(regime="trained", **deep): TRAINED}
+
+
+def crossed(settings: Settings) -> dict[tuple, AttackUnit]:
+    """Each network trained with or without the hybrid, attacked on images with or without it.
+
+    Keys: step of the training, its policy, and the policy on the images, the target; the networks are those of `cells`.
+    """
+    places = [cell for cell in cells(settings) if cell.regime == "trained" or cell.step == CROSSED]
+    return {
+        (cell.steps_trained, label(own), label(policy)): cell.unit(policy, trained_with=own)
+        for cell in places
+        for own in TRAINED
+        for policy in TRAINED
+    }
 
 
 def units(settings: Settings) -> dict[tuple, AttackUnit]:
-    """All attacks of the page by regime, network, policy and draw."""
-    chosen = ("", HYBRID) if settings.profile == "smoke" else POLICIES
-    return {key: unit for cell in cells(settings) for key, unit in cell.units(chosen).items()}
+    """All attacks of the page: by regime, step, network, policy and draw, and those of `crossed`."""
+    by_cell = {key: unit for cell, policies in cells(settings).items() for key, unit in cell.units(policies).items()}
+    return by_cell | {("crossed", *key): unit for key, unit in crossed(settings).items()}
 
 
 RULE = (
@@ -85,8 +104,8 @@ def judged(attacks: pd.DataFrame, hybrid: str = HYBRID) -> pd.DataFrame:
 def verdict_of(table: pd.DataFrame) -> Verdict:
     """The verdict by `RULE`, from the rows of `judged`."""
     telling, protected = table[table["why"] == ""], table[table["protects"]]
-    here = "; ".join(f"{model}, {regime}: {compare.interval(row.rename({'change': 'mean'}))}"
-                     for (regime, model), row in table.iterrows())  # fmt: skip
+    here = "; ".join(f"{model}, {words(regime, step)}: {compare.interval(row.rename({'change': 'mean'}))}"
+                     for (regime, step, model), row in table[table["why"] == ""].iterrows())  # fmt: skip
     reason = f"the hybrid lowers the gain in {len(protected)} of {len(telling)} cells that can tell ({here})"
     if telling.empty:
         return Verdict("cannot tell", f"no cell can tell ({table['why'].iloc[0]})", RULE, here)
@@ -95,20 +114,31 @@ def verdict_of(table: pd.DataFrame) -> Verdict:
     return Verdict("reproduced" if len(protected) == len(telling) else "partly", reason, RULE, here)
 
 
+def words(regime: str, step: int) -> str:
+    """A regime in words, with the step of training where it is early."""
+    return f"step {step}" if regime == "early" else regime
+
+
 def run(settings: Settings, store: Store) -> Result:
-    """Attack with and without policies where attacks work, and judge.
+    """Attack with and without policies, where attacks work and as training goes on, and judge.
 
-    Tables: `attacks` (one row per regime, network, policy, draw and image) and `judged` (one row per regime and
-    network). Sheets: the images behind the attacks, by the same keys.
+    Tables: `attacks` (one row per regime, step of training, network, policy, draw and image), `judged` (one row per
+    regime, step and network) and `crossed` (one row per step, policy of the network, policy of the target and image).
+    Sheets: the images behind the attacks, by the same keys.
     """
-    attacks, sheets = measure(units(settings), store, settings.device)
-    table = judged(attacks)
-    facts = provenance(settings, next(iter(sheets.values()))) | _each(cells(settings))
-    return Result("regimes", {"attacks": attacks, "judged": table.reset_index()}, facts, verdict_of(table), sheets)
+    by_cell = {key: unit for key, unit in units(settings).items() if key[0] != "crossed"}
+    attacks, sheets = measure(by_cell, store, settings.device)
+    table, pairs = judged(attacks), crossed(settings)
+    tables = {"attacks": attacks, "judged": table.reset_index()}
+    if pairs:
+        tables["crossed"], _ = attack_rows(pairs, ("step", "network", "target"), settings, store)
+    facts = provenance(settings, next(iter(sheets.values()))) | sizes(list(cells(settings)))
+    return Result("regimes", tables, facts, verdict_of(table), sheets)
 
 
-def _each(asked: Sequence[Cell]) -> dict[str, object]:
-    """Networks, images and steps of all cells in words, for the banner; none of the networks is trained."""
+def sizes(asked: Sequence[Cell]) -> dict[str, object]:
+    """Networks, images and steps of all untrained cells in words, for the banner."""
+    asked = [cell for cell in asked if cell.regime == "initial"]
     words = {
         "model": [cell.model for cell in asked],
         "images": [f"{cell.images} × {cell.draws} draws" for cell in asked],
@@ -117,18 +147,72 @@ def _each(asked: Sequence[Cell]) -> dict[str, object]:
     return {name: ", ".join(each) for name, each in words.items()} | {"epochs": 0}
 
 
-def summary(result: Result, policies: Sequence[str] = (NO_POLICY, HYBRID)) -> pd.DataFrame:
-    """One row per regime, network and policy: PSNR, floor, gain with its interval, and identification, as text."""
+def stages(result: Result) -> pd.DataFrame:
+    """How much leaks along the training, one row per step, policy and outcome: mean and 95 % interval over images.
+
+    The network is the one that was looked at on its way. Outcomes: gain in dB, and the share of images singled out, in
+    percent; all of the first draw.
+    """
+    attacks = result.tables["attacks"]
+    model = attacks[attacks["regime"] == "trained"]["model"].iloc[0]
+    rows = attacks[(attacks["model"] == model) & (attacks["draw"] == 0) & attacks["policy"].isin(map(label, TRAINED))]
+    parts = []
+    for (step, policy), table in rows.groupby(["step", "policy"], sort=False):
+        gain = interval(table["gain"], table["image"])
+        values = {"gain over the floor (dB)": (table["gain"].mean(), *gain)}
+        for column, name in OUTCOMES.items():
+            hits = int((table[column] == 1).sum())
+            share = (hits / len(table), *share_interval(hits, len(table)))
+            values[f"{name} found (%)"] = tuple(100 * value for value in share)
+        key = {"step": step, "policy": policy}
+        parts += [key | {"outcome": n} | dict(zip(("mean", "low", "high"), v, strict=True)) for n, v in values.items()]
+    return pd.DataFrame(parts).sort_values("step", kind="stable")
+
+
+def targets_crossed(result: Result) -> pd.DataFrame:
+    """PSNR, gain and identification by step, policy of the network and policy of the target: means over images."""
+    table = result.tables["crossed"].assign(found=lambda rows: 100.0 * (rows["rank_target"] == 1))
+    means = table.groupby(["step", "network", "target"], sort=False)[["psnr", "floor_policy", "gain", "found"]].mean()
+    return means.rename(
+        columns={"psnr": "PSNR, dB", "floor_policy": "floor, dB", "gain": "gain, dB", "found": "used image found, %"}
+    )
+
+
+def what_lowers(result: Result) -> pd.DataFrame:
+    """Change in dB that the hybrid makes by training the network with it, and by acting on the target; per step.
+
+    Each is the mean over both settings of the other, on the same images, with its 95 % interval over images.
+    """
+    rows = {}
+    for step, table in result.tables["crossed"].groupby("step", sort=False):
+        for by in ("network", "target"):
+            for value in ("psnr", "gain"):
+                mean = table.groupby([by, "image"])[value].mean().unstack(by)
+                change = (mean[HYBRID] - mean[NO_POLICY]).rename("change").reset_index()
+                low, high = interval(change["change"], change["image"])
+                rows[step, by, value] = {"change, dB": change["change"].mean(), "low": low, "high": high}
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis(["step", "the hybrid on", "of"])
+
+
+def summary(
+    result: Result, policies: Sequence[str] = (NO_POLICY, HYBRID), where: Sequence[str] = REGIMES
+) -> pd.DataFrame:
+    """One row per regime, network and policy: PSNR, floor, gain with its interval, and identification, as text.
+
+    Args:
+        policies, where: the labels of policies, and the regimes, that are shown.
+    """
     rows, attacks = {}, result.tables["attacks"]
+    attacks = attacks[attacks["regime"].isin(where)]
     for key, table in attacks[attacks["policy"].isin(policies)].groupby([*CELL, "policy"], sort=False):
         low, high = interval(table["gain"], table["image"])
         row = {"n × draws": f"{table['image'].nunique()} × {table['draw'].nunique()}"}
         row |= {"PSNR, dB": f"{table['psnr'].mean():.1f}", "floor, dB": f"{table['floor_policy'].mean():.1f}"}
         row["gain, dB"] = f"{table['gain'].mean():+.1f} [{low:.1f}, {high:.1f}]"
-        row |= {f"finds {name}": f"{(table[column] == 1).mean():.0%}" for column, name in OUTCOMES.items()}
+        row |= {f"{name} found": f"{(table[column] == 1).mean():.0%}" for column, name in OUTCOMES.items()}
         rows[key] = row | {"SSIM": f"{table['ssim'].mean():.2f}"}
     table = pd.DataFrame.from_dict(rows, orient="index").rename_axis([*CELL, "policy"])
-    return table.droplevel("regime") if len(table.index.unique("regime")) == 1 else table
+    return table.droplevel([name for name in ("regime", "step") if len(table.index.unique(name)) == 1])
 
 
 def identified(result: Result) -> pd.DataFrame:

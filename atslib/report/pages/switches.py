@@ -132,7 +132,7 @@ def attacks(settings: Settings) -> dict[str, AttackUnit]:
 
 def scores(settings: Settings) -> dict[str, ScoreUnit | AccuracyUnit]:
     """Scores of the random policies of claim 7 by score and variant; the first is a unit of that page."""
-    privacy = claim7_correlation.scores(settings)[claim7_correlation.MAIN]
+    privacy = claim7_correlation.scores(settings)[claim7_correlation.main(settings)]
     untrained = dataclasses.replace(privacy.model, train=None)
     images = min(ACC_IMAGES, len(unseen(settings.dataset)))
     return {

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 
+from atslib.attacks import ATTACKS
 from atslib.data.load import DATASETS, is_drawn
 from atslib.errors import AtsError, choose
 
@@ -13,11 +14,15 @@ class Settings:
 
     Attributes:
         profile: smoke, quick, laptop (the size of the stored evidence) or full.
-        dataset, model: names for `load` and `build_model`.
+        dataset, model: names for `load` and `build_model`; the network is what clients train.
+        regime: of the attacked network. "trained": the client's own, at the end of its training. "initial": untrained,
+            as at round 0 of any federation, of the kind `attacked` ("" for `model`).
+        attack: a key of `ATTACKS`, the one that most pages make.
         fraction: share of the training set used, stratified.
         epochs: of each training.
         images: attacked test images, the first of the test set as in both studies.
         steps: of each attack.
+        draws: of crop, flip, policy and start, on pages that attack each image more than once.
         control_steps: of the positive control.
         semi_fraction, semi_epochs: of the semi-trained network, which privacy scores are computed on.
         candidates: policies that the search draws.
@@ -45,6 +50,10 @@ class Settings:
     sampled: int
     score_images: int
     score_points: int = 21
+    regime: str = "trained"
+    attacked: str = ""
+    attack: str = "adam-cosine"
+    draws: int = 1
     epsilon: float = 15.0
     crop_flip: str = "fixed"
     seed: int = 0
@@ -53,6 +62,8 @@ class Settings:
     def __post_init__(self) -> None:
         choose("profile", self.profile, PROFILES)
         choose("dataset", self.dataset, DATASETS)
+        choose("regime", self.regime, ("initial", "trained"))
+        choose("attack", self.attack, ATTACKS)
         choose("crop_flip", self.crop_flip, ("fixed", "code"))
         for field in dataclasses.fields(self):
             value, kind = getattr(self, field.name), field.type
@@ -98,7 +109,24 @@ PROFILES: dict[str, dict] = {
         "score_points": 4,
     },
     "quick": {"dataset": "cifar100"} | _QUICK,
-    "laptop": {"dataset": "cifar100"} | _QUICK | {"fraction": 1.0, "epochs": 20, "images": 100, "semi_epochs": 50},
+    "laptop": {
+        "dataset": "cifar100",
+        "model": "resnet20-1",
+        "regime": "initial",
+        "attacked": "lenet",
+        "attack": "annealed-lenet",
+        "fraction": 1.0,
+        "epochs": 20,
+        "images": 100,
+        "draws": 2,
+        "steps": 300,
+        "control_steps": 300,
+        "semi_fraction": 0.1,
+        "semi_epochs": 50,
+        "candidates": 1500,
+        "sampled": 100,
+        "score_images": 32,
+    },
     "full": {
         "dataset": "cifar100",
         "model": "resnet20-4",

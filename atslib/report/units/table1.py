@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from atslib.attacks import ATTACKS
 from atslib.data.load import available, is_drawn
 from atslib.errors import AtsError
 from atslib.report.reported import policy_label, reported
@@ -21,6 +22,7 @@ BLOCKS = {
     ("fmnist", "convnet"): ("Table 1d", ("42-28-42", "14-48-48")),
 }
 KEYS = ("dataset", "model", "policy")
+FEW = 32  # images of the larger networks, where an attack takes ten times as long
 
 
 def hybrid(policies: Sequence[str]) -> str:
@@ -73,14 +75,29 @@ def block(name: str, model: str) -> tuple[str, tuple[str, str]]:
     return BLOCKS["fmnist" if grey else "cifar100", family(model)]
 
 
+def on_network(settings: Settings, model: str) -> Settings:
+    """The settings with `model` for the network; in the regime `initial` with the strongest attack on its family."""
+    own = dataclasses.replace(settings, model=model)
+    if settings.regime != "initial" or model == "lenet":
+        return own
+    preset = f"annealed-{family(model).removesuffix('20')}"
+    few = {"steps": min(settings.steps, ATTACKS[preset].steps), "images": min(FEW, settings.images)}
+    return dataclasses.replace(own, attacked=model, attack=preset, **few)
+
+
+def classes(name: str) -> int:
+    """How many classes a data set has."""
+    return dataset(name, "test").num_classes
+
+
 def units(settings: Settings) -> dict[tuple[str, str, str], AttackUnit]:
-    """All attacks by (data set, network, policy); below the full size without a policy and with the hybrid only."""
+    """All attacks by (data set, network, policy); at smoke without a policy and with the hybrid only."""
     attacks = {}
     for place in (settings, relocated(settings, "fmnist", "shapes-grey")):
         for model in (settings.model, second_network(settings)):
-            own = dataclasses.replace(place, model=model)
+            own = on_network(place, model)
             searched = block(own.dataset, model)[1]
-            between = (RANDOM, *searched) if settings.profile == "full" else ()
+            between = () if settings.profile in ("smoke", "quick") else (RANDOM, *searched)
             for policy in ("", *between, hybrid(searched)):
                 attacks[own.dataset, model, label(policy)] = attack_unit(own, policy)
     return attacks

@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from atslib.clients.prepare import mean_prepared
+from atslib.clients.prepare import mean_prepared, to_images
 from atslib.measures.metrics import psnr
 from atslib.report.result import NO_POLICY
 from atslib.report.units.settings import Settings
@@ -29,35 +29,40 @@ def mean_image(name: str) -> Tensor:
     return dataset(name, "train").pixels.float().mean(0, keepdim=True) / 255
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=256)
 def policy_image(name: str, policy: str, crop_flip: bool) -> Tensor:
     """Mean training image after crop, flip and policy, (1, C, H, W): the best guess of one who knows the policy."""
     pixels = dataset(name, "train").pixels
     return mean_prepared(pixels, policy, rng=rng(0, "floor", name, policy), crop_flip=crop_flip)
 
 
-def floors(target: Tensor, name: str) -> dict[str, Tensor]:
-    """PSNR in dB of what can be guessed without any gradient: flat mid-grey, and the mean training image.
+def floors(target: Tensor, unit: AttackUnit) -> dict[str, Tensor]:
+    """PSNR in dB of three guesses that need no gradient: mid-grey, the mean training image, and `policy_image`.
 
     Args:
         target: (B, C, H, W) uint8, what the client used.
-        name: of the data set.
     """
-    images = target.float() / 255
-    guesses = {"floor_grey": torch.full_like(images, 0.5), "floor_mean": mean_image(name).expand_as(images)}
-    return {column: psnr(guess.contiguous(), images) for column, guess in guesses.items()}
+    images, name = to_images(target), unit.model.dataset
+    known = policy_image(name, unit.policy, unit.crop_flip)
+    guesses = {"grey": torch.full_like(images, 0.5), "mean": mean_image(name), "policy": known}
+    return {f"floor_{word}": psnr(guess.expand_as(images).contiguous(), images) for word, guess in guesses.items()}
 
 
 def image_rows(artifact: Artifact, unit: AttackUnit) -> pd.DataFrame:
-    """One row per image: policy, image, the metrics, the floors, `gain`, PSNR minus the mean image's, and `stuck`.
+    """One row per image: policy, image, the metrics, three floors, `gain`, both ranks, and `stuck`.
 
-    An attack that is `stuck` never left its start, so its PSNR is that of a start, not of an attack.
+    `floor_policy` is the PSNR in dB of the mean training image after crop, flip and policy. `gain` is the attack's
+    PSNR above it: what the gradient told an attacker who knows the policy; 0 is nothing. `rank_target` and
+    `rank_original` are 1 where the reconstruction singles out its own image among 100. An attack that is `stuck` never
+    left its start, so its PSNR is that of a start, not of an attack.
     """
-    columns = {key: artifact[key] for key in ("psnr", "psnr_original", "mse", "ssim", "cost")}
-    columns |= floors(artifact["target"], unit.model.dataset)
-    table = pd.DataFrame({key: value.double().numpy() for key, value in columns.items()})
-    table["gain"] = table["psnr"] - table["floor_mean"]
-    table["stuck"] = artifact["stuck"].numpy()
+    names = ("psnr", "psnr_original", "mse", "ssim", "cost")
+    table = pd.DataFrame({name: artifact[name].double().numpy() for name in names})
+    for name, guess in floors(artifact["target"], unit).items():
+        table[name] = guess.double().numpy()
+    table["gain"] = table["psnr"] - table["floor_policy"]
+    for name in ("rank_target", "rank_original", "stuck"):
+        table[name] = artifact[name].numpy()
     table.insert(0, "image", range(unit.first, unit.last))
     table.insert(0, "policy", label(unit.policy))
     return table
@@ -115,3 +120,10 @@ def provenance(settings: Settings, artifact: Artifact) -> dict[str, object]:
     facts["made"] = datetime.datetime.fromisoformat(facts["made"]).date().isoformat()
     images = dataset(settings.dataset, "train")
     return facts | {"train": len(images), "note": images.note}
+
+
+def attacked_facts(unit: AttackUnit) -> dict[str, object]:
+    """What the banner says of an attack: network and its training, images and steps."""
+    train = unit.model.train
+    facts = {"model": unit.model.model, "fraction": unit.model.fraction, "epochs": train.epochs if train else 0}
+    return facts | {"images": unit.last - unit.first, "steps": getattr(unit.attack, "steps", 0)}

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Protocol
 
 import torch
@@ -27,6 +27,7 @@ TRACE = 26  # steps at most whose costs are kept of every attack
 CHUNK = 16  # gradients of single images in memory at once
 FRAMES = 11  # iterates kept of every attack, the first and the last among them
 CANDIDATES = 100  # test images among which a reconstruction is to single out its own
+STAGES = (1, 3, 10, 30, 100, 300, 1_000, 3_000)  # steps of a training at which its network is kept
 CURVE_IMAGES = 1_000  # test images behind the accuracy after each epoch
 
 
@@ -71,7 +72,10 @@ class Unit(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelUnit:
-    """What decides a trained model; `train=None` is the untrained network, which is no artifact."""
+    """What decides a trained model; `train=None` is the untrained network, which is no artifact.
+
+    A network with a `step` is one on its way: the same training, looked at before its end.
+    """
 
     kind: ClassVar[str] = "model"
 
@@ -81,6 +85,7 @@ class ModelUnit:
     train: TrainConfig | None
     seed: int
     norm: str = dataclasses.field(default="", metadata=ADDED_SINCE)  # another data set's constants in the first layer
+    step: int = dataclasses.field(default=0, metadata=ADDED_SINCE)  # as it was after so many steps; 0: at the end
 
     @property
     def needs(self) -> tuple[Unit, ...]:
@@ -94,7 +99,7 @@ class ModelUnit:
         if self.train and self.train.defense:
             kind += f", {self.train.defense}"
         norm = f", normalized as {self.norm}" if self.norm else ""
-        return f"{self.model} on {self.dataset}, {kind}{norm}"
+        return f"{self.model} on {self.dataset}, {kind}{norm}{f', step {self.step}' if self.step else ''}"
 
     @property
     def passes(self) -> float:
@@ -102,7 +107,8 @@ class ModelUnit:
         if not self.train:
             return 0
         train, test = (len(dataset(self.dataset, split)) for split in ("train", "test"))
-        return 3 * self.train.epochs * self.fraction * train + test
+        seen = self.step * self.train.batch if self.step else self.train.epochs * self.fraction * train
+        return 3 * seen + test
 
     def make(self, store: Store, device: torch.device) -> object:
         """Train it, if it is not in the store."""
@@ -138,15 +144,21 @@ def network(unit: ModelUnit) -> nn.Module:
 
 
 def trained(
-    unit: ModelUnit, store: Store, device: torch.device, *, on_batch: Callable[[], None] | None = None
+    unit: ModelUnit,
+    store: Store,
+    device: torch.device,
+    *,
+    on_batch: Callable[[], None] | None = None,
+    stages: Sequence[int] = (),
 ) -> tuple[nn.Module, Artifact | None]:
     """The unit's network on `device`, with its artifact: weights, `history` and `accuracy` ().
 
     `history` (epochs, 4): loss, lr, seconds, and percent correct of the first `CURVE_IMAGES` test images.
     Where it must be trained, `on_batch` is called before each batch. What it raises ends the training, which
-    another call takes up at the last whole epoch.
+    another call takes up at the last whole epoch. A network on its way leaves those of `STAGES` before it in the
+    store too, and one at its end those of `stages`.
     """
-    model = network(unit).to(device)
+    model, on_the_way = network(unit).to(device), STAGES if unit.step else stages
     if unit.train is None:
         return model, None
 
@@ -154,10 +166,14 @@ def trained(
         train = dataset(unit.dataset, "train").subset(unit.fraction, rng=rng(unit.seed, "subset"))
         stream = rng(unit.seed, "train", unit.train.policy)
         test = dataset(unit.dataset, "test")
-        few, show = test[:CURVE_IMAGES], store.progress
-        done = fit(
-            model, train, unit.train, rng=stream, test=few, checkpoint=state, on_saved=store.check_time, progress=show
-        )
+        few = test[:CURVE_IMAGES]
+        try:
+            done = fit(
+                model, train, unit.train, rng=stream, test=few, checkpoint=state, on_saved=store.check_time,
+                on_step=lambda step: _pass(step, unit, model, store, on_the_way), progress=store.progress,
+            )  # fmt: skip
+        except _Reached:
+            return _weights(model) | _facts(unit, model)
         columns = [[e["loss"], e["lr"], e["seconds"], e.get("accuracy", math.nan)] for e in done.history]
         known = done.history[-1].get("accuracy") if len(few) == len(test) else None
         facts = {
@@ -165,7 +181,7 @@ def trained(
             "accuracy": torch.tensor(evaluate(model, test) if known is None else known),
             "images": torch.tensor(len(train)),
         }
-        return {f"model.{name}": value for name, value in model.state_dict().items()} | facts
+        return _weights(model) | facts
 
     # A hook is before the batches of training and of testing alike; attacks on the network must not meet it.
     hook = model.register_forward_pre_hook(lambda module, batch: on_batch()) if on_batch else None
@@ -177,6 +193,32 @@ def trained(
         return _Absent(unit.title), artifact
     model.load_state_dict(weights)
     return model.eval(), artifact
+
+
+class _Reached(Exception):
+    """The step that a training was to end at."""
+
+
+def _pass(step: int, unit: ModelUnit, model: nn.Module, store: Store, stages: Sequence[int]) -> None:
+    """After a step of the unit's training: keep the network at one of `stages`, end the training at the unit's own.
+
+    Raises:
+        _Reached: it is at the unit's own step.
+    """
+    if step == unit.step:
+        raise _Reached
+    reached = dataclasses.replace(unit, step=step)
+    if step in stages and not store.has("model", reached):
+        store.get("model", reached, lambda state: _weights(model) | _facts(unit, model), label=reached.title)
+        model.train()
+
+
+def _facts(unit: ModelUnit, model: nn.Module) -> dict[str, Tensor]:
+    return {"accuracy": torch.tensor(evaluate(model, dataset(unit.dataset, "test")))}
+
+
+def _weights(model: nn.Module) -> dict[str, Tensor]:
+    return {f"model.{name}": value for name, value in model.state_dict().items()}
 
 
 class _Absent(nn.Module):
@@ -245,37 +287,47 @@ class AttackUnit(OnModel):
         return attacked(self, store, device)
 
 
-def attack_unit(settings: Settings, policy: str = "", **changes: object) -> AttackUnit:
-    """The attack on images transformed by `policy`, against the network trained with it.
+def victim(settings: Settings, policy: str = "") -> ModelUnit:
+    """The network that is attacked: by the settings' regime the client's trained one, or an untrained one."""
+    if settings.regime == "trained":
+        return model_unit(settings, policy)
+    return model_unit(settings, model=settings.attacked or settings.model, train=None, fraction=1.0)
 
-    `changes` replace the unit's fields; the attack is `adam-cosine` at the settings' steps by default.
+
+def attack_unit(settings: Settings, policy: str = "", **changes: object) -> AttackUnit:
+    """The settings' attack on images transformed by `policy`, against its `victim`.
+
+    `changes` replace the unit's fields.
     """
     if settings.images > (there := len(dataset(settings.dataset, "test"))):
         raise AtsError(f"parameter images={settings.images}: {settings.dataset} has {there} test images")
-    attack = dataclasses.replace(ATTACKS["adam-cosine"], steps=settings.steps)
+    attack = ATTACKS[settings.attack]
+    if isinstance(attack, GradientMatching):
+        attack = dataclasses.replace(attack, steps=settings.steps)
     unit = AttackUnit(
-        model=model_unit(settings, policy),
+        model=victim(settings, policy),
         policy=policy,
         attack=attack,
         first=0,
         last=settings.images,
         crop_flip=settings.crop_flip == "fixed" or policy != "",
+        frames=0,
         seed=settings.seed,
     )
     return dataclasses.replace(unit, **changes)
 
 
 def scaled(name: str, settings: Settings) -> Attack:
-    """A preset at the profile's length: its own steps times `settings.steps` / 4,800.
+    """A preset as it is at the full size; below it with one restart and the settings' steps of gradients at most.
 
-    Restarts are the preset's at the paper's length only; a shorter run has one. An attack that matches no gradients
-    is taken as it is.
+    An attack that matches no gradients is taken as it is.
     """
-    attack, share = ATTACKS[name], settings.steps / ATTACKS["adam-cosine"].steps
-    if not isinstance(attack, GradientMatching):
+    attack = ATTACKS[name]
+    if not isinstance(attack, GradientMatching) or settings.profile == "full":
         return attack
-    steps = max(2, round(attack.steps * share))
-    return dataclasses.replace(attack, steps=steps, restarts=attack.restarts if share >= 1 else 1)
+    single = dataclasses.replace(attack, restarts=1)
+    steps = max(2, settings.steps * single.steps // single.evaluations)  # a step of L-BFGS takes several gradients
+    return dataclasses.replace(single, steps=min(single.steps, steps))
 
 
 def transformed(name: str, policy: str, last: int, *, seed: int, crop_flip: bool = True) -> Tensor:

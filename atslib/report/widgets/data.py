@@ -121,7 +121,7 @@ def scatter(settings: Settings, store: Store, result: Result) -> dict:
     table, device = result.tables["policies"], device_of(settings.device)
     attacks = claim7_correlation.attacks(settings)
     artifacts = [attacked(unit, store, device) for unit in attacks.values()]
-    few = slice(0, min(SHOWN, settings.images))
+    few = slice(0, min(SHOWN, claim7_correlation.count(settings)))
     client, recovered = (torch.stack([a[name][few] for a in artifacts], 1) for name in ("target", "reconstruction"))
     rows = [table[table["policy"] == policy] for policy in attacks]
     networks = claim7_correlation.networks_of(table)
@@ -130,9 +130,9 @@ def scatter(settings: Settings, store: Store, result: Result) -> dict:
         "where": _where(settings),
         "size": list(client.shape[2:]),
         "images": [images.class_names[i].replace("_", " ") for i in artifacts[0]["labels"][few].tolist()],
-        "n": settings.images,
+        "n": claim7_correlation.count(settings),
         "networks": [{"name": name, "r": _pearson(table, name)} for name in networks],
-        "main": networks.index(claim7_correlation.MAIN),
+        "main": networks.index(result.facts["main"]),
         "points": [
             {
                 "id": policy,
