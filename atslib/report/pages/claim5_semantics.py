@@ -14,10 +14,10 @@ from atslib.report.compare import judge
 from atslib.report.reported import policy_label, reported
 from atslib.report.result import NO_POLICY, Result, Verdict
 from atslib.report.units.settings import Settings
-from atslib.report.units.table1 import HYBRID, RANDOM, SEARCHED
-from atslib.report.units.tables import attack_rows, label, provenance
+from atslib.report.units.table1 import HYBRID, RANDOM, SEARCHED, on_network
+from atslib.report.units.tables import attack_rows, attacked_facts, label, provenance
 from atslib.report.units.units import CHUNK, FRAMES, AttackUnit, attack_unit, attacked, device_of, network, trained
-from atslib.report.verdicts import no_leak
+from atslib.report.verdicts import cannot_tell, guards
 from atslib.store import Artifact, Store
 
 POLICIES = ("", RANDOM, SEARCHED[0], HYBRID)
@@ -32,8 +32,9 @@ PUBLISHED = {
 
 
 def units(settings: Settings) -> dict[str, AttackUnit]:
-    """The page's attacks by the policy's label: those of claim 1."""
-    return {label(policy): attack_unit(settings, policy, frames=FRAMES) for policy in POLICIES}
+    """The page's attacks by the policy's label; in the regime `initial` on the untrained network of the settings."""
+    own = on_network(settings, settings.model)
+    return {label(policy): attack_unit(own, policy, frames=FRAMES) for policy in POLICIES}
 
 
 def convolutions(model: nn.Module) -> list[str]:
@@ -129,10 +130,20 @@ def radial_power(images: Tensor) -> Tensor:
     return sums / torch.bincount(ring[inside], minlength=rings)
 
 
-def spectrum_rows(attack: Artifact, policy: str) -> pd.DataFrame:
-    """One row per image and frequency: `error`, the power of reconstruction minus target, and `target`'s own."""
-    target = attack["target"].double() / 255
-    error, own = radial_power(attack["reconstruction"].double() - target), radial_power(target)
+def spectra(unit: AttackUnit, store: Store, device: torch.device) -> Artifact:
+    """`error`, the power of reconstruction minus target, and `target`, its own, (B, frequencies) of an attack."""
+
+    def compute(state: object) -> dict[str, Tensor]:
+        attack = attacked(unit, store, device)
+        target = attack["target"].double() / 255
+        return {"error": radial_power(attack["reconstruction"].double() - target), "target": radial_power(target)}
+
+    return store.get("spectrum", unit, compute, label=f"spectrum of the error, {unit.policy or 'none'}")
+
+
+def spectrum_rows(spectrum: Artifact, policy: str) -> pd.DataFrame:
+    """One row per image and frequency: `error` and `target` of `spectra`, and their ratio in dB."""
+    error, own = spectrum["error"], spectrum["target"]
     images, rings = error.shape
     keys = {"policy": policy, "image": np.repeat(range(images), rings), "frequency": np.tile(range(rings), images)}
     table = pd.DataFrame(keys | {"error": error.flatten().numpy(), "target": own.flatten().numpy()})
@@ -142,10 +153,10 @@ def spectrum_rows(attack: Artifact, policy: str) -> pd.DataFrame:
 SEMANTICS_RULE = (
     "Reproduced: at the end of the attack the gradient's similarity in the shallow third of the convolutions is lower "
     "with the searched policy and with the hybrid than with none, on the same images (95 % interval of the mean paired "
-    "difference below 0), it falls by more than in the deep third (interval of the difference of both changes below "
-    "0), and undefended attacks beat the mean image (interval of the mean gain above 0). Partly: the shallow third "
-    "falls for one of the two policies, or another condition fails. Not reproduced: it falls for neither. Not "
-    "measured: fewer than two images."
+    "difference below 0), and it falls by more than in the deep third (interval of the difference of both changes "
+    "below 0). Partly: the shallow third falls for one of the two policies, or the other condition fails. Not "
+    "reproduced: it falls for neither. Cannot tell: undefended attacks do not beat the best guess of somebody who "
+    "knows the policy and sees no gradient, or fewer than 30 images. Not measured: fewer than two."
 )
 
 
@@ -154,7 +165,7 @@ def semantics_verdict(thirds: pd.DataFrame, attacks: pd.DataFrame, searched: Seq
 
     Args:
         thirds: final similarities, one row per policy and image: `shallow`, `deep` and their difference `contrast`.
-        attacks: with `policy` and `gain`.
+        attacks: with `policy`, `image`, `psnr` and `floor_policy`.
     """
     change = {name: paired(thirds, NO_POLICY, name).loc[list(searched)] for name in ("shallow", "deep", "contrast")}
     if change["shallow"]["n"].min() < 2:
@@ -166,10 +177,11 @@ def semantics_verdict(thirds: pd.DataFrame, attacks: pd.DataFrame, searched: Seq
     lower = [p for p in searched if change["shallow"].loc[p, "high"] < 0]
     if not lower:
         reason = f"the similarity in shallow layers falls for no searched policy ({here})"
-        return judge(SEMANTICS_RULE, reason, here, refuted=True)
+        return cannot_tell(judge(SEMANTICS_RULE, reason, here, refuted=True), guards(attacks))
     faults = [f"it does not fall for {p}" for p in searched if p not in lower]
     faults += [f"it falls no more than in deep layers for {p}" for p in lower if change["contrast"].loc[p, "high"] >= 0]
-    return judge(SEMANTICS_RULE, f"the similarity in shallow layers falls ({here})", here, faults + no_leak(attacks))
+    verdict = judge(SEMANTICS_RULE, f"the similarity in shallow layers falls ({here})", here, faults)
+    return cannot_tell(verdict, guards(attacks))
 
 
 def run(settings: Settings, store: Store) -> Result:
@@ -179,15 +191,17 @@ def run(settings: Settings, store: Store) -> Result:
     and `spectrum`.
     """
     by_policy, parts = units(settings), {"layers": [], "curve": [], "spectrum": []}
+    device = device_of(settings.device)
     attacks, sheets = attack_rows(by_policy, ["policy"], settings, store)
     for policy, unit in by_policy.items():
-        gradsim = similarities(unit, store, device_of(settings.device))["gradsim"]
+        gradsim = similarities(unit, store, device)["gradsim"]
         parts["layers"].append(layer_rows(gradsim, convolutions(network(unit.model)), policy))
         parts["curve"].append(group_rows(gradsim, frame_steps(unit.frames, unit.attack.steps), policy))
-        parts["spectrum"].append(spectrum_rows(sheets[policy], policy))
+        parts["spectrum"].append(spectrum_rows(spectra(unit, store, device), policy))
     tables = {"attacks": attacks} | {name: pd.concat(rows, ignore_index=True) for name, rows in parts.items()}
     verdict = semantics_verdict(thirds(tables["layers"]), attacks, JUDGED)
-    return Result("claim5_semantics", tables, provenance(settings, sheets[NO_POLICY]), verdict, sheets)
+    facts = provenance(settings, sheets[NO_POLICY]) | attacked_facts(by_policy[NO_POLICY])
+    return Result("claim5_semantics", tables, facts, verdict, sheets)
 
 
 def thirds(layers: pd.DataFrame) -> pd.DataFrame:
@@ -227,6 +241,17 @@ def differences(result: Result) -> pd.DataFrame:
     names = {"first": "first layer", "shallow": "shallow third", "deep": "deep third", "contrast": "shallow - deep"}
     parts = {text: paired(table, NO_POLICY, name) for name, text in names.items()}
     return pd.concat(parts, names=["layers"]).loc[list(parts)]
+
+
+def frequencies(result: Result) -> pd.DataFrame:
+    """Change of the error over the target in dB, each policy minus none, of coarse and of fine frequencies."""
+    table = result.tables["spectrum"]
+    parts = {"coarse, 1 to 4": table["frequency"].between(1, 4), "fine, 8 and above": table["frequency"] >= 8}
+    rows = {}
+    for name, chosen in parts.items():
+        mean = table[chosen].groupby(["policy", "image"], sort=False)["ratio_db"].mean().reset_index()
+        rows[name] = paired(mean, NO_POLICY, "ratio_db")
+    return pd.concat(rows, names=["frequencies"])
 
 
 def starts_and_ends(result: Result) -> pd.DataFrame:
