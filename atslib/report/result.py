@@ -18,12 +18,20 @@ NO_POLICY = "none"
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What a claim came to, in words made from the numbers."""
+    """What a claim came to, in words made from the numbers.
+
+    Attributes:
+        status: one of `STATUSES`.
+        reason, rule: why, and by which rule.
+        here: the numbers in a few words, for the answer table.
+        trained: what holds on trained networks, where `here` is about untrained ones.
+    """
 
     status: str
     reason: str
     rule: str
     here: str = ""
+    trained: str = ""
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:

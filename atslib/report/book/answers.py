@@ -92,19 +92,26 @@ def measured(claim: Claim, results: Path) -> tuple[Verdict, dict] | None:
     return result and (Verdict(**json.loads((result[0] / "verdict.json").read_text())), result[1])
 
 
+def _here(verdict: Verdict, facts: dict) -> tuple[str, str]:
+    """What was measured on untrained networks, where attacks work, and on trained ones; a dash where nothing was."""
+    size = f"(n={facts['images']}, {facts['model']}, {facts['profile']})"
+    words = f"{verdict.here or '–'} {size}"
+    return (words, verdict.trained or "–") if not facts["epochs"] else ("–", words)
+
+
 def answers(results: Path, *, link: str = "book/results/{}.ipynb") -> str:
     """The answer table in Markdown: one row per claim, made from the stored verdicts."""
-    lines = ["| Claim | Paper | Replication | Here | Verdict |", "|---|---|---|---|---|"]
+    lines = ["| Claim | Paper | Replication | Here, untrained | Here, trained | Verdict |", "|---|---|---|---|---|---|"]
     for claim in CLAIMS:
         paper, replication = _published(claim, "ats"), _published(claim, "replication")
-        name, here, status = f"{claim.number}. {claim.sentence}", "–", "not measured yet"
+        name, here, status = f"{claim.number}. {claim.sentence}", ("–", "–"), "not measured yet"
         if result := measured(claim, results):
             verdict, facts = result
             name = f"[{name}]({link.format(claim.page)})"
-            here = f"{verdict.here or '–'} (n={facts['images']}, {facts['model']}, {facts['profile']})"
+            here = _here(verdict, facts)
             scale = "" if facts["profile"] == "full" else " at this scale"
             status = f'<span class="verdict" data-status="{verdict.status}">{verdict.status}{scale}</span>'
-        lines.append(f"| {name} | {paper} | {replication} | {here} | {status} |")
+        lines.append(f"| {name} | {paper} | {replication} | {' | '.join(here)} | {status} |")
     return "\n".join(lines) + "\n"
 
 

@@ -1,5 +1,7 @@
 """Claim 1: searched policies lower the quality of reconstructions and keep the accuracy (paper, Table 1)."""
 
+import dataclasses
+
 import pandas as pd
 
 from atslib.report import compare
@@ -61,8 +63,9 @@ def privacy_verdict(judged: pd.DataFrame, accuracy: pd.Series, classes: int) -> 
     change = telling["change"]
     spread = f"{change.min():+.1f} to {change.max():+.1f} dB" if len(change) > 1 else f"{change.sum():+.1f} dB"
     accurate = f"accuracy {accuracy[NO_POLICY]:.1f} → {accuracy[HYBRID]:.1f} %"
-    here = f"gain changes by {spread} while attacks work; {accurate}"
-    reason = f"the hybrid lowers what attacks gain in {len(protected)} of {len(telling)} cells that can tell ({here})"
+    here = f"the hybrid changes the gain by {spread}; it protects in {len(protected)} of {len(telling)} cells"
+    reason = f"the hybrid lowers what attacks gain in {len(protected)} of {len(telling)} cells that can tell"
+    reason += f" (it changes the gain by {spread}; {accurate})"
     if telling.empty:
         return cannot_tell(Verdict("partly", "", PRIVACY_RULE, accurate), judged["why"].tolist()[:1])
     faults = [] if len(protected) == len(telling) else ["it does not in the others"]
@@ -71,6 +74,15 @@ def privacy_verdict(judged: pd.DataFrame, accuracy: pd.Series, classes: int) -> 
     if protected.empty:
         return compare.judge(PRIVACY_RULE, reason, here, refuted=True)
     return compare.judge(PRIVACY_RULE, reason, here, faults)
+
+
+def _trained(judged: pd.DataFrame, accuracy: pd.Series) -> str:
+    """What the answer table says of trained networks."""
+    words = f"accuracy {accuracy[NO_POLICY]:.1f} → {accuracy[HYBRID]:.1f} %"
+    for _, row in judged[judged.index.get_level_values("regime") == "trained"].iterrows():
+        undefended = f"undefended gain {row['bare']:+.1f} dB [{row['bare_low']:.1f}, {row['bare_high']:.1f}]"
+        words = f"{undefended}, with the hybrid {row['change']:+.1f} [{row['low']:.1f}, {row['high']:.1f}]; {words}"
+    return words
 
 
 def run(settings: Settings, store: Store) -> Result:
@@ -94,6 +106,7 @@ def run(settings: Settings, store: Store) -> Result:
     }
     accuracy = tables["accuracy"].set_index("policy")["accuracy"]
     verdict = privacy_verdict(judged, accuracy, table1.classes(settings.dataset))
+    verdict = dataclasses.replace(verdict, trained=_trained(judged, accuracy))
     facts = provenance(settings, next(iter(sheets.values()))) | regimes.sizes(list(cells(settings)))
     return Result("claim1_privacy", tables, facts, verdict, sheets)
 
