@@ -1,7 +1,8 @@
-"""Settings, the paired design of the attacks' targets and starts, and claim 1 from a kill to its tables."""
+"""Settings, whom they attack, networks on their way, the paired design of targets and starts, claim 1 from a kill."""
 
 import dataclasses
 import math
+import time
 from pathlib import Path
 
 import numpy as np
@@ -9,22 +10,39 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from atslib.attacks import engine, reconstruct
+from atslib.attacks import ATTACKS, engine, reconstruct
 from atslib.clients.threat import observe
-from atslib.data.load import load
-from atslib.errors import AtsError
+from atslib.clients.training import TrainConfig
+from atslib.data.images import Images
+from atslib.data.load import DATASETS, load
+from atslib.errors import AtsError, OutOfTime
 from atslib.policies.operations import crop_and_flip
 from atslib.policies.policy import parse_policy
 from atslib.report.book.answers import CLAIMS
 from atslib.report.pages import PAGES, claim1_privacy, load_page
-from atslib.report.pages.claim1_privacy import control_unit
-from atslib.report.units import table1, units
+from atslib.report.units import units
 from atslib.report.units.settings import PROFILES, Settings, settings
-from atslib.report.units.table1 import HYBRID, POLICIES, SEARCHED
-from atslib.report.units.tables import floors
-from atslib.report.units.units import ModelUnit, attack_unit, dataset, device_of, model_unit, network, starts, targets
+from atslib.report.units.table1 import HYBRID, POLICIES
+from atslib.report.units.tables import floors, mean_image
+from atslib.report.units.units import (
+    STAGES,
+    ModelUnit,
+    attack_unit,
+    dataset,
+    device_of,
+    model_unit,
+    network,
+    scaled,
+    starts,
+    targets,
+    trained,
+    victim,
+)
 from atslib.rng import rng
 from atslib.store import Store
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+CPU = torch.device("cpu")
 
 
 class Killed(BaseException):
@@ -111,6 +129,11 @@ def test_an_unknown_parameter_is_refused_with_the_valid_ones(name):
         ({"dataset": "cifar"}, "dataset 'cifar' is unknown; choose one of cifar100, "),
         ({"dataset": 100}, "dataset 100 is unknown; choose one of cifar100, "),
         ({"crop_flip": "none"}, "crop_flip 'none' is unknown; choose one of fixed, code"),
+        ({"regime": "late"}, "regime 'late' is unknown; choose one of initial, trained"),
+        ({"regime": ""}, "regime '' is unknown; choose one of initial, trained"),
+        ({"attack": "adam"}, "attack 'adam' is unknown; choose one of adam-cosine, "),
+        ({"attacked": 4}, "parameter attacked=4 must be of type str"),
+        ({"draws": 0}, "parameter draws=0 must be at least 1"),
     ],
     ids=str,
 )
@@ -137,6 +160,148 @@ def test_a_device_that_is_not_there_is_one_error():
     with pytest.raises(AtsError, match="device 'gpu9' cannot be used") as error:
         device_of("gpu9")
     assert "\n" not in str(error.value)
+
+
+# --- whom and how the settings attack -----------------------------------------------------------------------
+
+
+def test_the_victim_is_the_clients_trained_network_or_an_untrained_one_of_the_kind_that_is_attacked():
+    chosen = settings(model="convnet-4", regime="trained", attacked="lenet")
+    assert victim(chosen, HYBRID) == model_unit(chosen, HYBRID)
+    untrained = victim(dataclasses.replace(chosen, regime="initial"), HYBRID)
+    assert (untrained.model, untrained.train, untrained.fraction) == ("lenet", None, 1.0)
+    assert untrained == victim(dataclasses.replace(chosen, regime="initial"))  # no policy, for nothing is trained
+    assert victim(dataclasses.replace(chosen, regime="initial", attacked="")).model == "convnet-4"
+
+
+def test_the_settings_attack_is_made_at_their_length_on_their_victim():
+    chosen = settings(regime="initial", attacked="lenet", attack="annealed-lenet", steps=7)
+    unit = attack_unit(chosen, HYBRID)
+    assert unit.attack == dataclasses.replace(ATTACKS["annealed-lenet"], steps=7)
+    assert (unit.model, unit.policy) == (victim(chosen), HYBRID)
+    assert attack_unit(chosen, HYBRID, frames=3) == dataclasses.replace(unit, frames=3) != unit
+
+
+def test_the_laptop_attacks_untrained_networks_with_the_strongest_attack_and_the_others_trained_ones():
+    found = {name: settings(profile=name) for name in PROFILES}
+    assert {name for name, chosen in found.items() if chosen.regime == "initial"} == {"laptop"}
+    laptop = found.pop("laptop")
+    assert (laptop.attacked, laptop.attack, laptop.draws) == ("lenet", "annealed-lenet", 2)
+    assert {(chosen.attack, chosen.draws) for chosen in found.values()} == {("adam-cosine", 1)}
+
+
+@pytest.mark.parametrize("profile", ["quick", "laptop"])
+@pytest.mark.parametrize("name", ATTACKS)
+def test_below_the_full_size_a_preset_takes_no_more_gradients_than_the_settings_have_steps(name, profile):
+    chosen, preset = settings(profile=profile), ATTACKS[name]
+    attack = scaled(name, chosen)
+    inner = preset.inner if preset.optimizer == "lbfgs" else 1
+    assert attack.evaluations <= chosen.steps
+    assert attack.steps == min(preset.steps, chosen.steps // inner)
+    assert attack == dataclasses.replace(preset, steps=attack.steps, restarts=1)
+    assert scaled(name, settings(profile="full")) == preset
+
+
+def test_a_preset_has_two_steps_at_least():
+    assert scaled("lbfgs-cosine", settings(steps=10)).steps == 2
+
+
+def test_an_attack_of_ones_own_is_not_scaled(monkeypatch):
+    monkeypatch.setitem(ATTACKS, "flat", Flat())
+    assert scaled("flat", settings()) is ATTACKS["flat"]
+    assert attack_unit(settings(attack="flat")).attack is ATTACKS["flat"]
+
+
+# --- networks on their way ----------------------------------------------------------------------------------
+
+# Twenty images in batches of four are five steps an epoch, fifteen in all: stages 1, 3 and 10.
+WAY = ModelUnit(
+    dataset="shapes",
+    model="convnet-4",
+    fraction=0.004,
+    train=TrainConfig(policy=HYBRID, epochs=3, batch=4, lr=0.01),
+    seed=0,
+)
+
+
+def same(one, other):
+    """Whether two artifacts hold the same bits, but for the seconds that each epoch took."""
+    for name, value in one.tensors.items():
+        pair = [value.clone(), other[name].clone()]
+        if name == "history":
+            for table in pair:
+                table[:, 2] = 0
+        if not torch.equal(*pair):
+            return False
+    return one.tensors.keys() == other.tensors.keys()
+
+
+def stage(store, step):
+    """The stored network at that step; none is trained."""
+    return store.get("model", dataclasses.replace(WAY, step=step), pytest.fail)
+
+
+def stages_in(store):
+    return [step for step in STAGES if store.has("model", dataclasses.replace(WAY, step=step))]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The training to its end, with the networks after 3 and 10 steps."""
+    store = Store(tmp_path_factory.mktemp("whole"))
+    return trained(WAY, store, CPU, stages=(3, 10))[1], store
+
+
+def test_looking_at_a_network_on_its_way_does_not_change_where_it_ends(whole, store):
+    assert same(trained(WAY, store, CPU)[1], whole[0])
+    assert stages_in(store) == []
+    assert stages_in(whole[1]) == [3, 10]
+
+
+@pytest.mark.parametrize(("step", "before"), [(3, [1]), (7, [1, 3]), (10, [1, 3])])
+def test_a_network_on_its_way_is_that_of_the_whole_training_and_leaves_those_before_it(whole, store, step, before):
+    unit = dataclasses.replace(WAY, step=step)
+    model, made = trained(unit, store, CPU)
+    assert stages_in(store) == sorted({*before, step} & {*STAGES})
+    assert not store.has("model", WAY)
+    for earlier in {*before, step} & {3, 10}:
+        assert same(stage(store, earlier), stage(whole[1], earlier))
+    assert not model.training
+    weights = {name.removeprefix("model."): value for name, value in made.tensors.items() if name != "accuracy"}
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    assert not all(torch.equal(value, whole[0][f"model.{name}"]) for name, value in weights.items())
+    assert float(made["accuracy"]) == units.evaluate(model, dataset("shapes", "test"))
+
+
+def test_stages_that_are_there_are_not_made_again(store, said):
+    trained(dataclasses.replace(WAY, step=3), store, CPU)
+    assert len(said) == 2  # 1 and 3
+    trained(dataclasses.replace(WAY, step=7), store, CPU)
+    assert len(said) == 3
+    assert "step 7 in " in said[-1]
+
+
+def test_a_training_to_a_step_that_runs_out_of_time_goes_on_to_the_same_network(whole, store):
+    unit = dataclasses.replace(WAY, step=10)
+    with pytest.raises(OutOfTime):
+        trained(unit, Store(store.root, ends=time.monotonic()), CPU)
+    assert stages_in(store) == [1, 3]
+    assert same(trained(unit, Store(store.root, ends=time.monotonic()), CPU)[1], stage(whole[1], 10))
+
+
+def test_a_network_without_a_step_keeps_the_key_that_it_had_before_there_were_any(store):
+    before = {name: value for name, value in vars(WAY).items() if name not in ("norm", "step")}
+    assert store.path("model", WAY) == store.path("model", before)
+    keys = [store.path("model", dataclasses.replace(WAY, step=step)) for step in (1, 3)]
+    assert len({*keys, store.path("model", before)}) == 3
+    assert keys[0] == store.path("model", before | {"step": 1})
+
+
+def test_a_step_costs_its_batches_and_is_said():
+    early = dataclasses.replace(WAY, step=7)
+    assert early.passes == 3 * 7 * 4 + 40
+    assert WAY.passes == pytest.approx(3 * 3 * 20 + 40)
+    assert early.title == f"{WAY.title}, step 7"
 
 
 # --- the paired design --------------------------------------------------------------------------------------
@@ -232,18 +397,10 @@ def test_every_field_of_a_unit_changes_its_key(store):
     assert set(other) == {field.name for field in dataclasses.fields(unit)}
     assert len(keys | {store.path("attack", unit)}) == 1 + len(other)
     models = {"dataset": "shapes-grey", "model": "lenet", "fraction": 0.5, "train": None, "seed": 3, "norm": "fmnist"}
+    models["step"] = 30
     assert set(models) == {field.name for field in dataclasses.fields(ModelUnit)}
     keys = {store.path("model", dataclasses.replace(unit.model, **{n: v})) for n, v in models.items()}
     assert len(keys | {store.path("model", unit.model)}) == 1 + len(models)
-
-
-def test_the_control_is_the_same_attack_on_untouched_images_and_an_untrained_network():
-    control, unit = control_unit(dataclasses.replace(EIGHT, images=20)), attack_unit(EIGHT, "")
-    assert control.model.train is None
-    assert (control.policy, control.crop_flip, control.last) == ("", False, claim1_privacy.CONTROL_IMAGES)
-    assert dataclasses.replace(control.attack, steps=unit.attack.steps) == unit.attack
-    original, moved, _ = targets(control)
-    assert torch.equal(moved, original)
 
 
 # --- an attack of one's own ---------------------------------------------------------------------------------
@@ -330,14 +487,36 @@ def test_a_damaged_state_of_an_attack_is_warned_of_and_it_starts_anew(tmp_path, 
 # --- floors -------------------------------------------------------------------------------------------------
 
 
-def test_floors_are_the_psnr_of_grey_and_of_the_mean_training_image():
-    pixels = torch.stack([torch.zeros(3, 32, 32), torch.full((3, 32, 32), 255)]).byte()
-    found = floors(pixels, "shapes")
-    # Grey is 0.5 from black and from white: MSE 1/4, 10 log10(4) dB.
-    assert found["floor_grey"].tolist() == pytest.approx([10 * math.log10(4)] * 2)
+def two_shades(split):
+    """Flat images of 8×8 pixels, one of a fifth and one of three fifths of white; in the mean, two fifths."""
+    pixels = torch.tensor([51, 153]).byte().reshape(2, 1, 1, 1).expand(2, 3, 8, 8).contiguous()
+    return Images(pixels, torch.tensor([0, 1]), ("a", "b"), "two shades", split)
+
+
+def test_floors_are_the_psnr_of_grey_of_the_mean_training_image_and_of_that_under_the_policy(monkeypatch):
+    monkeypatch.setitem(DATASETS, "two shades", two_shades)
+    plain = attack_unit(settings(images=2, dataset="two shades"), crop_flip=False)
+    black_and_white = torch.stack([torch.zeros(3, 8, 8), torch.full((3, 8, 8), 255)]).byte()
+
+    def decibels(*errors):
+        return pytest.approx([-20 * math.log10(error) for error in errors], rel=1e-5)
+
+    found = floors(black_and_white, plain)
+    assert list(found) == ["floor_grey", "floor_mean", "floor_policy"]
+    assert found["floor_grey"].tolist() == decibels(0.5, 0.5)
+    assert found["floor_mean"].tolist() == decibels(0.4, 0.6)
+    assert found["floor_policy"].tolist() == decibels(0.4, 0.6)  # nobody does anything to the images
+    inverted = floors(black_and_white, dataclasses.replace(plain, policy="0"))
+    assert inverted["floor_mean"].tolist() == decibels(0.4, 0.6)
+    assert inverted["floor_policy"].tolist() == decibels(0.6, 0.4)
+    cropped = floors(black_and_white, dataclasses.replace(plain, crop_flip=True))  # black comes in at the edges
+    assert cropped["floor_policy"][0] > found["floor_policy"][0]
+    assert cropped["floor_policy"][1] < found["floor_policy"][1]
+
+
+def test_the_mean_image_is_that_of_the_whole_training_set():
     mean = load("shapes", "train").pixels.double().numpy().mean(0) / 255
-    errors = [np.mean((mean - value) ** 2) for value in (0, 1)]
-    assert found["floor_mean"].tolist() == pytest.approx([-10 * math.log10(e) for e in errors], rel=1e-4)
+    np.testing.assert_allclose(mean_image("shapes")[0], mean, rtol=1e-5)
 
 
 # --- claim 1, whole -----------------------------------------------------------------------------------------
@@ -361,58 +540,72 @@ def test_every_claim_has_its_page_and_every_page_its_notebook_and_its_functions(
         assert callable(module.units)
 
 
-COLUMNS = [
-    "policy",
-    "image",
-    "psnr",
-    "psnr_original",
-    "mse",
-    "ssim",
-    "cost",
-    "floor_grey",
-    "floor_mean",
-    "gain",
-    "stuck",
-]
+COLUMNS = ["psnr", "psnr_original", "mse", "ssim", "cost", "floor_grey", "floor_mean", "floor_policy", "gain"]
+COLUMNS += ["rank_target", "rank_original", "stuck"]
+NAMES = ["none", HYBRID]  # at smoke; other profiles attack all policies
 
 
-def test_claim_1_has_one_row_per_policy_and_image(undisturbed):
-    tables, names = undisturbed[0].tables, [p or "none" for p in POLICIES]
-    assert list(tables) == ["attacks", "accuracy", "curve", "control", "blocks", "blocks_accuracy"]
-    assert list(tables["attacks"]) == COLUMNS
-    assert list(tables["attacks"]["policy"]) == [name for name in names for _ in range(3)]
-    assert list(tables["attacks"]["image"]) == [0, 1, 2] * len(names)
-    assert np.isfinite(tables["attacks"][COLUMNS[2:-1]].to_numpy()).all()
-    assert list(tables["control"]) == COLUMNS
-    assert len(tables["control"]) == 3
+def test_claim_1_has_one_row_per_regime_network_policy_draw_and_image(undisturbed):
+    tables = undisturbed[0].tables
+    assert list(tables) == ["attacks", "judged", "accuracy", "curve", "blocks"]
+    attacks = tables["attacks"]
+    assert list(attacks) == ["policy", "image", *COLUMNS, "regime", "step", "model", "draw"]
+    assert list(attacks["policy"]) == [name for name in NAMES for _ in range(3)]
+    assert list(attacks["image"]) == [0, 1, 2] * 2
+    assert attacks[["regime", "step", "model", "draw"]].drop_duplicates().to_numpy().tolist() == [
+        ["initial", 0, "convnet-4", 0]
+    ]
+    assert np.isfinite(attacks[COLUMNS[:-1]].to_numpy()).all()
+    np.testing.assert_allclose(attacks["gain"], attacks["psnr"] - attacks["floor_policy"])
+    assert tables["judged"][["regime", "step", "model", "images"]].to_numpy().tolist() == [
+        ["initial", 0, "convnet-4", 3]
+    ]
     assert list(tables["accuracy"]) == ["policy", "accuracy", "train"]
-    assert list(tables["accuracy"]["policy"]) == names
+    assert list(tables["accuracy"]["policy"]) == NAMES
     assert set(tables["accuracy"]["train"]) == {10}  # 0.002 of 5,000
     assert tables["accuracy"]["accuracy"].between(0, 100).all()
     assert list(tables["curve"]) == ["policy", "iteration", "image", "gradsim"]
-    assert len(tables["curve"]) == len(names) * TINY["steps"] * 3
+    assert len(tables["curve"]) == len(NAMES) * TINY["steps"] * 3
     assert tables["curve"]["gradsim"].between(-1.001, 1.001).all()
 
 
 def test_the_numbers_of_a_row_are_those_of_its_images(undisturbed):
     result = undisturbed[0]
-    for name, sheet in result.sheets.items():
-        table = result.tables["control"] if name == "control" else result.tables["attacks"]
-        rows = table[table["policy"] == ("none" if name == "control" else name.removeprefix("grid "))]
+    table = result.tables["attacks"]
+    assert list(result.sheets) == [("initial", 0, "convnet-4", name, 0) for name in NAMES]
+    for (*_, name, _), sheet in result.sheets.items():
+        rows = table[table["policy"] == name]
         error = (sheet["reconstruction"] - sheet["target"].float() / 255).square().mean((1, 2, 3))
         assert rows["mse"].tolist() == pytest.approx(error.tolist(), rel=1e-4)
         assert rows["psnr"].tolist() == pytest.approx((-10 * error.log10()).tolist(), rel=1e-4)
         away = (sheet["reconstruction"] - sheet["original"].float() / 255).square().mean((1, 2, 3))
         assert rows["psnr_original"].tolist() == pytest.approx((-10 * away.log10()).tolist(), rel=1e-4)
-    assert set(result.sheets) == {"none", *(p for p in POLICIES if p), "control", "grid none", f"grid {HYBRID}"}
+        shown = claim1_privacy.sheet(result, name, 2)
+        assert torch.equal(shown["reconstruction"], sheet["reconstruction"][:2])
 
 
 def test_facts_say_what_the_banner_needs(undisturbed):
-    facts = undisturbed[0].facts
-    assert facts.items() >= TINY.items()
+    result = undisturbed[0]
+    facts = result.facts
+    assert (facts["model"], facts["images"], facts["steps"]) == ("convnet-4", "3 × 1 draws", "3")
     assert (facts["dataset"], facts["profile"], facts["train"]) == ("shapes", "smoke", 5000)
     assert facts["device"].startswith(("CPU, ", "NVIDIA"))
-    assert undisturbed[0].digest in undisturbed[0].banner
+    assert "convnet-4, untrained; n = 3 × 1 draws images, 3 attack steps" in result.banner
+    assert result.digest in result.banner
+    assert result.verdict.status == "cannot tell"
+    assert "3 images are fewer than 30" in result.verdict.reason
+
+
+def test_claim_1_judges_untrained_networks_and_one_at_the_end_of_its_training():
+    laptop = settings(profile="laptop", dataset="shapes")
+    found = {(cell.regime, cell.model): chosen for cell, chosen in claim1_privacy.cells(laptop).items()}
+    untrained = [("initial", name) for name in ("lenet", "convnet-16", "resnet20-1")]
+    assert found == dict.fromkeys(untrained, POLICIES) | {("trained", "resnet20-1"): ("", HYBRID)}
+    trained = [unit for key, unit in claim1_privacy.attacks_of(laptop).items() if key[0] == "trained"]
+    assert {(unit.model.train.policy, unit.policy) for unit in trained} == {("", ""), (HYBRID, HYBRID)}
+    assert claim1_privacy.networks(laptop) == {name: model_unit(laptop, name.replace("none", "")) for name in NAMES}
+    wanted = set(claim1_privacy.units(laptop).values())
+    assert {*claim1_privacy.attacks_of(laptop).values(), *claim1_privacy.networks(laptop).values()} < wanted
 
 
 def test_a_second_run_computes_nothing(undisturbed):
@@ -437,23 +630,10 @@ def test_a_killed_run_resumes_to_the_same_tables(undisturbed, store, said):
     assert resumed.verdict == undisturbed[0].verdict
 
 
-def test_the_comparison_sets_the_papers_numbers_beside_ours(undisturbed):
-    result = undisturbed[0]
-    table = claim1_privacy.comparison(result)
-    assert list(table.index) == [p or "none" for p in POLICIES]
-    assert (table["n"] == 3).all()
-    assert table.loc["none", ["paper PSNR", "replication PSNR"]].tolist() == [13.88, 12.15]
-    assert table.loc[HYBRID, ["paper PSNR", "paper accuracy", "replication PSNR"]].tolist() == [7.64, 77.92, 8.25]
-    assert table.loc[table1.RANDOM, "paper PSNR"] == 11.41
-    assert table[["paper PSNR", "replication accuracy"]].notna().all(axis=None)
-    attacks = result.tables["attacks"].set_index("policy").loc[HYBRID]
-    assert table.loc[HYBRID, "gain over mean image"] == pytest.approx((attacks["psnr"] - attacks["floor_mean"]).mean())
-
-
 def test_the_differences_are_to_no_policy(undisturbed):
     result = undisturbed[0]
     rows = claim1_privacy.differences(result)
-    assert set(rows.index) == {p for p in POLICIES if p}
-    wide = result.tables["attacks"].pivot(index="image", columns="policy", values="psnr")
-    for policy in SEARCHED:
-        assert rows.loc[policy, ("psnr", "mean")] == pytest.approx((wide[policy] - wide["none"]).mean())
+    assert list(rows.index) == [("initial", 0, "convnet-4", HYBRID)]
+    for value in ("psnr", "gain"):
+        wide = result.tables["attacks"].pivot(index="image", columns="policy", values=value)
+        assert rows[(value, "mean")].item() == pytest.approx((wide[HYBRID] - wide["none"]).mean())
