@@ -51,7 +51,8 @@ def identification(reconstructions: Tensor, candidates: Tensor, truth: Tensor, *
     Args:
         reconstructions: (B, C, H, W), floats; not clamped.
         candidates: (K, C, H, W), floats, the same for all: the true images and others, all treated alike (as the
-            client transformed them, or all untouched).
+            client transformed them, or all untouched). Or (V, K, C, H, W): each in V forms, of which the most similar
+            counts, for a server that knows the policy and tries all that it can have made of each.
         truth: (B,), integers: which candidate each reconstruction is of.
     Returns:
         (B,) integers from 1 (worst for privacy) to K; a guess has rank 1 with probability 1 / K. A
@@ -60,9 +61,10 @@ def identification(reconstructions: Tensor, candidates: Tensor, truth: Tensor, *
         AtsError: other shapes or dtypes, fewer than two candidates, images no larger than the shift, or an index
             that names no candidate.
     """
-    for images in (reconstructions, candidates):
+    several = candidates if candidates.ndim == 5 and len(candidates) else candidates[None]
+    for images in (reconstructions, *several):
         check_images("identification", images)
-    count, size = len(candidates), tuple(candidates.shape[1:])
+    count, size = several.shape[1], tuple(several.shape[2:])
     if reconstructions.shape[1:] != size or count < 2 or min(size[1:]) <= shift:
         raise AtsError(
             f"identification: reconstructions {tuple(reconstructions.shape)} and candidates {tuple(candidates.shape)} "
@@ -70,6 +72,7 @@ def identification(reconstructions: Tensor, candidates: Tensor, truth: Tensor, *
         )
     if truth.shape != (len(reconstructions),) or not ((truth >= 0) & (truth < count)).all():
         raise AtsError(f"identification: truth {truth.tolist()} must name one of {count} candidates per reconstruction")
-    scores = similarity(reconstructions, candidates, shift=shift).nan_to_num(nan=-torch.inf)
+    scores = similarity(reconstructions, several.flatten(0, 1), shift=shift).nan_to_num(nan=-torch.inf)
+    scores = scores.unflatten(1, several.shape[:2]).amax(1)
     own = scores.gather(1, truth.long().unsqueeze(1))
     return (scores >= own - TIE).sum(1)

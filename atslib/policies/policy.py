@@ -156,6 +156,22 @@ def parse_policy(text: str) -> Policy | Hybrid:
     return Hybrid.parse(text) if "+" in text else Policy.parse(text)
 
 
+def forms(policy: Policy | Hybrid, pixels: Tensor) -> Tensor:
+    """All that a policy can make of each image: (B, C, H, W) uint8 -> (V, B, C, H, W) uint8.
+
+    One form per member and combination of signs; those that are the same on every image are given once. What a
+    server that knows the policy, but not what was drawn, has to try.
+    """
+    members = policy.members if isinstance(policy, Hybrid) else (policy,)
+    made: list[Tensor] = []
+    for member in members:
+        for signs in product((1, -1), repeat=len(member.ids)):
+            form = member.apply_signs(pixels, torch.tensor([signs] * len(pixels)).view(len(pixels), len(signs)))
+            if not any(torch.equal(form, other) for other in made):
+                made.append(form)
+    return torch.stack(made)
+
+
 @dataclass(frozen=True)
 class PilTransform:
     """A policy on single PIL images (mode RGB or L), pixel for pixel what the batched form gives.

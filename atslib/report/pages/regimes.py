@@ -19,7 +19,11 @@ from atslib.store import Store
 CELL = ["regime", "step", "model"]
 TRAINED = ("", HYBRID)  # policies with which a network is trained and looked at on its way
 CROSSED = 300  # the step, beside the end of the training, at which network and target are crossed
-OUTCOMES = {"rank_target": "the used image", "rank_original": "the photograph"}
+OUTCOMES = {
+    "rank_target": "the used image",
+    "rank_knowing": "the photograph, policy known",
+    "rank_original": "the photograph, undoing nothing",
+}
 
 
 def cells(settings: Settings) -> dict[Cell, tuple[str, ...]]:

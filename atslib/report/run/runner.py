@@ -15,6 +15,7 @@ from pathlib import Path
 
 from atslib.data.load import available, is_drawn, load
 from atslib.errors import AtsError, NotKept, choose
+from atslib.report.book.advice import advice
 from atslib.report.book.answers import answers, insert_answers
 from atslib.report.book.costs import cost_table, speed_table, write_cost
 from atslib.report.book.effects import insert_effects
@@ -286,6 +287,7 @@ def publish_answers(root: Path) -> None:
     (root / "book" / "answers.md").write_text(table)
     (root / "book" / "speed.md").write_text(speed_table(root / "results" / "speed.jsonl"))
     (root / "book" / "costs.md").write_text(cost_table(root / "results"))
+    (root / "book" / "should_i.md").write_text(advice(root / "results"))
     (root / "book" / "audit.md").write_text(audit_page(root / "results"))
     insert_effects(root / "book" / "deviations.md", root / "results")
 

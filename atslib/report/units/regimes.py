@@ -15,7 +15,7 @@ from atslib.attacks import ATTACKS
 from atslib.clients.training import TrainConfig
 from atslib.errors import AtsError, choose
 from atslib.report.units.tables import image_rows, label
-from atslib.report.units.units import AttackUnit, ModelUnit, attacked, dataset, device_of
+from atslib.report.units.units import AttackUnit, ModelUnit, attacked, dataset, device_of, known_ranks
 from atslib.store import Store
 
 REGIMES = ("initial", "early", "semi", "trained")
@@ -82,7 +82,14 @@ class Cell:
 
 
 def measure(units: Mapping[tuple, AttackUnit], store: Store, device: str) -> tuple[pd.DataFrame, dict]:
-    """Attack all: one row per regime, step, network, policy, draw and image, and the artifacts by the same keys."""
-    artifacts = {key: attacked(unit, store, device_of(device)) for key, unit in units.items()}
-    rows = [image_rows(artifacts[key], unit).assign(**dict(zip(KEYS, key, strict=True))) for key, unit in units.items()]
+    """Attack all: one row per regime, step, network, policy, draw and image, and the artifacts by the same keys.
+
+    Beside the columns of `image_rows` stands `rank_knowing`; see `known_ranks`.
+    """
+    place, rows = device_of(device), []
+    artifacts = {key: attacked(unit, store, place) for key, unit in units.items()}
+    for key, unit in units.items():
+        knowing = known_ranks(unit, store, place)["rank_knowing"].numpy()
+        table = image_rows(artifacts[key], unit).assign(rank_knowing=knowing)
+        rows.append(table.assign(**dict(zip(KEYS, key, strict=True))))
     return pd.concat(rows, ignore_index=True), artifacts

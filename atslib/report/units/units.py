@@ -19,6 +19,7 @@ from atslib.errors import AtsError, NotKept
 from atslib.measures.identification import identification
 from atslib.measures.metrics import mse, psnr, ssim
 from atslib.models import build_model, normalization_layer
+from atslib.policies.policy import forms, parse_policy
 from atslib.report.units.settings import Settings
 from atslib.rng import rng
 from atslib.store import ADDED_SINCE, Artifact, Store
@@ -368,6 +369,27 @@ def ranks(unit: AttackUnit, reconstructions: Tensor) -> dict[str, Tensor]:
         for column, pixels in (("rank_target", target), ("rank_original", original)):
             parts[column].append(identification(estimates, to_images(pixels), torch.arange(begin, end) - low))
     return {column: torch.cat(found) for column, found in parts.items()}
+
+
+def known_ranks(unit: AttackUnit, store: Store, device: torch.device) -> Artifact:
+    """`rank_knowing` (B,): rank of each photograph for a server that knows the policy, but not what was drawn.
+
+    It compares a reconstruction with all `forms` that the policy can give to each of 100 untouched test images; shifts
+    of a crop and mirror images it tolerates as `ranks` does.
+    """
+
+    def compute(state: object) -> dict[str, Tensor]:
+        images, policy = dataset(unit.model.dataset, "test"), parse_policy(unit.policy)
+        estimates = attacked(unit, store, device)["reconstruction"].cpu()
+        parts = []
+        for low in range(unit.first - unit.first % CANDIDATES, unit.last, CANDIDATES):
+            begin, end = max(low, unit.first), min(low + CANDIDATES, unit.last)
+            known = to_images(forms(policy, images.pixels[low : low + CANDIDATES]))
+            rows = estimates[begin - unit.first : end - unit.first]
+            parts.append(identification(rows, known, torch.arange(begin, end) - low))
+        return {"rank_knowing": torch.cat(parts)}
+
+    return store.get("ranks", unit, compute, label=f"ranks for who knows the policy, {unit.title}")
 
 
 def attacked(unit: AttackUnit, store: Store, device: torch.device) -> Artifact:

@@ -1,0 +1,120 @@
+"""The page "Should I use this?": what a client gets for a policy, in numbers of the stored results."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+
+from atslib.measures.statistics import interval
+from atslib.report.book.answers import newest
+from atslib.report.result import NO_POLICY
+from atslib.report.units.table1 import HYBRID
+
+PAGE = "results/{}.ipynb"
+LEADS = {
+    "reproduced": "**It helps where attacks work.** The hybrid lowers what an attack learns from a gradient.",
+    "partly": "**It depends.** The hybrid lowers what an attack learns from a gradient on some networks, not on all.",
+    "not reproduced": "**Not as your protection.** Where attacks work, the hybrid does not lower what they learn from "
+    "a gradient; it shows the server another picture of the same content.",
+    "cannot tell": "**Nobody can tell yet.** No attack here learns anything from an undefended gradient.",
+}
+
+
+def advice(results: Path) -> str:
+    """The page as MyST Markdown; it says so where nothing has been measured."""
+    regimes = newest("regimes", results)
+    head = "# Should I use this?\n\n"
+    if regimes is None:
+        return head + "Not measured yet.\n"
+    status = pd.read_json(regimes[0] / "verdict.json", typ="series")["status"]
+    attacks, facts = pd.read_csv(regimes[0] / "attacks.csv", dtype={"policy": str}), regimes[1]
+    parts = [head + LEADS[status], _scale(facts), _got(attacks, results), _stages(attacks), _rivals(results), NEXT]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+NEXT = """## What to do then
+
+- **Measure your own case.** Your network, your images, your policy and a stronger attack are a few lines:
+  {doc}`your_own`. A policy that was good on another network is no evidence for yours.
+- **Look at the gain, not at the PSNR.** A policy that darkens or shifts the images lowers every PSNR, that of a blind
+  guess included. {doc}`results/regimes` shows both.
+- **Do not take a score for an attack.** How far the privacy score predicts anything is on
+  {doc}`results/claim7_correlation`.
+- **Expect an attacker who knows the policy.** The attacks above do not use it; a server that ran the search could.
+  None of the numbers is a guarantee; only a formal bound, such as differential privacy, is one."""
+
+
+def _scale(facts: dict) -> str:
+    return (
+        f"Measured at profile *{facts['profile']}* on {facts['dataset']}, {facts['made']}, {facts['device']}: small "
+        f"networks, single images, a server that knows the label. Each number is a mean over images; "
+        f"[intervals and every image]({PAGE.format('regimes')})."
+    )
+
+
+def _share(rows: pd.DataFrame, column: str) -> str:
+    return f"{(rows[column] == 1).mean():.0%}"
+
+
+def _gain(rows: pd.DataFrame) -> str:
+    low, high = interval(rows["gain"], rows["image"])
+    return f"{rows['gain'].mean():+.1f} dB [{low:.1f}, {high:.1f}]"
+
+
+OUTCOMES: dict[str, Callable[[pd.DataFrame], str]] = {
+    "the server picks the image that you used out of 100": lambda rows: _share(rows, "rank_target"),
+    "it picks your photograph out of 100, knowing the policy": lambda rows: _share(rows, "rank_knowing"),
+    "it picks your photograph out of 100, undoing nothing": lambda rows: _share(rows, "rank_original"),
+    "it learns more than a blind guess by": _gain,
+}
+
+
+def _got(attacks: pd.DataFrame, results: Path) -> str:
+    """What a client gets: one row per network, regime and outcome, then accuracy and time."""
+    lines = ["## What you get for it", "| | no policy | with the hybrid |", "|---|---|---|"]
+    kept = attacks[attacks["regime"].isin(("initial", "trained"))]
+    for (regime, model), rows in kept.groupby(["regime", "model"], sort=False):
+        where = f"{model}, {'untrained' if regime == 'initial' else 'end of training'}"
+        both = [rows[rows["policy"] == policy] for policy in (NO_POLICY, HYBRID)]
+        lines += [f"| {where}: {name} | {of(both[0])} | {of(both[1])} |" for name, of in OUTCOMES.items()]
+    if (claim1 := newest("claim1_privacy", results)) and (claim1[0] / "accuracy.csv").exists():
+        accuracy = pd.read_csv(claim1[0] / "accuracy.csv", dtype={"policy": str}).set_index("policy")["accuracy"]
+        lines.append(f"| accuracy of the trained network | {accuracy[NO_POLICY]:.1f} % | {accuracy[HYBRID]:.1f} % |")
+    if claim4 := newest("claim4_efficiency", results):
+        cost = pd.read_csv(claim4[0] / "cost.csv", dtype={"policy": str}).set_index("policy")["share"]
+        lines.append(f"| time of the transformations, share of training | 0 % | {cost[HYBRID]:.1%} |")
+    return lines[0] + "\n\n" + "\n".join(lines[1:])
+
+
+def _stages(attacks: pd.DataFrame) -> str:
+    """From which step of training on undefended gradients tell nothing, where a network was followed."""
+    model = attacks[attacks["regime"] == "trained"]["model"]
+    if model.empty:
+        return ""
+    rows = attacks[(attacks["model"] == model.iloc[0]) & (attacks["policy"] == NO_POLICY) & (attacks["draw"] == 0)]
+    steps = {step: interval(table["gain"], table["image"])[0] > 0 for step, table in rows.groupby("step")}
+    leaking = [step for step, leaks in steps.items() if leaks]
+    words = f"up to step {max(leaking):,} of {max(steps):,}" if leaking else "at no step that was looked at"
+    return (
+        "## When it matters\n\n"
+        f"Followed through its training, {model.iloc[0]} gives undefended images away {words} (95 % interval of the "
+        "gain above 0). The first rounds are the ones to fear, and a server can send an untrained network at any time."
+    )
+
+
+def _rivals(results: Path) -> str:
+    """The defenses on gradients beside the policy: gain, identification and accuracy."""
+    page = newest("claim1_defenses", results)
+    attacks = page and pd.read_csv(page[0] / "attacks.csv", dtype={"defense": str})
+    if page is None or "floor_policy" not in attacks:
+        return ""
+    accuracy = pd.read_csv(page[0] / "accuracy.csv", dtype={"defense": str}).set_index("defense")["accuracy"]
+    lines = ["| defense | more than a blind guess | picks the image you used | accuracy |", "|---|---|---|---|"]
+    for name, rows in attacks[attacks["applied"] == "fixed"].groupby("defense", sort=False):
+        known = f"{accuracy[name]:.1f} %" if name in accuracy else "–"
+        lines.append(f"| {name} | {_gain(rows)} | {_share(rows, 'rank_target')} | {known} |")
+    model = page[1]["model"]
+    return (
+        f"## Beside noise and pruning\n\nOn {model}, the same attack, which does not adapt to the defense; "
+        f"accuracies are of one small training each ([page]({PAGE.format('claim1_defenses')})).\n\n" + "\n".join(lines)
+    )
