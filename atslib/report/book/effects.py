@@ -12,7 +12,7 @@ import pandas as pd
 
 from atslib.errors import AtsError, choose
 from atslib.measures.statistics import paired
-from atslib.report.book.answers import newest
+from atslib.report.book.answers import stored
 from atslib.report.compare import interval
 from atslib.report.pages import ext4_hidden_details, switches
 from atslib.report.result import NO_POLICY
@@ -71,6 +71,8 @@ def _members(tables: Tables) -> str:
 def _where_it_acts(tables: Tables) -> str:
     attacks = tables["attacks"]
     names = attacks[attacks["applied"] == "code"]["defense"].unique()
+    if not len(names):
+        raise KeyError("code")
     rows = attacks[attacks["defense"].isin(names)].groupby("defense", sort=False)
     return "on the shared gradient, against in training only: " + "; ".join(
         f"{name} {_change(part, 'fixed', 'code', 'applied')}" for name, part in rows
@@ -90,14 +92,22 @@ def _threshold(tables: Tables) -> str:
     return f"−85 rejects {share:.0%} of {len(code)} policies, which score {code.min():.0f} to {code.max():.0f}"
 
 
+def _first_network(attacks: pd.DataFrame) -> pd.DataFrame:
+    """Rows of the first network and draw, where a table has several."""
+    first = attacks.iloc[0]
+    for column in ("regime", "model", "draw"):
+        attacks = attacks[attacks[column] == first[column]] if column in attacks else attacks
+    return attacks
+
+
 def _against_the_original(tables: Tables) -> str:
-    attacks = tables["attacks"]
+    attacks = _first_network(tables["attacks"])
     change = attacks.assign(change=attacks["psnr_original"] - attacks["psnr"]).groupby("policy", sort=False)["change"]
     return "mean change: " + ", ".join(f"{policy} {mean:+.1f} dB" for policy, mean in change.mean().items())
 
 
 def _first_six(tables: Tables) -> str:
-    attacks = tables["attacks"]
+    attacks = _first_network(tables["attacks"])
     few = attacks[attacks["image"] < 6].groupby("policy")["psnr"].mean()
     every = attacks.groupby("policy", sort=False)["psnr"].mean()
     return "images 0 to 5 against all: " + ", ".join(f"{p} {few[p] - mean:+.1f} dB" for p, mean in every.items())
@@ -105,7 +115,8 @@ def _first_six(tables: Tables) -> str:
 
 def _another_training(tables: Tables) -> str:
     table = tables["others"][tables["others"]["over"] == "networks"]
-    return f"another seed of weights and training: {_change(table, 'other training seed', table['setting'].iloc[0])}"
+    first, other, *_ = table["setting"].unique()  # the second has other weights, trained or not
+    return f"another seed of weights and training: {_change(table, other, first)}"
 
 
 def _seeds(tables: Tables) -> str:
@@ -177,16 +188,14 @@ def effect(name: str, results: Path) -> str:
     """One effect in words, with data set, network, profile and a link; `UNKNOWN` where no stored table has it."""
     choose("effect", name, EFFECTS)
     page, words = EFFECTS[name]
-    stored = newest(page, results)
-    if stored is None:
-        return UNKNOWN
-    folder, facts = stored
-    tables = {file.stem: pd.read_csv(file) for file in folder.glob("*.csv")}
-    where = f"{facts['dataset']}, {facts['model']}, n = {facts['images']}, {facts['profile']}"
-    try:
-        return f"{words(tables)} ([{where}](results/{page}.ipynb))"
-    except (KeyError, IndexError):  # tables of an earlier version of the page, which did not measure it
-        return UNKNOWN
+    for folder, facts in stored(page, results):
+        tables = {file.stem: pd.read_csv(file) for file in folder.glob("*.csv")}
+        where = f"{facts['dataset']}, {facts['model']}, n = {facts['images']}, {facts['profile']}"
+        try:
+            return f"{words(tables)} ([{where}](results/{page}.ipynb))"
+        except (KeyError, IndexError):  # tables that did not measure it: a smaller profile's may have
+            continue
+    return UNKNOWN
 
 
 def insert_effects(path: Path, results: Path) -> None:
