@@ -16,7 +16,6 @@ from atslib.errors import AtsError
 from atslib.policies.policy import Policy
 from atslib.report import plots
 from atslib.report.pages import (
-    claim1_privacy,
     claim2_generality,
     claim2_search,
     claim6_transformations,
@@ -29,7 +28,7 @@ from atslib.report.units import scoring, table1
 from atslib.report.units.scoring import ScoreUnit, scored, search_unit, searched, unseen
 from atslib.report.units.settings import settings
 from atslib.report.units.table1 import HYBRID, RANDOM
-from atslib.report.units.units import semi_trained, targets, trained, transformed
+from atslib.report.units.units import model_unit, semi_trained, targets, trained, transformed, victim
 from atslib.rng import rng
 from atslib.scores.scores import area, gradsim_curve
 from atslib.store import Store
@@ -107,9 +106,22 @@ def test_score_and_attack_see_the_same_pixels():
     for unit in scores.values():
         assert unit.policies == tuple(attacks)
         assert (unit.images, unit.seed, unit.model.dataset) == (2, TINY.seed, "shapes")
+    assert claim7_correlation.main(TINY) == "semi-trained"
     for policy, attack in attacks.items():
         assert torch.equal(targets(attack)[1], transformed("shapes", policy, 2, seed=TINY.seed))
-        assert attack.model == scores[claim7_correlation.MAIN].model == semi_trained(TINY)
+        assert attack.model == scores["semi-trained"].model == semi_trained(TINY)
+
+
+def test_where_untrained_networks_are_attacked_the_judged_score_is_theirs():
+    chosen = dataclasses.replace(TINY, regime="initial", attacked="lenet", model="convnet-4", attack="annealed-lenet")
+    attacks, scores = claim7_correlation.attacks(chosen), claim7_correlation.scores(chosen)
+    assert claim7_correlation.main(chosen) == "untrained"
+    assert {unit.model for unit in attacks.values()} == {scores["untrained"].model} == {victim(chosen)}
+    assert {unit.attack.steps for unit in attacks.values()} == {2}
+    assert scores["trained"].model == model_unit(chosen)
+    assert scores["untrained, as released"] == dataclasses.replace(scores["untrained"], variant="code")
+    bare = claim7_correlation.units(chosen)[""]
+    assert (bare.policy, bare.model) == ("", victim(chosen))
 
 
 def test_more_images_than_there_are_is_refused_before_anything_is_computed(store, said):
@@ -194,14 +206,14 @@ def test_what_is_attacked_is_what_was_found(found, kept):
     assert str(policy) != hybrid
 
 
-def test_its_attacks_are_claim_1s_and_2s_where_they_are_equal(kept):
+def test_its_attacks_are_claim_2s_and_of_table_1_where_they_are_equal(kept):
     decided = claim2_search.later_units(TINY, kept)
-    claim2, claim1 = claim2_generality.units(TINY), claim1_privacy.units(TINY)
+    claim2, blocks = claim2_generality.units(TINY), table1.units(TINY)
     for key in decided.keys() & claim2.keys():
         assert decided[key] == claim2[key]
     assert {key for key in claim2 if key[0] in claim2_generality.PAPER_ROWS and key[1] == "none"} <= decided.keys()
-    for policy in ("none", HYBRID, RANDOM):
-        assert decided[claim2_search.MAIN, policy] == claim1[policy]
+    for policy in ("none", HYBRID):
+        assert decided[claim2_search.MAIN, policy] == blocks["shapes", "lenet", policy]
 
 
 def test_the_search_page_from_the_store(found, kept):
@@ -233,7 +245,7 @@ def test_the_search_is_compared_under_the_papers_attack_and_differs_from_none_on
     assert (table["n"] == TINY.images).all()
     for policy, rows in main.groupby("policy"):
         assert table.loc[policy, "mean"] == pytest.approx(rows["psnr"].mean())
-        assert table.loc[policy, "gain over mean image"] == pytest.approx((rows["psnr"] - rows["floor_mean"]).mean())
+        assert table.loc[policy, "gain over the floor"] == pytest.approx((rows["psnr"] - rows["floor_policy"]).mean())
     accuracy = found.tables["accuracy"].set_index("policy")["accuracy"]
     pd.testing.assert_series_equal(table["accuracy"], accuracy)
 
@@ -263,10 +275,12 @@ def test_claim_7_has_a_row_a_policy_and_image_with_a_score_a_network(kept):
     table, chosen = result.tables["policies"], claim7_correlation.policies(TINY)
     assert list(table["policy"]) == [policy for policy in chosen for _ in range(2)]
     assert list(table["image"]) == [0, 1] * 3
-    names = ["untrained", "semi-trained", "trained"]
-    assert list(claim7_correlation.networks(TINY)) == names
+    names = ["untrained", "semi-trained", "trained", "semi-trained, as released"]
+    assert list(claim7_correlation.networks(TINY)) == names[:3]
     assert [column for column in table if column.startswith("s_pri")] == [f"s_pri {name}" for name in names]
-    assert {"psnr", "psnr_original", "gain", "floor_noise"} < set(table)
+    assert {"psnr", "psnr_original", "gain", "floor_noise", "rank_target", "rank_original"} < set(table)
+    bare = result.tables["undefended"]
+    assert bare[["policy", "image"]].to_numpy().tolist() == [["none", 0], ["none", 1]]
     for name, unit in claim7_correlation.scores(TINY).items():
         by_hand = scored(unit, kept, CPU)["scores"]
         for row, policy in enumerate(unit.policies):
@@ -275,13 +289,24 @@ def test_claim_7_has_a_row_a_policy_and_image_with_a_score_a_network(kept):
     # Uniform noise is 1/12 from grey and, in the mean, as far again from what is not grey.
     assert (table["floor_noise"] < 10 * np.log10(12)).all()
     assert result.verdict.status == "cannot tell"
-    assert (result.facts["policies"], result.facts["steps"]) == (3, 2)
+    assert (result.facts["policies"], result.facts["steps"], result.facts["main"]) == (3, 2, "semi-trained")
     assert claim7_correlation.run(TINY, kept).digest == result.digest
+    assert list(claim7_correlation.means(result).index) == chosen
 
 
 def test_attacks_of_claim_7_are_shortened_as_the_papers():
     (first, *_) = claim7_correlation.attacks(dataclasses.replace(TINY, steps=4800)).values()
     assert first.attack.steps == 2500
+    (other, *_) = claim7_correlation.attacks(dataclasses.replace(TINY, steps=300, attack="annealed-lenet")).values()
+    assert other.attack.steps == 300  # it is short as it is
+
+
+def test_at_laptop_32_images_are_attacked_and_scored():
+    laptop = settings(profile="laptop", dataset="shapes", images=40)
+    assert {unit.last for unit in claim7_correlation.attacks(laptop).values()} == {32}
+    assert {unit.images for unit in claim7_correlation.scores(laptop).values()} == {32}
+    assert claim7_correlation.count(dataclasses.replace(laptop, images=5)) == 5
+    assert claim7_correlation.count(dataclasses.replace(laptop, profile="full")) == 40
 
 
 SHAPE = (16, 6)
@@ -295,7 +320,7 @@ def made_up(score, success, floor=None, **columns):
     table = pd.DataFrame({name: np.broadcast_to(value, SHAPE).ravel() for name, value in values.items()})
     table.insert(0, "image", np.tile(range(6), 16))
     table.insert(0, "policy", [f"{i % 50}-{i}" for i in range(16) for _ in range(6)])
-    return Result("claim7_correlation", {"policies": table}, {}, None)
+    return Result("claim7_correlation", {"policies": table}, {"main": "semi-trained"}, None)
 
 
 def test_correlations_of_lines_are_one():
@@ -307,9 +332,9 @@ def test_correlations_of_lines_are_one():
     assert list(found) == ["Pearson", "Spearman", "Kendall"]
     up, down = "+1.00 [+1.00, +1.00]", "-1.00 [-1.00, -1.00]"
     assert found.loc[("semi-trained", "PSNR")].tolist() == [up] * 3
-    assert found.loc[("trained", "gain over mean image")].tolist() == [down] * 3
+    assert found.loc[("trained", "gain over the floor")].tolist() == [down] * 3
     assert found.loc[("untrained", "PSNR")].tolist() == [down] * 3
-    assert found.loc[("untrained", "gain over mean image")].tolist() == [up] * 3
+    assert found.loc[("untrained", "gain over the floor")].tolist() == [up] * 3
 
 
 def test_columns_are_paired_by_policy_and_image_in_whatever_order_the_rows_are():
@@ -358,6 +383,31 @@ def test_darkness_alone_explains_a_correlation_and_is_taken_out():
         assert [r for r, _, _ in row] == pytest.approx(expected, abs=0.005)
         assert all(low < r < high for r, low, high in row)
     assert "+0.71 [" in table.loc["trained", "PSNR and PSNR of noise"]
+
+
+def test_what_the_noise_leaves_of_a_policys_means_has_nothing_to_do_with_it():
+    dark, score, success = (row[:, None] for row in WALSH[:3])
+    image = np.arange(6.0)
+    ranks = {"rank_target": np.where(image < 3, 1, 7), "rank_original": 1 + 5 * (image > 0) + 0 * dark}
+    result = made_up(score + 2 * dark, 10 + success + 3 * dark + image, 8 + dark, gain=-success, **ranks)
+    table = claim7_correlation.means(result)
+    assert list(table.index) == list(dict.fromkeys(result.tables["policies"]["policy"]))
+    for name, expected in (("score", score + 2 * dark), ("psnr", 12.5 + success + 3 * dark), ("gain", -success)):
+        np.testing.assert_allclose(table[name], expected[:, 0], atol=1e-9)
+    for name, expected in (("score, rest", score), ("psnr, rest", success)):
+        np.testing.assert_allclose(table[name], expected[:, 0], atol=1e-9)
+        assert np.corrcoef(table[name], table["noise"])[0, 1] == pytest.approx(0, abs=1e-9)
+    np.testing.assert_allclose(table["used"], 1 / 2)
+    np.testing.assert_allclose(table["photograph"], 1 / 6)
+
+
+def test_what_is_left_over_agrees_as_the_partial_correlation_says():
+    draw = np.random.default_rng(0).normal(size=(3, *SHAPE))
+    result = made_up(draw[0], draw[1] + 0.5 * draw[0], draw[2] + draw[0], rank_target=1, rank_original=1)
+    table = claim7_correlation.means(result)
+    columns = (table[name].to_numpy() for name in ("score", "psnr", "noise"))
+    expected = float(claim7_correlation.agreement.partial(*columns))
+    assert np.corrcoef(table["score, rest"], table["psnr, rest"])[0, 1] == pytest.approx(expected)
 
 
 def test_the_explanation_is_made_from_the_tables():
@@ -555,3 +605,46 @@ def test_a_scatter_has_the_line_of_least_squares():
     assert (axis.get_xlabel(), axis.get_ylabel(), axis.get_title()) == ("score", "PSNR (dB)", "r = 1")
     assert axis.lines[0].get_xydata().ravel().tolist() == pytest.approx([0, 1, 3, 7])
     assert plots.scatter(x, y, xlabel="", ylabel="", axis=axis) is figure
+
+
+def spread(**columns):
+    """Rows with a mean of each combination of the columns' values, and an interval of 1 below and 2 above it."""
+    rows = pd.MultiIndex.from_product(columns.values(), names=columns).to_frame(index=False)
+    means = np.arange(len(rows), dtype=float)
+    return rows.assign(mean=means, low=means - 1, high=means + 2)
+
+
+@pytest.mark.usefixtures("drawn")
+def test_trends_have_a_panel_each_and_in_it_a_line_with_its_band_for_each_group():
+    table = spread(outcome=["gain", "found"], policy=["none", "h"], step=[0, 1, 300])
+    figure = plots.trends(table, "step", "policy", "outcome", xlabel="steps of training")
+    assert [axis.get_title() for axis in figure.axes] == ["gain", "found"]
+    for axis, (_, rows) in zip(figure.axes, table.groupby("outcome", sort=False), strict=True):
+        lines = {line.get_label(): line for line in axis.lines if not line.get_label().startswith("_")}
+        assert list(lines) == ["none", "h"]
+        for (name, group), band in zip(rows.groupby("policy", sort=False), axis.collections, strict=True):
+            assert lines[name].get_xydata().tolist() == group[["step", "mean"]].to_numpy().tolist()
+            edges = {tuple(point) for point in band.get_paths()[0].vertices}
+            assert edges >= {*group[["step", "low"]].itertuples(index=False, name=None)}
+            assert edges >= {*group[["step", "high"]].itertuples(index=False, name=None)}
+        assert (axis.get_xlabel(), axis.get_xscale()) == ("steps of training", "symlog")
+    assert texts(figure.axes[0]) == {"none", "h"}
+
+
+@pytest.mark.usefixtures("drawn")
+def test_means_have_a_place_for_each_name_and_a_colour_for_each_group():
+    table = spread(attack=["adam-cosine", "lbfgs-l2", "sgd"], policy=["none", "h"])
+    (axis,) = plots.means(table, "attack", "policy", ylabel="gain (dB)").axes
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["adam-\ncosine", "lbfgs-\nl2", "sgd"]
+    assert axis.get_ylabel() == "gain (dB)"
+    assert texts(axis) == {"none", "h"}
+    for drawn_group, (name, rows) in zip(axis.containers, table.groupby("policy", sort=False), strict=True):
+        dots, _, (bars,) = drawn_group.lines
+        assert drawn_group.get_label() == name
+        assert dots.get_ydata().tolist() == rows["mean"].tolist()
+        assert [round(x) for x in dots.get_xdata()] == [0, 1, 2]
+        heights = [segment[:, 1].tolist() for segment in bars.get_segments()]
+        assert heights == rows[["low", "high"]].to_numpy().tolist()
+    first, second = (group.lines[0] for group in axis.containers)
+    assert first.get_color() != second.get_color()
+    assert not {*first.get_xdata()} & {*second.get_xdata()}  # beside each other
