@@ -93,7 +93,7 @@ def run(settings: Settings, store: Store) -> Result:
     and image), and `blocks`, of the four blocks of Table 1 (one row per data set, network, policy and image). Sheets:
     the images behind the first, by its keys.
     """
-    attacks, sheets = measure(attacks_of(settings), store, settings.device)
+    attacks, sheets = measure(attacks_of(settings), store, settings.device, regimes.TRAINED)
     judged, blocks = regimes.judged(attacks), table1.units(settings)
     first = next(iter(sheets))[:3]
     curves = [curve_rows(sheets[key], key[3]) for key in sheets if key[:3] == first and key[4] == 0]

@@ -131,7 +131,7 @@ def run(settings: Settings, store: Store) -> Result:
     Sheets: the images behind the attacks, by the same keys.
     """
     by_cell = {key: unit for key, unit in units(settings).items() if key[0] != "crossed"}
-    attacks, sheets = measure(by_cell, store, settings.device)
+    attacks, sheets = measure(by_cell, store, settings.device, TRAINED)
     table, pairs = judged(attacks), crossed(settings)
     tables = {"attacks": attacks, "judged": table.reset_index()}
     if pairs:
@@ -213,10 +213,14 @@ def summary(
         row = {"n × draws": f"{table['image'].nunique()} × {table['draw'].nunique()}"}
         row |= {"PSNR, dB": f"{table['psnr'].mean():.1f}", "floor, dB": f"{table['floor_policy'].mean():.1f}"}
         row["gain, dB"] = f"{table['gain'].mean():+.1f} [{low:.1f}, {high:.1f}]"
-        row |= {f"{name} found": f"{(table[column] == 1).mean():.0%}" for column, name in OUTCOMES.items()}
+        row |= {f"{name} found": _share(table[column]) for column, name in OUTCOMES.items()}
         rows[key] = row | {"SSIM": f"{table['ssim'].mean():.2f}"}
     table = pd.DataFrame.from_dict(rows, orient="index").rename_axis([*CELL, "policy"])
     return table.droplevel([name for name in ("regime", "step") if len(table.index.unique(name)) == 1])
+
+
+def _share(ranks: pd.Series) -> str:
+    return "–" if ranks.isna().all() else f"{(ranks == 1).mean():.0%}"
 
 
 def identified(result: Result) -> pd.DataFrame:
@@ -227,6 +231,8 @@ def identified(result: Result) -> pd.DataFrame:
     rows, attacks = [], result.tables["attacks"]
     for key, table in attacks.groupby([*CELL, "policy"], sort=False):
         for column, name in OUTCOMES.items():
+            if table[column].isna().all():
+                continue
             first = table[table["draw"] == 0][column] == 1
             low, high = share_interval(int(first.sum()), len(first))
             share = {"share": (table[column] == 1).mean(), "low": low, "high": high}

@@ -7,7 +7,7 @@ the data, the network on which the paper scores policies. A defense can be judge
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import pandas as pd
 
@@ -81,15 +81,20 @@ class Cell:
         return {(*where, label(p), draw): self.unit(p, draw) for p in policies for draw in range(self.draws)}
 
 
-def measure(units: Mapping[tuple, AttackUnit], store: Store, device: str) -> tuple[pd.DataFrame, dict]:
+def measure(
+    units: Mapping[tuple, AttackUnit], store: Store, device: str, known: Collection[str]
+) -> tuple[pd.DataFrame, dict]:
     """Attack all: one row per regime, step, network, policy, draw and image, and the artifacts by the same keys.
 
-    Beside the columns of `image_rows` stands `rank_knowing`; see `known_ranks`.
+    Beside the columns of `image_rows` stands `rank_knowing`, see `known_ranks`; it is measured for the policies `known`.
     """
     place, rows = device_of(device), []
     artifacts = {key: attacked(unit, store, place) for key, unit in units.items()}
     for key, unit in units.items():
-        knowing = known_ranks(unit, store, place)["rank_knowing"].numpy()
-        table = image_rows(artifacts[key], unit).assign(rank_knowing=knowing)
-        rows.append(table.assign(**dict(zip(KEYS, key, strict=True))))
+        table = image_rows(artifacts[key], unit).assign(**dict(zip(KEYS, key, strict=True)))
+        if not unit.policy:
+            table["rank_knowing"] = table["rank_original"]  # there is one form of each image
+        elif unit.policy in known:
+            table["rank_knowing"] = known_ranks(unit, store, place)["rank_knowing"].numpy()
+        rows.append(table)
     return pd.concat(rows, ignore_index=True), artifacts
