@@ -176,7 +176,7 @@ def shares(table: pd.DataFrame, panel: str, group: str, outcome: str, *, chance:
             rows = table[table[panel] == name]
             groups = list(dict.fromkeys(rows[group]))
             for j, (kind, color) in enumerate(zip(outcomes, COLORS, strict=False)):
-                own = rows[rows[outcome] == kind].set_index(group).loc[groups]
+                own = rows[rows[outcome] == kind].set_index(group).reindex(groups)
                 at = np.arange(len(groups)) + 0.8 * (j + 0.5) / len(outcomes) - 0.4
                 spread = np.clip([own["share"] - own["low"], own["high"] - own["share"]], 0, None)
                 axis.bar(at, own["share"], 0.8 / len(outcomes), color=color, label=kind, yerr=spread, ecolor="0.3")

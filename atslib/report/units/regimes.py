@@ -86,7 +86,7 @@ def measure(
 ) -> tuple[pd.DataFrame, dict]:
     """Attack all: one row per regime, step, network, policy, draw and image, and the artifacts by the same keys.
 
-    Beside the columns of `image_rows` stands `rank_knowing`, see `known_ranks`; it is measured for the policies `known`.
+    Beside the columns of `image_rows` stands `rank_knowing`, see `known_ranks`; measured for the policies `known`.
     """
     place, rows = device_of(device), []
     artifacts = {key: attacked(unit, store, place) for key, unit in units.items()}
