@@ -58,6 +58,13 @@ def test_an_image_beyond_the_shift_or_upside_down_is_not_its_own():
         assert (identification(lost, CANDIDATES, EVERY) == 1).float().mean() < 0.5
 
 
+def test_who_tries_every_form_finds_an_image_that_was_moved_far():
+    far = F.pad(CANDIDATES, (12, 0, 0, 0))[..., :24]
+    known = torch.stack([CANDIDATES, far])
+    assert (identification(far, known, EVERY) == 1).all()
+    assert (identification(far, known[:1], EVERY) == identification(far, CANDIDATES, EVERY)).all()
+
+
 def test_noise_is_identified_as_often_as_chance_says():
     """600 images of pure noise among 40: a count within 99.99 % of the binomial with rate 1/40; ranks are uniform."""
     ranks = torch.cat([identification(torch.rand(200, 3, 20, 24, generator=rng(i)), CANDIDATES, EVERY.repeat(5))

@@ -13,7 +13,7 @@ from PIL import Image
 from atslib.errors import AtsError
 from atslib.policies import operations as transforms
 from atslib.policies import policy as policies
-from atslib.policies.policy import Hybrid, Policy, parse_policy
+from atslib.policies.policy import Hybrid, Policy, forms, parse_policy
 from atslib.rng import rng
 
 # The published list as text: index, operation, level, value (a fraction, a factor's distance from 1, ...).
@@ -331,3 +331,25 @@ def test_a_seed_is_refused_in_workers(monkeypatch):
     monkeypatch.setattr(torch.utils.data, "get_worker_info", lambda: "a worker")
     with pytest.raises(AtsError, match="seed 0 would repeat in every worker"):
         Policy((3,)).as_torchvision(seed=0)(Image.new("RGB", (8, 8)))
+
+
+# --- all that a policy can make of an image -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["", "3-1-7", "28", "43-18-18", "3-1-7+43-18-18"])
+def test_every_draw_is_among_the_forms(text):
+    policy = parse_policy(text)
+    pixels = torch.randint(0, 256, (3, 3, 12, 12), generator=rng(0), dtype=torch.uint8)
+    known = forms(policy, pixels)
+    for seed in range(12):
+        made = policy(pixels, rng=seed)
+        for i in range(len(pixels)):
+            assert (known[:, i] == made[i]).flatten(1).all(1).any()
+
+
+def test_a_form_that_repeats_is_given_once():
+    pixels = torch.randint(0, 256, (2, 3, 12, 12), generator=rng(1), dtype=torch.uint8)
+    assert len(forms(Policy(), pixels)) == 1
+    assert len(forms(Policy((28,)), pixels)) == 1  # an identity takes a sign and does nothing with it
+    assert len(forms(Policy((3,)), pixels)) == 2
+    assert len(forms(parse_policy("3+3"), pixels)) == 2

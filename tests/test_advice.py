@@ -1,0 +1,82 @@
+"""The page "Should I use this?": its words follow from the stored tables."""
+
+import json
+
+import pandas as pd
+import pytest
+
+from atslib.report.book.advice import LEADS, advice
+from atslib.report.result import NO_POLICY
+from atslib.report.units.table1 import HYBRID
+
+RANKS = ("rank_target", "rank_knowing", "rank_original")
+
+
+def stored(results, page, status="partly", **tables):
+    """A page's tables on real data at profile laptop, as `Result.write` leaves them."""
+    folder = results / page / "cifar100-laptop"
+    folder.mkdir(parents=True)
+    for name, table in tables.items():
+        table.to_csv(folder / f"{name}.csv", index=False)
+    facts = {
+        "dataset": "cifar100",
+        "model": "lenet",
+        "images": 40,
+        "profile": "laptop",
+        "device": "CPU",
+        "made": "today",
+    }
+    (folder / "facts.json").write_text(json.dumps(facts))
+    (folder / "verdict.json").write_text(json.dumps({"status": status, "reason": "", "rule": ""}))
+
+
+def attacked(regime, step, gain, found, policy=NO_POLICY, **more):
+    """Forty images with gains around `gain`, of which the share `found` is identified."""
+    rows = [{"image": i, "draw": 0, "gain": gain + 0.1 * (i % 3 - 1)} for i in range(40)]
+    ranks = {name: [1 if i < 40 * found else 2 for i in range(40)] for name in RANKS}
+    return pd.DataFrame(rows).assign(regime=regime, step=step, model="resnet20-1", policy=policy, **ranks, **more)
+
+
+def test_without_results_nothing_is_advised(tmp_path):
+    assert advice(tmp_path) == "# Should I use this?\n\nNot measured yet.\n"
+
+
+@pytest.mark.parametrize("status", LEADS)
+def test_the_first_sentence_is_the_verdict(tmp_path, status):
+    stored(tmp_path, "regimes", status, attacks=attacked("initial", 0, 3.0, 0.5))
+    assert advice(tmp_path).startswith(f"# Should I use this?\n\n{LEADS[status]}\n\n")
+
+
+def test_a_client_reads_what_it_gets(tmp_path):
+    both = [attacked("initial", 0, 3.0, 0.5), attacked("initial", 0, 1.0, 0.25, policy=HYBRID)]
+    stored(tmp_path, "regimes", attacks=pd.concat(both))
+    stored(tmp_path, "claim1_privacy", accuracy=pd.DataFrame({"policy": [NO_POLICY, HYBRID], "accuracy": [56.0, 42.5]}))
+    text = advice(tmp_path)
+    assert "| resnet20-1, untrained: the server picks the image that you used out of 100 | 50% | 25% |" in text
+    assert "+3.0 dB [3.0, 3.0] | +1.0 dB [1.0, 1.0] |" in text
+    assert "| accuracy of the trained network | 56.0 % | 42.5 % |" in text
+    assert "When it matters" not in text  # no network was followed
+    assert "Beside noise" not in text
+
+
+def test_it_says_until_when_gradients_tell_something(tmp_path):
+    parts = [attacked("initial", 0, 3.0, 0.5), attacked("early", 30, 1.0, 0.5), attacked("trained", 900, -2.0, 0.0)]
+    stored(tmp_path, "regimes", attacks=pd.concat(parts))
+    assert "gives undefended images away up to step 30 of 900" in advice(tmp_path)
+
+
+def test_noise_and_pruning_stand_beside_the_policy(tmp_path):
+    stored(tmp_path, "regimes", attacks=attacked("initial", 0, 3.0, 0.5))
+    rows = [
+        attacked("initial", 0, g, 0.1, applied="fixed", defense=n, floor_policy=9.0)
+        for n, g in {"none": 3.0, "prune:0.9": -1.0}.items()
+    ]
+    stored(
+        tmp_path,
+        "claim1_defenses",
+        attacks=pd.concat(rows),
+        accuracy=pd.DataFrame({"defense": ["none"], "accuracy": [20.0]}),
+    )
+    text = advice(tmp_path)
+    assert "| none | +3.0 dB [3.0, 3.0] | 10% | 20.0 % |" in text
+    assert "| prune:0.9 | -1.0 dB [-1.0, -1.0] | 10% | – |" in text
