@@ -14,12 +14,12 @@ from atslib.__main__ import main
 from atslib.data.load import load
 from atslib.errors import AtsError
 from atslib.report.book.answers import answers
-from atslib.report.pages import PAGES, claim1_privacy
+from atslib.report.pages import PAGES
 from atslib.report.result import stored_digest
 from atslib.report.run import runner
 from atslib.report.run.runner import build_book, compute, execute, publish_answers, published, run, usable
 from atslib.report.units.settings import settings
-from atslib.report.units.units import attacked
+from atslib.report.units.units import attack_unit, attacked
 from atslib.store import Store
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
@@ -199,14 +199,13 @@ def test_a_run_writes_tables_and_answers_and_computes_only_what_is_missing(root,
         "accuracy.csv",
         "attacks.csv",
         "blocks.csv",
-        "blocks_accuracy.csv",
-        "control.csv",
         "cost.json",
         "curve.csv",
         "facts.json",
+        "judged.csv",
         "verdict.json",
     ]
-    assert json.loads((folder / "facts.json").read_text())["images"] == 2
+    assert json.loads((folder / "facts.json").read_text())["images"] == "2 × 1 draws"
     assert len(stored_digest(folder)) == 12
     table = answers(place / "results")
     assert (place / "README.md").read_text() == README.replace("old\n", table)
@@ -300,7 +299,7 @@ def test_workers_make_what_one_thread_makes_here(tmp_path, said):
     import torch
 
     tiny = settings(dataset="shapes", images=2, steps=2, control_steps=2, fraction=0.002)
-    units = [claim1_privacy.attack_unit(tiny, policy) for policy in ("", "28")]
+    units = [attack_unit(tiny, policy) for policy in ("", "28")]
     away, here = Store(tmp_path / "away", say=said.append), Store(tmp_path / "here")
     compute(units, away, "cpu", jobs=2)
     assert said[0] == "units to make: 2 model, 2 attack; 2 at once"

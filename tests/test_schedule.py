@@ -73,9 +73,16 @@ def test_a_plan_has_each_unit_once_after_what_it_needs(store):
 
 
 def test_an_untrained_network_is_nothing_to_make(store):
-    control = claim1_privacy.control_unit(TINY)
-    assert control.needs == ()
-    assert plan([control], store) == [control]
+    unit = attack_unit(dataclasses.replace(TINY, regime="initial"))
+    assert unit.needs == ()
+    assert plan([unit], store) == [unit]
+
+
+def test_a_network_on_its_way_is_planned_before_the_attack_on_it_and_takes_its_steps(store):
+    early = dataclasses.replace(model_unit(TINY), step=100)
+    unit = dataclasses.replace(attack_unit(TINY), model=early)
+    assert plan([unit], store) == [early, unit]
+    assert early.passes - dataclasses.replace(early, step=40).passes == 3 * 60 * early.train.batch
 
 
 def test_a_plan_leaves_out_what_is_stored(store):

@@ -1,6 +1,8 @@
 """Training: the schedule, the step, resuming bit for bit, policies and defenses, checkpoints and errors."""
 
+import copy
 import dataclasses
+import itertools
 import math
 
 import pytest
@@ -189,6 +191,54 @@ def test_a_run_that_is_resumed_after_its_end_trains_no_further(images, tmp_path,
     again = trained(images, checkpoint=tmp_path / "state")
     assert equal(first.model, again.model)
     assert again.history == first.history
+
+
+# --- looking on ---------------------------------------------------------------------------------------------
+
+
+def test_each_step_is_told_in_order_after_it_was_taken_in_train_mode(images):
+    model, seen, weights = network(), [], []
+
+    def look(step):
+        seen.append(step)
+        weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+        assert model.training
+
+    looked = trained(images, model=model, test=images, on_step=look)
+    assert seen == list(range(1, 10))  # three batches an epoch
+    assert not any(torch.equal(one, other) for one, other in itertools.pairwise(weights))
+    last = torch.cat([p.detach().flatten() for p in looked.model.parameters()])
+    assert torch.equal(weights[-1], last)
+    assert equal(looked.model, trained(images).model)
+
+
+def test_a_short_last_batch_is_a_step_of_its_own(images):
+    seen = []
+    trained(images[:17], dataclasses.replace(PLAIN, epochs=2), on_step=seen.append)
+    assert seen == [1, 2, 3, 4, 5, 6]
+
+
+def test_what_the_one_who_looks_raises_ends_the_training(images):
+    class Enough(Exception):
+        pass
+
+    def look(step):
+        if step == 5:
+            raise Enough
+
+    model, whole, states = network(), network(), {}
+    with pytest.raises(Enough):
+        trained(images, model=model, on_step=look)
+    trained(images, model=whole, on_step=lambda step: states.update({step: copy.deepcopy(whole)}))
+    assert equal(model, states[5])
+    assert not equal(model, states[6])
+
+
+def test_a_resumed_training_goes_on_counting(images, tmp_path, monkeypatch):
+    state, seen = tmp_path / "state", []
+    killed(images, monkeypatch, state)  # in the second epoch
+    trained(images, RICH, checkpoint=state, test=images, on_step=seen.append)
+    assert seen == [4, 5, 6, 7, 8, 9]
 
 
 OTHERS = {
