@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -75,15 +76,19 @@ def _published(claim: Claim, source: str) -> str:
     return claim.form.format(*values) if values and np.isfinite(values).all() else "–"
 
 
-def newest(page: str, results: Path) -> tuple[Path, dict] | None:
-    """The folder and facts of a page's largest stored result on real data; None if there is none."""
+def stored(page: str, results: Path) -> Iterator[tuple[Path, dict]]:
+    """The folders and facts of a page's stored results on real data, the largest profile first."""
     for profile in ("full", "laptop", "quick"):
         # The claims are about CIFAR-100: another data set counts only where that is missing.
         folders = sorted((Path(results) / page).glob(f"*-{profile}"), key=lambda f: ("cifar100" not in f.name, f))
         for folder in folders:
             if not is_drawn(folder.name.removesuffix(f"-{profile}")) and (folder / "facts.json").exists():
-                return folder, json.loads((folder / "facts.json").read_text())
-    return None
+                yield folder, json.loads((folder / "facts.json").read_text())
+
+
+def newest(page: str, results: Path) -> tuple[Path, dict] | None:
+    """The first of a page's `stored` results; None if there is none."""
+    return next(stored(page, results), None)
 
 
 def measured(claim: Claim, results: Path) -> tuple[Verdict, dict] | None:

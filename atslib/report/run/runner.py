@@ -17,6 +17,7 @@ from atslib.data.load import available, is_drawn, load
 from atslib.errors import AtsError, NotKept, choose
 from atslib.report.book.answers import answers, insert_answers
 from atslib.report.book.costs import cost_table, speed_table, write_cost
+from atslib.report.book.coverage import coverage_page
 from atslib.report.book.effects import insert_effects
 from atslib.report.pages import PAGES, load_page
 from atslib.report.run.audit import audit, audit_page, summaries, write_audit
@@ -280,12 +281,13 @@ def _failure(partial: Path) -> str | None:
 
 
 def publish_answers(root: Path) -> None:
-    """Rewrite what is made from results/: the answers in README and book, speed, costs, and measured deviations."""
+    """Rewrite what is made from results/: answers in README and book, speed, costs, coverage, measured deviations."""
     insert_answers(root / "README.md", answers(root / "results"))
     table = answers(root / "results", link="results/{}.ipynb")
     (root / "book" / "answers.md").write_text(table)
     (root / "book" / "speed.md").write_text(speed_table(root / "results" / "speed.jsonl"))
     (root / "book" / "costs.md").write_text(cost_table(root / "results"))
+    (root / "book" / "coverage.md").write_text(coverage_page(root / "results"))
     (root / "book" / "audit.md").write_text(audit_page(root / "results"))
     insert_effects(root / "book" / "deviations.md", root / "results")
 
