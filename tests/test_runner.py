@@ -211,6 +211,7 @@ def test_a_run_writes_tables_and_answers_and_computes_only_what_is_missing(root,
     assert (place / "README.md").read_text() == README.replace("old\n", table)
     assert (place / "book" / "answers.md").read_text() == answers(place / "results", link="results/{}.ipynb")
     assert (place / "book" / "audit.md").read_text().endswith("No audit has been run yet.\n")
+    assert (place / "book" / "coverage.md").read_text().startswith("# Coverage")
     assert (root / "README.md").read_text() == README  # the profile is not the book's
     assert not (root / "results").exists()
     assert not list((root / "book" / "results").iterdir())

@@ -18,6 +18,7 @@ from atslib.errors import AtsError, NotKept, choose
 from atslib.report.book.advice import advice
 from atslib.report.book.answers import answers, insert_answers
 from atslib.report.book.costs import cost_table, speed_table, write_cost
+from atslib.report.book.coverage import coverage_page
 from atslib.report.book.effects import insert_effects
 from atslib.report.pages import PAGES, load_page
 from atslib.report.run.audit import audit, audit_page, summaries, write_audit
@@ -281,14 +282,19 @@ def _failure(partial: Path) -> str | None:
 
 
 def publish_answers(root: Path) -> None:
-    """Rewrite what is made from results/: the answers in README and book, speed, costs, and measured deviations."""
+    """Rewrite what is made from results/: answers in README and book, speed, costs, coverage, measured deviations."""
     insert_answers(root / "README.md", answers(root / "results"))
-    table = answers(root / "results", link="results/{}.ipynb")
-    (root / "book" / "answers.md").write_text(table)
-    (root / "book" / "speed.md").write_text(speed_table(root / "results" / "speed.jsonl"))
-    (root / "book" / "costs.md").write_text(cost_table(root / "results"))
-    (root / "book" / "should_i.md").write_text(advice(root / "results"))
-    (root / "book" / "audit.md").write_text(audit_page(root / "results"))
+    results, book = root / "results", root / "book"
+    made = {
+        "answers": answers(results, link="results/{}.ipynb"),
+        "speed": speed_table(results / "speed.jsonl"),
+        "costs": cost_table(results),
+        "should_i": advice(results),
+        "coverage": coverage_page(results),
+        "audit": audit_page(results),
+    }
+    for name, text in made.items():
+        (book / f"{name}.md").write_text(text)
     insert_effects(root / "book" / "deviations.md", root / "results")
 
 
