@@ -119,7 +119,7 @@ RULES = (
     Rule("Figure [56]", "gradsim", (Place("claim5_semantics", "layers", "gradsim"),)),
     Rule("Figure 1", "S_pri none", (Place("claim6_transformations", value="s_pri", note="variant fixed", **SCORES),)),
     Rule("Figure 1", "S_pri lowest", (LOWEST,)),
-    Rule("Figure 1", "GradSim", "not run yet: the similarity at each point of the curve is stored by no page"),
+    Rule("Figure 1", "GradSim", (Place("claim7_correlation", "interpolation", "gradsim", state="semi-trained"),)),
     Rule("Section 4.4", "C_max", (Place(take=lambda rows, row: f"{len(rows):,}", note="distinct policies", **SEARCH),)),
     Rule("Section", "search_space|parameters", _counted),
     Rule("", "hours|minutes|seconds", "the authors' wall time: another machine; ours is in {doc}`reproduce`"),
@@ -152,6 +152,11 @@ def wanted(row: pd.Series) -> dict[str, list]:
         keys["image"] = [int(image[1])]
     if metric.startswith("gradsim_final:"):
         keys["layer"] = [ours for ours, theirs in PUBLISHED.items() if theirs == metric.removeprefix("gradsim_final:")]
+    if metric == "GradSim_mean":
+        keys |= {
+            "point": [int(row["attack"][2:].split("/")[0])],
+            "kind": [NO_POLICY if name == NO_POLICY else "lowest"],
+        }
     if metric.startswith("gradsim_shallow"):
         keys["third"] = ["shallow"]
     return keys | ({"model": [family(row["model"])]} if row["model"] else {})
@@ -175,8 +180,8 @@ def _rows(place: Place, folder: Path, facts: Mapping) -> pd.DataFrame:
         return pd.DataFrame()
     rows = pd.read_csv(path, dtype={"policy": str})
     trained = PROFILES.get(facts["profile"], facts)["model"]  # the facts may name the attacked one
-    regime = facts.get("main") or place.state or facts.get("regime", "trained")
-    model = place.model or (trained if place.value == "accuracy" else facts["model"])
+    regime = place.state or facts.get("main") or facts.get("regime", "trained")
+    model = place.model or (trained if place.value in ("accuracy", "gradsim") else facts["model"])
     known = {"dataset": facts["dataset"], "model": model, "regime": regime, "attack": "adam-cosine"}
     known |= {"variant": "code", "applied": ""}
     rows = rows.assign(**{name: value for name, value in known.items() if name not in rows})

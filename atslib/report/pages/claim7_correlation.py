@@ -78,9 +78,15 @@ def scores(settings: Settings) -> dict[str, ScoreUnit]:
     return units | {f"{first}, as released": dataclasses.replace(units[first], variant="code")}
 
 
+def undefended_score(settings: Settings) -> ScoreUnit:
+    """The score of the same images without a policy, on the semi-trained network."""
+    return dataclasses.replace(scores(settings)["semi-trained"], policies=("",))
+
+
 def units(settings: Settings) -> dict[str, Unit]:
     """All that the page needs."""
-    return attacks(settings) | {"": _attack(settings, "")} | scores(settings)
+    bare = {"": _attack(settings, ""), "undefended score": undefended_score(settings)}
+    return attacks(settings) | bare | scores(settings)
 
 
 CORRELATION_RULE = (
@@ -150,7 +156,26 @@ def run(settings: Settings, store: Store) -> Result:
     policy, last = list(artifacts.items())[-1]
     facts = provenance(settings, last) | attacked_facts(by_policy[policy])
     facts |= {"policies": settings.sampled, "main": main(settings)}
-    return Result("claim7_correlation", {"policies": table, "undefended": bare}, facts, verdict)
+    tables = {"policies": table, "undefended": bare, "interpolation": interpolation(settings, store)}
+    return Result("claim7_correlation", tables, facts, verdict)
+
+
+def interpolation(settings: Settings, store: Store) -> pd.DataFrame:
+    """Similarity of gradients on the way from noise to the image: of no policy, and of the policy of lowest score.
+
+    One row per policy (`kind` "none" or "lowest"), point (0 is noise, the last the image) and image, on the semi-trained
+    network (replication, Figure 1).
+    """
+    device = device_of(settings.device)
+    bare, random = (scored(u, store, device) for u in (undefended_score(settings), scores(settings)["semi-trained"]))
+    lowest = int(random["scores"].double().mean(1).argmin())
+    curves = {NO_POLICY: (NO_POLICY, bare["curves"][0])}
+    curves["lowest"] = policies(settings)[lowest], random["curves"][lowest]
+    rows = [
+        pd.DataFrame(curve.double().numpy()).rename_axis("image").reset_index().assign(kind=kind, policy=policy)
+        for kind, (policy, curve) in curves.items()
+    ]
+    return pd.concat(rows, ignore_index=True).melt(["kind", "policy", "image"], var_name="point", value_name="gradsim")
 
 
 def noise_floor(target: torch.Tensor, seed: int) -> np.ndarray:
