@@ -119,7 +119,7 @@ RULES = (
     Rule("Figure [56]", "gradsim", (Place("claim5_semantics", "layers", "gradsim"),)),
     Rule("Figure 1", "S_pri none", (Place("claim6_transformations", value="s_pri", note="variant fixed", **SCORES),)),
     Rule("Figure 1", "S_pri lowest", (LOWEST,)),
-    Rule("Figure 1", "GradSim", (Place("claim7_correlation", "interpolation", "gradsim", state="semi-trained"),)),
+    Rule("Figure 1", "GradSim", (Place("claim7_correlation", "interpolation", "gradsim"),)),
     Rule("Section 4.4", "C_max", (Place(take=lambda rows, row: f"{len(rows):,}", note="distinct policies", **SEARCH),)),
     Rule("Section", "search_space|parameters", _counted),
     Rule("", "hours|minutes|seconds", "the authors' wall time: another machine; ours is in {doc}`reproduce`"),
@@ -180,8 +180,8 @@ def _rows(place: Place, folder: Path, facts: Mapping) -> pd.DataFrame:
         return pd.DataFrame()
     rows = pd.read_csv(path, dtype={"policy": str})
     trained = PROFILES.get(facts["profile"], facts)["model"]  # the facts may name the attacked one
-    regime = place.state or facts.get("main") or facts.get("regime", "trained")
-    model = place.model or (trained if place.value in ("accuracy", "gradsim") else facts["model"])
+    regime = facts.get("main") or place.state or facts.get("regime", "trained")
+    model = place.model or (trained if place.value == "accuracy" else facts["model"])
     known = {"dataset": facts["dataset"], "model": model, "regime": regime, "attack": "adam-cosine"}
     known |= {"variant": "code", "applied": ""}
     rows = rows.assign(**{name: value for name, value in known.items() if name not in rows})

@@ -163,7 +163,7 @@ def run(settings: Settings, store: Store) -> Result:
 def interpolation(settings: Settings, store: Store) -> pd.DataFrame:
     """Similarity of gradients on the way from noise to the image: of no policy, and of the policy of lowest score.
 
-    One row per policy (`kind` "none" or "lowest"), point (0 is noise, the last the image) and image, on the semi-trained
+    One row per policy (`kind` none or lowest), point (0 is noise, the last the image) and image, on the semi-trained
     network (replication, Figure 1).
     """
     device = device_of(settings.device)
@@ -175,7 +175,8 @@ def interpolation(settings: Settings, store: Store) -> pd.DataFrame:
         pd.DataFrame(curve.double().numpy()).rename_axis("image").reset_index().assign(kind=kind, policy=policy)
         for kind, (policy, curve) in curves.items()
     ]
-    return pd.concat(rows, ignore_index=True).melt(["kind", "policy", "image"], var_name="point", value_name="gradsim")
+    table = pd.concat(rows, ignore_index=True).melt(["kind", "policy", "image"], var_name="point", value_name="gradsim")
+    return table.assign(model=settings.model, regime="semi-trained")
 
 
 def noise_floor(target: torch.Tensor, seed: int) -> np.ndarray:

@@ -49,7 +49,7 @@ def floors(target: Tensor, unit: AttackUnit) -> dict[str, Tensor]:
 
 
 def image_rows(artifact: Artifact, unit: AttackUnit) -> pd.DataFrame:
-    """One row per image: policy, image, the metrics, three floors, `gain`, both ranks, and `stuck`.
+    """One row per image: policy, image, the metrics, three floors, `gain`, both ranks, `stuck`, and `regime`.
 
     `floor_policy` is the PSNR in dB of the mean training image after crop, flip and policy. `gain` is the attack's
     PSNR above it: what the gradient told an attacker who knows the policy; 0 is nothing. `rank_target` and
@@ -65,7 +65,7 @@ def image_rows(artifact: Artifact, unit: AttackUnit) -> pd.DataFrame:
         table[name] = artifact[name].numpy()
     table.insert(0, "image", range(unit.first, unit.last))
     table.insert(0, "policy", label(unit.policy))
-    return table
+    return table.assign(regime="trained" if unit.model.train else "initial")
 
 
 def attack_rows(
