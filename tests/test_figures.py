@@ -111,7 +111,8 @@ def test_the_scatter_has_a_policys_means_and_images_at_its_place(drawn_figures):
 
 def test_the_correlation_that_is_said_is_the_pages(drawn_figures):
     (r,) = claim7_correlation.agreement.pearson(*(m.mean(1)[None] for m in _means(drawn_figures, "s_pri trained")))
-    assert drawn_figures.scatter.payload["networks"][-1]["r"].startswith(f"{r:+.2f} [".replace("-", "−"))
+    said = {each["name"]: each["r"] for each in drawn_figures.scatter.payload["networks"]}
+    assert said["trained"].startswith(f"{r:+.2f} [".replace("-", "−"))
 
 
 def _means(drawn, column):
