@@ -20,7 +20,7 @@ SCORE, SUCCESS, DARK, SHARED = WALSH[:4]
 def judged(score, success, dark=DARK, published=0.697, policies=64, images=6):
     """The verdict of policies' means, the same on every image."""
     parts = [np.tile(part[:policies, None], images) for part in (score, success, dark)]
-    return correlation_verdict(parts, {"ats": published, "replication": 0.123})
+    return correlation_verdict(parts, {"paper": published, "replication": 0.123})
 
 
 def test_a_strong_correlation_that_darkness_does_not_explain_is_reproduced():
@@ -77,7 +77,7 @@ def test_images_are_drawn_too():
     """A correlation that only one of six images has is none: without that image there is nothing."""
     score, success = (np.tile(part[:, None], 6) for part in (SCORE, SUCCESS))
     success[:, 0] += 3 * SCORE
-    verdict = correlation_verdict((score, success, np.tile(DARK[:, None], 6)), {"ats": 0.3})
+    verdict = correlation_verdict((score, success, np.tile(DARK[:, None], 6)), {"paper": 0.3})
     assert verdict.status == "not reproduced"
     assert agreement.pearson(score.mean(1), success.mean(1)) > 0.4
 

@@ -10,7 +10,7 @@ import torch
 from atslib.measures import statistics as agreement
 from atslib.measures.metrics import psnr
 from atslib.policies.policy import sample_authors
-from atslib.report.compare import judge
+from atslib.report.compare import SOURCES, judge
 from atslib.report.reported import reported
 from atslib.report.result import Result, Verdict
 from atslib.report.units.scoring import ScoreUnit, scored
@@ -79,7 +79,7 @@ def correlation_verdict(matrices: Sequence[np.ndarray], published: Mapping[str, 
 
     Args:
         matrices: score, PSNR and the PSNR of pure noise, (policies, images) each.
-        published: r by source, "ats" and "replication".
+        published: r by source, "paper" and "replication".
     """
     score, success, floor = matrices
     policies, images = score.shape
@@ -97,8 +97,8 @@ def correlation_verdict(matrices: Sequence[np.ndarray], published: Mapping[str, 
         reason = f"{reason}, an interval that reaches 0 or below; {known}"
         return judge(CORRELATION_RULE, reason, here, refuted=True)
     faults = []
-    if high < published["ats"]:
-        faults.append(f"it stays below the paper's {published['ats']:.3f}")
+    if high < published["paper"]:
+        faults.append(f"it stays below the paper's {published['paper']:.3f}")
     if not rest_low > 0:
         faults.append(f"{known}, so that darkness can explain it")
     return judge(CORRELATION_RULE, reason if faults else f"{reason}; {known}", here, faults)
@@ -135,7 +135,7 @@ def noise_floor(target: torch.Tensor, seed: int) -> np.ndarray:
 def published() -> dict[str, float]:
     """The two published correlations, by source."""
     rows = reported(metric="pearson_r(S_pri,PSNR)")
-    return dict(zip(rows["source"], rows["value"], strict=True))
+    return dict(zip(rows["source"].map(SOURCES), rows["value"], strict=True))
 
 
 def matrices(table: pd.DataFrame, *columns: str) -> tuple[np.ndarray, ...]:
@@ -222,6 +222,6 @@ def explanation(result: Result) -> str:
         f"{float(agreement.pearson(success, floor)):+.2f} with the attack's PSNR; with it held constant, r becomes "
         f"{by_rest}. It depends on the <b>image</b>: attacking a single one, as the replication does, gives "
         f"{single.min():+.2f} to {single.max():+.2f} depending on which. And <b>noise</b> caps it at about "
-        f"{ceiling:.2f} here. Neither publication fixes all of these, so {published()['ats']:.3f} and "
+        f"{ceiling:.2f} here. Neither publication fixes all of these, so {published()['paper']:.3f} and "
         f"{published()['replication']:.3f} need not contradict each other.</p>"
     )
