@@ -204,7 +204,7 @@ def _write(out: Path, rows: list[int], images: Images, target: Tensor, made: Rec
     write_atomically(out / "table.csv", lambda path: table.to_csv(path, index=False, float_format="%.6g"))
     shown = {"original": original[:16], "target": target[:16], "reconstruction": image[:16]}
     figure = plots.sheet(shown, captions={"reconstruction": [f"{value:.1f}" for value in table["psnr"][:16]]})
-    write_atomically(out / "sheet.png", lambda path: figure.savefig(path, format="png"))
+    write_atomically(out / "sheet.png", lambda path: figure.savefig(path, format="png", dpi=150))
     arrays = {"target": target, "reconstruction": image, "trace": made.trace.cpu(), "cost": made.cost.cpu()}
     arrays = {name: value.contiguous() for name, value in arrays.items()}
     write_atomically(out / "arrays.safetensors", lambda path: save_file(arrays, path))

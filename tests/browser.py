@@ -15,8 +15,7 @@ CANVAS = """(canvas => {
   const {width, height} = canvas, data = canvas.getContext("2d").getImageData(0, 0, width, height).data;
   return [height, width, ...data];
 })(document.querySelector(%r))"""
-# Of every text its contrast to what is behind it, and whose it is, lowest first.
-CONTRAST = """(() => {
+CONTRAST = """((selector) => {
   const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
   const rgb = (color) => {
     canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = color; canvas.fillRect(0, 0, 1, 1);
@@ -28,16 +27,17 @@ CONTRAST = """(() => {
     const color = rgb(getComputedStyle(e).backgroundColor);
     return color[3] === 255 ? color : behind(e.parentElement);
   };
+  const shown = {opacityProperty: true, visibilityProperty: true};
   const found = [];
-  for (const e of document.querySelectorAll(".ats-explorer *")) {
+  for (const e of document.querySelectorAll(selector)) {
     const own = [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
-    if (!own || e.tagName === "OPTION") continue;
-    const color = getComputedStyle(e)[e.tagName === "text" ? "fill" : "color"];
-    const [a, b] = [light(rgb(color)), light(behind(e))].sort((x, y) => y - x);
-    found.push([(a + .05) / (b + .05), e.className || e.tagName]);
+    if (!own || ["OPTION", "SCRIPT", "STYLE"].includes(e.tagName) || !e.checkVisibility(shown)) continue;
+    const color = getComputedStyle(e)[e.tagName === "text" ? "fill" : "color"], ground = light(behind(e));
+    const [a, b] = [light(rgb(color)), ground].sort((x, y) => y - x);
+    found.push([(a + .05) / (b + .05), e.className || e.tagName, ground]);
   }
   return found.sort((x, y) => x[0] - y[0]);
-})()"""
+})(%r)"""
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium")
 
 
@@ -148,6 +148,11 @@ class Browser:
             f"(s => {{ s.value = {value!r}; s.dispatchEvent(new Event('change', {{bubbles: true}})) }})"
             f"(document.querySelector({selector!r}))"
         )
+
+    def contrast(self, selector):
+        """Of every visible text its contrast to what is behind it, whose it is, and how light that is, 0 to 1;
+        lowest contrast first."""
+        return self.js(CONTRAST % selector)
 
     def canvas(self, selector):
         """What a canvas shows: its height, its width, then the pixels' red, green, blue and alpha."""

@@ -1,10 +1,14 @@
 """The book's sources: nothing missing, nothing run or fetched, and the answers that the results give."""
 
+import importlib.util
 import re
 import shlex
+from html.parser import HTMLParser
 
+import pandas as pd
 import pytest
 import yaml
+from docutils import nodes
 
 from atslib.report.book.answers import answers
 from atslib.store import project_root
@@ -131,3 +135,94 @@ def test_the_book_shows_the_answers_that_the_results_give():
     if not path.exists():
         pytest.skip("book/answers.md is not made yet: python -m atslib run")
     assert path.read_text() == answers(ROOT / "results", link="results/{}.ipynb")
+
+
+# --- what the book makes of the tables in executed pages ----------------------------------------------------
+
+
+def load_extension():
+    """`book/extensions/reading.py`, which is no part of the library."""
+    spec = importlib.util.spec_from_file_location("reading", BOOK / "extensions" / "reading.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Cells(HTMLParser):
+    """The cells of a table, row by row, each with its class."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.rows, self.open = [], False
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append(("", dict(attrs).get("class", "")))
+            self.open = True
+
+    def handle_endtag(self, tag):
+        self.open = self.open and tag not in ("td", "th")
+
+    def handle_data(self, data):
+        if self.open:
+            text, kind = self.rows[-1][-1]
+            self.rows[-1][-1] = (text + data, kind)
+
+
+def shown(table):
+    """What the book makes of a pandas table, by way of a page's output."""
+    document = nodes.document(None, None, "", nodes.raw(text=table.to_html(), format="html"))
+    load_extension().read_tables(None, document)
+    html = document.astext()
+    assert html.startswith('<div class="wide"><table class="dataframe">')
+    return Cells(html).rows
+
+
+def texts(row):
+    return [text for text, _ in row]
+
+
+def test_a_table_has_one_line_of_names_in_words():
+    table = pd.DataFrame(
+        {"psnr": [1.5], "p_holm": [0.2], "of <mine>": ["a & b"]}, index=pd.Index(["none"], name="policy")
+    )
+    head, row = shown(table)
+    assert texts(head) == ["policy", "PSNR, dB", "p (Holm)", "of <mine>"]
+    assert texts(row) == ["none", "1.5", "0.2", "a & b"]
+
+
+def test_a_table_of_groups_keeps_them_above_the_names():
+    columns = pd.MultiIndex.from_product([["psnr", "gain"], ["low", "high"]])
+    rows = pd.MultiIndex.from_tuples([("lenet", "none"), ("lenet", "3-1-7")], names=["model", "policy"])
+    above, head, *body = shown(pd.DataFrame([[1, 2, 3, 4], [5, 6, 7, 8]], index=rows, columns=columns))
+    assert texts(above) == ["", "", "PSNR, dB", "gain, dB"]
+    assert texts(head) == ["model", "policy", "95 % from", "to", "95 % from", "to"]
+    assert [texts(row) for row in body] == [["lenet", "none", "1", "2", "3", "4"], ["3-1-7", "5", "6", "7", "8"]]
+    assert all(kind == "number" for row in (head[2:], body[0][2:], body[1][1:]) for _, kind in row)
+
+
+def test_numbers_stand_right_with_their_names_and_text_left():
+    columns = {
+        "mean": ["-1.50 [-2.0, +0.1]", "nan"],
+        "psnr": ["9.68 to 11.70", "10.6 ± 1.6"],
+        "ids": ["1, 3, 15, 18", "7"],
+        "same as": ["", "equalize 2"],
+    }
+    head, *body = shown(pd.DataFrame(columns, index=["a", "b"]))
+    assert [kind for _, kind in head] == ["", "number", "number", "", ""]
+    assert {tuple(kind for _, kind in row) for row in body} == {("", "number", "number", "", "")}
+    assert texts(body[1])[1] == "–"
+
+
+def test_an_index_that_only_counts_is_left_out_and_one_with_a_name_stays():
+    assert shown(pd.DataFrame({"r2": [0.1, 0.2]})) == [[("R²", "number")], [("0.1", "number")], [("0.2", "number")]]
+    named = pd.DataFrame({"r2": [0.1, 0.2]}, index=pd.Index([0, 1], name="op"))
+    assert [texts(row) for row in shown(named)] == [["id", "R²"], ["0", "0.1"], ["1", "0.2"]]
+
+
+def test_the_book_uses_the_extension():
+    assert CONFIG["sphinx"]["local_extensions"] == {"reading": "extensions"}
+    assert "reading" in CONFIG["sphinx"]["config"]["extensions"]

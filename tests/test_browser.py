@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from browser import CONTRAST, needs_chromium
+from browser import needs_chromium
 
 from atslib.data.load import load
 from atslib.report.pages import explorer
@@ -196,7 +196,7 @@ def test_text_can_be_read_in_light_and_dark(page, dark):
     page.media(prefers_color_scheme="dark" if dark in ("the system", "the book") else "light")
     if dark.startswith("the book"):
         page.js("document.documentElement.dataset.theme = 'dark'")
-    found = page.js(CONTRAST)
+    found = page.contrast(".ats-explorer *")
     assert len(found) > 20
     assert found[0][0] >= 4.5, found[0]
     ground = page.js("getComputedStyle(document.querySelector('.ats-explorer')).backgroundColor")

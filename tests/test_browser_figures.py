@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from browser import CONTRAST, needs_chromium
+from browser import needs_chromium
 
 from atslib.data.load import load
 from atslib.policies.operations import OPS, apply
@@ -351,7 +351,7 @@ def test_text_can_be_read_in_light_and_dark(page, dark):
     if dark:
         page.js("document.documentElement.dataset.theme = 'dark'")
     step(page, 3, 9)  # the call is shown too
-    found = page.js(CONTRAST)
+    found = page.contrast(".ats-explorer *")
     assert len(found) > 60
     assert found[0][0] >= 4.5, found[:5]
     ground = page.js("getComputedStyle(document.querySelector('.ats-scatter')).backgroundColor")

@@ -421,7 +421,7 @@ def test_the_explanation_is_made_from_the_tables():
 
 
 def test_the_published_correlations():
-    assert claim7_correlation.published() == {"ats": 0.697, "replication": pytest.approx(0.12267, abs=1e-5)}
+    assert claim7_correlation.published() == {"paper": 0.697, "replication": pytest.approx(0.12267, abs=1e-5)}
 
 
 # --- the 50 transformations ---------------------------------------------------------------------------------

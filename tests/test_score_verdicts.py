@@ -23,7 +23,7 @@ def judged(score, success, dark=DARK, gain=None, published=0.697, policies=64, i
     """The verdict of policies' means, the same on every image; the gain is the PSNR unless another is given."""
     gain = success if gain is None else gain
     parts = [np.tile(part[:policies, None], images) for part in (score, success, dark, gain)]
-    return correlation_verdict(parts, {"ats": published, "replication": 0.123}, why)
+    return correlation_verdict(parts, {"paper": published, "replication": 0.123}, why)
 
 
 def test_a_strong_correlation_that_darkness_does_not_explain_is_reproduced():
@@ -115,7 +115,7 @@ def test_images_are_drawn_too():
     """A correlation that only one of six images has is none: without that image there is nothing."""
     score, success = (np.tile(part[:, None], 6) for part in (SCORE, SUCCESS))
     success[:, 0] += 3 * SCORE
-    verdict = correlation_verdict((score, success, np.tile(DARK[:, None], 6), success), {"ats": 0.3}, [])
+    verdict = correlation_verdict((score, success, np.tile(DARK[:, None], 6), success), {"paper": 0.3}, [])
     assert verdict.status == "not reproduced"
     assert agreement.pearson(score.mean(1), success.mean(1)) > 0.4
 

@@ -42,17 +42,20 @@ def _picture(image: Tensor) -> np.ndarray:
 def sheet(rows: dict[str, Tensor], *, captions: dict[str, Sequence[str]] | None = None) -> Figure:
     """A grid of images: one labelled row per batch (B, C, H, W), one column per image, optional captions."""
     captions, columns = captions or {}, max(len(batch) for batch in rows.values())
+    side = min(0.85, max(0.5, 6 / columns))  # inches; a page is about 7.5 wide, and shrinks what is wider, text and all
+    width = side * columns + 1.5
     with _styled():
-        figure, axes = plt.subplots(len(rows), columns, figsize=(0.85 * columns + 1.6, 1.0 * len(rows)), squeeze=False)
+        shape = {"figsize": (width, (side + 0.15) * len(rows)), "squeeze": False}
+        figure, axes = plt.subplots(len(rows), columns, **shape)
         for line, (name, batch) in zip(axes, rows.items(), strict=True):
             for i, axis in enumerate(line):
                 axis.set_axis_off()
                 if i < len(batch):
                     axis.imshow(_picture(batch[i]), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
                 if name in captions:
-                    axis.set_title(captions[name][i], fontsize=7, pad=2)
+                    axis.set_title(captions[name][i], fontsize=8, pad=2)
             line[0].text(-0.12, 0.5, name, transform=line[0].transAxes, ha="right", va="center", fontsize=9)
-        figure.subplots_adjust(left=1.5 / (0.85 * columns + 1.6), right=0.99, top=0.97, bottom=0.02, wspace=0.06)
+        figure.subplots_adjust(left=1.4 / width, right=0.99, top=0.97, bottom=0.02, wspace=0.06)
     return figure
 
 

@@ -10,7 +10,7 @@ import torch
 from atslib.measures import statistics as agreement
 from atslib.measures.metrics import psnr
 from atslib.policies.policy import sample_authors
-from atslib.report.compare import judge
+from atslib.report.compare import SOURCES, judge
 from atslib.report.reported import reported
 from atslib.report.result import NO_POLICY, Result, Verdict
 from atslib.report.units.scoring import ScoreUnit, scored
@@ -104,7 +104,7 @@ def correlation_verdict(matrices: Sequence[np.ndarray], published: Mapping[str, 
 
     Args:
         matrices: score, PSNR, the PSNR of pure noise, and gain, (policies, images) each.
-        published: r by source, "ats" and "replication".
+        published: r by source, "paper" and "replication".
         why: what keeps the rule from telling, in words; see `guards`.
     """
     score, success, floor, gain = matrices
@@ -118,7 +118,7 @@ def correlation_verdict(matrices: Sequence[np.ndarray], published: Mapping[str, 
     reason = f"r = {r:.2f} [{low:.2f}, {high:.2f}] over {len(score)} policies and {score.shape[1]} images"
     known = f"with the PSNR of noise held constant {rest:.2f} [{rest_low:.2f}, {rest_high:.2f}]"
     above = f"with the gain r = {more:.2f} [{more_low:.2f}, {more_high:.2f}]"
-    faults = [f"it stays below the paper's {published['ats']:.3f}"] if high < published["ats"] else []
+    faults = [f"it stays below the paper's {published['paper']:.3f}"] if high < published["paper"] else []
     faults += [] if rest_low > 0 else [f"{known}, so that darkness can explain it"]
     faults += [] if more_low > 0 else [f"{above}, so that it does not say what the gradient told"]
     if not low > 0:
@@ -189,7 +189,7 @@ def noise_floor(target: torch.Tensor, seed: int) -> np.ndarray:
 def published() -> dict[str, float]:
     """The two published correlations, by source."""
     rows = reported(metric="pearson_r(S_pri,PSNR)")
-    return dict(zip(rows["source"], rows["value"], strict=True))
+    return dict(zip(rows["source"].map(SOURCES), rows["value"], strict=True))
 
 
 def matrices(table: pd.DataFrame, *columns: str) -> tuple[np.ndarray, ...]:
@@ -290,6 +290,6 @@ def explanation(result: Result) -> str:
         f"{float(agreement.pearson(success, floor)):+.2f} with the attack's PSNR; with it held constant, r becomes "
         f"{by_rest}. It depends on the <b>image</b>: attacking a single one, as the replication does, gives "
         f"{single.min():+.2f} to {single.max():+.2f} depending on which. And <b>noise</b> caps it at about "
-        f"{ceiling:.2f} here. Neither publication fixes all of these, so {published()['ats']:.3f} and "
+        f"{ceiling:.2f} here. Neither publication fixes all of these, so {published()['paper']:.3f} and "
         f"{published()['replication']:.3f} need not contradict each other.</p>"
     )

@@ -36,7 +36,7 @@ def still(payload: dict) -> bytes:
         name = payload["policies"][p]["id"]
         rows[f"{name},\nused"] = clients[1 + p]
         rows[f"{name},\nfound"] = pictures(payload, f"0-{p}.webp")[:STILL_IMAGES, -1]
-    return html.png(plots.sheet(rows))
+    return html.png(plots.sheet(rows), dpi=150)
 
 
 def to_html(payload: dict) -> str:

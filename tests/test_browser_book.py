@@ -1,0 +1,113 @@
+"""The book to the eye, in a real browser: light and dark, on a desk and on a phone, and by keyboard.
+
+The committed pages are built as they are; none is executed.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+from browser import needs_chromium
+
+from atslib.store import project_root
+
+BOOK = project_root() / "book"
+PAGES = ["intro", "deviations", "audit", "results/regimes", "results/claim1_privacy", "results/claim6_transformations"]
+PHONE = 390
+pytestmark = needs_chromium
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The folder of a copy of the book, built."""
+    copy = tmp_path_factory.mktemp("copy") / "book"
+    shutil.copytree(BOOK, copy, ignore=shutil.ignore_patterns("_build", "*.failed.ipynb"))
+    start = "from jupyter_book.cli.main import main; main()"
+    command = [sys.executable, "-c", start, "build", str(copy), "-W", "--keep-going", "--quiet"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return copy / "_build" / "html"
+
+
+@pytest.fixture
+def page(browser, built):
+    """Opens a page of the book at a width, in light or dark colors."""
+
+    def opened(name, width=1280, color="light"):
+        browser.size(width, 900, mobile=width < 500)
+        browser.media(prefers_color_scheme=color)
+        browser.open((built / f"{name}.html").as_uri(), ready=f"document.documentElement.dataset.theme === {color!r}")
+        still = "<style>* { transition: none !important }</style>"  # colors that fade in are neither one nor the other
+        browser.js(f"document.head.insertAdjacentHTML('beforeend', {still!r})")
+        return browser
+
+    return opened
+
+
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize(("color", "lightest"), [("light", 1.0), ("dark", 0.3)])
+def test_every_text_can_be_read_and_none_stands_on_a_light_box_in_the_dark(page, name, color, lightest):
+    found = page(name, color=color).contrast("main *, .bd-sidebar *")
+    assert len(found) > 40
+    assert found[0][0] >= 4.5, found[:5]
+    assert max(ground for _, _, ground in found) <= lightest
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_on_a_phone_nothing_is_cut_and_what_scrolls_says_so(page, name):
+    phone = page(name, PHONE)
+    assert phone.js("document.documentElement.scrollWidth") <= PHONE
+    phone.until(
+        """[...document.querySelectorAll("main :is(.wide, .pst-scrollable-table-container, .cell_output)")]
+        .filter(box => box.scrollWidth > box.clientWidth + 1)
+        .every(box => box.tabIndex === 0 && getComputedStyle(box, "::before").content.includes("scrolls sideways"))"""
+    )
+    tables = "main table.dataframe, main .pst-scrollable-table-container > table"
+    inside = f"""[...document.querySelectorAll("{tables}")].every(table =>
+        table.clientWidth <= table.parentElement.scrollWidth && table.parentElement.clientWidth <= innerWidth)"""
+    assert phone.js(inside)
+
+
+def test_a_phone_shows_wide_figures_in_a_size_that_can_be_read(page):
+    shares = """[...document.querySelectorAll("main .cell_output > img")].map(image =>
+        image.getBoundingClientRect().width / image.naturalWidth)"""
+    found = page("results/claim1_privacy", PHONE).js(shares)
+    assert len(found) > 3
+    assert min(found) > 0.75
+
+
+def test_the_deviations_on_a_phone_are_cards_with_the_words_beside_their_names(page):
+    phone = page("deviations", PHONE)
+    beside = """[...document.querySelectorAll(".deviations tbody td:not(:first-child)")].map(cell =>
+        [getComputedStyle(cell).display, getComputedStyle(cell).gridTemplateColumns.split(" ").length])"""
+    found = phone.js(beside)
+    assert len(found) > 100
+    assert {tuple(cell) for cell in found} == {("grid", 2)}
+
+
+def test_the_parameters_that_papermill_put_in_are_not_seen(page):
+    browser = page("results/regimes")
+    cells = """[...document.querySelectorAll(".tag_injected-parameters")].map(cell => cell.checkVisibility())"""
+    assert browser.js(cells) == [False]
+
+
+def test_the_explorer_is_few_tab_stops_behind_the_link_that_skips_the_contents(page):
+    browser = page("results/explorer")
+    browser.key("Tab")
+    assert browser.js("document.activeElement.textContent") == "Skip to main content"
+    browser.until("document.activeElement.getBoundingClientRect().top >= 0")
+    browser.js("document.activeElement.click()")
+    inside = []
+    for _ in range(8):
+        browser.key("Tab")
+        inside.append(browser.js("Boolean(document.activeElement.closest('.ats-explorer'))"))
+    assert any(inside)
+
+
+def test_only_pages_with_mathematics_load_its_script(built):
+    texts = {path.stem: path.read_text() for path in built.rglob("*.html")}
+    loads = {name for name, text in texts.items() if "mathjax/tex-chtml.js" in text}
+    assert loads == {name for name, text in texts.items() if re.search(r'class="math ', text)}
+    assert "method" in loads
