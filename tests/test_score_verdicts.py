@@ -204,8 +204,8 @@ def attacked(hybrid, random, gain=5.0, images=6):
         (-3, -1, 2.5, 5, "partly", "it costs 2.5 points of accuracy"),
         (-3, -3, 1, 5, "partly", "it is not lower than with the random policy (+0.0 dB)"),
         (-3, -4, 1, 5, "partly", "it is not lower than with the random policy (+1.0 dB)"),
-        (-3, -1, 1, 0, "partly", "undefended attacks do not beat the mean image (+0.0 dB)"),
-        (-3, -1, 1, -2, "partly", "undefended attacks do not beat the mean image (-2.0 dB)"),
+        (-3, -1, 1, 0, "partly", "undefended attacks do not beat the policy's mean image (+0.0 dB)"),
+        (-3, -1, 1, -2, "partly", "undefended attacks do not beat the policy's mean image (-2.0 dB)"),
         (0, 2, 1, 5, "not reproduced", ""),  # better than random is not enough
         (1, 3, 0, 5, "not reproduced", ""),
     ],

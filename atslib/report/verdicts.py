@@ -75,4 +75,8 @@ def does_not_matter(low: float, high: float, margin: float = MARGIN) -> bool:
 def no_leak(attacks: pd.DataFrame) -> list[str]:
     """The fault, if it is one, that undefended attacks find nothing: rows with `policy` and `gain`."""
     gain = attacks[attacks["policy"] == NO_POLICY]["gain"]
-    return [] if interval(gain)[0] > 0 else [f"undefended attacks do not beat the mean image ({gain.mean():+.1f} dB)"]
+    return (
+        []
+        if interval(gain)[0] > 0
+        else [f"undefended attacks do not beat the policy's mean image ({gain.mean():+.1f} dB)"]
+    )

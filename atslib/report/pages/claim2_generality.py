@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
+import numpy as np
 import pandas as pd
 
 from atslib.measures.statistics import holm, interval, paired
@@ -56,9 +57,10 @@ def judged(attacks: pd.DataFrame) -> pd.DataFrame:
     """One row per attack: gain undefended with its interval, what the hybrid changes, and whether it works and holds.
 
     Args:
-        attacks: rows with `attack`, `policy`, `image` and `gain`.
+        attacks: rows with `attack`, `policy`, `image` and `gain`; one that diverged has gained 0 dB.
     """
     rows = {}
+    attacks = attacks.assign(gain=attacks["gain"].where(np.isfinite(attacks["gain"]), 0.0))  # diverged: nothing gained
     for name, table in attacks.groupby("attack", sort=False):
         bare = table[table["policy"] == NO_POLICY]
         low, high = interval(bare["gain"], bare["image"])

@@ -11,7 +11,7 @@ from atslib.report.units.scoring import SearchUnit, search_result, search_unit
 from atslib.report.units.settings import Settings
 from atslib.report.units.table1 import HYBRID, RANDOM
 from atslib.report.units.tables import accuracy_rows, attack_rows, label, provenance
-from atslib.report.units.units import AttackUnit, attack_unit, scaled
+from atslib.report.units.units import AttackUnit, attack_unit, model_unit, scaled
 from atslib.report.verdicts import no_leak
 from atslib.scores.search import pareto
 from atslib.store import Store
@@ -42,9 +42,9 @@ def attacks(settings: Settings, hybrid: str) -> dict[tuple[str, str], AttackUnit
 SEARCH_RULE = (
     "Reproduced: on the same images the attack's PSNR is lower with the found hybrid than without a policy and than "
     "with the random one (95 % intervals of the mean paired differences below 0), the hybrid costs at most 2 points of "
-    "accuracy, and undefended attacks beat the mean image (interval of the mean gain above 0). Partly: lower than "
-    "without a policy, but another condition fails. Not reproduced: not lower than without a policy. Not measured: "
-    "fewer than two images."
+    "accuracy, and undefended attacks beat the policy's mean image (interval of the mean gain above 0). Partly: lower "
+    "than without a policy, but another condition fails. Not reproduced: not lower than without a policy. Not "
+    "measured: fewer than two images."
 )
 
 
@@ -81,7 +81,7 @@ def run(settings: Settings, store: Store) -> Result:
     search, seconds = search_result(settings, store)
     by_preset = attacks(settings, str(search.hybrid))
     rows, artifacts = attack_rows(by_preset, ("attack", "policy"), settings, store)
-    networks = {policy: unit.model for (_, policy), unit in by_preset.items()}
+    networks = {policy: model_unit(settings, unit.policy) for (_, policy), unit in by_preset.items()}
     tables = {
         "candidates": search.table.assign(pareto=pareto(search.table)),
         "attacks": rows,

@@ -74,7 +74,8 @@ def later_units(settings: Settings, store: Store) -> dict[tuple[str, str], Attac
     if settings.profile == "laptop":
         return {}
     policy = str(search_result(place(settings), store)[0].hybrid)
-    return {(place(settings).model, policy): attack_unit(place(settings), policy)}
+    unit = attack_unit(place(settings), policy)
+    return {(unit.model.model, policy): unit}
 
 
 def measure(

@@ -29,20 +29,21 @@ OUTCOMES = {
 def cells(settings: Settings) -> dict[Cell, tuple[str, ...]]:
     """Where the question is asked, and of which policies: untrained networks of three kinds, and one over its training.
 
-    At smoke it is one network, on few images.
+    At smoke and quick it is one network, on few images.
     """
-    if settings.profile == "smoke":
-        own = {"model": settings.model, "dataset": settings.dataset, "images": settings.images}
+    shared = {"dataset": settings.dataset, "seed": settings.seed}
+    if settings.profile in ("smoke", "quick"):
+        own = shared | {"model": settings.model, "images": settings.images}
         return {Cell(regime="initial", attack="annealed-convnet", steps=settings.steps, **own): ("", HYBRID)}
     full = settings.profile == "full"
-    few = {"dataset": settings.dataset, "steps": 100, "images": settings.images if full else min(FEW, settings.images)}
+    few = shared | {"steps": 100, "images": settings.images if full else min(FEW, settings.images)}
     deep = {"model": "resnet20-4" if full else "resnet20-1", "attack": "annealed-resnet"} | few
     wide = {"model": "convnet-64" if full else "convnet-16", "attack": "annealed-convnet"} | few
-    small = {"model": "lenet", "attack": "annealed-lenet", "steps": 300, "images": settings.images}
-    small |= {"dataset": settings.dataset}
+    small = shared | {"model": "lenet", "attack": "annealed-lenet", "steps": 300, "images": settings.images}
     untrained = [Cell(regime="initial", draws=2, **network) for network in (small, wide, deep)]
-    early = {Cell(regime="early", step=step, **deep): TRAINED for step in STAGES}
-    return dict.fromkeys(untrained, POLICIES) | early | {Cell(regime="trained", **deep): TRAINED}
+    end = Cell(regime="trained", **deep)
+    early = {Cell(regime="early", step=s, **deep): TRAINED for s in STAGES if s < end.steps_trained}
+    return dict.fromkeys(untrained, POLICIES) | early | {end: TRAINED}
 
 
 def crossed(settings: Settings) -> dict[tuple, AttackUnit]:

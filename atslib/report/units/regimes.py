@@ -15,12 +15,25 @@ from atslib.attacks import ATTACKS
 from atslib.clients.training import TrainConfig
 from atslib.errors import AtsError, choose
 from atslib.report.units.tables import image_rows, label
-from atslib.report.units.units import AttackUnit, ModelUnit, attacked, dataset, device_of, known_ranks
+from atslib.report.units.units import (
+    AttackUnit,
+    ModelUnit,
+    attacked,
+    check_images_there,
+    dataset,
+    device_of,
+    known_ranks,
+)
 from atslib.store import Store
 
 REGIMES = ("initial", "early", "semi", "trained")
 TRAINED_EPOCHS, SEMI_EPOCHS, SEMI_FRACTION = 20, 50, 0.1
 KEYS = ("regime", "step", "model", "policy", "draw")
+
+
+def training_steps(name: str, train: TrainConfig, fraction: float = 1.0) -> int:
+    """Steps of a whole training on this share of a data set."""
+    return train.epochs * math.ceil(fraction * len(dataset(name, "train")) / train.batch)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,6 +47,7 @@ class Cell:
         images: the first so many test images.
         draws: of crop, flip, policy and start, each with a seed of its own.
         step: of the training, in the regime `early`.
+        seed: of the network; draws take this seed and the following ones.
     """
 
     regime: str
@@ -44,6 +58,7 @@ class Cell:
     draws: int = 1
     dataset: str = "cifar100"
     step: int = 0
+    seed: int = 0
 
     def __post_init__(self) -> None:
         choose("Cell.regime", self.regime, REGIMES)
@@ -53,7 +68,7 @@ class Cell:
 
     def network(self, policy: str) -> ModelUnit:
         """The network that a client with this policy trains, and the server attacks."""
-        unit = ModelUnit(dataset=self.dataset, model=self.model, fraction=1.0, train=None, seed=0)
+        unit = ModelUnit(dataset=self.dataset, model=self.model, fraction=1.0, train=None, seed=self.seed)
         if self.regime == "semi":
             return dataclasses.replace(unit, fraction=SEMI_FRACTION, train=TrainConfig(epochs=SEMI_EPOCHS))
         if self.regime in ("early", "trained"):
@@ -66,14 +81,14 @@ class Cell:
         train = self.network("").train
         if train is None or self.step:
             return self.step
-        images = self.network("").fraction * len(dataset(self.dataset, "train"))
-        return train.epochs * math.ceil(images / train.batch)
+        return training_steps(self.dataset, train, self.network("").fraction)
 
     def unit(self, policy: str, draw: int = 0, *, trained_with: str | None = None) -> AttackUnit:
         """The attack on images under `policy`, against the network trained with it, or with another one."""
+        check_images_there(self.dataset, self.images)
         attack = dataclasses.replace(ATTACKS[self.attack], steps=self.steps)
-        model = self.network(policy if trained_with is None else trained_with)
-        return AttackUnit(model=model, policy=policy, attack=attack, first=0, last=self.images, frames=0, seed=draw)
+        model, seed = self.network(policy if trained_with is None else trained_with), self.seed + draw
+        return AttackUnit(model=model, policy=policy, attack=attack, first=0, last=self.images, frames=0, seed=seed)
 
     def units(self, policies: tuple[str, ...]) -> dict[tuple, AttackUnit]:
         """The attacks by the values of `KEYS`."""

@@ -175,6 +175,8 @@ def trained(
             )  # fmt: skip
         except _Reached:
             return _weights(model) | _facts(unit, model)
+        if unit.step:
+            raise AtsError(f"ModelUnit.step={unit.step}: the training of {unit.title} ends before that step")
         columns = [[e["loss"], e["lr"], e["seconds"], e.get("accuracy", math.nan)] for e in done.history]
         known = done.history[-1].get("accuracy") if len(few) == len(test) else None
         facts = {
@@ -288,6 +290,16 @@ class AttackUnit(OnModel):
         return attacked(self, store, device)
 
 
+def check_images_there(name: str, images: int) -> None:
+    """Refuse to attack more images than a data set has.
+
+    Raises:
+        AtsError: there are fewer test images.
+    """
+    if images > (there := len(dataset(name, "test"))):
+        raise AtsError(f"parameter images={images}: {name} has {there} test images")
+
+
 def victim(settings: Settings, policy: str = "") -> ModelUnit:
     """The network that is attacked: by the settings' regime the client's trained one, or an untrained one."""
     if settings.regime == "trained":
@@ -300,8 +312,7 @@ def attack_unit(settings: Settings, policy: str = "", **changes: object) -> Atta
 
     `changes` replace the unit's fields.
     """
-    if settings.images > (there := len(dataset(settings.dataset, "test"))):
-        raise AtsError(f"parameter images={settings.images}: {settings.dataset} has {there} test images")
+    check_images_there(settings.dataset, settings.images)
     attack = ATTACKS[settings.attack]
     if isinstance(attack, GradientMatching):
         attack = dataclasses.replace(attack, steps=settings.steps)
@@ -319,9 +330,10 @@ def attack_unit(settings: Settings, policy: str = "", **changes: object) -> Atta
 
 
 def scaled(name: str, settings: Settings) -> Attack:
-    """A preset as it is at the full size; below it with one restart and the settings' steps of gradients at most.
+    """A preset as it is at the full size; below it with one restart and as many gradients as the settings' steps.
 
-    An attack that matches no gradients is taken as it is.
+    At least two steps are left, also of L-BFGS, which takes several gradients in each. An attack that matches no
+    gradients is taken as it is.
     """
     attack = ATTACKS[name]
     if not isinstance(attack, GradientMatching) or settings.profile == "full":
