@@ -71,20 +71,13 @@ def said_once(capsys):
     return captured.err.strip()
 
 
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        ("run claim9_magic --profile smoke", "error: page 'claim9_magic' is unknown; choose one of claim1_defenses"),
-        ("run --profile huge", "error: profile 'huge' is unknown; choose one of smoke, quick, laptop, full"),
-        ("run --profile smoke --dataset cifr10", "error: dataset 'cifr10' is unknown; choose one of cifar100, "),
-        ("store export", "error: store export needs a file: python -m atslib store export FILE.tar"),
-        ("store import", "error: store import needs a file: python -m atslib store import FILE.tar"),
-        ("store import none.tar", "error: none.tar cannot be read as an archive of `atslib store export`"),
-    ],
-)
-def test_a_wrong_command_is_one_line_and_status_2(root, capsys, command, message):
-    assert main(command.split()) == 2
-    assert said_once(capsys).startswith(message)
+def test_a_profile_or_a_data_set_that_is_none_is_one_line(root, capsys):
+    for option, value, choices in (
+        ("profile", "huge", "smoke, quick, laptop, full"),
+        ("dataset", "cifr10", "cifar100, "),
+    ):
+        assert main(["run", f"--{option}", value]) == 2
+        assert said_once(capsys).startswith(f"error: {option} '{value}' is unknown; choose one of {choices}")
 
 
 def test_python_m_atslib_is_that_command_line(root):
@@ -93,14 +86,6 @@ def test_python_m_atslib_is_that_command_line(root):
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: page 'claim9_magic' is unknown; choose one of claim1_defenses")
     assert done.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize("command", ["", "fly", "store eat", "run --speed 9"])
-def test_a_command_that_is_none_is_status_2(capsys, command):
-    assert main(command.split()) == 2
-    line = said_once(capsys)
-    assert line.startswith("error: ")
-    assert "`python -m atslib" in line
 
 
 def test_outside_a_project_the_missing_folders_are_named_before_any_work(tmp_path):
