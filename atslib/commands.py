@@ -1,4 +1,4 @@
-"""What each command of `python -m atslib` does: the library's calls in a row, then files. A result is their status."""
+"""What each command of `python -m atslib` does: calls of the library, then files; a number returned is the status."""
 
 import argparse
 import copy

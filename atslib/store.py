@@ -197,10 +197,10 @@ class Store:
         self.progress, self.ends = progress, ends
 
     def check_time(self) -> None:
-        """What the maker of an artifact calls whenever its state is kept and more is to be done.
+        """The maker of an artifact calls this each time that it has saved its state and is not done.
 
         Raises:
-            OutOfTime: `ends` is over; the next `get` of the same artifact goes on.
+            OutOfTime: it is later than `ends`; the next `get` of the same artifact goes on from that state.
         """
         if self.ends is not None and time.monotonic() > self.ends:
             raise OutOfTime

@@ -257,7 +257,7 @@ def test_the_line_search_stays_where_no_step_helps_and_stops_at_the_optimum():
     assert ours.state["iterations"].tolist() == [1, 0]
 
 
-# --- members of a batch never meet ----------------------------------------------------------------------
+# --- members of a batch are independent ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["adam-cosine-tv", "sgd-cosine", "lbfgs-l2", "lbfgs-cosine-fixed"])

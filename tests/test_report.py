@@ -76,7 +76,7 @@ BASE = [12.0, 18.0, 15.0, 9.0, 14.0, 16.0]
 
 
 def attacks(floor=10.0, **shifts):
-    """A row a policy and image: `none` has BASE, another BASE plus its shift, or its list."""
+    """One row per policy and image: `none` has BASE, another BASE plus its shift, or its list."""
     parts = []
     for policy, shift in ({NO_POLICY: 0.0} | shifts).items():
         values = shift if isinstance(shift, list) else [value + shift for value in BASE]

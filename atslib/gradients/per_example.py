@@ -28,9 +28,9 @@ class Unsupported(Exception):
 class _Layer:
     """A convolution at one place of the network, and the normalization that was folded into it, if any.
 
-    With given statistics a normalization is `scale * maps + shift`, so that its gradients follow from the
-    convolution's: that of `scale` is an inner product of weight and weight gradient. So the maps need not be kept,
-    nor scaled in the backward pass. Only where they are smaller than the weights is that cheaper.
+    With given statistics a normalization is `scale * maps + shift`, and its gradients follow from the convolution's:
+    that of `scale` is an inner product of weight and weight gradient. So the maps need be neither kept nor scaled in
+    the backward pass. Where they are smaller than the weights, keeping and scaling them is cheaper, and is done.
     """
 
     def __init__(self, mode: "PerExample", products: Products, weight: Tensor, bias: Tensor | None):
@@ -43,7 +43,7 @@ class _Layer:
         return self.products.conv(x, self.effective, None, bias)
 
     def transposed(self, out: Tensor) -> Tensor:
-        """The gradient of `conv` with respect to its input, and what `directed` postponed."""
+        """The gradient of `conv` with respect to its input, plus what `directed` postponed."""
         if self.postponed is None:
             return self.products.transposed(out, self.effective)
         if self.scale is not None:
@@ -63,7 +63,7 @@ class _Layer:
         return layer
 
     def gradients(self, x: Tensor, out: Tensor, patches: Tensor | None) -> tuple:
-        """Of weight, bias, gamma and beta, given that of the layer's maps, `out`; None for those it does not have."""
+        """Gradients of weight, bias, gamma and beta (None where absent) from `out`, that of the layer's maps."""
         weight_gradient = self.products.weight_gradient
         if self.scale is None:
             return weight_gradient(x, out, patches), None if self.bias is None else self.total(out), None, None
