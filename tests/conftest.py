@@ -1,6 +1,7 @@
 """Fixtures that several files share: stores in temporary folders, and a single thread."""
 
 import gc
+from pathlib import Path
 from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
@@ -26,6 +27,21 @@ def said():
 @pytest.fixture
 def store(tmp_path, said):
     return Store(tmp_path / "store", say=said.append)
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """A project's top folder with nothing in it but what the runner needs; it is the working one."""
+    top = tmp_path / "project"
+    for folder in ("book/results", "notebooks"):
+        (top / folder).mkdir(parents=True)
+    (top / "book/deviations.md").write_text((Path(__file__).parents[1] / "book/deviations.md").read_text())
+    (top / "README.md").write_text("# Title\n\n<!-- answers -->\nold\n<!-- answers -->\nrest\n")
+    (top / "book/_toc.yml").write_text("- file: results/claim1_privacy\n")
+    (top / "pyproject.toml").touch()
+    monkeypatch.chdir(top)
+    monkeypatch.setenv("ATS_STORE", str(tmp_path / "store"))
+    return top
 
 
 @pytest.fixture(scope="session")

@@ -23,23 +23,14 @@ from atslib.report.units.units import attacked
 from atslib.store import Store
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
-DEVIATIONS = (Path(__file__).parents[1] / "book/deviations.md").read_text()
-README = "# Title\n\n<!-- answers -->\nold\n<!-- answers -->\nrest\n"
 
 
 @pytest.fixture
-def root(tmp_path, monkeypatch):
-    """A project's top folder with nothing in it but what the runner needs, somewhere else than the shell is."""
-    top = tmp_path / "project"
-    for folder in ("book/results", "notebooks", "elsewhere"):
-        (top / folder).mkdir(parents=True)
-    (top / "book/deviations.md").write_text(DEVIATIONS)
-    (top / "README.md").write_text(README)
-    (top / "book/_toc.yml").write_text("parts:\n  - file: results/claim1_privacy\n")
-    (top / "pyproject.toml").touch()
-    monkeypatch.chdir(top / "elsewhere")
-    monkeypatch.setenv("ATS_STORE", str(tmp_path / "store"))
-    return top
+def root(root, monkeypatch):
+    """The project's top folder, while the shell is somewhere in it."""
+    (root / "elsewhere").mkdir()
+    monkeypatch.chdir(root / "elsewhere")
+    return root
 
 
 @pytest.fixture
@@ -56,7 +47,7 @@ def damaged(root):
 
 def test_the_default_pages_are_those_of_the_book(root):
     assert published(root) == ["claim1_privacy"]
-    (root / "book/_toc.yml").write_text("- file: intro\n- file: results/claim2_generality\n")
+    (root / "book/_toc.yml").write_text("parts:\n  - file: intro\n  - file: results/claim2_generality\n")
     assert published(root) == ["claim2_generality"]
 
 
@@ -94,14 +85,11 @@ def test_outside_a_project_the_missing_folders_are_named_before_any_work(tmp_pat
     assert not list(tmp_path.iterdir())
 
 
-def test_store_verify_names_the_damaged_and_is_status_1(damaged, capsys):
+def test_store_verify_names_the_damaged_and_is_status_1_and_of_a_whole_store_0(damaged, capsys):
     assert main(["store", "verify"]) == 1
     name = damaged.path("model", {"a": 1}).name
     assert capsys.readouterr().out == f"model/{name}: its bytes do not match their hash\n"
-
-
-def test_store_verify_of_a_whole_store_is_status_0(damaged, capsys):
-    damaged.path("model", {"a": 1}).with_suffix(".json").unlink()
+    damaged.path("model", {"a": 1}).with_suffix(".json").unlink()  # then it is no artifact
     assert main(["store", "verify"]) == 0
     assert capsys.readouterr().out == "1 artifacts, all whole\n"
 
@@ -144,6 +132,8 @@ def test_data_that_is_not_there_falls_back_to_shapes_with_a_line(tmp_path, monke
     (line,) = lines
     assert "cifar100" in line
     assert "going on with the embedded `shapes` images; the pages say so" in line
+    assert usable("shapes-grey", lines.append) == "shapes-grey"  # which are there
+    assert lines == [line]
 
 
 def test_papermill_knows_every_parameter_that_a_run_passes():
@@ -153,12 +143,6 @@ def test_papermill_knows_every_parameter_that_a_run_passes():
         (cell,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", ())]
         known = {parameter.name for parameter in PythonTranslator.inspect(cell)}
         assert known == set(re.findall(r"^\w+", cell.source, re.MULTILINE)) >= {"profile", "dataset"}, name
-
-
-def test_data_that_is_there_is_used_without_a_word():
-    lines = []
-    assert usable("shapes-grey", lines.append) == "shapes-grey"
-    assert lines == []
 
 
 def test_a_folder_of_data_that_is_not_there_is_an_error(root, tmp_path, capsys, monkeypatch):
@@ -172,7 +156,7 @@ def test_a_folder_of_data_that_is_not_there_is_an_error(root, tmp_path, capsys, 
 
 
 def test_a_run_writes_tables_and_answers_and_computes_only_what_is_missing(root, smoke_store):
-    lines = []
+    lines, readme = [], (root / "README.md").read_text()
     for _ in range(2):
         lines.clear()
         store = Store(smoke_store, say=lines.append)
@@ -181,23 +165,16 @@ def test_a_run_writes_tables_and_answers_and_computes_only_what_is_missing(root,
     place = root / "book/_build/profiles/smoke"
     folder = place / "results/claim1_privacy/shapes-smoke"
     assert sorted(path.name for path in folder.iterdir()) == [
-        "accuracy.csv",
-        "attacks.csv",
-        "blocks.csv",
-        "blocks_accuracy.csv",
-        "control.csv",
-        "cost.json",
-        "curve.csv",
-        "facts.json",
-        "verdict.json",
+        *("accuracy.csv", "attacks.csv", "blocks.csv", "blocks_accuracy.csv", "control.csv", "cost.json", "curve.csv"),
+        *("facts.json", "verdict.json"),
     ]
     assert json.loads((folder / "facts.json").read_text())["images"] == 2
     assert len(stored_digest(folder)) == 12
     table = answers(place / "results")
-    assert (place / "README.md").read_text() == README.replace("old\n", table)
+    assert (place / "README.md").read_text() == readme.replace("old\n", table)
     assert (place / "book" / "answers.md").read_text() == answers(place / "results", link="results/{}.ipynb")
     assert (place / "book" / "audit.md").read_text().endswith("No audit has been run yet.\n")
-    assert (root / "README.md").read_text() == README  # the profile is not the book's
+    assert (root / "README.md").read_text() == readme  # the profile is not the book's
     assert not (root / "results").exists()
     assert not list((root / "book" / "results").iterdir())
 

@@ -38,23 +38,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 TINY = settings(model="lenet", images=2, steps=2, fraction=0.002, semi_fraction=0.002, candidates=2, device="cpu")
 CPU = torch.device("cpu")
 
-DEVIATIONS = (Path(__file__).parents[1] / "book/deviations.md").read_text()
-
-
-@pytest.fixture
-def root(tmp_path, monkeypatch):
-    """A project's top folder with nothing in it but what the runner needs."""
-    top = tmp_path / "project"
-    for folder in ("book", "notebooks"):
-        (top / folder).mkdir(parents=True)
-    (top / "README.md").write_text("<!-- answers -->\n<!-- answers -->\n")
-    (top / "book/_toc.yml").write_text("- file: results/claim1_privacy\n")
-    (top / "book/deviations.md").write_text(DEVIATIONS)
-    (top / "pyproject.toml").touch()
-    monkeypatch.chdir(top)
-    monkeypatch.setenv("ATS_STORE", str(tmp_path / "store"))
-    return top
-
 
 def stored(unit, store):
     """As if the unit had been made: a plan looks at no more than whether it is there."""
@@ -128,9 +111,8 @@ def test_the_outlook_says_what_is_done_and_how_long_the_rest_takes(store):
 
 
 def test_the_plan_in_words_names_every_unit_once_with_a_time(store, monkeypatch):
-    monkeypatch.setattr(
-        "atslib.report.run.schedule.convolution_rate", lambda device: 1e6
-    )  # slow, so that times are not 0
+    # Slow, so that times are not 0.
+    monkeypatch.setattr("atslib.report.run.schedule.convolution_rate", lambda device: 1e6)
     pages = {name: list(load_page(name).units(TINY).values()) for name in ("claim1_privacy", "claim2_generality")}
     stored(model_unit(TINY), store)
     shared = {unit for unit in pages["claim2_generality"] if unit in pages["claim1_privacy"]}
@@ -183,12 +165,12 @@ def in_this_process(monkeypatch):
     monkeypatch.setattr("atslib.report.run.schedule.ProcessPoolExecutor", lambda jobs, **_: ThreadPoolExecutor(jobs))
 
 
-def same(left, right):
-    assert left.tensors.keys() == right.tensors.keys()
-    for name, value in left.tensors.items():
+def same(one, other):
+    assert one.tensors.keys() == other.tensors.keys()
+    for name, value in one.tensors.items():
         if name == "history":  # its third column is time
-            value[:, 2] = right[name][:, 2] = 0
-        assert torch.equal(right[name], value), name
+            value[:, 2] = other[name][:, 2] = 0
+        assert torch.equal(other[name], value), name
 
 
 @pytest.mark.usefixtures("in_this_process")
@@ -274,8 +256,8 @@ def test_a_unit_that_would_come_too_late_is_left_and_a_second_run_finishes_with_
         same(mine, away)
 
 
-def test_a_bar_moves_while_units_run_and_leaves_the_lines_alone(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("atslib.report.run.schedule.ProcessPoolExecutor", lambda jobs, **_: ThreadPoolExecutor(jobs))
+@pytest.mark.usefixtures("in_this_process")
+def test_a_bar_moves_while_units_run_and_leaves_the_lines_alone(tmp_path, capsys):
     store = Store(tmp_path / "store", say=say, progress=True)
     compute([attack_unit(TINY, policy) for policy in ("", "28")], store, "cpu", jobs=1)
     text = capsys.readouterr().err
@@ -365,10 +347,8 @@ def run_tiny(names, root, store, monkeypatch, **options):
 def test_pages_that_wait_for_units_are_named(root, store, said, monkeypatch):
     names = ["claim1_privacy", "claim6_transformations"]
     run_tiny(names, root, store, monkeypatch, budget=0)
-    left = [len(plan(load_page(name).units(TINY).values(), store)) for name in names]
-    assert said[-1] == (
-        f"the budget is spent; run again to go on with {names[0]} ({left[0]} units), {names[1]} ({left[1]} units)"
-    )
+    missing = [f"{name} ({len(plan(load_page(name).units(TINY).values(), store))} units)" for name in names]
+    assert said[-1] == f"the budget is spent; run again to go on with {', '.join(missing)}"
     assert not list(store.entries())
     assert not (root / "results").exists()
 
