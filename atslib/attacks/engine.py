@@ -33,19 +33,10 @@ STATE_FORMAT = 2  # raise it when the meaning of a stored state changes
 
 
 def match(
-    seen: Observed,
-    attacks: Sequence[Matching],
-    *,
-    rng: torch.Generator,
-    start: Tensor | None = None,
-    frames: int = 0,
-    on_frame: OnFrame | None = None,
-    keep_restarts: bool = False,
-    chunk: int | None = None,
-    checkpoint: Path | None = None,
-    on_saved: Callable[[], None] | None = None,
-    progress: bool = False,
-) -> Reconstruction:
+    seen: Observed, attacks: Sequence[Matching], *, rng: torch.Generator, start: Tensor | None = None, frames: int = 0,
+    on_frame: OnFrame | None = None, keep_restarts: bool = False, chunk: int | None = None,
+    checkpoint: Path | None = None, on_saved: Callable[[], None] | None = None, progress: bool = False,
+) -> Reconstruction:  # fmt: skip
     """Run N independent attacks at once.
 
     Args:
