@@ -9,6 +9,7 @@ import pytest
 import torch
 from browser import Browser
 
+from atslib.__main__ import main
 from atslib.data.load import load
 from atslib.errors import AtsError
 from atslib.report.pages import claim6_transformations, claim7_correlation
@@ -27,6 +28,19 @@ def said():
 @pytest.fixture
 def store(tmp_path, said):
     return Store(tmp_path / "store", say=said.append)
+
+
+@pytest.fixture
+def refusal(capsys):
+    """Runs a command that ends before any work: the one line that it says, on stderr."""
+
+    def run(command, status=2):
+        assert main(command.split() if isinstance(command, str) else command) == status
+        captured = capsys.readouterr()
+        assert (captured.out, captured.err.count("\n")) == ("", 1), captured
+        return captured.err.strip()
+
+    return run
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from checks import refused
+from checks import Killed, refused
 
 from atslib.attacks import ATTACKS, GradientMatching, engine, objective, optimizers, priors, reconstruct
 from atslib.attacks.labels import infer_labels
@@ -443,10 +443,6 @@ def test_a_frame_can_stop_the_attack():
     assert torch.equal(run.frames[:3], short.frames[:3])
     assert torch.equal(run.frames[-1], run.images)
     assert run.cost.isfinite().all()
-
-
-class Killed(Exception):
-    """As if the machine went away."""
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd", "lbfgs"])

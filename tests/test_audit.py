@@ -29,11 +29,6 @@ THREES = attack_unit(TINY, threat=ThreatModel(batch=3))  # images share gradient
 TWICE = dataclasses.replace(ATTACKS["adam-cosine"], restarts=2, steps=2)
 
 
-@pytest.fixture(scope="module")
-def kept(tmp_path_factory):
-    return Store(tmp_path_factory.mktemp("kept"))
-
-
 @pytest.mark.parametrize(
     "unit",
     [

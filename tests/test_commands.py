@@ -2,12 +2,15 @@
 
 import importlib
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
+from checks import flip_a_bit
 from PIL import Image
 from safetensors.torch import load_file
 
@@ -95,14 +98,6 @@ def test_public_names_are_what_they_say_and_rooms_stay_importable():
 # --- what is refused ----------------------------------------------------------------------------------------
 
 
-def refused(command, capsys):
-    """The one line on stderr of a command that computes nothing."""
-    assert main(command.split()) == 2
-    said = capsys.readouterr()
-    assert (said.out, said.err.count("\n")) == ("", 1), said
-    return said.err.strip()
-
-
 @pytest.mark.parametrize(
     ("command", "message"),
     [
@@ -150,13 +145,13 @@ def refused(command, capsys):
         ("train --out m.safetensors --device meta --dataset shapes", "error: device 'meta' cannot be used"),
     ],
 )
-def test_a_wrong_option_is_named_in_one_line_before_any_work(command, message, tmp_path, capsys, monkeypatch):
+def test_a_wrong_option_is_named_in_one_line_before_any_work(command, message, tmp_path, refusal, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert refused(command, capsys).startswith(message)
+    assert refusal(command).startswith(message)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_of_images_too_small_for_the_network_is_refused_before_one_is_read(tmp_path, capsys):
+def test_a_folder_of_images_too_small_for_the_network_is_refused_before_one_is_read(tmp_path, refusal):
     for name in "ab":
         (tmp_path / name).mkdir()
         (tmp_path / name / "1.png").write_text("never opened")
@@ -164,7 +159,7 @@ def test_a_folder_of_images_too_small_for_the_network_is_refused_before_one_is_r
     message = (
         "error: --model convnet-4 with --image-size 4: a ConvNet pools twice by 3, so its images must be at least 9"
     )
-    assert refused(command, capsys).startswith(message)
+    assert refusal(command).startswith(message)
 
 
 PLACES = {
@@ -177,23 +172,23 @@ PLACES = {
 
 
 @pytest.mark.parametrize("command", PLACES)
-def test_a_bad_place_for_the_result_is_refused_before_any_work(command, tmp_path, capsys):
+def test_a_bad_place_for_the_result_is_refused_before_any_work(command, tmp_path, refusal):
     file, folder = tmp_path / "file", tmp_path / "folder"
     file.write_text("kept")
     folder.mkdir()
     wrong = file if command == "attack" else folder
     kind = "file, give a folder" if command == "attack" else "folder, give a file in it"
-    assert refused(PLACES[command].format(out=wrong, store=folder), capsys).endswith(f"{wrong} is a {kind}")
+    assert refusal(PLACES[command].format(out=wrong, store=folder)).endswith(f"{wrong} is a {kind}")
     deep = file / "deep" / "p.json"
-    said = refused(PLACES[command].format(out=deep, store=folder), capsys)
+    said = refusal(PLACES[command].format(out=deep, store=folder))
     assert f"{deep} cannot be written in {file}: " in said
     assert sorted(tmp_path.rglob("*")) == [file, folder]
 
 
-def test_a_store_that_cannot_be_written_is_one_line(tmp_path, capsys):
+def test_a_store_that_cannot_be_written_is_one_line(tmp_path, refusal):
     (tmp_path / "file").write_text("")
     command = "search --dataset shapes --model convnet-2 --policies 1 --fraction 0.005 --epochs 1"
-    line = refused(f"{command} --store {tmp_path / 'file' / 's'} --out {tmp_path / 'p.json'}", capsys)
+    line = refusal(f"{command} --store {tmp_path / 'file' / 's'} --out {tmp_path / 'p.json'}")
     assert line.startswith(f"error: {tmp_path / 'file'}")
     assert line.endswith("Not a directory")
 
@@ -216,10 +211,10 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.mark.parametrize("action", ["list", "verify", "export a.tar"])
-def test_a_store_that_is_not_there_is_named(action, tmp_path, capsys, monkeypatch):
+def test_a_store_that_is_not_there_is_named(action, tmp_path, refusal, monkeypatch):
     monkeypatch.chdir(tmp_path)
     message = f"error: there is no store at {tmp_path / 'nope'}; name one with --store or $ATS_STORE"
-    assert refused(f"store {action} --store {tmp_path / 'nope'}", capsys) == message
+    assert refusal(f"store {action} --store {tmp_path / 'nope'}") == message
     assert list(tmp_path.iterdir()) == []
 
 
@@ -326,11 +321,11 @@ def test_an_interrupted_attack_goes_on_to_the_same_result(checkpoint, tmp_path, 
     assert {path.name for path in tmp_path.iterdir()} == {"cut", "whole"}
 
 
-def test_a_checkpoint_that_is_damaged_of_another_network_or_none_is_one_line(checkpoint, tmp_path, capsys):
-    damaged, text = tmp_path / "damaged.safetensors", tmp_path / "text.safetensors"
-    damaged.write_bytes(checkpoint.read_bytes()[:-5] + b"\xff" * 5)
+def test_a_checkpoint_that_is_damaged_of_another_network_or_none_is_one_line(checkpoint, tmp_path, refusal):
+    damaged, text = Path(shutil.copy(checkpoint, tmp_path / "damaged.safetensors")), tmp_path / "text.safetensors"
+    flip_a_bit(damaged)
     text.write_text("no weights")
     for file, more in ((damaged, ""), (checkpoint, "--model lenet"), (text, "--model lenet")):
         command = f"attack --dataset shapes --checkpoint {file} --out {tmp_path / 'out'} {more}"
-        assert refused(command, capsys).startswith(f"error: checkpoint {file} ")
+        assert refusal(command).startswith(f"error: checkpoint {file} ")
     assert not (tmp_path / "out").exists()

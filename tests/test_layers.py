@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torchvision
+from checks import plain_gradient
 from torch import nn
 
 from atslib.clients.threat import ThreatModel, observe
@@ -21,12 +22,6 @@ GEOMETRIES = [
     {"kernel_size": 3}, {"kernel_size": 3, "stride": 2, "padding": 1}, {"kernel_size": (2, 3), "stride": (1, 2)},
     {"kernel_size": 2, "stride": 3, "dilation": 2}, {"kernel_size": 3, "padding": 1, "ceil_mode": True},
 ]  # fmt: skip
-
-
-def plain(model, pixels, labels):
-    """The gradient of the mean loss of these images by one plain backward pass, flattened."""
-    loss = F.cross_entropy(model(pixels), labels)
-    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()), create_graph=True)])
 
 
 # --- ties in max-pooling ------------------------------------------------------------------------------------
@@ -117,7 +112,7 @@ def test_gradients_at_flat_images_depend_neither_on_layout_nor_on_rounding(flat,
     network, expected = model if own else Plain(model), []
     for image, label in zip(pixels, labels, strict=True):
         x = image[None].clone().requires_grad_()
-        expected.append(image_gradient(plain(model, x, label[None]), x))
+        expected.append(image_gradient(plain_gradient(model, x, label[None]), x))
     expected = torch.cat(expected)
     for x in (*layouts(pixels), with_noise(pixels)):
         assert_same(image_gradients(form, network, x, labels), expected)
@@ -130,7 +125,7 @@ def test_torchs_own_rule_does_depend_on_rounding_there(flat):
     slopes = []
     for images in (pixels, with_noise(pixels)):
         x = images.clone().requires_grad_()
-        slopes.append(image_gradient(plain(Plain(model), x, labels), x))
+        slopes.append(image_gradient(plain_gradient(Plain(model), x, labels), x))
     assert (slopes[0] - slopes[1]).norm() > 0.01 * slopes[0].norm()
 
 
@@ -205,7 +200,10 @@ def by_loop(resnet18):
     model, pixels, labels = resnet18
     return {
         mode: torch.stack(
-            [plain(twin(model, mode), *pair).detach() for pair in zip(pixels.split(2), labels.split(2), strict=True)]
+            [
+                plain_gradient(twin(model, mode), *pair).detach()
+                for pair in zip(pixels.split(2), labels.split(2), strict=True)
+            ]
         )
         for mode in ("eval", "train")
     }
@@ -241,7 +239,7 @@ def test_train_mode_equals_a_plain_loop_to_second_order(name, form):
     pixels = torch.rand(2, 2, 3, 32, 32, generator=rng(1), dtype=torch.float64).requires_grad_()
     labels = torch.tensor([[0, 1], [2, 3]])
     gradients = flatten(form(model, pixels, labels, {}))
-    expected = torch.stack([plain(model, *pair) for pair in zip(pixels, labels, strict=True)])
+    expected = torch.stack([plain_gradient(model, *pair) for pair in zip(pixels, labels, strict=True)])
     torch.testing.assert_close(gradients, expected, rtol=1e-10, atol=1e-13 * expected.abs().max().item())
     second = [torch.autograd.grad(g.square().sum(), pixels)[0] for g in (gradients, expected)]
     torch.testing.assert_close(*second, rtol=1e-9, atol=1e-12 * second[1].abs().max().item())
@@ -276,7 +274,7 @@ def test_other_normalizations_work_as_what_they_are(kind, victim):
         if victim == "train" and isinstance(layer, nn.modules.batchnorm._BatchNorm):
             layer.train()
     for row, images, classes in zip(gradients, pixels.split(3), labels.split(3), strict=True):
-        torch.testing.assert_close(row, plain(twin, images, classes), rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(row, plain_gradient(twin, images, classes), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -325,15 +325,13 @@ def test_a_budget_is_a_duration(root, monkeypatch, text, expected):
 
 
 @pytest.mark.parametrize("text", ["soon", "", "2d", "1h30m", "-5", "m", "nan", "5 m"])
-def test_what_is_no_duration_is_refused_in_one_line(capsys, text):
-    assert main(["run", f"--budget={text}"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+def test_what_is_no_duration_is_refused_in_one_line(refusal, text):
+    line = refusal(["run", f"--budget={text}"])
     assert line.startswith(f"error: argument --budget: {text!r} is not a duration such as 90s, 8m or 2h")
 
 
-def test_an_unknown_page_is_refused_before_a_plan_is_made(root, capsys):
-    assert main(["run", "claim1_privacy", "claim8", "--profile", "smoke", "--dry-run"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+def test_an_unknown_page_is_refused_before_a_plan_is_made(root, refusal):
+    line = refusal("run claim1_privacy claim8 --profile smoke --dry-run")
     assert line.startswith("error: page 'claim8' is unknown; choose one of claim1_defenses, ")
     assert line.endswith(PAGES[-1])
 

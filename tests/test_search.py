@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from checks import refused
+from checks import Killed, refused
 from PIL import Image
 
 from atslib.__main__ import main
@@ -31,10 +31,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 SMALL = SearchConfig(candidates=12, keep=3, images=4, acc_images=6, points=3, shard=5)
 COLUMNS = ["policy", "canonical", "s_acc", "s_pri", "sd", "ci_low", "ci_high", "n", "rung", "chosen"]
-
-
-class Killed(BaseException):
-    """What a kill looks like from inside."""
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checks import refused
+from checks import flip_a_bit, refused
 from safetensors.torch import load_file, save_file
 
 from atslib.attacks import GradientMatching
@@ -83,7 +83,7 @@ SPOILED = {
     "garbage": lambda state: state.write_bytes(b"\x00garbage" * 50),
     "empty": lambda state: state.write_bytes(b""),
     "truncated": lambda state: state.write_bytes(state.read_bytes()[:-5]),
-    "a flipped byte": lambda state: state.write_bytes(state.read_bytes()[:-1] + b"\xff"),
+    "a flipped bit": flip_a_bit,
     "of an older version": lambda state: save_file({"x": torch.zeros(2)}, state, metadata={"history": "[]"}),
 }
 
@@ -204,7 +204,7 @@ def test_tensors_that_share_memory_are_kept_as_two(store):
 
 
 FAULTS = {
-    "flipped byte": lambda tensors, facts: tensors.write_bytes(tensors.read_bytes()[:-1] + b"\xff"),
+    "flipped bit": lambda tensors, facts: flip_a_bit(tensors),
     "truncated": lambda tensors, facts: tensors.write_bytes(tensors.read_bytes()[:-5]),
     "empty": lambda tensors, facts: tensors.write_bytes(b""),
     "tensors missing": lambda tensors, facts: tensors.unlink(),
@@ -350,7 +350,7 @@ def test_import_leaves_what_is_there_and_takes_the_rest(store, tmp_path):
     assert import_artifacts(other, tmp_path / "all.tar") == 0
 
 
-@pytest.mark.parametrize("fault", ["flipped byte", "truncated", "tensors missing", "facts without hash"])
+@pytest.mark.parametrize("fault", ["flipped bit", "truncated", "tensors missing", "facts without hash"])
 def test_export_leaves_out_what_is_damaged_and_names_it(store, tmp_path, fault):
     make(store, {"a": 1})
     tensors, facts = make(store, {"a": 2})
@@ -361,7 +361,7 @@ def test_export_leaves_out_what_is_damaged_and_names_it(store, tmp_path, fault):
     assert import_artifacts(Store(tmp_path / "other"), tmp_path / "all.tar") == 1
 
 
-@pytest.mark.parametrize("fault", ["flipped byte", "tensors missing", "facts are no JSON", "facts missing"])
+@pytest.mark.parametrize("fault", ["flipped bit", "tensors missing", "facts are no JSON", "facts missing"])
 def test_import_refuses_what_is_damaged_and_names_it(store, tmp_path, fault):
     make(store, {"a": 1})
     tensors, facts = make(store, {"a": 2})

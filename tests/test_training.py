@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from checks import refused
+from checks import Killed, flip_a_bit, refused
 from safetensors.torch import save_file
 from torch import nn
 
@@ -142,10 +142,6 @@ def test_one_stream_gives_one_set_of_weights(images, policy):
     assert not equal(first.model, other.model)
 
 
-class Killed(BaseException):
-    """What a kill looks like from inside."""
-
-
 def kill_in_step(monkeypatch, step):
     """Raise in that optimizer step (from 1) and put things back."""
     original, calls = torch.optim.SGD.step, []
@@ -218,16 +214,10 @@ def test_the_state_of_another_run_is_set_aside_and_training_starts_anew(images, 
     assert (tmp_path / "state.aside").exists()
 
 
-def flipped(state):
-    data = bytearray(state.read_bytes())
-    data[-5] ^= 1
-    state.write_bytes(data)
-
-
 def test_a_damaged_state_is_warned_of_and_training_starts_anew(images, tmp_path, monkeypatch):
     state = tmp_path / "state"
     killed(images, monkeypatch, state, network("lenet"))
-    flipped(state)
+    flip_a_bit(state)
     with pytest.warns(UserWarning, match="^state is not resumed .*the run starts anew"):
         anew = trained(images, RICH, checkpoint=state, model=network("lenet"))
     assert equal(anew.model, trained(images, RICH, model=network("lenet")).model)
@@ -401,7 +391,7 @@ def test_a_checkpoint_without_a_hash_is_taken_with_a_warning(tmp_path):
         (lambda path: path.mkdir(), "cannot be read as safetensors"),
         (lambda path: save_checkpoint(path, network("lenet")), "is of another network"),
         (
-            lambda path: save_checkpoint(path, network()) or flipped(path),
+            lambda path: save_checkpoint(path, network()) or flip_a_bit(path),
             "is damaged: its bytes do not match their hash",
         ),
     ],
