@@ -198,13 +198,9 @@ def statistics_of(model, images):
 def by_loop(resnet18):
     """The gradients of two pairs of images by a plain loop, for each mode of the network, (2, P)."""
     model, pixels, labels = resnet18
+    pairs = list(zip(pixels.split(2), labels.split(2), strict=True))
     return {
-        mode: torch.stack(
-            [
-                plain_gradient(twin(model, mode), *pair).detach()
-                for pair in zip(pixels.split(2), labels.split(2), strict=True)
-            ]
-        )
+        mode: torch.stack([plain_gradient(twin(model, mode), *pair).detach() for pair in pairs])
         for mode in ("eval", "train")
     }
 

@@ -88,7 +88,7 @@ class Policy(_Drawn):
         return torch.zeros(n, dtype=torch.int64, device=rng.device), torch.where(draws < 0.5, 1, -1)
 
     def apply_draw(self, pixels: Tensor, member: Tensor, signs: Tensor) -> Tensor:
-        """`apply_signs`, in `Hybrid`'s form; `member` is not looked at."""
+        """`apply_signs`, in `Hybrid`'s form; `member` is ignored."""
         return self.apply_signs(pixels, signs)
 
     def apply_signs(self, pixels: Tensor, signs: Tensor) -> Tensor:

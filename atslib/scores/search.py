@@ -52,7 +52,7 @@ class SearchConfig:
     Attributes:
         candidates: policies drawn, C_max. Functions drawn twice, under whatever ids, are scored once.
         sampler: "uniform" over the 127,550 policies, "authors" as their released code draws, or
-            "exhaustive": all 20,439 distinct functions (`candidates` is then not looked at).
+            "exhaustive": all 20,439 distinct functions (`candidates` is ignored).
         keep: n, how many policies are chosen at most, best first.
         t_acc: accuracy scores below it are rejected. None rejects nothing, except in `acc_variant` "code",
             where it is -85 as in the released search_best.py (for about 63 images).
