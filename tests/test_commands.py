@@ -325,7 +325,11 @@ def test_a_checkpoint_that_is_damaged_of_another_network_or_none_is_one_line(che
     damaged, text = Path(shutil.copy(checkpoint, tmp_path / "damaged.safetensors")), tmp_path / "text.safetensors"
     flip_a_bit(damaged)
     text.write_text("no weights")
-    for file, more in ((damaged, ""), (checkpoint, "--model lenet"), (text, "--model lenet")):
+    for file, more, fault in (
+        (damaged, "", "is damaged: its bytes do not match their hash"),
+        (checkpoint, "--model lenet", "is of another network: "),
+        (text, "--model lenet", "cannot be read as safetensors: "),
+    ):
         command = f"attack --dataset shapes --checkpoint {file} --out {tmp_path / 'out'} {more}"
-        assert refusal(command).startswith(f"error: checkpoint {file} ")
+        assert refusal(command).startswith(f"error: checkpoint {file} {fault}")
     assert not (tmp_path / "out").exists()
