@@ -214,14 +214,16 @@ def test_workers_end_when_their_runner_is_killed(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(code)
     with subprocess.Popen([sys.executable, script], cwd=tmp_path, stderr=subprocess.DEVNULL) as runner:
-        wait_for(lambda: list(tmp_path.glob("kept/model/*.state")))
-        family = [int(pid) for pid in Path(f"/proc/{runner.pid}/task/{runner.pid}/children").read_text().split()]
-        runner.kill()
+        try:
+            wait_for(lambda: list(tmp_path.glob("kept/model/*.state")), seconds=300)
+            family = [int(pid) for pid in Path(f"/proc/{runner.pid}/task/{runner.pid}/children").read_text().split()]
+        finally:
+            runner.kill()  # else a failure would wait for 100,000 epochs
     assert family
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in family), seconds=10)
 
 
-def wait_for(condition, seconds=60):
+def wait_for(condition, seconds):
     ends = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < ends
