@@ -34,12 +34,7 @@ def test_bench_of_the_scores_is_a_json_line_and_a_row_of_its_own(tmp_path, capsy
     speed = json.loads(capsys.readouterr().out)
     assert speed["ratio"] == pytest.approx(speed["engine_gradients"] / speed["loop_gradients"], rel=0.01, abs=0.01)
     assert speed["difference"] < 1e-4
-    assert (speed["benchmark"], speed["model"], speed["members"], speed["points"]) == (
-        "scores",
-        "lenet",
-        2,
-        21,
-    )
+    assert (speed["benchmark"], speed["model"], speed["members"], speed["points"]) == ("scores", "lenet", 2, 21)
     shown = f"| privacy score, gradients per second | cpu, 1 threads | lenet | 2 | {speed['engine_gradients']:.1f} |"
     assert shown in speed_table(kept)
 
@@ -77,8 +72,8 @@ def test_the_table_has_medians_and_the_range_of_several_runs(tmp_path):
 
 
 def test_without_measurements_the_tables_say_so(tmp_path):
-    assert speed_table(tmp_path / "none.jsonl") == "Not speed yet.\n"
-    assert cost_table(tmp_path) == "Not speed yet.\n"
+    assert speed_table(tmp_path / "none.jsonl") == "Not measured yet.\n"
+    assert cost_table(tmp_path) == "Not measured yet.\n"
 
 
 def test_a_pages_cost_is_that_of_its_units_and_of_what_they_need_once(tmp_path, store):
