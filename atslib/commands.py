@@ -1,4 +1,4 @@
-"""What each command of `python -m atslib` does: the library's calls in a row, then files. A result is their status."""
+"""What each command of `python -m atslib` does: calls of the library, then files; a number returned is the status."""
 
 import argparse
 import copy
@@ -115,7 +115,7 @@ def bench(args: argparse.Namespace) -> None:
 
 
 def check_out(path: Path, *, folder: bool = False, name: str = "--out") -> None:
-    """Raise `AtsError` if `path` could not be written once all is computed; nothing is left there."""
+    """Raise `AtsError` if `path` cannot be written; commands ask before they compute. Nothing is left there."""
     if path.exists() and path.is_dir() != folder:
         raise AtsError(f"{name} {path} is a {'file, give a folder' if folder else 'folder, give a file in it'}")
     place = next(place for place in (*[path][:folder], *path.absolute().parents) if place.exists())

@@ -202,14 +202,9 @@ FAMILIES: dict[str, tuple[Callable[..., nn.Module], int, int]] = {  # builder, d
 
 
 def build_model(
-    name: str,
-    num_classes: int,
-    in_channels: int = 3,
-    *,
-    norm: str | tuple[Sequence[float], Sequence[float]] | None = None,
-    image_size: int = 32,
-    rng: torch.Generator | int | None = None,
-) -> nn.Sequential:
+    name: str, num_classes: int, in_channels: int = 3, *, image_size: int = 32,
+    norm: str | tuple[Sequence[float], Sequence[float]] | None = None, rng: torch.Generator | int | None = None,
+) -> nn.Sequential:  # fmt: skip
     """An untrained network in eval mode: float pixels in [0, 1] (B, C, H, W) → logits (B, `num_classes`).
 
     Args:

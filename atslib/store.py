@@ -102,7 +102,7 @@ def fingerprint(*parts: object) -> str:
 
 
 def write_tensors(path: Path, tensors: Tensors, facts: dict) -> None:
-    """One safetensors file of tensors and facts (JSON values), whole or not at all, with a hash of both."""
+    """Write tensors and facts (JSON values) as one safetensors file, whole or not at all, with a hash of both."""
     tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     words = json.dumps(facts)
     metadata = {"facts": words, "hash": _hash(tensors, words)}
@@ -134,14 +134,14 @@ def _hash(tensors: Tensors, words: str) -> str:
 
 
 def save_state(path: Path, run: str, tensors: Tensors, **facts: object) -> None:
-    """Keep the state of the run whose `fingerprint` is `run`: of all that decides its result."""
+    """Keep the state of a run. `run` names it: the `fingerprint` of all that decides its result."""
     write_tensors(path, tensors, {"run": run, **facts})
 
 
 def load_state(path: Path, run: str) -> tuple[Tensors, dict] | None:
-    """What `save_state` kept of this very run, else None.
+    """The state that `save_state` kept of this very run, else None.
 
-    A state that cannot be read, or is of another run, is set aside with one warning.
+    A state that cannot be read, or is of another run, is set aside with a warning.
     """
     if not path.exists():
         return None
@@ -197,10 +197,10 @@ class Store:
         self.progress, self.ends = progress, ends
 
     def check_time(self) -> None:
-        """What the maker of an artifact calls whenever its state is kept and more is to be done.
+        """The maker of an artifact calls this each time that it has saved its state and is not done.
 
         Raises:
-            OutOfTime: `ends` is over; the next `get` of the same artifact goes on.
+            OutOfTime: it is later than `ends`; the next `get` of the same artifact goes on from that state.
         """
         if self.ends is not None and time.monotonic() > self.ends:
             raise OutOfTime

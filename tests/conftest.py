@@ -1,6 +1,7 @@
 """Fixtures that several files share: stores in temporary folders, and a single thread."""
 
 import gc
+from pathlib import Path
 from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
@@ -8,6 +9,7 @@ import pytest
 import torch
 from browser import Browser
 
+from atslib.__main__ import main
 from atslib.data.load import load
 from atslib.errors import AtsError
 from atslib.report.pages import claim6_transformations, claim7_correlation
@@ -26,6 +28,34 @@ def said():
 @pytest.fixture
 def store(tmp_path, said):
     return Store(tmp_path / "store", say=said.append)
+
+
+@pytest.fixture
+def refusal(capsys):
+    """Runs a command that ends before any work: the one line that it says, on stderr."""
+
+    def run(command, status=2):
+        assert main(command.split() if isinstance(command, str) else command) == status
+        captured = capsys.readouterr()
+        assert (captured.out, captured.err.count("\n")) == ("", 1), captured
+        return captured.err.strip()
+
+    return run
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """A project's top folder with nothing in it but what the runner needs; it is the working one."""
+    top = tmp_path / "project"
+    for folder in ("book/results", "notebooks"):
+        (top / folder).mkdir(parents=True)
+    (top / "book/deviations.md").write_text((Path(__file__).parents[1] / "book/deviations.md").read_text())
+    (top / "README.md").write_text("# Title\n\n<!-- answers -->\nold\n<!-- answers -->\nrest\n")
+    (top / "book/_toc.yml").write_text("- file: results/claim1_privacy\n")
+    (top / "pyproject.toml").touch()
+    monkeypatch.chdir(top)
+    monkeypatch.setenv("ATS_STORE", str(tmp_path / "store"))
+    return top
 
 
 @pytest.fixture(scope="session")

@@ -21,21 +21,21 @@ def test_bench_prints_a_json_line_keeps_it_and_the_book_shows_it(tmp_path, capsy
     assert main(f"bench attack --model lenet --members 2 --out {kept}".split()) == 0
     line = capsys.readouterr().out
     assert kept.read_text() == line
-    found = json.loads(line)
-    assert found["ratio"] == pytest.approx(found["loop_ms"] / found["engine_ms"], rel=0.02, abs=0.01)
-    assert found["difference"] < 1e-3
-    assert (found["model"], found["members"], found["device"], found["threads"]) == ("lenet", 2, "cpu", 1)
-    assert f"| cpu, 1 threads | lenet | 2 | {found['engine_ms']:.1f} |" in speed_table(kept)
+    speed = json.loads(line)
+    assert speed["ratio"] == pytest.approx(speed["loop_ms"] / speed["engine_ms"], rel=0.02, abs=0.01)
+    assert speed["difference"] < 1e-3
+    assert (speed["model"], speed["members"], speed["device"], speed["threads"]) == ("lenet", 2, "cpu", 1)
+    assert f"| cpu, 1 threads | lenet | 2 | {speed['engine_ms']:.1f} |" in speed_table(kept)
 
 
 def test_bench_of_the_scores_is_a_json_line_and_a_row_of_its_own(tmp_path, capsys):
     kept = tmp_path / "speed.jsonl"
     assert main(f"bench scores --model lenet --members 2 --out {kept}".split()) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["ratio"] == pytest.approx(found["engine_gradients"] / found["loop_gradients"], rel=0.01, abs=0.01)
-    assert found["difference"] < 1e-4
-    assert (found["benchmark"], found["model"], found["members"], found["points"]) == ("scores", "lenet", 2, 21)
-    shown = f"| privacy score, gradients per second | cpu, 1 threads | lenet | 2 | {found['engine_gradients']:.1f} |"
+    speed = json.loads(capsys.readouterr().out)
+    assert speed["ratio"] == pytest.approx(speed["engine_gradients"] / speed["loop_gradients"], rel=0.01, abs=0.01)
+    assert speed["difference"] < 1e-4
+    assert (speed["benchmark"], speed["model"], speed["members"], speed["points"]) == ("scores", "lenet", 2, 21)
+    shown = f"| privacy score, gradients per second | cpu, 1 threads | lenet | 2 | {speed['engine_gradients']:.1f} |"
     assert shown in speed_table(kept)
 
 
@@ -45,8 +45,8 @@ def test_the_plain_curve_ends_at_one_and_starts_at_the_noise():
     labels = torch.tensor([3, 7])
     curve = bench.plain_curve(model, pixels, labels, start, 3)
     assert curve[:, -1] == pytest.approx([1, 1], abs=1e-4)
-    moved = bench.plain_curve(model, pixels, labels, start.flip(0), 3)
-    assert not torch.allclose(moved[:, 0], curve[:, 0], atol=1e-4)
+    other = bench.plain_curve(model, pixels, labels, start.flip(0), 3)
+    assert not torch.allclose(other[:, 0], curve[:, 0], atol=1e-4)
 
 
 def test_calls_take_turns_and_each_has_its_median():
@@ -56,9 +56,9 @@ def test_calls_take_turns_and_each_has_its_median():
         order.append("slow")
         time.sleep(0.02)
 
-    found = bench.seconds(slow, lambda: order.append("fast"), device=torch.device("cpu"), repeats=3)
+    medians = bench.seconds(slow, lambda: order.append("fast"), device=torch.device("cpu"), repeats=3)
     assert order == ["slow", "fast"] * 4
-    assert found[0] > 0.02 > found[1]
+    assert medians[0] > 0.02 > medians[1]
 
 
 def test_the_table_has_medians_and_the_range_of_several_runs(tmp_path):

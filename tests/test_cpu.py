@@ -60,11 +60,11 @@ def test_kept_memory_is_not_fetched_again_page_by_page():
 def test_pieces_cover_all_rows_once_and_evenly(rows, threads):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    found = _cpu.pieces(rows, torch.device("cpu"))
+    pieces = _cpu.pieces(rows, torch.device("cpu"))
     torch.set_num_threads(before)
-    assert [i for piece in found for i in range(rows)[piece]] == list(range(rows))
-    sizes = [piece.stop - piece.start for piece in found]
-    assert len(found) == min(rows, threads)
+    assert [i for piece in pieces for i in range(rows)[piece]] == list(range(rows))
+    sizes = [piece.stop - piece.start for piece in pieces]
+    assert len(pieces) == min(rows, threads)
     assert max(sizes) - min(sizes) <= 1
 
 
@@ -98,11 +98,9 @@ def test_an_error_in_a_thread_is_the_callers(two_threads):
 @pytest.mark.parametrize("threat", [ThreatModel(), ThreatModel(victim="train", labels="optimized")])
 def test_costs_and_their_gradient_do_not_depend_on_the_pieces(victims, two_threads, threat):
     model, pixels, labels = victims
-    seen, attack = (
-        observe(model, pixels, labels, threat=threat),
-        [GradientMatching(penalties=(("batch-norm", 0.1),), tv=0.2)] * 3,
-    )
-    whole, split = Objective(seen, attack, split=False), Objective(seen, attack)
+    seen = observe(model, pixels, labels, threat=threat)
+    attacks = [GradientMatching(penalties=(("batch-norm", 0.1),), tv=0.2)] * 3
+    whole, split = Objective(seen, attacks, split=False), Objective(seen, attacks)
     assert (len(whole.parts), len(split.parts)) == (1, 2)
     extra = 30 // 3 if threat.labels == "optimized" else 0
     z = torch.randn(3, whole.pixels + extra, generator=rng(2)).double()
@@ -120,12 +118,12 @@ def test_costs_and_their_gradient_do_not_depend_on_the_pieces(victims, two_threa
 
 def test_an_attack_and_a_curve_do_not_depend_on_the_threads(victims):
     model, pixels, labels = victims
-    found = []
+    results = []
     before = torch.get_num_threads()
     for threads in (1, 2):
         torch.set_num_threads(threads)
         run = reconstruct(observe(model, pixels, labels), GradientMatching(steps=4, signed=False), rng=rng(3))
-        found.append((run.images, gradsim_curve(model, pixels, labels, points=4, rng=rng(4))))
+        results.append((run.images, gradsim_curve(model, pixels, labels, points=4, rng=rng(4))))
     torch.set_num_threads(before)
-    for one, two in zip(*found, strict=True):
+    for one, two in zip(*results, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-7, atol=1e-9)

@@ -29,14 +29,14 @@ def name(path):
 
 def imports(source):
     """The modules of this package that a source imports, wherever in it, as dotted names without `atslib`."""
-    found = set()
+    modules = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, "relative imports hide where they point"
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+            modules |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-    return {module.removeprefix("atslib.") for module in found if module.split(".")[0] == "atslib"}
+            modules |= {alias.name for alias in node.names}
+    return {module.removeprefix("atslib.") for module in modules if module.split(".")[0] == "atslib"}
 
 
 def upward(rooms, here, source, within=""):
@@ -91,9 +91,9 @@ def test_a_package_names_its_modules_and_says_how_to_add_one(package):
     assert not modules - listed - {"__init__"} - set(re.findall(r"`(\w+)", words))
 
 
-# Above the sizes today: each is to be split or shortened, and then to leave this list.
-LARGE = ("attacks/engine", "clients/threat", "clients/training", "gradients/per_example", "models")
-LARGE += ("report/run/runner", "report/units/units")
+# Above the sizes today: each is to be split or shortened, and then to leave this list; the first two have functions
+# with all the arguments of torch's.
+LARGE = ("gradients/per_example", "models", "clients/training", "report/run/runner", "report/units/units")
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if name(path).removesuffix(".py") not in LARGE], ids=name)

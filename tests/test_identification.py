@@ -86,8 +86,8 @@ def test_cifar_images_are_identified_as_in_the_trial_that_chose_the_measure():
         (noise(images, 10 ** (5 / 20), "-5 dB"), 0.97),
         (noise(0.3 * images, 10 ** (-5 / 20)), 0.95),
     ):
-        found = (identification(changed, images, torch.arange(100)) == 1).float().mean()
-        assert found >= share - 4 * (max(share * (1 - share), 0.01) / 100) ** 0.5
+        identified = (identification(changed, images, torch.arange(100)) == 1).float().mean()
+        assert identified >= share - 4 * (max(share * (1 - share), 0.01) / 100) ** 0.5
 
 
 @pytest.mark.parametrize("value", [0.0, 0.5, 0.3, torch.nan, torch.inf])
@@ -122,9 +122,9 @@ def test_without_shifts_similarity_is_pearsons_with_the_image_or_its_mirror():
 
 
 def test_an_overlap_counts_by_its_share_of_the_image():
-    moved = cropped(CANDIDATES[:1], 4, 0)
-    assert similarity(moved, CANDIDATES[:1]).item() == pytest.approx(16 / 20, abs=1e-4)
-    assert similarity(moved, CANDIDATES[:1], shift=3).item() < 0.75
+    shifted = cropped(CANDIDATES[:1], 4, 0)
+    assert similarity(shifted, CANDIDATES[:1]).item() == pytest.approx(16 / 20, abs=1e-4)
+    assert similarity(shifted, CANDIDATES[:1], shift=3).item() < 0.75
 
 
 @pytest.mark.parametrize("channels", [1, 3])

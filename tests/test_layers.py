@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torchvision
+from checks import plain_gradient
 from torch import nn
 
 from atslib.clients.threat import ThreatModel, observe
@@ -23,25 +24,19 @@ GEOMETRIES = [
 ]  # fmt: skip
 
 
-def plain(model, pixels, labels):
-    """The gradient of the mean loss of these images by one plain backward pass, flattened."""
-    loss = F.cross_entropy(model(pixels), labels)
-    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()), create_graph=True)])
-
-
 # --- ties in max-pooling ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 def test_without_ties_it_is_torchs_max_pool_to_second_order(geometry):
     maps = torch.randperm(2 * 3 * 11 * 13, generator=rng(0)).double().view(2, 3, 11, 13) - 400
-    found = []
+    results = []
     for pool in (max_pool, F.max_pool2d):
         x = maps.clone().requires_grad_()
         out = pool(x, **geometry)
         (first,) = torch.autograd.grad((out * out.sin()).sum(), x, create_graph=True)
-        found.append((out, first, torch.autograd.grad(first.square().sum(), x)[0]))
-    for ours, theirs in zip(*found, strict=True):
+        results.append((out, first, torch.autograd.grad(first.square().sum(), x)[0]))
+    for ours, theirs in zip(*results, strict=True):
         assert torch.equal(ours, theirs)
 
 
@@ -106,8 +101,8 @@ def with_noise(pixels):
     return pixels + 1e-13 * torch.randn(pixels.shape, generator=rng(2), dtype=pixels.dtype)
 
 
-def assert_same(found, expected):
-    assert (found - expected).abs().max() < 1e-7 * expected.abs().max()
+def assert_same(ours, expected):
+    assert (ours - expected).abs().max() < 1e-7 * expected.abs().max()
 
 
 @pytest.mark.parametrize("form", [per_example, vmapped])
@@ -117,7 +112,7 @@ def test_gradients_at_flat_images_depend_neither_on_layout_nor_on_rounding(flat,
     network, expected = model if own else Plain(model), []
     for image, label in zip(pixels, labels, strict=True):
         x = image[None].clone().requires_grad_()
-        expected.append(image_gradient(plain(model, x, label[None]), x))
+        expected.append(image_gradient(plain_gradient(model, x, label[None]), x))
     expected = torch.cat(expected)
     for x in (*layouts(pixels), with_noise(pixels)):
         assert_same(image_gradients(form, network, x, labels), expected)
@@ -127,11 +122,11 @@ def test_gradients_at_flat_images_depend_neither_on_layout_nor_on_rounding(flat,
 def test_torchs_own_rule_does_depend_on_rounding_there(flat):
     """Else the test above could not fail."""
     model, pixels, labels = flat
-    found = []
+    slopes = []
     for images in (pixels, with_noise(pixels)):
         x = images.clone().requires_grad_()
-        found.append(image_gradient(plain(Plain(model), x, labels), x))
-    assert (found[0] - found[1]).norm() > 0.01 * found[0].norm()
+        slopes.append(image_gradient(plain_gradient(Plain(model), x, labels), x))
+    assert (slopes[0] - slopes[1]).norm() > 0.01 * slopes[0].norm()
 
 
 @pytest.mark.parametrize("own", [True, False])
@@ -188,26 +183,24 @@ def statistics_of(model, images):
     for layer in batch_norms(recorder).values():
         layer.train()
         layer.momentum = 1.0
-    counts = {}
+    values = {}
     for name, layer in batch_norms(recorder).items():
-        layer.register_forward_pre_hook(lambda _, x, name=name: counts.update({name: x[0].numel() // x[0].shape[1]}))
+        layer.register_forward_pre_hook(lambda _, x, name=name: values.update({name: x[0].numel() // x[0].shape[1]}))
     recorder(images)
-    return {
-        f"{name}.{kind}": layer.running_mean if kind == "running_mean" else layer.running_var * (n - 1) / n
-        for name, layer in batch_norms(recorder).items()
-        for n in [counts[name]]
-        for kind in ("running_mean", "running_var")
-    }
+    statistics = {}
+    for name, layer in batch_norms(recorder).items():
+        biased = layer.running_var * (values[name] - 1) / values[name]
+        statistics |= {f"{name}.running_mean": layer.running_mean, f"{name}.running_var": biased}
+    return statistics
 
 
 @pytest.fixture(scope="module")
 def by_loop(resnet18):
     """The gradients of two pairs of images by a plain loop, for each mode of the network, (2, P)."""
     model, pixels, labels = resnet18
+    pairs = list(zip(pixels.split(2), labels.split(2), strict=True))
     return {
-        mode: torch.stack(
-            [plain(twin(model, mode), *pair).detach() for pair in zip(pixels.split(2), labels.split(2), strict=True)]
-        )
+        mode: torch.stack([plain_gradient(twin(model, mode), *pair).detach() for pair in pairs])
         for mode in ("eval", "train")
     }
 
@@ -241,10 +234,10 @@ def test_train_mode_equals_a_plain_loop_to_second_order(name, form):
     model = in_mode(seasoned(build_model(name, 10, rng=rng(0))), "train")
     pixels = torch.rand(2, 2, 3, 32, 32, generator=rng(1), dtype=torch.float64).requires_grad_()
     labels = torch.tensor([[0, 1], [2, 3]])
-    found = flatten(form(model, pixels, labels, {}))
-    expected = torch.stack([plain(model, *pair) for pair in zip(pixels, labels, strict=True)])
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-13 * expected.abs().max().item())
-    second = [torch.autograd.grad(g.square().sum(), pixels)[0] for g in (found, expected)]
+    gradients = flatten(form(model, pixels, labels, {}))
+    expected = torch.stack([plain_gradient(model, *pair) for pair in zip(pixels, labels, strict=True)])
+    torch.testing.assert_close(gradients, expected, rtol=1e-10, atol=1e-13 * expected.abs().max().item())
+    second = [torch.autograd.grad(g.square().sum(), pixels)[0] for g in (gradients, expected)]
     torch.testing.assert_close(*second, rtol=1e-9, atol=1e-12 * second[1].abs().max().item())
 
 
@@ -271,13 +264,13 @@ def test_other_normalizations_work_as_what_they_are(kind, victim):
     model = small(OTHERS[kind](), flat=kind == "of vectors")
     pixels = torch.rand(6, 3, 8, 8, generator=rng(1), dtype=torch.float64)
     labels = torch.tensor([0, 1, 2, 0, 1, 2])
-    found = observe(model, pixels, labels, threat=ThreatModel(victim=victim, batch=3)).gradients
+    gradients = observe(model, pixels, labels, threat=ThreatModel(victim=victim, batch=3)).gradients
     twin = in_mode(model, "eval")
     for layer in twin.modules():
         if victim == "train" and isinstance(layer, nn.modules.batchnorm._BatchNorm):
             layer.train()
-    for row, images, classes in zip(found, pixels.split(3), labels.split(3), strict=True):
-        torch.testing.assert_close(row, plain(twin, images, classes), rtol=1e-9, atol=1e-12)
+    for row, images, classes in zip(gradients, pixels.split(3), labels.split(3), strict=True):
+        torch.testing.assert_close(row, plain_gradient(twin, images, classes), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from checks import refused
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 from torch import nn
 
@@ -91,30 +92,25 @@ def test_a_diverged_image_is_nan_and_only_it(name, bad):
     estimate, truth = noisy(3)
     clean = PER_IMAGE[name](estimate, truth)
     estimate[1, 0, 4, 4] = bad
-    found = PER_IMAGE[name](estimate, truth)
-    if (name, bad) == ("mse", torch.inf):
-        assert found[1].isposinf()
-    else:
-        assert found[1].isnan()
-    torch.testing.assert_close(found[[0, 2]], clean[[0, 2]], rtol=0, atol=0)
+    values = PER_IMAGE[name](estimate, truth)
+    assert values[1].isposinf() if (name, bad) == ("mse", torch.inf) else values[1].isnan()
+    torch.testing.assert_close(values[[0, 2]], clean[[0, 2]], rtol=0, atol=0)
 
 
 def test_feature_mse_is_that_of_the_logits():
     estimate, truth = noisy(3)
     apart = (LOGITS(estimate) - LOGITS(truth)).detach().numpy()
-    found = metrics.feature_mse(LOGITS, estimate, truth)
-    np.testing.assert_allclose(found.numpy(), (apart**2).sum(1) / 4, rtol=1e-12)
-    assert not found.requires_grad
+    values = metrics.feature_mse(LOGITS, estimate, truth)
+    np.testing.assert_allclose(values.numpy(), (apart**2).sum(1) / 4, rtol=1e-12)
+    assert not values.requires_grad
 
 
 @pytest.mark.parametrize("name", [*PER_IMAGE, "feature_mse"])
 @pytest.mark.parametrize("shape", [(1, 3, 9, 12), (2, 1, 9, 12), (2, 3, 1, 12), (3, 9, 12)])
 def test_nothing_is_broadcast(name, shape):
     measure = PER_IMAGE.get(name) or (lambda a, b: metrics.feature_mse(LOGITS, a, b))
-    with pytest.raises(AtsError) as error:
+    with refused(name, str(shape)):
         measure(torch.zeros(2, 3, 9, 12), torch.zeros(shape))
-    assert name in str(error.value)
-    assert str(shape) in str(error.value)
 
 
 @pytest.mark.parametrize("name", [*PER_IMAGE, "lpips"])
@@ -135,13 +131,10 @@ def test_only_float_tensors_are_measured(name, side, pixels, kind):
         (PER_IMAGE.get(name) or metrics.lpips)(*pair)
 
 
-def test_one_image_without_a_batch_is_refused():
-    with pytest.raises(AtsError, match="psnr"):
+def test_one_image_without_a_batch_and_images_smaller_than_the_window_are_refused():
+    with refused("psnr"):
         metrics.psnr(torch.zeros(3, 9, 12), torch.zeros(3, 9, 12))
-
-
-def test_ssim_needs_room_for_its_window():
-    with pytest.raises(AtsError, match="smaller than the 7×7 window"):
+    with refused("smaller than the 7×7 window"):
         metrics.ssim(torch.zeros(1, 1, 6, 9), torch.zeros(1, 1, 6, 9))
 
 
@@ -215,14 +208,14 @@ def test_lpips_without_weights_says_which_file_goes_where(package, unloaded, mon
 def test_lpips_is_the_packages_one_value_per_image(package, random_trunk):
     truth = torch.rand(3, 3, 64, 64, generator=rng(0), dtype=torch.float64)
     estimate = truth.roll(5, -1)
-    found = metrics.lpips(estimate, truth)
-    assert (found.shape, found.dtype, found.requires_grad) == ((3,), torch.float64, False)
+    values = metrics.lpips(estimate, truth)
+    assert (values.shape, values.dtype, values.requires_grad) == ((3,), torch.float64, False)
     network = metrics._perceptual_network(truth.device)
     assert network is metrics._perceptual_network(truth.device)  # loaded once
     for i in range(3):
         oracle = network(estimate[i].float(), truth[i].float(), normalize=True).item()
-        assert found[i].item() == pytest.approx(oracle, rel=1e-4)
-    assert (found > 1e-3).all()
+        assert values[i].item() == pytest.approx(oracle, rel=1e-4)
+    assert (values > 1e-3).all()
     assert (metrics.lpips(truth, truth) == 0).all()
     estimate[1, 0, 4, 4] = torch.nan
     assert metrics.lpips(estimate, truth).isnan().tolist() == [False, True, False]
@@ -230,8 +223,8 @@ def test_lpips_is_the_packages_one_value_per_image(package, random_trunk):
 
 def test_lpips_takes_small_grey_images(package, random_trunk):
     grey = torch.rand(2, 1, 28, 28, generator=rng(0))
-    found = metrics.lpips(grey, grey.flip(-1))
-    torch.testing.assert_close(found, metrics.lpips(*(g.expand(-1, 3, -1, -1) for g in (grey, grey.flip(-1)))))
+    values = metrics.lpips(grey, grey.flip(-1))
+    torch.testing.assert_close(values, metrics.lpips(*(g.expand(-1, 3, -1, -1) for g in (grey, grey.flip(-1)))))
 
 
 def test_lpips_grows_with_noise(package, unloaded):

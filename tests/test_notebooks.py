@@ -134,30 +134,30 @@ def test_a_misspelt_parameter_stops_with_the_valid_ones(path, alone, tmp_path, m
 
 def faults(page, source, results):
     """What is wrong with an executed page: each fault in words."""
-    text, found = page.read_text(), []
+    text, wrong = page.read_text(), []
     if [cell.source for cell in code(page)] != [cell.source for cell in code(source)]:
-        found.append("it ran another source")
+        wrong.append("it ran another source")
     if read(page).metadata.get("papermill", {}).get("exception") is not None:
-        found.append("its run failed")
+        wrong.append("its run failed")
     if machine := MACHINE.search(text):
-        found.append(f"it names a machine: {text[machine.start() : machine.start() + 40]}")
+        wrong.append(f"it names a machine: {text[machine.start() : machine.start() + 40]}")
     if len(text.encode()) > MEGABYTES * 1e6:
-        found.append(f"it is larger than {MEGABYTES} MB")
+        wrong.append(f"it is larger than {MEGABYTES} MB")
     outputs = json.dumps([cell.outputs for cell in code(page, injected=True)])
     banner = re.search(r"Profile <b>(\w+)</b>: ([\w-]+),.*? tables ([0-9a-f]{12})\.", outputs)
     if not banner:
-        found.append("it has no banner")
+        wrong.append("it has no banner")
     elif results is not None:
         profile, dataset, digest = banner.groups()
         if stored_digest(results / source.stem / f"{dataset}-{profile}") != digest:
-            found.append(f"its tables are not those of results/{source.stem}/{dataset}-{profile}")
-    return found
+            wrong.append(f"its tables are not those of results/{source.stem}/{dataset}-{profile}")
+    return wrong
 
 
 @pytest.mark.parametrize("page", EXECUTED, ids=name)
 def test_a_published_page_ran_the_current_source_on_the_stored_tables(page):
-    found = faults(page, ROOT / "notebooks" / page.name, ROOT / "results")
-    assert not found, "run it again: python -m atslib run " + page.stem
+    wrong = faults(page, ROOT / "notebooks" / page.name, ROOT / "results")
+    assert not wrong, "run it again: python -m atslib run " + page.stem
 
 
 def published(folder, *, source="1 + 1", text="", digest=None, exception=None):
@@ -196,8 +196,8 @@ def test_a_sound_page_has_no_fault(tmp_path):
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_each_fault_of_a_page_is_found(tmp_path, how, fault):
-    (found,) = faults(*published(tmp_path, **how))
-    assert found.startswith(fault)
+    (wrong,) = faults(*published(tmp_path, **how))
+    assert wrong.startswith(fault)
 
 
 def test_a_link_is_no_machine_path():

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from checks import refused
 from PIL import Image, ImageEnhance, ImageOps
 
-from atslib.errors import AtsError
 from atslib.policies import operations as transforms
 
 # Written from the description of the authors' code, on purpose without atslib's tables: index -> (operation,
@@ -143,15 +143,6 @@ def test_repeated_operations_equal_their_first_on_real_images(name):
             assert torch.equal(transforms.apply(index, pixels, sign), expected), index
 
 
-@pytest.mark.data
-@pytest.mark.parametrize("sign", [1, -1])
-def test_the_fifty_are_27_functions_and_the_identity_on_real_images(sign):
-    pixels = real("cifar100_test")[:100]
-    results = {transforms.apply(index, pixels, sign).contiguous().numpy().tobytes() for index in range(50)}
-    assert len(results) == 28
-    assert pixels.numpy().tobytes() in results
-
-
 @pytest.fixture
 def images():
     return synthetic(3, 8, 12)
@@ -159,21 +150,6 @@ def images():
 
 def signs_for(images):
     return torch.where(torch.arange(len(images)) % 3 == 0, -1, 1)
-
-
-@pytest.mark.parametrize("index", [28, 39])
-def test_identities_change_nothing(index, images):
-    for sign in (1, -1, signs_for(images)):
-        assert torch.equal(transforms.apply(index, images, sign), images)
-
-
-def test_inverting_twice_is_the_identity(images):
-    assert torch.equal(transforms.apply(0, transforms.apply(0, images)), images)
-
-
-def test_colour_is_the_identity_on_grey_images():
-    grey = synthetic(1, 8, 12)
-    assert all(torch.equal(transforms.apply(index, grey), grey) for index in (12, 20, 27, 34))
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -220,10 +196,7 @@ def test_translation_moves_whole_pixels():
         ((0, torch.zeros(1, 3, 4, 4)), "pixels are torch.float32; expected a uint8 tensor"),
         ((0, np.zeros((1, 3, 4, 4), np.uint8)), "pixels are ndarray; expected a uint8 tensor"),
         ((0, torch.zeros(3, 4, 4, dtype=torch.uint8)), "shape (3, 4, 4); expected (B, C, H, W)"),
-        (
-            (0, torch.zeros(1, 4, 4, 3, dtype=torch.uint8)),
-            "shape (1, 4, 4, 3); expected (B, C, H, W) with C = 1 or 3",
-        ),
+        ((0, torch.zeros(1, 4, 4, 3, dtype=torch.uint8)), "shape (1, 4, 4, 3); expected (B, C, H, W) with C = 1 or 3"),
         ((0, torch.zeros(1, 3, 4, 4, dtype=torch.uint8), 2), "sign 2 is neither +1 nor -1"),
         ((0, torch.zeros(1, 3, 4, 4, dtype=torch.uint8), 1.0), "sign 1.0 is neither +1 nor -1"),
         ((0, torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.ones(3).long()), "expected integers (2,)"),
@@ -231,9 +204,8 @@ def test_translation_moves_whole_pixels():
     ],
 )
 def test_apply_says_what_is_wrong(arguments, message):
-    with pytest.raises(AtsError) as error:
+    with refused(message):
         transforms.apply(*arguments)
-    assert message in str(error.value)
 
 
 def test_crop_and_flip_equal_slices_of_each_padded_image(images):

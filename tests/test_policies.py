@@ -8,6 +8,7 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 import torch
+from checks import refused
 from PIL import Image
 
 from atslib.errors import AtsError
@@ -56,8 +57,8 @@ def test_the_fifty_operations_are_the_published_ones():
     assert [int(index) for index, *_ in rows] == list(range(50))
     assert [(name, int(level)) for _, name, level, _ in rows] == list(policies.OPS)
     for (*_, value), op in zip(rows, policies.OPS, strict=True):
-        found = policies.magnitude(op)
-        assert found is None if value == "-" else found == pytest.approx(float(value), abs=5e-3, rel=1e-3)
+        magnitude = policies.magnitude(op)
+        assert magnitude is None if value == "-" else magnitude == pytest.approx(float(value), abs=5e-3, rel=1e-3)
 
 
 def test_magnitudes_start_and_end_where_the_paper_says():
@@ -75,16 +76,13 @@ def test_magnitudes_start_and_end_where_the_paper_says():
     assert transforms.MAGNITUDES["posterize"] == (8, 8, 7, 7, 6, 6, 5, 5, 4, 4)
 
 
-@pytest.mark.parametrize("text", ["", "0", "3-1-7", "43-18-18", "49-49-49-49"])
-def test_a_policy_round_trips(text):
-    assert str(Policy.parse(text)) == text
-    assert parse_policy(text) == Policy.parse(text)
-
-
-@pytest.mark.parametrize("text", ["3-1-7+43-18-18", "0+0+28"])
-def test_a_hybrid_round_trips(text):
-    assert str(Hybrid.parse(text)) == text
-    assert parse_policy(text) == Hybrid.parse(text)
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [("", Policy), ("0", Policy), ("3-1-7", Policy), ("49-49-49-49", Policy), ("3-1-7+43-18", Hybrid), ("0+0", Hybrid)],
+)
+def test_the_notation_round_trips(text, kind):
+    assert str(kind.parse(text)) == text
+    assert parse_policy(text) == kind.parse(text)
 
 
 @pytest.mark.parametrize(
@@ -102,9 +100,8 @@ def test_a_hybrid_round_trips(text):
     ],
 )
 def test_parsing_says_what_is_wrong(text, message):
-    with pytest.raises(AtsError) as error:
+    with refused(message):
         parse_policy(text)
-    assert message in str(error.value)
 
 
 def test_constructors_say_what_is_wrong():
@@ -262,14 +259,9 @@ def test_policies_round_trip_through_a_file(tmp_path):
 def test_loading_says_what_is_wrong(text, message, tmp_path):
     path = tmp_path / "policies.json"
     path.write_text(text)
-    with pytest.raises(AtsError) as error:
+    with refused(message, str(path)):
         policies.load_policies(path)
-    assert message in str(error.value)
-    assert str(path) in str(error.value)
-
-
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(AtsError, match=r"absent\.json: cannot be read"):
+    with refused("absent.json: cannot be read"):
         policies.load_policies(tmp_path / "absent.json")
 
 
@@ -315,14 +307,10 @@ def load(transform, workers, seed):
     return list(torch.utils.data.DataLoader(Pictures(transform), 8, num_workers=workers, generator=generator))
 
 
-def test_it_works_in_a_data_loader():
-    batches = load(Policy.parse("3-7").as_torchvision(), workers=0, seed=0)
-    assert [tuple(batch.shape) for batch in batches] == [(8, 8, 8, 3)] * 2
-
-
 def test_workers_draw_differently_and_repeatably():
     transform = Policy.parse("3-7-3-7").as_torchvision()
-    first, second = load(transform, workers=2, seed=0)
+    (first, second), (here, _) = (load(transform, workers=workers, seed=0) for workers in (2, 0))
+    assert first.shape == here.shape == (8, 8, 8, 3)
     assert not torch.equal(first, second)
     assert torch.equal(first, load(transform, workers=2, seed=0)[0])
 

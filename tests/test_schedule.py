@@ -38,23 +38,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 TINY = settings(model="lenet", images=2, steps=2, fraction=0.002, semi_fraction=0.002, candidates=2, device="cpu")
 CPU = torch.device("cpu")
 
-DEVIATIONS = (Path(__file__).parents[1] / "book/deviations.md").read_text()
-
-
-@pytest.fixture
-def root(tmp_path, monkeypatch):
-    """A project's top folder with nothing in it but what the runner needs."""
-    top = tmp_path / "project"
-    for folder in ("book", "notebooks"):
-        (top / folder).mkdir(parents=True)
-    (top / "README.md").write_text("<!-- answers -->\n<!-- answers -->\n")
-    (top / "book/_toc.yml").write_text("- file: results/claim1_privacy\n")
-    (top / "book/deviations.md").write_text(DEVIATIONS)
-    (top / "pyproject.toml").touch()
-    monkeypatch.chdir(top)
-    monkeypatch.setenv("ATS_STORE", str(tmp_path / "store"))
-    return top
-
 
 def stored(unit, store):
     """As if the unit had been made: a plan looks at no more than whether it is there."""
@@ -135,9 +118,8 @@ def test_the_outlook_says_what_is_done_and_how_long_the_rest_takes(store):
 
 
 def test_the_plan_in_words_names_every_unit_once_with_a_time(store, monkeypatch):
-    monkeypatch.setattr(
-        "atslib.report.run.schedule.convolution_rate", lambda device: 1e6
-    )  # slow, so that times are not 0
+    # Slow, so that times are not 0.
+    monkeypatch.setattr("atslib.report.run.schedule.convolution_rate", lambda device: 1e6)
     pages = {name: list(load_page(name).units(TINY).values()) for name in ("claim1_privacy", "claim2_generality")}
     stored(model_unit(TINY), store)
     shared = {unit for unit in pages["claim2_generality"] if unit in pages["claim1_privacy"]}
@@ -190,12 +172,12 @@ def in_this_process(monkeypatch):
     monkeypatch.setattr("atslib.report.run.schedule.ProcessPoolExecutor", lambda jobs, **_: ThreadPoolExecutor(jobs))
 
 
-def same(left, right):
-    assert left.tensors.keys() == right.tensors.keys()
-    for name, value in left.tensors.items():
+def same(one, other):
+    assert one.tensors.keys() == other.tensors.keys()
+    for name, value in one.tensors.items():
         if name == "history":  # its third column is time
-            value[:, 2] = right[name][:, 2] = 0
-        assert torch.equal(right[name], value), name
+            value[:, 2] = other[name][:, 2] = 0
+        assert torch.equal(other[name], value), name
 
 
 @pytest.mark.usefixtures("in_this_process")
@@ -239,14 +221,16 @@ def test_workers_end_when_their_runner_is_killed(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(code)
     with subprocess.Popen([sys.executable, script], cwd=tmp_path, stderr=subprocess.DEVNULL) as runner:
-        wait_for(lambda: list(tmp_path.glob("kept/model/*.state")))
-        family = [int(pid) for pid in Path(f"/proc/{runner.pid}/task/{runner.pid}/children").read_text().split()]
-        runner.kill()
+        try:
+            wait_for(lambda: list(tmp_path.glob("kept/model/*.state")), seconds=300)
+            family = [int(pid) for pid in Path(f"/proc/{runner.pid}/task/{runner.pid}/children").read_text().split()]
+        finally:
+            runner.kill()  # else a failure would wait for 100,000 epochs
     assert family
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in family), seconds=10)
 
 
-def wait_for(condition, seconds=60):
+def wait_for(condition, seconds):
     ends = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < ends
@@ -281,8 +265,8 @@ def test_a_unit_that_would_come_too_late_is_left_and_a_second_run_finishes_with_
         same(mine, away)
 
 
-def test_a_bar_moves_while_units_run_and_leaves_the_lines_alone(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("atslib.report.run.schedule.ProcessPoolExecutor", lambda jobs, **_: ThreadPoolExecutor(jobs))
+@pytest.mark.usefixtures("in_this_process")
+def test_a_bar_moves_while_units_run_and_leaves_the_lines_alone(tmp_path, capsys):
     store = Store(tmp_path / "store", say=say, progress=True)
     compute([attack_unit(TINY, policy) for policy in ("", "28")], store, "cpu", jobs=1)
     text = capsys.readouterr().err
@@ -350,15 +334,13 @@ def test_a_budget_is_a_duration(root, monkeypatch, text, expected):
 
 
 @pytest.mark.parametrize("text", ["soon", "", "2d", "1h30m", "-5", "m", "nan", "5 m"])
-def test_what_is_no_duration_is_refused_in_one_line(capsys, text):
-    assert main(["run", f"--budget={text}"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+def test_what_is_no_duration_is_refused_in_one_line(refusal, text):
+    line = refusal(["run", f"--budget={text}"])
     assert line.startswith(f"error: argument --budget: {text!r} is not a duration such as 90s, 8m or 2h")
 
 
-def test_an_unknown_page_is_refused_before_a_plan_is_made(root, capsys):
-    assert main(["run", "claim1_privacy", "claim8", "--profile", "smoke", "--dry-run"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+def test_an_unknown_page_is_refused_before_a_plan_is_made(root, refusal):
+    line = refusal("run claim1_privacy claim8 --profile smoke --dry-run")
     assert line.startswith("error: page 'claim8' is unknown; choose one of claim1_defenses, ")
     assert line.endswith(PAGES[-1])
 
@@ -372,10 +354,8 @@ def run_tiny(names, root, store, monkeypatch, **options):
 def test_pages_that_wait_for_units_are_named(root, store, said, monkeypatch):
     names = ["claim1_privacy", "claim6_transformations"]
     run_tiny(names, root, store, monkeypatch, budget=0)
-    left = [len(plan(load_page(name).units(TINY).values(), store)) for name in names]
-    assert said[-1] == (
-        f"the budget is spent; run again to go on with {names[0]} ({left[0]} units), {names[1]} ({left[1]} units)"
-    )
+    missing = [f"{name} ({len(plan(load_page(name).units(TINY).values(), store))} units)" for name in names]
+    assert said[-1] == f"the budget is spent; run again to go on with {', '.join(missing)}"
     assert not list(store.entries())
     assert not (root / "results").exists()
 

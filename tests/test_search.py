@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from checks import Killed, refused
 from PIL import Image
 
 from atslib.__main__ import main
@@ -32,10 +33,6 @@ SMALL = SearchConfig(candidates=12, keep=3, images=4, acc_images=6, points=3, sh
 COLUMNS = ["policy", "canonical", "s_acc", "s_pri", "sd", "ci_low", "ci_high", "n", "rung", "chosen"]
 
 
-class Killed(BaseException):
-    """What a kill looks like from inside."""
-
-
 @pytest.fixture(scope="module")
 def parties():
     """A network, another one, and the images they score."""
@@ -44,16 +41,16 @@ def parties():
 
 
 @pytest.fixture(scope="module")
-def found(parties):
+def result(parties):
     return search(SMALL, *parties, seed=0)
 
 
 # --- the search ---------------------------------------------------------------------------------------------
 
 
-def test_the_table_holds_the_scores_of_every_candidate(found, parties):
+def test_the_table_holds_the_scores_of_every_candidate(result, parties):
     semi_trained, random_init, images = parties
-    table = found.table
+    table = result.table
     assert table.columns.tolist() == COLUMNS
     assert len(table) == len(set(table["canonical"])) <= 12
     assert (table["n"] == 4).all()
@@ -70,17 +67,17 @@ def test_the_table_holds_the_scores_of_every_candidate(found, parties):
         assert row.s_acc == pytest.approx(accuracy, rel=1e-6)
 
 
-def test_the_lowest_privacy_scores_are_chosen_best_first(found):
-    table = found.table
+def test_the_lowest_privacy_scores_are_chosen_best_first(result):
+    table = result.table
     assert table["s_pri"].is_monotonic_increasing
     assert table["chosen"].tolist() == [True] * 3 + [False] * (len(table) - 3)
-    assert [str(policy) for policy in found.chosen] == table["policy"][:3].tolist()
+    assert [str(policy) for policy in result.chosen] == table["policy"][:3].tolist()
 
 
-def test_the_hybrid_is_of_the_best_policies_without_a_common_function(found):
-    first, *rest = (Policy.parse(text) for text in found.table["policy"] if Policy.parse(text).canonical().ids)
+def test_the_hybrid_is_of_the_best_policies_without_a_common_function(result):
+    first, *rest = (Policy.parse(text) for text in result.table["policy"] if Policy.parse(text).canonical().ids)
     second = next(p for p in rest if not {CANONICAL[i] for i in p.ids} & {CANONICAL[i] for i in first.ids} - {None})
-    assert found.hybrid.members == (first, second)
+    assert result.hybrid.members == (first, second)
 
 
 def test_the_hybrid_compares_functions_and_not_ids_and_leaves_the_identity_out():
@@ -90,12 +87,12 @@ def test_the_hybrid_compares_functions_and_not_ids_and_leaves_the_identity_out()
     assert module._hybrid(ranked[:1]) is None
 
 
-def test_the_shards_do_not_change_the_table(found, parties):
+def test_the_shards_do_not_change_the_table(result, parties):
     other = search(dataclasses.replace(SMALL, shard=12), *parties, seed=0)
-    pd.testing.assert_frame_equal(other.table, found.table, rtol=0, atol=1e-6)
+    pd.testing.assert_frame_equal(other.table, result.table, rtol=0, atol=1e-6)
 
 
-def test_a_killed_search_goes_on_and_ends_with_the_same_table(found, parties, store, monkeypatch):
+def test_a_killed_search_goes_on_and_ends_with_the_same_table(result, parties, store, monkeypatch):
     real, calls = shards.privacy_scores, []
 
     def dies(model, images, policies, **options):
@@ -108,9 +105,9 @@ def test_a_killed_search_goes_on_and_ends_with_the_same_table(found, parties, st
     with pytest.raises(Killed):
         search(SMALL, *parties, seed=0, store=store)
     again = search(SMALL, *parties, seed=0, store=store)
-    pd.testing.assert_frame_equal(again.table, found.table, check_exact=True)
-    assert again.hybrid == found.hybrid
-    count = math.ceil(len(found.table) / 5)
+    pd.testing.assert_frame_equal(again.table, result.table, check_exact=True)
+    assert again.hybrid == result.hybrid
+    count = math.ceil(len(result.table) / 5)
     assert len(calls) == 1 + count  # the first shard was not computed again
     search(SMALL, *parties, seed=0, store=store)
     assert len(calls) == 1 + count
@@ -127,23 +124,23 @@ def test_another_network_seed_or_variant_is_another_artifact(parties, store):
     assert len(list(store.entries())) == count + 2 * half
 
 
-def test_halving_scores_few_images_for_all_and_more_for_the_best(found, parties):
+def test_halving_scores_few_images_for_all_and_more_for_the_best(result, parties):
     halving = search(dataclasses.replace(SMALL, rungs=((2, 0.5),)), *parties, seed=0)
-    table, total = halving.table, len(found.table)
+    table, total = halving.table, len(result.table)
     survivors = table[table["rung"] == 2]
     assert len(survivors) == math.ceil(total / 2)
     assert (survivors["n"] == 4).all()
     assert (table[table["rung"] == 1]["n"] == 2).all()
     assert table["rung"].is_monotonic_decreasing
     assert survivors["s_pri"].is_monotonic_increasing
-    full = found.table.set_index("policy")["s_pri"]
+    full = result.table.set_index("policy")["s_pri"]
     np.testing.assert_allclose(survivors["s_pri"], full[survivors["policy"]], rtol=0, atol=1e-6)
     first_rung = search(dataclasses.replace(SMALL, images=2), *parties, seed=0).table
     assert set(survivors["policy"]) == set(first_rung["policy"][: len(survivors)])
 
 
-def test_a_threshold_rejects_before_the_privacy_score_and_says_so_if_it_rejects_all(found, parties):
-    scores = found.table["s_acc"]
+def test_a_threshold_rejects_before_the_privacy_score_and_says_so_if_it_rejects_all(result, parties):
+    scores = result.table["s_acc"]
     admitted = search(dataclasses.replace(SMALL, t_acc=scores.median()), *parties, seed=0)
     rejected = admitted.table[admitted.table["rung"] == 0]
     assert (rejected["s_acc"] < scores.median()).all()
@@ -151,11 +148,8 @@ def test_a_threshold_rejects_before_the_privacy_score_and_says_so_if_it_rejects_
     assert rejected["s_pri"].isna().all()
     assert not rejected["chosen"].any()
     assert admitted.table["s_acc"][: len(scores) - len(rejected)].min() >= scores.median()
-    with pytest.raises(AtsError) as error:
+    with refused(f"rejects all {len(scores)} candidates; they score {scores.min():.6g} to {scores.max():.6g}"):
         search(dataclasses.replace(SMALL, t_acc=0.0), *parties, seed=0)
-    assert f"rejects all {len(scores)} candidates; they score {scores.min():.6g} to {scores.max():.6g}" in str(
-        error.value
-    )
 
 
 def test_only_the_codes_accuracy_score_has_a_threshold_by_default():
@@ -199,22 +193,22 @@ def test_pareto_rows_are_those_that_no_other_beats():
     assert pareto(table).tolist() == [True, True, True, False, True, False, False, False]
 
 
-def test_pareto_agrees_with_the_definition(found):
-    points = found.table[["s_pri", "s_acc"]].to_numpy()
+def test_pareto_agrees_with_the_definition(result):
+    points = result.table[["s_pri", "s_acc"]].to_numpy()
     beaten = [any(q[0] <= p[0] and q[1] >= p[1] and (q != p).any() for q in points) for p in points]
-    assert (~pareto(found.table)).tolist() == beaten
+    assert (~pareto(result.table)).tolist() == beaten
 
 
-def test_a_saved_search_loads_back_and_says_what_made_it(found, tmp_path):
-    found.save(tmp_path / "policies.json", dataset="shapes", model="convnet-2")
-    assert load_policies(tmp_path / "policies.json") == list(found.chosen)
+def test_a_saved_search_loads_back_and_says_what_made_it(result, tmp_path):
+    result.save(tmp_path / "policies.json", dataset="shapes", model="convnet-2")
+    assert load_policies(tmp_path / "policies.json") == list(result.chosen)
     facts = json.loads((tmp_path / "policies.json").read_text())
     assert (facts["dataset"], facts["model"], facts["seed"]) == ("shapes", "convnet-2", 0)
-    assert facts["hybrid"] == str(found.hybrid)
+    assert facts["hybrid"] == str(result.hybrid)
     assert facts["search"]["candidates"] == 12
-    assert [row["s_pri"] for row in facts["scores"]] == found.table["s_pri"][:3].tolist()
+    assert [row["s_pri"] for row in facts["scores"]] == result.table["s_pri"][:3].tolist()
     table = pd.read_csv(tmp_path / "policies.csv", keep_default_na=False)
-    assert table["policy"].astype(str).tolist() == found.table["policy"].tolist()
+    assert table["policy"].astype(str).tolist() == result.table["policy"].tolist()
 
 
 @pytest.mark.parametrize(
@@ -231,9 +225,8 @@ def test_a_saved_search_loads_back_and_says_what_made_it(found, tmp_path):
     ],
 )
 def test_a_wrong_config_says_what_is_allowed(options, message):
-    with pytest.raises(AtsError) as error:
+    with refused(message):
         SearchConfig(**options)
-    assert message in str(error.value)
 
 
 def test_too_few_images_are_named(parties):
@@ -323,10 +316,8 @@ def test_one_coloured_file_makes_the_set_rgb_and_palettes_and_orientation_are_he
 )
 def test_a_damaged_folder_names_the_file_or_class(folder, change, message):
     change(folder)
-    with pytest.raises(AtsError) as error:
+    with refused(message):
         load_folder(folder)
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
 
 
 def truncate(path):
@@ -336,13 +327,14 @@ def truncate(path):
 
 
 def test_a_folder_that_is_none_or_has_no_classes_is_named(tmp_path):
-    with pytest.raises(AtsError, match="is not a folder"):
-        load_folder(tmp_path / "none")
     (tmp_path / "one").mkdir()
-    with pytest.raises(AtsError, match="has 1 subfolders; there must be at least two"):
-        load_folder(tmp_path)
-    with pytest.raises(AtsError, match="fit 'pad' is unknown; choose one of resize, crop"):
-        load_folder(tmp_path, fit="pad")
+    for folder, options, message in (
+        (tmp_path / "none", {}, "is not a folder"),
+        (tmp_path, {}, "has 1 subfolders; there must be at least two"),
+        (tmp_path, {"fit": "pad"}, "fit 'pad' is unknown; choose one of resize, crop"),
+    ):
+        with refused(message):
+            load_folder(folder, **options)
 
 
 def test_measured_normalization_is_that_of_the_pixels(folder):
@@ -391,32 +383,14 @@ def test_search_on_an_own_folder(folder, tmp_path, capsys):
     assert kinds.count("score") == 2
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ("--dataset cifar", "error: data set 'cifar' is unknown; choose cifar100, "),
-        ("--rungs 10", "error: rungs '10': expected images:share"),
-        ("--sampler best", "error: argument --sampler: invalid choice: 'best'"),
-        ("--model resnet7", "error: model 'resnet7' is unknown"),
-        ("--policies 0", "error: argument --policies: '0' must be a whole number, at least 1"),
-    ],
-)
-def test_a_wrong_search_is_one_line(more, message, tmp_path, capsys):
-    command = f"search --dataset shapes --store {tmp_path / 's'} --out {tmp_path / 'p.json'} {more}"
-    assert main(command.split()) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(message)
-    assert error.count("\n") == 1
-
-
 # --- real attacks as the last rung --------------------------------------------------------------------------
 
 
-def test_the_finals_rank_the_best_by_what_an_attack_gains(found, parties, tmp_path):
+def test_the_finals_rank_the_best_by_what_an_attack_gains(result, parties, tmp_path):
     attack = dataclasses.replace(ATTACKS["adam-cosine"], steps=4)
     semi_trained, _, images = parties
     after = search(SMALL, *parties, seed=0, finals=attack, store=Store(tmp_path))
-    finalists = found.table["policy"][:6].tolist()
+    finalists = result.table["policy"][:6].tolist()
     best = after.table.head(6)
     assert sorted(best["policy"]) == sorted(finalists)
     assert (best["rung"] == 2).all()

@@ -28,9 +28,9 @@ def cloud(seed=0, policies=12, images=6, noise=0.5):
 def test_correlations_are_scipys_with_ties_and_in_batches(ours, theirs):
     draw = np.random.default_rng(1)
     x, y = draw.integers(0, 5, (2, 4, 9)).astype(float)
-    found = ours(x, y)
-    assert found.shape == (4,)
-    np.testing.assert_allclose(found, [theirs(a, b).statistic for a, b in zip(x, y, strict=True)], atol=1e-12)
+    values = ours(x, y)
+    assert values.shape == (4,)
+    np.testing.assert_allclose(values, [theirs(a, b).statistic for a, b in zip(x, y, strict=True)], atol=1e-12)
 
 
 def test_a_constant_side_has_no_correlation():
@@ -42,8 +42,8 @@ def test_partial_correlation_is_that_of_the_residuals():
     draw = np.random.default_rng(2)
     given = draw.normal(size=50)
     x, y = given + draw.normal(size=50), 2 * given + draw.normal(size=50)
-    left = [v - np.polyval(np.polyfit(given, v, 1), given) for v in (x, y)]
-    np.testing.assert_allclose(statistics.partial(x, y, given), statistics.pearson(*left), atol=1e-12)
+    residuals = [v - np.polyval(np.polyfit(given, v, 1), given) for v in (x, y)]
+    np.testing.assert_allclose(statistics.partial(x, y, given), statistics.pearson(*residuals), atol=1e-12)
     assert statistics.pearson(x, y) > statistics.partial(x, y, given) + 0.2
     assert np.isnan(statistics.partial(given, y, given))
 
@@ -72,8 +72,8 @@ def test_the_interval_draws_images_too():
 def test_reliability_is_the_share_of_true_variance(noise):
     draw = np.random.default_rng(4)
     truth, images = draw.normal(size=(4000, 1)), 8
-    found = statistics.reliability(truth + noise * draw.normal(size=(4000, images)))
-    assert found == pytest.approx(1 / (1 + noise**2 / images), abs=0.02)
+    share = statistics.reliability(truth + noise * draw.normal(size=(4000, images)))
+    assert share == pytest.approx(1 / (1 + noise**2 / images), abs=0.02)
 
 
 def test_pure_noise_is_not_reliable():
@@ -121,11 +121,11 @@ def test_an_interval_holds_the_true_mean_about_as_often_as_it_says(kind, n, shar
     random = np.random.default_rng(n)
     draw = {"normal": lambda: random.normal(1, 2, n), "exponential": lambda: random.exponential(1, n)}[kind]
     runs = 600 if n < 30 else 150
-    found, tolerance = coverage(draw, 1, runs, resamples=999)
-    assert abs(found - share) < tolerance * math.sqrt(share * (1 - share) / (0.95 * 0.05))
+    covered, tolerance = coverage(draw, 1, runs, resamples=999)
+    assert abs(covered - share) < tolerance * math.sqrt(share * (1 - share) / (0.95 * 0.05))
     if n < 30:  # which is why percentiles of resamples will not do
         percentiles = [statistics.bootstrap(draw(), resamples=999) for _ in range(runs)]
-        assert np.mean([low <= 1 <= high for low, high in percentiles]) < found
+        assert np.mean([low <= 1 <= high for low, high in percentiles]) < covered
 
 
 @pytest.mark.parametrize(("images", "draws", "spread"), [(8, 3, 1.0), (8, 2, 0.3), (40, 2, 1.0)])
@@ -138,9 +138,9 @@ def test_draws_of_one_image_are_no_further_images(images, draws, spread):
         return (means + spread * random.normal(size=(images, draws))).ravel()
 
     runs = 400 if images < 30 else 150
-    found, tolerance = coverage(draw, 0, runs, units, resamples=999)
-    assert abs(found - 0.95) < tolerance
-    assert coverage(draw, 0, runs, resamples=999)[0] < found
+    covered, tolerance = coverage(draw, 0, runs, units, resamples=999)
+    assert abs(covered - 0.95) < tolerance
+    assert coverage(draw, 0, runs, resamples=999)[0] < covered
 
 
 def test_an_interval_below_30_images_is_students_and_from_there_on_scipys_bca():

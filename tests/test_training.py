@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from checks import Killed, flip_a_bit, refused
 from safetensors.torch import save_file
 from torch import nn
 
@@ -88,9 +89,9 @@ def test_a_step_is_torchs_with_the_loss_times_its_factor(images, factor):
     before = network("lenet")
     for name, expected in model.named_parameters():
         start = before.get_parameter(name)
-        moved = done.model.get_parameter(name) - start
-        assert moved.abs().max() > 1e-4, name
-        torch.testing.assert_close(moved, expected - start, rtol=1e-3, atol=1e-6)
+        change = done.model.get_parameter(name) - start
+        assert change.abs().max() > 1e-4, name
+        torch.testing.assert_close(change, expected - start, rtol=1e-3, atol=1e-6)
     assert done.history[0]["loss"] == pytest.approx(loss.item())
 
 
@@ -136,14 +137,11 @@ def test_accuracy_counts_hits_in_percent_in_any_chunks(images):
 @pytest.mark.parametrize("policy", ["", "3-1-7+43-18-18"])
 def test_one_stream_gives_one_set_of_weights(images, policy):
     config = dataclasses.replace(PLAIN, crop_flip=True, policy=policy, epochs=2)
-    first, again, other = (trained(images, config, seed) for seed in (0, 0, 1))
+    first, again, seeded, other = (fit(network(), images, config, rng=r) for r in (rng(3), rng(3), 3, rng(4)))
     assert equal(first.model, again.model)
+    assert equal(first.model, seeded.model)  # a seed is a stream
     assert facts(first, "loss") == facts(again, "loss")
     assert not equal(first.model, other.model)
-
-
-class Killed(BaseException):
-    """What a kill looks like from inside."""
 
 
 def kill_in_step(monkeypatch, step):
@@ -266,31 +264,10 @@ def test_the_state_of_another_run_is_set_aside_and_training_starts_anew(images, 
     assert (tmp_path / "state.aside").exists()
 
 
-def without_a_hash(state):
-    save_file({"model.weight": torch.zeros(2), "rng": rng(0).get_state()}, state, metadata={"history": "[]"})
-
-
-def flipped(state):
-    data = bytearray(state.read_bytes())
-    data[-5] ^= 1
-    state.write_bytes(data)
-
-
-SPOILED = {
-    "garbage": lambda state: state.write_bytes(b"\x00garbage" * 50),
-    "empty": lambda state: state.write_bytes(b""),
-    "truncated": lambda state: state.write_bytes(state.read_bytes()[:-100]),
-    "a model's checkpoint": lambda state: save_checkpoint(state, network()),
-    "a flipped bit": flipped,
-    "of an older version": without_a_hash,
-}
-
-
-@pytest.mark.parametrize("how", SPOILED)
-def test_a_damaged_state_is_warned_of_and_training_starts_anew(images, tmp_path, monkeypatch, how):
+def test_a_damaged_state_is_warned_of_and_training_starts_anew(images, tmp_path, monkeypatch):
     state = tmp_path / "state"
     killed(images, monkeypatch, state, network("lenet"))
-    SPOILED[how](state)
+    flip_a_bit(state)
     with pytest.warns(UserWarning, match="^state is not resumed .*the run starts anew"):
         anew = trained(images, RICH, checkpoint=state, model=network("lenet"))
     assert equal(anew.model, trained(images, RICH, model=network("lenet")).model)
@@ -332,11 +309,6 @@ def test_the_network_sees_each_image_after_crop_flip_and_policy(images, policy, 
     assert torch.equal(pixels_seen(images, policy=policy, crop_flip=crop_flip), expected)
 
 
-def test_policy_0_trains_on_inverted_images(images):
-    bare, inverted = (pixels_seen(images, policy=policy, crop_flip=False) for policy in ("", "0"))
-    assert torch.equal(inverted, 255 - bare)
-
-
 def test_each_epoch_has_its_own_order_and_draws(images):
     model = Recorder()
     fit(model, images, TrainConfig(epochs=2, batch=len(images), policy="3-1-7"), rng=rng(4))
@@ -357,9 +329,8 @@ def test_pruning_leaves_most_weights_where_they_were(images):
     config = TrainConfig(epochs=1, batch=len(images), lr=100, weight_decay=0, crop_flip=False, defense="prune:0.99")
     before, after = network("lenet"), trained(images, config, model=network("lenet")).model
     for name, start in before.named_parameters():
-        moved = (after.get_parameter(name) != start).sum().item()
-        kept = start.numel() - start.numel() * 99 // 100
-        assert moved <= kept, name
+        changed = (after.get_parameter(name) != start).sum().item()
+        assert changed <= start.numel() - start.numel() * 99 // 100, name
     assert not equal(before, after)
 
 
@@ -369,7 +340,7 @@ def halved(gradients):
 
 def test_a_function_is_a_defense_in_training_too(images):
     config = TrainConfig(epochs=1, batch=len(images), lr=70, weight_decay=0, momentum=0, crop_flip=False)
-    start, whole, half = (network("lenet").state_dict() for _ in range(3))
+    start = network("lenet").state_dict()
     whole = trained(images, config, model=network("lenet")).model.state_dict()
     half = trained(images, config, model=network("lenet"), defense=halved).model.state_dict()
     for name, value in start.items():
@@ -388,22 +359,16 @@ def test_a_defense_of_images_and_one_inside_act_in_training(images):
     assert not equal(plain.model, inside.model)
 
 
-def test_a_seed_is_a_stream(images):
-    one, other = (fit(network("lenet"), images, PLAIN, rng=r).model for r in (3, rng(3)))
-    assert equal(one, other)
-
-
 # --- what goes wrong ----------------------------------------------------------------------------------------
 
 
 def test_a_network_without_normalization_is_refused(images):
-    with pytest.raises(AtsError, match="Sequential does not start with a Normalize layer; wrap it") as error:
+    with refused("Sequential does not start with a Normalize layer; wrap it"):
         fit(nn.Sequential(nn.Flatten(), nn.Linear(3072, 10)), images, PLAIN, rng=rng(0))
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "kind"),
+    ("field", "value", "rule"),
     [
         ("epochs", 2.5, "a whole number"),
         ("epochs", True, "a whole number"),
@@ -413,12 +378,20 @@ def test_a_network_without_normalization_is_refused(images):
         ("crop_flip", 1, "True or False"),
         ("policy", 3, "text"),
         ("defense", None, "text"),
+        ("epochs", 0, "above 0"),
+        ("batch", -1, "above 0"),
+        ("lr", 0.0, "above 0"),
+        ("lr", math.nan, "above 0"),
+        ("loss_factor", -0.5, "above 0"),
+        ("momentum", -0.1, "negative"),
+        ("weight_decay", -1e-4, "negative"),
+        ("weight_decay", math.nan, "negative"),
     ],
 )
-def test_a_setting_of_another_type_is_refused(field, value, kind):
-    with pytest.raises(AtsError) as error:
+def test_a_setting_of_another_type_or_range_is_refused(field, value, rule):
+    must = "must not be" if rule == "negative" else "must be"
+    with refused(f"TrainConfig.{field}={value!r} {must} {rule}"):
         TrainConfig(**{field: value})
-    assert str(error.value) == f"TrainConfig.{field}={value!r} must be {kind}"
 
 
 def test_divergence_is_one_error_that_names_the_step_size(images):
@@ -427,35 +400,16 @@ def test_divergence_is_one_error_that_names_the_step_size(images):
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "rule"),
-    [
-        ("epochs", 0, "must be above 0"),
-        ("batch", -1, "must be above 0"),
-        ("lr", 0.0, "must be above 0"),
-        ("lr", math.nan, "must be above 0"),
-        ("loss_factor", -0.5, "must be above 0"),
-        ("momentum", -0.1, "must not be negative"),
-        ("weight_decay", -1e-4, "must not be negative"),
-        ("weight_decay", math.nan, "must not be negative"),
-    ],
-)
-def test_a_setting_out_of_range_is_refused(field, value, rule):
-    with pytest.raises(AtsError) as error:
-        TrainConfig(**{field: value})
-    assert str(error.value) == f"TrainConfig.{field}={value} {rule}"
-
-
-@pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("policy", "50", r"\[50\]"),
+        ("policy", "50", "[50]"),
         ("policy", "3_1", "3_1"),
         ("defense", "blur:3", "blur"),
         ("defense", "prune:1.5", "1.5"),
     ],
 )
 def test_policies_and_defenses_are_checked_when_the_config_is_made(field, value, message):
-    with pytest.raises(AtsError, match=message):
+    with refused(message):
         TrainConfig(**{field: value})
 
 
@@ -469,26 +423,12 @@ def test_a_checkpoint_round_trips_with_its_facts(tmp_path):
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["a.safetensors"]
 
 
-def test_a_checkpoint_with_a_flipped_bit_is_refused(tmp_path):
-    save_checkpoint(tmp_path / "a", network())
-    flipped(tmp_path / "a")
-    with pytest.raises(AtsError, match=r"^checkpoint .*a is damaged: its bytes do not match their hash$"):
-        load_checkpoint(tmp_path / "a", network())
-
-
 def test_a_checkpoint_without_a_hash_is_taken_with_a_warning(tmp_path):
     save_file(network(seed=1).state_dict(), tmp_path / "a", metadata={"facts": '{"policy": "0"}'})
     model = network()
     with pytest.warns(UserWarning, match=r"^checkpoint .*a carries no hash, so damage to it would not be noticed$"):
         assert load_checkpoint(tmp_path / "a", model) == {"policy": "0"}
     assert equal(model, network(seed=1))
-
-
-def test_a_checkpoint_of_another_network_is_refused(tmp_path):
-    save_checkpoint(tmp_path / "a", network("lenet"))
-    with pytest.raises(AtsError, match="is of another network") as error:
-        load_checkpoint(tmp_path / "a", network())
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -499,13 +439,16 @@ def test_a_checkpoint_of_another_network_is_refused(tmp_path):
         (lambda path: path.write_text("PK not a checkpoint" * 9), "cannot be read as safetensors"),
         (lambda path: torch.save({"weight": torch.ones(2)}, path), "cannot be read as safetensors"),
         (lambda path: path.mkdir(), "cannot be read as safetensors"),
+        (lambda path: save_checkpoint(path, network("lenet")), "is of another network"),
+        (
+            lambda path: save_checkpoint(path, network()) or flip_a_bit(path),
+            "is damaged: its bytes do not match their hash",
+        ),
     ],
-    ids=["missing", "empty", "text", "pickle", "folder"],
+    ids=["missing", "empty", "text", "pickle", "folder", "another network", "damaged"],
 )
-def test_a_file_that_is_no_checkpoint_is_refused(tmp_path, write, message):
+def test_a_file_that_is_no_checkpoint_of_this_network_is_refused(tmp_path, write, message):
     path = tmp_path / "a.pt"
     write(path)
-    with pytest.raises(AtsError, match=message) as error:
+    with refused(f"checkpoint {path} {message}"):
         load_checkpoint(path, network())
-    assert str(path) in str(error.value)
-    assert "\n" not in str(error.value)

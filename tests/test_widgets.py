@@ -45,24 +45,24 @@ def result(smoke_store):
 
 
 def test_a_page_has_twelve_images_six_policies_two_attacks_and_twelve_frames():
-    found = units(settings(profile="quick", dataset="shapes"))
-    assert len(found) == len(POLICIES) * len(SCENES) == 12
-    assert {(unit.first, unit.last, unit.frames) for unit in found.values()} == {(0, 12, 12)}
-    assert {unit.policy for unit in found.values()} == set(POLICIES)
-    assert list(found) == [(attack, policy) for attack in SCENES for policy in POLICIES]
-    assert all(unit.model.train is None or unit.model.train.policy == unit.policy for unit in found.values())
+    planned = units(settings(profile="quick", dataset="shapes"))
+    assert len(planned) == len(POLICIES) * len(SCENES) == 12
+    assert {(unit.first, unit.last, unit.frames) for unit in planned.values()} == {(0, 12, 12)}
+    assert {unit.policy for unit in planned.values()} == set(POLICIES)
+    assert list(planned) == [(attack, policy) for attack in SCENES for policy in POLICIES]
+    assert all(unit.model.train is None or unit.model.train.policy == unit.policy for unit in planned.values())
 
 
 def test_the_index_says_what_the_attacks_found(result, smoke_store):
     index, chosen = result.index, settings(profile="smoke")
     for p, policy in enumerate(("", HYBRID)):
-        found = attacked(units(chosen)["adam-cosine", policy], Store(smoke_store), device_of("cpu"))
-        target = found["target"].float() / 255
+        artifact = attacked(units(chosen)["adam-cosine", policy], Store(smoke_store), device_of("cpu"))
+        target = artifact["target"].float() / 255
         for image in range(2):
-            expected = [float(psnr(frame, target)[image]) for frame in found["frames"]]
+            expected = [float(psnr(frame, target)[image]) for frame in artifact["frames"]]
             assert index["psnr"][0][p][image] == pytest.approx(expected, rel=1e-3)
-            assert index["psnr"][0][p][image][-1] == pytest.approx(float(found["psnr"][image]), rel=1e-3)
-            cost = [*found["trace"][:, image].tolist(), float(found["cost"][image])]
+            assert index["psnr"][0][p][image][-1] == pytest.approx(float(artifact["psnr"][image]), rel=1e-3)
+            cost = [*artifact["trace"][:, image].tolist(), float(artifact["cost"][image])]
             assert index["cost"][0][p][image] == pytest.approx(cost, rel=1e-2)
     (attack,) = index["attacks"]
     assert attack["frames"] == [0, 5, 10]
@@ -114,17 +114,17 @@ def test_a_sheet_keeps_place_and_colour_of_every_picture(channels):
         "size": [channels, 16, 16],
         "files": {"a.webp": explorer.payload({}, {"x": sheet(made, 75)})["files"]["x"]},
     }
-    found = pictures(payload, "a.webp").float() / 255
-    assert found.shape == made.shape
-    assert psnr(found.flatten(0, 1), made.flatten(0, 1)).min() > 30
+    shown = pictures(payload, "a.webp").float() / 255
+    assert shown.shape == made.shape
+    assert psnr(shown.flatten(0, 1), made.flatten(0, 1)).min() > 30
 
 
 def test_frames_are_packed_within_the_budget(result, smoke_store, monkeypatch):
     chosen = units(settings(profile="smoke"))
-    found = {key: attacked(unit, Store(smoke_store), device_of("cpu")) for key, unit in chosen.items()}
-    best = sum(map(len, sheets(found).values()))
+    artifacts = {key: attacked(unit, Store(smoke_store), device_of("cpu")) for key, unit in chosen.items()}
+    best = sum(map(len, sheets(artifacts).values()))
     monkeypatch.setattr(explorer, "BUDGET", best // 2)
-    assert sum(len(data) for name, data in sheets(found).items() if name != "images.webp") <= best // 2
+    assert sum(len(data) for name, data in sheets(artifacts).items() if name != "images.webp") <= best // 2
 
 
 def test_signs_are_in_the_words():
@@ -237,14 +237,14 @@ def uint8(data):
 
 
 def test_frames_come_from_the_start_to_the_last_step(session, heard):
-    found = finish(session, heard, policy="3-0", image=4, steps=5)
-    assert kinds(found)[0] == "started"
-    assert kinds(found)[-1] == "ended"
-    frames = [message for message in found if message[0]["kind"] == "frame"]
+    messages = finish(session, heard, policy="3-0", image=4, steps=5)
+    assert kinds(messages)[0] == "started"
+    assert kinds(messages)[-1] == "ended"
+    frames = [message for message in messages if message[0]["kind"] == "frame"]
     assert frames[0][0]["step"] == 0
     assert frames[0][0]["cost"] is None  # JSON has no nan
     assert frames[-1][0]["step"] == 5
-    started, (original, target) = found[0]
+    started, (original, target) = messages[0]
     one = dataset("shapes", "test")[4]
     assert torch.equal(uint8(original), one.pixels)
     sign = 1 if "+" in started["operations"] else -1
@@ -252,7 +252,7 @@ def test_frames_come_from_the_start_to_the_last_step(session, heard):
     shown = uint8(frames[-1][1][0]).float() / 255
     assert frames[-1][0]["psnr"] == pytest.approx(float(psnr(shown, uint8(target).float() / 255)), abs=0.1)
     assert started["floor"] == pytest.approx(float(psnr(mean_image("shapes"), uint8(target).float() / 255)))
-    json.dumps([content for content, _ in found], allow_nan=False)
+    json.dumps([content for content, _ in messages], allow_nan=False)
 
 
 def test_stop_ends_it_and_a_second_run_is_refused_kindly(session, heard):
@@ -292,10 +292,10 @@ def test_stop_ends_it_and_a_second_run_is_refused_kindly(session, heard):
     ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
 )
 def test_a_fault_is_one_message_and_the_next_run_works(session, heard, request_, message):
-    found = finish(session, heard, **request_)
-    assert kinds(found) == ["fault"]
-    assert found[0][0]["message"].startswith(message)
-    assert "\n" not in found[0][0]["message"]
+    messages = finish(session, heard, **request_)
+    assert kinds(messages) == ["fault"]
+    assert messages[0][0]["message"].startswith(message)
+    assert "\n" not in messages[0][0]["message"]
     if "upload" in request_:
         assert kinds(finish(session, heard, steps=2))[-1] == "ended"
 
@@ -307,11 +307,11 @@ def encoded(size, mode="RGB", kind="PNG"):
 
 
 def test_an_upload_is_cut_and_resized_and_has_the_label_that_the_network_sees(session, heard):
-    found = finish(session, heard, upload=encoded((90, 60), "RGBA"), steps=2)
-    assert kinds(found)[-1] == "ended"
-    assert uint8(found[0][1][0]).unique().tolist()[-1] == 200
+    messages = finish(session, heard, upload=encoded((90, 60), "RGBA"), steps=2)
+    assert kinds(messages)[-1] == "ended"
+    assert uint8(messages[0][1][0]).unique().tolist()[-1] == 200
     names = dataset("shapes", "test").class_names
-    assert any(found[0][0]["message"].endswith(f"label {name}") for name in names)
+    assert any(messages[0][0]["message"].endswith(f"label {name}") for name in names)
 
 
 @pytest.mark.parametrize("size", [(3, 32, 32), (1, 28, 28)])
@@ -344,12 +344,12 @@ def test_networks_are_those_of_the_store_by_stage(store):
     other = [model_unit(chosen, dataset="cifar100"), model_unit(chosen, train=TrainConfig(defense="prune:0.9"))]
     for unit in (*kept.values(), *other):
         store.get("model", unit, lambda state: {"x": torch.zeros(1)})
-    found = networks(chosen, store)
-    assert list(found["convnet-4"]) == ["untrained", "trained", "semi-trained"]
-    assert pick(found, "convnet-4", "trained", "3-1-7") == kept[4, "3-1-7"]
-    assert pick(found, "convnet-4", "trained", "5") == kept[4, ""]
-    assert pick(found, "convnet-4", "semi-trained", "3-1-7") == kept[1, ""]
-    assert pick(found, "convnet-4", "untrained", "3").train is None
+    stages = networks(chosen, store)
+    assert list(stages["convnet-4"]) == ["untrained", "trained", "semi-trained"]
+    assert pick(stages, "convnet-4", "trained", "3-1-7") == kept[4, "3-1-7"]
+    assert pick(stages, "convnet-4", "trained", "5") == kept[4, ""]
+    assert pick(stages, "convnet-4", "semi-trained", "3-1-7") == kept[1, ""]
+    assert pick(stages, "convnet-4", "untrained", "3").train is None
 
 
 def test_facts_of_another_version_are_no_network(store):
@@ -358,8 +358,8 @@ def test_facts_of_another_version_are_no_network(store):
 
 
 def test_a_trained_network_says_what_it_was_trained_with(session, heard, result):
-    found = finish(session, heard, network="convnet-4", stage="trained", policy=str(Policy((5,))), steps=2)
-    assert "adam-cosine-tv on convnet-4 (trained, policy none)" in found[0][0]["message"]
+    messages = finish(session, heard, network="convnet-4", stage="trained", policy=str(Policy((5,))), steps=2)
+    assert "adam-cosine-tv on convnet-4 (trained, policy none)" in messages[0][0]["message"]
 
 
 def test_stop_ends_the_training_of_a_damaged_network_and_the_next_run_goes_on(store, heard, monkeypatch):
@@ -394,12 +394,12 @@ def test_stop_ends_the_training_of_a_damaged_network_and_the_next_run_goes_on(st
 def test_a_network_that_had_to_be_trained_is_attacked(session, heard):
     unit = model_unit(settings(profile="smoke"), train=TrainConfig(epochs=1), fraction=0.005)
     session._networks = {"convnet-4": {"trained": [unit]}}
-    found = finish(session, heard, network="convnet-4", stage="trained", steps=2)
-    assert kinds(found)[:2] == ["training", "started"]
-    assert kinds(found)[-1] == "ended"
+    messages = finish(session, heard, network="convnet-4", stage="trained", steps=2)
+    assert kinds(messages)[:2] == ["training", "started"]
+    assert kinds(messages)[-1] == "ended"
     again = finish(session, heard, network="convnet-4", stage="trained", steps=2)
-    assert kinds(again) == kinds(found)[1:]
-    assert again[-1] == found[-1]
+    assert kinds(again) == kinds(messages)[1:]
+    assert again[-1] == messages[-1]
 
 
 # --- in Jupyter ----------------------------------------------------------------------------------------------

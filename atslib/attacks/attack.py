@@ -21,7 +21,7 @@ class Reconstruction:
         trace: (T, N) that distance before each step; nan after a member's last step.
         frames: (F, B, C, H, W) the iterate at `frame_steps`.
         labels: (N, k) the labels known, inferred or optimized; -1 where the attack found none.
-        stuck: (N,) bool: the attack never left its start, as where the image gradient is 0 there.
+        stuck: (N,) bool: whether the attack never left its start, as happens where the image gradient is 0 there.
         restart: (N,) which restart was kept: the one of least cost.
         restarts: (R, B, C, H, W) the images of all, where asked for, else (0, ...). Choosing among them by
             the truth is an oracle that no attacker has: label it so.

@@ -1,7 +1,7 @@
 """Hundreds of independent gradient-matching attacks as one batch.
 
-Members (images × policies × restarts × settings) never meet: each has its own row of the iterate, its own
-cost, step size, weights and number of steps. The gradient of the summed costs is every member's own.
+Members (images × policies × restarts × settings) are independent: each has its own row of the iterate, its own
+cost, step size, weights and number of steps. So one gradient of the summed costs holds that of every member.
 """
 
 import time
@@ -27,25 +27,16 @@ from atslib.store import fingerprint, load_state, save_state
 # (step, images (N, k, C, H, W) in [0, 1] units, distance (N,)) → True to stop the attack
 OnFrame = Callable[[int, Tensor, Tensor], bool | None]
 
-LOOK_EVERY = 50  # steps between looks for diverged members: a look waits for the device
+LOOK_EVERY = 50  # steps between checks for diverged members; a check waits for the device
 SAVE_EVERY = 30  # seconds between stored states
 STATE_FORMAT = 2  # raise it when the meaning of a stored state changes
 
 
 def match(
-    seen: Observed,
-    attacks: Sequence[Matching],
-    *,
-    rng: torch.Generator,
-    start: Tensor | None = None,
-    frames: int = 0,
-    on_frame: OnFrame | None = None,
-    keep_restarts: bool = False,
-    chunk: int | None = None,
-    checkpoint: Path | None = None,
-    on_saved: Callable[[], None] | None = None,
-    progress: bool = False,
-) -> Reconstruction:
+    seen: Observed, attacks: Sequence[Matching], *, rng: torch.Generator, start: Tensor | None = None, frames: int = 0,
+    on_frame: OnFrame | None = None, keep_restarts: bool = False, chunk: int | None = None,
+    checkpoint: Path | None = None, on_saved: Callable[[], None] | None = None, progress: bool = False,
+) -> Reconstruction:  # fmt: skip
     """Run N independent attacks at once.
 
     Args:
@@ -57,9 +48,9 @@ def match(
         on_frame: also receives each snapshot as it is made, without waiting for the device.
         keep_restarts: also return the images of every restart, in `.restarts`.
         chunk: members in memory at once; estimated by default. Out of memory halves it and goes on.
-        checkpoint: a file that makes the run resumable, removed at its end; that of another run is set aside.
-        on_saved: called when the checkpoint was written, about twice a minute; what it raises ends the run, which
-            another call takes up.
+        checkpoint: a file that makes the run resumable, removed at its end; one of another run is set aside.
+        on_saved: called after each write of the checkpoint, about twice a minute. An exception that it raises ends
+            the run; the next call goes on from the checkpoint.
         progress: show a bar with the remaining time.
     Raises:
         AtsError: gradients that are not finite, attacks that cannot share a batch, or a start of the wrong shape.
@@ -194,8 +185,8 @@ class _Run:
         """Members that are finished or not finite leave the batch."""
         self._store_rows()
         rows = self.done["rows"]
-        left = torch.tensor([a.steps > step for a in self.attacks], device=rows.device)[rows]
-        keep = (left & self.optimizer.state["z"].isfinite().all(1)).nonzero().squeeze(1)
+        unfinished = torch.tensor([a.steps > step for a in self.attacks], device=rows.device)[rows]
+        keep = (unfinished & self.optimizer.state["z"].isfinite().all(1)).nonzero().squeeze(1)
         if len(keep) < len(rows):
             self.done["rows"] = rows[keep]
             self.optimizer.keep(keep)
@@ -253,14 +244,14 @@ class _Run:
 
 
 def frame_steps(frames: int, last: int) -> list[int]:
-    """The steps taken before each of so many snapshots: evenly spaced from 0 to `last`, none twice."""
+    """After which steps to take so many snapshots: evenly spaced from 0 to `last`, none twice."""
     if frames == 1:
         raise AtsError("frames=1: ask for none, or at least the first and the last")
     return sorted({round(i * last / (frames - 1)) for i in range(frames)}) if frames else []
 
 
 def _best(runs: list[dict[str, Tensor]], restarts: int, keep: bool) -> Reconstruction:
-    """Of each member's restarts the one with the least finite cost."""
+    """The results of each member's restart of least finite cost."""
     longest = max(run["trace"].shape[1] for run in runs)
     for run in runs:
         missing = longest - run["trace"].shape[1]

@@ -1,7 +1,7 @@
 """Optimizers whose every member is independent: state and settings have one row per member.
 
-`torch.optim` would do for Adam, which is elementwise, but not for members with their own step sizes, nor
-for L-BFGS, whose inner products would mix them. tests/ hold both to `torch.optim`, run one by one.
+`torch.optim` has no step size per member, and its L-BFGS would mix them in its inner products. The tests compare
+each of these with `torch.optim`, run on one member at a time.
 """
 
 import math

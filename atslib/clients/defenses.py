@@ -1,9 +1,9 @@
 """What a client does against reconstruction: to its images, inside its network, to the gradient it shares.
 
-`Defense` says where a defense may act. The gradient perturbations are the paper's Table 3; neither published
-codebase perturbs the gradient that is attacked (only the training), here a defense acts on both. To add one that
-has a name and a strength: a function and its entry in `DEFENSES`; any other is a subclass of `Defense`, or a
-plain function.
+`Defense` says where a defense may act. The gradient perturbations are those of the paper's Table 3. Both published
+codebases perturb gradients in training only; here the gradient that is attacked is perturbed as well. To add a defense
+with a name and a strength: a function and its entry in `DEFENSES`; any other is a subclass of `Defense`, or a plain
+function.
 """
 
 import dataclasses

@@ -21,7 +21,7 @@ Streams = tuple[torch.Generator, torch.Generator]
 def streams(seed: int, policy: str | Policy | Hybrid, *path: int) -> Streams:
     """One stream for crops and flips, the same for every policy of a seed, and one for the policy's own draws.
 
-    Comparisons between policies are paired by it. `path` tells several draws of one seed apart.
+    So comparisons between policies are paired. `path` tells several draws of one seed apart.
     """
     return stream(seed, "crop and flip", *path), stream(seed, "policy", str(policy), *path)
 

@@ -188,19 +188,10 @@ def _shared(seen: Observed) -> tuple:
     )
 
 
-def _joined(pieces: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
-
-
 def observe(
-    model: nn.Module,
-    images: Tensor,
-    labels: Tensor,
-    *,
-    threat: ThreatModel | None = None,
-    defense: AnyDefense = None,
+    model: nn.Module, images: Tensor, labels: Tensor, *, threat: ThreatModel | None = None, defense: AnyDefense = None,
     rng: torch.Generator | int | None = None,
-) -> Observed:
+) -> Observed:  # fmt: skip
     """Let clients compute and share their gradients.
 
     Args:
@@ -227,21 +218,31 @@ def observe(
         labels = check_labels(labels, len(images), check_network(client, images[: threat.batch])).to(images.device)
     images, knows = _before(defense, images, threat, rng)
     problems, targets = (part.unflatten(0, (-1, threat.batch)).split(16) for part in (images, labels))
-    defended = wrapped(defense, client)
-    with torch.no_grad():
-        pieces = [problem_gradients(defended, *part) for part in zip(problems, targets, strict=True)]
-        names = [name for name, _ in client.named_parameters()]
-        gradients = {name: torch.cat(parts) for name, parts in zip(names, zip(*pieces, strict=True), strict=True)}
-        shared = threat.batch_norm == "known" and threat.victim == "train"
-        statistics = _joined([batch_statistics(client, part) for part in problems]) if shared else {}
-    gradients = flatten(tuple(share(defense, gradients, model=defended, rng=rng).values())).detach()
-    if len(bad := (~gradients.isfinite().all(1)).nonzero().flatten()):
-        raise AtsError(f"gradients {bad.tolist()} are not finite; check the network's weights and the defense")
+    gradients, statistics = _shared_gradients(client, defense, problems, targets, rng), {}
+    if threat.batch_norm == "known" and threat.victim == "train":
+        with torch.no_grad():
+            own = [batch_statistics(client, part) for part in problems]
+        statistics = {name: torch.cat([part[name] for part in own]) for name in own[0]}
     attacker = in_mode(model, threat.victim if threat.batch_norm == "known" else "train")
     known = torch.cat(targets) if threat.labels == "known" else None
-    return Observed(
-        (Update(attacker, gradients, statistics=statistics),), known, tuple(images.shape[1:]), threat, knows
-    )
+    update = Update(attacker, gradients, statistics=statistics)
+    return Observed((update,), known, tuple(images.shape[1:]), threat, knows)
+
+
+def _shared_gradients(
+    client: nn.Module, defense: Defense, problems: Sequence[Tensor], targets: Sequence[Tensor],
+    rng: torch.Generator | None,
+) -> Tensor:  # fmt: skip
+    """The gradients (N, P) of all parts, after what the defense does inside the network and to what is shared."""
+    defended = wrapped(defense, client)
+    with torch.no_grad():
+        parts = [problem_gradients(defended, *part) for part in zip(problems, targets, strict=True)]
+    names = [name for name, _ in client.named_parameters()]
+    gradients = {name: torch.cat(each) for name, each in zip(names, zip(*parts, strict=True), strict=True)}
+    shared = flatten(tuple(share(defense, gradients, model=defended, rng=rng).values())).detach()
+    if len(bad := (~shared.isfinite().all(1)).nonzero().flatten()):
+        raise AtsError(f"gradients {bad.tolist()} are not finite; check the network's weights and the defense")
+    return shared
 
 
 def _before(

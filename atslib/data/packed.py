@@ -109,7 +109,7 @@ def _decode(path: Path, kind: Kind, offsets: np.ndarray, chunk: int = 500) -> np
 
 
 def _paste(canvas: Image.Image, top: int, encoded: np.ndarray) -> str:
-    """Decode one image onto the canvas, which is as wide as it must be; what is wrong with it, or ""."""
+    """Decode one image, as wide as the canvas, onto it from row `top` on; what is wrong with it, or ""."""
     try:
         image = Image.open(io.BytesIO(encoded), formats=("WEBP", "JPEG", "PNG"))
         if image.size != (canvas.width, canvas.width):

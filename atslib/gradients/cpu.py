@@ -44,7 +44,7 @@ def pieces(rows: int, device: torch.device) -> list[slice]:
 
 def keep_to_one_core() -> None:
     """Let operations called in this thread use one core; threads that start later inherit that."""
-    torch.get_num_threads()  # a thread's first call takes over the common number, which would undo the next line
+    torch.get_num_threads()  # a thread's first call adopts the process's number, which would undo the next line
     torch.set_num_threads(1)
 
 

@@ -2,9 +2,8 @@
 
 Under `PerExample` convolutions, linear layers and batch normalizations read *handles*: parameters expanded to
 (N, *shape), which occupy no more memory than one. The gradient with respect to a handle has one row per problem.
-Layers compute with the shared weights; only three products of each layer, the weight gradient and its two
-derivatives, are computed for each problem. `problems.vmapped` gives the same numbers more slowly, and tests compare
-the two.
+Layers compute with the shared weights; only the weight gradient and its two derivatives are computed for each
+problem. `problems.vmapped` gives the same numbers more slowly; the tests compare the two.
 """
 
 import copy
@@ -28,9 +27,9 @@ class Unsupported(Exception):
 class _Layer:
     """A convolution at one place of the network, and the normalization that was folded into it, if any.
 
-    With given statistics a normalization is `scale * maps + shift`, so that its gradients follow from the
-    convolution's: that of `scale` is an inner product of weight and weight gradient. So the maps need not be kept,
-    nor scaled in the backward pass. Only where they are smaller than the weights is that cheaper.
+    With given statistics a normalization is `scale * maps + shift`, and its gradients follow from the convolution's:
+    that of `scale` is an inner product of weight and weight gradient. So the maps need be neither kept nor scaled in
+    the backward pass. Where they are smaller than the weights, keeping and scaling them is cheaper, and is done.
     """
 
     def __init__(self, mode: "PerExample", products: Products, weight: Tensor, bias: Tensor | None):
@@ -43,7 +42,7 @@ class _Layer:
         return self.products.conv(x, self.effective, None, bias)
 
     def transposed(self, out: Tensor) -> Tensor:
-        """The gradient of `conv` with respect to its input, and what `directed` postponed."""
+        """The gradient of `conv` with respect to its input, plus what `directed` postponed."""
         if self.postponed is None:
             return self.products.transposed(out, self.effective)
         if self.scale is not None:
@@ -63,7 +62,7 @@ class _Layer:
         return layer
 
     def gradients(self, x: Tensor, out: Tensor, patches: Tensor | None) -> tuple:
-        """Of weight, bias, gamma and beta, given that of the layer's maps, `out`; None for those it does not have."""
+        """Gradients of weight, bias, gamma and beta (None where absent) from `out`, that of the layer's maps."""
         weight_gradient = self.products.weight_gradient
         if self.scale is None:
             return weight_gradient(x, out, patches), None if self.bias is None else self.total(out), None, None
@@ -222,20 +221,14 @@ class PerExample(SameRules):
         self.handles_wanted = True  # False once their gradients are there: later passes skip those products
         self.first = True  # until the first layer: its input depends on no handle
         self.convolved: dict[int, tuple] = {}  # id of a convolution's result → that result, and what it came from
-        self.layers |= {
-            torch.conv2d: self._conv2d,
-            F.linear: self._linear,
-            F.relu: self._relu,
-            F.batch_norm: self._batch_norm,
-        }
+        self.layers |= {torch.conv2d: self._conv2d, F.linear: self._linear}
+        self.layers |= {F.relu: self._relu, F.batch_norm: self._batch_norm}
 
     def __torch_function__(self, function: Callable, types: object, args: tuple = (), kwargs: dict | None = None):
-        kwargs = kwargs or {}
-        if function in self.layers:
-            return self.layers[function](*args, **kwargs)
-        result = function(*args, **kwargs)
-        used = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
-        if isinstance(result, Tensor) and any(id(a) in self.handles for a in used):
+        result = super().__torch_function__(function, types, args, kwargs)
+        used = [a for a in (*args, *(kwargs or {}).values()) if isinstance(a, Tensor)]
+        known = function in self.layers or not isinstance(result, Tensor)
+        if not known and any(id(a) in self.handles for a in used):
             raise Unsupported(getattr(function, "__name__", str(function)))
         return result
 
@@ -259,8 +252,7 @@ class PerExample(SameRules):
             raise Unsupported("a grouped or string-padded convolution")
         handles = [None if t is None else self._handle(t) for t in (weight, bias)]
         values = [None if t is None else t.detach() for t in (weight, bias)]
-        products = Products(self.problems, x, weight, (stride, padding, dilation))
-        layer = _Layer(self, products, *values)
+        layer = _Layer(self, Products(self.problems, x, weight, (stride, padding, dilation)), *values)
         self.first = False
         out = _Convolution.apply(x, [layer.conv(x.detach(), values[1])], layer, *handles, None, None)
         self.convolved[id(out)] = weakref.ref(out), out._version, x, layer, handles
@@ -282,12 +274,12 @@ class PerExample(SameRules):
     ) -> Tensor:  # fmt: skip
         if weight is None or x.ndim != 4:
             raise Unsupported("a batch normalization without scale, or of vectors")
-        if not training:
+        if training:
+            maps = self._by_problem(x)
+            check_train_mode(maps[0, :, 0].numel(), mean)
+            variance, mean = torch.var_mean(maps, (1, 3, 4), correction=0)
+        else:
             mean, variance = (self.buffers.get(id(b), b) for b in (mean, variance))
-            return self._normalized(x, mean, variance, weight, bias, eps)
-        maps = self._by_problem(x)
-        check_train_mode(maps[0, :, 0].numel(), mean)
-        variance, mean = torch.var_mean(maps, (1, 3, 4), correction=0)
         return self._normalized(x, mean, variance, weight, bias, eps)
 
     def _normalized(

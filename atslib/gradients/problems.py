@@ -136,7 +136,7 @@ def unflatten(gradients: Tensor, model: nn.Module) -> Gradients:
 class _Inner(Function):
     """Inner products of each tensor with its target and with itself, (L, N) each.
 
-    They are limited by memory: one pass for the derivative of both halves the traffic of autograd's two.
+    Memory limits their speed: one pass for the derivatives of both takes half the traffic of autograd's two.
     """
 
     @staticmethod
@@ -155,11 +155,11 @@ class _Inner(Function):
         return None, *slopes
 
 
-def _dots(left: Tensor, right: Tensor) -> Tensor:
+def _dots(a: Tensor, b: Tensor) -> Tensor:
     """The inner product of each row, (N,); `vecdot` writes the products of long rows to memory first."""
-    if left.is_cuda or left.shape[1] < LONG_ROW:
-        return torch.linalg.vecdot(left, right)
-    return torch.stack([torch.dot(*rows) for rows in zip(left.unbind(), right.unbind(), strict=True)])
+    if a.is_cuda or a.shape[1] < LONG_ROW:
+        return torch.linalg.vecdot(a, b)
+    return torch.stack([torch.dot(*rows) for rows in zip(a.unbind(), b.unbind(), strict=True)])
 
 
 def _inner(gradients: Gradients, target: Gradients) -> tuple[Tensor, Tensor, Tensor]:

@@ -77,7 +77,7 @@ class Products:
         return self.overlapped(rows.unbind(3), 1).permute(0, 3, 1, 2)
 
     def overlapped(self, parts: Sequence[Tensor], axis: int) -> Tensor:
-        """The sum over the kernel's rows (axis 0) or columns (1) of their parts, each at the input pixels it covers."""
+        """Add up one part per row (axis 0) or column (1) of the kernel, each at the input pixels that it covers."""
         places, side = [self.covered(tap, axis) for tap in range(len(parts))], self.inputs[axis]
         before = (slice(None),) * (axis + 1)
         if (everywhere := (slice(0, side, 1), slice(0, side))) in places:

@@ -81,8 +81,8 @@ def reliability(matrix: np.ndarray, *, splits: int = 200, seed: int = 0) -> floa
     """Split-half reliability of the rows' means: the share of their variance that other images would confirm.
 
     The mean correlation of the means over two random halves of the images, stepped up to all of them
-    (Spearman-Brown). 1: no noise; 0: nothing but noise, which is also what halves that disagree come to. No
-    measurement can be expected to correlate with this one by more than its root.
+    (Spearman-Brown). 1: no noise; 0: nothing but noise, or halves that contradict each other. No measurement can be
+    expected to correlate with this one by more than its root.
     """
     draw, images = np.random.default_rng(seed), matrix.shape[1]
     orders = np.stack([draw.permutation(images) for _ in range(splits)])

@@ -49,7 +49,7 @@ class _Drawn:
 class Policy(_Drawn):
     """Operations applied left to right, each with a random sign per image; no ids at all is the identity.
 
-    Equal `canonical()` means the same function (a sufficient test: invert twice is the identity as well).
+    Policies of equal `canonical()` are the same function; others may be too, as invert twice is the identity.
     """
 
     ids: tuple[int, ...] = ()
@@ -88,7 +88,7 @@ class Policy(_Drawn):
         return torch.zeros(n, dtype=torch.int64, device=rng.device), torch.where(draws < 0.5, 1, -1)
 
     def apply_draw(self, pixels: Tensor, member: Tensor, signs: Tensor) -> Tensor:
-        """`apply_signs`, in `Hybrid`'s form; `member` is not looked at."""
+        """`apply_signs`, in `Hybrid`'s form; `member` is ignored."""
         return self.apply_signs(pixels, signs)
 
     def apply_signs(self, pixels: Tensor, signs: Tensor) -> Tensor:
@@ -223,9 +223,9 @@ def sample_authors(n: int, *, rng: torch.Generator) -> list[Policy]:
 
 
 def enumerate_distinct() -> Iterator[Policy]:
-    """Those in canonical form, 27 + 27^2 + 27^3 = 20,439, shortest first.
+    """All policies of length 1 to 3 in canonical form, 27 + 27² + 27³ = 20,439 of them, shortest first.
 
-    Every policy of length 1 to 3 is one of these functions or the identity. Some of these still coincide:
+    Every other policy of such a length is one of these functions or the identity. Some of these still coincide:
     0-0-1 is 1, since invert twice is the identity.
     """
     ids = [i for i, canonical in enumerate(CANONICAL) if canonical == i]

@@ -1,8 +1,8 @@
 """The two numbers of the search: how much a policy hides, and how much accuracy it costs, both without an attack.
 
-The privacy score follows the gradient from noise to the transformed image; the accuracy score looks at how
-alike an untrained network's responses to transformed images are. Each has three variants: "paper" as
-printed, "code" as the authors' released code computes it, "fixed" as we would.
+The privacy score follows the gradient from noise to the transformed image; the accuracy score measures how alike an
+untrained network's responses to transformed images are. Each has three variants: "paper" as printed, "code" as the
+authors' released code computes it, "fixed" as we would.
 """
 
 import copy
@@ -119,7 +119,8 @@ def privacy_scores(
         starts: (B, C, H, W) noise in [0, 1] for every draw; None draws it uniformly.
         variant: "paper": whole gradient, left Riemann sum; "code": mean over tensors, trapezoids; "fixed": whole
             gradient, trapezoids.
-        first: images before it take their draws but are not scored; so scores can be computed in parts.
+        first: number of the first image to score; those before it only take their draws, so that scores can be
+            computed in parts.
     Returns:
         (P, B - first), about 0 to 1.
     """
@@ -163,7 +164,7 @@ def accuracy_score(
     Args:
         model: in eval mode, not trained.
         images: uint8; the last, incomplete batch is left out unless it is the only one.
-        variant: see `jacobian_score`; with "paper" lower is better, whatever the text says.
+        variant: see `jacobian_score`; with "paper" lower is better, although the paper's text says higher.
         one_per_class: keep only a batch's first image of each label; None: in variant "code", whose filter
             does that unannounced (about 63 of 100 CIFAR-100 images stay, at most 10 of Fashion-MNIST).
         rng: as in `privacy_scores`: equal `rng`, equal crops and flips for every policy.

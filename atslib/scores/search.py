@@ -52,7 +52,7 @@ class SearchConfig:
     Attributes:
         candidates: policies drawn, C_max. Functions drawn twice, under whatever ids, are scored once.
         sampler: "uniform" over the 127,550 policies, "authors" as their released code draws, or
-            "exhaustive": all 20,439 distinct functions (`candidates` is then not looked at).
+            "exhaustive": all 20,439 distinct functions (`candidates` is ignored).
         keep: n, how many policies are chosen at most, best first.
         t_acc: accuracy scores below it are rejected. None rejects nothing, except in `acc_variant` "code",
             where it is -85 as in the released search_best.py (for about 63 images).
@@ -144,9 +144,9 @@ def search(
     store: Store | None = None,
     progress: bool = False,
 ) -> SearchResult:
-    """Algorithm 1 of the paper, but every candidate is scored, and too few admitted ones are returned as they are.
+    """The paper's Algorithm 1, but every candidate is scored, and where fewer than n are admitted, those are returned.
 
-    (The printed algorithm inserts the first n without a privacy score, and samples on without end.)
+    (As printed it takes the first n without a privacy score, and may sample without end.)
 
     Args:
         semi_trained, random_init: M^s for the privacy score and M^r for the accuracy score, both in eval mode.
@@ -205,7 +205,7 @@ def _candidates(config: SearchConfig, seed: int) -> list[Policy]:
 def _ranked(
     table: pd.DataFrame, policies: Sequence[Policy], images: Images, config: SearchConfig, score: Callable
 ) -> np.ndarray:
-    """Score the admitted candidates rung by rung into the table; the rows that are left at the end, best first."""
+    """Score the admitted candidates rung by rung into the table; the rows that reach the end, best first."""
     options = {"points": config.points, "draws": config.draws, "variant": config.pri_variant}
     scores = np.empty((len(table), 0))
     table[["s_pri", "sd", "ci_low", "ci_high"]] = np.nan
