@@ -91,13 +91,17 @@ def classes(name: str) -> int:
 
 
 def units(settings: Settings) -> dict[tuple[str, str, str], AttackUnit]:
-    """All attacks by (data set, network, policy); at smoke without a policy and with the hybrid only."""
+    """All attacks by (data set, network, policy); below the full size some without and with the hybrid only.
+
+    At laptop that is the second network, on which an attack takes twice as long.
+    """
     attacks = {}
     for place in (settings, relocated(settings, "fmnist", "shapes-grey")):
         for model in (settings.model, second_network(settings)):
             own = on_network(place, model)
             searched = block(own.dataset, model)[1]
-            between = () if settings.profile in ("smoke", "quick") else (RANDOM, *searched)
+            few = settings.profile in ("smoke", "quick") or (settings.profile == "laptop" and model != settings.model)
+            between = () if few else (RANDOM, *searched)
             for policy in ("", *between, hybrid(searched)):
                 attacks[own.dataset, model, label(policy)] = attack_unit(own, policy)
     return attacks
