@@ -174,6 +174,9 @@ def packed(
     first = artifacts[presets[0], policies[0]]
     images = dataset(str(facts["dataset"]), "test")
     names = [images.class_names[i].replace("_", " ") for i in first["labels"].tolist()]
+    floor = [
+        floors(artifacts[presets[0], p]["target"], attacks[presets[0], p])["floor_mean"].tolist() for p in policies
+    ]
 
     def each(of: Callable[[Artifact], Tensor | list], digits: int) -> list:
         """[preset][policy][image][...], significant digits only."""
@@ -192,13 +195,7 @@ def packed(
         ],
         "attacks": [_scene(a, attacks[a, policies[0]], artifacts[a, policies[0]]) for a in presets],
         "draws": [drawn(attacks[presets[0], p]) for p in policies],
-        "floor": [
-            [
-                brief(v)
-                for v in floors(artifacts[presets[0], p]["target"], attacks[presets[0], p])["floor_mean"].tolist()
-            ]
-            for p in policies
-        ],
+        "floor": [[brief(v) for v in lows] for lows in floor],
         "psnr": each(frame_psnr, 4),
         "cost": each(lambda artifact: torch.cat([artifact["trace"], artifact["cost"][None]]).tolist(), 3),
     }
