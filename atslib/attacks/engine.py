@@ -19,7 +19,7 @@ from atslib.attacks.objective import Objective
 from atslib.attacks.optimizers import OPTIMIZERS
 from atslib.attacks.starts import STARTS
 from atslib.clients.threat import Observed
-from atslib.errors import AtsError
+from atslib.errors import AtsError, check_whole
 from atslib.gradients.chunks import in_chunks
 from atslib.models import normalization_layer
 from atslib.store import fingerprint, load_state, save_state
@@ -55,7 +55,10 @@ def match(
     Raises:
         AtsError: gradients that are not finite, attacks that cannot share a batch, or a start of the wrong shape.
     """
-    restarts = _checked(seen, attacks)
+    restarts, checkpoint = _checked(seen, attacks), checkpoint and Path(checkpoint)
+    check_whole("frames", frames, 0)
+    if chunk is not None:
+        check_whole("chunk", chunk, 1)
     begin = _starts(seen, attacks, rng, start)
     everyone = torch.arange(len(seen), device=begin.device).repeat(restarts)
     repeated = list(attacks) * restarts
@@ -90,10 +93,12 @@ def _starts(seen: Observed, attacks: Sequence[Matching], rng: torch.Generator, s
     restarts, shape = attacks[0].restarts, (seen.threat.batch, *seen.shape)
     like, normalize = seen.updates[0].gradients, normalization_layer(seen.updates[0].model)
     wanted = (len(seen) * shape[0], *seen.shape)
-    if start is not None and tuple(start.shape) not in (wanted, (restarts, *wanted)):
-        raise AtsError(f"start {tuple(start.shape)} must be {wanted} in [0, 1], or one such for each restart")
-
     if start is not None:
+        if tuple(start.shape) not in (wanted, (restarts, *wanted)):
+            raise AtsError(f"start {tuple(start.shape)} must be {wanted} in [0, 1], or one such for each restart")
+        start = torch.as_tensor(start)
+        if not start.is_floating_point() or (start < -0.01).any() or (start > 1.01).any():
+            raise AtsError(f"start is {start.dtype} up to {start.max():.4g}; it must be floats in [0, 1]")
         given = normalize(start.to(like)).reshape(-1, len(seen), *shape).expand(restarts, -1, -1, -1, -1, -1)
     begin = []  # member by member: the stream of one must not depend on how many follow
     for member, attack in enumerate(attacks):

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from atslib.clients.defenses import AnyDefense, Defense, Transformation, share, wrapped
-from atslib.clients.prepare import check_images, check_labels, check_network, to_images
-from atslib.errors import AtsError, choose
+from atslib.clients.prepare import check_images, check_labels, check_network, first_parameter, to_images
+from atslib.errors import AtsError, check_types, choose
 from atslib.gradients.problems import batch_statistics, flatten, problem_gradients
 from atslib.models import in_mode, normalization_layer
 from atslib.rng import as_stream
@@ -44,6 +44,7 @@ class ThreatModel:
     defense: str = dataclasses.field(default="unknown", metadata=ADDED_SINCE)
 
     def __post_init__(self) -> None:
+        check_types(self)
         choose("ThreatModel.labels", self.labels, ("known", "inferred", "optimized"))
         choose("ThreatModel.batch_norm", self.batch_norm, ("known", "unknown"))
         choose("ThreatModel.victim", self.victim, ("eval", "train"))
@@ -209,8 +210,10 @@ def observe(
     Raises:
         AtsError: images, labels, network and threat that do not fit each other, or a gradient that is not finite.
     """
-    threat, defense, rng = threat or ThreatModel(), Defense.of(defense), as_stream(rng)
-    images = check_images(images, next(model.parameters()))
+    threat, defense, rng = threat or ThreatModel(), Defense.of(defense), as_stream(rng, optional=True)
+    if not isinstance(threat, ThreatModel):
+        raise AtsError(f"threat {threat!r} must be an atslib.ThreatModel, such as ThreatModel(labels='inferred')")
+    images = check_images(images, first_parameter(model))
     if len(images) % threat.batch:
         raise AtsError(f"{len(images)} images do not make gradients of {threat.batch} (ThreatModel.batch)")
     client = in_mode(model, threat.victim)
