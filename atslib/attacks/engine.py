@@ -29,6 +29,7 @@ OnFrame = Callable[[int, Tensor, Tensor], bool | None]
 
 LOOK_EVERY = 50  # steps between checks for diverged members; a check waits for the device
 SAVE_EVERY = 30  # seconds between stored states
+FARTHEST = 10  # where a start can lie: one beyond [0, 1] is drawn from a wide distribution, one of 255 is a mistake
 STATE_FORMAT = 2  # raise it when the meaning of a stored state changes
 
 
@@ -97,8 +98,10 @@ def _starts(seen: Observed, attacks: Sequence[Matching], rng: torch.Generator, s
         if tuple(start.shape) not in (wanted, (restarts, *wanted)):
             raise AtsError(f"start {tuple(start.shape)} must be {wanted} in [0, 1], or one such for each restart")
         start = torch.as_tensor(start)
-        if not start.is_floating_point() or (start < -0.01).any() or (start > 1.01).any():
-            raise AtsError(f"start is {start.dtype} up to {start.max():.4g}; it must be floats in [0, 1]")
+        if not start.is_floating_point() or (start.abs() > FARTHEST).any():
+            raise AtsError(
+                f"start is {start.dtype} up to {start.abs().max():.4g}; it must be floats in units of [0, 1]"
+            )
         given = normalize(start.to(like)).reshape(-1, len(seen), *shape).expand(restarts, -1, -1, -1, -1, -1)
     begin = []  # member by member: the stream of one must not depend on how many follow
     for member, attack in enumerate(attacks):
