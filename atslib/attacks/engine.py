@@ -56,10 +56,7 @@ def match(
     Raises:
         AtsError: gradients that are not finite, attacks that cannot share a batch, or a start of the wrong shape.
     """
-    restarts, checkpoint = _checked(seen, attacks), checkpoint and Path(checkpoint)
-    check_whole("frames", frames, 0)
-    if chunk is not None:
-        check_whole("chunk", chunk, 1)
+    restarts, checkpoint = _checked(seen, attacks, frames, chunk), checkpoint and Path(checkpoint)
     begin = _starts(seen, attacks, rng, start)
     everyone = torch.arange(len(seen), device=begin.device).repeat(restarts)
     repeated = list(attacks) * restarts
@@ -77,8 +74,11 @@ def match(
     return _best(runs, restarts, keep_restarts)
 
 
-def _checked(seen: Observed, attacks: Sequence[Matching]) -> int:
+def _checked(seen: Observed, attacks: Sequence[Matching], frames: int, chunk: int | None) -> int:
     """How many restarts the attacks have."""
+    check_whole("frames", frames, 0)
+    if chunk is not None:
+        check_whole("chunk", chunk, 1)
     if len(attacks) != len(seen):
         raise AtsError(f"{len(attacks)} attacks for {len(seen)} gradients: give one, or one for each gradient")
     if len({(a.structure(), a.restarts) for a in attacks}) > 1:

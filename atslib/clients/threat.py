@@ -211,11 +211,8 @@ def observe(
         AtsError: images, labels, network and threat that do not fit each other, or a gradient that is not finite.
     """
     threat, defense, rng = threat or ThreatModel(), Defense.of(defense), as_stream(rng, optional=True)
-    if not isinstance(threat, ThreatModel):
-        raise AtsError(f"threat {threat!r} must be an atslib.ThreatModel, such as ThreatModel(labels='inferred')")
     images = check_images(images, first_parameter(model))
-    if len(images) % threat.batch:
-        raise AtsError(f"{len(images)} images do not make gradients of {threat.batch} (ThreatModel.batch)")
+    _check_threat(threat, len(images))
     client = in_mode(model, threat.victim)
     with torch.no_grad():
         labels = check_labels(labels, len(images), check_network(client, images[: threat.batch])).to(images.device)
@@ -230,6 +227,13 @@ def observe(
     known = torch.cat(targets) if threat.labels == "known" else None
     update = Update(attacker, gradients, statistics=statistics)
     return Observed((update,), known, tuple(images.shape[1:]), threat, knows)
+
+
+def _check_threat(threat: ThreatModel, count: int) -> None:
+    if not isinstance(threat, ThreatModel):
+        raise AtsError(f"threat {threat!r} must be an atslib.ThreatModel, such as ThreatModel(labels='inferred')")
+    if count % threat.batch:
+        raise AtsError(f"{count} images do not make gradients of {threat.batch} (ThreatModel.batch)")
 
 
 def _shared_gradients(

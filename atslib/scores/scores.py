@@ -126,7 +126,6 @@ def privacy_scores(
         (P, B - first), about 0 to 1.
     """
     _check(model, variant, points)
-    check_data(images)
     _check_counts(draws, first, images, policies, starts)
     seed, like = _seed(rng), next(model.parameters())
     images, total = images.to(like.device), 0
@@ -141,6 +140,7 @@ def privacy_scores(
 def _check_counts(
     draws: int, first: int, images: Images, policies: Sequence[Policy | Hybrid], starts: Tensor | None
 ) -> None:
+    check_data(images)
     if draws < 1 or not 0 <= first < len(images) or not policies:
         shown = f"{draws} draws, {len(policies)} policies, images {first} to {len(images)}"
         raise AtsError(f"privacy_scores: {shown}; there must be at least one of each")
