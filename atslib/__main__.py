@@ -1,6 +1,7 @@
 """`python -m atslib`: make the report, attack and search from the shell, measure speed, look after data and store."""
 
 import argparse
+import math
 import re
 import sys
 import warnings
@@ -35,12 +36,22 @@ def _at_least(least: int) -> Callable[[str], int]:
     return count
 
 
-def share(text: str) -> float:
-    """The type of an option that is a part of a whole."""
-    value = float(text)
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be above 0 and at most 1")
-    return value
+def _number(low: float, high: float, words: str) -> Callable[[str], float]:
+    """The type of an option that is a number above `low` and at most `high`, finite."""
+
+    def number(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not low < value <= high or math.isinf(value):
+            raise argparse.ArgumentTypeError(f"{text!r} must be {words}")
+        return value
+
+    return number
+
+
+_SHARE = _number(0, 1, "a number above 0 and at most 1")
 
 
 def _option(*names: str, **how: object) -> tuple[tuple[str, ...], dict[str, object]]:
@@ -71,7 +82,12 @@ COMMANDS = {
         "check the archived evidence, compute a random sample of it again, make the book from it",
         "nothing is kept but pages that were made",
         _option("--seed", type=_at_least(0), help="of the sample; default: another one at every run"),
-        _option("--minutes", type=float, default=3.0, help="that the sample may take; default 3"),
+        _option(
+            "--minutes",
+            type=_number(0, math.inf, "a number above 0"),
+            default=3.0,
+            help="that the sample may take; default 3",
+        ),
         _option("--jobs", type=_at_least(1), help="units and pages at once, one thread each; default: one per core"),
     ),
     "train": (
@@ -81,7 +97,7 @@ COMMANDS = {
         _MODEL,
         _option("--policy", default="", help="such as 3-1-7+43-18-18; none by default"),
         _option("--defense", default="", help="on every batch's gradient, such as prune:0.7"),
-        _option("--fraction", type=share, default=1.0, help="share of the training set, stratified"),
+        _option("--fraction", type=_SHARE, default=1.0, help="share of the training set, stratified"),
         _option("--epochs", type=_at_least(1), default=60),
         *_PLACE,
         _option("--out", **_OUT, help="checkpoint, such as model.safetensors"),
@@ -115,11 +131,15 @@ COMMANDS = {
         _option("--attack-steps", type=_at_least(1), help="last rung: attack the best 2n candidates, so many steps"),
         _option("--points", type=_at_least(2), default=21, help="of the similarity curve"),
         _option("--keep", type=_at_least(1), default=10, help="policies chosen"),
-        _option("--t-acc", type=float, help="reject policies below this accuracy score; none by default"),
-        _option("--fraction", type=share, help="training share; default 0.1 of a named data set, 1 of a folder"),
+        _option(
+            "--t-acc",
+            type=_number(-math.inf, math.inf, "a number"),
+            help="reject policies below this accuracy score; none by default",
+        ),
+        _option("--fraction", type=_SHARE, help="training share; default 0.1 of a named data set, 1 of a folder"),
         _option("--epochs", type=_at_least(1), default=50, help="of the semi-trained network"),
-        _option("--image-size", type=_at_least(1), default=32, help="side of a folder's images, in pixels"),
-        _option("--fit", default="resize", choices=("resize", "crop"), help="how a folder's images become square"),
+        _option("--image-size", type=_at_least(1), help="side of a folder's images, in pixels; default 32"),
+        _option("--fit", choices=("resize", "crop"), help="how a folder's images become square; default resize"),
         *_PLACE,
         _STORE,
         _option("--out", **_OUT, help="such as policies.json; a .csv of all goes beside it"),

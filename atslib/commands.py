@@ -251,15 +251,18 @@ def _search_config(args: argparse.Namespace) -> SearchConfig:
 def _data(args: argparse.Namespace) -> tuple[Images | None, Images]:
     """Training images, None for a named data set (its unit loads them), and test images."""
     if args.dataset in DATASETS:
+        if args.image_size or args.fit:
+            raise AtsError(f"--image-size and --fit are for a folder of images; {args.dataset} has a size of its own")
         return None, dataset(args.dataset, "test")
     if not Path(args.dataset).is_dir():
         known = ", ".join(DATASETS)
         raise AtsError(f"data set {args.dataset!r} is unknown; choose {known}, or a folder with a subfolder per class")
+    size = args.image_size or 32
     try:
-        build_model(args.model, 2, image_size=args.image_size)
+        build_model(args.model, 2, image_size=size)
     except AtsError as error:
-        raise AtsError(f"--model {args.model} with --image-size {args.image_size}: {error}") from None
-    return load_folder(args.dataset, size=args.image_size, fit=args.fit, seed=args.seed)
+        raise AtsError(f"--model {args.model} with --image-size {size}: {error}") from None
+    return load_folder(args.dataset, size=size, fit=args.fit or "resize", seed=args.seed)
 
 
 def _models(

@@ -1,5 +1,7 @@
 """The one error a user of atslib meets names the value, the rule and what is allowed; a pause is no error."""
 
+import dataclasses
+
 
 class AtsError(ValueError):
     """A wrong input, said in one sentence. In a notebook only the sentence shows, not our call stack."""
@@ -20,3 +22,26 @@ def choose(what: str, value: object, allowed: object) -> None:
     """Raise `AtsError` unless `value` is one of `allowed` (any container that can be listed)."""
     if value not in allowed:
         raise AtsError(f"{what} {value!r} is unknown; choose one of {', '.join(map(str, allowed))}")
+
+
+_TYPES = {
+    int: (int, "a whole number"),
+    float: ((int, float), "a number"),
+    bool: (bool, "True or False"),
+    str: (str, "text"),
+}
+
+
+def check_types(config: object) -> None:
+    """Raise `AtsError` unless each field of a dataclass whose default is a number, text or truth value holds such."""
+    for field in dataclasses.fields(config):
+        if type(field.default) in _TYPES:
+            (allowed, words), value = _TYPES[type(field.default)], getattr(config, field.name)
+            if not isinstance(value, allowed) or (isinstance(value, bool) and allowed is not bool):
+                raise AtsError(f"{type(config).__name__}.{field.name}={value!r} must be {words}")
+
+
+def check_whole(name: str, value: object, least: int) -> None:
+    """Raise `AtsError` unless `value` is a whole number, at least `least`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise AtsError(f"{name}={value!r} must be a whole number, at least {least}")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
 from atslib.data.load import normalization
-from atslib.errors import AtsError
+from atslib.errors import AtsError, check_whole
 from atslib.rng import as_stream
 
 
@@ -214,24 +214,26 @@ def build_model(
         image_size: side of the square input; the heads of ConvNet and LeNet depend on it.
         rng: the stream of the initial weights, or a seed for one; None draws them from torch's own generator.
     Raises:
-        AtsError: an unknown name or a width that is not a positive number.
+        AtsError: an unknown name, or a number that is not whole or too small.
     """
     match = re.fullmatch(r"(\w+?)(?:-(\d+))?", name)
     family, size = match.groups() if match else (name, None)
     if family not in FAMILIES or (size is not None and int(size) < 1):
         raise AtsError(f"model {name!r} is unknown; choose {', '.join(FAMILIES)}, with a width as in resnet20-4")
+    check_whole("num_classes", num_classes, 2)
+    check_whole("in_channels", in_channels, 1)
+    check_whole("image_size", image_size, 1)
     builder, default, unit = FAMILIES[family]
     mean, std = norm if isinstance(norm, tuple) else normalization(norm) if norm else ((0.5,), (0.25,))
     if len(mean) not in (1, in_channels):
         raise AtsError(f"norm {norm!r} has {len(mean)} channels and the model takes {in_channels}")
-    rng = as_stream(rng)
+    rng = as_stream(rng, optional=True)
     with torch.random.fork_rng(devices=[], enabled=rng is not None):
         if rng is not None:
             # Not torch.manual_seed, which would also reseed the accelerators' global generators.
             seed = torch.randint(1 << 62, (1,), generator=rng, device=rng.device)
             torch.default_generator.manual_seed(int(seed))
-        width = int(size or default) * unit
-        network = builder(width, num_classes, in_channels, image_size)
+        network = builder(int(size or default) * unit, num_classes, in_channels, image_size)
     return nn.Sequential(Normalize(mean, std), network).eval()
 
 

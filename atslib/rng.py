@@ -1,7 +1,10 @@
 """Random streams as arguments: nothing in atslib draws from a global generator."""
 
 import hashlib
+from numbers import Integral
 from typing import TYPE_CHECKING
+
+from atslib.errors import AtsError
 
 if TYPE_CHECKING:
     import torch
@@ -19,6 +22,16 @@ def rng(seed: int, *path: str | int, device: "str | torch.device" = "cpu") -> "t
     return torch.Generator(device).manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
 
-def as_stream(given: "torch.Generator | int | None") -> "torch.Generator | None":
-    """A generator as it is, and a whole number as the stream `rng(number)`."""
-    return rng(given) if isinstance(given, int) else given
+def as_stream(given: "torch.Generator | int | None", *, optional: bool = False) -> "torch.Generator | None":
+    """A generator as it is, a whole number as the stream `rng(number)`, and None as none where that is `optional`.
+
+    Raises:
+        AtsError: anything else.
+    """
+    import torch
+
+    if given is None and optional:
+        return None
+    if not isinstance(given, torch.Generator | Integral):
+        raise AtsError(f"rng {given!r} must be a stream, atslib.rng(seed), or the seed itself, a whole number")
+    return rng(int(given)) if isinstance(given, Integral) else given

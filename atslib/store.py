@@ -145,6 +145,8 @@ def load_state(path: Path, run: str) -> tuple[Tensors, dict] | None:
     """
     if not path.exists():
         return None
+    if path.is_dir():
+        raise AtsError(f"{path} is a folder; a state needs a file of its own")
     try:
         tensors, facts, _ = read_tensors(path)
         if facts.get("run") == run:

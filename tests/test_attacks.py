@@ -913,3 +913,38 @@ def test_the_annealed_preset_finds_more_in_the_same_steps(name):
     ours, plain = ATTACKS[f"annealed-{name.split('-')[0]}"], ATTACKS["adam-cosine"]
     annealed, usual = (attack_waves(name, replace(attack, steps=40))[1].mean() for attack in (ours, plain))
     assert annealed > usual + 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"chunk": 0}, "chunk=0 must be a whole number, at least 1"),
+        ({"frames": -1}, "frames=-1 must be a whole number, at least 0"),
+        (
+            {"start": torch.full((4, 3, 8, 8), 128.0)},
+            r"start is torch.float32 up to 128; it must be floats in units of",
+        ),
+        ({"start": torch.zeros(4, 3, 8, 8, dtype=torch.uint8)}, "start is torch.uint8 up to 0; it must be floats"),
+        ({"rng": None}, "rng None must be a stream"),
+        ({"attack": ["adam-cosine", "adam-cosin"]}, "attack 'adam-cosin' is unknown; choose one of adam-cosine"),
+        ({"seen": torch.zeros(1)}, "seen is a Tensor; give what atslib.observe returned"),
+    ],
+)
+def test_what_cannot_be_attacked_is_refused_in_one_sentence(options, message):
+    given = {"seen": victims()[0], "attack": UNSIGNED, "rng": 0} | options
+    with pytest.raises(AtsError, match=message):
+        reconstruct(given.pop("seen"), given.pop("attack"), **given)
+
+
+@pytest.mark.parametrize(("field", "value"), [("steps", 2.5), ("restarts", True), ("lr", "1"), ("signed", 1)])
+def test_a_setting_of_another_type_is_refused(field, value):
+    with pytest.raises(AtsError, match=f"^GradientMatching.{field}={value!r} must be "):
+        GradientMatching(**{field: value})
+
+
+def test_names_of_presets_and_arrays_as_starts_are_taken(tmp_path, monkeypatch):
+    seen, _ = victims(count=2)
+    monkeypatch.setitem(ATTACKS, "short", UNSIGNED)
+    given = starts(seen)
+    named = reconstruct(seen, ["short"] * 2, rng=0, start=given.numpy(), checkpoint=str(tmp_path / "state"))
+    assert torch.equal(named.images, reconstruct(seen, UNSIGNED, rng=0, start=given).images)

@@ -105,6 +105,22 @@ def test_an_unknown_model_is_told_the_known_ones(name):
         build_model(name, 10)
 
 
+@pytest.mark.parametrize(
+    ("options", "least"),
+    [
+        ({"num_classes": 1}, 2),
+        ({"num_classes": -1}, 2),
+        ({"num_classes": 2.5}, 2),
+        ({"in_channels": 0}, 1),
+        ({"image_size": 0}, 1),
+    ],
+)
+def test_a_size_that_makes_no_network_is_named(options, least):
+    ((name, value),) = options.items()
+    with refused(f"{name}={value} must be a whole number, at least {least}"):
+        build_model("lenet", **{"num_classes": 10} | options)
+
+
 def test_constants_must_be_known_and_fit_the_channels():
     with refused("cifar100"):
         build_model("lenet", 10, norm="cifar1000")

@@ -104,6 +104,13 @@ def test_parsing_says_what_is_wrong(text, message):
         parse_policy(text)
 
 
+@pytest.mark.parametrize("given", [None, 3, (3, 1, 7)])
+def test_what_is_no_text_is_no_policy(given):
+    with pytest.raises(AtsError) as error:
+        parse_policy(given)
+    assert str(error.value).startswith(f"policy {given!r} must be text, such as '3-1-7'")
+
+
 def test_constructors_say_what_is_wrong():
     with pytest.raises(AtsError, match="no operation"):
         Policy((-1,))

@@ -274,6 +274,14 @@ def test_a_wrong_curve_or_accuracy_score_says_what_is_allowed(model, images):
         jacobian_score(torch.tensor([[1.0, 1, 1], [1, 2, 3]]))
 
 
+def test_a_score_needs_images_with_labels_and_a_stream(model, images):
+    for score in (privacy_score, accuracy_score):
+        with pytest.raises(AtsError, match=r"images are a Tensor; give atslib\.Images"):
+            score(model, images.pixels, Policy(), rng=0)
+        with pytest.raises(AtsError, match="rng None must be a stream"):
+            score(model, images, Policy(), rng=None)
+
+
 def test_a_model_in_training_mode_is_refused(images):
     model = network("convnet-4").train()
     for score in (privacy_score, accuracy_score):

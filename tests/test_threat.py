@@ -193,6 +193,7 @@ def test_take_is_the_view_of_some_gradients(model):
         ({"batch_norm": "secret"}, "ThreatModel.batch_norm 'secret' is unknown; choose one of known, unknown"),
         ({"victim": "secret"}, "ThreatModel.victim 'secret' is unknown; choose one of eval, train"),
         ({"batch": 0}, "at least one image"),
+        ({"batch": 1.5}, "ThreatModel.batch=1.5 must be a whole number"),
         ({"labels": "inferred", "batch": 2}, "needs batch=1"),
     ],
 )
@@ -220,6 +221,11 @@ WRONG = {
     "ignored label": ({"labels": LABELS - 102}, r"label -100 is outside 0\.\.4"),
     "float labels": ({"labels": LABELS.float()}, r"labels are float32 of shape \(4,\); they must be whole numbers"),
     "one-hot": ({"labels": torch.eye(5)[LABELS]}, r"labels are float32 of shape \(4, 5\); they must be whole numbers"),
+    "no threat": ({"threat": "known"}, "threat 'known' must be an atslib.ThreatModel"),
+    "no network": ({"model": len}, "model <built-in function len> must be a torch.nn.Module"),
+    "no parameters": ({"model": torch.nn.Sequential(Normalize((0.5,), (0.2,)))}, "Sequential has no parameters"),
+    "text for a stream": ({"rng": "0"}, r"rng '0' must be a stream, atslib.rng\(seed\), or the seed itself"),
+    "half a seed": ({"rng": 1.5}, "rng 1.5 must be a stream"),
     "one-hot, whole": ({"labels": torch.eye(5).long()[LABELS]}, r"labels of shape \(4, 5\) for 4 images"),
 }
 

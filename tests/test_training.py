@@ -367,6 +367,26 @@ def test_a_network_without_normalization_is_refused(images):
         fit(nn.Sequential(nn.Flatten(), nn.Linear(3072, 10)), images, PLAIN, rng=rng(0))
 
 
+def test_images_that_do_not_fit_the_network_are_refused_before_training(images):
+    grey = build_model("lenet", 10, 1, rng=rng(0))
+    few = build_model("lenet", int(images.labels.max()), rng=rng(0))
+    for call in (lambda *given: fit(*given, PLAIN, rng=0), evaluate):
+        with pytest.raises(AtsError, match=r"Sequential does not take images of shape \(3, 32, 32\)"):
+            call(grey, images)
+        with pytest.raises(AtsError, match=r"images are a Tensor; give atslib\.Images with pixels and labels"):
+            call(network("lenet"), images.pixels)
+        with pytest.raises(AtsError, match="hold no image"):
+            call(network("lenet"), images[:0])
+    with pytest.raises(AtsError, match=rf"label {images.labels.max()} is outside 0\.\."):
+        fit(few, images, PLAIN, rng=0)
+
+
+def test_a_folder_is_no_state_and_is_left_where_it_is(images, tmp_path):
+    with pytest.raises(AtsError, match="is a folder; a state needs a file of its own"):
+        fit(network("lenet"), images, PLAIN, rng=0, checkpoint=str(tmp_path))
+    assert tmp_path.is_dir()
+
+
 @pytest.mark.parametrize(
     ("field", "value", "rule"),
     [

@@ -19,7 +19,7 @@ from atslib.attacks.objective import Objective
 from atslib.attacks.optimizers import OPTIMIZERS
 from atslib.attacks.starts import STARTS
 from atslib.clients.threat import Observed
-from atslib.errors import AtsError
+from atslib.errors import AtsError, check_whole
 from atslib.gradients.chunks import in_chunks
 from atslib.models import normalization_layer
 from atslib.store import fingerprint, load_state, save_state
@@ -29,6 +29,7 @@ OnFrame = Callable[[int, Tensor, Tensor], bool | None]
 
 LOOK_EVERY = 50  # steps between checks for diverged members; a check waits for the device
 SAVE_EVERY = 30  # seconds between stored states
+FARTHEST = 10  # where a start can lie: one beyond [0, 1] is drawn from a wide distribution, one of 255 is a mistake
 STATE_FORMAT = 2  # raise it when the meaning of a stored state changes
 
 
@@ -55,7 +56,7 @@ def match(
     Raises:
         AtsError: gradients that are not finite, attacks that cannot share a batch, or a start of the wrong shape.
     """
-    restarts = _checked(seen, attacks)
+    restarts, checkpoint = _checked(seen, attacks, frames, chunk), checkpoint and Path(checkpoint)
     begin = _starts(seen, attacks, rng, start)
     everyone = torch.arange(len(seen), device=begin.device).repeat(restarts)
     repeated = list(attacks) * restarts
@@ -73,8 +74,11 @@ def match(
     return _best(runs, restarts, keep_restarts)
 
 
-def _checked(seen: Observed, attacks: Sequence[Matching]) -> int:
+def _checked(seen: Observed, attacks: Sequence[Matching], frames: int, chunk: int | None) -> int:
     """How many restarts the attacks have."""
+    check_whole("frames", frames, 0)
+    if chunk is not None:
+        check_whole("chunk", chunk, 1)
     if len(attacks) != len(seen):
         raise AtsError(f"{len(attacks)} attacks for {len(seen)} gradients: give one, or one for each gradient")
     if len({(a.structure(), a.restarts) for a in attacks}) > 1:
@@ -90,10 +94,14 @@ def _starts(seen: Observed, attacks: Sequence[Matching], rng: torch.Generator, s
     restarts, shape = attacks[0].restarts, (seen.threat.batch, *seen.shape)
     like, normalize = seen.updates[0].gradients, normalization_layer(seen.updates[0].model)
     wanted = (len(seen) * shape[0], *seen.shape)
-    if start is not None and tuple(start.shape) not in (wanted, (restarts, *wanted)):
-        raise AtsError(f"start {tuple(start.shape)} must be {wanted} in [0, 1], or one such for each restart")
-
     if start is not None:
+        if tuple(start.shape) not in (wanted, (restarts, *wanted)):
+            raise AtsError(f"start {tuple(start.shape)} must be {wanted} in [0, 1], or one such for each restart")
+        start = torch.as_tensor(start)
+        if not start.is_floating_point() or (start.abs() > FARTHEST).any():
+            raise AtsError(
+                f"start is {start.dtype} up to {start.abs().max():.4g}; it must be floats in units of [0, 1]"
+            )
         given = normalize(start.to(like)).reshape(-1, len(seen), *shape).expand(restarts, -1, -1, -1, -1, -1)
     begin = []  # member by member: the stream of one must not depend on how many follow
     for member, attack in enumerate(attacks):

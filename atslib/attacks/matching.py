@@ -10,7 +10,7 @@ from atslib.attacks.optimizers import OPTIMIZERS, SCHEDULES
 from atslib.attacks.priors import PENALTIES
 from atslib.attacks.starts import STARTS
 from atslib.clients.threat import Observed
-from atslib.errors import AtsError, choose
+from atslib.errors import AtsError, check_types, choose
 from atslib.gradients.problems import DISTANCES
 
 
@@ -58,6 +58,7 @@ class GradientMatching:
     line_search: bool = False
 
     def __post_init__(self) -> None:
+        check_types(self)
         choose("GradientMatching.distance", self.distance, DISTANCES)
         choose("GradientMatching.optimizer", self.optimizer, OPTIMIZERS)
         choose("GradientMatching.schedule", self.schedule, SCHEDULES)

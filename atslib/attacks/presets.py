@@ -57,7 +57,7 @@ def reconstruct(
 
     Args:
         seen: what `observe` returned.
-        attack: the name of a preset in `ATTACKS`; a `GradientMatching`, or one for each gradient; or an attack of
+        attack: the name of a preset in `ATTACKS` or a `GradientMatching`, or one for each gradient; or an attack of
             your own: an object with `run`, or a function `f(seen, rng=...)`, that returns a `Reconstruction` or
             images (B, C, H, W) in [0, 1].
         rng: the stream of all that the attack draws, or a seed for one.
@@ -66,12 +66,12 @@ def reconstruct(
     Raises:
         AtsError: an attack that is none of these, that cannot run on `seen`, or that returns something else.
     """
+    if not isinstance(seen, Observed):
+        raise AtsError(f"seen is a {type(seen).__name__}; give what atslib.observe returned")
     rng = as_stream(rng)
-    if isinstance(attack, str):
-        choose("attack", attack, ATTACKS)
-        attack = ATTACKS[attack]
-    if isinstance(attack, Sequence):
-        return match(seen, attack, rng=rng, **options)
+    if isinstance(attack, Sequence) and not isinstance(attack, str):
+        return match(seen, [_preset(each) for each in attack], rng=rng, **options)
+    attack = _preset(attack)
     run = getattr(attack, "run", attack)
     if not callable(run):
         raise AtsError(f"attack {attack!r} must be a preset's name, an object with a method run, or a function")
@@ -85,3 +85,11 @@ def reconstruct(
     if not isinstance(result, Reconstruction):
         raise AtsError(f"an attack returned a {type(result).__name__}; it must be a Reconstruction or images")
     return result
+
+
+def _preset(attack: object) -> object:
+    """What the name of a preset stands for; anything else as it is."""
+    if isinstance(attack, str):
+        choose("attack", attack, ATTACKS)
+        return ATTACKS[attack]
+    return attack

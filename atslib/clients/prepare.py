@@ -114,20 +114,48 @@ def check_labels(labels: Tensor | np.ndarray, count: int, classes: int) -> Tenso
     return labels.long()
 
 
+def first_parameter(model: nn.Module) -> Tensor:
+    """Of a network to train or to attack, for its precision and device.
+
+    Raises:
+        AtsError: it is no network, does not start with a `Normalize` layer, or has no parameters.
+    """
+    if not isinstance(model, nn.Module):
+        raise AtsError(f"model {model!r} must be a torch.nn.Module")
+    normalization_layer(model)
+    if (first := next(model.parameters(), None)) is None:
+        raise AtsError(f"{type(model).__name__} has no parameters, so there is no gradient to share")
+    return first
+
+
+def scores_of(model: nn.Module, images: Tensor) -> Tensor:
+    """What the network makes of images (B, C, H, W): (B, classes).
+
+    Raises:
+        AtsError: it does not take images of this shape, or gives something else.
+    """
+    name, shape = type(model).__name__, tuple(images.shape[1:])
+    try:
+        with SameRules():  # a plain BatchNorm2d says in torch's words what it cannot do
+            scores = model(images)
+    except RuntimeError as error:
+        raise AtsError(f"{name} does not take images of shape {shape}: {explain(error)}") from None
+    if not isinstance(scores, Tensor) or scores.ndim != 2:
+        raise AtsError(f"{name} gives {describe(scores)}; it must give one row of class scores per image")
+    return scores
+
+
 def check_network(model: nn.Module, images: Tensor) -> int:
     """How many classes the network tells apart, seen by running it on `images`, floats (B, C, H, W).
 
     Raises:
         AtsError: it does not start with a `Normalize` layer that gets these very images, as attacks need it to, or
-            does not take images of this shape.
+            `scores_of` refuses it.
     """
     name, calls, normalize = type(model).__name__, [], normalization_layer(model)
     handle = normalize.register_forward_hook(lambda layer, inputs, output: calls.append((inputs[0], output)))
     try:
-        with SameRules():  # a plain BatchNorm2d says in torch's words what it cannot do
-            logits = model(images)
-    except RuntimeError as error:
-        raise AtsError(f"{name} does not take images of shape {tuple(images.shape[1:])}: {explain(error)}") from None
+        logits = scores_of(model, images)
     finally:
         handle.remove()
     if not calls or not torch.equal(calls[0][0], images):
@@ -135,6 +163,4 @@ def check_network(model: nn.Module, images: Tensor) -> int:
     if calls[0][1].shape != images.shape:
         channels = calls[0][1].shape[1]
         raise AtsError(f"{name} takes {channels} channels and the images have {images.shape[1]}; convert the images")
-    if logits.ndim != 2:
-        raise AtsError(f"{name} gives {describe(logits)}; it must give one row of class scores per image")
     return logits.shape[1]

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from atslib.clients.defenses import AnyDefense, Defense, Transformation, share, wrapped
-from atslib.clients.prepare import check_images, check_labels, check_network, to_images
-from atslib.errors import AtsError, choose
+from atslib.clients.prepare import check_images, check_labels, check_network, first_parameter, to_images
+from atslib.errors import AtsError, check_types, choose
 from atslib.gradients.problems import batch_statistics, flatten, problem_gradients
 from atslib.models import in_mode, normalization_layer
 from atslib.rng import as_stream
@@ -44,6 +44,7 @@ class ThreatModel:
     defense: str = dataclasses.field(default="unknown", metadata=ADDED_SINCE)
 
     def __post_init__(self) -> None:
+        check_types(self)
         choose("ThreatModel.labels", self.labels, ("known", "inferred", "optimized"))
         choose("ThreatModel.batch_norm", self.batch_norm, ("known", "unknown"))
         choose("ThreatModel.victim", self.victim, ("eval", "train"))
@@ -209,10 +210,9 @@ def observe(
     Raises:
         AtsError: images, labels, network and threat that do not fit each other, or a gradient that is not finite.
     """
-    threat, defense, rng = threat or ThreatModel(), Defense.of(defense), as_stream(rng)
-    images = check_images(images, next(model.parameters()))
-    if len(images) % threat.batch:
-        raise AtsError(f"{len(images)} images do not make gradients of {threat.batch} (ThreatModel.batch)")
+    threat, defense, rng = threat or ThreatModel(), Defense.of(defense), as_stream(rng, optional=True)
+    images = check_images(images, first_parameter(model))
+    _check_threat(threat, len(images))
     client = in_mode(model, threat.victim)
     with torch.no_grad():
         labels = check_labels(labels, len(images), check_network(client, images[: threat.batch])).to(images.device)
@@ -227,6 +227,13 @@ def observe(
     known = torch.cat(targets) if threat.labels == "known" else None
     update = Update(attacker, gradients, statistics=statistics)
     return Observed((update,), known, tuple(images.shape[1:]), threat, knows)
+
+
+def _check_threat(threat: ThreatModel, count: int) -> None:
+    if not isinstance(threat, ThreatModel):
+        raise AtsError(f"threat {threat!r} must be an atslib.ThreatModel, such as ThreatModel(labels='inferred')")
+    if count % threat.batch:
+        raise AtsError(f"{count} images do not make gradients of {threat.batch} (ThreatModel.batch)")
 
 
 def _shared_gradients(

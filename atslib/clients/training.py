@@ -1,5 +1,6 @@
 """Training as the authors do it, with policies and defenses applied on the device."""
 
+import copy
 import dataclasses
 import time
 import warnings
@@ -12,20 +13,14 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from atslib.clients.defenses import AnyDefense, Defense, share, wrapped
-from atslib.clients.prepare import to_images, transform
+from atslib.clients.prepare import check_labels, first_parameter, scores_of, to_images, transform
+from atslib.data.images import check_data
 from atslib.data.load import Images
-from atslib.errors import AtsError
-from atslib.models import fast_layout, normalization_layer
+from atslib.errors import AtsError, check_types
+from atslib.models import fast_layout
 from atslib.policies.policy import parse_policy
 from atslib.rng import as_stream
 from atslib.store import fingerprint, load_state, read_tensors, save_state, write_tensors
-
-_TYPES = {
-    int: (int, "a whole number"),
-    float: ((int, float), "a number"),
-    bool: (bool, "True or False"),
-    str: (str, "text"),
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,10 +51,7 @@ class TrainConfig:
     mixed_precision: bool = False
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            (allowed, words), value = _TYPES[type(field.default)], getattr(self, field.name)
-            if not isinstance(value, allowed) or (isinstance(value, bool) and allowed is not bool):
-                raise AtsError(f"TrainConfig.{field.name}={value!r} must be {words}")
+        check_types(self)
         parse_policy(self.policy)
         Defense.parse(self.defense)
         for field in ("epochs", "batch", "lr", "loss_factor"):
@@ -115,11 +107,10 @@ def fit(
             raises ends the training.
         progress: show a bar with the remaining time.
     Raises:
-        AtsError: the network has no `Normalize` layer in front, or the loss is no longer finite.
+        AtsError: network and images that do not fit each other, or a loss that is no longer finite.
     """
-    normalization_layer(model)
     rng, defense = as_stream(rng), Defense.of([config.defense, defense])
-    device = next(model.parameters()).device
+    checkpoint, device = checkpoint and Path(checkpoint), _check(model, train)
     if device.type == "cpu":
         model.to(memory_format=torch.channels_last)  # convolutions are a third faster; weights stay the same
     pixels, labels = train.pixels.to(device), train.labels.to(device)
@@ -150,6 +141,21 @@ def fit(
             if on_saved and epoch + 1 < config.epochs:
                 on_saved()
     return Trained(model.to(memory_format=torch.contiguous_format).eval(), tuple(history))
+
+
+def _check(model: nn.Module, images: Images) -> torch.device:
+    """Where the network is.
+
+    Raises:
+        AtsError: it has no `Normalize` layer in front, or does not take these images or tell their classes apart.
+    """
+    like = first_parameter(model)
+    check_data(images)
+    one = to_images(images.pixels[:1].to(like.device), like.dtype)
+    with torch.no_grad():
+        classes = scores_of(copy.deepcopy(model).eval(), one).shape[1]
+    check_labels(images.labels, len(images), classes)
+    return like.device
 
 
 def _epoch(
@@ -188,9 +194,15 @@ def _epoch(
 
 @torch.no_grad()
 def evaluate(model: nn.Module, images: Images, *, chunk: int = 500) -> float:
-    """Accuracy in percent on untransformed images, in eval mode; higher is better."""
+    """Accuracy in percent on untransformed images, in eval mode; higher is better.
+
+    Raises:
+        AtsError: these are no `Images`, or not of a shape that the network takes.
+    """
+    check_data(images)
     model.eval()
     device = next(model.parameters()).device
+    scores_of(model, to_images(images.pixels[:1].to(device)))
     hits = torch.zeros((), device=device, dtype=torch.int64)
     for pixels, labels in zip(images.pixels.split(chunk), images.labels.split(chunk), strict=True):
         guesses = model(fast_layout(to_images(pixels.to(device)))).argmax(1)

@@ -125,6 +125,15 @@ class Images:
             raise AtsError(f"device {device!r} cannot hold {self!r}: {explain(error)}") from error
 
 
+def check_data(images: object) -> None:
+    """Raise `AtsError` unless these are `Images`, and some."""
+    if not isinstance(images, Images):
+        kind = type(images).__name__
+        raise AtsError(f"images are a {kind}; give atslib.Images with pixels and labels, as atslib.load returns them")
+    if not len(images):
+        raise AtsError(f"Images {images.name!r} hold no image")
+
+
 def to_images(pixels: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """uint8 pixels in 0..255 → float images in [0, 1], of the same shape."""
     return pixels.to(dtype) / 255

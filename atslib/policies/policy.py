@@ -152,7 +152,13 @@ class Hybrid(_Drawn):
 
 
 def parse_policy(text: str) -> Policy | Hybrid:
-    """`"3-1-7"` -> `Policy`, `"3-1-7+43-18-18"` -> `Hybrid`."""
+    """`"3-1-7"` -> `Policy`, `"3-1-7+43-18-18"` -> `Hybrid`.
+
+    Raises:
+        AtsError: no text, or text that names no policy.
+    """
+    if not isinstance(text, str):
+        raise AtsError(f"policy {text!r} must be text, such as '3-1-7', '3-1-7+43-18-18', or '' for none")
     return Hybrid.parse(text) if "+" in text else Policy.parse(text)
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from atslib.clients.prepare import streams, to_images, transform
+from atslib.data.images import check_data
 from atslib.data.load import Images
 from atslib.errors import AtsError, choose
 from atslib.gradients.chunks import in_chunks
@@ -77,7 +78,7 @@ def gradsim_curve(
         AtsError: a wrong shape, an unknown variant, fewer than 2 points, neither `start` nor `rng`.
     """
     _check(model, variant, points)
-    rng = as_stream(rng)
+    rng = as_stream(rng, optional=True)
     if pixels.ndim != 4 or not pixels.is_floating_point() or len(pixels) != len(labels):
         given = f"gradsim_curve: pixels {tuple(pixels.shape)} {pixels.dtype} for {len(labels)} labels"
         raise AtsError(f"{given}; expected floats (B, C, H, W) in [0, 1], one label per image")
@@ -139,6 +140,7 @@ def privacy_scores(
 def _check_counts(
     draws: int, first: int, images: Images, policies: Sequence[Policy | Hybrid], starts: Tensor | None
 ) -> None:
+    check_data(images)
     if draws < 1 or not 0 <= first < len(images) or not policies:
         shown = f"{draws} draws, {len(policies)} policies, images {first} to {len(images)}"
         raise AtsError(f"privacy_scores: {shown}; there must be at least one of each")
@@ -172,6 +174,7 @@ def accuracy_score(
         AtsError: fewer than two images in a batch, or a Jacobian that is constant.
     """
     _check(model, variant)
+    check_data(images)
     seed, device, dtype = _seed(rng), next(model.parameters()).device, next(model.parameters()).dtype
     one_per_class = variant == "code" if one_per_class is None else one_per_class
     prepared = transformed(images.to(device), policy, seed=seed)
