@@ -168,7 +168,7 @@ def stages(result: Result) -> pd.DataFrame:
         for column, name in OUTCOMES.items():
             hits = int((table[column] == 1).sum())
             share = (hits / len(table), *share_interval(hits, len(table)))
-            values[f"{name} found (%)"] = tuple(100 * value for value in share)
+            values[f"{name} (% singled out)"] = tuple(100 * value for value in share)
         key = {"step": step, "policy": policy}
         parts += [key | {"outcome": n} | dict(zip(("mean", "low", "high"), v, strict=True)) for n, v in values.items()]
     return pd.DataFrame(parts).sort_values("step", kind="stable")
