@@ -72,11 +72,15 @@ def judged(attacks: pd.DataFrame) -> pd.DataFrame:
 
 def generality_verdict(attacks: pd.DataFrame, names: Sequence[str]) -> Verdict:
     """Claim 2 by `GENERALITY_RULE`, over the attacks `names`; rows as in `judged`."""
-    table, images = judged(attacks).loc[list(names)], attacks["image"].nunique()
+    every, images = judged(attacks), attacks["image"].nunique()
+    table, others = every.loc[list(names)], every.drop(list(names)).query("works")
     working = table[table["works"]]
     holds = working[(working["high"] < 0) & (holm(working["p"]) <= 0.05)]
     here = f"{len(working)} of {len(names)} attacks work undefended; the hybrid lowers the gain of {len(holds)}"
-    reasons = guards(images=images) + ([] if len(working) else [f"none of the {len(names)} attacks works undefended"])
+    if len(others):
+        lowered = int((others["high"] < 0).sum())
+        here += f"; of {len(others)} mended or stronger ones that work it lowers the gain of {lowered}"
+    reasons = guards(images=images) + ([] if len(working) else [here])
     if reasons:
         return cannot_tell(Verdict("partly", "", GENERALITY_RULE, here), reasons)
     changes = ", ".join(f"{name} {row['change']:+.1f} dB" for name, row in working.iterrows())
