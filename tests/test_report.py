@@ -103,7 +103,7 @@ def test_claim_1_is_reproduced_when_every_condition_holds():
         "reproduced",
         "the hybrid lowers the PSNR (-6.0 dB [-6.0, -6.0], -2.0 points)",
         PRIVACY_RULE,
-        "-6.0 dB [-6.0, -6.0], -2.0 points",
+        "14.00 → 8.00 dB (-6.0 [-6.0, -6.0]), 70.0 → 68.0 %",  # absolute, like the published numbers beside it
     )
 
 
@@ -139,7 +139,7 @@ def test_claim_1_lists_every_condition_that_fails():
 def test_claim_1_is_not_reproduced_when_the_hybrid_is_not_lower(hybrid):
     verdict = judged(GOOD | {"h": hybrid})
     assert verdict.status == "not reproduced"
-    assert verdict.here in verdict.reason
+    assert verdict.here.endswith("]), 70.0 → 68.0 %")
 
 
 @pytest.mark.parametrize(("psnr", "lead"), [([13.0, 12.9], "2.0"), ([5.0, 5.0], "-6.0"), ([NAN, NAN], "nan")])
@@ -358,7 +358,7 @@ def test_a_measured_claim_is_linked_with_its_numbers_and_scale(tmp_path):
     result().write(tmp_path)
     first, second, *_ = rows(answers(tmp_path, link="x/{}.html"))
     assert first[0] == "[1. Searched policies lower the attack's PSNR and keep the accuracy](x/claim1_privacy.html)"
-    assert first[3] == "-6.0 dB [-6.0, -6.0], -2.0 points (n=17, resnet20-1, quick)"
+    assert first[3] == "14.00 → 8.00 dB (-6.0 [-6.0, -6.0]), 70.0 → 68.0 % (n=17, resnet20-1, quick)"
     assert first[4] == '<span class="verdict" data-status="reproduced">reproduced at this scale</span>'
     assert second[4] == "not measured yet"
 

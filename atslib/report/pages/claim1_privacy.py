@@ -85,7 +85,7 @@ def privacy_verdict(
     fell = change.loc[hybrid]
     if fell["n"] < 2:
         return Verdict("cannot tell", "fewer than two images can be compared, so there is no interval", PRIVACY_RULE)
-    here = f"{compare.interval(fell)}, {-cost:+.1f} points"
+    here, words = compare.levels(attacks, accuracy, hybrid), f"{compare.interval(fell)}, {-cost:+.1f} points"
     faults = [f"{p} does not lower the PSNR ({change.loc[p, 'mean']:+.1f} dB)" for p in searched if not lower[p]]
     if not gain_low > 0:
         faults.append(
@@ -95,8 +95,8 @@ def privacy_verdict(
     if not cost <= 2:
         faults.append(f"the hybrid costs {cost:.1f} points of accuracy")
     if not lower[hybrid]:
-        return compare.judge(PRIVACY_RULE, f"the hybrid's PSNR is not lower ({here})", here, refuted=True)
-    return compare.judge(PRIVACY_RULE, f"the hybrid lowers the PSNR ({here})", here, faults)
+        return compare.judge(PRIVACY_RULE, f"the hybrid's PSNR is not lower ({words})", here, refuted=True)
+    return compare.judge(PRIVACY_RULE, f"the hybrid lowers the PSNR ({words})", here, faults)
 
 
 def run(settings: Settings, store: Store) -> Result:

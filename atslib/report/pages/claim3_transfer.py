@@ -95,9 +95,9 @@ def transfer_verdict(
     if fell["n"] < 2:
         return Verdict("not measured", "fewer than two images can be compared, so there is no interval", rule)
     loss = accuracy[NO_POLICY] - accuracy[hybrid]
-    here = f"{compare.interval(fell)}, {-loss:+.1f} points"
+    here, words = compare.levels(attacks, accuracy, hybrid), f"{compare.interval(fell)}, {-loss:+.1f} points"
     if not fell["high"] < 0:
-        return compare.judge(rule, f"the hybrid's PSNR is not lower ({here})", here, no_leak(attacks), refuted=True)
+        return compare.judge(rule, f"the hybrid's PSNR is not lower ({words})", here, no_leak(attacks), refuted=True)
     others = change.drop(hybrid)
     faults = [
         f"{p} does not lower the PSNR ({row['mean']:+.1f} dB)" for p, row in others.iterrows() if row["high"] >= 0
@@ -107,7 +107,7 @@ def transfer_verdict(
     if not accuracy[NO_POLICY] >= 5 * chance:
         faults.append(f"the undefended network's {accuracy[NO_POLICY]:.1f} % is too low to show a loss")
     faults += no_leak(attacks)
-    return compare.judge(rule, f"the hybrid lowers the PSNR ({here})", here, faults)
+    return compare.judge(rule, f"the hybrid lowers the PSNR ({words})", here, faults)
 
 
 def run(settings: Settings, store: Store) -> Result:
