@@ -97,6 +97,20 @@ def interval(change: Mapping[str, float], unit: str = " dB") -> str:
     return f"{change['mean']:+.1f}{unit} [{change['low']:.1f}, {change['high']:.1f}]"
 
 
+def levels(attacks: pd.DataFrame, accuracy: pd.Series, policy: str) -> str:
+    """Without → with a policy: PSNR in dB, its change on the same images with the interval, and accuracy in percent.
+
+    Args:
+        attacks: rows with `policy`, `image` and `psnr`, of undefended images too.
+        accuracy: percent, by policy.
+    """
+    change, mean = paired(attacks, NO_POLICY).loc[policy], attacks.groupby("policy")["psnr"].mean()
+    return (
+        f"{mean[NO_POLICY]:.2f} → {mean[policy]:.2f} dB ({interval(change, '')}), "
+        f"{accuracy[NO_POLICY]:.1f} → {accuracy[policy]:.1f} %"
+    )
+
+
 def judge(rule: str, reason: str, here: str, faults: Sequence[str] = (), *, refuted: bool = False) -> Verdict:
     """Reproduced where nothing is at fault, else partly; not reproduced where the claim itself is `refuted`.
 

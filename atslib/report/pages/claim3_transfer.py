@@ -120,15 +120,16 @@ def transfer_verdict(
     rule = TRANSFER_RULE.format(points=points, published=published)
     change = paired(attacks, NO_POLICY, "gain").loc[hybrid]
     loss = accuracy[NO_POLICY] - accuracy[hybrid]
-    here = f"gain {compare.interval(change)}, {-loss:+.1f} points"
+    words = f"gain {compare.interval(change)}, {-loss:+.1f} points"
+    here = f"{compare.levels(attacks, accuracy, hybrid)}; gain {compare.interval(change)}"
     if reasons := guards(attacks):
         return cannot_tell(Verdict("partly", "", rule, here), reasons)
     if not change["high"] < 0:
-        return compare.judge(rule, f"the hybrid does not lower the gain ({here})", here, refuted=True)
+        return compare.judge(rule, f"the hybrid does not lower the gain ({words})", here, refuted=True)
     faults = [f"the hybrid costs {loss:.1f} points of accuracy"] if not loss <= points else []
     if not accuracy[NO_POLICY] >= 5 * chance:
         faults.append(f"the undefended network's {accuracy[NO_POLICY]:.1f} % is too low to show a loss")
-    return compare.judge(rule, f"the hybrid lowers the gain ({here})", here, faults)
+    return compare.judge(rule, f"the hybrid lowers the gain ({words})", here, faults)
 
 
 def run(settings: Settings, store: Store) -> Result:
