@@ -288,7 +288,7 @@ def test_the_rule_of_claim_3(change, loss, bare, more, status, reason):
     verdict = transfer_verdict(table, accuracy, "h", points=4, published=3.5, chance=10)
     assert verdict.status == status
     assert reason in verdict.reason
-    assert verdict.here.startswith(f"gain {change:+.1f} dB [" if change else "gain ")
+    assert (f"; gain {change:+.1f} dB [" if change else "; gain ") in verdict.here
     assert "at most 4 points of accuracy (published: 3.5)" in verdict.rule
 
 
