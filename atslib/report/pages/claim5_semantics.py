@@ -131,19 +131,20 @@ def radial_power(images: Tensor) -> Tensor:
 
 
 def spectra(unit: AttackUnit, store: Store, device: torch.device) -> Artifact:
-    """`error`, the power of reconstruction minus target, and `target`, its own, (B, frequencies) of an attack."""
+    """`error_power`, of reconstruction minus target, and `target_power`, its own, (B, frequencies) of an attack."""
 
     def compute(state: object) -> dict[str, Tensor]:
         attack = attacked(unit, store, device)
         target = attack["target"].double() / 255
-        return {"error": radial_power(attack["reconstruction"].double() - target), "target": radial_power(target)}
+        error = attack["reconstruction"].double() - target
+        return {"error_power": radial_power(error), "target_power": radial_power(target)}
 
     return store.get("spectrum", unit, compute, label=f"spectrum of the error, {unit.policy or 'none'}")
 
 
 def spectrum_rows(spectrum: Artifact, policy: str) -> pd.DataFrame:
     """One row per image and frequency: `error` and `target` of `spectra`, and their ratio in dB."""
-    error, own = spectrum["error"], spectrum["target"]
+    error, own = spectrum["error_power"], spectrum["target_power"]
     images, rings = error.shape
     keys = {"policy": policy, "image": np.repeat(range(images), rings), "frequency": np.tile(range(rings), images)}
     table = pd.DataFrame(keys | {"error": error.flatten().numpy(), "target": own.flatten().numpy()})
