@@ -52,9 +52,9 @@ def test_a_client_reads_what_it_gets(tmp_path):
     stored(tmp_path, "regimes", attacks=pd.concat(both))
     stored(tmp_path, "claim1_privacy", accuracy=pd.DataFrame({"policy": [NO_POLICY, HYBRID], "accuracy": [56.0, 42.5]}))
     text = advice(tmp_path)
-    assert "| resnet20-1, untrained: the server picks the image that you used out of 100 | 50% | 25% |" in text
+    assert "| resnet20-1, untrained | the server picks the image that you used out of 100 | 50% | 25% |" in text
     assert "+3.0 dB [3.0, 3.0] | +1.0 dB [1.0, 1.0] |" in text
-    assert "| accuracy of the trained network | 56.0 % | 42.5 % |" in text
+    assert "| trained | accuracy | 56.0 % | 42.5 % |" in text
     assert "When it matters" not in text  # no network was followed
     assert "Beside noise" not in text
 

@@ -132,8 +132,12 @@ def trends(table: pd.DataFrame, x: str, group: str, panel: str, *, xlabel: str) 
     """
     with _styled():
         names = list(dict.fromkeys(table[panel]))
-        figure, axes = plt.subplots(1, len(names), figsize=(3.6 * len(names), 3.4), squeeze=False, layout="constrained")
-        for axis, name in zip(axes[0], names, strict=True):
+        across, down = min(2, len(names)), -(-len(names) // 2)
+        size = (4.2 * across, 3.0 * down)
+        figure, axes = plt.subplots(down, across, figsize=size, squeeze=False, layout="constrained")
+        for axis in axes.flat[len(names) :]:
+            axis.set_axis_off()
+        for axis, name in zip(axes.flat, names, strict=False):
             for color, (kind, rows) in zip(
                 COLORS, table[table[panel] == name].groupby(group, sort=False), strict=False
             ):

@@ -71,18 +71,20 @@ OUTCOMES: dict[str, Callable[[pd.DataFrame], str]] = {
 
 def _got(attacks: pd.DataFrame, results: Path) -> str:
     """What a client gets: one row per network, regime and outcome, then accuracy and time."""
-    lines = ["## What you get for it", "| | no policy | with the hybrid |", "|---|---|---|"]
+    lines = ["## What you get for it", "| network | | no policy | with the hybrid |", "|---|---|---|---|"]
     kept = attacks[attacks["regime"].isin(("initial", "trained"))]
     for (regime, model), rows in kept.groupby(["regime", "model"], sort=False):
         where = f"{model}, {'untrained' if regime == 'initial' else 'end of training'}"
         both = [rows[rows["policy"] == policy] for policy in (NO_POLICY, HYBRID)]
-        lines += [f"| {where}: {name} | {of(both[0])} | {of(both[1])} |" for name, of in OUTCOMES.items()]
+        heads = [where, *[""] * (len(OUTCOMES) - 1)]
+        for head, (name, of) in zip(heads, OUTCOMES.items(), strict=True):
+            lines.append(f"| {head} | {name} | {of(both[0])} | {of(both[1])} |")
     if (claim1 := newest("claim1_privacy", results)) and (claim1[0] / "accuracy.csv").exists():
         accuracy = pd.read_csv(claim1[0] / "accuracy.csv", dtype={"policy": str}).set_index("policy")["accuracy"]
-        lines.append(f"| accuracy of the trained network | {accuracy[NO_POLICY]:.1f} % | {accuracy[HYBRID]:.1f} % |")
+        lines.append(f"| trained | accuracy | {accuracy[NO_POLICY]:.1f} % | {accuracy[HYBRID]:.1f} % |")
     if claim4 := newest("claim4_efficiency", results):
         cost = pd.read_csv(claim4[0] / "cost.csv", dtype={"policy": str}).set_index("policy")["share"]
-        lines.append(f"| time of the transformations, share of training | 0 % | {cost[HYBRID]:.1%} |")
+        lines.append(f"| | time of the transformations, share of training | 0 % | {cost[HYBRID]:.1%} |")
     return lines[0] + "\n\n" + "\n".join(lines[1:])
 
 
