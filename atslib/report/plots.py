@@ -112,14 +112,12 @@ def means(table: pd.DataFrame, name: str, group: str, *, ylabel: str) -> Figure:
         figure, axis = plt.subplots(figsize=(8.5, 4.2), layout="constrained")
         places = {value: i for i, value in enumerate(dict.fromkeys(table[name]))}
         for j, (color, (kind, rows)) in enumerate(zip(COLORS, table.groupby(group, sort=False), strict=False)):
-            at = rows[name].map(places) + 0.16 * j - 0.08
+            at = rows[name].map(places) + (0.16 * j - 0.08 if table[name].duplicated().any() else 0)
             spread = (rows["mean"] - rows["low"], rows["high"] - rows["mean"])
             axis.errorbar(at, rows["mean"], spread, fmt="o", ms=5, lw=1.5, color=color, label=kind)
         axis.axhline(0, color="0.3", lw=0.8, ls="--")
         axis.set(ylabel=ylabel, xticks=range(len(places)))
-        axis.set_xticklabels(
-            [str(value).replace("-", "-\n", 1) for value in places], fontsize=8, rotation=30, ha="right"
-        )
+        axis.set_xticklabels(list(places), fontsize=8, rotation=30, ha="right")
         axis.legend(frameon=False, fontsize=8)
     return figure
 
