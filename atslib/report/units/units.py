@@ -186,8 +186,10 @@ def trained(
         }
         return _weights(model) | facts
 
-    # A hook is before the batches of training and of testing alike; attacks on the network must not meet it.
-    hook = model.register_forward_pre_hook(lambda module, batch: on_batch()) if on_batch else None
+    # A hook is before tests, too, whose batches are not those of the training; attacks must not meet it.
+    hook = (
+        model.register_forward_pre_hook(lambda net, batch: on_batch() if net.training else None) if on_batch else None
+    )
     artifact = store.get("model", unit, compute, label=unit.title)
     if hook:
         hook.remove()
