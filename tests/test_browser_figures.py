@@ -326,7 +326,7 @@ def test_every_control_point_and_picture_has_a_name(page):
     roles = {"radio", "combobox", "button", "image", "img", "radiogroup"}
     found = [(n["role"]["value"], n.get("name", {}).get("value")) for n in nodes if not n["ignored"]]
     named = [(role, name) for role, name in found if role in roles]
-    assert sum(role == "radio" for role, _ in named) == 50 + 12 + 6 + 3
+    assert sum(role == "radio" for role, _ in named) == 50 + 12 + 6 + 4  # points, pictures, policies, networks
     assert sum(role == "combobox" for role, _ in named) == 4
     assert [role for role, name in named if not name] == []
     assert "3: translate X 9, privacy score " in " ".join(name for _, name in named)
