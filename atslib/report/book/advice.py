@@ -14,8 +14,8 @@ PAGE = "results/{}.ipynb"
 LEADS = {
     "reproduced": "**It helps where attacks work.** The hybrid lowers what an attack learns from a gradient.",
     "partly": "**It depends.** The hybrid lowers what an attack learns from a gradient on some networks, not on all.",
-    "not reproduced": "**Not as your protection.** Where attacks work, the hybrid does not lower what they learn from "
-    "a gradient; it shows the server another picture of the same content.",
+    "not reproduced": "**Not as your protection.** Where attacks work, the hybrid does not lower what the strongest "
+    "learn from a gradient; it shows the server another picture of the same content.",
     "cannot tell": "**Nobody can tell yet.** No attack here learns anything from an undefended gradient.",
 }
 
