@@ -71,8 +71,8 @@ def units(settings: Settings) -> dict[tuple[str, str], Unit]:
 DEFENSES_RULE = (
     "The outcome is the attack's gain over the best guess of somebody who knows the policy and sees no gradient, when "
     "the shared gradient is perturbed. A rival is a pruning or noise of the paper's Table 3 that keeps its accuracy "
-    f"within {LOSS:.0f} points of no defense. Reproduced: on the same images the hybrid leaves an attack less than each "
-    "rival (95 % interval of the mean paired difference below 0), and the hybrid keeps its accuracy within "
+    f"within {LOSS:.0f} points of no defense. Reproduced: on the same images the hybrid leaves an attack less than "
+    "each rival (95 % interval of the mean paired difference below 0), and the hybrid keeps its accuracy within "
     f"{COST:.0f} points. Partly: lower than under more than half of them, or than under all at a higher cost. Not "
     "reproduced: otherwise. Cannot tell: undefended attacks have no gain, fewer than 30 images, or a network within "
     "twice chance without any defense."
