@@ -4,6 +4,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import pandas as pd
 
+from atslib.measures.statistics import interval as confidence
 from atslib.measures.statistics import paired, summarize
 from atslib.report.result import NO_POLICY, Result, Verdict
 
@@ -95,6 +96,17 @@ def changes(attacks: pd.DataFrame, pairs: Mapping[str, str], value: str = "psnr"
 def interval(change: Mapping[str, float], unit: str = " dB") -> str:
     """A mean with its interval in words, such as `-1.2 dB [-1.9, -0.5]`."""
     return f"{change['mean']:+.1f}{unit} [{change['low']:.1f}, {change['high']:.1f}]"
+
+
+def gained(attacks: pd.DataFrame) -> dict[str, float]:
+    """`mean`, `low` and `high` of the gain in dB: 95 % interval over images."""
+    low, high = confidence(attacks["gain"], attacks["image"])
+    return {"mean": attacks["gain"].mean(), "low": low, "high": high}
+
+
+def found(ranks: pd.Series) -> str:
+    """Share of images that were singled out, in words; a dash where nobody looked."""
+    return "–" if ranks.isna().all() else f"{(ranks == 1).mean():.0%}"
 
 
 def levels(attacks: pd.DataFrame, accuracy: pd.Series, policy: str) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from atslib.measures.statistics import interval
+from atslib.report import compare
 from atslib.report.book.answers import newest
 from atslib.report.result import NO_POLICY
 from atslib.report.units.table1 import HYBRID
@@ -52,19 +52,14 @@ def _scale(facts: dict) -> str:
     )
 
 
-def _share(rows: pd.DataFrame, column: str) -> str:
-    return f"{(rows[column] == 1).mean():.0%}"
-
-
 def _gain(rows: pd.DataFrame) -> str:
-    low, high = interval(rows["gain"], rows["image"])
-    return f"{rows['gain'].mean():+.1f} dB [{low:.1f}, {high:.1f}]"
+    return compare.interval(compare.gained(rows))
 
 
 OUTCOMES: dict[str, Callable[[pd.DataFrame], str]] = {
-    "the server picks the image that you used out of 100": lambda rows: _share(rows, "rank_target"),
-    "it picks your photograph out of 100, knowing the policy": lambda rows: _share(rows, "rank_knowing"),
-    "it picks your photograph out of 100, undoing nothing": lambda rows: _share(rows, "rank_original"),
+    "the server picks the image that you used out of 100": lambda rows: compare.found(rows["rank_target"]),
+    "it picks your photograph out of 100, knowing the policy": lambda rows: compare.found(rows["rank_knowing"]),
+    "it picks your photograph out of 100, undoing nothing": lambda rows: compare.found(rows["rank_original"]),
     "it learns more than a blind guess by": _gain,
 }
 
@@ -94,7 +89,7 @@ def _stages(attacks: pd.DataFrame) -> str:
     if model.empty:
         return ""
     rows = attacks[(attacks["model"] == model.iloc[0]) & (attacks["policy"] == NO_POLICY) & (attacks["draw"] == 0)]
-    steps = {step: interval(table["gain"], table["image"])[0] > 0 for step, table in rows.groupby("step")}
+    steps = {step: compare.gained(table)["low"] > 0 for step, table in rows.groupby("step")}
     leaking = [step for step, leaks in steps.items() if leaks]
     words = f"up to step {max(leaking):,} of {max(steps):,}" if leaking else "at no step that was looked at"
     return (
@@ -114,7 +109,7 @@ def _rivals(results: Path) -> str:
     lines = ["| defense | more than a blind guess | picks the image you used | accuracy |", "|---|---|---|---|"]
     for name, rows in attacks[attacks["applied"] == "fixed"].groupby("defense", sort=False):
         known = f"{accuracy[name]:.1f} %" if name in accuracy else "–"
-        lines.append(f"| {name} | {_gain(rows)} | {_share(rows, 'rank_target')} | {known} |")
+        lines.append(f"| {name} | {_gain(rows)} | {compare.found(rows['rank_target'])} | {known} |")
     model = page[1]["model"]
     return (
         f"## Beside noise and pruning\n\nOn {model}, the same attack, which does not adapt to the defense; "

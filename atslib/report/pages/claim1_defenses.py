@@ -5,7 +5,7 @@ import dataclasses
 import pandas as pd
 
 from atslib.clients.training import TrainConfig
-from atslib.measures.statistics import interval, paired
+from atslib.measures.statistics import paired
 from atslib.report import compare
 from atslib.report.reported import reported
 from atslib.report.result import NO_POLICY, Result, Verdict
@@ -40,10 +40,10 @@ def attacks(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
     On untrained networks there is one way, "fixed", and more strengths and policies. Else the network is the one that
     was trained with the defense, and "code" attacks a gradient that is not perturbed.
     """
-    initial, units = settings.regime == "initial", {}
+    initial, units, trained = settings.regime == "initial", {}, networks(settings)
     own = dataclasses.replace(settings, images=min(IMAGES, settings.images))
     for name in (*DEFENSES, *(FURTHER if initial else ())):
-        model = {} if initial else {"model": networks(settings)[name]}
+        model = {} if initial else {"model": trained[name]}
         units[name, "fixed"] = attack_unit(own, "", defense=name, **model)
         if not initial:
             units[name, "code"] = attack_unit(own, "", **model)
@@ -121,11 +121,10 @@ def summary(result: Result) -> pd.DataFrame:
     rows, attacks = {}, result.tables["attacks"]
     known = result.tables["accuracy"].set_index("defense")["accuracy"]
     for (name, applied), table in attacks.groupby(["defense", "applied"], sort=False):
-        low, high = interval(table["gain"], table["image"])
         row = {"PSNR, dB": f"{table['psnr'].mean():.1f}"}
-        row["gain, dB"] = f"{table['gain'].mean():+.1f} [{low:.1f}, {high:.1f}]"
-        row["used image found"] = f"{(table['rank_target'] == 1).mean():.0%}"
-        row["photograph found"] = f"{(table['rank_original'] == 1).mean():.0%}"
+        row["gain, dB"] = compare.interval(compare.gained(table), "")
+        row["used image found"] = compare.found(table["rank_target"])
+        row["photograph found"] = compare.found(table["rank_original"])
         row["accuracy, %"] = f"{known[name]:.1f}" if name in known else "–"
         rows[name, applied] = row
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis(["defense", "applied"])
@@ -136,9 +135,8 @@ def strengths(result: Result) -> pd.DataFrame:
     attacks, rows = result.tables["attacks"], []
     for name, table in attacks[attacks["applied"] == "fixed"].groupby("defense", sort=False):
         kind, _, strength = name.partition(":")
-        low, high = interval(table["gain"], table["image"])
         row = {"defense": name, "kind": kind if strength else "policy", "strength": float(strength or 0)}
-        rows.append(row | {"mean": table["gain"].mean(), "low": low, "high": high})
+        rows.append(row | compare.gained(table))
     return pd.DataFrame(rows).sort_values(["kind", "strength"], kind="stable", ignore_index=True)
 
 

@@ -106,8 +106,7 @@ def gains(result: Result) -> pd.DataFrame:
     """One row per attack and policy: `mean`, `low` and `high` of the gain in dB, with its 95 % interval."""
     rows = []
     for (attack, policy), table in result.tables["attacks"].groupby(["attack", "policy"], sort=False):
-        low, high = interval(table["gain"], table["image"])
-        rows.append({"attack": attack, "policy": policy, "mean": table["gain"].mean(), "low": low, "high": high})
+        rows.append({"attack": attack, "policy": policy} | compare.gained(table))
     return pd.DataFrame(rows)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from atslib.measures.statistics import interval, paired
+from atslib.measures.statistics import paired
 from atslib.report import compare
 from atslib.report.result import NO_POLICY, Result, Verdict
 from atslib.report.units.scoring import search_result, search_unit
@@ -168,12 +168,11 @@ def summary(result: Result) -> pd.DataFrame:
     """One row per network and policy, as text: PSNR, floor, gain with its interval, identification, published PSNR."""
     rows, printed = {}, comparison(result)
     for key, table in result.tables["attacks"].groupby(["model", "policy"], sort=False):
-        low, high = interval(table["gain"], table["image"])
         row = {"n": table["image"].nunique(), "PSNR": f"{table['psnr'].mean():.1f}"}
         row |= {"floor": f"{table['floor_policy'].mean():.1f}"}
-        row["gain"] = f"{table['gain'].mean():+.1f} [{low:.1f}, {high:.1f}]"
-        row["used image found"] = f"{(table['rank_target'] == 1).mean():.0%}"
-        row["photograph found"] = f"{(table['rank_original'] == 1).mean():.0%}"
+        row["gain"] = compare.interval(compare.gained(table), "")
+        row["used image found"] = compare.found(table["rank_target"])
+        row["photograph found"] = compare.found(table["rank_original"])
         theirs = {name: printed.loc[key].get(f"{name} PSNR", float("nan")) for name in compare.SOURCES.values()}
         rows[key] = row | {f"{name}'s PSNR": "–" if pd.isna(v) else f"{v:.1f}" for name, v in theirs.items()}
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis(["model", "policy"])

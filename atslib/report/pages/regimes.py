@@ -163,8 +163,7 @@ def stages(result: Result) -> pd.DataFrame:
     rows = attacks[(attacks["model"] == model) & (attacks["draw"] == 0) & attacks["policy"].isin(map(label, TRAINED))]
     parts = []
     for (step, policy), table in rows.groupby(["step", "policy"], sort=False):
-        gain = interval(table["gain"], table["image"])
-        values = {"gain over the floor (dB)": (table["gain"].mean(), *gain)}
+        values = {"gain over the floor (dB)": tuple(compare.gained(table).values())}
         for column, name in OUTCOMES.items():
             hits = int((table[column] == 1).sum())
             share = (hits / len(table), *share_interval(hits, len(table)))
@@ -210,18 +209,13 @@ def summary(
     rows, attacks = {}, result.tables["attacks"]
     attacks = attacks[attacks["regime"].isin(where)]
     for key, table in attacks[attacks["policy"].isin(policies)].groupby([*CELL, "policy"], sort=False):
-        low, high = interval(table["gain"], table["image"])
         row = {"n × draws": f"{table['image'].nunique()} × {table['draw'].nunique()}"}
         row |= {"PSNR, dB": f"{table['psnr'].mean():.1f}", "floor, dB": f"{table['floor_policy'].mean():.1f}"}
-        row["gain, dB"] = f"{table['gain'].mean():+.1f} [{low:.1f}, {high:.1f}]"
-        row |= {f"{name} found": _share(table[column]) for column, name in OUTCOMES.items()}
+        row["gain, dB"] = compare.interval(compare.gained(table), "")
+        row |= {f"{name} found": compare.found(table[column]) for column, name in OUTCOMES.items()}
         rows[key] = row | {"SSIM": f"{table['ssim'].mean():.2f}"}
     table = pd.DataFrame.from_dict(rows, orient="index").rename_axis([*CELL, "policy"])
     return table.droplevel([name for name in ("regime", "step") if len(table.index.unique(name)) == 1])
-
-
-def _share(ranks: pd.Series) -> str:
-    return "–" if ranks.isna().all() else f"{(ranks == 1).mean():.0%}"
 
 
 def identified(result: Result) -> pd.DataFrame:

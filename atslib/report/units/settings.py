@@ -23,7 +23,7 @@ class Settings:
         images: attacked test images, the first of the test set as in both studies.
         steps: of each attack.
         draws: of crop, flip, policy and start, on pages that attack each image more than once.
-        control_steps: of the positive control.
+        control_steps: half the length of the attack that the explorer makes on an untrained network.
         semi_fraction, semi_epochs: of the semi-trained network, which privacy scores are computed on.
         candidates: policies that the search draws.
         sampled: random policies whose scores are compared with attacks.
