@@ -32,8 +32,8 @@ from atslib.report import bench as benchmarks
 from atslib.report import plots
 from atslib.report.run import runner
 from atslib.report.units.archive import Archive
+from atslib.report.units.networks import ModelUnit, dataset, device_of, network, trained
 from atslib.report.units.tables import mean_image
-from atslib.report.units.units import ModelUnit, dataset, device_of, network, trained
 from atslib.rng import rng
 from atslib.scores.search import SearchConfig, SearchResult
 from atslib.scores.search import search as search_policies

@@ -13,7 +13,7 @@ from atslib.__main__ import main
 from atslib.data.load import load
 from atslib.errors import AtsError
 from atslib.report.pages import claim6_transformations, claim7_correlation
-from atslib.report.units import table1, units
+from atslib.report.units import networks, table1
 from atslib.report.units.settings import settings
 from atslib.report.widgets import data, interactive
 from atslib.store import Store
@@ -119,11 +119,11 @@ def few_images():
         return load(name, split)[: 40 if split == "test" else None]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(units, "load", small)
+        patch.setattr(networks, "load", small)
         patch.setattr(table1, "available", lambda name, split: name not in missing)
-        units.dataset.cache_clear()
+        networks.dataset.cache_clear()
         yield
-    units.dataset.cache_clear()
+    networks.dataset.cache_clear()
 
 
 @pytest.fixture(scope="module")

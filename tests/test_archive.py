@@ -11,9 +11,10 @@ from atslib.errors import AtsError, NotKept
 from atslib.report.pages import claim1_privacy
 from atslib.report.units import archive as module
 from atslib.report.units.archive import Archive, unit_of
+from atslib.report.units.networks import ModelUnit, model_unit, trained
 from atslib.report.units.scoring import ScoreUnit, search_unit
 from atslib.report.units.settings import settings
-from atslib.report.units.units import ModelUnit, attack_unit, attacked, model_unit, trained
+from atslib.report.units.units import attack_unit, attacked
 from atslib.store import Store
 
 pytestmark = pytest.mark.usefixtures("one_thread")

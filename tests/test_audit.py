@@ -16,9 +16,10 @@ from atslib.report.run.audit import audit, audit_page, differences, part_of, sam
 from atslib.report.run.runner import report
 from atslib.report.run.schedule import needed
 from atslib.report.units.archive import Archive
+from atslib.report.units.networks import model_unit
 from atslib.report.units.scoring import ScoreUnit, search_unit
 from atslib.report.units.settings import settings
-from atslib.report.units.units import attack_unit, model_unit
+from atslib.report.units.units import attack_unit
 from atslib.store import Store
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -10,8 +10,9 @@ import torch
 from atslib.__main__ import main
 from atslib.report import bench
 from atslib.report.book.costs import cost_table, speed_table, write_cost
+from atslib.report.units.networks import model_unit
 from atslib.report.units.settings import settings
-from atslib.report.units.units import attack_unit, attacked, model_unit
+from atslib.report.units.units import attack_unit, attacked
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

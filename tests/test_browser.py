@@ -15,10 +15,10 @@ from browser import needs_chromium
 
 from atslib.data.load import load
 from atslib.report.pages import explorer
-from atslib.report.units import units
+from atslib.report.units import networks
+from atslib.report.units.networks import dataset
 from atslib.report.units.settings import settings
 from atslib.report.units.table1 import HYBRID
-from atslib.report.units.units import dataset
 from atslib.report.widgets import html, to_html
 from atslib.report.widgets.explorer import pictures
 from atslib.report.widgets.live import Session
@@ -36,7 +36,7 @@ def payload(tmp_path_factory):
         shown = (3, ("", "3-1-7", HYBRID), ("adam-cosine-tv", "adam-cosine"), 4)
         patch.setattr(explorer, "shown", lambda settings: shown)
         few = {"train": None, "test": 10}  # the accuracies of the networks are not looked at
-        patch.setattr(units, "load", lambda name, split: load(name, split)[: few[split]])
+        patch.setattr(networks, "load", lambda name, split: load(name, split)[: few[split]])
         dataset.cache_clear()
         yield explorer.run(settings(**SMALL), Store(tmp_path_factory.mktemp("store"))).payload
     dataset.cache_clear()

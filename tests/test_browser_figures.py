@@ -10,7 +10,7 @@ from browser import needs_chromium
 from atslib.data.load import load
 from atslib.policies.operations import OPS, apply
 from atslib.policies.policy import Policy
-from atslib.report.units.units import dataset
+from atslib.report.units.networks import dataset
 from atslib.report.widgets import data
 from atslib.report.widgets.explorer import pictures
 from atslib.report.widgets.html import source

@@ -20,24 +20,12 @@ from atslib.policies.operations import crop_and_flip
 from atslib.policies.policy import parse_policy
 from atslib.report.book.answers import CLAIMS
 from atslib.report.pages import PAGES, claim1_privacy, load_page
-from atslib.report.units import units
+from atslib.report.units import networks, units
+from atslib.report.units.networks import STAGES, ModelUnit, dataset, device_of, model_unit, network, trained, victim
 from atslib.report.units.settings import PROFILES, Settings, settings
 from atslib.report.units.table1 import HYBRID, POLICIES
 from atslib.report.units.tables import floors, mean_image
-from atslib.report.units.units import (
-    STAGES,
-    ModelUnit,
-    attack_unit,
-    dataset,
-    device_of,
-    model_unit,
-    network,
-    scaled,
-    starts,
-    targets,
-    trained,
-    victim,
-)
+from atslib.report.units.units import attack_unit, scaled, starts, targets
 from atslib.rng import rng
 from atslib.store import Store
 
@@ -56,7 +44,7 @@ TINY = {"images": 3, "steps": 3, "control_steps": 4, "fraction": 0.002}
 def few_test_images():
     """Forty test images instead of a thousand: accuracies are computed for each policy."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(units, "load", lambda name, split: load(name, split)[: 40 if split == "test" else None])
+        patch.setattr(networks, "load", lambda name, split: load(name, split)[: 40 if split == "test" else None])
         dataset.cache_clear()
         yield
     dataset.cache_clear()
@@ -270,7 +258,7 @@ def test_a_network_on_its_way_is_that_of_the_whole_training_and_leaves_those_bef
     weights = {name.removeprefix("model."): value for name, value in made.tensors.items() if name != "accuracy"}
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
     assert not all(torch.equal(value, whole[0][f"model.{name}"]) for name, value in weights.items())
-    assert float(made["accuracy"]) == units.evaluate(model, dataset("shapes", "test"))
+    assert float(made["accuracy"]) == networks.evaluate(model, dataset("shapes", "test"))
 
 
 def test_stages_that_are_there_are_not_made_again(store, said):

@@ -18,8 +18,9 @@ from atslib.policies.operations import apply, magnitude
 from atslib.policies.policy import CANONICAL, OPS, Policy
 from atslib.report import plots
 from atslib.report.pages import claim6_transformations, claim7_correlation
+from atslib.report.units.networks import dataset
 from atslib.report.units.settings import settings
-from atslib.report.units.units import dataset, targets
+from atslib.report.units.units import targets
 from atslib.report.widgets import Figure, data, interactive
 from atslib.report.widgets.explorer import pictures
 from atslib.rng import rng

@@ -21,7 +21,7 @@ from PIL import Image
 
 from atslib.measures.metrics import psnr
 from atslib.policies.policy import Policy
-from atslib.report.units.units import dataset
+from atslib.report.units.networks import dataset
 from atslib.store import project_root
 
 pytestmark = [

@@ -33,10 +33,11 @@ from atslib.report.pages.claim4_efficiency import efficiency_verdict
 from atslib.report.pages.claim5_semantics import semantics_verdict
 from atslib.report.pages.ext3_which_images_leak import leakage_verdict
 from atslib.report.pages.ext4_hidden_details import details_verdict
-from atslib.report.units import table1, units
+from atslib.report.units import networks, table1, units
+from atslib.report.units.networks import ModelUnit, model_unit, network, trained
 from atslib.report.units.settings import settings
 from atslib.report.units.table1 import HYBRID, SEARCHED
-from atslib.report.units.units import ModelUnit, attack_unit, model_unit, network, trained
+from atslib.report.units.units import attack_unit
 from atslib.rng import rng
 from atslib.store import Store
 
@@ -195,8 +196,8 @@ def test_the_accuracy_of_each_epoch_changes_no_weight_and_the_last_is_the_networ
     model, made = trained(unit, store, torch.device("cpu"))
     assert made["history"].shape == (2, 4)
     assert made["history"][-1, 3] == made["accuracy"]
-    fit = units.fit
-    monkeypatch.setattr(units, "fit", lambda *a, test, **k: fit(*a, **k))
+    fit = networks.fit
+    monkeypatch.setattr(networks, "fit", lambda *a, test, **k: fit(*a, **k))
     plain, without = trained(unit, Store(store.root / "other"), torch.device("cpu"))
     assert without["history"][:, 3].isnan().all()
     for one, other in zip(model.state_dict().values(), plain.state_dict().values(), strict=True):

@@ -12,11 +12,12 @@ from atslib.errors import AtsError
 from atslib.measures.metrics import psnr
 from atslib.report.pages import regimes
 from atslib.report.result import NO_POLICY, Result
+from atslib.report.units.networks import STAGES
 from atslib.report.units.regimes import Cell
 from atslib.report.units.settings import settings
 from atslib.report.units.table1 import HYBRID, POLICIES
 from atslib.report.units.tables import image_rows, policy_image
-from atslib.report.units.units import STAGES, attacked, ranks, transformed
+from atslib.report.units.units import attacked, ranks, transformed
 
 
 def attacks(lead, change, *, images=40, spread=1.0, seed=0):

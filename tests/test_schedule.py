@@ -30,8 +30,9 @@ from atslib.report.run.schedule import (
     say,
     seconds,
 )
+from atslib.report.units.networks import ModelUnit, model_unit
 from atslib.report.units.settings import settings
-from atslib.report.units.units import AttackUnit, ModelUnit, attack_unit, model_unit
+from atslib.report.units.units import AttackUnit, attack_unit
 from atslib.store import Store, read_tensors
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -212,7 +213,7 @@ def test_an_attack_that_outlasts_the_budget_pauses_too(tmp_path, monkeypatch):
 def test_workers_end_when_their_runner_is_killed(tmp_path):
     """Left alone they would wait for ever, a gigabyte each."""
     code = (
-        "from atslib.report.units.units import model_unit\nfrom atslib.report.units.settings import settings\n"
+        "from atslib.report.units.networks import model_unit\nfrom atslib.report.units.settings import settings\n"
         "from atslib.report.run.schedule import compute\nfrom atslib.store import Store\n"
         "if __name__ == '__main__':\n"
         "    unit = model_unit(settings(model='lenet', epochs=100_000, device='cpu'))\n"

@@ -25,10 +25,11 @@ from atslib.report.pages import (
 )
 from atslib.report.result import Result
 from atslib.report.units import scoring, table1
+from atslib.report.units.networks import model_unit, semi_trained, trained, victim
 from atslib.report.units.scoring import ScoreUnit, scored, search_unit, searched, unseen
 from atslib.report.units.settings import settings
 from atslib.report.units.table1 import HYBRID, RANDOM
-from atslib.report.units.units import model_unit, semi_trained, targets, trained, transformed, victim
+from atslib.report.units.units import targets, transformed
 from atslib.rng import rng
 from atslib.scores.scores import area, gradsim_curve
 from atslib.store import Store

@@ -10,10 +10,11 @@ from atslib.models import normalization_layer
 from atslib.policies.policy import parse_policy
 from atslib.report.pages import claim7_correlation, switches
 from atslib.report.pages.switches import switches_verdict
+from atslib.report.units.networks import network
 from atslib.report.units.scoring import unseen
 from atslib.report.units.settings import settings
 from atslib.report.units.table1 import HYBRID
-from atslib.report.units.units import attack_unit, network
+from atslib.report.units.units import attack_unit
 from atslib.rng import rng
 from atslib.scores.scores import VARIANTS, accuracy_score
 

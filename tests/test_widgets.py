@@ -24,9 +24,10 @@ from atslib.policies.policy import OPS, Policy
 from atslib.report.pages import explorer
 from atslib.report.pages.explorer import POLICIES, SCENES, drawn, read, sheet, sheets, signed, units
 from atslib.report.result import stored_digest
+from atslib.report.units.networks import dataset, device_of, model_unit
 from atslib.report.units.settings import settings
 from atslib.report.units.table1 import HYBRID
-from atslib.report.units.units import attack_unit, attacked, dataset, device_of, model_unit, targets
+from atslib.report.units.units import attack_unit, attacked, targets
 from atslib.report.widgets import Page, show, to_html
 from atslib.report.widgets.explorer import pictures, still
 from atslib.report.widgets.live import STEPS, UPLOAD_BYTES, Session, mean_image, networks, pick, read_upload

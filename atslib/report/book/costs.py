@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from atslib.data.load import is_drawn
-from atslib.report.units.units import Unit
+from atslib.report.units.networks import Unit
 from atslib.store import Store, write_atomically
 
 

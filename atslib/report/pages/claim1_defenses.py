@@ -9,10 +9,11 @@ from atslib.measures.statistics import paired
 from atslib.report import compare
 from atslib.report.reported import reported
 from atslib.report.result import NO_POLICY, Result, Verdict
+from atslib.report.units.networks import ModelUnit, Unit, model_unit
 from atslib.report.units.settings import Settings
 from atslib.report.units.table1 import HYBRID, SEARCHED, classes
 from atslib.report.units.tables import accuracy_rows, attack_rows, attacked_facts, label, provenance
-from atslib.report.units.units import AttackUnit, ModelUnit, Unit, attack_unit, model_unit
+from atslib.report.units.units import AttackUnit, attack_unit
 from atslib.report.verdicts import cannot_tell, guards
 from atslib.store import Store
 

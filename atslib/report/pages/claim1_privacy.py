@@ -8,11 +8,12 @@ from atslib.report import compare
 from atslib.report.pages import regimes
 from atslib.report.result import NO_POLICY, Result, Verdict
 from atslib.report.units import table1
+from atslib.report.units.networks import ModelUnit, Unit, model_unit
 from atslib.report.units.regimes import Cell, measure
 from atslib.report.units.settings import Settings
 from atslib.report.units.table1 import HYBRID, block, published_rows
 from atslib.report.units.tables import accuracy_rows, attack_rows, curve_rows, label, provenance
-from atslib.report.units.units import AttackUnit, ModelUnit, Unit, model_unit
+from atslib.report.units.units import AttackUnit
 from atslib.report.verdicts import cannot_tell, guards
 from atslib.store import Store
 

@@ -7,11 +7,12 @@ from atslib.policies.policy import Policy
 from atslib.report import compare
 from atslib.report.pages import claim2_generality
 from atslib.report.result import NO_POLICY, Result, Verdict
+from atslib.report.units.networks import model_unit
 from atslib.report.units.scoring import SearchUnit, search_result, search_unit
 from atslib.report.units.settings import Settings
 from atslib.report.units.table1 import HYBRID, RANDOM
 from atslib.report.units.tables import accuracy_rows, attack_rows, label, provenance
-from atslib.report.units.units import AttackUnit, attack_unit, model_unit, scaled
+from atslib.report.units.units import AttackUnit, attack_unit, scaled
 from atslib.report.verdicts import no_leak
 from atslib.scores.search import pareto
 from atslib.store import Store

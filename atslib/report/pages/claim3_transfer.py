@@ -7,6 +7,7 @@ import pandas as pd
 from atslib.measures.statistics import paired
 from atslib.report import compare
 from atslib.report.result import NO_POLICY, Result, Verdict
+from atslib.report.units.networks import ModelUnit, Unit, dataset, model_unit, victim
 from atslib.report.units.scoring import search_result, search_unit
 from atslib.report.units.settings import Settings
 from atslib.report.units.table1 import (
@@ -20,7 +21,7 @@ from atslib.report.units.table1 import (
     second_network,
 )
 from atslib.report.units.tables import accuracy_rows, attack_rows, attacked_facts, label, provenance
-from atslib.report.units.units import AttackUnit, ModelUnit, Unit, attack_unit, dataset, model_unit, victim
+from atslib.report.units.units import AttackUnit, attack_unit
 from atslib.report.verdicts import cannot_tell, guards
 from atslib.store import Artifact, Store
 

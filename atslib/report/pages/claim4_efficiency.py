@@ -11,10 +11,10 @@ from atslib.policies.policy import parse_policy
 from atslib.report.bench import seconds
 from atslib.report.compare import beside
 from atslib.report.result import NO_POLICY, Result, Verdict
+from atslib.report.units.networks import CURVE_IMAGES, ModelUnit, dataset, device_of, model_unit, network, trained
 from atslib.report.units.settings import Settings
 from atslib.report.units.table1 import HYBRID, POLICIES, published_rows
 from atslib.report.units.tables import accuracy_rows, label, provenance
-from atslib.report.units.units import CURVE_IMAGES, ModelUnit, dataset, device_of, model_unit, network, trained
 from atslib.rng import rng
 from atslib.store import Artifact, Store
 

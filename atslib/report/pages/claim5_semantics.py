@@ -13,10 +13,11 @@ from atslib.measures.statistics import interval, paired
 from atslib.report.compare import judge
 from atslib.report.reported import policy_label, reported
 from atslib.report.result import NO_POLICY, Result, Verdict
+from atslib.report.units.networks import device_of, network, trained
 from atslib.report.units.settings import Settings
 from atslib.report.units.table1 import HYBRID, RANDOM, SEARCHED, on_network
 from atslib.report.units.tables import attack_rows, attacked_facts, label, provenance
-from atslib.report.units.units import CHUNK, FRAMES, AttackUnit, attack_unit, attacked, device_of, network, trained
+from atslib.report.units.units import CHUNK, FRAMES, AttackUnit, attack_unit, attacked
 from atslib.report.verdicts import cannot_tell, guards
 from atslib.store import Artifact, Store
 

@@ -10,11 +10,11 @@ from atslib.measures.statistics import chance, interval
 from atslib.policies.policy import CANONICAL, IDENTITIES, Policy
 from atslib.report.reported import reported
 from atslib.report.result import Result, Verdict
+from atslib.report.units.networks import device_of, semi_trained
 from atslib.report.units.scoring import ScoreUnit, scored
 from atslib.report.units.settings import Settings
 from atslib.report.units.table1 import RANDOM, SEARCHED
 from atslib.report.units.tables import provenance
-from atslib.report.units.units import device_of, semi_trained
 from atslib.store import Store
 
 PAGE = "claim6_transformations"

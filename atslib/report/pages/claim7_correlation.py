@@ -13,19 +13,11 @@ from atslib.policies.policy import sample_authors
 from atslib.report.compare import SOURCES, judge
 from atslib.report.reported import reported
 from atslib.report.result import NO_POLICY, Result, Verdict
+from atslib.report.units.networks import ModelUnit, Unit, device_of, model_unit, semi_trained, victim
 from atslib.report.units.scoring import ScoreUnit, scored
 from atslib.report.units.settings import Settings
 from atslib.report.units.tables import attack_rows, attacked_facts, provenance
-from atslib.report.units.units import (
-    AttackUnit,
-    ModelUnit,
-    Unit,
-    attack_unit,
-    device_of,
-    model_unit,
-    semi_trained,
-    victim,
-)
+from atslib.report.units.units import AttackUnit, attack_unit
 from atslib.report.verdicts import cannot_tell, guards
 from atslib.rng import rng
 from atslib.store import Store

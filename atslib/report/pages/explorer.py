@@ -19,10 +19,11 @@ from atslib.errors import AtsError
 from atslib.measures.metrics import psnr
 from atslib.policies.policy import OPS, parse_policy
 from atslib.report.result import Result, Verdict
+from atslib.report.units.networks import dataset
 from atslib.report.units.settings import Settings
 from atslib.report.units.table1 import HYBRID, RANDOM, SEARCHED
 from atslib.report.units.tables import attack_rows, floors, label, provenance
-from atslib.report.units.units import AttackUnit, attack_unit, dataset
+from atslib.report.units.units import AttackUnit, attack_unit
 from atslib.rng import rng
 from atslib.store import Artifact, Store, write_atomically
 

@@ -4,10 +4,11 @@ import pandas as pd
 
 from atslib.report.pages import claim3_transfer
 from atslib.report.result import Result
+from atslib.report.units.networks import ModelUnit, Unit, dataset, model_unit, victim
 from atslib.report.units.settings import Settings
 from atslib.report.units.table1 import HYBRID, relocated
 from atslib.report.units.tables import attacked_facts, label, provenance
-from atslib.report.units.units import AttackUnit, ModelUnit, Unit, attack_unit, dataset, model_unit, victim
+from atslib.report.units.units import AttackUnit, attack_unit
 from atslib.store import Store
 
 NAME = "tinyimagenet"

@@ -8,9 +8,10 @@ from atslib.clients.training import TrainConfig
 from atslib.report import compare
 from atslib.report.reported import reported
 from atslib.report.result import NO_POLICY, Result, Verdict
+from atslib.report.units.networks import ModelUnit, model_unit
 from atslib.report.units.settings import Settings
 from atslib.report.units.tables import accuracy_rows, attack_rows, provenance
-from atslib.report.units.units import AttackUnit, ModelUnit, attack_unit, model_unit, scaled
+from atslib.report.units.units import AttackUnit, attack_unit, scaled
 from atslib.store import Store
 
 BASE = "crop and flip"

@@ -8,11 +8,12 @@ from atslib.measures.statistics import ENOUGH, holm, interval, paired, share_int
 from atslib.report import compare
 from atslib.report.reported import reported
 from atslib.report.result import NO_POLICY, Result, Verdict
+from atslib.report.units.networks import STAGES
 from atslib.report.units.regimes import REGIMES, Cell, measure
 from atslib.report.units.settings import Settings
 from atslib.report.units.table1 import FEW, HYBRID, POLICIES
 from atslib.report.units.tables import attack_rows, label, provenance
-from atslib.report.units.units import STAGES, AttackUnit
+from atslib.report.units.units import AttackUnit
 from atslib.report.verdicts import guards
 from atslib.store import Store
 

@@ -19,21 +19,12 @@ from atslib.policies.policy import parse_policy
 from atslib.report import compare
 from atslib.report.pages import claim7_correlation
 from atslib.report.result import Result, Verdict
+from atslib.report.units.networks import ModelUnit, OnModel, Unit, dataset, device_of, model_unit, network
 from atslib.report.units.scoring import ScoreUnit, unseen
 from atslib.report.units.settings import Settings
 from atslib.report.units.table1 import HYBRID, relocated
 from atslib.report.units.tables import accuracy_rows, attack_rows, provenance
-from atslib.report.units.units import (
-    AttackUnit,
-    ModelUnit,
-    OnModel,
-    Unit,
-    attack_unit,
-    dataset,
-    device_of,
-    model_unit,
-    network,
-)
+from atslib.report.units.units import AttackUnit, attack_unit
 from atslib.rng import rng
 from atslib.scores.scores import VARIANTS, accuracy_score
 from atslib.scores.search import RANKINGS, T_ACC

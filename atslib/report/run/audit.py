@@ -19,8 +19,9 @@ from torch import Tensor
 from atslib.clients.training import evaluate
 from atslib.report.run.schedule import at_once, compute, duration
 from atslib.report.units.archive import Archive, unit_of
+from atslib.report.units.networks import ModelUnit, OnModel, Unit, dataset, device_of, trained
 from atslib.report.units.scoring import ScoreUnit
-from atslib.report.units.units import AttackUnit, ModelUnit, OnModel, Unit, dataset, device_of, trained
+from atslib.report.units.units import AttackUnit
 from atslib.store import Store, write_atomically
 
 EQUAL_DB = 0.05  # the mean difference up to which attacks count as equal on the same kind of device

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -24,8 +24,8 @@ from atslib.report.pages import PAGES, load_page
 from atslib.report.run.audit import audit, audit_page, summaries, write_audit
 from atslib.report.run.schedule import compute, describe, outlook, plan, say
 from atslib.report.units.archive import Archive
+from atslib.report.units.networks import Unit
 from atslib.report.units.settings import Settings, settings
-from atslib.report.units.units import Unit
 from atslib.store import Store
 
 __all__ = ["report", "run", "say"]
@@ -82,15 +82,12 @@ def run(
     ends = None if budget is None else time.monotonic() + budget
     first = {name: list(load_page(name).units(experiment).values()) for name in pages}
     if dry_run:
-        known = {name: first[name] + _further(name, first[name], experiment, store) for name in pages}
-        store.say(describe(known, store, experiment.device))
-        for name in pages:
-            if hasattr(load_page(name), "later_units") and plan(first[name], store):
-                store.say(f"{name} has further units, which depend on what the first ones find")
+        _describe(first, experiment, store)
         return
-    store.say(outlook([unit for name in pages for unit in first[name]], store, experiment.device, jobs))
+    of_all = [unit for units in first.values() for unit in units]
+    store.say(outlook(of_all, store, experiment.device, jobs))
     work = {"device": experiment.device, "jobs": jobs, "ends": ends}
-    compute([unit for name in pages for unit in first[name]], store, **work)
+    compute(of_all, store, **work)
     waiting, place = [], _place(root, profile)
     with _executing(jobs, {"profile": profile, "dataset": experiment.dataset}, place, store) as begin:
         for name in pages:
@@ -108,6 +105,15 @@ def run(
         store.say(f"the budget is spent; run again to go on with {', '.join(waiting)}")
     elif not compute_only:
         build_book(place, store)
+
+
+def _describe(first: Mapping[str, list[Unit]], experiment: Settings, store: Store) -> None:
+    """Say what computing pages with these first units would take, as far as the store can tell."""
+    known = {name: units + _further(name, units, experiment, store) for name, units in first.items()}
+    store.say(describe(known, store, experiment.device))
+    for name, units in first.items():
+        if hasattr(load_page(name), "later_units") and plan(units, store):
+            store.say(f"{name} has further units, which depend on what the first ones find")
 
 
 def report(*, seed: int | None = None, minutes: float = 3.0, jobs: int | None = None, root: Path, store: Store) -> None:

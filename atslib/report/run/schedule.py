@@ -19,7 +19,7 @@ from tqdm.auto import tqdm
 from atslib.errors import AtsError, OutOfTime
 from atslib.gradients.cpu import keep_memory, keep_to_one_core
 from atslib.report.bench import convolution_rate, forward_flop
-from atslib.report.units.units import ModelUnit, Unit, dataset, device_of, network
+from atslib.report.units.networks import ModelUnit, Unit, dataset, device_of, network
 from atslib.store import Store
 
 # Of the machine's convolution rate, what a whole step of training, attack or score reaches: the engine's own

@@ -21,8 +21,9 @@ from PIL import Image
 from torch import Tensor
 
 from atslib.errors import AtsError
+from atslib.report.units.networks import ModelUnit, Unit
 from atslib.report.units.scoring import ScoreUnit, SearchUnit
-from atslib.report.units.units import AttackUnit, ModelUnit, Unit, targets
+from atslib.report.units.units import AttackUnit, targets
 from atslib.store import Artifact, Store, Tensors, write_atomically
 
 LIMIT = 60_000_000  # bytes, all files together

@@ -14,16 +14,9 @@ import pandas as pd
 from atslib.attacks import ATTACKS
 from atslib.clients.training import TrainConfig
 from atslib.errors import AtsError, choose
+from atslib.report.units.networks import ModelUnit, dataset, device_of
 from atslib.report.units.tables import image_rows, label
-from atslib.report.units.units import (
-    AttackUnit,
-    ModelUnit,
-    attacked,
-    check_images_there,
-    dataset,
-    device_of,
-    known_ranks,
-)
+from atslib.report.units.units import AttackUnit, attacked, check_images_there, known_ranks
 from atslib.store import Store
 
 REGIMES = ("initial", "early", "semi", "trained")

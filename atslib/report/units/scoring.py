@@ -9,17 +9,9 @@ from torch import Tensor
 
 from atslib.data.load import Images
 from atslib.errors import AtsError
+from atslib.report.units.networks import ModelUnit, OnModel, dataset, device_of, network, semi_trained, trained
 from atslib.report.units.settings import Settings
-from atslib.report.units.units import (
-    ModelUnit,
-    OnModel,
-    dataset,
-    device_of,
-    network,
-    semi_trained,
-    trained,
-    transformed,
-)
+from atslib.report.units.units import transformed
 from atslib.rng import rng
 from atslib.scores.scores import area, gradsim_curve
 from atslib.scores.search import SearchConfig, SearchResult, search

@@ -9,9 +9,10 @@ from atslib.attacks import ATTACKS
 from atslib.data.load import available, is_drawn
 from atslib.errors import AtsError
 from atslib.report.reported import policy_label, reported
+from atslib.report.units.networks import dataset
 from atslib.report.units.settings import PROFILES, Settings
 from atslib.report.units.tables import label
-from atslib.report.units.units import AttackUnit, attack_unit, dataset
+from atslib.report.units.units import AttackUnit, attack_unit
 
 RANDOM = "19-1-18"  # the replication's one random policy; the paper averages over ten it does not name
 # (data set, network) → table, and the two policies searched there, whose hybrid is the paper's proposal

@@ -12,8 +12,9 @@ from torch import Tensor
 from atslib.clients.prepare import mean_prepared, to_images
 from atslib.measures.metrics import psnr
 from atslib.report.result import NO_POLICY
+from atslib.report.units.networks import ModelUnit, dataset, device_of, trained
 from atslib.report.units.settings import Settings
-from atslib.report.units.units import AttackUnit, ModelUnit, attacked, dataset, device_of, trained
+from atslib.report.units.units import AttackUnit, attacked
 from atslib.rng import rng
 from atslib.store import Artifact, Store
 

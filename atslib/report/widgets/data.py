@@ -14,10 +14,11 @@ from atslib.report.pages import claim6_transformations, claim7_correlation
 from atslib.report.pages.explorer import IMAGES, SIGNED, brief, fitting, sheet, signed, spoken
 from atslib.report.pages.explorer import payload as with_files
 from atslib.report.result import Result
+from atslib.report.units.networks import dataset, device_of
 from atslib.report.units.scoring import ScoreUnit, scored
 from atslib.report.units.settings import Settings
 from atslib.report.units.tables import label
-from atslib.report.units.units import attacked, dataset, device_of
+from atslib.report.units.units import attacked
 from atslib.store import Store
 
 EXAMPLE = 5  # the test image that shows what each operation does; of CIFAR-100 a tulip
