@@ -1,5 +1,7 @@
-"""What tests of several files need: refusals, kills, damage, and the gradient of a plain backward pass."""
+"""What tests of several files need: refusals, kills, files in memory, damage, a plain backward pass."""
 
+import io
+import re
 from contextlib import contextmanager
 
 import pytest
@@ -21,6 +23,20 @@ def refused(*parts):
     said = str(error.value)
     assert all(part in said for part in parts), said
     assert "\n" not in said, said
+
+
+def written(save, *what, **how):
+    """The bytes that this function writes to a file."""
+    buffer = io.BytesIO()
+    save(buffer, *what, **how)
+    return buffer.getvalue()
+
+
+def assert_asks_for_nothing(html):
+    """Two whole scripts, and no address that a browser would fetch."""
+    assert html.count("<script") == html.count("</script>") == 2
+    assert re.findall(r"""(?:src|href)=["'](?!data:)[^"']*|url\([^)]*|@import|\bfetch\(|\bimport\(""", html) == []
+    assert set(re.findall(r"https?://[^\"'\s]+", html)) == {"http://www.w3.org/2000/svg"}  # a name, not a request
 
 
 def flip_a_bit(path, at=-5):

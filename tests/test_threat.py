@@ -85,13 +85,10 @@ def test_a_gradient_of_several_images_is_their_mean(model):
     assert seen.labels.tolist() == [[2, 0], [4, 1]]
 
 
-@pytest.mark.parametrize("labels", ["known", "inferred", "optimized"])
-def test_labels_leave_only_where_they_are_known(model, labels):
-    seen = observe(model, PIXELS, LABELS, threat=ThreatModel(labels=labels))
-    if labels == "known":
-        assert seen.labels.tolist() == [[2], [0], [4], [1]]
-    else:
-        assert seen.labels is None
+@pytest.mark.parametrize(("labels", "left"), [("known", LABELS[:, None]), ("inferred", None), ("optimized", None)])
+def test_labels_leave_only_where_they_are_known(model, labels, left):
+    seen = observe(model, PIXELS, LABELS, threat=ThreatModel(labels=labels)).labels
+    assert (seen is left is None) or torch.equal(seen, left)
 
 
 def test_a_defense_acts_on_the_shared_gradient(model):
@@ -101,8 +98,8 @@ def test_a_defense_acts_on_the_shared_gradient(model):
     expected = Perturbation("prune", 0.5).after(dict(zip(names, unflatten(clean, model), strict=True)))
     for ours, kept in zip(unflatten(pruned, model), expected.values(), strict=True):
         torch.testing.assert_close(ours, kept, rtol=0, atol=0)
-    noisy = [observe(model, PIXELS, LABELS, defense="gaussian:0.1", rng=rng(s)).gradients for s in (1, 1, 2)]
-    assert torch.equal(noisy[0], noisy[1])
+    noisy = [observe(model, PIXELS, LABELS, defense="gaussian:0.1", rng=r).gradients for r in (rng(1), 1, rng(2))]
+    assert torch.equal(noisy[0], noisy[1])  # a seed is a stream
     assert not torch.equal(noisy[0], noisy[2])
     assert (noisy[0] - clean).std().item() == pytest.approx(0.1, rel=0.05)
 
@@ -141,16 +138,20 @@ def distance_at_the_truth(seen, batch):
 
 
 @pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize(("victim", "batch_norm"), [("eval", "known"), ("train", "unknown")])
-def test_an_attacker_that_runs_the_clients_batch_norm_finds_its_gradient_at_the_truth(model, victim, batch_norm, batch):
+@pytest.mark.parametrize(
+    ("victim", "batch_norm", "least", "most"),
+    [
+        ("eval", "known", 0, 1e-12),
+        ("train", "unknown", 0, 1e-12),
+        ("train", "known", 0, 1e-6),
+        ("eval", "unknown", 0.1, 2),
+    ],
+)
+def test_an_attacker_that_runs_the_clients_batch_norm_finds_its_gradient(model, victim, batch_norm, batch, least, most):
+    """At the truth; unknown statistics hide a client in eval mode."""
     seen = observe(model, PIXELS, LABELS, threat=ThreatModel(victim=victim, batch_norm=batch_norm, batch=batch))
-    assert distance_at_the_truth(seen, batch).abs().max() < 1e-12
-
-
-@pytest.mark.parametrize("batch", [1, 2])
-def test_unknown_statistics_hide_a_client_in_eval_mode(model, batch):
-    seen = observe(model, PIXELS, LABELS, threat=ThreatModel(batch_norm="unknown", batch=batch))
-    assert distance_at_the_truth(seen, batch).min() > 0.1
+    distance = distance_at_the_truth(seen, batch).abs()
+    assert least <= distance.min() <= distance.max() < most
 
 
 @pytest.mark.parametrize("batch", [1, 2])
@@ -163,11 +164,6 @@ def test_known_batch_statistics_are_those_of_the_clients_forward_pass(model, bat
         attacker = copy.deepcopy(seen.model)
         attacker.load_state_dict({name: value[i] for name, value in seen.statistics.items()}, strict=False)
         torch.testing.assert_close(attacker(images), copy.deepcopy(model).train()(images), rtol=1e-9, atol=1e-11)
-
-
-def test_known_batch_statistics_give_the_clients_gradient_at_the_truth(model):
-    seen = observe(model, PIXELS, LABELS, threat=ThreatModel(victim="train"))
-    assert distance_at_the_truth(seen, 1).abs().max() < 1e-6
 
 
 def test_take_is_the_view_of_some_gradients(model):
@@ -203,10 +199,7 @@ def test_a_wrong_or_impossible_threat_is_told_the_rule(options, message):
 
 
 WRONG = {
-    "one image": (
-        {"images": PIXELS[0]},
-        r"images are float64 of shape \(3, 9, 9\); they must be floats \(B, C, H, W\)",
-    ),
+    "one image": ({"images": PIXELS[0]}, r"images are float64 of shape \(3, 9, 9\); they must be floats \(B, C"),
     "pixels": ({"images": PIXELS.mul(255).byte()}, "images are uint8 .*; they must be floats"),
     "0..255": ({"images": PIXELS * 255}, r"images go from .* to 25\d.*; they must be in \[0, 1\]"),
     "-1..1": ({"images": PIXELS * 2 - 1}, r"images go from -0.9.* to .*; they must be in \[0, 1\]"),
@@ -221,6 +214,7 @@ WRONG = {
     "ignored label": ({"labels": LABELS - 102}, r"label -100 is outside 0\.\.4"),
     "float labels": ({"labels": LABELS.float()}, r"labels are float32 of shape \(4,\); they must be whole numbers"),
     "one-hot": ({"labels": torch.eye(5)[LABELS]}, r"labels are float32 of shape \(4, 5\); they must be whole numbers"),
+    "noise without a stream": ({"defense": "gaussian:1e-3"}, "give it rng="),
     "no threat": ({"threat": "known"}, "threat 'known' must be an atslib.ThreatModel"),
     "no network": ({"model": len}, "model <built-in function len> must be a torch.nn.Module"),
     "no parameters": ({"model": torch.nn.Sequential(Normalize((0.5,), (0.2,)))}, "Sequential has no parameters"),
@@ -264,27 +258,23 @@ class Forgetful(torch.nn.Module):
 
 def test_a_network_must_normalize_the_images_that_it_gets():
     for network in (Forgetful(), Forgetful(2.0)):
-        with pytest.raises(AtsError, match="Forgetful has a Normalize layer and does not use it on its input"):
+        with refused("Forgetful has a Normalize layer and does not use it on its input"):
             observe(network.double(), PIXELS, LABELS)
-    with pytest.raises(AtsError, match="Linear does not start with a Normalize layer; wrap it"):
+    with refused("Linear does not start with a Normalize layer; wrap it"):
         observe(torch.nn.Linear(2, 2), PIXELS, LABELS)
     assert observe(Forgetful(1.0).double(), PIXELS, LABELS).gradients.shape == (4, 243 * 5 + 5)
 
 
 def test_gradients_that_are_not_finite_are_refused(model):
-    with pytest.raises(AtsError, match=r"gradients \[2\] are not finite; check the network's weights and the defense"):
-        observe(
-            model, PIXELS, LABELS, defense=lambda g: {n: t.index_fill(0, LABELS[:1], torch.nan) for n, t in g.items()}
-        )
+    def broken(gradients):
+        return {name: g.index_fill(0, LABELS[:1], torch.nan) for name, g in gradients.items()}
+
+    with refused("gradients [2] are not finite; check the network's weights and the defense"):
+        observe(model, PIXELS, LABELS, defense=broken)
     with torch.no_grad():
         next(model.parameters()).fill_(torch.inf)
-    with pytest.raises(AtsError, match=r"gradients \[0, 1, 2, 3\] are not finite"):
+    with refused("gradients [0, 1, 2, 3] are not finite"):
         observe(model, PIXELS, LABELS)
-
-
-def test_a_seed_is_a_stream(model):
-    one, other = (observe(model, PIXELS, LABELS, defense="gaussian:0.1", rng=r).gradients for r in (3, rng(3)))
-    assert torch.equal(one, other)
 
 
 def test_a_policy_as_defense_acts_on_the_images_and_the_attacker_knows_what_the_threat_says(model):
@@ -321,13 +311,8 @@ def test_a_defense_inside_wraps_the_network_and_the_attacker_runs_the_plain_one(
         def inside(self, model):
             return copy.deepcopy(model)
 
-    with pytest.raises(AtsError, match=r"Copied: inside\(\) must wrap the network and keep its parameters"):
+    with refused("Copied: inside() must wrap the network and keep its parameters"):
         observe(model, PIXELS, LABELS, defense=Copied())
-
-
-def test_noise_without_a_stream_is_refused(model):
-    with pytest.raises(AtsError, match="give it rng="):
-        observe(model, PIXELS, LABELS, defense="gaussian:1e-3")
 
 
 # --- several rounds of the same images ---------------------------------------------------------------------
@@ -357,7 +342,7 @@ def test_rounds_are_updates_of_the_same_images_in_order(model):
 def test_the_single_update_is_not_asked_of_several(model, name):
     single = observe(model, PIXELS, LABELS)
     assert getattr(single, name) is getattr(single.updates[0], name)
-    with pytest.raises(AtsError, match=rf"Observed.{name}: there are 2 updates; take it of each in .updates"):
+    with refused(f"Observed.{name}: there are 2 updates; take it of each in .updates"):
         getattr(Observed.join([single, single]), name)
 
 
@@ -373,13 +358,15 @@ DIFFERENT = {
 
 @pytest.mark.parametrize("what", DIFFERENT)
 def test_rounds_of_different_images_are_told_the_first_difference(model, what):
-    with pytest.raises(AtsError, match=f"Observed.join: rounds 0 and 1 differ in {what}: "):
+    with refused(f"Observed.join: rounds 0 and 1 differ in {what}: "):
         Observed.join([observe(model, PIXELS, LABELS), DIFFERENT[what]()])
 
 
-def test_no_round_is_no_view():
-    with pytest.raises(AtsError, match="no round is given"):
+def test_no_round_and_draws_of_an_unknown_policy_are_refused():
+    with refused("no round is given"):
         Observed.join([])
+    with refused("draws of a policy that it does not know"):
+        Knowledge(draws=((LABELS, LABELS),))
 
 
 @pytest.mark.parametrize("threat", [{}, {"victim": "train"}, {"victim": "train", "batch": 2}])
@@ -416,12 +403,7 @@ def test_gradient_matching_refuses_a_difference_of_weights(model):
     seen = observe(model, PIXELS, LABELS)
     local = {"steps": 5, "lr": 0.1}
     sent = dataclasses.replace(seen.updates[0], kind="difference", local=local)
-    with pytest.raises(AtsError, match="needs gradients, and an update here is a difference of weights"):
+    with refused("needs gradients, and an update here is a difference of weights"):
         reconstruct(dataclasses.replace(seen, updates=(sent,)), GradientMatching(steps=1), rng=rng(0))
-    with pytest.raises(AtsError, match=r"Update\.kind 'weights' is unknown; choose one of gradient, difference"):
+    with refused("Update.kind 'weights' is unknown; choose one of gradient, difference"):
         Update(model, seen.gradients, kind="weights")
-
-
-def test_draws_of_an_unknown_policy_cannot_be_known():
-    with pytest.raises(AtsError, match="draws of a policy that it does not know"):
-        Knowledge(draws=((LABELS, LABELS),))
