@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from checks import refused
 from scipy import stats
 
 from atslib.data.load import available, load
-from atslib.errors import AtsError
 from atslib.measures.identification import identification, similarity
 from atslib.rng import rng
 
@@ -138,16 +138,14 @@ def test_images_in_a_batch_do_not_depend_on_each_other(channels):
 @pytest.mark.parametrize(
     ("images", "candidates", "truth", "message"),
     [
-        (torch.zeros(2, 3, 8, 8), torch.zeros(3, 1, 8, 8), [0, 1], "must agree in"),
-        (torch.zeros(2, 3, 8, 8), torch.zeros(1, 3, 8, 8), [0, 0], "at least two candidates"),
-        (torch.zeros(2, 3, 4, 8), torch.zeros(3, 3, 4, 8), [0, 1], "above the shift of 4"),
-        (torch.zeros(2, 3, 8, 8), torch.zeros(3, 3, 8, 8), [0, 3], r"truth \[0, 3\] must name one of 3"),
-        (torch.zeros(2, 3, 8, 8), torch.zeros(3, 3, 8, 8), [0, -1], "must name one of 3"),
-        (torch.zeros(2, 3, 8, 8), torch.zeros(3, 3, 8, 8), [0], "must name one of 3"),
-        (torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.zeros(3, 3, 8, 8), [0, 1], "divide uint8 pixels by 255"),
-        (torch.zeros(3, 8, 8), torch.zeros(3, 3, 8, 8), [0, 1], r"must be \(B, C, H, W\)"),
+        (torch.zeros(2, 3, 8, 8), (3, 1, 8, 8), [0, 1], "must agree in"),
+        (torch.zeros(2, 3, 8, 8), (1, 3, 8, 8), [0, 0], "at least two candidates"),
+        (torch.zeros(2, 3, 4, 8), (3, 3, 4, 8), [0, 1], "above the shift of 4"),
+        *[(torch.zeros(2, 3, 8, 8), (3, 3, 8, 8), t, f"{t} must name one of 3") for t in ([0, 3], [0, -1], [0])],
+        (torch.zeros(2, 3, 8, 8).byte(), (3, 3, 8, 8), [0, 1], "divide uint8 pixels by 255"),
+        (torch.zeros(3, 8, 8), (3, 3, 8, 8), [0, 1], "must be (B, C, H, W)"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(images, candidates, truth, message):
-    with pytest.raises(AtsError, match=message):
-        identification(images, candidates, torch.tensor(truth))
+    with refused(message):
+        identification(images, torch.zeros(candidates), torch.tensor(truth))

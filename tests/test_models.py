@@ -50,17 +50,11 @@ def test_pixels_go_in_and_one_row_of_logits_comes_out(name, channels, side):
     assert not torch.equal(logits[0], logits[1])
 
 
-def twin_batch_norms():
-    """Ours and torch's with the same generic weights, float64."""
+def test_batch_norm_is_torchs_in_train_mode_with_its_running_statistics_and_in_eval_mode():
     ours, theirs = BatchNorm(5).double(), nn.BatchNorm2d(5).double()
     nn.init.normal_(ours.weight, generator=rng(0))
     nn.init.normal_(ours.bias, generator=rng(1))
     theirs.load_state_dict(ours.state_dict())
-    return ours, theirs
-
-
-def test_batch_norm_is_torchs_in_train_mode_with_its_running_statistics_and_in_eval_mode():
-    ours, theirs = twin_batch_norms()
     for i in range(3):
         x = 3 * torch.randn(4, 5, 6, 7, generator=rng(2, i), dtype=torch.float64) + i
         torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=0)
@@ -105,20 +99,13 @@ def test_an_unknown_model_is_told_the_known_ones(name):
         build_model(name, 10)
 
 
-@pytest.mark.parametrize(
-    ("options", "least"),
-    [
-        ({"num_classes": 1}, 2),
-        ({"num_classes": -1}, 2),
-        ({"num_classes": 2.5}, 2),
-        ({"in_channels": 0}, 1),
-        ({"image_size": 0}, 1),
-    ],
-)
-def test_a_size_that_makes_no_network_is_named(options, least):
-    ((name, value),) = options.items()
+NO_SIZES = [*(("num_classes", value, 2) for value in (1, -1, 2.5)), ("in_channels", 0, 1), ("image_size", 0, 1)]
+
+
+@pytest.mark.parametrize(("name", "value", "least"), NO_SIZES)
+def test_a_size_that_makes_no_network_is_named(name, value, least):
     with refused(f"{name}={value} must be a whole number, at least {least}"):
-        build_model("lenet", **{"num_classes": 10} | options)
+        build_model("lenet", **{"num_classes": 10, name: value})
 
 
 def test_constants_must_be_known_and_fit_the_channels():

@@ -17,12 +17,7 @@ from atslib.policies import operations as transforms
 # value), the value as the authors' numpy tables give it.
 SHIFT = np.linspace(0, 150 / 331, 10)
 ENHANCE = np.linspace(0, 0.5, 10)
-ENHANCERS = {
-    "color": ImageEnhance.Color,
-    "contrast": ImageEnhance.Contrast,
-    "brightness": ImageEnhance.Brightness,
-    "sharpness": ImageEnhance.Sharpness,
-}
+ENHANCERS = ("color", "contrast", "brightness", "sharpness")
 PILLOW = {
     **dict.fromkeys((0, 29, 47), ("invert", None)),
     **dict.fromkeys((8, 23, 31, 36, 41, 44, 49), ("autocontrast", None)),
@@ -38,7 +33,7 @@ PILLOW = {
     2: ("rotate", np.linspace(0, 30, 10)[2]),
     11: ("posterize", 6),
 }
-SIGNED = {"color", "contrast", "brightness", "sharpness", "translateX", "translateY", "shearY"}
+SIGNED = {*ENHANCERS, "translateX", "translateY", "shearY"}
 DISTINCT = sorted({(name, value): index for index, (name, value) in reversed(PILLOW.items())}.values())
 
 
@@ -48,7 +43,7 @@ def pillow(index, image, sign):
     width, height = image.size
     black = (0, 0, 0) if image.mode == "RGB" else 0
     if name in ENHANCERS:
-        return ENHANCERS[name](image).enhance(1 + value * sign)
+        return getattr(ImageEnhance, name.title())(image).enhance(1 + value * sign)
     if name == "shearY":
         matrix = (1, 0, 0, value * sign, 1, 0)
         return image.transform(image.size, Image.AFFINE, matrix, Image.BICUBIC, fillcolor=black)
@@ -60,11 +55,7 @@ def pillow(index, image, sign):
         turned = image.convert("RGBA").rotate(value)
         grey = Image.new("RGBA", turned.size, (128,) * 4)
         return Image.composite(turned, grey, turned).convert(image.mode)
-    if name == "posterize":
-        return ImageOps.posterize(image, value)
-    if name == "solarize":
-        return ImageOps.solarize(image, value)
-    return getattr(ImageOps, name)(image)
+    return getattr(ImageOps, name)(image, *([value] if name in ("posterize", "solarize") else []))
 
 
 def to_pil(image):
@@ -148,15 +139,11 @@ def images():
     return synthetic(3, 8, 12)
 
 
-def signs_for(images):
-    return torch.where(torch.arange(len(images)) % 3 == 0, -1, 1)
-
-
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("index", DISTINCT)
 def test_each_image_has_its_own_sign_and_does_not_see_the_others(index, channels):
     images = synthetic(channels, 8, 12)
-    signs = signs_for(images)
+    signs = torch.where(torch.arange(len(images)) % 3 == 0, -1, 1)
     singles = [transforms.apply(index, image[None], int(sign)) for image, sign in zip(images, signs, strict=True)]
     assert torch.equal(transforms.apply(index, images, signs), torch.cat(singles))
 
@@ -187,20 +174,23 @@ def test_translation_moves_whole_pixels():
     assert (turned == 128).sum() == 52
 
 
+BLACK = torch.zeros(2, 3, 4, 4, dtype=torch.uint8)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((50, torch.zeros(1, 3, 4, 4, dtype=torch.uint8)), "operation 50 is unknown; ids run 0..49"),
-        ((-1, torch.zeros(1, 3, 4, 4, dtype=torch.uint8)), "operation -1 is unknown"),
-        (("invert", torch.zeros(1, 3, 4, 4, dtype=torch.uint8)), "operation 'invert' is unknown"),
-        ((0, torch.zeros(1, 3, 4, 4)), "pixels are torch.float32; expected a uint8 tensor"),
-        ((0, np.zeros((1, 3, 4, 4), np.uint8)), "pixels are ndarray; expected a uint8 tensor"),
-        ((0, torch.zeros(3, 4, 4, dtype=torch.uint8)), "shape (3, 4, 4); expected (B, C, H, W)"),
-        ((0, torch.zeros(1, 4, 4, 3, dtype=torch.uint8)), "shape (1, 4, 4, 3); expected (B, C, H, W) with C = 1 or 3"),
-        ((0, torch.zeros(1, 3, 4, 4, dtype=torch.uint8), 2), "sign 2 is neither +1 nor -1"),
-        ((0, torch.zeros(1, 3, 4, 4, dtype=torch.uint8), 1.0), "sign 1.0 is neither +1 nor -1"),
-        ((0, torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.ones(3).long()), "expected integers (2,)"),
-        ((0, torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.ones(2)), "sign is torch.float32 (2,)"),
+        ((50, BLACK), "operation 50 is unknown; ids run 0..49"),
+        ((-1, BLACK), "operation -1 is unknown"),
+        (("invert", BLACK), "operation 'invert' is unknown"),
+        ((0, BLACK.float()), "pixels are torch.float32; expected a uint8 tensor"),
+        ((0, BLACK.numpy()), "pixels are ndarray; expected a uint8 tensor"),
+        ((0, BLACK[0]), "shape (3, 4, 4); expected (B, C, H, W)"),
+        ((0, BLACK.transpose(1, 3)), "shape (2, 4, 4, 3); expected (B, C, H, W) with C = 1 or 3"),
+        ((0, BLACK, 2), "sign 2 is neither +1 nor -1"),
+        ((0, BLACK, 1.0), "sign 1.0 is neither +1 nor -1"),
+        ((0, BLACK, torch.ones(3).long()), "expected integers (2,)"),
+        ((0, BLACK, torch.ones(2)), "sign is torch.float32 (2,)"),
     ],
 )
 def test_apply_says_what_is_wrong(arguments, message):
