@@ -141,6 +141,7 @@ def test_public_names_are_what_they_say_and_rooms_stay_importable():
         ),
         ("bench attack --device cuda:99", "error: device 'cuda:99' cannot be used"),
         ("run claim9_magic --profile smoke", "error: page 'claim9_magic' is unknown; choose one of claim1_defenses"),
+        ("run claim1_privacy claim8 --profile smoke --dry-run", "error: page 'claim8' is unknown; choose one of claim"),
         ("store export", "error: store export needs a file: python -m atslib store export FILE.tar"),
         ("store import", "error: store import needs a file: python -m atslib store import FILE.tar"),
         ("store import none.tar", "error: none.tar cannot be read as an archive of `atslib store export`"),

@@ -1,7 +1,6 @@
 """The house: imports point down, every package says what is in it and how to add to it, and nothing grows too large."""
 
 import ast
-import inspect
 import re
 import subprocess
 import sys
@@ -104,7 +103,3 @@ def test_a_module_and_its_functions_are_of_a_size_to_read(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert node.end_lineno - node.lineno < 40, f"{node.name} has more than 40 lines"
             assert len(node.args.posonlyargs) + len(node.args.args) <= 6, f"{node.name} takes too much by position"
-
-
-def test_the_public_names_are_there():
-    assert all(inspect.getdoc(getattr(atslib, name)) for name in ("Attack", "observe", "Policy", "reconstruct", "load"))

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from pathlib import Path
 
 import nbformat
 import pytest
@@ -203,8 +202,3 @@ def test_each_fault_of_a_page_is_found(tmp_path, how, fault):
 def test_a_link_is_no_machine_path():
     assert not MACHINE.search("https://example.org/home/x ../work/x book/tmp/x")
     assert MACHINE.search('"/root/.cache"')
-
-
-def test_the_notebooks_lie_where_the_runner_looks():
-    assert (ROOT / "notebooks").is_dir()
-    assert Path(__file__).parent.parent == ROOT
