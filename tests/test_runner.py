@@ -120,11 +120,12 @@ def test_data_that_is_not_there_falls_back_to_shapes_with_a_line(tmp_path, monke
     monkeypatch.setattr(runner, "load", lambda name, split: load(name, split, download=False))
     lines = []
     assert usable("cifar100", lines.append) == "shapes"
-    (line,) = lines
+    reading, line = lines
+    assert reading == "reading cifar100"
     assert "cifar100" in line
     assert "going on with the embedded `shapes` images; the pages say so" in line
     assert usable("shapes-grey", lines.append) == "shapes-grey"  # which are there
-    assert lines == [line]
+    assert lines == [reading, line]
 
 
 def test_papermill_knows_every_parameter_that_a_run_passes():

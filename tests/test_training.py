@@ -458,7 +458,7 @@ def test_a_checkpoint_without_a_hash_is_taken_with_a_warning(tmp_path):
         (lambda path: path.write_bytes(b""), "cannot be read as safetensors"),
         (lambda path: path.write_text("PK not a checkpoint" * 9), "cannot be read as safetensors"),
         (lambda path: torch.save({"weight": torch.ones(2)}, path), "cannot be read as safetensors"),
-        (lambda path: path.mkdir(), "cannot be read as safetensors"),
+        (lambda path: path.mkdir(), "is a folder, not a file"),
         (lambda path: save_checkpoint(path, network("lenet")), "is of another network"),
         (
             lambda path: save_checkpoint(path, network()) or flip_a_bit(path),

@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import shorten
 
 import torch
 import torch.nn.functional as F
@@ -227,7 +228,8 @@ def load_checkpoint(path: Path, model: nn.Module) -> dict:
     except AtsError as error:
         raise AtsError(f"checkpoint {error}") from None
     except RuntimeError as error:
-        raise AtsError(f"checkpoint {path} is of another network: {str(error).splitlines()[1].strip()}") from None
+        fault = shorten(str(error).splitlines()[1], 200, placeholder=" …")  # it can name every layer
+        raise AtsError(f"checkpoint {path} is of another network: {fault}") from None
     if not vouched:
         warnings.warn(f"checkpoint {path} carries no hash, so damage to it would not be noticed", stacklevel=2)
     return facts

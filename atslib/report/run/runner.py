@@ -43,6 +43,8 @@ def usable(dataset: str, say: Callable[[str], None]) -> str:
     place = os.environ.get("ATS_DATA")
     if place and not is_drawn(dataset) and not Path(place).expanduser().is_dir():
         raise AtsError(f"ATS_DATA={place} is not a folder; name one that is there, or unset it to download {dataset}")
+    if not is_drawn(dataset):
+        say(f"reading {dataset}")
     for split in ("train", "test"):
         here = available(dataset, split)
         try:
