@@ -174,8 +174,8 @@ def test_a_killed_run_resumes_to_the_same_bits(images, tmp_path, monkeypatch):
     killed(images, monkeypatch, state)
     assert state.exists()
     taken = []
-    epoch = training._epoch
-    monkeypatch.setattr(training, "_epoch", lambda *args: taken.append(1) or epoch(*args))
+    epoch = training._Run.epoch
+    monkeypatch.setattr(training._Run, "epoch", lambda *args: taken.append(1) or epoch(*args))
     resumed = trained(images, RICH, checkpoint=state, test=images)
     assert len(taken) == 2  # the first epoch was kept
     assert equal(resumed.model, undisturbed.model)
@@ -185,7 +185,7 @@ def test_a_killed_run_resumes_to_the_same_bits(images, tmp_path, monkeypatch):
 
 def test_a_run_that_is_resumed_after_its_end_trains_no_further(images, tmp_path, monkeypatch):
     first = trained(images, checkpoint=tmp_path / "state")
-    monkeypatch.setattr(training, "_epoch", None)
+    monkeypatch.setattr(training._Run, "epoch", None)
     again = trained(images, checkpoint=tmp_path / "state")
     assert equal(first.model, again.model)
     assert again.history == first.history
