@@ -17,7 +17,7 @@ class Killed(BaseException):
 def refused(*parts):
     """What is done within ends in an `AtsError`: one line that holds all of these parts."""
     with pytest.raises(AtsError) as error:
-        yield
+        yield error
     said = str(error.value)
     assert all(part in said for part in parts), said
     assert "\n" not in said, said

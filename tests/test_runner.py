@@ -17,7 +17,8 @@ from atslib.report.book.answers import answers
 from atslib.report.pages import PAGES
 from atslib.report.result import stored_digest
 from atslib.report.run import runner
-from atslib.report.run.runner import build_book, compute, execute, publish_answers, published, run, usable
+from atslib.report.run.making import build_book, execute, publish_answers
+from atslib.report.run.runner import compute, published, run, usable
 from atslib.report.units.settings import settings
 from atslib.report.units.units import attack_unit, attacked
 from atslib.store import Store

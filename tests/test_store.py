@@ -17,7 +17,6 @@ from safetensors.torch import load_file, save_file
 from atslib.attacks import GradientMatching
 from atslib.clients.threat import ThreatModel
 from atslib.clients.training import TrainConfig
-from atslib.errors import AtsError
 from atslib.models import build_model
 from atslib.rng import rng
 from atslib.store import ADDED_SINCE, Store, fingerprint, load_state, plain, project_root, save_state, write_atomically
@@ -103,20 +102,15 @@ def test_a_damaged_state_is_set_aside_with_a_warning(how, tmp_path):
 
 def test_the_same_config_is_computed_once(store, said):
     maker = Maker()
+    assert not store.has("attack", CONFIG)
     first = store.get("attack", CONFIG, maker, label="3-1-7")
     again = Store(store.root).get("attack", dict(reversed(CONFIG.items())), maker)
     assert maker.calls == 1
+    assert (store.has("attack", CONFIG), store.has("attack", CONFIG, version=2)) == (True, False)
     assert said == ["made attack 3-1-7 in 0 s"]
     assert again.facts == first.facts
     assert torch.equal(again["x"], first["x"])
     assert first["x"].tolist() == [[1.5] * 3] * 2
-
-
-def test_has_says_whether_the_artifact_is_there(store):
-    assert not store.has("attack", CONFIG)
-    make(store)
-    assert store.has("attack", CONFIG)
-    assert not store.has("attack", CONFIG, version=2)
 
 
 def changed(value):
@@ -124,20 +118,14 @@ def changed(value):
     return not value if isinstance(value, bool) else value + 1
 
 
+MATCHING = {"distance": "l2", "optimizer": "sgd", "start": "zeros", "schedule": "linear"}
+
+
 @pytest.mark.parametrize(
     ("config", "text"),
     [
         (TrainConfig(), {"policy": "3-1-7", "defense": "prune:0.9"}),
-        (
-            GradientMatching(),
-            {
-                "distance": "l2",
-                "optimizer": "sgd",
-                "start": "zeros",
-                "schedule": "linear",
-                "penalties": (("tv-isotropic", 0.1),),
-            },
-        ),
+        (GradientMatching(), {"penalties": (("tv-isotropic", 0.1),), **MATCHING}),
         (ThreatModel(), {"labels": "optimized", "batch_norm": "unknown", "victim": "train", "defense": "policy"}),
     ],
     ids=lambda value: type(value).__name__,
@@ -221,12 +209,12 @@ def test_a_damaged_artifact_is_found_set_aside_and_made_again(store, said, fault
     there = [path for path in (tensors, facts) if (path, fault) != (tensors, "tensors missing")]
     FAULTS[fault](tensors, facts)
     damaged = {path: path.read_bytes() for path in there}
-    assert len(store.verify()) == 1
-    assert tensors.name in store.verify()[0]
+    (line,) = store.verify()
+    assert tensors.name in line
     said.clear()
-
     maker = Maker(2.5)
-    assert store.get("attack", CONFIG, maker)["x"][0, 0] == 2.5
+    for _ in range(2):
+        assert store.get("attack", CONFIG, maker)["x"][0, 0] == 2.5
     assert maker.calls == 1
     assert len(said) == 2, said  # what was wrong, and that it was made
     assert "set aside" in said[0]
@@ -234,26 +222,13 @@ def test_a_damaged_artifact_is_found_set_aside_and_made_again(store, said, fault
     for path, data in damaged.items():
         assert path.with_name(f"{path.name}.corrupt").read_bytes() == data
     assert store.verify() == []
-    assert store.get("attack", CONFIG, maker)["x"][0, 0] == 2.5
-    assert maker.calls == 1
-
-
-def test_tensors_without_facts_are_a_killed_write_and_are_made_again(store):
-    _, facts = make(store)
-    facts.unlink()
-    assert not store.has("attack", CONFIG)
-    maker = Maker()
-    store.get("attack", CONFIG, maker)
-    assert maker.calls == 1
-    assert store.verify() == []
 
 
 def test_verify_names_only_the_damaged(store):
     good, bad = make(store, {"a": 1})[0], make(store, {"a": 2}, kind="model")[0]
     assert store.verify() == []
     bad.write_bytes(b"x")
-    (line,) = store.verify()
-    assert line == f"model/{bad.name}: its bytes do not match their hash"
+    assert store.verify() == [f"model/{bad.name}: its bytes do not match their hash"]
     assert good.exists()
     assert bad.exists()
 
@@ -292,13 +267,13 @@ def test_an_atomic_write_that_fails_changes_nothing(tmp_path):
         partial.write_text("half")
         raise OSError("no space")
 
-    with pytest.raises(AtsError, match="file cannot be written: no space"):
+    with refused("file cannot be written: no space"):
         write_atomically(path, fails)
     assert path.read_text() == "old"
     assert files(tmp_path) == ["new/file"]
 
 
-def test_a_kill_between_tensors_and_facts_leaves_no_artifact(store, monkeypatch):
+def test_a_kill_between_tensors_and_facts_leaves_no_artifact_and_it_is_made_again(store, monkeypatch):
     replace = os.replace
 
     def killed(self, to):
@@ -306,11 +281,15 @@ def test_a_kill_between_tensors_and_facts_leaves_no_artifact(store, monkeypatch)
             raise KeyboardInterrupt
         return replace(self, to)
 
-    monkeypatch.setattr(Path, "replace", killed)
-    with pytest.raises(KeyboardInterrupt):
-        store.get("attack", CONFIG, Maker())
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            store.get("attack", CONFIG, Maker())
     assert not store.has("attack", CONFIG)
     assert files(store.root) == [f"attack/{store.path('attack', CONFIG).name}"]
+    store.get("attack", CONFIG, maker := Maker())
+    assert maker.calls == 1
+    assert store.verify() == []
 
 
 # --- archives -----------------------------------------------------------------------------------------------
@@ -368,27 +347,17 @@ def test_import_refuses_what_is_damaged_and_names_it(store, tmp_path, fault):
     FAULTS.get(fault, lambda tensors, facts: facts.unlink())(tensors, facts)
     members = {name: (store.root / name).read_bytes() for name in files(store.root)}
     other = Store(tmp_path / "other")
-    with pytest.raises(AtsError, match=f"left out, attack/{tensors.stem}: .*; 1 others were taken in"):
+    with refused(f"left out, attack/{tensors.stem}: ", "; 1 others were taken in"):
         import_artifacts(other, archive(tmp_path / "all.tar", members))
     assert len(files(other.root)) == 2
     assert other.verify() == []
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "../evil.json",
-        "attack/../evil.json",
-        "attack/../../evil.json",
-        "/evil.json",
-        "evil.json",
-        "attack/deep/evil.json",
-        "attack/evil.py",
-        "attack/.json",
-        "attack\\evil.json",
-        "C:/evil.json",
-    ],
-)
+OUTSIDE = "../evil.json attack/../evil.json attack/../../evil.json /evil.json C:/evil.json attack\\evil.json"
+MISPLACED = "evil.json attack/deep/evil.json attack/evil.py attack/.json"
+
+
+@pytest.mark.parametrize("name", [*OUTSIDE.split(), *MISPLACED.split()])
 def test_import_refuses_a_member_that_is_no_artifact_and_takes_nothing(store, tmp_path, name):
     path = archive(tmp_path / "evil.tar", {"attack/good.json": b"{}", name: b"{}"})
     with refused(f"{name!r} is not kind/name.safetensors or .json"):
@@ -407,26 +376,25 @@ def test_import_ignores_links(store, tmp_path):
     assert files(tmp_path) == ["links.tar"]
 
 
-def spoiled(tmp_path, how):
-    path = tmp_path / "bad.tar"
-    if how == "text":
-        path.write_text("no archive\n" * 100)
-    elif how == "empty":
-        path.write_bytes(b"")
-    elif how == "folder":
-        path.mkdir()
-    elif how == "truncated":
-        archive(path, {"attack/a.json": b"x" * 5000})
-        path.write_bytes(path.read_bytes()[:3000])
-    elif how == "truncated gzip":
-        whole = archive(tmp_path / "whole.tar", {"attack/a.json": os.urandom(5000)}).read_bytes()
-        path.write_bytes(gzip.compress(whole)[:2000])
-    return path
+def cut_gzip(path):
+    whole = archive(path, {"attack/a.json": os.urandom(5000)}).read_bytes()
+    path.write_bytes(gzip.compress(whole)[:2000])
 
 
-@pytest.mark.parametrize("how", ["text", "empty", "folder", "missing", "truncated", "truncated gzip"])
+NO_ARCHIVES = {
+    "missing": lambda path: None,
+    "text": lambda path: path.write_text("no archive\n" * 100),
+    "empty": lambda path: path.write_bytes(b""),
+    "folder": lambda path: path.mkdir(),
+    "truncated": lambda path: path.write_bytes(archive(path, {"attack/a.json": b"x" * 5000}).read_bytes()[:3000]),
+    "truncated gzip": cut_gzip,
+}
+
+
+@pytest.mark.parametrize("how", NO_ARCHIVES)
 def test_import_refuses_what_is_no_archive(store, tmp_path, how):
-    path = spoiled(tmp_path, how)
+    path = tmp_path / "bad.tar"
+    NO_ARCHIVES[how](path)
     with refused("cannot be read as an archive", str(path)):
         import_artifacts(store, path)
     assert not list(store.root.rglob("*.json"))
