@@ -13,8 +13,20 @@ from atslib.errors import AtsError
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> None:
-        """One sentence instead of the usage; subcommands' parsers are of this class too."""
+        """One sentence instead of the usage."""
         raise AtsError(f"{message}; `{self.prog} --help` says more")
+
+
+class _Command(_Parser):
+    """Takes its options before, between and after its names, as in `export --store S FILE`, in every Python."""
+
+    mixed = False
+
+    def parse_known_args(self, args: list[str] | None = None, namespace: argparse.Namespace | None = None) -> tuple:
+        if self.mixed:  # the method below calls this one
+            return super().parse_known_args(args, namespace)
+        self.mixed = True
+        return self.parse_known_intermixed_args(args, namespace)
 
 
 def _duration(text: str) -> float:
@@ -61,7 +73,10 @@ def _option(*names: str, **how: object) -> tuple[tuple[str, ...], dict[str, obje
 _OUT = {"type": Path, "required": True}
 _STORE = _option("--store", type=Path, help="folder of artifacts; default $ATS_STORE or .store")
 _MODEL = _option("--model", default="resnet20-4")
-_PLACE = (_option("--seed", type=int, default=0), _option("--device", default="auto", help="auto, cpu, cuda or cuda:1"))
+_PLACE = (
+    _option("--seed", type=_at_least(0), default=0),
+    _option("--device", default="auto", help="auto, cpu, cuda or cuda:1"),
+)
 
 # Of each command: what it does, what an interrupt leaves, and its options. The function of the same name in
 # `atslib.commands` does it.
@@ -104,7 +119,7 @@ COMMANDS = {
     ),
     "attack": (
         "reconstruct images from their gradients",
-        "the last saved state, at most a minute old, is kept; run the same command to go on",
+        "its state, saved twice a minute, is kept; run the same command to go on",
         _option("--dataset", default="cifar100"),
         _option("--split", default="test"),
         _option("--index", default="0-7", help="images: 5, 0-15 or 3,8,20-22"),
@@ -179,7 +194,7 @@ COMMANDS = {
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     top = _Parser(prog="python -m atslib", description=__doc__)
-    commands = top.add_subparsers(required=True, metavar="command", dest="command")
+    commands = top.add_subparsers(required=True, metavar="command", dest="command", parser_class=_Command)
     for name, (purpose, _, *options) in COMMANDS.items():
         command = commands.add_parser(name, help=purpose, description=purpose)
         for names, how in options:

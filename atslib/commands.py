@@ -61,8 +61,12 @@ def store(args: argparse.Namespace) -> int:
     kept, action, file = Store(args.store, say=runner.say), args.action, args.file
     if action in ("export", "import") and file is None:
         raise AtsError(f"store {action} needs a file: python -m atslib store {action} FILE.tar")
-    if action != "import" and not kept.root.is_dir():
-        raise AtsError(f"there is no store at {kept.root}; name one with --store or $ATS_STORE")
+    if action in ("list", "verify") and file is not None:
+        raise AtsError(
+            f"store {action} takes no file, but a store: --store FOLDER; `store import {file}` checks as well"
+        )
+    if action != "import":
+        _check_there(kept)
     if action == "list":
         for path, facts in kept.entries():
             made, seconds = facts.get("made", "?"), facts.get("seconds", "?")
@@ -80,10 +84,19 @@ def store(args: argparse.Namespace) -> int:
     return 0
 
 
+def _check_there(kept: Store) -> None:
+    if not kept.root.is_dir():
+        raise AtsError(f"there is no store at {kept.root}; name one with --store or $ATS_STORE")
+
+
 def archive(args: argparse.Namespace) -> int:
     """Take a store's units into the evidence in results/units, or check that; 1 if that finds damage."""
-    evidence = Archive(project_root() / "results" / "units")
-    new = evidence.write(Store(args.store, say=runner.say)) if args.action == "write" else None
+    evidence, given = Archive(project_root() / "results" / "units"), Store(args.store, say=runner.say)
+    if not evidence.root.is_dir():
+        raise AtsError(f"there is no archive at {evidence.root}; work in the project's folder")
+    if args.action == "write":
+        _check_there(given)
+    new = evidence.write(given) if args.action == "write" else None
     faults = evidence.verify() if new is None else []
     state = "all whole" if new is None else f"{new} of them new"
     print(
@@ -105,7 +118,9 @@ def bench(args: argparse.Namespace) -> None:
     if args.out:
         check_out(args.out)
     reference = {"attack": benchmarks.ATTACK_SIZES, "scores": benchmarks.SCORE_SIZES}[args.what]
-    for model, members in [(args.model, args.members or 8)] if args.model else reference:
+    for model, members in [(args.model, 8)] if args.model else reference:
+        members = args.members or members
+        runner.say(f"measuring {args.what} on {model}, {members} at once, against the plain loop")
         line = json.dumps(getattr(benchmarks, args.what)(model, members, device=args.device))
         print(line, flush=True)
         if args.out:
@@ -173,12 +188,14 @@ def attack(args: argparse.Namespace) -> None:
     preset = ATTACKS[args.attack]
     preset = dataclasses.replace(preset, steps=args.steps) if args.steps else preset
     policy, defense = parse_policy(args.policy), Defense.parse(args.defense) if args.defense else None
-    check_out(args.out, folder=True)
+    for name in ("", "table.csv", "sheet.png", "arrays.safetensors"):
+        check_out(args.out / name, folder=not name)
     known, device = _facts(args.checkpoint), device_of(args.device)
     everything = load(args.dataset, args.split)
     rows = indices(args.index, len(everything))
     images = everything[rows]
     target = prepare(images.pixels, policy, rng=streams(args.seed, args.policy), crop_flip=args.crop_flip)
+    floor = psnr(mean_image(images.name).expand_as(target).contiguous(), target)  # now: training images may be missing
     model = _untrained(args.model or known.get("model", "resnet20-4"), args)
     if not args.checkpoint:
         runner.say("there is no --checkpoint: the attacked network is untrained")
@@ -188,15 +205,14 @@ def attack(args: argparse.Namespace) -> None:
             runner.say(f"{args.checkpoint} was trained on {known['dataset']}; images of {args.dataset} are attacked")
     stream = rng(args.seed, "defense", args.defense)
     seen = observe(model, target.to(device), images.labels.to(device), defense=defense, rng=stream)
-    state = args.out.with_name(f"{args.out.name}.state")
+    state = args.out / "attack.state"
     made = reconstruct(seen, preset, rng=rng(args.seed, "start"), checkpoint=state, progress=True)
-    _write(args.out, rows, images, target, made)
+    _write(args.out, rows, images, target, floor, made)
 
 
-def _write(out: Path, rows: list[int], images: Images, target: Tensor, made: Reconstruction) -> None:
+def _write(out: Path, rows: list[int], images: Images, target: Tensor, floor: Tensor, made: Reconstruction) -> None:
     """The files of an attack, and the lines that say where they are. `target`: the images as attacked, in [0, 1]."""
     original, image = to_images(images.pixels), made.images.cpu()
-    floor = psnr(mean_image(images.name).expand_as(target).contiguous(), target)
     columns = {"psnr": psnr(image, target), "floor_mean": floor, "psnr_original": psnr(image, original)}
     columns |= {"mse": mse(image, target), "ssim": ssim(image, target), "cost": made.cost.cpu()}
     table = pd.DataFrame({"image": rows, "label": [images.class_names[i] for i in images.labels.tolist()]})
@@ -214,16 +230,17 @@ def _write(out: Path, rows: list[int], images: Images, target: Tensor, made: Rec
 
 def search(args: argparse.Namespace) -> None:
     """Search policies for a data set or a folder; write them to `args.out`, all scores beside it; resumable."""
-    if args.out.suffix == ".csv":
+    if args.out.suffix.lower() == ".csv":
         wanted = args.out.with_suffix(".json")
         raise AtsError(f"--out {args.out} is the name of the table of all scores; give the policies' file, {wanted}")
     check_out(args.out)
+    check_out(table := args.out.with_suffix(".csv"))
     config, device = _search_config(args), device_of(args.device)
     train, test = _data(args)
-    if args.images > len(test):
-        print(f"{test!r}: {len(test)} images are scored instead of {args.images}")
-    fewer = {"images": min(args.images, len(test)), "acc_images": min(args.acc_images, len(test))}
-    config = dataclasses.replace(config, **fewer)
+    for name in ("images", "acc_images"):
+        if (asked := getattr(config, name)) > len(test):
+            config = dataclasses.replace(config, **{name: len(test)})
+            print(f"{test.name}: {len(test)} images are scored instead of {asked} (--{name.replace('_', '-')})")
     store = Store(args.store, progress=True)
     semi_trained, random_init = _models(args, train, test, store, device)
     finals = dataclasses.replace(ATTACKS["adam-cosine"], steps=args.attack_steps) if args.attack_steps else None
@@ -231,7 +248,6 @@ def search(args: argparse.Namespace) -> None:
     result = search_policies(config, semi_trained, random_init, test, seed=args.seed, **kept)
     result.save(args.out, dataset=args.dataset, model=args.model, epochs=args.epochs, image_shape=test.pixels.shape[1:])
     print(_best(result))
-    table = args.out.with_suffix(".csv")
     print(f"{args.out}: {len(result.chosen)} policies; all {len(result.table):,} in {table.name}")
 
 

@@ -200,6 +200,8 @@ FAMILIES: dict[str, tuple[Callable[..., nn.Module], int, int]] = {  # builder, d
     "lenet": (lenet, 12, 1),
 }
 
+LARGEST = 1024  # the widest network, as in resnet20-1024, and image
+
 
 def build_model(
     name: str, num_classes: int, in_channels: int = 3, *, image_size: int = 32,
@@ -223,6 +225,8 @@ def build_model(
     check_whole("num_classes", num_classes, 2)
     check_whole("in_channels", in_channels, 1)
     check_whole("image_size", image_size, 1)
+    if max(int(size or 1), image_size) > LARGEST:  # else memory ends, or it takes minutes without a word
+        raise AtsError(f"model {name!r} for images {image_size} wide: neither number may be above {LARGEST}")
     builder, default, unit = FAMILIES[family]
     mean, std = norm if isinstance(norm, tuple) else normalization(norm) if norm else ((0.5,), (0.25,))
     if len(mean) not in (1, in_channels):

@@ -115,8 +115,8 @@ def read_tensors(path: Path) -> tuple[Tensors, dict, bool]:
     Raises:
         AtsError: the file is not there, is no safetensors file, or its bytes have changed since.
     """
-    if not path.exists():
-        raise AtsError(f"{path} does not exist")
+    if not path.is_file():
+        raise AtsError(f"{path} {'is a folder, not a file' if path.is_dir() else 'does not exist'}")
     try:
         with safe_open(path, "pt") as stored:
             metadata = stored.metadata() or {}

@@ -13,7 +13,7 @@ from atslib.__main__ import main
 from atslib.attacks import ATTACKS
 from atslib.clients.threat import ThreatModel
 from atslib.errors import AtsError
-from atslib.report.run import runner
+from atslib.report.run import making, runner
 from atslib.report.run.audit import audit, audit_page, differences, part_of, sample, summaries, write_audit
 from atslib.report.run.runner import report
 from atslib.report.run.schedule import needed
@@ -135,7 +135,7 @@ def test_the_report_is_made_from_the_archive_alone(root, smoke_store, said, monk
     from atslib.report.pages import claim1_privacy
 
     executed = []
-    monkeypatch.setattr(runner, "execute", lambda name, parameters, *, root, store: executed.append((name, store.root)))
+    monkeypatch.setattr(making, "execute", lambda name, parameters, *, root, store: executed.append((name, store.root)))
     chosen, here = settings(profile="smoke"), Store(smoke_store)
     whole = claim1_privacy.run(chosen, here)
     archive = Archive(root / "results/units")

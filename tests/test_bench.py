@@ -29,6 +29,15 @@ def test_bench_prints_a_json_line_keeps_it_and_the_book_shows_it(tmp_path, capsy
     assert f"| cpu, 1 threads | lenet | 2 | {speed['engine_ms']:.1f} |" in speed_table(kept)
 
 
+def test_members_count_for_the_reference_sizes_too_and_each_is_announced(capsys, monkeypatch):
+    monkeypatch.setattr(bench, "ATTACK_SIZES", (("lenet-2", 8), ("lenet-3", 4)))
+    monkeypatch.setattr(bench, "attack", lambda model, members, *, device: [model, members])
+    assert main(["bench", "attack", "--members", "5"]) == 0
+    said = capsys.readouterr()
+    assert said.out == '["lenet-2", 5]\n["lenet-3", 5]\n'
+    assert said.err.splitlines()[0] == "measuring attack on lenet-2, 5 at once, against the plain loop"
+
+
 def test_bench_of_the_scores_is_a_json_line_and_a_row_of_its_own(tmp_path, capsys):
     kept = tmp_path / "speed.jsonl"
     assert main(f"bench scores --model lenet --members 2 --out {kept}".split()) == 0

@@ -19,13 +19,16 @@ from atslib.__main__ import COMMANDS, main
 from atslib.attacks import engine
 from atslib.clients.training import load_checkpoint, save_checkpoint
 from atslib.commands import indices
+from atslib.data import official
 from atslib.data.load import load
+from atslib.data.packed import pack
 from atslib.errors import AtsError
 from atslib.measures.metrics import psnr
 from atslib.models import build_model
 from atslib.policies.policy import load_policies
 
 SMALL = "--dataset shapes --steps 3"
+FILES = {"table.csv", "sheet.png", "arrays.safetensors"}  # of an attack
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +130,17 @@ def test_public_names_are_what_they_say_and_rooms_stay_importable():
         ("search --out p.json --rungs 10", "error: rungs '10': expected images:share"),
         ("search --out p.json --sampler best", "error: argument --sampler: invalid choice: 'best'"),
         ("search --out p.json --dataset shapes --model resnet7", "error: model 'resnet7' is unknown"),
+        ("search --out p.CSV", "error: --out p.CSV is the name of the table of all scores"),
+        ("search --out p.json --seed x", "error: argument --seed: 'x' must be a whole number, at least 0"),
+        (
+            "search --out p.json --dataset shapes --model lenet-99999999",
+            "error: model 'lenet-99999999' for images 32 wide",
+        ),
+        ("archive verify", "error: there is no archive at "),
+        ("archive write", "error: there is no archive at "),
+        ("store list s.tar", "error: store list takes no file, but a store: --store FOLDER"),
+        ("store verify s.tar", "error: store verify takes no file, but a store: --store FOLDER"),
+        ("pack tinyimagenet .", "error: tinyimagenet: . cannot be packed: give the zip from Stanford"),
         ("attack --out x --steps 0", "error: argument --steps: '0' must be"),
         ("attack --out x --attack magic", "error: attack 'magic' is unknown; choose one of adam-cosine, lbfgs-l2"),
         ("attack --out x --defense prune:2", "error: defense prune: strength 2.0 must be the fraction"),
@@ -134,6 +148,10 @@ def test_public_names_are_what_they_say_and_rooms_stay_importable():
         ("attack --out x --dataset shapes --index 0-5000", "error: index '0-5000'"),
         ("attack --out x --device abacus", "error: device 'abacus' cannot be used"),
         ("attack --out x --device cuda:99", "error: device 'cuda:99' cannot be used"),
+        (
+            "attack --out x --dataset shapes --model lenet --checkpoint .",
+            "error: checkpoint . is a folder, not a file",
+        ),
         ("attack --out x --dataset shapes --model resnet7", "error: model 'resnet7' is unknown"),
         (
             "attack --out x --dataset shapes --model lenet --checkpoint none.safetensors",
@@ -225,6 +243,23 @@ def test_a_store_that_is_not_there_is_named(action, tmp_path, refusal, monkeypat
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "command",
+    ["store export {out} --store {store}", "store export --store {store} {out}", "store --store {store} export {out}"],
+)
+def test_options_stand_before_between_or_after_names(command, store, tmp_path):
+    store.get("kind", {}, lambda state: {"x": torch.zeros(1)})
+    assert main(command.format(out=tmp_path / "a.tar", store=store.root).split()) == 0
+    assert (tmp_path / "a.tar").exists()
+
+
+def test_a_place_in_the_way_of_one_of_the_results_is_refused_before_any_work(tmp_path, refusal):
+    for name in ("sheet.png", "p.csv"):
+        (tmp_path / name).mkdir()
+    assert refusal(PLACES["attack"].format(out=tmp_path)).endswith("sheet.png is a folder, give a file in it")
+    assert refusal(PLACES["search"].format(out=tmp_path / "p.json")).endswith("p.csv is a folder, give a file in it")
+
+
 @pytest.mark.parametrize("environment", [{"LC_ALL": "C"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}])
 def test_a_folder_in_any_spelling_is_searched_under_any_locale(environment, tmp_path):
     folder = tmp_path / "Füße"
@@ -257,10 +292,11 @@ def test_training_leaves_the_checkpoint_alone_in_its_folder(checkpoint):
     assert [path.name for path in checkpoint.parent.iterdir()] == ["model.safetensors"]
 
 
-def test_an_attack_writes_a_table_a_sheet_and_the_arrays_behind_them(checkpoint, tmp_path):
-    command = f"attack {SMALL} --index 3,0-1 --policy 3-1-7 --checkpoint {checkpoint} --out {tmp_path}"
+def test_an_attack_writes_a_table_a_sheet_and_the_arrays_behind_them(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = f"attack {SMALL} --index 3,0-1 --policy 3-1-7 --checkpoint {checkpoint} --out ."
     assert main(command.split()) == 0
-    assert {path.name for path in tmp_path.iterdir()} == {"table.csv", "sheet.png", "arrays.safetensors"}
+    assert {path.name for path in tmp_path.iterdir()} == FILES
     table, arrays = pd.read_csv(tmp_path / "table.csv"), load_file(tmp_path / "arrays.safetensors")
     images = load("shapes", "test")
     assert table["image"].tolist() == [3, 0, 1]
@@ -269,6 +305,17 @@ def test_an_attack_writes_a_table_a_sheet_and_the_arrays_behind_them(checkpoint,
     torch.testing.assert_close(torch.tensor(table["psnr"]).float(), expected, rtol=1e-4, atol=0)
     assert arrays["trace"].shape == (3, 3)
     assert (tmp_path / "sheet.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_training_images_that_the_floor_needs_are_asked_for_before_the_attack(tmp_path, monkeypatch, refusal):
+    monkeypatch.setenv("ATS_DATA", str(tmp_path / "data"))
+    images = load("shapes", "test")[:4]
+    pack(images.pixels, images.labels, images.class_names, tmp_path / "data" / "cifar10_test.npz")
+    monkeypatch.setattr(official, "_fetch_torchvision", lambda *_: {}["no network"])
+    monkeypatch.setattr(engine.OPTIMIZERS["adam"], "step", None)  # the attack would stumble here
+    said = refusal(f"attack --dataset cifar10 --model lenet-2 --index 0 --out {tmp_path / 'out'}")
+    assert f"cifar10: there is no file {tmp_path / 'data' / 'cifar10_train.npz'}" in said
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_checkpoint_names_its_network_and_its_weights_are_used(checkpoint, tmp_path):
@@ -321,11 +368,11 @@ def test_an_interrupted_attack_goes_on_to_the_same_result(checkpoint, tmp_path, 
         assert main(command("cut")) == 130
     said = capsys.readouterr().err.splitlines()[-1]
     assert said == f"interrupted; {COMMANDS['attack'][1]}"
-    assert saved[-1].exists()
-    assert not (tmp_path / "cut").exists()
+    assert list((tmp_path / "cut").iterdir()) == [saved[-1]]
     assert main(command("cut")) == 0
     assert (tmp_path / "cut" / "table.csv").read_bytes() == (tmp_path / "whole" / "table.csv").read_bytes()
-    assert {path.name for path in tmp_path.iterdir()} == {"cut", "whole"}
+    for name in ("cut", "whole"):
+        assert {path.name for path in (tmp_path / name).iterdir()} == FILES
 
 
 def test_a_checkpoint_that_is_damaged_of_another_network_or_none_is_one_line(checkpoint, tmp_path, refusal):

@@ -566,6 +566,9 @@ def test_without_a_download_and_in_a_root_that_cannot_be_written_there_is_one_er
     with refused("download=False"):
         load("cifar100", "train", tmp_path, download=False)
     assert offline == []
+    with refused("there is no file"):
+        load("cifar100", "train", tmp_path / "mistyped")
+    assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").write_text("")
     with refused("there is no file"):
         load("cifar100", "train", tmp_path / "file")

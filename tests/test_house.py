@@ -90,9 +90,8 @@ def test_a_package_names_its_modules_and_says_how_to_add_one(package):
     assert not modules - listed - {"__init__"} - set(re.findall(r"`(\w+)", words))
 
 
-# Above the sizes today: each is to be split or shortened, and then to leave this list; the first two have functions
-# with all the arguments of torch's.
-LARGE = ("gradients/per_example", "models", "clients/training", "report/run/runner", "report/units/units")
+# They have functions with all the arguments of torch's.
+LARGE = ("gradients/per_example", "models")
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if name(path).removesuffix(".py") not in LARGE], ids=name)

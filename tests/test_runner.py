@@ -15,7 +15,8 @@ from atslib.report.book.answers import answers
 from atslib.report.pages import PAGES
 from atslib.report.result import stored_digest
 from atslib.report.run import runner
-from atslib.report.run.runner import build_book, compute, execute, published, run, usable
+from atslib.report.run.making import build_book, execute
+from atslib.report.run.runner import compute, published, run, usable
 from atslib.report.units.settings import settings
 from atslib.report.units.units import attack_unit, attacked
 from atslib.store import Store
@@ -110,11 +111,12 @@ def test_data_that_is_not_there_falls_back_to_shapes_with_a_line(tmp_path, monke
     monkeypatch.setattr(runner, "load", lambda name, split: load(name, split, download=False))
     lines = []
     assert usable("cifar100", lines.append) == "shapes"
-    (line,) = lines
+    reading, line = lines
+    assert reading == "reading cifar100"
     assert "cifar100" in line
     assert "going on with the embedded `shapes` images; the pages say so" in line
     assert usable("shapes-grey", lines.append) == "shapes-grey"  # which are there
-    assert lines == [line]
+    assert lines == [reading, line]
 
 
 def test_papermill_knows_every_parameter_that_a_run_passes():

@@ -108,6 +108,13 @@ def test_the_outlook_says_what_is_done_and_how_long_the_rest_takes(store):
     units = [attack_unit(TINY, policy) for policy in ("", "28")]
     words = r"about \d+ s to go with 2 at once on this machine"
     assert re.fullmatch(rf"4 units to make, {words}", outlook(units, store, "cpu", 2))
+    for begun in ("state.0-2", "state"):  # of an attack, of a training
+        (state := store.path(units[1].kind, units[1]).with_suffix(f".{begun}")).parent.mkdir(
+            exist_ok=True, parents=True
+        )
+        state.touch()
+        assert re.fullmatch(rf"resuming: 0 of 4 done, 1 begun, {words}", outlook(units, store, "cpu", 2))
+        state.unlink()
     stored(units[0].model, store)
     assert re.fullmatch(rf"resuming: 1 of 4 done, {words}", outlook(units, store, "cpu", 2))
     for unit in needed(units):
@@ -250,7 +257,9 @@ def test_a_unit_that_would_come_too_late_is_left_and_a_second_run_finishes_with_
     compute([first, attack], store, "cpu", jobs=1, ends=time.monotonic() + 3600)
     assert said[0] == "units to make: 2 model, 1 attack; 1 at once"
     (line,) = said[1:]
-    assert re.fullmatch(rf"1 of 3 done, about [\d,]+ hours left: model {re.escape(first.title)}, \d+ s", line)
+    assert re.fullmatch(
+        rf"1 of 3 done, about [\d,]+ hours left, 60 min of it now: model {re.escape(first.title)}, \d+ s", line
+    )
     assert [unit for unit in (first, later, attack) if store.has(unit.kind, unit)] == [first]
     said.clear()
     compute([first, attack], store, "cpu", jobs=1)

@@ -358,7 +358,7 @@ def test_search_on_an_own_folder(folder, tmp_path, capsys):
     command = f"search --dataset {folder} --image-size 18 --fit crop {QUICK} --images 50 --store {tmp_path / 's'}"
     assert main([*command.split(), "--out", str(out)]) == 0
     shown = capsys.readouterr().out
-    assert "4 images are scored instead of 50" in shown
+    assert "4 images are scored instead of 50 (--images)" in shown
     assert len(load_policies(out)) == 2
     assert json.loads(out.read_text())["image_shape"] == [3, 18, 18]
     kinds = [path.parent.name for path, _ in Store(tmp_path / "s").entries()]

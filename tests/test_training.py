@@ -177,7 +177,7 @@ def test_a_killed_run_resumes_to_the_same_bits_and_goes_on_counting(images, tmp_
 
 def test_a_run_that_is_resumed_after_its_end_trains_no_further(images, tmp_path, monkeypatch):
     first = trained(images, checkpoint=tmp_path / "state")
-    monkeypatch.setattr(training, "_epoch", None)
+    monkeypatch.setattr(training._Run, "epoch", None)
     again = trained(images, checkpoint=tmp_path / "state")
     assert equal(first.model, again.model)
     assert again.history == first.history
@@ -414,7 +414,7 @@ def test_a_checkpoint_without_a_hash_is_taken_with_a_warning(tmp_path):
         (lambda path: path.write_bytes(b""), "cannot be read as safetensors"),
         (lambda path: path.write_text("PK not a checkpoint" * 9), "cannot be read as safetensors"),
         (lambda path: torch.save({"weight": torch.ones(2)}, path), "cannot be read as safetensors"),
-        (lambda path: path.mkdir(), "cannot be read as safetensors"),
+        (lambda path: path.mkdir(), "is a folder, not a file"),
         (lambda path: save_checkpoint(path, network("lenet")), "is of another network"),
         (lambda path: save_checkpoint(path, network()) or flip_a_bit(path), "is damaged: its bytes do not match"),
     ],

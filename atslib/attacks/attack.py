@@ -75,24 +75,3 @@ class Attack(Protocol):
         `start` or `progress`; those that it does not name are not given.
         """
         ...
-
-
-class Matching(Protocol):
-    """The settings that engine, cost and optimizers read; `matching.GradientMatching` explains them."""
-
-    distance: str
-    optimizer: str
-    lr: float
-    steps: int
-    schedule: str
-    signed: bool
-    boxed: bool
-    start: str
-    restarts: int
-    keep_best: bool
-    inner: int
-    history: int
-    line_search: bool
-    weights: dict[str, float]
-
-    def structure(self) -> tuple: ...

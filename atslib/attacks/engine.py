@@ -4,15 +4,18 @@ Members (images × policies × restarts × settings) are independent: each has i
 cost, step size, weights and number of steps. So one gradient of the summed costs holds that of every member.
 """
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from atslib.attacks.attack import Matching, Reconstruction
+from atslib.attacks.attack import Reconstruction
 from atslib.attacks.labels import initial_logits
 from atslib.attacks.memory import members_on_cpu, members_on_gpu
 from atslib.attacks.objective import Objective
@@ -24,6 +27,9 @@ from atslib.gradients.chunks import in_chunks
 from atslib.models import normalization_layer
 from atslib.store import fingerprint, load_state, save_state
 
+if TYPE_CHECKING:
+    from atslib.attacks.matching import GradientMatching
+
 # (step, images (N, k, C, H, W) in [0, 1] units, distance (N,)) → True to stop the attack
 OnFrame = Callable[[int, Tensor, Tensor], bool | None]
 
@@ -34,8 +40,8 @@ STATE_FORMAT = 2  # raise it when the meaning of a stored state changes
 
 
 def match(
-    seen: Observed, attacks: Sequence[Matching], *, rng: torch.Generator, start: Tensor | None = None, frames: int = 0,
-    on_frame: OnFrame | None = None, keep_restarts: bool = False, chunk: int | None = None,
+    seen: Observed, attacks: Sequence[GradientMatching], *, rng: torch.Generator, start: Tensor | None = None,
+    frames: int = 0, on_frame: OnFrame | None = None, keep_restarts: bool = False, chunk: int | None = None,
     checkpoint: Path | None = None, on_saved: Callable[[], None] | None = None, progress: bool = False,
 ) -> Reconstruction:  # fmt: skip
     """Run N independent attacks at once.
@@ -74,7 +80,7 @@ def match(
     return _best(runs, restarts, keep_restarts)
 
 
-def _checked(seen: Observed, attacks: Sequence[Matching], frames: int, chunk: int | None) -> int:
+def _checked(seen: Observed, attacks: Sequence[GradientMatching], frames: int, chunk: int | None) -> int:
     """How many restarts the attacks have."""
     check_whole("frames", frames, 0)
     if chunk is not None:
@@ -89,7 +95,7 @@ def _checked(seen: Observed, attacks: Sequence[Matching], frames: int, chunk: in
     return attacks[0].restarts
 
 
-def _starts(seen: Observed, attacks: Sequence[Matching], rng: torch.Generator, start: Tensor | None) -> Tensor:
+def _starts(seen: Observed, attacks: Sequence[GradientMatching], rng: torch.Generator, start: Tensor | None) -> Tensor:
     """Iterates to begin from, (restarts · N, D) in normalized units, restart by restart."""
     restarts, shape = attacks[0].restarts, (seen.threat.batch, *seen.shape)
     like, normalize = seen.updates[0].gradients, normalization_layer(seen.updates[0].model)
@@ -114,7 +120,7 @@ def _starts(seen: Observed, attacks: Sequence[Matching], rng: torch.Generator, s
     return torch.stack(begin).unflatten(0, (-1, restarts)).transpose(0, 1).flatten(0, 1)
 
 
-def chunk_size(seen: Observed, attack: Matching) -> int:
+def chunk_size(seen: Observed, attack: GradientMatching) -> int:
     """How many members fit in the free memory, from what one member needs (measured on a GPU)."""
     one = seen.take(torch.zeros(1, dtype=torch.int64, device=seen.updates[0].gradients.device))
     z = _starts(one, [attack], torch.Generator(), None)[:1].requires_grad_()
@@ -127,7 +133,7 @@ def chunk_size(seen: Observed, attack: Matching) -> int:
 class _Run:
     """One chunk of members from their starts to their last steps."""
 
-    def __init__(self, seen: Observed, attacks: list[Matching], begin: Tensor, frames: int, file: Path | None):
+    def __init__(self, seen: Observed, attacks: list[GradientMatching], begin: Tensor, frames: int, file: Path | None):
         self.seen, self.attacks, self.file = seen, attacks, file
         self.last = max(a.steps for a in attacks)
         self.snapshots = frame_steps(frames, self.last)

@@ -24,11 +24,7 @@ def infer_labels(seen: Observed) -> Tensor:
     return evidence.argmin(1, keepdim=True)
 
 
-def num_classes(seen: Observed) -> int:
-    """How many classes the attacked model tells apart: the length of its last parameter."""
-    return [p.shape[0] for p in seen.updates[0].model.parameters()][-1]
-
-
 def initial_logits(seen: Observed, rng: torch.Generator) -> Tensor:
     """Start of one member's labels where they are optimized too, (batch · K,), N(0, 1) as in DLG."""
-    return torch.randn(seen.threat.batch * num_classes(seen), generator=rng, device=rng.device)
+    *_, last = seen.updates[0].model.parameters()  # as many rows as there are classes
+    return torch.randn(seen.threat.batch * len(last), generator=rng, device=rng.device)

@@ -1,14 +1,16 @@
 """The cost that an attack descends, for N members at once; every member has its own row."""
 
+from __future__ import annotations
+
 import copy
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from atslib.attacks.attack import Matching
 from atslib.attacks.labels import infer_labels
 from atslib.attacks.priors import PENALTIES
 from atslib.clients.threat import Observed
@@ -17,6 +19,9 @@ from atslib.gradients.cpu import by_rows, pieces
 from atslib.gradients.problems import DISTANCES, Fixed, problem_gradients, unflatten
 from atslib.models import normalization_layer
 
+if TYPE_CHECKING:
+    from atslib.attacks.matching import GradientMatching
+
 
 class Objective:
     """Members' iterates `z` (N, D) → distance and penalty; of several updates, the mean distance over them.
@@ -24,7 +29,7 @@ class Objective:
     `z` is the images in normalized units, then, where labels are optimized, their logits.
     """
 
-    def __init__(self, seen: Observed, attacks: Sequence[Matching], *, split: bool = True):
+    def __init__(self, seen: Observed, attacks: Sequence[GradientMatching], *, split: bool = True):
         if any(update.kind != "gradient" for update in seen.updates):
             raise AtsError("gradient matching needs gradients, and an update here is a difference of weights")
         self.seen, first = seen, seen.updates[0]
@@ -75,7 +80,7 @@ class Objective:
         return self.distance(gradients, self.sent[i])
 
 
-def _part(seen: Observed, attacks: Sequence[Matching], rows: slice) -> Objective:
+def _part(seen: Observed, attacks: Sequence[GradientMatching], rows: slice) -> Objective:
     """Some of the members, with copies of the models: hooks and modes of one are seen by all its threads."""
     own = seen.take(rows)
     updates = tuple(dataclasses.replace(update, model=copy.deepcopy(update.model)) for update in own.updates)

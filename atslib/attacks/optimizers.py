@@ -4,13 +4,18 @@
 each of these with `torch.optim`, run on one member at a time.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from atslib.attacks.attack import Matching
+if TYPE_CHECKING:
+    from atslib.attacks.matching import GradientMatching
+
 
 # iterates (n, D) → distance (n,), penalty (n,)
 Cost = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -34,13 +39,17 @@ SCHEDULES: dict[str, Callable[[Tensor, int], Tensor]] = {
 class Optimizer:
     """Iterates and all else that a step needs, in `state`: tensors with one row per member.
 
+    A subclass has its own state in `moments`, zeros like the iterates at first, and says how to `move`.
+
     Args:
         attacks: one per member, of one structure.
         z: (n, D) starts; the first `pixels` columns are the images.
         low, high: (D,) the box of the images, infinite for other columns.
     """
 
-    def __init__(self, attacks: Sequence[Matching], z: Tensor, pixels: int, low: Tensor, high: Tensor):
+    moments: tuple[str, ...] = ()
+
+    def __init__(self, attacks: Sequence[GradientMatching], z: Tensor, pixels: int, low: Tensor, high: Tensor):
         def column(values: list) -> Tensor:
             return torch.tensor(values, device=z.device).view(len(attacks), -1)
 
@@ -53,7 +62,7 @@ class Optimizer:
             "signed": column([a.signed for a in attacks]) & (torch.arange(z.shape[1], device=z.device) < pixels),
             "low": torch.where(boxed, low, -torch.inf),
             "high": torch.where(boxed, high, torch.inf),
-        }
+        } | {name: torch.zeros_like(z) for name in self.moments}
 
     def keep(self, rows: Tensor) -> None:
         """Drop all members but these."""
@@ -74,39 +83,38 @@ class Optimizer:
     def boxed(self, z: Tensor) -> Tensor:
         return torch.clamp(z, self.state["low"], self.state["high"])
 
+    def step(self, cost: Cost, step: int) -> tuple[Tensor, Tensor]:
+        """Move every member once; its distance and its whole cost before the move, (n,) each."""
+        distance, whole, gradient = self.gradient(cost, self.state["z"])
+        self.state["z"] = self.boxed(self.state["z"] - self.move(gradient, step))
+        return distance, whole
+
+    def move(self, gradient: Tensor, step: int) -> Tensor:
+        """What the iterates (n, D) lose in this step."""
+        raise NotImplementedError
+
 
 class Adam(Optimizer):
     """Adam with torch's defaults (0.9, 0.999, 1e-8)."""
 
-    def __init__(self, *args: object):
-        super().__init__(*args)
-        self.state |= {"mean": torch.zeros_like(self.state["z"]), "square": torch.zeros_like(self.state["z"])}
+    moments = ("mean", "square")
 
-    def step(self, cost: Cost, step: int) -> tuple[Tensor, Tensor]:
-        """Move every member once; its distance and its whole cost before the move, (n,) each."""
+    def move(self, gradient: Tensor, step: int) -> Tensor:
         s = self.state
-        distance, whole, gradient = self.gradient(cost, s["z"])
         s["mean"].lerp_(gradient, 0.1)
         s["square"].mul_(0.999).addcmul_(gradient, gradient, value=0.001)
         root = (s["square"] / (1 - 0.999 ** (step + 1))).sqrt_().add_(1e-8)
-        s["z"] = self.boxed(s["z"] - self.rate(step) / (1 - 0.9 ** (step + 1)) * s["mean"] / root)
-        return distance, whole
+        return self.rate(step) / (1 - 0.9 ** (step + 1)) * s["mean"] / root
 
 
 class Sgd(Optimizer):
     """Stochastic gradient descent with Nesterov momentum 0.9."""
 
-    def __init__(self, *args: object):
-        super().__init__(*args)
-        self.state["momentum"] = torch.zeros_like(self.state["z"])
+    moments = ("momentum",)
 
-    def step(self, cost: Cost, step: int) -> tuple[Tensor, Tensor]:
-        """Move every member once; its distance and its whole cost before the move, (n,) each."""
-        s = self.state
-        distance, whole, gradient = self.gradient(cost, s["z"])
-        s["momentum"].mul_(0.9).add_(gradient)
-        s["z"] = self.boxed(s["z"] - self.rate(step) * (gradient + 0.9 * s["momentum"]))
-        return distance, whole
+    def move(self, gradient: Tensor, step: int) -> Tensor:
+        momentum = self.state["momentum"].mul_(0.9).add_(gradient)
+        return self.rate(step) * (gradient + 0.9 * momentum)
 
 
 class Lbfgs(Optimizer):
@@ -119,15 +127,14 @@ class Lbfgs(Optimizer):
     """
 
     TOLERANCE_GRADIENT, TOLERANCE_CHANGE = 1e-7, 1e-9
+    moments = ("direction", "previous")
 
-    def __init__(self, attacks: Sequence[Matching], z: Tensor, *args: object):
+    def __init__(self, attacks: Sequence[GradientMatching], z: Tensor, *args: object):
         super().__init__(attacks, z, *args)
         self.inner, self.line_search = attacks[0].inner, attacks[0].line_search
         n, size, history = *z.shape, attacks[0].history
         self.state |= {
             "iterations": torch.zeros(n, dtype=torch.int64, device=z.device),
-            "direction": torch.zeros_like(z),
-            "previous": torch.zeros_like(z),
             "length": torch.zeros(n, 1, dtype=z.dtype, device=z.device),
             "diagonal": torch.ones(n, 1, dtype=z.dtype, device=z.device),
             "changes": z.new_zeros(n, history, size),

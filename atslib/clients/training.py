@@ -2,10 +2,12 @@
 
 import copy
 import dataclasses
+import math
 import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import shorten
 
 import torch
 import torch.nn.functional as F
@@ -77,18 +79,10 @@ def learning_rate(config: TrainConfig, epoch: int) -> float:
 
 
 def fit(
-    model: nn.Module,
-    train: Images,
-    config: TrainConfig,
-    *,
-    rng: torch.Generator | int,
-    test: Images | None = None,
-    defense: AnyDefense = None,
-    checkpoint: Path | None = None,
-    on_saved: Callable[[], None] | None = None,
-    on_step: Callable[[int], None] | None = None,
-    progress: bool = False,
-) -> Trained:
+    model: nn.Module, train: Images, config: TrainConfig, *, rng: torch.Generator | int, test: Images | None = None,
+    defense: AnyDefense = None, checkpoint: Path | None = None, on_saved: Callable[[], None] | None = None,
+    on_step: Callable[[int], None] | None = None, progress: bool = False,
+) -> Trained:  # fmt: skip
     """Train `model` in place on the device of its parameters.
 
     Args:
@@ -109,38 +103,21 @@ def fit(
     Raises:
         AtsError: network and images that do not fit each other, or a loss that is no longer finite.
     """
-    rng, defense = as_stream(rng), Defense.of([config.defense, defense])
     checkpoint, device = checkpoint and Path(checkpoint), _check(model, train)
     if device.type == "cpu":
         model.to(memory_format=torch.channels_last)  # convolutions are a third faster; weights stay the same
-    pixels, labels = train.pixels.to(device), train.labels.to(device)
-    optimizer = torch.optim.SGD(
-        model.parameters(),
-        lr=config.lr,
-        momentum=config.momentum,
-        nesterov=config.momentum > 0,
-        weight_decay=config.weight_decay,
-    )
-    run = fingerprint("training 1", model, train, test, config, str(defense), rng) if checkpoint else ""
-    history = _resume(checkpoint, run, model, optimizer, rng) if checkpoint else []
-    for epoch in tqdm(range(len(history), config.epochs), disable=not progress, unit="epoch", leave=False):
-        started = time.monotonic()
-        optimizer.param_groups[0]["lr"] = learning_rate(config, epoch)
-        before = epoch * -(-len(pixels) // config.batch)
-        step = (lambda i, before=before: on_step(before + i)) if on_step else None
-        loss = _epoch(wrapped(defense, model), (pixels, labels), config, defense, optimizer, rng, step)
-        facts = {"epoch": epoch, "loss": loss, "lr": optimizer.param_groups[0]["lr"]}
-        if not torch.isfinite(torch.tensor(loss)):
-            raise AtsError(f"training diverged in epoch {epoch}: loss {loss}; lower TrainConfig.lr={config.lr}")
-        facts["seconds"] = time.monotonic() - started
+    run = _Run(model, train.to(device), config, Defense.of([config.defense, defense]), as_stream(rng))
+    if checkpoint:
+        run.resume(checkpoint, test)
+    for epoch in tqdm(range(len(run.history), config.epochs), disable=not progress, unit="epoch", leave=False):
+        run.history.append(run.epoch(epoch, on_step))
         if test is not None:
-            facts["accuracy"] = evaluate(model, test)
-        history.append(facts)
+            run.history[-1]["accuracy"] = evaluate(model, test)
         if checkpoint:
-            _save(checkpoint, run, model, optimizer, history, rng.get_state())
+            run.save(checkpoint)
             if on_saved and epoch + 1 < config.epochs:
                 on_saved()
-    return Trained(model.to(memory_format=torch.contiguous_format).eval(), tuple(history))
+    return Trained(model.to(memory_format=torch.contiguous_format).eval(), tuple(run.history))
 
 
 def _check(model: nn.Module, images: Images) -> torch.device:
@@ -158,38 +135,68 @@ def _check(model: nn.Module, images: Images) -> torch.device:
     return like.device
 
 
-def _epoch(
-    model: nn.Module,
-    data: tuple[Tensor, Tensor],
-    config: TrainConfig,
-    defense: Defense,
-    optimizer: torch.optim.Optimizer,
-    rng: torch.Generator,
-    on_step: Callable[[int], None] | None,
-) -> float:
-    """One pass over the pixels and labels; the mean cross-entropy (without the factor)."""
-    model.train()
-    pixels, labels = data
-    policy = parse_policy(config.policy)
-    order = torch.randperm(len(pixels), generator=rng, device=rng.device).to(pixels.device)
-    total = torch.zeros((), device=pixels.device)
-    for i, rows in enumerate(order.split(config.batch), 1):
-        batch = transform(pixels[rows], policy, rng=rng, crop_flip=config.crop_flip)
-        batch = fast_layout(to_images(defense.before(batch, rng=rng)))
+class _Run:
+    """A training on its way: what it trains and with what, and in `history` what is behind it."""
+
+    def __init__(self, model: nn.Module, images: Images, config: TrainConfig, defense: Defense, rng: torch.Generator):
+        self.model, self.images, self.config, self.defense, self.rng = model, images, config, defense, rng
+        self.policy, self.history = parse_policy(config.policy), []
+        how = {"nesterov": config.momentum > 0, "weight_decay": config.weight_decay}
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=config.momentum, **how)
+
+    def epoch(self, number: int, on_step: Callable[[int], None] | None) -> dict[str, float]:
+        """One pass over the images; its facts, the loss being the mean cross-entropy without the factor."""
+        started, config = time.monotonic(), self.config
+        rate = self.optimizer.param_groups[0]["lr"] = learning_rate(config, number)
+        model, device = wrapped(self.defense, self.model).train(), self.images.pixels.device
+        order = torch.randperm(len(self.images), generator=self.rng, device=self.rng.device).to(device)
+        batches, total = order.split(config.batch), torch.zeros((), device=device)
+        for step, rows in enumerate(batches, number * len(order.split(config.batch)) + 1):
+            total += self.step(model, rows) * len(rows)
+            if on_step:
+                on_step(step)
+        loss = float(total) / len(self.images)
+        if not math.isfinite(loss):
+            raise AtsError(f"training diverged in epoch {number}: loss {loss}; lower TrainConfig.lr={config.lr}")
+        return {"epoch": number, "loss": loss, "lr": rate, "seconds": time.monotonic() - started}
+
+    def step(self, model: nn.Module, rows: Tensor) -> Tensor:
+        """Train `model`, the network or a defense's wrapper of it, on one batch; its loss before."""
+        config, rng = self.config, self.rng
+        batch = transform(self.images.pixels[rows], self.policy, rng=rng, crop_flip=config.crop_flip)
+        batch = fast_layout(to_images(self.defense.before(batch, rng=rng)))
         with torch.autocast(batch.device.type, torch.bfloat16, enabled=config.mixed_precision):
-            loss = F.cross_entropy(model(batch), labels[rows])
-        optimizer.zero_grad()
+            loss = F.cross_entropy(model(batch), self.images.labels[rows])
+        self.optimizer.zero_grad()
         (config.loss_factor * loss).backward()
-        if defense.parts:
+        if self.defense.parts:
             parameters = {name: p for name, p in model.named_parameters() if p.grad is not None}
             gradients = {name: p.grad[None] for name, p in parameters.items()}
-            for name, gradient in share(defense, gradients, model=model, rng=rng).items():
+            for name, gradient in share(self.defense, gradients, model=model, rng=rng).items():
                 parameters[name].grad = gradient[0]
-        optimizer.step()
-        total += loss.detach() * len(rows)
-        if on_step:
-            on_step(i)
-    return float(total) / len(pixels)
+        self.optimizer.step()
+        return loss.detach()
+
+    def save(self, path: Path) -> None:
+        """Keep all that the next epochs depend on."""
+        tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
+        momenta = [self.optimizer.state[p].get("momentum_buffer") for p in self.model.parameters()]
+        tensors |= {f"momentum.{i}": value for i, value in enumerate(momenta) if value is not None}
+        save_state(path, self.name, tensors | {"rng": self.rng.get_state()}, history=self.history)
+
+    def resume(self, path: Path, test: Images | None) -> None:
+        """Go on where this very training was left, if it was; `save` then keeps it under the same name."""
+        given = (self.model, self.images, test, self.config, str(self.defense), self.rng)
+        self.name = fingerprint("training 1", *given)
+        if (state := load_state(path, self.name)) is None:
+            return
+        tensors, facts = state
+        self.rng.set_state(tensors.pop("rng"))
+        for i, parameter in enumerate(self.model.parameters()):
+            if (momentum := tensors.pop(f"momentum.{i}", None)) is not None:
+                self.optimizer.state[parameter]["momentum_buffer"] = momentum.to(parameter.device)
+        self.model.load_state_dict({name.removeprefix("model."): value for name, value in tensors.items()})
+        self.history = facts["history"]
 
 
 @torch.no_grad()
@@ -227,31 +234,8 @@ def load_checkpoint(path: Path, model: nn.Module) -> dict:
     except AtsError as error:
         raise AtsError(f"checkpoint {error}") from None
     except RuntimeError as error:
-        raise AtsError(f"checkpoint {path} is of another network: {str(error).splitlines()[1].strip()}") from None
+        fault = shorten(str(error).splitlines()[1], 200, placeholder=" …")  # it can name every layer
+        raise AtsError(f"checkpoint {path} is of another network: {fault}") from None
     if not vouched:
         warnings.warn(f"checkpoint {path} carries no hash, so damage to it would not be noticed", stacklevel=2)
     return facts
-
-
-def _save(
-    path: Path, run: str, model: nn.Module, optimizer: torch.optim.Optimizer, history: list, stream: Tensor
-) -> None:
-    tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
-    momenta = [optimizer.state[p].get("momentum_buffer") for p in model.parameters()]
-    tensors |= {f"momentum.{i}": value for i, value in enumerate(momenta) if value is not None}
-    save_state(path, run, tensors | {"rng": stream}, history=history)
-
-
-def _resume(
-    path: Path, run: str, model: nn.Module, optimizer: torch.optim.Optimizer, rng: torch.Generator
-) -> list[dict]:
-    """Take up this run where it was left; its history, empty where there is nothing to take up."""
-    if (state := load_state(path, run)) is None:
-        return []
-    tensors, facts = state
-    rng.set_state(tensors.pop("rng"))
-    for i, parameter in enumerate(model.parameters()):
-        if (momentum := tensors.pop(f"momentum.{i}", None)) is not None:
-            optimizer.state[parameter]["momentum_buffer"] = momentum.to(parameter.device)
-    model.load_state_dict({name.removeprefix("model."): value for name, value in tensors.items()})
-    return facts["history"]

@@ -5,11 +5,3 @@ read packed files, official downloads and a user's own folder; `shapes` draws a 
 data set from outside: one entry in `load.DATASETS`; to add one here: one entry in `images.KINDS` and one in
 `load.NORMALIZATION`; to add a source: one file like `folder`.
 """
-
-from atslib.data.folder import load_folder
-from atslib.data.images import KINDS, Images
-from atslib.data.load import DATASETS, NORMALIZATION, available, is_drawn, load, measured_normalization, normalization
-from atslib.data.packed import pack
-
-__all__ = ["DATASETS", "KINDS", "NORMALIZATION", "Images", "available", "is_drawn", "load", "load_folder"]
-__all__ += ["measured_normalization", "normalization", "pack"]

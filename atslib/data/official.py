@@ -27,16 +27,19 @@ _FAILURES = (OSError, RuntimeError, ImportError, EOFError, LookupError, ValueErr
 
 def download(name: str, path: Path, *, allowed: bool) -> None:
     """Make `path`, and the other split's file if that is missing too, from the official archive."""
-    reason, cause = "download=False", None
+    reason, cause, folder = "download=False", None, path.parent
+    new = not folder.exists()
     try:
         if allowed:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=path.parent, prefix=".download-") as folder, _impatient():
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=folder, prefix=".download-") as kept, _impatient():
                 fetch = _fetch_tinyimagenet if name == "tinyimagenet" else _fetch_torchvision
-                _pack_splits(name, fetch(name, Path(folder)), path.parent)
+                _pack_splits(name, fetch(name, Path(kept)), folder)
             return
     except _FAILURES as error:
         reason, cause = explain(error), error
+        if new and folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()  # nothing came: a mistyped place is not left behind
     official = KINDS[name].official
     where = official if "/" in official else f"torchvision's {official}"
     raise AtsError(
@@ -60,6 +63,8 @@ def pack_copy(name: str, source: Path, root: Path) -> list[Path]:
     try:
         if not source.exists():
             raise FileNotFoundError(f"{source} does not exist")
+        if source.is_dir() == (name == "tinyimagenet"):
+            raise AtsError(f"give {'the zip from Stanford' if source.is_dir() else 'the folder that torchvision made'}")
         read = _read_tinyimagenet if name == "tinyimagenet" else partial(_fetch_torchvision, name, download=False)
         return _pack_splits(name, read(source), root)
     except _FAILURES as error:

@@ -4,7 +4,3 @@
 which is also the readable reference. `per_example` and `products` are the fast form; `cpu` keeps cores busy and
 `chunks` splits work that does not fit in memory. To add a distance: one function and its entry in `problems.DISTANCES`.
 """
-
-from atslib.gradients.problems import DISTANCES, example_gradients, flatten, problem_gradients, unflatten
-
-__all__ = ["DISTANCES", "example_gradients", "flatten", "problem_gradients", "unflatten"]

@@ -1,4 +1,5 @@
-"""From settings to the book: `schedule` computes units, `audit` repeats a part of the archive, `runner` does the rest.
+"""From settings to the book: `schedule` computes units, `audit` repeats a part of the archive, `making` executes pages
+and builds the book, `runner` calls them in order.
 
 To add a step of a run: one function, called in `runner.run`.
 """

@@ -1,27 +1,20 @@
 """From nothing to the book: compute what is missing, execute the pages, build."""
 
-import contextlib
-import json
+import itertools
 import os
 import re
 import secrets
 import shutil
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from atslib.data.load import available, is_drawn, load
 from atslib.errors import AtsError, NotKept, choose
-from atslib.report.book.advice import advice
-from atslib.report.book.answers import answers, insert_answers
-from atslib.report.book.costs import cost_table, speed_table, write_cost
-from atslib.report.book.coverage import coverage_page
-from atslib.report.book.effects import insert_effects
+from atslib.report.book.costs import write_cost
 from atslib.report.pages import PAGES, load_page
-from atslib.report.run.audit import audit, audit_page, summaries, write_audit
+from atslib.report.run.audit import audit, summaries, write_audit
+from atslib.report.run.making import build_book, executing, publish_answers
 from atslib.report.run.schedule import compute, describe, outlook, plan, say
 from atslib.report.units.archive import Archive
 from atslib.report.units.networks import Unit
@@ -31,7 +24,6 @@ from atslib.store import Store
 __all__ = ["report", "run", "say"]
 
 BOOK_PROFILE = "laptop"  # of the archive, and of the pages made from it; older pages stay as they are
-PAGES_AT_ONCE = 4  # at most, where no number of jobs is given: a kernel is about half a gigabyte
 
 
 def usable(dataset: str, say: Callable[[str], None]) -> str:
@@ -43,6 +35,8 @@ def usable(dataset: str, say: Callable[[str], None]) -> str:
     place = os.environ.get("ATS_DATA")
     if place and not is_drawn(dataset) and not Path(place).expanduser().is_dir():
         raise AtsError(f"ATS_DATA={place} is not a folder; name one that is there, or unset it to download {dataset}")
+    if not is_drawn(dataset):
+        say(f"reading {dataset}")
     for split in ("train", "test"):
         here = available(dataset, split)
         try:
@@ -56,17 +50,9 @@ def usable(dataset: str, say: Callable[[str], None]) -> str:
 
 
 def run(
-    names: Sequence[str],
-    *,
-    profile: str,
-    dataset: str | None = None,
-    compute_only: bool = False,
-    dry_run: bool = False,
-    budget: float | None = None,
-    jobs: int | None = None,
-    root: Path,
-    store: Store,
-) -> None:
+    names: Sequence[str], *, profile: str, dataset: str | None = None, compute_only: bool = False,
+    dry_run: bool = False, budget: float | None = None, jobs: int | None = None, root: Path, store: Store,
+) -> None:  # fmt: skip
     """Compute the named pages (by default those of the book), write their tables, execute their notebooks, build.
 
     Args:
@@ -84,17 +70,15 @@ def run(
     if dry_run:
         _describe(first, experiment, store)
         return
-    of_all = [unit for units in first.values() for unit in units]
+    of_all, work = list(itertools.chain(*first.values())), {"device": experiment.device, "jobs": jobs, "ends": ends}
     store.say(outlook(of_all, store, experiment.device, jobs))
-    work = {"device": experiment.device, "jobs": jobs, "ends": ends}
     compute(of_all, store, **work)
     waiting, place = [], _place(root, profile)
-    with _executing(jobs, {"profile": profile, "dataset": experiment.dataset}, place, store) as begin:
+    with executing(jobs, {"profile": profile, "dataset": experiment.dataset}, place, store) as begin:
         for name in pages:
             further = _further(name, first[name], experiment, store)
             compute(further, store, **work)
-            units = first[name] + further
-            if left := len(plan(units, store)):
+            if left := len(plan(units := first[name] + further, store)):
                 waiting.append(f"{name} ({left} units)")
                 continue
             _write_tables(name, units, experiment, place, store)
@@ -146,10 +130,21 @@ def report(*, seed: int | None = None, minutes: float = 3.0, jobs: int | None = 
     for line in summaries(found):
         store.say(f"audit: {line}")
     write_audit(found, root / "results")
+    kept = _pages_of(archive, pages, experiment, jobs, root, store)
+    publish_answers(root)
+    if kept:
+        store.say(f"as they are committed, for want of evidence in the archive: {'; '.join(kept)}")
+    build_book(root, store)
+
+
+def _pages_of(
+    archive: Archive, pages: Sequence[str], experiment: Settings, jobs: int | None, root: Path, store: Store
+) -> list[str]:
+    """Make the pages from what the archive holds; those that need more, and what each of them misses."""
     evidence, kept = Store(root / "book" / "_build" / "evidence", say=store.say), []
     shutil.rmtree(evidence.root, ignore_errors=True)
     archive.restore(evidence)
-    with _executing(jobs, {"profile": BOOK_PROFILE, "dataset": experiment.dataset}, root, evidence) as begin:
+    with executing(jobs, {"profile": BOOK_PROFILE, "dataset": experiment.dataset}, root, evidence) as begin:
         for name in pages:
             units = list(load_page(name).units(experiment).values())
             units += _further(name, units, experiment, evidence)
@@ -161,10 +156,7 @@ def report(*, seed: int | None = None, minutes: float = 3.0, jobs: int | None = 
                 kept.append(f"{name} ({error})")
             else:
                 begin(name)
-    publish_answers(root)
-    if kept:
-        store.say(f"as they are committed, for want of evidence in the archive: {'; '.join(kept)}")
-    build_book(root, store)
+    return kept
 
 
 def _chosen(
@@ -203,32 +195,6 @@ def _place(root: Path, profile: str) -> Path:
     return place
 
 
-@contextlib.contextmanager
-def _executing(
-    jobs: int | None, parameters: dict[str, object], root: Path, store: Store
-) -> Iterator[Callable[[str], None]]:
-    """A function that begins to execute a page beside whatever the run does; the end waits for all of them.
-
-    A page that failed ends the run when the next one is begun, or at the end; none is begun after it.
-    """
-    begun = []
-    with ThreadPoolExecutor(jobs or min(PAGES_AT_ONCE, os.cpu_count() or 1)) as pool:
-
-        def begin(name: str) -> None:
-            begun.append(pool.submit(execute, name, parameters, root=root, store=store))
-            for page in begun:
-                if page.done():
-                    page.result()
-
-        try:
-            yield begin
-            for page in begun:
-                page.result()
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-
-
 def _further(name: str, first: Sequence[Unit], experiment: Settings, store: Store) -> list[Unit]:
     """The page's units that depend on what its first ones found; none where those are not all in the store."""
     later_units = getattr(load_page(name), "later_units", None)
@@ -247,67 +213,3 @@ def published(root: Path) -> list[str]:
     """The pages that the book's table of contents holds, in its order."""
     contents = (root / "book" / "_toc.yml").read_text()
     return [name for name in re.findall(r"results/(\w+)$", contents, re.MULTILINE) if name in PAGES]
-
-
-def execute(name: str, parameters: dict[str, object], *, root: Path, store: Store) -> None:
-    """Run one notebook by papermill into book/results/; a failed page keeps the one that was there.
-
-    Papermill has a process of its own: it changes the folder of the one it runs in, and pages are made side by side.
-    """
-    page = root / "book" / "results" / f"{name}.ipynb"
-    page.parent.mkdir(parents=True, exist_ok=True)
-    partial = page.with_suffix(".failed.ipynb")
-    partial.unlink(missing_ok=True)
-    # Relative paths: the executed page records them.
-    source, target = (path.relative_to(root).as_posix() for path in (root / "notebooks" / page.name, partial))
-    options = ["--cwd", "notebooks", "--no-progress-bar", "--parameters_yaml", json.dumps(parameters)]
-    ended = subprocess.run(
-        [sys.executable, "-m", "papermill", source, target, *options],
-        cwd=root,
-        env=os.environ | {"ATS_STORE": str(store.root)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if ended.returncode:
-        lines = ended.stderr.strip().splitlines() if ended.returncode > 0 else ()  # of a killed one the kernel's alone
-        words = lines[-1] if lines else f"papermill ended with status {ended.returncode}"
-        raise AtsError(f"{name}: {_failure(partial) or words}")
-    partial.replace(page)
-    store.say(f"{name}: page in {page.relative_to(root)}")
-
-
-def _failure(partial: Path) -> str | None:
-    """What ended a notebook, from its outputs; None where no cell failed."""
-    if not partial.exists():
-        return None
-    outputs = [output for cell in json.loads(partial.read_text())["cells"] for output in cell.get("outputs", ())]
-    errors = [output for output in outputs if output["output_type"] == "error"]
-    return f"a cell failed with {errors[0]['ename']}: {errors[0]['evalue']}; see {partial.name}" if errors else None
-
-
-def publish_answers(root: Path) -> None:
-    """Rewrite what is made from results/: answers in README and book, speed, costs, coverage, measured deviations."""
-    insert_answers(root / "README.md", answers(root / "results"))
-    results, book = root / "results", root / "book"
-    made = {
-        "answers": answers(results, link="results/{}.ipynb"),
-        "speed": speed_table(results / "speed.jsonl"),
-        "costs": cost_table(results),
-        "should_i": advice(results),
-        "coverage": coverage_page(results),
-        "audit": audit_page(results),
-    }
-    for name, text in made.items():
-        (book / f"{name}.md").write_text(text)
-    insert_effects(root / "book" / "deviations.md", root / "results")
-
-
-def build_book(root: Path, store: Store) -> None:
-    """`jupyter-book build book` with warnings as errors; says where the book is."""
-    start = "from jupyter_book.cli.main import main; main()"  # the package has no `python -m` of its own
-    command = [sys.executable, "-c", start, "build", "book", "-W", "--keep-going", "--quiet"]
-    if subprocess.run(command, cwd=root, check=False).returncode:
-        raise AtsError("the book did not build; the lines above say why")
-    store.say(f"the book: {root / 'book/_build/html/index.html'}")

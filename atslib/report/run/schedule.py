@@ -75,6 +75,9 @@ def outlook(units: Sequence[Unit], store: Store, device: str, jobs: int | None =
     rate = machine_rate(place)
     time = duration(sum(seconds(unit, rate) for unit in missing) / workers)
     done = f"resuming: {count - len(missing)} of {count} done, " if len(missing) < count else f"{count} units to make, "
+    states = {path.name.partition(".")[0] for path in store.root.glob("*/*.state*") if path.suffix != ".aside"}
+    if begun := sum(store.path(unit.kind, unit).stem in states for unit in missing):
+        done = f"resuming: {count - len(missing)} of {count} done, {begun} begun, "
     return f"{done}about {time} to go with {workers} at once on this machine"
 
 
@@ -210,7 +213,9 @@ class _Schedule:
 
     def _left(self, jobs: int) -> str:
         ahead, spent = self._remaining()
-        return f", about {duration((ahead - spent) / jobs)} left" if self.done < self.count else ""
+        left, now = (ahead - spent) / jobs, max(0.0, self.ends - time.monotonic())
+        until = f", {duration(now)} of it now" if now < left else ""
+        return f", about {duration(left)} left{until}" if self.done < self.count else ""
 
     def _show(self, bar: tqdm, jobs: int) -> None:
         ahead, spent = self._remaining()

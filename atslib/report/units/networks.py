@@ -30,7 +30,7 @@ def device_of(name: str) -> torch.device:
         probe.cpu()  # "meta" refuses here: it holds no numbers
         return probe.device
     except (RuntimeError, AssertionError) as error:
-        raise AtsError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from None
+        raise AtsError(f"device {name!r} cannot be used: {str(error).splitlines()[0].split('. ')[0]}") from None
 
 
 @functools.lru_cache(maxsize=4)

@@ -184,40 +184,41 @@ def attacked(unit: AttackUnit, store: Store, device: torch.device) -> Artifact:
     `psnr_original`, `mse`, `ssim`, `cost`, `stuck` and both of `ranks` (B,), `trace` (T, B), `trace_steps` (T,),
     `frames` (F, B, …).
     """
+    return store.get(unit.kind, unit, lambda state: _attack(unit, store, device, state), label=unit.title)
 
-    def compute(state: object) -> dict[str, Tensor]:
-        model, _ = trained(unit.model, store, device)
-        original, target, labels = (t.to(device) for t in targets(unit))
-        images = to_images(target)
-        seen = observe(
-            model, images, labels, threat=unit.threat, defense=unit.defense, rng=rng(unit.seed, "defense", unit.defense)
-        )
-        found = reconstruct(
-            seen,
-            unit.attack,
-            rng=rng(unit.seed, "labels", unit.first),
-            start=starts(unit, model),
-            frames=unit.frames,
-            checkpoint=state,
-            on_saved=store.check_time,
-            progress=store.progress,
-        )
-        kept = torch.linspace(0, len(found.trace) - 1, min(TRACE, len(found.trace))).round().long()
-        return {
-            "reconstruction": found.images,
-            "target": target,
-            "original": original,
-            "labels": labels,
-            "cost": found.cost,
-            "stuck": found.stuck,
-            "trace": found.trace[kept.to(device)],
-            "trace_steps": kept,
-            "frames": found.frames,
-            "psnr": psnr(found.images, images),
-            "psnr_original": psnr(found.images, to_images(original)),
-            **ranks(unit, found.images.cpu()),
-            "mse": mse(found.images, images),
-            "ssim": ssim(found.images, images),
-        }
 
-    return store.get(unit.kind, unit, compute, label=unit.title)
+def _attack(unit: AttackUnit, store: Store, device: torch.device, state: object) -> dict[str, Tensor]:
+    """The tensors of `attacked`; `state` is where a long attack keeps what it has so far."""
+    model, _ = trained(unit.model, store, device)
+    original, target, labels = (t.to(device) for t in targets(unit))
+    images = to_images(target)
+    seen = observe(
+        model, images, labels, threat=unit.threat, defense=unit.defense, rng=rng(unit.seed, "defense", unit.defense)
+    )
+    found = reconstruct(
+        seen,
+        unit.attack,
+        rng=rng(unit.seed, "labels", unit.first),
+        start=starts(unit, model),
+        frames=unit.frames,
+        checkpoint=state,
+        on_saved=store.check_time,
+        progress=store.progress,
+    )
+    kept = torch.linspace(0, len(found.trace) - 1, min(TRACE, len(found.trace))).round().long()
+    return {
+        "reconstruction": found.images,
+        "target": target,
+        "original": original,
+        "labels": labels,
+        "cost": found.cost,
+        "stuck": found.stuck,
+        "trace": found.trace[kept.to(device)],
+        "trace_steps": kept,
+        "frames": found.frames,
+        "psnr": psnr(found.images, images),
+        "psnr_original": psnr(found.images, to_images(original)),
+        **ranks(unit, found.images.cpu()),
+        "mse": mse(found.images, images),
+        "ssim": ssim(found.images, images),
+    }

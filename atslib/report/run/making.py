@@ -1,0 +1,111 @@
+"""Pages from their notebooks, and the book from its pages."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from atslib.errors import AtsError
+from atslib.report.book.advice import advice
+from atslib.report.book.answers import answers, insert_answers
+from atslib.report.book.costs import cost_table, speed_table
+from atslib.report.book.coverage import coverage_page
+from atslib.report.book.effects import insert_effects
+from atslib.report.run.audit import audit_page
+from atslib.store import Store
+
+PAGES_AT_ONCE = 4  # at most, where no number of jobs is given: a kernel is about half a gigabyte
+
+
+@contextlib.contextmanager
+def executing(
+    jobs: int | None, parameters: dict[str, object], root: Path, store: Store
+) -> Iterator[Callable[[str], None]]:
+    """A function that begins to execute a page beside whatever the run does; the end waits for all of them.
+
+    A page that failed ends the run when the next one is begun, or at the end; none is begun after it.
+    """
+    begun = []
+    with ThreadPoolExecutor(jobs or min(PAGES_AT_ONCE, os.cpu_count() or 1)) as pool:
+
+        def begin(name: str) -> None:
+            begun.append(pool.submit(execute, name, parameters, root=root, store=store))
+            for page in begun:
+                if page.done():
+                    page.result()
+
+        try:
+            yield begin
+            for page in begun:
+                page.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def execute(name: str, parameters: dict[str, object], *, root: Path, store: Store) -> None:
+    """Run one notebook by papermill into book/results/; a failed page keeps the one that was there.
+
+    Papermill has a process of its own: it changes the folder of the one it runs in, and pages are made side by side.
+    """
+    page = root / "book" / "results" / f"{name}.ipynb"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    partial = page.with_suffix(".failed.ipynb")
+    partial.unlink(missing_ok=True)
+    # Relative paths: the executed page records them.
+    source, target = (path.relative_to(root).as_posix() for path in (root / "notebooks" / page.name, partial))
+    options = ["--cwd", "notebooks", "--no-progress-bar", "--parameters_yaml", json.dumps(parameters)]
+    ended = subprocess.run(
+        [sys.executable, "-m", "papermill", source, target, *options],
+        cwd=root,
+        env=os.environ | {"ATS_STORE": str(store.root)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if ended.returncode:
+        lines = ended.stderr.strip().splitlines() if ended.returncode > 0 else ()  # of a killed one the kernel's alone
+        words = lines[-1] if lines else f"papermill ended with status {ended.returncode}"
+        raise AtsError(f"{name}: {_failure(partial) or words}")
+    partial.replace(page)
+    store.say(f"{name}: page in {page.relative_to(root)}")
+
+
+def _failure(partial: Path) -> str | None:
+    """What ended a notebook, from its outputs; None where no cell failed."""
+    if not partial.exists():
+        return None
+    outputs = [output for cell in json.loads(partial.read_text())["cells"] for output in cell.get("outputs", ())]
+    errors = [output for output in outputs if output["output_type"] == "error"]
+    return f"a cell failed with {errors[0]['ename']}: {errors[0]['evalue']}; see {partial.name}" if errors else None
+
+
+def publish_answers(root: Path) -> None:
+    """Rewrite what is made from results/: answers in README and book, speed, costs, coverage, measured deviations."""
+    insert_answers(root / "README.md", answers(root / "results"))
+    results, book = root / "results", root / "book"
+    made = {
+        "answers": answers(results, link="results/{}.ipynb"),
+        "speed": speed_table(results / "speed.jsonl"),
+        "costs": cost_table(results),
+        "should_i": advice(results),
+        "coverage": coverage_page(results),
+        "audit": audit_page(results),
+    }
+    for name, text in made.items():
+        (book / f"{name}.md").write_text(text)
+    insert_effects(root / "book" / "deviations.md", root / "results")
+
+
+def build_book(root: Path, store: Store) -> None:
+    """`jupyter-book build book` with warnings as errors; says where the book is."""
+    start = "from jupyter_book.cli.main import main; main()"  # the package has no `python -m` of its own
+    command = [sys.executable, "-c", start, "build", "book", "-W", "--keep-going", "--quiet"]
+    if subprocess.run(command, cwd=root, check=False).returncode:
+        raise AtsError("the book did not build; the lines above say why")
+    store.say(f"the book: {root / 'book/_build/html/index.html'}")
