@@ -102,8 +102,10 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def no_leftovers(request):
-    """Jupyter's clients leave an event loop to the garbage collector; it goes while the test's own filters hold."""
+    """A test leaves torch's threads as they were, and no event loop of Jupyter's clients to the garbage collector."""
+    threads = torch.get_num_threads()
     yield
+    torch.set_num_threads(threads)
     if request.node.get_closest_marker("jupyter"):
         gc.collect()
 

@@ -189,7 +189,8 @@ def test_a_report_without_the_images_of_the_evidence_says_so_and_builds_the_book
     monkeypatch.setattr(runner, "load", missing)
     monkeypatch.setattr(runner, "available", lambda name, split: False)
     report(root=root, store=store)
-    assert said[0].startswith("cifar100 is not here")
+    assert said[0] == "reading cifar100"
+    assert said[1].startswith("cifar100 is not here")
     assert said[-2].startswith("without the images of the evidence nothing can be computed again")
     assert said[-1] == "built"
     assert not (root / "results/audit.json").exists()

@@ -19,10 +19,7 @@ from atslib.scores.scores import gradsim_curve
 
 @pytest.fixture
 def two_threads():
-    before = torch.get_num_threads()
     torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -58,10 +55,8 @@ def test_kept_memory_is_not_fetched_again_page_by_page():
 
 @pytest.mark.parametrize(("rows", "threads"), [(1, 2), (2, 2), (3, 2), (7, 3), (2, 8), (5, 1)])
 def test_pieces_cover_all_rows_once_and_evenly(rows, threads):
-    before = torch.get_num_threads()
     torch.set_num_threads(threads)
     pieces = _cpu.pieces(rows, torch.device("cpu"))
-    torch.set_num_threads(before)
     assert [i for piece in pieces for i in range(rows)[piece]] == list(range(rows))
     sizes = [piece.stop - piece.start for piece in pieces]
     assert len(pieces) == min(rows, threads)
@@ -119,11 +114,9 @@ def test_costs_and_their_gradient_do_not_depend_on_the_pieces(victims, two_threa
 def test_an_attack_and_a_curve_do_not_depend_on_the_threads(victims):
     model, pixels, labels = victims
     results = []
-    before = torch.get_num_threads()
     for threads in (1, 2):
         torch.set_num_threads(threads)
         run = reconstruct(observe(model, pixels, labels), GradientMatching(steps=4, signed=False), rng=rng(3))
         results.append((run.images, gradsim_curve(model, pixels, labels, points=4, rng=rng(4))))
-    torch.set_num_threads(before)
     for one, two in zip(*results, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-7, atol=1e-9)

@@ -204,6 +204,7 @@ def test_selections_by_number_slice_list_and_mask_agree():
     assert [one.pixels[0, 0, 0, 0].item() for one in images] == list(range(7))
     assert images[-1].pixels.shape == (1, 3, 2, 4)
     assert len(images[[]]) == 0
+    assert torch.equal(images.to("cpu").labels, images.labels)
 
 
 # --- Subsets -----------------------------------------------------------------------------------------

@@ -31,9 +31,8 @@ def case(name, count=3, seed=0):
 
 def generic(seed, rows=3):
     """Gradients of `rows` problems for two parameters, (rows, 2, 3) and (rows, 4)."""
-    return tuple(
-        torch.randn(rows, *shape, generator=rng(seed, i), dtype=torch.float64) for i, shape in enumerate([(2, 3), (4,)])
-    )
+    shapes = enumerate([(2, 3), (4,)])
+    return tuple(torch.randn(rows, *shape, generator=rng(seed, i), dtype=torch.float64) for i, shape in shapes)
 
 
 @pytest.mark.parametrize("name", MODELS)

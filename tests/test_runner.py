@@ -241,12 +241,10 @@ def test_workers_make_what_one_thread_makes_here(tmp_path, said):
     compute(units, away, "cpu", jobs=2)
     assert said[0] == "units to make: 2 model, 2 attack; 2 at once"
     assert said[-1].startswith("4 of 4 done: attack ")
-    before = torch.get_num_threads()
     torch.set_num_threads(1)
     for unit in units:
         mine, theirs = attacked(unit, here, torch.device("cpu")), attacked(unit, away, torch.device("cpu"))
         assert all(torch.equal(mine[name], theirs[name]) for name in mine.tensors)
-    torch.set_num_threads(before)
     said.clear()
     compute(units, away, "cpu", jobs=2)
     assert said == []

@@ -155,7 +155,6 @@ def test_describing_leaves_the_threads_as_they_were(store, monkeypatch):
     torch.set_num_threads(2)
     text = describe({"none": []}, store, "cpu")
     assert torch.get_num_threads() == 2
-    torch.set_num_threads(1)
     assert text.splitlines()[0] == "none: 0 units to make, about 0 s"
 
 

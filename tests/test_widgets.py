@@ -268,7 +268,10 @@ def test_stop_ends_it_and_a_second_run_is_refused_kindly(session, heard):
         ({"steps": None}, "steps None must be"),
         ({"attack": "lbfgs-l2"}, "attack 'lbfgs-l2' is unknown"),
         ({"network": "resnet99"}, "network 'resnet99' is unknown"),
-        ({"stage": "trained", "network": "convnet-16"}, "no trained convnet-16 for policy none in the store"),
+        (
+            {"stage": "trained", "network": "convnet-16"},
+            "no trained convnet-16 for policy none in the store; there is untrained",
+        ),
         ({"image": 10**6}, "index 1000000 is outside the"),
         ({"upload": b"hello"}, "the file is no image that can be read"),
         ({"upload": bytes(UPLOAD_BYTES + 1)}, "the image file has 10.0 MB; at most 10 MB are taken"),
