@@ -94,10 +94,8 @@ def archive(args: argparse.Namespace) -> int:
     new = evidence.write(given) if args.action == "write" else None
     faults = evidence.verify() if new is None else []
     state = "all whole" if new is None else f"{new} of them new"
-    print(
-        "\n".join(faults)
-        or f"{evidence.root}: {len(evidence.entries())} units, {state}, {evidence.size() / 1e6:.1f} MB"
-    )
+    whole = f"{evidence.root}: {len(evidence.entries())} units, {state}, {evidence.size() / 1e6:.1f} MB"
+    print("\n".join(faults) or whole)
     return int(bool(faults))
 
 

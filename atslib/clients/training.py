@@ -19,7 +19,7 @@ from atslib.clients.prepare import to_images, transform
 from atslib.data.images import check_data
 from atslib.data.load import Images
 from atslib.errors import AtsError, check_types, check_whole
-from atslib.gradients.inputs import check_labels, first_parameter, scores_of
+from atslib.gradients.inputs import check_fit, check_labels, first_parameter, scores_of
 from atslib.models import fast_layout
 from atslib.policies.policy import parse_policy
 from atslib.rng import as_stream
@@ -210,8 +210,8 @@ def evaluate(model: nn.Module, images: Images, *, chunk: int = 500) -> float:
         AtsError: these are no `Images`, or not of a shape that the network takes or of more classes than it has.
     """
     check_whole("chunk", chunk, 1)
-    device = _check(model, images)
-    model.eval()
+    check_fit(model.eval() if isinstance(model, nn.Module) else model, images)
+    device = next(model.parameters()).device
     hits = torch.zeros((), device=device, dtype=torch.int64)
     for pixels, labels in zip(images.pixels.split(chunk), images.labels.split(chunk), strict=True):
         guesses = model(fast_layout(to_images(pixels.to(device)))).argmax(1)

@@ -124,9 +124,7 @@ def privacy_scores(
         (P, B - first), about 0 to 1.
     """
     _check(model, variant, points)
-    policies = [parse_policy(policy) for policy in policies]
-    check_fit(model, images)
-    _check_counts(draws, first, images, policies, starts)
+    _check_counts(model, images, policies, starts, draws, first)
     seed, like = _seed(rng), next(model.parameters())
     images, total = images.to(like.device), 0
     for draw in range(draws):
@@ -138,8 +136,11 @@ def privacy_scores(
 
 
 def _check_counts(
-    draws: int, first: int, images: Images, policies: Sequence[Policy | Hybrid], starts: Tensor | None
+    model: nn.Module, images: Images, policies: Sequence[Policy | Hybrid], starts: Tensor | None, draws: int, first: int
 ) -> None:
+    check_fit(model, images)
+    for policy in policies:
+        parse_policy(policy)
     if starts is not None:
         _start(starts, images.pixels)
     if draws < 1 or not 0 <= first < len(images) or not policies:
