@@ -248,10 +248,10 @@ def test_the_accuracy_score_is_the_mean_over_whole_batches(model, images):
     ("options", "message"),
     [
         ({"variant": "best"}, "variant 'best' is unknown; choose one of paper, code, fixed"),
-        ({"points": 1}, "points=1: a curve has at least 2"),
+        ({"points": 1}, "points=1 must be a whole number, at least 2"),
         ({"draws": 0}, "0 draws, 1 policies"),
         ({"first": 4}, "images 4 to 4"),
-        ({"starts": torch.zeros(4, 3, 8, 8)}, "start (4, 3, 8, 8) and images (4, 3, 32, 32)"),
+        ({"starts": torch.zeros(4, 3, 8, 8)}, "it must be floats in [0, 1] of the images' shape, (4, 3, 32, 32)"),
     ],
 )
 def test_a_wrong_privacy_score_says_what_is_allowed(options, message, model, images):
@@ -262,7 +262,7 @@ def test_a_wrong_privacy_score_says_what_is_allowed(options, message, model, ima
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda m, x: gradsim_curve(m, x.pixels, x.labels, rng=rng(0)), "expected floats"),
+        (lambda m, x: gradsim_curve(m, x.pixels, x.labels, rng=rng(0)), "must be floats (B, C, H, W) in [0, 1]"),
         (lambda m, x: gradsim_curve(m, x.pixels.float() / 255, x.labels), "give `start`"),
         (
             lambda m, x: accuracy_score(m, x[:1], Policy(), rng=rng(0)),
