@@ -1,7 +1,7 @@
 """The networks of the paper and of its replication; each normalizes its own input.
 
-Pixels go in as floats in [0, 1]; logits come out. `batch_norm` and `max_pool` are the forms in which gradients are
-computed, whatever network they are of.
+Images go in as floats in [0, 1]; logits come out. Gradients are computed with `batch_norm` and `max_pool` in place of
+torch's own, in any network.
 """
 
 import copy
@@ -19,15 +19,15 @@ from atslib.rng import as_stream
 
 
 class Normalize(nn.Module):
-    """`(pixels - mean) / std` per channel; `inverse` goes back. The statistics are not learned."""
+    """`(images - mean) / std` per channel; `inverse` goes back. The statistics are not learned."""
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]):
         super().__init__()
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1))
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1))
 
-    def forward(self, pixels: Tensor) -> Tensor:
-        return (pixels - self.mean) / self.std
+    def forward(self, images: Tensor) -> Tensor:
+        return (images - self.mean) / self.std
 
     def inverse(self, normalized: Tensor) -> Tensor:
         return normalized * self.std + self.mean
@@ -68,7 +68,7 @@ def check_train_mode(values: int, running_mean: Tensor | None) -> None:
 
 
 class BatchNorm(nn.BatchNorm2d):
-    """`nn.BatchNorm2d` which, unless it updates its running statistics, is `batch_norm`."""
+    """`nn.BatchNorm2d`, computed by `batch_norm` unless it updates its running statistics."""
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training and self.track_running_stats:
@@ -85,8 +85,9 @@ def max_pool(
     """`F.max_pool2d` with one rule for ties: the first pixel of a window, row by row, that is as large as its largest.
 
     Flat areas of an image make ties, and rounding, which depends on memory layout and processor, would choose among
-    them. So "as large" is up to a share of the largest value in the image's pooled maps: 7e-5 in single precision,
-    4e-10 in double, far above rounding and far below what images differ by. Value and gradient are the chosen pixel's.
+    them. So a pixel counts as large as the largest if it lacks no more than a small share of the largest value in the
+    image's pooled maps: 7e-5 in single precision, 4e-10 in double. That is far more than rounding makes and far less
+    than images differ by. Value and gradient are those of the chosen pixel.
     """
     options = (kernel_size, kernel_size if stride is None else stride, padding, dilation)
     kernel, steps, pads, holes = ((o, o) if isinstance(o, int) else tuple(o) for o in options)
@@ -207,7 +208,7 @@ def build_model(
     name: str, num_classes: int, in_channels: int = 3, *, image_size: int = 32,
     norm: str | tuple[Sequence[float], Sequence[float]] | None = None, rng: torch.Generator | int | None = None,
 ) -> nn.Sequential:  # fmt: skip
-    """An untrained network in eval mode: float pixels in [0, 1] (B, C, H, W) → logits (B, `num_classes`).
+    """An untrained network in eval mode: float images in [0, 1] (B, C, H, W) → logits (B, `num_classes`).
 
     Args:
         name: a key of `FAMILIES`, optionally with its width: "resnet20-4" (64 wide), "resnet20-1",

@@ -50,7 +50,7 @@ def match(
         seen: what the server saw of N gradients.
         attacks: one for each gradient, all of the same `structure()`.
         rng: the stream of the random starts; member i's start does not depend on how many follow.
-        start: (B, C, H, W) in [0, 1] units instead, or (restarts, B, C, H, W).
+        start: where to begin instead, (B, C, H, W) in [0, 1] units, or (restarts, B, C, H, W).
         frames: how many snapshots to keep, evenly spaced, the first before any step and the last after all.
         on_frame: also receives each snapshot as it is made, without waiting for the device.
         keep_restarts: also return the images of every restart, in `.restarts`.

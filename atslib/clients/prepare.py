@@ -115,7 +115,7 @@ def check_labels(labels: Tensor | np.ndarray, count: int, classes: int) -> Tenso
 
 
 def first_parameter(model: nn.Module) -> Tensor:
-    """Of a network to train or to attack, for its precision and device.
+    """The first parameter of a network to train or to attack, which tells its precision and device.
 
     Raises:
         AtsError: it is no network, does not start with a `Normalize` layer, or has no parameters.
@@ -129,7 +129,7 @@ def first_parameter(model: nn.Module) -> Tensor:
 
 
 def scores_of(model: nn.Module, images: Tensor) -> Tensor:
-    """What the network makes of images (B, C, H, W): (B, classes).
+    """The network's class scores of images (B, C, H, W): (B, classes).
 
     Raises:
         AtsError: it does not take images of this shape, or gives something else.

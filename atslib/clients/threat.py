@@ -27,9 +27,9 @@ class ThreatModel:
     Attributes:
         labels: "known" (the paper), "inferred" from the last layer's gradient (iDLG; one image per gradient),
             or "optimized" together with the image (DLG).
-        batch_norm: of a victim in eval mode: "known": the attacker has the running statistics too;
-            "unknown": only those of its own reconstruction. Of a victim in train mode: "known": the
-            statistics of the private batch are shared beside the gradient (`Update.statistics`).
+        batch_norm: "known" or "unknown". If known, the attacker has the running statistics of a victim in eval mode,
+            and gets those of the private batch of a victim in train mode (`Update.statistics`). If not, it has only
+            the statistics of its own reconstruction.
         victim: "eval" (the paper): the client uses the running statistics; "train": those of its batch,
             and the attacker then runs its reconstruction in the same way.
         batch: images that share one gradient; 1 in the paper.
@@ -106,7 +106,7 @@ class Observed:
         updates: one per round, of the same private images.
         labels: (N, batch) int64, or None where the threat model hides them.
         shape: (C, H, W) of one image.
-        knows: of the client's policy.
+        knows: what the attacker knows of the client's policy.
     """
 
     updates: tuple[Update, ...]
@@ -120,17 +120,17 @@ class Observed:
 
     @property
     def gradients(self) -> Tensor:
-        """(N, P) of the single update."""
+        """`Update.gradients`, (N, P), of the single update."""
         return self._single("gradients")
 
     @property
     def model(self) -> nn.Module:
-        """Of the single update."""
+        """`Update.model` of the single update."""
         return self._single("model")
 
     @property
     def statistics(self) -> dict[str, Tensor]:
-        """Of the single update."""
+        """`Update.statistics` of the single update."""
         return self._single("statistics")
 
     def _single(self, name: str) -> object:

@@ -90,8 +90,8 @@ def fit(
         rng: one stream, or a seed for one, for the order of the images, crops, flips and policies. Same stream,
             same weights (on a CPU, with the same number of threads).
         test: its accuracy is added to the history after every epoch.
-        defense: beside `config.defense`, one that has no text, such as a function; see `Defense.of`. A state of
-            `checkpoint` knows it by its text only, a function by its name.
+        defense: a further one after `config.defense`, in any form that `Defense.of` takes, such as a function. A
+            checkpoint tells it from others by its text only, a function by its name.
         checkpoint: a file that makes the run resumable at the last finished epoch; the caller deletes it.
             One that is damaged, or of a run with other data, network, config or stream, is set aside with a
             warning, and training starts anew.

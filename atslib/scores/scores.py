@@ -53,7 +53,7 @@ def area(curve: Tensor, variant: str = "fixed") -> Tensor:
 
 def gradsim_curve(
     model: nn.Module,
-    pixels: Tensor,
+    images: Tensor,
     labels: Tensor,
     *,
     points: int = 21,
@@ -67,7 +67,7 @@ def gradsim_curve(
 
     Args:
         model: in eval mode (the paper: semi-trained).
-        pixels: (B, C, H, W) floats in [0, 1], already transformed.
+        images: (B, C, H, W) floats in [0, 1], already transformed.
         labels: (B,) int64.
         points: K + 1, at least 2.
         start: the noise, (B, C, H, W) in [0, 1]; None draws it uniformly from `rng`.
@@ -79,15 +79,15 @@ def gradsim_curve(
     """
     _check(model, variant, points)
     rng = as_stream(rng, optional=True)
-    if pixels.ndim != 4 or not pixels.is_floating_point() or len(pixels) != len(labels):
-        given = f"gradsim_curve: pixels {tuple(pixels.shape)} {pixels.dtype} for {len(labels)} labels"
+    if images.ndim != 4 or not images.is_floating_point() or len(images) != len(labels):
+        given = f"gradsim_curve: images {tuple(images.shape)} {images.dtype} for {len(labels)} labels"
         raise AtsError(f"{given}; expected floats (B, C, H, W) in [0, 1], one label per image")
     if start is None:
         if rng is None:
             raise AtsError("gradsim_curve: give `start`, the noise that the curve begins at, or `rng` to draw it")
-        start = torch.rand(pixels.shape, generator=rng, device=rng.device).to(pixels)
-    _same_shape(start, pixels)
-    return _curves(model, pixels, labels, start.to(pixels), points=points, variant=variant)
+        start = torch.rand(images.shape, generator=rng, device=rng.device).to(images)
+    _same_shape(start, images)
+    return _curves(model, images, labels, start.to(images), points=points, variant=variant)
 
 
 def privacy_score(model: nn.Module, images: Images, policy: Policy | Hybrid, **options: object) -> Tensor:
