@@ -73,7 +73,7 @@ class Trained:
 
 
 def learning_rate(config: TrainConfig, epoch: int) -> float:
-    """Step size in that epoch (from 0): the authors' E // 2.667, E // 1.6, E // 1.142 milestones."""
+    """The step size in an epoch, from 0 on: a tenth after each of the authors' E // 2.667, E // 1.6, E // 1.142."""
     drops = sum(epoch >= config.epochs // by for by in (2.667, 1.6, 1.142))
     return config.lr * 0.1**drops
 

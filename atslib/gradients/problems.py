@@ -82,7 +82,7 @@ def batch_statistics(
     """Mean and variance of what enters each batch normalization, over the k images of each problem.
 
     Args:
-        model: as it runs: later statistics depend on how earlier layers normalize.
+        model: in the mode in which it runs, as later statistics depend on how earlier layers normalize.
         images: (N, k, C, H, W) floats in [0, 1].
         buffers: (N, ...) where they differ by problem.
     Returns:
