@@ -6,6 +6,7 @@ torch's own, in any network.
 
 import copy
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 import torch
@@ -139,21 +140,15 @@ def resnet20(width: int, num_classes: int, in_channels: int, image_size: int) ->
 
     Width 64 is the paper's ResNet20-4. Source: the authors' inversefed/nn/models.py.
     """
-    stages, inputs = [], width
+    blocks, inputs = {}, width
     for stage in range(3):
         for block in range(3):
             stride = 2 if stage and not block else 1
-            stages.append((f"stage{stage + 1}_{block}", BasicBlock(inputs, width << stage, stride)))
+            blocks[f"stage{stage + 1}_{block}"] = BasicBlock(inputs, width << stage, stride)
             inputs = width << stage
-    model = nn.Sequential()
-    model.add_module("conv", nn.Conv2d(in_channels, width, 3, 1, 1, bias=False))
-    model.add_module("bn", BatchNorm(width))
-    model.add_module("relu", nn.ReLU())
-    for name, block in stages:
-        model.add_module(name, block)
-    model.add_module("pool", nn.AdaptiveAvgPool2d(1))
-    model.add_module("flatten", nn.Flatten())
-    model.add_module("fc", nn.Linear(inputs, num_classes))
+    first = {"conv": nn.Conv2d(in_channels, width, 3, 1, 1, bias=False), "bn": BatchNorm(width), "relu": nn.ReLU()}
+    head = {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten(), "fc": nn.Linear(inputs, num_classes)}
+    model = nn.Sequential(OrderedDict(first | blocks | head))
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

@@ -164,29 +164,26 @@ class Observed:
             raise AtsError("Observed.join: no round is given; at least one is needed")
         first, *others = rounds
         for i, other in enumerate(others, 1):
-            for name, here, there in zip(_SHARED, _shared(first), _shared(other), strict=True):
-                if here != there:
+            for name, here in _shared(first).items():
+                if here != (there := _shared(other)[name]):
                     raise AtsError(f"Observed.join: rounds 0 and {i} differ in {name}: {here} and {there}")
         draws = tuple(draw for seen in rounds for draw in seen.knows.draws)
         updates = tuple(update for seen in rounds for update in seen.updates)
         return dataclasses.replace(first, updates=updates, knows=dataclasses.replace(first.knows, draws=draws))
 
 
-_SHARED = ("labels", "image shape", "threat", "policy", "known draws", "gradients and parameters", "normalization")
-
-
-def _shared(seen: Observed) -> tuple:
-    """What all rounds of the same images have in common, in the order of `_SHARED`."""
+def _shared(seen: Observed) -> dict[str, object]:
+    """What all rounds of the same images have in common."""
     normalize = normalization_layer(seen.updates[0].model)
-    return (
-        None if seen.labels is None else seen.labels.tolist(),
-        seen.shape,
-        seen.threat,
-        seen.knows.policy,
-        len(seen.knows.draws) == len(seen.updates),
-        tuple(seen.updates[0].gradients.shape),
-        (normalize.mean.flatten().tolist(), normalize.std.flatten().tolist()),
-    )
+    return {
+        "labels": None if seen.labels is None else seen.labels.tolist(),
+        "image shape": seen.shape,
+        "threat": seen.threat,
+        "policy": seen.knows.policy,
+        "known draws": len(seen.knows.draws) == len(seen.updates),
+        "gradients and parameters": tuple(seen.updates[0].gradients.shape),
+        "normalization": (normalize.mean.flatten().tolist(), normalize.std.flatten().tolist()),
+    }
 
 
 def observe(

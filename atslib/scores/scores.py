@@ -7,7 +7,7 @@ authors' released code computes it, "fixed" as we would.
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -32,23 +32,14 @@ VARIANTS = ("paper", "code", "fixed")
 _DISTANCE = {"paper": "cosine", "code": "cosine-tensors", "fixed": "cosine"}
 
 
-def _left_sum(curve: Tensor) -> Tensor:
-    return curve[:, :-1].mean(1)
-
-
-def _trapezoid(curve: Tensor) -> Tensor:
-    return torch.trapezoid(curve, dx=1 / (curve.shape[1] - 1))
-
-
-# Variant → the area under (B, points). Eq. 7 is a left Riemann sum: the curve ends at 1, so it falls short by about
-# half an interval and moves with the number of points. The code's trapezoids do not; "fixed" keeps them.
-_AREA: dict[str, Callable[[Tensor], Tensor]] = {"paper": _left_sum, "code": _trapezoid, "fixed": _trapezoid}
-
-
 def area(curve: Tensor, variant: str = "fixed") -> Tensor:
-    """The area under (B, points) curves as that variant takes it, (B,): the privacy score of each."""
+    """The area under (B, points) curves as that variant takes it, (B,): the privacy score of each.
+
+    Eq. 7 is a left Riemann sum: the curve ends at 1, so it falls short by about half an interval and moves with the
+    number of points. The trapezoids of the code do not; "fixed" keeps them.
+    """
     choose("variant", variant, VARIANTS)
-    return _AREA[variant](curve)
+    return curve[:, :-1].mean(1) if variant == "paper" else torch.trapezoid(curve, dx=1 / (curve.shape[1] - 1))
 
 
 def gradsim_curve(
@@ -133,7 +124,7 @@ def privacy_scores(
         prepared = torch.cat([transformed(images, policy, seed=seed, draw=draw)[first:] for policy in policies])
         noise = torch.rand(images.pixels.shape, generator=stream(seed, "start", draw)) if starts is None else starts
         curve = _curves(model, prepared, images.labels[first:], noise[first:].to(like), points=points, variant=variant)
-        total = total + _AREA[variant](curve)
+        total = total + area(curve, variant)
     return (total / draws).view(len(policies), -1)
 
 
