@@ -236,12 +236,12 @@ def _table(tensors: Tensors, columns: dict[str, list[str]], first: int) -> bytes
 def _from_table(data: bytes, columns: dict[str, list]) -> Tensors:
     rows = list(csv.reader(io.StringIO(data.decode())))
     by_title = dict(zip(rows[0], zip(*rows[1:], strict=True), strict=True))
-    found = {}
+    tensors = {}
     for name, (kind, titles) in columns.items():
         values = np.array([by_title[title] for title in titles])
         values = values == "True" if kind == "bool" else values.astype(kind)
-        found[name] = torch.from_numpy(values[0] if titles == [name] else values)
-    return found
+        tensors[name] = torch.from_numpy(values[0] if titles == [name] else values)
+    return tensors
 
 
 def _sheet(images: Tensor) -> bytes:
