@@ -35,7 +35,7 @@ from atslib.report.units.archive import Archive
 from atslib.report.units.networks import ModelUnit, dataset, device_of, network, trained
 from atslib.report.units.tables import mean_image
 from atslib.rng import rng
-from atslib.scores.search import SearchConfig, SearchResult
+from atslib.scores.search import SearchConfig
 from atslib.scores.search import search as search_policies
 from atslib.store import Store, fingerprint, project_root, write_atomically
 from atslib.transport import export_artifacts, import_artifacts
@@ -65,8 +65,8 @@ def store(args: argparse.Namespace) -> int:
         raise AtsError(
             f"store {action} takes no file, but a store: --store FOLDER; `store import {file}` checks as well"
         )
-    if action != "import":
-        _check_there(kept)
+    if action != "import" and not kept.root.is_dir():
+        raise AtsError(f"there is no store at {kept.root}; name one with --store or $ATS_STORE")
     if action == "list":
         for path, facts in kept.entries():
             made, seconds = facts.get("made", "?"), facts.get("seconds", "?")
@@ -84,25 +84,18 @@ def store(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_there(kept: Store) -> None:
-    if not kept.root.is_dir():
-        raise AtsError(f"there is no store at {kept.root}; name one with --store or $ATS_STORE")
-
-
 def archive(args: argparse.Namespace) -> int:
     """Take a store's units into the evidence in results/units, or check that; 1 if that finds damage."""
     evidence, given = Archive(project_root() / "results" / "units"), Store(args.store, say=runner.say)
     if not evidence.root.is_dir():
         raise AtsError(f"there is no archive at {evidence.root}; work in the project's folder")
-    if args.action == "write":
-        _check_there(given)
+    if args.action == "write" and not given.root.is_dir():
+        raise AtsError(f"there is no store at {given.root}; name one with --store or $ATS_STORE")
     new = evidence.write(given) if args.action == "write" else None
     faults = evidence.verify() if new is None else []
     state = "all whole" if new is None else f"{new} of them new"
-    print(
-        "\n".join(faults)
-        or f"{evidence.root}: {len(evidence.entries())} units, {state}, {evidence.size() / 1e6:.1f} MB"
-    )
+    whole = f"{evidence.root}: {len(evidence.entries())} units, {state}, {evidence.size() / 1e6:.1f} MB"
+    print("\n".join(faults) or whole)
     return int(bool(faults))
 
 
@@ -195,7 +188,7 @@ def attack(args: argparse.Namespace) -> None:
     rows = indices(args.index, len(everything))
     images = everything[rows]
     target = prepare(images.pixels, policy, rng=streams(args.seed, args.policy), crop_flip=args.crop_flip)
-    floor = psnr(mean_image(images.name).expand_as(target).contiguous(), target)  # now: training images may be missing
+    mean_image(images.name)  # the floor's training images: if they are missing, better now than after the attack
     model = _untrained(args.model or known.get("model", "resnet20-4"), args)
     if not args.checkpoint:
         runner.say("there is no --checkpoint: the attacked network is untrained")
@@ -207,12 +200,13 @@ def attack(args: argparse.Namespace) -> None:
     seen = observe(model, target.to(device), images.labels.to(device), defense=defense, rng=stream)
     state = args.out / "attack.state"
     made = reconstruct(seen, preset, rng=rng(args.seed, "start"), checkpoint=state, progress=True)
-    _write(args.out, rows, images, target, floor, made)
+    _write(args.out, rows, images, target, made)
 
 
-def _write(out: Path, rows: list[int], images: Images, target: Tensor, floor: Tensor, made: Reconstruction) -> None:
+def _write(out: Path, rows: list[int], images: Images, target: Tensor, made: Reconstruction) -> None:
     """The files of an attack, and the lines that say where they are. `target`: the images as attacked, in [0, 1]."""
     original, image = to_images(images.pixels), made.images.cpu()
+    floor = psnr(mean_image(images.name).expand_as(target).contiguous(), target)
     columns = {"psnr": psnr(image, target), "floor_mean": floor, "psnr_original": psnr(image, original)}
     columns |= {"mse": mse(image, target), "ssim": ssim(image, target), "cost": made.cost.cpu()}
     table = pd.DataFrame({"image": rows, "label": [images.class_names[i] for i in images.labels.tolist()]})
@@ -247,7 +241,7 @@ def search(args: argparse.Namespace) -> None:
     kept = {"store": store, "progress": True, "finals": finals}
     result = search_policies(config, semi_trained, random_init, test, seed=args.seed, **kept)
     result.save(args.out, dataset=args.dataset, model=args.model, epochs=args.epochs, image_shape=test.pixels.shape[1:])
-    print(_best(result))
+    print(result.best())
     print(f"{args.out}: {len(result.chosen)} policies; all {len(result.table):,} in {table.name}")
 
 
@@ -304,12 +298,3 @@ def _models(
 
     model.load_state_dict(store.get("model", facts, compute).tensors)
     return model.eval(), fresh
-
-
-def _best(result: SearchResult) -> str:
-    """The best policies with their scores, one line each, and their hybrid."""
-    lines = ["rank  S_pri (95 % of the mean)   S_acc       policy"]
-    for rank, row in enumerate(result.table[result.table["chosen"]].head(10).itertuples(), 1):
-        interval = f"{row.s_pri:.4f} ({row.ci_low:.4f} to {row.ci_high:.4f})"
-        lines.append(f"{rank:>4}  {interval}  {row.s_acc:<10.4g}  {row.policy}: {parse_policy(row.policy).names()}")
-    return "\n".join([*lines, f"hybrid without a common function: {result.hybrid or 'none'}"])

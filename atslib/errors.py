@@ -1,6 +1,7 @@
 """`AtsError`, the one error that a user meets: it names the value, the rule and what is allowed."""
 
 import dataclasses
+import math
 
 
 class AtsError(ValueError):
@@ -39,6 +40,8 @@ def check_types(config: object) -> None:
             (allowed, words), value = _TYPES[type(field.default)], getattr(config, field.name)
             if not isinstance(value, allowed) or (isinstance(value, bool) and allowed is not bool):
                 raise AtsError(f"{type(config).__name__}.{field.name}={value!r} must be {words}")
+            if isinstance(value, float) and not math.isfinite(value):
+                raise AtsError(f"{type(config).__name__}.{field.name}={value!r} must be finite")
 
 
 def check_whole(name: str, value: object, least: int) -> None:

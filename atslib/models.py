@@ -24,8 +24,15 @@ class Normalize(nn.Module):
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]):
         super().__init__()
-        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1))
-        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1))
+        try:
+            mean, std = (torch.tensor(values, dtype=torch.get_default_dtype()).view(-1, 1, 1) for values in (mean, std))
+        except (TypeError, ValueError, RuntimeError):
+            raise AtsError(f"Normalize({mean!r}, {std!r}): give the mean and deviation of each channel") from None
+        if len(mean) != len(std) or not len(std) or not ((std > 0) & std.isfinite() & mean.isfinite()).all():
+            given = f"Normalize({mean.flatten().tolist()}, {std.flatten().tolist()})"
+            raise AtsError(f"{given}: one mean and one deviation above 0 for each channel, both finite")
+        self.register_buffer("mean", mean)
+        self.register_buffer("std", std)
 
     def forward(self, images: Tensor) -> Tensor:
         return (images - self.mean) / self.std
@@ -214,7 +221,7 @@ def build_model(
     Raises:
         AtsError: an unknown name, or a number that is not whole or too small.
     """
-    match = re.fullmatch(r"(\w+?)(?:-(\d+))?", name)
+    match = re.fullmatch(r"(\w+?)(?:-(\d+))?", str(name))
     family, size = match.groups() if match else (name, None)
     if family not in FAMILIES or (size is not None and int(size) < 1):
         raise AtsError(f"model {name!r} is unknown; choose {', '.join(FAMILIES)}, with a width as in resnet20-4")
@@ -224,9 +231,9 @@ def build_model(
     if max(int(size or 1), image_size) > LARGEST:  # else memory ends, or it takes minutes without a word
         raise AtsError(f"model {name!r} for images {image_size} wide: neither number may be above {LARGEST}")
     builder, default, unit = FAMILIES[family]
-    mean, std = norm if isinstance(norm, tuple) else normalization(norm) if norm else ((0.5,), (0.25,))
-    if len(mean) not in (1, in_channels):
-        raise AtsError(f"norm {norm!r} has {len(mean)} channels and the model takes {in_channels}")
+    front = Normalize(*(norm if isinstance(norm, tuple) else normalization(norm) if norm else ((0.5,), (0.25,))))
+    if len(front.mean) not in (1, in_channels):
+        raise AtsError(f"norm {norm!r} has {len(front.mean)} channels and the model takes {in_channels}")
     rng = as_stream(rng, optional=True)
     with torch.random.fork_rng(devices=[], enabled=rng is not None):
         if rng is not None:
@@ -234,7 +241,7 @@ def build_model(
             seed = torch.randint(1 << 62, (1,), generator=rng, device=rng.device)
             torch.default_generator.manual_seed(int(seed))
         network = builder(int(size or default) * unit, num_classes, in_channels, image_size)
-    return nn.Sequential(Normalize(mean, std), network).eval()
+    return nn.Sequential(front, network).eval()
 
 
 def fast_layout(images: Tensor) -> Tensor:

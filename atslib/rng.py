@@ -18,6 +18,8 @@ def rng(seed: int, *path: str | int, device: "str | torch.device" = "cpu") -> "t
     """
     import torch  # here, so that `import atslib` does not wait for it
 
+    if not isinstance(seed, Integral):
+        raise AtsError(f"rng: seed {seed!r} must be a whole number")
     digest = hashlib.sha256(repr((seed, *path)).encode()).digest()
     return torch.Generator(device).manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 

@@ -250,10 +250,10 @@ def test_the_accuracy_score_is_the_mean_over_whole_batches(model, images):
     ("options", "message"),
     [
         ({"variant": "best"}, "variant 'best' is unknown; choose one of paper, code, fixed"),
-        ({"points": 1}, "points=1: a curve has at least 2"),
+        ({"points": 1}, "points=1 must be a whole number, at least 2"),
         ({"draws": 0}, "0 draws, 1 policies"),
         ({"first": 4}, "images 4 to 4"),
-        ({"starts": torch.zeros(4, 3, 8, 8)}, "start (4, 3, 8, 8) and images (4, 3, 32, 32)"),
+        ({"starts": torch.zeros(4, 3, 8, 8)}, "it must be floats in [0, 1] of the images' shape, (4, 3, 32, 32)"),
     ],
 )
 def test_a_wrong_privacy_score_says_what_is_allowed(options, message, model, images):
@@ -262,7 +262,7 @@ def test_a_wrong_privacy_score_says_what_is_allowed(options, message, model, ima
 
 
 def test_a_wrong_curve_or_accuracy_score_says_what_is_allowed(model, images):
-    with refused("expected floats"):
+    with refused("must be floats (B, C, H, W) in [0, 1]"):
         gradsim_curve(model, images.pixels, images.labels, rng=rng(0))
     with refused("give `start`"):
         gradsim_curve(model, images.pixels.float() / 255, images.labels)

@@ -9,6 +9,8 @@ from torch import Tensor
 from atslib.clients.threat import Observed
 from atslib.errors import AtsError
 
+FARTHEST = 10  # from 0, in units of [0, 1]: a value beyond 1 may be meant, one of 255 is a mistake
+
 
 @dataclasses.dataclass(frozen=True)
 class Reconstruction:
@@ -42,11 +44,13 @@ class Reconstruction:
         """A result of which only the images (B, C, H, W) are known: the cost is nan, trace and frames are empty.
 
         Raises:
-            AtsError: the images are not as many or not of the shape that `seen` says.
+            AtsError: the images are not as many or not of the shape that `seen` says, or not in units of [0, 1].
         """
         wanted, members = (len(seen) * seen.threat.batch, *seen.shape), len(seen)
         if tuple(images.shape) != wanted or not images.is_floating_point():
             raise AtsError(f"an attack returned {tuple(images.shape)} {images.dtype}; it must be {wanted} floats")
+        if (images.abs() > FARTHEST).any():
+            raise AtsError(f"an attack returned values up to {images.abs().max():.4g}; images are in units of [0, 1]")
         none, device = images.new_zeros((0, *wanted)), images.device
         unknown = torch.full((members, seen.threat.batch), -1, device=device)
         return cls(

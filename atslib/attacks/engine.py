@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from atslib.attacks.attack import Reconstruction
+from atslib.attacks.attack import FARTHEST, Reconstruction
 from atslib.attacks.labels import initial_logits
 from atslib.attacks.memory import members_on_cpu, members_on_gpu
 from atslib.attacks.objective import Objective
 from atslib.attacks.optimizers import OPTIMIZERS
 from atslib.attacks.starts import STARTS
 from atslib.clients.threat import Observed
+from atslib.data.images import describe
 from atslib.errors import AtsError, check_whole
 from atslib.gradients.chunks import in_chunks
 from atslib.models import normalization_layer
@@ -35,7 +36,6 @@ OnFrame = Callable[[int, Tensor, Tensor], bool | None]
 
 LOOK_EVERY = 50  # steps between checks for diverged members; a check waits for the device
 SAVE_EVERY = 30  # seconds between stored states
-FARTHEST = 10  # where a start can lie: one beyond [0, 1] is drawn from a wide distribution, one of 255 is a mistake
 STATE_FORMAT = 2  # raise it when the meaning of a stored state changes
 
 
@@ -101,10 +101,10 @@ def _starts(seen: Observed, attacks: Sequence[GradientMatching], rng: torch.Gene
     like, normalize = seen.updates[0].gradients, normalization_layer(seen.updates[0].model)
     wanted = (len(seen) * shape[0], *seen.shape)
     if start is not None:
-        if tuple(start.shape) not in (wanted, (restarts, *wanted)):
-            raise AtsError(f"start {tuple(start.shape)} must be {wanted} in [0, 1], or one such for each restart")
+        if tuple(getattr(start, "shape", ())) not in (wanted, (restarts, *wanted)):
+            raise AtsError(f"start is {describe(start)}; it must be {wanted} in [0, 1], or one such for each restart")
         start = torch.as_tensor(start)
-        if not start.is_floating_point() or (start.abs() > FARTHEST).any():
+        if not start.is_floating_point() or not (start.abs() <= FARTHEST).all():
             raise AtsError(
                 f"start is {start.dtype} up to {start.abs().max():.4g}; it must be floats in units of [0, 1]"
             )

@@ -58,6 +58,8 @@ class Defense:
         Raises:
             AtsError: a part that is neither, a strength that is not allowed, or two policies.
         """
+        if not isinstance(text, str):
+            raise AtsError(f"defense {text!r} must be text, such as 'prune:0.7'; Defense.of takes anything else")
         parts = text.split("|") if text.strip() else []
         return _chain([_part(part.strip()) for part in parts])
 

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from atslib.clients.defenses import AnyDefense, Defense, Transformation, share, wrapped
-from atslib.clients.prepare import check_images, check_labels, check_network, first_parameter, to_images
+from atslib.clients.prepare import to_images
 from atslib.errors import AtsError, check_types, choose
+from atslib.gradients.inputs import check_images, check_labels, check_network, first_parameter
 from atslib.gradients.problems import batch_statistics, flatten, problem_gradients
 from atslib.models import in_mode, normalization_layer
+from atslib.policies.policy import parse_policy
 from atslib.rng import as_stream
 from atslib.store import ADDED_SINCE
 
@@ -71,6 +73,8 @@ class Knowledge:
     def __post_init__(self) -> None:
         if self.draws and self.policy is None:
             raise AtsError("Knowledge.draws: an attacker cannot know the draws of a policy that it does not know")
+        if self.policy is not None:
+            parse_policy(self.policy)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from atslib.clients.defenses import AnyDefense, Defense, share, wrapped
-from atslib.clients.prepare import check_labels, first_parameter, scores_of, to_images, transform
+from atslib.clients.prepare import to_images, transform
 from atslib.data.images import check_data
 from atslib.data.load import Images
-from atslib.errors import AtsError, check_types
+from atslib.errors import AtsError, check_types, check_whole
+from atslib.gradients.inputs import check_fit, check_labels, first_parameter, scores_of
 from atslib.models import fast_layout
 from atslib.policies.policy import parse_policy
 from atslib.rng import as_stream
@@ -103,7 +104,7 @@ def fit(
     Raises:
         AtsError: network and images that do not fit each other, or a loss that is no longer finite.
     """
-    checkpoint, device = checkpoint and Path(checkpoint), _check(model, train)
+    checkpoint, device = checkpoint and Path(checkpoint), _check(model, train, config)
     if device.type == "cpu":
         model.to(memory_format=torch.channels_last)  # convolutions are a third faster; weights stay the same
     run = _Run(model, train.to(device), config, Defense.of([config.defense, defense]), as_stream(rng))
@@ -120,12 +121,14 @@ def fit(
     return Trained(model.to(memory_format=torch.contiguous_format).eval(), tuple(run.history))
 
 
-def _check(model: nn.Module, images: Images) -> torch.device:
+def _check(model: nn.Module, images: Images, config: TrainConfig | None = None) -> torch.device:
     """Where the network is.
 
     Raises:
         AtsError: it has no `Normalize` layer in front, or does not take these images or tell their classes apart.
     """
+    if not isinstance(config, TrainConfig | None):
+        raise AtsError(f"fit: config {config!r} must be an atslib.TrainConfig")
     like = first_parameter(model)
     check_data(images)
     one = to_images(images.pixels[:1].to(like.device), like.dtype)
@@ -204,12 +207,11 @@ def evaluate(model: nn.Module, images: Images, *, chunk: int = 500) -> float:
     """Accuracy in percent on untransformed images, in eval mode; higher is better.
 
     Raises:
-        AtsError: these are no `Images`, or not of a shape that the network takes.
+        AtsError: these are no `Images`, or not of a shape that the network takes or of more classes than it has.
     """
-    check_data(images)
-    model.eval()
+    check_whole("chunk", chunk, 1)
+    check_fit(model.eval() if isinstance(model, nn.Module) else model, images)
     device = next(model.parameters()).device
-    scores_of(model, to_images(images.pixels[:1].to(device)))
     hits = torch.zeros((), device=device, dtype=torch.int64)
     for pixels, labels in zip(images.pixels.split(chunk), images.labels.split(chunk), strict=True):
         guesses = model(fast_layout(to_images(pixels.to(device)))).argmax(1)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from atslib.errors import AtsError
+from atslib.rng import as_stream
 
 
 class Kind(NamedTuple):
@@ -79,7 +80,10 @@ class Images:
             AtsError: an index is outside -N..N-1, or not an integer.
         """
         indices = range(len(self))[indices] if isinstance(indices, slice) else indices
-        index = torch.as_tensor(indices, device=self.pixels.device)
+        try:
+            index = torch.as_tensor(indices, device=self.pixels.device)
+        except (TypeError, ValueError, RuntimeError):
+            raise AtsError(f"indices {indices!r}: give (M,) integers or a mask of shape ({len(self)},)") from None
         index = index[None] if index.ndim == 0 else index
         if index.dtype == torch.bool and index.shape == self.labels.shape:
             index = index.nonzero().flatten()
@@ -97,18 +101,18 @@ class Images:
     def num_classes(self) -> int:
         return len(self.class_names)
 
-    def subset(self, fraction: float, *, rng: torch.Generator) -> "Images":
+    def subset(self, fraction: float, *, rng: torch.Generator | int) -> "Images":
         """The same share of every class, drawn without replacement and kept in the order of the whole.
 
         Args:
             fraction: in (0, 1]; of n images of a class `round(fraction * n)`, at least 1. (Halves go to the even.)
-            rng: where the choice is drawn from.
+            rng: where the choice is drawn from, or a seed for it.
         Raises:
             AtsError: `fraction` is not a number in (0, 1].
         """
         if not (isinstance(fraction, Real) and 0 < fraction <= 1):
             raise AtsError(f"subset fraction {fraction!r}: it must be a number above 0 and at most 1")
-        drawn = [torch.zeros(0, dtype=torch.int64)]
+        rng, drawn = as_stream(rng), [torch.zeros(0, dtype=torch.int64)]
         for label in self.labels.unique():
             members = torch.nonzero(self.labels == label).flatten().cpu()
             order = torch.randperm(len(members), generator=rng, device=rng.device).cpu()

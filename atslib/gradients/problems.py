@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.func import functional_call, grad, vmap
 
+from atslib.gradients.inputs import checked
 from atslib.gradients.per_example import PerExample, SameRules, Unsupported
 from atslib.models import batch_norms
 
@@ -117,7 +118,10 @@ def example_gradients(model: nn.Module, images: Tensor, labels: Tensor) -> Tenso
         labels: (B,) int64.
     Returns:
         (B, P), P in the order of `model.named_parameters()`. Equal to one backward pass per image.
+    Raises:
+        AtsError: network, images and labels that do not fit each other.
     """
+    images, labels = checked(model, images, labels)
     return flatten(problem_gradients(model, images[:, None], labels[:, None]))
 
 

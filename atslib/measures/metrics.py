@@ -1,6 +1,7 @@
 """How close a reconstruction is to the truth, one value per image; averages are left to the caller."""
 
 import functools
+import math
 import warnings
 from pathlib import Path
 from pickle import UnpicklingError
@@ -21,12 +22,14 @@ def check_images(name: str, images: Tensor) -> None:
         raise AtsError(f"{name}: images of shape {tuple(images.shape)} must be (B, C, H, W)")
 
 
-def _check_pair(name: str, estimate: Tensor, truth: Tensor) -> None:
+def _check_pair(name: str, estimate: Tensor, truth: Tensor, data_range: float = math.inf) -> None:
     for images in (estimate, truth):
         check_images(name, images)
     if estimate.shape != truth.shape:
         shapes = f"{tuple(estimate.shape)} and {tuple(truth.shape)}"
         raise AtsError(f"{name}: shapes {shapes} must be equal; nothing is broadcast")
+    if (truth > 10 * data_range).any():
+        raise AtsError(f"{name}: the truth goes up to {truth.max():.4g}, far beyond data_range={data_range}")
 
 
 def mse(estimate: Tensor, truth: Tensor) -> Tensor:
@@ -44,9 +47,9 @@ def psnr(estimate: Tensor, truth: Tensor, *, data_range: float = 1.0) -> Tensor:
     Returns:
         (B,) in dB; `inf` where the images are equal, `nan` where the estimate is not finite.
     Raises:
-        AtsError: the shapes differ, or the pixels are not floats.
+        AtsError: the shapes differ, the pixels are not floats, or the truth is far beyond `data_range`.
     """
-    _check_pair("psnr", estimate, truth)
+    _check_pair("psnr", estimate, truth, data_range)
     error = mse(estimate, truth)
     return 10 * torch.log10(data_range**2 / torch.where(error.isfinite(), error, torch.nan))
 
@@ -57,7 +60,7 @@ def ssim(estimate: Tensor, truth: Tensor, *, data_range: float = 1.0) -> Tensor:
     Uniform 7×7 window and sample covariance, averaged over the interior and the channels: scikit-image's
     default. Source: Wang et al. 2004, doi:10.1109/TIP.2003.819861.
     """
-    _check_pair("ssim", estimate, truth)
+    _check_pair("ssim", estimate, truth, data_range)
     side, x, y = 7, estimate.double(), truth.double()
     if min(x.shape[-2:]) < side:
         raise AtsError(f"ssim: images of {tuple(x.shape[-2:])} are smaller than the {side}×{side} window")

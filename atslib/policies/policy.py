@@ -62,6 +62,7 @@ class Policy(_Drawn):
     @classmethod
     def parse(cls, text: str) -> "Policy":
         """`"3-1-7"` -> `Policy((3, 1, 7))`, `""` -> `Policy()`. Inverse of `str`."""
+        _check_text(text)
         parts = text.split("-") if text else []
         if not all(part.isascii() and part.isdecimal() for part in parts):
             raise AtsError(f"policy {text!r}: expected ids joined by '-', such as '3-1-7', or '' for none")
@@ -110,12 +111,15 @@ class Hybrid(_Drawn):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "members", tuple(self.members))
+        if not all(isinstance(member, Policy) for member in self.members):
+            raise AtsError(f"hybrid {self.members}: its members are policies; Hybrid.parse takes text")
         if not self.members or not all(member.ids for member in self.members):
             raise AtsError(f"hybrid {str(self)!r}: a member is empty; write the identity as {IDENTITIES[0]}")
 
     @classmethod
     def parse(cls, text: str) -> "Hybrid":
         """`"3-1-7+43-18-18"` -> its two policies. Inverse of `str`."""
+        _check_text(text)
         return cls(tuple(map(Policy.parse, text.split("+"))))
 
     def __str__(self) -> str:
@@ -151,14 +155,20 @@ class Hybrid(_Drawn):
         return out
 
 
-def parse_policy(text: str) -> Policy | Hybrid:
-    """`"3-1-7"` -> `Policy`, `"3-1-7+43-18-18"` -> `Hybrid`.
+def _check_text(text: object) -> None:
+    if not isinstance(text, str):
+        raise AtsError(f"policy {text!r} must be text, such as '3-1-7', '3-1-7+43-18-18', or '' for none")
+
+
+def parse_policy(text: str | Policy | Hybrid) -> Policy | Hybrid:
+    """`"3-1-7"` -> `Policy`, `"3-1-7+43-18-18"` -> `Hybrid`; either as it is.
 
     Raises:
         AtsError: no text, or text that names no policy.
     """
-    if not isinstance(text, str):
-        raise AtsError(f"policy {text!r} must be text, such as '3-1-7', '3-1-7+43-18-18', or '' for none")
+    if isinstance(text, Policy | Hybrid):
+        return text
+    _check_text(text)
     return Hybrid.parse(text) if "+" in text else Policy.parse(text)
 
 

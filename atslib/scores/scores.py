@@ -13,15 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from atslib.clients.prepare import streams, to_images, transform
-from atslib.data.images import check_data
+from atslib.data.images import describe
 from atslib.data.load import Images
-from atslib.errors import AtsError, choose
+from atslib.errors import AtsError, check_whole, choose
 from atslib.gradients.chunks import in_chunks
 from atslib.gradients.cpu import each, pieces
+from atslib.gradients.inputs import any_parameter, check_fit, checked
 from atslib.gradients.per_example import SameRules
 from atslib.gradients.problems import DISTANCES, problem_gradients
 from atslib.models import fast_layout, normalization_layer
-from atslib.policies.policy import Hybrid, Policy
+from atslib.policies.policy import Hybrid, Policy, parse_policy
 from atslib.rng import as_stream
 from atslib.rng import rng as stream
 
@@ -70,15 +71,12 @@ def gradsim_curve(
     """
     _check(model, variant, points)
     rng = as_stream(rng, optional=True)
-    if images.ndim != 4 or not images.is_floating_point() or len(images) != len(labels):
-        given = f"gradsim_curve: images {tuple(images.shape)} {images.dtype} for {len(labels)} labels"
-        raise AtsError(f"{given}; expected floats (B, C, H, W) in [0, 1], one label per image")
+    images, labels = checked(model, images, labels)
     if start is None:
         if rng is None:
             raise AtsError("gradsim_curve: give `start`, the noise that the curve begins at, or `rng` to draw it")
         start = torch.rand(images.shape, generator=rng, device=rng.device).to(images)
-    _same_shape(start, images)
-    return _curves(model, images, labels, start.to(images), points=points, variant=variant)
+    return _curves(model, images, labels, _start(start, images), points=points, variant=variant)
 
 
 def privacy_score(model: nn.Module, images: Images, policy: Policy | Hybrid, **options: object) -> Tensor:
@@ -117,7 +115,7 @@ def privacy_scores(
         (P, B - first), about 0 to 1.
     """
     _check(model, variant, points)
-    _check_counts(draws, first, images, policies, starts)
+    _check_counts(model, images, policies, starts, draws, first)
     seed, like = _seed(rng), next(model.parameters())
     images, total = images.to(like.device), 0
     for draw in range(draws):
@@ -129,14 +127,16 @@ def privacy_scores(
 
 
 def _check_counts(
-    draws: int, first: int, images: Images, policies: Sequence[Policy | Hybrid], starts: Tensor | None
+    model: nn.Module, images: Images, policies: Sequence[Policy | Hybrid], starts: Tensor | None, draws: int, first: int
 ) -> None:
-    check_data(images)
+    check_fit(model, images)
+    for policy in policies:
+        parse_policy(policy)
+    if starts is not None:
+        _start(starts, images.pixels)
     if draws < 1 or not 0 <= first < len(images) or not policies:
         shown = f"{draws} draws, {len(policies)} policies, images {first} to {len(images)}"
         raise AtsError(f"privacy_scores: {shown}; there must be at least one of each")
-    if starts is not None:
-        _same_shape(starts, images.pixels)
 
 
 def accuracy_score(
@@ -165,7 +165,8 @@ def accuracy_score(
         AtsError: fewer than two images in a batch, or a Jacobian that is constant.
     """
     _check(model, variant)
-    check_data(images)
+    check_fit(model, images)
+    policy = parse_policy(policy)
     seed, device, dtype = _seed(rng), next(model.parameters()).device, next(model.parameters()).dtype
     one_per_class = variant == "code" if one_per_class is None else one_per_class
     prepared = transformed(images.to(device), policy, seed=seed)
@@ -226,15 +227,18 @@ def _seed(rng: torch.Generator | int) -> int:
 
 def _check(model: nn.Module, variant: str, points: int = 2) -> None:
     choose("variant", variant, VARIANTS)
+    any_parameter(model)
+    check_whole("points", points, 2)  # a curve's two ends
     if model.training:
         raise AtsError(f"{type(model).__name__} is in training mode, where images affect each other; call eval()")
-    if points < 2:
-        raise AtsError(f"points={points}: a curve has at least 2, its two ends")
 
 
-def _same_shape(start: Tensor, pixels: Tensor) -> None:
-    if start.shape != pixels.shape:
-        raise AtsError(f"start {tuple(start.shape)} and images {tuple(pixels.shape)} must have one shape")
+def _start(start: Tensor, pixels: Tensor) -> Tensor:
+    if not isinstance(start, Tensor) or start.shape != pixels.shape or not start.is_floating_point():
+        raise AtsError(
+            f"start is {describe(start)}; it must be floats in [0, 1] of the images' shape, {tuple(pixels.shape)}"
+        )
+    return start.to(pixels) if pixels.is_floating_point() else start
 
 
 @torch.no_grad()

@@ -16,9 +16,18 @@ import torch
 from torch import nn
 
 from atslib.attacks import Attack
+from atslib.data.images import check_data
 from atslib.data.load import Images
-from atslib.errors import AtsError, choose
-from atslib.policies.policy import Hybrid, Policy, enumerate_distinct, sample_authors, sample_uniform, save_policies
+from atslib.errors import AtsError, check_types, choose
+from atslib.policies.policy import (
+    Hybrid,
+    Policy,
+    enumerate_distinct,
+    parse_policy,
+    sample_authors,
+    sample_uniform,
+    save_policies,
+)
 from atslib.rng import rng
 from atslib.scores.scores import VARIANTS
 from atslib.scores.shards import Scorer
@@ -80,12 +89,19 @@ class SearchConfig:
     shard: int = 16
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rungs", tuple((int(images), float(share)) for images, share in self.rungs))
+        check_types(self)
+        try:
+            object.__setattr__(self, "rungs", tuple((int(images), float(share)) for images, share in self.rungs))
+        except (TypeError, ValueError):
+            raise AtsError(f"SearchConfig.rungs={self.rungs!r} must be (images, share) pairs") from None
+        if self.t_acc is not None and not (isinstance(self.t_acc, int | float) and math.isfinite(self.t_acc)):
+            raise AtsError(f"SearchConfig.t_acc={self.t_acc!r} must be a finite number, or None")
         choose("SearchConfig.sampler", self.sampler, SAMPLERS)
         choose("SearchConfig.ranking", self.ranking, RANKINGS)
         choose("SearchConfig.pri_variant", self.pri_variant, VARIANTS)
         choose("SearchConfig.acc_variant", self.acc_variant, VARIANTS)
-        for field, least in (("candidates", 1), ("keep", 1), ("images", 1), ("acc_images", 2), ("shard", 1)):
+        for field in ("candidates", "keep", "images", "acc_images", "points", "draws", "shard"):
+            least = 2 if field in ("acc_images", "points") else 1
             if getattr(self, field) < least:
                 raise AtsError(f"SearchConfig.{field}={getattr(self, field)} must be at least {least}")
         steps = [0, *(images for images, _ in self.rungs), self.images]
@@ -132,6 +148,15 @@ class SearchResult:
         table = path.with_suffix(".csv")
         write_atomically(table, lambda partial: self.table.to_csv(partial, index=False, float_format="%.6g"))
 
+    def best(self) -> str:
+        """The best policies with their scores, at most ten, one line each, and the hybrid."""
+        lines = ["rank  S_pri (95 % of the mean)   S_acc       policy"]
+        for rank, row in enumerate(self.table[self.table["chosen"]].head(10).itertuples(), 1):
+            interval = f"{row.s_pri:.4f} ({row.ci_low:.4f} to {row.ci_high:.4f})"
+            names = parse_policy(row.policy).names()
+            lines.append(f"{rank:>4}  {interval}  {row.s_acc:<10.4g}  {row.policy}: {names}")
+        return "\n".join([*lines, f"hybrid without a common function: {self.hybrid or 'none'}"])
+
 
 def search(
     config: SearchConfig,
@@ -177,6 +202,9 @@ def search(
 
 def _in_order(images: Images, config: SearchConfig, seed: int) -> Images:
     """As many images as the scores need, in the order in which they take them."""
+    if not isinstance(config, SearchConfig):
+        raise AtsError(f"search: config {config!r} must be an atslib.SearchConfig")
+    check_data(images)
     if (most := max(config.images, config.acc_images)) > len(images):
         given = f"{images.name} {images.split} has {len(images)}"
         raise AtsError(f"search: SearchConfig asks for {most} images and {given}")
