@@ -101,10 +101,11 @@ def _starts(seen: Observed, attacks: Sequence[GradientMatching], rng: torch.Gene
     like, normalize = seen.updates[0].gradients, normalization_layer(seen.updates[0].model)
     wanted = (len(seen) * shape[0], *seen.shape)
     if start is not None:
-        if tuple(getattr(start, "shape", ())) not in (wanted, (restarts, *wanted)):
-            raise AtsError(f"start is {describe(start)}; it must be {wanted} in [0, 1], or one such for each restart")
+        if (given := tuple(getattr(start, "shape", ()))) not in (wanted, (restarts, *wanted)):
+            given = given or describe(start)
+            raise AtsError(f"start {given} must be {wanted} in [0, 1], or one such for each restart")
         start = torch.as_tensor(start)
-        if not start.is_floating_point() or not (start.abs() <= FARTHEST).all():
+        if not start.is_floating_point() or (start.abs() > FARTHEST).any():
             raise AtsError(
                 f"start is {start.dtype} up to {start.abs().max():.4g}; it must be floats in units of [0, 1]"
             )
