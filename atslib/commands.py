@@ -1,4 +1,4 @@
-"""What each command of `python -m atslib` does: calls of the library, then files; a number returned is the status."""
+"""What each command of `python -m atslib` does, one function each; a number that it returns is the exit status."""
 
 import argparse
 import copy

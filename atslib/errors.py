@@ -1,4 +1,4 @@
-"""The one error a user of atslib meets names the value, the rule and what is allowed; a pause is no error."""
+"""`AtsError`, the one error that a user meets: it names the value, the rule and what is allowed."""
 
 import dataclasses
 import math
@@ -12,7 +12,7 @@ class AtsError(ValueError):
 
 
 class NotKept(AtsError):
-    """What was asked for is too large for the archive of evidence, which holds the rest of the unit of work."""
+    """The archive of evidence does not hold this: it is large, and only the rest of its unit of work was kept."""
 
 
 class OutOfTime(Exception):
@@ -34,7 +34,7 @@ _TYPES = {
 
 
 def check_types(config: object) -> None:
-    """Raise `AtsError` unless each field of a dataclass whose default is a number, text or truth value holds such."""
+    """Raise `AtsError` unless each field of a dataclass is of its default's kind: number, text or truth value."""
     for field in dataclasses.fields(config):
         if type(field.default) in _TYPES:
             (allowed, words), value = _TYPES[type(field.default)], getattr(config, field.name)

@@ -1,11 +1,12 @@
 """The networks of the paper and of its replication; each normalizes its own input.
 
-Pixels go in as floats in [0, 1]; logits come out. `batch_norm` and `max_pool` are the forms in which gradients are
-computed, whatever network they are of.
+Images go in as floats in [0, 1]; logits come out. Gradients are computed with `batch_norm` and `max_pool` in place of
+torch's own, in any network.
 """
 
 import copy
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 import torch
@@ -19,7 +20,7 @@ from atslib.rng import as_stream
 
 
 class Normalize(nn.Module):
-    """`(pixels - mean) / std` per channel; `inverse` goes back. The statistics are not learned."""
+    """`(images - mean) / std` per channel; `inverse` goes back. The statistics are not learned."""
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]):
         super().__init__()
@@ -33,8 +34,8 @@ class Normalize(nn.Module):
         self.register_buffer("mean", mean)
         self.register_buffer("std", std)
 
-    def forward(self, pixels: Tensor) -> Tensor:
-        return (pixels - self.mean) / self.std
+    def forward(self, images: Tensor) -> Tensor:
+        return (images - self.mean) / self.std
 
     def inverse(self, normalized: Tensor) -> Tensor:
         return normalized * self.std + self.mean
@@ -75,7 +76,7 @@ def check_train_mode(values: int, running_mean: Tensor | None) -> None:
 
 
 class BatchNorm(nn.BatchNorm2d):
-    """`nn.BatchNorm2d` which, unless it updates its running statistics, is `batch_norm`."""
+    """`nn.BatchNorm2d`, computed by `batch_norm` unless it updates its running statistics."""
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training and self.track_running_stats:
@@ -92,8 +93,9 @@ def max_pool(
     """`F.max_pool2d` with one rule for ties: the first pixel of a window, row by row, that is as large as its largest.
 
     Flat areas of an image make ties, and rounding, which depends on memory layout and processor, would choose among
-    them. So "as large" is up to a share of the largest value in the image's pooled maps: 7e-5 in single precision,
-    4e-10 in double, far above rounding and far below what images differ by. Value and gradient are the chosen pixel's.
+    them. So a pixel counts as large as the largest if it lacks no more than a small share of the largest value in the
+    image's pooled maps: 7e-5 in single precision, 4e-10 in double. That is far more than rounding makes and far less
+    than images differ by. Value and gradient are those of the chosen pixel.
     """
     options = (kernel_size, kernel_size if stride is None else stride, padding, dilation)
     kernel, steps, pads, holes = ((o, o) if isinstance(o, int) else tuple(o) for o in options)
@@ -145,21 +147,15 @@ def resnet20(width: int, num_classes: int, in_channels: int, image_size: int) ->
 
     Width 64 is the paper's ResNet20-4. Source: the authors' inversefed/nn/models.py.
     """
-    stages, inputs = [], width
+    blocks, inputs = {}, width
     for stage in range(3):
         for block in range(3):
             stride = 2 if stage and not block else 1
-            stages.append((f"stage{stage + 1}_{block}", BasicBlock(inputs, width << stage, stride)))
+            blocks[f"stage{stage + 1}_{block}"] = BasicBlock(inputs, width << stage, stride)
             inputs = width << stage
-    model = nn.Sequential()
-    model.add_module("conv", nn.Conv2d(in_channels, width, 3, 1, 1, bias=False))
-    model.add_module("bn", BatchNorm(width))
-    model.add_module("relu", nn.ReLU())
-    for name, block in stages:
-        model.add_module(name, block)
-    model.add_module("pool", nn.AdaptiveAvgPool2d(1))
-    model.add_module("flatten", nn.Flatten())
-    model.add_module("fc", nn.Linear(inputs, num_classes))
+    first = {"conv": nn.Conv2d(in_channels, width, 3, 1, 1, bias=False), "bn": BatchNorm(width), "relu": nn.ReLU()}
+    head = {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten(), "fc": nn.Linear(inputs, num_classes)}
+    model = nn.Sequential(OrderedDict(first | blocks | head))
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -214,7 +210,7 @@ def build_model(
     name: str, num_classes: int, in_channels: int = 3, *, image_size: int = 32,
     norm: str | tuple[Sequence[float], Sequence[float]] | None = None, rng: torch.Generator | int | None = None,
 ) -> nn.Sequential:  # fmt: skip
-    """An untrained network in eval mode: float pixels in [0, 1] (B, C, H, W) → logits (B, `num_classes`).
+    """An untrained network in eval mode: float images in [0, 1] (B, C, H, W) → logits (B, `num_classes`).
 
     Args:
         name: a key of `FAMILIES`, optionally with its width: "resnet20-4" (64 wide), "resnet20-1",

@@ -14,7 +14,7 @@ def rng(seed: int, *path: str | int, device: "str | torch.device" = "cpu") -> "t
     """A generator whose stream depends only on `(seed, *path)`, e.g. `rng(0, "attack", "7-4-15", 3)`.
 
     Adding, removing or reordering other experiments never shifts it, so one cell can be rerun alone.
-    CPU and CUDA generators differ for one seed: results carry the device they were drawn on.
+    A CPU and a CUDA generator of one seed draw different numbers.
     """
     import torch  # here, so that `import atslib` does not wait for it
 
@@ -25,7 +25,9 @@ def rng(seed: int, *path: str | int, device: "str | torch.device" = "cpu") -> "t
 
 
 def as_stream(given: "torch.Generator | int | None", *, optional: bool = False) -> "torch.Generator | None":
-    """A generator as it is, a whole number as the stream `rng(number)`, and None as none where that is `optional`.
+    """The stream that `given` stands for: a generator itself, or `rng(given)` of a whole number.
+
+    None stays None where a stream is `optional`.
 
     Raises:
         AtsError: anything else.

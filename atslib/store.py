@@ -32,7 +32,7 @@ ADDED_SINCE = {"added since": True}
 
 
 def plain(config: object) -> object:
-    """A config as JSON sees it: dataclasses become dicts, tuples lists, anything else with a `str` its text."""
+    """A config as JSON can hold it: dataclasses become dicts, tuples become lists, other objects become their text."""
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
         since = {f.name: f.default for f in dataclasses.fields(config) if f.metadata == ADDED_SINCE}
@@ -110,7 +110,7 @@ def write_tensors(path: Path, tensors: Tensors, facts: dict) -> None:
 
 
 def read_tensors(path: Path) -> tuple[Tensors, dict, bool]:
-    """What `write_tensors` wrote, and whether a hash vouches for it: older files, and those from elsewhere, have none.
+    """The tensors and facts in a file, and whether it carries a hash, as files of `write_tensors` do.
 
     Raises:
         AtsError: the file is not there, is no safetensors file, or its bytes have changed since.

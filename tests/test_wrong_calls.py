@@ -3,7 +3,6 @@
 import dataclasses
 
 import pytest
-import torch
 from checks import refused
 
 import atslib
@@ -66,8 +65,7 @@ CALLS = {
     "accuracy of grey images": (lambda: atslib.evaluate(MODEL, GREY), "does not take images of shape (1, 28, 28)"),
     "accuracy in no chunks": (lambda: atslib.evaluate(MODEL, IMAGES, chunk=0), "chunk=0 must be a whole number"),
     "accuracy of nothing": (lambda: atslib.evaluate(None, IMAGES), "model None must be a torch.nn.Module"),
-    "start of nan": (lambda: atslib.reconstruct(SEEN, attack(), rng=0, start=PIXELS * torch.nan), "start is "),
-    "start of text": (lambda: atslib.reconstruct(SEEN, attack(), rng=0, start="zeros"), "start is str; it must be"),
+    "start of text": (lambda: atslib.reconstruct(SEEN, attack(), rng=0, start="zeros"), "start str must be"),
     "attack that returns 0-255": (
         lambda: atslib.reconstruct(SEEN, lambda seen, *, rng: PIXELS * 255, rng=0),
         "images are in units of [0, 1]",

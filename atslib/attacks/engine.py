@@ -50,7 +50,7 @@ def match(
         seen: what the server saw of N gradients.
         attacks: one for each gradient, all of the same `structure()`.
         rng: the stream of the random starts; member i's start does not depend on how many follow.
-        start: (B, C, H, W) in [0, 1] units instead, or (restarts, B, C, H, W).
+        start: where to begin instead, (B, C, H, W) in [0, 1] units, or (restarts, B, C, H, W).
         frames: how many snapshots to keep, evenly spaced, the first before any step and the last after all.
         on_frame: also receives each snapshot as it is made, without waiting for the device.
         keep_restarts: also return the images of every restart, in `.restarts`.
@@ -101,10 +101,11 @@ def _starts(seen: Observed, attacks: Sequence[GradientMatching], rng: torch.Gene
     like, normalize = seen.updates[0].gradients, normalization_layer(seen.updates[0].model)
     wanted = (len(seen) * shape[0], *seen.shape)
     if start is not None:
-        if tuple(getattr(start, "shape", ())) not in (wanted, (restarts, *wanted)):
-            raise AtsError(f"start is {describe(start)}; it must be {wanted} in [0, 1], or one such for each restart")
+        if (given := tuple(getattr(start, "shape", ()))) not in (wanted, (restarts, *wanted)):
+            given = given or describe(start)
+            raise AtsError(f"start {given} must be {wanted} in [0, 1], or one such for each restart")
         start = torch.as_tensor(start)
-        if not start.is_floating_point() or not (start.abs() <= FARTHEST).all():
+        if not start.is_floating_point() or (start.abs() > FARTHEST).any():
             raise AtsError(
                 f"start is {start.dtype} up to {start.abs().max():.4g}; it must be floats in units of [0, 1]"
             )

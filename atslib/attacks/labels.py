@@ -25,6 +25,6 @@ def infer_labels(seen: Observed) -> Tensor:
 
 
 def initial_logits(seen: Observed, rng: torch.Generator) -> Tensor:
-    """Start of one member's labels where they are optimized too, (batch · K,), N(0, 1) as in DLG."""
+    """Where one member's labels start if they are optimized too: (batch · K,) logits from N(0, 1), as in DLG."""
     *_, last = seen.updates[0].model.parameters()  # as many rows as there are classes
     return torch.randn(seen.threat.batch * len(last), generator=rng, device=rng.device)

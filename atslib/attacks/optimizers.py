@@ -90,7 +90,7 @@ class Optimizer:
         return distance, whole
 
     def move(self, gradient: Tensor, step: int) -> Tensor:
-        """What the iterates (n, D) lose in this step."""
+        """What this step subtracts from the iterates, (n, D)."""
         raise NotImplementedError
 
 

@@ -65,7 +65,7 @@ class Defense:
 
     @staticmethod
     def of(defense: "AnyDefense") -> "Defense":
-        """A defense from whatever says one: text, a policy, a `Defense`, a function, a list of these, or None.
+        """The defense that is meant by text, a policy, a `Defense`, a function, a list of these, or None.
 
         A function is called as `function(gradients)` and acts on what is shared: a dict of parameter name →
         tensor (N, *shape), for N clients, in; the same out. Where its signature takes `rng` or `model` (the
@@ -140,7 +140,7 @@ class Transformation(Defense):
         return str(self.policy)
 
     def before(self, pixels: Tensor, *, rng: Stream = None) -> Tensor:
-        """The policy on (B, C, H, W) uint8."""
+        """Apply the policy to each image."""
         return self.drawn(pixels, rng=rng)[0]
 
     def drawn(self, pixels: Tensor, *, rng: Stream) -> tuple[Tensor, tuple[Tensor, Tensor]]:

@@ -29,9 +29,9 @@ class ThreatModel:
     Attributes:
         labels: "known" (the paper), "inferred" from the last layer's gradient (iDLG; one image per gradient),
             or "optimized" together with the image (DLG).
-        batch_norm: of a victim in eval mode: "known": the attacker has the running statistics too;
-            "unknown": only those of its own reconstruction. Of a victim in train mode: "known": the
-            statistics of the private batch are shared beside the gradient (`Update.statistics`).
+        batch_norm: "known" or "unknown". If known, the attacker has the running statistics of a victim in eval mode,
+            and gets those of the private batch of a victim in train mode (`Update.statistics`). If not, it has only
+            the statistics of its own reconstruction.
         victim: "eval" (the paper): the client uses the running statistics; "train": those of its batch,
             and the attacker then runs its reconstruction in the same way.
         batch: images that share one gradient; 1 in the paper.
@@ -110,7 +110,7 @@ class Observed:
         updates: one per round, of the same private images.
         labels: (N, batch) int64, or None where the threat model hides them.
         shape: (C, H, W) of one image.
-        knows: of the client's policy.
+        knows: what the attacker knows of the client's policy.
     """
 
     updates: tuple[Update, ...]
@@ -124,17 +124,17 @@ class Observed:
 
     @property
     def gradients(self) -> Tensor:
-        """(N, P) of the single update."""
+        """`Update.gradients`, (N, P), of the single update."""
         return self._single("gradients")
 
     @property
     def model(self) -> nn.Module:
-        """Of the single update."""
+        """`Update.model` of the single update."""
         return self._single("model")
 
     @property
     def statistics(self) -> dict[str, Tensor]:
-        """Of the single update."""
+        """`Update.statistics` of the single update."""
         return self._single("statistics")
 
     def _single(self, name: str) -> object:
@@ -168,29 +168,26 @@ class Observed:
             raise AtsError("Observed.join: no round is given; at least one is needed")
         first, *others = rounds
         for i, other in enumerate(others, 1):
-            for name, here, there in zip(_SHARED, _shared(first), _shared(other), strict=True):
-                if here != there:
+            for name, here in _shared(first).items():
+                if here != (there := _shared(other)[name]):
                     raise AtsError(f"Observed.join: rounds 0 and {i} differ in {name}: {here} and {there}")
         draws = tuple(draw for seen in rounds for draw in seen.knows.draws)
         updates = tuple(update for seen in rounds for update in seen.updates)
         return dataclasses.replace(first, updates=updates, knows=dataclasses.replace(first.knows, draws=draws))
 
 
-_SHARED = ("labels", "image shape", "threat", "policy", "known draws", "gradients and parameters", "normalization")
-
-
-def _shared(seen: Observed) -> tuple:
-    """What all rounds of the same images have in common, in the order of `_SHARED`."""
+def _shared(seen: Observed) -> dict[str, object]:
+    """What all rounds of the same images have in common."""
     normalize = normalization_layer(seen.updates[0].model)
-    return (
-        None if seen.labels is None else seen.labels.tolist(),
-        seen.shape,
-        seen.threat,
-        seen.knows.policy,
-        len(seen.knows.draws) == len(seen.updates),
-        tuple(seen.updates[0].gradients.shape),
-        (normalize.mean.flatten().tolist(), normalize.std.flatten().tolist()),
-    )
+    return {
+        "labels": None if seen.labels is None else seen.labels.tolist(),
+        "image shape": seen.shape,
+        "threat": seen.threat,
+        "policy": seen.knows.policy,
+        "known draws": len(seen.knows.draws) == len(seen.updates),
+        "gradients and parameters": tuple(seen.updates[0].gradients.shape),
+        "normalization": (normalize.mean.flatten().tolist(), normalize.std.flatten().tolist()),
+    }
 
 
 def observe(

@@ -74,7 +74,7 @@ class Trained:
 
 
 def learning_rate(config: TrainConfig, epoch: int) -> float:
-    """Step size in that epoch (from 0): the authors' E // 2.667, E // 1.6, E // 1.142 milestones."""
+    """The step size in an epoch, from 0 on: a tenth after each of the authors' E // 2.667, E // 1.6, E // 1.142."""
     drops = sum(epoch >= config.epochs // by for by in (2.667, 1.6, 1.142))
     return config.lr * 0.1**drops
 
@@ -91,8 +91,8 @@ def fit(
         rng: one stream, or a seed for one, for the order of the images, crops, flips and policies. Same stream,
             same weights (on a CPU, with the same number of threads).
         test: its accuracy is added to the history after every epoch.
-        defense: beside `config.defense`, one that has no text, such as a function; see `Defense.of`. A state of
-            `checkpoint` knows it by its text only, a function by its name.
+        defense: a further one after `config.defense`, in any form that `Defense.of` takes, such as a function. A
+            checkpoint tells it from others by its text only, a function by its name.
         checkpoint: a file that makes the run resumable at the last finished epoch; the caller deletes it.
             One that is damaged, or of a run with other data, network, config or stream, is set aside with a
             warning, and training starts anew.

@@ -15,7 +15,7 @@ from atslib.rng import as_stream
 
 
 class Kind(NamedTuple):
-    """What every file of a data set agrees with."""
+    """What all images of a data set have in common."""
 
     mode: str  # Pillow's "RGB" or "L": one letter per channel
     size: int  # images are square, in pixels

@@ -82,7 +82,7 @@ def available(name: str, split: str, root: Folder | None = None) -> bool:
 
 
 def is_drawn(name: str) -> bool:
-    """Whether the data set is drawn: it needs no file, and stands in for one that is not to be had."""
+    """Whether the data set is drawn: it needs no file, and stands in for one that cannot be had."""
     name = SCALED.get(name, (name, 0))[0]
     return name in KINDS and not KINDS[name].official
 

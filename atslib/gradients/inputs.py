@@ -87,7 +87,7 @@ def any_parameter(model: nn.Module) -> Tensor:
 
 
 def scores_of(model: nn.Module, images: Tensor) -> Tensor:
-    """What the network makes of images (B, C, H, W): (B, classes).
+    """The network's class scores of images (B, C, H, W): (B, classes).
 
     Raises:
         AtsError: it does not take images of this shape, or gives something else.

@@ -83,7 +83,7 @@ def batch_statistics(
     """Mean and variance of what enters each batch normalization, over the k images of each problem.
 
     Args:
-        model: as it runs: later statistics depend on how earlier layers normalize.
+        model: in the mode in which it runs, as later statistics depend on how earlier layers normalize.
         images: (N, k, C, H, W) floats in [0, 1].
         buffers: (N, ...) where they differ by problem.
     Returns:
@@ -110,19 +110,19 @@ def batch_statistics(
         return vmap(one)(buffers or {}, images)
 
 
-def example_gradients(model: nn.Module, pixels: Tensor, labels: Tensor) -> Tensor:
+def example_gradients(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
     """Gradient of the cross-entropy of each image alone, flattened.
 
     Args:
-        pixels: (B, C, H, W) floats in [0, 1].
+        images: (B, C, H, W) floats in [0, 1].
         labels: (B,) int64.
     Returns:
         (B, P), P in the order of `model.named_parameters()`. Equal to one backward pass per image.
     Raises:
         AtsError: network, images and labels that do not fit each other.
     """
-    pixels, labels = checked(model, pixels, labels)
-    return flatten(problem_gradients(model, pixels[:, None], labels[:, None]))
+    images, labels = checked(model, images, labels)
+    return flatten(problem_gradients(model, images[:, None], labels[:, None]))
 
 
 def flatten(gradients: Gradients) -> Tensor:
@@ -192,7 +192,7 @@ class Fixed(tuple):
         return _squares(self)
 
     def laid_out(self, like: Gradients) -> "Fixed":
-        """The same values, in memory as `like` are, so that products of the two copy nothing."""
+        """The same values in the memory layout of `like`, so that their products copy nothing."""
         pairs = list(zip(self, like, strict=True))
         if all(g.stride() == other.stride() for g, other in pairs):
             return self

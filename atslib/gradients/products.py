@@ -59,7 +59,7 @@ class Products:
         return maps.permute(0, 2, 3, 1).reshape(self.problems, -1, maps.shape[1])
 
     def patches(self, x: Tensor) -> Tensor | None:
-        """What each output pixel sees, (N, k·pixels, h·w·I); None where grouped convolutions serve better."""
+        """The inputs of each output pixel, (N, k·pixels, h·w·I); None where grouped convolutions serve better."""
         if not self.by_patches:
             return None
         (tall, broad), (down, right), (dy, dx) = self.padding, self.stride, self.dilation

@@ -1,4 +1,4 @@
-"""How close a reconstruction is to the truth: one value per image; average at the call and say over what."""
+"""How close a reconstruction is to the truth, one value per image; averages are left to the caller."""
 
 import functools
 import math

@@ -211,7 +211,9 @@ def p_value(differences: Sequence[float]) -> float:
 
 
 def holm(p_values: Sequence[float]) -> np.ndarray:
-    """p values adjusted for a family of comparisons (Holm 1979): those below 5 % hold together at 5 %.
+    """p values adjusted for a family of comparisons (Holm 1979).
+
+    If all below 5 % are called significant, the risk that any of them is a false alarm is at most 5 %.
 
     A nan is no comparison and stays nan.
     """

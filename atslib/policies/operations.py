@@ -290,10 +290,10 @@ def crop_flip(pixels: Tensor, offsets: Tensor, flips: Tensor, *, padding: int = 
 
 
 def crop_and_flip(pixels: Tensor, *, rng: torch.Generator, padding: int = 4) -> Tensor:
-    """Random crop (black padding, in pixels) and flip (probability 0.5), each image its own draws.
+    """Random crop (black padding, in pixels) and flip (probability 0.5), drawn for each image on its own.
 
-    `pixels`: (B, C, H, W) uint8 -> same. One (B, 3) uniform matrix is drawn on `rng`'s device: a row is an
-    image's row offset, column offset and flip, so on a CPU generator image i's draw does not depend on B.
+    `pixels`: (B, C, H, W) uint8 -> same. Each image takes three uniform numbers, for row, column and flip; from a CPU
+    generator image i's draw does not depend on B.
     """
     draws = torch.rand((len(pixels), 3), generator=rng, device=rng.device)
     offsets = (draws[:, :2] * (2 * padding + 1)).long()

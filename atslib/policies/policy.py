@@ -80,20 +80,20 @@ class Policy(_Drawn):
         return Policy(tuple(CANONICAL[i] for i in self.ids if CANONICAL[i] is not None))
 
     def draw(self, n: int, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Member (n,), all 0 (it is `Hybrid.draw`'s form), and signs (n, k) of +1 and -1, k operations.
+        """Draws for n images: (n,) zeros in the place of `Hybrid.draw`'s members, and signs (n, k) for k operations.
 
-        One (n, k) uniform matrix on `rng`'s device, +1 below 0.5: on a CPU generator image i's signs do not
-        depend on n. Operations without a sign consume their draw too.
+        A sign is +1 where a uniform number is below 0.5, else -1. Operations without a sign consume their draw too.
+        From a CPU generator image i's signs do not depend on n.
         """
         draws = torch.rand((n, len(self.ids)), generator=rng, device=rng.device)
         return torch.zeros(n, dtype=torch.int64, device=rng.device), torch.where(draws < 0.5, 1, -1)
 
     def apply_draw(self, pixels: Tensor, member: Tensor, signs: Tensor) -> Tensor:
-        """`apply_signs`, in `Hybrid`'s form; `member` is ignored."""
+        """`apply_signs` with the arguments of `Hybrid.apply_draw`; `member` is ignored."""
         return self.apply_signs(pixels, signs)
 
     def apply_signs(self, pixels: Tensor, signs: Tensor) -> Tensor:
-        """Deterministic: (B, C, H, W) uint8 and signs (B, k) of +1 and -1 -> (B, C, H, W) uint8."""
+        """Transform with given signs: (B, C, H, W) uint8 and signs (B, k) of +1 and -1 -> (B, C, H, W) uint8."""
         check_pixels(pixels)
         if signs.shape != (len(pixels), len(self.ids)):
             expected = (len(pixels), len(self.ids))
@@ -132,8 +132,8 @@ class Hybrid(_Drawn):
     def draw(self, n: int, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
         """Which member each image gets (n,), and signs (n, k) of +1 and -1, k the longest member's length.
 
-        One (n, 1 + k) uniform matrix on `rng`'s device: column 0 gives the member, the rest the signs, so on
-        a CPU generator image i's draw does not depend on n. A shorter member uses its first columns.
+        Of n rows of 1 + k uniform numbers the first gives the member, the rest the signs; a shorter member uses its
+        first ones. From a CPU generator image i's draw does not depend on n.
         """
         longest = max(len(member.ids) for member in self.members)
         draws = torch.rand((n, 1 + longest), generator=rng, device=rng.device)
@@ -142,7 +142,7 @@ class Hybrid(_Drawn):
         return member, torch.where(draws[:, 1:] < 0.5, 1, -1)
 
     def apply_draw(self, pixels: Tensor, member: Tensor, signs: Tensor) -> Tensor:
-        """Deterministic: (B, C, H, W) uint8, member (B,), signs (B, k) -> (B, C, H, W) uint8."""
+        """Transform with given draws: (B, C, H, W) uint8, member (B,), signs (B, k) -> (B, C, H, W) uint8."""
         check_pixels(pixels)
         if len(member) != len(pixels) or len(signs) != len(pixels):
             drawn = f"{len(member)} members and {len(signs)} rows of signs"
@@ -194,7 +194,8 @@ class PilTransform:
 
     `seed=None` draws from torch's default generator, as torchvision does; a DataLoader seeds that one anew
     for each worker and epoch, so fix the loader's `generator` to repeat a run. With a seed the draws are
-    those of `policy(pixels, rng=rng(seed))` on the images in order; workers would all copy them: they refuse.
+    those of `policy(pixels, rng=rng(seed))` on the images in order. Workers of a DataLoader would all draw the same,
+    so there a seed is an error.
     """
 
     policy: Policy | Hybrid
@@ -264,7 +265,7 @@ def save_policies(path: str | Path, policies: Iterable[Policy | Hybrid], **facts
 
 
 def load_policies(path: str | Path) -> list[Policy | Hybrid]:
-    """What `save_policies` wrote; `AtsError` names the file and what is wrong with it."""
+    """The policies in a file of `save_policies`; `AtsError` says what is wrong with any other file."""
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:

@@ -56,12 +56,12 @@ def convolution_rate(device: torch.device) -> float:
     return statistics.mean(rates)
 
 
-def forward_flop(model: nn.Module, pixels: Tensor) -> int:
+def forward_flop(model: nn.Module, images: Tensor) -> int:
     """FLOP of one image's forward pass through the convolutions and linear layers."""
     from torch.utils.flop_counter import FlopCounterMode
 
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model(pixels[:1])
+        model(images[:1])
     return counter.get_total_flops()
 
 
@@ -88,8 +88,8 @@ def attack(model_name: str = "resnet20-4", members: int = 8, *, device: str = "c
         two image gradients in single precision, and the peak memory in MB (of the process on a CPU, a member on a GPU).
     """
     place = torch.device(device)
-    model, pixels, begin, labels = _victims(model_name, members, place)
-    seen, preset = observe(model, pixels, labels), GradientMatching()
+    model, images, begin, labels = _victims(model_name, members, place)
+    seen, preset = observe(model, images, labels), GradientMatching()
     objective = Objective(seen, [preset] * members)
     z = normalization_layer(model)(begin)
 
@@ -108,7 +108,7 @@ def attack(model_name: str = "resnet20-4", members: int = 8, *, device: str = "c
     memory = torch.cuda.max_memory_allocated(place) / members if place.type == "cuda" else _peak()
     theirs = loop()
     engine_time, loop_time = seconds(engine, loop, device=place, repeats=repeats)
-    flop = 7 * forward_flop(model, pixels) * members
+    flop = 7 * forward_flop(model, images) * members
     return _where("attack", place, model_name, members) | {
         "engine_ms": round(1e3 * engine_time / members, 3),
         "loop_ms": round(1e3 * loop_time / members, 3),
@@ -120,10 +120,10 @@ def attack(model_name: str = "resnet20-4", members: int = 8, *, device: str = "c
 
 
 def _victims(model_name: str, members: int, place: torch.device) -> tuple[nn.Module, Tensor, Tensor, Tensor]:
-    """A network, random pixels and starts, (members, 3, 32, 32) in [0, 1], and labels."""
+    """A network, random images and starts, (members, 3, 32, 32) in [0, 1], and labels."""
     model = build_model(model_name, 100, norm="cifar100", rng=rng(0)).to(place)
-    pixels, begin = (torch.rand(members, 3, 32, 32, generator=rng(0, name)).to(place) for name in ("x", "z"))
-    return model, pixels, begin, torch.arange(members, device=place) % 100
+    images, begin = (torch.rand(members, 3, 32, 32, generator=rng(0, name)).to(place) for name in ("x", "z"))
+    return model, images, begin, torch.arange(members, device=place) % 100
 
 
 def _where(benchmark: str, place: torch.device, model_name: str, members: int) -> dict:
@@ -133,7 +133,7 @@ def _where(benchmark: str, place: torch.device, model_name: str, members: int) -
     return {"benchmark": benchmark, "device": device} | known
 
 
-def plain_curve(model: nn.Module, pixels: Tensor, labels: Tensor, start: Tensor, points: int) -> Tensor:
+def plain_curve(model: nn.Module, images: Tensor, labels: Tensor, start: Tensor, points: int) -> Tensor:
     """`gradsim_curve` the authors' way, a backward pass an image and point; (B, points)."""
     parameters, curves = list(model.parameters()), []
 
@@ -141,7 +141,7 @@ def plain_curve(model: nn.Module, pixels: Tensor, labels: Tensor, start: Tensor,
         loss = F.cross_entropy(model(one[None]), label[None])
         return torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters)])
 
-    for image, label, noise in zip(pixels, labels, start, strict=True):
+    for image, label, noise in zip(images, labels, start, strict=True):
         target = gradient(image, label)
         mixtures = (j / (points - 1) * image + (1 - j / (points - 1)) * noise for j in range(points))
         curves.append(torch.stack([F.cosine_similarity(gradient(x, label), target, dim=0) for x in mixtures]))
@@ -157,13 +157,13 @@ def scores(model_name: str = "resnet20-4", members: int = 1, *, device: str = "c
         convolution rate (3 forward passes' FLOP a gradient), the largest difference of the two curves.
     """
     place = torch.device(device)
-    model, pixels, start, labels = _victims(model_name, members, place)
-    ours = gradsim_curve(model, pixels, labels, points=points, start=start)
-    theirs = plain_curve(model, pixels, labels, start, points)
+    model, images, start, labels = _victims(model_name, members, place)
+    ours = gradsim_curve(model, images, labels, points=points, start=start)
+    theirs = plain_curve(model, images, labels, start, points)
     count = members * points
     times = seconds(
-        lambda: gradsim_curve(model, pixels, labels, points=points, start=start),
-        lambda: plain_curve(model, pixels, labels, start, points),
+        lambda: gradsim_curve(model, images, labels, points=points, start=start),
+        lambda: plain_curve(model, images, labels, start, points),
         device=place,
         repeats=3,
     )
@@ -173,7 +173,7 @@ def scores(model_name: str = "resnet20-4", members: int = 1, *, device: str = "c
         "engine_gradients": round(engine, 2),
         "loop_gradients": round(loop, 2),
         "ratio": round(engine / loop, 2),
-        "convolution_share": round(3 * forward_flop(model, pixels) * engine / convolution_rate(place), 2),
+        "convolution_share": round(3 * forward_flop(model, images) * engine / convolution_rate(place), 2),
         "difference": float(f"{(ours - theirs).abs().max():.1e}"),
     }
 

@@ -7,7 +7,7 @@ authors' released code computes it, "fixed" as we would.
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -33,28 +33,19 @@ VARIANTS = ("paper", "code", "fixed")
 _DISTANCE = {"paper": "cosine", "code": "cosine-tensors", "fixed": "cosine"}
 
 
-def _left_sum(curve: Tensor) -> Tensor:
-    return curve[:, :-1].mean(1)
-
-
-def _trapezoid(curve: Tensor) -> Tensor:
-    return torch.trapezoid(curve, dx=1 / (curve.shape[1] - 1))
-
-
-# Variant → the area under (B, points). Eq. 7 is a left Riemann sum: the curve ends at 1, so it falls short by about
-# half an interval and moves with the number of points. The code's trapezoids do not; "fixed" keeps them.
-_AREA: dict[str, Callable[[Tensor], Tensor]] = {"paper": _left_sum, "code": _trapezoid, "fixed": _trapezoid}
-
-
 def area(curve: Tensor, variant: str = "fixed") -> Tensor:
-    """The area under (B, points) curves as that variant takes it, (B,): the privacy score of each."""
+    """The area under (B, points) curves as that variant takes it, (B,): the privacy score of each.
+
+    Eq. 7 is a left Riemann sum: the curve ends at 1, so it falls short by about half an interval and moves with the
+    number of points. The trapezoids of the code do not; "fixed" keeps them.
+    """
     choose("variant", variant, VARIANTS)
-    return _AREA[variant](curve)
+    return curve[:, :-1].mean(1) if variant == "paper" else torch.trapezoid(curve, dx=1 / (curve.shape[1] - 1))
 
 
 def gradsim_curve(
     model: nn.Module,
-    pixels: Tensor,
+    images: Tensor,
     labels: Tensor,
     *,
     points: int = 21,
@@ -68,7 +59,7 @@ def gradsim_curve(
 
     Args:
         model: in eval mode (the paper: semi-trained).
-        pixels: (B, C, H, W) floats in [0, 1], already transformed.
+        images: (B, C, H, W) floats in [0, 1], already transformed.
         labels: (B,) int64.
         points: K + 1, at least 2.
         start: the noise, (B, C, H, W) in [0, 1]; None draws it uniformly from `rng`.
@@ -80,12 +71,12 @@ def gradsim_curve(
     """
     _check(model, variant, points)
     rng = as_stream(rng, optional=True)
-    pixels, labels = checked(model, pixels, labels)
+    images, labels = checked(model, images, labels)
     if start is None:
         if rng is None:
             raise AtsError("gradsim_curve: give `start`, the noise that the curve begins at, or `rng` to draw it")
-        start = torch.rand(pixels.shape, generator=rng, device=rng.device).to(pixels)
-    return _curves(model, pixels, labels, _start(start, pixels), points=points, variant=variant)
+        start = torch.rand(images.shape, generator=rng, device=rng.device).to(images)
+    return _curves(model, images, labels, _start(start, images), points=points, variant=variant)
 
 
 def privacy_score(model: nn.Module, images: Images, policy: Policy | Hybrid, **options: object) -> Tensor:
@@ -131,7 +122,7 @@ def privacy_scores(
         prepared = torch.cat([transformed(images, policy, seed=seed, draw=draw)[first:] for policy in policies])
         noise = torch.rand(images.pixels.shape, generator=stream(seed, "start", draw)) if starts is None else starts
         curve = _curves(model, prepared, images.labels[first:], noise[first:].to(like), points=points, variant=variant)
-        total = total + _AREA[variant](curve)
+        total = total + area(curve, variant)
     return (total / draws).view(len(policies), -1)
 
 

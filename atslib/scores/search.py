@@ -282,12 +282,12 @@ def _record_finals(table: pd.DataFrame, alive: np.ndarray, gains: np.ndarray) ->
     return alive
 
 
-def _hybrid(ranked: Sequence[Policy], members: int = 2) -> Hybrid | None:
-    """The best policies of which no two have a function in common, whatever its id; the identity is left out."""
+def _hybrid(ranked: Sequence[Policy]) -> Hybrid | None:
+    """The best policies, at most two, that have no function in common, whatever its id; the identity is left out."""
     chosen, used = [], set()
     for policy in ranked:
         functions = set(policy.canonical().ids)
-        if len(chosen) < members and functions and not functions & used:
+        if len(chosen) < 2 and functions and not functions & used:
             chosen.append(policy)
             used |= functions
     return Hybrid(tuple(chosen)) if chosen else None

@@ -43,7 +43,7 @@ SCORES: dict[str, tuple[Callable[..., Tensor], dict[str, int]]] = {
 
 @dataclass(frozen=True)
 class Scorer:
-    """Scores with the draws of `seed`, in shards of `size` policies, each through the store where there is one."""
+    """Computes scores with the draws of `seed`, in shards of `size` policies, each an artifact of the store, if any."""
 
     seed: int
     size: int

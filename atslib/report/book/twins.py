@@ -192,7 +192,7 @@ def _rows(place: Place, folder: Path, facts: Mapping) -> pd.DataFrame:
 
 def _twins(rows: pd.DataFrame, place: Place, facts: Mapping, age: int, row: pd.Series) -> tuple[Twin, ...]:
     """One for each network, regime and way of applying a defense among the rows."""
-    found, ways = [], {"": "", "fixed": "shared gradient perturbed", "code": "training only, as their code"}
+    results, ways = [], {"": "", "fixed": "shared gradient perturbed", "code": "training only, as their code"}
     groups = rows.groupby(["model", "state", "applied"], sort=False)
     for (model, state, applied), part in groups:
         notes = [f"{model} for ResNet20" if model == "lenet" and row["model"] else model, state]
@@ -201,8 +201,8 @@ def _twins(rows: pd.DataFrame, place: Place, facts: Mapping, age: int, row: pd.S
         notes += [facts["profile"], "an older run" if age else ""]
         value = place.take(part, row) if place.take else _mean(part, place.value)
         n = part["image"].nunique() if "image" in part else 0
-        found.append(Twin(value, place.page, n, ", ".join(filter(None, notes))))
-    return tuple(found)
+        results.append(Twin(value, place.page, n, ", ".join(filter(None, notes))))
+    return tuple(results)
 
 
 def _mean(rows: pd.DataFrame, column: str) -> float:
@@ -232,19 +232,19 @@ def _look(row: pd.Series, tables: Iterable[Table]) -> tuple[Twin, ...]:
 
 def coverage(results: Path) -> pd.DataFrame:
     """All rows of `reported` with `twins`, a tuple of `Twin`, and `reason`, why it is empty ("" if it is not)."""
-    published, found, read = reported(), [], functools.cache(lambda place: _tables(place, results))
+    published, rows, read = reported(), [], functools.cache(lambda place: _tables(place, results))
     for _, row in published.iterrows():
         table, quantity = f"{row['source']} {row['table_or_figure']}", f"{row['metric']} {row['policy_or_defense']}"
         rule = next(r for r in RULES if re.search(r.tables, table) and re.search(r.quantity, quantity))
         if isinstance(rule.twins, str):
-            found.append(((), rule.twins))
+            rows.append(((), rule.twins))
         elif callable(rule.twins):
-            found.append(((rule.twins(row),), ""))
+            rows.append(((rule.twins(row),), ""))
         else:
             tables = [table for place in rule.twins for table in read(place)]
             twins = _look(row, tables)
-            found.append((twins, "" if twins else _why(rule, len(tables))))
-    return published.join(pd.DataFrame(found, columns=["twins", "reason"]))
+            rows.append((twins, "" if twins else _why(rule, len(tables))))
+    return published.join(pd.DataFrame(rows, columns=["twins", "reason"]))
 
 
 def _why(rule: Rule, tables: int) -> str:

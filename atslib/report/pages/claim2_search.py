@@ -49,15 +49,15 @@ SEARCH_RULE = (
 )
 
 
-def search_verdict(attacks: pd.DataFrame, accuracy: pd.Series, found: str, random: str) -> Verdict:
+def search_verdict(attacks: pd.DataFrame, accuracy: pd.Series, hybrid: str, random: str) -> Verdict:
     """Whether the search finds protection, by `SEARCH_RULE`.
 
     Args:
         attacks: rows of the paper's attack, with `policy`, `image`, `psnr` and `gain`.
         accuracy: percent, by policy.
     """
-    change = {base: paired(attacks, base).loc[found] for base in (NO_POLICY, random)}
-    cost = accuracy[NO_POLICY] - accuracy[found]
+    change = {base: paired(attacks, base).loc[hybrid] for base in (NO_POLICY, random)}
+    cost = accuracy[NO_POLICY] - accuracy[hybrid]
     fell = change[NO_POLICY]
     if fell["n"] < 2:
         return Verdict("not measured", "fewer than two images can be compared, so there is no interval", SEARCH_RULE)
@@ -70,7 +70,7 @@ def search_verdict(attacks: pd.DataFrame, accuracy: pd.Series, found: str, rando
     if not cost <= 2:
         faults.append(f"it costs {cost:.1f} points of accuracy")
     faults += no_leak(attacks)
-    return compare.judge(SEARCH_RULE, f"the found hybrid {found} lowers the PSNR ({here})", here, faults)
+    return compare.judge(SEARCH_RULE, f"the found hybrid {hybrid} lowers the PSNR ({here})", here, faults)
 
 
 def run(settings: Settings, store: Store) -> Result:
@@ -111,6 +111,6 @@ def comparison(result: Result) -> pd.DataFrame:
 
 def differences(result: Result) -> pd.DataFrame:
     """The found hybrid minus none on the same images, one row per attack; below 0: harder to attack."""
-    attacks, found = result.tables["attacks"], result.facts["hybrid"]
-    pair = attacks[attacks["policy"].isin((NO_POLICY, found))]
-    return compare.differences(pair, within=["attack"]).xs(found, level="policy")
+    attacks, hybrid = result.tables["attacks"], result.facts["hybrid"]
+    pair = attacks[attacks["policy"].isin((NO_POLICY, hybrid))]
+    return compare.differences(pair, within=["attack"]).xs(hybrid, level="policy")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from atslib.attacks.engine import frame_steps
+from atslib.clients.prepare import to_images
 from atslib.gradients.problems import problem_gradients
 from atslib.measures.statistics import interval, paired
 from atslib.report.compare import judge
@@ -74,7 +75,7 @@ def similarities(unit: AttackUnit, store: Store, device: torch.device) -> Artifa
     def compute(state: object) -> dict[str, Tensor]:
         attack, (model, _) = attacked(unit, store, device), trained(unit.model, store, device)
         frames, target, labels = (attack[n].to(device) for n in ("frames", "target", "labels"))
-        return {"gradsim": layer_similarity(model, frames, target.float() / 255, labels)}
+        return {"gradsim": layer_similarity(model, frames, to_images(target), labels)}
 
     return store.get("layers", unit, compute, label=f"similarity by layer, {unit.policy or 'none'}")
 
@@ -136,7 +137,7 @@ def spectra(unit: AttackUnit, store: Store, device: torch.device) -> Artifact:
 
     def compute(state: object) -> dict[str, Tensor]:
         attack = attacked(unit, store, device)
-        target = attack["target"].double() / 255
+        target = to_images(attack["target"], torch.float64)
         error = attack["reconstruction"].double() - target
         return {"error_power": radial_power(error), "target_power": radial_power(target)}
 

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from atslib.clients.prepare import to_images
 from atslib.measures import statistics as agreement
 from atslib.measures.metrics import psnr
 from atslib.policies.policy import sample_authors
@@ -173,7 +174,7 @@ def interpolation(settings: Settings, store: Store) -> pd.DataFrame:
 
 def noise_floor(target: torch.Tensor, seed: int) -> np.ndarray:
     """Mean PSNR in dB of `NOISES` images of uniform noise against each target (B, C, H, W) uint8: (B,)."""
-    images = target.float() / 255
+    images = to_images(target)
     noise = torch.rand((NOISES, *images.shape), generator=rng(seed, "floor noise"))
     return torch.stack([psnr(guess, images) for guess in noise]).mean(0).double().numpy()
 

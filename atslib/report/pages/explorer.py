@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from atslib.attacks import ATTACKS, engine
+from atslib.clients.prepare import to_images
 from atslib.errors import AtsError
 from atslib.measures.metrics import psnr
 from atslib.policies.policy import OPS, parse_policy
@@ -158,7 +159,7 @@ def frame_steps(artifact: Artifact) -> list[int]:
 
 def frame_psnr(artifact: Artifact) -> list[list[float]]:
     """PSNR of each frame to what the client used, in dB: (F, B)."""
-    target = artifact["target"].float() / 255
+    target = to_images(artifact["target"])
     return [psnr(frame, target).tolist() for frame in artifact["frames"]]
 
 
@@ -248,7 +249,7 @@ def sheets(artifacts: dict[tuple[str, str], Artifact]) -> dict[str, bytes]:
         for a, preset in enumerate(presets)
         for p, policy in enumerate(policies)
     }
-    return {"images.webp": sheet(torch.stack(clients).float() / 255, 90)} | fitting(frames, BUDGET)
+    return {"images.webp": sheet(to_images(torch.stack(clients)), 90)} | fitting(frames, BUDGET)
 
 
 def fitting(pictures: dict[str, Tensor], budget: int) -> dict[str, bytes]:

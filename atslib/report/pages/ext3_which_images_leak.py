@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from atslib.clients.prepare import to_images
 from atslib.gradients.problems import example_gradients
 from atslib.measures import statistics
 from atslib.measures.statistics import bootstrap, pearson, upper_bound, variance_shares
@@ -237,7 +238,7 @@ def measure(unit: ModelUnit, attack: Artifact, settings: Settings, store: Store)
     """`properties` of the images of an attack, on the network that was attacked."""
     device = device_of(settings.device)
     target, labels = (attack[name].to(device) for name in ("target", "labels"))
-    return properties(trained(unit, store, device)[0], target.float() / 255, labels)
+    return properties(trained(unit, store, device)[0], to_images(target), labels)
 
 
 def ordered(result: Result, name: str = "images") -> pd.DataFrame:
@@ -260,7 +261,7 @@ def worst(result: Result, policies: tuple[str, ...] = DEFENDED, count: int = 8) 
     def pick(artifact: Artifact, name: str, image: int) -> Tensor:
         first = table["image"].min()
         value = artifact[name][image - first]
-        return value.float() / 255 if value.dtype == torch.uint8 else value
+        return to_images(value) if value.dtype == torch.uint8 else value
 
     rows = {
         text: torch.stack([pick(result.sheets[policy], name, image) for policy, image in keys])

@@ -143,11 +143,11 @@ def _processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def summaries(found: dict) -> list[str]:
+def summaries(outcome: dict) -> list[str]:
     """One sentence per kind: how many numbers, how far off in the mean, the spread, whether that counts as equal."""
     lines = []
     for kind, unit in UNITS.items():
-        rows = [row for row in found["rows"] if row["kind"] == kind]
+        rows = [row for row in outcome["rows"] if row["kind"] == kind]
         off = np.array([value for row in rows for value in row["off"]])
         if not len(off):
             continue
@@ -163,9 +163,9 @@ def summaries(found: dict) -> list[str]:
     return lines
 
 
-def write_audit(found: dict, results: Path) -> None:
+def write_audit(outcome: dict, results: Path) -> None:
     """`audit.json`, which the page is made from."""
-    text = json.dumps(found, indent=1) + "\n"
+    text = json.dumps(outcome, indent=1) + "\n"
     write_atomically(Path(results) / "audit.json", lambda partial: partial.write_text(text))
 
 
@@ -179,17 +179,17 @@ def audit_page(results: Path) -> str:
     file = Path(results) / "audit.json"
     if not file.exists():
         return head + "No audit has been run yet.\n"
-    found = json.loads(file.read_text())
-    machine = found["machine"]
+    outcome = json.loads(file.read_text())
+    machine = outcome["machine"]
     lines = [
-        f"The last one, of {found['made']} with seed {found['seed']}, was made on {machine['device']} (torch "
-        f"{machine['torch']}, Python {machine['python']});\nthe archive had {found['units']} units, "
-        f"{found['megabytes']} MB, all whole. `make report SEED={found['seed']}` draws the same sample.\n",
-        *(f"- {line}." for line in summaries(found)),
+        f"The last one, of {outcome['made']} with seed {outcome['seed']}, was made on {machine['device']} (torch "
+        f"{machine['torch']}, Python {machine['python']});\nthe archive had {outcome['units']} units, "
+        f"{outcome['megabytes']} MB, all whole. `make report SEED={outcome['seed']}` draws the same sample.\n",
+        *(f"- {line}." for line in summaries(outcome)),
         "\n| Unit | Computed again | Numbers | Off in the mean | Largest | Time | Archived on |",
         "|---|---|---|---|---|---|---|",
     ]
-    for row in found["rows"]:
+    for row in outcome["rows"]:
         off = np.array(row["off"])
         lines.append(
             f"| `{row['key'][:8]}` | {row['title']} | {len(off)} | {off.mean():+.4f} {UNITS[row['kind']]} | "

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import atslib
 from atslib.errors import AtsError
 from atslib.report.book.advice import advice
 from atslib.report.book.answers import answers, insert_answers
@@ -59,10 +60,11 @@ def execute(name: str, parameters: dict[str, object], *, root: Path, store: Stor
     # Relative paths: the executed page records them.
     source, target = (path.relative_to(root).as_posix() for path in (root / "notebooks" / page.name, partial))
     options = ["--cwd", "notebooks", "--no-progress-bar", "--parameters_yaml", json.dumps(parameters)]
+    library = (str(Path(atslib.__file__).parents[1]), os.environ.get("PYTHONPATH"))  # the same for page and tables
     ended = subprocess.run(
         [sys.executable, "-m", "papermill", source, target, *options],
         cwd=root,
-        env=os.environ | {"ATS_STORE": str(store.root)},
+        env=os.environ | {"ATS_STORE": str(store.root), "PYTHONPATH": os.pathsep.join(filter(None, library))},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

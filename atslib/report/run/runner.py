@@ -126,10 +126,10 @@ def report(*, seed: int | None = None, minutes: float = 3.0, jobs: int | None = 
         build_book(root, store)
         return
     seed = secrets.randbelow(10**6) if seed is None else seed
-    found = audit(archive, seed=seed, minutes=minutes, device=experiment.device, jobs=jobs, store=store)
-    for line in summaries(found):
+    outcome = audit(archive, seed=seed, minutes=minutes, device=experiment.device, jobs=jobs, store=store)
+    for line in summaries(outcome):
         store.say(f"audit: {line}")
-    write_audit(found, root / "results")
+    write_audit(outcome, root / "results")
     kept = _pages_of(archive, pages, experiment, jobs, root, store)
     publish_answers(root)
     if kept:

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from tqdm.auto import tqdm
 
+from atslib.clients.prepare import to_images
 from atslib.errors import AtsError, OutOfTime
 from atslib.gradients.cpu import keep_memory, keep_to_one_core
 from atslib.report.bench import convolution_rate, forward_flop
@@ -48,7 +49,7 @@ def at_once(device: torch.device, jobs: int | None) -> int:
 @functools.lru_cache
 def _image_flop(name: str, model: str) -> int:
     unit = ModelUnit(dataset=name, model=model, fraction=1.0, train=None, seed=0)
-    return forward_flop(network(unit).eval(), dataset(name, "test").pixels[:1].float() / 255)
+    return forward_flop(network(unit).eval(), to_images(dataset(name, "test").pixels[:1]))
 
 
 def seconds(unit: Unit, rate: float) -> float:

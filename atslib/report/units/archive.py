@@ -20,6 +20,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from atslib.clients.prepare import to_images
 from atslib.errors import AtsError
 from atslib.report.units.networks import ModelUnit, Unit
 from atslib.report.units.scoring import ScoreUnit, SearchUnit
@@ -235,12 +236,12 @@ def _table(tensors: Tensors, columns: dict[str, list[str]], first: int) -> bytes
 def _from_table(data: bytes, columns: dict[str, list]) -> Tensors:
     rows = list(csv.reader(io.StringIO(data.decode())))
     by_title = dict(zip(rows[0], zip(*rows[1:], strict=True), strict=True))
-    found = {}
+    tensors = {}
     for name, (kind, titles) in columns.items():
         values = np.array([by_title[title] for title in titles])
         values = values == "True" if kind == "bool" else values.astype(kind)
-        found[name] = torch.from_numpy(values[0] if titles == [name] else values)
-    return found
+        tensors[name] = torch.from_numpy(values[0] if titles == [name] else values)
+    return tensors
 
 
 def _sheet(images: Tensor) -> bytes:
@@ -257,7 +258,7 @@ def _from_sheet(data: bytes, shape: list[int]) -> Tensor:
     count, channels, height, width = shape
     pixels = torch.from_numpy(np.array(Image.open(io.BytesIO(data)).convert("RGB")))[..., :channels]
     grid = pixels.view(-1, height, ACROSS, width, channels).permute(0, 2, 4, 1, 3)
-    return grid.reshape(-1, channels, height, width)[:count].float() / 255
+    return to_images(grid.reshape(-1, channels, height, width)[:count])
 
 
 def _sha256(data: bytes) -> str:

@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from atslib.clients.prepare import to_images
 from atslib.data.load import Images
 from atslib.errors import AtsError
 from atslib.report.units.networks import ModelUnit, OnModel, dataset, device_of, network, semi_trained, trained
@@ -70,7 +71,7 @@ def scored(unit: ScoreUnit, store: Store, device: torch.device) -> Artifact:
         count = len(unit.policies)
         curve = gradsim_curve(
             model.eval(),
-            pixels.to(device).float() / 255,
+            to_images(pixels.to(device)),
             images.labels.repeat(count).to(device),
             start=noise.repeat(count, 1, 1, 1).to(device),
             points=unit.points,

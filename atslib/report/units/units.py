@@ -153,7 +153,7 @@ def ranks(unit: AttackUnit, reconstructions: Tensor) -> dict[str, Tensor]:
         estimates = reconstructions[begin - unit.first : end - unit.first]
         for column, pixels in (("rank_target", target), ("rank_original", original)):
             parts[column].append(identification(estimates, to_images(pixels), torch.arange(begin, end) - low))
-    return {column: torch.cat(found) for column, found in parts.items()}
+    return {column: torch.cat(each) for column, each in parts.items()}
 
 
 def known_ranks(unit: AttackUnit, store: Store, device: torch.device) -> Artifact:
@@ -195,7 +195,7 @@ def _attack(unit: AttackUnit, store: Store, device: torch.device, state: object)
     seen = observe(
         model, images, labels, threat=unit.threat, defense=unit.defense, rng=rng(unit.seed, "defense", unit.defense)
     )
-    found = reconstruct(
+    attack = reconstruct(
         seen,
         unit.attack,
         rng=rng(unit.seed, "labels", unit.first),
@@ -205,20 +205,20 @@ def _attack(unit: AttackUnit, store: Store, device: torch.device, state: object)
         on_saved=store.check_time,
         progress=store.progress,
     )
-    kept = torch.linspace(0, len(found.trace) - 1, min(TRACE, len(found.trace))).round().long()
+    kept = torch.linspace(0, len(attack.trace) - 1, min(TRACE, len(attack.trace))).round().long()
     return {
-        "reconstruction": found.images,
+        "reconstruction": attack.images,
         "target": target,
         "original": original,
         "labels": labels,
-        "cost": found.cost,
-        "stuck": found.stuck,
-        "trace": found.trace[kept.to(device)],
+        "cost": attack.cost,
+        "stuck": attack.stuck,
+        "trace": attack.trace[kept.to(device)],
         "trace_steps": kept,
-        "frames": found.frames,
-        "psnr": psnr(found.images, images),
-        "psnr_original": psnr(found.images, to_images(original)),
-        **ranks(unit, found.images.cpu()),
-        "mse": mse(found.images, images),
-        "ssim": ssim(found.images, images),
+        "frames": attack.frames,
+        "psnr": psnr(attack.images, images),
+        "psnr_original": psnr(attack.images, to_images(original)),
+        **ranks(unit, attack.images.cpu()),
+        "mse": mse(attack.images, images),
+        "ssim": ssim(attack.images, images),
     }

@@ -7,6 +7,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from atslib.clients.prepare import to_images
 from atslib.measures import statistics as agreement
 from atslib.policies.operations import apply
 from atslib.policies.policy import CANONICAL, OPS, Policy, magnitude
@@ -152,7 +153,7 @@ def scatter(settings: Settings, store: Store, result: Result) -> dict:
 
 
 def _sheet(pixels: Tensor, quality: int) -> bytes:
-    return sheet(pixels.float() / 255, quality)
+    return sheet(to_images(pixels), quality)
 
 
 def _pearson(table: pd.DataFrame, network: str) -> str:

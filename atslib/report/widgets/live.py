@@ -11,6 +11,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from atslib.attacks import ATTACKS, GradientMatching, reconstruct
+from atslib.clients.prepare import to_images
 from atslib.clients.threat import observe
 from atslib.clients.training import TrainConfig
 from atslib.errors import AtsError, choose
@@ -201,17 +202,17 @@ class Session:
         policy = Policy.parse(request.policy)
         _, signs = policy.draw(1, rng=rng(self.settings.seed, "policy", request.policy))
         target = policy.apply_signs(original, signs)
-        pixels = target.to(device).float() / 255
-        label = model(original.to(device).float() / 255).argmax(1) if label is None else label.to(device)
+        images = to_images(target.to(device))
+        label = model(to_images(original.to(device))).argmax(1) if label is None else label.to(device)
         attack = dataclasses.replace(ATTACKS[request.attack], steps=request.steps, restarts=1)
-        floor = float(psnr(mean_image(self.settings.dataset), target.float() / 255))
+        floor = float(psnr(mean_image(self.settings.dataset), to_images(target)))
         words = signed(policy.ids, signs[0].tolist())
         trained_with = f"{request.stage}, policy {unit.train.policy or 'none'}" if unit.train else "untrained"
         started = {"kind": "started", "operations": words, "last": request.steps, "floor": floor}
         message = f"{request.attack} on {request.network} ({trained_with}), label {self._name(label)}"
         self.emit(started | {"message": message}, [_bytes(original), _bytes(target)])
-        seen = observe(model, pixels, label)
-        watch = _Watch(self.emit, self._stop, pixels, request.steps)
+        seen = observe(model, images, label)
+        watch = _Watch(self.emit, self._stop, images, request.steps)
         stream = rng(self.settings.seed, "live")
         reconstruct(seen, attack, rng=stream, frames=request.steps + 1, on_frame=watch, chunk=1)
         ended = f"Stopped after step {watch.step}" if self._stop.is_set() else f"Finished: {request.steps} steps"
