@@ -209,6 +209,7 @@ def test_the_command_line_passes_its_options_on(root, monkeypatch):
 def test_archive_write_and_verify_from_the_command_line(root, capsys):
     file = small_archive(root)
     shutil.rmtree(root / "results/units")
+    (root / "results/units").mkdir()
     assert main(["archive", "write", "--store", str(root / "kept")]) == 0
     assert capsys.readouterr().out == f"{root / 'results/units'}: 1 units, 1 of them new, 0.0 MB\n"
     assert main(["archive", "verify"]) == 0
