@@ -6,8 +6,10 @@ import shutil
 import subprocess
 import time
 import urllib.request
+from contextlib import contextmanager
 
 import pytest
+import torch
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 KEYS = {"Tab": 9, " ": 32, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
@@ -41,6 +43,13 @@ CONTRAST = """((selector) => {
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium")
 
 
+def written(file, body):
+    """The address of a page with this body, written to a file."""
+    head = '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+    file.write_text(f"{head}<title>Page</title><body>{body}</body></html>", encoding="utf-8")
+    return file.as_uri()
+
+
 class Browser:
     """One tab of a headless Chromium that reaches no host but this machine."""
 
@@ -48,12 +57,8 @@ class Browser:
         from tornado.websocket import websocket_connect
 
         flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--remote-allow-origins=*"]
-        flags += [
-            "--disable-features=BackForwardCache",
-            "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-            "--remote-debugging-port=0",
-            f"--user-data-dir={folder}",
-        ]
+        flags += ["--disable-features=BackForwardCache", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
+        flags += ["--remote-debugging-port=0", f"--user-data-dir={folder}"]
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         self.process = subprocess.Popen([CHROMIUM, *flags, "about:blank"], **quiet)
         try:
@@ -154,20 +159,48 @@ class Browser:
         lowest contrast first."""
         return self.js(CONTRAST % selector)
 
-    def canvas(self, selector):
-        """What a canvas shows: its height, its width, then the pixels' red, green, blue and alpha."""
-        return self.js(CANVAS % selector)
+    def picture(self, selector):
+        """What a canvas shows, (3, H, W) uint8."""
+        height, width, *data = self.js(CANVAS % selector)
+        return torch.tensor(data, dtype=torch.uint8).view(height, width, 4)[..., :3].permute(2, 0, 1)
+
+    def text(self, selector):
+        return self.js(f"document.querySelector({selector!r}).textContent")
+
+    def style(self, selector, name):
+        """The computed value of a style, of each element that the selector finds."""
+        return self.js(f"[...document.querySelectorAll({selector!r})].map((e) => getComputedStyle(e).{name})")
+
+    def named(self, *roles):
+        """Role and name of everything on the page that has one of these roles."""
+        nodes = [node for node in self("Accessibility.getFullAXTree")["nodes"] if not node["ignored"]]
+        found = [(node["role"]["value"], node.get("name", {}).get("value")) for node in nodes]
+        return [(role, name) for role, name in found if role in roles]
+
+    def phone(self, width, ready="true"):
+        """Become a phone of that width, on which nothing is cut: the heights of the buttons and lists, in pixels."""
+        self.size(width, 800, mobile=True)
+        self.until(f"innerWidth === {width} && {ready}")
+        assert self.js("document.documentElement.scrollWidth") == width
+        return self.js("[...document.querySelectorAll('.ats-explorer :is(button, select)')].map((e) => e.offsetHeight)")
+
+    @contextmanager
+    def without_scripts(self):
+        self("Emulation.setScriptExecutionDisabled", value=True)
+        try:
+            yield
+        finally:
+            self("Emulation.setScriptExecutionDisabled", value=False)
+
+    def heard(self, event):
+        return [e["params"] for e in self.events if e["method"] == event]
 
     def faults(self):
         """What the page said went wrong since it was opened, and every request that left it."""
         self.js("0")
-        said = [e["params"] for e in self.events if e["method"] in ("Runtime.exceptionThrown", "Log.entryAdded")]
-        said += [
-            e["params"]
-            for e in self.events
-            if e["method"] == "Runtime.consoleAPICalled" and e["params"]["type"] in ("error", "warning", "assert")
-        ]
-        asked = [e["params"]["request"]["url"] for e in self.events if e["method"] == "Network.requestWillBeSent"]
+        said = self.heard("Runtime.exceptionThrown") + self.heard("Log.entryAdded")
+        said += [e for e in self.heard("Runtime.consoleAPICalled") if e["type"] in ("error", "warning", "assert")]
+        asked = [e["request"]["url"] for e in self.heard("Network.requestWillBeSent")]
         outside = [address[:80] for address in asked if not address.startswith(("file:", "data:", "blob:", "about:"))]
         return said + outside
 

@@ -9,12 +9,14 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from browser import needs_chromium
 
 from atslib.store import project_root
 
 BOOK = project_root() / "book"
 PAGES = ["intro", "deviations", "audit", "results/regimes", "results/claim1_privacy", "results/claim6_transformations"]
+EXPLORER = "results/explorer"
 PHONE = 390
 pytestmark = needs_chromium
 
@@ -93,8 +95,20 @@ def test_the_parameters_that_papermill_put_in_are_not_seen(page):
     assert browser.js(cells) == [False]
 
 
+@pytest.mark.parametrize("width", [360, 1280])
+def test_the_explorer_fits_works_and_asks_no_other_host(page, built, width):
+    browser = page(EXPLORER, width)
+    assert browser.js("document.documentElement.scrollWidth") <= width
+    before = browser.picture(".ats-slot-a .ats-found canvas")
+    browser.click(".ats-thumbs button:nth-child(2)")
+    assert not torch.equal(browser.picture(".ats-slot-a .ats-found canvas"), before)
+    # On file:// the theme's own fonts are refused, which is none of the explorer's doing.
+    assert [fault for fault in browser.faults() if "font" not in str(fault).lower()] == []
+    assert (built / f"{EXPLORER}.html").stat().st_size < 3_000_000
+
+
 def test_the_explorer_is_few_tab_stops_behind_the_link_that_skips_the_contents(page):
-    browser = page("results/explorer")
+    browser = page(EXPLORER)
     browser.key("Tab")
     assert browser.js("document.activeElement.textContent") == "Skip to main content"
     browser.until("document.activeElement.getBoundingClientRect().top >= 0")

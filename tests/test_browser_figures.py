@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from browser import needs_chromium
+from browser import needs_chromium, written
 
 from atslib.data.load import load
 from atslib.policies.operations import OPS, apply
@@ -18,12 +18,6 @@ from atslib.rng import rng
 
 pytestmark = [needs_chromium, pytest.mark.usefixtures("one_thread")]
 KINDS = ("ranking", "builder", "scatter")
-
-
-def written(file, body):
-    head = '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-    file.write_text(f"{head}<title>Figures</title><body>{body}</body></html>", encoding="utf-8")
-    return file.as_uri()
 
 
 @pytest.fixture(scope="module")
@@ -46,18 +40,11 @@ def page(browser, address):
     assert browser.faults() == []
 
 
-def text(page, selector):
-    return page.js(f"document.querySelector({selector!r}).textContent")
-
-
 def shown(page, kind, place):
     """The canvas of that number in a figure."""
-    page.js(
-        f"document.querySelectorAll('.ats-{kind} :is(.ats-pictures, .ats-stages) canvas')"
-        ".forEach((canvas, i) => { canvas.dataset.place = i; })"
-    )
-    height, width, *data = page.canvas(f".ats-{kind} canvas[data-place='{place}']")
-    return torch.tensor(data, dtype=torch.uint8).view(height, width, 4)[..., :3].permute(2, 0, 1)
+    canvases = f"document.querySelectorAll('.ats-{kind} :is(.ats-pictures, .ats-stages) canvas')"
+    page.js(f"{canvases}.forEach((canvas, i) => {{ canvas.dataset.place = i; }})")
+    return page.picture(f".ats-{kind} canvas[data-place='{place}']")
 
 
 # --- operations ---------------------------------------------------------------------------------------------
@@ -110,22 +97,19 @@ def test_every_operation_with_both_signs_is_the_librarys_bit_for_bit(bench, name
 
 def dot(page, kind, place):
     """The middle of a dot in the window."""
-    page.js(
-        f"document.querySelectorAll('.ats-{kind} [role=radio].ats-pick').forEach((d, i) => {{ d.dataset.place = i; }})"
-    )
+    dots = f"document.querySelectorAll('.ats-{kind} [role=radio].ats-pick')"
+    page.js(f"{dots}.forEach((dot, i) => {{ dot.dataset.place = i; }})")
     at = f".ats-{kind} .ats-pick[data-place='{place}']"
-    circle = at if kind == "scatter" else f"{at} circle"
-    return page.centre(circle)
+    return page.centre(at if kind == "scatter" else f"{at} circle")
 
 
 def assert_ranking_shows(page, payload, place):
     row = payload["rows"][place]
     op = payload["operations"][row["id"]]
-    assert text(page, ".ats-ranking .ats-name") == f"{row['id']} {op['words']}"
-    words = text(page, ".ats-ranking .ats-words")
-    assert (
-        f"Privacy score {row['s_pri']:.3f}, interval {row['low']:.3f} to {row['high']:.3f}, {row['n']} images" in words
-    )
+    assert page.text(".ats-ranking .ats-name") == f"{row['id']} {op['words']}"
+    words = page.text(".ats-ranking .ats-words")
+    interval = f"interval {row['low']:.3f} to {row['high']:.3f}, {row['n']} images"
+    assert f"Privacy score {row['s_pri']:.3f}, {interval}" in words
     assert f"Rank {row['rank']}; with other images {row['rank low']} to {row['rank high']};" in words
     assert (f"Same function as {row['same as']}" in words) == bool(row["same as"])
     image = dataset("shapes", "test").pixels[5:6]
@@ -190,8 +174,8 @@ def test_the_builder_opens_with_a_searched_policy_and_its_curve(page, drawn_figu
     payload = drawn_figures.builder.payload
     assert_builder_shows(page, 0, (3, 1, 7))
     found = scored(payload, "3-1-7")
-    assert text(page, ".ats-builder .ats-psnr") == f"Privacy score {found['s_pri']:.3f}"
-    assert "mean of 3 images" in text(page, ".ats-builder .ats-note")
+    assert page.text(".ats-builder .ats-psnr") == f"Privacy score {found['s_pri']:.3f}"
+    assert "mean of 3 images" in page.text(".ats-builder .ats-note")
     points = curve(page, "a")
     assert len(points) == len(found["curve"])
     top, bottom = 8, page.js("document.querySelector('.ats-builder .ats-beside svg').clientHeight") - 24  # the axis
@@ -206,12 +190,12 @@ def test_presets_drop_downs_and_signs_change_the_pictures(page, drawn_figures):
     payload = drawn_figures.builder.payload
     page.choose(".ats-builder .ats-preset select", "19-1")
     assert_builder_shows(page, 0, (19, 1, None))
-    assert text(page, ".ats-builder .ats-psnr") == f"Privacy score {scored(payload, '19-1')['s_pri']:.3f}"
+    assert page.text(".ats-builder .ats-psnr") == f"Privacy score {scored(payload, '19-1')['s_pri']:.3f}"
     step(page, 3, 18)
     assert page.js("document.querySelector('.ats-builder .ats-preset select').value") == "19-1-18"
     page.click(".ats-builder .ats-stage:nth-child(2) .ats-sign")
     assert_builder_shows(page, 0, (19, 1, 18), (-1, 1, 1))
-    assert text(page, ".ats-builder .ats-stage:nth-child(2) figcaption") == "sharpness −5"
+    assert page.text(".ats-builder .ats-stage:nth-child(2) figcaption") == "sharpness −5"
     page.js("document.querySelector('.ats-builder .ats-thumbs [tabindex=\"0\"]').focus()")
     page.key("ArrowRight")
     assert_builder_shows(page, 1, (19, 1, 18), (-1, 1, 1))
@@ -226,14 +210,12 @@ def test_presets_drop_downs_and_signs_change_the_pictures(page, drawn_figures):
 def test_a_policy_that_is_not_scored_says_so_and_shows_its_parts(page):
     step(page, 3, 9)
     assert_builder_shows(page, 0, (3, 1, 9))
-    assert text(page, ".ats-builder .ats-psnr") == ""
-    assert "Policy 3-1-9 was not scored for this page" in text(page, ".ats-builder .ats-note")
-    assert text(page, ".ats-builder code") == data.SCORE_CALL.format("3-1-9")
+    assert page.text(".ats-builder .ats-psnr") == ""
+    assert "Policy 3-1-9 was not scored for this page" in page.text(".ats-builder .ats-note")
+    assert page.text(".ats-builder code") == data.SCORE_CALL.format("3-1-9")
     assert page.js("document.querySelectorAll('.ats-builder .ats-line.ats-c').length") == 3
-    assert (
-        page.js("document.querySelector('.ats-builder .ats-preset select').selectedOptions[0].textContent")
-        == "Your own"
-    )
+    chosen = "document.querySelector('.ats-builder .ats-preset select').selectedOptions[0].textContent"
+    assert page.js(chosen) == "Your own"
     assert page.js("document.querySelectorAll('.ats-under').length") == 0
 
 
@@ -242,8 +224,8 @@ def test_a_policy_of_the_same_function_has_its_score(page, drawn_figures):
     for place, index in enumerate((24, 28, 18), 1):
         step(page, place, index)
     expected = scored(drawn_figures.builder.payload, "43-18")["s_pri"]
-    assert text(page, ".ats-builder .ats-psnr") == f"Privacy score {expected:.3f}"
-    assert "Scored as 43-18, the same function." in text(page, ".ats-builder .ats-note")
+    assert page.text(".ats-builder .ats-psnr") == f"Privacy score {expected:.3f}"
+    assert "Scored as 43-18, the same function." in page.text(".ats-builder .ats-note")
 
 
 # --- scatter ------------------------------------------------------------------------------------------------
@@ -251,19 +233,18 @@ def test_a_policy_of_the_same_function_has_its_score(page, drawn_figures):
 
 def assert_scatter_shows(page, payload, place, network):
     point, files = payload["points"][place], {}
-    assert text(page, ".ats-scatter .ats-name") == point["id"]
-    assert text(page, ".ats-scatter .ats-operations") == point["words"]
-    expected = (
-        f"Privacy score {point['score'][network]:.3f}, PSNR {point['psnr']:.1f} dB, means of {payload['n']} images"
-    )
-    assert expected in text(page, ".ats-scatter .ats-words")
+    assert page.text(".ats-scatter .ats-name") == point["id"]
+    assert page.text(".ats-scatter .ats-operations") == point["words"]
+    score = f"Privacy score {point['score'][network]:.3f}"
+    expected = f"{score}, PSNR {point['psnr']:.1f} dB, means of {payload['n']} images"
+    assert expected in page.text(".ats-scatter .ats-words")
     for name in ("images", "client", "found"):
         files[name] = pictures(payload, f"{name}.webp")
     for image in range(2):
         triple = files["images"][0, image], files["client"][image, place], files["found"][image, place]
         for i, picture in enumerate(triple):  # decoders may differ by a grey level or two
             assert (shown(page, "scatter", 3 * image + i).int() - picture.int()).abs().max() <= 2
-        said = text(page, f".ats-scatter .ats-pictures:nth-child({image + 2}) .ats-found figcaption")
+        said = page.text(f".ats-scatter .ats-pictures:nth-child({image + 2}) .ats-found figcaption")
         assert said == f"Recovered, {point['each'][image]:.1f} dB"
 
 
@@ -298,7 +279,7 @@ def test_the_switch_changes_the_network_of_the_scores(page, drawn_figures):
     assert page.js(places % "cx") != before
     assert page.js(places % "cy") == heights
     assert_scatter_shows(page, payload, 0, 0)
-    caption = text(page, ".ats-scatter figcaption")
+    caption = page.text(".ats-scatter figcaption")
     assert f"Pearson r = {payload['networks'][0]['r']} over 6 policies" in caption
     order = sorted(range(6), key=lambda i: payload["points"][i]["score"][0])
     drawn = [float(x) for x in page.js(places % "cx")]
@@ -310,11 +291,8 @@ def test_the_switch_changes_the_network_of_the_scores(page, drawn_figures):
 
 @pytest.mark.parametrize("width", [360, 390])
 def test_a_phone_shows_all_of_it_and_takes_touches(page, drawn_figures, width):
-    page.size(width, 800, mobile=True)
-    page.until(f"innerWidth === {width} && document.querySelector('.ats-ranking svg').viewBox.baseVal.width < {width}")
-    assert page.js("document.documentElement.scrollWidth") == width
-    heights = "[...document.querySelectorAll('.ats-explorer :is(button, select)')].map((e) => e.offsetHeight)"
-    assert min(height for height in page.js(heights) if height) >= 38
+    heights = page.phone(width, f"document.querySelector('.ats-ranking svg').viewBox.baseVal.width < {width}")
+    assert min(filter(None, heights)) >= 38
     page.tap(**dot(page, "ranking", 20))
     assert_ranking_shows(page, drawn_figures.ranking.payload, 20)
     page.tap(**dot(page, "scatter", 3))
@@ -322,10 +300,7 @@ def test_a_phone_shows_all_of_it_and_takes_touches(page, drawn_figures, width):
 
 
 def test_every_control_point_and_picture_has_a_name(page):
-    nodes = page("Accessibility.getFullAXTree")["nodes"]
-    roles = {"radio", "combobox", "button", "image", "img", "radiogroup"}
-    found = [(n["role"]["value"], n.get("name", {}).get("value")) for n in nodes if not n["ignored"]]
-    named = [(role, name) for role, name in found if role in roles]
+    named = page.named("radio", "combobox", "button", "image", "img", "radiogroup")
     assert sum(role == "radio" for role, _ in named) == 50 + 12 + 6 + 4  # points, pictures, policies, networks
     assert sum(role == "combobox" for role, _ in named) == 4
     assert [role for role, name in named if not name] == []
@@ -354,21 +329,16 @@ def test_text_can_be_read_in_light_and_dark(page, dark):
     found = page.contrast(".ats-explorer *")
     assert len(found) > 60
     assert found[0][0] >= 4.5, found[:5]
-    ground = page.js("getComputedStyle(document.querySelector('.ats-scatter')).backgroundColor")
-    assert ground == ("rgb(20, 24, 30)" if dark else "rgb(255, 255, 255)")
+    assert page.style(".ats-scatter", "backgroundColor") == ["rgb(20, 24, 30)" if dark else "rgb(255, 255, 255)"]
 
 
 def test_paper_and_pages_without_scripts_have_the_stills(page, address):
     page.media("print")
-    each = "[...document.querySelectorAll('%s')].map((e) => getComputedStyle(e).display)"
-    assert page.js(each % ".ats-explorer") == ["none"] * 3
-    assert page.js(each % ".ats-static") == ["block"] * 3
+    assert page.style(".ats-explorer", "display") == ["none"] * 3
+    assert page.style(".ats-static", "display") == ["block"] * 3
     page.media("")
-    page("Emulation.setScriptExecutionDisabled", value=True)
-    try:
+    with page.without_scripts():
         page.open(address, ready="[...document.querySelectorAll('.ats-static img')].every((e) => e.naturalWidth > 100)")
         alts = page.js("[...document.querySelectorAll('.ats-static img')].map((e) => e.alt)")
         assert alts == [f"The still <{kind}>" for kind in KINDS]
         assert min(page.js("[...document.querySelectorAll('.ats-static')].map((e) => e.offsetHeight)")) > 50
-    finally:
-        page("Emulation.setScriptExecutionDisabled", value=False)
