@@ -113,7 +113,7 @@ def _translate(pixels: Tensor, shift: float, axis: int) -> Tensor:
 
 def _shear_y(pixels: Tensor, slope: float) -> Tensor:
     b, c, h, w = pixels.shape
-    rows, inside, d = _shear_table(h, w, slope, pixels.device)
+    rows, inside, d = shear_table(h, w, slope, pixels.device)
     # Pixel-major, (HW, BC): a tap is then a copy of whole rows, ten times faster than a gather per image.
     flat = pixels.reshape(b * c, h * w).t().to(torch.int16, memory_format=torch.contiguous_format)
     v1, v2, v3, v4 = (flat.index_select(0, row) for row in rows)
@@ -123,7 +123,7 @@ def _shear_y(pixels: Tensor, slope: float) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def _shear_table(h: int, w: int, slope: float, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+def shear_table(h: int, w: int, slope: float, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """A pixel's four sources (4, HW), if it lies inside and how far between the middle two, (HW, 1) each.
 
     float64, because Pillow's cubic (a = -1) meets exact integers and then truncates. The offset in x is
@@ -140,13 +140,13 @@ def _shear_table(h: int, w: int, slope: float, device: torch.device) -> tuple[Te
 
 
 def _rotate(pixels: Tensor, degrees: float, _: Sign) -> Tensor:
-    index, outside = _rotate_table(*pixels.shape[2:], degrees, pixels.device)
+    index, outside = rotate_table(*pixels.shape[2:], degrees, pixels.device)
     # Grey beyond the edge here, black in the other geometry: so the authors' code has it.
     return pixels.flatten(2)[:, :, index].masked_fill_(outside, 128).view(pixels.shape)
 
 
 @lru_cache(maxsize=64)
-def _rotate_table(h: int, w: int, degrees: float, device: torch.device) -> tuple[Tensor, Tensor]:
+def rotate_table(h: int, w: int, degrees: float, device: torch.device) -> tuple[Tensor, Tensor]:
     """For each pixel, the flat index of its source and whether that lies outside, (HW,) each.
 
     Pillow walks the source in 16.16 fixed point, with a matrix rounded to 15 digits.
