@@ -47,6 +47,19 @@ def test_the_first_sentence_is_the_verdict(tmp_path, status):
     assert advice(tmp_path).startswith(f"# Should I use this?\n\n{LEADS[status]}\n\n")
 
 
+def test_a_client_reads_what_a_server_gains_that_knows_the_policy(tmp_path):
+    stored(tmp_path, "regimes", attacks=attacked("initial", 0, 3.0, 0.5))
+    assert "Against a server that knows the policy" not in advice(tmp_path)
+    both = [
+        attacked("initial", 0, 0.0, found, policy=HYBRID, attacker=name, gain_before=gain)
+        for name, gain, found in (("strongest", -1.0, 0.2), ("knows the policy", 4.0, 0.9))
+    ]
+    stored(tmp_path, "ext5_adaptive", attacks=pd.concat(both))
+    text = advice(tmp_path)
+    assert f"| {HYBRID} | strongest | -1.0 dB [-1.0, -1.0] | 20% |" in text
+    assert f"| {HYBRID} | knows the policy | +4.0 dB [4.0, 4.0] | 90% |" in text
+
+
 def test_a_client_reads_what_it_gets(tmp_path):
     both = [attacked("initial", 0, 3.0, 0.5), attacked("initial", 0, 1.0, 0.25, policy=HYBRID)]
     stored(tmp_path, "regimes", attacks=pd.concat(both))

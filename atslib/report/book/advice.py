@@ -28,7 +28,8 @@ def advice(results: Path) -> str:
         return head + "Not measured yet.\n"
     status = pd.read_json(regimes[0] / "verdict.json", typ="series")["status"]
     attacks, facts = pd.read_csv(regimes[0] / "attacks.csv", dtype={"policy": str}), regimes[1]
-    parts = [head + LEADS[status], _scale(facts), _got(attacks, results), _stages(attacks), _rivals(results), NEXT]
+    parts = [head + LEADS[status], _scale(facts), _got(attacks, results), _stages(attacks)]
+    parts += [_knowing(results), _rivals(results), NEXT]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -40,8 +41,8 @@ NEXT = """## What to do then
   guess included. {doc}`results/regimes` shows both.
 - **Do not take a score for an attack.** How far the privacy score predicts anything is on
   {doc}`results/claim7_correlation`.
-- **Expect an attacker who knows the policy.** The attacks above do not use it; a server that ran the search could.
-  None of the numbers is a guarantee; only a formal bound, such as differential privacy, is one."""
+- **Expect an attacker who knows the policy.** A server that ran the search does. None of the numbers is a guarantee;
+  only a formal bound, such as differential privacy, is one."""
 
 
 def _scale(facts: dict) -> str:
@@ -89,6 +90,7 @@ def _stages(attacks: pd.DataFrame) -> str:
     if model.empty:
         return ""
     rows = attacks[(attacks["model"] == model.iloc[0]) & (attacks["policy"] == NO_POLICY) & (attacks["draw"] == 0)]
+    rows = rows[rows["regime"] != "semi"]  # another training
     steps = {step: compare.gained(table)["low"] > 0 for step, table in rows.groupby("step")}
     leaking = [step for step, leaks in steps.items() if leaks]
     words = f"up to step {max(leaking):,} of {max(steps):,}" if leaking else "at no step that was looked at"
@@ -96,6 +98,25 @@ def _stages(attacks: pd.DataFrame) -> str:
         "## When it matters\n\n"
         f"Followed through its training, {model.iloc[0]} gives undefended images away {words} (95 % interval of the "
         "gain above 0). The first rounds are the ones to fear, and a server can send an untrained network at any time."
+    )
+
+
+def _knowing(results: Path) -> str:
+    """What a server gains that uses the policy in its attack, against the image before the policy."""
+    if (page := newest("ext5_adaptive", results)) is None:
+        return ""
+    attacks = pd.read_csv(page[0] / "attacks.csv", dtype={"policy": str})
+    attacks["gain"] = attacks["gain_before"]
+    both = attacks[attacks["policy"].isin((NO_POLICY, HYBRID))]
+    lines = [
+        "| policy | attacker | more than a blind guess by | picks your photograph out of 100 |",
+        "|---|---|---|---|",
+    ]
+    for (policy, attacker), rows in both.groupby(["policy", "attacker"], sort=False):
+        lines.append(f"| {policy} | {attacker} | {_gain(rows)} | {compare.found(rows['rank_original'])} |")
+    return (
+        f"## Against a server that knows the policy\n\nOn {page[1]['model']}, untrained, against the image before the "
+        f"policy ([page]({PAGE.format('ext5_adaptive')})).\n\n" + "\n".join(lines)
     )
 
 

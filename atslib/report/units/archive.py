@@ -6,6 +6,7 @@ what was left out. Beside it, under the unit's hash: `.csv`, one row per image; 
 """
 
 import csv
+import dataclasses
 import hashlib
 import io
 import json
@@ -121,7 +122,7 @@ class Archive:
         tensors |= _from_table(parts["csv"], line["columns"]) if "csv" in parts else {}
         if "webp" in parts:
             tensors["reconstruction"] = _from_sheet(parts["webp"], line["pictures"])
-        if line["kind"] == "attack" and (unit := unit_of(line)) is not None:
+        if _is_attack(line["kind"]) and (unit := unit_of(line)) is not None:
             tensors["original"], tensors["target"], _ = targets(unit)
         return Artifact(tensors, line)
 
@@ -159,10 +160,11 @@ def unit_of(line: dict) -> Unit | None:
 
     None where its kind is no unit, or was written by a version of this library that knew other fields.
     """
-    if line["kind"] not in UNITS:
+    kind = "attack" if _is_attack(line["kind"]) else line["kind"]
+    if kind not in UNITS:
         return None
     try:
-        unit = _rebuilt(UNITS[line["kind"]], line["config"])
+        unit = _rebuilt(UNITS[kind], line["config"])
     except (TypeError, AtsError):
         return None
     return unit if Store("").path(unit.kind, unit, version=line["version"]).stem == _key(line) else None
@@ -175,10 +177,17 @@ def _rebuilt(kind: type, value: dict) -> object:
     def field(hint: object, value: object) -> object:
         if isinstance(value, dict):
             options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-            return _rebuilt(next(option for option in options if option is not type(None)), value)
+            fields = {kind: kind.__dataclass_fields__.keys() for kind in options if dataclasses.is_dataclass(kind)}
+            fitting = [kind for kind, names in fields.items() if value.keys() <= names]
+            return _rebuilt((fitting or options)[0], value)
         return tuple(field(None, item) for item in value) if isinstance(value, list) else value
 
     return kind(**{name: field(hints.get(name), item) for name, item in value.items()})
+
+
+def _is_attack(kind: str) -> bool:
+    """Attacks of other classes than gradient matching have kinds of their own, `attack-…`."""
+    return kind.partition("-")[0] == "attack"
 
 
 def _key(line: dict) -> str:
@@ -206,7 +215,7 @@ def _packed(artifact: Artifact) -> tuple[dict, dict[str, bytes]]:
         rest = {name: value for name, value in rest.items() if name.split(".")[0] != largest}
     if rest:
         parts["safetensors"] = safetensors.torch.save(rest)
-    kept = {*columns, *rest, *(REMADE if line["kind"] == "attack" else ())}
+    kept = {*columns, *rest, *(REMADE if _is_attack(line["kind"]) else ())}
     if len(tensors.get("reconstruction", ())) <= PICTURES:
         kept.add("reconstruction")
     line["left_out"] = sorted({name.split(".")[0] for name in tensors.keys() - kept})

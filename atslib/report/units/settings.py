@@ -13,7 +13,7 @@ class Settings:
     """Everything that decides an experiment's result, resolved from a profile and a notebook's parameters.
 
     Attributes:
-        profile: smoke, quick, laptop (the size of the stored evidence) or full.
+        profile: smoke, laptop (the size of the stored evidence) or full.
         dataset, model: names for `load` and `build_model`; the network is what clients train.
         regime: of the attacked network. "trained": the client's own, at the end of its training. "initial": untrained,
             as at round 0 of any federation, of the kind `attacked` ("" for `model`).
@@ -79,19 +79,6 @@ class Settings:
                 raise AtsError(f"parameter {field.name}={value} must be in (0, 1]")
 
 
-_QUICK = {
-    "model": "resnet20-1",
-    "fraction": 0.1,
-    "epochs": 6,
-    "images": 8,
-    "steps": 300,
-    "control_steps": 300,
-    "semi_fraction": 0.1,
-    "semi_epochs": 2,
-    "candidates": 100,
-    "sampled": 40,
-    "score_images": 16,
-}
 PROFILES: dict[str, dict] = {
     "smoke": {
         "dataset": "shapes",
@@ -108,7 +95,6 @@ PROFILES: dict[str, dict] = {
         "score_images": 3,
         "score_points": 4,
     },
-    "quick": {"dataset": "cifar100"} | _QUICK,
     "laptop": {
         "dataset": "cifar100",
         "model": "resnet20-1",
@@ -123,7 +109,7 @@ PROFILES: dict[str, dict] = {
         "control_steps": 300,
         "semi_fraction": 0.1,
         "semi_epochs": 50,
-        "candidates": 1500,
+        "candidates": 500,
         "sampled": 100,
         "score_images": 32,
     },
@@ -154,7 +140,7 @@ _FEWER = {
     "semi_epochs": 1,
     "sampled": 12,
 }
-_SHAPES = {"quick": _FEWER, "laptop": _FEWER}
+_SHAPES = {"laptop": _FEWER}
 
 
 def settings(parameters: Mapping[str, object] | None = None, /, **more: object) -> Settings:

@@ -86,6 +86,11 @@ def on_network(settings: Settings, model: str) -> Settings:
     return dataclasses.replace(own, attacked=model, attack=preset, **few)
 
 
+def short(settings: Settings) -> Settings:
+    """The settings of trainings of which there are many: at laptop a tenth of the data, for ten epochs."""
+    return dataclasses.replace(settings, fraction=0.1, epochs=10) if settings.profile == "laptop" else settings
+
+
 def classes(name: str) -> int:
     """How many classes a data set has."""
     return dataset(name, "test").num_classes
@@ -101,7 +106,7 @@ def units(settings: Settings) -> dict[tuple[str, str, str], AttackUnit]:
         for model in (settings.model, second_network(settings)):
             own = on_network(place, model)
             searched = block(own.dataset, model)[1]
-            few = settings.profile in ("smoke", "quick") or (settings.profile == "laptop" and model != settings.model)
+            few = settings.profile == "smoke" or (settings.profile == "laptop" and model != settings.model)
             between = () if few else (RANDOM, *searched)
             for policy in ("", *between, hybrid(searched)):
                 attacks[own.dataset, model, label(policy)] = attack_unit(own, policy)

@@ -62,8 +62,9 @@ def image_rows(artifact: Artifact, unit: AttackUnit) -> pd.DataFrame:
     for name, guess in floors(artifact["target"], unit).items():
         table[name] = guess.double().numpy()
     table["gain"] = table["psnr"] - table["floor_policy"]
-    for name in ("rank_target", "rank_original", "stuck"):
-        table[name] = artifact[name].numpy()
+    for name in ("rank_target", "rank_original", "stuck", "psnr_before"):
+        if name in artifact.tensors:  # the last of them is younger than most of the archive
+            table[name] = artifact[name].numpy()
     table.insert(0, "image", range(unit.first, unit.last))
     table.insert(0, "policy", label(unit.policy))
     return table.assign(regime="trained" if unit.model.train else "initial")

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from atslib.attacks import ATTACKS, Attack, GradientMatching, reconstruct
+from atslib.attacks.adaptive import ThroughPolicy
 from atslib.attacks.starts import STARTS
 from atslib.clients.prepare import streams, to_images, transform
-from atslib.clients.threat import ThreatModel, observe
+from atslib.clients.threat import Knowledge, ThreatModel, observe
 from atslib.errors import AtsError
 from atslib.measures.identification import identification
 from atslib.measures.metrics import mse, psnr, ssim
@@ -38,7 +39,7 @@ class AttackUnit(OnModel):
 
     model: ModelUnit
     policy: str
-    attack: GradientMatching | Attack
+    attack: GradientMatching | ThroughPolicy | Attack
     first: int
     last: int
     crop_flip: bool = True
@@ -181,10 +182,25 @@ def attacked(unit: AttackUnit, store: Store, device: torch.device) -> Artifact:
     """Attack the unit's images: reconstructions, cost, trace (≤ 26 steps), frames, and metrics of each image.
 
     Tensors: `reconstruction`, `target` and `original` (B, C, H, W) in [0, 1] (the last two uint8), `psnr`,
-    `psnr_original`, `mse`, `ssim`, `cost`, `stuck` and both of `ranks` (B,), `trace` (T, B), `trace_steps` (T,),
-    `frames` (F, B, …).
+    `psnr_original`, `psnr_before` (against the image after crop and flip, before the policy), `mse`, `ssim`, `cost`,
+    `stuck` and both of `ranks` (B,), `trace` (T, B), `trace_steps` (T,), `frames` (F, B, …).
     """
     return store.get(unit.kind, unit, lambda state: _attack(unit, store, device, state), label=unit.title)
+
+
+def before(unit: AttackUnit) -> Tensor:
+    """The unit's test images after crop and flip, before the policy, uint8 (B, C, H, W)."""
+    return transformed(unit.model.dataset, "", unit.last, seed=unit.seed, crop_flip=unit.crop_flip)[unit.first :]
+
+
+def _known(unit: AttackUnit) -> Knowledge:
+    """What the unit's attacker knows of its policy."""
+    if unit.threat.defense == "unknown":
+        return Knowledge()
+    if unit.threat.defense == "policy" or not unit.policy:
+        return Knowledge(unit.policy)
+    drawn = parse_policy(unit.policy).draw(unit.last, rng=streams(unit.seed, unit.policy)[1])
+    return Knowledge(unit.policy, (tuple(part[unit.first :].unsqueeze(1) for part in drawn),))
 
 
 def _attack(unit: AttackUnit, store: Store, device: torch.device, state: object) -> dict[str, Tensor]:
@@ -195,6 +211,7 @@ def _attack(unit: AttackUnit, store: Store, device: torch.device, state: object)
     seen = observe(
         model, images, labels, threat=unit.threat, defense=unit.defense, rng=rng(unit.seed, "defense", unit.defense)
     )
+    seen = dataclasses.replace(seen, knows=_known(unit))
     attack = reconstruct(
         seen,
         unit.attack,
@@ -218,6 +235,7 @@ def _attack(unit: AttackUnit, store: Store, device: torch.device, state: object)
         "frames": attack.frames,
         "psnr": psnr(attack.images, images),
         "psnr_original": psnr(attack.images, to_images(original)),
+        "psnr_before": psnr(attack.images, to_images(before(unit)).to(device)),
         **ranks(unit, attack.images.cpu()),
         "mse": mse(attack.images, images),
         "ssim": ssim(attack.images, images),

@@ -1,0 +1,145 @@
+"""Extension 5: what a policy is worth against a server that knows it, where attacks work."""
+
+import dataclasses
+
+import pandas as pd
+
+from atslib.attacks import ATTACKS
+from atslib.attacks.adaptive import ThroughPolicy
+from atslib.clients.prepare import to_images
+from atslib.clients.threat import ThreatModel
+from atslib.measures.metrics import psnr
+from atslib.measures.statistics import holm, paired
+from atslib.report import compare
+from atslib.report.result import NO_POLICY, Result, Verdict
+from atslib.report.units.networks import device_of
+from atslib.report.units.settings import Settings
+from atslib.report.units.table1 import HYBRID, POLICIES, SEARCHED
+from atslib.report.units.tables import attack_rows, attacked_facts, label, policy_image, provenance
+from atslib.report.units.units import AttackUnit, attack_unit, before, known_ranks, targets
+from atslib.report.verdicts import cannot_tell, guards
+from atslib.store import Artifact, Store
+
+IMAGES = 50  # at most
+TRIAL, KEEP = 30, 2  # steps in every form of the policy, and how many forms of an image are attacked in full
+PUBLISHED, STRONGEST, POLICY, DRAWS = "as published", "strongest", "knows the policy", "knows its draws"
+KEYS = ("attacker", "policy")
+JUDGED = (*SEARCHED, HYBRID)
+
+
+def units(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
+    """All attacks by (attacker, policy), on the same images, crops, flips and starts."""
+    own = dataclasses.replace(settings, images=min(IMAGES, settings.images))
+    policies = ("", HYBRID) if settings.profile == "smoke" else POLICIES
+    published = dataclasses.replace(ATTACKS["adam-cosine"], steps=settings.steps)
+    found = {}
+    for policy in policies:
+        # Two frames make units of their own: other pages' are older than `psnr_before`.
+        strongest = attack_unit(own, policy, frames=2)
+        found[PUBLISHED, label(policy)] = dataclasses.replace(strongest, attack=published)
+        found[STRONGEST, label(policy)] = strongest
+        if policy:
+            tries = {POLICY: {"trial": min(TRIAL, settings.steps), "keep": KEEP}, DRAWS: {}}
+            for name, options in tries.items():
+                attack = ThroughPolicy(inner=strongest.attack, **options)
+                threat = ThreatModel(defense="policy" if name == POLICY else "draws")
+                found[name, label(policy)] = dataclasses.replace(strongest, attack=attack, threat=threat, frames=0)
+    return found
+
+
+ADAPTIVE_RULE = (
+    "The outcome is what an attack gains of the image as it is after crop and flip and *before* the policy: its PSNR "
+    "above that of the mean training image after crop and flip. A searched policy, or the hybrid, withstands a server "
+    "that knows it, but not what was drawn, if the attack through the policy gains nothing (95 % interval of the mean "
+    "gain not above 0). The claim that images are protected is reproduced if all three withstand; partly if some do; "
+    "not reproduced if none does (each gain above 0, p at most 0.05 after Holm's correction). Cannot tell: the "
+    "strongest attack gains nothing without a policy, or fewer than 30 images."
+)
+
+
+def judged(attacks: pd.DataFrame) -> pd.DataFrame:
+    """One row per judged policy: mean, low, high and p of what the attacker who knows it gains, in dB."""
+    rows = {}
+    for policy in (p for p in JUDGED if p in set(attacks["policy"])):
+        table = attacks[(attacks["attacker"] == POLICY) & (attacks["policy"] == policy)]
+        zero = table.assign(attacker=NO_POLICY, gain_before=0.0)
+        change = paired(pd.concat([table, zero]), NO_POLICY, "gain_before", by="attacker", p_values=True).loc[POLICY]
+        rows[policy] = change
+    table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("policy")
+    table["p"] = holm(table["p"])
+    return table.assign(withstands=~((table["low"] > 0) & (table["p"] <= 0.05)))
+
+
+def adaptive_verdict(attacks: pd.DataFrame) -> Verdict:
+    """The claim by `ADAPTIVE_RULE`, from rows with the columns of `KEYS`, `image`, `psnr`, `gain` and `gain_before`."""
+    table = judged(attacks)
+    bare = attacks[(attacks["attacker"] == STRONGEST) & (attacks["policy"] == NO_POLICY)]
+    undefended = bare["gain_before"].mean()
+    words = "; ".join(f"{policy} {compare.interval(row)}" for policy, row in table.iterrows())
+    here = f"an attacker who knows the policy gains {words}; without a policy {undefended:+.1f} dB"
+    count = int(table["withstands"].sum())
+    status = "not reproduced" if not count else "partly" if count < len(table) else "reproduced"
+    reason = f"{count} of {len(table)} policies withstand a server that knows them: {here}"
+    return cannot_tell(Verdict(status, reason, ADAPTIVE_RULE, here), guards(bare))
+
+
+def run(settings: Settings, store: Store) -> Result:
+    """Attack with more and more knowledge. Table `attacks`: one row per attacker, policy and image.
+
+    Beside the columns of `image_rows` stand `psnr_before` and `gain_before`, against the image before the policy,
+    `ceiling`, the PSNR of a perfect reconstruction of the transformed image against it, and for the attackers who do
+    not use the policy `rank_knowing`, see `known_ranks`.
+    """
+    by_attacker = units(settings)
+    rows, sheets = attack_rows(by_attacker, KEYS, settings, store)
+    parts = [_against_before(by_attacker[key], key, rows, store, settings) for key in sheets]
+    table = pd.concat(parts, ignore_index=True)
+    first = by_attacker[STRONGEST, NO_POLICY]
+    facts = provenance(settings, sheets[STRONGEST, NO_POLICY]) | attacked_facts(first)
+    return Result("ext5_adaptive", {"attacks": table}, facts, adaptive_verdict(table), sheets)
+
+
+def _against_before(
+    unit: AttackUnit, key: tuple[str, str], rows: pd.DataFrame, store: Store, settings: Settings
+) -> pd.DataFrame:
+    table = rows[(rows[list(KEYS)] == list(key)).all(axis=1)].copy()
+    images = to_images(before(unit))
+    floor = policy_image(unit.model.dataset, "", unit.crop_flip).expand_as(images).contiguous()
+    table["gain_before"] = table["psnr_before"] - psnr(floor, images).double().numpy()
+    if unit.policy:
+        table["ceiling"] = psnr(to_images(targets(unit)[1]), images).double().numpy()
+    if unit.threat.defense == "unknown":
+        known = known_ranks(unit, store, device_of(settings.device))["rank_knowing"].numpy() if unit.policy else None
+        table["rank_knowing"] = table["rank_original"] if known is None else known
+    return table
+
+
+def summary(result: Result) -> pd.DataFrame:
+    """One row per policy and attacker, as text: PSNR and gain against the image before the policy, identification."""
+    rows = {}
+    for (policy, attacker), table in result.tables["attacks"].groupby(["policy", "attacker"], sort=False):
+        gain = compare.gained(table.assign(gain=table["gain_before"]))
+        rows[policy, attacker] = {
+            "PSNR before the policy, dB": f"{table['psnr_before'].mean():.1f}",
+            "gain, dB": compare.interval(gain, ""),
+            "photograph found": compare.found(table["rank_original"]),
+            "photograph found, policy known": compare.found(table["rank_knowing"]),
+        }
+    order = {policy: i for i, policy in enumerate(dict.fromkeys(result.tables["attacks"]["policy"]))}
+    table = pd.DataFrame.from_dict(rows, orient="index").rename_axis(["policy", "attacker"])
+    return table.sort_index(level="policy", key=lambda index: index.map(order), kind="stable", sort_remaining=False)
+
+
+def gains(result: Result) -> pd.DataFrame:
+    """One row per attacker and policy: `mean`, `low` and `high` of the gain before the policy in dB."""
+    groups = result.tables["attacks"].groupby(list(KEYS), sort=False)
+    parts = [dict(zip(KEYS, key, strict=True)) | compare.gained(t.assign(gain=t["gain_before"])) for key, t in groups]
+    return pd.DataFrame(parts)
+
+
+def sheet(result: Result, policy: str = HYBRID, count: int = 10) -> dict[str, object]:
+    """The first images under a policy: the photograph, what the client used, and what each attacker recovers."""
+    found: dict[str, Artifact] = {key[0]: art for key, art in result.sheets.items() if key[1] == policy}
+    first = next(iter(found.values()))
+    rows = {"photograph": first["original"][:count], "client used": first["target"][:count]}
+    return rows | {name: artifact["reconstruction"][:count] for name, artifact in found.items()}

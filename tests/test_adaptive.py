@@ -1,0 +1,220 @@
+"""The attacker who knows the policy: the attack through it, and the page that compares attackers."""
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from atslib.attacks import ATTACKS, reconstruct
+from atslib.attacks.adaptive import Through, ThroughPolicy, forms, through
+from atslib.clients.prepare import to_images
+from atslib.clients.threat import ThreatModel, observe
+from atslib.data.load import load
+from atslib.errors import AtsError
+from atslib.gradients.problems import problem_gradients, vmapped
+from atslib.measures.metrics import psnr
+from atslib.models import build_model
+from atslib.policies.policy import parse_policy
+from atslib.report.pages import ext5_adaptive
+from atslib.report.pages.ext5_adaptive import DRAWS, POLICY, PUBLISHED, STRONGEST, adaptive_verdict
+from atslib.report.units.archive import Archive, unit_of
+from atslib.report.units.settings import settings
+from atslib.report.units.table1 import HYBRID, POLICIES, SEARCHED
+from atslib.rng import rng
+from atslib.store import Store
+
+pytestmark = pytest.mark.usefixtures("one_thread", "few_images")
+ANNEALED = ATTACKS["annealed-lenet"]
+
+
+@pytest.fixture(scope="module")
+def lenet():
+    return build_model("lenet", num_classes=10, rng=0).eval()
+
+
+@pytest.fixture(scope="module")
+def victims():
+    images = load("shapes", "test")[:4]
+    return to_images(images.pixels), images.labels
+
+
+def seen_by(lenet, victims, policy, knows, **options):
+    threat = ThreatModel(defense=knows, **options)
+    return observe(lenet, *victims, defense=policy, rng=1, threat=threat)
+
+
+@pytest.mark.parametrize(
+    ("policy", "count"),
+    [("3-1-7", 8), ("43-18-18", 8), (HYBRID, 16), ("19-15-45", 4), ("28", 1), ("0-9-11", 1), ("3+3", 2)],
+)
+def test_every_form_that_can_be_drawn_is_there_once(policy, count):
+    found = forms(policy)
+    assert len(found) == len(set(found)) == count
+    pixels = load("shapes", "test")[:3].pixels
+    parsed = parse_policy(policy)
+    drawn = parsed.apply_draw(pixels, *parsed.draw(3, rng=rng(5)))
+    made = [torch.cat([_exact(pixels[i : i + 1], form) for i in range(3)]) for form in found]
+    for i in range(3):  # what was drawn is one of them
+        assert any(torch.equal(drawn[i], images[i]) for images in made)
+
+
+def _exact(pixels, form):
+    ids, signs = form
+    return parse_policy("-".join(map(str, ids))).apply_signs(pixels, torch.tensor([signs]))
+
+
+def test_behind_the_drawn_form_the_photograph_has_the_gradient_that_was_seen(lenet, victims):
+    policy = "3-0-11"  # shift, inversion and posterization lose no precision
+    seen = seen_by(lenet, victims, policy, "draws")
+    _, signs = seen.knows.draws[0]
+    for i in range(len(seen)):
+        form = next(f for f in forms(policy) if f[1][0] == signs[i, 0, 0])
+        model = Through(seen.model, form)
+        images, labels = victims[0][i].view(1, 1, 3, 32, 32), victims[1][i].view(1, 1)
+        found = torch.cat([part.flatten() for part in problem_gradients(model, images, labels)])
+        torch.testing.assert_close(found, seen.gradients[i], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("ids", [(3, 1, 7), (19, 1, 18), (10, 12, 15), (2, 21, 8), (0, 11, 40)], ids=str)
+def test_the_fast_gradients_are_those_of_vmap_also_behind_a_policy(lenet, victims, ids):
+    model = Through(lenet, (ids, (1, -1, 1)))
+    images, labels = victims[0].unsqueeze(1), victims[1].unsqueeze(1)
+    for fast, plain in zip(problem_gradients(model, images, labels), vmapped(model, images, labels, {}), strict=True):
+        torch.testing.assert_close(fast, plain, rtol=1e-4, atol=1e-6)
+
+
+def test_knowing_the_draw_it_recovers_the_visible_part_as_an_attack_does_without_a_policy(lenet):
+    images = load("shapes", "test")[:16]
+    victims = to_images(images.pixels), images.labels
+    shift = "43"  # up or down by a fixed number of rows
+    bare = reconstruct(observe(lenet, *victims), ANNEALED, rng=0)
+    seen = seen_by(lenet, victims, shift, "draws")
+    known = reconstruct(seen, ThroughPolicy(inner=ANNEALED), rng=0)
+    visible = to_images(
+        parse_policy(shift).apply_signs(torch.full_like(images.pixels, 255), seen.knows.draws[0][1][:, 0])
+    )
+    back = to_images(parse_policy(shift).apply_signs(visible.mul(255).byte(), -seen.knows.draws[0][1][:, 0]))
+
+    def decibels(found):  # of the pixels that stayed in the frame
+        error = ((found - victims[0]).square() * back).flatten(1).sum(1) / back.flatten(1).sum(1)
+        return -10 * error.log10()
+
+    assert decibels(known.images).mean() > decibels(bare.images).mean() - 0.5
+    without = reconstruct(seen, ANNEALED, rng=0)
+    assert decibels(known.images).mean() > decibels(without.images).mean() + 3
+
+
+def test_not_knowing_the_draw_it_finds_the_one_of_least_cost(lenet, victims):
+    inner = dataclasses.replace(ANNEALED, steps=60)
+    start = torch.rand(victims[0].shape, generator=rng(3))
+    known = reconstruct(seen_by(lenet, victims, "43", "draws"), ThroughPolicy(inner=inner), rng=0, start=start)
+    seen = seen_by(lenet, victims, "43", "policy")
+    assert not seen.knows.draws
+    found = reconstruct(seen, ThroughPolicy(inner=inner), rng=0, start=start)
+    assert (found.cost <= 1.1 * known.cost + 1e-3).all()
+    each = [reconstruct(through(seen, form), inner, rng=0, start=start).cost for form in forms("43")]
+    torch.testing.assert_close(found.cost, torch.stack(each).amin(0), rtol=0.2, atol=1e-3)
+    assert found.images.shape == victims[0].shape
+    assert found.labels.flatten().tolist() == victims[1].tolist()
+
+
+def test_a_trial_leaves_the_cheapest_forms(lenet, victims):
+    inner, seen = dataclasses.replace(ANNEALED, steps=30), seen_by(lenet, victims, "3-1-7", "policy")
+    tried = []
+
+    class Counted(ThroughPolicy):
+        def _tried(self, *given):
+            tried.append(super()._tried(*given))
+            return tried[-1]
+
+    reconstruct(seen, Counted(inner=inner, trial=10, keep=3), rng=0)
+    assert tried[0].sum(1).tolist() == [3] * 4
+    reconstruct(seen, Counted(inner=inner), rng=0)
+    assert tried[1].all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"trial": -1}, "trial=-1 must be at least 0"), ({"keep": 0}, "keep=0 must be at least 1")],
+)
+def test_a_wrong_attack_is_refused(change, message):
+    with pytest.raises(AtsError, match=message):
+        ThroughPolicy(inner=ANNEALED, **change)
+
+
+def test_a_server_that_does_not_know_the_policy_or_sees_batches_is_refused(lenet, victims):
+    with pytest.raises(AtsError, match="needs a server that knows the policy"):
+        reconstruct(seen_by(lenet, victims, "3", "unknown"), ThroughPolicy(inner=ANNEALED), rng=0)
+    with pytest.raises(AtsError, match=r"needs one image per gradient; ThreatModel\.batch=2"):
+        reconstruct(seen_by(lenet, victims, "3", "policy", batch=2), ThroughPolicy(inner=ANNEALED), rng=0)
+
+
+# --- the page -----------------------------------------------------------------------------------------------
+
+
+def test_all_attackers_meet_the_same_images_crops_and_starts():
+    units = ext5_adaptive.units(settings(profile="laptop", dataset="shapes", images=40))
+    assert len(units) == 4 * len(POLICIES) - 2
+    assert {unit.last for unit in units.values()} == {40}
+    for (attacker, policy), unit in units.items():
+        bare = units[STRONGEST, policy]
+        if attacker in (POLICY, DRAWS):
+            assert unit.attack.inner == bare.attack
+        assert dataclasses.replace(unit, attack=bare.attack, threat=bare.threat, frames=bare.frames) == bare
+        assert unit.threat.defense == {POLICY: "policy", DRAWS: "draws"}.get(attacker, "unknown")
+
+
+def rows(gains, *, bare=5.0, images=40):
+    """Attacks with these mean gains before the policy, and what the strongest gains without a policy."""
+    noise = np.resize([-0.5, 0.5, 0.2, -0.2], images)
+    parts = [
+        pd.DataFrame({"attacker": STRONGEST, "policy": "none", "image": range(images), "gain_before": bare + noise})
+    ]
+    for policy, gain in gains.items():
+        parts.append(
+            pd.DataFrame({"attacker": POLICY, "policy": policy, "image": range(images), "gain_before": gain + noise})
+        )
+    table = pd.concat(parts).assign(floor_policy=9.0)
+    return table.assign(psnr=9 + table["gain_before"], gain=table["gain_before"])
+
+
+@pytest.mark.parametrize(
+    ("gains", "options", "status"),
+    [
+        ((2.0, 3.0, 1.0), {}, "not reproduced"),
+        ((2.0, 0.0, 1.0), {}, "partly"),
+        ((-2.0, 0.0, -1.0), {}, "reproduced"),
+        ((2.0, 3.0, 1.0), {"bare": 0.0}, "cannot tell"),
+        ((2.0, 3.0, 1.0), {"images": 29}, "cannot tell"),
+    ],
+)
+def test_the_rule(gains, options, status):
+    table = rows(dict(zip((*SEARCHED, HYBRID), gains, strict=True)), **options)
+    assert adaptive_verdict(table).status == status
+
+
+def test_a_toy_run_is_the_same_from_the_archive(kept, tmp_path):
+    chosen = settings(images=2, steps=3)
+    result = ext5_adaptive.run(chosen, kept)
+    table = result.tables["attacks"]
+    assert set(table["attacker"]) == {PUBLISHED, STRONGEST, POLICY, DRAWS}
+    assert result.verdict.status == "cannot tell"
+    bare = table[table["policy"] == "none"]
+    np.testing.assert_allclose(bare["gain_before"], bare["gain"], rtol=1e-4)
+    assert (table[table["attacker"] == POLICY]["rank_knowing"].isna()).all()
+    assert table[table["policy"] != "none"]["ceiling"].notna().all()
+    archive, again = Archive(tmp_path / "units"), Store(tmp_path / "again")
+    archive.write(kept, embedded=True)
+    archive.restore(again)
+    assert {unit_of(line).kind for line in archive.entries().values() if line["kind"].startswith("attack-")} == {
+        "attack-ThroughPolicy"
+    }
+    assert ext5_adaptive.run(chosen, again).digest == result.digest
+    assert len(ext5_adaptive.summary(result)) == 6
+    assert list(ext5_adaptive.sheet(result)) == ["photograph", "client used", PUBLISHED, STRONGEST, POLICY, DRAWS]
+    first = ext5_adaptive.units(chosen)[DRAWS, HYBRID]
+    target = to_images(result.sheets[DRAWS, HYBRID]["target"])
+    assert psnr(target, target).isinf().all()
+    assert first.title.endswith("through the policy")
