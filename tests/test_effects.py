@@ -13,12 +13,12 @@ BOOK = project_root() / "book" / "deviations.md"
 
 
 def stored(results, page, **tables):
-    """A page's tables on real data at profile quick, as `Result.write` leaves them."""
-    folder = results / page / "cifar100-quick"
+    """A page's tables on real data at profile laptop, as `Result.write` leaves them."""
+    folder = results / page / "cifar100-laptop"
     folder.mkdir(parents=True)
     for name, table in tables.items():
         table.to_csv(folder / f"{name}.csv", index=False)
-    facts = {"dataset": "cifar100", "model": "resnet20-1", "images": 4, "profile": "quick"}
+    facts = {"dataset": "cifar100", "model": "resnet20-1", "images": 4, "profile": "laptop"}
     (folder / "facts.json").write_text(json.dumps(facts))
     return results
 
@@ -35,15 +35,15 @@ def test_a_change_is_that_of_the_second_on_the_same_images_and_says_where(tmp_pa
     results = stored(tmp_path, "claim2_generality", attacks=pd.concat([table, hidden]))
     assert effects.effect("sgd", results) == (
         "sgd-cosine → sgd-cosine-fixed: -1.2 dB [-1.2, -1.2] "
-        "([cifar100, resnet20-1, n = 4, quick](results/claim2_generality.ipynb))"
+        "([cifar100, resnet20-1, n = 4, laptop](results/claim2_generality.ipynb))"
     )
 
 
 def test_tables_of_an_earlier_version_have_not_measured_it(tmp_path):
-    accuracy = pd.DataFrame({"training": ["with", "without"], "accuracy": [8.0, 9.0]})
+    accuracy = pd.DataFrame({"training": ["with", "without"], "accuracy": [8.0, 9.0], "model": "resnet20-1"})
     results = stored(tmp_path, "ext4_hidden_details", accuracy=accuracy, attacks=attacked("setting", other=0.0))
-    assert effects.effect("factor-training", results) == effects.UNKNOWN
-    assert effects.effect("crop-training", results).startswith("9.0 → 8.0 % accuracy")
+    assert effects.effect("crop-target", results) == effects.UNKNOWN
+    assert effects.effect("crop-training", results).startswith("resnet20-1: 9.0 → 8.0 % accuracy")
 
 
 def test_seeds_and_trainings_are_told_apart(tmp_path):
@@ -52,6 +52,23 @@ def test_seeds_and_trainings_are_told_apart(tmp_path):
     results = stored(tmp_path, "ext3_which_images_leak", others=pd.concat(parts))
     assert "weights and training: +0.5 dB [0.5, 0.5] (" in effects.effect("weights", results)
     assert "same network and images, 2 seeds: no policy 8.5 to 10.5 dB (" in effects.effect("seeds", results)
+
+
+def test_a_switch_names_its_data_and_network_where_they_are_not_the_pages_own(tmp_path):
+    parts = [attacked("setting", base=0.0, **{"4 restarts": 1.0}).assign(dataset="cifar100", model="lenet")]
+    for name, sizes, up in (("28 pixels", "fmnist", 0.0), ("32 pixels", "fmnist-32", 2.0)):
+        parts.append(attacked("setting", **{name: up}).assign(dataset=sizes, model="lenet", gain=up))
+    results = stored(tmp_path, "switches", attacks=pd.concat(parts))
+    assert effects.effect("restarts", results).startswith("+1.0 dB [1.0, 1.0] ([cifar100")
+    size = effects.effect("size", results)
+    assert size.startswith("fmnist → fmnist-32: gain +2.0 dB [2.0, 2.0] on fmnist-32, lenet, n = 4 (")
+
+
+def test_on_untrained_networks_a_defense_is_compared_with_none(tmp_path):
+    shifts = dict.fromkeys(effects.DEFENSES, -3.0) | {"none": 0.0}
+    table = attacked("defense", **shifts).assign(applied="fixed")
+    words = effects.effect("where", stored(tmp_path, "claim1_defenses", attacks=table))
+    assert words.startswith("on the shared gradient, against none: prune:0.7 -3.0 dB [-3.0, -3.0]; prune:0.95 -3.0")
 
 
 def test_where_a_defense_acts_is_compared_defense_by_defense(tmp_path):

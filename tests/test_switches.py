@@ -34,11 +34,13 @@ def differences(one, other):
     return found
 
 
-def test_each_setting_differs_from_its_base_in_its_switch_alone():
-    quick = settings(profile="quick", dataset="shapes")
-    found = switches.attacks(quick)
-    assert found["base"] == attack_unit(quick)
-    assert found["hybrid"] == attack_unit(quick, HYBRID)
+@pytest.mark.parametrize("profile", ["laptop", "full"])
+def test_each_setting_differs_from_its_base_in_its_switch_alone(profile):
+    found = switches.attacks(place := settings(profile=profile, dataset="shapes", images=9))
+    assert found["base"] == attack_unit(place)
+    assert found["hybrid"] == attack_unit(place, HYBRID)
+    assert found["batch norm"].model.model.startswith("resnet20")
+    assert {unit.model.train is None for unit in found.values()} == {profile == "laptop"}
     turned = {name: differences(found[name], found[base]) for name, base in switches.PAIRS.items()}
     assert turned == {
         "other normalization": {"model.norm"},
@@ -102,21 +104,44 @@ def test_the_threshold_rejects_what_is_below_it():
     assert switches.rejected(made_up(4, **{"s_acc code": [-84.0, -85.0, -85.1, -90.0]})) == 0.5
 
 
+NO, YES, OPEN = ("no", (-0.1, 0.2)), ("yes", (0.6, 1.0)), ("undecided", (-1.0, 1.0))
+
+
 @pytest.mark.parametrize(
-    ("intervals", "orders", "policies", "status"),
+    ("switches_", "orders", "policies", "status"),
     [
-        ([(-1, 1), (-0.1, 0.2)], [0.9, 0.8], 40, "reproduced"),
-        ([(0.1, 1), (-0.1, 0.2)], [0.9, 0.8], 40, "partly"),
-        ([(0.1, 1), (-0.1, 0.2)], [0.9, 0.79], 40, "partly"),
-        ([(0.1, 1), (-0.2, -0.1)], [0.9, float("nan")], 40, "not reproduced"),
-        ([(-1, 1), (-0.1, 0.2)], [0.9, 0.8], 9, "not measured"),
+        ([NO, NO], [0.9, 0.8], 40, "reproduced"),
+        ([NO, OPEN], [0.9, 0.8], 40, "reproduced"),
+        ([YES, NO], [0.9, 0.8], 40, "partly"),
+        ([YES, NO], [0.9, 0.79], 40, "partly"),
+        ([YES, YES], [0.9, float("nan")], 40, "not reproduced"),
+        ([OPEN, NO], [0.9, 0.8], 29, "cannot tell"),
+        ([("too few images", (-0.1, 0.2))] * 2, [0.9, 0.8], 40, "cannot tell"),
     ],
 )
-def test_the_rule_counts_what_matters(intervals, orders, policies, status):
-    rows = [{"n": 8, "mean": sum(pair) / 2, "low": pair[0], "high": pair[1]} for pair in intervals]
-    changes = pd.DataFrame(rows, index=["a", "b"])
-    assert switches_verdict(changes, pd.Series(orders, index=["c", "d"]), policies).status == status
-    assert switches_verdict(changes.assign(n=1), pd.Series(orders), policies).status == "not measured"
+def test_the_rule_counts_what_matters(switches_, orders, policies, status):
+    rows = [{"mean": sum(pair) / 2, "low": pair[0], "high": pair[1], "matters": word} for word, pair in switches_]
+    verdict = switches_verdict(pd.DataFrame(rows, index=["a", "b"]), pd.Series(orders, index=["c", "d"]), policies)
+    assert verdict.status == status
+
+
+@pytest.mark.parametrize(
+    ("shift", "spread", "gain", "images", "word"),
+    [
+        (0.0, 0.1, 5, 40, "no"),
+        (2.0, 0.1, 5, 40, "yes"),
+        (0.3, 0.01, 5, 40, "no"),  # sure, and too small to matter
+        (0.0, 9.0, 5, 40, "undecided"),
+        (2.0, 0.1, -5, 40, "undefended attacks do not beat the policy's mean image (-5.0 dB [-5.0, -5.0])"),
+        (2.0, 0.1, 5, 29, "29 images are fewer than 30"),
+    ],
+)
+def test_a_switch_matters_where_its_interval_leaves_half_a_decibel_and_zero(shift, spread, gain, images, word):
+    wave = np.resize([-1.0, 1.0, 0.5, -0.5], images) * spread
+    values = {"base": np.full(images, float(gain)), "4 restarts": gain + shift + wave}
+    rows = [pd.DataFrame({"setting": n, "image": range(images), "gain": v, "psnr": v + 9, "floor_policy": 9.0})
+            for n, v in values.items()]  # fmt: skip
+    assert switches.decided(pd.concat(rows)).loc["4 restarts", "matters"] == word
 
 
 def test_a_toy_run_holds_every_setting_and_its_scores_are_the_librarys(kept):
@@ -124,10 +149,11 @@ def test_a_toy_run_holds_every_setting_and_its_scores_are_the_librarys(kept):
     result = switches.run(chosen, kept)
     attacks = result.tables["attacks"]
     assert attacks.groupby("setting").size().to_dict() == dict.fromkeys(switches.attacks(chosen), 3)
-    assert result.verdict.status == "not measured"
-    known = attacks.set_index(["setting", "image"])["psnr"]
+    assert result.verdict.status == "cannot tell"
     change = switches.changes(result).loc["4 restarts"]
-    assert change["mean"] == pytest.approx((known["4 restarts"] - known["base"]).mean())
+    for column, value in {"PSNR": "psnr", "gain": "gain"}.items():
+        known = attacks.set_index(["setting", "image"])[value]
+        assert change[column] == pytest.approx((known["4 restarts"] - known["base"]).mean())
     table = result.tables["scores"]
     unit = switches.scores(chosen)["s_acc code"]
     score = accuracy_score(

@@ -15,6 +15,7 @@ from atslib.measures.statistics import paired
 from atslib.report.book.answers import stored
 from atslib.report.compare import interval
 from atslib.report.pages import ext4_hidden_details, switches
+from atslib.report.pages.claim1_defenses import DEFENSES
 from atslib.report.result import NO_POLICY
 from atslib.store import write_atomically
 
@@ -23,8 +24,8 @@ UNKNOWN = "not measured yet"
 _MARK = re.compile(r"(<!-- effect: (?P<name>[\w-]+) -->).*?(<!-- /effect -->)")
 
 
-def _change(attacks: pd.DataFrame, name: str, base: str, by: str = "setting") -> str:
-    return interval(paired(attacks[attacks[by].isin((name, base))], base, by=by).loc[name])
+def _change(attacks: pd.DataFrame, name: str, base: str, by: str = "setting", value: str = "psnr") -> str:
+    return interval(paired(attacks[attacks[by].isin((name, base))], base, value, by=by).loc[name])
 
 
 def _accuracy(table: pd.DataFrame, base: str, name: str, by: str) -> str:
@@ -32,14 +33,33 @@ def _accuracy(table: pd.DataFrame, base: str, name: str, by: str) -> str:
     return f"{known[base]:.1f} → {known[name]:.1f} % accuracy"
 
 
-def _both(tables: Tables, name: str, base: str) -> str:
-    return f"{_change(tables['attacks'], name, base)}, {_accuracy(tables['accuracy'], base, name, 'setting')}"
+def _trained(table: pd.DataFrame, base: str, name: str) -> str:
+    """Of networks that are trained on a page whose attacks are on another."""
+    return f"{table['model'].iloc[0]}: {_accuracy(table, base, name, 'training')}"
 
 
-def _turned(tables: Tables, name: str, base: str, column: str) -> str:
-    """Both changes, after the two values of a column of the networks that the switch turns."""
-    values = tables["accuracy"].set_index("setting")[column]
-    return f"{values[base]} → {values[name]}: {_both(tables, name, base)}"
+def _switch(name: str, column: str = "", value: str = "psnr") -> Callable[[Tables], str]:
+    """What a switch of the attack changes, of trained networks their accuracy too.
+
+    Args:
+        column: of the attacked networks; its two values are named first.
+        value: "gain" where the two attacks have targets of their own.
+    """
+    base = switches.PAIRS[name]
+
+    def words(tables: Tables) -> str:
+        attacks = tables["attacks"]
+        first, turned = (attacks[attacks["setting"] == setting].iloc[0] for setting in (base, name))
+        text = f"{first[column]} → {turned[column]}: " if column else ""
+        text += ("gain " if value == "gain" else "") + _change(attacks, name, base, value=value)
+        if "accuracy" in tables:
+            text += f", {_accuracy(tables['accuracy'], base, name, 'setting')}"
+        usual, here = attacks.iloc[0], [turned["dataset"], turned["model"]]
+        if here == [usual["dataset"], usual["model"]]:
+            return text
+        return f"{text} on {', '.join(here)}, n = {attacks[attacks['setting'] == name]['image'].nunique()}"
+
+    return words
 
 
 def _order(name: str) -> Callable[[Tables], str]:
@@ -65,14 +85,15 @@ def _presets(*pairs: tuple[str, str]) -> Callable[[Tables], str]:
 
 def _members(tables: Tables) -> str:
     names = ("first member", "second member")
-    return "; ".join(f"{name} only: {_change(tables['attacks'], name, 'hybrid')}" for name in names)
+    return "; ".join(f"{name} only: {_switch(name, value='gain')(tables)}" for name in names)
 
 
 def _where_it_acts(tables: Tables) -> str:
     attacks = tables["attacks"]
     names = attacks[attacks["applied"] == "code"]["defense"].unique()
-    if not len(names):
-        raise KeyError("code")
+    if not len(names):  # untrained networks: a defense of the training alone does nothing
+        changes = (f"{name} {_change(attacks, name, NO_POLICY, 'defense')}" for name in DEFENSES)
+        return f"on the shared gradient, against none: {'; '.join(changes)}"
     rows = attacks[attacks["defense"].isin(names)].groupby("defense", sort=False)
     return "on the shared gradient, against in training only: " + "; ".join(
         f"{name} {_change(part, 'fixed', 'code', 'applied')}" for name, part in rows
@@ -133,34 +154,37 @@ def _diverged(tables: Tables) -> str:
 
 # Name in the page → the page that measured it, and how its tables are put into words.
 EFFECTS: dict[str, tuple[str, Callable[[Tables], str]]] = {
-    "normalization": ("switches", lambda t: _both(t, "other normalization", "base")),
-    "convnet": ("switches", lambda t: _turned(t, "9 convolutions", "8 convolutions", "model")),
-    "size": ("switches", lambda t: _turned(t, "32 pixels", "28 pixels", "dataset")),
-    "label": ("switches", lambda t: _change(t["attacks"], "optimized label", "base")),
+    "normalization": ("switches", _switch("other normalization")),
+    "convnet": ("switches", _switch("9 convolutions", "model")),
+    "size": ("switches", _switch("32 pixels", "dataset", "gain")),
+    "label": ("switches", _switch("optimized label")),
     "mode": (
         "switches",
         lambda t: (
-            f"client and attacker in train mode {_change(t['attacks'], 'train-mode victim', 'base')}; attacker without "
-            f"the client's statistics {_change(t['attacks'], 'unknown statistics', 'base')}"
+            f"client and attacker in train mode {_switch('train-mode victim')(t)}; attacker without "
+            f"the client's statistics {_switch('unknown statistics')(t)}"
         ),
     ),
-    "pruning": ("switches", lambda t: _change(t["attacks"], "pruned globally", "pruned by tensor")),
-    "restarts": ("switches", lambda t: _change(t["attacks"], f"{switches.RESTARTS} restarts", "base")),
+    "pruning": ("switches", _switch("pruned globally")),
+    "restarts": ("switches", _switch(f"{switches.RESTARTS} restarts")),
     "hybrid-draw": ("switches", _members),
     "gradsim": ("switches", _order("GradSim by tensor")),
     "ranking": ("switches", _order("variance in the ranking")),
     "sign": ("switches", _order("sign of S_acc")),
     "one-per-label": ("switches", _order("first image of each label")),
     "threshold": ("switches", _threshold),
-    "crop-training": ("ext4_hidden_details", lambda t: _accuracy(t["accuracy"], "without", "with", "training")),
+    "crop-training": ("ext4_hidden_details", lambda t: _trained(t["accuracy"], "without", "with")),
     "factor-training": (
         "ext4_hidden_details",
+        lambda t: _trained(t["accuracy"], "with", ext4_hidden_details.HALVED),
+    ),
+    "crop-target": (
+        "ext4_hidden_details",
         lambda t: (
-            f"{_accuracy(t['accuracy'], 'with', ext4_hidden_details.HALVED, 'training')}, "
-            f"attack {_change(t['attacks'], 'factor 0.5 in training', ext4_hidden_details.BASE)}"
+            f"{_change(t['attacks'], 'crop and flip', 'plain victim')}, "
+            f"gain {_change(t['attacks'], 'crop and flip', 'plain victim', value='gain')}"
         ),
     ),
-    "crop-target": ("ext4_hidden_details", lambda t: _change(t["attacks"], "crop and flip", "plain victim")),
     "factor-attack": (
         "ext4_hidden_details",
         lambda t: (
