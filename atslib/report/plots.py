@@ -275,3 +275,19 @@ def bars(values: pd.Series, *, xlabel: str, ylabel: str, lines: dict[str, float]
         if lines:
             axis.legend(frameon=False, fontsize=8, ncols=len(lines), loc="upper center", bbox_to_anchor=(0.5, 1.15))
     return figure
+
+
+def ladder(table: pd.DataFrame, *, xlabel: str) -> Figure:
+    """One line per row, the first at the top: `mean` with `low` and `high`, named by `policy`, colored by `kind`."""
+    with _styled():
+        figure, axis = plt.subplots(figsize=(7, 0.22 * len(table) + 0.9), layout="constrained")
+        order = {name: len(table) - 1 - i for i, name in enumerate(table["policy"])}
+        for color, (kind, rows) in zip(COLORS, table.groupby("kind", sort=False), strict=False):
+            spread = [rows["mean"] - rows["low"], rows["high"] - rows["mean"]]
+            at = rows["policy"].map(order)
+            axis.errorbar(rows["mean"], at, xerr=spread, fmt="o", ms=4, color=color, elinewidth=1, label=kind)
+        axis.set_yticks(list(order.values()), list(order), fontsize=8)
+        axis.axvline(0, color="0.3", lw=0.8, ls="--")
+        axis.set(xlabel=xlabel)
+        axis.legend(frameon=False, fontsize=8)
+    return figure
