@@ -6,20 +6,23 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from atslib.measures.statistics import chance, interval
+from atslib.measures.statistics import chance, correlation_interval, interval, spearman
 from atslib.policies.policy import CANONICAL, IDENTITIES, Policy
 from atslib.report.reported import reported
 from atslib.report.result import Result, Verdict
-from atslib.report.units.networks import device_of, semi_trained
+from atslib.report.units.networks import Unit, device_of, semi_trained, victim
 from atslib.report.units.scoring import ScoreUnit, scored
 from atslib.report.units.settings import Settings
 from atslib.report.units.table1 import RANDOM, SEARCHED
-from atslib.report.units.tables import provenance
+from atslib.report.units.tables import attack_rows, provenance
+from atslib.report.units.units import AttackUnit, attack_unit
 from atslib.store import Store
 
 PAGE = "claim6_transformations"
 VARIANTS = ("fixed", "code")  # of the score; the published numbers are of the second
 EVERY = tuple(str(op) for op in range(50))
+FUNCTIONS = (IDENTITIES[0], *(op for op in range(50) if CANONICAL[op] == op))  # one id of each, doing nothing first
+ATTACKED = 64  # images under each
 # What the policy builder starts from: policies of claim 1 and how they grow; single operations are scored anyway.
 BUILT = {
     "": "No policy",
@@ -32,10 +35,24 @@ BUILT = {
 }
 
 
-def units(settings: Settings) -> dict[str, ScoreUnit]:
-    """All that the page needs: the scores of the 50 by variant, and those of the builder's `policies`."""
+def units(settings: Settings) -> dict[str, Unit]:
+    """All that the page needs: scores of the 50 by variant, those of the builder's `policies`, and `attacks`."""
     singles = scores(settings)
-    return singles | {"policies": dataclasses.replace(singles["fixed"], policies=tuple(BUILT))}
+    return singles | {"policies": dataclasses.replace(singles["fixed"], policies=tuple(BUILT))} | attacks(settings)
+
+
+def attacks(settings: Settings) -> dict[str, AttackUnit | ScoreUnit]:
+    """Attacks on every distinct function alone, by its first id, and "attacked": its scores on the attacked network.
+
+    Untrained networks only: elsewhere attacks on single operations are those of the other pages' policies.
+    """
+    if settings.regime != "initial":
+        return {}
+    own = dataclasses.replace(settings, images=min(ATTACKED, settings.images))
+    singles = {str(op): attack_unit(own, str(op)) for op in FUNCTIONS}
+    policies = tuple(str(op) for op in FUNCTIONS)
+    score = dataclasses.replace(scores(settings)["fixed"], model=victim(settings), policies=policies, images=own.images)
+    return singles | {"attacked": score}
 
 
 def scores(settings: Settings, variants: Sequence[str] = VARIANTS) -> dict[str, ScoreUnit]:
@@ -90,9 +107,23 @@ def transformations_verdict(
 
 
 def run(settings: Settings, store: Store) -> Result:
-    """Score the 50 transformations. Table `scores`: one row per variant, transformation and image."""
+    """Score the 50 transformations, and attack every function alone where attacks work.
+
+    Tables: `scores`, one row per variant, transformation and image, and that of `attacked_alone`.
+    """
     named = named_five("ats", "Figure 5")
-    return measure(settings, store, PAGE, VARIANTS, named, "paper")
+    result = measure(settings, store, PAGE, VARIANTS, named, "paper")
+    return dataclasses.replace(result, tables=result.tables | attacked_alone(settings, store))
+
+
+def attacked_alone(settings: Settings, store: Store) -> dict[str, pd.DataFrame]:
+    """Table `attacks`: one row per function and image with `op`, the metrics, and `s_pri attacked`; or none."""
+    if not (units := attacks(settings)):
+        return {}
+    by_op = {int(name): unit for name, unit in units.items() if name != "attacked"}
+    rows, _ = attack_rows(by_op, ["op"], settings, store)
+    score = scored(units["attacked"], store, device_of(settings.device))["scores"]
+    return {"attacks": rows.assign(**{"s_pri attacked": score.flatten().double().numpy()})}
 
 
 def measure(
@@ -196,3 +227,37 @@ def beside_replication(result: Result, figure: str, variant: str = "code") -> pd
     theirs = rows.set_index(rows["policy_or_defense"].astype(int))["value"]
     ours = wide(result.tables["scores"], variant).mean(axis=1)
     return pd.DataFrame({"ours": ours, "replication": theirs}).rename_axis("op")
+
+
+def success(result: Result) -> pd.DataFrame:
+    """One row per function: mean score on the semi-trained and on the attacked network, PSNR, floor and gain in dB.
+
+    Lowest gain first; `found` is the share of reconstructions that single out the image that the client used.
+    """
+    attacks = result.tables["attacks"]
+    table = attacks.groupby("op")[["s_pri attacked", "psnr", "floor_policy", "gain"]].mean()
+    table.insert(0, "s_pri semi-trained", wide(result.tables["scores"], "fixed").mean(axis=1))
+    table["found"] = (attacks["rank_target"] == 1).groupby(attacks["op"]).mean()
+    table.insert(0, "function", [Policy((op,)).names() for op in table.index])
+    return table.sort_values("gain")
+
+
+def agreement(result: Result) -> pd.DataFrame:
+    """Rank correlation over functions of each score with PSNR and gain, with 95 % intervals, on the same images.
+
+    A score that ranks transformations rightly has one above 0: a low score, hence a low gain.
+    """
+    attacks, semi = result.tables["attacks"], wide(result.tables["scores"], "fixed")
+    by_image = {value: attacks.pivot(index="op", columns="image", values=value) for value in ("psnr", "gain")}
+    scores = {"semi-trained": semi.loc[by_image["gain"].index]}
+    scores["attacked"] = attacks.pivot(index="op", columns="image", values="s_pri attacked")
+    rows = []
+    for name, score in scores.items():
+        for value, outcome in by_image.items():
+            shared = min(score.shape[1], outcome.shape[1])
+            both = [matrix.to_numpy()[:, :shared] for matrix in (score, outcome)]
+            low, high = correlation_interval(spearman, *both)
+            rank = float(spearman(*(matrix.mean(1) for matrix in both)))
+            rows.append({"score on": name, "with": value, "functions": len(score), "images": shared})
+            rows[-1] |= {"rank correlation": rank, "low": low, "high": high}
+    return pd.DataFrame(rows).set_index(["score on", "with"])
