@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 import torch
 
+from atslib.attacks import ATTACKS
 from atslib.clients.prepare import to_images
 from atslib.errors import AtsError
 from atslib.measures.metrics import psnr
@@ -101,6 +102,37 @@ def test_the_network_is_looked_at_on_its_way_with_and_without_the_hybrid():
     assert all(unit.model.step == key[1] for key, unit in units.items())
     assert {unit.model.train.policy for unit in units.values()} == {"", HYBRID}
     assert all(unit.model.train.policy == unit.policy for unit in units.values())
+
+
+def test_the_papers_attack_stands_beside_the_strongest_on_the_same_images_and_starts():
+    laptop = settings(profile="laptop")
+    units = regimes.units(laptop)
+    theirs = regimes.by_the_paper(laptop)
+    assert {key[0] for key in theirs} == {"initial", "semi", "trained"}
+    for key, unit in theirs.items():
+        strongest = units[(*key, 0)]
+        assert unit.attack == dataclasses.replace(ATTACKS["adam-cosine"], steps=strongest.attack.steps)
+        assert units["paper", *key] == dataclasses.replace(strongest, attack=unit.attack)
+
+
+def test_both_attacks_are_compared_cell_by_cell():
+    one = attacks(5, -1).assign(rank_target=1)
+    theirs = one.assign(gain=one["gain"] - 4, rank_target=2)
+    other = one.assign(regime="trained", step=9, gain=0.0)
+    tables = {"attacks": pd.concat([one, one.assign(draw=1, gain=99.0), other]), "paper": theirs}
+    row = regimes.two_attacks(Result("regimes", tables, {}, None)).loc["initial", "lenet", NO_POLICY]
+    assert row["strongest: gain, dB"].startswith("+5.0 [")
+    assert row["the paper's: gain, dB"].startswith("+1.0 [")
+    assert (row["strongest: used image found"], row["the paper's: used image found"]) == ("100%", "0%")
+
+
+def test_the_figure_follows_one_training_and_leaves_out_the_semi_trained_network():
+    parts = [attacks(5, -1).assign(regime=r, step=s) for r, s in (("initial", 0), ("early", 3), ("trained", 9))]
+    parts += [attacks(5, -1).assign(regime="semi", step=7)]
+    table = pd.concat(parts, ignore_index=True).assign(**dict.fromkeys(regimes.OUTCOMES, 1))
+    found = regimes.stages(Result("regimes", {"attacks": table}, {}, None))
+    assert sorted(set(found["step"])) == [0, 3, 9]
+    assert found["outcome"].nunique() == 4
 
 
 def test_network_and_target_are_crossed():

@@ -1,5 +1,6 @@
 """Where attacks work, does a searched policy protect? Asked by regime, above a floor that knows the policy."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import pandas as pd
@@ -11,7 +12,7 @@ from atslib.report.result import NO_POLICY, Result, Verdict
 from atslib.report.units.networks import STAGES
 from atslib.report.units.regimes import REGIMES, Cell, measure
 from atslib.report.units.settings import Settings
-from atslib.report.units.table1 import FEW, HYBRID, POLICIES
+from atslib.report.units.table1 import FEW, HYBRID, POLICIES, SEARCHED
 from atslib.report.units.tables import attack_rows, label, provenance
 from atslib.report.units.units import AttackUnit
 from atslib.report.verdicts import guards
@@ -19,6 +20,7 @@ from atslib.store import Store
 
 CELL = ["regime", "step", "model"]
 TRAINED = ("", HYBRID)  # policies with which a network is trained and looked at on its way
+PAPERS = "adam-cosine"  # the paper's own attack, beside the strongest
 CROSSED = 300  # the step, beside the end of the training, at which network and target are crossed
 OUTCOMES = {
     "rank_target": "the used image",
@@ -30,10 +32,10 @@ OUTCOMES = {
 def cells(settings: Settings) -> dict[Cell, tuple[str, ...]]:
     """Where the question is asked, and of which policies: untrained networks of three kinds, and one over its training.
 
-    At smoke and quick it is one network, on few images.
+    At smoke it is one network, on few images.
     """
     shared = {"dataset": settings.dataset, "seed": settings.seed}
-    if settings.profile in ("smoke", "quick"):
+    if settings.profile == "smoke":
         own = shared | {"model": settings.model, "images": settings.images}
         return {Cell(regime="initial", attack="annealed-convnet", steps=settings.steps, **own): ("", HYBRID)}
     full = settings.profile == "full"
@@ -44,7 +46,18 @@ def cells(settings: Settings) -> dict[Cell, tuple[str, ...]]:
     untrained = [Cell(regime="initial", draws=2, **network) for network in (small, wide, deep)]
     end = Cell(regime="trained", **deep)
     early = {Cell(regime="early", step=s, **deep): TRAINED for s in STAGES if s < end.steps_trained}
-    return dict.fromkeys(untrained, POLICIES) | early | {end: TRAINED}
+    semi = {Cell(regime="semi", **deep): ("", *SEARCHED, HYBRID)}
+    return dict.fromkeys(untrained, POLICIES) | early | semi | {end: TRAINED}
+
+
+def by_the_paper(settings: Settings) -> dict[tuple, AttackUnit]:
+    """The paper's own attack on one draw of the cells that are not early, without a policy and with the hybrid.
+
+    It has as many steps as the strongest. Keys: regime, step of training, network and policy.
+    """
+    places = [cell for cell in cells(settings) if cell.regime != "early" and settings.profile != "smoke"]
+    theirs = [dataclasses.replace(cell, attack=PAPERS, draws=1) for cell in places]
+    return {key[:-1]: unit for cell in theirs for key, unit in cell.units(TRAINED).items()}
 
 
 def crossed(settings: Settings) -> dict[tuple, AttackUnit]:
@@ -62,9 +75,13 @@ def crossed(settings: Settings) -> dict[tuple, AttackUnit]:
 
 
 def units(settings: Settings) -> dict[tuple, AttackUnit]:
-    """All attacks of the page: by regime, step, network, policy and draw, and those of `crossed`."""
-    by_cell = {key: unit for cell, policies in cells(settings).items() for key, unit in cell.units(policies).items()}
-    return by_cell | {("crossed", *key): unit for key, unit in crossed(settings).items()}
+    """All attacks of the page: by regime, step, network, policy and draw, those of `crossed`, and `by_the_paper`."""
+    more = {"crossed": crossed(settings), "paper": by_the_paper(settings)}
+    return _by_cell(settings) | {(name, *key): unit for name, units in more.items() for key, unit in units.items()}
+
+
+def _by_cell(settings: Settings) -> dict[tuple, AttackUnit]:
+    return {key: unit for cell, policies in cells(settings).items() for key, unit in cell.units(policies).items()}
 
 
 RULE = (
@@ -129,13 +146,15 @@ def run(settings: Settings, store: Store) -> Result:
     """Attack with and without policies, where attacks work and as training goes on, and judge.
 
     Tables: `attacks` (one row per regime, step of training, network, policy, draw and image), `judged` (one row per
-    regime, step and network) and `crossed` (one row per step, policy of the network, policy of the target and image).
+    regime, step and network), `crossed` (one row per step, policy of the network, policy of the target and image), and
+    `paper`, of the paper's own attack (one row per regime, step, network, policy and image).
     Sheets: the images behind the attacks, by the same keys.
     """
-    by_cell = {key: unit for key, unit in units(settings).items() if key[0] != "crossed"}
-    attacks, sheets = measure(by_cell, store, settings.device, TRAINED)
-    table, pairs = judged(attacks), crossed(settings)
+    attacks, sheets = measure(_by_cell(settings), store, settings.device, TRAINED)
+    table, pairs, theirs = judged(attacks), crossed(settings), by_the_paper(settings)
     tables = {"attacks": attacks, "judged": table.reset_index()}
+    if theirs:
+        tables["paper"], _ = attack_rows(theirs, (*CELL, "policy"), settings, store)
     if pairs:
         tables["crossed"], _ = attack_rows(pairs, ("step", "network", "target"), settings, store)
     facts = provenance(settings, next(iter(sheets.values()))) | sizes(list(cells(settings)))
@@ -163,7 +182,7 @@ def stages(result: Result) -> pd.DataFrame:
     model = attacks[attacks["regime"] == "trained"]["model"].iloc[0]
     rows = attacks[(attacks["model"] == model) & (attacks["draw"] == 0) & attacks["policy"].isin(map(label, TRAINED))]
     parts = []
-    for (step, policy), table in rows.groupby(["step", "policy"], sort=False):
+    for (step, policy), table in rows[rows["regime"] != "semi"].groupby(["step", "policy"], sort=False):
         values = {"gain over the floor (dB)": tuple(compare.gained(table).values())}
         for column, name in OUTCOMES.items():
             hits = int((table[column] == 1).sum())
@@ -172,6 +191,22 @@ def stages(result: Result) -> pd.DataFrame:
         key = {"step": step, "policy": policy}
         parts += [key | {"outcome": n} | dict(zip(("mean", "low", "high"), v, strict=True)) for n, v in values.items()]
     return pd.DataFrame(parts).sort_values("step", kind="stable")
+
+
+def two_attacks(result: Result) -> pd.DataFrame:
+    """The strongest attack beside the paper's own, as text: one row per regime, network and policy, gain in dB.
+
+    Of the strongest the first draw is taken, which has the same crops, flips and starts.
+    """
+    rows, (theirs, ours) = {}, (result.tables[name] for name in ("paper", "attacks"))
+    for key, table in theirs.groupby([*CELL, "policy"], sort=False):
+        same = ours[(ours[[*CELL, "policy"]] == list(key)).all(axis=1) & (ours["draw"] == 0)]
+        both = {"strongest": same, "the paper's": table}
+        gains = {f"{name}: gain, dB": compare.interval(compare.gained(part), "") for name, part in both.items()}
+        rows[words(*key[:2]), *key[2:]] = gains | {
+            f"{name}: used image found": compare.found(part["rank_target"]) for name, part in both.items()
+        }
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis(["regime", "model", "policy"])
 
 
 def targets_crossed(result: Result) -> pd.DataFrame:
