@@ -85,7 +85,7 @@ COMMANDS = {
         "compute pages, execute their notebooks, build the book",
         "what was finished is kept, run the same command to go on",
         _option("names", nargs="*", help="pages, such as claim1_privacy; by default those of the book"),
-        _option("--profile", default="laptop", help="smoke, quick, laptop (default) or full"),
+        _option("--profile", default="laptop", help="smoke, laptop (default) or full"),
         _option("--dataset", help="instead of the profile's; `shapes` needs no file"),
         _option("--compute-only", action="store_true", help="write tables, execute and build nothing"),
         _option("--dry-run", action="store_true", help="only show what would be computed, with estimated times"),

@@ -94,13 +94,13 @@ def test_a_pages_cost_is_that_of_its_units_and_of_what_they_need_once(tmp_path, 
         attacked(unit, store, torch.device("cpu"))
     for unit in (*units, units[0].model):
         spent.append(json.loads(store.path(unit.kind, unit).with_suffix(".json").read_text())["seconds"])
-    folder = tmp_path / "claim1_privacy" / "cifar100-quick"
+    folder = tmp_path / "claim1_privacy" / "cifar100-laptop"
     write_cost(units, store, folder)
     cost = json.loads((folder / "cost.json").read_text())
     assert (cost["units"], cost["seconds"], cost["longest"]) == (3, round(math.fsum(spent), 1), round(max(spent), 1))
     write_cost(units, store, tmp_path / "claim1_privacy" / "shapes-smoke")
     (row,) = cost_table(tmp_path).splitlines()[2:]
-    assert row.startswith("| [claim1_privacy](results/claim1_privacy.ipynb) | cifar100, quick | CPU, ")
+    assert row.startswith("| [claim1_privacy](results/claim1_privacy.ipynb) | cifar100, laptop | CPU, ")
     assert " | 3 | 0 min | " in row
 
 

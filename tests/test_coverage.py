@@ -129,7 +129,7 @@ def test_a_block_of_table_1_is_of_its_data_set_network_and_policy_in_either_orde
     )
     names = ("dataset", "model", "policy", "image")
     blocks = pd.DataFrame(keys, columns=names).assign(psnr=np.arange(16.0))
-    results = put("claim1_privacy", "cifar100-quick", tables={"blocks": blocks})
+    results = put("claim1_privacy", "cifar100-laptop", tables={"blocks": blocks})
     rows = coverage(results)
     ours = {"source": "replication", "model": "convnet-9conv"}
     assert values(one(rows, "Table 1d", "PSNR_dB", "hybrid:14-48-48+42-28-42", **ours)) == [(14.5, 2)]
@@ -138,18 +138,18 @@ def test_a_block_of_table_1_is_of_its_data_set_network_and_policy_in_either_orde
 
 
 def test_a_policy_that_a_table_lacks_is_not_run_and_an_older_run_that_has_it_is_named(put):
-    results = put("claim1_privacy", "cifar100-laptop", tables={"accuracy": {"policy": ["none"], "accuracy": [50.0]}})
+    results = put("claim1_privacy", "cifar100-full", tables={"accuracy": {"policy": ["none"], "accuracy": [50.0]}})
     row = one(coverage(results), "Table 1a", "val_accuracy_pct", "3-1-7")
     assert (row["twins"], row["reason"]) == ((), "not run: claim1_privacy trains no such network with this policy")
     older = {"policy": ["none", "3-1-7", "19-1-18"], "accuracy": [8.0, 3.0, 7.0]}
-    put("claim1_privacy", "cifar100-quick", tables={"accuracy": older})
+    put("claim1_privacy", "cifar100-laptop", tables={"accuracy": older})
     rows = coverage(results)
     assert values(one(rows, "Table 1a", "val_accuracy_pct", "none")) == [(50.0, 0)]
     row = one(rows, "Table 1a", "val_accuracy_pct", "3-1-7")
     assert values(row) == [(3.0, 0)]
-    assert row["twins"][0].made == "resnet20-1, trained, quick, an older run"
+    assert row["twins"][0].made == "resnet20-1, trained, laptop, an older run"
     row = one(rows, "Table 1a", "val_accuracy_pct", "random")
-    assert row["twins"][0].made == "resnet20-1, trained, one random policy, quick, an older run"
+    assert row["twins"][0].made == "resnet20-1, trained, one random policy, laptop, an older run"
     assert not one(rows, "Table 1c", "val_accuracy_pct", "none")["twins"]  # of another data set
 
 
@@ -167,7 +167,7 @@ def test_a_defense_has_both_ways_of_applying_it(put):
     attacks = {"defense": ["none", "prune:0.7", "prune:0.7"], "applied": ["fixed", "fixed", "code"]}
     attacks |= {"policy": "none", "image": 0, "psnr": [13.0, 12.0, 11.0]}
     accuracy = {"defense": ["none", "prune:0.7"], "accuracy": [60.0, 59.0]}
-    results = put("claim1_defenses", "cifar100-quick", tables={"attacks": attacks, "accuracy": accuracy})
+    results = put("claim1_defenses", "cifar100-laptop", tables={"attacks": attacks, "accuracy": accuracy})
     rows = coverage(results)
     row = one(rows, "Table 3", "PSNR_dB", "pruning-70")
     assert values(row) == [(12.0, 1), (11.0, 1)]
@@ -191,11 +191,11 @@ def test_layers_come_from_their_table_by_name_and_by_third(put):
 def test_scores_and_correlations_come_from_their_tables(put):
     scores = pd.DataFrame(itertools.product(("fixed", "code"), range(50)), columns=["variant", "op"])
     scores["s_pri"] = np.where(scores["variant"] == "fixed", scores["op"], 100 - scores["op"])
-    put("claim6_transformations", "cifar100-quick", tables={"scores": scores.assign(image=0)})
+    put("claim6_transformations", "cifar100-laptop", tables={"scores": scores.assign(image=0)})
     policies = pd.DataFrame(itertools.product("abc", (0, 1)), columns=["policy", "image"])
     policies = policies.assign(**{"s_pri untrained": [1, 1, 2, 2, 3, 3], "psnr": [3, 3, 2, 5, 1, 10]})
     facts = {"model": "lenet", "regime": "initial", "main": "untrained", "tables": {"policies": policies}}
-    put("claim2_search", "cifar100-quick", tables={"candidates": {"s_pri": [0.3, 0.1, 0.2], "n": 16}})
+    put("claim2_search", "cifar100-laptop", tables={"candidates": {"s_pri": [0.3, 0.1, 0.2], "n": 16}})
     rows = coverage(put("claim7_correlation", "cifar100-laptop", **facts))
     assert values(one(rows, "Figure 6a", "S_pri", "7", "replication")) == [(93.0, 1)]
     assert values(one(rows, "Figure 1", "S_pri", "none", "replication")) == [((28 + 39) / 2, 1)]

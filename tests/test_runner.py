@@ -55,7 +55,7 @@ def test_the_default_pages_are_those_of_the_book(root):
 
 def test_a_profile_or_a_data_set_that_is_none_is_one_line(root, refusal):
     for option, value, choices in (
-        ("profile", "huge", "smoke, quick, laptop, full"),
+        ("profile", "huge", "smoke, laptop, full"),
         ("dataset", "cifr10", "cifar100, "),
     ):
         said = refusal(f"run --{option} {value}")
@@ -171,12 +171,12 @@ def notebook(path, *sources):
 def test_a_page_runs_from_any_folder_and_a_failed_one_keeps_the_old_page(root, store, said):
     page, source = root / "book" / "results" / "page.ipynb", root / "notebooks" / "page.ipynb"
     notebook(source, "import os\nos.path.basename(os.getcwd()), os.environ['ATS_STORE'], profile")
-    execute("page", {"profile": "quick"}, root=root, store=store)
+    execute("page", {"profile": "laptop"}, root=root, store=store)
     assert said == ["page: page in book/results/page.ipynb"]
     old = page.read_text()
     (output,) = nbformat.read(page, as_version=4).cells[-1].outputs
     shown = " ".join(output.data["text/plain"].split())
-    assert shown == f"('notebooks', '{store.root}', 'quick')"
+    assert shown == f"('notebooks', '{store.root}', 'laptop')"
     assert str(root) not in old.replace(str(store.root), "")
 
     notebook(source, "raise ValueError('no luck')")

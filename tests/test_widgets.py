@@ -46,7 +46,7 @@ def result(smoke_store):
 
 
 def test_a_page_has_twelve_images_six_policies_two_attacks_and_twelve_frames():
-    planned = units(settings(profile="quick", dataset="shapes"))
+    planned = units(settings(profile="laptop", dataset="shapes"))
     assert len(planned) == len(POLICIES) * len(SCENES) == 12
     assert {(unit.first, unit.last, unit.frames) for unit in planned.values()} == {(0, 12, 12)}
     assert {unit.policy for unit in planned.values()} == set(POLICIES)

@@ -53,7 +53,7 @@ def comparison(
     accuracy = result.tables.get("accuracy") if accuracy is None else accuracy
     table = summarize(attacks, by, epsilon=float(result.facts["epsilon"]))
     table["gain over the floor"] = attacks.groupby(by)["gain"].mean()
-    if "stuck" in attacks and attacks["stuck"].any():  # older tables have no such column
+    if "stuck" in attacks and attacks["stuck"].any():
         table["share that never moved"] = attacks.groupby(by)["stuck"].mean()
     shared = [name for name in table.index.names if accuracy is not None and name in accuracy]
     if shared:

@@ -25,8 +25,8 @@ def guards(
 
     Args:
         attacks: one row per policy, image and draw, with `policy`, `image`, `psnr`, and `floor_policy`, the PSNR of
-            the mean image that knows the policy (`floor_mean` where a table is older). Undefended attacks must beat
-            it: 95 % interval of their lead above 0, a diverged attack leading by nothing.
+            the mean image that knows the policy. Undefended attacks must beat it: 95 % interval of their lead above 0,
+            a diverged attack leading by nothing.
         images: how many were measured; None: those of the undefended attacks. Fewer than 30 cannot tell.
         effect, published: 95 % interval here, and the published effect. One that holds this and 0 decides nothing.
         accuracies, classes: percent by network, where a rule judges accuracy. Within twice chance none can be lost.
@@ -51,13 +51,14 @@ def guards(
 
 def _no_lead(attacks: pd.DataFrame) -> list[str]:
     bare = attacks[attacks["policy"] == NO_POLICY]
-    floor = "floor_policy" if "floor_policy" in bare else "floor_mean"
-    lead = bare["psnr"] - bare[floor]
+    lead = bare["psnr"] - bare["floor_policy"]
     lead = lead.where(np.isfinite(lead), 0.0)
     low, high = interval(lead, bare["image"])
-    guess = "the policy's mean image" if floor == "floor_policy" else "the mean image"
-    words = f"undefended attacks do not beat {guess} ({lead.mean():+.1f} dB [{low:.1f}, {high:.1f}])"
-    return [] if low > 0 else [words]
+    return (
+        []
+        if low > 0
+        else [f"undefended attacks do not beat the policy's mean image ({lead.mean():+.1f} dB [{low:.1f}, {high:.1f}])"]
+    )
 
 
 def cannot_tell(verdict: Verdict, reasons: list[str]) -> Verdict:
@@ -70,13 +71,3 @@ def cannot_tell(verdict: Verdict, reasons: list[str]) -> Verdict:
 def does_not_matter(low: float, high: float, margin: float = MARGIN) -> bool:
     """Whether a 95 % interval lies inside ± `margin` dB: an imprecise measurement never does."""
     return -margin < low <= high < margin
-
-
-def no_leak(attacks: pd.DataFrame) -> list[str]:
-    """The fault, if it is one, that undefended attacks find nothing: rows with `policy` and `gain`."""
-    gain = attacks[attacks["policy"] == NO_POLICY]["gain"]
-    return (
-        []
-        if interval(gain)[0] > 0
-        else [f"undefended attacks do not beat the policy's mean image ({gain.mean():+.1f} dB)"]
-    )

@@ -11,7 +11,7 @@ from atslib.report.reported import reported
 from atslib.report.result import NO_POLICY, Result, Verdict
 from atslib.report.units.networks import ModelUnit, Unit, model_unit
 from atslib.report.units.settings import Settings
-from atslib.report.units.table1 import HYBRID, SEARCHED, classes
+from atslib.report.units.table1 import HYBRID, SEARCHED, classes, short
 from atslib.report.units.tables import accuracy_rows, attack_rows, attacked_facts, label, provenance
 from atslib.report.units.units import AttackUnit, attack_unit
 from atslib.report.verdicts import cannot_tell, guards
@@ -53,10 +53,8 @@ def attacks(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
 
 
 def networks(settings: Settings) -> dict[str, ModelUnit]:
-    """The networks whose accuracy is judged, by defense; at laptop on a tenth of the data, for half as long."""
-    own = settings
-    if settings.profile == "laptop":
-        own = dataclasses.replace(settings, fraction=0.1, epochs=10)
+    """The networks whose accuracy is judged, by defense, after short trainings."""
+    own = short(settings)
     kinds = {NO_POLICY: ("", ""), HYBRID: (HYBRID, "")} | {name: ("", name) for name in DEFENSES}
     return {
         name: model_unit(own, train=TrainConfig(policy=policy, epochs=own.epochs, defense=defense))

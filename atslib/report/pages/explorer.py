@@ -20,7 +20,7 @@ from atslib.errors import AtsError
 from atslib.measures.metrics import psnr
 from atslib.policies.policy import OPS, parse_policy
 from atslib.report.result import Result, Verdict
-from atslib.report.units.networks import dataset
+from atslib.report.units.networks import dataset, model_unit
 from atslib.report.units.settings import Settings
 from atslib.report.units.table1 import HYBRID, RANDOM, SEARCHED
 from atslib.report.units.tables import attack_rows, floors, label, provenance
@@ -47,7 +47,8 @@ QUALITIES = (75, 60, 50, 40, 30, 20, 10, 5)
 class Scene:
     """When the attacker strikes: a name, and the untrained network it meets with the weight of the total variation.
 
-    With no `network` it is the settings' own, trained with the policy, and the preset is taken as it is.
+    With no `network` it is the settings' own, trained with the policy (in the regime `initial` without any, for the
+    trainings of a page with six policies would take half a day), and the preset is taken as it is.
     """
 
     title: str
@@ -119,11 +120,13 @@ def shown(settings: Settings) -> tuple[int, tuple[str, ...], tuple[str, ...], in
 def units(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
     """All attacks of the page by (preset, policy); their models are in them."""
     images, policies, presets, frames = shown(settings)
-    settings, by_preset = dataclasses.replace(settings, regime="trained"), {}
+    trained, by_preset = dataclasses.replace(settings, regime="trained"), {}
     for name in presets:
         scene = SCENES[name]
         for policy in policies:
-            unit = attack_unit(settings, policy, last=images, frames=frames)
+            unit = attack_unit(trained, policy, last=images, frames=frames)
+            if settings.regime == "initial":  # one trained network for all policies
+                unit = dataclasses.replace(unit, model=model_unit(trained))
             attack = dataclasses.replace(ATTACKS[name], steps=settings.steps)
             if scene.network:
                 attack = dataclasses.replace(attack, steps=2 * settings.control_steps, tv=scene.tv)

@@ -23,7 +23,7 @@ from atslib.store import Store
 
 __all__ = ["report", "run", "say"]
 
-BOOK_PROFILE = "laptop"  # of the archive, and of the pages made from it; older pages stay as they are
+BOOK_PROFILE = "laptop"  # of the archive, and of the pages made from it
 
 
 def usable(dataset: str, say: Callable[[str], None]) -> str:
