@@ -98,7 +98,8 @@ def against(attacks: pd.DataFrame, found: str, rivals: Sequence[str]) -> pd.Data
     random = attacks[attacks["policy"].isin(rivals)].groupby("image", as_index=False)["gain"].mean()
     bases = {"no policy": NO_POLICY, "random hybrids": RIVAL}
     both = pd.concat([attacks[["policy", "image", "gain"]], random.assign(policy=RIVAL)], ignore_index=True)
-    return pd.DataFrame({name: paired(both, base, "gain").loc[found] for name, base in bases.items()}).T
+    table = pd.DataFrame({name: paired(both, base, "gain").loc[found] for name, base in bases.items()}).T
+    return table.astype({"n": int})
 
 
 def run(settings: Settings, store: Store) -> Result:

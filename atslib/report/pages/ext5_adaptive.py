@@ -48,7 +48,7 @@ def units(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
 
 
 ADAPTIVE_RULE = (
-    "The outcome is what an attack gains of the image as it is after crop and flip and *before* the policy: its PSNR "
+    "The outcome is what an attack gains of the image as it is after crop and flip and before the policy: its PSNR "
     "above that of the mean training image after crop and flip. A searched policy, or the hybrid, withstands a server "
     "that knows it, but not what was drawn, if the attack through the policy gains nothing (95 % interval of the mean "
     "gain not above 0). The claim that images are protected is reproduced if all three withstand; partly if some do; "
