@@ -198,7 +198,7 @@ def packed(
         "policies": [
             {"id": label(p), "title": POLICIES[p], "operations": spoken(parse_policy(p).names())} for p in policies
         ],
-        "attacks": [_scene(a, attacks[a, policies[0]], artifacts[a, policies[0]]) for a in presets],
+        "attacks": [_scene(a, attacks[a, policies[-1]], artifacts[a, policies[-1]]) for a in presets],
         "draws": [drawn(attacks[presets[0], p]) for p in policies],
         "floor": [[brief(v) for v in lows] for lows in floor],
         "psnr": each(frame_psnr, 4),
@@ -212,8 +212,10 @@ def brief(value: float, digits: int = 4) -> float | None:
 
 
 def _scene(name: str, unit: AttackUnit, artifact: Artifact) -> dict:
-    """What the reader chooses between, and the axes of the curves."""
-    trained = "trained with the policy" if unit.model.train else "untrained"
+    """What the reader chooses between, and the axes of the curves; the unit has a policy."""
+    trained = "untrained"
+    if unit.model.train:
+        trained = "trained with the policy" if unit.model.train.policy == unit.policy else "trained without a policy"
     detail = f"{unit.model.model}, {trained}\n{name}" + (f", TV {unit.attack.tv:g}" if SCENES[name].network else "")
     trace = [*artifact["trace_steps"].tolist(), unit.attack.steps]
     known = {"steps": unit.attack.steps, "frames": frame_steps(artifact), "trace": trace}
