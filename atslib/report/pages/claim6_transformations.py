@@ -232,14 +232,16 @@ def beside_replication(result: Result, figure: str, variant: str = "code") -> pd
 def success(result: Result) -> pd.DataFrame:
     """One row per function: mean score on the semi-trained and on the attacked network, PSNR, floor and gain in dB.
 
-    Lowest gain first; `found` is the share of reconstructions that single out the image that the client used.
+    Lowest gain first. The last column is the share of reconstructions that single out the image that the client used.
     """
     attacks = result.tables["attacks"]
     table = attacks.groupby("op")[["s_pri attacked", "psnr", "floor_policy", "gain"]].mean()
     table.insert(0, "s_pri semi-trained", wide(result.tables["scores"], "fixed").mean(axis=1))
     table["found"] = (attacks["rank_target"] == 1).groupby(attacks["op"]).mean()
     table.insert(0, "function", [Policy((op,)).names() for op in table.index])
-    return table.sort_values("gain")
+    words = {"s_pri semi-trained": "score, semi-trained", "s_pri attacked": "score, attacked network"}
+    words |= {"floor_policy": "floor, dB", "found": "used image found"}
+    return table.sort_values("gain").rename(columns=words)
 
 
 def agreement(result: Result) -> pd.DataFrame:
