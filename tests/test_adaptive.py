@@ -8,10 +8,10 @@ import pandas as pd
 import pytest
 import torch
 
-from atslib.attacks import ATTACKS, reconstruct
+from atslib.attacks import ATTACKS, FromMean, Undone, by_knowledge, reconstruct
 from atslib.attacks.adaptive import ThroughPolicy, drawn, forms, least, through
 from atslib.attacks.objective import Objective
-from atslib.clients.prepare import to_images
+from atslib.clients.prepare import to_images, transform
 from atslib.clients.threat import Knowledge, Observed, ThreatModel, observe
 from atslib.data.load import load
 from atslib.errors import AtsError
@@ -25,6 +25,7 @@ from atslib.report.pages.ext5_adaptive import DRAWS, POLICY, PUBLISHED, STRONGES
 from atslib.report.units.archive import Archive, unit_of
 from atslib.report.units.settings import settings
 from atslib.report.units.table1 import HYBRID, POLICIES, SEARCHED
+from atslib.report.units.tables import policy_image
 from atslib.rng import rng
 from atslib.store import Store
 
@@ -65,7 +66,7 @@ def test_every_form_that_can_be_drawn_is_there_once(policy, count):
 
 def _exact(pixels, form):
     ids, signs = form
-    return parse_policy("-".join(map(str, ids))).apply_signs(pixels, torch.tensor([signs]))
+    return parse_policy("-".join(map(str, ids))).apply_signs(pixels, torch.tensor([signs] * len(pixels)))
 
 
 def test_behind_the_drawn_form_the_photograph_has_the_gradient_that_was_seen(lenet, victims):
@@ -207,6 +208,78 @@ def test_a_server_that_does_not_know_the_policy_or_sees_batches_is_refused(lenet
         reconstruct(seen_by(lenet, victims, "3", "unknown"), ThroughPolicy(inner=ANNEALED), rng=0)
     with pytest.raises(AtsError, match=r"needs one image per gradient; ThreatModel\.batch=2"):
         reconstruct(seen_by(lenet, victims, "3", "policy", batch=2), ThroughPolicy(inner=ANNEALED), rng=0)
+
+
+# --- the policy used before or after ----------------------------------------------------------------------
+
+
+def test_it_starts_from_the_mean_image_after_the_policy(lenet, victims):
+    inner = dataclasses.replace(ANNEALED, steps=1, lr=1e-6)
+    made = reconstruct(seen_by(lenet, victims, "3-1-7", "policy"), FromMean(inner=inner, images="shapes"), rng=0)
+    torch.testing.assert_close(made.images, policy_image("shapes", "3-1-7", True).expand_as(made.images))
+
+
+@pytest.fixture(scope="module")
+def own():
+    return transform(load("shapes", "train").pixels[:1000], rng=rng(7))
+
+
+UNDO = Undone(inner=ANNEALED, images="shapes")
+
+
+def test_what_was_drawn_is_read_off_an_image_by_what_is_likely(own):
+    images = transform(load("shapes", "test").pixels[:24], rng=rng(8))
+    parsed = parse_policy(HYBRID)
+    draw = parsed.draw(24, rng=rng(9))
+    ((*true,),) = drawn(Knowledge(HYBRID, (tuple(part.unsqueeze(1) for part in draw),)))
+    found = UNDO.likeliest(to_images(parsed.apply_draw(images, *draw)), own, HYBRID)
+    assert sum(a == b for a, b in zip(found, true, strict=True)) > 18  # of sixteen forms each
+    assert all(a[0] == b[0] for a, b in zip(found, true, strict=True))
+
+
+@pytest.mark.parametrize(("form", "more"), [(((0,), (1,)), 20), (((18,), (-1,)), 5), (((43,), (1,)), 10)], ids=str)
+def test_a_policy_is_undone_by_gradient_steps(own, form, more):
+    images = load("shapes", "test").pixels[:8]
+    made = to_images(_exact(images, form))
+    found = dataclasses.replace(UNDO, noise=0.1).undo(made, [form] * 8, to_images(own))
+    assert psnr(found, to_images(images)).mean() > psnr(made, to_images(images)).mean() + more
+
+
+def test_the_undone_image_is_that_of_the_standard_attack(lenet, victims):
+    attack = dataclasses.replace(UNDO, inner=dataclasses.replace(ANNEALED, steps=60))
+    seen = seen_by(lenet, victims, "0", "draws")
+    bare = reconstruct(seen, attack.inner, rng=0)
+    undone = reconstruct(seen, attack, rng=0)
+    torch.testing.assert_close(undone.cost, bare.cost)
+    assert psnr(undone.images, 1 - bare.images.clamp(0, 1)).mean() > 15
+    assert psnr(undone.images, victims[0]).mean() > psnr(bare.images, victims[0]).mean() + 3
+
+
+@pytest.mark.parametrize("attack", [FromMean(inner=ANNEALED, images="shapes"), UNDO], ids=["from mean", "undone"])
+def test_who_does_not_know_the_policy_can_use_it_neither_before_nor_after(lenet, victims, attack):
+    with pytest.raises(AtsError, match=f"{type(attack).__name__} needs a server that knows the policy"):
+        reconstruct(seen_by(lenet, victims, "3", "unknown"), attack, rng=0)
+
+
+def test_undoing_needs_one_round_and_sensible_numbers(lenet, victims):
+    with pytest.raises(AtsError, match="Undone needs one round, in which the policy drew once; there are 2"):
+        reconstruct(rounds_of(lenet, victims, "3", "policy", 2), UNDO, rng=0)
+    with pytest.raises(AtsError, match=r"Undone\.noise=0\.0 must be above 0"):
+        dataclasses.replace(UNDO, noise=0.0)
+
+
+def test_one_call_attacks_with_more_and_more_knowledge(lenet, victims):
+    short = dataclasses.replace(ANNEALED, steps=40)
+    seen = seen_by(lenet, victims, "0-43", "draws")
+    made = by_knowledge(seen, short, rng=0)
+    assert list(made) == ["does not know the policy", "knows the policy", "knows its draws"]
+    for name, attack in zip(made, (short, *[ThroughPolicy(inner=short, trial=30)] * 2), strict=True):
+        view = seen_by(lenet, victims, "0-43", "policy" if name == "knows the policy" else "draws")
+        torch.testing.assert_close(reconstruct(view, attack, rng=0).cost, made[name].cost, rtol=1e-3, atol=1e-5)
+    with pytest.raises(AtsError, match="needs a server that knows the policy"):
+        by_knowledge(seen_by(lenet, victims, "3", "unknown"), short, rng=0)
+    with pytest.raises(AtsError, match=r"by_knowledge: attack .* must be a GradientMatching"):
+        by_knowledge(seen, UNDO, rng=0)
 
 
 # --- the page -----------------------------------------------------------------------------------------------

@@ -69,16 +69,13 @@ class ThroughPolicy:
         Raises:
             AtsError: the policy is not known, or a gradient is of several images.
         """
-        if seen.knows.policy is None:
-            raise AtsError("ThroughPolicy needs a server that knows the policy: ThreatModel(defense='policy')")
-        if seen.threat.batch > 1:
-            raise AtsError(f"ThroughPolicy needs one image per gradient; ThreatModel.batch={seen.threat.batch}")
-        begin = self._starts(seen, rng) if start is None else start
+        known_policy(seen, self, single=True)
+        begin = self.starts(seen, rng) if start is None else start
         options = {"rng": rng, "start": begin, "progress": progress}
         guesses = [drawn(seen.knows)] if seen.knows.draws else self._likely(seen, **options)
         return _cheapest([match(through(seen, rounds), [self.inner] * len(seen), **options) for rounds in guesses])
 
-    def _starts(self, seen: Observed, rng: torch.Generator) -> Tensor:
+    def starts(self, seen: Observed, rng: torch.Generator) -> Tensor:
         """Where every form begins, (restarts, N, C, H, W) in [0, 1] units."""
         draw, normalize = STARTS[self.inner.start], normalization_layer(seen.updates[0].model)
         drawn = [draw(seen.shape, rng, normalize) for _ in range(self.inner.restarts * len(seen))]
@@ -102,6 +99,20 @@ class ThroughPolicy:
         tried = [[[form] * len(seen)] for form in forms(seen.knows.policy)]
         costs = torch.stack([match(through(seen, rounds), short, **options).cost for rounds in tried], 1).cpu()
         return costs.nan_to_num(torch.inf, torch.inf, torch.inf)
+
+
+def known_policy(seen: Observed, attack: object, *, single: bool = False) -> str:
+    """The policy that an attack needs to know, as text.
+
+    Raises:
+        AtsError: the server does not know it, or a gradient is of several images where it must be of a `single` one.
+    """
+    name = type(attack).__name__
+    if seen.knows.policy is None:
+        raise AtsError(f"{name} needs a server that knows the policy: ThreatModel(defense='policy')")
+    if single and seen.threat.batch > 1:
+        raise AtsError(f"{name} needs one image per gradient; ThreatModel.batch={seen.threat.batch}")
+    return seen.knows.policy
 
 
 def least(costs: Tensor, keep: int) -> Tensor:
