@@ -146,8 +146,9 @@ def test_public_names_are_what_they_say_and_rooms_stay_importable():
         ("attack --out x --defense prune:2", "error: defense prune: strength 2.0 must be the fraction"),
         ("attack --out x --policy 50", "error: policy"),
         ("attack --out x --dataset shapes --index 0-5000", "error: index '0-5000'"),
-        ("attack --out x --device abacus", "error: device 'abacus' cannot be used"),
-        ("attack --out x --device cuda:99", "error: device 'cuda:99' cannot be used"),
+        ("attack --out x --device abacus", "error: device 'abacus' cannot be used; torch has cpu"),
+        ("attack --out x --device cuda:99", "error: device 'cuda:99' cannot be used; torch has cpu"),
+        ("attack --out x --device xla", "error: device 'xla' cannot be used; torch has cpu"),
         (
             "attack --out x --dataset shapes --model lenet --checkpoint .",
             "error: checkpoint . is a folder, not a file",

@@ -145,7 +145,7 @@ def test_more_images_than_there_are_is_refused_before_anything_is_computed(store
 
 def test_a_device_that_is_not_there_is_one_error():
     assert device_of("cpu") == torch.device("cpu")
-    with pytest.raises(AtsError, match="device 'gpu9' cannot be used") as error:
+    with pytest.raises(AtsError, match="device 'gpu9' cannot be used; torch has cpu") as error:
         device_of("gpu9")
     assert "\n" not in str(error.value)
 
@@ -536,7 +536,17 @@ def test_claim_1_has_one_row_per_regime_network_policy_draw_and_image(undisturbe
     tables = undisturbed[0].tables
     assert list(tables) == ["attacks", "judged", "accuracy", "curve", "blocks"]
     attacks = tables["attacks"]
-    assert list(attacks) == ["policy", "image", *COLUMNS, "psnr_before", "regime", "step", "model", "draw", "rank_knowing"]
+    assert list(attacks) == [
+        "policy",
+        "image",
+        *COLUMNS,
+        "psnr_before",
+        "regime",
+        "step",
+        "model",
+        "draw",
+        "rank_knowing",
+    ]
     assert list(attacks["policy"]) == [name for name in NAMES for _ in range(3)]
     assert list(attacks["image"]) == [0, 1, 2] * 2
     assert attacks[["regime", "step", "model", "draw"]].drop_duplicates().to_numpy().tolist() == [

@@ -17,7 +17,7 @@ from atslib.attacks.priors import total_variation
 from atslib.clients.prepare import mean_prepared, streams, to_images, transform
 from atslib.clients.threat import Observed
 from atslib.data.load import load
-from atslib.errors import AtsError, check_types
+from atslib.errors import AtsError, check_kind, check_types
 from atslib.policies.policy import Policy
 from atslib.policies.twins import Form, twins
 from atslib.rng import rng as stream
@@ -43,6 +43,7 @@ class FromMean:
 
     def __post_init__(self) -> None:
         check_types(self)
+        check_kind("FromMean.inner", self.inner, GradientMatching, "an atslib.GradientMatching")
 
     @property
     def title(self) -> str:
@@ -93,6 +94,7 @@ class Undone:
 
     def __post_init__(self) -> None:
         check_types(self)
+        check_kind("Undone.inner", self.inner, GradientMatching, "an atslib.GradientMatching")
         for field in ("noise", "steps"):
             if getattr(self, field) <= 0:
                 raise AtsError(f"Undone.{field}={getattr(self, field)} must be above 0")
