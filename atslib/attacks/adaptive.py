@@ -25,8 +25,10 @@ class ThroughPolicy:
     The policy's operations are modelled by their differentiable `twin`. What was drawn for an image, member and signs,
     is tried in every form, and the one of least cost is kept: the attacker's own cost, never the truth. Where
     the draws are known (`ThreatModel.defense` "draws") there is one form for each image. Crop and flip are not
-    modelled: what comes out is the image before the policy and after them. Pixels that the policy moved out of
-    the frame leave no trace in the gradient; the prior of `inner` fills them.
+    modelled: what comes out is the image before the policy and after them. A mirror image before the same policy gives
+    the same gradient, so that none tells the flip; a crop can be told by its black border, and an attacker who knew
+    both reached 20.2 instead of 17.4 dB of the cropped image (LeNet, no policy, 16 images). Pixels that the policy
+    moved out of the frame leave no trace in the gradient; the prior of `inner` fills them.
 
     Of several rounds (`Observed.join`) one image is searched whose gradients after each round's policy are those that
     were seen. Forms are tried in each round alone, and attacked in full are the combinations of least total cost: a
