@@ -536,7 +536,17 @@ def test_claim_1_has_one_row_per_regime_network_policy_draw_and_image(undisturbe
     tables = undisturbed[0].tables
     assert list(tables) == ["attacks", "judged", "accuracy", "curve", "blocks"]
     attacks = tables["attacks"]
-    assert list(attacks) == ["policy", "image", *COLUMNS, "psnr_before", "regime", "step", "model", "draw", "rank_knowing"]
+    assert list(attacks) == [
+        "policy",
+        "image",
+        *COLUMNS,
+        "psnr_before",
+        "regime",
+        "step",
+        "model",
+        "draw",
+        "rank_knowing",
+    ]
     assert list(attacks["policy"]) == [name for name in NAMES for _ in range(3)]
     assert list(attacks["image"]) == [0, 1, 2] * 2
     assert attacks[["regime", "step", "model", "draw"]].drop_duplicates().to_numpy().tolist() == [

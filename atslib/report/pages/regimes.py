@@ -19,7 +19,9 @@ from atslib.report.verdicts import guards
 from atslib.store import Store
 
 CELL = ["regime", "step", "model"]
-TRAINED = ("", HYBRID)  # policies with which a network is trained and looked at on its way
+TRAINED = ("", HYBRID)  # policies with which a network is trained to its end
+STAGED = ("", *SEARCHED, HYBRID)  # those of the trainings that are looked at on their way
+WIDE_STAGES = 300  # the last step at which the network is looked at whose steps take ten times as long
 PAPERS = "adam-cosine"  # the paper's own attack, beside the strongest
 CROSSED = 300  # the step, beside the end of the training, at which network and target are crossed
 OUTCOMES = {
@@ -45,7 +47,8 @@ def cells(settings: Settings) -> dict[Cell, tuple[str, ...]]:
     small = shared | {"model": "lenet", "attack": "annealed-lenet", "steps": 300, "images": settings.images}
     untrained = [Cell(regime="initial", draws=2, **network) for network in (small, wide, deep)]
     end = Cell(regime="trained", **deep)
-    early = {Cell(regime="early", step=s, **deep): TRAINED for s in STAGES if s < end.steps_trained}
+    early = {Cell(regime="early", step=s, **deep): STAGED for s in STAGES if s < end.steps_trained}
+    early |= {Cell(regime="early", step=s, **wide): TRAINED for s in STAGES if s <= WIDE_STAGES}
     semi = {Cell(regime="semi", **deep): ("", *SEARCHED, HYBRID)}
     return dict.fromkeys(untrained, POLICIES) | early | semi | {end: TRAINED}
 
@@ -65,10 +68,11 @@ def crossed(settings: Settings) -> dict[tuple, AttackUnit]:
 
     Keys: step of the training, its policy, and the policy on the images, the target; the networks are those of `cells`.
     """
-    places = [cell for cell in cells(settings) if cell.regime == "trained" or cell.step == CROSSED]
+    ends = [cell for cell in cells(settings) if cell.regime == "trained"]
+    places = [cell for end in ends for cell in cells(settings) if cell.model == end.model and cell.step == CROSSED]
     return {
         (cell.steps_trained, label(own), label(policy)): cell.unit(policy, trained_with=own)
-        for cell in places
+        for cell in places + ends
         for own in TRAINED
         for policy in TRAINED
     }
@@ -150,7 +154,7 @@ def run(settings: Settings, store: Store) -> Result:
     `paper`, of the paper's own attack (one row per regime, step, network, policy and image).
     Sheets: the images behind the attacks, by the same keys.
     """
-    attacks, sheets = measure(_by_cell(settings), store, settings.device, TRAINED)
+    attacks, sheets = measure(_by_cell(settings), store, settings.device, STAGED)
     table, pairs, theirs = judged(attacks), crossed(settings), by_the_paper(settings)
     tables = {"attacks": attacks, "judged": table.reset_index()}
     if theirs:
@@ -172,15 +176,20 @@ def sizes(asked: Sequence[Cell]) -> dict[str, object]:
     return {name: ", ".join(each) for name, each in words.items()} | {"epochs": 0}
 
 
-def stages(result: Result) -> pd.DataFrame:
-    """How much leaks along the training, one row per step, policy and outcome: mean and 95 % interval over images.
+def followed(result: Result) -> list[str]:
+    """The networks that were looked at on the way of their training."""
+    attacks = result.tables["attacks"]
+    return list(attacks[attacks["regime"] == "early"]["model"].unique())
 
-    The network is the one that was looked at on its way. Outcomes: gain in dB, and the share of images singled out, in
-    percent; all of the first draw.
+
+def stages(result: Result, model: str) -> pd.DataFrame:
+    """How much leaks along a network's training, one row per step, policy and outcome: mean and 95 % interval.
+
+    Outcomes: gain in dB, and the share of images singled out, in percent; all of the first draw.
     """
     attacks = result.tables["attacks"]
-    model = attacks[attacks["regime"] == "trained"]["model"].iloc[0]
-    rows = attacks[(attacks["model"] == model) & (attacks["draw"] == 0) & attacks["policy"].isin(map(label, TRAINED))]
+    attacks = attacks[(attacks["model"] == model) & (attacks["draw"] == 0)]
+    rows = attacks[attacks["policy"].isin(attacks[attacks["regime"] == "early"]["policy"])]
     parts = []
     for (step, policy), table in rows[rows["regime"] != "semi"].groupby(["step", "policy"], sort=False):
         values = {"gain over the floor (dB)": tuple(compare.gained(table).values())}
