@@ -123,7 +123,7 @@ def means(table: pd.DataFrame, name: str, group: str, *, ylabel: str) -> Figure:
 
 
 def trends(table: pd.DataFrame, x: str, group: str, panel: str, *, xlabel: str) -> Figure:
-    """Means with their intervals along `x`, on a scale that shows 0 and powers of ten, one panel per value of `panel`.
+    """Means with their intervals along `x`, on a scale of powers of ten, with 0 if it is there; one panel per `panel`.
 
     Args:
         table: with those columns and `mean`, `low` and `high`.
@@ -142,8 +142,11 @@ def trends(table: pd.DataFrame, x: str, group: str, panel: str, *, xlabel: str) 
                 axis.plot(rows[x], rows["mean"], color=color, marker="o", ms=4, label=kind)
                 axis.fill_between(rows[x], rows["low"], rows["high"], color=color, alpha=0.18, lw=0)
             axis.axhline(0, color="0.3", lw=0.8, ls="--")
-            axis.set_xscale("symlog", linthresh=1)
-            axis.set_xlim(left=-0.4)
+            if (table[x] == 0).any():
+                axis.set_xscale("symlog", linthresh=1)
+                axis.set_xlim(left=-0.4)
+            else:
+                axis.set_xscale("log")
             axis.set(xlabel=xlabel, title=name)
             axis.title.set_fontsize(10)
         axes[0][0].legend(frameon=False, fontsize=8)

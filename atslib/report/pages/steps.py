@@ -78,12 +78,13 @@ def run(settings: Settings, store: Store) -> Result:
 
 
 def curve(result: Result) -> pd.DataFrame:
-    """One row per network, schedule and number of steps: mean PSNR in dB with its 95 % interval over images."""
-    rows = result.tables["attacks"].assign(gain=lambda table: table["psnr"])
-    parts = [dict(zip(KEYS, key, strict=True)) | compare.gained(table) for key, table in rows.groupby(list(KEYS))]
+    """One row per network, schedule and number of steps: mean gain in dB with its 95 % interval over images."""
+    groups = result.tables["attacks"].groupby(list(KEYS), sort=False)
+    parts = [dict(zip(KEYS, key, strict=True)) | compare.gained(table) for key, table in groups]
     return pd.DataFrame(parts)
 
 
 def wide(result: Result) -> pd.DataFrame:
-    """The curve as a table: one row per network and schedule, one column per number of steps, PSNR in dB."""
-    return curve(result).pivot(index=["model", "schedule"], columns="steps", values="mean")
+    """Mean PSNR in dB as a table: one row per network and schedule, one column per number of steps."""
+    means = result.tables["attacks"].groupby(list(KEYS), sort=False)["psnr"].mean()
+    return means.unstack("steps").sort_index(axis=1)
