@@ -23,6 +23,7 @@ TRAINED = ("", HYBRID)  # policies with which a network is trained to its end
 STAGED = ("", *SEARCHED, HYBRID)  # those of the trainings that are looked at on their way
 WIDE_STAGES = 300  # the last step at which the network is looked at whose steps take ten times as long
 PAPERS = "adam-cosine"  # the paper's own attack, beside the strongest
+BROAD = 16  # images of the published ResNet20, four times as wide: a check that width changes nothing
 CROSSED = 300  # the step, beside the end of the training, at which network and target are crossed
 OUTCOMES = {
     "rank_target": "the used image",
@@ -32,7 +33,7 @@ OUTCOMES = {
 
 
 def cells(settings: Settings) -> dict[Cell, tuple[str, ...]]:
-    """Where the question is asked, and of which policies: untrained networks of three kinds, and one over its training.
+    """Where the question is asked, and of which policies: untrained networks, and two over their training.
 
     At smoke it is one network, on few images.
     """
@@ -45,12 +46,14 @@ def cells(settings: Settings) -> dict[Cell, tuple[str, ...]]:
     deep = {"model": "resnet20-4" if full else "resnet20-1", "attack": "annealed-resnet"} | few
     wide = {"model": "convnet-64" if full else "convnet-16", "attack": "annealed-convnet"} | few
     small = shared | {"model": "lenet", "attack": "annealed-lenet", "steps": 300, "images": settings.images}
-    untrained = [Cell(regime="initial", draws=2, **network) for network in (small, wide, deep)]
+    draws = {"lenet": 3}  # the cheapest
+    untrained = [Cell(regime="initial", draws=draws.get(net["model"], 2), **net) for net in (small, wide, deep)]
     end = Cell(regime="trained", **deep)
     early = {Cell(regime="early", step=s, **deep): STAGED for s in STAGES if s < end.steps_trained}
     early |= {Cell(regime="early", step=s, **wide): TRAINED for s in STAGES if s <= WIDE_STAGES}
     semi = {Cell(regime="semi", **deep): ("", *SEARCHED, HYBRID)}
-    return dict.fromkeys(untrained, POLICIES) | early | semi | {end: TRAINED}
+    broad = {} if full else {Cell(regime="initial", **deep | {"model": "resnet20-4", "images": BROAD}): TRAINED}
+    return dict.fromkeys(untrained, POLICIES) | broad | early | semi | {end: TRAINED}
 
 
 def by_the_paper(settings: Settings) -> dict[tuple, AttackUnit]:
@@ -58,7 +61,8 @@ def by_the_paper(settings: Settings) -> dict[tuple, AttackUnit]:
 
     It has as many steps as the strongest. Keys: regime, step of training, network and policy.
     """
-    places = [cell for cell in cells(settings) if cell.regime != "early" and settings.profile != "smoke"]
+    asked = cells(settings) if settings.profile != "smoke" else ()
+    places = [cell for cell in asked if cell.regime != "early" and cell.images != BROAD]
     theirs = [dataclasses.replace(cell, attack=PAPERS, draws=1) for cell in places]
     return {key[:-1]: unit for cell in theirs for key, unit in cell.units(TRAINED).items()}
 
