@@ -266,6 +266,26 @@ def scatter(
     return axis.figure
 
 
+def exchange(table: pd.DataFrame, x: str, name: str, group: str, *, xlabel: str, ylabel: str) -> Figure:
+    """Means with their intervals against `x`, a line per `group` in the table's order, each point with its `name`.
+
+    Args:
+        table: with those columns and `mean`, `low` and `high`.
+    """
+    with _styled():
+        figure, axis = plt.subplots(figsize=(7.5, 4.4), layout="constrained")
+        for color, (kind, rows) in zip(COLORS, table.groupby(group, sort=False), strict=False):
+            spread = (rows["mean"] - rows["low"], rows["high"] - rows["mean"])
+            axis.errorbar(
+                rows[x], rows["mean"], spread, fmt="o-", ms=5, lw=0.8, elinewidth=0.8, color=color, label=kind
+            )
+            for at, words in zip(zip(rows[x], rows["mean"], strict=True), rows[name], strict=True):
+                axis.annotate(words, at, (5, 5), textcoords="offset points", fontsize=7, color=color)
+        axis.set(xlabel=xlabel, ylabel=ylabel)
+        axis.legend(frameon=False, fontsize=8)
+    return figure
+
+
 def bars(values: pd.Series, *, xlabel: str, ylabel: str, lines: dict[str, float] | None = None) -> Figure:
     """One bar per value, with labelled horizontal lines."""
     with _styled():
