@@ -192,9 +192,8 @@ def test_the_transferred_policies_are_judged_on_the_attacked_network_and_on_trai
     assert {unit.model.train for unit in found.values()} == {None}
     assert found["convnet-16", "none"].attack.tv == ATTACKS["annealed-convnet"].tv
     trained = claim3_transfer.networks(INITIAL)
-    own, second = ({policy for model, policy in trained if model == name} for name in ("resnet20-1", "convnet-4"))
-    assert own == {"none", *SEARCHED, HYBRID}
-    assert second == {"none", "21-13-3", "7-4-15", "21-13-3+7-4-15"}
+    assert list(trained) == [("resnet20-1", "none"), ("resnet20-1", HYBRID)]
+    assert {unit.train.policy for unit in trained.values()} == {"", HYBRID}
     assert "search" not in claim3_transfer.units(INITIAL)  # it takes days
     assert claim3_transfer.later_units(INITIAL, None) == {}
     assert set(ext1_tinyimagenet.attacks(INITIAL)) == {("lenet", p) for p in ("none", *SEARCHED, HYBRID)}

@@ -19,8 +19,6 @@ from atslib.report.units.table1 import (
     published_rows,
     relocated,
     second_network,
-    short,
-    trained_second,
 )
 from atslib.report.units.tables import accuracy_rows, attack_rows, attacked_facts, label, provenance
 from atslib.report.units.units import AttackUnit, attack_unit
@@ -60,18 +58,10 @@ def attacks(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
 
 
 def networks(settings: Settings) -> dict[tuple[str, str], ModelUnit]:
-    """The trained networks by (network, policy): none and the transferred policies.
-
-    The first network's accuracy is judged. The second one has short trainings; at smoke it has none, and the first no
-    policy and the hybrid alone.
-    """
+    """The trained networks whose accuracy is judged, by (network, policy): none and the transferred hybrid."""
     own = place(settings)
     chosen = policies(own.model)
-    if settings.profile == "smoke":
-        return {(own.model, label(policy)): model_unit(own, policy) for policy in (chosen[0], chosen[-1])}
-    trained = {(own.model, label(policy)): model_unit(own, policy) for policy in chosen}
-    second, brief = trained_second(settings), short(own)
-    return trained | {(second, label(p)): model_unit(brief, p, model=second) for p in policies(second)}
+    return {(own.model, label(policy)): model_unit(own, policy) for policy in (chosen[0], chosen[-1])}
 
 
 def units(settings: Settings) -> dict[object, Unit]:
