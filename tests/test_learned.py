@@ -66,7 +66,7 @@ def test_what_it_refuses(seen):
         SHORT.run(dataclasses.replace(seen, knows=type(seen.knows)()), rng=rng(0))
     with refused("Learned.dataset='shapes-grey' has (1, 28, 28) images, seen are (3, 32, 32)"):
         dataclasses.replace(SHORT, dataset="shapes-grey").run(seen, rng=rng(0))
-    with refused("Observed.model: there are 2 updates"):
+    with refused("there are 2 updates; take it of each"):
         SHORT.run(Observed.join([seen, seen]), rng=rng(0))
     for field in ("images", "epochs", "width"):
         with pytest.raises(AtsError, match=rf"Learned\.{field}=0 must be at least 1"):
