@@ -2,6 +2,9 @@
 
 import dataclasses
 import math
+import os
+from pathlib import Path
+from textwrap import shorten
 
 
 class AtsError(ValueError):
@@ -21,7 +24,7 @@ class OutOfTime(Exception):
 
 def choose(what: str, value: object, allowed: object) -> None:
     """Raise `AtsError` unless `value` is one of `allowed` (any container that can be listed)."""
-    if value not in allowed:
+    if value not in list(allowed):  # as a list, since a table would want a key that can be hashed
         raise AtsError(f"{what} {value!r} is unknown; choose one of {', '.join(map(str, allowed))}")
 
 
@@ -48,3 +51,17 @@ def check_whole(name: str, value: object, least: int) -> None:
     """Raise `AtsError` unless `value` is a whole number, at least `least`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise AtsError(f"{name}={value!r} must be a whole number, at least {least}")
+
+
+def check_kind(name: str, value: object, kind: object, words: str) -> None:
+    """Raise `AtsError` unless `value` is of a class, or of one of several; `words` say which: "an atslib.Policy"."""
+    if not isinstance(value, kind):
+        raise AtsError(f"{name} {shorten(repr(value), 80, placeholder=' …')} must be {words}")
+
+
+def as_path(name: str, value: object, *, optional: bool = False) -> Path | None:
+    """The path that text or a path stands for; `AtsError` for anything else. None stays None where it is `optional`."""
+    if value is None and optional:
+        return None
+    check_kind(name, value, str | os.PathLike, "a path, as text or a pathlib.Path")
+    return Path(value)

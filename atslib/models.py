@@ -35,6 +35,10 @@ class Normalize(nn.Module):
         self.register_buffer("std", std)
 
     def forward(self, images: Tensor) -> Tensor:
+        channels = len(self.mean)
+        if channels > 1 and images.ndim > 2 and images.shape[-3] != channels:  # grey would be taken for each
+            said = f"{tuple(images.shape[-3:])}: it takes {channels} channels and the images have {images.shape[-3]}"
+            raise AtsError(f"the network does not take images of shape {said}; convert the images")
         return (images - self.mean) / self.std
 
     def inverse(self, normalized: Tensor) -> Tensor:

@@ -21,7 +21,11 @@ def rng(seed: int, *path: str | int, device: "str | torch.device" = "cpu") -> "t
     if not isinstance(seed, Integral):
         raise AtsError(f"rng: seed {seed!r} must be a whole number")
     digest = hashlib.sha256(repr((seed, *path)).encode()).digest()
-    return torch.Generator(device).manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    try:
+        stream = torch.Generator(device)
+    except (RuntimeError, TypeError):
+        raise AtsError(f"rng: device {device!r} cannot be had; give 'cpu', or 'cuda' where torch sees one") from None
+    return stream.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
 
 def as_stream(given: "torch.Generator | int | None", *, optional: bool = False) -> "torch.Generator | None":

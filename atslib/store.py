@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import threading
 import time
 import warnings
@@ -22,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from atslib.errors import AtsError, NotKept, OutOfTime
+from atslib.errors import AtsError, NotKept, OutOfTime, as_path, check_kind
 
 Tensors = dict[str, Tensor]
 
@@ -194,9 +195,9 @@ class Store:
         self, root: Path | str | None = None, *, say: Callable[[str], None] | None = None,
         progress: bool = False, ends: float | None = None,
     ):  # fmt: skip
-        self.root = Path(root or os.environ.get("ATS_STORE") or project_root() / ".store").resolve()
-        self.say = say or (lambda line: None)
-        self.progress, self.ends = progress, ends
+        default = os.environ.get("ATS_STORE") or project_root() / ".store"
+        self.root = as_path("Store: root", default if root in (None, "") else root).resolve()
+        self.say, self.progress, self.ends = say or (lambda line: None), progress, ends
 
     def check_time(self) -> None:
         """The maker of an artifact calls this each time that it has saved its state and is not done.
@@ -209,6 +210,8 @@ class Store:
 
     def path(self, kind: str, config: object, *, version: int = 1) -> Path:
         """Where the artifact of this config lies, whether or not it is there."""
+        if not isinstance(kind, str) or not re.fullmatch(r"[\w-]+", kind):
+            raise AtsError(f"Store: kind {kind!r} must be the name of one folder: letters, digits, - and _")
         text = json.dumps({"kind": kind, "version": version, "config": plain(config)}, sort_keys=True)
         return self.root / kind / f"{hashlib.sha256(text.encode()).hexdigest()[:20]}.safetensors"
 
@@ -233,24 +236,22 @@ class Store:
         if (kept := self._read(path)) is not None:
             return kept
         started = time.monotonic()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        tensors = {name: value.detach() for name, value in compute(path.with_suffix(".state")).items()}
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise AtsError(f"{path.parent} cannot be written: {error.strerror}") from None
+        tensors = compute(path.with_suffix(".state"))
+        check_kind(f"Store: {kind} is computed as", tensors, dict, "a dict of tensors")
         device = next((value.device for value in tensors.values() if value.is_cuda), torch.device("cpu"))
         # Copies, because two names may share memory, which safetensors refuses.
-        tensors = {name: value.cpu().contiguous().clone() for name, value in tensors.items()}
+        tensors = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
         seconds = time.monotonic() - started
         write_atomically(path, lambda partial: save_file(tensors, partial))
-        facts = {
-            "kind": kind,
-            "version": version,
-            "config": plain(config),
-            "sha256": digest(path),
-            "seconds": round(seconds, 2),
-            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {os.cpu_count()} cores",
-            "made": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        }
+        facts = {"kind": kind, "version": version, "config": plain(config), "sha256": digest(path)}
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {os.cpu_count()} cores"
+        facts |= {"seconds": round(seconds, 2), "device": name, "python": platform.python_version()}
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        facts |= {"made": now, "torch": torch.__version__}
         text = json.dumps(facts, indent=1, sort_keys=True)
         write_atomically(path.with_suffix(".json"), lambda partial: partial.write_text(text))
         path.with_suffix(".state").unlink(missing_ok=True)

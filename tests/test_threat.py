@@ -207,7 +207,7 @@ WRONG = {
     "a list": ({"images": [[0.5]]}, "images are list; they must be floats"),
     "none": ({"images": PIXELS[:0], "labels": LABELS[:0]}, "are none; give at least one"),
     "batch": ({"threat": ThreatModel(batch=3)}, r"4 images do not make gradients of 3 \(ThreatModel.batch\)"),
-    "grey": ({"images": PIXELS[:, :1]}, "Sequential takes 3 channels and the images have 1; convert the images"),
+    "grey": ({"images": PIXELS[:, :1]}, "it takes 3 channels and the images have 1; convert the images"),
     "size": ({"images": PIXELS[..., :8, :8]}, r"Sequential does not take images of shape \(3, 8, 8\): "),
     "few labels": ({"labels": LABELS[:3]}, r"labels of shape \(3,\) for 4 images"),
     "high label": ({"labels": LABELS + 1}, r"label 5 is outside 0\.\.4"),

@@ -376,6 +376,8 @@ def test_divergence_is_one_error_that_names_the_step_size(images):
         ("lr", math.nan, " must be finite"),
         ("loss_factor", -0.5, " must be above 0"),
         ("momentum", -0.1, " must not be negative"),
+        ("momentum", 1.0, " must be below 1"),
+        ("momentum", float("nan"), " must be finite"),
         ("weight_decay", -1e-4, " must not be negative"),
         ("weight_decay", math.nan, " must be finite"),
         ("policy", "50", "[50]"),

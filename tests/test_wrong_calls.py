@@ -2,11 +2,14 @@
 
 import dataclasses
 
+import pandas as pd
 import pytest
+import torch
 from checks import refused
 
 import atslib
-from atslib import ATTACKS, Hybrid, Knowledge, Normalize, Policy, SearchConfig, TrainConfig, load, rng
+from atslib import ATTACKS, Hybrid, Knowledge, Normalize, Policy, SearchConfig, Store, TrainConfig, load, rng
+from atslib.attacks import ThroughPolicy
 
 IMAGES, GREY = load("shapes", "test")[4:6], load("shapes-grey", "test")[4:6]
 PIXELS, LABELS = IMAGES.pixels / 255, IMAGES.labels
@@ -14,6 +17,14 @@ MODEL = atslib.build_model("lenet-2", 10, norm="shapes", rng=0)
 NARROW = atslib.build_model("lenet-2", 2, norm="shapes", rng=0)  # classes 0 and 1, which the images are not of
 SEEN = atslib.observe(MODEL, PIXELS, LABELS)
 SMALL = SearchConfig(candidates=2, images=2, acc_images=2, points=2, keep=1)
+
+
+NAN = float("nan")
+
+
+def own(returned):
+    """Run an attack of one's own that returns this."""
+    return atslib.reconstruct(SEEN, lambda seen, *, rng: returned, rng=0)
 
 
 def attack(**changes):
@@ -94,7 +105,168 @@ CALLS = {
     "search with a dict": (lambda: atslib.search({}, MODEL, MODEL, IMAGES, seed=0), "must be an atslib.SearchConfig"),
     "search of a tensor": (lambda: atslib.search(SMALL, MODEL, MODEL, PIXELS, seed=0), "give atslib.Images"),
     "search of grey images": (lambda: atslib.search(SMALL, MODEL, MODEL, GREY, seed=0), "does not take images of"),
+    "dict for policy ids": (lambda: Policy(5), "Policy of ids 5 must be numbers of operations"),
+    "hybrid of None": (lambda: Hybrid(None), "Hybrid of members None must be several atslib.Policy"),
+    "data set of a list": (lambda: load(["shapes"], "test"), "data set ['shapes'] is unknown; choose one of"),
+    "device of text": (lambda: rng(0, device="nope"), "rng: device 'nope' cannot be had"),
+    "side of half a pixel": (lambda: atslib.load_folder("/", size=2.5), "image size=2.5 must be a whole number"),
+    "PIL of None": (lambda: Policy((3,)).as_torchvision()(None), "image None must be a PIL image"),
+    # numbers that no run could mean
+    "momentum of one": (lambda: TrainConfig(momentum=1), "TrainConfig.momentum=1 must be below 1"),
+    "huge momentum": (lambda: TrainConfig(momentum=1e9), "TrainConfig.momentum=1000000000.0 must be below 1"),
+    "decay of nan": (lambda: TrainConfig(weight_decay=NAN), "TrainConfig.weight_decay=nan must be finite"),
+    "penalty of nan": (lambda: attack(penalties=(("tv-isotropic", NAN),)), "must not be negative, nan or infinite"),
+    "penalty alone": (lambda: attack(penalties=("tv-isotropic", 0.1)), "must be pairs of a name and a weight"),
+    "penalties of a number": (lambda: attack(penalties=5), "penalties=5 must be pairs of a name and a weight"),
+    "share of nan": (lambda: SearchConfig(rungs=((5, NAN),)), "shares be in (0, 1]"),
+    "rung of infinitely many": (lambda: SearchConfig(rungs=((float("inf"), 0.5),)), "must be (images, share) pairs"),
+    "rung of half an image": (lambda: SearchConfig(rungs=((2.5, 0.5),)), "must be (images, share) pairs"),
+    "nothing through a policy": (lambda: ThroughPolicy(inner=None), "ThroughPolicy.inner None must be"),
+    "trial of nan": (
+        lambda: ThroughPolicy(inner=attack(), trial=NAN),
+        "ThroughPolicy.trial=nan must be a whole number",
+    ),
+    # attacks of one's own
+    "attack that returns nan": (lambda: own(PIXELS * NAN), "an attack returned values up to nan"),
+    "attack that returns another shape": (lambda: own(PIXELS[:1]), "returned (1, 3, 32, 32) torch.float32; it must be"),
+    "attack that returns uint8": (lambda: own(IMAGES.pixels), "torch.uint8; it must be (2, 3, 32, 32) floats"),
+    "attack that returns numpy": (lambda: own(PIXELS.numpy()), "an attack returned a ndarray; it must be"),
+    "attack that returns nothing": (lambda: own(None), "an attack returned a NoneType; it must be a Reconstruction"),
+    "attack that returns a wrong result": (
+        lambda: own(dataclasses.replace(atslib.Reconstruction.of(PIXELS, SEEN), images=PIXELS[:1])),
+        "returned (1, 3, 32, 32) torch.float32; it must be (2, 3, 32, 32) floats",
+    ),
+    "attack that returns a result of None": (
+        lambda: own(dataclasses.replace(atslib.Reconstruction.of(PIXELS, SEEN), images=None)),
+        "an attack returned images None must be a torch.Tensor",
+    ),
+    "attack that takes no stream": (
+        lambda: atslib.reconstruct(SEEN, lambda seen: PIXELS, rng=0),
+        "takes (seen); it must take what was seen, and rng by name",
+    ),
+    "class for attack": (
+        lambda: atslib.reconstruct(SEEN, atslib.GradientMatching, rng=0),
+        "an object with a method run",
+    ),
+    # metrics
+    "mse of 0-255": (lambda: atslib.mse(PIXELS * 255, PIXELS * 255), "mse: the truth goes up to"),
+    "feature_mse of 0-255": (lambda: atslib.feature_mse(MODEL, PIXELS, PIXELS * 255), "feature_mse: the truth goes up"),
+    "mse of grey and color": (lambda: atslib.mse(PIXELS[:, :1], PIXELS), "nothing is broadcast"),
+    "feature_mse of grey images": (
+        lambda: atslib.feature_mse(MODEL, PIXELS[:, :1], PIXELS[:, :1]),
+        "does not take images of shape (1, 32, 32): it takes 3 channels and the images have 1",
+    ),
+    "feature_mse of small images": (
+        lambda: atslib.feature_mse(MODEL, PIXELS[..., :20, :20], PIXELS[..., :20, :20]),
+        "feature_mse: the model does not take (2, 3, 20, 20)",
+    ),
+    # tables and the store
+    "front of a dict": (lambda: atslib.pareto({}), "pareto: table {} must be a pandas.DataFrame"),
+    "front of other columns": (
+        lambda: atslib.pareto(pd.DataFrame({"s_pri": [1.0], "accuracy": [1.0]})),
+        "pareto: the table has no column s_acc, but s_pri, accuracy",
+    ),
+    "kind that leaves the store": (lambda: Store("x").path("../x", {}), "kind '../x' must be the name of one folder"),
+    "kind of two folders": (lambda: Store("x").path("a/b", {}), "kind 'a/b' must be the name of one folder"),
+    "kind of None": (lambda: Store("x").has(None, {}), "kind None must be the name of one folder"),
+    "store in a file": (lambda: Store(__file__).get("k", {}, dict), "cannot be written: Not a directory"),
 }
+
+NOT_PATHS = {
+    "load_checkpoint": lambda path: atslib.load_checkpoint(path, MODEL),
+    "save_checkpoint": lambda path: atslib.save_checkpoint(path, MODEL),
+    "load_policies": atslib.load_policies,
+    "load_folder": atslib.load_folder,
+    "SearchResult.save": lambda path: atslib.scores.search.SearchResult(pd.DataFrame(), (), None, SMALL, 0).save(path),
+}
+OPTIONAL_PATHS = {
+    "Store": Store,
+    "load": lambda path: load("cifar10", "test", root=path, download=False),
+    "fit": lambda path: atslib.fit(MODEL, IMAGES, TrainConfig(epochs=1), rng=0, checkpoint=path),
+    "reconstruct": lambda path: atslib.reconstruct(SEEN, attack(), rng=0, checkpoint=path),
+}
+
+
+@pytest.mark.parametrize("wrong", [0, 5, 2.5, ["a"]], ids=str)
+@pytest.mark.parametrize("door", [*NOT_PATHS, *OPTIONAL_PATHS])
+def test_what_is_no_path_is_refused_by_name(door, wrong):
+    with refused(f" {wrong!r} must be a path, as text or a pathlib.Path"):
+        (NOT_PATHS | OPTIONAL_PATHS)[door](wrong)
+
+
+@pytest.mark.parametrize("door", NOT_PATHS)
+def test_a_path_that_is_needed_may_not_be_none(door):
+    with refused(" None must be a path, as text or a pathlib.Path"):
+        NOT_PATHS[door](None)
+
+
+# A required argument of a public name → the call with None in its place, and how the sentence names it.
+NONE = {
+    "observe model": (lambda: atslib.observe(None, PIXELS, LABELS), "model None"),
+    "observe images": (lambda: atslib.observe(MODEL, None, LABELS), "images are NoneType"),
+    "observe labels": (lambda: atslib.observe(MODEL, PIXELS, None), "labels are NoneType"),
+    "example_gradients model": (lambda: atslib.example_gradients(None, PIXELS, LABELS), "model None"),
+    "example_gradients images": (lambda: atslib.example_gradients(MODEL, None, LABELS), "images are NoneType"),
+    "gradsim_curve model": (lambda: atslib.gradsim_curve(None, PIXELS, LABELS, rng=0), "model None"),
+    "gradsim_curve labels": (lambda: atslib.gradsim_curve(MODEL, PIXELS, None, rng=0), "labels are NoneType"),
+    "privacy_score images": (lambda: atslib.privacy_score(MODEL, None, "3", rng=0), "images are a NoneType"),
+    "privacy_score policy": (lambda: atslib.privacy_score(MODEL, IMAGES, None, rng=0), "policy None"),
+    "privacy_scores policies": (lambda: atslib.privacy_scores(MODEL, IMAGES, None, rng=0), "policies None"),
+    "privacy_scores rng": (lambda: atslib.privacy_scores(MODEL, IMAGES, ["3"], rng=None), "rng None"),
+    "accuracy_score model": (lambda: atslib.accuracy_score(None, IMAGES, "3", rng=0), "model None"),
+    "accuracy_score images": (lambda: atslib.accuracy_score(MODEL, None, "3", rng=0), "images are a NoneType"),
+    "accuracy_score policy": (lambda: atslib.accuracy_score(MODEL, IMAGES, None, rng=0), "policy None"),
+    "search config": (lambda: atslib.search(None, MODEL, MODEL, IMAGES, seed=0), "search: config None"),
+    "search semi-trained": (lambda: atslib.search(SMALL, None, MODEL, IMAGES, seed=0), "search: semi_trained None"),
+    "search untrained": (lambda: atslib.search(SMALL, MODEL, None, IMAGES, seed=0), "search: random_init None"),
+    "search images": (lambda: atslib.search(SMALL, MODEL, MODEL, None, seed=0), "images are a NoneType"),
+    "search seed": (lambda: atslib.search(SMALL, MODEL, MODEL, IMAGES, seed=None), "seed None"),
+    "pareto": (lambda: atslib.pareto(None), "pareto: table None"),
+    "fit model": (lambda: atslib.fit(None, IMAGES, TrainConfig(), rng=0), "model None"),
+    "fit images": (lambda: atslib.fit(MODEL, None, TrainConfig(), rng=0), "images are a NoneType"),
+    "fit config": (lambda: atslib.fit(MODEL, IMAGES, None, rng=0), "fit: config None"),
+    "fit rng": (lambda: atslib.fit(MODEL, IMAGES, TrainConfig(), rng=None), "rng None"),
+    "evaluate images": (lambda: atslib.evaluate(MODEL, None), "images are a NoneType"),
+    "load_checkpoint model": (lambda: atslib.load_checkpoint("m", None), "load_checkpoint: model None"),
+    "save_checkpoint model": (lambda: atslib.save_checkpoint("m", None), "save_checkpoint: model None"),
+    "reconstruct seen": (lambda: atslib.reconstruct(None, "adam-cosine", rng=0), "seen is a NoneType"),
+    "reconstruct attack": (lambda: atslib.reconstruct(SEEN, None, rng=0), "attack None"),
+    "reconstruct rng": (lambda: atslib.reconstruct(SEEN, "adam-cosine", rng=None), "rng None"),
+    "psnr": (lambda: atslib.psnr(None, PIXELS), "psnr: images of NoneType"),
+    "feature_mse model": (lambda: atslib.feature_mse(None, PIXELS, PIXELS), "feature_mse: model None"),
+    "lpips": (lambda: atslib.lpips(PIXELS, None), "lpips: images of NoneType"),
+    "load": (lambda: load(None, "test"), "data set None"),
+    "load split": (lambda: load("shapes", None), "split None"),
+    "parse_policy": (lambda: atslib.parse_policy(None), "policy None"),
+    "policy pixels": (lambda: Policy((3,))(None, rng=0), "None"),
+    "build_model": (lambda: atslib.build_model(None, 10), "model None"),
+    "build_model classes": (lambda: atslib.build_model("lenet", None), "num_classes=None"),
+    "Normalize": (lambda: Normalize(None, None), "Normalize(None, None)"),
+}
+
+
+@pytest.mark.parametrize("name", NONE)
+def test_none_in_the_place_of_what_is_needed_is_named(name):
+    call, said = NONE[name]
+    with refused(said):
+        call()
+
+
+def test_a_fact_that_json_cannot_hold_is_refused(tmp_path):
+    with refused("checkpoint", "a fact is no JSON value"):
+        atslib.save_checkpoint(tmp_path / "m.safetensors", MODEL, made_by=object())
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_computed_for_a_store_is_a_dict_of_tensors(tmp_path):
+    with refused("Store: scores is computed as [tensor(1)] must be a dict of tensors"):
+        Store(tmp_path).get("scores", {}, lambda state: [torch.tensor(1)])
+
+
+def test_a_grey_network_still_takes_what_it_took():
+    grey = Normalize((0.5,), (0.25,))
+    assert grey(PIXELS).shape == PIXELS.shape
+    assert grey(PIXELS[:, :1]).shape == PIXELS[:, :1].shape
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -12,7 +12,7 @@ from atslib.attacks.engine import match
 from atslib.attacks.matching import GradientMatching
 from atslib.attacks.starts import STARTS
 from atslib.clients.threat import Observed, Update
-from atslib.errors import AtsError, check_types
+from atslib.errors import AtsError, check_kind, check_types
 from atslib.models import normalization_layer
 from atslib.policies.operations import OPS, magnitude
 from atslib.policies.policy import Hybrid, parse_policy
@@ -43,6 +43,7 @@ class ThroughPolicy:
 
     def __post_init__(self) -> None:
         check_types(self)
+        check_kind("ThroughPolicy.inner", self.inner, GradientMatching, "an atslib.GradientMatching")
         for field, least in (("trial", 0), ("keep", 1)):
             if getattr(self, field) < least:
                 raise AtsError(f"ThroughPolicy.{field}={getattr(self, field)} must be at least {least}")

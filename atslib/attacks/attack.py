@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from atslib.clients.threat import Observed
-from atslib.errors import AtsError
+from atslib.errors import AtsError, check_kind
 
 FARTHEST = 10  # from 0, in units of [0, 1]: a value beyond 1 may be meant, one of 255 is a mistake
 
@@ -46,10 +46,9 @@ class Reconstruction:
         Raises:
             AtsError: the images are not as many or not of the shape that `seen` says, or not in units of [0, 1].
         """
-        wanted, members = (len(seen) * seen.threat.batch, *seen.shape), len(seen)
-        if tuple(images.shape) != wanted or not images.is_floating_point():
-            raise AtsError(f"an attack returned {tuple(images.shape)} {images.dtype}; it must be {wanted} floats")
-        if (images.abs() > FARTHEST).any():
+        check_returned(images, seen)
+        wanted, members = tuple(images.shape), len(seen)
+        if not (images.abs() <= FARTHEST).all():
             raise AtsError(f"an attack returned values up to {images.abs().max():.4g}; images are in units of [0, 1]")
         none, device = images.new_zeros((0, *wanted)), images.device
         unknown = torch.full((members, seen.threat.batch), -1, device=device)
@@ -64,6 +63,14 @@ class Reconstruction:
             restart=torch.zeros(members, dtype=torch.int64, device=device),
             restarts=none,
         )
+
+
+def check_returned(images: Tensor, seen: Observed) -> None:
+    """Raise `AtsError` unless these are as many float images, and of the shape, as an attack on `seen` makes."""
+    check_kind("an attack returned images", images, Tensor, "a torch.Tensor")
+    wanted = (len(seen) * seen.threat.batch, *seen.shape)
+    if tuple(images.shape) != wanted or not images.is_floating_point():
+        raise AtsError(f"an attack returned {tuple(images.shape)} {images.dtype}; it must be {wanted} floats")
 
 
 class Attack(Protocol):

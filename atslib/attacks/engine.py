@@ -23,7 +23,7 @@ from atslib.attacks.optimizers import OPTIMIZERS
 from atslib.attacks.starts import STARTS
 from atslib.clients.threat import Observed
 from atslib.data.images import describe
-from atslib.errors import AtsError, check_whole
+from atslib.errors import AtsError, as_path, check_whole
 from atslib.gradients.chunks import in_chunks
 from atslib.models import normalization_layer
 from atslib.store import fingerprint, load_state, save_state
@@ -62,7 +62,7 @@ def match(
     Raises:
         AtsError: gradients that are not finite, attacks that cannot share a batch, or a start of the wrong shape.
     """
-    restarts, checkpoint = _checked(seen, attacks, frames, chunk), checkpoint and Path(checkpoint)
+    checkpoint, restarts = as_path("checkpoint", checkpoint, optional=True), _checked(seen, attacks, frames, chunk)
     begin = _starts(seen, attacks, rng, start)
     everyone = torch.arange(len(seen), device=begin.device).repeat(restarts)
     repeated = list(attacks) * restarts

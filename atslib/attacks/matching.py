@@ -1,6 +1,7 @@
 """Gradient matching: search the images whose gradient is the one that was seen."""
 
 import dataclasses
+import math
 
 import torch
 
@@ -63,16 +64,19 @@ class GradientMatching:
         choose("GradientMatching.optimizer", self.optimizer, OPTIMIZERS)
         choose("GradientMatching.schedule", self.schedule, SCHEDULES)
         choose("GradientMatching.start", self.start, STARTS)
-        for name, _ in self.penalties:
-            choose("GradientMatching.penalties", name, PENALTIES)
+        for pair in self.penalties if isinstance(self.penalties, list | tuple) else (self.penalties,):
+            if not (isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[1], int | float)):
+                raise AtsError(f"GradientMatching.penalties={self.penalties!r} must be pairs of a name and a weight")
+            choose("GradientMatching.penalties", pair[0], PENALTIES)
         if len(self.weights) <= len(self.penalties):
             raise AtsError(f"GradientMatching.penalties={self.penalties} name one twice; 'tv' is the field tv")
         for field in ("steps", "restarts", "inner", "history", "lr"):
             if getattr(self, field) <= 0:
                 raise AtsError(f"GradientMatching.{field}={getattr(self, field)} must be above 0")
         for name, weight in self.weights.items():
-            if weight < 0:
-                raise AtsError(f"GradientMatching: the weight {weight} of the penalty {name!r} must not be negative")
+            if not 0 <= weight < math.inf:
+                shown = f"the weight {weight} of the penalty {name!r}"
+                raise AtsError(f"GradientMatching: {shown} must not be negative, nan or infinite")
 
     @property
     def weights(self) -> dict[str, float]:

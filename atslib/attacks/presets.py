@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from atslib.attacks.attack import Attack, Reconstruction
+from atslib.attacks.attack import Attack, Reconstruction, check_returned
 from atslib.attacks.engine import match
 from atslib.attacks.matching import GradientMatching
 from atslib.clients.threat import Observed
@@ -73,17 +73,23 @@ def reconstruct(
         return match(seen, [_preset(each) for each in attack], rng=rng, **options)
     attack = _preset(attack)
     run = getattr(attack, "run", attack)
-    if not callable(run):
+    if not callable(run) or isinstance(attack, type):
         raise AtsError(f"attack {attack!r} must be a preset's name, an object with a method run, or a function")
     if odd := options.keys() - inspect.signature(match).parameters.keys():
         raise AtsError(f"reconstruct: {', '.join(sorted(odd))} is no option of an attack")
     named = inspect.signature(run).parameters
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in named.values())
+    if not named or not (takes_all or "rng" in named):
+        raise AtsError(f"attack {run!r} takes ({', '.join(named)}); it must take what was seen, and rng by name")
     result = run(seen, rng=rng, **{name: value for name, value in options.items() if takes_all or name in named})
-    if isinstance(result, Tensor):
-        return Reconstruction.of(result, seen)
+    return Reconstruction.of(result, seen) if isinstance(result, Tensor) else _whole(result, seen)
+
+
+def _whole(result: object, seen: Observed) -> Reconstruction:
+    """What an attack returned, if it is a `Reconstruction` of what was seen."""
     if not isinstance(result, Reconstruction):
         raise AtsError(f"an attack returned a {type(result).__name__}; it must be a Reconstruction or images")
+    check_returned(result.images, seen)
     return result
 
 

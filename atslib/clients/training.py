@@ -18,7 +18,7 @@ from atslib.clients.defenses import AnyDefense, Defense, share, wrapped
 from atslib.clients.prepare import to_images, transform
 from atslib.data.images import check_data
 from atslib.data.load import Images
-from atslib.errors import AtsError, check_types, check_whole
+from atslib.errors import AtsError, as_path, check_kind, check_types, check_whole
 from atslib.gradients.inputs import check_fit, check_labels, first_parameter, scores_of
 from atslib.models import fast_layout
 from atslib.policies.policy import parse_policy
@@ -63,6 +63,8 @@ class TrainConfig:
         for field in ("momentum", "weight_decay"):
             if not getattr(self, field) >= 0:
                 raise AtsError(f"TrainConfig.{field}={getattr(self, field)} must not be negative")
+        if self.momentum >= 1:
+            raise AtsError(f"TrainConfig.momentum={self.momentum} must be below 1, else no step is ever forgotten")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +106,7 @@ def fit(
     Raises:
         AtsError: network and images that do not fit each other, or a loss that is no longer finite.
     """
-    checkpoint, device = checkpoint and Path(checkpoint), _check(model, train, config)
+    checkpoint, device = as_path("checkpoint", checkpoint, optional=True), _check(model, train, config)
     if device.type == "cpu":
         model.to(memory_format=torch.channels_last)  # convolutions are a third faster; weights stay the same
     run = _Run(model, train.to(device), config, Defense.of([config.defense, defense]), as_stream(rng))
@@ -121,14 +123,13 @@ def fit(
     return Trained(model.to(memory_format=torch.contiguous_format).eval(), tuple(run.history))
 
 
-def _check(model: nn.Module, images: Images, config: TrainConfig | None = None) -> torch.device:
+def _check(model: nn.Module, images: Images, config: TrainConfig) -> torch.device:
     """Where the network is.
 
     Raises:
         AtsError: it has no `Normalize` layer in front, or does not take these images or tell their classes apart.
     """
-    if not isinstance(config, TrainConfig | None):
-        raise AtsError(f"fit: config {config!r} must be an atslib.TrainConfig")
+    check_kind("fit: config", config, TrainConfig, "an atslib.TrainConfig")
     like = first_parameter(model)
     check_data(images)
     one = to_images(images.pixels[:1].to(like.device), like.dtype)
@@ -221,7 +222,12 @@ def evaluate(model: nn.Module, images: Images, *, chunk: int = 500) -> float:
 
 def save_checkpoint(path: Path, model: nn.Module, /, **facts: object) -> None:
     """Write a model's weights and facts about it (JSON values) to a safetensors file."""
-    write_tensors(Path(path), model.state_dict(), facts)
+    path = as_path("checkpoint", path)
+    check_kind("save_checkpoint: model", model, nn.Module, "a torch.nn.Module")
+    try:
+        write_tensors(path, model.state_dict(), facts)
+    except TypeError as error:
+        raise AtsError(f"checkpoint {path}: a fact is no JSON value ({error})") from None
 
 
 def load_checkpoint(path: Path, model: nn.Module) -> dict:
@@ -230,8 +236,10 @@ def load_checkpoint(path: Path, model: nn.Module) -> dict:
     Raises:
         AtsError: no such file, not a safetensors file, a damaged one, or weights of another network.
     """
+    path = as_path("checkpoint", path)
+    check_kind("load_checkpoint: model", model, nn.Module, "a torch.nn.Module")
     try:
-        tensors, facts, vouched = read_tensors(Path(path))
+        tensors, facts, vouched = read_tensors(path)
         model.load_state_dict(tensors)
     except AtsError as error:
         raise AtsError(f"checkpoint {error}") from None

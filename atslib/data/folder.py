@@ -12,7 +12,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from atslib.data.images import Images, explain
-from atslib.errors import AtsError, choose
+from atslib.errors import AtsError, as_path, check_whole, choose
 
 T = TypeVar("T")
 FITS = ("resize", "crop")
@@ -36,9 +36,8 @@ def load_folder(folder: str | Path, *, size: int = 32, fit: str = "resize", seed
             whole image or has 32 bits per pixel; the message names the class or file.
     """
     choose("fit", fit, FITS)
-    if size < 1:
-        raise AtsError(f"image size {size} must be at least 1")
-    folder = Path(folder)
+    check_whole("image size", size, 1)
+    folder = as_path("folder", folder)
     classes = _classes(folder)
     files = [file for members in classes.values() for file in members]
     mode = "L" if all(_mode(file) in GREY for file in files) else "RGB"

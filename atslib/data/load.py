@@ -11,7 +11,7 @@ from atslib.data.official import download as download_official
 from atslib.data.official import pack_copy
 from atslib.data.packed import Folder, file_names, read
 from atslib.data.shapes import draw_shapes
-from atslib.errors import choose
+from atslib.errors import as_path, choose
 
 Channels = tuple[float, ...]
 # Sets that are others scaled: name → which, and the side in pixels. The authors' code does it to Fashion-MNIST.
@@ -71,7 +71,7 @@ def load(name: str, split: str, root: Folder | None = None, *, download: bool = 
 
 def pack_official(name: str, source: Folder, root: Folder | None = None) -> list[Path]:
     """Pack an official copy that is already on disk, as `python -m atslib pack` does; see `official.pack_copy`."""
-    return pack_copy(name, Path(source), _root(root))
+    return pack_copy(name, as_path("source", source), _root(root))
 
 
 def available(name: str, split: str, root: Folder | None = None) -> bool:
@@ -112,7 +112,8 @@ def _split(name: str, split: str) -> str:
 
 
 def _root(root: Folder | None) -> Path:
-    return Path(root or os.environ.get("ATS_DATA") or "~/.cache/atslib").expanduser()
+    default = os.environ.get("ATS_DATA") or "~/.cache/atslib"
+    return as_path("root", default if root in (None, "") else root).expanduser()
 
 
 def _find(name: str, split: str, folder: Path) -> Path | None:

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from atslib.errors import AtsError
+from atslib.data.images import explain
+from atslib.errors import AtsError, check_kind
 
 
 def check_images(name: str, images: Tensor) -> None:
@@ -33,8 +34,12 @@ def _check_pair(name: str, estimate: Tensor, truth: Tensor, data_range: float = 
 
 
 def mse(estimate: Tensor, truth: Tensor) -> Tensor:
-    """Mean squared error of each image over channels and pixels, (B, C, H, W) → (B,); lower is closer."""
-    _check_pair("mse", estimate, truth)
+    """Mean squared error of each image in [0, 1] over channels and pixels, (B, C, H, W) → (B,); lower is closer."""
+    _check_pair("mse", estimate, truth, 1.0)
+    return _error(estimate, truth)
+
+
+def _error(estimate: Tensor, truth: Tensor) -> Tensor:
     return (estimate - truth).square().flatten(1).mean(1)
 
 
@@ -50,7 +55,7 @@ def psnr(estimate: Tensor, truth: Tensor, *, data_range: float = 1.0) -> Tensor:
         AtsError: the shapes differ, the pixels are not floats, or the truth is far beyond `data_range`.
     """
     _check_pair("psnr", estimate, truth, data_range)
-    error = mse(estimate, truth)
+    error = _error(estimate, truth)
     return 10 * torch.log10(data_range**2 / torch.where(error.isfinite(), error, torch.nan))
 
 
@@ -84,8 +89,12 @@ def feature_mse(model: nn.Module, estimate: Tensor, truth: Tensor) -> Tensor:
 
     The authors store it as `feat_mse`.
     """
-    _check_pair("feature_mse", estimate, truth)
-    return (model(estimate) - model(truth)).square().mean(1)
+    check_kind("feature_mse: model", model, nn.Module, "a torch.nn.Module")
+    _check_pair("feature_mse", estimate, truth, 1.0)
+    try:
+        return (model(estimate) - model(truth)).square().mean(1)
+    except RuntimeError as error:
+        raise AtsError(f"feature_mse: the model does not take {tuple(truth.shape)}: {explain(error)}") from None
 
 
 @torch.no_grad()

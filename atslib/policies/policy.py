@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from atslib.errors import AtsError
+from atslib.errors import AtsError, as_path, check_kind
 from atslib.policies.operations import OPS, apply, check_pixels, magnitude
 from atslib.rng import as_stream
 from atslib.rng import rng as stream
@@ -55,6 +55,7 @@ class Policy(_Drawn):
     ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        check_kind("Policy of ids", self.ids, Iterable, "numbers of operations, such as (3, 1, 7)")
         object.__setattr__(self, "ids", tuple(self.ids))
         if bad := [i for i in self.ids if not (isinstance(i, int) and 0 <= i < len(OPS))]:
             raise AtsError(f"policy {str(self)!r}: no operation {bad}; ids run 0..{len(OPS) - 1}")
@@ -110,6 +111,7 @@ class Hybrid(_Drawn):
     members: tuple[Policy, ...]
 
     def __post_init__(self) -> None:
+        check_kind("Hybrid of members", self.members, Iterable, "several atslib.Policy")
         object.__setattr__(self, "members", tuple(self.members))
         if not all(isinstance(member, Policy) for member in self.members):
             raise AtsError(f"hybrid {self.members}: its members are policies; Hybrid.parse takes text")
@@ -156,8 +158,7 @@ class Hybrid(_Drawn):
 
 
 def _check_text(text: object) -> None:
-    if not isinstance(text, str):
-        raise AtsError(f"policy {text!r} must be text, such as '3-1-7', '3-1-7+43-18-18', or '' for none")
+    check_kind("policy", text, str, "text, such as '3-1-7', '3-1-7+43-18-18', or '' for none")
 
 
 def parse_policy(text: str | Policy | Hybrid) -> Policy | Hybrid:
@@ -207,6 +208,7 @@ class PilTransform:
 
     def __call__(self, image: Image.Image) -> Image.Image:
         """One image in, a new one out."""
+        check_kind("a policy's image", image, Image.Image, "a PIL image; the policy itself takes a tensor")
         if image.mode not in ("RGB", "L"):
             raise AtsError(f"image mode {image.mode!r} is not supported; convert to 'RGB' or 'L' first")
         if self._rng is not None and torch.utils.data.get_worker_info() is not None:
@@ -261,13 +263,14 @@ def save_policies(path: str | Path, policies: Iterable[Policy | Hybrid], **facts
     used = sorted({index for member in members for index in member.ids})
     operations = {str(index): f"{OPS[index].name} {OPS[index].level}" for index in used}
     content = {"format": FORMAT, "policies": [str(p) for p in policies], "operations": operations, **facts}
-    Path(path).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    as_path("policies' file", path).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def load_policies(path: str | Path) -> list[Policy | Hybrid]:
     """The policies in a file of `save_policies`; `AtsError` says what is wrong with any other file."""
+    path = as_path("policies' file", path)
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise AtsError(f"{path}: cannot be read ({error.strerror})") from None
     except ValueError:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from atslib.clients.prepare import streams, to_images, transform
 from atslib.data.images import describe
 from atslib.data.load import Images
-from atslib.errors import AtsError, check_whole, choose
+from atslib.errors import AtsError, check_kind, check_whole, choose
 from atslib.gradients.chunks import in_chunks
 from atslib.gradients.cpu import each, pieces
 from atslib.gradients.inputs import any_parameter, check_fit, checked
@@ -130,6 +130,7 @@ def _check_counts(
     model: nn.Module, images: Images, policies: Sequence[Policy | Hybrid], starts: Tensor | None, draws: int, first: int
 ) -> None:
     check_fit(model, images)
+    check_kind("policies", policies, list | tuple, "a list of policies")
     for policy in policies:
         parse_policy(policy)
     if starts is not None:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from operator import index
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch import nn
 from atslib.attacks import Attack
 from atslib.data.images import check_data
 from atslib.data.load import Images
-from atslib.errors import AtsError, check_types, choose
+from atslib.errors import AtsError, as_path, check_kind, check_types, choose
 from atslib.policies.policy import (
     Hybrid,
     Policy,
@@ -30,7 +31,7 @@ from atslib.policies.policy import (
 )
 from atslib.rng import rng
 from atslib.scores.scores import VARIANTS
-from atslib.scores.shards import Scorer
+from atslib.scores.shards import Scorer, check_parties
 from atslib.store import Store, write_atomically
 
 T_ACC = -85.0  # the released threshold on the accuracy score; the paper gives none
@@ -91,8 +92,8 @@ class SearchConfig:
     def __post_init__(self) -> None:
         check_types(self)
         try:
-            object.__setattr__(self, "rungs", tuple((int(images), float(share)) for images, share in self.rungs))
-        except (TypeError, ValueError):
+            object.__setattr__(self, "rungs", tuple((index(images), float(share)) for images, share in self.rungs))
+        except (TypeError, ValueError, OverflowError):
             raise AtsError(f"SearchConfig.rungs={self.rungs!r} must be (images, share) pairs") from None
         if self.t_acc is not None and not (isinstance(self.t_acc, int | float) and math.isfinite(self.t_acc)):
             raise AtsError(f"SearchConfig.t_acc={self.t_acc!r} must be a finite number, or None")
@@ -140,7 +141,7 @@ class SearchResult:
 
         Facts are what the policies were found on, such as `dataset` and `model`.
         """
-        path, best = Path(path), self.table[self.table["chosen"]]
+        path, best = as_path("policies' file", path), self.table[self.table["chosen"]]
         columns = best[["policy", "s_pri", "ci_low", "ci_high", "s_acc", "n"]].astype(object)
         scores = columns.where(columns.notna(), None).to_dict("records")  # JSON has no NaN
         known = {"hybrid": str(self.hybrid or ""), "seed": self.seed, "search": asdict(self.config), "scores": scores}
@@ -183,6 +184,7 @@ def search(
     Raises:
         AtsError: too few images, or a threshold that rejects every candidate.
     """
+    check_parties(store, semi_trained=semi_trained, random_init=random_init)
     images = _in_order(images, config, seed)
     policies, scorer = _candidates(config, seed), Scorer(seed, config.shard, store, progress)
     names = {"policy": map(str, policies), "canonical": [str(policy.canonical()) for policy in policies]}
@@ -191,8 +193,7 @@ def search(
     ranked = _ranked(table, policies, images, config, partial(scorer, "privacy", semi_trained))
     if finals is not None:
         ranked = ranked[: 2 * config.keep]
-        best = [policies[i] for i in ranked]
-        gains = scorer("attack", semi_trained, images[:FINAL_IMAGES], best, attack=finals)
+        gains = scorer("attack", semi_trained, images[:FINAL_IMAGES], [policies[i] for i in ranked], attack=finals)
         ranked = _record_finals(table, ranked, gains.mean(1))
     table["chosen"] = table.index.isin(ranked[: config.keep])
     best = [policies[i] for i in ranked]
@@ -202,8 +203,7 @@ def search(
 
 def _in_order(images: Images, config: SearchConfig, seed: int) -> Images:
     """As many images as the scores need, in the order in which they take them."""
-    if not isinstance(config, SearchConfig):
-        raise AtsError(f"search: config {config!r} must be an atslib.SearchConfig")
+    check_kind("search: config", config, SearchConfig, "an atslib.SearchConfig")
     check_data(images)
     if (most := max(config.images, config.acc_images)) > len(images):
         given = f"{images.name} {images.split} has {len(images)}"
@@ -217,6 +217,9 @@ def pareto(table: pd.DataFrame) -> pd.Series:
     Rows without a privacy score are never in it. With `acc_variant="paper"`, whose sign is reversed, negate
     `s_acc` first.
     """
+    check_kind("pareto: table", table, pd.DataFrame, "a pandas.DataFrame, such as SearchResult.table")
+    if missing := [name for name in ("s_pri", "s_acc") if name not in table]:
+        raise AtsError(f"pareto: the table has no column {' or '.join(missing)}, but {', '.join(map(str, table))}")
     best = table.dropna(subset=["s_pri", "s_acc"]).groupby("s_pri")["s_acc"].max()  # in rising s_pri
     front = best[best > best.cummax().shift(fill_value=-np.inf)]
     return table["s_acc"].eq(table["s_pri"].map(front)) & table["s_pri"].notna()

@@ -12,6 +12,7 @@ from atslib.attacks import Attack, reconstruct
 from atslib.clients.prepare import mean_prepared, to_images
 from atslib.clients.threat import observe
 from atslib.data.load import Images
+from atslib.errors import check_kind
 from atslib.measures.metrics import psnr
 from atslib.policies.policy import Hybrid, Policy
 from atslib.rng import rng
@@ -39,6 +40,13 @@ SCORES: dict[str, tuple[Callable[..., Tensor], dict[str, int]]] = {
     "privacy": (_privacy, {}),
     "attack": (_gains, {"version": 2}),
 }
+
+
+def check_parties(store: Store | None, **networks: nn.Module) -> None:
+    """Raise `AtsError` unless a search's networks are networks and its store, if it has one, is a store."""
+    for name, network in networks.items():
+        check_kind(f"search: {name}", network, nn.Module, "a torch.nn.Module")
+    check_kind("search: store", store, Store | None, "an atslib.Store, or None")
 
 
 @dataclass(frozen=True)
