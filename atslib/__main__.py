@@ -119,7 +119,7 @@ COMMANDS = {
     ),
     "attack": (
         "reconstruct images from their gradients",
-        "its state, saved twice a minute, is kept; run the same command to go on",
+        "its state is saved twice a minute; the last one, if there is one, is kept: run the same command to go on",
         _option("--dataset", default="cifar100"),
         _option("--split", default="test"),
         _option("--index", default="0-7", help="images: 5, 0-15 or 3,8,20-22"),

@@ -264,7 +264,7 @@ def _data(args: argparse.Namespace) -> tuple[Images | None, Images]:
         if args.image_size or args.fit:
             raise AtsError(f"--image-size and --fit are for a folder of images; {args.dataset} has a size of its own")
         return None, dataset(args.dataset, "test")
-    if not Path(args.dataset).is_dir():
+    if not args.dataset or not Path(args.dataset).is_dir():  # the path of no name is the working folder
         known = ", ".join(DATASETS)
         raise AtsError(f"data set {args.dataset!r} is unknown; choose {known}, or a folder with a subfolder per class")
     size = args.image_size or 32

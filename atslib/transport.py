@@ -57,7 +57,8 @@ def import_artifacts(store: Store, archive: Path) -> int:
                     write_atomically(store.root / name, lambda partial, data=data: partial.write_bytes(data))
                 taken += 1
     except (tarfile.TarError, OSError) as error:
-        raise AtsError(f"{archive} cannot be read as an archive of `atslib store export`: {error}") from None
+        why = getattr(error, "strerror", None) or error
+        raise AtsError(f"{archive} cannot be read as an archive of `atslib store export`: {why}") from None
     _complain(damaged, taken, "were taken in")
     return taken
 

@@ -4,6 +4,7 @@ import importlib.util
 import re
 import shlex
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -108,6 +109,28 @@ def test_commands_of_the_readme_need_no_activated_environment_and_name_what_is_t
             assert words[:3] == ["python", "-m", "venv"] or words[0].startswith(".venv/bin/")
         for file in (word for word in words if word.startswith("notebooks/") or word == "requirements.txt"):
             assert (ROOT / file).exists()
+
+
+def test_whoever_has_no_gpu_is_told_the_index_that_the_workflows_use():
+    index = "https://download.pytorch.org/whl/cpu"
+    workflows = sorted((ROOT / ".github/workflows").glob("*.yml"))
+    installing = [text for text in map(Path.read_text, workflows) if "requirements.txt" in text]
+    assert installing
+    for text in installing:
+        assert f"PIP_EXTRA_INDEX_URL: {index} " in text
+    assert f"pip install -r requirements.txt --extra-index-url {index}`" in README
+    assert f"add --extra-index-url {index}." in (ROOT / "requirements.txt").read_text().split("-e .")[0]
+
+
+def test_the_readme_offers_seconds_first_and_minutes_next_and_says_how_long_each_takes():
+    first = re.search(r"^```sh\n(.*?)^```$", README, re.M | re.S)[1].splitlines()
+    offered = [re.match(r"make (\w+) +# (?:up to |about )?(\d+) (\w+):", line).groups() for line in first]
+    assert [(target, unit) for target, _, unit in offered] == [
+        ("book", "seconds"), ("report", "minutes"), ("test", "minutes"),
+    ]  # fmt: skip
+    opening = README.split("## Run it")[0]
+    assert opening.index("For people who ") < opening.index("**The answer so far:**") < opening.index("| Claim |")
+    assert "jupyter lab notebooks/explorer.ipynb" in README
 
 
 @pytest.mark.parametrize("name", ["README.md", *(f"book/{path.name}" for path in sorted(BOOK.glob("*.md")))])

@@ -145,7 +145,7 @@ def test_more_images_than_there_are_is_refused_before_anything_is_computed(store
 
 def test_a_device_that_is_not_there_is_one_error():
     assert device_of("cpu") == torch.device("cpu")
-    with pytest.raises(AtsError, match="device 'gpu9' cannot be used") as error:
+    with pytest.raises(AtsError, match="device 'gpu9' cannot be used; torch has cpu") as error:
         device_of("gpu9")
     assert "\n" not in str(error.value)
 

@@ -2,7 +2,9 @@
 
 import dataclasses
 import math
+from types import SimpleNamespace
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -16,7 +18,7 @@ from atslib.clients.defenses import Defense
 from atslib.data.load import load
 from atslib.errors import AtsError
 from atslib.gradients.problems import DISTANCES, unflatten
-from atslib.report import compare
+from atslib.report import compare, plots
 from atslib.report import result as report
 from atslib.report.pages import (
     claim1_defenses,
@@ -124,6 +126,23 @@ def test_published_numbers_are_found_by_policy_whatever_the_order_of_a_hybrid():
     assert printed("Table 1a", table1.RANDOM)["replication PSNR"] == 9.92
     assert printed("Table 1d", "none")["replication PSNR"] == 9.52
     assert all(math.isnan(value) for value in printed("Table 1d", "3-1-7").values())
+
+
+def test_a_table_says_which_share_of_the_attacks_never_moved_if_any_did():
+    rows = pd.DataFrame({"policy": ["none"] * 4 + ["3"] * 4, "image": [0, 1, 2, 3] * 2, "psnr": 8.0, "gain": 0.0})
+    moved, stuck = ([False] * 8, [True, False, False, False] + [True] * 4)
+    made = SimpleNamespace(tables={}, facts={"epsilon": 15.0})
+    table = compare.comparison(made, "policy", attacks=rows.assign(stuck=stuck))
+    assert table["share that never moved"].to_dict() == {"none": 0.25, "3": 1.0}
+    assert "share that never moved" not in compare.comparison(made, "policy", attacks=rows.assign(stuck=moved))
+
+
+@pytest.mark.parametrize("count", [1, 8, 12])
+def test_a_sheet_has_a_column_for_each_image_and_no_more(count):
+    pictures = {"original": torch.rand(count, 3, 8, 8), "reconstruction": torch.rand(count, 3, 8, 8)}
+    figure = plots.sheet(pictures)
+    assert [len(axis.images) for axis in figure.axes] == [1] * 2 * count
+    plt.close(figure)
 
 
 def test_blocks_are_compared_within_themselves(kept):

@@ -266,10 +266,11 @@ def test_a_wrong_privacy_score_says_what_is_allowed(options, message, model, ima
         (lambda m, x: gradsim_curve(m, x.pixels.float() / 255, x.labels), "give `start`"),
         (
             lambda m, x: accuracy_score(m, x[:1], Policy(), rng=rng(0)),
-            "shape (1, 3072); expected (N, D) with N above 1",
+            "shape (1, 3072); expected (N, D), both above 1",
         ),
         (lambda m, x: accuracy_score(m, x, Policy(), variant="new", rng=rng(0)), "variant 'new' is unknown"),
         (lambda m, x: jacobian_score(torch.tensor([[1.0, 1, 1], [1, 2, 3]])), "a row is constant"),
+        (lambda m, x: jacobian_score(torch.tensor([[1.0], [2.0]])), "shape (2, 1); expected (N, D), both above 1"),
     ],
 )
 def test_a_wrong_curve_or_accuracy_score_says_what_is_allowed(call, message, model, images):

@@ -147,7 +147,8 @@ def test_a_threshold_rejects_before_the_privacy_score_and_says_so_if_it_rejects_
     assert rejected["s_pri"].isna().all()
     assert not rejected["chosen"].any()
     assert admitted.table["s_acc"][: len(scores) - len(rejected)].min() >= scores.median()
-    with refused(f"rejects all {len(scores)} candidates; they score {scores.min():.6g} to {scores.max():.6g}"):
+    spread = f"they score {scores.min():.6g} to {scores.max():.6g}"
+    with refused("t_acc 0, the threshold on the accuracy score", f"rejects all {len(scores)} candidates; {spread}"):
         search(dataclasses.replace(SMALL, t_acc=0.0), *parties, seed=0)
 
 

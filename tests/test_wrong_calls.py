@@ -144,6 +144,10 @@ CALLS = {
         lambda: atslib.reconstruct(SEEN, lambda seen: PIXELS, rng=0),
         "takes (seen); it must take what was seen, and rng by name",
     ),
+    "defense that takes nothing": (
+        lambda: atslib.observe(MODEL, PIXELS, LABELS, defense=lambda: 1),
+        "takes no argument; it must take the gradients, a dict",
+    ),
     "class for attack": (
         lambda: atslib.reconstruct(SEEN, atslib.GradientMatching, rng=0),
         "an object with a method run",

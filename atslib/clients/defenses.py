@@ -161,6 +161,8 @@ class Function(Defense):
     def after(self, gradients: Gradients, *, model: nn.Module | None = None, rng: Stream = None) -> Gradients:
         """The function, with `model` and `rng` where it takes them."""
         wanted = inspect.signature(self.function).parameters.values()
+        if not wanted:
+            raise AtsError(f"defense {self} takes no argument; it must take the gradients, a dict")
         named = {p.name for p in wanted} | ({"rng", "model"} if any(p.kind == p.VAR_KEYWORD for p in wanted) else set())
         return self.function(gradients, **{k: v for k, v in (("rng", rng), ("model", model)) if k in named})
 

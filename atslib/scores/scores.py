@@ -194,8 +194,9 @@ def jacobian_score(jacobian: Tensor, *, variant: str = "fixed") -> float:
         AtsError: N is below 2, or a row is constant or not finite, so that it has no correlation.
     """
     choose("variant", variant, VARIANTS)
-    if jacobian.ndim != 2 or len(jacobian) < 2:
-        raise AtsError(f"jacobian_score: a Jacobian of shape {tuple(jacobian.shape)}; expected (N, D) with N above 1")
+    if jacobian.ndim != 2 or min(jacobian.shape) < 2:
+        shape = tuple(jacobian.shape)
+        raise AtsError(f"jacobian_score: a Jacobian of shape {shape}; expected (N, D), both above 1")
     correlation = torch.corrcoef(jacobian.double())
     if not correlation.isfinite().all():
         raise AtsError("jacobian_score: a row is constant or not finite and correlates with nothing; check the model")

@@ -257,7 +257,7 @@ def _admitted(table: pd.DataFrame, threshold: float | None) -> np.ndarray:
     if not len(alive):
         low, high = table["s_acc"].min(), table["s_acc"].max()
         raise AtsError(
-            f"threshold {threshold:g} on the accuracy score rejects all {len(table)} candidates; "
+            f"t_acc {threshold:g}, the threshold on the accuracy score, rejects all {len(table)} candidates; "
             f"they score {low:.6g} to {high:.6g}"
         )
     return alive

@@ -29,8 +29,10 @@ def device_of(name: str) -> torch.device:
         probe = torch.empty(0, device=name)
         probe.cpu()  # "meta" refuses here: it holds no numbers
         return probe.device
-    except (RuntimeError, AssertionError) as error:
-        raise AtsError(f"device {name!r} cannot be used: {str(error).splitlines()[0].split('. ')[0]}") from None
+    except (RuntimeError, AssertionError):
+        here = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+        shown = f"torch has {', '.join(here)} on this machine"
+        raise AtsError(f"device {name!r} cannot be used; {shown}, and 'auto' takes a GPU where there is one") from None
 
 
 @functools.lru_cache(maxsize=4)
