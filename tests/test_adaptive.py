@@ -1,27 +1,31 @@
 """The attacker who knows the policy: the attack through it, and the page that compares attackers."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
-from atslib.attacks import ATTACKS, reconstruct
-from atslib.attacks.adaptive import Through, ThroughPolicy, forms, through
-from atslib.clients.prepare import to_images
-from atslib.clients.threat import ThreatModel, observe
+from atslib.attacks import ATTACKS, FromMean, Undone, by_knowledge, reconstruct
+from atslib.attacks.adaptive import ThroughPolicy, drawn, forms, least, through
+from atslib.attacks.objective import Objective
+from atslib.clients.prepare import to_images, transform
+from atslib.clients.threat import Knowledge, Observed, ThreatModel, observe
 from atslib.data.load import load
 from atslib.errors import AtsError
-from atslib.gradients.problems import problem_gradients, vmapped
+from atslib.gradients.problems import flatten, problem_gradients, vmapped
 from atslib.measures.metrics import psnr
 from atslib.models import build_model
 from atslib.policies.policy import parse_policy
+from atslib.policies.twins import twin
 from atslib.report.pages import ext5_adaptive
 from atslib.report.pages.ext5_adaptive import DRAWS, POLICY, PUBLISHED, STRONGEST, adaptive_verdict
 from atslib.report.units.archive import Archive, unit_of
 from atslib.report.units.settings import settings
 from atslib.report.units.table1 import HYBRID, POLICIES, SEARCHED
+from atslib.report.units.tables import policy_image
 from atslib.rng import rng
 from atslib.store import Store
 
@@ -62,27 +66,41 @@ def test_every_form_that_can_be_drawn_is_there_once(policy, count):
 
 def _exact(pixels, form):
     ids, signs = form
-    return parse_policy("-".join(map(str, ids))).apply_signs(pixels, torch.tensor([signs]))
+    return parse_policy("-".join(map(str, ids))).apply_signs(pixels, torch.tensor([signs] * len(pixels)))
 
 
 def test_behind_the_drawn_form_the_photograph_has_the_gradient_that_was_seen(lenet, victims):
     policy = "3-0-11"  # shift, inversion and posterization lose no precision
     seen = seen_by(lenet, victims, policy, "draws")
     _, signs = seen.knows.draws[0]
-    for i in range(len(seen)):
-        form = next(f for f in forms(policy) if f[1][0] == signs[i, 0, 0])
-        model = Through(seen.model, form)
-        images, labels = victims[0][i].view(1, 1, 3, 32, 32), victims[1][i].view(1, 1)
-        found = torch.cat([part.flatten() for part in problem_gradients(model, images, labels)])
-        torch.testing.assert_close(found, seen.gradients[i], rtol=1e-4, atol=1e-6)
+    each = [next(f for f in forms(policy) if f[1][0] == sign) for sign in signs[:, 0, 0].tolist()]
+    assert len(set(each)) == 2
+    assert drawn(seen.knows) == [each]
+    (behind,) = through(seen, [each]).updates
+    images, labels = victims[0].unsqueeze(1), victims[1].unsqueeze(1)
+    found = flatten(problem_gradients(behind.model, behind.transformed(images), labels))
+    torch.testing.assert_close(found, seen.gradients, rtol=1e-4, atol=1e-6)
+    taken = through(seen, [each]).take(torch.tensor([2, 0])).updates[0]
+    assert taken.forms == (each[2], each[0])
 
 
 @pytest.mark.parametrize("ids", [(3, 1, 7), (19, 1, 18), (10, 12, 15), (2, 21, 8), (0, 11, 40)], ids=str)
-def test_the_fast_gradients_are_those_of_vmap_also_behind_a_policy(lenet, victims, ids):
-    model = Through(lenet, (ids, (1, -1, 1)))
-    images, labels = victims[0].unsqueeze(1), victims[1].unsqueeze(1)
-    for fast, plain in zip(problem_gradients(model, images, labels), vmapped(model, images, labels, {}), strict=True):
-        torch.testing.assert_close(fast, plain, rtol=1e-4, atol=1e-6)
+def test_the_slope_of_the_cost_is_that_of_vmap_also_behind_a_policy(lenet, victims, ids):
+    signs = [(1, -1, 1), (1, 1, 1), (-1, -1, 1), (1, -1, -1)]
+    seen = through(seen_by(lenet, victims, "", "policy"), [[(ids, each) for each in signs]])
+    begin = torch.rand(victims[0].shape, generator=rng(4)).flatten(1)
+    attack = dataclasses.replace(ANNEALED, tv=0.0)
+
+    def plain(z):  # the image, its twin, and the gradient of the whole by vmap
+        made = twin(ids, objective.normalize.inverse(objective.images(z))[:, 0], torch.tensor(signs))
+        gradient = vmapped(seen.model, made.unsqueeze(1), victims[1].unsqueeze(1), {})
+        return 1 - torch.cosine_similarity(flatten(gradient), seen.gradients)
+
+    objective = Objective(seen, [attack] * 4)
+    z = begin.clone().requires_grad_()
+    torch.testing.assert_close(objective(z)[0], plain(z), rtol=1e-4, atol=1e-6)
+    fast, slow = (torch.autograd.grad(cost.sum(), z)[0] for cost in (objective(z)[0], plain(z)))
+    torch.testing.assert_close(fast, slow, rtol=1e-3, atol=1e-3 * slow.abs().max().item())
 
 
 def test_knowing_the_draw_it_recovers_the_visible_part_as_an_attack_does_without_a_policy(lenet):
@@ -114,7 +132,7 @@ def test_not_knowing_the_draw_it_finds_the_one_of_least_cost(lenet, victims):
     assert not seen.knows.draws
     found = reconstruct(seen, ThroughPolicy(inner=inner), rng=0, start=start)
     assert (found.cost <= 1.1 * known.cost + 1e-3).all()
-    each = [reconstruct(through(seen, form), inner, rng=0, start=start).cost for form in forms("43")]
+    each = [reconstruct(through(seen, [[form] * 4]), inner, rng=0, start=start).cost for form in forms("43")]
     torch.testing.assert_close(found.cost, torch.stack(each).amin(0), rtol=0.2, atol=1e-3)
     assert found.images.shape == victims[0].shape
     assert found.labels.flatten().tolist() == victims[1].tolist()
@@ -122,17 +140,58 @@ def test_not_knowing_the_draw_it_finds_the_one_of_least_cost(lenet, victims):
 
 def test_a_trial_leaves_the_cheapest_forms(lenet, victims):
     inner, seen = dataclasses.replace(ANNEALED, steps=30), seen_by(lenet, victims, "3-1-7", "policy")
-    tried = []
+    start, possible = torch.rand(victims[0].shape, generator=rng(3)), forms("3-1-7")
+    options = {"rng": rng(0), "start": start, "progress": False}
+    few = ThroughPolicy(inner=inner, trial=10, keep=3)._likely(seen, **options)
+    short = dataclasses.replace(inner, steps=10)
+    each = [reconstruct(through(seen, [[f] * 4]), short, rng=0, start=start).cost for f in possible]
+    for i, order in enumerate(torch.stack(each, 1).argsort(1)[:, :3].tolist()):
+        assert [guess[0][i] for guess in few] == [possible[v] for v in order]
+    every = ThroughPolicy(inner=inner)._likely(seen, **options)
+    assert [guess[0][0] for guess in every] == possible
 
-    class Counted(ThroughPolicy):
-        def _tried(self, *given):
-            tried.append(super()._tried(*given))
-            return tried[-1]
 
-    reconstruct(seen, Counted(inner=inner, trial=10, keep=3), rng=0)
-    assert tried[0].sum(1).tolist() == [3] * 4
-    reconstruct(seen, Counted(inner=inner), rng=0)
-    assert tried[1].all()
+def test_the_combinations_of_least_sum_are_those_of_all():
+    costs = torch.rand(3, 5, 4, generator=rng(0))
+    found = least(costs, 6)
+    for i in range(5):
+        every = sorted(
+            itertools.product(range(4), repeat=3), key=lambda c, i=i: sum(costs[r, i, c[r]] for r in range(3))
+        )
+        assert [tuple(each) for each in found[:, :, i].tolist()] == every[:6]
+
+
+def rounds_of(lenet, victims, policy, knows, count):
+    threat = ThreatModel(defense=knows)
+    return Observed.join([observe(lenet, *victims, defense=policy, rng=r + 1, threat=threat) for r in range(count)])
+
+
+@pytest.mark.parametrize("knows", ["policy", "draws"])
+def test_one_round_of_several_is_the_attack_on_one(lenet, victims, knows):
+    attack = ThroughPolicy(inner=dataclasses.replace(ANNEALED, steps=20), trial=5)
+    one = reconstruct(seen_by(lenet, victims, "3-1-7", knows), attack, rng=0)
+    joined = reconstruct(rounds_of(lenet, victims, "3-1-7", knows, 1), attack, rng=0)
+    torch.testing.assert_close(one.images, joined.images)
+    same = rounds_of(lenet, victims, "3-1-7", "draws", 1)
+    twice = dataclasses.replace(same, updates=same.updates * 2, knows=Knowledge("3-1-7", same.knows.draws * 2))
+    torch.testing.assert_close(
+        reconstruct(twice, attack, rng=0).images, reconstruct(same, attack, rng=0).images, rtol=1e-3, atol=1e-3
+    )
+
+
+def test_two_rounds_show_more_than_one(lenet, victims):
+    attack = ThroughPolicy(inner=dataclasses.replace(ANNEALED, steps=80), trial=10)
+    seen = {count: rounds_of(lenet, victims, "43", "draws", count) for count in (1, 4)}
+    assert any(len(set(each)) > 1 for each in zip(*drawn(seen[4].knows), strict=True))  # other draws in other rounds
+    found = {count: psnr(reconstruct(each, attack, rng=0).images, victims[0]).mean() for count, each in seen.items()}
+    assert found[4] > found[1] + 1
+    unknown = reconstruct(rounds_of(lenet, victims, "43", "policy", 4), attack, rng=0)
+    assert psnr(unknown.images, victims[0]).mean() > found[1]
+
+
+def test_a_guess_of_several_rounds_needs_a_trial(lenet, victims):
+    with pytest.raises(AtsError, match=r"trial=0: .* of 2 rounds"):
+        reconstruct(rounds_of(lenet, victims, "43", "policy", 2), ThroughPolicy(inner=ANNEALED), rng=0)
 
 
 @pytest.mark.parametrize(
@@ -149,6 +208,78 @@ def test_a_server_that_does_not_know_the_policy_or_sees_batches_is_refused(lenet
         reconstruct(seen_by(lenet, victims, "3", "unknown"), ThroughPolicy(inner=ANNEALED), rng=0)
     with pytest.raises(AtsError, match=r"needs one image per gradient; ThreatModel\.batch=2"):
         reconstruct(seen_by(lenet, victims, "3", "policy", batch=2), ThroughPolicy(inner=ANNEALED), rng=0)
+
+
+# --- the policy used before or after ----------------------------------------------------------------------
+
+
+def test_it_starts_from_the_mean_image_after_the_policy(lenet, victims):
+    inner = dataclasses.replace(ANNEALED, steps=1, lr=1e-6)
+    made = reconstruct(seen_by(lenet, victims, "3-1-7", "policy"), FromMean(inner=inner, images="shapes"), rng=0)
+    torch.testing.assert_close(made.images, policy_image("shapes", "3-1-7", True).expand_as(made.images))
+
+
+@pytest.fixture(scope="module")
+def own():
+    return transform(load("shapes", "train").pixels[:1000], rng=rng(7))
+
+
+UNDO = Undone(inner=ANNEALED, images="shapes")
+
+
+def test_what_was_drawn_is_read_off_an_image_by_what_is_likely(own):
+    images = transform(load("shapes", "test").pixels[:24], rng=rng(8))
+    parsed = parse_policy(HYBRID)
+    draw = parsed.draw(24, rng=rng(9))
+    ((*true,),) = drawn(Knowledge(HYBRID, (tuple(part.unsqueeze(1) for part in draw),)))
+    found = UNDO.likeliest(to_images(parsed.apply_draw(images, *draw)), own, HYBRID)
+    assert sum(a == b for a, b in zip(found, true, strict=True)) > 18  # of sixteen forms each
+    assert all(a[0] == b[0] for a, b in zip(found, true, strict=True))
+
+
+@pytest.mark.parametrize(("form", "more"), [(((0,), (1,)), 20), (((18,), (-1,)), 5), (((43,), (1,)), 10)], ids=str)
+def test_a_policy_is_undone_by_gradient_steps(own, form, more):
+    images = load("shapes", "test").pixels[:8]
+    made = to_images(_exact(images, form))
+    found = dataclasses.replace(UNDO, noise=0.1).undo(made, [form] * 8, to_images(own))
+    assert psnr(found, to_images(images)).mean() > psnr(made, to_images(images)).mean() + more
+
+
+def test_the_undone_image_is_that_of_the_standard_attack(lenet, victims):
+    attack = dataclasses.replace(UNDO, inner=dataclasses.replace(ANNEALED, steps=60))
+    seen = seen_by(lenet, victims, "0", "draws")
+    bare = reconstruct(seen, attack.inner, rng=0)
+    undone = reconstruct(seen, attack, rng=0)
+    torch.testing.assert_close(undone.cost, bare.cost)
+    assert psnr(undone.images, 1 - bare.images.clamp(0, 1)).mean() > 15
+    assert psnr(undone.images, victims[0]).mean() > psnr(bare.images, victims[0]).mean() + 3
+
+
+@pytest.mark.parametrize("attack", [FromMean(inner=ANNEALED, images="shapes"), UNDO], ids=["from mean", "undone"])
+def test_who_does_not_know_the_policy_can_use_it_neither_before_nor_after(lenet, victims, attack):
+    with pytest.raises(AtsError, match=f"{type(attack).__name__} needs a server that knows the policy"):
+        reconstruct(seen_by(lenet, victims, "3", "unknown"), attack, rng=0)
+
+
+def test_undoing_needs_one_round_and_sensible_numbers(lenet, victims):
+    with pytest.raises(AtsError, match="Undone needs one round, in which the policy drew once; there are 2"):
+        reconstruct(rounds_of(lenet, victims, "3", "policy", 2), UNDO, rng=0)
+    with pytest.raises(AtsError, match=r"Undone\.noise=0\.0 must be above 0"):
+        dataclasses.replace(UNDO, noise=0.0)
+
+
+def test_one_call_attacks_with_more_and_more_knowledge(lenet, victims):
+    short = dataclasses.replace(ANNEALED, steps=40)
+    seen = seen_by(lenet, victims, "0-43", "draws")
+    made = by_knowledge(seen, short, rng=0)
+    assert list(made) == ["does not know the policy", "knows the policy", "knows its draws"]
+    for name, attack in zip(made, (short, *[ThroughPolicy(inner=short, trial=30)] * 2), strict=True):
+        view = seen_by(lenet, victims, "0-43", "policy" if name == "knows the policy" else "draws")
+        torch.testing.assert_close(reconstruct(view, attack, rng=0).cost, made[name].cost, rtol=1e-3, atol=1e-5)
+    with pytest.raises(AtsError, match="needs a server that knows the policy"):
+        by_knowledge(seen_by(lenet, victims, "3", "unknown"), short, rng=0)
+    with pytest.raises(AtsError, match=r"by_knowledge: attack .* must be a GradientMatching"):
+        by_knowledge(seen, UNDO, rng=0)
 
 
 # --- the page -----------------------------------------------------------------------------------------------

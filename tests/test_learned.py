@@ -18,7 +18,7 @@ from atslib.rng import rng
 
 pytestmark = pytest.mark.usefixtures("one_thread", "few_images")
 SHORT = Learned(
-    inner=dataclasses.replace(ATTACKS["annealed-lenet"], steps=2), dataset="shapes", images=6, epochs=1, width=4
+    inner=dataclasses.replace(ATTACKS["annealed-lenet"], steps=2), images="shapes", pairs=6, epochs=1, width=4
 )
 
 
@@ -64,10 +64,10 @@ def test_it_knows_the_policy_and_never_the_private_images(seen):
 def test_what_it_refuses(seen):
     with refused("Learned needs a server that knows the policy: ThreatModel(defense='policy')"):
         SHORT.run(dataclasses.replace(seen, knows=type(seen.knows)()), rng=rng(0))
-    with refused("Learned.dataset='shapes-grey' has (1, 28, 28) images, seen are (3, 32, 32)"):
-        dataclasses.replace(SHORT, dataset="shapes-grey").run(seen, rng=rng(0))
+    with refused("Learned.images='shapes-grey' has (1, 28, 28) images, seen are (3, 32, 32)"):
+        dataclasses.replace(SHORT, images="shapes-grey").run(seen, rng=rng(0))
     with refused("there are 2 updates; take it of each"):
         SHORT.run(Observed.join([seen, seen]), rng=rng(0))
-    for field in ("images", "epochs", "width"):
+    for field in ("pairs", "epochs", "width"):
         with pytest.raises(AtsError, match=rf"Learned\.{field}=0 must be at least 1"):
             dataclasses.replace(SHORT, **{field: 0})

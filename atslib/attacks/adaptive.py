@@ -2,23 +2,20 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from atslib.attacks.attack import Reconstruction
 from atslib.attacks.engine import match
 from atslib.attacks.matching import GradientMatching
 from atslib.attacks.starts import STARTS
-from atslib.clients.threat import Observed, Update
+from atslib.clients.threat import Knowledge, Observed
 from atslib.errors import AtsError, check_kind, check_types
 from atslib.models import normalization_layer
 from atslib.policies.operations import OPS, magnitude
 from atslib.policies.policy import Hybrid, parse_policy
-from atslib.policies.twins import SIGNED, twin
-
-Form = tuple[tuple[int, ...], tuple[int, ...]]  # operations, and the sign that was drawn for each
+from atslib.policies.twins import SIGNED, Form
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,6 +27,10 @@ class ThroughPolicy:
     the draws are known (`ThreatModel.defense` "draws") there is one form for each image. Crop and flip are not
     modelled: what comes out is the image before the policy and after them. Pixels that the policy moved out of
     the frame leave no trace in the gradient; the prior of `inner` fills them.
+
+    Of several rounds (`Observed.join`) one image is searched whose gradients after each round's policy are those that
+    were seen. Forms are tried in each round alone, and attacked in full are the combinations of least total cost: a
+    greedy choice, since all combinations of eight rounds would be millions.
 
     Attributes:
         inner: the attack that is made in each form.
@@ -55,7 +56,7 @@ class ThroughPolicy:
 
     @property
     def evaluations(self) -> int:
-        """How often the gradient of the cost is computed for each image, of a policy with eight forms."""
+        """How often the gradient of the cost is computed for each image and round, of a policy with eight forms."""
         return 8 * self.trial + (self.keep if self.trial else 8) * self.inner.evaluations
 
     def run(
@@ -69,109 +70,107 @@ class ThroughPolicy:
         Raises:
             AtsError: the policy is not known, or a gradient is of several images.
         """
-        if seen.knows.policy is None:
-            raise AtsError("ThroughPolicy needs a server that knows the policy: ThreatModel(defense='policy')")
-        if seen.threat.batch > 1:
-            raise AtsError(f"ThroughPolicy needs one image per gradient; ThreatModel.batch={seen.threat.batch}")
-        possible = forms(seen.knows.policy)
-        begin = self._starts(seen, rng) if start is None else start.reshape(-1, len(seen), *seen.shape)
+        known_policy(seen, self, single=True)
+        begin = self.starts(seen, rng) if start is None else start
+        options = {"rng": rng, "start": begin, "progress": progress}
+        guesses = [drawn(seen.knows)] if seen.knows.draws else self._likely(seen, **options)
+        return _cheapest([match(through(seen, rounds), [self.inner] * len(seen), **options) for rounds in guesses])
 
-        def made(form: Form, rows: Tensor, attack: GradientMatching) -> Reconstruction:
-            part = through(seen.take(rows), form)
-            return match(part, [attack] * len(rows), rng=rng, start=begin[:, rows], progress=progress)
-
-        tried = self._tried(seen, possible, made)
-        best: Reconstruction | None = None
-        for form, rows in zip(possible, tried.T, strict=True):
-            if len(chosen := rows.nonzero().squeeze(1)):
-                best = _cheaper(best, made(form, chosen, self.inner), chosen, seen)
-        return best
-
-    def _starts(self, seen: Observed, rng: torch.Generator) -> Tensor:
+    def starts(self, seen: Observed, rng: torch.Generator) -> Tensor:
         """Where every form begins, (restarts, N, C, H, W) in [0, 1] units."""
         draw, normalize = STARTS[self.inner.start], normalization_layer(seen.updates[0].model)
         drawn = [draw(seen.shape, rng, normalize) for _ in range(self.inner.restarts * len(seen))]
         return normalize.inverse(torch.stack(drawn).to(normalize.mean)).unflatten(0, (-1, len(seen)))
 
-    def _tried(
-        self, seen: Observed, possible: list[Form], made: Callable[[Form, Tensor, GradientMatching], Reconstruction]
-    ) -> Tensor:
-        """Which forms are attacked in full, (N, V) bool."""
-        if seen.knows.draws:
-            return _drawn(seen, possible)
-        everyone = torch.arange(len(seen))
-        whole = torch.ones(len(seen), len(possible), dtype=torch.bool)
-        if not self.trial or len(possible) <= self.keep:
-            return whole
-        short = dataclasses.replace(self.inner, steps=self.trial)
-        costs = torch.stack([made(form, everyone, short).cost for form in possible], 1).cpu()
-        order = costs.nan_to_num(torch.inf, torch.inf, torch.inf).argsort(1)
-        return torch.zeros_like(whole).scatter_(1, order[:, : self.keep], True)
+    def _likely(self, seen: Observed, **options: object) -> list[list[list[Form]]]:
+        """What is attacked in full: guesses, each of which has the form of every image in every round, [R][N]."""
+        possible, rounds = forms(seen.knows.policy), len(seen.updates)
+        count = len(possible) ** rounds
+        if not self.trial and count > len(possible):
+            raise AtsError(f"ThroughPolicy.trial=0: {count} combinations of the forms of {rounds} rounds; set a trial")
+        if not self.trial or count <= self.keep:
+            return [[[form] * len(seen) for form in each] for each in itertools.product(possible, repeat=rounds)]
+        costs = torch.stack([self._trial(dataclasses.replace(seen, updates=(u,)), **options) for u in seen.updates])
+        chosen = least(costs, self.keep).tolist()
+        return [[[possible[v] for v in images] for images in rounds] for rounds in chosen]
+
+    def _trial(self, seen: Observed, **options: object) -> Tensor:
+        """The cost of each form of a single round after a few steps, (N, V)."""
+        short = [dataclasses.replace(self.inner, steps=self.trial)] * len(seen)
+        tried = [[[form] * len(seen)] for form in forms(seen.knows.policy)]
+        costs = torch.stack([match(through(seen, rounds), short, **options).cost for rounds in tried], 1).cpu()
+        return costs.nan_to_num(torch.inf, torch.inf, torch.inf)
+
+
+def known_policy(seen: Observed, attack: object, *, single: bool = False) -> str:
+    """The policy that an attack needs to know, as text.
+
+    Raises:
+        AtsError: the server does not know it, or a gradient is of several images where it must be of a `single` one.
+    """
+    name = type(attack).__name__
+    if seen.knows.policy is None:
+        raise AtsError(f"{name} needs a server that knows the policy: ThreatModel(defense='policy')")
+    if single and seen.threat.batch > 1:
+        raise AtsError(f"{name} needs one image per gradient; ThreatModel.batch={seen.threat.batch}")
+    return seen.knows.policy
+
+
+def least(costs: Tensor, keep: int) -> Tensor:
+    """The `keep` combinations of least sum, cheapest first: (R, N, V) → (keep, R, N), which of the V in each round."""
+    _, images, count = costs.shape
+    total, chosen = costs.new_zeros(images, 1), torch.zeros(images, 1, 0, dtype=torch.int64)
+    for cost in costs:
+        grown = (total[:, :, None] + cost[:, None, :]).flatten(1)
+        order = grown.argsort(dim=1, stable=True)[:, :keep]
+        parents = chosen.gather(1, (order // count)[:, :, None].expand(-1, -1, chosen.shape[2]))
+        total, chosen = grown.gather(1, order), torch.cat([parents, (order % count)[:, :, None]], 2)
+    return chosen.permute(1, 2, 0)
 
 
 def forms(policy: str) -> list[Form]:
     """All that a policy can draw, one entry per member and combination of the signs that matter."""
-    parsed, found = parse_policy(policy), []
-    for member in parsed.members if isinstance(parsed, Hybrid) else (parsed,):
-        turns = [(1, -1) if OPS[i].name in SIGNED and magnitude(OPS[i]) else (1,) for i in member.ids]
-        found += [(member.ids, signs) for signs in itertools.product(*turns)]
+    found = []
+    for ids in _members(policy):
+        found += [(ids, signs) for signs in itertools.product(*[(1, -1) if turns else (1,) for turns in _turns(ids)])]
     return list(dict.fromkeys(found))
 
 
-def _drawn(seen: Observed, possible: list[Form]) -> Tensor:
-    """The one form of each image that was drawn, (N, V) bool."""
-    (member, signs), parsed = seen.knows.draws[0], parse_policy(seen.knows.policy)
-    members = parsed.members if isinstance(parsed, Hybrid) else (parsed,)
-    found = torch.zeros(len(seen), len(possible), dtype=torch.bool)
-    for row, (which, drawn) in enumerate(zip(member.flatten().tolist(), signs.flatten(0, 1).tolist(), strict=True)):
-        ids = members[which].ids
-        matter = [OPS[i].name in SIGNED and bool(magnitude(OPS[i])) for i in ids]
-        known = tuple(sign if counts else 1 for sign, counts in zip(drawn, matter, strict=False))
-        found[row, possible.index((ids, known))] = True
-    return found
+def drawn(knows: Knowledge) -> list[list[Form]]:
+    """The form of each image in each round, [R][N], where the draws are known."""
+    members = _members(knows.policy)
+
+    def form(which: int, signs: list[int]) -> Form:
+        ids = members[which]
+        return ids, tuple(s if turns else 1 for s, turns in zip(signs, _turns(ids), strict=False))
+
+    rounds = [(member.flatten().tolist(), signs.flatten(0, 1).tolist()) for member, signs in knows.draws]
+    return [[form(*each) for each in zip(*images, strict=True)] for images in rounds]
 
 
-class Through(nn.Module):
-    """A network behind a policy: [0, 1] images → one form of the policy → the network."""
-
-    def __init__(self, model: nn.Module, form: Form):
-        super().__init__()
-        self.normalize, self.model = normalization_layer(model), model
-        self.ids, self.signs = form
-
-    def forward(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) in [0, 1] → logits."""
-        signs = torch.tensor([self.signs] * len(images)).view(len(images), len(self.ids))
-        return self.model(twin(self.ids, images, signs))
+def _members(policy: str) -> list[tuple[int, ...]]:
+    parsed = parse_policy(policy)
+    return [member.ids for member in (parsed.members if isinstance(parsed, Hybrid) else (parsed,))]
 
 
-def through(seen: Observed, form: Form) -> Observed:
-    """What was seen, by an attacker who puts one form of the policy in front of the network."""
-
-    def behind(update: Update) -> Update:
-        statistics = {f"model.{name}": value for name, value in update.statistics.items()}
-        return dataclasses.replace(update, model=Through(update.model, form), statistics=statistics)
-
-    return dataclasses.replace(seen, updates=tuple(map(behind, seen.updates)))
+def _turns(ids: tuple[int, ...]) -> list[bool]:
+    """Whether the sign of each operation matters."""
+    return [OPS[i].name in SIGNED and bool(magnitude(OPS[i])) for i in ids]
 
 
-def _cheaper(best: Reconstruction | None, new: Reconstruction, rows: Tensor, seen: Observed) -> Reconstruction:
-    """The best so far of all N images, with what is cheaper in `new`, which is of some of them."""
-    if best is None:
-        images = new.images.new_zeros(len(seen), *seen.shape)
-        best = dataclasses.replace(
-            Reconstruction.of(images, seen),
-            cost=new.cost.new_full((len(seen),), torch.inf),
-            trace=new.trace.new_full((len(new.trace), len(seen)), torch.nan),
-            labels=new.labels.new_full((len(seen), 1), -1),
-        )
-    rows = rows.to(new.cost.device)
-    better = new.cost < best.cost[rows]
-    into, taken = rows[better], better.nonzero().squeeze(1)
-    values = {name: getattr(best, name).clone() for name in ("images", "cost", "labels", "stuck", "restart", "trace")}
-    for name, value in values.items():
-        if name == "trace":
-            value[:, into] = new.trace[:, taken]
-        else:
-            value[into] = getattr(new, name)[taken]
-    return dataclasses.replace(best, **values)
+def through(seen: Observed, rounds: list[list[Form]]) -> Observed:
+    """What was seen, by an attacker who takes the policy to have made these forms of the N images in each round."""
+    updates = [dataclasses.replace(u, forms=tuple(each)) for u, each in zip(seen.updates, rounds, strict=True)]
+    return dataclasses.replace(seen, updates=tuple(updates))
+
+
+def _cheapest(made: list[Reconstruction]) -> Reconstruction:
+    """Of each gradient the reconstruction that costs least."""
+    best = torch.stack([each.cost for each in made]).nan_to_num(torch.inf, torch.inf, torch.inf).argmin(0)
+    rows = torch.arange(len(best), device=best.device)
+    whole = {
+        n: torch.stack([getattr(each, n) for each in made]) for n in ("images", "cost", "labels", "stuck", "restart")
+    }
+    picked = {name: value[best, rows] for name, value in whole.items()}
+    trace = torch.stack([each.trace.T for each in made])[best, rows].T
+    return dataclasses.replace(made[0], **picked, trace=trace)

@@ -6,12 +6,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from atslib.attacks.adaptive import known_policy
 from atslib.attacks.attack import Reconstruction
 from atslib.attacks.matching import GradientMatching
 from atslib.clients.prepare import to_images
 from atslib.clients.threat import Observed, ThreatModel, observe
 from atslib.data.load import load
-from atslib.errors import AtsError, check_types
+from atslib.errors import AtsError, check_kind, check_types
 from atslib.policies.operations import crop_and_flip
 from atslib.policies.policy import parse_policy
 
@@ -30,28 +31,29 @@ class Learned:
 
     Attributes:
         inner: the attack on the private and the auxiliary gradients.
-        dataset: whose training images are auxiliary; a name for `load`.
-        images: how many.
+        images: whose training images are auxiliary, a name in `DATASETS`.
+        pairs: how many of them.
         epochs: over the pairs.
         width: channels of the network's first layer.
     """
 
     inner: GradientMatching
-    dataset: str
-    images: int = 1_000
+    images: str
+    pairs: int = 600
     epochs: int = 40
     width: int = 16
 
     def __post_init__(self) -> None:
         check_types(self)
-        for field in ("images", "epochs", "width"):
+        check_kind("Learned.inner", self.inner, GradientMatching, "an atslib.GradientMatching")
+        for field in ("pairs", "epochs", "width"):
             if getattr(self, field) < 1:
                 raise AtsError(f"Learned.{field}={getattr(self, field)} must be at least 1")
 
     @property
     def title(self) -> str:
         """The inner attack's, in words."""
-        return f"{self.inner.title}, corrected by a network of {self.images} auxiliary images"
+        return f"{self.inner.title}, corrected by a network of {self.pairs} auxiliary images"
 
     @property
     def evaluations(self) -> int:
@@ -69,27 +71,24 @@ class Learned:
         Raises:
             AtsError: the policy is not known, a gradient is of several images, or there are several rounds.
         """
-        if seen.knows.policy is None:
-            raise AtsError("Learned needs a server that knows the policy: ThreatModel(defense='policy')")
-        if seen.threat.batch > 1:
-            raise AtsError(f"Learned needs one image per gradient; ThreatModel.batch={seen.threat.batch}")
+        policy = known_policy(seen, self, single=True)
         own = self.inner.run(seen, rng=rng, start=start, progress=progress)
-        photographs, reconstructions = self._pairs(seen, rng, progress)
+        photographs, reconstructions = self._pairs(seen, policy, rng, progress)
         correct = _learned(reconstructions, photographs, self, rng)
         with torch.no_grad():
             images = torch.cat([correct(part) for part in own.images.clamp(0, 1).split(BATCH)]).clamp(0, 1)
         return dataclasses.replace(own, images=images)
 
-    def _pairs(self, seen: Observed, rng: torch.Generator, progress: bool) -> tuple[Tensor, Tensor]:
+    def _pairs(self, seen: Observed, policy: str, rng: torch.Generator, progress: bool) -> tuple[Tensor, Tensor]:
         """Auxiliary images before the policy, and what the inner attack makes of their gradients, both (n, C, H, W)."""
-        known = load(self.dataset, "train")
-        rows = torch.randperm(len(known), generator=rng)[: self.images]
+        known = load(self.images, "train")
+        rows = torch.randperm(len(known), generator=rng)[: self.pairs]
         before = crop_and_flip(known.pixels[rows], rng=rng)
         if before.shape[1:] != seen.shape:
             raise AtsError(
-                f"Learned.dataset={self.dataset!r} has {tuple(before.shape[1:])} images, seen are {seen.shape}"
+                f"Learned.images={self.images!r} has {tuple(before.shape[1:])} images, seen are {seen.shape}"
             )
-        after, device = parse_policy(seen.knows.policy)(before, rng=rng), seen.gradients.device
+        after, device = parse_policy(policy)(before, rng=rng), seen.gradients.device
         theirs = observe(
             seen.model,
             to_images(after).to(device),

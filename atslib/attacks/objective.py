@@ -75,7 +75,7 @@ class Objective:
     def _distance(self, i: int, images: Tensor, targets: Tensor) -> Tensor:
         """Between the gradients that the images would give and those sent in update `i`, (N,)."""
         update = self.seen.updates[i]
-        gradients = problem_gradients(update.model, images, targets, buffers=update.statistics)
+        gradients = problem_gradients(update.model, update.transformed(images), targets, buffers=update.statistics)
         self.sent[i] = self.sent[i].laid_out(gradients)
         return self.distance(gradients, self.sent[i])
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from atslib.attacks.adaptive import ThroughPolicy, known_policy
 from atslib.attacks.attack import Attack, Reconstruction, check_returned
 from atslib.attacks.engine import match
 from atslib.attacks.matching import GradientMatching
@@ -91,6 +92,36 @@ def _whole(result: object, seen: Observed) -> Reconstruction:
         raise AtsError(f"an attack returned a {type(result).__name__}; it must be a Reconstruction or images")
     check_returned(result.images, seen)
     return result
+
+
+def by_knowledge(
+    seen: Observed, attack: str | GradientMatching, *, rng: torch.Generator | int, trial: int = 30, keep: int = 2,
+    progress: bool = False,
+) -> dict[str, Reconstruction]:  # fmt: skip
+    """The same attack by servers that know more and more of the client's policy, from the same starts.
+
+    Args:
+        seen: by the one that knows most, of one image per gradient: `ThreatModel(defense="draws")`, or "policy".
+        attack: the name of a preset of gradient matching, or one of your own.
+        rng: the stream of the starts, or a seed for one.
+        trial, keep: of `ThroughPolicy`, where the draws are not known.
+    Returns:
+        "does not know the policy", which reconstructs what the network got, "knows the policy", and where `seen` says
+        what was drawn "knows its draws"; these two reconstruct the image before the policy.
+    Raises:
+        AtsError: the policy is not known, or the attack matches no gradients.
+    """
+    attack, rng = _preset(attack), as_stream(rng)
+    if not isinstance(attack, GradientMatching):
+        raise AtsError(f"by_knowledge: attack {attack!r} must be a GradientMatching or the name of one")
+    through = ThroughPolicy(inner=attack, trial=min(trial, attack.steps), keep=keep)
+    known_policy(seen, through, single=True)
+    told = replace(seen.knows, draws=())
+    views = {"does not know the policy": (seen, attack), "knows the policy": (replace(seen, knows=told), through)}
+    if seen.knows.draws:
+        views["knows its draws"] = (seen, through)
+    options = {"rng": rng, "start": through.starts(seen, rng), "progress": progress}
+    return {name: reconstruct(view, each, **options) for name, (view, each) in views.items()}
 
 
 def _preset(attack: object) -> object:

@@ -43,7 +43,7 @@ def batch_norm_distance(images: Tensor, seen: Observed) -> Tensor:
             raise AtsError(
                 "the penalty 'batch-norm' needs a network with batch normalization; the attacked one has none"
             )
-        own = batch_statistics(update.model, images, buffers=update.statistics)
+        own = batch_statistics(update.model, update.transformed(images), buffers=update.statistics)
         total = total + torch.stack([_norm(own[name] - known[name]) for name in own]).sum(0)
     return (total / len(seen.updates)).unsqueeze(1)
 

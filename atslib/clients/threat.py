@@ -16,6 +16,7 @@ from atslib.gradients.inputs import check_images, check_labels, check_network, f
 from atslib.gradients.problems import batch_statistics, flatten, problem_gradients
 from atslib.models import in_mode, normalization_layer
 from atslib.policies.policy import parse_policy
+from atslib.policies.twins import Form, twins
 from atslib.rng import as_stream
 from atslib.store import ADDED_SINCE
 
@@ -88,6 +89,7 @@ class Update:
         kind: "gradient" or "difference".
         statistics: (N, width) by buffer name: what a victim in train mode normalized with, where it is known.
         local: what is known of local training, such as {"steps": 5, "lr": 0.1}; None for a single gradient.
+        forms: for each of the N, what the attacker takes the policy to have made of its images; none by default.
     """
 
     model: nn.Module
@@ -95,9 +97,17 @@ class Update:
     kind: str = "gradient"
     statistics: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     local: dict[str, float] | None = None
+    forms: tuple[Form, ...] = ()
 
     def __post_init__(self) -> None:
         choose("Update.kind", self.kind, KINDS)
+
+    def transformed(self, images: Tensor) -> Tensor:
+        """What the network gets of images (N, k, C, H, W) in [0, 1]: they, or the differentiable twin of `forms`."""
+        if not self.forms:
+            return images
+        each = [form for form in self.forms for _ in range(images.shape[1])]
+        return twins(each, images.flatten(0, 1)).view_as(images)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,10 +154,12 @@ class Observed:
 
     def take(self, members: slice | Tensor) -> "Observed":
         """The same view of some of the N gradients."""
+        rows = torch.arange(len(self))[members if isinstance(members, slice) else members.cpu()].tolist()
 
         def part(update: Update) -> Update:
             statistics = {name: value[members] for name, value in update.statistics.items()}
-            return dataclasses.replace(update, gradients=update.gradients[members], statistics=statistics)
+            forms = tuple(update.forms[row] for row in rows) if update.forms else ()
+            return dataclasses.replace(update, gradients=update.gradients[members], statistics=statistics, forms=forms)
 
         draws = tuple((member[members], signs[members]) for member, signs in self.knows.draws)
         return dataclasses.replace(

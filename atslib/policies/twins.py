@@ -13,6 +13,7 @@ from torch import Tensor
 from atslib.errors import AtsError
 from atslib.policies.operations import KERNELS, OPS, magnitude, rotate_table, shear_table
 
+Form = tuple[tuple[int, ...], tuple[int, ...]]  # operations, and the sign that was drawn for each
 SIGNED = ("shearY", "translateX", "translateY", "color", "contrast", "brightness", "sharpness")  # turn with their sign
 LUMA = (19595 / 65536, 38470 / 65536, 7471 / 65536)  # of red, green and blue, as Pillow weighs them
 
@@ -40,6 +41,23 @@ def twin(ids: Sequence[int], images: Tensor, signs: Tensor) -> Tensor:
         sign = signs[:, column].to(images.device).view(-1, 1, 1, 1)
         images = TWINS[OPS[index].name](images, magnitude(OPS[index]), sign)
     return images
+
+
+def twins(forms: Sequence[Form], images: Tensor) -> Tensor:
+    """`twin` with a form of its own for each image, (B, C, H, W) in [0, 1] → the same; B forms."""
+    members: dict[tuple[int, ...], list[int]] = {}
+    for row, (ids, _) in enumerate(forms):
+        members.setdefault(ids, []).append(row)
+    if len(members) == 1:
+        (ids,) = members
+        return twin(ids, images, _signs(forms, ids))
+    made = [twin(ids, images[rows], _signs([forms[i] for i in rows], ids)) for ids, rows in members.items()]
+    order = torch.tensor([row for rows in members.values() for row in rows], device=images.device)
+    return torch.cat(made)[order.argsort()]
+
+
+def _signs(forms: Sequence[Form], ids: tuple[int, ...]) -> Tensor:
+    return torch.tensor([signs for _, signs in forms], dtype=torch.int64).view(len(forms), len(ids))
 
 
 def _mirrored(move: Callable[[Tensor, float], Tensor]) -> Callable[[Tensor, float, Tensor], Tensor]:

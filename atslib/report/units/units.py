@@ -8,9 +8,11 @@ from torch import Tensor, nn
 
 from atslib.attacks import ATTACKS, Attack, GradientMatching, reconstruct
 from atslib.attacks.adaptive import ThroughPolicy
+from atslib.attacks.informed import FromMean, Undone
+from atslib.attacks.learned import Learned
 from atslib.attacks.starts import STARTS
 from atslib.clients.prepare import streams, to_images, transform
-from atslib.clients.threat import Knowledge, ThreatModel, observe
+from atslib.clients.threat import Knowledge, Observed, ThreatModel, observe
 from atslib.errors import AtsError
 from atslib.measures.identification import identification
 from atslib.measures.metrics import mse, psnr, ssim
@@ -19,7 +21,7 @@ from atslib.policies.policy import forms, parse_policy
 from atslib.report.units.networks import ModelUnit, OnModel, dataset, trained, victim
 from atslib.report.units.settings import Settings
 from atslib.rng import rng
-from atslib.store import Artifact, Store
+from atslib.store import ADDED_SINCE, Artifact, Store
 
 TRACE = 26  # steps at most whose costs are kept of every attack
 CHUNK = 16  # gradients of single images in memory at once
@@ -32,14 +34,15 @@ class AttackUnit(OnModel):
     """What decides a batch of attacks: the model, the victims' images and the attack.
 
     The crops and flips, and the starts, are the same for every policy, defense and attack of one seed:
-    comparisons are paired. Images are the test images `first` … `last` - 1.
+    comparisons are paired. Images are the test images `first` … `last` - 1. In each of several `rounds` the policy
+    draws anew for the same images after the same crops and flips; `target` is what the client used in the first.
     """
 
     kind: ClassVar[str] = "attack"
 
     model: ModelUnit
     policy: str
-    attack: GradientMatching | ThroughPolicy | Attack
+    attack: GradientMatching | ThroughPolicy | FromMean | Undone | Learned | Attack
     first: int
     last: int
     crop_flip: bool = True
@@ -47,6 +50,7 @@ class AttackUnit(OnModel):
     defense: str = ""
     frames: int = FRAMES
     seed: int = 0
+    rounds: int = dataclasses.field(default=1, metadata=ADDED_SINCE)
 
     def __post_init__(self) -> None:
         if not dataclasses.is_dataclass(self.attack) or not hasattr(self.attack, "run"):
@@ -59,12 +63,13 @@ class AttackUnit(OnModel):
         """Policy, images and steps."""
         images = f"images {self.first}-{self.last - 1}"
         defended = f" and {self.defense}" if self.defense else ""
-        return f"{self.policy or 'no policy'}{defended}, {images}, {getattr(self.attack, 'title', self.kind)}"
+        seen = f", {self.rounds} rounds" if self.rounds > 1 else ""
+        return f"{self.policy or 'no policy'}{defended}, {images}{seen}, {getattr(self.attack, 'title', self.kind)}"
 
     @property
     def passes(self) -> float:
-        """Two nested gradients, seven passes, a step and image."""
-        return 7 * getattr(self.attack, "evaluations", 1) * (self.last - self.first)
+        """Two nested gradients, seven passes, a step, image and round."""
+        return 7 * getattr(self.attack, "evaluations", 1) * (self.last - self.first) * self.rounds
 
     def make(self, store: Store, device: torch.device) -> object:
         """Attack, if it is not in the store."""
@@ -193,14 +198,25 @@ def before(unit: AttackUnit) -> Tensor:
     return transformed(unit.model.dataset, "", unit.last, seed=unit.seed, crop_flip=unit.crop_flip)[unit.first :]
 
 
-def _known(unit: AttackUnit) -> Knowledge:
-    """What the unit's attacker knows of its policy."""
+def _known(unit: AttackUnit, drawn: tuple[Tensor, Tensor]) -> Knowledge:
+    """What the unit's attacker knows of its policy, of which this was drawn for the images 0 … `last` - 1."""
     if unit.threat.defense == "unknown":
         return Knowledge()
     if unit.threat.defense == "policy" or not unit.policy:
         return Knowledge(unit.policy)
-    drawn = parse_policy(unit.policy).draw(unit.last, rng=streams(unit.seed, unit.policy)[1])
     return Knowledge(unit.policy, (tuple(part[unit.first :].unsqueeze(1) for part in drawn),))
+
+
+def _observed(unit: AttackUnit, model: nn.Module, labels: Tensor) -> Observed:
+    """What the server saw of the unit's images in all its rounds."""
+    rounds, policy, pixels = [], parse_policy(unit.policy), before(unit)
+    for path in [(), *((r,) for r in range(1, unit.rounds))]:
+        drawn = policy.draw(unit.last, rng=streams(unit.seed, unit.policy, *path)[1])
+        images = to_images(policy.apply_draw(pixels, *(part[unit.first :] for part in drawn))).to(labels.device)
+        stream = rng(unit.seed, "defense", unit.defense, *path)
+        seen = observe(model, images, labels, threat=unit.threat, defense=unit.defense, rng=stream)
+        rounds.append(dataclasses.replace(seen, knows=_known(unit, drawn)))
+    return Observed.join(rounds)
 
 
 def _attack(unit: AttackUnit, store: Store, device: torch.device, state: object) -> dict[str, Tensor]:
@@ -208,12 +224,8 @@ def _attack(unit: AttackUnit, store: Store, device: torch.device, state: object)
     model, _ = trained(unit.model, store, device)
     original, target, labels = (t.to(device) for t in targets(unit))
     images = to_images(target)
-    seen = observe(
-        model, images, labels, threat=unit.threat, defense=unit.defense, rng=rng(unit.seed, "defense", unit.defense)
-    )
-    seen = dataclasses.replace(seen, knows=_known(unit))
     attack = reconstruct(
-        seen,
+        _observed(unit, model, labels),
         unit.attack,
         rng=rng(unit.seed, "labels", unit.first),
         start=starts(unit, model),

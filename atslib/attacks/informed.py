@@ -1,0 +1,162 @@
+"""Attackers who know the policy and attack what the network got: from a better start, or undoing the policy afterwards.
+
+Both have images of their own, those of a training set, and know what the policy can make of them.
+"""
+
+import dataclasses
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributions import MultivariateNormal
+
+from atslib.attacks.adaptive import drawn, forms, known_policy
+from atslib.attacks.attack import Reconstruction
+from atslib.attacks.matching import GradientMatching
+from atslib.attacks.priors import total_variation
+from atslib.clients.prepare import mean_prepared, streams, to_images, transform
+from atslib.clients.threat import Observed
+from atslib.data.load import load
+from atslib.errors import AtsError, check_kind, check_types
+from atslib.policies.policy import Policy
+from atslib.policies.twins import Form, twins
+from atslib.rng import rng as stream
+
+OWN = 2_000  # images of the attacker's that a prior is fitted on
+BLUR = 8  # cells along each side of a blurred image
+SMOOTH = 0.2  # weight of the total variation, in units of what the attacker's images have
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FromMean:
+    """Starts from the mean of the attacker's images after crop, flip and policy, instead of from noise.
+
+    Attributes:
+        inner: the attack that is started there.
+        images: whose training images the attacker has, a name in `DATASETS`.
+        crop_flip: whether clients crop and flip.
+    """
+
+    inner: GradientMatching
+    images: str
+    crop_flip: bool = True
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_kind("FromMean.inner", self.inner, GradientMatching, "an atslib.GradientMatching")
+
+    @property
+    def title(self) -> str:
+        """The inner attack's, in words."""
+        return f"{self.inner.title} from the policy's mean image"
+
+    @property
+    def evaluations(self) -> int:
+        """The inner attack's."""
+        return self.inner.evaluations
+
+    def run(self, seen: Observed, *, rng: torch.Generator, progress: bool = False) -> Reconstruction:
+        """Run it on every gradient of `seen`.
+
+        Raises:
+            AtsError: the policy is not known, or the images are not of the shape of the attacked ones.
+        """
+        policy = known_policy(seen, self)
+        draws = stream(0, "floor", self.images, policy)
+        mean = mean_prepared(load(self.images, "train").pixels, policy, rng=draws, crop_flip=self.crop_flip)
+        start = mean.expand(len(seen) * seen.threat.batch, *mean.shape[1:])
+        return self.inner.run(seen, rng=rng, start=start, progress=progress)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Undone:
+    """Reconstructs what the network got, then undoes the policy.
+
+    What was drawn is read off the reconstruction, blurred to 8 × 8 cells: of all forms of the policy it is taken to
+    have the one under which it is likeliest, as a normal distribution fitted to the attacker's own images in that form
+    says. Then the image is searched whose form is closest to the reconstruction and which is itself likely among the
+    attacker's images before the policy (blurred as above; total variation for the rest), by gradient steps through
+    the policy's twin, so that no operation needs an inverse. Crop and flip stay.
+
+    Attributes:
+        inner: the attack whose reconstruction is undone.
+        images: whose training images the attacker has, a name in `DATASETS`.
+        crop_flip: whether clients crop and flip.
+        noise: standard deviation of a reconstruction's pixels about the truth that the attacker reckons with.
+        steps: of the search, with Adam.
+    """
+
+    inner: GradientMatching
+    images: str
+    crop_flip: bool = True
+    noise: float = 0.2
+    steps: int = 60
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_kind("Undone.inner", self.inner, GradientMatching, "an atslib.GradientMatching")
+        for field in ("noise", "steps"):
+            if getattr(self, field) <= 0:
+                raise AtsError(f"Undone.{field}={getattr(self, field)} must be above 0")
+
+    @property
+    def title(self) -> str:
+        """The inner attack's, in words."""
+        return f"{self.inner.title}, the policy undone afterwards"
+
+    @property
+    def evaluations(self) -> int:
+        """The inner attack's: what follows costs little beside it."""
+        return self.inner.evaluations
+
+    def run(
+        self, seen: Observed, *, rng: torch.Generator, start: Tensor | None = None, progress: bool = False
+    ) -> Reconstruction:
+        """Run it on every gradient of `seen`.
+
+        Raises:
+            AtsError: the policy is not known, a gradient is of several images, or there are several rounds.
+        """
+        policy = known_policy(seen, self, single=True)
+        if len(seen.updates) > 1:
+            raise AtsError(f"Undone needs one round, in which the policy drew once; there are {len(seen.updates)}")
+        made = self.inner.run(seen, rng=rng, start=start, progress=progress)
+        taken = torch.randperm(len(pixels := load(self.images, "train").pixels), generator=stream(0, "own"))[:OWN]
+        pixels = transform(pixels[taken], rng=streams(0, "own"), crop_flip=self.crop_flip)
+        images = made.images.nan_to_num().clamp(0, 1)
+        chosen = drawn(seen.knows)[0] if seen.knows.draws else self.likeliest(images, pixels, policy)
+        return dataclasses.replace(made, images=self.undo(images, chosen, to_images(pixels).to(images)))
+
+    def likeliest(self, images: Tensor, pixels: Tensor, policy: str) -> list[Form]:
+        """The form in which each of the images (B, C, H, W) most likely is, by the attacker's own, uint8."""
+        possible, likely = forms(policy), []
+        for ids, signs in possible:
+            each = torch.tensor(signs, dtype=torch.int64).expand(len(pixels), len(ids))
+            fitted = _normal(to_images(Policy(ids).apply_signs(pixels, each)).to(images), self.noise)
+            likely.append(fitted.log_prob(_blurred(images)))
+        return [possible[v] for v in torch.stack(likely).argmax(0).tolist()]
+
+    def undo(self, images: Tensor, chosen: list[Form], own: Tensor) -> Tensor:
+        """The likely images whose forms come close to `images` (B, C, H, W); `own` are the attacker's, in [0, 1]."""
+        prior, smooth, size = _normal(own, 0.01), total_variation(own).mean(), images[0].numel()
+        x = own.mean(0).expand_as(images).clone().requires_grad_()
+        optimizer = torch.optim.Adam([x], lr=0.1)
+        falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.steps)
+        for _ in range(self.steps):
+            off = (twins(chosen, x) - images).square().flatten(1).sum(1) / (2 * self.noise**2)
+            rough = SMOOTH * size * total_variation(x) / smooth
+            (x.grad,) = torch.autograd.grad((off + rough - prior.log_prob(_blurred(x))).sum(), x)
+            optimizer.step()
+            falling.step()
+            x.data.clamp_(0, 1)
+        return x.detach()
+
+
+def _blurred(images: Tensor) -> Tensor:
+    return F.adaptive_avg_pool2d(images, BLUR).flatten(1).double()
+
+
+def _normal(images: Tensor, noise: float) -> MultivariateNormal:
+    """Fitted to the images, blurred, with independent noise on top."""
+    cells = _blurred(images)
+    return MultivariateNormal(cells.mean(0), cells.T.cov() + noise**2 * torch.eye(cells.shape[1]).to(cells))
