@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
-from atslib.attacks import ATTACKS, FromMean, Undone, by_knowledge, reconstruct
+from atslib.attacks import ATTACKS, FromMean, GradientMatching, Undone, by_knowledge, reconstruct
 from atslib.attacks.adaptive import ThroughPolicy, drawn, forms, least, through
 from atslib.attacks.objective import Objective
 from atslib.clients.prepare import to_images, transform
@@ -21,11 +21,26 @@ from atslib.models import build_model
 from atslib.policies.policy import parse_policy
 from atslib.policies.twins import twin
 from atslib.report.pages import ext5_adaptive
-from atslib.report.pages.ext5_adaptive import DRAWS, POLICY, PUBLISHED, STRONGEST, adaptive_verdict
+from atslib.report.pages.ext5_adaptive import (
+    DRAWS,
+    FOUND,
+    LABEL,
+    MEAN,
+    POLICY,
+    PUBLISHED,
+    ROUNDS,
+    SINGLE,
+    STRONGEST,
+    UNDONE,
+    adaptive_verdict,
+    watching,
+)
 from atslib.report.units.archive import Archive, unit_of
+from atslib.report.units.networks import trained
 from atslib.report.units.settings import settings
 from atslib.report.units.table1 import HYBRID, POLICIES, SEARCHED
 from atslib.report.units.tables import policy_image
+from atslib.report.units.units import _observed, before, targets
 from atslib.rng import rng
 from atslib.store import Store
 
@@ -287,14 +302,39 @@ def test_one_call_attacks_with_more_and_more_knowledge(lenet, victims):
 
 def test_all_attackers_meet_the_same_images_crops_and_starts():
     units = ext5_adaptive.units(settings(profile="laptop", dataset="shapes", images=40))
-    assert len(units) == 4 * len(POLICIES) - 2
-    assert {unit.last for unit in units.values()} == {40}
+    every = {"none", *POLICIES[1:], FOUND}
+    without = {PUBLISHED: {FOUND}, STRONGEST: set()}
+    for name in SINGLE:
+        assert {policy for attacker, policy in units if attacker == name} == every - without.get(name, {"none"})
+    watched = {watching(POLICY, n) for n in ROUNDS} | {watching(DRAWS, ROUNDS[-1])}
+    assert {name for name, _ in units} == {*SINGLE, LABEL, *watched}
     for (attacker, policy), unit in units.items():
-        bare = units[STRONGEST, policy]
-        if attacker in (POLICY, DRAWS):
-            assert unit.attack.inner == bare.attack
-        assert dataclasses.replace(unit, attack=bare.attack, threat=bare.threat, frames=bare.frames) == bare
-        assert unit.threat.defense == {POLICY: "policy", DRAWS: "draws"}.get(attacker, "unknown")
+        bare, several = units[STRONGEST, policy], attacker in watched
+        matching = unit.attack if isinstance(unit.attack, GradientMatching) else unit.attack.inner
+        assert (matching == bare.attack) == (attacker != PUBLISHED)
+        same = {name: getattr(bare, name) for name in ("attack", "threat", "frames", "last", "rounds")}
+        assert dataclasses.replace(unit, **same) == bare
+        assert (unit.last, unit.rounds) == ((32, int(attacker.split()[-2])) if several else (40, 1))
+        knows = "draws" if DRAWS in attacker else "unknown" if attacker in (PUBLISHED, STRONGEST) else "policy"
+        assert unit.threat.defense == (knows if policy != "none" else "unknown")
+        assert unit.threat.labels == ("inferred" if attacker == LABEL else "known")
+
+
+def test_a_unit_of_several_rounds_draws_anew_for_the_same_images(kept):
+    chosen = settings(images=3, steps=3)
+    unit = ext5_adaptive.units(chosen)[watching(DRAWS, 2), HYBRID]
+    model = trained(unit.model, kept, torch.device("cpu"))[0]
+    seen = _observed(unit, model, targets(unit)[2])
+    assert len(seen.updates) == len(seen.knows.draws) == 2
+    assert not torch.equal(seen.knows.draws[0][1], seen.knows.draws[1][1])
+    for update, (member, signs) in zip(seen.updates, seen.knows.draws, strict=True):
+        made = parse_policy(HYBRID).apply_draw(before(unit), member[:, 0], signs[:, 0])
+        alone = observe(model, to_images(made), targets(unit)[2])
+        torch.testing.assert_close(alone.gradients, update.gradients)
+    torch.testing.assert_close(
+        _observed(dataclasses.replace(unit, rounds=1), model, targets(unit)[2]).gradients,
+        observe(model, to_images(targets(unit)[1]), targets(unit)[2]).gradients,
+    )
 
 
 def rows(gains, *, bare=5.0, images=40):
@@ -330,21 +370,28 @@ def test_a_toy_run_is_the_same_from_the_archive(kept, tmp_path):
     chosen = settings(images=2, steps=3)
     result = ext5_adaptive.run(chosen, kept)
     table = result.tables["attacks"]
-    assert set(table["attacker"]) == {PUBLISHED, STRONGEST, POLICY, DRAWS}
+    assert set(table["attacker"]) == {*SINGLE, LABEL, watching(POLICY, 2), watching(DRAWS, 2)}
     assert result.verdict.status == "cannot tell"
     bare = table[table["policy"] == "none"]
     np.testing.assert_allclose(bare["gain_before"], bare["gain"], rtol=1e-4)
-    assert (table[table["attacker"] == POLICY]["rank_knowing"].isna()).all()
+    for name in (UNDONE, POLICY):
+        assert table[table["attacker"] == name]["rank_knowing"].isna().all()
+    assert table[table["attacker"] == MEAN]["rank_knowing"].notna().all()
     assert table[table["policy"] != "none"]["ceiling"].notna().all()
     archive, again = Archive(tmp_path / "units"), Store(tmp_path / "again")
     archive.write(kept, embedded=True)
     archive.restore(again)
-    assert {unit_of(line).kind for line in archive.entries().values() if line["kind"].startswith("attack-")} == {
-        "attack-ThroughPolicy"
-    }
+    kinds = {unit_of(line).kind for line in archive.entries().values() if line["kind"].startswith("attack-")}
+    assert kinds == {"attack-ThroughPolicy", "attack-FromMean", "attack-Undone"}
     assert ext5_adaptive.run(chosen, again).digest == result.digest
-    assert len(ext5_adaptive.summary(result)) == 6
-    assert list(ext5_adaptive.sheet(result)) == ["photograph", "client used", PUBLISHED, STRONGEST, POLICY, DRAWS]
+    assert len(ext5_adaptive.summary(result)) == 12
+    assert set(ext5_adaptive.gains(result)["attacker"]) == {*SINGLE}
+    rounds = ext5_adaptive.by_rounds(result)
+    assert [tuple(row) for row in rounds[["who", "rounds"]].to_numpy()] == [
+        (f"{HYBRID}, {name}", count) for name in (POLICY, DRAWS) for count in ("1", "2")
+    ]
+    shown = ["photograph", "client used", *SINGLE, watching(POLICY, 2)]
+    assert list(ext5_adaptive.sheet(result)) == shown
     first = ext5_adaptive.units(chosen)[DRAWS, HYBRID]
     target = to_images(result.sheets[DRAWS, HYBRID]["target"])
     assert psnr(target, target).isinf().all()

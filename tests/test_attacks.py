@@ -481,6 +481,23 @@ def test_only_the_same_run_is_resumed(other, tmp_path, monkeypatch):
         assert files == [kept.name + ".aside"]
 
 
+def test_the_state_of_a_run_of_another_size_is_set_aside_and_not_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(engine, "SAVE_EVERY", -1)
+    seen, _ = victims()
+
+    def die():
+        raise Killed
+
+    with pytest.raises(Killed):
+        reconstruct(seen, UNSIGNED, rng=rng(0), checkpoint=tmp_path / "state", on_saved=die)
+    (kept,) = tmp_path.iterdir()
+    content = kept.read_bytes()
+    with pytest.warns(UserWarning, match=r"state\.0-4 was not used .* it is now state\.0-4\.aside"):
+        reconstruct(seen.take(slice(0, 1)), UNSIGNED, rng=rng(0), checkpoint=tmp_path / "state")
+    (left,) = tmp_path.iterdir()
+    assert (left.name, left.read_bytes()) == (f"{kept.name}.aside", content)
+
+
 # --- schedules, the best iterate, and attacks that never leave their start --------------------------------
 
 

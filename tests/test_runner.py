@@ -62,6 +62,12 @@ def test_a_profile_or_a_data_set_that_is_none_is_one_line(root, refusal):
         assert said.startswith(f"error: {option} '{value}' is unknown; choose one of {choices}")
 
 
+def test_a_file_in_the_place_of_the_store_is_named_before_any_work(root, refusal):
+    (root / "file").write_text("kept")
+    said = refusal(f"run --profile smoke claim7_correlation --store {root / 'file'}")
+    assert said == f"error: the store {root / 'file'} is a file; name a folder with --store or $ATS_STORE"
+
+
 def test_outside_a_project_the_missing_folders_are_named_before_any_work(tmp_path):
     with pytest.raises(AtsError, match=r"top folder: it has no README\.md and no book/_toc\.yml and no"):
         run([], profile="smoke", root=tmp_path, store=Store(tmp_path / "store"))

@@ -7,6 +7,7 @@ cost, step size, weights and number of steps. So one gradient of the summed cost
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -63,21 +64,31 @@ def match(
         AtsError: gradients that are not finite, attacks that cannot share a batch, or a start of the wrong shape.
     """
     checkpoint, restarts = as_path("checkpoint", checkpoint, optional=True), _checked(seen, attacks, frames, chunk)
-    begin = _starts(seen, attacks, rng, start)
+    begin, files = _starts(seen, attacks, rng, start), set()
     everyone = torch.arange(len(seen), device=begin.device).repeat(restarts)
     repeated = list(attacks) * restarts
     with tqdm(total=sum(a.steps for a in repeated), disable=not progress, unit="step", leave=False) as bar:
 
         def run(part: slice) -> dict[str, Tensor]:
             file = checkpoint and checkpoint.with_name(f"{checkpoint.name}.{part.start}-{part.stop - part.start}")
+            files.add(file)
             members = _Run(seen.take(everyone[part]), repeated[part], begin[part], frames, file)
             return members.finish(on_frame, on_saved, bar)
 
         runs = in_chunks(run, len(begin), chunk or chunk_size(seen, attacks[0]))
-    for state in checkpoint.parent.glob(f"{checkpoint.name}.*") if checkpoint else ():
-        if state.suffix != ".aside":  # that is of another run
-            state.unlink()
+    _clear(checkpoint, files)
     return _best(runs, restarts, keep_restarts)
+
+
+def _clear(checkpoint: Path | None, files: set[Path]) -> None:
+    """Remove the `files` of a run that is done; what is beside them is of another one, and only set aside."""
+    for state in checkpoint.parent.glob(f"{checkpoint.name}.*") if checkpoint else ():
+        if state in files:
+            state.unlink()
+        elif state.suffix != ".aside":
+            state.replace(aside := state.with_name(f"{state.name}.aside"))
+            why = "it is of another run, or in other chunks"
+            warnings.warn(f"{state.name} was not used ({why}); it is now {aside.name}", stacklevel=3)
 
 
 def _checked(seen: Observed, attacks: Sequence[GradientMatching], frames: int, chunk: int | None) -> int:

@@ -4,8 +4,7 @@ import dataclasses
 
 import pandas as pd
 
-from atslib.attacks import ATTACKS
-from atslib.attacks.adaptive import ThroughPolicy
+from atslib.attacks import ATTACKS, FromMean, ThroughPolicy, Undone
 from atslib.clients.prepare import to_images
 from atslib.clients.threat import ThreatModel
 from atslib.measures.metrics import psnr
@@ -23,28 +22,66 @@ from atslib.store import Artifact, Store
 IMAGES = 50  # at most
 TRIAL, KEEP = 30, 2  # steps in every form of the policy, and how many forms of an image are attacked in full
 PUBLISHED, STRONGEST, POLICY, DRAWS = "as published", "strongest", "knows the policy", "knows its draws"
+MEAN, UNDONE, LABEL = "starts at the policy's mean image", "undoes the policy afterwards", "infers the label"
+SINGLE = (PUBLISHED, STRONGEST, MEAN, UNDONE, POLICY, DRAWS)  # in order of what they use; one round, a known label
+ROUNDS, FEW = (2, 4, 8), 32  # rounds that a server watches, and how many images, as each costs that many attacks
+FOUND = "3-19-26+15-42-15"  # the hybrid of this book's own search, see claim2_search
 KEYS = ("attacker", "policy")
 JUDGED = (*SEARCHED, HYBRID)
 
 
 def units(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
     """All attacks by (attacker, policy), on the same images, crops, flips and starts."""
-    own = dataclasses.replace(settings, images=min(IMAGES, settings.images))
-    policies = ("", HYBRID) if settings.profile == "smoke" else POLICIES
+    own, smoke = dataclasses.replace(settings, images=min(IMAGES, settings.images)), settings.profile == "smoke"
     published = dataclasses.replace(ATTACKS["adam-cosine"], steps=settings.steps)
     found = {}
-    for policy in policies:
+    for policy in ("", HYBRID) if smoke else (*POLICIES, FOUND):
         # Two frames make units of their own: other pages' are older than `psnr_before`.
         strongest = attack_unit(own, policy, frames=2)
-        found[PUBLISHED, label(policy)] = dataclasses.replace(strongest, attack=published)
+        if policy != FOUND:
+            found[PUBLISHED, label(policy)] = dataclasses.replace(strongest, attack=published)
         found[STRONGEST, label(policy)] = strongest
         if policy:
-            tries = {POLICY: {"trial": min(TRIAL, settings.steps), "keep": KEEP}, DRAWS: {}}
-            for name, options in tries.items():
-                attack = ThroughPolicy(inner=strongest.attack, **options)
-                threat = ThreatModel(defense="policy" if name == POLICY else "draws")
-                found[name, label(policy)] = dataclasses.replace(strongest, attack=attack, threat=threat, frames=0)
+            found |= {(name, policy): unit for name, unit in _knowing(strongest).items()}
+        if policy in (HYBRID, SEARCHED[0]):
+            found |= {(name, policy): unit for name, unit in _watching(found[POLICY, policy], smoke).items()}
+    inferred = ThreatModel(labels="inferred")
+    found[LABEL, NO_POLICY] = dataclasses.replace(found[STRONGEST, NO_POLICY], threat=inferred, frames=0)
+    known = dataclasses.replace(inferred, defense="policy")
+    found[LABEL, HYBRID] = dataclasses.replace(found[POLICY, HYBRID], threat=known)
     return found
+
+
+def _knowing(strongest: AttackUnit) -> dict[str, AttackUnit]:
+    """The attackers of one round who know the policy, beside the strongest that does not."""
+    inner, own = strongest.attack, {"images": strongest.model.dataset, "crop_flip": strongest.crop_flip}
+    attacks = {
+        MEAN: FromMean(inner=inner, **own),
+        UNDONE: Undone(inner=inner, **own),
+        POLICY: ThroughPolicy(inner=inner, trial=min(TRIAL, inner.steps), keep=KEEP),
+        DRAWS: ThroughPolicy(inner=inner),
+    }
+    return {
+        name: dataclasses.replace(
+            strongest, attack=attack, threat=ThreatModel(defense="draws" if name == DRAWS else "policy"), frames=0
+        )
+        for name, attack in attacks.items()
+    }
+
+
+def _watching(single: AttackUnit, smoke: bool) -> dict[str, AttackUnit]:
+    """The attacker who knows the policy, in several rounds; in the most of them also told what was drawn."""
+    few = dataclasses.replace(single, last=min(FEW, single.last))
+    rounds = {watching(POLICY, n): dataclasses.replace(few, rounds=n) for n in (ROUNDS[:1] if smoke else ROUNDS)}
+    most = list(rounds.values())[-1]
+    attack, threat = ThroughPolicy(inner=most.attack.inner), ThreatModel(defense="draws")
+    told = dataclasses.replace(most, attack=attack, threat=threat)
+    return rounds | {watching(DRAWS, told.rounds): told}
+
+
+def watching(attacker: str, rounds: int) -> str:
+    """The name of an attacker who watches so many rounds."""
+    return f"{attacker}, {rounds} rounds" if rounds > 1 else attacker
 
 
 ADAPTIVE_RULE = (
@@ -87,8 +124,8 @@ def run(settings: Settings, store: Store) -> Result:
     """Attack with more and more knowledge. Table `attacks`: one row per attacker, policy and image.
 
     Beside the columns of `image_rows` stand `psnr_before` and `gain_before`, against the image before the policy,
-    `ceiling`, the PSNR of a perfect reconstruction of the transformed image against it, and for the attackers who do
-    not use the policy `rank_knowing`, see `known_ranks`.
+    `ceiling`, the PSNR of a perfect reconstruction of the transformed image against it, and for the attackers who
+    reconstruct the image after the policy `rank_knowing`, see `known_ranks`. `psnr_original` is against the photograph.
     """
     by_attacker = units(settings)
     rows, sheets = attack_rows(by_attacker, KEYS, settings, store)
@@ -108,7 +145,7 @@ def _against_before(
     table["gain_before"] = table["psnr_before"] - psnr(floor, images).double().numpy()
     if unit.policy:
         table["ceiling"] = psnr(to_images(targets(unit)[1]), images).double().numpy()
-    if unit.threat.defense == "unknown":
+    if not isinstance(unit.attack, ThroughPolicy | Undone):
         known = known_ranks(unit, store, device_of(settings.device))["rank_knowing"].numpy() if unit.policy else None
         table["rank_knowing"] = table["rank_original"] if known is None else known
     return table
@@ -122,6 +159,7 @@ def summary(result: Result) -> pd.DataFrame:
         rows[policy, attacker] = {
             "PSNR before the policy, dB": f"{table['psnr_before'].mean():.1f}",
             "gain, dB": compare.interval(gain, ""),
+            "PSNR photograph, dB": f"{table['psnr_original'].mean():.1f}",
             "photograph found": compare.found(table["rank_original"]),
             "photograph found, policy known": compare.found(table["rank_knowing"]),
         }
@@ -131,15 +169,39 @@ def summary(result: Result) -> pd.DataFrame:
 
 
 def gains(result: Result) -> pd.DataFrame:
-    """One row per attacker and policy: `mean`, `low` and `high` of the gain before the policy in dB."""
-    groups = result.tables["attacks"].groupby(list(KEYS), sort=False)
-    parts = [dict(zip(KEYS, key, strict=True)) | compare.gained(t.assign(gain=t["gain_before"])) for key, t in groups]
+    """One row per attacker of a single round and policy: `mean`, `low` and `high` of the gain before it in dB."""
+    attacks = result.tables["attacks"]
+    return _gained(attacks[attacks["attacker"].isin(SINGLE)], KEYS)
+
+
+def by_rounds(result: Result) -> pd.DataFrame:
+    """One row per policy, attacker and number of rounds watched, on the images that all have; columns as in `gains`.
+
+    `who` is policy and attacker in one.
+    """
+    attacks, parts = result.tables["attacks"], []
+    images = attacks[attacks["attacker"] == watching(POLICY, ROUNDS[0])]["image"].unique()
+    for name in (POLICY, DRAWS):
+        for rounds in (1, *ROUNDS):
+            rows = attacks[(attacks["attacker"] == watching(name, rounds)) & attacks["image"].isin(images)]
+            parts.append(rows.assign(who=rows["policy"] + f", {name}", rounds=str(rounds)))
+    table = pd.concat(parts)
+    watched = table[table["rounds"] != "1"]["policy"].unique()
+    return _gained(table[table["policy"].isin(watched)], ("who", "rounds"))
+
+
+def _gained(attacks: pd.DataFrame, keys: tuple[str, ...]) -> pd.DataFrame:
+    groups = attacks.groupby(list(keys), sort=False)
+    parts = [dict(zip(keys, key, strict=True)) | compare.gained(t.assign(gain=t["gain_before"])) for key, t in groups]
     return pd.DataFrame(parts)
 
 
 def sheet(result: Result, policy: str = HYBRID, count: int = 10) -> dict[str, object]:
-    """The first images under a policy: the photograph, what the client used, and what each attacker recovers."""
+    """The first images under a policy: the photograph, what the client used, and what attackers recover.
+
+    They are those of one round, and the one who watched most without being told what was drawn.
+    """
     found: dict[str, Artifact] = {key[0]: art for key, art in result.sheets.items() if key[1] == policy}
-    first = next(iter(found.values()))
+    first, most = found[STRONGEST], [name for name in found if name.startswith(f"{POLICY},")][-1:]
     rows = {"photograph": first["original"][:count], "client used": first["target"][:count]}
-    return rows | {name: artifact["reconstruction"][:count] for name, artifact in found.items()}
+    return rows | {name: found[name]["reconstruction"][:count] for name in (*SINGLE, *most) if name in found}

@@ -169,6 +169,8 @@ def _chosen(
         name for name in ("README.md", "book/_toc.yml", "book/deviations.md", "notebooks") if not (root / name).exists()
     ]:
         raise AtsError(f"{root} is not the project's top folder: it has no {' and no '.join(missing)}")
+    if store.root.exists() and not store.root.is_dir():
+        raise AtsError(f"the store {store.root} is a file; name a folder with --store or $ATS_STORE")
     chosen = usable(settings(profile=profile, dataset=dataset).dataset, store.say)
     experiment, pages = settings(profile=profile, dataset=chosen), list(names) or published(root)
     store.say(f"{', '.join(pages)}: profile {profile}, {experiment.model} on {chosen}, seed {experiment.seed}")
