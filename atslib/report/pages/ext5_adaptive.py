@@ -4,7 +4,7 @@ import dataclasses
 
 import pandas as pd
 
-from atslib.attacks import ATTACKS, FromMean, ThroughPolicy, Undone
+from atslib.attacks import ATTACKS, FromMean, Learned, ThroughPolicy, Undone
 from atslib.clients.prepare import to_images
 from atslib.clients.threat import ThreatModel
 from atslib.measures.metrics import psnr
@@ -23,7 +23,8 @@ IMAGES = 50  # at most
 TRIAL, KEEP = 30, 2  # steps in every form of the policy, and how many forms of an image are attacked in full
 PUBLISHED, STRONGEST, POLICY, DRAWS = "as published", "strongest", "knows the policy", "knows its draws"
 MEAN, UNDONE, LABEL = "starts at the policy's mean image", "undoes the policy afterwards", "infers the label"
-SINGLE = (PUBLISHED, STRONGEST, MEAN, UNDONE, POLICY, DRAWS)  # in order of what they use; one round, a known label
+LEARNED = "has learned on other images"
+SINGLE = (PUBLISHED, STRONGEST, MEAN, UNDONE, LEARNED, POLICY, DRAWS)  # by what they use; one round, a known label
 ROUNDS, FEW = (2, 4, 8), 32  # rounds that a server watches, and how many images, as each costs that many attacks
 FOUND = "3-19-26+15-42-15"  # the hybrid of this book's own search, see claim2_search
 KEYS = ("attacker", "policy")
@@ -45,6 +46,12 @@ def units(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
             found |= {(name, policy): unit for name, unit in _knowing(strongest).items()}
         if policy in (HYBRID, SEARCHED[0]):
             found |= {(name, policy): unit for name, unit in _watching(found[POLICY, policy], smoke).items()}
+    for policy in (NO_POLICY, HYBRID):
+        strongest = found[STRONGEST, policy]
+        pairs = {"pairs": 8, "epochs": 1} if smoke else {}
+        attack = Learned(inner=strongest.attack, images=own.dataset, **pairs)
+        threat = ThreatModel(defense="policy")
+        found[LEARNED, policy] = dataclasses.replace(strongest, attack=attack, threat=threat, frames=0)
     inferred = ThreatModel(labels="inferred")
     found[LABEL, NO_POLICY] = dataclasses.replace(found[STRONGEST, NO_POLICY], threat=inferred, frames=0)
     known = dataclasses.replace(inferred, defense="policy")
@@ -145,7 +152,7 @@ def _against_before(
     table["gain_before"] = table["psnr_before"] - psnr(floor, images).double().numpy()
     if unit.policy:
         table["ceiling"] = psnr(to_images(targets(unit)[1]), images).double().numpy()
-    if not isinstance(unit.attack, ThroughPolicy | Undone):
+    if not isinstance(unit.attack, ThroughPolicy | Undone | Learned):
         known = known_ranks(unit, store, device_of(settings.device))["rank_knowing"].numpy() if unit.policy else None
         table["rank_knowing"] = table["rank_original"] if known is None else known
     return table
