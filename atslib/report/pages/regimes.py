@@ -158,7 +158,7 @@ def run(settings: Settings, store: Store) -> Result:
     `paper`, of the paper's own attack (one row per regime, step, network, policy and image).
     Sheets: the images behind the attacks, by the same keys.
     """
-    attacks, sheets = measure(_by_cell(settings), store, settings.device, STAGED)
+    attacks, sheets = measure(_by_cell(settings), store, settings.device, TRAINED)
     table, pairs, theirs = judged(attacks), crossed(settings), by_the_paper(settings)
     tables = {"attacks": attacks, "judged": table.reset_index()}
     if theirs:
