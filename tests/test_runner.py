@@ -197,6 +197,16 @@ def test_a_page_whose_maker_was_killed_without_a_word_is_an_error_too(root, stor
     notebook(root / "notebooks" / "page.ipynb", "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)")
     with pytest.raises(AtsError, match="page: papermill ended with status -9"):
         execute("page", {}, root=root, store=store)
+    assert not list((root / "book/results").iterdir())
+
+
+@pytest.mark.jupyter
+def test_an_interrupted_page_leaves_no_failed_one(root, store):
+    code = "import os, signal, time\nos.kill(os.getppid(), signal.SIGINT)\ntime.sleep(60)"
+    notebook(root / "notebooks" / "page.ipynb", "1 + 1", code)
+    with pytest.raises(AtsError, match="page: "):
+        execute("page", {}, root=root, store=store)
+    assert not list((root / "book/results").iterdir())
 
 
 MEET = """import os, time

@@ -73,7 +73,9 @@ def execute(name: str, parameters: dict[str, object], *, root: Path, store: Stor
     if ended.returncode:
         lines = ended.stderr.strip().splitlines() if ended.returncode > 0 else ()  # of a killed one the kernel's alone
         words = lines[-1] if lines else f"papermill ended with status {ended.returncode}"
-        raise AtsError(f"{name}: {_failure(partial) or words}")
+        if not (failure := _failure(partial)):
+            partial.unlink(missing_ok=True)  # interrupted or killed, which is no failure of the page's
+        raise AtsError(f"{name}: {failure or words}")
     partial.replace(page)
     store.say(f"{name}: page in {page.relative_to(root)}")
 
@@ -83,7 +85,7 @@ def _failure(partial: Path) -> str | None:
     if not partial.exists():
         return None
     outputs = [output for cell in json.loads(partial.read_text())["cells"] for output in cell.get("outputs", ())]
-    errors = [output for output in outputs if output["output_type"] == "error"]
+    errors = [o for o in outputs if o["output_type"] == "error" and o["ename"] != "KeyboardInterrupt"]
     return f"a cell failed with {errors[0]['ename']}: {errors[0]['evalue']}; see {partial.name}" if errors else None
 
 
