@@ -308,7 +308,11 @@ def test_all_attackers_meet_the_same_images_crops_and_starts():
     assert {policy for attacker, policy in units if attacker == LEARNED} == {"none", HYBRID}
     for name in (name for name in SINGLE if name != LEARNED):
         assert {policy for attacker, policy in units if attacker == name} == every - without.get(name, {"none"})
-    watched = {watching(POLICY, n) for n in ROUNDS} | {watching(DRAWS, ROUNDS[-1])}
+    watched = set()
+    for policy, counts in ROUNDS.items():
+        own = {watching(POLICY, n) for n in counts} | {watching(DRAWS, counts[-1])}
+        assert {name for name, other in units if other == policy and "rounds" in name} == own
+        watched |= own
     assert {name for name, _ in units} == {*SINGLE, LABEL, *watched}
     for (attacker, policy), unit in units.items():
         bare, several = units[STRONGEST, policy], attacker in watched

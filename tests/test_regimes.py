@@ -137,6 +137,9 @@ def test_the_figure_follows_one_training_and_leaves_out_the_semi_trained_network
     found = regimes.stages(result, "lenet")
     assert sorted(set(found["step"])) == [0, 3, 9]
     assert found["outcome"].nunique() == 4
+    table.loc[table["step"] == 3, "rank_knowing"] = np.nan  # nobody looked
+    found = regimes.stages(Result("regimes", {"attacks": table}, {}, None), "lenet")
+    assert found.groupby("step")["outcome"].nunique().to_dict() == {0: 4, 3: 3, 9: 4}
 
 
 def test_network_and_target_are_crossed():

@@ -442,13 +442,16 @@ DEFENSE_ACCURACY = {NO_POLICY: 77.0, HYBRID: 75.5, "prune:0.7": 75.0, "gaussian:
 
 
 def test_a_defense_is_set_against_its_accuracy():
-    table = defended().assign(rank_target=lambda rows: 1 + rows["image"] % 2)
+    table = defended().assign(rank_original=lambda rows: 1 + rows["image"] % 2)
     accuracy = pd.DataFrame({"defense": list(DEFENSE_ACCURACY), "accuracy": list(DEFENSE_ACCURACY.values())})
-    found = exchange(Result("claim1_defenses", {"attacks": table, "accuracy": accuracy[:3]}, {}, None))
-    assert found.set_index("defense")["accuracy"].to_dict() == {NO_POLICY: 77.0, HYBRID: 75.5, "prune:0.7": 75.0}
-    assert found["kind"].tolist() == ["policy", "policy", "prune"]
-    assert found["mean"].tolist() == [50.0] * 3
-    assert ((found["low"] < 50) & (found["high"] > 50)).all()
+    both = exchange(Result("claim1_defenses", {"attacks": table, "accuracy": accuracy[:3]}, {}, None))
+    gains, shares = (rows.set_index("defense") for _, rows in both.groupby("outcome"))
+    for rows in (gains, shares):
+        assert rows["accuracy"].to_dict() == {NO_POLICY: 77.0, HYBRID: 75.5, "prune:0.7": 75.0}
+        assert rows["kind"].tolist() == ["policy", "policy", "prune"]
+        assert ((rows["low"] < rows["mean"]) & (rows["high"] > rows["mean"])).all()
+    assert gains["mean"].to_dict() == pytest.approx({NO_POLICY: 6.0, HYBRID: 1.0, "prune:0.7": 3.0}, abs=0.5)
+    assert shares["mean"].tolist() == [50.0] * 3
 
 
 @pytest.mark.parametrize(

@@ -269,23 +269,29 @@ def scatter(
     return axis.figure
 
 
-def exchange(table: pd.DataFrame, x: str, name: str, group: str, *, xlabel: str, ylabel: str) -> Figure:
-    """Means with their intervals against `x`, a line per `group` in the table's order, each point with its `name`.
+def exchange(table: pd.DataFrame, x: str, name: str, group: str, panel: str, *, xlabel: str) -> Figure:
+    """Means with their intervals against `x`, one colour per `group`, each point with its `name`.
+
+    Points of one group are joined where their `strength` tells them apart.
 
     Args:
-        table: with those columns and `mean`, `low` and `high`.
+        table: with those columns, `strength`, `panel`, whose values have a panel each, and `mean`, `low` and `high`.
     """
     with _styled():
-        figure, axis = plt.subplots(figsize=(7.5, 4.4), layout="constrained")
-        for color, (kind, rows) in zip(COLORS, table.groupby(group, sort=False), strict=False):
-            spread = (rows["mean"] - rows["low"], rows["high"] - rows["mean"])
-            axis.errorbar(
-                rows[x], rows["mean"], spread, fmt="o-", ms=5, lw=0.8, elinewidth=0.8, color=color, label=kind
-            )
-            for at, words in zip(zip(rows[x], rows["mean"], strict=True), rows[name], strict=True):
-                axis.annotate(words, at, (5, 5), textcoords="offset points", fontsize=7, color=color)
-        axis.set(xlabel=xlabel, ylabel=ylabel)
-        axis.legend(frameon=False, fontsize=8)
+        panels = list(table.groupby(panel, sort=False))
+        size = (8.5, 3.9 * len(panels))
+        figure, axes = plt.subplots(len(panels), figsize=size, squeeze=False, sharex=True, layout="constrained")
+        for axis, (outcome, part) in zip(axes[:, 0], panels, strict=True):
+            for color, (kind, rows) in zip(COLORS, part.groupby(group, sort=False), strict=False):
+                spread = (rows["mean"] - rows["low"], rows["high"] - rows["mean"])
+                look = {"fmt": "o-" if rows["strength"].is_unique else "o", "ms": 5, "lw": 0.8, "elinewidth": 0.8}
+                axis.errorbar(rows[x], rows["mean"], spread, color=color, label=kind, **look)
+                for at, words in zip(zip(rows[x], rows["mean"], strict=True), rows[name], strict=True):
+                    axis.annotate(words, at, (4, 4), textcoords="offset points", fontsize=7, color=color, rotation=30)
+            axis.set(ylabel=outcome)
+            axis.margins(x=0.1, y=0.15)
+        axes[-1][0].set_xlabel(xlabel)
+        axes[0][0].legend(frameon=False, fontsize=8)
     return figure
 
 

@@ -53,10 +53,10 @@ def attacks(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
 
 
 def networks(settings: Settings) -> dict[str, ModelUnit]:
-    """A network for each defense and policy that is attacked, after short trainings."""
+    """A network for each policy that is attacked and each defense with a published row, after short trainings."""
     own, initial = short(settings), settings.regime == "initial"
     kinds = {label(policy): (policy, "") for policy in ("", *(SEARCHED if initial else ()), HYBRID)}
-    kinds |= {name: ("", name) for name in (*DEFENSES, *(FURTHER if initial else ()))}
+    kinds |= {name: ("", name) for name in DEFENSES}
     return {
         name: model_unit(own, train=TrainConfig(policy=policy, epochs=own.epochs, defense=defense))
         for name, (policy, defense) in kinds.items()
@@ -141,19 +141,21 @@ def strengths(result: Result) -> pd.DataFrame:
 
 
 def exchange(result: Result) -> pd.DataFrame:
-    """What each defense gives for what: one row each in order of kind and strength, all in percent.
+    """What each defense gives for what: one row per outcome and defense whose accuracy is known, by kind and strength.
 
-    Columns: `defense`, `kind`, `strength`, `accuracy` of the network trained with it, and the share of images that the
-    attack singles out as the client used them, with its 95 % interval: `mean`, `low` and `high`.
+    Columns: `outcome`, `defense`, `kind`, `strength`, `accuracy` in percent of the network trained with it, and `mean`,
+    `low` and `high`: the gain in dB, or the share of photographs singled out in percent, with its 95 % interval.
     """
     known, attacks = result.tables["accuracy"].set_index("defense")["accuracy"], result.tables["attacks"]
-    rows = strengths(result)[["defense", "kind", "strength"]].assign(accuracy=lambda table: table["defense"].map(known))
+    rows = strengths(result).assign(outcome="gain, dB", accuracy=lambda table: table["defense"].map(known))
     shares = {}
     for name, table in attacks[attacks["applied"] == "fixed"].groupby("defense", sort=False):
-        hits = int((table["rank_target"] == 1).sum())
+        hits = int((table["rank_original"] == 1).sum())
         parts = (hits / len(table), *share_interval(hits, len(table)))
         shares[name] = dict(zip(("mean", "low", "high"), (100 * part for part in parts), strict=True))
-    return rows.join(pd.DataFrame(shares).T, on="defense").dropna(subset="accuracy", ignore_index=True)
+    found = rows.drop(columns=["mean", "low", "high"]).assign(outcome="photograph found, %")
+    found = found.join(pd.DataFrame(shares).T, on="defense")
+    return pd.concat([rows, found]).dropna(subset="accuracy", ignore_index=True)
 
 
 def comparison(result: Result) -> pd.DataFrame:

@@ -198,9 +198,10 @@ def stages(result: Result, model: str) -> pd.DataFrame:
     for (step, policy), table in rows[rows["regime"] != "semi"].groupby(["step", "policy"], sort=False):
         values = {"gain over the floor (dB)": tuple(compare.gained(table).values())}
         for column, name in OUTCOMES.items():
-            hits = int((table[column] == 1).sum())
-            share = (hits / len(table), *share_interval(hits, len(table)))
-            values[f"{name} (% singled out)"] = tuple(100 * value for value in share)
+            if table[column].notna().any():  # where nobody looked there is no share
+                hits = int((table[column] == 1).sum())
+                share = (hits / len(table), *share_interval(hits, len(table)))
+                values[f"{name} (% singled out)"] = tuple(100 * value for value in share)
         key = {"step": step, "policy": policy}
         parts += [key | {"outcome": n} | dict(zip(("mean", "low", "high"), v, strict=True)) for n, v in values.items()]
     return pd.DataFrame(parts).sort_values("step", kind="stable")
