@@ -150,6 +150,16 @@ def test_a_network_that_nothing_uses_keeps_its_accuracy_and_no_weights(kept, arc
     assert archive.write(store, embedded=True) == 0
 
 
+@pytest.mark.parametrize(("step", "left"), [(99, ["model"]), (100, []), (0, [])])
+def test_a_network_in_its_first_steps_keeps_no_weights(tmp_path, step, left):
+    store, archive = Store(tmp_path / "store"), Archive(tmp_path / "units")
+    unit = dataclasses.replace(ATTACK, model=dataclasses.replace(ATTACK.model, step=step))
+    store.get("model", unit.model, lambda state: {"model.weight": torch.ones(3), "accuracy": torch.tensor(1.0)})
+    store.get("attack", unit, lambda state: {"cost": torch.ones(2)})
+    archive.write(store, embedded=True)
+    assert archive.entries()[key(store, unit.model)]["left_out"] == left
+
+
 def test_weights_that_an_older_archive_has_for_nothing_are_shed(kept, archive, tmp_path, monkeypatch):
     alone = model_unit(TINY, "28")
     store = Store(tmp_path / "alone")

@@ -30,6 +30,7 @@ from atslib.store import Artifact, Store, Tensors, write_atomically
 
 LIMIT = 60_000_000  # bytes, all files together
 FILE_LIMIT = 1_200_000  # bytes of one unit's tensors; the largest beyond it are left out
+FIRST_STEPS = 100  # of a training: networks on their way before it are kept without their weights
 PICTURES = 16
 ACROSS = 4  # pictures in a row of the sheet
 REMADE = ("target", "original")  # come again from the data and the unit
@@ -60,7 +61,8 @@ class Archive:
     def write(self, store: Store, *, embedded: bool = False) -> int:
         """Take in every whole artifact of the store that is not here yet; how many.
 
-        Of a network that no other unit uses, such as one trained for its accuracy alone, the weights are left out.
+        Weights are left out of a network that no other unit uses, such as one trained for its accuracy alone, and of
+        one in the first steps of its training, which anyone makes again in minutes.
 
         Args:
             embedded: also what was computed on the embedded `shapes`, which anyone makes again in seconds.
@@ -75,7 +77,9 @@ class Archive:
         for path, facts in there.items():
             line = entries.get(path.stem, {})
             known = line.get("sha256") == facts["sha256"] or facts.get("archived")
-            lean = facts["kind"] == "model" and _text(facts["config"]) not in used
+            lean = facts["kind"] == "model" and (
+                _text(facts["config"]) not in used or 0 < facts["config"].get("step", 0) < FIRST_STEPS
+            )
             if known and not (lean and line and "model" not in line["left_out"]):
                 continue
             if '"dataset": "shapes' in _text(facts["config"]) and not embedded:
