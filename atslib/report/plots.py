@@ -129,18 +129,16 @@ def trends(table: pd.DataFrame, x: str, group: str, panel: str, *, xlabel: str) 
         table: with those columns and `mean`, `low` and `high`.
     """
     with _styled():
-        names = list(dict.fromkeys(table[panel]))
+        names, colors = list(dict.fromkeys(table[panel])), dict(zip(dict.fromkeys(table[group]), COLORS, strict=False))
         across, down = min(2, len(names)), -(-len(names) // 2)
         size = (4.2 * across, 3.0 * down)
         figure, axes = plt.subplots(down, across, figsize=size, squeeze=False, layout="constrained")
         for axis in axes.flat[len(names) :]:
             axis.set_axis_off()
         for axis, name in zip(axes.flat, names, strict=False):
-            for color, (kind, rows) in zip(
-                COLORS, table[table[panel] == name].groupby(group, sort=False), strict=False
-            ):
-                axis.plot(rows[x], rows["mean"], color=color, marker="o", ms=4, label=kind)
-                axis.fill_between(rows[x], rows["low"], rows["high"], color=color, alpha=0.18, lw=0)
+            for kind, rows in table[table[panel] == name].groupby(group, sort=False):
+                axis.plot(rows[x], rows["mean"], color=colors[kind], marker="o", ms=4, label=kind)
+                axis.fill_between(rows[x], rows["low"], rows["high"], color=colors[kind], alpha=0.18, lw=0)
             axis.axhline(0, color="0.3", lw=0.8, ls="--")
             if (table[x] == 0).any():
                 axis.set_xscale("symlog", linthresh=1)
