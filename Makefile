@@ -29,6 +29,7 @@ bench: .venv/.ready
 	$(BIN)/python benchmarks/transforms.py
 	$(BIN)/python -m atslib bench attack
 	$(BIN)/python -m atslib bench scores
+	$(BIN)/python -m atslib bench adaptive
 
 # What can be made again in seconds; .venv and .store stay.
 clean:

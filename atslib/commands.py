@@ -10,34 +10,31 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-import pandas as pd
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from atslib.attacks import ATTACKS, Reconstruction, reconstruct
+from atslib.attacks import ATTACKS, by_knowledge, reconstruct
 from atslib.clients.defenses import Defense
-from atslib.clients.prepare import prepare, streams, to_images
-from atslib.clients.threat import observe
+from atslib.clients.prepare import prepare, streams
+from atslib.clients.threat import Knowledge, observe
 from atslib.clients.training import TrainConfig, evaluate, fit, load_checkpoint, save_checkpoint
 from atslib.data.folder import load_folder
 from atslib.data.load import DATASETS, Images, load, measured_normalization, pack_official
 from atslib.errors import AtsError, choose
 from atslib.gradients.cpu import keep_memory
-from atslib.measures.metrics import mse, psnr, ssim
 from atslib.models import build_model
 from atslib.policies.policy import parse_policy
 from atslib.report import bench as benchmarks
-from atslib.report import plots
 from atslib.report.run import runner
+from atslib.report.run.written import write_attack, write_attackers
 from atslib.report.units.archive import Archive
 from atslib.report.units.networks import ModelUnit, dataset, device_of, network, trained
 from atslib.report.units.tables import mean_image
 from atslib.rng import rng
 from atslib.scores.search import SearchConfig
 from atslib.scores.search import search as search_policies
-from atslib.store import Store, fingerprint, project_root, write_atomically
+from atslib.store import Store, fingerprint, project_root
 from atslib.transport import export_artifacts, import_artifacts
 
 __all__ = ["archive", "attack", "bench", "keep_memory", "pack", "run", "search", "store", "train"]
@@ -110,10 +107,12 @@ def bench(args: argparse.Namespace) -> None:
     device_of(args.device)
     if args.out:
         check_out(args.out)
-    reference = {"attack": benchmarks.ATTACK_SIZES, "scores": benchmarks.SCORE_SIZES}[args.what]
+    sizes = {"attack": benchmarks.ATTACK_SIZES, "scores": benchmarks.SCORE_SIZES, "adaptive": benchmarks.ADAPTIVE_SIZES}
+    reference = sizes[args.what]
     for model, members in [(args.model, 8)] if args.model else reference:
         members = args.members or members
-        runner.say(f"measuring {args.what} on {model}, {members} at once, against the plain loop")
+        against = "an attack without the policy" if args.what == "adaptive" else "the plain loop"
+        runner.say(f"measuring {args.what} on {model}, {members} at once, against {against}")
         line = json.dumps(getattr(benchmarks, args.what)(model, members, device=args.device))
         print(line, flush=True)
         if args.out:
@@ -176,8 +175,13 @@ def train(args: argparse.Namespace) -> None:
 
 
 def attack(args: argparse.Namespace) -> None:
-    """Attack the chosen images and write `table.csv`, `sheet.png` and `arrays.safetensors` to `args.out`; resumable."""
+    """Attack the chosen images and write `table.csv`, `sheet.png` and `arrays.safetensors` to `args.out`; resumable.
+
+    With `args.adaptive` by servers who know more and more of the policy, which is not resumable.
+    """
     choose("attack", args.attack, ATTACKS)
+    if args.adaptive and not args.policy:
+        raise AtsError("--adaptive is for a server that knows the policy: give one, such as --policy 3-1-7")
     preset = ATTACKS[args.attack]
     preset = dataclasses.replace(preset, steps=args.steps) if args.steps else preset
     policy, defense = parse_policy(args.policy), Defense.parse(args.defense) if args.defense else None
@@ -198,28 +202,15 @@ def attack(args: argparse.Namespace) -> None:
             runner.say(f"{args.checkpoint} was trained on {known['dataset']}; images of {args.dataset} are attacked")
     stream = rng(args.seed, "defense", args.defense)
     seen = observe(model, target.to(device), images.labels.to(device), defense=defense, rng=stream)
-    state = args.out / "attack.state"
-    made = reconstruct(seen, preset, rng=rng(args.seed, "start"), checkpoint=state, progress=True)
-    _write(args.out, rows, images, target, made)
-
-
-def _write(out: Path, rows: list[int], images: Images, target: Tensor, made: Reconstruction) -> None:
-    """The files of an attack, and the lines that say where they are. `target`: the images as attacked, in [0, 1]."""
-    original, image = to_images(images.pixels), made.images.cpu()
-    floor = psnr(mean_image(images.name).expand_as(target).contiguous(), target)
-    columns = {"psnr": psnr(image, target), "floor_mean": floor, "psnr_original": psnr(image, original)}
-    columns |= {"mse": mse(image, target), "ssim": ssim(image, target), "cost": made.cost.cpu()}
-    table = pd.DataFrame({"image": rows, "label": [images.class_names[i] for i in images.labels.tolist()]})
-    table = table.assign(**{name: value.double().numpy() for name, value in columns.items()})
-    write_atomically(out / "table.csv", lambda path: table.to_csv(path, index=False, float_format="%.6g"))
-    shown = {"original": original[:16], "target": target[:16], "reconstruction": image[:16]}
-    figure = plots.sheet(shown, captions={"reconstruction": [f"{value:.1f}" for value in table["psnr"][:16]]})
-    write_atomically(out / "sheet.png", lambda path: figure.savefig(path, format="png", dpi=150))
-    arrays = {"target": target, "reconstruction": image, "trace": made.trace.cpu(), "cost": made.cost.cpu()}
-    arrays = {name: value.contiguous() for name, value in arrays.items()}
-    write_atomically(out / "arrays.safetensors", lambda path: save_file(arrays, path))
-    print(f"table: {out / 'table.csv'}\nsheet: {out / 'sheet.png'}")
-    print(f"mean PSNR {table['psnr'].mean():.1f} dB; of the mean training image {floor.mean():.1f} dB (the floor)")
+    stream, state = rng(args.seed, "start"), args.out / "attack.state"
+    if not args.adaptive:
+        made = reconstruct(seen, preset, rng=stream, checkpoint=state, progress=True)
+        return write_attack(args.out, rows, images, target, made)
+    drawn = policy.draw(len(rows), rng=streams(args.seed, args.policy)[1])
+    knows = Knowledge(args.policy, (tuple(part.unsqueeze(1) for part in drawn),))
+    made = by_knowledge(dataclasses.replace(seen, knows=knows), preset, rng=stream, progress=True)
+    before = prepare(images.pixels, rng=streams(args.seed, args.policy), crop_flip=args.crop_flip)
+    return write_attackers(args.out, rows, images, target, before, made)
 
 
 def search(args: argparse.Namespace) -> None:

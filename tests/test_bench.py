@@ -49,6 +49,18 @@ def test_bench_of_the_scores_is_a_json_line_and_a_row_of_its_own(tmp_path, capsy
     assert shown in speed_table(kept)
 
 
+def test_what_a_policy_adds_to_a_step_is_a_json_line_and_no_row_against_a_loop(tmp_path, capsys):
+    kept = tmp_path / "speed.jsonl"
+    assert main(f"bench attack --model lenet-2 --members 2 --out {kept}".split()) == 0
+    rows = speed_table(kept)
+    assert main(f"bench adaptive --model lenet-2 --members 3 --out {kept}".split()) == 0
+    speed = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (speed["benchmark"], speed["model"], speed["members"]) == ("adaptive", "lenet-2", 3)
+    assert speed["added"] == pytest.approx(speed["policy_ms"] / speed["plain_ms"] - 1, abs=0.01)
+    assert speed["policy_ms"] > 0
+    assert speed_table(kept) == rows
+
+
 def test_the_plain_curve_ends_at_one_and_starts_at_the_noise():
     model = bench.build_model("lenet-2", 10, rng=bench.rng(0))
     pixels, start = torch.rand(2, 2, 3, 32, 32, generator=bench.rng(1))

@@ -143,6 +143,7 @@ def test_public_names_are_what_they_say_and_rooms_stay_importable():
         ("store verify s.tar", "error: store verify takes no file, but a store: --store FOLDER"),
         ("pack tinyimagenet .", "error: tinyimagenet: . cannot be packed: give the zip from Stanford"),
         ("attack --out x --steps 0", "error: argument --steps: '0' must be"),
+        ("attack --out x --adaptive", "error: --adaptive is for a server that knows the policy: give one, such as"),
         ("attack --out x --attack magic", "error: attack 'magic' is unknown; choose one of adam-cosine, lbfgs-l2"),
         ("attack --out x --defense prune:2", "error: defense prune: strength 2.0 must be the fraction"),
         ("attack --out x --policy 50", "error: policy"),
@@ -307,6 +308,22 @@ def test_an_attack_writes_a_table_a_sheet_and_the_arrays_behind_them(checkpoint,
     torch.testing.assert_close(torch.tensor(table["psnr"]).float(), expected, rtol=1e-4, atol=0)
     assert arrays["trace"].shape == (3, 3)
     assert (tmp_path / "sheet.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_adaptive_attack_has_a_row_for_each_attacker_and_image(tmp_path, capsys):
+    command = f"attack {SMALL} --attack annealed-lenet --model lenet-2 --index 3,0-1 --policy 43 --crop-flip --adaptive"
+    assert main([*command.split(), "--defense", "prune:0.5", "--out", str(tmp_path)]) == 0
+    assert {path.name for path in tmp_path.iterdir()} == FILES
+    table, arrays = pd.read_csv(tmp_path / "table.csv"), load_file(tmp_path / "arrays.safetensors")
+    names = ["does not know the policy", "knows the policy", "knows its draws"]
+    assert list(zip(table["attacker"], table["image"], strict=True)) == [(n, i) for n in names for i in (3, 0, 1)]
+    expected = torch.cat([psnr(arrays[f"reconstruction, {name}"], arrays["before"]) for name in names])
+    torch.testing.assert_close(torch.tensor(table["psnr_before"]).float(), expected, rtol=1e-4, atol=0)
+    lost = (arrays["before"] != arrays["target"]).flatten(1).any(1)  # the policy moved each image
+    assert lost.all()
+    said = capsys.readouterr().out.splitlines()
+    for name, line in zip(names, said[-3:], strict=True):
+        assert line == f"{name:26}{table[table['attacker'] == name]['psnr_before'].mean():5.1f} dB"
 
 
 def test_training_images_that_the_floor_needs_are_asked_for_before_the_attack(tmp_path, monkeypatch, refusal):
