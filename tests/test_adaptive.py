@@ -25,6 +25,7 @@ from atslib.report.pages.ext5_adaptive import (
     DRAWS,
     FOUND,
     LABEL,
+    LEARNED,
     MEAN,
     POLICY,
     PUBLISHED,
@@ -304,9 +305,14 @@ def test_all_attackers_meet_the_same_images_crops_and_starts():
     units = ext5_adaptive.units(settings(profile="laptop", dataset="shapes", images=40))
     every = {"none", *POLICIES[1:], FOUND}
     without = {PUBLISHED: {FOUND}, STRONGEST: set()}
-    for name in SINGLE:
+    assert {policy for attacker, policy in units if attacker == LEARNED} == {"none", HYBRID}
+    for name in (name for name in SINGLE if name != LEARNED):
         assert {policy for attacker, policy in units if attacker == name} == every - without.get(name, {"none"})
-    watched = {watching(POLICY, n) for n in ROUNDS} | {watching(DRAWS, ROUNDS[-1])}
+    watched = set()
+    for policy, counts in ROUNDS.items():
+        own = {watching(POLICY, n) for n in counts} | {watching(DRAWS, counts[-1])}
+        assert {name for name, other in units if other == policy and "rounds" in name} == own
+        watched |= own
     assert {name for name, _ in units} == {*SINGLE, LABEL, *watched}
     for (attacker, policy), unit in units.items():
         bare, several = units[STRONGEST, policy], attacker in watched
@@ -316,7 +322,7 @@ def test_all_attackers_meet_the_same_images_crops_and_starts():
         assert dataclasses.replace(unit, **same) == bare
         assert (unit.last, unit.rounds) == ((32, int(attacker.split()[-2])) if several else (40, 1))
         knows = "draws" if DRAWS in attacker else "unknown" if attacker in (PUBLISHED, STRONGEST) else "policy"
-        assert unit.threat.defense == (knows if policy != "none" else "unknown")
+        assert unit.threat.defense == (knows if policy != "none" or attacker == LEARNED else "unknown")
         assert unit.threat.labels == ("inferred" if attacker == LABEL else "known")
 
 
@@ -374,7 +380,7 @@ def test_a_toy_run_is_the_same_from_the_archive(kept, tmp_path):
     assert result.verdict.status == "cannot tell"
     bare = table[table["policy"] == "none"]
     np.testing.assert_allclose(bare["gain_before"], bare["gain"], rtol=1e-4)
-    for name in (UNDONE, POLICY):
+    for name in (UNDONE, POLICY, LEARNED):
         assert table[table["attacker"] == name]["rank_knowing"].isna().all()
     assert table[table["attacker"] == MEAN]["rank_knowing"].notna().all()
     assert table[table["policy"] != "none"]["ceiling"].notna().all()
@@ -382,9 +388,9 @@ def test_a_toy_run_is_the_same_from_the_archive(kept, tmp_path):
     archive.write(kept, embedded=True)
     archive.restore(again)
     kinds = {unit_of(line).kind for line in archive.entries().values() if line["kind"].startswith("attack-")}
-    assert kinds == {"attack-ThroughPolicy", "attack-FromMean", "attack-Undone"}
+    assert kinds == {"attack-ThroughPolicy", "attack-FromMean", "attack-Undone", "attack-Learned"}
     assert ext5_adaptive.run(chosen, again).digest == result.digest
-    assert len(ext5_adaptive.summary(result)) == 12
+    assert len(ext5_adaptive.summary(result)) == 14
     assert set(ext5_adaptive.gains(result)["attacker"]) == {*SINGLE}
     rounds = ext5_adaptive.by_rounds(result)
     assert [tuple(row) for row in rounds[["who", "rounds"]].to_numpy()] == [

@@ -139,6 +139,44 @@ def test_what_is_not_kept_says_so_when_it_is_asked_for(kept, archive, tmp_path, 
         model(torch.zeros(1, 3, 32, 32))
 
 
+def test_a_network_that_nothing_uses_keeps_its_accuracy_and_no_weights(kept, archive, tmp_path):
+    alone = model_unit(TINY, "28")
+    store = Store(tmp_path / "alone")
+    trained(alone, store, CPU)
+    assert archive.write(store, embedded=True) == 1
+    assert archive.entries()[key(store, alone)]["left_out"] == ["model"]
+    again = trained(alone, restored(archive, tmp_path), CPU)[1]
+    assert again["accuracy"] == trained(alone, store, CPU)[1]["accuracy"]
+    assert archive.write(store, embedded=True) == 0
+
+
+@pytest.mark.parametrize(("step", "left"), [(99, ["model"]), (100, []), (0, [])])
+def test_a_network_in_its_first_steps_keeps_no_weights(tmp_path, step, left):
+    store, archive = Store(tmp_path / "store"), Archive(tmp_path / "units")
+    unit = dataclasses.replace(ATTACK, model=dataclasses.replace(ATTACK.model, step=step))
+    store.get("model", unit.model, lambda state: {"model.weight": torch.ones(3), "accuracy": torch.tensor(1.0)})
+    store.get("attack", unit, lambda state: {"cost": torch.ones(2)})
+    archive.write(store, embedded=True)
+    assert archive.entries()[key(store, unit.model)]["left_out"] == left
+
+
+def test_weights_that_an_older_archive_has_for_nothing_are_shed(kept, archive, tmp_path, monkeypatch):
+    alone = model_unit(TINY, "28")
+    store = Store(tmp_path / "alone")
+    trained(alone, store, CPU)
+    with monkeypatch.context() as older:
+        older.setattr(module, "_networks", lambda facts: {module._text(entry["config"]) for entry in [facts]})
+        assert archive.write(store, embedded=True) == 1
+    size, facts = archive.size(), archive.entries()[key(store, alone)]
+    assert facts["left_out"] == []
+    assert archive.write(restored(archive, tmp_path), embedded=True) == 1
+    assert archive.size() < size
+    assert archive.verify() == []
+    line = archive.entries()[key(store, alone)]
+    assert {name for name in facts if facts[name] != line[name]} == {"files", "left_out"}
+    assert archive.read(key(kept, ATTACK.model)).facts["left_out"] == []
+
+
 def test_every_unit_is_made_again_from_its_line(kept, archive):
     made = {unit_of(line) for line in archive.entries().values()} - {None}
     assert made == {ATTACK, ATTACK.model, SCORES, SCORES.model, search_unit(TINY), search_unit(TINY).model}

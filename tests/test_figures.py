@@ -7,6 +7,7 @@ import re
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from checks import assert_asks_for_nothing, refused
@@ -171,3 +172,12 @@ def test_a_grey_data_set_has_the_same_figures():
     images = data.pictures(chosen, range(3))
     assert images["size"][0] == 1
     assert len(base64.b64decode(images["pixels"])) == 3 * np.prod(images["size"])
+
+
+def test_a_line_has_one_colour_in_every_panel_also_where_another_begins_later():
+    parts = [("left", "a", 0), ("left", "b", 0), ("right", "b", 0), ("right", "a", 1), ("right", "b", 1)]
+    table = pd.DataFrame(parts, columns=["panel", "who", "step"]).assign(mean=1.0, low=0.5, high=1.5)
+    figure = plots.trends(table, "step", "who", "panel", xlabel="step")
+    left, right = ({line.get_label(): line.get_color() for line in axis.lines[:2]} for axis in figure.axes[:2])
+    assert left == right
+    assert left["a"] != left["b"]

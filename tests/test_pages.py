@@ -105,7 +105,13 @@ def test_table_1_has_four_blocks_with_their_own_policies():
     assert found["shapes", "lenet", HYBRID].policy == HYBRID
     assert found["shapes-grey", "convnet-4", "none"] == claim3_transfer.attacks(small)["convnet-4", "none"]
     assert len(table1.units(large)) == 4 * 5
-    assert len(table1.units(INITIAL)) == 2 * 5 + 2 * 2
+    assert len(table1.units(INITIAL)) == 4 * 5
+    short = table1.networks(INITIAL)
+    assert {(name, policy) for name, _, policy in short} == {
+        (name, policy) for name, _, policy in table1.units(INITIAL)
+    }
+    assert {model for _, model, _ in short} == {"resnet20-1", "convnet-4"}
+    assert table1.networks(small) == {}
     assert set(found.values()) <= set(claim1_privacy.units(small).values())
 
 
@@ -144,6 +150,11 @@ def test_blocks_are_compared_within_themselves(kept):
     result = claim1_privacy.run(small, kept)
     table = claim1_privacy.blocks(result)
     assert len(table) == len(table1.units(small)) == 8
+    assert "accuracy" not in table  # at smoke nothing is trained for the blocks
+    trained = [(*key, 10.0 * i) for i, key in enumerate(table.index)]
+    known = pd.DataFrame(trained, columns=[*table1.KEYS, "accuracy"]).replace({"model": {"convnet-4": "convnet-16"}})
+    with_accuracy = dataclasses.replace(result, tables=result.tables | {"blocks_accuracy": known})
+    assert claim1_privacy.blocks(with_accuracy)["accuracy"].tolist() == known["accuracy"].tolist()
     changes = claim1_privacy.block_differences(result)
     for name, model, policy in changes.index:
         expected = table.loc[(name, model, policy), "mean"] - table.loc[(name, model, "none"), "mean"]

@@ -16,7 +16,7 @@ from atslib.report.result import NO_POLICY, Result
 from atslib.report.units.networks import STAGES
 from atslib.report.units.regimes import Cell
 from atslib.report.units.settings import settings
-from atslib.report.units.table1 import HYBRID, POLICIES
+from atslib.report.units.table1 import HYBRID, POLICIES, SEARCHED
 from atslib.report.units.tables import image_rows, policy_image
 from atslib.report.units.units import attacked, ranks, transformed
 
@@ -89,18 +89,20 @@ def test_networks_by_regime():
 def test_the_evidence_has_every_network_policy_and_draw():
     units = regimes.units(settings(profile="laptop"))
     untrained = {key: unit for key, unit in units.items() if key[0] == "initial"}
-    assert {key[2] for key in untrained} == {"lenet", "convnet-16", "resnet20-1"}
-    assert len(untrained) == len(POLICIES) * (2 + 2 + 2)
-    assert all(unit.last >= 30 for unit in units.values())
+    assert {key[2] for key in untrained} == {"lenet", "convnet-16", "resnet20-1", "resnet20-4"}
+    assert len(untrained) == len(POLICIES) * (3 + 2 + 2) + 2
+    assert all(unit.last >= 30 or unit.model.model == "resnet20-4" for unit in units.values())
     assert all(unit.model.train is None for unit in untrained.values())
-    assert {unit.seed for key, unit in untrained.items() if key[2] == "lenet"} == {0, 1}
+    assert {unit.seed for key, unit in untrained.items() if key[2] == "lenet"} == {0, 1, 2}
 
 
-def test_the_network_is_looked_at_on_its_way_with_and_without_the_hybrid():
+def test_networks_are_looked_at_on_their_way_the_narrow_one_with_every_searched_policy():
     units = {key: unit for key, unit in regimes.units(settings(profile="laptop")).items() if key[0] == "early"}
-    assert {key[1] for key in units} == set(STAGES)
+    steps = {model: {key[1] for key in units if key[2] == model} for model in ("resnet20-1", "convnet-16")}
+    assert steps == {"resnet20-1": set(STAGES), "convnet-16": {1, 3, 10, 30, 100}}
     assert all(unit.model.step == key[1] for key, unit in units.items())
-    assert {unit.model.train.policy for unit in units.values()} == {"", HYBRID}
+    policies = {model: {u.policy for k, u in units.items() if k[2] == model} for model in steps}
+    assert policies == {"resnet20-1": {"", *SEARCHED, HYBRID}, "convnet-16": {"", HYBRID}}
     assert all(unit.model.train.policy == unit.policy for unit in units.values())
 
 
@@ -130,14 +132,20 @@ def test_the_figure_follows_one_training_and_leaves_out_the_semi_trained_network
     parts = [attacks(5, -1).assign(regime=r, step=s) for r, s in (("initial", 0), ("early", 3), ("trained", 9))]
     parts += [attacks(5, -1).assign(regime="semi", step=7)]
     table = pd.concat(parts, ignore_index=True).assign(**dict.fromkeys(regimes.OUTCOMES, 1))
-    found = regimes.stages(Result("regimes", {"attacks": table}, {}, None))
+    result = Result("regimes", {"attacks": table}, {}, None)
+    assert regimes.followed(result) == ["lenet"]
+    found = regimes.stages(result, "lenet")
     assert sorted(set(found["step"])) == [0, 3, 9]
     assert found["outcome"].nunique() == 4
+    table.loc[table["step"] == 3, "rank_knowing"] = np.nan  # nobody looked
+    found = regimes.stages(Result("regimes", {"attacks": table}, {}, None), "lenet")
+    assert found.groupby("step")["outcome"].nunique().to_dict() == {0: 4, 3: 3, 9: 4}
 
 
 def test_network_and_target_are_crossed():
     pairs = regimes.crossed(settings(profile="laptop"))
     assert len(pairs) == 2 * 2 * 2
+    assert {unit.model.model for unit in pairs.values()} == {"resnet20-1"}
     for (step, network, target), unit in pairs.items():
         assert unit.model.step in (step, 0)
         assert (network, target) == (unit.model.train.policy or "none", unit.policy or "none")

@@ -12,7 +12,7 @@ from checks import refused
 
 from atslib.report import result as report
 from atslib.report.book.answers import CLAIMS, answers, insert_answers
-from atslib.report.pages.claim1_defenses import DEFENSES_RULE, defenses_verdict
+from atslib.report.pages.claim1_defenses import DEFENSES_RULE, defenses_verdict, exchange
 from atslib.report.pages.claim1_privacy import PRIVACY_RULE, privacy_verdict
 from atslib.report.pages.claim2_generality import GENERALITY_RULE, generality_verdict
 from atslib.report.reported import policy_label, reported
@@ -441,13 +441,26 @@ def defended(hybrid=1.0, none=6.0, images=40, **rivals):
 DEFENSE_ACCURACY = {NO_POLICY: 77.0, HYBRID: 75.5, "prune:0.7": 75.0, "gaussian:0.01": 40.0}  # noise is no rival
 
 
+def test_a_defense_is_set_against_its_accuracy():
+    table = defended().assign(rank_original=lambda rows: 1 + rows["image"] % 2)
+    accuracy = pd.DataFrame({"defense": list(DEFENSE_ACCURACY), "accuracy": list(DEFENSE_ACCURACY.values())})
+    both = exchange(Result("claim1_defenses", {"attacks": table, "accuracy": accuracy[:3]}, {}, None))
+    gains, shares = (rows.set_index("defense") for _, rows in both.groupby("outcome"))
+    for rows in (gains, shares):
+        assert rows["accuracy"].to_dict() == {NO_POLICY: 77.0, HYBRID: 75.5, "prune:0.7": 75.0}
+        assert rows["kind"].tolist() == ["policy", "policy", "prune"]
+        assert ((rows["low"] < rows["mean"]) & (rows["high"] > rows["mean"])).all()
+    assert gains["mean"].to_dict() == pytest.approx({NO_POLICY: 6.0, HYBRID: 1.0, "prune:0.7": 3.0}, abs=0.5)
+    assert shares["mean"].tolist() == [50.0] * 3
+
+
 @pytest.mark.parametrize(
     ("gains", "accuracy", "status", "reason"),
     [
         ({}, {}, "reproduced", "the hybrid's gain of +1.0 dB is lower than 1 of 1 usable defenses, -1.5 points"),
         ({}, {HYBRID: 74.9}, "partly", "; but the hybrid costs 2.1 points of accuracy"),
         ({}, {"gaussian:0.01": 72.0}, "not reproduced", "1 of 2 usable defenses"),  # half is not more than half
-        ({}, {"gaussian:0.01": 72.0, "x": 76.0}, "partly", "; but not than gaussian:0.01"),
+        ({}, {"gaussian:0.01": 72.0, "prune:0.95": 76.0, "prune:0.9": 76.0}, "partly", "; but not than gaussian:0.01"),
         ({"hybrid": 3.0}, {}, "not reproduced", "0 of 1 usable defenses"),
         ({"hybrid": 4.0}, {}, "not reproduced", "0 of 1 usable defenses"),
         ({"none": -1.0}, {}, "cannot tell", "undefended attacks do not beat the policy's mean image (-1.0 dB ["),
@@ -456,7 +469,7 @@ DEFENSE_ACCURACY = {NO_POLICY: 77.0, HYBRID: 75.5, "prune:0.7": 75.0, "gaussian:
     ],
 )
 def test_the_rule_of_the_defenses(gains, accuracy, status, reason):
-    rivals = {"x": 4.0} if "x" in accuracy else {}
+    rivals = {"prune:0.95": 4.0, "prune:0.9": -9.0} if "prune:0.95" in accuracy else {}  # the last has no printed row
     verdict = defenses_verdict(defended(**gains, **rivals), pd.Series(DEFENSE_ACCURACY | accuracy), HYBRID, 10)
     assert verdict.status == status
     assert reason in verdict.reason

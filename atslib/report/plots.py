@@ -123,27 +123,31 @@ def means(table: pd.DataFrame, name: str, group: str, *, ylabel: str) -> Figure:
 
 
 def trends(table: pd.DataFrame, x: str, group: str, panel: str, *, xlabel: str) -> Figure:
-    """Means with their intervals along `x`, on a scale that shows 0 and powers of ten, one panel per value of `panel`.
+    """Means with their intervals along `x`, on a scale of powers of ten, with 0 if it is there; one panel per `panel`.
 
     Args:
         table: with those columns and `mean`, `low` and `high`.
     """
     with _styled():
-        names = list(dict.fromkeys(table[panel]))
+        names, colors = list(dict.fromkeys(table[panel])), dict(zip(dict.fromkeys(table[group]), COLORS, strict=False))
         across, down = min(2, len(names)), -(-len(names) // 2)
         size = (4.2 * across, 3.0 * down)
         figure, axes = plt.subplots(down, across, figsize=size, squeeze=False, layout="constrained")
         for axis in axes.flat[len(names) :]:
             axis.set_axis_off()
         for axis, name in zip(axes.flat, names, strict=False):
-            for color, (kind, rows) in zip(
-                COLORS, table[table[panel] == name].groupby(group, sort=False), strict=False
-            ):
-                axis.plot(rows[x], rows["mean"], color=color, marker="o", ms=4, label=kind)
-                axis.fill_between(rows[x], rows["low"], rows["high"], color=color, alpha=0.18, lw=0)
+            for kind, rows in table[table[panel] == name].groupby(group, sort=False):
+                axis.plot(rows[x], rows["mean"], color=colors[kind], marker="o", ms=4, label=kind)
+                axis.fill_between(rows[x], rows["low"], rows["high"], color=colors[kind], alpha=0.18, lw=0)
             axis.axhline(0, color="0.3", lw=0.8, ls="--")
-            axis.set_xscale("symlog", linthresh=1)
-            axis.set_xlim(left=-0.4)
+            if (table[x] == 0).any():
+                axis.set_xscale("symlog", linthresh=1)
+                axis.set_xlim(left=-0.4)
+            else:
+                axis.set_xscale("log")
+                ticks = sorted(table[table[panel] == name][x].unique())
+                axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks], fontsize=8, rotation=45)
+                axis.set_xticks([], minor=True)
             axis.set(xlabel=xlabel, title=name)
             axis.title.set_fontsize(10)
         axes[0][0].legend(frameon=False, fontsize=8)
@@ -261,6 +265,32 @@ def scatter(
         if color is not None and scale:
             axis.figure.colorbar(points, ax=axis, label=color.name)
     return axis.figure
+
+
+def exchange(table: pd.DataFrame, x: str, name: str, group: str, panel: str, *, xlabel: str) -> Figure:
+    """Means with their intervals against `x`, one colour per `group`, each point with its `name`.
+
+    Points of one group are joined where their `strength` tells them apart.
+
+    Args:
+        table: with those columns, `strength`, `panel`, whose values have a panel each, and `mean`, `low` and `high`.
+    """
+    with _styled():
+        panels = list(table.groupby(panel, sort=False))
+        size = (8.5, 3.9 * len(panels))
+        figure, axes = plt.subplots(len(panels), figsize=size, squeeze=False, sharex=True, layout="constrained")
+        for axis, (outcome, part) in zip(axes[:, 0], panels, strict=True):
+            for color, (kind, rows) in zip(COLORS, part.groupby(group, sort=False), strict=False):
+                spread = (rows["mean"] - rows["low"], rows["high"] - rows["mean"])
+                look = {"fmt": "o-" if rows["strength"].is_unique else "o", "ms": 5, "lw": 0.8, "elinewidth": 0.8}
+                axis.errorbar(rows[x], rows["mean"], spread, color=color, label=kind, **look)
+                for at, words in zip(zip(rows[x], rows["mean"], strict=True), rows[name], strict=True):
+                    axis.annotate(words, at, (4, 4), textcoords="offset points", fontsize=7, color=color, rotation=30)
+            axis.set(ylabel=outcome)
+            axis.margins(x=0.1, y=0.15)
+        axes[-1][0].set_xlabel(xlabel)
+        axes[0][0].legend(frameon=False, fontsize=8)
+    return figure
 
 
 def bars(values: pd.Series, *, xlabel: str, ylabel: str, lines: dict[str, float] | None = None) -> Figure:

@@ -5,7 +5,7 @@ import dataclasses
 import pandas as pd
 
 from atslib.clients.training import TrainConfig
-from atslib.measures.statistics import paired
+from atslib.measures.statistics import paired, share_interval
 from atslib.report import compare
 from atslib.report.reported import reported
 from atslib.report.result import NO_POLICY, Result, Verdict
@@ -53,9 +53,10 @@ def attacks(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
 
 
 def networks(settings: Settings) -> dict[str, ModelUnit]:
-    """The networks whose accuracy is judged, by defense, after short trainings."""
-    own = short(settings)
-    kinds = {NO_POLICY: ("", ""), HYBRID: (HYBRID, "")} | {name: ("", name) for name in DEFENSES}
+    """A network for each policy that is attacked and each defense with a published row, after short trainings."""
+    own, initial = short(settings), settings.regime == "initial"
+    kinds = {label(policy): (policy, "") for policy in ("", *(SEARCHED if initial else ()), HYBRID)}
+    kinds |= {name: ("", name) for name in DEFENSES}
     return {
         name: model_unit(own, train=TrainConfig(policy=policy, epochs=own.epochs, defense=defense))
         for name, (policy, defense) in kinds.items()
@@ -87,7 +88,7 @@ def defenses_verdict(attacks: pd.DataFrame, accuracy: pd.Series, hybrid: str, cl
     """
     shared = attacks[attacks["applied"] == "fixed"]
     loss = accuracy[NO_POLICY] - accuracy
-    rivals = [name for name in loss.index if name not in (NO_POLICY, hybrid) and loss[name] <= LOSS]
+    rivals = [name for name in loss.index if name in DEFENSES and loss[name] <= LOSS]
     beaten = [name for name in rivals if paired(shared, name, "gain", by="defense").loc[hybrid, "high"] < 0]
     mean = shared.groupby("defense")["gain"].mean()
     here = f"lower than {len(beaten)} of {len(rivals)} usable defenses, {-loss[hybrid]:+.1f} points"
@@ -137,6 +138,24 @@ def strengths(result: Result) -> pd.DataFrame:
         row = {"defense": name, "kind": kind if strength else "policy", "strength": float(strength or 0)}
         rows.append(row | compare.gained(table))
     return pd.DataFrame(rows).sort_values(["kind", "strength"], kind="stable", ignore_index=True)
+
+
+def exchange(result: Result) -> pd.DataFrame:
+    """What each defense gives for what: one row per outcome and defense whose accuracy is known, by kind and strength.
+
+    Columns: `outcome`, `defense`, `kind`, `strength`, `accuracy` in percent of the network trained with it, and `mean`,
+    `low` and `high`: the gain in dB, or the share of photographs singled out in percent, with its 95 % interval.
+    """
+    known, attacks = result.tables["accuracy"].set_index("defense")["accuracy"], result.tables["attacks"]
+    rows = strengths(result).assign(outcome="gain, dB", accuracy=lambda table: table["defense"].map(known))
+    shares = {}
+    for name, table in attacks[attacks["applied"] == "fixed"].groupby("defense", sort=False):
+        hits = int((table["rank_original"] == 1).sum())
+        parts = (hits / len(table), *share_interval(hits, len(table)))
+        shares[name] = dict(zip(("mean", "low", "high"), (100 * part for part in parts), strict=True))
+    found = rows.drop(columns=["mean", "low", "high"]).assign(outcome="photograph found, %")
+    found = found.join(pd.DataFrame(shares).T, on="defense")
+    return pd.concat([rows, found]).dropna(subset="accuracy", ignore_index=True)
 
 
 def comparison(result: Result) -> pd.DataFrame:

@@ -11,7 +11,7 @@ from atslib.report.units import table1
 from atslib.report.units.networks import ModelUnit, Unit, model_unit
 from atslib.report.units.regimes import Cell, measure
 from atslib.report.units.settings import Settings
-from atslib.report.units.table1 import HYBRID, block, published_rows
+from atslib.report.units.table1 import HYBRID, block, family, published_rows
 from atslib.report.units.tables import accuracy_rows, attack_rows, curve_rows, label, provenance
 from atslib.report.units.units import AttackUnit
 from atslib.report.verdicts import cannot_tell, guards
@@ -36,8 +36,9 @@ def networks(settings: Settings) -> dict[str, ModelUnit]:
 
 
 def units(settings: Settings) -> dict[object, Unit]:
-    """All that the page needs: its attacks, the trained networks, and the four blocks of Table 1."""
+    """All that the page needs: its attacks, the trained networks, and the four blocks of Table 1 with theirs."""
     trained = {("trained", name): unit for name, unit in networks(settings).items()}
+    trained |= {("trained", *key): unit for key, unit in table1.networks(settings).items()}
     return attacks_of(settings) | trained | table1.units(settings)
 
 
@@ -91,8 +92,9 @@ def run(settings: Settings, store: Store) -> Result:
 
     Tables: `attacks` (one row per regime, step, network, policy, draw and image), `judged` (one row per cell),
     `accuracy` (one row per policy), `curve` (GradSim along the attack on the first network, one row per policy, step
-    and image), and `blocks`, of the four blocks of Table 1 (one row per data set, network, policy and image). Sheets:
-    the images behind the first, by its keys.
+    and image), and of the four blocks of Table 1 `blocks` (one row per data set, network, policy and image) and, but
+    for smoke, `blocks_accuracy` (one row per data set, network and policy). Sheets: the images behind the first table,
+    by its keys.
     """
     attacks, sheets = measure(attacks_of(settings), store, settings.device, regimes.TRAINED)
     judged, blocks = regimes.judged(attacks), table1.units(settings)
@@ -105,6 +107,8 @@ def run(settings: Settings, store: Store) -> Result:
         "curve": pd.concat(curves, ignore_index=True),
         "blocks": attack_rows(blocks, table1.KEYS, settings, store)[0],
     }
+    if trained := table1.networks(settings):
+        tables["blocks_accuracy"] = accuracy_rows(trained, table1.KEYS, settings, store)
     accuracy = tables["accuracy"].set_index("policy")["accuracy"]
     verdict = privacy_verdict(judged, accuracy, table1.classes(settings.dataset))
     verdict = dataclasses.replace(verdict, trained=_trained(judged, accuracy))
@@ -118,12 +122,20 @@ def differences(result: Result) -> pd.DataFrame:
 
 
 def blocks(result: Result) -> pd.DataFrame:
-    """One row per data set, network and policy: our summary beside both publications' block of Table 1."""
+    """One row per data set, network and policy: our summary beside both publications' block of Table 1.
+
+    The accuracy is that of the short training of a network of this family, where there is one.
+    """
 
     def rows_of(key: tuple[str, str, str]) -> pd.DataFrame:
         return published_rows(block(*key[:2])[0], key[2])
 
-    return compare.comparison(result, list(table1.KEYS), rows_of, attacks=result.tables["blocks"])
+    attacks = result.tables["blocks"]
+    accuracy = result.tables.get("blocks_accuracy", pd.DataFrame())
+    if len(accuracy):
+        attacked = {family(model): model for model in attacks["model"]}
+        accuracy = accuracy.assign(model=accuracy["model"].map(family).map(attacked))
+    return compare.comparison(result, list(table1.KEYS), rows_of, attacks=attacks, accuracy=accuracy)
 
 
 def block_differences(result: Result) -> pd.DataFrame:

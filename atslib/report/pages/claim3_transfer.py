@@ -44,13 +44,13 @@ def place(settings: Settings) -> Settings:
 def attacks(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
     """Attacks that need no search, by (network, policy): transferred ones, and the paper's hybrid searched there.
 
-    Below the full size the second network has no policy and the two hybrids alone.
+    At smoke the second network has no policy and the two hybrids alone.
     """
     own, by_network = place(settings), {}
     first = victim(own).model
     for model in dict.fromkeys((first, second_network(settings))):
         there, chosen = on_network(own, model) if model != first else own, policies(model)
-        if model != first and settings.profile != "full":
+        if model != first and settings.profile == "smoke":
             chosen = (chosen[0], chosen[-1])
         for policy in (*chosen, hybrid(block(own.dataset, model)[1])):
             by_network[model, label(policy)] = attack_unit(there, policy)
@@ -91,9 +91,11 @@ def measure(
 
 
 def judged(tables: dict[str, pd.DataFrame], name: str, hybrid: str, points: float, published: float) -> Verdict:
-    """The verdict on the first network of the tables; a second one stands in them."""
-    attacks, accuracy = tables["attacks"], tables["accuracy"].set_index("policy")["accuracy"]
-    attacks = attacks[attacks["model"] == attacks["model"].iloc[0]]
+    """The verdict on the first network of each table; a second one stands in them."""
+    attacks, trained = (
+        rows[rows["model"] == rows["model"].iloc[0]] for rows in (tables["attacks"], tables["accuracy"])
+    )
+    accuracy = trained.set_index("policy")["accuracy"]
     chance = 100 / dataset(name, "test").num_classes
     return transfer_verdict(attacks, accuracy, hybrid, points=points, published=published, chance=chance)
 

@@ -1,10 +1,11 @@
 """Extension 5: what a policy is worth against a server that knows it, where attacks work."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import pandas as pd
 
-from atslib.attacks import ATTACKS, FromMean, ThroughPolicy, Undone
+from atslib.attacks import ATTACKS, FromMean, Learned, ThroughPolicy, Undone
 from atslib.clients.prepare import to_images
 from atslib.clients.threat import ThreatModel
 from atslib.measures.metrics import psnr
@@ -23,8 +24,13 @@ IMAGES = 50  # at most
 TRIAL, KEEP = 30, 2  # steps in every form of the policy, and how many forms of an image are attacked in full
 PUBLISHED, STRONGEST, POLICY, DRAWS = "as published", "strongest", "knows the policy", "knows its draws"
 MEAN, UNDONE, LABEL = "starts at the policy's mean image", "undoes the policy afterwards", "infers the label"
-SINGLE = (PUBLISHED, STRONGEST, MEAN, UNDONE, POLICY, DRAWS)  # in order of what they use; one round, a known label
-ROUNDS, FEW = (2, 4, 8), 32  # rounds that a server watches, and how many images, as each costs that many attacks
+LEARNED = "has learned on other images"
+SINGLE = (PUBLISHED, STRONGEST, MEAN, UNDONE, LEARNED, POLICY, DRAWS)  # by what they use; one round, a known label
+ROUNDS = {
+    SEARCHED[0]: (2, 4, 8),
+    HYBRID: (2, 4),
+}  # rounds that a server watches, by policy
+FEW = 32  # images whose rounds are watched
 FOUND = "3-19-26+15-42-15"  # the hybrid of this book's own search, see claim2_search
 KEYS = ("attacker", "policy")
 JUDGED = (*SEARCHED, HYBRID)
@@ -43,8 +49,15 @@ def units(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
         found[STRONGEST, label(policy)] = strongest
         if policy:
             found |= {(name, policy): unit for name, unit in _knowing(strongest).items()}
-        if policy in (HYBRID, SEARCHED[0]):
-            found |= {(name, policy): unit for name, unit in _watching(found[POLICY, policy], smoke).items()}
+        if policy in ROUNDS:
+            counts = ROUNDS[policy][: 1 if smoke else None]
+            found |= {(name, policy): unit for name, unit in _watching(found[POLICY, policy], counts).items()}
+    for policy in (NO_POLICY, HYBRID):
+        strongest = found[STRONGEST, policy]
+        pairs = {"pairs": 8, "epochs": 1} if smoke else {}
+        attack = Learned(inner=strongest.attack, images=own.dataset, **pairs)
+        threat = ThreatModel(defense="policy")
+        found[LEARNED, policy] = dataclasses.replace(strongest, attack=attack, threat=threat, frames=0)
     inferred = ThreatModel(labels="inferred")
     found[LABEL, NO_POLICY] = dataclasses.replace(found[STRONGEST, NO_POLICY], threat=inferred, frames=0)
     known = dataclasses.replace(inferred, defense="policy")
@@ -69,10 +82,10 @@ def _knowing(strongest: AttackUnit) -> dict[str, AttackUnit]:
     }
 
 
-def _watching(single: AttackUnit, smoke: bool) -> dict[str, AttackUnit]:
-    """The attacker who knows the policy, in several rounds; in the most of them also told what was drawn."""
+def _watching(single: AttackUnit, counts: Sequence[int]) -> dict[str, AttackUnit]:
+    """The attacker who knows the policy, in so many rounds; in the most of them also told what was drawn."""
     few = dataclasses.replace(single, last=min(FEW, single.last))
-    rounds = {watching(POLICY, n): dataclasses.replace(few, rounds=n) for n in (ROUNDS[:1] if smoke else ROUNDS)}
+    rounds = {watching(POLICY, n): dataclasses.replace(few, rounds=n) for n in counts}
     most = list(rounds.values())[-1]
     attack, threat = ThroughPolicy(inner=most.attack.inner), ThreatModel(defense="draws")
     told = dataclasses.replace(most, attack=attack, threat=threat)
@@ -145,7 +158,7 @@ def _against_before(
     table["gain_before"] = table["psnr_before"] - psnr(floor, images).double().numpy()
     if unit.policy:
         table["ceiling"] = psnr(to_images(targets(unit)[1]), images).double().numpy()
-    if not isinstance(unit.attack, ThroughPolicy | Undone):
+    if not isinstance(unit.attack, ThroughPolicy | Undone | Learned):
         known = known_ranks(unit, store, device_of(settings.device))["rank_knowing"].numpy() if unit.policy else None
         table["rank_knowing"] = table["rank_original"] if known is None else known
     return table
@@ -180,9 +193,10 @@ def by_rounds(result: Result) -> pd.DataFrame:
     `who` is policy and attacker in one.
     """
     attacks, parts = result.tables["attacks"], []
-    images = attacks[attacks["attacker"] == watching(POLICY, ROUNDS[0])]["image"].unique()
+    every = sorted({rounds for counts in ROUNDS.values() for rounds in counts})
+    images = attacks[attacks["attacker"] == watching(POLICY, every[0])]["image"].unique()
     for name in (POLICY, DRAWS):
-        for rounds in (1, *ROUNDS):
+        for rounds in (1, *every):
             rows = attacks[(attacks["attacker"] == watching(name, rounds)) & attacks["image"].isin(images)]
             parts.append(rows.assign(who=rows["policy"] + f", {name}", rounds=str(rounds)))
     table = pd.concat(parts)

@@ -19,8 +19,11 @@ from atslib.report.verdicts import guards
 from atslib.store import Store
 
 CELL = ["regime", "step", "model"]
-TRAINED = ("", HYBRID)  # policies with which a network is trained and looked at on its way
+TRAINED = ("", HYBRID)  # policies with which a network is trained to its end
+STAGED = ("", *SEARCHED, HYBRID)  # those of the trainings that are looked at on their way
+WIDE_STAGES = 100  # the last step at which the network is looked at whose steps take ten times as long
 PAPERS = "adam-cosine"  # the paper's own attack, beside the strongest
+BROAD = 16  # images of the published ResNet20, four times as wide: a check that width changes nothing
 CROSSED = 300  # the step, beside the end of the training, at which network and target are crossed
 OUTCOMES = {
     "rank_target": "the used image",
@@ -30,7 +33,7 @@ OUTCOMES = {
 
 
 def cells(settings: Settings) -> dict[Cell, tuple[str, ...]]:
-    """Where the question is asked, and of which policies: untrained networks of three kinds, and one over its training.
+    """Where the question is asked, and of which policies: untrained networks, and two over their training.
 
     At smoke it is one network, on few images.
     """
@@ -43,11 +46,14 @@ def cells(settings: Settings) -> dict[Cell, tuple[str, ...]]:
     deep = {"model": "resnet20-4" if full else "resnet20-1", "attack": "annealed-resnet"} | few
     wide = {"model": "convnet-64" if full else "convnet-16", "attack": "annealed-convnet"} | few
     small = shared | {"model": "lenet", "attack": "annealed-lenet", "steps": 300, "images": settings.images}
-    untrained = [Cell(regime="initial", draws=2, **network) for network in (small, wide, deep)]
+    draws = {"lenet": 3}  # the cheapest
+    untrained = [Cell(regime="initial", draws=draws.get(net["model"], 2), **net) for net in (small, wide, deep)]
     end = Cell(regime="trained", **deep)
-    early = {Cell(regime="early", step=s, **deep): TRAINED for s in STAGES if s < end.steps_trained}
+    early = {Cell(regime="early", step=s, **deep): STAGED for s in STAGES if s < end.steps_trained}
+    early |= {Cell(regime="early", step=s, **wide): TRAINED for s in STAGES if s <= WIDE_STAGES}
     semi = {Cell(regime="semi", **deep): ("", *SEARCHED, HYBRID)}
-    return dict.fromkeys(untrained, POLICIES) | early | semi | {end: TRAINED}
+    broad = {} if full else {Cell(regime="initial", **deep | {"model": "resnet20-4", "images": BROAD}): TRAINED}
+    return dict.fromkeys(untrained, POLICIES) | broad | early | semi | {end: TRAINED}
 
 
 def by_the_paper(settings: Settings) -> dict[tuple, AttackUnit]:
@@ -55,7 +61,8 @@ def by_the_paper(settings: Settings) -> dict[tuple, AttackUnit]:
 
     It has as many steps as the strongest. Keys: regime, step of training, network and policy.
     """
-    places = [cell for cell in cells(settings) if cell.regime != "early" and settings.profile != "smoke"]
+    asked = cells(settings) if settings.profile != "smoke" else ()
+    places = [cell for cell in asked if cell.regime != "early" and cell.images != BROAD]
     theirs = [dataclasses.replace(cell, attack=PAPERS, draws=1) for cell in places]
     return {key[:-1]: unit for cell in theirs for key, unit in cell.units(TRAINED).items()}
 
@@ -65,10 +72,11 @@ def crossed(settings: Settings) -> dict[tuple, AttackUnit]:
 
     Keys: step of the training, its policy, and the policy on the images, the target; the networks are those of `cells`.
     """
-    places = [cell for cell in cells(settings) if cell.regime == "trained" or cell.step == CROSSED]
+    ends = [cell for cell in cells(settings) if cell.regime == "trained"]
+    places = [cell for end in ends for cell in cells(settings) if cell.model == end.model and cell.step == CROSSED]
     return {
         (cell.steps_trained, label(own), label(policy)): cell.unit(policy, trained_with=own)
-        for cell in places
+        for cell in places + ends
         for own in TRAINED
         for policy in TRAINED
     }
@@ -172,22 +180,28 @@ def sizes(asked: Sequence[Cell]) -> dict[str, object]:
     return {name: ", ".join(each) for name, each in words.items()} | {"epochs": 0}
 
 
-def stages(result: Result) -> pd.DataFrame:
-    """How much leaks along the training, one row per step, policy and outcome: mean and 95 % interval over images.
+def followed(result: Result) -> list[str]:
+    """The networks that were looked at on the way of their training."""
+    attacks = result.tables["attacks"]
+    return list(attacks[attacks["regime"] == "early"]["model"].unique())
 
-    The network is the one that was looked at on its way. Outcomes: gain in dB, and the share of images singled out, in
-    percent; all of the first draw.
+
+def stages(result: Result, model: str) -> pd.DataFrame:
+    """How much leaks along a network's training, one row per step, policy and outcome: mean and 95 % interval.
+
+    Outcomes: gain in dB, and the share of images singled out, in percent; all of the first draw.
     """
     attacks = result.tables["attacks"]
-    model = attacks[attacks["regime"] == "trained"]["model"].iloc[0]
-    rows = attacks[(attacks["model"] == model) & (attacks["draw"] == 0) & attacks["policy"].isin(map(label, TRAINED))]
+    attacks = attacks[(attacks["model"] == model) & (attacks["draw"] == 0)]
+    rows = attacks[attacks["policy"].isin(attacks[attacks["regime"] == "early"]["policy"])]
     parts = []
     for (step, policy), table in rows[rows["regime"] != "semi"].groupby(["step", "policy"], sort=False):
         values = {"gain over the floor (dB)": tuple(compare.gained(table).values())}
         for column, name in OUTCOMES.items():
-            hits = int((table[column] == 1).sum())
-            share = (hits / len(table), *share_interval(hits, len(table)))
-            values[f"{name} (% singled out)"] = tuple(100 * value for value in share)
+            if table[column].notna().any():  # where nobody looked there is no share
+                hits = int((table[column] == 1).sum())
+                share = (hits / len(table), *share_interval(hits, len(table)))
+                values[f"{name} (% singled out)"] = tuple(100 * value for value in share)
         key = {"step": step, "policy": policy}
         parts += [key | {"outcome": n} | dict(zip(("mean", "low", "high"), v, strict=True)) for n, v in values.items()]
     return pd.DataFrame(parts).sort_values("step", kind="stable")

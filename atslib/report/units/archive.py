@@ -12,7 +12,7 @@ import io
 import json
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +30,7 @@ from atslib.store import Artifact, Store, Tensors, write_atomically
 
 LIMIT = 60_000_000  # bytes, all files together
 FILE_LIMIT = 1_200_000  # bytes of one unit's tensors; the largest beyond it are left out
+FIRST_STEPS = 100  # of a training: networks on their way before it are kept without their weights
 PICTURES = 16
 ACROSS = 4  # pictures in a row of the sheet
 REMADE = ("target", "original")  # come again from the data and the unit
@@ -60,6 +61,9 @@ class Archive:
     def write(self, store: Store, *, embedded: bool = False) -> int:
         """Take in every whole artifact of the store that is not here yet; how many.
 
+        Weights are left out of a network that no other unit uses, such as one trained for its accuracy alone, and of
+        one in the first steps of its training, which anyone makes again in minutes.
+
         Args:
             embedded: also what was computed on the embedded `shapes`, which anyone makes again in seconds.
         Raises:
@@ -68,20 +72,25 @@ class Archive:
         entries, files = self.entries(), {}
         if faults := store.verify():
             raise AtsError(f"the store is damaged, nothing was archived: {'; '.join(faults)}")
-        new = 0
-        for path, facts in store.entries():
-            known = entries.get(path.stem, {}).get("sha256") == facts["sha256"]
-            toy = '"dataset": "shapes' in json.dumps(facts["config"])
-            if known or facts.get("archived") or (toy and not embedded):
+        new, there = 0, dict(store.entries())
+        used = {part for facts in (*entries.values(), *there.values()) for part in _networks(facts)}
+        for path, facts in there.items():
+            line = entries.get(path.stem, {})
+            known = line.get("sha256") == facts["sha256"] or facts.get("archived")
+            lean = facts["kind"] == "model" and (
+                _text(facts["config"]) not in used or 0 < facts["config"].get("step", 0) < FIRST_STEPS
+            )
+            if known and not (lean and line and "model" not in line["left_out"]):
                 continue
-            line, parts = _packed(Artifact(safetensors.torch.load_file(path), facts))
+            if '"dataset": "shapes' in _text(facts["config"]) and not embedded:
+                continue
+            tensors = safetensors.torch.load_file(path)
+            line, parts = _packed(Artifact(tensors, line if known else facts), without=("model",) if lean else ())
             entries[path.stem] = line | {"files": {name: _sha256(data) for name, data in parts.items()}}
             files |= {self._file(path.parent.name, path.stem, name): data for name, data in parts.items()}
             new += 1
-        there = sum(
-            file.stat().st_size for file in self._files(entries.values()) if file.exists() and file not in files
-        )
-        if (total := there + sum(map(len, files.values()))) > LIMIT:
+        old = sum(file.stat().st_size for file in self._files(entries.values()) if file.exists() and file not in files)
+        if (total := old + sum(map(len, files.values()))) > LIMIT:
             raise AtsError(f"the archive would have {total / 1e6:.1f} MB; at most {LIMIT / 1e6:.0f} MB are allowed")
         for file, data in files.items():
             write_atomically(file, lambda partial, data=data: partial.write_bytes(data))
@@ -196,8 +205,24 @@ def _key(line: dict) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
-def _packed(artifact: Artifact) -> tuple[dict, dict[str, bytes]]:
-    """An artifact's line of the index but for the hashes, and its files by their ending."""
+def _text(config: object) -> str:
+    return json.dumps(config, sort_keys=True)
+
+
+def _networks(facts: object) -> set[str]:
+    """The configs, as text, of all networks that a unit uses, from its facts."""
+    if isinstance(facts, dict):
+        own = {_text(facts["model"])} if isinstance(facts.get("model"), dict) else set()
+        return own.union(*map(_networks, facts.values()))
+    return set().union(*map(_networks, facts)) if isinstance(facts, list) else set()
+
+
+def _packed(artifact: Artifact, without: Sequence[str] = ()) -> tuple[dict, dict[str, bytes]]:
+    """An artifact's line of the index but for the hashes, and its files by their ending.
+
+    Args:
+        without: first parts of names; these tensors are left out.
+    """
     tensors, parts, line = artifact.tensors, {}, dict(artifact.facts)
     columns = _columns(tensors, line["config"])
     if columns:
@@ -206,7 +231,8 @@ def _packed(artifact: Artifact) -> tuple[dict, dict[str, bytes]]:
     if "reconstruction" in tensors:
         few = tensors["reconstruction"][:PICTURES]
         parts["webp"], line["pictures"] = _sheet(few), list(few.shape)
-    rest = {name: value for name, value in tensors.items() if name not in columns and name not in NEVER_KEPT}
+    never = {*columns, *NEVER_KEPT, *without}
+    rest = {name: value for name, value in tensors.items() if name.split(".")[0] not in never}
     while sum(value.nbytes for value in rest.values()) > FILE_LIMIT:
         sizes: dict[str, int] = {}
         for name, value in rest.items():  # a network's tensors share the first part of their names, and go together

@@ -94,7 +94,8 @@ def measure(
 ) -> tuple[pd.DataFrame, dict]:
     """Attack all: one row per regime, step, network, policy, draw and image, and the artifacts by the same keys.
 
-    Beside the columns of `image_rows` stands `rank_knowing`, see `known_ranks`; measured for the policies `known`.
+    Beside the columns of `image_rows` stands `rank_knowing`, see `known_ranks`; measured for the policies `known`, and
+    early in a training for all.
     """
     place, rows = device_of(device), []
     artifacts = {key: attacked(unit, store, place) for key, unit in units.items()}
@@ -102,7 +103,7 @@ def measure(
         table = image_rows(artifacts[key], unit).assign(**dict(zip(KEYS, key, strict=True)))
         if not unit.policy:
             table["rank_knowing"] = table["rank_original"]  # there is one form of each image
-        elif unit.policy in known:
+        elif unit.policy in known or key[0] == "early":
             table["rank_knowing"] = known_ranks(unit, store, place)["rank_knowing"].numpy()
         rows.append(table)
     return pd.concat(rows, ignore_index=True), artifacts

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from atslib.attacks import ATTACKS, Attack, GradientMatching, reconstruct
 from atslib.attacks.adaptive import ThroughPolicy
 from atslib.attacks.informed import FromMean, Undone
+from atslib.attacks.learned import Learned
 from atslib.attacks.starts import STARTS
 from atslib.clients.prepare import streams, to_images, transform
 from atslib.clients.threat import Knowledge, Observed, ThreatModel, observe
@@ -41,7 +42,7 @@ class AttackUnit(OnModel):
 
     model: ModelUnit
     policy: str
-    attack: GradientMatching | ThroughPolicy | FromMean | Undone | Attack
+    attack: GradientMatching | ThroughPolicy | FromMean | Undone | Learned | Attack
     first: int
     last: int
     crop_flip: bool = True
