@@ -182,9 +182,12 @@ def summary(result: Result) -> pd.DataFrame:
 
 
 def gains(result: Result) -> pd.DataFrame:
-    """One row per attacker of a single round and policy: `mean`, `low` and `high` of the gain before it in dB."""
-    attacks = result.tables["attacks"]
-    return _gained(attacks[attacks["attacker"].isin(SINGLE)], KEYS)
+    """One row per attacker of a single round and policy: `mean`, `low` and `high` of the gain before it in dB.
+
+    Attackers stand in the order of `SINGLE`.
+    """
+    groups = dict(list(result.tables["attacks"].groupby("attacker", sort=False)))
+    return _gained(pd.concat([groups[name] for name in SINGLE if name in groups]), KEYS)
 
 
 def by_rounds(result: Result) -> pd.DataFrame:
