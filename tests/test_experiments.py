@@ -379,6 +379,7 @@ def test_every_field_of_a_unit_changes_its_key(store):
         "defense": "prune:0.9",
         "frames": 3,
         "seed": 1,
+        "rounds": 2,
     }
     keys = {store.path("attack", dataclasses.replace(unit, **{name: value})) for name, value in other.items()}
     assert set(other) == {field.name for field in dataclasses.fields(unit)}
@@ -597,8 +598,8 @@ def test_claim_1_judges_untrained_networks_and_one_at_the_end_of_its_training():
     laptop = settings(profile="laptop", dataset="shapes")
     found = {(cell.regime, cell.model): chosen for cell, chosen in claim1_privacy.cells(laptop).items()}
     untrained = [("initial", name) for name in ("lenet", "convnet-16", "resnet20-1")]
-    semi = {("semi", "resnet20-1"): ("", *SEARCHED, HYBRID)}
-    assert found == dict.fromkeys(untrained, POLICIES) | semi | {("trained", "resnet20-1"): ("", HYBRID)}
+    some = {("semi", "resnet20-1"): ("", *SEARCHED, HYBRID), ("initial", "resnet20-4"): ("", HYBRID)}
+    assert found == dict.fromkeys(untrained, POLICIES) | some | {("trained", "resnet20-1"): ("", HYBRID)}
     trained = [unit for key, unit in claim1_privacy.attacks_of(laptop).items() if key[0] == "trained"]
     assert {(unit.model.train.policy, unit.policy) for unit in trained} == {("", ""), (HYBRID, HYBRID)}
     assert claim1_privacy.networks(laptop) == {name: model_unit(laptop, name.replace("none", "")) for name in NAMES}

@@ -12,15 +12,8 @@ from torch import Tensor
 
 # Okabe & Ito's colours: told apart by colour-blind readers and on grey paper.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
-STYLE = {
-    "figure.dpi": 110,
-    "figure.facecolor": "white",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.alpha": 0.25,
-    "font.size": 10,
-}
+STYLE = {"figure.dpi": 110, "figure.facecolor": "white", "grid.alpha": 0.25, "font.size": 10}
+STYLE |= {"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True}
 
 
 @contextlib.contextmanager
@@ -37,6 +30,10 @@ def _picture(image: Tensor) -> np.ndarray:
     array = image.detach().cpu().numpy()
     array = array / 255 if array.dtype == np.uint8 else array.clip(0, 1)
     return array[0] if len(array) == 1 else array.transpose(1, 2, 0)
+
+
+def _arms(rows: pd.DataFrame) -> np.ndarray:
+    return abs(rows[["low", "high"]].to_numpy() - rows[["mean"]].to_numpy()).T
 
 
 def sheet(rows: dict[str, Tensor], *, captions: dict[str, Sequence[str]] | None = None) -> Figure:
@@ -79,8 +76,7 @@ def curves(table: pd.DataFrame, x: str, y: str, group: str, *, ylabel: str, axis
 def leakage(
     table: pd.DataFrame, group: str, floors: Sequence[str], *, value: str = "psnr", epsilon: float | None = None
 ) -> Figure:
-    """Every image's value by group, the mean, and beside it the floor columns' values (best guesses without
-    the gradient)."""
+    """Every image's value by group, the mean, and beside it those of the floors, best guesses without the gradient."""
     with _styled():
         figure, axis = plt.subplots(figsize=(7.5, 3.8))
         names = list(dict.fromkeys(table[group]))
@@ -103,18 +99,13 @@ def leakage(
 
 
 def means(table: pd.DataFrame, name: str, group: str, *, ylabel: str) -> Figure:
-    """Means with their intervals, one place per value of `name` and one colour per value of `group`.
-
-    Args:
-        table: with those columns and `mean`, `low` and `high`.
-    """
+    """`mean` with its `low` and `high`, one place per value of `name` and one colour per value of `group`."""
     with _styled():
         figure, axis = plt.subplots(figsize=(8.5, 4.2), layout="constrained")
         places = {value: i for i, value in enumerate(dict.fromkeys(table[name]))}
         for j, (color, (kind, rows)) in enumerate(zip(COLORS, table.groupby(group, sort=False), strict=False)):
             at = rows[name].map(places) + (0.16 * j - 0.08 if table[name].duplicated().any() else 0)
-            spread = (rows["mean"] - rows["low"], rows["high"] - rows["mean"])
-            axis.errorbar(at, rows["mean"], spread, fmt="o", ms=5, lw=1.5, color=color, label=kind)
+            axis.errorbar(at, rows["mean"], _arms(rows), fmt="o", ms=5, lw=1.5, color=color, label=kind)
         axis.axhline(0, color="0.3", lw=0.8, ls="--")
         axis.set(ylabel=ylabel, xticks=range(len(places)))
         axis.set_xticklabels(list(places), fontsize=8, rotation=30, ha="right")
@@ -123,16 +114,11 @@ def means(table: pd.DataFrame, name: str, group: str, *, ylabel: str) -> Figure:
 
 
 def trends(table: pd.DataFrame, x: str, group: str, panel: str, *, xlabel: str) -> Figure:
-    """Means with their intervals along `x`, on a scale of powers of ten, with 0 if it is there; one panel per `panel`.
-
-    Args:
-        table: with those columns and `mean`, `low` and `high`.
-    """
+    """`mean` with `low` and `high` along `x`, on a scale of powers of ten, with 0 if it is there; panels by `panel`."""
     with _styled():
         names, colors = list(dict.fromkeys(table[panel])), dict(zip(dict.fromkeys(table[group]), COLORS, strict=False))
         across, down = min(2, len(names)), -(-len(names) // 2)
-        size = (4.2 * across, 3.0 * down)
-        figure, axes = plt.subplots(down, across, figsize=size, squeeze=False, layout="constrained")
+        figure, axes = plt.subplots(down, across, figsize=(4.2 * across, 3 * down), squeeze=False, layout="constrained")
         for axis in axes.flat[len(names) :]:
             axis.set_axis_off()
         for axis, name in zip(axes.flat, names, strict=False):
@@ -268,27 +254,19 @@ def scatter(
 
 
 def exchange(table: pd.DataFrame, x: str, name: str, group: str, panel: str, *, xlabel: str) -> Figure:
-    """Means with their intervals against `x`, one colour per `group`, each point with its `name`.
-
-    Points of one group are joined where their `strength` tells them apart.
-
-    Args:
-        table: with those columns, `strength`, `panel`, whose values have a panel each, and `mean`, `low` and `high`.
-    """
+    """`mean` with `low` and `high` against `x`, points with their `name`; panels, colours, joined by `strength`."""
     with _styled():
         panels = list(table.groupby(panel, sort=False))
-        size = (8.5, 3.9 * len(panels))
-        figure, axes = plt.subplots(len(panels), figsize=size, squeeze=False, sharex=True, layout="constrained")
+        shape = {"figsize": (8.5, 3.9 * len(panels)), "squeeze": False, "sharex": True, "layout": "constrained"}
+        figure, axes = plt.subplots(len(panels), **shape)
         for axis, (outcome, part) in zip(axes[:, 0], panels, strict=True):
             for color, (kind, rows) in zip(COLORS, part.groupby(group, sort=False), strict=False):
-                spread = (rows["mean"] - rows["low"], rows["high"] - rows["mean"])
-                look = {"fmt": "o-" if rows["strength"].is_unique else "o", "ms": 5, "lw": 0.8, "elinewidth": 0.8}
-                axis.errorbar(rows[x], rows["mean"], spread, color=color, label=kind, **look)
-                for at, words in zip(zip(rows[x], rows["mean"], strict=True), rows[name], strict=True):
+                line = "o-" if rows["strength"].is_unique else "o"
+                axis.errorbar(rows[x], rows["mean"], _arms(rows), fmt=line, color=color, label=kind, ms=5, lw=0.8)
+                for at, words in zip(rows[[x, "mean"]].to_numpy(), rows[name], strict=True):
                     axis.annotate(words, at, (4, 4), textcoords="offset points", fontsize=7, color=color, rotation=30)
-            axis.set(ylabel=outcome)
-            axis.margins(x=0.1, y=0.15)
-        axes[-1][0].set_xlabel(xlabel)
+            axis.set(ylabel=outcome, xlabel=xlabel, xmargin=0.1, ymargin=0.15)
+            axis.label_outer()
         axes[0][0].legend(frameon=False, fontsize=8)
     return figure
 
@@ -313,9 +291,8 @@ def ladder(table: pd.DataFrame, *, xlabel: str) -> Figure:
         figure, axis = plt.subplots(figsize=(7, 0.22 * len(table) + 0.9), layout="constrained")
         order = {name: len(table) - 1 - i for i, name in enumerate(table["policy"])}
         for color, (kind, rows) in zip(COLORS, table.groupby("kind", sort=False), strict=False):
-            spread = [rows["mean"] - rows["low"], rows["high"] - rows["mean"]]
             at = rows["policy"].map(order)
-            axis.errorbar(rows["mean"], at, xerr=spread, fmt="o", ms=4, color=color, elinewidth=1, label=kind)
+            axis.errorbar(rows["mean"], at, xerr=_arms(rows), fmt="o", ms=4, color=color, elinewidth=1, label=kind)
         axis.set_yticks(list(order.values()), list(order), fontsize=8)
         axis.axvline(0, color="0.3", lw=0.8, ls="--")
         axis.set(xlabel=xlabel)

@@ -33,10 +33,7 @@ OUTCOMES = {
 
 
 def cells(settings: Settings) -> dict[Cell, tuple[str, ...]]:
-    """Where the question is asked, and of which policies: untrained networks, and two over their training.
-
-    At smoke it is one network, on few images.
-    """
+    """Where the question is asked, and of which policies: untrained networks, and two over their training."""
     shared = {"dataset": settings.dataset, "seed": settings.seed}
     if settings.profile == "smoke":
         own = shared | {"model": settings.model, "images": settings.images}
@@ -187,10 +184,7 @@ def followed(result: Result) -> list[str]:
 
 
 def stages(result: Result, model: str) -> pd.DataFrame:
-    """How much leaks along a network's training, one row per step, policy and outcome: mean and 95 % interval.
-
-    Outcomes: gain in dB, and the share of images singled out, in percent; all of the first draw.
-    """
+    """Gain in dB and images singled out in percent along a training, of the first draw, with 95 % intervals."""
     attacks = result.tables["attacks"]
     attacks = attacks[(attacks["model"] == model) & (attacks["draw"] == 0)]
     rows = attacks[attacks["policy"].isin(attacks[attacks["regime"] == "early"]["policy"])]
