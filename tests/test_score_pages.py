@@ -11,6 +11,7 @@ import torch
 from scipy import stats
 from scipy.linalg import hadamard
 
+from atslib.attacks import ATTACKS
 from atslib.data.load import load
 from atslib.errors import AtsError
 from atslib.policies.policy import Hybrid, Policy
@@ -289,12 +290,21 @@ def test_attacks_of_claim_7_are_shortened_as_the_papers():
     assert other.attack.steps == 300  # it is short as it is
 
 
-def test_at_laptop_32_images_are_attacked_and_scored():
-    laptop = settings(profile="laptop", dataset="shapes", images=40)
-    assert {unit.last for unit in claim7_correlation.attacks(laptop).values()} == {32}
-    assert {unit.images for unit in claim7_correlation.scores(laptop).values()} == {32}
-    assert claim7_correlation.count(dataclasses.replace(laptop, images=5)) == 5
-    assert claim7_correlation.count(dataclasses.replace(laptop, profile="full")) == 40
+def test_at_laptop_64_images_are_attacked_and_scored_and_32_on_the_semi_trained_network():
+    laptop = settings(profile="laptop", dataset="shapes", images=40, sampled=50)
+    assert {unit.last for unit in claim7_correlation.attacks(laptop).values()} == {40}
+    assert {unit.images for unit in claim7_correlation.scores(laptop).values()} == {40}
+    assert claim7_correlation.count(dataclasses.replace(laptop, images=100)) == 64
+    assert claim7_correlation.count(dataclasses.replace(laptop, images=100, profile="full")) == 100
+    assert not claim7_correlation.semi(dataclasses.replace(laptop, regime="trained"))
+    attacks = claim7_correlation.semi(laptop)
+    score = attacks.pop("score")
+    assert list(score.policies) == list(attacks) == claim7_correlation.policies(laptop)[:40]
+    assert {unit.last for unit in attacks.values()} == {score.images} == {32}
+    assert {unit.model for unit in attacks.values()} == {score.model} == {semi_trained(laptop)}
+    assert {unit.attack for unit in attacks.values()} == {
+        dataclasses.replace(ATTACKS["annealed-resnet"], steps=laptop.steps)
+    }
 
 
 SHAPE = (16, 6)

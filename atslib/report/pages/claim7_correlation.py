@@ -5,11 +5,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
-import torch
 
-from atslib.clients.prepare import to_images
 from atslib.measures import statistics as agreement
-from atslib.measures.metrics import psnr
 from atslib.policies.policy import sample_authors
 from atslib.report.compare import SOURCES, judge
 from atslib.report.reported import reported
@@ -17,15 +14,16 @@ from atslib.report.result import NO_POLICY, Result, Verdict
 from atslib.report.units.networks import ModelUnit, Unit, device_of, model_unit, semi_trained, victim
 from atslib.report.units.scoring import ScoreUnit, scored
 from atslib.report.units.settings import Settings
-from atslib.report.units.tables import attack_rows, attacked_facts, provenance
+from atslib.report.units.table1 import on_network
+from atslib.report.units.tables import attack_rows, attacked_facts, noise_floor, provenance
 from atslib.report.units.units import AttackUnit, attack_unit
 from atslib.report.verdicts import cannot_tell, guards
 from atslib.rng import rng
 from atslib.store import Store
 
-IMAGES = 32  # of profile laptop, under each policy
+IMAGES = 64  # of profile laptop, under each policy
+SEMI = 40  # of the policies are attacked on the semi-trained network too, where a profile attacks an untrained one
 SHARE = 2_500 / 4_800  # of the full profile's steps: the paper shortens its attacks so much for this experiment
-NOISES = 16  # pure-noise images behind `floor_noise`
 
 
 def policies(settings: Settings) -> list[str]:
@@ -57,6 +55,16 @@ def attacks(settings: Settings) -> dict[str, AttackUnit]:
     return {policy: _attack(settings, policy) for policy in policies(settings)}
 
 
+def semi(settings: Settings) -> dict[str, Unit]:
+    """Attacks on the semi-trained network under the first `SEMI` policies, and their `score` on the same images."""
+    if settings.regime != "initial":
+        return {}
+    there, model = on_network(settings, settings.model), semi_trained(settings)
+    units: dict[str, Unit] = {policy: attack_unit(there, policy, model=model) for policy in policies(settings)[:SEMI]}
+    score = scores(settings)["semi-trained"]
+    return units | {"score": dataclasses.replace(score, policies=tuple(units), images=there.images)}
+
+
 def _attack(settings: Settings, policy: str) -> AttackUnit:
     share = SHARE if settings.attack == "adam-cosine" else 1
     own = dataclasses.replace(settings, steps=max(2, round(share * settings.steps)), images=count(settings))
@@ -76,10 +84,11 @@ def undefended_score(settings: Settings) -> ScoreUnit:
     return dataclasses.replace(scores(settings)["semi-trained"], policies=("",))
 
 
-def units(settings: Settings) -> dict[str, Unit]:
+def units(settings: Settings) -> dict[object, Unit]:
     """All that the page needs."""
     bare = {"": _attack(settings, ""), "undefended score": undefended_score(settings)}
-    return attacks(settings) | bare | scores(settings)
+    there = {("semi", name): unit for name, unit in semi(settings).items()}
+    return attacks(settings) | bare | scores(settings) | there
 
 
 CORRELATION_RULE = (
@@ -132,25 +141,33 @@ def run(settings: Settings, store: Store) -> Result:
     """Attack and score the same images under random policies.
 
     Table `policies`: one row per policy and image, with the attack's metrics, the floors (`floor_noise`: the mean
-    PSNR of uniform noise against the transformed image) and one score per network, `s_pri …`. Table `undefended`: the
-    same attack without a policy, one row per image.
+    PSNR of uniform noise against the transformed image) and one score per network, `s_pri …`. Table `semi`: the same
+    of attacks on the semi-trained network. Table `undefended`: the attack without a policy, one row per image.
     """
-    by_policy = attacks(settings)
-    table, artifacts = attack_rows(by_policy, ["policy"], settings, store)
+    by_policy, there = attacks(settings), semi(settings)
+    table, artifacts = _measured_rows(by_policy, scores(settings), settings, store)
     bare, _ = attack_rows({NO_POLICY: _attack(settings, "")}, ["policy"], settings, store)
-    table["floor_noise"] = np.concatenate(
-        [noise_floor(attack["target"], settings.seed) for attack in artifacts.values()]
-    )
-    for name, unit in scores(settings).items():
-        artifact = scored(unit, store, device_of(settings.device))
-        table[f"s_pri {name}"] = artifact["scores"].flatten().double().numpy()
     judged = matrices(table, f"s_pri {main(settings)}", "psnr", "floor_noise", "gain")
     verdict = correlation_verdict(judged, published(), guards(bare))
     policy, last = list(artifacts.items())[-1]
     facts = provenance(settings, last) | attacked_facts(by_policy[policy])
     facts |= {"policies": settings.sampled, "main": main(settings)}
     tables = {"policies": table, "undefended": bare, "interpolation": interpolation(settings, store)}
+    if there:
+        score = {"semi-trained": there.pop("score")}
+        tables["semi"], _ = _measured_rows(there, score, settings, store)
     return Result("claim7_correlation", tables, facts, verdict)
+
+
+def _measured_rows(
+    attacks: Mapping[str, AttackUnit], scores: Mapping[str, ScoreUnit], settings: Settings, store: Store
+) -> tuple[pd.DataFrame, dict]:
+    table, artifacts = attack_rows(attacks, ["policy"], settings, store)
+    table["floor_noise"] = np.concatenate([noise_floor(a["target"], settings.seed) for a in artifacts.values()])
+    for name, unit in scores.items():
+        artifact = scored(unit, store, device_of(settings.device))
+        table[f"s_pri {name}"] = artifact["scores"].flatten().double().numpy()
+    return table, artifacts
 
 
 def interpolation(settings: Settings, store: Store) -> pd.DataFrame:
@@ -170,13 +187,6 @@ def interpolation(settings: Settings, store: Store) -> pd.DataFrame:
     ]
     table = pd.concat(rows, ignore_index=True).melt(["kind", "policy", "image"], var_name="point", value_name="gradsim")
     return table.assign(model=settings.model, regime="semi-trained")
-
-
-def noise_floor(target: torch.Tensor, seed: int) -> np.ndarray:
-    """Mean PSNR in dB of `NOISES` images of uniform noise against each target (B, C, H, W) uint8: (B,)."""
-    images = to_images(target)
-    noise = torch.rand((NOISES, *images.shape), generator=rng(seed, "floor noise"))
-    return torch.stack([psnr(guess, images) for guess in noise]).mean(0).double().numpy()
 
 
 def published() -> dict[str, float]:
@@ -203,17 +213,17 @@ def means(result: Result) -> pd.DataFrame:
     return kept
 
 
-def correlations(result: Result) -> pd.DataFrame:
+def correlations(result: Result, table: str = "policies") -> pd.DataFrame:
     """One row per network and outcome: three correlations between policies' means, with 95 % intervals.
 
     The outcomes: PSNR against the transformed and against the original image, and the gain over the floor that knows
-    the policy.
+    the policy. `table` is "policies", or "semi" for attacks on the semi-trained network.
     """
-    table, rows = result.tables["policies"], []
+    chosen, rows = result.tables[table], []
     outcomes = {"PSNR": "psnr", "PSNR to original": "psnr_original", "gain over the floor": "gain"}
-    for network in networks_of(table):
+    for network in networks_of(chosen):
         for outcome, column in outcomes.items():
-            score, success = matrices(table, f"s_pri {network}", column)
+            score, success = matrices(chosen, f"s_pri {network}", column)
             r = {n: _with_interval(statistic, (score, success)) for n, statistic in agreement.CORRELATIONS.items()}
             rows.append({"score from network": network, "against": outcome} | r)
     return pd.DataFrame(rows).set_index(["score from network", "against"])
@@ -239,14 +249,14 @@ def single_images(result: Result) -> pd.Series:
     return pd.Series(r, index=pd.RangeIndex(len(r), name="image"), name="Pearson r")
 
 
-def darkness(result: Result) -> pd.DataFrame:
+def darkness(result: Result, table: str = "policies") -> pd.DataFrame:
     """Pearson's r with 95 % intervals, one row per network: what the PSNR of pure noise has to do with it.
 
-    The last column correlates score and PSNR with the PSNR of noise held constant.
+    The last column correlates score and PSNR with the PSNR of noise held constant. `table` as in `correlations`.
     """
-    table, rows = result.tables["policies"], {}
-    for network in networks_of(table):
-        score, success, floor = matrices(table, f"s_pri {network}", "psnr", "floor_noise")
+    chosen, rows = result.tables[table], {}
+    for network in networks_of(chosen):
+        score, success, floor = matrices(chosen, f"s_pri {network}", "psnr", "floor_noise")
         kinds = {
             "score and PSNR": (agreement.pearson, (score, success)),
             "score and PSNR of noise": (agreement.pearson, (score, floor)),

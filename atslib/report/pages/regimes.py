@@ -39,17 +39,18 @@ def cells(settings: Settings) -> dict[Cell, tuple[str, ...]]:
         own = shared | {"model": settings.model, "images": settings.images}
         return {Cell(regime="initial", attack="annealed-convnet", steps=settings.steps, **own): ("", HYBRID)}
     full = settings.profile == "full"
-    few = shared | {"steps": 100, "images": settings.images if full else min(FEW, settings.images)}
-    deep = {"model": "resnet20-4" if full else "resnet20-1", "attack": "annealed-resnet"} | few
-    wide = {"model": "convnet-64" if full else "convnet-16", "attack": "annealed-convnet"} | few
-    small = shared | {"model": "lenet", "attack": "annealed-lenet", "steps": 300, "images": settings.images}
-    draws = {"lenet": 3}  # the cheapest
-    untrained = [Cell(regime="initial", draws=draws.get(net["model"], 2), **net) for net in (small, wide, deep)]
-    end = Cell(regime="trained", **deep)
-    early = {Cell(regime="early", step=s, **deep): STAGED for s in STAGES if s < end.steps_trained}
-    early |= {Cell(regime="early", step=s, **wide): TRAINED for s in STAGES if s <= WIDE_STAGES}
-    semi = {Cell(regime="semi", **deep): ("", *SEARCHED, HYBRID)}
-    broad = {} if full else {Cell(regime="initial", **deep | {"model": "resnet20-4", "images": BROAD}): TRAINED}
+    shared |= {"images": settings.images, "steps": 100, "draws": 2}
+    deep = shared | {"model": "resnet20-4" if full else "resnet20-1", "attack": "annealed-resnet"}
+    wide = shared | {"model": "convnet-64" if full else "convnet-16", "attack": "annealed-convnet"}
+    small = shared | {"model": "lenet", "attack": "annealed-lenet", "steps": 300, "draws": 3}  # the cheapest
+    untrained = [Cell(regime="initial", **net) for net in (small, wide, deep)]
+    few = {"images": settings.images if full else min(FEW, settings.images)}
+    end = Cell(regime="trained", **deep | few)
+    early = {Cell(regime="early", step=s, **deep | few): STAGED for s in STAGES if s < end.steps_trained}
+    early |= {Cell(regime="early", step=s, **wide | few): TRAINED for s in STAGES if s <= WIDE_STAGES}
+    semi = {Cell(regime="semi", **deep | few): ("", *SEARCHED, HYBRID)}
+    check = {"model": "resnet20-4", "images": BROAD, "draws": 1}
+    broad = {} if full else {Cell(regime="initial", **deep | check): TRAINED}
     return dict.fromkeys(untrained, POLICIES) | broad | early | semi | {end: TRAINED}
 
 

@@ -5,6 +5,7 @@ import datetime
 import functools
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ from atslib.report.units.settings import Settings
 from atslib.report.units.units import AttackUnit, attacked
 from atslib.rng import rng
 from atslib.store import Artifact, Store
+
+NOISES = 16  # pure-noise images behind `noise_floor`
 
 
 def label(policy: str) -> str:
@@ -129,3 +132,10 @@ def attacked_facts(unit: AttackUnit) -> dict[str, object]:
     train = unit.model.train
     facts = {"model": unit.model.model, "fraction": unit.model.fraction, "epochs": train.epochs if train else 0}
     return facts | {"images": unit.last - unit.first, "steps": getattr(unit.attack, "steps", 0)}
+
+
+def noise_floor(target: Tensor, seed: int) -> np.ndarray:
+    """Mean PSNR in dB of `NOISES` images of uniform noise against each target (B, C, H, W) uint8: (B,)."""
+    images = to_images(target)
+    noise = torch.rand((NOISES, *images.shape), generator=rng(seed, "floor noise"))
+    return torch.stack([psnr(guess, images) for guess in noise]).mean(0).double().numpy()
