@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
-from scipy.stats import spearmanr
+from scipy.stats import sem, spearmanr, t
 
 from atslib.attacks import ATTACKS
 from atslib.attacks.engine import frame_steps
@@ -172,7 +172,7 @@ def test_pages_share_networks_and_attacks_where_they_can():
         assert unit == dataclasses.replace(ours[name], frames=units.FRAMES)
     for place in (small, settings(profile="laptop", dataset="shapes")):
         trained = claim1_privacy.networks(place)
-        assert trained.items() <= claim4_efficiency.units(place).items()
+        assert trained.items() <= claim4_efficiency.networks(place).items() <= claim4_efficiency.units(place).items()
         assert trained == {name: model_unit(place, name.replace("none", "")) for name in ("none", HYBRID)}
 
 
@@ -283,6 +283,39 @@ def test_claim_4_from_the_store(kept, monkeypatch):
         77.47,
     ]
     assert claim4_efficiency.run(settings(**TINY), kept).digest == result.digest  # times are kept, too
+
+
+def test_several_trainings_differ_in_their_seed_alone_and_share_it_over_policies():
+    assert not claim4_efficiency.repeated(settings())
+    units = claim4_efficiency.repeated(settings(profile="laptop", dataset="shapes"))
+    assert {seed for _, seed in units} == {0, 1, 2}
+    assert {policy for policy, _ in units} == {"none", *SEARCHED, HYBRID}
+    for (policy, seed), unit in units.items():
+        assert unit == dataclasses.replace(units[policy, 0], seed=seed)
+        assert unit.train == dataclasses.replace(units["none", 0].train, policy=policy.replace("none", ""))
+
+
+@pytest.mark.parametrize(
+    ("changes", "judged"),
+    [
+        ((1, 0.9, 1.1), "no worse"),
+        ((-5, -5.1, -4.9), "worse"),
+        ((-3, 0, 1), "cannot tell"),
+        ((-2, -2.1, -1.9), "cannot tell"),
+    ],
+)
+def test_a_policy_is_no_worse_if_its_change_over_seeds_is(changes, judged):
+    rows = [("none", s, 20.0 + s) for s in range(3)] + [("3-1-7", s, 20.0 + s + c) for s, c in enumerate(changes)]
+    table = pd.DataFrame(rows, columns=["policy", "seed", "accuracy"])
+    row = claim4_efficiency.no_worse(report.Result("claim4_efficiency", {"seeds": table}, {"classes": 100}, None)).loc[
+        "3-1-7"
+    ]
+    assert (row["judged"], row["seeds"]) == (judged, 3)
+    assert row["change, points"] == pytest.approx(sum(changes) / 3)
+    low, high = t.interval(0.95, 2, np.mean(changes), sem(changes))
+    assert (row["low"], row["high"]) == pytest.approx((low, high))
+    few = report.Result("claim4_efficiency", {"seeds": table}, {"classes": 10}, None)
+    assert claim4_efficiency.no_worse(few)["judged"].tolist() == ["not judged"]
 
 
 # --- transfer -----------------------------------------------------------------------------------------------

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pandas as pd
 import torch
 
 from atslib.clients.training import TrainConfig, fit
+from atslib.measures.statistics import paired
 from atslib.policies.operations import crop_and_flip
 from atslib.policies.policy import parse_policy
 from atslib.report.bench import seconds
@@ -13,7 +15,7 @@ from atslib.report.compare import beside
 from atslib.report.result import NO_POLICY, Result, Verdict
 from atslib.report.units.networks import CURVE_IMAGES, ModelUnit, dataset, device_of, model_unit, network, trained
 from atslib.report.units.settings import Settings
-from atslib.report.units.table1 import HYBRID, POLICIES, published_rows
+from atslib.report.units.table1 import HYBRID, POLICIES, SEARCHED, published_rows, short
 from atslib.report.units.tables import accuracy_rows, label, provenance
 from atslib.rng import rng
 from atslib.store import Artifact, Store
@@ -21,12 +23,26 @@ from atslib.store import Artifact, Store
 LEVELS = (0.5, 0.8, 0.95)  # of the undefended network's last accuracy
 TIMED_BATCHES = 4
 REPEATS = 3
+SEEDS = 3  # short trainings with each policy
+MARGIN = 2.0  # points of accuracy: a policy that costs less is no worse
 
 
-def units(settings: Settings) -> dict[str, ModelUnit]:
-    """The page's trained networks by the policy's label: those of claim 1, at laptop without and with the hybrid."""
+def networks(settings: Settings) -> dict[str, ModelUnit]:
+    """The long trainings by the policy's label: those of claim 1, at laptop without and with the hybrid."""
     chosen = ("", HYBRID) if settings.profile == "laptop" else POLICIES
     return {label(policy): model_unit(settings, policy) for policy in chosen}
+
+
+def repeated(settings: Settings) -> dict[tuple[str, int], ModelUnit]:
+    """Short trainings without and with searched policies, with several seeds, by (policy, seed); none at smoke."""
+    own = short(settings)
+    seeds = range(own.seed, own.seed + SEEDS) if settings.profile != "smoke" else ()
+    return {(label(p), seed): model_unit(own, p, seed=seed) for seed in seeds for p in ("", *SEARCHED, HYBRID)}
+
+
+def units(settings: Settings) -> dict[object, ModelUnit]:
+    """All trainings of the page."""
+    return networks(settings) | {("repeated", *key): unit for key, unit in repeated(settings).items()}
 
 
 def timed(settings: Settings, store: Store) -> Artifact:
@@ -118,27 +134,31 @@ def run(settings: Settings, store: Store) -> Result:
     """Training curves with and without policies, and what the transformations cost.
 
     Tables: `curve` (one row per policy and epoch: training loss, accuracy on the first `CURVE_IMAGES` test images,
-    seconds), `accuracy` (after the last epoch, on all test images) and `cost`, one row per policy: seconds for the
-    same images, and `share` of an epoch without any transformation.
+    seconds), `accuracy` (after the last epoch, on all test images), `cost`, one row per policy: seconds for the
+    same images, and `share` of an epoch without any transformation; and, but for smoke, `seeds`: the accuracy of the
+    short trainings, one row per policy and seed.
     """
-    device, networks = device_of(settings.device), units(settings)
-    made = {policy: trained(unit, store, device)[1] for policy, unit in networks.items()}
+    device, long = device_of(settings.device), networks(settings)
+    made = {policy: trained(unit, store, device)[1] for policy, unit in long.items()}
     curve = pd.concat([history_rows(model["history"], policy) for policy, model in made.items()], ignore_index=True)
-    accuracy = accuracy_rows(networks, ["policy"], settings, store).drop(columns="train")
+    accuracy = accuracy_rows(long, ["policy"], settings, store).drop(columns="train")
     time = timed(settings, store)
     cost = pd.DataFrame({"policy": [label(p) for p in POLICIES], "seconds": time["policy"].double().numpy()})
     cost["share"] = cost["seconds"] / float(time["epoch"])
     cost["epoch_seconds"], cost["crop_flip_seconds"] = float(time["epoch"]), float(time["crop_flip"])
     share = float(cost.set_index("policy").loc[HYBRID, "share"])
-    bare, chance = accuracy["accuracy"][0], 100 / dataset(settings.dataset, "test").num_classes
+    bare, classes = accuracy["accuracy"][0], dataset(settings.dataset, "test").num_classes
     reached, epochs = epochs_to(curve, levels(curve)), settings.epochs
-    verdict = efficiency_verdict(reached, share, HYBRID, epochs=epochs, accuracy=bare, chance=chance)
+    verdict = efficiency_verdict(reached, share, HYBRID, epochs=epochs, accuracy=bare, chance=100 / classes)
     facts = provenance(settings, list(made.values())[-1]) | {
         "images": len(dataset(settings.dataset, "test")),
         "steps": 0,
     }
-    facts |= {"timed_on": time.facts["device"], "curve_images": CURVE_IMAGES}
-    return Result("claim4_efficiency", {"curve": curve, "accuracy": accuracy, "cost": cost}, facts, verdict)
+    facts |= {"timed_on": time.facts["device"], "curve_images": CURVE_IMAGES, "classes": classes}
+    tables = {"curve": curve, "accuracy": accuracy, "cost": cost}
+    if several := repeated(settings):
+        tables["seeds"] = accuracy_rows(several, ["policy", "seed"], settings, store)
+    return Result("claim4_efficiency", tables, facts, verdict)
 
 
 def history_rows(history: torch.Tensor, policy: str) -> pd.DataFrame:
@@ -170,3 +190,23 @@ def overhead(result: Result) -> pd.DataFrame:
             "policy, % of training": 100 * cost["share"],
         }
     )
+
+
+NO_WORSE_RULE = (
+    f"Over {SEEDS} trainings with seeds of their own, the policy and no policy sharing each: a policy is no worse if "
+    f"the 95 % interval (Student's t) of its change of the accuracy lies above -{MARGIN:.0f} points, worse if it lies "
+    "below that, and else nobody can tell. A network below 5 times chance is not judged."
+)
+
+
+def no_worse(result: Result) -> pd.DataFrame:
+    """One row per policy: accuracies in percent, the change in points, and what `NO_WORSE_RULE` says of it."""
+    table = result.tables["seeds"]
+    accuracy, change = table.groupby("policy")["accuracy"].mean(), paired(table, NO_POLICY, "accuracy", unit="seed")
+    words = np.select([change["low"] > -MARGIN, change["high"] < -MARGIN], ["no worse", "worse"], "cannot tell")
+    if accuracy[NO_POLICY] < 500 / result.facts["classes"]:
+        words = "not judged"
+    change = change.assign(judged=words).rename(columns={"n": "seeds", "mean": "change, points"})
+    change.insert(1, "accuracy, %", accuracy)
+    change.insert(1, "without a policy, %", accuracy[NO_POLICY])
+    return change
