@@ -104,12 +104,13 @@ def means(table: pd.DataFrame, name: str, group: str, *, ylabel: str) -> Figure:
         figure, axis = plt.subplots(figsize=(8.5, 4.2), layout="constrained")
         places = {value: i for i, value in enumerate(dict.fromkeys(table[name]))}
         for j, (color, (kind, rows)) in enumerate(zip(COLORS, table.groupby(group, sort=False), strict=False)):
-            at = rows[name].map(places) + (0.16 * j - 0.08 if table[name].duplicated().any() else 0)
+            aside = j - (table[group].nunique() - 1) / 2 if table[name].duplicated().any() else 0
+            at = rows[name].map(places) + 0.14 * aside
             axis.errorbar(at, rows["mean"], _arms(rows), fmt="o", ms=5, lw=1.5, color=color, label=kind)
         axis.axhline(0, color="0.3", lw=0.8, ls="--")
         axis.set(ylabel=ylabel, xticks=range(len(places)))
         axis.set_xticklabels(list(places), fontsize=8, rotation=30, ha="right")
-        axis.legend(frameon=False, fontsize=8)
+        axis.legend(frameon=False, fontsize=8, ncols=3, loc="lower left", bbox_to_anchor=(0, 1))  # covers no dot
     return figure
 
 
@@ -143,8 +144,10 @@ def trends(table: pd.DataFrame, x: str, group: str, panel: str, *, xlabel: str) 
 def paired_lines(panels: dict[str, pd.DataFrame], *, ylabel: str) -> Figure:
     """One panel per table, one line per row from its first column to its second, and the means as a bold line."""
     with _styled():
-        figure, axes = plt.subplots(1, len(panels), figsize=(2.6 * len(panels) + 1, 3.6), sharey=True, squeeze=False)
-        for axis, (title, table) in zip(axes[0], panels.items(), strict=True):
+        across, down, axis = min(3, len(panels)), -(-len(panels) // 3), None
+        figure = plt.figure(figsize=(3 * across, 3.4 * down), layout="constrained")
+        for place, (title, table) in enumerate(panels.items(), 1):
+            axis = figure.add_subplot(down, across, place, sharey=axis)
             falls = table.iloc[:, 1] < table.iloc[:, 0]
             for mask, color in ((falls, COLORS[0]), (~falls, COLORS[1])):
                 axis.plot([0, 1], table[mask].to_numpy().T, color=color, lw=0.8, alpha=0.35)
@@ -153,8 +156,7 @@ def paired_lines(panels: dict[str, pd.DataFrame], *, ylabel: str) -> Figure:
             names = [str(name).replace("+", "+\n") for name in table.columns]
             axis.set(xticks=(0, 1), xticklabels=names, xlim=(-0.25, 1.25))
             axis.set_title(f"{title}\n{falls.mean():.0%} of {len(table)} images fall", fontsize=9)
-        axes[0][0].set_ylabel(ylabel)
-        figure.tight_layout()
+        figure.supylabel(ylabel, fontsize=10)
     return figure
 
 
@@ -181,8 +183,8 @@ def shares(table: pd.DataFrame, panel: str, group: str, outcome: str, *, chance:
             axis.set_title(name, fontsize=9)
             axis.set_ylim(0, 1.05)
         axes[0][0].set_ylabel("share of images identified among 100")
-        handles, labels = axes[0][0].get_legend_handles_labels()
-        figure.legend(handles, labels, frameon=False, fontsize=8, ncols=3, loc="upper center")
+        names = axes[0][0].get_legend_handles_labels()
+        figure.legend(*names, frameon=False, fontsize=8, ncols=3, loc="upper center")
         figure.tight_layout(rect=(0, 0, 1, 0.93))
     return figure
 
@@ -195,7 +197,7 @@ def ranking(table: pd.DataFrame, *, value: str = "s_pri", reference: float | Non
         reference: a line at the score of doing nothing.
     """
     with _styled():
-        figure, axis = plt.subplots(figsize=(9.5, 3.6))
+        figure, axis = plt.subplots(figsize=(9.5, 3.6), layout="constrained")
         at, repeated = np.arange(len(table)), (table["same as"] != "").to_numpy()
         for mask, color, text in ((~repeated, COLORS[0], "one id"), (repeated, COLORS[1], "one function, several ids")):
             rows = table[mask]
@@ -206,14 +208,13 @@ def ranking(table: pd.DataFrame, *, value: str = "s_pri", reference: float | Non
         axis.set_xticks(at, table.index, fontsize=7, rotation=90)
         axis.set(xlabel="transformation, by id", ylabel="privacy score, lower is more private", xlim=(-1, len(at)))
         axis.legend(frameon=False, fontsize=8)
-        figure.tight_layout()
     return figure
 
 
 def front(table: pd.DataFrame, *, labels: int = 10) -> Figure:
     """Privacy against accuracy score of the candidates, the chosen ones with their rank, the Pareto front a line."""
     with _styled():
-        figure, axis = plt.subplots(figsize=(7.5, 4.2))
+        figure, axis = plt.subplots(figsize=(7.5, 4.2), layout="constrained")
         rest, best = table[~table["chosen"]], table[table["chosen"]].head(labels)
         edge = table[table["pareto"]].sort_values("s_pri")
         axis.scatter(rest["s_pri"], rest["s_acc"], s=12, color="0.6", lw=0, label="candidates")
@@ -225,7 +226,6 @@ def front(table: pd.DataFrame, *, labels: int = 10) -> Figure:
         axis.set(xlabel="privacy score, lower is more private", ylabel="accuracy score, higher is better")
         axis.margins(x=0.12)
         axis.legend(frameon=False, fontsize=8)
-        figure.tight_layout()
     return figure
 
 
