@@ -11,6 +11,7 @@ from atslib.attacks import ATTACKS
 from atslib.clients.prepare import to_images
 from atslib.errors import AtsError
 from atslib.measures.metrics import psnr
+from atslib.report import compare
 from atslib.report.pages import regimes
 from atslib.report.result import NO_POLICY, Result
 from atslib.report.units.networks import STAGES
@@ -211,3 +212,30 @@ def test_a_perfect_reconstruction_is_first_among_a_hundred_and_another_image_is_
     target = to_images(transformed(unit.model.dataset, unit.policy, 103, seed=unit.seed))[98:]
     assert ranks(unit, target)["rank_target"].tolist() == [1] * 5
     assert ranks(unit, target.flip(0))["rank_target"].tolist() != [1] * 5
+
+
+def test_the_round_is_chosen_on_some_images_and_counted_on_the_others():
+    rows = [
+        {"step": step, "policy": policy, "image": image, "gain": gain(image) + 0.01 * image}
+        for policy, gains in {
+            "none": {0: lambda i: 1.0, 3: lambda i: 5.0 - 6.0 * (i % 2), 9: lambda i: 2.0 + 9.0 * (i % 2)},
+            "3-1-7": {0: lambda i: 1.0, 3: lambda i: -1.0, 9: lambda i: -2.0},
+        }.items()
+        for step, gain in gains.items()
+        for image in range(20 if step == 0 else 10)
+    ]
+    table = compare.chosen_round(pd.DataFrame(rows))
+    assert table["chosen step"].to_dict() == {"none": 3, "3-1-7": 0}  # step 9 is best on the other half alone
+    assert table["images"].tolist() == [5, 5]  # those of odd number that every step has
+    assert table.loc["none", "at step 0"].startswith("+1.1 [")
+    assert table.loc["none", "at the chosen one"].startswith("-0.9 [")
+    assert table.loc["none", "change"].startswith("-2.0")
+    assert table.loc["3-1-7", "change"] == "–"
+
+
+def test_stages_are_compared_on_the_images_that_all_have():
+    parts = [attacks(5, -1).assign(regime="initial", step=0), attacks(5, -1, images=32).assign(regime="early", step=3)]
+    parts += [attacks(5, -1).assign(regime="semi", step=7)]
+    table = pd.concat(parts, ignore_index=True).assign(**dict.fromkeys(regimes.OUTCOMES, 1))
+    rows = regimes.along(Result("regimes", {"attacks": table}, {}, None), "lenet")
+    assert rows.groupby("step")["image"].nunique().to_dict() == {0: 32, 3: 32}

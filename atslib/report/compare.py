@@ -104,6 +104,34 @@ def gained(attacks: pd.DataFrame) -> dict[str, float]:
     return {"mean": attacks["gain"].mean(), "low": low, "high": high}
 
 
+def same_images(attacks: pd.DataFrame, by: str) -> pd.DataFrame:
+    """The rows of images that every value of the column `by` has."""
+    everywhere = attacks.groupby("image")[by].nunique() == attacks[by].nunique()
+    return attacks[attacks["image"].map(everywhere)]
+
+
+def chosen_round(attacks: pd.DataFrame) -> pd.DataFrame:
+    """What a server gains that attacks when it is worth most, by policy: gains in dB in words, one row per policy.
+
+    It tries every step of the training on images of its own, here those of even number, and takes the best step for
+    the attack on the others, so that chance in the choice is no gain.
+
+    Args:
+        attacks: of one network, with `step`, `policy`, `image` and `gain`.
+    """
+    own, rows = same_images(attacks, "step"), {}
+    tried, later = own[own["image"] % 2 == 0], own[own["image"] % 2 == 1]
+    for policy, table in later.groupby("policy", sort=False):
+        first = table["step"].min()
+        best = tried[tried["policy"] == policy].groupby("step")["gain"].mean().idxmax()
+        change = paired(table[table["step"].isin((first, best))], first, "gain", by="step").reindex([best])
+        rows[policy] = {"chosen step": best, "images": table["image"].nunique()}
+        rows[policy] |= {f"at step {first}": interval(gained(table[table["step"] == first]), "")}
+        rows[policy] |= {"at the chosen one": interval(gained(table[table["step"] == best]), "")}
+        rows[policy] |= {"change": "–" if best == first else interval(change.loc[best], "")}
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("policy")
+
+
 def found(ranks: pd.Series) -> str:
     """Share of images that were singled out, in words; a dash where nobody looked."""
     return "–" if ranks.isna().all() else f"{(ranks == 1).mean():.0%}"

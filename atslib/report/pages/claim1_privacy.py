@@ -9,7 +9,7 @@ from atslib.report.pages import regimes
 from atslib.report.result import NO_POLICY, Result, Verdict
 from atslib.report.units import table1
 from atslib.report.units.networks import ModelUnit, Unit, model_unit
-from atslib.report.units.regimes import Cell, measure
+from atslib.report.units.regimes import Cell, measure, sizes
 from atslib.report.units.settings import Settings
 from atslib.report.units.table1 import HYBRID, block, family, published_rows
 from atslib.report.units.tables import accuracy_rows, attack_rows, curve_rows, label, provenance
@@ -112,7 +112,7 @@ def run(settings: Settings, store: Store) -> Result:
     accuracy = tables["accuracy"].set_index("policy")["accuracy"]
     verdict = privacy_verdict(judged, accuracy, table1.classes(settings.dataset))
     verdict = dataclasses.replace(verdict, trained=_trained(judged, accuracy))
-    facts = provenance(settings, next(iter(sheets.values()))) | regimes.sizes(list(cells(settings)))
+    facts = provenance(settings, next(iter(sheets.values()))) | sizes(list(cells(settings)))
     return Result("claim1_privacy", tables, facts, verdict, sheets)
 
 

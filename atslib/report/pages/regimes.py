@@ -10,7 +10,7 @@ from atslib.report import compare
 from atslib.report.reported import reported
 from atslib.report.result import NO_POLICY, Result, Verdict
 from atslib.report.units.networks import STAGES
-from atslib.report.units.regimes import REGIMES, Cell, measure
+from atslib.report.units.regimes import REGIMES, Cell, measure, sizes
 from atslib.report.units.settings import Settings
 from atslib.report.units.table1 import FEW, HYBRID, POLICIES, SEARCHED
 from atslib.report.units.tables import attack_rows, label, provenance
@@ -167,30 +167,24 @@ def run(settings: Settings, store: Store) -> Result:
     return Result("regimes", tables, facts, verdict_of(table), sheets)
 
 
-def sizes(asked: Sequence[Cell]) -> dict[str, object]:
-    """Networks, images and steps of all untrained cells in words, for the banner."""
-    asked = [cell for cell in asked if cell.regime == "initial"]
-    words = {
-        "model": [cell.model for cell in asked],
-        "images": [f"{cell.images} × {cell.draws} draws" for cell in asked],
-        "steps": [str(cell.steps) for cell in asked],
-    }
-    return {name: ", ".join(each) for name, each in words.items()} | {"epochs": 0}
-
-
 def followed(result: Result) -> list[str]:
     """The networks that were looked at on the way of their training."""
     attacks = result.tables["attacks"]
     return list(attacks[attacks["regime"] == "early"]["model"].unique())
 
 
-def stages(result: Result, model: str) -> pd.DataFrame:
-    """Gain in dB and images singled out in percent along a training, of the first draw, with 95 % intervals."""
+def along(result: Result, model: str) -> pd.DataFrame:
+    """The attacks before, during and after a network's training: first draws, on the images that all steps have."""
     attacks = result.tables["attacks"]
-    attacks = attacks[(attacks["model"] == model) & (attacks["draw"] == 0)]
-    rows = attacks[attacks["policy"].isin(attacks[attacks["regime"] == "early"]["policy"])]
-    parts = []
-    for (step, policy), table in rows[rows["regime"] != "semi"].groupby(["step", "policy"], sort=False):
+    attacks = attacks[(attacks["model"] == model) & (attacks["draw"] == 0) & (attacks["regime"] != "semi")]
+    policies = attacks[attacks["regime"] == "early"]["policy"]
+    return compare.same_images(attacks[attacks["policy"].isin(policies)], "step")
+
+
+def stages(result: Result, model: str) -> pd.DataFrame:
+    """Gain in dB and images singled out in percent along a training, with 95 % intervals; see `along`."""
+    attacks, parts = along(result, model), []
+    for (step, policy), table in attacks.groupby(["step", "policy"], sort=False):
         values = {"gain over the floor (dB)": tuple(compare.gained(table).values())}
         for column, name in OUTCOMES.items():
             if table[column].notna().any():  # where nobody looked there is no share

@@ -7,7 +7,7 @@ the data, the network on which the paper scores policies. A defense can be judge
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import pandas as pd
 
@@ -107,3 +107,14 @@ def measure(
             table["rank_knowing"] = known_ranks(unit, store, place)["rank_knowing"].numpy()
         rows.append(table)
     return pd.concat(rows, ignore_index=True), artifacts
+
+
+def sizes(asked: Sequence[Cell]) -> dict[str, object]:
+    """Networks, images and steps of all untrained cells in words, for the banner."""
+    asked = [cell for cell in asked if cell.regime == "initial"]
+    words = {
+        "model": [cell.model for cell in asked],
+        "images": [f"{cell.images} × {cell.draws} draws" for cell in asked],
+        "steps": [str(cell.steps) for cell in asked],
+    }
+    return {name: ", ".join(each) for name, each in words.items()} | {"epochs": 0}
