@@ -17,7 +17,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from atslib.attacks.attack import FARTHEST, Reconstruction
-from atslib.attacks.labels import initial_logits
+from atslib.attacks.labels import initial_logits, labelled
 from atslib.attacks.memory import members_on_cpu, members_on_gpu
 from atslib.attacks.objective import Objective
 from atslib.attacks.optimizers import OPTIMIZERS
@@ -64,9 +64,9 @@ def match(
         AtsError: gradients that are not finite, attacks that cannot share a batch, or a start of the wrong shape.
     """
     checkpoint, restarts = as_path("checkpoint", checkpoint, optional=True), _checked(seen, attacks, frames, chunk)
+    seen = labelled(seen, rng)
     begin, files = _starts(seen, attacks, rng, start), set()
-    everyone = torch.arange(len(seen), device=begin.device).repeat(restarts)
-    repeated = list(attacks) * restarts
+    everyone, repeated = torch.arange(len(seen), device=begin.device).repeat(restarts), list(attacks) * restarts
     with tqdm(total=sum(a.steps for a in repeated), disable=not progress, unit="step", leave=False) as bar:
 
         def run(part: slice) -> dict[str, Tensor]:
