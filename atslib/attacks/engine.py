@@ -139,7 +139,7 @@ def chunk_size(seen: Observed, attack: GradientMatching) -> int:
     if z.is_cuda:
         return members_on_gpu(lambda: torch.autograd.grad(sum(Objective(one, [attack])(z)).sum(), z), z.device)
     images, update = z.new_zeros(one.threat.batch, *one.shape), one.updates[0]
-    return max(1, members_on_cpu(update.model, images, update.gradients.nbytes) // len(one.updates))
+    return max(1, members_on_cpu(update.model, images, update.gradients.nbytes) // attack.copies(one))
 
 
 class _Run:

@@ -107,6 +107,8 @@ class Update:
         """`gradients` as the clients' gradients, (N, P): of weights trained locally the mean over the steps."""
         if self.kind == "gradient":
             return self.gradients
+        if not self.local:
+            raise AtsError("an update is a difference of weights, and Update.local does not say by which steps")
         return self.gradients / (-self.local["lr"] * self.local["steps"])
 
     def transformed(self, images: Tensor) -> Tensor:
@@ -232,7 +234,7 @@ def observe(
     """
     threat, defense, rng = threat or ThreatModel(), Defense.of(defense), as_stream(rng, optional=True)
     images = check_images(images, first_parameter(model))
-    _check_threat(threat, len(images))
+    check_threat(threat, len(images))
     client = in_mode(model, threat.victim)
     with torch.no_grad():
         labels = check_labels(labels, len(images), check_network(client, images[: threat.batch])).to(images.device)
@@ -249,7 +251,8 @@ def observe(
     return Observed((update,), known, tuple(images.shape[1:]), threat, knows)
 
 
-def _check_threat(threat: ThreatModel, count: int) -> None:
+def check_threat(threat: ThreatModel, count: int) -> None:
+    """Raise `AtsError` unless so many images are those of whole gradients."""
     if not isinstance(threat, ThreatModel):
         raise AtsError(f"threat {threat!r} must be an atslib.ThreatModel, such as ThreatModel(labels='inferred')")
     if count % threat.batch:
