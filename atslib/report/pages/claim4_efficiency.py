@@ -15,7 +15,7 @@ from atslib.report.compare import beside
 from atslib.report.result import NO_POLICY, Result, Verdict
 from atslib.report.units.networks import CURVE_IMAGES, ModelUnit, dataset, device_of, model_unit, network, trained
 from atslib.report.units.settings import Settings
-from atslib.report.units.table1 import HYBRID, POLICIES, SEARCHED, published_rows, short
+from atslib.report.units.table1 import HYBRID, POLICIES, published_rows, short
 from atslib.report.units.tables import accuracy_rows, label, provenance
 from atslib.rng import rng
 from atslib.store import Artifact, Store
@@ -34,10 +34,10 @@ def networks(settings: Settings) -> dict[str, ModelUnit]:
 
 
 def repeated(settings: Settings) -> dict[tuple[str, int], ModelUnit]:
-    """Short trainings without and with searched policies, with several seeds, by (policy, seed); none at smoke."""
+    """Short trainings without a policy and with the hybrid, with several seeds, by (policy, seed); none at smoke."""
     own = short(settings)
     seeds = range(own.seed, own.seed + SEEDS) if settings.profile != "smoke" else ()
-    return {(label(p), seed): model_unit(own, p, seed=seed) for seed in seeds for p in ("", *SEARCHED, HYBRID)}
+    return {(label(p), seed): model_unit(own, p, seed=seed) for seed in seeds for p in ("", HYBRID)}
 
 
 def units(settings: Settings) -> dict[object, ModelUnit]:
