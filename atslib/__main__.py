@@ -171,9 +171,9 @@ COMMANDS = {
         _option("--out", **_OUT, help="such as policies.json; a .csv of all goes beside it"),
     ),
     "bench": (
-        "speed against the plain loop, of `adaptive` against no policy; one JSON line each",
+        "speed, mostly against a plain loop; one JSON line each",
         "lines that were printed are kept in --out",
-        _option("what", choices=("attack", "scores", "adaptive")),
+        _option("what", choices=("attack", "scores", "adaptive", "labels")),
         _option("--model", help="such as resnet20-4; default: the reference sizes"),
         _option("--members", type=_at_least(1), help="attacks in the batch, or images scored"),
         _option("--device", default="cpu"),

@@ -108,11 +108,9 @@ def bench(args: argparse.Namespace) -> None:
     device_of(args.device)
     if args.out:
         check_out(args.out)
-    sizes = {"attack": benchmarks.ATTACK_SIZES, "scores": benchmarks.SCORE_SIZES, "adaptive": benchmarks.ADAPTIVE_SIZES}
-    reference = sizes[args.what]
+    reference, against = benchmarks.SIZES[args.what]
     for model, members in [(args.model, 8)] if args.model else reference:
         members = args.members or members
-        against = "an attack without the policy" if args.what == "adaptive" else "the plain loop"
         runner.say(f"measuring {args.what} on {model}, {members} at once, against {against}")
         line = json.dumps(getattr(benchmarks, args.what)(model, members, device=args.device))
         print(line, flush=True)

@@ -29,7 +29,7 @@ class ThreatModel:
 
     Attributes:
         labels: "known" (the paper), "inferred" from the last layer's gradient (iDLG; one image per gradient),
-            or "optimized" together with the image (DLG).
+            "restored" from it (`restore_labels`; any batch), or "optimized" together with the image (DLG).
         batch_norm: "known" or "unknown". If known, the attacker has the running statistics of a victim in eval mode,
             and gets those of the private batch of a victim in train mode (`Update.statistics`). If not, it has only
             the statistics of its own reconstruction.
@@ -48,14 +48,14 @@ class ThreatModel:
 
     def __post_init__(self) -> None:
         check_types(self)
-        choose("ThreatModel.labels", self.labels, ("known", "inferred", "optimized"))
+        choose("ThreatModel.labels", self.labels, ("known", "inferred", "restored", "optimized"))
         choose("ThreatModel.batch_norm", self.batch_norm, ("known", "unknown"))
         choose("ThreatModel.victim", self.victim, ("eval", "train"))
         choose("ThreatModel.defense", self.defense, ("unknown", "policy", "draws"))
         if self.batch < 1:
             raise AtsError(f"ThreatModel.batch={self.batch}: a gradient is of at least one image")
         if self.labels == "inferred" and self.batch > 1:
-            raise AtsError("ThreatModel.labels='inferred' is the iDLG rule, which needs batch=1")
+            raise AtsError("ThreatModel.labels='inferred' is the iDLG rule, which needs batch=1; 'restored' takes any")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +101,15 @@ class Update:
 
     def __post_init__(self) -> None:
         choose("Update.kind", self.kind, KINDS)
+
+    @property
+    def mean_gradients(self) -> Tensor:
+        """`gradients` as the clients' gradients, (N, P): of weights trained locally the mean over the steps."""
+        if self.kind == "gradient":
+            return self.gradients
+        if not self.local:
+            raise AtsError("an update is a difference of weights, and Update.local does not say by which steps")
+        return self.gradients / (-self.local["lr"] * self.local["steps"])
 
     def transformed(self, images: Tensor) -> Tensor:
         """What the network gets of images (N, k, C, H, W) in [0, 1]: they, or the differentiable twin of `forms`."""
@@ -225,7 +234,7 @@ def observe(
     """
     threat, defense, rng = threat or ThreatModel(), Defense.of(defense), as_stream(rng, optional=True)
     images = check_images(images, first_parameter(model))
-    _check_threat(threat, len(images))
+    check_threat(threat, len(images))
     client = in_mode(model, threat.victim)
     with torch.no_grad():
         labels = check_labels(labels, len(images), check_network(client, images[: threat.batch])).to(images.device)
@@ -242,7 +251,8 @@ def observe(
     return Observed((update,), known, tuple(images.shape[1:]), threat, knows)
 
 
-def _check_threat(threat: ThreatModel, count: int) -> None:
+def check_threat(threat: ThreatModel, count: int) -> None:
+    """Raise `AtsError` unless so many images are those of whole gradients."""
     if not isinstance(threat, ThreatModel):
         raise AtsError(f"threat {threat!r} must be an atslib.ThreatModel, such as ThreatModel(labels='inferred')")
     if count % threat.batch:
