@@ -9,7 +9,8 @@ from checks import plain_gradient, refused
 
 from atslib.attacks import GradientMatching, reconstruct
 from atslib.attacks.objective import Objective
-from atslib.clients.defenses import Defense, Perturbation
+from atslib.clients.defenses import Defense
+from atslib.clients.perturbations import Perturbation
 from atslib.clients.threat import Knowledge, Observed, ThreatModel, Update, observe
 from atslib.errors import AtsError
 from atslib.gradients.problems import DISTANCES, example_gradients, problem_gradients, unflatten
