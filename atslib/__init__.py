@@ -14,7 +14,15 @@ __version__ = "0.1.0"
 _torchvision.serve()
 
 _HOMES = {
-    "attacks": ("ATTACKS", "Attack", "GradientMatching", "Reconstruction", "by_knowledge", "reconstruct"),
+    "attacks": (
+        "ATTACKS",
+        "Attack",
+        "GradientMatching",
+        "Reconstruction",
+        "by_knowledge",
+        "reconstruct",
+        "restore_labels",
+    ),
     "clients.defenses": ("Defense",),
     "clients.threat": ("Knowledge", "Observed", "ThreatModel", "Update", "observe"),
     "clients.training": ("TrainConfig", "evaluate", "fit", "load_checkpoint", "save_checkpoint"),

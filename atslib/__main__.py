@@ -134,6 +134,16 @@ COMMANDS = {
         *_PLACE,
         _option("--out", **_OUT, help="folder for table.csv, sheet.png, arrays.safetensors"),
     ),
+    "export-attack": (
+        "write an attack that runs in a reader's browser: one step as a graph, with an untrained or a trained network",
+        "no graph is left",
+        _option("--model", default="lenet"),
+        _option("--dataset", default="cifar100", help="whose images: their shape, classes and normalization"),
+        _option("--checkpoint", type=Path, help="safetensors weights; untrained without it"),
+        _option("--weights", choices=("f32", "f16"), default="f32", help="f16: half the size, weights rounded"),
+        *_PLACE,
+        _option("--out", **_OUT, help="such as attack.json"),
+    ),
     "search": (
         "search policies for a data set, or for an own folder of images",
         "finished scores are kept, run the same command to go on",
@@ -161,9 +171,9 @@ COMMANDS = {
         _option("--out", **_OUT, help="such as policies.json; a .csv of all goes beside it"),
     ),
     "bench": (
-        "speed against the plain loop, of `adaptive` against no policy; one JSON line each",
+        "speed, mostly against a plain loop; one JSON line each",
         "lines that were printed are kept in --out",
-        _option("what", choices=("attack", "scores", "adaptive")),
+        _option("what", choices=("attack", "scores", "adaptive", "labels")),
         _option("--model", help="such as resnet20-4; default: the reference sizes"),
         _option("--members", type=_at_least(1), help="attacks in the batch, or images scored"),
         _option("--device", default="cpu"),
@@ -212,7 +222,7 @@ def main(arguments: list[str] | None = None) -> int:
 
         if arguments is None:  # not where tests and notebooks call this function
             commands.keep_memory()
-        return getattr(commands, args.command)(args) or 0
+        return getattr(commands, args.command.replace("-", "_"))(args) or 0
     except AtsError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -31,6 +31,7 @@ from atslib.report.run.written import write_attack, write_attackers
 from atslib.report.units.archive import Archive
 from atslib.report.units.networks import ModelUnit, dataset, device_of, network, trained
 from atslib.report.units.tables import mean_image
+from atslib.report.widgets import graph
 from atslib.rng import rng
 from atslib.scores.search import SearchConfig
 from atslib.scores.search import search as search_policies
@@ -107,11 +108,9 @@ def bench(args: argparse.Namespace) -> None:
     device_of(args.device)
     if args.out:
         check_out(args.out)
-    sizes = {"attack": benchmarks.ATTACK_SIZES, "scores": benchmarks.SCORE_SIZES, "adaptive": benchmarks.ADAPTIVE_SIZES}
-    reference = sizes[args.what]
+    reference, against = benchmarks.SIZES[args.what]
     for model, members in [(args.model, 8)] if args.model else reference:
         members = args.members or members
-        against = "an attack without the policy" if args.what == "adaptive" else "the plain loop"
         runner.say(f"measuring {args.what} on {model}, {members} at once, against {against}")
         line = json.dumps(getattr(benchmarks, args.what)(model, members, device=args.device))
         print(line, flush=True)
@@ -119,6 +118,12 @@ def bench(args: argparse.Namespace) -> None:
             args.out.parent.mkdir(parents=True, exist_ok=True)
             with args.out.open("a") as file:
                 file.write(f"{line}\n")
+
+
+def export_attack(args: argparse.Namespace) -> None:
+    """Write the graph of an attack on a network, for a page."""
+    check_out(args.out)
+    print(graph.export(args.out, _untrained(args.model, args), args.dataset, args.checkpoint, args.weights))
 
 
 def check_out(path: Path, *, folder: bool = False, name: str = "--out") -> None:

@@ -11,6 +11,7 @@ from checks import Killed, refused
 
 from atslib.attacks import ATTACKS, GradientMatching, engine, objective, optimizers, priors, reconstruct
 from atslib.attacks.labels import infer_labels
+from atslib.attacks.starts import STARTS
 from atslib.clients.threat import ThreatModel, Update, observe
 from atslib.gradients.problems import DISTANCES, problem_gradients, unflatten
 from atslib.measures import metrics
@@ -666,7 +667,7 @@ IMAGE_PENALTIES = [name for name in priors.PENALTIES if name != "batch-norm"]
 
 
 @pytest.mark.parametrize("name", IMAGE_PENALTIES)
-def test_derivatives_of_a_penalty_are_right_and_a_flat_grey_image_has_none(name):
+def test_derivatives_of_a_penalty_are_right_and_a_flat_grey_image_has_none_or_its_length(name):
     def penalty(z):
         return priors.PENALTIES[name](z, 0.25 * z + 0.5, None)
 
@@ -681,7 +682,8 @@ def test_derivatives_of_a_penalty_are_right_and_a_flat_grey_image_has_none(name)
     grey = torch.zeros(1, 3, 4, 4, dtype=torch.float64, requires_grad=True)
     (slope,) = torch.autograd.grad(penalty(grey).sum(), grey)
     assert slope.isfinite().all()
-    assert penalty(grey).item() == pytest.approx(0, abs=2e-6)
+    length = 0.5 * 48**0.5 if name in ("l2", "scale") else 0  # nothing to scale: as far as from black
+    assert penalty(grey).item() == pytest.approx(length, abs=2e-6)
 
 
 def test_penalties_of_small_arrays():
@@ -692,6 +694,28 @@ def test_penalties_of_small_arrays():
     assert priors.total_variation(image([[0, 1], [2, 3]])).tolist() == [3]
     # dx = 3, dy = 4 at the one place that has both neighbours
     assert priors.total_variation_isotropic(image([[0, 3], [4, 9]])).item() == pytest.approx(5)
+
+
+def test_what_is_beyond_the_box_and_what_does_not_fill_it_is_counted_in_units_of_pixels():
+    image = torch.tensor([-3.0, 0.0, 1.0, 5.0], dtype=torch.float64).view(1, 1, 2, 2)
+    assert priors.beyond(image).item() == pytest.approx(5)  # 3 and 4
+    scaled = torch.tensor([0, 3 / 8, 0.5, 1], dtype=torch.float64).view(1, 1, 2, 2)
+    assert priors.unscaled(image).item() == pytest.approx(float((image - scaled).norm()))
+    assert priors.unscaled(scaled).item() == pytest.approx(0, abs=1e-11)
+    assert priors.beyond(scaled).item() == pytest.approx(0, abs=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("name", "mean", "low", "high"),
+    [("uniform", 0.5, 0, 1), ("pixels-normal", 0.5, -9, 9), ("pixels-normal-zero", 0, -9, 9),
+     ("pixels-uniform-zero", 0, -0.5, 0.5)],
+)  # fmt: skip
+def test_a_start_in_pixels_has_its_mean_and_range(name, mean, low, high):
+    normalize = network("lenet")[0]
+    pixels = normalize.inverse(STARTS[name]((3, 40, 40), rng(0), normalize))
+    assert pixels.mean().item() == pytest.approx(mean, abs=0.05)
+    assert low - 1e-6 <= pixels.min() < pixels.max() <= high + 1e-6
+    assert pixels.std().item() == pytest.approx(1 if "normal" in name else 12**-0.5, rel=0.05)
 
 
 @pytest.mark.parametrize("distance", DISTANCES)

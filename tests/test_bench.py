@@ -30,7 +30,7 @@ def test_bench_prints_a_json_line_keeps_it_and_the_book_shows_it(tmp_path, capsy
 
 
 def test_members_count_for_the_reference_sizes_too_and_each_is_announced(capsys, monkeypatch):
-    monkeypatch.setattr(bench, "ATTACK_SIZES", (("lenet-2", 8), ("lenet-3", 4)))
+    monkeypatch.setitem(bench.SIZES, "attack", ((("lenet-2", 8), ("lenet-3", 4)), "the plain loop"))
     monkeypatch.setattr(bench, "attack", lambda model, members, *, device: [model, members])
     assert main(["bench", "attack", "--members", "5"]) == 0
     said = capsys.readouterr()
@@ -59,6 +59,14 @@ def test_what_a_policy_adds_to_a_step_is_a_json_line_and_no_row_against_a_loop(t
     assert speed["added"] == pytest.approx(speed["policy_ms"] / speed["plain_ms"] - 1, abs=0.01)
     assert speed["policy_ms"] > 0
     assert speed_table(kept) == rows
+
+
+def test_the_time_that_labels_take_stands_beside_the_share_that_was_told(capsys):
+    assert main(["bench", "labels", "--model", "lenet-2", "--members", "3"]) == 0
+    speed = json.loads(capsys.readouterr().out)
+    assert (speed["benchmark"], speed["members"], speed["batch"]) == ("labels", 3, 64)
+    assert min(speed["seconds"], speed["published_seconds"]) > 0
+    assert 0.5 < speed["share"] <= 1
 
 
 def test_the_plain_curve_ends_at_one_and_starts_at_the_noise():

@@ -133,7 +133,8 @@ def test_distances_of_small_arrays():
     target = (torch.tensor([[0.0, 4.0]]), torch.tensor([[[5.0]]]))
     cosine = 1 - (2 * 4 + 3 * 5) / (1 + 4 + 9) ** 0.5 / (16 + 25) ** 0.5
     by_tensor = 1 - (8 / (5**0.5 * 4) + 1) / 2
-    for name, expected in {"l1": 1 + 2 + 2, "l2": 1 + 4 + 4, "cosine": cosine, "cosine-tensors": by_tensor}.items():
+    known = {"l1": 1 + 2 + 2, "l2": 1 + 4 + 4, "cosine": cosine, "cosine-tensors": by_tensor, "norms": 5**0.5 + 2}
+    for name, expected in known.items():
         assert DISTANCES[name](gradients, target).item() == pytest.approx(expected, abs=1e-6)
 
 

@@ -400,11 +400,10 @@ def test_several_rounds_are_attacked_like_one(model):
     torch.testing.assert_close(reconstruct(twice, attack, rng=rng(0)).images, once.images, rtol=0, atol=1e-9)
 
 
-def test_gradient_matching_refuses_a_difference_of_weights(model):
+def test_gradient_matching_refuses_a_difference_of_weights_by_unknown_steps(model):
     seen = observe(model, PIXELS, LABELS)
-    local = {"steps": 5, "lr": 0.1}
-    sent = dataclasses.replace(seen.updates[0], kind="difference", local=local)
-    with refused("needs gradients, and an update here is a difference of weights"):
+    sent = dataclasses.replace(seen.updates[0], kind="difference")
+    with refused("an update is a difference of weights, and Update.local does not say by which steps"):
         reconstruct(dataclasses.replace(seen, updates=(sent,)), GradientMatching(steps=1), rng=rng(0))
     with refused("Update.kind 'weights' is unknown; choose one of gradient, difference"):
         Update(model, seen.gradients, kind="weights")

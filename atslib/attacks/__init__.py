@@ -14,9 +14,10 @@ from atslib.attacks.adaptive import ThroughPolicy
 from atslib.attacks.attack import Attack, Reconstruction
 from atslib.attacks.informed import FromMean, Undone
 from atslib.attacks.knowing import BothImages, KeptEntries, KnownFeatures
+from atslib.attacks.labels import restore_labels
 from atslib.attacks.learned import Learned
 from atslib.attacks.matching import GradientMatching
 from atslib.attacks.presets import ATTACKS, by_knowledge, reconstruct
 
 __all__ = ["ATTACKS", "Attack", "FromMean", "GradientMatching", "Learned", "Reconstruction", "ThroughPolicy", "Undone"]
-__all__ += ["BothImages", "KeptEntries", "KnownFeatures", "by_knowledge", "reconstruct"]
+__all__ += ["BothImages", "KeptEntries", "KnownFeatures", "by_knowledge", "reconstruct", "restore_labels"]

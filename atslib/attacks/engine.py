@@ -17,7 +17,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from atslib.attacks.attack import FARTHEST, Reconstruction
-from atslib.attacks.labels import initial_logits
+from atslib.attacks.labels import initial_logits, labelled
 from atslib.attacks.memory import members_on_cpu, members_on_gpu
 from atslib.attacks.objective import Objective
 from atslib.attacks.optimizers import OPTIMIZERS
@@ -64,9 +64,9 @@ def match(
         AtsError: gradients that are not finite, attacks that cannot share a batch, or a start of the wrong shape.
     """
     checkpoint, restarts = as_path("checkpoint", checkpoint, optional=True), _checked(seen, attacks, frames, chunk)
+    seen = labelled(seen, rng)
     begin, files = _starts(seen, attacks, rng, start), set()
-    everyone = torch.arange(len(seen), device=begin.device).repeat(restarts)
-    repeated = list(attacks) * restarts
+    everyone, repeated = torch.arange(len(seen), device=begin.device).repeat(restarts), list(attacks) * restarts
     with tqdm(total=sum(a.steps for a in repeated), disable=not progress, unit="step", leave=False) as bar:
 
         def run(part: slice) -> dict[str, Tensor]:
@@ -139,7 +139,7 @@ def chunk_size(seen: Observed, attack: GradientMatching) -> int:
     if z.is_cuda:
         return members_on_gpu(lambda: torch.autograd.grad(sum(Objective(one, [attack])(z)).sum(), z), z.device)
     images, update = z.new_zeros(one.threat.batch, *one.shape), one.updates[0]
-    return max(1, members_on_cpu(update.model, images, update.gradients.nbytes) // len(one.updates))
+    return max(1, members_on_cpu(update.model, images, update.gradients.nbytes) // attack.copies(one))
 
 
 class _Run:

@@ -1,11 +1,24 @@
-"""Labels restored from the gradient alone."""
+"""Labels restored from the gradient of the last layer alone.
+
+Row n of that gradient is the mean over the batch of (p_n - [label is n]) · features, and its bias has the mean of
+p_n - [label is n] itself. So how often class n occurs is the sum of p_n minus the batch size times the bias's gradient,
+and all that a server lacks is p, the class probabilities of images that it does not see.
+"""
+
+import dataclasses
+from collections.abc import Callable
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from atslib.clients.threat import Observed
-from atslib.errors import AtsError
+from atslib.clients.threat import Observed, Update
+from atslib.errors import AtsError, choose
 from atslib.gradients.problems import unflatten
+from atslib.rng import as_stream
+
+DUMMIES = 16  # images of the server's own that tell how features and probabilities vary
+ROUNDS = 5  # of counting and estimating probabilities in turn; more change nothing
 
 
 def infer_labels(seen: Observed) -> Tensor:
@@ -28,3 +41,167 @@ def initial_logits(seen: Observed, rng: torch.Generator) -> Tensor:
     """Where one member's labels start if they are optimized too: (batch · K,) logits from N(0, 1), as in DLG."""
     *_, last = seen.updates[0].model.parameters()  # as many rows as there are classes
     return torch.randn(seen.threat.batch * len(last), generator=rng, device=rng.device)
+
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+    """The last layer of a network, what N clients said of it, and what it gets from images of the server's own.
+
+    Attributes:
+        weight, bias: (K, M) and (K,) of the layer; no bias is one of zeros.
+        rows: (N, K, M), the mean gradient of its weight.
+        shift: (N, K), that of its bias; None where it has none.
+        dummies: (J, M), its inputs for J images of the server's own.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    rows: Tensor
+    shift: Tensor | None
+    dummies: Tensor
+
+    def probabilities(self, features: Tensor, spread: Tensor) -> Tensor:
+        """Class probabilities of features (..., M), the mean over deviations (J, M) from them: (..., K)."""
+        logits = (features @ self.weight.T + self.bias).unsqueeze(-2) + spread @ self.weight.T
+        return logits.softmax(-1).mean(-2)
+
+
+def head(update: Update, images: Tensor) -> Head:
+    """The last layer of the update's network, in double precision; `images` (J, C, H, W) in [0, 1] are the server's.
+
+    Raises:
+        AtsError: it is no linear layer.
+    """
+    model, found = update.model, []
+    last = [layer for layer in model.modules() if list(layer.parameters(recurse=False))][-1]
+    if not isinstance(last, nn.Linear):
+        raise AtsError(f"labels cannot be restored: the last layer is a {type(last).__name__}, and must be a Linear")
+    names = [id(p) for p in model.parameters()]
+    gradients = unflatten(update.mean_gradients, model)
+    hook = last.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
+    with torch.no_grad():
+        model(images.to(update.gradients))
+    hook.remove()
+    bias = torch.zeros_like(last.weight[:, 0]) if last.bias is None else last.bias
+    return Head(
+        weight=last.weight.detach().double(),
+        bias=bias.detach().double(),
+        rows=gradients[names.index(id(last.weight))].double(),
+        shift=None if last.bias is None else gradients[names.index(id(last.bias))].double(),
+        dummies=found[0].double(),
+    )
+
+
+def to_counts(estimate: Tensor, batch: int, least: Tensor | None = None) -> Tensor:
+    """The whole numbers nearest to an estimate (N, K), in squares, that are `least` or more and sum to `batch`.
+
+    A bound whose sum is beyond `batch` is dropped.
+    """
+    counts = torch.zeros_like(estimate) if least is None else least.to(estimate)
+    counts = torch.where(counts.sum(1, keepdim=True) > batch, 0, counts)
+    for _ in range(batch):  # each unit goes where it gains most: exact, since the squares are convex
+        missing = (counts.sum(1, keepdim=True) < batch).to(counts)
+        counts.scatter_add_(1, (estimate - counts).argmax(1, keepdim=True), missing)
+    return counts
+
+
+def idlg(each: Head, batch: int) -> Tensor:
+    """The most negative row, for one image. Source: Zhao et al. 2020, arXiv:2001.02610."""
+    if batch > 1:
+        raise AtsError(f"the rule 'idlg' tells the label of one image; ThreatModel.batch={batch}")
+    return F.one_hot((each.rows.sum(2) if each.shift is None else each.shift).argmin(1), each.rows.shape[1]).double()
+
+
+def minima(each: Head, batch: int) -> Tensor:
+    """The classes of the `batch` least entries, each at most once. Source: Yin et al. 2021 (GradInversion), Eq. 7."""
+    if batch > (classes := each.rows.shape[1]):
+        raise AtsError(f"the rule 'minima' tells each label once: {batch} images of {classes} classes cannot be told")
+    return torch.zeros_like(each.rows[..., 0]).scatter(1, each.rows.amin(2).argsort(1)[:, :batch], 1)
+
+
+def published(each: Head, batch: int) -> Tensor:
+    """Eq. 15-16 of Geng et al. 2021: p and the mean feature sum are those of the dummy data."""
+    chance = (each.dummies @ each.weight.T + each.bias).softmax(1).mean(0)
+    return batch * (chance - each.rows.sum(2) / each.dummies.sum(1).mean())
+
+
+def features(each: Head, batch: int) -> Tensor:
+    """This project's: features per class read from the gradient itself, so that the images' own p is known.
+
+    Two facts need no estimate: a class whose bias has a negative gradient occurs, and where no feature is negative so
+    does one with a negative entry in its row. Else the classes that do not occur give the batch's mean features, the
+    others, given a count, those of their images; features give p, and p the counts, in turn. How p varies about the
+    features of a class is taken from the dummy data.
+    """
+    centre = each.dummies.mean(0)
+    spread, signed = each.dummies - centre, bool((each.dummies < 0).any())
+    shift = each.rows @ centre / centre.square().sum() if each.shift is None else each.shift
+    tiny = 1e-9 * each.rows.abs().amax((1, 2)).clamp_min(1e-300).unsqueeze(1)
+    certain = (each.rows.amin(2) < -tiny) & (not signed)
+    least = certain if each.shift is None else certain | (shift < -tiny)
+    sign = shift.sign()
+    mean = (each.rows * sign.unsqueeze(2)).sum(1) / shift.abs().sum(1, keepdim=True).clamp_min(1e-300)
+    chance = batch * each.probabilities(mean, spread)
+    for _ in range(ROUNDS):
+        counts = to_counts(chance - batch * shift, batch, least)
+        own = chance.unsqueeze(2) * mean.unsqueeze(1) - batch * each.rows
+        own = own / counts.clamp_min(1).unsqueeze(2)
+        own = own if signed else own.clamp_min(0)
+        chance = torch.stack([_expected(each, c, f, spread) for c, f in zip(counts, own, strict=True)])
+    return to_counts(chance - batch * shift, batch, least)
+
+
+def _expected(each: Head, counts: Tensor, own: Tensor, spread: Tensor) -> Tensor:
+    """The sum of the probabilities of one batch, (K,), from counts (K,) and features (K, M) by class."""
+    there = counts > 0
+    return counts[there] @ each.probabilities(own[there], spread)
+
+
+# (last layer, images in a batch) → how often each class occurs, (N, K), to be rounded.
+RULES: dict[str, Callable[[Head, int], Tensor]] = {
+    "features": features,
+    "published": published,
+    "minima": minima,
+    "idlg": idlg,
+}
+
+
+def restore_labels(seen: Observed, *, rng: torch.Generator | int, rule: str = "features") -> Tensor:
+    """The labels of each batch, as a multiset.
+
+    Args:
+        seen: gradients of `ThreatModel.batch` images each; of several updates of a batch the estimates are averaged.
+        rng: the stream of the dummy data, or a seed for one.
+        rule: a key of `RULES`: this project's, the "published" one of Geng et al. 2021 ("Towards General Deep Leakage
+            in Federated Learning"), that of GradInversion, or iDLG's.
+    Returns:
+        (N, batch) int64, sorted: a gradient does not tell the order of its images.
+    Raises:
+        AtsError: the last layer is not linear, or the rule does not hold for so many images.
+    """
+    choose("restore_labels: rule", rule, RULES)
+    if not isinstance(seen, Observed):
+        raise AtsError(f"restore_labels: seen is a {type(seen).__name__}; give what atslib.observe returned")
+    images, batch = dummy_images(seen, as_stream(rng), rule), seen.threat.batch
+    estimates = [RULES[rule](head(update, images), batch) for update in seen.updates]
+    counts = to_counts(torch.stack(estimates).mean(0), batch).long()
+    classes = torch.arange(counts.shape[1], device=counts.device)
+    return torch.stack([classes.repeat_interleave(each) for each in counts])
+
+
+def labelled(seen: Observed, rng: torch.Generator) -> Observed:
+    """What was seen, with its restored labels where the threat model wants them."""
+    if seen.threat.labels != "restored" or seen.labels is not None:
+        return seen
+    return dataclasses.replace(seen, labels=restore_labels(seen, rng=rng))
+
+
+def dummy_images(seen: Observed, rng: torch.Generator, rule: str) -> Tensor:
+    """Images that a server makes up, (J, C, H, W) in [0, 1]: U(0, 1) in each pixel as published, else in blocks.
+
+    Blocks of four pixels, smoothed, make features vary about as much as those of photographs.
+    """
+    channels, *size = seen.shape
+    coarse = size if rule == "published" else [max(1, side // 4) for side in size]
+    drawn = torch.rand(DUMMIES, channels, *coarse, generator=rng, device=rng.device)
+    return F.interpolate(drawn, size, mode="bilinear", align_corners=False).to(seen.updates[0].gradients)

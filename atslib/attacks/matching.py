@@ -13,6 +13,7 @@ from atslib.attacks.starts import STARTS
 from atslib.clients.threat import Observed
 from atslib.errors import AtsError, check_types, choose
 from atslib.gradients.problems import DISTANCES
+from atslib.store import ADDED_SINCE
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,7 +33,8 @@ class GradientMatching:
         boxed: after each step clamp to pixels in [0, 1].
         tv: weight of the total variation, mean |dx| + mean |dy| of an image.
         penalties: pairs of a key of `PENALTIES` and a weight, such as (("tv-isotropic", 0.1),).
-        start: "normal" N(0, 1) in normalized units, "uniform" pixels in [0, 1], or "zeros" (the mean colour).
+        start: "normal" N(0, 1) in normalized units, "uniform" pixels in [0, 1], "zeros" (the mean colour),
+            or another key of `STARTS`.
             Zeros are a dead point of untrained ResNets: the image gradient is exactly 0 there, and the
             attack never leaves it (`Reconstruction.stuck` says so).
         restarts: independent starts; the one with the least distance is kept, never the one nearest the truth.
@@ -40,6 +42,8 @@ class GradientMatching:
             the penalties, which is what the attack descends; the distance alone would prefer noisier iterates.
         inner, history, line_search: of L-BFGS; the line search is backtracking (Armijo). Without it the rules
             for stopping are torch's; with it they are relative to the gradient and the cost.
+        unroll: of weights that clients trained locally: match what the same local steps change, instead of taking
+            their mean for the gradient at their start. Where a step has a part of the images the order is a guess.
     """
 
     distance: str = "cosine"
@@ -57,6 +61,7 @@ class GradientMatching:
     inner: int = 20
     history: int = 100
     line_search: bool = False
+    unroll: bool = dataclasses.field(default=False, metadata=ADDED_SINCE)
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -97,6 +102,10 @@ class GradientMatching:
         """Run it on every gradient of `seen`, all in one batch; `options` are those of `match`."""
         return match(seen, [self] * len(seen), rng=rng, **options)
 
+    def copies(self, seen: Observed) -> int:
+        """How many gradients of a member are held at once: one an update, or local step."""
+        return sum(update.local["steps"] if self.unroll else 1 for update in seen.updates)
+
     def structure(self) -> tuple:
         """What two attacks must share to run in one batch; all else may differ by member."""
-        return (self.distance, self.optimizer, self.inner, self.history, self.line_search)
+        return (self.distance, self.optimizer, self.inner, self.history, self.line_search, self.unroll)

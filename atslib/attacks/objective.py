@@ -15,6 +15,7 @@ from torch import Tensor
 from atslib.attacks.labels import infer_labels
 from atslib.attacks.priors import PENALTIES
 from atslib.clients.observed import Observed, Update
+from atslib.clients.updates import guessed_orders, trained_weights
 from atslib.errors import AtsError
 from atslib.gradients.cpu import by_rows, pieces
 from atslib.gradients.problems import DISTANCES, Fixed, problem_gradients, unflatten
@@ -31,13 +32,14 @@ class Objective:
     """
 
     def __init__(self, seen: Observed, attacks: Sequence[GradientMatching], *, split: bool = True):
-        if any(update.kind != "gradient" for update in seen.updates):
-            raise AtsError("gradient matching needs gradients, and an update here is a difference of weights")
+        self.unroll = attacks[0].unroll
+        if self.unroll and any(update.kind == "gradient" for update in seen.updates):
+            raise AtsError("GradientMatching.unroll: an update is a gradient, and has no local steps to repeat")
         self.seen, first = seen, seen.updates[0]
         self.normalize = normalization_layer(first.model)
         self.shape = (seen.threat.batch, *seen.shape)
         self.pixels = math.prod(self.shape)
-        self.sent = [Fixed(_kept(update, unflatten(update.gradients, update.model))) for update in seen.updates]
+        self.sent = [Fixed(_kept(u, unflatten(u.mean_gradients, u.model))) for u in seen.updates]
         self.distance = DISTANCES[attacks[0].distance]
         device, dtype = first.gradients.device, first.gradients.dtype
         self.weights = {
@@ -76,8 +78,12 @@ class Objective:
     def _distance(self, i: int, images: Tensor, targets: Tensor) -> Tensor:
         """Between the gradients that the images would give and those sent in update `i`, (N,)."""
         update = self.seen.updates[i]
+        inputs = update.transformed(images)
         with before_last(update.model, update.told) if update.features is not None else contextlib.nullcontext():
-            gradients = problem_gradients(update.model, update.transformed(images), targets, buffers=update.statistics)
+            if self.unroll:
+                gradients = trained_weights(update.model, inputs, targets, *guessed_orders(update, *inputs.shape[:2]))
+            else:
+                gradients = problem_gradients(update.model, inputs, targets, buffers=update.statistics)
         gradients = _kept(update, gradients)
         self.sent[i] = self.sent[i].laid_out(gradients)
         return self.distance(gradients, self.sent[i])

@@ -48,6 +48,23 @@ def batch_norm_distance(images: Tensor, seen: Observed) -> Tensor:
     return (total / len(seen.updates)).unsqueeze(1)
 
 
+def length(images: Tensor) -> Tensor:
+    """The norm of each image's pixels, (..., C, H, W) → (...)."""
+    return _norm(images.flatten(-3))
+
+
+def beyond(images: Tensor) -> Tensor:
+    """How far each image in [0, 1] units is from its pixels clamped to [0, 1]. Source: Geng et al. 2021, Eq. 17."""
+    return length(images - images.clamp(0, 1))
+
+
+def unscaled(images: Tensor) -> Tensor:
+    """How far each image is from its pixels scaled to fill [0, 1]; a flat one from black. Source: the same, Eq. 18."""
+    low, high = images.flatten(-3).aminmax(dim=-1)
+    low, high = low[..., None, None, None], high[..., None, None, None]
+    return length(images - (images - low) / (high - low).clamp_min(torch.finfo(images.dtype).eps))
+
+
 def _norm(difference: Tensor) -> Tensor:
     # The tiny offset keeps the derivative at 0 finite; it vanishes in float32 for any visible difference.
     return (difference.square().sum(-1) + 1e-24).sqrt()
@@ -59,4 +76,7 @@ PENALTIES: dict[str, Callable[[Tensor, Tensor, Observed], Tensor]] = {
     "tv": lambda normalized, images, seen: total_variation(normalized),
     "tv-isotropic": lambda normalized, images, seen: total_variation_isotropic(normalized),
     "batch-norm": lambda normalized, images, seen: batch_norm_distance(images, seen),
+    "l2": lambda normalized, images, seen: length(images),
+    "clip": lambda normalized, images, seen: beyond(images),
+    "scale": lambda normalized, images, seen: unscaled(images),
 }

@@ -18,6 +18,15 @@ def uniform(shape: tuple[int, ...], rng: torch.Generator, normalize: Normalize) 
     return normalize(torch.rand(shape, generator=rng, device=rng.device).to(normalize.mean))
 
 
+def in_pixels(draw: Callable[..., Tensor], shift: float) -> Callable[..., Tensor]:
+    """Pixels in [0, 1] units from `torch.rand` or `torch.randn`, moved by a constant."""
+
+    def start(shape: tuple[int, ...], rng: torch.Generator, normalize: Normalize) -> Tensor:
+        return normalize((draw(shape, generator=rng, device=rng.device) + shift).to(normalize.mean))
+
+    return start
+
+
 def zeros(shape: tuple[int, ...], rng: torch.Generator, normalize: Normalize) -> Tensor:
     """The mean colour. Untrained ResNets have an image gradient of exactly 0 here: the attack never leaves it."""
     return torch.zeros(shape)
@@ -28,4 +37,8 @@ STARTS: dict[str, Callable[[tuple[int, ...], torch.Generator, Normalize], Tensor
     "normal": normal,
     "uniform": uniform,
     "zeros": zeros,
+    # Geng et al. 2021, Figure 3, beside "uniform".
+    "pixels-normal": in_pixels(torch.randn, 0.5),
+    "pixels-normal-zero": in_pixels(torch.randn, 0.0),
+    "pixels-uniform-zero": in_pixels(torch.rand, -0.5),
 }

@@ -21,7 +21,7 @@ class ThreatModel:
 
     Attributes:
         labels: "known" (the paper), "inferred" from the last layer's gradient (iDLG; one image per gradient),
-            or "optimized" together with the image (DLG).
+            "restored" from it (`restore_labels`; any batch), or "optimized" together with the image (DLG).
         batch_norm: "known" or "unknown". If known, the attacker has the running statistics of a victim in eval mode,
             and gets those of the private batch of a victim in train mode (`Update.statistics`). If not, it has only
             the statistics of its own reconstruction.
@@ -40,14 +40,14 @@ class ThreatModel:
 
     def __post_init__(self) -> None:
         check_types(self)
-        choose("ThreatModel.labels", self.labels, ("known", "inferred", "optimized"))
+        choose("ThreatModel.labels", self.labels, ("known", "inferred", "restored", "optimized"))
         choose("ThreatModel.batch_norm", self.batch_norm, ("known", "unknown"))
         choose("ThreatModel.victim", self.victim, ("eval", "train"))
         choose("ThreatModel.defense", self.defense, ("unknown", "policy", "draws"))
         if self.batch < 1:
             raise AtsError(f"ThreatModel.batch={self.batch}: a gradient is of at least one image")
         if self.labels == "inferred" and self.batch > 1:
-            raise AtsError("ThreatModel.labels='inferred' is the iDLG rule, which needs batch=1")
+            raise AtsError("ThreatModel.labels='inferred' is the iDLG rule, which needs batch=1; 'restored' takes any")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +101,15 @@ class Update:
 
     def __post_init__(self) -> None:
         choose("Update.kind", self.kind, KINDS)
+
+    @property
+    def mean_gradients(self) -> Tensor:
+        """`gradients` as the clients' gradients, (N, P): of weights trained locally the mean over the steps."""
+        if self.kind == "gradient":
+            return self.gradients
+        if not self.local:
+            raise AtsError("an update is a difference of weights, and Update.local does not say by which steps")
+        return self.gradients / (-self.local["lr"] * self.local["steps"])
 
     def told(self, features: Tensor) -> Tensor:
         """The values of `features` that the attacker knows, with the slopes of those (N, D) that its images give."""

@@ -42,7 +42,7 @@ def observe(
     """
     threat, defense, rng = threat or ThreatModel(), Defense.of(defense), as_stream(rng, optional=True)
     images = check_images(images, first_parameter(model))
-    _check_threat(threat, len(images))
+    check_threat(threat, len(images))
     client = in_mode(model, threat.victim)
     with torch.no_grad():
         classes = check_network(client, images[: threat.batch])
@@ -61,7 +61,8 @@ def observe(
     return Observed((update,), known, tuple(images.shape[1:]), threat, knows)
 
 
-def _check_threat(threat: ThreatModel, count: int) -> None:
+def check_threat(threat: ThreatModel, count: int) -> None:
+    """Raise `AtsError` unless so many images are those of whole gradients."""
     if not isinstance(threat, ThreatModel):
         raise AtsError(f"threat {threat!r} must be an atslib.ThreatModel, such as ThreatModel(labels='inferred')")
     if count % threat.batch:

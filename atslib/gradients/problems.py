@@ -225,10 +225,16 @@ def l1(gradients: Gradients, target: Gradients) -> Tensor:
     return sum(_rows((g - t).abs()).sum(1) for g, t in zip(gradients, target, strict=True))
 
 
+def norms(gradients: Gradients, target: Gradients) -> Tensor:
+    """Sum over parameter tensors of the norms of the differences, (N,). Geng et al. 2021, Eq. 10."""
+    return sum(torch.linalg.vector_norm(_rows(g - t), dim=1) for g, t in zip(gradients, target, strict=True))
+
+
 # (gradients, target), each a tensor (N, ...) per parameter → (N,); lower is more alike.
 DISTANCES: dict[str, Callable[[Gradients, Gradients], Tensor]] = {
     "cosine": cosine,
     "cosine-tensors": cosine_tensors,
     "l2": l2,
     "l1": l1,
+    "norms": norms,
 }

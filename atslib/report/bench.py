@@ -10,10 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atslib.attacks.adaptive import drawn, through
+from atslib.attacks.labels import restore_labels
 from atslib.attacks.matching import GradientMatching
 from atslib.attacks.objective import Objective
 from atslib.attacks.priors import total_variation
 from atslib.clients.threat import Observed, ThreatModel, observe
+from atslib.measures.batches import label_share
 from atslib.models import build_model, fast_layout, normalization_layer
 from atslib.rng import rng
 from atslib.scores.scores import gradsim_curve
@@ -22,6 +24,14 @@ from atslib.scores.scores import gradsim_curve
 ATTACK_SIZES = (("resnet20-4", 8), ("resnet20-1", 32), ("convnet-64", 8))
 SCORE_SIZES = (("resnet20-4", 2), ("resnet20-1", 12))
 ADAPTIVE_SIZES = (("lenet", 32), ("resnet20-1", 8))
+LABEL_SIZES = (("lenet", 1_000),)
+# what is measured: its sizes, and what it is measured against
+SIZES = {
+    "attack": (ATTACK_SIZES, "the plain loop"),
+    "scores": (SCORE_SIZES, "the plain loop"),
+    "adaptive": (ADAPTIVE_SIZES, "an attack without the policy"),
+    "labels": (LABEL_SIZES, "the published rule"),
+}
 
 
 def seconds(*calls: Callable[[], object], device: torch.device, repeats: int = 5) -> list[float]:
@@ -206,6 +216,34 @@ def adaptive(model_name: str = "lenet", members: int = 16, *, device: str = "cpu
         "plain_ms": round(1e3 * plain / members, 3),
         "policy_ms": round(1e3 * behind / members, 3),
         "added": round(behind / plain - 1, 3),
+    }
+
+
+def labels(model_name: str = "lenet", members: int = 1_000, *, device: str = "cpu", repeats: int = 3) -> dict:
+    """`restore_labels` from stored gradients of batches of 64, ten classes, against the published rule.
+
+    Returns:
+        device, threads, model, members (batches), seconds for all of them by this project's rule and by the published
+        one, and the share of labels that each told; the images are noise.
+    """
+    place, batch, made = torch.device(device), 64, min(members, 20)
+    model = build_model(model_name, 10, rng=rng(0)).to(place)
+    pixels = torch.rand(made * batch, 3, 32, 32, generator=rng(0, "images")).to(place)
+    true = torch.randint(10, (made, batch), generator=rng(0, "labels")).to(place)
+    seen = observe(model, pixels, true.flatten(), threat=ThreatModel(labels="restored", batch=batch))
+    rows = torch.arange(members) % made
+    seen, true = seen.take(rows), true[rows]
+
+    def told(rule: str) -> float:
+        return float(label_share(restore_labels(seen, rng=0, rule=rule), true).mean())
+
+    ours, theirs = seconds(lambda: told("features"), lambda: told("published"), device=place, repeats=repeats)
+    return _where("labels", place, model_name, members) | {
+        "batch": batch,
+        "seconds": round(ours, 2),
+        "published_seconds": round(theirs, 2),
+        "share": round(told("features"), 3),
+        "published_share": round(told("published"), 3),
     }
 
 

@@ -1,0 +1,136 @@
+"""A client that trains on its images before it sends anything: what the server sees is a difference of weights."""
+
+import dataclasses
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from atslib.clients.observed import Observed, ThreatModel, Update
+from atslib.clients.threat import check_threat
+from atslib.errors import AtsError, check_types
+from atslib.gradients.inputs import check_images, check_labels, check_network, first_parameter
+from atslib.gradients.per_example import SameRules
+from atslib.gradients.problems import Gradients, flatten
+from atslib.models import in_mode
+from atslib.rng import as_stream, rng
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LocalTraining:
+    """How a client trains on its `ThreatModel.batch` images: plain SGD on the mean cross-entropy.
+
+    Attributes:
+        epochs: over all its images, in a new order each time.
+        batch: images of one step; 0: all at once, so that a step is an epoch.
+        lr, momentum: of SGD, as in torch without dampening.
+    """
+
+    epochs: int = 1
+    batch: int = 0
+    lr: float = 0.1
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        if self.epochs < 1 or self.batch < 0:
+            raise AtsError(f"{self}: epochs must be at least 1, and batch at least 0 (all images at once)")
+        if not self.lr > 0 or not 0 <= self.momentum < 1:
+            raise AtsError(f"{self}: lr must be above 0, and momentum in [0, 1)")
+
+    def steps(self, images: int) -> int:
+        """Steps of a client with so many images.
+
+        Raises:
+            AtsError: they cannot be split into batches of equal size.
+        """
+        if images % (self.batch or images):
+            raise AtsError(
+                f"LocalTraining.batch={self.batch}: {images} images of a client make no whole number of steps"
+            )
+        return self.epochs * images // (self.batch or images)
+
+    def order(self, images: int, generator: torch.Generator) -> Tensor:
+        """Which images each step takes, (steps, batch)."""
+        each = [torch.randperm(images, generator=generator, device=generator.device) for _ in range(self.epochs)]
+        whole = torch.arange(images).expand(self.epochs, -1)  # an order of all at once has no effect
+        return (torch.cat(each).view(self.steps(images), -1) if self.batch else whole).cpu()
+
+
+def trained_weights(
+    model: nn.Module, inputs: Tensor, targets: Tensor, local: LocalTraining, orders: Tensor
+) -> Gradients:
+    """What local training changes the weights by, minus the learning rate and the number of steps: a mean gradient.
+
+    Args:
+        model: as the client runs it, see `models.in_mode`.
+        inputs: (N, k, C, H, W), what `model` takes.
+        targets: (N, k) class indices, or (N, k, K) probabilities.
+        orders: (N, steps, batch) which images each step takes, see `LocalTraining.order`.
+    Returns:
+        One tensor (N, *shape) per parameter, differentiable with respect to `inputs`: (weights before - weights
+        after) / (lr · steps). Of one step of all images without momentum it is their gradient.
+    """
+    names = [name for name, _ in model.named_parameters()]
+    start = [p.detach() for p in model.parameters()]
+
+    def loss(weights: tuple[Tensor, ...], images: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(functional_call(model, dict(zip(names, weights, strict=True)), (images,)), labels)
+
+    def one(images: Tensor, labels: Tensor, order: Tensor) -> tuple[Tensor, ...]:
+        weights, speed = tuple(start), tuple(torch.zeros_like(p) for p in start)
+        for rows in order:
+            slopes = grad(loss)(weights, images[rows], labels[rows])
+            speed = tuple(local.momentum * v + g for v, g in zip(speed, slopes, strict=True))
+            weights = tuple(w - local.lr * v for w, v in zip(weights, speed, strict=True))
+        scale = local.lr * len(order)
+        return tuple((before - after) / scale for before, after in zip(start, weights, strict=True))
+
+    with SameRules():
+        return vmap(one)(inputs, targets, orders.to(inputs.device))
+
+
+def observe_weights(
+    model: nn.Module, images: Tensor, labels: Tensor, *, local: LocalTraining, rng: torch.Generator | int,
+    threat: ThreatModel | None = None,
+) -> Observed:  # fmt: skip
+    """Let clients train locally and share how their weights changed. `Observed` does not hold the order of their steps.
+
+    Args:
+        model: from `build_model`, or any network that starts with a `Normalize` layer; not changed.
+        images: (B, C, H, W) floats in [0, 1]; each client has `threat.batch` consecutive ones.
+        labels: (B,) class numbers.
+        local: how each client trains.
+        rng: the stream of the orders, or a seed for one.
+        threat: what the server knows; the paper's by default.
+    Returns:
+        A view with one update of kind "difference", weights after minus weights before.
+    Raises:
+        AtsError: inputs that do not fit each other, images that make no whole number of steps, or a training that
+            diverged.
+    """
+    threat, stream = threat or ThreatModel(), as_stream(rng)
+    images = check_images(images, first_parameter(model))
+    check_threat(threat, len(images))
+    client, steps = in_mode(model, threat.victim), local.steps(threat.batch)
+    with torch.no_grad():
+        labels = check_labels(labels, len(images), check_network(client, images[: threat.batch])).to(images.device)
+        inputs, targets = (part.unflatten(0, (-1, threat.batch)) for part in (images, labels))
+        orders = torch.stack([local.order(threat.batch, stream) for _ in range(len(inputs))])
+        parts = zip(inputs.split(4), targets.split(4), orders.split(4), strict=True)
+        means = torch.cat([flatten(trained_weights(client, *part[:2], local, part[2])) for part in parts])
+    if len(bad := (~means.isfinite().all(1)).nonzero().flatten()):
+        raise AtsError(f"the local training of clients {bad.tolist()} diverged; lower LocalTraining.lr={local.lr}")
+    known = targets if threat.labels == "known" else None
+    facts = dataclasses.asdict(local) | {"steps": steps}
+    attacker = in_mode(model, threat.victim if threat.batch_norm == "known" else "train")
+    update = Update(attacker, -local.lr * steps * means, kind="difference", local=facts)
+    return Observed((update,), known, tuple(images.shape[1:]), threat)
+
+
+def guessed_orders(update: Update, clients: int, images: int) -> tuple[LocalTraining, Tensor]:
+    """How clients trained, and an order of their steps as a server may guess it, (clients, steps, batch)."""
+    local = LocalTraining(**{name: value for name, value in update.local.items() if name != "steps"})
+    order = local.order(images, rng(0, "the server's guess of an order"))
+    return local, order.expand(clients, -1, -1)

@@ -1,0 +1,77 @@
+// Runs a graph of `atslib export-attack`: loops over flat buffers of doubles. Nothing here knows of networks or pages.
+
+const ELEMENT = {
+  copy: "x", second: "y", add: "x+y", sub: "x-y", mul: "x*y", div: "x/y", neg: "-x", exp: "Math.exp(x)", log: "Math.log(x)",
+  sqrt: "Math.sqrt(x)", rsqrt: "1/Math.sqrt(x)", abs: "Math.abs(x)", sign: "Math.sign(x)", relu: "x>0?x:0", tanh: "Math.tanh(x)",
+  sigmoid: "1/(1+Math.exp(-x))", where: "x?y:z", ge: "x>=y?1:0", le: "x<=y?1:0", gt: "x>y?1:0", maximum: "x>y?x:y",
+  clamp: "x<y?y:x>z?z:x", pow: "x**y",
+};
+/** An expression as text; `value(k)` is that of operand k. */
+const textOf = (expression, value) => (typeof expression === "number" ? value(expression)
+  : `(${ELEMENT[expression[0]].replace(/\b[xyz]\b/g, (v) => textOf(expression["xyz".indexOf(v) + 1], value))})`);
+const most = (size, limit) => { let n = limit; while (size % n) n--; return n; };
+
+/**
+ * The text of a loop: operands are arrays A0 (written), A1 …; their places are kept in p0, p1 … by level. The last
+ * dimension that stays is taken several at a time, with a sum each, and a short last one that goes is written out.
+ */
+function loopText([expression, reduce, stays, goes, operands]) {
+  const last = stays.length - 1, wide = reduce && last >= 0 ? most(stays[last], 6) : 1, read = operands.slice(1), lines = [];
+  const place = (k, level) => `p${k}_${level}`;
+  lines.push(`let ${operands.map(([, offset], k) => `${place(k, 0)}=${offset}`).join()};`);
+  const open = (size, level, step = 1) => lines.push(`for(let i${level}=0;i${level}<${size};i${level}+=${step}){const ` +
+    operands.map(([, , s], k) => `${place(k, level + 1)}=${place(k, level)}+i${level}*${s[level]}`).join() + ";");
+  stays.forEach((size, level) => open(size, level, level === last ? wide : 1));
+  const at = (k, level, extra) => `A${k}[${place(k, level)}${extra ? `+${extra}` : ""}]`;
+  if (!reduce) {
+    lines.push(`const ${read.map((_, k) => `x${k + 1}=${at(k + 1, stays.length, 0)}`).join()};`);
+    lines.push(`${at(0, stays.length, 0)}=${textOf(expression, (k) => `x${k}`)};`);
+  } else {
+    const short = goes.length && goes.at(-1) <= 8 ? goes.at(-1) : 1, outer = short > 1 ? goes.slice(0, -1) : goes;
+    const own = (k, u) => u * (last >= 0 ? operands[k][2][last] : 0), lanes = [...Array(wide).keys()];
+    lines.push(`let ${lanes.map((u) => `s${u}=${reduce === "max" ? "-Infinity" : 0}`).join()};`);
+    outer.forEach((size, i) => open(size, stays.length + i));
+    const level = stays.length + outer.length, seen = new Set();
+    for (let r = 0; r < short; r++) {
+      const value = (k, u) => {
+        const extra = own(k, u) + (short > 1 ? r * operands[k][2].at(-1) : 0), id = `v${k}_${extra < 0 ? `m${-extra}` : extra}_`;
+        if (!seen.has(id)) lines.push(`const ${id}=${at(k, level, extra)};`);
+        seen.add(id);
+        return id;
+      };
+      for (const u of lanes) {
+        const each = textOf(expression, (k) => value(k, u));
+        lines.push(reduce === "max" ? `s${u}=Math.max(s${u},${each});` : `s${u}+=${each};`);
+      }
+    }
+    lines.push("}".repeat(outer.length));
+    lines.push(lanes.map((u) => `${at(0, stays.length, own(0, u))}=s${u};`).join(""));
+  }
+  return lines.join("") + "}".repeat(stays.length);
+}
+
+/** A graph that is ready to run: `put(name, values)`, `run()`, `get(name)`, which is the buffer itself. */
+function runner(graph, weights) {
+  const buffers = graph.buffers.map((size) => new Float64Array(size));
+  for (const [buffer, values] of graph.constants) buffers[buffer].set(values);
+  buffers[graph.inputs.weights].set(weights);
+  const steps = graph.steps.map((step) => {
+    const names = step[4].map((_, k) => `A${k}`), loop = new Function(...names, `"use strict";${loopText(step)}`), given = step[4].map(([b]) => buffers[b]);
+    return () => loop(...given);
+  });
+  return {
+    put: (name, values) => buffers[graph.inputs[name]].set(values),
+    run: () => { for (const step of steps) step(); },
+    get: (name) => buffers[graph.outputs[name]],
+  };
+}
+
+/** The weights of a graph as numbers; halves of 16 bits are read bit by bit, for want of an array of them everywhere. */
+function weightsOf({ kind, data }) {
+  const bytes = Uint8Array.from(atob(data), (c) => c.charCodeAt(0));
+  if (kind === "f32") return new Float32Array(bytes.buffer);
+  return Float64Array.from(new Uint16Array(bytes.buffer), (half) => {
+    const power = (half >> 10) & 31, part = half & 1023;
+    return (half >> 15 ? -1 : 1) * (power ? 2 ** (power - 15) * (1 + part / 1024) : 2 ** -14 * (part / 1024));
+  });
+}

@@ -1,0 +1,123 @@
+"""A traced attack as loops: what a browser computes is what the library computes in double precision."""
+
+import json
+
+import pytest
+import torch
+from browser import needs_chromium, written
+from checks import refused
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import atslib
+from atslib.__main__ import main
+from atslib.attacks import GradientMatching
+from atslib.attacks.objective import Objective
+from atslib.report.units.networks import ModelUnit, network
+from atslib.report.widgets import html
+from atslib.report.widgets.graph import rounded
+from atslib.report.widgets.loops import fused, joined
+from atslib.report.widgets.lowering import Lowering
+
+SHAPE, POINTS = (3, 32, 32), 20
+RUN = """
+const graph = %s, points = %s, weights = weightsOf(graph.weights);
+const victim = runner(graph.victim, weights), step = runner(graph.step, weights);
+window.found = points.map(({image, label, z, tv}) => {
+  const labels = new Float64Array(graph.classes);
+  labels[label] = 1;
+  for (const one of [victim, step]) one.put("labels", labels);
+  victim.put("images", image);
+  victim.run();
+  step.put("gradient", victim.get("gradient"));
+  step.put("z", z);
+  step.put("tv", [tv]);
+  step.run();
+  const sent = victim.get("gradient"), found = {scores: [...victim.get("scores")]};
+  found.sent = [...sent.slice(0, 500), ...sent.slice(-500)];
+  for (const name of ["distance", "penalty", "slope"]) found[name] = [...step.get(name)];
+  return found;
+});
+"""
+
+
+@pytest.fixture(scope="module")
+def graph(one_thread, tmp_path_factory):
+    """An untrained LeNet of the published width, and its graph as the command writes it."""
+    file = tmp_path_factory.mktemp("graph") / "attack.json"
+    assert main(["export-attack", "--dataset", "shapes", "--weights", "f16", "--out", str(file)]) == 0
+    unit = ModelUnit(dataset="shapes", model="lenet", fraction=1.0, train=None, seed=0)
+    return rounded(network(unit), "f16").double(), json.loads(file.read_text())
+
+
+def close(found, expected):
+    found, expected = torch.tensor(found, dtype=torch.float64), expected.detach().flatten()
+    assert found.shape == expected.shape
+    assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+@needs_chromium
+def test_a_browser_finds_cost_slope_and_gradient_of_the_library_in_double_precision(graph, browser, tmp_path):
+    double, traced = graph
+    draws = atslib.rng(1)
+    points = [
+        {
+            "image": torch.rand(3072, generator=draws).tolist(),
+            "label": i % 10,
+            "z": (4 * torch.rand(3072, generator=draws) - 2).tolist(),
+            "tv": 0.02 * i,
+        }
+        for i in range(POINTS)
+    ]
+    text = html.source("runner.js") + RUN % (json.dumps(traced), json.dumps(points))
+    browser.open(written(tmp_path / "graph.html", f"<script>{text}</script>"), ready="window.found")
+    found = json.loads(browser.js("JSON.stringify(window.found)"))
+    assert browser.faults() == []
+    for point, got in zip(points, found, strict=True):
+        image = torch.tensor(point["image"], dtype=torch.float64).view(1, *SHAPE)
+        seen = atslib.observe(double, image, torch.tensor([point["label"]]))
+        z = torch.tensor(point["z"], dtype=torch.float64)[None].requires_grad_()
+        distance, penalty = Objective(seen, [GradientMatching(tv=point["tv"])], split=False).costs(z)
+        (slope,) = torch.autograd.grad((distance + penalty).sum(), z)
+        close(got["sent"], torch.cat([seen.gradients[0, :500], seen.gradients[0, -500:]]))
+        close(got["scores"], double(image))
+        for name, value in (("distance", distance), ("penalty", penalty), ("slope", slope)):
+            close(got[name], value)
+
+
+def test_graph_and_runner_are_small(graph):
+    _, traced = graph
+    assert (traced["format"], traced["classes"], traced["shape"]) == ("atslib-attack-1", 10, list(SHAPE))
+    assert len(json.dumps([traced["step"], traced["victim"]], separators=(",", ":"))) < 40_000
+    assert len(html.source("runner.js")) < 12_000
+
+
+def test_neighbouring_dimensions_become_one_where_all_operands_allow_it():
+    assert joined([2, 1, 3, 4], [[12, 12, 4, 1], [0, 7, 4, 1]]) == ([2, 12], [[12, 1], [0, 1]])
+    assert joined([1, 1], [[5, 1]]) == ([], [[]])
+
+
+def loop(name, out, *sources):
+    return [[name, *range(1, len(sources) + 1)], "", [6], [], [[out, 0, [1]], *([s, 0, [1]] for s in sources)]]
+
+
+def test_a_loop_that_one_other_reads_becomes_part_of_it():
+    found = fused([loop("exp", 1, 0), loop("add", 2, 1, 0)], {2})
+    assert found == [[["add", ["exp", 2], 1], "", [6], [], [[2, 0, [1]], [0, 0, [1]], [0, 0, [1]]]]]
+
+
+@pytest.mark.parametrize(
+    ("steps", "outputs"),
+    [
+        ([loop("exp", 1, 0), loop("add", 2, 1, 0), loop("neg", 3, 1)], {2, 3}),  # read twice
+        ([loop("exp", 1, 0), loop("neg", 2, 1)], {1, 2}),  # asked for
+        ([loop("exp", 1, 0), loop("neg", 0, 3), loop("add", 2, 1, 0)], {0, 2}),  # its source is written in between
+        ([loop("exp", 1, 0), [["copy", 1], "", [3, 2], [], [[2, 0, [2, 1]], [1, 0, [1, 3]]]]], {2}),  # in other order
+    ],
+)
+def test_other_loops_stay(steps, outputs):
+    assert fused(steps, outputs) == steps
+
+
+def test_what_the_runner_does_not_know_is_refused_in_a_sentence():
+    with refused("aten.sort.default", "the browser's runner does not know"):
+        Lowering(make_fx(torch.sort)(torch.zeros(3)))
