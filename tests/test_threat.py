@@ -186,7 +186,10 @@ def test_take_is_the_view_of_some_gradients(model):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"labels": "secret"}, "ThreatModel.labels 'secret' is unknown; choose one of known, inferred, optimized"),
+        (
+            {"labels": "secret"},
+            "ThreatModel.labels 'secret' is unknown; choose one of known, inferred, restored, optimized",
+        ),
         ({"batch_norm": "secret"}, "ThreatModel.batch_norm 'secret' is unknown; choose one of known, unknown"),
         ({"victim": "secret"}, "ThreatModel.victim 'secret' is unknown; choose one of eval, train"),
         ({"batch": 0}, "at least one image"),

@@ -236,6 +236,8 @@ NONE = {
     "reconstruct seen": (lambda: atslib.reconstruct(None, "adam-cosine", rng=0), "seen is a NoneType"),
     "reconstruct attack": (lambda: atslib.reconstruct(SEEN, None, rng=0), "attack None"),
     "reconstruct rng": (lambda: atslib.reconstruct(SEEN, "adam-cosine", rng=None), "rng None"),
+    "restore_labels seen": (lambda: atslib.restore_labels(None, rng=0), "seen is a NoneType"),
+    "restore_labels rng": (lambda: atslib.restore_labels(SEEN, rng=None), "rng None"),
     "psnr": (lambda: atslib.psnr(None, PIXELS), "psnr: images of NoneType"),
     "feature_mse model": (lambda: atslib.feature_mse(None, PIXELS, PIXELS), "feature_mse: model None"),
     "lpips": (lambda: atslib.lpips(PIXELS, None), "lpips: images of NoneType"),

@@ -139,22 +139,19 @@ def features(each: Head, batch: int) -> Tensor:
     tiny = 1e-9 * each.rows.abs().amax((1, 2)).clamp_min(1e-300).unsqueeze(1)
     certain = (each.rows.amin(2) < -tiny) & (not signed)
     least = certain if each.shift is None else certain | (shift < -tiny)
-    sign = shift.sign()
-    mean = (each.rows * sign.unsqueeze(2)).sum(1) / shift.abs().sum(1, keepdim=True).clamp_min(1e-300)
+    mean = torch.einsum("nk,nkm->nm", shift.sign(), each.rows) / shift.abs().sum(1, keepdim=True).clamp_min(1e-300)
     chance = batch * each.probabilities(mean, spread)
+
+    def expected(counts: Tensor, chance: Tensor, mean: Tensor, rows: Tensor) -> Tensor:
+        """The sum of the probabilities of one batch, (K,), by the features of each class that occurs."""
+        there = counts > 0
+        own = (chance[there, None] * mean - batch * rows[there]) / counts[there, None]
+        return counts[there] @ each.probabilities(own if signed else own.clamp_min(0), spread)
+
     for _ in range(ROUNDS):
         counts = to_counts(chance - batch * shift, batch, least)
-        own = chance.unsqueeze(2) * mean.unsqueeze(1) - batch * each.rows
-        own = own / counts.clamp_min(1).unsqueeze(2)
-        own = own if signed else own.clamp_min(0)
-        chance = torch.stack([_expected(each, c, f, spread) for c, f in zip(counts, own, strict=True)])
+        chance = torch.stack([expected(*one) for one in zip(counts, chance, mean, each.rows, strict=True)])
     return to_counts(chance - batch * shift, batch, least)
-
-
-def _expected(each: Head, counts: Tensor, own: Tensor, spread: Tensor) -> Tensor:
-    """The sum of the probabilities of one batch, (K,), from counts (K,) and features (K, M) by class."""
-    there = counts > 0
-    return counts[there] @ each.probabilities(own[there], spread)
 
 
 # (last layer, images in a batch) → how often each class occurs, (N, K), to be rounded.

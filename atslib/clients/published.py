@@ -53,8 +53,11 @@ class Soteria(Strength):
         """Zero the columns of the last layer's weight gradient that belong to the features left out."""
         network, kept = in_mode(model, "eval"), []
         name = _weight_of_last(network, gradients)
-        for problem in images:
-            features, slopes = sensitivity(network, problem, None if len(problem) == 1 else needed(rng, self))
+        if images.shape[1] == 1:
+            each = zip(*(part[:, None] for part in sensitivity(network, images[:, 0])), strict=True)
+        else:
+            each = (sensitivity(network, problem, needed(rng, self)) for problem in images)
+        for features, slopes in each:
             alive = (features != 0).any(0)  # a feature that is 0 tells nothing, and its column is 0 already
             ratio = torch.where(features == 0, 0, slopes / features.abs()).sum(0)
             count = int(round(self.strength * int(alive.sum()), 6))

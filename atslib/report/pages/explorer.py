@@ -39,7 +39,7 @@ POLICIES = {
     HYBRID: "Hybrid of both",
 }
 SIGNED = ("shearY", "translateX", "translateY", "color", "contrast", "brightness", "sharpness")
-BUDGET = 1_500_000  # bytes of all frames: a page of 2.5 MB holds them as base64, with room for the rest
+BUDGET = 1_250_000  # bytes of all frames: a page of 2.5 MB holds them as base64, with room for the attack in it
 QUALITIES = (75, 60, 50, 40, 30, 20, 10, 5)
 
 

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from atslib.clients.prepare import to_images
 from atslib.errors import AtsError
+from atslib.report.units.batches import BatchUnit, LabelUnit
 from atslib.report.units.networks import ModelUnit, Unit
 from atslib.report.units.scoring import ScoreUnit, SearchUnit
 from atslib.report.units.units import AttackUnit, targets
@@ -35,7 +36,7 @@ PICTURES = 16
 ACROSS = 4  # pictures in a row of the sheet
 REMADE = ("target", "original")  # come again from the data and the unit
 NEVER_KEPT = (*REMADE, "reconstruction", "frames")  # the reconstructions as a sheet
-UNITS = {unit.kind: unit for unit in (ModelUnit, AttackUnit, ScoreUnit, SearchUnit)}
+UNITS = {u.kind: u for u in (ModelUnit, AttackUnit, ScoreUnit, SearchUnit, LabelUnit, BatchUnit)}
 
 
 class Archive:
@@ -228,8 +229,7 @@ def _packed(artifact: Artifact, without: Sequence[str] = ()) -> tuple[dict, dict
     if columns:
         parts["csv"] = _table(tensors, columns, line["config"].get("first", 0))
         line["columns"] = {name: [str(tensors[name].numpy().dtype), titles] for name, titles in columns.items()}
-    if "reconstruction" in tensors:
-        few = tensors["reconstruction"][:PICTURES]
+    if len(few := tensors.get("reconstruction", ())[:PICTURES]):
         parts["webp"], line["pictures"] = _sheet(few), list(few.shape)
     never = {*columns, *NEVER_KEPT, *without}
     rest = {name: value for name, value in tensors.items() if name.split(".")[0] not in never}

@@ -1,4 +1,4 @@
-"""Small figures that a reader touches, on the claim pages: a ranking, a scatter and a policy builder.
+"""Figures that a reader touches: a ranking, a scatter, a policy builder, and an attack in the reader's browser.
 
 Each is a payload of `data` with a still twin, the page's ordinary figure, for paper and for
 where no script runs; its description is what a screen reader says of it there.
@@ -15,8 +15,10 @@ KINDS = {
     "ranking": "Ranking of {rows} transformations",
     "scatter": "Scatter of {points} policies",
     "builder": "Policy builder with {scored} scored policies",
+    "attack": "Attack in the browser on {images} images",
 }
-SCRIPTS = ("common.js", "operations.js", "figures.js", "builder.js")
+SCRIPTS = ("common.js", "operations.js", "figures.js")
+FURTHER = {"builder": ("builder.js",), "attack": ("attack.js",)}  # of one kind alone
 STYLES = ("explorer.css", "figures.css")
 
 
@@ -44,7 +46,7 @@ class Figure:
         return KINDS[self.kind].format(**counts)
 
     def _repr_html_(self) -> str:
-        look = {"scripts": SCRIPTS, "styles": STYLES, "mount": self.kind}
+        look = {"scripts": (*SCRIPTS, *FURTHER.get(self.kind, ())), "styles": STYLES, "mount": self.kind}
         return html.element(self.payload, still=self.still, alt=self.alt, **look)
 
 

@@ -21,6 +21,11 @@ def source(*files: str) -> str:
     return "\n".join((HERE / file).read_text(encoding="utf-8") for file in files)
 
 
+def data_uri(content: bytes, kind: str) -> str:
+    """A file of that media type within an address."""
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+
+
 def png(figure: Figure, *, dpi: int = 100) -> bytes:
     """The figure as a PNG of 128 colours; it is closed, so that a notebook does not show it again."""
     buffer, small = io.BytesIO(), io.BytesIO()
