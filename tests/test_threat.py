@@ -188,7 +188,7 @@ def test_take_is_the_view_of_some_gradients(model):
     [
         (
             {"labels": "secret"},
-            "ThreatModel.labels 'secret' is unknown; choose one of known, inferred, restored, optimized",
+            "ThreatModel.labels 'secret' is unknown; choose one of known, inferred, restored,",
         ),
         ({"batch_norm": "secret"}, "ThreatModel.batch_norm 'secret' is unknown; choose one of known, unknown"),
         ({"victim": "secret"}, "ThreatModel.victim 'secret' is unknown; choose one of eval, train"),
