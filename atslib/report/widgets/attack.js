@@ -50,6 +50,11 @@ class Attack {
     this.ready = cut(data.own, data.size).then((rows) => {
       this.known = rows.flat().map(({ data: rgba }) => ({ size: data.size, bytes: Uint8Array.from({ length: this.originals[0].bytes.length }, (_, i) => rgba[4 * (i % (rgba.length / 4)) + Math.floor(i / (rgba.length / 4))]) }));
     });
+    new IntersectionObserver((entries, observer) => { // so that the first frame need not wait for the workers
+      if (!entries.some((entry) => entry.isIntersecting)) return;
+      observer.disconnect();
+      for (const [slot] of SIDES) this.worker(slot);
+    }).observe(el);
     this.preset(0);
     this.take(data.start);
     this.choose(0);
