@@ -4,10 +4,12 @@ Images go in as floats in [0, 1]; logits come out. Gradients are computed with `
 torch's own, in any network.
 """
 
+import contextlib
 import copy
+import functools
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -187,24 +189,31 @@ def convnet(width: int, num_classes: int, in_channels: int, image_size: int, *, 
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(inputs * side * side, num_classes))
 
 
-def lenet(width: int, num_classes: int, in_channels: int, image_size: int) -> nn.Sequential:
-    """The sigmoid LeNet of Deep Leakage from Gradients (Zhu et al. 2019); `width` channels (theirs: 12)."""
+def lenet(
+    width: int, num_classes: int, in_channels: int, image_size: int, *, activation: type[nn.Module] = nn.Sigmoid
+) -> nn.Sequential:
+    """The sigmoid LeNet of Deep Leakage from Gradients (Zhu et al. 2019); `width` channels (theirs: 12).
+
+    Its weights are drawn evenly from ±0.5, with which SGD stays at chance on 100 classes. With another `activation`
+    they are torch's own, and the network can be trained.
+    """
     side = -(-image_size // 4)
     layers = []
     for inputs, stride in ((in_channels, 2), (width, 2), (width, 1)):
-        layers += [nn.Conv2d(inputs, width, 5, stride, 2), nn.Sigmoid()]
+        layers += [nn.Conv2d(inputs, width, 5, stride, 2), activation()]
     model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(width * side * side, num_classes))
-    for parameter in model.parameters():
+    for parameter in model.parameters() if activation is nn.Sigmoid else ():
         nn.init.uniform_(parameter, -0.5, 0.5)
     return model
 
 
-# Notation: name[-k]. ResNet20-k is 16k wide, as in the paper; a ConvNet-w is w wide; LeNet-w is w wide.
+# Notation: name[-k]. ResNet20-k is 16k wide, as in the paper; a ConvNet-w is w wide; LeNet-w and ReLuNet-w are w wide.
 FAMILIES: dict[str, tuple[Callable[..., nn.Module], int, int]] = {  # builder, default k, width of one k
     "resnet20": (resnet20, 4, 16),
     "convnet": (convnet, 64, 1),
     "convnet9": (lambda *args: convnet(*args, after_pool=3), 64, 1),
     "lenet": (lenet, 12, 1),
+    "relunet": (functools.partial(lenet, activation=nn.ReLU), 12, 1),
 }
 
 LARGEST = 1024  # the widest network, as in resnet20-1024, and image
@@ -304,3 +313,25 @@ def in_mode(model: nn.Module, mode: str) -> nn.Module:
             layer.train()
             layer.track_running_stats = False
     return view
+
+
+def last_linear(model: nn.Module) -> nn.Linear:
+    """The network's last linear layer.
+
+    Raises:
+        AtsError: there is none with a bias.
+    """
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+    if not layers or layers[-1].bias is None:
+        raise AtsError(f"{type(model).__name__} has no linear layer with a bias at its end, which this needs")
+    return layers[-1]
+
+
+@contextlib.contextmanager
+def before_last(model: nn.Module, change: Callable[[Tensor], Tensor | None]) -> Iterator[None]:
+    """While it is open, `last_linear` gets what `change` makes of its input; None leaves that as it is."""
+    hook = last_linear(model).register_forward_pre_hook(lambda layer, inputs: change(*inputs))
+    try:
+        yield
+    finally:
+        hook.remove()

@@ -4,7 +4,9 @@ import pytest
 import torch
 from checks import refused
 
-from atslib.clients.defenses import DEFENSES, Defense, Perturbation, share
+from atslib.clients.defenses import Defense, share
+from atslib.clients.perturbations import DEFENSES, Perturbation
+from atslib.clients.published import PUBLISHED
 from atslib.policies.policy import Hybrid, Policy
 from atslib.rng import rng
 
@@ -131,7 +133,7 @@ def test_no_digit_of_a_strength_is_lost(strength):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("blur:1", "'blur' is unknown; choose one of " + ", ".join(DEFENSES)),
+        ("blur:1", "'blur' is unknown; choose one of " + ", ".join((*DEFENSES, *PUBLISHED))),
         ("prune", "after the colon comes a number, the fraction of each tensor set to zero, in [0, 1)"),
         ("prune:x", "after the colon comes a number, the fraction of each tensor set to zero, in [0, 1)"),
         ("prune:1", "strength 1.0 must be the fraction of each tensor set to zero, in [0, 1)"),
@@ -144,7 +146,7 @@ def test_no_digit_of_a_strength_is_lost(strength):
         ("clip:0", "must be the largest l2 norm of a gradient, above 0"),
         ("3-1-7 | 0", "defense '3-1-7 | 0' has two policies; join them: '+' draws one per image, '-' takes all"),
         ("3-50", "no operation [50]; ids run 0..49"),
-        ("clip:1 |", "'' is unknown; choose one of " + ", ".join(DEFENSES) + ", a policy such as 3-1-7"),
+        ("clip:1 |", "'' is unknown; choose one of " + ", ".join((*DEFENSES, *PUBLISHED)) + ", a policy such as 3-1-7"),
     ],
 )
 def test_a_wrong_defense_is_told_the_right_ones(text, message):

@@ -14,7 +14,7 @@ from atslib.attacks import ATTACKS
 from atslib.attacks.optimizers import OPTIMIZERS, Optimizer
 from atslib.attacks.priors import PENALTIES
 from atslib.attacks.starts import STARTS
-from atslib.clients.defenses import DEFENSES
+from atslib.clients.perturbations import DEFENSES
 from atslib.data.load import DATASETS
 from atslib.gradients.problems import DISTANCES
 from atslib.models import FAMILIES

@@ -9,7 +9,8 @@ from checks import plain_gradient, refused
 
 from atslib.attacks import GradientMatching, reconstruct
 from atslib.attacks.objective import Objective
-from atslib.clients.defenses import Defense, Perturbation
+from atslib.clients.defenses import Defense
+from atslib.clients.perturbations import Perturbation
 from atslib.clients.threat import Knowledge, Observed, ThreatModel, Update, observe
 from atslib.errors import AtsError
 from atslib.gradients.problems import DISTANCES, example_gradients, problem_gradients, unflatten
@@ -185,7 +186,10 @@ def test_take_is_the_view_of_some_gradients(model):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"labels": "secret"}, "ThreatModel.labels 'secret' is unknown; choose one of known, inferred, optimized"),
+        (
+            {"labels": "secret"},
+            "ThreatModel.labels 'secret' is unknown; choose one of known, inferred, restored,",
+        ),
         ({"batch_norm": "secret"}, "ThreatModel.batch_norm 'secret' is unknown; choose one of known, unknown"),
         ({"victim": "secret"}, "ThreatModel.victim 'secret' is unknown; choose one of eval, train"),
         ({"batch": 0}, "at least one image"),

@@ -2,16 +2,17 @@
 
 import dataclasses
 import itertools
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from atslib.attacks.around import Around
 from atslib.attacks.attack import Reconstruction
 from atslib.attacks.engine import match
-from atslib.attacks.matching import GradientMatching
 from atslib.attacks.starts import STARTS
 from atslib.clients.threat import Knowledge, Observed
-from atslib.errors import AtsError, check_kind, check_types
+from atslib.errors import AtsError
 from atslib.models import normalization_layer
 from atslib.policies.operations import OPS, magnitude
 from atslib.policies.policy import Hybrid, parse_policy
@@ -19,7 +20,7 @@ from atslib.policies.twins import SIGNED, Form
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ThroughPolicy:
+class ThroughPolicy(Around):
     """Searches the image whose gradient, *after the policy*, is the one that was seen.
 
     The policy's operations are modelled by their differentiable `twin`. What was drawn for an image, member and signs,
@@ -40,21 +41,11 @@ class ThroughPolicy:
         keep: how many.
     """
 
-    inner: GradientMatching
+    words: ClassVar[str] = " through the policy"
+    lowest: ClassVar[dict[str, int]] = {"trial": 0, "keep": 1}
+
     trial: int = 0
     keep: int = 2
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        check_kind("ThroughPolicy.inner", self.inner, GradientMatching, "an atslib.GradientMatching")
-        for field, least in (("trial", 0), ("keep", 1)):
-            if getattr(self, field) < least:
-                raise AtsError(f"ThroughPolicy.{field}={getattr(self, field)} must be at least {least}")
-
-    @property
-    def title(self) -> str:
-        """The inner attack's, in words."""
-        return f"{self.inner.title} through the policy"
 
     @property
     def evaluations(self) -> int:

@@ -4,6 +4,7 @@ Both have images of their own, those of a training set, and know what the policy
 """
 
 import dataclasses
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -11,13 +12,13 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal
 
 from atslib.attacks.adaptive import drawn, forms, known_policy
+from atslib.attacks.around import Around
 from atslib.attacks.attack import Reconstruction
-from atslib.attacks.matching import GradientMatching
 from atslib.attacks.priors import total_variation
 from atslib.clients.prepare import mean_prepared, streams, to_images, transform
 from atslib.clients.threat import Observed
 from atslib.data.load import load
-from atslib.errors import AtsError, check_kind, check_types
+from atslib.errors import AtsError
 from atslib.policies.policy import Policy
 from atslib.policies.twins import Form, twins
 from atslib.rng import rng as stream
@@ -28,7 +29,7 @@ SMOOTH = 0.2  # weight of the total variation, in units of what the attacker's i
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FromMean:
+class FromMean(Around):
     """Starts from the mean of the attacker's images after crop, flip and policy, instead of from noise.
 
     Attributes:
@@ -37,23 +38,10 @@ class FromMean:
         crop_flip: whether clients crop and flip.
     """
 
-    inner: GradientMatching
+    words: ClassVar[str] = " from the policy's mean image"
+
     images: str
     crop_flip: bool = True
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        check_kind("FromMean.inner", self.inner, GradientMatching, "an atslib.GradientMatching")
-
-    @property
-    def title(self) -> str:
-        """The inner attack's, in words."""
-        return f"{self.inner.title} from the policy's mean image"
-
-    @property
-    def evaluations(self) -> int:
-        """The inner attack's."""
-        return self.inner.evaluations
 
     def run(self, seen: Observed, *, rng: torch.Generator, progress: bool = False) -> Reconstruction:
         """Run it on every gradient of `seen`.
@@ -69,7 +57,7 @@ class FromMean:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Undone:
+class Undone(Around):
     """Reconstructs what the network got, then undoes the policy.
 
     What was drawn is read off the reconstruction, blurred to 8 × 8 cells: of all forms of the policy it is taken to
@@ -86,28 +74,18 @@ class Undone:
         steps: of the search, with Adam.
     """
 
-    inner: GradientMatching
+    words: ClassVar[str] = ", the policy undone afterwards"
+
     images: str
     crop_flip: bool = True
     noise: float = 0.2
     steps: int = 60
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_kind("Undone.inner", self.inner, GradientMatching, "an atslib.GradientMatching")
+        super().__post_init__()
         for field in ("noise", "steps"):
             if getattr(self, field) <= 0:
                 raise AtsError(f"Undone.{field}={getattr(self, field)} must be above 0")
-
-    @property
-    def title(self) -> str:
-        """The inner attack's, in words."""
-        return f"{self.inner.title}, the policy undone afterwards"
-
-    @property
-    def evaluations(self) -> int:
-        """The inner attack's: what follows costs little beside it."""
-        return self.inner.evaluations
 
     def run(
         self, seen: Observed, *, rng: torch.Generator, start: Tensor | None = None, progress: bool = False

@@ -1,18 +1,19 @@
 """An attacker who has learned: a network trained on auxiliary images brings reconstructions back to the photographs."""
 
 import dataclasses
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from atslib.attacks.adaptive import known_policy
+from atslib.attacks.around import Around
 from atslib.attacks.attack import Reconstruction
-from atslib.attacks.matching import GradientMatching
 from atslib.clients.prepare import to_images
 from atslib.clients.threat import Observed, ThreatModel, observe
 from atslib.data.load import load
-from atslib.errors import AtsError, check_kind, check_types
+from atslib.errors import AtsError
 from atslib.policies.operations import crop_and_flip
 from atslib.policies.policy import parse_policy
 
@@ -20,7 +21,7 @@ BATCH = 50  # pairs in a step of the training
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Learned:
+class Learned(Around):
     """Repeats its own attack on auxiliary images under the policy, and learns to map the outcome to the photograph.
 
     The server draws training images, crops and flips them, transforms them by the policy that it knows, computes their
@@ -30,35 +31,24 @@ class Learned:
     network has the least mean squared error, so where the gradient told nothing it paints the mean image.
 
     Attributes:
-        inner: the attack on the private and the auxiliary gradients.
+        inner: the attack on the private and the auxiliary gradients; its length counts the private ones only.
         images: whose training images are auxiliary, a name in `DATASETS`.
         pairs: how many of them.
         epochs: over the pairs.
         width: channels of the network's first layer.
     """
 
-    inner: GradientMatching
+    lowest: ClassVar[dict[str, int]] = {"pairs": 1, "epochs": 1, "width": 1}
+
     images: str
     pairs: int = 600
     epochs: int = 40
     width: int = 16
 
-    def __post_init__(self) -> None:
-        check_types(self)
-        check_kind("Learned.inner", self.inner, GradientMatching, "an atslib.GradientMatching")
-        for field in ("pairs", "epochs", "width"):
-            if getattr(self, field) < 1:
-                raise AtsError(f"Learned.{field}={getattr(self, field)} must be at least 1")
-
     @property
     def title(self) -> str:
         """The inner attack's, in words."""
         return f"{self.inner.title}, corrected by a network of {self.pairs} auxiliary images"
-
-    @property
-    def evaluations(self) -> int:
-        """How often the gradient of the cost is computed for each private image; auxiliary ones come beside."""
-        return self.inner.evaluations
 
     def run(
         self, seen: Observed, *, rng: torch.Generator, start: Tensor | None = None, progress: bool = False

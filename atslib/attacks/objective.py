@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import math
@@ -13,12 +14,12 @@ from torch import Tensor
 
 from atslib.attacks.labels import infer_labels
 from atslib.attacks.priors import PENALTIES
-from atslib.clients.threat import Observed
+from atslib.clients.observed import Observed, Update
 from atslib.clients.updates import guessed_orders, trained_weights
 from atslib.errors import AtsError
 from atslib.gradients.cpu import by_rows, pieces
 from atslib.gradients.problems import DISTANCES, Fixed, problem_gradients, unflatten
-from atslib.models import normalization_layer
+from atslib.models import before_last, normalization_layer
 
 if TYPE_CHECKING:
     from atslib.attacks.matching import GradientMatching
@@ -38,7 +39,7 @@ class Objective:
         self.normalize = normalization_layer(first.model)
         self.shape = (seen.threat.batch, *seen.shape)
         self.pixels = math.prod(self.shape)
-        self.sent = [Fixed(unflatten(update.mean_gradients, update.model)) for update in seen.updates]
+        self.sent = [Fixed(_kept(u, unflatten(u.mean_gradients, u.model))) for u in seen.updates]
         self.distance = DISTANCES[attacks[0].distance]
         device, dtype = first.gradients.device, first.gradients.dtype
         self.weights = {
@@ -78,12 +79,21 @@ class Objective:
         """Between the gradients that the images would give and those sent in update `i`, (N,)."""
         update = self.seen.updates[i]
         inputs = update.transformed(images)
-        if self.unroll:
-            gradients = trained_weights(update.model, inputs, targets, *guessed_orders(update, *inputs.shape[:2]))
-        else:
-            gradients = problem_gradients(update.model, inputs, targets, buffers=update.statistics)
+        with before_last(update.model, update.told) if update.features is not None else contextlib.nullcontext():
+            if self.unroll:
+                gradients = trained_weights(update.model, inputs, targets, *guessed_orders(update, *inputs.shape[:2]))
+            else:
+                gradients = problem_gradients(update.model, inputs, targets, buffers=update.statistics)
+        gradients = _kept(update, gradients)
         self.sent[i] = self.sent[i].laid_out(gradients)
         return self.distance(gradients, self.sent[i])
+
+
+def _kept(update: Update, gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The gradients (N, *shape) with 0 in place of what the attacker does not compare."""
+    if update.kept is None:
+        return gradients
+    return tuple(g * kept for g, kept in zip(gradients, unflatten(update.kept, update.model), strict=True))
 
 
 def _part(seen: Observed, attacks: Sequence[GradientMatching], rows: slice) -> Objective:

@@ -14,12 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from atslib.clients.defenses import AnyDefense, Defense, share, wrapped
+from atslib.clients.defenses import AnyDefense, Defense, acts, share, wrapped
 from atslib.clients.prepare import to_images, transform
 from atslib.data.images import check_data
 from atslib.data.load import Images
 from atslib.errors import AtsError, as_path, check_kind, check_types, check_whole
 from atslib.gradients.inputs import check_fit, check_labels, first_parameter, scores_of
+from atslib.gradients.problems import problem_gradients
 from atslib.models import fast_layout
 from atslib.policies.policy import parse_policy
 from atslib.rng import as_stream
@@ -152,7 +153,7 @@ class _Run:
         """One pass over the images; its facts, the loss being the mean cross-entropy without the factor."""
         started, config = time.monotonic(), self.config
         rate = self.optimizer.param_groups[0]["lr"] = learning_rate(config, number)
-        model, device = wrapped(self.defense, self.model).train(), self.images.pixels.device
+        model, device = wrapped(self.defense, self.model, self.rng).train(), self.images.pixels.device
         order = torch.randperm(len(self.images), generator=self.rng, device=self.rng.device).to(device)
         batches, total = order.split(config.batch), torch.zeros((), device=device)
         for step, rows in enumerate(batches, number * len(order.split(config.batch)) + 1):
@@ -168,18 +169,36 @@ class _Run:
         """Train `model`, the network or a defense's wrapper of it, on one batch; its loss before."""
         config, rng = self.config, self.rng
         batch = transform(self.images.pixels[rows], self.policy, rng=rng, crop_flip=config.crop_flip)
-        batch = fast_layout(to_images(self.defense.before(batch, rng=rng)))
-        with torch.autocast(batch.device.type, torch.bfloat16, enabled=config.mixed_precision):
-            loss = F.cross_entropy(model(batch), self.images.labels[rows])
+        batch, targets = fast_layout(to_images(self.defense.before(batch, rng=rng))), self.images.labels[rows]
+        if acts(self.defense, "examples"):
+            known = F.one_hot(targets, self.images.num_classes).to(batch)
+            batch, targets = self.defense.examples(batch, known, rng=rng)
         self.optimizer.zero_grad()
-        (config.loss_factor * loss).backward()
+        with torch.autocast(batch.device.type, torch.bfloat16, enabled=config.mixed_precision):
+            loss = F.cross_entropy(model(batch), targets)
+        count = self._gradients(model, batch, targets, config.loss_factor * loss)
         if self.defense.parts:
             parameters = {name: p for name, p in model.named_parameters() if p.grad is not None}
             gradients = {name: p.grad[None] for name, p in parameters.items()}
-            for name, gradient in share(self.defense, gradients, model=model, rng=rng).items():
-                parameters[name].grad = gradient[0]
+            shared = share(self.defense, gradients, model=model, rng=rng, images=batch[None])
+            for name, gradient in shared.items():
+                parameters[name].grad = gradient[0] / count
         self.optimizer.step()
         return loss.detach()
+
+    def _gradients(self, model: nn.Module, batch: Tensor, targets: Tensor, loss: Tensor) -> int:
+        """Fill in the gradients of the batch; by what they are divided before the step, once they are defended.
+
+        Where the defense acts on `each` image's gradient, they are the sum of what it makes of these.
+        """
+        if not acts(self.defense, "each"):
+            loss.backward()
+            return 1
+        alone = problem_gradients(model, batch[:, None], targets[:, None])
+        named = dict(zip((name for name, _ in model.named_parameters()), alone, strict=True))
+        for (_, p), g in zip(model.named_parameters(), self.defense.each(named).values(), strict=True):
+            p.grad = self.config.loss_factor * g.sum(0)
+        return len(batch)
 
     def save(self, path: Path) -> None:
         """Keep all that the next epochs depend on."""

@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from atslib.clients.threat import Observed, ThreatModel, Update, check_threat
+from atslib.clients.observed import Observed, ThreatModel, Update
+from atslib.clients.threat import check_threat
 from atslib.errors import AtsError, check_types
 from atslib.gradients.inputs import check_images, check_labels, check_network, first_parameter
 from atslib.gradients.per_example import SameRules

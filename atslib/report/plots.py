@@ -230,16 +230,9 @@ def front(table: pd.DataFrame, *, labels: int = 10) -> Figure:
 
 
 def scatter(
-    x: pd.Series,
-    y: pd.Series,
-    *,
-    xlabel: str,
-    ylabel: str,
-    title: str = "",
-    color: pd.Series | None = None,
-    scale: bool = True,
-    axis: Axes | None = None,
-) -> Figure:
+    x: pd.Series, y: pd.Series, *, xlabel: str, ylabel: str, title: str = "", color: pd.Series | None = None,
+    scale: bool = True, axis: Axes | None = None,
+) -> Figure:  # fmt: skip
     """Points with the least-squares line; a `color` Series shades them, and its name labels the `scale`, if shown."""
     with _styled():
         axis = axis or plt.subplots(figsize=(5, 3.6), layout="constrained")[1]
@@ -254,9 +247,13 @@ def scatter(
 
 
 def exchange(table: pd.DataFrame, x: str, name: str, group: str, panel: str, *, xlabel: str) -> Figure:
-    """`mean` with `low` and `high` against `x`, points with their `name`; panels, colours, joined by `strength`."""
+    """`mean` with `low` and `high` against `x`, points with their `name`; panels, colours, joined by `strength`.
+
+    Rows that are `pareto`, where the table says so, are joined by a dashed line in each panel.
+    """
     with _styled():
         panels = list(table.groupby(panel, sort=False))
+        edge = table[table["pareto"]].sort_values(x) if "pareto" in table else table[:0]
         shape = {"figsize": (8.5, 3.9 * len(panels)), "squeeze": False, "sharex": True, "layout": "constrained"}
         figure, axes = plt.subplots(len(panels), **shape)
         for axis, (outcome, part) in zip(axes[:, 0], panels, strict=True):
@@ -266,8 +263,10 @@ def exchange(table: pd.DataFrame, x: str, name: str, group: str, panel: str, *, 
                 for at, words in zip(rows[[x, "mean"]].to_numpy(), rows[name], strict=True):
                     axis.annotate(words, at, (4, 4), textcoords="offset points", fontsize=7, color=color, rotation=30)
             axis.set(ylabel=outcome, xlabel=xlabel, xmargin=0.1, ymargin=0.15)
+            axis.plot(edge[x], edge["mean"], color="0.6", lw=1, ls="--", zorder=0)
             axis.label_outer()
-        axes[0][0].legend(frameon=False, fontsize=8)
+        for axis in axes[: len(panels) if len(edge) else 1, 0]:
+            axis.legend(frameon=False, fontsize=8)
     return figure
 
 

@@ -174,22 +174,22 @@ def unit_of(line: dict) -> Unit | None:
     if kind not in UNITS:
         return None
     try:
-        unit = _rebuilt(UNITS[kind], line["config"])
+        unit = _rebuilt(UNITS[kind], line["config"], line["kind"].partition("-")[2])
     except (TypeError, AtsError):
         return None
     return unit if Store("").path(unit.kind, unit, version=line["version"]).stem == _key(line) else None
 
 
-def _rebuilt(kind: type, value: dict) -> object:
-    """A frozen dataclass from its form as JSON: lists become tuples, dicts what the field's type says."""
+def _rebuilt(kind: type, value: dict, named: str = "") -> object:
+    """A frozen dataclass from its form as JSON: of several types that `named`, else the first that has the fields."""
     hints = typing.get_type_hints(kind)
 
     def field(hint: object, value: object) -> object:
         if isinstance(value, dict):
             options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
             fields = {kind: kind.__dataclass_fields__.keys() for kind in options if dataclasses.is_dataclass(kind)}
-            fitting = [kind for kind, names in fields.items() if value.keys() <= names]
-            return _rebuilt((fitting or options)[0], value)
+            fitting = [kind for kind, names in fields.items() if kind.__name__ == named or value.keys() <= names]
+            return _rebuilt(min(fitting or options, key=lambda kind: kind.__name__ != named), value)
         return tuple(field(None, item) for item in value) if isinstance(value, list) else value
 
     return kind(**{name: field(hints.get(name), item) for name, item in value.items()})

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from atslib.attacks import ATTACKS, Attack, GradientMatching, reconstruct
 from atslib.attacks.adaptive import ThroughPolicy
 from atslib.attacks.informed import FromMean, Undone
+from atslib.attacks.knowing import BothImages, KeptEntries, KnownFeatures
 from atslib.attacks.learned import Learned
 from atslib.attacks.starts import STARTS
 from atslib.clients.prepare import streams, to_images, transform
@@ -29,6 +30,9 @@ FRAMES = 11  # iterates kept of every attack, the first and the last among them
 CANDIDATES = 100  # test images among which a reconstruction is to single out its own
 
 
+_ATTACKS = GradientMatching | ThroughPolicy | FromMean | Undone | Learned | KeptEntries | KnownFeatures | BothImages
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AttackUnit(OnModel):
     """What decides a batch of attacks: the model, the victims' images and the attack.
@@ -42,7 +46,17 @@ class AttackUnit(OnModel):
 
     model: ModelUnit
     policy: str
-    attack: GradientMatching | ThroughPolicy | FromMean | Undone | Learned | Attack
+    attack: (
+        GradientMatching
+        | ThroughPolicy
+        | FromMean
+        | Undone
+        | Learned
+        | KeptEntries
+        | KnownFeatures
+        | BothImages
+        | Attack
+    )
     first: int
     last: int
     crop_flip: bool = True

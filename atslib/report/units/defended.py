@@ -1,0 +1,153 @@
+"""Defenses of every kind by their strength: who attacks each, the trainings with each, and a search for a policy."""
+
+import dataclasses
+from collections.abc import Iterable
+
+import pandas as pd
+
+from atslib.attacks import ATTACKS, Attack, BothImages, KeptEntries, KnownFeatures, ThroughPolicy, Undone
+from atslib.clients.prepare import to_images
+from atslib.clients.threat import ThreatModel
+from atslib.clients.training import TrainConfig
+from atslib.measures.metrics import psnr
+from atslib.policies.policy import sample_authors
+from atslib.report.result import NO_POLICY
+from atslib.report.units.networks import ModelUnit, dataset, device_of, model_unit
+from atslib.report.units.settings import Settings
+from atslib.report.units.table1 import HYBRID, SEARCHED
+from atslib.report.units.tables import image_rows, policy_image
+from atslib.report.units.units import AttackUnit, attack_unit, attacked, before
+from atslib.rng import rng
+from atslib.store import Store
+
+NETWORK = "relunet"  # trains in seconds and is attacked with success; without batch normalization, as DP-SGD needs
+IMAGES, STEPS, TV = 32, 100, 0.02  # at most; the prior's weight was fitted on other images
+SMOOTHER = 5  # times TV, the prior against noise
+TRIAL, KEEP = 20, 2  # steps in every form of a policy, and how many forms of an image are attacked in full
+SEEDS = 3  # trainings of each setting
+FRACTION, EPOCHS, BATCH, LR = 0.1, 6, 32, 0.02
+ASKED, OTHERS, SHORT = 12, 8, 50  # policies that the search asks, images (others) that it attacks, steps
+BARE = "no crop, no flip"
+# kind → its settings by rising strength; they come after crop and flip, and "" is these two alone
+DEFENSES: dict[str, tuple[str, ...]] = {
+    "none": ("",),
+    "ATS": (*SEARCHED, HYBRID),
+    "pruning": ("prune:0.7", "prune:0.9", "prune:0.99"),
+    "Gaussian noise": ("gaussian:0.0001", "gaussian:0.001", "gaussian:0.01"),
+    "Laplacian noise": ("laplace:0.0001", "laplace:0.001", "laplace:0.01"),
+    "DP-SGD": ("dp:0.001", "dp:0.01", "dp:0.1"),
+    "Soteria": ("soteria:0.3", "soteria:0.6", "soteria:0.9"),
+    "bottleneck": ("precode:0.3", "precode:1", "precode:3"),
+    "MixUp": ("mixup:0.1", "mixup:0.3", "mixup:0.5"),
+    "ATS and pruning": (f"{HYBRID} | prune:0.9", f"{HYBRID} | prune:0.99"),
+    "ATS and noise": (f"{HYBRID} | gaussian:0.0001", f"{HYBRID} | gaussian:0.001"),
+}
+PLAIN, SMOOTH, KEPT = "plain", "stronger prior", "kept entries only"
+FEATURES, BOTH = "reads the latent off", "both images"
+THROUGH, UNDONE = "through the policy", "undoes the policy"
+
+
+def place(settings: Settings) -> Settings:
+    """The settings on the page's own untrained network, on fewer images and with fewer steps."""
+    few = {"images": min(IMAGES, settings.images), "steps": min(STEPS, settings.steps)}
+    return dataclasses.replace(settings, model=NETWORK, attacked=NETWORK, regime="initial", crop_flip="fixed", **few)
+
+
+def kinds(settings: Settings) -> dict[str, str]:
+    """Setting → its kind, all that do not depend on a result; at smoke one of each kind."""
+    count = 1 if settings.profile == "smoke" else None
+    named = {text or NO_POLICY: kind for kind, texts in DEFENSES.items() for text in texts[:count]}
+    return {BARE: "none"} | named
+
+
+def parts(text: str) -> tuple[str, str]:
+    """The policy and the rest of a setting, "" where it has none."""
+    pieces = [] if text in (BARE, NO_POLICY) else text.split(" | ")
+    policy = pieces.pop(0) if pieces and ":" not in pieces[0] else ""
+    return policy, " | ".join(pieces)
+
+
+def inner(settings: Settings, *, smoother: bool = False) -> Attack:
+    """The attack that all attackers are made of."""
+    return dataclasses.replace(ATTACKS["annealed-lenet"], steps=settings.steps, tv=TV * (SMOOTHER if smoother else 1))
+
+
+def attackers(text: str, settings: Settings) -> dict[str, Attack]:
+    """Who attacks a setting: the plain attack, and those that know it."""
+    (policy, rest), plain, own = parts(text), inner(settings), {"images": settings.dataset, "crop_flip": True}
+    name, _, strength = rest.partition(":")
+    noisy = name in ("gaussian", "laplace", "dp")
+    base = inner(settings, smoother=True) if noisy else plain
+    found: dict[str, Attack] = {PLAIN: plain} | ({SMOOTH: base} if noisy else {})
+    if name in ("prune", "soteria"):
+        found[KEPT] = KeptEntries(inner=plain)
+    if name == "precode":
+        found[FEATURES] = KnownFeatures(inner=plain)
+    if name == "mixup":
+        found[BOTH] = BothImages(inner=plain, share=float(strength))
+    if policy:
+        through = ThroughPolicy(inner=base, trial=min(TRIAL, settings.steps), keep=KEEP)
+        found[THROUGH] = KeptEntries(inner=through) if KEPT in found else through
+        found |= {} if rest else {UNDONE: Undone(inner=plain, **own)}
+    return found
+
+
+def attacks(settings: Settings, texts: Iterable[str]) -> dict[tuple[str, str], AttackUnit]:
+    """All attacks by (setting, attacker), on the same images and starts, after the same crops and flips."""
+    own, units = place(settings), {}
+    for text in texts:
+        policy, rest = parts(text)
+        for name, attack in attackers(text, own).items():
+            knows = ThreatModel(defense="policy" if name in (THROUGH, UNDONE) else "unknown")
+            changes = {"attack": attack, "defense": rest, "threat": knows, "crop_flip": text != BARE}
+            units[text, name] = attack_unit(own, policy, **changes)
+    return units
+
+
+def networks(settings: Settings, texts: Iterable[str]) -> dict[tuple[str, int], ModelUnit]:
+    """Short trainings with each setting by (setting, seed)."""
+    own, trained = place(settings), {}
+    size = {"fraction": min(FRACTION, own.fraction)}
+    for text in texts:
+        policy, rest = parts(text)
+        for seed in range(own.seed, own.seed + (1 if own.profile == "smoke" else SEEDS)):
+            how = {"epochs": min(EPOCHS, own.epochs), "batch": BATCH, "lr": LR, "crop_flip": text != BARE}
+            train = TrainConfig(policy=policy, defense=rest, **how)
+            trained[text, seed] = model_unit(own, train=train, seed=seed, **size)
+    return trained
+
+
+def asked(settings: Settings) -> dict[str, AttackUnit]:
+    """The search's last rung: the attack through random policies, told what they drew, on other images."""
+    own = dataclasses.replace(place(settings), steps=min(SHORT, settings.steps))
+    count, first = (2 if settings.profile == "smoke" else ASKED), own.images
+    drawn = dict.fromkeys(map(str, sample_authors(count, rng=rng(settings.seed, "policies against the attack"))))
+    attack, knows = ThroughPolicy(inner=inner(own)), ThreatModel(defense="draws")
+    return {
+        policy: attack_unit(own, policy, attack=attack, threat=knows, first=first, last=first + OTHERS)
+        for policy in drawn
+        if policy
+    }
+
+
+def searched(settings: Settings, store: Store) -> pd.DataFrame:
+    """One row per policy that was asked: `found`, the share of photographs, and `gain`, of the image before it."""
+    rows = {}
+    for policy, unit in asked(settings).items():
+        table = against_before(image_rows(attacked(unit, store, device_of(settings.device)), unit), unit)
+        rows[policy] = {"found": (table["rank_original"] == 1).mean(), "gain": table["gain_before"].mean()}
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("policy")
+
+
+def tuned(asked: pd.DataFrame) -> str:
+    """The policy under which the attack finds fewest photographs, and gains least where several do."""
+    return str(asked.sort_values(["found", "gain"], kind="stable").index[0])
+
+
+def against_before(table: pd.DataFrame, unit: AttackUnit) -> pd.DataFrame:
+    """The rows of one unit with `gain_before`: dB above the mean image, against the image before the policy."""
+    whole = dataset(unit.model.dataset, "test").pixels[unit.first : unit.last]
+    images = to_images(before(unit) if unit.crop_flip else whole)
+    floor = policy_image(unit.model.dataset, "", unit.crop_flip).expand_as(images).contiguous()
+    own = table["psnr_before" if unit.crop_flip else "psnr"]
+    return table.assign(gain_before=own - psnr(floor, images).double().numpy())
