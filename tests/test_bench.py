@@ -69,6 +69,13 @@ def test_the_time_that_labels_take_stands_beside_the_share_that_was_told(capsys)
     assert 0.5 < speed["share"] <= 1
 
 
+def test_the_time_of_repeated_local_steps_is_per_step(capsys):
+    assert main(["bench", "weights", "--model", "lenet-2", "--members", "2"]) == 0
+    speed = json.loads(capsys.readouterr().out)
+    assert (speed["benchmark"], speed["members"], speed["batch"], speed["local_steps"]) == ("weights", 2, 8, 4)
+    assert min(speed["mean_ms"], speed["unrolled_ms"]) > 0
+
+
 def test_the_plain_curve_ends_at_one_and_starts_at_the_noise():
     model = bench.build_model("lenet-2", 10, rng=bench.rng(0))
     pixels, start = torch.rand(2, 2, 3, 32, 32, generator=bench.rng(1))

@@ -15,6 +15,7 @@ from atslib.attacks.matching import GradientMatching
 from atslib.attacks.objective import Objective
 from atslib.attacks.priors import total_variation
 from atslib.clients.threat import Observed, ThreatModel, observe
+from atslib.clients.updates import LocalTraining, observe_weights
 from atslib.measures.batches import label_share
 from atslib.models import build_model, fast_layout, normalization_layer
 from atslib.rng import rng
@@ -25,12 +26,14 @@ ATTACK_SIZES = (("resnet20-4", 8), ("resnet20-1", 32), ("convnet-64", 8))
 SCORE_SIZES = (("resnet20-4", 2), ("resnet20-1", 12))
 ADAPTIVE_SIZES = (("lenet", 32), ("resnet20-1", 8))
 LABEL_SIZES = (("lenet", 1_000),)
+WEIGHT_SIZES = (("lenet", 4),)
 # what is measured: its sizes, and what it is measured against
 SIZES = {
     "attack": (ATTACK_SIZES, "the plain loop"),
     "scores": (SCORE_SIZES, "the plain loop"),
     "adaptive": (ADAPTIVE_SIZES, "an attack without the policy"),
     "labels": (LABEL_SIZES, "the published rule"),
+    "weights": (WEIGHT_SIZES, "an attack on the mean gradient"),
 }
 
 
@@ -244,6 +247,37 @@ def labels(model_name: str = "lenet", members: int = 1_000, *, device: str = "cp
         "published_seconds": round(theirs, 2),
         "share": round(told("features"), 3),
         "published_share": round(told("published"), 3),
+    }
+
+
+def weights(model_name: str = "lenet", members: int = 4, *, device: str = "cpu", repeats: int = 5) -> dict:
+    """One iteration on weights that clients trained for four steps of eight images: unrolled, and by their mean.
+
+    Returns:
+        device, threads, model, members (clients), images of each, local steps, ms an image and iteration by the mean
+        gradient, and ms an image, iteration and local step where the steps are repeated.
+    """
+    place, local, batch = torch.device(device), LocalTraining(epochs=4), 8
+    model, images, begin, labels = _victims(model_name, members * batch, place)
+    threat = ThreatModel(batch=batch)
+    seen = observe_weights(model, images, labels, local=local, rng=0, threat=threat)
+    z = normalization_layer(model)(begin).reshape(members, -1)
+
+    def step(unroll: bool) -> Callable[[], Tensor]:
+        objective = Objective(seen, [GradientMatching(unroll=unroll)] * members)
+
+        def one() -> Tensor:
+            rows = z.detach().requires_grad_()
+            return torch.autograd.grad(sum(objective(rows)).sum(), rows)[0]
+
+        return one
+
+    mean, unrolled = seconds(step(False), step(True), device=place, repeats=repeats)
+    return _where("weights", place, model_name, members) | {
+        "batch": batch,
+        "local_steps": local.epochs,
+        "mean_ms": round(1e3 * mean / len(images), 3),
+        "unrolled_ms": round(1e3 * unrolled / len(images) / local.epochs, 3),
     }
 
 
