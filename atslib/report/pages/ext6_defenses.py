@@ -146,6 +146,7 @@ def run(settings: Settings, store: Store) -> Result:
     everything = pd.concat(tables, ignore_index=True)
     verdict = defenses_verdict(everything, accuracy, classes(settings.dataset))
     facts = provenance(settings, sheets[NO_POLICY, PLAIN]) | attacked_facts(by_key[NO_POLICY, PLAIN])
+    facts["short_epochs"] = min(EPOCHS, settings.epochs)
     tables = {"attacks": everything, "accuracy": accuracy, "searched": rungs.reset_index()}
     return Result("ext6_defenses", tables, facts, verdict, sheets)
 
@@ -195,8 +196,8 @@ def guarantees(result: Result) -> pd.DataFrame:
     """One row per strength of DP-SGD: the noise multiplier and the ε of a whole training, at δ = `DELTA`."""
     trained, images = result.tables["accuracy"], int(result.tables["accuracy"]["train"].iloc[0])
     multipliers = [float(name.removeprefix("dp:")) for name in trained["defense"].unique() if name.startswith("dp:")]
-    steps = EPOCHS * -(-images // BATCH)
-    spent = [f"{epsilon(noise, rate=BATCH / images, steps=steps, delta=DELTA):.3g}" for noise in multipliers]
+    steps, rate = int(result.facts["short_epochs"]) * -(-images // BATCH), min(1.0, BATCH / images)
+    spent = [f"{epsilon(noise, rate=rate, steps=steps, delta=DELTA):.3g}" for noise in multipliers]
     return pd.DataFrame({"noise multiplier": multipliers, "ε": spent}).set_index("noise multiplier")
 
 
