@@ -209,10 +209,12 @@ def advice(result: Result) -> str:
         f"Without a defense the strongest attack finds {bare['found']:.0f} % of the photographs; the network reaches "
         f"{bare['accuracy']:.1f} %."
     ]
-    if len(chosen):
-        words.append(f"Who may lose at most {1 - USABLE:.0%} of that is best off with {_at(chosen.iloc[0])}.")
-    else:
+    if chosen.empty:
         words.append(f"No setting here keeps {USABLE:.0%} of that accuracy.")
+    elif chosen.iloc[0]["found low"] > 50:
+        words.append(f"Nothing that keeps {USABLE:.0%} of that hides much: at best there is {_at(chosen.iloc[0])}.")
+    else:
+        words.append(f"Who must keep {USABLE:.0%} of that is best off with {_at(chosen.iloc[0])}.")
     hidden = table[table["found high"] <= 50].sort_values("accuracy", ascending=False, kind="stable")
     words.append(
         f"Who must keep half of them from being found, beyond chance, pays least with {_at(hidden.iloc[0])}."
