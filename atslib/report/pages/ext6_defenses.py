@@ -107,16 +107,18 @@ def defenses_verdict(attacks: pd.DataFrame, accuracy: pd.DataFrame, classes: int
     own, rivals = chosen[chosen["kind"].isin(OWN)], chosen[~chosen["kind"].isin((*OWN, *BESIDE))]
     bare = table.set_index("defense").loc[NO_POLICY]
     if own.empty:
-        here, beaten = "no policy keeps its accuracy", []
+        most = table[table["kind"].isin(OWN)].sort_values("accuracy", kind="stable").iloc[-1]
+        here, beaten = f"no policy keeps {USABLE:.0%} of the accuracy", []
+        here += f" ({most['defense']} keeps most: {most['accuracy']:.1f} %, {most['found']:.0f} % found)"
     else:
         first = own.sort_values("found", kind="stable").iloc[0]
         change = paired(rows, first["defense"], "found", by="defense")
         beaten = [row["kind"] for _, row in rivals.iterrows() if change.loc[row["defense"], "low"] > 0]
         here = f"{first['defense']} leaves {first['found']:.0f} % of the photographs to find at an accuracy of "
         here += f"{first['accuracy']:.1f} %, fewer than {len(beaten)} of {len(rivals)} other kinds at their best"
-    words = f"; without a defense {bare['found']:.0f} % at {bare['accuracy']:.1f} %"
+    words = f"; without a defense {bare['found']:.0f} % are found at an accuracy of {bare['accuracy']:.1f} %"
     unbeaten = [kind for kind in rivals["kind"] if kind not in beaten]
-    faults = [f"not than {', '.join(unbeaten)}"] if unbeaten else []
+    faults = [f"not fewer than with {', '.join(unbeaten)}"] if unbeaten and len(own) else []
     verdict = compare.judge(DEFENSES_RULE, here + words, here, faults, refuted=len(beaten) <= len(rivals) / 2)
     undefended = rows[rows["defense"] == NO_POLICY].assign(policy=NO_POLICY)
     why = guards(undefended, accuracies={NO_POLICY: bare["accuracy"]}, classes=classes)
