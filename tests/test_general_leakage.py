@@ -9,6 +9,7 @@ import pytest
 from atslib.report.pages import ext7_general_leakage as page
 from atslib.report.pages.ext7_general_leakage import leakage_verdict
 from atslib.report.reported import reported
+from atslib.report.result import Result
 from atslib.report.units import leakage
 from atslib.report.units.settings import settings
 
@@ -82,6 +83,27 @@ def test_a_claim_that_was_not_run_cannot_be_told():
     assert leakage_verdict(told[:0], attacks).status == "cannot tell"
     without = attacks[attacks["setting"] != "repetition 2, our labels"]
     assert leakage_verdict(told, without).reason == "not run: repeated labels"
+
+
+def test_what_repeating_local_steps_gains_stands_beside_its_cost():
+    ways = {"mean gradient": (15.0, 7), "unrolled": (17.0, 28)}
+    rows = [
+        {"table": "Figure 5", "setting": f"4 epochs, {how}", "group": g, "psnr": mean + g + i, "passes": passes}
+        for how, (mean, passes) in ways.items()
+        for g in range(10)
+        for i in range(2)
+    ]
+    row = page.local_steps(Result("x", {"attacks": pd.DataFrame(rows)}, {}, None)).loc["4 epochs"]
+    assert row["unrolled minus mean, dB"] == "+2.0 dB [2.0, 2.0]"
+    assert row[["mean gradient: PSNR, dB", "unrolled: PSNR, dB"]].tolist() == ["20.00", "22.00"]
+    assert row[["mean gradient: passes", "unrolled: passes"]].tolist() == ["7", "28"]
+
+
+def test_a_data_set_of_ones_own_is_one_more_in_table_1():
+    more = set(page.units(settings(profile="laptop", dataset="fmnist"))) - set(page.units(LAPTOP))
+    assert {key[0] for key in more} == {"Table 1"}
+    assert {key[2] for key in more} == {"fmnist"}
+    assert len(more) == 5
 
 
 def test_a_toy_run(kept):
