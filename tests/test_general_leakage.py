@@ -86,16 +86,15 @@ def test_a_claim_that_was_not_run_cannot_be_told():
 
 
 def test_what_repeating_local_steps_gains_stands_beside_its_cost():
-    ways = {"mean gradient": (15.0, 7), "unrolled": (17.0, 28)}
-    rows = [
-        {"table": "Figure 5", "setting": f"4 epochs, {how}", "group": g, "psnr": mean + g + i, "passes": passes}
-        for how, (mean, passes) in ways.items()
-        for g in range(10)
-        for i in range(2)
-    ]
-    row = page.local_steps(Result("x", {"attacks": pd.DataFrame(rows)}, {}, None)).loc["4 epochs"]
-    assert row["unrolled minus mean, dB"] == "+2.0 dB [2.0, 2.0]"
-    assert row[["mean gradient: PSNR, dB", "unrolled: PSNR, dB"]].tolist() == ["20.00", "22.00"]
+    ways, rows = {"mean gradient": (15.0, 7), "unrolled": (17.0, 28)}, []
+    for (how, (mean, passes)), g, i in itertools.product(ways.items(), range(10), range(2)):
+        rank = 1 if i or how == "unrolled" else 2
+        rows.append({"setting": f"4 epochs, {how}", "group": g, "psnr": mean + g + i, "passes": passes, "rank": rank})
+    rows = pd.DataFrame(rows).assign(table="Figure 5")
+    row = page.local_steps(Result("x", {"attacks": rows}, {}, None)).loc["4 epochs"]
+    assert row["unrolled minus mean: PSNR"] == "+2.0 dB [2.0, 2.0]"
+    assert row["unrolled minus mean: found"] == "+50.0 points [50.0, 50.0]"
+    assert row[["mean gradient: found", "unrolled: found"]].tolist() == ["50 %", "100 %"]
     assert row[["mean gradient: passes", "unrolled: passes"]].tolist() == ["7", "28"]
 
 
@@ -115,9 +114,9 @@ def test_a_toy_run(kept):
     assert labels["n"].tolist() == [3] * 3
     assert page.told(result, "Table 4").shape == (1, 3)
     assert len(page.compared(result, "Table 1")) == 2
-    assert page.steps_apart(result, "Table 1")["mean"].tolist() == pytest.approx(
-        attacks.groupby("setting", sort=False)["psnr"].mean().tolist()
-    )
+    hits = 100 * (attacks["rank"] == 1).groupby(attacks["setting"], sort=False).mean()
+    assert page.steps_apart(result, "Table 1")["mean"].tolist() == pytest.approx(hits.tolist())
+    assert (attacks["floor"] > 5).all()
     assert page.told(result, "Table 3").empty
     assert page.compared(result, "Figure 5").empty
     shown = page.pictures(result, "Table 1", "shapes", 2)

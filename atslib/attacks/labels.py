@@ -17,7 +17,7 @@ from atslib.errors import AtsError, choose
 from atslib.gradients.problems import unflatten
 from atslib.rng import as_stream
 
-DUMMIES = 16  # images of the server's own that tell how features and probabilities vary
+DUMMIES = 64  # images of the server's own that tell how features and probabilities vary
 ROUNDS = 8  # of counting and estimating probabilities in turn; more change nothing
 DOUBT = 0.05  # of a mean over classes: the error of p in a class against what sets its own images apart
 

@@ -19,6 +19,7 @@ from atslib.store import Store
 
 SOURCE = "leakage"  # in the table of published numbers
 KEYS = ("table", "setting", "dataset", "batch")
+IMAGES = ("psnr", "floor", "mse", "ssim", "rank", "within")  # of each image
 
 
 def units(settings: Settings) -> dict[tuple, LabelUnit | BatchUnit]:
@@ -115,7 +116,7 @@ def _cell(key: tuple, sheet: Mapping) -> pd.DataFrame:
 
 
 def _images(key: tuple, unit: BatchUnit, sheet: Mapping) -> pd.DataFrame:
-    table = pd.DataFrame({name: sheet[name].double().numpy() for name in ("psnr", "mse", "ssim", "within")})
+    table = pd.DataFrame({name: sheet[name].double().numpy() for name in IMAGES})
     table["group"] = [i // unit.batches.size for i in range(len(table))]
     table["share"] = sheet["share"].double().numpy()[table["group"]]
     table["passes"] = unit.passes / unit.batches.images
@@ -150,7 +151,7 @@ def told(result: Result, *tables: str) -> pd.DataFrame:
 
 
 def compared(result: Result, *tables: str) -> pd.DataFrame:
-    """One row per setting of these tables, as text: images, mean PSNR with 95 % interval, SSIM, MSE and labels."""
+    """One row per setting of these tables, as text: images, PSNR with its 95 % interval, floor, SSIM, MSE, labels."""
     rows, found = result.tables["attacks"], {}
     rows = rows[rows["table"].isin(tables)]
     for key, part in rows.groupby(["table", "dataset", "batch", "setting"], sort=False):
@@ -160,6 +161,8 @@ def compared(result: Result, *tables: str) -> pd.DataFrame:
             "images (batches)": f"{len(part)} ({part['group'].nunique()})",
             "diverged": f"{len(part) - len(finite)}",
             "PSNR, dB": f"{finite['psnr'].mean():.2f} [{low:.2f}, {high:.2f}]",
+            "floor, dB": f"{part['floor'].mean():.2f}",
+            "found among 100": compare.found(part["rank"]),
             "SSIM": f"{finite['ssim'].mean():.3f}",
             "MSE": f"{finite['mse'].mean():.4f}",
             "labels right": f"{part['share'].mean():.0%}",
@@ -169,30 +172,32 @@ def compared(result: Result, *tables: str) -> pd.DataFrame:
 
 
 def steps_apart(result: Result, table: str) -> pd.DataFrame:
-    """Mean PSNR with 95 % interval by setting, for a figure: `mean`, `low`, `high`; batches are the sample."""
+    """Images found among 100, in percent, with 95 % interval by setting, for a figure; batches are the sample."""
     rows, parts = result.tables["attacks"], []
     for (setting, batch), part in rows[rows["table"] == table].groupby(["setting", "batch"], sort=False):
-        low, high = interval(part["psnr"], part["group"])
+        hits = 100.0 * (part["rank"] == 1)
+        low, high = interval(hits, part["group"])
         name, _, how = setting.partition(", ") if table == "Figure 5" else (setting, "", f"batch {batch}")
-        parts.append({"setting": name, "how": how, "mean": part["psnr"].mean(), "low": low, "high": high})
+        parts.append({"setting": name, "how": how, "mean": hits.mean(), "low": low, "high": high})
     return pd.DataFrame(parts)
 
 
 def local_steps(result: Result) -> pd.DataFrame:
-    """What repeating the local steps gains over their mean, as text: one row per number of epochs, PSNR in dB.
+    """What repeating the local steps gains over their mean, as text: one row per number of epochs.
 
-    The change is on the same images, with its 95 % interval over batches; the cost is in passes through the network,
+    The changes are on the same images, with 95 % intervals over batches; the cost is in passes through the network,
     forward or backward, per image.
     """
     rows, found = result.tables["attacks"], {}
-    rows = rows[rows["table"] == "Figure 5"]
+    rows = rows[rows["table"] == "Figure 5"].assign(found=lambda r: 100.0 * (r["rank"] == 1))
     rows = rows.assign(epochs=rows["setting"].str.partition(", ")[0], how=rows["setting"].str.partition(", ")[2])
     for epochs, part in rows.groupby("epochs", sort=False):
-        means = part.groupby(["how", "group"], sort=False)[["psnr", "passes"]].mean().reset_index()
-        change = paired(means, "mean gradient", by="how", unit="group").loc["unrolled"]
+        means = part.groupby(["how", "group"], sort=False)[["psnr", "found", "passes"]].mean().reset_index()
         sides = means.groupby("how", sort=False).mean()
-        found[epochs] = {f"{how}: PSNR, dB": f"{row['psnr']:.2f}" for how, row in sides.iterrows()}
-        found[epochs] |= {"unrolled minus mean, dB": compare.interval(change)}
+        found[epochs] = {f"{how}: found": f"{row['found']:.0f} %" for how, row in sides.iterrows()}
+        for value, unit, words in (("found", " points", "found"), ("psnr", " dB", "PSNR")):
+            change = paired(means, "mean gradient", value, by="how", unit="group").loc["unrolled"]
+            found[epochs] |= {f"unrolled minus mean: {words}": compare.interval(change, unit)}
         found[epochs] |= {f"{how}: passes": f"{row['passes']:,.0f}" for how, row in sides.iterrows()}
     return pd.DataFrame(found).T
 

@@ -11,7 +11,7 @@ from atslib.report.units.settings import Settings
 from atslib.report.units.table1 import HYBRID
 
 CELLS = 200  # batches behind a share of labels
-FRESH = 1  # their seed: on those of seeds 0, 2 and 3 our rule was made
+FRESH = 4  # their seed: on those of seeds 0 to 3 our rule was made
 GROUPS = 10  # batches that are attacked
 TENTH = 40  # steps in an epoch of a tenth of CIFAR-100
 SINGLE = 50  # gradients of one image
