@@ -11,7 +11,7 @@ from atslib.clients.prepare import to_images
 from atslib.clients.updates import LocalTraining
 from atslib.measures.batches import align
 from atslib.measures.metrics import psnr
-from atslib.report.units.archive import unit_of
+from atslib.report.units.archive import Archive, unit_of
 from atslib.report.units.batches import (
     Batches,
     BatchUnit,
@@ -119,6 +119,15 @@ def test_rounds_local_training_and_defenses_reach_the_attack(changes, store):
     assert (attacked_batches(other, store, CPU)["cost"] != attacked_batches(BASE, store, CPU)["cost"]).all()
     assert other.passes >= BASE.passes
     assert unit_of({"kind": other.kind, "version": 1, "config": plain(other)}) == other
+
+
+def test_from_the_archive_pictures_stand_beside_their_targets(store, tmp_path):
+    sheet, kept = attacked_batches(BASE, store, CPU), Archive(tmp_path / "archive")
+    kept.write(store, embedded=True)
+    again = kept.read(store.path(BASE.kind, BASE).stem)
+    for name in ("target", "rank", "floor", "psnr"):
+        torch.testing.assert_close(again[name], sheet[name])
+    torch.testing.assert_close(again["reconstruction"], sheet["reconstruction"].clamp(0, 1), atol=0.5 / 255, rtol=0)
 
 
 def test_an_attack_goes_by_the_labels_that_its_rule_tells(store):
