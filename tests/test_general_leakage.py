@@ -98,6 +98,41 @@ def test_what_repeating_local_steps_gains_stands_beside_its_cost():
     assert row[["mean gradient: passes", "unrolled: passes"]].tolist() == ["7", "28"]
 
 
+def test_the_sentence_has_the_tables_numbers():
+    told = pd.DataFrame({"rule": ["features", "features", "published"], "share": [0.9, 1.0, 0.8]})
+    ranks = {("Table 1", "cifar100", "1 update"): 4, ("Table 1", "cifar100", "4 updates"): 8}
+    ranks |= {("Figure 5", "cifar10", "16 epochs, mean gradient"): 5, ("Figure 5", "cifar10", "16 epochs, unrolled"): 9}
+    rows = [
+        {"table": table, "dataset": data, "setting": setting, "rank": 1 + (i >= hits)}
+        for (table, data, setting), hits in ranks.items()
+        for i in range(10)
+    ]
+    tables = {"labels": told.assign(table="Table 4", dataset="cifar10"), "attacks": pd.DataFrame(rows)}
+    words = page.sentence(Result("x", tables, {}, None))
+    for part in (
+        "90% to 100% of the labels",
+        "(80% to 80% by",
+        "40% after one update and 80% after four",
+        "90%, if",
+        "50% by",
+    ):
+        assert part in words
+
+
+def test_a_setting_that_mostly_diverged_has_no_mean():
+    same = {"table": "Table 2", "dataset": "cifar10", "batch": 1, "floor": 12.0, "ssim": 0.5, "rank": 1, "share": 1.0}
+    rows = pd.DataFrame([same | {"group": g, "image": g, "psnr": 10.0 + g, "mse": 0.1} for g in range(10)])
+    rows = rows.assign(within=True, setting="tv")
+    few, most = rows.copy(), rows.assign(setting="tv+clip")
+    few.loc[:1, ["psnr", "mse"]] = -300.0, 1e30
+    most.loc[:4, ["psnr", "mse", "ssim"]] = np.nan
+    shown = page.compared(Result("x", {"attacks": pd.concat([few, most])}, {}, None), "Figure 3", "Table 2")
+    assert shown["diverged"].tolist() == ["2", "5"]
+    assert shown["PSNR, dB"].iloc[0].startswith("15.50 [")
+    assert shown["PSNR, dB"].iloc[1] == shown["MSE"].iloc[1] == "–"
+    assert shown["found among 100"].tolist() == ["100%", "100%"]
+
+
 def test_a_data_set_of_ones_own_is_one_more_in_table_1():
     more = set(page.units(settings(profile="laptop", dataset="fmnist"))) - set(page.units(LAPTOP))
     assert {key[0] for key in more} == {"Table 1"}
@@ -118,6 +153,7 @@ def test_a_toy_run(kept):
     assert page.steps_apart(result, "Table 1")["mean"].tolist() == pytest.approx(hits.tolist())
     assert (attacks["floor"] > 5).all()
     assert page.told(result, "Table 3").empty
+    assert page.sentence(result) == ""
     assert page.compared(result, "Figure 5").empty
     shown = page.pictures(result, "Table 1", "shapes", 2)
     assert list(shown) == ["true images", "1 update", "2 updates"]

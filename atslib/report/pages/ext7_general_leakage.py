@@ -96,11 +96,12 @@ def run(settings: Settings, store: Store) -> Result:
     sheets = {key: attacked_batches(unit, store, device) for key, unit in made.items()}
     rows = [_images(key, made[key], sheet) for key, sheet in sheets.items()]
     labels, attacks = pd.concat(cells, ignore_index=True), pd.concat(rows, ignore_index=True)
-    first = next(iter(sheets.values()))
+    first, many = next(iter(sheets.values())), attacks.groupby(list(KEYS)).size()
     facts = provenance(settings, first) | {
         "model": "lenet",
         "epochs": 0,
         "steps": next(iter(made.values())).attack.steps,
+        "images": " to ".join(str(n) for n in sorted({min(many), max(many)})),
     }
     return Result("ext7_general_leakage", {"labels": labels, "attacks": attacks}, facts,
                   leakage_verdict(labels, attacks), sheets)  # fmt: skip
@@ -151,20 +152,27 @@ def told(result: Result, *tables: str) -> pd.DataFrame:
 
 
 def compared(result: Result, *tables: str) -> pd.DataFrame:
-    """One row per setting of these tables, as text: images, PSNR with its 95 % interval, floor, SSIM, MSE, labels."""
+    """One row per setting of these tables, as text: images, PSNR with its 95 % interval, floor, SSIM, MSE, labels.
+
+    Diverged is an attack whose image is not finite, or farther from the truth than black from white. The others' means
+    are given where they are most of a setting.
+    """
     rows, found = result.tables["attacks"], {}
-    rows = rows[rows["table"].isin(tables)]
+    rows = pd.concat([rows[rows["table"] == table] for table in tables])
     for key, part in rows.groupby(["table", "dataset", "batch", "setting"], sort=False):
-        finite = part[np.isfinite(part["psnr"])]
-        low, high = interval(finite["psnr"], finite["group"])
+        finite = part[part["mse"] <= 1]
+        low, high = interval(finite["psnr"], finite["group"]) if len(finite) else (np.nan, np.nan)
+        means = {
+            "PSNR, dB": f"{finite['psnr'].mean():.2f} [{low:.2f}, {high:.2f}]",
+            "SSIM": f"{finite['ssim'].mean():.3f}",
+            "MSE": f"{finite['mse'].mean():.4f}",
+        }
         found[key] = {
             "images (batches)": f"{len(part)} ({part['group'].nunique()})",
             "diverged": f"{len(part) - len(finite)}",
-            "PSNR, dB": f"{finite['psnr'].mean():.2f} [{low:.2f}, {high:.2f}]",
             "floor, dB": f"{part['floor'].mean():.2f}",
+            **(means if 2 * len(finite) > len(part) else dict.fromkeys(means, "–")),
             "found among 100": compare.found(part["rank"]),
-            "SSIM": f"{finite['ssim'].mean():.3f}",
-            "MSE": f"{finite['mse'].mean():.4f}",
             "labels right": f"{part['share'].mean():.0%}",
             "own image among its label's": f"{part['within'].mean():.0%}",
         }
@@ -180,6 +188,24 @@ def steps_apart(result: Result, table: str) -> pd.DataFrame:
         name, _, how = setting.partition(", ") if table == "Figure 5" else (setting, "", f"batch {batch}")
         parts.append({"setting": name, "how": how, "mean": hits.mean(), "low": low, "high": high})
     return pd.DataFrame(parts)
+
+
+def sentence(result: Result) -> str:
+    """The page in one sentence, in numbers; empty where its tables were not all made."""
+    labels, attacks = result.tables["labels"], result.tables["attacks"]
+    hits = (attacks["rank"] == 1).groupby([attacks["table"], attacks["dataset"], attacks["setting"]]).mean()
+    cells = labels[(labels["table"] == "Table 4") & (labels["dataset"] == "cifar10")].groupby("rule")["share"]
+    if not {"Table 1", "Figure 5"} <= set(attacks["table"]) or cells.ngroups == 0:
+        return ""
+    told = {rule: f"{cells.min()[rule]:.0%} to {cells.max()[rule]:.0%}" for rule in (OURS, THEIRS)}
+    one, four = (hits["Table 1", "cifar100", f"{n} update{'s' * (n > 1)}"] for n in (1, 4))
+    mean, exact = (hits["Figure 5", "cifar10", f"16 epochs, {how}"] for how in ("mean gradient", "unrolled"))
+    return (
+        f"**Batches, rounds and local steps are no defense of an untrained network.** A server reads {told[OURS]} of "
+        f"the labels of a CIFAR-10 batch off its gradient ({told[THEIRS]} by the published rule); of batches of 16 "
+        f"images it singles out {one:.0%} after one update and {four:.0%} after four; and of clients that trained for "
+        f"16 epochs {exact:.0%}, if it repeats their steps, {mean:.0%} by the mean step."
+    )
 
 
 def local_steps(result: Result) -> pd.DataFrame:
