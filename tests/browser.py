@@ -182,7 +182,8 @@ class Browser:
         self.size(width, 800, mobile=True)
         self.until(f"innerWidth === {width} && {ready}")
         assert self.js("document.documentElement.scrollWidth") == width
-        return self.js("[...document.querySelectorAll('.ats-explorer :is(button, select)')].map((e) => e.offsetHeight)")
+        every = "[...document.querySelectorAll('.ats-explorer :is(button, select)')].filter((e) => e.checkVisibility())"
+        return self.js(f"{every}.map((e) => e.offsetHeight)")
 
     @contextmanager
     def without_scripts(self):

@@ -1,6 +1,7 @@
 """Fixtures that several files share: stores in temporary folders, and a single thread."""
 
 import gc
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -62,6 +63,14 @@ def root(tmp_path, monkeypatch):
 def smoke_store(tmp_path_factory):
     """A folder for the artifacts of profile smoke: the first test that needs them computes them."""
     return tmp_path_factory.mktemp("smoke")
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory):
+    """The graph of an untrained LeNet of the published width as the command writes it; to trace it takes seconds."""
+    file = tmp_path_factory.mktemp("graph") / "attack.json"
+    assert main(["export-attack", "--dataset", "shapes", "--weights", "f16", "--out", str(file)]) == 0
+    return json.loads(file.read_text())
 
 
 @pytest.fixture(scope="session")

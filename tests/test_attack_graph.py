@@ -9,7 +9,6 @@ from checks import refused
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import atslib
-from atslib.__main__ import main
 from atslib.attacks import GradientMatching
 from atslib.attacks.objective import Objective
 from atslib.report.units.networks import ModelUnit, network
@@ -41,12 +40,10 @@ window.found = points.map(({image, label, z, tv}) => {
 
 
 @pytest.fixture(scope="module")
-def graph(one_thread, tmp_path_factory):
-    """An untrained LeNet of the published width, and its graph as the command writes it."""
-    file = tmp_path_factory.mktemp("graph") / "attack.json"
-    assert main(["export-attack", "--dataset", "shapes", "--weights", "f16", "--out", str(file)]) == 0
+def graph(one_thread, exported):
+    """An untrained LeNet of the published width in double precision, and its graph."""
     unit = ModelUnit(dataset="shapes", model="lenet", fraction=1.0, train=None, seed=0)
-    return rounded(network(unit), "f16").double(), json.loads(file.read_text())
+    return rounded(network(unit), "f16").double(), exported
 
 
 def close(found, expected):
@@ -103,6 +100,13 @@ def loop(name, out, *sources):
 def test_a_loop_that_one_other_reads_becomes_part_of_it():
     found = fused([loop("exp", 1, 0), loop("add", 2, 1, 0)], {2})
     assert found == [[["add", ["exp", 2], 1], "", [6], [], [[2, 0, [1]], [0, 0, [1]], [0, 0, [1]]]]]
+
+
+def test_a_packed_loop_becomes_part_of_one_that_reads_it_as_a_row():
+    copy = [["copy", 1], "", [2, 3], [], [[1, 0, [3, 1]], [0, 4, [1, 2]]]]
+    total = [["mul", 1, 2], "sum", [], [6], [[2, 0, [0]], [1, 0, [1]], [3, 0, [1]]]]
+    merged = [["mul", ["copy", 2], 1], "sum", [], [2, 3], [[2, 0, [0, 0]], [3, 0, [3, 1]], [0, 4, [1, 2]]]]
+    assert fused([copy, total], {2}) == [merged]
 
 
 @pytest.mark.parametrize(

@@ -168,6 +168,14 @@ def load_extension():
     return module
 
 
+def test_what_two_figures_share_is_on_the_page_once():
+    shared = '<style>a</style><script type="module">b</script>'
+    parts = [nodes.raw(text=f"<p>{i}</p>{shared}<style>{i}</style>", format="html") for i in range(2)]
+    document = nodes.document(None, None, "", *parts)
+    load_extension().once(None, document)
+    assert [part.astext() for part in parts] == [f"<p>0</p>{shared}<style>0</style>", "<p>1</p><style>1</style>"]
+
+
 class Cells(HTMLParser):
     """The cells of a table, row by row, each with its class."""
 

@@ -243,8 +243,8 @@ def labels(model_name: str = "lenet", members: int = 1_000, *, device: str = "cp
     ours, theirs = seconds(lambda: told("features"), lambda: told("published"), device=place, repeats=repeats)
     return _where("labels", place, model_name, members) | {
         "batch": batch,
-        "seconds": round(ours, 2),
-        "published_seconds": round(theirs, 2),
+        "seconds": float(f"{ours:.3g}"),
+        "published_seconds": float(f"{theirs:.3g}"),
         "share": round(told("features"), 3),
         "published_share": round(told("published"), 3),
     }

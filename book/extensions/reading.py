@@ -1,7 +1,7 @@
 """What the book makes of executed pages, so that none is run again for the sake of its looks.
 
-Tables of numbers get one line of column names, in words, and numbers to the right; mathematics is loaded only
-where there is some.
+Tables of numbers get one line of column names, in words, and numbers to the right; what several figures of a page
+share is there once; mathematics is loaded only where there is some.
 """
 
 import re
@@ -11,6 +11,7 @@ from itertools import zip_longest
 from docutils import nodes
 
 FRAME = re.compile(r'<table\b[^>]*class="dataframe".*?</table>', re.DOTALL)
+BLOCK = re.compile(r'<(style|script type="module")>.*?</(style|script)>', re.DOTALL)
 NUMBER = re.compile(r"([\d\s.,+\-−–±×%\[\]]|to|nan|inf)*", re.IGNORECASE)
 # What the library calls a column → what a reader calls it.
 WORDS = {
@@ -108,6 +109,20 @@ def read_tables(app: object, document: nodes.document) -> None:
             node.children = [nodes.Text("\n".join(frames))]
 
 
+def once(app: object, document: nodes.document) -> None:
+    """A style or script that several outputs of a page bring along stays with the first of them."""
+    seen = set()
+
+    def first(block: re.Match) -> str:
+        known = block[0] in seen
+        seen.add(block[0])
+        return "" if known else block[0]
+
+    for node in document.findall(nodes.raw):
+        if "html" in node.get("format", "") and BLOCK.search(node.astext()):
+            node.children = [nodes.Text(BLOCK.sub(first, node.astext()))]
+
+
 def own_equations(app: object) -> None:
     """The first page of a book counts as one with mathematics when any page has some: it is not."""
     domain = app.env.get_domain("math")
@@ -117,5 +132,6 @@ def own_equations(app: object) -> None:
 def setup(app: object) -> dict[str, object]:
     """Sphinx calls this."""
     app.connect("doctree-read", read_tables)
+    app.connect("doctree-read", once)
     app.connect("builder-inited", own_equations)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -31,23 +31,26 @@ async function taken(file, [channels, height, width]) {
 }
 
 const floats = ({ bytes }) => Float64Array.from(bytes, (value) => value / 255);
-const decibels = (a, b) => -10 * Math.log10(a.reduce((sum, value, i) => sum + (value - b[i]) ** 2, 0) / a.length);
 const normal = () => Math.sqrt(-2 * Math.log(1 - Math.random())) * Math.cos(2 * Math.PI * Math.random());
 const coin = () => (Math.random() < 0.5 ? -1 : 1);
 
 class Attack {
-  constructor(el, data) {
-    Object.assign(this, { data, id: `ats-${++made}`, originals: unpacked(data), image: 0, own: null, runs: {}, count: 0, workers: {} });
+  /** The `small` form has one picture, a few policies and a button. */
+  constructor(el, data, small) {
+    Object.assign(this, { data, small, id: `ats-${++made}`, originals: unpacked(data), image: 0, own: null, runs: {}, count: 0, workers: {} });
     this.every = matchMedia("(prefers-reduced-motion: reduce)").matches ? 700 : 60;
     this.slots = Object.fromEntries(SIDES.map(([slot, title]) => [slot, this.buildSlot(slot, title)]));
     const { group, mark } = thumbnails(this.originals.map(seen), data.images, (image) => this.choose(image));
     this.markThumb = mark;
     this.svg = drawing("svg", { role: "img", "aria-label": "Gradient distance against the attack's step" });
     const caption = h("figcaption", {}, h("b", { textContent: "Gradient distance" }), " what the attack lowers; ", h("span", { className: "ats-key ats-a" }), "without, ", h("span", { className: "ats-key ats-b" }), "with the policy");
+    const charts = h("div", { className: "ats-charts", hidden: small }, h("figure", {}, caption, this.svg));
+    group.hidden = small;
     const line = h("p", { className: "ats-what", textContent: data.line });
-    begin(el, "attack", "Attack in this browser", () => this.drawChart(), line, group, this.buildForm(),
-      h("div", { className: "ats-slots" }, this.slots.a.node, this.slots.b.node), h("div", { className: "ats-charts" }, h("figure", {}, caption, this.svg)));
-    this.ready = cut(data.own, data.size).then((rows) => {
+    begin(el, small ? "attack ats-trial" : "attack", small ? "Try the attack in this browser" : "Attack in this browser", () => this.drawChart(), line, group, this.buildForm(),
+      h("div", { className: "ats-slots" }, this.slots.a.node, this.slots.b.node), charts);
+    this.known = [];
+    this.ready = data.own && cut(data.own, data.size).then((rows) => {
       this.known = rows.flat().map(({ data: rgba }) => ({ size: data.size, bytes: Uint8Array.from({ length: this.originals[0].bytes.length }, (_, i) => rgba[4 * (i % (rgba.length / 4)) + Math.floor(i / (rgba.length / 4))]) }));
     });
     new IntersectionObserver((entries, observer) => { // so that the first frame need not wait for the workers
@@ -55,9 +58,8 @@ class Attack {
       observer.disconnect();
       for (const [slot] of SIDES) this.worker(slot);
     }).observe(el);
-    this.preset(0);
     this.take(data.start);
-    this.choose(0);
+    this.preset(0);
   }
 
   // --- controls -------------------------------------------------------------------------------------------
@@ -65,8 +67,9 @@ class Attack {
   buildForm() {
     const { operations, policies, presets } = this.data, field = (label, control, extra = "") => h("label", {}, h("span", {}, label, extra), control);
     const named = operations.map((op, i) => ({ value: i, textContent: `${i}: ${op.words}` }));
-    this.policy = h("select", { onchange: () => { this.take(this.policy.value); this.choose(this.image); } }, ...Object.entries(policies).map(([id, title]) => h("option", { value: id, textContent: `${title}: ${id}` })), h("option", { value: "", textContent: "Your own" }));
-    this.selects = PARTS.map(() => h("select", { onchange: () => { this.policy.value = ""; this.choose(this.image); } }, h("option", { value: "", textContent: "none" }), ...named.map((option) => h("option", option))));
+    this.policy = h("select", { onchange: () => { this.take(this.policy.value); this.choose(this.image); } }, ...Object.entries(policies).map(([id, title]) => h("option", { value: id, textContent: `${title}: ${id}` })), ...(this.small ? [] : [h("option", { value: "", textContent: "Your own" })]));
+    this.selects = PARTS.map(() => h("select", { onchange: () => this.compose() }, h("option", { value: "", textContent: "none" }), h("option", { value: "drawn", textContent: "by its member", hidden: true }), ...named.map((option) => h("option", option))));
+    this.hybrid = h("p", { className: "ats-note", hidden: false });
     this.radios = presets.map((preset, i) => h("input", { type: "radio", name: `${this.id}-preset`, onchange: () => this.preset(i) }));
     const labels = this.radios.map((radio, i) => h("label", {}, radio, h("span", {}, h("b", { textContent: presets[i].title }), h("small", { textContent: presets[i].detail }))));
     this.tv = h("input", { type: "range", min: -4, max: 0, step: 0.05, oninput: () => this.say() });
@@ -76,23 +79,25 @@ class Attack {
     this.start = h("button", { type: "button", className: "ats-play", textContent: "Attack", onclick: () => this.run() });
     this.halt = h("button", { type: "button", className: "ats-stop", textContent: "Stop", disabled: true, onclick: () => this.stop() });
     this.status = h("p", { className: "ats-status", role: "status" });
-    const own = h("fieldset", { className: "ats-own" }, h("legend", { textContent: "The attack" }),
-      field("Policy", this.policy), ...this.selects.map((select, i) => field(`Operation ${i + 1}`, select)),
-      field("Total variation ", this.tv, this.numbers[0]), field("Steps ", this.steps, this.numbers[1]), field("Your image, or drop one here: it never leaves this page", this.file),
-      h("div", { className: "ats-run" }, this.start, this.halt, this.status));
+    const more = [this.hybrid, ...this.selects.map((select, i) => field(`Operation ${i + 1}`, select)), field("Total variation ", this.tv, this.numbers[0]),
+      field("Steps ", this.steps, this.numbers[1]), field("Your image, or drop one here: it never leaves this page", this.file)];
+    for (const node of more) node.hidden = this.small;
+    const own = h("fieldset", { className: "ats-own" }, h("legend", { textContent: this.small ? "Try it" : "The attack" }), field("Policy", this.policy), ...more, h("div", { className: "ats-run" }, this.start, this.halt, this.status));
+    if (this.small) return own;
     own.addEventListener("dragover", (event) => event.preventDefault());
     own.addEventListener("drop", (event) => { event.preventDefault(); if (event.dataTransfer.files[0]) this.drop(event.dataTransfer.files[0]); });
     return h("div", { className: "ats-form" }, h("fieldset", { className: "ats-attacks" }, h("legend", { textContent: "The server" }), h("div", {}, ...labels)), own);
   }
 
   buildSlot(slot, title) {
-    const { size } = this.data, pane = { used: framed(size), found: framed(size, "ats-found"), match: framed(size) };
+    const { size } = this.data, pane = { used: framed(size), found: framed(size, "ats-found"), undone: framed(size), match: framed(size) };
     pane.operations = h("p", { className: "ats-operations" });
     pane.psnr = h("b", { className: "ats-psnr" });
     pane.note = h("span", { className: "ats-note" });
-    pane.guess = h("p", { className: "ats-operations" });
+    pane.guess = h("p", { className: "ats-operations", hidden: this.small });
+    pane.match.node.hidden = this.small;
     pane.node = h("div", { className: `ats-slot ats-slot-${slot}`, role: "group", "aria-label": title }, h("b", { textContent: title }), pane.operations,
-      h("div", { className: "ats-pictures" }, pane.used.node, pane.found.node, pane.match.node), h("p", { className: "ats-readout" }, pane.psnr, pane.note), pane.guess);
+      h("div", { className: "ats-pictures" }, pane.used.node, pane.found.node, pane.undone.node, pane.match.node), h("p", { className: "ats-readout" }, pane.psnr, pane.note), pane.guess);
     return pane;
   }
 
@@ -102,6 +107,7 @@ class Attack {
     this.tv.value = Math.log10(this.chosen.tv);
     this.steps.value = this.chosen.steps;
     this.say();
+    this.choose(this.image);
   }
 
   say() {
@@ -116,8 +122,16 @@ class Attack {
 
   take(policy) {
     this.policy.value = policy;
-    const ids = policy.includes("+") ? [] : policy.split("-"); // a hybrid's members are said below, as drawn
+    const members = policy.split("+"), ids = members.length > 1 ? PARTS.map(() => "drawn") : policy.split("-");
     this.selects.forEach((select, i) => { select.value = ids[i] ?? ""; });
+    this.hybrid.textContent = members.length > 1 ? `For each image one of its members is drawn: ${members.join(" or ")}.` : "";
+  }
+
+  compose() {
+    for (const select of this.selects) if (select.value === "drawn") select.value = "";
+    this.policy.value = "";
+    this.hybrid.textContent = "";
+    this.choose(this.image);
   }
 
   /** The policy's members as lists of ids. */
@@ -157,10 +171,19 @@ class Attack {
     return drawn.reduce((now, [id, sign]) => applied(this.data.operations[id], now, sign), picture);
   }
 
-  /** All that the policy can draw. */
+  /** All that the policy can draw, lists of [id, sign], and the chance of each. */
   get forms() {
     const turned = (ids) => ids.reduce((list, id) => list.flatMap((form) => (this.data.operations[id].signed ? [1, -1] : [1]).map((sign) => [...form, [id, sign]])), [[]]);
-    return this.members.flatMap(turned);
+    const members = this.members.map(turned);
+    return { forms: members.flat(), chances: members.flatMap((each) => each.map(() => 1 / members.length / each.length)) };
+  }
+
+  /** What the worker is told of a side's policy; `mean` is that of many pictures, of the policies the page names. */
+  policyOf(slot) {
+    const id = slot === "a" ? "" : this.policy.value || null, { forms, chances } = slot === "a" ? { forms: [[]], chances: [1] } : this.forms;
+    const mean = this.data.means[id ?? "own"], own = this.known.map(({ bytes }) => bytes);
+    const whole = mean && Float64Array.from(atob(mean), (value) => value.charCodeAt(0) / 255);
+    return { forms: forms.map((form) => form.map(([op, sign]) => [this.data.operations[op], sign])), chances, own, mean: whole };
   }
 
   get original() {
@@ -169,13 +192,6 @@ class Attack {
 
   used(slot) {
     return slot === "a" ? this.original : this.through(this.original, this.drawn);
-  }
-
-  /** PSNR of the mean of the page's training images after the policy, as the server could have it without a gradient. */
-  floor(slot, target) {
-    const mean = new Float64Array(target.length), all = slot === "a" ? [[]] : this.forms;
-    this.known.forEach((picture, i) => this.through(picture, all[i % all.length]).bytes.forEach((value, at) => { mean[at] += value / 255 / this.known.length; }));
-    return decibels(mean, target);
   }
 
   worker(slot) {
@@ -198,12 +214,9 @@ class Attack {
     this.halt.focus();
     this.tell("Attacking …");
     for (const [slot] of SIDES) {
-      const target = floats(this.used(slot)), forms = slot === "b" && knows ? this.forms : [[]];
-      const candidates = pool.map((picture) => forms.map((form) => floats(this.through(picture, form))));
-      this.runs[slot] = { id, trace: [], last: Number(this.steps.value), floor: null };
-      const label = this.own ? null : this.data.labels[this.image];
-      this.worker(slot).postMessage({ run: { id, target, label, start, tv: 10 ** Number(this.tv.value), steps: Number(this.steps.value), lr, schedule, candidates, every: this.every } });
-      setTimeout(() => { if (this.runs[slot]?.id === id) this.runs[slot].floor = this.floor(slot, target); });
+      const target = floats(this.used(slot)), label = this.own ? null : this.data.labels[this.image];
+      this.runs[slot] = { id, trace: [], last: Number(this.steps.value), knows: knows && slot === "b", forms: slot === "b" ? this.forms.forms : [[]] };
+      this.worker(slot).postMessage({ run: { id, target, original: floats(this.original), label, start, tv: 10 ** Number(this.tv.value), steps: Number(this.steps.value), lr, schedule, candidates: pool.map(floats), policy: this.policyOf(slot), knows: this.runs[slot].knows, every: this.every } });
     }
   }
 
@@ -242,19 +255,26 @@ class Attack {
 
   // --- drawing --------------------------------------------------------------------------------------------
 
+  words(form) {
+    return form.map(([id, sign]) => this.data.operations[id].drawn[sign > 0 ? 0 : 1]).join(" → ") || "no operation";
+  }
+
   drawSlot(slot) {
     const pane = this.slots[slot], run = this.runs[slot], used = this.used(slot), name = (i) => (this.own && i === this.image ? "your image" : this.data.images[i]);
-    const words = slot === "b" ? this.drawn.map(([id, sign]) => this.data.operations[id].drawn[sign > 0 ? 0 : 1]).join(" → ") || "no operation" : "no operation";
+    const words = this.words(slot === "b" ? this.drawn : []);
     pane.operations.textContent = words;
     pane.used.show(seen(used), `What the client used: ${words}`, "Client used");
     const blank = { bytes: new Uint8Array(used.bytes.length).fill(128), size: used.size }, known = run?.picture;
     pane.found.show(seen(known ?? blank), known ? `Recovered after step ${run.step}, ${fixed(run.psnr)} dB` : "Nothing is recovered yet", "Recovered");
-    const match = known && run.match !== null ? run.match : null, right = match === this.image;
+    const match = known ? run.match ?? null : null, right = match === this.image;
     pane.match.show(seen(match === null ? blank : match === this.image ? this.original : this.originals[match]), match === null ? "No guess yet" : `The server's guess: ${name(match)}`, "Server's guess");
     pane.psnr.textContent = known ? `${fixed(run.psnr)} dB` : "–";
-    const gain = known && run.floor !== null ? run.psnr - run.floor : null;
+    const gain = known && run.floor !== undefined ? run.psnr - run.floor : null, knows = slot === "b" && this.chosen.knows;
+    pane.undone.node.hidden = !knows;
+    pane.undone.show(seen(run?.undone ? { bytes: run.undone, size: used.size } : blank), run?.undone ? `The policy undone, ${fixed(run.undonePsnr)} dB of the original` : "Nothing is undone yet", "Policy undone");
     pane.note.textContent = gain === null ? "" : `gain ${gain < 0 ? "−" : "+"}${fixed(Math.abs(gain))} dB over the policy's mean image, step ${run.step} of ${run.last}`;
     pane.guess.textContent = match === null ? "Among the pictures above the server has made no guess yet." : `Of the ${this.originals.length} pictures the server would guess: ${name(match)}, ${right ? "which is right" : "which is wrong"}.`;
+    if (run?.undone) pane.guess.textContent = `The server takes the policy to have drawn ${this.words(run.forms[run.form])}, which is ${this.words(run.forms[run.form]) === words ? "right" : "wrong"}. Undone, its picture has ${fixed(run.undonePsnr)} dB of the original. ${pane.guess.textContent}`;
   }
 
   drawChart() {
@@ -267,5 +287,10 @@ class Attack {
 
 /** An attack that the reader starts, without and with a policy from the same start. */
 export function attack(el, data) {
-  return new Attack(el, data);
+  return new Attack(el, data, false);
+}
+
+/** The same of one picture, with a policy of a few. */
+export function trial(el, data) {
+  return new Attack(el, data, true);
 }

@@ -1,21 +1,28 @@
 """The payload of an attack that runs in the reader's browser, and what stands for it where no script runs."""
 
+import base64
 import dataclasses
+from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from atslib.attacks import ATTACKS, GradientMatching
-from atslib.clients.prepare import to_images
+from atslib.clients.prepare import mean_prepared, streams, to_images, transform
+from atslib.report import plots
 from atslib.report.pages.explorer import HYBRID, POLICIES, Explorer, sheet
 from atslib.report.units.networks import ModelUnit, dataset, network
 from atslib.report.units.settings import Settings
+from atslib.report.units.table1 import RANDOM, SEARCHED
 from atslib.report.widgets import data, html
 from atslib.report.widgets.explorer import still
 from atslib.report.widgets.figures import Figure
 from atslib.report.widgets.graph import attack_graph
 from atslib.rng import rng
 
-OWN = 96  # training images in the page, the server's: their mean after the policy is the floor
+OWN = 96  # training images in the page, the server's: what it knows of a policy that the reader composes
+TRIED = 3  # the test image of the small form, of CIFAR-100 a mushroom
+TRIAL = (RANDOM, SEARCHED[0], HYBRID)
 LINE = (
     "This is the real attack, computed on your device: an untrained LeNet, which is what a server can do in the first "
     "round. It is not a trained network, where such attacks find next to nothing, and not a measurement: the numbers "
@@ -38,11 +45,17 @@ PRESETS = [
     ),
     preset(
         "Knows the policy",
-        "annealed Adam, less TV;\ncompares with every form of each picture",
+        "annealed Adam, less TV;\nthen undoes what was drawn",
         ATTACKS["annealed-lenet"],
         knows=True,
     ),
 ]
+
+
+def mean_of(pixels: Tensor, policy: str, seed: int) -> str:
+    """The library's floor, the mean of training images after the policy, as bytes in base64."""
+    mean = mean_prepared(pixels, policy, rng=rng(seed, "floor", policy), crop_flip=False)
+    return base64.b64encode((255 * mean).round().to(torch.uint8).numpy().tobytes()).decode()
 
 
 def payload(settings: Settings, *, images: int) -> dict:
@@ -50,23 +63,30 @@ def payload(settings: Settings, *, images: int) -> dict:
 
     The network is the untrained LeNet of the explorer's first round, with weights rounded to 16 bits.
     """
-    test, train = dataset(settings.dataset, "test"), dataset(settings.dataset, "train")
-    model = network(ModelUnit(dataset=settings.dataset, model="lenet", fraction=1.0, train=None, seed=settings.seed))
+    train = dataset(settings.dataset, "train")
     taken = torch.randperm(len(train.pixels), generator=rng(settings.seed, "own"))[:OWN]
-    shape = tuple(test.pixels.shape[1:])
     known = to_images(train.pixels[taken])[None]
-    own = html.data_uri(sheet(known, 50), "image/webp")
-    return data.pictures(settings, range(images)) | {
-        "where": f"{settings.dataset}, untrained LeNet",
-        "labels": test.labels[:images].tolist(),
-        "operations": data.operations(),
-        "policies": {policy: title for policy, title in POLICIES.items() if policy},
+    named = {policy: title for policy, title in POLICIES.items() if policy}
+    return _common(settings, range(images), named) | {
         "start": HYBRID,
         "presets": PRESETS,
         "line": LINE,
-        "own": own,
-        "graph": attack_graph(model, shape, test.num_classes, weights="f16"),
-        "worker": html.source("runner.js", "worker.js"),
+        "own": html.data_uri(sheet(known, 50), "image/webp"),
+    }
+
+
+def _common(settings: Settings, images: Sequence[int], policies: dict[str, str]) -> dict:
+    """What the attack and its small form have in common."""
+    test, train = dataset(settings.dataset, "test"), dataset(settings.dataset, "train")
+    model = network(ModelUnit(dataset=settings.dataset, model="lenet", fraction=1.0, train=None, seed=settings.seed))
+    return data.pictures(settings, images) | {
+        "where": f"{settings.dataset}, untrained LeNet",
+        "labels": test.labels[list(images)].tolist(),
+        "operations": data.operations(),
+        "policies": policies,
+        "means": {policy: mean_of(train.pixels, policy, settings.seed) for policy in ("", *policies)},
+        "graph": attack_graph(model, tuple(test.pixels.shape[1:]), test.num_classes, weights="f16"),
+        "worker": html.source("runner.js", "operations.js", "undo.js", "worker.js"),
     }
 
 
@@ -74,3 +94,14 @@ def attack(result: Explorer, settings: Settings) -> Figure:
     """The attack on the explorer's test images; where no script runs, the explorer's own first round."""
     alt = "Test images, what the client used and what the attacker found in the first round, without and with a policy"
     return Figure("attack", payload(settings, images=len(result.payload["images"])), still(result.payload), alt)
+
+
+def trial(settings: Settings) -> Figure:
+    """The small form: one test image, three policies, the published attack; without scripts what they make of it."""
+    pixels = dataset(settings.dataset, "test").pixels[TRIED : TRIED + 1]
+    named = {policy: POLICIES[policy] for policy in TRIAL}
+    made = _common(settings, [TRIED], named) | {"start": HYBRID, "presets": PRESETS[:1], "line": LINE}
+    draws = {policy: streams(settings.seed, "trial", policy) for policy in TRIAL}
+    rows = {policy: transform(pixels, policy, rng=pair, crop_flip=False) for policy, pair in draws.items()}
+    alt = "A test image, and what three policies make of it"
+    return Figure("trial", made, html.png(plots.sheet({"original": pixels} | rows)), alt)

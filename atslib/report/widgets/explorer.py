@@ -49,7 +49,8 @@ def to_html(payload: dict) -> str:
         f"Test images, what the client used and what the attacker found, with policy {first} and with policy {last}; "
         f"attack {payload['attacks'][0]['id']}, last step"
     )
-    return html.element(payload, still=still(payload), alt=alt, scripts=html.EXPLORER, styles=html.EXPLORER_STYLES)
+    look = {"scripts": html.EXPLORER, "styles": html.EXPLORER_STYLES, "kinds": ("mount",)}
+    return html.element(payload, "mount", still=still(payload), alt=alt, **look)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -16,9 +16,9 @@ KINDS = {
     "scatter": "Scatter of {points} policies",
     "builder": "Policy builder with {scored} scored policies",
     "attack": "Attack in the browser on {images} images",
+    "trial": "Attack in the browser to try",
 }
-SCRIPTS = ("common.js", "operations.js", "figures.js")
-FURTHER = {"builder": ("builder.js",), "attack": ("attack.js",)}  # of one kind alone
+SCRIPTS = ("common.js", "operations.js", "figures.js", "builder.js", "attack.js")  # all, so that a page needs them once
 STYLES = ("explorer.css", "figures.css")
 
 
@@ -27,7 +27,7 @@ class Figure:
     """What a notebook shows: HTML, with a representation that is the same in each run.
 
     Attributes:
-        kind: ranking, scatter or builder.
+        kind: one of `KINDS`.
         payload: from the function of that name in `data`.
         still: a PNG.
         alt: what the still picture shows, a sentence without its full stop.
@@ -46,8 +46,8 @@ class Figure:
         return KINDS[self.kind].format(**counts)
 
     def _repr_html_(self) -> str:
-        look = {"scripts": (*SCRIPTS, *FURTHER.get(self.kind, ())), "styles": STYLES, "mount": self.kind}
-        return html.element(self.payload, still=self.still, alt=self.alt, **look)
+        look = {"scripts": SCRIPTS, "styles": STYLES, "kinds": KINDS}
+        return html.element(self.payload, self.kind, still=self.still, alt=self.alt, **look)
 
 
 def interactive(kind: str, payload: dict, drawing: Drawing, *, alt: str) -> Figure:

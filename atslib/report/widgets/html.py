@@ -1,11 +1,10 @@
 """A piece of a page that needs no kernel, no network and no other file: script, style, data and a still picture."""
 
 import base64
-import hashlib
 import html
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -36,24 +35,37 @@ def png(figure: Figure, *, dpi: int = 100) -> bytes:
 
 
 def element(
-    payload: dict, *, still: bytes, alt: str, scripts: Sequence[str], styles: Sequence[str], mount: str = "mount"
+    payload: dict,
+    kind: str,
+    *,
+    still: bytes,
+    alt: str,
+    scripts: Sequence[str],
+    styles: Sequence[str],
+    kinds: Iterable[str],
 ) -> str:
-    """HTML in which `mount(host, payload)`, a function of the scripts, draws; else the still picture is seen.
+    """HTML in which `kind(host, payload)`, a function of the scripts, draws; else the still picture is seen.
+
+    Its style and its script are the same for all `kinds`, and the script draws all that it finds: a page needs either
+    once, and the book leaves out the others.
 
     Args:
         payload: what JSON can hold; its `where` follows `alt` below the still picture.
+        kind: the function, one of `kinds`.
         still: a PNG for paper, and where no script runs.
         alt: what the picture shows.
         scripts, styles: files of this folder.
     """
-    key = f"ats-{hashlib.sha256(json.dumps([mount, payload], sort_keys=True).encode()).hexdigest()[:10]}"
     data = json.dumps(payload, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")  # cannot end the script
     picture = base64.b64encode(still).decode()
     return (
-        f'<div id="{key}"><style>{source(*styles)}</style>'
+        f'<div data-ats="{kind}"><style>{source(*styles)}</style>'
         f'<figure class="ats-static"><img alt="{html.escape(alt)}" src="data:image/png;base64,{picture}">'
         f"<figcaption>{html.escape(alt)}. {html.escape(payload['where'])}.</figcaption></figure>"
         f'<script type="application/json">{data}</script><script type="module">{source(*scripts)}\n'
-        f'const host = document.getElementById("{key}");\n'
-        f'{mount}(host, JSON.parse(host.querySelector("script").textContent));</script></div>'
+        f'for (const host of document.querySelectorAll("[data-ats]")) {{\n'
+        f"  const draw = {{ {', '.join(kinds)} }}[host.dataset.ats];\n"
+        "  if (!draw) continue; // of another script\n"
+        "  delete host.dataset.ats;\n"
+        '  draw(host, JSON.parse(host.querySelector("script").textContent));\n}</script></div>'
     )

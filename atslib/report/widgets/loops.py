@@ -5,6 +5,7 @@ operands]; an operand is [buffer, offset, strides], the first of them written, t
 number, which operand, or [operation, expressions …].
 """
 
+import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 
@@ -53,6 +54,8 @@ def fused(steps: Sequence[list], outputs: Collection[int]) -> list[list]:
 def _inlined(inner: list, outer: list, k: int) -> list | None:
     """`outer` with `inner` in place of its operand k; None where they go through the buffer in different orders."""
     expression, _, sizes, _, (target, *sources) = inner
+    if len(sizes) > 1 and target[2] == _packed(sizes) and [*outer[2], *outer[3]] == [math.prod(sizes)]:
+        outer = _split(outer, sizes)
     whole = [*outer[2], *outer[3]]
     _, offset, strides = outer[4][k]
     if sizes == whole and strides == target[2] and offset == target[1] and 0 not in strides:
@@ -68,6 +71,13 @@ def _inlined(inner: list, outer: list, k: int) -> list | None:
     used = sorted(_used(whole_expression))
     names = {old: new for new, old in enumerate(used, 1)}
     return [_renamed(whole_expression, names), *outer[1:4], [operands[0], *(operands[i] for i in used)]]
+
+
+def _split(step: list, sizes: Sequence[int]) -> list:
+    """A loop over one dimension as one over several, in the same order."""
+    name, reduce, stays, _, operands = step
+    operands = [[b, o, [s[0] * each for each in _packed(sizes)]] for b, o, s in operands]
+    return [name, reduce, *([list(sizes), []] if stays else [[], list(sizes)]), operands]
 
 
 def _packed(sizes: Sequence[int]) -> list[int]:

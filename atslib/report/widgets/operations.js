@@ -31,11 +31,11 @@ function translate(picture, shift, axis) {
 }
 
 function shearY(picture, slope) {
-  const { size: [, height, width] } = picture;
+  const { size: [channels, height, width] } = picture, greys = Array.from({ length: channels }, (_, c) => plane(picture, c));
   return filled(picture, (c, y, x) => {
     const source = (x + 0.5) * slope + (y + 0.5);
     if (source < 0 || source >= height) return 0;
-    const below = Math.floor(source - 0.5), d = source - 0.5 - below, grey = plane(picture, c);
+    const below = Math.floor(source - 0.5), d = source - 0.5 - below, grey = greys[c];
     const [v1, v2, v3, v4] = [-1, 0, 1, 2].map((k) => grey[Math.min(height - 1, Math.max(0, below + k)) * width + x]);
     return byte((((v2 - v1 + v4 - v3) * d + ((v1 - v2) * 2 + v3 - v4)) * d + (v3 - v1)) * d + v2);
   });

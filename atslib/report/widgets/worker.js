@@ -1,8 +1,9 @@
-// One attack in a worker of its own; `runner.js` stands before this. Steps run in short slices, so that Stop is heard.
+// One attack in a worker of its own; `runner.js`, `operations.js` and `undo.js` stand before this. Steps run in short
+// slices, so that Stop is heard.
 // In: { graph }, { run: … }, { stop }, { back: buffer }. Out: { kind: "ready" | "frame" | "ended", … }.
 
-const SLICE_MS = 12, SHIFT = 4;
-let prepared = null, running = 0, free = [];
+const SLICE_MS = 12, WARM = 12, SHIFT = 4;
+let prepared = null, running = 0, free = [], known = { key: null };
 
 const inSteps = (step, steps) => 0.1 ** [2.667, 1.6, 1.142].filter((by) => step >= Math.floor(steps / by)).length;
 const annealed = (step, steps) => (1 + Math.cos((Math.PI * step) / steps)) / 2;
@@ -38,21 +39,34 @@ function similarity(ours, theirs, [channels, height, width]) {
   return best;
 }
 
-/** Which of the candidates, each in several forms, is most like the picture. */
+/** Which of the candidates is most like the picture. */
 function guess(picture, candidates, shape) {
-  const scores = candidates.map((forms) => Math.max(...forms.map((form) => similarity(picture, form, shape))));
+  const scores = candidates.map((one) => similarity(picture, one, shape));
   return scores.indexOf(Math.max(...scores));
 }
+
+/** What a server knows of a policy from pictures of its own: their mean after it, over all draws, and how to undo it. */
+function knowledge({ forms, chances, own, mean }, knows, size) {
+  const key = JSON.stringify([forms, knows]);
+  if (known.key !== key) {
+    known = { key, mean: mean ?? new Float64Array(own[0].length), undo: knows ? undoing(forms, own, size) : null };
+    if (!mean) forms.forEach((form, f) => own.forEach((bytes) => through(bytes, form, size).forEach((value, i) => { known.mean[i] += (chances[f] * value) / 255 / own.length; })));
+  }
+  return known;
+}
+
+const decibels = (a, b) => -10 * Math.log10(a.reduce((sum, value, i) => sum + (value - b[i]) ** 2, 0) / a.length);
 
 function prepare({ graph }) {
   const weights = weightsOf(graph.weights), area = graph.shape[1] * graph.shape[2];
   const each = (values) => Float64Array.from({ length: graph.shape[0] * area }, (_, i) => values[Math.floor(i / area)]);
   prepared = { graph, victim: runner(graph.victim, weights), step: runner(graph.step, weights), mean: each(graph.mean), std: each(graph.std) };
+  for (let i = 0; i < WARM; i++) for (const one of [prepared.victim, prepared.step]) one.run(); // the loops are compiled
   postMessage({ kind: "ready" });
 }
 
 /** What the client shares, then the attack on it: `target` is the picture in [0, 1] that the network got. */
-function attack({ id, target, label, start, tv, candidates, every, ...how }) {
+function attack({ id, target, original, label, start, tv, candidates, policy, knows, every, ...how }) {
   const { graph, victim, step, mean, std } = prepared, labels = new Float64Array(graph.classes), count = target.length;
   victim.put("images", target);
   if (label === null) { // of a picture without a class the one that the network sees in it
@@ -67,22 +81,20 @@ function attack({ id, target, label, start, tv, candidates, every, ...how }) {
   step.put("tv", [tv]);
   const z = Float64Array.from(start), move = adam(z, mean.map((m, i) => -m / std[i]), mean.map((m, i) => (1 - m) / std[i]), how);
   const begun = performance.now(), picture = new Float64Array(count);
-  let done = 0, sent = -Infinity, look = performance.now() + 900, match = null, cost = null;
+  let done = 0, sent = -Infinity, look = performance.now() + 900, found = {}, cost = null;
   free = [new ArrayBuffer(count), new ArrayBuffer(count)];
   const show = (kind) => {
-    let off = 0;
-    for (let i = 0; i < count; i++) {
-      picture[i] = Math.min(1, Math.max(0, z[i] * std[i] + mean[i]));
-      off += (picture[i] - target[i]) ** 2 / count;
-    }
+    for (let i = 0; i < count; i++) picture[i] = Math.min(1, Math.max(0, z[i] * std[i] + mean[i]));
     const now = performance.now();
-    if (kind === "ended" || now > look) { // seldom: many forms take long to compare with
-      match = guess(picture, candidates, graph.shape);
+    if (kind === "ended" || now > look) { // seldom: this takes long
+      const { mean: plain, undo } = knowledge(policy, knows, graph.shape), form = undo?.likeliest(picture), undone = undo?.undone(picture, form);
+      found = { form, floor: decibels(plain, target), match: guess(undone ?? picture, candidates, graph.shape) };
+      if (undone) Object.assign(found, { undone: Uint8Array.from(undone, (value) => Math.round(255 * value)), undonePsnr: decibels(undone, original) });
       look = performance.now() + Math.max(900, 8 * (performance.now() - now));
     }
     const buffer = free.pop() ?? new ArrayBuffer(count), bytes = new Uint8Array(buffer);
     for (let i = 0; i < count; i++) bytes[i] = Math.round(255 * picture[i]);
-    postMessage({ kind, id, step: done, psnr: -10 * Math.log10(off), cost, match, seconds: (performance.now() - begun) / 1000, bytes }, [buffer]);
+    postMessage({ kind, id, step: done, psnr: decibels(picture, target), cost, ...found, seconds: (performance.now() - begun) / 1000, bytes }, [buffer]);
     sent = performance.now();
   };
   const go = () => {
