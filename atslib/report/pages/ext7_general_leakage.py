@@ -141,14 +141,22 @@ def twin(table: str, dataset: str, setting: str, method: str) -> dict[str, list]
 
 
 def told(result: Result, *tables: str) -> pd.DataFrame:
-    """Share of labels restored, as text: one row per table, data, setting and batch of n, one column per rule."""
+    """Share of labels restored in percent, as text: one row per table, data, setting and batch, a column per rule.
+
+    Levels that have one value are in the columns' name, with the number of batches.
+    """
     rows = result.tables["labels"]
     rows = rows[rows["table"].isin(tables)]
-    text = [f"{r.share:.1%} [{r.low:.1%}, {r.high:.1%}]" for r in rows.itertuples()]
+    text = [f"{100 * r.share:.1f} [{100 * r.low:.1f}, {100 * r.high:.1f}]" for r in rows.itertuples()]
     wide = rows.assign(text=text).pivot_table(
-        index=["table", "dataset", "setting", "batch", "n"], columns="rule", values="text", aggfunc="first", sort=False
+        index=["table", "dataset", "setting", "batch"], columns="rule", values="text", aggfunc="first", sort=False
     )
-    return wide.rename(columns={OURS: "ours", THEIRS: "published rule", COLUMNS: "column minima"}).fillna("–")
+    number = " to ".join(str(n) for n in sorted(set(rows["n"])))
+    wide = wide.rename(columns={OURS: "ours", THEIRS: "published rule", COLUMNS: "column minima", "idlg": "iDLG"})
+    single = [name for name in wide.index.names if len(wide.index.unique(name)) == 1]
+    words = [f"{'batches of ' * (name == 'batch')}{wide.index.unique(name)[0]}" for name in single]
+    wide.columns.name = ", ".join([*words, f"%, n = {number} batches"])
+    return wide.droplevel(single if len(single) < wide.index.nlevels else single[:-1]).fillna("–")
 
 
 def compared(result: Result, *tables: str) -> pd.DataFrame:
@@ -163,19 +171,16 @@ def compared(result: Result, *tables: str) -> pd.DataFrame:
         finite = part[part["mse"] <= 1]
         low, high = interval(finite["psnr"], finite["group"]) if len(finite) else (np.nan, np.nan)
         means = {
-            "PSNR, dB": f"{finite['psnr'].mean():.2f} [{low:.2f}, {high:.2f}]",
+            "PSNR, dB": f"{finite['psnr'].mean():.1f} [{low:.1f}, {high:.1f}]",
             "SSIM": f"{finite['ssim'].mean():.3f}",
             "MSE": f"{finite['mse'].mean():.4f}",
         }
-        found[key] = {
-            "images (batches)": f"{len(part)} ({part['group'].nunique()})",
-            "diverged": f"{len(part) - len(finite)}",
-            "floor, dB": f"{part['floor'].mean():.2f}",
-            **(means if 2 * len(finite) > len(part) else dict.fromkeys(means, "–")),
-            "found among 100": compare.found(part["rank"]),
-            "labels right": f"{part['share'].mean():.0%}",
-            "own image among its label's": f"{part['within'].mean():.0%}",
-        }
+        means = means if 2 * len(finite) > len(part) else dict.fromkeys(means, "–")
+        found[key] = {"found": compare.found(part["rank"]), "PSNR, dB": means.pop("PSNR, dB")}
+        found[key] |= {"floor, dB": f"{part['floor'].mean():.1f}", "labels right": f"{part['share'].mean():.0%}"}
+        found[key] |= {"own of its label": f"{part['within'].mean():.0%}", **means}
+        found[key] |= {"diverged": str(len(part) - len(finite))}
+        found[key] |= {"images (batches)": f"{len(part)} ({part['group'].nunique()})"}
     return pd.DataFrame(found).T
 
 
@@ -186,12 +191,13 @@ def steps_apart(result: Result, table: str) -> pd.DataFrame:
         hits = 100.0 * (part["rank"] == 1)
         low, high = interval(hits, part["group"])
         name, _, how = setting.partition(", ") if table == "Figure 5" else (setting, "", f"batch {batch}")
+        name = {"1 epochs": "1 epoch"}.get(name, name)
         parts.append({"setting": name, "how": how, "mean": hits.mean(), "low": low, "high": high})
     return pd.DataFrame(parts)
 
 
 def sentence(result: Result) -> str:
-    """The page in one sentence, in numbers; empty where its tables were not all made."""
+    """The page in one sentence, in numbers, as HTML; empty where its tables were not all made."""
     labels, attacks = result.tables["labels"], result.tables["attacks"]
     hits = (attacks["rank"] == 1).groupby([attacks["table"], attacks["dataset"], attacks["setting"]]).mean()
     cells = labels[(labels["table"] == "Table 4") & (labels["dataset"] == "cifar10")].groupby("rule")["share"]
@@ -201,10 +207,10 @@ def sentence(result: Result) -> str:
     one, four = (hits["Table 1", "cifar100", f"{n} update{'s' * (n > 1)}"] for n in (1, 4))
     mean, exact = (hits["Figure 5", "cifar10", f"16 epochs, {how}"] for how in ("mean gradient", "unrolled"))
     return (
-        f"**Batches, rounds and local steps are no defense of an untrained network.** A server reads {told[OURS]} of "
-        f"the labels of a CIFAR-10 batch off its gradient ({told[THEIRS]} by the published rule); of batches of 16 "
+        f"<p><b>Batches, rounds and local steps are no defense of an untrained network.</b> A server reads {told[OURS]} "
+        f"of the labels of a CIFAR-10 batch off its gradient ({told[THEIRS]} by the published rule); of batches of 16 "
         f"images it singles out {one:.0%} after one update and {four:.0%} after four; and of clients that trained for "
-        f"16 epochs {exact:.0%}, if it repeats their steps, {mean:.0%} by the mean step."
+        f"16 epochs {exact:.0%}, if it repeats their steps, {mean:.0%} by the mean step.</p>"
     )
 
 
@@ -220,6 +226,7 @@ def local_steps(result: Result) -> pd.DataFrame:
     for epochs, part in rows.groupby("epochs", sort=False):
         means = part.groupby(["how", "group"], sort=False)[["psnr", "found", "passes"]].mean().reset_index()
         sides = means.groupby("how", sort=False).mean()
+        epochs = {"1 epochs": "1 epoch"}.get(epochs, epochs)
         found[epochs] = {f"{how}: found": f"{row['found']:.0f} %" for how, row in sides.iterrows()}
         for value, unit, words in (("found", " points", "found"), ("psnr", " dB", "PSNR")):
             change = paired(means, "mean gradient", value, by="how", unit="group").loc["unrolled"]
