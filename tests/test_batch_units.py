@@ -11,8 +11,17 @@ from atslib.clients.prepare import to_images
 from atslib.clients.updates import LocalTraining
 from atslib.measures.batches import align
 from atslib.measures.metrics import psnr
-from atslib.report.units.archive import unit_of
-from atslib.report.units.batches import Batches, BatchUnit, LabelUnit, attacked_batches, chosen, restored, with_head
+from atslib.report.units.archive import Archive, unit_of
+from atslib.report.units.batches import (
+    Batches,
+    BatchUnit,
+    LabelUnit,
+    attacked_batches,
+    chosen,
+    outcomes,
+    restored,
+    with_head,
+)
 from atslib.report.units.networks import ModelUnit, dataset, network
 from atslib.store import plain
 
@@ -90,6 +99,18 @@ def test_a_reconstruction_stands_beside_its_own_image(store):
         assert align(made, true, labels).tolist() == [0, 1, 2]
     assert sheet["share"].tolist() == [1.0, 1.0]
     assert sheet["within"].all()  # labels differ, so each image is alone with its own
+    assert sheet["floor"].shape == sheet["rank"].shape == (6,)
+
+
+def test_an_image_itself_is_found_and_another_is_not():
+    pixels = chosen(BASE.model.dataset, BASE.batches)[0]
+    images = to_images(pixels).unflatten(0, (2, 3))
+    exact = outcomes(BASE, images, pixels)
+    assert exact["rank"].tolist() == [1] * 6
+    moved = outcomes(BASE, images.roll(1, dims=1), pixels)
+    assert (moved["rank"] > 1).all()
+    assert exact["floor"].tolist() == moved["floor"].tolist()
+    assert (exact["floor"] < 20).all()
 
 
 @pytest.mark.parametrize("changes", [{"rounds": 2}, {"local": LocalTraining(epochs=2)}, {"defense": "3-1-7"}])
@@ -98,6 +119,15 @@ def test_rounds_local_training_and_defenses_reach_the_attack(changes, store):
     assert (attacked_batches(other, store, CPU)["cost"] != attacked_batches(BASE, store, CPU)["cost"]).all()
     assert other.passes >= BASE.passes
     assert unit_of({"kind": other.kind, "version": 1, "config": plain(other)}) == other
+
+
+def test_from_the_archive_pictures_stand_beside_their_targets(store, tmp_path):
+    sheet, kept = attacked_batches(BASE, store, CPU), Archive(tmp_path / "archive")
+    kept.write(store, embedded=True)
+    again = kept.read(store.path(BASE.kind, BASE).stem)
+    for name in ("target", "rank", "floor", "psnr"):
+        torch.testing.assert_close(again[name], sheet[name])
+    torch.testing.assert_close(again["reconstruction"], sheet["reconstruction"].clamp(0, 1), atol=0.5 / 255, rtol=0)
 
 
 def test_an_attack_goes_by_the_labels_that_its_rule_tells(store):

@@ -16,7 +16,7 @@ from atslib.report.reported import reported
 from atslib.store import project_root
 
 ROOT = project_root()
-TWINS = 361  # published numbers that have a twin in the committed results: may only rise
+TWINS = 450  # published numbers that have a twin in the committed results: may only rise
 HYBRID = "3-1-7+43-18-18"
 
 

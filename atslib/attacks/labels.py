@@ -17,8 +17,9 @@ from atslib.errors import AtsError, choose
 from atslib.gradients.problems import unflatten
 from atslib.rng import as_stream
 
-DUMMIES = 16  # images of the server's own that tell how features and probabilities vary
-ROUNDS = 5  # of counting and estimating probabilities in turn; more change nothing
+DUMMIES = 64  # images of the server's own that tell how features and probabilities vary
+ROUNDS = 8  # of counting and estimating probabilities in turn; more change nothing
+DOUBT = 0.05  # of a mean over classes: the error of p in a class against what sets its own images apart
 
 
 def infer_labels(seen: Observed) -> Tensor:
@@ -59,11 +60,6 @@ class Head:
     rows: Tensor
     shift: Tensor | None
     dummies: Tensor
-
-    def probabilities(self, features: Tensor, spread: Tensor) -> Tensor:
-        """Class probabilities of features (..., M), the mean over deviations (J, M) from them: (..., K)."""
-        logits = (features @ self.weight.T + self.bias).unsqueeze(-2) + spread @ self.weight.T
-        return logits.softmax(-1).mean(-2)
 
 
 def head(update: Update, images: Tensor) -> Head:
@@ -126,32 +122,43 @@ def published(each: Head, batch: int) -> Tensor:
 
 
 def features(each: Head, batch: int) -> Tensor:
-    """This project's: features per class read from the gradient itself, so that the images' own p is known.
+    """This project's: p of the batch itself, by the logits that its gradient gives away.
 
-    Two facts need no estimate: a class whose bias has a negative gradient occurs, and where no feature is negative so
-    does one with a negative entry in its row. Else the classes that do not occur give the batch's mean features, the
-    others, given a count, those of their images; features give p, and p the counts, in turn. How p varies about the
-    features of a class is taken from the dummy data.
+    Row n of the gradient, taken through the weight, is the mean of (p_n - [label is n]) · logits. So every class tells
+    the batch's mean logits, one that does not occur all but exactly, the others up to how their own images differ from
+    it; and given that mean, the logits of each class that does occur. They give p, p the counts, and counts the weights
+    of the mean, in turn. How logits vary between images is taken from the dummy data. Two facts need no estimate: a
+    class whose bias has a negative gradient occurs, and so does one with a negative entry in its row where no feature
+    is negative.
     """
-    centre = each.dummies.mean(0)
-    spread, signed = each.dummies - centre, bool((each.dummies < 0).any())
+    centre, weight = each.dummies.mean(0), each.weight
+    spread = (each.dummies - centre) @ weight.T  # (J, K), as all logits here without the bias of the layer
     shift = each.rows @ centre / centre.square().sum() if each.shift is None else each.shift
+    excess, rows = batch * shift, batch * each.rows @ weight.T  # sums over the batch, (N, K) and (N, K, K)
     tiny = 1e-9 * each.rows.abs().amax((1, 2)).clamp_min(1e-300).unsqueeze(1)
-    certain = (each.rows.amin(2) < -tiny) & (not signed)
-    least = certain if each.shift is None else certain | (shift < -tiny)
-    mean = torch.einsum("nk,nkm->nm", shift.sign(), each.rows) / shift.abs().sum(1, keepdim=True).clamp_min(1e-300)
-    chance = batch * each.probabilities(mean, spread)
+    least = (shift < -tiny) & (each.shift is not None)
+    least = least | ((each.rows.amin(2) < -tiny) & bool((each.dummies >= 0).all()))
 
-    def expected(counts: Tensor, chance: Tensor, mean: Tensor, rows: Tensor) -> Tensor:
-        """The sum of the probabilities of one batch, (K,), by the features of each class that occurs."""
-        there = counts > 0
-        own = (chance[there, None] * mean - batch * rows[there]) / counts[there, None]
-        return counts[there] @ each.probabilities(own if signed else own.clamp_min(0), spread)
+    def sums(mean: Tensor) -> tuple[Tensor, Tensor]:
+        """Probabilities of images that vary about mean logits (N, K), summed over a batch: (N, J, K) and (N, K)."""
+        parts = batch / len(spread) * ((mean + each.bias).unsqueeze(1) + spread).softmax(2)
+        return parts, parts.sum(1)
 
+    mean = torch.einsum("nk,nkl->nl", excess.sign(), rows) / excess.abs().sum(1, keepdim=True).clamp_min(1e-300)
+    parts, about = sums(mean)
+    chance = about
     for _ in range(ROUNDS):
-        counts = to_counts(chance - batch * shift, batch, least)
-        chance = torch.stack([expected(*one) for one in zip(counts, chance, mean, each.rows, strict=True)])
-    return to_counts(chance - batch * shift, batch, least)
+        counts = to_counts(chance - excess, batch, least)
+        share = excess / (counts + DOUBT * about.square()).clamp_min(1e-300)
+        share = share / (share * excess).sum(1, keepdim=True).clamp_min(1e-300)
+        mean = torch.einsum("nk,nkl->nl", share, rows) - torch.einsum("nk,njk->nj", share, parts) @ spread
+        parts, about = sums(mean)
+        n, k = counts.nonzero(as_tuple=True)  # one line for each class that occurs in a batch
+        own, often = about[n, k, None] * mean[n] + parts[n, :, k] @ spread - rows[n, k], counts[n, k, None]
+        own = mean[n] + (own - often * mean[n]) / (often + DOUBT * about[n, k, None].square())
+        told = often * ((own + each.bias).unsqueeze(1) + spread).softmax(2).mean(1)
+        chance = torch.zeros_like(about).index_add(0, n, told)
+    return to_counts(chance - excess, batch, least)
 
 
 # (last layer, images in a batch) → how often each class occurs, (N, K), to be rounded.

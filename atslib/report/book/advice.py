@@ -41,6 +41,10 @@ NEXT = """## What to do then
   guess included. {doc}`results/regimes` shows both.
 - **Do not take a score for an attack.** How far the privacy score predicts anything is on
   {doc}`results/claim7_correlation`.
+- **Compare other defenses at their worst.** {doc}`results/ext6_defenses` has each against the strongest of several
+  attackers, beside the accuracy that it leaves.
+- **Do not count on batches, local steps or secret labels.** What they hide is measured on
+  {doc}`results/ext7_general_leakage`.
 - **Expect an attacker who knows the policy.** A server that ran the search does. None of the numbers is a guarantee;
   only a formal bound, such as differential privacy, is one."""
 

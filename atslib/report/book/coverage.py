@@ -8,7 +8,9 @@ import pandas as pd
 from atslib.report.book.twins import Twin, coverage
 from atslib.report.compare import SOURCES
 
+TITLES = SOURCES | {"leakage": "general deep leakage"}
 WORDS = (
+    ("label_accuracy_pct", "labels restored, %"),
     (r"PSNR_dB_image(\d+)", r"PSNR of image \1, dB"),
     ("PSNR_dB", "PSNR, dB"),
     ("val_accuracy_pct", "accuracy, %"),
@@ -22,13 +24,13 @@ WORDS = (
 )
 HEAD = """# Coverage
 
-The paper and its replication print {rows} numbers. Here each stands beside its *twin*: what this project measured of
-the same quantity, with the same policy, data set and kind of network. A twin is the same question **at this
-project's scale, not the same experiment**: networks are narrower (`resnet20-1` for `resnet20-4`, `convnet-16` for
-`convnet`), attacks and trainings are shorter, images fewer, and profile `laptop` attacks by its strongest attack where
-they print Adam+Cosine; {{doc}}`reproduce` has the sizes. An untrained network in place of a trained one, and LeNet in
-place of a ResNet20, are named as such; n is the number of images behind a mean. Compare directions and differences,
-not digits.
+The paper, its replication, and the paper of {{doc}}`results/ext7_general_leakage` print {rows} numbers. Here each
+stands beside its *twin*: what this project measured of the same quantity, with the same policy, data set and kind of
+network. A twin is the same question **at this project's scale, not the same experiment**: networks are narrower
+(`resnet20-1` for `resnet20-4`, `convnet-16` for `convnet`), attacks and trainings are shorter, images fewer, and
+profile `laptop` attacks by its strongest attack where they print Adam+Cosine; {{doc}}`reproduce` has the sizes. An
+untrained network in place of a trained one, and LeNet in place of a ResNet20, are named as such; n is the number of
+images behind a mean. For ImageNet stands Tiny ImageNet, or CIFAR-100. Compare directions and differences, not digits.
 
 **{twins} of {rows} have a twin.**
 
@@ -52,7 +54,7 @@ def coverage_page(results: Path) -> str:
 
 
 def _title(source: str, table: str) -> str:
-    return f"{SOURCES[source]}, {table}".capitalize().replace(table.lower(), table)
+    return f"{TITLES[source]}, {table}".capitalize().replace(table.lower(), table)
 
 
 def _anchor(source: str, table: str) -> str:
@@ -107,7 +109,7 @@ def _published(row: pd.Series) -> str:
 
 
 def _value(twin: Twin, metric: str) -> str:
-    digits = 2 if metric.startswith(("PSNR", "val_accuracy")) else 3
+    digits = 2 if metric.startswith(("PSNR", "val_accuracy", "label")) else 3
     return twin.value if isinstance(twin.value, str) else f"{twin.value:.{digits}f}"
 
 

@@ -18,6 +18,7 @@ from atslib.models import build_model
 from atslib.policies.operations import OPS
 from atslib.policies.policy import IDENTITIES
 from atslib.report.book.answers import stored
+from atslib.report.pages import ext7_general_leakage
 from atslib.report.pages.claim1_defenses import DEFENSES
 from atslib.report.pages.claim2_generality import PAPER_ROWS
 from atslib.report.pages.claim5_semantics import PUBLISHED
@@ -102,7 +103,12 @@ NETWORKS = (
 BLOCKS = Place("claim1_privacy", "blocks")
 LOWEST = Place(take=lambda rows, row: rows["s_pri"].min(), note="of our search, variant fixed", **SEARCH)
 SEEN = Place("explorer", "images", model="lenet", state="untrained", note="total variation 0.02")
+LEAKAGE = {"page": "ext7_general_leakage"}
+MEASURES = {"PSNR": "psnr", "MSE": "mse", "SSIM": "ssim"}
 RULES = (
+    Rule("leakage", "LPIPS", "the weights of its network were not at hand where the evidence was made"),
+    Rule("leakage", "label", (Place(table="labels", take=lambda rows, row: 100 * rows["share"].mean(), **LEAKAGE),)),
+    *(Rule("leakage", metric, (Place(value=column, **LEAKAGE),)) for metric, column in MEASURES.items()),
     Rule("Table 1a", "PSNR", (Place("claim1_privacy"), BLOCKS)),
     Rule("Table 1|Figure 3", "PSNR", (BLOCKS, Place("claim3_transfer"))),
     Rule("Table 1", "accuracy", NETWORKS),
@@ -140,6 +146,8 @@ def _ordered(policy: str) -> str:
 def wanted(row: pd.Series) -> dict[str, list]:
     """What the rows of a twin have, by column of the tables that `_rows` reads."""
     name, metric, keys = row["policy_or_defense"], row["metric"], {}
+    if row["source"] == "leakage":
+        return ext7_general_leakage.twin(row["table_or_figure"], row["dataset"], name, row["attack"])
     if row["dataset"]:
         keys["dataset"] = [row["dataset"].replace("tiny-imagenet200", "tinyimagenet")]
     if metric.startswith(("PSNR", "val_accuracy", "gradsim")):

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from atslib.clients.prepare import to_images
 from atslib.errors import AtsError
-from atslib.report.units.batches import BatchUnit, LabelUnit
+from atslib.report.units.batches import BatchUnit, LabelUnit, chosen
 from atslib.report.units.networks import ModelUnit, Unit
 from atslib.report.units.scoring import ScoreUnit, SearchUnit
 from atslib.report.units.units import AttackUnit, targets
@@ -32,8 +32,7 @@ from atslib.store import Artifact, Store, Tensors, write_atomically
 LIMIT = 60_000_000  # bytes, all files together
 FILE_LIMIT = 1_200_000  # bytes of one unit's tensors; the largest beyond it are left out
 FIRST_STEPS = 100  # of a training: networks on their way before it are kept without their weights
-PICTURES = 16
-ACROSS = 4  # pictures in a row of the sheet
+PICTURES, ACROSS = 16, 4  # on a sheet, and in a row of it
 REMADE = ("target", "original")  # come again from the data and the unit
 NEVER_KEPT = (*REMADE, "reconstruction", "frames")  # the reconstructions as a sheet
 UNITS = {u.kind: u for u in (ModelUnit, AttackUnit, ScoreUnit, SearchUnit, LabelUnit, BatchUnit)}
@@ -101,9 +100,8 @@ class Archive:
 
     def verify(self) -> list[str]:
         """One line for each damaged, missing or unknown file; empty if the archive is whole."""
-        entries, faults = self.entries(), []
-        for key, line in entries.items():
-            faults += [fault for name in line["files"] if (fault := self._fault(line, key, name))]
+        entries = self.entries()
+        faults = [f for key, line in entries.items() for name in line["files"] if (f := self._fault(line, key, name))]
         known = {*self._files(entries.values()), self.index}
         strange = sorted(file for file in self.root.rglob("*") if file.is_file() and file not in known)
         return faults + [f"{file.relative_to(self.root)}: not in the index" for file in strange]
@@ -115,7 +113,7 @@ class Archive:
     def read(self, key: str) -> Artifact:
         """What is kept of a unit, under the names that its artifact has in a store.
 
-        An attack's `target` and `original` are made again; its `reconstruction` has the first 16 images.
+        An attack's `target` and `original` are made again from the data; its `reconstruction` has the first 16 images.
 
         Raises:
             AtsError: a damaged or missing file.
@@ -134,6 +132,8 @@ class Archive:
             tensors["reconstruction"] = _from_sheet(parts["webp"], line["pictures"])
         if _is_attack(line["kind"]) and (unit := unit_of(line)) is not None:
             tensors["original"], tensors["target"], _ = targets(unit)
+        if line["kind"] == BatchUnit.kind and (unit := unit_of(line)) is not None:
+            tensors["target"] = chosen(unit.model.dataset, unit.batches)[0]
         return Artifact(tensors, line)
 
     def restore(self, store: Store, *, kinds: Iterable[str] | None = None) -> int:

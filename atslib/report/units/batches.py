@@ -15,7 +15,7 @@ from atslib.clients.threat import Observed, ThreatModel, observe
 from atslib.clients.updates import LocalTraining, observe_weights, trained_weights
 from atslib.errors import AtsError, choose
 from atslib.measures.batches import align, label_share
-from atslib.measures.identification import similarity
+from atslib.measures.identification import identification, similarity
 from atslib.measures.metrics import mse, psnr, ssim
 from atslib.models import normalization_layer
 from atslib.report.units.networks import ModelUnit, OnModel, dataset, trained
@@ -23,6 +23,7 @@ from atslib.rng import rng
 from atslib.store import Artifact, Store
 
 HEADS = ("", "signed", "without bias")
+CANDIDATES = 100  # among which a reconstruction may single out its own image
 APART = 512  # images at the end of the test set, of other clients: never in a batch
 
 
@@ -188,8 +189,7 @@ def attacked_batches(unit: BatchUnit, store: Store, device: torch.device) -> Art
     """Reconstructions beside the images that they belong to (`align`, which needs the truth), and their metrics.
 
     Tensors: `reconstruction` (B, C, H, W) in [0, 1] and `target` uint8, `labels` and `told` (count, size), `share`,
-    `cost` (count,), `psnr`, `mse`, `ssim` (B,), `within` (B,): whether among the true images of its label the
-    reconstruction is most like its own.
+    `cost` (count,), and those of `outcomes`.
     """
     return store.get("batches", unit, lambda state: _attack(unit, store, device, state), label=unit.title)
 
@@ -209,27 +209,40 @@ def _attack(unit: BatchUnit, store: Store, device: torch.device, state: object) 
     made, told = found.images.cpu().view_as(truth), seen.labels.cpu()
     pairs = [align(*each) for each in zip(made, truth, true, told, strict=True)]
     ordered = torch.stack([images[pair] for images, pair in zip(made, pairs, strict=True)])
-    flat = ordered.flatten(0, 1)
-    images = to_images(pixels)
-    return {
-        "reconstruction": flat,
+    return outcomes(unit, ordered, pixels) | {
+        "reconstruction": ordered.flatten(0, 1),
         "target": pixels,
         "labels": true,
         "told": told,
         "cost": found.cost,
         "share": label_share(told, true),
-        "psnr": psnr(flat, images),
-        "mse": mse(flat, images),
-        "ssim": ssim(flat, images),
-        "within": torch.cat([_within(*each) for each in zip(ordered, truth, true, strict=True)]),
     }
 
 
-def _within(made: Tensor, truth: Tensor, labels: Tensor) -> Tensor:
-    """Whether each reconstruction is more like its own image than like any other of its label, (k,)."""
-    alike = similarity(made, truth, shift=0).nan_to_num(nan=-torch.inf)
-    others = alike.masked_fill(labels[:, None] != labels, -torch.inf)
-    return others.argmax(1) == torch.arange(len(labels))
+def outcomes(unit: BatchUnit, made: Tensor, pixels: Tensor) -> dict[str, Tensor]:
+    """What reconstructions (count, size, C, H, W), in the order of their images (B, C, H, W), are worth; (B,) each.
+
+    `psnr`, `mse`, `ssim`; `floor`, the PSNR of the mean image of other clients, a guess that needs no gradient;
+    `rank` of its own image among those of the batch and others, 100 in all, by `similarity` without shifts; and
+    `within`: whether it is more like its own image than like any other of its label.
+    """
+    images, others = to_images(pixels), to_images(dataset(unit.model.dataset, "test").pixels[-APART:])
+    truth, (_, labels) = images.view_as(made), chosen(unit.model.dataset, unit.batches)
+    flat, size, rank, within = made.flatten(0, 1), unit.batches.size, [], []
+    for one, own, named in zip(made, truth, labels.unflatten(0, (-1, size)), strict=True):
+        alike = similarity(one, own, shift=0).nan_to_num(nan=-torch.inf)
+        alike = alike.masked_fill(named[:, None] != named, -torch.inf)
+        within.append(alike.argmax(1) == torch.arange(size))
+        candidates = torch.cat([own, others[: max(2, CANDIDATES - size)]])
+        rank.append(identification(one, candidates, torch.arange(size), shift=0))
+    return {
+        "psnr": psnr(flat, images),
+        "mse": mse(flat, images),
+        "ssim": ssim(flat, images),
+        "floor": psnr(others.mean(0).expand_as(images), images),
+        "rank": torch.cat(rank),
+        "within": torch.cat(within),
+    }
 
 
 def _starts(unit: BatchUnit, seen: Observed) -> Tensor:
