@@ -113,7 +113,8 @@ def test_who_knows_the_policy_undoes_it(page):
     )
     assert re.match(start + r"the original\. Of the 4 pictures the server would guess: ", said)
     assert page.picture(".ats-slot-b .ats-pictures figure:nth-child(3) canvas").float().std() > 5
-    assert page.style(".ats-slot-a .ats-pictures figure:nth-child(3)", "display") == ["none", "none"]  # nor in the small form
+    unused = ".ats-slot-a .ats-pictures figure:nth-child(3)"
+    assert page.style(unused, "display") == ["none", "none"]  # nor in the small form
 
 
 def test_the_small_form_attacks_with_one_of_three_policies(page):
