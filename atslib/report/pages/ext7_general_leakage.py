@@ -207,10 +207,10 @@ def sentence(result: Result) -> str:
     one, four = (hits["Table 1", "cifar100", f"{n} update{'s' * (n > 1)}"] for n in (1, 4))
     mean, exact = (hits["Figure 5", "cifar10", f"16 epochs, {how}"] for how in ("mean gradient", "unrolled"))
     return (
-        f"<p><b>Batches, rounds and local steps are no defense of an untrained network.</b> A server reads {told[OURS]} "
-        f"of the labels of a CIFAR-10 batch off its gradient ({told[THEIRS]} by the published rule); of batches of 16 "
-        f"images it singles out {one:.0%} after one update and {four:.0%} after four; and of clients that trained for "
-        f"16 epochs {exact:.0%}, if it repeats their steps, {mean:.0%} by the mean step.</p>"
+        f"<p><b>Batches, rounds and local steps are no defense of an untrained network.</b> A server reads "
+        f"{told[OURS]} of the labels of a CIFAR-10 batch off its gradient ({told[THEIRS]} by the published rule); of "
+        f"batches of 16 images it singles out {one:.0%} after one update and {four:.0%} after four; and of clients "
+        f"that trained for 16 epochs {exact:.0%}, if it repeats their steps, {mean:.0%} by the mean step.</p>"
     )
 
 
