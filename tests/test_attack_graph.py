@@ -1,22 +1,30 @@
 """A traced attack as loops: what a browser computes is what the library computes in double precision."""
 
+import hashlib
 import json
 
 import pytest
 import torch
 from browser import needs_chromium, written
 from checks import refused
+from safetensors.torch import load
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import atslib
 from atslib.attacks import GradientMatching
 from atslib.attacks.objective import Objective
+from atslib.models import build_model
+from atslib.report.pages.explorer import NETWORK, trained_small
+from atslib.report.units.archive import Archive
 from atslib.report.units.networks import ModelUnit, network
+from atslib.report.units.settings import settings
 from atslib.report.widgets import html
-from atslib.report.widgets.graph import rounded
+from atslib.report.widgets.graph import attack_graph, rounded
 from atslib.report.widgets.loops import fused, joined
 from atslib.report.widgets.lowering import Lowering
+from atslib.store import Store, project_root
 
+TRAINED = project_root() / "results" / "explorer" / "cifar100-laptop" / NETWORK
 SHAPE, POINTS = (3, 32, 32), 20
 RUN = """
 const graph = %s, points = %s, weights = weightsOf(graph.weights);
@@ -46,6 +54,18 @@ def graph(one_thread, exported):
     return rounded(network(unit), "f16").double(), exported
 
 
+@pytest.fixture(scope="module")
+def trained_graph(one_thread):
+    """The trained network that the explorer's page attacks, as committed beside the page, and its graph."""
+    unit, kept = trained_small(settings(profile="laptop", dataset="cifar100")), TRAINED.read_bytes()
+    entry = Archive(project_root() / "results" / "units").entries()[Store("").path(unit.kind, unit).stem]
+    assert hashlib.sha256(kept).hexdigest() == entry["sha256"]  # the one behind extension 6
+    weights = {n.removeprefix("model."): v for n, v in load(kept).items() if n.startswith("model.")}
+    model = build_model(unit.model, 100, norm="cifar100")
+    model.load_state_dict(weights)
+    return rounded(model, "f16").double(), attack_graph(model, SHAPE, 100, weights="f16")
+
+
 def close(found, expected):
     found, expected = torch.tensor(found, dtype=torch.float64), expected.detach().flatten()
     assert found.shape == expected.shape
@@ -53,8 +73,9 @@ def close(found, expected):
 
 
 @needs_chromium
-def test_a_browser_finds_cost_slope_and_gradient_of_the_library_in_double_precision(graph, browser, tmp_path):
-    double, traced = graph
+@pytest.mark.parametrize("which", ["graph", "trained_graph"])
+def test_a_browser_finds_cost_slope_and_gradient_of_the_library_in_double_precision(which, request, browser, tmp_path):
+    double, traced = request.getfixturevalue(which)
     draws = atslib.rng(1)
     points = [
         {

@@ -24,20 +24,27 @@ from atslib.report.widgets import browser as live
 from atslib.report.widgets import data, html
 from atslib.report.widgets.figures import Figure
 from atslib.rng import rng
+from atslib.store import Store
 
 pytestmark = [needs_chromium, pytest.mark.usefixtures("one_thread")]
 STATUS, START, STOP = ".ats-attack .ats-status", ".ats-run .ats-play", ".ats-stop"
 
 
 @pytest.fixture(scope="module")
-def figures(exported):
-    """The attack on four drawn images and its small form, which end after a few steps."""
+def figures(exported, smoke_store):
+    """The attack on four drawn images and its small form, which end after a few steps.
+
+    The second network is the first with another normalization, so that its pictures are bright: to trace takes seconds.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(live, "attack_graph", lambda *_, **__: exported)  # of the same network, traced before
         patch.setattr(live, "OWN", 24)
         chosen = settings(profile="smoke")
         small = live.trial(chosen)
-        whole = Figure("attack", live.payload(chosen, images=4), small.still, "what the attack finds")
+        whole = Figure(
+            "attack", live.payload(chosen, Store(smoke_store), images=4), small.still, "what the attack finds"
+        )
+    whole.payload["networks"][1]["graph"] = exported | {"mean": [0.9] * 3, "std": [0.01] * 3}
     for figure in (whole, small):
         figure.payload["presets"] = [dict(preset, steps=50) for preset in figure.payload["presets"]]
     return whole, small
@@ -69,7 +76,11 @@ def ended(page, status=STATUS):
 
 def test_both_attacks_run_to_the_end_and_say_what_they_found(page):
     assert "untrained LeNet" in page.text(".ats-what")
-    page.click(START)
+    page.tap(**page.centre(".ats-attack .ats-thumbs button:nth-of-type(3)"))
+    assert page.js("document.querySelector('.ats-attack .ats-thumbs [aria-checked=true]').ariaLabel").startswith(
+        "Image 3: "
+    )
+    page.tap(**page.centre(START))
     assert re.fullmatch(r"Finished: 50 steps in [\d.]+ seconds on this device\. .* dB, with it .* dB\.", ended(page))
     for slot in "ab":
         said = page.text(f".ats-slot-{slot} .ats-readout")
@@ -93,17 +104,21 @@ def test_stop_is_heard_at_once_and_the_next_attack_runs(page):
     page.js("new Promise((done) => setTimeout(() => done(1), 300))")
     assert page.text(".ats-slot-a .ats-readout") == still
     page.js("document.querySelector('.ats-attack input[type=range][min=\\'50\\']').value = 50")
+    page.choose(".ats-attack .ats-own select", "1")
+    assert re.search(r"ReLU, trained for \d+ epochs? on [\d,]+ images .* with [\d.]+ % of", page.text(".ats-what"))
+    assert page.js("document.querySelector('.ats-what').ariaLive") == "polite"
     page.click(START)
     assert ended(page).startswith("Finished: 50 steps")
+    assert page.picture(".ats-slot-a .ats-found canvas").float().mean() > 200  # of that network's normalization
 
 
 def test_who_knows_the_policy_undoes_it(page):
     selects = "[...document.querySelector('.ats-attack').querySelectorAll('.ats-own select')]"
-    named = ["Hybrid of both: 3-1-7+43-18-18", *["by its member"] * 3]
+    named = ["Untrained: the first round", "Hybrid of both: 3-1-7+43-18-18", *["by its member"] * 3]
     assert page.js(f"{selects}.map((s) => s.selectedOptions[0].text)") == named
     assert page.text(".ats-own > .ats-note") == "For each image one of its members is drawn: 3-1-7 or 43-18-18."
-    page.choose(".ats-own label:nth-of-type(2) select", "45")
-    assert page.js(f"{selects}.map((s) => s.value)") == ["", "45", "", ""]
+    page.choose(".ats-own label:nth-of-type(3) select", "45")
+    assert page.js(f"{selects}.map((s) => s.value)") == ["0", "", "45", "", ""]
     page.click(".ats-attack .ats-attacks label:nth-child(2) input")
     page.click(START)
     assert ended(page).startswith("Finished: 50 steps")
@@ -137,15 +152,27 @@ def test_keys_lead_through_the_form_in_order_and_start_and_stop(page):
     page.key("ArrowRight")
     assert page.js("document.activeElement.getAttribute('aria-label')").startswith("Image 2: ")
     order = []
-    for _ in range(9):
+    for _ in range(10):
         page.key("Tab")
         order.append(page.js("document.activeElement.type || document.activeElement.tagName"))
-    assert order == ["radio", *["select-one"] * 4, "range", "range", "file", "button"]
+    assert order == ["radio", *["select-one"] * 5, "range", "range", "file", "button"]
+    page.js(EVERY)
     page.key(" ")
     page.until("document.activeElement.className === 'ats-stop'")
+    assert page.js("window.every") == [700, 700]  # ms between frames
     page.key(" ")
     assert ended(page).startswith("Stopped after step ")
     assert page.js("document.activeElement.className") == "ats-play"
+
+
+EVERY = """(() => {
+  const post = Worker.prototype.postMessage;
+  window.every = [];
+  Worker.prototype.postMessage = function (message, ...more) {
+    if (message.run) window.every.push(message.run.every);
+    return post.call(this, message, ...more);
+  };
+})()"""
 
 
 def image(kind, size, mode="RGB", **how):

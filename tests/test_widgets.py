@@ -22,7 +22,7 @@ from atslib.measures.metrics import psnr
 from atslib.policies.operations import crop_and_flip
 from atslib.policies.policy import OPS, Policy
 from atslib.report.pages import explorer
-from atslib.report.pages.explorer import POLICIES, SCENES, drawn, read, sheet, sheets, signed, units
+from atslib.report.pages.explorer import POLICIES, SCENES, attacks, drawn, read, sheet, sheets, signed, units
 from atslib.report.result import stored_digest
 from atslib.report.units.networks import dataset, device_of, model_unit
 from atslib.report.units.settings import settings
@@ -46,20 +46,21 @@ def result(smoke_store):
 
 
 def test_a_page_has_twelve_images_six_policies_two_attacks_and_twelve_frames():
-    planned = units(settings(profile="laptop", dataset="shapes"))
+    planned = attacks(settings(profile="laptop", dataset="shapes"))
     assert len(planned) == len(POLICIES) * len(SCENES) == 12
     assert {(unit.first, unit.last, unit.frames) for unit in planned.values()} == {(0, 12, 12)}
     assert {unit.policy for unit in planned.values()} == set(POLICIES)
     assert list(planned) == [(attack, policy) for attack in SCENES for policy in POLICIES]
     assert {unit.model.train.policy for unit in planned.values() if unit.model.train} == {""}  # one network for all
-    large = units(settings(profile="full", dataset="shapes", images=9)).values()
+    assert len(units(settings(profile="laptop", dataset="shapes"))) == 13  # and the network in the reader's browser
+    large = attacks(settings(profile="full", dataset="shapes", images=9)).values()
     assert all(unit.model.train is None or unit.model.train.policy == unit.policy for unit in large)
 
 
 def test_the_index_says_what_the_attacks_found(result, smoke_store):
     index, chosen = result.index, settings(profile="smoke")
     for p, policy in enumerate(("", HYBRID)):
-        artifact = attacked(units(chosen)["adam-cosine", policy], Store(smoke_store), device_of("cpu"))
+        artifact = attacked(attacks(chosen)["adam-cosine", policy], Store(smoke_store), device_of("cpu"))
         target = artifact["target"].float() / 255
         for image in range(2):
             expected = [float(psnr(frame, target)[image]) for frame in artifact["frames"]]
@@ -120,7 +121,7 @@ def test_a_sheet_keeps_place_and_colour_of_every_picture(channels):
 
 
 def test_frames_are_packed_within_the_budget(result, smoke_store, monkeypatch):
-    chosen = units(settings(profile="smoke"))
+    chosen = attacks(settings(profile="smoke"))
     artifacts = {key: attacked(unit, Store(smoke_store), device_of("cpu")) for key, unit in chosen.items()}
     best = sum(map(len, sheets(artifacts).values()))
     monkeypatch.setattr(explorer, "BUDGET", best // 2)

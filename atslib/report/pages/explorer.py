@@ -19,8 +19,9 @@ from atslib.clients.prepare import to_images
 from atslib.errors import AtsError
 from atslib.measures.metrics import psnr
 from atslib.policies.policy import OPS, parse_policy
-from atslib.report.result import Result, Verdict
-from atslib.report.units.networks import dataset, model_unit
+from atslib.report.result import NO_POLICY, Result, Verdict
+from atslib.report.units.defended import networks
+from atslib.report.units.networks import ModelUnit, Unit, dataset, device_of, model_unit, trained
 from atslib.report.units.settings import Settings
 from atslib.report.units.table1 import HYBRID, RANDOM, SEARCHED
 from atslib.report.units.tables import attack_rows, floors, label, provenance
@@ -29,6 +30,7 @@ from atslib.rng import rng
 from atslib.store import Artifact, Store, write_atomically
 
 FORMAT = "atslib-explorer-1"
+NETWORK = "network.safetensors"
 IMAGES, FRAMES = 12, 12  # of all profiles but smoke
 POLICIES = {
     "": "No policy",
@@ -66,13 +68,13 @@ SCENES = {
 
 @dataclasses.dataclass(frozen=True)
 class Explorer(Result):
-    """A result with pictures: `index` says what is in the image sheets of `files`, by name (see `packed`)."""
+    """A result with pictures: `index` says what is in the image sheets of `files` (see `packed`); with them is `NETWORK`."""
 
     index: dict = dataclasses.field(default_factory=dict, repr=False)
     files: dict[str, bytes] = dataclasses.field(default_factory=dict, repr=False)
 
     def write(self, results: Path) -> Path:
-        """As `Result.write`, with the image sheets and, last of them, `index.json`."""
+        """As `Result.write`, with the files and, last of them, `index.json`."""
         folder = super().write(results)
         for name, content in self.files.items():
             write_atomically(folder / name, lambda partial, content=content: partial.write_bytes(content))
@@ -85,7 +87,7 @@ class Explorer(Result):
     @property
     def payload(self) -> dict:
         """All that the page needs, as JSON holds it."""
-        return payload(self.index, self.files)
+        return payload(self.index, {name: self.files[name] for name in self.index["sheets"]})
 
 
 def payload(index: dict, files: dict[str, bytes]) -> dict:
@@ -117,16 +119,33 @@ def shown(settings: Settings) -> tuple[int, tuple[str, ...], tuple[str, ...], in
     return IMAGES, tuple(POLICIES), tuple(SCENES), FRAMES
 
 
-def units(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
+def units(settings: Settings) -> dict[tuple[str, str], Unit]:
+    """The attacks of the page, and the trained network that the reader's browser attacks."""
+    return attacks(settings) | {("browser", ""): trained_small(settings)}
+
+
+def trained_small(settings: Settings) -> ModelUnit:
+    """The network of extension 6 after its training without a defense: small enough for a browser to attack."""
+    return networks(settings, [NO_POLICY])[NO_POLICY, settings.seed]
+
+
+def _kept(settings: Settings, store: Store) -> bytes:
+    """The artifact of `trained_small`, whose weights the archive leaves out."""
+    unit = trained_small(settings)
+    trained(unit, store, device_of(settings.device))
+    return store.path(unit.kind, unit).read_bytes()
+
+
+def attacks(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
     """All attacks of the page by (preset, policy); their models are in them."""
     images, policies, presets, frames = shown(settings)
-    trained, by_preset = dataclasses.replace(settings, regime="trained"), {}
+    after, by_preset = dataclasses.replace(settings, regime="trained"), {}
     for name in presets:
         scene = SCENES[name]
         for policy in policies:
-            unit = attack_unit(trained, policy, last=images, frames=frames)
+            unit = attack_unit(after, policy, last=images, frames=frames)
             if settings.regime == "initial":  # one trained network for all policies
-                unit = dataclasses.replace(unit, model=model_unit(trained))
+                unit = dataclasses.replace(unit, model=model_unit(after))
             attack = dataclasses.replace(ATTACKS[name], steps=settings.steps)
             if scene.network:
                 attack = dataclasses.replace(attack, steps=2 * settings.control_steps, tv=scene.tv)
@@ -138,8 +157,8 @@ def units(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
 
 def run(settings: Settings, store: Store) -> Explorer:
     """Attack, and pack. Tables: `images`, one row per attack, policy and image; `frames`, one row per frame."""
-    attacks = units(settings)
-    by_label = {(name, label(policy)): unit for (name, policy), unit in attacks.items()}
+    planned = attacks(settings)
+    by_label = {(name, label(policy)): unit for (name, policy), unit in planned.items()}
     images, artifacts = attack_rows(by_label, ("attack", "policy"), settings, store)
     frames = [
         pd.DataFrame({"attack": name, "policy": policy, "image": range(len(values)), "step": step, "psnr": values})
@@ -147,12 +166,12 @@ def run(settings: Settings, store: Store) -> Explorer:
         for step, values in zip(frame_steps(artifact), frame_psnr(artifact), strict=True)
     ]
     tables = {"images": images, "frames": pd.concat(frames, ignore_index=True)}
-    artifacts = dict(zip(attacks, artifacts.values(), strict=True))
+    artifacts = dict(zip(planned, artifacts.values(), strict=True))
     files = sheets(artifacts)
     facts = provenance(dataclasses.replace(settings, images=shown(settings)[0]), next(iter(artifacts.values())))
     verdict = Verdict("not measured", "the explorer shows single attacks and judges no claim", "There is none.")
-    index = packed(attacks, artifacts, facts) | {"sheets": list(files)}
-    return Explorer("explorer", tables, facts, verdict, {}, index, files)
+    index = packed(planned, artifacts, facts) | {"sheets": list(files)}
+    return Explorer("explorer", tables, facts, verdict, {}, index, files | {NETWORK: _kept(settings, store)})
 
 
 def frame_steps(artifact: Artifact) -> list[int]:

@@ -38,16 +38,15 @@ class Attack {
   /** The `small` form has one picture, a few policies and a button. */
   constructor(el, data, small) {
     Object.assign(this, { data, small, id: `ats-${++made}`, originals: unpacked(data), image: 0, own: null, runs: {}, count: 0, workers: {} });
-    this.every = matchMedia("(prefers-reduced-motion: reduce)").matches ? 700 : 60;
     this.slots = Object.fromEntries(SIDES.map(([slot, title]) => [slot, this.buildSlot(slot, title)]));
+    this.what = h("p", { className: "ats-what", "aria-live": "polite" });
     const { group, mark } = thumbnails(this.originals.map(seen), data.images, (image) => this.choose(image));
     this.markThumb = mark;
     this.svg = drawing("svg", { role: "img", "aria-label": "Gradient distance against the attack's step" });
     const caption = h("figcaption", {}, h("b", { textContent: "Gradient distance" }), " what the attack lowers; ", h("span", { className: "ats-key ats-a" }), "without, ", h("span", { className: "ats-key ats-b" }), "with the policy");
     const charts = h("div", { className: "ats-charts", hidden: small }, h("figure", {}, caption, this.svg));
     group.hidden = small;
-    const line = h("p", { className: "ats-what", textContent: data.line });
-    begin(el, small ? "attack ats-trial" : "attack", small ? "Try the attack in this browser" : "Attack in this browser", () => this.drawChart(), line, group, this.buildForm(),
+    begin(el, small ? "attack ats-trial" : "attack", small ? "Try the attack in this browser" : "Attack in this browser", () => this.drawChart(), this.what, group, this.buildForm(),
       h("div", { className: "ats-slots" }, this.slots.a.node, this.slots.b.node), charts);
     this.known = [];
     this.ready = data.own && cut(data.own, data.size).then((rows) => {
@@ -56,20 +55,23 @@ class Attack {
     new IntersectionObserver((entries, observer) => { // so that the first frame need not wait for the workers
       if (!entries.some((entry) => entry.isIntersecting)) return;
       observer.disconnect();
+      this.seen = true;
       for (const [slot] of SIDES) this.worker(slot);
     }).observe(el);
     this.take(data.start);
+    this.meet(0);
     this.preset(0);
   }
 
   // --- controls -------------------------------------------------------------------------------------------
 
   buildForm() {
-    const { operations, policies, presets } = this.data, field = (label, control, extra = "") => h("label", {}, h("span", {}, label, extra), control);
+    const { operations, policies, presets, networks } = this.data, field = (label, control, extra = "") => h("label", {}, h("span", {}, label, extra), control);
     const named = operations.map((op, i) => ({ value: i, textContent: `${i}: ${op.words}` }));
     this.policy = h("select", { onchange: () => { this.take(this.policy.value); this.choose(this.image); } }, ...Object.entries(policies).map(([id, title]) => h("option", { value: id, textContent: `${title}: ${id}` })), ...(this.small ? [] : [h("option", { value: "", textContent: "Your own" })]));
     this.selects = PARTS.map(() => h("select", { onchange: () => this.compose() }, h("option", { value: "", textContent: "none" }), h("option", { value: "drawn", textContent: "by its member", hidden: true }), ...named.map((option) => h("option", option))));
     this.hybrid = h("p", { className: "ats-note", hidden: false });
+    this.network = h("select", { onchange: () => { this.meet(Number(this.network.value)); this.choose(this.image); } }, ...networks.map(({ title }, i) => h("option", { value: i, textContent: title })));
     this.radios = presets.map((preset, i) => h("input", { type: "radio", name: `${this.id}-preset`, onchange: () => this.preset(i) }));
     const labels = this.radios.map((radio, i) => h("label", {}, radio, h("span", {}, h("b", { textContent: presets[i].title }), h("small", { textContent: presets[i].detail }))));
     this.tv = h("input", { type: "range", min: -4, max: 0, step: 0.05, oninput: () => this.say() });
@@ -79,10 +81,10 @@ class Attack {
     this.start = h("button", { type: "button", className: "ats-play", textContent: "Attack", onclick: () => this.run() });
     this.halt = h("button", { type: "button", className: "ats-stop", textContent: "Stop", disabled: true, onclick: () => this.stop() });
     this.status = h("p", { className: "ats-status", role: "status" });
-    const more = [this.hybrid, ...this.selects.map((select, i) => field(`Operation ${i + 1}`, select)), field("Total variation ", this.tv, this.numbers[0]),
+    const network = this.small ? [] : [field("Network", this.network)], more = [this.hybrid, ...this.selects.map((select, i) => field(`Operation ${i + 1}`, select)), field("Total variation ", this.tv, this.numbers[0]),
       field("Steps ", this.steps, this.numbers[1]), field("Your image, or drop one here: it never leaves this page", this.file)];
     for (const node of more) node.hidden = this.small;
-    const own = h("fieldset", { className: "ats-own" }, h("legend", { textContent: this.small ? "Try it" : "The attack" }), field("Policy", this.policy), ...more, h("div", { className: "ats-run" }, this.start, this.halt, this.status));
+    const own = h("fieldset", { className: "ats-own" }, h("legend", { textContent: this.small ? "Try it" : "The attack" }), ...network, field("Policy", this.policy), ...more, h("div", { className: "ats-run" }, this.start, this.halt, this.status));
     if (this.small) return own;
     own.addEventListener("dragover", (event) => event.preventDefault());
     own.addEventListener("drop", (event) => { event.preventDefault(); if (event.dataTransfer.files[0]) this.drop(event.dataTransfer.files[0]); });
@@ -99,6 +101,15 @@ class Attack {
     pane.node = h("div", { className: `ats-slot ats-slot-${slot}`, role: "group", "aria-label": title }, h("b", { textContent: title }), pane.operations,
       h("div", { className: "ats-pictures" }, pane.used.node, pane.found.node, pane.undone.node, pane.match.node), h("p", { className: "ats-readout" }, pane.psnr, pane.note), pane.guess);
     return pane;
+  }
+
+  /** Attack another of the payload's networks from now on; workers of the one before end. */
+  meet(i) {
+    if (this.start.disabled) this.stop();
+    for (const worker of Object.values(this.workers)) worker.terminate();
+    Object.assign(this, { graph: this.data.networks[i].graph, workers: {} });
+    this.what.textContent = this.data.networks[i].line;
+    if (this.seen) for (const [slot] of SIDES) this.worker(slot);
   }
 
   preset(i) {
@@ -200,7 +211,7 @@ class Attack {
     const worker = new Worker(address);
     worker.onmessage = ({ data }) => this.heard(slot, data);
     worker.onerror = (event) => { event.preventDefault(); this.stop(); this.tell(`The attack failed: ${event.message}`, true); };
-    worker.postMessage({ graph: this.data.graph });
+    worker.postMessage({ graph: this.graph });
     this.workers[slot] = worker;
     return worker;
   }
@@ -208,6 +219,7 @@ class Attack {
   async run() {
     await this.ready;
     const start = Float64Array.from({ length: this.originals[0].bytes.length }, normal), id = ++this.count, { lr, schedule, knows } = this.chosen;
+    const every = matchMedia("(prefers-reduced-motion: reduce)").matches ? 700 : 60; // ms between frames
     const pool = this.originals.map((picture, i) => (i === this.image ? this.original : picture));
     this.start.disabled = true;
     this.halt.disabled = false;
@@ -216,7 +228,7 @@ class Attack {
     for (const [slot] of SIDES) {
       const target = floats(this.used(slot)), label = this.own ? null : this.data.labels[this.image];
       this.runs[slot] = { id, trace: [], last: Number(this.steps.value), knows: knows && slot === "b", forms: slot === "b" ? this.forms.forms : [[]] };
-      this.worker(slot).postMessage({ run: { id, target, original: floats(this.original), label, start, tv: 10 ** Number(this.tv.value), steps: Number(this.steps.value), lr, schedule, candidates: pool.map(floats), policy: this.policyOf(slot), knows: this.runs[slot].knows, every: this.every } });
+      this.worker(slot).postMessage({ run: { id, target, original: floats(this.original), label, start, tv: 10 ** Number(this.tv.value), steps: Number(this.steps.value), lr, schedule, candidates: pool.map(floats), policy: this.policyOf(slot), knows: this.runs[slot].knows, every } });
     }
   }
 
@@ -245,7 +257,7 @@ class Attack {
       this.drawChart();
       if (SIDES.every(([each]) => this.runs[each].ended)) this.finish(this.summary());
     }
-    this.workers[slot].postMessage({ back: bytes.buffer }, [bytes.buffer]);
+    this.workers[slot]?.postMessage({ back: bytes.buffer }, [bytes.buffer]);
   }
 
   summary() {

@@ -5,13 +5,13 @@ import dataclasses
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from atslib.attacks import ATTACKS, GradientMatching
 from atslib.clients.prepare import mean_prepared, streams, to_images, transform
 from atslib.report import plots
-from atslib.report.pages.explorer import HYBRID, POLICIES, Explorer, sheet
-from atslib.report.units.networks import ModelUnit, dataset, network
+from atslib.report.pages.explorer import HYBRID, POLICIES, Explorer, sheet, trained_small
+from atslib.report.units.networks import ModelUnit, dataset, network, trained
 from atslib.report.units.settings import Settings
 from atslib.report.units.table1 import RANDOM, SEARCHED
 from atslib.report.widgets import data, html
@@ -19,14 +19,23 @@ from atslib.report.widgets.explorer import still
 from atslib.report.widgets.figures import Figure
 from atslib.report.widgets.graph import attack_graph
 from atslib.rng import rng
+from atslib.store import Store
 
 OWN = 96  # training images in the page, the server's: what it knows of a policy that the reader composes
 TRIED = 3  # the test image of the small form, of CIFAR-100 a mushroom
 TRIAL = (RANDOM, SEARCHED[0], HYBRID)
 LINE = (
-    "This is the real attack, computed on your device: an untrained LeNet, which is what a server can do in the first "
-    "round. It is not a trained network, where such attacks find next to nothing, and not a measurement: the numbers "
-    "of this book are means over many images. Pictures are neither cropped nor flipped here."
+    "This is the real attack, computed on your device: {what} Neither is it a measurement: the numbers of this book "
+    "are means over many images. Pictures are neither cropped nor flipped here."
+)
+UNTRAINED = (
+    "an untrained LeNet, which is what a server can do in the first round. It is not a large trained network, where "
+    "such attacks find next to nothing."
+)
+TRAINED = (
+    "a LeNet with ReLU, trained for {epochs} epochs on {images:,} images without a policy, which is what a server can "
+    "do in a later round. It is not a good network, with {right:.1f} % of the test images right, and gives pictures "
+    "away that large trained ones keep."
 )
 
 
@@ -58,19 +67,21 @@ def mean_of(pixels: Tensor, policy: str, seed: int) -> str:
     return base64.b64encode((255 * mean).round().to(torch.uint8).numpy().tobytes()).decode()
 
 
-def payload(settings: Settings, *, images: int) -> dict:
-    """Pictures, operations, the traced step with its weights, and the workers' script.
+def payload(settings: Settings, store: Store, *, images: int) -> dict:
+    """Pictures, operations, the traced step of each network with its weights, and the workers' script.
 
-    The network is the untrained LeNet of the explorer's first round, with weights rounded to 16 bits.
+    The networks are the untrained LeNet of the explorer's first round and the trained one of extension 6, with
+    weights rounded to 16 bits.
     """
     train = dataset(settings.dataset, "train")
     taken = torch.randperm(len(train.pixels), generator=rng(settings.seed, "own"))[:OWN]
     known = to_images(train.pixels[taken])[None]
     named = {policy: title for policy, title in POLICIES.items() if policy}
-    return _common(settings, range(images), named) | {
+    made = _common(settings, range(images), named)
+    return made | {
+        "networks": [*made["networks"], _trained(settings, store)],
         "start": HYBRID,
         "presets": PRESETS,
-        "line": LINE,
         "own": html.data_uri(sheet(known, 50), "image/webp"),
     }
 
@@ -80,27 +91,43 @@ def _common(settings: Settings, images: Sequence[int], policies: dict[str, str])
     test, train = dataset(settings.dataset, "test"), dataset(settings.dataset, "train")
     model = network(ModelUnit(dataset=settings.dataset, model="lenet", fraction=1.0, train=None, seed=settings.seed))
     return data.pictures(settings, images) | {
-        "where": f"{settings.dataset}, untrained LeNet",
+        "where": f"{settings.dataset}, LeNet",
         "labels": test.labels[list(images)].tolist(),
         "operations": data.operations(),
         "policies": policies,
         "means": {policy: mean_of(train.pixels, policy, settings.seed) for policy in ("", *policies)},
-        "graph": attack_graph(model, tuple(test.pixels.shape[1:]), test.num_classes, weights="f16"),
+        "networks": [_choice("Untrained: the first round", UNTRAINED, model, settings)],
         "worker": html.source("runner.js", "operations.js", "undo.js", "worker.js"),
     }
 
 
-def attack(result: Explorer, settings: Settings) -> Figure:
+def _choice(title: str, what: str, model: nn.Module, settings: Settings) -> dict:
+    """A network that the page can attack, with the sentences above the form, which say `what` it is."""
+    test = dataset(settings.dataset, "test")
+    graph = attack_graph(model, tuple(test.pixels.shape[1:]), test.num_classes, weights="f16")
+    return {"title": title, "line": LINE.format(what=what), "graph": graph}
+
+
+def _trained(settings: Settings, store: Store) -> dict:
+    """The trained network of the page, from the store."""
+    unit = trained_small(settings)
+    model, artifact = trained(unit, store, torch.device("cpu"))
+    size, right = round(unit.fraction * len(dataset(settings.dataset, "train"))), artifact.tensors["accuracy"].item()
+    what = TRAINED.format(epochs=unit.train.epochs, images=size, right=right)
+    return _choice("Trained: a later round", what, model, settings)
+
+
+def attack(result: Explorer, settings: Settings, store: Store) -> Figure:
     """The attack on the explorer's test images; where no script runs, the explorer's own first round."""
     alt = "Test images, what the client used and what the attacker found in the first round, without and with a policy"
-    return Figure("attack", payload(settings, images=len(result.payload["images"])), still(result.payload), alt)
+    return Figure("attack", payload(settings, store, images=len(result.payload["images"])), still(result.payload), alt)
 
 
 def trial(settings: Settings) -> Figure:
     """The small form: one test image, three policies, the published attack; without scripts what they make of it."""
     pixels = dataset(settings.dataset, "test").pixels[TRIED : TRIED + 1]
     named = {policy: POLICIES[policy] for policy in TRIAL}
-    made = _common(settings, [TRIED], named) | {"start": HYBRID, "presets": PRESETS[:1], "line": LINE}
+    made = _common(settings, [TRIED], named) | {"start": HYBRID, "presets": PRESETS[:1]}
     draws = {policy: streams(settings.seed, "trial", policy) for policy in TRIAL}
     rows = {policy: transform(pixels, policy, rng=pair, crop_flip=False) for policy, pair in draws.items()}
     alt = "A test image, and what three policies make of it"
