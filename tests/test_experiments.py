@@ -23,7 +23,7 @@ from atslib.report.pages import PAGES, claim1_privacy, load_page
 from atslib.report.units import networks, units
 from atslib.report.units.networks import STAGES, ModelUnit, dataset, device_of, model_unit, network, trained, victim
 from atslib.report.units.settings import PROFILES, Settings, settings
-from atslib.report.units.table1 import HYBRID, POLICIES, SEARCHED
+from atslib.report.units.table1 import HYBRID, POLICIES
 from atslib.report.units.tables import floors, mean_image
 from atslib.report.units.units import attack_unit, scaled, starts, targets
 from atslib.rng import rng
