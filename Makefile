@@ -22,7 +22,7 @@ book: .venv/.ready
 test: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest --nbval
+	$(BIN)/python -m pytest --nbval -n auto --maxprocesses 4 --dist loadfile
 
 # Speed and memory, one JSON line a measurement.
 bench: .venv/.ready

@@ -6,7 +6,8 @@ import pytest
 import torch
 from checks import refused
 
-from atslib.measures.batches import align, label_share
+from atslib.measures import align
+from atslib.measures.batches import label_share
 from atslib.measures.metrics import psnr
 from atslib.rng import rng
 

@@ -101,8 +101,9 @@ def test_the_evidence_has_every_network_policy_and_draw():
 def test_networks_are_looked_at_on_their_way_the_narrow_one_with_every_searched_policy():
     units = {key: unit for key, unit in regimes.units(settings(profile="laptop")).items() if key[0] == "early"}
     steps = {model: {key[1] for key in units if key[2] == model} for model in ("resnet20-1", "convnet-16")}
-    assert steps == {"resnet20-1": set(STAGES), "convnet-16": {1, 3, 10, 30, 100}}
-    assert all(unit.model.step == key[1] for key, unit in units.items())
+    assert steps == {"resnet20-1": {*STAGES, 7820}, "convnet-16": {1, 3, 10, 30, 100}}
+    assert all(unit.model.step == (0 if key[1] == 7820 else key[1]) for key, unit in units.items())
+    assert {unit.attack.steps for unit in units.values()} == {100}, "one figure, one length of attack"
     policies = {model: {u.policy for k, u in units.items() if k[2] == model} for model in steps}
     assert policies == {"resnet20-1": {"", *SEARCHED, HYBRID}, "convnet-16": {"", HYBRID}}
     assert all(unit.model.train.policy == unit.policy for unit in units.values())
@@ -116,14 +117,16 @@ def test_the_papers_attack_stands_beside_the_strongest_on_the_same_images_and_st
     for key, unit in theirs.items():
         strongest = units[(*key, 0)]
         assert unit.attack == dataclasses.replace(ATTACKS["adam-cosine"], steps=strongest.attack.steps)
-        assert units["paper", *key] == dataclasses.replace(strongest, attack=unit.attack)
+        same = dataclasses.replace(strongest, attack=unit.attack, last=100 if key[0] == "initial" else 32)
+        assert units["paper", *key] == same
 
 
 def test_both_attacks_are_compared_cell_by_cell():
     one = attacks(5, -1).assign(rank_target=1)
     theirs = one.assign(gain=one["gain"] - 4, rank_target=2)
     other = one.assign(regime="trained", step=9, gain=0.0)
-    tables = {"attacks": pd.concat([one, one.assign(draw=1, gain=99.0), other]), "paper": theirs}
+    more = one.assign(image=one["image"] + 1_000, gain=99.0)  # which the paper's attack did not get
+    tables = {"attacks": pd.concat([one, one.assign(draw=1, gain=99.0), other, more]), "paper": theirs}
     row = regimes.two_attacks(Result("regimes", tables, {}, None)).loc["initial", "lenet", NO_POLICY]
     assert row["strongest: gain, dB"].startswith("+5.0 [")
     assert row["the paper's: gain, dB"].startswith("+1.0 [")
@@ -131,8 +134,8 @@ def test_both_attacks_are_compared_cell_by_cell():
 
 
 def test_the_figure_follows_one_training_and_leaves_out_the_semi_trained_network():
-    parts = [attacks(5, -1).assign(regime=r, step=s) for r, s in (("initial", 0), ("early", 3), ("trained", 9))]
-    parts += [attacks(5, -1).assign(regime="semi", step=7)]
+    parts = [attacks(5, -1).assign(regime=r, step=s) for r, s in (("initial", 0), ("early", 3), ("early", 9))]
+    parts += [attacks(5, -1).assign(regime=r, step=s) for r, s in (("semi", 7), ("trained", 9))]
     table = pd.concat(parts, ignore_index=True).assign(**dict.fromkeys(regimes.OUTCOMES, 1))
     result = Result("regimes", {"attacks": table}, {}, None)
     assert regimes.followed(result) == ["lenet"]

@@ -4,3 +4,7 @@
 `batches` pairs the images of a batch with their reconstructions, and counts its labels; `statistics` makes intervals,
 comparisons and correlations of such values. To add a measure: one function in `metrics`.
 """
+
+from atslib.measures.batches import align
+
+__all__ = ["align"]

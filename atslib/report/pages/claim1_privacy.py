@@ -83,7 +83,8 @@ def _trained(judged: pd.DataFrame, accuracy: pd.Series) -> str:
     words = f"accuracy {accuracy[NO_POLICY]:.1f} → {accuracy[HYBRID]:.1f} %"
     for _, row in judged[judged.index.get_level_values("regime") == "trained"].iterrows():
         undefended = f"undefended gain {row['bare']:+.1f} dB [{row['bare_low']:.1f}, {row['bare_high']:.1f}]"
-        words = f"{undefended}, with the hybrid {row['change']:+.1f} [{row['low']:.1f}, {row['high']:.1f}]; {words}"
+        change = f"{row['change']:+.1f} [{row['low']:.1f}, {row['high']:.1f}]"
+        words = f"{undefended}, which the hybrid changes by {change}; {words}"
     return words
 
 

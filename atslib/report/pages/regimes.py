@@ -45,10 +45,12 @@ def cells(settings: Settings) -> dict[Cell, tuple[str, ...]]:
     small = shared | {"model": "lenet", "attack": "annealed-lenet", "steps": 300, "draws": 3}  # the cheapest
     untrained = [Cell(regime="initial", **net) for net in (small, wide, deep)]
     few = {"images": settings.images if full else min(FEW, settings.images), "draws": 1}
-    end = Cell(regime="trained", **deep | few)
+    longer = deep | {"steps": 300, "draws": 1}
+    end = Cell(regime="trained", **longer)
     early = {Cell(regime="early", step=s, **deep | few): STAGED for s in STAGES if s < end.steps_trained}
+    early |= {Cell(regime="early", step=end.steps_trained, **deep | few): TRAINED}
     early |= {Cell(regime="early", step=s, **wide | few): TRAINED for s in STAGES if s <= WIDE_STAGES}
-    semi = {Cell(regime="semi", **deep | few): ("", *SEARCHED, HYBRID)}
+    semi = {Cell(regime="semi", **longer): POLICIES}
     check = {"model": "resnet20-4", "images": BROAD, "draws": 1}
     broad = {} if full else {Cell(regime="initial", **deep | check): TRAINED}
     return dict.fromkeys(untrained, POLICIES) | broad | early | semi | {end: TRAINED}
@@ -57,11 +59,12 @@ def cells(settings: Settings) -> dict[Cell, tuple[str, ...]]:
 def by_the_paper(settings: Settings) -> dict[tuple, AttackUnit]:
     """The paper's own attack on one draw of the cells that are not early, without a policy and with the hybrid.
 
-    It has as many steps as the strongest. Keys: regime, step of training, network and policy.
+    As many steps as the strongest, fewer images of trained networks. Keys: regime, step of training, network, policy.
     """
     asked = cells(settings) if settings.profile != "smoke" else ()
     places = [cell for cell in asked if cell.regime != "early" and cell.images != BROAD]
-    theirs = [dataclasses.replace(cell, attack=PAPERS, draws=1) for cell in places]
+    many = [cell.images if cell.regime == "initial" else min(FEW, cell.images) for cell in places]
+    theirs = [dataclasses.replace(c, attack=PAPERS, draws=1, images=n) for c, n in zip(places, many, strict=True)]
     return {key[:-1]: unit for cell in theirs for key, unit in cell.units(TRAINED).items()}
 
 
@@ -71,10 +74,11 @@ def crossed(settings: Settings) -> dict[tuple, AttackUnit]:
     Keys: step of the training, its policy, and the policy on the images, the target; the networks are those of `cells`.
     """
     ends = [cell for cell in cells(settings) if cell.regime == "trained"]
-    places = [cell for end in ends for cell in cells(settings) if cell.model == end.model and cell.step == CROSSED]
+    steps = [step for end in ends for step in (CROSSED, end.steps_trained)]
+    places = [cell for end in ends for cell in cells(settings) if cell.model == end.model and cell.step in steps]
     return {
         (cell.steps_trained, label(own), label(policy)): cell.unit(policy, trained_with=own)
-        for cell in places + ends
+        for cell in places
         for own in TRAINED
         for policy in TRAINED
     }
@@ -176,7 +180,8 @@ def followed(result: Result) -> list[str]:
 def along(result: Result, model: str) -> pd.DataFrame:
     """The attacks before, during and after a network's training: first draws, on the images that all steps have."""
     attacks = result.tables["attacks"]
-    attacks = attacks[(attacks["model"] == model) & (attacks["draw"] == 0) & (attacks["regime"] != "semi")]
+    on_the_way = attacks["regime"].isin(("initial", "early"))
+    attacks = attacks[(attacks["model"] == model) & (attacks["draw"] == 0) & on_the_way]
     policies = attacks[attacks["regime"] == "early"]["policy"]
     return compare.same_images(attacks[attacks["policy"].isin(policies)], "step")
 
@@ -199,11 +204,12 @@ def stages(result: Result, model: str) -> pd.DataFrame:
 def two_attacks(result: Result) -> pd.DataFrame:
     """The strongest attack beside the paper's own, as text: one row per regime, network and policy, gain in dB.
 
-    Of the strongest the first draw is taken, which has the same crops, flips and starts.
+    Of the strongest the first draw of the same images is taken, which has the same crops, flips and starts.
     """
     rows, (theirs, ours) = {}, (result.tables[name] for name in ("paper", "attacks"))
     for key, table in theirs.groupby([*CELL, "policy"], sort=False):
         same = ours[(ours[[*CELL, "policy"]] == list(key)).all(axis=1) & (ours["draw"] == 0)]
+        same = same[same["image"].isin(table["image"])]
         both = {"strongest": same, "the paper's": table}
         gains = {f"{name}: gain, dB": compare.interval(compare.gained(part), "") for name, part in both.items()}
         rows[words(*key[:2]), *key[2:]] = gains | {

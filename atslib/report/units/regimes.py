@@ -39,7 +39,7 @@ class Cell:
         attack: a key of `ATTACKS`; `steps` replaces its length.
         images: the first so many test images.
         draws: of crop, flip, policy and start, each with a seed of its own.
-        step: of the training, in the regime `early`.
+        step: of the training, in the regime `early`, whose last one is its end.
         seed: of the network; draws take this seed and the following ones.
     """
 
@@ -65,7 +65,9 @@ class Cell:
         if self.regime == "semi":
             return dataclasses.replace(unit, fraction=SEMI_FRACTION, train=TrainConfig(epochs=SEMI_EPOCHS))
         if self.regime in ("early", "trained"):
-            return dataclasses.replace(unit, train=TrainConfig(policy=policy, epochs=TRAINED_EPOCHS), step=self.step)
+            train = TrainConfig(policy=policy, epochs=TRAINED_EPOCHS)
+            at_end = self.step == training_steps(self.dataset, train)
+            return dataclasses.replace(unit, train=train, step=0 if at_end else self.step)
         return unit
 
     @property
