@@ -68,7 +68,7 @@ SCENES = {
 
 @dataclasses.dataclass(frozen=True)
 class Explorer(Result):
-    """A result with pictures: `index` says what is in the image sheets of `files` (see `packed`); with them is `NETWORK`."""
+    """A result with pictures: `index` says what is in the image sheets of `files` (see `packed`), beside `NETWORK`."""
 
     index: dict = dataclasses.field(default_factory=dict, repr=False)
     files: dict[str, bytes] = dataclasses.field(default_factory=dict, repr=False)
