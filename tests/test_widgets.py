@@ -99,7 +99,7 @@ def test_a_written_result_is_read_back_and_stale_sheets_go(result, tmp_path):
     (folder / "9-9.webp").write_bytes(b"x")
     assert result.write(tmp_path) == folder
     assert read(folder) == json.loads(json.dumps(result.payload))
-    assert {path.suffix for path in folder.iterdir()} == {".csv", ".json", ".webp"}
+    assert {path.suffix for path in folder.iterdir()} == {".csv", ".json", ".safetensors", ".webp"}
     assert not (folder / "9-9.webp").exists()
     assert stored_digest(folder) == result.digest
     (folder / "images.webp").unlink()

@@ -41,7 +41,7 @@ POLICIES = {
     HYBRID: "Hybrid of both",
 }
 SIGNED = ("shearY", "translateX", "translateY", "color", "contrast", "brightness", "sharpness")
-BUDGET = 1_250_000  # bytes of all frames: a page of 2.5 MB holds them as base64, with room for the attack in it
+BUDGET = 1_050_000  # bytes of all frames: a page of 2.5 MB holds them as base64, with room for two networks in it
 QUALITIES = (75, 60, 50, 40, 30, 20, 10, 5)
 
 
