@@ -19,10 +19,11 @@ endif
 book: .venv/.ready
 	$(BIN)/jupyter-book build book -W --keep-going
 
+# One process a core, one thread each: more threads than cores wait for each other.
 test: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest --nbval -n auto --maxprocesses 4 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --nbval -n auto --maxprocesses 4 --dist loadfile
 
 # Speed and memory, one JSON line a measurement.
 bench: .venv/.ready
