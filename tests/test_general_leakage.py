@@ -157,5 +157,6 @@ def test_a_toy_run(kept):
     assert page.told(result, "Table 3").empty
     assert page.sentence(result) == ""
     assert page.compared(result, "Figure 5").empty
+    assert page.local_steps(result).empty
     shown = page.pictures(result, "Table 1", "shapes", 2)
     assert list(shown) == ["true images", "1 update", "2 updates"]

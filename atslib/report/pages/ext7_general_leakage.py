@@ -222,7 +222,8 @@ def local_steps(result: Result) -> pd.DataFrame:
     """
     rows, found = result.tables["attacks"], {}
     rows = rows[rows["table"] == "Figure 5"].assign(found=lambda r: 100.0 * (r["rank"] == 1))
-    rows = rows.assign(epochs=rows["setting"].str.partition(", ")[0], how=rows["setting"].str.partition(", ")[2])
+    words = rows["setting"].str.split(", ")
+    rows = rows.assign(epochs=words.str[0], how=words.str[1])
     for epochs, part in rows.groupby("epochs", sort=False):
         means = part.groupby(["how", "group"], sort=False)[["psnr", "found", "passes"]].mean().reset_index()
         sides = means.groupby("how", sort=False).mean()
