@@ -371,7 +371,8 @@ def test_stop_ends_the_training_of_a_damaged_network_and_the_next_run_goes_on(st
     assert epoch > 0
 
 
-def test_a_network_that_had_to_be_trained_is_attacked(session, heard):
+def test_a_network_that_had_to_be_trained_is_attacked(session, heard, monkeypatch):
+    monkeypatch.setattr("atslib.report.widgets.live.INTERVAL", 0)  # every frame is sent, however fast the machine
     unit = model_unit(settings(profile="smoke"), train=TrainConfig(epochs=1), fraction=0.005)
     session._networks = {"convnet-4": {"trained": [unit]}}
     messages = finish(session, heard, network="convnet-4", stage="trained", steps=2)
