@@ -72,6 +72,15 @@ def test_on_a_phone_nothing_is_cut_and_what_scrolls_says_so(page, name):
     assert phone.js(inside)
 
 
+def test_on_a_phone_every_answer_names_its_column(page):
+    phone = page("intro", PHONE)
+    rows = """(rows, of) => [...document.querySelectorAll(`.answers ${rows}`)].slice(1).map(of)"""
+    heads = phone.js(f"({rows})('thead th', (head) => head.textContent.trim())")
+    names = phone.js(f"({rows})('tbody tr:first-child td', (cell) => getComputedStyle(cell, '::before').content)")
+    assert len(heads) == 5
+    assert [name.strip('"') for name in names] == heads
+
+
 def test_a_phone_shows_wide_figures_in_a_size_that_can_be_read(page):
     shares = """[...document.querySelectorAll("main .cell_output > img")].map(image =>
         image.getBoundingClientRect().width / image.naturalWidth)"""
