@@ -2,6 +2,7 @@
 
 import gc
 import json
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -90,6 +91,14 @@ def drawn_figures(tmp_path_factory):
         for kind, payload in payloads.items()
     }
     return SimpleNamespace(settings=chosen, store=kept, table=table, attacks=attacks.tables["policies"], **made)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_from_before():
+    """Kernels of the notebooks that this process ran leave event loops to the garbage collector, of whatever test."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 @pytest.fixture(scope="module")
