@@ -133,35 +133,66 @@ class MaxPool(nn.MaxPool2d):
 class BasicBlock(nn.Module):
     """Two 3×3 convolutions and a shortcut, projected by a 1×1 convolution where the shape changes."""
 
+    expansion = 1  # output channels for each of `width`
+
     def __init__(self, inputs: int, width: int, stride: int):
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, width, 3, stride, 1, bias=False)
         self.bn1 = BatchNorm(width)
         self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
         self.bn2 = BatchNorm(width)
-        self.shortcut = nn.Sequential()
-        if stride != 1 or inputs != width:
-            self.shortcut = nn.Sequential(nn.Conv2d(inputs, width, 1, stride, bias=False), BatchNorm(width))
+        self.shortcut = projection(inputs, width, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         out = F.relu(self.bn1(self.conv1(x)))
         return F.relu(self.bn2(self.conv2(out)) + self.shortcut(x))
 
 
-def resnet20(width: int, num_classes: int, in_channels: int, image_size: int) -> nn.Sequential:
-    """ResNet20 for small images: three stages of three basic blocks, `width`, 2 and 4 times `width` wide.
+class Bottleneck(nn.Module):
+    """A 3×3 convolution between two of 1×1, the second four times as wide, and a shortcut as in `BasicBlock`."""
 
-    Width 64 is the paper's ResNet20-4. Source: the authors' inversefed/nn/models.py.
+    expansion = 4
+
+    def __init__(self, inputs: int, width: int, stride: int):
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, width, 1, bias=False)
+        self.bn1 = BatchNorm(width)
+        self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
+        self.bn2 = BatchNorm(width)
+        self.conv3 = nn.Conv2d(width, 4 * width, 1, bias=False)
+        self.bn3 = BatchNorm(4 * width)
+        self.shortcut = projection(inputs, 4 * width, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.relu(self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x))))))
+        return F.relu(self.bn3(self.conv3(out)) + self.shortcut(x))
+
+
+def projection(inputs: int, outputs: int, stride: int) -> nn.Sequential:
+    """A block's shortcut: nothing where the shape stays, else a 1×1 convolution and its normalization."""
+    if stride == 1 and inputs == outputs:
+        return nn.Sequential()
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), BatchNorm(outputs))
+
+
+def resnet(
+    width: int, num_classes: int, in_channels: int, image_size: int, *,
+    blocks: Sequence[int] = (3, 3, 3), block: type[BasicBlock | Bottleneck] = BasicBlock,
+) -> nn.Sequential:  # fmt: skip
+    """A ResNet for small images: stages of so many `blocks`, the first `width` wide and each twice the one before.
+
+    By default ResNet20, of which width 64 is the paper's ResNet20-4. Source: the authors' inversefed/nn/models.py. With
+    torchvision's blocks it is torchvision's network behind the first layer of that file: a convolution by 3×3 and no
+    pooling, where torchvision, for images of 224 pixels, has 7×7 and one.
     """
-    blocks, inputs = {}, width
-    for stage in range(3):
-        for block in range(3):
-            stride = 2 if stage and not block else 1
-            blocks[f"stage{stage + 1}_{block}"] = BasicBlock(inputs, width << stage, stride)
-            inputs = width << stage
+    layers, inputs = {}, width
+    for stage, count in enumerate(blocks):
+        for i in range(count):
+            layers[f"stage{stage + 1}_{i}"] = block(inputs, width << stage, 2 if stage and not i else 1)
+            inputs = block.expansion * (width << stage)
     first = {"conv": nn.Conv2d(in_channels, width, 3, 1, 1, bias=False), "bn": BatchNorm(width), "relu": nn.ReLU()}
     head = {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten(), "fc": nn.Linear(inputs, num_classes)}
-    model = nn.Sequential(OrderedDict(first | blocks | head))
+    model = nn.Sequential(OrderedDict(first | layers | head))
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -190,32 +221,40 @@ def convnet(width: int, num_classes: int, in_channels: int, image_size: int, *, 
 
 
 def lenet(
-    width: int, num_classes: int, in_channels: int, image_size: int, *, activation: type[nn.Module] = nn.Sigmoid
-) -> nn.Sequential:
+    width: int, num_classes: int, in_channels: int, image_size: int, *, activation: type[nn.Module] = nn.Sigmoid,
+    padding: int = 2,
+) -> nn.Sequential:  # fmt: skip
     """The sigmoid LeNet of Deep Leakage from Gradients (Zhu et al. 2019); `width` channels (theirs: 12).
 
     Its weights are drawn evenly from ±0.5, with which SGD stays at chance on 100 classes. With another `activation`
     they are torch's own, and the network can be trained.
     """
-    side = -(-image_size // 4)
-    layers = []
+    side, layers = image_size, []
     for inputs, stride in ((in_channels, 2), (width, 2), (width, 1)):
-        layers += [nn.Conv2d(inputs, width, 5, stride, 2), activation()]
+        side = (side + 2 * padding - 5) // stride + 1
+        layers += [nn.Conv2d(inputs, width, 5, stride, padding), activation()]
+    if side < 1:
+        raise AtsError(f"a LeNet without padding needs images at least 29 pixels wide, not {image_size}")
     model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(width * side * side, num_classes))
     for parameter in model.parameters() if activation is nn.Sigmoid else ():
         nn.init.uniform_(parameter, -0.5, 0.5)
     return model
 
 
-# Notation: name[-k]. ResNet20-k is 16k wide, as in the paper; a ConvNet-w is w wide; LeNet-w and ReLuNet-w are w wide.
+# Notation: name[-k][-padding]. ResNet20-k is 16k wide, as in the paper; all others are k wide.
 FAMILIES: dict[str, tuple[Callable[..., nn.Module], int, int]] = {  # builder, default k, width of one k
-    "resnet20": (resnet20, 4, 16),
+    "resnet20": (resnet, 4, 16),
+    "resnet18": (functools.partial(resnet, blocks=(2, 2, 2, 2)), 64, 1),
+    "resnet34": (functools.partial(resnet, blocks=(3, 4, 6, 3)), 64, 1),
+    "resnet152": (functools.partial(resnet, blocks=(3, 8, 36, 3), block=Bottleneck), 64, 1),
     "convnet": (convnet, 64, 1),
     "convnet9": (lambda *args: convnet(*args, after_pool=3), 64, 1),
     "lenet": (lenet, 12, 1),
     "relunet": (functools.partial(lenet, activation=nn.ReLU), 12, 1),
 }
 
+# What convolutions take for the pixels beyond an image's edge; without one of these names zeros, as everywhere.
+PADDINGS = ("circular", "reflect", "unpadded")
 LARGEST = 1024  # the widest network, as in resnet20-1024, and image
 
 
@@ -227,17 +266,20 @@ def build_model(
 
     Args:
         name: a key of `FAMILIES`, optionally with its width: "resnet20-4" (64 wide), "resnet20-1",
-            "convnet-16", "lenet".
+            "convnet-16", "lenet"; and with one of `PADDINGS`: "lenet-12-circular". Unpadded is for LeNets only.
         norm: the data set whose constants the first layer uses, or (mean, std) itself; None: (0.5, 0.25).
         image_size: side of the square input; the heads of ConvNet and LeNet depend on it.
         rng: the stream of the initial weights, or a seed for one; None draws them from torch's own generator.
     Raises:
         AtsError: an unknown name, or a number that is not whole or too small.
     """
-    match = re.fullmatch(r"(\w+?)(?:-(\d+))?", str(name))
-    family, size = match.groups() if match else (name, None)
+    match = re.fullmatch(rf"(\w+?)(?:-(\d+))?(?:-({'|'.join(PADDINGS)}))?", str(name))
+    family, size, padding = match.groups() if match else (name, None, None)
     if family not in FAMILIES or (size is not None and int(size) < 1):
-        raise AtsError(f"model {name!r} is unknown; choose {', '.join(FAMILIES)}, with a width as in resnet20-4")
+        shown = f"with a width as in resnet20-4, or a padding ({', '.join(PADDINGS)}) as in lenet-12-circular"
+        raise AtsError(f"model {name!r} is unknown; choose {', '.join(FAMILIES)}, {shown}")
+    if padding == "unpadded" and family not in ("lenet", "relunet"):
+        raise AtsError(f"model {name!r}: a {family} adds or pools maps of equal size; only LeNets can be unpadded")
     check_whole("num_classes", num_classes, 2)
     check_whole("in_channels", in_channels, 1)
     check_whole("image_size", image_size, 1)
@@ -253,7 +295,11 @@ def build_model(
             # Not torch.manual_seed, which would also reseed the accelerators' global generators.
             seed = torch.randint(1 << 62, (1,), generator=rng, device=rng.device)
             torch.default_generator.manual_seed(int(seed))
-        network = builder(int(size or default) * unit, num_classes, in_channels, image_size)
+        own = {"padding": 0} if padding == "unpadded" else {}
+        network = builder(int(size or default) * unit, num_classes, in_channels, image_size, **own)
+    for layer in network.modules() if padding in ("circular", "reflect") else ():
+        if isinstance(layer, nn.Conv2d) and any(layer.padding):
+            layer.padding_mode = padding  # as its constructor would have set it
     return nn.Sequential(front, network).eval()
 
 

@@ -103,11 +103,12 @@ def test_a_reconstruction_stands_beside_its_own_image(store):
 
 
 def test_an_image_itself_is_found_and_another_is_not():
-    pixels = chosen(BASE.model.dataset, BASE.batches)[0]
+    pixels, labels = chosen(BASE.model.dataset, BASE.batches)
     images = to_images(pixels).unflatten(0, (2, 3))
-    exact = outcomes(BASE, images, pixels)
+    rest = images, labels.view(2, 3), to_images(dataset(BASE.model.dataset, "test").pixels[-512:])
+    exact = outcomes(images, *rest)
     assert exact["rank"].tolist() == [1] * 6
-    moved = outcomes(BASE, images.roll(1, dims=1), pixels)
+    moved = outcomes(images.roll(1, dims=1), *rest)
     assert (moved["rank"] > 1).all()
     assert exact["floor"].tolist() == moved["floor"].tolist()
     assert (exact["floor"] < 20).all()

@@ -134,6 +134,7 @@ def test_distances_of_small_arrays():
     cosine = 1 - (2 * 4 + 3 * 5) / (1 + 4 + 9) ** 0.5 / (16 + 25) ** 0.5
     by_tensor = 1 - (8 / (5**0.5 * 4) + 1) / 2
     known = {"l1": 1 + 2 + 2, "l2": 1 + 4 + 4, "cosine": cosine, "cosine-tensors": by_tensor, "norms": 5**0.5 + 2}
+    known |= {"l2-relative": 9 / 41, "l2-tensors": (5 / 16 + 4 / 25) / 2, "l1-relative": 5 / 9}
     for name, expected in known.items():
         assert DISTANCES[name](gradients, target).item() == pytest.approx(expected, abs=1e-6)
 
@@ -148,7 +149,7 @@ def test_a_row_has_its_own_distance_and_derivative(name):
     assert torch.autograd.gradcheck(lambda *g: DISTANCES[name](g, target), gradients)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, "lenet-4-circular", "resnet18-2-reflect", "resnet152-1"])
 def test_shared_layers_with_handles_equal_vmap_to_second_order(name):
     model = build_model(name, 10, rng=rng(0)).double()
     pixels = torch.rand(3, 2, 3, 32, 32, generator=rng(1), dtype=torch.float64).requires_grad_()

@@ -19,7 +19,20 @@ ROOMS = (
     *("errors", "rng", "store", "transport", "_torchvision", "data", "policies", "measures", "models", "gradients"),
     *("clients", "attacks", "scores", "report", "commands", "__main__"),
 )
-REPORT = ("bench", "reported", "result", "verdicts", "compare", "plots", "units", "pages", "book", "widgets", "run")
+REPORT = (
+    "bench",
+    "reported",
+    "result",
+    "verdicts",
+    "compare",
+    "plots",
+    "units",
+    "lines",
+    "pages",
+    "book",
+    "widgets",
+    "run",
+)
 
 
 def name(path):

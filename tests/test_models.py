@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+import torchvision
 from checks import refused
 from torch import nn
 
@@ -131,3 +132,54 @@ def test_normalization_is_the_first_layer_or_an_error():
     for other in (nn.Sequential(nn.Linear(2, 2)), nn.Linear(2, 2)):
         with refused("does not start with a Normalize layer"):
             normalization_layer(other)
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs"), [("resnet18", "resnet18"), ("resnet34", "resnet34"), ("resnet152", "resnet152")]
+)
+def test_larger_resnets_are_torchvisions_behind_a_first_layer_for_small_images(name, theirs):
+    ours, other = build_model(name, 10, rng=rng(0))[1], getattr(torchvision.models, theirs)(num_classes=10)
+    other.conv1, other.maxpool = nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.Identity()
+    mine = list(ours.state_dict().values())
+    # a block of theirs has its shortcut after its convolutions, as ours has
+    other.load_state_dict(dict(zip(other.state_dict(), mine, strict=True)))
+    images = torch.rand(2, 3, 16, 16, generator=rng(1))
+    torch.testing.assert_close(ours.eval()(images), other.eval()(images), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("padding", ["circular", "reflect"])
+@pytest.mark.parametrize("name", ["lenet-4", "convnet-4", "resnet18-4"])
+def test_a_padding_is_that_of_a_network_built_with_it_and_shares_its_weights(name, padding):
+    plain, padded = (build_model(n, 10, rng=rng(0)) for n in (name, f"{name}-{padding}"))
+    images = torch.rand(2, 3, 32, 32, generator=rng(1))
+    for a, b in zip(plain.parameters(), padded.parameters(), strict=True):
+        assert torch.equal(a, b)
+    layers = [layer for layer in padded.modules() if isinstance(layer, nn.Conv2d)]
+    assert {layer.padding_mode for layer in layers if any(layer.padding)} == {padding}
+    for layer in layers[:2]:
+        mode = layer.padding_mode
+        fresh = nn.Conv2d(*layer.weight.shape[1::-1], layer.kernel_size, layer.stride, layer.padding, padding_mode=mode)
+        fresh.load_state_dict({"weight": layer.weight, "bias": torch.zeros(len(layer.weight))})
+        x = torch.rand(2, layer.in_channels, 9, 9, generator=rng(2))
+        bias = 0 if layer.bias is None else layer.bias.view(-1, 1, 1)
+        torch.testing.assert_close(layer(x), fresh(x) + bias)
+    assert not torch.allclose(plain(images), padded(images), atol=1e-6)
+
+
+def test_a_circular_network_that_pools_over_all_places_does_not_see_a_shift():
+    model = build_model("resnet20-1-circular", 10, rng=rng(0)).double()
+    images = torch.rand(2, 3, 32, 32, generator=rng(1), dtype=torch.float64)
+    torch.testing.assert_close(model(images), model(images.roll((8, -4), (2, 3))), rtol=1e-10, atol=1e-10)
+    zeros = build_model("resnet20-1", 10, rng=rng(0)).double()
+    assert not torch.allclose(zeros(images), zeros(images.roll((8, -4), (2, 3))), atol=1e-6)
+
+
+def test_an_unpadded_lenet_shrinks_and_other_networks_are_refused():
+    model = build_model("lenet-12-unpadded", 10)
+    assert [tuple(layer.padding) for layer in model.modules() if isinstance(layer, nn.Conv2d)] == [(0, 0)] * 3
+    assert model(torch.rand(2, 3, 32, 32)).shape == (2, 10)
+    assert list(model.parameters())[-2].shape == (10, 12)
+    with refused("only LeNets can be unpadded"):
+        build_model("resnet20-1-unpadded", 10)
+    with refused("at least 29 pixels wide, not 28"):
+        build_model("lenet-unpadded", 10, image_size=28)

@@ -25,6 +25,7 @@ class Reconstruction:
         labels: (N, k) the labels known, inferred or optimized; -1 where the attack found none.
         stuck: (N,) bool: whether the attack never left its start, as happens where the image gradient is 0 there.
         restart: (N,) which restart was kept: the one of least cost.
+        costs: (R, N) the cost of every restart.
         restarts: (R, B, C, H, W) the images of all, where asked for, else (0, ...). Choosing among them by
             the truth is an oracle that no attacker has: label it so.
     """
@@ -37,6 +38,7 @@ class Reconstruction:
     labels: Tensor
     stuck: Tensor
     restart: Tensor
+    costs: Tensor
     restarts: Tensor
 
     @classmethod
@@ -48,19 +50,21 @@ class Reconstruction:
         """
         check_returned(images, seen)
         wanted, members = tuple(images.shape), len(seen)
+        unknown_cost = images.new_full((1, members), torch.nan)
         if not (images.abs() <= FARTHEST).all():
             raise AtsError(f"an attack returned values up to {images.abs().max():.4g}; images are in units of [0, 1]")
         none, device = images.new_zeros((0, *wanted)), images.device
         unknown = torch.full((members, seen.threat.batch), -1, device=device)
         return cls(
             images=images,
-            cost=images.new_full((members,), torch.nan),
+            cost=unknown_cost[0],
             trace=images.new_zeros((0, members)),
             frames=none,
             frame_steps=(),
             labels=unknown if seen.labels is None else seen.labels,
             stuck=torch.zeros(members, dtype=torch.bool, device=device),
             restart=torch.zeros(members, dtype=torch.int64, device=device),
+            costs=unknown_cost,
             restarts=none,
         )
 

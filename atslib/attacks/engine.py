@@ -284,9 +284,8 @@ def _best(runs: list[dict[str, Tensor]], restarts: int, keep: bool) -> Reconstru
         run["trace"] = torch.nn.functional.pad(run["trace"], (0, missing), value=torch.nan)
     names = ("images", "cost", "labels", "trace", "frames", "stuck")
     whole = {name: torch.cat([run[name] for run in runs]).unflatten(0, (restarts, -1)) for name in names}
-    ranked = whole["cost"].nan_to_num(torch.inf, torch.inf, torch.inf)
-    best = ranked.argmin(0)
-    picked = {name: value[best, torch.arange(len(best), device=best.device)] for name, value in whole.items()}
+    best = whole["cost"].nan_to_num(torch.inf, torch.inf, torch.inf).argmin(0)
+    picked = {name: value[best, range(len(best))] for name, value in whole.items()}
     return Reconstruction(
         images=picked["images"].flatten(0, 1),
         cost=picked["cost"],
@@ -296,5 +295,6 @@ def _best(runs: list[dict[str, Tensor]], restarts: int, keep: bool) -> Reconstru
         labels=picked["labels"],
         stuck=picked["stuck"],
         restart=best,
+        costs=whole["cost"],
         restarts=whole["images"].flatten(1, 2)[: restarts if keep else 0].clone(),  # not a view of all
     )

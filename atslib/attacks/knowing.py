@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from atslib.attacks.adaptive import ThroughPolicy
+from atslib.attacks.analytic import entries, last_features, of_last_layer
 from atslib.attacks.around import Around
 from atslib.attacks.attack import Reconstruction
 from atslib.attacks.matching import GradientMatching
-from atslib.clients.observed import Observed, Update
+from atslib.clients.observed import Observed
 from atslib.errors import AtsError
-from atslib.gradients.problems import unflatten
-from atslib.models import last_linear
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,10 +44,9 @@ class KeptEntries(Around):
 class KnownFeatures(Around):
     """Reads what the last layer got off its gradient, noise and all, and compares the layers before it.
 
-    The weight gradient of a linear layer is the outer product of its bias gradient and its input, so that the input, a
-    sampled latent for instance, is known for a single image. With it the last layer's outputs are known too, and how
-    the gradient flows back from them; the noise is no part of the attack any more. Optimizing the latent beside the
-    image would have to find the same values.
+    What the layer got, a sampled latent for instance, is known for a single image (`last_features`). With it the
+    layer's outputs are known too, and how the gradient flows back from them; the noise is no part of the attack any
+    more. Optimizing the latent beside the image would have to find the same values.
     """
 
     words: ClassVar[str] = " with the last layer's inputs read off"
@@ -57,22 +55,15 @@ class KnownFeatures(Around):
         """Run it on every gradient of `seen`; `options` are those of `GradientMatching.run`.
 
         Raises:
-            AtsError: a gradient is of several images, or the network has no linear layer at its end.
+            AtsError: a gradient is of several images, or as `last_features`.
         """
         if seen.threat.batch > 1:
             raise AtsError(f"KnownFeatures needs one image per gradient; ThreatModel.batch={seen.threat.batch}")
-        return self.inner.run(dataclasses.replace(seen, updates=tuple(map(_read_off, seen.updates))), **options)
-
-
-def _read_off(update: Update) -> Update:
-    """The update with the inputs of its last layer, and without that layer in the distance."""
-    layer, gradients = last_linear(update.model), unflatten(update.gradients, update.model)
-    own = [any(p is q for q in layer.parameters()) for p in update.model.parameters()]
-    weight, bias = (g for g, last in zip(gradients, own, strict=True) if last)
-    square = bias.square().sum(1, keepdim=True).clamp_min(torch.finfo(bias.dtype).tiny)
-    kept = [torch.full_like(g.flatten(1), not last, dtype=torch.bool) for g, last in zip(gradients, own, strict=True)]
-    features = torch.einsum("nk,nkd->nd", bias, weight) / square
-    return dataclasses.replace(update, features=features, kept=torch.cat(kept, 1))
+        updates = [
+            dataclasses.replace(u, features=last_features(u), kept=~entries(u, of_last_layer(u.model)))
+            for u in seen.updates
+        ]
+        return self.inner.run(dataclasses.replace(seen, updates=tuple(updates)), **options)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -230,6 +230,23 @@ def norms(gradients: Gradients, target: Gradients) -> Tensor:
     return sum(torch.linalg.vector_norm(_rows(g - t), dim=1) for g, t in zip(gradients, target, strict=True))
 
 
+def l2_relative(gradients: Gradients, target: Gradients) -> Tensor:
+    """`l2` as a share of the target's squared norm, (N,): the same descent for gradients of any length."""
+    return l2(gradients, target) / _squares(target).sum(0).clamp_min(torch.finfo(target[0].dtype).tiny)
+
+
+def l2_tensors(gradients: Gradients, target: Gradients) -> Tensor:
+    """The mean over parameter tensors of their `l2_relative`, (N,): every layer has the same say."""
+    squares = [_rows(g - t).square().sum(1) for g, t in zip(gradients, target, strict=True)]
+    return (torch.stack(squares) / _squares(target).clamp_min(1e-16)).mean(0)
+
+
+def l1_relative(gradients: Gradients, target: Gradients) -> Tensor:
+    """`l1` as a share of the target's sum of absolute values, (N,)."""
+    whole = sum(_rows(t).abs().sum(1) for t in target)
+    return l1(gradients, target) / whole.clamp_min(torch.finfo(whole.dtype).tiny)
+
+
 # (gradients, target), each a tensor (N, ...) per parameter → (N,); lower is more alike.
 DISTANCES: dict[str, Callable[[Gradients, Gradients], Tensor]] = {
     "cosine": cosine,
@@ -237,4 +254,7 @@ DISTANCES: dict[str, Callable[[Gradients, Gradients], Tensor]] = {
     "l2": l2,
     "l1": l1,
     "norms": norms,
+    "l2-relative": l2_relative,
+    "l2-tensors": l2_tensors,
+    "l1-relative": l1_relative,
 }

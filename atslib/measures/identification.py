@@ -48,8 +48,21 @@ def similarity(images: Tensor, candidates: Tensor, *, shift: int = SHIFT) -> Ten
     return torch.maximum(*best.chunk(2))
 
 
+def rolled(images: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """How alike images are over all circular shifts: (B, C, H, W), (K, C, H, W) → three tensors (B, K).
+
+    For networks that do not see where in an image something is. The first is Pearson's correlation of colors, the best
+    over all shifts, at most 1; then come the rows and columns by which a candidate is rolled for it.
+    """
+    ours, theirs = (torch.fft.rfft2(_centred(x).view_as(x)) for x in (images, candidates))
+    height, width = images.shape[-2:]
+    products = torch.einsum("bchw,kchw->bkhw", ours, theirs.conj())
+    best, place = torch.fft.irfft2(products, s=(height, width)).flatten(2).max(-1)
+    return best, place // width, place % width
+
+
 @torch.no_grad()
-def identification(reconstructions: Tensor, candidates: Tensor, truth: Tensor, *, shift: int = SHIFT) -> Tensor:
+def identification(reconstructions: Tensor, candidates: Tensor, truth: Tensor, *, shift: int | None = SHIFT) -> Tensor:
     """Rank of the true image among the candidates by `similarity` to its reconstruction; 1: it is identified.
 
     Args:
@@ -58,6 +71,7 @@ def identification(reconstructions: Tensor, candidates: Tensor, truth: Tensor, *
             client transformed them, or all untouched). Or (V, K, C, H, W): each in V forms, of which the most similar
             counts, for a server that knows the policy and tries all that it can have made of each.
         truth: (B,), integers: which candidate each reconstruction is of.
+        shift: of `similarity`, in pixels; None: by `rolled`, over all circular shifts and without mirror images.
     Returns:
         (B,) integers from 1 (worst for privacy) to K; a guess has rank 1 with probability 1 / K. A
         candidate that is as similar as the true one ranks before it, so a flat or diverged reconstruction has rank K.
@@ -69,14 +83,16 @@ def identification(reconstructions: Tensor, candidates: Tensor, truth: Tensor, *
     for images in (reconstructions, *several):
         check_images("identification", images)
     count, size = several.shape[1], tuple(several.shape[2:])
-    if reconstructions.shape[1:] != size or count < 2 or min(size[1:]) <= shift:
+    if reconstructions.shape[1:] != size or count < 2 or min(size[1:]) <= (shift or 0):
         raise AtsError(
             f"identification: reconstructions {tuple(reconstructions.shape)} and candidates {tuple(candidates.shape)} "
             f"must agree in (C, H, W), with at least two candidates and sides above the shift of {shift}"
         )
     if truth.shape != (len(reconstructions),) or not ((truth >= 0) & (truth < count)).all():
         raise AtsError(f"identification: truth {truth.tolist()} must name one of {count} candidates per reconstruction")
-    scores = similarity(reconstructions, several.flatten(0, 1), shift=shift).nan_to_num(nan=-torch.inf)
+    flat = several.flatten(0, 1)
+    scores = rolled(reconstructions, flat)[0] if shift is None else similarity(reconstructions, flat, shift=shift)
+    scores = scores.nan_to_num(nan=-torch.inf)
     scores = scores.unflatten(1, several.shape[:2]).amax(1)
     own = scores.gather(1, truth.long().unsqueeze(1))
     return (scores >= own - TIE).sum(1)

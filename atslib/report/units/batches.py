@@ -189,7 +189,7 @@ def attacked_batches(unit: BatchUnit, store: Store, device: torch.device) -> Art
     """Reconstructions beside the images that they belong to (`align`, which needs the truth), and their metrics.
 
     Tensors: `reconstruction` (B, C, H, W) in [0, 1] and `target` uint8, `labels` and `told` (count, size), `share`,
-    `cost` (count,), and those of `outcomes`.
+    `cost` (count,), and those of `outcomes` and of `at_random`, which older ones lack.
     """
     return store.get("batches", unit, lambda state: _attack(unit, store, device, state), label=unit.title)
 
@@ -209,27 +209,30 @@ def _attack(unit: BatchUnit, store: Store, device: torch.device, state: object) 
     made, told = found.images.cpu().view_as(truth), seen.labels.cpu()
     pairs = [align(*each) for each in zip(made, truth, true, told, strict=True)]
     ordered = torch.stack([images[pair] for images, pair in zip(made, pairs, strict=True)])
-    return outcomes(unit, ordered, pixels) | {
-        "reconstruction": ordered.flatten(0, 1),
-        "target": pixels,
-        "labels": true,
-        "told": told,
-        "cost": found.cost,
-        "share": label_share(told, true),
-    }
+    others = to_images(dataset(unit.model.dataset, "test").pixels[-APART:])
+    return (
+        outcomes(ordered, truth, true, others)
+        | at_random(ordered, truth)
+        | {
+            "reconstruction": ordered.flatten(0, 1),
+            "target": pixels,
+            "labels": true,
+            "told": told,
+            "cost": found.cost,
+            "share": label_share(told, true),
+        }
+    )
 
 
-def outcomes(unit: BatchUnit, made: Tensor, pixels: Tensor) -> dict[str, Tensor]:
-    """What reconstructions (count, size, C, H, W), in the order of their images (B, C, H, W), are worth; (B,) each.
+def outcomes(made: Tensor, truth: Tensor, labels: Tensor, others: Tensor) -> dict[str, Tensor]:
+    """What reconstructions (count, size, C, H, W), in the order of their images `truth`, are worth; one of each image.
 
     `psnr`, `mse`, `ssim`; `floor`, the PSNR of the mean image of other clients, a guess that needs no gradient;
     `rank` of its own image among those of the batch and others, 100 in all, by `similarity` without shifts; and
     `within`: whether it is more like its own image than like any other of its label.
     """
-    images, others = to_images(pixels), to_images(dataset(unit.model.dataset, "test").pixels[-APART:])
-    truth, (_, labels) = images.view_as(made), chosen(unit.model.dataset, unit.batches)
-    flat, size, rank, within = made.flatten(0, 1), unit.batches.size, [], []
-    for one, own, named in zip(made, truth, labels.unflatten(0, (-1, size)), strict=True):
+    flat, images, size, rank, within = made.flatten(0, 1), truth.flatten(0, 1), made.shape[1], [], []
+    for one, own, named in zip(made, truth, labels, strict=True):
         alike = similarity(one, own, shift=0).nan_to_num(nan=-torch.inf)
         alike = alike.masked_fill(named[:, None] != named, -torch.inf)
         within.append(alike.argmax(1) == torch.arange(size))
@@ -243,6 +246,16 @@ def outcomes(unit: BatchUnit, made: Tensor, pixels: Tensor) -> dict[str, Tensor]
         "rank": torch.cat(rank),
         "within": torch.cat(within),
     }
+
+
+def at_random(made: Tensor, truth: Tensor, times: int = 100) -> dict[str, Tensor]:
+    """What reconstructions are worth that are assigned to images at random: `psnr_random` (1, times), the mean of each.
+
+    So much they tell of all images together, and not of one.
+    """
+    flat, images, stream = made.flatten(0, 1), truth.flatten(0, 1), rng(0, "random assignments")
+    orders = [torch.randperm(len(flat), generator=stream) for _ in range(times)]
+    return {"psnr_random": torch.stack([psnr(flat[order], images).mean() for order in orders])[None]}
 
 
 def _starts(unit: BatchUnit, seen: Observed) -> Tensor:

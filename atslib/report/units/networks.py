@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from atslib.clients.training import TrainConfig, evaluate, fit
 from atslib.data.load import Images, load
 from atslib.errors import AtsError, NotKept
-from atslib.models import build_model
+from atslib.models import PADDINGS, build_model
 from atslib.report.units.settings import Settings
 from atslib.rng import rng
 from atslib.store import ADDED_SINCE, Artifact, Store
@@ -141,15 +141,16 @@ def victim(settings: Settings, policy: str = "") -> ModelUnit:
 
 
 def network(unit: ModelUnit) -> nn.Module:
-    """The untrained network of a unit; all policies of one seed share their initial weights."""
+    """The untrained network of a unit; all policies and paddings of one seed share their initial weights."""
     images = dataset(unit.dataset, "test")
+    padding = next((f"-{name}" for name in PADDINGS if unit.model.endswith(name)), "")
     return build_model(
         unit.model,
         images.num_classes,
         images.pixels.shape[1],
         norm=unit.norm or unit.dataset,
         image_size=images.pixels.shape[2],
-        rng=rng(unit.seed, "weights", unit.model),
+        rng=rng(unit.seed, "weights", unit.model.removesuffix(padding)),
     )
 
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from atslib.attacks import ATTACKS, Attack, GradientMatching, reconstruct
 from atslib.attacks.adaptive import ThroughPolicy
+from atslib.attacks.analytic import LastLayerAlone
 from atslib.attacks.informed import FromMean, Undone
 from atslib.attacks.knowing import BothImages, KeptEntries, KnownFeatures
 from atslib.attacks.learned import Learned
@@ -30,16 +31,14 @@ FRAMES = 11  # iterates kept of every attack, the first and the last among them
 CANDIDATES = 100  # test images among which a reconstruction is to single out its own
 
 
-_ATTACKS = GradientMatching | ThroughPolicy | FromMean | Undone | Learned | KeptEntries | KnownFeatures | BothImages
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AttackUnit(OnModel):
     """What decides a batch of attacks: the model, the victims' images and the attack.
 
     The crops and flips, and the starts, are the same for every policy, defense and attack of one seed:
     comparisons are paired. Images are the test images `first` … `last` - 1. In each of several `rounds` the policy
-    draws anew for the same images after the same crops and flips; `target` is what the client used in the first.
+    draws anew for the same images after the same crops and flips; `target` is what the client used in the first. With
+    `every` each restart is looked at too, see `attacked`.
     """
 
     kind: ClassVar[str] = "attack"
@@ -55,6 +54,7 @@ class AttackUnit(OnModel):
         | KeptEntries
         | KnownFeatures
         | BothImages
+        | LastLayerAlone
         | Attack
     )
     first: int
@@ -65,6 +65,7 @@ class AttackUnit(OnModel):
     frames: int = FRAMES
     seed: int = 0
     rounds: int = dataclasses.field(default=1, metadata=ADDED_SINCE)
+    every: bool = dataclasses.field(default=False, metadata=ADDED_SINCE)
 
     def __post_init__(self) -> None:
         if not dataclasses.is_dataclass(self.attack) or not hasattr(self.attack, "run"):
@@ -202,7 +203,8 @@ def attacked(unit: AttackUnit, store: Store, device: torch.device) -> Artifact:
 
     Tensors: `reconstruction`, `target` and `original` (B, C, H, W) in [0, 1] (the last two uint8), `psnr`,
     `psnr_original`, `psnr_before` (against the image after crop and flip, before the policy), `mse`, `ssim`, `cost`,
-    `stuck` and both of `ranks` (B,), `trace` (T, B), `trace_steps` (T,), `frames` (F, B, …).
+    `stuck` and both of `ranks` (B,), `trace` (T, B), `trace_steps` (T,), `frames` (F, B, …). Of a unit with `every`
+    also `psnr_each`, `rank_each` and `cost_each` (restarts, B), of every restart; the rank is that of the target.
     """
     return store.get(unit.kind, unit, lambda state: _attack(unit, store, device, state), label=unit.title)
 
@@ -244,10 +246,16 @@ def _attack(unit: AttackUnit, store: Store, device: torch.device, state: object)
         rng=rng(unit.seed, "labels", unit.first),
         start=starts(unit, model),
         frames=unit.frames,
+        keep_restarts=unit.every,
         checkpoint=state,
         on_saved=store.check_time,
         progress=store.progress,
     )
+    each = {
+        "psnr_each": [psnr(made, images) for made in attack.restarts],
+        "rank_each": [ranks(unit, made.cpu())["rank_target"] for made in attack.restarts],
+        "cost_each": list(attack.costs),
+    }
     kept = torch.linspace(0, len(attack.trace) - 1, min(TRACE, len(attack.trace))).round().long()
     return {
         "reconstruction": attack.images,
@@ -263,6 +271,7 @@ def _attack(unit: AttackUnit, store: Store, device: torch.device, state: object)
         "psnr_original": psnr(attack.images, to_images(original)),
         "psnr_before": psnr(attack.images, to_images(before(unit)).to(device)),
         **ranks(unit, attack.images.cpu()),
+        **{name: torch.stack(values) for name, values in each.items() if unit.every},
         "mse": mse(attack.images, images),
         "ssim": ssim(attack.images, images),
     }
