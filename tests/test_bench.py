@@ -76,6 +76,16 @@ def test_the_time_of_repeated_local_steps_is_per_step(capsys):
     assert min(speed["mean_ms"], speed["unrolled_ms"]) > 0
 
 
+def test_images_that_share_a_gradient_and_single_ones_are_measured_with_their_memory(tmp_path, capsys):
+    kept = tmp_path / "speed.jsonl"
+    assert main(f"bench forms --model lenet-2 --members 3 --out {kept}".split()) == 0
+    speed = json.loads(capsys.readouterr().out)
+    assert (speed["benchmark"], speed["members"]) == ("forms", 3)
+    assert min(speed["shared_ms"], speed["single_ms"]) > 0
+    assert 0 < speed["shared_peak_mb"] <= speed["single_peak_mb"]
+    assert len(speed_table(kept).splitlines()) == 2  # it compares with no loop
+
+
 def test_the_plain_curve_ends_at_one_and_starts_at_the_noise():
     model = bench.build_model("lenet-2", 10, rng=bench.rng(0))
     pixels, start = torch.rand(2, 2, 3, 32, 32, generator=bench.rng(1))

@@ -380,6 +380,7 @@ def test_every_field_of_a_unit_changes_its_key(store):
         "frames": 3,
         "seed": 1,
         "rounds": 2,
+        "every": True,
     }
     keys = {store.path("attack", dataclasses.replace(unit, **{name: value})) for name, value in other.items()}
     assert set(other) == {field.name for field in dataclasses.fields(unit)}

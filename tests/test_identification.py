@@ -8,7 +8,7 @@ from checks import refused
 from scipy import stats
 
 from atslib.data.load import available, load
-from atslib.measures.identification import identification, similarity
+from atslib.measures.identification import identification, rolled, similarity
 from atslib.rng import rng
 
 K = 40
@@ -149,3 +149,23 @@ def test_images_in_a_batch_do_not_depend_on_each_other(channels):
 def test_what_cannot_be_compared_is_refused(images, candidates, truth, message):
     with refused(message):
         identification(images, torch.zeros(candidates), torch.tensor(truth))
+
+
+def test_over_all_circular_shifts_the_best_is_found_with_its_place():
+    images, few = noise(CANDIDATES[:3].roll((7, -5), (2, 3)), 0.05, "rolled"), CANDIDATES[:4]
+    best, down, right = rolled(images, few)
+    assert [(int(down[i, i]), int(right[i, i])) for i in range(3)] == [(7, 19)] * 3
+    flat = [x.flatten(1) - x.flatten(1).mean(1, keepdim=True) for x in (images, few)]
+    width = images.shape[-1]
+    for i in range(3):
+        for j in range(4):
+            every = torch.stack([few[j].roll((s // width, s % width), (1, 2)) for s in range(20 * width)]).flatten(1)
+            expected = F.cosine_similarity(flat[0][i], every - every.mean(1, keepdim=True), dim=1).max()
+            torch.testing.assert_close(best[i, j], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_an_image_rolled_far_is_identified_where_all_shifts_are_tried():
+    far = CANDIDATES.roll((10, 9), (2, 3))
+    assert (identification(far, CANDIDATES, EVERY, shift=None) == 1).all()
+    assert (identification(far, CANDIDATES, EVERY) == 1).float().mean() < 0.5
+    assert (identification(torch.full_like(far, 0.3), CANDIDATES, EVERY, shift=None) == K).all()

@@ -27,6 +27,7 @@ SCORE_SIZES = (("resnet20-4", 2), ("resnet20-1", 12))
 ADAPTIVE_SIZES = (("lenet", 32), ("resnet20-1", 8))
 LABEL_SIZES = (("lenet", 1_000),)
 WEIGHT_SIZES = (("lenet", 4),)
+FORM_SIZES = (("lenet", 100), ("convnet-16", 100), ("resnet20-1", 100))
 # what is measured: its sizes, and what it is measured against
 SIZES = {
     "attack": (ATTACK_SIZES, "the plain loop"),
@@ -34,6 +35,7 @@ SIZES = {
     "adaptive": (ADAPTIVE_SIZES, "an attack without the policy"),
     "labels": (LABEL_SIZES, "the published rule"),
     "weights": (WEIGHT_SIZES, "an attack on the mean gradient"),
+    "forms": (FORM_SIZES, "as many single images"),
 }
 
 
@@ -202,18 +204,8 @@ def adaptive(model_name: str = "lenet", members: int = 16, *, device: str = "cpu
     place, policy = torch.device(device), "3-1-7+43-18-18"
     model, images, begin, labels = _victims(model_name, members, place)
     seen = observe(model, images, labels, defense=policy, threat=ThreatModel(defense="draws"), rng=0)
-    z = normalization_layer(model)(begin).flatten(1)
-
-    def step(view: Observed) -> Callable[[], Tensor]:
-        objective = Objective(view, [GradientMatching()] * members)
-
-        def one() -> Tensor:
-            rows = z.detach().requires_grad_()
-            return torch.autograd.grad(sum(objective(rows)).sum(), rows)[0]
-
-        return one
-
-    plain, behind = seconds(step(seen), step(through(seen, drawn(seen.knows))), device=place, repeats=repeats)
+    views, z = (seen, through(seen, drawn(seen.knows))), normalization_layer(model)(begin)
+    plain, behind = seconds(*(_step(view, z) for view in views), device=place, repeats=repeats)
     return _where("adaptive", place, model_name, members) | {
         "policy": policy,
         "plain_ms": round(1e3 * plain / members, 3),
@@ -261,24 +253,42 @@ def weights(model_name: str = "lenet", members: int = 4, *, device: str = "cpu",
     model, images, begin, labels = _victims(model_name, members * batch, place)
     threat = ThreatModel(batch=batch)
     seen = observe_weights(model, images, labels, local=local, rng=0, threat=threat)
-    z = normalization_layer(model)(begin).reshape(members, -1)
-
-    def step(unroll: bool) -> Callable[[], Tensor]:
-        objective = Objective(seen, [GradientMatching(unroll=unroll)] * members)
-
-        def one() -> Tensor:
-            rows = z.detach().requires_grad_()
-            return torch.autograd.grad(sum(objective(rows)).sum(), rows)[0]
-
-        return one
-
-    mean, unrolled = seconds(step(False), step(True), device=place, repeats=repeats)
+    z = normalization_layer(model)(begin)
+    mean, unrolled = seconds(*(_step(seen, z, unroll=u) for u in (False, True)), device=place, repeats=repeats)
     return _where("weights", place, model_name, members) | {
         "batch": batch,
         "local_steps": local.epochs,
         "mean_ms": round(1e3 * mean / len(images), 3),
         "unrolled_ms": round(1e3 * unrolled / len(images) / local.epochs, 3),
     }
+
+
+def forms(model_name: str = "resnet20-1", members: int = 100, *, device: str = "cpu", repeats: int = 3) -> dict:
+    """One iteration on images that share one gradient, and on as many that have one each.
+
+    Returns:
+        device, threads, model, members (images), ms an image and iteration of one problem of all of them and of
+        problems of one image each, and the peak memory in MB until then, of the process on a CPU.
+    """
+    place, found = torch.device(device), {}
+    model, images, begin, labels = _victims(model_name, members, place)
+    for name, batch in (("shared", members), ("single", 1)):  # the smaller first: a process's peak never falls
+        seen = observe(model, images, labels, threat=ThreatModel(batch=batch))
+        call = _step(seen, normalization_layer(model)(begin))
+        found[f"{name}_ms"] = round(1e3 * seconds(call, device=place, repeats=repeats)[0] / members, 3)
+        found[f"{name}_peak_mb"] = round((torch.cuda.max_memory_allocated(place) if begin.is_cuda else _peak()) / 1e6)
+    return _where("forms", place, model_name, members) | found
+
+
+def _step(seen: Observed, z: Tensor, **fields: object) -> Callable[[], Tensor]:
+    """One gradient of the cost of `adam-cosine`, with these fields, at the images `z` (B, C, H, W)."""
+    objective = Objective(seen, [GradientMatching(**fields)] * len(seen))
+
+    def one() -> Tensor:
+        rows = z.reshape(len(seen), -1).detach().requires_grad_()
+        return torch.autograd.grad(sum(objective(rows)).sum(), rows)[0]
+
+    return one
 
 
 def _peak() -> int:

@@ -17,7 +17,7 @@ from atslib.report.verdicts import MARGIN, does_not_matter
 Tables = dict[str, pd.DataFrame]
 Judged = tuple[str, str]  # status, numbers in words
 FOUND = 0.01  # the share of images that chance finds among 100
-UNTOLD = ("cannot tell", "not run")
+UNTOLD = ("cannot tell", f"not run, or on fewer than {ENOUGH} images")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Line:
     judge: Callable[[Tables], Judged]
 
     def __call__(self, tables: Tables) -> Judged:
-        """Status and numbers; *cannot tell* where the line was not run."""
+        """Status and numbers; *cannot tell* where the line was run on too few images, or not at all."""
         try:
             return self.judge(tables)
         except (KeyError, IndexError):
@@ -44,7 +44,7 @@ def _rows(tables: Tables, line: str, where: str = "", table: str = "attacks") ->
     """The rows of a line, or of one place of it."""
     rows = tables[table][tables[table]["line"] == line]
     rows = rows[rows["where"] == where] if where else rows
-    if rows.empty:
+    if rows["image"].nunique() < ENOUGH:
         raise KeyError(line)
     return rows
 
@@ -58,13 +58,14 @@ def _gain(rows: pd.DataFrame, what: object) -> dict[str, float]:
     return compare.gained(rows[rows["what"] == what])
 
 
-def _found(rows: pd.DataFrame, column: str = "rank_target") -> tuple[float, float, float]:
+def found(rows: pd.DataFrame, column: str = "rank_target") -> tuple[float, float, float]:
     """Share of images singled out among 100, with its exact 95 % interval."""
     hits = int((rows[column] == 1).sum())
     return (hits / len(rows), *share_interval(hits, len(rows)))
 
 
-def _share(found: tuple[float, float, float]) -> str:
+def share(found: tuple[float, float, float]) -> str:
+    """A share with its interval in words."""
     return f"{found[0]:.0%} [{found[1]:.0%}, {found[2]:.0%}]"
 
 
@@ -137,10 +138,10 @@ def trained(tables: Tables) -> Judged:
     gains, finds, words = [], [], []
     for where, rows in _rows(tables, "C4").groupby("where", sort=False):
         end = max(rows["what"])
-        gain, found = _gain(rows, end), _found(rows[rows["what"] == end])
+        gain, hits = _gain(rows, end), found(rows[rows["what"] == end])
         gains.append(gain["low"] > 0)
-        finds.append(found[1] > FOUND)
-        words.append(f"{where} after {end:,} steps: {compare.interval(gain)}, found {_share(found)}")
+        finds.append(hits[1] > FOUND)
+        words.append(f"{where} after {end:,} steps: {compare.interval(gain)}, found {share(hits)}")
     status = "reproduced" if all(gains) else "partly" if any(gains) or any(finds) else "not reproduced"
     return status, "; ".join(words)
 
@@ -201,9 +202,9 @@ def hundred(tables: Tables) -> Judged:
     """Line C9: images singled out of a batch of a hundred."""
     holds, words = [], []
     for where, rows in _rows(tables, "C9", table="batches").groupby("where", sort=False):
-        found = _found(rows[rows["what"] == max(rows["what"])], "rank")
-        holds.append(found[1] > FOUND)
-        words.append(f"{where}: {_share(found)} of {max(rows['what'])} found")
+        hits = found(rows[rows["what"] == max(rows["what"])], "rank")
+        holds.append(hits[1] > FOUND)
+        words.append(f"{where}: {share(hits)} of {max(rows['what'])} found")
     return _status(holds), "; ".join(words)
 
 
@@ -220,8 +221,8 @@ def linear(tables: Tables) -> Judged:
 def batches(tables: Tables) -> Judged:
     """Line O2: whether what leaks from one image tells what leaks from a hundred, labels restored."""
     rows = _rows(tables, "O2", table="batches")
-    one, most = (_found(rows[rows["what"] == size], "rank") for size in (min(rows["what"]), max(rows["what"])))
-    words = f"found of single images {_share(one)}, of {max(rows['what'])} that share a gradient {_share(most)}"
+    one, most = (found(rows[rows["what"] == size], "rank") for size in (min(rows["what"]), max(rows["what"])))
+    words = f"found of single images {share(one)}, of {max(rows['what'])} that share a gradient {share(most)}"
     status = "reproduced" if most[2] < one[0] / 2 else "not reproduced" if most[1] > one[0] / 2 else "cannot tell"
     return status, words
 

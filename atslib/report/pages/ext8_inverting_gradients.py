@@ -1,32 +1,28 @@
 """Extension 8: nine claims of Inverting Gradients (Geiping et al.) and four objections to it, each tested."""
 
-import html
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 
 import numpy as np
 import pandas as pd
-import torch
 
-from atslib.measures.statistics import interval, share_interval
-from atslib.report import lines
+from atslib.measures.statistics import interval
+from atslib.report import compare, lines
 from atslib.report.lines import Line
 from atslib.report.result import Result, Verdict
-from atslib.report.units.batches import BatchUnit, attacked_batches
-from atslib.report.units.gradients import FeatureUnit, StagesUnit, features_read, rolled_ranks, through_training
-from atslib.report.units.inverting import RESTARTS, attack_units, batch_units, gradient_units
-from atslib.report.units.networks import Unit, device_of
+from atslib.report.units import inverting
+from atslib.report.units.batches import attacked_batches
+from atslib.report.units.gradients import StagesUnit, features_read, through_training
+from atslib.report.units.networks import Unit, dataset, device_of
 from atslib.report.units.settings import Settings
-from atslib.report.units.tables import image_rows, label, provenance
-from atslib.report.units.units import AttackUnit, attacked
+from atslib.report.units.tables import provenance
+from atslib.report.units.units import attacked
 from atslib.report.verdicts import MARGIN
-from atslib.store import Artifact, Store
-
-KEYS = ("line", "where", "what")
+from atslib.store import Store
 
 
 def units(settings: Settings) -> dict[tuple, Unit]:
     """All by (line, where, what); those of tuning by ("tuned", line, where, attack, step size)."""
-    return gradient_units(settings) | attack_units(settings) | batch_units(settings)
+    return inverting.gradient_units(settings) | inverting.attack_units(settings) | inverting.batch_units(settings)
 
 
 LINES = {
@@ -120,14 +116,15 @@ LINES = {
     ),
 }
 
+HOLDS = {"reproduced": "holds", "partly": "holds in part", "not reproduced": "does not hold"}
 RULE = (
-    "Each line has its rule, written before its run and printed with it. Of the nine claims: reproduced if all hold, not "
-    "reproduced if none does, partly otherwise; cannot tell if half of them or more cannot be told."
+    "Each line has its rule, written before its run and printed with it. Of the nine claims: reproduced if all hold, "
+    "not reproduced if none does, partly otherwise; cannot tell if half of them or more cannot be told."
 )
 
 
 def verdict(tables: Mapping[str, pd.DataFrame]) -> tuple[pd.DataFrame, Verdict]:
-    """Every line's status and numbers, one row each, and what the claims come to."""
+    """One row per line, text, status and numbers, and what the claims come to."""
     judged = pd.DataFrame(
         [(name, *line(tables)) for name, line in LINES.items()], columns=["line", "status", "numbers"]
     )
@@ -145,26 +142,28 @@ def run(settings: Settings, store: Store) -> Result:
     """Tables `lines` (status, numbers), and one row per image of `attacks`, `each` restart, `batches`, `features`,
     `stages`, by line, place and what differs; `tuned` has the mean PSNR of every step size that was tried.
     """
-    device, asked = device_of(settings.device), attack_units(settings)
+    device, asked, groups = (
+        device_of(settings.device),
+        inverting.attack_units(settings),
+        inverting.batch_units(settings),
+    )
     made = {key: attacked(unit, store, device) for key, unit in asked.items()}
-    rows: dict[str, list[pd.DataFrame]] = {name: [] for name in ("attacks", "each", "tuned", "batches", "features")}
+    sheets = {key: attacked_batches(unit, store, device) for key, unit in groups.items()}
+    rows: dict[str, list[pd.DataFrame]] = {name: [] for name in ("attacks", "each", "tuned", "features", "stages")}
+    rows["batches"] = [inverting.batch_rows(key, groups[key], sheet) for key, sheet in sheets.items()]
     for key, unit in asked.items():
         if key[0] == "tuned":
-            tried = dict(zip((*KEYS, "rate"), key[1:], strict=True)) | {"psnr": float(made[key]["psnr"].mean())}
-            rows["tuned"].append(pd.DataFrame([tried]))
+            tried = dict(zip((*inverting.KEYS, "rate"), key[1:], strict=True))
+            rows["tuned"].append(pd.DataFrame([tried | {"psnr": float(made[key]["psnr"].mean())}]))
             continue
-        rows["attacks"].append(_attacks(key, unit, made[key], store, device))
-        if unit.every:
-            rows["each"].append(_each(key, unit, made[key]))
-    sheets = {key: attacked_batches(unit, store, device) for key, unit in batch_units(settings).items()}
-    rows["batches"] = [_batches(key, batch_units(settings)[key], sheet) for key, sheet in sheets.items()]
-    stages: list[pd.DataFrame] = []
-    for key, unit in gradient_units(settings).items():
+        rows["attacks"].append(inverting.attack_rows(key, unit, made[key], store, device))
+        rows["each"] += [inverting.restart_rows(key, unit, made[key])] if unit.every else []
+    for key, unit in inverting.gradient_units(settings).items():
         if isinstance(unit, StagesUnit):
-            stages += _stages(through_training(unit, store, device))
+            rows["stages"] += inverting.stage_rows(through_training(unit, store, device))
         else:
-            rows["features"].append(_features(key, unit, features_read(unit, store, device)))
-    tables = {name: pd.concat(parts, ignore_index=True) for name, parts in (rows | {"stages": stages}).items() if parts}
+            rows["features"].append(inverting.feature_rows(key, unit, features_read(unit, store, device)))
+    tables = {name: pd.concat(parts, ignore_index=True) for name, parts in rows.items() if parts}
     judged, whole = verdict(tables)
     first = next(iter(made.values()))
     facts = provenance(settings, first) | {
@@ -176,56 +175,122 @@ def run(settings: Settings, store: Store) -> Result:
     return Result("ext8_inverting_gradients", {"lines": judged} | tables, facts, whole, made | sheets)
 
 
-def _named(table: pd.DataFrame, key: tuple) -> pd.DataFrame:
-    return table.assign(**dict(zip(KEYS, key, strict=True)))
+def said(result: Result, *names: str) -> str:
+    """Lines as HTML: text, status, numbers and rule."""
+    judged, parts = result.tables["lines"].set_index("line"), []
+    for name in names:
+        status, numbers = judged.loc[name, ["status", "numbers"]]
+        shown = {"reproduced": "holds", "partly": "holds in part", "not reproduced": "does not hold"}.get(
+            status, status
+        )
+        badge = f'<span class="verdict" data-status="{status}">{shown}</span>'
+        parts.append(
+            f"<p>{badge} <b>{name}. {LINES[name].text}</b> {numbers}.</p><p><i>Rule.</i> {LINES[name].rule}</p>"
+        )
+    return "".join(parts)
 
 
-def _attacks(key: tuple, unit: AttackUnit, artifact: Artifact, store: Store, device: torch.device) -> pd.DataFrame:
-    table = image_rows(artifact, unit)[["image", "psnr", "gain", "floor_policy", "ssim", "cost", "rank_target"]]
-    if key[0] == "C7":
-        rolled = rolled_ranks(unit, store, device)
-        table = table.assign(**{name: rolled[name].double().numpy() for name in ("rank_rolled", "psnr_rolled")})
-    return _named(table, key)
+def _of(result: Result, table: str, *names: str) -> pd.DataFrame:
+    """The rows of these lines; where none was run, of all."""
+    rows = result.tables[table]
+    own = rows[rows["line"].isin(names)]
+    return rows if own.empty else own
 
 
-def _each(key: tuple, unit: AttackUnit, artifact: Artifact) -> pd.DataFrame:
-    count, images = artifact["psnr_each"].shape
-    table = pd.DataFrame({"restart": np.repeat(range(count), images), "image": list(range(images)) * count})
-    for name in ("psnr", "rank", "cost"):
-        table[name] = artifact[f"{name}_each"].double().flatten().numpy()
-    return _named(table, key)
+def variance(result: Result) -> pd.DataFrame:
+    """Shares of the variance of length and direction, in percent: one row for each; empty where it was not run."""
+    rows = result.tables.get("stages", pd.DataFrame(columns=["of", "all", "image_sum", "stage_sum"]))
+    sums = rows.groupby("of", sort=False).sum()
+    table = pd.DataFrame({"stage": sums["stage_sum"], "image": sums["image_sum"]}).div(sums["all"], axis=0)
+    return (100 * table.assign(both=1 - table.sum(axis=1))).map("{:.1f}".format)
 
 
-def _batches(key: tuple, unit: BatchUnit, artifact: Artifact) -> pd.DataFrame:
-    table = pd.DataFrame({n: artifact[n].double().numpy() for n in ("psnr", "floor", "ssim", "rank")})
-    table["random"] = float(artifact["psnr_random"].mean())
-    table["group"] = [i // unit.batches.size for i in range(len(table))]
-    table["label"] = artifact["labels"].flatten().numpy()
-    table["share"] = artifact["share"].double().numpy()[table["group"]]
-    return _named(table.assign(image=range(len(table))), key)
+def means(result: Result, *names: str, value: str = "gain") -> pd.DataFrame:
+    """Mean and 95 % interval of `value` by place and attack, for a figure."""
+    parts = []
+    for (where, what), rows in _of(result, "attacks", *names).groupby(["where", "what"], sort=False):
+        low, high = interval(rows[value])
+        parts.append({"where": where, "what": str(what), "mean": rows[value].mean(), "low": low, "high": high})
+    return pd.DataFrame(parts)
 
 
-def _features(key: tuple, unit: FeatureUnit, artifact: Artifact) -> pd.DataFrame:
-    names = ("error", "error_mean", "rank_target", "rank_original")
-    table = pd.DataFrame({name: artifact[name].double().numpy() for name in names})
-    return table.assign(line=key[0], where=key[1], size=unit.batches.size, policy=label(unit.policy))
+def outcomes(result: Result, *names: str, table: str = "attacks") -> pd.DataFrame:
+    """One row per place and attack, as text: images, PSNR, gain on the floor, share found among 100."""
+    found = {}
+    for key, rows in _of(result, table, *names).groupby(["where", "what"], sort=False):
+        single = table == "attacks"
+        rows = rows if single else rows.assign(gain=rows["psnr"] - rows["floor"], rank_target=rows["rank"])
+        low, high = interval(rows["gain"], rows["image" if single else "group"])
+        found[key] = {"n": str(len(rows)), "PSNR, dB": f"{rows['psnr'].mean():.1f}"}
+        found[key] |= {"gain, dB": f"{rows['gain'].mean():+.1f} [{low:.1f}, {high:.1f}]"}
+        found[key] |= {"found": lines.share(lines.found(rows))}
+        if "rank_rolled" in rows and rows["rank_rolled"].notna().all():
+            found[key] |= {"found, any shift": lines.share(lines.found(rows, "rank_rolled"))}
+            found[key] |= {"PSNR at the best shift": f"{rows['psnr_rolled'].mean():.1f}"}
+        if not single:
+            found[key] |= {"PSNR assigned at random": f"{rows['random'].mean():.1f}"}
+    return pd.DataFrame(found).T.rename_axis(["", " "])
 
 
-def _stages(artifact: Artifact) -> list[pd.DataFrame]:
-    """Sums of squares of each image, of the logarithm of the length and of the direction."""
-    length = artifact["norm"].double().log10().numpy()
-    mean, count = length.mean(), len(length)
-    sums = {
-        "length": (
-            np.square(length - mean).sum(0),
-            count * np.square(length.mean(0) - mean),
-            np.square(length.mean(1) - mean).sum(),
-        ),
-        "direction": (
-            artifact["direction_all"].numpy(),
-            artifact["direction_image"].numpy(),
-            float(artifact["direction_stage"]) / length.shape[1],
-        ),
-    }
-    names = ("all", "image_sum", "stage_sum")
-    return [pd.DataFrame(dict(zip(names, each, strict=True))).assign(of=of) for of, each in sums.items()]
+def luck(result: Result) -> pd.DataFrame:
+    """PSNR by the number of restarts, chosen by the attack's own cost, and for one by the truth; for a figure."""
+    parts = []
+    for (where, what), rows in _of(result, "each", "O4").groupby(["where", "what"], sort=False):
+        choices = [("", "cost", "min")] + [(", oracle", "psnr", "max")] * (what == "cosine")
+        for count in (n for n in inverting.RESTARTS if n <= rows["restart"].nunique()):
+            for who, by, best in choices:
+                values = lines.chosen(rows, count, by, best=best)
+                low, high = interval(values)
+                named = {"where": where, "what": f"{what}{who}", "restarts": count}
+                parts.append(named | {"mean": values.mean(), "low": low, "high": high})
+    return pd.DataFrame(parts)
+
+
+def along(result: Result) -> pd.DataFrame:
+    """Gain and share found along two trainings, for a figure."""
+    parts = []
+    for (where, step), rows in _of(result, "attacks", "C4").groupby(["where", "what"], sort=False):
+        step = step if isinstance(step, int) else 0
+        for of, values in (("gain on the floor (dB)", compare.gained(rows)), ("found among 100 (%)", _percent(rows))):
+            parts.append({"where": where, "step": step, "of": of} | values)
+    return pd.DataFrame(parts)
+
+
+def _percent(rows: pd.DataFrame, column: str = "rank_target") -> dict[str, float]:
+    return dict(zip(("mean", "low", "high"), (100 * x for x in lines.found(rows, column)), strict=True))
+
+
+def shared(result: Result) -> pd.DataFrame:
+    """Share found among 100, in percent, by the number of images behind a gradient, for a figure."""
+    parts = []
+    for (line, where, size), rows in _of(result, "batches", "C9", "O2").groupby(list(inverting.KEYS), sort=False):
+        name = f"{where}, labels restored" if line == "O2" else where
+        parts.append({"what": name, "size": size, "of": "all images"} | _percent(rows, "rank"))
+    return pd.DataFrame(parts)
+
+
+def classes(result: Result, count: int = 10) -> pd.DataFrame:
+    """Of the largest batch: class and PSNR of the images that came out best and worst, two columns a network."""
+    rows, found, names = _of(result, "batches", "C9"), {}, dataset(str(result.facts["dataset"]), "test").class_names
+    for where, part in rows[rows["what"] == rows["what"].max()].groupby("where", sort=False):
+        text = [f"{names[r.label]} {r.psnr:.1f}" for r in part.sort_values("psnr", ascending=False).itertuples()]
+        found |= {f"{where}, best": text[:count], f"{where}, worst": text[: -count - 1 : -1]}
+    return pd.DataFrame(found, index=range(1, len(next(iter(found.values()))) + 1))
+
+
+def read_off(result: Result) -> pd.DataFrame:
+    """One row per network, policy and batch size: error of the features read off, and whose they are."""
+    rows = result.tables["features"]
+    by = rows.groupby(["where", "policy", "size"], sort=False)
+    table = pd.DataFrame({"n": by.size(), "error (median)": by["error"].median().map("{:.1e}".format)})
+    table["error of the mean features"] = by["error_mean"].median().map("{:.2f}".format)
+    for name, words in (("rank_target", "used image found"), ("rank_original", "photograph found")):
+        table[words] = by[name].apply(lambda ranks: f"{(ranks == 1).mean():.0%}")
+    return table
+
+
+def pictures(result: Result, line: str, where: Hashable, count: int = 8) -> dict[str, object]:
+    """The first images that a line's attacks met in a place, and what each made of them from the same starts."""
+    own = {str(key[2]): sheet for key, sheet in result.sheets.items() if key[:2] == (line, where)}
+    made = {name: sheet["reconstruction"][:count] for name, sheet in own.items()}
+    return {"true images": next(iter(own.values()))["target"][:count]} | made if own else {}

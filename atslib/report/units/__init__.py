@@ -1,8 +1,8 @@
 """Settings, and the units of work that pages share: trained networks, attacks, scores, searches.
 
 `settings` resolves a profile; `networks`, `units` (the attacks), `batches` (attacks on several images a gradient, and
-labels told from them; `leakage` lists those of a page) and `scoring` make artifacts, `archive` keeps them in the
-repository, `tables` reads them, `table1` names the four blocks of the paper's Table 1 and their policies, `regimes`
-says when and which networks are attacked, `defended` who attacks which defense. To add a kind of unit: one frozen
-dataclass that is a `networks.Unit`.
+labels told from them; `leakage` lists those of a page), `gradients` (what they tell without an attack; `inverting`
+lists those of a page) and `scoring` make artifacts, `archive` keeps them in the repository, `tables` reads them,
+`table1` names the four blocks of the paper's Table 1 and their policies, `regimes` says when and which networks are
+attacked, `defended` who attacks which defense. To add a kind of unit: one frozen dataclass that is a `networks.Unit`.
 """

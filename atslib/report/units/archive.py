@@ -24,6 +24,7 @@ from torch import Tensor
 from atslib.clients.prepare import to_images
 from atslib.errors import AtsError
 from atslib.report.units.batches import BatchUnit, LabelUnit, chosen
+from atslib.report.units.gradients import FeatureUnit, StagesUnit
 from atslib.report.units.networks import ModelUnit, Unit
 from atslib.report.units.scoring import ScoreUnit, SearchUnit
 from atslib.report.units.units import AttackUnit, targets
@@ -35,7 +36,8 @@ FIRST_STEPS = 100  # of a training: networks on their way before it are kept wit
 PICTURES, ACROSS = 16, 4  # on a sheet, and in a row of it
 REMADE = ("target", "original")  # come again from the data and the unit
 NEVER_KEPT = (*REMADE, "reconstruction", "frames")  # the reconstructions as a sheet
-UNITS = {u.kind: u for u in (ModelUnit, AttackUnit, ScoreUnit, SearchUnit, LabelUnit, BatchUnit)}
+_ALL = (ModelUnit, AttackUnit, ScoreUnit, SearchUnit, LabelUnit, BatchUnit, StagesUnit, FeatureUnit)
+UNITS = {unit.kind: unit for unit in _ALL}
 
 
 class Archive:
@@ -53,8 +55,7 @@ class Archive:
         if not self.index.exists():
             return {}
         try:
-            lines = [json.loads(line) for line in self.index.read_text().splitlines()]
-            return {_key(line): line for line in lines}
+            return {_key(line): line for line in map(json.loads, self.index.read_text().splitlines())}
         except (ValueError, KeyError, TypeError):
             raise AtsError(f"{self.index} is damaged: `git checkout {self.root}` brings it back") from None
 
@@ -262,9 +263,8 @@ def _table(tensors: Tensors, columns: dict[str, list[str]], first: int) -> bytes
     titles = ["image", *(title for group in columns.values() for title in group)]
     values = [row.numpy().astype(str) for name in columns for row in tensors[name].view(len(columns[name]), -1)]
     text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(titles)
-    rows.writerows((first + i, *row) for i, row in enumerate(zip(*values, strict=True)))
+    rows = [(first + i, *row) for i, row in enumerate(zip(*values, strict=True))]
+    csv.writer(text, lineterminator="\n").writerows([titles, *rows])
     return text.getvalue().encode()
 
 

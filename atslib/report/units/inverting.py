@@ -2,19 +2,26 @@
 
 import dataclasses
 
+import numpy as np
+import pandas as pd
+import torch
+
 from atslib.attacks import ATTACKS, GradientMatching
 from atslib.attacks.analytic import LastLayerAlone
 from atslib.clients.training import TrainConfig
 from atslib.clients.updates import LocalTraining
 from atslib.report.units.batches import Batches, BatchUnit
-from atslib.report.units.gradients import FeatureUnit, StagesUnit
+from atslib.report.units.gradients import FeatureUnit, StagesUnit, rolled_ranks
 from atslib.report.units.leakage import OURS, STRONG
 from atslib.report.units.networks import STAGES, ModelUnit
 from atslib.report.units.regimes import Cell, training_steps
 from atslib.report.units.settings import Settings
 from atslib.report.units.table1 import FEW, HYBRID
+from atslib.report.units.tables import image_rows, label
 from atslib.report.units.units import AttackUnit
+from atslib.store import Artifact, Store
 
+KEYS = ("line", "where", "what")  # of a unit, beside what its table has
 RESNET, LENET = ATTACKS["annealed-resnet"], dataclasses.replace(ATTACKS["annealed-lenet"], steps=200)
 ONE_STAGE = dataclasses.replace(RESNET, steps=100)
 STRONGEST = {"lenet": LENET, "convnet-16": ATTACKS["annealed-convnet"], "resnet20-1": ONE_STAGE}
@@ -83,7 +90,32 @@ def trials() -> dict[tuple, AttackUnit]:
 
 
 # The step size of each trial's best mean PSNR; a test holds them to the archive.
-BEST: dict[tuple[str, str, str], float] = {}
+BEST: dict[tuple[str, str, str], float] = {
+    ("C2", "LeNet, initial", "cosine"): 1.0,
+    ("C2", "LeNet, initial", "L2"): 1.0,
+    ("C2", "LeNet, initial", "L2, each layer"): 3.0,
+    ("C2", "LeNet, initial", "L1"): 1.0,
+    ("C2", "ResNet20-1, initial", "cosine"): 1.0,
+    ("C2", "ResNet20-1, initial", "L2"): 0.3,
+    ("C2", "ResNet20-1, initial", "L2, each layer"): 0.3,
+    ("C2", "ResNet20-1, initial", "L1"): 0.3,
+    ("C2", "ResNet20-1, semi", "cosine"): 0.1,
+    ("C2", "ResNet20-1, semi", "L2"): 0.1,
+    ("C2", "ResNet20-1, semi", "L2, each layer"): 0.1,
+    ("C2", "ResNet20-1, semi", "L1"): 0.1,
+    ("C2", "ResNet20-1, trained", "cosine"): 0.1,
+    ("C2", "ResNet20-1, trained", "L2"): 0.1,
+    ("C2", "ResNet20-1, trained", "L2, each layer"): 0.1,
+    ("C2", "ResNet20-1, trained", "L1"): 0.1,
+    ("C3", "LeNet, initial", "Adam, signed"): 0.3,
+    ("C3", "LeNet, initial", "Adam"): 1.0,
+    ("C3", "LeNet, initial", "SGD"): 1000.0,
+    ("C3", "LeNet, initial", "L-BFGS"): 1.0,
+    ("C3", "ResNet20-1, initial", "Adam, signed"): 3.0,
+    ("C3", "ResNet20-1, initial", "Adam"): 1.0,
+    ("C3", "ResNet20-1, initial", "SGD"): 1000.0,
+    ("C3", "ResNet20-1, initial", "L-BFGS"): 1.0,
+}
 
 
 def tuned(line: str, where: str, name: str, evaluations: int, **changes: object) -> AttackUnit:
@@ -205,3 +237,62 @@ def gradient_units(settings: Settings) -> dict[tuple, StagesUnit | FeatureUnit]:
                 found["O1", name, (size, "")] = FeatureUnit(model=model, batches=Batches(size=size, count=count))
         found["O1", name, (1, HYBRID)] = dataclasses.replace(found["O1", name, (1, "")], policy=HYBRID)
     return found
+
+
+def _named(table: pd.DataFrame, key: tuple) -> pd.DataFrame:
+    return table.assign(**dict(zip(KEYS, key, strict=True)))
+
+
+def attack_rows(key: tuple, unit: AttackUnit, artifact: Artifact, store: Store, device: torch.device) -> pd.DataFrame:
+    """One row per image of an attack; of padded networks also what it is worth at the best circular shift."""
+    table = image_rows(artifact, unit)[["image", "psnr", "gain", "floor_policy", "ssim", "cost", "rank_target"]]
+    if key[0] == "C7":
+        rolled = rolled_ranks(unit, store, device)
+        table = table.assign(**{name: rolled[name].double().numpy() for name in ("rank_rolled", "psnr_rolled")})
+    return _named(table, key)
+
+
+def restart_rows(key: tuple, unit: AttackUnit, artifact: Artifact) -> pd.DataFrame:
+    """One row per restart and image."""
+    count, images = artifact["psnr_each"].shape
+    table = pd.DataFrame({"restart": np.repeat(range(count), images), "image": list(range(images)) * count})
+    for name in ("psnr", "rank", "cost"):
+        table[name] = artifact[f"{name}_each"].double().flatten().numpy()
+    return _named(table, key)
+
+
+def batch_rows(key: tuple, unit: BatchUnit, artifact: Artifact) -> pd.DataFrame:
+    """One row per image of batches."""
+    table = pd.DataFrame({n: artifact[n].double().numpy() for n in ("psnr", "floor", "ssim", "rank")})
+    table["random"] = float(artifact["psnr_random"].mean())
+    table["group"] = [i // unit.batches.size for i in range(len(table))]
+    table["label"] = artifact["labels"].flatten().numpy()
+    table["share"] = artifact["share"].double().numpy()[table["group"]]
+    return _named(table.assign(image=range(len(table))), key)
+
+
+def feature_rows(key: tuple, unit: FeatureUnit, artifact: Artifact) -> pd.DataFrame:
+    """One row per image whose features were read off."""
+    names = ("error", "error_mean", "rank_target", "rank_original")
+    table = pd.DataFrame({name: artifact[name].double().numpy() for name in names})
+    return table.assign(line=key[0], where=key[1], size=unit.batches.size, policy=label(unit.policy))
+
+
+def stage_rows(artifact: Artifact) -> list[pd.DataFrame]:
+    """Sums of squares of each image, of the logarithm of the length and of the direction."""
+    length = artifact["norm"].double().log10().numpy()
+    mean, count = length.mean(), len(length)
+    sums = {
+        "length": (
+            np.square(length - mean).sum(0),
+            count * np.square(length.mean(0) - mean),
+            np.square(length.mean(1) - mean).sum(),
+        ),
+        "direction": (
+            artifact["direction_all"].numpy(),
+            artifact["direction_image"].numpy(),
+            float(artifact["direction_stage"]) / length.shape[1],
+        ),
+    }
+    names = ("all", "image_sum", "stage_sum")
+    return [pd.DataFrame(dict(zip(names, each, strict=True))).assign(of=of) for of, each in sums.items()]

@@ -1,0 +1,337 @@
+"""The page on Inverting Gradients: its units against plain computations, every rule on made-up tables, its cells."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import torch.nn.functional as F
+
+from atslib.clients.prepare import to_images
+from atslib.clients.training import TrainConfig
+from atslib.report.pages import ext8_inverting_gradients as page
+from atslib.report.pages.ext8_inverting_gradients import LINES
+from atslib.report.units import gradients, inverting
+from atslib.report.units.archive import unit_of
+from atslib.report.units.batches import Batches, at_random
+from atslib.report.units.gradients import FeatureUnit, StagesUnit, features_read, rolled_ranks, through_training
+from atslib.report.units.networks import ModelUnit, dataset, network, trained
+from atslib.report.units.settings import settings
+from atslib.report.units.units import AttackUnit, attacked, ranks
+from atslib.rng import rng
+from atslib.store import plain, project_root
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+CPU, LAPTOP = torch.device("cpu"), settings(profile="laptop")
+MODEL = ModelUnit(dataset="shapes", model="lenet-4", fraction=0.02, train=None, seed=0)
+
+
+# --- units ---------------------------------------------------------------------------------------------------
+
+
+def test_every_restart_is_looked_at_and_the_one_of_least_cost_is_the_attacks(store):
+    attack = dataclasses.replace(inverting.LENET, steps=3, restarts=3)
+    unit = AttackUnit(model=MODEL, policy="", attack=attack, first=0, last=2, frames=0, every=True)
+    made = attacked(unit, store, CPU)
+    assert made["psnr_each"].shape == made["rank_each"].shape == made["cost_each"].shape == (3, 2)
+    best = made["cost_each"].argmin(0)
+    for name in ("psnr", "cost"):
+        torch.testing.assert_close(made[f"{name}_each"][best, range(2)], made[name])
+    assert torch.equal(made["rank_each"][best, range(2)], ranks(unit, made["reconstruction"])["rank_target"])
+    assert unit_of({"kind": unit.kind, "version": 1, "config": plain(unit)}) == unit
+
+
+def test_sums_of_squares_of_directions_are_those_of_a_plain_decomposition(store, tmp_path):
+    train = TrainConfig(epochs=1, batch=8)
+    unit = StagesUnit(model=dataclasses.replace(MODEL, train=train), steps=(1, 2), images=5)
+    made = through_training(unit, store, CPU)
+    few = dataset("shapes", "test")[:5]
+    rows = []
+    for model in (trained(m, store, CPU)[0] for m in unit.models):
+        for image, label in zip(to_images(few.pixels), few.labels, strict=True):
+            loss = F.cross_entropy(model(image[None]), label[None])
+            rows.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))]))
+    gradients = torch.stack(rows).view(4, 5, -1).detach().double()
+    torch.testing.assert_close(made["norm"].double(), gradients.norm(dim=2), rtol=1e-4, atol=1e-8)
+    u = F.normalize(gradients, dim=2)
+    mean = u.mean((0, 1))
+    for name, expected in (
+        ("direction_all", (u - mean).square().sum((0, 2))),
+        ("direction_image", 4 * (u.mean(0) - mean).square().sum(1)),
+        ("direction_stage", 5 * (u.mean(1) - mean).square().sum()),
+        ("same_stage", torch.stack([(s @ s.T).sum() - 5 for s in u]) / 20),
+        ("same_image", torch.einsum("snp,tnp->st", u, u) / 5),
+    ):
+        torch.testing.assert_close(made[name].double(), expected, rtol=1e-3, atol=1e-5)
+    length, direction = inverting.stage_rows(made)
+    for table in (length, direction):  # what stage and image explain is no more than all
+        assert (table[["image_sum", "stage_sum"]].sum().sum()) <= table["all"].sum() * (1 + 1e-6)
+    assert unit_of({"kind": unit.kind, "version": 1, "config": plain(unit)}) == unit
+
+
+def test_features_are_read_off_exactly_from_one_image_and_mixed_from_several(store):
+    one = FeatureUnit(model=MODEL, batches=Batches(size=1, count=4), policy="3-1-7")
+    made = features_read(one, store, CPU)
+    assert (made["error"] < 1e-4).all()
+    assert (made["error"] < made["error_mean"]).all()
+    assert made["rank_target"].tolist() == [1] * 4
+    assert made["rank_original"].shape == (4,)
+    several = features_read(dataclasses.replace(one, batches=Batches(size=4, count=2)), store, CPU)
+    assert several["error"].median() > 1e-3
+    assert unit_of({"kind": one.kind, "version": 1, "config": plain(one)}) == one
+
+
+def test_a_shifted_reconstruction_is_found_by_who_tries_all_shifts(store, monkeypatch):
+    attack = dataclasses.replace(inverting.LENET, steps=2)
+    unit = AttackUnit(model=MODEL, policy="", attack=attack, first=0, last=3, frames=0)
+    artifact = attacked(unit, store, CPU)
+    artifact.tensors["reconstruction"].copy_(to_images(artifact["target"]).roll((9, 11), (2, 3)))
+    monkeypatch.setattr(gradients, "attacked", lambda *_: artifact)
+    rolled = rolled_ranks(unit, store, CPU)
+    assert rolled["rank_rolled"].tolist() == [1] * 3
+    assert (rolled["psnr_rolled"] > 60).all()
+
+
+def test_assigned_at_random_is_the_mean_over_all_pairs_in_the_long_run():
+    made, truth = (torch.rand(2, 3, 3, 4, 4, generator=rng(i)) for i in range(2))
+    drawn = at_random(made, truth, times=4_000)["psnr_random"]
+    pairs = [[-10 * torch.log10((a - b).square().mean()) for b in truth.flatten(0, 1)] for a in made.flatten(0, 1)]
+    assert drawn.shape == (1, 4_000)
+    assert drawn.mean().item() == pytest.approx(np.mean(pairs), abs=0.05)
+
+
+# --- cells ---------------------------------------------------------------------------------------------------
+
+
+def test_paddings_share_their_weights_and_lines_their_starts():
+    for name in ("lenet", "resnet20-1"):
+        plain_net, padded = (network(inverting.network(n)) for n in (name, f"{name}-circular"))
+        assert all(torch.equal(a, b) for a, b in zip(plain_net.parameters(), padded.parameters(), strict=True))
+    units = inverting.attack_units(LAPTOP)
+    for line in ("C2", "C3", "C5", "C6", "C7", "O1", "O4"):
+        assert len({(u.seed, u.first) for key, u in units.items() if key[0] == line}) == 1
+    gradients = {u.attack.evaluations for key, u in units.items() if key[:2] == ("C3", "LeNet, initial")}
+    assert gradients == {200}
+
+
+def test_step_sizes_are_the_best_of_their_trials():
+    """The archive has every trial; on a tie within rounding either would do."""
+    root = project_root() / "results" / "ext8_inverting_gradients" / "cifar100-laptop"
+    if not root.exists():
+        pytest.skip("the page is not measured yet")
+    tried = pd.read_csv(root / "tuned.csv")
+    for key, rows in tried.groupby(["line", "where", "what"]):
+        mean = rows.set_index("rate")["psnr"]
+        assert mean[inverting.BEST[key]] == mean.max()
+    assert len(tried) == len(inverting.trials())
+    assert set(inverting.BEST) == {key[1:4] for key in inverting.trials()}
+
+
+# --- rules ---------------------------------------------------------------------------------------------------
+
+WAVE = 0.3 * np.sin(np.arange(32))
+
+
+def attacks(line, where, means, **columns):
+    """One row per image and attack: gains around these means."""
+    parts = []
+    for i, (what, mean) in enumerate(means.items()):
+        gain = mean + np.roll(WAVE, 3 * i)
+        row = {"line": line, "where": where, "what": what, "image": range(32), "gain": gain, "psnr": 12 + gain}
+        parts.append(pd.DataFrame(row | {"rank_target": 50} | columns))
+    return pd.concat(parts)
+
+
+def judged(name, **tables):
+    return LINES[name](tables)[0]
+
+
+def test_a_line_that_was_not_run_or_on_few_images_cannot_be_told():
+    empty = pd.DataFrame({"line": [], "where": [], "what": [], "image": []})
+    for name in LINES:
+        tables = dict.fromkeys(("attacks", "each", "batches"), empty)
+        assert LINES[name](tables)[0] == "cannot tell"
+    few = attacks("C2", "LeNet, initial", {"cosine": 3, "L2": 1})
+    assert judged("C2", attacks=few[few["image"] < 29]) == "cannot tell"
+
+
+@pytest.mark.parametrize(("length", "direction"), list(itertools.product([True, False], repeat=2)))
+def test_c1(length, direction):
+    parts = []
+    for of, image in (("length", not length), ("direction", direction)):
+        small, large = 1 + WAVE, 5 + WAVE
+        rows = {"image_sum": large if image else small, "stage_sum": 1.0 if image else 5.0, "all": 10.0}
+        parts.append(pd.DataFrame(rows).assign(of=of))
+    status = {2: "reproduced", 1: "partly", 0: "not reproduced"}[length + direction]
+    assert judged("C1", stages=pd.concat(parts)) == status
+
+
+def distances(first, later):
+    """Gains of cosine and L2 on the untrained and the trained ResNet."""
+    places = ("ResNet20-1, initial", "ResNet20-1, trained")
+    gains = [dict(zip(("cosine", "L2"), pair, strict=True)) for pair in (first, later)]
+    return pd.concat([attacks("C2", place, each) for place, each in zip(places, gains, strict=True)])
+
+
+def test_c2_and_o3():
+    assert judged("C2", attacks=distances((3, 2), (3, 0))) == "reproduced"
+    assert judged("C2", attacks=distances((3, 2), (3, 2))) == "partly"  # ahead, and no more so on the trained one
+    assert judged("C2", attacks=distances((2, 3), (2, 3))) == "not reproduced"
+    assert judged("C2", attacks=distances((-1, -3), (-1, -3))) == "cannot tell"
+    assert judged("O3", attacks=distances((3, 2), (-1, -3))) == "reproduced"
+    assert judged("O3", attacks=distances((3, 2), (3, 1))) == "not reproduced"
+
+
+def restarted(*gains):
+    """Two restarts of each attack, the second better by its cost; PSNR higher by these."""
+    parts = []
+    for what, gain in zip("ab", gains, strict=True):
+        for restart, more in ((0, 0.0), (1, gain)):
+            row = {
+                "line": "O4",
+                "where": "here",
+                "what": what,
+                "restart": restart,
+                "image": range(32),
+                "cost": 1.0 - restart,
+            }
+            parts.append(pd.DataFrame(row | {"psnr": 12 + more + WAVE * (1 + 0.1 * restart)}))
+    return pd.concat(parts)
+
+
+def test_o4():
+    assert judged("O4", each=restarted(2, 3)) == "reproduced"
+    assert judged("O4", each=restarted(2, 0)) == "partly"
+    assert judged("O4", each=restarted(0.1, 0)) == "not reproduced"
+    assert judged("O4", each=restarted(0.5, 0)) == "cannot tell"
+
+
+def test_c3():
+    def optimizers(*best):
+        means = {"Adam, signed": 2, "Adam": 1, "SGD": 1}
+        return pd.concat([attacks("C3", f"place {i}", means | {"SGD": b}) for i, b in enumerate(best)])
+
+    assert judged("C3", attacks=optimizers(1, 1)) == "reproduced"
+    assert judged("C3", attacks=optimizers(3, 3)) == "not reproduced"
+    assert judged("C3", attacks=optimizers(1, 3)) == "partly"
+
+
+def test_c4():
+    def stages(end, rank=50):
+        return pd.concat(
+            [attacks("C4", net, {0: 4, 100: e}, rank_target=rank) for net, e in zip("ab", end, strict=True)]
+        )
+
+    assert judged("C4", attacks=stages((1, 1))) == "reproduced"
+    assert judged("C4", attacks=stages((1, -1))) == "partly"
+    assert judged("C4", attacks=stages((-1, -1), rank=1)) == "partly"
+    assert judged("C4", attacks=stages((-1, -1))) == "not reproduced"
+
+
+def test_c5():
+    def depths(*gains):
+        return attacks("C5", "16 wide", dict(zip(("resnet18", "resnet34", "resnet152"), (2, *gains), strict=True)))
+
+    assert judged("C5", attacks=depths(2.1, 1.9)) == "reproduced"
+    assert judged("C5", attacks=depths(1, 0)) == "not reproduced"
+    assert judged("C5", attacks=depths(2, 0)) == "partly"
+    assert judged("C5", attacks=depths(2.45, 1.55)) == "cannot tell"
+
+
+def test_c6():
+    def widths(narrow, wide):
+        parts = []
+        for what, spread in ((16, narrow), (64, wide)):
+            for restart, side in enumerate((-1, -0.3, 0.3, 1)):
+                psnr = 12 + side * (spread + 0.1 * WAVE * (1 + (what == 64)))
+                row = {"line": "C6", "where": "net", "what": what, "restart": restart, "image": range(32), "psnr": psnr}
+                parts.append(pd.DataFrame(row))
+        return pd.concat(parts)
+
+    assert judged("C6", each=widths(1, 2)) == "reproduced"
+    assert judged("C6", each=widths(2, 1)) == "not reproduced"
+    assert judged("C6", each=widths(1, 1)) == "cannot tell"
+
+
+def test_c7():
+    def pads(zeros, unpadded, circular):
+        small = attacks("C7", "lenet", {"zeros": zeros, "unpadded": unpadded})
+        return pd.concat([small, attacks("C7", "resnet20-1", {"zeros": 2, "circular": circular})])
+
+    assert judged("C7", attacks=pads(1, 3, 1)) == "reproduced"
+    assert judged("C7", attacks=pads(1, 3, 3)) == "partly"
+    assert judged("C7", attacks=pads(3, 1, 3)) == "not reproduced"
+
+
+def shared(line, size, name, value, group, **columns):
+    """Images of batches: a PSNR or a rank for all."""
+    count = 40 if group > 1 else 100
+    row = {
+        "line": line,
+        "where": size,
+        "what": name,
+        "image": range(count),
+        "group": [i // group for i in range(count)],
+    }
+    wave = 0.1 * np.sin(np.arange(count))
+    return pd.DataFrame(row | {"psnr": value + wave} | columns)
+
+
+def test_c8():
+    def steps(*later):
+        parts = []
+        for size, end in zip((1, 8), later, strict=True):
+            parts += [shared("C8", size, "1 step", 15, size), shared("C8", size, "20 steps, unrolled", end, size)]
+        return pd.concat(parts)
+
+    assert judged("C8", batches=steps(15, 16)) == "reproduced"
+    assert judged("C8", batches=steps(12, 12)) == "not reproduced"
+    assert judged("C8", batches=steps(15, 12)) == "partly"
+
+
+def found(line, share, where, size):
+    """A hundred images, of which this share is singled out."""
+    return shared(line, where, size, 12, 1, rank=np.where(np.arange(100) < 100 * share, 1, 50))
+
+
+def test_c9():
+    for status, shares in {"reproduced": (0.2, 0.2), "partly": (0.2, 0.01), "not reproduced": (0.01, 0.01)}.items():
+        rows = pd.concat([found("C9", s, net, 100) for s, net in zip(shares, "ab", strict=True)])
+        assert judged("C9", batches=rows) == status
+
+
+def test_o2():
+    for status, share in {"not reproduced": 0.8, "reproduced": 0.1, "cannot tell": 0.45}.items():
+        rows = pd.concat([found("O2", 0.9, "a", 1), found("O2", share, "a", 100)])
+        assert judged("O2", batches=rows) == status
+
+
+def test_o1():
+    def read(error, gain):
+        features = pd.DataFrame({"size": [1, 1, 4], "where": ["a", "b", "a"], "error": [1e-7, error, 0.5]})
+        return {"features": features, "attacks": attacks("O1", "a", {"": gain})}
+
+    assert judged("O1", **read(1e-6, 1)) == "reproduced"
+    assert judged("O1", **read(1e-6, -1)) == "partly"
+    assert judged("O1", **read(0.1, -1)) == "not reproduced"
+
+
+def test_the_page_as_a_whole():
+    def whole(*statuses):
+        names = [name for name in LINES if name.startswith("C")]
+        fixed = dict(zip(names, itertools.cycle(statuses)))
+        kept = dict(LINES)
+        try:
+            LINES.update({n: dataclasses.replace(LINES[n], judge=lambda t, s=s: (s, "")) for n, s in fixed.items()})
+            empty = pd.DataFrame({"line": [], "where": [], "what": [], "image": []})
+            return page.verdict({"attacks": empty, "each": empty, "batches": empty})[1].status
+        finally:
+            LINES.update(kept)
+
+    assert whole("reproduced") == "reproduced"
+    assert whole("not reproduced") == "not reproduced"
+    assert whole("reproduced", "not reproduced") == "partly"
+    assert whole("reproduced", "cannot tell") == "partly"
+    assert whole("cannot tell", "reproduced") == "cannot tell"
