@@ -191,7 +191,6 @@ def steps_apart(result: Result, table: str) -> pd.DataFrame:
         hits = 100.0 * (part["rank"] == 1)
         low, high = interval(hits, part["group"])
         name, _, how = setting.partition(", ") if table == "Figure 5" else (setting, "", f"batch {batch}")
-        name = {"1 epochs": "1 epoch"}.get(name, name)
         parts.append({"setting": name, "how": how, "mean": hits.mean(), "low": low, "high": high})
     return pd.DataFrame(parts)
 
@@ -227,7 +226,6 @@ def local_steps(result: Result) -> pd.DataFrame:
     for epochs, part in rows.groupby("epochs", sort=False):
         means = part.groupby(["how", "group"], sort=False)[["psnr", "found", "passes"]].mean().reset_index()
         sides = means.groupby("how", sort=False).mean()
-        epochs = {"1 epochs": "1 epoch"}.get(epochs, epochs)
         found[epochs] = {f"{how}: found": f"{row['found']:.0f} %" for how, row in sides.iterrows()}
         for value, unit, words in (("found", " points", "found"), ("psnr", " dB", "PSNR")):
             change = paired(means, "mean gradient", value, by="how", unit="group").loc["unrolled"]

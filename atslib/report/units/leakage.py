@@ -7,6 +7,7 @@ from atslib.clients.training import TrainConfig
 from atslib.clients.updates import LocalTraining
 from atslib.report.units.batches import Batches, BatchUnit, LabelUnit
 from atslib.report.units.networks import ModelUnit
+from atslib.report.units.regimes import SEMI_EPOCHS, SEMI_FRACTION, TRAINED_EPOCHS
 from atslib.report.units.settings import Settings
 from atslib.report.units.table1 import HYBRID
 
@@ -28,9 +29,7 @@ STARTS = {
 STRONG = dataclasses.replace(ATTACKS["annealed-lenet"], start="uniform")
 # Eq. 10 and 19 with the printed weights, by the optimizer that works here, and by the printed one.
 TERMWISE = dataclasses.replace(STRONG, distance="norms", boxed=False, tv=0.5)
-PRINTED = dataclasses.replace(
-    TERMWISE, optimizer="lbfgs", lr=0.5, schedule="constant", steps=300, inner=1, history=20, start="uniform"
-)
+PRINTED = dataclasses.replace(TERMWISE, optimizer="lbfgs", lr=0.5, schedule="constant", inner=1, history=20)
 
 
 def network(dataset: str, **changes: object) -> ModelUnit:
@@ -64,10 +63,10 @@ def label_units(settings: Settings) -> dict[tuple, LabelUnit]:
 
 def _elsewhere() -> dict[tuple, LabelUnit]:
     """Where the paper does not look: batches of 16, each label twice, on other networks and defended gradients."""
-    twice, train = Batches(size=16, count=CELLS, seed=FRESH, amount=2), TrainConfig(epochs=20)
+    twice, train = Batches(size=16, count=CELLS, seed=FRESH, amount=2), TrainConfig(epochs=TRAINED_EPOCHS)
     hundred = network("cifar100")
     wide = dataclasses.replace(hundred, model="resnet20-1")
-    semi = dataclasses.replace(wide, fraction=0.1, train=TrainConfig(epochs=50))
+    semi = dataclasses.replace(wide, fraction=SEMI_FRACTION, train=TrainConfig(epochs=SEMI_EPOCHS))
     places = {
         "untrained LeNet": (hundred, "", ""),
         "signed features (tanh)": (hundred, "", "signed"),
@@ -155,9 +154,10 @@ def _weights() -> dict[tuple, BatchUnit]:
         mean = dataclasses.replace(STRONG, distance="cosine-tensors")
         local = LocalTraining(epochs=epochs)
         unit = BatchUnit(model=network("cifar10"), attack=mean, batches=Batches(size=8, count=GROUPS), local=local)
-        found["Figure 5", f"{epochs} epochs, mean gradient", "cifar10", 8] = unit
+        words = f"{epochs} epoch{'s' if epochs > 1 else ''}"
+        found["Figure 5", f"{words}, mean gradient", "cifar10", 8] = unit
         exact = dataclasses.replace(mean, unroll=True)
-        found["Figure 5", f"{epochs} epochs, unrolled", "cifar10", 8] = dataclasses.replace(unit, attack=exact)
+        found["Figure 5", f"{words}, unrolled", "cifar10", 8] = dataclasses.replace(unit, attack=exact)
     return found
 
 

@@ -29,13 +29,12 @@ LINE = (
     "are means over many images. Pictures are neither cropped nor flipped here."
 )
 UNTRAINED = (
-    "an untrained LeNet, which is what a server can do in the first round. It is not a large trained network, where "
-    "such attacks find next to nothing."
+    "an untrained LeNet, which is what a server can do in the first round. At the end of their training "
+    "the large networks of this book give less away."
 )
 TRAINED = (
     "a LeNet with ReLU, trained for {epochs} epochs on {images:,} images without a policy, which is what a server can "
-    "do in a later round. It is not a good network, with {right:.1f} % of the test images right, and gives pictures "
-    "away that large trained ones keep."
+    "do in a later round. It is not a good network, with {right:.1f} % of the test images right."
 )
 
 
