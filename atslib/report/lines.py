@@ -215,7 +215,35 @@ def linear(tables: Tables) -> Judged:
     gains = {where: _gain(rows, "") for where, rows in _rows(tables, "O1").groupby("where", sort=False)}
     words = [f"median error at most {error.max():.0e} of a feature vector's length"]
     words += [f"{where}, from features alone: {compare.interval(gain)}" for where, gain in gains.items()]
+    words += [
+        f"of {size} that share a gradient they single out {low:.0%} to {high:.0%}" for size, low, high in told(tables)
+    ]
     return _status((error.max() < 1e-4, any(gain["low"] > 0 for gain in gains.values()))), "; ".join(words)
+
+
+def told(tables: Tables) -> list[tuple[int, float, float]]:
+    """The largest batch size whose features were read off: of images singled out by them the least and most share."""
+    rows = tables["features"]
+    rows = rows[(rows["size"] == rows["size"].max()) & (rows["size"] > 1)]
+    shares = (rows["rank_target"] == 1).groupby(rows["where"]).mean()
+    return [] if rows.empty else [(int(rows["size"].iloc[0]), shares.min(), shares.max())]
+
+
+def sentence(tables: Tables) -> str:
+    """The page in a sentence that a reader can quote, as HTML; empty where its lines were not run."""
+    try:
+        rows = _rows(tables, "C9", table="batches")
+        (size, low, high), *_ = told(tables)
+    except (KeyError, ValueError):
+        return ""
+    sizes = (rows["what"].min(), rows["what"].max())
+    one, most = ((rows[rows["what"] == n]["rank"] == 1).groupby(rows["where"]).mean() for n in sizes)
+    return (
+        f"<p><b>Gradient matching loses images in a batch; the last layer's gradient still names them.</b> Matching "
+        f"singles out {one.min():.0%} ({one.idxmin()}) to {one.max():.0%} ({one.idxmax()}) of single images, and "
+        f"{most.min():.0%} to {most.max():.0%} of {sizes[1]} that share a gradient. The inputs of the last layer, read "
+        f"off in closed form, single out {low:.0%} to {high:.0%} of {size} that share one, by network.</p>"
+    )
 
 
 def batches(tables: Tables) -> Judged:

@@ -8,7 +8,7 @@ import pandas as pd
 from atslib.measures.statistics import interval
 from atslib.report import compare, lines
 from atslib.report.lines import Line
-from atslib.report.result import Result, Verdict
+from atslib.report.result import NO_POLICY, Result, Verdict
 from atslib.report.units import inverting
 from atslib.report.units.batches import attacked_batches
 from atslib.report.units.gradients import StagesUnit, features_read, through_training
@@ -215,12 +215,15 @@ def means(result: Result, *names: str, value: str = "gain") -> pd.DataFrame:
 
 
 def outcomes(result: Result, *names: str, table: str = "attacks") -> pd.DataFrame:
-    """One row per place and attack, as text: images, PSNR, gain on the floor, share found among 100."""
+    """One row per line, place and attack, as text: images, PSNR, gain on the floor, share found among 100.
+
+    Intervals of gains are over images that have a gradient each, else over batches, of a single one over its images.
+    """
     found = {}
-    for key, rows in _of(result, table, *names).groupby(["where", "what"], sort=False):
-        single = table == "attacks"
+    for (line, where, what), rows in _of(result, table, *names).groupby(list(inverting.KEYS), sort=False):
+        single, key = table == "attacks", (line, where, str(what) or NO_POLICY)
         rows = rows if single else rows.assign(gain=rows["psnr"] - rows["floor"], rank_target=rows["rank"])
-        low, high = interval(rows["gain"], rows["image" if single else "group"])
+        low, high = interval(rows["gain"], rows["image" if single or rows["group"].nunique() < 2 else "group"])
         found[key] = {"n": str(len(rows)), "PSNR, dB": f"{rows['psnr'].mean():.1f}"}
         found[key] |= {"gain, dB": f"{rows['gain'].mean():+.1f} [{low:.1f}, {high:.1f}]"}
         found[key] |= {"found": lines.share(lines.found(rows))}
@@ -229,17 +232,18 @@ def outcomes(result: Result, *names: str, table: str = "attacks") -> pd.DataFram
             found[key] |= {"PSNR at the best shift": f"{rows['psnr_rolled'].mean():.1f}"}
         if not single:
             found[key] |= {"PSNR assigned at random": f"{rows['random'].mean():.1f}"}
-    return pd.DataFrame(found).T.rename_axis(["", " "])
+    table = pd.DataFrame(found).T.rename_axis(["", " ", "  "])
+    return table.droplevel(0) if len(names) == 1 else table
 
 
 def luck(result: Result) -> pd.DataFrame:
-    """PSNR by the number of restarts, chosen by the attack's own cost, and for one by the truth; for a figure."""
+    """What restarts add to the PSNR, chosen by the attack's own cost, and of one by the truth; for a figure."""
     parts = []
     for (where, what), rows in _of(result, "each", "O4").groupby(["where", "what"], sort=False):
         choices = [("", "cost", "min")] + [(", oracle", "psnr", "max")] * (what == "cosine")
         for count in (n for n in inverting.RESTARTS if n <= rows["restart"].nunique()):
             for who, by, best in choices:
-                values = lines.chosen(rows, count, by, best=best)
+                values = lines.chosen(rows, count, by, best=best) - lines.chosen(rows, 1)
                 low, high = interval(values)
                 named = {"where": where, "what": f"{what}{who}", "restarts": count}
                 parts.append(named | {"mean": values.mean(), "low": low, "high": high})

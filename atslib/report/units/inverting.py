@@ -41,6 +41,7 @@ PADDED = {"lenet": ("", "circular", "reflect", "unpadded"), "convnet-16": ("", "
 PADDED["resnet20-1"] = PADDED["convnet-16"]
 LOCAL = (1, 5, 20)
 SIZES = {1: 64, 4: 16, 16: 4, 64: 1, 100: 1}  # images of a batch, and batches
+LONGER = {"lenet": 3_000, "resnet20-1": 800}  # steps on the largest batch, shown beside what is judged
 OTHER = ModelUnit(dataset="cifar100", model="resnet18-16", fraction=1.0, train=TrainConfig(epochs=2), seed=0)
 OTHER_STAGES = (10, 100)
 
@@ -118,12 +119,11 @@ BEST: dict[tuple[str, str, str], float] = {
 }
 
 
-def tuned(line: str, where: str, name: str, evaluations: int, **changes: object) -> AttackUnit:
-    """The attack of a line at its best step size, on the images of all lines."""
+def tuned(line: str, where: str, name: str, evaluations: int, restarts: int = 1) -> AttackUnit:
+    """The attack of a line at its best step size, on the images of all lines; each of several restarts is kept."""
     model, attack = places()[where]
-    rate = BEST[line, where, name]
-    own = varied(attack, evaluations, lr=rate, restarts=int(changes.pop("restarts", 1)), **variants(line)[name])
-    return single(model, own, **changes)
+    own = varied(attack, evaluations, lr=BEST[line, where, name], **variants(line)[name])
+    return single(model, dataclasses.replace(own, restarts=restarts), every=restarts > 1)
 
 
 def attack_units(settings: Settings) -> dict[tuple, AttackUnit]:
@@ -147,9 +147,9 @@ def attack_units(settings: Settings) -> dict[tuple, AttackUnit]:
 
 def _restarts() -> dict[tuple, AttackUnit]:
     """As many starts for every attack; on the ResNet of the two that the claim is about, with fewer steps."""
-    where, most = ("LeNet, initial", "ResNet20-1, initial"), {"restarts": RESTARTS[-1], "every": True}
-    found = {("O4", where[0], name): tuned("C2", where[0], name, LENET.steps, **most) for name in DISTANCES}
-    return found | {("O4", where[1], name): tuned("C2", where[1], name, 30, **most) for name in ("cosine", "L2")}
+    where, most = ("LeNet, initial", "ResNet20-1, initial"), RESTARTS[-1]
+    found = {("O4", where[0], name): tuned("C2", where[0], name, LENET.steps, most) for name in DISTANCES}
+    return found | {("O4", where[1], name): tuned("C2", where[1], name, 30, most) for name in ("cosine", "L2")}
 
 
 def _stages() -> dict[tuple, AttackUnit]:
@@ -206,6 +206,9 @@ def batch_units(settings: Settings) -> dict[tuple, BatchUnit]:
         for name, attack in {"lenet": STRONG, "resnet20-1": ONE_STAGE}.items():
             found["C9", name, size] = BatchUnit(model=network(name), attack=attack, batches=batches)
         found["O2", "lenet", size] = dataclasses.replace(found["C9", "lenet", size], rule=OURS)
+    for name, steps in LONGER.items():
+        unit = found["C9", name, 100]
+        found["C9, longer", name, 100] = dataclasses.replace(unit, attack=dataclasses.replace(unit.attack, steps=steps))
     local = dataclasses.replace(STRONG, steps=150, distance="cosine-tensors")
     for size, count in ((1, FEW), (8, 5)):
         base = BatchUnit(model=network("lenet"), attack=local, batches=Batches(size=size, count=count))
@@ -282,17 +285,9 @@ def stage_rows(artifact: Artifact) -> list[pd.DataFrame]:
     """Sums of squares of each image, of the logarithm of the length and of the direction."""
     length = artifact["norm"].double().log10().numpy()
     mean, count = length.mean(), len(length)
-    sums = {
-        "length": (
-            np.square(length - mean).sum(0),
-            count * np.square(length.mean(0) - mean),
-            np.square(length.mean(1) - mean).sum(),
-        ),
-        "direction": (
-            artifact["direction_all"].numpy(),
-            artifact["direction_image"].numpy(),
-            float(artifact["direction_stage"]) / length.shape[1],
-        ),
-    }
+    by_image, by_stage = (np.square(length.mean(axis) - mean) for axis in (0, 1))
+    each = np.square(length - mean).sum(0), count * by_image, by_stage.sum()
+    ways = (artifact[f"direction_{of}"].numpy() for of in ("all", "image", "stage"))
+    sums = {"length": each, "direction": [way / (1 if way.ndim else length.shape[1]) for way in ways]}
     names = ("all", "image_sum", "stage_sum")
-    return [pd.DataFrame(dict(zip(names, each, strict=True))).assign(of=of) for of, each in sums.items()]
+    return [pd.DataFrame(dict(zip(names, three, strict=True))).assign(of=of) for of, three in sums.items()]
