@@ -311,6 +311,7 @@ def test_o2():
 def test_o1():
     def read(error, gain):
         features = pd.DataFrame({"size": [1, 1, 4], "where": ["a", "b", "a"], "error": [1e-7, error, 0.5]})
+        features["rank_target"] = 1
         return {"features": features, "attacks": attacks("O1", "a", {"": gain})}
 
     assert judged("O1", **read(1e-6, 1)) == "reproduced"
