@@ -91,6 +91,7 @@ COMMANDS = {
         _option("--dry-run", action="store_true", help="only show what would be computed, with estimated times"),
         _option("--budget", type=_duration, help="stop cleanly within 90s, 8m or 2h; run again to go on"),
         _option("--jobs", type=_at_least(1), help="units and pages at once, one thread each; default: one per core"),
+        _option("--scheduler", help="of Dask, whose workers compute: local, or an address such as tcp://10.0.0.5:8786"),
         _STORE,
     ),
     "report": (

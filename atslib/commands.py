@@ -44,7 +44,7 @@ __all__ = ["archive", "attack", "bench", "keep_memory", "pack", "run", "search",
 def run(args: argparse.Namespace) -> None:
     """Compute pages, execute their notebooks, build the book."""
     store = Store(args.store, say=runner.say, progress=sys.stderr.isatty())
-    names = ("profile", "dataset", "compute_only", "dry_run", "budget", "jobs")
+    names = ("profile", "dataset", "compute_only", "dry_run", "budget", "jobs", "scheduler")
     runner.run(args.names, **{name: getattr(args, name) for name in names}, root=project_root(), store=store)
 
 

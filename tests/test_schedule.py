@@ -19,7 +19,6 @@ from atslib.report.pages import claim1_privacy, claim2_generality, claim2_search
 from atslib.report.run import runner
 from atslib.report.run.runner import run
 from atslib.report.run.schedule import (
-    _Here,
     _Schedule,
     compute,
     describe,
@@ -30,6 +29,7 @@ from atslib.report.run.schedule import (
     say,
     seconds,
 )
+from atslib.report.run.workers import Here
 from atslib.report.units.networks import ModelUnit, model_unit
 from atslib.report.units.settings import settings
 from atslib.report.units.units import AttackUnit, attack_unit
@@ -173,7 +173,7 @@ class Long(ModelUnit):
 @pytest.fixture
 def in_this_process(monkeypatch):
     """Workers as threads: tests of the runner have real ones, which take seconds to start."""
-    monkeypatch.setattr("atslib.report.run.schedule.ProcessPoolExecutor", lambda jobs, **_: ThreadPoolExecutor(jobs))
+    monkeypatch.setattr("atslib.report.run.workers.ProcessPoolExecutor", lambda jobs, **_: ThreadPoolExecutor(jobs))
 
 
 def same(one, other):
@@ -285,8 +285,8 @@ def test_a_bar_moves_while_units_run_and_leaves_the_lines_alone(tmp_path, capsys
 def test_a_unit_of_a_gpu_runs_in_this_process(store):
     """No GPU is needed: the executor is the whole difference."""
     units = plan([attack_unit(TINY)], store)
-    with _Here() as pool:
-        _Schedule(units, store, None).run(pool, CPU, 1)
+    with Here() as pool:
+        _Schedule(units, store, None).run(pool, "cpu", lambda: 1)
     assert plan(units, store) == []
     with pytest.raises(ZeroDivisionError):
         pool.submit(lambda: 1 / 0).result()

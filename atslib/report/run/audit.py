@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from atslib.clients.training import evaluate
-from atslib.report.run.schedule import at_once, compute, duration
+from atslib.report.run.schedule import compute, duration
+from atslib.report.run.workers import at_once
 from atslib.report.units.archive import Archive, unit_of
 from atslib.report.units.networks import ModelUnit, OnModel, Unit, dataset, device_of, trained
 from atslib.report.units.scoring import ScoreUnit

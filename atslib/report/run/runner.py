@@ -51,7 +51,8 @@ def usable(dataset: str, say: Callable[[str], None]) -> str:
 
 def run(
     names: Sequence[str], *, profile: str, dataset: str | None = None, compute_only: bool = False,
-    dry_run: bool = False, budget: float | None = None, jobs: int | None = None, root: Path, store: Store,
+    dry_run: bool = False, budget: float | None = None, root: Path, store: Store,
+    jobs: int | None = None, scheduler: str | None = None,
 ) -> None:  # fmt: skip
     """Compute the named pages (by default those of the book), write their tables, execute their notebooks, build.
 
@@ -60,6 +61,7 @@ def run(
         budget: seconds; no unit is begun that would end beyond them, and pages that wait for units are left out.
         jobs: units computed at once, each in a process with one thread, and pages executed at once; by default
             one unit a core without a GPU and one in this process with it, and at most four pages.
+        scheduler: `local` or the address of a Dask scheduler, as in `schedule.compute`.
         root: the project's top folder, with notebooks/, book/ and results/.
     Raises:
         AtsError: an unknown page, or a page or book that failed; pages made before it stay.
@@ -70,7 +72,8 @@ def run(
     if dry_run:
         _describe(first, experiment, store)
         return
-    of_all, work = list(itertools.chain(*first.values())), {"device": experiment.device, "jobs": jobs, "ends": ends}
+    of_all = list(itertools.chain(*first.values()))
+    work = {"device": experiment.device, "jobs": jobs, "ends": ends, "scheduler": scheduler}
     store.say(outlook(of_all, store, experiment.device, jobs))
     compute(of_all, store, **work)
     waiting, place = [], _place(root, profile)
@@ -84,6 +87,11 @@ def run(
             _write_tables(name, units, experiment, place, store)
             if not compute_only:
                 begin(name)
+    _finish(waiting, compute_only, place, store)
+
+
+def _finish(waiting: Sequence[str], compute_only: bool, place: Path, store: Store) -> None:
+    """The last step of a run: the book, or what the budget left out."""
     publish_answers(place)
     if waiting:
         store.say(f"the budget is spent; run again to go on with {', '.join(waiting)}")

@@ -2,30 +2,29 @@
 
 import functools
 import math
-import multiprocessing
-import os
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from pathlib import Path
 
 import torch
+from filelock import FileLock, Timeout
 from tqdm.auto import tqdm
 
 from atslib.clients.prepare import to_images
 from atslib.errors import AtsError, OutOfTime
-from atslib.gradients.cpu import keep_memory, keep_to_one_core
+from atslib.gradients.cpu import keep_to_one_core
 from atslib.report.bench import convolution_rate, forward_flop
+from atslib.report.run.workers import LOST, at_once, workers
 from atslib.report.units.networks import ModelUnit, Unit, dataset, device_of, network
 from atslib.store import Store
 
 # Of the machine's convolution rate, what a whole step of training, attack or score reaches: the engine's own
 # measured share (results/speed.jsonl) lies between 0.2 for narrow and 0.8 for wide networks.
 SHARE = 0.4
+LOSSES = 3  # of workers, one after another and without a unit in between, after which a run gives up
 
 
 def needed(units: Iterable[Unit]) -> list[Unit]:
@@ -39,11 +38,6 @@ def needed(units: Iterable[Unit]) -> list[Unit]:
 def plan(units: Iterable[Unit], store: Store) -> list[Unit]:
     """What is not in the store yet of these units and their needs, each before what needs it."""
     return [unit for unit in needed(units) if not store.has(unit.kind, unit)]
-
-
-def at_once(device: torch.device, jobs: int | None) -> int:
-    """How many units are computed at once: as asked, else one per core, or one on a GPU."""
-    return jobs or (1 if device.type == "cuda" else os.cpu_count() or 1)
 
 
 @functools.lru_cache
@@ -106,47 +100,42 @@ def duration(seconds: float) -> str:
 
 
 def compute(
-    units: Iterable[Unit], store: Store, device: str, jobs: int | None = None, ends: float | None = None
-) -> None:
-    """Fill the store with these units and all that they need, `jobs` at once; a unit starts when its needs are there.
+    units: Iterable[Unit], store: Store, device: str, jobs: int | None = None, ends: float | None = None,
+    scheduler: str | None = None,
+) -> None:  # fmt: skip
+    """Fill the store with these units and all that they need; a unit starts when its needs are there.
 
     Two processes of one thread do more than one of two, and a unit's numbers then do not depend on the
-    number of cores. On a GPU the units run in this process.
+    number of cores. On a GPU the units run in this process. A unit whose worker was lost is begun again, and goes on
+    from the state that it kept; what another run on the same store is making is waited for.
 
     Args:
+        jobs: units at once on this machine.
         ends: a time of `time.monotonic`; no unit is begun that would end after it, judged by those of this call, and
             one that is still running then pauses when it has kept its state.
+        scheduler: `local` or the address of a Dask scheduler, whose workers see the store at the same path.
+    Raises:
+        AtsError: workers were lost again and again and no unit came of it, or they do not share the store.
     """
-    missing = plan(units, store)
-    if not missing:
+    if not (missing := plan(units, store)):
         return
-    place = device_of(device)
-    jobs = at_once(place, jobs)
+    place, losses = device_of(device), 0
     kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(unit.kind for unit in missing).items())
-    store.say(f"units to make: {kinds}; {jobs} at once")
-    with _Here() if place.type == "cuda" else _processes(jobs) as pool:
+    store.say(f"units to make: {kinds}; {scheduler or at_once(place, jobs)} at once")
+    while missing:
         try:
-            _Schedule(missing, store, ends).run(pool, place, jobs)
-        except BrokenProcessPool:
-            raise AtsError(
-                "a worker was killed, perhaps for want of memory: what is finished is kept; try --jobs 1"
-            ) from None
-
-
-class _Here(Executor):
-    """Does what is submitted at once and in this process: a GPU has one user at a time."""
-
-    def submit(self, call: Callable, /, *args: object) -> Future:
-        future: Future = Future()
-        try:
-            future.set_result(call(*args))
-        except Exception as error:
-            future.set_exception(error)
-        return future
-
-
-def _processes(jobs: int) -> Executor:
-    return ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_begin_worker)
+            with workers(place, jobs, scheduler, store.say) as (pool, slots):
+                _Schedule(missing, store, ends).run(pool, device, slots)
+            return
+        except LOST:
+            before, missing = len(missing), plan(missing, store)
+            losses = losses + 1 if len(missing) == before else 1
+            if losses > LOSSES:
+                raise AtsError(
+                    "workers were killed again and again, perhaps for want of memory: what is finished is kept; "
+                    "try --jobs 1"
+                ) from None
+            store.say(f"a worker was lost, perhaps killed for want of memory: {len(missing)} units go on")
 
 
 class _Schedule:
@@ -158,15 +147,18 @@ class _Schedule:
         self.guess = {unit: seconds(unit, 1e10) for unit in missing}
         self.taken, self.guessed = Counter(), Counter()  # by kind, of what is done
 
-    def run(self, pool: Executor, device: torch.device, jobs: int) -> None:
-        """Submit, `jobs` at a time, what needs nothing, then every unit as the last of its needs comes."""
+    def run(self, pool: Executor, device: str, slots: Callable[[], int]) -> None:
+        """Submit, as many at a time as there are `slots`, what needs nothing, then units as the last need comes."""
         layout = "{desc}: {percentage:3.0f}% |{bar}|"
         with tqdm(total=1.0, disable=not self.store.progress, bar_format=layout, leave=False) as bar:
             while True:
+                jobs = slots()
                 for unit in list(self.waiting):
                     if len(self.running) < jobs and self._ready(unit) and self._in_time(unit):
                         del self.waiting[unit]
-                        call = pool.submit(_work, unit, self.store.root, device, self.ends)
+                        # By the wall clock: another machine's monotonic one says nothing here.
+                        left = time.time() + (self.ends - time.monotonic())
+                        call = pool.submit(_work, unit, self.store.root, device, left)
                         self.running[call] = unit, time.monotonic()
                 if not self.running:
                     return
@@ -198,7 +190,17 @@ class _Schedule:
             self.waiting[unit] = None
             self.store.say(f"time is over: {unit.title} goes on where it is with the next run")
             return
+        if not self.store.has(unit.kind, unit):
+            if took is not None:
+                raise AtsError(
+                    f"a worker made {unit.title} and it is not in {self.store.root}: give a folder they share"
+                )
+            self.waiting[unit] = None  # another run is at it: it comes after all that is free
+            return
         self.done += 1
+        if took is None:
+            self.store.say(f"{self.done} of {self.count} done: {unit.kind} {unit.title}, by another run")
+            return
         for kind in (unit.kind, "all"):
             self.taken[kind] += took
             self.guessed[kind] += self.guess[unit]
@@ -227,24 +229,25 @@ class _Schedule:
         )
 
 
-def _begin_worker() -> None:
-    """One thread and kept memory; and a worker whose runner is killed ends at once, instead of waiting for ever."""
-    keep_memory()
-    keep_to_one_core()
+def _work(unit: Unit, root: Path, device: str, ends: float) -> float | None:
+    """Make the unit in this process; the seconds it took, or None where another run made it or is making it.
 
-    def watch() -> None:
-        multiprocessing.parent_process().join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def _work(unit: Unit, root: Path, device: torch.device, ends: float) -> float:
-    """Make the unit in this process; the seconds it took."""
+    The lock is the system's: it goes with the process that held it, however that ended.
+    """
+    keep_to_one_core()  # of the thread, which on a cluster may be a new one
     started = time.monotonic()
     # The schedule says what is made, with the time that is left.
-    unit.make(Store(root, say=lambda line: line.startswith("made ") or say(line), ends=ends), device)
-    return time.monotonic() - started
+    store = Store(root, say=lambda line: line.startswith("made ") or say(line), ends=started + ends - time.time())
+    path = store.path(unit.kind, unit).with_suffix(".lock")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(path, timeout=1):
+            if store.has(unit.kind, unit):
+                return None
+            unit.make(store, device_of(device))
+            return time.monotonic() - started
+    except Timeout:
+        return None
 
 
 def say(line: str) -> None:
