@@ -44,7 +44,8 @@ NEXT = """## What to do then
 - **Compare other defenses at their worst.** {doc}`results/ext6_defenses` has each against the strongest of several
   attackers, beside the accuracy that it leaves.
 - **Do not count on batches, local steps or secret labels.** What they hide is measured on
-  {doc}`results/ext7_general_leakage`.
+  {doc}`results/ext7_general_leakage`. A large batch stops the matching of gradients, and the last layer's gradient
+  still tells which of a set of images are in it: {doc}`results/ext8_inverting_gradients`.
 - **Expect an attacker who knows the policy.** A server that ran the search does. None of the numbers is a guarantee;
   only a formal bound, such as differential privacy, is one."""
 
