@@ -33,7 +33,7 @@ from atslib.store import Artifact, Store, Tensors, write_atomically
 LIMIT = 60_000_000  # bytes, all files together
 FILE_LIMIT = 1_200_000  # bytes of one unit's tensors; the largest beyond it are left out
 FIRST_STEPS = 100  # of a training: networks on their way before it are kept without their weights
-PICTURES, ACROSS = 16, 4  # on a sheet, and in a row of it
+PICTURES, ACROSS, TRIALS = 16, 4, 200  # on a sheet, in a row of it; attacks on images from 200 on are trials, with none
 REMADE = ("target", "original")  # come again from the data and the unit
 NEVER_KEPT = (*REMADE, "reconstruction", "frames")  # the reconstructions as a sheet
 _ALL = (ModelUnit, AttackUnit, ScoreUnit, SearchUnit, LabelUnit, BatchUnit, StagesUnit, FeatureUnit)
@@ -230,7 +230,7 @@ def _packed(artifact: Artifact, without: Sequence[str] = ()) -> tuple[dict, dict
     if columns:
         parts["csv"] = _table(tensors, columns, line["config"].get("first", 0))
         line["columns"] = {name: [str(tensors[name].numpy().dtype), titles] for name, titles in columns.items()}
-    if len(few := tensors.get("reconstruction", ())[:PICTURES]):
+    if len(few := tensors.get("reconstruction", ())[: PICTURES * (line["config"].get("first", 0) < TRIALS)]):
         parts["webp"], line["pictures"] = _sheet(few), list(few.shape)
     never = {*columns, *NEVER_KEPT, *without}
     rest = {name: value for name, value in tensors.items() if name.split(".")[0] not in never}
@@ -243,7 +243,7 @@ def _packed(artifact: Artifact, without: Sequence[str] = ()) -> tuple[dict, dict
     if rest:
         parts["safetensors"] = safetensors.torch.save(rest)
     kept = {*columns, *rest, *(REMADE if _is_attack(line["kind"]) else ())}
-    if len(tensors.get("reconstruction", ())) <= PICTURES:
+    if 0 < len(tensors.get("reconstruction", ())) == len(few):
         kept.add("reconstruction")
     line["left_out"] = sorted({name.split(".")[0] for name in tensors.keys() - kept})
     return line, parts
