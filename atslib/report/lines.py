@@ -229,6 +229,12 @@ def told(tables: Tables) -> list[tuple[int, float, float]]:
     return [] if rows.empty else [(int(rows["size"].iloc[0]), shares.min(), shares.max())]
 
 
+def overview(judged: pd.DataFrame) -> str:
+    """Every line's text and status as an HTML table, nothing cut short."""
+    with pd.option_context("display.max_colwidth", None):
+        return judged.set_index("line")[["text", "status"]].to_html()
+
+
 def sentence(tables: Tables) -> str:
     """The page in a sentence that a reader can quote, as HTML; empty where its lines were not run."""
     try:

@@ -125,9 +125,8 @@ RULE = (
 
 def verdict(tables: Mapping[str, pd.DataFrame]) -> tuple[pd.DataFrame, Verdict]:
     """One row per line, text, status and numbers, and what the claims come to."""
-    judged = pd.DataFrame(
-        [(name, *line(tables)) for name, line in LINES.items()], columns=["line", "status", "numbers"]
-    )
+    rows = [(name, line.text, *line(tables)) for name, line in LINES.items()]
+    judged = pd.DataFrame(rows, columns=["line", "text", "status", "numbers"])
     claims = judged[judged["line"].str.startswith("C")]["status"].value_counts()
     counted = "; ".join(f"{status}: {count}" for status, count in claims.items())
     if 2 * claims.get("cannot tell", 0) >= claims.sum():
@@ -193,7 +192,7 @@ def said(result: Result, *names: str) -> str:
 def _of(result: Result, table: str, *names: str) -> pd.DataFrame:
     """The rows of these lines; where none was run, of all."""
     rows = result.tables[table]
-    own = rows[rows["line"].isin(names)]
+    own = pd.concat([rows[rows["line"] == name] for name in names])
     return rows if own.empty else own
 
 
