@@ -75,7 +75,11 @@ def direction(tables: Tables) -> Judged:
     for of, part in rows.groupby("of", sort=False):
         ends[of] = interval(part["image_sum"] - part["stage_sum"])
         image, stage = (part[name].sum() / part["all"].sum() for name in ("image_sum", "stage_sum"))
-        words.append(f"of the variance of the {of} the stage explains {stage:.0%}, the image {image:.0%}")
+        low, high = (100 * end / part["all"].mean() for end in ends[of])
+        difference = f"{100 * (image - stage):+.0f} points [{low:.0f}, {high:.0f}]"
+        words.append(
+            f"of the variance of the {of} the image explains {image:.0%}, the stage {stage:.0%} ({difference})"
+        )
     return _status((ends["length"][1] < 0, ends["direction"][0] > 0)), "; ".join(words)
 
 
@@ -170,7 +174,12 @@ def width(tables: Tables) -> Judged:
     table = pd.DataFrame({"spread": by_image.std(), "luck": by_image.max() - by_image.mean()}).reset_index()
     changes = {name: _lead(table, wide, narrow, name) for name in ("spread", "luck")}
     mean = table.groupby("what")[["spread", "luck"]].mean()
-    words = "; ".join(f"{name} over starts at width {w}: {mean[name][w]:.2f} dB" for name in mean for w in mean.index)
+    parts = [f"{name} at width {w}: {mean[name][w]:.2f} dB" for name in mean for w in mean.index]
+    parts += [
+        f"{n} at {wide} minus {narrow}: {c['mean']:+.2f} dB [{c['low']:.2f}, {c['high']:.2f}]"
+        for n, c in changes.items()
+    ]
+    words = "; ".join(parts)
     if all(change["low"] > 0 for change in changes.values()):
         return "reproduced", words
     refuted = any(change["high"] < 0 for change in changes.values())
