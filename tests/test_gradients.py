@@ -149,7 +149,7 @@ def test_a_row_has_its_own_distance_and_derivative(name):
     assert torch.autograd.gradcheck(lambda *g: DISTANCES[name](g, target), gradients)
 
 
-@pytest.mark.parametrize("name", [*MODELS, "lenet-4-circular", "resnet18-2-reflect", "resnet152-1"])
+@pytest.mark.parametrize("name", [*MODELS, "lenet-4-circular", "resnet18-2-reflect"])
 def test_shared_layers_with_handles_equal_vmap_to_second_order(name):
     model = build_model(name, 10, rng=rng(0)).double()
     pixels = torch.rand(3, 2, 3, 32, 32, generator=rng(1), dtype=torch.float64).requires_grad_()

@@ -15,7 +15,7 @@ from atslib.attacks.analytic import entries, last_features, of_last_layer
 from atslib.attacks.around import Around
 from atslib.attacks.attack import Reconstruction
 from atslib.attacks.matching import GradientMatching
-from atslib.clients.observed import Observed
+from atslib.clients.observed import Observed, Update
 from atslib.errors import AtsError
 
 
@@ -59,11 +59,14 @@ class KnownFeatures(Around):
         """
         if seen.threat.batch > 1:
             raise AtsError(f"KnownFeatures needs one image per gradient; ThreatModel.batch={seen.threat.batch}")
-        updates = [
-            dataclasses.replace(u, features=last_features(u), kept=~entries(u, of_last_layer(u.model)))
-            for u in seen.updates
-        ]
-        return self.inner.run(dataclasses.replace(seen, updates=tuple(updates)), **options)
+        return self.inner.run(dataclasses.replace(seen, updates=tuple(map(_read_off, seen.updates))), **options)
+
+
+def _read_off(update: Update) -> Update:
+    """The update with the inputs of its last layer, and without that layer in the distance."""
+    return dataclasses.replace(
+        update, features=last_features(update), kept=~entries(update, of_last_layer(update.model))
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
