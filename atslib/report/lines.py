@@ -4,7 +4,7 @@ Written before the runs. A rule looks at the tables of its page alone, by the co
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -125,13 +125,11 @@ def optimizers(tables: Tables) -> Judged:
     signed, best, words = "Adam, signed", [], []
     for where, rows in _rows(tables, "C3").groupby("where", sort=False):
         leads = {what: _lead(rows, signed, what) for what in rows["what"].unique() if what != signed}
-        best.append(
-            1
-            if all(lead["low"] > 0 for lead in leads.values())
-            else -1
-            if any(lead["high"] < 0 for lead in leads.values())
-            else 0
+        ahead, behind = (
+            all(lead["low"] > 0 for lead in leads.values()),
+            any(lead["high"] < 0 for lead in leads.values()),
         )
+        best.append(int(ahead) - int(behind))
         words += [f"{where}, over {what}: {compare.interval(lead)}" for what, lead in leads.items()]
     status = "reproduced" if min(best) == 1 else "not reproduced" if max(best) == -1 else "partly"
     return status, "; ".join(words)
@@ -236,6 +234,16 @@ def told(tables: Tables) -> list[tuple[int, float, float]]:
     rows = rows[(rows["size"] == rows["size"].max()) & (rows["size"] > 1)]
     shares = (rows["rank_target"] == 1).groupby(rows["where"]).mean()
     return [] if rows.empty else [(int(rows["size"].iloc[0]), shares.min(), shares.max())]
+
+
+def by_stage(stages: Mapping | None, steps: Sequence[int]) -> pd.DataFrame:
+    """One row per stage of the training of line C1: median length of the gradients, and how alike directions are."""
+    if stages is None:
+        return pd.DataFrame()
+    columns = {"length (median)": stages["norm"].median(1)[0], "cosine of two images": stages["same_stage"]}
+    columns["cosine with the image's own before training"] = stages["same_image"][0]
+    names = pd.Index(["untrained", *(f"step {step:,}" for step in steps), "end"])
+    return pd.DataFrame({name: values.double().numpy().round(2) for name, values in columns.items()}, index=names)
 
 
 def overview(judged: pd.DataFrame) -> str:

@@ -159,7 +159,8 @@ def run(settings: Settings, store: Store) -> Result:
         rows["each"] += [inverting.restart_rows(key, unit, made[key])] if unit.every else []
     for key, unit in inverting.gradient_units(settings).items():
         if isinstance(unit, StagesUnit):
-            rows["stages"] += inverting.stage_rows(through_training(unit, store, device))
+            sheets[key] = through_training(unit, store, device)
+            rows["stages"] += inverting.stage_rows(sheets[key])
         else:
             rows["features"].append(inverting.feature_rows(key, unit, features_read(unit, store, device)))
     tables = {name: pd.concat(parts, ignore_index=True) for name, parts in rows.items() if parts}
