@@ -69,14 +69,29 @@ def gradsim_curve(
     Raises:
         AtsError: a wrong shape, an unknown variant, fewer than 2 points, neither `start` nor `rng`.
     """
-    _check(model, variant, points)
+    return gradsim_curves(model, images, labels, (variant,), points=points, start=start, rng=rng)[0]
+
+
+def gradsim_curves(
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    variants: Sequence[str],
+    *,
+    points: int = 21,
+    start: Tensor | None = None,
+    rng: torch.Generator | int | None = None,
+) -> Tensor:
+    """`gradsim_curve` of several variants from the same gradients, (variants, B, points)."""
+    for variant in variants:
+        _check(model, variant, points)
     rng = as_stream(rng, optional=True)
     images, labels = checked(model, images, labels)
     if start is None:
         if rng is None:
             raise AtsError("gradsim_curve: give `start`, the noise that the curve begins at, or `rng` to draw it")
         start = torch.rand(images.shape, generator=rng, device=rng.device).to(images)
-    return _curves(model, images, labels, _start(start, images), points=points, variant=variant)
+    return _curves(model, images, labels, _start(start, images), points=points, variants=variants)
 
 
 def privacy_score(model: nn.Module, images: Images, policy: Policy | Hybrid, **options: object) -> Tensor:
@@ -121,7 +136,8 @@ def privacy_scores(
     for draw in range(draws):
         prepared = torch.cat([transformed(images, policy, seed=seed, draw=draw)[first:] for policy in policies])
         noise = torch.rand(images.pixels.shape, generator=stream(seed, "start", draw)) if starts is None else starts
-        curve = _curves(model, prepared, images.labels[first:], noise[first:].to(like), points=points, variant=variant)
+        noise = noise[first:].to(like)
+        (curve,) = _curves(model, prepared, images.labels[first:], noise, points=points, variants=(variant,))
         total = total + area(curve, variant)
     return (total / draws).view(len(policies), -1)
 
@@ -244,27 +260,29 @@ def _start(start: Tensor, pixels: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _curves(model: nn.Module, pixels: Tensor, labels: Tensor, start: Tensor, *, points: int, variant: str) -> Tensor:
-    """Curves of N images, uint8 or floats in [0, 1]; labels and starts, B of them, repeat. (N, points)"""
+def _curves(
+    model: nn.Module, pixels: Tensor, labels: Tensor, start: Tensor, *, points: int, variants: Sequence[str]
+) -> Tensor:
+    """Curves of N images, uint8 or floats in [0, 1]; labels and starts, B of them, repeat. (variants, N, points)"""
     rows, threads = _rows_at_once(model), pieces(len(pixels), pixels.device)
     models = [model] if len(threads) == 1 else [copy.deepcopy(model) for _ in threads]  # hooks are not thread-safe
 
     def one_piece(model: nn.Module, chosen: Tensor) -> Tensor:
         images = pixels[chosen] if pixels.is_floating_point() else to_images(pixels[chosen], start.dtype)
         again = chosen % len(start)
-        return _similarities(model, (images.to(start), start[again], labels[again]), points, rows, variant)
+        return _similarities(model, (images.to(start), start[again], labels[again]), points, rows, variants)
 
     def curves(part: slice) -> Tensor:
         parts = torch.arange(part.start, part.stop, device=pixels.device).chunk(len(models))
-        return torch.cat(each(one_piece, models[: len(parts)], parts))
+        return torch.cat(each(one_piece, models[: len(parts)], parts), 1)
 
-    return torch.cat(in_chunks(curves, len(pixels), max(1, rows // points) * len(models)))
+    return torch.cat(in_chunks(curves, len(pixels), max(1, rows // points) * len(models)), 1)
 
 
 def _similarities(
-    model: nn.Module, mixed: tuple[Tensor, Tensor, Tensor], points: int, rows: int, variant: str
+    model: nn.Module, mixed: tuple[Tensor, Tensor, Tensor], points: int, rows: int, variants: Sequence[str]
 ) -> Tensor:
-    """(m, points) for m images, starts and labels, at most about `rows` gradients in memory."""
+    """(variants, m, points) for m images, starts and labels, at most about `rows` gradients in memory."""
     images, start, labels = mixed
     reference = []
     # From the image back to the noise: the gradient of the image itself comes first and is computed once.
@@ -278,11 +296,11 @@ def _similarities(
         if not reference:
             reference.extend(g.unflatten(0, shape)[:, :1].clone() for g in gradients)
         repeated = tuple(r.expand(*shape, *r.shape[2:]).flatten(0, 1) for r in reference)
-        return 1 - DISTANCES[_DISTANCE[variant]](gradients, repeated).view(shape)
+        return torch.stack([1 - DISTANCES[_DISTANCE[name]](gradients, repeated).view(shape) for name in variants])
 
     size = math.ceil(points / math.ceil(len(images) * points / rows))
-    curve = torch.cat(in_chunks(similarities, points, size), 1).flip(1)
-    curve[:, -1] = 1  # it is 1 up to rounding
+    curve = torch.cat(in_chunks(similarities, points, size), 2).flip(2)
+    curve[..., -1] = 1  # it is 1 up to rounding
     return curve
 
 
