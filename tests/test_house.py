@@ -28,6 +28,7 @@ REPORT = (
     "plots",
     "units",
     "lines",
+    "space",
     "pages",
     "book",
     "widgets",

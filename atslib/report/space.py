@@ -53,7 +53,7 @@ def resampled(image: np.ndarray, resamples: int, seed: int) -> Iterator[np.ndarr
 
 
 def compared(
-    gain: np.ndarray, image: np.ndarray, chances: np.ndarray, *, resamples: int = 2_000, seed: int = 0
+    gain: np.ndarray, image: np.ndarray, chances: np.ndarray, *, resamples: int = 500, seed: int = 0
 ) -> dict[str, float]:
     """What an attack finds of the policy that is chosen with these chances, minus that of one at random, in dB.
 

@@ -44,15 +44,9 @@ def area(curve: Tensor, variant: str = "fixed") -> Tensor:
 
 
 def gradsim_curve(
-    model: nn.Module,
-    images: Tensor,
-    labels: Tensor,
-    *,
-    points: int = 21,
-    start: Tensor | None = None,
-    variant: str = "fixed",
-    rng: torch.Generator | int | None = None,
-) -> Tensor:
+    model: nn.Module, images: Tensor, labels: Tensor, *,
+    points: int = 21, start: Tensor | None = None, variant: str = "fixed", rng: torch.Generator | int | None = None,
+) -> Tensor:  # fmt: skip
     """Similarity of the gradients of an image and of its mixtures with noise (paper Eq. 5 and Fig. 1).
 
     Point j of K + 1 is at j/K · image + (1 - j/K) · noise. (Normalization is affine: mixing before or after is one.)
@@ -73,15 +67,9 @@ def gradsim_curve(
 
 
 def gradsim_curves(
-    model: nn.Module,
-    images: Tensor,
-    labels: Tensor,
-    variants: Sequence[str],
-    *,
-    points: int = 21,
-    start: Tensor | None = None,
-    rng: torch.Generator | int | None = None,
-) -> Tensor:
+    model: nn.Module, images: Tensor, labels: Tensor, variants: Sequence[str], *,
+    points: int = 21, start: Tensor | None = None, rng: torch.Generator | int | None = None,
+) -> Tensor:  # fmt: skip
     """`gradsim_curve` of several variants from the same gradients, (variants, B, points)."""
     for variant in variants:
         _check(model, variant, points)
@@ -136,9 +124,8 @@ def privacy_scores(
     for draw in range(draws):
         prepared = torch.cat([transformed(images, policy, seed=seed, draw=draw)[first:] for policy in policies])
         noise = torch.rand(images.pixels.shape, generator=stream(seed, "start", draw)) if starts is None else starts
-        noise = noise[first:].to(like)
-        (curve,) = _curves(model, prepared, images.labels[first:], noise, points=points, variants=(variant,))
-        total = total + area(curve, variant)
+        mixed = prepared, images.labels[first:], noise[first:].to(like)
+        total = total + area(_curves(model, *mixed, points=points, variants=(variant,))[0], variant)
     return (total / draws).view(len(policies), -1)
 
 

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pandas as pd
+from scipy import sparse
 
 from atslib.attacks import ATTACKS
 from atslib.measures import statistics
@@ -176,10 +177,9 @@ def searches(policies: pd.DataFrame, gain: np.ndarray, image: np.ndarray) -> pd.
     policy's first image is judged by its others. `Algorithm 1 as released` rejects by the accuracy score first.
     """
     passed, first = policies["accuracy, code"] >= T_ACC, space.adjusted(gain, image)[:, 0]
-    design = list(space.designs([Policy.parse(text).ids for text in policies["policy"]]).values())[-1]
     rules = {RELEASED: policies["semi-trained, code"].where(passed, np.inf).to_numpy()}
     rules |= {words: policies[name].to_numpy() for name, words in SCORES.items()}
-    rules |= {BY_ATTACK: first, PREDICTED: space.fitted(design, first)}
+    rules |= {BY_ATTACK: first, PREDICTED: space.fitted(_pairs(policies), first)}
     rows = []
     for by, values in rules.items():
         seen = slice(1, None) if by in (BY_ATTACK, PREDICTED) else slice(None)
@@ -201,6 +201,17 @@ def correlations(values: dict[str, np.ndarray], gain: np.ndarray, image: np.ndar
         top = float(np.sqrt(max(0.0, own * real)))
         rows.append({"score": words, "mean": mean, "low": low, "high": high, "reliability": own, "ceiling": top})
     return pd.DataFrame(rows)
+
+
+def operations(result: Result) -> pd.DataFrame:
+    """One row per operation: what an attack finds of a policy with it, `mean`, beside all, with its 95 % interval."""
+    gain, image = gains(result)
+    own, rows = [Policy.parse(text).ids for text in result.tables["policies"]["policy"]], []
+    for index in sorted({index for ids in own for index in ids}):
+        chances = np.array([index in ids for ids in own], float)
+        name = {"policy": f"{index}: {Policy((index,)).names()}", "kind": "operation"}
+        rows.append(name | space.compared(gain, image, chances))
+    return pd.DataFrame(rows).sort_values("mean")
 
 
 def known(result: Result) -> pd.DataFrame:
@@ -229,6 +240,35 @@ def gains(result: Result) -> tuple[np.ndarray, np.ndarray]:
     """The map's gains in dB and their images, (policies, images) each."""
     table = result.tables["policies"]
     return tuple(table.filter(regex=f"^{name} [0-9]").to_numpy() for name in ("gain", "image"))
+
+
+def regrets(result: Result) -> pd.DataFrame:
+    """One row per rule of choosing, one column per number of candidates: gain beside a random policy's, in words."""
+    rows = result.tables["searches"]
+    words = rows.assign(words=[compare.interval(row) for row in rows.to_dict("records")])
+    return words.pivot(index="by", columns="candidates", values="words").reindex(rows["by"].unique())
+
+
+def heights(result: Result) -> dict[str, np.ndarray]:
+    """Two gains of each policy in dB, (P,): as measured, and as its operations and their pairs make one expect it."""
+    values = space.adjusted(*gains(result)).mean(1)
+    return {"expected from its operations": space.fitted(_pairs(result.tables["policies"]), values), "measured": values}
+
+
+def _pairs(policies: pd.DataFrame) -> sparse.csr_matrix:
+    """The largest of `space.designs` of these policies."""
+    return list(space.designs([Policy.parse(text).ids for text in policies["policy"]]).values())[-1]
+
+
+def places(result: Result) -> list[int]:
+    """The policies' numbers, in the order of the table."""
+    number = {str(policy): number for number, policy in enumerate(all_policies())}
+    return [number[policy] for policy in result.tables["policies"]["policy"]]
+
+
+def single_policies(result: Result) -> list[str]:
+    """The published policies that are no hybrids."""
+    return [name for name in result.tables["published"]["policy"].unique() if name != NO_POLICY and "+" not in name]
 
 
 def climbed(result: Result) -> pd.DataFrame:

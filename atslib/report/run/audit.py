@@ -22,13 +22,26 @@ from atslib.report.run.workers import at_once
 from atslib.report.units.archive import Archive, unit_of
 from atslib.report.units.networks import ModelUnit, OnModel, Unit, dataset, device_of, trained
 from atslib.report.units.scoring import ScoreUnit
+from atslib.report.units.sweep import SweepScores, SweepUnit
 from atslib.report.units.units import AttackUnit
 from atslib.store import Store, write_atomically
 
 EQUAL_DB = 0.05  # the mean difference up to which attacks count as equal on the same kind of device
 PART = 4  # images of an attack or of a score, and policies of a score, that are computed again
-UNITS = {"attack": "dB", "privacy": "of the score", "tested": "points"}
-WORDS = {"attack": "attacks", "privacy": "privacy scores", "tested": "accuracies of stored networks"}
+UNITS = {
+    "attack": "dB",
+    "sweep": "dB",
+    "privacy": "of the score",
+    "sweep-scores": "of the score",
+    "tested": "points",
+}
+WORDS = {
+    "attack": "attacks",
+    "sweep": "short attacks on every policy",
+    "privacy": "privacy scores",
+    "sweep-scores": "scores of every policy",
+    "tested": "accuracies of stored networks",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,6 +82,9 @@ def part_of(unit: Unit, draw: random.Random) -> Unit | None:
     if isinstance(unit, ScoreUnit):
         policies = draw.sample(unit.policies, min(PART, len(unit.policies)))
         return dataclasses.replace(unit, policies=tuple(policies), images=min(PART, unit.images))
+    if isinstance(unit, SweepScores) or (isinstance(unit, SweepUnit) and unit.rung == 0):
+        low = draw.randrange(unit.low, max(unit.low, unit.high - PART) + 1)
+        return dataclasses.replace(unit, low=low, high=min(unit.high, low + PART))
     if not isinstance(unit, AttackUnit) or "gaussian" in unit.defense or "laplace" in unit.defense:
         return None
     batch = unit.threat.batch
@@ -95,7 +111,13 @@ def sample(archive: Archive, draw: random.Random, seconds: float) -> Iterator[tu
 
 def differences(unit: Unit, part: Unit, before: dict[str, Tensor], now: dict[str, Tensor]) -> list[float]:
     """Now minus before, one number per image (attacks: PSNR in dB), per policy and image, or one accuracy."""
-    if isinstance(part, AttackUnit):
+    if isinstance(part, SweepUnit | SweepScores):
+        name, rows = (
+            "gain" if isinstance(part, SweepUnit) else "scores",
+            slice(part.low - unit.low, part.high - unit.low),
+        )
+        old, new = before[name][..., rows, :], now[name]
+    elif isinstance(part, AttackUnit):
         old, new = before["psnr"][part.first - unit.first : part.last - unit.first], now["psnr"]
     elif isinstance(part, ScoreUnit):
         rows = [unit.policies.index(policy) for policy in part.policies]

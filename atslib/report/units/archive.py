@@ -7,6 +7,7 @@ what was left out. Beside it, under the unit's hash: `.csv`, one row per image; 
 
 import csv
 import dataclasses
+import functools
 import hashlib
 import io
 import json
@@ -27,6 +28,7 @@ from atslib.report.units.batches import BatchUnit, LabelUnit, chosen
 from atslib.report.units.gradients import FeatureUnit, StagesUnit
 from atslib.report.units.networks import ModelUnit, Unit
 from atslib.report.units.scoring import ScoreUnit, SearchUnit
+from atslib.report.units.sweep import SweepScores, SweepUnit
 from atslib.report.units.units import AttackUnit, targets
 from atslib.store import Artifact, Store, Tensors, write_atomically
 
@@ -36,8 +38,9 @@ FIRST_STEPS = 100  # of a training: networks on their way before it are kept wit
 PICTURES, ACROSS, TRIALS = 16, 4, 200  # on a sheet, in a row of it; attacks on images from 200 on are trials, with none
 REMADE = ("target", "original")  # come again from the data and the unit
 NEVER_KEPT = (*REMADE, "reconstruction", "frames")  # the reconstructions as a sheet
-_ALL = (ModelUnit, AttackUnit, ScoreUnit, SearchUnit, LabelUnit, BatchUnit, StagesUnit, FeatureUnit)
-UNITS = {unit.kind: unit for unit in _ALL}
+_SMALL = (LabelUnit, BatchUnit, StagesUnit, FeatureUnit, SweepUnit, SweepScores)
+_text = functools.partial(json.dumps, sort_keys=True)
+UNITS = {unit.kind: unit for unit in (ModelUnit, AttackUnit, ScoreUnit, SearchUnit, *_SMALL)}
 
 
 class Archive:
@@ -191,7 +194,8 @@ def _rebuilt(kind: type, value: dict, named: str = "") -> object:
             fields = {kind: kind.__dataclass_fields__.keys() for kind in options if dataclasses.is_dataclass(kind)}
             fitting = [kind for kind, names in fields.items() if kind.__name__ == named or value.keys() <= names]
             return _rebuilt(min(fitting or options, key=lambda kind: kind.__name__ != named), value)
-        return tuple(field(None, item) for item in value) if isinstance(value, list) else value
+        each = (*typing.get_args(hint), None)[0]  # of tuple[Rung, ...] the Rung
+        return tuple(field(each, item) for item in value) if isinstance(value, list) else value
 
     return kind(**{name: field(hints.get(name), item) for name, item in value.items()})
 
@@ -205,10 +209,6 @@ def _key(line: dict) -> str:
     """The hash under which a store keeps the artifact of these facts; it is made of them, so it cannot be another's."""
     text = json.dumps({name: line[name] for name in ("kind", "version", "config")}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:20]
-
-
-def _text(config: object) -> str:
-    return json.dumps(config, sort_keys=True)
 
 
 def _networks(facts: object) -> set[str]:

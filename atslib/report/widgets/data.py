@@ -1,8 +1,9 @@
-"""Data of the figures that a reader touches on the pages of claims 6 and 7, as JSON holds it."""
+"""Data of the figures that a reader touches on the pages of claims 6 and 7 and of all policies, as JSON holds it."""
 
 import base64
 from collections.abc import Iterable
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from atslib.clients.prepare import to_images
 from atslib.measures import statistics as agreement
 from atslib.policies.operations import apply
 from atslib.policies.policy import CANONICAL, OPS, Policy, magnitude
-from atslib.report.pages import claim6_transformations, claim7_correlation
+from atslib.report.pages import claim6_transformations, claim7_correlation, ext10_all_policies
 from atslib.report.pages.explorer import IMAGES, SIGNED, brief, fitting, sheet, signed, spoken
 from atslib.report.pages.explorer import payload as with_files
 from atslib.report.result import Result
@@ -161,3 +162,36 @@ def _pearson(table: pd.DataFrame, network: str) -> str:
     score, success = claim7_correlation.matrices(table, f"s_pri {network}", "psnr")
     low, high = agreement.correlation_interval(agreement.pearson, score, success)
     return f"{agreement.pearson(score.mean(1), success.mean(1)):+.2f} [{low:+.2f}, {high:+.2f}]".replace("-", "−")
+
+
+# --- all policies -------------------------------------------------------------------------------------------
+
+
+def atlas(settings: Settings, result: Result) -> dict:
+    """Every policy's scores and gains, 16 bits each, by its number; the operations that they are made of; names."""
+    table, index = (
+        result.tables["policies"],
+        {policy: i for i, policy in enumerate(result.tables["policies"]["policy"])},
+    )
+    ids = [index for index, canonical in enumerate(CANONICAL) if index == canonical]
+    known = {str(Policy.parse(name).canonical()): name for name in ext10_all_policies.single_policies(result)}
+    scores = {"Accuracy score": table["accuracy, code"]}
+    scores = {words.capitalize(): table[name] for name, words in ext10_all_policies.SCORES.items()} | scores
+    return {
+        "where": _where(settings),
+        "ids": ids,
+        "words": [spoken(Policy((i,)).names()) for i in ids],
+        "canonical": [None if i is None else ids.index(i) for i in CANONICAL],
+        "numbers": ext10_all_policies.places(result),
+        "x": [_sixteen(name, values.to_numpy()) for name, values in scores.items()],
+        "y": [_sixteen(name, values) for name, values in ext10_all_policies.heights(result).items()],
+        "published": [{"id": own, "name": f"Published as {name}"} for own, name in known.items() if own in index],
+        "start": "3-1-7",
+    }
+
+
+def _sixteen(name: str, values: np.ndarray) -> dict:
+    """Numbers as whole ones from 0 to 65,535 between `low` and `high`, little-endian, in base64."""
+    low, high = float(values.min()), float(values.max())
+    whole = np.round((values - low) / ((high - low) or 1) * 65_535).astype("<u2")
+    return {"name": name, "low": brief(low), "high": brief(high), "bits": base64.b64encode(whole.tobytes()).decode()}

@@ -1,4 +1,4 @@
-"""Figures that a reader touches: a ranking, a scatter, a policy builder, and an attack in the reader's browser.
+"""Figures that a reader touches: a ranking, a scatter, a map, a policy builder, and an attack in the reader's browser.
 
 Each is a payload of `data` with a still twin, the page's ordinary figure, for paper and for
 where no script runs; its description is what a screen reader says of it there.
@@ -17,8 +17,10 @@ KINDS = {
     "builder": "Policy builder with {scored} scored policies",
     "attack": "Attack in the browser on {images} images",
     "trial": "Attack in the browser to try",
+    "atlas": "Map of {numbers} policies",
 }
-SCRIPTS = ("common.js", "operations.js", "figures.js", "builder.js", "attack.js")  # all, so that a page needs them once
+# All, so that a page needs them once.
+SCRIPTS = ("common.js", "operations.js", "figures.js", "builder.js", "atlas.js", "attack.js")
 STYLES = ("explorer.css", "figures.css")
 
 

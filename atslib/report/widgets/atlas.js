@@ -1,0 +1,134 @@
+// The map of all policies, drawn into `el` from its payload; `common.js` and `figures.js` stand before this. Points are
+// on a canvas, because there are twenty thousand; what is chosen, searched and brushed lies above it.
+
+/** Numbers that a payload holds as 16 bits each, spread over [low, high]. */
+function numbersOf({ low, high, bits }) {
+  const bytes = Uint8Array.from(atob(bits), (c) => c.charCodeAt(0)), whole = new Uint16Array(bytes.buffer);
+  return Float32Array.from(whole, (value) => low + ((high - low) * value) / 65535);
+}
+
+/** Places in `ids` of the operations of policy number `n`: first all of one operation, then of two, then of three. */
+function digits(n, base) {
+  let length = 1;
+  for (let count = base; n >= count; count *= base) [n, length] = [n - count, length + 1];
+  const found = [];
+  for (; length; length--, n = Math.floor(n / base)) found.unshift(n % base);
+  return found;
+}
+
+/** A labelled select. */
+function choice(label, names, onchange) {
+  const id = `ats-${++made}`, options = names.map((name, i) => h("option", { value: String(i), textContent: name }));
+  const node = h("select", { id, onchange: () => onchange(+node.value) }, ...options);
+  return { node: h("div", { className: "ats-choice" }, h("label", { for: id, textContent: label }), node), select: node };
+}
+
+/** All policies by a score and by what an attack finds: to search, to brush, to colour by an operation. */
+export function atlas(el, data) {
+  const { ids, words, published } = data, base = ids.length;
+  const all = data.numbers.map((n) => digits(n, base)), names = all.map((own) => own.map((i) => ids[i]).join("-"));
+  const index = new Map(names.map((name, i) => [name, i]));
+  const axesOf = { x: data.x.map((axis) => numbersOf(axis)), y: data.y.map((axis) => numbersOf(axis)) };
+  const canvas = h("canvas", { className: "ats-cloud", "aria-hidden": "true" });
+  const svg = drawing("svg", { class: "ats-plot", tabindex: "0", role: "img" }), ground = drawing("g", {}), above = drawing("g", {});
+  svg.append(ground, above);
+  const card = h("div", { className: "ats-words", role: "status" });
+  const search = h("input", { type: "search", id: `ats-${++made}`, placeholder: "3-1-7", autocomplete: "off", spellcheck: false });
+  let [across, up, operation, chosen, brush] = [0, 0, -1, index.get(data.start) ?? 0, null], scales = null, order = [];
+
+  const say = (...lines) => card.replaceChildren(...lines.map(([className, text]) => h("p", { className, textContent: text })));
+  const share = (values, value) => (100 * values.reduce((sum, v) => sum + (v < value), 0)) / values.length;
+
+  /** One policy in words and numbers. */
+  function describe(i) {
+    const gain = axesOf.y[up][i], score = axesOf.x[across][i], paper = published.find((p) => p.id === names[i]);
+    say(["ats-name", names[i]], ["ats-operations", all[i].map((d) => words[d]).join(" → ")],
+      ["", `An attack finds ${fixed(gain)} dB over the floor (${data.y[up].name}): less than of ${fixed(100 - share(axesOf.y[up], gain), 0)} % of all.`],
+      ["", `${data.x[across].name}: ${brief(score)}, lower than ${fixed(100 - share(axesOf.x[across], score), 0)} % of all.`],
+      ["", paper ? `${paper.name}.` : ""]);
+  }
+
+  /** What the policies within the rectangle have in common. */
+  function summary(inside) {
+    if (!inside.length) return say(["ats-name", "No policy lies there"]);
+    const [here, anywhere] = [new Float64Array(base), new Float64Array(base)];
+    all.forEach((own) => new Set(own).forEach((d) => { anywhere[d] += 1 / all.length; }));
+    inside.forEach((i) => new Set(all[i]).forEach((d) => { here[d] += 1 / inside.length; }));
+    const often = [...here.keys()].sort((a, b) => here[b] / anywhere[b] - here[a] / anywhere[a]).slice(0, 3);
+    const mean = inside.reduce((sum, i) => sum + axesOf.y[up][i], 0) / inside.length;
+    say(["ats-name", `${inside.length} policies`], ["", `Mean ${fixed(mean)} dB over the floor (${data.y[up].name}).`],
+      ["", `More frequent than elsewhere: ${often.map((d) => `${words[d]} (in ${fixed(100 * here[d], 0)} %, elsewhere ${fixed(100 * anywhere[d], 0)} %)`).join(", ")}.`],
+      ["ats-operations", `Least gain: ${inside.sort((a, b) => axesOf.y[up][a] - axesOf.y[up][b]).slice(0, 6).map((i) => names[i]).join(", ")}`]);
+  }
+
+  /** Rings, names and the rectangle above the points. */
+  function overlay() {
+    const { x, y } = scales, at = (i) => [x(axesOf.x[across][i]), y(axesOf.y[up][i])];
+    above.replaceChildren();
+    for (const paper of published) {
+      const [cx, cy] = at(index.get(paper.id));
+      above.append(drawing("circle", { class: "ats-published", cx, cy, r: 5 }), drawing("text", { x: cx + 8, y: cy + 4 }, paper.id));
+    }
+    const [cx, cy] = at(chosen);
+    if (!brush) above.append(drawing("circle", { class: "ats-ring", cx, cy, r: 6 }));
+    else above.append(drawing("rect", { class: "ats-brush", x: Math.min(brush[0], brush[2]), y: Math.min(brush[1], brush[3]), width: Math.abs(brush[2] - brush[0]), height: Math.abs(brush[3] - brush[1]) }));
+    svg.setAttribute("aria-label", `${names.length} policies: ${data.x[across].name} to the right, gain in dB upward. Chosen: ${names[chosen]}`);
+  }
+
+  function redraw() {
+    const [xs, ys] = [axesOf.x[across], axesOf.y[up]], dots = window.devicePixelRatio || 1;
+    const ends = (values) => values.reduce(([a, b], v) => [Math.min(a, v), Math.max(b, v)], [Infinity, -Infinity]);
+    const [left, right] = ends(xs), [low, high] = ends(ys), room = 0.03 * (right - left || 1);
+    scales = axes(svg, ground, { x: [left - room, right + room], y: [low, high], across: ticks([left, right], false) });
+    [canvas.width, canvas.height] = [svg.clientWidth * dots, svg.clientHeight * dots];
+    const pen = canvas.getContext("2d"), style = getComputedStyle(root), [plain, marked] = ["--ats-muted", "--ats-accent"].map((name) => style.getPropertyValue(name));
+    pen.scale(dots, dots);
+    const dot = (i, size) => pen.fillRect(scales.x(xs[i]) - size / 2, scales.y(ys[i]) - size / 2, size, size);
+    [pen.fillStyle, pen.globalAlpha] = [plain, operation < 0 ? 0.4 : 0.15];
+    names.forEach((_, i) => dot(i, 1.6));
+    [pen.fillStyle, pen.globalAlpha] = [marked, 0.75];
+    if (operation >= 0) all.forEach((own, i) => own.includes(operation) && dot(i, 2));
+    order = [...names.keys()].sort((a, b) => xs[a] - xs[b]);
+    overlay();
+    if (!brush) describe(chosen);
+  }
+
+  const choose = (i) => { [chosen, brush] = [i, null]; overlay(); describe(i); };
+  const place = (event) => { const box = svg.getBoundingClientRect(); return [event.clientX - box.x, event.clientY - box.y]; };
+  const pixels = (i) => [scales.x(axesOf.x[across][i]), scales.y(axesOf.y[up][i])];
+  svg.addEventListener("pointerdown", (event) => { svg.setPointerCapture(event.pointerId); brush = [...place(event), ...place(event)]; });
+  svg.addEventListener("pointermove", (event) => { if (svg.hasPointerCapture(event.pointerId)) { brush = [brush[0], brush[1], ...place(event)]; overlay(); } });
+  svg.addEventListener("pointercancel", () => choose(chosen)); // a finger that scrolls the page
+  svg.addEventListener("pointerup", () => {
+    const [a, b, c, d] = brush;
+    if (Math.hypot(c - a, d - b) > 5) {
+      const within = (v, p, q) => v >= Math.min(p, q) && v <= Math.max(p, q);
+      return summary([...names.keys()].filter((i) => { const [x, y] = pixels(i); return within(x, a, c) && within(y, b, d); }));
+    }
+    let [best, away] = [0, Infinity];
+    names.forEach((_, i) => { const [x, y] = pixels(i), far = Math.hypot(x - a, y - b); if (far < away) [best, away] = [i, far]; });
+    return choose(best);
+  });
+  svg.addEventListener("keydown", (event) => {
+    const to = stepped(order.indexOf(chosen), event.key, names.length);
+    if (to === null) return;
+    event.preventDefault();
+    choose(order[to]);
+  });
+  search.addEventListener("input", () => {
+    const typed = search.value.trim();
+    if (!typed) return;
+    const own = typed.split("-").map((part) => data.canonical[part]).filter((part) => part !== null);
+    const found = own.includes(undefined) ? undefined : index.get(own.join("-"));
+    if (found === undefined) say(["ats-name", typed], ["", "is no policy of one to three operations, 0 to 49 joined by -, or does nothing."]);
+    else choose(found);
+  });
+
+  const right = choice("To the right", data.x.map((axis) => axis.name), (i) => { across = i; redraw(); });
+  const upward = choice("Upward, gain in dB", data.y.map((axis) => axis.name), (i) => { up = i; redraw(); });
+  const colour = choice("Colour", ["no operation", ...words], (i) => { operation = i - 1; redraw(); });
+  const find = h("div", { className: "ats-choice" }, h("label", { for: search.id, textContent: "Find a policy" }), search);
+  const caption = h("figcaption", {}, h("b", { textContent: "Gain, dB" }), ` of ${names.length.toLocaleString("en")} policies; rings are published. Click a policy, or draw a rectangle.`);
+  const stage = h("div", { className: "ats-layers" }, canvas, svg);
+  const root = begin(el, "atlas", "Map of all policies", redraw, h("div", { className: "ats-choices" }, right.node, upward.node, colour.node, find), h("figure", {}, caption, stage), card);
+}
