@@ -28,24 +28,24 @@ export function atlas(el, data) {
   const { ids, words, published } = data, base = ids.length;
   const all = data.numbers.map((n) => digits(n, base)), names = all.map((own) => own.map((i) => ids[i]).join("-"));
   const index = new Map(names.map((name, i) => [name, i]));
-  const axesOf = { x: data.x.map((axis) => numbersOf(axis)), y: data.y.map((axis) => numbersOf(axis)) };
+  const axesOf = { x: data.x.map(numbersOf), y: data.y.map(numbersOf) };
   const canvas = h("canvas", { className: "ats-cloud", "aria-hidden": "true" });
   const svg = drawing("svg", { class: "ats-plot", tabindex: "0", role: "img" }), ground = drawing("g", {}), above = drawing("g", {});
   svg.append(ground, above);
   const card = h("div", { className: "ats-words", role: "status" });
   const search = h("input", { type: "search", id: `ats-${++made}`, placeholder: "3-1-7", autocomplete: "off", spellcheck: false });
-  let [across, up, operation, chosen, brush] = [0, 0, -1, index.get(data.start) ?? 0, null], scales = null, order = [];
+  let [axis, up, operation, chosen, brush] = [0, 0, -1, index.get(data.start) ?? 0, null], scales = null, order = [];
 
   const say = (...lines) => card.replaceChildren(...lines.map(([className, text]) => h("p", { className, textContent: text })));
   const share = (values, value) => (100 * values.reduce((sum, v) => sum + (v < value), 0)) / values.length;
 
   /** One policy in words and numbers. */
   function describe(i) {
-    const gain = axesOf.y[up][i], score = axesOf.x[across][i], paper = published.find((p) => p.id === names[i]);
+    const gain = axesOf.y[up][i], score = axesOf.x[axis][i], paper = published.find((p) => p.id === names[i]);
     say(["ats-name", names[i]], ["ats-operations", all[i].map((d) => words[d]).join(" → ")],
-      ["", `An attack finds ${fixed(gain)} dB over the floor (${data.y[up].name}): less than of ${fixed(100 - share(axesOf.y[up], gain), 0)} % of all.`],
-      ["", `${data.x[across].name}: ${brief(score)}, lower than ${fixed(100 - share(axesOf.x[across], score), 0)} % of all.`],
-      ["", paper ? `${paper.name}.` : ""]);
+      ["", `An attack finds ${fixed(gain)} dB over the floor (${data.y[up].name}); of ${fixed(share(axesOf.y[up], gain))} % of all policies it finds less.`],
+      ["", `${data.x[axis].name}: ${brief(score)}; ${fixed(share(axesOf.x[axis], score))} % of all have a lower one.`],
+      ["", paper ? `Published as ${paper.name}.` : ""]);
   }
 
   /** What the policies within the rectangle have in common. */
@@ -63,25 +63,26 @@ export function atlas(el, data) {
 
   /** Rings, names and the rectangle above the points. */
   function overlay() {
-    const { x, y } = scales, at = (i) => [x(axesOf.x[across][i]), y(axesOf.y[up][i])];
+    const { x, y } = scales, at = (i) => [x(axesOf.x[axis][i]), y(axesOf.y[up][i])];
     above.replaceChildren();
     for (const paper of published) {
       const [cx, cy] = at(index.get(paper.id));
-      above.append(drawing("circle", { class: "ats-published", cx, cy, r: 5 }), drawing("text", { x: cx + 8, y: cy + 4 }, paper.id));
+      above.append(drawing("circle", { class: "ats-published", cx, cy, r: 5 }), drawing("text", { x: cx + 8, y: cy + 4 }, paper.name));
     }
     const [cx, cy] = at(chosen);
     if (!brush) above.append(drawing("circle", { class: "ats-ring", cx, cy, r: 6 }));
     else above.append(drawing("rect", { class: "ats-brush", x: Math.min(brush[0], brush[2]), y: Math.min(brush[1], brush[3]), width: Math.abs(brush[2] - brush[0]), height: Math.abs(brush[3] - brush[1]) }));
-    svg.setAttribute("aria-label", `${names.length} policies: ${data.x[across].name} to the right, gain in dB upward. Chosen: ${names[chosen]}`);
+    svg.setAttribute("aria-label", `${names.length} policies: ${data.x[axis].name} to the right, gain in dB upward. Chosen: ${names[chosen]}`);
   }
 
   function redraw() {
-    const [xs, ys] = [axesOf.x[across], axesOf.y[up]], dots = window.devicePixelRatio || 1;
+    const [xs, ys] = [axesOf.x[axis], axesOf.y[up]], dots = window.devicePixelRatio || 1;
     const ends = (values) => values.reduce(([a, b], v) => [Math.min(a, v), Math.max(b, v)], [Infinity, -Infinity]);
-    const [left, right] = ends(xs), [low, high] = ends(ys), room = 0.03 * (right - left || 1);
-    scales = axes(svg, ground, { x: [left - room, right + room], y: [low, high], across: ticks([left, right], false) });
+    const [left, right] = ends(xs), [low, high] = ends(ys), room = 0.03 * (right - left || 1), middle = (left + right) / 2;
+    const across = [...new Set([[left, middle], [middle, right]].flatMap((half) => ticks(half, false)))];
+    scales = axes(svg, ground, { x: [left - room, right + room], y: [low, high], across });
     [canvas.width, canvas.height] = [svg.clientWidth * dots, svg.clientHeight * dots];
-    const pen = canvas.getContext("2d"), style = getComputedStyle(root), [plain, marked] = ["--ats-muted", "--ats-accent"].map((name) => style.getPropertyValue(name));
+    const pen = canvas.getContext("2d", { willReadFrequently: true }), [plain, marked] = [canvas, svg].map((node) => getComputedStyle(node).color);
     pen.scale(dots, dots);
     const dot = (i, size) => pen.fillRect(scales.x(xs[i]) - size / 2, scales.y(ys[i]) - size / 2, size, size);
     [pen.fillStyle, pen.globalAlpha] = [plain, operation < 0 ? 0.4 : 0.15];
@@ -95,7 +96,7 @@ export function atlas(el, data) {
 
   const choose = (i) => { [chosen, brush] = [i, null]; overlay(); describe(i); };
   const place = (event) => { const box = svg.getBoundingClientRect(); return [event.clientX - box.x, event.clientY - box.y]; };
-  const pixels = (i) => [scales.x(axesOf.x[across][i]), scales.y(axesOf.y[up][i])];
+  const pixels = (i) => [scales.x(axesOf.x[axis][i]), scales.y(axesOf.y[up][i])];
   svg.addEventListener("pointerdown", (event) => { svg.setPointerCapture(event.pointerId); brush = [...place(event), ...place(event)]; });
   svg.addEventListener("pointermove", (event) => { if (svg.hasPointerCapture(event.pointerId)) { brush = [brush[0], brush[1], ...place(event)]; overlay(); } });
   svg.addEventListener("pointercancel", () => choose(chosen)); // a finger that scrolls the page
@@ -119,16 +120,18 @@ export function atlas(el, data) {
     const typed = search.value.trim();
     if (!typed) return;
     const own = typed.split("-").map((part) => data.canonical[part]).filter((part) => part !== null);
-    const found = own.includes(undefined) ? undefined : index.get(own.join("-"));
+    const found = own.includes(undefined) ? undefined : index.get(own.map((d) => ids[d]).join("-"));
     if (found === undefined) say(["ats-name", typed], ["", "is no policy of one to three operations, 0 to 49 joined by -, or does nothing."]);
     else choose(found);
   });
 
-  const right = choice("To the right", data.x.map((axis) => axis.name), (i) => { across = i; redraw(); });
-  const upward = choice("Upward, gain in dB", data.y.map((axis) => axis.name), (i) => { up = i; redraw(); });
+  const right = choice("To the right", data.x.map(({ name }) => name), (i) => { axis = i; redraw(); });
+  const upward = choice("Upward, gain in dB", data.y.map(({ name }) => name), (i) => { up = i; redraw(); });
   const colour = choice("Colour", ["no operation", ...words], (i) => { operation = i - 1; redraw(); });
   const find = h("div", { className: "ats-choice" }, h("label", { for: search.id, textContent: "Find a policy" }), search);
   const caption = h("figcaption", {}, h("b", { textContent: "Gain, dB" }), ` of ${names.length.toLocaleString("en")} policies; rings are published. Click a policy, or draw a rectangle.`);
   const stage = h("div", { className: "ats-layers" }, canvas, svg);
-  const root = begin(el, "atlas", "Map of all policies", redraw, h("div", { className: "ats-choices" }, right.node, upward.node, colour.node, find), h("figure", {}, caption, stage), card);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw); // a canvas keeps its colours
+  new MutationObserver(redraw).observe(document.documentElement, { attributeFilter: ["data-theme"] });
+  begin(el, "atlas", "Map of all policies", redraw, h("div", { className: "ats-choices" }, right.node, upward.node, colour.node, find), h("figure", {}, caption, stage), card);
 }

@@ -185,7 +185,7 @@ def atlas(settings: Settings, result: Result) -> dict:
         "numbers": ext10_all_policies.places(result),
         "x": [_sixteen(name, values.to_numpy()) for name, values in scores.items()],
         "y": [_sixteen(name, values) for name, values in ext10_all_policies.heights(result).items()],
-        "published": [{"id": own, "name": f"Published as {name}"} for own, name in known.items() if own in index],
+        "published": [{"id": own, "name": name} for own, name in known.items() if own in index],
         "start": "3-1-7",
     }
 

@@ -1,0 +1,131 @@
+"""The map of all policies in a real browser: search, brush, keys, colours, a phone."""
+
+import re
+
+import numpy as np
+import pytest
+from browser import needs_chromium, written
+
+from atslib.report import plots
+from atslib.report.pages import ext10_all_policies
+from atslib.report.units.settings import settings
+from atslib.report.widgets import data, interactive
+from atslib.store import Store
+
+pytestmark = [needs_chromium, pytest.mark.usefixtures("one_thread")]
+WORDS = ".ats-atlas .ats-words"
+
+
+@pytest.fixture(scope="module")
+def drawn(smoke_store):
+    """The page's result at smoke, and its map's payload."""
+    chosen = settings(profile="smoke")
+    result = ext10_all_policies.run(chosen, Store(smoke_store))
+    return result, data.atlas(chosen, result)
+
+
+@pytest.fixture
+def page(browser, drawn, tmp_path):
+    result, payload = drawn
+    table = result.tables["policies"]
+    still = plots.scatter(table["semi-trained, code"], table["gain 1"], xlabel="score", ylabel="gain")
+    browser.size(900, 900)
+    browser.media(prefers_color_scheme="light")
+    browser.open(written(tmp_path / "map.html", interactive("atlas", payload, still, alt="Map")._repr_html_()))
+    yield browser
+    assert browser.faults() == []
+
+
+def typed(page, text):
+    page.js(
+        "((input, text) => { input.value = text; input.dispatchEvent(new Event('input')); })"
+        f"(document.querySelector('.ats-atlas input'), {text!r})"
+    )
+    return page.text(WORDS)
+
+
+# The colours on the canvas, as how often each is there.
+INK = """(() => {
+  const canvas = document.querySelector('.ats-cloud'), {width, height} = canvas;
+  const found = {marked: 0, bright: 0, plain: 0};
+  const data = canvas.getContext('2d').getImageData(0, 0, width, height).data;
+  for (let i = 0; i < data.length; i += 4) if (data[i + 3] > 60) {
+    const [r, g, b] = data.slice(i, i + 3);
+    found[b > r + 40 ? 'marked' : r > 140 ? 'bright' : 'plain'] += 1;
+  }
+  return found;
+})()"""
+
+
+def choose(page, place, value):
+    """Pick an option of the select in that place."""
+    select = f"document.querySelectorAll('.ats-atlas select')[{place}]"
+    page.js(f"(s => {{ s.value = '{value}'; s.dispatchEvent(new Event('change')); }})({select})")
+
+
+def test_a_policy_is_found_by_any_of_its_names(page, drawn):
+    result, _ = drawn
+    table, heights = result.tables["policies"], ext10_all_policies.heights(result)
+    gain, score = heights["expected from its operations"], table["semi-trained, code"].to_numpy()
+    for place in (1, 7):
+        words = typed(page, table["policy"][place])
+        assert words.startswith(table["policy"][place])
+        assert f"An attack finds {gain[place]:.1f} dB" in words.replace("−", "-")
+        assert f"of {100 * (gain < gain[place] - 1e-3).mean():.1f} % of all policies it finds less" in words
+        assert f"{100 * (score < score[place] - 1e-5).mean():.1f} % of all have a lower one" in words
+    same = typed(page, table["policy"][0] + "-28")  # solarize from 256 on does nothing
+    assert same.startswith(table["policy"][0])
+    assert "is no policy" in typed(page, "3-99")
+
+
+def test_a_rectangle_says_what_its_policies_share(page, drawn):
+    box = page.js("(r => [r.x, r.y, r.width, r.height])(document.querySelector('.ats-plot').getBoundingClientRect())")
+    corners = [(box[0] + 2, box[1] + 2), (box[0] + box[2] - 2, box[1] + box[3] - 2)]
+    for kind, (x, y) in zip(("mousePressed", "mouseMoved", "mouseReleased"), (*corners, corners[1]), strict=True):
+        page("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1, clickCount=1)
+    words = page.text(WORDS)
+    gain = ext10_all_policies.heights(drawn[0])["expected from its operations"]
+    assert words.startswith(f"{len(gain)} policies")
+    assert f"Mean {gain.mean():.1f} dB" in words
+    least = drawn[0].tables["policies"]["policy"][int(np.argmin(gain))]
+    assert f"Least gain: {least}" in words
+    assert page.js("document.querySelectorAll('.ats-brush').length") == 1
+
+
+def test_a_click_chooses_the_nearest_and_keys_go_on_by_score(page, drawn):
+    table = drawn[0].tables["policies"]
+    order = table["policy"][np.argsort(table["semi-trained, code"], kind="stable")].tolist()
+    typed(page, order[3])
+    ring = page.js(
+        "(r => [r.x + r.width / 2, r.y + r.height / 2])(document.querySelector('.ats-ring').getBoundingClientRect())"
+    )
+    typed(page, order[0])
+    for kind in ("mousePressed", "mouseReleased"):
+        page("Input.dispatchMouseEvent", type=kind, x=ring[0], y=ring[1], button="left", buttons=1, clickCount=1)
+    assert page.text(WORDS).startswith(order[3])
+    page.js("document.querySelector('.ats-atlas .ats-plot').focus()")
+    for key, place in (("ArrowRight", 4), ("ArrowLeft", 3), ("Home", 0)):
+        page.key(key)
+        assert page.text(WORDS).startswith(order[place])
+    assert order[0] in page.js("document.querySelector('.ats-atlas .ats-plot').ariaLabel")
+
+
+def test_an_operation_colours_its_policies_and_dark_pages_have_bright_dots(page, drawn):
+    page.until(f"{INK}.plain > 0")
+    assert page.js(f"{INK}.marked + {INK}.bright") == 0
+    choose(page, 2, 1 + drawn[1]["ids"].index(int(drawn[0].tables["policies"]["policy"][1].split("-")[0])))
+    page.until(f"{INK}.marked > 0")
+    choose(page, 2, 0)
+    page.media(prefers_color_scheme="dark")
+    page.until(f"{INK}.bright > 0 && {INK}.plain === 0")
+
+
+def test_the_axes_can_be_chosen_and_a_phone_shows_all(page, drawn):
+    names = [axis["name"] for axis in drawn[1]["x"]]
+    options = page.js("[...document.querySelectorAll('.ats-atlas select')[0].options].map((o) => o.textContent)")
+    assert options == names
+    choose(page, 0, 4)
+    assert re.search(r"Accuracy score: -?[\d.]+; ", page.text(WORDS))
+    page.size(360, 800, mobile=True)
+    page.until("document.querySelector('.ats-cloud').width > 0")
+    assert page.js("document.documentElement.scrollWidth <= 360")
