@@ -13,6 +13,7 @@ from atslib.policies.policy import CANONICAL
 from atslib.report.pages import ext10_all_policies as page
 from atslib.report.result import NO_POLICY
 from atslib.report.run.audit import PART, differences, part_of
+from atslib.report.units import atlas
 from atslib.report.units.archive import Archive
 from atslib.report.units.networks import network
 from atslib.report.units.scoring import ScoreUnit, scored, unseen
@@ -41,7 +42,7 @@ def result(smoke_store):
 
 
 def rungs(store):
-    plan = page.halving(SMALL)
+    plan = atlas.halving(SMALL)
     return plan, [[swept(unit, store, CPU) for unit in plan.units(k)] for k in range(len(plan.rungs))]
 
 
@@ -70,7 +71,7 @@ def test_a_gain_is_that_of_the_policys_own_attack(kept):
 def test_the_floor_is_near_that_of_many_images(kept):
     _, (first, _) = rungs(kept)
     number, image = int(first[0]["number"][0]), int(first[0]["image"][0, 0])
-    unit = page.published(SMALL)[0, NO_POLICY]
+    unit = atlas.published(SMALL)[0, NO_POLICY]
     own = dataclasses.replace(unit, policy=str(all_policies()[number]), first=image, last=image + 1)
     row = image_rows(attacked(own, kept, CPU), own).iloc[0]
     assert float(first[0]["floor"][0, 0]) == pytest.approx(row["floor_policy"], abs=0.5)
@@ -87,7 +88,7 @@ def test_each_rung_goes_on_with_those_of_least_gain(kept):
 
 
 def test_scores_are_those_of_the_score_pages(kept):
-    group = page.scores(SMALL)["attacked"]
+    group = atlas.scores(SMALL)["attacked"]
     made = torch.cat([swept_scores(unit, kept, CPU)["scores"] for unit in group], 1)
     policies = tuple(str(all_policies()[n]) for n in spaced(group[0].count))
     for place, variant in enumerate(group[0].variants):
@@ -95,7 +96,7 @@ def test_scores_are_those_of_the_score_pages(kept):
             model=group[0].model, policies=policies, images=group[0].images, points=group[0].points, variant=variant
         )
         torch.testing.assert_close(made[place], scored(unit, kept, CPU)["scores"].to(made), rtol=1e-4, atol=1e-5)
-    (accuracy,) = page.scores(SMALL)["accuracy"]
+    (accuracy,) = atlas.scores(SMALL)["accuracy"]
     found = swept_scores(accuracy, kept, CPU)["scores"][0, 3, 0]
     model = network(accuracy.model).eval()
     own = accuracy_score(model, unseen(SMALL.dataset)[: accuracy.images], policies[3], variant="code", rng=0)
@@ -112,7 +113,7 @@ def test_units_come_back_from_the_archive_and_are_audited_in_parts(kept, tmp_pat
     assert again.has(unit.kind, unit)
     assert torch.equal(swept(unit, again, CPU)["gain"], first[0]["gain"])
     assert torch.equal(swept(plan.units(1)[0], again, CPU)["number"], second[0]["number"])
-    for whole in (unit, page.scores(SMALL)["attacked"][0]):
+    for whole in (unit, atlas.scores(SMALL)["attacked"][0]):
         part = part_of(whole, random.Random(0))
         assert part.high - part.low == PART
         now = part.make(Store(tmp_path / "part"), CPU)
@@ -168,3 +169,28 @@ def test_the_best_are_compared_with_no_policy_on_their_own_images(result):
     assert best.iloc[0]["mean"] == pytest.approx(expected, abs=1e-3)
     assert best["gain"].is_monotonic_increasing
     assert page.climbed(result)["policies"].tolist() == [12, 3]
+
+
+def test_the_verdict_compares_what_is_preferred_with_others_at_random_on_new_images(result, smoke_store):
+    chosen = settings(profile="smoke")
+    chances, trial = atlas.preferred(chosen, Store(smoke_store)), atlas.judged(chosen, Store(smoke_store))
+    numbers = trial.rungs[0].numbers
+    assert len(set(numbers)) == len(numbers) == 12
+    best, rest = numbers[:6], numbers[6:]
+    assert chances[list(best)].min() >= chances[list(rest)].max()
+    assert set(result.tables["judged"]["number"]) == set(numbers)
+
+
+def test_the_lead_weighs_by_the_chance_to_be_chosen():
+    gains, numbers = {7: 1.0, 3: 2.0, 9: 5.0, 1: 3.0}, (7, 3, 9, 1)
+    rows = pd.DataFrame(
+        [
+            {"number": number, "place": place, "image": place, "gain": gain + place}
+            for number, gain in gains.items()
+            for place in range(3)
+        ]
+    )
+    chances = pd.Series({1: 0.0, 3: 0.2, 5: 0.0, 7: 0.6, 9: 0.2})
+    change = page.lead(rows, numbers, chances)
+    expected = (0.6 * 1 + 0.2 * 2) / 0.8 - (5 + 3) / 2
+    assert (change["mean"], change["low"], change["high"]) == pytest.approx((expected, expected, expected))

@@ -53,20 +53,25 @@ def resampled(image: np.ndarray, resamples: int, seed: int) -> Iterator[np.ndarr
 
 
 def compared(
-    gain: np.ndarray, image: np.ndarray, chances: np.ndarray, *, resamples: int = 500, seed: int = 0
-) -> dict[str, float]:
+    gain: np.ndarray, image: np.ndarray, chances: np.ndarray, beside: np.ndarray | None = None, *,
+    resamples: int = 500, seed: int = 0,
+) -> dict[str, float]:  # fmt: skip
     """What an attack finds of the policy that is chosen with these chances, minus that of one at random, in dB.
 
+    Args:
+        chances: (P,), of each policy.
+        beside: the same of the other policy; None: all alike.
     Returns:
         `chosen`, its mean gain, `mean`, the difference, and its 95 % interval `low` to `high`.
     """
     values, found = adjusted(gain, image), []
-    kept = chances > chances.max() * 1e-9  # the others cannot be seen in the result
+    pair = [(p > p.max() * 1e-9, p[:, None]) for p in (chances, np.ones(len(gain)) if beside is None else beside)]
     for counts in resampled(image, resamples, seed):
-        weights = chances[kept, None] * counts[kept]
-        found.append((weights * values[kept]).sum() / max(weights.sum(), 1e-300) - np.average(values, weights=counts))
-    low, high = np.quantile(found[1:], [0.025, 0.975])
-    return {"chosen": values.mean() + found[0], "mean": found[0], "low": low, "high": high}
+        weights = [(kept, p[kept] * counts[kept]) for kept, p in pair]  # what is left out could not be seen
+        found.append([(w * values[kept]).sum() / max(w.sum(), 1e-300) for kept, w in weights])
+    differences = np.array(found) @ [1, -1]
+    low, high = np.quantile(differences[1:], [0.025, 0.975])
+    return {"chosen": found[0][0], "mean": differences[0], "low": low, "high": high}
 
 
 def rank_correlation(scores: np.ndarray, gain: np.ndarray, image: np.ndarray) -> tuple[float, float, float]:

@@ -1,101 +1,41 @@
 """Extension 10: every policy there is, by its scores and by what an attack finds."""
 
-import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 from scipy import sparse
 
-from atslib.attacks import ATTACKS
 from atslib.measures import statistics
 from atslib.policies.policy import Policy, parse_policy
 from atslib.report import compare, space
 from atslib.report.result import NO_POLICY, Result, Verdict
-from atslib.report.units.networks import ModelUnit, Unit, device_of, semi_trained, victim
+from atslib.report.units import atlas
+from atslib.report.units.networks import Unit, device_of
 from atslib.report.units.settings import Settings
-from atslib.report.units.sweep import Halving, Rung, SweepScores, all_policies, swept, swept_scores
-from atslib.report.units.table1 import BLOCKS, POLICIES
-from atslib.report.units.tables import attack_rows, attacked_facts, label, provenance
-from atslib.report.units.units import AttackUnit
+from atslib.report.units.sweep import all_policies, swept, swept_scores
+from atslib.report.units.tables import attack_rows, attacked_facts, provenance
 from atslib.report.verdicts import MARGIN, cannot_tell, guards
 from atslib.scores.search import T_ACC
 from atslib.store import Artifact, Store
 
 PAGE = "ext10_all_policies"
 
-# As short as an attack can be and still rank policies as the preset does: of sixteen lengths and strengths, tried on
-# 48 random policies and test images 0 to 15, the mean gains of this one agree well with those of 300 steps (Spearman
-# 0.89), at a third of the cost; that of 150 steps agrees a little better (0.93).
-SHORT = dataclasses.replace(ATTACKS["annealed-lenet"], steps=100, lr=2.0, tv=0.1)
-BLOCK = 1024  # policies in one unit of scores
-
-
-def halving(settings: Settings) -> Halving:
-    """All policies, then the best thousand on other images, then the best hundred with the whole attack."""
-    if settings.profile == "smoke":
-        attack = dataclasses.replace(SHORT, steps=settings.steps)
-        rungs = (
-            Rung(attack=attack, policies=12, first=0, last=3, each=2, size=6),
-            Rung(attack=attack, policies=3, first=0, last=3, each=3, size=2),
-        )
-    else:
-        rungs = (
-            Rung(attack=SHORT, policies=len(all_policies()), first=100, last=196, each=2, size=512),
-            Rung(attack=SHORT, policies=1_024, first=300, last=396, each=12, size=128),
-            Rung(attack=ATTACKS["annealed-lenet"], policies=96, first=400, last=448, each=48, size=16),
-        )
-    return Halving(model=victim(settings), rungs=rungs, seed=settings.seed)
-
-
-def scores(settings: Settings) -> dict[str, tuple[SweepScores, ...]]:
-    """By name: privacy scores on the attacked network and on the one of Algorithm 1, and its accuracy scores."""
-    small = settings.profile == "smoke"
-    count = halving(settings).rungs[0].policies
-    semi = semi_trained(settings)
-    both = {"score": "privacy", "variants": ("code", "fixed"), "points": 3 if small else 6}
-    kinds: dict[str, dict] = {
-        "attacked": {"model": victim(settings), "images": 2 if small else 8, **both},
-        "semi-trained": {"model": semi, "images": 2 if small else 4, **both},
-        "accuracy": {"model": _untrained(semi), "images": 8 if small else 63, "score": "accuracy"},
-    }
-    kinds["accuracy"]["variants"] = ("code",)
-    return {
-        name: tuple(
-            SweepScores(**fields, count=count, low=low, high=min(low + BLOCK, count), seed=settings.seed)
-            for low in range(0, count, BLOCK)
-        )
-        for name, fields in kinds.items()
-    }
-
-
-def _untrained(unit: ModelUnit) -> ModelUnit:
-    return dataclasses.replace(unit, train=None)
-
-
-def published(settings: Settings) -> dict[tuple[int, str], AttackUnit]:
-    """Each rung's attack on all its images, by (rung, policy): no policy, and those of the paper's Table 1."""
-    policies = dict.fromkeys((*POLICIES, *(name for _, pair in BLOCKS.values() for name in pair)))
-    plan, few = halving(settings), list(policies)[: 2 if settings.profile == "smoke" else None]
-    return {
-        (number, label(policy)): AttackUnit(
-            model=plan.model, policy=policy, attack=rung.attack, first=rung.first, last=rung.last, frames=0,
-            seed=plan.seed,
-        )
-        for number, rung in enumerate(plan.rungs)
-        for policy in few
-    }  # fmt: skip
-
 
 def units(settings: Settings) -> dict[object, Unit]:
     """All that the page needs."""
-    plan, found = halving(settings), dict(published(settings))
+    plan, found = atlas.halving(settings), dict(atlas.published(settings))
     for rung in range(len(plan.rungs)):
         found |= {("rung", rung, unit.low): unit for unit in plan.units(rung)}
-    return found | {(name, unit.low): unit for name, group in scores(settings).items() for unit in group}
+    return found | {(name, unit.low): unit for name, group in atlas.scores(settings).items() for unit in group}
 
 
-CANDIDATES = 1_500  # of the paper's search
-SIZES = (10, 100, CANDIDATES)
+def later_units(settings: Settings, store: Store) -> dict[object, Unit]:
+    """The attacks behind the verdict, on policies that the scores choose."""
+    return {("judged", unit.low): unit for unit in atlas.judged(settings, store).units(0)}
+
+
+SIZES = (10, 100, atlas.CANDIDATES)
 RELEASED = "Algorithm 1 as released"
 BY_ATTACK, PREDICTED = "a short attack on one image", "operations, fitted to one image of each policy"
 SCORES = {
@@ -107,11 +47,12 @@ SCORES = {
 
 ALL_RULE = (
     "The claim: Algorithm 1 finds policies that protect better than random ones (paper, Section 4). Judged on all "
-    f"policies, for {CANDIDATES:,} candidates, by the score as released on the semi-trained network, its filter by the "
-    "accuracy score on: the difference between what an attack on an untrained network finds of the policy so chosen "
-    f"and of a random one, 95 % interval, images drawn anew. Reproduced: it lies below -{MARGIN} dB. Partly: below 0, "
-    f"but reaching above -{MARGIN}. Not reproduced: above -{MARGIN}. Cannot tell: it holds both 0 and -{MARGIN}, fewer "
-    "than 30 images, or undefended attacks do not beat the floor that knows the policy."
+    f"policies, for {atlas.CANDIDATES:,} candidates, by the score as released on the semi-trained network, its filter "
+    "by the accuracy score on: the difference between what an attack on an untrained network finds of the policy so "
+    "chosen and of a random one, on images that the map does not know, with a 95 % interval. Reproduced: it lies below "
+    f"-{MARGIN} dB. Partly: below 0, but reaching above -{MARGIN}. Not reproduced: above -{MARGIN}. Cannot tell: it "
+    f"holds both 0 and -{MARGIN}, fewer than 30 images, or undefended attacks do not beat the floor that knows the "
+    "policy."
 )
 
 
@@ -129,12 +70,13 @@ def run(settings: Settings, store: Store) -> Result:
 
     Table `policies`: one row per policy with its mean scores, and for each of its images `image`, `gain` and `found`.
     `rungs`: one row per later rung, policy and image. `published`: attacks on the published policies, one row per rung,
-    policy and image. `searches`, `correlations`, `effects`: see the functions of those names.
+    policy and image. `judged`: those behind the verdict, see `atlas.judged`. `searches`, `correlations`, `effects`:
+    see the functions of those names.
     """
-    plan, device = halving(settings), device_of(settings.device)
+    plan, device = atlas.halving(settings), device_of(settings.device)
     made = [pd.concat([_rows(swept(unit, store, device)) for unit in plan.units(k)]) for k in range(len(plan.rungs))]
     values, each = {}, {name: _matrix(made[0], name) for name in ("image", "gain", "found")}
-    for name, group in scores(settings).items():
+    for name, group in atlas.scores(settings).items():
         whole = np.concatenate([swept_scores(u, store, device)["scores"].double().numpy() for u in group], axis=1)
         values |= {f"{name}, {variant}": part for variant, part in zip(group[0].variants, whole, strict=True)}
     chosen = [all_policies()[number] for number in made[0]["number"].unique()]
@@ -142,20 +84,25 @@ def run(settings: Settings, store: Store) -> Result:
     columns = {name: value.mean(1) for name, value in values.items()}
     columns |= {f"{name} {k + 1}": part for name, whole in each.items() for k, part in enumerate(whole.T)}
     policies = pd.DataFrame({"policy": list(map(str, chosen))} | columns)
-    rows, sheets = attack_rows(published(settings), ["rung", "policy"], settings, store)
-    unit, bare = next(iter(published(settings).values())), rows[(rows["rung"] == 0) & (rows["policy"] == NO_POLICY)]
-    found = searches(policies, gain, image)
-    judged = found[found["by"] == RELEASED].iloc[-1]
+    rows, sheets = attack_rows(atlas.published(settings), ["rung", "policy"], settings, store)
+    unit, bare = (
+        next(iter(atlas.published(settings).values())),
+        rows[(rows["rung"] == 0) & (rows["policy"] == NO_POLICY)],
+    )
+    trial = atlas.judged(settings, store)
+    apart = pd.concat([_rows(swept(unit, store, device)) for unit in trial.units(0)])
+    change = lead(apart, trial.rungs[0].numbers, atlas.preferred(settings, store))
     tables = {
         "policies": policies.round(4),
         "rungs": pd.concat([each.assign(rung=k).round(4) for k, each in enumerate(made) if k]),
         "published": rows,
-        "searches": found,
+        "judged": apart.round(4),
+        "searches": searches(policies, gain, image),
         "correlations": correlations(values, gain, image),
         "effects": space.explained([policy.ids for policy in chosen], gain, image).rename_axis("known").reset_index(),
     }
     facts = provenance(settings, next(iter(sheets.values()))) | attacked_facts(unit)
-    return Result(PAGE, tables, facts | {"policies": len(policies)}, all_verdict(judged.to_dict(), bare), sheets)
+    return Result(PAGE, tables, facts | {"policies": len(policies)}, all_verdict(change, bare), sheets)
 
 
 def _rows(made: Artifact) -> pd.DataFrame:
@@ -168,6 +115,19 @@ def _rows(made: Artifact) -> pd.DataFrame:
 def _matrix(rows: pd.DataFrame, name: str) -> np.ndarray:
     """A column as (policies, images)."""
     return rows.pivot(index="number", columns="place", values=name).to_numpy()
+
+
+def lead(rows: pd.DataFrame, numbers: Sequence[int], chances: pd.Series) -> dict[str, float]:
+    """`space.compared` of what Algorithm 1 chooses and of a random policy, from the attacks of `atlas.judged`.
+
+    Args:
+        numbers: of the policies in `rows`: first those that it prefers, then as many at random.
+        chances: to be chosen, by a policy's number.
+    """
+    gain, image = (rows.pivot(index="number", columns="place", values=v).loc[list(numbers)] for v in ("gain", "image"))
+    preferred = np.arange(len(numbers)) < len(numbers) // 2
+    chosen = np.where(preferred, chances[list(numbers)], 0.0)
+    return space.compared(gain.to_numpy(), image.to_numpy(), chosen, (~preferred).astype(float))
 
 
 def searches(policies: pd.DataFrame, gain: np.ndarray, image: np.ndarray) -> pd.DataFrame:

@@ -4,6 +4,7 @@
 labels told from them; `leakage` lists those of a page), `gradients` (what they tell without an attack; `inverting`
 lists those of a page) and `scoring` make artifacts, `archive` keeps them in the repository, `tables` reads them,
 `table1` names the four blocks of the paper's Table 1 and their policies, `regimes` says when and which networks are
-attacked, `defended` who attacks which defense, `sweep` attacks and scores every policy. To add a kind of unit: one
+attacked, `defended` who attacks which defense, `sweep` attacks and scores every policy (`atlas`
+lists those of a page). To add a kind of unit: one
 frozen dataclass that is a `networks.Unit`.
 """

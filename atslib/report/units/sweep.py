@@ -23,7 +23,7 @@ from atslib.report.units.scoring import unseen
 from atslib.report.units.units import CANDIDATES, AttackUnit, starts, transformed
 from atslib.rng import rng
 from atslib.scores.scores import accuracy_score, area, gradsim_curves
-from atslib.store import Artifact, Store
+from atslib.store import ADDED_SINCE, Artifact, Store
 
 AT_ONCE = 64  # images in one batch of attacks
 FLOOR = 256  # training images, each transformed once, behind a policy's mean image
@@ -54,6 +54,7 @@ class Rung:
     last: int
     each: int
     size: int  # policies in one unit of work
+    numbers: tuple[int, ...] = dataclasses.field(default=(), metadata=ADDED_SINCE)  # these policies, and no others
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -118,7 +119,9 @@ class SweepUnit(OnModel):
 
 def numbers(unit: SweepUnit, store: Store, device: torch.device) -> list[int]:
     """The unit's policies by number: of a later rung those with the least mean gain in the one before, least first."""
-    count = unit.plan.rungs[unit.rung].policies
+    count, given = unit.plan.rungs[unit.rung].policies, unit.plan.rungs[unit.rung].numbers
+    if given:
+        return list(given[unit.low : unit.high])
     if unit.rung == 0:
         return spaced(count)[unit.low : unit.high]
     before = [swept(each, store, device) for each in unit.plan.units(unit.rung - 1)]
