@@ -11,6 +11,7 @@ from checks import refused
 from atslib.errors import AtsError, NotKept
 from atslib.report.pages import claim1_privacy
 from atslib.report.units import archive as module
+from atslib.report.units import packing
 from atslib.report.units.archive import Archive, unit_of
 from atslib.report.units.networks import model_unit, trained
 from atslib.report.units.scoring import ScoreUnit, search_unit
@@ -90,8 +91,28 @@ def test_every_kind_of_number_survives_the_table(tmp_path, value, dtype):
 @pytest.mark.parametrize("shape", [(1, 1, 28, 28), (5, 3, 4, 6), (16, 3, 8, 8)])
 def test_a_sheet_gives_back_each_picture(shape):
     images = torch.rand(shape, generator=torch.Generator().manual_seed(0))
-    again = module._from_sheet(module._sheet(images), list(shape))
+    again = packing._from_sheet(packing._sheet(images), list(shape))
     torch.testing.assert_close(again, images, atol=0.501 / 255, rtol=0)
+
+
+def test_whole_numbers_are_compressed_and_come_back_exactly(tmp_path):
+    store, archive = Store(tmp_path / "store"), Archive(tmp_path / "units")
+    noise = torch.rand(2_000, generator=torch.Generator().manual_seed(0))
+    made = {"counts": {"n": torch.arange(2_000) % 7}, "weights": {"n": noise}}
+    for name, tensors in made.items():
+        store.get("other", {"a": name}, lambda state, tensors=tensors: tensors)
+    archive.write(store)
+    files = {name: archive.entries()[store.path("other", {"a": name}).stem]["files"] for name in made}
+    assert (list(files["counts"]), list(files["weights"])) == (["safetensors.xz"], ["safetensors"])
+    again = Store(tmp_path / "again")
+    archive.restore(again)
+    for name, tensors in made.items():
+        view = archive.read(store.path("other", {"a": name}).stem)
+        kept = again.get("other", {"a": name}, lambda state: {})
+        assert torch.equal(view["n"], tensors["n"])
+        assert torch.equal(kept["n"], tensors["n"])
+    next(archive.root.rglob("*.xz")).write_bytes(b"damaged")
+    assert any("do not match their hash" in fault for fault in archive.verify())
 
 
 def test_a_restored_store_holds_networks_scores_and_searches_exactly(kept, archive, tmp_path):
@@ -128,7 +149,7 @@ def test_what_is_not_kept_says_so_when_it_is_asked_for(kept, archive, tmp_path, 
         view["frames"]
     with pytest.raises(KeyError):
         view["nonsense"]
-    monkeypatch.setattr(module, "FILE_LIMIT", 1000)
+    monkeypatch.setattr(packing, "FILE_LIMIT", 1000)
     small, store = Archive(tmp_path / "small"), Store(tmp_path / "no weights")
     small.write(kept, embedded=True)
     small.restore(store)

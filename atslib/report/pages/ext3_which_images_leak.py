@@ -15,8 +15,8 @@ from atslib.measures import statistics
 from atslib.measures.statistics import bootstrap, pearson, upper_bound, variance_shares
 from atslib.measures.statistics import needed as needed  # the notebook asks for it here
 from atslib.report.result import NO_POLICY, Result, Verdict
-from atslib.report.units.archive import PICTURES
 from atslib.report.units.networks import ModelUnit, dataset, device_of, model_unit, semi_trained, trained
+from atslib.report.units.packing import PICTURES
 from atslib.report.units.settings import Settings
 from atslib.report.units.table1 import HYBRID, POLICIES, SEARCHED, on_network, second_network
 from atslib.report.units.tables import attack_rows, attacked_facts, label, provenance
