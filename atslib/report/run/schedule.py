@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
-from pathlib import Path
+from contextlib import suppress
 
 import torch
 from filelock import FileLock, Timeout
@@ -15,6 +15,7 @@ from tqdm.auto import tqdm
 
 from atslib.clients.prepare import to_images
 from atslib.errors import AtsError, OutOfTime
+from atslib.files import patiently
 from atslib.gradients.cpu import keep_to_one_core
 from atslib.report.bench import convolution_rate, forward_flop
 from atslib.report.run.workers import LOST, at_once, workers
@@ -24,6 +25,7 @@ from atslib.store import Store
 # Of the machine's convolution rate, what a whole step of training, attack or score reaches: the engine's own
 # measured share (results/speed.jsonl) lies between 0.2 for narrow and 0.8 for wide networks.
 SHARE = 0.4
+SHOWN = 5.0  # seconds within which what one machine wrote shows on another
 LOSSES = 3  # of workers, one after another and without a unit in between, after which a run gives up
 
 
@@ -119,23 +121,25 @@ def compute(
     """
     if not (missing := plan(units, store)):
         return
-    place, losses = device_of(device), 0
+    place, losses, schedule = device_of(device), 0, _Schedule(missing, store, ends)
     kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(unit.kind for unit in missing).items())
     store.say(f"units to make: {kinds}; {scheduler or at_once(place, jobs)} at once")
-    while missing:
-        try:
-            with workers(place, jobs, scheduler, store.say) as (pool, slots):
-                _Schedule(missing, store, ends).run(pool, device, slots)
-            return
-        except LOST:
-            before, missing = len(missing), plan(missing, store)
-            losses = losses + 1 if len(missing) == before else 1
-            if losses > LOSSES:
-                raise AtsError(
-                    "workers were killed again and again, perhaps for want of memory: what is finished is kept; "
-                    "try --jobs 1"
-                ) from None
-            store.say(f"a worker was lost, perhaps killed for want of memory: {len(missing)} units go on")
+    with store.at_work():
+        while missing:
+            try:
+                with workers(place, jobs, scheduler, store.say) as (pool, slots):
+                    schedule.run(pool, device, slots)
+                return
+            except LOST:
+                before, missing = len(missing), plan(missing, store)
+                losses = losses + 1 if len(missing) == before else 1
+                if losses > LOSSES:
+                    raise AtsError(
+                        f"workers were killed again and again, perhaps for want of memory, the last time at "
+                        f"{' or '.join(schedule.lost) or 'no unit'}: what is finished is kept; try --jobs 1"
+                    ) from None
+                store.say(f"a worker was lost, perhaps killed for want of memory: {len(missing)} units go on")
+                schedule = _Schedule(missing, store, ends)
 
 
 class _Schedule:
@@ -143,9 +147,11 @@ class _Schedule:
 
     def __init__(self, missing: Sequence[Unit], store: Store, ends: float | None):
         self.waiting, self.store, self.ends = dict.fromkeys(missing), store, math.inf if ends is None else ends
-        self.count, self.done, self.running = len(missing), 0, {}
+        self.count, self.done, self.running, self.lost = len(missing), 0, {}, []
         self.guess = {unit: seconds(unit, 1e10) for unit in missing}
         self.taken, self.guessed = Counter(), Counter()  # by kind, of what is done
+        for unit in missing[:1]:  # the folder that workers expect
+            store.path(unit.kind, unit).parent.mkdir(parents=True, exist_ok=True)
 
     def run(self, pool: Executor, device: str, slots: Callable[[], int]) -> None:
         """Submit, as many at a time as there are `slots`, what needs nothing, then units as the last need comes."""
@@ -158,7 +164,7 @@ class _Schedule:
                         del self.waiting[unit]
                         # By the wall clock: another machine's monotonic one says nothing here.
                         left = time.time() + (self.ends - time.monotonic())
-                        call = pool.submit(_work, unit, self.store.root, device, left)
+                        call = pool.submit(_work, unit, self.store.address, device, left)
                         self.running[call] = unit, time.monotonic()
                 if not self.running:
                     return
@@ -183,6 +189,7 @@ class _Schedule:
         return time.monotonic() + (self._expected(unit) if self.guessed[unit.kind] else 0.0) < self.ends
 
     def _note(self, future: Future, jobs: int) -> None:
+        together = [unit.title for future, (unit, _) in self.running.items() if future.done()]
         unit, _ = self.running.pop(future)
         try:
             took = future.result()
@@ -190,10 +197,13 @@ class _Schedule:
             self.waiting[unit] = None
             self.store.say(f"time is over: {unit.title} goes on where it is with the next run")
             return
-        if not self.store.has(unit.kind, unit):
+        except Exception:
+            self.lost = together  # a pool of processes ends with any of them, and one cannot tell whose fault it was
+            raise
+        if not self._is_there(unit, SHOWN if took is not None else 0.0):
             if took is not None:
                 raise AtsError(
-                    f"a worker made {unit.title} and it is not in {self.store.root}: give a folder they share"
+                    f"a worker made {unit.title} and it is not in {self.store.address}: give a folder they share"
                 )
             self.waiting[unit] = None  # another run is at it: it comes after all that is free
             return
@@ -207,6 +217,12 @@ class _Schedule:
         self.store.say(
             f"{self.done} of {self.count} done{self._left(jobs)}: {unit.kind} {unit.title}, {duration(took)}"
         )
+
+    def _is_there(self, unit: Unit, patience: float) -> bool:
+        ends = time.monotonic() + patience
+        while not (there := self.store.has(unit.kind, unit)) and time.monotonic() < ends:
+            time.sleep(0.2)
+        return there
 
     def _remaining(self) -> tuple[float, float]:
         """Expected seconds of work that is left, and of that what running units have done."""
@@ -229,7 +245,7 @@ class _Schedule:
         )
 
 
-def _work(unit: Unit, root: Path, device: str, ends: float) -> float | None:
+def _work(unit: Unit, root: str, device: str, ends: float) -> float | None:
     """Make the unit in this process; the seconds it took, or None where another run made it or is making it.
 
     The lock is the system's: it goes with the process that held it, however that ended.
@@ -239,15 +255,14 @@ def _work(unit: Unit, root: Path, device: str, ends: float) -> float | None:
     # The schedule says what is made, with the time that is left.
     store = Store(root, say=lambda line: line.startswith("made ") or say(line), ends=started + ends - time.time())
     path = store.path(unit.kind, unit).with_suffix(".lock")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
+    with store.at_work(), suppress(Timeout):
+        patiently(path, lambda: path.parent.mkdir(parents=store.remote is not None, exist_ok=True))
         with FileLock(path, timeout=1):
             if store.has(unit.kind, unit):
                 return None
             unit.make(store, device_of(device))
             return time.monotonic() - started
-    except Timeout:
-        return None
+    return None
 
 
 def say(line: str) -> None:
