@@ -18,7 +18,7 @@ from atslib.errors import AtsError, OutOfTime
 from atslib.files import patiently
 from atslib.gradients.cpu import keep_to_one_core
 from atslib.report.bench import convolution_rate, forward_flop
-from atslib.report.run.workers import LOST, at_once, workers
+from atslib.report.run.workers import LOST, at_once, count, workers
 from atslib.report.units.networks import ModelUnit, Unit, dataset, device_of, network
 from atslib.store import Store
 
@@ -63,25 +63,34 @@ def machine_rate(device: torch.device) -> float:
     return rate
 
 
-def outlook(units: Sequence[Unit], store: Store, device: str, jobs: int | None = None) -> str:
+def _at_once(device: str, jobs: int | None, scheduler: str | None) -> tuple[int, str]:
+    """How many units are computed at once, and that in words. Workers are taken to be as fast as this machine."""
+    slots = count(device_of(device), jobs, scheduler)
+    return slots, f"with {slots} at once on {'this machine' if scheduler in (None, 'local') else scheduler}"
+
+
+def outlook(
+    units: Sequence[Unit], store: Store, device: str, jobs: int | None = None, scheduler: str | None = None
+) -> str:
     """One line: how much there is to do, how much is done already, and how long the rest may take."""
-    missing, place = plan(units, store), device_of(device)
-    count, workers = len(needed(units)), at_once(place, jobs)
+    missing, total = plan(units, store), len(needed(units))
     if not missing:
-        return f"all {count} units are in the store"
-    rate = machine_rate(place)
-    time = duration(sum(seconds(unit, rate) for unit in missing) / workers)
-    done = f"resuming: {count - len(missing)} of {count} done, " if len(missing) < count else f"{count} units to make, "
+        return f"all {total} units are in the store"
+    rate, (slots, words) = machine_rate(device_of(device)), _at_once(device, jobs, scheduler)
+    time = duration(sum(seconds(unit, rate) for unit in missing) / slots)
+    done = f"resuming: {total - len(missing)} of {total} done, " if len(missing) < total else f"{total} units to make, "
     states = {path.name.partition(".")[0] for path in store.root.glob("*/*.state*") if path.suffix != ".aside"}
     if begun := sum(store.path(unit.kind, unit).stem in states for unit in missing):
-        done = f"resuming: {count - len(missing)} of {count} done, {begun} begun, "
-    return f"{done}about {time} to go with {workers} at once on this machine"
+        done = f"resuming: {total - len(missing)} of {total} done, {begun} begun, "
+    return f"{done}about {time} to go {words}"
 
 
-def describe(pages: Mapping[str, Iterable[Unit]], store: Store, device: str) -> str:
+def describe(
+    pages: Mapping[str, Iterable[Unit]], store: Store, device: str, jobs: int | None = None,
+    scheduler: str | None = None,
+) -> str:  # fmt: skip
     """The plan in words: one line per page and unit, with estimated times; shared units under the first page."""
-    place, lines, seen, total = device_of(device), [], set(), 0.0
-    rate = machine_rate(place)
+    rate, lines, seen, total = machine_rate(device_of(device)), [], set(), 0.0
     for name, units in pages.items():
         new = [unit for unit in plan(units, store) if unit not in seen]
         seen |= set(new)
@@ -89,8 +98,8 @@ def describe(pages: Mapping[str, Iterable[Unit]], store: Store, device: str) -> 
         total += sum(times)
         lines.append(f"{name}: {len(new)} units to make, about {duration(sum(times))}")
         lines += [f"    {duration(time)}  {unit.title}" for unit, time in zip(new, times, strict=True)]
-    workers = at_once(place, None)
-    lines.append(f"in all {len(seen)} units, about {duration(total / workers)} with {workers} at once on this machine")
+    slots, words = _at_once(device, jobs, scheduler)
+    lines.append(f"in all {len(seen)} units, about {duration(total / slots)} {words}")
     return "\n".join(lines)
 
 
