@@ -5,18 +5,24 @@ and are named by their own hash: whoever sees the facts sees all of them, and tw
 once leave that of one of them, never halves of both.
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import re
+import threading
 import time
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from atslib.errors import AtsError
 from atslib.files import Found, digest, fault, wait_for, write_atomically
 
+BEAT, LOST = 5.0, 60.0  # seconds after which a claim is written anew, and after which one that was not is lost
+SETTLED = 0.5  # seconds within which others see that a claim was taken over
 FRESH = 1.0  # seconds for which the names at the address are believed
+_CLAIMS: dict[str, tuple[str, float]] = {}  # what others' claims said and since when, as this process saw them
 # These do not pass with time; anything else does.
 _FINAL = (FileNotFoundError, FileExistsError, PermissionError, ImportError, ValueError, TypeError)
 
@@ -98,6 +104,59 @@ class Remote:
             except (OSError, ValueError) as error:
                 raise AtsError(f"the store {self.address} cannot be written: {error}") from None
             self._writable = True
+
+    @contextlib.contextmanager
+    def claim(self, path: Path) -> Iterator[bool]:
+        """Whether no other machine is making the artifact; as long as this lasts, the others are told that one is.
+
+        For one process of a machine at a time. A claim is a file there, written anew every few seconds. One that does
+        not change any more is of a machine that was lost, and is taken over. Two that take it over in the same moment,
+        or a service without conditional writes, may have an artifact made twice; that of one of them is kept.
+        """
+        file, mine = f"{self.base}/{name_of(path)}.claim", f"{uuid.getnode()}:{path} {uuid.uuid4().hex}"
+        if not self._take(file, mine):
+            yield False
+            return
+        over = threading.Event()
+
+        def beat() -> None:
+            while not over.wait(BEAT):
+                with contextlib.suppress(Exception):  # away; or lost, and the next beat may do
+                    self.fs.pipe_file(file, f"{mine} {uuid.uuid4().hex}".encode())
+
+        (beating := threading.Thread(target=beat, daemon=True)).start()
+        try:
+            yield True
+        finally:
+            over.set()
+            beating.join()
+            with contextlib.suppress(Exception):  # then it looks like a lost machine's
+                self.fs.rm_file(file)
+
+    def _take(self, file: str, mine: str) -> bool:
+        def look() -> str:
+            with contextlib.suppress(FileNotFoundError):  # it ended just now
+                return self._do(lambda: self.fs.cat_file(file)).decode()
+            return ""
+
+        try:
+            self._do(lambda: self.fs.pipe_file(file, mine.encode(), mode="create"))
+            return True
+        except FileExistsError:
+            there = look()
+        if there.split(" ")[0] != mine.split(" ")[0]:  # else of a process that is gone: this one has the machine's lock
+            first, since = _CLAIMS.get(file, ("", 0.0))
+            if there != first:
+                _CLAIMS[file] = there, time.monotonic()
+                return False
+            if time.monotonic() < since + LOST:
+                return False
+            time.sleep(2 * BEAT)  # this address may have been away itself
+            if look() != there:
+                return False
+        self._do(lambda: self.fs.pipe_file(file, mine.encode()))
+        time.sleep(SETTLED)
+        return look() == mine
 
     def _tensors(self, name: str, sha256: str) -> str:
         return f"{self.base}/{name}.{sha256[:16]}.safetensors"

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from checks import refused
 from test_cluster import UNITS, Slow, free_port, wait_until
 
 from atslib.errors import AtsError
+from atslib.remote import LOST
 from atslib.report.run.schedule import compute
 from atslib.store import Store
 from atslib.transport import export_artifacts, import_artifacts
@@ -40,6 +42,7 @@ def server(tmp_path_factory):
     moto = pytest.importorskip("moto.server", reason="an extra, which requirements.txt has")
     made = Server(moto)
     keys = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_DEFAULT_REGION": "us-east-1"}
+    keys["AWS_MAX_ATTEMPTS"] = "1"  # waiting is what is tested here
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (keys | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{made.port}"}).items():
             patch.setenv(name, value)
@@ -247,6 +250,39 @@ def test_patience_has_an_end_and_what_was_made_is_sent_later(server, bucket, mac
     assert Store(bucket).get("a", 1, never)["x"].tolist() == [1, 1, 1]
 
 
+def test_a_claim_is_for_one_machine_until_it_ends_or_is_lost(bucket, machine, monkeypatch):
+    store = Store(bucket)
+    path = store.path("a", 1)
+    machine("two")
+    other = Store(bucket)
+    far = other.path("a", 1)
+    monkeypatch.setattr("atslib.remote.BEAT", 0.1)
+    with store.remote.claim(path) as mine, other.remote.claim(far) as theirs:
+        assert (mine, theirs) == (True, False)
+        monkeypatch.setattr("atslib.remote.LOST", 0.0)
+        for _ in range(3):  # it is alive
+            with other.remote.claim(far) as theirs:
+                assert not theirs
+    with other.remote.claim(far) as theirs:
+        assert theirs
+    file = f"{store.remote.base}/a/{path.stem}.claim"
+    assert not store.remote.fs.exists(file)
+    store.remote.fs.pipe_file(file, b"another-machine:/cache once")  # and it is never heard of again
+    with store.remote.claim(path) as first, store.remote.claim(path) as second:
+        assert (first, second) == (False, True)
+    store.remote.fs.pipe_file(file, f"{uuid.getnode()}:{path} once".encode())  # of a killed process of this machine
+    with store.remote.claim(path) as mine:
+        assert mine
+
+
+def test_a_killed_process_at_an_address_costs_its_unit_and_no_wait(bucket, machine, log, said):
+    units, started = [Slow(0, greedy=True), Slow(1), Slow(2)], time.monotonic()
+    compute(units, Store(bucket, say=said.append), "cpu", jobs=1)
+    assert time.monotonic() - started < LOST
+    assert begun(log) == {0: 2, 1: 1, 2: 1}
+    assert sum("a worker was lost" in line for line in said) == 1
+
+
 def test_two_machines_at_one_address_end_with_the_same_tables(bucket, machine, log, tmp_path, expected):
     code = (
         "import sys\nfrom test_cluster import Slow, UNITS\nfrom atslib.report.run import schedule\n"
@@ -264,4 +300,4 @@ def test_two_machines_at_one_address_end_with_the_same_tables(bucket, machine, l
     assert [driver.wait(timeout=120) for driver in drivers] == [0, 0]
     machine("three")
     assert numbers(Store(bucket)) == expected
-    print(begun(log))
+    assert begun(log) == dict.fromkeys(range(UNITS), 1)

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import torch
 from filelock import FileLock, Timeout
@@ -257,7 +257,8 @@ class _Schedule:
 def _work(unit: Unit, root: str, device: str, ends: float) -> float | None:
     """Make the unit in this process; the seconds it took, or None where another run made it or is making it.
 
-    The lock is the system's: it goes with the process that held it, however that ended.
+    The lock is the system's: it goes with the process that held it, however that ended. It holds for all who see the
+    folder; at an address there is a claim as well.
     """
     keep_to_one_core()  # of the thread, which on a cluster may be a new one
     started = time.monotonic()
@@ -266,8 +267,8 @@ def _work(unit: Unit, root: str, device: str, ends: float) -> float | None:
     path = store.path(unit.kind, unit).with_suffix(".lock")
     with store.at_work(), suppress(Timeout):
         patiently(path, lambda: path.parent.mkdir(parents=store.remote is not None, exist_ok=True))
-        with FileLock(path, timeout=1):
-            if store.has(unit.kind, unit):
+        with FileLock(path, timeout=1), store.remote.claim(path) if store.remote else nullcontext(True) as free:
+            if not free or store.has(unit.kind, unit):
                 return None
             unit.make(store, device_of(device))
             return time.monotonic() - started
