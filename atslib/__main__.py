@@ -71,7 +71,9 @@ def _option(*names: str, **how: object) -> tuple[tuple[str, ...], dict[str, obje
 
 
 _OUT = {"type": Path, "required": True}
-_STORE = _option("--store", type=Path, help="folder of artifacts; default $ATS_STORE or .store")
+_STORE = _option(
+    "--store", help="folder of artifacts, or an address such as s3://bucket/prefix; default $ATS_STORE or .store"
+)
 _MODEL = _option("--model", default="resnet20-4")
 _PLACE = (
     _option("--seed", type=_at_least(0), default=0),

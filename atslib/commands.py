@@ -63,7 +63,7 @@ def store(args: argparse.Namespace) -> int:
         raise AtsError(
             f"store {action} takes no file, but a store: --store FOLDER; `store import {file}` checks as well"
         )
-    if action != "import" and not kept.root.is_dir():
+    if action != "import" and not (kept.remote or kept.root.is_dir()):
         raise AtsError(f"there is no store at {kept.root}; name one with --store or $ATS_STORE")
     if action == "list":
         for path, facts in kept.entries():
@@ -87,7 +87,7 @@ def archive(args: argparse.Namespace) -> int:
     evidence, given = Archive(project_root() / "results" / "units"), Store(args.store, say=runner.say)
     if not evidence.root.is_dir():
         raise AtsError(f"there is no archive at {evidence.root}; work in the project's folder")
-    if args.action == "write" and not given.root.is_dir():
+    if args.action == "write" and not (given.remote or given.root.is_dir()):
         raise AtsError(f"there is no store at {given.root}; name one with --store or $ATS_STORE")
     new = evidence.write(given) if args.action == "write" else None
     faults = evidence.verify() if new is None else []

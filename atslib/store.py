@@ -1,7 +1,7 @@
 """Artifacts keyed by everything that made them; atomic, checked, resumable, movable.
 
-An artifact is a dict of tensors in one safetensors file. Its name is a hash of (kind, version, config); beside it
-lies a JSON file with that config in plain text, the file's own hash and where it was made.
+An artifact is a dict of tensors in one safetensors file. Its name is a hash of (kind, version, config); beside it lies
+a JSON file with that config in plain text, the file's own hash and where it was made.
 """
 
 import dataclasses
@@ -11,19 +11,20 @@ import json
 import os
 import platform
 import re
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from atslib.errors import AtsError, NotKept, OutOfTime, as_path, check_kind
+from atslib.files import PATIENCE, digest, expected, fault_of, patiently, project_root, write_atomically
+from atslib.remote import Remote, cache_folder, name_of, unsent
 
 Tensors = dict[str, Tensor]
 
@@ -43,30 +44,6 @@ def plain(config: object) -> object:
     if isinstance(config, list | tuple):
         return [plain(value) for value in config]
     return config if isinstance(config, str | int | float | bool | None) else str(config)
-
-
-def digest(path: Path) -> str:
-    """SHA-256 of a file's bytes."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a temporary file beside `path`, then rename it: a killed run leaves no half file.
-
-    Raises:
-        AtsError: the folder, or the whole file, cannot be written.
-    """
-    partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write(partial)
-        partial.replace(path)
-    except (OSError, SafetensorError) as error:
-        raise AtsError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from error
-    finally:
-        with suppress(OSError):
-            partial.unlink()
 
 
 def fingerprint(*parts: object) -> str:
@@ -161,12 +138,6 @@ def load_state(path: Path, run: str) -> tuple[Tensors, dict] | None:
     return None
 
 
-def project_root() -> Path:
-    """The nearest folder at or above the working one that holds a `pyproject.toml`, else the working one."""
-    here = Path.cwd()
-    return next((folder for folder in (here, *here.parents) if (folder / "pyproject.toml").exists()), here)
-
-
 @dataclasses.dataclass(frozen=True)
 class Artifact:
     """Tensors and the facts of their making: `config`, `seconds`, `device`, `made`, `torch`."""
@@ -182,22 +153,31 @@ class Artifact:
 
 
 class Store:
-    """A folder of artifacts: `root/kind/<hash>.safetensors` and `.json`.
+    """A folder of artifacts: `root/kind/<hash>.safetensors` and `.json`; or an address, with such a folder before it.
 
     Args:
-        root: the folder; $ATS_STORE, else `.store` in the project's top folder.
+        root: the folder, or an address that fsspec knows, such as `s3://bucket/prefix`; $ATS_STORE, else `.store` in
+            the project's top folder. What is at an address is copied to `cache_folder` when it is asked for, what is
+            made goes there and to the address; states of unfinished work stay here.
         say: receives one line for each thing a person should know (an artifact made or set aside).
         progress: whether the makers of artifacts should show bars.
         ends: a time of `time.monotonic` after which makers that keep their state pause, see `check_time`.
+        patience: seconds that the address, or the folder of a store at work, may be away before that is an error.
     """
 
     def __init__(
         self, root: Path | str | None = None, *, say: Callable[[str], None] | None = None,
-        progress: bool = False, ends: float | None = None,
+        progress: bool = False, ends: float | None = None, patience: float = PATIENCE,
     ):  # fmt: skip
-        default = os.environ.get("ATS_STORE") or project_root() / ".store"
-        self.root = as_path("Store: root", default if root in (None, "") else root).resolve()
-        self.say, self.progress, self.ends = say or (lambda line: None), progress, ends
+        root = (os.environ.get("ATS_STORE") or project_root() / ".store") if root in (None, "") else root
+        self.say, self.progress, self.ends, self.patience = say or (lambda line: None), progress, ends, patience
+        self.remote = Remote(root, patience, self.say) if isinstance(root, str) and "://" in root else None
+        self.root = (cache_folder(root) if self.remote else as_path("Store: root", root)).resolve()
+        self.address = self.remote.address if self.remote else str(self.root)
+
+    def at_work(self) -> AbstractContextManager[None]:
+        """As long as this lasts, the folder, which has something in it, is waited for where it goes away."""
+        return nullcontext() if self.remote else expected(self.root, self.patience, self.say)
 
     def check_time(self) -> None:
         """The maker of an artifact calls this each time that it has saved its state and is not done.
@@ -218,7 +198,10 @@ class Store:
     def has(self, kind: str, config: object, *, version: int = 1) -> bool:
         """Whether the artifact is there (its hash is checked only when it is read)."""
         path = self.path(kind, config, version=version)
-        return path.exists() and path.with_suffix(".json").exists()
+        here = patiently(path, lambda: path.exists() and path.with_suffix(".json").exists())
+        if here and self.remote and unsent(path).exists():  # made when the address was away
+            self.remote.push(path)
+        return here or bool(self.remote and self.remote.has(path))
 
     def get(
         self, kind: str, config: object, compute: Callable[[Path], Tensors], *, version: int = 1, label: str = ""
@@ -233,32 +216,52 @@ class Store:
             label: what to call it in the line that is said when it is made.
         """
         path = self.path(kind, config, version=version)
-        if (kept := self._read(path)) is not None:
+        if (kept := patiently(path, lambda: self._read(path))) is not None:
             return kept
         started = time.monotonic()
         try:
+            if self.remote:
+                self.remote.check()
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise AtsError(f"{path.parent} cannot be written: {error.strerror}") from None
-        tensors = compute(path.with_suffix(".state"))
-        check_kind(f"Store: {kind} is computed as", tensors, dict, "a dict of tensors")
-        device = next((value.device for value in tensors.values() if value.is_cuda), torch.device("cpu"))
-        # Copies, because two names may share memory, which safetensors refuses.
-        tensors = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
-        seconds = time.monotonic() - started
-        write_atomically(path, lambda partial: save_file(tensors, partial))
-        facts = {"kind": kind, "version": version, "config": plain(config), "sha256": digest(path)}
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {os.cpu_count()} cores"
-        facts |= {"seconds": round(seconds, 2), "device": name, "python": platform.python_version()}
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        facts |= {"made": now, "torch": torch.__version__}
-        text = json.dumps(facts, indent=1, sort_keys=True)
-        write_atomically(path.with_suffix(".json"), lambda partial: partial.write_text(text))
-        path.with_suffix(".state").unlink(missing_ok=True)
+        with self.at_work():
+            tensors = compute(path.with_suffix(".state"))
+            check_kind(f"Store: {kind} is computed as", tensors, dict, "a dict of tensors")
+            # Copies, because two names may share memory, which safetensors refuses.
+            copies = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
+            seconds = time.monotonic() - started
+            facts = {"kind": kind, "version": version, "config": plain(config), "seconds": round(seconds, 2)}
+            facts = self._write(path, copies, facts | _made(tensors))
         self.say(f"made {kind} {label or path.stem} in {seconds:.0f} s")
-        return Artifact(tensors, facts)
+        return Artifact(copies, facts)
+
+    def _write(self, path: Path, tensors: Tensors, facts: dict) -> dict:
+        """The tensors, then the facts, which make an artifact look whole, here and at the address; those facts."""
+        write_atomically(path, lambda partial: save_file(tensors, partial))
+        facts |= {"sha256": patiently(path, lambda: digest(path))}
+        text = json.dumps(facts, indent=1, sort_keys=True)
+        if self.remote:
+            write_atomically(unsent(path), Path.touch)
+        write_atomically(path.with_suffix(".json"), lambda partial: partial.write_text(text))
+        self.publish(path)
+        patiently(path, lambda: path.with_suffix(".state").unlink(missing_ok=True))
+        return facts
+
+    def publish(self, path: Path) -> None:
+        """Send an artifact that lies in the folder to the address, if this store has one; `path` is its tensors'."""
+        if self.remote:
+            self.remote.push(path)
 
     def _read(self, path: Path) -> Artifact | None:
+        if (kept := self._read_here(path)) or not self.remote or not self.remote.has(path):
+            return kept
+        if fault := self.remote.pull(path):
+            self.say(f"{self.address}/{name_of(path)}: {fault}; made again")
+            return None
+        return self._read_here(path)
+
+    def _read_here(self, path: Path) -> Artifact | None:
         facts_path = path.with_suffix(".json")
         if not facts_path.exists():  # never made, or killed before it was whole
             return None
@@ -270,7 +273,10 @@ class Store:
         return Artifact(load_file(path), json.loads(facts_path.read_text()))
 
     def entries(self) -> Iterator[tuple[Path, dict]]:
-        """Every artifact with its facts, newest last; unreadable facts are empty."""
+        """Every artifact with its facts, newest last; unreadable facts are empty. From an address all are pulled."""
+        for name in self.remote.names() if self.remote else ():
+            if not (self.root / f"{name}.json").exists():
+                self.remote.pull(self.root / f"{name}.safetensors")  # what is damaged stays there, see `verify`
         for facts_path in sorted(self.root.glob("*/*.json"), key=lambda p: p.stat().st_mtime):
             try:
                 facts = json.loads(facts_path.read_text())
@@ -279,22 +285,16 @@ class Store:
             yield facts_path.with_suffix(".safetensors"), facts if isinstance(facts, dict) else {}
 
     def verify(self) -> list[str]:
-        """One line for each damaged artifact; empty if all hashes hold."""
-        faults = ((path, fault_of(path)) for path, _ in self.entries())
-        return [f"{path.relative_to(self.root)}: {fault}" for path, fault in faults if fault]
+        """One line for each damaged artifact, in the folder and at the address; empty if all hashes hold."""
+        far = self.remote.names() if self.remote else ()
+        faults = {f"{self.address}/{name}": self.remote.fetch(name)[2] for name in far}
+        faults |= {path.relative_to(self.root).as_posix(): fault_of(path) for path, _ in self.entries()}
+        return [f"{name}: {fault}" for name, fault in faults.items() if fault]
 
 
-def fault_of(path: Path) -> str | None:
-    """What is wrong with an artifact on disk, if anything: `path` is that of its tensors."""
-    return fault(digest(path) if path.exists() else None, path.with_suffix(".json").read_bytes())
-
-
-def fault(sha256: str | None, facts: bytes | None) -> str | None:
-    """What is wrong with an artifact, if anything, by the hash of its tensors and the bytes of its JSON."""
-    if sha256 is None:
-        return "the tensors are missing"
-    try:
-        expected = json.loads(facts)["sha256"]
-    except (ValueError, KeyError, TypeError):
-        return "its facts cannot be read"
-    return None if sha256 == expected else "its bytes do not match their hash"
+def _made(tensors: Tensors) -> dict:
+    """Where and when an artifact was made."""
+    device = next((value.device for value in tensors.values() if value.is_cuda), torch.device("cpu"))
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {os.cpu_count()} cores"
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return {"device": name, "python": platform.python_version(), "made": now, "torch": torch.__version__}

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from atslib.errors import AtsError
-from atslib.store import Store, fault, fault_of, write_atomically
+from atslib.files import fault, fault_of, write_atomically
+from atslib.store import Store
 
 
 def export_artifacts(store: Store, archive: Path) -> int:
@@ -55,6 +56,7 @@ def import_artifacts(store: Store, archive: Path) -> int:
                     continue
                 for name, data in zip(names, (tensors, facts), strict=True):
                     write_atomically(store.root / name, lambda partial, data=data: partial.write_bytes(data))
+                store.publish(store.root / names[0])
                 taken += 1
     except (tarfile.TarError, OSError) as error:
         why = getattr(error, "strerror", None) or error

@@ -4,6 +4,7 @@ import dataclasses
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -15,10 +16,14 @@ import pytest
 import torch
 
 from atslib.errors import AtsError
-from atslib.report.run.schedule import compute
+from atslib.report.run.schedule import compute, describe, outlook
+from atslib.report.run.workers import count
+from atslib.report.units.settings import settings
+from atslib.report.units.units import attack_unit
 from atslib.store import Store
 
 UNITS = 12
+SMALL = settings(model="lenet", images=2, steps=4, regime="initial", device="cpu")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +34,7 @@ class Slow:
     steps: int = 5
     pause: float = 0.05
     greedy: bool = False
+    hungry: int = 0  # how often it takes more memory than there may be
     kind: ClassVar[str] = "slow"
     needs: ClassVar[tuple] = ()
     passes: ClassVar[float] = 1.0
@@ -40,12 +46,16 @@ class Slow:
 
     def make(self, store, device):
         def work(state):
-            log = store.root / "log" / str(self.number)
+            log = Path(os.environ.get("ATS_TEST_LOG", store.root / "log")) / str(self.number)
             log.parent.mkdir(exist_ok=True, parents=True)
             with log.open("a") as file:
                 file.write(f"{os.getpid()}\n")
             if self.greedy and len(log.read_text().splitlines()) == 1:
                 os.kill(os.getpid(), signal.SIGKILL)  # as the system does where memory is short
+            eaten = []
+            while len(log.read_text().splitlines()) <= self.hungry and len(eaten) < 250:
+                eaten.append(torch.ones(2_000_000))  # 2 GB at most: the worker's limit is below that
+                time.sleep(0.01)
             value = torch.zeros(8)
             for step in range(self.steps):
                 value += torch.randn(8, generator=torch.Generator().manual_seed(100 * self.number + step))
@@ -62,10 +72,10 @@ def _no_estimates(monkeypatch):
 
 
 def tables(store):
-    """The bytes of every artifact; what is half-written has no place among them."""
+    """The bytes of every slow unit's artifact by its number; what is half-written has no place among them."""
     assert store.verify() == []
     assert not list(store.root.rglob("*.partial"))
-    return {path.name: path.read_bytes() for path in (store.root / "slow").glob("*.safetensors")}
+    return {facts["config"]["number"]: path.read_bytes() for path, facts in store.entries() if facts["kind"] == "slow"}
 
 
 def begun(store):
@@ -79,7 +89,7 @@ def expected(tmp_path_factory):
     store = Store(tmp_path_factory.mktemp("plain"))
     for number in range(UNITS):
         Slow(number).make(store, None)
-    return {path.name: path.read_bytes() for path in (store.root / "slow").glob("*.safetensors")}
+    return tables(store)
 
 
 def running(store):
@@ -123,7 +133,7 @@ def test_a_killed_process_costs_its_unit_and_no_other(store, said, expected):
 
 def test_a_unit_that_kills_its_worker_each_time_ends_the_run(store, monkeypatch):
     monkeypatch.setattr("atslib.report.run.schedule.LOSSES", 0)
-    with pytest.raises(AtsError, match="killed again and again, perhaps for want of memory"):
+    with pytest.raises(AtsError, match="killed again and again, perhaps for want of memory, the last time at slow 1:"):
         compute([Slow(1, greedy=True)], store, "cpu", jobs=1)
     assert tables(store) == {}
 
@@ -175,3 +185,112 @@ def test_no_scheduler_at_an_address_is_said(store, monkeypatch):
     monkeypatch.setattr("atslib.report.run.workers.PATIENCE", 0.5)
     with pytest.raises(AtsError, match="no Dask scheduler answers there"):
         compute([Slow(0)], store, "cpu", scheduler="tcp://127.0.0.1:9")
+
+
+class Cluster:
+    """A scheduler and workers, each a process that was started as anyone would start it."""
+
+    def __init__(self, dask, folder):
+        self.port, self.folder, self.running = free_port(), folder, []
+        self.address = f"tcp://127.0.0.1:{self.port}"
+        self.env = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+
+    def start(self, *arguments):
+        with (self.folder / "dask.log").open("ab") as log:
+            command = [sys.executable, "-m", "dask", *arguments]
+            process = subprocess.Popen(command, cwd=self.folder, env=self.env, stdout=log, stderr=log)
+        self.running.append(process)
+        return process
+
+    def scheduler(self):
+        place = ("--host", "127.0.0.1", "--port", str(self.port))
+        return self.start("scheduler", *place, "--no-dashboard", "--no-show")
+
+    def worker(self, *options):
+        place = (self.address, "--host", "127.0.0.1", "--nthreads", "1", "--no-dashboard", "--death-timeout", "60")
+        return self.start("worker", *place, *options)
+
+    def stop(self):
+        for process in self.running:
+            process.terminate()
+        for process in self.running:
+            process.wait(timeout=60)
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+@pytest.fixture
+def cluster(dask, tmp_path):
+    made = Cluster(dask, tmp_path)
+    yield made
+    made.stop()
+
+
+def wait_until(condition, seconds=60):
+    ends = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < ends
+        time.sleep(0.05)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_scheduler_that_is_started_again_costs_what_was_running(cluster, store, said, expected, tmp_path):
+    attack = attack_unit(SMALL)
+    scheduler = cluster.scheduler()
+    for _ in range(2):
+        cluster.worker()
+
+    def restart():
+        wait_until(lambda: len(list(store.root.glob("slow/*.json"))) >= 3)
+        scheduler.kill()
+        scheduler.wait()
+        time.sleep(2)
+        cluster.scheduler()
+        for _ in range(2):
+            cluster.worker()
+
+    attack.make(here := Store(tmp_path / "here"), torch.device("cpu"))
+    (restarting := threading.Thread(target=restart)).start()
+    try:
+        units = [Slow(number, pause=0.1) for number in range(UNITS)]
+        compute([*units, attack], store, "cpu", scheduler=cluster.address)
+    finally:
+        restarting.join()
+    assert tables(store) == expected
+    assert sum(begun(store).values()) - UNITS <= 2
+    assert sum("a worker was lost" in line for line in said) == 1
+    # A real attack, byte for byte.
+    assert store.path(attack.kind, attack).read_bytes() == here.path(attack.kind, attack).read_bytes()
+
+
+def test_a_worker_out_of_memory_costs_its_unit_which_is_named_if_that_goes_on(
+    cluster, store, said, expected, monkeypatch
+):
+    cluster.env |= {"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "0"}
+    cluster.scheduler()
+    cluster.worker("--memory-limit", "900MiB")
+    units = [Slow(number) for number in range(4)]
+    compute([*units, Slow(5, hungry=1)], store, "cpu", scheduler=cluster.address)
+    assert tables(store) == {number: expected[number] for number in (0, 1, 2, 3, 5)}
+    assert begun(store) == {0: 1, 1: 1, 2: 1, 3: 1, 5: 2}
+    assert sum("a worker was lost" in line for line in said) == 1
+    assert "memory budget" in (cluster.folder / "dask.log").read_text()
+    monkeypatch.setattr("atslib.report.run.schedule.LOSSES", 1)
+    with pytest.raises(AtsError, match="again and again, perhaps for want of memory, the last time at slow 6: what is"):
+        compute([Slow(4), Slow(6, hungry=99)], store, "cpu", scheduler=cluster.address)
+    assert tables(store) == {number: expected[number] for number in (0, 1, 2, 3, 4, 5)}
+    assert begun(store)[6] == 2
+
+
+def test_a_plan_counts_the_workers_of_a_cluster(cluster, store):
+    cluster.scheduler()
+    for _ in range(3):
+        cluster.worker()
+    wait_until(lambda: count(torch.device("cpu"), None, cluster.address) == 3)
+    (lines := describe({"none": []}, store, "cpu", scheduler=cluster.address)).splitlines()
+    assert lines.endswith(f"with 3 at once on {cluster.address}")
+    assert outlook([Slow(1)], store, "cpu", scheduler=cluster.address).endswith(f"with 3 at once on {cluster.address}")

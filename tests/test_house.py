@@ -16,7 +16,20 @@ FILES = sorted(path for path in ROOT.rglob("*.py") if "__pycache__" not in path.
 PACKAGES = sorted(path.parent for path in FILES if path.name == "__init__.py")
 # From the ground up: a room imports from those before it only.
 ROOMS = (
-    *("errors", "rng", "store", "transport", "_torchvision", "data", "policies", "measures", "models", "gradients"),
+    *(
+        "errors",
+        "rng",
+        "files",
+        "remote",
+        "store",
+        "transport",
+        "_torchvision",
+        "data",
+        "policies",
+        "measures",
+        "models",
+        "gradients",
+    ),
     *("clients", "attacks", "scores", "report", "commands", "__main__"),
 )
 REPORT = (

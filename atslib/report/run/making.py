@@ -64,7 +64,7 @@ def execute(name: str, parameters: dict[str, object], *, root: Path, store: Stor
     ended = subprocess.run(
         [sys.executable, "-m", "papermill", source, target, *options],
         cwd=root,
-        env=os.environ | {"ATS_STORE": str(store.root), "PYTHONPATH": os.pathsep.join(filter(None, library))},
+        env=os.environ | {"ATS_STORE": store.address, "PYTHONPATH": os.pathsep.join(filter(None, library))},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -70,11 +70,11 @@ def run(
     ends = None if budget is None else time.monotonic() + budget
     first = {name: list(load_page(name).units(experiment).values()) for name in pages}
     if dry_run:
-        _describe(first, experiment, store)
+        _describe(first, experiment, store, {"jobs": jobs, "scheduler": scheduler})
         return
     of_all = list(itertools.chain(*first.values()))
     work = {"device": experiment.device, "jobs": jobs, "ends": ends, "scheduler": scheduler}
-    store.say(outlook(of_all, store, experiment.device, jobs))
+    store.say(outlook(of_all, store, experiment.device, jobs, scheduler))
     compute(of_all, store, **work)
     waiting, place = [], _place(root, profile)
     with executing(jobs, {"profile": profile, "dataset": experiment.dataset}, place, store) as begin:
@@ -99,10 +99,10 @@ def _finish(waiting: Sequence[str], compute_only: bool, place: Path, store: Stor
         build_book(place, store)
 
 
-def _describe(first: Mapping[str, list[Unit]], experiment: Settings, store: Store) -> None:
+def _describe(first: Mapping[str, list[Unit]], experiment: Settings, store: Store, where: dict[str, object]) -> None:
     """Say what computing pages with these first units would take, as far as the store can tell."""
     known = {name: units + _further(name, units, experiment, store) for name, units in first.items()}
-    store.say(describe(known, store, experiment.device))
+    store.say(describe(known, store, experiment.device, **where))
     for name, units in first.items():
         if hasattr(load_page(name), "later_units") and plan(units, store):
             store.say(f"{name} has further units, which depend on what the first ones find")

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
-from pathlib import Path
+from contextlib import nullcontext, suppress
 
 import torch
 from filelock import FileLock, Timeout
@@ -15,15 +15,17 @@ from tqdm.auto import tqdm
 
 from atslib.clients.prepare import to_images
 from atslib.errors import AtsError, OutOfTime
+from atslib.files import patiently
 from atslib.gradients.cpu import keep_to_one_core
 from atslib.report.bench import convolution_rate, forward_flop
-from atslib.report.run.workers import LOST, at_once, workers
+from atslib.report.run.workers import LOST, at_once, count, workers
 from atslib.report.units.networks import ModelUnit, Unit, dataset, device_of, network
 from atslib.store import Store
 
 # Of the machine's convolution rate, what a whole step of training, attack or score reaches: the engine's own
 # measured share (results/speed.jsonl) lies between 0.2 for narrow and 0.8 for wide networks.
 SHARE = 0.4
+SHOWN = 5.0  # seconds within which what one machine wrote shows on another
 LOSSES = 3  # of workers, one after another and without a unit in between, after which a run gives up
 
 
@@ -61,25 +63,34 @@ def machine_rate(device: torch.device) -> float:
     return rate
 
 
-def outlook(units: Sequence[Unit], store: Store, device: str, jobs: int | None = None) -> str:
+def _at_once(device: str, jobs: int | None, scheduler: str | None) -> tuple[int, str]:
+    """How many units are computed at once, and that in words. Workers are taken to be as fast as this machine."""
+    slots = count(device_of(device), jobs, scheduler)
+    return slots, f"with {slots} at once on {'this machine' if scheduler in (None, 'local') else scheduler}"
+
+
+def outlook(
+    units: Sequence[Unit], store: Store, device: str, jobs: int | None = None, scheduler: str | None = None
+) -> str:
     """One line: how much there is to do, how much is done already, and how long the rest may take."""
-    missing, place = plan(units, store), device_of(device)
-    count, workers = len(needed(units)), at_once(place, jobs)
+    missing, total = plan(units, store), len(needed(units))
     if not missing:
-        return f"all {count} units are in the store"
-    rate = machine_rate(place)
-    time = duration(sum(seconds(unit, rate) for unit in missing) / workers)
-    done = f"resuming: {count - len(missing)} of {count} done, " if len(missing) < count else f"{count} units to make, "
+        return f"all {total} units are in the store"
+    rate, (slots, words) = machine_rate(device_of(device)), _at_once(device, jobs, scheduler)
+    time = duration(sum(seconds(unit, rate) for unit in missing) / slots)
+    done = f"resuming: {total - len(missing)} of {total} done, " if len(missing) < total else f"{total} units to make, "
     states = {path.name.partition(".")[0] for path in store.root.glob("*/*.state*") if path.suffix != ".aside"}
     if begun := sum(store.path(unit.kind, unit).stem in states for unit in missing):
-        done = f"resuming: {count - len(missing)} of {count} done, {begun} begun, "
-    return f"{done}about {time} to go with {workers} at once on this machine"
+        done = f"resuming: {total - len(missing)} of {total} done, {begun} begun, "
+    return f"{done}about {time} to go {words}"
 
 
-def describe(pages: Mapping[str, Iterable[Unit]], store: Store, device: str) -> str:
+def describe(
+    pages: Mapping[str, Iterable[Unit]], store: Store, device: str, jobs: int | None = None,
+    scheduler: str | None = None,
+) -> str:  # fmt: skip
     """The plan in words: one line per page and unit, with estimated times; shared units under the first page."""
-    place, lines, seen, total = device_of(device), [], set(), 0.0
-    rate = machine_rate(place)
+    rate, lines, seen, total = machine_rate(device_of(device)), [], set(), 0.0
     for name, units in pages.items():
         new = [unit for unit in plan(units, store) if unit not in seen]
         seen |= set(new)
@@ -87,8 +98,8 @@ def describe(pages: Mapping[str, Iterable[Unit]], store: Store, device: str) -> 
         total += sum(times)
         lines.append(f"{name}: {len(new)} units to make, about {duration(sum(times))}")
         lines += [f"    {duration(time)}  {unit.title}" for unit, time in zip(new, times, strict=True)]
-    workers = at_once(place, None)
-    lines.append(f"in all {len(seen)} units, about {duration(total / workers)} with {workers} at once on this machine")
+    slots, words = _at_once(device, jobs, scheduler)
+    lines.append(f"in all {len(seen)} units, about {duration(total / slots)} {words}")
     return "\n".join(lines)
 
 
@@ -119,23 +130,25 @@ def compute(
     """
     if not (missing := plan(units, store)):
         return
-    place, losses = device_of(device), 0
+    place, losses, schedule = device_of(device), 0, _Schedule(missing, store, ends)
     kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(unit.kind for unit in missing).items())
     store.say(f"units to make: {kinds}; {scheduler or at_once(place, jobs)} at once")
-    while missing:
-        try:
-            with workers(place, jobs, scheduler, store.say) as (pool, slots):
-                _Schedule(missing, store, ends).run(pool, device, slots)
-            return
-        except LOST:
-            before, missing = len(missing), plan(missing, store)
-            losses = losses + 1 if len(missing) == before else 1
-            if losses > LOSSES:
-                raise AtsError(
-                    "workers were killed again and again, perhaps for want of memory: what is finished is kept; "
-                    "try --jobs 1"
-                ) from None
-            store.say(f"a worker was lost, perhaps killed for want of memory: {len(missing)} units go on")
+    with store.at_work():
+        while missing:
+            try:
+                with workers(place, jobs, scheduler, store.say) as (pool, slots):
+                    schedule.run(pool, device, slots)
+                return
+            except LOST:
+                before, missing = len(missing), plan(missing, store)
+                losses = losses + 1 if len(missing) == before else 1
+                if losses > LOSSES:
+                    raise AtsError(
+                        f"workers were killed again and again, perhaps for want of memory, the last time at "
+                        f"{' or '.join(schedule.lost) or 'no unit'}: what is finished is kept; try --jobs 1"
+                    ) from None
+                store.say(f"a worker was lost, perhaps killed for want of memory: {len(missing)} units go on")
+                schedule = _Schedule(missing, store, ends)
 
 
 class _Schedule:
@@ -143,9 +156,11 @@ class _Schedule:
 
     def __init__(self, missing: Sequence[Unit], store: Store, ends: float | None):
         self.waiting, self.store, self.ends = dict.fromkeys(missing), store, math.inf if ends is None else ends
-        self.count, self.done, self.running = len(missing), 0, {}
+        self.count, self.done, self.running, self.lost = len(missing), 0, {}, []
         self.guess = {unit: seconds(unit, 1e10) for unit in missing}
         self.taken, self.guessed = Counter(), Counter()  # by kind, of what is done
+        for unit in missing[:1]:  # the folder that workers expect
+            store.path(unit.kind, unit).parent.mkdir(parents=True, exist_ok=True)
 
     def run(self, pool: Executor, device: str, slots: Callable[[], int]) -> None:
         """Submit, as many at a time as there are `slots`, what needs nothing, then units as the last need comes."""
@@ -158,7 +173,7 @@ class _Schedule:
                         del self.waiting[unit]
                         # By the wall clock: another machine's monotonic one says nothing here.
                         left = time.time() + (self.ends - time.monotonic())
-                        call = pool.submit(_work, unit, self.store.root, device, left)
+                        call = pool.submit(_work, unit, self.store.address, device, left)
                         self.running[call] = unit, time.monotonic()
                 if not self.running:
                     return
@@ -183,6 +198,7 @@ class _Schedule:
         return time.monotonic() + (self._expected(unit) if self.guessed[unit.kind] else 0.0) < self.ends
 
     def _note(self, future: Future, jobs: int) -> None:
+        together = [unit.title for future, (unit, _) in self.running.items() if future.done()]
         unit, _ = self.running.pop(future)
         try:
             took = future.result()
@@ -190,10 +206,13 @@ class _Schedule:
             self.waiting[unit] = None
             self.store.say(f"time is over: {unit.title} goes on where it is with the next run")
             return
-        if not self.store.has(unit.kind, unit):
+        except Exception:
+            self.lost = together  # a pool of processes ends with any of them, and one cannot tell whose fault it was
+            raise
+        if not self._is_there(unit, SHOWN if took is not None else 0.0):
             if took is not None:
                 raise AtsError(
-                    f"a worker made {unit.title} and it is not in {self.store.root}: give a folder they share"
+                    f"a worker made {unit.title} and it is not in {self.store.address}: give a folder they share"
                 )
             self.waiting[unit] = None  # another run is at it: it comes after all that is free
             return
@@ -207,6 +226,12 @@ class _Schedule:
         self.store.say(
             f"{self.done} of {self.count} done{self._left(jobs)}: {unit.kind} {unit.title}, {duration(took)}"
         )
+
+    def _is_there(self, unit: Unit, patience: float) -> bool:
+        ends = time.monotonic() + patience
+        while not (there := self.store.has(unit.kind, unit)) and time.monotonic() < ends:
+            time.sleep(0.2)
+        return there
 
     def _remaining(self) -> tuple[float, float]:
         """Expected seconds of work that is left, and of that what running units have done."""
@@ -229,25 +254,25 @@ class _Schedule:
         )
 
 
-def _work(unit: Unit, root: Path, device: str, ends: float) -> float | None:
+def _work(unit: Unit, root: str, device: str, ends: float) -> float | None:
     """Make the unit in this process; the seconds it took, or None where another run made it or is making it.
 
-    The lock is the system's: it goes with the process that held it, however that ended.
+    The lock is the system's: it goes with the process that held it, however that ended. It holds for all who see the
+    folder; at an address there is a claim as well.
     """
     keep_to_one_core()  # of the thread, which on a cluster may be a new one
     started = time.monotonic()
     # The schedule says what is made, with the time that is left.
     store = Store(root, say=lambda line: line.startswith("made ") or say(line), ends=started + ends - time.time())
     path = store.path(unit.kind, unit).with_suffix(".lock")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(path, timeout=1):
-            if store.has(unit.kind, unit):
+    with store.at_work(), suppress(Timeout):
+        patiently(path, lambda: path.parent.mkdir(parents=store.remote is not None, exist_ok=True))
+        with FileLock(path, timeout=1), store.remote.claim(path) if store.remote else nullcontext(True) as free:
+            if not free or store.has(unit.kind, unit):
                 return None
             unit.make(store, device_of(device))
             return time.monotonic() - started
-    except Timeout:
-        return None
+    return None
 
 
 def say(line: str) -> None:

@@ -27,6 +27,14 @@ def at_once(device: torch.device, jobs: int | None) -> int:
     return jobs or (1 if device.type == "cuda" else os.cpu_count() or 1)
 
 
+def count(device: torch.device, jobs: int | None, scheduler: str | None) -> int:
+    """How many units are computed at once there: by a cluster as many as it takes now, started or not."""
+    if scheduler in (None, "local"):
+        return at_once(device, jobs)
+    with workers(device, jobs, scheduler, lambda line: None) as (_, slots):
+        return slots()
+
+
 @contextlib.contextmanager
 def workers(
     device: torch.device, jobs: int | None, scheduler: str | None, say: Callable[[str], None]
@@ -95,7 +103,10 @@ def _cluster(scheduler: str, device: torch.device, jobs: int | None, say: Callab
 
         def slots() -> int:
             """One unit a thread; where workers declare GPUs, one a GPU. At least one, which then waits for a worker."""
-            found = client.scheduler_info(n_workers=-1)["workers"].values()
+            try:
+                found = client.scheduler_info(n_workers=-1)["workers"].values()
+            except (OSError, RuntimeError) as error:  # the scheduler went away, or so long ago that the client closed
+                raise BrokenExecutor(str(error)) from None
             gpus = sum(worker["resources"].get(GPU, 0) for worker in found)
             return max(1, int(gpus or sum(worker["nthreads"] for worker in found)))
 

@@ -1,0 +1,303 @@
+"""Stores that are far away: a real S3-compatible server, and folders and servers that go away for a while."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+import torch
+from checks import refused
+from test_cluster import UNITS, Slow, free_port, wait_until
+
+from atslib.errors import AtsError
+from atslib.remote import LOST
+from atslib.report.run.schedule import compute
+from atslib.store import Store
+from atslib.transport import export_artifacts, import_artifacts
+
+AWAY = float(os.environ.get("ATS_AWAY", 3))  # seconds that a store is away here; by hand also 30
+
+
+class Server:
+    """moto's S3 server in threads of this process; what it holds outlives a stop."""
+
+    def __init__(self, moto):
+        self.make, self.port = moto.ThreadedMotoServer, free_port()
+
+    def start(self):
+        self.running = self.make("127.0.0.1", self.port, verbose=False)
+        self.running.start()
+
+    def stop(self):
+        self.running.stop()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    pytest.importorskip("s3fs", reason="an extra, which requirements.txt has")
+    moto = pytest.importorskip("moto.server", reason="an extra, which requirements.txt has")
+    made = Server(moto)
+    keys = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_DEFAULT_REGION": "us-east-1"}
+    keys["AWS_MAX_ATTEMPTS"] = "1"  # waiting is what is tested here
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (keys | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{made.port}"}).items():
+            patch.setenv(name, value)
+        made.start()
+        yield made
+        made.stop()
+
+
+@pytest.fixture
+def bucket(server, request):
+    """The address of a new bucket."""
+    import boto3
+
+    name = f"bucket-{abs(hash(request.node.name))}"
+    boto3.client("s3").create_bucket(Bucket=name)
+    return f"s3://{name}/in/here"
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """Makes this process another machine, as far as a store can tell: with a cache of its own."""
+
+    def become(name):
+        monkeypatch.setenv("ATS_CACHE", str(tmp_path / f"cache of {name}"))
+
+    become("one")
+    return become
+
+
+@pytest.fixture
+def log(monkeypatch, tmp_path):
+    """Where units write down that they are begun, of whatever machine."""
+    monkeypatch.setenv("ATS_TEST_LOG", str(tmp_path / "log"))
+    return tmp_path / "log"
+
+
+@pytest.fixture(autouse=True)
+def _no_estimates(monkeypatch):
+    monkeypatch.setattr("atslib.report.run.schedule.seconds", lambda unit, rate: 1.0)
+
+
+def ones(state):
+    return {"x": torch.ones(3)}
+
+
+def never(state):
+    raise AssertionError("it is there already")
+
+
+def numbers(store):
+    """The tensors of every unit, by its number; nothing is half-written, here or there."""
+    assert store.verify() == []
+    found = {facts["config"]["number"]: path.read_bytes() for path, facts in store.entries()}
+    assert not list(store.root.rglob("*.partial"))
+    assert not list(store.root.rglob("*.unsent"))
+    return found
+
+
+def begun(log):
+    return {int(path.name): len(path.read_text().splitlines()) for path in log.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    store = Store(tmp_path_factory.mktemp("plain"))
+    for number in range(UNITS):
+        Slow(number).make(store, None)
+    return numbers(store)
+
+
+# --- what is at an address ----------------------------------------------------------------------------------
+
+
+def test_what_one_machine_makes_another_has(bucket, machine, said):
+    store = Store(bucket, say=said.append)
+    assert not store.has("a", 1)
+    store.get("a", 1, ones)
+    store.get("b", 1, ones)
+    machine("two")
+    other = Store(bucket)
+    assert other.root != store.root
+    assert not list(other.root.rglob("*"))
+    assert [other.has("a", 1), other.has("a", 2), other.has("b", 1)] == [True, False, True]
+    assert other.get("a", 1, never)["x"].tolist() == [1, 1, 1]
+    assert other.verify() == []
+    assert len(list(other.entries())) == 2
+
+
+def test_what_is_damaged_there_is_named_and_made_again(bucket, machine, said):
+    store = Store(bucket)
+    store.get("a", 1, ones)
+    files = store.remote.fs
+    (tensors,) = files.glob(f"{store.remote.base}/a/*.safetensors")
+    files.pipe_file(tensors, b"nothing")
+    machine("two")
+    other = Store(bucket, say=said.append)
+    name = f"{bucket}/a/{store.path('a', 1).stem}: its bytes do not match their hash"
+    assert other.verify() == [name]
+    assert other.get("a", 1, ones)["x"].tolist() == [1, 1, 1]
+    assert said[0] == f"{name}; made again"
+    assert other.verify() == Store(bucket).verify() == []
+
+
+def test_what_is_damaged_here_is_brought_again(bucket, machine):
+    store = Store(bucket)
+    store.get("a", 1, ones)
+    store.path("a", 1).write_bytes(b"nothing")
+    assert store.get("a", 1, never)["x"].tolist() == [1, 1, 1]
+
+
+def test_tensors_without_facts_are_no_artifact(bucket, machine):
+    store = Store(bucket)
+    store.get("a", 1, ones)
+    (facts,) = store.remote.fs.glob(f"{store.remote.base}/a/*.json")
+    store.remote.fs.rm(facts)
+    machine("two")
+    other = Store(bucket)
+    assert (other.has("a", 1), list(other.entries()), other.verify()) == (False, [], [])
+
+
+def test_a_bucket_that_is_not_there_is_said_before_the_work(server, machine):
+    with refused("the store s3://no-such-bucket/x cannot be written: "):
+        Store("s3://no-such-bucket/x").get("a", 1, never)
+
+
+def test_an_archive_travels_from_address_to_address(bucket, machine, tmp_path):
+    Store(bucket).get("a", 1, ones)
+    machine("two")
+    assert export_artifacts(Store(bucket), tmp_path / "all.tar") == 1
+    assert import_artifacts(Store(f"{bucket}/other"), tmp_path / "all.tar") == 1
+    machine("three")
+    assert Store(f"{bucket}/other").get("a", 1, never)["x"].tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("missing", "address", "words"),
+    [("fsspec", "s3://b/x", "needs packages: pip install 'atslib[cluster]'"), ("", "nothing://b/x", "fsspec knows")],
+)
+def test_an_address_that_nothing_is_known_of_is_refused(monkeypatch, missing, address, words):
+    pytest.importorskip("fsspec")
+    if missing:
+        monkeypatch.setitem(sys.modules, missing, None)
+    with refused(words):
+        Store(address)
+
+
+# --- away and back ------------------------------------------------------------------------------------------
+
+
+def with_absence(store, leave, come_back, units=UNITS):
+    """Compute while the store goes away after the second artifact; seconds that it all took."""
+    stored = (store.root / "slow").glob
+
+    def absence():
+        wait_until(lambda: len(list(stored("*.json"))) >= 2)
+        leave()
+        time.sleep(AWAY)
+        come_back()
+
+    (gone := threading.Thread(target=absence)).start()
+    started = time.monotonic()
+    try:
+        compute([Slow(number) for number in range(units)], store, "cpu", jobs=2)
+    finally:
+        gone.join()
+    return time.monotonic() - started
+
+
+def test_a_server_that_is_away_is_waited_for(server, bucket, machine, said, log, expected):
+    store = Store(bucket, say=said.append)
+    assert with_absence(store, server.stop, server.start) > AWAY
+    assert begun(log) == dict.fromkeys(range(UNITS), 1)
+    machine("two")
+    assert numbers(Store(bucket)) == expected
+    assert sum(f"{bucket} (" in line and "is away: waiting for it, 120 s at most" in line for line in said) <= 1
+
+
+def test_a_folder_that_is_away_is_waited_for(tmp_path, said, log, expected):
+    store, elsewhere = Store(tmp_path / "share" / "store", say=said.append), tmp_path / "elsewhere"
+    leave, come_back = lambda: store.root.rename(elsewhere), lambda: elsewhere.rename(store.root)
+    assert with_absence(store, leave, come_back) > AWAY
+    assert begun(log) == dict.fromkeys(range(UNITS), 1)
+    assert numbers(store) == expected
+
+
+def test_patience_has_an_end_and_what_was_made_is_sent_later(server, bucket, machine, said):
+    store = Store(bucket, say=said.append, patience=0.3)
+
+    def work(state):
+        server.stop()
+        return ones(state)
+
+    try:
+        with pytest.raises(AtsError, match=rf"^{bucket} \(.*\) has been away for 0 s; what is finished is kept"):
+            store.get("a", 1, work)
+    finally:
+        server.start()
+    assert len(said) == 1
+    assert "is away: waiting for it" in said[0]
+    machine("two")
+    assert not Store(bucket).has("a", 1)
+    machine("one")
+    assert Store(bucket).has("a", 1)
+    machine("two")
+    assert Store(bucket).get("a", 1, never)["x"].tolist() == [1, 1, 1]
+
+
+def test_a_claim_is_for_one_machine_until_it_ends_or_is_lost(bucket, machine, monkeypatch):
+    store = Store(bucket)
+    path = store.path("a", 1)
+    machine("two")
+    other = Store(bucket)
+    far = other.path("a", 1)
+    monkeypatch.setattr("atslib.remote.BEAT", 0.1)
+    with store.remote.claim(path) as mine, other.remote.claim(far) as theirs:
+        assert (mine, theirs) == (True, False)
+        monkeypatch.setattr("atslib.remote.LOST", 0.0)
+        for _ in range(3):  # it is alive
+            with other.remote.claim(far) as theirs:
+                assert not theirs
+    with other.remote.claim(far) as theirs:
+        assert theirs
+    file = f"{store.remote.base}/a/{path.stem}.claim"
+    assert not store.remote.fs.exists(file)
+    store.remote.fs.pipe_file(file, b"another-machine:/cache once")  # and it is never heard of again
+    with store.remote.claim(path) as first, store.remote.claim(path) as second:
+        assert (first, second) == (False, True)
+    store.remote.fs.pipe_file(file, f"{uuid.getnode()}:{path} once".encode())  # of a killed process of this machine
+    with store.remote.claim(path) as mine:
+        assert mine
+
+
+def test_a_killed_process_at_an_address_costs_its_unit_and_no_wait(bucket, machine, log, said):
+    units, started = [Slow(0, greedy=True), Slow(1), Slow(2)], time.monotonic()
+    compute(units, Store(bucket, say=said.append), "cpu", jobs=1)
+    assert time.monotonic() - started < LOST
+    assert begun(log) == {0: 2, 1: 1, 2: 1}
+    assert sum("a worker was lost" in line for line in said) == 1
+
+
+def test_two_machines_at_one_address_end_with_the_same_tables(bucket, machine, log, tmp_path, expected):
+    code = (
+        "import sys\nfrom test_cluster import Slow, UNITS\nfrom atslib.report.run import schedule\n"
+        "from atslib.store import Store\n"
+        "if __name__ == '__main__':\n"
+        "    schedule.seconds = lambda unit, rate: 1.0\n"
+        "    schedule.compute([Slow(n) for n in range(UNITS)], Store(sys.argv[1]), 'cpu', jobs=1)\n"
+    )
+    (script := tmp_path / "run.py").write_text(code)
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    drivers = []
+    for name in ("one", "two"):
+        machine(name)
+        drivers.append(subprocess.Popen([sys.executable, script, bucket], env=os.environ | {"PYTHONPATH": path}))
+    assert [driver.wait(timeout=120) for driver in drivers] == [0, 0]
+    machine("three")
+    assert numbers(Store(bucket)) == expected
+    assert begun(log) == dict.fromkeys(range(UNITS), 1)
