@@ -176,7 +176,7 @@ COMMANDS = {
     "bench": (
         "speed, mostly against a plain loop; one JSON line each",
         "lines that were printed are kept in --out",
-        _option("what", choices=("attack", "scores", "adaptive", "labels", "weights", "forms")),
+        _option("what", choices=("attack", "scores", "adaptive", "labels", "weights", "forms", "costs")),
         _option("--model", help="such as resnet20-4; default: the reference sizes"),
         _option("--members", type=_at_least(1), help="attacks in the batch, or images scored"),
         _option("--device", default="cpu"),

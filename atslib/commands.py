@@ -7,6 +7,7 @@ import json
 import re
 import sys
 import tempfile
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from atslib.gradients.cpu import keep_memory
 from atslib.models import build_model
 from atslib.policies.policy import parse_policy
 from atslib.report import bench as benchmarks
-from atslib.report.run import runner
+from atslib.report.run import costing, runner
 from atslib.report.run.written import write_attack, write_attackers
 from atslib.report.units.archive import Archive
 from atslib.report.units.networks import ModelUnit, dataset, device_of, network, trained
@@ -108,16 +109,26 @@ def bench(args: argparse.Namespace) -> None:
     device_of(args.device)
     if args.out:
         check_out(args.out)
-    reference, against = benchmarks.SIZES[args.what]
-    for model, members in [(args.model, 8)] if args.model else reference:
-        members = args.members or members
-        runner.say(f"measuring {args.what} on {model}, {members} at once, against {against}")
-        line = json.dumps(getattr(benchmarks, args.what)(model, members, device=args.device))
+    for row in _costs(args) if args.what == "costs" else _speeds(args):
+        line = json.dumps(row)
         print(line, flush=True)
         if args.out:
             args.out.parent.mkdir(parents=True, exist_ok=True)
             with args.out.open("a") as file:
                 file.write(f"{line}\n")
+
+
+def _speeds(args: argparse.Namespace) -> Iterator[dict]:
+    reference, against = benchmarks.SIZES[args.what]
+    for model, members in [(args.model, 8)] if args.model else reference:
+        members = args.members or members
+        runner.say(f"measuring {args.what} on {model}, {members} at once, against {against}")
+        yield getattr(benchmarks, args.what)(model, members, device=args.device)
+
+
+def _costs(args: argparse.Namespace) -> Iterator[dict]:
+    runner.say("measuring what attacks take, and what handing them out takes: some minutes")
+    yield from costing.measure(device_of(args.device), Archive(project_root() / "results" / "units"))
 
 
 def export_attack(args: argparse.Namespace) -> None:

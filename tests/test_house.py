@@ -34,6 +34,7 @@ ROOMS = (
 )
 REPORT = (
     "bench",
+    "estimate",
     "reported",
     "result",
     "verdicts",

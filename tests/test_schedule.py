@@ -15,6 +15,7 @@ import torch
 from atslib.__main__ import main
 from atslib.clients.training import TrainConfig
 from atslib.errors import OutOfTime
+from atslib.report.estimate import Rates
 from atslib.report.pages import claim1_privacy, claim2_generality, claim2_search, load_page
 from atslib.report.run import runner
 from atslib.report.run.runner import run
@@ -38,6 +39,7 @@ from atslib.store import Store, read_tensors
 pytestmark = pytest.mark.usefixtures("one_thread")
 TINY = settings(model="lenet", images=2, steps=2, fraction=0.002, semi_fraction=0.002, candidates=2, device="cpu")
 CPU = torch.device("cpu")
+RATES, FASTER, SLOW = Rates(2e-11, 2e-9, 2e-8, 1e-4), Rates(1e-11, 1e-9, 1e-8, 5e-5), Rates(1e-6, 1e-6, 1e-6, 1e-3)
 
 
 def stored(unit, store):
@@ -82,12 +84,12 @@ def test_a_plan_leaves_out_what_is_stored(store):
 def test_the_time_of_a_unit_grows_with_its_work_and_falls_with_the_rate():
     unit = attack_unit(TINY)
     longer = dataclasses.replace(unit, attack=dataclasses.replace(unit.attack, steps=20))
-    assert seconds(unit, 1e9) > 0
-    assert seconds(longer, 1e9) == pytest.approx(10 * seconds(unit, 1e9))
-    assert seconds(unit, 2e9) == pytest.approx(seconds(unit, 1e9) / 2)
+    assert seconds(unit, RATES) > 0
+    assert seconds(longer, RATES) == pytest.approx(10 * seconds(unit, RATES))
+    assert seconds(unit, FASTER) == pytest.approx(seconds(unit, RATES) / 2)
     wider = dataclasses.replace(unit, model=dataclasses.replace(unit.model, model="convnet-16"))
-    assert seconds(wider, 1e9) > seconds(unit, 1e9)
-    assert seconds(dataclasses.replace(unit.model, train=None), 1e9) == 0
+    assert seconds(wider, RATES) > seconds(unit, RATES)
+    assert seconds(dataclasses.replace(unit.model, train=None), RATES) == 0
 
 
 def in_seconds(text):
@@ -124,7 +126,7 @@ def test_the_outlook_says_what_is_done_and_how_long_the_rest_takes(store):
 
 def test_the_plan_in_words_names_every_unit_once_with_a_time(store, monkeypatch):
     # Slow, so that times are not 0.
-    monkeypatch.setattr("atslib.report.run.schedule.convolution_rate", lambda device: 1e6)
+    monkeypatch.setattr("atslib.report.run.schedule.measured", lambda device: SLOW)
     pages = {name: list(load_page(name).units(TINY).values()) for name in ("claim1_privacy", "claim2_generality")}
     stored(model_unit(TINY), store)
     shared = {unit for unit in pages["claim2_generality"] if unit in pages["claim1_privacy"]}

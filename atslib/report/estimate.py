@@ -8,7 +8,7 @@ gradient.
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -110,7 +110,7 @@ class Case:
         return min(once() for _ in range(repeats))
 
 
-# What rates are fitted to: a tiny, a narrow and a wide network of each kind, and one image alone.
+# What rates are fitted to: a tiny, a narrow and a wide network of each kind, and one image alone. Some seconds in all.
 FITTED = (
     Case(model="lenet", images=16, steps=16),
     Case(model="resnet20-1"),
@@ -132,20 +132,35 @@ JUDGED = (
     Case(model="resnet20-1", images=32),
     Case(model="resnet20-1", steps=12),
     Case(model="resnet20-1", images=16, batch=8),
+    Case(model="resnet20-1", images=4, policies=4),
     Case(model="resnet20-1", images=2, side=64),
     Case(model="resnet20-2", images=4),
     Case(model="resnet20-4", images=2),
     Case(model="resnet18-16", images=4),
 )
+# As measured on one core of this project's machines (results/costs.jsonl), for what needs no more than proportions.
+USUAL = Rates(1.1e-11, 1.4e-9, 8.3e-9, 8.9e-5)
 
 
 def fitted(cases: Sequence[Case], times: Sequence[float]) -> Rates:
     """Rates of least squared relative error over cases and the seconds that they took; none is below 0."""
     rows = np.array([case.work().total(*case.counts) for case in cases]) / np.array(times)[:, None]
     scale = rows.max(0)
-    return Rates(*(nnls(rows / scale, np.ones(len(rows)))[0] / scale))
+    return Rates(*map(float, nnls(rows / scale, np.ones(len(rows)))[0] / scale))
 
 
 def measured(device: torch.device) -> Rates:
     """This machine's rates, from `FITTED`: some seconds."""
-    return fitted(FITTED, [case.measured(device) for case in FITTED])
+    return fitted(FITTED, [case.measured(device, repeats=1) for case in FITTED])
+
+
+def points(device: torch.device) -> Iterator[dict]:
+    """One row per case, those that the rates are fitted to first: seconds measured and predicted, and the error."""
+    times = [case.measured(device) for case in FITTED]
+    rates = fitted(FITTED, times)
+    yield {"benchmark": "rates", **dataclasses.asdict(rates)}
+    for place, case in enumerate((*FITTED, *JUDGED)):
+        took = times[place] if place < len(FITTED) else case.measured(device)
+        said = rates.seconds(case.work(), *case.counts)
+        row = {"benchmark": "costs", "fitted": place < len(FITTED), **dataclasses.asdict(case)}
+        yield row | {"seconds": round(took, 3), "predicted": round(said, 3), "error": round(said / took - 1, 3)}

@@ -152,14 +152,15 @@ def audit(archive: Archive, *, seed: int, minutes: float, device: str, jobs: int
                 off = differences(unit_of(line), part, archive.read(key).tensors, made.tensors)
                 row = {"key": key, "kind": part.kind, "title": part.title, "off": off, "seconds": made.facts["seconds"]}
                 rows.append(row | {"device": line["device"], "torch": line["torch"]})
-    cpu = f"CPU, {os.cpu_count()} cores, {_processor()}"
+    cpu = f"CPU, {os.cpu_count()} cores, {processor()}"
     name = torch.cuda.get_device_name(place) if place.type == "cuda" else cpu
     machine = {"device": name, "torch": torch.__version__, "python": platform.python_version()}
     facts = {"seed": seed, "made": datetime.datetime.now(datetime.UTC).date().isoformat(), "machine": machine}
     return facts | {"units": len(archive.entries()), "megabytes": round(archive.size() / 1e6, 1), "rows": rows}
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The name of this machine's processor."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else ()
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]

@@ -13,7 +13,7 @@ import atslib
 from atslib.errors import AtsError
 from atslib.report.book.advice import advice
 from atslib.report.book.answers import answers, insert_answers
-from atslib.report.book.costs import cost_table, speed_table
+from atslib.report.book.costs import costs_page, speed_table
 from atslib.report.book.coverage import coverage_page
 from atslib.report.book.effects import insert_effects
 from atslib.report.run.audit import audit_page
@@ -96,7 +96,7 @@ def publish_answers(root: Path) -> None:
     made = {
         "answers": answers(results, link="results/{}.ipynb"),
         "speed": speed_table(results / "speed.jsonl"),
-        "costs": cost_table(results),
+        "costs": costs_page(results),
         "should_i": advice(results),
         "coverage": coverage_page(results),
         "audit": audit_page(results),

@@ -17,14 +17,11 @@ from atslib.clients.prepare import to_images
 from atslib.errors import AtsError, OutOfTime
 from atslib.files import patiently
 from atslib.gradients.cpu import keep_to_one_core
-from atslib.report.bench import convolution_rate, forward_flop
+from atslib.report.estimate import PASSES, USUAL, Rates, Work, measured
 from atslib.report.run.workers import LOST, at_once, count, workers
 from atslib.report.units.networks import ModelUnit, Unit, dataset, device_of, network
 from atslib.store import Store
 
-# Of the machine's convolution rate, what a whole step of training, attack or score reaches: the engine's own
-# measured share (results/speed.jsonl) lies between 0.2 for narrow and 0.8 for wide networks.
-SHARE = 0.4
 SHOWN = 5.0  # seconds within which what one machine wrote shows on another
 LOSSES = 3  # of workers, one after another and without a unit in between, after which a run gives up
 
@@ -43,24 +40,24 @@ def plan(units: Iterable[Unit], store: Store) -> list[Unit]:
 
 
 @functools.lru_cache
-def _image_flop(name: str, model: str) -> int:
+def _forward(name: str, model: str) -> Work:
     unit = ModelUnit(dataset=name, model=model, fraction=1.0, train=None, seed=0)
-    return forward_flop(network(unit).eval(), to_images(dataset(name, "test").pixels[:1]))
+    return Work.of(network(unit).eval(), to_images(dataset(name, "test").pixels[:1]))
 
 
-def seconds(unit: Unit, rate: float) -> float:
-    """Estimated time of a unit at a convolution rate in FLOP/s; good to a factor of two or three."""
+def seconds(unit: Unit, rates: Rates) -> float:
+    """Estimated time of a unit at a machine's rates."""
     network_of = unit if isinstance(unit, ModelUnit) else unit.model
-    return unit.passes * _image_flop(network_of.dataset, network_of.model) / (SHARE * rate)
+    gradients = 0 if network_of is unit else unit.passes / PASSES  # a training has no gradient of its own for an image
+    return rates.seconds(_forward(network_of.dataset, network_of.model), unit.passes, gradients)
 
 
-def machine_rate(device: torch.device) -> float:
-    """The convolution rate of one unit's worth of this machine, in FLOP/s."""
+def machine_rates(device: torch.device) -> Rates:
+    """The rates of one unit's worth of this machine."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as a unit runs
-    rate = convolution_rate(device)
+    rates = measured(device)
     torch.set_num_threads(threads)
-    return rate
+    return rates
 
 
 def _at_once(device: str, jobs: int | None, scheduler: str | None) -> tuple[int, str]:
@@ -76,8 +73,8 @@ def outlook(
     missing, total = plan(units, store), len(needed(units))
     if not missing:
         return f"all {total} units are in the store"
-    rate, (slots, words) = machine_rate(device_of(device)), _at_once(device, jobs, scheduler)
-    time = duration(sum(seconds(unit, rate) for unit in missing) / slots)
+    rates, (slots, words) = machine_rates(device_of(device)), _at_once(device, jobs, scheduler)
+    time = duration(sum(seconds(unit, rates) for unit in missing) / slots)
     done = f"resuming: {total - len(missing)} of {total} done, " if len(missing) < total else f"{total} units to make, "
     states = {path.name.partition(".")[0] for path in store.root.glob("*/*.state*") if path.suffix != ".aside"}
     if begun := sum(store.path(unit.kind, unit).stem in states for unit in missing):
@@ -90,11 +87,11 @@ def describe(
     scheduler: str | None = None,
 ) -> str:  # fmt: skip
     """The plan in words: one line per page and unit, with estimated times; shared units under the first page."""
-    rate, lines, seen, total = machine_rate(device_of(device)), [], set(), 0.0
+    rates, lines, seen, total = machine_rates(device_of(device)), [], set(), 0.0
     for name, units in pages.items():
         new = [unit for unit in plan(units, store) if unit not in seen]
         seen |= set(new)
-        times = [seconds(unit, rate) for unit in new]
+        times = [seconds(unit, rates) for unit in new]
         total += sum(times)
         lines.append(f"{name}: {len(new)} units to make, about {duration(sum(times))}")
         lines += [f"    {duration(time)}  {unit.title}" for unit, time in zip(new, times, strict=True)]
@@ -157,7 +154,7 @@ class _Schedule:
     def __init__(self, missing: Sequence[Unit], store: Store, ends: float | None):
         self.waiting, self.store, self.ends = dict.fromkeys(missing), store, math.inf if ends is None else ends
         self.count, self.done, self.running, self.lost = len(missing), 0, {}, []
-        self.guess = {unit: seconds(unit, 1e10) for unit in missing}
+        self.guess = {unit: seconds(unit, USUAL) for unit in missing}
         self.taken, self.guessed = Counter(), Counter()  # by kind, of what is done
         for unit in missing[:1]:  # the folder that workers expect
             store.path(unit.kind, unit).parent.mkdir(parents=True, exist_ok=True)
