@@ -124,16 +124,14 @@ def compute(
         jobs: units at once on this machine.
         ends: a time of `time.monotonic`; no unit is begun that would end after it, judged by those of this call, and
             one that is still running then pauses when it has kept its state.
-        scheduler: `local` or the address of a Dask scheduler, whose workers see the store's folder at the same path,
-            or reach its address. One that goes away and comes back costs what was running.
+        scheduler: `local` or the address of a Dask scheduler, whose workers see the store at the same path or address.
     Raises:
-        AtsError: workers were lost again and again and no unit came of it, or they do not share the store, or the
-            store was away for longer than its patience.
+        AtsError: workers were lost again and again, or do not share the store, or that was away for too long.
     """
     if not (missing := plan(units, store)):
         return
     place, losses, schedule = device_of(device), 0, _Schedule(missing, store, ends)
-    kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(unit.kind for unit in missing).items())
+    kinds = ", ".join(f"{number} {kind}" for kind, number in Counter(unit.kind for unit in missing).items())
     store.say(f"units to make: {kinds}; {scheduler or at_once(place, jobs)} at once")
     with store.at_work():
         while missing:
