@@ -121,14 +121,14 @@ def compute(
         jobs: units at once on this machine.
         ends: a time of `time.monotonic`; no unit is begun that would end after it, judged by those of this call, and
             one that is still running then pauses when it has kept its state.
-        scheduler: `local` or the address of a Dask scheduler, whose workers see the store at the same path.
+        scheduler: `local` or the address of a Dask scheduler, whose workers see the store at the same path or address.
     Raises:
-        AtsError: workers were lost again and again and no unit came of it, or they do not share the store.
+        AtsError: workers were lost again and again, or do not share the store, or that was away for too long.
     """
     if not (missing := plan(units, store)):
         return
     place, losses, schedule = device_of(device), 0, _Schedule(missing, store, ends)
-    kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(unit.kind for unit in missing).items())
+    kinds = ", ".join(f"{number} {kind}" for kind, number in Counter(unit.kind for unit in missing).items())
     store.say(f"units to make: {kinds}; {scheduler or at_once(place, jobs)} at once")
     with store.at_work():
         while missing:
@@ -157,7 +157,11 @@ class _Schedule:
         self.guess = {unit: seconds(unit, USUAL) for unit in missing}
         self.taken, self.guessed = Counter(), Counter()  # by kind, of what is done
         for unit in missing[:1]:  # the folder that workers expect
-            store.path(unit.kind, unit).parent.mkdir(parents=True, exist_ok=True)
+            folder = store.path(unit.kind, unit).parent
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise AtsError(f"{folder} cannot be written: {error.strerror}") from None
 
     def run(self, pool: Executor, device: str, slots: Callable[[], int]) -> None:
         """Submit, as many at a time as there are `slots`, what needs nothing, then units as the last need comes."""
