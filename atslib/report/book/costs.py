@@ -48,13 +48,6 @@ def cost_table(results: Path) -> str:
 
 COSTS_TEXT = """# What it costs
 
-## The stored pages
-
-Each unit of work in a process of its own with one thread on a CPU. Units that pages share count for each of them, so
-the sum is more than a run of all takes; as many run at once as there are cores. A busy machine made some of them
-slower.
-
-{pages}
 ## Predicted and measured
 
 Work is counted in four ways: FLOP of convolutions and linear layers; activations; numbers of gradients that an attack
@@ -78,7 +71,14 @@ half. With many workers the longest chain of units decides.
 {profiles}
 The plain loop, one image at a time as the released code attacks, takes {loop} as long an iteration as the engine does
 on the same CPU ({{doc}}`reproduce`), so that many times the hours of attacks above.
-"""
+
+## The stored pages
+
+Each unit of work in a process of its own with one thread on a CPU. Units that pages share count for each of them, so
+the sum is more than a run of all takes; as many run at once as there are cores. A busy machine made some of them
+slower.
+
+{pages}"""
 
 
 def costs_page(results: Path) -> str:
