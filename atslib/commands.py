@@ -106,12 +106,11 @@ def pack(args: argparse.Namespace) -> None:
 
 def bench(args: argparse.Namespace) -> None:
     """Measure speed, a JSON line for each size."""
-    device_of(args.device)
+    place, archive = device_of(args.device), Archive(project_root() / "results" / "units")
     if args.out:
         check_out(args.out)
-    for row in _costs(args) if args.what == "costs" else _speeds(args):
-        line = json.dumps(row)
-        print(line, flush=True)
+    for row in costing.measure(place, archive) if args.what == "costs" else _speeds(args):
+        print(line := json.dumps(row), flush=True)
         if args.out:
             args.out.parent.mkdir(parents=True, exist_ok=True)
             with args.out.open("a") as file:
@@ -120,15 +119,9 @@ def bench(args: argparse.Namespace) -> None:
 
 def _speeds(args: argparse.Namespace) -> Iterator[dict]:
     reference, against = benchmarks.SIZES[args.what]
-    for model, members in [(args.model, 8)] if args.model else reference:
-        members = args.members or members
-        runner.say(f"measuring {args.what} on {model}, {members} at once, against {against}")
+    for model, usual in [(args.model, 8)] if args.model else reference:
+        runner.say(f"measuring {args.what} on {model}, {(members := args.members or usual)} at once, against {against}")
         yield getattr(benchmarks, args.what)(model, members, device=args.device)
-
-
-def _costs(args: argparse.Namespace) -> Iterator[dict]:
-    runner.say("measuring what attacks take, and what handing them out takes: some minutes")
-    yield from costing.measure(device_of(args.device), Archive(project_root() / "results" / "units"))
 
 
 def export_attack(args: argparse.Namespace) -> None:
