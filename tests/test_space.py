@@ -97,5 +97,6 @@ def test_pairs_explain_what_two_operations_do_only_together():
     both = {pair: draw.normal() for pair in itertools.product(ids, repeat=2)}
     value = np.array([sum(both[pair] for pair in itertools.pairwise(p)) for p in policies])
     image = np.stack([draw.permutation(30)[:4] for _ in policies])
-    shares = space.explained(policies, value[:, None] + 0.1 * draw.normal(size=image.shape), image)["of the policies"]
+    gain = value[:, None] + 0.1 * draw.normal(size=image.shape)
+    shares = space.explained(policies, gain, image, ridge=1.0)["of the policies"]
     assert shares["which operation at which place"] < 0.7 < 0.8 < shares["and which two together"]
