@@ -151,9 +151,9 @@ def test_the_plan_in_words_names_every_unit_once_with_a_time(store, monkeypatch)
 def test_describing_leaves_the_threads_as_they_were(store, monkeypatch):
     def rate(device):
         assert torch.get_num_threads() == 1  # as a unit runs
-        return 1e9
+        return RATES
 
-    monkeypatch.setattr("atslib.report.run.schedule.convolution_rate", rate)
+    monkeypatch.setattr("atslib.report.run.schedule.measured", rate)
     torch.set_num_threads(2)
     text = describe({"none": []}, store, "cpu")
     assert torch.get_num_threads() == 2

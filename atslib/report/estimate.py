@@ -7,6 +7,7 @@ gradient.
 """
 
 import dataclasses
+import functools
 import time
 from collections.abc import Iterator, Sequence
 
@@ -149,8 +150,9 @@ def fitted(cases: Sequence[Case], times: Sequence[float]) -> Rates:
     return Rates(*map(float, nnls(rows / scale, np.ones(len(rows)))[0] / scale))
 
 
+@functools.cache
 def measured(device: torch.device) -> Rates:
-    """This machine's rates, from `FITTED`: some seconds."""
+    """This machine's rates, from `FITTED`: some seconds, once a process."""
     return fitted(FITTED, [case.measured(device, repeats=1) for case in FITTED])
 
 

@@ -55,6 +55,7 @@ def seconds(unit: Unit, rates: Rates) -> float:
 def machine_rates(device: torch.device) -> Rates:
     """The rates of one unit's worth of this machine."""
     threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as a unit runs
     rates = measured(device)
     torch.set_num_threads(threads)
     return rates
