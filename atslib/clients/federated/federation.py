@@ -1,0 +1,127 @@
+"""What a federation trains, and what one of its clients answers in one round."""
+
+import dataclasses
+import functools
+
+import torch
+from torch import Tensor, nn
+
+from atslib.clients.defenses import Defense, Transformation
+from atslib.clients.federated.shards import dirichlet_shards, equal_shards
+from atslib.clients.observed import Observed, ThreatModel
+from atslib.clients.prepare import to_images, transform
+from atslib.clients.threat import observe
+from atslib.clients.updates import LocalTraining, observe_weights
+from atslib.data.load import Images, load
+from atslib.errors import AtsError, check_types
+from atslib.models import build_model
+from atslib.rng import rng
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Federation:
+    """Everything that decides a run: two runs of one federation give the same weights, wherever their clients are.
+
+    Attributes:
+        dataset, model: names for `load` and `build_model`.
+        clients: participants; each answers in every round.
+        alpha: of the Dirichlet distribution by which classes are dealt out; 0: equal shards.
+        rounds: how often the server sends its weights and gets answers.
+        batch: images of one answer, drawn anew in each round; 0: all that a client has.
+        lr: of the server's step along the mean gradient; of a local training it is `LocalTraining.lr`.
+        local: training of each client before it answers (FedAvg); None: one gradient (FedSGD).
+        defense: text of a `Defense`, which every client applies; with local training a policy, or none.
+        crop_flip: random crop and flip before it.
+        fraction: share of the training set that is dealt out.
+        seed: of weights, shards, batches and all draws.
+    Raises:
+        AtsError: a defense that is unknown, or that local training does not take; a number out of range.
+    """
+
+    dataset: str = "cifar10"
+    model: str = "convnet-16"
+    clients: int = 10
+    alpha: float = 0.0
+    rounds: int = 1
+    batch: int = 0
+    lr: float = 0.1
+    local: LocalTraining | None = None
+    defense: str = ""
+    crop_flip: bool = False
+    fraction: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        for field, least in (("clients", 1), ("rounds", 1), ("batch", 0)):
+            if getattr(self, field) < least:
+                raise AtsError(f"Federation.{field}={getattr(self, field)} must be at least {least}")
+        if self.alpha < 0 or not self.lr > 0 or not 0 < self.fraction <= 1:
+            raise AtsError(f"{self}: alpha must be at least 0, lr above 0, fraction in (0, 1]")
+        parts = Defense.parse(self.defense).parts
+        if self.local and not all(isinstance(part, Transformation) for part in parts):
+            raise AtsError(f"Federation.defense={self.defense!r}: with local training it must be a policy, or none")
+
+    @property
+    def kind(self) -> str:
+        """What a client shares, of `Update.kind`: a "gradient", or the "difference" that its training made."""
+        return "difference" if self.local else "gradient"
+
+    def network(self) -> nn.Sequential:
+        """The network with its first weights, as all participants know it."""
+        images = _data(self.dataset, 1.0, self.seed)
+        channels, size = images.pixels.shape[1:3]
+        stream = rng(self.seed, "weights", self.model)
+        return build_model(
+            self.model, images.num_classes, channels, norm=self.dataset, image_size=size, rng=stream
+        )  # fmt: skip
+
+    def shard(self, client: int) -> Images:
+        """The images of one client, a number from 0 to `clients` - 1."""
+        if not 0 <= client < self.clients:
+            raise AtsError(f"client {client} is none of {self.clients}; they are numbered from 0")
+        images = _data(self.dataset, self.fraction, self.seed)
+        return images[_dealt(self.dataset, self.fraction, self.clients, self.alpha, self.seed)[client]]
+
+
+@functools.lru_cache(maxsize=4)
+def _data(name: str, fraction: float, seed: int) -> Images:
+    images = load(name, "train")
+    return images.subset(fraction, rng=rng(seed, "subset")) if fraction < 1 else images
+
+
+@functools.lru_cache(maxsize=4)
+def _dealt(name: str, fraction: float, clients: int, alpha: float, seed: int) -> tuple[Tensor, ...]:
+    labels, stream = _data(name, fraction, seed).labels, rng(seed, "shards")
+    if alpha:
+        return dirichlet_shards(labels, clients, alpha=alpha, rng=stream)
+    return equal_shards(labels, clients, rng=stream)
+
+
+def taken(federation: Federation, client: int, number: int) -> tuple[Tensor, Tensor]:
+    """Pixels (B, C, H, W) uint8 and labels (B,) of a client's answer in a round, before its defense."""
+    images, stream = federation.shard(client), rng(federation.seed, "round", client, number)
+    rows = torch.randperm(len(images), generator=stream)[: federation.batch or None]
+    pixels, labels = images.pixels[rows], images.labels[rows]
+    return transform(pixels, "", rng=stream, crop_flip=federation.crop_flip), labels
+
+
+def answer(federation: Federation, model: nn.Module, client: int, number: int) -> Observed:
+    """What a client makes of the weights that it was sent in a round: all that leaves it.
+
+    Args:
+        model: with the server's weights; not changed.
+        client: its number, from 0.
+        number: of the round, from 1.
+    Returns:
+        One update of one gradient, or difference of weights; the labels are not in it.
+    """
+    pixels, labels = taken(federation, client, number)
+    threat = ThreatModel(labels="restored", batch=len(labels))
+    stream = rng(federation.seed, "defense", client, number)
+    if federation.local is None:
+        return observe(model, to_images(pixels), labels, threat=threat, defense=federation.defense, rng=stream)
+    for part in Defense.parse(federation.defense).parts:
+        pixels = part.before(pixels, rng=stream)
+    order = rng(federation.seed, "order", client, number)
+    return observe_weights(model, to_images(pixels), labels, local=federation.local, rng=order, threat=threat)

@@ -1,0 +1,92 @@
+"""What an honest-but-curious server sees, on disk: per round the weights it sent, per client what came back."""
+
+import dataclasses
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from atslib.clients.federated.federation import Federation
+from atslib.clients.observed import Observed, ThreatModel, Update
+from atslib.errors import AtsError
+from atslib.models import in_mode
+from atslib.store import write_atomically
+
+
+class Tap:
+    """A folder with a record of every round; each is written at once or not at all, so that none is half there.
+
+    A round that is run again after a fault writes the same records again: nothing is lost, and nothing is there twice.
+    """
+
+    def __init__(self, folder: Path | str, federation: Federation):
+        self.folder, self.federation = Path(folder), federation
+        self.network = federation.network()
+
+    def _file(self, number: int, client: int | None = None) -> Path:
+        name = "sent" if client is None else f"client-{client:04d}"
+        return self.folder / f"round-{number:05d}" / f"{name}.safetensors"
+
+    def begin(self, number: int, weights: dict[str, Tensor]) -> None:
+        """Keep the weights that the server sends in a round; those after the last round under the next number."""
+        self._write(self._file(number), weights)
+
+    def record(self, number: int, client: int, shared: dict[str, Tensor], images: int) -> None:
+        """Keep what one client shared, by parameter, and how many images it said were behind it.
+
+        Raises:
+            AtsError: names or shapes are not those of the network, or a value is not finite.
+        """
+        check_shared(self.network, shared, f"client {client} in round {number}")
+        self._write(self._file(number, client), shared | {"images": torch.tensor(images)})
+
+    def _write(self, file: Path, tensors: dict[str, Tensor]) -> None:
+        data = safetensors.torch.save({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
+        write_atomically(file, lambda partial: partial.write_bytes(data))
+
+    def rounds(self) -> list[int]:
+        """Numbers of the rounds of which anything was shared, from 1."""
+        return sorted(
+            {int(file.parent.name.split("-")[1]) for file in self.folder.glob("round-*/client-*.safetensors")}
+        )
+
+    def clients(self, number: int) -> list[int]:
+        """Which clients answered in a round."""
+        return sorted(int(file.stem.split("-")[1]) for file in self._file(number).parent.glob("client-*.safetensors"))
+
+    def model(self, number: int) -> nn.Module:
+        """The network as it was sent in a round; one number after the last round it is the result."""
+        weights = self._read(self._file(number))
+        with torch.no_grad():
+            for name, parameter in self.network.named_parameters():
+                parameter.copy_(weights[name])
+        return in_mode(self.network, "eval")
+
+    def observed(self, number: int, client: int) -> Observed:
+        """What the server saw of a client in a round, as every attack takes it. Labels are not known."""
+        shared = self._read(self._file(number, client))
+        images, local = int(shared.pop("images")), self.federation.local
+        model = self.model(number)
+        row = torch.cat([shared[name].flatten() for name, _ in model.named_parameters()])[None]
+        known = None if local is None else dataclasses.asdict(local) | {"steps": local.steps(images)}
+        update = Update(model, row, kind=self.federation.kind, local=known)
+        shape = tuple(self.federation.shard(0).pixels.shape[1:])
+        return Observed((update,), None, shape, ThreatModel(labels="restored", batch=images))
+
+    def _read(self, file: Path) -> dict[str, Tensor]:
+        if not file.exists():
+            there = ", ".join(map(str, self.rounds())) or "none"
+            raise AtsError(f"{file.parent.name}/{file.stem} was not recorded; rounds with records: {there}")
+        return safetensors.torch.load(file.read_bytes())
+
+
+def check_shared(network: nn.Module, shared: dict[str, Tensor], who: str) -> None:
+    """Raise `AtsError`, with its sender's name, unless these are finite floats of the network's parameters."""
+    wanted = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
+    given = {name: tuple(value.shape) for name, value in shared.items()}
+    if odd := sorted(name for name in wanted.keys() | given.keys() if wanted.get(name) != given.get(name)):
+        shapes = f"{given.get(odd[0], 'nothing')} for {odd[0]}, which is {wanted.get(odd[0], 'unknown')}"
+        raise AtsError(f"{who} shared {shapes}; it is left out")
+    if bad := sorted(name for name, value in shared.items() if not value.isfinite().all()):
+        raise AtsError(f"{who} shared values of {bad[0]} that are nan or infinite; it is left out")

@@ -1,0 +1,192 @@
+"""Training together: how images are dealt out, what one client answers, and what the server's tap keeps of it."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from checks import refused
+
+from atslib import GradientMatching, observe, reconstruct
+from atslib.clients.federated import Federation, Tap, answer, dirichlet_shards, equal_shards
+from atslib.clients.federated.federation import taken
+from atslib.clients.prepare import to_images
+from atslib.clients.threat import ThreatModel
+from atslib.clients.updates import LocalTraining
+from atslib.gradients.problems import unflatten
+from atslib.rng import rng
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SMALL = Federation(dataset="shapes", model="lenet-4", clients=10, fraction=0.02)
+LABELS = torch.arange(10).repeat_interleave(50)
+
+
+def shared(seen, model):
+    """An update by parameter, as it travels."""
+    rows = unflatten(seen.updates[0].gradients, model)
+    return {name: row[0] for (name, _), row in zip(model.named_parameters(), rows, strict=True)}
+
+
+# --- shards --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("alpha", [0, 0.1, 1.0, 100.0])
+def test_every_image_belongs_to_exactly_one_client(alpha):
+    dealt = dirichlet_shards(LABELS, 7, alpha=alpha, rng=0) if alpha else equal_shards(LABELS, 7, rng=0)
+    assert torch.cat(dealt).sort().values.tolist() == list(range(500))
+    assert min(map(len, dealt)) >= 1
+
+
+def test_equal_shards_differ_by_one_image_at_most_and_are_of_all_classes():
+    dealt = equal_shards(LABELS, 7, rng=0)
+    assert {len(rows) for rows in dealt} == {71, 72}
+    assert all(len(LABELS[rows].unique()) >= 9 for rows in dealt)
+    assert [rows.tolist() for rows in dealt] == [rows.tolist() for rows in equal_shards(LABELS, 7, rng=0)]
+    assert [rows.tolist() for rows in dealt] != [rows.tolist() for rows in equal_shards(LABELS, 7, rng=1)]
+
+
+def test_the_smaller_alpha_the_fewer_classes_a_client_has():
+    def largest(alpha):
+        dealt = dirichlet_shards(LABELS, 5, alpha=alpha, rng=3)
+        return torch.stack([LABELS[rows].bincount(minlength=10).max() / len(rows) for rows in dealt]).mean()
+
+    assert largest(0.1) > 2 * largest(100.0)
+    assert largest(100.0) < 0.16
+
+
+def test_what_cannot_be_dealt_out_is_refused():
+    with refused("501 clients cannot share 500 images"):
+        equal_shards(LABELS, 501, rng=0)
+    with refused("alpha=0 of a Dirichlet distribution must be above 0"):
+        dirichlet_shards(LABELS, 5, alpha=0, rng=0)
+    with refused("fewer than 400 images"):
+        dirichlet_shards(LABELS, 5, alpha=1.0, rng=0, least=400)
+
+
+# --- one client's answer -------------------------------------------------------------------------------------
+
+
+def test_one_participants_gradient_is_the_plain_one_of_its_images():
+    one = Federation(dataset="shapes", model="lenet-4", clients=1, batch=12)
+    model = one.network().double()
+    pixels, labels = taken(one, 0, 1)
+    loss = F.cross_entropy(model(to_images(pixels).double()), labels)
+    plain = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+    seen = answer(one, model, 0, 1)
+    torch.testing.assert_close(seen.updates[0].gradients[0], plain, rtol=0, atol=1e-6 * float(plain.abs().max()))
+    assert seen.labels is None
+    assert seen.threat.batch == 12
+
+
+def test_ten_equal_participants_make_the_step_of_all_their_images():
+    model = SMALL.network().double()
+    parts = [taken(SMALL, client, 1) for client in range(10)]
+    answers = torch.cat([answer(SMALL, model, client, 1).updates[0].gradients for client in range(10)])
+    weights = torch.tensor([len(labels) for _, labels in parts], dtype=torch.float64)
+    pixels, labels = (torch.cat(each) for each in zip(*parts, strict=True))
+    whole = observe(model, to_images(pixels), labels, threat=ThreatModel(batch=len(labels))).gradients[0]
+    mean = (weights / weights.sum()) @ answers
+    torch.testing.assert_close(mean, whole, rtol=0, atol=1e-6 * float(whole.abs().max()))
+
+
+def test_one_participant_that_trains_locally_does_what_plain_training_does():
+    local = LocalTraining(epochs=3, lr=0.2, momentum=0.5)
+    one = Federation(dataset="shapes", model="lenet-4", clients=1, batch=8, local=local)
+    model = one.network().double()
+    pixels, labels = taken(one, 0, 1)
+    trained = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.2, momentum=0.5)
+    for _ in range(3):
+        optimizer.zero_grad()
+        F.cross_entropy(trained(to_images(pixels).double()), labels).backward()
+        optimizer.step()
+    pairs = zip(trained.parameters(), model.parameters(), strict=True)
+    moved = torch.cat([(after - before).detach().flatten() for after, before in pairs])
+    seen = answer(one, model, 0, 1)
+    assert seen.updates[0].kind == one.kind == "difference"
+    torch.testing.assert_close(seen.updates[0].gradients[0], moved, rtol=0, atol=1e-6 * float(moved.abs().max()))
+
+
+def test_a_defense_a_round_and_a_client_have_draws_of_their_own_and_a_seed_repeats_them():
+    def gradient(client=0, number=1, **changes):
+        own = Federation(dataset="shapes", model="lenet-4", clients=4, batch=4, **changes)
+        return answer(own, own.network(), client, number).updates[0].gradients
+
+    first = gradient(defense="3-1-7")
+    assert torch.equal(first, gradient(defense="3-1-7"))
+    others = [gradient(), gradient(1, defense="3-1-7"), gradient(0, 2, defense="3-1-7"), gradient(defense="prune:0.5")]
+    assert not any(torch.equal(first, other) for other in others)
+    assert gradient(defense="3-1-7", local=LocalTraining()).shape == first.shape
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"defense": "3-1-77"}, "3-1-77"),
+        ({"defense": "prune:0.5", "local": LocalTraining()}, "with local training it must be a policy, or none"),
+        ({"clients": 0}, "Federation.clients=0 must be at least 1"),
+        ({"lr": -1.0}, "lr above 0"),
+    ],
+)
+def test_what_cannot_be_run_is_said_before_anything_is(changes, words):
+    with refused(words):
+        Federation(dataset="shapes", model="lenet-4", **changes)
+    with refused("client 10 is none of 10"):
+        SMALL.shard(10)
+
+
+# --- the tap -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tap(tmp_path):
+    """A round of two clients of four images, recorded."""
+    federation = Federation(dataset="shapes", model="lenet-4", clients=2, batch=4)
+    made = Tap(tmp_path / "tap", federation)
+    made.begin(1, dict(made.network.named_parameters()))
+    for client in range(2):
+        made.record(1, client, shared(answer(federation, made.network, client, 1), made.network), 4)
+    return made
+
+
+def test_the_tap_keeps_what_observe_shows_of_the_same_images(tap):
+    pixels, labels = taken(tap.federation, 1, 1)
+    direct = observe(tap.network, to_images(pixels), labels, threat=ThreatModel(labels="restored", batch=4))
+    kept = Tap(tap.folder, tap.federation).observed(1, 1)
+    torch.testing.assert_close(kept.gradients, direct.gradients, rtol=0, atol=0)
+    assert (kept.labels, kept.shape, kept.threat) == (direct.labels, direct.shape, direct.threat)
+    for ours, theirs in zip(kept.model.parameters(), direct.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_every_attack_runs_on_what_the_tap_keeps(tap):
+    found = reconstruct(tap.observed(1, 0), GradientMatching(steps=2), rng=rng(0))
+    assert found.images.shape == (4, 3, 32, 32)
+    assert found.labels.shape == (1, 4)
+
+
+def test_a_round_that_is_run_again_is_there_once(tap):
+    before = {file: file.read_bytes() for file in tap.folder.rglob("*.safetensors")}
+    seen = answer(tap.federation, tap.network, 1, 1)
+    tap.record(1, 1, shared(seen, tap.network), 4)
+    assert {file: file.read_bytes() for file in tap.folder.rglob("*.safetensors")} == before
+    assert (tap.rounds(), tap.clients(1), tap.clients(2)) == ([1], [0, 1], [])
+    with refused("round-00002/client-0000 was not recorded; rounds with records: 1"):
+        tap.observed(2, 0)
+
+
+def test_what_is_not_of_the_network_or_not_finite_is_refused_by_its_senders_name(tap):
+    good = shared(answer(tap.federation, tap.network, 0, 1), tap.network)
+    name = next(iter(good))
+    with refused("client 7 in round 2 shared values of", name, "nan or infinite; it is left out"):
+        tap.record(2, 7, good | {name: torch.full_like(good[name], torch.nan)}, 4)
+    with refused("client 7 in round 2 shared (3,) for", name):
+        tap.record(2, 7, good | {name: torch.zeros(3)}, 4)
+    assert tap.rounds() == [1]
+
+
+def test_without_flower_one_line_names_the_extra(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "flwr.app", None)
+    monkeypatch.delitem(__import__("sys").modules, "atslib.clients.federated.flower", raising=False)
+    with refused("pip install 'atslib[federated]'"):
+        __import__("atslib.clients.federated.flower")
