@@ -5,8 +5,12 @@ round; `tap` keeps what an honest-but-curious server sees, as `Observed`; `flowe
 extra `atslib[federated]` brings and nothing else here needs. To add a way to deal, one function in `shards`.
 """
 
+import os
+
 from atslib.clients.federated.federation import Federation, answer
 from atslib.clients.federated.shards import dirichlet_shards, equal_shards
 from atslib.clients.federated.tap import Tap
+
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # read when Flower is loaded; programs we start inherit it
 
 __all__ = ["Federation", "Tap", "answer", "dirichlet_shards", "equal_shards"]

@@ -1,6 +1,8 @@
 """What an honest-but-curious server sees, on disk: per round the weights it sent, per client what came back."""
 
 import dataclasses
+import json
+import shutil
 from pathlib import Path
 
 import safetensors.torch
@@ -18,32 +20,65 @@ class Tap:
     """A folder with a record of every round; each is written at once or not at all, so that none is half there.
 
     A round that is run again after a fault writes the same records again: nothing is lost, and nothing is there twice.
+
+    Raises:
+        AtsError: the folder has records of another federation; only the number of rounds may differ.
     """
 
     def __init__(self, folder: Path | str, federation: Federation):
         self.folder, self.federation = Path(folder), federation
         self.network = federation.network()
+        facts, self._facts = self.folder / "federation.json", dataclasses.asdict(federation) | {"rounds": None}
+        if facts.exists() and (kept := json.loads(facts.read_text())) != self._facts:
+            name = next(name for name in self._facts if kept.get(name) != self._facts[name])
+            has, asked = kept.get(name), self._facts[name]
+            raise AtsError(f"{folder} has records of a federation with {name}={has!r}, not {asked!r}; name another")
 
     def _file(self, number: int, client: int | None = None) -> Path:
         name = "sent" if client is None else f"client-{client:04d}"
         return self.folder / f"round-{number:05d}" / f"{name}.safetensors"
 
     def begin(self, number: int, weights: dict[str, Tensor]) -> None:
-        """Keep the weights that the server sends in a round; those after the last round under the next number."""
-        self._write(self._file(number), weights)
+        """Keep the weights that the server sends in a round; those after the last round under the next number.
+
+        Records of this round and later ones that answer other weights are dropped: they are of no round any more.
+        """
+        file, data = self._file(number), _bytes(weights)
+        if file.exists() and file.read_bytes() == data:
+            return
+        for folder in self.folder.glob("round-*"):
+            if int(folder.name.split("-")[1]) >= number:
+                shutil.rmtree(folder)
+        write_atomically(self.folder / "federation.json", lambda partial: partial.write_text(json.dumps(self._facts)))
+        write_atomically(file, lambda partial: partial.write_bytes(data))
+
+    def next(self) -> int:
+        """The round that a server goes on with: the last one whose weights are known, 1 in a new folder."""
+        return max((int(file.parent.name.split("-")[1]) for file in self.folder.glob("round-*/sent.*")), default=1)
+
+    def refuse(self, number: int, sentences: list[str]) -> None:
+        """Keep why answers of a round were left out, a line each."""
+        text = "".join(f"{sentence}\n" for sentence in sentences)
+        write_atomically(self._file(number).with_name("refused.txt"), lambda partial: partial.write_text(text))
+
+    def refused(self, number: int) -> list[str]:
+        """Why answers of a round were left out, a sentence each."""
+        file = self._file(number).with_name("refused.txt")
+        return file.read_text().splitlines() if file.exists() else []
 
     def record(self, number: int, client: int, shared: dict[str, Tensor], images: int) -> None:
         """Keep what one client shared, by parameter, and how many images it said were behind it.
 
         Raises:
-            AtsError: names or shapes are not those of the network, or a value is not finite.
+            AtsError: names, shapes or number format are not those of the network, a value is not finite, or the client
+                cannot have so many images.
         """
-        check_shared(self.network, shared, f"client {client} in round {number}")
-        self._write(self._file(number, client), shared | {"images": torch.tensor(images)})
-
-    def _write(self, file: Path, tensors: dict[str, Tensor]) -> None:
-        data = safetensors.torch.save({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
-        write_atomically(file, lambda partial: partial.write_bytes(data))
+        who, most = f"client {client} in round {number}", self.federation.most
+        if not 1 <= images <= most:
+            raise AtsError(f"{who} says it has {images} images, which must be 1 to {most}; it is left out")
+        check_shared(self.network, shared, who)
+        data = _bytes(shared | {"images": torch.tensor(images)})
+        write_atomically(self._file(number, client), lambda partial: partial.write_bytes(data))
 
     def rounds(self) -> list[int]:
         """Numbers of the rounds of which anything was shared, from 1."""
@@ -81,6 +116,10 @@ class Tap:
         return safetensors.torch.load(file.read_bytes())
 
 
+def _bytes(tensors: dict[str, Tensor]) -> bytes:
+    return safetensors.torch.save({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
+
+
 def check_shared(network: nn.Module, shared: dict[str, Tensor], who: str) -> None:
     """Raise `AtsError`, with its sender's name, unless these are finite floats of the network's parameters."""
     wanted = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
@@ -88,5 +127,8 @@ def check_shared(network: nn.Module, shared: dict[str, Tensor], who: str) -> Non
     if odd := sorted(name for name in wanted.keys() | given.keys() if wanted.get(name) != given.get(name)):
         shapes = f"{given.get(odd[0], 'nothing')} for {odd[0]}, which is {wanted.get(odd[0], 'unknown')}"
         raise AtsError(f"{who} shared {shapes}; it is left out")
+    formats = {name: parameter.dtype for name, parameter in network.named_parameters()}
+    if odd := sorted(name for name, value in shared.items() if value.dtype != formats[name]):
+        raise AtsError(f"{who} shared {shared[odd[0]].dtype} for {odd[0]}, not {formats[odd[0]]}; it is left out")
     if bad := sorted(name for name, value in shared.items() if not value.isfinite().all()):
         raise AtsError(f"{who} shared values of {bad[0]} that are nan or infinite; it is left out")
