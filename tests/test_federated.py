@@ -227,3 +227,13 @@ def test_without_flower_one_line_names_the_extra(monkeypatch):
     monkeypatch.delitem(sys.modules, "atslib.clients.federated.flower", raising=False)
     with refused("pip install 'atslib[federated]'"):
         importlib.import_module("atslib.clients.federated.flower")
+
+
+def test_the_command_refuses_an_unknown_policy_in_one_sentence_before_training(tmp_path, capsys):
+    from atslib.__main__ import main
+
+    assert main(["federated", "--dataset", "shapes", "--defense", "3-1-77", "--out", str(tmp_path / "tap")]) == 2
+    said = capsys.readouterr().err
+    assert "3-1-77" in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "tap").exists()

@@ -55,6 +55,7 @@ def server(tmp_path, monkeypatch):
         monkeypatch.setattr(TaskIdentity, name, 1)
     made = flower.Curious(SMALL, Tap(tmp_path / "tap", SMALL))
     made.weights = {name: value.detach().clone() for name, value in made.tap.network.named_parameters()}
+    made.tap.begin(1, made.weights)
     return made
 
 
@@ -148,7 +149,6 @@ def test_a_round_without_a_usable_answer_leaves_the_weights_and_says_so(server):
     def broken(client, tensors):
         return {name: value / 0 for name, value in tensors.items()}
 
-    server.tap.begin(1, server.weights)
     server.aggregate_train(1, replies(SMALL, server.tap.network, broken))
     assert server.tap.clients(1) == []
     assert server.tap.refused(1)[-1] == "round 1 got no answer that can be taken; the weights stay as they are"
@@ -212,3 +212,12 @@ def test_a_simulation_takes_the_steps_that_plain_code_takes(tmp_path):
                 at += parameter.numel()
     for ours, theirs in zip(tap.model(3).parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_the_command_says_who_answered_in_each_round(tmp_path, capsys):
+    from atslib.__main__ import main
+
+    words = "federated --dataset shapes --model lenet-4 --clients 2 --batch 4 --jobs 1 --defense 3-1-7 --out"
+    assert main([*words.split(), str(tmp_path / "tap")]) == 0
+    assert "round 1: answers of clients 0, 1\n" in capsys.readouterr().out

@@ -198,6 +198,8 @@ def simulate(federation: Federation, folder: Path | str, *, processes: int = 2, 
         "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
     }
     tap = Tap(folder, federation)
+    if tap.next() == 1:  # a folder that cannot be written is said here, and not within Flower
+        tap.begin(1, dict(tap.network.named_parameters()))
     if tap.next() <= federation.rounds:
         server, client = server_app(federation, folder, patience=patience), client_app(federation)
         run_simulation(server, client, num_supernodes=federation.clients, backend_config=backend)
