@@ -2,7 +2,8 @@
 
 `shards` deals a data set out to clients; `federation` says what is trained and how, and what one client answers in one
 round; `tap` keeps what an honest-but-curious server sees, as `Observed`; `flower` runs it all on Flower, which the
-extra `atslib[federated]` brings and nothing else here needs. To add a way to deal, one function in `shards`.
+extra `atslib[federated]` brings and nothing else here needs; `command` is that of the shell.
+To add a way to deal, one function in `shards`.
 """
 
 import os
