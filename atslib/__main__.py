@@ -173,6 +173,25 @@ COMMANDS = {
         _STORE,
         _option("--out", **_OUT, help="such as policies.json; a .csv of all goes beside it"),
     ),
+    "federated": (
+        "train together on this machine, and keep what the server sees; needs `pip install 'atslib[federated]'`",
+        "finished rounds are kept, run the same command to go on",
+        _option("--dataset", default="cifar10"),
+        _option("--model", default="convnet-16"),
+        _option("--clients", type=_at_least(1), default=10),
+        _option("--alpha", type=_number(-1e-9, math.inf, "a number, at least 0"), default=0.0, help="0: equal shards"),
+        _option("--rounds", type=_at_least(1), default=1),
+        _option("--batch", type=_at_least(0), default=0, help="images of an answer; 0 (default): all of a client's"),
+        _option(
+            "--lr", type=_number(0, math.inf, "a number above 0"), default=0.1, help="the server's, or the clients'"
+        ),
+        _option("--defense", default="", help="of every client: a policy such as 3-1-7, or prune:0.7"),
+        _option("--local-epochs", type=_at_least(0), default=0, help="FedAvg; 0 (default): one gradient, FedSGD"),
+        _option("--fraction", type=_SHARE, default=1.0, help="share of the training set that is dealt out"),
+        _option("--jobs", type=_at_least(1), default=2, help="clients at once; default 2"),
+        _option("--seed", type=_at_least(0), default=0),
+        _option("--out", **_OUT, help="folder of what the server sees"),
+    ),
     "bench": (
         "speed, mostly against a plain loop; one JSON line each",
         "lines that were printed are kept in --out",

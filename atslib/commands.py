@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from atslib.attacks import ATTACKS, by_knowledge, reconstruct
 from atslib.clients.defenses import Defense
+from atslib.clients.federated.command import federated as federated
 from atslib.clients.prepare import prepare, streams
 from atslib.clients.threat import Knowledge, observe
 from atslib.clients.training import TrainConfig, evaluate, fit, load_checkpoint, save_checkpoint

@@ -1,6 +1,10 @@
 """Training together: how images are dealt out, what one client answers, and what the server's tap keeps of it."""
 
 import copy
+import dataclasses
+import importlib
+import os
+import sys
 
 import pytest
 import torch
@@ -175,6 +179,21 @@ def test_a_round_that_is_run_again_is_there_once(tap):
         tap.observed(2, 0)
 
 
+def test_other_weights_in_a_round_drop_what_answered_the_old_ones(tap):
+    same = dict(tap.network.named_parameters())
+    tap.begin(2, same)
+    tap.begin(1, same)
+    assert (tap.clients(1), tap.next()) == ([0, 1], 2)
+    tap.begin(1, {name: value + 1 for name, value in same.items()})
+    assert (tap.rounds(), tap.clients(1), tap.next()) == ([], [], 1)
+
+
+def test_a_folder_is_of_one_federation(tap):
+    Tap(tap.folder, dataclasses.replace(tap.federation, rounds=9))
+    with refused("has records of a federation with seed=0, not 1"):
+        Tap(tap.folder, dataclasses.replace(tap.federation, seed=1))
+
+
 def test_what_is_not_of_the_network_or_not_finite_is_refused_by_its_senders_name(tap):
     good = shared(answer(tap.federation, tap.network, 0, 1), tap.network)
     name = next(iter(good))
@@ -185,28 +204,36 @@ def test_what_is_not_of_the_network_or_not_finite_is_refused_by_its_senders_name
     assert tap.rounds() == [1]
 
 
-def test_a_round_begun_again_with_other_weights_drops_what_was_of_the_old_ones(tap):
-    assert tap.reached() == 1
-    weights = dict(tap.network.named_parameters())
-    tap.begin(1, weights)
-    assert tap.clients(1) == [0, 1]  # the same weights: the same round
-    tap.begin(2, {name: value + 1 for name, value in weights.items()})
-    assert tap.reached() == 2
-    tap.begin(1, {name: value + 2 for name, value in weights.items()})
-    assert (tap.reached(), tap.rounds(), tap.clients(1)) == (1, [], [])
-    after, before = (next(iter(net.parameters())) for net in (tap.model(1), tap.federation.network()))
-    torch.testing.assert_close(after, before + 2)
+def test_another_missing_package_is_not_called_flower(monkeypatch, tmp_path):
+    for name in [name for name in sys.modules if name.split(".")[0] == "flwr"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "atslib.clients.federated.flower", raising=False)
+    (tmp_path / "flwr").mkdir()
+    (tmp_path / "flwr" / "__init__.py").touch()
+    (tmp_path / "flwr" / "app.py").write_text("import needed_by_flower")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="needed_by_flower"):
+        importlib.import_module("atslib.clients.federated.flower")
+    for name in ("flwr", "flwr.app"):
+        sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize("images", [0, -3, 2.5, True, None])
-def test_a_number_of_images_that_is_none_is_refused(tap, images):
-    with refused("client 1 in round 1 counts", "not 1 or more; it is left out"):
-        tap.record(1, 1, shared(answer(tap.federation, tap.network, 1, 1), tap.network), images)
+def test_flower_reports_nothing_of_its_use():
+    assert os.environ["FLWR_TELEMETRY_ENABLED"] == "0"
 
 
-def test_whole_numbers_are_no_update(tap):
-    good = shared(answer(tap.federation, tap.network, 0, 1), tap.network)
-    name = next(iter(good))
-    with refused("client 3 in round 1 shared torch.int64 for", name, "which has floats; it is left out"):
-        tap.record(1, 3, good | {name: good[name].long()}, 4)
-    assert tap.clients(1) == [0, 1]
+def test_without_flower_one_line_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "flwr.app", None)
+    monkeypatch.delitem(sys.modules, "atslib.clients.federated.flower", raising=False)
+    with refused("pip install 'atslib[federated]'"):
+        importlib.import_module("atslib.clients.federated.flower")
+
+
+def test_the_command_refuses_an_unknown_policy_in_one_sentence_before_training(tmp_path, capsys):
+    from atslib.__main__ import main
+
+    assert main(["federated", "--dataset", "shapes", "--defense", "3-1-77", "--out", str(tmp_path / "tap")]) == 2
+    said = capsys.readouterr().err
+    assert "3-1-77" in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "tap").exists()

@@ -1,12 +1,17 @@
 """Training together: clients that each keep their images, and a server that aggregates what they share.
 
 `shards` deals a data set out to clients; `federation` says what is trained and how, and what one client answers in one
-round; `tap` keeps what an honest-but-curious server sees, as `Observed`. To add a way to deal, one function in
-`shards`.
+round; `tap` keeps what an honest-but-curious server sees, as `Observed`; `flower` runs it all on Flower, which the
+extra `atslib[federated]` brings and nothing else here needs; `command` is that of the shell.
+To add a way to deal, one function in `shards`.
 """
+
+import os
 
 from atslib.clients.federated.federation import Federation, answer
 from atslib.clients.federated.shards import dirichlet_shards, equal_shards
 from atslib.clients.federated.tap import Tap
+
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # read when Flower is loaded; programs we start inherit it
 
 __all__ = ["Federation", "Tap", "answer", "dirichlet_shards", "equal_shards"]

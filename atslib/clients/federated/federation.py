@@ -67,6 +67,11 @@ class Federation:
         """What a client shares, of `Update.kind`: a "gradient", or the "difference" that its training made."""
         return "difference" if self.local else "gradient"
 
+    @property
+    def most(self) -> int:
+        """The largest number of images that one answer can be of."""
+        return self.batch or len(_data(self.dataset, self.fraction, self.seed))
+
     def network(self) -> nn.Sequential:
         """The network with its first weights, as all participants know it."""
         images = _data(self.dataset, 1.0, self.seed)

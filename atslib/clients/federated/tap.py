@@ -1,6 +1,7 @@
 """What an honest-but-curious server sees, on disk: per round the weights it sent, per client what came back."""
 
 import dataclasses
+import json
 import shutil
 from pathlib import Path
 
@@ -12,19 +13,26 @@ from atslib.clients.federated.federation import Federation
 from atslib.clients.observed import Observed, ThreatModel, Update
 from atslib.errors import AtsError
 from atslib.models import in_mode
-from atslib.store import fingerprint, write_atomically
+from atslib.store import write_atomically
 
 
 class Tap:
     """A folder with a record of every round; each is written at once or not at all, so that none is half there.
 
     A round that is run again after a fault writes the same records again: nothing is lost, and nothing is there twice.
-    One that is begun again with other weights is of another run, whose records take the place of the old ones.
+
+    Raises:
+        AtsError: the folder has records of another federation; only the number of rounds may differ.
     """
 
     def __init__(self, folder: Path | str, federation: Federation):
         self.folder, self.federation = Path(folder), federation
         self.network = federation.network()
+        facts, self._facts = self.folder / "federation.json", dataclasses.asdict(federation) | {"rounds": None}
+        if facts.exists() and (kept := json.loads(facts.read_text())) != self._facts:
+            name = next(name for name in self._facts if kept.get(name) != self._facts[name])
+            has, asked = kept.get(name), self._facts[name]
+            raise AtsError(f"{folder} has records of a federation with {name}={has!r}, not {asked!r}; name another")
 
     def _file(self, number: int, client: int | None = None) -> Path:
         name = "sent" if client is None else f"client-{client:04d}"
@@ -33,33 +41,44 @@ class Tap:
     def begin(self, number: int, weights: dict[str, Tensor]) -> None:
         """Keep the weights that the server sends in a round; those after the last round under the next number.
 
-        What was kept of this round and of later ones goes where it began with other weights.
+        Records of this round and later ones that answer other weights are dropped: they are of no round any more.
         """
-        file, now = self._file(number), {name: value.detach().cpu() for name, value in weights.items()}
-        if file.exists() and fingerprint(self._read(file)) != fingerprint(dict(sorted(now.items()))):
-            for folder in self.folder.glob("round-*"):
-                if int(folder.name.split("-")[1]) >= number:
-                    shutil.rmtree(folder)
-        self._write(file, now)
+        file, data = self._file(number), _bytes(weights)
+        if file.exists() and file.read_bytes() == data:
+            return
+        for folder in self.folder.glob("round-*"):
+            if int(folder.name.split("-")[1]) >= number:
+                shutil.rmtree(folder)
+        write_atomically(self.folder / "federation.json", lambda partial: partial.write_text(json.dumps(self._facts)))
+        write_atomically(file, lambda partial: partial.write_bytes(data))
+
+    def next(self) -> int:
+        """The round that a server goes on with: the last one whose weights are known, 1 in a new folder."""
+        return max((int(file.parent.name.split("-")[1]) for file in self.folder.glob("round-*/sent.*")), default=1)
+
+    def refuse(self, number: int, sentences: list[str]) -> None:
+        """Keep why answers of a round were left out, a line each."""
+        text = "".join(f"{sentence}\n" for sentence in sentences)
+        write_atomically(self._file(number).with_name("refused.txt"), lambda partial: partial.write_text(text))
+
+    def refused(self, number: int) -> list[str]:
+        """Why answers of a round were left out, a sentence each."""
+        file = self._file(number).with_name("refused.txt")
+        return file.read_text().splitlines() if file.exists() else []
 
     def record(self, number: int, client: int, shared: dict[str, Tensor], images: int) -> None:
         """Keep what one client shared, by parameter, and how many images it said were behind it.
 
         Raises:
-            AtsError: names or shapes are not those of the network, a value is not finite, or no number of images.
+            AtsError: names, shapes or number format are not those of the network, a value is not finite, or the client
+                cannot have so many images.
         """
-        check_shared(self.network, shared, f"client {client} in round {number}")
-        if isinstance(images, bool) or not isinstance(images, int) or images < 1:
-            raise AtsError(f"client {client} in round {number} counts {images!r} images, not 1 or more; it is left out")
-        self._write(self._file(number, client), shared | {"images": torch.tensor(images)})
-
-    def _write(self, file: Path, tensors: dict[str, Tensor]) -> None:
-        data = safetensors.torch.save({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
-        write_atomically(file, lambda partial: partial.write_bytes(data))
-
-    def reached(self) -> int:
-        """The round that began last, where a server that is started again goes on; 0 before the first."""
-        return max((int(file.parent.name.split("-")[1]) for file in self.folder.glob("round-*/sent.*")), default=0)
+        who, most = f"client {client} in round {number}", self.federation.most
+        if not 1 <= images <= most:
+            raise AtsError(f"{who} says it has {images} images, which must be 1 to {most}; it is left out")
+        check_shared(self.network, shared, who)
+        data = _bytes(shared | {"images": torch.tensor(images)})
+        write_atomically(self._file(number, client), lambda partial: partial.write_bytes(data))
 
     def rounds(self) -> list[int]:
         """Numbers of the rounds of which anything was shared, from 1."""
@@ -94,7 +113,11 @@ class Tap:
         if not file.exists():
             there = ", ".join(map(str, self.rounds())) or "none"
             raise AtsError(f"{file.parent.name}/{file.stem} was not recorded; rounds with records: {there}")
-        return dict(sorted(safetensors.torch.load(file.read_bytes()).items()))
+        return safetensors.torch.load(file.read_bytes())
+
+
+def _bytes(tensors: dict[str, Tensor]) -> bytes:
+    return safetensors.torch.save({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
 
 
 def check_shared(network: nn.Module, shared: dict[str, Tensor], who: str) -> None:
@@ -104,7 +127,8 @@ def check_shared(network: nn.Module, shared: dict[str, Tensor], who: str) -> Non
     if odd := sorted(name for name in wanted.keys() | given.keys() if wanted.get(name) != given.get(name)):
         shapes = f"{given.get(odd[0], 'nothing')} for {odd[0]}, which is {wanted.get(odd[0], 'unknown')}"
         raise AtsError(f"{who} shared {shapes}; it is left out")
-    if odd := sorted(name for name, value in shared.items() if not value.is_floating_point()):
-        raise AtsError(f"{who} shared {shared[odd[0]].dtype} for {odd[0]}, which has floats; it is left out")
+    formats = {name: parameter.dtype for name, parameter in network.named_parameters()}
+    if odd := sorted(name for name, value in shared.items() if value.dtype != formats[name]):
+        raise AtsError(f"{who} shared {shared[odd[0]].dtype} for {odd[0]}, not {formats[odd[0]]}; it is left out")
     if bad := sorted(name for name, value in shared.items() if not value.isfinite().all()):
         raise AtsError(f"{who} shared values of {bad[0]} that are nan or infinite; it is left out")

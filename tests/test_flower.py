@@ -1,0 +1,223 @@
+"""A federation on Flower: aggregation by its strategy, faults by name, and a simulation that equals plain steps."""
+
+import dataclasses
+
+import pytest
+import torch
+from test_federated import SMALL, shared
+
+from atslib.clients.federated import Federation, Tap, answer
+
+pytest.importorskip("flwr", reason="the extra atslib[federated] is not installed")
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def replies(federation, model, change=None):
+    """What Flower hands its strategy: an answer of every client, the last ones first, of node 100 + its number."""
+    from flwr.app import Message, MetricRecord, RecordDict
+
+    from atslib.clients.federated import flower
+
+    made = []
+    for client in reversed(range(federation.clients)):
+        seen = answer(federation, model, client, 1)
+        tensors = shared(seen, model) if change is None else change(client, shared(seen, model))
+        arrays = flower._record({name: value.numpy() for name, value in tensors.items()})
+        numbers = MetricRecord({"num-examples": seen.threat.batch, "client": client})
+        content = RecordDict({flower.ARRAYS: arrays, flower.NUMBERS: numbers})
+        made.append(sent_by(100 + client, Message(content=content, dst_node_id=1, message_type="train")))
+    return made
+
+
+def sent_by(node, message):
+    """The message as it comes from a node; Flower's server writes this, which no client can."""
+    message.metadata._src_node_id = node
+    return message
+
+
+def replaced(message, **records):
+    """An answer with records of its own, None for one that is missing."""
+    from flwr.app import Message, RecordDict
+
+    content = {name: record for name, record in (dict(message.content) | records).items() if record is not None}
+    other = Message(content=RecordDict(content), dst_node_id=1, message_type="train")
+    return sent_by(message.metadata.src_node_id, other)
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    """A server of ten clients that has sent its weights."""
+    from flwr.supercore.task_identity import TaskIdentity
+
+    from atslib.clients.federated import flower
+
+    for name in ("_run_id", "_task_id", "_node_id"):  # messages carry them; a running app has them from Flower
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    made = flower.Curious(SMALL, Tap(tmp_path / "tap", SMALL))
+    made.weights = {name: value.detach().clone() for name, value in made.tap.network.named_parameters()}
+    made.tap.begin(1, made.weights)
+    return made
+
+
+def test_flowers_mean_of_ten_equal_participants_is_the_centralized_step(server):
+    from atslib.clients.federated import flower
+
+    model = server.tap.network
+    arrays, _ = server.aggregate_train(1, replies(SMALL, model))
+    gradients = torch.cat([answer(SMALL, model, client, 1).updates[0].gradients for client in range(10)])
+    sizes = torch.tensor([float(len(SMALL.shard(client))) for client in range(10)])
+    step = SMALL.lr * (sizes / sizes.sum()) @ gradients
+    moved = torch.cat([value.flatten() for value in flower._tensors(arrays).values()])
+    before = torch.cat([value.flatten() for value in server.weights.values()])
+    torch.testing.assert_close(moved, before - step, rtol=0, atol=1e-6)
+    assert server.tap.clients(1) == list(range(10))
+
+
+def test_an_answer_that_is_not_finite_is_left_out_by_name_and_the_round_goes_on(server):
+    def broken(client, tensors):
+        return {name: value / 0 if client == 3 else value for name, value in tensors.items()}
+
+    server.aggregate_train(1, replies(SMALL, server.tap.network, broken))
+    assert server.tap.clients(1) == [0, 1, 2, 4, 5, 6, 7, 8, 9]
+
+
+def test_a_client_that_failed_is_named_and_the_round_goes_on(server):
+    from flwr.app import Error, Message
+
+    answers = replies(SMALL, server.tap.network)
+    answers[3] = sent_by(106, Message(Error(code=0, reason="out of memory"), reply_to=answers[3]))
+    arrays, _ = server.aggregate_train(1, answers)
+    assert arrays is not None
+    assert server.tap.clients(1) == [0, 1, 2, 3, 4, 5, 7, 8, 9]
+    assert server.tap.refused(1) == ["node 106 failed in round 1"]
+
+
+def numbers(**values):
+    from flwr.app import MetricRecord
+
+    return MetricRecord({"num-examples": 4, "client": 6} | values)
+
+
+@pytest.mark.parametrize(
+    ("records", "words"),
+    [
+        (lambda: {"numbers": None}, "not arrays and numbers"),
+        (lambda: {"arrays": None}, "not arrays and numbers"),
+        (lambda: {"numbers": numbers(extra=1)}, "not arrays and numbers"),
+        (lambda: {"more": numbers()}, "not arrays and numbers"),
+        (lambda: {"numbers": numbers(client=2.5)}, "no such client"),
+        (lambda: {"numbers": numbers(client=10)}, "no such client"),
+        (lambda: {"numbers": numbers(**{"num-examples": 0})}, "says it has 0 images, which must be 1 to"),
+        (lambda: {"numbers": numbers(**{"num-examples": 10**9})}, "says it has 1000000000 images"),
+        (lambda: {"arrays": double(SMALL)}, "shared torch.float64 for"),
+    ],
+)
+def test_an_answer_that_is_not_as_agreed_is_left_out_by_name_and_the_round_goes_on(server, records, words):
+    answers = replies(SMALL, server.tap.network)
+    answers[3] = replaced(answers[3], **records())
+    server.aggregate_train(1, answers)
+    assert server.tap.clients(1) == [0, 1, 2, 3, 4, 5, 7, 8, 9]
+    (said,) = server.tap.refused(1)
+    assert words in said
+
+
+def double(federation):
+    from atslib.clients.federated import flower
+
+    named = federation.network().named_parameters()
+    return flower._record({name: value.detach().double().numpy() for name, value in named})
+
+
+def test_no_node_answers_for_another_ones_client(server):
+    answers = replies(SMALL, server.tap.network)  # clients 9, 8, 7 …
+    server.aggregate_train(1, answers)
+    kept = server.tap.observed(1, 6).gradients
+    again = replies(SMALL, server.tap.network)
+    again[0] = replaced(again[0], numbers=numbers(client=6))
+    forged = replaced(again[3], arrays=again[5].content["arrays"])
+    forged.metadata._src_node_id = 666
+    server.aggregate_train(2, [forged, *again])
+    assert server.tap.refused(2) == [
+        "node 666 in round 2 says it is client 6, which is node 106; it is left out",
+        "node 109 in round 2 says it is client 6, which is node 106; it is left out",
+    ]
+    assert server.tap.clients(2) == list(range(9))
+    assert torch.equal(server.tap.observed(2, 6).gradients, kept)
+
+
+def test_a_round_without_a_usable_answer_leaves_the_weights_and_says_so(server):
+    def broken(client, tensors):
+        return {name: value / 0 for name, value in tensors.items()}
+
+    server.aggregate_train(1, replies(SMALL, server.tap.network, broken))
+    assert server.tap.clients(1) == []
+    assert server.tap.refused(1)[-1] == "round 1 got no answer that can be taken; the weights stay as they are"
+    assert server.tap.next() == 2
+    for before, after in zip(SMALL.network().parameters(), server.tap.model(2).parameters(), strict=True):
+        assert torch.equal(before, after)
+
+
+def test_a_round_is_of_the_clients_that_are_there_when_patience_ends(server):
+    from flwr.app import ConfigRecord
+
+    from atslib.clients.federated import flower
+
+    class Grid:
+        """Nobody at first, then two of ten."""
+
+        asked = 0
+
+        def get_node_ids(self):
+            self.asked += 1
+            return [] if self.asked == 1 else [100, 104]
+
+    server.patience = 0.0
+    arrays = flower._record({name: value.numpy() for name, value in server.weights.items()})
+    messages = server.configure_train(1, arrays, ConfigRecord(), Grid())
+    assert [message.metadata.dst_node_id for message in messages] == [100, 104]
+    assert {message.content["config"]["server-round"] for message in messages} == {1}
+
+
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_a_federation_that_was_stopped_goes_on_where_it_was(tmp_path):
+    from atslib.clients.federated.flower import simulate
+
+    federation = Federation(dataset="shapes", model="lenet-4", clients=2, rounds=1, batch=8)
+    longer = dataclasses.replace(federation, rounds=2)
+    simulate(federation, tmp_path / "halves", processes=1)
+    before = {file: file.stat().st_mtime_ns for file in (tmp_path / "halves").glob("round-00001/*")}
+    halves, whole = (simulate(longer, tmp_path / name, processes=1) for name in ("halves", "whole"))
+    assert {file: file.stat().st_mtime_ns for file in (tmp_path / "halves").glob("round-00001/*")} == before
+    assert (halves.rounds(), halves.clients(2)) == ([1, 2], [0, 1])
+    for ours, theirs in zip(halves.model(3).parameters(), whole.model(3).parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_a_simulation_takes_the_steps_that_plain_code_takes(tmp_path):
+    from atslib.clients.federated.flower import simulate
+
+    federation = Federation(dataset="shapes", model="lenet-4", clients=2, rounds=2, batch=8)
+    tap = simulate(federation, tmp_path / "tap", processes=1)
+    model = federation.network()
+    for number in (1, 2):
+        step = torch.cat([answer(federation, model, client, number).updates[0].gradients for client in (0, 1)]).mean(0)
+        for client in (0, 1):
+            direct = answer(federation, model, client, number)
+            torch.testing.assert_close(tap.observed(number, client).gradients, direct.gradients, rtol=0, atol=1e-6)
+        with torch.no_grad():
+            at = 0
+            for parameter in model.parameters():
+                parameter -= federation.lr * step[at : at + parameter.numel()].view_as(parameter)
+                at += parameter.numel()
+    for ours, theirs in zip(tap.model(3).parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_the_command_says_who_answered_in_each_round(tmp_path, capsys):
+    from atslib.__main__ import main
+
+    words = "federated --dataset shapes --model lenet-4 --clients 2 --batch 4 --jobs 1 --defense 3-1-7 --out"
+    assert main([*words.split(), str(tmp_path / "tap")]) == 0
+    assert "round 1: answers of clients 0, 1\n" in capsys.readouterr().out
