@@ -62,9 +62,7 @@ def store(args: argparse.Namespace) -> int:
     if action in ("export", "import") and file is None:
         raise AtsError(f"store {action} needs a file: python -m atslib store {action} FILE.tar")
     if action in ("list", "verify") and file is not None:
-        raise AtsError(
-            f"store {action} takes no file, but a store: --store FOLDER; `store import {file}` checks as well"
-        )
+        raise AtsError(f"store {action} takes no file, but a store: --store FOLDER; `store import {file}` checks too")
     if action != "import" and not (kept.remote or kept.root.is_dir()):
         raise AtsError(f"there is no store at {kept.root}; name one with --store or $ATS_STORE")
     if action == "list":

@@ -1,4 +1,4 @@
-"""The page "Your own attack, defense, network, data": its snippets run as they are printed."""
+"""The page "Your own attack, defense, network, data, federation": its snippets run as they are printed."""
 
 import re
 import subprocess
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_the_page_has_a_snippet_for_each_part_and_none_is_long():
-    assert [len(snippets) for snippets in CODE.values()] == [1, 1, 1, 1, 2]
+    assert [len(snippets) for snippets in CODE.values()] == [1, 1, 1, 1, 1, 2]
     assert max(len(code.splitlines()) for snippets in CODE.values() for code in snippets) <= 15
 
 
@@ -55,6 +55,14 @@ def test_a_network(printed):
     table = printed("A network")
     assert list(table) == ["batch norm in eval   mode", "batch norm in train  mode"]
     assert table["batch norm in eval   mode"] != table["batch norm in train  mode"]
+
+
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_a_federation(printed):
+    pytest.importorskip("flwr", reason="needs the extra atslib[federated]")
+    found = printed("A federation")
+    assert [row.partition(",")[0] for row in found] == ["client 0", "client 1", "client 2"]
+    assert max(found.values()) < 0.5
 
 
 def test_data(printed):
