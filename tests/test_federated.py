@@ -155,7 +155,8 @@ def tap(tmp_path):
 
 def test_the_tap_keeps_what_observe_shows_of_the_same_images(tap):
     pixels, labels = taken(tap.federation, 1, 1)
-    direct = observe(tap.network, to_images(pixels), labels, threat=ThreatModel(labels="restored", batch=4))
+    threat = ThreatModel(labels="restored", batch=4, victim="train", batch_norm="unknown")
+    direct = observe(tap.network, to_images(pixels), labels, threat=threat)
     kept = Tap(tap.folder, tap.federation).observed(1, 1)
     torch.testing.assert_close(kept.gradients, direct.gradients, rtol=0, atol=0)
     assert (kept.labels, kept.shape, kept.threat) == (direct.labels, direct.shape, direct.threat)

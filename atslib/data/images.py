@@ -110,16 +110,21 @@ class Images:
         Raises:
             AtsError: `fraction` is not a number in (0, 1].
         """
+        return self.split_off(fraction, rng=rng)[0]
+
+    def split_off(self, fraction: float, *, rng: torch.Generator | int) -> tuple["Images", "Images"]:
+        """What `subset` draws, and the images that it leaves; both in the order of the whole."""
         if not (isinstance(fraction, Real) and 0 < fraction <= 1):
             raise AtsError(f"subset fraction {fraction!r}: it must be a number above 0 and at most 1")
-        rng, drawn = as_stream(rng), [torch.zeros(0, dtype=torch.int64)]
+        rng, drawn = as_stream(rng), torch.zeros(len(self), dtype=torch.bool)
         for label in self.labels.unique():
             members = torch.nonzero(self.labels == label).flatten().cpu()
             order = torch.randperm(len(members), generator=rng, device=rng.device).cpu()
-            drawn.append(members[order[: max(1, round(fraction * len(members)))]])
-        part = self[torch.cat(drawn).sort().values]
+            drawn[members[order[: max(1, round(fraction * len(members)))]]] = True
+        part, rest = self[drawn], self[~drawn]
         how = f"stratified {100 * fraction:g} % (n={len(part):,})"
-        return part if len(part) == len(self) else replace(part, note="; ".join(filter(None, (self.note, how))))
+        named = replace(part, note="; ".join(filter(None, (self.note, how))))
+        return (named if len(rest) else part), rest
 
     def to(self, device: str | torch.device) -> "Images":
         """The same images in the memory of `device`; AtsError if torch cannot put them there."""

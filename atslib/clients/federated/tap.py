@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from atslib.clients.federated.federation import Federation
-from atslib.clients.observed import Observed, ThreatModel, Update
+from atslib.clients.observed import Observed, Update
 from atslib.errors import AtsError
 from atslib.models import in_mode
 from atslib.store import write_atomically
@@ -96,7 +96,7 @@ class Tap:
         with torch.no_grad():
             for name, parameter in self.network.named_parameters():
                 parameter.copy_(weights[name])
-        return in_mode(self.network, "eval")
+        return in_mode(self.network, self.federation.victim)
 
     def observed(self, number: int, client: int) -> Observed:
         """What the server saw of a client in a round, as every attack takes it. Labels are not known."""
@@ -107,7 +107,7 @@ class Tap:
         known = None if local is None else dataclasses.asdict(local) | {"steps": local.steps(images)}
         update = Update(model, row, kind=self.federation.kind, local=known)
         shape = tuple(self.federation.shard(0).pixels.shape[1:])
-        return Observed((update,), None, shape, ThreatModel(labels="restored", batch=images))
+        return Observed((update,), None, shape, self.federation.threat(images))
 
     def _read(self, file: Path) -> dict[str, Tensor]:
         if not file.exists():

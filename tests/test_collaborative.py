@@ -1,0 +1,211 @@
+"""Federations in one process, what their server sees under attack, and the page's rule."""
+
+import copy
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import torch.nn.functional as F
+from checks import refused
+
+from atslib import observe, reconstruct
+from atslib.attacks import ATTACKS
+from atslib.clients.federated import Federation, answer
+from atslib.clients.federated.federation import taken, used
+from atslib.clients.federated.rounds import accuracy, rounds
+from atslib.clients.prepare import to_images
+from atslib.clients.updates import LocalTraining
+from atslib.report.pages import ext9_collaborative as page
+from atslib.report.result import NO_POLICY
+from atslib.report.units.collaborative import FederationUnit, federated, joined
+from atslib.report.units.settings import settings
+from atslib.store import Store
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+CPU = torch.device("cpu")
+SMALL = Federation(dataset="shapes", model="lenet-4", clients=3, batch=2, rounds=3, fraction=0.1)
+
+
+def weights(model):
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def test_what_is_dealt_out_and_what_is_held_out_are_the_whole_and_share_nothing():
+    whole = Federation(dataset="shapes", split="test", clients=3, fraction=1.0)
+    dealt = [SMALL.shard(client) for client in range(3)]
+    rest = SMALL.held_out()
+    both = torch.cat([*(part.pixels for part in dealt), rest.pixels]).flatten(1)
+    assert len(both) == 10 * len(torch.cat([part.labels for part in dealt]))
+    assert len(both.unique(dim=0)) == len(both)
+    assert len(whole.held_out()) == 0
+    assert sum(len(whole.shard(client)) for client in range(3)) != len(both)  # another split
+
+
+def test_uneven_shards_have_a_whole_batch_each():
+    skewed = dataclasses.replace(SMALL, alpha=0.1, batch=20)
+    assert min(len(skewed.shard(client)) for client in range(3)) >= 20
+
+
+def test_rounds_of_gradients_are_plain_steps_on_all_images():
+    sent = [(weights(model), seen) for model, seen in rounds(SMALL)]
+    assert [len(seen) for _, seen in sent] == [3, 3, 3, 0]
+    model = SMALL.network()
+    for number in (1, 2, 3):
+        torch.testing.assert_close(sent[number - 1][0], weights(model), rtol=0, atol=1e-6)
+        parts = [taken(SMALL, client, number) for client in range(3)]
+        pixels, labels = (torch.cat(each) for each in zip(*parts, strict=True))
+        optimizer = torch.optim.SGD(model.parameters(), lr=SMALL.lr)
+        optimizer.zero_grad()
+        F.cross_entropy(model(to_images(pixels)), labels).backward()
+        optimizer.step()
+    torch.testing.assert_close(sent[3][0], weights(model), rtol=0, atol=1e-6)
+
+
+def test_rounds_of_local_training_are_the_mean_of_what_each_client_ends_at():
+    local = dataclasses.replace(SMALL, local=LocalTraining(epochs=2, lr=0.2), rounds=1)
+    start, ends = local.network(), []
+    for client in range(3):
+        pixels, labels = taken(local, client, 1)
+        own = copy.deepcopy(start)
+        optimizer = torch.optim.SGD(own.parameters(), lr=0.2)
+        for _ in range(2):
+            optimizer.zero_grad()
+            F.cross_entropy(own(to_images(pixels)), labels).backward()
+            optimizer.step()
+        ends.append(weights(own))
+    *_, (result, _) = rounds(local)
+    torch.testing.assert_close(weights(result), torch.stack(ends).mean(0), rtol=0, atol=1e-6)
+
+
+def test_in_train_mode_clients_and_tests_use_the_statistics_of_their_batches():
+    both = {
+        mode: dataclasses.replace(SMALL, model="convnet-4", victim=mode, batch=4, lr=0.5) for mode in ("eval", "train")
+    }
+    images = SMALL.held_out()[:200]
+    for mode, federation in both.items():
+        *_, (model, _) = rounds(federation)
+        plain = federation.network().train(mode == "train")
+        with torch.no_grad():
+            for ours, theirs in zip(plain.parameters(), model.parameters(), strict=True):
+                ours.copy_(theirs)
+            guesses = plain(to_images(images.pixels)).argmax(1)
+        assert accuracy(model, images) == pytest.approx(100 * float((guesses == images.labels).float().mean()))
+        seen = answer(federation, federation.network(), 0, 1)
+        assert (seen.threat.victim, seen.updates[0].statistics) == (mode, {})
+
+
+@pytest.mark.parametrize("local", [None, LocalTraining(lr=0.3)])
+def test_used_images_are_those_behind_the_answer(local):
+    own = dataclasses.replace(SMALL, defense="3-1-7", local=local, crop_flip=True)
+    model, pixels = own.network(), used(own, 1, 2)
+    assert not torch.equal(pixels, taken(own, 1, 2)[0])
+    plain = observe(model, to_images(pixels), taken(own, 1, 2)[1], threat=own.threat(2)).gradients
+    scale = 1.0 if local is None else -0.3
+    torch.testing.assert_close(answer(own, model, 1, 2).gradients, scale * plain, rtol=0, atol=1e-6)
+
+
+def test_joined_answers_are_attacked_as_each_alone():
+    model, attack = SMALL.network(), dataclasses.replace(ATTACKS["annealed-lenet"], steps=3)
+    answers = [answer(SMALL, model, client, 1) for client in range(3)]
+    start = torch.rand(6, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    together = reconstruct(joined(answers), attack, rng=0, start=start)
+    alone = [reconstruct(one, attack, rng=0, start=part) for one, part in zip(answers, start.split(2), strict=True)]
+    torch.testing.assert_close(together.images, torch.cat([each.images for each in alone]), rtol=0, atol=1e-3)
+    assert torch.equal(together.labels, torch.cat([each.labels for each in alone]))
+
+
+def test_a_unit_keeps_accuracies_and_what_attacks_find_of_every_client(tmp_path):
+    attack = dataclasses.replace(ATTACKS["annealed-lenet"], steps=5)
+    own = dataclasses.replace(SMALL, defense="3-1-7")
+    unit = FederationUnit(federation=own, measured=(0, 3), attacked=(0, 2), attack=attack)
+    made = federated(unit, Store(tmp_path / "store"), CPU)
+    *_, (model, _) = rounds(own)
+    assert made["accuracy"].tolist() == pytest.approx([accuracy(own.network(), own.held_out()[:1000]),
+                                                       accuracy(model, own.held_out()[:1000])])  # fmt: skip
+    for name in ("psnr", "floor", "rank_target", "rank_original", "rank_knowing", "label", "named"):
+        assert made[name].shape == (2, 6), name
+    labels = torch.cat([taken(own, client, 3)[1] for client in range(3)])
+    assert made["label"][1].tolist() == labels.tolist()
+    assert made["rank_knowing"].min() >= 1
+    assert made["rank_knowing"].max() <= 100
+
+
+def test_a_perfect_reconstruction_is_found_whatever_its_place_in_the_batch(tmp_path, monkeypatch):
+    from atslib.report.units import collaborative
+
+    def perfect(seen, attack, *, rng):
+        result = reconstruct(seen, dataclasses.replace(attack, steps=1), rng=rng)
+        truth = torch.cat([to_images(used(own, client, 1)).flip(0) for client in range(3)])
+        return dataclasses.replace(result, images=truth, labels=result.labels * 0)  # in another order, labels unknown
+
+    own = dataclasses.replace(SMALL, defense="3-1-7", rounds=1)
+    unit = FederationUnit(federation=own, measured=(), attacked=(0,), attack=ATTACKS["annealed-lenet"])
+    monkeypatch.setattr(collaborative, "reconstruct", perfect)
+    made = federated(unit, Store(tmp_path / "store"), CPU)
+    assert made["psnr"].isinf().all()
+    assert (made["rank_target"] == 1).all()
+
+
+# --- the page ------------------------------------------------------------------------------------------------
+
+
+def table(*, bare=50.0, spread=0.5, **effects):
+    """Last accuracies of nine federations for each policy, without a policy and with some."""
+    noise, rows = np.random.default_rng(0).normal(0, spread, (9, len(effects) + 1)), []
+    for place in range(9):
+        for k, (policy, effect) in enumerate(({NO_POLICY: 0.0} | effects).items()):
+            shards, seed = list(page.SHARDS)[place // 3], place % 3
+            key = dict(zip(page.CELL, (page.JUDGED, page.FEDSGD, shards, policy, seed), strict=True))
+            rows += [key | {"rounds": 0, "accuracy": 10.0}]
+            rows += [key | {"rounds": 5, "accuracy": bare + place + effect + noise[place, k]}]
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize(
+    ("effects", "status"),
+    [
+        ({"a": 0.0, "b": 1.0}, "reproduced"),
+        ({"a": 0.0, "b": -5.0}, "partly"),
+        ({"a": -4.0, "b": -5.0}, "not reproduced"),
+        ({"a": -2.0, "b": -5.0}, "not reproduced"),
+        ({"a": 0.0, "b": 0.0, "spread": 20.0}, "cannot tell"),
+        ({"a": 0.0, "bare": 5.0}, "cannot tell"),
+    ],
+)
+def test_the_rule_looks_at_what_a_policy_costs_and_at_how_sure_that_is(effects, status):
+    verdict = page.collaborative_verdict(table(**effects), classes=10)
+    assert verdict.status == status, verdict
+    assert verdict.rule == page.COLLABORATIVE_RULE
+
+
+def test_changes_are_between_federations_that_differ_in_the_policy_alone():
+    change = page.changes(table(a=-3.0, spread=0.0), ["network", "protocol"])
+    row = change.loc[page.JUDGED, page.FEDSGD, "a"]
+    assert (row["n"], row["mean"]) == (9, pytest.approx(-3.0))
+
+
+def test_the_page_asks_for_every_federation_once_and_its_attacks_pair_images(smoke_store):
+    wanted = page.units(settings(profile="laptop"))
+    assert len(wanted) == len(set(wanted.values())) == 4 * 3 * 4 * 3
+    result = page.run(settings(profile="smoke"), Store(smoke_store))
+    attacks = result.tables["attacks"]
+    first = attacks[attacks["past"] == 0]
+    wide = first.pivot(index="image", columns="policy", values="label")
+    assert len(wide) == 4
+    assert (wide[NO_POLICY] == wide[page.HYBRID]).all()
+    assert result.verdict.status == "not measured"
+    found = page.leakage(result, page.ATTACKED, page.FEDSGD)
+    bare = found[(found["policy"] == NO_POLICY) & (found["past"] == 0)].set_index("outcome")["mean"]
+    own = first[first["policy"] == NO_POLICY]
+    assert bare["gain over the floor (dB)"] == pytest.approx(own["gain"].mean())
+    assert bare["the used image (% singled out)"] == pytest.approx(100 * (own["rank_target"] == 1).mean())
+    assert page.who(result).loc["equal", "smallest shard"] > 0
+
+
+def test_a_victim_or_split_that_is_none_is_refused():
+    with refused("Federation.victim 'both' is unknown", "eval, train"):
+        Federation(victim="both")
+    with refused("Federation.split 'val' is unknown", "train, test"):
+        Federation(split="val")
