@@ -209,3 +209,12 @@ def test_a_victim_or_split_that_is_none_is_refused():
         Federation(victim="both")
     with refused("Federation.split 'val' is unknown", "train, test"):
         Federation(split="val")
+
+
+def test_costs_hold_the_bytes_of_all_weights_and_the_time_of_each_policy(smoke_store):
+    result = page.run(settings(profile="smoke"), Store(smoke_store))
+    costs = result.tables["costs"].set_index("policy")
+    numbers = sum(parameter.numel() for parameter in Federation(dataset="shapes", model="lenet").network().parameters())
+    assert (costs["sent, MB"] == 4e-6 * numbers).all()
+    assert costs.loc[page.HYBRID, "share"] > costs.loc[NO_POLICY, "share"] >= 0
+    assert list(costs.index) == [NO_POLICY, *page.TRIED[1:]]

@@ -4,12 +4,17 @@ import dataclasses
 import itertools
 
 import pandas as pd
+import torch
+from torch import nn
 
 from atslib.attacks import ATTACKS
-from atslib.clients.federated import Federation
+from atslib.clients.federated import Federation, answer
+from atslib.clients.federated.federation import taken
 from atslib.clients.updates import LocalTraining
 from atslib.measures.statistics import interval, paired, share_interval
+from atslib.policies.policy import parse_policy
 from atslib.report import compare
+from atslib.report.bench import seconds
 from atslib.report.result import NO_POLICY, Result, Verdict
 from atslib.report.units.collaborative import FederationUnit, federated
 from atslib.report.units.networks import device_of
@@ -17,6 +22,7 @@ from atslib.report.units.settings import Settings
 from atslib.report.units.table1 import HYBRID, SEARCHED
 from atslib.report.units.tables import label, provenance
 from atslib.report.verdicts import cannot_tell, guards
+from atslib.rng import rng
 from atslib.store import Artifact, Store
 
 PAGE = "ext9_collaborative"
@@ -25,6 +31,7 @@ FEDSGD, FEDAVG = "FedSGD", "FedAvg"
 SHARDS = {"equal": 0.0, "Dirichlet 1.0": 1.0, "Dirichlet 0.1": 0.1}
 TRIED = ("", *SEARCHED, HYBRID)
 SEEDS = (0, 1, 2)
+REPEATS = 20  # of what is timed
 JUDGED, ATTACKED = "convnet-16", "lenet"
 MARGIN = 2.0  # points of accuracy: a policy that costs less is no worse, as for claim 4
 OUTCOMES = {
@@ -105,7 +112,7 @@ def run(settings: Settings, store: Store) -> Result:
 
     Tables: `accuracy`, one row per federation and number of rounds, in percent; `attacks`, one row per federation,
     number of rounds before the attacked one (`past`) and image, with its client, that client's number of images
-    (`shard`) and the share of them that have its commonest label (`skew`).
+    (`shard`) and the share of them that have its commonest label (`skew`); `costs`, see `_costs`.
     """
     device, wanted = device_of(settings.device), units(settings)
     made = {key: federated(unit, store, device) for key, unit in wanted.items()}
@@ -115,8 +122,38 @@ def run(settings: Settings, store: Store) -> Result:
     facts = provenance(settings, first) | {"federations": len(made), "clients": unit.federation.clients}
     facts |= {"model": ", ".join(dict.fromkeys(key[0] for key in wanted)), "dataset": unit.federation.dataset}
     classes = unit.federation.held_out().num_classes
-    tables = {"accuracy": accuracy, "attacks": attacks.round(4)}
+    tables = {"accuracy": accuracy, "attacks": attacks.round(4), "costs": _costs(timed(settings, store))}
     return Result(PAGE, tables, facts, collaborative_verdict(accuracy, classes))
+
+
+def timed(settings: Settings, store: Store) -> Artifact:
+    """Seconds of a client's work on one answer: `answer` () in all without a policy, `policy` (P,) each policy alone.
+
+    Medians of runs in turn, in one process: their ratios do not depend on what else ran meanwhile.
+    """
+    own = next(iter(units(settings).values())).federation
+    config = {"federation": dataclasses.replace(own, rounds=1), "policies": TRIED, "repeats": REPEATS}
+
+    def compute(state: object) -> dict[str, torch.Tensor]:
+        model, pixels = own.network(), taken(own, 0, 1)[0]
+        policies = [parse_policy(policy) for policy in TRIED]
+        calls = [lambda p=p: p(pixels, rng=rng(0, "timing")) for p in policies]
+        whole, *each = seconds(lambda: answer(own, model, 0, 1), *calls, device=torch.device("cpu"), repeats=REPEATS)
+        return {"answer": torch.tensor(whole), "policy": torch.tensor(each), "weights": torch.tensor(_weights(model))}
+
+    return store.get("timing", config, compute, label=f"time of the transformations, {own.model}")
+
+
+def _weights(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _costs(made: Artifact) -> pd.DataFrame:
+    """One row per policy: milliseconds of an answer, the policy's share, and megabytes to and from a client a round."""
+    own, whole = 1000 * made["policy"].double().numpy(), 1000 * float(made["answer"])
+    rows = pd.DataFrame({"policy": list(map(label, TRIED)), "answer, ms": own + whole, "of it policy, ms": own})
+    each = 4 * int(made["weights"]) / 1e6  # float32, whatever the policy
+    return rows.assign(**{"share": own / (own + whole), "received, MB": each, "sent, MB": each})
 
 
 def _accuracies(key: tuple, unit: FederationUnit, made: Artifact) -> pd.DataFrame:
