@@ -14,7 +14,9 @@ from atslib import observe, reconstruct
 from atslib.attacks import ATTACKS
 from atslib.clients.federated import Federation, answer
 from atslib.clients.federated.federation import taken, used
+from atslib.clients.federated.peers import as_seen, exchange, ring
 from atslib.clients.federated.rounds import accuracy, rounds
+from atslib.clients.federated.summed import summed
 from atslib.clients.prepare import to_images
 from atslib.clients.updates import LocalTraining
 from atslib.report.pages import ext9_collaborative as page
@@ -148,6 +150,85 @@ def test_a_perfect_reconstruction_is_found_whatever_its_place_in_the_batch(tmp_p
     assert (made["rank_target"] == 1).all()
 
 
+# --- sums and neighbours -------------------------------------------------------------------------------------
+
+
+def test_the_sum_is_the_gradient_of_all_images_and_can_be_attacked():
+    uneven = [
+        answer(dataclasses.replace(SMALL, batch=size), SMALL.network(), client, 1)
+        for client, size in enumerate((1, 2, 4))
+    ]
+    parts = [taken(dataclasses.replace(SMALL, batch=size), client, 1) for client, size in enumerate((1, 2, 4))]
+    pixels, labels = (torch.cat(each) for each in zip(*parts, strict=True))
+    whole = observe(SMALL.network(), to_images(pixels), labels, threat=SMALL.threat(7))
+    both = summed(uneven)
+    torch.testing.assert_close(both.gradients, whole.gradients, rtol=0, atol=1e-6)
+    assert (both.threat, both.shape, both.labels, len(both)) == (whole.threat, whole.shape, None, 1)
+    found = reconstruct(both, dataclasses.replace(ATTACKS["annealed-lenet"], steps=2), rng=0)
+    assert found.images.shape == (7, 3, 32, 32)
+
+
+def test_what_is_no_sum_of_one_round_is_refused():
+    one = answer(SMALL, SMALL.network(), 0, 1)
+    trained = answer(dataclasses.replace(SMALL, local=LocalTraining()), SMALL.network(), 1, 1)
+    with refused("gradients and differences of weights cannot be summed"):
+        summed([one, trained])
+    for views in ([], [joined([one, one])], [dataclasses.replace(one, updates=one.updates * 2)]):
+        with refused("one answer of each client in one round"):
+            summed(views)
+
+
+def test_where_everyone_is_a_neighbour_all_networks_are_the_servers():
+    everyone = [[other for other in range(3) if other != k] for k in range(3)]
+    assert [list(own) for own in ring(3)] == everyone
+    for local in (None, LocalTraining(lr=0.2)):
+        own = dataclasses.replace(SMALL, local=local, defense="3-1-7")
+        for (model, seen), (networks, sent) in zip(rounds(own), exchange(own, everyone), strict=True):
+            for network in networks:
+                torch.testing.assert_close(weights(network), weights(model), rtol=0, atol=1e-6)
+            for ours, theirs in zip(seen, sent, strict=True):
+                torch.testing.assert_close(ours.gradients, theirs.gradients, rtol=0, atol=1e-5)
+
+
+def test_on_a_ring_a_network_moves_by_its_own_answer_and_its_neighbours_alone():
+    own = dataclasses.replace(SMALL, clients=5, rounds=1)
+    assert ring(5)[0] == (1, 4)
+    (_, sent), (networks, _) = exchange(own, ring(5))
+    for k in range(5):
+        near = torch.stack([sent[other].gradients[0] for other in (k, *ring(5)[k])]).mean(0)
+        torch.testing.assert_close(weights(networks[k]), weights(own.network()) - own.lr * near, rtol=0, atol=1e-6)
+    assert not torch.equal(weights(networks[0]), weights(networks[2]))
+    seen = as_seen(sent[0], networks[1])
+    assert torch.equal(weights(seen.model), weights(networks[1]))
+    assert torch.equal(seen.gradients, sent[0].gradients)
+
+
+@pytest.mark.parametrize("neighbours", [ring(4), [[0], [1], [2]], [[1], [2], [3]]])
+def test_neighbours_are_others_of_the_federation(neighbours):
+    with refused("give each of 3 participants others by number"):
+        next(exchange(SMALL, neighbours))
+
+
+@pytest.mark.parametrize("view", ["sum", "neighbour"])
+def test_a_unit_may_see_the_sum_or_a_neighbour(view, tmp_path):
+    attack = dataclasses.replace(ATTACKS["annealed-lenet"], steps=3)
+    own = dataclasses.replace(SMALL, clients=4, rounds=2)
+    unit = FederationUnit(federation=own, measured=(2,), attacked=(0, 1), attack=attack)
+    plain, other = (federated(u, Store(tmp_path / "store"), CPU) for u in (unit, dataclasses.replace(unit, view=view)))
+    assert torch.equal(plain["label"], other["label"])
+    assert torch.equal(plain["floor"], other["floor"])
+    assert other["psnr"].shape == (2, 8)
+    tests = own.held_out()[:1000]
+    if view == "sum":
+        assert torch.equal(plain["accuracy"], other["accuracy"])
+    else:
+        *_, (networks, _) = exchange(own, ring(4))
+        mean = sum(accuracy(model, tests) for model in networks) / 4
+        assert other["accuracy"].tolist() == pytest.approx([mean])
+    with refused("FederationUnit.view 'all' is unknown"):
+        dataclasses.replace(unit, view="all")
+
+
 # --- the page ------------------------------------------------------------------------------------------------
 
 
@@ -157,7 +238,7 @@ def table(*, bare=50.0, spread=0.5, **effects):
     for place in range(9):
         for k, (policy, effect) in enumerate(({NO_POLICY: 0.0} | effects).items()):
             shards, seed = list(page.SHARDS)[place // 3], place % 3
-            key = dict(zip(page.CELL, (page.JUDGED, page.FEDSGD, shards, policy, seed), strict=True))
+            key = dict(zip(page.CELL, (page.JUDGED, page.FEDSGD, shards, policy, seed, "server"), strict=True))
             rows += [key | {"rounds": 0, "accuracy": 10.0}]
             rows += [key | {"rounds": 5, "accuracy": bare + place + effect + noise[place, k]}]
     return pd.DataFrame(rows)
@@ -188,10 +269,12 @@ def test_changes_are_between_federations_that_differ_in_the_policy_alone():
 
 def test_the_page_asks_for_every_federation_once_and_its_attacks_pair_images(smoke_store):
     wanted = page.units(settings(profile="laptop"))
-    assert len(wanted) == len(set(wanted.values())) == 4 * 3 * 4 * 3
+    assert len(wanted) == len(set(wanted.values())) == 4 * 3 * 4 * 3 + 2 * 4 * 3
     result = page.run(settings(profile="smoke"), Store(smoke_store))
     attacks = result.tables["attacks"]
-    first = attacks[attacks["past"] == 0]
+    first = attacks[(attacks["past"] == 0) & (attacks["view"] == "server")]
+    seen = page.views(result)
+    assert len(seen) == 3 * 2
     wide = first.pivot(index="image", columns="policy", values="label")
     assert len(wide) == 4
     assert (wide[NO_POLICY] == wide[page.HYBRID]).all()

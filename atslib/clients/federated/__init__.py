@@ -1,8 +1,9 @@
 """Training together: clients that each keep their images, and a server that aggregates what they share.
 
 `shards` deals a data set out to clients; `federation` says what is trained and how, and what one client answers in one
-round; `rounds` runs it in one process; `tap` keeps what an honest-but-curious server sees, as `Observed`; `flower` runs
-it on Flower, which the extra `atslib[federated]` brings and nothing else here needs; `command` is that of the shell.
+round; `rounds` runs it in one process, `peers` without a server; `summed` is what secure aggregation leaves; `tap`
+keeps what an honest-but-curious server sees, as `Observed`; `flower` runs it on Flower, which the extra
+`atslib[federated]` brings and nothing else here needs; `command` is that of the shell.
 To add a way to deal, one function in `shards`.
 """
 

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from atslib.clients.federated.federation import Federation, answer
+from atslib.clients.federated.summed import summed
 from atslib.clients.observed import Observed
 from atslib.clients.prepare import to_images
 from atslib.data.load import Images
@@ -28,12 +29,9 @@ def rounds(federation: Federation) -> Iterator[tuple[nn.Module, list[Observed]]]
 
 def move(federation: Federation, model: nn.Module, seen: list[Observed]) -> None:
     """The server's step: along the mean of all answers, each weighted by its number of images (FedAvg, FedSGD)."""
-    images = torch.tensor([float(each.threat.batch) for each in seen])
-    rows = torch.cat([each.updates[0].gradients for each in seen])
-    mean = (images / images.sum()).to(rows) @ rows
     step = -federation.lr if federation.kind == "gradient" else 1.0
     with torch.no_grad():
-        for parameter, change in zip(model.parameters(), unflatten(mean[None], model), strict=True):
+        for parameter, change in zip(model.parameters(), unflatten(summed(seen).gradients, model), strict=True):
             parameter += step * change[0]
 
 

@@ -26,7 +26,8 @@ from atslib.rng import rng
 from atslib.store import Artifact, Store
 
 PAGE = "ext9_collaborative"
-CELL = ["network", "protocol", "shards", "policy", "seed"]
+CELL = ["network", "protocol", "shards", "policy", "seed", "view"]
+OTHERS = ("sum", "neighbour")  # who else looks, beside a server that gets every answer
 FEDSGD, FEDAVG = "FedSGD", "FedAvg"
 SHARDS = {"equal": 0.0, "Dirichlet 1.0": 1.0, "Dirichlet 0.1": 0.1}
 TRIED = ("", *SEARCHED, HYBRID)
@@ -51,14 +52,17 @@ STAGES = (0, 1, 5, 20)  # rounds before the attacked ones; the last round comes 
 
 
 def units(settings: Settings) -> dict[tuple, FederationUnit]:
-    """Every federation by network, protocol, shards, policy and seed; those of the small network are attacked."""
+    """Every federation by the parts of `CELL`; those of the small network are attacked."""
     if settings.profile == "smoke":
         places, shards, tried, seeds = [(ATTACKED, FEDSGD)], ["equal"], ("", HYBRID), SEEDS[:2]
     else:
         places, shards, tried, seeds = list(SIZES), list(SHARDS), TRIED, SEEDS
     grid = itertools.product(places, shards, tried, seeds)
-    return {(*place, dealt, label(policy), seed): _unit(settings, *place, dealt, policy, seed)
-            for place, dealt, policy, seed in grid}  # fmt: skip
+    found = {(*place, dealt, label(policy), seed): _unit(settings, *place, dealt, policy, seed)
+             for place, dealt, policy, seed in grid}  # fmt: skip
+    seen = {key: unit for key, unit in found.items() if key[:3] == (ATTACKED, FEDSGD, "equal")}
+    others = {(*key, view): dataclasses.replace(unit, view=view) for view in OTHERS for key, unit in seen.items()}
+    return {(*key, "server"): unit for key, unit in found.items()} | others
 
 
 def _unit(settings: Settings, network: str, protocol: str, shards: str, policy: str, seed: int) -> FederationUnit:
@@ -93,7 +97,7 @@ COLLABORATIVE_RULE = (
 
 def collaborative_verdict(table: pd.DataFrame, classes: int) -> Verdict:
     """The claim by `COLLABORATIVE_RULE`, from the rows of `run`'s table `accuracy`."""
-    own = table[table["network"] == JUDGED]
+    own = table[(table["network"] == JUDGED) & (table["view"] == "server")]
     if own.empty:
         return Verdict("not measured", f"no federation trained a {JUDGED}", COLLABORATIVE_RULE)
     change = changes(own, ["network"]).droplevel("network")
@@ -184,7 +188,9 @@ def _last(table: pd.DataFrame) -> pd.DataFrame:
 def changes(table: pd.DataFrame, within: list[str]) -> pd.DataFrame:
     """What each policy changes the last accuracy by, in points: `n` federations, mean and 95 % interval over them."""
     last = _last(table)
-    last = last.assign(one=last["network"] + last["protocol"] + last["shards"] + last["seed"].astype(str))
+    last = last.assign(
+        one=last["network"] + last["protocol"] + last["shards"] + last["seed"].astype(str) + last["view"]
+    )
     groups = last.groupby(within, sort=False)
     return pd.concat(
         {key: paired(rows, NO_POLICY, "accuracy", unit="one") for key, rows in groups}, names=[*within, "policy"]
@@ -193,7 +199,7 @@ def changes(table: pd.DataFrame, within: list[str]) -> pd.DataFrame:
 
 def learning(result: Result, network: str, protocol: str) -> pd.DataFrame:
     """Accuracy in percent over rounds, by shards and policy: the mean of the seeds, its 95 % interval low to high."""
-    own = result.tables["accuracy"].query("network == @network and protocol == @protocol")
+    own = result.tables["accuracy"].query("network == @network and protocol == @protocol and view == 'server'")
     rows = []
     for (shards, policy, rounds), seeds in own.groupby(["shards", "policy", "rounds"], sort=False)["accuracy"]:
         low, high = interval(seeds)
@@ -203,10 +209,10 @@ def learning(result: Result, network: str, protocol: str) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def leakage(result: Result, network: str, protocol: str, shards: str = "equal") -> pd.DataFrame:
+def leakage(result: Result, network: str, protocol: str, view: str = "server") -> pd.DataFrame:
     """What attacks find along the rounds, by policy and outcome: gain in dB, percent singled out; with intervals."""
-    own = result.tables["attacks"].query("network == @network and protocol == @protocol and shards == @shards")
-    rows = []
+    chosen = "network == @network and protocol == @protocol and view == @view and shards == 'equal'"
+    own, rows = result.tables["attacks"].query(chosen), []
     for (past, policy), table in own.groupby(["past", "policy"], sort=False):
         values = {"gain over the floor (dB)": (table["gain"].mean(), *interval(table["gain"], table["image"]))}
         for column, words in OUTCOMES.items():
@@ -226,6 +232,7 @@ def who(result: Result, protocol: str = FEDSGD) -> pd.DataFrame:
     difference, with its 95 % interval over federations.
     """
     rows, own = {}, result.tables["attacks"].query("network == @ATTACKED and protocol == @protocol")
+    own = own[own["view"] == "server"]
     for shards, table in own.groupby("shards", sort=False):
         each = table.groupby(["seed", "client"])[["skew", "shard", "gain"]].mean()
         upper = each["skew"] >= each["skew"].median()
@@ -236,3 +243,18 @@ def who(result: Result, protocol: str = FEDSGD) -> pd.DataFrame:
         rows[shards] |= {"even": each["gain"][~upper].mean(), "uneven": each["gain"][upper].mean()}
         rows[shards] |= {"change": apart.mean(), "low": low, "high": high}
     return pd.DataFrame(rows).T.rename_axis("shards")
+
+
+def views(result: Result) -> pd.DataFrame:
+    """Who sees what of the same answers: one row per viewer and policy, for the first and the last attacked round.
+
+    Gain in dB with its interval, and the share of photographs singled out by who knows the policy.
+    """
+    own = result.tables["attacks"].query("network == @ATTACKED and protocol == @FEDSGD and shards == 'equal'")
+    rows = {}
+    for (view, policy, past), table in own.groupby(["view", "policy", "past"], sort=False):
+        if past in (own["past"].min(), own["past"].max()):
+            words = {f"gain in round {past + 1}": compare.interval(compare.gained(table), "")}
+            words[f"photograph found in round {past + 1}"] = compare.found(table["rank_knowing"])
+            rows.setdefault((view, policy), {}).update(words)
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis(["seen by", "policy"])

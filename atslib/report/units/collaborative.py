@@ -1,6 +1,7 @@
 """Units of federations: the accuracy of the global network, and attacks on what the server sees of every client."""
 
 import dataclasses
+from collections.abc import Callable, Iterator
 from typing import ClassVar
 
 import torch
@@ -8,18 +9,22 @@ from torch import Tensor, nn
 
 from atslib.attacks import GradientMatching, reconstruct
 from atslib.clients.federated.federation import Federation, taken, used
+from atslib.clients.federated.peers import as_seen, exchange, ring
 from atslib.clients.federated.rounds import accuracy, rounds
+from atslib.clients.federated.summed import summed
 from atslib.clients.observed import Observed
 from atslib.clients.prepare import mean_prepared, to_images
+from atslib.errors import choose
 from atslib.measures.batches import align, label_share
 from atslib.measures.identification import identification
 from atslib.measures.metrics import psnr
 from atslib.policies.policy import forms, parse_policy
 from atslib.report.units.networks import ModelUnit, Unit
 from atslib.rng import rng
-from atslib.store import Artifact, Store
+from atslib.store import ADDED_SINCE, Artifact, Store
 
 CANDIDATES = 100  # among which a reconstruction may single out its own image
+VIEWS = ("server", "sum", "neighbour")
 TESTED = 1_000  # images by which the global network is tested
 
 
@@ -32,6 +37,9 @@ class FederationUnit:
         measured: after how many rounds its accuracy is.
         attacked: which answers are attacked: those to the network after so many rounds, so that 0 is the first.
         attack: None where there are none.
+        view: who looks. "server": every client's answer. "sum": a server that gets the sum of all answers and nothing
+            else. "neighbour": without a server, on a ring, each participant's answer as the next one sees it, whose own
+            network it takes for the sender's; the accuracy is then the mean of all participants'.
     """
 
     kind: ClassVar[str] = "federation"
@@ -40,6 +48,10 @@ class FederationUnit:
     measured: tuple[int, ...]
     attacked: tuple[int, ...] = ()
     attack: GradientMatching | None = None
+    view: str = dataclasses.field(default="server", metadata=ADDED_SINCE)
+
+    def __post_init__(self) -> None:
+        choose("FederationUnit.view", self.view, VIEWS)
 
     @property
     def model(self) -> ModelUnit:
@@ -57,7 +69,8 @@ class FederationUnit:
         """Network, shards, what is shared and what is done against attacks."""
         f = self.federation
         shards, shared = f"Dirichlet {f.alpha:g}" if f.alpha else "equal shards", f"{f.kind} of {f.batch} images"
-        return f"{f.model}, {f.clients} clients, {shards}, {shared}, {f.defense or 'no policy'}, seed {f.seed}"
+        who = "" if self.view == "server" else f", seen as {self.view}"
+        return f"{f.model}, {f.clients} clients, {shards}, {shared}, {f.defense or 'no policy'}, seed {f.seed}{who}"
 
     @property
     def passes(self) -> float:
@@ -83,17 +96,28 @@ def federated(unit: FederationUnit, store: Store, device: torch.device) -> Artif
     """
 
     def compute(state: object) -> dict[str, Tensor]:
-        f, tests, found = unit.federation, unit.federation.held_out()[:TESTED], []
-        measured = []
-        for past, (model, seen) in enumerate(rounds(f)):
+        tests, measured, found = unit.federation.held_out()[:TESTED], [], []
+        for past, (networks, seen) in enumerate(_history(unit)):
             if past in unit.measured:
-                measured.append(accuracy(model, tests))
+                measured.append(sum(accuracy(model, tests) for model in networks) / len(networks))
             if past in unit.attacked:
-                found.append(_attacked(unit, model.to(device), seen, past))
+                found.append(_attacked(unit, seen(), past))
         parts = {name: torch.stack([each[name] for each in found]) for name in found[0]} if found else {}
         return {"accuracy": torch.tensor(measured)} | parts
 
     return store.get(unit.kind, unit, compute, label=unit.title)
+
+
+def _history(unit: FederationUnit) -> Iterator[tuple[list[nn.Module], Callable[[], list[Observed]]]]:
+    """Each round's networks, and how to get what whoever looks sees of it, all that is attacked in one."""
+    f = unit.federation
+    if unit.view == "neighbour":
+        for networks, sent in exchange(f, ring(f.clients)):
+            after = networks[1:] + networks[:1]
+            yield networks, lambda s=sent, a=after: [as_seen(*each) for each in zip(s, a, strict=True)]
+    else:
+        for model, sent in rounds(f):
+            yield [model], lambda s=sent: [joined(s) if unit.view == "server" else summed(s)]
 
 
 def joined(seen: list[Observed]) -> Observed:
@@ -103,21 +127,21 @@ def joined(seen: list[Observed]) -> Observed:
     return dataclasses.replace(seen[0], updates=(dataclasses.replace(first, gradients=rows),))
 
 
-def _attacked(unit: FederationUnit, model: nn.Module, seen: list[Observed], past: int) -> dict[str, Tensor]:
-    f, number = unit.federation, past + 1
-    pixels, labels = (
-        torch.stack(parts) for parts in zip(*(taken(f, c, number) for c in range(f.clients)), strict=True)
-    )
-    truth = to_images(torch.stack([used(f, client, number) for client in range(f.clients)]))
-    result = reconstruct(joined(seen), unit.attack, rng=rng(f.seed, "attack", past))
-    made, told = result.images.cpu().view_as(truth), result.labels.cpu()
-    pairs = [align(*each) for each in zip(made, truth, labels, told, strict=True)]
+def _attacked(unit: FederationUnit, seen: list[Observed], past: int) -> dict[str, Tensor]:
+    f, number, stream = unit.federation, past + 1, rng(unit.federation.seed, "attack", past)
+    size = seen[0].threat.batch
+    parts = [taken(f, client, number) for client in range(f.clients)]
+    pixels, labels = (torch.cat(each) for each in zip(*parts, strict=True))
+    truth = to_images(torch.cat([used(f, client, number) for client in range(f.clients)])).unflatten(0, (-1, size))
+    results = [reconstruct(each, unit.attack, rng=stream) for each in seen]
+    made, told = (torch.cat([getattr(one, name).cpu() for one in results]) for name in ("images", "labels"))
+    made, named = made.view_as(truth), labels.view_as(told)
+    pairs = [align(*each) for each in zip(made, truth, named, told, strict=True)]
     images = torch.stack([own[pair] for own, pair in zip(made, pairs, strict=True)]).flatten(0, 1)
     floor = _floor(f).expand_as(images).contiguous()
     kept = {"psnr": psnr(images, truth.flatten(0, 1)), "floor": psnr(floor, truth.flatten(0, 1))}
-    named = label_share(told, labels) if f.batch == 1 else label_share(told, labels).repeat_interleave(f.batch)
-    kept |= _ranks(f, images, pixels.flatten(0, 1), truth.flatten(0, 1))
-    return kept | {"label": labels.flatten().short(), "named": named}
+    kept |= _ranks(f, images, pixels, truth.flatten(0, 1))
+    return kept | {"label": labels.short(), "named": label_share(told, named).repeat_interleave(size)}
 
 
 def _floor(federation: Federation) -> Tensor:
