@@ -1,0 +1,185 @@
+"""`python processes.py OUT [name=value …]`: the app of this folder in real processes on 127.0.0.1, over TLS.
+
+A SuperLink and a SuperNode for each client, whose keys the SuperLink knows; certificates and keys are made for the run.
+All processes are ended with it. Names are those of `[tool.flwr.app.config]`, values as TOML writes them.
+"""
+
+import datetime
+import ipaddress
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from pathlib import Path
+
+from app import federation
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from atslib.clients.federated import Tap
+from atslib.errors import AtsError
+
+HERE = Path(__file__).parent
+PEM, BARE = serialization.Encoding.PEM, serialization.NoEncryption()
+QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}  # nothing leaves this machine
+
+
+def run(config: dict, folder: Path | str, *, patience: float = 600.0) -> Tap:
+    """Run a federation in processes of its own and return what its server saw; rounds that `folder` has are kept.
+
+    Args:
+        config: values that differ from those of `[tool.flwr.app.config]`.
+        folder: of the tap.
+        patience: seconds for which a round waits for its clients, and this function for each next round.
+    Raises:
+        AtsError: a name or value that is not of the configuration, before anything is started; a process that ended;
+            a round without an answer, or that took longer.
+    """
+    defaults = tomllib.loads((HERE / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    if odd := sorted(config.keys() - (defaults.keys() - {"out", "patience"})):
+        raise AtsError(f"{odd[0]!r} is no name of the configuration, which are {', '.join(defaults)}")
+    config = defaults | config | {"out": str(Path(folder).absolute()), "patience": float(patience)}
+    trained = federation(config)
+    tap = Tap(folder, trained)
+    with tempfile.TemporaryDirectory() as own:
+        processes: list[subprocess.Popen] = []
+        try:
+            if tap.next() <= trained.rounds:
+                _submit(config, Path(own), processes)
+            _wait(tap, trained.rounds, processes, patience)
+        finally:
+            _end(processes)
+    if empty := [number for number in range(1, trained.rounds + 1) if not tap.clients(number)]:
+        raise AtsError(f"round {empty[0]} has no answer: {'; '.join(tap.refused(empty[0]))}")
+    return tap
+
+
+def _submit(config: dict, own: Path, processes: list[subprocess.Popen]) -> None:
+    """Start a SuperLink and its SuperNodes and hand the app to them."""
+    make_keys(own, config["clients"])
+    ports = free_ports(config["clients"] + 1)
+    link, ca = f"127.0.0.1:{ports[0]}", str(own / "ca.pem")
+    text = f'[superlink]\ndefault = "own"\n[superlink.own]\naddress = "{link}"\nroot-certificates = "{ca}"\n'
+    (own / "config.toml").write_text(text)
+    (own / "run.toml").write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in config.items()))
+    tls = ["--ssl-certfile", own / "server.pem", "--ssl-keyfile", own / "server.key", "--ssl-ca-certfile", ca]
+    still = ["--enable-supernode-auth", "--disable-runtime-dependency-installation", "--database", own / "state.db"]
+    start(own, processes, "flower-superlink", "--host", "127.0.0.1", "--port", ports[0], *tls, *still)
+    _listening(ports[0], processes[0])
+    for client in range(config["clients"]):
+        command(own, "flwr", "supernode", "register", own / f"client-{client}.pub", "own")
+        named = f"partition-id={client} num-partitions={config['clients']}"
+        key = ["--auth-supernode-private-key", own / f"client-{client}.key", "--root-certificates", ca]
+        node = ["--superlink", link, "--node-config", named, "--port", ports[client + 1]]
+        start(own, processes, "flower-supernode", *node, *key)
+    command(own, "flwr", "run", HERE, "own", "--run-config", own / "run.toml")
+
+
+def start(own: Path, processes: list[subprocess.Popen], *words: object) -> None:
+    """Start a process in a group of its own, so that what it starts ends with it; its output is kept in `own`."""
+    with open(own / f"{len(processes)}.log", "wb") as log:
+        made = subprocess.Popen(
+            list(map(str, words)), stdout=log, stderr=log, env=_env(own), start_new_session=True
+        )  # fmt: skip
+    processes.append(made)
+
+
+def command(own: Path, *words: object) -> None:
+    """Run one command of Flower's. `AtsError` with what it said if it fails."""
+    done = subprocess.run(list(map(str, words)), env=_env(own), capture_output=True, text=True)
+    if done.returncode:
+        raise AtsError(f"`{' '.join(map(str, words))}` failed: {' '.join((done.stdout + done.stderr).split())}")
+
+
+def _env(own: Path) -> dict[str, str]:
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return os.environ | QUIET | {"FLWR_HOME": str(own), "PATH": path}
+
+
+def _listening(port: int, process: subprocess.Popen, patience: float = 120.0) -> None:
+    end = time.monotonic() + patience
+    while process.poll() is None and time.monotonic() < end:
+        try:
+            return socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            time.sleep(0.2)
+    raise AtsError(f"the SuperLink does not answer on port {port}")
+
+
+def _wait(tap: Tap, rounds: int, processes: list[subprocess.Popen], patience: float) -> None:
+    """Until the tap has all rounds; the patience is for each."""
+    before, end = tap.next(), time.monotonic() + 2 * patience  # for clients to come, and to answer
+    while (number := tap.next()) <= rounds:
+        if number > before:
+            before, end = number, time.monotonic() + 2 * patience
+        if ended := [process.args for process in processes if process.poll() is not None]:
+            raise AtsError(f"`{' '.join(ended[0])}` ended in round {number}")
+        if time.monotonic() > end:
+            raise AtsError(f"round {number} was not over after {2 * patience:.0f} seconds")
+        time.sleep(0.2)
+
+
+def _end(processes: list[subprocess.Popen]) -> None:
+    """End all processes, and those that they started."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        for process in processes:
+            try:
+                os.killpg(process.pid, sign)
+            except ProcessLookupError:
+                continue
+        end = time.monotonic() + 10
+        while sign == signal.SIGTERM and time.monotonic() < end and any(p.poll() is None for p in processes):
+            time.sleep(0.1)
+    for process in processes:
+        process.wait()
+
+
+def free_ports(many: int) -> list[int]:
+    """Ports of 127.0.0.1 that nobody listens on."""
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(many)]
+    ports = [one.getsockname()[1] for one in held]
+    for one in held:
+        one.close()
+    return ports
+
+
+def make_keys(folder: Path, clients: int) -> None:
+    """A certificate authority, the server's certificate for 127.0.0.1, and a pair of keys for each client."""
+    authority, server = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
+    (folder / "ca.pem").write_bytes(_certificate("authority", authority, authority, ca=True))
+    (folder / "server.pem").write_bytes(_certificate("server", server, authority, ca=False))
+    (folder / "server.key").write_bytes(server.private_bytes(PEM, serialization.PrivateFormat.PKCS8, BARE))
+    for client in range(clients):
+        key, openssh = ec.generate_private_key(ec.SECP384R1()), serialization.PublicFormat.OpenSSH
+        secret = key.private_bytes(PEM, serialization.PrivateFormat.OpenSSH, BARE)
+        (folder / f"client-{client}.key").write_bytes(secret)
+        public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, openssh)
+        (folder / f"client-{client}.pub").write_bytes(public)
+
+
+def _certificate(name: str, key: ec.EllipticCurvePrivateKey, signer: ec.EllipticCurvePrivateKey, *, ca: bool) -> bytes:
+    now, issuer = datetime.datetime.now(datetime.UTC), "authority"
+    names = [x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, each)]) for each in (name, issuer)]
+    made = x509.CertificateBuilder(names[1], names[0], key.public_key(), x509.random_serial_number())
+    made = made.not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(now + datetime.timedelta(days=30))
+    made = made.add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
+    if not ca:
+        here = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+        made = made.add_extension(x509.SubjectAlternativeName([here]), critical=False)
+    return made.sign(signer, hashes.SHA256()).public_bytes(PEM)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the processes are ended then too
+    try:
+        seen = run(tomllib.loads("\n".join(sys.argv[2:])), sys.argv[1])
+    except (AtsError, IndexError, tomllib.TOMLDecodeError) as error:
+        sys.exit(f"processes.py: {error}" if len(sys.argv) > 1 else __doc__.splitlines()[0])
+    for number in seen.rounds():
+        print(f"round {number}: answers of clients {', '.join(map(str, seen.clients(number)))}")
