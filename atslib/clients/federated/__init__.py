@@ -3,7 +3,8 @@
 `shards` deals a data set out to clients; `federation` says what is trained and how, and what one client answers in one
 round; `rounds` runs it in one process, `peers` without a server; `summed` is what secure aggregation leaves; `tap`
 keeps what an honest-but-curious server sees, as `Observed`; `flower` runs it on Flower, which the extra
-`atslib[federated]` brings and nothing else here needs; `command` is that of the shell.
+`atslib[federated]` brings and nothing else here needs, `secure` so that the server gets only the sum; `command` is that
+of the shell.
 To add a way to deal, one function in `shards`.
 """
 
