@@ -188,6 +188,7 @@ COMMANDS = {
         _option("--defense", default="", help="of every client: a policy such as 3-1-7, or prune:0.7"),
         _option("--local-epochs", type=_at_least(0), default=0, help="FedAvg; 0 (default): one gradient, FedSGD"),
         _option("--fraction", type=_SHARE, default=1.0, help="share of the training set that is dealt out"),
+        _option("--secure", action="store_true", help="secure aggregation: the server sees the sum of all answers"),
         _option("--jobs", type=_at_least(1), default=2, help="clients at once; default 2"),
         _option("--seed", type=_at_least(0), default=0),
         _option("--out", **_OUT, help="folder of what the server sees"),

@@ -223,11 +223,13 @@ def test_flower_reports_nothing_of_its_use():
     assert os.environ["FLWR_TELEMETRY_ENABLED"] == "0"
 
 
-def test_without_flower_one_line_names_the_extra(monkeypatch):
+@pytest.mark.parametrize("module", ["flower", "secure"])
+def test_without_flower_one_line_names_the_extra(monkeypatch, module):
     monkeypatch.setitem(sys.modules, "flwr.app", None)
-    monkeypatch.delitem(sys.modules, "atslib.clients.federated.flower", raising=False)
+    for name in ("flower", "secure"):
+        monkeypatch.delitem(sys.modules, f"atslib.clients.federated.{name}", raising=False)
     with refused("pip install 'atslib[federated]'"):
-        importlib.import_module("atslib.clients.federated.flower")
+        importlib.import_module(f"atslib.clients.federated.{module}")
 
 
 def test_the_command_refuses_an_unknown_policy_in_one_sentence_before_training(tmp_path, capsys):

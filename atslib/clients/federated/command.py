@@ -13,7 +13,7 @@ def federated(args: argparse.Namespace) -> None:
     federation = Federation(**{name: getattr(args, name) for name in names}, local=local)
     from atslib.clients.federated.flower import simulate  # an extra, which a wrong option should not need
 
-    tap = simulate(federation, args.out, processes=args.jobs)
+    tap = simulate(federation, args.out, processes=args.jobs, secure=args.secure)
     for number in range(1, federation.rounds + 1):
         answered = ", ".join(map(str, tap.clients(number)))
         print("; ".join([f"round {number}: answers of clients {answered}", *tap.refused(number)]))

@@ -7,12 +7,13 @@ this package sets before Flower is loaded; whoever loads Flower first, or starts
 import importlib.util
 import logging
 import os
+import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from atslib.clients.federated.federation import Federation, answer
 from atslib.clients.federated.tap import Tap
@@ -39,6 +40,14 @@ def _tensors(record: "ArrayRecord") -> dict[str, Tensor]:
     return {name: torch.from_numpy(array.numpy().copy()) for name, array in record.items()}
 
 
+def answered(federation: Federation, model: nn.Module, client: int, number: int) -> tuple[dict, int]:
+    """A client's answer in a round to a network's weights: arrays by parameter, and its number of images."""
+    seen = answer(federation, model, client, number)
+    rows = unflatten(seen.updates[0].gradients, model)
+    arrays = {name: row[0].numpy() for (name, _), row in zip(model.named_parameters(), rows, strict=True)}
+    return arrays, seen.threat.batch
+
+
 def client_app(federation: Federation) -> ClientApp:
     """What every participant runs. Its number is the `partition-id` of its node, from 0."""
     app = ClientApp()
@@ -51,11 +60,8 @@ def client_app(federation: Federation) -> ClientApp:
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.copy_(sent[name])
-        seen = answer(federation, model, client, number)
-        names = [name for name, _ in model.named_parameters()]
-        rows = unflatten(seen.updates[0].gradients, model)
-        arrays = {name: row[0].numpy() for name, row in zip(names, rows, strict=True)}
-        numbers = MetricRecord({"num-examples": seen.threat.batch, "client": client})
+        arrays, images = answered(federation, model, client, number)
+        numbers = MetricRecord({"num-examples": images, "client": client})
         content = RecordDict({ARRAYS: _record(arrays), NUMBERS: numbers})
         return Message(content=content, reply_to=message)
 
@@ -180,10 +186,12 @@ def server_app(federation: Federation, folder: Path | str, *, patience: float = 
     return app
 
 
-def simulate(federation: Federation, folder: Path | str, *, processes: int = 2, patience: float = 600.0) -> Tap:
+def simulate(
+    federation: Federation, folder: Path | str, *, processes: int = 2, patience: float = 600.0, secure: bool = False
+) -> Tap:
     """Run a federation on this machine, its clients in so many processes (Ray), and return what the server saw.
 
-    Rounds that the folder has already are not run again.
+    Rounds that the folder has already are not run again. With `secure` aggregation that is the sum of all answers.
 
     Raises:
         AtsError: a round was not run, or got no answer that could be taken; Ray is not installed.
@@ -192,6 +200,10 @@ def simulate(federation: Federation, folder: Path | str, *, processes: int = 2, 
         raise AtsError(MISSING)
     from flwr.simulation import run_simulation
 
+    from atslib.clients.federated import secure as summing
+
+    apps = summing if secure else sys.modules[__name__]
+    server, client = apps.server_app(federation, folder, patience=patience), apps.client_app(federation)
     logging.getLogger("flwr").setLevel(logging.WARNING)
     backend = {
         "init_args": {"num_cpus": processes, "include_dashboard": False, "log_to_driver": False},
@@ -201,7 +213,6 @@ def simulate(federation: Federation, folder: Path | str, *, processes: int = 2, 
     if tap.next() == 1:  # a folder that cannot be written is said here, and not within Flower
         tap.begin(1, dict(tap.network.named_parameters()))
     if tap.next() <= federation.rounds:
-        server, client = server_app(federation, folder, patience=patience), client_app(federation)
         run_simulation(server, client, num_supernodes=federation.clients, backend_config=backend)
     if empty := [number for number in range(1, federation.rounds + 1) if not tap.clients(number)]:
         said = "; ".join(tap.refused(empty[0])) or "see the messages above"

@@ -10,10 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from atslib.clients.federated.federation import Federation
+from atslib.clients.federated.summed import summed
 from atslib.clients.observed import Observed, Update
 from atslib.errors import AtsError
 from atslib.models import in_mode
 from atslib.store import write_atomically
+
+SUM = "summed"
 
 
 class Tap:
@@ -34,8 +37,8 @@ class Tap:
             has, asked = kept.get(name), self._facts[name]
             raise AtsError(f"{folder} has records of a federation with {name}={has!r}, not {asked!r}; name another")
 
-    def _file(self, number: int, client: int | None = None) -> Path:
-        name = "sent" if client is None else f"client-{client:04d}"
+    def _file(self, number: int, name: str | int = "sent") -> Path:
+        name = f"client-{name:04d}" if isinstance(name, int) else name
         return self.folder / f"round-{number:05d}" / f"{name}.safetensors"
 
     def begin(self, number: int, weights: dict[str, Tensor]) -> None:
@@ -80,14 +83,31 @@ class Tap:
         data = _bytes(shared | {"images": torch.tensor(images)})
         write_atomically(self._file(number, client), lambda partial: partial.write_bytes(data))
 
+    def record_sum(self, number: int, mean: dict[str, Tensor], images: dict[int, int]) -> None:
+        """Keep the mean of what clients shared, by parameter, and how many images each client said it had.
+
+        Raises:
+            AtsError: as of `record`, and a client that there is not.
+        """
+        who, most, clients = f"the sum of round {number}", self.federation.most, range(self.federation.clients)
+        if odd := [client for client, count in images.items() if client not in clients or not 1 <= count <= most]:
+            raise AtsError(
+                f"{who}: it has client {odd[0]} with {images[odd[0]]} images; clients are 0 to {len(clients) - 1}, "
+                f"images 1 to {most}; it is left out"
+            )
+        check_shared(self.network, mean, who)
+        counts = {"clients": torch.tensor(list(images)), "images": torch.tensor(list(images.values()))}
+        write_atomically(self._file(number, SUM), lambda partial: partial.write_bytes(_bytes(mean | counts)))
+
     def rounds(self) -> list[int]:
         """Numbers of the rounds of which anything was shared, from 1."""
-        return sorted(
-            {int(file.parent.name.split("-")[1]) for file in self.folder.glob("round-*/client-*.safetensors")}
-        )
+        files = [file for name in ("client-*", SUM) for file in self.folder.glob(f"round-*/{name}.safetensors")]
+        return sorted({int(file.parent.name.split("-")[1]) for file in files})
 
     def clients(self, number: int) -> list[int]:
         """Which clients answered in a round."""
+        if (file := self._file(number, SUM)).exists():
+            return sorted(self._read(file)["clients"].tolist())
         return sorted(int(file.stem.split("-")[1]) for file in self._file(number).parent.glob("client-*.safetensors"))
 
     def model(self, number: int) -> nn.Module:
@@ -98,16 +118,29 @@ class Tap:
                 parameter.copy_(weights[name])
         return in_mode(self.network, self.federation.victim)
 
-    def observed(self, number: int, client: int) -> Observed:
-        """What the server saw of a client in a round, as every attack takes it. Labels are not known."""
-        shared = self._read(self._file(number, client))
-        images, local = int(shared.pop("images")), self.federation.local
+    def observed(self, number: int, client: int | None = None) -> Observed:
+        """What the server saw of a client in a round, as every attack takes it. Labels are not known.
+
+        Without a client, of all together, as `summed`; under secure aggregation there is nothing else.
+
+        Raises:
+            AtsError: it was not recorded, or only the sum of all clients was.
+        """
+        whole = self._file(number, SUM)
+        if client is None and not whole.exists():
+            return summed([self.observed(number, client) for client in self.clients(number)])
+        if client is not None and whole.exists():
+            raise AtsError(f"client {client} in round {number}: only the sum was seen; leave the client out to get it")
+        shared = self._read(whole if client is None else self._file(number, client))
+        images, local = shared["images"].flatten().tolist(), self.federation.local
         model = self.model(number)
         row = torch.cat([shared[name].flatten() for name, _ in model.named_parameters()])[None]
-        known = None if local is None else dataclasses.asdict(local) | {"steps": local.steps(images)}
+        known = None
+        if local is not None and len(set(images)) == 1:
+            known = dataclasses.asdict(local) | {"steps": local.steps(images[0])}
         update = Update(model, row, kind=self.federation.kind, local=known)
         shape = tuple(self.federation.shard(0).pixels.shape[1:])
-        return Observed((update,), None, shape, self.federation.threat(images))
+        return Observed((update,), None, shape, self.federation.threat(sum(images)))
 
     def _read(self, file: Path) -> dict[str, Tensor]:
         if not file.exists():
