@@ -60,7 +60,8 @@ def all_verdict(change: dict[str, float], bare: pd.DataFrame) -> Verdict:
     """The claim by `ALL_RULE`, from the difference that `space.compared` returns and the undefended attacks."""
     here = f"what an attack finds of Algorithm 1's choice, beside a random one: {compare.interval(change)}"
     low, high = change["low"], change["high"]
-    faults = [] if high < -MARGIN else ["the lead may be smaller"]
+    more = "which is more, so it protects less" if low > 0 else f"a lead, if any, is below {MARGIN} dB"
+    faults = [] if high < -MARGIN else [more] if low > -MARGIN else ["the lead may be smaller"]
     verdict = compare.judge(ALL_RULE, here, here, faults, refuted=low > -MARGIN)
     return cannot_tell(verdict, guards(bare) + ([f"{here}: either is possible"] if low <= -MARGIN <= 0 <= high else []))
 
