@@ -247,10 +247,15 @@ def climbed(result: Result) -> pd.DataFrame:
 def finalists(result: Result) -> pd.DataFrame:
     """One row per policy of the last rung, least gain first: `gain` in dB, share `found`, and the change from none.
 
+    Beside them the accuracy score, of which higher is better, and the share of all policies that have a higher one.
     The change is on the same images: `mean`, `low` and `high` in dB, and `p_holm` for all of them as one family.
     """
     last = result.tables["rungs"].query("rung == rung.max()")
     last = last.assign(policy=[str(all_policies()[number]) for number in last["number"]])
     bare = result.tables["published"].query("policy == @NO_POLICY and rung == rung.max()")
     change = statistics.paired(pd.concat([last, bare]), NO_POLICY, "gain", p_values=True)
-    return last.groupby("policy")[["gain", "found"]].mean().join(change).sort_values("gain")
+    score = result.tables["policies"].set_index("policy")["accuracy, code"]
+    own = last.groupby("policy")[["gain", "found"]].mean().join(change).sort_values("gain")
+    return own.assign(
+        **{"accuracy score": score, "of all, higher": [(score > score[name]).mean() for name in own.index]}
+    )
