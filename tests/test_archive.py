@@ -95,15 +95,26 @@ def test_a_sheet_gives_back_each_picture(shape):
     torch.testing.assert_close(again, images, atol=0.501 / 255, rtol=0)
 
 
-def test_whole_numbers_are_compressed_and_come_back_exactly(tmp_path):
+@pytest.mark.parametrize("length", [0, 1, 4, 7, 4096])
+def test_bytes_come_back_from_their_planes(length):
+    data = bytes(range(256)) * 16
+    assert packing._from_planes(packing._planes(data[:length])) == data[:length]
+    assert packing._planes(b"abcdefgh!") == b"aebfcgdh!"
+
+
+def test_tensors_are_compressed_where_that_makes_them_smaller_and_come_back_exactly(tmp_path):
     store, archive = Store(tmp_path / "store"), Archive(tmp_path / "units")
-    noise = torch.rand(2_000, generator=torch.Generator().manual_seed(0))
-    made = {"counts": {"n": torch.arange(2_000) % 7}, "weights": {"n": noise}}
+    stream = torch.Generator().manual_seed(0)
+    noise = torch.randint(0, 256, (8_000,), dtype=torch.uint8, generator=stream)
+    weights = torch.randn(2_000, generator=stream)
+    made = {"counts": {"n": torch.arange(2_001) % 7}, "weights": {"n": weights}, "noise": {"n": noise}}
     for name, tensors in made.items():
         store.get("other", {"a": name}, lambda state, tensors=tensors: tensors)
     archive.write(store)
     files = {name: archive.entries()[store.path("other", {"a": name}).stem]["files"] for name in made}
-    assert (list(files["counts"]), list(files["weights"])) == (["safetensors.xz"], ["safetensors"])
+    assert {name: list(kept) for name, kept in files.items()} == {
+        "counts": ["safetensors.xz"], "weights": ["safetensors.xz"], "noise": ["safetensors"]
+    }  # fmt: skip
     again = Store(tmp_path / "again")
     archive.restore(again)
     for name, tensors in made.items():

@@ -43,10 +43,10 @@ OUTCOMES = {
 # Images of one answer, its training, rounds, and after how many of these the accuracy is measured. Attacks need answers
 # of few images, from which the ConvNet does not learn.
 SIZES: dict[tuple[str, str], tuple[int, LocalTraining | None, int, tuple[int, ...]]] = {
-    (JUDGED, FEDSGD): (8, None, 120, (0, 20, 40, 60, 80, 100, 120)),
-    (JUDGED, FEDAVG): (32, LocalTraining(batch=8, lr=0.25), 30, (0, 5, 10, 15, 20, 25, 30)),
+    (JUDGED, FEDSGD): (8, None, 60, (0, 20, 40, 60)),
+    (JUDGED, FEDAVG): (32, LocalTraining(batch=8, lr=0.25), 16, (0, 4, 8, 16)),
     (ATTACKED, FEDSGD): (1, None, 300, (0, 1, 5, 20, 100, 200, 300)),
-    (ATTACKED, FEDAVG): (4, LocalTraining(batch=2, lr=0.1, epochs=2), 100, (0, 1, 5, 20, 50, 100)),
+    (ATTACKED, FEDAVG): (4, LocalTraining(batch=2, lr=0.1, epochs=2), 60, (0, 1, 5, 20, 60)),
 }
 STAGES = (0, 1, 5, 20)  # rounds before the attacked ones; the last round comes after them
 
@@ -60,7 +60,8 @@ def units(settings: Settings) -> dict[tuple, FederationUnit]:
     grid = itertools.product(places, shards, tried, seeds)
     found = {(*place, dealt, label(policy), seed): _unit(settings, *place, dealt, policy, seed)
              for place, dealt, policy, seed in grid}  # fmt: skip
-    seen = {key: unit for key, unit in found.items() if key[:3] == (ATTACKED, FEDSGD, "equal")}
+    whole = [(ATTACKED, FEDSGD, "equal", label(policy)) for policy in ("", HYBRID)]
+    seen = {key: unit for key, unit in found.items() if key[:4] in whole}
     others = {(*key, view): dataclasses.replace(unit, view=view) for view in OTHERS for key, unit in seen.items()}
     return {(*key, "server"): unit for key, unit in found.items()} | others
 
@@ -79,9 +80,7 @@ def _unit(settings: Settings, network: str, protocol: str, shards: str, policy: 
         **changes,
     )  # fmt: skip
     if network == JUDGED:
-        if (protocol, shards, seed) != (FEDSGD, "equal", settings.seed) or policy not in ("", HYBRID):
-            return FederationUnit(federation=federation, measured=measured)
-        attack, stages = ATTACKS["annealed-convnet"], (0, rounds - 1)
+        return FederationUnit(federation=federation, measured=measured)
     return FederationUnit(federation=federation, measured=measured, attacked=stages, attack=attack)
 
 

@@ -83,14 +83,21 @@ class Archive:
             entries[path.stem] = line | {"files": {name: _sha256(data) for name, data in parts.items()}}
             files |= {self._file(path.parent.name, path.stem, name): data for name, data in parts.items()}
             new += 1
-        old = sum(file.stat().st_size for file in self._files(entries.values()) if file.exists() and file not in files)
+        self._replace(entries, files)
+        return new
+
+    def _replace(self, entries: dict[str, dict], files: dict[Path, bytes]) -> None:
+        """Write these files and the index of these entries; what no entry has any more goes."""
+        kept, before = (set(self._files(lines.values())) for lines in (entries, self.entries()))
+        old = sum(file.stat().st_size for file in kept - files.keys() if file.exists())
         if (total := old + sum(map(len, files.values()))) > LIMIT:
             raise AtsError(f"the archive would have {total / 1e6:.1f} MB; at most {LIMIT / 1e6:.0f} MB are allowed")
         for file, data in files.items():
             write_atomically(file, lambda partial, data=data: partial.write_bytes(data))
         lines = sorted(json.dumps(line, sort_keys=True) for line in entries.values())
         write_atomically(self.index, lambda partial: partial.write_text("".join(f"{line}\n" for line in lines)))
-        return new
+        for file in before - kept:  # of a unit that has less now, or is compressed
+            file.unlink(missing_ok=True)
 
     def verify(self) -> list[str]:
         """One line for each damaged, missing or unknown file; empty if the archive is whole."""

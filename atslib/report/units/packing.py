@@ -15,7 +15,7 @@ from atslib.clients.prepare import to_images
 from atslib.store import Artifact, Tensors
 
 FILE_LIMIT = 1_200_000  # bytes of one unit's tensors; the largest beyond it are left out
-SMALLER = 0.7  # tensors are compressed where less than this share is left: of whole numbers it is, of weights not
+SMALLER = 0.9  # tensors are compressed where less than this share is left
 PICTURES, ACROSS, TRIALS = 16, 4, 200  # on a sheet, in a row of it; attacks on images from 200 on are trials, with none
 REMADE = ("target", "original")  # come again from the data and the unit
 NEVER_KEPT = (*REMADE, "reconstruction", "frames")  # the reconstructions as a sheet
@@ -50,7 +50,7 @@ def packed(artifact: Artifact, without: Sequence[str] = ()) -> tuple[dict, dict[
         rest = {name: value for name, value in rest.items() if name.split(".")[0] != largest}
     if rest:
         data = safetensors.torch.save(rest)
-        small = lzma.compress(data)
+        small = lzma.compress(_planes(data))
         parts |= {COMPRESSED: small} if len(small) < SMALLER * len(data) else {TENSORS: data}
     kept = {*columns, *rest, *(REMADE if is_attack(line["kind"]) else ())}
     if 0 < len(tensors.get("reconstruction", ())) == len(few):
@@ -61,12 +61,23 @@ def packed(artifact: Artifact, without: Sequence[str] = ()) -> tuple[dict, dict[
 
 def unpacked(parts: dict[str, bytes], line: dict) -> Tensors:
     """The tensors in a unit's files by their ending; of reconstructions those on the sheet, rounded to 8 bits."""
-    data = lzma.decompress(parts[COMPRESSED]) if COMPRESSED in parts else parts.get(TENSORS)
+    data = _from_planes(lzma.decompress(parts[COMPRESSED])) if COMPRESSED in parts else parts.get(TENSORS)
     tensors = safetensors.torch.load(data) if data else {}
     tensors |= _from_table(parts[TABLE], line["columns"]) if TABLE in parts else {}
     if SHEET in parts:
         tensors["reconstruction"] = _from_sheet(parts[SHEET], line["pictures"])
     return tensors
+
+
+def _planes(data: bytes) -> bytes:
+    """The first bytes of all groups of four, then all second ones, and so on: exponents of float32 come together."""
+    whole = len(data) // 4 * 4
+    return np.frombuffer(data[:whole], np.uint8).reshape(-1, 4).T.tobytes() + data[whole:]
+
+
+def _from_planes(data: bytes) -> bytes:
+    whole = len(data) // 4 * 4
+    return np.frombuffer(data[:whole], np.uint8).reshape(4, -1).T.tobytes() + data[whole:]
 
 
 def _columns(tensors: Tensors, config: object) -> dict[str, list[str]]:
