@@ -17,11 +17,13 @@ from atslib.clients.federated.federation import taken, used
 from atslib.clients.federated.peers import as_seen, exchange, ring
 from atslib.clients.federated.rounds import accuracy, rounds
 from atslib.clients.federated.summed import summed
+from atslib.clients.observed import Observed, ThreatModel
 from atslib.clients.prepare import to_images
 from atslib.clients.updates import LocalTraining
 from atslib.report.pages import ext9_collaborative as page
 from atslib.report.result import NO_POLICY
-from atslib.report.units.collaborative import FederationUnit, federated, joined
+from atslib.report.units.archive import Archive, unit_of
+from atslib.report.units.collaborative import FederationUnit, federated
 from atslib.report.units.settings import settings
 from atslib.store import Store
 
@@ -108,21 +110,61 @@ def test_used_images_are_those_behind_the_answer(local):
     torch.testing.assert_close(answer(own, model, 1, 2).gradients, scale * plain, rtol=0, atol=1e-6)
 
 
-def test_joined_answers_are_attacked_as_each_alone():
+def test_answers_beside_each_other_are_attacked_as_each_alone():
     model, attack = SMALL.network(), dataclasses.replace(ATTACKS["annealed-lenet"], steps=3)
     answers = [answer(SMALL, model, client, 1) for client in range(3)]
     start = torch.rand(6, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    together = reconstruct(joined(answers), attack, rng=0, start=start)
+    together = reconstruct(Observed.beside(answers), attack, rng=0, start=start)
     alone = [reconstruct(one, attack, rng=0, start=part) for one, part in zip(answers, start.split(2), strict=True)]
     torch.testing.assert_close(together.images, torch.cat([each.images for each in alone]), rtol=0, atol=1e-3)
     assert torch.equal(together.labels, torch.cat([each.labels for each in alone]))
+
+
+def test_only_answers_that_one_attack_can_take_stand_beside_each_other():
+    model = SMALL.network()
+    one, other = (answer(SMALL, model, client, 1) for client in (0, 1))
+    moved = answer(SMALL, dataclasses.replace(SMALL, seed=1).network(), 1, 1)
+    trained = answer(dataclasses.replace(SMALL, local=LocalTraining()), model, 1, 1)
+    more = answer(dataclasses.replace(SMALL, batch=3), model, 1, 1)
+    known = observe(model, torch.rand(2, 3, 32, 32), torch.tensor([0, 1]), threat=ThreatModel(batch=2))
+    with refused("Observed.beside: no view is given"):
+        Observed.beside([])
+    for odd, words in ((moved, "network"), (trained, "kind of update"), (more, "threat"), (known, "threat")):
+        with refused(f"Observed.beside: views 0 and 2 differ in {words}"):
+            Observed.beside([one, other, odd])
+
+
+def test_what_an_attacker_knows_of_each_client_stands_beside_the_others():
+    threat = ThreatModel(defense="draws", victim="train")
+    images, labels = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0)), torch.arange(4)
+    model = dataclasses.replace(SMALL, model="convnet-4").network()
+    parts = [
+        observe(model, images[rows], labels[rows], threat=threat, defense="3-1-7+43-18-18", rng=row)
+        for row, rows in enumerate((slice(0, 1), slice(1, 4)))
+    ]
+    both = Observed.beside(parts)
+    assert torch.equal(both.labels.flatten(), labels)
+    for k, rows in enumerate((slice(0, 1), slice(1, 4))):
+        own = both.take(rows)
+        assert torch.equal(own.gradients, parts[k].gradients)
+        assert all(torch.equal(own.statistics[name], value) for name, value in parts[k].statistics.items())
+        for ours, theirs in zip(own.knows.draws, parts[k].knows.draws, strict=True):
+            assert all(torch.equal(*pair) for pair in zip(ours, theirs, strict=True))
 
 
 def test_a_unit_keeps_accuracies_and_what_attacks_find_of_every_client(tmp_path):
     attack = dataclasses.replace(ATTACKS["annealed-lenet"], steps=5)
     own = dataclasses.replace(SMALL, defense="3-1-7")
     unit = FederationUnit(federation=own, measured=(0, 3), attacked=(0, 2), attack=attack)
-    made = federated(unit, Store(tmp_path / "store"), CPU)
+    store, archive = Store(tmp_path / "store"), Archive(tmp_path / "units")
+    made = federated(unit, store, CPU)
+    assert archive.write(store, embedded=True) == 1
+    (line,) = archive.entries().values()
+    assert unit_of(line) == unit
+    again = archive.read(store.path(unit.kind, unit).stem)
+    assert {name: value.tolist() for name, value in again.tensors.items()} == {
+        name: value.tolist() for name, value in made.tensors.items()
+    }
     *_, (model, _) = rounds(own)
     assert made["accuracy"].tolist() == pytest.approx([accuracy(own.network(), own.held_out()[:1000]),
                                                        accuracy(model, own.held_out()[:1000])])  # fmt: skip
@@ -173,7 +215,7 @@ def test_what_is_no_sum_of_one_round_is_refused():
     trained = answer(dataclasses.replace(SMALL, local=LocalTraining()), SMALL.network(), 1, 1)
     with refused("gradients and differences of weights cannot be summed"):
         summed([one, trained])
-    for views in ([], [joined([one, one])], [dataclasses.replace(one, updates=one.updates * 2)]):
+    for views in ([], [Observed.beside([one, one])], [dataclasses.replace(one, updates=one.updates * 2)]):
         with refused("one answer of each client in one round"):
             summed(views)
 

@@ -10,7 +10,7 @@ from atslib.errors import AtsError, check_types, choose
 from atslib.models import normalization_layer
 from atslib.policies.policy import parse_policy
 from atslib.policies.twins import Form, twins
-from atslib.store import ADDED_SINCE
+from atslib.store import ADDED_SINCE, fingerprint
 
 KINDS = ("gradient", "difference")
 
@@ -194,16 +194,78 @@ class Observed:
         Raises:
             AtsError: there is none, or two differ in what the same images must share.
         """
-        if not rounds:
-            raise AtsError("Observed.join: no round is given; at least one is needed")
-        first, *others = rounds
-        for i, other in enumerate(others, 1):
-            for name, here in _shared(first).items():
-                if here != (there := _shared(other)[name]):
-                    raise AtsError(f"Observed.join: rounds 0 and {i} differ in {name}: {here} and {there}")
+        _agree("join: rounds", [_shared(seen) for seen in rounds])
+        first = rounds[0]
         draws = tuple(draw for seen in rounds for draw in seen.knows.draws)
         updates = tuple(update for seen in rounds for update in seen.updates)
         return dataclasses.replace(first, updates=updates, knows=dataclasses.replace(first.knows, draws=draws))
+
+    @classmethod
+    def beside(cls, views: Sequence["Observed"]) -> "Observed":
+        """Views of different clients in the same rounds as one, their gradients in the order given.
+
+        An attack on it takes all of them at once, and finds of each what it finds of it alone.
+
+        Raises:
+            AtsError: there is none, or two differ in what one attack must share.
+        """
+        _agree("beside: views", [_alike(seen) for seen in views])
+        first, rounds = views[0], list(zip(*(seen.updates for seen in views), strict=True))
+        draws = zip(*(seen.knows.draws for seen in views), strict=True)
+        drawn = tuple(tuple(torch.cat(part) for part in zip(*each, strict=True)) for each in draws)
+        return dataclasses.replace(
+            first,
+            updates=tuple(map(_side_by_side, rounds)),
+            labels=_cat([seen.labels for seen in views]),
+            knows=dataclasses.replace(first.knows, draws=drawn),
+        )
+
+
+def _cat(parts: Sequence[Tensor | None]) -> Tensor | None:
+    return None if parts[0] is None else torch.cat(list(parts))
+
+
+def _side_by_side(updates: Sequence[Update]) -> Update:
+    """Updates of the same round, of different clients, as one."""
+    whole = {name: _cat([getattr(each, name) for each in updates]) for name in ("gradients", "kept", "features")}
+    statistics = {name: torch.cat([each.statistics[name] for each in updates]) for name in updates[0].statistics}
+    forms = tuple(form for each in updates for form in each.forms)
+    return dataclasses.replace(updates[0], statistics=statistics, forms=forms, **whole)
+
+
+def _agree(who: str, facts: Sequence[dict[str, object]]) -> None:
+    """Refuse views that differ in a fact, by name."""
+    if not facts:
+        raise AtsError(f"Observed.{who.split(':')[0]}: no {who.split()[1][:-1]} is given; at least one is needed")
+    for i, there in enumerate(facts[1:], 1):
+        for name, here in facts[0].items():
+            if here != there[name]:
+                raise AtsError(f"Observed.{who} 0 and {i} differ in {name}: {here} and {there[name]}")
+
+
+def _alike(seen: Observed) -> dict[str, object]:
+    """What views of different clients have in common if one attack can take them all."""
+    updates = seen.updates
+    return {
+        "rounds": len(updates),
+        "image shape": seen.shape,
+        "threat": seen.threat,
+        "shape of known labels": None if seen.labels is None else tuple(seen.labels.shape[1:]),
+        "policy": seen.knows.policy,
+        "known draws": len(seen.knows.draws),
+        "kind of update": [update.kind for update in updates],
+        "local training": [update.local for update in updates],
+        "share of a second image": [update.share for update in updates],
+        "what is known of each update": [
+            [name for name in ("forms", "statistics", "kept", "features") if _known(getattr(update, name))]
+            for update in updates
+        ],
+        "network": [fingerprint(update.model) for update in updates],
+    }
+
+
+def _known(value: Tensor | dict | tuple | None) -> bool:
+    return value is not None and len(value) > 0
 
 
 def _shared(seen: Observed) -> dict[str, object]:

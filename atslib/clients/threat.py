@@ -45,7 +45,7 @@ def observe(
     check_threat(threat, len(images))
     client = in_mode(model, threat.victim)
     with torch.no_grad():
-        classes = check_network(client, images[: threat.batch])
+        classes = check_network(client, images[: min(threat.batch, 2)])  # batch statistics need two
     labels = check_labels(labels, len(images), classes).to(images.device)
     images, knows = _before(defense, images, threat, rng)
     images, labels = _mixed(defense, images, labels, classes, rng)

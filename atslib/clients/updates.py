@@ -115,7 +115,8 @@ def observe_weights(
     check_threat(threat, len(images))
     client, steps = in_mode(model, threat.victim), local.steps(threat.batch)
     with torch.no_grad():
-        labels = check_labels(labels, len(images), check_network(client, images[: threat.batch])).to(images.device)
+        classes = check_network(client, images[: min(threat.batch, 2)])  # batch statistics need two
+        labels = check_labels(labels, len(images), classes).to(images.device)
         inputs, targets = (part.unflatten(0, (-1, threat.batch)) for part in (images, labels))
         orders = torch.stack([local.order(threat.batch, stream) for _ in range(len(inputs))])
         parts = zip(inputs.split(4), targets.split(4), orders.split(4), strict=True)

@@ -43,10 +43,10 @@ OUTCOMES = {
 # Images of one answer, its training, rounds, and after how many of these the accuracy is measured. Attacks need answers
 # of few images, from which the ConvNet does not learn.
 SIZES: dict[tuple[str, str], tuple[int, LocalTraining | None, int, tuple[int, ...]]] = {
-    (JUDGED, FEDSGD): (8, None, 60, (0, 20, 40, 60)),
-    (JUDGED, FEDAVG): (32, LocalTraining(batch=8, lr=0.25), 16, (0, 4, 8, 16)),
+    (JUDGED, FEDSGD): (8, None, 100, (0, 25, 50, 100)),
+    (JUDGED, FEDAVG): (32, LocalTraining(batch=8, lr=0.25), 25, (0, 6, 12, 25)),
     (ATTACKED, FEDSGD): (1, None, 300, (0, 1, 5, 20, 100, 200, 300)),
-    (ATTACKED, FEDAVG): (4, LocalTraining(batch=2, lr=0.1, epochs=2), 60, (0, 1, 5, 20, 60)),
+    (ATTACKED, FEDAVG): (2, LocalTraining(batch=1, lr=0.1, epochs=2), 60, (0, 1, 5, 20, 60)),
 }
 STAGES = (0, 1, 5, 20)  # rounds before the attacked ones; the last round comes after them
 

@@ -18,6 +18,7 @@ import safetensors.torch
 
 from atslib.errors import AtsError
 from atslib.report.units.batches import BatchUnit, LabelUnit, chosen
+from atslib.report.units.collaborative import FederationUnit
 from atslib.report.units.gradients import FeatureUnit, StagesUnit
 from atslib.report.units.networks import ModelUnit, Unit
 from atslib.report.units.packing import is_attack, packed, unpacked
@@ -29,7 +30,7 @@ from atslib.store import Artifact, Store, write_atomically
 LIMIT = 60_000_000  # bytes, all files together
 FIRST_STEPS = 100  # of a training: networks on their way before it are kept without their weights
 _ON_BATCHES, _ON_GRADIENTS, _ON_ALL = (LabelUnit, BatchUnit), (StagesUnit, FeatureUnit), (SweepUnit, SweepScores)
-_ALL = (ModelUnit, AttackUnit, ScoreUnit, SearchUnit, *_ON_BATCHES, *_ON_GRADIENTS, *_ON_ALL)
+_ALL = (ModelUnit, AttackUnit, ScoreUnit, SearchUnit, *_ON_BATCHES, *_ON_GRADIENTS, *_ON_ALL, FederationUnit)
 UNITS = {unit.kind: unit for unit in _ALL}
 
 

@@ -117,14 +117,7 @@ def _history(unit: FederationUnit) -> Iterator[tuple[list[nn.Module], Callable[[
             yield networks, lambda s=sent, a=after: [as_seen(*each) for each in zip(s, a, strict=True)]
     else:
         for model, sent in rounds(f):
-            yield [model], lambda s=sent: [joined(s) if unit.view == "server" else summed(s)]
-
-
-def joined(seen: list[Observed]) -> Observed:
-    """The answers of several clients in one round as one view, of which each problem is attacked by itself."""
-    first = seen[0].updates[0]
-    rows = torch.cat([each.updates[0].gradients for each in seen])
-    return dataclasses.replace(seen[0], updates=(dataclasses.replace(first, gradients=rows),))
+            yield [model], lambda s=sent: [Observed.beside(s) if unit.view == "server" else summed(s)]
 
 
 def _attacked(unit: FederationUnit, seen: list[Observed], past: int) -> dict[str, Tensor]:

@@ -83,7 +83,8 @@ def _from_planes(data: bytes) -> bytes:
 def _columns(tensors: Tensors, config: object) -> dict[str, list[str]]:
     """Which tensors have one number per image, or per policy and image, and the titles of their columns."""
     images = next((tensors[name].shape for name in ("psnr", "cost") if name in tensors), None)
-    columns = {n: [n] for n, v in tensors.items() if v.shape == images and not n.startswith("trace")}
+    one_each = images is not None and len(images) == 1  # of attacks in several rounds there are more
+    columns = {n: [n] for n, v in tensors.items() if one_each and v.shape == images and not n.startswith("trace")}
     if "policies" in config and "scores" in tensors and tensors["scores"].ndim == 2:
         columns["scores"] = [f"score {policy or 'none'}" for policy in config["policies"]]
     return columns
