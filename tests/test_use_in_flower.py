@@ -20,7 +20,7 @@ ROOT = project_root()
 PAGE = (ROOT / "book" / "use_in_flower.md").read_text()
 CHANGES = re.findall(r"^```diff\n(.*?)^```$", PAGE, re.M | re.S)
 FILES = ("quickstart/server_app.py", "pyproject.toml", "quickstart/task.py")
-ONE = {"shape": (3, 32, 32), "normalize": Normalize([0.5] * 3, [0.5] * 3), "lr": 0.05, "steps": 1}
+ONE = {"shape": (3, 32, 32), "normalize": Normalize([0.5] * 3, [0.5] * 3), "lr": 0.02, "steps": 1}
 NODE = 1_000_000  # numbers of Flower's nodes are of another kind than those of clients
 
 
