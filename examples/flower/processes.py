@@ -87,7 +87,7 @@ class Processes:
         """Start the SuperLink, on what an earlier one kept, and beside it what starts its ServerApp."""
         tls = ["--ssl-certfile", self.own / "server.pem", "--ssl-keyfile", self.own / "server.key"]
         still = ["--ssl-ca-certfile", self.ca, "--enable-supernode-auth", "--disable-runtime-dependency-installation"]
-        # The SuperExec that a SuperLink starts by itself is in a session of its own, and outlives one that is killed.
+        # The SuperExec that a SuperLink starts by itself is in a group of its own: it is not killed with the SuperLink.
         apart = ["--isolation", "process", "--database", self.own / "state.db"]
         here = ["--host", "127.0.0.1", "--port", self.port]
         self.start("superlink", "flower-superlink", *here, *tls, *still, *apart)
