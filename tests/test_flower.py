@@ -56,6 +56,7 @@ def server(tmp_path, monkeypatch):
     made = flower.Curious(SMALL, Tap(tmp_path / "tap", SMALL))
     made.weights = {name: value.detach().clone() for name, value in made.tap.network.named_parameters()}
     made.tap.begin(1, made.weights)
+    made.asked = set(range(100, 110))
     return made
 
 
@@ -90,6 +91,19 @@ def test_a_client_that_failed_is_named_and_the_round_goes_on(server):
     assert arrays is not None
     assert server.tap.clients(1) == [0, 1, 2, 3, 4, 5, 7, 8, 9]
     assert server.tap.refused(1) == ["node 106 failed in round 1"]
+
+
+def test_every_node_without_an_answer_is_named_and_the_round_goes_on(server):
+    from flwr.app import Error, Message
+
+    answers = replies(SMALL, server.tap.network)
+    # Flower's server writes its own name, 1, where a node is gone; where time ran out there is no answer at all.
+    answers[3] = sent_by(1, Message(Error(code=3, reason="Node Unavailable"), reply_to=answers[3]))
+    del answers[5]
+    arrays, _ = server.aggregate_train(1, answers)
+    assert arrays is not None
+    assert server.tap.clients(1) == [0, 1, 2, 3, 5, 7, 8, 9]
+    assert server.tap.refused(1) == ["node 104 did not answer in round 1", "node 106 did not answer in round 1"]
 
 
 def numbers(**values):
@@ -176,6 +190,7 @@ def test_a_round_is_of_the_clients_that_are_there_when_patience_ends(server):
     messages = server.configure_train(1, arrays, ConfigRecord(), Grid())
     assert [message.metadata.dst_node_id for message in messages] == [100, 104]
     assert {message.content["config"]["server-round"] for message in messages} == {1}
+    assert server.asked == {100, 104}
 
 
 @pytest.mark.filterwarnings("ignore")  # Ray's own

@@ -48,58 +48,108 @@ def run(config: dict, folder: Path | str, *, patience: float = 600.0) -> Tap:
     trained = federation(config)
     tap = Tap(folder, trained)
     with tempfile.TemporaryDirectory() as own:
-        processes: list[subprocess.Popen] = []
+        processes = Processes(Path(own), trained.clients)
         try:
             if tap.next() <= trained.rounds:
-                _submit(config, Path(own), processes)
+                processes.superlink()
+                for client in range(trained.clients):
+                    processes.register(client)
+                    processes.supernode(client)
+                processes.submit(HERE, config)
             _wait(tap, trained.rounds, processes, patience)
         finally:
-            _end(processes)
+            processes.end()
     if empty := [number for number in range(1, trained.rounds + 1) if not tap.clients(number)]:
         raise AtsError(f"round {empty[0]} has no answer: {'; '.join(tap.refused(empty[0]))}")
     return tap
 
 
-def _submit(config: dict, own: Path, processes: list[subprocess.Popen]) -> None:
-    """Start a SuperLink and its SuperNodes and hand the app to them."""
-    make_keys(own, config["clients"])
-    ports = free_ports(config["clients"] + 1)
-    link, ca = f"127.0.0.1:{ports[0]}", str(own / "ca.pem")
-    text = f'[superlink]\ndefault = "own"\n[superlink.own]\naddress = "{link}"\nroot-certificates = "{ca}"\n'
-    (own / "config.toml").write_text(text)
-    (own / "run.toml").write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in config.items()))
-    tls = ["--ssl-certfile", own / "server.pem", "--ssl-keyfile", own / "server.key", "--ssl-ca-certfile", ca]
-    still = ["--enable-supernode-auth", "--disable-runtime-dependency-installation", "--database", own / "state.db"]
-    start(own, processes, "flower-superlink", "--host", "127.0.0.1", "--port", ports[0], *tls, *still)
-    _listening(ports[0], processes[0])
-    for client in range(config["clients"]):
-        command(own, "flwr", "supernode", "register", own / f"client-{client}.pub", "own")
-        named = f"partition-id={client} num-partitions={config['clients']}"
-        key = ["--auth-supernode-private-key", own / f"client-{client}.key", "--root-certificates", ca]
-        node = ["--superlink", link, "--node-config", named, "--port", ports[client + 1]]
-        start(own, processes, "flower-supernode", *node, *key)
-    command(own, "flwr", "run", HERE, "own", "--run-config", own / "run.toml")
+class Processes:
+    """A SuperLink on 127.0.0.1, and SuperNodes that it knows by their keys.
 
+    Each process has a log, NAME.log, and a group of its own; what it starts is in its group, and ends with it.
 
-def start(own: Path, processes: list[subprocess.Popen], *words: object) -> None:
-    """Start a process in a group of its own, so that what it starts ends with it; its output is kept in `own`."""
-    with open(own / f"{len(processes)}.log", "wb") as log:
-        made = subprocess.Popen(
-            list(map(str, words)), stdout=log, stderr=log, env=_env(own), start_new_session=True
-        )  # fmt: skip
-    processes.append(made)
+    Args:
+        own: a folder for keys, certificates, logs and what the SuperLink keeps.
+        clients: how many SuperNodes there are.
+    """
 
+    def __init__(self, own: Path, clients: int):
+        self.own, self.clients, self.ca = own, clients, own / "ca.pem"
+        self.running: dict[str, subprocess.Popen] = {}
+        make_keys(own, clients)
+        self.port, *self.ports = free_ports(clients + 1)
+        self.link = f"127.0.0.1:{self.port}"
+        text = f'[superlink]\ndefault = "own"\n[superlink.own]\naddress = "{self.link}"\n'
+        (own / "config.toml").write_text(f'{text}root-certificates = "{self.ca}"\n')
 
-def command(own: Path, *words: object) -> None:
-    """Run one command of Flower's. `AtsError` with what it said if it fails."""
-    done = subprocess.run(list(map(str, words)), env=_env(own), capture_output=True, text=True)
-    if done.returncode:
-        raise AtsError(f"`{' '.join(map(str, words))}` failed: {' '.join((done.stdout + done.stderr).split())}")
+    def superlink(self) -> None:
+        """Start the SuperLink, on what an earlier one kept, and beside it what starts its ServerApp."""
+        tls = ["--ssl-certfile", self.own / "server.pem", "--ssl-keyfile", self.own / "server.key"]
+        still = ["--ssl-ca-certfile", self.ca, "--enable-supernode-auth", "--disable-runtime-dependency-installation"]
+        # The SuperExec that a SuperLink starts by itself is in a group of its own: it is not killed with the SuperLink.
+        apart = ["--isolation", "process", "--database", self.own / "state.db"]
+        here = ["--host", "127.0.0.1", "--port", self.port]
+        self.start("superlink", "flower-superlink", *here, *tls, *still, *apart)
+        _listening(self.port, self.running["superlink"])
+        runtime = ["--runtime-api-address", self.link, "--root-certificates", self.ca]
+        self.start("superexec", "flower-superexec", *runtime)
 
+    def register(self, client: int) -> None:
+        """Tell the SuperLink the key of a client."""
+        self.command("flwr", "supernode", "register", self.own / f"client-{client}.pub", "own")
 
-def _env(own: Path) -> dict[str, str]:
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    return os.environ | QUIET | {"FLWR_HOME": str(own), "PATH": path}
+    def supernode(self, client: int) -> None:
+        """Start the SuperNode of a client."""
+        node = [f"partition-id={client} num-partitions={self.clients}", "--port", self.ports[client]]
+        key = ["--auth-supernode-private-key", self.own / f"client-{client}.key", "--root-certificates", self.ca]
+        name = f"supernode-{client}"
+        self.start(name, "flower-supernode", "--superlink", self.link, *key, "--node-config", *node)
+
+    def submit(self, app: Path, config: dict) -> None:
+        """Hand an app to the SuperLink, with values of its configuration."""
+        text = "".join(f"{name} = {json.dumps(value)}\n" for name, value in config.items())
+        (self.own / "run.toml").write_text(text)
+        self.command("flwr", "run", app, "own", "--run-config", self.own / "run.toml")
+
+    def start(self, name: str, *words: object) -> None:
+        """Start a process by its name."""
+        with open(self.own / f"{name}.log", "ab") as log:
+            self.running[name] = subprocess.Popen(
+                list(map(str, words)), stdout=log, stderr=log, env=self._env(), start_new_session=True
+            )
+
+    def command(self, *words: object) -> str:
+        """Run one command of Flower's; what it says. `AtsError` with that if it fails."""
+        done = subprocess.run(list(map(str, words)), env=self._env(), capture_output=True, text=True)
+        if done.returncode:
+            raise AtsError(f"`{' '.join(map(str, words))}` failed: {' '.join((done.stdout + done.stderr).split())}")
+        return done.stdout
+
+    def _env(self) -> dict[str, str]:
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+        return os.environ | QUIET | {"FLWR_HOME": str(self.own), "PATH": path}
+
+    def kill(self, name: str) -> None:
+        """End a process, and those that it started, with no time to say anything."""
+        process = self.running.pop(name)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def end(self) -> None:
+        """End all processes, and those that they started."""
+        processes = self.running.values()
+        for sign in (signal.SIGTERM, signal.SIGKILL):
+            for process in processes:
+                try:
+                    os.killpg(process.pid, sign)
+                except ProcessLookupError:
+                    continue
+            end = time.monotonic() + 10
+            while sign == signal.SIGTERM and time.monotonic() < end and any(p.poll() is None for p in processes):
+                time.sleep(0.1)
+        for process in processes:
+            process.wait()
 
 
 def _listening(port: int, process: subprocess.Popen, patience: float = 120.0) -> None:
@@ -112,32 +162,17 @@ def _listening(port: int, process: subprocess.Popen, patience: float = 120.0) ->
     raise AtsError(f"the SuperLink does not answer on port {port}")
 
 
-def _wait(tap: Tap, rounds: int, processes: list[subprocess.Popen], patience: float) -> None:
+def _wait(tap: Tap, rounds: int, processes: Processes, patience: float) -> None:
     """Until the tap has all rounds; the patience is for each."""
     before, end = tap.next(), time.monotonic() + 2 * patience  # for clients to come, and to answer
     while (number := tap.next()) <= rounds:
         if number > before:
             before, end = number, time.monotonic() + 2 * patience
-        if ended := [process.args for process in processes if process.poll() is not None]:
-            raise AtsError(f"`{' '.join(ended[0])}` ended in round {number}")
+        if ended := [name for name, process in processes.running.items() if process.poll() is not None]:
+            raise AtsError(f"{ended[0]} ended in round {number}")
         if time.monotonic() > end:
             raise AtsError(f"round {number} was not over after {2 * patience:.0f} seconds")
         time.sleep(0.2)
-
-
-def _end(processes: list[subprocess.Popen]) -> None:
-    """End all processes, and those that they started."""
-    for sign in (signal.SIGTERM, signal.SIGKILL):
-        for process in processes:
-            try:
-                os.killpg(process.pid, sign)
-            except ProcessLookupError:
-                continue
-        end = time.monotonic() + 10
-        while sign == signal.SIGTERM and time.monotonic() < end and any(p.poll() is None for p in processes):
-            time.sleep(0.1)
-    for process in processes:
-        process.wait()
 
 
 def free_ports(many: int) -> list[int]:

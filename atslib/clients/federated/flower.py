@@ -90,6 +90,7 @@ class Curious(FedAvg):
         self.federation, self.tap, self.patience = federation, tap, patience
         self.weights: dict[str, Tensor] = {}
         self.nodes: dict[int, int] = {}  # of each client
+        self.asked: set[int] = set()
         self.before = tap.next() - 1  # rounds that an earlier server finished; Flower counts from 1
 
     def configure_train(
@@ -105,6 +106,7 @@ class Curious(FedAvg):
             len(nodes) < self.federation.clients and time.monotonic() < end
         ):
             time.sleep(0.2)
+        self.asked = set(nodes)
         config["server-round"] = number
         content = RecordDict({ARRAYS: arrays, "config": config})
         return [Message(content=content, message_type="train", dst_node_id=node) for node in nodes]
@@ -113,16 +115,22 @@ class Curious(FedAvg):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Keep every answer, and move the weights by the mean of those that can be taken."""
-        number, taken, failed, refused = self.before + server_round, {}, [], []
+        number, taken, failed, refused, silent = self.before + server_round, {}, [], [], set(self.asked)
         for reply in replies:
+            node = reply.metadata.src_node_id
             if reply.has_error():
                 failed.append(reply)
-                refused.append(f"node {reply.metadata.src_node_id} failed in round {number}")
+                # Flower answers in its own name for a node that is gone, which is then still among the silent ones.
+                if node in silent:
+                    refused.append(f"node {node} failed in round {number}")
+                    silent.remove(node)
                 continue
+            silent.discard(node)
             try:
                 taken[self._record(number, reply)] = reply
             except AtsError as error:
                 refused.append(str(error))
+        refused += [f"node {node} did not answer in round {number}" for node in sorted(silent)]
         # In one order: the mean of floats depends on it, and answers come as they come.
         whole = [taken[client] for client in sorted(taken)]
         if not whole:
