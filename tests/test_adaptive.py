@@ -195,6 +195,19 @@ def test_one_round_of_several_is_the_attack_on_one(lenet, victims, knows):
     )
 
 
+@pytest.mark.parametrize("knows", ["policy", "draws"])
+def test_frames_are_those_of_the_form_that_was_kept(lenet, victims, knows):
+    attack = ThroughPolicy(inner=dataclasses.replace(ANNEALED, steps=20), trial=5)
+    seen = seen_by(lenet, victims, "3-1-7", knows)
+    begin = torch.rand(len(seen), 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    made = reconstruct(seen, attack, rng=0, start=begin, frames=3)
+    assert made.frame_steps == (0, 10, 20)
+    torch.testing.assert_close(made.frames[0], begin, rtol=0, atol=1e-5)
+    torch.testing.assert_close(made.frames[-1], made.images)
+    torch.testing.assert_close(made.images, reconstruct(seen, attack, rng=0, start=begin).images)
+    assert not torch.equal(made.frames[1], made.images)
+
+
 def test_two_rounds_show_more_than_one(lenet, victims):
     attack = ThroughPolicy(inner=dataclasses.replace(ANNEALED, steps=80), trial=10)
     seen = {count: rounds_of(lenet, victims, "43", "draws", count) for count in (1, 4)}

@@ -26,9 +26,9 @@ pytestmark = [needs_chromium, pytest.mark.usefixtures("one_thread")]
 
 @pytest.fixture(scope="module")
 def payload(tmp_path_factory):
-    """Three images, three policies, both presets, four frames, all really attacked."""
+    """Three images, three policies, all attacks, four frames, all really attacked."""
     with pytest.MonkeyPatch.context() as patch:
-        shown = (3, ("", "3-1-7", HYBRID), ("adam-cosine-tv", "adam-cosine"), 4)
+        shown = (3, ("", "3-1-7", HYBRID), ("adam-cosine-tv", "adam-cosine", "through-policy"), 4)
         patch.setattr(explorer, "shown", lambda settings: shown)
         few = {"train": None, "test": 10}  # the accuracies of the networks are not looked at
         patch.setattr(networks, "load", lambda name, split: load(name, split)[: few[split]])
@@ -94,6 +94,18 @@ def test_every_control_changes_what_it_names(page, payload):
     page.click(".ats-compare input")
     assert page.js("document.querySelector('.ats-slot-b').hidden")
     assert page.js("document.querySelectorAll('.ats-line').length") == 2
+
+
+def test_an_attack_through_the_policy_says_that_it_shows_the_picture_before_it(page, payload):
+    caption = ".ats-slot-b .ats-found figcaption"
+    assert page.text(caption) == "Recovered"
+    page.click(".ats-attacks label:nth-child(3) input")
+    assert page.text(caption) == "Recovered, before the policy"
+    assert_shows(page, payload, "b", image=0, policy=2, attack=2, frame=3)
+    lead = payload["psnr"][2][2][0][3] - payload["floor"][2][2][0]
+    assert page.text(".ats-slot-b .ats-note").startswith(f"{abs(lead):.1f} dB")
+    page.click(".ats-attacks label:nth-child(1) input")
+    assert page.text(caption) == "Recovered"
 
 
 def test_the_curves_cursor_is_at_the_frame(page, payload):

@@ -40,6 +40,7 @@ REPORT = (
     "verdicts",
     "compare",
     "plots",
+    "sheets",
     "space",
     "units",
     "lines",

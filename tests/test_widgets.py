@@ -21,13 +21,16 @@ from atslib.clients.training import TrainConfig
 from atslib.measures.metrics import psnr
 from atslib.policies.operations import crop_and_flip
 from atslib.policies.policy import OPS, Policy
+from atslib.policies.twins import SIGNED
 from atslib.report.pages import explorer
-from atslib.report.pages.explorer import POLICIES, SCENES, attacks, drawn, read, sheet, sheets, signed, units
+from atslib.report.pages.explorer import POLICIES, SCENES, attacks, drawn, read, sheets, units
 from atslib.report.result import stored_digest
+from atslib.report.sheets import payload as with_files
+from atslib.report.sheets import sheet, signed
 from atslib.report.units.networks import dataset, device_of, model_unit
 from atslib.report.units.settings import settings
 from atslib.report.units.table1 import HYBRID
-from atslib.report.units.units import attack_unit, attacked, targets
+from atslib.report.units.units import attack_unit, attacked, before, targets
 from atslib.report.widgets import Page, show, to_html
 from atslib.report.widgets.explorer import pictures, still
 from atslib.report.widgets.live import STEPS, UPLOAD_BYTES, Session, mean_image, networks, pick, read_upload
@@ -45,32 +48,38 @@ def result(smoke_store):
 # --- what is packed -----------------------------------------------------------------------------------------
 
 
-def test_a_page_has_twelve_images_six_policies_two_attacks_and_twelve_frames():
+def test_a_page_has_twelve_images_six_policies_three_attacks_and_twelve_frames():
     planned = attacks(settings(profile="laptop", dataset="shapes"))
-    assert len(planned) == len(POLICIES) * len(SCENES) == 12
+    assert len(planned) == len(POLICIES) * len(SCENES) == 18
     assert {(unit.first, unit.last, unit.frames) for unit in planned.values()} == {(0, 12, 12)}
     assert {unit.policy for unit in planned.values()} == set(POLICIES)
     assert list(planned) == [(attack, policy) for attack in SCENES for policy in POLICIES]
     assert {unit.model.train.policy for unit in planned.values() if unit.model.train} == {""}  # one network for all
-    assert len(units(settings(profile="laptop", dataset="shapes"))) == 13  # and the network in the reader's browser
+    assert len(units(settings(profile="laptop", dataset="shapes"))) == 19  # and the network in the reader's browser
     large = attacks(settings(profile="full", dataset="shapes", images=9)).values()
     assert all(unit.model.train is None or unit.model.train.policy == unit.policy for unit in large)
 
 
 def test_the_index_says_what_the_attacks_found(result, smoke_store):
     index, chosen = result.index, settings(profile="smoke")
-    for p, policy in enumerate(("", HYBRID)):
-        artifact = attacked(attacks(chosen)["adam-cosine", policy], Store(smoke_store), device_of("cpu"))
+    for (scene, policy), unit in attacks(chosen).items():
+        a, p, outcome = ("through-policy", "adam-cosine").index(scene), ("", HYBRID).index(policy), "psnr"
+        artifact = attacked(unit, Store(smoke_store), device_of("cpu"))
         target = artifact["target"].float() / 255
+        if scene == "through-policy":  # what it searches is the image before the policy
+            target, outcome = before(unit).float() / 255, "psnr_before"
+        lows = psnr(mean_image("shapes").expand_as(target).contiguous(), target)
         for image in range(2):
             expected = [float(psnr(frame, target)[image]) for frame in artifact["frames"]]
-            assert index["psnr"][0][p][image] == pytest.approx(expected, rel=1e-3)
-            assert index["psnr"][0][p][image][-1] == pytest.approx(float(artifact["psnr"][image]), rel=1e-3)
+            assert index["psnr"][a][p][image] == pytest.approx(expected, rel=1e-3)
+            assert index["psnr"][a][p][image][-1] == pytest.approx(float(artifact[outcome][image]), rel=1e-3)
+            assert index["floor"][a][p][image] == pytest.approx(float(lows[image]), rel=1e-3)
             cost = [*artifact["trace"][:, image].tolist(), float(artifact["cost"][image])]
-            assert index["cost"][0][p][image] == pytest.approx(cost, rel=1e-2)
-    (attack,) = index["attacks"]
-    assert attack["frames"] == [0, 5, 10]
-    assert attack["trace"] == list(range(11))
+            assert index["cost"][a][p][image] == pytest.approx(cost, rel=1e-2)
+    through, plain = index["attacks"]
+    assert plain["frames"] == [0, 5, 10]
+    assert plain["trace"] == list(range(11))
+    assert (through["before"], plain["before"]) == (True, False)
     assert index["images"] == ["disc", "ring"]
     assert [policy["id"] for policy in index["policies"]] == ["none", HYBRID]
 
@@ -89,7 +98,7 @@ def test_frame_steps_are_those_of_the_engine(result):
 
 def test_tables_hold_every_frame(result):
     frames, images = result.tables["frames"], result.tables["images"]
-    assert (len(frames), len(images)) == (2 * 2 * 3, 2 * 2)
+    assert (len(frames), len(images)) == (2 * 2 * 2 * 3, 2 * 2 * 2)
     last = frames[frames["step"] == 10].merge(images, on=["attack", "policy", "image"])
     np.testing.assert_allclose(last["psnr_x"], last["psnr_y"], rtol=1e-5)
 
@@ -113,7 +122,7 @@ def test_a_written_result_is_read_back_and_stale_sheets_go(result, tmp_path):
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_sheet_keeps_place_and_colour_of_every_picture(channels):
     made = torch.rand(3, 4, channels, 16, 16, generator=rng(0))  # noise, as in an attack's first frames
-    file = explorer.payload({}, {"x": sheet(made, 75)})["files"]["x"]
+    file = with_files({}, {"x": sheet(made, 75)})["files"]["x"]
     payload = {"size": [channels, 16, 16], "files": {"a.webp": file}}
     shown = pictures(payload, "a.webp").float() / 255
     assert shown.shape == made.shape
@@ -139,7 +148,7 @@ def test_operations_with_a_sign_are_those_that_change_with_it():
     for index, op in enumerate(OPS):
         results = [Policy((index,)).apply_signs(pixels, torch.tensor([[sign]])) for sign in (1, -1)]
         if op.level > 0:
-            assert (op.name in explorer.SIGNED) == (not torch.equal(*results)), op
+            assert (op.name in SIGNED) == (not torch.equal(*results)), op
 
 
 def test_the_signs_that_are_said_are_those_that_were_drawn():

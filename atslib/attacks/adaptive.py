@@ -53,13 +53,15 @@ class ThroughPolicy(Around):
         return 8 * self.trial + (self.keep if self.trial else 8) * self.inner.evaluations
 
     def run(
-        self, seen: Observed, *, rng: torch.Generator, start: Tensor | None = None, progress: bool = False
-    ) -> Reconstruction:
+        self, seen: Observed, *, rng: torch.Generator, start: Tensor | None = None, frames: int = 0,
+        progress: bool = False,
+    ) -> Reconstruction:  # fmt: skip
         """Run it on every gradient of `seen`.
 
         Args:
             seen: of one image per gradient, by a server that knows the policy (`ThreatModel.defense`).
             start: (N, C, H, W) in [0, 1] units, or (restarts, N, C, H, W), where every form begins.
+            frames: how many snapshots to keep of the attack in full that costs least.
         Raises:
             AtsError: the policy is not known, or a gradient is of several images.
         """
@@ -67,7 +69,8 @@ class ThroughPolicy(Around):
         begin = self.starts(seen, rng) if start is None else start
         options = {"rng": rng, "start": begin, "progress": progress}
         guesses = [drawn(seen.knows)] if seen.knows.draws else self._likely(seen, **options)
-        return _cheapest([match(through(seen, rounds), [self.inner] * len(seen), **options) for rounds in guesses])
+        attacks, options["frames"] = [self.inner] * len(seen), frames
+        return _cheapest([match(through(seen, rounds), attacks, **options) for rounds in guesses])
 
     def starts(self, seen: Observed, rng: torch.Generator) -> Tensor:
         """Where every form begins, (restarts, N, C, H, W) in [0, 1] units."""
@@ -166,4 +169,5 @@ def _cheapest(made: list[Reconstruction]) -> Reconstruction:
     }
     picked = {name: value[best, rows] for name, value in whole.items()}
     trace = torch.stack([each.trace.T for each in made])[best, rows].T
-    return dataclasses.replace(made[0], **picked, trace=trace)
+    frames = torch.stack([each.frames.transpose(0, 1) for each in made])[best, rows].transpose(0, 1)
+    return dataclasses.replace(made[0], **picked, trace=trace, frames=frames)

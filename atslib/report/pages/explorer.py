@@ -1,31 +1,28 @@
 """The explorer's data: attacks frame by frame, packed into image sheets small enough for one page."""
 
-import base64
 import dataclasses
-import io
 import json
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import torch
-from PIL import Image
 from torch import Tensor
 
-from atslib.attacks import ATTACKS, engine
+from atslib.attacks import ATTACKS, ThroughPolicy, engine
 from atslib.clients.prepare import to_images
+from atslib.clients.threat import ThreatModel
 from atslib.errors import AtsError
 from atslib.measures.metrics import psnr
-from atslib.policies.policy import OPS, parse_policy
+from atslib.policies.policy import parse_policy
 from atslib.report.result import NO_POLICY, Result, Verdict
+from atslib.report.sheets import brief, fitting, payload, sheet, signed, spoken
 from atslib.report.units.defended import networks
 from atslib.report.units.networks import ModelUnit, Unit, dataset, device_of, model_unit, trained
 from atslib.report.units.settings import Settings
 from atslib.report.units.table1 import HYBRID, RANDOM, SEARCHED
 from atslib.report.units.tables import attack_rows, floors, label, provenance
-from atslib.report.units.units import AttackUnit, attack_unit
+from atslib.report.units.units import AttackUnit, attack_unit, before
 from atslib.rng import rng
 from atslib.store import Artifact, Store, write_atomically
 
@@ -40,30 +37,35 @@ POLICIES = {
     "7-4-15": "Searched for the ConvNet",  # the paper's Table 1b
     HYBRID: "Hybrid of both",
 }
-SIGNED = ("shearY", "translateX", "translateY", "color", "contrast", "brightness", "sharpness")
 BUDGET = 1_050_000  # bytes of all frames: a page of 2.5 MB holds them as base64, with room for two networks in it
-QUALITIES = (75, 60, 50, 40, 30, 20, 10, 5)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scene:
-    """When the attacker strikes: a name, and the untrained network it meets with the weight of the total variation.
+    """When the attacker strikes and how: a name, a preset, and the untrained network with the weight of the variation.
 
     With no `network` it is the settings' own, trained with the policy (in the regime `initial` without any, for the
-    trainings of a page with six policies would take half a day), and the preset is taken as it is.
+    trainings of a page with six policies would take half a day), and the preset is taken as it is. An attack `through`
+    the policy knows it, not what was drawn, and searches the image before it.
     """
 
     title: str
+    preset: str
     network: str = ""
     tv: float | None = None
+    through: bool = False
 
 
-# By preset. The two ends: a small smooth network before training shows an image to anyone, a trained ResNet shows
-# hardly anything, with a policy or without. A variation of 0.02 leads the preset's 0.1 by 2 to 3 dB on that network.
+# The two ends: a small smooth network before training shows an image to anyone, a trained ResNet shows hardly anything,
+# with a policy or without. A variation of 0.02 leads the preset's 0.1 by 2 to 3 dB on that network.
 SCENES = {
-    "adam-cosine-tv": Scene(title="First round", network="lenet", tv=0.02),
-    "adam-cosine": Scene(title="After training"),
+    "adam-cosine-tv": Scene(title="First round", preset="adam-cosine-tv", network="lenet", tv=0.02),
+    "through-policy": Scene(
+        title="First round, policy known", preset="adam-cosine-tv", network="lenet", tv=0.02, through=True
+    ),
+    "adam-cosine": Scene(title="After training", preset="adam-cosine"),
 }
+TRIAL, KEEP = 30, 2  # steps in every form of a known policy, and how many forms of an image are attacked in full
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,12 +92,6 @@ class Explorer(Result):
         return payload(self.index, {name: self.files[name] for name in self.index["sheets"]})
 
 
-def payload(index: dict, files: dict[str, bytes]) -> dict:
-    """`index` with its image sheets inside, as data URIs."""
-    uris = {name: f"data:image/webp;base64,{base64.b64encode(data).decode()}" for name, data in files.items()}
-    return index | {"files": uris}
-
-
 def read(folder: Path) -> dict:
     """The payload from what `Explorer.write` left in `folder`.
 
@@ -113,9 +109,9 @@ def read(folder: Path) -> dict:
 
 
 def shown(settings: Settings) -> tuple[int, tuple[str, ...], tuple[str, ...], int]:
-    """How many images, which policies and presets, and how many frames a page of this profile has."""
+    """How many images, which policies and scenes, and how many frames a page of this profile has."""
     if settings.profile == "smoke":
-        return 2, ("", HYBRID), ("adam-cosine",), 3
+        return 2, ("", HYBRID), ("through-policy", "adam-cosine"), 3
     return IMAGES, tuple(POLICIES), tuple(SCENES), FRAMES
 
 
@@ -137,22 +133,33 @@ def _kept(settings: Settings, store: Store) -> bytes:
 
 
 def attacks(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
-    """All attacks of the page by (preset, policy); their models are in them."""
-    images, policies, presets, frames = shown(settings)
-    after, by_preset = dataclasses.replace(settings, regime="trained"), {}
-    for name in presets:
+    """All attacks of the page by (scene, policy); their models are in them."""
+    images, policies, scenes, frames = shown(settings)
+    after, found = dataclasses.replace(settings, regime="trained"), {}
+    for name in scenes:
         scene = SCENES[name]
         for policy in policies:
             unit = attack_unit(after, policy, last=images, frames=frames)
             if settings.regime == "initial":  # one trained network for all policies
                 unit = dataclasses.replace(unit, model=model_unit(after))
-            attack = dataclasses.replace(ATTACKS[name], steps=settings.steps)
+            attack = dataclasses.replace(ATTACKS[scene.preset], steps=settings.steps)
             if scene.network:
                 attack = dataclasses.replace(attack, steps=2 * settings.control_steps, tv=scene.tv)
                 model = dataclasses.replace(unit.model, model=scene.network, train=None, fraction=1.0)
                 unit = dataclasses.replace(unit, model=model)
-            by_preset[name, policy] = dataclasses.replace(unit, attack=attack)
-    return by_preset
+            if scene.through:
+                attack = ThroughPolicy(inner=attack, trial=min(TRIAL, attack.steps), keep=KEEP)
+                unit = dataclasses.replace(unit, threat=ThreatModel(defense="policy"))
+            found[name, policy] = dataclasses.replace(unit, attack=attack)
+    return found
+
+
+def aim(unit: AttackUnit, artifact: Artifact) -> Tensor:
+    """What an attack's pictures are compared with, uint8 (B, C, H, W): what the client used, or what was before it.
+
+    An attack through the policy searches the image after crop and flip and before the policy.
+    """
+    return before(unit) if isinstance(unit.attack, ThroughPolicy) else artifact["target"]
 
 
 def run(settings: Settings, store: Store) -> Explorer:
@@ -163,7 +170,7 @@ def run(settings: Settings, store: Store) -> Explorer:
     frames = [
         pd.DataFrame({"attack": name, "policy": policy, "image": range(len(values)), "step": step, "psnr": values})
         for (name, policy), artifact in artifacts.items()
-        for step, values in zip(frame_steps(artifact), frame_psnr(artifact), strict=True)
+        for step, values in zip(frame_steps(artifact), frame_psnr(by_label[name, policy], artifact), strict=True)
     ]
     tables = {"images": images, "frames": pd.concat(frames, ignore_index=True)}
     artifacts = dict(zip(planned, artifacts.values(), strict=True))
@@ -179,35 +186,33 @@ def frame_steps(artifact: Artifact) -> list[int]:
     return engine.frame_steps(len(artifact["frames"]), int(artifact["trace_steps"][-1]) + 1)
 
 
-def frame_psnr(artifact: Artifact) -> list[list[float]]:
-    """PSNR of each frame to what the client used, in dB: (F, B)."""
-    target = to_images(artifact["target"])
+def frame_psnr(unit: AttackUnit, artifact: Artifact) -> list[list[float]]:
+    """PSNR of each frame to the unit's `aim`, in dB: (F, B)."""
+    target = to_images(aim(unit, artifact))
     return [psnr(frame, target).tolist() for frame in artifact["frames"]]
 
 
 def packed(
     attacks: dict[tuple[str, str], AttackUnit], artifacts: dict[tuple[str, str], Artifact], facts: dict[str, object]
 ) -> dict:
-    """What the sheets show, and the curves: `psnr` [preset][policy][image][frame], `cost` [...][trace step].
+    """What the sheets show, and the curves: `psnr` [scene][policy][image][frame], `cost` [...][trace step].
 
-    `draws` [policy][image] are the operations as drawn, `floor` [policy][image] the PSNR of the mean training
+    `draws` [policy][image] are the operations as drawn, `floor` [scene][policy][image] the PSNR of the mean training
     image. The sheet `images.webp` has a row of originals and one row per policy of what the client used; `a-p.webp`
-    has one row per image and one column per frame, of preset a and policy p. See `sheet` for their layout.
+    has one row per image and one column per frame, of scene a and policy p. See `sheet` for their layout.
     """
-    presets, policies = (list(dict.fromkeys(keys)) for keys in zip(*artifacts, strict=True))
-    first = artifacts[presets[0], policies[0]]
+    scenes, policies = (list(dict.fromkeys(keys)) for keys in zip(*artifacts, strict=True))
+    first = artifacts[scenes[0], policies[0]]
     images = dataset(str(facts["dataset"]), "test")
     names = [images.class_names[i].replace("_", " ") for i in first["labels"].tolist()]
-    floor = [
-        floors(artifacts[presets[0], p]["target"], attacks[presets[0], p])["floor_mean"].tolist() for p in policies
-    ]
 
-    def each(of: Callable[[Artifact], Tensor | list], digits: int) -> list:
-        """[preset][policy][image][...], significant digits only."""
-        return [
-            [[[brief(v, digits) for v in row] for row in zip(*of(artifacts[a, p]), strict=True)] for p in policies]
-            for a in presets
-        ]
+    def each(of: Callable[[AttackUnit, Artifact], Tensor | list], digits: int) -> list:
+        """[scene][policy][image][...], significant digits only."""
+        rows = {key: zip(*of(attacks[key], artifact), strict=True) for key, artifact in artifacts.items()}
+        return [[[[brief(v, digits) for v in row] for row in rows[a, p]] for p in policies] for a in scenes]
+
+    def floor(unit: AttackUnit, artifact: Artifact) -> list:
+        return [floors(aim(unit, artifact), unit)["floor_mean"].tolist()]
 
     return {
         "format": FORMAT,
@@ -217,17 +222,12 @@ def packed(
         "policies": [
             {"id": label(p), "title": POLICIES[p], "operations": spoken(parse_policy(p).names())} for p in policies
         ],
-        "attacks": [_scene(a, attacks[a, policies[-1]], artifacts[a, policies[-1]]) for a in presets],
-        "draws": [drawn(attacks[presets[0], p]) for p in policies],
-        "floor": [[brief(v) for v in lows] for lows in floor],
+        "attacks": [_scene(a, attacks[a, policies[-1]], artifacts[a, policies[-1]]) for a in scenes],
+        "draws": [drawn(attacks[scenes[0], p]) for p in policies],
+        "floor": [[[low for (low,) in images] for images in scene] for scene in each(floor, 4)],
         "psnr": each(frame_psnr, 4),
-        "cost": each(lambda artifact: torch.cat([artifact["trace"], artifact["cost"][None]]).tolist(), 3),
+        "cost": each(lambda _, artifact: torch.cat([artifact["trace"], artifact["cost"][None]]).tolist(), 3),
     }
-
-
-def brief(value: float, digits: int = 4) -> float | None:
-    """Significant digits only; JSON has no nan and no infinity."""
-    return float(f"{value:.{digits}g}") if np.isfinite(value) else None
 
 
 def _scene(name: str, unit: AttackUnit, artifact: Artifact) -> dict:
@@ -235,15 +235,12 @@ def _scene(name: str, unit: AttackUnit, artifact: Artifact) -> dict:
     trained = "untrained"
     if unit.model.train:
         trained = "trained with the policy" if unit.model.train.policy == unit.policy else "trained without a policy"
-    detail = f"{unit.model.model}, {trained}\n{name}" + (f", TV {unit.attack.tv:g}" if SCENES[name].network else "")
-    trace = [*artifact["trace_steps"].tolist(), unit.attack.steps]
-    known = {"steps": unit.attack.steps, "frames": frame_steps(artifact), "trace": trace}
-    return {"id": name, "title": SCENES[name].title, "detail": detail} | known
-
-
-def spoken(names: str) -> str:
-    """`translateX 9` → `translate X 9`."""
-    return re.sub(r"([a-z])([XY]) ", r"\1 \2 ", names)
+    scene = SCENES[name]
+    attack = unit.attack.inner if scene.through else unit.attack
+    detail = f"{unit.model.model}, {trained}\n{scene.preset}" + (f", TV {attack.tv:g}" if scene.network else "")
+    trace = [*artifact["trace_steps"].tolist(), attack.steps]
+    known = {"steps": attack.steps, "frames": frame_steps(artifact), "trace": trace, "before": scene.through}
+    return {"id": name, "title": scene.title, "detail": detail} | known
 
 
 def drawn(unit: AttackUnit) -> list[str]:
@@ -255,45 +252,13 @@ def drawn(unit: AttackUnit) -> list[str]:
     return [signed(members[m].ids, s) for m, s in rows][unit.first :]
 
 
-def signed(ids: Sequence[int], signs: Sequence[int]) -> str:
-    """Operations in words, with + or − where there is a sign: `translate X −9 → contrast +6`."""
-    words = []
-    for index, sign in zip(ids, signs, strict=False):
-        op, mark = OPS[index], "+" if sign > 0 else "−"
-        words.append(f"{op.name} {mark if op.name in SIGNED else ''}{op.level}")
-    return spoken(" → ".join(words)) or "no operation"
-
-
 def sheets(artifacts: dict[tuple[str, str], Artifact]) -> dict[str, bytes]:
     """Every image sheet by its file name, the frames at the best quality within `BUDGET`."""
-    presets, policies = (list(dict.fromkeys(keys)) for keys in zip(*artifacts, strict=True))
-    clients = [artifacts[presets[0], policies[0]]["original"], *(artifacts[presets[0], p]["target"] for p in policies)]
+    scenes, policies = (list(dict.fromkeys(keys)) for keys in zip(*artifacts, strict=True))
+    clients = [artifacts[scenes[0], policies[0]]["original"], *(artifacts[scenes[0], p]["target"] for p in policies)]
     frames = {
-        f"{a}-{p}.webp": artifacts[preset, policy]["frames"].transpose(0, 1)
-        for a, preset in enumerate(presets)
+        f"{a}-{p}.webp": artifacts[scene, policy]["frames"].transpose(0, 1)
+        for a, scene in enumerate(scenes)
         for p, policy in enumerate(policies)
     }
     return {"images.webp": sheet(to_images(torch.stack(clients)), 90)} | fitting(frames, BUDGET)
-
-
-def fitting(pictures: dict[str, Tensor], budget: int) -> dict[str, bytes]:
-    """Sheets by file name at the best quality at which all together have at most `budget` bytes, else the least."""
-    for quality in QUALITIES:
-        files = {name: sheet(rows, quality) for name, rows in pictures.items()}
-        if sum(map(len, files.values())) <= budget:
-            break
-    return files
-
-
-def sheet(pictures: Tensor, quality: int) -> bytes:
-    """A WebP of (R, N, C, H, W) pictures in [0, 1]: R rows of N, the channels below each other as grey images.
-
-    WebP halves the resolution of colours, which at 32 pixels spoils them (measured on frames of attacks: 14
-    to 21 dB). Channels as grey planes keep it: over 31 dB in the same bytes.
-    """
-    planes = (pictures.detach().cpu().clamp(0, 1) * 255).round().byte().permute(2, 0, 3, 1, 4)
-    channels, rows, height, columns, width = planes.shape
-    grey = planes.reshape(channels * rows * height, columns * width).numpy()
-    buffer = io.BytesIO()
-    Image.fromarray(grey).convert("RGB").save(buffer, "WEBP", quality=quality, method=4)
-    return buffer.getvalue()

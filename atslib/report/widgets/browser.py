@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from atslib.attacks import ATTACKS, GradientMatching
 from atslib.clients.prepare import mean_prepared, streams, to_images, transform
 from atslib.report import plots
-from atslib.report.pages.explorer import HYBRID, POLICIES, Explorer, sheet, trained_small
+from atslib.report.pages.explorer import HYBRID, POLICIES, Explorer, trained_small
+from atslib.report.sheets import sheet
 from atslib.report.units.networks import ModelUnit, dataset, network, trained
 from atslib.report.units.settings import Settings
 from atslib.report.units.table1 import RANDOM, SEARCHED

@@ -12,10 +12,12 @@ from atslib.clients.prepare import to_images
 from atslib.measures import statistics as agreement
 from atslib.policies.operations import apply
 from atslib.policies.policy import CANONICAL, OPS, Policy, magnitude
+from atslib.policies.twins import SIGNED
 from atslib.report.pages import claim6_transformations, claim7_correlation, ext10_all_policies
-from atslib.report.pages.explorer import IMAGES, SIGNED, brief, fitting, sheet, signed, spoken
-from atslib.report.pages.explorer import payload as with_files
+from atslib.report.pages.explorer import IMAGES
 from atslib.report.result import Result
+from atslib.report.sheets import brief, fitting, sheet, signed, spoken
+from atslib.report.sheets import payload as with_files
 from atslib.report.units.networks import dataset, device_of
 from atslib.report.units.scoring import ScoreUnit, scored
 from atslib.report.units.settings import Settings

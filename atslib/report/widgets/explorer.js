@@ -41,8 +41,9 @@ class Explorer {
       last: steps,
       psnr: data.psnr[attack][policy][image],
       trace: data.cost[attack][policy][image].map((cost, i) => [trace[i], cost]),
-      floor: data.floor[policy][image],
-      psnrRange: extent([data.psnr[attack], data.floor]),
+      floor: data.floor[attack][policy][image],
+      before: data.attacks[attack].before,
+      psnrRange: extent([data.psnr[attack], data.floor[attack]]),
       costRange: extent(data.cost[attack]),
     };
   }
@@ -141,7 +142,7 @@ class Explorer {
   }
 
   buildSlot(slot, title) {
-    const [, height, width] = this.data.size, id = `${this.id}-${slot}`, pane = { canvases: {} };
+    const [, height, width] = this.data.size, id = `${this.id}-${slot}`, pane = { canvases: {}, captions: {} };
     const options = this.data.policies.map((policy, i) =>
       h("option", { value: i, textContent: policy.id === "none" ? policy.title : `${policy.title}: ${policy.id}` }));
     if (this.live && slot === "a") options.push(h("option", { value: LIVE, textContent: "Your own run", disabled: true }));
@@ -149,7 +150,8 @@ class Explorer {
     pane.operations = h("p", { className: "ats-operations" });
     const figures = [["original", "Original"], ["target", "Client used"], ["found", "Recovered"]].map(([name, caption]) => {
       pane.canvases[name] = h("canvas", { width, height, role: "img" });
-      return h("figure", { className: `ats-${name}` }, pane.canvases[name], h("figcaption", { textContent: caption }));
+      pane.captions[name] = h("figcaption", { textContent: caption });
+      return h("figure", { className: `ats-${name}` }, pane.canvases[name], pane.captions[name]);
     });
     pane.psnr = h("b", { className: "ats-psnr" });
     pane.note = h("span", { className: "ats-note" });
@@ -201,11 +203,12 @@ class Explorer {
     const decibels = fixed(run.psnr[frame]);
     pane.select.value = String(this.state[slot]);
     pane.operations.textContent = run.operations;
+    pane.captions.found.textContent = run.before ? "Recovered, before the policy" : "Recovered";
     const pictures = { original: run.original, target: run.target, found: run.frames[frame] };
     const words = {
       original: `Original image: ${run.name}`,
       target: `What the client used: ${run.operations}`,
-      found: `Recovered by the attacker after step ${step}, ${decibels} dB`,
+      found: `Recovered by the attacker after step ${step}, ${run.before ? "as before the policy, " : ""}${decibels} dB`,
     };
     for (const [key, picture] of Object.entries(pictures)) {
       if (picture) paint(pane.canvases[key], picture);

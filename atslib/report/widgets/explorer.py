@@ -20,7 +20,7 @@ STILL_IMAGES = 6  # columns of the still picture
 
 
 def pictures(payload: dict, name: str) -> Tensor:
-    """The pictures of one image sheet, (R, N, C, H, W) uint8; the inverse of `pages.explorer.sheet`."""
+    """The pictures of one image sheet, (R, N, C, H, W) uint8; the inverse of `report.sheets.sheet`."""
     channels, height, width = payload["size"]
     data = base64.b64decode(payload["files"][name].split(",", 1)[1])
     grey = torch.from_numpy(np.array(Image.open(io.BytesIO(data)).convert("L")))

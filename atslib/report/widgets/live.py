@@ -18,7 +18,7 @@ from atslib.errors import AtsError, choose
 from atslib.gradients.cpu import keep_memory, keep_to_one_core
 from atslib.measures.metrics import psnr
 from atslib.policies.policy import OPS, Policy
-from atslib.report.pages.explorer import signed, spoken
+from atslib.report.sheets import signed, spoken
 from atslib.report.units.networks import ModelUnit, dataset, device_of, model_unit, trained
 from atslib.report.units.settings import Settings
 from atslib.report.units.tables import mean_image
