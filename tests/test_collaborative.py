@@ -21,7 +21,7 @@ from atslib.clients.observed import Observed, ThreatModel
 from atslib.clients.prepare import to_images
 from atslib.clients.updates import LocalTraining
 from atslib.report.pages import ext9_collaborative as page
-from atslib.report.result import NO_POLICY
+from atslib.report.result import NO_POLICY, Result
 from atslib.report.units.archive import Archive, unit_of
 from atslib.report.units.collaborative import FederationUnit, federated
 from atslib.report.units.settings import settings
@@ -327,6 +327,17 @@ def test_the_page_asks_for_every_federation_once_and_its_attacks_pair_images(smo
     assert bare["gain over the floor (dB)"] == pytest.approx(own["gain"].mean())
     assert bare["the used image (% singled out)"] == pytest.approx(100 * (own["rank_target"] == 1).mean())
     assert page.who(result).loc["equal", "smallest shard"] > 0
+
+
+def test_the_clients_of_each_federation_are_split_at_their_own_middle():
+    rows = [
+        {"seed": seed, "client": client, "skew": seed + 0.1 * client, "shard": 10, "gain": 5.0 * seed + (client >= 5)}
+        for seed in range(3) for client in range(10)
+    ]  # fmt: skip
+    attacks = pd.DataFrame(rows).assign(network=page.ATTACKED, protocol=page.FEDSGD, shards="equal", view="server")
+    found = page.who(Result(page.PAGE, {"attacks": attacks}, {}, None)).loc["equal"]
+    assert (found["even"], found["uneven"], found["change"]) == pytest.approx((5.0, 6.0, 1.0))
+    assert (found["low"], found["high"]) == pytest.approx((1.0, 1.0))
 
 
 def test_a_victim_or_split_that_is_none_is_refused():

@@ -227,14 +227,14 @@ def who(result: Result, protocol: str = FEDSGD) -> pd.DataFrame:
     """One row per way of dealing: how the clients differ, and what attacks find of the less even ones.
 
     `skew` is the share of a client's commonest label; `even` and `uneven` are gains in dB, over all rounds and
-    policies, of the half of the clients with the least and with the largest; `change`, `low` and `high` are the
-    difference, with its 95 % interval over federations.
+    policies, of the half of each federation's clients with the least and with the largest; `change`, `low` and `high`
+    are the difference, with its 95 % interval over federations.
     """
     rows, own = {}, result.tables["attacks"].query("network == @ATTACKED and protocol == @protocol")
     own = own[own["view"] == "server"]
     for shards, table in own.groupby("shards", sort=False):
         each = table.groupby(["seed", "client"])[["skew", "shard", "gain"]].mean()
-        upper = each["skew"] >= each["skew"].median()
+        upper = each["skew"].groupby("seed").rank(method="first", pct=True) > 0.5
         apart = each["gain"].where(upper).groupby("seed").mean() - each["gain"].where(~upper).groupby("seed").mean()
         low, high = interval(apart)
         rows[shards] = {"least skew": each["skew"].min(), "largest skew": each["skew"].max()}
