@@ -196,7 +196,7 @@ def test_a_round_is_of_the_clients_that_are_there_when_patience_ends(server):
 
 @pytest.mark.filterwarnings("ignore")  # Ray's own
 def test_a_federation_that_was_stopped_goes_on_where_it_was(tmp_path):
-    from atslib.clients.federated.flower import simulate
+    from atslib.clients.federated.simulation import simulate
 
     federation = Federation(dataset="shapes", model="lenet-4", clients=2, rounds=1, batch=8)
     longer = dataclasses.replace(federation, rounds=2)
@@ -212,7 +212,7 @@ def test_a_federation_that_was_stopped_goes_on_where_it_was(tmp_path):
 
 @pytest.mark.filterwarnings("ignore")  # Ray's own
 def test_a_simulation_takes_the_steps_that_plain_code_takes(tmp_path):
-    from atslib.clients.federated.flower import simulate
+    from atslib.clients.federated.simulation import simulate
 
     federation = Federation(dataset="shapes", model="lenet-4", clients=2, rounds=2, batch=8)
     tap = simulate(federation, tmp_path / "tap", processes=1)

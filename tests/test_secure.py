@@ -171,7 +171,7 @@ def test_one_client_has_no_secure_aggregation(tmp_path):
 
 @pytest.mark.filterwarnings("ignore")  # Ray's own
 def test_a_simulation_with_secure_aggregation_gives_the_sum(tmp_path):
-    from atslib.clients.federated.flower import simulate
+    from atslib.clients.federated.simulation import simulate
 
     federation = dataclasses.replace(THREE, batch=4, rounds=1)
     assert_sum(simulate(federation, tmp_path / "tap", processes=1, secure=True), 1, [0, 1, 2])

@@ -11,7 +11,7 @@ def federated(args: argparse.Namespace) -> None:
     names = ("dataset", "model", "clients", "alpha", "rounds", "batch", "lr", "defense", "fraction", "seed")
     local = LocalTraining(epochs=args.local_epochs, lr=args.lr) if args.local_epochs else None
     federation = Federation(**{name: getattr(args, name) for name in names}, local=local)
-    from atslib.clients.federated.flower import simulate  # an extra, which a wrong option should not need
+    from atslib.clients.federated.simulation import simulate  # an extra, which a wrong option should not need
 
     tap = simulate(federation, args.out, processes=args.jobs, secure=args.secure)
     for number in range(1, federation.rounds + 1):

@@ -1,13 +1,10 @@
-"""A federation on Flower: its ClientApp, its ServerApp with a tap, and a simulation of all clients on one machine.
+"""A federation on Flower: its ClientApp, and its ServerApp with a tap.
 
 Flower is the extra `atslib[federated]`. It reports its use over the network unless FLWR_TELEMETRY_ENABLED is 0, which
 this package sets before Flower is loaded; whoever loads Flower first, or starts its programs, sets it too.
 """
 
-import importlib.util
 import logging
-import os
-import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,7 +17,6 @@ from atslib.clients.federated.tap import Tap
 from atslib.errors import AtsError
 from atslib.gradients.problems import unflatten
 
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 MISSING = "this needs Flower, which is not installed; `pip install 'atslib[federated]'` brings it"
 try:
     from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -192,37 +188,3 @@ def server_app(federation: Federation, folder: Path | str, *, patience: float = 
         curious.start(grid=grid, initial_arrays=first, num_rounds=left, timeout=patience)
 
     return app
-
-
-def simulate(
-    federation: Federation, folder: Path | str, *, processes: int = 2, patience: float = 600.0, secure: bool = False
-) -> Tap:
-    """Run a federation on this machine, its clients in so many processes (Ray), and return what the server saw.
-
-    Rounds that the folder has already are not run again. With `secure` aggregation that is the sum of all answers.
-
-    Raises:
-        AtsError: a round was not run, or got no answer that could be taken; Ray is not installed.
-    """
-    if importlib.util.find_spec("ray") is None:
-        raise AtsError(MISSING)
-    from flwr.simulation import run_simulation
-
-    from atslib.clients.federated import secure as summing
-
-    apps = summing if secure else sys.modules[__name__]
-    server, client = apps.server_app(federation, folder, patience=patience), apps.client_app(federation)
-    logging.getLogger("flwr").setLevel(logging.WARNING)
-    backend = {
-        "init_args": {"num_cpus": processes, "include_dashboard": False, "log_to_driver": False},
-        "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-    }
-    tap = Tap(folder, federation)
-    if tap.next() == 1:  # a folder that cannot be written is said here, and not within Flower
-        tap.begin(1, dict(tap.network.named_parameters()))
-    if tap.next() <= federation.rounds:
-        run_simulation(server, client, num_supernodes=federation.clients, backend_config=backend)
-    if empty := [number for number in range(1, federation.rounds + 1) if not tap.clients(number)]:
-        said = "; ".join(tap.refused(empty[0])) or "see the messages above"
-        raise AtsError(f"round {empty[0]} of {federation.rounds} has no answer: {said}")
-    return tap
