@@ -326,7 +326,7 @@ def test_the_page_asks_for_every_federation_once_and_its_attacks_pair_images(smo
     own = first[first["policy"] == NO_POLICY]
     assert bare["gain over the floor (dB)"] == pytest.approx(own["gain"].mean())
     assert bare["the used image (% singled out)"] == pytest.approx(100 * (own["rank_target"] == 1).mean())
-    assert page.who(result).loc["equal", "smallest shard"] > 0
+    assert page.who(result).loc[(page.FEDSGD, "equal"), "smallest shard"] > 0
 
 
 def test_the_clients_of_each_federation_are_split_at_their_own_middle():
@@ -335,7 +335,7 @@ def test_the_clients_of_each_federation_are_split_at_their_own_middle():
         for seed in range(3) for client in range(10)
     ]  # fmt: skip
     attacks = pd.DataFrame(rows).assign(network=page.ATTACKED, protocol=page.FEDSGD, shards="equal", view="server")
-    found = page.who(Result(page.PAGE, {"attacks": attacks}, {}, None)).loc["equal"]
+    found = page.who(Result(page.PAGE, {"attacks": attacks}, {}, None)).loc[page.FEDSGD, "equal"]
     assert (found["even"], found["uneven"], found["change"]) == pytest.approx((5.0, 6.0, 1.0))
     assert (found["low"], found["high"]) == pytest.approx((1.0, 1.0))
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from atslib.policies.policy import OPS
 from atslib.policies.twins import SIGNED
 
-QUALITIES = (75, 60, 50, 40, 30, 20, 10, 5)
+QUALITIES = (75, 60, 50, 40, 30, 20, 15, 10, 9, 8, 7, 6, 5)
 
 
 def payload(index: dict, files: dict[str, bytes]) -> dict:

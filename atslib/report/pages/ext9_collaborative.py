@@ -223,25 +223,26 @@ def leakage(result: Result, network: str, protocol: str, view: str = "server") -
     return pd.DataFrame(rows)
 
 
-def who(result: Result, protocol: str = FEDSGD) -> pd.DataFrame:
-    """One row per way of dealing: how the clients differ, and what attacks find of the less even ones.
+def who(result: Result) -> pd.DataFrame:
+    """One row per protocol and way of dealing: how the clients differ, and what attacks find of the less even ones.
 
     `skew` is the share of a client's commonest label; `even` and `uneven` are gains in dB, over all rounds and
     policies, of the half of each federation's clients with the least and with the largest; `change`, `low` and `high`
     are the difference, with its 95 % interval over federations.
     """
-    rows, own = {}, result.tables["attacks"].query("network == @ATTACKED and protocol == @protocol")
-    own = own[own["view"] == "server"]
-    for shards, table in own.groupby("shards", sort=False):
-        each = table.groupby(["seed", "client"])[["skew", "shard", "gain"]].mean()
-        upper = each["skew"].groupby("seed").rank(method="first", pct=True) > 0.5
-        apart = each["gain"].where(upper).groupby("seed").mean() - each["gain"].where(~upper).groupby("seed").mean()
-        low, high = interval(apart)
-        rows[shards] = {"least skew": each["skew"].min(), "largest skew": each["skew"].max()}
-        rows[shards] |= {"smallest shard": each["shard"].min(), "largest shard": each["shard"].max()}
-        rows[shards] |= {"even": each["gain"][~upper].mean(), "uneven": each["gain"][upper].mean()}
-        rows[shards] |= {"change": apart.mean(), "low": low, "high": high}
-    return pd.DataFrame(rows).T.rename_axis("shards")
+    own = result.tables["attacks"].query("network == @ATTACKED and view == 'server'")
+    return own.groupby(["protocol", "shards"], sort=False)[["seed", "client", "skew", "shard", "gain"]].apply(_halves)
+
+
+def _halves(table: pd.DataFrame) -> pd.Series:
+    each = table.groupby(["seed", "client"])[["skew", "shard", "gain"]].mean()
+    upper = each["skew"].groupby("seed").rank(method="first", pct=True) > 0.5
+    apart = each["gain"].where(upper).groupby("seed").mean() - each["gain"].where(~upper).groupby("seed").mean()
+    low, high = interval(apart)
+    found = {"least skew": each["skew"].min(), "largest skew": each["skew"].max()}
+    found |= {"smallest shard": each["shard"].min(), "largest shard": each["shard"].max()}
+    found |= {"even": each["gain"][~upper].mean(), "uneven": each["gain"][upper].mean()}
+    return pd.Series(found | {"change": apart.mean(), "low": low, "high": high})
 
 
 def views(result: Result) -> pd.DataFrame:
