@@ -72,10 +72,10 @@ def test_data(printed):
 
 
 def test_a_page_with_its_notebook(monkeypatch, tmp_path):
-    page = ModuleType("atslib.report.pages.ext9_clipping")
+    page = ModuleType("atslib.report.pages.ext11_clipping")
     exec(PAGE, vars(page))
     monkeypatch.setitem(sys.modules, page.__name__, page)
-    monkeypatch.setattr(pages, "ext9_clipping", page, raising=False)
+    monkeypatch.setattr(pages, "ext11_clipping", page, raising=False)
     monkeypatch.setenv("ATS_STORE", str(tmp_path))
     cell = {"profile": "smoke"}
     exec(CELL, cell)
