@@ -137,7 +137,8 @@ def test_the_readme_offers_seconds_first_and_minutes_next_and_says_how_long_each
 def test_files_of_this_project_that_a_text_names_are_there(name):
     text = (ROOT / name).read_text()
     named = re.findall(r"`((?:atslib|tests|notebooks|benchmarks|results)/[\w./]+)`", text)
-    made = ("atslib/report/pages/ext11_clipping.py", "notebooks/ext11_clipping.ipynb", "results/units/")  # here or later
+    # Here or later.
+    made = ("atslib/report/pages/ext11_clipping.py", "notebooks/ext11_clipping.ipynb", "results/units/")
     assert not [path for path in named if path not in made and not (ROOT / path).exists()]
     folder = (ROOT / name).parent
     linked = re.findall(r"\]\((?!https?:|#)([^)#]+)\)", text)
