@@ -356,9 +356,9 @@ def test_a_unit_of_several_rounds_draws_anew_for_the_same_images(kept):
     )
 
 
-def rows(gains, *, bare=5.0, images=40):
+def rows(gains, *, bare=5.0, images=40, place="lenet, untrained", spread=0.5):
     """Attacks with these mean gains before the policy, and what the strongest gains without a policy."""
-    noise = np.resize([-0.5, 0.5, 0.2, -0.2], images)
+    noise = spread * np.resize([-1.0, 1.0, 0.4, -0.4], images)
     parts = [
         pd.DataFrame({"attacker": STRONGEST, "policy": "none", "image": range(images), "gain_before": bare + noise})
     ]
@@ -366,7 +366,7 @@ def rows(gains, *, bare=5.0, images=40):
         parts.append(
             pd.DataFrame({"attacker": POLICY, "policy": policy, "image": range(images), "gain_before": gain + noise})
         )
-    table = pd.concat(parts).assign(floor_policy=9.0)
+    table = pd.concat(parts).assign(floor_policy=9.0, place=place)
     return table.assign(psnr=9 + table["gain_before"], gain=table["gain_before"])
 
 
@@ -385,6 +385,41 @@ def test_the_rule(gains, options, status):
     assert adaptive_verdict(table).status == status
 
 
+@pytest.mark.parametrize(
+    ("gains", "options", "status"),
+    [
+        ((2.0, 3.0, 1.0), {}, "not reproduced"),
+        ((-2.0, 0.0, -1.0), {}, "partly"),
+        ((-2.0, 0.0, -1.0), {"bare": 0.0}, "not reproduced"),  # what cannot tell does not count
+        ((0.1, 0.1, 0.1), {"spread": 9.0}, "cannot tell"),  # imprecision is no protection
+        ((2.0, 0.1, 0.1), {"spread": 3.0}, "not reproduced"),
+    ],
+)
+def test_the_rule_asks_every_network(gains, options, status):
+    policies = (*SEARCHED, HYBRID)
+    first = rows(dict(zip(policies, (2.0, 3.0, 1.0), strict=True)))
+    second = rows(dict(zip(policies, gains, strict=True)), **{"bare": 20.0, **options}, place="convnet-16, untrained")
+    verdict = adaptive_verdict(pd.concat([first, second]))
+    assert verdict.status == status
+    assert ("convnet-16, untrained cannot tell" in verdict.reason) == (options.get("bare") == 0.0)
+
+
+def test_other_networks_are_attacked_as_the_first():
+    chosen = settings(profile="laptop", dataset="shapes", images=40)
+    units = ext5_adaptive.elsewhere(chosen)
+    assert {place for place, _, _ in units} == {"convnet-16, untrained", "resnet20-1, semi-trained"}
+    one_round = {PUBLISHED, STRONGEST, MEAN, UNDONE, POLICY, DRAWS}
+    for (place, attacker, policy), unit in units.items():
+        bare = units[place, STRONGEST, policy]
+        assert (unit.policy or "none") == policy
+        assert unit.threat == ext5_adaptive.units(chosen)[attacker, policy].threat
+        same = {name: getattr(bare, name) for name in ("attack", "threat", "frames")}
+        assert dataclasses.replace(unit, **same) == bare
+        assert {a for p, a, other in units if (p, other) == (place, policy)} == (
+            one_round if policy != "none" else {PUBLISHED, STRONGEST}
+        )
+
+
 def test_a_toy_run_is_the_same_from_the_archive(kept, tmp_path):
     chosen = settings(images=2, steps=3)
     result = ext5_adaptive.run(chosen, kept)
@@ -397,14 +432,20 @@ def test_a_toy_run_is_the_same_from_the_archive(kept, tmp_path):
         assert table[table["attacker"] == name]["rank_knowing"].isna().all()
     assert table[table["attacker"] == MEAN]["rank_knowing"].notna().all()
     assert table[table["policy"] != "none"]["ceiling"].notna().all()
+    others = result.tables["elsewhere"]
+    assert set(others["attacker"]) == {PUBLISHED, STRONGEST, MEAN, UNDONE, POLICY, DRAWS}
+    assert set(others["place"]) == {"convnet-4, untrained"}
+    np.testing.assert_allclose(
+        others[others["policy"] == "none"]["gain_before"], others[others["policy"] == "none"]["gain"], rtol=1e-4
+    )
     archive, again = Archive(tmp_path / "units"), Store(tmp_path / "again")
     archive.write(kept, embedded=True)
     archive.restore(again)
     kinds = {unit_of(line).kind for line in archive.entries().values() if line["kind"].startswith("attack-")}
     assert kinds == {"attack-ThroughPolicy", "attack-FromMean", "attack-Undone", "attack-Learned"}
     assert ext5_adaptive.run(chosen, again).digest == result.digest
-    assert len(ext5_adaptive.summary(result)) == 14
-    assert set(ext5_adaptive.gains(result)["attacker"]) == {*SINGLE}
+    assert len(ext5_adaptive.summary(table)) == 14
+    assert set(ext5_adaptive.gains(table)["attacker"]) == {*SINGLE}
     rounds = ext5_adaptive.by_rounds(result)
     assert [tuple(row) for row in rounds[["who", "rounds"]].to_numpy()] == [
         (f"{HYBRID}, {name}", count) for name in (POLICY, DRAWS) for count in ("1", "2")
