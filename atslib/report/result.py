@@ -74,9 +74,10 @@ class Result:
         embedded = " Embedded stand-in images: no data set was found." if is_drawn(f["dataset"]) else ""
         note = f" {f['note']}." if f["note"] else ""
         training = f"trained on {f['fraction']:.0%} of {f['train']:,} images for {f['epochs']} epochs"
+        training = f.get("training") or (training if f["epochs"] else "untrained")  # a page can say it in its own words
         return (
             f'<div class="banner">Profile <b>{f["profile"]}</b>: {f["dataset"]}, {f["model"]}, '
-            f"{training if f['epochs'] else 'untrained'}; n = {f['images']} images, "
+            f"{training}; n = {f['images']} images, "
             f"{f['steps'] or 'no'} attack steps, seed {f['seed']}; {f['device']}, {f['made']}, torch {f['torch']}, "
             f"Python {f['python']}; tables {self.digest}.{embedded}{note}</div>"
         )

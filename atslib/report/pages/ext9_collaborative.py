@@ -121,12 +121,21 @@ def run(settings: Settings, store: Store) -> Result:
     made = {key: federated(unit, store, device) for key, unit in wanted.items()}
     accuracy = pd.concat([_accuracies(key, unit, made[key]) for key, unit in wanted.items()], ignore_index=True)
     attacks = pd.concat([_attacks(key, unit, made[key]) for key, unit in wanted.items() if unit.attack])
-    first, unit = next(iter(made.values())), next(iter(wanted.values()))
-    facts = provenance(settings, first) | {"federations": len(made), "clients": unit.federation.clients}
-    facts |= {"model": ", ".join(dict.fromkeys(key[0] for key in wanted)), "dataset": unit.federation.dataset}
-    classes = unit.federation.held_out().num_classes
     tables = {"accuracy": accuracy, "attacks": attacks.round(4), "costs": _costs(timed(settings, store))}
-    return Result(PAGE, tables, facts, collaborative_verdict(accuracy, classes))
+    classes = next(iter(wanted.values())).federation.held_out().num_classes
+    return Result(PAGE, tables, _facts(settings, wanted, made, attacks), collaborative_verdict(accuracy, classes))
+
+
+def _facts(
+    settings: Settings, wanted: dict[tuple, FederationUnit], made: dict[tuple, Artifact], attacks: pd.DataFrame
+) -> dict[str, object]:
+    """What the banner says; `images` are the attacked ones of a cell, over its seeds."""
+    unit = next(unit for unit in wanted.values() if unit.attack)
+    f, images = unit.federation, attacks.query("view == 'server'").groupby(["protocol", "shards", "policy"])["image"]
+    facts = provenance(settings, next(iter(made.values()))) | {"dataset": f.dataset, "note": f.held_out().note}
+    facts |= {"model": ", ".join(dict.fromkeys(key[0] for key in wanted)), "steps": unit.attack.steps}
+    facts |= {"training": f"{len(made)} federations of {f.clients} clients", "images": int(images.nunique().min())}
+    return facts
 
 
 def timed(settings: Settings, store: Store) -> Artifact:
