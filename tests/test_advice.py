@@ -60,6 +60,33 @@ def test_a_client_reads_what_a_server_gains_that_knows_the_policy(tmp_path):
     assert f"| {HYBRID} | knows the policy | +4.0 dB [4.0, 4.0] | 90% |" in text
 
 
+def test_a_client_reads_what_a_federation_gives_away_and_loses(tmp_path):
+    stored(tmp_path, "regimes", attacks=attacked("initial", 0, 3.0, 0.5))
+    assert "In a federation" not in advice(tmp_path)
+    cell = {"network": "lenet", "protocol": "FedSGD", "shards": "equal", "seed": 0}
+    seen = [
+        attacked("initial", 0, 3.0, found, policy=policy, view=view, past=past, **cell)
+        for policy, view, past, found in (
+            (NO_POLICY, "server", 0, 1.0),
+            (HYBRID, "server", 0, 0.5),
+            (NO_POLICY, "sum", 299, 0.25),
+            (HYBRID, "sum", 299, 0.0),
+        )
+    ]
+    learned = [
+        cell
+        | {"policy": policy, "seed": seed, "view": "server", "rounds": rounds, "accuracy": 10 + cost * seed + rounds}
+        for policy, cost in ((NO_POLICY, 1.0), (HYBRID, 0.0))
+        for seed in range(3)
+        for rounds in (0, 20)
+    ]
+    stored(tmp_path, "ext9_collaborative", attacks=pd.concat(seen), accuracy=pd.DataFrame(learned))
+    text = advice(tmp_path)
+    assert "| lenet, round 1 | the server picks your photograph out of 100, knowing the policy | 100% | 50% |" in text
+    assert "| lenet, round 300 | one that sees only the sum of ten answers picks your photograph" in text
+    assert "| lenet, FedSGD | accuracy after 20 rounds | 31.0 % | 30.0 % (-1.0 [-3.5, 1.5]) |" in text
+
+
 def test_a_client_reads_what_it_gets(tmp_path):
     both = [attacked("initial", 0, 3.0, 0.5), attacked("initial", 0, 1.0, 0.25, policy=HYBRID)]
     stored(tmp_path, "regimes", attacks=pd.concat(both))

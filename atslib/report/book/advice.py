@@ -7,6 +7,7 @@ import pandas as pd
 
 from atslib.report import compare
 from atslib.report.book.answers import newest
+from atslib.report.pages import ext9_collaborative
 from atslib.report.result import NO_POLICY
 from atslib.report.units.table1 import HYBRID
 
@@ -29,7 +30,7 @@ def advice(results: Path) -> str:
     status = pd.read_json(regimes[0] / "verdict.json", typ="series")["status"]
     attacks, facts = pd.read_csv(regimes[0] / "attacks.csv", dtype={"policy": str}), regimes[1]
     parts = [head + LEADS[status], _scale(facts), _got(attacks, results), _stages(attacks)]
-    parts += [_knowing(results), _rivals(results), NEXT]
+    parts += [_knowing(results), _federation(results), _rivals(results), NEXT]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -122,6 +123,32 @@ def _knowing(results: Path) -> str:
     return (
         f"## Against a server that knows the policy\n\nOn {page[1]['model']}, untrained, against the image before the "
         f"policy ([page]({PAGE.format('ext5_adaptive')})).\n\n" + "\n".join(lines)
+    )
+
+
+def _federation(results: Path) -> str:
+    """What ten clients that train together give away and lose: by who looks and when, and by how they train."""
+    if (page := newest(ext9_collaborative.PAGE, results)) is None:
+        return ""
+    attacks = pd.read_csv(page[0] / "attacks.csv", dtype={"policy": str})
+    accuracy = pd.read_csv(page[0] / "accuracy.csv", dtype={"policy": str}).query("view == 'server'")
+    lines = ["| | | no policy | with the hybrid |", "|---|---|---|---|"]
+    own = attacks.query("protocol == @ext9_collaborative.FEDSGD and shards == 'equal' and view != 'neighbour'")
+    first, last = own["past"].min(), own["past"].max()
+    for (view, past), rows in own[own["past"].isin((first, last))].groupby(["view", "past"], sort=False):
+        who = {"server": "the server", "sum": "one that sees only the sum of ten answers"}[view]
+        both = [compare.found(rows[rows["policy"] == policy]["rank_knowing"]) for policy in (NO_POLICY, HYBRID)]
+        lines.append(f"| {rows['network'].iloc[0]}, round {past + 1} | {who} picks your photograph out of 100, knowing "
+                     f"the policy | {both[0]} | {both[1]} |")  # fmt: skip
+    for (network, protocol), rows in accuracy.groupby(["network", "protocol"], sort=False):
+        rounds = rows["rounds"].max()
+        level = rows[rows["rounds"] == rounds].groupby("policy")["accuracy"].mean()
+        change = compare.interval(ext9_collaborative.changes(rows, ["network"]).loc[(network, HYBRID)], "")
+        both = f"{level[NO_POLICY]:.1f} % | {level[HYBRID]:.1f} % ({change})"
+        lines.append(f"| {network}, {protocol} | accuracy after {rounds} rounds | {both} |")
+    return (
+        "## In a federation\n\nTen clients who train one network together; the change of the accuracy in points, its "
+        f"interval over federations ([page]({PAGE.format(ext9_collaborative.PAGE)})).\n\n" + "\n".join(lines)
     )
 
 
