@@ -21,11 +21,14 @@ from atslib.models import build_model
 from atslib.policies.policy import parse_policy
 from atslib.policies.twins import twin
 from atslib.report.pages import ext5_adaptive
-from atslib.report.pages.ext5_adaptive import (
+from atslib.report.pages.ext5_adaptive import adaptive_verdict
+from atslib.report.units import adaptive
+from atslib.report.units.adaptive import (
     DRAWS,
     FOUND,
     LABEL,
     LEARNED,
+    LEAST,
     MEAN,
     POLICY,
     PUBLISHED,
@@ -33,7 +36,6 @@ from atslib.report.pages.ext5_adaptive import (
     SINGLE,
     STRONGEST,
     UNDONE,
-    adaptive_verdict,
     watching,
 )
 from atslib.report.units.archive import Archive, unit_of
@@ -315,7 +317,7 @@ def test_one_call_attacks_with_more_and_more_knowledge(lenet, victims):
 
 
 def test_all_attackers_meet_the_same_images_crops_and_starts():
-    units = ext5_adaptive.units(settings(profile="laptop", dataset="shapes", images=40))
+    units = adaptive.by_knowledge(settings(profile="laptop", dataset="shapes", images=40))
     every = {"none", *POLICIES[1:], FOUND}
     without = {PUBLISHED: {FOUND}, STRONGEST: set()}
     assert {policy for attacker, policy in units if attacker == LEARNED} == {"none", HYBRID}
@@ -339,9 +341,31 @@ def test_all_attackers_meet_the_same_images_crops_and_starts():
         assert unit.threat.labels == ("inferred" if attacker == LABEL else "known")
 
 
+def test_the_policies_of_least_gain_are_attacked_on_other_images_than_chose_them():
+    chosen = settings(profile="laptop", dataset="shapes", images=40)
+    units = adaptive.on_least(chosen)
+    assert {policy for _, policy in units} == set(LEAST)
+    assert len({tuple(sorted(policy.split("-"))) for policy in LEAST}) == len(LEAST)
+    assert max(unit.last for unit in units.values()) <= 100  # extension 10 looks at images from 100 on
+    bare = adaptive.by_knowledge(chosen)
+    for (attacker, _), unit in units.items():
+        same = {name: getattr(unit, name) for name in ("policy", "last", "frames")}
+        assert dataclasses.replace(bare[attacker, HYBRID], **same) == unit
+
+
+def test_a_policy_withstands_only_if_that_was_measured(kept):
+    result = ext5_adaptive.run(settings(images=2, steps=3), kept)
+    parts = [rows({"3-3-3": -2.0, "3-1-7": 2.0, "9-9-9": 0.3}), rows({"0": 0.1}, spread=9.0)]
+    table = pd.concat([part[part["attacker"] == POLICY] for part in parts]).assign(rank_original=2)
+    table = pd.concat([table, table.assign(attacker=DRAWS, rank_original=1)])
+    words = ext5_adaptive.withstanding(dataclasses.replace(result, tables={"least": table}))
+    assert list(words["policy known"]) == ["withstands", "broken", "broken", "cannot tell"]
+    assert set(words[f"{DRAWS}: photograph found"]) == {"100%"}
+
+
 def test_a_unit_of_several_rounds_draws_anew_for_the_same_images(kept):
     chosen = settings(images=3, steps=3)
-    unit = ext5_adaptive.units(chosen)[watching(DRAWS, 2), HYBRID]
+    unit = adaptive.by_knowledge(chosen)[watching(DRAWS, 2), HYBRID]
     model = trained(unit.model, kept, torch.device("cpu"))[0]
     seen = _observed(unit, model, targets(unit)[2])
     assert len(seen.updates) == len(seen.knows.draws) == 2
@@ -406,13 +430,13 @@ def test_the_rule_asks_every_network(gains, options, status):
 
 def test_other_networks_are_attacked_as_the_first():
     chosen = settings(profile="laptop", dataset="shapes", images=40)
-    units = ext5_adaptive.elsewhere(chosen)
+    units = adaptive.elsewhere(chosen)
     assert {place for place, _, _ in units} == {"convnet-16, untrained", "resnet20-1, semi-trained"}
     one_round = {PUBLISHED, STRONGEST, MEAN, UNDONE, POLICY, DRAWS}
     for (place, attacker, policy), unit in units.items():
         bare = units[place, STRONGEST, policy]
         assert (unit.policy or "none") == policy
-        assert unit.threat == ext5_adaptive.units(chosen)[attacker, policy].threat
+        assert unit.threat == adaptive.by_knowledge(chosen)[attacker, policy].threat
         same = {name: getattr(bare, name) for name in ("attack", "threat", "frames")}
         assert dataclasses.replace(unit, **same) == bare
         assert {a for p, a, other in units if (p, other) == (place, policy)} == (
@@ -438,6 +462,7 @@ def test_a_toy_run_is_the_same_from_the_archive(kept, tmp_path):
     np.testing.assert_allclose(
         others[others["policy"] == "none"]["gain_before"], others[others["policy"] == "none"]["gain"], rtol=1e-4
     )
+    assert list(ext5_adaptive.withstanding(result).index) == list(LEAST[:1])
     archive, again = Archive(tmp_path / "units"), Store(tmp_path / "again")
     archive.write(kept, embedded=True)
     archive.restore(again)
@@ -452,7 +477,7 @@ def test_a_toy_run_is_the_same_from_the_archive(kept, tmp_path):
     ]
     shown = ["photograph", "client used", *SINGLE, watching(POLICY, 2)]
     assert list(ext5_adaptive.sheet(result)) == shown
-    first = ext5_adaptive.units(chosen)[DRAWS, HYBRID]
+    first = adaptive.by_knowledge(chosen)[DRAWS, HYBRID]
     target = to_images(result.sheets[DRAWS, HYBRID]["target"])
     assert psnr(target, target).isinf().all()
     assert first.title.endswith("through the policy")

@@ -307,6 +307,10 @@ def test_changes_are_between_federations_that_differ_in_the_policy_alone():
     change = page.changes(table(a=-3.0, spread=0.0), ["network", "protocol"])
     row = change.loc[page.JUDGED, page.FEDSGD, "a"]
     assert (row["n"], row["mean"]) == (9, pytest.approx(-3.0))
+    strict = page.changes(table(a=-3.0), ["network"], by_seed=True).loc[page.JUDGED, "a"]
+    wider = page.changes(table(a=-3.0), ["network"]).loc[page.JUDGED, "a"]
+    assert (strict["n"], wider["n"]) == (3, 9)
+    assert strict["mean"] == pytest.approx(wider["mean"])
 
 
 def test_the_page_asks_for_every_federation_once_and_its_attacks_pair_images(smoke_store):

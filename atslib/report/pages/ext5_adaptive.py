@@ -1,124 +1,39 @@
 """Extension 5: what a policy is worth against a server that knows it, where attacks work."""
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import pandas as pd
 import torch
 
-from atslib.attacks import ATTACKS, FromMean, Learned, ThroughPolicy, Undone
+from atslib.attacks import Learned, ThroughPolicy, Undone
 from atslib.clients.prepare import to_images
-from atslib.clients.threat import ThreatModel
 from atslib.measures.metrics import psnr
 from atslib.measures.statistics import ENOUGH, holm, paired
 from atslib.report import compare
 from atslib.report.result import NO_POLICY, Result, Verdict
+from atslib.report.units import adaptive
+from atslib.report.units.adaptive import DRAWS, JUDGED, POLICY, ROUNDS, SINGLE, STRONGEST, watching
+from atslib.report.units.defended import against_before
 from atslib.report.units.networks import device_of
-from atslib.report.units.regimes import Cell
 from atslib.report.units.settings import Settings
-from atslib.report.units.table1 import FEW, HYBRID, POLICIES, SEARCHED
-from atslib.report.units.tables import attack_rows, attacked_facts, label, policy_image, provenance
-from atslib.report.units.units import AttackUnit, attack_unit, before, known_ranks, targets
+from atslib.report.units.table1 import HYBRID
+from atslib.report.units.tables import attack_rows, attacked_facts, provenance
+from atslib.report.units.units import AttackUnit, before, known_ranks, targets
 from atslib.report.verdicts import MARGIN, guards
 from atslib.store import Artifact, Store
 
-IMAGES = 50  # at most
-TRIAL, KEEP = 30, 2  # steps in every form of the policy, and how many forms of an image are attacked in full
-PUBLISHED, STRONGEST, POLICY, DRAWS = "as published", "strongest", "knows the policy", "knows its draws"
-MEAN, UNDONE, LABEL = "starts at the policy's mean image", "undoes the policy afterwards", "infers the label"
-LEARNED = "has learned on other images"
-SINGLE = (PUBLISHED, STRONGEST, MEAN, UNDONE, LEARNED, POLICY, DRAWS)  # by what they use; one round, a known label
-ROUNDS = {
-    SEARCHED[0]: (2, 4, 8),
-    HYBRID: (2, 4),
-}  # rounds that a server watches, by policy
-FOUND = "3-19-26+15-42-15"  # the hybrid of this book's own search, see claim2_search
 KEYS = ("attacker", "policy")
-JUDGED = (*SEARCHED, HYBRID)
-NETWORKS = {("initial", "convnet-16"): "annealed-convnet", ("semi", "resnet20-1"): "annealed-resnet"}  # beside LeNet
+FIRST, ELSEWHERE, LEAST = "attacks", "elsewhere", "least"  # tables
 
 
-def units(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
-    """All attacks by (attacker, policy), on the same images, crops, flips and starts."""
-    own, smoke = dataclasses.replace(settings, images=min(IMAGES, settings.images)), settings.profile == "smoke"
-    published = dataclasses.replace(ATTACKS["adam-cosine"], steps=settings.steps)
-    found = {}
-    for policy in ("", HYBRID) if smoke else (*POLICIES, FOUND):
-        # Two frames make units of their own: other pages' are older than `psnr_before`.
-        strongest = attack_unit(own, policy, frames=2)
-        if policy != FOUND:
-            found[PUBLISHED, label(policy)] = dataclasses.replace(strongest, attack=published)
-        found[STRONGEST, label(policy)] = strongest
-        if policy:
-            found |= {(name, policy): unit for name, unit in _knowing(strongest).items()}
-        if policy in ROUNDS:
-            counts = ROUNDS[policy][: 1 if smoke else None]
-            found |= {(name, policy): unit for name, unit in _watching(found[POLICY, policy], counts).items()}
-    for policy in (NO_POLICY, HYBRID):
-        strongest = found[STRONGEST, policy]
-        pairs = {"pairs": 8, "epochs": 1} if smoke else {}
-        attack = Learned(inner=strongest.attack, images=own.dataset, **pairs)
-        threat = ThreatModel(defense="policy")
-        found[LEARNED, policy] = dataclasses.replace(strongest, attack=attack, threat=threat, frames=0)
-    inferred = ThreatModel(labels="inferred")
-    found[LABEL, NO_POLICY] = dataclasses.replace(found[STRONGEST, NO_POLICY], threat=inferred, frames=0)
-    known = dataclasses.replace(inferred, defense="policy")
-    found[LABEL, HYBRID] = dataclasses.replace(found[POLICY, HYBRID], threat=known)
-    return found
+def units(settings: Settings) -> dict[tuple, AttackUnit]:
+    """All attacks, by their table, attacker and policy; elsewhere by the place as well."""
+    return {(table, *key): unit for table, part in _tables(settings).items() for key, unit in part.items()}
 
 
-def elsewhere(settings: Settings) -> dict[tuple[str, str, str], AttackUnit]:
-    """The attackers of one round on other networks, by (place, attacker, policy): fewer images, a hundred steps."""
-    few, smoke = min(FEW, settings.images), settings.profile == "smoke"
-    wanted = {("initial", settings.model): "annealed-convnet"} if smoke else NETWORKS
-    found = {}
-    for (regime, model), name in wanted.items():
-        cell = Cell(regime=regime, model=model, attack=name, steps=min(100, settings.steps), images=few,
-                    dataset=settings.dataset, seed=settings.seed)  # fmt: skip
-        for policy in ("", HYBRID) if smoke else ("", *JUDGED):
-            strongest = dataclasses.replace(cell.unit(policy), frames=2)
-            published = dataclasses.replace(ATTACKS["adam-cosine"], steps=cell.steps)
-            own = {PUBLISHED: dataclasses.replace(strongest, attack=published), STRONGEST: strongest}
-            own |= _knowing(strongest) if policy else {}
-            found |= {(place(strongest), attacker, label(policy)): unit for attacker, unit in own.items()}
-    return found
-
-
-def place(unit: AttackUnit) -> str:
-    """The network and what it has been through, in words."""
-    return f"{unit.model.model}, {'semi-trained' if unit.model.train else 'untrained'}"
-
-
-def _knowing(strongest: AttackUnit) -> dict[str, AttackUnit]:
-    """The attackers of one round who know the policy, beside the strongest that does not."""
-    inner, own = strongest.attack, {"images": strongest.model.dataset, "crop_flip": strongest.crop_flip}
-    attacks = {
-        MEAN: FromMean(inner=inner, **own),
-        UNDONE: Undone(inner=inner, **own),
-        POLICY: ThroughPolicy(inner=inner, trial=min(TRIAL, inner.steps), keep=KEEP),
-        DRAWS: ThroughPolicy(inner=inner),
-    }
-    return {
-        name: dataclasses.replace(
-            strongest, attack=attack, threat=ThreatModel(defense="draws" if name == DRAWS else "policy"), frames=0
-        )
-        for name, attack in attacks.items()
-    }
-
-
-def _watching(single: AttackUnit, counts: Sequence[int]) -> dict[str, AttackUnit]:
-    """The attacker who knows the policy, in so many rounds; in the most of them also told what was drawn."""
-    few = dataclasses.replace(single, last=min(FEW, single.last))
-    rounds = {watching(POLICY, n): dataclasses.replace(few, rounds=n) for n in counts}
-    most = list(rounds.values())[-1]
-    attack, threat = ThroughPolicy(inner=most.attack.inner), ThreatModel(defense="draws")
-    told = dataclasses.replace(most, attack=attack, threat=threat)
-    return rounds | {watching(DRAWS, told.rounds): told}
-
-
-def watching(attacker: str, rounds: int) -> str:
-    """The name of an attacker who watches so many rounds."""
-    return f"{attacker}, {rounds} rounds" if rounds > 1 else attacker
+def _tables(settings: Settings) -> dict[str, dict[tuple, AttackUnit]]:
+    parts = {FIRST: adaptive.by_knowledge, ELSEWHERE: adaptive.elsewhere, LEAST: adaptive.on_least}
+    return {table: of(settings) for table, of in parts.items()}
 
 
 ADAPTIVE_RULE = (
@@ -135,13 +50,13 @@ ADAPTIVE_RULE = (
 )
 
 
-def judged(attacks: pd.DataFrame) -> pd.DataFrame:
-    """One row per place and judged policy: mean, low, high and p of the gain, in dB, of the attacker who knows it.
+def judged(attacks: pd.DataFrame, policies: tuple[str, ...] = JUDGED) -> pd.DataFrame:
+    """One row per place and one of these policies: mean, low, high and p of the gain, in dB, of who knows the policy.
 
     `broken` and `withstands` are those of `ADAPTIVE_RULE`; if neither, the interval is too wide to tell.
     """
     rows = {}
-    own = attacks[(attacks["attacker"] == POLICY) & attacks["policy"].isin(JUDGED)]
+    own = attacks[(attacks["attacker"] == POLICY) & attacks["policy"].isin(policies)]
     for key, table in own.groupby(["place", "policy"], sort=False):
         zero = table.assign(attacker=NO_POLICY, gain_before=0.0)
         rows[key] = paired(pd.concat([table, zero]), NO_POLICY, "gain_before", by="attacker", p_values=True).loc[POLICY]
@@ -182,36 +97,50 @@ def run(settings: Settings, store: Store) -> Result:
     Beside the columns of `image_rows` stand `psnr_before` and `gain_before`, against the image before the policy,
     `ceiling`, the PSNR of a perfect reconstruction of the transformed image against it, and for the attackers who
     reconstruct the image after the policy `rank_knowing`, see `known_ranks`. `psnr_original` is against the photograph.
-    Table `elsewhere`: the same of other networks, by their `place`.
+    Table `elsewhere`: the same of other networks, by their `place`; `least`: of the policies that might withstand.
     """
-    by_attacker, others = units(settings), elsewhere(settings)
-    rows, sheets = attack_rows(by_attacker, KEYS, settings, store)
-    table = _against_before(by_attacker, KEYS, rows, store, settings)
-    more, _ = attack_rows(others, ("place", *KEYS), settings, store)
-    more = _against_before(others, ("place", *KEYS), more, store, settings)
-    first = by_attacker[STRONGEST, NO_POLICY]
-    facts = provenance(settings, sheets[STRONGEST, NO_POLICY]) | attacked_facts(first)
-    verdict = adaptive_verdict(pd.concat([table.assign(place=place(first)), more]))
-    return Result("ext5_adaptive", {"attacks": table, "elsewhere": more}, facts, verdict, sheets)
+    tables, sheets, parts = {}, {}, _tables(settings)
+    for name, part in parts.items():
+        keys = ("place", *KEYS) if name == ELSEWHERE else KEYS
+        rows, sheets[name] = attack_rows(part, keys, settings, store)
+        tables[name] = _against_before(part, rows, keys, store, device_of(settings.device))
+    first = parts[FIRST][STRONGEST, NO_POLICY]
+    facts = provenance(settings, sheets[FIRST][STRONGEST, NO_POLICY]) | attacked_facts(first)
+    everywhere = pd.concat([tables[FIRST].assign(place=adaptive.place(first)), tables[ELSEWHERE]])
+    return Result("ext5_adaptive", tables, facts, adaptive_verdict(everywhere), sheets[FIRST])
 
 
 def _against_before(
-    units: Mapping[tuple, AttackUnit], names: Sequence[str], rows: pd.DataFrame, store: Store, settings: Settings
+    units: Mapping[tuple, AttackUnit], rows: pd.DataFrame, keys: tuple[str, ...], store: Store, device: torch.device
 ) -> pd.DataFrame:
     """The rows of all units, with what their attacks find of the image before the policy."""
-    device, own = device_of(settings.device), dict(list(rows.groupby(list(names), sort=False)))
+    own = dict(list(rows.groupby(list(keys), sort=False)))
     return pd.concat([_before(own[key], unit, store, device) for key, unit in units.items()], ignore_index=True)
 
 
 def _before(rows: pd.DataFrame, unit: AttackUnit, store: Store, device: torch.device) -> pd.DataFrame:
-    table, images = rows.copy(), to_images(before(unit))
-    floor = policy_image(unit.model.dataset, "", unit.crop_flip).expand_as(images).contiguous()
-    table["gain_before"] = table["psnr_before"] - psnr(floor, images).double().numpy()
+    table = against_before(rows, unit)
     if unit.policy:
-        table["ceiling"] = psnr(to_images(targets(unit)[1]), images).double().numpy()
+        table["ceiling"] = psnr(to_images(targets(unit)[1]), to_images(before(unit))).double().numpy()
     if not isinstance(unit.attack, ThroughPolicy | Undone | Learned):
         known = known_ranks(unit, store, device)["rank_knowing"].numpy() if unit.policy else None
         table["rank_knowing"] = table["rank_original"] if known is None else known
+    return table
+
+
+def withstanding(result: Result) -> pd.DataFrame:
+    """One row per policy that leaves a blind attack least: what attacks through it find, and if it withstands.
+
+    By the words of `ADAPTIVE_RULE`, with Holm's correction over all of them.
+    """
+    rows = result.tables[LEAST]
+    known = judged(rows.assign(place=""), tuple(rows["policy"].unique())).droplevel("place")
+    table = pd.DataFrame({"policy known": known["broken"].map({True: "broken", False: "cannot tell"})})
+    table[known["withstands"]] = "withstands"
+    for (attacker, policy), own in rows.groupby(list(KEYS), sort=False):
+        gain = compare.gained(own.assign(gain=own["gain_before"]))
+        table.loc[policy, f"{attacker}: gain, dB"] = compare.interval(gain, "")
+        table.loc[policy, f"{attacker}: photograph found"] = compare.found(own["rank_original"])
     return table
 
 

@@ -135,7 +135,7 @@ def _facts(
     facts = provenance(settings, next(iter(made.values()))) | {"dataset": f.dataset, "note": f.held_out().note}
     facts |= {"model": ", ".join(dict.fromkeys(key[0] for key in wanted)), "steps": unit.attack.steps}
     facts |= {"training": f"{len(made)} federations of {f.clients} clients", "images": int(images.nunique().min())}
-    return facts
+    return facts | {"seed": f"{settings.seed} to {settings.seed + max(key[4] for key in wanted)}"}
 
 
 def timed(settings: Settings, store: Store) -> Artifact:
@@ -193,16 +193,20 @@ def _last(table: pd.DataFrame) -> pd.DataFrame:
     return table[table["rounds"] == table.groupby(CELL)["rounds"].transform("max")]
 
 
-def changes(table: pd.DataFrame, within: list[str]) -> pd.DataFrame:
-    """What each policy changes the last accuracy by, in points: `n` federations, mean and 95 % interval over them."""
+def changes(table: pd.DataFrame, within: list[str], *, by_seed: bool = False) -> pd.DataFrame:
+    """What each policy changes the last accuracy by, in points: `n` federations, mean and 95 % interval over them.
+
+    Args:
+        by_seed: the strict count: federations of one seed, which begin with the same weights, are one.
+    """
     last = _last(table)
-    last = last.assign(
-        one=last["network"] + last["protocol"] + last["shards"] + last["seed"].astype(str) + last["view"]
-    )
-    groups = last.groupby(within, sort=False)
-    return pd.concat(
-        {key: paired(rows, NO_POLICY, "accuracy", unit="one") for key, rows in groups}, names=[*within, "policy"]
-    )
+    each = last["network"] + last["protocol"] + last["shards"] + last["view"]
+    if by_seed:
+        last, unit = last.assign(draw=each), "seed"
+    else:
+        last, unit = last.assign(one=each + last["seed"].astype(str)), "one"
+    parts = {key: paired(rows, NO_POLICY, "accuracy", unit=unit) for key, rows in last.groupby(within, sort=False)}
+    return pd.concat(parts, names=[*within, "policy"])
 
 
 def learning(result: Result, network: str, protocol: str) -> pd.DataFrame:
