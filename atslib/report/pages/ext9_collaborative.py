@@ -196,6 +196,8 @@ def _last(table: pd.DataFrame) -> pd.DataFrame:
 def changes(table: pd.DataFrame, within: list[str], *, by_seed: bool = False) -> pd.DataFrame:
     """What each policy changes the last accuracy by, in points: `n` federations, mean and 95 % interval over them.
 
+    `undefended` is the mean accuracy without a policy, in percent.
+
     Args:
         by_seed: the strict count: federations of one seed, which begin with the same weights, are one.
     """
@@ -205,7 +207,10 @@ def changes(table: pd.DataFrame, within: list[str], *, by_seed: bool = False) ->
         last, unit = last.assign(draw=each), "seed"
     else:
         last, unit = last.assign(one=each + last["seed"].astype(str)), "one"
-    parts = {key: paired(rows, NO_POLICY, "accuracy", unit=unit) for key, rows in last.groupby(within, sort=False)}
+    parts = {}
+    for key, rows in last.groupby(within, sort=False):
+        bare = rows[rows["policy"] == NO_POLICY]["accuracy"].mean()
+        parts[key] = paired(rows, NO_POLICY, "accuracy", unit=unit).assign(undefended=bare)
     return pd.concat(parts, names=[*within, "policy"])
 
 
