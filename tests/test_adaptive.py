@@ -433,15 +433,17 @@ def test_other_networks_are_attacked_as_the_first():
     units = adaptive.elsewhere(chosen)
     assert {place for place, _, _ in units} == {"convnet-16, untrained", "resnet20-1, semi-trained"}
     one_round = {PUBLISHED, STRONGEST, MEAN, UNDONE, POLICY, DRAWS}
+    own = {"none": {PUBLISHED, STRONGEST, LABEL}, HYBRID: one_round | {LABEL}, FOUND: one_round - {PUBLISHED}}
+    own[SEARCHED[0]] = one_round | {watching(POLICY, 4), watching(DRAWS, 4)}
     for (place, attacker, policy), unit in units.items():
         bare = units[place, STRONGEST, policy]
         assert (unit.policy or "none") == policy
-        assert unit.threat == adaptive.by_knowledge(chosen)[attacker, policy].threat
-        same = {name: getattr(bare, name) for name in ("attack", "threat", "frames")}
+        knows = "draws" if DRAWS in attacker else "policy"
+        knows = knows if policy != "none" and attacker not in (PUBLISHED, STRONGEST) else "unknown"
+        assert (unit.threat.defense, unit.rounds) == (knows, 4 if "rounds" in attacker else 1)
+        same = {name: getattr(bare, name) for name in ("attack", "threat", "frames", "rounds")}
         assert dataclasses.replace(unit, **same) == bare
-        assert {a for p, a, other in units if (p, other) == (place, policy)} == (
-            one_round if policy != "none" else {PUBLISHED, STRONGEST}
-        )
+        assert {a for p, a, other in units if (p, other) == (place, policy)} == own.get(policy, one_round)
 
 
 def test_a_toy_run_is_the_same_from_the_archive(kept, tmp_path):
@@ -457,7 +459,7 @@ def test_a_toy_run_is_the_same_from_the_archive(kept, tmp_path):
     assert table[table["attacker"] == MEAN]["rank_knowing"].notna().all()
     assert table[table["policy"] != "none"]["ceiling"].notna().all()
     others = result.tables["elsewhere"]
-    assert set(others["attacker"]) == {PUBLISHED, STRONGEST, MEAN, UNDONE, POLICY, DRAWS}
+    assert set(others["attacker"]) == {PUBLISHED, STRONGEST, MEAN, UNDONE, POLICY, DRAWS, LABEL}
     assert set(others["place"]) == {"convnet-4, untrained"}
     np.testing.assert_allclose(
         others[others["policy"] == "none"]["gain_before"], others[others["policy"] == "none"]["gain"], rtol=1e-4
