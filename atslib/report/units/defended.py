@@ -33,14 +33,14 @@ DEFENSES: dict[str, tuple[str, ...]] = {
     "none": ("",),
     "ATS": (*SEARCHED, HYBRID),
     "pruning": ("prune:0.7", "prune:0.9", "prune:0.99"),
-    "Gaussian noise": ("gaussian:0.0001", "gaussian:0.001", "gaussian:0.01"),
-    "Laplacian noise": ("laplace:0.0001", "laplace:0.001", "laplace:0.01"),
-    "DP-SGD": ("dp:0.001", "dp:0.01", "dp:0.1"),
+    "Gaussian noise": ("gaussian:0.0001", "gaussian:0.001", "gaussian:0.01", "gaussian:0.03", "gaussian:0.1"),
+    "Laplacian noise": ("laplace:0.0001", "laplace:0.001", "laplace:0.01", "laplace:0.03", "laplace:0.1"),
+    "DP-SGD": ("dp:0.001", "dp:0.01", "dp:0.03", "dp:0.1"),
     "Soteria": ("soteria:0.3", "soteria:0.6", "soteria:0.9"),
     "bottleneck": ("precode:0.3", "precode:1", "precode:3"),
     "MixUp": ("mixup:0.1", "mixup:0.3", "mixup:0.5"),
-    "ATS and pruning": (f"{HYBRID} | prune:0.9", f"{HYBRID} | prune:0.99"),
-    "ATS and noise": (f"{HYBRID} | gaussian:0.0001", f"{HYBRID} | gaussian:0.001"),
+    "ATS and pruning": tuple(f"{HYBRID} | prune:{share}" for share in (0.7, 0.9, 0.99)),
+    "ATS and noise": tuple(f"{HYBRID} | gaussian:{scale}" for scale in ("0.0001", "0.001", "0.01")),
 }
 PLAIN, SMOOTH, KEPT = "plain", "stronger prior", "kept entries only"
 FEATURES, BOTH = "reads the latent off", "both images"
