@@ -363,6 +363,16 @@ def test_a_policy_withstands_only_if_that_was_measured(kept):
     assert set(words[f"{DRAWS}: photograph found"]) == {"100%"}
 
 
+def test_all_is_drawn_anew_for_the_same_images_and_network():
+    chosen = settings(profile="laptop", dataset="shapes", images=40)
+    first, again = adaptive.by_knowledge(chosen), adaptive.by_knowledge(chosen, 1)
+    assert {name for name, _ in again} == {*SINGLE, LABEL} - {LEARNED}
+    assert all(dataclasses.replace(unit, seed=first[key].seed) == first[key] for key, unit in again.items())
+    assert {unit.seed for unit in again.values()} == {chosen.seed + 1}
+    keys = [key[:-1] for key in ext5_adaptive.units(chosen) if key[0] == "attacks" and key[-1] == 1]
+    assert {key[1:] for key in keys} == set(again)
+
+
 def test_a_unit_of_several_rounds_draws_anew_for_the_same_images(kept):
     chosen = settings(images=3, steps=3)
     unit = adaptive.by_knowledge(chosen)[watching(DRAWS, 2), HYBRID]
@@ -390,7 +400,8 @@ def rows(gains, *, bare=5.0, images=40, place="lenet, untrained", spread=0.5):
         parts.append(
             pd.DataFrame({"attacker": POLICY, "policy": policy, "image": range(images), "gain_before": gain + noise})
         )
-    table = pd.concat(parts).assign(floor_policy=9.0, place=place)
+    table = pd.concat([each.assign(draw=draw) for draw in (0, 1) for each in parts])
+    table = table.assign(floor_policy=9.0, place=place)
     return table.assign(psnr=9 + table["gain_before"], gain=table["gain_before"])
 
 
@@ -480,6 +491,6 @@ def test_a_toy_run_is_the_same_from_the_archive(kept, tmp_path):
     shown = ["photograph", "client used", *SINGLE, watching(POLICY, 2)]
     assert list(ext5_adaptive.sheet(result)) == shown
     first = adaptive.by_knowledge(chosen)[DRAWS, HYBRID]
-    target = to_images(result.sheets[DRAWS, HYBRID]["target"])
+    target = to_images(result.sheets[DRAWS, HYBRID, 0]["target"])
     assert psnr(target, target).isinf().all()
     assert first.title.endswith("through the policy")

@@ -24,16 +24,18 @@ from atslib.store import Artifact, Store
 
 KEYS = ("attacker", "policy")
 FIRST, ELSEWHERE, LEAST = "attacks", "elsewhere", "least"  # tables
+COLUMNS = {FIRST: (*KEYS, "draw"), ELSEWHERE: ("place", *KEYS), LEAST: KEYS}  # that name a unit in each
 
 
 def units(settings: Settings) -> dict[tuple, AttackUnit]:
-    """All attacks, by their table, attacker and policy; elsewhere by the place as well."""
+    """All attacks, by their table and its `COLUMNS`."""
     return {(table, *key): unit for table, part in _tables(settings).items() for key, unit in part.items()}
 
 
 def _tables(settings: Settings) -> dict[str, dict[tuple, AttackUnit]]:
-    parts = {FIRST: adaptive.by_knowledge, ELSEWHERE: adaptive.elsewhere, LEAST: adaptive.on_least}
-    return {table: of(settings) for table, of in parts.items()}
+    draws = range(1 if settings.profile == "smoke" else adaptive.TIMES)
+    drawn = {(*key, n): unit for n in draws for key, unit in adaptive.by_knowledge(settings, n).items()}
+    return {FIRST: drawn, ELSEWHERE: adaptive.elsewhere(settings), LEAST: adaptive.on_least(settings)}
 
 
 ADAPTIVE_RULE = (
@@ -67,7 +69,7 @@ def judged(attacks: pd.DataFrame, policies: tuple[str, ...] = JUDGED) -> pd.Data
 
 
 def adaptive_verdict(attacks: pd.DataFrame) -> Verdict:
-    """The claim by `ADAPTIVE_RULE`, from rows with `place`, the columns of `KEYS`, `image`, `psnr` and both gains."""
+    """The claim by `ADAPTIVE_RULE`, from rows with `place`, `attacker`, `policy`, `draw`, `image` and gains."""
     table, words, reasons = judged(attacks), [], {}
     for where, policies in table.groupby("place", sort=False):
         bare = attacks[(attacks["place"] == where) & _is(attacks, STRONGEST, NO_POLICY)]
@@ -92,7 +94,7 @@ def _is(attacks: pd.DataFrame, attacker: str, policy: str) -> pd.Series:
 
 
 def run(settings: Settings, store: Store) -> Result:
-    """Attack with more and more knowledge. Table `attacks`: one row per attacker, policy and image.
+    """Attack with more and more knowledge. Table `attacks`: one row per attacker, policy, draw and image.
 
     Beside the columns of `image_rows` stand `psnr_before` and `gain_before`, against the image before the policy,
     `ceiling`, the PSNR of a perfect reconstruction of the transformed image against it, and for the attackers who
@@ -101,12 +103,11 @@ def run(settings: Settings, store: Store) -> Result:
     """
     tables, sheets, parts = {}, {}, _tables(settings)
     for name, part in parts.items():
-        keys = ("place", *KEYS) if name == ELSEWHERE else KEYS
-        rows, sheets[name] = attack_rows(part, keys, settings, store)
-        tables[name] = _against_before(part, rows, keys, store, device_of(settings.device))
-    first = parts[FIRST][STRONGEST, NO_POLICY]
-    facts = provenance(settings, sheets[FIRST][STRONGEST, NO_POLICY]) | attacked_facts(first)
-    everywhere = pd.concat([tables[FIRST].assign(place=adaptive.place(first)), tables[ELSEWHERE]])
+        rows, sheets[name] = attack_rows(part, COLUMNS[name], settings, store)
+        tables[name] = _against_before(part, rows, COLUMNS[name], store, device_of(settings.device))
+    first = parts[FIRST][STRONGEST, NO_POLICY, 0]
+    facts = provenance(settings, sheets[FIRST][STRONGEST, NO_POLICY, 0]) | attacked_facts(first)
+    everywhere = pd.concat([tables[FIRST].assign(place=adaptive.place(first)), tables[ELSEWHERE].assign(draw=0)])
     return Result("ext5_adaptive", tables, facts, adaptive_verdict(everywhere), sheets[FIRST])
 
 
@@ -175,7 +176,7 @@ def by_rounds(result: Result) -> pd.DataFrame:
 
     `who` is policy and attacker in one.
     """
-    attacks, parts = result.tables["attacks"], []
+    attacks, parts = result.tables["attacks"].query("draw == 0"), []
     every = sorted({rounds for counts in ROUNDS.values() for rounds in counts})
     images = attacks[attacks["attacker"] == watching(POLICY, every[0])]["image"].unique()
     for name in (POLICY, DRAWS):
@@ -198,7 +199,7 @@ def sheet(result: Result, policy: str = HYBRID, count: int = 10) -> dict[str, ob
 
     They are those of one round, and the one who watched most without being told what was drawn.
     """
-    found: dict[str, Artifact] = {key[0]: art for key, art in result.sheets.items() if key[1] == policy}
+    found: dict[str, Artifact] = {key[0]: art for key, art in result.sheets.items() if key[1:] == (policy, 0)}
     first, most = found[STRONGEST], [name for name in found if name.startswith(f"{POLICY},")][-1:]
     rows = {"photograph": first["original"][:count], "client used": first["target"][:count]}
     return rows | {name: found[name]["reconstruction"][:count] for name in (*SINGLE, *most) if name in found}

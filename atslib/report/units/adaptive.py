@@ -12,7 +12,7 @@ from atslib.report.units.table1 import FEW, HYBRID, POLICIES, SEARCHED
 from atslib.report.units.tables import label
 from atslib.report.units.units import AttackUnit, attack_unit
 
-IMAGES = 50  # at most
+IMAGES, TIMES = 100, 2  # images at most, and how often all is drawn anew, on the first network
 TRIAL, KEEP = 30, 2  # steps in every form of the policy, and how many forms of an image are attacked in full
 PUBLISHED, STRONGEST, POLICY, DRAWS = "as published", "strongest", "knows the policy", "knows its draws"
 MEAN, UNDONE, LABEL = "starts at the policy's mean image", "undoes the policy afterwards", "infers the label"
@@ -28,12 +28,18 @@ LEAST = ("3-3-3", "37-3-3", "21-3-3", "2-37-0", "3-37-0", "9-37-2", "40-27-5", "
 NETWORKS = {("initial", "convnet-16"): "annealed-convnet", ("semi", "resnet20-1"): "annealed-resnet"}  # beside LeNet
 
 
-def by_knowledge(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
-    """All attackers on the first network by (attacker, policy), on the same images, crops, flips and starts."""
+def by_knowledge(settings: Settings, draw: int = 0) -> dict[tuple[str, str], AttackUnit]:
+    """All attackers on the first network by (attacker, policy), on the same images, crops, flips and starts.
+
+    Args:
+        draw: of crops, flips, policies and starts; several rounds, and learning, are asked of the first alone.
+    """
     own, smoke = dataclasses.replace(settings, images=min(IMAGES, settings.images)), settings.profile == "smoke"
-    # Two frames make units of their own: other pages' are older than `psnr_before`.
     tried = ("", HYBRID) if smoke else (*POLICIES, FOUND)
-    strongest = {policy: attack_unit(own, policy, frames=2) for policy in tried}
+    # Two frames make units of their own: other pages' are older than `psnr_before`.
+    strongest = {policy: attack_unit(own, policy, frames=2, seed=own.seed + draw) for policy in tried}
+    if draw:
+        return _asked(strongest, settings.steps, {})
     found = _asked(strongest, settings.steps, {HYBRID: ROUNDS[HYBRID][:1]} if smoke else ROUNDS)
     for policy in (NO_POLICY, HYBRID):
         unit, pairs = found[STRONGEST, policy], {"pairs": 8, "epochs": 1} if smoke else {}
