@@ -30,6 +30,7 @@ from atslib.report.units.adaptive import (
     LEARNED,
     LEAST,
     MEAN,
+    PATIENT,
     POLICY,
     PUBLISHED,
     ROUNDS,
@@ -321,7 +322,8 @@ def test_all_attackers_meet_the_same_images_crops_and_starts():
     every = {"none", *POLICIES[1:], FOUND}
     without = {PUBLISHED: {FOUND}, STRONGEST: set()}
     assert {policy for attacker, policy in units if attacker == LEARNED} == {"none", HYBRID}
-    for name in (name for name in SINGLE if name != LEARNED):
+    assert {policy for attacker, policy in units if attacker == PATIENT} == {*SEARCHED, HYBRID}
+    for name in (name for name in SINGLE if name not in (LEARNED, PATIENT)):
         assert {policy for attacker, policy in units if attacker == name} == every - without.get(name, {"none"})
     watched = set()
     for policy, counts in ROUNDS.items():
@@ -366,7 +368,7 @@ def test_a_policy_withstands_only_if_that_was_measured(kept):
 def test_all_is_drawn_anew_for_the_same_images_and_network():
     chosen = settings(profile="laptop", dataset="shapes", images=40)
     first, again = adaptive.by_knowledge(chosen), adaptive.by_knowledge(chosen, 1)
-    assert {name for name, _ in again} == {*SINGLE, LABEL} - {LEARNED}
+    assert {name for name, _ in again} == {*SINGLE, LABEL} - {LEARNED, PATIENT}
     assert all(dataclasses.replace(unit, seed=first[key].seed) == first[key] for key, unit in again.items())
     assert {unit.seed for unit in again.values()} == {chosen.seed + 1}
     keys = [key[:-1] for key in ext5_adaptive.units(chosen) if key[0] == "attacks" and key[-1] == 1]
@@ -454,7 +456,8 @@ def test_other_networks_are_attacked_as_the_first():
         assert (unit.threat.defense, unit.rounds) == (knows, 4 if "rounds" in attacker else 1)
         same = {name: getattr(bare, name) for name in ("attack", "threat", "frames", "rounds")}
         assert dataclasses.replace(unit, **same) == bare
-        assert {a for p, a, other in units if (p, other) == (place, policy)} == own.get(policy, one_round)
+        patient = {PATIENT} if place.startswith("convnet") and policy in (*SEARCHED, HYBRID) else set()
+        assert {a for p, a, other in units if (p, other) == (place, policy)} == own.get(policy, one_round) | patient
 
 
 def test_a_toy_run_is_the_same_from_the_archive(kept, tmp_path):
@@ -465,12 +468,12 @@ def test_a_toy_run_is_the_same_from_the_archive(kept, tmp_path):
     assert result.verdict.status == "cannot tell"
     bare = table[table["policy"] == "none"]
     np.testing.assert_allclose(bare["gain_before"], bare["gain"], rtol=1e-4)
-    for name in (UNDONE, POLICY, LEARNED):
+    for name in (UNDONE, POLICY, PATIENT, LEARNED):
         assert table[table["attacker"] == name]["rank_knowing"].isna().all()
     assert table[table["attacker"] == MEAN]["rank_knowing"].notna().all()
     assert table[table["policy"] != "none"]["ceiling"].notna().all()
     others = result.tables["elsewhere"]
-    assert set(others["attacker"]) == {PUBLISHED, STRONGEST, MEAN, UNDONE, POLICY, DRAWS, LABEL}
+    assert set(others["attacker"]) == {*SINGLE, LABEL} - {LEARNED}
     assert set(others["place"]) == {"convnet-4, untrained"}
     np.testing.assert_allclose(
         others[others["policy"] == "none"]["gain_before"], others[others["policy"] == "none"]["gain"], rtol=1e-4
@@ -482,7 +485,7 @@ def test_a_toy_run_is_the_same_from_the_archive(kept, tmp_path):
     kinds = {unit_of(line).kind for line in archive.entries().values() if line["kind"].startswith("attack-")}
     assert kinds == {"attack-ThroughPolicy", "attack-FromMean", "attack-Undone", "attack-Learned"}
     assert ext5_adaptive.run(chosen, again).digest == result.digest
-    assert len(ext5_adaptive.summary(table)) == 14
+    assert len(ext5_adaptive.summary(table)) == 15
     assert set(ext5_adaptive.gains(table)["attacker"]) == {*SINGLE}
     rounds = ext5_adaptive.by_rounds(result)
     assert [tuple(row) for row in rounds[["who", "rounds"]].to_numpy()] == [
