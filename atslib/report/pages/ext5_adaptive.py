@@ -200,6 +200,6 @@ def sheet(result: Result, policy: str = HYBRID, count: int = 10) -> dict[str, ob
     They are those of one round, and the one who watched most without being told what was drawn.
     """
     found: dict[str, Artifact] = {key[0]: art for key, art in result.sheets.items() if key[1:] == (policy, 0)}
-    first, most = found[STRONGEST], [name for name in found if name.startswith(f"{POLICY},")][-1:]
+    first, most = found[STRONGEST], [name for name in found if name.startswith(POLICY) and name.endswith("rounds")][-1:]
     rows = {"photograph": first["original"][:count], "client used": first["target"][:count]}
     return rows | {name: found[name]["reconstruction"][:count] for name in (*SINGLE, *most) if name in found}
