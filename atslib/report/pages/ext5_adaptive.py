@@ -12,7 +12,7 @@ from atslib.measures.statistics import ENOUGH, holm, paired
 from atslib.report import compare
 from atslib.report.result import NO_POLICY, Result, Verdict
 from atslib.report.units import adaptive
-from atslib.report.units.adaptive import DRAWS, JUDGED, POLICY, ROUNDS, SINGLE, STRONGEST, watching
+from atslib.report.units.adaptive import DRAWS, JUDGED, POLICY, ROUNDS, SINGLE, STRONGEST, UNDONE, watching
 from atslib.report.units.defended import against_before
 from atslib.report.units.networks import device_of
 from atslib.report.units.settings import Settings
@@ -70,23 +70,56 @@ def judged(attacks: pd.DataFrame, policies: tuple[str, ...] = JUDGED) -> pd.Data
 
 def adaptive_verdict(attacks: pd.DataFrame) -> Verdict:
     """The claim by `ADAPTIVE_RULE`, from rows with `place`, `attacker`, `policy`, `draw`, `image` and gains."""
-    table, words, reasons = judged(attacks), [], {}
+    table, words, silent = judged(attacks), [], []
     for where, policies in table.groupby("place", sort=False):
         bare = attacks[(attacks["place"] == where) & _is(attacks, STRONGEST, NO_POLICY)]
-        gains = "; ".join(f"{policy} {compare.interval(row)}" for (_, policy), row in policies.iterrows())
-        words.append(f"{where}: {gains}; without a policy {bare['gain_before'].mean():+.1f} dB")
+        gains = f"{policies['mean'].min():+.1f} to {policies['mean'].max():+.1f} dB"
+        words.append(f"{where}: {gains}, {bare['gain_before'].mean():+.1f} dB without a policy")
         if why := guards(bare):
-            reasons[where] = why
-    here = "an attacker who knows the policy gains, on " + " | ".join(words)
-    telling = table[~table.index.get_level_values("place").isin(list(reasons))]
+            silent.append(where)
+            words[-1] += f", cannot tell: {', '.join(why)}"
+    telling = table[~table.index.get_level_values("place").isin(silent)]
     count, broken = int(telling["withstands"].sum()), telling.groupby("place")["broken"].any()
-    told = f"{count} of {len(telling)} withstand a server that knows them"
-    reason = f"{told}, {int(telling['broken'].sum())} are broken: {here}"
-    reason += "".join(f"; {where} cannot tell: {', '.join(why)}" for where, why in reasons.items())
+    here = (
+        f"{count} of {len(telling)} withstand a server that attacks through them, {telling['broken'].sum()} are broken"
+    )
+    reason = f"{here}; gains on {'; on '.join(words)}"
     if telling.empty or (not count and not broken.all()):
         return Verdict("cannot tell", reason, ADAPTIVE_RULE, here)
     status = "not reproduced" if not count else "partly" if count < len(telling) else "reproduced"
     return Verdict(status, reason, ADAPTIVE_RULE, here)
+
+
+def verdicts(result: Result) -> pd.DataFrame:
+    """One row per network and judged policy, as text: gains in dB with intervals, and the word of `judged`.
+
+    Beside the attacker whom the rule asks stand another who knows as much, and the strongest without a policy.
+    """
+    attacks, rows = _everywhere(result.tables), {}
+    known = judged(attacks).assign(word=lambda table: _word(table))
+    for (where, policy), row in known.iterrows():
+        own = attacks[attacks["place"] == where]
+        undone, bare = own[_is(own, UNDONE, policy)], own[_is(own, STRONGEST, NO_POLICY)]
+        rows[where, policy] = {
+            "through the policy": compare.interval(row, ""),
+            "undoing it afterwards": compare.interval(_gain(undone), ""),
+            "without a policy": compare.interval(_gain(bare), ""),
+            "the rule says": row["word"],
+        }
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis(["network", "policy"])
+
+
+def _gain(rows: pd.DataFrame) -> dict[str, float]:
+    return compare.gained(rows.assign(gain=rows["gain_before"]))
+
+
+def _word(known: pd.DataFrame) -> pd.Series:
+    """Broken, withstands or cannot tell, from the columns of `judged`."""
+    return known["broken"].map({True: "broken", False: "cannot tell"}).mask(known["withstands"], "withstands")
+
+
+def _everywhere(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    return pd.concat([tables[FIRST], tables[ELSEWHERE].assign(draw=0)])
 
 
 def _is(attacks: pd.DataFrame, attacker: str, policy: str) -> pd.Series:
@@ -106,9 +139,9 @@ def run(settings: Settings, store: Store) -> Result:
         rows, sheets[name] = attack_rows(part, COLUMNS[name], settings, store)
         tables[name] = _against_before(part, rows, COLUMNS[name], store, device_of(settings.device))
     first = parts[FIRST][STRONGEST, NO_POLICY, 0]
+    tables[FIRST] = tables[FIRST].assign(place=adaptive.place(first))
     facts = provenance(settings, sheets[FIRST][STRONGEST, NO_POLICY, 0]) | attacked_facts(first)
-    everywhere = pd.concat([tables[FIRST].assign(place=adaptive.place(first)), tables[ELSEWHERE].assign(draw=0)])
-    return Result("ext5_adaptive", tables, facts, adaptive_verdict(everywhere), sheets[FIRST])
+    return Result("ext5_adaptive", tables, facts, adaptive_verdict(_everywhere(tables)), sheets[FIRST])
 
 
 def _against_before(
@@ -136,10 +169,9 @@ def withstanding(result: Result) -> pd.DataFrame:
     """
     rows = result.tables[LEAST]
     known = judged(rows.assign(place=""), tuple(rows["policy"].unique())).droplevel("place")
-    table = pd.DataFrame({"policy known": known["broken"].map({True: "broken", False: "cannot tell"})})
-    table[known["withstands"]] = "withstands"
+    table = pd.DataFrame({"policy known": _word(known)})
     for (attacker, policy), own in rows.groupby(list(KEYS), sort=False):
-        gain = compare.gained(own.assign(gain=own["gain_before"]))
+        gain = _gain(own)
         table.loc[policy, f"{attacker}: gain, dB"] = compare.interval(gain, "")
         table.loc[policy, f"{attacker}: photograph found"] = compare.found(own["rank_original"])
     return table
@@ -149,7 +181,7 @@ def summary(attacks: pd.DataFrame) -> pd.DataFrame:
     """One row per policy and attacker, as text: PSNR and gain against the image before the policy, identification."""
     rows = {}
     for (policy, attacker), table in attacks.groupby(["policy", "attacker"], sort=False):
-        gain = compare.gained(table.assign(gain=table["gain_before"]))
+        gain = _gain(table)
         rows[policy, attacker] = {
             "PSNR before the policy, dB": f"{table['psnr_before'].mean():.1f}",
             "gain, dB": compare.interval(gain, ""),
@@ -190,7 +222,7 @@ def by_rounds(result: Result) -> pd.DataFrame:
 
 def _gained(attacks: pd.DataFrame, keys: tuple[str, ...]) -> pd.DataFrame:
     groups = attacks.groupby(list(keys), sort=False)
-    parts = [dict(zip(keys, key, strict=True)) | compare.gained(t.assign(gain=t["gain_before"])) for key, t in groups]
+    parts = [dict(zip(keys, key, strict=True)) | _gain(t) for key, t in groups]
     return pd.DataFrame(parts)
 
 
