@@ -358,10 +358,10 @@ def test_the_policies_of_least_gain_are_attacked_on_other_images_than_chose_them
 def test_a_policy_withstands_only_if_that_was_measured(kept):
     result = ext5_adaptive.run(settings(images=2, steps=3), kept)
     parts = [rows({"3-3-3": -2.0, "3-1-7": 2.0, "9-9-9": 0.3}), rows({"0": 0.1}, spread=9.0)]
-    table = pd.concat([part[part["attacker"] == POLICY] for part in parts]).assign(rank_original=2)
+    table = pd.concat([part[part["attacker"] == POLICY] for part in parts]).assign(rank_original=2, rank_knowing=1)
     table = pd.concat([table, table.assign(attacker=DRAWS, rank_original=1)])
     words = ext5_adaptive.withstanding(dataclasses.replace(result, tables={"least": table}))
-    assert list(words["policy known"]) == ["withstands", "broken", "broken", "cannot tell"]
+    assert list(words["the rule says"]) == ["withstands", "broken", "broken", "cannot tell"]
     assert set(words[f"{DRAWS}: photograph found"]) == {"100%"}
 
 

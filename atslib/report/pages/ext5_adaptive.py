@@ -163,17 +163,19 @@ def _before(rows: pd.DataFrame, unit: AttackUnit, store: Store, device: torch.de
 
 
 def withstanding(result: Result) -> pd.DataFrame:
-    """One row per policy that leaves a blind attack least: what attacks through it find, and if it withstands.
+    """One row per policy that leaves a blind attack least: what who knows it finds, and if it withstands by the rule.
 
-    By the words of `ADAPTIVE_RULE`, with Holm's correction over all of them.
+    By the words of `ADAPTIVE_RULE`, with Holm's correction over all of them. The strongest attack knows no policy; its
+    reconstructions are compared with all forms of a hundred photographs.
     """
     rows = result.tables[LEAST]
     known = judged(rows.assign(place=""), tuple(rows["policy"].unique())).droplevel("place")
-    table = pd.DataFrame({"policy known": _word(known)})
+    table = pd.DataFrame({"the rule says": _word(known)})
     for (attacker, policy), own in rows.groupby(list(KEYS), sort=False):
-        gain = _gain(own)
-        table.loc[policy, f"{attacker}: gain, dB"] = compare.interval(gain, "")
-        table.loc[policy, f"{attacker}: photograph found"] = compare.found(own["rank_original"])
+        if attacker != STRONGEST:
+            table.loc[policy, f"{attacker}: gain, dB"] = compare.interval(_gain(own), "")
+        ranks = own["rank_knowing" if attacker == STRONGEST else "rank_original"]
+        table.loc[policy, f"{attacker}: photograph found"] = compare.found(ranks)
     return table
 
 

@@ -9,6 +9,7 @@ from atslib.report.result import NO_POLICY, Result, Verdict
 from atslib.report.units.defended import (
     BATCH,
     EPOCHS,
+    LEAST_KIND,
     PLAIN,
     THROUGH,
     UNDONE,
@@ -60,7 +61,7 @@ DEFENSES_RULE = (
     "twice chance."
 )
 OWN = ("ATS", TUNED)  # kinds that are judged, and those that they are not compared with
-BESIDE = ("none", "ATS and pruning", "ATS and noise")
+BESIDE = ("none", LEAST_KIND, "ATS and pruning", "ATS and noise")
 PANELS = {
     "on the gradient": ("pruning", "Gaussian noise", "Laplacian noise", "DP-SGD"),
     "in the network or the batch": ("Soteria", "bottleneck", "MixUp"),
@@ -157,7 +158,7 @@ def figure(result: Result) -> pd.DataFrame:
     """What `plots.exchange` draws: each setting's share of photographs found against its accuracy, at its worst."""
     table = compared(result.tables["attacks"], result.tables["accuracy"])
     shown = table.rename(columns={"found": "mean", "found low": "low", "found high": "high"})
-    shown["strength"] = [0 if kind in ("none", *OWN) else at for at, kind in enumerate(shown["kind"])]
+    shown["strength"] = [0 if kind in ("none", LEAST_KIND, *OWN) else at for at, kind in enumerate(shown["kind"])]
     rows = {name: shown[shown["kind"].isin(("none", *kinds))] for name, kinds in PANELS.items()}
     parts = [part.assign(outcome=f"found, %: {name}") for name, part in rows.items()]
     return pd.concat(parts, ignore_index=True)
@@ -228,6 +229,11 @@ def advice(result: Result) -> str:
     words.append(
         f"Of the {len(policies)} policies, the one tuned against this very attack among them, "
         f"{', '.join(survivors) if len(survivors) else 'none'} keeps half of them from being found."
+    )
+    least, kept = table[table["kind"] == LEAST_KIND], hidden[hidden["kind"] == LEAST_KIND]
+    words.append(
+        f"Of the policies that leave least to an attack which knows none, {len(kept)} of {len(least)} keep half from "
+        f"being found{f', at best {_at(kept.iloc[0])}' if len(kept) else ''}."
     )
     return " ".join(words)
 

@@ -100,12 +100,12 @@ def _patient(asked: Mapping[tuple[str, str], AttackUnit]) -> dict[tuple[str, str
 
 
 def on_least(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
-    """Who goes through the policy, on the policies that leave a blind attack least: few images, the first network."""
-    own = dataclasses.replace(settings, images=min(FEW, settings.images))
-    found = {}
+    """The policies that leave a blind attack least, and some attackers: few images, the first network."""
+    own, found = dataclasses.replace(settings, images=min(FEW, settings.images)), {}
     for policy in LEAST[:1] if settings.profile == "smoke" else LEAST:
-        knowing = _knowing(attack_unit(own, policy))
-        found |= {(name, policy): knowing[name] for name in (POLICY, DRAWS)}
+        strongest = attack_unit(own, policy, frames=2)
+        every = {STRONGEST: strongest} | _knowing(strongest)
+        found |= {(name, policy): every[name] for name in (STRONGEST, UNDONE, POLICY, DRAWS)}
     return found
 
 
