@@ -50,14 +50,21 @@ def test_the_first_sentence_is_the_verdict(tmp_path, status):
 def test_a_client_reads_what_a_server_gains_that_knows_the_policy(tmp_path):
     stored(tmp_path, "regimes", attacks=attacked("initial", 0, 3.0, 0.5))
     assert "Against a server that knows the policy" not in advice(tmp_path)
-    both = [
-        attacked("initial", 0, 0.0, found, policy=HYBRID, attacker=name, gain_before=gain)
-        for name, gain, found in (("strongest", -1.0, 0.2), ("knows the policy", 4.0, 0.9))
+    rows = [
+        attacked("initial", 0, 0.0, found, policy=policy, attacker=name, gain_before=gain, place=place)
+        for place, policy, name, gain, found in (
+            ("lenet", NO_POLICY, "strongest", 6.0, 1.0),
+            ("lenet", HYBRID, "strongest", -1.0, 0.2),
+            ("lenet", HYBRID, "knows the policy", 4.0, 0.9),
+            ("convnet", NO_POLICY, "strongest", 3.0, 0.8),
+        )
     ]
-    stored(tmp_path, "ext5_adaptive", attacks=pd.concat(both))
+    stored(tmp_path, "ext5_adaptive", attacks=pd.concat(rows[:3]), elsewhere=rows[3])
     text = advice(tmp_path)
-    assert f"| {HYBRID} | strongest | -1.0 dB [-1.0, -1.0] | 20% |" in text
-    assert f"| {HYBRID} | knows the policy | +4.0 dB [4.0, 4.0] | 90% |" in text
+    assert "| | lenet | convnet |" in text
+    assert "| no policy, the strongest attack | +6.0 dB [6.0, 6.0]; 100% | +3.0 dB [3.0, 3.0]; 80% |" in text
+    assert "| the hybrid, a server that ignores it | -1.0 dB [-1.0, -1.0]; 20% | – |" in text
+    assert "| the hybrid, a server that attacks through it | +4.0 dB [4.0, 4.0]; 90% | – |" in text
 
 
 def test_a_client_reads_what_a_federation_gives_away_and_loses(tmp_path):

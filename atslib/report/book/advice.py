@@ -9,9 +9,18 @@ from atslib.report import compare
 from atslib.report.book.answers import newest
 from atslib.report.pages import ext9_collaborative
 from atslib.report.result import NO_POLICY
+from atslib.report.units.adaptive import DRAWS, LEARNED, POLICY, STRONGEST, UNDONE, watching
 from atslib.report.units.table1 import HYBRID
 
 PAGE = "results/{}.ipynb"
+KNOWING = {
+    "ignores it": STRONGEST,
+    "undoes it afterwards": UNDONE,
+    "attacks through it": POLICY,
+    "was told what it drew": DRAWS,
+    "was told, and watches four rounds": watching(DRAWS, 4),
+    "has learned on other images": LEARNED,
+}
 LEADS = {
     "reproduced": "**It helps where attacks work.** The hybrid lowers what an attack learns from a gradient.",
     "partly": "**It depends.** The hybrid lowers what an attack learns from a gradient on some networks, not on all.",
@@ -108,21 +117,25 @@ def _stages(attacks: pd.DataFrame) -> str:
 
 
 def _knowing(results: Path) -> str:
-    """What a server gains that uses the policy in its attack, against the image before the policy."""
+    """What a server gains that uses the policy in its attack, against the image before the policy, by network."""
     if (page := newest("ext5_adaptive", results)) is None:
         return ""
-    attacks = pd.read_csv(page[0] / "attacks.csv", dtype={"policy": str})
+    files = [file for name in ("attacks", "elsewhere") if (file := page[0] / f"{name}.csv").exists()]
+    attacks = pd.concat([pd.read_csv(file, dtype={"policy": str}) for file in files])
     attacks["gain"] = attacks["gain_before"]
-    both = attacks[attacks["policy"].isin((NO_POLICY, HYBRID))]
-    lines = [
-        "| policy | attacker | more than a blind guess by | picks your photograph out of 100 |",
-        "|---|---|---|---|",
-    ]
-    for (policy, attacker), rows in both.groupby(["policy", "attacker"], sort=False):
-        lines.append(f"| {policy} | {attacker} | {_gain(rows)} | {compare.found(rows['rank_original'])} |")
+    places = list(attacks["place"].unique())
+    asked = [(NO_POLICY, "no policy, the strongest attack", STRONGEST)]
+    asked += [(HYBRID, f"the hybrid, a server that {words}", attacker) for words, attacker in KNOWING.items()]
+    lines = [f"| | {' | '.join(places)} |", "|---" * (len(places) + 1) + "|"]
+    for policy, words, attacker in asked:
+        own = attacks[(attacks["policy"] == policy) & (attacks["attacker"] == attacker)]
+        parts = [own[own["place"] == where] for where in places]
+        cells = [f"{_gain(rows)}; {compare.found(rows['rank_original'])}" if len(rows) else "–" for rows in parts]
+        lines.append(f"| {words} | {' | '.join(cells)} |")
     return (
-        f"## Against a server that knows the policy\n\nOn {page[1]['model']}, untrained, against the image before the "
-        f"policy ([page]({PAGE.format('ext5_adaptive')})).\n\n" + "\n".join(lines)
+        "## Against a server that knows the policy\n\nWhat it learns more than a blind guess, against the image before "
+        "the policy, and how often its picture is most like your photograph among 100 "
+        f"([page]({PAGE.format('ext5_adaptive')})).\n\n" + "\n".join(lines)
     )
 
 
