@@ -91,12 +91,12 @@ class Archive:
         """Write these files and the index of these entries; what no entry has any more goes."""
         kept, before = (set(self._files(lines.values())) for lines in (entries, self.entries()))
         old = sum(file.stat().st_size for file in kept - files.keys() if file.exists())
-        if (total := old + sum(map(len, files.values()))) > LIMIT:
+        lines = "".join(f"{line}\n" for line in sorted(json.dumps(line, sort_keys=True) for line in entries.values()))
+        if (total := old + sum(map(len, files.values())) + len(lines.encode())) > LIMIT:
             raise AtsError(f"the archive would have {total / 1e6:.1f} MB; at most {LIMIT / 1e6:.0f} MB are allowed")
         for file, data in files.items():
             write_atomically(file, lambda partial, data=data: partial.write_bytes(data))
-        lines = sorted(json.dumps(line, sort_keys=True) for line in entries.values())
-        write_atomically(self.index, lambda partial: partial.write_text("".join(f"{line}\n" for line in lines)))
+        write_atomically(self.index, lambda partial: partial.write_text(lines))
         for file in before - kept:  # of a unit that has less now, or is compressed
             file.unlink(missing_ok=True)
 

@@ -16,7 +16,11 @@ from atslib.store import Artifact, Tensors
 
 FILE_LIMIT = 1_200_000  # bytes of one unit's tensors; the largest beyond it are left out
 SMALLER = 0.9  # tensors are compressed where less than this share is left
-PICTURES, ACROSS, TRIALS = 16, 4, 200  # on a sheet, in a row of it; attacks on images from 200 on are trials, with none
+PICTURES, ACROSS, TRIALS = (
+    16,
+    4,
+    200,
+)  # on a sheet, in a row of it; attacks on images from 200 on are trials, see `_few`
 REMADE = ("target", "original")  # come again from the data and the unit
 NEVER_KEPT = (*REMADE, "reconstruction", "frames")  # the reconstructions as a sheet
 TENSORS, COMPRESSED, TABLE, SHEET = "safetensors", "safetensors.xz", "csv", "webp"  # endings of files
@@ -38,7 +42,7 @@ def packed(artifact: Artifact, without: Sequence[str] = ()) -> tuple[dict, dict[
     if columns:
         parts[TABLE] = _table(tensors, columns, line["config"].get("first", 0))
         line["columns"] = {name: [str(tensors[name].numpy().dtype), titles] for name, titles in columns.items()}
-    if len(few := tensors.get("reconstruction", ())[: PICTURES * (line["config"].get("first", 0) < TRIALS)]):
+    if len(few := tensors.get("reconstruction", ())[: _few(line["config"])]):
         parts[SHEET], line["pictures"] = _sheet(few), list(few.shape)
     never = {*columns, *NEVER_KEPT, *without}
     rest = {name: value for name, value in tensors.items() if name.split(".")[0] not in never}
@@ -57,6 +61,11 @@ def packed(artifact: Artifact, without: Sequence[str] = ()) -> tuple[dict, dict[
         kept.add("reconstruction")
     line["left_out"] = sorted({name.split(".")[0] for name in tensors.keys() - kept})
     return line, parts
+
+
+def _few(config: dict) -> int:
+    """How many reconstructions are kept: none of a trial, and none of a further draw, which no page shows."""
+    return PICTURES * (config.get("first", 0) < TRIALS and not config.get("seed", 0))
 
 
 def unpacked(parts: dict[str, bytes], line: dict) -> Tensors:
