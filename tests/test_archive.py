@@ -95,6 +95,18 @@ def test_a_sheet_gives_back_each_picture(shape):
     torch.testing.assert_close(again, images, atol=0.501 / 255, rtol=0)
 
 
+@pytest.mark.parametrize(
+    ("where", "count"), [({}, 16), ({"seed": 0, "first": 199}, 16), ({"first": 200}, 0), ({"seed": 1}, 0)]
+)
+def test_pictures_are_kept_of_the_first_draw_and_not_of_trials(tmp_path, where, count):
+    store, archive = Store(tmp_path / "store"), Archive(tmp_path / "units")
+    store.get("attack", where, lambda state: {"reconstruction": torch.rand(20, 3, 4, 4), "psnr": torch.rand(20)})
+    archive.write(store)
+    (line,) = archive.entries().values()
+    assert line.get("pictures", [0])[0] == count
+    assert "reconstruction" in line["left_out"]
+
+
 @pytest.mark.parametrize("length", [0, 1, 4, 7, 4096])
 def test_bytes_come_back_from_their_planes(length):
     data = bytes(range(256)) * 16
