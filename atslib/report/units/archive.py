@@ -1,9 +1,9 @@
 """The archive of evidence: what the repository keeps of every finished unit of work, and reading it back.
 
 One line of `index.jsonl` per unit, sorted: the facts of its making in plain text, its files with their SHA-256, and
-what was left out. Beside it, under the unit's hash: `.csv`, one row per image; `.webp`, the first 16 reconstructions of a first draw;
-`.safetensors`, networks, curves and other tensors, or `.safetensors.xz`, the same compressed. Numbers come back
-exactly, pictures rounded to 8 bits.
+what was left out. Beside it, under the unit's hash: `.csv`, one row per image; `.webp`, the first 16 reconstructions of
+a first draw; `.safetensors`, networks, curves and other tensors, or `.safetensors.xz`, the same compressed. Numbers
+come back exactly, pictures rounded to 8 bits.
 """
 
 import dataclasses
@@ -115,7 +115,8 @@ class Archive:
     def read(self, key: str) -> Artifact:
         """What is kept of a unit, under the names that its artifact has in a store.
 
-        An attack's `target` and `original` are made again from the data; its `reconstruction` has the first 16 images, if any.
+        An attack's `target` and `original` are made again from the data; its `reconstruction`, if kept, has the first
+        16 images.
 
         Raises:
             AtsError: a damaged or missing file.
