@@ -447,13 +447,12 @@ def test_other_networks_are_attacked_as_the_first():
     assert {place for place, _, _ in units} == {"convnet-16, untrained", "resnet20-1, semi-trained"}
     one_round = {PUBLISHED, STRONGEST, MEAN, UNDONE, POLICY, DRAWS}
     own = {"none": {PUBLISHED, STRONGEST, LABEL}, HYBRID: one_round | {LABEL}, FOUND: one_round - {PUBLISHED}}
-    own[SEARCHED[0]] = one_round | {watching(POLICY, 4), watching(DRAWS, 4)}
     for (place, attacker, policy), unit in units.items():
         bare = units[place, STRONGEST, policy]
         assert (unit.policy or "none") == policy
         knows = "draws" if DRAWS in attacker else "policy"
         knows = knows if policy != "none" and attacker not in (PUBLISHED, STRONGEST) else "unknown"
-        assert (unit.threat.defense, unit.rounds) == (knows, 4 if "rounds" in attacker else 1)
+        assert (unit.threat.defense, unit.rounds) == (knows, 1)
         same = {name: getattr(bare, name) for name in ("attack", "threat", "frames", "rounds")}
         assert dataclasses.replace(unit, **same) == bare
         patient = {PATIENT} if place.startswith("convnet") and policy in (*SEARCHED, HYBRID) else set()

@@ -20,7 +20,6 @@ LEARNED, PATIENT = "has learned on other images", "knows the policy, tries all f
 # By what they use; one round, a known label.
 SINGLE = (PUBLISHED, STRONGEST, MEAN, UNDONE, LEARNED, POLICY, PATIENT, DRAWS)
 ROUNDS = {SEARCHED[0]: (2, 4, 8), HYBRID: (2, 4)}  # rounds that a server watches, by policy
-FEWER_ROUNDS = {SEARCHED[0]: (4,)}  # the same on other networks
 FOUND = "3-19-26+15-42-15"  # the hybrid of this book's own search, see claim2_search
 JUDGED = (*SEARCHED, HYBRID)
 # Policies that leave a blind attack least (extension 10): six sets of operations, then three of the better half by the
@@ -53,7 +52,7 @@ def by_knowledge(settings: Settings, draw: int = 0) -> dict[tuple[str, str], Att
 
 
 def elsewhere(settings: Settings) -> dict[tuple[str, str, str], AttackUnit]:
-    """The attackers on other networks, by (place, attacker, policy): fewer images and rounds, a hundred steps."""
+    """The attackers on other networks, by (place, attacker, policy): fewer images, one round, a hundred steps."""
     few, smoke = min(FEW, settings.images), settings.profile == "smoke"
     wanted = {("initial", settings.model): "annealed-convnet"} if smoke else NETWORKS
     found = {}
@@ -62,7 +61,7 @@ def elsewhere(settings: Settings) -> dict[tuple[str, str, str], AttackUnit]:
                     dataset=settings.dataset, seed=settings.seed)  # fmt: skip
         tried = ("", HYBRID) if smoke else ("", *JUDGED, FOUND)
         strongest = {policy: dataclasses.replace(cell.unit(policy), frames=2) for policy in tried}
-        own = _asked(strongest, cell.steps, {} if smoke else FEWER_ROUNDS)
+        own = _asked(strongest, cell.steps, {})
         own |= _patient(own) if regime == "initial" else {}
         found |= {(place(strongest[""]), *key): unit for key, unit in own.items()}
     return found
