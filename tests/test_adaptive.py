@@ -321,7 +321,7 @@ def test_all_attackers_meet_the_same_images_crops_and_starts():
     units = adaptive.by_knowledge(settings(profile="laptop", dataset="shapes", images=40))
     every = {"none", *POLICIES[1:], FOUND}
     without = {PUBLISHED: {FOUND}, STRONGEST: set()}
-    assert {policy for attacker, policy in units if attacker == LEARNED} == {"none", HYBRID}
+    assert {policy for attacker, policy in units if attacker == LEARNED} == {"none", *SEARCHED, HYBRID, FOUND}
     assert {policy for attacker, policy in units if attacker == PATIENT} == {*SEARCHED, HYBRID}
     for name in (name for name in SINGLE if name not in (LEARNED, PATIENT)):
         assert {policy for attacker, policy in units if attacker == name} == every - without.get(name, {"none"})
@@ -441,22 +441,35 @@ def test_the_rule_asks_every_network(gains, options, status):
     assert ("cannot tell" in verdict.reason) == (options.get("bare") == 0.0)
 
 
+def test_a_network_that_tells_nothing_is_said_to(kept):
+    result, gains = ext5_adaptive.run(settings(images=2, steps=3), kept), {"3-1-7": 2.0, HYBRID: -2.0}
+    tables = [rows(gains), rows(gains, bare=0.0, place="resnet20-1, semi-trained")]
+    first, other = (pd.concat([table, table.assign(attacker=UNDONE)]) for table in tables)
+    tables = {"attacks": first, "elsewhere": other.query("draw == 0")}
+    shown = ext5_adaptive.verdicts(dataclasses.replace(result, tables=tables))
+    assert list(shown["the rule says"]) == ["broken", "withstands", "cannot tell", "cannot tell"]
+
+
 def test_other_networks_are_attacked_as_the_first():
     chosen = settings(profile="laptop", dataset="shapes", images=40)
     units = adaptive.elsewhere(chosen)
     assert {place for place, _, _ in units} == {"convnet-16, untrained", "resnet20-1, semi-trained"}
-    one_round = {PUBLISHED, STRONGEST, MEAN, UNDONE, POLICY, DRAWS}
-    own = {"none": {PUBLISHED, STRONGEST, LABEL}, HYBRID: one_round | {LABEL}, FOUND: one_round - {PUBLISHED}}
+    one_round, four = {PUBLISHED, STRONGEST, MEAN, UNDONE, POLICY, DRAWS}, {watching(POLICY, 4), watching(DRAWS, 4)}
+    own = {"none": {PUBLISHED, STRONGEST, LABEL}, HYBRID: one_round | {LABEL}, SEARCHED[0]: one_round | four}
+    own |= {FOUND: one_round - {PUBLISHED}}
     for (place, attacker, policy), unit in units.items():
         bare = units[place, STRONGEST, policy]
         assert (unit.policy or "none") == policy
         knows = "draws" if DRAWS in attacker else "policy"
-        knows = knows if policy != "none" and attacker not in (PUBLISHED, STRONGEST) else "unknown"
-        assert (unit.threat.defense, unit.rounds) == (knows, 1)
+        blind = attacker in (PUBLISHED, STRONGEST) or (policy == "none" and attacker != LEARNED)
+        assert (unit.threat.defense, unit.rounds) == ("unknown" if blind else knows, 4 if attacker in four else 1)
         same = {name: getattr(bare, name) for name in ("attack", "threat", "frames", "rounds")}
         assert dataclasses.replace(unit, **same) == bare
-        patient = {PATIENT} if place.startswith("convnet") and policy in (*SEARCHED, HYBRID) else set()
-        assert {a for p, a, other in units if (p, other) == (place, policy)} == own.get(policy, one_round) | patient
+        works = place.startswith("convnet")
+        more = {PATIENT} if works and policy in (*SEARCHED, HYBRID) else set()
+        more |= four if works and policy == HYBRID else set()
+        more |= {LEARNED} if policy in ("none", HYBRID) else set()
+        assert {a for p, a, other in units if (p, other) == (place, policy)} == own.get(policy, one_round) | more
 
 
 def test_a_toy_run_is_the_same_from_the_archive(kept, tmp_path):
@@ -472,7 +485,7 @@ def test_a_toy_run_is_the_same_from_the_archive(kept, tmp_path):
     assert table[table["attacker"] == MEAN]["rank_knowing"].notna().all()
     assert table[table["policy"] != "none"]["ceiling"].notna().all()
     others = result.tables["elsewhere"]
-    assert set(others["attacker"]) == {*SINGLE, LABEL} - {LEARNED}
+    assert set(others["attacker"]) == set(table["attacker"])
     assert set(others["place"]) == {"convnet-4, untrained"}
     np.testing.assert_allclose(
         others[others["policy"] == "none"]["gain_before"], others[others["policy"] == "none"]["gain"], rtol=1e-4
@@ -481,6 +494,7 @@ def test_a_toy_run_is_the_same_from_the_archive(kept, tmp_path):
     assert list(ext5_adaptive.verdicts(result).index) == [
         (f"convnet-4, {word}", HYBRID) for word in ("semi-trained", "untrained")
     ]
+    assert set(ext5_adaptive.verdicts(result)["the rule says"]) == {"cannot tell"}  # of two images
     archive, again = Archive(tmp_path / "units"), Store(tmp_path / "again")
     archive.write(kept, embedded=True)
     archive.restore(again)
@@ -489,10 +503,11 @@ def test_a_toy_run_is_the_same_from_the_archive(kept, tmp_path):
     assert ext5_adaptive.run(chosen, again).digest == result.digest
     assert len(ext5_adaptive.summary(table)) == 15
     assert set(ext5_adaptive.gains(table)["attacker"]) == {*SINGLE}
-    rounds = ext5_adaptive.by_rounds(result)
-    assert [tuple(row) for row in rounds[["who", "rounds"]].to_numpy()] == [
-        (f"{HYBRID}, {name}", count) for name in (POLICY, DRAWS) for count in ("1", "2")
-    ]
+    for attacks in (table, others):
+        rounds = ext5_adaptive.by_rounds(attacks)
+        assert [tuple(row) for row in rounds[["who", "rounds"]].to_numpy()] == [
+            (f"{HYBRID}, {name}", count) for name in (POLICY, DRAWS) for count in ("1", "2")
+        ]
     shown = ["photograph", "client used", *SINGLE, watching(POLICY, 2)]
     assert list(ext5_adaptive.sheet(result)) == shown
     first = adaptive.by_knowledge(chosen)[DRAWS, HYBRID]

@@ -683,4 +683,6 @@ def test_means_have_a_place_for_each_name_and_a_colour_for_each_group():
         assert heights == rows[["low", "high"]].to_numpy().tolist()
     first, second = (group.lines[0] for group in axis.containers)
     assert first.get_color() != second.get_color()
+    (beside,) = plots.means(table, "attack", "policy", ylabel="", groups=["other", "none", "h"]).axes
+    assert beside.containers[0].lines[0].get_color() == second.get_color()  # a figure beside it has other
     assert not {*first.get_xdata()} & {*second.get_xdata()}  # beside each other

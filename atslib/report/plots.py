@@ -1,6 +1,7 @@
 """Figures from tables and image batches; no file access, one style."""
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Sequence
 
 import matplotlib.pyplot as plt
@@ -98,15 +99,20 @@ def leakage(
     return figure
 
 
-def means(table: pd.DataFrame, name: str, group: str, *, ylabel: str) -> Figure:
-    """`mean` with its `low` and `high`, one place per value of `name` and one colour per value of `group`."""
+def means(table: pd.DataFrame, name: str, group: str, *, ylabel: str, groups: Sequence[str] = ()) -> Figure:
+    """`mean` with its `low` and `high`, one place per value of `name` and one colour per value of `group`.
+
+    Args:
+        groups: the order of the colours, where figures beside each other do not have all the same; else the table's.
+    """
     with _styled():
         figure, axis = plt.subplots(figsize=(8.5, 4.2), layout="constrained")
         places = {value: i for i, value in enumerate(dict.fromkeys(table[name]))}
-        for j, (color, (kind, rows)) in enumerate(zip(COLORS, table.groupby(group, sort=False), strict=False)):
+        colors = dict(zip(groups or dict.fromkeys(table[group]), itertools.cycle(COLORS), strict=False))
+        for j, (kind, rows) in enumerate(table.groupby(group, sort=False)):
             aside = j - (table[group].nunique() - 1) / 2 if table[name].duplicated().any() else 0
             at = rows[name].map(places) + 0.14 * aside
-            axis.errorbar(at, rows["mean"], _arms(rows), fmt="o", ms=5, lw=1.5, color=color, label=kind)
+            axis.errorbar(at, rows["mean"], _arms(rows), fmt="o", ms=5, lw=1.5, color=colors[kind], label=kind)
         axis.axhline(0, color="0.3", lw=0.8, ls="--")
         axis.set(ylabel=ylabel, xticks=range(len(places)))
         axis.set_xticklabels(list(places), fontsize=8, rotation=30, ha="right")

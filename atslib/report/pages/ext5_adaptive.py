@@ -70,14 +70,13 @@ def judged(attacks: pd.DataFrame, policies: tuple[str, ...] = JUDGED) -> pd.Data
 
 def adaptive_verdict(attacks: pd.DataFrame) -> Verdict:
     """The claim by `ADAPTIVE_RULE`, from rows with `place`, `attacker`, `policy`, `draw`, `image` and gains."""
-    table, words, silent = judged(attacks), [], []
+    table, words, silent = judged(attacks), [], _silent(attacks)
     for where, policies in table.groupby("place", sort=False):
         bare = attacks[(attacks["place"] == where) & _is(attacks, STRONGEST, NO_POLICY)]
         gains = f"{policies['mean'].min():+.1f} to {policies['mean'].max():+.1f} dB"
         words.append(f"{where}: {gains}, {bare['gain_before'].mean():+.1f} dB without a policy")
-        if why := guards(bare):
-            silent.append(where)
-            words[-1] += f", cannot tell: {', '.join(why)}"
+        if where in silent:
+            words[-1] += f", cannot tell: {', '.join(silent[where])}"
     telling = table[~table.index.get_level_values("place").isin(silent)]
     count, broken = int(telling["withstands"].sum()), telling.groupby("place")["broken"].any()
     here = (
@@ -90,13 +89,19 @@ def adaptive_verdict(attacks: pd.DataFrame) -> Verdict:
     return Verdict(status, reason, ADAPTIVE_RULE, here)
 
 
+def _silent(attacks: pd.DataFrame) -> dict[str, list[str]]:
+    """The places that tell nothing of any policy by `ADAPTIVE_RULE`, and why."""
+    bare = attacks[_is(attacks, STRONGEST, NO_POLICY)]
+    return {where: why for where, rows in bare.groupby("place", sort=False) if (why := guards(rows))}
+
+
 def verdicts(result: Result) -> pd.DataFrame:
-    """One row per network and judged policy, as text: gains in dB with intervals, and the word of `judged`.
+    """One row per network and judged policy, as text: gains in dB with intervals, and what the rule says.
 
     Beside the attacker whom the rule asks stand another who knows as much, and the strongest without a policy.
     """
     attacks, rows = _everywhere(result.tables), {}
-    known = judged(attacks).assign(word=lambda table: _word(table))
+    silent, known = _silent(attacks), judged(attacks).assign(word=lambda table: _word(table))
     for (where, policy), row in known.iterrows():
         own = attacks[attacks["place"] == where]
         undone, bare = own[_is(own, UNDONE, policy)], own[_is(own, STRONGEST, NO_POLICY)]
@@ -104,7 +109,7 @@ def verdicts(result: Result) -> pd.DataFrame:
             "through the policy": compare.interval(row, ""),
             "undoing it afterwards": compare.interval(_gain(undone), ""),
             "without a policy": compare.interval(_gain(bare), ""),
-            "the rule says": row["word"],
+            "the rule says": "cannot tell" if where in silent else row["word"],
         }
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis(["network", "policy"])
 
@@ -205,14 +210,14 @@ def gains(attacks: pd.DataFrame) -> pd.DataFrame:
     return _gained(pd.concat([groups[name] for name in SINGLE if name in groups]), KEYS)
 
 
-def by_rounds(result: Result) -> pd.DataFrame:
+def by_rounds(attacks: pd.DataFrame) -> pd.DataFrame:
     """One row per policy, attacker and number of rounds watched, on the images that all have; columns as in `gains`.
 
-    `who` is policy and attacker in one.
+    Args:
+        attacks: on one network, each image drawn once. `who`, in the result, is policy and attacker in one.
     """
-    attacks, parts = result.tables["attacks"].query("draw == 0"), []
-    every = sorted({rounds for counts in ROUNDS.values() for rounds in counts})
-    images = attacks[attacks["attacker"] == watching(POLICY, every[0])]["image"].unique()
+    every, parts = sorted({rounds for counts in ROUNDS.values() for rounds in counts}), []
+    images = attacks[attacks["attacker"].isin([watching(POLICY, n) for n in every])]["image"].unique()
     for name in (POLICY, DRAWS):
         for rounds in (1, *every):
             rows = attacks[(attacks["attacker"] == watching(name, rounds)) & attacks["image"].isin(images)]

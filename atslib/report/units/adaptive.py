@@ -19,7 +19,8 @@ MEAN, UNDONE, LABEL = "starts at the policy's mean image", "undoes the policy af
 LEARNED, PATIENT = "has learned on other images", "knows the policy, tries all forms in full"
 # By what they use; one round, a known label.
 SINGLE = (PUBLISHED, STRONGEST, MEAN, UNDONE, LEARNED, POLICY, PATIENT, DRAWS)
-ROUNDS = {SEARCHED[0]: (2, 4, 8), HYBRID: (2, 4)}  # rounds that a server watches, by policy
+ROUNDS = {SEARCHED[0]: (2, 4, 8), HYBRID: (2, 4)}  # rounds that a server watches on the first network, by policy
+ROUNDS_ELSEWHERE = {SEARCHED[0]: (4,), HYBRID: (4,)}
 FOUND = "3-19-26+15-42-15"  # the hybrid of this book's own search, see claim2_search
 JUDGED = (*SEARCHED, HYBRID)
 # Policies that leave a blind attack least (extension 10): six sets of operations, then three of the better half by the
@@ -41,19 +42,13 @@ def by_knowledge(settings: Settings, draw: int = 0) -> dict[tuple[str, str], Att
     if draw:
         return _asked(strongest, settings.steps, {})
     found = _asked(strongest, settings.steps, {HYBRID: ROUNDS[HYBRID][:1]} if smoke else ROUNDS)
-    found |= _patient(found)
-    for policy in (NO_POLICY, HYBRID):
-        unit, pairs = found[STRONGEST, policy], {"pairs": 8, "epochs": 1} if smoke else {}
-        attack = Learned(inner=unit.attack, images=own.dataset, **pairs)
-        found[LEARNED, policy] = dataclasses.replace(
-            unit, attack=attack, threat=ThreatModel(defense="policy"), frames=0
-        )
-    return found
+    return found | _patient(found) | _learning(found, (NO_POLICY, *JUDGED, FOUND), smoke)
 
 
 def elsewhere(settings: Settings) -> dict[tuple[str, str, str], AttackUnit]:
-    """The attackers on other networks, by (place, attacker, policy): fewer images, one round, a hundred steps."""
+    """The attackers on other networks, by (place, attacker, policy): fewer images and rounds, a hundred steps."""
     few, smoke = min(FEW, settings.images), settings.profile == "smoke"
+    rounds = {HYBRID: ROUNDS[HYBRID][:1]} if smoke else ROUNDS_ELSEWHERE
     wanted = {("initial", settings.model): "annealed-convnet"} if smoke else NETWORKS
     found = {}
     for (regime, model), name in wanted.items():
@@ -61,8 +56,8 @@ def elsewhere(settings: Settings) -> dict[tuple[str, str, str], AttackUnit]:
                     dataset=settings.dataset, seed=settings.seed)  # fmt: skip
         tried = ("", HYBRID) if smoke else ("", *JUDGED, FOUND)
         strongest = {policy: dataclasses.replace(cell.unit(policy), frames=2) for policy in tried}
-        own = _asked(strongest, cell.steps, {})
-        own |= _patient(own) if regime == "initial" else {}
+        own = _asked(strongest, cell.steps, rounds if regime == "initial" else {SEARCHED[0]: (4,)})
+        own |= _learning(own, (NO_POLICY, HYBRID), smoke) | (_patient(own) if regime == "initial" else {})
         found |= {(place(strongest[""]), *key): unit for key, unit in own.items()}
     return found
 
@@ -96,6 +91,19 @@ def _patient(asked: Mapping[tuple[str, str], AttackUnit]) -> dict[tuple[str, str
         (PATIENT, policy): dataclasses.replace(unit, attack=ThroughPolicy(inner=unit.attack.inner))
         for policy, unit in own.items()
     }
+
+
+def _learning(
+    asked: Mapping[tuple[str, str], AttackUnit], policies: Sequence[str], smoke: bool
+) -> dict[tuple[str, str], AttackUnit]:
+    """Who learns on other images to correct the strongest attack on each of these policies, or on none."""
+    found, less = {}, {"pairs": 8, "epochs": 1} if smoke else {}
+    for policy in (policy for policy in policies if (STRONGEST, policy) in asked):
+        unit = asked[STRONGEST, policy]
+        attack = Learned(inner=unit.attack, images=unit.model.dataset, **less)
+        threat = ThreatModel(defense="policy")
+        found[LEARNED, policy] = dataclasses.replace(unit, attack=attack, threat=threat, frames=0)
+    return found
 
 
 def on_least(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
