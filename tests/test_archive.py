@@ -194,8 +194,9 @@ def test_a_network_that_nothing_uses_keeps_its_accuracy_and_no_weights(kept, arc
     assert archive.write(store, embedded=True) == 0
 
 
-@pytest.mark.parametrize(("step", "left"), [(99, ["model"]), (100, []), (0, [])])
-def test_a_network_in_its_first_steps_keeps_no_weights(tmp_path, step, left):
+@pytest.mark.parametrize(("step", "limit", "left"), [(100, 60, ["model"]), (101, 60, []), (0, 60, []), (100, -1, [])])
+def test_a_network_soon_made_again_keeps_no_weights(tmp_path, monkeypatch, step, limit, left):
+    monkeypatch.setattr(module, "QUICK", limit)
     store, archive = Store(tmp_path / "store"), Archive(tmp_path / "units")
     unit = dataclasses.replace(ATTACK, model=dataclasses.replace(ATTACK.model, step=step))
     store.get("model", unit.model, lambda state: {"model.weight": torch.ones(3), "accuracy": torch.tensor(1.0)})

@@ -28,7 +28,7 @@ from atslib.report.units.units import AttackUnit, targets
 from atslib.store import Artifact, Store, write_atomically
 
 LIMIT = 60_000_000  # bytes, all files together
-FIRST_STEPS = 100  # of a training: networks on their way before it are kept without their weights
+FIRST_STEPS, QUICK = 100, 60  # steps of a training, seconds: networks on their way up to both keep no weights
 _ON_BATCHES, _ON_GRADIENTS, _ON_ALL = (LabelUnit, BatchUnit), (StagesUnit, FeatureUnit), (SweepUnit, SweepScores)
 _ALL = (ModelUnit, AttackUnit, ScoreUnit, SearchUnit, *_ON_BATCHES, *_ON_GRADIENTS, *_ON_ALL, FederationUnit)
 UNITS = {unit.kind: unit for unit in _ALL}
@@ -57,7 +57,7 @@ class Archive:
         """Take in every whole artifact of the store that is not here yet; how many.
 
         Weights are left out of a network that no other unit uses, such as one trained for its accuracy alone, and of
-        one in the first steps of its training, which anyone makes again in minutes.
+        one in the first steps of its training that was made within a minute.
 
         Args:
             embedded: also what was computed on the embedded `shapes`, which anyone makes again in seconds.
@@ -72,9 +72,7 @@ class Archive:
         for path, facts in there.items():
             line = entries.get(path.stem, {})
             known = line.get("sha256") == facts["sha256"] or facts.get("archived")
-            lean = facts["kind"] == "model" and (
-                _text(facts["config"]) not in used or 0 < facts["config"].get("step", 0) < FIRST_STEPS
-            )
+            lean = facts["kind"] == "model" and (_text(facts["config"]) not in used or _quick(facts))
             if known and not (lean and line and "model" not in line["left_out"]):
                 continue
             if '"dataset": "shapes' in _text(facts["config"]) and not embedded:
@@ -194,6 +192,10 @@ def _rebuilt(kind: type, value: dict, named: str = "") -> object:
         return tuple(field(each, item) for item in value) if isinstance(value, list) else value
 
     return kind(**{name: field(hints.get(name), item) for name, item in value.items()})
+
+
+def _quick(facts: dict) -> bool:
+    return 0 < facts["config"].get("step", 0) <= FIRST_STEPS and facts["seconds"] <= QUICK
 
 
 def _key(line: dict) -> str:
