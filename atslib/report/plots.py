@@ -43,8 +43,7 @@ def sheet(rows: dict[str, Tensor], *, captions: dict[str, Sequence[str]] | None 
     side = min(0.85, max(0.5, 6 / columns))  # inches; a page is about 7.5 wide, and shrinks what is wider, text and all
     width = side * columns + 1.5
     with _styled():
-        shape = {"figsize": (width, (side + 0.15) * len(rows)), "squeeze": False}
-        figure, axes = plt.subplots(len(rows), columns, **shape)
+        figure, axes = plt.subplots(len(rows), columns, figsize=(width, (side + 0.15) * len(rows)), squeeze=False)
         for line, (name, batch) in zip(axes, rows.items(), strict=True):
             for i, axis in enumerate(line):
                 axis.set_axis_off()
@@ -100,11 +99,7 @@ def leakage(
 
 
 def means(table: pd.DataFrame, name: str, group: str, *, ylabel: str, groups: Sequence[str] = ()) -> Figure:
-    """`mean` with its `low` and `high`, one place per value of `name` and one colour per value of `group`.
-
-    Args:
-        groups: the order of the colours, where figures beside each other do not have all the same; else the table's.
-    """
+    """`mean` with its `low` and `high`, one place per value of `name`, colours by `group` in the order of `groups`."""
     with _styled():
         figure, axis = plt.subplots(figsize=(8.5, 4.2), layout="constrained")
         places = {value: i for i, value in enumerate(dict.fromkeys(table[name]))}
@@ -141,8 +136,8 @@ def trends(table: pd.DataFrame, x: str, group: str, panel: str, *, xlabel: str) 
                 ticks = sorted(table[table[panel] == name][x].unique())
                 axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks], fontsize=8, rotation=45)
                 axis.set_xticks([], minor=True)
-            axis.set(xlabel=xlabel, title=name)
-            axis.title.set_fontsize(10)
+            axis.set(xlabel=xlabel)
+            axis.set_title(name, fontsize=10)
         axes[0][0].legend(frameon=False, fontsize=8)
     return figure
 
@@ -189,8 +184,7 @@ def shares(table: pd.DataFrame, panel: str, group: str, outcome: str, *, chance:
             axis.set_title(name, fontsize=9)
             axis.set_ylim(0, 1.05)
         axes[0][0].set_ylabel("share of images identified among 100")
-        names = axes[0][0].get_legend_handles_labels()
-        figure.legend(*names, frameon=False, fontsize=8, ncols=3, loc="upper center")
+        figure.legend(*axes[0][0].get_legend_handles_labels(), frameon=False, fontsize=8, ncols=3, loc="upper center")
         figure.tight_layout(rect=(0, 0, 1, 0.93))
     return figure
 
@@ -227,8 +221,7 @@ def front(table: pd.DataFrame, *, labels: int = 10) -> Figure:
         axis.plot(edge["s_pri"], edge["s_acc"], color=COLORS[2], lw=1, drawstyle="steps-post", label="Pareto front")
         axis.scatter(best["s_pri"], best["s_acc"], s=26, color=COLORS[1], lw=0, label="chosen, by rank")
         for rank, (_, row) in enumerate(best.iterrows(), 1):
-            at = (row["s_pri"], row["s_acc"])
-            axis.annotate(str(rank), at, (4, 3), textcoords="offset points", fontsize=8)
+            axis.annotate(str(rank), (row["s_pri"], row["s_acc"]), (4, 3), textcoords="offset points", fontsize=8)
         axis.set(xlabel="privacy score, lower is more private", ylabel="accuracy score, higher is better")
         axis.margins(x=0.12)
         axis.legend(frameon=False, fontsize=8)
