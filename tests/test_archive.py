@@ -205,6 +205,24 @@ def test_a_network_soon_made_again_keeps_no_weights(tmp_path, monkeypatch, step,
     assert archive.entries()[key(store, unit.model)]["left_out"] == left
 
 
+@pytest.mark.parametrize(("heavy", "pictures"), [(100, False), (10_000, True)])
+def test_a_large_network_soon_made_again_keeps_no_weights_and_its_attacks_no_pictures(
+    tmp_path, monkeypatch, heavy, pictures
+):
+    monkeypatch.setattr(module, "HEAVY", heavy)
+    store, archive = Store(tmp_path / "store"), Archive(tmp_path / "units")
+    made = {"reconstruction": torch.rand(2, 3, 4, 4), "psnr": torch.rand(2)}
+    store.get("model", ATTACK.model, lambda state: {"model.weight": torch.ones(99), "accuracy": torch.tensor(1.0)})
+    store.get("attack", ATTACK, lambda state: made)
+    archive.write(store, embedded=True)
+    lines = {line["kind"]: line for line in archive.entries().values()}
+    assert lines["model"]["left_out"] == ([] if pictures else ["model"])
+    assert ("pictures" in lines["attack"]) == pictures
+    again = restored(archive, tmp_path)
+    assert torch.equal(again.get("attack", ATTACK, None)["psnr"], made["psnr"])
+    assert archive.write(again, embedded=True) == 0
+
+
 def test_weights_that_an_older_archive_has_for_nothing_are_shed(kept, archive, tmp_path, monkeypatch):
     alone = model_unit(TINY, "28")
     store = Store(tmp_path / "alone")

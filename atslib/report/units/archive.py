@@ -28,7 +28,7 @@ from atslib.report.units.units import AttackUnit, targets
 from atslib.store import Artifact, Store, write_atomically
 
 LIMIT = 60_000_000  # bytes, all files together
-FIRST_STEPS, QUICK = 100, 60  # steps of a training, seconds: networks on their way up to both keep no weights
+FIRST_STEPS, QUICK, HEAVY = 100, 60, 250_000  # steps of a training on its way, seconds, bytes; see `_soon`
 _ON_BATCHES, _ON_GRADIENTS, _ON_ALL = (LabelUnit, BatchUnit), (StagesUnit, FeatureUnit), (SweepUnit, SweepScores)
 _ALL = (ModelUnit, AttackUnit, ScoreUnit, SearchUnit, *_ON_BATCHES, *_ON_GRADIENTS, *_ON_ALL, FederationUnit)
 UNITS = {unit.kind: unit for unit in _ALL}
@@ -57,7 +57,8 @@ class Archive:
         """Take in every whole artifact of the store that is not here yet; how many.
 
         Weights are left out of a network that no other unit uses, such as one trained for its accuracy alone, and of
-        one in the first steps of its training that was made within a minute.
+        one that is soon made again: within a minute, in the first steps of its training, or at its end where it is
+        large. Attacks on the latter keep no pictures either.
 
         Args:
             embedded: also what was computed on the embedded `shapes`, which anyone makes again in seconds.
@@ -69,16 +70,19 @@ class Archive:
             raise AtsError(f"the store is damaged, nothing was archived: {'; '.join(faults)}")
         new, there = 0, dict(store.entries())
         used = {part for facts in (*entries.values(), *there.values()) for part in _networks(facts)}
+        brief = {_text(facts["config"]) for path, facts in there.items() if _soon(facts, path.stat().st_size) == "end"}
         for path, facts in there.items():
             line = entries.get(path.stem, {})
             known = line.get("sha256") == facts["sha256"] or facts.get("archived")
-            lean = facts["kind"] == "model" and (_text(facts["config"]) not in used or _quick(facts))
+            soon = _soon(facts, path.stat().st_size)
+            lean = facts["kind"] == "model" and (_text(facts["config"]) not in used or bool(soon))
             if known and not (lean and line and "model" not in line["left_out"]):
                 continue
             if '"dataset": "shapes' in _text(facts["config"]) and not embedded:
                 continue
             tensors = safetensors.torch.load_file(path)
-            line, parts = packed(Artifact(tensors, line if known else facts), without=("model",) if lean else ())
+            without = ["model"] * lean + ["reconstruction"] * bool(brief & _networks(facts))
+            line, parts = packed(Artifact(tensors, line if known else facts), without=without)
             entries[path.stem] = line | {"files": {name: _sha256(data) for name, data in parts.items()}}
             files |= {self._file(path.parent.name, path.stem, name): data for name, data in parts.items()}
             new += 1
@@ -194,8 +198,12 @@ def _rebuilt(kind: type, value: dict, named: str = "") -> object:
     return kind(**{name: field(hints.get(name), item) for name, item in value.items()})
 
 
-def _quick(facts: dict) -> bool:
-    return 0 < facts["config"].get("step", 0) <= FIRST_STEPS and facts["seconds"] <= QUICK
+def _soon(facts: dict, size: int) -> str:
+    """Where a network stands that is made again within a minute, `first` steps or `end`; empty for all others."""
+    if facts["kind"] != "model" or facts["seconds"] > QUICK:
+        return ""
+    step = facts["config"].get("step", 0)
+    return ("first" if step <= FIRST_STEPS else "") if step else ("end" if size > HEAVY else "")
 
 
 def _key(line: dict) -> str:

@@ -35,14 +35,15 @@ def packed(artifact: Artifact, without: Sequence[str] = ()) -> tuple[dict, dict[
     """An artifact's line of the index but for the hashes, and its files by their ending.
 
     Args:
-        without: first parts of names; these tensors are left out.
+        without: first parts of names; these tensors are left out, and with `reconstruction` the sheet.
     """
     tensors, parts, line = artifact.tensors, {}, dict(artifact.facts)
     columns = _columns(tensors, line["config"])
     if columns:
         parts[TABLE] = _table(tensors, columns, line["config"].get("first", 0))
         line["columns"] = {name: [str(tensors[name].numpy().dtype), titles] for name, titles in columns.items()}
-    if len(few := tensors.get("reconstruction", ())[: _few(line["config"])]):
+    count = 0 if "reconstruction" in without else _few(line["config"])
+    if len(few := tensors.get("reconstruction", ())[:count]):
         parts[SHEET], line["pictures"] = _sheet(few), list(few.shape)
     never = {*columns, *NEVER_KEPT, *without}
     rest = {name: value for name, value in tensors.items() if name.split(".")[0] not in never}
