@@ -17,6 +17,7 @@ from atslib.report.units.defended import (
     BARE,
     DEFENSES,
     PLAIN,
+    REGIMES,
     SMOOTHER,
     TV,
     attackers,
@@ -66,12 +67,18 @@ def test_each_defense_meets_the_plain_attack_and_those_that_know_it(text, expect
 def test_all_attacks_differ_in_defense_and_attacker_only_and_trainings_in_defense_and_seed():
     chosen = settings(profile="laptop", dataset="shapes")
     first, *others = attacks(chosen, kinds(chosen)).items()
-    for (text, _), unit in others:
+    trained = [unit for unit in ext6_defenses.units(chosen).values() if isinstance(unit, ModelUnit)]
+    for (regime, text, _), unit in others:
         policy, rest = parts(text)
         assert (unit.policy, unit.defense, unit.crop_flip) == (policy, rest, text != BARE)
         own = {name: getattr(first[1], name) for name in ("policy", "defense", "attack", "threat", "crop_flip")}
-        assert dataclasses.replace(unit, **own) == first[1]
-    trained = [unit for unit in ext6_defenses.units(chosen).values() if isinstance(unit, ModelUnit)]
+        assert dataclasses.replace(unit, **own, model=first[1].model) == first[1]
+        if regime == "initial":
+            assert unit.model == first[1].model
+        else:
+            assert unit.model in trained
+            train = unit.model.train
+            assert (train.policy, train.defense, train.crop_flip, unit.model.seed) == (policy, rest, text != BARE, 0)
     assert {unit.seed for unit in trained} == {0, 1, 2}
     assert len(trained) == len(set(trained)) == 3 * len(kinds(chosen))
     assert all(unit.train.epochs == trained[0].train.epochs and unit.model == "relunet" for unit in trained)
@@ -84,7 +91,7 @@ def test_the_tuned_policy_is_the_one_that_hides_most_and_then_leaks_least():
     assert tuned(table) == "3"
 
 
-def rows(found, *, images=40):
+def rows(found, *, images=40, regime="initial"):
     """Attacks under which this share of photographs is found, by (defense, kind, attacker)."""
     parts = []
     for (name, kind, attacker), share in found.items():
@@ -93,7 +100,7 @@ def rows(found, *, images=40):
         parts.append(pd.DataFrame(who | {"image": range(images), "found": hit.astype(float)}))
     gain = np.resize([2.0, 3.0], images * len(parts))
     table = pd.concat(parts, ignore_index=True).assign(gain_before=gain, gain=gain, floor_policy=9.0)
-    return table.assign(psnr=9 + table["gain_before"])
+    return table.assign(psnr=9 + table["gain_before"], policy=table["defense"], regime=regime)
 
 
 def trained(levels):
@@ -119,17 +126,40 @@ LEVELS = {"none": 20.0, "3-1-7": 18.0, "prune:0.9": 17.0, "gaussian:1": 19.0}
     ],
 )
 def test_the_rule(ats, pruned, noisy, levels, options, status):
-    table = rows({NONE: 1.0, ATS: ats, PRUNED: pruned, NOISY: noisy}, **options)
-    assert defenses_verdict(table, trained(LEVELS | levels), 100).status == status
+    found = {NONE: 1.0, ATS: ats, PRUNED: pruned, NOISY: noisy}
+    table = pd.concat([rows(found, **options, regime=name) for name in REGIMES])
+    verdict = defenses_verdict(table, trained(LEVELS | levels), 100)
+    assert verdict.status == status
+    assert verdict.reason.count(f"({status}): ") == 2
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "bare", "status"),
+    [
+        (0.2, 0.8, 1.0, "partly"),
+        (0.8, 0.2, 1.0, "partly"),
+        (0.2, 0.2, 0.4, "reproduced"),  # the regime that can tell nothing does not count
+        (0.8, 0.2, 0.4, "not reproduced"),
+    ],
+)
+def test_the_rule_asks_every_regime(before, after, bare, status):
+    first = rows({NONE: 1.0, ATS: before, PRUNED: 0.8, NOISY: 0.9})
+    second = rows({NONE: bare, ATS: after, PRUNED: 0.8, NOISY: 0.9}, regime="trained")
+    verdict = defenses_verdict(pd.concat([first, second]), trained(LEVELS), 100)
+    assert verdict.status == status
+    assert ("after a short training (cannot tell)" in verdict.reason) == (bare < 0.5)
 
 
 def test_partly_where_more_than_half_of_the_kinds_are_beaten():
     found = {NONE: 1.0, ATS: 0.2, PRUNED: 0.8, NOISY: 0.9, ("mixup:0.3", "MixUp", PLAIN): 0.2}
-    assert defenses_verdict(rows(found), trained(LEVELS | {"mixup:0.3": 19.0}), 100).status == "partly"
+    table = pd.concat([rows(found, regime=name) for name in REGIMES])
+    assert defenses_verdict(table, trained(LEVELS | {"mixup:0.3": 19.0}), 100).status == "partly"
 
 
 def test_undefended_attacks_must_find_half():
-    verdict = defenses_verdict(rows({NONE: 0.4, ATS: 0.0, PRUNED: 0.4, NOISY: 0.4}), trained(LEVELS), 100)
+    found = {NONE: 0.4, ATS: 0.0, PRUNED: 0.4, NOISY: 0.4}
+    table = pd.concat([rows(found, regime=name) for name in REGIMES])
+    verdict = defenses_verdict(table, trained(LEVELS), 100)
     assert verdict.status == "cannot tell"
     assert "less than half" in verdict.reason
 
@@ -158,12 +188,15 @@ def test_a_toy_run_is_the_same_from_the_archive(kept, tmp_path, monkeypatch):
     made = {type(unit_of(line).attack) for line in lines if line["kind"].startswith("attack")}
     assert made == {BothImages, GradientMatching, KeptEntries, KnownFeatures, ThroughPolicy, Undone}
     assert ext6_defenses.run(chosen, again).digest == result.digest
-    assert len(ext6_defenses.summary(result)) <= 8
-    assert set(ext6_defenses.summary(result, every=True).index.get_level_values("defense")) == set(table["defense"])
-    shown = ext6_defenses.figure(result)
-    assert set(shown["defense"]) == set(table["defense"])
-    plots.exchange(shown, "accuracy", "defense", "kind", "outcome", xlabel="accuracy")
+    assert set(table["regime"]) == set(REGIMES)
+    for regime in REGIMES:
+        assert len(ext6_defenses.summary(result, regime)) <= 8
+        whole = ext6_defenses.summary(result, regime, every=True)
+        assert set(whole.index.get_level_values("defense")) == set(table["defense"])
+        shown = ext6_defenses.figure(result, regime)
+        assert set(shown["defense"]) == set(table["defense"])
+        plots.exchange(shown, "accuracy", "defense", "kind", "outcome", xlabel="accuracy")
+        assert "Without a defense the strongest attack finds" in ext6_defenses.advice(result, regime)
     spent = epsilon(0.001, rate=1, steps=1)  # fewer images than a batch holds, one epoch
     assert float(ext6_defenses.guarantees(result)["ε"].iloc[0]) == pytest.approx(spent, rel=0.01)
-    assert "Without a defense the strongest attack finds" in ext6_defenses.advice(result)
     assert len(ext6_defenses.sheet(result)) >= 3

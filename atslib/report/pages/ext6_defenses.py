@@ -11,6 +11,7 @@ from atslib.report.units.defended import (
     EPOCHS,
     LEAST_KIND,
     PLAIN,
+    REGIMES,
     THROUGH,
     UNDONE,
     against_before,
@@ -30,7 +31,7 @@ from atslib.report.verdicts import cannot_tell, guards
 from atslib.scores.search import pareto
 from atslib.store import Store
 
-KEYS = ("defense", "attacker")
+KEYS, FIRST = ("defense", "attacker"), "initial"
 TUNED = "ATS, tuned against the attack"
 USABLE = 0.8  # of the undefended accuracy
 DELTA = 1e-5
@@ -40,13 +41,13 @@ def units(settings: Settings) -> dict[tuple, Unit]:
     """All that no result decides: attacks, trainings, and the search's attacks."""
     known = kinds(settings)
     found = attacks(settings, known) | {("searched", policy): unit for policy, unit in asked(settings).items()}
-    return found | {("trained", *key): unit for key, unit in networks(settings, known).items()}
+    return found | {("network", *key): unit for key, unit in networks(settings, known).items()}
 
 
 def later_units(settings: Settings, store: Store) -> dict[tuple, Unit]:
     """What the search decides: attacks on the policy that it found, and its trainings."""
     found = [tuned(searched(settings, store))]
-    return attacks(settings, found) | {("trained", *key): unit for key, unit in networks(settings, found).items()}
+    return attacks(settings, found) | {("network", *key): unit for key, unit in networks(settings, found).items()}
 
 
 DEFENSES_RULE = (
@@ -58,7 +59,9 @@ DEFENSES_RULE = (
     "every other kind (95 % interval of the mean paired difference below 0); partly if than that of more than half of "
     "the kinds; not reproduced otherwise. Combinations with ATS stand beside it. Cannot tell: undefended attacks gain "
     "nothing or single out less than half of the photographs, fewer than 30 images, or an undefended accuracy within "
-    "twice chance."
+    "twice chance. All this is asked twice: of one network before its training, and of the networks at the end of the "
+    "same short training with each setting. The verdict is that of every regime that can tell, partly where these "
+    "differ, cannot tell where none can."
 )
 OWN = ("ATS", TUNED)  # kinds that are judged, and those that they are not compared with
 BESIDE = ("none", LEAST_KIND, "ATS and pruning", "ATS and noise")
@@ -103,6 +106,15 @@ def best(table: pd.DataFrame) -> pd.DataFrame:
 
 def defenses_verdict(attacks: pd.DataFrame, accuracy: pd.DataFrame, classes: int) -> Verdict:
     """The claim by `DEFENSES_RULE`, from the tables that `run` makes, of networks that tell `classes` apart."""
+    each = {name: _in_regime(attacks[attacks["regime"] == name], accuracy, classes) for name in REGIMES}
+    told = {verdict.status for verdict in each.values()} - {"cannot tell"}
+    status = "cannot tell" if not told else "partly" if len(told) > 1 else told.pop()
+    reason = "; ".join(f"{REGIMES[name]} ({verdict.status}): {verdict.reason}" for name, verdict in each.items())
+    return Verdict(status, reason, DEFENSES_RULE, each[FIRST].here, each["trained"].here)
+
+
+def _in_regime(attacks: pd.DataFrame, accuracy: pd.DataFrame, classes: int) -> Verdict:
+    """What the rule says of the attacks of one regime."""
     table, rows = compared(attacks, accuracy), worst(attacks)
     chosen = best(table)
     own, rivals = chosen[chosen["kind"].isin(OWN)], chosen[~chosen["kind"].isin((*OWN, *BESIDE))]
@@ -130,46 +142,52 @@ def defenses_verdict(attacks: pd.DataFrame, accuracy: pd.DataFrame, classes: int
 def run(settings: Settings, store: Store) -> Result:
     """Attack and train with every setting.
 
-    Tables: `attacks`, one row per setting, attacker and image, with `kind`, `gain_before` (dB above the mean image,
-    against the image before the policy) and `found`, whether the photograph was singled out, by one who knows the
-    policy; `accuracy`, one row per setting and seed; `searched`, one row per policy that was asked.
+    Tables: `attacks`, one row per regime, setting, attacker and image, with `kind`, `gain_before` (dB above the mean
+    image, against the image before the policy) and `found`, whether the photograph was singled out, by one who knows
+    the policy; `accuracy`, one row per setting and seed; `searched`, one row per policy that was asked.
     """
     rungs = searched(settings, store)
     winner, named = tuned(rungs), kinds(settings)
     by_key = attacks(settings, dict.fromkeys([*named, winner]))
-    rows, sheets = attack_rows(by_key, KEYS, settings, store)
-    groups, tables = dict(list(rows.groupby(list(KEYS), sort=False))), []
+    rows, sheets = attack_rows(by_key, ("regime", *KEYS), settings, store)
+    groups, tables = dict(list(rows.groupby(["regime", *KEYS], sort=False))), []
     for key, unit in by_key.items():
-        table = against_before(groups[key], unit)
+        (_, text, attacker), table = key, against_before(groups[key], unit)
         rank = table["rank_original"]
-        if unit.policy and key[1] not in (THROUGH, UNDONE):
+        if unit.policy and attacker not in (THROUGH, UNDONE):
             rank = known_ranks(unit, store, device_of(settings.device))["rank_knowing"].numpy()
-        tables.append(table.assign(found=(rank == 1).astype(float), kind=named.get(key[0], TUNED)))
+        tables.append(table.assign(found=(rank == 1).astype(float), kind=named.get(text, TUNED)))
     accuracy = accuracy_rows(networks(settings, [*named, winner]), ["defense", "seed"], settings, store)
     everything = pd.concat(tables, ignore_index=True)
     verdict = defenses_verdict(everything, accuracy, classes(settings.dataset))
-    facts = provenance(settings, sheets[NO_POLICY, PLAIN]) | attacked_facts(by_key[NO_POLICY, PLAIN])
-    facts["short_epochs"] = min(EPOCHS, settings.epochs)
+    first = (FIRST, NO_POLICY, PLAIN)
+    facts = provenance(settings, sheets[first]) | attacked_facts(by_key[first])
+    facts |= {"short_epochs": min(EPOCHS, settings.epochs), "training": " and ".join(REGIMES.values())}
     tables = {"attacks": everything, "accuracy": accuracy, "searched": rungs.reset_index()}
     return Result("ext6_defenses", tables, facts, verdict, sheets)
 
 
-def figure(result: Result) -> pd.DataFrame:
+def _told(result: Result, regime: str) -> pd.DataFrame:
+    """The attacks of one regime."""
+    return result.tables["attacks"][result.tables["attacks"]["regime"] == regime]
+
+
+def figure(result: Result, regime: str = FIRST) -> pd.DataFrame:
     """What `plots.exchange` draws: each setting's share of photographs found against its accuracy, at its worst."""
-    table = compared(result.tables["attacks"], result.tables["accuracy"])
+    table = compared(_told(result, regime), result.tables["accuracy"])
     shown = table.rename(columns={"found": "mean", "found low": "low", "found high": "high"})
     shown["strength"] = [0 if kind in ("none", LEAST_KIND, *OWN) else at for at, kind in enumerate(shown["kind"])]
     rows = {name: shown[shown["kind"].isin(("none", *kinds))] for name, kinds in PANELS.items()}
-    parts = [part.assign(outcome=f"found, %: {name}") for name, part in rows.items()]
+    parts = [part.assign(outcome=f"found {REGIMES[regime]}, %:\n{name}") for name, part in rows.items()]
     return pd.concat(parts, ignore_index=True)
 
 
-def summary(result: Result, *, every: bool = False) -> pd.DataFrame:
+def summary(result: Result, regime: str = FIRST, *, every: bool = False) -> pd.DataFrame:
     """At most eight settings in words, of each kind the best usable one; or every setting with each of its attackers.
 
     The few are those with fewest photographs found; the undefended one is the first.
     """
-    attacks = result.tables["attacks"]
+    attacks = _told(result, regime)
     table = compared(attacks, result.tables["accuracy"]).set_index("defense", drop=False)
     if not every:
         chosen = best(table[table["kind"] != "none"]).head(7)["defense"]
@@ -204,9 +222,9 @@ def guarantees(result: Result) -> pd.DataFrame:
     return pd.DataFrame({"noise multiplier": multipliers, "ε": spent}).set_index("noise multiplier")
 
 
-def advice(result: Result) -> str:
+def advice(result: Result, regime: str = FIRST) -> str:
     """Which defense to use, in sentences made of the numbers, for who cannot lose accuracy and who can."""
-    table = compared(result.tables["attacks"], result.tables["accuracy"])
+    table = compared(_told(result, regime), result.tables["accuracy"])
     bare, chosen = table.set_index("defense").loc[NO_POLICY], best(table[table["kind"] != "none"])
     words = [
         f"Without a defense the strongest attack finds {bare['found']:.0f} % of the photographs; the network reaches "
@@ -243,9 +261,12 @@ def _at(row: pd.Series) -> str:
 
 
 def sheet(result: Result, count: int = 8) -> dict[str, object]:
-    """The first images: what the client used without a defense, and what the strongest attack makes of each kind."""
-    table = compared(result.tables["attacks"], result.tables["accuracy"])
+    """The first images: what the client used without a defense, and what the strongest attack makes of each kind.
+
+    They are those of the attacks before training, whose pictures the archive keeps.
+    """
+    table = compared(_told(result, FIRST), result.tables["accuracy"])
     chosen = best(table).set_index("defense")["attacker"]
-    first = result.sheets[NO_POLICY, PLAIN]
+    first = result.sheets[FIRST, NO_POLICY, PLAIN]
     rows = {"photograph": first["original"][:count], "after crop and flip": first["target"][:count]}
-    return rows | {name: result.sheets[name, who]["reconstruction"][:count] for name, who in chosen.items()}
+    return rows | {name: result.sheets[FIRST, name, who]["reconstruction"][:count] for name, who in chosen.items()}

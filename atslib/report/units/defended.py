@@ -1,6 +1,7 @@
 """Defenses of every kind by their strength: who attacks each, the trainings with each, and a search for a policy."""
 
 import dataclasses
+import itertools
 from collections.abc import Iterable
 
 import pandas as pd
@@ -45,6 +46,7 @@ DEFENSES: dict[str, tuple[str, ...]] = {
     "ATS and pruning": tuple(f"{HYBRID} | prune:{share}" for share in (0.7, 0.9, 0.99)),
     "ATS and noise": tuple(f"{HYBRID} | gaussian:{scale}" for scale in ("0.0001", "0.001", "0.01")),
 }
+REGIMES = {"initial": "before training", "trained": "after a short training"}  # of the attacked network, in words
 PLAIN, SMOOTH, KEPT = "plain", "stronger prior", "kept entries only"
 FEATURES, BOTH = "reads the latent off", "both images"
 THROUGH, UNDONE = "through the policy", "undoes the policy"
@@ -95,15 +97,20 @@ def attackers(text: str, settings: Settings) -> dict[str, Attack]:
     return found
 
 
-def attacks(settings: Settings, texts: Iterable[str]) -> dict[tuple[str, str], AttackUnit]:
-    """All attacks by (setting, attacker), on the same images and starts, after the same crops and flips."""
-    own, units = place(settings), {}
-    for text in texts:
+def attacks(settings: Settings, texts: Iterable[str]) -> dict[tuple[str, str, str], AttackUnit]:
+    """All attacks by (regime, setting, attacker), on the same images and starts, after the same crops and flips.
+
+    Before training all meet one network; after it each meets the first that was trained with its own setting.
+    """
+    own, units, texts = place(settings), {}, list(texts)
+    ends = networks(settings, texts)
+    for regime, text in itertools.product(REGIMES, texts):
         policy, rest = parts(text)
+        where = {"model": ends[text, own.seed]} if regime == "trained" else {}
         for name, attack in attackers(text, own).items():
             knows = ThreatModel(defense="policy" if name in (THROUGH, UNDONE) else "unknown")
             changes = {"attack": attack, "defense": rest, "threat": knows, "crop_flip": text != BARE}
-            units[text, name] = attack_unit(own, policy, **changes)
+            units[regime, text, name] = attack_unit(own, policy, **changes, **where)
     return units
 
 
