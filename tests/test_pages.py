@@ -40,6 +40,7 @@ from atslib.report.units import networks, table1, units
 from atslib.report.units.networks import ModelUnit, model_unit, network, semi_trained, trained
 from atslib.report.units.settings import settings
 from atslib.report.units.table1 import HYBRID, SEARCHED
+from atslib.report.units.tables import label
 from atslib.report.units.units import attack_unit
 from atslib.rng import rng
 from atslib.store import Store
@@ -211,8 +212,9 @@ def test_the_transferred_policies_are_judged_on_the_attacked_network_and_on_trai
     assert {unit.model.train for unit in found.values()} == {None}
     assert found["convnet-16", "none"].attack.tv == ATTACKS["annealed-convnet"].tv
     trained = claim3_transfer.networks(INITIAL)
-    assert list(trained) == [("resnet20-1", "none"), ("resnet20-1", HYBRID)]
-    assert {unit.train.policy for unit in trained.values()} == {"", HYBRID}
+    every = {model: list(map(label, claim3_transfer.policies(model))) for model in ("resnet20-1", "convnet-4")}
+    assert list(trained) == [(model, policy) for model, policies in every.items() for policy in policies]
+    assert all(label(unit.train.policy) == policy for (_, policy), unit in trained.items())
     assert "search" not in claim3_transfer.units(INITIAL)  # it takes days
     assert claim3_transfer.later_units(INITIAL, None) == {}
     assert set(ext1_tinyimagenet.attacks(INITIAL)) == {("lenet", p) for p in ("none", *SEARCHED, HYBRID)}

@@ -9,9 +9,9 @@ from atslib.measures.statistics import paired, share_interval
 from atslib.report import compare
 from atslib.report.reported import reported
 from atslib.report.result import NO_POLICY, Result, Verdict
-from atslib.report.units.networks import ModelUnit, Unit, model_unit
+from atslib.report.units.networks import ModelUnit, Unit, model_unit, semi_trained
 from atslib.report.units.settings import Settings
-from atslib.report.units.table1 import HYBRID, SEARCHED, classes, short
+from atslib.report.units.table1 import HYBRID, SEARCHED, classes, on_network, short
 from atslib.report.units.tables import accuracy_rows, attack_rows, attacked_facts, label, provenance
 from atslib.report.units.units import AttackUnit, attack_unit
 from atslib.report.verdicts import cannot_tell, guards
@@ -52,11 +52,22 @@ def attacks(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
     return {(name, "fixed"): attack_unit(own, policy) for name, policy in policies.items()} | units
 
 
+def semi(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
+    """The attacks that are made on untrained networks, on the semi-trained one: fewer images, a hundred steps."""
+    if settings.regime != "initial":
+        return {}
+    there, model = on_network(settings, settings.model), semi_trained(settings)
+    return {
+        key: attack_unit(there, unit.policy, defense=unit.defense, model=model)
+        for key, unit in attacks(settings).items()
+    }
+
+
 def networks(settings: Settings) -> dict[str, ModelUnit]:
-    """A network for each policy that is attacked and each defense with a published row, after short trainings."""
+    """A network for each policy and each defense that is attacked, after short trainings."""
     own, initial = short(settings), settings.regime == "initial"
     kinds = {label(policy): (policy, "") for policy in ("", *(SEARCHED if initial else ()), HYBRID)}
-    kinds |= {name: ("", name) for name in DEFENSES}
+    kinds |= {name: ("", name) for name in (*DEFENSES, *(FURTHER if initial else ()))}
     return {
         name: model_unit(own, train=TrainConfig(policy=policy, epochs=own.epochs, defense=defense))
         for name, (policy, defense) in kinds.items()
@@ -65,7 +76,8 @@ def networks(settings: Settings) -> dict[str, ModelUnit]:
 
 def units(settings: Settings) -> dict[tuple[str, str], Unit]:
     """All that the page needs."""
-    return attacks(settings) | {("trained", name): unit for name, unit in networks(settings).items()}
+    there = {("semi", *key): unit for key, unit in semi(settings).items()}
+    return attacks(settings) | {("trained", name): unit for name, unit in networks(settings).items()} | there
 
 
 DEFENSES_RULE = (
@@ -105,7 +117,8 @@ def run(settings: Settings, store: Store) -> Result:
     """Train with each defense, attack gradients with and without it.
 
     Tables: `attacks`, one row per defense and image with `applied` "fixed" (the shared gradient is perturbed)
-    or "code" (only the training was, as both published codebases do), and `accuracy`.
+    or "code" (only the training was, as both published codebases do), `accuracy`, and where `attacks` is of untrained
+    networks `semi`, the same of the semi-trained one.
     """
     by_defense = attacks(settings)
     rows, sheets = attack_rows(by_defense, ("defense", "applied"), settings, store)
@@ -113,45 +126,48 @@ def run(settings: Settings, store: Store) -> Result:
     known = accuracy.set_index("defense")["accuracy"]
     verdict = defenses_verdict(rows, known, HYBRID, classes(settings.dataset))
     facts = provenance(settings, sheets[NO_POLICY, "fixed"]) | attacked_facts(by_defense[NO_POLICY, "fixed"])
-    return Result("claim1_defenses", {"attacks": rows, "accuracy": accuracy}, facts, verdict, sheets)
+    tables = {"attacks": rows, "accuracy": accuracy}
+    if there := semi(settings):
+        tables["semi"], _ = attack_rows(there, ("defense", "applied"), settings, store)
+    return Result("claim1_defenses", tables, facts, verdict, sheets)
 
 
-def summary(result: Result) -> pd.DataFrame:
+def summary(result: Result, table: str = "attacks") -> pd.DataFrame:
     """One row per defense, as text: PSNR, gain with its interval, identification, accuracy, where it is known."""
-    rows, attacks = {}, result.tables["attacks"]
+    rows, attacks = {}, result.tables[table]
     known = result.tables["accuracy"].set_index("defense")["accuracy"]
-    for (name, applied), table in attacks.groupby(["defense", "applied"], sort=False):
-        row = {"PSNR, dB": f"{table['psnr'].mean():.1f}"}
-        row["gain, dB"] = compare.interval(compare.gained(table), "")
-        row["used image found"] = compare.found(table["rank_target"])
-        row["photograph found"] = compare.found(table["rank_original"])
+    for (name, applied), own in attacks.groupby(["defense", "applied"], sort=False):
+        row = {"PSNR, dB": f"{own['psnr'].mean():.1f}"}
+        row["gain, dB"] = compare.interval(compare.gained(own), "")
+        row["used image found"] = compare.found(own["rank_target"])
+        row["photograph found"] = compare.found(own["rank_original"])
         row["accuracy, %"] = f"{known[name]:.1f}" if name in known else "–"
         rows[name, applied] = row
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis(["defense", "applied"])
 
 
-def strengths(result: Result) -> pd.DataFrame:
+def strengths(result: Result, table: str = "attacks") -> pd.DataFrame:
     """One row per defense in order of kind and strength: `kind`, and the gain's `mean`, `low` and `high` in dB."""
-    attacks, rows = result.tables["attacks"], []
-    for name, table in attacks[attacks["applied"] == "fixed"].groupby("defense", sort=False):
+    attacks, rows = result.tables[table], []
+    for name, own in attacks[attacks["applied"] == "fixed"].groupby("defense", sort=False):
         kind, _, strength = name.partition(":")
         row = {"defense": name, "kind": kind if strength else "policy", "strength": float(strength or 0)}
-        rows.append(row | compare.gained(table))
+        rows.append(row | compare.gained(own))
     return pd.DataFrame(rows).sort_values(["kind", "strength"], kind="stable", ignore_index=True)
 
 
-def exchange(result: Result) -> pd.DataFrame:
+def exchange(result: Result, table: str = "attacks") -> pd.DataFrame:
     """What each defense gives for what: one row per outcome and defense whose accuracy is known, by kind and strength.
 
     Columns: `outcome`, `defense`, `kind`, `strength`, `accuracy` in percent of the network trained with it, and `mean`,
     `low` and `high`: the gain in dB, or the share of photographs singled out in percent, with its 95 % interval.
     """
-    known, attacks = result.tables["accuracy"].set_index("defense")["accuracy"], result.tables["attacks"]
-    rows = strengths(result).assign(outcome="gain, dB", accuracy=lambda table: table["defense"].map(known))
+    known, attacks = result.tables["accuracy"].set_index("defense")["accuracy"], result.tables[table]
+    rows = strengths(result, table).assign(outcome="gain, dB", accuracy=lambda rows: rows["defense"].map(known))
     shares = {}
-    for name, table in attacks[attacks["applied"] == "fixed"].groupby("defense", sort=False):
-        hits = int((table["rank_original"] == 1).sum())
-        parts = (hits / len(table), *share_interval(hits, len(table)))
+    for name, own in attacks[attacks["applied"] == "fixed"].groupby("defense", sort=False):
+        hits = int((own["rank_original"] == 1).sum())
+        parts = (hits / len(own), *share_interval(hits, len(own)))
         shares[name] = dict(zip(("mean", "low", "high"), (100 * part for part in parts), strict=True))
     found = rows.drop(columns=["mean", "low", "high"]).assign(outcome="photograph found, %")
     found = found.join(pd.DataFrame(shares).T, on="defense")

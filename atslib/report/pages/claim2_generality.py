@@ -150,7 +150,7 @@ def unsigned(result: Result) -> pd.DataFrame:
     printed = printed.rename(index=policy_label)[["value", "std"]]
     rows = {}
     for policy, table in own.groupby("policy", sort=False):
-        theirs = [f"{row['value']:.2f} ± {row['std']:.2f}" for name, row in printed.iterrows() if name == policy]
+        theirs = [f"{row['value']:.2f} ± {float(row['std']):.2f}" for name, row in printed.iterrows() if name == policy]
         gain = compare.interval(compare.gained(table), "")
         spread = f"{table['psnr'].mean():.2f} ± {table['psnr'].std(ddof=0):.2f}"
         rows[policy] = {"PSNR, dB": spread, "gain, dB": gain, "printed PSNR, dB": (*theirs, "–")[0]}

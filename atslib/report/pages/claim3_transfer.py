@@ -19,6 +19,7 @@ from atslib.report.units.table1 import (
     published_rows,
     relocated,
     second_network,
+    trained_second,
 )
 from atslib.report.units.tables import accuracy_rows, attack_rows, attacked_facts, label, provenance
 from atslib.report.units.units import AttackUnit, attack_unit
@@ -58,10 +59,15 @@ def attacks(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
 
 
 def networks(settings: Settings) -> dict[tuple[str, str], ModelUnit]:
-    """The trained networks whose accuracy is judged, by (network, policy): none and the transferred hybrid."""
+    """The trained networks, by (network, policy); the first one's accuracy, without and with the hybrid, is judged.
+
+    At smoke they are these two alone.
+    """
     own = place(settings)
-    chosen = policies(own.model)
-    return {(own.model, label(policy)): model_unit(own, policy) for policy in (chosen[0], chosen[-1])}
+    if settings.profile == "smoke":
+        return {(own.model, label(policy)): model_unit(own, policy) for policy in policies(own.model)[::3]}
+    models = (own.model, trained_second(settings))
+    return {(name, label(p)): model_unit(own, p, model=name) for name in models for p in policies(name)}
 
 
 def units(settings: Settings) -> dict[object, Unit]:
@@ -178,6 +184,18 @@ def summary(result: Result) -> pd.DataFrame:
         row["photograph found"] = compare.found(table["rank_original"])
         theirs = {name: printed.loc[key].get(f"{name} PSNR", float("nan")) for name in compare.SOURCES.values()}
         rows[key] = row | {f"{name}'s PSNR": "–" if pd.isna(v) else f"{v:.1f}" for name, v in theirs.items()}
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis(["model", "policy"])
+
+
+def accuracies(result: Result) -> pd.DataFrame:
+    """One row per trained network and policy: accuracy in percent, here and in Table 4 of both publications."""
+    rows = {}
+    for _, row in result.tables["accuracy"].iterrows():
+        printed = published_rows(TABLES[family(row["model"])], row["policy"]).query("metric == 'val_accuracy_pct'")
+        theirs = dict(zip(printed["source"].map(compare.SOURCES), printed["value"], strict=True))
+        rows[row["model"], row["policy"]] = {"accuracy": row["accuracy"], "training images": row["train"]} | {
+            f"{name}'s": theirs.get(name, float("nan")) for name in compare.SOURCES.values()
+        }
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis(["model", "policy"])
 
 

@@ -211,20 +211,20 @@ def gains(attacks: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_rounds(attacks: pd.DataFrame) -> pd.DataFrame:
-    """One row per policy, attacker and number of rounds watched, on the images that all have; columns as in `gains`.
+    """One row per policy and number of rounds watched, on the images that all have; columns as in `gains`.
 
     Args:
-        attacks: on one network, each image drawn once. `who`, in the result, is policy and attacker in one.
+        attacks: on one network, each image drawn once. `rounds`, in the result, also says who was told what was drawn.
     """
     every, parts = sorted({rounds for counts in ROUNDS.values() for rounds in counts}), []
     images = attacks[attacks["attacker"].isin([watching(POLICY, n) for n in every])]["image"].unique()
     for name in (POLICY, DRAWS):
         for rounds in (1, *every):
             rows = attacks[(attacks["attacker"] == watching(name, rounds)) & attacks["image"].isin(images)]
-            parts.append(rows.assign(who=rows["policy"] + f", {name}", rounds=str(rounds)))
+            parts.append(rows.assign(count=rounds, rounds=f"{rounds}, told" if name == DRAWS else str(rounds)))
     table = pd.concat(parts)
-    watched = table[table["rounds"] != "1"]["policy"].unique()
-    return _gained(table[table["policy"].isin(watched)], ("who", "rounds"))
+    watched = table[table["count"] > 1]["policy"].unique()
+    return _gained(table[table["policy"].isin(watched)], ("rounds", "policy"))
 
 
 def _gained(attacks: pd.DataFrame, keys: tuple[str, ...]) -> pd.DataFrame:

@@ -75,8 +75,8 @@ def _asked(
     """
     found, published = {}, dataclasses.replace(ATTACKS["adam-cosine"], steps=steps)
     for policy, unit in strongest.items():
-        own = {} if policy == FOUND else {PUBLISHED: dataclasses.replace(unit, attack=published)}
-        own |= {STRONGEST: unit} | (_knowing(unit) if policy else {})
+        own = {PUBLISHED: dataclasses.replace(unit, attack=published), STRONGEST: unit}
+        own |= _knowing(unit) if policy else {}
         own |= _watching(own[POLICY], rounds[policy]) if policy in rounds else {}
         found |= {(attacker, label(policy)): each for attacker, each in own.items()}
     inferred = ThreatModel(labels="inferred")
