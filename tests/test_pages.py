@@ -23,6 +23,7 @@ from atslib.report import result as report
 from atslib.report.pages import (
     claim1_defenses,
     claim1_privacy,
+    claim2_generality,
     claim2_search,
     claim3_transfer,
     claim4_efficiency,
@@ -201,6 +202,23 @@ def test_an_untrained_network_is_attacked_with_the_preset_of_its_family_on_fewer
 def test_the_network_alone_is_another_where_trained_ones_are_attacked_and_for_lenet():
     for place, model in ((settings(), "convnet-16"), (INITIAL, "lenet")):
         assert table1.on_network(place, model) == dataclasses.replace(place, model=model)
+
+
+def test_defenses_meet_the_semi_trained_network_as_they_met_the_untrained_one():
+    untrained, there = claim1_defenses.attacks(INITIAL), claim1_defenses.semi(INITIAL)
+    assert list(there) == list(untrained)
+    for key, unit in there.items():
+        assert unit.model == semi_trained(INITIAL)
+        assert (unit.policy, unit.defense, unit.last) == (untrained[key].policy, untrained[key].defense, 32)
+    assert {name for name, _ in untrained} == set(claim1_defenses.networks(INITIAL))
+    assert claim1_defenses.semi(settings(profile="full", dataset="shapes")) == {}
+
+
+def test_claim_2_attacks_every_searched_policy_with_every_attack():
+    own = claim2_generality.units(INITIAL)
+    assert {policy for _, policy in own} == {"none", *SEARCHED, HYBRID}
+    assert len(own) == 4 * len(claim2_generality.presets(INITIAL))
+    assert {unit.last for unit in own.values()} == {INITIAL.images}
 
 
 def test_the_transferred_policies_are_judged_on_the_attacked_network_and_on_trained_ones():

@@ -12,9 +12,10 @@ from checks import refused
 
 from atslib.report import result as report
 from atslib.report.book.answers import CLAIMS, answers, insert_answers
+from atslib.report.pages import claim2_generality
 from atslib.report.pages.claim1_defenses import DEFENSES_RULE, defenses_verdict, exchange
 from atslib.report.pages.claim1_privacy import PRIVACY_RULE, privacy_verdict
-from atslib.report.pages.claim2_generality import GENERALITY_RULE, generality_verdict
+from atslib.report.pages.claim2_generality import GENERALITY_RULE, TABLE3, generality_verdict, unsigned
 from atslib.report.reported import policy_label, reported
 from atslib.report.result import NO_POLICY, Result, Verdict, stored_digest
 from atslib.report.units.table1 import HYBRID
@@ -426,6 +427,23 @@ def test_what_one_attack_alone_would_show_is_not_enough_among_six():
     assert (verdict.status, verdict.here[-1]) == ("not reproduced", "0")
 
 
+def test_the_attack_of_the_replications_table_3_stands_beside_its_numbers():
+    table = rows_of(**{TABLE3: (5.0, 2.0), "x": HOLDS}).assign(psnr=lambda rows: 10 + rows["gain"])
+    shown = unsigned(Result("claim2_generality", {"attacks": table}, {}, None))
+    assert shown["printed PSNR, dB"].to_dict() == {NO_POLICY: "15.39 ± 2.78", HYBRID: "8.95 ± 0.90"}
+    assert shown["PSNR, dB"].str.startswith(("15.00", "17.00")).all()
+    assert shown.loc[HYBRID, "gain, dB"].startswith("+7.0 [")
+
+
+def test_other_policies_stand_beside_the_hybrid_and_have_no_say_in_claim_2():
+    table = rows_of(x=HOLDS, y=HOLDS)
+    other = table[table["policy"] == HYBRID].assign(policy="3-1-7", gain=lambda rows: rows["gain"] + 4)
+    every = claim2_generality.judged(pd.concat([table, other]))
+    assert every.drop(columns="3-1-7 changes").equals(claim2_generality.judged(table))
+    assert every["3-1-7 changes"].str.startswith("+2.0 [").all()
+    assert generality_verdict(pd.concat([table, other]), ["x", "y"]) == generality_verdict(table, ["x", "y"])
+
+
 def defended(hybrid=1.0, none=6.0, images=40, **rivals):
     """Rows with mean gains in dB: of the hybrid, of nothing, and of `prune` (3 dB) and `noise` (0 dB) or as given."""
     means = {NO_POLICY: none, HYBRID: hybrid} | {"prune:0.7": 3.0, "gaussian:0.01": 0.0} | rivals
@@ -444,7 +462,9 @@ DEFENSE_ACCURACY = {NO_POLICY: 77.0, HYBRID: 75.5, "prune:0.7": 75.0, "gaussian:
 def test_a_defense_is_set_against_its_accuracy():
     table = defended().assign(rank_original=lambda rows: 1 + rows["image"] % 2)
     accuracy = pd.DataFrame({"defense": list(DEFENSE_ACCURACY), "accuracy": list(DEFENSE_ACCURACY.values())})
-    both = exchange(Result("claim1_defenses", {"attacks": table, "accuracy": accuracy[:3]}, {}, None))
+    tables = {"attacks": table, "semi": table.assign(gain=-table["gain"]), "accuracy": accuracy[:3]}
+    both, other = (exchange(Result("claim1_defenses", tables, {}, None), name) for name in ("attacks", "semi"))
+    assert (other["mean"] == -both["mean"]).tolist() == (both["outcome"] == "gain, dB").tolist()
     gains, shares = (rows.set_index("defense") for _, rows in both.groupby("outcome"))
     for rows in (gains, shares):
         assert rows["accuracy"].to_dict() == {NO_POLICY: 77.0, HYBRID: 75.5, "prune:0.7": 75.0}
