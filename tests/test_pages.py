@@ -235,7 +235,9 @@ def test_the_transferred_policies_are_judged_on_the_attacked_network_and_on_trai
     assert all(label(unit.train.policy) == policy for (_, policy), unit in trained.items())
     assert "search" not in claim3_transfer.units(INITIAL)  # it takes days
     assert claim3_transfer.later_units(INITIAL, None) == {}
-    assert set(ext1_tinyimagenet.attacks(INITIAL)) == {("lenet", p) for p in ("none", *SEARCHED, HYBRID)}
+    tiny = ext1_tinyimagenet.attacks(INITIAL)
+    assert set(tiny) == {("lenet", p, draw) for p in ("none", *SEARCHED, HYBRID) for draw in (0, 1)}
+    assert all(unit.seed == draw for (_, _, draw), unit in tiny.items())
     assert set(ext1_tinyimagenet.networks(INITIAL)) == {("resnet20-1", "none"), ("resnet20-1", HYBRID)}
 
 

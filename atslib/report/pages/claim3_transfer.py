@@ -1,6 +1,6 @@
 """Claim 3: policies searched on CIFAR-100 work on Fashion-MNIST (paper, Table 4)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pandas as pd
 
@@ -86,13 +86,17 @@ def later_units(settings: Settings, store: Store) -> dict[tuple[str, str], Attac
 
 
 def measure(
-    by_network: dict[tuple[str, str], AttackUnit],
-    trained: dict[tuple[str, str], ModelUnit],
+    by_network: Mapping[tuple, AttackUnit],
+    trained: Mapping[tuple[str, str], ModelUnit],
     settings: Settings,
     store: Store,
 ) -> tuple[dict[str, pd.DataFrame], dict[object, Artifact]]:
-    """Tables `attacks` and `accuracy`, and the artifacts, of attacks and trained networks by (network, policy)."""
-    rows, artifacts = attack_rows(by_network, ("model", "policy"), settings, store)
+    """Tables `attacks` and `accuracy`, and the artifacts, of attacks and trained networks by (network, policy).
+
+    A third part of an attack's key is its draw.
+    """
+    names = ("model", "policy", "draw")[: len(next(iter(by_network)))]
+    rows, artifacts = attack_rows(by_network, names, settings, store)
     return {"attacks": rows, "accuracy": accuracy_rows(trained, ("model", "policy"), settings, store)}, artifacts
 
 
