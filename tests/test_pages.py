@@ -66,6 +66,12 @@ def test_a_data_set_that_cannot_be_had_is_stood_in_for_and_a_damaged_one_is_not(
         table1.relocated(laptop, "fmnist", "shapes-grey")
 
 
+@pytest.mark.data
+def test_the_attack_on_tiny_imagenet_is_fitted_to_its_size():
+    fitted = {unit.attack.tv for unit in ext1_tinyimagenet.attacks(settings(profile="laptop")).values()}
+    assert fitted == {ext1_tinyimagenet.TV} != {unit.attack.tv for unit in ext1_tinyimagenet.attacks(INITIAL).values()}
+
+
 def test_less_is_taken_only_where_nothing_was_chosen():
     moved = table1.relocated(settings(profile="laptop", epochs=9), "shapes-grey", "shapes", epochs=2, images=3)
     assert (moved.dataset, moved.epochs, moved.images) == ("shapes-grey", 9, 3)
