@@ -127,3 +127,21 @@ def test_noise_and_pruning_stand_beside_the_policy(tmp_path):
     text = advice(tmp_path)
     assert "| none | +3.0 dB [3.0, 3.0] | 10% | 20.0 % |" in text
     assert "| prune:0.9 | -1.0 dB [-1.0, -1.0] | 10% | – |" in text
+
+
+def test_other_defenses_are_advised_by_regime(tmp_path):
+    stored(tmp_path, "regimes", attacks=attacked("initial", 0, 3.0, 0.5))
+    assert "Another defense" not in advice(tmp_path)
+    rows = [
+        attacked(regime, 0, 3.0, 0.5, defense=name, kind=kind, attacker="plain", gain_before=3.0).assign(
+            found=lambda table, share=share: (table["image"] < 40 * share).astype(float)
+        )
+        for regime, share in (("initial", 1.0), ("trained", 0.75))
+        for name, kind in (("none", "none"), ("3-1-7", "ATS"), ("prune:0.9", "pruning"))
+    ]
+    accuracy = pd.DataFrame({"defense": ["none", "3-1-7", "prune:0.9"], "accuracy": [20.0, 8.0, 19.0], "train": 5})
+    stored(tmp_path, "ext6_defenses", attacks=pd.concat(rows), accuracy=accuracy)
+    text = advice(tmp_path)
+    for word, share in (("Before training", 100), ("After a short training", 75)):
+        assert f"**{word}.** Without a defense the strongest attack finds {share} % of the photographs" in text
+    assert "`prune:0.9` (pruning): 75 % found, 19.0 % accuracy" in text

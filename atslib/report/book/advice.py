@@ -7,8 +7,8 @@ import pandas as pd
 
 from atslib.report import compare
 from atslib.report.book.answers import newest
-from atslib.report.pages import ext9_collaborative
-from atslib.report.result import NO_POLICY
+from atslib.report.pages import ext6_defenses, ext9_collaborative
+from atslib.report.result import NO_POLICY, Result
 from atslib.report.units.adaptive import DRAWS, LEARNED, POLICY, STRONGEST, UNDONE, watching
 from atslib.report.units.table1 import HYBRID
 
@@ -39,7 +39,7 @@ def advice(results: Path) -> str:
     status = pd.read_json(regimes[0] / "verdict.json", typ="series")["status"]
     attacks, facts = pd.read_csv(regimes[0] / "attacks.csv", dtype={"policy": str}), regimes[1]
     parts = [head + LEADS[status], _scale(facts), _got(attacks, results), _stages(attacks)]
-    parts += [_knowing(results), _federation(results), _rivals(results), NEXT]
+    parts += [_knowing(results), _federation(results), _rivals(results), _instead(results), NEXT]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -181,3 +181,19 @@ def _rivals(results: Path) -> str:
         f"## Beside noise and pruning\n\nOn {model}, the same attack, which does not adapt to the defense; "
         f"accuracies are of one small training each ([page]({PAGE.format('claim1_defenses')})).\n\n" + "\n".join(lines)
     )
+
+
+def _instead(results: Path) -> str:
+    """Defenses of every kind, each against an attacker who knows it: whom each serves, by regime of the network."""
+    if (page := newest("ext6_defenses", results)) is None:
+        return ""
+    names = ("attacks", "accuracy")
+    tables = {name: pd.read_csv(page[0] / f"{name}.csv", dtype={"defense": str, "policy": str}) for name in names}
+    result = Result("ext6_defenses", tables, page[1], None)
+    asked = {name: word for name, word in ext6_defenses.REGIMES.items() if (tables["attacks"]["regime"] == name).any()}
+    words = [f"**{word.capitalize()}.** {ext6_defenses.advice(result, name)}" for name, word in asked.items()]
+    return (
+        f"## Another defense, then?\n\nOn {page[1]['model']}, a small network that trains in seconds, each defense at "
+        "its worst: against the strongest of several attackers who know it "
+        f"([page]({PAGE.format('ext6_defenses')})).\n\n"
+    ) + "\n\n".join(words)
