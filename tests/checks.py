@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from atslib.data.load import available
 from atslib.errors import AtsError
 
 
@@ -23,6 +24,13 @@ def refused(*parts):
     said = str(error.value)
     assert all(part in said for part in parts), said
     assert "\n" not in said, said
+
+
+def needs(name):
+    """A test of something that counts this data set's images; skipped where it is not here."""
+    here = all(available(name, split) for split in ("train", "test"))
+    skip = pytest.mark.skipif(not here, reason=f"{name} is not here")
+    return lambda test: pytest.mark.data(skip(test))
 
 
 def written(save, *what, **how):

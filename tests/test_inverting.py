@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
+from checks import needs
 
 from atslib.clients.prepare import to_images
 from atslib.clients.training import TrainConfig
@@ -105,6 +106,7 @@ def test_assigned_at_random_is_the_mean_over_all_pairs_in_the_long_run():
 # --- cells ---------------------------------------------------------------------------------------------------
 
 
+@needs("cifar100")
 def test_paddings_share_their_weights_and_lines_their_starts():
     for name in ("lenet", "resnet20-1"):
         plain_net, padded = (network(inverting.network(n)) for n in (name, f"{name}-circular"))
@@ -116,6 +118,7 @@ def test_paddings_share_their_weights_and_lines_their_starts():
     assert gradients == {200}
 
 
+@needs("cifar100")
 def test_step_sizes_are_the_best_of_their_trials():
     """The archive has every trial; on a tie within rounding either would do."""
     root = project_root() / "results" / "ext8_inverting_gradients" / "cifar100-laptop"

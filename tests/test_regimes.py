@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from checks import needs
 
 from atslib.attacks import ATTACKS
 from atslib.clients.prepare import to_images
@@ -74,6 +75,7 @@ def test_a_cell_refuses_what_it_does_not_know(field, value):
         Cell(**whole | {field: value})
 
 
+@needs("cifar100")
 def test_networks_by_regime():
     cell = Cell(regime="initial", model="lenet", attack="adam-cosine", steps=2, images=2)
     assert cell.network("3-1-7").train is None
@@ -87,6 +89,7 @@ def test_networks_by_regime():
     assert (trained.fraction, trained.train.policy, trained.train.epochs) == (1.0, "3-1-7", 20)
 
 
+@needs("cifar100")
 def test_the_evidence_has_every_network_policy_and_draw():
     units = regimes.units(settings(profile="laptop"))
     untrained = {key: unit for key, unit in units.items() if key[0] == "initial"}
@@ -98,6 +101,7 @@ def test_the_evidence_has_every_network_policy_and_draw():
     assert {unit.seed for key, unit in untrained.items() if key[2] == "lenet"} == {0, 1, 2}
 
 
+@needs("cifar100")
 def test_networks_are_looked_at_on_their_way_the_narrow_one_with_every_searched_policy():
     units = {key: unit for key, unit in regimes.units(settings(profile="laptop")).items() if key[0] == "early"}
     steps = {model: {key[1] for key in units if key[2] == model} for model in ("resnet20-1", "convnet-16")}
@@ -109,6 +113,7 @@ def test_networks_are_looked_at_on_their_way_the_narrow_one_with_every_searched_
     assert all(unit.model.train.policy == unit.policy for unit in units.values())
 
 
+@needs("cifar100")
 def test_the_papers_attack_stands_beside_the_strongest_on_the_same_images_and_starts():
     laptop = settings(profile="laptop")
     units = regimes.units(laptop)
@@ -147,6 +152,7 @@ def test_the_figure_follows_one_training_and_leaves_out_the_semi_trained_network
     assert found.groupby("step")["outcome"].nunique().to_dict() == {0: 4, 3: 3, 9: 4}
 
 
+@needs("cifar100")
 def test_network_and_target_are_crossed():
     pairs = regimes.crossed(settings(profile="laptop"))
     assert len(pairs) == 2 * 2 * 2
