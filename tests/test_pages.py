@@ -216,6 +216,7 @@ def test_defenses_meet_the_semi_trained_network_as_they_met_the_untrained_one():
     for key, unit in there.items():
         assert unit.model == semi_trained(INITIAL)
         assert (unit.policy, unit.defense, unit.last) == (untrained[key].policy, untrained[key].defense, 32)
+    assert {name for name, _ in untrained} == set(claim1_defenses.networks(INITIAL))
     assert claim1_defenses.semi(settings(profile="full", dataset="shapes")) == {}
 
 

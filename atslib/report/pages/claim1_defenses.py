@@ -64,10 +64,10 @@ def semi(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
 
 
 def networks(settings: Settings) -> dict[str, ModelUnit]:
-    """A network for each policy that is attacked and each defense with a published row, after short trainings."""
+    """A network for each policy and each defense that is attacked, after short trainings."""
     own, initial = short(settings), settings.regime == "initial"
     kinds = {label(policy): (policy, "") for policy in ("", *(SEARCHED if initial else ()), HYBRID)}
-    kinds |= {name: ("", name) for name in DEFENSES}
+    kinds |= {name: ("", name) for name in (*DEFENSES, *(FURTHER if initial else ()))}
     return {
         name: model_unit(own, train=TrainConfig(policy=policy, epochs=own.epochs, defense=defense))
         for name, (policy, defense) in kinds.items()
