@@ -56,7 +56,7 @@ def elsewhere(settings: Settings) -> dict[tuple[str, str, str], AttackUnit]:
         tried = ("", HYBRID) if smoke else ("", *KNOWN)
         strongest = {policy: dataclasses.replace(cell.unit(policy), frames=2) for policy in tried}
         works = regime == "initial"  # attacks, without a policy; where none does, a policy's worth cannot be told
-        rounds = dict.fromkeys(KNOWN, (4,)) if works else {SEARCHED[0]: (4,)}
+        rounds = dict.fromkeys(KNOWN if works else (SEARCHED[0], HYBRID), (4,))
         own = _asked(strongest, cell.steps, {HYBRID: ROUNDS[HYBRID][:1]} if smoke else rounds)
         own |= _learning(own, (NO_POLICY, *KNOWN) if works else (NO_POLICY, HYBRID), smoke)
         own |= _patient(own) if works else {}
