@@ -466,7 +466,7 @@ def test_other_networks_are_attacked_as_the_first():
         assert dataclasses.replace(unit, **same) == bare
         works = place.startswith("convnet")
         more = {PATIENT} if works and policy in (*SEARCHED, HYBRID) else set()
-        more |= four if works and policy != "none" or policy == HYBRID else set()
+        more |= four if (works and policy != "none") or policy == HYBRID else set()
         more |= {LEARNED} if works or policy in ("none", HYBRID) else set()
         assert {a for p, a, other in units if (p, other) == (place, policy)} == own.get(policy, one_round) | more
 
