@@ -126,8 +126,8 @@ def summary(result: Result) -> pd.DataFrame:
             "gain undefended, dB": f"{row['gain']:+.1f} [{row['gain low']:.1f}, {row['gain high']:.1f}]",
             "works": "yes" if row["works"] else "no",
             "hybrid changes the gain by, dB": f"{row['change']:+.1f} [{row['low']:.1f}, {row['high']:.1f}]",
-            **{f"{policy}, dB": row[f"{policy} changes"] for policy in SEARCHED if f"{policy} changes" in row},
             "the paper's PSNR, dB": "–" if pd.isna(theirs[0]) else f"{theirs[0]:.1f} → {theirs[1]:.1f}",
+            **{f"{name} it by": row[name] for name in (f"{policy} changes" for policy in SEARCHED) if name in row},
         }
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("attack")
 
