@@ -77,11 +77,8 @@ def _published(claim: Claim, source: str) -> str:
 
 
 def stored(page: str, results: Path) -> Iterator[tuple[Path, dict]]:
-    """The folders and facts of a page's stored results on real data, the largest profile first.
-
-    Last are results of an earlier, small profile, `quick`: some networks have been trained for no other.
-    """
-    for profile in ("full", "laptop", "quick"):
+    """The folders and facts of a page's stored results on real data, the largest profile first."""
+    for profile in ("full", "laptop"):
         # The claims are about CIFAR-100: another data set counts only where that is missing.
         folders = sorted((Path(results) / page).glob(f"*-{profile}"), key=lambda f: ("cifar100" not in f.name, f))
         for folder in folders:
