@@ -10,7 +10,7 @@ import torch
 from checks import refused
 
 from atslib.__main__ import main
-from atslib.attacks import ATTACKS
+from atslib.attacks import ATTACKS, FromMean, KeptEntries, Learned, ThroughPolicy, Undone
 from atslib.clients.threat import ThreatModel
 from atslib.errors import AtsError
 from atslib.report.run import making, runner
@@ -29,6 +29,7 @@ CPU = torch.device("cpu")
 TINY = settings(model="lenet", images=12, steps=2, fraction=0.002, semi_fraction=0.002, candidates=2, device="cpu")
 HYBRID = "3-1-7+43-18-18"
 THREES = attack_unit(TINY, threat=ThreatModel(batch=3))  # images share gradients by threes: a part has six
+SHORT, KNOWING = dataclasses.replace(ATTACKS["adam-cosine"], steps=2), ThreatModel(defense="policy")
 TWICE = dataclasses.replace(ATTACKS["adam-cosine"], restarts=2, steps=2)
 
 
@@ -37,6 +38,11 @@ TWICE = dataclasses.replace(ATTACKS["adam-cosine"], restarts=2, steps=2)
     [
         attack_unit(TINY, HYBRID, first=3),
         attack_unit(TINY, "28", defense="prune:0.5", attack=TWICE),
+        attack_unit(TINY, defense="prune:0.5", attack=KeptEntries(inner=SHORT)),
+        attack_unit(TINY, "28", attack=FromMean(inner=SHORT, images="shapes"), threat=KNOWING),
+        attack_unit(TINY, "28", attack=Undone(inner=SHORT, images="shapes"), threat=KNOWING),
+        attack_unit(TINY, HYBRID, attack=ThroughPolicy(inner=SHORT, trial=1, keep=2), threat=KNOWING),
+        attack_unit(TINY, "28", attack=ThroughPolicy(inner=SHORT), threat=KNOWING, rounds=2),
         THREES,
         ScoreUnit(model=model_unit(TINY), policies=("", "28", HYBRID, "3-1-7", "0"), images=6, points=3),
         model_unit(TINY),
@@ -50,15 +56,18 @@ def test_a_part_has_the_numbers_of_the_whole(kept, unit):
     for part in parts:
         part.make(kept, CPU)
         off = differences(unit, part, whole.tensors, kept.get(part.kind, part, pytest.fail).tensors)
-        assert len(off) == (6 if unit == THREES else {"attack": 4, "privacy": 16, "tested": 1}[part.kind])
+        kind = part.kind.partition("-")[0]
+        assert len(off) == (6 if unit == THREES else {"attack": 4, "privacy": 16, "tested": 1}[kind])
         assert off == pytest.approx([0] * len(off), abs=2e-3)
     assert len(parts) > 1 or unit.kind == "model"
 
 
-@pytest.mark.parametrize("defense", ["gaussian:0.01", "laplace:0.01"])
-def test_drawn_noise_and_searches_have_no_part(defense):
+@pytest.mark.parametrize("defense", ["gaussian:0.01", "laplace:0.01", "dp:0.01", "precode:1", "mixup:0.3"])
+def test_what_is_drawn_for_all_images_together_has_no_part(defense):
     assert part_of(attack_unit(TINY, defense=defense), random.Random(0)) is None
     assert part_of(search_unit(TINY), random.Random(0)) is None
+    learned = attack_unit(TINY, "28", attack=Learned(inner=SHORT, images="shapes"), threat=KNOWING)
+    assert part_of(learned, random.Random(0)) is None
 
 
 def test_the_seed_draws_units_and_parts_within_the_time(kept, tmp_path):
@@ -73,14 +82,14 @@ def test_the_seed_draws_units_and_parts_within_the_time(kept, tmp_path):
     assert list(sample(archive, random.Random(1), 0)) == []
 
 
-def off_by(decibels, tmp_path):
+def off_by(decibels, tmp_path, **changes):
     """What an audit finds where an archived attack was better by so many dB than it is here."""
-    unit, store = attack_unit(TINY, HYBRID), Store(tmp_path / "store")
+    unit, store = attack_unit(TINY, HYBRID, **changes), Store(tmp_path / "store")
     made = unit.make(store, CPU).tensors
     changed = Store(tmp_path / "changed")
     model = store.get("model", unit.model, pytest.fail).tensors
     changed.get("model", unit.model, lambda state: model)
-    changed.get("attack", unit, lambda state: made | {"psnr": made["psnr"] + decibels})
+    changed.get(unit.kind, unit, lambda state: made | {"psnr": made["psnr"] + decibels})
     archive = Archive(tmp_path / "units")
     archive.write(changed, embedded=True)
     said = []
@@ -91,8 +100,9 @@ def off_by(decibels, tmp_path):
     return audited
 
 
-def test_an_audit_finds_the_archive_equal(tmp_path, monkeypatch):
-    audited = off_by(0.0, tmp_path)
+@pytest.mark.parametrize("changes", [{}, {"attack": ThroughPolicy(inner=SHORT), "threat": KNOWING}])
+def test_an_audit_finds_the_archive_equal(tmp_path, changes):
+    audited = off_by(0.0, tmp_path, **changes)
     assert {row["kind"] for row in audited["rows"]} == {"attack", "tested"}
     attacks, accuracies = summaries(audited)
     assert attacks.startswith("attacks: 4 numbers of 1 units, ")

@@ -16,11 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from atslib.attacks.learned import Learned
 from atslib.clients.training import evaluate
 from atslib.report.run.schedule import compute, duration
 from atslib.report.run.workers import at_once
 from atslib.report.units.archive import Archive, unit_of
 from atslib.report.units.networks import ModelUnit, OnModel, Unit, dataset, device_of, trained
+from atslib.report.units.packing import is_attack
 from atslib.report.units.scoring import ScoreUnit
 from atslib.report.units.sweep import SweepScores, SweepUnit
 from atslib.report.units.units import AttackUnit
@@ -28,6 +30,7 @@ from atslib.store import Store, write_atomically
 
 EQUAL_DB = 0.05  # the mean difference up to which attacks count as equal on the same kind of device
 PART = 4  # images of an attack or of a score, and policies of a score, that are computed again
+DRAWN = ("gaussian", "laplace", "dp", "precode", "mixup")  # defenses that draw for all images together
 UNITS = {
     "attack": "dB",
     "sweep": "dB",
@@ -75,7 +78,8 @@ class Tested(OnModel):
 def part_of(unit: Unit, draw: random.Random) -> Unit | None:
     """A small part of a unit whose numbers must be those of the whole; None where no part has the same numbers.
 
-    An image's crop, policy, start and attack do not depend on the others. The noise of a defense does.
+    An image's crop, policy, start and attack do not depend on the others. The noise of a defense does, and so does what
+    an attacker draws to learn on, who learns as long for a few images as for all.
     """
     if isinstance(unit, ModelUnit):
         return Tested(model=unit)
@@ -85,7 +89,9 @@ def part_of(unit: Unit, draw: random.Random) -> Unit | None:
     if isinstance(unit, SweepScores) or (isinstance(unit, SweepUnit) and unit.rung == 0):
         low = draw.randrange(unit.low, max(unit.low, unit.high - PART) + 1)
         return dataclasses.replace(unit, low=low, high=min(unit.high, low + PART))
-    if not isinstance(unit, AttackUnit) or "gaussian" in unit.defense or "laplace" in unit.defense:
+    if not isinstance(unit, AttackUnit) or isinstance(unit.attack, Learned):
+        return None
+    if any(name in unit.defense for name in DRAWN):
         return None
     batch = unit.threat.batch
     count, size = (unit.last - unit.first) // batch, -(-PART // batch)
@@ -150,7 +156,8 @@ def audit(archive: Archive, *, seed: int, minutes: float, device: str, jobs: int
             if scratch.has(part.kind, part):
                 made = scratch.get(part.kind, part, lambda state: {})
                 off = differences(unit_of(line), part, archive.read(key).tensors, made.tensors)
-                row = {"key": key, "kind": part.kind, "title": part.title, "off": off, "seconds": made.facts["seconds"]}
+                kind = "attack" if is_attack(part.kind) else part.kind
+                row = {"key": key, "kind": kind, "title": part.title, "off": off, "seconds": made.facts["seconds"]}
                 rows.append(row | {"device": line["device"], "torch": line["torch"]})
     cpu = f"CPU, {os.cpu_count()} cores, {processor()}"
     name = torch.cuda.get_device_name(place) if place.type == "cuda" else cpu
