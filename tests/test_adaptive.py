@@ -10,6 +10,7 @@ import torch
 
 from atslib.attacks import ATTACKS, FromMean, GradientMatching, Undone, by_knowledge, reconstruct
 from atslib.attacks.adaptive import ThroughPolicy, drawn, forms, least, through
+from atslib.attacks.informed import bands
 from atslib.attacks.objective import Objective
 from atslib.clients.prepare import to_images, transform
 from atslib.clients.threat import Knowledge, Observed, ThreatModel, observe
@@ -26,6 +27,7 @@ from atslib.report.units import adaptive
 from atslib.report.units.adaptive import (
     DRAWS,
     FOUND,
+    KNOWN,
     LABEL,
     LEARNED,
     LEAST,
@@ -161,12 +163,12 @@ def test_a_trial_leaves_the_cheapest_forms(lenet, victims):
     inner, seen = dataclasses.replace(ANNEALED, steps=30), seen_by(lenet, victims, "3-1-7", "policy")
     start, possible = torch.rand(victims[0].shape, generator=rng(3)), forms("3-1-7")
     options = {"rng": rng(0), "start": start, "progress": False}
-    few = ThroughPolicy(inner=inner, trial=10, keep=3)._likely(seen, **options)
+    few = ThroughPolicy(inner=inner, trial=10, keep=3)._likely(seen, possible, **options)
     short = dataclasses.replace(inner, steps=10)
     each = [reconstruct(through(seen, [[f] * 4]), short, rng=0, start=start).cost for f in possible]
     for i, order in enumerate(torch.stack(each, 1).argsort(1)[:, :3].tolist()):
         assert [guess[0][i] for guess in few] == [possible[v] for v in order]
-    every = ThroughPolicy(inner=inner)._likely(seen, **options)
+    every = ThroughPolicy(inner=inner)._likely(seen, possible, **options)
     assert [guess[0][0] for guess in every] == possible
 
 
@@ -247,8 +249,43 @@ def test_a_server_that_does_not_know_the_policy_or_sees_batches_is_refused(lenet
 
 def test_it_starts_from_the_mean_image_after_the_policy(lenet, victims):
     inner = dataclasses.replace(ANNEALED, steps=1, lr=1e-6)
-    made = reconstruct(seen_by(lenet, victims, "3-1-7", "policy"), FromMean(inner=inner, images="shapes"), rng=0)
-    torch.testing.assert_close(made.images, policy_image("shapes", "3-1-7", True).expand_as(made.images))
+    for policy in ("3-0", "3-1-7"):  # an inverted shift leaves nothing black, the other some pixels
+        made = reconstruct(seen_by(lenet, victims, policy, "policy"), FromMean(inner=inner, images="shapes"), rng=0)
+        mean = policy_image("shapes", policy, True).expand_as(made.images)
+        torch.testing.assert_close(made.images, torch.where(made.images == 0, 0, mean))
+        assert (made.images == 0).any() == (policy == "3-1-7")
+
+
+@pytest.mark.parametrize("policy", ["3-1-7", "43-18-18", "3-42", "7-15-3", "3-12", "26-3", "3-0", "3-17"])
+def test_bands_are_black_in_every_image_of_their_form_and_nothing_else_is_touched(policy):
+    images, count = load("shapes", "test").pixels[:20].clamp_min(1), 0
+    for form in forms(policy):
+        kept = _kept(bands(form), images.shape)
+        assert set(kept.unique().tolist()) <= {0.0, 1.0}
+        assert (_exact(images, form)[kept == 0] == 0).all()
+        black = (kept == 0)[0, 0]
+        assert (black == (black.all(0, keepdim=True) | black.all(1, keepdim=True))).all()
+        count += int(black.sum())
+    assert (count > 0) == (policy not in ("3-0", "3-17"))  # an inverted or equalized band is not black
+
+
+def _kept(form, shape):
+    """1 where a form leaves white images white."""
+    ids, signs = form
+    return twin(ids, torch.ones(shape), torch.tensor(signs, dtype=torch.int64).expand(shape[0], len(ids)))
+
+
+def test_which_columns_are_black_is_told_by_cost(lenet, victims):
+    attack = FromMean(inner=dataclasses.replace(ANNEALED, steps=100), trial=30, keep=1, images="shapes")
+    seen = {knows: seen_by(lenet, victims, "3", knows) for knows in ("policy", "draws")}
+    told = [bands(form) for form in drawn(seen["draws"].knows)[0]]
+    assert len(set(told)) == 2  # left and right
+    for each in seen.values():
+        made = reconstruct(each, attack, rng=0).images
+        columns = torch.stack([_kept(form, (1, *made.shape[1:]))[0, 0, 0] for form in told])
+        assert torch.equal(made.abs().amax((1, 2)) > 0, columns > 0)
+    with pytest.raises(AtsError, match="FromMean needs one round"):
+        reconstruct(rounds_of(lenet, victims, "3", "policy", 2), attack, rng=0)
 
 
 @pytest.fixture(scope="module")
@@ -326,8 +363,8 @@ def test_all_attackers_meet_the_same_images_crops_and_starts():
     for name in (name for name in SINGLE if name not in (LEARNED, PATIENT)):
         assert {policy for attacker, policy in units if attacker == name} == every - without.get(name, {"none"})
     watched = set()
-    for policy, counts in ROUNDS.items():
-        own = {watching(POLICY, n) for n in counts} | {watching(DRAWS, counts[-1])}
+    for policy in KNOWN:
+        own = {watching(POLICY, n) for n in ROUNDS} | {watching(DRAWS, ROUNDS[-1])}
         assert {name for name, other in units if other == policy and "rounds" in name} == own
         watched |= own
     assert {name for name, _ in units} == {*SINGLE, LABEL, *watched}
@@ -368,7 +405,7 @@ def test_a_policy_withstands_only_if_that_was_measured(kept):
 def test_all_is_drawn_anew_for_the_same_images_and_network():
     chosen = settings(profile="laptop", dataset="shapes", images=40)
     first, again = adaptive.by_knowledge(chosen), adaptive.by_knowledge(chosen, 1)
-    assert {name for name, _ in again} == {*SINGLE, LABEL} - {LEARNED, PATIENT}
+    assert {name for name, _ in again} == {*SINGLE, LABEL} - {PATIENT}
     assert all(dataclasses.replace(unit, seed=first[key].seed) == first[key] for key, unit in again.items())
     assert {unit.seed for unit in again.values()} == {chosen.seed + 1}
     keys = [key[:-1] for key in ext5_adaptive.units(chosen) if key[0] == "attacks" and key[-1] == 1]
@@ -455,20 +492,18 @@ def test_other_networks_are_attacked_as_the_first():
     units = adaptive.elsewhere(chosen)
     assert {place for place, _, _ in units} == {"convnet-16, untrained", "resnet20-1, semi-trained"}
     one_round, four = {PUBLISHED, STRONGEST, MEAN, UNDONE, POLICY, DRAWS}, {watching(POLICY, 4), watching(DRAWS, 4)}
-    own = {"none": {PUBLISHED, STRONGEST, LABEL}, HYBRID: one_round | {LABEL}, SEARCHED[0]: one_round | four}
+    blindly = {PUBLISHED, STRONGEST}
     for (place, attacker, policy), unit in units.items():
         bare = units[place, STRONGEST, policy]
         assert (unit.policy or "none") == policy
         knows = "draws" if DRAWS in attacker else "policy"
-        blind = attacker in (PUBLISHED, STRONGEST) or (policy == "none" and attacker != LEARNED)
+        blind = attacker in blindly or (policy == "none" and attacker != LEARNED)
         assert (unit.threat.defense, unit.rounds) == ("unknown" if blind else knows, 4 if attacker in four else 1)
         same = {name: getattr(bare, name) for name in ("attack", "threat", "frames", "rounds")}
         assert dataclasses.replace(unit, **same) == bare
-        works = place.startswith("convnet")
-        more = {PATIENT} if works and policy in (*SEARCHED, HYBRID) else set()
-        more |= four if (works and policy != "none") or policy == HYBRID else set()
-        more |= {LEARNED} if works or policy in ("none", HYBRID) else set()
-        assert {a for p, a, other in units if (p, other) == (place, policy)} == own.get(policy, one_round) | more
+        asked = {a for p, a, other in units if (p, other) == (place, policy)}
+        patient = {PATIENT} if place.startswith("convnet") and policy in (*SEARCHED, HYBRID) else set()
+        assert asked == (blindly if policy == "none" else one_round | four | patient) | {LABEL, LEARNED}
 
 
 def test_a_toy_run_is_the_same_from_the_archive(kept, tmp_path):

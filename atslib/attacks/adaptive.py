@@ -20,20 +20,10 @@ from atslib.policies.twins import SIGNED, Form
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ThroughPolicy(Around):
-    """Searches the image whose gradient, *after the policy*, is the one that was seen.
+class ByForms(Around):
+    """An attack that is made in every form that the policy can draw, of which the one of least cost is kept.
 
-    The policy's operations are modelled by their differentiable `twin`. What was drawn for an image, member and signs,
-    is tried in every form, and the one of least cost is kept: the attacker's own cost, never the truth. Where
-    the draws are known (`ThreatModel.defense` "draws") there is one form for each image. Crop and flip are not
-    modelled: what comes out is the image before the policy and after them. A mirror image before the same policy gives
-    the same gradient, so that none tells the flip; a crop can be told by its black border, and an attacker who knew
-    both reached 20.2 instead of 17.4 dB of the cropped image (LeNet, no policy, 16 images). Pixels that the policy
-    moved out of the frame leave no trace in the gradient; the prior of `inner` fills them.
-
-    Of several rounds (`Observed.join`) one image is searched whose gradients after each round's policy are those that
-    were seen. Forms are tried in each round alone, and attacked in full are the combinations of least total cost: a
-    greedy choice, since all combinations of eight rounds would be millions.
+    It is the attacker's own cost, never the truth. Where the draws are known there is one form for each image.
 
     Attributes:
         inner: the attack that is made in each form.
@@ -41,7 +31,6 @@ class ThroughPolicy(Around):
         keep: how many.
     """
 
-    words: ClassVar[str] = " through the policy"
     lowest: ClassVar[dict[str, int]] = {"trial": 0, "keep": 1}
 
     trial: int = 0
@@ -65,12 +54,19 @@ class ThroughPolicy(Around):
         Raises:
             AtsError: the policy is not known, or a gradient is of several images.
         """
-        known_policy(seen, self, single=True)
+        policy = known_policy(seen, self, single=True)
         begin = self.starts(seen, rng) if start is None else start
         options = {"rng": rng, "start": begin, "progress": progress}
-        guesses = [drawn(seen.knows)] if seen.knows.draws else self._likely(seen, **options)
+        if seen.knows.draws:
+            guesses = [[[self.modelled(form) for form in images] for images in drawn(seen.knows)]]
+        else:
+            guesses = self._likely(seen, list(dict.fromkeys(map(self.modelled, forms(policy)))), **options)
         attacks, options["frames"] = [self.inner] * len(seen), frames
-        return _cheapest([match(through(seen, rounds), attacks, **options) for rounds in guesses])
+        return _cheapest([self.attacked(seen, rounds, attacks, **options) for rounds in guesses])
+
+    def attacked(self, seen: Observed, rounds: list[list[Form]], *args: object, **options: object) -> Reconstruction:
+        """The whole attack, taking the policy to have made these forms of the N images in each round."""
+        return match(through(seen, rounds), *args, **options)
 
     def starts(self, seen: Observed, rng: torch.Generator) -> Tensor:
         """Where every form begins, (restarts, N, C, H, W) in [0, 1] units."""
@@ -78,24 +74,55 @@ class ThroughPolicy(Around):
         drawn = [draw(seen.shape, rng, normalize) for _ in range(self.inner.restarts * len(seen))]
         return normalize.inverse(torch.stack(drawn).to(normalize.mean)).unflatten(0, (-1, len(seen)))
 
-    def _likely(self, seen: Observed, **options: object) -> list[list[list[Form]]]:
+    def modelled(self, form: Form) -> Form:
+        """The operations through which the image is searched, if the policy made this form: all."""
+        return form
+
+    def _likely(self, seen: Observed, possible: list[Form], **options: object) -> list[list[list[Form]]]:
         """What is attacked in full: guesses, each of which has the form of every image in every round, [R][N]."""
-        possible, rounds = forms(seen.knows.policy), len(seen.updates)
+        rounds = len(seen.updates)
         count = len(possible) ** rounds
         if not self.trial and count > len(possible):
-            raise AtsError(f"ThroughPolicy.trial=0: {count} combinations of the forms of {rounds} rounds; set a trial")
+            raise AtsError(
+                f"{type(self).__name__}.trial=0: {count} combinations of the forms of {rounds} rounds; set a trial"
+            )
         if not self.trial or count <= self.keep:
             return [[[form] * len(seen) for form in each] for each in itertools.product(possible, repeat=rounds)]
-        costs = torch.stack([self._trial(dataclasses.replace(seen, updates=(u,)), **options) for u in seen.updates])
+        each = [dataclasses.replace(seen, updates=(update,)) for update in seen.updates]
+        costs = torch.stack([self._trial(one, possible, **options) for one in each])
         chosen = least(costs, self.keep).tolist()
         return [[[possible[v] for v in images] for images in rounds] for rounds in chosen]
 
-    def _trial(self, seen: Observed, **options: object) -> Tensor:
-        """The cost of each form of a single round after a few steps, (N, V)."""
+    def _trial(self, seen: Observed, possible: list[Form], **options: object) -> Tensor:
+        """The cost of each possible form of a single round after a few steps, (N, V)."""
         short = [dataclasses.replace(self.inner, steps=self.trial)] * len(seen)
-        tried = [[[form] * len(seen)] for form in forms(seen.knows.policy)]
+        tried = [[[form] * len(seen)] for form in possible]
         costs = torch.stack([match(through(seen, rounds), short, **options).cost for rounds in tried], 1).cpu()
         return costs.nan_to_num(torch.inf, torch.inf, torch.inf)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ThroughPolicy(ByForms):
+    """Searches the image whose gradient, *after the policy*, is the one that was seen.
+
+    The policy's operations are modelled by their differentiable `twin`. What was drawn for an image, member and signs,
+    is tried in every form, and the one of least cost is kept: the attacker's own cost, never the truth. Where
+    the draws are known (`ThreatModel.defense` "draws") there is one form for each image. Crop and flip are not
+    modelled: what comes out is the image before the policy and after them. A mirror image before the same policy gives
+    the same gradient, so that none tells the flip; a crop can be told by its black border, and an attacker who knew
+    both reached 20.2 instead of 17.4 dB of the cropped image (LeNet, no policy, 16 images). Pixels that the policy
+    moved out of the frame leave no trace in the gradient; the prior of `inner` fills them.
+
+    Of several rounds (`Observed.join`) one image is searched whose gradients after each round's policy are those that
+    were seen. Forms are tried in each round alone, and attacked in full are the combinations of least total cost: a
+    greedy choice, since all combinations of eight rounds would be millions.
+
+    Attributes:
+        inner: the attack that is made in each form.
+        trial, keep: as of `ByForms`.
+    """
+
+    words: ClassVar[str] = " through the policy"
 
 
 def known_policy(seen: Observed, attack: object, *, single: bool = False) -> str:

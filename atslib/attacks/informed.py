@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributions import MultivariateNormal
 
-from atslib.attacks.adaptive import drawn, forms, known_policy
+from atslib.attacks.adaptive import ByForms, drawn, forms, known_policy
 from atslib.attacks.around import Around
 from atslib.attacks.attack import Reconstruction
 from atslib.attacks.priors import total_variation
@@ -19,41 +19,65 @@ from atslib.clients.prepare import mean_prepared, streams, to_images, transform
 from atslib.clients.threat import Observed
 from atslib.data.load import load
 from atslib.errors import AtsError
+from atslib.policies.operations import OPS
 from atslib.policies.policy import Policy
 from atslib.policies.twins import Form, twins
 from atslib.rng import rng as stream
 
 OWN = 2_000  # images of the attacker's that a prior is fitted on
 BLUR = 8  # cells along each side of a blurred image
+SHIFTS = ("translateX", "translateY")
+DARK = ("brightness", "color", "posterize", ("contrast", 1))  # black stays black, with this sign if one is given
 SMOOTH = 0.2  # weight of the total variation, in units of what the attacker's images have
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FromMean(Around):
-    """Starts from the mean of the attacker's images after crop, flip and policy, instead of from noise.
+class FromMean(ByForms):
+    """Starts from the mean of the attacker's images after crop, flip and policy, and tries where black bands may be.
+
+    A shift leaves black rows or columns, unless a later operation lightens them (less contrast, for instance) or mixes
+    them with others: see `bands`. The image is searched whose gradient is the one that was seen with those pixels held
+    black, for each choice of bands that the policy's signs leave open; the choice of least cost is kept.
 
     Attributes:
         inner: the attack that is started there.
+        trial, keep: as of `ByForms`, of choices of bands instead of forms.
         images: whose training images the attacker has, a name in `DATASETS`.
         crop_flip: whether clients crop and flip.
     """
 
-    words: ClassVar[str] = " from the policy's mean image"
+    words: ClassVar[str] = " from the policy's mean image, black bands tried"
 
     images: str
     crop_flip: bool = True
 
-    def run(self, seen: Observed, *, rng: torch.Generator, progress: bool = False) -> Reconstruction:
-        """Run it on every gradient of `seen`.
+    def run(
+        self, seen: Observed, *, rng: torch.Generator, start: Tensor | None = None, frames: int = 0,
+        progress: bool = False,
+    ) -> Reconstruction:  # fmt: skip
+        """Run it on every gradient of `seen`, see `ByForms`.
 
         Raises:
-            AtsError: the policy is not known, or the images are not of the shape of the attacked ones.
+            AtsError: the policy is not known, a gradient is of several images, there are several rounds, or the images
+                are not of the shape of the attacked ones.
         """
-        policy = known_policy(seen, self)
-        draws = stream(0, "floor", self.images, policy)
+        single_round(seen, self)
+        return super().run(seen, rng=rng, start=start, frames=frames, progress=progress)
+
+    def starts(self, seen: Observed, rng: torch.Generator) -> Tensor:
+        """The mean image once for each gradient, (N, C, H, W) in [0, 1]."""
+        policy, draws = seen.knows.policy, stream(0, "floor", self.images, seen.knows.policy)
         mean = mean_prepared(load(self.images, "train").pixels, policy, rng=draws, crop_flip=self.crop_flip)
-        start = mean.expand(len(seen) * seen.threat.batch, *mean.shape[1:])
-        return self.inner.run(seen, rng=rng, start=start, progress=progress)
+        return mean.expand(len(seen), *mean.shape[1:])
+
+    def attacked(self, seen: Observed, rounds: list[list[Form]], *args: object, **options: object) -> Reconstruction:
+        """The whole attack, and these bands of the images black."""
+        made = super().attacked(seen, rounds, *args, **options)
+        return dataclasses.replace(made, images=twins(rounds[0], made.images))
+
+    def modelled(self, form: Form) -> Form:
+        """The bands that this form leaves black."""
+        return bands(form)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,8 +120,7 @@ class Undone(Around):
             AtsError: the policy is not known, a gradient is of several images, or there are several rounds.
         """
         policy = known_policy(seen, self, single=True)
-        if len(seen.updates) > 1:
-            raise AtsError(f"Undone needs one round, in which the policy drew once; there are {len(seen.updates)}")
+        single_round(seen, self)
         made = self.inner.run(seen, rng=rng, start=start, progress=progress)
         taken = torch.randperm(len(pixels := load(self.images, "train").pixels), generator=stream(0, "own"))[:OWN]
         pixels = transform(pixels[taken], rng=streams(0, "own"), crop_flip=self.crop_flip)
@@ -128,6 +151,27 @@ class Undone(Around):
             falling.step()
             x.data.clamp_(0, 1)
         return x.detach()
+
+
+def single_round(seen: Observed, attack: object) -> None:
+    """Refuse several rounds: what the network got was another image in each."""
+    if (rounds := len(seen.updates)) > 1:
+        raise AtsError(f"{type(attack).__name__} needs one round, in which the policy drew once; there are {rounds}")
+
+
+def bands(form: Form) -> Form:
+    """What blackens the rows and columns that are black in every image of this form, and leaves the rest as it is.
+
+    A shift there and back does. Of a shift that a later operation may lighten there is none.
+    """
+    found, (ids, signs) = [], form
+    for n, (index, sign) in enumerate(zip(ids, signs, strict=True)):
+        later = zip(ids[n + 1 :], signs[n + 1 :], strict=True)
+        if OPS[index].name in SHIFTS and all(
+            OPS[i].name in SHIFTS + DARK or (OPS[i].name, s) in DARK for i, s in later
+        ):
+            found += [(index, -sign), (index, sign)]
+    return tuple(index for index, _ in found), tuple(sign for _, sign in found)
 
 
 def _blurred(images: Tensor) -> Tensor:

@@ -216,10 +216,10 @@ def by_rounds(attacks: pd.DataFrame) -> pd.DataFrame:
     Args:
         attacks: on one network, each image drawn once. `rounds`, in the result, also says who was told what was drawn.
     """
-    every, parts = sorted({rounds for counts in ROUNDS.values() for rounds in counts}), []
-    images = attacks[attacks["attacker"].isin([watching(POLICY, n) for n in every])]["image"].unique()
+    parts = []
+    images = attacks[attacks["attacker"].isin([watching(POLICY, n) for n in ROUNDS])]["image"].unique()
     for name in (POLICY, DRAWS):
-        for rounds in (1, *every):
+        for rounds in (1, *ROUNDS):
             rows = attacks[(attacks["attacker"] == watching(name, rounds)) & attacks["image"].isin(images)]
             parts.append(rows.assign(count=rounds, rounds=f"{rounds}, told" if name == DRAWS else str(rounds)))
     table = pd.concat(parts)
