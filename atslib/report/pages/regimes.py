@@ -44,7 +44,7 @@ def cells(settings: Settings) -> dict[Cell, tuple[str, ...]]:
     wide = shared | {"model": "convnet-64" if full else "convnet-16", "attack": "annealed-convnet"}
     small = shared | {"model": "lenet", "attack": "annealed-lenet", "steps": 300, "draws": 3}  # the cheapest
     untrained = [Cell(regime="initial", **net) for net in (small, wide, deep)]
-    few = {"images": settings.images if full else min(FEW, settings.images), "draws": 1}
+    few = {"images": settings.images if full else min(FEW, settings.images)}
     longer = deep | {"steps": 300, "draws": 1}
     end = Cell(regime="trained", **longer)
     early = {Cell(regime="early", step=s, **deep | few): STAGED for s in STAGES if s < end.steps_trained}
@@ -178,23 +178,26 @@ def followed(result: Result) -> list[str]:
 
 
 def along(result: Result, model: str) -> pd.DataFrame:
-    """The attacks before, during and after a network's training: first draws, on the images that all steps have."""
+    """The attacks before, during and after a network's training, on the images that all steps have."""
     attacks = result.tables["attacks"]
     on_the_way = attacks["regime"].isin(("initial", "early"))
-    attacks = attacks[(attacks["model"] == model) & (attacks["draw"] == 0) & on_the_way]
+    attacks = attacks[(attacks["model"] == model) & on_the_way]
     policies = attacks[attacks["regime"] == "early"]["policy"]
     return compare.same_images(attacks[attacks["policy"].isin(policies)], "step")
 
 
 def stages(result: Result, model: str) -> pd.DataFrame:
-    """Gain in dB and images singled out in percent along a training, with 95 % intervals; see `along`."""
+    """Gain in dB and images singled out in percent along a training, with 95 % intervals; see `along`.
+
+    The interval of a share is of the first draw alone: draws of one image are not independent trials.
+    """
     attacks, parts = along(result, model), []
     for (step, policy), table in attacks.groupby(["step", "policy"], sort=False):
         values = {"gain over the floor (dB)": tuple(compare.gained(table).values())}
         for column, name in OUTCOMES.items():
             if table[column].notna().any():  # where nobody looked there is no share
-                hits = int((table[column] == 1).sum())
-                share = (hits / len(table), *share_interval(hits, len(table)))
+                first = table[table["draw"] == 0][column] == 1
+                share = ((table[column] == 1).mean(), *share_interval(int(first.sum()), len(first)))
                 values[f"{name} (% singled out)"] = tuple(100 * value for value in share)
         key = {"step": step, "policy": policy}
         parts += [key | {"outcome": n} | dict(zip(("mean", "low", "high"), v, strict=True)) for n, v in values.items()]
@@ -264,10 +267,7 @@ def summary(
 
 
 def identified(result: Result) -> pd.DataFrame:
-    """One row per regime, network, policy and outcome: share of identified images with its 95 % interval.
-
-    The interval is of the first draw alone: draws of one image are not independent trials.
-    """
+    """One row per regime, network, policy and outcome: share of identified images, with its interval as in `stages`."""
     rows, attacks = [], result.tables["attacks"]
     for key, table in attacks.groupby([*CELL, "policy"], sort=False):
         for column, name in OUTCOMES.items():

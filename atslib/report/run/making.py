@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import torch
+
 import atslib
 from atslib.errors import AtsError
 from atslib.report.book.advice import advice
@@ -19,6 +21,8 @@ from atslib.report.book.effects import insert_effects
 from atslib.report.run.audit import audit_page
 from atslib.store import Store
 
+# Of each page, made beside others: more threads than cores wait for each other, and all take many times as long.
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 PAGES_AT_ONCE = 4  # at most, where no number of jobs is given: a kernel is about half a gigabyte
 
 
@@ -28,9 +32,11 @@ def executing(
 ) -> Iterator[Callable[[str], None]]:
     """A function that begins to execute a page beside whatever the run does; the end waits for all of them.
 
-    A page that failed ends the run when the next one is begun, or at the end; none is begun after it.
+    A page that failed ends the run when the next one is begun, or at the end; none is begun after it. Until then this
+    process works with one thread, as each page does.
     """
-    begun = []
+    begun, threads = [], torch.get_num_threads()
+    torch.set_num_threads(1)
     with ThreadPoolExecutor(jobs or min(PAGES_AT_ONCE, os.cpu_count() or 1)) as pool:
 
         def begin(name: str) -> None:
@@ -46,6 +52,8 @@ def executing(
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
+        finally:
+            torch.set_num_threads(threads)
 
 
 def execute(name: str, parameters: dict[str, object], *, root: Path, store: Store) -> None:
@@ -64,7 +72,9 @@ def execute(name: str, parameters: dict[str, object], *, root: Path, store: Stor
     ended = subprocess.run(
         [sys.executable, "-m", "papermill", source, target, *options],
         cwd=root,
-        env=os.environ | {"ATS_STORE": store.address, "PYTHONPATH": os.pathsep.join(filter(None, library))},
+        env=ONE_THREAD
+        | os.environ
+        | {"ATS_STORE": store.address, "PYTHONPATH": os.pathsep.join(filter(None, library))},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
