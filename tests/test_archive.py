@@ -1,4 +1,4 @@
-"""The archive of evidence: exact numbers, 8-bit pictures, damage that is named, a limit, and pages made from it."""
+"""The archive of evidence: exact numbers, pictures, damage that is named, a limit, and pages made from it."""
 
 import csv
 import dataclasses
@@ -61,7 +61,7 @@ def test_numbers_of_an_attack_come_back_exactly_and_pictures_rounded(kept, archi
         assert torch.equal(view[name], whole[name]), name
         assert view[name].dtype == whole[name].dtype, name
     assert view["reconstruction"].shape == (16, 3, 32, 32)
-    torch.testing.assert_close(view["reconstruction"], whole["reconstruction"][:16], atol=0.501 / 255, rtol=0)
+    torch.testing.assert_close(view["reconstruction"], whole["reconstruction"][:16], atol=1.501 / 255, rtol=0)
 
 
 def test_the_table_of_an_attack_is_a_csv_with_one_row_per_image(kept, archive):
@@ -92,7 +92,7 @@ def test_every_kind_of_number_survives_the_table(tmp_path, value, dtype):
 def test_a_sheet_gives_back_each_picture(shape):
     images = torch.rand(shape, generator=torch.Generator().manual_seed(0))
     again = packing._from_sheet(packing._sheet(images), list(shape))
-    torch.testing.assert_close(again, images, atol=0.501 / 255, rtol=0)
+    torch.testing.assert_close(again, images, atol=1.501 / 255, rtol=0)
 
 
 @pytest.mark.parametrize(

@@ -129,8 +129,13 @@ def test_a_block_of_table_1_is_of_its_data_set_network_and_policy_in_either_orde
     )
     names = ("dataset", "model", "policy", "image")
     blocks = pd.DataFrame(keys, columns=names).assign(psnr=np.arange(16.0))
-    results = put("claim1_privacy", "cifar100-laptop", tables={"blocks": blocks})
+    random = pd.DataFrame({"policy": [str(n) for n in range(10) for _ in (0, 1)], "image": [0, 1] * 10})
+    random = random.assign(dataset="fmnist", model="convnet-16", psnr=np.arange(20.0))
+    results = put("claim1_privacy", "cifar100-laptop", tables={"blocks": blocks, "random": random})
     rows = coverage(results)
+    row = one(rows, "Table 1d", "PSNR_dB", "random", source="ats")
+    assert values(row) == [(9.5, 2)]
+    assert row["twins"][0].made == "convnet-16, untrained, ten random policies, laptop"
     ours = {"source": "replication", "model": "convnet-9conv"}
     assert values(one(rows, "Table 1d", "PSNR_dB", "hybrid:14-48-48+42-28-42", **ours)) == [(14.5, 2)]
     assert values(one(rows, "Figure 3", "PSNR_dB_image0", "hybrid", dataset="fmnist", **ours)) == [(14.0, 1)]

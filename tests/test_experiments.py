@@ -536,7 +536,7 @@ NAMES = ["none", HYBRID]  # at smoke; other profiles attack all policies
 
 def test_claim_1_has_one_row_per_regime_network_policy_draw_and_image(undisturbed):
     tables = undisturbed[0].tables
-    assert list(tables) == ["attacks", "judged", "accuracy", "curve", "blocks"]
+    assert list(tables) == ["attacks", "judged", "accuracy", "curve", "blocks", "random"]
     attacks = tables["attacks"]
     assert list(attacks) == [
         "policy",

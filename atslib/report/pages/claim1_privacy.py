@@ -11,7 +11,7 @@ from atslib.report.units import table1
 from atslib.report.units.networks import ModelUnit, Unit, model_unit
 from atslib.report.units.regimes import Cell, measure, sizes
 from atslib.report.units.settings import Settings
-from atslib.report.units.table1 import HYBRID, block, family, published_rows
+from atslib.report.units.table1 import HYBRID, OF_TEN, block, family, published_rows
 from atslib.report.units.tables import accuracy_rows, attack_rows, curve_rows, label, provenance
 from atslib.report.units.units import AttackUnit
 from atslib.report.verdicts import cannot_tell, guards
@@ -39,6 +39,7 @@ def units(settings: Settings) -> dict[object, Unit]:
     """All that the page needs: its attacks, the trained networks, and the four blocks of Table 1 with theirs."""
     trained = {("trained", name): unit for name, unit in networks(settings).items()}
     trained |= {("trained", *key): unit for key, unit in table1.networks(settings).items()}
+    trained |= {("random", *key): unit for key, unit in table1.random_units(settings).items()}
     return attacks_of(settings) | trained | table1.units(settings)
 
 
@@ -93,9 +94,9 @@ def run(settings: Settings, store: Store) -> Result:
 
     Tables: `attacks` (one row per regime, step, network, policy, draw and image), `judged` (one row per cell),
     `accuracy` (one row per policy), `curve` (GradSim along the attack on the first network, one row per policy, step
-    and image), and of the four blocks of Table 1 `blocks` (one row per data set, network, policy and image) and, but
-    for smoke, `blocks_accuracy` (one row per data set, network and policy). Sheets: the images behind the first table,
-    by its keys.
+    and image), and of the four blocks of Table 1 `blocks` and, of ten random policies, `random` (one row per data set,
+    network, policy and image) and, but for smoke, `blocks_accuracy` (one row per data set, network and policy).
+    Sheets: the images behind the first table, by its keys.
     """
     attacks, sheets = measure(attacks_of(settings), store, settings.device, regimes.TRAINED)
     judged, blocks = regimes.judged(attacks), table1.units(settings)
@@ -107,6 +108,7 @@ def run(settings: Settings, store: Store) -> Result:
         "accuracy": accuracy_rows(networks(settings), ["policy"], settings, store),
         "curve": pd.concat(curves, ignore_index=True),
         "blocks": attack_rows(blocks, table1.KEYS, settings, store)[0],
+        "random": attack_rows(table1.random_units(settings), table1.KEYS, settings, store)[0],
     }
     if trained := table1.networks(settings):
         tables["blocks_accuracy"] = accuracy_rows(trained, table1.KEYS, settings, store)
@@ -125,13 +127,14 @@ def differences(result: Result) -> pd.DataFrame:
 def blocks(result: Result) -> pd.DataFrame:
     """One row per data set, network and policy: our summary beside both publications' block of Table 1.
 
-    The accuracy is that of the short training of a network of this family, where there is one.
+    The mean of ten random policies stands beside the paper's; its success and deviation are over all attacks. The
+    accuracy is that of the short training of a network of this family, where there is one.
     """
 
     def rows_of(key: tuple[str, str, str]) -> pd.DataFrame:
-        return published_rows(block(*key[:2])[0], key[2])
+        return published_rows(block(*key[:2])[0], key[2], random=OF_TEN)
 
-    attacks = result.tables["blocks"]
+    attacks = pd.concat([result.tables["blocks"], result.tables["random"].assign(policy=OF_TEN)])
     accuracy = result.tables.get("blocks_accuracy", pd.DataFrame())
     if len(accuracy):
         attacked = {family(model): model for model in attacks["model"]}
@@ -140,8 +143,12 @@ def blocks(result: Result) -> pd.DataFrame:
 
 
 def block_differences(result: Result) -> pd.DataFrame:
-    """Each policy minus none on the same images, PSNR and gain, one row per block and policy; below 0: harder."""
-    return compare.differences(result.tables["blocks"], within=table1.KEYS[:2])
+    """Each policy minus none on the same images, PSNR and gain, one row per block and policy; below 0: harder.
+
+    Of the ten random policies it is the mean over them for each image.
+    """
+    ten = result.tables["random"].groupby([*table1.KEYS[:2], "image"])[list(compare.VALUES)].mean().reset_index()
+    return compare.differences(pd.concat([result.tables["blocks"], ten.assign(policy=OF_TEN)]), within=table1.KEYS[:2])
 
 
 def sheet(result: Result, policy: str, count: int = 12) -> dict:

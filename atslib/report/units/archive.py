@@ -3,7 +3,7 @@
 One line of `index.jsonl` per unit, sorted: the facts of its making in plain text, its files with their SHA-256, and
 what was left out. Beside it, under the unit's hash: `.csv`, one row per image; `.webp`, the first 16 reconstructions of
 a first draw; `.safetensors`, networks, curves and other tensors, or `.safetensors.xz`, the same compressed. Numbers
-come back exactly, pictures rounded to 8 bits.
+come back exactly, pictures in 8 bits of which every third grey level is used.
 """
 
 import dataclasses

@@ -16,11 +16,9 @@ from atslib.store import Artifact, Tensors
 
 FILE_LIMIT = 1_200_000  # bytes of one unit's tensors; the largest beyond it are left out
 SMALLER = 0.9  # tensors are compressed where less than this share is left
-PICTURES, ACROSS, TRIALS = (
-    16,
-    4,
-    200,
-)  # on a sheet, in a row of it; attacks on images from 200 on are trials, see `_few`
+PICTURES, ACROSS = 16, 4  # on a sheet, in a row of it
+LEVEL = 3  # grey levels of 255 between two that a sheet tells apart: a quarter less to keep
+TRIALS = 200  # attacks on images from there on are trials, see `_few`
 REMADE = ("target", "original")  # come again from the data and the unit
 NEVER_KEPT = (*REMADE, "reconstruction", "frames")  # the reconstructions as a sheet
 TENSORS, COMPRESSED, TABLE, SHEET = "safetensors", "safetensors.xz", "csv", "webp"  # endings of files
@@ -70,7 +68,7 @@ def _few(config: dict) -> int:
 
 
 def unpacked(parts: dict[str, bytes], line: dict) -> Tensors:
-    """The tensors in a unit's files by their ending; of reconstructions those on the sheet, rounded to 8 bits."""
+    """The tensors in a unit's files by their ending; of reconstructions those on the sheet, as rounded there."""
     data = _from_planes(lzma.decompress(parts[COMPRESSED])) if COMPRESSED in parts else parts.get(TENSORS)
     tensors = safetensors.torch.load(data) if data else {}
     tensors |= _from_table(parts[TABLE], line["columns"]) if TABLE in parts else {}
@@ -122,9 +120,9 @@ def _from_table(data: bytes, columns: dict[str, list]) -> Tensors:
 
 
 def _sheet(images: Tensor) -> bytes:
-    """(B, C, H, W) in [0, 1] → a lossless WebP, four in a row."""
+    """(B, C, H, W) in [0, 1] → a lossless WebP, four in a row, of every third grey level from black to white."""
     blank = images.new_zeros(-len(images) % ACROSS, *images.shape[1:])
-    pixels = torch.cat([images, blank]).nan_to_num().clamp(0, 1).mul(255).round().byte()
+    pixels = torch.cat([images, blank]).nan_to_num().clamp(0, 1).mul(255 / LEVEL).round().mul(LEVEL).byte()
     rows = pixels.unflatten(0, (-1, ACROSS)).permute(0, 3, 1, 4, 2).flatten(2, 3).flatten(0, 1)  # (rows H, 4 W, C)
     buffer = io.BytesIO()
     Image.fromarray(rows.expand(-1, -1, 3).numpy()).save(buffer, "webp", lossless=True, quality=100, method=6)

@@ -8,13 +8,16 @@ import pandas as pd
 from atslib.attacks import ATTACKS
 from atslib.data.load import available, is_drawn
 from atslib.errors import AtsError
+from atslib.policies.policy import sample_authors
 from atslib.report.reported import policy_label, reported
 from atslib.report.units.networks import ModelUnit, dataset, model_unit
 from atslib.report.units.settings import PROFILES, Settings
 from atslib.report.units.tables import label
 from atslib.report.units.units import AttackUnit, attack_unit
+from atslib.rng import rng
 
-RANDOM = "19-1-18"  # the replication's one random policy; the paper averages over ten it does not name
+RANDOM = "19-1-18"  # the replication's one random policy
+TEN, OF_TEN = 10, "mean of ten random"  # the paper averages over ten it does not name; ours are `random_policies`
 # (data set, network) → table, and the two policies searched there, whose hybrid is the paper's proposal
 BLOCKS = {
     ("cifar100", "resnet20"): ("Table 1a", ("3-1-7", "43-18-18")),
@@ -111,6 +114,23 @@ def units(settings: Settings) -> dict[tuple[str, str, str], AttackUnit]:
     return attacks
 
 
+def random_policies(settings: Settings) -> list[str]:
+    """Ten random policies as the authors draw them, each function once; one at smoke."""
+    drawn = sample_authors(4 * TEN, rng=rng(settings.seed, "table 1"))
+    distinct = {policy.canonical(): str(policy) for policy in reversed(drawn) if policy.canonical().ids}
+    return list(reversed(distinct.values()))[: 1 if settings.profile == "smoke" else TEN]
+
+
+def random_units(settings: Settings) -> dict[tuple[str, str, str], AttackUnit]:
+    """The attacks on all blocks under each of `random_policies`, by (data set, network, policy)."""
+    bare = {key[:2]: unit for key, unit in units(settings).items() if not unit.policy}
+    return {
+        (*key, policy): dataclasses.replace(unit, policy=policy)
+        for key, unit in bare.items()
+        for policy in random_policies(settings)
+    }
+
+
 def networks(settings: Settings) -> dict[tuple[str, str, str], ModelUnit]:
     """Short trainings of all blocks with all their policies, by (data set, network, policy); none at smoke.
 
@@ -130,9 +150,9 @@ def trained_second(settings: Settings) -> str:
     return "convnet-4" if settings.profile == "laptop" else second_network(settings)
 
 
-def published_rows(table: str, policy: str) -> pd.DataFrame:
-    """Rows of `reported` for a policy in one table of both publications."""
+def published_rows(table: str, policy: str, random: str = RANDOM) -> pd.DataFrame:
+    """Rows of `reported` for a policy in one table of both publications; `random` stands for the paper's ten."""
     rows = reported(table_or_figure=table)
-    names = rows["policy_or_defense"].map(policy_label).replace({"random": RANDOM})
+    names = rows["policy_or_defense"].map(policy_label).replace({"random": random})
     # The replication writes a hybrid's members in the other order.
     return rows[names.map(lambda name: sorted(name.split("+")) == sorted(policy.split("+")))]
