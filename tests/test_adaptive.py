@@ -364,7 +364,7 @@ def test_all_attackers_meet_the_same_images_crops_and_starts():
         assert {policy for attacker, policy in units if attacker == name} == every - without.get(name, {"none"})
     watched = set()
     for policy in KNOWN:
-        own = {watching(POLICY, n) for n in ROUNDS} | {watching(DRAWS, ROUNDS[-1])}
+        own = {watching(POLICY, n) for n in ROUNDS} | {watching(DRAWS, n) for n in ROUNDS[1:]}
         assert {name for name, other in units if other == policy and "rounds" in name} == own
         watched |= own
     assert {name for name, _ in units} == {*SINGLE, LABEL, *watched}

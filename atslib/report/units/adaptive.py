@@ -142,13 +142,12 @@ def _knowing(strongest: AttackUnit) -> dict[str, AttackUnit]:
 
 
 def _watching(single: AttackUnit, counts: Sequence[int]) -> dict[str, AttackUnit]:
-    """The attacker who knows the policy, in so many rounds; in the most of them also told what was drawn."""
+    """The attacker who knows the policy, in so many rounds; told what was drawn too in all but the fewest of several."""
     few = dataclasses.replace(single, last=min(FEW, single.last))
     rounds = {watching(POLICY, n): dataclasses.replace(few, rounds=n) for n in counts}
-    most = list(rounds.values())[-1]
-    attack, threat = ThroughPolicy(inner=most.attack.inner), ThreatModel(defense="draws")
-    told = dataclasses.replace(most, attack=attack, threat=threat)
-    return rounds | {watching(DRAWS, told.rounds): told}
+    attack, threat = ThroughPolicy(inner=few.attack.inner), ThreatModel(defense="draws")
+    told = counts[1:] or counts
+    return rounds | {watching(DRAWS, n): dataclasses.replace(few, attack=attack, threat=threat, rounds=n) for n in told}
 
 
 def watching(attacker: str, rounds: int) -> str:
