@@ -142,7 +142,7 @@ def _knowing(strongest: AttackUnit) -> dict[str, AttackUnit]:
 
 
 def _watching(single: AttackUnit, counts: Sequence[int]) -> dict[str, AttackUnit]:
-    """The attacker who knows the policy, in so many rounds; told what was drawn too in all but the fewest of several."""
+    """The attacker who knows the policy, in so many rounds; also told the draws in all but the fewest of several."""
     few = dataclasses.replace(single, last=min(FEW, single.last))
     rounds = {watching(POLICY, n): dataclasses.replace(few, rounds=n) for n in counts}
     attack, threat = ThroughPolicy(inner=few.attack.inner), ThreatModel(defense="draws")
