@@ -374,7 +374,7 @@ def test_all_attackers_meet_the_same_images_crops_and_starts():
         assert (matching == bare.attack) == (attacker != PUBLISHED)
         same = {name: getattr(bare, name) for name in ("attack", "threat", "frames", "last", "rounds")}
         assert dataclasses.replace(unit, **same) == bare
-        assert (unit.last, unit.rounds) == ((32, int(attacker.split()[-2])) if several else (40, 1))
+        assert (unit.last, unit.rounds) == (40, int(attacker.split()[-2]) if several else 1)
         knows = "draws" if DRAWS in attacker else "unknown" if attacker in (PUBLISHED, STRONGEST) else "policy"
         assert unit.threat.defense == (knows if policy != "none" or attacker == LEARNED else "unknown")
         assert unit.threat.labels == ("inferred" if attacker == LABEL else "known")

@@ -143,11 +143,11 @@ def _knowing(strongest: AttackUnit) -> dict[str, AttackUnit]:
 
 def _watching(single: AttackUnit, counts: Sequence[int]) -> dict[str, AttackUnit]:
     """The attacker who knows the policy, in so many rounds; also told the draws in all but the fewest of several."""
-    few = dataclasses.replace(single, last=min(FEW, single.last))
-    rounds = {watching(POLICY, n): dataclasses.replace(few, rounds=n) for n in counts}
-    attack, threat = ThroughPolicy(inner=few.attack.inner), ThreatModel(defense="draws")
-    told = counts[1:] or counts
-    return rounds | {watching(DRAWS, n): dataclasses.replace(few, attack=attack, threat=threat, rounds=n) for n in told}
+    told = dataclasses.replace(
+        single, attack=ThroughPolicy(inner=single.attack.inner), threat=ThreatModel(defense="draws")
+    )
+    rounds = {watching(POLICY, n): dataclasses.replace(single, rounds=n) for n in counts}
+    return rounds | {watching(DRAWS, n): dataclasses.replace(told, rounds=n) for n in counts[1:] or counts}
 
 
 def watching(attacker: str, rounds: int) -> str:
