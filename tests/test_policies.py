@@ -217,6 +217,14 @@ def test_sampling_is_uniform_over_the_search_space():
     assert policies.sample_uniform(5, rng=rng(0)) == sample[:5]
 
 
+def test_sampled_functions_are_distinct_and_do_something():
+    found = policies.sample_functions(300, rng=rng(0))
+    assert len({policy.canonical() for policy in found}) == len(found) == 300
+    assert all(policy.canonical().ids for policy in found)
+    drawn = policies.sample_authors(1200, rng=rng(0))
+    assert {*found} <= {*drawn}
+
+
 def test_the_authors_sampler_is_nearly_always_of_length_three():
     sample = policies.sample_authors(20_000, rng=rng(0))
     lengths = Counter(len(policy.ids) for policy in sample)

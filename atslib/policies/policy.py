@@ -241,6 +241,16 @@ def sample_authors(n: int, *, rng: torch.Generator) -> list[Policy]:
     return [Policy(tuple(i for i in row if i >= 0)) for row in slots]
 
 
+def sample_functions(n: int, *, rng: torch.Generator) -> list[Policy]:
+    """`n` policies as the authors draw them, each function once and none that does nothing.
+
+    Of four times as many; one that is drawn again stands where it was drawn last.
+    """
+    drawn = reversed(sample_authors(4 * n, rng=rng))
+    distinct = {policy.canonical(): policy for policy in drawn if policy.canonical().ids}
+    return list(reversed(distinct.values()))[:n]
+
+
 def enumerate_distinct() -> Iterator[Policy]:
     """All policies of length 1 to 3 in canonical form, 27 + 27² + 27³ = 20,439 of them, shortest first.
 

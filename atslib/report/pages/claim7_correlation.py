@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from atslib.measures import statistics as agreement
-from atslib.policies.policy import sample_authors
+from atslib.policies.policy import sample_functions
 from atslib.report.compare import SOURCES, judge
 from atslib.report.reported import reported
 from atslib.report.result import NO_POLICY, Result, Verdict
@@ -28,9 +28,7 @@ SHARE = 2_500 / 4_800  # of the full profile's steps: the paper shortens its att
 
 def policies(settings: Settings) -> list[str]:
     """Random policies as the authors draw them, each function once, `settings.sampled` of them."""
-    drawn = sample_authors(4 * settings.sampled, rng=rng(settings.seed, "correlation"))
-    distinct = {policy.canonical(): str(policy) for policy in reversed(drawn) if policy.canonical().ids}
-    return list(reversed(distinct.values()))[: settings.sampled]
+    return list(map(str, sample_functions(settings.sampled, rng=rng(settings.seed, "correlation"))))
 
 
 def main(settings: Settings) -> str:

@@ -8,7 +8,7 @@ import pandas as pd
 from atslib.attacks import ATTACKS
 from atslib.data.load import available, is_drawn
 from atslib.errors import AtsError
-from atslib.policies.policy import sample_authors
+from atslib.policies.policy import sample_functions
 from atslib.report.reported import policy_label, reported
 from atslib.report.units.networks import ModelUnit, dataset, model_unit
 from atslib.report.units.settings import PROFILES, Settings
@@ -116,9 +116,8 @@ def units(settings: Settings) -> dict[tuple[str, str, str], AttackUnit]:
 
 def random_policies(settings: Settings) -> list[str]:
     """Ten random policies as the authors draw them, each function once; one at smoke."""
-    drawn = sample_authors(4 * TEN, rng=rng(settings.seed, "table 1"))
-    distinct = {policy.canonical(): str(policy) for policy in reversed(drawn) if policy.canonical().ids}
-    return list(reversed(distinct.values()))[: 1 if settings.profile == "smoke" else TEN]
+    count = 1 if settings.profile == "smoke" else TEN
+    return list(map(str, sample_functions(count, rng=rng(settings.seed, "table 1"))))
 
 
 def random_units(settings: Settings) -> dict[tuple[str, str, str], AttackUnit]:
