@@ -135,7 +135,7 @@ def test_a_block_of_table_1_is_of_its_data_set_network_and_policy_in_either_orde
     rows = coverage(results)
     row = one(rows, "Table 1d", "PSNR_dB", "random", source="ats")
     assert values(row) == [(9.5, 2)]
-    assert row["twins"][0].made == "convnet-16, untrained, ten random policies, laptop"
+    assert row["twins"][0].made == "convnet-16, trained, ten random policies, laptop"
     ours = {"source": "replication", "model": "convnet-9conv"}
     assert values(one(rows, "Table 1d", "PSNR_dB", "hybrid:14-48-48+42-28-42", **ours)) == [(14.5, 2)]
     assert values(one(rows, "Figure 3", "PSNR_dB_image0", "hybrid", dataset="fmnist", **ours)) == [(14.0, 1)]
