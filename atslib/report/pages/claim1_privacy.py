@@ -134,7 +134,7 @@ def blocks(result: Result) -> pd.DataFrame:
     def rows_of(key: tuple[str, str, str]) -> pd.DataFrame:
         return published_rows(block(*key[:2])[0], key[2], random=OF_TEN)
 
-    attacks = pd.concat([result.tables["blocks"], result.tables["random"].assign(policy=OF_TEN)])
+    attacks = _by_block(result, result.tables["random"])
     accuracy = result.tables.get("blocks_accuracy", pd.DataFrame())
     if len(accuracy):
         attacked = {family(model): model for model in attacks["model"]}
@@ -148,7 +148,13 @@ def block_differences(result: Result) -> pd.DataFrame:
     Of the ten random policies it is the mean over them for each image.
     """
     ten = result.tables["random"].groupby([*table1.KEYS[:2], "image"])[list(compare.VALUES)].mean().reset_index()
-    return compare.differences(pd.concat([result.tables["blocks"], ten.assign(policy=OF_TEN)]), within=table1.KEYS[:2])
+    return compare.differences(_by_block(result, ten), within=table1.KEYS[:2])
+
+
+def _by_block(result: Result, random: pd.DataFrame) -> pd.DataFrame:
+    """The attacks of each block, and after them those under random policies as one policy."""
+    attacks = pd.concat([result.tables["blocks"], random.assign(policy=OF_TEN)])
+    return pd.concat([rows for _, rows in attacks.groupby(list(table1.KEYS[:2]), sort=False)])
 
 
 def sheet(result: Result, policy: str, count: int = 12) -> dict:
