@@ -157,7 +157,16 @@ def test_blocks_are_compared_within_themselves(kept):
     small = settings(**TINY)
     result = claim1_privacy.run(small, kept)
     table = claim1_privacy.blocks(result)
-    assert len(table) == len(table1.units(small)) == 8
+    units, random = table1.units(small), table1.random_units(small)
+    assert [*table.index] == [
+        key
+        for k in dict.fromkeys(key[:2] for key in units)
+        for key in (*(key for key in units if key[:2] == k), (*k, table1.OF_TEN))
+    ]
+    assert (len(units), len(random), len(table)) == (8, 4, 12)
+    drawn = result.tables["random"].groupby(list(table1.KEYS[:2]))["psnr"].mean()
+    for key, value in drawn.items():
+        assert table.loc[(*key, table1.OF_TEN), "mean"] == pytest.approx(value)
     assert "accuracy" not in table  # at smoke nothing is trained for the blocks
     trained = [(*key, 10.0 * i) for i, key in enumerate(table.index)]
     known = pd.DataFrame(trained, columns=[*table1.KEYS, "accuracy"]).replace({"model": {"convnet-4": "convnet-16"}})
