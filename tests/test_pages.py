@@ -176,7 +176,7 @@ def test_blocks_are_compared_within_themselves(kept):
     for name, model, policy in changes.index:
         expected = table.loc[(name, model, policy), "mean"] - table.loc[(name, model, "none"), "mean"]
         assert changes.loc[(name, model, policy), ("psnr", "mean")] == pytest.approx(expected)
-    assert report.readable(table).shape[1] == 8
+    assert report.readable(table).shape[1] == 12
 
 
 def test_pages_share_networks_and_attacks_where_they_can():
