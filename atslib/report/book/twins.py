@@ -27,7 +27,7 @@ from atslib.report.pages.claim7_correlation import matrices
 from atslib.report.reported import policy_label, reported
 from atslib.report.result import NO_POLICY
 from atslib.report.units.settings import PROFILES
-from atslib.report.units.table1 import RANDOM, block, family, hybrid
+from atslib.report.units.table1 import RANDOM, TEN, block, family, hybrid
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,7 +211,7 @@ def _twins(rows: pd.DataFrame, place: Place, facts: Mapping, age: int, row: pd.S
     for (model, state, applied), part in groups:
         notes = [f"{model} for ResNet20" if model == "lenet" and row["model"] else model, state]
         notes += [ways[applied] if len(groups) > 1 else "", place.note]
-        random = "ten random policies" if "policy" in part and part["policy"].nunique() == 10 else "one random policy"
+        random = "ten random policies" if "policy" in part and part["policy"].nunique() == TEN else "one random policy"
         notes += [random if row["policy_or_defense"] == "random" else ""]
         notes += [facts["profile"], "an older run" if age else ""]
         value = place.take(part, row) if place.take else _mean(part, place.value)
