@@ -176,6 +176,13 @@ def test_blocks_are_compared_within_themselves(kept):
     for name, model, policy in changes.index:
         expected = table.loc[(name, model, policy), "mean"] - table.loc[(name, model, "none"), "mean"]
         assert changes.loc[(name, model, policy), ("psnr", "mean")] == pytest.approx(expected)
+    searched = claim1_privacy.searched_minus_random(result)
+    assert [*searched.index] == [key for key in units if "+" in key[2]]
+    for (*place, policy), row in searched.iterrows():
+        expected = table.loc[(*place, policy), "mean"] - table.loc[(*place, table1.OF_TEN), "mean"]
+        assert row["PSNR, dB"].startswith(f"{expected:+.1f} [")
+    # Table 1 a to d prints 7.64 - 11.41, 6.83 - 12.18, 7.60 - 9.23 and 6.94 - 8.83.
+    assert {*searched["paper's PSNR, dB"]} <= {"-3.8", "-5.3", "-1.6", "-1.9"}
     assert report.readable(table).shape[1] == 12
 
 

@@ -62,21 +62,24 @@ def comparison(
     return table if rows_of is None else beside(table, rows_of)
 
 
-def differences(attacks: pd.DataFrame, *, by: str = "policy", within: Sequence[str] = ()) -> pd.DataFrame:
-    """Each group minus the undefended one on the same images, PSNR and gain in dB with 95 % intervals.
+def differences(
+    attacks: pd.DataFrame, base: str = NO_POLICY, *, by: str = "policy", within: Sequence[str] = ()
+) -> pd.DataFrame:
+    """Each group minus the base, the undefended one, on the same images: PSNR and gain in dB with 95 % intervals.
 
     Below 0: harder to attack. The gain leaves out what a policy does to the floor itself.
 
     Args:
+        base: the group that the others are compared with.
         by: the column that names the groups.
         within: columns, such as the network, whose values are compared among themselves only.
     """
 
     def change(value: str) -> pd.DataFrame:
         if not within:
-            return paired(attacks, NO_POLICY, value, by=by)
+            return paired(attacks, base, value, by=by)
         groups = attacks.groupby(within[0] if len(within) == 1 else list(within), sort=False)
-        return pd.concat({key: paired(rows, NO_POLICY, value, by=by) for key, rows in groups}, names=list(within))
+        return pd.concat({key: paired(rows, base, value, by=by) for key, rows in groups}, names=list(within))
 
     return pd.concat({value: change(value) for value in VALUES}, axis=1)
 
