@@ -24,6 +24,7 @@ from atslib.report.pages import (
     ext1_tinyimagenet,
     ext2_transformations_tinyimagenet,
 )
+from atslib.report.reported import reported
 from atslib.report.result import Result
 from atslib.report.units import scoring, table1
 from atslib.report.units.networks import model_unit, semi_trained, trained, victim
@@ -438,6 +439,8 @@ def scores_of(values, images=6, variant="fixed"):
 
 
 RISING = 0.3 + 0.001 * np.arange(50)
+FIRST = {op: claim6_transformations.twins(op)[0] for op in range(50)}
+FUNCTIONS = sorted(set(FIRST.values()))
 
 
 def test_ids_of_one_function():
@@ -448,14 +451,15 @@ def test_ids_of_one_function():
 
 
 def test_scores_that_do_not_vary_over_images_have_sure_ranks():
-    order = np.random.default_rng(0).permutation(50)  # of ids, lowest score first
-    table = claim6_transformations.ranking(scores_of(RISING[order.argsort()]))
+    order = np.random.default_rng(0).permutation(FUNCTIONS)  # lowest score first
+    rising = dict(zip(order, RISING, strict=False))
+    table = claim6_transformations.ranking(scores_of([rising[FIRST[op]] for op in range(50)]))
     assert list(table.index) == list(order)
     for column in ("rank", "rank low", "rank high"):
-        assert table[column].tolist() == list(range(1, 51))
+        assert table[column].tolist() == list(range(1, 29))
     for column in ("s_pri", "low", "high"):
-        assert table[column].to_numpy() == pytest.approx(RISING)
-    assert table["in top five"].tolist() == [1] * 5 + [0] * 45
+        assert table[column].to_numpy() == pytest.approx(RISING[:28])
+    assert table["in top five"].tolist() == [1] * 5 + [0] * 23
     assert (table["n"] == 6).all()
     assert table.loc[24, "same as"] == "42, 43, 48"
     assert table.loc[3, "same as"] == ""
@@ -463,7 +467,7 @@ def test_scores_that_do_not_vary_over_images_have_sure_ranks():
 
 
 def test_two_that_change_places_between_images_share_their_ranks():
-    matrix = np.tile(RISING[:, None], 6)
+    matrix = np.tile(RISING[[FIRST[op] for op in range(50)], None], 6)
     matrix[[4, 5]] = [[0.304, 0.3045] * 3, [0.3046, 0.304] * 3]
     table = claim6_transformations.ranking(scores_of(matrix))
     assert table.loc[[4, 5], "rank"].tolist() == [5, 6]
@@ -473,12 +477,20 @@ def test_two_that_change_places_between_images_share_their_ranks():
     assert table.loc[4, "low"] < table.loc[4, "s_pri"] < table.loc[4, "high"]
 
 
+def test_a_function_has_the_mean_score_of_its_ids():
+    table = claim6_transformations.ranking(scores_of(RISING))
+    assert sorted(table.index) == FUNCTIONS
+    for ids in (EQUALIZE, SHIFTS, [28, 39], [3]):
+        assert table.loc[ids[0], "s_pri"] == pytest.approx(RISING[ids].mean())
+
+
 def test_a_variant_is_ranked_alone():
     both = scores_of(RISING)
     rows = scores_of(RISING[::-1], variant="code").tables["scores"]
     both.tables["scores"] = pd.concat([both.tables["scores"], rows])
-    assert claim6_transformations.ranking(both).index[0] == 0
-    assert claim6_transformations.ranking(both, "code").index[0] == 49
+    assert claim6_transformations.ranking(both).index[0] == 1  # 0, 29 and 47 are one function
+    highest = claim6_transformations.ranking(both, "code").index[-1]
+    assert highest == claim6_transformations.ranking(both).index[0]
 
 
 def test_the_published_five():
@@ -490,13 +502,20 @@ def test_the_published_five():
 def test_overlap_with_chance():
     ours = RISING.copy()
     ours[[3, 15, 18, 26, 1]] = 0.1
-    published = {"paper": [3, 15, 18, 26, 1], "replication": [1, 3, 15, 18, 21], "nobody": [40, 41, 42, 43, 44]}
+    published = {"paper": [3, 15, 18, 26, 1], "replication": [1, 3, 15, 18, 21], "nobody": [40, 37, 42, 20, 0]}
     table = claim6_transformations.overlap(scores_of(ours), published)
     assert table["shared with ours"].tolist() == ["1, 3, 15, 18, 26", "1, 3, 15, 18", "none"]
     assert table["count"].tolist() == [5, 4, 0]
     assert table["by chance"].astype(float).tolist() == pytest.approx(
-        [stats.hypergeom.sf(count - 1, 50, 5, 5) for count in (5, 4, 0)]
+        [stats.hypergeom.sf(count - 1, 28, 5, 5) for count in (5, 4, 0)]
     )
+
+
+def test_another_id_of_a_function_is_shared_too():
+    ours = RISING.copy()
+    ours[SHIFTS] = 0.1
+    table = claim6_transformations.overlap(scores_of(ours), {"somebody": [SHIFTS[-1], 40, 37, 20, 38]})
+    assert table["shared with ours"].tolist() == [str(SHIFTS[0])]
 
 
 def test_duplicates_show_the_spread_of_one_function():
@@ -512,9 +531,13 @@ def test_duplicates_show_the_spread_of_one_function():
 
 def test_the_replications_scores_are_beside_ours_of_the_same_variant():
     both = claim6_transformations.beside_replication(scores_of(RISING, variant="code"), "Figure 6a")
-    assert both["ours"].to_numpy() == pytest.approx(RISING)
-    assert both.loc[[0, 3, 49], "replication"].tolist() == [0.352, 0.274, 0.359]
-    assert len(both) == 50
+    expected = [RISING[claim6_transformations.twins(op)].mean() for op in FUNCTIONS]
+    assert both["ours"].to_numpy() == pytest.approx(expected)
+    assert both.loc[3, "replication"] == 0.274
+    printed = reported(source="replication", table_or_figure="Figure 6a", metric="S_pri").set_index("policy_or_defense")
+    of_equalize = [float(printed.loc[str(op), "value"]) for op in EQUALIZE]
+    assert both.loc[9, "replication"] == pytest.approx(np.mean(of_equalize))
+    assert both.index.tolist() == FUNCTIONS
     assert both["replication"].notna().all()
 
 
@@ -529,8 +552,10 @@ def test_claim_6_scores_every_id_in_both_variants(fifty, kept):
     for variant, unit in claim6_transformations.scores(TINY).items():
         wide = claim6_transformations.wide(table, variant)
         by_hand = scored(unit, kept, CPU)["scores"].double().numpy()
-        np.testing.assert_allclose(wide.to_numpy(), by_hand)
-        np.testing.assert_allclose(wide.loc[28], wide.loc[39], atol=1e-5)
+        by_id = table[table["variant"] == variant].pivot(index="op", columns="image", values="s_pri")
+        np.testing.assert_allclose(by_id.to_numpy(), by_hand)
+        np.testing.assert_allclose(by_id.loc[28], by_id.loc[39], atol=1e-5)
+        np.testing.assert_allclose(wide.loc[9], by_hand[EQUALIZE].mean(0))
     names = table.set_index("op")["function"].to_dict()
     assert names == {op: Policy((op,)).names() for op in range(50)}
     assert fifty.facts.items() >= {"images": 2, "steps": 0, "epochs": TINY.semi_epochs, "fraction": 0.002}.items()
@@ -563,8 +588,7 @@ def test_scores_that_rank_functions_as_the_attack_does_agree_and_reversed_ones_d
         for i in range(3)
     ]
     attacks = pd.DataFrame(rows).assign(floor_policy=9.0, rank_target=1)
-    matrix = np.zeros((50, 2))
-    matrix[list(ops)] = gain[:, :2]
+    matrix = np.array([gain[ops.index(FIRST[op]), :2] for op in range(50)])
     scores = scores_of(matrix, images=2).tables["scores"]
     result = Result("claim6_transformations", {"scores": scores, "attacks": attacks}, {}, None)
     table = claim6_transformations.agreement(result)
@@ -618,9 +642,9 @@ def test_the_ranking_is_drawn_lowest_on_the_left_with_doing_nothing_as_a_line(fi
     (line,) = [line for line in axis.lines if line.get_label() == "doing nothing"]
     assert set(line.get_ydata()) == {0.4}
     dots = [container.lines[0] for container in axis.containers]
-    assert sum(len(dot.get_xdata()) for dot in dots) == 50
+    assert sum(len(dot.get_xdata()) for dot in dots) == 28
     drawn = dict(pair for dot in dots for pair in zip(dot.get_xdata(), dot.get_ydata(), strict=True))
-    assert [drawn[i] for i in range(50)] == table["s_pri"].tolist()
+    assert [drawn[i] for i in range(28)] == table["s_pri"].tolist()
 
 
 @pytest.mark.usefixtures("drawn")

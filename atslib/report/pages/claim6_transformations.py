@@ -21,7 +21,8 @@ from atslib.store import Store
 PAGE = "claim6_transformations"
 VARIANTS = ("fixed", "code")  # of the score; the published numbers are of the second
 EVERY = tuple(str(op) for op in range(50))
-FUNCTIONS = (IDENTITIES[0], *(op for op in range(50) if CANONICAL[op] == op))  # one id of each, doing nothing first
+NOTHING = IDENTITIES[0]
+FUNCTIONS = (NOTHING, *(op for op in range(50) if CANONICAL[op] == op))  # the first id of each
 ATTACKED = 64  # images under each
 # What the policy builder starts from: policies of claim 1 and how they grow; single operations are scored anyway.
 BUILT = {
@@ -72,6 +73,7 @@ def scores(settings: Settings, variants: Sequence[str] = VARIANTS) -> dict[str, 
 
 
 TRANSFORMATIONS_RULE = (
+    "Of the distinct functions, each counted once however many ids it has. "
     "Reproduced: at least four of the five transformations that were published are among the five with the lowest "
     "mean privacy score here, and all five score below doing nothing on the same images (95 % interval of the mean "
     "paired difference below 0). Partly: at least two are among the five, or at least three score below doing nothing. "
@@ -79,21 +81,18 @@ TRANSFORMATIONS_RULE = (
 )
 
 
-def transformations_verdict(
-    scores: pd.DataFrame, named: Sequence[int], identities: Sequence[int], source: str = "paper"
-) -> Verdict:
+def transformations_verdict(scores: pd.DataFrame, named: Sequence[int], source: str = "paper") -> Verdict:
     """Claim 6 by `TRANSFORMATIONS_RULE`.
 
     Args:
-        scores: one row per transformation, one column per image; indexed by id.
-        named: the published five.
-        identities: the ids that do nothing; their mean is the reference.
+        scores: one row per function, one column per image, as `wide` returns them.
+        named: the published five, as ids.
     """
     if scores.shape[1] < 4:
         return Verdict("cannot tell", f"{scores.shape[1]} images are too few for an interval", TRANSFORMATIONS_RULE)
-    best = scores.mean(axis=1).nsmallest(5).index
+    best, named = scores.mean(axis=1).nsmallest(5).index, [first_id(op) for op in named]
     shared = [op for op in named if op in best]
-    difference = scores.loc[list(named)] - scores.loc[list(identities)].mean()
+    difference = scores.loc[named] - scores.loc[NOTHING]
     below = [op for op, row in difference.iterrows() if interval(row)[1] < 0]
     here = f"{len(shared)} of the {source}'s five among ours"
     reason = (
@@ -137,7 +136,7 @@ def measure(
         rows = rows.melt("op", var_name="image", value_name="s_pri")
         tables.append(rows.assign(variant=variant, function=[Policy((op,)).names() for op in rows["op"]]))
     table = pd.concat(tables, ignore_index=True)
-    verdict = transformations_verdict(wide(table, variants[0]), named, sorted(IDENTITIES), source)
+    verdict = transformations_verdict(wide(table, variants[0]), named, source)
     facts = provenance(settings, artifact)
     facts |= {"images": settings.score_images, "epochs": settings.semi_epochs, "fraction": settings.semi_fraction}
     return Result(page, {"scores": table}, facts | {"steps": 0}, verdict)
@@ -149,21 +148,32 @@ def named_five(source: str, figure: str) -> list[int]:
     return [int(op) for op in text.split(";")]
 
 
+def first_id(op: int) -> int:
+    """The lowest id of the function that `op` is; of the two that do nothing the first."""
+    return NOTHING if CANONICAL[op] is None else CANONICAL[op]
+
+
+def twins(op: int) -> list[int]:
+    """All ids of the same function; the two that do nothing are one."""
+    return [other for other in range(50) if first_id(other) == first_id(op)]
+
+
 def wide(table: pd.DataFrame, variant: str) -> pd.DataFrame:
-    """Scores of one variant: one row per transformation, one column per image."""
-    return table[table["variant"] == variant].pivot(index="op", columns="image", values="s_pri")
+    """Scores of one variant: a row per function, the mean over its ids, by the first; a column per image."""
+    rows = table[table["variant"] == variant]
+    return rows.assign(op=rows["op"].map(first_id)).pivot_table(index="op", columns="image", values="s_pri")
 
 
 def means(result: Result) -> pd.Series:
-    """Mean score of the page's first variant, by transformation."""
+    """Mean score of the page's first variant, by function."""
     table = result.tables["scores"]
     return wide(table, table["variant"].iloc[0]).mean(axis=1)
 
 
 def ranking(result: Result, variant: str | None = None, *, resamples: int = 4_000, seed: int = 0) -> pd.DataFrame:
-    """One row per transformation, most private first: mean score and rank with intervals over images.
+    """One row per function by its first id, most private first: mean score and rank with intervals over images.
 
-    `in top five` is the share of resamples of the images in which the transformation is among the five best.
+    `in top five` is the share of resamples of the images in which the function is among the five best.
     """
     table = result.tables["scores"]
     scores = wide(table, variant or table["variant"].iloc[0])
@@ -183,30 +193,24 @@ def ranking(result: Result, variant: str | None = None, *, resamples: int = 4_00
     return table
 
 
-def twins(op: int) -> list[int]:
-    """All ids of the same function; the two that do nothing are one."""
-    if op in IDENTITIES:
-        return sorted(IDENTITIES)
-    return [other for other in range(50) if CANONICAL[other] == CANONICAL[op]]
-
-
 def overlap(result: Result, published: dict[str, Sequence[int]]) -> pd.DataFrame:
-    """Our five beside published ones: shared ids, and the probability of sharing as many by chance."""
+    """Our five functions beside published ones: shared ones, and the probability of sharing as many by chance."""
     ours, rows = set(means(result).nsmallest(5).index), {}
     for source, five in published.items():
-        shared = sorted(ours & set(five))
+        shared = sorted(ours & set(map(first_id, five)))
         rows[source] = {
             "five": ", ".join(map(str, sorted(five))),
             "shared with ours": ", ".join(map(str, shared)) or "none",
             "count": len(shared),
-            "by chance": chance(len(shared), 50, 5),
+            "by chance": chance(len(shared), len(FUNCTIONS), 5),
         }
     return pd.DataFrame(rows).T.rename_axis("source")
 
 
 def duplicates(result: Result) -> pd.DataFrame:
-    """Spread of the mean score among ids of one function: noise that no ranking can get below."""
-    scores = means(result)
+    """Spread of the mean score among ids of one function: noise that no ranking of ids can get below."""
+    table = result.tables["scores"]
+    scores = table[table["variant"] == table["variant"].iloc[0]].groupby("op")["s_pri"].mean()
     groups = {tuple(twins(op)) for op in scores.index}
     rows = {
         Policy((group[0],)).names(): {
@@ -221,10 +225,10 @@ def duplicates(result: Result) -> pd.DataFrame:
 
 
 def beside_replication(result: Result, figure: str, variant: str = "code") -> pd.DataFrame:
-    """Mean score of each transformation, ours (variant "code") and the replication's, read off its figure."""
+    """Mean score of each function, ours (variant "code") and the replication's, read off its figure: mean over ids."""
     rows = reported(source="replication", table_or_figure=figure, metric="S_pri")
     rows = rows[rows["policy_or_defense"].str.isdigit()]
-    theirs = rows.set_index(rows["policy_or_defense"].astype(int))["value"]
+    theirs = rows.groupby(rows["policy_or_defense"].astype(int).map(first_id))["value"].mean()
     ours = wide(result.tables["scores"], variant).mean(axis=1)
     return pd.DataFrame({"ours": ours, "replication": theirs}).rename_axis("op")
 

@@ -78,7 +78,7 @@ function operationCard(data) {
   return { node, show };
 }
 
-/** The 50 operations by score; the chosen one with its numbers and what it does to an image. */
+/** The distinct operations by score; the chosen one with its numbers and what it does to an image. */
 export function ranking(el, data) {
   const { rows, operations } = data, { svg, ground, group } = plot("Transformations by privacy score");
   const dots = rows.map((row) => {
@@ -90,9 +90,7 @@ export function ranking(el, data) {
   const card = operationCard(data);
   let places = [], line = null;
   const choose = (i) => {
-    const kin = rows[i]["same as"].split(", ");
     mark(i);
-    dots.forEach((dot, j) => dot.classList.toggle("ats-kin", kin.includes(String(rows[j].id))));
     line?.setAttribute("d", `M${places[i][0]} ${BOX.top}V${svg.clientHeight - BOX.bottom}`);
     card.show(rows[i]);
   };
