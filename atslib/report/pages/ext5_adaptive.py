@@ -214,7 +214,7 @@ def by_rounds(attacks: pd.DataFrame) -> pd.DataFrame:
     """One row per policy and number of rounds watched, on the images that all have; columns as in `gains`.
 
     Args:
-        attacks: on one network, each image drawn once. `rounds`, in the result, also says who was told what was drawn.
+        attacks: on one network. `rounds`, in the result, also says who was told what was drawn.
     """
     parts = []
     images = attacks[attacks["attacker"].isin([watching(POLICY, n) for n in ROUNDS])]["image"].unique()

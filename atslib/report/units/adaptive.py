@@ -33,18 +33,14 @@ def by_knowledge(settings: Settings, draw: int = 0) -> dict[tuple[str, str], Att
     """All attackers on the first network by (attacker, policy), on the same images, crops, flips and starts.
 
     Args:
-        draw: of crops, flips, policies and starts; several rounds, and whether who tries all forms gains
-            more, are asked of the first alone.
+        draw: of crops, flips, policies and starts; whether who tries all forms gains more is asked of the first alone.
     """
     own, smoke = dataclasses.replace(settings, images=min(IMAGES, settings.images)), settings.profile == "smoke"
     tried = ("", HYBRID) if smoke else (*POLICIES, FOUND)
     # Two frames make units of their own: other pages' are older than `psnr_before`.
     strongest = {policy: attack_unit(own, policy, frames=2, seed=own.seed + draw) for policy in tried}
-    if draw:
-        found = _asked(strongest, settings.steps, ())
-        return found | _unlabelled(found) | _learning(found, smoke)
     found = _asked(strongest, settings.steps, ROUNDS[:1] if smoke else ROUNDS)
-    return found | _patient(found) | _unlabelled(found) | _learning(found, smoke)
+    return found | ({} if draw else _patient(found)) | _unlabelled(found) | _learning(found, smoke)
 
 
 def elsewhere(settings: Settings) -> dict[tuple[str, str, str], AttackUnit]:
