@@ -181,6 +181,8 @@ def test_blocks_are_compared_within_themselves(kept):
     for (*place, policy), row in searched.iterrows():
         expected = table.loc[(*place, policy), "mean"] - table.loc[(*place, table1.OF_TEN), "mean"]
         assert row["PSNR, dB"].startswith(f"{expected:+.1f} [")
+        assert row["random ones below it"] in ("0 of 1", "1 of 1")
+        assert (row["random ones below it"] == "1 of 1") == (row["gain"][0] == "+")
     # Table 1 a to d prints 7.64 - 11.41, 6.83 - 12.18, 7.60 - 9.23 and 6.94 - 8.83.
     assert {*searched["paper's PSNR, dB"]} <= {"-3.8", "-5.3", "-1.6", "-1.9"}
     assert report.readable(table).shape[1] == 12
