@@ -430,17 +430,18 @@ EQUALIZE = [9, 16, 17, 22, 30, 32, 33, 35, 46]
 SHIFTS = [24, 42, 43, 48]
 
 
+FUNCTIONS = sorted({min(claim6_transformations.twins(op)) for op in range(50)})
+
+
 def scores_of(values, images=6, variant="fixed"):
-    """A result of 50 scores, (50,) or (50, images)."""
-    values = np.asarray(values, float)
-    matrix = np.broadcast_to(values.reshape(50, -1), (50, images))
-    table = pd.DataFrame(matrix).rename_axis("op").reset_index().melt("op", var_name="image", value_name="s_pri")
+    """A result with scores of the functions in the order of their first ids, (28,) or (28, images)."""
+    matrix = np.broadcast_to(np.asarray(values, float).reshape(28, -1), (28, images))
+    table = pd.DataFrame(matrix, FUNCTIONS).rename_axis("op").reset_index()
+    table = table.melt("op", var_name="image", value_name="s_pri")
     return Result("claim6_transformations", {"scores": table.assign(variant=variant)}, {}, None)
 
 
-RISING = 0.3 + 0.001 * np.arange(50)
-FIRST = {op: claim6_transformations.twins(op)[0] for op in range(50)}
-FUNCTIONS = sorted(set(FIRST.values()))
+RISING = 0.3 + 0.001 * np.arange(28)
 
 
 def test_ids_of_one_function():
@@ -451,14 +452,13 @@ def test_ids_of_one_function():
 
 
 def test_scores_that_do_not_vary_over_images_have_sure_ranks():
-    order = np.random.default_rng(0).permutation(FUNCTIONS)  # lowest score first
-    rising = dict(zip(order, RISING, strict=False))
-    table = claim6_transformations.ranking(scores_of([rising[FIRST[op]] for op in range(50)]))
-    assert list(table.index) == list(order)
+    order = np.random.default_rng(0).permutation(28)  # of places, lowest score first
+    table = claim6_transformations.ranking(scores_of(RISING[order.argsort()]))
+    assert list(table.index) == [FUNCTIONS[place] for place in order]
     for column in ("rank", "rank low", "rank high"):
         assert table[column].tolist() == list(range(1, 29))
     for column in ("s_pri", "low", "high"):
-        assert table[column].to_numpy() == pytest.approx(RISING[:28])
+        assert table[column].to_numpy() == pytest.approx(RISING)
     assert table["in top five"].tolist() == [1] * 5 + [0] * 23
     assert (table["n"] == 6).all()
     assert table.loc[24, "same as"] == "42, 43, 48"
@@ -467,7 +467,7 @@ def test_scores_that_do_not_vary_over_images_have_sure_ranks():
 
 
 def test_two_that_change_places_between_images_share_their_ranks():
-    matrix = np.tile(RISING[[FIRST[op] for op in range(50)], None], 6)
+    matrix = np.tile(RISING[:, None], 6)
     matrix[[4, 5]] = [[0.304, 0.3045] * 3, [0.3046, 0.304] * 3]
     table = claim6_transformations.ranking(scores_of(matrix))
     assert table.loc[[4, 5], "rank"].tolist() == [5, 6]
@@ -477,20 +477,12 @@ def test_two_that_change_places_between_images_share_their_ranks():
     assert table.loc[4, "low"] < table.loc[4, "s_pri"] < table.loc[4, "high"]
 
 
-def test_a_function_has_the_mean_score_of_its_ids():
-    table = claim6_transformations.ranking(scores_of(RISING))
-    assert sorted(table.index) == FUNCTIONS
-    for ids in (EQUALIZE, SHIFTS, [28, 39], [3]):
-        assert table.loc[ids[0], "s_pri"] == pytest.approx(RISING[ids].mean())
-
-
 def test_a_variant_is_ranked_alone():
     both = scores_of(RISING)
     rows = scores_of(RISING[::-1], variant="code").tables["scores"]
     both.tables["scores"] = pd.concat([both.tables["scores"], rows])
-    assert claim6_transformations.ranking(both).index[0] == 1  # 0, 29 and 47 are one function
-    highest = claim6_transformations.ranking(both, "code").index[-1]
-    assert highest == claim6_transformations.ranking(both).index[0]
+    assert claim6_transformations.ranking(both).index[0] == FUNCTIONS[0]
+    assert claim6_transformations.ranking(both, "code").index[0] == FUNCTIONS[-1]
 
 
 def test_the_published_five():
@@ -500,8 +492,7 @@ def test_the_published_five():
 
 
 def test_overlap_with_chance():
-    ours = RISING.copy()
-    ours[[3, 15, 18, 26, 1]] = 0.1
+    ours = np.where(np.isin(FUNCTIONS, [3, 15, 18, 26, 1]), 0.1, RISING)
     published = {"paper": [3, 15, 18, 26, 1], "replication": [1, 3, 15, 18, 21], "nobody": [40, 37, 42, 20, 0]}
     table = claim6_transformations.overlap(scores_of(ours), published)
     assert table["shared with ours"].tolist() == ["1, 3, 15, 18, 26", "1, 3, 15, 18", "none"]
@@ -512,27 +503,14 @@ def test_overlap_with_chance():
 
 
 def test_another_id_of_a_function_is_shared_too():
-    ours = RISING.copy()
-    ours[SHIFTS] = 0.1
+    ours = np.where(np.equal(FUNCTIONS, SHIFTS[0]), 0.1, RISING)
     table = claim6_transformations.overlap(scores_of(ours), {"somebody": [SHIFTS[-1], 40, 37, 20, 38]})
     assert table["shared with ours"].tolist() == [str(SHIFTS[0])]
 
 
-def test_duplicates_show_the_spread_of_one_function():
-    table = claim6_transformations.duplicates(scores_of(RISING))
-    assert table.loc["equalize 2", "ids"] == ", ".join(map(str, EQUALIZE))
-    assert table.loc["equalize 2", ["lowest", "highest"]].tolist() == pytest.approx([0.309, 0.346])
-    ids = [int(op) for text in table["ids"] for op in text.split(", ")]
-    assert len(ids) == len(set(ids))
-    assert set(ids) == {op for op in range(50) if len(claim6_transformations.twins(op)) > 1}
-    # 27 functions and the identity are 28 groups of the 50 ids; the rest have one id each.
-    assert 50 - len(ids) + len(table) == 28
-
-
 def test_the_replications_scores_are_beside_ours_of_the_same_variant():
     both = claim6_transformations.beside_replication(scores_of(RISING, variant="code"), "Figure 6a")
-    expected = [RISING[claim6_transformations.twins(op)].mean() for op in FUNCTIONS]
-    assert both["ours"].to_numpy() == pytest.approx(expected)
+    assert both["ours"].to_numpy() == pytest.approx(RISING)
     assert both.loc[3, "replication"] == 0.274
     printed = reported(source="replication", table_or_figure="Figure 6a", metric="S_pri").set_index("policy_or_defense")
     of_equalize = [float(printed.loc[str(op), "value"]) for op in EQUALIZE]
@@ -542,24 +520,35 @@ def test_the_replications_scores_are_beside_ours_of_the_same_variant():
 
 
 @pytest.fixture(scope="module")
-def fifty(kept):
+def ranked(kept):
     return claim6_transformations.run(TINY, kept)
 
 
-def test_claim_6_scores_every_id_in_both_variants(fifty, kept):
-    table = fifty.tables["scores"]
-    assert len(table) == 2 * 50 * 2
+def test_claim_6_scores_every_function_in_both_variants(ranked, kept):
+    table = ranked.tables["scores"]
+    assert len(table) == 2 * 28 * 2
     for variant, unit in claim6_transformations.scores(TINY).items():
         wide = claim6_transformations.wide(table, variant)
         by_hand = scored(unit, kept, CPU)["scores"].double().numpy()
-        by_id = table[table["variant"] == variant].pivot(index="op", columns="image", values="s_pri")
-        np.testing.assert_allclose(by_id.to_numpy(), by_hand)
-        np.testing.assert_allclose(by_id.loc[28], by_id.loc[39], atol=1e-5)
-        np.testing.assert_allclose(wide.loc[9], by_hand[EQUALIZE].mean(0))
+        assert list(wide.index) == FUNCTIONS
+        np.testing.assert_allclose(wide.loc[list(map(int, unit.policies))], by_hand)
     names = table.set_index("op")["function"].to_dict()
-    assert names == {op: Policy((op,)).names() for op in range(50)}
-    assert fifty.facts.items() >= {"images": 2, "steps": 0, "epochs": TINY.semi_epochs, "fraction": 0.002}.items()
-    assert fifty.verdict.status == "cannot tell"
+    assert names == {op: Policy((op,)).names() for op in FUNCTIONS}
+    assert ranked.facts.items() >= {"images": 2, "steps": 0, "epochs": TINY.semi_epochs, "fraction": 0.002}.items()
+    assert ranked.verdict.status == "cannot tell"
+
+
+def test_at_laptop_five_hundred_images_are_scored_unless_a_user_chose_otherwise():
+    def scored_images(**given):
+        return {
+            unit.images
+            for unit in claim6_transformations.scores(claim6_transformations.own(settings(**given))).values()
+        }
+
+    assert scored_images(profile="laptop", dataset="cifar10") == {500}
+    assert scored_images(profile="laptop", dataset="cifar10", score_images=9) == {9}
+    assert scored_images(profile="laptop", dataset="shapes") == {32}
+    assert scored_images(profile="full", dataset="cifar10") == {100}
 
 
 INITIAL = dataclasses.replace(TINY, regime="initial", attacked="lenet", attack="annealed-lenet", score_images=2)
@@ -588,7 +577,7 @@ def test_scores_that_rank_functions_as_the_attack_does_agree_and_reversed_ones_d
         for i in range(3)
     ]
     attacks = pd.DataFrame(rows).assign(floor_policy=9.0, rank_target=1)
-    matrix = np.array([gain[ops.index(FIRST[op]), :2] for op in range(50)])
+    matrix = np.array([gain[ops.index(op), :2] for op in FUNCTIONS])
     scores = scores_of(matrix, images=2).tables["scores"]
     result = Result("claim6_transformations", {"scores": scores, "attacks": attacks}, {}, None)
     table = claim6_transformations.agreement(result)
@@ -599,13 +588,13 @@ def test_scores_that_rank_functions_as_the_attack_does_agree_and_reversed_ones_d
     assert claim6_transformations.success(result).index.tolist() == list(ops)
 
 
-def test_extension_2_of_embedded_images_is_claim_6s_second_variant(fifty, kept):
+def test_extension_2_of_embedded_images_is_claim_6s_second_variant(ranked, kept):
     made = []
     result = ext2_transformations_tinyimagenet.run(TINY, Store(kept.root, say=made.append))
     assert made == []
     assert ext2_transformations_tinyimagenet.units(TINY) == {"code": claim6_transformations.scores(TINY)["code"]}
     assert (result.page, result.facts["dataset"]) == ("ext2_transformations_tinyimagenet", "shapes")
-    ours, theirs = (r.tables["scores"].query("variant == 'code'") for r in (result, fifty))
+    ours, theirs = (r.tables["scores"].query("variant == 'code'") for r in (result, ranked))
     pd.testing.assert_frame_equal(ours.reset_index(drop=True), theirs.reset_index(drop=True))
 
 
@@ -633,8 +622,8 @@ def texts(axis):
 
 
 @pytest.mark.usefixtures("drawn")
-def test_the_ranking_is_drawn_lowest_on_the_left_with_doing_nothing_as_a_line(fifty):
-    table = claim6_transformations.ranking(fifty)
+def test_the_ranking_is_drawn_lowest_on_the_left_with_doing_nothing_as_a_line(ranked):
+    table = claim6_transformations.ranking(ranked)
     (axis,) = plots.ranking(table, reference=0.4).axes
     assert [label.get_text() for label in axis.get_xticklabels()] == [str(op) for op in table.index]
     assert axis.get_ylabel() == "privacy score, lower is more private"

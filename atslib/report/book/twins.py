@@ -16,13 +16,12 @@ import pandas as pd
 from atslib.measures.statistics import pearson
 from atslib.models import build_model
 from atslib.policies.operations import OPS
-from atslib.policies.policy import IDENTITIES
 from atslib.report.book.answers import stored
 from atslib.report.pages import ext7_general_leakage
 from atslib.report.pages.claim1_defenses import DEFENSES
 from atslib.report.pages.claim2_generality import PAPER_ROWS
 from atslib.report.pages.claim5_semantics import PUBLISHED
-from atslib.report.pages.claim6_transformations import wide
+from atslib.report.pages.claim6_transformations import NOTHING, first_id, wide
 from atslib.report.pages.claim7_correlation import matrices
 from atslib.report.reported import policy_label, reported
 from atslib.report.result import NO_POLICY
@@ -159,8 +158,8 @@ def wanted(row: pd.Series) -> dict[str, list]:
     if metric.startswith("PSNR"):
         keys["attack"] = [PRESETS.get(row["attack"], "adam-cosine-tv")]
     if metric == "S_pri" and (name.isdigit() or name == NO_POLICY):
-        # Without a transformation: the two that do nothing, by the variant of the score that the search goes by.
-        keys["op"] = [int(name)] if name.isdigit() else list(IDENTITIES)
+        # Of each function the first id; without a transformation the variant of the score that the search goes by.
+        keys["op"] = [first_id(int(name)) if name.isdigit() else NOTHING]
         keys["variant"] = ["code" if name.isdigit() else "fixed"]
     if image := re.search(r"_image(\d+)", metric):
         keys["image"] = [int(image[1])]

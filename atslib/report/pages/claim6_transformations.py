@@ -6,13 +6,14 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from atslib.data.load import is_drawn
 from atslib.measures.statistics import chance, correlation_interval, interval, spearman
 from atslib.policies.policy import CANONICAL, IDENTITIES, Policy
 from atslib.report.reported import reported
 from atslib.report.result import Result, Verdict
 from atslib.report.units.networks import Unit, device_of, semi_trained, victim
 from atslib.report.units.scoring import ScoreUnit, scored
-from atslib.report.units.settings import Settings
+from atslib.report.units.settings import PROFILES, Settings
 from atslib.report.units.table1 import RANDOM, SEARCHED
 from atslib.report.units.tables import attack_rows, provenance
 from atslib.report.units.units import AttackUnit, attack_unit
@@ -20,7 +21,7 @@ from atslib.store import Store
 
 PAGE = "claim6_transformations"
 VARIANTS = ("fixed", "code")  # of the score; the published numbers are of the second
-EVERY = tuple(str(op) for op in range(50))
+SCORED = 500  # images of profile laptop behind each score
 NOTHING = IDENTITIES[0]
 FUNCTIONS = (NOTHING, *(op for op in range(50) if CANONICAL[op] == op))  # the first id of each
 ATTACKED = 64  # images under each
@@ -36,9 +37,17 @@ BUILT = {
 }
 
 
+def own(settings: Settings) -> Settings:
+    """The settings with the page's number of scored images at laptop; what a user has changed stays."""
+    given = settings.score_images != PROFILES[settings.profile]["score_images"]
+    if settings.profile != "laptop" or given or is_drawn(settings.dataset):
+        return settings
+    return dataclasses.replace(settings, score_images=SCORED)
+
+
 def units(settings: Settings) -> dict[str, Unit]:
-    """All that the page needs: scores of the 50 by variant, those of the builder's `policies`, and `attacks`."""
-    singles = scores(settings)
+    """All that the page needs: scores by variant, those of the builder's `policies`, and `attacks`."""
+    singles = scores(own(settings))
     return singles | {"policies": dataclasses.replace(singles["fixed"], policies=tuple(BUILT))} | attacks(settings)
 
 
@@ -49,20 +58,19 @@ def attacks(settings: Settings) -> dict[str, AttackUnit | ScoreUnit]:
     """
     if settings.regime != "initial":
         return {}
-    own = dataclasses.replace(settings, images=min(ATTACKED, settings.images))
-    singles = {str(op): attack_unit(own, str(op)) for op in FUNCTIONS}
-    policies = tuple(str(op) for op in FUNCTIONS)
-    score = dataclasses.replace(scores(settings)["fixed"], model=victim(settings), policies=policies, images=own.images)
+    few = dataclasses.replace(settings, images=min(ATTACKED, settings.images))
+    singles = {str(op): attack_unit(few, str(op)) for op in FUNCTIONS}
+    score = dataclasses.replace(scores(settings)["fixed"], model=victim(settings), images=few.images)
     return singles | {"attacked": score}
 
 
 def scores(settings: Settings, variants: Sequence[str] = VARIANTS) -> dict[str, ScoreUnit]:
-    """The scores of all 50, by the score's variant."""
+    """The scores of all distinct functions, each by its first id, by the score's variant."""
     model = semi_trained(settings)
     return {
         variant: ScoreUnit(
             model=model,
-            policies=EVERY,
+            policies=tuple(map(str, FUNCTIONS)),
             images=settings.score_images,
             points=settings.score_points,
             variant=variant,
@@ -106,12 +114,12 @@ def transformations_verdict(scores: pd.DataFrame, named: Sequence[int], source: 
 
 
 def run(settings: Settings, store: Store) -> Result:
-    """Score the 50 transformations, and attack every function alone where attacks work.
+    """Score every function, and attack it alone where attacks work.
 
-    Tables: `scores`, one row per variant, transformation and image, and that of `attacked_alone`.
+    Tables: `scores`, one row per variant, function (`op`, its first id) and image, and that of `attacked_alone`.
     """
     named = named_five("ats", "Figure 5")
-    result = measure(settings, store, PAGE, VARIANTS, named, "paper")
+    result = measure(own(settings), store, PAGE, VARIANTS, named, "paper")
     return dataclasses.replace(result, tables=result.tables | attacked_alone(settings, store))
 
 
@@ -132,7 +140,7 @@ def measure(
     device, tables = device_of(settings.device), []
     for variant, unit in scores(settings, variants).items():
         artifact = scored(unit, store, device)
-        rows = pd.DataFrame(artifact["scores"].double().numpy()).rename_axis("op").reset_index()
+        rows = pd.DataFrame(artifact["scores"].double().numpy(), FUNCTIONS).rename_axis("op").reset_index()
         rows = rows.melt("op", var_name="image", value_name="s_pri")
         tables.append(rows.assign(variant=variant, function=[Policy((op,)).names() for op in rows["op"]]))
     table = pd.concat(tables, ignore_index=True)
@@ -159,9 +167,8 @@ def twins(op: int) -> list[int]:
 
 
 def wide(table: pd.DataFrame, variant: str) -> pd.DataFrame:
-    """Scores of one variant: a row per function, the mean over its ids, by the first; a column per image."""
-    rows = table[table["variant"] == variant]
-    return rows.assign(op=rows["op"].map(first_id)).pivot_table(index="op", columns="image", values="s_pri")
+    """Scores of one variant: one row per function, one column per image."""
+    return table[table["variant"] == variant].pivot(index="op", columns="image", values="s_pri")
 
 
 def means(result: Result) -> pd.Series:
@@ -207,23 +214,6 @@ def overlap(result: Result, published: dict[str, Sequence[int]]) -> pd.DataFrame
     return pd.DataFrame(rows).T.rename_axis("source")
 
 
-def duplicates(result: Result) -> pd.DataFrame:
-    """Spread of the mean score among ids of one function: noise that no ranking of ids can get below."""
-    table = result.tables["scores"]
-    scores = table[table["variant"] == table["variant"].iloc[0]].groupby("op")["s_pri"].mean()
-    groups = {tuple(twins(op)) for op in scores.index}
-    rows = {
-        Policy((group[0],)).names(): {
-            "ids": ", ".join(map(str, group)),
-            "lowest": scores[list(group)].min(),
-            "highest": scores[list(group)].max(),
-        }
-        for group in sorted(groups)
-        if len(group) > 1
-    }
-    return pd.DataFrame(rows).T.rename_axis("function")
-
-
 def beside_replication(result: Result, figure: str, variant: str = "code") -> pd.DataFrame:
     """Mean score of each function, ours (variant "code") and the replication's, read off its figure: mean over ids."""
     rows = reported(source="replication", table_or_figure=figure, metric="S_pri")
@@ -240,7 +230,8 @@ def success(result: Result) -> pd.DataFrame:
     """
     attacks = result.tables["attacks"]
     table = attacks.groupby("op")[["s_pri attacked", "psnr", "floor_policy", "gain"]].mean()
-    table.insert(0, "s_pri semi-trained", wide(result.tables["scores"], "fixed").mean(axis=1))
+    semi = wide(result.tables["scores"], "fixed")
+    table.insert(0, "s_pri semi-trained", semi[semi.columns.intersection(attacks["image"].unique())].mean(axis=1))
     table["found"] = (attacks["rank_target"] == 1).groupby(attacks["op"]).mean()
     table.insert(0, "function", [Policy((op,)).names() for op in table.index])
     words = {"s_pri semi-trained": "score, semi-trained", "s_pri attacked": "score, attacked network"}

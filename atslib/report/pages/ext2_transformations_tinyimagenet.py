@@ -11,11 +11,11 @@ VARIANTS = ("code",)  # what there is to compare with is of this variant
 
 
 def units(settings: Settings) -> dict[str, ScoreUnit]:
-    """The scores of all 50."""
+    """The scores of every function."""
     return claim6_transformations.scores(ext1_tinyimagenet.own(settings), VARIANTS)
 
 
 def run(settings: Settings, store: Store) -> Result:
-    """Score the 50 transformations. Table `scores`: one row per transformation and image."""
+    """Score every function. Table `scores`: one row per function (`op`, its first id) and image."""
     named = claim6_transformations.named_five("replication", "Figure 6c")
     return claim6_transformations.measure(ext1_tinyimagenet.own(settings), store, PAGE, VARIANTS, named, "replication")
