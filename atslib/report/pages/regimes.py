@@ -44,7 +44,7 @@ def cells(settings: Settings) -> dict[Cell, tuple[str, ...]]:
     wide = shared | {"model": "convnet-64" if full else "convnet-16", "attack": "annealed-convnet"}
     small = shared | {"model": "lenet", "attack": "annealed-lenet", "steps": 300, "draws": 3}  # the cheapest
     untrained = [Cell(regime="initial", **net) for net in (small, wide, deep)]
-    few = {"images": settings.images if full else min(FEW, settings.images), "draws": 1}
+    few = {"images": settings.images if full else min(FEW, settings.images)}
     longer = deep | {"steps": 300, "draws": 1}
     end = Cell(regime="trained", **longer)
     early = {Cell(regime="early", step=s, **deep | few): STAGED for s in STAGES if s < end.steps_trained}
