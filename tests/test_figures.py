@@ -150,7 +150,7 @@ def test_the_html_is_whole_small_and_asks_for_nothing(drawn_figures, kind):
 
 
 def test_a_representation_is_the_same_in_each_run(drawn_figures):
-    words = ["Ranking of 50 transformations", "Policy builder with 57 scored policies", "Scatter of 6 policies"]
+    words = ["Ranking of 28 transformations", "Policy builder with 35 scored policies", "Scatter of 6 policies"]
     assert [repr(getattr(drawn_figures, kind)) for kind in KINDS] == words
     again = drawn_figures.ranking
     assert Figure("ranking", again.payload, again.still, again.alt)._repr_html_() == again._repr_html_()
