@@ -80,7 +80,7 @@ def test_the_builder_has_its_images_and_every_scored_curve(drawn_figures):
 def test_of_each_built_policy_its_beginnings_are_scored_too():
     for policy in map(Policy.parse, claim6_transformations.BUILT):
         for length in range(len(policy.ids)):
-            assert length == 1 or str(Policy(policy.ids[:length])) in claim6_transformations.BUILT
+            assert str(Policy(policy.ids[:length])) in {*claim6_transformations.BUILT, *map(str, range(50))}
 
 
 def test_the_builders_still_shows_each_step(drawn_figures):

@@ -428,8 +428,6 @@ def test_the_published_correlations():
 # Of the authors' table: levels do not matter to equalize, and four shifts are by as much.
 EQUALIZE = [9, 16, 17, 22, 30, 32, 33, 35, 46]
 SHIFTS = [24, 42, 43, 48]
-
-
 FUNCTIONS = sorted({min(claim6_transformations.twins(op)) for op in range(50)})
 
 
@@ -512,6 +510,7 @@ def test_the_replications_scores_are_beside_ours_of_the_same_variant():
     both = claim6_transformations.beside_replication(scores_of(RISING, variant="code"), "Figure 6a")
     assert both["ours"].to_numpy() == pytest.approx(RISING)
     assert both.loc[3, "replication"] == 0.274
+    assert both.loc[0, "replication"] == pytest.approx((0.352 + 0.364 + 0.362) / 3)  # ids 0, 29 and 47
     printed = reported(source="replication", table_or_figure="Figure 6a", metric="S_pri").set_index("policy_or_defense")
     of_equalize = [float(printed.loc[str(op), "value"]) for op in EQUALIZE]
     assert both.loc[9, "replication"] == pytest.approx(np.mean(of_equalize))

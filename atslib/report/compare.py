@@ -65,12 +65,12 @@ def comparison(
 def differences(
     attacks: pd.DataFrame, base: str = NO_POLICY, *, by: str = "policy", within: Sequence[str] = ()
 ) -> pd.DataFrame:
-    """Each group minus the base, the undefended one, on the same images: PSNR and gain in dB with 95 % intervals.
+    """Each group minus the base on the same images: PSNR and gain in dB with 95 % intervals.
 
     Below 0: harder to attack. The gain leaves out what a policy does to the floor itself.
 
     Args:
-        base: the group that the others are compared with.
+        base: the group that the others are compared with, by default the undefended one.
         by: the column that names the groups.
         within: columns, such as the network, whose values are compared among themselves only.
     """

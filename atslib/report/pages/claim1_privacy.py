@@ -131,15 +131,12 @@ def blocks(result: Result) -> pd.DataFrame:
     accuracy is that of the short training of a network of this family, where there is one.
     """
 
-    def rows_of(key: tuple[str, str, str]) -> pd.DataFrame:
-        return published_rows(block(*key[:2])[0], key[2], random=OF_TEN)
-
     attacks = _by_block(result, result.tables["random"])
     accuracy = result.tables.get("blocks_accuracy", pd.DataFrame())
     if len(accuracy):
         attacked = {family(model): model for model in attacks["model"]}
         accuracy = accuracy.assign(model=accuracy["model"].map(family).map(attacked))
-    return compare.comparison(result, list(table1.KEYS), rows_of, attacks=attacks, accuracy=accuracy)
+    return compare.comparison(result, list(table1.KEYS), _published, attacks=attacks, accuracy=accuracy)
 
 
 def block_differences(result: Result) -> pd.DataFrame:
@@ -160,18 +157,21 @@ def searched_minus_random(result: Result) -> pd.DataFrame:
     attacks = attacks[~attacks["policy"].isin([NO_POLICY, table1.RANDOM])]
     table = compare.differences(attacks, OF_TEN, within=table1.KEYS[:2])
 
-    def printed(name: str, model: str, policy: str) -> float:
-        paper = [published_rows(block(name, model)[0], each, random=OF_TEN) for each in (policy, OF_TEN)]
-        own, random = (compare.published(rows)["paper PSNR"] for rows in paper)
-        return own - random
+    def printed(key: tuple[str, str, str]) -> float:
+        return compare.published(_published(key))["paper PSNR"]
 
     words = {value: [compare.interval(row, "") for _, row in table[value].iterrows()] for value in ("gain", "psnr")}
     means = attacks.groupby(list(table1.KEYS))["gain"].mean()
     ten = result.tables["random"].groupby(list(table1.KEYS))["gain"].mean()
     words["lower"] = [f"{(ten.loc[key[:2]] < means[key]).sum()} of {len(ten.loc[key[:2]])}" for key in table.index]
-    words["paper"] = [f"{printed(*key):+.1f}" for key in table.index]
+    words["paper"] = [f"{printed(key) - printed((*key[:2], OF_TEN)):+.1f}" for key in table.index]
     names = {"lower": "random ones below it", "psnr": "PSNR, dB", "paper": "paper's PSNR, dB"}
     return pd.DataFrame(words, index=table.index).rename(columns=names)
+
+
+def _published(key: tuple[str, str, str]) -> pd.DataFrame:
+    """What both publications print of a data set, network and policy in Table 1."""
+    return published_rows(block(*key[:2])[0], key[2], random=OF_TEN)
 
 
 def _mean_of_ten(result: Result) -> pd.DataFrame:

@@ -13,7 +13,7 @@ from atslib.report.reported import reported
 from atslib.report.result import Result, Verdict
 from atslib.report.units.networks import Unit, device_of, semi_trained, victim
 from atslib.report.units.scoring import ScoreUnit, scored
-from atslib.report.units.settings import PROFILES, Settings
+from atslib.report.units.settings import Settings, unless_changed
 from atslib.report.units.table1 import RANDOM, SEARCHED
 from atslib.report.units.tables import attack_rows, provenance
 from atslib.report.units.units import AttackUnit, attack_unit
@@ -39,10 +39,9 @@ BUILT = {
 
 def own(settings: Settings) -> Settings:
     """The settings with the page's number of scored images at laptop; what a user has changed stays."""
-    given = settings.score_images != PROFILES[settings.profile]["score_images"]
-    if settings.profile != "laptop" or given or is_drawn(settings.dataset):
+    if settings.profile != "laptop" or is_drawn(settings.dataset):
         return settings
-    return dataclasses.replace(settings, score_images=SCORED)
+    return unless_changed(settings, score_images=SCORED)
 
 
 def units(settings: Settings) -> dict[str, Unit]:

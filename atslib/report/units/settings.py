@@ -143,6 +143,12 @@ _FEWER = {
 _SHAPES = {"laptop": _FEWER}
 
 
+def unless_changed(own: Settings, **values: float | int) -> Settings:
+    """The settings with these values in place of the profile's; what a user has changed stays."""
+    usual = PROFILES[own.profile]
+    return dataclasses.replace(own, **{name: v for name, v in values.items() if getattr(own, name) == usual[name]})
+
+
 def settings(parameters: Mapping[str, object] | None = None, /, **more: object) -> Settings:
     """Settings from a notebook's variables, or from keywords; None means the profile's value.
 

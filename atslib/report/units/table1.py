@@ -11,7 +11,7 @@ from atslib.errors import AtsError
 from atslib.policies.policy import sample_functions
 from atslib.report.reported import policy_label, reported
 from atslib.report.units.networks import ModelUnit, dataset, model_unit
-from atslib.report.units.settings import PROFILES, Settings
+from atslib.report.units.settings import Settings, unless_changed
 from atslib.report.units.tables import label
 from atslib.report.units.units import AttackUnit, attack_unit
 from atslib.rng import rng
@@ -64,8 +64,7 @@ def relocated(settings: Settings, name: str, embedded: str, **less: float | int)
         if available(name, "train") and available(name, "test"):  # damaged: for its owner to see
             raise
         return dataclasses.replace(settings, dataset=embedded)
-    unchanged = {k: v for k, v in less.items() if getattr(settings, k) == PROFILES[settings.profile][k]}
-    return dataclasses.replace(settings, dataset=name, **unchanged)
+    return dataclasses.replace(unless_changed(settings, **less), dataset=name)
 
 
 def family(model: str) -> str:
