@@ -5,6 +5,7 @@ import json
 import random
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from checks import refused
@@ -83,32 +84,33 @@ def test_the_seed_draws_units_and_parts_within_the_time(kept, tmp_path):
 
 
 def off_by(decibels, tmp_path, **changes):
-    """What an audit finds where an archived attack was better by so many dB than it is here."""
-    unit, store = attack_unit(TINY, HYBRID, **changes), Store(tmp_path / "store")
-    made = unit.make(store, CPU).tensors
-    changed = Store(tmp_path / "changed")
+    """What an audit finds where two archived attacks were better by so many dB than they are here."""
+    units = [attack_unit(TINY, HYBRID, seed=seed, **changes) for seed in (0, 1)]
+    store, changed = Store(tmp_path / "store"), Store(tmp_path / "changed")
+    for unit, off in zip(units, decibels, strict=True):
+        made = unit.make(store, CPU).tensors
+        changed.get(unit.kind, unit, lambda state, made=made, off=off: made | {"psnr": made["psnr"] + off})
     model = store.get("model", unit.model, pytest.fail).tensors
     changed.get("model", unit.model, lambda state: model)
-    changed.get(unit.kind, unit, lambda state: made | {"psnr": made["psnr"] + decibels})
     archive = Archive(tmp_path / "units")
     archive.write(changed, embedded=True)
     said = []
     seen = Store(tmp_path / "unused", say=said.append)
     audited = audit(archive, seed=5, minutes=1, device="cpu", jobs=1, store=seen)
     assert not seen.root.exists()
-    assert said[0] == "audit: seed 5; parts of 2 units are computed again, for about 1 minutes"
+    assert said[0] == "audit: seed 5; parts of 3 units are computed again, for about 1 minutes"
     return audited
 
 
 @pytest.mark.parametrize("changes", [{}, {"attack": ThroughPolicy(inner=SHORT), "threat": KNOWING}])
 def test_an_audit_finds_the_archive_equal(tmp_path, changes):
-    audited = off_by(0.0, tmp_path, **changes)
+    audited = off_by((0.0, 0.0), tmp_path, **changes)
     assert {row["kind"] for row in audited["rows"]} == {"attack", "tested"}
     attacks, accuracies = summaries(audited)
-    assert attacks.startswith("attacks: 4 numbers of 1 units, ")
-    assert attacks.endswith("; equal by the bound of 0.05 dB, which is for two devices of one kind")
-    numbers = "1 numbers of 1 units, +0.0000 points in the mean, standard deviation 0.0000, largest 0.0000"
-    assert accuracies == f"accuracies of stored networks: {numbers}"
+    assert attacks.startswith("attacks: 8 numbers of 2 units, ")
+    assert "; equal by the bound of 0.05 dB, which is for two devices of one kind: " in attacks
+    numbers = "1 numbers of 1 units, +0.0000 points in the mean, +0.0000 in the median, standard deviation 0.0000"
+    assert accuracies == f"accuracies of stored networks: {numbers}, largest 0.0000"
     write_audit(audited, tmp_path)
     page = audit_page(tmp_path)
     assert "with seed 5, was made on CPU, " in page
@@ -116,15 +118,24 @@ def test_an_audit_finds_the_archive_equal(tmp_path, changes):
     assert all(row["title"] in page for row in audited["rows"])
 
 
-def test_an_audit_says_that_the_archive_is_off(tmp_path):
-    attacks, _ = summaries(off_by(0.2, tmp_path))
-    assert "-0.2" in attacks
-    assert "**not equal** by the bound of 0.05 dB" in attacks
+@pytest.mark.parametrize(
+    ("decibels", "words"),
+    [((0.2, 0.2), "**not equal**"), ((-0.2, -0.2), "**not equal**"), ((0.4, 0.0), "*cannot tell* whether equal")],
+)
+def test_an_audit_says_that_the_archive_is_off(tmp_path, decibels, words):
+    attacks, _ = summaries(off_by(decibels, tmp_path))
+    assert f"; {words} by the bound of 0.05 dB" in attacks
+    assert f"{-np.mean(decibels):+.2f}" in attacks
+
+
+def test_attacks_of_one_unit_cannot_be_told_equal():
+    (line,) = summaries({"rows": [{"key": "one", "kind": "attack", "off": [0.0] * 40}]})
+    assert "; *cannot tell* whether equal by the bound" in line
 
 
 def test_one_sided_divergence_is_counted_apart():
-    rows = [{"kind": "attack", "off": [0.01, float("nan"), -0.01], "title": "t", "device": "CPU"}]
-    (line,) = summaries({"rows": rows})
+    off = [0.01, float("nan"), -0.01]
+    (line,) = summaries({"rows": [{"key": "one", "kind": "attack", "off": off}]})
     assert "3 numbers of 1 units, +0.0000 dB in the mean" in line
     assert "and 1 that diverged on one side only" in line
 

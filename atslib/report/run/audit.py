@@ -18,6 +18,7 @@ from torch import Tensor
 
 from atslib.attacks.learned import Learned
 from atslib.clients.training import evaluate
+from atslib.measures.statistics import interval
 from atslib.report.run.schedule import compute, duration
 from atslib.report.run.workers import at_once
 from atslib.report.units.archive import Archive, unit_of
@@ -28,7 +29,7 @@ from atslib.report.units.sweep import SweepScores, SweepUnit
 from atslib.report.units.units import AttackUnit
 from atslib.store import Store, write_atomically
 
-EQUAL_DB = 0.05  # the mean difference up to which attacks count as equal on the same kind of device
+EQUAL_DB = 0.05  # the mean difference up to which attacks count as equal on the same kind of device; see `verdict`
 PART = 4  # images of an attack or of a score, and policies of a score, that are computed again
 DRAWN = ("gaussian", "laplace", "dp", "precode", "mixup")  # defenses that draw for all images together
 UNITS = {
@@ -175,23 +176,40 @@ def processor() -> str:
 
 
 def summaries(outcome: dict) -> list[str]:
-    """One sentence per kind: how many numbers, how far off in the mean, the spread, whether that counts as equal."""
+    """One sentence per kind: how many numbers, how far off in the mean, the spread, and for attacks `verdict`."""
     lines = []
     for kind, unit in UNITS.items():
-        rows = [row for row in outcome["rows"] if row["kind"] == kind]
-        off = np.array([value for row in rows for value in row["off"]])
-        if not len(off):
+        rows = {row["key"]: row["off"] for row in outcome["rows"] if row["kind"] == kind}
+        if not rows:
             continue
+        off, units = np.concatenate(list(rows.values())), np.repeat(list(rows), list(map(len, rows.values())))
         finite = off[np.isfinite(off)]
         text = f"{WORDS[kind]}: {len(off)} numbers of {len(rows)} units, {finite.mean():+.4f} {unit} in the mean, "
+        text += f"{np.median(finite):+.4f} in the median, "
         text += f"standard deviation {finite.std():.4f}, largest {np.abs(finite).max():.4f}"
         if len(finite) < len(off):
             text += f", and {len(off) - len(finite)} that diverged on one side only"
-        if kind == "attack":
-            equal = "equal" if abs(finite.mean()) <= EQUAL_DB else "**not equal**"
-            text += f"; {equal} by the bound of {EQUAL_DB} dB, which is for two devices of one kind"
-        lines.append(text)
+        lines.append(text + (f"; {verdict(finite, units[np.isfinite(off)])}" if kind == "attack" else ""))
     return lines
+
+
+def verdict(off: np.ndarray, units: np.ndarray) -> str:
+    """Whether attacks are equal to the archive's, in words, by the 95 % interval of the mean over units.
+
+    Equal: the interval lies inside the bound; not equal: outside; else it cannot be told.
+
+    Args:
+        off: now minus before, in dB, one number per image.
+        units: the unit that each belongs to.
+    """
+    low, high = interval(off, units)
+    words = "*cannot tell* whether equal"
+    if max(-low, high) <= EQUAL_DB:
+        words = "equal"
+    elif max(low, -high) > EQUAL_DB:
+        words = "**not equal**"
+    between = f"the mean over units lies between {low:+.4f} and {high:+.4f} dB (95 %)"
+    return f"{words} by the bound of {EQUAL_DB} dB, which is for two devices of one kind: {between}"
 
 
 def write_audit(outcome: dict, results: Path) -> None:
@@ -205,7 +223,9 @@ def audit_page(results: Path) -> str:
     head = (
         "# Audit\n\nThe evidence behind the pages lies in `results/units/`. `make report` checks all its hashes\n"
         "and computes a random sample again on the machine at hand, from the stored networks: another\n"
-        "one at every run.\n\n"
+        "one at every run. Another processor rounds otherwise, and an attack can make decibels of that in a single\n"
+        "image; so equal is asked of the mean, with a 95 % interval over units that lies inside the bound, outside or\n"
+        "across it.\n\n"
     )
     file = Path(results) / "audit.json"
     if not file.exists():
