@@ -12,6 +12,8 @@ import yaml
 from docutils import nodes
 
 from atslib.report.book.answers import answers
+from atslib.report.book.costs import costs_page
+from atslib.report.units.archive import Archive
 from atslib.store import project_root
 
 ROOT = project_root()
@@ -131,6 +133,14 @@ def test_the_readme_offers_seconds_first_and_minutes_next_and_says_how_long_each
     opening = README.split("## Run it")[0]
     assert opening.index("For people who ") < opening.index("**The answer so far:**") < opening.index("| Claim |")
     assert "jupyter lab notebooks/explorer.ipynb" in README
+
+
+def test_the_readme_says_how_long_all_evidence_takes():
+    stored = Archive(ROOT / "results/units").entries()
+    hours = sum(line["seconds"] for line in stored.values()) / 3600
+    (said,) = re.findall(r"about (\d+) core-hours from nothing", README)
+    assert hours == pytest.approx(int(said), rel=0.1)
+    assert (BOOK / "costs.md").read_text() == costs_page(ROOT / "results"), "python -m atslib run"
 
 
 @pytest.mark.parametrize("name", ["README.md", *(f"book/{path.name}" for path in sorted(BOOK.glob("*.md")))])

@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from atslib.data.load import is_drawn
+from atslib.report.units.archive import Archive
 from atslib.report.units.networks import Unit
 from atslib.store import Store, write_atomically
 
@@ -75,8 +76,8 @@ on the same CPU ({{doc}}`reproduce`), so that many times the hours of attacks ab
 ## The stored pages
 
 Each unit of work in a process of its own with one thread on a CPU. Units that pages share count for each of them, so
-the sum is more than a run of all takes; as many run at once as there are cores. A busy machine made some of them
-slower.
+the sum is more than a run of all takes: the {stored:,} units of the archive took {hours:.0f} hours, added up. As many
+run at once as there are cores. A busy machine made some of them slower.
 
 {pages}"""
 
@@ -94,8 +95,11 @@ def costs_page(results: Path) -> str:
     cases = rows[rows["benchmark"] == "costs"]
     off = cases.loc[cases["fitted"] == 0, "error"].abs()
     names = {"flop": "FLOP", "number": "activation", "weight": "number in a gradient"}
+    stored = Archive(results / "units").entries()
     words = {
         "pages": pages,
+        "stored": len(stored),
+        "hours": math.fsum(line["seconds"] for line in stored.values()) / 3600,
         "rates": ", ".join(f"{1e9 * rates[name]:.2g} ns per {word}" for name, word in names.items()),
         "errors": f"median {off.median():.0%}, largest {off.max():.0%}, n = {len(off)}",
         "machine": f"{machine['device']}, {str(machine['made'])[:10]}, torch {machine['torch']}",
