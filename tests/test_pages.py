@@ -147,9 +147,12 @@ def test_a_table_says_which_share_of_the_attacks_never_moved_if_any_did():
 
 @pytest.mark.parametrize("count", [1, 8, 12])
 def test_a_sheet_has_a_column_for_each_image_and_no_more(count):
-    pictures = {"original": torch.rand(count, 3, 8, 8), "reconstruction": torch.rand(count, 3, 8, 8)}
-    figure = plots.sheet(pictures)
-    assert [len(axis.images) for axis in figure.axes] == [1] * 2 * count
+    names = ("original", "does not know the policy", "knows the policy, tries all forms in full")
+    figure = plots.sheet({name: torch.rand(count, 3, 8, 8) for name in names})
+    assert [len(axis.images) for axis in figure.axes] == [1] * len(names) * count
+    labels = [text.get_window_extent() for axis in figure.axes for text in axis.texts]
+    assert len(labels) == len(names)
+    assert all(label.x0 >= 0 for label in labels)
     plt.close(figure)
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import textwrap
 from collections.abc import Iterator, Sequence
 
 import matplotlib.pyplot as plt
@@ -51,7 +52,8 @@ def sheet(rows: dict[str, Tensor], *, captions: dict[str, Sequence[str]] | None 
                     axis.imshow(_picture(batch[i]), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
                 if name in captions:
                     axis.set_title(captions[name][i], fontsize=8, pad=2)
-            line[0].text(-0.12, 0.5, name, transform=line[0].transAxes, ha="right", va="center", fontsize=9)
+            words = textwrap.fill(name, 18)  # what fits beside the pictures
+            line[0].text(-0.12, 0.5, words, transform=line[0].transAxes, ha="right", va="center", fontsize=9)
         figure.subplots_adjust(left=1.4 / width, right=0.99, top=0.97, bottom=0.02, wspace=0.06)
     return figure
 
