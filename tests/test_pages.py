@@ -662,7 +662,7 @@ def test_where_untrained_networks_are_attacked_extension_3_changes_weights_or_ki
     for name, preset in (("convnet-16", "annealed-convnet"), ("resnet20-1", "annealed-resnet")):
         assert (networks[name].model.model, networks[name].last) == (name, 32)
         assert dataclasses.replace(networks[name].attack, steps=100) == ATTACKS[preset]
-    assert list(found["seeds, hybrid"]) == ["seed 0", "seed 1"]  # the settings' two draws
+    assert list(found["seeds, hybrid"]) == ["seed 0", "seed 1", "seed 2"]
 
 
 def test_extension_3_changes_the_network_or_the_seed_alone():
@@ -675,17 +675,27 @@ def test_extension_3_changes_the_network_or_the_seed_alone():
         assert len(set(group.values())) == len(group)
 
 
+def test_at_laptop_extension_3_attacks_200_images_of_the_first_network(monkeypatch):
+    there = lambda name, split: range(1000)  # noqa: E731
+    monkeypatch.setattr("atslib.report.units.units.dataset", there)
+    monkeypatch.setattr(table1, "dataset", there)
+    found = ext3_which_images_leak.units(settings(profile="laptop", dataset="cifar100"))
+    assert {(unit.model.model, unit.last) for unit in found.values()} == {
+        ("lenet", 200), ("convnet-16", 32), ("resnet20-1", 32),
+    }  # fmt: skip
+    assert {unit.last for unit in ext3_which_images_leak.units(settings(profile="laptop", images=9)).values()} == {9}
+
+
 def test_extension_3_reads_claim_1s_attacks(kept):
     result = ext3_which_images_leak.run(settings(**TINY), kept)
     images = result.tables["images"]
     assert len(images) == 5 * 3
     shares = result.tables["split"].groupby("over", sort=False)["share"].sum()
-    assert shares.to_dict() == pytest.approx(
-        dict.fromkeys(("policies", "networks", "seeds, no policy", "seeds, hybrid"), 1)
-    )
+    seeds = [f"seeds, {name}" for name in ("no policy", "3-1-7", "43-18-18", "hybrid")]
+    assert shares.to_dict() == pytest.approx(dict.fromkeys(("policies", "networks", *seeds), 1))
     others = result.tables["others"]
     assert others.groupby("over")["setting"].nunique().to_dict() == {
-        "networks": 5, "seeds, hybrid": ext3_which_images_leak.SEEDS, "seeds, no policy": ext3_which_images_leak.SEEDS,
+        "networks": 5, **dict.fromkeys(seeds, ext3_which_images_leak.SEEDS),
     }  # fmt: skip
     bare = images[images["policy"] == "none"]["gain"].tolist()
     for over, first in (("networks", "convnet-4"), ("seeds, no policy", "seed 0")):

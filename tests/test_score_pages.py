@@ -291,10 +291,11 @@ def test_attacks_of_claim_7_are_shortened_as_the_papers():
     assert other.attack.steps == 300  # it is short as it is
 
 
-def test_at_laptop_32_images_are_attacked_and_scored_on_the_semi_trained_network_as_well():
-    laptop = settings(profile="laptop", dataset="shapes", images=40, sampled=50)
-    assert {unit.last for unit in claim7_correlation.attacks(laptop).values()} == {32}
-    assert {unit.images for unit in claim7_correlation.scores(laptop).values()} == {32}
+def test_at_laptop_64_images_are_attacked_and_scored_and_half_of_them_on_the_semi_trained_network_as_well(monkeypatch):
+    monkeypatch.setattr("atslib.report.units.units.dataset", lambda name, split: range(100))
+    laptop = settings(profile="laptop", dataset="shapes", images=100, sampled=50)
+    assert {unit.last for unit in claim7_correlation.attacks(laptop).values()} == {64}
+    assert {unit.images for unit in claim7_correlation.scores(laptop).values()} == {64}
     assert claim7_correlation.count(dataclasses.replace(laptop, images=5)) == 5
     assert claim7_correlation.count(dataclasses.replace(laptop, images=100, profile="full")) == 100
     assert not claim7_correlation.semi(dataclasses.replace(laptop, regime="trained"))

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from atslib.data.load import is_drawn
 from atslib.measures.statistics import chance, correlation_interval, interval, spearman
 from atslib.policies.policy import CANONICAL, IDENTITIES, Policy
 from atslib.report.reported import reported
 from atslib.report.result import Result, Verdict
 from atslib.report.units.networks import Unit, device_of, semi_trained, victim
 from atslib.report.units.scoring import ScoreUnit, scored
-from atslib.report.units.settings import Settings, unless_changed
+from atslib.report.units.settings import Settings, at_laptop
 from atslib.report.units.table1 import RANDOM, SEARCHED
 from atslib.report.units.tables import attack_rows, provenance
 from atslib.report.units.units import AttackUnit, attack_unit
@@ -39,9 +38,7 @@ BUILT = {
 
 def own(settings: Settings) -> Settings:
     """The settings with the page's number of scored images at laptop; what a user has changed stays."""
-    if settings.profile != "laptop" or is_drawn(settings.dataset):
-        return settings
-    return unless_changed(settings, score_images=SCORED)
+    return at_laptop(settings, score_images=SCORED)
 
 
 def units(settings: Settings) -> dict[str, Unit]:

@@ -21,7 +21,7 @@ from atslib.report.verdicts import cannot_tell, guards
 from atslib.rng import rng
 from atslib.store import Store
 
-IMAGES = 32  # of profile laptop, under each policy
+IMAGES = 64  # of profile laptop, under each policy
 SEMI = 40  # of the policies are attacked on the semi-trained network too, where a profile attacks an untrained one
 SHARE = 2_500 / 4_800  # of the full profile's steps: the paper shortens its attacks so much for this experiment
 

@@ -17,7 +17,7 @@ from atslib.measures.statistics import needed as needed  # the notebook asks for
 from atslib.report.result import NO_POLICY, Result, Verdict
 from atslib.report.units.networks import ModelUnit, dataset, device_of, model_unit, semi_trained, trained
 from atslib.report.units.packing import PICTURES
-from atslib.report.units.settings import Settings
+from atslib.report.units.settings import Settings, at_laptop
 from atslib.report.units.table1 import HYBRID, POLICIES, SEARCHED, on_network, second_network
 from atslib.report.units.tables import attack_rows, attacked_facts, label, provenance
 from atslib.report.units.units import CHUNK, AttackUnit, attack_unit
@@ -26,13 +26,19 @@ from atslib.store import Artifact, Store
 
 DEFENDED = (*SEARCHED, HYBRID)
 PROPERTIES = ("brightness", "contrast", "edges", "loss", "gradient")
+IMAGES = 200  # of profile laptop on the first network, twice as many as claim 1 attacks
 SEEDS = 3
 LEAKAGE = ["policy", "image", "psnr", "floor_policy", "gain"]
 RIDGE = 1.0  # weight of the squared coefficients, of standardized properties
 
 
+def own(settings: Settings) -> Settings:
+    """The settings with the page's number of images at laptop; what a user has changed stays."""
+    return at_laptop(settings, images=IMAGES)
+
+
 def policies(settings: Settings) -> dict[str, AttackUnit]:
-    """The attacks of claim 1 by the policy's label; nothing new is computed where that page was."""
+    """Claim 1's attacks on the first network by the policy's label, at laptop on more images."""
     return {label(policy): attack_unit(settings, policy) for policy in POLICIES}
 
 
@@ -58,15 +64,17 @@ def others(settings: Settings) -> dict[str, dict[str, AttackUnit]]:
             second: model_unit(settings, model=second),
         }
         networks = {name: dataclasses.replace(bare, model=model) for name, model in models.items()}
-    seeds = range(settings.seed, settings.seed + (settings.draws if settings.profile == "laptop" else SEEDS))
+    seeds = range(settings.seed, settings.seed + SEEDS)
+    words = {"": "no policy", HYBRID: "hybrid"}
     return {"networks": networks} | {
-        f"seeds, {name}": {f"seed {seed}": attack_unit(settings, policy, seed=seed) for seed in seeds}
-        for name, policy in (("no policy", ""), ("hybrid", HYBRID))
+        f"seeds, {words.get(policy, policy)}": {f"seed {n}": attack_unit(settings, policy, seed=n) for n in seeds}
+        for policy in ("", *SEARCHED, HYBRID)
     }
 
 
 def units(settings: Settings) -> dict[str, AttackUnit]:
     """All that the page needs."""
+    settings = own(settings)
     more = {f"{over}: {name}": unit for over, group in others(settings).items() for name, unit in group.items()}
     return policies(settings) | more
 
@@ -203,11 +211,12 @@ def leakage_verdict(defended: pd.Series, skill: tuple[float, float, float], imag
 
 
 def run(settings: Settings, store: Store) -> Result:
-    """Read the attacks of claim 1, and further ones, image by image.
+    """Read attacks under each policy, and further ones, image by image.
 
     Tables: `images` (one row per policy and image: leakage and properties), `others` (the attacks with another
     network or seed), `split`, `correlations`, `prediction` and `guarantees`.
     """
+    settings = own(settings)
     by_policy, names = policies(settings), dataset(settings.dataset, "test").class_names
     rows, sheets = attack_rows(by_policy, ["policy"], settings, store)
     labels = torch.cat([attack["labels"] for attack in sheets.values()])

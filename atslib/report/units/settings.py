@@ -149,6 +149,11 @@ def unless_changed(own: Settings, **values: float | int) -> Settings:
     return dataclasses.replace(own, **{name: v for name, v in values.items() if getattr(own, name) == usual[name]})
 
 
+def at_laptop(own: Settings, **values: float | int) -> Settings:
+    """The settings with a page's own values at laptop, of real images; what a user has changed stays."""
+    return unless_changed(own, **values) if own.profile == "laptop" and not is_drawn(own.dataset) else own
+
+
 def settings(parameters: Mapping[str, object] | None = None, /, **more: object) -> Settings:
     """Settings from a notebook's variables, or from keywords; None means the profile's value.
 
