@@ -492,10 +492,9 @@ def test_other_networks_are_attacked_as_the_first():
     units = adaptive.elsewhere(chosen)
     assert {place for place, _, _ in units} == {"convnet-16, untrained", "resnet20-1, semi-trained"}
     one_round = {PUBLISHED, STRONGEST, MEAN, UNDONE, POLICY, DRAWS}
+    several = {watching(POLICY, n): n for n in (2, 4, 8)} | {watching(DRAWS, n): n for n in (4, 8)}
     blindly = {PUBLISHED, STRONGEST}
     for (place, attacker, policy), unit in units.items():
-        rounds = (2, 4, 8) if place == "convnet-16, untrained" else (4,)
-        several = {watching(POLICY, n): n for n in rounds} | {watching(DRAWS, n): n for n in rounds[-2:]}
         bare = units[place, STRONGEST, policy]
         assert (unit.policy or "none") == policy
         knows = "draws" if DRAWS in attacker else "policy"

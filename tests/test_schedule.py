@@ -29,6 +29,7 @@ from atslib.report.run.schedule import (
     plan,
     say,
     seconds,
+    shared,
 )
 from atslib.report.run.workers import Here
 from atslib.report.units.networks import ModelUnit, model_unit
@@ -106,6 +107,13 @@ def test_durations_are_said_in_words(time, words):
     assert duration(time) == words
 
 
+@pytest.mark.parametrize(
+    ("times", "slots", "together"), [([], 2, 0), ([9], 2, 9), ([4, 4, 4], 2, 6), ([8, 2, 1], 4, 8)]
+)
+def test_the_longest_unit_is_not_divided_among_workers(times, slots, together):
+    assert shared(times, slots) == together
+
+
 def test_the_outlook_says_what_is_done_and_how_long_the_rest_takes(store):
     units = [attack_unit(TINY, policy) for policy in ("", "28")]
     words = r"about \d+ s to go with 2 at once on this machine"
@@ -143,9 +151,10 @@ def test_the_plan_in_words_names_every_unit_once_with_a_time(store, monkeypatch)
         each = sum(in_seconds(line) for line in lines[head + 1 : end])
         assert in_seconds(lines[head].split("about")[1]) == pytest.approx(each, rel=0.1)
     whole = sum(in_seconds(lines[i].split("about")[1]) for i in heads[:2])
+    longest = max(in_seconds(line) for i, line in enumerate(lines) if i not in heads)
     at_once = int(re.search(r"with (\d+) at once on this machine$", lines[-1])[1])
     assert lines[-1].startswith(f"in all {len(titles)} units, about ")
-    assert in_seconds(lines[-1].split("about")[1]) == pytest.approx(whole / at_once, rel=0.1)
+    assert in_seconds(lines[-1].split("about")[1]) == pytest.approx(max(whole / at_once, longest), rel=0.1)
 
 
 def test_describing_leaves_the_threads_as_they_were(store, monkeypatch):

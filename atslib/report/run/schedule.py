@@ -67,6 +67,11 @@ def _at_once(device: str, jobs: int | None, scheduler: str | None) -> tuple[int,
     return slots, f"with {slots} at once on {'this machine' if scheduler in (None, 'local') else scheduler}"
 
 
+def shared(times: Sequence[float], slots: int) -> float:
+    """How long units of these times take, so many at once: no less than the longest, which is not divided."""
+    return max(sum(times) / slots, *times, 0.0)
+
+
 def outlook(
     units: Sequence[Unit], store: Store, device: str, jobs: int | None = None, scheduler: str | None = None
 ) -> str:
@@ -75,7 +80,7 @@ def outlook(
     if not missing:
         return f"all {total} units are in the store"
     rates, (slots, words) = machine_rates(device_of(device)), _at_once(device, jobs, scheduler)
-    time = duration(sum(seconds(unit, rates) for unit in missing) / slots)
+    time = duration(shared([seconds(unit, rates) for unit in missing], slots))
     done = f"resuming: {total - len(missing)} of {total} done, " if len(missing) < total else f"{total} units to make, "
     states = {path.name.partition(".")[0] for path in store.root.glob("*/*.state*") if path.suffix != ".aside"}
     if begun := sum(store.path(unit.kind, unit).stem in states for unit in missing):
@@ -88,16 +93,16 @@ def describe(
     scheduler: str | None = None,
 ) -> str:  # fmt: skip
     """The plan in words: one line per page and unit, with estimated times; shared units under the first page."""
-    rates, lines, seen, total = machine_rates(device_of(device)), [], set(), 0.0
+    rates, lines, seen, every = machine_rates(device_of(device)), [], set(), []
     for name, units in pages.items():
         new = [unit for unit in plan(units, store) if unit not in seen]
         seen |= set(new)
         times = [seconds(unit, rates) for unit in new]
-        total += sum(times)
+        every += times
         lines.append(f"{name}: {len(new)} units to make, about {duration(sum(times))}")
         lines += [f"    {duration(time)}  {unit.title}" for unit, time in zip(new, times, strict=True)]
     slots, words = _at_once(device, jobs, scheduler)
-    lines.append(f"in all {len(seen)} units, about {duration(total / slots)} {words}")
+    lines.append(f"in all {len(seen)} units, about {duration(shared(every, slots))} {words}")
     return "\n".join(lines)
 
 
