@@ -5,6 +5,7 @@ import re
 import shutil
 
 import nbformat
+import pandas as pd
 import pytest
 
 from atslib.report.pages import PAGES
@@ -58,6 +59,17 @@ def test_a_notebook_is_thin_and_clean(path):
     prose = [cell for cell in read(path).cells if cell.cell_type == "markdown"]
     assert lines(prose) >= lines(cells)
     assert prose[0].source.startswith("# ")
+
+
+def test_pages_that_attack_show_every_outcome():
+    shown = {path.stem for path in NOTEBOOKS if "compare.outcomes(" in path.read_text()}
+    tables = {
+        path.parent.parent.name: set(pd.read_csv(path, nrows=1)) for path in (ROOT / "results").glob("*/*/attacks.csv")
+    }
+    attacking = {page for page, columns in tables.items() if {"ssim", "psnr_original", "rank_original"} <= columns}
+    # The attacks of `regimes` are on claim 1's page; those of the last two are of the image before the policy, with
+    # outcomes of their own.
+    assert attacking - shown == {"regimes", "ext5_adaptive", "ext6_defenses"}
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=name)

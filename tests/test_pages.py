@@ -37,6 +37,7 @@ from atslib.report.pages.claim4_efficiency import efficiency_verdict
 from atslib.report.pages.claim5_semantics import semantics_verdict
 from atslib.report.pages.ext3_which_images_leak import leakage_verdict
 from atslib.report.pages.ext4_hidden_details import details_verdict
+from atslib.report.result import Result
 from atslib.report.units import networks, table1, units
 from atslib.report.units.networks import ModelUnit, model_unit, network, semi_trained, trained
 from atslib.report.units.settings import settings
@@ -163,6 +164,23 @@ def test_a_sheet_has_a_column_for_each_image_and_no_more(count):
     assert len(labels) == len(names)
     assert all(label.x0 >= 0 for label in labels)
     plt.close(figure)
+
+
+def test_every_outcome_stands_in_a_row_of_its_group():
+    psnr, gain = [10.0, 20.0, 15.0, 14.9], [1.0, 2.0, 3.0, 4.0]
+    attacks = pd.DataFrame({"policy": ["none", "none", "3", "3"], "image": [0, 1, 0, 1], "psnr": psnr, "gain": gain})
+    attacks = attacks.assign(ssim=[0.1, 0.3, 0.5, 0.5], psnr_original=[8.0, 9.0, 4.0, 5.0])
+    attacks = attacks.assign(rank_target=[1, 1, 2, 1], rank_original=np.nan)
+    result = Result("page", {"attacks": attacks}, {"epsilon": 15.0}, None)
+    table = compare.outcomes(result, "policy")
+    assert table.index.tolist() == ["none", "3"]
+    assert table.drop(columns="gain, dB").loc["none"].tolist() == [2, "15.0", "50%", "0.20", "8.5", "100%", "–"]
+    assert table.drop(columns="gain, dB").loc["3"].tolist() == [2, "14.9", "50%", "0.50", "4.5", "50%", "–"]
+    assert "at or above 15 dB" in table
+    assert table.loc["none", "gain, dB"] == compare.interval(compare.gained(attacks.query("policy == 'none'")), "")
+    one = compare.outcomes(result, ["policy", "image"], attacks.query("policy == '3'"))
+    assert one.index.names == ["policy", "image"]
+    assert one["PSNR, dB"].to_dict() == {("3", 0): "15.0", ("3", 1): "14.9"}
 
 
 def test_blocks_are_compared_within_themselves(kept):

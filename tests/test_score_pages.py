@@ -316,7 +316,8 @@ WALSH = hadamard(16).T.astype(float)[1:]  # orthogonal, mean 0, mean square 1
 def made_up(score, success, floor=None, **columns):
     """A result of 16 policies and 6 images from what can be broadcast to (policies, images)."""
     values = {"s_pri semi-trained": score, "psnr": success, "floor_noise": 0.0 if floor is None else floor}
-    values |= {"s_pri untrained": score, "s_pri trained": score, "psnr_original": success, "gain": success} | columns
+    values |= {"s_pri untrained": score, "s_pri trained": score, "psnr_original": success, "gain": success}
+    values |= {"ssim": success} | columns
     table = pd.DataFrame({name: np.broadcast_to(value, SHAPE).ravel() for name, value in values.items()})
     table.insert(0, "image", np.tile(range(6), 16))
     table.insert(0, "policy", [f"{i % 50}-{i}" for i in range(16) for _ in range(6)])
@@ -328,10 +329,11 @@ def test_correlations_of_lines_are_one():
     result = made_up(score, 20 + 2 * score + image, **{"s_pri untrained": -score, "gain": -3 * score})
     found = claim7_correlation.correlations(result)
     assert list(found.index.names) == ["score from network", "against"]
-    assert len(found) == 9
+    assert len(found) == 12
     assert list(found) == ["Pearson", "Spearman", "Kendall"]
     up, down = "+1.00 [+1.00, +1.00]", "-1.00 [-1.00, -1.00]"
     assert found.loc[("semi-trained", "PSNR")].tolist() == [up] * 3
+    assert found.loc[("semi-trained", "SSIM")].tolist() == [up] * 3
     assert found.loc[("trained", "gain over the floor")].tolist() == [down] * 3
     assert found.loc[("untrained", "PSNR")].tolist() == [down] * 3
     assert found.loc[("untrained", "gain over the floor")].tolist() == [up] * 3
@@ -605,11 +607,11 @@ def test_extension_2_takes_tiny_imagenet_where_it_is_and_what_a_user_chose(monke
 
     assert taken(profile="laptop") == ("shapes", 32)  # it is not to be had
     assert taken(profile="full") == ("shapes", 100)
-    assert taken(profile="laptop", dataset="cifar10") == ("cifar10", 32)
+    assert taken(profile="laptop", dataset="cifar10") == ("cifar10", 500)
     assert taken(profile="laptop", dataset="shapes-grey") == ("shapes", 32)
     for module in (table1, ext1_tinyimagenet):
         monkeypatch.setattr(module, "dataset", lambda name, split: range(10_000))
-    assert taken(profile="laptop") == ("tinyimagenet", 32)
+    assert taken(profile="laptop") == ("tinyimagenet", 500)
     assert taken(profile="laptop", score_images=9) == ("tinyimagenet", 9)
     assert taken(profile="full") == ("tinyimagenet", 100)
 

@@ -214,11 +214,11 @@ def means(result: Result) -> pd.DataFrame:
 def correlations(result: Result, table: str = "policies") -> pd.DataFrame:
     """One row per network and outcome: three correlations between policies' means, with 95 % intervals.
 
-    The outcomes: PSNR against the transformed and against the original image, and the gain over the floor that knows
-    the policy. `table` is "policies", or "semi" for attacks on the semi-trained network.
+    The outcomes: PSNR against the transformed and against the original image, the gain over the floor that knows the
+    policy, and SSIM. `table` is "policies", or "semi" for attacks on the semi-trained network.
     """
     chosen, rows = result.tables[table], []
-    outcomes = {"PSNR": "psnr", "PSNR to original": "psnr_original", "gain over the floor": "gain"}
+    outcomes = {"PSNR": "psnr", "PSNR to original": "psnr_original", "gain over the floor": "gain", "SSIM": "ssim"}
     for network in networks_of(chosen):
         for outcome, column in outcomes.items():
             score, success = matrices(chosen, f"s_pri {network}", column)
