@@ -38,7 +38,7 @@ from atslib.report.pages.claim5_semantics import semantics_verdict
 from atslib.report.pages.ext3_which_images_leak import leakage_verdict
 from atslib.report.pages.ext4_hidden_details import details_verdict
 from atslib.report.result import Result
-from atslib.report.units import networks, table1, units
+from atslib.report.units import layers, networks, table1, units
 from atslib.report.units.networks import ModelUnit, model_unit, network, semi_trained, trained
 from atslib.report.units.settings import settings
 from atslib.report.units.table1 import HYBRID, SEARCHED
@@ -224,7 +224,8 @@ def test_pages_share_networks_and_attacks_where_they_can():
     assert ext3_which_images_leak.policies(small) == ours
     assert set(claim4_efficiency.units(small).values()) == {unit.model for unit in ours.values()}
     assert ext4_hidden_details.attacks(small)["crop and flip"] == ours["none"]
-    for name, unit in claim5_semantics.units(small).items():
+    for (model, name), unit in claim5_semantics.units(small).items():
+        assert model == small.model
         assert unit == dataclasses.replace(ours[name], frames=units.FRAMES)
     for place in (small, settings(profile="laptop", dataset="shapes")):
         trained = claim1_privacy.networks(place)
@@ -486,8 +487,8 @@ def test_similarity_by_layer_is_the_cosine_of_autograds_gradients():
     target, frames = torch.rand(2, 3, 8, 8, generator=rng(0)), torch.rand(3, 2, 3, 8, 8, generator=rng(1))
     frames[2] = target
     labels = torch.tensor([3, 7])
-    found = claim5_semantics.layer_similarity(model, frames, target, labels)
-    names = claim5_semantics.convolutions(model)
+    found = layers.layer_similarity(model, frames, target, labels)
+    names = layers.convolutions(model)
     weights = [dict(model.named_parameters())[name] for name in names]
     assert found.shape == (21, 3, 2)
     assert set(claim5_semantics.PUBLISHED) < set(names)
@@ -503,9 +504,7 @@ def test_similarity_by_layer_is_the_cosine_of_autograds_gradients():
 
 
 def test_thirds_and_steps():
-    assert [claim5_semantics.third(i, 21) for i in (0, 6, 7, 13, 14, 20)] == ["shallow"] * 2 + ["middle"] * 2 + [
-        "deep"
-    ] * 2
+    assert [layers.third(i, 21) for i in (0, 6, 7, 13, 14, 20)] == ["shallow"] * 2 + ["middle"] * 2 + ["deep"] * 2
     assert frame_steps(units.FRAMES, 300) == [30 * i for i in range(11)]
     assert frame_steps(units.FRAMES, 4) == [0, 1, 2, 3, 4]
 
@@ -513,12 +512,31 @@ def test_thirds_and_steps():
 def test_a_wave_has_its_power_at_its_frequency_and_a_constant_at_none():
     x = torch.arange(16.0)
     wave = (0.2 * torch.cos(2 * torch.pi * 5 * x / 16)).expand(1, 3, 16, 16)
-    found = claim5_semantics.radial_power(torch.cat([wave, torch.full((1, 3, 16, 16), 0.5)]))
+    found = layers.radial_power(torch.cat([wave, torch.full((1, 3, 16, 16), 0.5)]))
     assert found.shape == (2, 9)
     assert found[0].argmax() == 5
     rings = torch.hypot(*torch.meshgrid(*[torch.fft.fftfreq(16, 1 / 16)] * 2, indexing="ij")).round()
     assert found[0, 5] * (rings == 5).sum() == pytest.approx(0.02)  # mean square of the wave
     assert found[1].tolist() == pytest.approx([0.25] + [0] * 8)
+
+
+def path(whole, shallow, deep, *, model="m", policy="none", image=0):
+    """Rows of a curve: the groups' similarities at the iterates 0, 1, …"""
+    groups = {"whole": whole, "first": shallow, "shallow": shallow, "deep": deep}
+    key = {"model": model, "policy": policy, "image": image}
+    return [key | {"layers": n, "iteration": i, "gradsim": v} for n, vs in groups.items() for i, v in enumerate(vs)]
+
+
+def test_layers_are_compared_where_the_whole_gradient_is_as_similar():
+    curve = path([0.0, 0.4, 0.8], [0.0, 0.2, 0.6], [0.5, 0.7, 0.9])
+    curve += path([0.0, 0.6, 0.5, 0.6], [0.0, 0.6, 0.1, 0.9], [0.5, 0.8, 0.1, 0.1], policy="a")  # it falls back
+    curve += path([0.0, 0.9], [0.0, 0.9], [0.0, 0.9], model="other")
+    found = claim5_semantics.at_equal(pd.DataFrame(curve)).set_index(["model", "policy"])
+    assert found["whole"].tolist() == pytest.approx([0.6, 0.6, 0.9])
+    assert found.loc[("m", "none"), ["shallow", "deep", "contrast"]].tolist() == pytest.approx([0.4, 0.8, -0.4])
+    assert found.loc[("m", "a"), ["shallow", "deep"]].tolist() == pytest.approx(
+        [0.6, 0.8]
+    )  # where it first comes there
 
 
 @pytest.mark.parametrize(
@@ -532,63 +550,108 @@ def test_a_wave_has_its_power_at_its_frequency_and_a_constant_at_none():
         ({"a": 0.0, "h": 0.3}, 0.0, {"gain": -2.0}, "cannot tell"),
         ({"a": -0.3, "h": -0.3}, 0.0, {"images": 29}, "cannot tell"),
         ({"a": -0.3, "h": -0.3}, 0.0, {"images": 1}, "not measured"),
+        ({"a": -0.3, "h": -0.3}, 0.0, {"other": (0.0, 2.0)}, "partly"),  # not on another network
+        ({"a": -0.3, "h": -0.3}, 0.0, {"other": (0.0, -2.0)}, "reproduced"),  # that network cannot tell
     ],
 )
 def test_the_rule_of_claim_5(shallow, deep, more, status):
+    more = {"images": 40, "gain": 2.0} | more
+    nets = {"m": (1.0, more["gain"])} | ({"other": more["other"]} if "other" in more else {})
     rows = [
-        {"policy": p, "image": i, "shallow": 0.6 + s + ((p == "a") - (p == "h")) * 0.01 * (i % 3 - 1)}
+        {
+            "model": m,
+            "policy": p,
+            "image": i,
+            "shallow": 0.6 + share * s + ((p == "a") - (p == "h")) * 0.01 * (i % 3 - 1),
+        }
         | {"deep": 0.9 + (p != "none") * deep}
+        for m, (share, _) in nets.items()
         for p, s in ({"none": 0.0} | shallow).items()
-        for i in range(more.get("images", 40))
+        for i in range(more["images"])
     ]
     table = pd.DataFrame(rows)
-    bare = attacks(**{"gain": 2.0} | more, none=0)
-    verdict = semantics_verdict(table.assign(contrast=table["shallow"] - table["deep"]), bare, ["a", "h"])
+    levels = table.assign(contrast=table["shallow"] - table["deep"])
+    leaks = [attacks(gain=gain, images=more["images"], none=0).assign(model=m) for m, (_, gain) in nets.items()]
+    verdict = semantics_verdict(claim5_semantics.judged(levels, pd.concat(leaks), ["a", "h"]))
     assert verdict.status == status
+
+
+def test_claim_5_asks_three_networks_where_attacks_work():
+    asked = claim5_semantics.units(INITIAL)
+    sizes = {(model, unit.model.model, unit.last, unit.attack.steps) for (model, _), unit in asked.items()}
+    assert sizes == {
+        ("resnet20-1", "resnet20-1", 32, 40),
+        ("convnet-16", "convnet-16", 32, 40),
+        ("lenet", "lenet", 32, 40),
+    }
+    assert {policy for _, policy in asked} == {"none", table1.RANDOM, "3-1-7", HYBRID}
+    assert len(asked) == 3 * 4
 
 
 def test_claim_5_by_layer_iterate_and_frequency(kept):
     result = claim5_semantics.run(settings(**TINY), kept)
     layers, curve, spectrum = (result.tables[name] for name in ("layers", "curve", "spectrum"))
+    assert set(layers["model"]) == set(curve["model"]) == set(spectrum["model"]) == {"convnet-4"}
     assert len(layers) == 4 * 8 * 3
     assert sorted(set(curve["iteration"])) == [0, 1, 2, 3]
+    thirds = claim5_semantics.at_the_end(layers)
     last = curve[(curve["iteration"] == 3) & (curve["layers"] == "shallow")]
-    thirds = claim5_semantics.thirds(layers)
+    ends = thirds.set_index(["policy", "image"])["shallow"]
     assert last["gradsim"].tolist() == pytest.approx(
-        thirds.set_index(["policy", "image"])
-        .loc[list(zip(last["policy"], last["image"], strict=True)), "shallow"]
-        .tolist()
+        ends.loc[list(zip(last["policy"], last["image"], strict=True))].tolist()
     )
-    assert thirds["contrast"].tolist() == pytest.approx((thirds["shallow"] - thirds["deep"]).tolist())
+    whole, sheet = curve[curve["layers"] == "whole"], result.sheets["convnet-4", "none"]
+    own = whole[(whole["policy"] == "none") & (whole["iteration"] == 2)]
+    assert own["gradsim"].tolist() == pytest.approx((1 - sheet["trace"][2]).tolist())
     error = spectrum[(spectrum["policy"] == "none") & (spectrum["image"] == 1) & (spectrum["frequency"] == 0)]
-    sheet = result.sheets["none"]
     offset = (sheet["reconstruction"][1].double() - sheet["target"][1].double() / 255).mean((1, 2)).square().mean()
     assert float(error["error"].iloc[0]) == pytest.approx(float(offset))
-    assert list(dict.fromkeys(claim5_semantics.comparison(result).index.get_level_values("layer"))) == [
-        "1.0",
-        "1.3",
-        "1.19",
-        "1.22",
-    ]
-    change = claim5_semantics.differences(result)
-    wide = thirds.pivot(index="image", columns="policy", values="contrast")
-    assert change.loc[("shallow - deep", HYBRID), "mean"] == pytest.approx((wide[HYBRID] - wide["none"]).mean())
-    ends = claim5_semantics.starts_and_ends(result)
-    assert ends.loc[("shallow", "none"), "at the end"] == pytest.approx(
-        thirds.query("policy == 'none'")["shallow"].mean()
-    )
+    named = claim5_semantics.comparison(result).index.get_level_values("layer")
+    assert list(dict.fromkeys(named)) == ["1.0", "1.3", "1.19", "1.22"]
+    for equal, table in ((False, thirds), (True, claim5_semantics.at_equal(curve))):
+        change = claim5_semantics.differences(result, equal=equal)
+        wide = table.pivot(index="image", columns="policy", values="contrast")
+        expected = (wide[HYBRID] - wide["none"]).mean()
+        assert change.loc[("convnet-4", "shallow - deep", HYBRID), "mean"] == pytest.approx(expected)
+    ends, own = claim5_semantics.starts_and_ends(result).loc["convnet-4"], thirds.query("policy == 'none'")
+    assert ends.loc[("shallow third", "none"), "at the end"] == pytest.approx(own["shallow"].mean())
     first = curve.query("policy == 'none' and layers == 'deep' and iteration == 0")["gradsim"]
-    assert ends.loc[("deep", "none"), "from noise"] == pytest.approx(first.mean())
+    assert ends.loc[("deep third", "none"), "from noise"] == pytest.approx(first.mean())
+
+
+@pytest.mark.parametrize(("fine", "coarse", "words"), [(3, 0, "hidden"), (3, 3, "not what"), (0, 0, "not what")])
+def test_the_spectrum_is_said_in_words(fine, coarse, words):
+    rows = [
+        {"model": "m", "policy": p, "image": i, "frequency": f, "ratio_db": move * (p == HYBRID) + 0.1 * ((i + f) % 3)}
+        for p in ("none", HYBRID)
+        for i in range(6)
+        for f, move in ((2, coarse), (9, fine))
+    ]
+    rows = pd.DataFrame(rows).assign(
+        ratio_db=lambda t: t["ratio_db"] + 0.05 * (t["policy"] == HYBRID) * (t["image"] % 2 - 0.5)
+    )
+    text = claim5_semantics.shown(Result("x", {"spectrum": rows}, {}, None))
+    assert text.startswith("On m the error over the target ")
+    assert words in text
+    assert ("rises in fine" in text) == (fine > 0)
 
 
 def test_the_replications_layers_are_set_beside_ours():
     rows = [
-        {"policy": p, "layer": name, "position": i, "third": "shallow", "image": j, "gradsim": 0.5 + 0.1 * j}
+        {
+            "model": "m",
+            "policy": p,
+            "layer": name,
+            "position": i,
+            "third": "shallow",
+            "image": j,
+            "gradsim": 0.5 + 0.1 * j,
+        }
         for p in ("none", table1.RANDOM, "3-1-7")
         for i, name in enumerate(claim5_semantics.PUBLISHED)
         for j in range(2)
     ]
-    found = claim5_semantics.comparison(claim5_semantics.Result("x", {"layers": pd.DataFrame(rows)}, {}, None))
+    found = claim5_semantics.comparison(Result("x", {"layers": pd.DataFrame(rows)}, {}, None))
     first = found.loc["1.stage1_0.conv1"]
     assert first["replication, image 5"].to_dict() == {"none": 0.35, table1.RANDOM: 0.82, "3-1-7": 0.62}
     assert found["mean"].tolist() == pytest.approx([0.55] * 12)

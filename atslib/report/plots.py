@@ -58,21 +58,21 @@ def sheet(rows: dict[str, Tensor], *, captions: dict[str, Sequence[str]] | None 
     return figure
 
 
-def curves(table: pd.DataFrame, x: str, y: str, group: str, *, ylabel: str, axis: Axes | None = None) -> Figure:
-    """Mean of `y` against `x` for each group, with a band of ± one standard deviation over images."""
+def curves(table: pd.DataFrame, x: str, y: str, group: str, *, ylabel: str, panel: str = "") -> Figure:
+    """Mean of `y` against `x` by group, with a band of ± one standard deviation over images; panels by `panel`."""
+    parts = dict(list(table.groupby(panel, sort=False))) if panel else {"": table}
     with _styled():
-        own = axis is None
-        axis = plt.subplots(figsize=(7, 3.4))[1] if own else axis
-        for color, (name, rows) in zip(COLORS, table.groupby(group, sort=False), strict=False):
-            spread = rows.groupby(x)[y].agg(["mean", "std"])
-            axis.plot(spread.index, spread["mean"], color=color, label=name)
-            low, high = spread["mean"] - spread["std"], spread["mean"] + spread["std"]
-            axis.fill_between(spread.index, low, high, color=color, alpha=0.15, lw=0)
-        axis.set(xlabel=x, ylabel=ylabel)
-        above = own and len(axis.lines) > 3  # so many names would cover the lines
-        place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 3} if above else {"title": group}
-        axis.legend(frameon=False, fontsize=8, **place)
-    return axis.figure
+        figure, (axes,) = plt.subplots(1, len(parts), sharey=True, squeeze=False, layout="constrained")
+        figure.set_size_inches(np.clip(3.8 * len(parts), 7, 11), 3.4)
+        for axis, (title, part) in zip(axes, parts.items(), strict=True):
+            for color, (name, rows) in zip(COLORS, part.groupby(group, sort=False), strict=False):
+                mean, sd = (rows.groupby(x)[y].agg(how) for how in ("mean", "std"))
+                axis.plot(mean, color=color, label=name)
+                axis.fill_between(mean.index, mean - sd, mean + sd, color=color, alpha=0.15, lw=0)
+            axis.set(xlabel=x, ylabel="" if axis is not axes[0] else ylabel, title=title)
+        above = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 3}  # more names would cover the lines
+        axis.legend(frameon=False, fontsize=8, **({"title": group} if panel or len(axis.lines) < 4 else above))
+    return figure
 
 
 def leakage(
