@@ -3,8 +3,8 @@
 `settings` resolves a profile; `networks`, `units` (the attacks), `batches` (attacks on several images a gradient, and
 labels told from them; `leakage` lists those of a page), `gradients` (what they tell without an attack; `inverting`
 lists those of a page), `sweep` (attacks on every policy, and scores; `atlas` lists those of a page), `collaborative`
-(federations) and `scoring` make artifacts, `layers` looks into an attack layer by layer, `archive` keeps them in the repository as the files that `packing` makes of
-them, `tables` reads them, `table1` names the four blocks of the paper's Table 1 and their policies, `regimes` says
-when and which networks are attacked, `defended` who attacks which defense, `adaptive` who knows what of a
-policy. To add a kind of unit: one frozen dataclass that is a `networks.Unit`.
+(federations) and `scoring` make artifacts, `layers` looks into an attack layer by layer, `archive` keeps them in the
+repository as the files that `packing` makes of them, `tables` reads them, `table1` names the four blocks of the
+paper's Table 1 and their policies, `regimes` says when and which networks are attacked, `defended` who attacks which
+defense, `adaptive` who knows what of a policy. To add a kind of unit: one frozen dataclass that is a `networks.Unit`.
 """
