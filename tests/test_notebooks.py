@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from pathlib import Path
 
 import nbformat
 import pandas as pd
@@ -70,6 +71,26 @@ def test_pages_that_attack_show_every_outcome():
     # The attacks of `regimes` are on claim 1's page; those of the last two are of the image before the policy, with
     # outcomes of their own.
     assert attacking - shown == {"regimes", "ext5_adaptive", "ext6_defenses"}
+
+
+CLAIMS = [path for path in EXECUTED if not isinstance(path, Path) or path.stem.startswith("claim")]
+
+
+@pytest.mark.parametrize("path", CLAIMS, ids=name)
+def test_a_claims_page_opens_with_a_sentence_a_figure_and_a_short_table(path):
+    shown = []
+    for cell in code(path):
+        for output in cell.outputs:
+            found = output.get("data", {})
+            page = found.get("text/html", "")
+            kind = "figure" if "image/png" in found or "<svg" in page or "<script" in page else "words"
+            shown.append(("table", page) if "<table" in page and kind == "words" else (kind, page))
+    kinds = [kind for kind, _ in shown]
+    assert kinds[0] == kinds[1] == "words"  # the banner and the verdict
+    assert kinds[2] == "figure"
+    first = kinds.index("table")
+    assert set(kinds[2:first]) == {"figure"}
+    assert shown[first][1].split("<tbody>")[1].count("<tr>") <= 8
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=name)

@@ -100,7 +100,7 @@ def defenses_verdict(attacks: pd.DataFrame, accuracy: pd.Series, hybrid: str, cl
     """
     shared = attacks[attacks["applied"] == "fixed"]
     loss = accuracy[NO_POLICY] - accuracy
-    rivals = [name for name in loss.index if name in DEFENSES and loss[name] <= LOSS]
+    rivals = usable(accuracy)
     beaten = [name for name in rivals if paired(shared, name, "gain", by="defense").loc[hybrid, "high"] < 0]
     mean = shared.groupby("defense")["gain"].mean()
     here = f"lower than {len(beaten)} of {len(rivals)} usable defenses, {-loss[hybrid]:+.1f} points"
@@ -111,6 +111,18 @@ def defenses_verdict(attacks: pd.DataFrame, accuracy: pd.Series, hybrid: str, cl
     faults += [f"the hybrid costs {loss[hybrid]:.1f} points of accuracy"] if not loss[hybrid] <= COST else []
     refuted = len(beaten) <= len(rivals) / 2
     return cannot_tell(compare.judge(DEFENSES_RULE, reason, here, faults, refuted=refuted), why)
+
+
+def usable(accuracy: pd.Series) -> list[str]:
+    """The paper's prunings and noises that keep their accuracy, in percent by defense, as the rule asks."""
+    return [name for name in accuracy.index if name in DEFENSES and accuracy[NO_POLICY] - accuracy[name] <= LOSS]
+
+
+def judged(result: Result) -> pd.DataFrame:
+    """The rows of `summary` that the verdict is about: no defense, the hybrid, and those that are usable."""
+    table, accuracy = summary(result), result.tables["accuracy"].set_index("defense")["accuracy"]
+    table = table.xs("fixed", level="applied")
+    return table.loc[[NO_POLICY, HYBRID, *usable(accuracy)]]
 
 
 def run(settings: Settings, store: Store) -> Result:

@@ -132,6 +132,11 @@ def summary(result: Result) -> pd.DataFrame:
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("attack")
 
 
+def opening(result: Result) -> pd.DataFrame:
+    """The rows of `summary` of the paper's six attacks, the replication's, and the strongest here."""
+    return summary(result).drop(index=[name for name in FURTHER if name != TABLE3])
+
+
 def comparison(result: Result) -> pd.DataFrame:
     """One row per attack and policy: our summary beside the published means."""
     rows = reported(table_or_figure="Table 2", metric="PSNR_dB")

@@ -177,6 +177,15 @@ def comparison(result: Result) -> pd.DataFrame:
     return compared(result, table)
 
 
+def per_image(result: Result) -> dict[str, pd.DataFrame]:
+    """Gain in dB by network: one row per image, columns `none` and the transferred hybrid."""
+    attacks, panels = result.tables["attacks"], {}
+    for model, table in attacks.groupby("model", sort=False):
+        pair = [NO_POLICY, policies(model)[-1]]
+        panels[model] = table[table["policy"].isin(pair)].pivot(index="image", columns="policy", values="gain")[pair]
+    return panels
+
+
 def summary(result: Result) -> pd.DataFrame:
     """One row per network and policy, as text: PSNR, floor, gain with its interval, identification, published PSNR."""
     rows, printed = {}, comparison(result)

@@ -15,12 +15,13 @@ from atslib.report.units.networks import device_of
 from atslib.report.units.settings import Settings
 from atslib.report.units.table1 import FEW, HYBRID, RANDOM, SEARCHED, on_network, second_network
 from atslib.report.units.tables import attack_rows, attacked_facts, label, provenance
-from atslib.report.units.units import FRAMES, AttackUnit, attack_unit
+from atslib.report.units.units import AttackUnit, attack_unit
 from atslib.report.verdicts import cannot_tell, guards
 from atslib.store import Store
 
 POLICIES = ("", RANDOM, SEARCHED[0], HYBRID)
 JUDGED = (SEARCHED[0], HYBRID)
+ITERATES = 51  # kept of every attack; most of the whole gradient's way is made in the first tenth of the steps
 KEYS = ["model", "policy", "image"]
 # parameter → the replication's name of the layer in its Figure 5: two shallow layers and two deep ones
 PUBLISHED = {
@@ -29,6 +30,7 @@ PUBLISHED = {
     "1.stage3_1.conv2.weight": "layers.5.1.conv2(stage3 block1 conv2)",
     "1.stage3_2.conv2.weight": "layers.5.2.conv2(stage3 block2 conv2)",
 }
+CHANGES = {"shallow": "shallow third", "deep": "deep third", "contrast": "shallow - deep"}
 BANDS = {"coarse, 1 to 4": (1, 4), "fine, 8 and above": (8, np.inf)}  # cycles an image
 
 
@@ -39,7 +41,7 @@ def units(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
         models += [second_network(settings), settings.attacked or settings.model]
     few = dataclasses.replace(settings, images=min(FEW, settings.images)) if len(models) > 1 else settings
     return {
-        (model, label(policy)): attack_unit(on_network(few, model), policy, frames=FRAMES)
+        (model, label(policy)): attack_unit(on_network(few, model), policy, frames=ITERATES)
         for model in dict.fromkeys(models)
         for policy in POLICIES
     }
@@ -70,8 +72,9 @@ def judged(levels: pd.DataFrame, attacks: pd.DataFrame, searched: Sequence[str] 
     """
     rows = {}
     for model, table in levels.groupby("model", sort=False):
-        why = "; ".join(guards(attacks[attacks["model"] == model]))
-        parts = {name: paired(table, NO_POLICY, name, p_values=True) for name in ("shallow", "deep", "contrast")}
+        parts = {name: paired(table, NO_POLICY, name, p_values=True) for name in CHANGES}
+        fewest = int(parts["shallow"].loc[list(searched), "n"].min())
+        why = "; ".join(guards(attacks[attacks["model"] == model], images=fewest))
         for policy in searched:
             row = {"n": int(parts["shallow"].loc[policy, "n"]), "p": parts["shallow"].loc[policy, "p"], "why": why}
             for name, part in parts.items():
@@ -130,7 +133,8 @@ def at_equal(curve: pd.DataFrame) -> pd.DataFrame:
     """Similarities by network, policy and image, where whole gradients are as similar under every policy.
 
     Of each image and network: the lowest of the highest similarities that the attacks under the policies reach, and
-    what the groups of layers have where an attack first comes to it, on a straight line between iterates.
+    what the groups of layers have where an attack first comes to it, on a straight line between iterates; nan where an
+    attack begins above it.
 
     Args:
         curve: one row per `model`, `policy`, `image`, `iteration` and group of `layers`, with `gradsim`.
@@ -143,7 +147,7 @@ def at_equal(curve: pd.DataFrame) -> pd.DataFrame:
     for (model, policy, image), path in wide.groupby(KEYS, sort=False):
         climbed = path["whole"].cummax()
         path, wanted = path[climbed > climbed.shift(fill_value=-np.inf)], level[model, image]
-        values = {name: np.interp(wanted, path["whole"], path[name]) for name in GROUPS}
+        values = {name: np.interp(wanted, path["whole"], path[name], left=np.nan) for name in GROUPS}
         rows.append({"model": model, "policy": policy, "image": image} | values)
     return pd.DataFrame(rows).assign(contrast=lambda table: table["shallow"] - table["deep"])
 
@@ -162,13 +166,30 @@ def differences(result: Result, *, equal: bool) -> pd.DataFrame:
         equal: where whole gradients are as similar, see `at_equal`, or else at the end of the attacks.
     """
     table = at_equal(result.tables["curve"]) if equal else at_the_end(result.tables["layers"])
-    names = {"contrast": "shallow - deep"} | {n: GROUPS[n] for n in ("first", "shallow", "deep")}
+    names = {"first": GROUPS["first"]} | CHANGES
     parts = {
         (model, text): paired(rows, NO_POLICY, name)
         for model, rows in table.groupby("model", sort=False)
         for name, text in names.items()
     }
     return pd.concat(parts, names=["model", "layers"])
+
+
+def opening(result: Result) -> pd.DataFrame:
+    """One row per network and judged policy, as text: what the rule looks at, where whole gradients are as similar."""
+    rows = {}
+    for key, row in judged(at_equal(result.tables["curve"]), result.tables["attacks"]).iterrows():
+        words = {name: f"{row[name]:+.3f} [{row[f'{name} low']:.3f}, {row[f'{name} high']:.3f}]" for name in CHANGES}
+        rows[key] = {"n": row["n"]} | {text: words[name] for name, text in CHANGES.items()}
+        rows[key] |= {"p, Holm": f"{row['p']:.2g}", "falls": "yes" if row["falls"] else row["why"] or "no"}
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis(KEYS[:2])
+
+
+def changed(result: Result) -> pd.DataFrame:
+    """For a figure: `differences` at equal similarity of the whole, with `where`, network and group of layers."""
+    table = differences(result, equal=True).reset_index()
+    table = table[table["layers"].isin([GROUPS[name] for name in ("first", "shallow", "deep")])]
+    return table.assign(where=table["model"] + "\n" + table["layers"])
 
 
 def comparison(result: Result) -> pd.DataFrame:

@@ -21,39 +21,30 @@ def convolutions(model: nn.Module) -> list[str]:
 
 
 @torch.no_grad()
-def layer_similarity(model: nn.Module, frames: Tensor, target: Tensor, labels: Tensor) -> Tensor:
-    """Cosine of each convolution's gradient at each iterate to its gradient at the target.
+def layer_similarity(model: nn.Module, frames: Tensor, target: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosine of each convolution's gradient, and of the whole one, at each iterate to that at the target.
 
     Args:
         model: in eval mode, as victim and attacker run it.
         frames: (F, B, C, H, W) floats in [0, 1]; `target` is (B, C, H, W), `labels` (B,).
     Returns:
-        (L, F, B) in [-1, 1], the layers of `convolutions`; 1 is the same direction. 0 where a gradient vanishes.
+        (L, F, B), the layers of `convolutions`, and (F, B), the whole gradient, in [-1, 1]; 1 is the same direction. 0
+        where a gradient vanishes.
     """
     names = [name for name, _ in model.named_parameters()]
     kept = [names.index(name) for name in convolutions(model)]
 
     def directions(images: Tensor, classes: Tensor) -> list[Tensor]:
-        gradients = problem_gradients(model, images[:, None], classes[:, None])
-        return [nn.functional.normalize(gradients[i].flatten(1), dim=1) for i in kept]
+        gradients = [g.flatten(1) for g in problem_gradients(model, images[:, None], classes[:, None])]
+        return [nn.functional.normalize(g, dim=1) for g in (*(gradients[i] for i in kept), torch.cat(gradients, 1))]
 
     rows = []
     for images, truth, classes in zip(frames.split(CHUNK, 1), target.split(CHUNK), labels.split(CHUNK), strict=True):
         aim = directions(truth, classes)
         steps = [[(a * b).sum(1) for a, b in zip(directions(x, classes), aim, strict=True)] for x in images]
         rows.append(torch.stack([torch.stack(step) for step in steps], 1))
-    return torch.cat(rows, 2)
-
-
-def similarities(unit: AttackUnit, store: Store, device: torch.device) -> Artifact:
-    """`gradsim` (L, F, B) of the unit's attack, see `layer_similarity`."""
-
-    def compute(state: object) -> dict[str, Tensor]:
-        attack, (model, _) = attacked(unit, store, device), trained(unit.model, store, device)
-        frames, target, labels = (attack[n].to(device) for n in ("frames", "target", "labels"))
-        return {"gradsim": layer_similarity(model, frames, to_images(target), labels)}
-
-    return store.get("layers", unit, compute, label=f"similarity by layer, {unit.policy or 'none'}")
+    every = torch.cat(rows, 2)
+    return every[:-1], every[-1]
 
 
 def third(position: int, layers: int) -> str:
@@ -61,10 +52,26 @@ def third(position: int, layers: int) -> str:
     return ("shallow", "middle", "deep")[3 * position // layers]
 
 
+def similarities(unit: AttackUnit, store: Store, device: torch.device) -> Artifact:
+    """Of the unit's attack, see `layer_similarity`: `last` (L, B), of its last iterate, and `groups` (4, F, B).
+
+    The groups are those of `GROUPS`: the whole gradient, the first layer, and the means of the thirds.
+    """
+
+    def compute(state: object) -> dict[str, Tensor]:
+        attack, (model, _) = attacked(unit, store, device), trained(unit.model, store, device)
+        frames, target, labels = (attack[n].to(device) for n in ("frames", "target", "labels"))
+        layers, whole = layer_similarity(model, frames, to_images(target), labels)
+        thirds = [third(i, len(layers)) for i in range(len(layers))]
+        means = [layers[[i for i, own in enumerate(thirds) if own == name]].mean(0) for name in ("shallow", "deep")]
+        return {"last": layers[:, -1], "groups": torch.stack([whole, layers[0], *means])}
+
+    return store.get("layers", unit, compute, label=f"similarity by layer, {unit.policy or 'none'}")
+
+
 def layer_rows(unit: AttackUnit, store: Store, device: torch.device) -> pd.DataFrame:
     """One row per layer and image at the last iterate."""
-    last = similarities(unit, store, device)["gradsim"][:, -1].double().numpy()
-    names = convolutions(network(unit.model))
+    last, names = similarities(unit, store, device)["last"].double().numpy(), convolutions(network(unit.model))
     layers, images = last.shape
     return pd.DataFrame(
         {
@@ -78,20 +85,12 @@ def layer_rows(unit: AttackUnit, store: Store, device: torch.device) -> pd.DataF
 
 
 def group_rows(unit: AttackUnit, store: Store, device: torch.device) -> pd.DataFrame:
-    """One row per iterate, image and group of layers, see `GROUPS`.
-
-    That of the whole gradient is what the attack itself descends; where the distance of an iterate was not kept, it is
-    read off a straight line between those that were.
-    """
-    artifact, gradsim = attacked(unit, store, device), similarities(unit, store, device)["gradsim"].double()
-    layers, _, images = gradsim.shape
-    steps, known = frame_steps(unit.frames, unit.attack.steps), artifact["trace_steps"].numpy()
-    whole = [np.interp(steps, known, 1 - cost) for cost in artifact["trace"].double().T.numpy()]
-    values = {"whole": np.stack(whole, 1), "first": gradsim[0].numpy()}
-    for name in ("shallow", "deep"):
-        values[name] = gradsim[[i for i in range(layers) if third(i, layers) == name]].mean(0).numpy()
+    """One row per iterate, image and group of layers, see `GROUPS`."""
+    groups = similarities(unit, store, device)["groups"].double().numpy()
+    steps, images = frame_steps(unit.frames, unit.attack.steps), groups.shape[2]
     keys = {"iteration": np.repeat(steps, images), "image": np.tile(range(images), len(steps))}
-    return pd.concat([pd.DataFrame({"layers": n, **keys, "gradsim": v.ravel()}) for n, v in values.items()])
+    parts = zip(GROUPS, groups, strict=True)
+    return pd.concat([pd.DataFrame({"layers": name, **keys, "gradsim": own.ravel()}) for name, own in parts])
 
 
 def radial_power(images: Tensor) -> Tensor:
