@@ -186,11 +186,11 @@ def test_a_page_opens_with_each_cell_without_and_with_a_policy():
     table = compare.glance(pd.DataFrame(rows), ["model"], ["3"])
     assert table.index.tolist() == [("a", "3"), ("b", "3")]
     assert table["images"].tolist() == ["4 × 2"] * 2
-    assert table["PSNR, dB"].tolist() == ["10.0 → 12.0", "10.0 → 9.0"]
+    assert table["PSNR, dB"].tolist() == ["10.0\u00a0→\u00a012.0", "10.0\u00a0→\u00a09.0"]
     assert table["changed by"].tolist() == ["+2.0 [2.0, 2.0]", "-1.0 [-1.0, -1.0]"]
     assert table.loc[("a", "3"), "gain undefended, dB"].startswith("+1.5 [")
-    assert table["used image found"].tolist() == ["100% → 25%"] * 2
-    assert table["photograph found"].tolist() == ["25% → 25%"] * 2
+    assert table["used image found"].tolist() == ["100%\u00a0→\u00a025%"] * 2
+    assert table["photograph found"].tolist() == ["25%\u00a0→\u00a025%"] * 2
     alone = pd.DataFrame(rows).query("draw == 0").drop(columns="draw")
     assert compare.glance(alone, ["model"])["images"].tolist() == ["4"] * 4  # both policies
 

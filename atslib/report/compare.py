@@ -109,10 +109,10 @@ def glance(attacks: pd.DataFrame, within: Sequence[str], policies: Sequence[str]
             own = table[table["policy"] == policy]
             draws = f" × {own['draw'].nunique()}" if "draw" in own else ""
             row = {"images": f"{own['image'].nunique()}{draws}"}
-            row["PSNR, dB"] = f"{bare['psnr'].mean():.1f} → {own['psnr'].mean():.1f}"
+            row["PSNR, dB"] = f"{bare['psnr'].mean():.1f}\u00a0→\u00a0{own['psnr'].mean():.1f}"
             row |= {"gain undefended, dB": interval(gained(bare), ""), "changed by": interval(changes.loc[policy], "")}
             for column, name in {"rank_target": "used image found", "rank_original": "photograph found"}.items():
-                row[name] = f"{found(bare[column])} → {found(own[column])}"
+                row[name] = f"{found(bare[column])}\u00a0→\u00a0{found(own[column])}"
             rows[*key, policy] = row
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis([*within, "policy"])
 

@@ -278,18 +278,22 @@ def _with_interval(statistic: agreement.Correlation, parts: Sequence[np.ndarray]
 def explanation(result: Result) -> str:
     """What moves r on this page, in a paragraph made from the tables (HTML)."""
     table = result.tables["policies"]
-    success, floor = (m.mean(1) for m in matrices(table, "psnr", "floor_noise"))
+    success, floor, ssim = (m.mean(1) for m in matrices(table, "psnr", "floor_noise", "ssim"))
     scores = {name: matrices(table, f"s_pri {name}")[0].mean(1) for name in networks_of(table)}
     r = {name: float(agreement.pearson(score, success)) for name, score in scores.items()}
     rest = {name: float(agreement.partial(score, success, floor)) for name, score in scores.items()}
     single, ceiling = single_images(result), noise(result)["noise ceiling of r"].iloc[0]
+    main = scores[result.facts["main"]]
+    by_ssim = (agreement.pearson(main, ssim), agreement.pearson(ssim, floor), agreement.partial(main, ssim, floor))
     by_network = ", ".join(f"{value:+.2f} ({name})" for name, value in r.items())
     by_rest = ", ".join(f"{value:+.2f} ({name})" for name, value in rest.items())
     return (
         "<p>On the same policies, pixels and attacks, r depends on the <b>network</b> that the score is computed on: "
         f"{by_network}. It depends on the <b>target</b>: the PSNR of pure noise, which knows no gradient, correlates "
         f"{float(agreement.pearson(success, floor)):+.2f} with the attack's PSNR; with it held constant, r becomes "
-        f"{by_rest}. It depends on the <b>image</b>: attacking a single one, as the replication does, gives "
+        f"{by_rest}. It depends on the <b>outcome</b>: with SSIM r is {by_ssim[0]:+.2f}, but SSIM follows pure noise with "
+        f"{by_ssim[1]:+.2f}; that held constant leaves {by_ssim[2]:+.2f}. It depends on the <b>image</b>: attacking a "
+        f"single one, as the replication does, gives "
         f"{single.min():+.2f} to {single.max():+.2f} depending on which. And <b>noise</b> caps it at about "
         f"{ceiling:.2f} here. Neither publication fixes all of these, so {published()['paper']:.3f} and "
         f"{published()['replication']:.3f} need not contradict each other.</p>"
