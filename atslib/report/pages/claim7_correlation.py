@@ -292,8 +292,8 @@ def explanation(result: Result) -> str:
         f"{by_network}. It depends on the <b>target</b>: the PSNR of pure noise, which knows no gradient, correlates "
         f"{float(agreement.pearson(success, floor)):+.2f} with the attack's PSNR; with it held constant, r becomes "
         f"{by_rest}. It depends on the <b>outcome</b>: with SSIM r is {by_ssim[0]:+.2f}, but SSIM follows pure noise "
-        f"with {by_ssim[1]:+.2f}; that held constant leaves {by_ssim[2]:+.2f}. It depends on the <b>image</b>: to attack "
-        f"a single one, as the replication does, gives {single.min():+.2f} to {single.max():+.2f}. And <b>noise</b> caps "
-        f"it at about {ceiling:.2f} here. Neither publication fixes all of these, so {published()['paper']:.3f} and "
-        f"{published()['replication']:.3f} need not contradict each other.</p>"
+        f"with {by_ssim[1]:+.2f}; that held constant leaves {by_ssim[2]:+.2f}. It depends on the <b>image</b>: "
+        f"attacking a single one, as the replication does, gives {single.min():+.2f} to {single.max():+.2f} "
+        f"depending on which. And <b>noise</b> caps it at about {ceiling:.2f} here. Neither publication fixes all of "
+        f"these, so {published()['paper']:.3f} and {published()['replication']:.3f} need not contradict each other.</p>"
     )
