@@ -628,7 +628,8 @@ def test_claim_5_by_layer_iterate_and_frequency(kept):
     assert float(error["error"].iloc[0]) == pytest.approx(float(offset))
     named = claim5_semantics.comparison(result).index.get_level_values("layer")
     assert list(dict.fromkeys(named)) == ["1.0", "1.3", "1.19", "1.22"]
-    for equal, table in ((False, thirds), (True, claim5_semantics.at_equal(curve))):
+    pd.testing.assert_frame_equal(result.tables["levels"], claim5_semantics.at_equal(curve))  # all iterates are shown
+    for equal, table in ((False, thirds), (True, result.tables["levels"])):
         change = claim5_semantics.differences(result, equal=equal)
         wide = table.pivot(index="image", columns="policy", values="contrast")
         expected = (wide[HYBRID] - wide["none"]).mean()

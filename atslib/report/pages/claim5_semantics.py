@@ -112,8 +112,8 @@ def semantics_verdict(table: pd.DataFrame) -> Verdict:
 def run(settings: Settings, store: Store) -> Result:
     """Attack, and look at the gradient layer by layer and at the error frequency by frequency.
 
-    Tables, all by network and policy: `attacks`, `layers` (final similarity, one row per layer and image), `curve`
-    (along the attack, one row per group of layers, iterate and image) and `spectrum`.
+    Tables, all by network and policy: `attacks`, `layers` (final similarity, one row per layer and image), `levels`,
+    see `at_equal`, `curve` (one row per group of layers, shown iterate and image) and `spectrum`.
     """
     by_key, device = units(settings), device_of(settings.device)
     attacks, sheets = attack_rows(by_key, KEYS[:2], settings, store)
@@ -121,12 +121,20 @@ def run(settings: Settings, store: Store) -> Result:
     for name, rows in makers.items():
         parts = {key: rows(unit, store, device) for key, unit in by_key.items()}
         tables[name] = pd.concat(parts, names=KEYS[:2]).reset_index(KEYS[:2]).reset_index(drop=True)
-    verdict = semantics_verdict(judged(at_equal(tables["curve"]), attacks))
+    tables["levels"] = at_equal(tables["curve"])
+    tables["curve"] = pd.concat([_shown(own) for _, own in tables["curve"].groupby("model", sort=False)])
+    verdict = semantics_verdict(judged(tables["levels"], attacks))
     first = next(iter(by_key))
     facts = provenance(settings, sheets[first]) | attacked_facts(by_key[first])
     facts["model"] = ", ".join(dict.fromkeys(model for model, _ in by_key))
     facts["steps"] = ", ".join(str(by_key[model, NO_POLICY].attack.steps) for model in facts["model"].split(", "))
     return Result("claim5_semantics", tables, facts, verdict, sheets)
+
+
+def _shown(curve: pd.DataFrame) -> pd.DataFrame:
+    """A network's curve at every fifth of its iterates, or all where they are few."""
+    steps = sorted(curve["iteration"].unique())
+    return curve[curve["iteration"].isin(steps[:: max(1, len(steps) // 10)])]
 
 
 def at_equal(curve: pd.DataFrame) -> pd.DataFrame:
@@ -165,7 +173,7 @@ def differences(result: Result, *, equal: bool) -> pd.DataFrame:
     Args:
         equal: where whole gradients are as similar, see `at_equal`, or else at the end of the attacks.
     """
-    table = at_equal(result.tables["curve"]) if equal else at_the_end(result.tables["layers"])
+    table = result.tables["levels"] if equal else at_the_end(result.tables["layers"])
     names = {"first": GROUPS["first"]} | CHANGES
     parts = {
         (model, text): paired(rows, NO_POLICY, name)
@@ -178,7 +186,7 @@ def differences(result: Result, *, equal: bool) -> pd.DataFrame:
 def opening(result: Result) -> pd.DataFrame:
     """One row per network and judged policy, as text: what the rule looks at, where whole gradients are as similar."""
     rows = {}
-    for key, row in judged(at_equal(result.tables["curve"]), result.tables["attacks"]).iterrows():
+    for key, row in judged(result.tables["levels"], result.tables["attacks"]).iterrows():
         words = {name: f"{row[name]:+.3f} [{row[f'{name} low']:.3f}, {row[f'{name} high']:.3f}]" for name in CHANGES}
         rows[key] = {"n": row["n"]} | {text: words[name] for name, text in CHANGES.items()}
         rows[key] |= {"p, Holm": f"{row['p']:.2g}", "falls": "yes" if row["falls"] else row["why"] or "no"}
