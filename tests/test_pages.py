@@ -636,7 +636,7 @@ def test_claim_5_by_layer_iterate_and_frequency(kept):
         assert change.loc[("convnet-4", "shallow - deep", HYBRID), "mean"] == pytest.approx(expected)
     opening = claim5_semantics.opening(result)
     assert opening.index.tolist() == [("convnet-4", policy) for policy in claim5_semantics.JUDGED]
-    assert opening["falls"].str.contains("images are fewer than 30").all()
+    assert set(opening["falls"]) == {"cannot tell"}
     assert set(claim5_semantics.changed(result)["where"]) == {
         f"convnet-4\n{name}" for name in ("first layer", "shallow third", "deep third")
     }

@@ -189,7 +189,10 @@ def opening(result: Result) -> pd.DataFrame:
     for key, row in judged(result.tables["levels"], result.tables["attacks"]).iterrows():
         words = {name: f"{row[name]:+.3f} [{row[f'{name} low']:.3f}, {row[f'{name} high']:.3f}]" for name in CHANGES}
         rows[key] = {"n": row["n"]} | {text: words[name] for name, text in CHANGES.items()}
-        rows[key] |= {"p, Holm": f"{row['p']:.2g}", "falls": "yes" if row["falls"] else row["why"] or "no"}
+        rows[key] |= {
+            "p, Holm": f"{row['p']:.2g}",
+            "falls": "cannot tell" if row["why"] else "yes" if row["falls"] else "no",
+        }
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis(KEYS[:2])
 
 
