@@ -20,7 +20,7 @@ from atslib.gradients.problems import flatten, problem_gradients, vmapped
 from atslib.measures.metrics import psnr
 from atslib.models import build_model
 from atslib.policies.policy import parse_policy
-from atslib.policies.twins import twin
+from atslib.policies.twins import in_frame, twin
 from atslib.report.pages import ext5_adaptive
 from atslib.report.pages.ext5_adaptive import adaptive_verdict
 from atslib.report.units import adaptive
@@ -135,6 +135,7 @@ def test_knowing_the_draw_it_recovers_the_visible_part_as_an_attack_does_without
         parse_policy(shift).apply_signs(torch.full_like(images.pixels, 255), seen.knows.draws[0][1][:, 0])
     )
     back = to_images(parse_policy(shift).apply_signs(visible.mul(255).byte(), -seen.knows.draws[0][1][:, 0]))
+    assert torch.equal(in_frame(drawn(seen.knows)[0], victims[0]), back[:, 0] > 0)
 
     def decibels(found):  # of the pixels that stayed in the frame
         error = ((found - victims[0]).square() * back).flatten(1).sum(1) / back.flatten(1).sum(1)
@@ -530,6 +531,12 @@ def test_a_toy_run_is_the_same_from_the_archive(kept, tmp_path):
         (f"convnet-4, {word}", HYBRID) for word in ("semi-trained", "untrained")
     ]
     assert set(ext5_adaptive.verdicts(result)["the rule says"]) == {"cannot tell"}  # of two images
+    view = ext5_adaptive.in_view(result)
+    assert list(view.index) == [(f"convnet-4, {w}", p) for w in ("semi-trained", "untrained") for p in ("none", HYBRID)]
+    assert (view.loc[(slice(None), "none"), "in the frame"] == "100%").all()
+    whole = result.tables["visible"].query("attacker == @DRAWS")["whole"].iloc[:2]  # as the pictures are kept
+    exact = table[(table["attacker"] == DRAWS) & (table["draw"] == 0)]["psnr_before"]
+    np.testing.assert_allclose(whole, exact, atol=0.02)
     archive, again = Archive(tmp_path / "units"), Store(tmp_path / "again")
     archive.write(kept, embedded=True)
     archive.restore(again)

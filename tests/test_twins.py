@@ -7,7 +7,7 @@ from atslib.clients.prepare import to_images
 from atslib.errors import AtsError
 from atslib.policies.operations import OPS, apply
 from atslib.policies.policy import Policy
-from atslib.policies.twins import twin
+from atslib.policies.twins import in_frame, twin
 from atslib.rng import rng
 
 EXACT = {"translateX", "translateY", "rotate", "posterize", "solarize", "equalize", "invert"}
@@ -82,3 +82,21 @@ def test_steps_have_the_gradient_of_their_stand_in():
 def test_wrong_input_is_refused(ids, images, signs, message):
     with pytest.raises(AtsError, match=message):
         twin(ids, images, signs)
+
+
+def test_the_part_in_the_frame_is_what_moves_leave_of_it():
+    images = torch.rand(3, 3, 12, 12, generator=rng(4))
+    right = next(i for i, op in enumerate(OPS) if op.name == "translateX")
+    dark = next(i for i, op in enumerate(OPS) if op.name == "brightness")
+    every = torch.full((3, 3, 12, 12), 255, dtype=torch.uint8)
+    left = [int((apply(right, every, sign)[0, 0, 0] == 255).sum()) for sign in (1, -1)]
+    found = in_frame([((right,), (1,)), ((dark, right), (1, -1)), ((dark,), (-1,))], images)
+    assert found.shape == (3, 12, 12)
+    columns = found.any(1)
+    assert torch.equal(found, columns[:, None].expand(3, 12, 12))  # whole columns leave the frame
+    assert columns.sum(1).tolist() == [*left, 12]
+    # To and fro: what left is not back.
+    both = in_frame([((right, right), (1, -1))], images[:1])
+    assert int(both.any(1).sum()) == left[0]
+    grey = in_frame([((), ())], images[:1, :1])
+    assert grey.all()

@@ -15,6 +15,7 @@ from atslib.policies.operations import KERNELS, OPS, magnitude, rotate_table, sh
 
 Form = tuple[tuple[int, ...], tuple[int, ...]]  # operations, and the sign that was drawn for each
 SIGNED = ("shearY", "translateX", "translateY", "color", "contrast", "brightness", "sharpness")  # turn with their sign
+MOVES = ("shearY", "translateX", "translateY", "rotate")  # the others change colours where they are
 LUMA = (19595 / 65536, 38470 / 65536, 7471 / 65536)  # of red, green and blue, as Pillow weighs them
 
 
@@ -54,6 +55,19 @@ def twins(forms: Sequence[Form], images: Tensor) -> Tensor:
     made = [twin(ids, images[rows], _signs([forms[i] for i in rows], ids)) for ids, rows in members.items()]
     order = torch.tensor([row for rows in members.values() for row in rows], device=images.device)
     return torch.cat(made)[order.argsort()]
+
+
+def in_frame(forms: Sequence[Form], images: Tensor) -> Tensor:
+    """Which pixels of images a policy leaves in the frame, (B, H, W) bool; B forms, and images as `twin` takes them.
+
+    A pixel is in the frame if what the operations that move pixels make of it depends on it.
+    """
+    pairs = [[(i, sign) for i, sign in zip(*form, strict=True) if OPS[i].name in MOVES] for form in forms]
+    moves = [(tuple(i for i, _ in each), tuple(sign for _, sign in each)) for each in pairs]
+    with torch.enable_grad():
+        grey = torch.full_like(images, 0.5).requires_grad_()
+        (share,) = torch.autograd.grad(twins(moves, grey).sum(), grey)
+    return share.abs().amax(1) > 1e-3
 
 
 def _signs(forms: Sequence[Form], ids: tuple[int, ...]) -> Tensor:

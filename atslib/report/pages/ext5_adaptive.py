@@ -1,6 +1,6 @@
 """Extension 5: what a policy is worth against a server that knows it, where attacks work."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 import torch
@@ -8,13 +8,14 @@ import torch
 from atslib.attacks import Learned, ThroughPolicy, Undone
 from atslib.clients.prepare import to_images
 from atslib.measures.metrics import psnr
-from atslib.measures.statistics import ENOUGH, holm, paired
+from atslib.measures.statistics import ENOUGH, holm, interval, paired
 from atslib.report import compare
 from atslib.report.result import NO_POLICY, Result, Verdict
 from atslib.report.units import adaptive
-from atslib.report.units.adaptive import DRAWS, JUDGED, POLICY, ROUNDS, SINGLE, STRONGEST, UNDONE, watching
-from atslib.report.units.defended import against_before
+from atslib.report.units.adaptive import DRAWS, JUDGED, LEARNED, POLICY, ROUNDS, SINGLE, STRONGEST, UNDONE, watching
+from atslib.report.units.defended import against_before, visible
 from atslib.report.units.networks import device_of
+from atslib.report.units.packing import PICTURES, as_kept
 from atslib.report.units.settings import Settings
 from atslib.report.units.table1 import HYBRID
 from atslib.report.units.tables import attack_rows, attacked_facts, provenance
@@ -24,6 +25,7 @@ from atslib.store import Artifact, Store
 
 KEYS = ("attacker", "policy")
 FIRST, ELSEWHERE, LEAST = "attacks", "elsewhere", "least"  # tables
+BEFORE = (UNDONE, LEARNED, POLICY, DRAWS)  # who search the image before the policy, in one round
 COLUMNS = {FIRST: (*KEYS, "draw"), ELSEWHERE: ("place", *KEYS), LEAST: KEYS}  # that name a unit in each
 
 
@@ -137,7 +139,8 @@ def run(settings: Settings, store: Store) -> Result:
     Beside the columns of `image_rows` stand `psnr_before` and `gain_before`, against the image before the policy,
     `ceiling`, the PSNR of a perfect reconstruction of the transformed image against it, and for the attackers who
     reconstruct the image after the policy `rank_knowing`, see `known_ranks`. `psnr_original` is against the photograph.
-    Table `elsewhere`: the same of other networks, by their `place`; `least`: of the policies that might withstand.
+    Table `elsewhere`: the same of other networks, by their `place`; `least`: of the policies that might withstand; and
+    `visible`, see `_visible`.
     """
     tables, sheets, parts = {}, {}, _tables(settings)
     for name, part in parts.items():
@@ -145,6 +148,7 @@ def run(settings: Settings, store: Store) -> Result:
         tables[name] = _against_before(part, rows, COLUMNS[name], store, device_of(settings.device))
     first = parts[FIRST][STRONGEST, NO_POLICY, 0]
     tables[FIRST] = tables[FIRST].assign(place=adaptive.place(first))
+    tables["visible"] = pd.concat([_visible(parts[n], sheets[n], COLUMNS[n]) for n in (FIRST, ELSEWHERE)])
     facts = provenance(settings, sheets[FIRST][STRONGEST, NO_POLICY, 0]) | attacked_facts(first)
     return Result("ext5_adaptive", tables, facts, adaptive_verdict(_everywhere(tables)), sheets[FIRST])
 
@@ -165,6 +169,49 @@ def _before(rows: pd.DataFrame, unit: AttackUnit, store: Store, device: torch.de
         known = known_ranks(unit, store, device)["rank_knowing"].numpy() if unit.policy else None
         table["rank_knowing"] = table["rank_original"] if known is None else known
     return table
+
+
+def _visible(units: Mapping[tuple, AttackUnit], found: Mapping[tuple, Artifact], keys: Sequence[str]) -> pd.DataFrame:
+    """Of the pictures that the archive keeps, of the first draw, one row per place, policy, attacker and image.
+
+    `share` of the image before the policy that is left in the frame, and `psnr`, in dB, on that part; `whole` on all;
+    `ceiling` is that of a perfect picture of what the client used, on all. Without a policy the strongest attack.
+    """
+    rows = []
+    for key, unit in units.items():
+        named = dict(zip(keys, key, strict=True))
+        if named.get("draw") or named["attacker"] not in (BEFORE if unit.policy else (STRONGEST,)):
+            continue
+        images, made = to_images(before(unit))[:PICTURES], to_images(as_kept(found[key]["reconstruction"][:PICTURES]))
+        error, part = (made - images).double().square().mean(1), visible(unit)[: len(images)]
+        target = to_images(targets(unit)[1][: len(images)])
+        values = {"psnr": (error * part).sum((1, 2)) / part.sum((1, 2)), "whole": error.mean((1, 2))}
+        values |= {"ceiling": (target - images).double().square().mean((1, 2, 3))}
+        table = pd.DataFrame({name: (-10 * value.log10()).numpy() for name, value in values.items()})
+        named |= {"place": adaptive.place(unit), "image": range(len(images))}
+        rows.append(table.assign(**named, share=part.double().mean((1, 2)).numpy()))
+    return pd.concat(rows, ignore_index=True)
+
+
+def in_view(result: Result) -> pd.DataFrame:
+    """One row per network and policy, as text: PSNR in dB on the part that the policy left in the frame, by attacker.
+
+    With 95 % intervals over images; before them the share that was left, and the PSNR on the whole image that a perfect
+    picture of what the client used would have. Of no policy the strongest attack, beside those who know the draws.
+    """
+    rows = {}
+    for key, table in result.tables["visible"].groupby(["place", "policy"], sort=False):
+        ceiling = "–" if NO_POLICY in key else f"{table['ceiling'].mean():.1f}"
+        rows[key] = {
+            "images": table["image"].nunique(),
+            "in the frame": f"{table['share'].mean():.0%}",
+            "ceiling": ceiling,
+        }
+        for name in (STRONGEST, *BEFORE):
+            own = table[table["attacker"] == name]
+            low, high = interval(own["psnr"]) if len(own) else (0, 0)
+            rows[key][name] = f"{own['psnr'].mean():.1f} [{low:.1f}, {high:.1f}]" if len(own) else "–"
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis(["network", "policy"])
 
 
 def withstanding(result: Result) -> pd.DataFrame:

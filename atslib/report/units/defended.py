@@ -5,13 +5,17 @@ import itertools
 from collections.abc import Iterable
 
 import pandas as pd
+from torch import Tensor
 
 from atslib.attacks import ATTACKS, Attack, BothImages, KeptEntries, KnownFeatures, ThroughPolicy, Undone
-from atslib.clients.prepare import to_images
+from atslib.attacks.adaptive import drawn
+from atslib.clients.observed import Knowledge
+from atslib.clients.prepare import streams, to_images
 from atslib.clients.threat import ThreatModel
 from atslib.clients.training import TrainConfig
 from atslib.measures.metrics import psnr
-from atslib.policies.policy import sample_authors
+from atslib.policies.policy import parse_policy, sample_authors
+from atslib.policies.twins import in_frame
 from atslib.report.result import NO_POLICY
 from atslib.report.units.networks import ModelUnit, dataset, device_of, model_unit
 from atslib.report.units.settings import Settings
@@ -161,3 +165,10 @@ def against_before(table: pd.DataFrame, unit: AttackUnit) -> pd.DataFrame:
     floor = policy_image(unit.model.dataset, "", unit.crop_flip).expand_as(images).contiguous()
     own = table["psnr_before" if unit.crop_flip else "psnr"]
     return table.assign(gain_before=own - psnr(floor, images).double().numpy())
+
+
+def visible(unit: AttackUnit) -> Tensor:
+    """Which pixels of the unit's images before the policy are left in the frame of the first round, (B, H, W) bool."""
+    draws = parse_policy(unit.policy).draw(unit.last, rng=streams(unit.seed, unit.policy)[1])
+    knows = Knowledge(unit.policy, (tuple(part[unit.first :].unsqueeze(1) for part in draws),))
+    return in_frame(drawn(knows)[0], to_images(before(unit)))

@@ -119,10 +119,15 @@ def _from_table(data: bytes, columns: dict[str, list]) -> Tensors:
     return tensors
 
 
+def as_kept(images: Tensor) -> Tensor:
+    """Images in [0, 1] as they come back from a sheet, uint8: every third grey level from black to white."""
+    return images.nan_to_num().clamp(0, 1).mul(255 / LEVEL).round().mul(LEVEL).byte()
+
+
 def _sheet(images: Tensor) -> bytes:
     """(B, C, H, W) in [0, 1] → a lossless WebP, four in a row, of every third grey level from black to white."""
     blank = images.new_zeros(-len(images) % ACROSS, *images.shape[1:])
-    pixels = torch.cat([images, blank]).nan_to_num().clamp(0, 1).mul(255 / LEVEL).round().mul(LEVEL).byte()
+    pixels = as_kept(torch.cat([images, blank]))
     rows = pixels.unflatten(0, (-1, ACROSS)).permute(0, 3, 1, 4, 2).flatten(2, 3).flatten(0, 1)  # (rows H, 4 W, C)
     buffer = io.BytesIO()
     Image.fromarray(rows.expand(-1, -1, 3).numpy()).save(buffer, "webp", lossless=True, quality=100, method=6)
