@@ -28,7 +28,7 @@ from atslib.report.units.units import AttackUnit, targets
 from atslib.store import Artifact, Store, write_atomically
 
 LIMIT = 60_000_000  # bytes, all files together
-FIRST_STEPS, QUICK, HEAVY = 100, 60, 250_000  # steps of a training on its way, seconds, bytes; see `_soon`
+FIRST_STEPS, QUICK, HEAVY = 300, 60, 250_000  # steps of a training on its way, seconds, bytes; see `_soon`
 _ON_BATCHES, _ON_GRADIENTS, _ON_ALL = (LabelUnit, BatchUnit), (StagesUnit, FeatureUnit), (SweepUnit, SweepScores)
 _ALL = (ModelUnit, AttackUnit, ScoreUnit, SearchUnit, *_ON_BATCHES, *_ON_GRADIENTS, *_ON_ALL, FederationUnit)
 UNITS = {unit.kind: unit for unit in _ALL}
