@@ -194,7 +194,7 @@ def test_a_network_that_nothing_uses_keeps_its_accuracy_and_no_weights(kept, arc
     assert archive.write(store, embedded=True) == 0
 
 
-@pytest.mark.parametrize(("step", "limit", "left"), [(100, 60, ["model"]), (101, 60, []), (0, 60, []), (100, -1, [])])
+@pytest.mark.parametrize(("step", "limit", "left"), [(300, 60, ["model"]), (301, 60, []), (0, 60, []), (300, -1, [])])
 def test_a_network_soon_made_again_keeps_no_weights(tmp_path, monkeypatch, step, limit, left):
     monkeypatch.setattr(module, "QUICK", limit)
     store, archive = Store(tmp_path / "store"), Archive(tmp_path / "units")
