@@ -132,7 +132,7 @@ def random_units(settings: Settings) -> dict[tuple[str, str, str], AttackUnit]:
 def networks(settings: Settings) -> dict[tuple[str, str, str], ModelUnit]:
     """Short trainings of all blocks with all their policies, by (data set, network, policy); none at smoke.
 
-    At laptop the ConvNet is a quarter as wide as the one that is attacked: a step of that one takes several times as long.
+    At laptop the ConvNet is a quarter as wide as the one that is attacked, whose steps take several times as long.
     """
     trained: dict[tuple[str, str, str], ModelUnit] = {}
     for place in (settings, relocated(settings, "fmnist", "shapes-grey")) if settings.profile != "smoke" else ():
