@@ -103,7 +103,7 @@ def costs_page(results: Path) -> str:
         "rates": ", ".join(f"{1e9 * rates[name]:.2g} ns per {word}" for name, word in names.items()),
         "errors": f"median {off.median():.0%}, largest {off.max():.0%}, n = {len(off)}",
         "machine": f"{machine['device']}, {str(machine['made'])[:10]}, torch {machine['torch']}",
-        "load": machine["load"],
+        "load": f"{machine['load']:.1f}",
         "points": _points(cases),
         "overhead": " and ".join(f"{overhead[name]:.0f} ms ({name})" for name in ("processes", "Dask")),
         "profiles": _profiles(rows[rows["benchmark"] == "profile"]),
