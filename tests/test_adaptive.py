@@ -537,6 +537,10 @@ def test_a_toy_run_is_the_same_from_the_archive(kept, tmp_path):
     whole = result.tables["visible"].query("attacker == @DRAWS")["whole"].iloc[:2]  # as the pictures are kept
     exact = table[(table["attacker"] == DRAWS) & (table["draw"] == 0)]["psnr_before"]
     np.testing.assert_allclose(whole, exact, atol=0.02)
+    alone = ext5_adaptive.crop_and_flip(result)
+    assert set(alone.index.get_level_values("attacker")) == {PUBLISHED, STRONGEST, LABEL}
+    untouched = result.tables["untouched"].query("attacker == @STRONGEST")
+    np.testing.assert_allclose(untouched["psnr"], untouched["psnr_original"])  # the photograph is what was used
     archive, again = Archive(tmp_path / "units"), Store(tmp_path / "again")
     archive.write(kept, embedded=True)
     archive.restore(again)

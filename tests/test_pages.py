@@ -657,7 +657,7 @@ def test_the_spectrum_is_said_in_words(fine, coarse, words):
     rows = pd.DataFrame(rows).assign(
         ratio_db=lambda t: t["ratio_db"] + 0.05 * (t["policy"] == HYBRID) * (t["image"] % 2 - 0.5)
     )
-    text = claim5_semantics.shown(Result("x", {"spectrum": rows}, {}, None))
+    text = claim5_semantics.in_words(Result("x", {"spectrum": rows}, {}, None))
     assert text.startswith("On m the error over the target ")
     assert words in text
     assert ("rises in fine" in text) == (fine > 0)

@@ -118,11 +118,10 @@ def usable(accuracy: pd.Series) -> list[str]:
     return [name for name in accuracy.index if name in DEFENSES and accuracy[NO_POLICY] - accuracy[name] <= LOSS]
 
 
-def judged(result: Result) -> pd.DataFrame:
-    """The rows of `summary` that the verdict is about: no defense, the hybrid, and those that are usable."""
-    table, accuracy = summary(result), result.tables["accuracy"].set_index("defense")["accuracy"]
-    table = table.xs("fixed", level="applied")
-    return table.loc[[NO_POLICY, HYBRID, *usable(accuracy)]]
+def judged(result: Result, table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of a `summary` that the verdict is about: no defense, the hybrid, and those that are usable."""
+    accuracy = result.tables["accuracy"].set_index("defense")["accuracy"]
+    return table.xs("fixed", level="applied").loc[[NO_POLICY, HYBRID, *usable(accuracy)]]
 
 
 def run(settings: Settings, store: Store) -> Result:
@@ -146,16 +145,10 @@ def run(settings: Settings, store: Store) -> Result:
 
 def summary(result: Result, table: str = "attacks") -> pd.DataFrame:
     """One row per defense, as text: PSNR, gain with its interval, identification, accuracy, where it is known."""
-    rows, attacks = {}, result.tables[table]
     known = result.tables["accuracy"].set_index("defense")["accuracy"]
-    for (name, applied), own in attacks.groupby(["defense", "applied"], sort=False):
-        row = {"PSNR, dB": f"{own['psnr'].mean():.1f}"}
-        row["gain, dB"] = compare.interval(compare.gained(own), "")
-        row["used image found"] = compare.found(own["rank_target"])
-        row["photograph found"] = compare.found(own["rank_original"])
-        row["accuracy, %"] = f"{known[name]:.1f}" if name in known else "–"
-        rows[name, applied] = row
-    return pd.DataFrame.from_dict(rows, orient="index").rename_axis(["defense", "applied"])
+    rows = compare.outcomes(result, ["defense", "applied"], result.tables[table])
+    rows = rows[["PSNR, dB", "gain, dB", "used image found", "photograph found"]]
+    return rows.assign(**{"accuracy, %": [f"{known[name]:.1f}" if name in known else "–" for name, _ in rows.index]})
 
 
 def strengths(result: Result, table: str = "attacks") -> pd.DataFrame:

@@ -122,16 +122,16 @@ def run(settings: Settings, store: Store) -> Result:
         parts = {key: rows(unit, store, device) for key, unit in by_key.items()}
         tables[name] = pd.concat(parts, names=KEYS[:2]).reset_index(KEYS[:2]).reset_index(drop=True)
     tables["levels"] = at_equal(tables["curve"])
-    tables["curve"] = pd.concat([_shown(own) for _, own in tables["curve"].groupby("model", sort=False)])
+    tables["curve"] = pd.concat([_thinned(own) for _, own in tables["curve"].groupby("model", sort=False)])
     verdict = semantics_verdict(judged(tables["levels"], attacks))
     first = next(iter(by_key))
     facts = provenance(settings, sheets[first]) | attacked_facts(by_key[first])
-    facts["model"] = ", ".join(dict.fromkeys(model for model, _ in by_key))
-    facts["steps"] = ", ".join(str(by_key[model, NO_POLICY].attack.steps) for model in facts["model"].split(", "))
+    steps = {model: str(unit.attack.steps) for (model, _), unit in by_key.items()}
+    facts |= {"model": ", ".join(steps), "steps": ", ".join(steps.values())}
     return Result("claim5_semantics", tables, facts, verdict, sheets)
 
 
-def _shown(curve: pd.DataFrame) -> pd.DataFrame:
+def _thinned(curve: pd.DataFrame) -> pd.DataFrame:
     """A network's curve at every fifth of its iterates, or all where they are few."""
     steps = sorted(curve["iteration"].unique())
     return curve[curve["iteration"].isin(steps[:: max(1, len(steps) // 10)])]
@@ -238,7 +238,7 @@ def frequencies(result: Result) -> pd.DataFrame:
     return pd.concat(rows, names=["model", "frequencies"])
 
 
-def shown(result: Result, policy: str = HYBRID) -> str:
+def in_words(result: Result, policy: str = HYBRID) -> str:
     """What the spectrum says of a policy, one sentence a network: does it hide details, as the claim has it?"""
     changes, words = frequencies(result).xs(policy, level="policy"), []
     coarse, fine = BANDS

@@ -13,9 +13,8 @@ from atslib.report import compare
 from atslib.report.result import NO_POLICY, Result, Verdict
 from atslib.report.units import adaptive
 from atslib.report.units.adaptive import DRAWS, JUDGED, LEARNED, POLICY, ROUNDS, SINGLE, STRONGEST, UNDONE, watching
-from atslib.report.units.defended import against_before, visible
+from atslib.report.units.defended import against_before, visible_rows
 from atslib.report.units.networks import device_of
-from atslib.report.units.packing import PICTURES, as_kept
 from atslib.report.units.settings import Settings
 from atslib.report.units.table1 import HYBRID
 from atslib.report.units.tables import attack_rows, attacked_facts, provenance
@@ -24,9 +23,10 @@ from atslib.report.verdicts import MARGIN, guards
 from atslib.store import Artifact, Store
 
 KEYS = ("attacker", "policy")
-FIRST, ELSEWHERE, LEAST = "attacks", "elsewhere", "least"  # tables
+FIRST, ELSEWHERE, LEAST, UNTOUCHED = "attacks", "elsewhere", "least", "untouched"  # tables
 BEFORE = (UNDONE, LEARNED, POLICY, DRAWS)  # who search the image before the policy, in one round
-COLUMNS = {FIRST: (*KEYS, "draw"), ELSEWHERE: ("place", *KEYS), LEAST: KEYS}  # that name a unit in each
+# That name a unit in each.
+COLUMNS = {FIRST: (*KEYS, "draw"), ELSEWHERE: ("place", *KEYS), LEAST: KEYS, UNTOUCHED: ("place", "attacker", "draw")}
 
 
 def units(settings: Settings) -> dict[tuple, AttackUnit]:
@@ -37,7 +37,8 @@ def units(settings: Settings) -> dict[tuple, AttackUnit]:
 def _tables(settings: Settings) -> dict[str, dict[tuple, AttackUnit]]:
     draws = range(1 if settings.profile == "smoke" else adaptive.TIMES)
     drawn = {(*key, n): unit for n in draws for key, unit in adaptive.by_knowledge(settings, n).items()}
-    return {FIRST: drawn, ELSEWHERE: adaptive.elsewhere(settings), LEAST: adaptive.on_least(settings)}
+    others = {ELSEWHERE: adaptive.elsewhere(settings), LEAST: adaptive.on_least(settings)}
+    return {FIRST: drawn} | others | {UNTOUCHED: adaptive.untouched(settings)}
 
 
 ADAPTIVE_RULE = (
@@ -139,8 +140,8 @@ def run(settings: Settings, store: Store) -> Result:
     Beside the columns of `image_rows` stand `psnr_before` and `gain_before`, against the image before the policy,
     `ceiling`, the PSNR of a perfect reconstruction of the transformed image against it, and for the attackers who
     reconstruct the image after the policy `rank_knowing`, see `known_ranks`. `psnr_original` is against the photograph.
-    Table `elsewhere`: the same of other networks, by their `place`; `least`: of the policies that might withstand; and
-    `visible`, see `_visible`.
+    Table `elsewhere`: the same of other networks, by their `place`; `least`: of the policies that might withstand;
+    `untouched`: of photographs without crop and flip; and `visible`, see `_visible`.
     """
     tables, sheets, parts = {}, {}, _tables(settings)
     for name, part in parts.items():
@@ -172,25 +173,13 @@ def _before(rows: pd.DataFrame, unit: AttackUnit, store: Store, device: torch.de
 
 
 def _visible(units: Mapping[tuple, AttackUnit], found: Mapping[tuple, Artifact], keys: Sequence[str]) -> pd.DataFrame:
-    """Of the pictures that the archive keeps, of the first draw, one row per place, policy, attacker and image.
-
-    `share` of the image before the policy that is left in the frame, and `psnr`, in dB, on that part; `whole` on all;
-    `ceiling` is that of a perfect picture of what the client used, on all. Without a policy the strongest attack.
-    """
-    rows = []
+    """Rows of `visible_rows` by place, policy and attacker: of the first draw; without a policy the strongest."""
+    parts = []
     for key, unit in units.items():
-        named = dict(zip(keys, key, strict=True))
-        if named.get("draw") or named["attacker"] not in (BEFORE if unit.policy else (STRONGEST,)):
-            continue
-        images, made = to_images(before(unit))[:PICTURES], to_images(as_kept(found[key]["reconstruction"][:PICTURES]))
-        error, part = (made - images).double().square().mean(1), visible(unit)[: len(images)]
-        target = to_images(targets(unit)[1][: len(images)])
-        values = {"psnr": (error * part).sum((1, 2)) / part.sum((1, 2)), "whole": error.mean((1, 2))}
-        values |= {"ceiling": (target - images).double().square().mean((1, 2, 3))}
-        table = pd.DataFrame({name: (-10 * value.log10()).numpy() for name, value in values.items()})
-        named |= {"place": adaptive.place(unit), "image": range(len(images))}
-        rows.append(table.assign(**named, share=part.double().mean((1, 2)).numpy()))
-    return pd.concat(rows, ignore_index=True)
+        named = dict(zip(keys, key, strict=True)) | {"place": adaptive.place(unit)}
+        if not named.get("draw") and named["attacker"] in (BEFORE if unit.policy else (STRONGEST,)):
+            parts.append(visible_rows(unit, found[key]).assign(**named))
+    return pd.concat(parts, ignore_index=True)
 
 
 def in_view(result: Result) -> pd.DataFrame:
@@ -212,6 +201,20 @@ def in_view(result: Result) -> pd.DataFrame:
             low, high = interval(own["psnr"]) if len(own) else (0, 0)
             rows[key][name] = f"{own['psnr'].mean():.1f} [{low:.1f}, {high:.1f}]" if len(own) else "–"
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis(["network", "policy"])
+
+
+def crop_and_flip(result: Result) -> pd.DataFrame:
+    """One row per network and attacker, as text, without a policy: photographs as they are, beside cropped and flipped.
+
+    The gain in dB has its 95 % interval over images, each over the mean training image as the client prepares it.
+    """
+    bare, rows = result.tables[UNTOUCHED], {}
+    every = _everywhere(result.tables).query("policy == @NO_POLICY")
+    for key, own in bare.groupby(["place", "attacker"], sort=False):
+        both = {"as they are": own, "crop and flip": every[(every[["place", "attacker"]] == list(key)).all(axis=1)]}
+        rows[key] = {f"gain, dB: {name}": compare.interval(_gain(table), "") for name, table in both.items()}
+        rows[key] |= {f"found: {name}": compare.found(table["rank_original"]) for name, table in both.items()}
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis(["network", "attacker"])
 
 
 def withstanding(result: Result) -> pd.DataFrame:

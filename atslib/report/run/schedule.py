@@ -247,8 +247,9 @@ class _Schedule:
         return ahead + sum(total for total, _ in parts), sum(min(total, spent) for total, spent in parts)
 
     def _left(self, jobs: int) -> str:
-        ahead, spent = self._remaining()
-        left, now = (ahead - spent) / jobs, max(0.0, self.ends - time.monotonic())
+        now = time.monotonic()
+        running = [max(0.0, self._expected(unit) - (now - begun)) for unit, begun in self.running.values()]
+        left, now = shared([*running, *map(self._expected, self.waiting)], jobs), max(0.0, self.ends - now)
         until = f", {duration(now)} of it now" if now < left else ""
         return f", about {duration(left)} left{until}" if self.done < self.count else ""
 

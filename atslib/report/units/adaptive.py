@@ -115,6 +115,18 @@ def on_least(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
     return found
 
 
+def untouched(settings: Settings) -> dict[tuple[str, str, int], AttackUnit]:
+    """Attacks on photographs without policy, crop and flip, by (place, attacker, draw): what these two alone hide."""
+    draws = range(1 if settings.profile == "smoke" else TIMES)
+    asked = [(*key, n, unit) for n in draws for key, unit in by_knowledge(settings, n).items()]
+    asked += [(*key, 0, unit) for (_, *key), unit in elsewhere(settings).items()]
+    return {
+        (place(unit), attacker, n): dataclasses.replace(unit, crop_flip=False)
+        for attacker, policy, n, unit in asked
+        if policy == NO_POLICY and attacker in (PUBLISHED, STRONGEST, LABEL)
+    }
+
+
 def place(unit: AttackUnit) -> str:
     """The network and what it has been through, in words."""
     return f"{unit.model.model}, {'semi-trained' if unit.model.train else 'untrained'}"

@@ -5,25 +5,26 @@ import itertools
 from collections.abc import Iterable
 
 import pandas as pd
+import torch
 from torch import Tensor
 
 from atslib.attacks import ATTACKS, Attack, BothImages, KeptEntries, KnownFeatures, ThroughPolicy, Undone
-from atslib.attacks.adaptive import drawn
-from atslib.clients.observed import Knowledge
-from atslib.clients.prepare import streams, to_images
+from atslib.attacks.adaptive import drawn as forms_of
+from atslib.clients.prepare import to_images
 from atslib.clients.threat import ThreatModel
 from atslib.clients.training import TrainConfig
 from atslib.measures.metrics import psnr
-from atslib.policies.policy import parse_policy, sample_authors
+from atslib.policies.policy import sample_authors
 from atslib.policies.twins import in_frame
 from atslib.report.result import NO_POLICY
 from atslib.report.units.networks import ModelUnit, dataset, device_of, model_unit
+from atslib.report.units.packing import PICTURES, as_kept
 from atslib.report.units.settings import Settings
 from atslib.report.units.table1 import HYBRID, SEARCHED
 from atslib.report.units.tables import image_rows, policy_image
-from atslib.report.units.units import AttackUnit, attack_unit, attacked, before
+from atslib.report.units.units import AttackUnit, attack_unit, attacked, before, drawn, targets, told
 from atslib.rng import rng
-from atslib.store import Store
+from atslib.store import Artifact, Store
 
 NETWORK = "relunet"  # trains in seconds and is attacked with success; without batch normalization, as DP-SGD needs
 IMAGES, STEPS, TV = 32, 100, 0.02  # at most; the prior's weight was fitted on other images
@@ -169,6 +170,20 @@ def against_before(table: pd.DataFrame, unit: AttackUnit) -> pd.DataFrame:
 
 def visible(unit: AttackUnit) -> Tensor:
     """Which pixels of the unit's images before the policy are left in the frame of the first round, (B, H, W) bool."""
-    draws = parse_policy(unit.policy).draw(unit.last, rng=streams(unit.seed, unit.policy)[1])
-    knows = Knowledge(unit.policy, (tuple(part[unit.first :].unsqueeze(1) for part in draws),))
-    return in_frame(drawn(knows)[0], to_images(before(unit)))
+    return in_frame(forms_of(told(unit, drawn(unit)))[0], to_images(before(unit)))
+
+
+def visible_rows(unit: AttackUnit, artifact: Artifact) -> pd.DataFrame:
+    """Of the pictures that the archive keeps, one row per image: what the attack finds before the policy, in dB.
+
+    `share` of the image before the policy that is left in the frame, `psnr` on that part, and `whole` on all; `ceiling`
+    is that of a perfect picture of what the client used, on all.
+    """
+    made = to_images(as_kept(artifact["reconstruction"][:PICTURES]))
+    images, target = (to_images(pixels[: len(made)]) for pixels in (before(unit), targets(unit)[1]))
+    part = visible(unit)[: len(made)]
+    share = part.double().mean((1, 2))
+    # With the rest as it should be, the error of the whole is that of the part times its share.
+    on_it = psnr(torch.where(part[:, None], made, images), images).double() + 10 * share.log10()
+    values = {"psnr": on_it, "whole": psnr(made, images), "ceiling": psnr(target, images), "share": share}
+    return pd.DataFrame({"image": range(len(made))} | {name: v.double().numpy() for name, v in values.items()})

@@ -214,24 +214,35 @@ def before(unit: AttackUnit) -> Tensor:
     return transformed(unit.model.dataset, "", unit.last, seed=unit.seed, crop_flip=unit.crop_flip)[unit.first :]
 
 
-def _known(unit: AttackUnit, drawn: tuple[Tensor, Tensor]) -> Knowledge:
-    """What the unit's attacker knows of its policy, of which this was drawn for the images 0 … `last` - 1."""
+def drawn(unit: AttackUnit, *path: int) -> tuple[Tensor, Tensor]:
+    """Member and signs of the policy for each of the unit's images, (B,) and (B, k); `path` tells rounds apart."""
+    every = parse_policy(unit.policy).draw(unit.last, rng=streams(unit.seed, unit.policy, *path)[1])
+    return tuple(part[unit.first :] for part in every)
+
+
+def told(unit: AttackUnit, draws: tuple[Tensor, Tensor]) -> Knowledge:
+    """What a server knows that was told the draws of one round."""
+    return Knowledge(unit.policy, (tuple(part.unsqueeze(1) for part in draws),))
+
+
+def _known(unit: AttackUnit, draws: tuple[Tensor, Tensor]) -> Knowledge:
+    """What the unit's attacker knows of its policy, of which this was drawn."""
     if unit.threat.defense == "unknown":
         return Knowledge()
     if unit.threat.defense == "policy" or not unit.policy:
         return Knowledge(unit.policy)
-    return Knowledge(unit.policy, (tuple(part[unit.first :].unsqueeze(1) for part in drawn),))
+    return told(unit, draws)
 
 
 def _observed(unit: AttackUnit, model: nn.Module, labels: Tensor) -> Observed:
     """What the server saw of the unit's images in all its rounds."""
     rounds, policy, pixels = [], parse_policy(unit.policy), before(unit)
     for path in [(), *((r,) for r in range(1, unit.rounds))]:
-        drawn = policy.draw(unit.last, rng=streams(unit.seed, unit.policy, *path)[1])
-        images = to_images(policy.apply_draw(pixels, *(part[unit.first :] for part in drawn))).to(labels.device)
+        draws = drawn(unit, *path)
+        images = to_images(policy.apply_draw(pixels, *draws)).to(labels.device)
         stream = rng(unit.seed, "defense", unit.defense, *path)
         seen = observe(model, images, labels, threat=unit.threat, defense=unit.defense, rng=stream)
-        rounds.append(dataclasses.replace(seen, knows=_known(unit, drawn)))
+        rounds.append(dataclasses.replace(seen, knows=_known(unit, draws)))
     return Observed.join(rounds)
 
 
