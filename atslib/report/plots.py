@@ -279,7 +279,7 @@ def bars(values: pd.Series, *, xlabel: str, ylabel: str, lines: dict[str, float]
         axis.axhline(0, color="0.3", lw=0.8)
         for color, (name, at) in zip(COLORS[1:], (lines or {}).items(), strict=False):
             axis.axhline(at, color=color, lw=1.4, ls="--", label=f"{name}: {at:.3f}")
-        axis.set(xlabel=xlabel, ylabel=ylabel)
+        axis.set(xlabel=xlabel, ylabel=ylabel, xticks=range(0, len(values), 1 + len(values) // 20))
         if lines:
             axis.legend(frameon=False, fontsize=8, ncols=len(lines), loc="upper center", bbox_to_anchor=(0.5, 1.15))
     return figure

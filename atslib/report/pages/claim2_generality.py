@@ -122,11 +122,11 @@ def summary(result: Result) -> pd.DataFrame:
     for name, row in table.iterrows():
         theirs = [printed.loc[(name, policy), "paper PSNR"] for policy in (NO_POLICY, HYBRID)]
         rows[name] = {
-            "PSNR, dB": f"{psnr[name, NO_POLICY]:.1f} → {psnr[name, HYBRID]:.1f}",
+            "PSNR, dB": f"{psnr[name, NO_POLICY]:.1f}\u00a0→\u00a0{psnr[name, HYBRID]:.1f}",
             "gain undefended, dB": f"{row['gain']:+.1f} [{row['gain low']:.1f}, {row['gain high']:.1f}]",
             "works": "yes" if row["works"] else "no",
             "hybrid changes the gain by, dB": f"{row['change']:+.1f} [{row['low']:.1f}, {row['high']:.1f}]",
-            "the paper's PSNR, dB": "–" if pd.isna(theirs[0]) else f"{theirs[0]:.1f} → {theirs[1]:.1f}",
+            "the paper's PSNR, dB": "–" if pd.isna(theirs[0]) else f"{theirs[0]:.1f}\u00a0→\u00a0{theirs[1]:.1f}",
             **{f"{name} it by": row[name] for name in (f"{policy} changes" for policy in SEARCHED) if name in row},
         }
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("attack")
