@@ -41,7 +41,7 @@ from atslib.report.result import Result
 from atslib.report.units import layers, networks, table1, units
 from atslib.report.units.networks import ModelUnit, model_unit, network, semi_trained, trained
 from atslib.report.units.settings import settings
-from atslib.report.units.table1 import HYBRID, SEARCHED
+from atslib.report.units.table1 import HYBRID, POLICIES, SEARCHED
 from atslib.report.units.tables import label
 from atslib.report.units.units import attack_unit
 from atslib.rng import rng
@@ -122,6 +122,15 @@ def test_table_1_has_four_blocks_with_their_own_policies():
     assert {model for _, model, _ in short} == {"resnet20-1", "convnet-4"}
     assert table1.networks(small) == {}
     assert set(found.values()) <= set(claim1_privacy.units(small).values())
+
+
+def test_convnets_of_table_1_are_attacked_longer_and_on_more_images(monkeypatch):
+    monkeypatch.setattr("atslib.report.units.units.dataset", lambda name, split: range(1000))
+    found = table1.units(settings(profile="laptop", dataset="shapes", images=100, steps=400))
+    sizes = {model: (unit.last - unit.first, unit.attack.steps) for (_, model, _), unit in found.items()}
+    assert sizes == {"resnet20-1": (32, 100), "convnet-16": (50, 300)}
+    few = table1.units(settings(profile="laptop", dataset="shapes", images=7, steps=40))
+    assert {(unit.last, unit.attack.steps) for unit in few.values()} == {(7, 40)}
 
 
 def test_published_numbers_are_found_by_policy_whatever_the_order_of_a_hybrid():
@@ -242,7 +251,8 @@ def test_pages_share_networks_and_attacks_where_they_can():
     for place in (small, settings(profile="laptop", dataset="shapes")):
         trained = claim1_privacy.networks(place)
         assert trained.items() <= claim4_efficiency.networks(place).items() <= claim4_efficiency.units(place).items()
-        assert trained == {name: model_unit(place, name.replace("none", "")) for name in ("none", HYBRID)}
+        asked = ("", HYBRID) if place is small else POLICIES
+        assert trained == {policy or "none": model_unit(place, policy) for policy in asked}
 
 
 INITIAL = settings(profile="laptop", dataset="shapes", images=40)
@@ -382,6 +392,8 @@ def test_several_trainings_differ_in_their_seed_alone_and_share_it_over_policies
     for (policy, seed), unit in units.items():
         assert unit == dataclasses.replace(units[policy, 0], seed=seed)
         assert unit.train == dataclasses.replace(units["none", 0].train, policy=policy.replace("none", ""))
+    long = claim4_efficiency.networks(settings(profile="laptop", dataset="shapes"))
+    assert all(units[policy, 0] == long[policy] for policy in ("none", HYBRID)), "the curves' own are the first"
 
 
 @pytest.mark.parametrize(
@@ -489,6 +501,10 @@ def test_extension_1_beside_table_5(kept):
     assert table["replication PSNR"].to_dict() == {"none": 8.96, HYBRID: 7.92}
     assert table["replication accuracy"].to_dict() == {"none": 61.44, HYBRID: 57.38}
     assert list(ext1_tinyimagenet.differences(result).index) == [HYBRID]
+    accuracy = result.tables["accuracy"].set_index("policy")["accuracy"]
+    attacked = {"attacks": result.tables["attacks"].assign(model="lenet")}  # and not the network that was trained
+    elsewhere = dataclasses.replace(result, tables=result.tables | attacked)
+    assert ext1_tinyimagenet.comparison(elsewhere)["accuracy"].to_dict() == accuracy.to_dict()
 
 
 # --- semantics ----------------------------------------------------------------------------------------------

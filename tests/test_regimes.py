@@ -114,11 +114,20 @@ def test_networks_are_looked_at_on_their_way_the_narrow_one_with_every_searched_
 
 
 @needs("cifar100")
+def test_every_policy_of_claim_1_has_a_network_trained_to_its_end():
+    units = {key: unit for key, unit in regimes.units(settings(profile="laptop")).items() if key[0] == "trained"}
+    assert {unit.policy for unit in units.values()} == set(POLICIES)
+    assert {(unit.model.train.policy == unit.policy, unit.model.step, unit.last) for unit in units.values()} == {
+        (True, 0, 100)
+    }
+
+
+@needs("cifar100")
 def test_the_papers_attack_stands_beside_the_strongest_on_the_same_images_and_starts():
     laptop = settings(profile="laptop")
     units = regimes.units(laptop)
     theirs = regimes.by_the_paper(laptop)
-    assert {key[0] for key in theirs} == {"initial", "semi", "trained"}
+    assert {key[0] for key in theirs} == {"initial", "early", "semi", "trained"}
     for key, unit in theirs.items():
         strongest = units[(*key, 0)]
         assert unit.attack == dataclasses.replace(ATTACKS["adam-cosine"], steps=strongest.attack.steps)

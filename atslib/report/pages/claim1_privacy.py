@@ -11,7 +11,7 @@ from atslib.report.units import table1
 from atslib.report.units.networks import ModelUnit, Unit, model_unit
 from atslib.report.units.regimes import Cell, measure, sizes
 from atslib.report.units.settings import Settings
-from atslib.report.units.table1 import HYBRID, OF_TEN, block, family, published_rows
+from atslib.report.units.table1 import HYBRID, OF_TEN, POLICIES, block, family, published_rows
 from atslib.report.units.tables import accuracy_rows, attack_rows, curve_rows, label, provenance
 from atslib.report.units.units import AttackUnit
 from atslib.report.verdicts import cannot_tell, guards
@@ -31,8 +31,9 @@ def attacks_of(settings: Settings) -> dict[tuple, AttackUnit]:
 
 
 def networks(settings: Settings) -> dict[str, ModelUnit]:
-    """The trained networks whose accuracy is judged, by the policy's label."""
-    return {label(policy): model_unit(settings, policy) for policy in ("", HYBRID)}
+    """The trained networks, by the policy's label; at smoke the two whose accuracy is judged."""
+    chosen = ("", HYBRID) if settings.profile == "smoke" else POLICIES
+    return {label(policy): model_unit(settings, policy) for policy in chosen}
 
 
 def units(settings: Settings) -> dict[object, Unit]:
@@ -90,7 +91,7 @@ def _trained(judged: pd.DataFrame, accuracy: pd.Series) -> str:
 
 
 def run(settings: Settings, store: Store) -> Result:
-    """Attack with and without policies, train with and without the hybrid, and judge.
+    """Attack and train with and without policies, and judge.
 
     Tables: `attacks` (one row per regime, step, network, policy, draw and image), `judged` (one row per cell),
     `accuracy` (one row per policy), `curve` (GradSim along the attack on the first network, one row per policy, step

@@ -1,6 +1,6 @@
 """Claim 3: policies searched on CIFAR-100 work on Fashion-MNIST (paper, Table 4)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import pandas as pd
 
@@ -162,19 +162,14 @@ def run(settings: Settings, store: Store) -> Result:
     return Result("claim3_transfer", tables, facts, verdict, sheets)
 
 
-def compared(result: Result, table: Callable[[str, str], str]) -> pd.DataFrame:
-    """One row per network and policy: our summary, and the numbers of the published table that `table` names."""
-    return compare.comparison(result, ["model", "policy"], lambda key: published_rows(table(*key), key[1]))
-
-
 def comparison(result: Result) -> pd.DataFrame:
     """Our summary beside Table 4 of both papers; beside Table 1 for what was searched on the other data set."""
 
-    def table(model: str, policy: str) -> str:
-        there, searched = block(result.facts["dataset"], model)
-        return there if policy == hybrid(searched) else TABLES[family(model)]
+    def printed(key: tuple[str, str]) -> pd.DataFrame:
+        there, searched = block(result.facts["dataset"], key[0])
+        return published_rows(there if key[1] == hybrid(searched) else TABLES[family(key[0])], key[1])
 
-    return compared(result, table)
+    return compare.comparison(result, ["model", "policy"], printed)
 
 
 def per_image(result: Result) -> dict[str, pd.DataFrame]:

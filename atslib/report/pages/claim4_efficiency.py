@@ -15,7 +15,7 @@ from atslib.report.compare import beside
 from atslib.report.result import NO_POLICY, Result, Verdict
 from atslib.report.units.networks import CURVE_IMAGES, ModelUnit, dataset, device_of, model_unit, network, trained
 from atslib.report.units.settings import Settings
-from atslib.report.units.table1 import HYBRID, POLICIES, published_rows, short
+from atslib.report.units.table1 import HYBRID, POLICIES, published_rows
 from atslib.report.units.tables import accuracy_rows, label, provenance
 from atslib.rng import rng
 from atslib.store import Artifact, Store
@@ -23,21 +23,19 @@ from atslib.store import Artifact, Store
 LEVELS = (0.5, 0.8, 0.95)  # of the undefended network's last accuracy
 TIMED_BATCHES = 4
 REPEATS = 3
-SEEDS = 3  # short trainings with each policy
+SEEDS = 3  # trainings with each policy
 MARGIN = 2.0  # points of accuracy: a policy that costs less is no worse
 
 
 def networks(settings: Settings) -> dict[str, ModelUnit]:
-    """The long trainings by the policy's label: those of claim 1, at laptop without and with the hybrid."""
-    chosen = ("", HYBRID) if settings.profile == "laptop" else POLICIES
-    return {label(policy): model_unit(settings, policy) for policy in chosen}
+    """The trainings behind the curves, by the policy's label: those of claim 1."""
+    return {label(policy): model_unit(settings, policy) for policy in POLICIES}
 
 
 def repeated(settings: Settings) -> dict[tuple[str, int], ModelUnit]:
-    """Short trainings without a policy and with the hybrid, with several seeds, by (policy, seed); none at smoke."""
-    own = short(settings)
-    seeds = range(own.seed, own.seed + SEEDS) if settings.profile != "smoke" else ()
-    return {(label(p), seed): model_unit(own, p, seed=seed) for seed in seeds for p in ("", HYBRID)}
+    """The same without a policy and with the hybrid, with several seeds, by (policy, seed); none at smoke."""
+    seeds = range(settings.seed, settings.seed + SEEDS) if settings.profile != "smoke" else ()
+    return {(label(p), seed): model_unit(settings, p, seed=seed) for seed in seeds for p in ("", HYBRID)}
 
 
 def units(settings: Settings) -> dict[object, ModelUnit]:
@@ -135,8 +133,8 @@ def run(settings: Settings, store: Store) -> Result:
 
     Tables: `curve` (one row per policy and epoch: training loss, accuracy on the first `CURVE_IMAGES` test images,
     seconds), `accuracy` (after the last epoch, on all test images), `cost`, one row per policy: seconds for the
-    same images, and `share` of an epoch without any transformation; and, but for smoke, `seeds`: the accuracy of the
-    short trainings, one row per policy and seed.
+    same images, and `share` of an epoch without any transformation; and, but for smoke, `seeds`: the accuracy of
+    trainings with several seeds, one row per policy and seed.
     """
     device, long = device_of(settings.device), networks(settings)
     made = {policy: trained(unit, store, device)[1] for policy, unit in long.items()}

@@ -19,12 +19,12 @@ from atslib.report.verdicts import guards
 from atslib.store import Store
 
 CELL = ["regime", "step", "model"]
-TRAINED = ("", HYBRID)  # policies with which a network is trained to its end
+TRAINED = ("", HYBRID)  # the paper's proposal beside nothing, where an attack with every policy takes too long
 STAGED = ("", *SEARCHED, HYBRID)  # those of the trainings that are looked at on their way
 WIDE_STAGES = 100  # the last step at which the network is looked at whose steps take three times as long
 PAPERS = "adam-cosine"  # the paper's own attack, beside the strongest
 BROAD = 16  # images of the published ResNet20, four times as wide: a check that width changes nothing
-CROSSED = 300  # the step, beside the end of the training, at which network and target are crossed
+CROSSED = 300  # the step at which network and target are crossed, as at the end, and the paper's attack is asked
 OUTCOMES = {
     "rank_target": "the used image",
     "rank_knowing": "the photograph, policy known",
@@ -47,22 +47,22 @@ def cells(settings: Settings) -> dict[Cell, tuple[str, ...]]:
     few = {"images": settings.images if full else min(FEW, settings.images)}
     longer = deep | {"steps": 300, "draws": 1}
     end = Cell(regime="trained", **longer)
-    early = {Cell(regime="early", step=s, **deep | few): STAGED for s in STAGES if s < end.steps_trained}
-    early |= {Cell(regime="early", step=end.steps_trained, **deep | few): TRAINED}
+    stages = [*(step for step in STAGES if step < end.steps_trained), end.steps_trained]
+    early = {Cell(regime="early", step=step, **deep | few): STAGED for step in stages}
     early |= {Cell(regime="early", step=s, **wide | few): TRAINED for s in STAGES if s <= WIDE_STAGES}
-    semi = {Cell(regime="semi", **longer): POLICIES}
+    trained = {Cell(regime="semi", **longer): POLICIES, end: POLICIES}
     check = {"model": "resnet20-4", "images": BROAD, "draws": 1}
     broad = {} if full else {Cell(regime="initial", **deep | check): TRAINED}
-    return dict.fromkeys(untrained, POLICIES) | broad | early | semi | {end: TRAINED}
+    return dict.fromkeys(untrained, POLICIES) | broad | early | trained
 
 
 def by_the_paper(settings: Settings) -> dict[tuple, AttackUnit]:
-    """The paper's own attack on one draw of the cells that are not early, without a policy and with the hybrid.
+    """The paper's own attack on one draw of each regime's cells, early at `CROSSED`, without and with the hybrid.
 
     As many steps as the strongest, fewer images of trained networks. Keys: regime, step of training, network, policy.
     """
     asked = cells(settings) if settings.profile != "smoke" else ()
-    places = [cell for cell in asked if cell.regime != "early" and cell.images != BROAD]
+    places = [cell for cell in asked if cell.step in (0, CROSSED) and cell.images != BROAD]
     many = [cell.images if cell.regime == "initial" else min(FEW, cell.images) for cell in places]
     theirs = [dataclasses.replace(c, attack=PAPERS, draws=1, images=n) for c, n in zip(places, many, strict=True)]
     return {key[:-1]: unit for cell in theirs for key, unit in cell.units(TRAINED).items()}
