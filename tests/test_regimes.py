@@ -10,17 +10,18 @@ from checks import needs
 
 from atslib.attacks import ATTACKS
 from atslib.clients.prepare import to_images
+from atslib.clients.training import evaluate
 from atslib.errors import AtsError
 from atslib.measures.metrics import psnr
 from atslib.report import compare
 from atslib.report.pages import regimes
 from atslib.report.result import NO_POLICY, Result
-from atslib.report.units.networks import STAGES
-from atslib.report.units.regimes import Cell
+from atslib.report.units.networks import STAGES, dataset, trained
+from atslib.report.units.regimes import Cell, accuracies
 from atslib.report.units.settings import settings
 from atslib.report.units.table1 import HYBRID, POLICIES, SEARCHED
 from atslib.report.units.tables import image_rows, policy_image
-from atslib.report.units.units import attacked, ranks, transformed
+from atslib.report.units.units import attack_unit, attacked, ranks, transformed
 
 
 def attacks(lead, change, *, images=40, spread=1.0, seed=0):
@@ -133,6 +134,18 @@ def test_the_papers_attack_stands_beside_the_strongest_on_the_same_images_and_st
         assert unit.attack == dataclasses.replace(ATTACKS["adam-cosine"], steps=strongest.attack.steps)
         same = dataclasses.replace(strongest, attack=unit.attack, last=100 if key[0] == "initial" else 32)
         assert units["paper", *key] == same
+
+
+def test_each_trained_network_has_its_accuracy_once(store):
+    small = settings()
+    bare = attack_unit(small)
+    units = {("trained", 9, small.model, NO_POLICY, draw): dataclasses.replace(bare, seed=draw) for draw in range(2)}
+    before = dataclasses.replace(bare, model=dataclasses.replace(bare.model, train=None))
+    found = accuracies(units | {("initial", 0, small.model, NO_POLICY, 0): before}, store, "cpu")
+    assert found[["regime", "step", "model", "policy"]].to_numpy().tolist() == [["trained", 9, small.model, NO_POLICY]]
+    model, _ = trained(bare.model, store, torch.device("cpu"))
+    assert found["accuracy"].tolist() == [evaluate(model, dataset(small.dataset, "test"))]
+    assert list(accuracies({}, store, "cpu")) == list(found)
 
 
 def test_both_attacks_are_compared_cell_by_cell():

@@ -10,7 +10,7 @@ from atslib.report import compare
 from atslib.report.reported import reported
 from atslib.report.result import NO_POLICY, Result, Verdict
 from atslib.report.units.networks import STAGES
-from atslib.report.units.regimes import REGIMES, Cell, measure, sizes
+from atslib.report.units.regimes import REGIMES, Cell, accuracies, measure, sizes
 from atslib.report.units.settings import Settings
 from atslib.report.units.table1 import FEW, HYBRID, POLICIES, SEARCHED
 from atslib.report.units.tables import attack_rows, label, provenance
@@ -50,10 +50,10 @@ def cells(settings: Settings) -> dict[Cell, tuple[str, ...]]:
     stages = [*(step for step in STAGES if step < end.steps_trained), end.steps_trained]
     early = {Cell(regime="early", step=step, **deep | few): STAGED for step in stages}
     early |= {Cell(regime="early", step=s, **wide | few): TRAINED for s in STAGES if s <= WIDE_STAGES}
-    trained = {Cell(regime="semi", **longer): POLICIES, end: POLICIES}
+    trained = [*(Cell(regime="semi", **net) for net in (small | {"draws": 1}, longer)), end]
     check = {"model": "resnet20-4", "images": BROAD, "draws": 1}
     broad = {} if full else {Cell(regime="initial", **deep | check): TRAINED}
-    return dict.fromkeys(untrained, POLICIES) | broad | early | trained
+    return dict.fromkeys(untrained, POLICIES) | broad | early | dict.fromkeys(trained, POLICIES)
 
 
 def by_the_paper(settings: Settings) -> dict[tuple, AttackUnit]:
@@ -156,13 +156,14 @@ def run(settings: Settings, store: Store) -> Result:
     """Attack with and without policies, where attacks work and as training goes on, and judge.
 
     Tables: `attacks` (one row per regime, step of training, network, policy, draw and image), `judged` (one row per
-    regime, step and network), `crossed` (one row per step, policy of the network, policy of the target and image), and
-    `paper`, of the paper's own attack (one row per regime, step, network, policy and image).
+    regime, step and network), `networks` (the accuracy of each trained one), `crossed` (one row per step, policy of the
+    network, policy of the target and image), and `paper`, of the paper's own attack, as `attacks` but of one draw.
     Sheets: the images behind the attacks, by the same keys.
     """
-    attacks, sheets = measure(_by_cell(settings), store, settings.device, TRAINED)
+    attacks, sheets = measure(asked := _by_cell(settings), store, settings.device, TRAINED)
     table, pairs, theirs = judged(attacks), crossed(settings), by_the_paper(settings)
-    tables = {"attacks": attacks, "judged": table.reset_index()}
+    accuracy = accuracies(asked, store, settings.device)
+    tables = {"attacks": attacks, "judged": table.reset_index(), "networks": accuracy}
     if theirs:
         tables["paper"], _ = attack_rows(theirs, (*CELL, "policy"), settings, store)
     if pairs:
@@ -180,8 +181,7 @@ def followed(result: Result) -> list[str]:
 def along(result: Result, model: str) -> pd.DataFrame:
     """The attacks before, during and after a network's training, on the images that all steps have."""
     attacks = result.tables["attacks"]
-    on_the_way = attacks["regime"].isin(("initial", "early"))
-    attacks = attacks[(attacks["model"] == model) & on_the_way]
+    attacks = attacks[(attacks["model"] == model) & attacks["regime"].isin(("initial", "early"))]
     policies = attacks[attacks["regime"] == "early"]["policy"]
     return compare.same_images(attacks[attacks["policy"].isin(policies)], "step")
 

@@ -14,7 +14,7 @@ import pandas as pd
 from atslib.attacks import ATTACKS
 from atslib.clients.training import TrainConfig
 from atslib.errors import AtsError, choose
-from atslib.report.units.networks import ModelUnit, dataset, device_of
+from atslib.report.units.networks import ModelUnit, dataset, device_of, trained
 from atslib.report.units.tables import image_rows, label
 from atslib.report.units.units import AttackUnit, attacked, check_images_there, known_ranks
 from atslib.store import Store
@@ -109,6 +109,19 @@ def measure(
             table["rank_knowing"] = known_ranks(unit, store, place)["rank_knowing"].numpy()
         rows.append(table)
     return pd.concat(rows, ignore_index=True), artifacts
+
+
+def accuracies(units: Mapping[tuple, AttackUnit], store: Store, device: str) -> pd.DataFrame:
+    """Test accuracy in percent of every trained network that is attacked: one row per regime, step, network, policy.
+
+    Args:
+        units: attacks by the values of `KEYS`.
+    """
+    rows, place = {}, device_of(device)
+    for key, unit in units.items():
+        if unit.model.train and key[:-1] not in rows:
+            rows[key[:-1]] = float(trained(unit.model, store, place)[1]["accuracy"])
+    return pd.DataFrame([(*key, value) for key, value in rows.items()], columns=[*KEYS[:-1], "accuracy"])
 
 
 def sizes(asked: Sequence[Cell]) -> dict[str, object]:
