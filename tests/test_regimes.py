@@ -102,15 +102,20 @@ def test_the_evidence_has_every_network_policy_and_draw():
     assert {unit.seed for key, unit in untrained.items() if key[2] == "lenet"} == {0, 1, 2}
 
 
+FOLLOWED = {"resnet20-1": 100, "convnet-16": 100, "lenet": 300}  # and the steps of an attack, as before the training
+
+
 @needs("cifar100")
-def test_networks_are_looked_at_on_their_way_the_narrow_one_with_every_searched_policy():
+def test_networks_are_looked_at_on_their_way_two_with_every_searched_policy():
     units = {key: unit for key, unit in regimes.units(settings(profile="laptop")).items() if key[0] == "early"}
-    steps = {model: {key[1] for key in units if key[2] == model} for model in ("resnet20-1", "convnet-16")}
-    assert steps == {"resnet20-1": {*STAGES, 7820}, "convnet-16": {1, 3, 10, 30, 100}}
+    steps, whole = {model: {key[1] for key in units if key[2] == model} for model in FOLLOWED}, {*STAGES, 7820}
+    assert steps == {"resnet20-1": whole, "convnet-16": {1, 3, 10, 30, 100}, "lenet": whole}
     assert all(unit.model.step == (0 if key[1] == 7820 else key[1]) for key, unit in units.items())
-    assert {unit.attack.steps for unit in units.values()} == {100}, "one figure, one length of attack"
+    lengths = {(key[2], unit.attack.steps) for key, unit in units.items()}
+    assert lengths == FOLLOWED.items(), "one figure, one length of attack"
     policies = {model: {u.policy for k, u in units.items() if k[2] == model} for model in steps}
-    assert policies == {"resnet20-1": {"", *SEARCHED, HYBRID}, "convnet-16": {"", HYBRID}}
+    every = {"", *SEARCHED, HYBRID}
+    assert policies == {"resnet20-1": every, "convnet-16": {"", HYBRID}, "lenet": every}
     assert all(unit.model.train.policy == unit.policy for unit in units.values())
 
 

@@ -33,7 +33,7 @@ OUTCOMES = {
 
 
 def cells(settings: Settings) -> dict[Cell, tuple[str, ...]]:
-    """Where the question is asked, and of which policies: untrained networks, and two over their training."""
+    """Where the question is asked, and of which policies: untrained networks, and three along their training."""
     shared = {"dataset": settings.dataset, "seed": settings.seed}
     if settings.profile == "smoke":
         own = shared | {"model": settings.model, "images": settings.images}
@@ -45,10 +45,10 @@ def cells(settings: Settings) -> dict[Cell, tuple[str, ...]]:
     small = shared | {"model": "lenet", "attack": "annealed-lenet", "steps": 300, "draws": 3}  # the cheapest
     untrained = [Cell(regime="initial", **net) for net in (small, wide, deep)]
     few = {"images": settings.images if full else min(FEW, settings.images)}
-    longer = deep | {"steps": 300, "draws": 1}
-    end = Cell(regime="trained", **longer)
+    end = Cell(regime="trained", **(longer := deep | {"steps": 300, "draws": 1}))
     stages = [*(step for step in STAGES if step < end.steps_trained), end.steps_trained]
-    early = {Cell(regime="early", step=step, **deep | few): STAGED for step in stages}
+    nets = (deep | few, small | few | {"draws": 2})
+    early = {Cell(regime="early", step=step, **net): STAGED for net in nets for step in stages}
     early |= {Cell(regime="early", step=s, **wide | few): TRAINED for s in STAGES if s <= WIDE_STAGES}
     trained = [*(Cell(regime="semi", **net) for net in (small | {"draws": 1}, longer)), end]
     check = {"model": "resnet20-4", "images": BROAD, "draws": 1}

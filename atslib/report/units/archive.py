@@ -28,7 +28,7 @@ from atslib.report.units.units import AttackUnit, targets
 from atslib.store import Artifact, Store, write_atomically
 
 LIMIT = 60_000_000  # bytes, all files together
-FIRST_STEPS, QUICK, HEAVY = 300, 60, 250_000  # steps of a training on its way, seconds, bytes; see `_soon`
+QUICK, HEAVY = 60, 250_000  # seconds, bytes; see `_again`
 _ON_BATCHES, _ON_GRADIENTS, _ON_ALL = (LabelUnit, BatchUnit), (StagesUnit, FeatureUnit), (SweepUnit, SweepScores)
 _ALL = (ModelUnit, AttackUnit, ScoreUnit, SearchUnit, *_ON_BATCHES, *_ON_GRADIENTS, *_ON_ALL, FederationUnit)
 UNITS = {unit.kind: unit for unit in _ALL}
@@ -56,9 +56,9 @@ class Archive:
     def write(self, store: Store, *, embedded: bool = False) -> int:
         """Take in every whole artifact of the store that is not here yet; how many.
 
-        Weights are left out of a network that no other unit uses, such as one trained for its accuracy alone, and of
-        one that is soon made again: within a minute, in the first steps of its training, or at its end where it is
-        large. Attacks on the latter keep no pictures either.
+        Weights are left out of a network that no other unit uses, such as one trained for its accuracy alone; of one on
+        the way of its training; and of a large one that is made again within a minute, whose attacks keep no pictures
+        either.
 
         Args:
             embedded: also what was computed on the embedded `shapes`, which anyone makes again in seconds.
@@ -70,12 +70,12 @@ class Archive:
             raise AtsError(f"the store is damaged, nothing was archived: {'; '.join(faults)}")
         new, there = 0, dict(store.entries())
         used = {part for facts in (*entries.values(), *there.values()) for part in _networks(facts)}
-        brief = {_text(facts["config"]) for path, facts in there.items() if _soon(facts, path.stat().st_size) == "end"}
+        brief = {_text(facts["config"]) for path, facts in there.items() if _again(facts, path.stat().st_size) == "end"}
         for path, facts in there.items():
             line = entries.get(path.stem, {})
             known = line.get("sha256") == facts["sha256"] or facts.get("archived")
-            soon = _soon(facts, path.stat().st_size)
-            lean = facts["kind"] == "model" and (_text(facts["config"]) not in used or bool(soon))
+            again = _again(facts, path.stat().st_size)
+            lean = facts["kind"] == "model" and (_text(facts["config"]) not in used or bool(again))
             if known and not (lean and line and "model" not in line["left_out"]):
                 continue
             if '"dataset": "shapes' in _text(facts["config"]) and not embedded:
@@ -198,12 +198,14 @@ def _rebuilt(kind: type, value: dict, named: str = "") -> object:
     return kind(**{name: field(hints.get(name), item) for name, item in value.items()})
 
 
-def _soon(facts: dict, size: int) -> str:
-    """Where a network stands that is made again within a minute, `first` steps or `end`; empty for all others."""
-    if facts["kind"] != "model" or facts["seconds"] > QUICK:
+def _again(facts: dict, size: int) -> str:
+    """Which network it is that has to be made again, since its weights are left out; empty for all others.
+
+    `way` for one on the way of its training; `end` for a large one that takes less than a minute.
+    """
+    if facts["kind"] != "model":
         return ""
-    step = facts["config"].get("step", 0)
-    return ("first" if step <= FIRST_STEPS else "") if step else ("end" if size > HEAVY else "")
+    return "way" if facts["config"].get("step") else "end" if facts["seconds"] <= QUICK and size > HEAVY else ""
 
 
 def _key(line: dict) -> str:
