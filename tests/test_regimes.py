@@ -182,34 +182,42 @@ def test_the_figure_follows_one_training_and_leaves_out_the_semi_trained_network
 @needs("cifar100")
 def test_network_and_target_are_crossed():
     pairs = regimes.crossed(settings(profile="laptop"))
-    assert len(pairs) == 2 * 2 * 2
-    assert {unit.model.model for unit in pairs.values()} == {"resnet20-1"}
-    for (step, network, target), unit in pairs.items():
-        assert unit.model.step in (step, 0)
+    places = {(model, step) for model, step, _, _ in pairs}
+    assert places == {(model, step) for model in ("resnet20-1", "lenet") for step in (30, 300, 7820)}
+    assert len(pairs) == 4 * len(places)
+    assert not regimes.crossed(settings())
+    for (model, step, network, target), unit in pairs.items():
+        assert (unit.model.model, unit.model.step) == (model, step % 7820)
         assert (network, target) == (unit.model.train.policy or "none", unit.policy or "none")
 
 
 def crossed(network, target):
-    """A result in which training with the hybrid adds `network` dB and transforming the images `target` dB."""
+    """Attacks to which training with the hybrid adds `network` dB and transforming the images `target` dB."""
     rows = [
         {
+            "model": "lenet",
             "step": 9,
             "network": n,
             "target": t,
             "image": i,
             "psnr": i + network * (n != NO_POLICY) + target * (t != NO_POLICY),
+            "rank_target": 1 + (i > 1),
         }
         for n in (NO_POLICY, HYBRID)
         for t in (NO_POLICY, HYBRID)
         for i in range(6)
     ]
-    return Result("regimes", {"crossed": pd.DataFrame(rows).assign(gain=lambda table: table["psnr"] - 3)}, {}, None)
+    return pd.DataFrame(rows).assign(floor_policy=3.0, gain=lambda table: table["psnr"] - table["floor_policy"])
 
 
 def test_what_lowers_the_psnr_is_told_apart():
-    table = regimes.what_lowers(crossed(network=-0.5, target=-2.0))["change, dB"]
-    np.testing.assert_allclose(table.xs("network", level="the hybrid on"), -0.5)
-    np.testing.assert_allclose(table.xs("target", level="the hybrid on"), -2.0)
+    attacks = crossed(network=-0.5, target=-2.0)
+    table = compare.what_lowers(attacks, HYBRID)["change, dB"]
+    np.testing.assert_allclose(table.xs("network", level="the policy on"), -0.5)
+    np.testing.assert_allclose(table.xs("target", level="the policy on"), -2.0)
+    means = compare.targets_crossed(attacks)
+    assert means.loc[("lenet", 9, NO_POLICY, HYBRID), ["PSNR, dB", "gain, dB"]].tolist() == [0.5, -2.5]
+    np.testing.assert_allclose(means["used image found, %"], 100 / 3)
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from atslib.report.result import NO_POLICY, Result, Verdict
 SOURCES = {"ats": "paper", "replication": "replication"}  # in `reported.csv` → at the head of a column
 METRICS = {"PSNR_dB": "PSNR", "val_accuracy_pct": "accuracy"}
 VALUES = ("psnr", "gain")
+_CROSSED, ROLES = ["model", "step"], ("network", "target")  # of a policy: in the training, and on what is attacked
 
 
 def published(rows: pd.DataFrame) -> dict[str, float]:
@@ -188,6 +189,38 @@ def chosen_round(attacks: pd.DataFrame) -> pd.DataFrame:
         rows[policy] |= {"at the chosen one": interval(gained(table[table["step"] == best]), "")}
         rows[policy] |= {"change": "–" if best == first else interval(change.loc[best], "")}
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("policy")
+
+
+def targets_crossed(attacks: pd.DataFrame) -> pd.DataFrame:
+    """What attacks get of each network, trained with or without a policy, on images with or without it.
+
+    Means over images of PSNR, floor and gain in dB, and of the share of reconstructions that single out the used image.
+
+    Args:
+        attacks: with `model`, `step` of the training, `network` and `target` (the policies on either), and `image`.
+    """
+    means = attacks.assign(found=100.0 * (attacks["rank_target"] == 1)).groupby([*_CROSSED, *ROLES], sort=False)
+    names = {"psnr": "PSNR, dB", "floor_policy": "floor, dB", "gain": "gain, dB", "found": "used image found, %"}
+    return means[list(names)].mean().rename(columns=names)
+
+
+def what_lowers(attacks: pd.DataFrame, policy: str) -> pd.DataFrame:
+    """Change in dB that a policy makes by training the network with it, and by acting on the target.
+
+    Each is the mean over both settings of the other, on the same images, with its 95 % interval over images.
+
+    Args:
+        attacks: as in `targets_crossed`.
+    """
+    rows = {}
+    for key, table in attacks.groupby(_CROSSED, sort=False):
+        for role in ROLES:
+            for value in VALUES:
+                mean = table.groupby([role, "image"])[value].mean().unstack(role)
+                change = (mean[policy] - mean[NO_POLICY]).rename("change").reset_index()
+                low, high = confidence(change["change"], change["image"])
+                rows[*key, role, value] = {"change, dB": change["change"].mean(), "low": low, "high": high}
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis([*_CROSSED, "the policy on", "of"])
 
 
 def found(ranks: pd.Series) -> str:

@@ -24,7 +24,7 @@ STAGED = ("", *SEARCHED, HYBRID)  # those of the trainings that are looked at on
 WIDE_STAGES = 100  # the last step at which the network is looked at whose steps take three times as long
 PAPERS = "adam-cosine"  # the paper's own attack, beside the strongest
 BROAD = 16  # images of the published ResNet20, four times as wide: a check that width changes nothing
-CROSSED = 300  # the step at which network and target are crossed, as at the end, and the paper's attack is asked
+CROSSED = (30, 300)  # steps at which network and target are crossed, as at the end; at the last, the paper's attack
 OUTCOMES = {
     "rank_target": "the used image",
     "rank_knowing": "the photograph, policy known",
@@ -57,12 +57,12 @@ def cells(settings: Settings) -> dict[Cell, tuple[str, ...]]:
 
 
 def by_the_paper(settings: Settings) -> dict[tuple, AttackUnit]:
-    """The paper's own attack on one draw of each regime's cells, early at `CROSSED`, without and with the hybrid.
+    """The paper's own attack on one draw of each regime's cells, early at step 300, without and with the hybrid.
 
     As many steps as the strongest, fewer images of trained networks. Keys: regime, step of training, network, policy.
     """
     asked = cells(settings) if settings.profile != "smoke" else ()
-    places = [cell for cell in asked if cell.step in (0, CROSSED) and cell.images != BROAD]
+    places = [cell for cell in asked if cell.step in (0, CROSSED[-1]) and cell.images != BROAD]
     many = [cell.images if cell.regime == "initial" else min(FEW, cell.images) for cell in places]
     theirs = [dataclasses.replace(c, attack=PAPERS, draws=1, images=n) for c, n in zip(places, many, strict=True)]
     return {key[:-1]: unit for cell in theirs for key, unit in cell.units(TRAINED).items()}
@@ -71,14 +71,15 @@ def by_the_paper(settings: Settings) -> dict[tuple, AttackUnit]:
 def crossed(settings: Settings) -> dict[tuple, AttackUnit]:
     """Each network trained with or without the hybrid, attacked on images with or without it.
 
-    Keys: step of the training, its policy, and the policy on the images, the target; the networks are those of `cells`.
+    Keys: network, step of the training, its policy, and the policy on the images, the target; where `cells` has them.
     """
-    ends = [cell for cell in cells(settings) if cell.regime == "trained"]
-    steps = [step for end in ends for step in (CROSSED, end.steps_trained)]
-    places = [cell for end in ends for cell in cells(settings) if cell.model == end.model and cell.step in steps]
+    asked = cells(settings)
+    steps = [*CROSSED, end] if (end := max(cell.step for cell in asked)) else []
+    whole = [cell.model for cell in asked if end and cell.step == end]  # followed to the end
     return {
-        (cell.steps_trained, label(own), label(policy)): cell.unit(policy, trained_with=own)
-        for cell in places
+        (cell.model, cell.steps_trained, label(own), label(policy)): cell.unit(policy, trained_with=own)
+        for cell in asked
+        if cell.model in whole and cell.step in steps
         for own in TRAINED
         for policy in TRAINED
     }
@@ -156,8 +157,8 @@ def run(settings: Settings, store: Store) -> Result:
     """Attack with and without policies, where attacks work and as training goes on, and judge.
 
     Tables: `attacks` (one row per regime, step of training, network, policy, draw and image), `judged` (one row per
-    regime, step and network), `networks` (the accuracy of each trained one), `crossed` (one row per step, policy of the
-    network, policy of the target and image), and `paper`, of the paper's own attack, as `attacks` but of one draw.
+    regime, step and network), `networks` (the accuracy of each trained one), `crossed` (one row per network, step,
+    policy of its training, of the target, and image), and `paper`, of the paper's attack, as `attacks` but of one draw.
     Sheets: the images behind the attacks, by the same keys.
     """
     attacks, sheets = measure(asked := _by_cell(settings), store, settings.device, TRAINED)
@@ -167,7 +168,7 @@ def run(settings: Settings, store: Store) -> Result:
     if theirs:
         tables["paper"], _ = attack_rows(theirs, (*CELL, "policy"), settings, store)
     if pairs:
-        tables["crossed"], _ = attack_rows(pairs, ("step", "network", "target"), settings, store)
+        tables["crossed"], _ = attack_rows(pairs, ("model", "step", "network", "target"), settings, store)
     facts = provenance(settings, next(iter(sheets.values()))) | sizes(list(cells(settings)))
     return Result("regimes", tables, facts, verdict_of(table), sheets)
 
@@ -219,31 +220,6 @@ def two_attacks(result: Result) -> pd.DataFrame:
             f"{name}: used image found": compare.found(part["rank_target"]) for name, part in both.items()
         }
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis(["regime", "model", "policy"])
-
-
-def targets_crossed(result: Result) -> pd.DataFrame:
-    """PSNR, gain and identification by step, policy of the network and policy of the target: means over images."""
-    table = result.tables["crossed"].assign(found=lambda rows: 100.0 * (rows["rank_target"] == 1))
-    means = table.groupby(["step", "network", "target"], sort=False)[["psnr", "floor_policy", "gain", "found"]].mean()
-    return means.rename(
-        columns={"psnr": "PSNR, dB", "floor_policy": "floor, dB", "gain": "gain, dB", "found": "used image found, %"}
-    )
-
-
-def what_lowers(result: Result) -> pd.DataFrame:
-    """Change in dB that the hybrid makes by training the network with it, and by acting on the target; per step.
-
-    Each is the mean over both settings of the other, on the same images, with its 95 % interval over images.
-    """
-    rows = {}
-    for step, table in result.tables["crossed"].groupby("step", sort=False):
-        for by in ("network", "target"):
-            for value in ("psnr", "gain"):
-                mean = table.groupby([by, "image"])[value].mean().unstack(by)
-                change = (mean[HYBRID] - mean[NO_POLICY]).rename("change").reset_index()
-                low, high = interval(change["change"], change["image"])
-                rows[step, by, value] = {"change, dB": change["change"].mean(), "low": low, "high": high}
-    return pd.DataFrame.from_dict(rows, orient="index").rename_axis(["step", "the hybrid on", "of"])
 
 
 def summary(
