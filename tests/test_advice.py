@@ -109,12 +109,10 @@ def test_a_client_reads_what_it_gets(tmp_path):
 def test_it_says_until_when_gradients_tell_something(tmp_path):
     parts = [attacked("initial", 0, 3.0, 0.5), attacked("early", 30, 1.0, 0.5), attacked("trained", 900, -2.0, 0.0)]
     stored(tmp_path, "regimes", attacks=pd.concat(parts))
-    text = advice(tmp_path)
-    assert "gives undefended images away up to step 30 of 900" in text
-    assert "at the end 0% of the reconstructions still single out" in text
-    longer = attacked("early", 900, 2.0, 0.5)  # another length of attack than at the end itself
-    stored(tmp_path / "other", "regimes", attacks=pd.concat([*parts, longer]))
-    assert "up to step 900 of 900" in advice(tmp_path / "other")
+    assert "| resnet20-1 | 30 of 30 | 50% | 0% |" in advice(tmp_path)  # the end is attacked for longer
+    later = attacked("early", 900, -2.0, 0.25)
+    stored(tmp_path / "other", "regimes", attacks=pd.concat([*parts[:2], later]))
+    assert "| resnet20-1 | 30 of 900 | 50% | 25% |" in advice(tmp_path / "other")
 
 
 def test_noise_and_pruning_stand_beside_the_policy(tmp_path):

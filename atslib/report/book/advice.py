@@ -100,21 +100,25 @@ def _got(attacks: pd.DataFrame, results: Path) -> str:
 
 
 def _stages(attacks: pd.DataFrame) -> str:
-    """From which step of training on undefended gradients tell nothing in dB, and what the end still gives away."""
-    bare = attacks[(attacks["policy"] == NO_POLICY) & (attacks["draw"] == 0)]
-    end = bare[bare["regime"] == "trained"]
-    if end.empty:
+    """How long undefended gradients tell something, one row per network that was followed through its training."""
+    bare = attacks[attacks["policy"] == NO_POLICY]
+    early, lines = bare[bare["regime"] == "early"], []
+    for model in early["model"].unique():
+        own = bare[(bare["model"] == model) & (bare["regime"] != "semi")]  # that is another training
+        rows, longer = own[own["regime"] != "trained"], own[own["regime"] == "trained"]  # attacks of one length
+        leaking = [step for step, table in rows.groupby("step") if compare.gained(table)["low"] > 0]
+        words = f"{max(leaking):,} of {rows['step'].max():,}" if leaking else "none"
+        ends = rows[rows["step"] == 0], longer if len(longer) else rows[rows["step"] == rows["step"].max()]
+        lines.append(f"| {model} | {words} | {' | '.join(compare.found(at['rank_target']) for at in ends)} |")
+    if not lines:
         return ""
-    model = end["model"].iloc[0]
-    rows = bare[(bare["model"] == model) & bare["regime"].isin(("initial", "early"))]
-    leaking = [step for step, table in rows.groupby("step") if compare.gained(table)["low"] > 0]
-    words = f"up to step {max(leaking):,} of {end['step'].max():,}" if leaking else "at no step that was looked at"
+    head = ["| network | more than a blind guess up to step | used image found: untrained | at the last step |"]
     return (
         "## When it matters\n\n"
-        f"Followed through its training, {model} gives undefended images away {words} (95 % interval of the gain "
-        f"above 0). No step is safe by that alone: at the end {compare.found(end['rank_target'])} of the "
-        "reconstructions still single out the image that was used among 100 (chance: 1 %). The first rounds are the "
-        "ones to fear, and a server can send an untrained network at any time."
+        "Networks were attacked along their training, without a policy: the last step at which the gradient tells more "
+        "than a blind guess (95 % interval of the gain above 0), and how often the server picks the image that was "
+        "used out of 100 (chance: 1 %).\n\n" + "\n".join([*head, "|---|---|---|---|", *lines]) + "\n\n"
+        "The first rounds are the ones to fear, and a server can send an untrained network at any time."
     )
 
 
