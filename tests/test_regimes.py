@@ -122,10 +122,10 @@ def test_networks_are_looked_at_on_their_way_two_with_every_searched_policy():
 @needs("cifar100")
 def test_every_policy_of_claim_1_has_a_network_trained_to_its_end():
     units = {key: unit for key, unit in regimes.units(settings(profile="laptop")).items() if key[0] == "trained"}
-    assert {unit.policy for unit in units.values()} == set(POLICIES)
-    assert {(unit.model.train.policy == unit.policy, unit.model.step, unit.last) for unit in units.values()} == {
-        (True, 0, 100)
-    }
+    attacked = {(key[2], unit.policy) for key, unit in units.items()}
+    assert attacked == {(model, policy) for model in ("lenet", "resnet20-1") for policy in POLICIES}
+    for unit in units.values():
+        assert (unit.model.train.policy, unit.model.step, unit.last) == (unit.policy, 0, 100)
 
 
 @needs("cifar100")

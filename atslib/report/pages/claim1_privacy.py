@@ -82,12 +82,12 @@ def privacy_verdict(judged: pd.DataFrame, accuracy: pd.Series, classes: int) -> 
 
 def _trained(judged: pd.DataFrame, accuracy: pd.Series) -> str:
     """What the answer table says of trained networks."""
-    words = f"accuracy {accuracy[NO_POLICY]:.1f} → {accuracy[HYBRID]:.1f} %"
-    for _, row in judged[judged.index.get_level_values("regime") == "trained"].iterrows():
+    words = []
+    for (_, _, model), row in judged[judged.index.get_level_values("regime") == "trained"].iterrows():
         undefended = f"undefended gain {row['bare']:+.1f} dB [{row['bare_low']:.1f}, {row['bare_high']:.1f}]"
         change = f"{row['change']:+.1f} [{row['low']:.1f}, {row['high']:.1f}]"
-        words = f"{undefended}, which the hybrid changes by {change}; {words}"
-    return words
+        words.append(f"{model}: {undefended}, which the hybrid changes by {change}")
+    return "; ".join([*words, f"accuracy {accuracy[NO_POLICY]:.1f} → {accuracy[HYBRID]:.1f} %"])
 
 
 def run(settings: Settings, store: Store) -> Result:

@@ -44,16 +44,16 @@ def cells(settings: Settings) -> dict[Cell, tuple[str, ...]]:
     wide = shared | {"model": "convnet-64" if full else "convnet-16", "attack": "annealed-convnet"}
     small = shared | {"model": "lenet", "attack": "annealed-lenet", "steps": 300, "draws": 3}  # the cheapest
     untrained = [Cell(regime="initial", **net) for net in (small, wide, deep)]
-    few = {"images": settings.images if full else min(FEW, settings.images)}
-    end = Cell(regime="trained", **(longer := deep | {"steps": 300, "draws": 1}))
-    stages = [*(step for step in STAGES if step < end.steps_trained), end.steps_trained]
+    once = (small | {"draws": 1}, deep | {"steps": 300, "draws": 1})
+    later = [Cell(regime=regime, **net) for regime in ("semi", "trained") for net in once]
+    end, few = later[-1].steps_trained, {"images": settings.images if full else min(FEW, settings.images)}
+    stages = [*(step for step in STAGES if step < end), end]
     nets = (deep | few, small | few | {"draws": 2})
     early = {Cell(regime="early", step=step, **net): STAGED for net in nets for step in stages}
     early |= {Cell(regime="early", step=s, **wide | few): TRAINED for s in STAGES if s <= WIDE_STAGES}
-    trained = [*(Cell(regime="semi", **net) for net in (small | {"draws": 1}, longer)), end]
     check = {"model": "resnet20-4", "images": BROAD, "draws": 1}
     broad = {} if full else {Cell(regime="initial", **deep | check): TRAINED}
-    return dict.fromkeys(untrained, POLICIES) | broad | early | dict.fromkeys(trained, POLICIES)
+    return dict.fromkeys(untrained, POLICIES) | broad | early | dict.fromkeys(later, POLICIES)
 
 
 def by_the_paper(settings: Settings) -> dict[tuple, AttackUnit]:
