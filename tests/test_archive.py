@@ -8,6 +8,7 @@ import pytest
 import torch
 from checks import refused
 
+from atslib.clients.threat import observe
 from atslib.errors import AtsError, NotKept
 from atslib.report.pages import claim1_privacy
 from atslib.report.units import archive as module
@@ -181,6 +182,8 @@ def test_what_is_not_kept_says_so_when_it_is_asked_for(kept, archive, tmp_path, 
     assert artifact["accuracy"] == trained(model_unit(TINY), kept, CPU)[1]["accuracy"]
     with pytest.raises(NotKept, match="the archive keeps no weights of lenet on shapes, policy none; "):
         model(torch.zeros(1, 3, 32, 32))
+    with pytest.raises(NotKept, match="the archive keeps no weights of lenet on shapes, policy none; "):
+        observe(model, torch.zeros(1, 3, 32, 32), torch.zeros(1, dtype=torch.long))  # which looks at its parameters
 
 
 def test_a_network_that_nothing_uses_keeps_its_accuracy_and_no_weights(kept, archive, tmp_path):

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar, Protocol
 
 import torch
@@ -251,4 +251,10 @@ class _Absent(nn.Module):
         self.title = title
 
     def forward(self, images: Tensor) -> Tensor:
-        raise NotKept(f"the archive keeps no weights of {self.title}; `python -m atslib run` trains it")
+        raise self._refusal()
+
+    def named_parameters(self, *args: object, **kwargs: object) -> Iterator[tuple[str, nn.Parameter]]:
+        raise self._refusal()
+
+    def _refusal(self) -> NotKept:
+        return NotKept(f"the archive keeps no weights of {self.title}; `python -m atslib run` trains it")
