@@ -94,14 +94,20 @@ def test_a_client_reads_what_a_federation_gives_away_and_loses(tmp_path):
     assert "| lenet, FedSGD | accuracy after 20 rounds | 31.0 % | 30.0 % (-1.0 [-3.5, 1.5]) |" in text
 
 
+BOTH = [(NO_POLICY, 3.0, 0.5), (HYBRID, 1.0, 0.25)]
+
+
 def test_a_client_reads_what_it_gets(tmp_path):
-    both = [attacked("initial", 0, 3.0, 0.5), attacked("initial", 0, 1.0, 0.25, policy=HYBRID)]
-    stored(tmp_path, "regimes", attacks=pd.concat(both))
-    stored(tmp_path, "claim1_privacy", accuracy=pd.DataFrame({"policy": [NO_POLICY, HYBRID], "accuracy": [56.0, 42.5]}))
+    pairs = [("initial", 0), ("trained", 900)]
+    both = [attacked(*when, gain, found, policy=p) for when in pairs for p, gain, found in BOTH]
+    networks = pd.DataFrame({"policy": [NO_POLICY, HYBRID], "accuracy": [56.0, 42.5]})
+    networks = networks.assign(regime="trained", step=900, model="resnet20-1")
+    stored(tmp_path, "regimes", attacks=pd.concat(both), networks=networks)
     text = advice(tmp_path)
     assert "| resnet20-1, untrained | the server picks the image that you used out of 100 | 50% | 25% |" in text
     assert "+3.0 dB [3.0, 3.0] | +1.0 dB [1.0, 1.0] |" in text
-    assert "| trained | accuracy | 56.0 % | 42.5 % |" in text
+    assert "| resnet20-1, end of training | the server picks the image that you used out of 100 | 50% | 25% |" in text
+    assert "|  | accuracy | 56.0 % | 42.5 % |" in text
     assert "When it matters" not in text  # no network was followed
     assert "Beside noise" not in text
 

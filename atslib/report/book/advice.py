@@ -23,7 +23,8 @@ KNOWING = {
 }
 LEADS = {
     "reproduced": "**It helps where attacks work.** The hybrid lowers what an attack learns from a gradient.",
-    "partly": "**It depends.** The hybrid lowers what an attack learns from a gradient on some networks, not on all.",
+    "partly": "**Not as your only protection.** Where attacks work, the hybrid lowers what the strongest learn from a "
+    "gradient in some places and not in others; the tables say what is left to them where it does.",
     "not reproduced": "**Not as your protection.** Where attacks work, the hybrid does not lower what the strongest "
     "learn from a gradient; it shows the server another picture of the same content.",
     "cannot tell": "**Nobody can tell yet.** No attack here learns anything from an undefended gradient.",
@@ -38,7 +39,7 @@ def advice(results: Path) -> str:
         return head + "Not measured yet.\n"
     status = pd.read_json(regimes[0] / "verdict.json", typ="series")["status"]
     attacks, facts = pd.read_csv(regimes[0] / "attacks.csv", dtype={"policy": str}), regimes[1]
-    parts = [head + LEADS[status], _scale(facts), _got(attacks, results), _stages(attacks)]
+    parts = [head + LEADS[status], _scale(facts), _got(attacks, regimes[0], results), _stages(attacks)]
     parts += [_knowing(results), _federation(results), _rivals(results), _instead(results), NEXT]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -80,19 +81,23 @@ OUTCOMES: dict[str, Callable[[pd.DataFrame], str]] = {
 }
 
 
-def _got(attacks: pd.DataFrame, results: Path) -> str:
-    """What a client gets: one row per network, regime and outcome, then accuracy and time."""
+def _got(attacks: pd.DataFrame, regimes: Path, results: Path) -> str:
+    """What a client gets: one row per network, regime and outcome, its accuracy once trained, then time."""
     lines = ["## What you get for it", "| network | | no policy | with the hybrid |", "|---|---|---|---|"]
+    accuracies = regimes / "networks.csv"
+    networks = pd.read_csv(accuracies, dtype={"policy": str}) if accuracies.exists() else pd.DataFrame()
     kept = attacks[attacks["regime"].isin(("initial", "trained"))]
     for (regime, model), rows in kept.groupby(["regime", "model"], sort=False):
         where = f"{model}, {'untrained' if regime == 'initial' else 'end of training'}"
         both = [rows[rows["policy"] == policy] for policy in (NO_POLICY, HYBRID)]
-        heads = [where, *[""] * (len(OUTCOMES) - 1)]
-        for head, (name, of) in zip(heads, OUTCOMES.items(), strict=True):
-            lines.append(f"| {head} | {name} | {of(both[0])} | {of(both[1])} |")
-    if (claim1 := newest("claim1_privacy", results)) and (claim1[0] / "accuracy.csv").exists():
-        accuracy = pd.read_csv(claim1[0] / "accuracy.csv", dtype={"policy": str}).set_index("policy")["accuracy"]
-        lines.append(f"| trained | accuracy | {accuracy[NO_POLICY]:.1f} % | {accuracy[HYBRID]:.1f} % |")
+        said = {name: [of(part) for part in both] for name, of in OUTCOMES.items()}
+        if regime == "trained" and len(networks):
+            own = networks[(networks["regime"] == regime) & (networks["model"] == model)].set_index("policy")[
+                "accuracy"
+            ]
+            said["accuracy"] = [f"{own[policy]:.1f} %" for policy in (NO_POLICY, HYBRID)]
+        for head, (name, words) in zip([where, *[""] * len(OUTCOMES)], said.items(), strict=False):
+            lines.append(f"| {head} | {name} | {' | '.join(words)} |")
     if claim4 := newest("claim4_efficiency", results):
         cost = pd.read_csv(claim4[0] / "cost.csv", dtype={"policy": str}).set_index("policy")["share"]
         lines.append(f"| | time of the transformations, share of training | 0 % | {cost[HYBRID]:.1%} |")
