@@ -536,7 +536,7 @@ NAMES = ["none", HYBRID]  # at smoke; other profiles attack all policies
 
 def test_claim_1_has_one_row_per_regime_network_policy_draw_and_image(undisturbed):
     tables = undisturbed[0].tables
-    assert list(tables) == ["attacks", "judged", "accuracy", "curve", "blocks", "random"]
+    assert list(tables) == ["attacks", "judged", "networks", "accuracy", "curve", "blocks", "random"]
     attacks = tables["attacks"]
     assert list(attacks) == [
         "policy",
@@ -595,15 +595,15 @@ def test_facts_say_what_the_banner_needs(undisturbed):
     assert "3 images are fewer than 30" in result.verdict.reason
 
 
-def test_claim_1_judges_untrained_networks_and_one_at_the_end_of_its_training():
+def test_claim_1_judges_untrained_networks_and_two_at_the_end_of_their_training():
     laptop = settings(profile="laptop", dataset="shapes")
     found = {(cell.regime, cell.model): chosen for cell, chosen in claim1_privacy.cells(laptop).items()}
     untrained = [("initial", name) for name in ("lenet", "convnet-16", "resnet20-1")]
-    some = {("semi", "resnet20-1"): POLICIES, ("initial", "resnet20-4"): ("", HYBRID)}
-    assert found == dict.fromkeys(untrained, POLICIES) | some | {("trained", "resnet20-1"): ("", HYBRID)}
+    later = [(regime, name) for regime in ("semi", "trained") for name in ("lenet", "resnet20-1")]
+    assert found == dict.fromkeys([*untrained, *later], POLICIES) | {("initial", "resnet20-4"): ("", HYBRID)}
     trained = [unit for key, unit in claim1_privacy.attacks_of(laptop).items() if key[0] == "trained"]
-    assert {(unit.model.train.policy, unit.policy) for unit in trained} == {("", ""), (HYBRID, HYBRID)}
-    assert claim1_privacy.networks(laptop) == {name: model_unit(laptop, name.replace("none", "")) for name in NAMES}
+    assert {(unit.model.train.policy, unit.policy) for unit in trained} == {(policy, policy) for policy in POLICIES}
+    assert claim1_privacy.networks(laptop) == {name or "none": model_unit(laptop, name) for name in POLICIES}
     wanted = set(claim1_privacy.units(laptop).values())
     assert {*claim1_privacy.attacks_of(laptop).values(), *claim1_privacy.networks(laptop).values()} < wanted
 

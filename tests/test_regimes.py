@@ -62,7 +62,10 @@ def test_one_protected_cell_of_two_is_partly():
     other = attacks(5, 2, seed=1).assign(model="convnet-16")
     table = regimes.judged(pd.concat([attacks(5, -4), other], ignore_index=True))
     assert table["protects"].tolist() == [True, False]
-    assert regimes.verdict_of(table).status == "partly"
+    verdict = regimes.verdict_of(table)
+    assert verdict.status == "partly"
+    assert "in 1 of 2 cells that can tell (lenet, initial: -4.0 dB [" in verdict.reason
+    assert verdict.reason.endswith("; it changes that of the others by +2.0 dB")
 
 
 def test_the_published_change_is_the_smaller_of_both():

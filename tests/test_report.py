@@ -117,6 +117,12 @@ def test_claim_1_lists_all_that_is_at_fault():
     assert verdict.reason.split("; but ")[1].count("; ") == 2
 
 
+def test_claim_1_says_of_untrained_networks_what_holds_there_and_names_the_cell_where_it_protects():
+    verdict = judged(2.0, 1.0, -3.0)
+    assert verdict.here == "the hybrid changes the gain by +1.0 to +2.0 dB; it protects in 0 of 2 cells"
+    assert "in 1 of 3 cells that can tell, resnet20-1, trained (it changes the gain by -3.0 to +2.0" in verdict.reason
+
+
 @pytest.mark.parametrize("found", [(2.0, 0.0), (2.0, "no gain"), (0.0,)])
 def test_claim_1_is_not_reproduced_when_the_hybrid_protects_nowhere(found):
     verdict = judged(*found)

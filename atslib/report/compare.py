@@ -157,6 +157,12 @@ def interval(change: Mapping[str, float], unit: str = " dB") -> str:
     return f"{change['mean']:+.1f}{unit} [{change['low']:.1f}, {change['high']:.1f}]"
 
 
+def spread(changes: pd.Series) -> str:
+    """The least and the most of some changes in dB, in words."""
+    ends = f"{changes.min():+.1f} to {changes.max():+.1f}" if len(changes) > 1 else f"{changes.sum():+.1f}"
+    return f"{ends} dB"
+
+
 def gained(attacks: pd.DataFrame) -> dict[str, float]:
     """`mean`, `low` and `high` of the gain in dB: 95 % interval over images."""
     low, high = confidence(attacks["gain"], attacks["image"])

@@ -9,7 +9,7 @@ from atslib.report.pages import regimes
 from atslib.report.result import NO_POLICY, Result, Verdict
 from atslib.report.units import table1
 from atslib.report.units.networks import ModelUnit, Unit, model_unit
-from atslib.report.units.regimes import Cell, measure, sizes
+from atslib.report.units.regimes import Cell, accuracies, measure, sizes
 from atslib.report.units.settings import Settings
 from atslib.report.units.table1 import HYBRID, OF_TEN, POLICIES, block, family, published_rows
 from atslib.report.units.tables import accuracy_rows, attack_rows, curve_rows, label, provenance
@@ -64,12 +64,14 @@ def privacy_verdict(judged: pd.DataFrame, accuracy: pd.Series, classes: int) -> 
     """
     telling, protected = judged[judged["why"] == ""], judged[judged["protects"]]
     cost = accuracy[NO_POLICY] - accuracy[HYBRID]
-    change = telling["change"]
-    spread = f"{change.min():+.1f} to {change.max():+.1f} dB" if len(change) > 1 else f"{change.sum():+.1f} dB"
     accurate = f"accuracy {accuracy[NO_POLICY]:.1f} → {accuracy[HYBRID]:.1f} %"
-    here = f"the hybrid changes the gain by {spread}; it protects in {len(protected)} of {len(telling)} cells"
+    untrained = telling[telling.index.get_level_values("regime") == "initial"]
+    here = f"the hybrid changes the gain by {compare.spread(untrained['change'])}; it protects in "
+    here += f"{untrained['protects'].sum()} of {len(untrained)} cells"
     reason = f"the hybrid lowers what attacks gain in {len(protected)} of {len(telling)} cells that can tell"
-    reason += f" (it changes the gain by {spread}; {accurate})"
+    if 0 < len(protected) < len(telling):
+        reason += f", {' and '.join(f'{model}, {regime}' for regime, _, model in protected.index)}"
+    reason += f" (it changes the gain by {compare.spread(telling['change'])}; {accurate})"
     if telling.empty:
         return cannot_tell(Verdict("partly", "", PRIVACY_RULE, accurate), judged["why"].tolist()[:1])
     faults = [] if len(protected) == len(telling) else ["it does not in the others"]
@@ -80,21 +82,23 @@ def privacy_verdict(judged: pd.DataFrame, accuracy: pd.Series, classes: int) -> 
     return compare.judge(PRIVACY_RULE, reason, here, faults)
 
 
-def _trained(judged: pd.DataFrame, accuracy: pd.Series) -> str:
-    """What the answer table says of trained networks."""
-    words = []
-    for (_, _, model), row in judged[judged.index.get_level_values("regime") == "trained"].iterrows():
+def _trained(judged: pd.DataFrame, networks: pd.DataFrame) -> str:
+    """What the answer table says of networks at the end of their training; `networks` has their accuracies."""
+    known, words = networks.set_index(["regime", "model", "policy"])["accuracy"], []
+    for (regime, _, model), row in judged[judged.index.get_level_values("regime") == "trained"].iterrows():
         undefended = f"undefended gain {row['bare']:+.1f} dB [{row['bare_low']:.1f}, {row['bare_high']:.1f}]"
         change = f"{row['change']:+.1f} [{row['low']:.1f}, {row['high']:.1f}]"
-        words.append(f"{model}: {undefended}, which the hybrid changes by {change}")
-    return "; ".join([*words, f"accuracy {accuracy[NO_POLICY]:.1f} → {accuracy[HYBRID]:.1f} %"])
+        both = (f"{known[regime, model, policy]:.1f}" for policy in (NO_POLICY, HYBRID))
+        words.append(f"{model}: {undefended}, which the hybrid changes by {change}; accuracy {' → '.join(both)} %")
+    return "; ".join(words)
 
 
 def run(settings: Settings, store: Store) -> Result:
     """Attack and train with and without policies, and judge.
 
     Tables: `attacks` (one row per regime, step, network, policy, draw and image), `judged` (one row per cell),
-    `accuracy` (one row per policy), `curve` (GradSim along the attack on the first network, one row per policy, step
+    `networks` (the accuracy of each trained one that is attacked), `accuracy` (of the long trainings, one row per
+    policy), `curve` (GradSim along the attack on the first network, one row per policy, step
     and image), and of the four blocks of Table 1 `blocks` and, of ten random policies, `random` (one row per data set,
     network, policy and image) and, but for smoke, `blocks_accuracy` (one row per data set, network and policy).
     Sheets: the images behind the first table, by its keys.
@@ -106,6 +110,7 @@ def run(settings: Settings, store: Store) -> Result:
     tables = {
         "attacks": attacks,
         "judged": judged.reset_index(),
+        "networks": accuracies(attacks_of(settings), store, settings.device),
         "accuracy": accuracy_rows(networks(settings), ["policy"], settings, store),
         "curve": pd.concat(curves, ignore_index=True),
         "blocks": attack_rows(blocks, table1.KEYS, settings, store)[0],
@@ -115,7 +120,7 @@ def run(settings: Settings, store: Store) -> Result:
         tables["blocks_accuracy"] = accuracy_rows(trained, table1.KEYS, settings, store)
     accuracy = tables["accuracy"].set_index("policy")["accuracy"]
     verdict = privacy_verdict(judged, accuracy, table1.classes(settings.dataset))
-    verdict = dataclasses.replace(verdict, trained=_trained(judged, accuracy))
+    verdict = dataclasses.replace(verdict, trained=_trained(judged, tables["networks"]))
     facts = provenance(settings, next(iter(sheets.values()))) | sizes(list(cells(settings)))
     return Result("claim1_privacy", tables, facts, verdict, sheets)
 

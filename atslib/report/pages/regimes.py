@@ -138,14 +138,17 @@ def judged(attacks: pd.DataFrame, hybrid: str = HYBRID) -> pd.DataFrame:
 def verdict_of(table: pd.DataFrame) -> Verdict:
     """The verdict by `RULE`, from the rows of `judged`."""
     telling, protected = table[table["why"] == ""], table[table["protects"]]
-    here = "; ".join(f"{model}, {words(regime, step)}: {compare.interval(row.rename({'change': 'mean'}))}"
-                     for (regime, step, model), row in table[table["why"] == ""].iterrows())  # fmt: skip
-    reason = f"the hybrid lowers the gain in {len(protected)} of {len(telling)} cells that can tell ({here})"
     if telling.empty:
-        return Verdict("cannot tell", f"no cell can tell ({table['why'].iloc[0]})", RULE, here)
-    if protected.empty:
-        return Verdict("not reproduced", reason, RULE, here)
-    return Verdict("reproduced" if len(protected) == len(telling) else "partly", reason, RULE, here)
+        return Verdict("cannot tell", f"no cell can tell ({table['why'].iloc[0]})", RULE)
+    reason = f"the hybrid lowers the gain in {len(protected)} of {len(telling)} cells that can tell"
+    each = [f"{model}, {words(regime, step)}: {compare.interval(row.rename({'change': 'mean'}))}"
+            for (regime, step, model), row in protected.iterrows()]  # fmt: skip
+    reason += f" ({'; '.join(each)})" if each else ""
+    others = telling[~telling["protects"]]["change"]
+    if len(others):
+        reason += f"; it changes that of the others by {compare.spread(others)}"
+    status = "reproduced" if others.empty else "partly" if len(protected) else "not reproduced"
+    return Verdict(status, reason, RULE, reason)
 
 
 def words(regime: str, step: int) -> str:
