@@ -21,7 +21,7 @@ from atslib.store import Store
 CELL = ["regime", "step", "model"]
 TRAINED = ("", HYBRID)  # the paper's proposal beside nothing, where an attack with every policy takes too long
 STAGED = ("", *SEARCHED, HYBRID)  # those of the trainings that are looked at on their way
-WIDE_STAGES = 100  # the last step at which the network is looked at whose steps take three times as long
+WIDE_STAGES = 1_000  # the last step at which the network is looked at whose steps take three times as long
 PAPERS = "adam-cosine"  # the paper's own attack, beside the strongest
 BROAD = 16  # images of the published ResNet20, four times as wide: a check that width changes nothing
 CROSSED = (30, 300)  # steps at which network and target are crossed, as at the end; at the last, the paper's attack
