@@ -153,7 +153,7 @@ def test_a_run_writes_tables_and_answers_and_computes_only_what_is_missing(root,
     assert not [line for line in lines if line.startswith("made ")]
     place = root / "book/_build/profiles/smoke"
     folder = place / "results/claim1_privacy/shapes-smoke"
-    tables = {f"{name}.csv" for name in ("accuracy", "attacks", "blocks", "curve", "judged", "random")}
+    tables = {f"{name}.csv" for name in ("accuracy", "attacks", "blocks", "curve", "judged", "networks", "random")}
     assert {path.name for path in folder.iterdir()} == {"cost.json", "facts.json", "verdict.json", *tables}
     assert json.loads((folder / "facts.json").read_text())["images"] == "2 × 1 draws"
     assert len(stored_digest(folder)) == 12
