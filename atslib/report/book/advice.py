@@ -123,7 +123,8 @@ def _stages(attacks: pd.DataFrame) -> str:
         "Networks were attacked along their training, without a policy: the last step at which the gradient tells more "
         "than a blind guess (95 % interval of the gain above 0), and how often the server picks the image that was "
         "used out of 100 (chance: 1 %).\n\n" + "\n".join([*head, "|---|---|---|---|", *lines]) + "\n\n"
-        "The first rounds are the ones to fear, and a server can send an untrained network at any time."
+        "A server can send an untrained network at any time. What a trained one gives away depends on the network: "
+        "measure yours."
     )
 
 
