@@ -207,11 +207,12 @@ def test_a_network_on_its_way_keeps_no_weights(tmp_path, step, left):
     assert archive.entries()[key(store, unit.model)]["left_out"] == left
 
 
-@pytest.mark.parametrize(("heavy", "pictures"), [(100, False), (10_000, True)])
+@pytest.mark.parametrize(("heavy", "quick", "pictures"), [(100, 60, False), (10_000, 60, True), (100, -1, True)])
 def test_a_large_network_soon_made_again_keeps_no_weights_and_its_attacks_no_pictures(
-    tmp_path, monkeypatch, heavy, pictures
+    tmp_path, monkeypatch, heavy, quick, pictures
 ):
     monkeypatch.setattr(module, "HEAVY", heavy)
+    monkeypatch.setattr(module, "QUICK", quick)
     store, archive = Store(tmp_path / "store"), Archive(tmp_path / "units")
     made = {"reconstruction": torch.rand(2, 3, 4, 4), "psnr": torch.rand(2)}
     store.get("model", ATTACK.model, lambda state: {"model.weight": torch.ones(99), "accuracy": torch.tensor(1.0)})

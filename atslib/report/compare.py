@@ -11,7 +11,7 @@ from atslib.report.result import NO_POLICY, Result, Verdict
 SOURCES = {"ats": "paper", "replication": "replication"}  # in `reported.csv` → at the head of a column
 METRICS = {"PSNR_dB": "PSNR", "val_accuracy_pct": "accuracy"}
 VALUES = ("psnr", "gain")
-_CROSSED, ROLES = ["model", "step"], ("network", "target")  # of a policy: in the training, and on what is attacked
+_CROSSED, _ROLES = ["model", "step"], ("network", "target")  # of a policy: in the training, and on what is attacked
 
 
 def published(rows: pd.DataFrame) -> dict[str, float]:
@@ -205,7 +205,7 @@ def targets_crossed(attacks: pd.DataFrame) -> pd.DataFrame:
     Args:
         attacks: with `model`, `step` of the training, `network` and `target` (the policies on either), and `image`.
     """
-    means = attacks.assign(found=100.0 * (attacks["rank_target"] == 1)).groupby([*_CROSSED, *ROLES], sort=False)
+    means = attacks.assign(found=100.0 * (attacks["rank_target"] == 1)).groupby([*_CROSSED, *_ROLES], sort=False)
     names = {"psnr": "PSNR, dB", "floor_policy": "floor, dB", "gain": "gain, dB", "found": "used image found, %"}
     return means[list(names)].mean().rename(columns=names)
 
@@ -220,7 +220,7 @@ def what_lowers(attacks: pd.DataFrame, policy: str) -> pd.DataFrame:
     """
     rows = {}
     for key, table in attacks.groupby(_CROSSED, sort=False):
-        for role in ROLES:
+        for role in _ROLES:
             for value in VALUES:
                 mean = table.groupby([role, "image"])[value].mean().unstack(role)
                 change = (mean[policy] - mean[NO_POLICY]).rename("change").reset_index()

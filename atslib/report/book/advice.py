@@ -85,17 +85,15 @@ def _got(attacks: pd.DataFrame, regimes: Path, results: Path) -> str:
     """What a client gets: one row per network, regime and outcome, its accuracy once trained, then time."""
     lines = ["## What you get for it", "| network | | no policy | with the hybrid |", "|---|---|---|---|"]
     accuracies = regimes / "networks.csv"
-    networks = pd.read_csv(accuracies, dtype={"policy": str}) if accuracies.exists() else pd.DataFrame()
+    known = pd.read_csv(accuracies, dtype={"policy": str}) if accuracies.exists() else pd.DataFrame()
+    known = known.set_index(["regime", "model", "policy"])["accuracy"] if len(known) else None
     kept = attacks[attacks["regime"].isin(("initial", "trained"))]
     for (regime, model), rows in kept.groupby(["regime", "model"], sort=False):
         where = f"{model}, {'untrained' if regime == 'initial' else 'end of training'}"
         both = [rows[rows["policy"] == policy] for policy in (NO_POLICY, HYBRID)]
         said = {name: [of(part) for part in both] for name, of in OUTCOMES.items()}
-        if regime == "trained" and len(networks):
-            own = networks[(networks["regime"] == regime) & (networks["model"] == model)].set_index("policy")[
-                "accuracy"
-            ]
-            said["accuracy"] = [f"{own[policy]:.1f} %" for policy in (NO_POLICY, HYBRID)]
+        if regime == "trained" and known is not None:
+            said["accuracy"] = [f"{known[regime, model, policy]:.1f} %" for policy in (NO_POLICY, HYBRID)]
         for head, (name, words) in zip([where, *[""] * len(OUTCOMES)], said.items(), strict=False):
             lines.append(f"| {head} | {name} | {' | '.join(words)} |")
     if claim4 := newest("claim4_efficiency", results):
@@ -117,12 +115,12 @@ def _stages(attacks: pd.DataFrame) -> str:
         lines.append(f"| {model} | {words} | {' | '.join(compare.found(at['rank_target']) for at in ends)} |")
     if not lines:
         return ""
-    head = ["| network | more than a blind guess up to step | used image found: untrained | at the last step |"]
+    head = "| network | more than a blind guess up to step | used image found: untrained | at the last step |"
     return (
         "## When it matters\n\n"
         "Networks were attacked along their training, without a policy: the last step at which the gradient tells more "
         "than a blind guess (95 % interval of the gain above 0), and how often the server picks the image that was "
-        "used out of 100 (chance: 1 %).\n\n" + "\n".join([*head, "|---|---|---|---|", *lines]) + "\n\n"
+        "used out of 100 (chance: 1 %).\n\n" + "\n".join([head, "|---|---|---|---|", *lines]) + "\n\n"
         "A server can send an untrained network at any time. What a trained one gives away depends on the network: "
         "measure yours."
     )

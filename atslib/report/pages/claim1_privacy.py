@@ -103,14 +103,14 @@ def run(settings: Settings, store: Store) -> Result:
     network, policy and image) and, but for smoke, `blocks_accuracy` (one row per data set, network and policy).
     Sheets: the images behind the first table, by its keys.
     """
-    attacks, sheets = measure(attacks_of(settings), store, settings.device, regimes.TRAINED)
+    attacks, sheets = measure(asked := attacks_of(settings), store, settings.device, regimes.TRAINED)
     judged, blocks = regimes.judged(attacks), table1.units(settings)
     first = next(iter(sheets))[:3]
     curves = [curve_rows(sheets[key], key[3]) for key in sheets if key[:3] == first and key[4] == 0]
     tables = {
         "attacks": attacks,
         "judged": judged.reset_index(),
-        "networks": accuracies(attacks_of(settings), store, settings.device),
+        "networks": accuracies(asked, store, settings.device),
         "accuracy": accuracy_rows(networks(settings), ["policy"], settings, store),
         "curve": pd.concat(curves, ignore_index=True),
         "blocks": attack_rows(blocks, table1.KEYS, settings, store)[0],

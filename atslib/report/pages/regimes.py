@@ -73,13 +73,13 @@ def crossed(settings: Settings) -> dict[tuple, AttackUnit]:
 
     Keys: network, step of the training, its policy, and the policy on the images, the target; where `cells` has them.
     """
-    asked = cells(settings)
-    steps = [*CROSSED, end] if (end := max(cell.step for cell in asked)) else []
-    whole = [cell.model for cell in asked if end and cell.step == end]  # followed to the end
+    early = [cell for cell in cells(settings) if cell.regime == "early"]
+    end = max((cell.step for cell in early), default=0)
+    whole = {cell.model for cell in early if cell.step == end}  # followed to the end
     return {
-        (cell.model, cell.steps_trained, label(own), label(policy)): cell.unit(policy, trained_with=own)
-        for cell in asked
-        if cell.model in whole and cell.step in steps
+        (cell.model, cell.step, label(own), label(policy)): cell.unit(policy, trained_with=own)
+        for cell in early
+        if cell.model in whole and cell.step in (*CROSSED, end)
         for own in TRAINED
         for policy in TRAINED
     }

@@ -28,7 +28,7 @@ from atslib.report.units.units import AttackUnit, targets
 from atslib.store import Artifact, Store, write_atomically
 
 LIMIT = 60_000_000  # bytes, all files together
-QUICK, HEAVY = 60, 250_000  # seconds, bytes; see `_again`
+QUICK, HEAVY = 60, 250_000  # seconds, bytes; see `_brief`
 _ON_BATCHES, _ON_GRADIENTS, _ON_ALL = (LabelUnit, BatchUnit), (StagesUnit, FeatureUnit), (SweepUnit, SweepScores)
 _ALL = (ModelUnit, AttackUnit, ScoreUnit, SearchUnit, *_ON_BATCHES, *_ON_GRADIENTS, *_ON_ALL, FederationUnit)
 UNITS = {unit.kind: unit for unit in _ALL}
@@ -70,12 +70,13 @@ class Archive:
             raise AtsError(f"the store is damaged, nothing was archived: {'; '.join(faults)}")
         new, there = 0, dict(store.entries())
         used = {part for facts in (*entries.values(), *there.values()) for part in _networks(facts)}
-        brief = {_text(facts["config"]) for path, facts in there.items() if _again(facts, path.stat().st_size) == "end"}
+        brief = {_text(facts["config"]) for path, facts in there.items() if _brief(facts, path.stat().st_size)}
         for path, facts in there.items():
             line = entries.get(path.stem, {})
             known = line.get("sha256") == facts["sha256"] or facts.get("archived")
-            again = _again(facts, path.stat().st_size)
-            lean = facts["kind"] == "model" and (_text(facts["config"]) not in used or bool(again))
+            lean = facts["kind"] == "model" and (
+                _text(facts["config"]) not in used or _on_its_way(facts) or _brief(facts, path.stat().st_size)
+            )
             if known and not (lean and line and "model" not in line["left_out"]):
                 continue
             if '"dataset": "shapes' in _text(facts["config"]) and not embedded:
@@ -198,14 +199,14 @@ def _rebuilt(kind: type, value: dict, named: str = "") -> object:
     return kind(**{name: field(hints.get(name), item) for name, item in value.items()})
 
 
-def _again(facts: dict, size: int) -> str:
-    """Which network it is that has to be made again, since its weights are left out; empty for all others.
+def _on_its_way(network: dict) -> bool:
+    """Whether these facts are of a network before the end of its training."""
+    return network["config"].get("step", 0) > 0
 
-    `way` for one on the way of its training; `end` for a large one that takes less than a minute.
-    """
-    if facts["kind"] != "model":
-        return ""
-    return "way" if facts["config"].get("step") else "end" if facts["seconds"] <= QUICK and size > HEAVY else ""
+
+def _brief(facts: dict, size: int) -> bool:
+    """Whether these facts are of a large network that is trained to its end within a minute."""
+    return facts["kind"] == "model" and not _on_its_way(facts) and facts["seconds"] <= QUICK and size > HEAVY
 
 
 def _key(line: dict) -> str:
