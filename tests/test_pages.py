@@ -124,6 +124,15 @@ def test_table_1_has_four_blocks_with_their_own_policies():
     assert set(found.values()) <= set(claim1_privacy.units(small).values())
 
 
+def test_convnets_of_table_1_are_attacked_longer_and_on_more_images(monkeypatch):
+    monkeypatch.setattr("atslib.report.units.units.dataset", lambda name, split: range(1000))
+    found = table1.units(settings(profile="laptop", dataset="shapes", images=100, steps=400))
+    sizes = {model: (unit.last - unit.first, unit.attack.steps) for (_, model, _), unit in found.items()}
+    assert sizes == {"resnet20-1": (32, 100), "convnet-16": (50, 300)}
+    few = table1.units(settings(profile="laptop", dataset="shapes", images=7, steps=40))
+    assert {(unit.last, unit.attack.steps) for unit in few.values()} == {(7, 40)}
+
+
 def test_published_numbers_are_found_by_policy_whatever_the_order_of_a_hybrid():
     def printed(table, policy):
         return compare.published(table1.published_rows(table, policy))

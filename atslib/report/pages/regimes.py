@@ -21,7 +21,6 @@ from atslib.store import Store
 CELL = ["regime", "step", "model"]
 TRAINED = ("", HYBRID)  # the paper's proposal beside nothing, where an attack with every policy takes too long
 STAGED = ("", *SEARCHED, HYBRID)  # those of the trainings that are looked at on their way
-WIDE_STAGES = 1_000  # the last step at which the network is looked at whose steps take three times as long
 PAPERS = "adam-cosine"  # the paper's own attack, beside the strongest
 BROAD = 16  # images of the published ResNet20, four times as wide: a check that width changes nothing
 CROSSED = (30, 300)  # steps at which network and target are crossed, as at the end; at the last, the paper's attack
@@ -45,15 +44,16 @@ def cells(settings: Settings) -> dict[Cell, tuple[str, ...]]:
     small = shared | {"model": "lenet", "attack": "annealed-lenet", "steps": 300, "draws": 3}  # the cheapest
     untrained = [Cell(regime="initial", **net) for net in (small, wide, deep)]
     once = (small | {"draws": 1}, deep | {"steps": 300, "draws": 1})
-    later = [Cell(regime=regime, **net) for regime in ("semi", "trained") for net in once]
-    end, few = later[-1].steps_trained, {"images": settings.images if full else min(FEW, settings.images)}
-    stages = [*(step for step in STAGES if step < end), end]
-    nets = (deep | few, small | few | {"draws": 2})
-    early = {Cell(regime="early", step=step, **net): STAGED for net in nets for step in stages}
-    early |= {Cell(regime="early", step=s, **wide | few): TRAINED for s in STAGES if s <= WIDE_STAGES}
+    later = {Cell(regime=regime, **net): POLICIES for regime in ("semi", "trained") for net in once}
+    end = Cell(regime="trained", **wide | {"steps": 300, "draws": 1})
+    later[end] = TRAINED
+    few = {"images": settings.images if full else min(FEW, settings.images)}
+    stages = [*(step for step in STAGES if step < end.steps_trained), end.steps_trained]
+    nets = ((deep | few, STAGED), (small | few | {"draws": 2}, STAGED), (wide | few, TRAINED))
+    early = {Cell(regime="early", step=step, **net): policies for net, policies in nets for step in stages}
     check = {"model": "resnet20-4", "images": BROAD, "draws": 1}
     broad = {} if full else {Cell(regime="initial", **deep | check): TRAINED}
-    return dict.fromkeys(untrained, POLICIES) | broad | early | dict.fromkeys(later, POLICIES)
+    return dict.fromkeys(untrained, POLICIES) | broad | early | later
 
 
 def by_the_paper(settings: Settings) -> dict[tuple, AttackUnit]:
@@ -75,11 +75,10 @@ def crossed(settings: Settings) -> dict[tuple, AttackUnit]:
     """
     early = [cell for cell in cells(settings) if cell.regime == "early"]
     end = max((cell.step for cell in early), default=0)
-    whole = {cell.model for cell in early if cell.step == end}  # followed to the end
     return {
         (cell.model, cell.step, label(own), label(policy)): cell.unit(policy, trained_with=own)
         for cell in early
-        if cell.model in whole and cell.step in (*CROSSED, end)
+        if cell.step in (*CROSSED, end)
         for own in TRAINED
         for policy in TRAINED
     }

@@ -27,6 +27,7 @@ BLOCKS = {
 }
 KEYS = ("dataset", "model", "policy")
 FEW = 32  # images of the larger networks, where an attack takes ten times as long
+MORE, LONGER = 50, 300  # images of the ConvNet's blocks, and steps, where it is untrained
 
 
 def hybrid(policies: Sequence[str]) -> str:
@@ -88,6 +89,14 @@ def on_network(settings: Settings, model: str) -> Settings:
     return dataclasses.replace(own, attacked=model, attack=preset, **few)
 
 
+def in_block(settings: Settings, model: str) -> Settings:
+    """The settings of a block of Table 1: `on_network`, with more images and steps for an untrained ConvNet."""
+    own = on_network(settings, model)
+    if settings.regime != "initial" or family(model) != "convnet":
+        return own
+    return dataclasses.replace(own, images=min(MORE, settings.images), steps=min(LONGER, settings.steps))
+
+
 def short(settings: Settings) -> Settings:
     """The settings of trainings of which there are many: at laptop at most a tenth of the data, for ten epochs."""
     if settings.profile != "laptop":
@@ -105,7 +114,7 @@ def units(settings: Settings) -> dict[tuple[str, str, str], AttackUnit]:
     attacks = {}
     for place in (settings, relocated(settings, "fmnist", "shapes-grey")):
         for model in (settings.model, second_network(settings)):
-            own = on_network(place, model)
+            own = in_block(place, model)
             searched = block(own.dataset, model)[1]
             between = () if settings.profile == "smoke" else (RANDOM, *searched)
             for policy in ("", *between, hybrid(searched)):
