@@ -32,7 +32,7 @@ from atslib.report.run import costing, runner
 from atslib.report.run.written import write_attack, write_attackers
 from atslib.report.units.archive import Archive
 from atslib.report.units.networks import ModelUnit, dataset, device_of, network, trained
-from atslib.report.units.tables import mean_image
+from atslib.report.units.tables import policy_image
 from atslib.report.widgets import graph
 from atslib.rng import rng
 from atslib.scores.search import SearchConfig
@@ -200,7 +200,8 @@ def attack(args: argparse.Namespace) -> None:
     rows = indices(args.index, len(everything))
     images = everything[rows]
     target = prepare(images.pixels, policy, rng=streams(args.seed, args.policy), crop_flip=args.crop_flip)
-    mean_image(images.name)  # the floor's training images: if they are missing, better now than after the attack
+    # Of the floors, now: where training images are missing, better before the attack than after it.
+    floor, floor_before = (policy_image(images.name, text, args.crop_flip) for text in (args.policy, ""))
     model = _untrained(args.model or known.get("model", "resnet20-4"), args)
     if not args.checkpoint:
         runner.say("there is no --checkpoint: the attacked network is untrained")
@@ -213,12 +214,12 @@ def attack(args: argparse.Namespace) -> None:
     stream, state = rng(args.seed, "start"), args.out / "attack.state"
     if not args.adaptive:
         made = reconstruct(seen, preset, rng=stream, checkpoint=state, progress=True)
-        return write_attack(args.out, rows, images, target, made)
+        return write_attack(args.out, rows, images, target, made, floor)
     drawn = policy.draw(len(rows), rng=streams(args.seed, args.policy)[1])
     knows = Knowledge(args.policy, (tuple(part.unsqueeze(1) for part in drawn),))
     made = by_knowledge(dataclasses.replace(seen, knows=knows), preset, rng=stream, progress=True)
     before = prepare(images.pixels, rng=streams(args.seed, args.policy), crop_flip=args.crop_flip)
-    return write_attackers(args.out, rows, images, target, before, made)
+    return write_attackers(args.out, rows, images, target, before, made, floor, floor_before)
 
 
 def search(args: argparse.Namespace) -> None:

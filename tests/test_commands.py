@@ -346,18 +346,20 @@ def test_the_checkpoint_names_its_network_and_its_weights_are_used(checkpoint, t
 
 
 def test_an_attack_says_what_it_attacked_and_where_its_files_and_its_floor_are(checkpoint, tmp_path, capsys):
-    options = f"{SMALL} --index 0-1 --out {tmp_path}"
+    options = f"{SMALL} --policy 0 --index 0-1 --out {tmp_path}"  # inverts the image, and what one guesses
     assert main(f"attack {options} --model convnet-4".split()) == 0
     said = capsys.readouterr()
     table = pd.read_csv(tmp_path / "table.csv")
-    train = load("shapes", "train").pixels.float().mean(0) / 255
+    inverted = 1 - load("shapes", "train").pixels.float().mean(0) / 255
     target = load_file(tmp_path / "arrays.safetensors")["target"]
-    floor = psnr(train.expand_as(target).contiguous(), target)
-    torch.testing.assert_close(torch.tensor(table["floor_mean"]).float(), floor, rtol=1e-4, atol=0)
+    floor = psnr(inverted.expand_as(target).contiguous(), target)
+    torch.testing.assert_close(torch.tensor(table["floor_policy"]).float(), floor, rtol=0, atol=0.1)
+    assert table["gain"].tolist() == pytest.approx((table["psnr"] - table["floor_policy"]).tolist(), abs=1e-4)
+    mean, low = table["psnr"].mean(), table["floor_policy"].mean()
     assert said.out.splitlines() == [
         f"table: {tmp_path / 'table.csv'}",
         f"sheet: {tmp_path / 'sheet.png'}",
-        f"mean PSNR {table['psnr'].mean():.1f} dB; of the mean training image {floor.mean():.1f} dB (the floor)",
+        f"mean PSNR {mean:.1f} dB; of the best guess without the gradient {low:.1f} dB (the floor)",
     ]
     assert "there is no --checkpoint: the attacked network is untrained" in said.err.splitlines()
     other, model = tmp_path / "other.safetensors", build_model("convnet-4", 10, norm="shapes")

@@ -112,7 +112,7 @@ FOLLOWED = {"resnet20-1": 100, "convnet-16": 100, "lenet": 300}  # and the steps
 def test_networks_are_followed_to_the_end_of_their_training_two_with_every_searched_policy():
     units = {key: unit for key, unit in regimes.units(settings(profile="laptop")).items() if key[0] == "early"}
     steps = {model: {key[1] for key in units if key[2] == model} for model in FOLLOWED}
-    assert steps == dict.fromkeys(FOLLOWED, {*STAGES, 7820})
+    assert steps == {model: {*STAGES, 7820} for model in FOLLOWED}
     assert all(unit.model.step == (0 if key[1] == 7820 else key[1]) for key, unit in units.items())
     lengths = {(key[2], unit.attack.steps) for key, unit in units.items()}
     assert lengths == FOLLOWED.items(), "one figure, one length of attack"

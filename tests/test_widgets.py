@@ -33,7 +33,7 @@ from atslib.report.units.table1 import HYBRID
 from atslib.report.units.units import attack_unit, attacked, before, targets
 from atslib.report.widgets import Page, show, to_html
 from atslib.report.widgets.explorer import pictures, still
-from atslib.report.widgets.live import STEPS, UPLOAD_BYTES, Session, mean_image, networks, pick, read_upload
+from atslib.report.widgets.live import STEPS, UPLOAD_BYTES, Session, networks, pick, policy_image, read_upload
 from atslib.rng import rng
 from atslib.store import Store
 
@@ -65,10 +65,10 @@ def test_the_index_says_what_the_attacks_found(result, smoke_store):
     for (scene, policy), unit in attacks(chosen).items():
         a, p, outcome = ("through-policy", "adam-cosine").index(scene), ("", HYBRID).index(policy), "psnr"
         artifact = attacked(unit, Store(smoke_store), device_of("cpu"))
-        target = artifact["target"].float() / 255
+        target, known = artifact["target"].float() / 255, policy
         if scene == "through-policy":  # what it searches is the image before the policy
-            target, outcome = before(unit).float() / 255, "psnr_before"
-        lows = psnr(mean_image("shapes").expand_as(target).contiguous(), target)
+            target, outcome, known = before(unit).float() / 255, "psnr_before", ""
+        lows = psnr(policy_image("shapes", known, True).expand_as(target).contiguous(), target)
         for image in range(2):
             expected = [float(psnr(frame, target)[image]) for frame in artifact["frames"]]
             assert index["psnr"][a][p][image] == pytest.approx(expected, rel=1e-3)
@@ -252,7 +252,8 @@ def test_frames_come_from_the_start_to_the_last_step(session, heard):
     assert torch.equal(uint8(target), Policy((3, 0)).apply_signs(one.pixels, torch.tensor([[sign, 1]])))
     shown = uint8(frames[-1][1][0]).float() / 255
     assert frames[-1][0]["psnr"] == pytest.approx(float(psnr(shown, uint8(target).float() / 255)), abs=0.1)
-    assert started["floor"] == pytest.approx(float(psnr(mean_image("shapes"), uint8(target).float() / 255)))
+    guess = policy_image("shapes", "3-0", False)
+    assert started["floor"] == pytest.approx(float(psnr(guess, uint8(target).float() / 255)))
     json.dumps([content for content, _ in messages], allow_nan=False)
 
 

@@ -198,9 +198,10 @@ def packed(
 ) -> dict:
     """What the sheets show, and the curves: `psnr` [scene][policy][image][frame], `cost` [...][trace step].
 
-    `draws` [policy][image] are the operations as drawn, `floor` [scene][policy][image] the PSNR of the mean training
-    image. The sheet `images.webp` has a row of originals and one row per policy of what the client used; `a-p.webp`
-    has one row per image and one column per frame, of scene a and policy p. See `sheet` for their layout.
+    `draws` [policy][image] are the operations as drawn, `floor` [scene][policy][image] the PSNR of the best guess
+    without the gradient: the mean training image after all that lies before the attack's `aim`. The sheet `images.webp`
+    has a row of originals and one row per policy of what the client used; `a-p.webp` has one row per image and one
+    column per frame, of scene a and policy p. See `sheet` for their layout.
     """
     scenes, policies = (list(dict.fromkeys(keys)) for keys in zip(*artifacts, strict=True))
     first = artifacts[scenes[0], policies[0]]
@@ -213,7 +214,8 @@ def packed(
         return [[[[brief(v, digits) for v in row] for row in rows[a, p]] for p in policies] for a in scenes]
 
     def floor(unit: AttackUnit, artifact: Artifact) -> list:
-        return [floors(aim(unit, artifact), unit)["floor_mean"].tolist()]
+        known = dataclasses.replace(unit, policy="") if isinstance(unit.attack, ThroughPolicy) else unit
+        return [floors(aim(unit, artifact), known)["floor_policy"].tolist()]
 
     return {
         "format": FORMAT,

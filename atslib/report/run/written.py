@@ -12,56 +12,65 @@ from atslib.clients.prepare import to_images
 from atslib.data.load import Images
 from atslib.measures.metrics import mse, psnr, ssim
 from atslib.report import plots
-from atslib.report.units.tables import mean_image
 from atslib.store import write_atomically
 
 SHOWN = 16  # images on the sheet
 
 
-def write_attack(out: Path, rows: list[int], images: Images, target: Tensor, made: Reconstruction) -> None:
+def write_attack(
+    out: Path, rows: list[int], images: Images, target: Tensor, made: Reconstruction, floor: Tensor
+) -> None:
     """`table.csv`, `sheet.png` and `arrays.safetensors` in `out`, and the lines that say where they are.
 
     Args:
         rows: which images of their set were attacked.
         target: (B, C, H, W) in [0, 1], the images as attacked.
+        floor: (1, C, H, W) in [0, 1], the best guess of somebody who knows the policy and sees no gradient.
     """
-    table = _table(rows, images, target, made)
+    table = _table(rows, images, target, made, floor)
     captions = {"reconstruction": [f"{value:.1f}" for value in table["psnr"][:SHOWN]]}
     arrays = {"reconstruction": made.images.cpu(), "trace": made.trace.cpu(), "cost": made.cost.cpu()}
     shown = {"original": to_images(images.pixels), "target": target, "reconstruction": arrays["reconstruction"]}
     _write(out, table, shown, captions, {"target": target} | arrays)
-    mean, floor = table["psnr"].mean(), table["floor_mean"].mean()
-    print(f"mean PSNR {mean:.1f} dB; of the mean training image {floor:.1f} dB (the floor)")
+    mean, low = table["psnr"].mean(), table["floor_policy"].mean()
+    print(f"mean PSNR {mean:.1f} dB; of the best guess without the gradient {low:.1f} dB (the floor)")
 
 
 def write_attackers(
-    out: Path, rows: list[int], images: Images, target: Tensor, before: Tensor, made: Mapping[str, Reconstruction]
-) -> None:
+    out: Path, rows: list[int], images: Images, target: Tensor, before: Tensor, made: Mapping[str, Reconstruction],
+    floor: Tensor, floor_before: Tensor,
+) -> None:  # fmt: skip
     """The same of several attackers by name, with what each reaches of `before`, the images before the policy.
 
-    The table has one row per attacker and image, with the columns `attacker`, `psnr_before` and `floor_before` too.
+    The table has one row per attacker and image, with the columns `attacker`, `psnr_before` and `floor_before` too:
+    the PSNR of a second guess, made without the gradient for the images before the policy.
     """
-    floor = psnr(mean_image(images.name).expand_as(before).contiguous(), before).double().numpy()
+    low = _of_guess(floor_before, before).double().numpy()
     parts, shown, captions = [], {"original": to_images(images.pixels), "client used": target}, {}
     arrays = {"target": target, "before": before}
     for name, each in made.items():
         shown[name] = arrays[f"reconstruction, {name}"] = each.images.cpu()
         reached = psnr(shown[name], before).double().numpy()
-        part = _table(rows, images, target, each).assign(psnr_before=reached, floor_before=floor)
+        part = _table(rows, images, target, each, floor).assign(psnr_before=reached, floor_before=low)
         part.insert(0, "attacker", name)
         parts.append(part)
         captions[name] = [f"{value:.1f}" for value in reached[:SHOWN]]
     table = pd.concat(parts, ignore_index=True)
     _write(out, table, shown, captions, arrays)
-    print(f"mean PSNR to the image before the policy; of the mean training image {floor.mean():.1f} dB (the floor)")
+    best = f"of the best guess without the gradient {low.mean():.1f} dB (the floor)"
+    print(f"mean PSNR to the image before the policy; {best}")
     for name, mean in table.groupby("attacker", sort=False)["psnr_before"].mean().items():
         print(f"{name:26}{mean:5.1f} dB")
 
 
-def _table(rows: list[int], images: Images, target: Tensor, made: Reconstruction) -> pd.DataFrame:
-    original, image = to_images(images.pixels), made.images.cpu()
-    floor = psnr(mean_image(images.name).expand_as(target).contiguous(), target)
-    columns = {"psnr": psnr(image, target), "floor_mean": floor, "psnr_original": psnr(image, original)}
+def _of_guess(guess: Tensor, target: Tensor) -> Tensor:
+    return psnr(guess.expand_as(target).contiguous(), target)
+
+
+def _table(rows: list[int], images: Images, target: Tensor, made: Reconstruction, floor: Tensor) -> pd.DataFrame:
+    original, image, low = to_images(images.pixels), made.images.cpu(), _of_guess(floor, target)
+    reached = psnr(image, target)
+    columns = {"psnr": reached, "floor_policy": low, "gain": reached - low, "psnr_original": psnr(image, original)}
     columns |= {"mse": mse(image, target), "ssim": ssim(image, target), "cost": made.cost.cpu()}
     table = pd.DataFrame({"image": rows, "label": [images.class_names[i] for i in images.labels.tolist()]})
     return table.assign(**{name: value.double().numpy() for name, value in columns.items()})

@@ -215,7 +215,7 @@ class Explorer {
       pane.canvases[key].setAttribute("aria-label", words[key]);
     }
     const lead = run.psnr[frame] - run.floor;
-    const side = Number.isFinite(lead) ? `${fixed(Math.abs(lead))} dB ${lead < 0 ? "below" : "above"} the mean image` : "";
+    const side = Number.isFinite(lead) ? `${fixed(Math.abs(lead))} dB ${lead < 0 ? "below" : "above"} a blind guess` : "";
     pane.psnr.textContent = `${decibels} dB`;
     pane.note.textContent = side;
   }

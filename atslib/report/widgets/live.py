@@ -21,7 +21,7 @@ from atslib.policies.policy import OPS, Policy
 from atslib.report.sheets import signed, spoken
 from atslib.report.units.networks import ModelUnit, dataset, device_of, model_unit, trained
 from atslib.report.units.settings import Settings
-from atslib.report.units.tables import mean_image
+from atslib.report.units.tables import policy_image
 from atslib.rng import rng
 from atslib.store import Store
 
@@ -143,7 +143,7 @@ class Session:
         self._stop, self._busy = threading.Event(), threading.Lock()
         self._thread: threading.Thread | None = None
         keep_memory()  # a fifth more steps a second
-        mean_image(settings.dataset)  # kept, so that the first attack need not wait for it
+        policy_image(settings.dataset, "", False)  # reads the training images, for which no attack need wait then
         # Looked up once: a network whose training is stopped is not in the store, and must not leave the form.
         self._networks = networks(settings, store)
 
@@ -205,7 +205,7 @@ class Session:
         images = to_images(target.to(device))
         label = model(to_images(original.to(device))).argmax(1) if label is None else label.to(device)
         attack = dataclasses.replace(ATTACKS[request.attack], steps=request.steps, restarts=1)
-        floor = float(psnr(mean_image(self.settings.dataset), to_images(target)))
+        floor = float(psnr(policy_image(self.settings.dataset, request.policy, False), to_images(target)))
         words = signed(policy.ids, signs[0].tolist())
         trained_with = f"{request.stage}, policy {unit.train.policy or 'none'}" if unit.train else "untrained"
         started = {"kind": "started", "operations": words, "last": request.steps, "floor": floor}
