@@ -179,7 +179,7 @@ class Explorer {
       return h("figure", {}, h("figcaption", {}, h("b", { textContent: caption[0] }), ` ${caption[1]}`), this[name]);
     };
     return h("div", { className: "ats-charts" },
-      one("psnrChart", ["PSNR, dB", "dashed: mean training image"], "PSNR against the attack's step"),
+      one("psnrChart", ["PSNR, dB", "dashed: a blind guess"], "PSNR against the attack's step"),
       one("costChart", ["Gradient distance", "what the attack lowers"], "Distance between gradients against the attack's step"));
   }
 
