@@ -181,3 +181,14 @@ def test_a_line_has_one_colour_in_every_panel_also_where_another_begins_later():
     left, right = ({line.get_label(): line.get_color() for line in axis.lines[:2]} for axis in figure.axes[:2])
     assert left == right
     assert left["a"] != left["b"]
+
+
+def test_a_group_keeps_its_colour_in_a_figure_that_has_others_too():
+    table = pd.DataFrame({"panel": "one", "who": ["a", "b", "c"], "step": 0}).assign(mean=1.0, low=0.5, high=1.5)
+    every, some = (
+        plots.trends(rows, "step", "who", "panel", xlabel="step", groups=["a", "b", "c"])
+        for rows in (table, table[table["who"] != "b"])
+    )
+    colours = [{line.get_label(): line.get_color() for line in figure.axes[0].lines[:-1]} for figure in (every, some)]
+    assert colours[1] == {who: colours[0][who] for who in ("a", "c")}
+    assert len(set(colours[0].values())) == 3

@@ -117,10 +117,10 @@ def means(table: pd.DataFrame, name: str, group: str, *, ylabel: str, groups: Se
     return figure
 
 
-def trends(table: pd.DataFrame, x: str, group: str, panel: str, *, xlabel: str) -> Figure:
-    """`mean` with `low` and `high` along `x`, on a scale of powers of ten, with 0 if it is there; panels by `panel`."""
+def trends(table: pd.DataFrame, x: str, group: str, panel: str, *, xlabel: str, groups: Sequence[str] = ()) -> Figure:
+    """`mean` with `low` and `high` along `x`, by powers of ten and 0 if it is there; colors in order of `groups`."""
     with _styled():
-        names, colors = list(dict.fromkeys(table[panel])), dict(zip(dict.fromkeys(table[group]), COLORS, strict=False))
+        names, colors = table[panel].unique(), dict(zip(groups or table[group].unique(), COLORS, strict=False))
         across, down = min(2, len(names)), -(-len(names) // 2)
         figure, axes = plt.subplots(down, across, figsize=(4.2 * across, 3 * down), squeeze=False, layout="constrained")
         for axis in axes.flat[len(names) :]:
