@@ -187,7 +187,7 @@ def test_the_figure_follows_one_training_and_leaves_out_the_semi_trained_network
 def test_network_and_target_are_crossed():
     pairs = regimes.crossed(settings(profile="laptop"))
     places = {(model, step) for model, step, _, _ in pairs}
-    assert places == {(model, step) for model in ("resnet20-1", "lenet") for step in (30, 300, 7820)}
+    assert places == {(model, step) for model in FOLLOWED for step in (30, 300, 7820)}
     assert len(pairs) == 4 * len(places)
     assert not regimes.crossed(settings())
     for (model, step, network, target), unit in pairs.items():
