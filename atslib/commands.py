@@ -214,12 +214,12 @@ def attack(args: argparse.Namespace) -> None:
     stream, state = rng(args.seed, "start"), args.out / "attack.state"
     if not args.adaptive:
         made = reconstruct(seen, preset, rng=stream, checkpoint=state, progress=True)
-        return write_attack(args.out, rows, images, target, made, floor)
+        return write_attack(args.out, rows, images, target, made, floor=floor)
     drawn = policy.draw(len(rows), rng=streams(args.seed, args.policy)[1])
     knows = Knowledge(args.policy, (tuple(part.unsqueeze(1) for part in drawn),))
     made = by_knowledge(dataclasses.replace(seen, knows=knows), preset, rng=stream, progress=True)
     before = prepare(images.pixels, rng=streams(args.seed, args.policy), crop_flip=args.crop_flip)
-    return write_attackers(args.out, rows, images, target, before, made, floor, floor_before)
+    return write_attackers(args.out, rows, images, target, before, made, floor=floor, floor_before=floor_before)
 
 
 def search(args: argparse.Namespace) -> None:

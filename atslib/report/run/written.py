@@ -18,7 +18,7 @@ SHOWN = 16  # images on the sheet
 
 
 def write_attack(
-    out: Path, rows: list[int], images: Images, target: Tensor, made: Reconstruction, floor: Tensor
+    out: Path, rows: list[int], images: Images, target: Tensor, made: Reconstruction, *, floor: Tensor
 ) -> None:
     """`table.csv`, `sheet.png` and `arrays.safetensors` in `out`, and the lines that say where they are.
 
@@ -38,7 +38,7 @@ def write_attack(
 
 def write_attackers(
     out: Path, rows: list[int], images: Images, target: Tensor, before: Tensor, made: Mapping[str, Reconstruction],
-    floor: Tensor, floor_before: Tensor,
+    *, floor: Tensor, floor_before: Tensor,
 ) -> None:  # fmt: skip
     """The same of several attackers by name, with what each reaches of `before`, the images before the policy.
 
