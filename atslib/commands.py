@@ -200,8 +200,7 @@ def attack(args: argparse.Namespace) -> None:
     rows = indices(args.index, len(everything))
     images = everything[rows]
     target = prepare(images.pixels, policy, rng=streams(args.seed, args.policy), crop_flip=args.crop_flip)
-    # Of the floors, now: where training images are missing, better before the attack than after it.
-    floor, floor_before = (policy_image(images.name, text, args.crop_flip) for text in (args.policy, ""))
+    floor = policy_image(images.name, args.policy, args.crop_flip)  # no training images? better now than afterwards
     model = _untrained(args.model or known.get("model", "resnet20-4"), args)
     if not args.checkpoint:
         runner.say("there is no --checkpoint: the attacked network is untrained")
@@ -219,7 +218,8 @@ def attack(args: argparse.Namespace) -> None:
     knows = Knowledge(args.policy, (tuple(part.unsqueeze(1) for part in drawn),))
     made = by_knowledge(dataclasses.replace(seen, knows=knows), preset, rng=stream, progress=True)
     before = prepare(images.pixels, rng=streams(args.seed, args.policy), crop_flip=args.crop_flip)
-    return write_attackers(args.out, rows, images, target, before, made, floor=floor, floor_before=floor_before)
+    floors = {"floor": floor, "floor_before": policy_image(images.name, "", args.crop_flip)}
+    return write_attackers(args.out, rows, images, target, before, made, **floors)
 
 
 def search(args: argparse.Namespace) -> None:

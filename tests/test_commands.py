@@ -26,6 +26,7 @@ from atslib.errors import AtsError
 from atslib.measures.metrics import psnr
 from atslib.models import build_model
 from atslib.policies.policy import load_policies
+from atslib.report.units.tables import policy_image
 
 SMALL = "--dataset shapes --steps 3"
 FILES = {"table.csv", "sheet.png", "arrays.safetensors"}  # of an attack
@@ -319,6 +320,9 @@ def test_an_adaptive_attack_has_a_row_for_each_attacker_and_image(tmp_path, caps
     assert list(zip(table["attacker"], table["image"], strict=True)) == [(n, i) for n in names for i in (3, 0, 1)]
     expected = torch.cat([psnr(arrays[f"reconstruction, {name}"], arrays["before"]) for name in names])
     torch.testing.assert_close(torch.tensor(table["psnr_before"]).float(), expected, rtol=1e-4, atol=0)
+    guess = policy_image("shapes", "", True).expand_as(arrays["before"]).contiguous()
+    floor = psnr(guess, arrays["before"]).repeat(len(names))
+    torch.testing.assert_close(torch.tensor(table["floor_before"]).float(), floor, rtol=1e-4, atol=0)
     lost = (arrays["before"] != arrays["target"]).flatten(1).any(1)  # the policy moved each image
     assert lost.all()
     said = capsys.readouterr().out.splitlines()
@@ -353,7 +357,10 @@ def test_an_attack_says_what_it_attacked_and_where_its_files_and_its_floor_are(c
     inverted = 1 - load("shapes", "train").pixels.float().mean(0) / 255
     target = load_file(tmp_path / "arrays.safetensors")["target"]
     floor = psnr(inverted.expand_as(target).contiguous(), target)
-    torch.testing.assert_close(torch.tensor(table["floor_policy"]).float(), floor, rtol=0, atol=0.1)
+    found = torch.tensor(table["floor_policy"]).float()
+    torch.testing.assert_close(found, floor, rtol=0, atol=0.1)  # of a sample of the training images
+    guess = policy_image("shapes", "0", False).expand_as(target).contiguous()
+    torch.testing.assert_close(found, psnr(guess, target), rtol=1e-4, atol=0)
     assert table["gain"].tolist() == pytest.approx((table["psnr"] - table["floor_policy"]).tolist(), abs=1e-4)
     mean, low = table["psnr"].mean(), table["floor_policy"].mean()
     assert said.out.splitlines() == [

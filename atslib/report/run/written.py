@@ -12,6 +12,7 @@ from atslib.clients.prepare import to_images
 from atslib.data.load import Images
 from atslib.measures.metrics import mse, psnr, ssim
 from atslib.report import plots
+from atslib.report.units.tables import of_guess
 from atslib.store import write_atomically
 
 SHOWN = 16  # images on the sheet
@@ -45,7 +46,7 @@ def write_attackers(
     The table has one row per attacker and image, with the columns `attacker`, `psnr_before` and `floor_before` too:
     the PSNR of a second guess, made without the gradient for the images before the policy.
     """
-    low = _of_guess(floor_before, before).double().numpy()
+    low = of_guess(floor_before, before).double().numpy()
     parts, shown, captions = [], {"original": to_images(images.pixels), "client used": target}, {}
     arrays = {"target": target, "before": before}
     for name, each in made.items():
@@ -63,12 +64,8 @@ def write_attackers(
         print(f"{name:26}{mean:5.1f} dB")
 
 
-def _of_guess(guess: Tensor, target: Tensor) -> Tensor:
-    return psnr(guess.expand_as(target).contiguous(), target)
-
-
 def _table(rows: list[int], images: Images, target: Tensor, made: Reconstruction, floor: Tensor) -> pd.DataFrame:
-    original, image, low = to_images(images.pixels), made.images.cpu(), _of_guess(floor, target)
+    original, image, low = to_images(images.pixels), made.images.cpu(), of_guess(floor, target)
     reached = psnr(image, target)
     columns = {"psnr": reached, "floor_policy": low, "gain": reached - low, "psnr_original": psnr(image, original)}
     columns |= {"mse": mse(image, target), "ssim": ssim(image, target), "cost": made.cost.cpu()}

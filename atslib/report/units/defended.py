@@ -21,7 +21,7 @@ from atslib.report.units.networks import ModelUnit, dataset, device_of, model_un
 from atslib.report.units.packing import PICTURES, as_kept
 from atslib.report.units.settings import Settings
 from atslib.report.units.table1 import HYBRID, SEARCHED
-from atslib.report.units.tables import image_rows, policy_image
+from atslib.report.units.tables import image_rows, of_guess, policy_image
 from atslib.report.units.units import AttackUnit, attack_unit, attacked, before, drawn, targets, told
 from atslib.rng import rng
 from atslib.store import Artifact, Store
@@ -163,9 +163,9 @@ def against_before(table: pd.DataFrame, unit: AttackUnit) -> pd.DataFrame:
     """The rows of one unit with `gain_before`: dB above the mean image, against the image before the policy."""
     whole = dataset(unit.model.dataset, "test").pixels[unit.first : unit.last]
     images = to_images(before(unit) if unit.crop_flip else whole)
-    floor = policy_image(unit.model.dataset, "", unit.crop_flip).expand_as(images).contiguous()
+    floor = of_guess(policy_image(unit.model.dataset, "", unit.crop_flip), images)
     own = table["psnr_before" if unit.crop_flip else "psnr"]
-    return table.assign(gain_before=own - psnr(floor, images).double().numpy())
+    return table.assign(gain_before=own - floor.double().numpy())
 
 
 def visible(unit: AttackUnit) -> Tensor:

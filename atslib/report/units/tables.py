@@ -40,6 +40,11 @@ def policy_image(name: str, policy: str, crop_flip: bool) -> Tensor:
     return mean_prepared(pixels, policy, rng=rng(0, "floor", name, policy), crop_flip=crop_flip)
 
 
+def of_guess(guess: Tensor, images: Tensor) -> Tensor:
+    """PSNR in dB of one guess (1, C, H, W) against each of the images (B, C, H, W), all in [0, 1]: (B,)."""
+    return psnr(guess.expand_as(images).contiguous(), images)
+
+
 def floors(target: Tensor, unit: AttackUnit) -> dict[str, Tensor]:
     """PSNR in dB of three guesses that need no gradient: mid-grey, the mean training image, and `policy_image`.
 
@@ -49,7 +54,7 @@ def floors(target: Tensor, unit: AttackUnit) -> dict[str, Tensor]:
     images, name = to_images(target), unit.model.dataset
     known = policy_image(name, unit.policy, unit.crop_flip)
     guesses = {"grey": torch.full_like(images, 0.5), "mean": mean_image(name), "policy": known}
-    return {f"floor_{word}": psnr(guess.expand_as(images).contiguous(), images) for word, guess in guesses.items()}
+    return {f"floor_{word}": of_guess(guess, images) for word, guess in guesses.items()}
 
 
 def image_rows(artifact: Artifact, unit: AttackUnit) -> pd.DataFrame:
