@@ -4,12 +4,13 @@ import json
 import math
 import time
 
+import pandas as pd
 import pytest
 import torch
 
 from atslib.__main__ import main
 from atslib.report import bench
-from atslib.report.book.costs import cost_table, speed_table, write_cost
+from atslib.report.book.costs import cost_table, speed_table, steps_table, write_cost
 from atslib.report.units.networks import model_unit
 from atslib.report.units.settings import settings
 from atslib.report.units.units import attack_unit, attacked
@@ -27,6 +28,24 @@ def test_bench_prints_a_json_line_keeps_it_and_the_book_shows_it(tmp_path, capsy
     assert speed["difference"] < 1e-3
     assert (speed["model"], speed["members"], speed["device"], speed["threads"]) == ("lenet", 2, "cpu", 1)
     assert f"| cpu, 1 threads | lenet | 2 | {speed['engine_ms']:.1f} |" in speed_table(kept)
+
+
+def test_the_book_shows_what_steps_gain(tmp_path):
+    assert steps_table(tmp_path) == ""
+    folder = tmp_path / "steps" / "shapes-laptop"
+    folder.mkdir(parents=True)
+    rows = [("lenet", "annealed", *own) for own in ((1_200, 0, 2), (1_200, 1, 4), (25, 0, -1))]
+    rows += [("resnet20-1", "annealed", 25, image, 0.3) for image in (0, 1)]
+    pd.DataFrame(rows, columns=["model", "schedule", "steps", "image", "gain"]).to_csv(folder / "attacks.csv")
+    (folder / "facts.json").write_text('{"seed": 3, "device": "CPU, 2 cores"}')
+    said, _, *table = steps_table(tmp_path, "shapes").splitlines()
+    assert said.endswith("no policy, shapes, n = 2 images, seed 3, CPU, 2 cores.")
+    assert table == [
+        "| Network | Step size | 25 | 1,200 |",
+        "|---|---|---|---|",
+        "| lenet | annealed | -1.0 | +3.0 |",
+        "| resnet20-1 | annealed | +0.3 | – |",
+    ]
 
 
 def test_members_count_for_the_reference_sizes_too_and_each_is_announced(capsys, monkeypatch):

@@ -144,6 +144,26 @@ def _loop(measurements: Path) -> str:
     return ", ".join(f"{ratio:.1f} times ({model})" for model, ratio in ratios.sort_values().items())
 
 
+def steps_table(results: Path, data: str = "cifar100") -> str:
+    """Markdown: an attack's mean gain in dB by its number of steps, a row per network and schedule; "" before a run."""
+    folder = Path(results) / "steps" / f"{data}-laptop"
+    if not folder.exists():
+        return ""
+    rows, facts = pd.read_csv(folder / "attacks.csv"), json.loads((folder / "facts.json").read_text())
+    means = rows.groupby(["model", "schedule", "steps"], sort=False)["gain"].mean().unstack("steps").sort_index(axis=1)
+    lines = [
+        "Mean gain of an attack over the best guess without a gradient, in dB, after so many steps: untrained "
+        f"networks, no policy, {data}, n = {rows['image'].nunique()} images, seed {facts['seed']}, {facts['device']}.",
+        "",
+        f"| Network | Step size | {' | '.join(f'{steps:,}' for steps in means)} |",
+        "|---|---|" + "---|" * means.shape[1],
+    ]
+    for (model, schedule), row in means.iterrows():
+        cells = ("–" if math.isnan(gain) else f"{gain:+.1f}" for gain in row)
+        lines.append(f"| {model} | {schedule} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def speed_table(measurements: Path) -> str:
     """Markdown from the JSON lines of `python -m atslib bench`: medians over the runs of each case."""
     if not measurements.exists():

@@ -15,7 +15,7 @@ import atslib
 from atslib.errors import AtsError
 from atslib.report.book.advice import advice
 from atslib.report.book.answers import answers, insert_answers
-from atslib.report.book.costs import costs_page, speed_table
+from atslib.report.book.costs import costs_page, speed_table, steps_table
 from atslib.report.book.coverage import coverage_page
 from atslib.report.book.effects import insert_effects
 from atslib.report.run.audit import audit_page
@@ -105,7 +105,7 @@ def publish_answers(root: Path) -> None:
     results, book = root / "results", root / "book"
     made = {
         "answers": answers(results, link="results/{}.ipynb"),
-        "speed": speed_table(results / "speed.jsonl"),
+        "speed": f"{speed_table(results / 'speed.jsonl')}\n{steps_table(results)}",
         "costs": costs_page(results),
         "should_i": advice(results),
         "coverage": coverage_page(results),
