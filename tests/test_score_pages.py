@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import time
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -13,7 +14,7 @@ from scipy.linalg import hadamard
 
 from atslib.attacks import ATTACKS
 from atslib.data.load import load
-from atslib.errors import AtsError
+from atslib.errors import AtsError, OutOfTime
 from atslib.policies.policy import Hybrid, Policy
 from atslib.report import plots
 from atslib.report.pages import (
@@ -90,6 +91,20 @@ def test_a_score_does_not_depend_on_the_policies_beside_it(together, kept):
     alone, beside = scored(score_unit(HYBRID), kept, CPU), scored(score_unit("7", HYBRID), kept, CPU)
     for found in (alone["scores"][0], beside["scores"][1]):
         torch.testing.assert_close(found, together["scores"][4], atol=1e-5, rtol=0)
+
+
+def test_a_scoring_that_outlasts_the_budget_goes_on_where_it_was(together, kept, store, monkeypatch):
+    unit = score_unit("", "3-1-7", "28", "39", HYBRID)
+    trained(unit.model, store, CPU)
+    monkeypatch.setattr(scoring, "TOGETHER", 7)  # two policies of three images at a time
+    for _ in range(3):
+        with pytest.raises(OutOfTime):
+            scored(unit, Store(store.root, ends=time.monotonic()), CPU)
+        assert not store.has(unit.kind, unit)
+    monkeypatch.setattr(scoring, "gradsim_curve", None)  # all is computed
+    found = scored(unit, store, CPU)
+    torch.testing.assert_close(found["curves"], together["curves"], atol=1e-5, rtol=0)
+    assert not list(store.root.glob("*/*.state"))
 
 
 def test_a_score_depends_on_the_network_the_seed_and_the_variant(together, kept):

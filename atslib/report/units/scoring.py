@@ -2,14 +2,18 @@
 
 import dataclasses
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
 from atslib.clients.prepare import to_images
 from atslib.data.load import Images
 from atslib.errors import AtsError
+from atslib.files import write_atomically
 from atslib.report.units.networks import ModelUnit, OnModel, dataset, device_of, network, semi_trained, trained
 from atslib.report.units.settings import Settings
 from atslib.report.units.units import transformed
@@ -18,6 +22,7 @@ from atslib.scores.scores import area, gradsim_curve
 from atslib.scores.search import SearchConfig, SearchResult, search
 from atslib.store import Artifact, Store
 
+TOGETHER = 512  # images scored between two looks at the clock, at least under one policy
 UNSEEN = 200  # the search looks at test images from here on, as the authors do: none of those that pages attack
 
 
@@ -54,7 +59,7 @@ class ScoreUnit(OnModel):
 
 
 def scored(unit: ScoreUnit, store: Store, device: torch.device) -> Artifact:
-    """`scores` (P, B), lower is more private, and `curves` (P, B, points) of the unit.
+    """`scores` (P, B), lower is more private, and `curves` (P, B, points) of the unit; a killed call is resumed.
 
     Raises:
         AtsError: the unit asks for more images than there are.
@@ -62,27 +67,34 @@ def scored(unit: ScoreUnit, store: Store, device: torch.device) -> Artifact:
     if unit.images > (there := len(dataset(unit.model.dataset, "test"))):
         raise AtsError(f"{unit.images} images to score: {unit.model.dataset} has {there} test images")
 
-    def compute(state: object) -> dict[str, Tensor]:
+    def compute(state: Path) -> dict[str, Tensor]:
         model, _ = trained(unit.model, store, device)
-        images = dataset(unit.model.dataset, "test")[: unit.images]
-        pixels = torch.cat([transformed(unit.model.dataset, p, unit.images, seed=unit.seed) for p in unit.policies])
-        streams = rng(unit.seed, "score start")
-        noise = torch.stack([torch.rand(images.pixels.shape[1:], generator=streams) for _ in range(unit.images)])
-        count = len(unit.policies)
-        curve = gradsim_curve(
-            model.eval(),
-            to_images(pixels.to(device)),
-            images.labels.repeat(count).to(device),
-            start=noise.repeat(count, 1, 1, 1).to(device),
-            points=unit.points,
-            variant=unit.variant,
-        )
-        return {
-            "scores": area(curve, unit.variant).view(count, -1),
-            "curves": curve.view(count, -1, unit.points),
-        }
+        curves = load_file(state)["curves"] if state.exists() else torch.empty(0, unit.images, unit.points)
+        while len(curves) < len(unit.policies):
+            these = unit.policies[len(curves) :][: max(1, TOGETHER // unit.images)]
+            curves = torch.cat([curves, _curves(unit, model.eval(), these, device).cpu()])
+            write_atomically(state, lambda partial, kept=curves: save_file({"curves": kept}, partial))
+            store.check_time()
+        return {"scores": area(curves.flatten(0, 1), unit.variant).view(len(curves), -1), "curves": curves}
 
     return store.get("privacy", unit, compute, label=unit.title)
+
+
+def _curves(unit: ScoreUnit, model: nn.Module, policies: Sequence[str], device: torch.device) -> Tensor:
+    """The curves (P, B, points) behind the unit's scores of `policies`."""
+    images = dataset(unit.model.dataset, "test")[: unit.images]
+    pixels = torch.cat([transformed(unit.model.dataset, p, unit.images, seed=unit.seed) for p in policies])
+    streams = rng(unit.seed, "score start")
+    noise = torch.stack([torch.rand(images.pixels.shape[1:], generator=streams) for _ in range(unit.images)])
+    curves = gradsim_curve(
+        model,
+        to_images(pixels.to(device)),
+        images.labels.repeat(len(policies)).to(device),
+        start=noise.repeat(len(policies), 1, 1, 1).to(device),
+        points=unit.points,
+        variant=unit.variant,
+    )
+    return curves.view(len(policies), -1, unit.points)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
