@@ -292,6 +292,6 @@ def _similarities(
 
 
 def _rows_at_once(model: nn.Module) -> int:
-    """Gradients in one batch: enough to keep the device busy, at most 1/4 GB of them on a CPU, 8 GB on a GPU."""
+    """Gradients in one batch: enough to keep a GPU busy, 8 GB at most; few on a CPU, for its cache, 1/4 GB at most."""
     size, on_gpu = sum(p.numel() for p in model.parameters()), next(model.parameters()).is_cuda
-    return max(1, min(1024 if on_gpu else 128, (1 << 31 if on_gpu else 1 << 26) // size))
+    return max(1, min(1024 if on_gpu else 32, (1 << 31 if on_gpu else 1 << 26) // size))
