@@ -600,8 +600,8 @@ def test_claim_1_judges_untrained_networks_and_three_at_the_end_of_their_trainin
     found = {(cell.regime, cell.model): chosen for cell, chosen in claim1_privacy.cells(laptop).items()}
     untrained = [("initial", name) for name in ("lenet", "convnet-16", "resnet20-1")]
     later = [(regime, name) for regime in ("semi", "trained") for name in ("lenet", "resnet20-1")]
-    few = dict.fromkeys([("initial", "resnet20-4"), ("trained", "convnet-16")], ("", HYBRID))
-    assert found == dict.fromkeys([*untrained, *later], POLICIES) | few
+    few = [("initial", "resnet20-4"), ("semi", "convnet-16"), ("trained", "convnet-16")]
+    assert found == dict.fromkeys([*untrained, *later], POLICIES) | dict.fromkeys(few, ("", HYBRID))
     trained = [unit for key, unit in claim1_privacy.attacks_of(laptop).items() if key[0] == "trained"]
     assert {(unit.model.train.policy, unit.policy) for unit in trained} == {(policy, policy) for policy in POLICIES}
     assert claim1_privacy.networks(laptop) == {name or "none": model_unit(laptop, name) for name in POLICIES}

@@ -284,6 +284,7 @@ def test_the_network_alone_is_another_where_trained_ones_are_attacked_and_for_le
 def test_defenses_meet_the_semi_trained_network_as_they_met_the_untrained_one():
     untrained, there = claim1_defenses.attacks(INITIAL), claim1_defenses.semi(INITIAL)
     assert list(there) == list(untrained)
+    assert {unit.last for unit in untrained.values()} == {INITIAL.images}
     for key, unit in there.items():
         assert unit.model == semi_trained(INITIAL)
         assert (unit.policy, unit.defense, unit.last) == (untrained[key].policy, untrained[key].defense, 32)

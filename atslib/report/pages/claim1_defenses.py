@@ -1,7 +1,5 @@
 """Claim 1, second part: pruning and noise on the shared gradient beside the hybrid (paper, Table 3)."""
 
-import dataclasses
-
 import pandas as pd
 
 from atslib.clients.training import TrainConfig
@@ -31,7 +29,6 @@ DEFENSES = {
 
 # Further strengths, without a published row, so that each defense is a curve.
 FURTHER = ("prune:0.5", "prune:0.9", *(f"{kind}:{s}" for kind in ("laplace", "gaussian") for s in (1e-4, 3e-3, 0.1)))
-IMAGES = 50  # at most
 COST, LOSS = 2.0, 5.0  # points of accuracy that the hybrid, and a rival that counts, may cost
 
 
@@ -42,14 +39,13 @@ def attacks(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
     was trained with the defense, and "code" attacks a gradient that is not perturbed.
     """
     initial, units, trained = settings.regime == "initial", {}, networks(settings)
-    own = dataclasses.replace(settings, images=min(IMAGES, settings.images))
     for name in (*DEFENSES, *(FURTHER if initial else ())):
         model = {} if initial else {"model": trained[name]}
-        units[name, "fixed"] = attack_unit(own, "", defense=name, **model)
+        units[name, "fixed"] = attack_unit(settings, "", defense=name, **model)
         if not initial:
-            units[name, "code"] = attack_unit(own, "", **model)
+            units[name, "code"] = attack_unit(settings, "", **model)
     policies = {label(policy): policy for policy in (("", *SEARCHED, HYBRID) if initial else ("", HYBRID))}
-    return {(name, "fixed"): attack_unit(own, policy) for name, policy in policies.items()} | units
+    return {(name, "fixed"): attack_unit(settings, policy) for name, policy in policies.items()} | units
 
 
 def semi(settings: Settings) -> dict[tuple[str, str], AttackUnit]:

@@ -20,7 +20,7 @@ from atslib.store import Store
 
 CELL = ["regime", "step", "model"]
 TRAINED = ("", HYBRID)  # the paper's proposal beside nothing, where an attack with every policy takes too long
-STAGED = ("", *SEARCHED, HYBRID)  # those of the trainings that are looked at on their way
+STAGED = ("", *SEARCHED, HYBRID)  # those whose trainings are followed
 PAPERS = "adam-cosine"  # the paper's own attack, beside the strongest
 BROAD = 16  # images of the published ResNet20, four times as wide: a check that width changes nothing
 CROSSED = (30, 300)  # steps at which network and target are crossed, as at the end; at the last, the paper's attack
@@ -43,14 +43,13 @@ def cells(settings: Settings) -> dict[Cell, tuple[str, ...]]:
     wide = shared | {"model": "convnet-64" if full else "convnet-16", "attack": "annealed-convnet"}
     small = shared | {"model": "lenet", "attack": "annealed-lenet", "steps": 300, "draws": 3}  # the cheapest
     untrained = [Cell(regime="initial", **net) for net in (small, wide, deep)]
-    once = (small | {"draws": 1}, deep | {"steps": 300, "draws": 1})
-    later = {Cell(regime=regime, **net): POLICIES for regime in ("semi", "trained") for net in once}
-    end = Cell(regime="trained", **wide | {"steps": 300, "draws": 1})
-    later[end] = TRAINED
+    once, asked = {"steps": 300, "draws": 1}, ((small, POLICIES), (deep, POLICIES), (wide, TRAINED))
+    later = {Cell(regime=regime, **net | once): policies for regime in ("semi", "trained") for net, policies in asked}
     few = {"images": settings.images if full else min(FEW, settings.images)}
-    stages = [*(step for step in STAGES if step < end.steps_trained), end.steps_trained]
-    nets = ((deep | few, STAGED), (small | few | {"draws": 2}, STAGED), (wide | few, TRAINED))
-    early = {Cell(regime="early", step=step, **net): policies for net, policies in nets for step in stages}
+    end = Cell(regime="trained", **wide).steps_trained
+    stages = [*(step for step in STAGES if step < end), end]
+    nets = [net | few for net in (deep, small | {"draws": 2}, wide)]
+    early = {Cell(regime="early", step=step, **net): STAGED for net in nets for step in stages}
     check = {"model": "resnet20-4", "images": BROAD, "draws": 1}
     broad = {} if full else {Cell(regime="initial", **deep | check): TRAINED}
     return dict.fromkeys(untrained, POLICIES) | broad | early | later
