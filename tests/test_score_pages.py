@@ -605,20 +605,24 @@ def test_scores_that_rank_functions_as_the_attack_does_agree_and_reversed_ones_d
     assert claim6_transformations.success(result).index.tolist() == list(ops)
 
 
-def test_extension_2_of_embedded_images_is_claim_6s_second_variant(ranked, kept):
+def test_extension_2_of_embedded_images_is_claim_6_judged_by_the_second_variant(ranked, kept):
     made = []
     result = ext2_transformations_tinyimagenet.run(TINY, Store(kept.root, say=made.append))
     assert made == []
-    assert ext2_transformations_tinyimagenet.units(TINY) == {"code": claim6_transformations.scores(TINY)["code"]}
+    assert ext2_transformations_tinyimagenet.units(TINY) == claim6_transformations.scores(TINY)
     assert (result.page, result.facts["dataset"]) == ("ext2_transformations_tinyimagenet", "shapes")
-    ours, theirs = (r.tables["scores"].query("variant == 'code'") for r in (result, ranked))
-    pd.testing.assert_frame_equal(ours.reset_index(drop=True), theirs.reset_index(drop=True))
+    for variant in ("code", "fixed"):
+        ours, theirs = (r.tables["scores"].query(f"variant == '{variant}'") for r in (result, ranked))
+        pd.testing.assert_frame_equal(ours.reset_index(drop=True), theirs.reset_index(drop=True))
+    judged = claim6_transformations.wide(ranked.tables["scores"], "code").mean(axis=1)
+    pd.testing.assert_series_equal(claim6_transformations.means(result), judged)
 
 
 def test_extension_2_takes_tiny_imagenet_where_it_is_and_what_a_user_chose(monkeypatch):
     def taken(**given):
-        (unit,) = ext2_transformations_tinyimagenet.units(settings(**given)).values()
-        return unit.model.dataset, unit.images
+        code, fixed = ext2_transformations_tinyimagenet.units(settings(**given)).values()
+        assert fixed == dataclasses.replace(code, variant="fixed")
+        return code.model.dataset, code.images
 
     assert taken(profile="laptop") == ("shapes", 32)  # it is not to be had
     assert taken(profile="full") == ("shapes", 100)
