@@ -39,7 +39,7 @@ def test_the_book_shows_what_steps_gain(tmp_path):
     pd.DataFrame(rows, columns=["model", "schedule", "steps", "image", "gain"]).to_csv(folder / "attacks.csv")
     (folder / "facts.json").write_text('{"seed": 3, "device": "CPU, 2 cores"}')
     said, _, *table = steps_table(tmp_path, "shapes").splitlines()
-    assert said.endswith("no policy, shapes, n = 2 images, seed 3, CPU, 2 cores.")
+    assert said.endswith("no policy, shapes, n = 2 images, profile laptop, seed 3, CPU, 2 cores.")
     assert table == [
         "| Network | Step size | 25 | 1,200 |",
         "|---|---|---|---|",

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import save_file
 from scipy import stats
 from scipy.linalg import hadamard
 
@@ -105,6 +106,17 @@ def test_a_scoring_that_outlasts_the_budget_goes_on_where_it_was(together, kept,
     found = scored(unit, store, CPU)
     torch.testing.assert_close(found["curves"], together["curves"], atol=1e-5, rtol=0)
     assert not list(store.root.glob("*/*.state"))
+
+
+def test_a_scoring_does_not_go_on_with_what_was_damaged(together, kept, store):
+    unit = score_unit("", "3-1-7", "28", "39", HYBRID)
+    trained(unit.model, store, CPU)
+    state = store.path(unit.kind, unit).with_suffix(".state")
+    state.parent.mkdir(exist_ok=True)
+    save_file({"curves": torch.zeros(5, 3, 5)}, state)
+    with pytest.warns(UserWarning, match="is not resumed"):
+        found = scored(unit, store, CPU)
+    torch.testing.assert_close(found["curves"], together["curves"], atol=1e-5, rtol=0)
 
 
 def test_a_score_depends_on_the_network_the_seed_and_the_variant(together, kept):

@@ -153,7 +153,8 @@ def steps_table(results: Path, data: str = "cifar100") -> str:
     means = rows.groupby(["model", "schedule", "steps"], sort=False)["gain"].mean().unstack("steps").sort_index(axis=1)
     lines = [
         "Mean gain of an attack over the best guess without a gradient, in dB, after so many steps: untrained "
-        f"networks, no policy, {data}, n = {rows['image'].nunique()} images, seed {facts['seed']}, {facts['device']}.",
+        f"networks, no policy, {data}, n = {rows['image'].nunique()} images, profile laptop, seed {facts['seed']}, "
+        f"{facts['device']}.",
         "",
         f"| Network | Step size | {' | '.join(f'{steps:,}' for steps in means)} |",
         "|---|---|" + "---|" * means.shape[1],

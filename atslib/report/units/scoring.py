@@ -7,20 +7,18 @@ from pathlib import Path
 from typing import ClassVar
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from atslib.clients.prepare import to_images
 from atslib.data.load import Images
 from atslib.errors import AtsError
-from atslib.files import write_atomically
 from atslib.report.units.networks import ModelUnit, OnModel, dataset, device_of, network, semi_trained, trained
 from atslib.report.units.settings import Settings
 from atslib.report.units.units import transformed
 from atslib.rng import rng
 from atslib.scores.scores import area, gradsim_curve
 from atslib.scores.search import SearchConfig, SearchResult, search
-from atslib.store import Artifact, Store
+from atslib.store import Artifact, Store, fingerprint, load_state, save_state
 
 TOGETHER = 512  # images scored between two looks at the clock, at least under one policy
 UNSEEN = 200  # the search looks at test images from here on, as the authors do: none of those that pages attack
@@ -69,11 +67,13 @@ def scored(unit: ScoreUnit, store: Store, device: torch.device) -> Artifact:
 
     def compute(state: Path) -> dict[str, Tensor]:
         model, _ = trained(unit.model, store, device)
-        curves = load_file(state)["curves"] if state.exists() else torch.empty(0, unit.images, unit.points)
+        run = fingerprint(unit, model.state_dict())
+        kept = load_state(state, run)
+        curves = kept[0]["curves"] if kept else torch.empty(0, unit.images, unit.points)
         while len(curves) < len(unit.policies):
             these = unit.policies[len(curves) :][: max(1, TOGETHER // unit.images)]
             curves = torch.cat([curves, _curves(unit, model.eval(), these, device).cpu()])
-            write_atomically(state, lambda partial, kept=curves: save_file({"curves": kept}, partial))
+            save_state(state, run, {"curves": curves})
             store.check_time()
         return {"scores": area(curves.flatten(0, 1), unit.variant).view(len(curves), -1), "curves": curves}
 
