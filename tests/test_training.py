@@ -63,6 +63,47 @@ def test_the_step_size_falls_at_the_authors_milestones(epochs, milestones):
     assert [rates[0], *(rates[m] for m in milestones)] == pytest.approx([0.1, 0.01, 1e-3, 1e-4])
 
 
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_short_training_is_not_all_at_a_thousandth_of_the_step_size(epochs):
+    """The authors' whole epochs would all be 0 here; the drops come at 3/8, 5/8 and 7/8 of the steps."""
+    config = TrainConfig(epochs=epochs, lr=0.1)
+    rates = [learning_rate(config, epochs * step / 16) for step in range(16)]
+    assert rates == pytest.approx([0.1] * 6 + [0.01] * 4 + [1e-3] * 4 + [1e-4] * 2)
+
+
+def test_one_cycle_is_torchs_linear_rise_and_cosine_fall():
+    steps, rise = 100, 20
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.25)
+    up = torch.optim.lr_scheduler.LinearLR(optimizer, 1 / 25, 1.0, rise)
+    down = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps - rise)
+    schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, [up, down], [rise])
+    expected = []
+    for _ in range(steps):
+        expected.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    config = TrainConfig(epochs=10, lr=0.25, schedule="onecycle")
+    rates = [learning_rate(config, step / 10) for step in range(steps)]
+    assert rates == pytest.approx(expected, rel=1e-6)
+
+
+def test_bfloat16_trains_float32_weights_to_nearly_the_same(images):
+    exact, rounded = (
+        trained(images, dataclasses.replace(PLAIN, mixed_precision=mixed), model=network("lenet"))
+        for mixed in (False, True)
+    )
+    weights = [torch.cat([p.flatten() for p in done.model.parameters()]) for done in (exact, rounded)]
+    moved = torch.cat([p.flatten() for p in network("lenet").parameters()])
+    assert weights[1].dtype == torch.float32
+    cosine = F.cosine_similarity(*(w - moved for w in weights), dim=0)
+    assert 0.9 < cosine < 1
+
+
+def test_an_unknown_schedule_is_refused_with_the_known_ones():
+    with pytest.raises(AtsError, match=r"cyclic.*steps, onecycle"):
+        TrainConfig(schedule="cyclic")
+
+
 def test_the_optimizer_gets_the_schedules_step_size(images):
     config = dataclasses.replace(PLAIN, epochs=4)  # milestones 1, 2 and 3
     told = facts(trained(images[:8], config, model=network("lenet")), "epoch", "lr")
@@ -71,9 +112,8 @@ def test_the_optimizer_gets_the_schedules_step_size(images):
 
 @pytest.mark.parametrize("factor", [1.0, 0.5])
 def test_a_step_is_torchs_with_the_loss_times_its_factor(images, factor):
-    # All three milestones of one epoch are 0, so the step size is lr / 1000.
     config = TrainConfig(
-        epochs=1, batch=24, lr=70, momentum=0.8, weight_decay=0.01, loss_factor=factor, crop_flip=False
+        epochs=1, batch=24, lr=0.07, momentum=0.8, weight_decay=0.01, loss_factor=factor, crop_flip=False
     )
     done = trained(images, config, model=network("lenet"))
     model, order = network("lenet").train(), torch.randperm(24, generator=rng(0, "train"))

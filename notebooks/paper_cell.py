@@ -1,0 +1,127 @@
+"""The paper's own cell: ResNet20-4 on CIFAR-100, at the end of its training, attacked as published (4,800 steps).
+
+Both publications measure here and nowhere else: 13.88 → 7.64 dB (the paper), 12.15 → 8.25 dB (its replication) without
+and with the hybrid. It takes about 40 core-hours, so this script computes it in pieces behind other work. It can be
+killed at any moment and goes on where it was:
+
+    nice -n 19 python notebooks/paper_cell.py --store FOLDER
+
+What is computed, in this order. An attack is made in blocks of 8 images, the first block of every case before the
+second of any: what is there at any moment is as even as can be, and where time ends, n falls before cases do.
+
+The rule, written on 2026-11-26 before any of these networks or attacks existed
+--------------------------------------------------------------------------------
+Names: N0 and NH are the networks trained without a policy and with the hybrid. P are the photographs as they are, C
+after crop and flip, H after crop, flip and hybrid. (N0, P) and (NH, H) is what both publications compare. Outcomes are
+those of the design: found and bits among the 100 test images of the own class, by a server that knows the policy; the
+gain over the guess of somebody who was told the draw; the PSNR in the frame. The matcher behind found and bits is the
+one that is fixed on test images 200-299 for all pages. Intervals are 95 %, over images, paired.
+
+1. *Is the published fall there?* Yes, if the change of PSNR from (N0, P) to (NH, H) has an interval below 0 that
+   reaches the smaller published fall, -3.90 dB. "Smaller than published" if it is below 0 and does not reach it.
+   No, if it holds 0 and not -3.90. Else the number of images cannot tell.
+2. *What is it made of?* Four parts that add up to it, each with its interval, on the images that all cases share:
+   - data path: (N0, C) minus (N0, P);
+   - network: the mean over the targets C and H of NH minus N0;
+   - darkness of the target: the change from C to H of the PSNR of a guess that knows label, policy and draw, and no
+     gradient;
+   - image: what is left of the mean over both networks of H minus C once that darkness is taken away.
+3. *Does the hybrid hide the photograph?* Judged at equal data path, (N0, C) against (NH, H), by the strongest attack.
+   Undefended attacks must work: the bits of (N0, C) have an interval above 0; else cannot tell. Protects, if bits fall
+   with an interval below 0 and the draw-aware gain does not rise with an interval above 0. The judged images are
+   300-399, which nothing in this project has looked at; images 0-99 stand beside them.
+4. *The strongest attack* is the preset with the most bits on test images 200-231 after crop and flip, without a
+   policy, at 300 steps, chosen separately for the untrained and the trained network among those of `PRESETS`.
+"""
+
+import argparse
+import dataclasses
+import os
+import time
+from pathlib import Path
+
+from atslib import ATTACKS, Store, TrainConfig
+from atslib.report.run.schedule import compute
+from atslib.report.units.networks import ModelUnit, Unit
+from atslib.report.units.units import AttackUnit
+
+HYBRID = "3-1-7+43-18-18"
+PRESETS = ("adam-cosine", "annealed-resnet", "annealed-convnet")  # tried at 300 steps; the strongest is judged
+BLOCK = 8  # images attacked at once, about 80 minutes on one core at 4,800 steps
+
+UNTRAINED = ModelUnit(dataset="cifar100", model="resnet20-4", fraction=1.0, train=None, seed=0)
+
+
+def trained(policy: str) -> ModelUnit:
+    """The network of a client with this policy: 12 epochs in one cycle, which reach 72 % without a policy."""
+    train = TrainConfig(policy=policy, epochs=12, lr=0.25, schedule="onecycle", mixed_precision=True)
+    return dataclasses.replace(UNTRAINED, train=train)
+
+
+def same_accuracy(seed: int) -> ModelUnit:
+    """ResNet20-1 as the other pages train it, but in bfloat16: is the accuracy the same as in float32?"""
+    train = TrainConfig(epochs=20, mixed_precision=True)
+    return ModelUnit(dataset="cifar100", model="resnet20-1", fraction=1.0, train=train, seed=seed)
+
+
+def attack(model: ModelUnit, policy: str, preset: str, steps: int, images: range, crop_flip: bool = True) -> AttackUnit:
+    """One block of attacks on these test images."""
+    return AttackUnit(
+        model=model,
+        policy=policy,
+        attack=dataclasses.replace(ATTACKS[preset], steps=steps),
+        first=images.start,
+        last=images.stop,
+        crop_flip=crop_flip,
+        frames=0,
+        seed=0,
+    )
+
+
+def trials(model: ModelUnit) -> list[Unit]:
+    """The presets from which the strongest is chosen, on images that nothing is judged by."""
+    return [attack(model, "", preset, 300, range(200, 232)) for preset in PRESETS]
+
+
+def as_published() -> list[Unit]:
+    """The paper's attack on every network and target, block by block."""
+    bare, hybrid = trained(""), trained(HYBRID)
+    cases = [
+        # network, policy, crop and flip, images
+        (bare, "", False, 32),  # (N0, P), as published
+        (hybrid, HYBRID, True, 32),  # (NH, H), as published
+        (bare, "", True, 32),  # (N0, C), the same data path
+        (bare, HYBRID, True, 16),  # (N0, H), crossed
+        (hybrid, "", True, 16),  # (NH, C), crossed
+        (UNTRAINED, "", True, 32),
+        (UNTRAINED, HYBRID, True, 32),
+    ]
+    return [
+        attack(model, policy, "adam-cosine", 4800, range(first, first + BLOCK), crop_flip)
+        for first in range(0, 32, BLOCK)
+        for model, policy, crop_flip, images in cases
+        if first < images
+    ]
+
+
+def queue() -> list[Unit]:
+    """Everything, in the order in which it is computed."""
+    units: list[Unit] = [trained(""), *trials(UNTRAINED), trained(HYBRID)]
+    units += [same_accuracy(seed) for seed in range(3)]
+    units += trials(trained(""))
+    return units + as_published()
+
+
+def main() -> None:
+    """Compute what is missing, two processes of one thread each, until it is done or the time is over."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--store", type=Path, required=True, help="folder of results and of what is half done")
+    parser.add_argument("--hours", type=float, help="pause after so long")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    options = parser.parse_args()
+    ends = None if options.hours is None else time.monotonic() + 3600 * options.hours
+    compute(queue(), Store(options.store), device="cpu", jobs=options.jobs, ends=ends)
+
+
+if __name__ == "__main__":
+    main()
