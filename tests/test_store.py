@@ -126,7 +126,7 @@ MATCHING = {"distance": "l2", "optimizer": "sgd", "start": "zeros", "schedule": 
 @pytest.mark.parametrize(
     ("config", "text"),
     [
-        (TrainConfig(), {"policy": "3-1-7", "defense": "prune:0.9"}),
+        (TrainConfig(), {"policy": "3-1-7", "defense": "prune:0.9", "schedule": "onecycle"}),
         (GradientMatching(), {"penalties": (("tv-isotropic", 0.1),), **MATCHING}),
         (ThreatModel(), {"labels": "optimized", "batch_norm": "unknown", "victim": "train", "defense": "policy"}),
     ],
