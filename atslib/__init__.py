@@ -8,7 +8,9 @@ Rooms, ground floor first: `errors`, `rng`, `store`, `data`, `policies`, `measur
 import importlib
 
 from atslib import _torchvision
-from atslib.rng import rng  # at once, so that a later `import atslib.rng` does not put the module in its place
+from atslib.rng import (
+    rng,  # at once, so that a later `import atslib.rng` does not put the module in its place
+)
 
 __version__ = "0.1.0"
 _torchvision.serve()
@@ -24,7 +26,7 @@ _HOMES = {
         "restore_labels",
     ),
     "clients.defenses": ("Defense",),
-    "clients.threat": ("Knowledge", "Observed", "ThreatModel", "Update", "observe"),
+    "clients.observe": ("Knowledge", "Observed", "ThreatModel", "Update", "observe"),
     "clients.training": ("TrainConfig", "evaluate", "fit", "load_checkpoint", "save_checkpoint"),
     "data.folder": ("load_folder",),
     "data.load": ("Images", "load"),
@@ -35,10 +37,19 @@ _HOMES = {
     "policies.policy": ("OPS", "Hybrid", "Policy", "load_policies", "parse_policy"),
     "scores.scores": ("accuracy_score", "gradsim_curve", "privacy_score", "privacy_scores"),
     "scores.search": ("SearchConfig", "pareto", "search"),
-    "store": ("Store",),
 }
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
-_ROOMS = ("attacks", "clients", "data", "errors", "gradients", "measures", "models", "policies", "scores", "store")
+_ROOMS = (
+    "attacks",
+    "clients",
+    "data",
+    "errors",
+    "gradients",
+    "measures",
+    "models",
+    "policies",
+    "scores",
+)
 _MODULES = {room: room for room in _ROOMS} | {"transforms": "policies.operations"}
 
 __all__ = ["rng", "transforms"]

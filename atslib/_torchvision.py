@@ -13,7 +13,9 @@ class _Finder:
     """Finds torchvision where Python does, with a loader that tries twice."""
 
     @staticmethod
-    def find_spec(name: str, path: object = None, target: object = None) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(
+        name: str, path: object = None, target: object = None
+    ) -> importlib.machinery.ModuleSpec | None:
         spec = importlib.machinery.PathFinder.find_spec(name) if name == "torchvision" else None
         if spec and spec.loader:
             spec.loader.exec_module = functools.partial(_execute, spec.loader.exec_module)

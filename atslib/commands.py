@@ -15,30 +15,32 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from atsbook import bench as benchmarks
+from atsbook.runs import costing, runner
+from atsbook.runs.archive import Archive
+from atsbook.runs.networks import ModelUnit, dataset, device_of, network, trained
+from atsbook.runs.store import Store
+from atsbook.runs.tables import policy_image
+from atsbook.runs.transport import export_artifacts, import_artifacts
+from atsbook.runs.written import write_attack, write_attackers
+from atsbook.widgets.browser_graph import graph
+from atsfed.command import federated as federated
 from atslib.attacks import ATTACKS, by_knowledge, reconstruct
-from atslib.clients.defenses import Defense
-from atslib.clients.federated.command import federated as federated
+from atslib.checkpoints import fingerprint
+from atslib.clients.defenses.defense import Defense
+from atslib.clients.observe import Knowledge, observe
 from atslib.clients.prepare import prepare, streams
-from atslib.clients.threat import Knowledge, observe
 from atslib.clients.training import TrainConfig, evaluate, fit, load_checkpoint, save_checkpoint
 from atslib.data.folder import load_folder
 from atslib.data.load import DATASETS, Images, load, measured_normalization, pack_official
 from atslib.errors import AtsError, choose
+from atslib.files import project_root
 from atslib.gradients.cpu import keep_memory
 from atslib.models import build_model
 from atslib.policies.policy import parse_policy
-from atslib.report import bench as benchmarks
-from atslib.report.run import costing, runner
-from atslib.report.run.written import write_attack, write_attackers
-from atslib.report.units.archive import Archive
-from atslib.report.units.networks import ModelUnit, dataset, device_of, network, trained
-from atslib.report.units.tables import policy_image
-from atslib.report.widgets import graph
 from atslib.rng import rng
 from atslib.scores.search import SearchConfig
 from atslib.scores.search import search as search_policies
-from atslib.store import Store, fingerprint, project_root
-from atslib.transport import export_artifacts, import_artifacts
 
 __all__ = ["archive", "attack", "bench", "keep_memory", "pack", "run", "search", "store", "train"]
 
@@ -47,13 +49,20 @@ def run(args: argparse.Namespace) -> None:
     """Compute pages, execute their notebooks, build the book."""
     store = Store(args.store, say=runner.say, progress=sys.stderr.isatty())
     names = ("profile", "dataset", "compute_only", "dry_run", "budget", "jobs", "scheduler")
-    runner.run(args.names, **{name: getattr(args, name) for name in names}, root=project_root(), store=store)
+    runner.run(
+        args.names,
+        **{name: getattr(args, name) for name in names},
+        root=project_root(),
+        store=store,
+    )
 
 
 def report(args: argparse.Namespace) -> None:
     """Check the archived evidence, compute a random sample of it again, make the book from it."""
     store = Store(say=runner.say, progress=sys.stderr.isatty())
-    runner.report(seed=args.seed, minutes=args.minutes, jobs=args.jobs, root=project_root(), store=store)
+    runner.report(
+        seed=args.seed, minutes=args.minutes, jobs=args.jobs, root=project_root(), store=store
+    )
 
 
 def store(args: argparse.Namespace) -> int:
@@ -62,7 +71,9 @@ def store(args: argparse.Namespace) -> int:
     if action in ("export", "import") and file is None:
         raise AtsError(f"store {action} needs a file: python -m atslib store {action} FILE.tar")
     if action in ("list", "verify") and file is not None:
-        raise AtsError(f"store {action} takes no file, but a store: --store FOLDER; `store import {file}` checks too")
+        raise AtsError(
+            f"store {action} takes no file, but a store: --store FOLDER; `store import {file}` checks too"
+        )
     if action != "import" and not (kept.remote or kept.root.is_dir()):
         raise AtsError(f"there is no store at {kept.root}; name one with --store or $ATS_STORE")
     if action == "list":
@@ -84,7 +95,10 @@ def store(args: argparse.Namespace) -> int:
 
 def archive(args: argparse.Namespace) -> int:
     """Take a store's units into the evidence in results/units, or check that; 1 if that finds damage."""
-    evidence, given = Archive(project_root() / "results" / "units"), Store(args.store, say=runner.say)
+    evidence, given = (
+        Archive(project_root() / "results" / "units"),
+        Store(args.store, say=runner.say),
+    )
     if not evidence.root.is_dir():
         raise AtsError(f"there is no archive at {evidence.root}; work in the project's folder")
     if args.action == "write" and not (given.remote or given.root.is_dir()):
@@ -92,7 +106,9 @@ def archive(args: argparse.Namespace) -> int:
     new = evidence.write(given) if args.action == "write" else None
     faults = evidence.verify() if new is None else []
     state = "all whole" if new is None else f"{new} of them new"
-    whole = f"{evidence.root}: {len(evidence.entries())} units, {state}, {evidence.size() / 1e6:.1f} MB"
+    whole = (
+        f"{evidence.root}: {len(evidence.entries())} units, {state}, {evidence.size() / 1e6:.1f} MB"
+    )
     print("\n".join(faults) or whole)
     return int(bool(faults))
 
@@ -119,20 +135,28 @@ def bench(args: argparse.Namespace) -> None:
 def _speeds(args: argparse.Namespace) -> Iterator[dict]:
     reference, against = benchmarks.SIZES[args.what]
     for model, usual in [(args.model, 8)] if args.model else reference:
-        runner.say(f"measuring {args.what} on {model}, {(members := args.members or usual)} at once, against {against}")
+        runner.say(
+            f"measuring {args.what} on {model}, {(members := args.members or usual)} at once, against {against}"
+        )
         yield getattr(benchmarks, args.what)(model, members, device=args.device)
 
 
 def export_attack(args: argparse.Namespace) -> None:
     """Write the graph of an attack on a network, for a page."""
     check_out(args.out)
-    print(graph.export(args.out, _untrained(args.model, args), args.dataset, args.checkpoint, args.weights))
+    print(
+        graph.export(
+            args.out, _untrained(args.model, args), args.dataset, args.checkpoint, args.weights
+        )
+    )
 
 
 def check_out(path: Path, *, folder: bool = False, name: str = "--out") -> None:
     """Raise `AtsError` if `path` cannot be written; commands ask before they compute. Nothing is left there."""
     if path.exists() and path.is_dir() != folder:
-        raise AtsError(f"{name} {path} is a {'file, give a folder' if folder else 'folder, give a file in it'}")
+        raise AtsError(
+            f"{name} {path} is a {'file, give a folder' if folder else 'folder, give a file in it'}"
+        )
     place = next(place for place in (*[path][:folder], *path.absolute().parents) if place.exists())
     try:
         tempfile.TemporaryFile(dir=place).close()
@@ -149,14 +173,19 @@ def indices(text: str, count: int) -> list[int]:
             raise AtsError(f"index {text!r}: {part!r} must be a number or a range such as 0-15")
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first or last >= count:
-            raise AtsError(f"index {text!r}: {part!r} must rise and end below {count}, the number of images")
+            raise AtsError(
+                f"index {text!r}: {part!r} must rise and end below {count}, the number of images"
+            )
         chosen += range(first, last + 1)
     return chosen
 
 
 def _facts(checkpoint: Path | None) -> dict[str, object]:
     """What a checkpoint says of itself; nothing where there is none or it cannot be read, which loading it reports."""
-    with suppress(SafetensorError, OSError, ValueError, TypeError), safe_open(checkpoint, "pt") as stored:
+    with (
+        suppress(SafetensorError, OSError, ValueError, TypeError),
+        safe_open(checkpoint, "pt") as stored,
+    ):
         return json.loads(stored.metadata()["facts"])
     return {}
 
@@ -174,12 +203,25 @@ def train(args: argparse.Namespace) -> None:
     model = _untrained(args.model, args)
     images = load(args.dataset, "train").subset(args.fraction, rng=rng(args.seed, "subset"))
     state = args.out.with_name(f"{args.out.name}.state")
-    fit(model, images, config, rng=rng(args.seed, "train", args.policy), checkpoint=state, progress=True)
+    fit(
+        model,
+        images,
+        config,
+        rng=rng(args.seed, "train", args.policy),
+        checkpoint=state,
+        progress=True,
+    )
     accuracy = evaluate(model, load(args.dataset, "test"))
-    facts = dataclasses.asdict(config) | {"model": args.model, "dataset": args.dataset, "seed": args.seed}
+    facts = dataclasses.asdict(config) | {
+        "model": args.model,
+        "dataset": args.dataset,
+        "seed": args.seed,
+    }
     save_checkpoint(args.out, model, **facts, images=len(images), accuracy=accuracy)
     state.unlink(missing_ok=True)
-    print(f"{args.out}: {args.model} on {len(images):,} images of {args.dataset}, test accuracy {accuracy:.2f} %")
+    print(
+        f"{args.out}: {args.model} on {len(images):,} images of {args.dataset}, test accuracy {accuracy:.2f} %"
+    )
 
 
 def attack(args: argparse.Namespace) -> None:
@@ -189,25 +231,36 @@ def attack(args: argparse.Namespace) -> None:
     """
     choose("attack", args.attack, ATTACKS)
     if args.adaptive and not args.policy:
-        raise AtsError("--adaptive is for a server that knows the policy: give one, such as --policy 3-1-7")
+        raise AtsError(
+            "--adaptive is for a server that knows the policy: give one, such as --policy 3-1-7"
+        )
     preset = ATTACKS[args.attack]
     preset = dataclasses.replace(preset, steps=args.steps) if args.steps else preset
-    policy, defense = parse_policy(args.policy), Defense.parse(args.defense) if args.defense else None
+    policy, defense = (
+        parse_policy(args.policy),
+        Defense.parse(args.defense) if args.defense else None,
+    )
     for name in ("", "table.csv", "sheet.png", "arrays.safetensors"):
         check_out(args.out / name, folder=not name)
     known, device = _facts(args.checkpoint), device_of(args.device)
     everything = load(args.dataset, args.split)
     rows = indices(args.index, len(everything))
     images = everything[rows]
-    target = prepare(images.pixels, policy, rng=streams(args.seed, args.policy), crop_flip=args.crop_flip)
-    floor = policy_image(images.name, args.policy, args.crop_flip)  # no training images? better now than afterwards
+    target = prepare(
+        images.pixels, policy, rng=streams(args.seed, args.policy), crop_flip=args.crop_flip
+    )
+    floor = policy_image(
+        images.name, args.policy, args.crop_flip
+    )  # no training images? better now than afterwards
     model = _untrained(args.model or known.get("model", "resnet20-4"), args)
     if not args.checkpoint:
         runner.say("there is no --checkpoint: the attacked network is untrained")
     else:
         load_checkpoint(args.checkpoint, model)
         if known.get("dataset", args.dataset) != args.dataset:
-            runner.say(f"{args.checkpoint} was trained on {known['dataset']}; images of {args.dataset} are attacked")
+            runner.say(
+                f"{args.checkpoint} was trained on {known['dataset']}; images of {args.dataset} are attacked"
+            )
     stream = rng(args.seed, "defense", args.defense)
     seen = observe(model, target.to(device), images.labels.to(device), defense=defense, rng=stream)
     stream, state = rng(args.seed, "start"), args.out / "attack.state"
@@ -226,7 +279,9 @@ def search(args: argparse.Namespace) -> None:
     """Search policies for a data set or a folder; write them to `args.out`, all scores beside it; resumable."""
     if args.out.suffix.lower() == ".csv":
         wanted = args.out.with_suffix(".json")
-        raise AtsError(f"--out {args.out} is the name of the table of all scores; give the policies' file, {wanted}")
+        raise AtsError(
+            f"--out {args.out} is the name of the table of all scores; give the policies' file, {wanted}"
+        )
     check_out(args.out)
     check_out(table := args.out.with_suffix(".csv"))
     config, device = _search_config(args), device_of(args.device)
@@ -234,26 +289,46 @@ def search(args: argparse.Namespace) -> None:
     for name in ("images", "acc_images"):
         if (asked := getattr(config, name)) > len(test):
             config = dataclasses.replace(config, **{name: len(test)})
-            print(f"{test.name}: {len(test)} images are scored instead of {asked} (--{name.replace('_', '-')})")
+            print(
+                f"{test.name}: {len(test)} images are scored instead of {asked} (--{name.replace('_', '-')})"
+            )
     store = Store(args.store, progress=True)
     semi_trained, random_init = _models(args, train, test, store, device)
-    finals = dataclasses.replace(ATTACKS["adam-cosine"], steps=args.attack_steps) if args.attack_steps else None
+    finals = (
+        dataclasses.replace(ATTACKS["adam-cosine"], steps=args.attack_steps)
+        if args.attack_steps
+        else None
+    )
     kept = {"store": store, "progress": True, "finals": finals}
     result = search_policies(config, semi_trained, random_init, test, seed=args.seed, **kept)
-    result.save(args.out, dataset=args.dataset, model=args.model, epochs=args.epochs, image_shape=test.pixels.shape[1:])
+    result.save(
+        args.out,
+        dataset=args.dataset,
+        model=args.model,
+        epochs=args.epochs,
+        image_shape=test.pixels.shape[1:],
+    )
     print(result.best())
     print(f"{args.out}: {len(result.chosen)} policies; all {len(result.table):,} in {table.name}")
 
 
 def _search_config(args: argparse.Namespace) -> SearchConfig:
     """`"10:0.25,30:0.5"` is ((10, 0.25), (30, 0.5)); the rest is copied."""
-    parts = [re.fullmatch(r"\s*(\d+):(\d*\.?\d+)\s*", part) for part in args.rungs.split(",") if args.rungs]
+    parts = [
+        re.fullmatch(r"\s*(\d+):(\d*\.?\d+)\s*", part)
+        for part in args.rungs.split(",")
+        if args.rungs
+    ]
     if not all(parts):
-        raise AtsError(f"rungs {args.rungs!r}: expected images:share, joined by commas, such as 10:0.25,30:0.5")
+        raise AtsError(
+            f"rungs {args.rungs!r}: expected images:share, joined by commas, such as 10:0.25,30:0.5"
+        )
     names = ("sampler", "keep", "t_acc", "images", "acc_images", "points")
     options = {name: getattr(args, name) for name in names} | {"candidates": args.policies}
     try:
-        return SearchConfig(**options, rungs=tuple((int(part[1]), float(part[2])) for part in parts))
+        return SearchConfig(
+            **options, rungs=tuple((int(part[1]), float(part[2])) for part in parts)
+        )
     except AtsError as error:
         raise AtsError(str(error).replace("SearchConfig.", "--")) from None
 
@@ -262,11 +337,17 @@ def _data(args: argparse.Namespace) -> tuple[Images | None, Images]:
     """Training images, None for a named data set (its unit loads them), and test images."""
     if args.dataset in DATASETS:
         if args.image_size or args.fit:
-            raise AtsError(f"--image-size and --fit are for a folder of images; {args.dataset} has a size of its own")
+            raise AtsError(
+                f"--image-size and --fit are for a folder of images; {args.dataset} has a size of its own"
+            )
         return None, dataset(args.dataset, "test")
-    if not args.dataset or not Path(args.dataset).is_dir():  # the path of no name is the working folder
+    if (
+        not args.dataset or not Path(args.dataset).is_dir()
+    ):  # the path of no name is the working folder
         known = ", ".join(DATASETS)
-        raise AtsError(f"data set {args.dataset!r} is unknown; choose {known}, or a folder with a subfolder per class")
+        raise AtsError(
+            f"data set {args.dataset!r} is unknown; choose {known}, or a folder with a subfolder per class"
+        )
     size = args.image_size or 32
     try:
         build_model(args.model, 2, image_size=size)
@@ -282,19 +363,25 @@ def _models(
     config = TrainConfig(epochs=args.epochs)
     fraction = args.fraction or (0.1 if train is None else 1.0)
     if train is None:
-        unit = ModelUnit(dataset=args.dataset, model=args.model, fraction=fraction, train=config, seed=args.seed)
+        unit = ModelUnit(
+            dataset=args.dataset, model=args.model, fraction=fraction, train=config, seed=args.seed
+        )
         return trained(unit, store, device)[0], network(unit).to(device)
     part = train.subset(fraction, rng=rng(args.seed, "subset"))
     norm, (_, channels, size, _) = measured_normalization(part), test.pixels.shape
     facts = {"model": args.model, "train": config, "seed": args.seed, "norm": norm}
     facts["images"] = fingerprint(part.pixels, part.labels)
     stream = rng(args.seed, "weights", args.model)
-    fresh = build_model(args.model, test.num_classes, channels, norm=norm, image_size=size, rng=stream).to(device)
+    fresh = build_model(
+        args.model, test.num_classes, channels, norm=norm, image_size=size, rng=stream
+    ).to(device)
     model = copy.deepcopy(fresh)
 
     def compute(state: Path) -> dict[str, Tensor]:
         stream = rng(args.seed, "train", "")
-        return fit(model, part, config, rng=stream, checkpoint=state, progress=store.progress).model.state_dict()
+        return fit(
+            model, part, config, rng=stream, checkpoint=state, progress=store.progress
+        ).model.state_dict()
 
     model.load_state_dict(store.get("model", facts, compute).tensors)
     return model.eval(), fresh

@@ -21,7 +21,9 @@ Found = TypeVar("Found")
 _EXPECTED: list[tuple[Path, float, Callable[[str], None]]] = []
 
 
-def wait_for(what: object, there: Callable[[], bool], patience: float, say: Callable[[str], None]) -> None:
+def wait_for(
+    what: object, there: Callable[[], bool], patience: float, say: Callable[[str], None]
+) -> None:
     """Return once `there()` holds, looked at with a growing pause; one line is said where that is not at once.
 
     Raises:
@@ -33,7 +35,9 @@ def wait_for(what: object, there: Callable[[], bool], patience: float, say: Call
     ends, pause = time.monotonic() + patience, 0.05
     while not there():
         if time.monotonic() > ends:
-            raise AtsError(f"{what} has been away for {patience:.0f} s; what is finished is kept, run again to go on")
+            raise AtsError(
+                f"{what} has been away for {patience:.0f} s; what is finished is kept, run again to go on"
+            )
         time.sleep(min(pause, LONGEST_PAUSE))
         pause *= 1.5
 
@@ -100,13 +104,17 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     try:
         patiently(path, whole)
     except (OSError, SafetensorError) as error:
-        raise AtsError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from error
+        raise AtsError(
+            f"{path} cannot be written: {getattr(error, 'strerror', None) or error}"
+        ) from error
 
 
 def project_root() -> Path:
     """The nearest folder at or above the working one that holds a `pyproject.toml`, else the working one."""
     here = Path.cwd()
-    return next((folder for folder in (here, *here.parents) if (folder / "pyproject.toml").exists()), here)
+    return next(
+        (folder for folder in (here, *here.parents) if (folder / "pyproject.toml").exists()), here
+    )
 
 
 def digest(path: Path) -> str:

@@ -27,18 +27,31 @@ class Normalize(nn.Module):
     def __init__(self, mean: Sequence[float], std: Sequence[float]):
         super().__init__()
         try:
-            mean, std = (torch.tensor(values, dtype=torch.get_default_dtype()).view(-1, 1, 1) for values in (mean, std))
+            mean, std = (
+                torch.tensor(values, dtype=torch.get_default_dtype()).view(-1, 1, 1)
+                for values in (mean, std)
+            )
         except (TypeError, ValueError, RuntimeError):
-            raise AtsError(f"Normalize({mean!r}, {std!r}): give the mean and deviation of each channel") from None
-        if len(mean) != len(std) or not len(std) or not ((std > 0) & std.isfinite() & mean.isfinite()).all():
+            raise AtsError(
+                f"Normalize({mean!r}, {std!r}): give the mean and deviation of each channel"
+            ) from None
+        if (
+            len(mean) != len(std)
+            or not len(std)
+            or not ((std > 0) & std.isfinite() & mean.isfinite()).all()
+        ):
             given = f"Normalize({mean.flatten().tolist()}, {std.flatten().tolist()})"
-            raise AtsError(f"{given}: one mean and one deviation above 0 for each channel, both finite")
+            raise AtsError(
+                f"{given}: one mean and one deviation above 0 for each channel, both finite"
+            )
         self.register_buffer("mean", mean)
         self.register_buffer("std", std)
 
     def forward(self, images: Tensor) -> Tensor:
         channels = len(self.mean)
-        if channels > 1 and images.ndim > 2 and images.shape[-3] != channels:  # grey would be taken for each
+        if (
+            channels > 1 and images.ndim > 2 and images.shape[-3] != channels
+        ):  # grey would be taken for each
             said = f"{tuple(images.shape[-3:])}: it takes {channels} channels and the images have {images.shape[-3]}"
             raise AtsError(f"the network does not take images of shape {said}; convert the images")
         return (images - self.mean) / self.std
@@ -107,15 +120,23 @@ def max_pool(
     kernel, steps, pads, holes = ((o, o) if isinstance(o, int) else tuple(o) for o in options)
     maps, (height, width) = x.detach(), x.shape[-2:]
     largest, index = F.max_pool2d_with_indices(maps, kernel, steps, pads, holes, ceil_mode)
-    least = largest - torch.finfo(x.dtype).eps ** 0.6 * largest.abs().amax((-3, -2, -1), keepdim=True)
+    least = largest - torch.finfo(x.dtype).eps ** 0.6 * largest.abs().amax(
+        (-3, -2, -1), keepdim=True
+    )
     ends = [(n - 1) * step + 1 for n, step in zip(largest.shape[-2:], steps, strict=True)]
     below, right = (
         max(0, end + hole * (size - 1) - pad - side)
-        for end, hole, size, pad, side in zip(ends, holes, kernel, pads, (height, width), strict=True)
+        for end, hole, size, pad, side in zip(
+            ends, holes, kernel, pads, (height, width), strict=True
+        )
     )
     maps = F.pad(maps, (pads[1], right, pads[0], below), value=-torch.inf)
-    rows, columns = (torch.arange(0, end, step, device=x.device) for end, step in zip(ends, steps, strict=True))
-    for tap in reversed(range(kernel[0] * kernel[1])):  # the last to be written is the first of the window
+    rows, columns = (
+        torch.arange(0, end, step, device=x.device) for end, step in zip(ends, steps, strict=True)
+    )
+    for tap in reversed(
+        range(kernel[0] * kernel[1])
+    ):  # the last to be written is the first of the window
         y, z = tap // kernel[1] * holes[0], tap % kernel[1] * holes[1]
         seen = maps[..., y : y + ends[0] : steps[0], z : z + ends[1] : steps[1]]
         place = (rows + y - pads[0])[:, None] * width + columns + z - pads[1]
@@ -127,7 +148,9 @@ class MaxPool(nn.MaxPool2d):
     """`nn.MaxPool2d` with the rule of `max_pool` for ties."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return max_pool(x, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
+        return max_pool(
+            x, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode
+        )
 
 
 class BasicBlock(nn.Module):
@@ -188,10 +211,20 @@ def resnet(
     layers, inputs = {}, width
     for stage, count in enumerate(blocks):
         for i in range(count):
-            layers[f"stage{stage + 1}_{i}"] = block(inputs, width << stage, 2 if stage and not i else 1)
+            layers[f"stage{stage + 1}_{i}"] = block(
+                inputs, width << stage, 2 if stage and not i else 1
+            )
             inputs = block.expansion * (width << stage)
-    first = {"conv": nn.Conv2d(in_channels, width, 3, 1, 1, bias=False), "bn": BatchNorm(width), "relu": nn.ReLU()}
-    head = {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten(), "fc": nn.Linear(inputs, num_classes)}
+    first = {
+        "conv": nn.Conv2d(in_channels, width, 3, 1, 1, bias=False),
+        "bn": BatchNorm(width),
+        "relu": nn.ReLU(),
+    }
+    head = {
+        "pool": nn.AdaptiveAvgPool2d(1),
+        "flatten": nn.Flatten(),
+        "fc": nn.Linear(inputs, num_classes),
+    }
     model = nn.Sequential(OrderedDict(first | layers | head))
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
@@ -199,14 +232,18 @@ def resnet(
     return model
 
 
-def convnet(width: int, num_classes: int, in_channels: int, image_size: int, *, after_pool: int = 2) -> nn.Sequential:
+def convnet(
+    width: int, num_classes: int, in_channels: int, image_size: int, *, after_pool: int = 2
+) -> nn.Sequential:
     """The ConvNet of Inverting Gradients: 8 convolutions with batch normalization and two max-pools by 3.
 
     `after_pool=3` is the replication's network of 9 convolutions: there the authors' duplicated
     dictionary key, which silently drops one layer, became a list, which keeps it.
     """
     if image_size < 9:
-        raise AtsError(f"a ConvNet pools twice by 3, so its images must be at least 9 pixels wide, not {image_size}")
+        raise AtsError(
+            f"a ConvNet pools twice by 3, so its images must be at least 9 pixels wide, not {image_size}"
+        )
     widths = [width, 2 * width, 2 * width, 4 * width, 4 * width, 4 * width, "pool"]
     widths += [4 * width] * after_pool + ["pool"]
     layers, inputs = [], in_channels
@@ -234,7 +271,9 @@ def lenet(
         side = (side + 2 * padding - 5) // stride + 1
         layers += [nn.Conv2d(inputs, width, 5, stride, padding), activation()]
     if side < 1:
-        raise AtsError(f"a LeNet without padding needs images at least 29 pixels wide, not {image_size}")
+        raise AtsError(
+            f"a LeNet without padding needs images at least 29 pixels wide, not {image_size}"
+        )
     model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(width * side * side, num_classes))
     for parameter in model.parameters() if activation is nn.Sigmoid else ():
         nn.init.uniform_(parameter, -0.5, 0.5)
@@ -242,7 +281,9 @@ def lenet(
 
 
 # Notation: name[-k][-padding]. ResNet20-k is 16k wide, as in the paper; all others are k wide.
-FAMILIES: dict[str, tuple[Callable[..., nn.Module], int, int]] = {  # builder, default k, width of one k
+FAMILIES: dict[
+    str, tuple[Callable[..., nn.Module], int, int]
+] = {  # builder, default k, width of one k
     "resnet20": (resnet, 4, 16),
     "resnet18": (functools.partial(resnet, blocks=(2, 2, 2, 2)), 64, 1),
     "resnet34": (functools.partial(resnet, blocks=(3, 4, 6, 3)), 64, 1),
@@ -279,16 +320,26 @@ def build_model(
         shown = f"with a width as in resnet20-4, or a padding ({', '.join(PADDINGS)}) as in lenet-12-circular"
         raise AtsError(f"model {name!r} is unknown; choose {', '.join(FAMILIES)}, {shown}")
     if padding == "unpadded" and family not in ("lenet", "relunet"):
-        raise AtsError(f"model {name!r}: a {family} adds or pools maps of equal size; only LeNets can be unpadded")
+        raise AtsError(
+            f"model {name!r}: a {family} adds or pools maps of equal size; only LeNets can be unpadded"
+        )
     check_whole("num_classes", num_classes, 2)
     check_whole("in_channels", in_channels, 1)
     check_whole("image_size", image_size, 1)
-    if max(int(size or 1), image_size) > LARGEST:  # else memory ends, or it takes minutes without a word
-        raise AtsError(f"model {name!r} for images {image_size} wide: neither number may be above {LARGEST}")
+    if (
+        max(int(size or 1), image_size) > LARGEST
+    ):  # else memory ends, or it takes minutes without a word
+        raise AtsError(
+            f"model {name!r} for images {image_size} wide: neither number may be above {LARGEST}"
+        )
     builder, default, unit = FAMILIES[family]
-    front = Normalize(*(norm if isinstance(norm, tuple) else normalization(norm) if norm else ((0.5,), (0.25,))))
+    front = Normalize(
+        *(norm if isinstance(norm, tuple) else normalization(norm) if norm else ((0.5,), (0.25,)))
+    )
     if len(front.mean) not in (1, in_channels):
-        raise AtsError(f"norm {norm!r} has {len(front.mean)} channels and the model takes {in_channels}")
+        raise AtsError(
+            f"norm {norm!r} has {len(front.mean)} channels and the model takes {in_channels}"
+        )
     rng = as_stream(rng, optional=True)
     with torch.random.fork_rng(devices=[], enabled=rng is not None):
         if rng is not None:
@@ -338,7 +389,11 @@ def batch_norms(model: nn.Module) -> dict[str, nn.Module]:
             `track_running_stats`.
     """
     norms = torch.nn.modules.batchnorm
-    layers = {n: m for n, m in model.named_modules() if isinstance(m, norms._NormBase) and m.running_mean is not None}
+    layers = {
+        n: m
+        for n, m in model.named_modules()
+        if isinstance(m, norms._NormBase) and m.running_mean is not None
+    }
     for name, layer in layers.items():
         if not isinstance(layer, norms._BatchNorm) or isinstance(layer, nn.SyncBatchNorm):
             raise AtsError(
@@ -369,7 +424,9 @@ def last_linear(model: nn.Module) -> nn.Linear:
     """
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
     if not layers or layers[-1].bias is None:
-        raise AtsError(f"{type(model).__name__} has no linear layer with a bias at its end, which this needs")
+        raise AtsError(
+            f"{type(model).__name__} has no linear layer with a bias at its end, which this needs"
+        )
     return layers[-1]
 
 

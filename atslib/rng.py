@@ -24,11 +24,15 @@ def rng(seed: int, *path: str | int, device: "str | torch.device" = "cpu") -> "t
     try:
         stream = torch.Generator(device)
     except (RuntimeError, TypeError):
-        raise AtsError(f"rng: device {device!r} cannot be had; give 'cpu', or 'cuda' where torch sees one") from None
+        raise AtsError(
+            f"rng: device {device!r} cannot be had; give 'cpu', or 'cuda' where torch sees one"
+        ) from None
     return stream.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
 
-def as_stream(given: "torch.Generator | int | None", *, optional: bool = False) -> "torch.Generator | None":
+def as_stream(
+    given: "torch.Generator | int | None", *, optional: bool = False
+) -> "torch.Generator | None":
     """The stream that `given` stands for: a generator itself, or `rng(given)` of a whole number.
 
     None stays None where a stream is `optional`.
@@ -41,5 +45,7 @@ def as_stream(given: "torch.Generator | int | None", *, optional: bool = False) 
     if given is None and optional:
         return None
     if not isinstance(given, torch.Generator | Integral):
-        raise AtsError(f"rng {given!r} must be a stream, atslib.rng(seed), or the seed itself, a whole number")
+        raise AtsError(
+            f"rng {given!r} must be a stream, atslib.rng(seed), or the seed itself, a whole number"
+        )
     return rng(int(given)) if isinstance(given, Integral) else given

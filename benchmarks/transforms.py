@@ -40,14 +40,18 @@ def pillow(index: int, image: Image.Image, sign: int) -> Image.Image:
         return ENHANCERS[name](image).enhance(1 + size * sign)
     if name == "rotate":
         turned = image.convert("RGBA").rotate(size)
-        return Image.composite(turned, Image.new("RGBA", turned.size, (128,) * 4), turned).convert(image.mode)
+        return Image.composite(turned, Image.new("RGBA", turned.size, (128,) * 4), turned).convert(
+            image.mode
+        )
     if name in ("shearY", "translateX", "translateY"):
         shift = size * sign * image.size[name == "translateY"]
         matrix = (1, 0, shift * (name == "translateX"), 0, 1, shift * (name == "translateY"))
         if name == "shearY":
             matrix = (1, 0, 0, size * sign, 1, 0)
         resample = Image.Resampling.BICUBIC if name == "shearY" else Image.Resampling.NEAREST
-        return image.transform(image.size, Image.Transform.AFFINE, matrix, resample, fillcolor=(0, 0, 0))
+        return image.transform(
+            image.size, Image.Transform.AFFINE, matrix, resample, fillcolor=(0, 0, 0)
+        )
     if name == "posterize":
         return ImageOps.posterize(image, int(size))
     return ImageOps.solarize(image, size) if name == "solarize" else getattr(ImageOps, name)(image)
@@ -78,7 +82,9 @@ def main(n: int = 1000) -> None:
     ours, theirs = [], []
     for index in range(len(transforms.OPS)):
         sign = 1 if index % 2 else -1  # both signs, without timing everything twice
-        assert torch.equal(transforms.apply(index, pixels, sign), looped(index, pixels, sign)), index
+        assert torch.equal(transforms.apply(index, pixels, sign), looped(index, pixels, sign)), (
+            index
+        )
         ours.append(best_ms(lambda i=index, s=sign: transforms.apply(i, pixels, s)))
         theirs.append(best_ms(lambda i=index, s=sign: looped(i, pixels, s)))
     mean_ours, mean_pillow = sum(ours) / len(ours), sum(theirs) / len(theirs)

@@ -40,13 +40,18 @@ import os
 import time
 from pathlib import Path
 
-from atslib import ATTACKS, Store, TrainConfig
-from atslib.report.run.schedule import compute
-from atslib.report.units.networks import ModelUnit, Unit
-from atslib.report.units.units import AttackUnit
+from atsbook.runs.attacks import AttackUnit
+from atsbook.runs.networks import ModelUnit, Unit
+from atsbook.runs.schedule import compute
+from atsbook.runs.store import Store
+from atslib import ATTACKS, TrainConfig
 
 HYBRID = "3-1-7+43-18-18"
-PRESETS = ("adam-cosine", "annealed-resnet", "annealed-convnet")  # tried at 300 steps; the strongest is judged
+PRESETS = (
+    "adam-cosine",
+    "annealed-resnet",
+    "annealed-convnet",
+)  # tried at 300 steps; the strongest is judged
 BLOCK = 8  # images attacked at once, about 80 minutes on one core at 4,800 steps
 
 UNTRAINED = ModelUnit(dataset="cifar100", model="resnet20-4", fraction=1.0, train=None, seed=0)
@@ -54,7 +59,9 @@ UNTRAINED = ModelUnit(dataset="cifar100", model="resnet20-4", fraction=1.0, trai
 
 def trained(policy: str) -> ModelUnit:
     """The network of a client with this policy: 12 epochs in one cycle, which reach 72 % without a policy."""
-    train = TrainConfig(policy=policy, epochs=12, lr=0.25, schedule="onecycle", mixed_precision=True)
+    train = TrainConfig(
+        policy=policy, epochs=12, lr=0.25, schedule="onecycle", mixed_precision=True
+    )
     return dataclasses.replace(UNTRAINED, train=train)
 
 
@@ -64,7 +71,9 @@ def same_accuracy(seed: int) -> ModelUnit:
     return ModelUnit(dataset="cifar100", model="resnet20-1", fraction=1.0, train=train, seed=seed)
 
 
-def attack(model: ModelUnit, policy: str, preset: str, steps: int, images: range, crop_flip: bool = True) -> AttackUnit:
+def attack(
+    model: ModelUnit, policy: str, preset: str, steps: int, images: range, crop_flip: bool = True
+) -> AttackUnit:
     """One block of attacks on these test images."""
     return AttackUnit(
         model=model,
@@ -115,7 +124,9 @@ def queue() -> list[Unit]:
 def main() -> None:
     """Compute what is missing, two processes of one thread each, until it is done or the time is over."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--store", type=Path, required=True, help="folder of results and of what is half done")
+    parser.add_argument(
+        "--store", type=Path, required=True, help="folder of results and of what is half done"
+    )
     parser.add_argument("--hours", type=float, help="pause after so long")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     options = parser.parse_args()

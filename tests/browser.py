@@ -11,8 +11,19 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-KEYS = {"Tab": 9, " ": 32, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+KEYS = {
+    "Tab": 9,
+    " ": 32,
+    "End": 35,
+    "Home": 36,
+    "ArrowLeft": 37,
+    "ArrowUp": 38,
+    "ArrowRight": 39,
+    "ArrowDown": 40,
+}
 CANVAS = """(canvas => {
   const {width, height} = canvas, data = canvas.getContext("2d").getImageData(0, 0, width, height).data;
   return [height, width, ...data];
@@ -40,7 +51,9 @@ CONTRAST = """((selector) => {
   }
   return found.sort((x, y) => x[0] - y[0]);
 })(%r)"""
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium")
+needs_chromium = pytest.mark.skipif(
+    CHROMIUM is None, reason="no chromium here: apt-get install chromium"
+)
 
 
 def written(file, body):
@@ -56,8 +69,17 @@ class Browser:
     def __init__(self, folder):
         from tornado.websocket import websocket_connect
 
-        flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--remote-allow-origins=*"]
-        flags += ["--disable-features=BackForwardCache", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
+        flags = [
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--hide-scrollbars",
+            "--remote-allow-origins=*",
+        ]
+        flags += [
+            "--disable-features=BackForwardCache",
+            "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+        ]
         flags += ["--remote-debugging-port=0", f"--user-data-dir={folder}"]
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         self.process = subprocess.Popen([CHROMIUM, *flags, "about:blank"], **quiet)
@@ -90,7 +112,9 @@ class Browser:
         self.sent += 1
 
         async def exchange(number):
-            await self.socket.write_message(json.dumps({"id": number, "method": method, "params": parameters}))
+            await self.socket.write_message(
+                json.dumps({"id": number, "method": method, "params": parameters})
+            )
             while (answer := json.loads(await self.socket.read_message())).get("id") != number:
                 self.events.append(answer)
             return answer
@@ -100,7 +124,9 @@ class Browser:
         return answer["result"]
 
     def js(self, expression):
-        found = self("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
+        found = self(
+            "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
+        )
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
@@ -118,19 +144,38 @@ class Browser:
         self.until(f"document.readyState === 'complete' && Boolean({ready})", seconds)
 
     def size(self, width, height, mobile=False):
-        self("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile)
+        self(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=mobile,
+        )
 
     def media(self, media="", **features):
-        named = [{"name": name.replace("_", "-"), "value": value} for name, value in features.items()]
+        named = [
+            {"name": name.replace("_", "-"), "value": value} for name, value in features.items()
+        ]
         self("Emulation.setEmulatedMedia", media=media, features=named)
 
     def key(self, key):
-        event = {"key": key, "code": {" ": "Space"}.get(key, key), "windowsVirtualKeyCode": KEYS[key]}
-        self("Input.dispatchKeyEvent", type="keyDown", **event, **({"text": " "} if key == " " else {}))
+        event = {
+            "key": key,
+            "code": {" ": "Space"}.get(key, key),
+            "windowsVirtualKeyCode": KEYS[key],
+        }
+        self(
+            "Input.dispatchKeyEvent",
+            type="keyDown",
+            **event,
+            **({"text": " "} if key == " " else {}),
+        )
         self("Input.dispatchKeyEvent", type="keyUp", **event)
 
     def centre(self, selector):
-        self.js(f"document.querySelector({selector!r}).scrollIntoView({{block: 'center', behavior: 'instant'}})")
+        self.js(
+            f"document.querySelector({selector!r}).scrollIntoView({{block: 'center', behavior: 'instant'}})"
+        )
         box = f"document.querySelector({selector!r}).getBoundingClientRect()"
         return self.js(f"(b => ({{x: b.x + b.width / 2, y: b.y + b.height / 2}}))({box})")
 
@@ -162,18 +207,24 @@ class Browser:
     def picture(self, selector):
         """What a canvas shows, (3, H, W) uint8."""
         height, width, *data = self.js(CANVAS % selector)
-        return torch.tensor(data, dtype=torch.uint8).view(height, width, 4)[..., :3].permute(2, 0, 1)
+        return (
+            torch.tensor(data, dtype=torch.uint8).view(height, width, 4)[..., :3].permute(2, 0, 1)
+        )
 
     def text(self, selector):
         return self.js(f"document.querySelector({selector!r}).textContent")
 
     def style(self, selector, name):
         """The computed value of a style, of each element that the selector finds."""
-        return self.js(f"[...document.querySelectorAll({selector!r})].map((e) => getComputedStyle(e).{name})")
+        return self.js(
+            f"[...document.querySelectorAll({selector!r})].map((e) => getComputedStyle(e).{name})"
+        )
 
     def named(self, *roles):
         """Role and name of everything on the page that has one of these roles."""
-        nodes = [node for node in self("Accessibility.getFullAXTree")["nodes"] if not node["ignored"]]
+        nodes = [
+            node for node in self("Accessibility.getFullAXTree")["nodes"] if not node["ignored"]
+        ]
         found = [(node["role"]["value"], node.get("name", {}).get("value")) for node in nodes]
         return [(role, name) for role, name in found if role in roles]
 
@@ -200,15 +251,25 @@ class Browser:
         """What the page said went wrong since it was opened, and every request that left it."""
         self.js("0")
         said = self.heard("Runtime.exceptionThrown") + self.heard("Log.entryAdded")
-        said += [e for e in self.heard("Runtime.consoleAPICalled") if e["type"] in ("error", "warning", "assert")]
+        said += [
+            e
+            for e in self.heard("Runtime.consoleAPICalled")
+            if e["type"] in ("error", "warning", "assert")
+        ]
         asked = [e["request"]["url"] for e in self.heard("Network.requestWillBeSent")]
-        outside = [address[:80] for address in asked if not address.startswith(("file:", "data:", "blob:", "about:"))]
+        outside = [
+            address[:80]
+            for address in asked
+            if not address.startswith(("file:", "data:", "blob:", "about:"))
+        ]
         return said + outside
 
     def close(self):
         try:
             self.socket.close()
-            self.loop.run_until_complete(asyncio.sleep(0.1))  # the browser answers that it is closed
+            self.loop.run_until_complete(
+                asyncio.sleep(0.1)
+            )  # the browser answers that it is closed
         finally:
             self.process.terminate()
             self.process.wait(10)

@@ -43,8 +43,15 @@ def written(save, *what, **how):
 def assert_asks_for_nothing(html):
     """Two whole scripts, and no address that a browser would fetch."""
     assert html.count("<script") == html.count("</script>") == 2
-    assert re.findall(r"""(?:src|href)=["'](?!data:)[^"']*|url\([^)]*|@import|\bfetch\(|\bimport\(""", html) == []
-    assert set(re.findall(r"https?://[^\"'\s]+", html)) == {"http://www.w3.org/2000/svg"}  # a name, not a request
+    assert (
+        re.findall(
+            r"""(?:src|href)=["'](?!data:)[^"']*|url\([^)]*|@import|\bfetch\(|\bimport\(""", html
+        )
+        == []
+    )
+    assert set(re.findall(r"https?://[^\"'\s]+", html)) == {
+        "http://www.w3.org/2000/svg"
+    }  # a name, not a request
 
 
 def flip_a_bit(path, at=-5):
@@ -57,4 +64,9 @@ def flip_a_bit(path, at=-5):
 def plain_gradient(model, images, labels):
     """The gradient of the mean loss of these images by one plain backward pass, flattened; differentiable once more."""
     loss = F.cross_entropy(model(images), labels)
-    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()), create_graph=True)])
+    return torch.cat(
+        [
+            g.flatten()
+            for g in torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+        ]
+    )

@@ -11,14 +11,14 @@ import pytest
 import torch
 from browser import Browser
 
+from atsbook.pages import claim6_transformations, claim7_correlation
+from atsbook.runs import networks, table1
+from atsbook.runs.settings import settings
+from atsbook.runs.store import Store
+from atsbook.widgets import data, interactive
 from atslib.__main__ import main
 from atslib.data.load import load
 from atslib.errors import AtsError
-from atslib.report.pages import claim6_transformations, claim7_correlation
-from atslib.report.units import networks, table1
-from atslib.report.units.settings import settings
-from atslib.report.widgets import data, interactive
-from atslib.store import Store
 
 
 @pytest.fixture
@@ -51,7 +51,9 @@ def root(tmp_path, monkeypatch):
     top = tmp_path / "project"
     for folder in ("book/results", "notebooks"):
         (top / folder).mkdir(parents=True)
-    (top / "book/deviations.md").write_text((Path(__file__).parents[1] / "book/deviations.md").read_text())
+    (top / "book/deviations.md").write_text(
+        (Path(__file__).parents[1] / "book/deviations.md").read_text()
+    )
     (top / "README.md").write_text("# Title\n\n<!-- answers -->\nold\n<!-- answers -->\nrest\n")
     (top / "book/_toc.yml").write_text("- file: results/claim1_privacy\n")
     (top / "pyproject.toml").touch()
@@ -70,7 +72,9 @@ def smoke_store(tmp_path_factory):
 def exported(tmp_path_factory):
     """The graph of an untrained LeNet of the published width as the command writes it; to trace it takes seconds."""
     file = tmp_path_factory.mktemp("graph") / "attack.json"
-    assert main(["export-attack", "--dataset", "shapes", "--weights", "f16", "--out", str(file)]) == 0
+    assert (
+        main(["export-attack", "--dataset", "shapes", "--weights", "f16", "--out", str(file)]) == 0
+    )
     return json.loads(file.read_text())
 
 
@@ -90,7 +94,9 @@ def drawn_figures(tmp_path_factory):
         kind: interactive(kind, payload, plt.figure(figsize=(2, 1)), alt=f"The still <{kind}>")
         for kind, payload in payloads.items()
     }
-    return SimpleNamespace(settings=chosen, store=kept, table=table, attacks=attacks.tables["policies"], **made)
+    return SimpleNamespace(
+        settings=chosen, store=kept, table=table, attacks=attacks.tables["policies"], **made
+    )
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -8,23 +8,10 @@ import pandas as pd
 import pytest
 import torch
 
-from atslib.attacks import ATTACKS, FromMean, GradientMatching, Undone, by_knowledge, reconstruct
-from atslib.attacks.adaptive import ThroughPolicy, drawn, forms, least, through
-from atslib.attacks.informed import bands
-from atslib.attacks.objective import Objective
-from atslib.clients.prepare import to_images, transform
-from atslib.clients.threat import Knowledge, Observed, ThreatModel, observe
-from atslib.data.load import load
-from atslib.errors import AtsError
-from atslib.gradients.problems import flatten, problem_gradients, vmapped
-from atslib.measures.metrics import psnr
-from atslib.models import build_model
-from atslib.policies.policy import parse_policy
-from atslib.policies.twins import in_frame, twin
-from atslib.report.pages import ext5_adaptive
-from atslib.report.pages.ext5_adaptive import adaptive_verdict
-from atslib.report.units import adaptive
-from atslib.report.units.adaptive import (
+from atsbook.pages import ext5_adaptive
+from atsbook.pages.ext5_adaptive import adaptive_verdict
+from atsbook.runs import adaptive
+from atsbook.runs.adaptive import (
     DRAWS,
     FOUND,
     KNOWN,
@@ -41,14 +28,27 @@ from atslib.report.units.adaptive import (
     UNDONE,
     watching,
 )
-from atslib.report.units.archive import Archive, unit_of
-from atslib.report.units.networks import trained
-from atslib.report.units.settings import settings
-from atslib.report.units.table1 import HYBRID, POLICIES, SEARCHED
-from atslib.report.units.tables import policy_image
-from atslib.report.units.units import _observed, before, targets
+from atsbook.runs.archive import Archive, unit_of
+from atsbook.runs.attacks import _observed, before, targets
+from atsbook.runs.networks import trained
+from atsbook.runs.settings import settings
+from atsbook.runs.store import Store
+from atsbook.runs.table1 import HYBRID, POLICIES, SEARCHED
+from atsbook.runs.tables import policy_image
+from atslib.attacks import ATTACKS, FromMean, GradientMatching, Undone, by_knowledge, reconstruct
+from atslib.attacks.objective import Objective
+from atslib.attacks.through_policy import ThroughPolicy, drawn, forms, least, through
+from atslib.attacks.undo_policy import bands
+from atslib.clients.observe import Knowledge, Observed, ThreatModel, observe
+from atslib.clients.prepare import to_images, transform
+from atslib.data.load import load
+from atslib.errors import AtsError
+from atslib.gradients.problems import flatten, problem_gradients, vmapped
+from atslib.measures.metrics import psnr
+from atslib.models import build_model
+from atslib.policies.differentiable import in_frame, twin
+from atslib.policies.policy import parse_policy
 from atslib.rng import rng
-from atslib.store import Store
 
 pytestmark = pytest.mark.usefixtures("one_thread", "few_images")
 ANNEALED = ATTACKS["annealed-lenet"]
@@ -72,7 +72,15 @@ def seen_by(lenet, victims, policy, knows, **options):
 
 @pytest.mark.parametrize(
     ("policy", "count"),
-    [("3-1-7", 8), ("43-18-18", 8), (HYBRID, 16), ("19-15-45", 4), ("28", 1), ("0-9-11", 1), ("3+3", 2)],
+    [
+        ("3-1-7", 8),
+        ("43-18-18", 8),
+        (HYBRID, 16),
+        ("19-15-45", 4),
+        ("28", 1),
+        ("0-9-11", 1),
+        ("3+3", 2),
+    ],
 )
 def test_every_form_that_can_be_drawn_is_there_once(policy, count):
     found = forms(policy)
@@ -87,7 +95,9 @@ def test_every_form_that_can_be_drawn_is_there_once(policy, count):
 
 def _exact(pixels, form):
     ids, signs = form
-    return parse_policy("-".join(map(str, ids))).apply_signs(pixels, torch.tensor([signs] * len(pixels)))
+    return parse_policy("-".join(map(str, ids))).apply_signs(
+        pixels, torch.tensor([signs] * len(pixels))
+    )
 
 
 def test_behind_the_drawn_form_the_photograph_has_the_gradient_that_was_seen(lenet, victims):
@@ -105,7 +115,9 @@ def test_behind_the_drawn_form_the_photograph_has_the_gradient_that_was_seen(len
     assert taken.forms == (each[2], each[0])
 
 
-@pytest.mark.parametrize("ids", [(3, 1, 7), (19, 1, 18), (10, 12, 15), (2, 21, 8), (0, 11, 40)], ids=str)
+@pytest.mark.parametrize(
+    "ids", [(3, 1, 7), (19, 1, 18), (10, 12, 15), (2, 21, 8), (0, 11, 40)], ids=str
+)
 def test_the_slope_of_the_cost_is_that_of_vmap_also_behind_a_policy(lenet, victims, ids):
     signs = [(1, -1, 1), (1, 1, 1), (-1, -1, 1), (1, -1, -1)]
     seen = through(seen_by(lenet, victims, "", "policy"), [[(ids, each) for each in signs]])
@@ -113,7 +125,9 @@ def test_the_slope_of_the_cost_is_that_of_vmap_also_behind_a_policy(lenet, victi
     attack = dataclasses.replace(ANNEALED, tv=0.0)
 
     def plain(z):  # the image, its twin, and the gradient of the whole by vmap
-        made = twin(ids, objective.normalize.inverse(objective.images(z))[:, 0], torch.tensor(signs))
+        made = twin(
+            ids, objective.normalize.inverse(objective.images(z))[:, 0], torch.tensor(signs)
+        )
         gradient = vmapped(seen.model, made.unsqueeze(1), victims[1].unsqueeze(1), {})
         return 1 - torch.cosine_similarity(flatten(gradient), seen.gradients)
 
@@ -132,9 +146,13 @@ def test_knowing_the_draw_it_recovers_the_visible_part_as_an_attack_does_without
     seen = seen_by(lenet, victims, shift, "draws")
     known = reconstruct(seen, ThroughPolicy(inner=ANNEALED), rng=0)
     visible = to_images(
-        parse_policy(shift).apply_signs(torch.full_like(images.pixels, 255), seen.knows.draws[0][1][:, 0])
+        parse_policy(shift).apply_signs(
+            torch.full_like(images.pixels, 255), seen.knows.draws[0][1][:, 0]
+        )
     )
-    back = to_images(parse_policy(shift).apply_signs(visible.mul(255).byte(), -seen.knows.draws[0][1][:, 0]))
+    back = to_images(
+        parse_policy(shift).apply_signs(visible.mul(255).byte(), -seen.knows.draws[0][1][:, 0])
+    )
     assert torch.equal(in_frame(drawn(seen.knows)[0], victims[0]), back[:, 0] > 0)
 
     def decibels(found):  # of the pixels that stayed in the frame
@@ -149,19 +167,27 @@ def test_knowing_the_draw_it_recovers_the_visible_part_as_an_attack_does_without
 def test_not_knowing_the_draw_it_finds_the_one_of_least_cost(lenet, victims):
     inner = dataclasses.replace(ANNEALED, steps=60)
     start = torch.rand(victims[0].shape, generator=rng(3))
-    known = reconstruct(seen_by(lenet, victims, "43", "draws"), ThroughPolicy(inner=inner), rng=0, start=start)
+    known = reconstruct(
+        seen_by(lenet, victims, "43", "draws"), ThroughPolicy(inner=inner), rng=0, start=start
+    )
     seen = seen_by(lenet, victims, "43", "policy")
     assert not seen.knows.draws
     found = reconstruct(seen, ThroughPolicy(inner=inner), rng=0, start=start)
     assert (found.cost <= 1.1 * known.cost + 1e-3).all()
-    each = [reconstruct(through(seen, [[form] * 4]), inner, rng=0, start=start).cost for form in forms("43")]
+    each = [
+        reconstruct(through(seen, [[form] * 4]), inner, rng=0, start=start).cost
+        for form in forms("43")
+    ]
     torch.testing.assert_close(found.cost, torch.stack(each).amin(0), rtol=0.2, atol=1e-3)
     assert found.images.shape == victims[0].shape
     assert found.labels.flatten().tolist() == victims[1].tolist()
 
 
 def test_a_trial_leaves_the_cheapest_forms(lenet, victims):
-    inner, seen = dataclasses.replace(ANNEALED, steps=30), seen_by(lenet, victims, "3-1-7", "policy")
+    inner, seen = (
+        dataclasses.replace(ANNEALED, steps=30),
+        seen_by(lenet, victims, "3-1-7", "policy"),
+    )
     start, possible = torch.rand(victims[0].shape, generator=rng(3)), forms("3-1-7")
     options = {"rng": rng(0), "start": start, "progress": False}
     few = ThroughPolicy(inner=inner, trial=10, keep=3)._likely(seen, possible, **options)
@@ -178,14 +204,17 @@ def test_the_combinations_of_least_sum_are_those_of_all():
     found = least(costs, 6)
     for i in range(5):
         every = sorted(
-            itertools.product(range(4), repeat=3), key=lambda c, i=i: sum(costs[r, i, c[r]] for r in range(3))
+            itertools.product(range(4), repeat=3),
+            key=lambda c, i=i: sum(costs[r, i, c[r]] for r in range(3)),
         )
         assert [tuple(each) for each in found[:, :, i].tolist()] == every[:6]
 
 
 def rounds_of(lenet, victims, policy, knows, count):
     threat = ThreatModel(defense=knows)
-    return Observed.join([observe(lenet, *victims, defense=policy, rng=r + 1, threat=threat) for r in range(count)])
+    return Observed.join(
+        [observe(lenet, *victims, defense=policy, rng=r + 1, threat=threat) for r in range(count)]
+    )
 
 
 @pytest.mark.parametrize("knows", ["policy", "draws"])
@@ -195,9 +224,14 @@ def test_one_round_of_several_is_the_attack_on_one(lenet, victims, knows):
     joined = reconstruct(rounds_of(lenet, victims, "3-1-7", knows, 1), attack, rng=0)
     torch.testing.assert_close(one.images, joined.images)
     same = rounds_of(lenet, victims, "3-1-7", "draws", 1)
-    twice = dataclasses.replace(same, updates=same.updates * 2, knows=Knowledge("3-1-7", same.knows.draws * 2))
+    twice = dataclasses.replace(
+        same, updates=same.updates * 2, knows=Knowledge("3-1-7", same.knows.draws * 2)
+    )
     torch.testing.assert_close(
-        reconstruct(twice, attack, rng=0).images, reconstruct(same, attack, rng=0).images, rtol=1e-3, atol=1e-3
+        reconstruct(twice, attack, rng=0).images,
+        reconstruct(same, attack, rng=0).images,
+        rtol=1e-3,
+        atol=1e-3,
     )
 
 
@@ -217,8 +251,13 @@ def test_frames_are_those_of_the_form_that_was_kept(lenet, victims, knows):
 def test_two_rounds_show_more_than_one(lenet, victims):
     attack = ThroughPolicy(inner=dataclasses.replace(ANNEALED, steps=80), trial=10)
     seen = {count: rounds_of(lenet, victims, "43", "draws", count) for count in (1, 4)}
-    assert any(len(set(each)) > 1 for each in zip(*drawn(seen[4].knows), strict=True))  # other draws in other rounds
-    found = {count: psnr(reconstruct(each, attack, rng=0).images, victims[0]).mean() for count, each in seen.items()}
+    assert any(
+        len(set(each)) > 1 for each in zip(*drawn(seen[4].knows), strict=True)
+    )  # other draws in other rounds
+    found = {
+        count: psnr(reconstruct(each, attack, rng=0).images, victims[0]).mean()
+        for count, each in seen.items()
+    }
     assert found[4] > found[1] + 1
     unknown = reconstruct(rounds_of(lenet, victims, "43", "policy", 4), attack, rng=0)
     assert psnr(unknown.images, victims[0]).mean() > found[1]
@@ -226,7 +265,9 @@ def test_two_rounds_show_more_than_one(lenet, victims):
 
 def test_a_guess_of_several_rounds_needs_a_trial(lenet, victims):
     with pytest.raises(AtsError, match=r"trial=0: .* of 2 rounds"):
-        reconstruct(rounds_of(lenet, victims, "43", "policy", 2), ThroughPolicy(inner=ANNEALED), rng=0)
+        reconstruct(
+            rounds_of(lenet, victims, "43", "policy", 2), ThroughPolicy(inner=ANNEALED), rng=0
+        )
 
 
 @pytest.mark.parametrize(
@@ -242,7 +283,9 @@ def test_a_server_that_does_not_know_the_policy_or_sees_batches_is_refused(lenet
     with pytest.raises(AtsError, match="needs a server that knows the policy"):
         reconstruct(seen_by(lenet, victims, "3", "unknown"), ThroughPolicy(inner=ANNEALED), rng=0)
     with pytest.raises(AtsError, match=r"needs one image per gradient; ThreatModel\.batch=2"):
-        reconstruct(seen_by(lenet, victims, "3", "policy", batch=2), ThroughPolicy(inner=ANNEALED), rng=0)
+        reconstruct(
+            seen_by(lenet, victims, "3", "policy", batch=2), ThroughPolicy(inner=ANNEALED), rng=0
+        )
 
 
 # --- the policy used before or after ----------------------------------------------------------------------
@@ -251,13 +294,17 @@ def test_a_server_that_does_not_know_the_policy_or_sees_batches_is_refused(lenet
 def test_it_starts_from_the_mean_image_after_the_policy(lenet, victims):
     inner = dataclasses.replace(ANNEALED, steps=1, lr=1e-6)
     for policy in ("3-0", "3-1-7"):  # an inverted shift leaves nothing black, the other some pixels
-        made = reconstruct(seen_by(lenet, victims, policy, "policy"), FromMean(inner=inner, images="shapes"), rng=0)
+        made = reconstruct(
+            seen_by(lenet, victims, policy, "policy"), FromMean(inner=inner, images="shapes"), rng=0
+        )
         mean = policy_image("shapes", policy, True).expand_as(made.images)
         torch.testing.assert_close(made.images, torch.where(made.images == 0, 0, mean))
         assert (made.images == 0).any() == (policy == "3-1-7")
 
 
-@pytest.mark.parametrize("policy", ["3-1-7", "43-18-18", "3-42", "7-15-3", "3-12", "26-3", "3-0", "3-17"])
+@pytest.mark.parametrize(
+    "policy", ["3-1-7", "43-18-18", "3-42", "7-15-3", "3-12", "26-3", "3-0", "3-17"]
+)
 def test_bands_are_black_in_every_image_of_their_form_and_nothing_else_is_touched(policy):
     images, count = load("shapes", "test").pixels[:20].clamp_min(1), 0
     for form in forms(policy):
@@ -267,17 +314,23 @@ def test_bands_are_black_in_every_image_of_their_form_and_nothing_else_is_touche
         black = (kept == 0)[0, 0]
         assert (black == (black.all(0, keepdim=True) | black.all(1, keepdim=True))).all()
         count += int(black.sum())
-    assert (count > 0) == (policy not in ("3-0", "3-17"))  # an inverted or equalized band is not black
+    assert (count > 0) == (
+        policy not in ("3-0", "3-17")
+    )  # an inverted or equalized band is not black
 
 
 def _kept(form, shape):
     """1 where a form leaves white images white."""
     ids, signs = form
-    return twin(ids, torch.ones(shape), torch.tensor(signs, dtype=torch.int64).expand(shape[0], len(ids)))
+    return twin(
+        ids, torch.ones(shape), torch.tensor(signs, dtype=torch.int64).expand(shape[0], len(ids))
+    )
 
 
 def test_which_columns_are_black_is_told_by_cost(lenet, victims):
-    attack = FromMean(inner=dataclasses.replace(ANNEALED, steps=100), trial=30, keep=1, images="shapes")
+    attack = FromMean(
+        inner=dataclasses.replace(ANNEALED, steps=100), trial=30, keep=1, images="shapes"
+    )
     seen = {knows: seen_by(lenet, victims, "3", knows) for knows in ("policy", "draws")}
     told = [bands(form) for form in drawn(seen["draws"].knows)[0]]
     assert len(set(told)) == 2  # left and right
@@ -307,7 +360,9 @@ def test_what_was_drawn_is_read_off_an_image_by_what_is_likely(own):
     assert all(a[0] == b[0] for a, b in zip(found, true, strict=True))
 
 
-@pytest.mark.parametrize(("form", "more"), [(((0,), (1,)), 20), (((18,), (-1,)), 5), (((43,), (1,)), 10)], ids=str)
+@pytest.mark.parametrize(
+    ("form", "more"), [(((0,), (1,)), 20), (((18,), (-1,)), 5), (((43,), (1,)), 10)], ids=str
+)
 def test_a_policy_is_undone_by_gradient_steps(own, form, more):
     images = load("shapes", "test").pixels[:8]
     made = to_images(_exact(images, form))
@@ -325,14 +380,20 @@ def test_the_undone_image_is_that_of_the_standard_attack(lenet, victims):
     assert psnr(undone.images, victims[0]).mean() > psnr(bare.images, victims[0]).mean() + 3
 
 
-@pytest.mark.parametrize("attack", [FromMean(inner=ANNEALED, images="shapes"), UNDO], ids=["from mean", "undone"])
+@pytest.mark.parametrize(
+    "attack", [FromMean(inner=ANNEALED, images="shapes"), UNDO], ids=["from mean", "undone"]
+)
 def test_who_does_not_know_the_policy_can_use_it_neither_before_nor_after(lenet, victims, attack):
-    with pytest.raises(AtsError, match=f"{type(attack).__name__} needs a server that knows the policy"):
+    with pytest.raises(
+        AtsError, match=f"{type(attack).__name__} needs a server that knows the policy"
+    ):
         reconstruct(seen_by(lenet, victims, "3", "unknown"), attack, rng=0)
 
 
 def test_undoing_needs_one_round_and_sensible_numbers(lenet, victims):
-    with pytest.raises(AtsError, match="Undone needs one round, in which the policy drew once; there are 2"):
+    with pytest.raises(
+        AtsError, match="Undone needs one round, in which the policy drew once; there are 2"
+    ):
         reconstruct(rounds_of(lenet, victims, "3", "policy", 2), UNDO, rng=0)
     with pytest.raises(AtsError, match=r"Undone\.noise=0\.0 must be above 0"):
         dataclasses.replace(UNDO, noise=0.0)
@@ -343,9 +404,13 @@ def test_one_call_attacks_with_more_and_more_knowledge(lenet, victims):
     seen = seen_by(lenet, victims, "0-43", "draws")
     made = by_knowledge(seen, short, rng=0)
     assert list(made) == ["does not know the policy", "knows the policy", "knows its draws"]
-    for name, attack in zip(made, (short, *[ThroughPolicy(inner=short, trial=30)] * 2), strict=True):
+    for name, attack in zip(
+        made, (short, *[ThroughPolicy(inner=short, trial=30)] * 2), strict=True
+    ):
         view = seen_by(lenet, victims, "0-43", "policy" if name == "knows the policy" else "draws")
-        torch.testing.assert_close(reconstruct(view, attack, rng=0).cost, made[name].cost, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(
+            reconstruct(view, attack, rng=0).cost, made[name].cost, rtol=1e-3, atol=1e-5
+        )
     with pytest.raises(AtsError, match="needs a server that knows the policy"):
         by_knowledge(seen_by(lenet, victims, "3", "unknown"), short, rng=0)
     with pytest.raises(AtsError, match=r"by_knowledge: attack .* must be a GradientMatching"):
@@ -359,10 +424,17 @@ def test_all_attackers_meet_the_same_images_crops_and_starts():
     units = adaptive.by_knowledge(settings(profile="laptop", dataset="shapes", images=40))
     every = {"none", *POLICIES[1:], FOUND}
     without = {PUBLISHED: set(), STRONGEST: set()}
-    assert {policy for attacker, policy in units if attacker == LEARNED} == {"none", *SEARCHED, HYBRID, FOUND}
+    assert {policy for attacker, policy in units if attacker == LEARNED} == {
+        "none",
+        *SEARCHED,
+        HYBRID,
+        FOUND,
+    }
     assert {policy for attacker, policy in units if attacker == PATIENT} == {*SEARCHED, HYBRID}
     for name in (name for name in SINGLE if name not in (LEARNED, PATIENT)):
-        assert {policy for attacker, policy in units if attacker == name} == every - without.get(name, {"none"})
+        assert {policy for attacker, policy in units if attacker == name} == every - without.get(
+            name, {"none"}
+        )
     watched = set()
     for policy in KNOWN:
         own = {watching(POLICY, n) for n in ROUNDS} | {watching(DRAWS, n) for n in ROUNDS[1:]}
@@ -373,11 +445,21 @@ def test_all_attackers_meet_the_same_images_crops_and_starts():
         bare, several = units[STRONGEST, policy], attacker in watched
         matching = unit.attack if isinstance(unit.attack, GradientMatching) else unit.attack.inner
         assert (matching == bare.attack) == (attacker != PUBLISHED)
-        same = {name: getattr(bare, name) for name in ("attack", "threat", "frames", "last", "rounds")}
+        same = {
+            name: getattr(bare, name) for name in ("attack", "threat", "frames", "last", "rounds")
+        }
         assert dataclasses.replace(unit, **same) == bare
         assert (unit.last, unit.rounds) == (40, int(attacker.split()[-2]) if several else 1)
-        knows = "draws" if DRAWS in attacker else "unknown" if attacker in (PUBLISHED, STRONGEST) else "policy"
-        assert unit.threat.defense == (knows if policy != "none" or attacker == LEARNED else "unknown")
+        knows = (
+            "draws"
+            if DRAWS in attacker
+            else "unknown"
+            if attacker in (PUBLISHED, STRONGEST)
+            else "policy"
+        )
+        assert unit.threat.defense == (
+            knows if policy != "none" or attacker == LEARNED else "unknown"
+        )
         assert unit.threat.labels == ("inferred" if attacker == LABEL else "known")
 
 
@@ -386,7 +468,9 @@ def test_the_policies_of_least_gain_are_attacked_on_other_images_than_chose_them
     units = adaptive.on_least(chosen)
     assert {policy for _, policy in units} == set(LEAST)
     assert len({tuple(sorted(policy.split("-"))) for policy in LEAST}) == len(LEAST)
-    assert max(unit.last for unit in units.values()) <= 100  # extension 10 looks at images from 100 on
+    assert (
+        max(unit.last for unit in units.values()) <= 100
+    )  # extension 10 looks at images from 100 on
     bare = adaptive.by_knowledge(chosen)
     for (attacker, _), unit in units.items():
         same = {name: getattr(unit, name) for name in ("policy", "last", "frames")}
@@ -396,7 +480,9 @@ def test_the_policies_of_least_gain_are_attacked_on_other_images_than_chose_them
 def test_a_policy_withstands_only_if_that_was_measured(kept):
     result = ext5_adaptive.run(settings(images=2, steps=3), kept)
     parts = [rows({"3-3-3": -2.0, "3-1-7": 2.0, "9-9-9": 0.3}), rows({"0": 0.1}, spread=9.0)]
-    table = pd.concat([part[part["attacker"] == POLICY] for part in parts]).assign(rank_original=2, rank_knowing=1)
+    table = pd.concat([part[part["attacker"] == POLICY] for part in parts]).assign(
+        rank_original=2, rank_knowing=1
+    )
     table = pd.concat([table, table.assign(attacker=DRAWS, rank_original=1)])
     words = ext5_adaptive.withstanding(dataclasses.replace(result, tables={"least": table}))
     assert list(words["the rule says"]) == ["withstands", "broken", "broken", "cannot tell"]
@@ -407,7 +493,9 @@ def test_all_is_drawn_anew_for_the_same_images_and_network():
     chosen = settings(profile="laptop", dataset="shapes", images=40)
     first, again = adaptive.by_knowledge(chosen), adaptive.by_knowledge(chosen, 1)
     assert set(again) == {(attacker, policy) for attacker, policy in first if attacker != PATIENT}
-    assert all(dataclasses.replace(unit, seed=first[key].seed) == first[key] for key, unit in again.items())
+    assert all(
+        dataclasses.replace(unit, seed=first[key].seed) == first[key] for key, unit in again.items()
+    )
     assert {unit.seed for unit in again.values()} == {chosen.seed + 1}
     keys = [key[:-1] for key in ext5_adaptive.units(chosen) if key[0] == "attacks" and key[-1] == 1]
     assert {key[1:] for key in keys} == set(again)
@@ -434,11 +522,25 @@ def rows(gains, *, bare=5.0, images=40, place="lenet, untrained", spread=0.5):
     """Attacks with these mean gains before the policy, and what the strongest gains without a policy."""
     noise = spread * np.resize([-1.0, 1.0, 0.4, -0.4], images)
     parts = [
-        pd.DataFrame({"attacker": STRONGEST, "policy": "none", "image": range(images), "gain_before": bare + noise})
+        pd.DataFrame(
+            {
+                "attacker": STRONGEST,
+                "policy": "none",
+                "image": range(images),
+                "gain_before": bare + noise,
+            }
+        )
     ]
     for policy, gain in gains.items():
         parts.append(
-            pd.DataFrame({"attacker": POLICY, "policy": policy, "image": range(images), "gain_before": gain + noise})
+            pd.DataFrame(
+                {
+                    "attacker": POLICY,
+                    "policy": policy,
+                    "image": range(images),
+                    "gain_before": gain + noise,
+                }
+            )
         )
     table = pd.concat([each.assign(draw=draw) for draw in (0, 1) for each in parts])
     table = table.assign(floor_policy=9.0, place=place)
@@ -473,14 +575,21 @@ def test_the_rule(gains, options, status):
 def test_the_rule_asks_every_network(gains, options, status):
     policies = (*SEARCHED, HYBRID)
     first = rows(dict(zip(policies, (2.0, 3.0, 1.0), strict=True)))
-    second = rows(dict(zip(policies, gains, strict=True)), **{"bare": 20.0, **options}, place="convnet-16, untrained")
+    second = rows(
+        dict(zip(policies, gains, strict=True)),
+        **{"bare": 20.0, **options},
+        place="convnet-16, untrained",
+    )
     verdict = adaptive_verdict(pd.concat([first, second]))
     assert verdict.status == status
     assert ("cannot tell" in verdict.reason) == (options.get("bare") == 0.0)
 
 
 def test_a_network_that_tells_nothing_is_said_to(kept):
-    result, gains = ext5_adaptive.run(settings(images=2, steps=3), kept), {"3-1-7": 2.0, HYBRID: -2.0}
+    result, gains = (
+        ext5_adaptive.run(settings(images=2, steps=3), kept),
+        {"3-1-7": 2.0, HYBRID: -2.0},
+    )
     tables = [rows(gains), rows(gains, bare=0.0, place="resnet20-1, semi-trained")]
     first, other = (pd.concat([table, table.assign(attacker=UNDONE)]) for table in tables)
     tables = {"attacks": first, "elsewhere": other.query("draw == 0")}
@@ -500,12 +609,20 @@ def test_other_networks_are_attacked_as_the_first():
         assert (unit.policy or "none") == policy
         knows = "draws" if DRAWS in attacker else "policy"
         blind = attacker in blindly or (policy == "none" and attacker != LEARNED)
-        assert (unit.threat.defense, unit.rounds) == ("unknown" if blind else knows, several.get(attacker, 1))
+        assert (unit.threat.defense, unit.rounds) == (
+            "unknown" if blind else knows,
+            several.get(attacker, 1),
+        )
         same = {name: getattr(bare, name) for name in ("attack", "threat", "frames", "rounds")}
         assert dataclasses.replace(unit, **same) == bare
         asked = {a for p, a, other in units if (p, other) == (place, policy)}
-        patient = {PATIENT} if place.startswith("convnet") and policy in (*SEARCHED, HYBRID) else set()
-        assert asked == (blindly if policy == "none" else one_round | several.keys() | patient) | {LABEL, LEARNED}
+        patient = (
+            {PATIENT} if place.startswith("convnet") and policy in (*SEARCHED, HYBRID) else set()
+        )
+        assert asked == (blindly if policy == "none" else one_round | several.keys() | patient) | {
+            LABEL,
+            LEARNED,
+        }
 
 
 def test_a_toy_run_is_the_same_from_the_archive(kept, tmp_path):
@@ -524,7 +641,9 @@ def test_a_toy_run_is_the_same_from_the_archive(kept, tmp_path):
     assert set(others["attacker"]) == set(table["attacker"])
     assert set(others["place"]) == {"convnet-4, untrained"}
     np.testing.assert_allclose(
-        others[others["policy"] == "none"]["gain_before"], others[others["policy"] == "none"]["gain"], rtol=1e-4
+        others[others["policy"] == "none"]["gain_before"],
+        others[others["policy"] == "none"]["gain"],
+        rtol=1e-4,
     )
     assert list(ext5_adaptive.withstanding(result).index) == list(LEAST[:1])
     assert list(ext5_adaptive.verdicts(result).index) == [
@@ -532,19 +651,29 @@ def test_a_toy_run_is_the_same_from_the_archive(kept, tmp_path):
     ]
     assert set(ext5_adaptive.verdicts(result)["the rule says"]) == {"cannot tell"}  # of two images
     view = ext5_adaptive.in_view(result)
-    assert list(view.index) == [(f"convnet-4, {w}", p) for w in ("semi-trained", "untrained") for p in ("none", HYBRID)]
+    assert list(view.index) == [
+        (f"convnet-4, {w}", p) for w in ("semi-trained", "untrained") for p in ("none", HYBRID)
+    ]
     assert (view.loc[(slice(None), "none"), "in the frame"] == "100%").all()
-    whole = result.tables["visible"].query("attacker == @DRAWS")["whole"].iloc[:2]  # as the pictures are kept
+    whole = (
+        result.tables["visible"].query("attacker == @DRAWS")["whole"].iloc[:2]
+    )  # as the pictures are kept
     exact = table[(table["attacker"] == DRAWS) & (table["draw"] == 0)]["psnr_before"]
     np.testing.assert_allclose(whole, exact, atol=0.02)
     alone = ext5_adaptive.crop_and_flip(result)
     assert set(alone.index.get_level_values("attacker")) == {PUBLISHED, STRONGEST, LABEL}
     untouched = result.tables["untouched"].query("attacker == @STRONGEST")
-    np.testing.assert_allclose(untouched["psnr"], untouched["psnr_original"])  # the photograph is what was used
+    np.testing.assert_allclose(
+        untouched["psnr"], untouched["psnr_original"]
+    )  # the photograph is what was used
     archive, again = Archive(tmp_path / "units"), Store(tmp_path / "again")
     archive.write(kept, embedded=True)
     archive.restore(again)
-    kinds = {unit_of(line).kind for line in archive.entries().values() if line["kind"].startswith("attack-")}
+    kinds = {
+        unit_of(line).kind
+        for line in archive.entries().values()
+        if line["kind"].startswith("attack-")
+    }
     assert kinds == {"attack-ThroughPolicy", "attack-FromMean", "attack-Undone", "attack-Learned"}
     assert ext5_adaptive.run(chosen, again).digest == result.digest
     assert len(ext5_adaptive.summary(table)) == 15

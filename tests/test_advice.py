@@ -5,9 +5,9 @@ import json
 import pandas as pd
 import pytest
 
-from atslib.report.book.advice import LEADS, advice
-from atslib.report.result import NO_POLICY
-from atslib.report.units.table1 import HYBRID
+from atsbook.findings.result import NO_POLICY
+from atsbook.runs.table1 import HYBRID
+from atsbook.texts.advice import LEADS, advice
 
 RANKS = ("rank_target", "rank_knowing", "rank_original")
 
@@ -34,7 +34,9 @@ def attacked(regime, step, gain, found, policy=NO_POLICY, **more):
     """Forty images with gains around `gain`, of which the share `found` is identified."""
     rows = [{"image": i, "draw": 0, "gain": gain + 0.1 * (i % 3 - 1)} for i in range(40)]
     ranks = {name: [1 if i < 40 * found else 2 for i in range(40)] for name in RANKS}
-    return pd.DataFrame(rows).assign(regime=regime, step=step, model="resnet20-1", policy=policy, **ranks, **more)
+    return pd.DataFrame(rows).assign(
+        regime=regime, step=step, model="resnet20-1", policy=policy, **ranks, **more
+    )
 
 
 def test_without_results_nothing_is_advised(tmp_path):
@@ -51,7 +53,9 @@ def test_a_client_reads_what_a_server_gains_that_knows_the_policy(tmp_path):
     stored(tmp_path, "regimes", attacks=attacked("initial", 0, 3.0, 0.5))
     assert "Against a server that knows the policy" not in advice(tmp_path)
     rows = [
-        attacked("initial", 0, 0.0, found, policy=policy, attacker=name, gain_before=gain, place=place)
+        attacked(
+            "initial", 0, 0.0, found, policy=policy, attacker=name, gain_before=gain, place=place
+        )
         for place, policy, name, gain, found in (
             ("lenet", NO_POLICY, "strongest", 6.0, 1.0),
             ("lenet", HYBRID, "strongest", -1.0, 0.2),
@@ -62,7 +66,10 @@ def test_a_client_reads_what_a_server_gains_that_knows_the_policy(tmp_path):
     stored(tmp_path, "ext5_adaptive", attacks=pd.concat(rows[:3]), elsewhere=rows[3])
     text = advice(tmp_path)
     assert "| | lenet | convnet |" in text
-    assert "| no policy, the strongest attack | +6.0 dB [6.0, 6.0]; 100% | +3.0 dB [3.0, 3.0]; 80% |" in text
+    assert (
+        "| no policy, the strongest attack | +6.0 dB [6.0, 6.0]; 100% | +3.0 dB [3.0, 3.0]; 80% |"
+        in text
+    )
     assert "| the hybrid, a server that ignores it | -1.0 dB [-1.0, -1.0]; 20% | – |" in text
     assert "| the hybrid, a server that attacks through it | +4.0 dB [4.0, 4.0]; 90% | – |" in text
 
@@ -82,16 +89,30 @@ def test_a_client_reads_what_a_federation_gives_away_and_loses(tmp_path):
     ]
     learned = [
         cell
-        | {"policy": policy, "seed": seed, "view": "server", "rounds": rounds, "accuracy": 10 + cost * seed + rounds}
+        | {
+            "policy": policy,
+            "seed": seed,
+            "view": "server",
+            "rounds": rounds,
+            "accuracy": 10 + cost * seed + rounds,
+        }
         for policy, cost in ((NO_POLICY, 1.0), (HYBRID, 0.0))
         for seed in range(3)
         for rounds in (0, 20)
     ]
     stored(tmp_path, "ext9_collaborative", attacks=pd.concat(seen), accuracy=pd.DataFrame(learned))
     text = advice(tmp_path)
-    assert "| lenet, round 1 | the server picks your photograph out of 100, knowing the policy | 100% | 50% |" in text
-    assert "| lenet, round 300 | one that sees only the sum of ten answers picks your photograph" in text
-    assert "| lenet, FedSGD | accuracy after 20 rounds | 31.0 % | 30.0 % (-1.0 [-3.5, 1.5]) |" in text
+    assert (
+        "| lenet, round 1 | the server picks your photograph out of 100, knowing the policy | 100% | 50% |"
+        in text
+    )
+    assert (
+        "| lenet, round 300 | one that sees only the sum of ten answers picks your photograph"
+        in text
+    )
+    assert (
+        "| lenet, FedSGD | accuracy after 20 rounds | 31.0 % | 30.0 % (-1.0 [-3.5, 1.5]) |" in text
+    )
 
 
 BOTH = [(NO_POLICY, 3.0, 0.5), (HYBRID, 1.0, 0.25)]
@@ -104,18 +125,30 @@ def test_a_client_reads_what_it_gets(tmp_path):
     networks = networks.assign(regime="trained", step=900, model="resnet20-1")
     stored(tmp_path, "regimes", attacks=pd.concat(both), networks=networks)
     text = advice(tmp_path)
-    assert "| resnet20-1, untrained | the server picks the image that you used out of 100 | 50% | 25% |" in text
+    assert (
+        "| resnet20-1, untrained | the server picks the image that you used out of 100 | 50% | 25% |"
+        in text
+    )
     assert "+3.0 dB [3.0, 3.0] | +1.0 dB [1.0, 1.0] |" in text
-    assert "| resnet20-1, end of training | the server picks the image that you used out of 100 | 50% | 25% |" in text
+    assert (
+        "| resnet20-1, end of training | the server picks the image that you used out of 100 | 50% | 25% |"
+        in text
+    )
     assert "|  | accuracy | 56.0 % | 42.5 % |" in text
     assert "When it matters" not in text  # no network was followed
     assert "Beside noise" not in text
 
 
 def test_it_says_until_when_gradients_tell_something(tmp_path):
-    parts = [attacked("initial", 0, 3.0, 0.5), attacked("early", 30, 1.0, 0.5), attacked("trained", 900, -2.0, 0.0)]
+    parts = [
+        attacked("initial", 0, 3.0, 0.5),
+        attacked("early", 30, 1.0, 0.5),
+        attacked("trained", 900, -2.0, 0.0),
+    ]
     stored(tmp_path, "regimes", attacks=pd.concat(parts))
-    assert "| resnet20-1 | 30 of 30 | 50% | 0% |" in advice(tmp_path)  # the end is attacked for longer
+    assert "| resnet20-1 | 30 of 30 | 50% | 0% |" in advice(
+        tmp_path
+    )  # the end is attacked for longer
     later = attacked("early", 900, -2.0, 0.25)
     stored(tmp_path / "other", "regimes", attacks=pd.concat([*parts[:2], later]))
     assert "| resnet20-1 | 30 of 900 | 50% | 25% |" in advice(tmp_path / "other")
@@ -142,15 +175,20 @@ def test_other_defenses_are_advised_by_regime(tmp_path):
     stored(tmp_path, "regimes", attacks=attacked("initial", 0, 3.0, 0.5))
     assert "Another defense" not in advice(tmp_path)
     rows = [
-        attacked(regime, 0, 3.0, 0.5, defense=name, kind=kind, attacker="plain", gain_before=3.0).assign(
-            found=lambda table, share=share: (table["image"] < 40 * share).astype(float)
-        )
+        attacked(
+            regime, 0, 3.0, 0.5, defense=name, kind=kind, attacker="plain", gain_before=3.0
+        ).assign(found=lambda table, share=share: (table["image"] < 40 * share).astype(float))
         for regime, share in (("initial", 1.0), ("trained", 0.75))
         for name, kind in (("none", "none"), ("3-1-7", "ATS"), ("prune:0.9", "pruning"))
     ]
-    accuracy = pd.DataFrame({"defense": ["none", "3-1-7", "prune:0.9"], "accuracy": [20.0, 8.0, 19.0], "train": 5})
+    accuracy = pd.DataFrame(
+        {"defense": ["none", "3-1-7", "prune:0.9"], "accuracy": [20.0, 8.0, 19.0], "train": 5}
+    )
     stored(tmp_path, "ext6_defenses", attacks=pd.concat(rows), accuracy=accuracy)
     text = advice(tmp_path)
     for word, share in (("Before training", 100), ("After a short training", 75)):
-        assert f"**{word}.** Without a defense the strongest attack finds {share} % of the photographs" in text
+        assert (
+            f"**{word}.** Without a defense the strongest attack finds {share} % of the photographs"
+            in text
+        )
     assert "`prune:0.9` (pruning): 75 % found, 19.0 % accuracy" in text

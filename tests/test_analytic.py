@@ -9,8 +9,14 @@ from checks import refused
 from torch import nn
 
 from atslib import GradientMatching, observe, reconstruct
-from atslib.attacks.analytic import LastLayerAlone, entries, invert_linear, last_features, of_last_layer
-from atslib.clients.threat import ThreatModel
+from atslib.attacks.analytic import (
+    LastLayerAlone,
+    entries,
+    invert_linear,
+    last_features,
+    of_last_layer,
+)
+from atslib.clients.observe import ThreatModel
 from atslib.models import Normalize, before_last, build_model
 from atslib.rng import rng
 
@@ -20,7 +26,10 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def gradients_of(layers, images, labels):
     """Gradients of each layer's weight and bias, image by image, and the inputs of the layers."""
     inputs, parts = [], []
-    hooks = [layer.register_forward_pre_hook(lambda _, x: inputs.append(x[0].detach())) for layer in layers]
+    hooks = [
+        layer.register_forward_pre_hook(lambda _, x: inputs.append(x[0].detach()))
+        for layer in layers
+    ]
     for one, label in zip(images, labels, strict=True):
         loss = F.cross_entropy(nn.Sequential(*layers)(one[None]), label[None])
         parts.append(torch.autograd.grad(loss, [p for layer in layers for p in layer.parameters()]))
@@ -38,7 +47,9 @@ def test_every_layer_of_a_stack_gives_its_input_away(seed):
     for layer in layers:
         nn.init.normal_(layer.weight, std=layer.in_features**-0.5, generator=stream)
     images = torch.randn(count, widths[0], generator=stream, dtype=torch.float64)
-    gradients, inputs = gradients_of(layers, images, torch.randint(widths[-1], (count,), generator=stream))
+    gradients, inputs = gradients_of(
+        layers, images, torch.randint(widths[-1], (count,), generator=stream)
+    )
     for i in range(depth):
         found, true = invert_linear(*gradients[2 * i : 2 * i + 2]), torch.cat(inputs[i::depth])
         assert ((found - true).norm(dim=1) <= 1e-6 * true.norm(dim=1)).all()
@@ -47,10 +58,14 @@ def test_every_layer_of_a_stack_gives_its_input_away(seed):
 def test_tiny_gradients_are_no_reason_to_lose_it():
     features = torch.rand(3, 7, generator=rng(0))
     bias = 1e-30 * torch.randn(3, 5, generator=rng(1))
-    torch.testing.assert_close(invert_linear(bias[:, :, None] * features[:, None], bias), features, rtol=1e-5, atol=0)
+    torch.testing.assert_close(
+        invert_linear(bias[:, :, None] * features[:, None], bias), features, rtol=1e-5, atol=0
+    )
 
 
-@pytest.mark.parametrize("name", ["lenet", "relunet", "convnet-4", "resnet20-1", "resnet18-4", "resnet34-2"])
+@pytest.mark.parametrize(
+    "name", ["lenet", "relunet", "convnet-4", "resnet20-1", "resnet18-4", "resnet34-2"]
+)
 def test_the_features_of_our_networks_are_read_off(name):
     model = build_model(name, 10, norm="cifar100", rng=rng(0))
     images = torch.rand(3, 3, 32, 32, generator=rng(1))
@@ -71,7 +86,9 @@ def test_of_several_images_it_is_their_mixture_by_what_each_does_to_the_output()
     weight, bias = (g[0] for g in seen.gradients.split([seen.gradients.shape[1] - 10, 10], 1))
     weight = weight[-10 * true[0].shape[1] :].view(1, 10, -1)
     found = invert_linear(weight.transpose(0, 1), bias.view(10, 1))  # each output by itself
-    torch.testing.assert_close(found, (slopes.T @ true[0]) / slopes.sum(0)[:, None], rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(
+        found, (slopes.T @ true[0]) / slopes.sum(0)[:, None], rtol=1e-3, atol=1e-4
+    )
 
 
 def test_what_says_nothing_is_refused():
@@ -105,5 +122,7 @@ def test_the_last_layer_alone_is_compared():
     assert attack.title == f"{inner.title} on the last layer alone"
     own = observe(model, found.images.clamp(0, 1), torch.tensor([1, 4]))
     ours, theirs = (each.gradients * kept for each in (own, seen))
-    torch.testing.assert_close(1 - F.cosine_similarity(ours, theirs), found.cost, rtol=0.05, atol=1e-4)
+    torch.testing.assert_close(
+        1 - F.cosine_similarity(ours, theirs), found.cost, rtol=0.05, atol=1e-4
+    )
     assert (found.cost < found.trace[0]).all()

@@ -8,21 +8,29 @@ import pytest
 import torch
 from checks import refused
 
-from atslib.clients.threat import observe
+from atsbook.pages import claim1_privacy
+from atsbook.runs import archive as module
+from atsbook.runs import packing
+from atsbook.runs.archive import Archive, unit_of
+from atsbook.runs.attacks import attack_unit, attacked
+from atsbook.runs.networks import model_unit, trained
+from atsbook.runs.scoring import ScoreUnit, search_unit
+from atsbook.runs.settings import settings
+from atsbook.runs.store import Store
+from atslib.clients.observe import observe
 from atslib.errors import AtsError, NotKept
-from atslib.report.pages import claim1_privacy
-from atslib.report.units import archive as module
-from atslib.report.units import packing
-from atslib.report.units.archive import Archive, unit_of
-from atslib.report.units.networks import model_unit, trained
-from atslib.report.units.scoring import ScoreUnit, search_unit
-from atslib.report.units.settings import settings
-from atslib.report.units.units import attack_unit, attacked
-from atslib.store import Store
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
-TINY = settings(model="lenet", images=18, steps=2, fraction=0.002, semi_fraction=0.002, candidates=2, device="cpu")
+TINY = settings(
+    model="lenet",
+    images=18,
+    steps=2,
+    fraction=0.002,
+    semi_fraction=0.002,
+    candidates=2,
+    device="cpu",
+)
 ATTACK = attack_unit(TINY, "3-1-7+43-18-18", defense="gaussian:0.01", first=1, frames=3)
 SCORES = ScoreUnit(model=model_unit(TINY), policies=("", "28"), images=3, points=3)
 
@@ -62,7 +70,9 @@ def test_numbers_of_an_attack_come_back_exactly_and_pictures_rounded(kept, archi
         assert torch.equal(view[name], whole[name]), name
         assert view[name].dtype == whole[name].dtype, name
     assert view["reconstruction"].shape == (16, 3, 32, 32)
-    torch.testing.assert_close(view["reconstruction"], whole["reconstruction"][:16], atol=1.501 / 255, rtol=0)
+    torch.testing.assert_close(
+        view["reconstruction"], whole["reconstruction"][:16], atol=1.501 / 255, rtol=0
+    )
 
 
 def test_the_table_of_an_attack_is_a_csv_with_one_row_per_image(kept, archive):
@@ -74,12 +84,17 @@ def test_the_table_of_an_attack_is_a_csv_with_one_row_per_image(kept, archive):
     assert [float(row["psnr"]) for row in rows] == pytest.approx(whole["psnr"].tolist(), rel=1e-6)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e-38, 16777217.0, 0.1])
+@pytest.mark.parametrize(
+    "value", [float("nan"), float("inf"), -float("inf"), 1e-38, 16777217.0, 0.1]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.bool])
 def test_every_kind_of_number_survives_the_table(tmp_path, value, dtype):
     if not dtype.is_floating_point and not (value == value and abs(value) < 1e9):
         value = 3
-    made = {"cost": torch.tensor([1 / 3, 2.0], dtype=dtype), "psnr": torch.tensor([value, 1e9], dtype=dtype)}
+    made = {
+        "cost": torch.tensor([1 / 3, 2.0], dtype=dtype),
+        "psnr": torch.tensor([value, 1e9], dtype=dtype),
+    }
     store, archive = Store(tmp_path / "store"), Archive(tmp_path / "units")
     store.get("other", {"a": 1}, lambda state: made)
     archive.write(store)
@@ -97,11 +112,16 @@ def test_a_sheet_gives_back_each_picture(shape):
 
 
 @pytest.mark.parametrize(
-    ("where", "count"), [({}, 16), ({"seed": 0, "first": 199}, 16), ({"first": 200}, 0), ({"seed": 1}, 0)]
+    ("where", "count"),
+    [({}, 16), ({"seed": 0, "first": 199}, 16), ({"first": 200}, 0), ({"seed": 1}, 0)],
 )
 def test_pictures_are_kept_of_the_first_draw_and_not_of_trials(tmp_path, where, count):
     store, archive = Store(tmp_path / "store"), Archive(tmp_path / "units")
-    store.get("attack", where, lambda state: {"reconstruction": torch.rand(20, 3, 4, 4), "psnr": torch.rand(20)})
+    store.get(
+        "attack",
+        where,
+        lambda state: {"reconstruction": torch.rand(20, 3, 4, 4), "psnr": torch.rand(20)},
+    )
     archive.write(store)
     (line,) = archive.entries().values()
     assert line.get("pictures", [0])[0] == count
@@ -120,11 +140,17 @@ def test_tensors_are_compressed_where_that_makes_them_smaller_and_come_back_exac
     stream = torch.Generator().manual_seed(0)
     noise = torch.randint(0, 256, (8_000,), dtype=torch.uint8, generator=stream)
     weights = torch.randn(2_000, generator=stream)
-    made = {"counts": {"n": torch.arange(2_001) % 7}, "weights": {"n": weights}, "noise": {"n": noise}}
+    made = {
+        "counts": {"n": torch.arange(2_001) % 7},
+        "weights": {"n": weights},
+        "noise": {"n": noise},
+    }
     for name, tensors in made.items():
         store.get("other", {"a": name}, lambda state, tensors=tensors: tensors)
     archive.write(store)
-    files = {name: archive.entries()[store.path("other", {"a": name}).stem]["files"] for name in made}
+    files = {
+        name: archive.entries()[store.path("other", {"a": name}).stem]["files"] for name in made
+    }
     assert {name: list(kept) for name, kept in files.items()} == {
         "counts": ["safetensors.xz"], "weights": ["safetensors.xz"], "noise": ["safetensors"]
     }  # fmt: skip
@@ -169,7 +195,10 @@ def test_a_page_has_the_same_tables_from_the_archive(smoke_store, tmp_path):
 
 def test_what_is_not_kept_says_so_when_it_is_asked_for(kept, archive, tmp_path, monkeypatch):
     view = attacked(ATTACK, restored(archive, tmp_path), CPU)
-    with pytest.raises(NotKept, match=r"of this attack the archive keeps no 'frames'; `python -m atslib run` computes"):
+    with pytest.raises(
+        NotKept,
+        match=r"of this attack the archive keeps no 'frames'; `python -m atslib run` computes",
+    ):
         view["frames"]
     with pytest.raises(KeyError):
         view["nonsense"]
@@ -180,10 +209,16 @@ def test_what_is_not_kept_says_so_when_it_is_asked_for(kept, archive, tmp_path, 
     model, artifact = trained(model_unit(TINY), store, CPU)
     assert artifact.facts["left_out"] == ["model"]
     assert artifact["accuracy"] == trained(model_unit(TINY), kept, CPU)[1]["accuracy"]
-    with pytest.raises(NotKept, match="the archive keeps no weights of lenet on shapes, policy none; "):
+    with pytest.raises(
+        NotKept, match="the archive keeps no weights of lenet on shapes, policy none; "
+    ):
         model(torch.zeros(1, 3, 32, 32))
-    with pytest.raises(NotKept, match="the archive keeps no weights of lenet on shapes, policy none; "):
-        observe(model, torch.zeros(1, 3, 32, 32), torch.zeros(1, dtype=torch.long))  # which looks at its parameters
+    with pytest.raises(
+        NotKept, match="the archive keeps no weights of lenet on shapes, policy none; "
+    ):
+        observe(
+            model, torch.zeros(1, 3, 32, 32), torch.zeros(1, dtype=torch.long)
+        )  # which looks at its parameters
 
 
 def test_a_network_that_nothing_uses_keeps_its_accuracy_and_no_weights(kept, archive, tmp_path):
@@ -201,13 +236,19 @@ def test_a_network_that_nothing_uses_keeps_its_accuracy_and_no_weights(kept, arc
 def test_a_network_on_its_way_keeps_no_weights(tmp_path, step, left):
     store, archive = Store(tmp_path / "store"), Archive(tmp_path / "units")
     unit = dataclasses.replace(ATTACK, model=dataclasses.replace(ATTACK.model, step=step))
-    store.get("model", unit.model, lambda state: {"model.weight": torch.ones(3), "accuracy": torch.tensor(1.0)})
+    store.get(
+        "model",
+        unit.model,
+        lambda state: {"model.weight": torch.ones(3), "accuracy": torch.tensor(1.0)},
+    )
     store.get("attack", unit, lambda state: {"cost": torch.ones(2)})
     archive.write(store, embedded=True)
     assert archive.entries()[key(store, unit.model)]["left_out"] == left
 
 
-@pytest.mark.parametrize(("heavy", "quick", "pictures"), [(100, 60, False), (10_000, 60, True), (100, -1, True)])
+@pytest.mark.parametrize(
+    ("heavy", "quick", "pictures"), [(100, 60, False), (10_000, 60, True), (100, -1, True)]
+)
 def test_a_large_network_soon_made_again_keeps_no_weights_and_its_attacks_no_pictures(
     tmp_path, monkeypatch, heavy, quick, pictures
 ):
@@ -215,7 +256,11 @@ def test_a_large_network_soon_made_again_keeps_no_weights_and_its_attacks_no_pic
     monkeypatch.setattr(module, "QUICK", quick)
     store, archive = Store(tmp_path / "store"), Archive(tmp_path / "units")
     made = {"reconstruction": torch.rand(2, 3, 4, 4), "psnr": torch.rand(2)}
-    store.get("model", ATTACK.model, lambda state: {"model.weight": torch.ones(99), "accuracy": torch.tensor(1.0)})
+    store.get(
+        "model",
+        ATTACK.model,
+        lambda state: {"model.weight": torch.ones(99), "accuracy": torch.tensor(1.0)},
+    )
     store.get("attack", ATTACK, lambda state: made)
     archive.write(store, embedded=True)
     lines = {line["kind"]: line for line in archive.entries().values()}
@@ -226,12 +271,16 @@ def test_a_large_network_soon_made_again_keeps_no_weights_and_its_attacks_no_pic
     assert archive.write(again, embedded=True) == 0
 
 
-def test_weights_that_an_older_archive_has_for_nothing_are_shed(kept, archive, tmp_path, monkeypatch):
+def test_weights_that_an_older_archive_has_for_nothing_are_shed(
+    kept, archive, tmp_path, monkeypatch
+):
     alone = model_unit(TINY, "28")
     store = Store(tmp_path / "alone")
     trained(alone, store, CPU)
     with monkeypatch.context() as older:
-        older.setattr(module, "_networks", lambda facts: {module._text(entry["config"]) for entry in [facts]})
+        older.setattr(
+            module, "_networks", lambda facts: {module._text(entry["config"]) for entry in [facts]}
+        )
         assert archive.write(store, embedded=True) == 1
     size, facts = archive.size(), archive.entries()[key(store, alone)]
     assert facts["left_out"] == []
@@ -245,10 +294,19 @@ def test_weights_that_an_older_archive_has_for_nothing_are_shed(kept, archive, t
 
 def test_every_unit_is_made_again_from_its_line(kept, archive):
     made = {unit_of(line) for line in archive.entries().values()} - {None}
-    assert made == {ATTACK, ATTACK.model, SCORES, SCORES.model, search_unit(TINY), search_unit(TINY).model}
+    assert made == {
+        ATTACK,
+        ATTACK.model,
+        SCORES,
+        SCORES.model,
+        search_unit(TINY),
+        search_unit(TINY).model,
+    }
 
 
-@pytest.mark.parametrize("change", [{"steps": 3}, {"kind": "score"}, {"config": {"new": 1}}, {"version": 2}])
+@pytest.mark.parametrize(
+    "change", [{"steps": 3}, {"kind": "score"}, {"config": {"new": 1}}, {"version": 2}]
+)
 def test_a_line_that_this_version_does_not_know_makes_no_unit(kept, archive, change):
     line = archive.entries()[key(kept, SCORES)]
     changed = line | ({"config": line["config"] | change} if "steps" in change else change)
@@ -276,7 +334,9 @@ def test_a_damaged_a_missing_and_a_strange_file_are_named(kept, archive, tmp_pat
 
 def test_beyond_the_limit_nothing_is_written(kept, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "LIMIT", 10_000)
-    with pytest.raises(AtsError, match=r"^the archive would have 0\.\d MB; at most 0 MB are allowed$"):
+    with pytest.raises(
+        AtsError, match=r"^the archive would have 0\.\d MB; at most 0 MB are allowed$"
+    ):
         Archive(tmp_path / "units").write(kept, embedded=True)
     assert not (tmp_path / "units").exists()
 
@@ -292,7 +352,9 @@ def test_writing_twice_changes_nothing_and_embedded_images_stay_out(kept, archiv
         assert (other.root / file.relative_to(archive.root)).read_bytes() == data
     real = Archive(tmp_path / "real")
     real.write(kept)
-    assert {line["kind"] for line in real.entries().values()} <= {"score"}  # whose key names no data set
+    assert {line["kind"] for line in real.entries().values()} <= {
+        "score"
+    }  # whose key names no data set
 
 
 def test_of_a_damaged_store_nothing_is_archived(tmp_path):
@@ -305,7 +367,12 @@ def test_of_a_damaged_store_nothing_is_archived(tmp_path):
 
 def test_an_empty_archive_is_no_error(store, tmp_path):
     archive = Archive(tmp_path / "none")
-    assert (archive.entries(), archive.verify(), archive.size(), archive.restore(store)) == ({}, [], 0, 0)
+    assert (archive.entries(), archive.verify(), archive.size(), archive.restore(store)) == (
+        {},
+        [],
+        0,
+        0,
+    )
 
 
 def test_two_units_never_share_a_file_of_state(tmp_path):
@@ -317,13 +384,25 @@ def test_two_units_never_share_a_file_of_state(tmp_path):
     store, attack, model = Store(tmp_path), attack_unit(TINY), model_unit(TINY)
     trains = others(model.train, epochs=2, batch=64, lr=0.5, loss_factor=0.5, defense="prune:0.5")
     models = others(model, fraction=0.5, seed=1, model="convnet-4", dataset="cifar10")
-    models += [model_unit(TINY, "28"), *(dataclasses.replace(model, train=train) for train in trains)]
-    units = [model, attack, *models, *(dataclasses.replace(attack, model=other) for other in models)]
+    models += [
+        model_unit(TINY, "28"),
+        *(dataclasses.replace(model, train=train) for train in trains),
+    ]
+    units = [
+        model,
+        attack,
+        *models,
+        *(dataclasses.replace(attack, model=other) for other in models),
+    ]
     units += others(attack, policy="28", first=1, last=9, crop_flip=False, seed=1, frames=2)
     attacks = others(attack.attack, steps=3, lr=0.2, tv=0.1, restarts=2, start="uniform")
     units += [dataclasses.replace(attack, attack=other) for other in attacks]
     states, seen = [], set()
     for unit in units:
         store.get(unit.kind, unit, lambda state: states.append(state) or {"x": torch.ones(1)})
-        seen.add(json.dumps(json.loads(store.path(unit.kind, unit).with_suffix(".json").read_text())["config"]))
+        seen.add(
+            json.dumps(
+                json.loads(store.path(unit.kind, unit).with_suffix(".json").read_text())["config"]
+            )
+        )
     assert len(set(states)) == len(states) == len(set(units)) == len(seen)

@@ -11,18 +11,19 @@ from safetensors.torch import load
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import atslib
+from atsbook.pages.explorer import NETWORK, trained_small
+from atsbook.runs.archive import Archive
+from atsbook.runs.networks import ModelUnit, network
+from atsbook.runs.settings import settings
+from atsbook.runs.store import Store
+from atsbook.widgets import html
+from atsbook.widgets.browser_graph.graph import attack_graph, rounded
+from atsbook.widgets.browser_graph.loops import fused, joined
+from atsbook.widgets.browser_graph.lowering import Lowering
 from atslib.attacks import GradientMatching
 from atslib.attacks.objective import Objective
+from atslib.files import project_root
 from atslib.models import build_model
-from atslib.report.pages.explorer import NETWORK, trained_small
-from atslib.report.units.archive import Archive
-from atslib.report.units.networks import ModelUnit, network
-from atslib.report.units.settings import settings
-from atslib.report.widgets import html
-from atslib.report.widgets.graph import attack_graph, rounded
-from atslib.report.widgets.loops import fused, joined
-from atslib.report.widgets.lowering import Lowering
-from atslib.store import Store, project_root
 
 TRAINED = project_root() / "results" / "explorer" / "cifar100-laptop" / NETWORK
 SHAPE, POINTS = (3, 32, 32), 20
@@ -58,7 +59,9 @@ def graph(one_thread, exported):
 def trained_graph(one_thread):
     """The trained network that the explorer's page attacks, as committed beside the page, and its graph."""
     unit, kept = trained_small(settings(profile="laptop", dataset="cifar100")), TRAINED.read_bytes()
-    entry = Archive(project_root() / "results" / "units").entries()[Store("").path(unit.kind, unit).stem]
+    entry = Archive(project_root() / "results" / "units").entries()[
+        Store("").path(unit.kind, unit).stem
+    ]
     assert hashlib.sha256(kept).hexdigest() == entry["sha256"]  # the one behind extension 6
     weights = {n.removeprefix("model."): v for n, v in load(kept).items() if n.startswith("model.")}
     model = build_model(unit.model, 100, norm="cifar100")
@@ -74,7 +77,9 @@ def close(found, expected):
 
 @needs_chromium
 @pytest.mark.parametrize("which", ["graph", "trained_graph"])
-def test_a_browser_finds_cost_slope_and_gradient_of_the_library_in_double_precision(which, request, browser, tmp_path):
+def test_a_browser_finds_cost_slope_and_gradient_of_the_library_in_double_precision(
+    which, request, browser, tmp_path
+):
     double, traced = request.getfixturevalue(which)
     draws = atslib.rng(1)
     points = [
@@ -94,7 +99,9 @@ def test_a_browser_finds_cost_slope_and_gradient_of_the_library_in_double_precis
         image = torch.tensor(point["image"], dtype=torch.float64).view(1, *SHAPE)
         seen = atslib.observe(double, image, torch.tensor([point["label"]]))
         z = torch.tensor(point["z"], dtype=torch.float64)[None].requires_grad_()
-        distance, penalty = Objective(seen, [GradientMatching(tv=point["tv"])], split=False).costs(z)
+        distance, penalty = Objective(seen, [GradientMatching(tv=point["tv"])], split=False).costs(
+            z
+        )
         (slope,) = torch.autograd.grad((distance + penalty).sum(), z)
         close(got["sent"], torch.cat([seen.gradients[0, :500], seen.gradients[0, -500:]]))
         close(got["scores"], double(image))
@@ -104,7 +111,11 @@ def test_a_browser_finds_cost_slope_and_gradient_of_the_library_in_double_precis
 
 def test_graph_and_runner_are_small(graph):
     _, traced = graph
-    assert (traced["format"], traced["classes"], traced["shape"]) == ("atslib-attack-1", 10, list(SHAPE))
+    assert (traced["format"], traced["classes"], traced["shape"]) == (
+        "atslib-attack-1",
+        10,
+        list(SHAPE),
+    )
     assert len(json.dumps([traced["step"], traced["victim"]], separators=(",", ":"))) < 40_000
     assert len(html.source("runner.js")) < 12_000
 
@@ -115,7 +126,13 @@ def test_neighbouring_dimensions_become_one_where_all_operands_allow_it():
 
 
 def loop(name, out, *sources):
-    return [[name, *range(1, len(sources) + 1)], "", [6], [], [[out, 0, [1]], *([s, 0, [1]] for s in sources)]]
+    return [
+        [name, *range(1, len(sources) + 1)],
+        "",
+        [6],
+        [],
+        [[out, 0, [1]], *([s, 0, [1]] for s in sources)],
+    ]
 
 
 def test_a_loop_that_one_other_reads_becomes_part_of_it():
@@ -126,7 +143,13 @@ def test_a_loop_that_one_other_reads_becomes_part_of_it():
 def test_a_packed_loop_becomes_part_of_one_that_reads_it_as_a_row():
     copy = [["copy", 1], "", [2, 3], [], [[1, 0, [3, 1]], [0, 4, [1, 2]]]]
     total = [["mul", 1, 2], "sum", [], [6], [[2, 0, [0]], [1, 0, [1]], [3, 0, [1]]]]
-    merged = [["mul", ["copy", 2], 1], "sum", [], [2, 3], [[2, 0, [0, 0]], [3, 0, [3, 1]], [0, 4, [1, 2]]]]
+    merged = [
+        ["mul", ["copy", 2], 1],
+        "sum",
+        [],
+        [2, 3],
+        [[2, 0, [0, 0]], [3, 0, [3, 1]], [0, 4, [1, 2]]],
+    ]
     assert fused([copy, total], {2}) == [merged]
 
 
@@ -135,8 +158,14 @@ def test_a_packed_loop_becomes_part_of_one_that_reads_it_as_a_row():
     [
         ([loop("exp", 1, 0), loop("add", 2, 1, 0), loop("neg", 3, 1)], {2, 3}),  # read twice
         ([loop("exp", 1, 0), loop("neg", 2, 1)], {1, 2}),  # asked for
-        ([loop("exp", 1, 0), loop("neg", 0, 3), loop("add", 2, 1, 0)], {0, 2}),  # its source is written in between
-        ([loop("exp", 1, 0), [["copy", 1], "", [3, 2], [], [[2, 0, [2, 1]], [1, 0, [1, 3]]]]], {2}),  # in other order
+        (
+            [loop("exp", 1, 0), loop("neg", 0, 3), loop("add", 2, 1, 0)],
+            {0, 2},
+        ),  # its source is written in between
+        (
+            [loop("exp", 1, 0), [["copy", 1], "", [3, 2], [], [[2, 0, [2, 1]], [1, 0, [1, 3]]]]],
+            {2},
+        ),  # in other order
     ],
 )
 def test_other_loops_stay(steps, outputs):

@@ -9,10 +9,18 @@ import torch
 import torch.nn.functional as F
 from checks import Killed, refused
 
-from atslib.attacks import ATTACKS, GradientMatching, engine, objective, optimizers, priors, reconstruct
+from atslib.attacks import (
+    ATTACKS,
+    GradientMatching,
+    engine,
+    objective,
+    optimizers,
+    priors,
+    reconstruct,
+)
 from atslib.attacks.labels import infer_labels
 from atslib.attacks.starts import STARTS
-from atslib.clients.threat import ThreatModel, Update, observe
+from atslib.clients.observe import ThreatModel, Update, observe
 from atslib.gradients.problems import DISTANCES, problem_gradients, unflatten
 from atslib.measures import metrics
 from atslib.models import build_model, running_statistics
@@ -40,7 +48,9 @@ def victims(name="lenet", count=4, side=None, dtype=torch.float64, **threat):
     """What `count` clients share, and their images."""
     side = side or SIDES[name]
     pixels = torch.rand(count, 3, side, side, generator=rng(0, "pixels")).to(dtype)
-    return observe(network(name, side, dtype), pixels, LABELS[:count], threat=ThreatModel(**threat)), pixels
+    return observe(
+        network(name, side, dtype), pixels, LABELS[:count], threat=ThreatModel(**threat)
+    ), pixels
 
 
 def starts(seen, *, restarts=None):
@@ -66,7 +76,12 @@ def plain_distance(name, gradients, target):
         return sum(((g - t).abs() ** int(name[1])).sum() for g, t in pairs)
     assert name == "cosine"
     dot = sum((g * t).sum() for g, t in pairs)
-    return 1 - dot / sum((g**2).sum() for g in gradients) ** 0.5 / sum((t**2).sum() for t in target) ** 0.5
+    return (
+        1
+        - dot
+        / sum((g**2).sum() for g in gradients) ** 0.5
+        / sum((t**2).sum() for t in target) ** 0.5
+    )
 
 
 def plain_attack(model, label, target, start, attack):
@@ -78,7 +93,9 @@ def plain_attack(model, label, target, start, attack):
     optimizer = {
         "adam": lambda: torch.optim.Adam([x], lr=attack.lr),
         "sgd": lambda: torch.optim.SGD([x], lr=attack.lr, momentum=0.9, nesterov=True),
-        "lbfgs": lambda: torch.optim.LBFGS([x], lr=attack.lr, max_iter=attack.inner, history_size=attack.history),
+        "lbfgs": lambda: torch.optim.LBFGS(
+            [x], lr=attack.lr, max_iter=attack.inner, history_size=attack.history
+        ),
     }[attack.optimizer]()
     milestones = [int(attack.steps // by) for by in (2.667, 1.6, 1.142)]
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, gamma=0.1)
@@ -106,7 +123,9 @@ def plain_attack(model, label, target, start, attack):
     return normalize.inverse(x.detach())
 
 
-AUTHORS = [name for name, a in ATTACKS.items() if not a.line_search and not name.startswith("annealed")]
+AUTHORS = [
+    name for name, a in ATTACKS.items() if not a.line_search and not name.startswith("annealed")
+]
 
 
 @pytest.mark.parametrize("model_name", SIDES)
@@ -121,7 +140,9 @@ def test_every_preset_is_the_authors_loop(name, model_name):
     images = reconstruct(seen, attack, rng=rng(0), start=start, chunk=1).images
     theirs, ours = expected - start, images - start
     largest = theirs.abs().max()
-    assert largest > 1e-9  # the L-BFGS presets hardly leave the start: compare the changes, not the images
+    assert (
+        largest > 1e-9
+    )  # the L-BFGS presets hardly leave the start: compare the changes, not the images
     if attack.signed:
         assert (theirs.sign() == ours.sign()).double().mean() >= 0.999
         assert ((theirs - ours).abs() <= 1e-6 * largest).double().mean() >= 0.99
@@ -143,13 +164,25 @@ def test_the_presets_are_those_of_the_papers():
     }
     for name, row in rows.items():
         a = ATTACKS[name]
-        assert (a.distance, a.optimizer, a.lr, a.steps, a.restarts, a.tv, a.signed, a.boxed, a.schedule) == row
+        assert (
+            a.distance,
+            a.optimizer,
+            a.lr,
+            a.steps,
+            a.restarts,
+            a.tv,
+            a.signed,
+            a.boxed,
+            a.schedule,
+        ) == row
         assert (a.start, a.inner, a.history, a.line_search) == ("normal", 20, 100, False)
 
 
 # --- L-BFGS ----------------------------------------------------------------------------------------------
 
-CURVATURE = torch.tensor([[1.0, 0.5, 1.5, 0.7, 1.2, 0.9], [1.0] * 6, [1e-3, 0.5, 1.9, 0.1, 1.0, 1.3]]).double()
+CURVATURE = torch.tensor(
+    [[1.0, 0.5, 1.5, 0.7, 1.2, 0.9], [1.0] * 6, [1e-3, 0.5, 1.9, 0.1, 1.0, 1.3]]
+).double()
 CENTRE = torch.randn(3, 6, generator=rng(0, "centre"), dtype=torch.float64)
 
 
@@ -212,7 +245,9 @@ def test_the_line_search_never_raises_the_cost(name):
 def test_the_line_search_shortens_a_step_that_overshoots():
     """cost = 50 z², from z = 1 with lr = 3: the full step goes to -2, half of it to -0.5."""
     for line_search, reached in ((True, -0.5), (False, -2)):
-        ours = lbfgs(torch.ones(1, 1, dtype=torch.float64), lr=3.0, line_search=line_search, inner=1)
+        ours = lbfgs(
+            torch.ones(1, 1, dtype=torch.float64), lr=3.0, line_search=line_search, inner=1
+        )
         ours.step(lambda z: (50 * z.square().sum(1), torch.zeros(len(z)).double()), 0)
         assert ours.state["z"].item() == reached
 
@@ -232,7 +267,9 @@ def test_the_fixed_preset_leaves_its_start_on_an_untrained_convnet():
     """Its gradient is so small there that torch's absolute tolerances take the start for the optimum."""
     attack = replace(ATTACKS["lbfgs-cosine-fixed"], steps=2, restarts=1, inner=4)
     seen = untrained("convnet-4", 32)
-    fixed, torchs = (reconstruct(seen, a, rng=rng(0)) for a in (attack, replace(attack, line_search=False)))
+    fixed, torchs = (
+        reconstruct(seen, a, rng=rng(0)) for a in (attack, replace(attack, line_search=False))
+    )
     assert not fixed.stuck.any()
     assert (fixed.cost < 0.8 * fixed.trace[0]).all()
     assert torchs.stuck.all()
@@ -244,7 +281,9 @@ def test_the_line_search_stays_where_no_step_helps_and_stops_at_the_optimum():
 
     def trap(z):  # member 0: any move is punished; member 1: already at its minimum
         calls.append(len(z))
-        wall = (z[:, 0] - begin[:, 0]).abs().detach().clamp(max=1).ceil() * torch.tensor([100.0, 0.0]).double()
+        wall = (z[:, 0] - begin[:, 0]).abs().detach().clamp(max=1).ceil() * torch.tensor(
+            [100.0, 0.0]
+        ).double()
         return z.square().sum(1) + wall, torch.zeros(len(z)).double()
 
     ours = lbfgs(begin, lr=1.0, line_search=True, inner=20)
@@ -279,7 +318,9 @@ def test_members_may_differ_in_all_but_structure(model_name, optimizer):
     attacks = [
         replace(base, steps=2, tv=0),
         replace(base, steps=4, lr=0.01, schedule="cosine"),
-        replace(base, steps=7, tv=1e-3, penalties=(("tv-isotropic", 0.1),), boxed=False, keep_best=True),
+        replace(
+            base, steps=7, tv=1e-3, penalties=(("tv-isotropic", 0.1),), boxed=False, keep_best=True
+        ),
         replace(base, steps=4, penalties=(("tv-isotropic", 0.3),), schedule="linear", signed=True),
     ]
     together = reconstruct(seen, attacks, rng=rng(0), start=start, chunk=4)
@@ -288,14 +329,21 @@ def test_members_may_differ_in_all_but_structure(model_name, optimizer):
         alone = reconstruct(seen.take(one), attack, rng=rng(0), start=start[one])
         torch.testing.assert_close(together.images[one], alone.images, rtol=0, atol=1e-6)
         torch.testing.assert_close(together.cost[one], alone.cost, rtol=1e-6, atol=1e-9)
-        assert together.trace[:, i].isfinite().tolist() == [step < attack.steps for step in range(7)]
-        torch.testing.assert_close(together.trace[: attack.steps, one], alone.trace, rtol=1e-6, atol=1e-9)
+        assert together.trace[:, i].isfinite().tolist() == [
+            step < attack.steps for step in range(7)
+        ]
+        torch.testing.assert_close(
+            together.trace[: attack.steps, one], alone.trace, rtol=1e-6, atol=1e-9
+        )
 
 
 def test_the_restart_of_least_finite_cost_is_kept():
     seen, pixels = victims(count=3)
     start = starts(seen, restarts=2)
-    start[1, 0], start[0, 1] = pixels[0], pixels[1]  # the second start of one and the first of another are perfect
+    start[1, 0], start[0, 1] = (
+        pixels[0],
+        pixels[1],
+    )  # the second start of one and the first of another are perfect
     start[0, 2] = torch.nan
     run = reconstruct(seen, replace(UNSIGNED, restarts=2, lr=1e-3, tv=0), rng=rng(0), start=start)
     assert run.restart.tolist() == [1, 0, 1]
@@ -309,9 +357,15 @@ def test_every_restart_can_be_kept_for_an_oracle(batch):
     run = reconstruct(seen, attack, rng=rng(0), start=start, keep_restarts=True, chunk=5)
     kept = run.restart.repeat_interleave(batch)
     assert torch.equal(run.restarts[kept, torch.arange(4)], run.images)
-    alone = [reconstruct(seen, replace(attack, restarts=1), rng=rng(0), start=begin) for begin in start]
-    torch.testing.assert_close(run.restarts, torch.stack([one.images for one in alone]), rtol=0, atol=1e-6)
-    torch.testing.assert_close(run.costs, torch.stack([one.cost for one in alone]), rtol=1e-6, atol=1e-12)
+    alone = [
+        reconstruct(seen, replace(attack, restarts=1), rng=rng(0), start=begin) for begin in start
+    ]
+    torch.testing.assert_close(
+        run.restarts, torch.stack([one.images for one in alone]), rtol=0, atol=1e-6
+    )
+    torch.testing.assert_close(
+        run.costs, torch.stack([one.cost for one in alone]), rtol=1e-6, atol=1e-12
+    )
     assert torch.equal(run.cost, run.costs.amin(0))
     oracle = metrics.psnr(run.restarts.flatten(0, 1), pixels.repeat(3, 1, 1, 1)).view(3, 4).amax(0)
     assert (oracle >= metrics.psnr(run.images, pixels)).all()
@@ -332,9 +386,15 @@ def test_chunks_do_not_change_the_result(chunk):
 
 @pytest.mark.parametrize(
     ("error", "fits", "tried"),
-    [(torch.OutOfMemoryError, 2, [4]), (torch.OutOfMemoryError, 0, [4, 2, 1]), (RuntimeError, 0, [4])],
+    [
+        (torch.OutOfMemoryError, 2, [4]),
+        (torch.OutOfMemoryError, 0, [4, 2, 1]),
+        (RuntimeError, 0, [4]),
+    ],
 )
-def test_running_out_of_memory_takes_smaller_chunks_and_any_other_error_ends_the_run(error, fits, tried, monkeypatch):
+def test_running_out_of_memory_takes_smaller_chunks_and_any_other_error_ends_the_run(
+    error, fits, tried, monkeypatch
+):
     seen, _ = victims()
     expected = reconstruct(seen, UNSIGNED, rng=rng(0), chunk=4)
     plain, sizes = objective.Objective.__call__, []
@@ -360,7 +420,14 @@ def test_running_out_of_memory_takes_smaller_chunks_and_any_other_error_ends_the
 def first_frames(seen, attack):
     """The (restarts · N) iterates before any step, in [0, 1] units."""
     shown = {}
-    reconstruct(seen, attack, rng=rng(7), frames=2, chunk=99, on_frame=lambda step, x, _: shown.update({step: x}))
+    reconstruct(
+        seen,
+        attack,
+        rng=rng(7),
+        frames=2,
+        chunk=99,
+        on_frame=lambda step, x, _: shown.update({step: x}),
+    )
     return shown[0].unflatten(0, (attack.restarts, -1))
 
 
@@ -379,7 +446,9 @@ def test_a_members_start_does_not_depend_on_how_many_follow(start, labels):
 def test_starts_have_the_distribution_they_are_named_after():
     seen, _ = victims()
     named = ("normal", "uniform", "zeros")
-    normal, uniform, zeros = (first_frames(seen, replace(UNSIGNED, start=s, steps=1))[0, :, 0] for s in named)
+    normal, uniform, zeros = (
+        first_frames(seen, replace(UNSIGNED, start=s, steps=1))[0, :, 0] for s in named
+    )
     torch.testing.assert_close(zeros, seen.model[0].mean.expand_as(zeros))
     assert uniform.min() >= -1e-12
     assert uniform.max() <= 1 + 1e-12
@@ -392,7 +461,9 @@ def test_starts_have_the_distribution_they_are_named_after():
 def test_frames_go_from_the_start_to_the_result():
     seen, _ = victims()
     start, shown = starts(seen), []
-    run = reconstruct(seen, UNSIGNED, rng=rng(0), start=start, frames=3, on_frame=lambda *args: shown.append(args))
+    run = reconstruct(
+        seen, UNSIGNED, rng=rng(0), start=start, frames=3, on_frame=lambda *args: shown.append(args)
+    )
     assert run.frame_steps == (0, 2, 5)
     assert run.frames.shape == (3, *run.images.shape)
     torch.testing.assert_close(run.frames[0], start, rtol=0, atol=1e-12)
@@ -424,7 +495,9 @@ def test_a_killed_run_resumes_to_the_same_bits(optimizer, chunk, tmp_path, monke
     monkeypatch.setattr(engine, "SAVE_EVERY", 0)
     seen, _ = victims(dtype=torch.float32)
     base = replace(ATTACKS["adam-cosine"], optimizer=optimizer, inner=3)
-    attacks = [replace(base, steps=steps) for steps in (2, 6, 6, 5)]  # one member is done before the kill
+    attacks = [
+        replace(base, steps=steps) for steps in (2, 6, 6, 5)
+    ]  # one member is done before the kill
     options = {"frames": 4, "chunk": chunk, "checkpoint": tmp_path / "run"}
     expected = reconstruct(seen, attacks, rng=rng(3), **options | {"checkpoint": None})
     kind, taken = optimizers.OPTIMIZERS[optimizer], []
@@ -463,8 +536,12 @@ def test_only_the_same_run_is_resumed(other, tmp_path, monkeypatch):
         reconstruct(seen, attack, rng=rng(0), start=start, checkpoint=state, chunk=4, on_saved=die)
     (kept,), (update,) = tmp_path.iterdir(), seen.updates
     seen = {
-        "gradients": lambda: replace(seen, updates=(replace(update, gradients=2 * update.gradients),)),
-        "network": lambda: replace(seen, updates=(replace(update, model=network("lenet", seed=1)),)),
+        "gradients": lambda: replace(
+            seen, updates=(replace(update, gradients=2 * update.gradients),)
+        ),
+        "network": lambda: replace(
+            seen, updates=(replace(update, model=network("lenet", seed=1)),)
+        ),
     }.get(other, lambda: seen)()
     attack = replace(attack, tv=0.2) if other == "attack" else attack
     start = start.flip(0) if other == "start" else start
@@ -506,11 +583,16 @@ def test_the_state_of_a_run_of_another_size_is_set_aside_and_not_removed(tmp_pat
 def test_step_sizes_follow_the_schedule():
     rates = {}
     for name in optimizers.SCHEDULES:
-        attack, free = GradientMatching(steps=16, lr=2.0, schedule=name), torch.full((3,), torch.inf)
+        attack, free = (
+            GradientMatching(steps=16, lr=2.0, schedule=name),
+            torch.full((3,), torch.inf),
+        )
         adam = optimizers.Adam([attack], torch.zeros(1, 3), 3, -free, free)
         rates[name] = [adam.rate(step).item() for step in range(16)]
     assert rates["constant"] == [2] * 16
-    assert rates["steps"] == pytest.approx([2] * 5 + [0.2] * 4 + [0.02] * 5 + [0.002] * 2)  # 16 // 2.667 is 5
+    assert rates["steps"] == pytest.approx(
+        [2] * 5 + [0.2] * 4 + [0.02] * 5 + [0.002] * 2
+    )  # 16 // 2.667 is 5
     assert rates["linear"] == pytest.approx([2 * (1 - step / 16) for step in range(16)])
     weights = [torch.nn.Parameter(torch.zeros(1))]
     theirs = torch.optim.SGD(weights, lr=2.0)
@@ -546,7 +628,10 @@ def test_zeros_are_a_dead_point_of_an_untrained_resnet_and_the_result_says_so():
         run = reconstruct(seen, attack, rng=rng(0))
         assert run.stuck.tolist() == [True, True]
         assert (run.cost == run.trace[0]).all()
-        assert reconstruct(seen, replace(attack, start="normal"), rng=rng(0)).stuck.tolist() == [False, False]
+        assert reconstruct(seen, replace(attack, start="normal"), rng=rng(0)).stuck.tolist() == [
+            False,
+            False,
+        ]
 
 
 # --- labels and problems of several images -------------------------------------------------------------
@@ -554,8 +639,12 @@ def test_zeros_are_a_dead_point_of_an_untrained_resnet_and_the_result_says_so():
 
 @pytest.mark.parametrize("model_name", SIDES)
 def test_inferred_labels_are_exact_for_every_class(model_name):
-    pixels = torch.rand(5, 3, SIDES[model_name], SIDES[model_name], generator=rng(0, "pixels")).double()
-    seen = observe(network(model_name), pixels, torch.arange(5), threat=ThreatModel(labels="inferred"))
+    pixels = torch.rand(
+        5, 3, SIDES[model_name], SIDES[model_name], generator=rng(0, "pixels")
+    ).double()
+    seen = observe(
+        network(model_name), pixels, torch.arange(5), threat=ThreatModel(labels="inferred")
+    )
     assert infer_labels(seen).tolist() == [[0], [1], [2], [3], [4]]
 
 
@@ -574,7 +663,9 @@ def test_labels_cannot_be_inferred_without_a_linear_layer_at_the_end():
         infer_labels(replace(seen, updates=(Update(convolution, torch.zeros(1, size)),)))
 
 
-@pytest.mark.parametrize(("optimizer", "signed"), [("adam", True), ("adam", False), ("lbfgs", False)])
+@pytest.mark.parametrize(
+    ("optimizer", "signed"), [("adam", True), ("adam", False), ("lbfgs", False)]
+)
 def test_optimized_labels_lower_the_cost(optimizer, signed):
     seen, pixels = victims(labels="optimized")
     attack = replace(UNSIGNED, optimizer=optimizer, signed=signed, steps=12, inner=2, tv=0)
@@ -606,7 +697,9 @@ def test_a_gradient_of_two_images_is_attacked_as_one_problem(labels):
 def prior_of(seen, pixels):
     """The weighted prior at these images, (N,), every other penalty being off."""
     z = seen.model[0](pixels).view(len(seen), -1)
-    return objective.Objective(seen, [GradientMatching(tv=0, penalties=(("batch-norm", 0.5),))] * len(seen))(z)[1]
+    return objective.Objective(
+        seen, [GradientMatching(tv=0, penalties=(("batch-norm", 0.5),))] * len(seen)
+    )(z)[1]
 
 
 def plain_prior(model, images, known):
@@ -636,7 +729,9 @@ def test_the_prior_is_the_distance_of_every_layers_statistics(model_name, victim
     prior = prior_of(seen, guess)
     for i, images in enumerate(guess.unflatten(0, (-1, batch))):
         known = {n: v[i] for n, v in seen.statistics.items()} or running_statistics(seen.model)
-        torch.testing.assert_close(prior[i], 0.5 * plain_prior(seen.model, images, known), rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(
+            prior[i], 0.5 * plain_prior(seen.model, images, known), rtol=1e-9, atol=1e-12
+        )
     assert (prior > 1e-2).all()
     at_truth = prior_of(seen, pixels)
     assert ((at_truth < 1e-9) if victim == "train" else (at_truth > 1e-2)).all()
@@ -655,7 +750,9 @@ def test_derivatives_of_the_prior_are_right(victim):
 def test_an_attack_with_the_prior_comes_closer_to_the_statistics():
     seen, _ = victims("convnet-4", victim="train")
     start = starts(seen)
-    without, with_it = (replace(UNSIGNED, steps=15, lr=0.02, penalties=(("batch-norm", w),)) for w in (0, 1))
+    without, with_it = (
+        replace(UNSIGNED, steps=15, lr=0.02, penalties=(("batch-norm", w),)) for w in (0, 1)
+    )
     near = prior_of(seen, reconstruct(seen, with_it, rng=rng(0), start=start).images)
     assert (near < prior_of(seen, start)).all()
     assert (near < prior_of(seen, reconstruct(seen, without, rng=rng(0), start=start).images)).all()
@@ -672,7 +769,9 @@ def test_derivatives_of_a_penalty_are_right_and_a_flat_grey_image_has_none_or_it
     def penalty(z):
         return priors.PENALTIES[name](z, 0.25 * z + 0.5, None)
 
-    generic = torch.randn(2, 3, 4, 5, generator=rng(0, "generic"), dtype=torch.float64).requires_grad_()
+    generic = torch.randn(
+        2, 3, 4, 5, generator=rng(0, "generic"), dtype=torch.float64
+    ).requires_grad_()
     assert (0.25 * generic + 0.5 > 1).any()  # some pixels are outside the box
     assert torch.autograd.gradcheck(penalty, generic)
     value = penalty(generic)
@@ -683,7 +782,9 @@ def test_derivatives_of_a_penalty_are_right_and_a_flat_grey_image_has_none_or_it
     grey = torch.zeros(1, 3, 4, 4, dtype=torch.float64, requires_grad=True)
     (slope,) = torch.autograd.grad(penalty(grey).sum(), grey)
     assert slope.isfinite().all()
-    length = 0.5 * 48**0.5 if name in ("l2", "scale") else 0  # nothing to scale: as far as from black
+    length = (
+        0.5 * 48**0.5 if name in ("l2", "scale") else 0
+    )  # nothing to scale: as far as from black
     assert penalty(grey).item() == pytest.approx(length, abs=2e-6)
 
 
@@ -728,9 +829,16 @@ def test_the_objective_is_the_distance_plus_the_weighted_penalties(distance):
     measured, penalty = objective.Objective(seen, [attack, replace(attack, tv=0)])(z)
     images = z.view(2, 1, *seen.shape)
     pixels = seen.model[0].inverse(images)
-    gradients, target = problem_gradients(seen.model, pixels, seen.labels), unflatten(seen.gradients, seen.model)
-    torch.testing.assert_close(measured, DISTANCES[distance](gradients, target), rtol=1e-9, atol=1e-12)
-    parts = {name: priors.PENALTIES[name](images[:, 0], pixels[:, 0], seen) for name in IMAGE_PENALTIES}
+    gradients, target = (
+        problem_gradients(seen.model, pixels, seen.labels),
+        unflatten(seen.gradients, seen.model),
+    )
+    torch.testing.assert_close(
+        measured, DISTANCES[distance](gradients, target), rtol=1e-9, atol=1e-12
+    )
+    parts = {
+        name: priors.PENALTIES[name](images[:, 0], pixels[:, 0], seen) for name in IMAGE_PENALTIES
+    }
     expected = sum(weight * parts[name] for name, weight in further)
     expected = expected + torch.tensor([0.1, 0.0], dtype=torch.float64) * parts["tv"]
     torch.testing.assert_close(penalty, expected, rtol=1e-9, atol=1e-12)
@@ -756,7 +864,9 @@ def test_a_preset_is_called_by_its_name_and_a_start_may_be_an_array(tmp_path, mo
     for run in (reconstruct(seen, "short", rng=0), UNSIGNED.run(seen, rng=rng(0))):
         assert torch.equal(run.images, itself.images)
     given = starts(seen)
-    named = reconstruct(seen, ["short"] * 4, rng=0, start=given.numpy(), checkpoint=str(tmp_path / "state"))
+    named = reconstruct(
+        seen, ["short"] * 4, rng=0, start=given.numpy(), checkpoint=str(tmp_path / "state")
+    )
     assert torch.equal(named.images, reconstruct(seen, UNSIGNED, rng=0, start=given).images)
 
 
@@ -795,7 +905,10 @@ def test_a_function_is_an_attack_and_gets_the_options_that_it_names():
 def attack_waves(name, attack):
     """An attack on two smooth images: the run, its PSNR, and that of a flat grey guess."""
     y, x = torch.meshgrid(torch.linspace(0, 1, 16), torch.linspace(0, 1, 16), indexing="ij")
-    waves = [torch.stack([torch.sin(a * x + b * y + c) / 2.5 + 0.5 for c in range(3)]) for a, b in ((5, 2), (2, 6))]
+    waves = [
+        torch.stack([torch.sin(a * x + b * y + c) / 2.5 + 0.5 for c in range(3)])
+        for a, b in ((5, 2), (2, 6))
+    ]
     images = torch.stack(waves)
     model = build_model(name, 5, image_size=16, norm=((0.5,), (0.25,)), rng=rng(1))
     run = reconstruct(observe(model, images, torch.tensor([1, 3])), attack, rng=rng(0))
@@ -811,7 +924,9 @@ def test_smooth_images_are_found_better_than_by_a_flat_grey_guess():
 @pytest.mark.parametrize("name", ["lenet", "convnet-16"])
 def test_the_annealed_preset_finds_more_in_the_same_steps(name):
     ours, plain = ATTACKS[f"annealed-{name.split('-')[0]}"], ATTACKS["adam-cosine"]
-    annealed, usual = (attack_waves(name, replace(attack, steps=40))[1].mean() for attack in (ours, plain))
+    annealed, usual = (
+        attack_waves(name, replace(attack, steps=40))[1].mean() for attack in (ours, plain)
+    )
     assert annealed > usual + 1
 
 
@@ -827,13 +942,24 @@ OTHER_TYPES = {"steps": 2.5, "restarts": True, "lr": "1", "signed": 1}
         ("distance", "far", ".distance 'far' is unknown; choose one of " + ", ".join(DISTANCES)),
         ("optimizer", "lion", ".optimizer 'lion' is unknown; choose one of adam, sgd, lbfgs"),
         ("start", "ones", ".start 'ones' is unknown; choose one of normal, uniform, zeros"),
-        ("schedule", "odd", ".schedule 'odd' is unknown; choose one of steps, constant, cosine, linear"),
+        (
+            "schedule",
+            "odd",
+            ".schedule 'odd' is unknown; choose one of steps, constant, cosine, linear",
+        ),
         ("penalties", (("odd", 0.1),), "choose one of tv, tv-isotropic, batch-norm"),
         ("penalties", (("batch-norm", 0.1), ("batch-norm", 0.2)), "name one twice"),
         ("penalties", (("tv", 0.1),), "'tv' is the field tv"),
-        *[(field, value, f".{field}={value} must be above 0") for field, value in NOT_POSITIVE.items()],
+        *[
+            (field, value, f".{field}={value} must be above 0")
+            for field, value in NOT_POSITIVE.items()
+        ],
         ("tv", -1.0, ": the weight -1.0 of the penalty 'tv' must not be negative"),
-        ("penalties", (("tv-isotropic", -0.1),), ": the weight -0.1 of the penalty 'tv-isotropic' must not be"),
+        (
+            "penalties",
+            (("tv-isotropic", -0.1),),
+            ": the weight -0.1 of the penalty 'tv-isotropic' must not be",
+        ),
         *[(field, value, f".{field}={value!r} must be ") for field, value in OTHER_TYPES.items()],
     ],
 )
@@ -857,31 +983,58 @@ SHAPES = ((2, 3, 8, 8), (4, 3, 8, 9), (3, 4, 3, 8, 8), (4, 3 * 64))
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"attack": 7}, "attack 7 must be a preset's name, an object with a method run, or a function"),
+        (
+            {"attack": 7},
+            "attack 7 must be a preset's name, an object with a method run, or a function",
+        ),
         ({"attack": "adam"}, "attack 'adam' is unknown; choose one of adam-cosine, lbfgs-l2"),
-        ({"attack": ["adam-cosine", "adam-cosin"]}, "attack 'adam-cosin' is unknown; choose one of adam-cosine"),
+        (
+            {"attack": ["adam-cosine", "adam-cosin"]},
+            "attack 'adam-cosin' is unknown; choose one of adam-cosine",
+        ),
         (
             {"attack": lambda seen, rng: torch.zeros(4, 1, 8, 8)},
             "returned (4, 1, 8, 8) torch.float32; it must be (4, 3",
         ),
-        ({"attack": lambda seen, rng: torch.zeros(4, 3, 8, 8).byte()}, "torch.uint8; it must be (4, 3, 8, 8) floats"),
-        ({"attack": lambda seen, rng: "done"}, "returned a str; it must be a Reconstruction or images"),
+        (
+            {"attack": lambda seen, rng: torch.zeros(4, 3, 8, 8).byte()},
+            "torch.uint8; it must be (4, 3, 8, 8) floats",
+        ),
+        (
+            {"attack": lambda seen, rng: "done"},
+            "returned a str; it must be a Reconstruction or images",
+        ),
         ({"attack": [UNSIGNED] * 3}, "3 attacks for 4 gradients"),
-        *[({"attack": [UNSIGNED] * 3 + [replace(UNSIGNED, **{f: v})]}, "must share") for f, v in UNLIKE.items()],
+        *[
+            ({"attack": [UNSIGNED] * 3 + [replace(UNSIGNED, **{f: v})]}, "must share")
+            for f, v in UNLIKE.items()
+        ],
         ({"frame": 3}, "frame is no option of an attack"),
         ({"frames": 1}, "frames=1: ask for none, or at least the first and the last"),
         ({"frames": -1}, "frames=-1 must be a whole number, at least 0"),
         ({"chunk": 0}, "chunk=0 must be a whole number, at least 1"),
         ({"rng": None}, "rng None must be a stream"),
-        *[({"start": torch.zeros(shape)}, f"start {shape} must be (4, 3, 8, 8) in [0, 1]") for shape in SHAPES],
-        ({"start": torch.full((4, 3, 8, 8), 128.0)}, "start is torch.float32 up to 128; it must be floats in units of"),
-        ({"start": torch.zeros(4, 3, 8, 8).byte()}, "start is torch.uint8 up to 0; it must be floats"),
+        *[
+            ({"start": torch.zeros(shape)}, f"start {shape} must be (4, 3, 8, 8) in [0, 1]")
+            for shape in SHAPES
+        ],
+        (
+            {"start": torch.full((4, 3, 8, 8), 128.0)},
+            "start is torch.float32 up to 128; it must be floats in units of",
+        ),
+        (
+            {"start": torch.zeros(4, 3, 8, 8).byte()},
+            "start is torch.uint8 up to 0; it must be floats",
+        ),
         ({"seen": lambda: torch.zeros(1)}, "seen is a Tensor; give what atslib.observe returned"),
         ({"seen": broken}, "gradients [1, 3] hold nan or infinity"),
         ({"attack": PRIOR}, "the attacked one has none"),
         *[
             (
-                {"seen": lambda v=v: victims("convnet-4", 1, batch_norm="unknown", victim=v)[0], "attack": PRIOR},
+                {
+                    "seen": lambda v=v: victims("convnet-4", 1, batch_norm="unknown", victim=v)[0],
+                    "attack": PRIOR,
+                },
                 "needs ThreatModel.batch_norm='known'; here it is 'unknown'",
             )
             for v in ("eval", "train")

@@ -10,26 +10,44 @@ import pytest
 import torch
 from checks import refused
 
+from atsbook.runs import making, runner
+from atsbook.runs.archive import Archive
+from atsbook.runs.attacks import attack_unit
+from atsbook.runs.audit import (
+    audit,
+    audit_page,
+    differences,
+    part_of,
+    sample,
+    summaries,
+    write_audit,
+)
+from atsbook.runs.networks import model_unit
+from atsbook.runs.runner import report
+from atsbook.runs.schedule import needed
+from atsbook.runs.scoring import ScoreUnit, search_unit
+from atsbook.runs.settings import settings
+from atsbook.runs.store import Store
 from atslib.__main__ import main
 from atslib.attacks import ATTACKS, FromMean, KeptEntries, Learned, ThroughPolicy, Undone
-from atslib.clients.threat import ThreatModel
+from atslib.clients.observe import ThreatModel
 from atslib.errors import AtsError
-from atslib.report.run import making, runner
-from atslib.report.run.audit import audit, audit_page, differences, part_of, sample, summaries, write_audit
-from atslib.report.run.runner import report
-from atslib.report.run.schedule import needed
-from atslib.report.units.archive import Archive
-from atslib.report.units.networks import model_unit
-from atslib.report.units.scoring import ScoreUnit, search_unit
-from atslib.report.units.settings import settings
-from atslib.report.units.units import attack_unit
-from atslib.store import Store
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
-TINY = settings(model="lenet", images=12, steps=2, fraction=0.002, semi_fraction=0.002, candidates=2, device="cpu")
+TINY = settings(
+    model="lenet",
+    images=12,
+    steps=2,
+    fraction=0.002,
+    semi_fraction=0.002,
+    candidates=2,
+    device="cpu",
+)
 HYBRID = "3-1-7+43-18-18"
-THREES = attack_unit(TINY, threat=ThreatModel(batch=3))  # images share gradients by threes: a part has six
+THREES = attack_unit(
+    TINY, threat=ThreatModel(batch=3)
+)  # images share gradients by threes: a part has six
 SHORT, KNOWING = dataclasses.replace(ATTACKS["adam-cosine"], steps=2), ThreatModel(defense="policy")
 TWICE = dataclasses.replace(ATTACKS["adam-cosine"], restarts=2, steps=2)
 
@@ -42,10 +60,14 @@ TWICE = dataclasses.replace(ATTACKS["adam-cosine"], restarts=2, steps=2)
         attack_unit(TINY, defense="prune:0.5", attack=KeptEntries(inner=SHORT)),
         attack_unit(TINY, "28", attack=FromMean(inner=SHORT, images="shapes"), threat=KNOWING),
         attack_unit(TINY, "28", attack=Undone(inner=SHORT, images="shapes"), threat=KNOWING),
-        attack_unit(TINY, HYBRID, attack=ThroughPolicy(inner=SHORT, trial=1, keep=2), threat=KNOWING),
+        attack_unit(
+            TINY, HYBRID, attack=ThroughPolicy(inner=SHORT, trial=1, keep=2), threat=KNOWING
+        ),
         attack_unit(TINY, "28", attack=ThroughPolicy(inner=SHORT), threat=KNOWING, rounds=2),
         THREES,
-        ScoreUnit(model=model_unit(TINY), policies=("", "28", HYBRID, "3-1-7", "0"), images=6, points=3),
+        ScoreUnit(
+            model=model_unit(TINY), policies=("", "28", HYBRID, "3-1-7", "0"), images=6, points=3
+        ),
         model_unit(TINY),
     ],
     ids=lambda unit: unit.title,
@@ -58,12 +80,16 @@ def test_a_part_has_the_numbers_of_the_whole(kept, unit):
         part.make(kept, CPU)
         off = differences(unit, part, whole.tensors, kept.get(part.kind, part, pytest.fail).tensors)
         kind = part.kind.partition("-")[0]
-        assert len(off) == (6 if unit == THREES else {"attack": 4, "privacy": 16, "tested": 1}[kind])
+        assert len(off) == (
+            6 if unit == THREES else {"attack": 4, "privacy": 16, "tested": 1}[kind]
+        )
         assert off == pytest.approx([0] * len(off), abs=2e-3)
     assert len(parts) > 1 or unit.kind == "model"
 
 
-@pytest.mark.parametrize("defense", ["gaussian:0.01", "laplace:0.01", "dp:0.01", "precode:1", "mixup:0.3"])
+@pytest.mark.parametrize(
+    "defense", ["gaussian:0.01", "laplace:0.01", "dp:0.01", "precode:1", "mixup:0.3"]
+)
 def test_what_is_drawn_for_all_images_together_has_no_part(defense):
     assert part_of(attack_unit(TINY, defense=defense), random.Random(0)) is None
     assert part_of(search_unit(TINY), random.Random(0)) is None
@@ -79,7 +105,9 @@ def test_the_seed_draws_units_and_parts_within_the_time(kept, tmp_path):
     archive.write(kept, embedded=True)
     drawn = [[part for *_, part in sample(archive, random.Random(seed), 1e9)] for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
-    assert {part.model for part in drawn[0] if part.kind == "attack"} >= {unit.model for unit in units}
+    assert {part.model for part in drawn[0] if part.kind == "attack"} >= {
+        unit.model for unit in units
+    }
     assert list(sample(archive, random.Random(1), 0)) == []
 
 
@@ -89,7 +117,9 @@ def off_by(decibels, tmp_path, **changes):
     store, changed = Store(tmp_path / "store"), Store(tmp_path / "changed")
     for unit, off in zip(units, decibels, strict=True):
         made = unit.make(store, CPU).tensors
-        changed.get(unit.kind, unit, lambda state, made=made, off=off: made | {"psnr": made["psnr"] + off})
+        changed.get(
+            unit.kind, unit, lambda state, made=made, off=off: made | {"psnr": made["psnr"] + off}
+        )
     model = store.get("model", unit.model, pytest.fail).tensors
     changed.get("model", unit.model, lambda state: model)
     archive = Archive(tmp_path / "units")
@@ -120,7 +150,11 @@ def test_an_audit_finds_the_archive_equal(tmp_path, changes):
 
 @pytest.mark.parametrize(
     ("decibels", "words"),
-    [((0.2, 0.2), "**not equal**"), ((-0.2, -0.2), "**not equal**"), ((0.4, 0.0), "*cannot tell* whether equal")],
+    [
+        ((0.2, 0.2), "**not equal**"),
+        ((-0.2, -0.2), "**not equal**"),
+        ((0.4, 0.0), "*cannot tell* whether equal"),
+    ],
 )
 def test_an_audit_says_that_the_archive_is_off(tmp_path, decibels, words):
     attacks, _ = summaries(off_by(decibels, tmp_path))
@@ -146,23 +180,31 @@ def test_one_sided_divergence_is_counted_apart():
 @pytest.fixture
 def root(root, monkeypatch):
     """A project's top folder with two pages, of which `smoke_store` has evidence for one."""
-    (root / "book/_toc.yml").write_text("- file: results/claim1_privacy\n- file: results/claim2_search\n")
+    (root / "book/_toc.yml").write_text(
+        "- file: results/claim1_privacy\n- file: results/claim2_search\n"
+    )
     monkeypatch.setattr(runner, "BOOK_PROFILE", "smoke")
     monkeypatch.setattr(runner, "build_book", lambda root, store: store.say("built"))
     return root
 
 
 def test_the_report_is_made_from_the_archive_alone(root, smoke_store, said, monkeypatch):
-    from atslib.report.pages import claim1_privacy
+    from atsbook.pages import claim1_privacy
 
     executed = []
-    monkeypatch.setattr(making, "execute", lambda name, parameters, *, root, store: executed.append((name, store.root)))
+    monkeypatch.setattr(
+        making,
+        "execute",
+        lambda name, parameters, *, root, store: executed.append((name, store.root)),
+    )
     chosen, here = settings(profile="smoke"), Store(smoke_store)
     whole = claim1_privacy.run(chosen, here)
     archive = Archive(root / "results/units")
     wanted, few = needed(claim1_privacy.units(chosen).values()), Store(root / "few")
     for unit in wanted:
-        few.get(unit.kind, unit, lambda state, unit=unit: here.get(unit.kind, unit, pytest.fail).tensors)
+        few.get(
+            unit.kind, unit, lambda state, unit=unit: here.get(unit.kind, unit, pytest.fail).tensors
+        )
     archive.write(few, embedded=True)
     report(seed=3, minutes=0.05, jobs=1, root=root, store=Store(root / "unused", say=said.append))
     assert executed == [("claim1_privacy", root / "book/_build/evidence")]
@@ -171,7 +213,9 @@ def test_the_report_is_made_from_the_archive_alone(root, smoke_store, said, monk
     assert json.loads((root / "results/audit.json").read_text())["seed"] == 3
     assert (root / "book/audit.md").read_text() == audit_page(root / "results")
     assert said[1] == f"archive: {len(wanted)} units, {archive.size() / 1e6:.1f} MB, all whole"
-    assert said[-2].startswith("as they are committed, for want of evidence in the archive: claim2_search (")
+    assert said[-2].startswith(
+        "as they are committed, for want of evidence in the archive: claim2_search ("
+    )
     assert said[-1] == "built"
     assert not (root / "unused").exists()
 
@@ -196,12 +240,16 @@ def test_a_report_on_a_damaged_archive_ends_before_any_work(root, store):
 def test_a_report_without_evidence_says_so_and_builds_the_book_as_it_is(root, store, said):
     before = (root / "README.md").read_text()
     report(root=root, store=store)
-    assert said[-2].endswith("results/units holds no evidence yet; `FRESH=1 make report` computes all of it")
+    assert said[-2].endswith(
+        "results/units holds no evidence yet; `FRESH=1 make report` computes all of it"
+    )
     assert said[-1] == "built"
     assert (root / "README.md").read_text() == before
 
 
-def test_a_report_without_the_images_of_the_evidence_says_so_and_builds_the_book(root, store, said, monkeypatch):
+def test_a_report_without_the_images_of_the_evidence_says_so_and_builds_the_book(
+    root, store, said, monkeypatch
+):
     def missing(name, split):
         raise AtsError(f"{name} is not here")
 
@@ -221,7 +269,11 @@ def test_the_command_line_passes_its_options_on(root, monkeypatch):
     seen = {}
     monkeypatch.setattr(runner, "report", lambda **options: seen.update(options))
     assert main(["report", "--seed", "7", "--minutes", "0.5", "--jobs", "1"]) == 0
-    assert {name: seen[name] for name in ("seed", "minutes", "jobs")} == {"seed": 7, "minutes": 0.5, "jobs": 1}
+    assert {name: seen[name] for name in ("seed", "minutes", "jobs")} == {
+        "seed": 7,
+        "minutes": 0.5,
+        "jobs": 1,
+    }
     assert seen["root"] == root
     main(["report"])
     assert seen["seed"] is None

@@ -6,13 +6,8 @@ import pytest
 import torch
 from checks import refused
 
-from atslib.attacks import ATTACKS
-from atslib.clients.prepare import to_images
-from atslib.clients.updates import LocalTraining
-from atslib.measures.batches import align
-from atslib.measures.metrics import psnr
-from atslib.report.units.archive import Archive, unit_of
-from atslib.report.units.batches import (
+from atsbook.runs.archive import Archive, unit_of
+from atsbook.runs.batches import (
     Batches,
     BatchUnit,
     LabelUnit,
@@ -22,8 +17,13 @@ from atslib.report.units.batches import (
     restored,
     with_head,
 )
-from atslib.report.units.networks import ModelUnit, dataset, network
-from atslib.store import plain
+from atsbook.runs.networks import ModelUnit, dataset, network
+from atslib.attacks import ATTACKS
+from atslib.checkpoints import plain
+from atslib.clients.prepare import to_images
+from atslib.clients.updates import LocalTraining
+from atslib.measures.batches import align
+from atslib.measures.metrics import psnr
 
 CPU = torch.device("cpu")
 MODEL = ModelUnit(dataset="shapes", model="lenet-2", fraction=1.0, train=None, seed=0)
@@ -73,8 +73,12 @@ def test_the_labels_of_a_batch_are_told_by_each_rule_that_allows_it(store):
         "share_minima",
     }
     assert sheet["labels"].shape == sheet["told_features"].shape == (3, 4)
-    assert sheet["share_minima"].tolist() == [0.5] * 3  # each label once, and half of the batch repeats one
-    twelve = restored(dataclasses.replace(unit, batches=Batches(size=12, count=1, amount=2)), store, CPU)
+    assert (
+        sheet["share_minima"].tolist() == [0.5] * 3
+    )  # each label once, and half of the batch repeats one
+    twelve = restored(
+        dataclasses.replace(unit, batches=Batches(size=12, count=1, amount=2)), store, CPU
+    )
     assert "share_minima" not in twelve.tensors
     single = restored(dataclasses.replace(unit, batches=Batches(size=1, count=4)), store, CPU)
     assert single["share_idlg"].tolist() == [1.0] * 4
@@ -95,7 +99,11 @@ def test_a_reconstruction_stands_beside_its_own_image(store):
     sheet = attacked_batches(BASE, store, CPU)
     truth = to_images(sheet["target"])
     torch.testing.assert_close(sheet["psnr"], psnr(sheet["reconstruction"], truth))
-    for made, true, labels in zip(*(t.unflatten(0, (2, 3)) for t in (sheet["reconstruction"], truth)), sheet["labels"]):  # noqa: B905
+    for made, true, labels in zip(
+        *(t.unflatten(0, (2, 3)) for t in (sheet["reconstruction"], truth)),
+        sheet["labels"],
+        strict=False,
+    ):
         assert align(made, true, labels).tolist() == [0, 1, 2]
     assert sheet["share"].tolist() == [1.0, 1.0]
     assert sheet["within"].all()  # labels differ, so each image is alone with its own
@@ -114,10 +122,14 @@ def test_an_image_itself_is_found_and_another_is_not():
     assert (exact["floor"] < 20).all()
 
 
-@pytest.mark.parametrize("changes", [{"rounds": 2}, {"local": LocalTraining(epochs=2)}, {"defense": "3-1-7"}])
+@pytest.mark.parametrize(
+    "changes", [{"rounds": 2}, {"local": LocalTraining(epochs=2)}, {"defense": "3-1-7"}]
+)
 def test_rounds_local_training_and_defenses_reach_the_attack(changes, store):
     other = dataclasses.replace(BASE, **changes)
-    assert (attacked_batches(other, store, CPU)["cost"] != attacked_batches(BASE, store, CPU)["cost"]).all()
+    assert (
+        attacked_batches(other, store, CPU)["cost"] != attacked_batches(BASE, store, CPU)["cost"]
+    ).all()
     assert other.passes >= BASE.passes
     assert unit_of({"kind": other.kind, "version": 1, "config": plain(other)}) == other
 
@@ -128,7 +140,9 @@ def test_from_the_archive_pictures_stand_beside_their_targets(store, tmp_path):
     again = kept.read(store.path(BASE.kind, BASE).stem)
     for name in ("target", "rank", "floor", "psnr"):
         torch.testing.assert_close(again[name], sheet[name])
-    torch.testing.assert_close(again["reconstruction"], sheet["reconstruction"].clamp(0, 1), atol=1.501 / 255, rtol=0)
+    torch.testing.assert_close(
+        again["reconstruction"], sheet["reconstruction"].clamp(0, 1), atol=1.501 / 255, rtol=0
+    )
 
 
 def test_an_attack_goes_by_the_labels_that_its_rule_tells(store):

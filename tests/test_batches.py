@@ -34,7 +34,10 @@ def test_the_pairing_is_the_best_of_all(k):
 def test_images_of_one_label_are_paired_among_themselves():
     truth, labels = noise(4, "truth"), torch.tensor([0, 0, 1, 1])
     assert align(truth[[1, 0, 3, 2]], truth, labels).tolist() == [1, 0, 3, 2]
-    assert align(truth[[2, 3, 0, 1]], truth, labels)[:2].sort().values.tolist() == [0, 1]  # nearer ones have the other
+    assert align(truth[[2, 3, 0, 1]], truth, labels)[:2].sort().values.tolist() == [
+        0,
+        1,
+    ]  # nearer ones have the other
 
 
 def test_wrong_labels_and_images_that_are_not_finite_are_paired_with_what_is_left():
@@ -45,18 +48,33 @@ def test_wrong_labels_and_images_that_are_not_finite_are_paired_with_what_is_lef
 
 
 def test_the_share_of_a_multiset():
-    told, true = torch.tensor([[1, 1, 2, 3], [5, 5, 5, 5]]), torch.tensor([[3, 1, 2, 2], [0, 5, 0, 5]])
+    told, true = (
+        torch.tensor([[1, 1, 2, 3], [5, 5, 5, 5]]),
+        torch.tensor([[3, 1, 2, 2], [0, 5, 0, 5]]),
+    )
     assert label_share(told, true).tolist() == [0.75, 0.5]
 
 
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: align(noise(2), noise(3), torch.zeros(3)), "must be equal: one reconstruction for each image"),
-        (lambda: align(noise(3), noise(3), torch.zeros(2)), "labels (2,) must be one for each of 3 images"),
-        (lambda: align(noise(3), noise(3), torch.zeros(3), [0]), "restored () must be one for each of 3 images"),
+        (
+            lambda: align(noise(2), noise(3), torch.zeros(3)),
+            "must be equal: one reconstruction for each image",
+        ),
+        (
+            lambda: align(noise(3), noise(3), torch.zeros(2)),
+            "labels (2,) must be one for each of 3 images",
+        ),
+        (
+            lambda: align(noise(3), noise(3), torch.zeros(3), [0]),
+            "restored () must be one for each of 3 images",
+        ),
         (lambda: align(noise(3)[0], noise(3), torch.zeros(3)), "align: images of shape (3, 4, 4)"),
-        (lambda: label_share(torch.zeros(1, 2), torch.zeros(2, 1)), "label_share: shapes (1, 2) and (2, 1)"),
+        (
+            lambda: label_share(torch.zeros(1, 2), torch.zeros(2, 1)),
+            "label_share: shapes (1, 2) and (2, 1)",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(call, words):

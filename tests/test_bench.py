@@ -8,12 +8,12 @@ import pandas as pd
 import pytest
 import torch
 
+from atsbook import bench
+from atsbook.runs.attacks import attack_unit, attacked
+from atsbook.runs.networks import model_unit
+from atsbook.runs.settings import settings
+from atsbook.texts.costs import cost_table, speed_table, steps_table, write_cost
 from atslib.__main__ import main
-from atslib.report import bench
-from atslib.report.book.costs import cost_table, speed_table, steps_table, write_cost
-from atslib.report.units.networks import model_unit
-from atslib.report.units.settings import settings
-from atslib.report.units.units import attack_unit, attacked
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -24,9 +24,16 @@ def test_bench_prints_a_json_line_keeps_it_and_the_book_shows_it(tmp_path, capsy
     line = capsys.readouterr().out
     assert kept.read_text() == line
     speed = json.loads(line)
-    assert speed["ratio"] == pytest.approx(speed["loop_ms"] / speed["engine_ms"], rel=0.02, abs=0.01)
+    assert speed["ratio"] == pytest.approx(
+        speed["loop_ms"] / speed["engine_ms"], rel=0.02, abs=0.01
+    )
     assert speed["difference"] < 1e-3
-    assert (speed["model"], speed["members"], speed["device"], speed["threads"]) == ("lenet", 2, "cpu", 1)
+    assert (speed["model"], speed["members"], speed["device"], speed["threads"]) == (
+        "lenet",
+        2,
+        "cpu",
+        1,
+    )
     assert f"| cpu, 1 threads | lenet | 2 | {speed['engine_ms']:.1f} |" in speed_table(kept)
 
 
@@ -36,7 +43,9 @@ def test_the_book_shows_what_steps_gain(tmp_path):
     folder.mkdir(parents=True)
     rows = [("lenet", "annealed", *own) for own in ((1_200, 0, 2), (1_200, 1, 4), (25, 0, -1))]
     rows += [("resnet20-1", "annealed", 25, image, 0.3) for image in (0, 1)]
-    pd.DataFrame(rows, columns=["model", "schedule", "steps", "image", "gain"]).to_csv(folder / "attacks.csv")
+    pd.DataFrame(rows, columns=["model", "schedule", "steps", "image", "gain"]).to_csv(
+        folder / "attacks.csv"
+    )
     (folder / "facts.json").write_text('{"seed": 3, "device": "CPU, 2 cores"}')
     said, _, *table = steps_table(tmp_path, "shapes").splitlines()
     assert said.endswith("no policy, shapes, n = 2 images, profile laptop, seed 3, CPU, 2 cores.")
@@ -54,16 +63,25 @@ def test_members_count_for_the_reference_sizes_too_and_each_is_announced(capsys,
     assert main(["bench", "attack", "--members", "5"]) == 0
     said = capsys.readouterr()
     assert said.out == '["lenet-2", 5]\n["lenet-3", 5]\n'
-    assert said.err.splitlines()[0] == "measuring attack on lenet-2, 5 at once, against the plain loop"
+    assert (
+        said.err.splitlines()[0] == "measuring attack on lenet-2, 5 at once, against the plain loop"
+    )
 
 
 def test_bench_of_the_scores_is_a_json_line_and_a_row_of_its_own(tmp_path, capsys):
     kept = tmp_path / "speed.jsonl"
     assert main(f"bench scores --model lenet --members 2 --out {kept}".split()) == 0
     speed = json.loads(capsys.readouterr().out)
-    assert speed["ratio"] == pytest.approx(speed["engine_gradients"] / speed["loop_gradients"], rel=0.01, abs=0.01)
+    assert speed["ratio"] == pytest.approx(
+        speed["engine_gradients"] / speed["loop_gradients"], rel=0.01, abs=0.01
+    )
     assert speed["difference"] < 1e-4
-    assert (speed["benchmark"], speed["model"], speed["members"], speed["points"]) == ("scores", "lenet", 2, 21)
+    assert (speed["benchmark"], speed["model"], speed["members"], speed["points"]) == (
+        "scores",
+        "lenet",
+        2,
+        21,
+    )
     shown = f"| privacy score, gradients per second | cpu, 1 threads | lenet | 2 | {speed['engine_gradients']:.1f} |"
     assert shown in speed_table(kept)
 
@@ -91,11 +109,18 @@ def test_the_time_that_labels_take_stands_beside_the_share_that_was_told(capsys)
 def test_the_time_of_repeated_local_steps_is_per_step(capsys):
     assert main(["bench", "weights", "--model", "lenet-2", "--members", "2"]) == 0
     speed = json.loads(capsys.readouterr().out)
-    assert (speed["benchmark"], speed["members"], speed["batch"], speed["local_steps"]) == ("weights", 2, 8, 4)
+    assert (speed["benchmark"], speed["members"], speed["batch"], speed["local_steps"]) == (
+        "weights",
+        2,
+        8,
+        4,
+    )
     assert min(speed["mean_ms"], speed["unrolled_ms"]) > 0
 
 
-def test_images_that_share_a_gradient_and_single_ones_are_measured_with_their_memory(tmp_path, capsys):
+def test_images_that_share_a_gradient_and_single_ones_are_measured_with_their_memory(
+    tmp_path, capsys
+):
     kept = tmp_path / "speed.jsonl"
     assert main(f"bench forms --model lenet-2 --members 3 --out {kept}".split()) == 0
     speed = json.loads(capsys.readouterr().out)
@@ -122,7 +147,9 @@ def test_calls_take_turns_and_each_has_its_median():
         order.append("slow")
         time.sleep(0.02)
 
-    medians = bench.seconds(slow, lambda: order.append("fast"), device=torch.device("cpu"), repeats=3)
+    medians = bench.seconds(
+        slow, lambda: order.append("fast"), device=torch.device("cpu"), repeats=3
+    )
     assert order == ["slow", "fast"] * 4
     assert medians[0] > 0.02 > medians[1]
 
@@ -132,9 +159,13 @@ def test_the_table_has_medians_and_the_range_of_several_runs(tmp_path):
     known = {"benchmark": "attack", "device": "cpu", "threads": 2, "model": "lenet", "members": 8}
     runs = [(10, 20, 2.0, 0.3), (12, 48, 4.0, 0.5), (20, 60, 3.0, 0.4)]
     names = ("engine_ms", "loop_ms", "ratio", "convolution_share")
-    kept.write_text("".join(json.dumps(known | dict(zip(names, run, strict=True))) + "\n" for run in runs))
+    kept.write_text(
+        "".join(json.dumps(known | dict(zip(names, run, strict=True))) + "\n" for run in runs)
+    )
     (row,) = speed_table(kept).splitlines()[2:]
-    assert row.endswith("| cpu, 2 threads | lenet | 8 | 12.0 | 48.0 | 3.0 (2.0 to 4.0, n = 3) | 40% |")
+    assert row.endswith(
+        "| cpu, 2 threads | lenet | 8 | 12.0 | 48.0 | 3.0 (2.0 to 4.0, n = 3) | 40% |"
+    )
 
 
 def test_without_measurements_the_tables_say_so(tmp_path):
@@ -149,14 +180,22 @@ def test_a_pages_cost_is_that_of_its_units_and_of_what_they_need_once(tmp_path, 
     for unit in units:
         attacked(unit, store, torch.device("cpu"))
     for unit in (*units, units[0].model):
-        spent.append(json.loads(store.path(unit.kind, unit).with_suffix(".json").read_text())["seconds"])
+        spent.append(
+            json.loads(store.path(unit.kind, unit).with_suffix(".json").read_text())["seconds"]
+        )
     folder = tmp_path / "claim1_privacy" / "cifar100-laptop"
     write_cost(units, store, folder)
     cost = json.loads((folder / "cost.json").read_text())
-    assert (cost["units"], cost["seconds"], cost["longest"]) == (3, round(math.fsum(spent), 1), round(max(spent), 1))
+    assert (cost["units"], cost["seconds"], cost["longest"]) == (
+        3,
+        round(math.fsum(spent), 1),
+        round(max(spent), 1),
+    )
     write_cost(units, store, tmp_path / "claim1_privacy" / "shapes-smoke")
     (row,) = cost_table(tmp_path).splitlines()[2:]
-    assert row.startswith("| [claim1_privacy](results/claim1_privacy.ipynb) | cifar100, laptop | CPU, ")
+    assert row.startswith(
+        "| [claim1_privacy](results/claim1_privacy.ipynb) | cifar100, laptop | CPU, "
+    )
     assert " | 3 | 0 min | " in row
 
 

@@ -11,10 +11,10 @@ import pytest
 import yaml
 from docutils import nodes
 
-from atslib.report.book.answers import answers
-from atslib.report.book.costs import costs_page
-from atslib.report.units.archive import Archive
-from atslib.store import project_root
+from atsbook.runs.archive import Archive
+from atsbook.texts.answers import answers
+from atsbook.texts.costs import costs_page
+from atslib.files import project_root
 
 ROOT = project_root()
 BOOK = ROOT / "book"
@@ -29,7 +29,9 @@ def listed(node):
         return [file for each in node for file in listed(each)]
     if isinstance(node, dict):
         own = [value for key, value in node.items() if key in ("root", "file")]
-        return own + [file for value in node.values() if isinstance(value, list) for file in listed(value)]
+        return own + [
+            file for value in node.values() if isinstance(value, list) for file in listed(value)
+        ]
     return []
 
 
@@ -38,7 +40,9 @@ def test_every_page_of_the_contents_is_there(name):
     if name.startswith("results/"):
         assert (ROOT / "notebooks" / f"{name.removeprefix('results/')}.ipynb").exists()
         if not (BOOK / f"{name}.ipynb").exists():
-            pytest.skip(f"{name} is not executed yet: python -m atslib run {name.removeprefix('results/')}")
+            pytest.skip(
+                f"{name} is not executed yet: python -m atslib run {name.removeprefix('results/')}"
+            )
         return
     assert [path for path in BOOK.glob(f"{name}.*") if path.suffix in (".md", ".ipynb")]
 
@@ -57,21 +61,28 @@ def test_building_the_book_runs_nothing_and_uses_the_extension():
 
 def test_no_folder_is_named_static():
     """Sphinx book theme would load every script of a `_static` folder on every page."""
-    assert not [path for path in BOOK.rglob("_static") if "_build" not in path.relative_to(BOOK).parts]
+    assert not [
+        path for path in BOOK.rglob("_static") if "_build" not in path.relative_to(BOOK).parts
+    ]
 
 
-FETCHES = re.compile(r"""@import\b|url\(\s*["']?(https?:)?//|<(script|link|img|iframe)\b[^>]*(https?:)?//""", re.I)
+FETCHES = re.compile(
+    r"""@import\b|url\(\s*["']?(https?:)?//|<(script|link|img|iframe)\b[^>]*(https?:)?//""", re.I
+)
 
 
 def test_the_books_own_styles_and_pictures_fetch_nothing():
-    files = [path for path in (BOOK / "assets").rglob("*") if path.suffix in (".css", ".svg", ".html")]
+    files = [
+        path for path in (BOOK / "assets").rglob("*") if path.suffix in (".css", ".svg", ".html")
+    ]
     assert files
     for path in files:
         assert not FETCHES.search(path.read_text()), path.name
 
 
 @pytest.mark.parametrize(
-    "text", ["@import 'a.css';", "a { src: url(//x.org/a) }", "a { b: url( 'https://x.org/a.png') }"]
+    "text",
+    ["@import 'a.css';", "a { src: url(//x.org/a) }", "a { b: url( 'https://x.org/a.png') }"],
 )
 def test_a_fetch_is_found(text):
     assert FETCHES.search(text)
@@ -80,7 +91,11 @@ def test_a_fetch_is_found(text):
 
 def test_scripts_and_styles_that_sphinx_adds_are_files_of_the_book():
     sphinx = CONFIG["sphinx"]["config"]
-    added = [*sphinx.get("html_css_files", []), *sphinx.get("html_js_files", []), sphinx["mathjax_path"]]
+    added = [
+        *sphinx.get("html_css_files", []),
+        *sphinx.get("html_js_files", []),
+        sphinx["mathjax_path"],
+    ]
     folders = [BOOK / folder for folder in sphinx["html_static_path"]]
     for name in added:
         assert any((folder / name).is_file() for folder in folders), name
@@ -102,14 +117,18 @@ def test_the_readmes_example_runs_as_printed_without_any_file(tmp_path, monkeypa
 def test_commands_of_the_readme_need_no_activated_environment_and_name_what_is_there():
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.M)
     blocks = re.findall(r"^```sh\n(.*?)^```$", README, re.M | re.S)
-    commands = [line for block in blocks for line in block.splitlines()] + re.findall(r"`(\.venv/bin/.+?)`", README)
+    commands = [line for block in blocks for line in block.splitlines()] + re.findall(
+        r"`(\.venv/bin/.+?)`", README
+    )
     assert len(commands) > 10
     for words in (shlex.split(command, comments=True) for command in commands):
         if words[0] == "make":
             assert words[1] in targets
         else:
             assert words[:3] == ["python", "-m", "venv"] or words[0].startswith(".venv/bin/")
-        for file in (word for word in words if word.startswith("notebooks/") or word == "requirements.txt"):
+        for file in (
+            word for word in words if word.startswith("notebooks/") or word == "requirements.txt"
+        ):
             assert (ROOT / file).exists()
 
 
@@ -121,17 +140,26 @@ def test_whoever_has_no_gpu_is_told_the_index_that_the_workflows_use():
     for text in installing:
         assert f"PIP_EXTRA_INDEX_URL: {index} " in text
     assert f"pip install -r requirements.txt --extra-index-url {index}`" in README
-    assert f"add --extra-index-url {index}." in (ROOT / "requirements.txt").read_text().split("-e .")[0]
+    assert (
+        f"add --extra-index-url {index}."
+        in (ROOT / "requirements.txt").read_text().split("-e .")[0]
+    )
 
 
 def test_the_readme_offers_seconds_first_and_minutes_next_and_says_how_long_each_takes():
     first = re.search(r"^```sh\n(.*?)^```$", README, re.M | re.S)[1].splitlines()
-    offered = [re.match(r"make (\w+) +# (?:up to |about )?(\d+) (\w+):", line).groups() for line in first]
+    offered = [
+        re.match(r"make (\w+) +# (?:up to |about )?(\d+) (\w+):", line).groups() for line in first
+    ]
     assert [(target, unit) for target, _, unit in offered] == [
         ("book", "seconds"), ("report", "minutes"), ("test", "minutes"),
     ]  # fmt: skip
     opening = README.split("## Run it")[0]
-    assert opening.index("For people who ") < opening.index("**The answer so far:**") < opening.index("| Claim |")
+    assert (
+        opening.index("For people who ")
+        < opening.index("**The answer so far:**")
+        < opening.index("| Claim |")
+    )
     assert "jupyter lab notebooks/explorer.ipynb" in README
 
 
@@ -143,12 +171,14 @@ def test_the_readme_says_how_long_all_evidence_takes():
     assert (BOOK / "costs.md").read_text() == costs_page(ROOT / "results"), "python -m atslib run"
 
 
-@pytest.mark.parametrize("name", ["README.md", *(f"book/{path.name}" for path in sorted(BOOK.glob("*.md")))])
+@pytest.mark.parametrize(
+    "name", ["README.md", *(f"book/{path.name}" for path in sorted(BOOK.glob("*.md")))]
+)
 def test_files_of_this_project_that_a_text_names_are_there(name):
     text = (ROOT / name).read_text()
     named = re.findall(r"`((?:atslib|tests|notebooks|benchmarks|results)/[\w./]+)`", text)
     # Here or later.
-    made = ("atslib/report/pages/ext11_clipping.py", "notebooks/ext11_clipping.ipynb", "results/units/")
+    made = ("atsbook/pages/ext11_clipping.py", "notebooks/ext11_clipping.ipynb", "results/units/")
     assert not [path for path in named if path not in made and not (ROOT / path).exists()]
     folder = (ROOT / name).parent
     linked = re.findall(r"\]\((?!https?:|#)([^)#]+)\)", text)
@@ -158,7 +188,9 @@ def test_files_of_this_project_that_a_text_names_are_there(name):
 def test_the_readme_shows_the_answers_that_the_results_give():
     if README.count(MARK) != 2:
         pytest.skip("README.md has no marks for the answers yet")
-    assert README.split(MARK)[1] == "\n" + answers(ROOT / "results"), "python -m atslib run --compute-only"
+    assert README.split(MARK)[1] == "\n" + answers(ROOT / "results"), (
+        "python -m atslib run --compute-only"
+    )
 
 
 def test_the_book_shows_the_answers_that_the_results_give():
@@ -181,10 +213,15 @@ def load_extension():
 
 def test_what_two_figures_share_is_on_the_page_once():
     shared = '<style>a</style><script type="module">b</script>'
-    parts = [nodes.raw(text=f"<p>{i}</p>{shared}<style>{i}</style>", format="html") for i in range(2)]
+    parts = [
+        nodes.raw(text=f"<p>{i}</p>{shared}<style>{i}</style>", format="html") for i in range(2)
+    ]
     document = nodes.document(None, None, "", *parts)
     load_extension().once(None, document)
-    assert [part.astext() for part in parts] == [f"<p>0</p>{shared}<style>0</style>", "<p>1</p><style>1</style>"]
+    assert [part.astext() for part in parts] == [
+        f"<p>0</p>{shared}<style>0</style>",
+        "<p>1</p><style>1</style>",
+    ]
 
 
 class Cells(HTMLParser):
@@ -233,11 +270,18 @@ def test_a_table_has_one_line_of_names_in_words():
 
 def test_a_table_of_groups_keeps_them_above_the_names():
     columns = pd.MultiIndex.from_product([["psnr", "gain"], ["low", "high"]])
-    rows = pd.MultiIndex.from_tuples([("lenet", "none"), ("lenet", "3-1-7")], names=["model", "policy"])
-    above, head, *body = shown(pd.DataFrame([[1, 2, 3, 4], [5, 6, 7, 8]], index=rows, columns=columns))
+    rows = pd.MultiIndex.from_tuples(
+        [("lenet", "none"), ("lenet", "3-1-7")], names=["model", "policy"]
+    )
+    above, head, *body = shown(
+        pd.DataFrame([[1, 2, 3, 4], [5, 6, 7, 8]], index=rows, columns=columns)
+    )
     assert texts(above) == ["", "", "PSNR, dB", "gain, dB"]
     assert texts(head) == ["model", "policy", "95 % from", "to", "95 % from", "to"]
-    assert [texts(row) for row in body] == [["lenet", "none", "1", "2", "3", "4"], ["3-1-7", "5", "6", "7", "8"]]
+    assert [texts(row) for row in body] == [
+        ["lenet", "none", "1", "2", "3", "4"],
+        ["3-1-7", "5", "6", "7", "8"],
+    ]
     assert all(kind == "number" for row in (head[2:], body[0][2:], body[1][1:]) for _, kind in row)
 
 
@@ -251,6 +295,10 @@ def test_numbers_stand_right_with_their_names_and_text_left():
 
 
 def test_an_index_that_only_counts_is_left_out_and_one_with_a_name_stays():
-    assert shown(pd.DataFrame({"r2": [0.1, 0.2]})) == [[("R²", "number")], [("0.1", "number")], [("0.2", "number")]]
+    assert shown(pd.DataFrame({"r2": [0.1, 0.2]})) == [
+        [("R²", "number")],
+        [("0.1", "number")],
+        [("0.2", "number")],
+    ]
     named = pd.DataFrame({"r2": [0.1, 0.2]}, index=pd.Index([0, 1], name="op"))
     assert [texts(row) for row in shown(named)] == [["id", "R²"], ["0", "0.1"], ["1", "0.2"]]

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from browser import needs_chromium, written
 
+from atsbook.pages import explorer
+from atsbook.runs import networks
+from atsbook.runs.networks import dataset
+from atsbook.runs.settings import settings
+from atsbook.runs.store import Store
+from atsbook.runs.table1 import HYBRID
+from atsbook.widgets import html, to_html
+from atsbook.widgets.explorer import pictures
+from atsbook.widgets.live import Session
 from atslib.data.load import load
-from atslib.report.pages import explorer
-from atslib.report.units import networks
-from atslib.report.units.networks import dataset
-from atslib.report.units.settings import settings
-from atslib.report.units.table1 import HYBRID
-from atslib.report.widgets import html, to_html
-from atslib.report.widgets.explorer import pictures
-from atslib.report.widgets.live import Session
-from atslib.store import Store
 
 SMALL = {"profile": "smoke", "fraction": 0.004, "steps": 6, "control_steps": 6}
 pytestmark = [needs_chromium, pytest.mark.usefixtures("one_thread")]
@@ -58,7 +58,11 @@ def page(browser, address):
 def assert_shows(browser, payload, slot, *, image, policy, attack, frame):
     """The three pictures of a slot are those of the sheets; decoders may differ by a grey level or two."""
     clients, frames = pictures(payload, "images.webp"), pictures(payload, f"{attack}-{policy}.webp")
-    expected = {"original": clients[0, image], "target": clients[1 + policy, image], "found": frames[image, frame]}
+    expected = {
+        "original": clients[0, image],
+        "target": clients[1 + policy, image],
+        "found": frames[image, frame],
+    }
     for which, picture in expected.items():
         found = browser.picture(f".ats-slot-{slot} .ats-{which} canvas")
         assert (found.int() - picture.int()).abs().max() <= 2, which
@@ -115,9 +119,14 @@ def test_the_curves_cursor_is_at_the_frame(page, payload):
     for key in ("Home", "ArrowRight", "End"):
         page.key(key)
         found.append(page.js(where))
-    left, right = 42, page.js("document.querySelector('.ats-charts svg').clientWidth") - 8  # the axis
+    left, right = (
+        42,
+        page.js("document.querySelector('.ats-charts svg').clientWidth") - 8,
+    )  # the axis
     steps = payload["attacks"][0]["frames"]
-    assert np.allclose(found, [left + (right - left) * steps[i] / steps[-1] for i in (0, 1, 3)], atol=0.1)
+    assert np.allclose(
+        found, [left + (right - left) * steps[i] / steps[-1] for i in (0, 1, 3)], atol=0.1
+    )
 
 
 def test_play_runs_to_the_end_and_stops(page, payload):
@@ -142,13 +151,24 @@ def test_everything_works_from_the_keyboard_with_the_focus_in_sight(page, payloa
         if "aria-checked" in page.js("document.activeElement.outerHTML"):
             for key, image in (("ArrowRight", 1), ("ArrowLeft", 0), ("ArrowUp", 2)):
                 page.key(key)
-                assert page.js("document.activeElement.ariaLabel").startswith(f"Image {image + 1}: ")
+                assert page.js("document.activeElement.ariaLabel").startswith(
+                    f"Image {image + 1}: "
+                )
                 assert_shows(page, payload, "a", image=image, policy=0, attack=0, frame=3)
             for word in ("Pause", "Play"):
                 page.key(" ")
                 assert page.text(".ats-play") == word
             page.js("document.activeElement.focus()")
-    assert stops == ["radio", "checkbox", "button", "select-one", "select-one", "ats-play", "range", "ats-link"]
+    assert stops == [
+        "radio",
+        "checkbox",
+        "button",
+        "select-one",
+        "select-one",
+        "ats-play",
+        "range",
+        "ats-link",
+    ]
 
 
 def test_every_control_and_picture_has_a_name(page):
@@ -193,19 +213,26 @@ def test_a_phone_shows_all_of_it_and_takes_touches(page, payload, width):
         ("dark", "light", False),
     ],
 )
-def test_text_can_be_read_in_light_and_dark_and_the_book_has_the_last_word(page, system, book, dark):
+def test_text_can_be_read_in_light_and_dark_and_the_book_has_the_last_word(
+    page, system, book, dark
+):
     page.media(prefers_color_scheme=system)
     if book:
         page.js(f"document.documentElement.dataset.theme = {book!r}")
     found = page.contrast(".ats-explorer *")
     assert len(found) > 20
     assert found[0][0] >= 4.5, found[0]
-    assert page.style(".ats-explorer", "backgroundColor") == ["rgb(20, 24, 30)" if dark else "rgb(255, 255, 255)"]
+    assert page.style(".ats-explorer", "backgroundColor") == [
+        "rgb(20, 24, 30)" if dark else "rgb(255, 255, 255)"
+    ]
 
 
 def test_paper_and_pages_without_scripts_have_the_still_picture(page, address):
     page.media("print")
-    assert (page.style(".ats-explorer", "display"), page.style(".ats-static", "display")) == (["none"], ["block"])
+    assert (page.style(".ats-explorer", "display"), page.style(".ats-static", "display")) == (
+        ["none"],
+        ["block"],
+    )
     page.media("")
     with page.without_scripts():
         page.open(address, ready="document.querySelector('.ats-static img').naturalWidth > 300")
@@ -252,9 +279,15 @@ def test_stop_can_be_pressed_while_a_network_is_trained_first(live):
     buttons = "['.ats-run .ats-play', '.ats-stop'].map((s) => document.querySelector(s).disabled)"
     assert live.js(buttons) == [False, True]
     live.js(say % ("training", "It is trained again first", "true"))
-    assert (live.text(".ats-status"), live.js(buttons)) == ("It is trained again first", [True, False])
+    assert (live.text(".ats-status"), live.js(buttons)) == (
+        "It is trained again first",
+        [True, False],
+    )
     live.js(say % ("ended", "Stopped in the training", "false"))
-    assert (live.text(".ats-status"), live.js(buttons)) == ("Stopped in the training", [False, True])
+    assert (live.text(".ats-status"), live.js(buttons)) == (
+        "Stopped in the training",
+        [False, True],
+    )
 
 
 @pytest.mark.parametrize("running", [False, True])

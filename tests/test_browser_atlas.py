@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from browser import needs_chromium, written
 
-from atslib.report import plots
-from atslib.report.pages import ext10_all_policies
-from atslib.report.units.settings import settings
-from atslib.report.widgets import data, interactive
-from atslib.store import Store
+from atsbook.figures import plots
+from atsbook.pages import ext10_all_policies
+from atsbook.runs.settings import settings
+from atsbook.runs.store import Store
+from atsbook.widgets import data, interactive
 
 pytestmark = [needs_chromium, pytest.mark.usefixtures("one_thread")]
 WORDS = ".ats-atlas .ats-words"
@@ -28,10 +28,16 @@ def drawn(smoke_store):
 def page(browser, drawn, tmp_path):
     result, payload = drawn
     table = result.tables["policies"]
-    still = plots.scatter(table["semi-trained, code"], table["gain 1"], xlabel="score", ylabel="gain")
+    still = plots.scatter(
+        table["semi-trained, code"], table["gain 1"], xlabel="score", ylabel="gain"
+    )
     browser.size(900, 900)
     browser.media(prefers_color_scheme="light")
-    browser.open(written(tmp_path / "map.html", interactive("atlas", payload, still, alt="Map")._repr_html_()))
+    browser.open(
+        written(
+            tmp_path / "map.html", interactive("atlas", payload, still, alt="Map")._repr_html_()
+        )
+    )
     yield browser
     assert browser.faults() == []
 
@@ -71,18 +77,29 @@ def test_a_policy_is_found_by_any_of_its_names(page, drawn):
         words = typed(page, table["policy"][place])
         assert words.startswith(table["policy"][place])
         assert f"An attack finds {gain[place]:.1f} dB" in words.replace("−", "-")
-        assert f"of {100 * (gain < gain[place] - 1e-3).mean():.1f} % of all policies it finds less" in words
-        assert f"{100 * (score < score[place] - 1e-5).mean():.1f} % of all have a lower one" in words
+        assert (
+            f"of {100 * (gain < gain[place] - 1e-3).mean():.1f} % of all policies it finds less"
+            in words
+        )
+        assert (
+            f"{100 * (score < score[place] - 1e-5).mean():.1f} % of all have a lower one" in words
+        )
     same = typed(page, table["policy"][0] + "-28")  # solarize from 256 on does nothing
     assert same.startswith(table["policy"][0])
     assert "is no policy" in typed(page, "3-99")
 
 
 def test_a_rectangle_says_what_its_policies_share(page, drawn):
-    box = page.js("(r => [r.x, r.y, r.width, r.height])(document.querySelector('.ats-plot').getBoundingClientRect())")
+    box = page.js(
+        "(r => [r.x, r.y, r.width, r.height])(document.querySelector('.ats-plot').getBoundingClientRect())"
+    )
     corners = [(box[0] + 2, box[1] + 2), (box[0] + box[2] - 2, box[1] + box[3] - 2)]
-    for kind, (x, y) in zip(("mousePressed", "mouseMoved", "mouseReleased"), (*corners, corners[1]), strict=True):
-        page("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1, clickCount=1)
+    for kind, (x, y) in zip(
+        ("mousePressed", "mouseMoved", "mouseReleased"), (*corners, corners[1]), strict=True
+    ):
+        page(
+            "Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1, clickCount=1
+        )
     words = page.text(WORDS)
     gain = ext10_all_policies.heights(drawn[0])["expected from its operations"]
     assert words.startswith(f"{len(gain)} policies")
@@ -101,7 +118,15 @@ def test_a_click_chooses_the_nearest_and_keys_go_on_by_score(page, drawn):
     )
     typed(page, order[0])
     for kind in ("mousePressed", "mouseReleased"):
-        page("Input.dispatchMouseEvent", type=kind, x=ring[0], y=ring[1], button="left", buttons=1, clickCount=1)
+        page(
+            "Input.dispatchMouseEvent",
+            type=kind,
+            x=ring[0],
+            y=ring[1],
+            button="left",
+            buttons=1,
+            clickCount=1,
+        )
     assert page.text(WORDS).startswith(order[3])
     page.js("document.querySelector('.ats-atlas .ats-plot').focus()")
     for key, place in (("ArrowRight", 4), ("ArrowLeft", 3), ("Home", 0)):
@@ -113,7 +138,11 @@ def test_a_click_chooses_the_nearest_and_keys_go_on_by_score(page, drawn):
 def test_an_operation_colours_its_policies_and_dark_pages_have_bright_dots(page, drawn):
     page.until(f"{INK}.plain > 0")
     assert page.js(f"{INK}.marked + {INK}.bright") == 0
-    choose(page, 2, 1 + drawn[1]["ids"].index(int(drawn[0].tables["policies"]["policy"][1].split("-")[0])))
+    choose(
+        page,
+        2,
+        1 + drawn[1]["ids"].index(int(drawn[0].tables["policies"]["policy"][1].split("-")[0])),
+    )
     page.until(f"{INK}.marked > 0")
     choose(page, 2, 0)
     page.media(prefers_color_scheme="dark")
@@ -122,7 +151,9 @@ def test_an_operation_colours_its_policies_and_dark_pages_have_bright_dots(page,
 
 def test_the_axes_can_be_chosen_and_a_phone_shows_all(page, drawn):
     names = [axis["name"] for axis in drawn[1]["x"]]
-    options = page.js("[...document.querySelectorAll('.ats-atlas select')[0].options].map((o) => o.textContent)")
+    options = page.js(
+        "[...document.querySelectorAll('.ats-atlas select')[0].options].map((o) => o.textContent)"
+    )
     assert options == names
     choose(page, 0, 4)
     assert re.search(r"Accuracy score: -?[\d.]+; ", page.text(WORDS))

@@ -10,21 +10,21 @@ import torch
 from browser import needs_chromium, written
 from PIL import Image
 
+from atsbook.runs.networks import dataset
+from atsbook.runs.settings import settings
+from atsbook.runs.store import Store
+from atsbook.widgets import browser as live
+from atsbook.widgets import data, html
+from atsbook.widgets.figures import Figure
 from atslib.attacks import ATTACKS
-from atslib.attacks.adaptive import forms
-from atslib.attacks.informed import Undone
+from atslib.attacks.through_policy import forms
+from atslib.attacks.undo_policy import Undone
 from atslib.clients.prepare import to_images
 from atslib.measures.identification import similarity
+from atslib.policies.differentiable import twins
 from atslib.policies.operations import OPS
 from atslib.policies.policy import Policy
-from atslib.policies.twins import twins
-from atslib.report.units.networks import dataset
-from atslib.report.units.settings import settings
-from atslib.report.widgets import browser as live
-from atslib.report.widgets import data, html
-from atslib.report.widgets.figures import Figure
 from atslib.rng import rng
-from atslib.store import Store
 
 pytestmark = [needs_chromium, pytest.mark.usefixtures("one_thread")]
 STATUS, START, STOP = ".ats-attack .ats-status", ".ats-run .ats-play", ".ats-stop"
@@ -37,12 +37,17 @@ def figures(exported, smoke_store):
     The second network is the first with another normalization, so that its pictures are bright: to trace takes seconds.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(live, "attack_graph", lambda *_, **__: exported)  # of the same network, traced before
+        patch.setattr(
+            live, "attack_graph", lambda *_, **__: exported
+        )  # of the same network, traced before
         patch.setattr(live, "OWN", 24)
         chosen = settings(profile="smoke")
         small = live.trial(chosen)
         whole = Figure(
-            "attack", live.payload(chosen, Store(smoke_store), images=4), small.still, "what the attack finds"
+            "attack",
+            live.payload(chosen, Store(smoke_store), images=4),
+            small.still,
+            "what the attack finds",
         )
     whole.payload["networks"][1]["graph"] = exported | {"mean": [0.9] * 3, "std": [0.01] * 3}
     for figure in (whole, small):
@@ -56,7 +61,10 @@ def address(figures, tmp_path_factory):
     folder = tmp_path_factory.mktemp("page") / "sub path"
     folder.mkdir()
     whole, small = (figure._repr_html_() for figure in figures)
-    return written(folder / "attack.html", whole + re.sub(r'<script type="module">.*?</script>', "", small, flags=re.S))
+    return written(
+        folder / "attack.html",
+        whole + re.sub(r'<script type="module">.*?</script>', "", small, flags=re.S),
+    )
 
 
 @pytest.fixture
@@ -70,22 +78,30 @@ def page(browser, address):
 
 
 def ended(page, status=STATUS):
-    page.until(f"/^(Finished|Stopped)/.test(document.querySelector('{status}').textContent)", seconds=60)
+    page.until(
+        f"/^(Finished|Stopped)/.test(document.querySelector('{status}').textContent)", seconds=60
+    )
     return page.text(status)
 
 
 def test_both_attacks_run_to_the_end_and_say_what_they_found(page):
     assert "untrained LeNet" in page.text(".ats-what")
     page.tap(**page.centre(".ats-attack .ats-thumbs button:nth-of-type(3)"))
-    assert page.js("document.querySelector('.ats-attack .ats-thumbs [aria-checked=true]').ariaLabel").startswith(
-        "Image 3: "
-    )
+    assert page.js(
+        "document.querySelector('.ats-attack .ats-thumbs [aria-checked=true]').ariaLabel"
+    ).startswith("Image 3: ")
     page.tap(**page.centre(START))
-    assert re.fullmatch(r"Finished: 50 steps in [\d.]+ seconds on this device\. .* dB, with it .* dB\.", ended(page))
+    assert re.fullmatch(
+        r"Finished: 50 steps in [\d.]+ seconds on this device\. .* dB, with it .* dB\.", ended(page)
+    )
     for slot in "ab":
         said = page.text(f".ats-slot-{slot} .ats-readout")
-        assert re.fullmatch(r"-?[\d.]+ dBgain [+−][\d.]+ dB over the policy's mean image, step 50 of 50", said)
-        assert "the server would guess: " in page.text(f".ats-slot-{slot} .ats-operations:last-child")
+        assert re.fullmatch(
+            r"-?[\d.]+ dBgain [+−][\d.]+ dB over the policy's mean image, step 50 of 50", said
+        )
+        assert "the server would guess: " in page.text(
+            f".ats-slot-{slot} .ats-operations:last-child"
+        )
         assert page.picture(f".ats-slot-{slot} .ats-found canvas").float().std() > 10
     assert page.js("document.querySelectorAll('.ats-attack .ats-line').length") == 2
 
@@ -93,7 +109,10 @@ def test_both_attacks_run_to_the_end_and_say_what_they_found(page):
 def test_stop_is_heard_at_once_and_the_next_attack_runs(page):
     page.js("document.querySelector('.ats-attack input[type=range][min=\\'50\\']').value = 2000")
     page.click(START)
-    page.until("/step \\d+ of 2000/.test(document.querySelector('.ats-slot-a .ats-readout').textContent)", seconds=60)
+    page.until(
+        "/step \\d+ of 2000/.test(document.querySelector('.ats-slot-a .ats-readout').textContent)",
+        seconds=60,
+    )
     waited = page.js(
         "(() => { const t = performance.now(); document.querySelector('.ats-stop').click();"
         "return [performance.now() - t, document.querySelector('.ats-run .ats-play').disabled]; })()"
@@ -105,27 +124,33 @@ def test_stop_is_heard_at_once_and_the_next_attack_runs(page):
     assert page.text(".ats-slot-a .ats-readout") == still
     page.js("document.querySelector('.ats-attack input[type=range][min=\\'50\\']').value = 50")
     page.choose(".ats-attack .ats-own select", "1")
-    assert re.search(r"ReLU, trained for \d+ epochs? on [\d,]+ images .* with [\d.]+ % of", page.text(".ats-what"))
+    assert re.search(
+        r"ReLU, trained for \d+ epochs? on [\d,]+ images .* with [\d.]+ % of",
+        page.text(".ats-what"),
+    )
     assert page.js("document.querySelector('.ats-what').ariaLive") == "polite"
     page.click(START)
     assert ended(page).startswith("Finished: 50 steps")
-    assert page.picture(".ats-slot-a .ats-found canvas").float().mean() > 200  # of that network's normalization
+    assert (
+        page.picture(".ats-slot-a .ats-found canvas").float().mean() > 200
+    )  # of that network's normalization
 
 
 def test_who_knows_the_policy_undoes_it(page):
     selects = "[...document.querySelector('.ats-attack').querySelectorAll('.ats-own select')]"
     named = ["Untrained: the first round", "Hybrid of both: 3-1-7+43-18-18", *["by its member"] * 3]
     assert page.js(f"{selects}.map((s) => s.selectedOptions[0].text)") == named
-    assert page.text(".ats-own > .ats-note") == "For each image one of its members is drawn: 3-1-7 or 43-18-18."
+    assert (
+        page.text(".ats-own > .ats-note")
+        == "For each image one of its members is drawn: 3-1-7 or 43-18-18."
+    )
     page.choose(".ats-own label:nth-of-type(3) select", "45")
     assert page.js(f"{selects}.map((s) => s.value)") == ["0", "", "45", "", ""]
     page.click(".ats-attack .ats-attacks label:nth-child(2) input")
     page.click(START)
     assert ended(page).startswith("Finished: 50 steps")
     said = page.text(".ats-slot-b .ats-operations:last-child")
-    start = (
-        r"The server takes the policy to have drawn solarize .*, which is right\. Undone, its picture has [\d.]+ dB of "
-    )
+    start = r"The server takes the policy to have drawn solarize .*, which is right\. Undone, its picture has [\d.]+ dB of "
     assert re.match(start + r"the original\. Of the 4 pictures the server would guess: ", said)
     assert page.picture(".ats-slot-b .ats-pictures figure:nth-child(3) canvas").float().std() > 5
     unused = ".ats-slot-a .ats-pictures figure:nth-child(3)"
@@ -182,9 +207,15 @@ def image(kind, size, mode="RGB", **how):
 
 
 GIVEN = {
-    "note.txt": (b"not an image", "note.txt is no image that this browser can read; take a PNG, JPEG, WebP or GIF."),
+    "note.txt": (
+        b"not an image",
+        "note.txt is no image that this browser can read; take a PNG, JPEG, WebP or GIF.",
+    ),
     "large.png": (bytes(10_000_001), "large.png has 10.0 MB; at most 10 MB are taken."),
-    "wide.png": (image("PNG", (10_001, 5_000)), "wide.png has 10001 × 5000 pixels; at most 50 million are taken."),
+    "wide.png": (
+        image("PNG", (10_001, 5_000)),
+        "wide.png has 10001 × 5000 pixels; at most 50 million are taken.",
+    ),
     "dot.png": (image("PNG", (1, 1)), "dot.png stays in this page; its 1 × 1 pixels are enlarged."),
     "clear.png": (
         image("PNG", (64, 40), "RGBA"),
@@ -220,7 +251,9 @@ def test_a_phone_shows_all_of_it_in_the_dark_and_everything_has_a_name(page):
     found = page.contrast(".ats-explorer *")
     assert len(found) > 20
     assert found[0][0] >= 4.5, found[0]
-    assert page.js(f"document.querySelector('{STATUS}').getAttribute('role')") == "status"  # results are said aloud
+    assert (
+        page.js(f"document.querySelector('{STATUS}').getAttribute('role')") == "status"
+    )  # results are said aloud
     controls = {"radio", "combobox", "slider", "button"}
     named = page.named(*controls, "image", "img")
     assert {role for role, _ in named} >= controls
@@ -252,7 +285,9 @@ def test_guess_form_and_undone_picture_are_the_librarys(browser, tmp_path):
     pictures[1] = pictures[0].roll(3, -1).flip(-1)
     own = dataset("shapes", "train").pixels[:15].clone()
     rows, columns = torch.meshgrid(torch.arange(32), torch.arange(32), indexing="ij")
-    own[-1] = (own[-1] & 254) | ((own[:-1].long().sum(0) + rows + columns) & 1).byte()  # so that no neighbours tie
+    own[-1] = (own[-1] & 254) | (
+        (own[:-1].long().sum(0) + rows + columns) & 1
+    ).byte()  # so that no neighbours tie
     server = Undone(inner=ATTACKS["annealed-lenet"], images="shapes", steps=4)
     cases, expected = [], []
     for policy in (*NAMES.values(), "3-1-7+43-18-18"):
@@ -269,14 +304,27 @@ def test_guess_form_and_undone_picture_are_the_librarys(browser, tmp_path):
         undone = server.undo(x, [possible[-1]], own.double() / 255)
         expected.append([likely, undone, out, back])
         pairs = [[[operations[i], s] for i, s in zip(*form, strict=True)] for form in possible]
-        given = {"picture": x.flatten().tolist(), "slope": slope.flatten().tolist(), "place": len(possible) - 1}
+        given = {
+            "picture": x.flatten().tolist(),
+            "slope": slope.flatten().tolist(),
+            "place": len(possible) - 1,
+        }
         cases.append({"forms": pairs} | given)
     given = json.dumps([[p.flatten().tolist() for p in pictures], cases, own.flatten(1).tolist()])
-    text = "const postMessage = 0;" + html.source("operations.js", "undo.js", "worker.js") + SERVER % given
-    browser.open(written(tmp_path / "server.html", f"<script type='module'>{text}</script>"), ready="window.found")
+    text = (
+        "const postMessage = 0;"
+        + html.source("operations.js", "undo.js", "worker.js")
+        + SERVER % given
+    )
+    browser.open(
+        written(tmp_path / "server.html", f"<script type='module'>{text}</script>"),
+        ready="window.found",
+    )
     *alike, found = browser.js("[...window.found.slice(0, 2), window.found.slice(2)]")
     assert alike == pytest.approx(similarity(pictures[:1], pictures[1:])[0].tolist(), abs=1e-4)
-    for (likely, *values), (form, *numbers), policy in zip(found, expected, [*NAMES, "hybrid"], strict=True):
+    for (likely, *values), (form, *numbers), policy in zip(
+        found, expected, [*NAMES, "hybrid"], strict=True
+    ):
         assert likely == form, policy
         for place, (value, number) in enumerate(zip(values, numbers, strict=True)):
             if (policy, place) == ("equalize", 0):

@@ -12,10 +12,17 @@ import pytest
 import torch
 from browser import needs_chromium
 
-from atslib.store import project_root
+from atslib.files import project_root
 
 BOOK = project_root() / "book"
-PAGES = ["intro", "deviations", "audit", "results/regimes", "results/claim1_privacy", "results/claim6_transformations"]
+PAGES = [
+    "intro",
+    "deviations",
+    "audit",
+    "results/regimes",
+    "results/claim1_privacy",
+    "results/claim6_transformations",
+]
 EXPLORER = "results/explorer"
 PHONE = 390
 pytestmark = needs_chromium
@@ -40,7 +47,10 @@ def page(browser, built):
     def opened(name, width=1280, color="light"):
         browser.size(width, 900, mobile=width < 500)
         browser.media(prefers_color_scheme=color)
-        browser.open((built / f"{name}.html").as_uri(), ready=f"document.documentElement.dataset.theme === {color!r}")
+        browser.open(
+            (built / f"{name}.html").as_uri(),
+            ready=f"document.documentElement.dataset.theme === {color!r}",
+        )
         still = "<style>* { transition: none !important }</style>"  # colors that fade in are neither one nor the other
         browser.js(f"document.head.insertAdjacentHTML('beforeend', {still!r})")
         return browser
@@ -50,7 +60,9 @@ def page(browser, built):
 
 @pytest.mark.parametrize("name", PAGES)
 @pytest.mark.parametrize(("color", "lightest"), [("light", 1.0), ("dark", 0.3)])
-def test_every_text_can_be_read_and_none_stands_on_a_light_box_in_the_dark(page, name, color, lightest):
+def test_every_text_can_be_read_and_none_stands_on_a_light_box_in_the_dark(
+    page, name, color, lightest
+):
     found = page(name, color=color).contrast("main *, .bd-sidebar *")
     assert len(found) > 40
     assert found[0][0] >= 4.5, found[:5]
@@ -76,7 +88,9 @@ def test_on_a_phone_every_answer_names_its_column(page):
     phone = page("intro", PHONE)
     rows = """(rows, of) => [...document.querySelectorAll(`.answers ${rows}`)].slice(1).map(of)"""
     heads = phone.js(f"({rows})('thead th', (head) => head.textContent.trim())")
-    names = phone.js(f"({rows})('tbody tr:first-child td', (cell) => getComputedStyle(cell, '::before').content)")
+    names = phone.js(
+        f"({rows})('tbody tr:first-child td', (cell) => getComputedStyle(cell, '::before').content)"
+    )
     assert len(heads) == 5
     assert [name.strip('"') for name in names] == heads
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 from browser import needs_chromium, written
 
+from atsbook.runs.networks import dataset
+from atsbook.widgets import data
+from atsbook.widgets.explorer import pictures
+from atsbook.widgets.html import source
 from atslib.data.load import load
 from atslib.policies.operations import OPS, apply
 from atslib.policies.policy import Policy
-from atslib.report.units.networks import dataset
-from atslib.report.widgets import data
-from atslib.report.widgets.explorer import pictures
-from atslib.report.widgets.html import source
 from atslib.rng import rng
 
 pytestmark = [needs_chromium, pytest.mark.usefixtures("one_thread")]
@@ -60,7 +60,9 @@ PICTURES = {
     "noise": lambda: random(2, 3, 32, 32),
     "one-channel noise": lambda: random(1, 1, 28, 28),
     "few levels": lambda: random(1, 3, 32, 32, low=100, high=104),
-    "constant": lambda: torch.cat([torch.full((1, 3, 32, 32), value, dtype=torch.uint8) for value in (0, 77, 255)]),
+    "constant": lambda: torch.cat(
+        [torch.full((1, 3, 32, 32), value, dtype=torch.uint8) for value in (0, 77, 255)]
+    ),
     "oblong": lambda: random(1, 3, 5, 9),
     "below the filter's size": lambda: random(1, 3, 2, 2),
     "64 pixels": lambda: random(1, 3, 64, 64),
@@ -75,16 +77,22 @@ APPLY = """(([text, size]) => {
 @pytest.fixture(scope="module")
 def bench(browser, tmp_path_factory):
     """A page with nothing but the operations."""
-    table = f"globalThis.OPERATIONS = {json.dumps(data.operations())}; globalThis.applied = applied;"
+    table = (
+        f"globalThis.OPERATIONS = {json.dumps(data.operations())}; globalThis.applied = applied;"
+    )
     body = f"<script type='module'>{source('operations.js')}\n{table}</script>"
-    browser.open(written(tmp_path_factory.mktemp("bench") / "bench.html", body), "globalThis.applied")
+    browser.open(
+        written(tmp_path_factory.mktemp("bench") / "bench.html", body), "globalThis.applied"
+    )
     return browser
 
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_every_operation_with_both_signs_is_the_librarys_bit_for_bit(bench, name):
     for pixels in PICTURES[name]():
-        given = json.dumps([base64.b64encode(pixels.numpy().tobytes()).decode(), list(pixels.shape)])
+        given = json.dumps(
+            [base64.b64encode(pixels.numpy().tobytes()).decode(), list(pixels.shape)]
+        )
         found = iter(bench.js(APPLY % given))
         for index in range(len(OPS)):
             for sign in (1, -1):
@@ -110,7 +118,9 @@ def assert_ranking_shows(page, payload, place):
     words = page.text(".ats-ranking .ats-words")
     interval = f"interval {row['low']:.3f} to {row['high']:.3f}, {row['n']} images"
     assert f"Privacy score {row['s_pri']:.3f}, {interval}" in words
-    assert f"Rank {row['rank']}; with other images {row['rank low']} to {row['rank high']};" in words
+    assert (
+        f"Rank {row['rank']}; with other images {row['rank low']} to {row['rank high']};" in words
+    )
     assert (f"Same function as {row['same as']}" in words) == bool(row["same as"])
     image = dataset("shapes", "test").pixels[5:6]
     assert torch.equal(shown(page, "ranking", 0), image[0])
@@ -131,7 +141,13 @@ def test_the_ranking_follows_the_pointer_and_the_keys(page, drawn_figures):
         page.hover(**dot(page, "ranking", place))
         assert_ranking_shows(page, payload, place)
     page.js("document.querySelector('.ats-ranking .ats-pick[tabindex=\"0\"]').focus()")
-    for key, place in (("ArrowRight", 8), ("ArrowUp", 7), ("End", last), ("ArrowRight", 0), ("ArrowLeft", last)):
+    for key, place in (
+        ("ArrowRight", 8),
+        ("ArrowUp", 7),
+        ("End", last),
+        ("ArrowRight", 0),
+        ("ArrowLeft", last),
+    ):
         page.key(key)
         assert_ranking_shows(page, payload, place)
         assert page.js("document.activeElement.getAttribute('aria-checked')") == "true"
@@ -164,7 +180,9 @@ def step(page, place, index):
 def curve(page, slot):
     """The line's points in pixels, [x, y]."""
     path = f"document.querySelector('.ats-builder .ats-line.ats-{slot}')?.getAttribute('d') ?? ''"
-    return [tuple(map(float, point.split())) for point in page.js(path).lstrip("M").split("L") if point]
+    return [
+        tuple(map(float, point.split())) for point in page.js(path).lstrip("M").split("L") if point
+    ]
 
 
 def scored(payload, policy):
@@ -179,7 +197,10 @@ def test_the_builder_opens_with_a_searched_policy_and_its_curve(page, drawn_figu
     assert "mean of 3 images" in page.text(".ats-builder .ats-note")
     points = curve(page, "a")
     assert len(points) == len(found["curve"])
-    top, bottom = 8, page.js("document.querySelector('.ats-builder .ats-beside svg').clientHeight") - 24  # the axis
+    top, bottom = (
+        8,
+        page.js("document.querySelector('.ats-builder .ats-beside svg').clientHeight") - 24,
+    )  # the axis
     low = min(0, *(value for row in payload["scored"] for value in row["curve"]))
     heights = [low + (bottom - y) / (bottom - top) * (1 - low) for _, y in points]
     assert heights == pytest.approx(found["curve"], abs=0.01)
@@ -191,7 +212,10 @@ def test_presets_drop_downs_and_signs_change_the_pictures(page, drawn_figures):
     payload = drawn_figures.builder.payload
     page.choose(".ats-builder .ats-preset select", "19-1")
     assert_builder_shows(page, 0, (19, 1, None))
-    assert page.text(".ats-builder .ats-psnr") == f"Privacy score {scored(payload, '19-1')['s_pri']:.3f}"
+    assert (
+        page.text(".ats-builder .ats-psnr")
+        == f"Privacy score {scored(payload, '19-1')['s_pri']:.3f}"
+    )
     step(page, 3, 18)
     assert page.js("document.querySelector('.ats-builder .ats-preset select').value") == "19-1-18"
     page.click(".ats-builder .ats-stage:nth-child(2) .ats-sign")
@@ -201,7 +225,9 @@ def test_presets_drop_downs_and_signs_change_the_pictures(page, drawn_figures):
     page.key("ArrowRight")
     assert_builder_shows(page, 1, (19, 1, 18), (-1, 1, 1))
     step(page, 1, 0)
-    assert page.js("document.querySelector('.ats-builder .ats-stage:nth-child(2) .ats-sign').hidden")
+    assert page.js(
+        "document.querySelector('.ats-builder .ats-stage:nth-child(2) .ats-sign').hidden"
+    )
     assert_builder_shows(page, 1, (0, 1, 18))
     page.choose(".ats-builder .ats-preset select", "none")
     assert_builder_shows(page, 1, (None, None, None))
@@ -215,7 +241,9 @@ def test_a_policy_that_is_not_scored_says_so_and_shows_its_parts(page):
     assert "Policy 3-1-9 was not scored for this page" in page.text(".ats-builder .ats-note")
     assert page.text(".ats-builder code") == data.SCORE_CALL.format("3-1-9")
     assert page.js("document.querySelectorAll('.ats-builder .ats-line.ats-c').length") == 3
-    chosen = "document.querySelector('.ats-builder .ats-preset select').selectedOptions[0].textContent"
+    chosen = (
+        "document.querySelector('.ats-builder .ats-preset select').selectedOptions[0].textContent"
+    )
     assert page.js(chosen) == "Your own"
     assert page.js("document.querySelectorAll('.ats-under').length") == 0
 
@@ -242,7 +270,11 @@ def assert_scatter_shows(page, payload, place, network):
     for name in ("images", "client", "found"):
         files[name] = pictures(payload, f"{name}.webp")
     for image in range(2):
-        triple = files["images"][0, image], files["client"][image, place], files["found"][image, place]
+        triple = (
+            files["images"][0, image],
+            files["client"][image, place],
+            files["found"][image, place],
+        )
         for i, picture in enumerate(triple):  # decoders may differ by a grey level or two
             assert (shown(page, "scatter", 3 * image + i).int() - picture.int()).abs().max() <= 2
         said = page.text(f".ats-scatter .ats-pictures:nth-child({image + 2}) .ats-found figcaption")
@@ -269,12 +301,16 @@ def test_keys_walk_through_the_scatter_by_score_and_by_psnr(page, drawn_figures)
     page.key("ArrowUp")
     above = by_psnr[(by_psnr.index(by_score[1]) + 1) % len(by_psnr)]
     assert_scatter_shows(page, payload, above, payload["main"])
-    assert page.js("document.activeElement.ariaLabel").startswith(f"Policy {payload['points'][above]['id']}: ")
+    assert page.js("document.activeElement.ariaLabel").startswith(
+        f"Policy {payload['points'][above]['id']}: "
+    )
 
 
 def test_the_switch_changes_the_network_of_the_scores(page, drawn_figures):
     payload = drawn_figures.scatter.payload
-    places = "[...document.querySelectorAll('.ats-scatter .ats-pick')].map((d) => d.getAttribute('%s'))"
+    places = (
+        "[...document.querySelectorAll('.ats-scatter .ats-pick')].map((d) => d.getAttribute('%s'))"
+    )
     before, heights = page.js(places % "cx"), page.js(places % "cy")
     page.click(".ats-scatter .ats-attacks label:nth-child(1) input")
     assert page.js(places % "cx") != before
@@ -292,7 +328,9 @@ def test_the_switch_changes_the_network_of_the_scores(page, drawn_figures):
 
 @pytest.mark.parametrize("width", [360, 390])
 def test_a_phone_shows_all_of_it_and_takes_touches(page, drawn_figures, width):
-    heights = page.phone(width, f"document.querySelector('.ats-ranking svg').viewBox.baseVal.width < {width}")
+    heights = page.phone(
+        width, f"document.querySelector('.ats-ranking svg').viewBox.baseVal.width < {width}"
+    )
     assert min(filter(None, heights)) >= 38
     page.tap(**dot(page, "ranking", 20))
     assert_ranking_shows(page, drawn_figures.ranking.payload, 20)
@@ -302,7 +340,9 @@ def test_a_phone_shows_all_of_it_and_takes_touches(page, drawn_figures, width):
 
 def test_every_control_point_and_picture_has_a_name(page):
     named = page.named("radio", "combobox", "button", "image", "img", "radiogroup")
-    assert sum(role == "radio" for role, _ in named) == 28 + 12 + 6 + 4  # points, pictures, policies, networks
+    assert (
+        sum(role == "radio" for role, _ in named) == 28 + 12 + 6 + 4
+    )  # points, pictures, policies, networks
     assert sum(role == "combobox" for role, _ in named) == 4
     assert [role for role, name in named if not name] == []
     assert "3: translate X 9, privacy score " in " ".join(name for _, name in named)
@@ -312,7 +352,9 @@ def test_one_tab_stop_for_each_set_of_points_and_the_focus_in_sight(page):
     stops = []
     for _ in range(20):
         page.key("Tab")
-        focus = "(e => [e.getAttribute('class') || e.type || e.tagName, e.matches(':focus-visible')])"
+        focus = (
+            "(e => [e.getAttribute('class') || e.type || e.tagName, e.matches(':focus-visible')])"
+        )
         name, visible = page.js(f"{focus}(document.activeElement)")
         if name == "BODY":
             break
@@ -330,7 +372,9 @@ def test_text_can_be_read_in_light_and_dark(page, dark):
     found = page.contrast(".ats-explorer *")
     assert len(found) > 60
     assert found[0][0] >= 4.5, found[:5]
-    assert page.style(".ats-scatter", "backgroundColor") == ["rgb(20, 24, 30)" if dark else "rgb(255, 255, 255)"]
+    assert page.style(".ats-scatter", "backgroundColor") == [
+        "rgb(20, 24, 30)" if dark else "rgb(255, 255, 255)"
+    ]
 
 
 def test_paper_and_pages_without_scripts_have_the_stills(page, address):
@@ -339,7 +383,13 @@ def test_paper_and_pages_without_scripts_have_the_stills(page, address):
     assert page.style(".ats-static", "display") == ["block"] * 3
     page.media("")
     with page.without_scripts():
-        page.open(address, ready="[...document.querySelectorAll('.ats-static img')].every((e) => e.naturalWidth > 100)")
+        page.open(
+            address,
+            ready="[...document.querySelectorAll('.ats-static img')].every((e) => e.naturalWidth > 100)",
+        )
         alts = page.js("[...document.querySelectorAll('.ats-static img')].map((e) => e.alt)")
         assert alts == [f"The still <{kind}>" for kind in KINDS]
-        assert min(page.js("[...document.querySelectorAll('.ats-static')].map((e) => e.offsetHeight)")) > 50
+        assert (
+            min(page.js("[...document.querySelectorAll('.ats-static')].map((e) => e.offsetHeight)"))
+            > 50
+        )

@@ -15,12 +15,12 @@ from typing import ClassVar
 import pytest
 import torch
 
+from atsbook.runs.attacks import attack_unit
+from atsbook.runs.schedule import compute, describe, outlook
+from atsbook.runs.settings import settings
+from atsbook.runs.store import Store
+from atsbook.runs.workers import count
 from atslib.errors import AtsError
-from atslib.report.run.schedule import compute, describe, outlook
-from atslib.report.run.workers import count
-from atslib.report.units.settings import settings
-from atslib.report.units.units import attack_unit
-from atslib.store import Store
 
 UNITS = 12
 SMALL = settings(model="lenet", images=2, steps=4, regime="initial", device="cpu")
@@ -54,11 +54,15 @@ class Slow:
                 os.kill(os.getpid(), signal.SIGKILL)  # as the system does where memory is short
             eaten = []
             while len(log.read_text().splitlines()) <= self.hungry and len(eaten) < 250:
-                eaten.append(torch.ones(2_000_000))  # 2 GB at most: the worker's limit is below that
+                eaten.append(
+                    torch.ones(2_000_000)
+                )  # 2 GB at most: the worker's limit is below that
                 time.sleep(0.01)
             value = torch.zeros(8)
             for step in range(self.steps):
-                value += torch.randn(8, generator=torch.Generator().manual_seed(100 * self.number + step))
+                value += torch.randn(
+                    8, generator=torch.Generator().manual_seed(100 * self.number + step)
+                )
                 time.sleep(self.pause)
             return {"x": value}
 
@@ -68,19 +72,26 @@ class Slow:
 @pytest.fixture(autouse=True)
 def _no_estimates(monkeypatch):
     """These units have no network whose FLOP could be counted."""
-    monkeypatch.setattr("atslib.report.run.schedule.seconds", lambda unit, rate: 1.0)
+    monkeypatch.setattr("atsbook.runs.schedule.seconds", lambda unit, rate: 1.0)
 
 
 def tables(store):
     """The bytes of every slow unit's artifact by its number; what is half-written has no place among them."""
     assert store.verify() == []
     assert not list(store.root.rglob("*.partial"))
-    return {facts["config"]["number"]: path.read_bytes() for path, facts in store.entries() if facts["kind"] == "slow"}
+    return {
+        facts["config"]["number"]: path.read_bytes()
+        for path, facts in store.entries()
+        if facts["kind"] == "slow"
+    }
 
 
 def begun(store):
     """Of each unit, how often it was begun."""
-    return {int(path.name): len(path.read_text().splitlines()) for path in (store.root / "log").iterdir()}
+    return {
+        int(path.name): len(path.read_text().splitlines())
+        for path in (store.root / "log").iterdir()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +107,9 @@ def running(store):
     """The processes that were the last to begin a unit that is not there yet."""
     units = [Slow(int(path.name)) for path in (store.root / "log").glob("*")]
     left = [unit for unit in units if not store.has(unit.kind, unit)]
-    return {int((store.root / "log" / str(unit.number)).read_text().split()[-1]) for unit in left} - {os.getpid()}
+    return {
+        int((store.root / "log" / str(unit.number)).read_text().split()[-1]) for unit in left
+    } - {os.getpid()}
 
 
 def kill_some(store, kills, done):
@@ -132,15 +145,18 @@ def test_a_killed_process_costs_its_unit_and_no_other(store, said, expected):
 
 
 def test_a_unit_that_kills_its_worker_each_time_ends_the_run(store, monkeypatch):
-    monkeypatch.setattr("atslib.report.run.schedule.LOSSES", 0)
-    with pytest.raises(AtsError, match="killed again and again, perhaps for want of memory, the last time at slow 1:"):
+    monkeypatch.setattr("atsbook.runs.schedule.LOSSES", 0)
+    with pytest.raises(
+        AtsError,
+        match="killed again and again, perhaps for want of memory, the last time at slow 1:",
+    ):
         compute([Slow(1, greedy=True)], store, "cpu", jobs=1)
     assert tables(store) == {}
 
 
 def test_two_runs_on_one_store_do_each_unit_once(store, expected):
     code = (
-        "import sys\nfrom test_cluster import Slow, UNITS\nfrom atslib.report.run import schedule\n"
+        "import sys\nfrom test_cluster import Slow, UNITS\nfrom atsbook.runs import schedule\n"
         "from atslib.store import Store\n"
         "if __name__ == '__main__':\n"
         "    schedule.seconds = lambda unit, rate: 1.0\n"
@@ -149,7 +165,10 @@ def test_two_runs_on_one_store_do_each_unit_once(store, expected):
     (script := store.root.parent / "run.py").write_text(code)
     path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     drivers = [
-        subprocess.Popen([sys.executable, script, store.root], env=os.environ | {"PYTHONPATH": path}) for _ in range(2)
+        subprocess.Popen(
+            [sys.executable, script, store.root], env=os.environ | {"PYTHONPATH": path}
+        )
+        for _ in range(2)
     ]
     assert [driver.wait(timeout=120) for driver in drivers] == [0, 0]
     assert tables(store) == expected
@@ -158,7 +177,9 @@ def test_two_runs_on_one_store_do_each_unit_once(store, expected):
 
 def test_without_dask_one_sentence_names_the_extra(store, monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
-    with pytest.raises(AtsError, match=r"^--scheduler local needs Dask: pip install 'atslib\[cluster\]'$"):
+    with pytest.raises(
+        AtsError, match=r"^--scheduler local needs Dask: pip install 'atslib\[cluster\]'$"
+    ):
         compute([Slow(0)], store, "cpu", scheduler="local")
 
 
@@ -182,7 +203,7 @@ def test_five_killed_workers_of_a_cluster_cost_five_units(store, said, expected)
 
 @pytest.mark.usefixtures("dask")
 def test_no_scheduler_at_an_address_is_said(store, monkeypatch):
-    monkeypatch.setattr("atslib.report.run.workers.PATIENCE", 0.5)
+    monkeypatch.setattr("atsbook.runs.workers.PATIENCE", 0.5)
     with pytest.raises(AtsError, match="no Dask scheduler answers there"):
         compute([Slow(0)], store, "cpu", scheduler="tcp://127.0.0.1:9")
 
@@ -193,12 +214,16 @@ class Cluster:
     def __init__(self, dask, folder):
         self.port, self.folder, self.running = free_port(), folder, []
         self.address = f"tcp://127.0.0.1:{self.port}"
-        self.env = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+        self.env = os.environ | {
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])
+        }
 
     def start(self, *arguments):
         with (self.folder / "dask.log").open("ab") as log:
             command = [sys.executable, "-m", "dask", *arguments]
-            process = subprocess.Popen(command, cwd=self.folder, env=self.env, stdout=log, stderr=log)
+            process = subprocess.Popen(
+                command, cwd=self.folder, env=self.env, stdout=log, stderr=log
+            )
         self.running.append(process)
         return process
 
@@ -207,7 +232,16 @@ class Cluster:
         return self.start("scheduler", *place, "--no-dashboard", "--no-show")
 
     def worker(self, *options):
-        place = (self.address, "--host", "127.0.0.1", "--nthreads", "1", "--no-dashboard", "--death-timeout", "60")
+        place = (
+            self.address,
+            "--host",
+            "127.0.0.1",
+            "--nthreads",
+            "1",
+            "--no-dashboard",
+            "--death-timeout",
+            "60",
+        )
         return self.start("worker", *place, *options)
 
     def stop(self):
@@ -238,7 +272,9 @@ def wait_until(condition, seconds=60):
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_a_scheduler_that_is_started_again_costs_what_was_running(cluster, store, said, expected, tmp_path):
+def test_a_scheduler_that_is_started_again_costs_what_was_running(
+    cluster, store, said, expected, tmp_path
+):
     attack = attack_unit(SMALL)
     scheduler = cluster.scheduler()
     for _ in range(2):
@@ -264,7 +300,9 @@ def test_a_scheduler_that_is_started_again_costs_what_was_running(cluster, store
     assert sum(begun(store).values()) - UNITS <= 2
     assert sum("a worker was lost" in line for line in said) == 1
     # A real attack, byte for byte.
-    assert store.path(attack.kind, attack).read_bytes() == here.path(attack.kind, attack).read_bytes()
+    assert (
+        store.path(attack.kind, attack).read_bytes() == here.path(attack.kind, attack).read_bytes()
+    )
 
 
 def test_a_worker_out_of_memory_costs_its_unit_which_is_named_if_that_goes_on(
@@ -283,8 +321,11 @@ def test_a_worker_out_of_memory_costs_its_unit_which_is_named_if_that_goes_on(
     assert begun(store) == {0: 1, 1: 1, 2: 1, 3: 1, 5: 2}
     assert sum("a worker was lost" in line for line in said) == 1
     assert "memory budget" in (cluster.folder / "dask.log").read_text()
-    monkeypatch.setattr("atslib.report.run.schedule.LOSSES", 0)
-    with pytest.raises(AtsError, match="again and again, perhaps for want of memory, the last time at slow 6: what is"):
+    monkeypatch.setattr("atsbook.runs.schedule.LOSSES", 0)
+    with pytest.raises(
+        AtsError,
+        match="again and again, perhaps for want of memory, the last time at slow 6: what is",
+    ):
         compute([Slow(4), Slow(6, hungry=99)], store, "cpu", scheduler=cluster.address)
     assert tables(store) == {number: expected[number] for number in (0, 1, 2, 3, 4, 5)}
     assert begun(store)[6] == 1

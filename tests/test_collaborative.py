@@ -10,22 +10,22 @@ import torch
 import torch.nn.functional as F
 from checks import refused
 
+from atsbook.findings.result import NO_POLICY, Result
+from atsbook.pages import ext9_collaborative as page
+from atsbook.runs.archive import Archive, unit_of
+from atsbook.runs.collaborative import FederationUnit, federated
+from atsbook.runs.settings import settings
+from atsbook.runs.store import Store
+from atsfed import Federation, answer
+from atsfed.federation import taken, used
+from atsfed.peers import as_seen, exchange, ring
+from atsfed.rounds import accuracy, rounds
+from atsfed.sums import summed
 from atslib import observe, reconstruct
 from atslib.attacks import ATTACKS
-from atslib.clients.federated import Federation, answer
-from atslib.clients.federated.federation import taken, used
-from atslib.clients.federated.peers import as_seen, exchange, ring
-from atslib.clients.federated.rounds import accuracy, rounds
-from atslib.clients.federated.summed import summed
-from atslib.clients.observed import Observed, ThreatModel
 from atslib.clients.prepare import to_images
 from atslib.clients.updates import LocalTraining
-from atslib.report.pages import ext9_collaborative as page
-from atslib.report.result import NO_POLICY, Result
-from atslib.report.units.archive import Archive, unit_of
-from atslib.report.units.collaborative import FederationUnit, federated
-from atslib.report.units.settings import settings
-from atslib.store import Store
+from atslib.clients.view import Observed, ThreatModel
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
@@ -85,7 +85,8 @@ def test_rounds_of_local_training_are_the_mean_of_what_each_client_ends_at():
 
 def test_in_train_mode_clients_and_tests_use_the_statistics_of_their_batches():
     both = {
-        mode: dataclasses.replace(SMALL, model="convnet-4", victim=mode, batch=4, lr=0.5) for mode in ("eval", "train")
+        mode: dataclasses.replace(SMALL, model="convnet-4", victim=mode, batch=4, lr=0.5)
+        for mode in ("eval", "train")
     }
     images = SMALL.held_out()[:200]
     for mode, federation in both.items():
@@ -95,7 +96,9 @@ def test_in_train_mode_clients_and_tests_use_the_statistics_of_their_batches():
             for ours, theirs in zip(plain.parameters(), model.parameters(), strict=True):
                 ours.copy_(theirs)
             guesses = plain(to_images(images.pixels)).argmax(1)
-        assert accuracy(model, images) == pytest.approx(100 * float((guesses == images.labels).float().mean()))
+        assert accuracy(model, images) == pytest.approx(
+            100 * float((guesses == images.labels).float().mean())
+        )
         seen = answer(federation, federation.network(), 0, 1)
         assert (seen.threat.victim, seen.updates[0].statistics) == (mode, {})
 
@@ -115,8 +118,13 @@ def test_answers_beside_each_other_are_attacked_as_each_alone():
     answers = [answer(SMALL, model, client, 1) for client in range(3)]
     start = torch.rand(6, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     together = reconstruct(Observed.beside(answers), attack, rng=0, start=start)
-    alone = [reconstruct(one, attack, rng=0, start=part) for one, part in zip(answers, start.split(2), strict=True)]
-    torch.testing.assert_close(together.images, torch.cat([each.images for each in alone]), rtol=0, atol=1e-3)
+    alone = [
+        reconstruct(one, attack, rng=0, start=part)
+        for one, part in zip(answers, start.split(2), strict=True)
+    ]
+    torch.testing.assert_close(
+        together.images, torch.cat([each.images for each in alone]), rtol=0, atol=1e-3
+    )
     assert torch.equal(together.labels, torch.cat([each.labels for each in alone]))
 
 
@@ -126,17 +134,27 @@ def test_only_answers_that_one_attack_can_take_stand_beside_each_other():
     moved = answer(SMALL, dataclasses.replace(SMALL, seed=1).network(), 1, 1)
     trained = answer(dataclasses.replace(SMALL, local=LocalTraining()), model, 1, 1)
     more = answer(dataclasses.replace(SMALL, batch=3), model, 1, 1)
-    known = observe(model, torch.rand(2, 3, 32, 32), torch.tensor([0, 1]), threat=ThreatModel(batch=2))
+    known = observe(
+        model, torch.rand(2, 3, 32, 32), torch.tensor([0, 1]), threat=ThreatModel(batch=2)
+    )
     with refused("Observed.beside: no view is given"):
         Observed.beside([])
-    for odd, words in ((moved, "network"), (trained, "kind of update"), (more, "threat"), (known, "threat")):
+    for odd, words in (
+        (moved, "network"),
+        (trained, "kind of update"),
+        (more, "threat"),
+        (known, "threat"),
+    ):
         with refused(f"Observed.beside: views 0 and 2 differ in {words}"):
             Observed.beside([one, other, odd])
 
 
 def test_what_an_attacker_knows_of_each_client_stands_beside_the_others():
     threat = ThreatModel(defense="draws", victim="train")
-    images, labels = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0)), torch.arange(4)
+    images, labels = (
+        torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0)),
+        torch.arange(4),
+    )
     model = dataclasses.replace(SMALL, model="convnet-4").network()
     parts = [
         observe(model, images[rows], labels[rows], threat=threat, defense="3-1-7+43-18-18", rng=row)
@@ -147,7 +165,9 @@ def test_what_an_attacker_knows_of_each_client_stands_beside_the_others():
     for k, rows in enumerate((slice(0, 1), slice(1, 4))):
         own = both.take(rows)
         assert torch.equal(own.gradients, parts[k].gradients)
-        assert all(torch.equal(own.statistics[name], value) for name, value in parts[k].statistics.items())
+        assert all(
+            torch.equal(own.statistics[name], value) for name, value in parts[k].statistics.items()
+        )
         for ours, theirs in zip(own.knows.draws, parts[k].knows.draws, strict=True):
             assert all(torch.equal(*pair) for pair in zip(ours, theirs, strict=True))
 
@@ -177,15 +197,19 @@ def test_a_unit_keeps_accuracies_and_what_attacks_find_of_every_client(tmp_path)
 
 
 def test_a_perfect_reconstruction_is_found_whatever_its_place_in_the_batch(tmp_path, monkeypatch):
-    from atslib.report.units import collaborative
+    from atsbook.runs import collaborative
 
     def perfect(seen, attack, *, rng):
         result = reconstruct(seen, dataclasses.replace(attack, steps=1), rng=rng)
         truth = torch.cat([to_images(used(own, client, 1)).flip(0) for client in range(3)])
-        return dataclasses.replace(result, images=truth, labels=result.labels * 0)  # in another order, labels unknown
+        return dataclasses.replace(
+            result, images=truth, labels=result.labels * 0
+        )  # in another order, labels unknown
 
     own = dataclasses.replace(SMALL, defense="3-1-7", rounds=1)
-    unit = FederationUnit(federation=own, measured=(), attacked=(0,), attack=ATTACKS["annealed-lenet"])
+    unit = FederationUnit(
+        federation=own, measured=(), attacked=(0,), attack=ATTACKS["annealed-lenet"]
+    )
     monkeypatch.setattr(collaborative, "reconstruct", perfect)
     made = federated(unit, Store(tmp_path / "store"), CPU)
     assert made["psnr"].isinf().all()
@@ -200,7 +224,10 @@ def test_the_sum_is_the_gradient_of_all_images_and_can_be_attacked():
         answer(dataclasses.replace(SMALL, batch=size), SMALL.network(), client, 1)
         for client, size in enumerate((1, 2, 4))
     ]
-    parts = [taken(dataclasses.replace(SMALL, batch=size), client, 1) for client, size in enumerate((1, 2, 4))]
+    parts = [
+        taken(dataclasses.replace(SMALL, batch=size), client, 1)
+        for client, size in enumerate((1, 2, 4))
+    ]
     pixels, labels = (torch.cat(each) for each in zip(*parts, strict=True))
     whole = observe(SMALL.network(), to_images(pixels), labels, threat=SMALL.threat(7))
     both = summed(uneven)
@@ -215,7 +242,11 @@ def test_what_is_no_sum_of_one_round_is_refused():
     trained = answer(dataclasses.replace(SMALL, local=LocalTraining()), SMALL.network(), 1, 1)
     with refused("gradients and differences of weights cannot be summed"):
         summed([one, trained])
-    for views in ([], [Observed.beside([one, one])], [dataclasses.replace(one, updates=one.updates * 2)]):
+    for views in (
+        [],
+        [Observed.beside([one, one])],
+        [dataclasses.replace(one, updates=one.updates * 2)],
+    ):
         with refused("one answer of each client in one round"):
             summed(views)
 
@@ -225,7 +256,9 @@ def test_where_everyone_is_a_neighbour_all_networks_are_the_servers():
     assert [list(own) for own in ring(3)] == everyone
     for local in (None, LocalTraining(lr=0.2)):
         own = dataclasses.replace(SMALL, local=local, defense="3-1-7")
-        for (model, seen), (networks, sent) in zip(rounds(own), exchange(own, everyone), strict=True):
+        for (model, seen), (networks, sent) in zip(
+            rounds(own), exchange(own, everyone), strict=True
+        ):
             for network in networks:
                 torch.testing.assert_close(weights(network), weights(model), rtol=0, atol=1e-6)
             for ours, theirs in zip(seen, sent, strict=True):
@@ -238,7 +271,9 @@ def test_on_a_ring_a_network_moves_by_its_own_answer_and_its_neighbours_alone():
     (_, sent), (networks, _) = exchange(own, ring(5))
     for k in range(5):
         near = torch.stack([sent[other].gradients[0] for other in (k, *ring(5)[k])]).mean(0)
-        torch.testing.assert_close(weights(networks[k]), weights(own.network()) - own.lr * near, rtol=0, atol=1e-6)
+        torch.testing.assert_close(
+            weights(networks[k]), weights(own.network()) - own.lr * near, rtol=0, atol=1e-6
+        )
     assert not torch.equal(weights(networks[0]), weights(networks[2]))
     seen = as_seen(sent[0], networks[1])
     assert torch.equal(weights(seen.model), weights(networks[1]))
@@ -256,7 +291,10 @@ def test_a_unit_may_see_the_sum_or_a_neighbour(view, tmp_path):
     attack = dataclasses.replace(ATTACKS["annealed-lenet"], steps=3)
     own = dataclasses.replace(SMALL, clients=4, rounds=2)
     unit = FederationUnit(federation=own, measured=(2,), attacked=(0, 1), attack=attack)
-    plain, other = (federated(u, Store(tmp_path / "store"), CPU) for u in (unit, dataclasses.replace(unit, view=view)))
+    plain, other = (
+        federated(u, Store(tmp_path / "store"), CPU)
+        for u in (unit, dataclasses.replace(unit, view=view))
+    )
     assert torch.equal(plain["label"], other["label"])
     assert torch.equal(plain["floor"], other["floor"])
     assert other["psnr"].shape == (2, 8)
@@ -280,7 +318,13 @@ def table(*, bare=50.0, spread=0.5, **effects):
     for place in range(9):
         for k, (policy, effect) in enumerate(({NO_POLICY: 0.0} | effects).items()):
             shards, seed = list(page.SHARDS)[place // 3], place % 3
-            key = dict(zip(page.CELL, (page.JUDGED, page.FEDSGD, shards, policy, seed, "server"), strict=True))
+            key = dict(
+                zip(
+                    page.CELL,
+                    (page.JUDGED, page.FEDSGD, shards, policy, seed, "server"),
+                    strict=True,
+                )
+            )
             rows += [key | {"rounds": 0, "accuracy": 10.0}]
             rows += [key | {"rounds": 5, "accuracy": bare + place + effect + noise[place, k]}]
     return pd.DataFrame(rows)
@@ -329,7 +373,9 @@ def test_the_page_asks_for_every_federation_once_and_its_attacks_pair_images(smo
     bare = found[(found["policy"] == NO_POLICY) & (found["past"] == 0)].set_index("outcome")["mean"]
     own = first[first["policy"] == NO_POLICY]
     assert bare["gain over the floor (dB)"] == pytest.approx(own["gain"].mean())
-    assert bare["the used image (% singled out)"] == pytest.approx(100 * (own["rank_target"] == 1).mean())
+    assert bare["the used image (% singled out)"] == pytest.approx(
+        100 * (own["rank_target"] == 1).mean()
+    )
     assert page.who(result).loc[(page.FEDSGD, "equal"), "smallest shard"] > 0
 
 
@@ -338,7 +384,9 @@ def test_the_clients_of_each_federation_are_split_at_their_own_middle():
         {"seed": seed, "client": client, "skew": seed + 0.1 * client, "shard": 10, "gain": 5.0 * seed + (client >= 5)}
         for seed in range(3) for client in range(10)
     ]  # fmt: skip
-    attacks = pd.DataFrame(rows).assign(network=page.ATTACKED, protocol=page.FEDSGD, shards="equal", view="server")
+    attacks = pd.DataFrame(rows).assign(
+        network=page.ATTACKED, protocol=page.FEDSGD, shards="equal", view="server"
+    )
     found = page.who(Result(page.PAGE, {"attacks": attacks}, {}, None)).loc[page.FEDSGD, "equal"]
     assert (found["even"], found["uneven"], found["change"]) == pytest.approx((5.0, 6.0, 1.0))
     assert (found["low"], found["high"]) == pytest.approx((1.0, 1.0))
@@ -354,7 +402,10 @@ def test_a_victim_or_split_that_is_none_is_refused():
 def test_costs_hold_the_bytes_of_all_weights_and_the_time_of_each_policy(smoke_store):
     result = page.run(settings(profile="smoke"), Store(smoke_store))
     costs = result.tables["costs"].set_index("policy")
-    numbers = sum(parameter.numel() for parameter in Federation(dataset="shapes", model="lenet").network().parameters())
+    numbers = sum(
+        parameter.numel()
+        for parameter in Federation(dataset="shapes", model="lenet").network().parameters()
+    )
     assert (costs["sent, MB"] == 4e-6 * numbers).all()
     assert costs.loc[page.HYBRID, "share"] > costs.loc[NO_POLICY, "share"] >= 0
     assert list(costs.index) == [NO_POLICY, *page.TRIED[1:]]

@@ -15,6 +15,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import atslib
+from atsbook.runs.tables import policy_image
 from atslib.__main__ import COMMANDS, main
 from atslib.attacks import engine
 from atslib.clients.training import load_checkpoint, save_checkpoint
@@ -26,7 +27,6 @@ from atslib.errors import AtsError
 from atslib.measures.metrics import psnr
 from atslib.models import build_model
 from atslib.policies.policy import load_policies
-from atslib.report.units.tables import policy_image
 
 SMALL = "--dataset shapes --steps 3"
 FILES = {"table.csv", "sheet.png", "arrays.safetensors"}  # of an attack
@@ -47,11 +47,14 @@ def checkpoint(tmp_path_factory):
 def python(*arguments, **environment):
     """A fresh interpreter; its output as text."""
     command = [sys.executable, *arguments]
-    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, env=os.environ | environment, capture_output=True, text=True, check=False
+    )
 
 
 @pytest.mark.parametrize(
-    ("command", "status"), [("--help", 0), ("attack --help", 0), ("serach", 2), ("run --jobs 0", 2), ("", 2)]
+    ("command", "status"),
+    [("--help", 0), ("attack --help", 0), ("serach", 2), ("run --jobs 0", 2), ("", 2)],
 )
 def test_help_and_mistyped_commands_answer_without_importing_torch(command, status):
     code = f"""
@@ -66,7 +69,10 @@ assert not slow, slow
 """
     done = python("-c", code)
     assert done.returncode == 0, done.stderr
-    assert (done.stdout.startswith("usage: python -m atslib"), done.stderr.count("\n")) == (status == 0, status // 2)
+    assert (done.stdout.startswith("usage: python -m atslib"), done.stderr.count("\n")) == (
+        status == 0,
+        status // 2,
+    )
 
 
 def test_the_library_is_imported_without_torch_and_every_public_name_when_it_is_used():
@@ -107,33 +113,63 @@ def test_public_names_are_what_they_say_and_rooms_stay_importable():
     [
         ("run --jobs 0", "error: argument --jobs: '0' must be a whole number, at least 1"),
         ("run --jobs -1", "error: argument --jobs: '-1' must be a whole number, at least 1"),
-        ("bench attack --members 0", "error: argument --members: '0' must be a whole number, at least 1"),
+        (
+            "bench attack --members 0",
+            "error: argument --members: '0' must be a whole number, at least 1",
+        ),
         ("bench attack --members -1", "error: argument --members: '-1' must be"),
         ("bench scores --device meta", "error: device 'meta' cannot be used"),
         ("search --out p.json --attack-steps 0", "error: argument --attack-steps: '0' must be"),
-        ("search --out p.json --points 1", "error: argument --points: '1' must be a whole number, at least 2"),
+        (
+            "search --out p.json --points 1",
+            "error: argument --points: '1' must be a whole number, at least 2",
+        ),
         ("search --out p.json --acc-images 1", "error: argument --acc-images: '1' must be"),
         ("search --out p.json --images 0", "error: argument --images: '0' must be"),
         ("search --out p.json --rungs 200:0.5", "error: --rungs=((200, 0.5),): images must rise"),
-        ("search --out p.json --fraction 1.5", "error: argument --fraction: '1.5' must be a number above 0 and at"),
-        ("search --out p.json --fraction half", "error: argument --fraction: 'half' must be a number above 0"),
+        (
+            "search --out p.json --fraction 1.5",
+            "error: argument --fraction: '1.5' must be a number above 0 and at",
+        ),
+        (
+            "search --out p.json --fraction half",
+            "error: argument --fraction: 'half' must be a number above 0",
+        ),
         ("search --out p.json --t-acc nan", "error: argument --t-acc: 'nan' must be a number"),
-        ("search --out p.json --image-size 4", "error: --image-size and --fit are for a folder of images; cifar100"),
-        ("search --out p.json --fit crop", "error: --image-size and --fit are for a folder of images; cifar100 has"),
+        (
+            "search --out p.json --image-size 4",
+            "error: --image-size and --fit are for a folder of images; cifar100",
+        ),
+        (
+            "search --out p.json --fit crop",
+            "error: --image-size and --fit are for a folder of images; cifar100 has",
+        ),
         ("report --minutes -3", "error: argument --minutes: '-3' must be a number above 0"),
         ("report --minutes nan", "error: argument --minutes: 'nan' must be a number above 0"),
         (
             "search --out p.csv",
             "error: --out p.csv is the name of the table of all scores; give the policies' file, p.j",
         ),
-        ("search --out p.json --policies 0", "error: argument --policies: '0' must be a whole number, at least 1"),
-        ("search --out p.json --dataset cifar", "error: data set 'cifar' is unknown; choose cifar100, "),
+        (
+            "search --out p.json --policies 0",
+            "error: argument --policies: '0' must be a whole number, at least 1",
+        ),
+        (
+            "search --out p.json --dataset cifar",
+            "error: data set 'cifar' is unknown; choose cifar100, ",
+        ),
         ("search --out p.json --dataset=", "error: data set '' is unknown; choose cifar100, "),
         ("search --out p.json --rungs 10", "error: rungs '10': expected images:share"),
         ("search --out p.json --sampler best", "error: argument --sampler: invalid choice: 'best'"),
-        ("search --out p.json --dataset shapes --model resnet7", "error: model 'resnet7' is unknown"),
+        (
+            "search --out p.json --dataset shapes --model resnet7",
+            "error: model 'resnet7' is unknown",
+        ),
         ("search --out p.CSV", "error: --out p.CSV is the name of the table of all scores"),
-        ("search --out p.json --seed x", "error: argument --seed: 'x' must be a whole number, at least 0"),
+        (
+            "search --out p.json --seed x",
+            "error: argument --seed: 'x' must be a whole number, at least 0",
+        ),
         (
             "search --out p.json --dataset shapes --model lenet-99999999",
             "error: model 'lenet-99999999' for images 32 wide",
@@ -142,15 +178,30 @@ def test_public_names_are_what_they_say_and_rooms_stay_importable():
         ("archive write", "error: there is no archive at "),
         ("store list s.tar", "error: store list takes no file, but a store: --store FOLDER"),
         ("store verify s.tar", "error: store verify takes no file, but a store: --store FOLDER"),
-        ("pack tinyimagenet .", "error: tinyimagenet: . cannot be packed: give the zip from Stanford"),
+        (
+            "pack tinyimagenet .",
+            "error: tinyimagenet: . cannot be packed: give the zip from Stanford",
+        ),
         ("attack --out x --steps 0", "error: argument --steps: '0' must be"),
-        ("attack --out x --adaptive", "error: --adaptive is for a server that knows the policy: give one, such as"),
-        ("attack --out x --attack magic", "error: attack 'magic' is unknown; choose one of adam-cosine, lbfgs-l2"),
-        ("attack --out x --defense prune:2", "error: defense prune: strength 2.0 must be the fraction"),
+        (
+            "attack --out x --adaptive",
+            "error: --adaptive is for a server that knows the policy: give one, such as",
+        ),
+        (
+            "attack --out x --attack magic",
+            "error: attack 'magic' is unknown; choose one of adam-cosine, lbfgs-l2",
+        ),
+        (
+            "attack --out x --defense prune:2",
+            "error: defense prune: strength 2.0 must be the fraction",
+        ),
         ("attack --out x --policy 50", "error: policy"),
         ("attack --out x --dataset shapes --index 0-5000", "error: index '0-5000'"),
         ("attack --out x --device abacus", "error: device 'abacus' cannot be used; torch has cpu"),
-        ("attack --out x --device cuda:99", "error: device 'cuda:99' cannot be used; torch has cpu"),
+        (
+            "attack --out x --device cuda:99",
+            "error: device 'cuda:99' cannot be used; torch has cpu",
+        ),
         ("attack --out x --device xla", "error: device 'xla' cannot be used; torch has cpu"),
         (
             "attack --out x --dataset shapes --model lenet --checkpoint .",
@@ -162,32 +213,60 @@ def test_public_names_are_what_they_say_and_rooms_stay_importable():
             "error: checkpoint none.safetensors does not exist",
         ),
         ("bench attack --device cuda:99", "error: device 'cuda:99' cannot be used"),
-        ("run claim9_magic --profile smoke", "error: page 'claim9_magic' is unknown; choose one of claim1_defenses"),
-        ("run claim1_privacy claim8 --profile smoke --dry-run", "error: page 'claim8' is unknown; choose one of claim"),
-        ("store export", "error: store export needs a file: python -m atslib store export FILE.tar"),
-        ("store import", "error: store import needs a file: python -m atslib store import FILE.tar"),
-        ("store import none.tar", "error: none.tar cannot be read as an archive of `atslib store export`: No "),
+        (
+            "run claim9_magic --profile smoke",
+            "error: page 'claim9_magic' is unknown; choose one of claim1_defenses",
+        ),
+        (
+            "run claim1_privacy claim8 --profile smoke --dry-run",
+            "error: page 'claim8' is unknown; choose one of claim",
+        ),
+        (
+            "store export",
+            "error: store export needs a file: python -m atslib store export FILE.tar",
+        ),
+        (
+            "store import",
+            "error: store import needs a file: python -m atslib store import FILE.tar",
+        ),
+        (
+            "store import none.tar",
+            "error: none.tar cannot be read as an archive of `atslib store export`: No ",
+        ),
         ("fly", "error: argument command: invalid choice: 'fly'"),
         ("store eat", "error: argument action: invalid choice: 'eat'"),
-        ("run --speed 9", "error: unrecognized arguments: --speed; `python -m atslib --help` says more"),
-        ("train --out m.safetensors --epochs 2.5", "error: argument --epochs: '2.5' must be a whole number"),
-        ("train --out m.safetensors --device meta --dataset shapes", "error: device 'meta' cannot be used"),
+        (
+            "run --speed 9",
+            "error: unrecognized arguments: --speed; `python -m atslib --help` says more",
+        ),
+        (
+            "train --out m.safetensors --epochs 2.5",
+            "error: argument --epochs: '2.5' must be a whole number",
+        ),
+        (
+            "train --out m.safetensors --device meta --dataset shapes",
+            "error: device 'meta' cannot be used",
+        ),
     ],
 )
-def test_a_wrong_option_is_named_in_one_line_before_any_work(command, message, tmp_path, refusal, monkeypatch):
+def test_a_wrong_option_is_named_in_one_line_before_any_work(
+    command, message, tmp_path, refusal, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     assert refusal(command).startswith(message)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_of_images_too_small_for_the_network_is_refused_before_one_is_read(tmp_path, refusal):
+def test_a_folder_of_images_too_small_for_the_network_is_refused_before_one_is_read(
+    tmp_path, refusal
+):
     for name in "ab":
         (tmp_path / name).mkdir()
         (tmp_path / name / "1.png").write_text("never opened")
-    command = f"search --dataset {tmp_path} --model convnet-4 --image-size 4 --out {tmp_path / 'p.json'}"
-    message = (
-        "error: --model convnet-4 with --image-size 4: a ConvNet pools twice by 3, so its images must be at least 9"
+    command = (
+        f"search --dataset {tmp_path} --model convnet-4 --image-size 4 --out {tmp_path / 'p.json'}"
     )
+    message = "error: --model convnet-4 with --image-size 4: a ConvNet pools twice by 3, so its images must be at least 9"
     assert refusal(command).startswith(message)
 
 
@@ -242,14 +321,20 @@ sys.exit(main(sys.argv[1:]))
 @pytest.mark.parametrize("action", ["list", "verify", "export a.tar"])
 def test_a_store_that_is_not_there_is_named(action, tmp_path, refusal, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    message = f"error: there is no store at {tmp_path / 'nope'}; name one with --store or $ATS_STORE"
+    message = (
+        f"error: there is no store at {tmp_path / 'nope'}; name one with --store or $ATS_STORE"
+    )
     assert refusal(f"store {action} --store {tmp_path / 'nope'}") == message
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
     "command",
-    ["store export {out} --store {store}", "store export --store {store} {out}", "store --store {store} export {out}"],
+    [
+        "store export {out} --store {store}",
+        "store export --store {store} {out}",
+        "store --store {store} export {out}",
+    ],
 )
 def test_options_stand_before_between_or_after_names(command, store, tmp_path):
     store.get("kind", {}, lambda state: {"x": torch.zeros(1)})
@@ -260,8 +345,12 @@ def test_options_stand_before_between_or_after_names(command, store, tmp_path):
 def test_a_place_in_the_way_of_one_of_the_results_is_refused_before_any_work(tmp_path, refusal):
     for name in ("sheet.png", "p.csv"):
         (tmp_path / name).mkdir()
-    assert refusal(PLACES["attack"].format(out=tmp_path)).endswith("sheet.png is a folder, give a file in it")
-    assert refusal(PLACES["search"].format(out=tmp_path / "p.json")).endswith("p.csv is a folder, give a file in it")
+    assert refusal(PLACES["attack"].format(out=tmp_path)).endswith(
+        "sheet.png is a folder, give a file in it"
+    )
+    assert refusal(PLACES["search"].format(out=tmp_path / "p.json")).endswith(
+        "p.csv is a folder, give a file in it"
+    )
 
 
 @pytest.mark.parametrize("environment", [{"LC_ALL": "C"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}])
@@ -270,7 +359,9 @@ def test_a_folder_in_any_spelling_is_searched_under_any_locale(environment, tmp_
     for name in ("ä", "b"):
         (folder / name).mkdir(parents=True)
         for i in range(2):
-            Image.new("L", (9, 9), 50 * i + len(os.fsencode(name))).save(folder / name / f"é{i}.png")
+            Image.new("L", (9, 9), 50 * i + len(os.fsencode(name))).save(
+                folder / name / f"é{i}.png"
+            )
     options = "--model lenet-2 --image-size 9 --policies 2 --images 2 --acc-images 2 --points 2 --epochs 1 --keep 1"
     places = ("--dataset", folder, "--store", tmp_path / "s", "--out", tmp_path / "ü.json")
     done = python("-m", "atslib", "search", *options.split(), *places, **environment)
@@ -296,7 +387,9 @@ def test_training_leaves_the_checkpoint_alone_in_its_folder(checkpoint):
     assert [path.name for path in checkpoint.parent.iterdir()] == ["model.safetensors"]
 
 
-def test_an_attack_writes_a_table_a_sheet_and_the_arrays_behind_them(checkpoint, tmp_path, monkeypatch):
+def test_an_attack_writes_a_table_a_sheet_and_the_arrays_behind_them(
+    checkpoint, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     command = f"attack {SMALL} --index 3,0-1 --policy 3-1-7 --checkpoint {checkpoint} --out ."
     assert main(command.split()) == 0
@@ -317,12 +410,20 @@ def test_an_adaptive_attack_has_a_row_for_each_attacker_and_image(tmp_path, caps
     assert {path.name for path in tmp_path.iterdir()} == FILES
     table, arrays = pd.read_csv(tmp_path / "table.csv"), load_file(tmp_path / "arrays.safetensors")
     names = ["does not know the policy", "knows the policy", "knows its draws"]
-    assert list(zip(table["attacker"], table["image"], strict=True)) == [(n, i) for n in names for i in (3, 0, 1)]
-    expected = torch.cat([psnr(arrays[f"reconstruction, {name}"], arrays["before"]) for name in names])
-    torch.testing.assert_close(torch.tensor(table["psnr_before"]).float(), expected, rtol=1e-4, atol=0)
+    assert list(zip(table["attacker"], table["image"], strict=True)) == [
+        (n, i) for n in names for i in (3, 0, 1)
+    ]
+    expected = torch.cat(
+        [psnr(arrays[f"reconstruction, {name}"], arrays["before"]) for name in names]
+    )
+    torch.testing.assert_close(
+        torch.tensor(table["psnr_before"]).float(), expected, rtol=1e-4, atol=0
+    )
     guess = policy_image("shapes", "", True).expand_as(arrays["before"]).contiguous()
     floor = psnr(guess, arrays["before"]).repeat(len(names))
-    torch.testing.assert_close(torch.tensor(table["floor_before"]).float(), floor, rtol=1e-4, atol=0)
+    torch.testing.assert_close(
+        torch.tensor(table["floor_before"]).float(), floor, rtol=1e-4, atol=0
+    )
     lost = (arrays["before"] != arrays["target"]).flatten(1).any(1)  # the policy moved each image
     assert lost.all()
     said = capsys.readouterr().out.splitlines()
@@ -330,7 +431,9 @@ def test_an_adaptive_attack_has_a_row_for_each_attacker_and_image(tmp_path, caps
         assert line == f"{name:26}{table[table['attacker'] == name]['psnr_before'].mean():5.1f} dB"
 
 
-def test_training_images_that_the_floor_needs_are_asked_for_before_the_attack(tmp_path, monkeypatch, refusal):
+def test_training_images_that_the_floor_needs_are_asked_for_before_the_attack(
+    tmp_path, monkeypatch, refusal
+):
     monkeypatch.setenv("ATS_DATA", str(tmp_path / "data"))
     images = load("shapes", "test")[:4]
     pack(images.pixels, images.labels, images.class_names, tmp_path / "data" / "cifar10_test.npz")
@@ -343,13 +446,18 @@ def test_training_images_that_the_floor_needs_are_asked_for_before_the_attack(tm
 
 def test_the_checkpoint_names_its_network_and_its_weights_are_used(checkpoint, tmp_path):
     costs = {}
-    for name, more in {"trained": f"--checkpoint {checkpoint}", "untrained": "--model convnet-4"}.items():
+    for name, more in {
+        "trained": f"--checkpoint {checkpoint}",
+        "untrained": "--model convnet-4",
+    }.items():
         assert main(f"attack {SMALL} --index 0 {more} --out {tmp_path / name}".split()) == 0
         costs[name] = pd.read_csv(tmp_path / name / "table.csv")["cost"].item()
     assert costs["trained"] != pytest.approx(costs["untrained"])
 
 
-def test_an_attack_says_what_it_attacked_and_where_its_files_and_its_floor_are(checkpoint, tmp_path, capsys):
+def test_an_attack_says_what_it_attacked_and_where_its_files_and_its_floor_are(
+    checkpoint, tmp_path, capsys
+):
     options = f"{SMALL} --policy 0 --index 0-1 --out {tmp_path}"  # inverts the image, and what one guesses
     assert main(f"attack {options} --model convnet-4".split()) == 0
     said = capsys.readouterr()
@@ -361,7 +469,9 @@ def test_an_attack_says_what_it_attacked_and_where_its_files_and_its_floor_are(c
     torch.testing.assert_close(found, floor, rtol=0, atol=0.1)  # of a sample of the training images
     guess = policy_image("shapes", "0", False).expand_as(target).contiguous()
     torch.testing.assert_close(found, psnr(guess, target), rtol=1e-4, atol=0)
-    assert table["gain"].tolist() == pytest.approx((table["psnr"] - table["floor_policy"]).tolist(), abs=1e-4)
+    assert table["gain"].tolist() == pytest.approx(
+        (table["psnr"] - table["floor_policy"]).tolist(), abs=1e-4
+    )
     mean, low = table["psnr"].mean(), table["floor_policy"].mean()
     assert said.out.splitlines() == [
         f"table: {tmp_path / 'table.csv'}",
@@ -377,7 +487,9 @@ def test_an_attack_says_what_it_attacked_and_where_its_files_and_its_floor_are(c
     assert not [line for line in said if "untrained" in line]
 
 
-def test_an_interrupted_attack_goes_on_to_the_same_result(checkpoint, tmp_path, capsys, monkeypatch):
+def test_an_interrupted_attack_goes_on_to_the_same_result(
+    checkpoint, tmp_path, capsys, monkeypatch
+):
     def command(name):
         return f"attack {SMALL} --steps 30 --index 0 --checkpoint {checkpoint} --out {tmp_path / name}".split()
 
@@ -398,13 +510,20 @@ def test_an_interrupted_attack_goes_on_to_the_same_result(checkpoint, tmp_path, 
     assert said == f"interrupted; {COMMANDS['attack'][1]}"
     assert list((tmp_path / "cut").iterdir()) == [saved[-1]]
     assert main(command("cut")) == 0
-    assert (tmp_path / "cut" / "table.csv").read_bytes() == (tmp_path / "whole" / "table.csv").read_bytes()
+    assert (tmp_path / "cut" / "table.csv").read_bytes() == (
+        tmp_path / "whole" / "table.csv"
+    ).read_bytes()
     for name in ("cut", "whole"):
         assert {path.name for path in (tmp_path / name).iterdir()} == FILES
 
 
-def test_a_checkpoint_that_is_damaged_of_another_network_or_none_is_one_line(checkpoint, tmp_path, refusal):
-    damaged, text = Path(shutil.copy(checkpoint, tmp_path / "damaged.safetensors")), tmp_path / "text.safetensors"
+def test_a_checkpoint_that_is_damaged_of_another_network_or_none_is_one_line(
+    checkpoint, tmp_path, refusal
+):
+    damaged, text = (
+        Path(shutil.copy(checkpoint, tmp_path / "damaged.safetensors")),
+        tmp_path / "text.safetensors",
+    )
     flip_a_bit(damaged)
     text.write_text("no weights")
     for file, more, fault in (

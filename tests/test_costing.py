@@ -8,16 +8,17 @@ import numpy as np
 import pytest
 import torch
 
+from atsbook.runs import costing
+from atsbook.runs.archive import Archive
+from atsbook.runs.costing import Nothing, handing_out, makespan, profile_rows, recorded
+from atsbook.runs.estimate import FITTED, JUDGED, PASSES, Case, Rates, Work, fitted, points
+from atsbook.runs.settings import settings
+from atsbook.runs.store import Store
+from atsbook.texts.costs import costs_page
 from atslib.__main__ import main
+from atslib.files import project_root
 from atslib.models import build_model
-from atslib.report.book.costs import costs_page
-from atslib.report.estimate import FITTED, JUDGED, PASSES, Case, Rates, Work, fitted, points
-from atslib.report.run import costing
-from atslib.report.run.costing import Nothing, handing_out, makespan, profile_rows, recorded
-from atslib.report.units.archive import Archive
-from atslib.report.units.settings import settings
 from atslib.rng import rng
-from atslib.store import Store, project_root
 
 CPU = torch.device("cpu")
 MADE = Rates(2e-11, 1e-9, 5e-9, 1e-4)
@@ -35,7 +36,9 @@ def test_the_work_of_a_convolution_is_what_one_counts_by_hand():
 
 def test_work_grows_with_width_and_area():
     def of(name, side):
-        return Work.of(build_model(name, 10, image_size=side, rng=rng(0)).eval(), torch.zeros(1, 3, side, side))
+        return Work.of(
+            build_model(name, 10, image_size=side, rng=rng(0)).eval(), torch.zeros(1, 3, side, side)
+        )
 
     narrow, wide, large = of("resnet20-1", 32), of("resnet20-2", 32), of("resnet20-1", 64)
     assert 3.5 < wide.flop / narrow.flop < 4.1
@@ -56,9 +59,9 @@ def test_time_is_linear_in_images_steps_and_policies():
     assert seconds(steps=30) - seconds(steps=20) == pytest.approx(seconds(steps=20) - seconds())
     assert seconds(batch=4) == seconds()  # as many images, fewer gradients
     weights = Rates(0.0, 0.0, 1.0, 0.0)
-    assert weights.seconds(base.work(), *dataclasses.replace(base, batch=4).counts) == pytest.approx(
-        weights.seconds(base.work(), *base.counts) / 4
-    )
+    assert weights.seconds(
+        base.work(), *dataclasses.replace(base, batch=4).counts
+    ) == pytest.approx(weights.seconds(base.work(), *base.counts) / 4)
 
 
 def test_rates_come_back_from_the_times_of_a_machine_that_has_them():
@@ -74,8 +77,10 @@ def test_no_case_is_fitted_and_judged():
 
 def test_points_are_measured_and_predicted(monkeypatch):
     few = (Case(model="lenet", images=2, steps=1), Case(model="lenet", images=4, steps=1))
-    monkeypatch.setattr("atslib.report.estimate.FITTED", few)
-    monkeypatch.setattr("atslib.report.estimate.JUDGED", (Case(model="convnet-4", images=1, steps=1),))
+    monkeypatch.setattr("atsbook.runs.estimate.FITTED", few)
+    monkeypatch.setattr(
+        "atsbook.runs.estimate.JUDGED", (Case(model="convnet-4", images=1, steps=1),)
+    )
     rates, *rows = points(CPU)
     assert rates["benchmark"] == "rates"
     assert [row["fitted"] for row in rows] == [True, True, False]
@@ -107,7 +112,8 @@ def test_no_schedule_beats_its_bounds():
     draw = np.random.default_rng(0)
     times = draw.uniform(0.1, 3, 60)
     needs = [
-        sorted({int(draw.integers(0, i)) for _ in range(int(draw.integers(0, 3)))}) if i else [] for i in range(60)
+        sorted({int(draw.integers(0, i)) for _ in range(int(draw.integers(0, 3)))}) if i else []
+        for i in range(60)
     ]
     chain = np.zeros(60)
     for i in range(60):
@@ -128,7 +134,7 @@ def test_units_that_do_nothing_are_handed_out(monkeypatch, capsys):
 
 
 def test_a_profile_is_priced_as_recorded_and_as_predicted(monkeypatch, tmp_path):
-    from atslib.report.pages import claim2_generality
+    from atsbook.pages import claim2_generality
 
     units = list(claim2_generality.units(settings(profile="smoke")).values())
     monkeypatch.setattr(costing, "whole", lambda profile: costing.needed(units))
@@ -154,11 +160,15 @@ def test_the_page_says_what_is_stored():
     page, cases = costs_page(STORED.parent), [row for row in rows if row["benchmark"] == "costs"]
     off = np.abs([row["error"] for row in cases if not row["fitted"]])
     assert len(off) >= 12
-    assert f"median {np.median(off):.0%}, largest {off.max():.0%}, n = {len(off)}" in page.replace("\n", " ")
+    assert f"median {np.median(off):.0%}, largest {off.max():.0%}, n = {len(off)}" in page.replace(
+        "\n", " "
+    )
     assert page.count("fitted |") == len(FITTED)
     (full,) = [row for row in rows if row["benchmark"] == "profile" and row["profile"] == "full"
                and row["times"] == "all, predicted" and row["workers"] == 1]  # fmt: skip
-    assert re.search(rf"\| full \| all, predicted \| {full['units']} \| {full['low']:,.0f} \|", page)
+    assert re.search(
+        rf"\| full \| all, predicted \| {full['units']} \| {full['low']:,.0f} \|", page
+    )
     assert (project_root() / "book" / "costs.md").read_text() == page
 
 
@@ -167,7 +177,11 @@ def test_without_measurements_the_page_has_the_pages_own_costs(tmp_path):
 
 
 def test_the_command_prints_and_keeps_every_row(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(costing, "measure", lambda device, archive: iter([{"benchmark": "machine"}, {"a": PASSES}]))
+    monkeypatch.setattr(
+        costing, "measure", lambda device, archive: iter([{"benchmark": "machine"}, {"a": PASSES}])
+    )
     assert main(["bench", "costs", "--out", str(tmp_path / "costs.jsonl")]) == 0
     printed = capsys.readouterr().out
-    assert printed == (tmp_path / "costs.jsonl").read_text() == '{"benchmark": "machine"}\n{"a": 7}\n'
+    assert (
+        printed == (tmp_path / "costs.jsonl").read_text() == '{"benchmark": "machine"}\n{"a": 7}\n'
+    )

@@ -10,7 +10,7 @@ import torch
 
 from atslib.attacks import GradientMatching, reconstruct
 from atslib.attacks.objective import Objective
-from atslib.clients.threat import ThreatModel, observe
+from atslib.clients.observe import ThreatModel, observe
 from atslib.gradients import cpu as _cpu
 from atslib.models import build_model
 from atslib.rng import rng
@@ -49,7 +49,9 @@ print(faults() - before)
 def test_kept_memory_is_not_fetched_again_page_by_page():
     counts = {}
     for how in ("keep", "give back"):
-        run = subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, text=True, check=True)
+        run = subprocess.run(
+            [sys.executable, "-c", FAULTS, how], capture_output=True, text=True, check=True
+        )
         counts[how] = int(run.stdout)
     assert 4 * counts["keep"] < counts["give back"]
 
@@ -104,7 +106,11 @@ def test_costs_and_their_gradient_do_not_depend_on_the_pieces(victims, two_threa
     def cost(objective: Objective) -> tuple[torch.Tensor, ...]:
         rows = z.clone().requires_grad_()
         distance, penalty = objective(rows)
-        return distance.detach(), penalty.detach(), torch.autograd.grad((distance + 2 * penalty).sum(), rows)[0]
+        return (
+            distance.detach(),
+            penalty.detach(),
+            torch.autograd.grad((distance + 2 * penalty).sum(), rows)[0],
+        )
 
     for ours, theirs in zip(cost(split), cost(whole), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
@@ -117,7 +123,9 @@ def test_an_attack_and_a_curve_do_not_depend_on_the_threads(victims):
     results = []
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        run = reconstruct(observe(model, pixels, labels), GradientMatching(steps=4, signed=False), rng=rng(3))
+        run = reconstruct(
+            observe(model, pixels, labels), GradientMatching(steps=4, signed=False), rng=rng(3)
+        )
         results.append((run.images, gradsim_curve(model, pixels, labels, points=4, rng=rng(4))))
     for one, two in zip(*results, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-7, atol=1e-9)

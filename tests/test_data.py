@@ -71,7 +71,9 @@ def random_pixels(*shape, seed=0):
 def undecoded(monkeypatch):
     """Black pixels instead of decoded ones, where a test looks at everything else."""
     monkeypatch.setattr(
-        _packed, "_decode", lambda _, kind, offsets: np.zeros((len(offsets) - 1, 3, kind.size, kind.size), np.uint8)
+        _packed,
+        "_decode",
+        lambda _, kind, offsets: np.zeros((len(offsets) - 1, 3, kind.size, kind.size), np.uint8),
     )
 
 
@@ -86,7 +88,9 @@ def made_up(counts):
     """Images with `counts[k]` of class k, shuffled; pixel (0, 0) is the image's number."""
     labels = torch.cat([torch.full((n,), k) for k, n in enumerate(counts)])
     labels = labels[torch.randperm(len(labels), generator=rng(0, "shuffle"))]
-    pixels = torch.arange(len(labels), dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 2, 4).clone()
+    pixels = (
+        torch.arange(len(labels), dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 2, 4).clone()
+    )
     return Images(pixels, labels, tuple("abcdefgh"[: len(counts)]), "made-up", "train")
 
 
@@ -94,7 +98,9 @@ def made_up(counts):
 
 
 @needs("cifar100_train.npz")
-def test_cifar100_train_has_its_known_labels_and_moments_and_loads_from_cache_within_a_second(monkeypatch):
+def test_cifar100_train_has_its_known_labels_and_moments_and_loads_from_cache_within_a_second(
+    monkeypatch,
+):
     monkeypatch.setattr(os, "cpu_count", lambda: 1)  # threads that take turns would count as work
     start = time.process_time()  # not the clock: other processes may be busy
     images = load("cifar100", "train", ROOT)
@@ -163,7 +169,10 @@ def test_tinyimagenet_train_falls_back_on_the_tenth_and_says_so(undecoded):
     ],
 )
 def test_images_that_contradict_themselves_cannot_be_made(change, message):
-    good = {"pixels": torch.zeros(4, 3, 2, 2, dtype=torch.uint8), "labels": torch.tensor([0, 1, 0, 1])}
+    good = {
+        "pixels": torch.zeros(4, 3, 2, 2, dtype=torch.uint8),
+        "labels": torch.tensor([0, 1, 0, 1]),
+    }
     with refused(message):
         Images(**(good | change), class_names=("a", "b"), name="x", split="test")
 
@@ -171,8 +180,14 @@ def test_images_that_contradict_themselves_cannot_be_made(change, message):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: load("mnist", "train"), "data set 'mnist' is unknown; choose one of cifar100, fmnist"),
-        (lambda: load("cifar100", "val"), "cifar100 split 'val' is unknown; choose one of train, test"),
+        (
+            lambda: load("mnist", "train"),
+            "data set 'mnist' is unknown; choose one of cifar100, fmnist",
+        ),
+        (
+            lambda: load("cifar100", "val"),
+            "cifar100 split 'val' is unknown; choose one of train, test",
+        ),
         (lambda: load("shapes", "all"), "shapes split 'all'"),
         (lambda: data.available("mnist", "train"), "'mnist'"),
         (lambda: data.normalization("mnist"), "choose one of cifar10, cifar100"),
@@ -210,8 +225,12 @@ def test_selections_by_number_slice_list_and_mask_agree():
 # --- Subsets -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("fraction", "counts"), [(0.1, [4, 1, 1]), (0.5, [20, 4, 1]), (1, [40, 8, 1])])
-def test_a_stratified_subset_takes_the_rounded_share_of_each_class_and_at_least_one(fraction, counts):
+@pytest.mark.parametrize(
+    ("fraction", "counts"), [(0.1, [4, 1, 1]), (0.5, [20, 4, 1]), (1, [40, 8, 1])]
+)
+def test_a_stratified_subset_takes_the_rounded_share_of_each_class_and_at_least_one(
+    fraction, counts
+):
     part = made_up([40, 8, 1]).subset(fraction, rng=rng(0))
     assert part.labels.bincount(minlength=3).tolist() == counts
 
@@ -233,7 +252,9 @@ def test_a_subset_reaches_every_image():
     images = made_up([40, 8, 1])
     parts = [images.subset(0.3, rng=rng(seed)) for seed in range(40)]
     assert {len(part) for part in parts} == {15}  # 12, 2 and 1
-    assert len(torch.cat([part.pixels[:, 0, 0, 0] for part in parts]).unique()) == 49  # a miss: 1e-4
+    assert (
+        len(torch.cat([part.pixels[:, 0, 0, 0] for part in parts]).unique()) == 49
+    )  # a miss: 1e-4
 
 
 # --- Shapes ------------------------------------------------------------------------------------------
@@ -243,7 +264,11 @@ def test_a_subset_reaches_every_image():
     ("name", "shape", "digest"),
     [
         ("shapes", (3, 32, 32), "64e61062b6ceda35e874d4f5812e4ea7714ed3ff73094c8011301c2195fc18b1"),
-        ("shapes-grey", (1, 28, 28), "9ecc9101a5deb6e8c74f03df4208075d6b084d2d02d887cd2ad86b266469ed9b"),
+        (
+            "shapes-grey",
+            (1, 28, 28),
+            "9ecc9101a5deb6e8c74f03df4208075d6b084d2d02d887cd2ad86b266469ed9b",
+        ),
     ],
 )
 def test_shapes_are_the_same_pixels_everywhere_and_balanced(name, shape, digest):
@@ -257,7 +282,9 @@ def test_shapes_are_the_same_pixels_everywhere_and_balanced(name, shape, digest)
 
 def test_no_test_shape_is_a_training_shape():
     train, test = shapes("shapes", "train"), shapes("shapes", "test")
-    assert len({image.numpy().tobytes() for image in torch.cat([train.pixels, test.pixels])}) == 6000
+    assert (
+        len({image.numpy().tobytes() for image in torch.cat([train.pixels, test.pixels])}) == 6000
+    )
 
 
 @pytest.mark.parametrize("name", ["shapes", "shapes-grey"])
@@ -287,7 +314,9 @@ def test_a_scaled_set_is_the_whole_one_as_pillow_scales_it(name):
     assert torch.equal(large.labels, small.labels)
     assert (large.name, large.note) == (name, f"scaled to {size}×{size} from {whole}")
     for i in range(0, len(small), len(small) // 50):
-        image = Image.fromarray(small.pixels[i, 0].numpy()).resize((size, size), Image.Resampling.BILINEAR)
+        image = Image.fromarray(small.pixels[i, 0].numpy()).resize(
+            (size, size), Image.Resampling.BILINEAR
+        )
         assert (large.pixels[i, 0].numpy() == np.asarray(image)).all()
 
 
@@ -349,7 +378,8 @@ def test_a_packed_file_is_available_and_used_without_asking_the_network(grey, of
     assert images.labels.tolist() == [*range(10), *range(10)]
     assert (images.class_names, images.name, images.split) == (CLOTHES, "fmnist", "test")
     there = [
-        data.available(*which, path.parent) for which in (("fmnist", "test"), ("fmnist", "train"), ("shapes", "train"))
+        data.available(*which, path.parent)
+        for which in (("fmnist", "test"), ("fmnist", "train"), ("shapes", "train"))
     ]
     assert there == [True, False, True]
     assert offline == []
@@ -358,7 +388,12 @@ def test_a_packed_file_is_available_and_used_without_asking_the_network(grey, of
 def test_the_whole_tinyimagenet_is_preferred_to_its_tenth_and_val_is_test(tmp_path):
     names = [str(i) for i in range(200)]
     for file, count in (("train_10pct", 1), ("train", 3), ("val", 2)):
-        pack(random_pixels(count, 3, 64, 64), range(count), names, tmp_path / f"tinyimagenet_{file}.npz")
+        pack(
+            random_pixels(count, 3, 64, 64),
+            range(count),
+            names,
+            tmp_path / f"tinyimagenet_{file}.npz",
+        )
     whole = load("tinyimagenet", "train", tmp_path)
     assert (len(whole), whole.note) == (3, "")
     (tmp_path / "tinyimagenet_train.npz").unlink()
@@ -437,9 +472,18 @@ def put(array, index, value):
 FAULTS = {
     "empty": (lambda path: path.write_bytes(b""), "not a whole packed file"),
     "text": (lambda path: path.write_text("hello"), "not a whole packed file"),
-    "truncated": (lambda path: path.write_bytes(path.read_bytes()[:-500]), "not a whole packed file"),
-    "bit rot": (lambda path: flip_a_bit(path, path.stat().st_size // 2), "not a whole packed file"),  # in `data`
-    "one array": (lambda path: path.write_bytes(written(np.save, np.zeros(3))), "not a whole packed file"),
+    "truncated": (
+        lambda path: path.write_bytes(path.read_bytes()[:-500]),
+        "not a whole packed file",
+    ),
+    "bit rot": (
+        lambda path: flip_a_bit(path, path.stat().st_size // 2),
+        "not a whole packed file",
+    ),  # in `data`
+    "one array": (
+        lambda path: path.write_bytes(written(np.save, np.zeros(3))),
+        "not a whole packed file",
+    ),
     "no labels": (alter(labels=None), "an array is missing"),
     "no data": (alter(data=None), "an array is missing"),
     "pickled": (alter(labels=lambda x: x.astype(object)), "not a whole packed file"),
@@ -453,7 +497,11 @@ FAULTS = {
     "offsets stop early": (alter(data=lambda x: np.append(x, x)), "but data is uint8 of shape"),
     "image damaged": (alter(data=lambda x: put(x, slice(0, 12), 0)), "image 0 cannot be decoded"),
     "image size": (
-        alter(data=lambda x: encoded(27), offsets=lambda x: [0, len(encoded(27))], labels=lambda x: x[:1]),
+        alter(
+            data=lambda x: encoded(27),
+            offsets=lambda x: [0, len(encoded(27))],
+            labels=lambda x: x[:1],
+        ),
         "image 0 is 27×27, not 28×28 pixels",
     ),
     "image cut": (
@@ -491,7 +539,9 @@ def test_images_that_are_not_exact_are_left_out(grey):
 def decoded(monkeypatch):
     """A list with one entry for each time a file is decoded."""
     calls, decode = [], _packed._decode
-    monkeypatch.setattr(_packed, "_decode", lambda path, *rest: calls.append(path) or decode(path, *rest))
+    monkeypatch.setattr(
+        _packed, "_decode", lambda path, *rest: calls.append(path) or decode(path, *rest)
+    )
     return calls
 
 
@@ -542,7 +592,9 @@ def test_a_cache_that_cannot_be_written_costs_only_time(grey, decoded, cache):
 
 
 @pytest.mark.parametrize("name", ["cifar100", "fmnist", "tinyimagenet"])
-def test_without_file_and_network_one_error_says_what_was_tried_and_what_to_do(tmp_path, offline, name):
+def test_without_file_and_network_one_error_says_what_was_tried_and_what_to_do(
+    tmp_path, offline, name
+):
     todo = ("root=", "$ATS_DATA", "python -m atslib pack", '"shapes"')
     with refused(str(tmp_path / f"{name}_train.npz"), *todo) as error:
         load(name, "train", tmp_path)
@@ -553,7 +605,9 @@ def test_without_file_and_network_one_error_says_what_was_tried_and_what_to_do(t
 
 def test_a_silent_server_is_given_up_on_only_during_a_download(tmp_path, monkeypatch):
     seen, before = [], socket.getdefaulttimeout()
-    monkeypatch.setattr(_official, "_fetch_torchvision", lambda *_: seen.append(socket.getdefaulttimeout()) or {})
+    monkeypatch.setattr(
+        _official, "_fetch_torchvision", lambda *_: seen.append(socket.getdefaulttimeout()) or {}
+    )
     socket.setdefaulttimeout(77)
     try:
         with refused("cifar100_train"):  # nothing came
@@ -563,7 +617,9 @@ def test_a_silent_server_is_given_up_on_only_during_a_download(tmp_path, monkeyp
         socket.setdefaulttimeout(before)
 
 
-def test_without_a_download_and_in_a_root_that_cannot_be_written_there_is_one_error(tmp_path, offline):
+def test_without_a_download_and_in_a_root_that_cannot_be_written_there_is_one_error(
+    tmp_path, offline
+):
     with refused("download=False"):
         load("cifar100", "train", tmp_path, download=False)
     assert offline == []
@@ -575,12 +631,18 @@ def test_without_a_download_and_in_a_root_that_cannot_be_written_there_is_one_er
         load("cifar100", "train", tmp_path / "file")
 
 
-@pytest.mark.parametrize(("name", "official", "size"), [("cifar100", "CIFAR100", 32), ("fmnist", "FashionMNIST", 28)])
-def test_a_download_is_packed_once_for_both_splits(tmp_path, monkeypatch, offline, name, official, size):
+@pytest.mark.parametrize(
+    ("name", "official", "size"), [("cifar100", "CIFAR100", 32), ("fmnist", "FashionMNIST", 28)]
+)
+def test_a_download_is_packed_once_for_both_splits(
+    tmp_path, monkeypatch, offline, name, official, size
+):
     channels = 1 if name == "fmnist" else 3
     pixels = random_pixels(6, size, size, channels)
     made, other = [], tmp_path / "other"
-    mine = pack(random_pixels(1, channels, size, size), [0], ("a",), other / f"{name}_test.npz").read_bytes()
+    mine = pack(
+        random_pixels(1, channels, size, size), [0], ("a",), other / f"{name}_test.npz"
+    ).read_bytes()
 
     def source(folder, train, download):
         made.append(train)
@@ -597,7 +659,9 @@ def test_a_download_is_packed_once_for_both_splits(tmp_path, monkeypatch, offlin
     assert made == [True, False]  # one visit
     assert data.available(name, "test", tmp_path)
     load(name, "train", other)
-    assert (other / f"{name}_test.npz").read_bytes() == mine  # a file that is there is never replaced
+    assert (
+        other / f"{name}_test.npz"
+    ).read_bytes() == mine  # a file that is there is never replaced
 
 
 def tiny_archive(*more):
@@ -610,13 +674,17 @@ def tiny_archive(*more):
 
     with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr(top + "wnids.txt", "\n".join(reversed(ids)))
-        archive.writestr(top + "words.txt", "\n".join(f"{wnid}\tword {wnid}" for wnid in [*ids, "n9"]))
+        archive.writestr(
+            top + "words.txt", "\n".join(f"{wnid}\tword {wnid}" for wnid in [*ids, "n9"])
+        )
         rows = [f"val_10.JPEG\t{ids[7]}\t0\t0\t9\t9", f"val_9.JPEG\t{ids[5]}\t0\t0\t9\t9"]
         archive.writestr(top + "val/val_annotations.txt", "\n".join(rows))
         for number, level in ((10, 100), (9, 90)):
             archive.writestr(f"{top}val/images/val_{number}.JPEG", jpeg(level))
             for wnid, more_level in ((ids[1], 1), (ids[0], 2)):
-                archive.writestr(f"{top}train/{wnid}/images/{wnid}_{number}.JPEG", jpeg(level + more_level))
+                archive.writestr(
+                    f"{top}train/{wnid}/images/{wnid}_{number}.JPEG", jpeg(level + more_level)
+                )
         for member in more:
             archive.writestr(member, "")
     return buffer.getvalue()
@@ -653,9 +721,14 @@ OUTSIDE = ("../evil", "tiny-imagenet-200/../../evil", "/evil", "C:/evil", "..\\e
 
 @pytest.mark.parametrize(
     ("members", "md5", "message"),
-    [((), "0" * 32, "the archive has md5"), *[((member,), None, "points outside it") for member in OUTSIDE]],
+    [
+        ((), "0" * 32, "the archive has md5"),
+        *[((member,), None, "points outside it") for member in OUTSIDE],
+    ],
 )
-def test_an_archive_with_another_md5_or_a_member_outside_its_folder_is_refused(tmp_path, serve, members, md5, message):
+def test_an_archive_with_another_md5_or_a_member_outside_its_folder_is_refused(
+    tmp_path, serve, members, md5, message
+):
     serve(tiny_archive(*members), md5)
     with refused(message):
         load("tinyimagenet", "train", tmp_path / "root")

@@ -6,14 +6,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from atslib.attacks import BothImages, GradientMatching, KeptEntries, KnownFeatures, ThroughPolicy, Undone
-from atslib.clients.accountant import epsilon
-from atslib.report import plots
-from atslib.report.pages import ext6_defenses
-from atslib.report.pages.ext6_defenses import PANELS, TUNED, best, compared, defenses_verdict, worst
-from atslib.report.units import defended
-from atslib.report.units.archive import Archive, unit_of
-from atslib.report.units.defended import (
+from atsbook.figures import plots
+from atsbook.pages import ext6_defenses
+from atsbook.pages.ext6_defenses import PANELS, TUNED, best, compared, defenses_verdict, worst
+from atsbook.runs import defended
+from atsbook.runs.archive import Archive, unit_of
+from atsbook.runs.defended import (
     BARE,
     DEFENSES,
     PLAIN,
@@ -27,10 +25,19 @@ from atslib.report.units.defended import (
     place,
     tuned,
 )
-from atslib.report.units.networks import ModelUnit
-from atslib.report.units.settings import settings
-from atslib.report.units.table1 import HYBRID
-from atslib.store import Store
+from atsbook.runs.networks import ModelUnit
+from atsbook.runs.settings import settings
+from atsbook.runs.store import Store
+from atsbook.runs.table1 import HYBRID
+from atslib.attacks import (
+    BothImages,
+    GradientMatching,
+    KeptEntries,
+    KnownFeatures,
+    ThroughPolicy,
+    Undone,
+)
+from atslib.clients.defenses.accountant import epsilon
 
 pytestmark = pytest.mark.usefixtures("one_thread", "few_images")
 
@@ -71,23 +78,35 @@ def test_all_attacks_differ_in_defense_and_attacker_only_and_trainings_in_defens
     for (regime, text, _), unit in others:
         policy, rest = parts(text)
         assert (unit.policy, unit.defense, unit.crop_flip) == (policy, rest, text != BARE)
-        own = {name: getattr(first[1], name) for name in ("policy", "defense", "attack", "threat", "crop_flip")}
+        own = {
+            name: getattr(first[1], name)
+            for name in ("policy", "defense", "attack", "threat", "crop_flip")
+        }
         assert dataclasses.replace(unit, **own, model=first[1].model) == first[1]
         if regime == "initial":
             assert unit.model == first[1].model
         else:
             assert unit.model in trained
             train = unit.model.train
-            assert (train.policy, train.defense, train.crop_flip, unit.model.seed) == (policy, rest, text != BARE, 0)
+            assert (train.policy, train.defense, train.crop_flip, unit.model.seed) == (
+                policy,
+                rest,
+                text != BARE,
+                0,
+            )
     assert {unit.seed for unit in trained} == {0, 1, 2}
     assert len(trained) == len(set(trained)) == 3 * len(kinds(chosen))
-    assert all(unit.train.epochs == trained[0].train.epochs and unit.model == "relunet" for unit in trained)
+    assert all(
+        unit.train.epochs == trained[0].train.epochs and unit.model == "relunet" for unit in trained
+    )
     assert {kind for kind, texts in DEFENSES.items() if len(texts) < 3} == {"none"}
     assert {kind for group in PANELS.values() for kind in group} == {*DEFENSES, TUNED} - {"none"}
 
 
 def test_the_tuned_policy_is_the_one_that_hides_most_and_then_leaks_least():
-    table = pd.DataFrame({"found": [0.5, 0.25, 0.25], "gain": [0.0, 3.0, 2.0]}, index=["1", "2", "3"])
+    table = pd.DataFrame(
+        {"found": [0.5, 0.25, 0.25], "gain": [0.0, 3.0, 2.0]}, index=["1", "2", "3"]
+    )
     assert tuned(table) == "3"
 
 
@@ -99,13 +118,17 @@ def rows(found, *, images=40, regime="initial"):
         who = {"defense": name, "kind": kind, "attacker": attacker}
         parts.append(pd.DataFrame(who | {"image": range(images), "found": hit.astype(float)}))
     gain = np.resize([2.0, 3.0], images * len(parts))
-    table = pd.concat(parts, ignore_index=True).assign(gain_before=gain, gain=gain, floor_policy=9.0)
+    table = pd.concat(parts, ignore_index=True).assign(
+        gain_before=gain, gain=gain, floor_policy=9.0
+    )
     return table.assign(psnr=9 + table["gain_before"], policy=table["defense"], regime=regime)
 
 
 def trained(levels):
     each = [(name, seed) for name in levels for seed in range(3)]
-    return pd.DataFrame([{"defense": n, "seed": s, "accuracy": levels[n] + s - 1, "train": 5} for n, s in each])
+    return pd.DataFrame(
+        [{"defense": n, "seed": s, "accuracy": levels[n] + s - 1, "train": 5} for n, s in each]
+    )
 
 
 NONE, ATS = ("none", "none", PLAIN), ("3-1-7", "ATS", PLAIN)
@@ -174,7 +197,9 @@ def test_a_defense_is_judged_by_the_attacker_who_finds_most():
 
 
 def test_a_toy_run_is_the_same_from_the_archive(kept, tmp_path, monkeypatch):
-    few = {kind: DEFENSES[kind] for kind in ("none", "ATS", "pruning", "DP-SGD", "bottleneck", "MixUp")}
+    few = {
+        kind: DEFENSES[kind] for kind in ("none", "ATS", "pruning", "DP-SGD", "bottleneck", "MixUp")
+    }
     monkeypatch.setattr(defended, "DEFENSES", few)
     chosen = settings(images=2, steps=3, fraction=0.004)
     result = ext6_defenses.run(chosen, kept)
@@ -196,7 +221,9 @@ def test_a_toy_run_is_the_same_from_the_archive(kept, tmp_path, monkeypatch):
         shown = ext6_defenses.figure(result, regime)
         assert set(shown["defense"]) == set(table["defense"])
         plots.exchange(shown, "accuracy", "defense", "kind", "outcome", xlabel="accuracy")
-        assert "Without a defense the strongest attack finds" in ext6_defenses.advice(result, regime)
+        assert "Without a defense the strongest attack finds" in ext6_defenses.advice(
+            result, regime
+        )
     spent = epsilon(0.001, rate=1, steps=1)  # fewer images than a batch holds, one epoch
     assert float(ext6_defenses.guarantees(result)["ε"].iloc[0]) == pytest.approx(spent, rel=0.01)
     assert len(ext6_defenses.sheet(result)) >= 3

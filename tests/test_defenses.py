@@ -4,9 +4,9 @@ import pytest
 import torch
 from checks import refused
 
-from atslib.clients.defenses import Defense, share
-from atslib.clients.perturbations import DEFENSES, Perturbation
-from atslib.clients.published import PUBLISHED
+from atslib.clients.defenses.defense import Defense, share
+from atslib.clients.defenses.perturbations import DEFENSES, Perturbation
+from atslib.clients.defenses.published import PUBLISHED
 from atslib.policies.policy import Hybrid, Policy
 from atslib.rng import rng
 
@@ -30,7 +30,11 @@ def defend(text, gradients=GRADIENTS):
     ("text", "first", "second"),
     [
         ("prune:0.5", [[[0, 0], [3, -4]], [[-8, 7], [0, 0]]], [[0, 10], [-9, 0]]),
-        ("prune:0.74", [[[0, 0], [3, -4]], [[-8, 7], [0, 0]]], [[0, 10], [-9, 0]]),  # 2.96 of 4 and 1.48 of 2: down
+        (
+            "prune:0.74",
+            [[[0, 0], [3, -4]], [[-8, 7], [0, 0]]],
+            [[0, 10], [-9, 0]],
+        ),  # 2.96 of 4 and 1.48 of 2: down
         ("prune:0.49", [[[0, -2], [3, -4]], [[-8, 7], [6, 0]]], GRADIENTS[1].tolist()),
         ("prune:0.84", [[[0, 0], [0, -4]], [[-8, 0], [0, 0]]], [[0, 10], [-9, 0]]),
         # Over both tensors: of the first gradient 0.5, 1 and 2 go; of the second 0.1, 5 and 6.
@@ -40,11 +44,15 @@ def defend(text, gradients=GRADIENTS):
         ("prune-global:0", GRADIENTS[0].tolist(), GRADIENTS[1].tolist()),
     ],
 )
-def test_pruning_zeroes_the_smallest_of_each_tensor_or_of_the_whole_of_each_gradient(text, first, second):
+def test_pruning_zeroes_the_smallest_of_each_tensor_or_of_the_whole_of_each_gradient(
+    text, first, second
+):
     assert defend(text) == [first, second]
 
 
-@pytest.mark.parametrize(("size", "percent"), [(90, 70), (100, 29), (20, 95), (100, 99), (1728, 70), (36864, 95)])
+@pytest.mark.parametrize(
+    ("size", "percent"), [(90, 70), (100, 29), (20, 95), (100, 99), (1728, 70), (36864, 95)]
+)
 def test_prune_counts_in_decimals_not_in_binary_fractions(size, percent):
     """The authors compute floor(numel · p / 100) with an integer p; in floats 90 · 0.7 is below 63."""
     (pruned,) = after(Perturbation("prune", percent / 100), (torch.arange(1.0, size + 1)[None],))
@@ -52,7 +60,10 @@ def test_prune_counts_in_decimals_not_in_binary_fractions(size, percent):
 
 
 def test_clip_scales_long_gradients_to_the_bound_and_leaves_short_ones():
-    gradients = (torch.tensor([[3.0, 0.0], [0.3, 0.0]]), torch.tensor([[[4.0]], [[0.4]]]))  # norms 5 and 0.5
+    gradients = (
+        torch.tensor([[3.0, 0.0], [0.3, 0.0]]),
+        torch.tensor([[[4.0]], [[0.4]]]),
+    )  # norms 5 and 0.5
     first, second = after(Perturbation("clip", 1.0), gradients)
     torch.testing.assert_close(first, torch.tensor([[0.6, 0.0], [0.3, 0.0]]))
     torch.testing.assert_close(second, torch.tensor([[[0.8]], [[0.4]]]))
@@ -70,8 +81,12 @@ def test_moments_of_the_noise(scale):
         assert noise.mean(1).abs().max() < 4 * std / 50_000**0.5
         torch.testing.assert_close(noise.std(1), torch.full((4,), std).double(), rtol=0.03, atol=0)
     spread = (2 / torch.pi) ** 0.5
-    torch.testing.assert_close((normal / scale).abs().mean(1), torch.full((4,), spread).double(), rtol=0.02, atol=0)
-    torch.testing.assert_close((laplace / scale).abs().mean(1), torch.ones(4).double(), rtol=0.02, atol=0)
+    torch.testing.assert_close(
+        (normal / scale).abs().mean(1), torch.full((4,), spread).double(), rtol=0.02, atol=0
+    )
+    torch.testing.assert_close(
+        (laplace / scale).abs().mean(1), torch.ones(4).double(), rtol=0.02, atol=0
+    )
     median = (laplace / scale).abs().median(1).values
     torch.testing.assert_close(median, torch.full((4,), 0.6931).double(), rtol=0.03, atol=0)
 
@@ -134,8 +149,14 @@ def test_no_digit_of_a_strength_is_lost(strength):
     ("text", "message"),
     [
         ("blur:1", "'blur' is unknown; choose one of " + ", ".join((*DEFENSES, *PUBLISHED))),
-        ("prune", "after the colon comes a number, the fraction of each tensor set to zero, in [0, 1)"),
-        ("prune:x", "after the colon comes a number, the fraction of each tensor set to zero, in [0, 1)"),
+        (
+            "prune",
+            "after the colon comes a number, the fraction of each tensor set to zero, in [0, 1)",
+        ),
+        (
+            "prune:x",
+            "after the colon comes a number, the fraction of each tensor set to zero, in [0, 1)",
+        ),
         ("prune:1", "strength 1.0 must be the fraction of each tensor set to zero, in [0, 1)"),
         ("prune:-0.1", "strength -0.1 must be"),
         ("prune:nan", "strength nan must be"),
@@ -144,9 +165,17 @@ def test_no_digit_of_a_strength_is_lost(strength):
         ("gaussian:inf", "must be the standard deviation of the noise, above 0"),
         ("laplace:-1", "must be the scale of the noise, above 0"),
         ("clip:0", "must be the largest l2 norm of a gradient, above 0"),
-        ("3-1-7 | 0", "defense '3-1-7 | 0' has two policies; join them: '+' draws one per image, '-' takes all"),
+        (
+            "3-1-7 | 0",
+            "defense '3-1-7 | 0' has two policies; join them: '+' draws one per image, '-' takes all",
+        ),
         ("3-50", "no operation [50]; ids run 0..49"),
-        ("clip:1 |", "'' is unknown; choose one of " + ", ".join((*DEFENSES, *PUBLISHED)) + ", a policy such as 3-1-7"),
+        (
+            "clip:1 |",
+            "'' is unknown; choose one of "
+            + ", ".join((*DEFENSES, *PUBLISHED))
+            + ", a policy such as 3-1-7",
+        ),
     ],
 )
 def test_a_wrong_defense_is_told_the_right_ones(text, message):
@@ -160,13 +189,18 @@ PIXELS = torch.randint(0, 256, (6, 3, 8, 8), generator=rng(0, "pixels"), dtype=t
 
 
 def test_parts_act_in_their_order_and_each_in_its_place():
-    first, other = (after(Defense.parse(text)) for text in ("prune:0.5 | clip:1", "clip:1 | prune:0.5"))
+    first, other = (
+        after(Defense.parse(text)) for text in ("prune:0.5 | clip:1", "clip:1 | prune:0.5")
+    )
     expected = after(Perturbation("clip", 1.0), after(Perturbation("prune", 0.5)))
     assert all(torch.equal(a, b) for a, b in zip(first, expected, strict=True))
     assert not torch.equal(first[0], other[0])
     both = Defense.parse("3-1-7 | clip:1")
     assert torch.equal(both.before(PIXELS, rng=rng(1)), Policy.parse("3-1-7")(PIXELS, rng=rng(1)))
-    assert all(torch.equal(a, b) for a, b in zip(after(both), after(Perturbation("clip", 1.0)), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(after(both), after(Perturbation("clip", 1.0)), strict=True)
+    )
     assert torch.equal(Defense.parse("clip:1").before(PIXELS), PIXELS)
 
 
@@ -179,7 +213,11 @@ def test_no_defense_changes_nothing():
 
 def test_a_hybrid_is_a_defense_of_images():
     hybrid = Hybrid.parse("3-1-7+43-18-18")
-    for defense in (Defense.of(hybrid), Defense.of("3-1-7+43-18-18"), Defense.of([None, "", hybrid])):
+    for defense in (
+        Defense.of(hybrid),
+        Defense.of("3-1-7+43-18-18"),
+        Defense.of([None, "", hybrid]),
+    ):
         assert torch.equal(defense.before(PIXELS, rng=rng(2)), hybrid(PIXELS, rng=rng(2)))
         assert str(defense) == "3-1-7+43-18-18"
     with refused("3-1-7 draws at random: give it rng="):
@@ -196,10 +234,15 @@ def noisy(gradients, rng, model):
 
 
 def test_a_function_is_a_defense_and_gets_what_it_asks_for():
-    assert all(torch.equal(a, g / 2) for a, g in zip(after(Defense.of(halved)), GRADIENTS, strict=True))
+    assert all(
+        torch.equal(a, g / 2) for a, g in zip(after(Defense.of(halved)), GRADIENTS, strict=True)
+    )
     model = torch.nn.Linear(2, 2)
     first, again = (after(Defense.of(noisy), model=model, rng=rng(1)) for _ in range(2))
-    assert all(torch.equal(a, b) and not torch.equal(a, g) for a, b, g in zip(first, again, GRADIENTS, strict=True))
+    assert all(
+        torch.equal(a, b) and not torch.equal(a, g)
+        for a, b, g in zip(first, again, GRADIENTS, strict=True)
+    )
     everything = Defense.of(lambda gradients, **more: noisy(gradients, **more))
     assert torch.equal(after(everything, model=model, rng=rng(1))[0], first[0])
     assert str(Defense.of(["3-1-7", halved, "clip:1"])) == "3-1-7 | halved | clip:1"

@@ -10,24 +10,34 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from atsbook.pages import PAGES, claim1_privacy, load_page
+from atsbook.runs import attacks as units
+from atsbook.runs import networks
+from atsbook.runs.attacks import attack_unit, scaled, starts, targets
+from atsbook.runs.networks import (
+    STAGES,
+    ModelUnit,
+    dataset,
+    device_of,
+    model_unit,
+    network,
+    trained,
+    victim,
+)
+from atsbook.runs.settings import PROFILES, Settings, settings
+from atsbook.runs.store import Store
+from atsbook.runs.table1 import HYBRID, POLICIES
+from atsbook.runs.tables import floors, mean_image
+from atsbook.texts.answers import CLAIMS
 from atslib.attacks import ATTACKS, engine, reconstruct
-from atslib.clients.threat import observe
+from atslib.clients.observe import observe
 from atslib.clients.training import TrainConfig
 from atslib.data.images import Images
 from atslib.data.load import DATASETS, load
 from atslib.errors import AtsError, OutOfTime
 from atslib.policies.operations import crop_and_flip
 from atslib.policies.policy import parse_policy
-from atslib.report.book.answers import CLAIMS
-from atslib.report.pages import PAGES, claim1_privacy, load_page
-from atslib.report.units import networks, units
-from atslib.report.units.networks import STAGES, ModelUnit, dataset, device_of, model_unit, network, trained, victim
-from atslib.report.units.settings import PROFILES, Settings, settings
-from atslib.report.units.table1 import HYBRID, POLICIES
-from atslib.report.units.tables import floors, mean_image
-from atslib.report.units.units import attack_unit, scaled, starts, targets
 from atslib.rng import rng
-from atslib.store import Store
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
@@ -44,7 +54,11 @@ TINY = {"images": 3, "steps": 3, "control_steps": 4, "fraction": 0.002}
 def few_test_images():
     """Forty test images instead of a thousand: accuracies are computed for each policy."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(networks, "load", lambda name, split: load(name, split)[: 40 if split == "test" else None])
+        patch.setattr(
+            networks,
+            "load",
+            lambda name, split: load(name, split)[: 40 if split == "test" else None],
+        )
         dataset.cache_clear()
         yield
     dataset.cache_clear()
@@ -57,7 +71,12 @@ def few_test_images():
 def test_a_profile_fills_what_is_not_given(profile):
     found = dataclasses.asdict(settings(profile=profile))
     assert found.items() >= ({"profile": profile} | PROFILES[profile]).items()
-    assert (found["epsilon"], found["crop_flip"], found["seed"], found["device"]) == (15, "fixed", 0, "auto")
+    assert (found["epsilon"], found["crop_flip"], found["seed"], found["device"]) == (
+        15,
+        "fixed",
+        0,
+        "auto",
+    )
 
 
 def test_the_full_profile_is_the_papers():
@@ -76,7 +95,9 @@ def test_what_is_given_overrides_the_profile():
     found = settings({"profile": "full", "images": 3, "epsilon": 20}, steps=7)
     assert (found.images, found.steps, found.epsilon) == (3, 7, 20)
     assert isinstance(found.epsilon, float)
-    assert dataclasses.replace(found, images=100, steps=4800, epsilon=15.0) == settings(profile="full")
+    assert dataclasses.replace(found, images=100, steps=4800, epsilon=15.0) == settings(
+        profile="full"
+    )
 
 
 def test_the_laptops_size_takes_less_of_the_embedded_images_but_what_is_given_stays():
@@ -132,7 +153,15 @@ def test_a_wrong_parameter_is_refused_with_the_rule(given, message):
 
 
 def test_the_names_of_ipython_are_no_parameters():
-    notebook = {"In": [""], "Out": {}, "_": 3, "_i1": "x", "_dh": [], "__name__": "__main__", "exit": print}
+    notebook = {
+        "In": [""],
+        "Out": {},
+        "_": 3,
+        "_i1": "x",
+        "_dh": [],
+        "__name__": "__main__",
+        "exit": print,
+    }
     assert settings(notebook | {"pytest": pytest, "images": 3}) == settings(images=3)
 
 
@@ -158,7 +187,9 @@ def test_the_victim_is_the_clients_trained_network_or_an_untrained_one_of_the_ki
     assert victim(chosen, HYBRID) == model_unit(chosen, HYBRID)
     untrained = victim(dataclasses.replace(chosen, regime="initial"), HYBRID)
     assert (untrained.model, untrained.train, untrained.fraction) == ("lenet", None, 1.0)
-    assert untrained == victim(dataclasses.replace(chosen, regime="initial"))  # no policy, for nothing is trained
+    assert untrained == victim(
+        dataclasses.replace(chosen, regime="initial")
+    )  # no policy, for nothing is trained
     assert victim(dataclasses.replace(chosen, regime="initial", attacked="")).model == "convnet-4"
 
 
@@ -246,7 +277,9 @@ def test_looking_at_a_network_on_its_way_does_not_change_where_it_ends(whole, st
 
 
 @pytest.mark.parametrize(("step", "before"), [(3, [1]), (7, [1, 3]), (10, [1, 3])])
-def test_a_network_on_its_way_is_that_of_the_whole_training_and_leaves_those_before_it(whole, store, step, before):
+def test_a_network_on_its_way_is_that_of_the_whole_training_and_leaves_those_before_it(
+    whole, store, step, before
+):
     unit = dataclasses.replace(WAY, step=step)
     model, made = trained(unit, store, CPU)
     assert stages_in(store) == sorted({*before, step} & {*STAGES})
@@ -254,7 +287,11 @@ def test_a_network_on_its_way_is_that_of_the_whole_training_and_leaves_those_bef
     for earlier in {*before, step} & {3, 10}:
         assert same(stage(store, earlier), stage(whole[1], earlier))
     assert not model.training
-    weights = {name.removeprefix("model."): value for name, value in made.tensors.items() if name != "accuracy"}
+    weights = {
+        name.removeprefix("model."): value
+        for name, value in made.tensors.items()
+        if name != "accuracy"
+    }
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
     assert not all(torch.equal(value, whole[0][f"model.{name}"]) for name, value in weights.items())
     assert float(made["accuracy"]) == networks.evaluate(model, dataset("shapes", "test"))
@@ -273,7 +310,9 @@ def test_a_training_to_a_step_that_runs_out_of_time_goes_on_to_the_same_network(
     with pytest.raises(OutOfTime):
         trained(unit, Store(store.root, ends=time.monotonic()), CPU)
     assert stages_in(store) == [1, 3]
-    assert same(trained(unit, Store(store.root, ends=time.monotonic()), CPU)[1], stage(whole[1], 10))
+    assert same(
+        trained(unit, Store(store.root, ends=time.monotonic()), CPU)[1], stage(whole[1], 10)
+    )
 
 
 def test_a_network_without_a_step_keeps_the_key_that_it_had_before_there_were_any(store):
@@ -297,7 +336,9 @@ EIGHT = settings(images=8)
 
 
 def target(policy="", **changes):
-    config = dataclasses.replace(EIGHT, **{k: changes.pop(k) for k in ("crop_flip", "seed") if k in changes})
+    config = dataclasses.replace(
+        EIGHT, **{k: changes.pop(k) for k in ("crop_flip", "seed") if k in changes}
+    )
     return targets(dataclasses.replace(attack_unit(config, policy), **changes))
 
 
@@ -335,14 +376,18 @@ def test_an_images_target_does_not_depend_on_the_range_it_is_attacked_in(policy,
 @pytest.mark.parametrize("start", ["normal", "uniform", "zeros"])
 def test_an_images_start_does_not_depend_on_range_policy_model_or_later_restarts(start):
     unit = attack_unit(EIGHT, "")
-    unit = dataclasses.replace(unit, attack=dataclasses.replace(unit.attack, start=start, restarts=2))
+    unit = dataclasses.replace(
+        unit, attack=dataclasses.replace(unit.attack, start=start, restarts=2)
+    )
     model = network(unit.model)
     whole = starts(unit, model)
     assert whole.shape == (2, 8, 3, 32, 32)
     for first, last in ((0, 3), (2, 4), (7, 8)):
         part = starts(dataclasses.replace(unit, first=first, last=last), model)
         assert torch.equal(part, whole[:, first:last])
-    one = dataclasses.replace(unit, policy=HYBRID, attack=dataclasses.replace(unit.attack, restarts=1, steps=9))
+    one = dataclasses.replace(
+        unit, policy=HYBRID, attack=dataclasses.replace(unit.attack, restarts=1, steps=9)
+    )
     assert torch.equal(starts(one, model), whole[:1])
     if start != "zeros":
         assert not torch.equal(whole[0], whole[1])
@@ -382,13 +427,25 @@ def test_every_field_of_a_unit_changes_its_key(store):
         "rounds": 2,
         "every": True,
     }
-    keys = {store.path("attack", dataclasses.replace(unit, **{name: value})) for name, value in other.items()}
+    keys = {
+        store.path("attack", dataclasses.replace(unit, **{name: value}))
+        for name, value in other.items()
+    }
     assert set(other) == {field.name for field in dataclasses.fields(unit)}
     assert len(keys | {store.path("attack", unit)}) == 1 + len(other)
-    models = {"dataset": "shapes-grey", "model": "lenet", "fraction": 0.5, "train": None, "seed": 3, "norm": "fmnist"}
+    models = {
+        "dataset": "shapes-grey",
+        "model": "lenet",
+        "fraction": 0.5,
+        "train": None,
+        "seed": 3,
+        "norm": "fmnist",
+    }
     models["step"] = 30
     assert set(models) == {field.name for field in dataclasses.fields(ModelUnit)}
-    keys = {store.path("model", dataclasses.replace(unit.model, **{n: v})) for n, v in models.items()}
+    keys = {
+        store.path("model", dataclasses.replace(unit.model, **{n: v})) for n, v in models.items()
+    }
     assert len(keys | {store.path("model", unit.model)}) == 1 + len(models)
 
 
@@ -438,7 +495,16 @@ def interrupted(seen, attack, start, state):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "SAVE_EVERY", -1)
         with pytest.raises(Killed):
-            reconstruct(seen, attack, rng=rng(0), start=start, frames=3, on_frame=die, chunk=2, checkpoint=state)
+            reconstruct(
+                seen,
+                attack,
+                rng=rng(0),
+                start=start,
+                frames=3,
+                on_frame=die,
+                chunk=2,
+                checkpoint=state,
+            )
 
 
 STATES = {
@@ -461,13 +527,23 @@ def test_a_damaged_state_of_an_attack_is_warned_of_and_it_starts_anew(tmp_path, 
     whole = reconstruct(seen, unit.attack, rng=rng(0), start=start, frames=3, chunk=2)
     interrupted(seen, unit.attack, start, tmp_path / "state")
     (file,) = tmp_path.iterdir()
-    again = reconstruct(seen, unit.attack, rng=rng(0), start=start, frames=3, chunk=2, checkpoint=tmp_path / "state")
+    again = reconstruct(
+        seen, unit.attack, rng=rng(0), start=start, frames=3, chunk=2, checkpoint=tmp_path / "state"
+    )
     assert torch.equal(again.images, whole.images)
 
     interrupted(seen, unit.attack, start, tmp_path / "state")
     STATES[how](file)
     with pytest.warns(UserWarning, match=r"state\.0-2 is not resumed .*the run starts anew"):
-        anew = reconstruct(seen, unit.attack, rng=rng(0), start=start, frames=3, chunk=2, checkpoint=tmp_path / "state")
+        anew = reconstruct(
+            seen,
+            unit.attack,
+            rng=rng(0),
+            start=start,
+            frames=3,
+            chunk=2,
+            checkpoint=tmp_path / "state",
+        )
     assert torch.equal(anew.images, whole.images)
     assert torch.equal(anew.trace, whole.trace)
     assert [kept.name for kept in tmp_path.iterdir()] == ["state.0-2.aside"]
@@ -482,7 +558,9 @@ def two_shades(split):
     return Images(pixels, torch.tensor([0, 1]), ("a", "b"), "two shades", split)
 
 
-def test_floors_are_the_psnr_of_grey_of_the_mean_training_image_and_of_that_under_the_policy(monkeypatch):
+def test_floors_are_the_psnr_of_grey_of_the_mean_training_image_and_of_that_under_the_policy(
+    monkeypatch,
+):
     monkeypatch.setitem(DATASETS, "two shades", two_shades)
     plain = attack_unit(settings(images=2, dataset="two shades"), crop_flip=False)
     black_and_white = torch.stack([torch.zeros(3, 8, 8), torch.full((3, 8, 8), 255)]).byte()
@@ -494,11 +572,15 @@ def test_floors_are_the_psnr_of_grey_of_the_mean_training_image_and_of_that_unde
     assert list(found) == ["floor_grey", "floor_mean", "floor_policy"]
     assert found["floor_grey"].tolist() == decibels(0.5, 0.5)
     assert found["floor_mean"].tolist() == decibels(0.4, 0.6)
-    assert found["floor_policy"].tolist() == decibels(0.4, 0.6)  # nobody does anything to the images
+    assert found["floor_policy"].tolist() == decibels(
+        0.4, 0.6
+    )  # nobody does anything to the images
     inverted = floors(black_and_white, dataclasses.replace(plain, policy="0"))
     assert inverted["floor_mean"].tolist() == decibels(0.4, 0.6)
     assert inverted["floor_policy"].tolist() == decibels(0.6, 0.4)
-    cropped = floors(black_and_white, dataclasses.replace(plain, crop_flip=True))  # black comes in at the edges
+    cropped = floors(
+        black_and_white, dataclasses.replace(plain, crop_flip=True)
+    )  # black comes in at the edges
     assert cropped["floor_policy"][0] > found["floor_policy"][0]
     assert cropped["floor_policy"][1] < found["floor_policy"][1]
 
@@ -529,14 +611,32 @@ def test_every_claim_has_its_page_and_every_page_its_notebook_and_its_functions(
         assert callable(module.units)
 
 
-COLUMNS = ["psnr", "psnr_original", "mse", "ssim", "cost", "floor_grey", "floor_mean", "floor_policy", "gain"]
+COLUMNS = [
+    "psnr",
+    "psnr_original",
+    "mse",
+    "ssim",
+    "cost",
+    "floor_grey",
+    "floor_mean",
+    "floor_policy",
+    "gain",
+]
 COLUMNS += ["rank_target", "rank_original", "stuck"]
 NAMES = ["none", HYBRID]  # at smoke; other profiles attack all policies
 
 
 def test_claim_1_has_one_row_per_regime_network_policy_draw_and_image(undisturbed):
     tables = undisturbed[0].tables
-    assert list(tables) == ["attacks", "judged", "networks", "accuracy", "curve", "blocks", "random"]
+    assert list(tables) == [
+        "attacks",
+        "judged",
+        "networks",
+        "accuracy",
+        "curve",
+        "blocks",
+        "random",
+    ]
     attacks = tables["attacks"]
     assert list(attacks) == [
         "policy",
@@ -578,7 +678,9 @@ def test_the_numbers_of_a_row_are_those_of_its_images(undisturbed):
         assert rows["mse"].tolist() == pytest.approx(error.tolist(), rel=1e-4)
         assert rows["psnr"].tolist() == pytest.approx((-10 * error.log10()).tolist(), rel=1e-4)
         away = (sheet["reconstruction"] - sheet["original"].float() / 255).square().mean((1, 2, 3))
-        assert rows["psnr_original"].tolist() == pytest.approx((-10 * away.log10()).tolist(), rel=1e-4)
+        assert rows["psnr_original"].tolist() == pytest.approx(
+            (-10 * away.log10()).tolist(), rel=1e-4
+        )
         shown = claim1_privacy.sheet(result, name, 2)
         assert torch.equal(shown["reconstruction"], sheet["reconstruction"][:2])
 
@@ -597,22 +699,36 @@ def test_facts_say_what_the_banner_needs(undisturbed):
 
 def test_claim_1_judges_untrained_networks_and_three_at_the_end_of_their_training():
     laptop = settings(profile="laptop", dataset="shapes")
-    found = {(cell.regime, cell.model): chosen for cell, chosen in claim1_privacy.cells(laptop).items()}
+    found = {
+        (cell.regime, cell.model): chosen for cell, chosen in claim1_privacy.cells(laptop).items()
+    }
     untrained = [("initial", name) for name in ("lenet", "convnet-16", "resnet20-1")]
     later = [(regime, name) for regime in ("semi", "trained") for name in ("lenet", "resnet20-1")]
     few = [("initial", "resnet20-4"), ("semi", "convnet-16"), ("trained", "convnet-16")]
     assert found == dict.fromkeys([*untrained, *later], POLICIES) | dict.fromkeys(few, ("", HYBRID))
-    trained = [unit for key, unit in claim1_privacy.attacks_of(laptop).items() if key[0] == "trained"]
-    assert {(unit.model.train.policy, unit.policy) for unit in trained} == {(policy, policy) for policy in POLICIES}
-    assert claim1_privacy.networks(laptop) == {name or "none": model_unit(laptop, name) for name in POLICIES}
+    trained = [
+        unit for key, unit in claim1_privacy.attacks_of(laptop).items() if key[0] == "trained"
+    ]
+    assert {(unit.model.train.policy, unit.policy) for unit in trained} == {
+        (policy, policy) for policy in POLICIES
+    }
+    assert claim1_privacy.networks(laptop) == {
+        name or "none": model_unit(laptop, name) for name in POLICIES
+    }
     wanted = set(claim1_privacy.units(laptop).values())
-    assert {*claim1_privacy.attacks_of(laptop).values(), *claim1_privacy.networks(laptop).values()} < wanted
+    assert {
+        *claim1_privacy.attacks_of(laptop).values(),
+        *claim1_privacy.networks(laptop).values(),
+    } < wanted
 
 
 def test_a_second_run_computes_nothing(undisturbed):
     result, store = undisturbed
     made = []
-    assert claim1_privacy.run(settings(**TINY), Store(store.root, say=made.append)).digest == result.digest
+    assert (
+        claim1_privacy.run(settings(**TINY), Store(store.root, say=made.append)).digest
+        == result.digest
+    )
     assert made == []
 
 
@@ -625,7 +741,11 @@ def test_a_killed_run_resumes_to_the_same_tables(undisturbed, store, said):
     with pytest.raises(Killed):
         claim1_privacy.run(settings(**TINY), Store(store.root, say=die))
     resumed = claim1_privacy.run(settings(**TINY), store)
-    wanted = {one for unit in claim1_privacy.units(settings(**TINY)).values() for one in (unit, *unit.needs)}
+    wanted = {
+        one
+        for unit in claim1_privacy.units(settings(**TINY)).values()
+        for one in (unit, *unit.needs)
+    }
     assert len(said) == len(wanted) + 1  # and the ranks for a server that knows the hybrid
     assert resumed.digest == undisturbed[0].digest
     assert resumed.verdict == undisturbed[0].verdict

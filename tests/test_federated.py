@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from checks import refused
 
+from atsfed import Federation, Tap, answer, dirichlet_shards, equal_shards
+from atsfed.federation import taken
 from atslib import GradientMatching, observe, reconstruct
-from atslib.clients.federated import Federation, Tap, answer, dirichlet_shards, equal_shards
-from atslib.clients.federated.federation import taken
+from atslib.clients.observe import ThreatModel
 from atslib.clients.prepare import to_images
-from atslib.clients.threat import ThreatModel
 from atslib.clients.updates import LocalTraining
 from atslib.gradients.problems import unflatten
 from atslib.rng import rng
@@ -36,7 +36,9 @@ def shared(seen, model):
 
 @pytest.mark.parametrize("alpha", [0, 0.1, 1.0, 100.0])
 def test_every_image_belongs_to_exactly_one_client(alpha):
-    dealt = dirichlet_shards(LABELS, 7, alpha=alpha, rng=0) if alpha else equal_shards(LABELS, 7, rng=0)
+    dealt = (
+        dirichlet_shards(LABELS, 7, alpha=alpha, rng=0) if alpha else equal_shards(LABELS, 7, rng=0)
+    )
     assert torch.cat(dealt).sort().values.tolist() == list(range(500))
     assert min(map(len, dealt)) >= 1
 
@@ -45,14 +47,20 @@ def test_equal_shards_differ_by_one_image_at_most_and_are_of_all_classes():
     dealt = equal_shards(LABELS, 7, rng=0)
     assert {len(rows) for rows in dealt} == {71, 72}
     assert all(len(LABELS[rows].unique()) >= 9 for rows in dealt)
-    assert [rows.tolist() for rows in dealt] == [rows.tolist() for rows in equal_shards(LABELS, 7, rng=0)]
-    assert [rows.tolist() for rows in dealt] != [rows.tolist() for rows in equal_shards(LABELS, 7, rng=1)]
+    assert [rows.tolist() for rows in dealt] == [
+        rows.tolist() for rows in equal_shards(LABELS, 7, rng=0)
+    ]
+    assert [rows.tolist() for rows in dealt] != [
+        rows.tolist() for rows in equal_shards(LABELS, 7, rng=1)
+    ]
 
 
 def test_the_smaller_alpha_the_fewer_classes_a_client_has():
     def largest(alpha):
         dealt = dirichlet_shards(LABELS, 5, alpha=alpha, rng=3)
-        return torch.stack([LABELS[rows].bincount(minlength=10).max() / len(rows) for rows in dealt]).mean()
+        return torch.stack(
+            [LABELS[rows].bincount(minlength=10).max() / len(rows) for rows in dealt]
+        ).mean()
 
     assert largest(0.1) > 2 * largest(100.0)
     assert largest(100.0) < 0.16
@@ -77,7 +85,9 @@ def test_one_participants_gradient_is_the_plain_one_of_its_images():
     loss = F.cross_entropy(model(to_images(pixels).double()), labels)
     plain = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
     seen = answer(one, model, 0, 1)
-    torch.testing.assert_close(seen.updates[0].gradients[0], plain, rtol=0, atol=1e-6 * float(plain.abs().max()))
+    torch.testing.assert_close(
+        seen.updates[0].gradients[0], plain, rtol=0, atol=1e-6 * float(plain.abs().max())
+    )
     assert seen.labels is None
     assert seen.threat.batch == 12
 
@@ -85,10 +95,14 @@ def test_one_participants_gradient_is_the_plain_one_of_its_images():
 def test_ten_equal_participants_make_the_step_of_all_their_images():
     model = SMALL.network().double()
     parts = [taken(SMALL, client, 1) for client in range(10)]
-    answers = torch.cat([answer(SMALL, model, client, 1).updates[0].gradients for client in range(10)])
+    answers = torch.cat(
+        [answer(SMALL, model, client, 1).updates[0].gradients for client in range(10)]
+    )
     weights = torch.tensor([len(labels) for _, labels in parts], dtype=torch.float64)
     pixels, labels = (torch.cat(each) for each in zip(*parts, strict=True))
-    whole = observe(model, to_images(pixels), labels, threat=ThreatModel(batch=len(labels))).gradients[0]
+    whole = observe(
+        model, to_images(pixels), labels, threat=ThreatModel(batch=len(labels))
+    ).gradients[0]
     mean = (weights / weights.sum()) @ answers
     torch.testing.assert_close(mean, whole, rtol=0, atol=1e-6 * float(whole.abs().max()))
 
@@ -108,7 +122,9 @@ def test_one_participant_that_trains_locally_does_what_plain_training_does():
     moved = torch.cat([(after - before).detach().flatten() for after, before in pairs])
     seen = answer(one, model, 0, 1)
     assert seen.updates[0].kind == one.kind == "difference"
-    torch.testing.assert_close(seen.updates[0].gradients[0], moved, rtol=0, atol=1e-6 * float(moved.abs().max()))
+    torch.testing.assert_close(
+        seen.updates[0].gradients[0], moved, rtol=0, atol=1e-6 * float(moved.abs().max())
+    )
 
 
 def test_a_defense_a_round_and_a_client_have_draws_of_their_own_and_a_seed_repeats_them():
@@ -118,7 +134,12 @@ def test_a_defense_a_round_and_a_client_have_draws_of_their_own_and_a_seed_repea
 
     first = gradient(defense="3-1-7")
     assert torch.equal(first, gradient(defense="3-1-7"))
-    others = [gradient(), gradient(1, defense="3-1-7"), gradient(0, 2, defense="3-1-7"), gradient(defense="prune:0.5")]
+    others = [
+        gradient(),
+        gradient(1, defense="3-1-7"),
+        gradient(0, 2, defense="3-1-7"),
+        gradient(defense="prune:0.5"),
+    ]
     assert not any(torch.equal(first, other) for other in others)
     assert gradient(defense="3-1-7", local=LocalTraining()).shape == first.shape
 
@@ -127,7 +148,10 @@ def test_a_defense_a_round_and_a_client_have_draws_of_their_own_and_a_seed_repea
     ("changes", "words"),
     [
         ({"defense": "3-1-77"}, "3-1-77"),
-        ({"defense": "prune:0.5", "local": LocalTraining()}, "with local training it must be a policy, or none"),
+        (
+            {"defense": "prune:0.5", "local": LocalTraining()},
+            "with local training it must be a policy, or none",
+        ),
         ({"clients": 0}, "Federation.clients=0 must be at least 1"),
         ({"lr": -1.0}, "lr above 0"),
     ],
@@ -208,13 +232,13 @@ def test_what_is_not_of_the_network_or_not_finite_is_refused_by_its_senders_name
 def test_another_missing_package_is_not_called_flower(monkeypatch, tmp_path):
     for name in [name for name in sys.modules if name.split(".")[0] == "flwr"]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delitem(sys.modules, "atslib.clients.federated.flower", raising=False)
+    monkeypatch.delitem(sys.modules, "atsfed.flower", raising=False)
     (tmp_path / "flwr").mkdir()
     (tmp_path / "flwr" / "__init__.py").touch()
     (tmp_path / "flwr" / "app.py").write_text("import needed_by_flower")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="needed_by_flower"):
-        importlib.import_module("atslib.clients.federated.flower")
+        importlib.import_module("atsfed.flower")
     for name in ("flwr", "flwr.app"):
         sys.modules.pop(name, None)
 
@@ -227,15 +251,28 @@ def test_flower_reports_nothing_of_its_use():
 def test_without_flower_one_line_names_the_extra(monkeypatch, module):
     monkeypatch.setitem(sys.modules, "flwr.app", None)
     for name in ("flower", "secure"):
-        monkeypatch.delitem(sys.modules, f"atslib.clients.federated.{name}", raising=False)
+        monkeypatch.delitem(sys.modules, f"atsfed.{name}", raising=False)
     with refused("pip install 'atslib[federated]'"):
-        importlib.import_module(f"atslib.clients.federated.{module}")
+        importlib.import_module(f"atsfed.{module}")
 
 
 def test_the_command_refuses_an_unknown_policy_in_one_sentence_before_training(tmp_path, capsys):
     from atslib.__main__ import main
 
-    assert main(["federated", "--dataset", "shapes", "--defense", "3-1-77", "--out", str(tmp_path / "tap")]) == 2
+    assert (
+        main(
+            [
+                "federated",
+                "--dataset",
+                "shapes",
+                "--defense",
+                "3-1-77",
+                "--out",
+                str(tmp_path / "tap"),
+            ]
+        )
+        == 2
+    )
     said = capsys.readouterr().err
     assert "3-1-77" in said
     assert said.count("\n") == 1

@@ -14,16 +14,16 @@ from checks import assert_asks_for_nothing, refused
 from PIL import Image
 
 import atslib
+from atsbook.figures import plots
+from atsbook.pages import claim6_transformations, claim7_correlation
+from atsbook.runs.attacks import targets
+from atsbook.runs.networks import dataset
+from atsbook.runs.settings import settings
+from atsbook.widgets import Figure, data, interactive
+from atsbook.widgets.explorer import pictures
 from atslib.measures.metrics import psnr
 from atslib.policies.operations import apply, magnitude
 from atslib.policies.policy import CANONICAL, OPS, Policy
-from atslib.report import plots
-from atslib.report.pages import claim6_transformations, claim7_correlation
-from atslib.report.units.networks import dataset
-from atslib.report.units.settings import settings
-from atslib.report.units.units import targets
-from atslib.report.widgets import Figure, data, interactive
-from atslib.report.widgets.explorer import pictures
 from atslib.rng import rng
 from atslib.scores.scores import area
 
@@ -36,11 +36,15 @@ KINDS = ("ranking", "builder", "scatter")
 
 def test_the_script_gets_every_operation_with_its_own_magnitude_and_words():
     found = data.operations()
-    assert [(op["name"], op["magnitude"]) for op in found] == [(op.name, magnitude(op)) for op in OPS]
+    assert [(op["name"], op["magnitude"]) for op in found] == [
+        (op.name, magnitude(op)) for op in OPS
+    ]
     assert json.loads(json.dumps(found)) == found  # a float survives JSON
     noise = torch.randint(0, 256, (1, 3, 32, 32), dtype=torch.uint8, generator=rng(0))
     for index, op in enumerate(found):
-        assert op["signed"] == (not torch.equal(apply(index, noise, 1), apply(index, noise, -1))), op
+        assert op["signed"] == (not torch.equal(apply(index, noise, 1), apply(index, noise, -1))), (
+            op
+        )
         if op["signed"]:
             assert [re.search(r"[+−]\d", words)[0][0] for words in op["drawn"]] == ["+", "−"]
     assert found[3]["words"] == "translate X 9"
@@ -55,11 +59,16 @@ def test_the_ranking_is_the_tables(drawn_figures):
     for name in ("rank", "rank low", "rank high", "same as", "n"):
         assert [row[name] for row in payload["rows"]] == table[name].tolist()
     assert payload["reference"] == 0.5
-    assert base64.b64decode(payload["pixels"]) == dataset("shapes", "test").pixels[5].numpy().tobytes()
+    assert (
+        base64.b64decode(payload["pixels"]) == dataset("shapes", "test").pixels[5].numpy().tobytes()
+    )
 
 
 def test_the_builder_has_its_images_and_every_scored_curve(drawn_figures):
-    payload, units = drawn_figures.builder.payload, claim6_transformations.units(drawn_figures.settings)
+    payload, units = (
+        drawn_figures.builder.payload,
+        claim6_transformations.units(drawn_figures.settings),
+    )
     images = dataset("shapes", "test")
     assert base64.b64decode(payload["pixels"]) == images.pixels[:12].numpy().tobytes()
     assert payload["images"] == [images.class_names[i] for i in images.labels[:12].tolist()]
@@ -80,7 +89,10 @@ def test_the_builder_has_its_images_and_every_scored_curve(drawn_figures):
 def test_of_each_built_policy_its_beginnings_are_scored_too():
     for policy in map(Policy.parse, claim6_transformations.BUILT):
         for length in range(len(policy.ids)):
-            assert str(Policy(policy.ids[:length])) in {*claim6_transformations.BUILT, *map(str, range(50))}
+            assert str(Policy(policy.ids[:length])) in {
+                *claim6_transformations.BUILT,
+                *map(str, range(50)),
+            }
 
 
 def test_the_builders_still_shows_each_step(drawn_figures):
@@ -122,7 +134,9 @@ def test_the_reconstructions_keep_to_the_budget(drawn_figures, monkeypatch):
     whole = drawn_figures.scatter.payload["files"]["found.webp"]
     monkeypatch.setattr(data, "BUDGET", len(whole) // 2)
     result = claim7_correlation.run(drawn_figures.settings, drawn_figures.store)
-    smaller = data.scatter(drawn_figures.settings, drawn_figures.store, result)["files"]["found.webp"]
+    smaller = data.scatter(drawn_figures.settings, drawn_figures.store, result)["files"][
+        "found.webp"
+    ]
     assert len(base64.b64decode(smaller.split(",")[1])) <= len(whole) // 2
 
 
@@ -141,19 +155,31 @@ def test_the_html_is_whole_small_and_asks_for_nothing(drawn_figures, kind):
     figure = getattr(drawn_figures, kind)
     text = figure._repr_html_()
     assert_asks_for_nothing(text)
-    assert json.loads(re.search(r'<script type="application/json">(.*?)</script>', text, re.S)[1]) == figure.payload
+    assert (
+        json.loads(re.search(r'<script type="application/json">(.*?)</script>', text, re.S)[1])
+        == figure.payload
+    )
     assert len(text) < 200_000
-    alt, picture = re.search(r'<img alt="([^"]*)" src="data:image/png;base64,([^"]*)"', text).groups()
+    alt, picture = re.search(
+        r'<img alt="([^"]*)" src="data:image/png;base64,([^"]*)"', text
+    ).groups()
     assert alt == f"The still &lt;{kind}&gt;"
     assert Image.open(io.BytesIO(base64.b64decode(picture))).size == (200, 100)
     assert f"{alt}. shapes, profile smoke.</figcaption>" in text
 
 
 def test_a_representation_is_the_same_in_each_run(drawn_figures):
-    words = ["Ranking of 28 transformations", "Policy builder with 35 scored policies", "Scatter of 6 policies"]
+    words = [
+        "Ranking of 28 transformations",
+        "Policy builder with 35 scored policies",
+        "Scatter of 6 policies",
+    ]
     assert [repr(getattr(drawn_figures, kind)) for kind in KINDS] == words
     again = drawn_figures.ranking
-    assert Figure("ranking", again.payload, again.still, again.alt)._repr_html_() == again._repr_html_()
+    assert (
+        Figure("ranking", again.payload, again.still, again.alt)._repr_html_()
+        == again._repr_html_()
+    )
 
 
 def test_the_still_is_closed_so_that_it_is_not_shown_twice(drawn_figures):
@@ -175,20 +201,35 @@ def test_a_grey_data_set_has_the_same_figures():
 
 
 def test_a_line_has_one_colour_in_every_panel_also_where_another_begins_later():
-    parts = [("left", "a", 0), ("left", "b", 0), ("right", "b", 0), ("right", "a", 1), ("right", "b", 1)]
-    table = pd.DataFrame(parts, columns=["panel", "who", "step"]).assign(mean=1.0, low=0.5, high=1.5)
+    parts = [
+        ("left", "a", 0),
+        ("left", "b", 0),
+        ("right", "b", 0),
+        ("right", "a", 1),
+        ("right", "b", 1),
+    ]
+    table = pd.DataFrame(parts, columns=["panel", "who", "step"]).assign(
+        mean=1.0, low=0.5, high=1.5
+    )
     figure = plots.trends(table, "step", "who", "panel", xlabel="step")
-    left, right = ({line.get_label(): line.get_color() for line in axis.lines[:2]} for axis in figure.axes[:2])
+    left, right = (
+        {line.get_label(): line.get_color() for line in axis.lines[:2]} for axis in figure.axes[:2]
+    )
     assert left == right
     assert left["a"] != left["b"]
 
 
 def test_a_group_keeps_its_colour_in_a_figure_that_has_others_too():
-    table = pd.DataFrame({"panel": "one", "who": ["a", "b", "c"], "step": 0}).assign(mean=1.0, low=0.5, high=1.5)
+    table = pd.DataFrame({"panel": "one", "who": ["a", "b", "c"], "step": 0}).assign(
+        mean=1.0, low=0.5, high=1.5
+    )
     every, some = (
         plots.trends(rows, "step", "who", "panel", xlabel="step", groups=["a", "b", "c"])
         for rows in (table, table[table["who"] != "b"])
     )
-    colours = [{line.get_label(): line.get_color() for line in figure.axes[0].lines[:-1]} for figure in (every, some)]
+    colours = [
+        {line.get_label(): line.get_color() for line in figure.axes[0].lines[:-1]}
+        for figure in (every, some)
+    ]
     assert colours[1] == {who: colours[0][who] for who in ("a", "c")}
     assert len(set(colours[0].values())) == 3

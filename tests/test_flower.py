@@ -6,8 +6,8 @@ import pytest
 import torch
 from test_federated import SMALL, shared
 
-from atslib.clients.federated import Federation, Tap, answer
-from atslib.clients.federated.rounds import rounds
+from atsfed import Federation, Tap, answer
+from atsfed.rounds import rounds
 
 pytest.importorskip("flwr", reason="the extra atslib[federated] is not installed")
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -17,7 +17,7 @@ def replies(federation, model, change=None):
     """What Flower hands its strategy: an answer of every client, the last ones first, of node 100 + its number."""
     from flwr.app import Message, MetricRecord, RecordDict
 
-    from atslib.clients.federated import flower
+    from atsfed import flower
 
     made = []
     for client in reversed(range(federation.clients)):
@@ -26,7 +26,9 @@ def replies(federation, model, change=None):
         arrays = flower._record({name: value.numpy() for name, value in tensors.items()})
         numbers = MetricRecord({"num-examples": seen.threat.batch, "client": client})
         content = RecordDict({flower.ARRAYS: arrays, flower.NUMBERS: numbers})
-        made.append(sent_by(100 + client, Message(content=content, dst_node_id=1, message_type="train")))
+        made.append(
+            sent_by(100 + client, Message(content=content, dst_node_id=1, message_type="train"))
+        )
     return made
 
 
@@ -40,7 +42,11 @@ def replaced(message, **records):
     """An answer with records of its own, None for one that is missing."""
     from flwr.app import Message, RecordDict
 
-    content = {name: record for name, record in (dict(message.content) | records).items() if record is not None}
+    content = {
+        name: record
+        for name, record in (dict(message.content) | records).items()
+        if record is not None
+    }
     other = Message(content=RecordDict(content), dst_node_id=1, message_type="train")
     return sent_by(message.metadata.src_node_id, other)
 
@@ -50,23 +56,31 @@ def server(tmp_path, monkeypatch):
     """A server of ten clients that has sent its weights."""
     from flwr.supercore.task_identity import TaskIdentity
 
-    from atslib.clients.federated import flower
+    from atsfed import flower
 
-    for name in ("_run_id", "_task_id", "_node_id"):  # messages carry them; a running app has them from Flower
+    for name in (
+        "_run_id",
+        "_task_id",
+        "_node_id",
+    ):  # messages carry them; a running app has them from Flower
         monkeypatch.setattr(TaskIdentity, name, 1)
     made = flower.Curious(SMALL, Tap(tmp_path / "tap", SMALL))
-    made.weights = {name: value.detach().clone() for name, value in made.tap.network.named_parameters()}
+    made.weights = {
+        name: value.detach().clone() for name, value in made.tap.network.named_parameters()
+    }
     made.tap.begin(1, made.weights)
     made.asked = set(range(100, 110))
     return made
 
 
 def test_flowers_mean_of_ten_equal_participants_is_the_centralized_step(server):
-    from atslib.clients.federated import flower
+    from atsfed import flower
 
     model = server.tap.network
     arrays, _ = server.aggregate_train(1, replies(SMALL, model))
-    gradients = torch.cat([answer(SMALL, model, client, 1).updates[0].gradients for client in range(10)])
+    gradients = torch.cat(
+        [answer(SMALL, model, client, 1).updates[0].gradients for client in range(10)]
+    )
     sizes = torch.tensor([float(len(SMALL.shard(client))) for client in range(10)])
     step = SMALL.lr * (sizes / sizes.sum()) @ gradients
     moved = torch.cat([value.flatten() for value in flower._tensors(arrays).values()])
@@ -104,7 +118,10 @@ def test_every_node_without_an_answer_is_named_and_the_round_goes_on(server):
     arrays, _ = server.aggregate_train(1, answers)
     assert arrays is not None
     assert server.tap.clients(1) == [0, 1, 2, 3, 5, 7, 8, 9]
-    assert server.tap.refused(1) == ["node 104 did not answer in round 1", "node 106 did not answer in round 1"]
+    assert server.tap.refused(1) == [
+        "node 104 did not answer in round 1",
+        "node 106 did not answer in round 1",
+    ]
 
 
 def numbers(**values):
@@ -122,12 +139,17 @@ def numbers(**values):
         (lambda: {"more": numbers()}, "not arrays and numbers"),
         (lambda: {"numbers": numbers(client=2.5)}, "no such client"),
         (lambda: {"numbers": numbers(client=10)}, "no such client"),
-        (lambda: {"numbers": numbers(**{"num-examples": 0})}, "says it has 0 images, which must be 1 to"),
+        (
+            lambda: {"numbers": numbers(**{"num-examples": 0})},
+            "says it has 0 images, which must be 1 to",
+        ),
         (lambda: {"numbers": numbers(**{"num-examples": 10**9})}, "says it has 1000000000 images"),
         (lambda: {"arrays": double(SMALL)}, "shared torch.float64 for"),
     ],
 )
-def test_an_answer_that_is_not_as_agreed_is_left_out_by_name_and_the_round_goes_on(server, records, words):
+def test_an_answer_that_is_not_as_agreed_is_left_out_by_name_and_the_round_goes_on(
+    server, records, words
+):
     answers = replies(SMALL, server.tap.network)
     answers[3] = replaced(answers[3], **records())
     server.aggregate_train(1, answers)
@@ -137,7 +159,7 @@ def test_an_answer_that_is_not_as_agreed_is_left_out_by_name_and_the_round_goes_
 
 
 def double(federation):
-    from atslib.clients.federated import flower
+    from atsfed import flower
 
     named = federation.network().named_parameters()
     return flower._record({name: value.detach().double().numpy() for name, value in named})
@@ -166,16 +188,21 @@ def test_a_round_without_a_usable_answer_leaves_the_weights_and_says_so(server):
 
     server.aggregate_train(1, replies(SMALL, server.tap.network, broken))
     assert server.tap.clients(1) == []
-    assert server.tap.refused(1)[-1] == "round 1 got no answer that can be taken; the weights stay as they are"
+    assert (
+        server.tap.refused(1)[-1]
+        == "round 1 got no answer that can be taken; the weights stay as they are"
+    )
     assert server.tap.next() == 2
-    for before, after in zip(SMALL.network().parameters(), server.tap.model(2).parameters(), strict=True):
+    for before, after in zip(
+        SMALL.network().parameters(), server.tap.model(2).parameters(), strict=True
+    ):
         assert torch.equal(before, after)
 
 
 def test_a_round_is_of_the_clients_that_are_there_when_patience_ends(server):
     from flwr.app import ConfigRecord
 
-    from atslib.clients.federated import flower
+    from atsfed import flower
 
     class Grid:
         """Nobody at first, then two of ten."""
@@ -196,14 +223,16 @@ def test_a_round_is_of_the_clients_that_are_there_when_patience_ends(server):
 
 @pytest.mark.filterwarnings("ignore")  # Ray's own
 def test_a_federation_that_was_stopped_goes_on_where_it_was(tmp_path):
-    from atslib.clients.federated.simulation import simulate
+    from atsfed.simulation import simulate
 
     federation = Federation(dataset="shapes", model="lenet-4", clients=2, rounds=1, batch=8)
     longer = dataclasses.replace(federation, rounds=2)
     simulate(federation, tmp_path / "halves", processes=1)
     before = {file: file.stat().st_mtime_ns for file in (tmp_path / "halves").glob("round-00001/*")}
     halves = simulate(longer, tmp_path / "halves", processes=1)
-    assert {file: file.stat().st_mtime_ns for file in (tmp_path / "halves").glob("round-00001/*")} == before
+    assert {
+        file: file.stat().st_mtime_ns for file in (tmp_path / "halves").glob("round-00001/*")
+    } == before
     assert (halves.rounds(), halves.clients(2)) == ([1, 2], [0, 1])
     *_, (whole, _) = rounds(longer)
     for ours, theirs in zip(halves.model(3).parameters(), whole.parameters(), strict=True):
@@ -212,16 +241,20 @@ def test_a_federation_that_was_stopped_goes_on_where_it_was(tmp_path):
 
 @pytest.mark.filterwarnings("ignore")  # Ray's own
 def test_a_simulation_takes_the_steps_that_plain_code_takes(tmp_path):
-    from atslib.clients.federated.simulation import simulate
+    from atsfed.simulation import simulate
 
     federation = Federation(dataset="shapes", model="lenet-4", clients=2, rounds=2, batch=8)
     tap = simulate(federation, tmp_path / "tap", processes=1)
     model = federation.network()
     for number in (1, 2):
-        step = torch.cat([answer(federation, model, client, number).updates[0].gradients for client in (0, 1)]).mean(0)
+        step = torch.cat(
+            [answer(federation, model, client, number).updates[0].gradients for client in (0, 1)]
+        ).mean(0)
         for client in (0, 1):
             direct = answer(federation, model, client, number)
-            torch.testing.assert_close(tap.observed(number, client).gradients, direct.gradients, rtol=0, atol=1e-6)
+            torch.testing.assert_close(
+                tap.observed(number, client).gradients, direct.gradients, rtol=0, atol=1e-6
+            )
         with torch.no_grad():
             at = 0
             for parameter in model.parameters():

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from atslib.clients.federated import Tap, answer
+from atsfed import Tap, answer
 
 pytest.importorskip("flwr", reason="the extra atslib[federated] is not installed")
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -27,7 +27,9 @@ def until(true, processes, *, patience=600):
     end = time.monotonic() + patience
     while not true():
         if time.monotonic() > end:
-            logs = "\n".join(f"{file.name}: {file.read_text()[-2000:]}" for file in processes.own.glob("*.log"))
+            logs = "\n".join(
+                f"{file.name}: {file.read_text()[-2000:]}" for file in processes.own.glob("*.log")
+            )
             pytest.fail(f"not so after {patience} seconds; the processes said\n{logs}")
         time.sleep(0.1)
 
@@ -52,8 +54,16 @@ def addresses(own):
             for name in os.listdir(f"/proc/{number}/fd"):
                 with contextlib.suppress(OSError):  # it has just been closed
                     sockets.add(os.readlink(f"/proc/{number}/fd/{name}"))
-    lines = [line.split() for kind in ("tcp", "tcp6") for line in Path(f"/proc/net/{kind}").read_text().splitlines()]
-    return {words[1].split(":")[0] for words in lines if words[3] == "0A" and f"socket:[{words[9]}]" in sockets}
+    lines = [
+        line.split()
+        for kind in ("tcp", "tcp6")
+        for line in Path(f"/proc/net/{kind}").read_text().splitlines()
+    ]
+    return {
+        words[1].split(":")[0]
+        for words in lines
+        if words[3] == "0A" and f"socket:[{words[9]}]" in sockets
+    }
 
 
 @pytest.fixture(scope="module")
@@ -105,11 +115,29 @@ def lose_a_supernode(made, ports):
     until((made.top / "gate" / "2-1").exists, started)
     started.kill("supernode-1")
     right, wrong = started.ca, made.top / "other" / "ca.pem"
-    for name, key, ca in (("stranger", STRANGER, right), ("misled", 1, wrong), ("nobody", None, right)):
-        keys = [] if key is None else ["--auth-supernode-private-key", started.own / f"client-{key}.key"]
-        node = ["--superlink", started.link, "--port", ports.pop(), "--root-certificates", ca, *keys]
+    for name, key, ca in (
+        ("stranger", STRANGER, right),
+        ("misled", 1, wrong),
+        ("nobody", None, right),
+    ):
+        keys = (
+            []
+            if key is None
+            else ["--auth-supernode-private-key", started.own / f"client-{key}.key"]
+        )
+        node = [
+            "--superlink",
+            started.link,
+            "--port",
+            ports.pop(),
+            "--root-certificates",
+            ca,
+            *keys,
+        ]
         started.start(name, "flower-supernode", *node)
-    started.submit(APP, made.config | {"defense": made.spoiled.UNKNOWN, "out": str(made.top / "unknown")})
+    started.submit(
+        APP, made.config | {"defense": made.spoiled.UNKNOWN, "out": str(made.top / "unknown")}
+    )
     for name in ("stranger", "misled", "nobody"):
         until(lambda name=name: started.running[name].poll() is not None, started)
     until(lambda: ended(made), started)
@@ -142,11 +170,17 @@ def lose_the_superlink(made):
 
 def node(went, client):
     """Flower's number of a client's SuperNode, which it keeps when it is started again."""
-    (number,) = set(re.findall(r"SuperNode ID: (\d+)", (went.processes.own / f"supernode-{client}.log").read_text()))
+    (number,) = set(
+        re.findall(
+            r"SuperNode ID: (\d+)", (went.processes.own / f"supernode-{client}.log").read_text()
+        )
+    )
     return int(number)
 
 
-def test_an_answer_that_is_not_finite_or_of_another_shape_is_left_out_by_name_and_the_round_goes_on(went):
+def test_an_answer_that_is_not_finite_or_of_another_shape_is_left_out_by_name_and_the_round_goes_on(
+    went,
+):
     assert sorted(went.tap.refused(1)) == [
         "client 0 in round 1 shared values of 1.7.bias that are nan or infinite; it is left out",
         "client 1 in round 1 shared (9,) for 1.7.bias, which is (10,); it is left out",
@@ -154,7 +188,9 @@ def test_an_answer_that_is_not_finite_or_of_another_shape_is_left_out_by_name_an
     assert went.tap.clients(1) == [2]
 
 
-def test_a_client_that_failed_and_one_whose_supernode_was_killed_are_named_and_the_round_goes_on(went):
+def test_a_client_that_failed_and_one_whose_supernode_was_killed_are_named_and_the_round_goes_on(
+    went,
+):
     assert went.tap.refused(2) == [
         f"node {node(went, 0)} failed in round 2",
         f"node {node(went, 1)} did not answer in round 2",
@@ -186,9 +222,13 @@ def test_what_the_server_saw_and_the_steps_it_took_are_those_of_plain_code(went)
     assert torch.equal(weights(went.tap.model(1)), weights(trained.network()))
     for number, clients in ((1, [2]), (2, [2]), (3, [0, 1, 2])):
         model = went.tap.model(number)
-        answers = [answer(trained, model, client, number).updates[0].gradients for client in clients]
+        answers = [
+            answer(trained, model, client, number).updates[0].gradients for client in clients
+        ]
         for client, ours in zip(clients, answers, strict=True):
-            torch.testing.assert_close(went.tap.observed(number, client).gradients, ours, rtol=0, atol=1e-6)
+            torch.testing.assert_close(
+                went.tap.observed(number, client).gradients, ours, rtol=0, atol=1e-6
+            )
         step = trained.lr * torch.cat(answers).mean(0)
         before, after = (weights(went.tap.model(each)) for each in (number, number + 1))
         torch.testing.assert_close(after, before - step, rtol=0, atol=1e-6)
@@ -218,7 +258,9 @@ def test_a_policy_that_nobody_knows_is_said_in_one_sentence_before_any_training(
     assert went.ended == [f"ServerApp failed with exception: {sentence}"]
     assert not (went.top / "unknown").exists()
     # Where one client alone has it, this client says so; the server names the node.
-    assert (went.processes.own / "supernode-0.log").read_text().count(f"AtsError: {sentence}\n") == 1
+    assert (went.processes.own / "supernode-0.log").read_text().count(
+        f"AtsError: {sentence}\n"
+    ) == 1
 
 
 def test_all_processes_listened_on_this_machine_only_and_have_ended(went):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from atslib.clients.federated import Federation, Tap, answer
+from atsfed import Federation, Tap, answer
 
 pytest.importorskip("flwr", reason="the extra atslib[federated] is not installed")
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -32,18 +32,25 @@ def test_processes_over_tls_take_the_steps_that_plain_code_takes(tmp_path):
     tap, model = Tap(tmp_path / "tap", federation), federation.network()
     answers = [answer(federation, model, client, 1).updates[0].gradients for client in (0, 1)]
     for client in (0, 1):
-        torch.testing.assert_close(tap.observed(1, client).gradients, answers[client], rtol=0, atol=1e-6)
+        torch.testing.assert_close(
+            tap.observed(1, client).gradients, answers[client], rtol=0, atol=1e-6
+        )
     before, after = (
-        torch.cat([value.detach().flatten() for value in network.parameters()]) for network in (model, tap.model(2))
+        torch.cat([value.detach().flatten() for value in network.parameters()])
+        for network in (model, tap.model(2))
     )
-    torch.testing.assert_close(after, before - federation.lr * torch.cat(answers).mean(0), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        after, before - federation.lr * torch.cat(answers).mean(0), rtol=0, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize(
     ("word", "words"),
     [("defense='3-1-77'", "3-1-77"), ("klients=2", "'klients' is no name of the configuration")],
 )
-def test_what_cannot_be_run_is_said_in_one_sentence_before_anything_is_started(tmp_path, word, words):
+def test_what_cannot_be_run_is_said_in_one_sentence_before_anything_is_started(
+    tmp_path, word, words
+):
     code, said, complaints = processes(tmp_path / "tap", word)
     assert (code, said, complaints.count("\n")) == (1, "", 1)
     assert words in complaints

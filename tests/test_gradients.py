@@ -24,7 +24,9 @@ def case(name, count=3, seed=0):
     model = build_model(name, 5, image_size=height, rng=rng(seed)).double()
     width = 14 if name == "resnet20-1" else height  # the other heads fix the size of the image
     with torch.no_grad():
-        model.train()(torch.rand(8, 3, height, width, generator=rng(seed, "seen"), dtype=torch.float64))
+        model.train()(
+            torch.rand(8, 3, height, width, generator=rng(seed, "seen"), dtype=torch.float64)
+        )
     pixels = torch.rand(count, 3, height, width, generator=rng(seed, "pixels"), dtype=torch.float64)
     return model.eval(), pixels
 
@@ -32,7 +34,10 @@ def case(name, count=3, seed=0):
 def generic(seed, rows=3):
     """Gradients of `rows` problems for two parameters, (rows, 2, 3) and (rows, 4)."""
     shapes = enumerate([(2, 3), (4,)])
-    return tuple(torch.randn(rows, *shape, generator=rng(seed, i), dtype=torch.float64) for i, shape in shapes)
+    return tuple(
+        torch.randn(rows, *shape, generator=rng(seed, i), dtype=torch.float64)
+        for i, shape in shapes
+    )
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -56,17 +61,28 @@ def test_a_problem_of_several_images_has_their_mean_gradient(name):
 def test_indices_and_certain_probabilities_are_the_same_target():
     model, pixels = case("lenet")
     indexed = gradients.problem_gradients(model, pixels[:, None], LABELS[:, None])
-    certain = gradients.problem_gradients(model, pixels[:, None], F.one_hot(LABELS, 5)[:, None].double())
+    certain = gradients.problem_gradients(
+        model, pixels[:, None], F.one_hot(LABELS, 5)[:, None].double()
+    )
     torch.testing.assert_close(certain, indexed, rtol=1e-10, atol=1e-13)
 
 
 @pytest.mark.parametrize("name", ["convnet-4", "lenet"])
 def test_a_gradient_can_be_differentiated_with_respect_to_pixels_and_probabilities(name):
     model, pixels = case(name, 1)
-    pixels, soft = pixels[:, None].requires_grad_(), torch.rand(1, 1, 5, generator=rng(5)).double().requires_grad_()
-    square = gradients.flatten(gradients.problem_gradients(model, pixels, soft.softmax(-1))).square().sum()
+    pixels, soft = (
+        pixels[:, None].requires_grad_(),
+        torch.rand(1, 1, 5, generator=rng(5)).double().requires_grad_(),
+    )
+    square = (
+        gradients.flatten(gradients.problem_gradients(model, pixels, soft.softmax(-1)))
+        .square()
+        .sum()
+    )
     ours = torch.autograd.grad(square, [pixels, soft])
-    plain = torch.autograd.grad(plain_gradient(model, pixels[0], soft[0].softmax(-1)).square().sum(), [pixels, soft])
+    plain = torch.autograd.grad(
+        plain_gradient(model, pixels[0], soft[0].softmax(-1)).square().sum(), [pixels, soft]
+    )
     for a, b in zip(ours, plain, strict=True):
         assert b.abs().max() > 0
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10 * b.abs().max().item())
@@ -87,7 +103,9 @@ def test_unflatten_is_the_inverse_of_flatten(name):
     assert [t.shape[1:] for t in tensors] == [p.shape for p in model.parameters()]
     flat = gradients.flatten(tensors)
     assert flat.shape == (2, sum(p.numel() for p in model.parameters()))
-    assert all(torch.equal(a, b) for a, b in zip(gradients.unflatten(flat, model), tensors, strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(gradients.unflatten(flat, model), tensors, strict=True)
+    )
 
 
 @pytest.mark.parametrize("name", DISTANCES)
@@ -100,7 +118,9 @@ def test_equal_gradients_are_at_distance_zero_and_others_are_not(name):
 @pytest.mark.parametrize("name", ["cosine", "cosine-tensors"])
 def test_cosine_distance_is_two_of_opposite_and_one_of_orthogonal_gradients(name):
     opposite = tuple(-3 * g for g in generic(0))
-    torch.testing.assert_close(DISTANCES[name](generic(0), opposite), torch.full((3,), 2.0).double())
+    torch.testing.assert_close(
+        DISTANCES[name](generic(0), opposite), torch.full((3,), 2.0).double()
+    )
     assert DISTANCES[name]((torch.tensor([[1.0, 0.0]]),), (torch.tensor([[0.0, 5.0]]),)).item() == 1
 
 
@@ -133,7 +153,13 @@ def test_distances_of_small_arrays():
     target = (torch.tensor([[0.0, 4.0]]), torch.tensor([[[5.0]]]))
     cosine = 1 - (2 * 4 + 3 * 5) / (1 + 4 + 9) ** 0.5 / (16 + 25) ** 0.5
     by_tensor = 1 - (8 / (5**0.5 * 4) + 1) / 2
-    known = {"l1": 1 + 2 + 2, "l2": 1 + 4 + 4, "cosine": cosine, "cosine-tensors": by_tensor, "norms": 5**0.5 + 2}
+    known = {
+        "l1": 1 + 2 + 2,
+        "l2": 1 + 4 + 4,
+        "cosine": cosine,
+        "cosine-tensors": by_tensor,
+        "norms": 5**0.5 + 2,
+    }
     known |= {"l2-relative": 9 / 41, "l2-tensors": (5 / 16 + 4 / 25) / 2, "l1-relative": 5 / 9}
     for name, expected in known.items():
         assert DISTANCES[name](gradients, target).item() == pytest.approx(expected, abs=1e-6)
@@ -144,7 +170,9 @@ def test_a_row_has_its_own_distance_and_derivative(name):
     gradients, target = tuple(g.requires_grad_() for g in generic(0)), generic(1)
     together = DISTANCES[name](gradients, target)
     for i in range(3):
-        alone = DISTANCES[name](tuple(g[i : i + 1] for g in gradients), tuple(t[i : i + 1] for t in target))
+        alone = DISTANCES[name](
+            tuple(g[i : i + 1] for g in gradients), tuple(t[i : i + 1] for t in target)
+        )
         torch.testing.assert_close(together[i : i + 1], alone, rtol=0, atol=1e-14)
     assert torch.autograd.gradcheck(lambda *g: DISTANCES[name](g, target), gradients)
 
@@ -169,7 +197,9 @@ def strangely_convolved(width, side, *, stride, padding, dilation, bias, inplace
         if tensor.is_floating_point():
             drawn = torch.rand(tensor.shape, generator=rng(0, name), dtype=torch.float64)
             tensor.data = drawn + 0.5 if "running_var" in name else drawn - 0.4
-    pixels = torch.rand(2, 2, 3, side, side + 3, generator=rng(1), dtype=torch.float64).requires_grad_()
+    pixels = torch.rand(
+        2, 2, 3, side, side + 3, generator=rng(1), dtype=torch.float64
+    ).requires_grad_()
     return model.eval(), pixels, torch.tensor([[0, 1], [2, 3]])
 
 
@@ -189,11 +219,16 @@ def assert_second_order_equals_vmap(model, pixels, labels):
 # Patches, groups, patches of large maps, weights larger than maps.
 @pytest.mark.parametrize(("width", "side"), [(4, 9), (4, 30), (256, 30), (64, 5)])
 @pytest.mark.parametrize(
-    ("stride", "padding", "dilation"), [(1, 1, 1), (2, 1, 1), (1, 0, 1), ((1, 2), (0, 2), 1), (2, 3, (2, 1))]
+    ("stride", "padding", "dilation"),
+    [(1, 1, 1), (2, 1, 1), (1, 0, 1), ((1, 2), (0, 2), 1), (2, 3, (2, 1))],
 )
-def test_any_convolution_with_its_normalization_equals_vmap_to_second_order(width, side, stride, padding, dilation):
+def test_any_convolution_with_its_normalization_equals_vmap_to_second_order(
+    width, side, stride, padding, dilation
+):
     bias = stride == 1
-    model = strangely_convolved(width, side, stride=stride, padding=padding, dilation=dilation, bias=bias)
+    model = strangely_convolved(
+        width, side, stride=stride, padding=padding, dilation=dilation, bias=bias
+    )
     assert_second_order_equals_vmap(*model)
 
 
@@ -206,7 +241,9 @@ def test_a_normalization_is_not_folded_into_a_convolution_that_was_changed_in_pl
                     x.tanh_()
             return x
 
-    model, pixels, labels = strangely_convolved(4, 9, stride=1, padding=1, dilation=1, bias=False, inplace=True)
+    model, pixels, labels = strangely_convolved(
+        4, 9, stride=1, padding=1, dilation=1, bias=False, inplace=True
+    )
     assert_second_order_equals_vmap(model, pixels, labels)
     assert_second_order_equals_vmap(Changed(*model), pixels, labels)
 
@@ -234,7 +271,11 @@ class _Scaled(torch.nn.Module):
 
 
 def test_a_model_with_other_parameters_falls_back_and_is_still_exact():
-    model, pixels, labels = _Scaled(), torch.rand(4, 3, 2, 2, generator=rng(0)), torch.tensor([0, 1, 2, 0])
+    model, pixels, labels = (
+        _Scaled(),
+        torch.rand(4, 3, 2, 2, generator=rng(0)),
+        torch.tensor([0, 1, 2, 0]),
+    )
     with pytest.raises(Unsupported):
         gradients.per_example(model, pixels[:, None], labels[:, None], {})
     rows = gradients.example_gradients(model, pixels, labels)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import atslib
-from atslib.report.pages import PAGES
+from atsbook.pages import PAGES
 
 ROOT = Path(atslib.__file__).parent
 FILES = sorted(path for path in ROOT.rglob("*.py") if "__pycache__" not in path.parts)
@@ -64,22 +64,32 @@ def imports(source):
             modules |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
             modules |= {alias.name for alias in node.names}
-    return {module.removeprefix("atslib.") for module in modules if module.split(".")[0] == "atslib"}
+    return {
+        module.removeprefix("atslib.") for module in modules if module.split(".")[0] == "atslib"
+    }
 
 
 def upward(rooms, here, source, within=""):
     """What a file in room `here` of `rooms` imports from a room after it."""
-    targets = [m.removeprefix(within).split(".")[0] for m in imports(source) if m.startswith(within)]
+    targets = [
+        m.removeprefix(within).split(".")[0] for m in imports(source) if m.startswith(within)
+    ]
     return {room for room in targets if room in rooms and rooms.index(room) > rooms.index(here)}
 
 
 def test_every_file_is_in_a_room_of_the_list():
     assert {name(path).split("/")[0].removesuffix(".py") for path in FILES} == {*ROOMS, "__init__"}
-    inside = {name(path).split("/")[1].removesuffix(".py") for path in FILES if name(path).startswith("report/")}
+    inside = {
+        name(path).split("/")[1].removesuffix(".py")
+        for path in FILES
+        if name(path).startswith("report/")
+    }
     assert inside == {*REPORT, "__init__"}
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if path.parent != ROOT or path.stem in ROOMS], ids=name)
+@pytest.mark.parametrize(
+    "path", [path for path in FILES if path.parent != ROOT or path.stem in ROOMS], ids=name
+)
 def test_imports_point_down(path):
     parts = name(path).removesuffix(".py").split("/")
     assert not upward(ROOMS, parts[0], path.read_text())
@@ -90,7 +100,7 @@ def test_imports_point_down(path):
 def test_the_library_itself_imports_neither_the_report_nor_the_shell():
     code = (
         "import sys, atslib; [getattr(atslib, name) for name in atslib.__all__]; "
-        "above = [m for m in sys.modules if m.startswith(('atslib.report', 'atslib.commands'))]; "
+        "above = [m for m in sys.modules if m.startswith(('atsbook', 'atslib.commands'))]; "
         "print(above, 'atslib.scores' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -101,7 +111,7 @@ def test_the_library_itself_imports_neither_the_report_nor_the_shell():
     ("room", "source", "above"),
     [
         ("data", "from atslib.clients.prepare import prepare", {"clients"}),
-        ("scores", "def run():\n    import atslib.report.units", {"report"}),
+        ("scores", "def run():\n    import atsbook.runs", {"report"}),
         ("attacks", "from atslib import scores, errors", {"scores"}),
         ("attacks", "from atslib.gradients.problems import DISTANCES", set()),
     ],
@@ -114,7 +124,9 @@ def test_an_arrow_upward_is_seen(room, source, above):
 def test_a_package_names_its_modules_and_says_how_to_add_one(package):
     words = ast.get_docstring(ast.parse((package / "__init__.py").read_text()))
     assert "To add " in words
-    modules = {path.stem for path in package.glob("*.py")} | {path.name for path in PACKAGES if path.parent == package}
+    modules = {path.stem for path in package.glob("*.py")} | {
+        path.name for path in PACKAGES if path.parent == package
+    }
     listed = set(PAGES) if package.name == "pages" else set()  # those are found by their file name
     assert not modules - listed - {"__init__"} - set(re.findall(r"`(\w+)", words))
 
@@ -123,11 +135,15 @@ def test_a_package_names_its_modules_and_says_how_to_add_one(package):
 LARGE = ("gradients/per_example", "models")
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if name(path).removesuffix(".py") not in LARGE], ids=name)
+@pytest.mark.parametrize(
+    "path", [path for path in FILES if name(path).removesuffix(".py") not in LARGE], ids=name
+)
 def test_a_module_and_its_functions_are_of_a_size_to_read(path):
     source = path.read_text()
     assert len(source.splitlines()) <= 300
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert node.end_lineno - node.lineno < 40, f"{node.name} has more than 40 lines"
-            assert len(node.args.posonlyargs) + len(node.args.args) <= 6, f"{node.name} takes too much by position"
+            assert len(node.args.posonlyargs) + len(node.args.args) <= 6, (
+                f"{node.name} takes too much by position"
+            )

@@ -131,7 +131,9 @@ def test_an_overlap_counts_by_its_share_of_the_image():
 def test_images_in_a_batch_do_not_depend_on_each_other(channels):
     images = smooth(6, "batch", channels=channels, height=9, width=11)
     together = similarity(images[:2], images)
-    alone = torch.cat([similarity(images[i : i + 1], images[j : j + 1]) for i in range(2) for j in range(6)])
+    alone = torch.cat(
+        [similarity(images[i : i + 1], images[j : j + 1]) for i in range(2) for j in range(6)]
+    )
     torch.testing.assert_close(together.flatten(), alone.flatten())
 
 
@@ -141,7 +143,10 @@ def test_images_in_a_batch_do_not_depend_on_each_other(channels):
         (torch.zeros(2, 3, 8, 8), (3, 1, 8, 8), [0, 1], "must agree in"),
         (torch.zeros(2, 3, 8, 8), (1, 3, 8, 8), [0, 0], "at least two candidates"),
         (torch.zeros(2, 3, 4, 8), (3, 3, 4, 8), [0, 1], "above the shift of 4"),
-        *[(torch.zeros(2, 3, 8, 8), (3, 3, 8, 8), t, f"{t} must name one of 3") for t in ([0, 3], [0, -1], [0])],
+        *[
+            (torch.zeros(2, 3, 8, 8), (3, 3, 8, 8), t, f"{t} must name one of 3")
+            for t in ([0, 3], [0, -1], [0])
+        ],
         (torch.zeros(2, 3, 8, 8).byte(), (3, 3, 8, 8), [0, 1], "divide uint8 pixels by 255"),
         (torch.zeros(3, 8, 8), (3, 3, 8, 8), [0, 1], "must be (B, C, H, W)"),
     ],
@@ -159,8 +164,12 @@ def test_over_all_circular_shifts_the_best_is_found_with_its_place():
     width = images.shape[-1]
     for i in range(3):
         for j in range(4):
-            every = torch.stack([few[j].roll((s // width, s % width), (1, 2)) for s in range(20 * width)]).flatten(1)
-            expected = F.cosine_similarity(flat[0][i], every - every.mean(1, keepdim=True), dim=1).max()
+            every = torch.stack(
+                [few[j].roll((s // width, s % width), (1, 2)) for s in range(20 * width)]
+            ).flatten(1)
+            expected = F.cosine_similarity(
+                flat[0][i], every - every.mean(1, keepdim=True), dim=1
+            ).max()
             torch.testing.assert_close(best[i, j], expected, rtol=1e-4, atol=1e-5)
 
 

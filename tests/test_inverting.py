@@ -10,19 +10,26 @@ import torch
 import torch.nn.functional as F
 from checks import needs
 
+from atsbook.pages import ext8_inverting_gradients as page
+from atsbook.pages.ext8_inverting_gradients import LINES
+from atsbook.runs import gradients, inverting
+from atsbook.runs.archive import unit_of
+from atsbook.runs.attacks import AttackUnit, attacked, ranks
+from atsbook.runs.batches import Batches, at_random
+from atsbook.runs.gradients import (
+    FeatureUnit,
+    StagesUnit,
+    features_read,
+    rolled_ranks,
+    through_training,
+)
+from atsbook.runs.networks import ModelUnit, dataset, network, trained
+from atsbook.runs.settings import settings
+from atslib.checkpoints import plain
 from atslib.clients.prepare import to_images
 from atslib.clients.training import TrainConfig
-from atslib.report.pages import ext8_inverting_gradients as page
-from atslib.report.pages.ext8_inverting_gradients import LINES
-from atslib.report.units import gradients, inverting
-from atslib.report.units.archive import unit_of
-from atslib.report.units.batches import Batches, at_random
-from atslib.report.units.gradients import FeatureUnit, StagesUnit, features_read, rolled_ranks, through_training
-from atslib.report.units.networks import ModelUnit, dataset, network, trained
-from atslib.report.units.settings import settings
-from atslib.report.units.units import AttackUnit, attacked, ranks
+from atslib.files import project_root
 from atslib.rng import rng
-from atslib.store import plain, project_root
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU, LAPTOP = torch.device("cpu"), settings(profile="laptop")
@@ -40,7 +47,9 @@ def test_every_restart_is_looked_at_and_the_one_of_least_cost_is_the_attacks(sto
     best = made["cost_each"].argmin(0)
     for name in ("psnr", "cost"):
         torch.testing.assert_close(made[f"{name}_each"][best, range(2)], made[name])
-    assert torch.equal(made["rank_each"][best, range(2)], ranks(unit, made["reconstruction"])["rank_target"])
+    assert torch.equal(
+        made["rank_each"][best, range(2)], ranks(unit, made["reconstruction"])["rank_target"]
+    )
     assert unit_of({"kind": unit.kind, "version": 1, "config": plain(unit)}) == unit
 
 
@@ -53,7 +62,11 @@ def test_sums_of_squares_of_directions_are_those_of_a_plain_decomposition(store,
     for model in (trained(m, store, CPU)[0] for m in unit.models):
         for image, label in zip(to_images(few.pixels), few.labels, strict=True):
             loss = F.cross_entropy(model(image[None]), label[None])
-            rows.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))]))
+            rows.append(
+                torch.cat(
+                    [g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))]
+                )
+            )
     gradients = torch.stack(rows).view(4, 5, -1).detach().double()
     torch.testing.assert_close(made["norm"].double(), gradients.norm(dim=2), rtol=1e-4, atol=1e-8)
     u = F.normalize(gradients, dim=2)
@@ -98,7 +111,10 @@ def test_a_shifted_reconstruction_is_found_by_who_tries_all_shifts(store, monkey
 def test_assigned_at_random_is_the_mean_over_all_pairs_in_the_long_run():
     made, truth = (torch.rand(2, 3, 3, 4, 4, generator=rng(i)) for i in range(2))
     drawn = at_random(made, truth, times=4_000)["psnr_random"]
-    pairs = [[-10 * torch.log10((a - b).square().mean()) for b in truth.flatten(0, 1)] for a in made.flatten(0, 1)]
+    pairs = [
+        [-10 * torch.log10((a - b).square().mean()) for b in truth.flatten(0, 1)]
+        for a in made.flatten(0, 1)
+    ]
     assert drawn.shape == (1, 4_000)
     assert drawn.mean().item() == pytest.approx(np.mean(pairs), abs=0.05)
 
@@ -110,11 +126,16 @@ def test_assigned_at_random_is_the_mean_over_all_pairs_in_the_long_run():
 def test_paddings_share_their_weights_and_lines_their_starts():
     for name in ("lenet", "resnet20-1"):
         plain_net, padded = (network(inverting.network(n)) for n in (name, f"{name}-circular"))
-        assert all(torch.equal(a, b) for a, b in zip(plain_net.parameters(), padded.parameters(), strict=True))
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip(plain_net.parameters(), padded.parameters(), strict=True)
+        )
     units = inverting.attack_units(LAPTOP)
     for line in ("C2", "C3", "C5", "C6", "C7", "O1", "O4"):
         assert len({(u.seed, u.first) for key, u in units.items() if key[0] == line}) == 1
-    gradients = {u.attack.evaluations for key, u in units.items() if key[:2] == ("C3", "LeNet, initial")}
+    gradients = {
+        u.attack.evaluations for key, u in units.items() if key[:2] == ("C3", "LeNet, initial")
+    }
     assert gradients == {200}
 
 
@@ -142,7 +163,14 @@ def attacks(line, where, means, **columns):
     parts = []
     for i, (what, mean) in enumerate(means.items()):
         gain = mean + np.roll(WAVE, 3 * i)
-        row = {"line": line, "where": where, "what": what, "image": range(32), "gain": gain, "psnr": 12 + gain}
+        row = {
+            "line": line,
+            "where": where,
+            "what": what,
+            "image": range(32),
+            "gain": gain,
+            "psnr": 12 + gain,
+        }
         parts.append(pd.DataFrame(row | {"rank_target": 50} | columns))
     return pd.concat(parts)
 
@@ -165,7 +193,11 @@ def test_c1(length, direction):
     parts = []
     for of, image in (("length", not length), ("direction", direction)):
         small, large = 1 + WAVE, 5 + WAVE
-        rows = {"image_sum": large if image else small, "stage_sum": 1.0 if image else 5.0, "all": 10.0}
+        rows = {
+            "image_sum": large if image else small,
+            "stage_sum": 1.0 if image else 5.0,
+            "all": 10.0,
+        }
         parts.append(pd.DataFrame(rows).assign(of=of))
     status = {2: "reproduced", 1: "partly", 0: "not reproduced"}[length + direction]
     assert judged("C1", stages=pd.concat(parts)) == status
@@ -175,12 +207,16 @@ def distances(first, later):
     """Gains of cosine and L2 on the untrained and the trained ResNet."""
     places = ("ResNet20-1, initial", "ResNet20-1, trained")
     gains = [dict(zip(("cosine", "L2"), pair, strict=True)) for pair in (first, later)]
-    return pd.concat([attacks("C2", place, each) for place, each in zip(places, gains, strict=True)])
+    return pd.concat(
+        [attacks("C2", place, each) for place, each in zip(places, gains, strict=True)]
+    )
 
 
 def test_c2_and_o3():
     assert judged("C2", attacks=distances((3, 2), (3, 0))) == "reproduced"
-    assert judged("C2", attacks=distances((3, 2), (3, 2))) == "partly"  # ahead, and no more so on the trained one
+    assert (
+        judged("C2", attacks=distances((3, 2), (3, 2))) == "partly"
+    )  # ahead, and no more so on the trained one
     assert judged("C2", attacks=distances((2, 3), (2, 3))) == "not reproduced"
     assert judged("C2", attacks=distances((-1, -3), (-1, -3))) == "cannot tell"
     assert judged("O3", attacks=distances((3, 2), (-1, -3))) == "reproduced"
@@ -214,7 +250,9 @@ def test_o4():
 def test_c3():
     def optimizers(*best):
         means = {"Adam, signed": 2, "Adam": 1, "SGD": 1}
-        return pd.concat([attacks("C3", f"place {i}", means | {"SGD": b}) for i, b in enumerate(best)])
+        return pd.concat(
+            [attacks("C3", f"place {i}", means | {"SGD": b}) for i, b in enumerate(best)]
+        )
 
     assert judged("C3", attacks=optimizers(1, 1)) == "reproduced"
     assert judged("C3", attacks=optimizers(3, 3)) == "not reproduced"
@@ -224,7 +262,10 @@ def test_c3():
 def test_c4():
     def stages(end, rank=50):
         return pd.concat(
-            [attacks("C4", net, {0: 4, 100: e}, rank_target=rank) for net, e in zip("ab", end, strict=True)]
+            [
+                attacks("C4", net, {0: 4, 100: e}, rank_target=rank)
+                for net, e in zip("ab", end, strict=True)
+            ]
         )
 
     assert judged("C4", attacks=stages((1, 1))) == "reproduced"
@@ -235,7 +276,11 @@ def test_c4():
 
 def test_c5():
     def depths(*gains):
-        return attacks("C5", "16 wide", dict(zip(("resnet18", "resnet34", "resnet152"), (2, *gains), strict=True)))
+        return attacks(
+            "C5",
+            "16 wide",
+            dict(zip(("resnet18", "resnet34", "resnet152"), (2, *gains), strict=True)),
+        )
 
     assert judged("C5", attacks=depths(2.1, 1.9)) == "reproduced"
     assert judged("C5", attacks=depths(1, 0)) == "not reproduced"
@@ -249,7 +294,14 @@ def test_c6():
         for what, spread in ((16, narrow), (64, wide)):
             for restart, side in enumerate((-1, -0.3, 0.3, 1)):
                 psnr = 12 + side * (spread + 0.1 * WAVE * (1 + (what == 64)))
-                row = {"line": "C6", "where": "net", "what": what, "restart": restart, "image": range(32), "psnr": psnr}
+                row = {
+                    "line": "C6",
+                    "where": "net",
+                    "what": what,
+                    "restart": restart,
+                    "image": range(32),
+                    "psnr": psnr,
+                }
                 parts.append(pd.DataFrame(row))
         return pd.concat(parts)
 
@@ -286,7 +338,10 @@ def test_c8():
     def steps(*later):
         parts = []
         for size, end in zip((1, 8), later, strict=True):
-            parts += [shared("C8", size, "1 step", 15, size), shared("C8", size, "20 steps, unrolled", end, size)]
+            parts += [
+                shared("C8", size, "1 step", 15, size),
+                shared("C8", size, "20 steps, unrolled", end, size),
+            ]
         return pd.concat(parts)
 
     assert judged("C8", batches=steps(15, 16)) == "reproduced"
@@ -300,7 +355,11 @@ def found(line, share, where, size):
 
 
 def test_c9():
-    for status, shares in {"reproduced": (0.2, 0.2), "partly": (0.2, 0.01), "not reproduced": (0.01, 0.01)}.items():
+    for status, shares in {
+        "reproduced": (0.2, 0.2),
+        "partly": (0.2, 0.01),
+        "not reproduced": (0.01, 0.01),
+    }.items():
         rows = pd.concat([found("C9", s, net, 100) for s, net in zip(shares, "ab", strict=True)])
         assert judged("C9", batches=rows) == status
 
@@ -313,7 +372,9 @@ def test_o2():
 
 def test_o1():
     def read(error, gain):
-        features = pd.DataFrame({"size": [1, 1, 4], "where": ["a", "b", "a"], "error": [1e-7, error, 0.5]})
+        features = pd.DataFrame(
+            {"size": [1, 1, 4], "where": ["a", "b", "a"], "error": [1e-7, error, 0.5]}
+        )
         features["rank_target"] = 1
         return {"features": features, "attacks": attacks("O1", "a", {"": gain})}
 
@@ -328,7 +389,12 @@ def test_the_page_as_a_whole():
         fixed = dict(zip(names, itertools.cycle(statuses)))
         kept = dict(LINES)
         try:
-            LINES.update({n: dataclasses.replace(LINES[n], judge=lambda t, s=s: (s, "")) for n, s in fixed.items()})
+            LINES.update(
+                {
+                    n: dataclasses.replace(LINES[n], judge=lambda t, s=s: (s, ""))
+                    for n, s in fixed.items()
+                }
+            )
             empty = pd.DataFrame({"line": [], "where": [], "what": [], "image": []})
             return page.verdict({"attacks": empty, "each": empty, "batches": empty})[1].status
         finally:

@@ -18,15 +18,16 @@ import torch
 from browser import needs_chromium
 from PIL import Image
 
+from atsbook.runs.networks import dataset
+from atslib.files import project_root
 from atslib.measures.metrics import psnr
 from atslib.policies.policy import Policy
-from atslib.report.units.networks import dataset
-from atslib.store import project_root
 
 pytestmark = [
     needs_chromium,
     pytest.mark.skipif(
-        importlib.util.find_spec("jupyterlab") is None or importlib.util.find_spec("anywidget") is None,
+        importlib.util.find_spec("jupyterlab") is None
+        or importlib.util.find_spec("anywidget") is None,
         reason="no JupyterLab with anywidget here: pip install -r requirements.txt",
     ),
     pytest.mark.jupyter,
@@ -39,7 +40,9 @@ STEPS = ".ats-own input[type=number]"
 
 def asked(address, method="GET"):
     """The answer of the server's own interface, as JSON."""
-    with urllib.request.urlopen(urllib.request.Request(address, method=method), timeout=30) as answer:
+    with urllib.request.urlopen(
+        urllib.request.Request(address, method=method), timeout=30
+    ) as answer:
         return json.loads(answer.read() or "null")
 
 
@@ -60,9 +63,17 @@ def lab(tmp_path_factory, smoke_store):
     shutil.copy(project_root() / "notebooks/explorer.ipynb", work)
     page = folder / "config/labconfig/page_config.json"
     page.parent.mkdir(parents=True)
-    page.write_text('{"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": true}}')
-    own = {f"JUPYTER_{name.upper()}_DIR": str(folder / name) for name in ("config", "data", "runtime")}
-    own |= {"IPYTHONDIR": str(folder / "ipython"), "ATS_STORE": str(smoke_store), "OMP_NUM_THREADS": "1"}
+    page.write_text(
+        '{"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": true}}'
+    )
+    own = {
+        f"JUPYTER_{name.upper()}_DIR": str(folder / name) for name in ("config", "data", "runtime")
+    }
+    own |= {
+        "IPYTHONDIR": str(folder / "ipython"),
+        "ATS_STORE": str(smoke_store),
+        "OMP_NUM_THREADS": "1",
+    }
     port = free_port()
     address = f"http://127.0.0.1:{port}"
     options = {
@@ -77,10 +88,18 @@ def lab(tmp_path_factory, smoke_store):
         "LabApp.extension_manager": "readonly",
         "LabApp.expose_app_in_browser": True,
     }
-    command = [sys.executable, "-m", "jupyterlab", "--no-browser", *(f"--{k}={v}" for k, v in options.items())]
+    command = [
+        sys.executable,
+        "-m",
+        "jupyterlab",
+        "--no-browser",
+        *(f"--{k}={v}" for k, v in options.items()),
+    ]
     log = folder / "log"
     with log.open("wb") as file:
-        process = psutil.Popen(command, cwd=work, env=os.environ | own, stdout=file, stderr=subprocess.STDOUT)
+        process = psutil.Popen(
+            command, cwd=work, env=os.environ | own, stdout=file, stderr=subprocess.STDOUT
+        )
     try:
         end = time.monotonic() + 120
         while True:
@@ -106,10 +125,14 @@ def opened(browser, lab):
     address, _ = lab
     browser.size(1300, 1000)
     browser.media(prefers_color_scheme="light")
-    browser("Emulation.setFocusEmulationEnabled", enabled=True)  # JupyterLab's commands are for what has the focus
+    browser(
+        "Emulation.setFocusEmulationEnabled", enabled=True
+    )  # JupyterLab's commands are for what has the focus
     ready = "document.querySelector('.jp-Notebook .jp-CodeCell')"
     browser.open(f"{address}/lab/tree/explorer.ipynb", ready=ready, seconds=180)
-    browser.until("jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'", 60)
+    browser.until(
+        "jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'", 60
+    )
     browser.js("void jupyterapp.commands.execute('notebook:run-all-cells')")
     browser.until("Boolean(document.querySelector('.ats-explorer .ats-own'))", 180)
     return browser
@@ -174,9 +197,13 @@ def page(opened):
 
 def give(page, file):
     """Take a file as the reader's own image."""
-    found = page("Runtime.evaluate", expression="document.querySelector('.ats-own input[type=file]')")
+    found = page(
+        "Runtime.evaluate", expression="document.querySelector('.ats-own input[type=file]')"
+    )
     page("DOM.setFileInputFiles", files=[str(file)], objectId=found["result"]["objectId"])
-    page.js("document.querySelector('.ats-own input[type=file]').files[0].arrayBuffer().then(() => 0)")  # read by now
+    page.js(
+        "document.querySelector('.ats-own input[type=file]').files[0].arrayBuffer().then(() => 0)"
+    )  # read by now
 
 
 # --- a reader's attack --------------------------------------------------------------------------------------
@@ -199,7 +226,9 @@ def test_frames_arrive_until_stop_and_another_run_ends_by_itself(page):
     first, ended = (frames[0] - ran) / 1000, (found["said"][-1][0] - stopped) / 1000
     during = [at for at in frames if at <= stopped]
     rate = 1000 * (len(during) - 1) / (during[-1] - during[0])
-    print(f"first frame {first:.2f} s after Run, {rate:.1f} new pictures a second, Stop took {ended:.2f} s")
+    print(
+        f"first frame {first:.2f} s after Run, {rate:.1f} new pictures a second, Stop took {ended:.2f} s"
+    )
     assert len(during) >= 15  # a quiet machine: after 2 s, 8 a second, and Stop within a second
     assert ended > 0
     still, step = canvas(page, "found"), page.text(STEP)
@@ -227,9 +256,15 @@ def test_the_canvases_show_the_image_the_policy_and_the_recovered_image(page):
     assert operations.startswith("translate X ")
     sign = 1 if "+" in operations else -1
     assert torch.equal(canvas(page, "original"), image)
-    assert torch.equal(canvas(page, "target"), Policy((3, 0)).apply_signs(image, torch.tensor([[sign, 1]])))
-    decibels = float(psnr(canvas(page, "found").float() / 255, canvas(page, "target").float() / 255))
-    assert float(page.text(".ats-slot-a .ats-psnr").removesuffix(" dB")) == pytest.approx(decibels, abs=0.1)
+    assert torch.equal(
+        canvas(page, "target"), Policy((3, 0)).apply_signs(image, torch.tensor([[sign, 1]]))
+    )
+    decibels = float(
+        psnr(canvas(page, "found").float() / 255, canvas(page, "target").float() / 255)
+    )
+    assert float(page.text(".ats-slot-a .ats-psnr").removesuffix(" dB")) == pytest.approx(
+        decibels, abs=0.1
+    )
 
 
 def test_a_wrong_number_and_a_file_that_is_no_image_are_said_and_the_next_run_works(page, tmp_path):
@@ -289,4 +324,6 @@ def test_the_attack_ends_with_its_kernel_and_no_other_host_was_asked(page, lab):
     assert len(noted()["frames"]) <= count + 1
     requests = [e["request"]["url"] for e in page.heard("Network.requestWillBeSent")]
     assert len(requests) > 10
-    assert [r[:80] for r in requests if not r.startswith((address, "data:", "blob:", "about:"))] == []
+    assert [
+        r[:80] for r in requests if not r.startswith((address, "data:", "blob:", "about:"))
+    ] == []

@@ -11,7 +11,7 @@ from torch import nn
 from atslib import restore_labels
 from atslib.attacks import ATTACKS, reconstruct
 from atslib.attacks.labels import RULES, to_counts
-from atslib.clients.threat import Observed, ThreatModel, observe
+from atslib.clients.observe import Observed, ThreatModel, observe
 from atslib.measures.batches import label_share
 from atslib.models import Normalize, build_model
 from atslib.rng import rng
@@ -26,14 +26,18 @@ def same_features(*, bias=True):
         torch.manual_seed(0)
         first, last = nn.Linear(3, 6), nn.Linear(6, CLASSES, bias=bias)
     nn.init.zeros_(first.weight)
-    model = nn.Sequential(Normalize((0.5,), (0.25,)), nn.Sequential(nn.Flatten(), first, nn.Sigmoid(), last))
+    model = nn.Sequential(
+        Normalize((0.5,), (0.25,)), nn.Sequential(nn.Flatten(), first, nn.Sigmoid(), last)
+    )
     return model.double().eval()
 
 
 def seen_of(model, labels, batch, *, dark=False, **more):
     """What clients with these labels, a row of them each, share; images are noise, in a tenth of the range if dark."""
     side = 1 if isinstance(model[1][0], nn.Flatten) else 8
-    pixels = torch.rand(labels.numel(), 3, side, side, generator=rng(0, "pixels")).to(next(model.parameters()))
+    pixels = torch.rand(labels.numel(), 3, side, side, generator=rng(0, "pixels")).to(
+        next(model.parameters())
+    )
     pixels = pixels / 10 if dark else pixels
     threat = ThreatModel(labels="restored", batch=batch)
     return observe(model, pixels, labels.flatten(), threat=threat, **more)
@@ -45,13 +49,17 @@ def test_a_thousand_random_multisets_are_counted_where_all_features_are_equal(ru
     model, restored = same_features(bias=bias), 0
     for batch, count in ((1, 300), (2, 300), (5, 200), (16, 150), (64, 45), (256, 5)):
         labels = torch.randint(CLASSES, (count, batch), generator=rng(0, "labels", batch))
-        by_hand = [[n for n in range(CLASSES) for label in row if label == n] for row in labels.tolist()]
+        by_hand = [
+            [n for n in range(CLASSES) for label in row if label == n] for row in labels.tolist()
+        ]
         assert restore_labels(seen_of(model, labels, batch), rng=0, rule=rule).tolist() == by_hand
         restored += count
     assert restored == 1_000
 
 
-@pytest.mark.parametrize(("batch", "rules"), [(1, tuple(RULES)), (4, ("minima", "features", "published"))])
+@pytest.mark.parametrize(
+    ("batch", "rules"), [(1, tuple(RULES)), (4, ("minima", "features", "published"))]
+)
 def test_every_rule_tells_different_labels_of_an_untrained_network(batch, rules):
     model = build_model("lenet", CLASSES, image_size=8, rng=rng(0)).double()
     labels = torch.stack([torch.randperm(CLASSES, generator=rng(i))[:batch] for i in range(20)])
@@ -73,12 +81,20 @@ def test_features_of_the_gradient_serve_where_dummy_data_mislead():
     """Dark images, and features that follow the color: probabilities are not those of noise of all colors."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        layers = nn.AvgPool2d(8), nn.Flatten(), nn.Linear(3, 20), nn.Sigmoid(), nn.Linear(20, CLASSES)
+        layers = (
+            nn.AvgPool2d(8),
+            nn.Flatten(),
+            nn.Linear(3, 20),
+            nn.Sigmoid(),
+            nn.Linear(20, CLASSES),
+        )
         nn.init.normal_(layers[-1].weight, std=1)
     model = nn.Sequential(Normalize((0.5,), (0.25,)), nn.Sequential(*layers)).double().eval()
     labels = torch.randint(CLASSES, (60, 8), generator=rng(1))
     seen, rules = seen_of(model, labels, 8, dark=True), ("features", "published", "minima")
-    right = {rule: label_share(restore_labels(seen, rng=0, rule=rule), labels).mean() for rule in rules}
+    right = {
+        rule: label_share(restore_labels(seen, rng=0, rule=rule), labels).mean() for rule in rules
+    }
     assert right["features"] > max(right["published"], right["minima"]) + 0.03, right
 
 
@@ -96,7 +112,9 @@ def test_counts_are_the_nearest_whole_numbers_of_that_sum():
         assert (counts - estimate).square().sum() == pytest.approx(min(error), abs=1e-6)
     least = torch.tensor([[0, 0, 2]])
     assert to_counts(torch.tensor([[3.0, 2.4, 0.1]]), 5, least).tolist() == [[2, 1, 2]]
-    assert to_counts(torch.tensor([[3.0, 2.4, 0.1]]), 5, 9 * least).tolist() == [[3, 2, 0]]  # such a bound is none
+    assert to_counts(torch.tensor([[3.0, 2.4, 0.1]]), 5, 9 * least).tolist() == [
+        [3, 2, 0]
+    ]  # such a bound is none
 
 
 def test_an_attack_goes_by_the_restored_labels():

@@ -9,7 +9,7 @@ import torchvision
 from checks import plain_gradient, refused
 from torch import nn
 
-from atslib.clients.threat import ThreatModel, observe
+from atslib.clients.observe import ThreatModel, observe
 from atslib.gradients.problems import flatten, per_example, problem_gradients, vmapped
 from atslib.models import MaxPool, Normalize, batch_norms, build_model, in_mode, max_pool
 from atslib.rng import rng
@@ -49,7 +49,9 @@ def test_of_tied_pixels_the_first_in_reading_order_is_chosen(geometry, noise):
     for pool, x in ((max_pool, noisy), (F.max_pool2d, maps)):
         x = x.requires_grad_()
         out = pool(x, **geometry)
-        gradients.append(torch.autograd.grad(out, x, torch.rand(out.shape, generator=rng(2)).double())[0])
+        gradients.append(
+            torch.autograd.grad(out, x, torch.rand(out.shape, generator=rng(2)).double())[0]
+        )
     torch.testing.assert_close(*gradients, rtol=1e-14, atol=0)
 
 
@@ -74,15 +76,25 @@ class Plain(nn.Sequential):
     """The same network with torch's own max-pooling, as a user would build it."""
 
     def __init__(self, model):
-        body = (nn.MaxPool2d(3) if isinstance(layer, MaxPool) else layer for layer in model[1].children())
+        body = (
+            nn.MaxPool2d(3) if isinstance(layer, MaxPool) else layer
+            for layer in model[1].children()
+        )
         super().__init__(model[0], *body)
 
 
 def layouts(pixels):
     """The same images in four memory layouts."""
-    transposed = torch.empty(pixels.shape[::-1], dtype=pixels.dtype).permute(3, 2, 1, 0).copy_(pixels)
+    transposed = (
+        torch.empty(pixels.shape[::-1], dtype=pixels.dtype).permute(3, 2, 1, 0).copy_(pixels)
+    )
     across = pixels.transpose(2, 3).contiguous().transpose(2, 3)
-    return pixels.contiguous(), pixels.contiguous(memory_format=torch.channels_last), across, transposed
+    return (
+        pixels.contiguous(),
+        pixels.contiguous(memory_format=torch.channels_last),
+        across,
+        transposed,
+    )
 
 
 def image_gradient(gradients, x):
@@ -146,7 +158,10 @@ def seasoned(model):
     for layer in model.modules():
         for name in ("weight", "bias", "running_mean", "running_var"):
             tensor = getattr(layer, name, None)
-            if isinstance(layer, nn.modules.batchnorm._NormBase | nn.GroupNorm) and tensor is not None:
+            if (
+                isinstance(layer, nn.modules.batchnorm._NormBase | nn.GroupNorm)
+                and tensor is not None
+            ):
                 drawn = torch.rand(tensor.shape, generator=rng(0, name))
                 tensor.data = drawn + 0.5 if name in ("weight", "running_var") else drawn - 0.5
     return model.double().eval()
@@ -184,7 +199,9 @@ def statistics_of(model, images):
         layer.momentum = 1.0
     values = {}
     for name, layer in batch_norms(recorder).items():
-        layer.register_forward_pre_hook(lambda _, x, name=name: values.update({name: x[0].numel() // x[0].shape[1]}))
+        layer.register_forward_pre_hook(
+            lambda _, x, name=name: values.update({name: x[0].numel() // x[0].shape[1]})
+        )
     recorder(images)
     statistics = {}
     for name, layer in batch_norms(recorder).items():
@@ -198,7 +215,10 @@ def by_loop(resnet18):
     """The gradients of two pairs of images by a plain loop, for each mode of the network, (2, P)."""
     model, pixels, labels = resnet18
     pairs = list(zip(pixels.split(2), labels.split(2), strict=True))
-    rows = {mode: [plain_gradient(twin(model, mode), *pair).detach() for pair in pairs] for mode in ("eval", "train")}
+    rows = {
+        mode: [plain_gradient(twin(model, mode), *pair).detach() for pair in pairs]
+        for mode in ("eval", "train")
+    }
     return {mode: torch.stack(gradients) for mode, gradients in rows.items()}
 
 
@@ -207,12 +227,17 @@ def by_loop(resnet18):
 def test_plain_batch_norm_follows_the_threat_model(resnet18, by_loop, victim, batch_norm):
     model, pixels, labels = resnet18
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    seen = observe(model, pixels, labels, threat=ThreatModel(victim=victim, batch_norm=batch_norm, batch=2))
+    seen = observe(
+        model, pixels, labels, threat=ThreatModel(victim=victim, batch_norm=batch_norm, batch=2)
+    )
     assert_same(seen.gradients, by_loop[victim])
     attacker = by_loop[victim if batch_norm == "known" else "train"]
     with torch.no_grad():
         for form in (per_example, vmapped)[: 2 if batch_norm == "known" else 1]:
-            assert_same(flatten(form(seen.model, pixels.unflatten(0, (2, 2)), labels.view(2, 2), {})), attacker)
+            assert_same(
+                flatten(form(seen.model, pixels.unflatten(0, (2, 2)), labels.view(2, 2), {})),
+                attacker,
+            )
     assert bool(seen.statistics) == (victim == "train" and batch_norm == "known")
     for images, i in zip(pixels.split(2), range(2), strict=True):
         expected = statistics_of(model, images) if seen.statistics else {}
@@ -232,18 +257,34 @@ def test_train_mode_equals_a_plain_loop_to_second_order(name, form):
     pixels = torch.rand(2, 2, 3, 32, 32, generator=rng(1), dtype=torch.float64).requires_grad_()
     labels = torch.tensor([[0, 1], [2, 3]])
     gradients = flatten(form(model, pixels, labels, {}))
-    expected = torch.stack([plain_gradient(model, *pair) for pair in zip(pixels, labels, strict=True)])
-    torch.testing.assert_close(gradients, expected, rtol=1e-10, atol=1e-13 * expected.abs().max().item())
+    expected = torch.stack(
+        [plain_gradient(model, *pair) for pair in zip(pixels, labels, strict=True)]
+    )
+    torch.testing.assert_close(
+        gradients, expected, rtol=1e-10, atol=1e-13 * expected.abs().max().item()
+    )
     second = [torch.autograd.grad(g.square().sum(), pixels)[0] for g in (gradients, expected)]
     torch.testing.assert_close(*second, rtol=1e-9, atol=1e-12 * second[1].abs().max().item())
 
 
 def small(norm, *, flat=False):
     """Pixels → 3 logits, with one normalization, of maps or of vectors."""
-    head = [nn.Flatten(), nn.Linear(4 * 16, 6), *([norm] if flat else []), nn.ReLU(), nn.Linear(6, 3)]
+    head = [
+        nn.Flatten(),
+        nn.Linear(4 * 16, 6),
+        *([norm] if flat else []),
+        nn.ReLU(),
+        nn.Linear(6, 3),
+    ]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        body = [nn.Conv2d(3, 4, 3, padding=1), *([] if flat else [norm]), nn.ReLU(), nn.MaxPool2d(2), *head]
+        body = [
+            nn.Conv2d(3, 4, 3, padding=1),
+            *([] if flat else [norm]),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            *head,
+        ]
         return seasoned(nn.Sequential(Normalize((0.5,), (0.25,)), *body))
 
 
@@ -263,11 +304,15 @@ def test_other_normalizations_work_as_what_they_are(kind, victim):
     labels = torch.tensor([0, 1, 2, 0, 1, 2])
     gradients = observe(model, pixels, labels, threat=ThreatModel(victim=victim, batch=3)).gradients
     for row, images, classes in zip(gradients, pixels.split(3), labels.split(3), strict=True):
-        torch.testing.assert_close(row, plain_gradient(twin(model, victim), images, classes), rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(
+            row, plain_gradient(twin(model, victim), images, classes), rtol=1e-9, atol=1e-12
+        )
 
 
 @pytest.mark.parametrize(
-    "norm", [nn.SyncBatchNorm(4), nn.InstanceNorm2d(4, track_running_stats=True)], ids=lambda norm: type(norm).__name__
+    "norm",
+    [nn.SyncBatchNorm(4), nn.InstanceNorm2d(4, track_running_stats=True)],
+    ids=lambda norm: type(norm).__name__,
 )
 @pytest.mark.parametrize("victim", ["eval", "train"])
 def test_normalizations_with_other_running_statistics_are_refused(norm, victim):
@@ -283,7 +328,13 @@ def test_batch_statistics_of_one_value_are_refused(resnet18):
 
 def test_a_network_that_would_update_its_statistics_is_refused():
     model = build_model("resnet20-1", 10, rng=rng(0)).train()
-    images, labels = torch.rand(2, 2, 3, 8, 8, generator=rng(1)), torch.zeros(2, 2, dtype=torch.int64)
+    images, labels = (
+        torch.rand(2, 2, 3, 8, 8, generator=rng(1)),
+        torch.zeros(2, 2, dtype=torch.int64),
+    )
     with refused("updates its running statistics", "model.eval()"):
         problem_gradients(model, images, labels)
-    assert all((layer.running_mean == 0).all() for layer in itertools.islice(batch_norms(model).values(), 3))
+    assert all(
+        (layer.running_mean == 0).all()
+        for layer in itertools.islice(batch_norms(model).values(), 3)
+    )

@@ -7,9 +7,9 @@ import torch
 from checks import refused
 
 from atslib.attacks import ATTACKS, Learned, reconstruct
-from atslib.attacks.learned import Correction, _learned
+from atslib.attacks.learned_correction import Correction, _learned
+from atslib.clients.observe import Observed, ThreatModel, observe
 from atslib.clients.prepare import to_images
-from atslib.clients.threat import Observed, ThreatModel, observe
 from atslib.data.load import load
 from atslib.errors import AtsError
 from atslib.measures.metrics import psnr
@@ -18,7 +18,11 @@ from atslib.rng import rng
 
 pytestmark = pytest.mark.usefixtures("one_thread", "few_images")
 SHORT = Learned(
-    inner=dataclasses.replace(ATTACKS["annealed-lenet"], steps=2), images="shapes", pairs=6, epochs=1, width=4
+    inner=dataclasses.replace(ATTACKS["annealed-lenet"], steps=2),
+    images="shapes",
+    pairs=6,
+    epochs=1,
+    width=4,
 )
 
 
@@ -31,7 +35,9 @@ def images():
 def seen(images):
     model = build_model("lenet", num_classes=10, rng=0).eval()
     threat = ThreatModel(defense="policy")
-    return observe(model, to_images(images.pixels), images.labels, defense="3-1-7", rng=1, threat=threat)
+    return observe(
+        model, to_images(images.pixels), images.labels, defense="3-1-7", rng=1, threat=threat
+    )
 
 
 @pytest.mark.parametrize(("channels", "size"), [(1, 28), (3, 32), (3, 30), (2, 9)])

@@ -30,8 +30,12 @@ def natural(channels):
     """Smooth shapes with an edge, against a blurred and shifted copy, float64."""
     y, x = torch.meshgrid(torch.linspace(0, 1, 24), torch.linspace(0, 1, 32), indexing="ij")
     waves = [torch.sin(3 * x + c) * torch.cos(2 * y - c) / 2 + 0.5 for c in range(3)]
-    truth = torch.stack([(w + (x > y) * 0.3).clamp(0, 1).expand(channels, -1, -1) for w in waves]).double()
-    blurred = nn.functional.avg_pool2d(nn.functional.pad(truth, (1, 1, 1, 1), mode="replicate"), 3, stride=1)
+    truth = torch.stack(
+        [(w + (x > y) * 0.3).clamp(0, 1).expand(channels, -1, -1) for w in waves]
+    ).double()
+    blurred = nn.functional.avg_pool2d(
+        nn.functional.pad(truth, (1, 1, 1, 1), mode="replicate"), 3, stride=1
+    )
     return (blurred * 0.9).roll(1, -1), truth
 
 
@@ -43,10 +47,14 @@ def test_psnr_and_ssim_equal_scikit_image(pair, channels, data_range):
     psnr = metrics.psnr(estimate, truth, data_range=data_range)
     ssim = metrics.ssim(estimate, truth, data_range=data_range)
     for i, (e, t) in enumerate(zip(estimate.numpy(), truth.numpy(), strict=True)):
-        assert psnr[i].item() == pytest.approx(peak_signal_noise_ratio(t, e, data_range=data_range), abs=1e-6)
+        assert psnr[i].item() == pytest.approx(
+            peak_signal_noise_ratio(t, e, data_range=data_range), abs=1e-6
+        )
         oracle = structural_similarity(t, e, data_range=data_range, channel_axis=0)
         assert ssim[i].item() == pytest.approx(oracle, abs=1e-6)
-    assert len(np.unique(ssim.numpy().round(3))) == 3  # the three pairs differ, so their order is tested too
+    assert (
+        len(np.unique(ssim.numpy().round(3))) == 3
+    )  # the three pairs differ, so their order is tested too
 
 
 def test_psnr_of_a_known_error():
@@ -54,7 +62,9 @@ def test_psnr_of_a_known_error():
     estimate = truth + torch.tensor([0.1, 0.01]).view(2, 1, 1, 1)  # mse 1e-2 and 1e-4
     torch.testing.assert_close(metrics.mse(estimate, truth), torch.tensor([1e-2, 1e-4]))
     torch.testing.assert_close(metrics.psnr(estimate, truth), torch.tensor([20.0, 40.0]))
-    torch.testing.assert_close(metrics.psnr(estimate, truth, data_range=10), torch.tensor([40.0, 60.0]))
+    torch.testing.assert_close(
+        metrics.psnr(estimate, truth, data_range=10), torch.tensor([40.0, 60.0])
+    )
 
 
 def test_psnr_does_not_clamp_what_leaves_the_range():
@@ -64,7 +74,9 @@ def test_psnr_does_not_clamp_what_leaves_the_range():
 
 def test_ssim_of_two_flat_images():
     black, grey = torch.zeros(1, 1, 8, 8), torch.full((1, 1, 8, 8), 0.5)
-    expected = 1e-4 / (0.25 + 1e-4)  # no variance: the luminance term alone, (2·0·0.5 + c1) / (0 + 0.25 + c1)
+    expected = 1e-4 / (
+        0.25 + 1e-4
+    )  # no variance: the luminance term alone, (2·0·0.5 + c1) / (0 + 0.25 + c1)
     torch.testing.assert_close(metrics.ssim(black, grey), torch.tensor([expected]))
 
 
@@ -117,7 +129,12 @@ def test_nothing_is_broadcast(name, shape):
 @pytest.mark.parametrize("side", [0, 1])
 @pytest.mark.parametrize(
     ("kind", "other"),
-    [("torch.uint8", torch.Tensor.byte), ("torch.int64", torch.Tensor.long), ("float64", np.float64), ("list", list)],
+    [
+        ("torch.uint8", torch.Tensor.byte),
+        ("torch.int64", torch.Tensor.long),
+        ("float64", np.float64),
+        ("list", list),
+    ],
 )
 def test_only_float_tensors_are_measured(name, side, kind, other):
     pair = [torch.zeros(2, 3, 9, 12)] * 2
@@ -155,7 +172,9 @@ def random_trunk(package, unloaded, monkeypatch):
     """Random weights in place of AlexNet's pretrained ones; all else is the package's."""
     from torchvision.models import _api, alexnet
 
-    monkeypatch.setattr(_api, "load_state_dict_from_url", lambda *args, **options: alexnet().state_dict())
+    monkeypatch.setattr(
+        _api, "load_state_dict_from_url", lambda *args, **options: alexnet().state_dict()
+    )
 
 
 def test_without_its_extra_lpips_says_what_to_install(unloaded, monkeypatch):
@@ -165,7 +184,8 @@ def test_without_its_extra_lpips_says_what_to_install(unloaded, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("channels", "width", "message"), [(2, 12, "images have 2 channels; it takes 1 or 3"), (3, 11, "must be equal")]
+    ("channels", "width", "message"),
+    [(2, 12, "images have 2 channels; it takes 1 or 3"), (3, 11, "must be equal")],
 )
 def test_lpips_refuses_other_images(channels, width, message):
     with refused(message):
@@ -175,7 +195,10 @@ def test_lpips_refuses_other_images(channels, width, message):
 def test_lpips_sees_colour_of_at_least_64_pixels_between_minus_one_and_one():
     ramp = torch.linspace(0, 1, 32, dtype=torch.float64).expand(2, 1, 16, 32)
     seen = metrics._for_network(ramp)
-    assert (seen.shape, seen.dtype) == ((2, 3, 64, 128), torch.float32)  # enlarged by 4: the sides keep their ratio
+    assert (seen.shape, seen.dtype) == (
+        (2, 3, 64, 128),
+        torch.float32,
+    )  # enlarged by 4: the sides keep their ratio
     assert (seen.min(), seen.max()) == (-1, 1)
     assert (seen[..., 1:] - seen[..., :-1] >= 0).all()
     assert torch.equal(seen[:, 0], seen[:, 2])
@@ -219,7 +242,9 @@ def test_lpips_is_the_packages_one_value_per_image(package, random_trunk):
 def test_lpips_takes_small_grey_images(package, random_trunk):
     grey = torch.rand(2, 1, 28, 28, generator=rng(0))
     values = metrics.lpips(grey, grey.flip(-1))
-    torch.testing.assert_close(values, metrics.lpips(*(g.expand(-1, 3, -1, -1) for g in (grey, grey.flip(-1)))))
+    torch.testing.assert_close(
+        values, metrics.lpips(*(g.expand(-1, 3, -1, -1) for g in (grey, grey.flip(-1))))
+    )
 
 
 def test_lpips_grows_with_noise(package, unloaded):
@@ -228,7 +253,9 @@ def test_lpips_grows_with_noise(package, unloaded):
         pytest.skip(f"AlexNet's pretrained weights are not at {file}")
     _, truth = natural(3)
     noise = torch.randn(truth.shape, generator=rng(1), dtype=torch.float64)
-    steps = torch.stack([metrics.lpips((truth + s * noise).clamp(0, 1), truth) for s in (0, 0.05, 0.2, 0.8)])
+    steps = torch.stack(
+        [metrics.lpips((truth + s * noise).clamp(0, 1), truth) for s in (0, 0.05, 0.2, 0.8)]
+    )
     assert (steps[0] == 0).all()
     assert (steps.diff(dim=0) > 0).all()
     assert (steps[-1] > 0.3).all()

@@ -29,7 +29,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(("name", "channels", "classes", "side"), SIZES)
 def test_networks_have_the_published_size(name, channels, classes, side):
     parameters = list(build_model(name, classes, channels, image_size=side).parameters())
-    assert (sum(p.numel() for p in parameters), len(parameters)) == SIZES[name, channels, classes, side]
+    assert (sum(p.numel() for p in parameters), len(parameters)) == SIZES[
+        name, channels, classes, side
+    ]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +72,9 @@ def test_batch_norm_is_torchs_in_train_mode_with_its_running_statistics_and_in_e
 
 
 def test_one_seed_gives_one_set_of_weights_and_another_seed_another():
-    first, again, other = (build_model("convnet-4", 10, rng=rng(*path)) for path in ((0,), (0,), (0, "other")))
+    first, again, other = (
+        build_model("convnet-4", 10, rng=rng(*path)) for path in ((0,), (0,), (0, "other"))
+    )
     for a, b in zip(first.parameters(), again.parameters(), strict=True):
         assert torch.equal(a, b)
     assert not torch.equal(next(first.parameters()), next(other.parameters()))
@@ -91,7 +95,9 @@ def test_a_stream_of_ones_own_gives_the_weights_that_the_same_global_seed_gives(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         plain = build_model("lenet", 10)
-    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), plain.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(ours.parameters(), plain.parameters(), strict=True)
+    )
 
 
 @pytest.mark.parametrize("name", ["resnet21", "convnet-0", "convnet-x", "", "resnet20-4-4", "-4"])
@@ -100,7 +106,11 @@ def test_an_unknown_model_is_told_the_known_ones(name):
         build_model(name, 10)
 
 
-NO_SIZES = [*(("num_classes", value, 2) for value in (1, -1, 2.5)), ("in_channels", 0, 1), ("image_size", 0, 1)]
+NO_SIZES = [
+    *(("num_classes", value, 2) for value in (1, -1, 2.5)),
+    ("in_channels", 0, 1),
+    ("image_size", 0, 1),
+]
 
 
 @pytest.mark.parametrize(("name", "value", "least"), NO_SIZES)
@@ -117,7 +127,9 @@ def test_constants_must_be_known_and_fit_the_channels():
 
 
 def test_normalization_goes_there_and_back():
-    layer = normalization_layer(build_model("lenet", 10, norm=((0.1, 0.2, 0.3), (0.5, 0.25, 2.0)))).double()
+    layer = normalization_layer(
+        build_model("lenet", 10, norm=((0.1, 0.2, 0.3), (0.5, 0.25, 2.0)))
+    ).double()
     pixels = torch.rand(2, 3, 4, 5, generator=rng(0), dtype=torch.float64)
     torch.testing.assert_close(layer.inverse(layer(pixels)), pixels, rtol=0, atol=1e-15)
     first = torch.tensor([0.1, 0.2, 0.3]).double().view(3, 1, 1)  # the mean colour becomes zero
@@ -135,10 +147,14 @@ def test_normalization_is_the_first_layer_or_an_error():
 
 
 @pytest.mark.parametrize(
-    ("name", "theirs"), [("resnet18", "resnet18"), ("resnet34", "resnet34"), ("resnet152", "resnet152")]
+    ("name", "theirs"),
+    [("resnet18", "resnet18"), ("resnet34", "resnet34"), ("resnet152", "resnet152")],
 )
 def test_larger_resnets_are_torchvisions_behind_a_first_layer_for_small_images(name, theirs):
-    ours, other = build_model(name, 10, rng=rng(0))[1], getattr(torchvision.models, theirs)(num_classes=10)
+    ours, other = (
+        build_model(name, 10, rng=rng(0))[1],
+        getattr(torchvision.models, theirs)(num_classes=10),
+    )
     other.conv1, other.maxpool = nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.Identity()
     mine = list(ours.state_dict().values())
     # a block of theirs has its shortcut after its convolutions, as ours has
@@ -158,7 +174,13 @@ def test_a_padding_is_that_of_a_network_built_with_it_and_shares_its_weights(nam
     assert {layer.padding_mode for layer in layers if any(layer.padding)} == {padding}
     for layer in layers[:2]:
         mode = layer.padding_mode
-        fresh = nn.Conv2d(*layer.weight.shape[1::-1], layer.kernel_size, layer.stride, layer.padding, padding_mode=mode)
+        fresh = nn.Conv2d(
+            *layer.weight.shape[1::-1],
+            layer.kernel_size,
+            layer.stride,
+            layer.padding,
+            padding_mode=mode,
+        )
         fresh.load_state_dict({"weight": layer.weight, "bias": torch.zeros(len(layer.weight))})
         x = torch.rand(2, layer.in_channels, 9, 9, generator=rng(2))
         bias = 0 if layer.bias is None else layer.bias.view(-1, 1, 1)
@@ -169,14 +191,18 @@ def test_a_padding_is_that_of_a_network_built_with_it_and_shares_its_weights(nam
 def test_a_circular_network_that_pools_over_all_places_does_not_see_a_shift():
     model = build_model("resnet20-1-circular", 10, rng=rng(0)).double()
     images = torch.rand(2, 3, 32, 32, generator=rng(1), dtype=torch.float64)
-    torch.testing.assert_close(model(images), model(images.roll((8, -4), (2, 3))), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        model(images), model(images.roll((8, -4), (2, 3))), rtol=1e-10, atol=1e-10
+    )
     zeros = build_model("resnet20-1", 10, rng=rng(0)).double()
     assert not torch.allclose(zeros(images), zeros(images.roll((8, -4), (2, 3))), atol=1e-6)
 
 
 def test_an_unpadded_lenet_shrinks_and_other_networks_are_refused():
     model = build_model("lenet-12-unpadded", 10)
-    assert [tuple(layer.padding) for layer in model.modules() if isinstance(layer, nn.Conv2d)] == [(0, 0)] * 3
+    assert [tuple(layer.padding) for layer in model.modules() if isinstance(layer, nn.Conv2d)] == [
+        (0, 0)
+    ] * 3
     assert model(torch.rand(2, 3, 32, 32)).shape == (2, 10)
     assert list(model.parameters())[-2].shape == (10, 12)
     with refused("only LeNets can be unpadded"):

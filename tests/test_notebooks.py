@@ -9,14 +9,18 @@ import nbformat
 import pandas as pd
 import pytest
 
-from atslib.report.pages import PAGES
-from atslib.report.result import stored_digest
-from atslib.store import project_root
+from atsbook.findings.result import stored_digest
+from atsbook.pages import PAGES
+from atslib.files import project_root
 
 ROOT = project_root()
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-EXECUTED = [p for p in sorted((ROOT / "book" / "results").glob("*.ipynb")) if ".failed" not in p.name]
-EXECUTED = EXECUTED or [pytest.param(None, marks=pytest.mark.skip(reason="no page is executed yet"))]
+EXECUTED = [
+    p for p in sorted((ROOT / "book" / "results").glob("*.ipynb")) if ".failed" not in p.name
+]
+EXECUTED = EXECUTED or [
+    pytest.param(None, marks=pytest.mark.skip(reason="no page is executed yet"))
+]
 MACHINE = re.compile(r"""(?<![\w.:/])(/(work|home|root|tmp|Users)/|[A-Z]:\\\\Users)""")
 MEGABYTES = 2.5
 
@@ -55,7 +59,9 @@ def test_a_notebook_is_thin_and_clean(path):
         assert not cell.outputs, f"cell {number}: strip outputs"
         assert cell.execution_count is None, f"cell {number}: strip execution counts"
         assert len(cell.source.splitlines()) <= 15, f"cell {number}: move code into atslib"
-        assert not re.search(r"^\s*(async\s+)?(def|class)\s", cell.source, re.M), f"cell {number}: define it in atslib"
+        assert not re.search(r"^\s*(async\s+)?(def|class)\s", cell.source, re.M), (
+            f"cell {number}: define it in atslib"
+        )
         assert "parameters" not in cell.metadata.get("tags", []) or number == 1
     prose = [cell for cell in read(path).cells if cell.cell_type == "markdown"]
     assert lines(prose) >= lines(cells)
@@ -65,9 +71,14 @@ def test_a_notebook_is_thin_and_clean(path):
 def test_pages_that_attack_show_every_outcome():
     shown = {path.stem for path in NOTEBOOKS if "compare.outcomes(" in path.read_text()}
     tables = {
-        path.parent.parent.name: set(pd.read_csv(path, nrows=1)) for path in (ROOT / "results").glob("*/*/attacks.csv")
+        path.parent.parent.name: set(pd.read_csv(path, nrows=1))
+        for path in (ROOT / "results").glob("*/*/attacks.csv")
     }
-    attacking = {page for page, columns in tables.items() if {"ssim", "psnr_original", "rank_original"} <= columns}
+    attacking = {
+        page
+        for page, columns in tables.items()
+        if {"ssim", "psnr_original", "rank_original"} <= columns
+    }
     # The attacks of `regimes` are on claim 1's page; those of the last two are of the image before the policy, with
     # outcomes of their own.
     assert attacking - shown == {"regimes", "ext5_adaptive", "ext6_defenses"}
@@ -83,7 +94,9 @@ def test_a_claims_page_opens_with_a_sentence_a_figure_and_a_short_table(path):
         for output in cell.outputs:
             found = output.get("data", {})
             page = found.get("text/html", "")
-            kind = "figure" if "image/png" in found or "<svg" in page or "<script" in page else "words"
+            kind = (
+                "figure" if "image/png" in found or "<svg" in page or "<script" in page else "words"
+            )
             shown.append(("table", page) if "<table" in page and kind == "words" else (kind, page))
     kinds = [kind for kind, _ in shown]
     assert kinds[0] == kinds[1] == "words"  # the banner and the verdict
@@ -122,7 +135,9 @@ def alone(tmp_path, monkeypatch):
         (tmp_path / "notebooks").mkdir()
         shutil.copy(path, tmp_path / "notebooks")
         source = f"notebooks/{path.name}"
-        papermill.execute_notebook(source, "out.ipynb", parameters, cwd="notebooks", progress_bar=False)
+        papermill.execute_notebook(
+            source, "out.ipynb", parameters, cwd="notebooks", progress_bar=False
+        )
 
     monkeypatch.chdir(tmp_path)
     return execute
@@ -133,7 +148,9 @@ def alone(tmp_path, monkeypatch):
 def test_a_notebook_runs_alone_at_smoke(path, alone, smoke_store, tmp_path, monkeypatch):
     monkeypatch.setenv("ATS_STORE", str(smoke_store))
     alone(path, profile="smoke")
-    outputs = [output for cell in code(tmp_path / "out.ipynb", injected=True) for output in cell.outputs]
+    outputs = [
+        output for cell in code(tmp_path / "out.ipynb", injected=True) for output in cell.outputs
+    ]
     assert not [o for o in outputs if o.output_type == "error" or o.get("name") == "stderr"]
     text = json.dumps(outputs)
     assert "Profile <b>smoke</b>: shapes" in text
@@ -155,7 +172,10 @@ def test_a_misspelt_parameter_stops_with_the_valid_ones(path, alone, tmp_path, m
     with pytest.raises(papermill.PapermillExecutionError) as error:
         alone(path, profle="smoke")
     assert error.value.ename == "AtsError"
-    assert re.match(r"unknown parameter profle; the parameters are profile, dataset, model, ", error.value.evalue)
+    assert re.match(
+        r"unknown parameter profle; the parameters are profile, dataset, model, ",
+        error.value.evalue,
+    )
     assert not (tmp_path / "store").exists()
     shown = json.dumps([cell.outputs for cell in code(tmp_path / "out.ipynb", injected=True)])
     assert "settings.py" not in shown  # the sentence, not our call stack
@@ -200,10 +220,14 @@ def published(folder, *, source="1 + 1", text="", digest=None, exception=None):
     (tables / "attacks.csv").write_text("policy,psnr\nnone,12\n")
     banner = f"<div>Profile <b>smoke</b>: shapes, convnet-4; tables {digest or stored_digest(tables)}. {text}</div>"
     output = nbformat.v4.new_output("display_data", {"text/html": banner})
-    injected = nbformat.v4.new_code_cell("profile = 'smoke'", metadata={"tags": ["injected-parameters"]})
+    injected = nbformat.v4.new_code_cell(
+        "profile = 'smoke'", metadata={"tags": ["injected-parameters"]}
+    )
     cell = nbformat.v4.new_code_cell(source, outputs=[output])
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1 + 1")])
-    page = nbformat.v4.new_notebook(cells=[injected, cell], metadata={"papermill": {"exception": exception}})
+    page = nbformat.v4.new_notebook(
+        cells=[injected, cell], metadata={"papermill": {"exception": exception}}
+    )
     paths = folder / "executed.ipynb", folder / "page.ipynb"
     for made, path in zip((page, notebook), paths, strict=True):
         nbformat.write(made, path)

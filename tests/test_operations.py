@@ -29,12 +29,16 @@ PILLOW = {
     **{i: ("translateX", SHIFT[k]) for i, k in {3: 9, 21: 5}.items()},
     **{i: ("translateY", SHIFT[k]) for i, k in {7: 2, 24: 3, 42: 3, 43: 3, 48: 3}.items()},
     **{i: ("shearY", np.linspace(0, 0.3, 10)[k]) for i, k in {6: 2, 10: 5}.items()},
-    **{i: ("solarize", np.linspace(256, 0, 10)[k]) for i, k in {28: 0, 37: 4, 40: 1, 45: 1}.items()},
+    **{
+        i: ("solarize", np.linspace(256, 0, 10)[k]) for i, k in {28: 0, 37: 4, 40: 1, 45: 1}.items()
+    },
     2: ("rotate", np.linspace(0, 30, 10)[2]),
     11: ("posterize", 6),
 }
 SIGNED = {*ENHANCERS, "translateX", "translateY", "shearY"}
-DISTINCT = sorted({(name, value): index for index, (name, value) in reversed(PILLOW.items())}.values())
+DISTINCT = sorted(
+    {(name, value): index for index, (name, value) in reversed(PILLOW.items())}.values()
+)
 
 
 def pillow(index, image, sign):
@@ -48,9 +52,13 @@ def pillow(index, image, sign):
         matrix = (1, 0, 0, value * sign, 1, 0)
         return image.transform(image.size, Image.AFFINE, matrix, Image.BICUBIC, fillcolor=black)
     if name == "translateX":
-        return image.transform(image.size, Image.AFFINE, (1, 0, value * width * sign, 0, 1, 0), fillcolor=black)
+        return image.transform(
+            image.size, Image.AFFINE, (1, 0, value * width * sign, 0, 1, 0), fillcolor=black
+        )
     if name == "translateY":
-        return image.transform(image.size, Image.AFFINE, (1, 0, 0, 0, 1, value * height * sign), fillcolor=black)
+        return image.transform(
+            image.size, Image.AFFINE, (1, 0, 0, 0, 1, value * height * sign), fillcolor=black
+        )
     if name == "rotate":
         turned = image.convert("RGBA").rotate(value)
         grey = Image.new("RGBA", turned.size, (128,) * 4)
@@ -74,7 +82,9 @@ def compare(index, pixels, images):
         ours = transforms.apply(index, pixels, sign)
         assert ours.dtype == torch.uint8
         differs = (ours != expected).sum().item()
-        assert differs == 0, f"operation {index} {PILLOW[index]}, sign {sign}: {differs} pixels differ"
+        assert differs == 0, (
+            f"operation {index} {PILLOW[index]}, sign {sign}: {differs} pixels differ"
+        )
 
 
 @cache
@@ -82,7 +92,9 @@ def synthetic(channels, height, width):
     """Noise, dark noise, two-valued, ramps both ways, constants: (B, C, H, W), never square by accident."""
     rng = torch.Generator().manual_seed(height * 100 + width + channels)
     noise = torch.randint(0, 256, (12, channels, height, width), generator=rng, dtype=torch.uint8)
-    ramp = torch.linspace(0, 255, height * width).view(1, 1, height, width).expand(1, channels, -1, -1)
+    ramp = (
+        torch.linspace(0, 255, height * width).view(1, 1, height, width).expand(1, channels, -1, -1)
+    )
     ramp = ramp.to(torch.uint8)
     narrow = noise[:3] // 40 + 100
     constant = torch.stack([torch.full_like(noise[0], v) for v in (0, 1, 128, 255)])
@@ -109,7 +121,9 @@ def pil_images(name):
 
 @pytest.mark.parametrize("index", range(50))
 @pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize(("height", "width"), [(8, 12), (17, 9), (28, 28), (32, 32), (64, 48), (1, 5), (5, 1), (2, 2)])
+@pytest.mark.parametrize(
+    ("height", "width"), [(8, 12), (17, 9), (28, 28), (32, 32), (64, 48), (1, 5), (5, 1), (2, 2)]
+)
 def test_operation_equals_pillow(index, channels, height, width):
     pixels = synthetic(channels, height, width)
     compare(index, pixels, [to_pil(image) for image in pixels])
@@ -144,7 +158,10 @@ def images():
 def test_each_image_has_its_own_sign_and_does_not_see_the_others(index, channels):
     images = synthetic(channels, 8, 12)
     signs = torch.where(torch.arange(len(images)) % 3 == 0, -1, 1)
-    singles = [transforms.apply(index, image[None], int(sign)) for image, sign in zip(images, signs, strict=True)]
+    singles = [
+        transforms.apply(index, image[None], int(sign))
+        for image, sign in zip(images, signs, strict=True)
+    ]
     assert torch.equal(transforms.apply(index, images, signs), torch.cat(singles))
 
 
@@ -161,12 +178,23 @@ def test_pixels_are_neither_changed_nor_required_contiguous(index, images):
 def test_an_empty_batch_stays_empty(index):
     empty = torch.empty(0, 3, 8, 12, dtype=torch.uint8)
     signs = torch.empty(0, dtype=torch.int64)
-    assert transforms.apply(index, empty).shape == transforms.apply(index, empty, signs).shape == empty.shape
+    assert (
+        transforms.apply(index, empty).shape
+        == transforms.apply(index, empty, signs).shape
+        == empty.shape
+    )
 
 
 def test_translation_moves_whole_pixels():
     """The black columns and rows counted with Pillow: index 3 on 32, 28 and 64 pixels, the others on 32."""
-    for index, size, black in [(3, 32, 15), (3, 28, 13), (3, 64, 29), (21, 32, 8), (7, 32, 3), (24, 32, 5)]:
+    for index, size, black in [
+        (3, 32, 15),
+        (3, 28, 13),
+        (3, 64, 29),
+        (21, 32, 8),
+        (7, 32, 3),
+        (24, 32, 5),
+    ]:
         white = torch.full((1, 3, size, size), 255, dtype=torch.uint8)
         for sign in (1, -1):
             assert (transforms.apply(index, white, sign) == 0).sum() == 3 * black * size
@@ -235,5 +263,7 @@ def test_every_offset_and_both_flips_are_drawn_equally_often():
     assert set((place % size).tolist()) == set(range(12))  # 0..8 as it is, 3..11 mirrored
     rows = torch.bincount(place // size, minlength=size)[1:10] / n
     assert (rows - 1 / 9).abs().max() < 0.01
-    mirrored = (place % size >= 9).sum() / n * 3  # columns 9, 10 and 11 come from flips alone: 1/2 * 3/9
+    mirrored = (
+        (place % size >= 9).sum() / n * 3
+    )  # columns 9, 10 and 11 come from flips alone: 1/2 * 3/9
     assert abs(mirrored.item() - 0.5) < 0.03

@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import nn
 
+from atsbook.pages import claim1_defenses, claim2_generality
+from atsbook.runs.settings import settings
 from atslib import Images
 from atslib.attacks import ATTACKS
 from atslib.attacks.optimizers import OPTIMIZERS, Optimizer
 from atslib.attacks.priors import PENALTIES
 from atslib.attacks.starts import STARTS
-from atslib.clients.perturbations import DEFENSES
+from atslib.clients.defenses.perturbations import DEFENSES
 from atslib.data.load import DATASETS
 from atslib.gradients.problems import DISTANCES
 from atslib.models import FAMILIES
-from atslib.report.pages import claim1_defenses, claim2_generality
-from atslib.report.units.settings import settings
 from atslib.rng import rng
 
 pytestmark = pytest.mark.usefixtures("one_thread", "few_images")
@@ -43,7 +43,9 @@ def nearness_to_white(normalized, pixels, seen):
 
 
 def largest_difference(gradients, target):
-    return torch.stack([(g - t).flatten(1).abs().amax(1) for g, t in zip(gradients, target, strict=True)]).amax(0)
+    return torch.stack(
+        [(g - t).flatten(1).abs().amax(1) for g, t in zip(gradients, target, strict=True)]
+    ).amax(0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,11 +103,15 @@ def test_parts_of_an_attack_and_whole_attacks_are_rows_of_claim_2(presets, kept)
         shade = {"my start": 0.5, "my attack": 0.25}[name]
         for (policy, image), psnr in own["psnr"].items():
             target = result.sheets[name, policy]["target"][image].double() / 255
-            assert psnr == pytest.approx(float(-10 * (target - shade).square().mean().log10()), abs=1e-3)
+            assert psnr == pytest.approx(
+                float(-10 * (target - shade).square().mean().log10()), abs=1e-3
+            )
     assert (rows.loc["my prior", "psnr"] != rows.loc["adam-cosine", "psnr"]).all()
     assert (rows.loc["my distance", "cost"] != rows.loc["adam-cosine", "cost"]).all()
     assert rows.loc["my attack", "cost"].isna().all()
-    brighter = [result.sheets[name, "none"]["reconstruction"].mean() for name in ("my prior", "adam-cosine")]
+    brighter = [
+        result.sheets[name, "none"]["reconstruction"].mean() for name in ("my prior", "adam-cosine")
+    ]
     assert brighter[0] > brighter[1]
 
 
@@ -118,12 +124,21 @@ def test_a_model_a_data_set_and_a_defense_are_rows_of_claim_1(kept, monkeypatch)
 
     monkeypatch.setitem(DEFENSES, "zero", (zeros, "", bool))
     monkeypatch.setattr(claim1_defenses, "DEFENSES", {"prune:0.7": "pruning-70", "zero:1": ""})
-    result = claim1_defenses.run(settings(**TINY | {"fraction": 1.0}, model="linear", dataset="noise"), kept)
-    assert (result.facts["dataset"], result.facts["model"], result.facts["train"]) == ("noise", "linear", 60)
+    result = claim1_defenses.run(
+        settings(**TINY | {"fraction": 1.0}, model="linear", dataset="noise"), kept
+    )
+    assert (result.facts["dataset"], result.facts["model"], result.facts["train"]) == (
+        "noise",
+        "linear",
+        60,
+    )
     table = claim1_defenses.comparison(result)
     assert ("zero:1", "fixed") in table.index
     assert table.loc[("prune:0.7", "code"), "paper PSNR"] > 0
     attacks = result.tables["attacks"].set_index(["defense", "applied"]).sort_index()
-    assert attacks.loc[("zero:1", "fixed"), "cost"].tolist() == [1, 1]  # nothing is shared, so nothing is similar
+    assert attacks.loc[("zero:1", "fixed"), "cost"].tolist() == [
+        1,
+        1,
+    ]  # nothing is shared, so nothing is similar
     assert (attacks.loc[("zero:1", "code"), "cost"] != 1).all()
     assert result.sheets["none", "fixed"]["target"].shape == (2, 1, 12, 12)

@@ -12,15 +12,11 @@ import torch
 import torch.nn.functional as F
 from scipy.stats import sem, spearmanr, t
 
-from atslib.attacks import ATTACKS
-from atslib.attacks.engine import frame_steps
-from atslib.clients.defenses import Defense
-from atslib.data.load import load
-from atslib.errors import AtsError
-from atslib.gradients.problems import DISTANCES, unflatten
-from atslib.report import compare, plots
-from atslib.report import result as report
-from atslib.report.pages import (
+from atsbook.figures import plots
+from atsbook.findings import compare
+from atsbook.findings import result as report
+from atsbook.findings.result import Result
+from atsbook.pages import (
     claim1_defenses,
     claim1_privacy,
     claim2_generality,
@@ -32,20 +28,26 @@ from atslib.report.pages import (
     ext3_which_images_leak,
     ext4_hidden_details,
 )
-from atslib.report.pages.claim3_transfer import transfer_verdict
-from atslib.report.pages.claim4_efficiency import efficiency_verdict
-from atslib.report.pages.claim5_semantics import semantics_verdict
-from atslib.report.pages.ext3_which_images_leak import leakage_verdict
-from atslib.report.pages.ext4_hidden_details import details_verdict
-from atslib.report.result import Result
-from atslib.report.units import layers, networks, table1, units
-from atslib.report.units.networks import ModelUnit, model_unit, network, semi_trained, trained
-from atslib.report.units.settings import settings
-from atslib.report.units.table1 import HYBRID, POLICIES, SEARCHED
-from atslib.report.units.tables import label
-from atslib.report.units.units import attack_unit
+from atsbook.pages.claim3_transfer import transfer_verdict
+from atsbook.pages.claim4_efficiency import efficiency_verdict
+from atsbook.pages.claim5_semantics import semantics_verdict
+from atsbook.pages.ext3_which_images_leak import leakage_verdict
+from atsbook.pages.ext4_hidden_details import details_verdict
+from atsbook.runs import attacks as units
+from atsbook.runs import layers, networks, table1
+from atsbook.runs.attacks import attack_unit
+from atsbook.runs.networks import ModelUnit, model_unit, network, semi_trained, trained
+from atsbook.runs.settings import settings
+from atsbook.runs.store import Store
+from atsbook.runs.table1 import HYBRID, POLICIES, SEARCHED
+from atsbook.runs.tables import label
+from atslib.attacks import ATTACKS
+from atslib.attacks.engine import frame_steps
+from atslib.clients.defenses.defense import Defense
+from atslib.data.load import load
+from atslib.errors import AtsError
+from atslib.gradients.problems import DISTANCES, unflatten
 from atslib.rng import rng
-from atslib.store import Store
 
 pytestmark = pytest.mark.usefixtures("one_thread", "few_images")
 TINY = {"images": 3, "steps": 3, "fraction": 0.002}
@@ -56,12 +58,16 @@ TINY = {"images": 3, "steps": 3, "fraction": 0.002}
 
 def test_transfer_moves_embedded_images_to_grey_and_leaves_a_chosen_data_set():
     assert table1.relocated(settings(), "fmnist", "shapes-grey").dataset == "shapes-grey"
-    assert table1.relocated(settings(dataset="cifar10"), "fmnist", "shapes-grey").dataset == "cifar10"
+    assert (
+        table1.relocated(settings(dataset="cifar10"), "fmnist", "shapes-grey").dataset == "cifar10"
+    )
 
 
 def test_a_data_set_that_cannot_be_had_is_stood_in_for_and_a_damaged_one_is_not(monkeypatch):
     laptop = settings(profile="laptop")
-    assert table1.relocated(laptop, "fmnist", "shapes-grey") == dataclasses.replace(laptop, dataset="shapes-grey")
+    assert table1.relocated(laptop, "fmnist", "shapes-grey") == dataclasses.replace(
+        laptop, dataset="shapes-grey"
+    )
     monkeypatch.setattr(table1, "available", lambda name, split: True)
     with pytest.raises(AtsError, match="fmnist is not here"):
         table1.relocated(laptop, "fmnist", "shapes-grey")
@@ -70,11 +76,17 @@ def test_a_data_set_that_cannot_be_had_is_stood_in_for_and_a_damaged_one_is_not(
 def test_the_attack_on_tiny_imagenet_is_fitted_to_its_size(monkeypatch):
     usual = {unit.attack.tv for unit in ext1_tinyimagenet.attacks(INITIAL).values()}
     monkeypatch.setattr(ext1_tinyimagenet, "NAME", INITIAL.dataset)
-    assert {unit.attack.tv for unit in ext1_tinyimagenet.attacks(INITIAL).values()} == {ext1_tinyimagenet.TV} != usual
+    assert (
+        {unit.attack.tv for unit in ext1_tinyimagenet.attacks(INITIAL).values()}
+        == {ext1_tinyimagenet.TV}
+        != usual
+    )
 
 
 def test_less_is_taken_only_where_nothing_was_chosen():
-    moved = table1.relocated(settings(profile="laptop", epochs=9), "shapes-grey", "shapes", epochs=2, images=3)
+    moved = table1.relocated(
+        settings(profile="laptop", epochs=9), "shapes-grey", "shapes", epochs=2, images=3
+    )
     assert (moved.dataset, moved.epochs, moved.images) == ("shapes-grey", 9, 3)
 
 
@@ -83,9 +95,16 @@ def test_tiny_imagenet_at_laptop_trains_on_the_same_number_whatever_is_here(monk
         for module in (ext1_tinyimagenet, table1):
             monkeypatch.setattr(module, "dataset", lambda name, split, there=there: range(there))
         found = ext1_tinyimagenet.own(settings(profile="laptop"))
-        assert (found.dataset, found.epochs, found.images, found.steps) == ("tinyimagenet", 3, 64, 600)
+        assert (found.dataset, found.epochs, found.images, found.steps) == (
+            "tinyimagenet",
+            3,
+            64,
+            600,
+        )
         assert round(found.fraction * there) == ext1_tinyimagenet.TENTH
-        assert model_unit(found) == semi_trained(found)  # one training serves the attacked accuracy and the scores
+        assert model_unit(found) == semi_trained(
+            found
+        )  # one training serves the attacked accuracy and the scores
         assert ext1_tinyimagenet.own(settings(profile="laptop", fraction=0.5)).fraction == 0.5
         assert ext1_tinyimagenet.own(settings(profile="full")).fraction == 1
 
@@ -109,10 +128,17 @@ def test_table_1_has_four_blocks_with_their_own_policies():
     ]  # fmt: skip
     for (name, model, policy), unit in (found | table1.units(large)).items():
         trained = unit.model
-        assert (trained.dataset, trained.model, trained.train.policy or "none") == (name, model, policy)
+        assert (trained.dataset, trained.model, trained.train.policy or "none") == (
+            name,
+            model,
+            policy,
+        )
         assert (unit.policy or "none") == policy
     assert found["shapes", "lenet", HYBRID].policy == HYBRID
-    assert found["shapes-grey", "convnet-4", "none"] == claim3_transfer.attacks(small)["convnet-4", "none"]
+    assert (
+        found["shapes-grey", "convnet-4", "none"]
+        == claim3_transfer.attacks(small)["convnet-4", "none"]
+    )
     assert len(table1.units(large)) == 4 * 5
     assert len(table1.units(INITIAL)) == 4 * 5
     short = table1.networks(INITIAL)
@@ -125,9 +151,11 @@ def test_table_1_has_four_blocks_with_their_own_policies():
 
 
 def test_convnets_of_table_1_are_attacked_longer_and_on_more_images(monkeypatch):
-    monkeypatch.setattr("atslib.report.units.units.dataset", lambda name, split: range(1000))
+    monkeypatch.setattr("atsbook.runs.attacks.dataset", lambda name, split: range(1000))
     found = table1.units(settings(profile="laptop", dataset="shapes", images=100, steps=400))
-    sizes = {model: (unit.last - unit.first, unit.attack.steps) for (_, model, _), unit in found.items()}
+    sizes = {
+        model: (unit.last - unit.first, unit.attack.steps) for (_, model, _), unit in found.items()
+    }
     assert sizes == {"resnet20-1": (32, 100), "convnet-16": (50, 300)}
     few = table1.units(settings(profile="laptop", dataset="shapes", images=7, steps=40))
     assert {(unit.last, unit.attack.steps) for unit in few.values()} == {(7, 40)}
@@ -147,12 +175,16 @@ def test_published_numbers_are_found_by_policy_whatever_the_order_of_a_hybrid():
 
 
 def test_a_table_says_which_share_of_the_attacks_never_moved_if_any_did():
-    rows = pd.DataFrame({"policy": ["none"] * 4 + ["3"] * 4, "image": [0, 1, 2, 3] * 2, "psnr": 8.0, "gain": 0.0})
+    rows = pd.DataFrame(
+        {"policy": ["none"] * 4 + ["3"] * 4, "image": [0, 1, 2, 3] * 2, "psnr": 8.0, "gain": 0.0}
+    )
     moved, stuck = ([False] * 8, [True, False, False, False] + [True] * 4)
     made = SimpleNamespace(tables={}, facts={"epsilon": 15.0})
     table = compare.comparison(made, "policy", attacks=rows.assign(stuck=stuck))
     assert table["share that never moved"].to_dict() == {"none": 0.25, "3": 1.0}
-    assert "share that never moved" not in compare.comparison(made, "policy", attacks=rows.assign(stuck=moved))
+    assert "share that never moved" not in compare.comparison(
+        made, "policy", attacks=rows.assign(stuck=moved)
+    )
 
 
 @pytest.mark.parametrize("count", [1, 8, 12])
@@ -168,16 +200,36 @@ def test_a_sheet_has_a_column_for_each_image_and_no_more(count):
 
 def test_every_outcome_stands_in_a_row_of_its_group():
     psnr, gain = [10.0, 20.0, 15.0, 14.9], [1.0, 2.0, 3.0, 4.0]
-    attacks = pd.DataFrame({"policy": ["none", "none", "3", "3"], "image": [0, 1, 0, 1], "psnr": psnr, "gain": gain})
+    attacks = pd.DataFrame(
+        {"policy": ["none", "none", "3", "3"], "image": [0, 1, 0, 1], "psnr": psnr, "gain": gain}
+    )
     attacks = attacks.assign(ssim=[0.1, 0.3, 0.5, 0.5], psnr_original=[8.0, 9.0, 4.0, 5.0])
     attacks = attacks.assign(rank_target=[1, 1, 2, 1], rank_original=np.nan)
     result = Result("page", {"attacks": attacks}, {"epsilon": 15.0}, None)
     table = compare.outcomes(result, "policy")
     assert table.index.tolist() == ["none", "3"]
-    assert table.drop(columns="gain, dB").loc["none"].tolist() == [2, "15.0", "50%", "0.20", "8.5", "100%", "–"]
-    assert table.drop(columns="gain, dB").loc["3"].tolist() == [2, "14.9", "50%", "0.50", "4.5", "50%", "–"]
+    assert table.drop(columns="gain, dB").loc["none"].tolist() == [
+        2,
+        "15.0",
+        "50%",
+        "0.20",
+        "8.5",
+        "100%",
+        "–",
+    ]
+    assert table.drop(columns="gain, dB").loc["3"].tolist() == [
+        2,
+        "14.9",
+        "50%",
+        "0.50",
+        "4.5",
+        "50%",
+        "–",
+    ]
     assert "at or above 15 dB" in table
-    assert table.loc["none", "gain, dB"] == compare.interval(compare.gained(attacks.query("policy == 'none'")), "")
+    assert table.loc["none", "gain, dB"] == compare.interval(
+        compare.gained(attacks.query("policy == 'none'")), ""
+    )
     one = compare.outcomes(result, ["policy", "image"], attacks.query("policy == '3'"))
     assert one.index.names == ["policy", "image"]
     assert one["PSNR, dB"].to_dict() == {("3", 0): "15.0", ("3", 1): "14.9"}
@@ -185,7 +237,14 @@ def test_every_outcome_stands_in_a_row_of_its_group():
 
 def test_a_page_opens_with_each_cell_without_and_with_a_policy():
     rows = [
-        {"model": m, "policy": p, "image": i, "draw": d, "psnr": 10 + up * (p == "3"), "gain": i + up * (p == "3")}
+        {
+            "model": m,
+            "policy": p,
+            "image": i,
+            "draw": d,
+            "psnr": 10 + up * (p == "3"),
+            "gain": i + up * (p == "3"),
+        }
         | {"rank_target": 1 + (p == "3") * i, "rank_original": 1 + i}
         for m, up in (("a", 2.0), ("b", -1.0))
         for p in ("none", "3", "5")
@@ -220,12 +279,16 @@ def test_blocks_are_compared_within_themselves(kept):
         assert table.loc[(*key, table1.OF_TEN), "mean"] == pytest.approx(value)
     assert "accuracy" not in table  # at smoke nothing is trained for the blocks
     trained = [(*key, 10.0 * i) for i, key in enumerate(table.index)]
-    known = pd.DataFrame(trained, columns=[*table1.KEYS, "accuracy"]).replace({"model": {"convnet-4": "convnet-16"}})
+    known = pd.DataFrame(trained, columns=[*table1.KEYS, "accuracy"]).replace(
+        {"model": {"convnet-4": "convnet-16"}}
+    )
     with_accuracy = dataclasses.replace(result, tables=result.tables | {"blocks_accuracy": known})
     assert claim1_privacy.blocks(with_accuracy)["accuracy"].tolist() == known["accuracy"].tolist()
     changes = claim1_privacy.block_differences(result)
     for name, model, policy in changes.index:
-        expected = table.loc[(name, model, policy), "mean"] - table.loc[(name, model, "none"), "mean"]
+        expected = (
+            table.loc[(name, model, policy), "mean"] - table.loc[(name, model, "none"), "mean"]
+        )
         assert changes.loc[(name, model, policy), ("psnr", "mean")] == pytest.approx(expected)
     searched = claim1_privacy.searched_minus_random(result)
     assert [*searched.index] == [key for key in units if "+" in key[2]]
@@ -241,7 +304,10 @@ def test_blocks_are_compared_within_themselves(kept):
 
 def test_pages_share_networks_and_attacks_where_they_can():
     small = settings()
-    ours = {name: attack_unit(small, "" if name == "none" else name) for name in ext3_which_images_leak.policies(small)}
+    ours = {
+        name: attack_unit(small, "" if name == "none" else name)
+        for name in ext3_which_images_leak.policies(small)
+    }
     assert ext3_which_images_leak.policies(small) == ours
     assert set(claim4_efficiency.units(small).values()) == {unit.model for unit in ours.values()}
     assert ext4_hidden_details.attacks(small)["crop and flip"] == ours["none"]
@@ -250,7 +316,11 @@ def test_pages_share_networks_and_attacks_where_they_can():
         assert unit == dataclasses.replace(ours[name], frames=claim5_semantics.ITERATES)
     for place in (small, settings(profile="laptop", dataset="shapes")):
         trained = claim1_privacy.networks(place)
-        assert trained.items() <= claim4_efficiency.networks(place).items() <= claim4_efficiency.units(place).items()
+        assert (
+            trained.items()
+            <= claim4_efficiency.networks(place).items()
+            <= claim4_efficiency.units(place).items()
+        )
         asked = ("", HYBRID) if place is small else POLICIES
         assert trained == {policy or "none": model_unit(place, policy) for policy in asked}
 
@@ -267,13 +337,18 @@ INITIAL = settings(profile="laptop", dataset="shapes", images=40)
         ("resnet20-4", "annealed-resnet", 40),
     ],
 )
-def test_an_untrained_network_is_attacked_with_the_preset_of_its_family_on_fewer_images(model, attack, steps):
+def test_an_untrained_network_is_attacked_with_the_preset_of_its_family_on_fewer_images(
+    model, attack, steps
+):
     found = table1.on_network(INITIAL, model)
     changed = {"model": model, "attacked": model, "attack": attack, "steps": steps, "images": 32}
     assert found == dataclasses.replace(INITIAL, **changed)
     assert attack_unit(found).model.model == model
     longer = table1.on_network(dataclasses.replace(INITIAL, steps=300, images=5), model)
-    assert (longer.steps, longer.images) == (100, 5)  # the preset's own length, and never more than was asked for
+    assert (longer.steps, longer.images) == (
+        100,
+        5,
+    )  # the preset's own length, and never more than was asked for
 
 
 def test_the_network_alone_is_another_where_trained_ones_are_attacked_and_for_lenet():
@@ -287,7 +362,11 @@ def test_defenses_meet_the_semi_trained_network_as_they_met_the_untrained_one():
     assert {unit.last for unit in untrained.values()} == {INITIAL.images}
     for key, unit in there.items():
         assert unit.model == semi_trained(INITIAL)
-        assert (unit.policy, unit.defense, unit.last) == (untrained[key].policy, untrained[key].defense, 32)
+        assert (unit.policy, unit.defense, unit.last) == (
+            untrained[key].policy,
+            untrained[key].defense,
+            32,
+        )
     assert {name for name, _ in untrained} == set(claim1_defenses.networks(INITIAL))
     assert claim1_defenses.semi(settings(profile="full", dataset="shapes")) == {}
 
@@ -308,21 +387,31 @@ def test_the_transferred_policies_are_judged_on_the_attacked_network_and_on_trai
     assert {unit.model.train for unit in found.values()} == {None}
     assert found["convnet-16", "none"].attack.tv == ATTACKS["annealed-convnet"].tv
     trained = claim3_transfer.networks(INITIAL)
-    every = {model: list(map(label, claim3_transfer.policies(model))) for model in ("resnet20-1", "convnet-4")}
-    assert list(trained) == [(model, policy) for model, policies in every.items() for policy in policies]
+    every = {
+        model: list(map(label, claim3_transfer.policies(model)))
+        for model in ("resnet20-1", "convnet-4")
+    }
+    assert list(trained) == [
+        (model, policy) for model, policies in every.items() for policy in policies
+    ]
     assert all(label(unit.train.policy) == policy for (_, policy), unit in trained.items())
     assert "search" not in claim3_transfer.units(INITIAL)  # it takes days
     assert claim3_transfer.later_units(INITIAL, None) == {}
     tiny = ext1_tinyimagenet.attacks(INITIAL)
     assert set(tiny) == {("lenet", p, draw) for p in ("none", *SEARCHED, HYBRID) for draw in (0, 1)}
     assert all(unit.seed == draw for (_, _, draw), unit in tiny.items())
-    assert set(ext1_tinyimagenet.networks(INITIAL)) == {("resnet20-1", "none"), ("resnet20-1", HYBRID)}
+    assert set(ext1_tinyimagenet.networks(INITIAL)) == {
+        ("resnet20-1", "none"),
+        ("resnet20-1", HYBRID),
+    }
 
 
 # --- training curves ----------------------------------------------------------------------------------------
 
 
-def test_the_accuracy_of_each_epoch_changes_no_weight_and_the_last_is_the_networks(store, monkeypatch):
+def test_the_accuracy_of_each_epoch_changes_no_weight_and_the_last_is_the_networks(
+    store, monkeypatch
+):
     unit = model_unit(settings(**TINY, epochs=2))
     model, made = trained(unit, store, torch.device("cpu"))
     assert made["history"].shape == (2, 4)
@@ -337,7 +426,11 @@ def test_the_accuracy_of_each_epoch_changes_no_weight_and_the_last_is_the_networ
 
 def test_epochs_to_an_accuracy():
     curve = pd.DataFrame(
-        {"policy": ["none"] * 4 + ["x"] * 4, "epoch": [1, 2, 3, 4] * 2, "accuracy": [10, 50, 45, 60, 5, 10, 30, 40]}
+        {
+            "policy": ["none"] * 4 + ["x"] * 4,
+            "epoch": [1, 2, 3, 4] * 2,
+            "accuracy": [10, 50, 45, 60, 5, 10, 30, 40],
+        }
     )
     found = claim4_efficiency.epochs_to(curve, {"half": 30.0, "most": 50.0})
     assert found.loc["none"].tolist() == [2, 2]
@@ -378,11 +471,15 @@ def test_claim_4_from_the_store(kept, monkeypatch):
     assert curve["accuracy"].between(0, 100).all()
     assert (cost["share"] > 0).all()
     assert cost.loc["none", "seconds"] < cost.loc[HYBRID, "seconds"]
-    assert claim4_efficiency.comparison(result).loc[HYBRID, ["paper accuracy", "replication accuracy"]].tolist() == [
+    assert claim4_efficiency.comparison(result).loc[
+        HYBRID, ["paper accuracy", "replication accuracy"]
+    ].tolist() == [
         77.92,
         77.47,
     ]
-    assert claim4_efficiency.run(settings(**TINY), kept).digest == result.digest  # times are kept, too
+    assert (
+        claim4_efficiency.run(settings(**TINY), kept).digest == result.digest
+    )  # times are kept, too
 
 
 def test_several_trainings_differ_in_their_seed_alone_and_share_it_over_policies():
@@ -392,9 +489,13 @@ def test_several_trainings_differ_in_their_seed_alone_and_share_it_over_policies
     assert {policy for policy, _ in units} == {"none", HYBRID}
     for (policy, seed), unit in units.items():
         assert unit == dataclasses.replace(units[policy, 0], seed=seed)
-        assert unit.train == dataclasses.replace(units["none", 0].train, policy=policy.replace("none", ""))
+        assert unit.train == dataclasses.replace(
+            units["none", 0].train, policy=policy.replace("none", "")
+        )
     long = claim4_efficiency.networks(settings(profile="laptop", dataset="shapes"))
-    assert all(units[policy, 0] == long[policy] for policy in ("none", HYBRID)), "the curves' own are the first"
+    assert all(units[policy, 0] == long[policy] for policy in ("none", HYBRID)), (
+        "the curves' own are the first"
+    )
 
 
 @pytest.mark.parametrize(
@@ -407,11 +508,13 @@ def test_several_trainings_differ_in_their_seed_alone_and_share_it_over_policies
     ],
 )
 def test_a_policy_is_no_worse_if_its_change_over_seeds_is(changes, judged):
-    rows = [("none", s, 20.0 + s) for s in range(3)] + [("3-1-7", s, 20.0 + s + c) for s, c in enumerate(changes)]
-    table = pd.DataFrame(rows, columns=["policy", "seed", "accuracy"])
-    row = claim4_efficiency.no_worse(report.Result("claim4_efficiency", {"seeds": table}, {"classes": 100}, None)).loc[
-        "3-1-7"
+    rows = [("none", s, 20.0 + s) for s in range(3)] + [
+        ("3-1-7", s, 20.0 + s + c) for s, c in enumerate(changes)
     ]
+    table = pd.DataFrame(rows, columns=["policy", "seed", "accuracy"])
+    row = claim4_efficiency.no_worse(
+        report.Result("claim4_efficiency", {"seeds": table}, {"classes": 100}, None)
+    ).loc["3-1-7"]
     assert (row["judged"], row["seeds"]) == (judged, 3)
     assert row["change, points"] == pytest.approx(sum(changes) / 3)
     low, high = t.interval(0.95, 2, np.mean(changes), sem(changes))
@@ -429,9 +532,15 @@ def attacks(images=40, gain=10.0, **by_policy):
     parts = []
     for policy, change in by_policy.items():
         noise = draws.normal(size=images)
-        values = {"policy": policy, "image": range(images), "gain": gain + change + 0.3 * (noise - noise.mean())}
+        values = {
+            "policy": policy,
+            "image": range(images),
+            "gain": gain + change + 0.3 * (noise - noise.mean()),
+        }
         parts.append(pd.DataFrame(values))
-    return pd.concat(parts, ignore_index=True).assign(floor_policy=10.0, psnr=lambda table: table["gain"] + 10.0)
+    return pd.concat(parts, ignore_index=True).assign(
+        floor_policy=10.0, psnr=lambda table: table["gain"] + 10.0
+    )
 
 
 @pytest.mark.parametrize(
@@ -440,12 +549,33 @@ def attacks(images=40, gain=10.0, **by_policy):
         (-3, 4, 50, {}, "reproduced", "the hybrid lowers the gain (gain -3.0 dB ["),
         (-3, 4.1, 90, {}, "partly", "; but the hybrid costs 4.1 points of accuracy"),
         (-3, math.nan, 90, {}, "partly", "; but the hybrid costs nan points of accuracy"),
-        (-3, 3, 49.9, {}, "partly", "; but the undefended network's 49.9 % is too low to show a loss"),
+        (
+            -3,
+            3,
+            49.9,
+            {},
+            "partly",
+            "; but the undefended network's 49.9 % is too low to show a loss",
+        ),
         (-3, 5, 40, {}, "partly", "points of accuracy; the undefended network's"),
         (0, 3, 90, {}, "not reproduced", "the hybrid does not lower the gain (gain "),
         (1, 3, 90, {}, "not reproduced", "the hybrid does not lower the gain (gain +1.0 dB ["),
-        (-3, 3, 90, {"gain": 0.0}, "cannot tell", "undefended attacks do not beat the policy's mean image"),
-        (1, 3, 90, {"gain": -2.0}, "cannot tell", "undefended attacks do not beat the policy's mean image"),
+        (
+            -3,
+            3,
+            90,
+            {"gain": 0.0},
+            "cannot tell",
+            "undefended attacks do not beat the policy's mean image",
+        ),
+        (
+            1,
+            3,
+            90,
+            {"gain": -2.0},
+            "cannot tell",
+            "undefended attacks do not beat the policy's mean image",
+        ),
         (-3, 3, 90, {"images": 29}, "cannot tell", "29 images are fewer than 30"),
     ],
 )
@@ -465,29 +595,53 @@ def test_claim_3_on_grey_images_beside_table_4(kept):
     assert result.facts["dataset"] == "shapes-grey"
     assert result.sheets["convnet-4", hybrid]["target"].shape == (3, 1, 28, 28)
     table = claim3_transfer.comparison(result).loc["convnet-4"]
-    assert table.loc[hybrid, ["paper PSNR", "paper accuracy", "replication PSNR"]].tolist() == [7.11, 87.51, 11.5]
+    assert table.loc[hybrid, ["paper PSNR", "paper accuracy", "replication PSNR"]].tolist() == [
+        7.11,
+        87.51,
+        11.5,
+    ]
     assert table.loc["none", ["paper PSNR", "replication accuracy"]].tolist() == [9.12, 94.61]
-    assert table.loc["42-28-42+14-48-48", "paper PSNR"] == 6.94  # searched on Fashion-MNIST: Table 1d
-    own, second = (result.tables["attacks"].query(f"model == '{name}'") for name in ("convnet-4", "lenet"))
-    assert set(own["policy"]) == {"none", "21-13-3", "7-4-15", hybrid, "42-28-42+14-48-48", result.facts["hybrid"]}
+    assert (
+        table.loc["42-28-42+14-48-48", "paper PSNR"] == 6.94
+    )  # searched on Fashion-MNIST: Table 1d
+    own, second = (
+        result.tables["attacks"].query(f"model == '{name}'") for name in ("convnet-4", "lenet")
+    )
+    assert set(own["policy"]) == {
+        "none",
+        "21-13-3",
+        "7-4-15",
+        hybrid,
+        "42-28-42+14-48-48",
+        result.facts["hybrid"],
+    }
     assert set(second["policy"]) == {"none", HYBRID, "19-15-45+2-43-21"}
     accuracy = result.tables["accuracy"]
-    assert accuracy[["model", "policy"]].to_numpy().tolist() == [["convnet-4", "none"], ["convnet-4", hybrid]]
+    assert accuracy[["model", "policy"]].to_numpy().tolist() == [
+        ["convnet-4", "none"],
+        ["convnet-4", hybrid],
+    ]
     text = claim3_transfer.summary(result)
-    assert set(text.index) == {*result.tables["attacks"][["model", "policy"]].itertuples(index=False, name=None)}
+    assert set(text.index) == {
+        *result.tables["attacks"][["model", "policy"]].itertuples(index=False, name=None)
+    }
     assert (text.loc[("convnet-4", hybrid), ["n", "paper's PSNR"]] == [3, "7.1"]).all()
     best = claim2_search.chosen(result).index[:2].tolist()
     assert best[0] in result.facts["hybrid"]
     assert len(result.tables["candidates"]) == settings(**TINY).candidates
     change = claim3_transfer.differences(result).loc["convnet-4"]
     wide = own.pivot(index="image", columns="policy", values="psnr")
-    assert change.loc["7-4-15", ("psnr", "mean")] == pytest.approx((wide["7-4-15"] - wide["none"]).mean())
+    assert change.loc["7-4-15", ("psnr", "mean")] == pytest.approx(
+        (wide["7-4-15"] - wide["none"]).mean()
+    )
 
 
 def test_each_networks_rows_are_set_beside_its_own_table_whatever_the_order_of_a_hybrids_members():
     names = {"convnet-64": ["none", "7-4-15+21-13-3"], "resnet20-4": ["none", HYBRID]}
     pairs = [(model, policy) for model, both in names.items() for policy in both]
-    table = pd.DataFrame(pairs, columns=["model", "policy"]).assign(image=0, psnr=8.0, gain=1.0, accuracy=90.0)
+    table = pd.DataFrame(pairs, columns=["model", "policy"]).assign(
+        image=0, psnr=8.0, gain=1.0, accuracy=90.0
+    )
     result = claim3_transfer.Result(
         "x", {"attacks": table, "accuracy": table}, {"epsilon": 15.0, "dataset": "fmnist"}, None
     )
@@ -503,7 +657,9 @@ def test_extension_1_beside_table_5(kept):
     assert table["replication accuracy"].to_dict() == {"none": 61.44, HYBRID: 57.38}
     assert list(ext1_tinyimagenet.differences(result).index) == [HYBRID]
     accuracy = result.tables["accuracy"].set_index("policy")["accuracy"]
-    attacked = {"attacks": result.tables["attacks"].assign(model="lenet")}  # and not the network that was trained
+    attacked = {
+        "attacks": result.tables["attacks"].assign(model="lenet")
+    }  # and not the network that was trained
     elsewhere = dataclasses.replace(result, tables=result.tables | attacked)
     assert ext1_tinyimagenet.comparison(elsewhere)["accuracy"].to_dict() == accuracy.to_dict()
 
@@ -512,8 +668,13 @@ def test_extension_1_beside_table_5(kept):
 
 
 def test_similarity_by_layer_is_the_cosine_of_autograds_gradients():
-    model = network(ModelUnit(dataset="shapes", model="resnet20-1", fraction=1.0, train=None, seed=0))
-    target, frames = torch.rand(2, 3, 8, 8, generator=rng(0)), torch.rand(3, 2, 3, 8, 8, generator=rng(1))
+    model = network(
+        ModelUnit(dataset="shapes", model="resnet20-1", fraction=1.0, train=None, seed=0)
+    )
+    target, frames = (
+        torch.rand(2, 3, 8, 8, generator=rng(0)),
+        torch.rand(3, 2, 3, 8, 8, generator=rng(1)),
+    )
     frames[2] = target
     labels = torch.tensor([3, 7])
     found, whole = layers.layer_similarity(model, frames, target, labels)
@@ -530,15 +691,21 @@ def test_similarity_by_layer_is_the_cosine_of_autograds_gradients():
             torch.cat([g.flatten() for g in gradient(image, labels[i], list(model.parameters()))])
             for image in (frames[0, i], target[i])
         ]
-        assert float(whole[0, i]) == pytest.approx(float(F.cosine_similarity(*flat, dim=0)), abs=1e-4)
+        assert float(whole[0, i]) == pytest.approx(
+            float(F.cosine_similarity(*flat, dim=0)), abs=1e-4
+        )
         pairs = zip(gradient(frames[0, i], labels[i]), gradient(target[i], labels[i]), strict=True)
         expected = [float(F.cosine_similarity(a.flatten(), b.flatten(), dim=0)) for a, b in pairs]
         assert found[:, 0, i].tolist() == pytest.approx(expected, abs=1e-4)
-    assert torch.cat([found, whole[None]])[:, 2].flatten().tolist() == pytest.approx([1] * 44, abs=1e-5)
+    assert torch.cat([found, whole[None]])[:, 2].flatten().tolist() == pytest.approx(
+        [1] * 44, abs=1e-5
+    )
 
 
 def test_thirds_and_steps():
-    assert [layers.third(i, 21) for i in (0, 6, 7, 13, 14, 20)] == ["shallow"] * 2 + ["middle"] * 2 + ["deep"] * 2
+    assert [layers.third(i, 21) for i in (0, 6, 7, 13, 14, 20)] == ["shallow"] * 2 + [
+        "middle"
+    ] * 2 + ["deep"] * 2
     assert frame_steps(units.FRAMES, 300) == [30 * i for i in range(11)]
     assert frame_steps(units.FRAMES, 4) == [0, 1, 2, 3, 4]
 
@@ -549,7 +716,9 @@ def test_a_wave_has_its_power_at_its_frequency_and_a_constant_at_none():
     found = layers.radial_power(torch.cat([wave, torch.full((1, 3, 16, 16), 0.5)]))
     assert found.shape == (2, 9)
     assert found[0].argmax() == 5
-    rings = torch.hypot(*torch.meshgrid(*[torch.fft.fftfreq(16, 1 / 16)] * 2, indexing="ij")).round()
+    rings = torch.hypot(
+        *torch.meshgrid(*[torch.fft.fftfreq(16, 1 / 16)] * 2, indexing="ij")
+    ).round()
     assert found[0, 5] * (rings == 5).sum() == pytest.approx(0.02)  # mean square of the wave
     assert found[1].tolist() == pytest.approx([0.25] + [0] * 8)
 
@@ -558,19 +727,27 @@ def path(whole, shallow, deep, *, model="m", policy="none", image=0):
     """Rows of a curve: the groups' similarities at the iterates 0, 1, …"""
     groups = {"whole": whole, "first": shallow, "shallow": shallow, "deep": deep}
     key = {"model": model, "policy": policy, "image": image}
-    return [key | {"layers": n, "iteration": i, "gradsim": v} for n, vs in groups.items() for i, v in enumerate(vs)]
+    return [
+        key | {"layers": n, "iteration": i, "gradsim": v}
+        for n, vs in groups.items()
+        for i, v in enumerate(vs)
+    ]
 
 
 def test_layers_are_compared_where_the_whole_gradient_is_as_similar():
     curve = path([0.0, 0.4, 0.8], [0.0, 0.2, 0.6], [0.5, 0.7, 0.9])
-    curve += path([0.0, 0.6, 0.5, 0.6], [0.0, 0.6, 0.1, 0.9], [0.5, 0.8, 0.1, 0.1], policy="a")  # it falls back
+    curve += path(
+        [0.0, 0.6, 0.5, 0.6], [0.0, 0.6, 0.1, 0.9], [0.5, 0.8, 0.1, 0.1], policy="a"
+    )  # it falls back
     curve += path([0.0, 0.9], [0.0, 0.9], [0.0, 0.9], model="other")
     curve += path(
         [0.95, 0.99], [0.0, 0.9], [0.0, 0.9], model="other", policy="a"
     )  # begins above what the other reaches
     found = claim5_semantics.at_equal(pd.DataFrame(curve)).set_index(["model", "policy"])
     assert found["whole"].tolist() == pytest.approx([0.6, 0.6, np.nan, 0.9], nan_ok=True)
-    assert found.loc[("m", "none"), ["shallow", "deep", "contrast"]].tolist() == pytest.approx([0.4, 0.8, -0.4])
+    assert found.loc[("m", "none"), ["shallow", "deep", "contrast"]].tolist() == pytest.approx(
+        [0.4, 0.8, -0.4]
+    )
     assert found.loc[("m", "a"), ["shallow", "deep"]].tolist() == pytest.approx(
         [0.6, 0.8]
     )  # where it first comes there
@@ -588,7 +765,12 @@ def test_layers_are_compared_where_the_whole_gradient_is_as_similar():
         ({"a": -0.3, "h": -0.3}, 0.0, {"images": 29}, "cannot tell"),
         ({"a": -0.3, "h": -0.3}, 0.0, {"images": 1}, "not measured"),
         ({"a": -0.3, "h": -0.3}, 0.0, {"other": (0.0, 2.0)}, "partly"),  # not on another network
-        ({"a": -0.3, "h": -0.3}, 0.0, {"other": (0.0, -2.0)}, "reproduced"),  # that network cannot tell
+        (
+            {"a": -0.3, "h": -0.3},
+            0.0,
+            {"other": (0.0, -2.0)},
+            "reproduced",
+        ),  # that network cannot tell
     ],
 )
 def test_the_rule_of_claim_5(shallow, deep, more, status):
@@ -608,14 +790,20 @@ def test_the_rule_of_claim_5(shallow, deep, more, status):
     ]
     table = pd.DataFrame(rows)
     levels = table.assign(contrast=table["shallow"] - table["deep"])
-    leaks = [attacks(gain=gain, images=more["images"], none=0).assign(model=m) for m, (_, gain) in nets.items()]
+    leaks = [
+        attacks(gain=gain, images=more["images"], none=0).assign(model=m)
+        for m, (_, gain) in nets.items()
+    ]
     verdict = semantics_verdict(claim5_semantics.judged(levels, pd.concat(leaks), ["a", "h"]))
     assert verdict.status == status
 
 
 def test_claim_5_asks_three_networks_where_attacks_work():
     asked = claim5_semantics.units(INITIAL)
-    sizes = {(model, unit.model.model, unit.last, unit.attack.steps) for (model, _), unit in asked.items()}
+    sizes = {
+        (model, unit.model.model, unit.last, unit.attack.steps)
+        for (model, _), unit in asked.items()
+    }
     assert sizes == {
         ("resnet20-1", "resnet20-1", 32, 40),
         ("convnet-16", "convnet-16", 32, 40),
@@ -640,33 +828,55 @@ def test_claim_5_by_layer_iterate_and_frequency(kept):
     whole, sheet = curve[curve["layers"] == "whole"], result.sheets["convnet-4", "none"]
     own = whole[(whole["policy"] == "none") & (whole["iteration"] == 2)]
     assert own["gradsim"].tolist() == pytest.approx((1 - sheet["trace"][2]).tolist(), abs=1e-4)
-    error = spectrum[(spectrum["policy"] == "none") & (spectrum["image"] == 1) & (spectrum["frequency"] == 0)]
-    offset = (sheet["reconstruction"][1].double() - sheet["target"][1].double() / 255).mean((1, 2)).square().mean()
+    error = spectrum[
+        (spectrum["policy"] == "none") & (spectrum["image"] == 1) & (spectrum["frequency"] == 0)
+    ]
+    offset = (
+        (sheet["reconstruction"][1].double() - sheet["target"][1].double() / 255)
+        .mean((1, 2))
+        .square()
+        .mean()
+    )
     assert float(error["error"].iloc[0]) == pytest.approx(float(offset))
     named = claim5_semantics.comparison(result).index.get_level_values("layer")
     assert list(dict.fromkeys(named)) == ["1.0", "1.3", "1.19", "1.22"]
-    pd.testing.assert_frame_equal(result.tables["levels"], claim5_semantics.at_equal(curve))  # all iterates are shown
+    pd.testing.assert_frame_equal(
+        result.tables["levels"], claim5_semantics.at_equal(curve)
+    )  # all iterates are shown
     for equal, table in ((False, thirds), (True, result.tables["levels"])):
         change = claim5_semantics.differences(result, equal=equal)
         wide = table.pivot(index="image", columns="policy", values="contrast")
         expected = (wide[HYBRID] - wide["none"]).mean()
-        assert change.loc[("convnet-4", "shallow - deep", HYBRID), "mean"] == pytest.approx(expected)
+        assert change.loc[("convnet-4", "shallow - deep", HYBRID), "mean"] == pytest.approx(
+            expected
+        )
     opening = claim5_semantics.opening(result)
     assert opening.index.tolist() == [("convnet-4", policy) for policy in claim5_semantics.JUDGED]
     assert set(opening["falls"]) == {"cannot tell"}
     assert set(claim5_semantics.changed(result)["where"]) == {
         f"convnet-4\n{name}" for name in ("first layer", "shallow third", "deep third")
     }
-    ends, own = claim5_semantics.starts_and_ends(result).loc["convnet-4"], thirds.query("policy == 'none'")
+    ends, own = (
+        claim5_semantics.starts_and_ends(result).loc["convnet-4"],
+        thirds.query("policy == 'none'"),
+    )
     assert ends.loc[("shallow third", "none"), "at the end"] == pytest.approx(own["shallow"].mean())
     first = curve.query("policy == 'none' and layers == 'deep' and iteration == 0")["gradsim"]
     assert ends.loc[("deep third", "none"), "from noise"] == pytest.approx(first.mean())
 
 
-@pytest.mark.parametrize(("fine", "coarse", "words"), [(3, 0, "hidden"), (3, 3, "not what"), (0, 0, "not what")])
+@pytest.mark.parametrize(
+    ("fine", "coarse", "words"), [(3, 0, "hidden"), (3, 3, "not what"), (0, 0, "not what")]
+)
 def test_the_spectrum_is_said_in_words(fine, coarse, words):
     rows = [
-        {"model": "m", "policy": p, "image": i, "frequency": f, "ratio_db": move * (p == HYBRID) + 0.1 * ((i + f) % 3)}
+        {
+            "model": "m",
+            "policy": p,
+            "image": i,
+            "frequency": f,
+            "ratio_db": move * (p == HYBRID) + 0.1 * ((i + f) % 3),
+        }
         for p in ("none", HYBRID)
         for i in range(6)
         for f, move in ((2, coarse), (9, fine))
@@ -697,7 +907,11 @@ def test_the_replications_layers_are_set_beside_ours():
     ]
     found = claim5_semantics.comparison(Result("x", {"layers": pd.DataFrame(rows)}, {}, None))
     first = found.loc["1.stage1_0.conv1"]
-    assert first["replication, image 5"].to_dict() == {"none": 0.35, table1.RANDOM: 0.82, "3-1-7": 0.62}
+    assert first["replication, image 5"].to_dict() == {
+        "none": 0.35,
+        table1.RANDOM: 0.82,
+        "3-1-7": 0.62,
+    }
     assert found["mean"].tolist() == pytest.approx([0.55] * 12)
 
 
@@ -725,7 +939,9 @@ def test_rank_correlation_is_spearmans_within_a_policy():
     table = gains(np.random.default_rng(1).normal(size=(9, 2)) * [1, 3])
     found = ext3_which_images_leak.correlations(table).set_index("property")
     for name in ext3_which_images_leak.PROPERTIES:
-        each = [spearmanr(rows[name], rows["gain"]).statistic for _, rows in table.groupby("policy")]
+        each = [
+            spearmanr(rows[name], rows["gain"]).statistic for _, rows in table.groupby("policy")
+        ]
         assert found.loc[name, "spearman"] == pytest.approx(np.mean(each))
     assert found.loc["contrast", "low"] > 0.5
 
@@ -746,11 +962,15 @@ def test_an_image_left_out_has_no_say_in_its_own_prediction():
     values = ext3_which_images_leak.grid(table, "gain")[..., 0]
     rest = np.delete(values, 2, 0).mean(0)
     assert before[2, 1] == pytest.approx(np.square(values[2] - rest).sum())
-    assert ext3_which_images_leak.left_out(moved)[2, 1] == pytest.approx(np.square(values[2] + 100 - rest).sum())
+    assert ext3_which_images_leak.left_out(moved)[2, 1] == pytest.approx(
+        np.square(values[2] + 100 - rest).sum()
+    )
 
 
 def test_properties_in_closed_form():
-    model = network(ModelUnit(dataset="shapes", model="convnet-4", fraction=1.0, train=None, seed=0))
+    model = network(
+        ModelUnit(dataset="shapes", model="convnet-4", fraction=1.0, train=None, seed=0)
+    )
     images = torch.zeros(2, 3, 32, 32)
     images[1, :, :, 16:] = 1
     labels = torch.tensor([0, 1])
@@ -758,9 +978,13 @@ def test_properties_in_closed_form():
     assert found["brightness"].tolist() == [0, 0.5]
     assert found["contrast"].tolist() == pytest.approx([0, 0.5], rel=1e-3)
     assert found["edges"].tolist() == pytest.approx([0, 1 / 31])
-    assert found["loss"].tolist() == pytest.approx(F.cross_entropy(model(images), labels, reduction="none").tolist())
+    assert found["loss"].tolist() == pytest.approx(
+        F.cross_entropy(model(images), labels, reduction="none").tolist()
+    )
     loss = F.cross_entropy(model(images[1:]), labels[1:])
-    square = sum(float(g.square().sum()) for g in torch.autograd.grad(loss, list(model.parameters())))
+    square = sum(
+        float(g.square().sum()) for g in torch.autograd.grad(loss, list(model.parameters()))
+    )
     assert found["gradient"][1] == pytest.approx(math.sqrt(square), rel=1e-4)
 
 
@@ -804,20 +1028,25 @@ def test_extension_3_changes_the_network_or_the_seed_alone():
     for over, group in found.items():
         first, *rest = group.values()
         fields = [field.name for field in dataclasses.fields(first)]
-        changed = {tuple(f for f in fields if getattr(unit, f) != getattr(first, f)) for unit in rest}
+        changed = {
+            tuple(f for f in fields if getattr(unit, f) != getattr(first, f)) for unit in rest
+        }
         assert changed == {("model",) if over == "networks" else ("seed",)}
         assert len(set(group.values())) == len(group)
 
 
 def test_at_laptop_extension_3_attacks_200_images_of_the_first_network(monkeypatch):
     there = lambda name, split: range(1000)  # noqa: E731
-    monkeypatch.setattr("atslib.report.units.units.dataset", there)
+    monkeypatch.setattr("atsbook.runs.attacks.dataset", there)
     monkeypatch.setattr(table1, "dataset", there)
     found = ext3_which_images_leak.units(settings(profile="laptop", dataset="cifar100"))
     assert {(unit.model.model, unit.last) for unit in found.values()} == {
         ("lenet", 200), ("convnet-16", 32), ("resnet20-1", 32),
     }  # fmt: skip
-    assert {unit.last for unit in ext3_which_images_leak.units(settings(profile="laptop", images=9)).values()} == {9}
+    assert {
+        unit.last
+        for unit in ext3_which_images_leak.units(settings(profile="laptop", images=9)).values()
+    } == {9}
 
 
 def test_extension_3_reads_claim_1s_attacks(kept):
@@ -835,12 +1064,16 @@ def test_extension_3_reads_claim_1s_attacks(kept):
     for over, first in (("networks", "convnet-4"), ("seeds, no policy", "seed 0")):
         found = others[(others["over"] == over) & (others["setting"] == first)]
         assert found["gain"].tolist() == bare
-    assert images["class"].tolist() == [load("shapes", "test").class_names[i] for i in (0, 1, 2)] * 5
+    assert (
+        images["class"].tolist() == [load("shapes", "test").class_names[i] for i in (0, 1, 2)] * 5
+    )
     ranks = ext3_which_images_leak.ordered(result).groupby("image")["rank"].first()
     assert ranks.sort_values().index[0] == images.groupby("image")["gain"].mean().idxmax()
     rows, captions = ext3_which_images_leak.worst(result, count=4)
     top = images[images["policy"].isin(ext3_which_images_leak.DEFENDED)].nlargest(4, "gain").iloc[0]
-    assert torch.equal(rows["recovered"][0], result.sheets[top["policy"]]["reconstruction"][top["image"]])
+    assert torch.equal(
+        rows["recovered"][0], result.sheets[top["policy"]]["reconstruction"][top["image"]]
+    )
     assert captions["recovered"][0] == f"{top['gain']:+.1f} dB"
     assert len(captions["original"]) == 4
 

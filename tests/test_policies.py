@@ -51,7 +51,11 @@ def test_the_fifty_operations_are_the_published_ones():
     assert [(name, int(level)) for _, name, level, _ in rows] == list(policies.OPS)
     for (*_, value), op in zip(rows, policies.OPS, strict=True):
         magnitude = policies.magnitude(op)
-        assert magnitude is None if value == "-" else magnitude == pytest.approx(float(value), abs=5e-3, rel=1e-3)
+        assert (
+            magnitude is None
+            if value == "-"
+            else magnitude == pytest.approx(float(value), abs=5e-3, rel=1e-3)
+        )
 
 
 def test_magnitudes_start_and_end_where_the_paper_says():
@@ -65,7 +69,14 @@ def test_magnitudes_start_and_end_where_the_paper_says():
 
 @pytest.mark.parametrize(
     ("text", "kind"),
-    [("", Policy), ("0", Policy), ("3-1-7", Policy), ("49-49-49-49", Policy), ("3-1-7+43-18", Hybrid), ("0+0", Hybrid)],
+    [
+        ("", Policy),
+        ("0", Policy),
+        ("3-1-7", Policy),
+        ("49-49-49-49", Policy),
+        ("3-1-7+43-18", Hybrid),
+        ("0+0", Hybrid),
+    ],
 )
 def test_the_notation_round_trips(text, kind):
     assert str(kind.parse(text)) == text
@@ -108,11 +119,19 @@ PIXELS = torch.zeros(24, 3, 8, 8, dtype=torch.uint8)
             "signs are (24, 2); expected (B, k) = ",
         ),
         (
-            lambda: Hybrid.parse("3+1").apply_draw(PIXELS, *Hybrid.parse("3+1").draw(5, rng=rng(0))),
+            lambda: Hybrid.parse("3+1").apply_draw(
+                PIXELS, *Hybrid.parse("3+1").draw(5, rng=rng(0))
+            ),
             "5 members and 5 rows of signs for 24 images",
         ),
-        (lambda: Policy((3,)).as_torchvision()(Image.new("RGBA", (4, 4))), "image mode 'RGBA' is not supported"),
-        (lambda: policies.save_policies("p.json", [], format="mine"), "fact 'format' is a name of the format"),
+        (
+            lambda: Policy((3,)).as_torchvision()(Image.new("RGBA", (4, 4))),
+            "image mode 'RGBA' is not supported",
+        ),
+        (
+            lambda: policies.save_policies("p.json", [], format="mine"),
+            "fact 'format' is a name of the format",
+        ),
         (lambda: policies.load_policies("absent.json"), "absent.json: cannot be read"),
     ],
 )
@@ -140,7 +159,9 @@ def test_canonical_indices_are_the_duplicates_of_the_table():
 
 def test_operations_agree_exactly_where_their_canonical_index_does(images):
     for sign in (1, -1):
-        results = [transforms.apply(i, images, sign).contiguous().numpy().tobytes() for i in range(50)]
+        results = [
+            transforms.apply(i, images, sign).contiguous().numpy().tobytes() for i in range(50)
+        ]
         for a, b in combinations(range(50), 2):
             same = policies.CANONICAL[a] == policies.CANONICAL[b]
             assert (results[a] == results[b]) == same, (a, b, sign)
@@ -149,7 +170,13 @@ def test_operations_agree_exactly_where_their_canonical_index_does(images):
 
 @pytest.mark.parametrize(
     ("text", "canonical"),
-    [("48-28-49-47", "24-8-0"), ("28-39", ""), ("", ""), ("3-1-7", "3-1-7"), ("18-46-18", "18-9-18")],
+    [
+        ("48-28-49-47", "24-8-0"),
+        ("28-39", ""),
+        ("", ""),
+        ("3-1-7", "3-1-7"),
+        ("18-46-18", "18-9-18"),
+    ],
 )
 def test_the_canonical_policy_is_the_same_function(text, canonical, images):
     policy, short = Policy.parse(text), Policy.parse(text).canonical()
@@ -211,7 +238,9 @@ def test_sampling_is_uniform_over_the_search_space():
     assert lengths[3] / 20_000 == pytest.approx(50**3 / 127_550, abs=0.005)
     assert lengths[2] / 20_000 == pytest.approx(50**2 / 127_550, abs=0.005)
     assert lengths[1] == 20_000 - lengths[3] - lengths[2]
-    slots = Counter((k, i) for policy in sample if len(policy.ids) == 3 for k, i in enumerate(policy.ids))
+    slots = Counter(
+        (k, i) for policy in sample if len(policy.ids) == 3 for k, i in enumerate(policy.ids)
+    )
     assert len(slots) == 150
     assert all(abs(count * 50 / lengths[3] - 1) < 0.25 for count in slots.values())
     assert policies.sample_uniform(5, rng=rng(0)) == sample[:5]
@@ -257,10 +286,19 @@ def test_policies_round_trip_through_a_file(tmp_path):
     [
         ("not json", "is not JSON"),
         ("[]", "is not a policy file"),
-        ('{"format": "other", "policies": []}', "is not a policy file; expected an object with 'format'"),
+        (
+            '{"format": "other", "policies": []}',
+            "is not a policy file; expected an object with 'format'",
+        ),
         ('{"format": "atslib-policies-1"}', "'policies' must be a list of strings"),
-        ('{"format": "atslib-policies-1", "policies": [3]}', "'policies' must be a list of strings"),
-        ('{"format": "atslib-policies-1", "policies": ["3-50"]}', "policy '3-50': no operation [50]"),
+        (
+            '{"format": "atslib-policies-1", "policies": [3]}',
+            "'policies' must be a list of strings",
+        ),
+        (
+            '{"format": "atslib-policies-1", "policies": ["3-50"]}',
+            "policy '3-50': no operation [50]",
+        ),
     ],
 )
 def test_loading_says_what_is_wrong(text, message, tmp_path):
@@ -304,7 +342,11 @@ class Pictures(torch.utils.data.Dataset):
 
 def load(transform, workers, seed):
     generator = torch.Generator().manual_seed(seed)
-    return list(torch.utils.data.DataLoader(Pictures(transform), 8, num_workers=workers, generator=generator))
+    return list(
+        torch.utils.data.DataLoader(
+            Pictures(transform), 8, num_workers=workers, generator=generator
+        )
+    )
 
 
 def test_workers_draw_differently_and_repeatably():
@@ -338,6 +380,8 @@ def test_every_draw_is_among_the_forms(text):
 def test_a_form_that_repeats_is_given_once():
     pixels = torch.randint(0, 256, (2, 3, 12, 12), generator=rng(1), dtype=torch.uint8)
     assert len(forms(Policy(), pixels)) == 1
-    assert len(forms(Policy((28,)), pixels)) == 1  # an identity takes a sign and does nothing with it
+    assert (
+        len(forms(Policy((28,)), pixels)) == 1
+    )  # an identity takes a sign and does nothing with it
     assert len(forms(Policy((3,)), pixels)) == 2
     assert len(forms(parse_policy("3+3"), pixels)) == 2

@@ -21,12 +21,19 @@ def test_an_image_is_cropped_flipped_and_then_transformed(pixels, text, crop_fli
     for_crop, for_policy, one = rng(5, "crop and flip", 2), rng(5, "policy", text, 2), rng(9)
     cropped = crop_and_flip(pixels, rng=for_crop) if crop_flip else pixels
     expected = parse_policy(text)(cropped, rng=for_policy)
-    assert torch.equal(transform(pixels, text, rng=streams(5, text, 2), crop_flip=crop_flip), expected)
+    assert torch.equal(
+        transform(pixels, text, rng=streams(5, text, 2), crop_flip=crop_flip), expected
+    )
     images = prepare(pixels, parse_policy(text), rng=streams(5, text, 2), crop_flip=crop_flip)
     assert images.dtype == torch.float32
     assert torch.equal(images, expected.float() / 255)
-    cropped = crop_and_flip(pixels, rng=one) if crop_flip else pixels  # one stream for all draws, as in training
-    assert torch.equal(transform(pixels, text, rng=rng(9), crop_flip=crop_flip), parse_policy(text)(cropped, rng=one))
+    cropped = (
+        crop_and_flip(pixels, rng=one) if crop_flip else pixels
+    )  # one stream for all draws, as in training
+    assert torch.equal(
+        transform(pixels, text, rng=rng(9), crop_flip=crop_flip),
+        parse_policy(text)(cropped, rng=one),
+    )
 
 
 def test_policies_of_one_seed_share_their_crops_and_flips(pixels):
@@ -48,14 +55,20 @@ def test_the_mean_is_of_every_image_in_every_draw(pixels, text):
     stream = rng(3)
     rows = torch.randperm(600, generator=stream)[:550]
     seed = int(torch.randint(1 << 62, (1,), generator=stream))
-    prepared = torch.cat([prepare(pixels[rows], text, rng=streams(seed, text, draw)) for draw in range(3)])
+    prepared = torch.cat(
+        [prepare(pixels[rows], text, rng=streams(seed, text, draw)) for draw in range(3)]
+    )
     mean = mean_prepared(pixels, text, rng=rng(3), most=550, draws=3)
     assert mean.shape == (1, 3, 32, 32)
-    torch.testing.assert_close(mean.double(), prepared.double().mean(0, keepdim=True), rtol=0, atol=1e-7)
+    torch.testing.assert_close(
+        mean.double(), prepared.double().mean(0, keepdim=True), rtol=0, atol=1e-7
+    )
 
 
 def test_the_mean_without_crop_and_policy_is_the_mean_image_and_inverting_inverts_it(pixels):
-    plain, inverted = (mean_prepared(pixels, text, rng=rng(0), crop_flip=False) for text in ("", "0"))
+    plain, inverted = (
+        mean_prepared(pixels, text, rng=rng(0), crop_flip=False) for text in ("", "0")
+    )
     torch.testing.assert_close(plain, pixels.double().mean(0, keepdim=True).float() / 255)
     torch.testing.assert_close(plain + inverted, torch.ones_like(plain))
 
@@ -64,5 +77,8 @@ def test_the_mean_is_the_best_constant_guess_of_images_it_has_not_seen(pixels):
     """On fresh draws its squared error is below that of the untransformed mean image, policy by policy."""
     for text in ("0", "3-1-7", "43-18-18"):
         fresh = prepare(pixels[300:], text, rng=streams(1, text)).double()
-        floor, naive = mean_prepared(pixels[:300], text, rng=rng(0)), pixels[:300].double().mean(0) / 255
+        floor, naive = (
+            mean_prepared(pixels[:300], text, rng=rng(0)),
+            pixels[:300].double().mean(0) / 255,
+        )
         assert (fresh - floor).square().mean() < (fresh - naive).square().mean(), text

@@ -15,19 +15,26 @@ from scipy.special import logsumexp
 from torch import nn
 from torch.distributions import Normal, kl_divergence
 
-from atslib.attacks import ATTACKS, BothImages, KeptEntries, KnownFeatures, ThroughPolicy, reconstruct
-from atslib.attacks.knowing import _read_off
+from atsbook.runs.archive import Archive, unit_of
+from atslib.attacks import (
+    ATTACKS,
+    BothImages,
+    KeptEntries,
+    KnownFeatures,
+    ThroughPolicy,
+    reconstruct,
+)
 from atslib.attacks.objective import Objective
-from atslib.clients import published
-from atslib.clients.accountant import epsilon
-from atslib.clients.defenses import Defense
-from atslib.clients.published import Bottleneck, sensitivity
-from atslib.clients.threat import ThreatModel, observe
+from atslib.attacks.through_defense import _read_off
+from atslib.clients.defenses import published
+from atslib.clients.defenses.accountant import epsilon
+from atslib.clients.defenses.defense import Defense
+from atslib.clients.defenses.published import Bottleneck, sensitivity
+from atslib.clients.observe import ThreatModel, observe
 from atslib.clients.training import TrainConfig, fit
 from atslib.data.load import Images
 from atslib.gradients.problems import unflatten
 from atslib.models import Normalize, build_model
-from atslib.report.units.archive import Archive, unit_of
 from atslib.rng import rng
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -48,7 +55,9 @@ def last_features(model, images):
 
 def gradient(model, image, target):
     """Of one image, by plain autograd; the target is a class or its probabilities."""
-    return torch.autograd.grad(F.cross_entropy(model(image[None]), target[None]), list(model.parameters()))
+    return torch.autograd.grad(
+        F.cross_entropy(model(image[None]), target[None]), list(model.parameters())
+    )
 
 
 # --- Soteria ------------------------------------------------------------------------------------------------
@@ -56,11 +65,14 @@ def gradient(model, image, target):
 
 @pytest.mark.parametrize("share", [0.25, 0.8])
 def test_soteria_leaves_out_the_features_of_largest_value_for_their_slope(relunet, share):
-    *others, weight, bias = unflatten(observe(relunet, IMAGES, LABELS, defense=f"soteria:{share}").gradients, relunet)
+    *others, weight, bias = unflatten(
+        observe(relunet, IMAGES, LABELS, defense=f"soteria:{share}").gradients, relunet
+    )
     for i, (image, label) in enumerate(zip(IMAGES, LABELS, strict=True)):
         *plain, full, full_bias = gradient(relunet, image, label)
         assert all(
-            torch.allclose(mine[i], theirs) for mine, theirs in zip([*others, bias], [*plain, full_bias], strict=True)
+            torch.allclose(mine[i], theirs)
+            for mine, theirs in zip([*others, bias], [*plain, full_bias], strict=True)
         )
         slopes = (
             torch.autograd.functional.jacobian(lambda x: last_features(relunet, x[None])[0], image)
@@ -79,7 +91,9 @@ def test_slopes_in_random_directions_are_the_exact_ones_on_average(relunet, monk
     exact = sensitivity(relunet, IMAGES)[1]
     monkeypatch.setattr(published, "DIRECTIONS", 8_000)
     estimate = sensitivity(relunet, IMAGES, rng(1))[1]
-    assert ((estimate - exact).abs() <= 0.1 * exact + 1e-12).all()  # 2,000 directions an image: 1.7 % standard error
+    assert (
+        (estimate - exact).abs() <= 0.1 * exact + 1e-12
+    ).all()  # 2,000 directions an image: 1.7 % standard error
 
 
 # --- the bottleneck -----------------------------------------------------------------------------------------
@@ -120,7 +134,10 @@ def test_mixup_is_the_gradient_of_the_mixture_at_the_mixed_label(relunet):
     both = dataclasses.replace(seen, updates=updates, threat=ThreatModel(batch=2))
     assert Objective(both, [SHORT] * 4)(relunet[0](pairs).flatten(1))[0].max() < 1e-9
     one = reconstruct(
-        seen, BothImages(inner=SHORT, share=0.3), rng=0, start=torch.rand(4, 3, 8, 8, dtype=torch.float64)
+        seen,
+        BothImages(inner=SHORT, share=0.3),
+        rng=0,
+        start=torch.rand(4, 3, 8, 8, dtype=torch.float64),
     )
     assert one.images.shape == IMAGES.shape
 
@@ -130,7 +147,9 @@ def test_nothing_mixed_in_is_no_mixup(relunet):
     torch.testing.assert_close(plain.gradients, mixed.gradients)
     alone = BothImages(inner=SHORT, share=1e-13)
     start = torch.rand(4, 3, 8, 8, generator=rng(3), dtype=torch.float64)
-    with_other, without = (reconstruct(seen, a, rng=0, start=start) for seen, a in ((mixed, alone), (plain, SHORT)))
+    with_other, without = (
+        reconstruct(seen, a, rng=0, start=start) for seen, a in ((mixed, alone), (plain, SHORT))
+    )
     torch.testing.assert_close(with_other.cost, without.cost)
 
 
@@ -142,7 +161,9 @@ def test_training_with_dp_clips_each_image_and_averages():
     pixels = (255 * IMAGES).byte()
     data = Images(pixels, LABELS, tuple("abcd"), "toy", "train")
     before = [p.detach().clone() for p in model.parameters()]
-    alone = [gradient(model, p.float() / 255, label) for p, label in zip(pixels, LABELS, strict=True)]
+    alone = [
+        gradient(model, p.float() / 255, label) for p, label in zip(pixels, LABELS, strict=True)
+    ]
     norms = [torch.cat([g.flatten() for g in one]).norm() for one in alone]
     assert min(norms) > published.CLIP
     plain = {
@@ -162,7 +183,11 @@ def test_training_with_dp_clips_each_image_and_averages():
 @pytest.mark.parametrize(
     ("noise", "rate", "steps", "spent"),
     # The bound at whole orders alone, in closed form; the first is the setting of the usual MNIST tutorial.
-    [(1.1, 256 / 60_000, 14_062, 2.5969811786), (4.0, 0.01, 10_000, 1.0354900661), (1.0, 0.0256, 234, 2.9608484337)],
+    [
+        (1.1, 256 / 60_000, 14_062, 2.5969811786),
+        (4.0, 0.01, 10_000, 1.0354900661),
+        (1.0, 0.0256, 234, 2.9608484337),
+    ],
 )
 def test_epsilon_is_that_of_the_renyi_divergence_by_quadrature(noise, rate, steps, spent):
     found = []
@@ -174,7 +199,9 @@ def test_epsilon_is_that_of_the_renyi_divergence_by_quadrature(noise, rate, step
         rdp = steps * moment / (order - 1)
         found.append(rdp + np.log1p(-1 / order) - (np.log(1e-5) + np.log(order)) / (order - 1))
     assert epsilon(noise, rate=rate, steps=steps) == pytest.approx(min(found), rel=1e-8)
-    assert epsilon(noise, rate=rate, steps=steps) <= spent * (1 + 1e-8)  # more orders give no worse a bound
+    assert epsilon(noise, rate=rate, steps=steps) <= spent * (
+        1 + 1e-8
+    )  # more orders give no worse a bound
 
 
 def test_without_subsampling_epsilon_is_the_gaussian_mechanisms(monkeypatch):
@@ -203,10 +230,16 @@ def test_pruned_entries_left_out_are_an_attack_on_the_kept_ones_alone(relunet):
         image = relunet[0].inverse(z[i].view(3, 8, 8))
         mine = torch.cat([g.flatten() for g in gradient(relunet, image, LABELS[i])])
         chosen = seen.gradients[i] != 0
-        torch.testing.assert_close(cost[i], 1 - F.cosine_similarity(mine[chosen], seen.gradients[i][chosen], dim=0))
-    whole = observe(build_model("lenet", 4, image_size=8, rng=0).double(), IMAGES, LABELS)  # it has no entry of 0
+        torch.testing.assert_close(
+            cost[i], 1 - F.cosine_similarity(mine[chosen], seen.gradients[i][chosen], dim=0)
+        )
+    whole = observe(
+        build_model("lenet", 4, image_size=8, rng=0).double(), IMAGES, LABELS
+    )  # it has no entry of 0
     start = torch.rand(4, 3, 8, 8, generator=rng(5), dtype=torch.float64)
-    one, other = (reconstruct(whole, a, rng=0, start=start) for a in (SHORT, KeptEntries(inner=SHORT)))
+    one, other = (
+        reconstruct(whole, a, rng=0, start=start) for a in (SHORT, KeptEntries(inner=SHORT))
+    )
     torch.testing.assert_close(one.cost, other.cost, rtol=1e-3, atol=1e-6)
 
 
@@ -225,7 +258,13 @@ def test_pruned_entries_are_left_out_through_a_policy_too(relunet):
 )
 def test_each_can_be_trained_with_and_its_stream_decides(text):
     data, weights = (
-        Images((255 * IMAGES).byte().repeat(3, 1, 1, 1), LABELS.repeat(3), tuple("abcd"), "toy", "train"),
+        Images(
+            (255 * IMAGES).byte().repeat(3, 1, 1, 1),
+            LABELS.repeat(3),
+            tuple("abcd"),
+            "toy",
+            "train",
+        ),
         [],
     )
     assert str(Defense.parse(text)) == text
@@ -241,7 +280,10 @@ def test_each_can_be_trained_with_and_its_stream_decides(text):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("soteria:1", "strength 1.0 must be the share of the last layer's inputs left out, above 0 and below 1"),
+        (
+            "soteria:1",
+            "strength 1.0 must be the share of the last layer's inputs left out, above 0 and below 1",
+        ),
         ("mixup:0.6", "strength 0.6 must be the share of the other image, above 0 and at most 0.5"),
         ("dp:0", "must be the noise multiplier, above 0"),
         ("precode:x", "after the colon comes a number, the deviation of the latent, above 0"),
@@ -259,7 +301,9 @@ def test_what_cannot_be_is_told(relunet):
         observe(relunet, IMAGES, LABELS, defense="dp:1", rng=0, threat=ThreatModel(batch=2))
     with refused("precode:1 draws at random: give it rng="):
         observe(relunet, IMAGES, LABELS, defense="precode:1")
-    convolution = nn.Sequential(Normalize([0.5], [0.5]), nn.Conv2d(3, 4, 8), nn.Flatten()).double().eval()
+    convolution = (
+        nn.Sequential(Normalize([0.5], [0.5]), nn.Conv2d(3, 4, 8), nn.Flatten()).double().eval()
+    )
     with refused("has no linear layer with a bias at its end"):
         observe(convolution, IMAGES, LABELS, defense="precode:1", rng=0)
     with refused("BothImages.share=1.0 must be above 0 and below 1"):

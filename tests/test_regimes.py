@@ -8,20 +8,20 @@ import pytest
 import torch
 from checks import needs
 
+from atsbook.findings import compare
+from atsbook.findings.result import NO_POLICY, Result
+from atsbook.pages import regimes
+from atsbook.runs.attacks import attack_unit, attacked, ranks, transformed
+from atsbook.runs.networks import STAGES, dataset, trained
+from atsbook.runs.regimes import Cell, accuracies
+from atsbook.runs.settings import settings
+from atsbook.runs.table1 import HYBRID, POLICIES, SEARCHED
+from atsbook.runs.tables import image_rows, policy_image
 from atslib.attacks import ATTACKS
 from atslib.clients.prepare import to_images
 from atslib.clients.training import evaluate
 from atslib.errors import AtsError
 from atslib.measures.metrics import psnr
-from atslib.report import compare
-from atslib.report.pages import regimes
-from atslib.report.result import NO_POLICY, Result
-from atslib.report.units.networks import STAGES, dataset, trained
-from atslib.report.units.regimes import Cell, accuracies
-from atslib.report.units.settings import settings
-from atslib.report.units.table1 import HYBRID, POLICIES, SEARCHED
-from atslib.report.units.tables import image_rows, policy_image
-from atslib.report.units.units import attack_unit, attacked, ranks, transformed
 
 
 def attacks(lead, change, *, images=40, spread=1.0, seed=0):
@@ -30,10 +30,14 @@ def attacks(lead, change, *, images=40, spread=1.0, seed=0):
     first, second = (spread * (noise - noise.mean()) for noise in draw.standard_normal((2, images)))
     bare, hybrid = lead + first, lead + first + change + second
     rows = [
-        pd.DataFrame({"image": range(images), "draw": 0, "policy": name, "gain": gain, "psnr": 10 + gain})
+        pd.DataFrame(
+            {"image": range(images), "draw": 0, "policy": name, "gain": gain, "psnr": 10 + gain}
+        )
         for name, gain in ((NO_POLICY, bare), (HYBRID, hybrid))
     ]
-    return pd.concat(rows, ignore_index=True).assign(regime="initial", step=0, model="lenet", floor_policy=10.0)
+    return pd.concat(rows, ignore_index=True).assign(
+        regime="initial", step=0, model="lenet", floor_policy=10.0
+    )
 
 
 @pytest.mark.parametrize(
@@ -74,7 +78,13 @@ def test_the_published_change_is_the_smaller_of_both():
 
 @pytest.mark.parametrize(("field", "value"), [("regime", "late"), ("attack", "adam")])
 def test_a_cell_refuses_what_it_does_not_know(field, value):
-    whole = {"regime": "initial", "model": "lenet", "attack": "adam-cosine", "steps": 2, "images": 2}
+    whole = {
+        "regime": "initial",
+        "model": "lenet",
+        "attack": "adam-cosine",
+        "steps": 2,
+        "images": 2,
+    }
     with pytest.raises(AtsError, match=f"Cell.{field} '{value}' is unknown"):
         Cell(**whole | {field: value})
 
@@ -99,18 +109,28 @@ def test_the_evidence_has_every_network_policy_and_draw():
     untrained = {key: unit for key, unit in units.items() if key[0] == "initial"}
     assert {key[2] for key in untrained} == {"lenet", "convnet-16", "resnet20-1", "resnet20-4"}
     assert len(untrained) == len(POLICIES) * (3 + 2 + 2) + 2
-    assert all(unit.last == (16 if key[2] == "resnet20-4" else 100) for key, unit in untrained.items())
+    assert all(
+        unit.last == (16 if key[2] == "resnet20-4" else 100) for key, unit in untrained.items()
+    )
     assert all(unit.last >= 30 for unit in units.values() if unit.model.model != "resnet20-4")
     assert all(unit.model.train is None for unit in untrained.values())
     assert {unit.seed for key, unit in untrained.items() if key[2] == "lenet"} == {0, 1, 2}
 
 
-FOLLOWED = {"resnet20-1": 100, "convnet-16": 100, "lenet": 300}  # and the steps of an attack, as before the training
+FOLLOWED = {
+    "resnet20-1": 100,
+    "convnet-16": 100,
+    "lenet": 300,
+}  # and the steps of an attack, as before the training
 
 
 @needs("cifar100")
 def test_networks_are_followed_to_the_end_of_their_training_with_every_searched_policy():
-    units = {key: unit for key, unit in regimes.units(settings(profile="laptop")).items() if key[0] == "early"}
+    units = {
+        key: unit
+        for key, unit in regimes.units(settings(profile="laptop")).items()
+        if key[0] == "early"
+    }
     steps = {model: {key[1] for key in units if key[2] == model} for model in FOLLOWED}
     assert steps == {model: {*STAGES, 7820} for model in FOLLOWED}
     assert all(unit.model.step == (0 if key[1] == 7820 else key[1]) for key, unit in units.items())
@@ -123,7 +143,11 @@ def test_networks_are_followed_to_the_end_of_their_training_with_every_searched_
 
 @needs("cifar100")
 def test_every_policy_of_claim_1_has_a_network_trained_to_its_end():
-    units = {key: unit for key, unit in regimes.units(settings(profile="laptop")).items() if key[0] == "trained"}
+    units = {
+        key: unit
+        for key, unit in regimes.units(settings(profile="laptop")).items()
+        if key[0] == "trained"
+    }
     attacked = {(key[2], unit.policy) for key, unit in units.items()}
     every = {(model, policy) for model in ("lenet", "resnet20-1") for policy in POLICIES}
     assert attacked == every | {("convnet-16", policy) for policy in ("", HYBRID)}
@@ -139,18 +163,27 @@ def test_the_papers_attack_stands_beside_the_strongest_on_the_same_images_and_st
     assert {key[0] for key in theirs} == {"initial", "early", "semi", "trained"}
     for key, unit in theirs.items():
         strongest = units[(*key, 0)]
-        assert unit.attack == dataclasses.replace(ATTACKS["adam-cosine"], steps=strongest.attack.steps)
-        same = dataclasses.replace(strongest, attack=unit.attack, last=100 if key[0] == "initial" else 32)
+        assert unit.attack == dataclasses.replace(
+            ATTACKS["adam-cosine"], steps=strongest.attack.steps
+        )
+        same = dataclasses.replace(
+            strongest, attack=unit.attack, last=100 if key[0] == "initial" else 32
+        )
         assert units["paper", *key] == same
 
 
 def test_each_trained_network_has_its_accuracy_once(store):
     small = settings()
     bare = attack_unit(small)
-    units = {("trained", 9, small.model, NO_POLICY, draw): dataclasses.replace(bare, seed=draw) for draw in range(2)}
+    units = {
+        ("trained", 9, small.model, NO_POLICY, draw): dataclasses.replace(bare, seed=draw)
+        for draw in range(2)
+    }
     before = dataclasses.replace(bare, model=dataclasses.replace(bare.model, train=None))
     found = accuracies(units | {("initial", 0, small.model, NO_POLICY, 0): before}, store, "cpu")
-    assert found[["regime", "step", "model", "policy"]].to_numpy().tolist() == [["trained", 9, small.model, NO_POLICY]]
+    assert found[["regime", "step", "model", "policy"]].to_numpy().tolist() == [
+        ["trained", 9, small.model, NO_POLICY]
+    ]
     model, _ = trained(bare.model, store, torch.device("cpu"))
     assert found["accuracy"].tolist() == [evaluate(model, dataset(small.dataset, "test"))]
     assert list(accuracies({}, store, "cpu")) == list(found)
@@ -161,15 +194,26 @@ def test_both_attacks_are_compared_cell_by_cell():
     theirs = one.assign(gain=one["gain"] - 4, rank_target=2)
     other = one.assign(regime="trained", step=9, gain=0.0)
     more = one.assign(image=one["image"] + 1_000, gain=99.0)  # which the paper's attack did not get
-    tables = {"attacks": pd.concat([one, one.assign(draw=1, gain=99.0), other, more]), "paper": theirs}
-    row = regimes.two_attacks(Result("regimes", tables, {}, None)).loc["initial", "lenet", NO_POLICY]
+    tables = {
+        "attacks": pd.concat([one, one.assign(draw=1, gain=99.0), other, more]),
+        "paper": theirs,
+    }
+    row = regimes.two_attacks(Result("regimes", tables, {}, None)).loc[
+        "initial", "lenet", NO_POLICY
+    ]
     assert row["strongest: gain, dB"].startswith("+5.0 [")
     assert row["the paper's: gain, dB"].startswith("+1.0 [")
-    assert (row["strongest: used image found"], row["the paper's: used image found"]) == ("100%", "0%")
+    assert (row["strongest: used image found"], row["the paper's: used image found"]) == (
+        "100%",
+        "0%",
+    )
 
 
 def test_the_figure_follows_one_training_and_leaves_out_the_semi_trained_network():
-    parts = [attacks(5, -1).assign(regime=r, step=s) for r, s in (("initial", 0), ("early", 3), ("early", 9))]
+    parts = [
+        attacks(5, -1).assign(regime=r, step=s)
+        for r, s in (("initial", 0), ("early", 3), ("early", 9))
+    ]
     parts += [attacks(5, -1).assign(regime=r, step=s) for r, s in (("semi", 7), ("trained", 9))]
     table = pd.concat(parts, ignore_index=True).assign(**dict.fromkeys(regimes.OUTCOMES, 1))
     result = Result("regimes", {"attacks": table}, {}, None)
@@ -210,7 +254,9 @@ def crossed(network, target):
         for t in (NO_POLICY, HYBRID)
         for i in range(6)
     ]
-    return pd.DataFrame(rows).assign(floor_policy=3.0, gain=lambda table: table["psnr"] - table["floor_policy"])
+    return pd.DataFrame(rows).assign(
+        floor_policy=3.0, gain=lambda table: table["psnr"] - table["floor_policy"]
+    )
 
 
 def test_what_lowers_the_psnr_is_told_apart():
@@ -219,7 +265,10 @@ def test_what_lowers_the_psnr_is_told_apart():
     np.testing.assert_allclose(table.xs("network", level="the policy on"), -0.5)
     np.testing.assert_allclose(table.xs("target", level="the policy on"), -2.0)
     means = compare.targets_crossed(attacks)
-    assert means.loc[("lenet", 9, NO_POLICY, HYBRID), ["PSNR, dB", "gain, dB"]].tolist() == [0.5, -2.5]
+    assert means.loc[("lenet", 9, NO_POLICY, HYBRID), ["PSNR, dB", "gain, dB"]].tolist() == [
+        0.5,
+        -2.5,
+    ]
     np.testing.assert_allclose(means["used image found, %"], 100 / 3)
 
 
@@ -251,7 +300,9 @@ def test_the_floor_is_the_mean_of_transformed_training_images(page):
     target = to_images(transformed(chosen.dataset, HYBRID, chosen.images, seed=0))
     guess = policy_image(chosen.dataset, HYBRID, True).expand_as(target)
     np.testing.assert_allclose(rows["floor_policy"], psnr(guess, target), rtol=1e-5)
-    assert (policy_image(chosen.dataset, "3", True) - policy_image(chosen.dataset, "", True)).abs().max() > 0.05
+    assert (
+        policy_image(chosen.dataset, "3", True) - policy_image(chosen.dataset, "", True)
+    ).abs().max() > 0.05
 
 
 def test_a_perfect_reconstruction_is_first_among_a_hundred_and_another_image_is_not(page):
@@ -265,14 +316,21 @@ def test_the_round_is_chosen_on_some_images_and_counted_on_the_others():
     rows = [
         {"step": step, "policy": policy, "image": image, "gain": gain(image) + 0.01 * image}
         for policy, gains in {
-            "none": {0: lambda i: 1.0, 3: lambda i: 5.0 - 6.0 * (i % 2), 9: lambda i: 2.0 + 9.0 * (i % 2)},
+            "none": {
+                0: lambda i: 1.0,
+                3: lambda i: 5.0 - 6.0 * (i % 2),
+                9: lambda i: 2.0 + 9.0 * (i % 2),
+            },
             "3-1-7": {0: lambda i: 1.0, 3: lambda i: -1.0, 9: lambda i: -2.0},
         }.items()
         for step, gain in gains.items()
         for image in range(20 if step == 0 else 10)
     ]
     table = compare.chosen_round(pd.DataFrame(rows))
-    assert table["chosen step"].to_dict() == {"none": 3, "3-1-7": 0}  # step 9 is best on the other half alone
+    assert table["chosen step"].to_dict() == {
+        "none": 3,
+        "3-1-7": 0,
+    }  # step 9 is best on the other half alone
     assert table["images"].tolist() == [5, 5]  # those of odd number that every step has
     assert table.loc["none", "at step 0"].startswith("+1.1 [")
     assert table.loc["none", "at the chosen one"].startswith("-0.9 [")
@@ -281,7 +339,10 @@ def test_the_round_is_chosen_on_some_images_and_counted_on_the_others():
 
 
 def test_stages_are_compared_on_the_images_that_all_have():
-    parts = [attacks(5, -1).assign(regime="initial", step=0), attacks(5, -1, images=32).assign(regime="early", step=3)]
+    parts = [
+        attacks(5, -1).assign(regime="initial", step=0),
+        attacks(5, -1, images=32).assign(regime="early", step=3),
+    ]
     parts += [attacks(5, -1).assign(regime="semi", step=7)]
     table = pd.concat(parts, ignore_index=True).assign(**dict.fromkeys(regimes.OUTCOMES, 1))
     rows = regimes.along(Result("regimes", {"attacks": table}, {}, None), "lenet")

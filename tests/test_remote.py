@@ -13,11 +13,11 @@ import torch
 from checks import refused
 from test_cluster import UNITS, Slow, free_port, wait_until
 
+from atsbook.runs.remote import LOST
+from atsbook.runs.schedule import compute
+from atsbook.runs.store import Store
+from atsbook.runs.transport import export_artifacts, import_artifacts
 from atslib.errors import AtsError
-from atslib.remote import LOST
-from atslib.report.run.schedule import compute
-from atslib.store import Store
-from atslib.transport import export_artifacts, import_artifacts
 
 AWAY = float(os.environ.get("ATS_AWAY", 3))  # seconds that a store is away here; by hand also 30
 
@@ -41,7 +41,11 @@ def server(tmp_path_factory):
     pytest.importorskip("s3fs", reason="an extra, which requirements.txt has")
     moto = pytest.importorskip("moto.server", reason="an extra, which requirements.txt has")
     made = Server(moto)
-    keys = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_DEFAULT_REGION": "us-east-1"}
+    keys = {
+        "AWS_ACCESS_KEY_ID": "any",
+        "AWS_SECRET_ACCESS_KEY": "any",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
     keys["AWS_MAX_ATTEMPTS"] = "1"  # waiting is what is tested here
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (keys | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{made.port}"}).items():
@@ -81,7 +85,7 @@ def log(monkeypatch, tmp_path):
 
 @pytest.fixture(autouse=True)
 def _no_estimates(monkeypatch):
-    monkeypatch.setattr("atslib.report.run.schedule.seconds", lambda unit, rate: 1.0)
+    monkeypatch.setattr("atsbook.runs.schedule.seconds", lambda unit, rate: 1.0)
 
 
 def ones(state):
@@ -179,7 +183,10 @@ def test_an_archive_travels_from_address_to_address(bucket, machine, tmp_path):
 
 @pytest.mark.parametrize(
     ("missing", "address", "words"),
-    [("fsspec", "s3://b/x", "needs packages: pip install 'atslib[cluster]'"), ("", "nothing://b/x", "fsspec knows")],
+    [
+        ("fsspec", "s3://b/x", "needs packages: pip install 'atslib[cluster]'"),
+        ("", "nothing://b/x", "fsspec knows"),
+    ],
 )
 def test_an_address_that_nothing_is_known_of_is_refused(monkeypatch, missing, address, words):
     pytest.importorskip("fsspec")
@@ -217,7 +224,13 @@ def test_a_server_that_is_away_is_waited_for(server, bucket, machine, said, log,
     assert begun(log) == dict.fromkeys(range(UNITS), 1)
     machine("two")
     assert numbers(Store(bucket)) == expected
-    assert sum(f"{bucket} (" in line and "is away: waiting for it, 120 s at most" in line for line in said) <= 1
+    assert (
+        sum(
+            f"{bucket} (" in line and "is away: waiting for it, 120 s at most" in line
+            for line in said
+        )
+        <= 1
+    )
 
 
 def test_a_folder_that_is_away_is_waited_for(tmp_path, said, log, expected):
@@ -236,7 +249,9 @@ def test_patience_has_an_end_and_what_was_made_is_sent_later(server, bucket, mac
         return ones(state)
 
     try:
-        with pytest.raises(AtsError, match=rf"^{bucket} \(.*\) has been away for 0 s; what is finished is kept"):
+        with pytest.raises(
+            AtsError, match=rf"^{bucket} \(.*\) has been away for 0 s; what is finished is kept"
+        ):
             store.get("a", 1, work)
     finally:
         server.start()
@@ -256,10 +271,10 @@ def test_a_claim_is_for_one_machine_until_it_ends_or_is_lost(bucket, machine, mo
     machine("two")
     other = Store(bucket)
     far = other.path("a", 1)
-    monkeypatch.setattr("atslib.remote.BEAT", 0.1)
+    monkeypatch.setattr("atsbook.runs.remote.BEAT", 0.1)
     with store.remote.claim(path) as mine, other.remote.claim(far) as theirs:
         assert (mine, theirs) == (True, False)
-        monkeypatch.setattr("atslib.remote.LOST", 0.0)
+        monkeypatch.setattr("atsbook.runs.remote.LOST", 0.0)
         for _ in range(3):  # it is alive
             with other.remote.claim(far) as theirs:
                 assert not theirs
@@ -267,10 +282,14 @@ def test_a_claim_is_for_one_machine_until_it_ends_or_is_lost(bucket, machine, mo
         assert theirs
     file = f"{store.remote.base}/a/{path.stem}.claim"
     assert not store.remote.fs.exists(file)
-    store.remote.fs.pipe_file(file, b"another-machine:/cache once")  # and it is never heard of again
+    store.remote.fs.pipe_file(
+        file, b"another-machine:/cache once"
+    )  # and it is never heard of again
     with store.remote.claim(path) as first, store.remote.claim(path) as second:
         assert (first, second) == (False, True)
-    store.remote.fs.pipe_file(file, f"{uuid.getnode()}:{path} once".encode())  # of a killed process of this machine
+    store.remote.fs.pipe_file(
+        file, f"{uuid.getnode()}:{path} once".encode()
+    )  # of a killed process of this machine
     with store.remote.claim(path) as mine:
         assert mine
 
@@ -283,9 +302,11 @@ def test_a_killed_process_at_an_address_costs_its_unit_and_no_wait(bucket, machi
     assert sum("a worker was lost" in line for line in said) == 1
 
 
-def test_two_machines_at_one_address_end_with_the_same_tables(bucket, machine, log, tmp_path, expected):
+def test_two_machines_at_one_address_end_with_the_same_tables(
+    bucket, machine, log, tmp_path, expected
+):
     code = (
-        "import sys\nfrom test_cluster import Slow, UNITS\nfrom atslib.report.run import schedule\n"
+        "import sys\nfrom test_cluster import Slow, UNITS\nfrom atsbook.runs import schedule\n"
         "from atslib.store import Store\n"
         "if __name__ == '__main__':\n"
         "    schedule.seconds = lambda unit, rate: 1.0\n"
@@ -296,7 +317,11 @@ def test_two_machines_at_one_address_end_with_the_same_tables(bucket, machine, l
     drivers = []
     for name in ("one", "two"):
         machine(name)
-        drivers.append(subprocess.Popen([sys.executable, script, bucket], env=os.environ | {"PYTHONPATH": path}))
+        drivers.append(
+            subprocess.Popen(
+                [sys.executable, script, bucket], env=os.environ | {"PYTHONPATH": path}
+            )
+        )
     assert [driver.wait(timeout=120) for driver in drivers] == [0, 0]
     machine("three")
     assert numbers(Store(bucket)) == expected

@@ -10,16 +10,16 @@ import pandas as pd
 import pytest
 from checks import refused
 
-from atslib.report import result as report
-from atslib.report.book.answers import CLAIMS, answers, insert_answers
-from atslib.report.pages import claim2_generality
-from atslib.report.pages.claim1_defenses import DEFENSES_RULE, defenses_verdict, exchange
-from atslib.report.pages.claim1_privacy import PRIVACY_RULE, privacy_verdict
-from atslib.report.pages.claim2_generality import GENERALITY_RULE, TABLE3, generality_verdict, unsigned
-from atslib.report.reported import policy_label, reported
-from atslib.report.result import NO_POLICY, Result, Verdict, stored_digest
-from atslib.report.units.table1 import HYBRID
-from atslib.report.verdicts import cannot_tell, does_not_matter, guards
+from atsbook.findings import result as report
+from atsbook.findings.reported import policy_label, reported
+from atsbook.findings.result import NO_POLICY, Result, Verdict, stored_digest
+from atsbook.findings.verdicts import cannot_tell, does_not_matter, guards
+from atsbook.pages import claim2_generality
+from atsbook.pages.claim1_defenses import DEFENSES_RULE, defenses_verdict, exchange
+from atsbook.pages.claim1_privacy import PRIVACY_RULE, privacy_verdict
+from atsbook.pages.claim2_generality import GENERALITY_RULE, TABLE3, generality_verdict, unsigned
+from atsbook.runs.table1 import HYBRID
+from atsbook.texts.answers import CLAIMS, answers, insert_answers
 
 NAN, INF = math.nan, math.inf
 
@@ -62,7 +62,12 @@ def test_reported_names_the_columns_and_the_values_there_are():
 
 def test_policy_label_is_the_policy_alone():
     published = ("hybrid:3-1-7+43-18-18", "random:19-1-18", "3-1-7", "none")
-    assert [policy_label(name) for name in published] == ["3-1-7+43-18-18", "19-1-18", "3-1-7", "none"]
+    assert [policy_label(name) for name in published] == [
+        "3-1-7+43-18-18",
+        "19-1-18",
+        "3-1-7",
+        "none",
+    ]
 
 
 # --- the verdict on claim 1 ---------------------------------------------------------------------------------
@@ -75,7 +80,10 @@ def cells(*found):
     """Judged cells: each the change of the gain in dB where the hybrid protects (below 0) or not, or why none tells."""
     told = [(0.0, each) if isinstance(each, str) else (each, "") for each in found]
     rows = [{"change": change, "why": why, "protects": change < 0} for change, why in told]
-    return pd.DataFrame(rows, index=pd.MultiIndex.from_tuples(CELLS[: len(found)], names=["regime", "step", "model"]))
+    return pd.DataFrame(
+        rows,
+        index=pd.MultiIndex.from_tuples(CELLS[: len(found)], names=["regime", "step", "model"]),
+    )
 
 
 def judged(*found, hybrid=68.0, bare=70.0, classes=100):
@@ -100,11 +108,21 @@ def test_claim_1_is_reproduced_when_the_hybrid_protects_wherever_it_can_be_told(
         ((-4.0, 2.0, "no gain"), {}, "it does not in the others"),
         ((-4.0, -2.0), {"hybrid": 67.9}, "it costs 2.1 points of accuracy"),
         ((-4.0, -2.0), {"hybrid": NAN}, "it costs nan points of accuracy"),
-        ((-4.0, -2.0), {"hybrid": 1.9, "bare": 2.1}, "the network 3-1-7+43-18-18 is at 1.9 %, within twice chance"),
-        ((-4.0, -2.0), {"classes": 2}, "the network none is at 70.0 %, within twice chance (100.0 %)"),
+        (
+            (-4.0, -2.0),
+            {"hybrid": 1.9, "bare": 2.1},
+            "the network 3-1-7+43-18-18 is at 1.9 %, within twice chance",
+        ),
+        (
+            (-4.0, -2.0),
+            {"classes": 2},
+            "the network none is at 70.0 %, within twice chance (100.0 %)",
+        ),
     ],
 )
-def test_claim_1_is_partly_reproduced_when_it_protects_in_some_cells_or_at_a_price(found, accuracy, fault):
+def test_claim_1_is_partly_reproduced_when_it_protects_in_some_cells_or_at_a_price(
+    found, accuracy, fault
+):
     verdict = judged(*found, **accuracy)
     assert verdict.status == "partly"
     assert verdict.reason.startswith("the hybrid lowers what attacks gain in ")
@@ -119,8 +137,14 @@ def test_claim_1_lists_all_that_is_at_fault():
 
 def test_claim_1_says_of_untrained_networks_what_holds_there_and_names_the_cell_where_it_protects():
     verdict = judged(2.0, 1.0, -3.0)
-    assert verdict.here == "the hybrid changes the gain by +1.0 to +2.0 dB; it protects in 0 of 2 cells"
-    assert "in 1 of 3 cells that can tell, resnet20-1, trained (it changes the gain by -3.0 to +2.0" in verdict.reason
+    assert (
+        verdict.here
+        == "the hybrid changes the gain by +1.0 to +2.0 dB; it protects in 0 of 2 cells"
+    )
+    assert (
+        "in 1 of 3 cells that can tell, resnet20-1, trained (it changes the gain by -3.0 to +2.0"
+        in verdict.reason
+    )
 
 
 @pytest.mark.parametrize("found", [(2.0, 0.0), (2.0, "no gain"), (0.0,)])
@@ -128,7 +152,9 @@ def test_claim_1_is_not_reproduced_when_the_hybrid_protects_nowhere(found):
     verdict = judged(*found)
     assert verdict.status == "not reproduced"
     assert "in 0 of " in verdict.reason
-    assert verdict.here.endswith(f"in 0 of {sum(not isinstance(each, str) for each in found)} cells")
+    assert verdict.here.endswith(
+        f"in 0 of {sum(not isinstance(each, str) for each in found)} cells"
+    )
 
 
 def test_claim_1_cannot_be_told_where_no_cell_can_and_says_why_in_the_first():
@@ -139,7 +165,13 @@ def test_claim_1_cannot_be_told_where_no_cell_can_and_says_why_in_the_first():
 
 def test_the_rule_names_each_condition_and_a_verdict_one_of_the_words():
     for rule in (PRIVACY_RULE, GENERALITY_RULE, DEFENSES_RULE):
-        for word in ("Reproduced", "Partly", "Not reproduced", "Cannot tell", "knows the policy and sees no gradient"):
+        for word in (
+            "Reproduced",
+            "Partly",
+            "Not reproduced",
+            "Cannot tell",
+            "knows the policy and sees no gradient",
+        ):
             assert word in rule
     assert "2 points" in PRIVACY_RULE
     with refused("verdict 'proved' must be one of reproduced, partly"):
@@ -152,7 +184,13 @@ def test_the_rule_names_each_condition_and_a_verdict_one_of_the_words():
 def undefended(lead=3.0, images=40, draws=1):
     """Undefended attacks that lead the floor by `lead` dB on average, and defended ones that must not count."""
     rows = [
-        {"policy": policy, "image": image, "draw": draw, "psnr": 10 + shift + 2 * (image % 2) - 1, "floor_policy": 10.0}
+        {
+            "policy": policy,
+            "image": image,
+            "draw": draw,
+            "psnr": 10 + shift + 2 * (image % 2) - 1,
+            "floor_policy": 10.0,
+        }
         for policy, shift in ((NO_POLICY, lead), ("a", -50.0))
         for image in range(images)
         for draw in range(draws)
@@ -162,23 +200,38 @@ def undefended(lead=3.0, images=40, draws=1):
 
 def test_nothing_guards_a_precise_measurement_of_a_working_attack():
     accuracies = {"none": 70.0, "a": 2.1}
-    assert guards(undefended(), effect=(-3, -1), published=-6.2, accuracies=accuracies, classes=100) == []
+    assert (
+        guards(undefended(), effect=(-3, -1), published=-6.2, accuracies=accuracies, classes=100)
+        == []
+    )
     assert guards() == []
 
 
 @pytest.mark.parametrize(
     ("case", "reason"),
     [
-        ({"attacks": undefended(lead=0.1)}, "undefended attacks do not beat the policy's mean image (+0.1 dB ["),
-        ({"attacks": undefended(lead=-4.0)}, "undefended attacks do not beat the policy's mean image (-4.0 dB ["),
+        (
+            {"attacks": undefended(lead=0.1)},
+            "undefended attacks do not beat the policy's mean image (+0.1 dB [",
+        ),
+        (
+            {"attacks": undefended(lead=-4.0)},
+            "undefended attacks do not beat the policy's mean image (-4.0 dB [",
+        ),
         ({"attacks": undefended(images=29)}, "29 images are fewer than 30"),
         ({"attacks": undefended(images=15, draws=2)}, "15 images are fewer than 30"),
         ({"images": 29}, "29 images are fewer than 30"),
         ({"effect": (-7.0, 0.5), "published": -6.2}, "holds both 0 and the published -6.20"),
         ({"effect": (-0.1, 0.7), "published": 0.7}, "holds both 0 and the published 0.70"),
         ({"effect": (NAN, NAN), "published": 1.0}, "the effect has no interval"),
-        ({"accuracies": {"none": 2.0}, "classes": 100}, "the network none is at 2.0 %, within twice chance (2.0 %)"),
-        ({"accuracies": {"x": NAN}, "classes": 10}, "the network x is at nan %, within twice chance (20.0 %)"),
+        (
+            {"accuracies": {"none": 2.0}, "classes": 100},
+            "the network none is at 2.0 %, within twice chance (2.0 %)",
+        ),
+        (
+            {"accuracies": {"x": NAN}, "classes": 10},
+            "the network x is at nan %, within twice chance (20.0 %)",
+        ),
     ],
 )
 def test_each_guard_alone_says_why_nothing_can_be_told(case, reason):
@@ -217,16 +270,30 @@ def test_what_does_not_matter_has_a_narrow_interval(low, high, told):
 # --- results ------------------------------------------------------------------------------------------------
 
 FACTS = (
-    {"profile": "laptop", "dataset": "cifar100", "model": "resnet20-1", "fraction": 0.1, "train": 50000, "epochs": 15}
+    {
+        "profile": "laptop",
+        "dataset": "cifar100",
+        "model": "resnet20-1",
+        "fraction": 0.1,
+        "train": 50000,
+        "epochs": 15,
+    }
     | {"images": 17, "steps": 313, "seed": 5, "device": "CPU, 2 cores", "made": "2026-01-02"}
     | {"torch": "2.13.0", "python": "3.11.7", "note": "packed tenth"}
 )
-ATTACKS = pd.DataFrame({"policy": ["none"] * 3 + ["a"] * 3, "image": [0, 1, 2] * 2, "psnr": [12.0, 18, 15, 9, 15, 12]})
-FOUND = Verdict("reproduced", "it holds", "if it holds", "-6.0 dB [-6.0, -6.0]", "accuracy 70.0 → 68.0 %")
+ATTACKS = pd.DataFrame(
+    {"policy": ["none"] * 3 + ["a"] * 3, "image": [0, 1, 2] * 2, "psnr": [12.0, 18, 15, 9, 15, 12]}
+)
+FOUND = Verdict(
+    "reproduced", "it holds", "if it holds", "-6.0 dB [-6.0, -6.0]", "accuracy 70.0 → 68.0 %"
+)
 
 
 def result(page="claim1_privacy", verdict=None, tables=None, **facts):
-    tables = tables or {"attacks": ATTACKS, "accuracy": pd.DataFrame({"policy": ["none"], "accuracy": [70.25]})}
+    tables = tables or {
+        "attacks": ATTACKS,
+        "accuracy": pd.DataFrame({"policy": ["none"], "accuracy": [70.25]}),
+    }
     return Result(page, tables, FACTS | facts, verdict or FOUND)
 
 
@@ -234,8 +301,15 @@ def test_a_result_is_written_as_tables_verdict_and_facts(tmp_path):
     made = result()
     folder = made.write(tmp_path)
     assert folder == tmp_path / "claim1_privacy" / "cifar100-laptop"
-    assert {path.name for path in folder.iterdir()} == {"accuracy.csv", "attacks.csv", "facts.json", "verdict.json"}
-    pd.testing.assert_frame_equal(pd.read_csv(folder / "attacks.csv"), made.tables["attacks"], check_dtype=False)
+    assert {path.name for path in folder.iterdir()} == {
+        "accuracy.csv",
+        "attacks.csv",
+        "facts.json",
+        "verdict.json",
+    }
+    pd.testing.assert_frame_equal(
+        pd.read_csv(folder / "attacks.csv"), made.tables["attacks"], check_dtype=False
+    )
     assert json.loads((folder / "facts.json").read_text()) == made.facts
     assert Verdict(**json.loads((folder / "verdict.json").read_text())) == made.verdict
 
@@ -301,9 +375,14 @@ def test_without_results_the_answers_are_the_published_numbers_and_not_measured_
 def test_a_measured_claim_is_linked_with_its_numbers_and_scale(tmp_path):
     result().write(tmp_path)
     first, second, *_ = rows(answers(tmp_path, link="x/{}.html"))
-    assert first[0] == "[1. Searched policies lower the attack's PSNR and keep the accuracy](x/claim1_privacy.html)"
+    assert (
+        first[0]
+        == "[1. Searched policies lower the attack's PSNR and keep the accuracy](x/claim1_privacy.html)"
+    )
     assert first[3:5] == ["–", "-6.0 dB [-6.0, -6.0] (n=17, resnet20-1, laptop)"]
-    assert first[5] == '<span class="verdict" data-status="reproduced">reproduced at this scale</span>'
+    assert (
+        first[5] == '<span class="verdict" data-status="reproduced">reproduced at this scale</span>'
+    )
     assert second[5] == "not measured yet"
 
 
@@ -317,13 +396,17 @@ def test_what_holds_on_untrained_networks_stands_apart_from_what_holds_on_traine
 
 def test_the_full_profile_goes_before_laptop_and_its_verdict_has_no_scale(tmp_path):
     result(dataset="aaa").write(tmp_path)
-    result(profile="full", verdict=Verdict("not reproduced", "", ""), model="resnet20-4").write(tmp_path)
+    result(profile="full", verdict=Verdict("not reproduced", "", ""), model="resnet20-4").write(
+        tmp_path
+    )
     row = rows(answers(tmp_path))[0]
     badge = '<span class="verdict" data-status="not reproduced">not reproduced</span>'
     assert row[3:] == ["–", "– (n=17, resnet20-4, full)", badge]
 
 
-@pytest.mark.parametrize(("dataset", "profile"), [("shapes", "full"), ("shapes-grey", "laptop"), ("cifar100", "smoke")])
+@pytest.mark.parametrize(
+    ("dataset", "profile"), [("shapes", "full"), ("shapes-grey", "laptop"), ("cifar100", "smoke")]
+)
 def test_embedded_images_and_smoke_never_count(tmp_path, dataset, profile):
     result(dataset=dataset, profile=profile).write(tmp_path)
     assert rows(answers(tmp_path)) == rows(answers(tmp_path / "none"))
@@ -348,7 +431,9 @@ def test_inserting_answers_changes_only_what_is_between_the_marks(tmp_path):
         assert path.read_text() == f"# Title\n\n<!-- answers -->\n{table}<!-- answers -->\n\nrest\n"
 
 
-@pytest.mark.parametrize("text", ["# Title\n", "<!-- answers -->\n", "<!-- answers -->\n" * 3, None])
+@pytest.mark.parametrize(
+    "text", ["# Title\n", "<!-- answers -->\n", "<!-- answers -->\n" * 3, None]
+)
 def test_answers_need_two_marks(tmp_path, text):
     path = tmp_path / "README.md"
     if text is not None:
@@ -377,8 +462,15 @@ def rows_of(images=40, **changes):
     parts = []
     for i, (name, (gain, change)) in enumerate(changes.items()):
         bare = noisy(gain, 2 * i, images)
-        for policy, values in ((NO_POLICY, bare), (HYBRID, bare + noisy(change, 2 * i + 1, images))):
-            parts.append(pd.DataFrame({"attack": name, "policy": policy, "image": range(images), "gain": values}))
+        for policy, values in (
+            (NO_POLICY, bare),
+            (HYBRID, bare + noisy(change, 2 * i + 1, images)),
+        ):
+            parts.append(
+                pd.DataFrame(
+                    {"attack": name, "policy": policy, "image": range(images), "gain": values}
+                )
+            )
     return pd.concat(parts, ignore_index=True)
 
 
@@ -443,60 +535,117 @@ def test_the_attack_of_the_replications_table_3_stands_beside_its_numbers():
 
 def test_other_policies_stand_beside_the_hybrid_and_have_no_say_in_claim_2():
     table = rows_of(x=HOLDS, y=HOLDS)
-    other = table[table["policy"] == HYBRID].assign(policy="3-1-7", gain=lambda rows: rows["gain"] + 4)
+    other = table[table["policy"] == HYBRID].assign(
+        policy="3-1-7", gain=lambda rows: rows["gain"] + 4
+    )
     every = claim2_generality.judged(pd.concat([table, other]))
     assert every.drop(columns="3-1-7 changes").equals(claim2_generality.judged(table))
     assert every["3-1-7 changes"].str.startswith("+2.0 [").all()
-    assert generality_verdict(pd.concat([table, other]), ["x", "y"]) == generality_verdict(table, ["x", "y"])
+    assert generality_verdict(pd.concat([table, other]), ["x", "y"]) == generality_verdict(
+        table, ["x", "y"]
+    )
 
 
 def defended(hybrid=1.0, none=6.0, images=40, **rivals):
     """Rows with mean gains in dB: of the hybrid, of nothing, and of `prune` (3 dB) and `noise` (0 dB) or as given."""
     means = {NO_POLICY: none, HYBRID: hybrid} | {"prune:0.7": 3.0, "gaussian:0.01": 0.0} | rivals
     parts = [
-        pd.DataFrame({"defense": name, "applied": "fixed", "image": range(images), "gain": noisy(mean, i, images)})
+        pd.DataFrame(
+            {
+                "defense": name,
+                "applied": "fixed",
+                "image": range(images),
+                "gain": noisy(mean, i, images),
+            }
+        )
         for i, (name, mean) in enumerate(means.items())
     ]
     # The gradient that is not perturbed must not count.
-    parts.append(pd.DataFrame({"defense": "prune:0.7", "applied": "code", "image": range(images), "gain": -50.0}))
-    return pd.concat(parts, ignore_index=True).assign(floor_policy=9.0, psnr=lambda table: 9.0 + table["gain"])
+    parts.append(
+        pd.DataFrame(
+            {"defense": "prune:0.7", "applied": "code", "image": range(images), "gain": -50.0}
+        )
+    )
+    return pd.concat(parts, ignore_index=True).assign(
+        floor_policy=9.0, psnr=lambda table: 9.0 + table["gain"]
+    )
 
 
-DEFENSE_ACCURACY = {NO_POLICY: 77.0, HYBRID: 75.5, "prune:0.7": 75.0, "gaussian:0.01": 40.0}  # noise is no rival
+DEFENSE_ACCURACY = {
+    NO_POLICY: 77.0,
+    HYBRID: 75.5,
+    "prune:0.7": 75.0,
+    "gaussian:0.01": 40.0,
+}  # noise is no rival
 
 
 def test_a_defense_is_set_against_its_accuracy():
     table = defended().assign(rank_original=lambda rows: 1 + rows["image"] % 2)
-    accuracy = pd.DataFrame({"defense": list(DEFENSE_ACCURACY), "accuracy": list(DEFENSE_ACCURACY.values())})
+    accuracy = pd.DataFrame(
+        {"defense": list(DEFENSE_ACCURACY), "accuracy": list(DEFENSE_ACCURACY.values())}
+    )
     tables = {"attacks": table, "semi": table.assign(gain=-table["gain"]), "accuracy": accuracy[:3]}
-    both, other = (exchange(Result("claim1_defenses", tables, {}, None), name) for name in ("attacks", "semi"))
+    both, other = (
+        exchange(Result("claim1_defenses", tables, {}, None), name) for name in ("attacks", "semi")
+    )
     assert (other["mean"] == -both["mean"]).tolist() == (both["outcome"] == "gain, dB").tolist()
     gains, shares = (rows.set_index("defense") for _, rows in both.groupby("outcome"))
     for rows in (gains, shares):
         assert rows["accuracy"].to_dict() == {NO_POLICY: 77.0, HYBRID: 75.5, "prune:0.7": 75.0}
         assert rows["kind"].tolist() == ["policy", "policy", "prune"]
         assert ((rows["low"] < rows["mean"]) & (rows["high"] > rows["mean"])).all()
-    assert gains["mean"].to_dict() == pytest.approx({NO_POLICY: 6.0, HYBRID: 1.0, "prune:0.7": 3.0}, abs=0.5)
+    assert gains["mean"].to_dict() == pytest.approx(
+        {NO_POLICY: 6.0, HYBRID: 1.0, "prune:0.7": 3.0}, abs=0.5
+    )
     assert shares["mean"].tolist() == [50.0] * 3
 
 
 @pytest.mark.parametrize(
     ("gains", "accuracy", "status", "reason"),
     [
-        ({}, {}, "reproduced", "the hybrid's gain of +1.0 dB is lower than 1 of 1 usable defenses, -1.5 points"),
+        (
+            {},
+            {},
+            "reproduced",
+            "the hybrid's gain of +1.0 dB is lower than 1 of 1 usable defenses, -1.5 points",
+        ),
         ({}, {HYBRID: 74.9}, "partly", "; but the hybrid costs 2.1 points of accuracy"),
-        ({}, {"gaussian:0.01": 72.0}, "not reproduced", "1 of 2 usable defenses"),  # half is not more than half
-        ({}, {"gaussian:0.01": 72.0, "prune:0.95": 76.0, "prune:0.9": 76.0}, "partly", "; but not than gaussian:0.01"),
+        (
+            {},
+            {"gaussian:0.01": 72.0},
+            "not reproduced",
+            "1 of 2 usable defenses",
+        ),  # half is not more than half
+        (
+            {},
+            {"gaussian:0.01": 72.0, "prune:0.95": 76.0, "prune:0.9": 76.0},
+            "partly",
+            "; but not than gaussian:0.01",
+        ),
         ({"hybrid": 3.0}, {}, "not reproduced", "0 of 1 usable defenses"),
         ({"hybrid": 4.0}, {}, "not reproduced", "0 of 1 usable defenses"),
-        ({"none": -1.0}, {}, "cannot tell", "undefended attacks do not beat the policy's mean image (-1.0 dB ["),
+        (
+            {"none": -1.0},
+            {},
+            "cannot tell",
+            "undefended attacks do not beat the policy's mean image (-1.0 dB [",
+        ),
         ({"images": 29}, {}, "cannot tell", "29 images are fewer than 30"),
-        ({}, {NO_POLICY: 20.0, HYBRID: 19.0, "prune:0.7": 19.0}, "cannot tell", "the network none is at 20.0 %"),
+        (
+            {},
+            {NO_POLICY: 20.0, HYBRID: 19.0, "prune:0.7": 19.0},
+            "cannot tell",
+            "the network none is at 20.0 %",
+        ),
     ],
 )
 def test_the_rule_of_the_defenses(gains, accuracy, status, reason):
-    rivals = {"prune:0.95": 4.0, "prune:0.9": -9.0} if "prune:0.95" in accuracy else {}  # the last has no printed row
-    verdict = defenses_verdict(defended(**gains, **rivals), pd.Series(DEFENSE_ACCURACY | accuracy), HYBRID, 10)
+    rivals = (
+        {"prune:0.95": 4.0, "prune:0.9": -9.0} if "prune:0.95" in accuracy else {}
+    )  # the last has no printed row
+    verdict = defenses_verdict(
+        defended(**gains, **rivals), pd.Series(DEFENSE_ACCURACY | accuracy), HYBRID, 10
+    )
     assert verdict.status == status
     assert reason in verdict.reason
     assert "usable defenses" in verdict.here

@@ -9,18 +9,18 @@ import nbformat
 import pytest
 from papermill.translators import PythonTranslator
 
+from atsbook.findings.result import stored_digest
+from atsbook.pages import PAGES
+from atsbook.runs import runner
+from atsbook.runs.attacks import attack_unit, attacked
+from atsbook.runs.making import build_book, execute
+from atsbook.runs.runner import compute, published, run, usable
+from atsbook.runs.settings import settings
+from atsbook.runs.store import Store
+from atsbook.texts.answers import answers
 from atslib.__main__ import main
 from atslib.data.load import load
 from atslib.errors import AtsError
-from atslib.report.book.answers import answers
-from atslib.report.pages import PAGES
-from atslib.report.result import stored_digest
-from atslib.report.run import runner
-from atslib.report.run.making import build_book, execute
-from atslib.report.run.runner import compute, published, run, usable
-from atslib.report.units.settings import settings
-from atslib.report.units.units import attack_unit, attacked
-from atslib.store import Store
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
@@ -47,7 +47,9 @@ def damaged(root):
 
 def test_the_default_pages_are_those_of_the_book(root):
     assert published(root) == ["claim1_privacy"]
-    (root / "book/_toc.yml").write_text("parts:\n  - file: intro\n  - file: results/claim2_generality\n")
+    (root / "book/_toc.yml").write_text(
+        "parts:\n  - file: intro\n  - file: results/claim2_generality\n"
+    )
     assert published(root) == ["claim2_generality"]
 
 
@@ -66,11 +68,16 @@ def test_a_profile_or_a_data_set_that_is_none_is_one_line(root, refusal):
 def test_a_file_in_the_place_of_the_store_is_named_before_any_work(root, refusal):
     (root / "file").write_text("kept")
     said = refusal(f"run --profile smoke claim7_correlation --store {root / 'file'}")
-    assert said == f"error: the store {root / 'file'} is a file; name a folder with --store or $ATS_STORE"
+    assert (
+        said
+        == f"error: the store {root / 'file'} is a file; name a folder with --store or $ATS_STORE"
+    )
 
 
 def test_outside_a_project_the_missing_folders_are_named_before_any_work(tmp_path):
-    with pytest.raises(AtsError, match=r"top folder: it has no README\.md and no book/_toc\.yml and no"):
+    with pytest.raises(
+        AtsError, match=r"top folder: it has no README\.md and no book/_toc\.yml and no"
+    ):
         run([], profile="smoke", root=tmp_path, store=Store(tmp_path / "store"))
     assert not list(tmp_path.iterdir())
 
@@ -132,12 +139,16 @@ def test_papermill_knows_every_parameter_that_a_run_passes():
         notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
         (cell,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", ())]
         known = {parameter.name for parameter in PythonTranslator.inspect(cell)}
-        assert known == set(re.findall(r"^\w+", cell.source, re.MULTILINE)) >= {"profile", "dataset"}, name
+        assert (
+            known == set(re.findall(r"^\w+", cell.source, re.MULTILINE)) >= {"profile", "dataset"}
+        ), name
 
 
 def test_a_folder_of_data_that_is_not_there_is_an_error(root, tmp_path, refusal, monkeypatch):
     monkeypatch.setenv("ATS_DATA", str(tmp_path / "nope"))
-    assert refusal("run claim1_privacy").startswith(f"error: ATS_DATA={tmp_path / 'nope'} is not a folder")
+    assert refusal("run claim1_privacy").startswith(
+        f"error: ATS_DATA={tmp_path / 'nope'} is not a folder"
+    )
     assert usable("shapes", print) == "shapes"
 
 
@@ -153,13 +164,23 @@ def test_a_run_writes_tables_and_answers_and_computes_only_what_is_missing(root,
     assert not [line for line in lines if line.startswith("made ")]
     place = root / "book/_build/profiles/smoke"
     folder = place / "results/claim1_privacy/shapes-smoke"
-    tables = {f"{name}.csv" for name in ("accuracy", "attacks", "blocks", "curve", "judged", "networks", "random")}
-    assert {path.name for path in folder.iterdir()} == {"cost.json", "facts.json", "verdict.json", *tables}
+    tables = {
+        f"{name}.csv"
+        for name in ("accuracy", "attacks", "blocks", "curve", "judged", "networks", "random")
+    }
+    assert {path.name for path in folder.iterdir()} == {
+        "cost.json",
+        "facts.json",
+        "verdict.json",
+        *tables,
+    }
     assert json.loads((folder / "facts.json").read_text())["images"] == "2 × 1 draws"
     assert len(stored_digest(folder)) == 12
     table = answers(place / "results")
     assert (place / "README.md").read_text() == readme.replace("old\n", table)
-    assert (place / "book" / "answers.md").read_text() == answers(place / "results", link="results/{}.ipynb")
+    assert (place / "book" / "answers.md").read_text() == answers(
+        place / "results", link="results/{}.ipynb"
+    )
     assert (place / "book" / "audit.md").read_text().endswith("No audit has been run yet.\n")
     assert (place / "book" / "coverage.md").read_text().startswith("# Coverage")
     assert (root / "README.md").read_text() == readme  # the profile is not the book's
@@ -187,7 +208,9 @@ def test_a_page_runs_from_any_folder_and_a_failed_one_keeps_the_old_page(root, s
     assert str(root) not in old.replace(str(store.root), "")
 
     notebook(source, "raise ValueError('no luck')")
-    with pytest.raises(AtsError, match=r"page: a cell failed with ValueError: no luck; see page\.failed\.ipynb"):
+    with pytest.raises(
+        AtsError, match=r"page: a cell failed with ValueError: no luck; see page\.failed\.ipynb"
+    ):
         execute("page", {}, root=root, store=store)
     assert page.read_text() == old
     assert (root / "book" / "results" / "page.failed.ipynb").exists()
@@ -195,7 +218,10 @@ def test_a_page_runs_from_any_folder_and_a_failed_one_keeps_the_old_page(root, s
 
 @pytest.mark.jupyter
 def test_a_page_whose_maker_was_killed_without_a_word_is_an_error_too(root, store):
-    notebook(root / "notebooks" / "page.ipynb", "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)")
+    notebook(
+        root / "notebooks" / "page.ipynb",
+        "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)",
+    )
     with pytest.raises(AtsError, match="page: papermill ended with status -9"):
         execute("page", {}, root=root, store=store)
     assert not list((root / "book/results").iterdir())
@@ -225,12 +251,20 @@ while not os.path.exists("{other}"):
 
 
 @pytest.mark.jupyter
-def test_pages_are_executed_side_by_side_and_one_that_fails_ends_the_run(root, smoke_store, monkeypatch):
+def test_pages_are_executed_side_by_side_and_one_that_fails_ends_the_run(
+    root, smoke_store, monkeypatch
+):
     first, second, third = pages = ["claim1_privacy", "claim2_generality", "claim5_semantics"]
     monkeypatch.setattr(runner, "build_book", lambda root, store: None)  # a test of its own
     monkeypatch.setattr(runner, "BOOK_PROFILE", "smoke")
-    notebook(root / f"notebooks/{first}.ipynb", MEET.format(own="a", other="b"), "raise ValueError('no luck')")
-    notebook(root / f"notebooks/{second}.ipynb", MEET.format(own="b", other="a"))  # each waits for the other
+    notebook(
+        root / f"notebooks/{first}.ipynb",
+        MEET.format(own="a", other="b"),
+        "raise ValueError('no luck')",
+    )
+    notebook(
+        root / f"notebooks/{second}.ipynb", MEET.format(own="b", other="a")
+    )  # each waits for the other
     notebook(root / f"notebooks/{third}.ipynb", "open('c', 'w').close()")
     store = Store(smoke_store, say=lambda line: None)
     with pytest.raises(AtsError, match="claim1_privacy: a cell failed with ValueError: no luck"):
@@ -265,7 +299,10 @@ def test_workers_make_what_one_thread_makes_here(tmp_path, said):
     assert said[-1].startswith("4 of 4 done: attack ")
     torch.set_num_threads(1)
     for unit in units:
-        mine, theirs = attacked(unit, here, torch.device("cpu")), attacked(unit, away, torch.device("cpu"))
+        mine, theirs = (
+            attacked(unit, here, torch.device("cpu")),
+            attacked(unit, away, torch.device("cpu")),
+        )
         assert all(torch.equal(mine[name], theirs[name]) for name in mine.tensors)
     said.clear()
     compute(units, away, "cpu", jobs=2)

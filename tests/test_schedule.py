@@ -12,14 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from atslib.__main__ import main
-from atslib.clients.training import TrainConfig
-from atslib.errors import OutOfTime
-from atslib.report.estimate import Rates
-from atslib.report.pages import claim1_privacy, claim2_generality, claim2_search, load_page
-from atslib.report.run import runner
-from atslib.report.run.runner import run
-from atslib.report.run.schedule import (
+from atsbook.pages import claim1_privacy, claim2_generality, claim2_search, load_page
+from atsbook.runs import runner
+from atsbook.runs.attacks import AttackUnit, attack_unit
+from atsbook.runs.estimate import Rates
+from atsbook.runs.networks import ModelUnit, model_unit
+from atsbook.runs.runner import run
+from atsbook.runs.schedule import (
     _Schedule,
     compute,
     describe,
@@ -31,16 +30,30 @@ from atslib.report.run.schedule import (
     seconds,
     shared,
 )
-from atslib.report.run.workers import Here
-from atslib.report.units.networks import ModelUnit, model_unit
-from atslib.report.units.settings import settings
-from atslib.report.units.units import AttackUnit, attack_unit
-from atslib.store import Store, read_tensors
+from atsbook.runs.settings import settings
+from atsbook.runs.store import Store
+from atsbook.runs.workers import Here
+from atslib.__main__ import main
+from atslib.checkpoints import read_tensors
+from atslib.clients.training import TrainConfig
+from atslib.errors import OutOfTime
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-TINY = settings(model="lenet", images=2, steps=2, fraction=0.002, semi_fraction=0.002, candidates=2, device="cpu")
+TINY = settings(
+    model="lenet",
+    images=2,
+    steps=2,
+    fraction=0.002,
+    semi_fraction=0.002,
+    candidates=2,
+    device="cpu",
+)
 CPU = torch.device("cpu")
-RATES, FASTER, SLOW = Rates(2e-11, 2e-9, 2e-8, 1e-4), Rates(1e-11, 1e-9, 1e-8, 5e-5), Rates(1e-6, 1e-6, 1e-6, 1e-3)
+RATES, FASTER, SLOW = (
+    Rates(2e-11, 2e-9, 2e-8, 1e-4),
+    Rates(1e-11, 1e-9, 1e-8, 5e-5),
+    Rates(1e-6, 1e-6, 1e-6, 1e-3),
+)
 
 
 def stored(unit, store):
@@ -101,7 +114,14 @@ def in_seconds(text):
 
 @pytest.mark.parametrize(
     ("time", "words"),
-    [(0.4, "0 s"), (99, "99 s"), (150, "2 min"), (5900, "98 min"), (9000, "2.5 hours"), (26_470_260, "7,353 hours")],
+    [
+        (0.4, "0 s"),
+        (99, "99 s"),
+        (150, "2 min"),
+        (5900, "98 min"),
+        (9000, "2.5 hours"),
+        (26_470_260, "7,353 hours"),
+    ],
 )
 def test_durations_are_said_in_words(time, words):
     assert duration(time) == words
@@ -123,7 +143,9 @@ def test_the_outlook_says_what_is_done_and_how_long_the_rest_takes(store):
             exist_ok=True, parents=True
         )
         state.touch()
-        assert re.fullmatch(rf"resuming: 0 of 4 done, 1 begun, {words}", outlook(units, store, "cpu", 2))
+        assert re.fullmatch(
+            rf"resuming: 0 of 4 done, 1 begun, {words}", outlook(units, store, "cpu", 2)
+        )
         state.unlink()
     stored(units[0].model, store)
     assert re.fullmatch(rf"resuming: 1 of 4 done, {words}", outlook(units, store, "cpu", 2))
@@ -134,8 +156,11 @@ def test_the_outlook_says_what_is_done_and_how_long_the_rest_takes(store):
 
 def test_the_plan_in_words_names_every_unit_once_with_a_time(store, monkeypatch):
     # Slow, so that times are not 0.
-    monkeypatch.setattr("atslib.report.run.schedule.measured", lambda device: SLOW)
-    pages = {name: list(load_page(name).units(TINY).values()) for name in ("claim1_privacy", "claim2_generality")}
+    monkeypatch.setattr("atsbook.runs.schedule.measured", lambda device: SLOW)
+    pages = {
+        name: list(load_page(name).units(TINY).values())
+        for name in ("claim1_privacy", "claim2_generality")
+    }
     stored(model_unit(TINY), store)
     shared = {unit for unit in pages["claim2_generality"] if unit in pages["claim1_privacy"]}
     assert shared
@@ -143,9 +168,13 @@ def test_the_plan_in_words_names_every_unit_once_with_a_time(store, monkeypatch)
     lines = describe(pages, store, "cpu").splitlines()
     heads = [i for i, line in enumerate(lines) if not line.startswith(" ")]
     assert lines[0].startswith(f"claim1_privacy: {len(first)} units to make, about ")
-    assert lines[heads[1]].startswith(f"claim2_generality: {len(second) - len(shared)} units to make, about ")
+    assert lines[heads[1]].startswith(
+        f"claim2_generality: {len(second) - len(shared)} units to make, about "
+    )
     titles = [line.split("  ")[-1] for i, line in enumerate(lines) if i not in heads]
-    assert titles == [unit.title for unit in (*first, *(unit for unit in second if unit not in shared))]
+    assert titles == [
+        unit.title for unit in (*first, *(unit for unit in second if unit not in shared))
+    ]
     assert model_unit(TINY).title not in titles
     for head, end in itertools.pairwise(heads):
         each = sum(in_seconds(line) for line in lines[head + 1 : end])
@@ -154,7 +183,9 @@ def test_the_plan_in_words_names_every_unit_once_with_a_time(store, monkeypatch)
     longest = max(in_seconds(line) for i, line in enumerate(lines) if i not in heads)
     at_once = int(re.search(r"with (\d+) at once on this machine$", lines[-1])[1])
     assert lines[-1].startswith(f"in all {len(titles)} units, about ")
-    assert in_seconds(lines[-1].split("about")[1]) == pytest.approx(max(whole / at_once, longest), rel=0.1)
+    assert in_seconds(lines[-1].split("about")[1]) == pytest.approx(
+        max(whole / at_once, longest), rel=0.1
+    )
 
 
 def test_describing_leaves_the_threads_as_they_were(store, monkeypatch):
@@ -162,7 +193,7 @@ def test_describing_leaves_the_threads_as_they_were(store, monkeypatch):
         assert torch.get_num_threads() == 1  # as a unit runs
         return RATES
 
-    monkeypatch.setattr("atslib.report.run.schedule.measured", rate)
+    monkeypatch.setattr("atsbook.runs.schedule.measured", rate)
     torch.set_num_threads(2)
     text = describe({"none": []}, store, "cpu")
     assert torch.get_num_threads() == 2
@@ -184,7 +215,9 @@ class Long(ModelUnit):
 @pytest.fixture
 def in_this_process(monkeypatch):
     """Workers as threads: tests of the runner have real ones, which take seconds to start."""
-    monkeypatch.setattr("atslib.report.run.workers.ProcessPoolExecutor", lambda jobs, **_: ThreadPoolExecutor(jobs))
+    monkeypatch.setattr(
+        "atsbook.runs.workers.ProcessPoolExecutor", lambda jobs, **_: ThreadPoolExecutor(jobs)
+    )
 
 
 def same(one, other):
@@ -227,18 +260,25 @@ def test_an_attack_that_outlasts_the_budget_pauses_too(tmp_path, monkeypatch):
 def test_workers_end_when_their_runner_is_killed(tmp_path):
     """Left alone they would wait for ever, a gigabyte each."""
     code = (
-        "from atslib.report.units.networks import model_unit\nfrom atslib.report.units.settings import settings\n"
-        "from atslib.report.run.schedule import compute\nfrom atslib.store import Store\n"
+        "from atsbook.runs.networks import model_unit\nfrom atsbook.runs.settings import settings\n"
+        "from atsbook.runs.schedule import compute\nfrom atslib.store import Store\n"
         "if __name__ == '__main__':\n"
         "    unit = model_unit(settings(model='lenet', epochs=100_000, device='cpu'))\n"
         "    compute([unit], Store('kept'), 'cpu', jobs=1)\n"
     )
     script = tmp_path / "script.py"
     script.write_text(code)
-    with subprocess.Popen([sys.executable, script], cwd=tmp_path, stderr=subprocess.DEVNULL) as runner:
+    with subprocess.Popen(
+        [sys.executable, script], cwd=tmp_path, stderr=subprocess.DEVNULL
+    ) as runner:
         try:
             wait_for(lambda: list(tmp_path.glob("kept/model/*.state")), seconds=300)
-            family = [int(pid) for pid in Path(f"/proc/{runner.pid}/task/{runner.pid}/children").read_text().split()]
+            family = [
+                int(pid)
+                for pid in Path(f"/proc/{runner.pid}/task/{runner.pid}/children")
+                .read_text()
+                .split()
+            ]
         finally:
             runner.kill()  # else a failure would wait for 100,000 epochs
     assert family
@@ -259,7 +299,9 @@ def test_without_time_nothing_is_begun(store, said):
 
 
 @pytest.mark.usefixtures("in_this_process")
-def test_a_unit_that_would_come_too_late_is_left_and_a_second_run_finishes_with_the_same_numbers(tmp_path, said):
+def test_a_unit_that_would_come_too_late_is_left_and_a_second_run_finishes_with_the_same_numbers(
+    tmp_path, said
+):
     first, later = model_unit(TINY), Long(**vars(model_unit(TINY, "28")))
     attack = dataclasses.replace(attack_unit(TINY, "28"), model=later)
     store, here = Store(tmp_path / "away", say=said.append), Store(tmp_path / "here")
@@ -268,7 +310,8 @@ def test_a_unit_that_would_come_too_late_is_left_and_a_second_run_finishes_with_
     assert said[0] == "units to make: 2 model, 1 attack; 1 at once"
     (line,) = said[1:]
     assert re.fullmatch(
-        rf"1 of 3 done, about [\d,]+ hours left, 60 min of it now: model {re.escape(first.title)}, \d+ s", line
+        rf"1 of 3 done, about [\d,]+ hours left, 60 min of it now: model {re.escape(first.title)}, \d+ s",
+        line,
     )
     assert [unit for unit in (first, later, attack) if store.has(unit.kind, unit)] == [first]
     said.clear()
@@ -276,7 +319,12 @@ def test_a_unit_that_would_come_too_late_is_left_and_a_second_run_finishes_with_
     assert said[0] == "units to make: 1 model, 1 attack; 1 at once"
     assert [line.split(" done")[0] for line in said[1:]] == ["1 of 2", "2 of 2"]
     for unit in (first, later, attack):
-        same(*(made[1] if isinstance(made, tuple) else made for made in (unit.make(here, CPU), unit.make(store, CPU))))
+        same(
+            *(
+                made[1] if isinstance(made, tuple) else made
+                for made in (unit.make(here, CPU), unit.make(store, CPU))
+            )
+        )
 
 
 @pytest.mark.usefixtures("in_this_process")
@@ -324,8 +372,14 @@ def test_a_dry_run_says_what_there_is_to_do_and_does_nothing(root, capsys):
 def test_no_unit_is_begun_anew_after_the_budget_left_it_out(root, monkeypatch):
     asked = []
     monkeypatch.setattr(runner, "compute", lambda units, store, **work: asked.extend(units))
-    assert main(["run", "claim1_privacy", "claim2_search", "--profile", "smoke", "--budget", "1m"]) == 0
-    expected = [*claim1_privacy.units(settings()).values(), *claim2_search.units(settings()).values()]
+    assert (
+        main(["run", "claim1_privacy", "claim2_search", "--profile", "smoke", "--budget", "1m"])
+        == 0
+    )
+    expected = [
+        *claim1_privacy.units(settings()).values(),
+        *claim2_search.units(settings()).values(),
+    ]
     assert asked == expected
 
 
@@ -336,7 +390,8 @@ def test_a_dry_run_says_where_later_units_hang_on_what_is_found(root, capsys):
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [("90s", 90), ("8m", 480), ("2h", 7200), ("45", 45), ("1.5m", 90), ("0", 0), ("0s", 0)]
+    ("text", "expected"),
+    [("90s", 90), ("8m", 480), ("2h", 7200), ("45", 45), ("1.5m", 90), ("0", 0), ("0s", 0)],
 )
 def test_a_budget_is_a_duration(root, monkeypatch, text, expected):
     seen = {}
@@ -350,7 +405,9 @@ def test_a_budget_is_a_duration(root, monkeypatch, text, expected):
 @pytest.mark.parametrize("text", ["soon", "", "2d", "1h30m", "-5", "m", "nan", "5 m"])
 def test_what_is_no_duration_is_refused_in_one_line(refusal, text):
     line = refusal(["run", f"--budget={text}"])
-    assert line.startswith(f"error: argument --budget: {text!r} is not a duration such as 90s, 8m or 2h")
+    assert line.startswith(
+        f"error: argument --budget: {text!r} is not a duration such as 90s, 8m or 2h"
+    )
 
 
 def run_tiny(names, root, store, monkeypatch, **options):
@@ -362,7 +419,9 @@ def run_tiny(names, root, store, monkeypatch, **options):
 def test_pages_that_wait_for_units_are_named(root, store, said, monkeypatch):
     names = ["claim1_privacy", "claim6_transformations"]
     run_tiny(names, root, store, monkeypatch, budget=0)
-    missing = [f"{name} ({len(plan(load_page(name).units(TINY).values(), store))} units)" for name in names]
+    missing = [
+        f"{name} ({len(plan(load_page(name).units(TINY).values(), store))} units)" for name in names
+    ]
     assert said[-1] == f"the budget is spent; run again to go on with {', '.join(missing)}"
     assert not list(store.entries())
     assert not (root / "results").exists()
@@ -374,7 +433,12 @@ def test_a_page_waits_for_the_units_that_its_first_ones_decide(root, store, said
     kinds = {path.parent.name for path, _ in store.entries()}
     run_tiny(["claim2_search"], root, store, monkeypatch, budget=0)
     further = plan(claim2_search.later_units(TINY, store).values(), store)
-    assert said[-1] == f"the budget is spent; run again to go on with claim2_search ({len(further)} units)"
+    assert (
+        said[-1]
+        == f"the budget is spent; run again to go on with claim2_search ({len(further)} units)"
+    )
     assert {type(unit) for unit in further} == {ModelUnit, AttackUnit}
-    assert {path.parent.name for path, _ in store.entries()} == kinds == {"model", "score", "search"}
+    assert (
+        {path.parent.name for path, _ in store.entries()} == kinds == {"model", "score", "search"}
+    )
     assert not (root / "results").exists()

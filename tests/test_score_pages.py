@@ -13,12 +13,10 @@ from safetensors.torch import save_file
 from scipy import stats
 from scipy.linalg import hadamard
 
-from atslib.attacks import ATTACKS
-from atslib.data.load import load
-from atslib.errors import AtsError, OutOfTime
-from atslib.policies.policy import Hybrid, Policy
-from atslib.report import plots
-from atslib.report.pages import (
+from atsbook.figures import plots
+from atsbook.findings.reported import reported
+from atsbook.findings.result import Result
+from atsbook.pages import (
     claim2_generality,
     claim2_search,
     claim6_transformations,
@@ -26,17 +24,19 @@ from atslib.report.pages import (
     ext1_tinyimagenet,
     ext2_transformations_tinyimagenet,
 )
-from atslib.report.reported import reported
-from atslib.report.result import Result
-from atslib.report.units import scoring, table1
-from atslib.report.units.networks import model_unit, semi_trained, trained, victim
-from atslib.report.units.scoring import ScoreUnit, scored, search_unit, searched, unseen
-from atslib.report.units.settings import settings
-from atslib.report.units.table1 import HYBRID, RANDOM
-from atslib.report.units.units import targets, transformed
+from atsbook.runs import scoring, table1
+from atsbook.runs.attacks import targets, transformed
+from atsbook.runs.networks import model_unit, semi_trained, trained, victim
+from atsbook.runs.scoring import ScoreUnit, scored, search_unit, searched, unseen
+from atsbook.runs.settings import settings
+from atsbook.runs.store import Store
+from atsbook.runs.table1 import HYBRID, RANDOM
+from atslib.attacks import ATTACKS
+from atslib.data.load import load
+from atslib.errors import AtsError, OutOfTime
+from atslib.policies.policy import Hybrid, Policy
 from atslib.rng import rng
 from atslib.scores.scores import area, gradsim_curve
-from atslib.store import Store
 
 pytestmark = pytest.mark.usefixtures("one_thread", "few_images")
 TINY = settings(
@@ -89,12 +89,17 @@ def test_a_score_is_the_area_under_the_curve_of_the_moved_image(together, kept):
 
 
 def test_a_score_does_not_depend_on_the_policies_beside_it(together, kept):
-    alone, beside = scored(score_unit(HYBRID), kept, CPU), scored(score_unit("7", HYBRID), kept, CPU)
+    alone, beside = (
+        scored(score_unit(HYBRID), kept, CPU),
+        scored(score_unit("7", HYBRID), kept, CPU),
+    )
     for found in (alone["scores"][0], beside["scores"][1]):
         torch.testing.assert_close(found, together["scores"][4], atol=1e-5, rtol=0)
 
 
-def test_a_scoring_that_outlasts_the_budget_goes_on_where_it_was(together, kept, store, monkeypatch):
+def test_a_scoring_that_outlasts_the_budget_goes_on_where_it_was(
+    together, kept, store, monkeypatch
+):
     unit = score_unit("", "3-1-7", "28", "39", HYBRID)
     trained(unit.model, store, CPU)
     monkeypatch.setattr(scoring, "TOGETHER", 7)  # two policies of three images at a time
@@ -127,7 +132,9 @@ def test_a_score_depends_on_the_network_the_seed_and_the_variant(together, kept)
 
 
 def test_ids_28_and_39_score_as_no_policy(together):
-    torch.testing.assert_close(together["scores"][2:4], together["scores"][:1].expand(2, 3), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        together["scores"][2:4], together["scores"][:1].expand(2, 3), atol=1e-5, rtol=0
+    )
     assert ((together["scores"][1] - together["scores"][0]).abs() > 1e-3).all()
 
 
@@ -143,13 +150,19 @@ def test_score_and_attack_see_the_same_pixels():
 
 
 def test_where_untrained_networks_are_attacked_the_judged_score_is_theirs():
-    chosen = dataclasses.replace(TINY, regime="initial", attacked="lenet", model="convnet-4", attack="annealed-lenet")
+    chosen = dataclasses.replace(
+        TINY, regime="initial", attacked="lenet", model="convnet-4", attack="annealed-lenet"
+    )
     attacks, scores = claim7_correlation.attacks(chosen), claim7_correlation.scores(chosen)
     assert claim7_correlation.main(chosen) == "untrained"
-    assert {unit.model for unit in attacks.values()} == {scores["untrained"].model} == {victim(chosen)}
+    assert (
+        {unit.model for unit in attacks.values()} == {scores["untrained"].model} == {victim(chosen)}
+    )
     assert {unit.attack.steps for unit in attacks.values()} == {2}
     assert scores["trained"].model == model_unit(chosen)
-    assert scores["untrained, as released"] == dataclasses.replace(scores["untrained"], variant="code")
+    assert scores["untrained, as released"] == dataclasses.replace(
+        scores["untrained"], variant="code"
+    )
     bare = claim7_correlation.units(chosen)[""]
     assert (bare.policy, bare.model) == ("", victim(chosen))
 
@@ -162,12 +175,21 @@ def test_more_images_than_there_are_is_refused_before_anything_is_computed(store
 
 def test_every_field_of_a_unit_changes_its_key(store):
     for unit, other in (
-        (score_unit("3"), {"policies": ("4",), "images": 2, "points": 6, "variant": "code", "seed": 1}),
-        (search_unit(TINY), {"config": dataclasses.replace(search_unit(TINY).config, keep=1), "seed": 1}),
+        (
+            score_unit("3"),
+            {"policies": ("4",), "images": 2, "points": 6, "variant": "code", "seed": 1},
+        ),
+        (
+            search_unit(TINY),
+            {"config": dataclasses.replace(search_unit(TINY).config, keep=1), "seed": 1},
+        ),
     ):
         other |= {"model": dataclasses.replace(unit.model, seed=1)}
         assert set(other) == {field.name for field in dataclasses.fields(unit)}
-        keys = {store.path(unit.kind, dataclasses.replace(unit, **{name: value})) for name, value in other.items()}
+        keys = {
+            store.path(unit.kind, dataclasses.replace(unit, **{name: value}))
+            for name, value in other.items()
+        }
         assert len(keys | {store.path(unit.kind, unit)}) == 1 + len(other)
 
 
@@ -188,7 +210,10 @@ def test_the_search_sees_no_image_that_a_page_attacks(profile, there, first, mon
     images = load("shapes", "test")[:there]
     monkeypatch.setattr(scoring, "dataset", lambda name, split: images)
     assert torch.equal(unseen("shapes").pixels, images.pixels[first:])
-    config, most = search_unit(settings(profile=profile, dataset="shapes")).config, len(images) - first
+    config, most = (
+        search_unit(settings(profile=profile, dataset="shapes")).config,
+        len(images) - first,
+    )
     assert config.acc_images == min({"smoke": 8, "laptop": 63, "full": 63}[profile], most)
     assert (config.threshold is None) == (profile == "smoke")
     assert settings(profile=profile).images <= scoring.UNSEEN
@@ -206,7 +231,9 @@ def test_a_second_search_is_the_same_table_and_computes_nothing(found, kept):
     assert made == []
 
 
-def test_a_search_from_nothing_is_the_same_table_and_its_artifact_is_the_time_it_took(found, store, said):
+def test_a_search_from_nothing_is_the_same_table_and_its_artifact_is_the_time_it_took(
+    found, store, said
+):
     unit = search_unit(TINY)
     again, _ = scoring.search_result(TINY, store)
     pd.testing.assert_frame_equal(again.table, found.tables["candidates"].drop(columns="pareto"))
@@ -218,8 +245,18 @@ def test_a_search_from_nothing_is_the_same_table_and_its_artifact_is_the_time_it
 def test_what_is_attacked_is_what_was_found_beside_random_hybrids(found, kept):
     decided, hybrid = claim2_search.later_units(TINY, kept), found.facts["hybrid"]
     random = claim2_search.random_hybrids(TINY)
-    assert {policy for name, policy in decided if name != "trained"} == {"none", hybrid, HYBRID, *random}
-    assert {policy for name, policy in decided if name == "trained"} == {"none", hybrid, HYBRID, RANDOM}
+    assert {policy for name, policy in decided if name != "trained"} == {
+        "none",
+        hybrid,
+        HYBRID,
+        *random,
+    }
+    assert {policy for name, policy in decided if name == "trained"} == {
+        "none",
+        hybrid,
+        HYBRID,
+        RANDOM,
+    }
     one = dataclasses.replace(TINY, candidates=1)
     (policy,) = scoring.search_result(one, kept)[0].chosen
     assert str(policy) in {name for _, name in claim2_search.later_units(one, kept)}
@@ -227,7 +264,9 @@ def test_what_is_attacked_is_what_was_found_beside_random_hybrids(found, kept):
 
 
 def test_random_hybrids_are_twenty_and_another_seed_draws_others():
-    one, other = (claim2_search.random_hybrids(settings(profile="laptop", seed=seed)) for seed in (0, 1))
+    one, other = (
+        claim2_search.random_hybrids(settings(profile="laptop", seed=seed)) for seed in (0, 1)
+    )
     assert len(set(one)) == len(set(other)) == claim2_search.RIVALS
     assert not set(one) & set(other)
     assert {len(Hybrid.parse(policy).members) for policy in one} == {2}
@@ -243,11 +282,17 @@ def test_at_the_full_size_the_papers_six_attack_the_found_hybrid_too():
 
 def test_the_search_page_from_the_store(found, kept):
     attacks, accuracy = found.tables["attacks"], found.tables["accuracy"]
-    assert len(attacks) == 5 * TINY.images  # none, found, published, and two random ones at this size
+    assert (
+        len(attacks) == 5 * TINY.images
+    )  # none, found, published, and two random ones at this size
     assert list(accuracy["policy"]) == ["none", found.facts["hybrid"], HYBRID, RANDOM]
     assert accuracy["accuracy"].between(0, 100).all()
     assert found.tables["candidates"]["pareto"].any()
-    assert (found.page, found.facts["dataset"], found.facts["images"]) == ("claim2_search", "shapes", 2)
+    assert (found.page, found.facts["dataset"], found.facts["images"]) == (
+        "claim2_search",
+        "shapes",
+        2,
+    )
     made = []
     assert claim2_search.run(TINY, Store(kept.root, say=made.append)).digest == found.digest
     assert made == []
@@ -261,8 +306,18 @@ def test_the_found_hybrid_is_compared_with_none_and_with_the_mean_of_the_random_
     assert change.loc["random hybrids", "mean"] == pytest.approx((gain[hybrid] - random).mean())
     ladder = claim2_search.ladder(found)
     assert ladder["mean"].is_monotonic_increasing
-    assert ladder["kind"].value_counts().to_dict() == {"random": 2, "no policy": 1, "found": 1, "published": 1}
-    assert list(claim2_search.comparison(found).index) == ["none", hybrid, HYBRID, claim2_search.RIVAL]
+    assert ladder["kind"].value_counts().to_dict() == {
+        "random": 2,
+        "no policy": 1,
+        "found": 1,
+        "published": 1,
+    }
+    assert list(claim2_search.comparison(found).index) == [
+        "none",
+        hybrid,
+        HYBRID,
+        claim2_search.RIVAL,
+    ]
 
 
 def test_the_chosen_are_the_best_with_their_functions_named(found):
@@ -294,8 +349,12 @@ def test_claim_7_has_a_row_a_policy_and_image_with_a_score_a_network(kept):
     assert list(table["image"]) == [0, 1] * 3
     names = ["untrained", "semi-trained", "trained", "semi-trained, as released"]
     assert list(claim7_correlation.networks(TINY)) == names[:3]
-    assert [column for column in table if column.startswith("s_pri")] == [f"s_pri {name}" for name in names]
-    assert {"psnr", "psnr_original", "gain", "floor_noise", "rank_target", "rank_original"} < set(table)
+    assert [column for column in table if column.startswith("s_pri")] == [
+        f"s_pri {name}" for name in names
+    ]
+    assert {"psnr", "psnr_original", "gain", "floor_noise", "rank_target", "rank_original"} < set(
+        table
+    )
     bare = result.tables["undefended"]
     assert bare[["policy", "image"]].to_numpy().tolist() == [["none", 0], ["none", 1]]
     for name, unit in claim7_correlation.scores(TINY).items():
@@ -306,7 +365,11 @@ def test_claim_7_has_a_row_a_policy_and_image_with_a_score_a_network(kept):
     # Uniform noise is 1/12 from grey and, in the mean, as far again from what is not grey.
     assert (table["floor_noise"] < 10 * np.log10(12)).all()
     assert result.verdict.status == "cannot tell"
-    assert (result.facts["policies"], result.facts["steps"], result.facts["main"]) == (3, 2, "semi-trained")
+    assert (result.facts["policies"], result.facts["steps"], result.facts["main"]) == (
+        3,
+        2,
+        "semi-trained",
+    )
     assert claim7_correlation.run(TINY, kept).digest == result.digest
     assert list(claim7_correlation.means(result).index) == chosen
 
@@ -314,12 +377,16 @@ def test_claim_7_has_a_row_a_policy_and_image_with_a_score_a_network(kept):
 def test_attacks_of_claim_7_are_shortened_as_the_papers():
     (first, *_) = claim7_correlation.attacks(dataclasses.replace(TINY, steps=4800)).values()
     assert first.attack.steps == 2500
-    (other, *_) = claim7_correlation.attacks(dataclasses.replace(TINY, steps=300, attack="annealed-lenet")).values()
+    (other, *_) = claim7_correlation.attacks(
+        dataclasses.replace(TINY, steps=300, attack="annealed-lenet")
+    ).values()
     assert other.attack.steps == 300  # it is short as it is
 
 
-def test_at_laptop_64_images_are_attacked_and_scored_and_half_of_them_on_the_semi_trained_network_as_well(monkeypatch):
-    monkeypatch.setattr("atslib.report.units.units.dataset", lambda name, split: range(100))
+def test_at_laptop_64_images_are_attacked_and_scored_and_half_of_them_on_the_semi_trained_network_as_well(
+    monkeypatch,
+):
+    monkeypatch.setattr("atsbook.runs.attacks.dataset", lambda name, split: range(100))
     laptop = settings(profile="laptop", dataset="shapes", images=100, sampled=50)
     assert {unit.last for unit in claim7_correlation.attacks(laptop).values()} == {64}
     assert {unit.images for unit in claim7_correlation.scores(laptop).values()} == {64}
@@ -342,10 +409,21 @@ WALSH = hadamard(16).T.astype(float)[1:]  # orthogonal, mean 0, mean square 1
 
 def made_up(score, success, floor=None, **columns):
     """A result of 16 policies and 6 images from what can be broadcast to (policies, images)."""
-    values = {"s_pri semi-trained": score, "psnr": success, "floor_noise": 0.0 if floor is None else floor}
-    values |= {"s_pri untrained": score, "s_pri trained": score, "psnr_original": success, "gain": success}
+    values = {
+        "s_pri semi-trained": score,
+        "psnr": success,
+        "floor_noise": 0.0 if floor is None else floor,
+    }
+    values |= {
+        "s_pri untrained": score,
+        "s_pri trained": score,
+        "psnr_original": success,
+        "gain": success,
+    }
     values |= {"ssim": success} | columns
-    table = pd.DataFrame({name: np.broadcast_to(value, SHAPE).ravel() for name, value in values.items()})
+    table = pd.DataFrame(
+        {name: np.broadcast_to(value, SHAPE).ravel() for name, value in values.items()}
+    )
     table.insert(0, "image", np.tile(range(6), 16))
     table.insert(0, "policy", [f"{i % 50}-{i}" for i in range(16) for _ in range(6)])
     return Result("claim7_correlation", {"policies": table}, {"main": "semi-trained"}, None)
@@ -353,7 +431,9 @@ def made_up(score, success, floor=None, **columns):
 
 def test_correlations_of_lines_are_one():
     score, image = WALSH[0][:, None] + 0.1 * np.arange(16)[:, None], np.arange(6.0)
-    result = made_up(score, 20 + 2 * score + image, **{"s_pri untrained": -score, "gain": -3 * score})
+    result = made_up(
+        score, 20 + 2 * score + image, **{"s_pri untrained": -score, "gain": -3 * score}
+    )
     found = claim7_correlation.correlations(result)
     assert list(found.index.names) == ["score from network", "against"]
     assert len(found) == 12
@@ -392,7 +472,9 @@ def test_shares_reliability_and_ceiling_in_closed_form():
 def test_each_image_alone_has_its_own_correlation():
     score = WALSH[0][:, None]
     signs = np.array([1, -1, 0.0, 2, -2, 1])
-    found = claim7_correlation.single_images(made_up(score, signs * score + WALSH[1][:, None] * (signs == 0)))
+    found = claim7_correlation.single_images(
+        made_up(score, signs * score + WALSH[1][:, None] * (signs == 0))
+    )
     assert found.tolist() == pytest.approx([1, -1, 0, 1, -1, 1])
     assert found.index.name == "image"
 
@@ -407,8 +489,14 @@ def test_darkness_alone_explains_a_correlation_and_is_taken_out():
     table = claim7_correlation.darkness(in_the_dark())
     assert set(table.index) == {"untrained", "semi-trained", "trained"}
     root = np.sqrt(1 / 2)
-    for network, expected in (("semi-trained", [1 / 2, root, root, 0]), ("untrained", [0, 0, root, 0])):
-        row = [[float(number) for number in re.findall(r"[+-][\d.]+", text)] for text in table.loc[network]]
+    for network, expected in (
+        ("semi-trained", [1 / 2, root, root, 0]),
+        ("untrained", [0, 0, root, 0]),
+    ):
+        row = [
+            [float(number) for number in re.findall(r"[+-][\d.]+", text)]
+            for text in table.loc[network]
+        ]
         assert [r for r, _, _ in row] == pytest.approx(expected, abs=0.005)
         assert all(low < r < high for r, low, high in row)
     assert "+0.71 [" in table.loc["trained", "PSNR and PSNR of noise"]
@@ -417,11 +505,20 @@ def test_darkness_alone_explains_a_correlation_and_is_taken_out():
 def test_what_the_noise_leaves_of_a_policys_means_has_nothing_to_do_with_it():
     dark, score, success = (row[:, None] for row in WALSH[:3])
     image = np.arange(6.0)
-    ranks = {"rank_target": np.where(image < 3, 1, 7), "rank_original": 1 + 5 * (image > 0) + 0 * dark}
-    result = made_up(score + 2 * dark, 10 + success + 3 * dark + image, 8 + dark, gain=-success, **ranks)
+    ranks = {
+        "rank_target": np.where(image < 3, 1, 7),
+        "rank_original": 1 + 5 * (image > 0) + 0 * dark,
+    }
+    result = made_up(
+        score + 2 * dark, 10 + success + 3 * dark + image, 8 + dark, gain=-success, **ranks
+    )
     table = claim7_correlation.means(result)
     assert list(table.index) == list(dict.fromkeys(result.tables["policies"]["policy"]))
-    for name, expected in (("score", score + 2 * dark), ("psnr", 12.5 + success + 3 * dark), ("gain", -success)):
+    for name, expected in (
+        ("score", score + 2 * dark),
+        ("psnr", 12.5 + success + 3 * dark),
+        ("gain", -success),
+    ):
         np.testing.assert_allclose(table[name], expected[:, 0], atol=1e-9)
     for name, expected in (("score, rest", score), ("psnr, rest", success)):
         np.testing.assert_allclose(table[name], expected[:, 0], atol=1e-9)
@@ -432,7 +529,9 @@ def test_what_the_noise_leaves_of_a_policys_means_has_nothing_to_do_with_it():
 
 def test_what_is_left_over_agrees_as_the_partial_correlation_says():
     draw = np.random.default_rng(0).normal(size=(3, *SHAPE))
-    result = made_up(draw[0], draw[1] + 0.5 * draw[0], draw[2] + draw[0], rank_target=1, rank_original=1)
+    result = made_up(
+        draw[0], draw[1] + 0.5 * draw[0], draw[2] + draw[0], rank_target=1, rank_original=1
+    )
     table = claim7_correlation.means(result)
     columns = (table[name].to_numpy() for name in ("score", "psnr", "noise"))
     expected = float(claim7_correlation.agreement.partial(*columns))
@@ -443,14 +542,19 @@ def test_the_explanation_is_made_from_the_tables():
     text = claim7_correlation.explanation(in_the_dark())
     networks = r"[+-]0\.50 \(semi-trained\), [+-]0\.00 \(untrained\), \+0\.50 \(trained\)"
     assert re.search(networks, text)
-    assert re.search(r"correlates \+0\.71 with the attack's PSNR; .* [+-]0\.00 \(semi-trained\)", text)
+    assert re.search(
+        r"correlates \+0\.71 with the attack's PSNR; .* [+-]0\.00 \(semi-trained\)", text
+    )
     assert "gives +0.50 to +0.50 depending" in text  # every image is alike
     assert "at about 1.00 here" in text  # and there is no noise
     assert "so 0.697 and 0.123 need not" in text
 
 
 def test_the_published_correlations():
-    assert claim7_correlation.published() == {"paper": 0.697, "replication": pytest.approx(0.12267, abs=1e-5)}
+    assert claim7_correlation.published() == {
+        "paper": 0.697,
+        "replication": pytest.approx(0.12267, abs=1e-5),
+    }
 
 
 # --- the 50 transformations ---------------------------------------------------------------------------------
@@ -521,7 +625,11 @@ def test_the_published_five():
 
 def test_overlap_with_chance():
     ours = np.where(np.isin(FUNCTIONS, [3, 15, 18, 26, 1]), 0.1, RISING)
-    published = {"paper": [3, 15, 18, 26, 1], "replication": [1, 3, 15, 18, 21], "nobody": [40, 37, 42, 20, 0]}
+    published = {
+        "paper": [3, 15, 18, 26, 1],
+        "replication": [1, 3, 15, 18, 21],
+        "nobody": [40, 37, 42, 20, 0],
+    }
     table = claim6_transformations.overlap(scores_of(ours), published)
     assert table["shared with ours"].tolist() == ["1, 3, 15, 18, 26", "1, 3, 15, 18", "none"]
     assert table["count"].tolist() == [5, 4, 0]
@@ -532,7 +640,9 @@ def test_overlap_with_chance():
 
 def test_another_id_of_a_function_is_shared_too():
     ours = np.where(np.equal(FUNCTIONS, SHIFTS[0]), 0.1, RISING)
-    table = claim6_transformations.overlap(scores_of(ours), {"somebody": [SHIFTS[-1], 40, 37, 20, 38]})
+    table = claim6_transformations.overlap(
+        scores_of(ours), {"somebody": [SHIFTS[-1], 40, 37, 20, 38]}
+    )
     assert table["shared with ours"].tolist() == [str(SHIFTS[0])]
 
 
@@ -540,8 +650,12 @@ def test_the_replications_scores_are_beside_ours_of_the_same_variant():
     both = claim6_transformations.beside_replication(scores_of(RISING, variant="code"), "Figure 6a")
     assert both["ours"].to_numpy() == pytest.approx(RISING)
     assert both.loc[3, "replication"] == 0.274
-    assert both.loc[0, "replication"] == pytest.approx((0.352 + 0.364 + 0.362) / 3)  # ids 0, 29 and 47
-    printed = reported(source="replication", table_or_figure="Figure 6a", metric="S_pri").set_index("policy_or_defense")
+    assert both.loc[0, "replication"] == pytest.approx(
+        (0.352 + 0.364 + 0.362) / 3
+    )  # ids 0, 29 and 47
+    printed = reported(source="replication", table_or_figure="Figure 6a", metric="S_pri").set_index(
+        "policy_or_defense"
+    )
     of_equalize = [float(printed.loc[str(op), "value"]) for op in EQUALIZE]
     assert both.loc[9, "replication"] == pytest.approx(np.mean(of_equalize))
     assert both.index.tolist() == FUNCTIONS
@@ -563,7 +677,10 @@ def test_claim_6_scores_every_function_in_both_variants(ranked, kept):
         np.testing.assert_allclose(wide.loc[list(map(int, unit.policies))], by_hand)
     names = table.set_index("op")["function"].to_dict()
     assert names == {op: Policy((op,)).names() for op in FUNCTIONS}
-    assert ranked.facts.items() >= {"images": 2, "steps": 0, "epochs": TINY.semi_epochs, "fraction": 0.002}.items()
+    assert (
+        ranked.facts.items()
+        >= {"images": 2, "steps": 0, "epochs": TINY.semi_epochs, "fraction": 0.002}.items()
+    )
     assert ranked.verdict.status == "cannot tell"
 
 
@@ -571,7 +688,9 @@ def test_at_laptop_five_hundred_images_are_scored_unless_a_user_chose_otherwise(
     def scored_images(**given):
         return {
             unit.images
-            for unit in claim6_transformations.scores(claim6_transformations.own(settings(**given))).values()
+            for unit in claim6_transformations.scores(
+                claim6_transformations.own(settings(**given))
+            ).values()
         }
 
     assert scored_images(profile="laptop", dataset="cifar10") == {500}
@@ -580,10 +699,14 @@ def test_at_laptop_five_hundred_images_are_scored_unless_a_user_chose_otherwise(
     assert scored_images(profile="full", dataset="cifar10") == {100}
 
 
-INITIAL = dataclasses.replace(TINY, regime="initial", attacked="lenet", attack="annealed-lenet", score_images=2)
+INITIAL = dataclasses.replace(
+    TINY, regime="initial", attacked="lenet", attack="annealed-lenet", score_images=2
+)
 
 
-def test_where_attacks_work_every_function_is_attacked_and_scored_once_on_the_attacked_network(kept):
+def test_where_attacks_work_every_function_is_attacked_and_scored_once_on_the_attacked_network(
+    kept,
+):
     assert claim6_transformations.attacks(TINY) == {}
     units = claim6_transformations.attacks(INITIAL)
     ops = [int(name) for name in units if name != "attacked"]
@@ -601,7 +724,13 @@ def test_scores_that_rank_functions_as_the_attack_does_agree_and_reversed_ones_d
     gain = np.arange(28.0)[:, None] + np.array([-0.1, 0.1, 0.0])
     ops = claim6_transformations.FUNCTIONS
     rows = [
-        {"op": op, "image": i, "gain": gain[k, i], "psnr": -gain[k, i], "s_pri attacked": 30 - gain[k, i]}
+        {
+            "op": op,
+            "image": i,
+            "gain": gain[k, i],
+            "psnr": -gain[k, i],
+            "s_pri attacked": 30 - gain[k, i],
+        }
         for k, op in enumerate(ops)
         for i in range(3)
     ]
@@ -624,7 +753,9 @@ def test_extension_2_of_embedded_images_is_claim_6_judged_by_the_second_variant(
     assert ext2_transformations_tinyimagenet.units(TINY) == claim6_transformations.scores(TINY)
     assert (result.page, result.facts["dataset"]) == ("ext2_transformations_tinyimagenet", "shapes")
     for variant in ("code", "fixed"):
-        ours, theirs = (r.tables["scores"].query(f"variant == '{variant}'") for r in (result, ranked))
+        ours, theirs = (
+            r.tables["scores"].query(f"variant == '{variant}'") for r in (result, ranked)
+        )
         pd.testing.assert_frame_equal(ours.reset_index(drop=True), theirs.reset_index(drop=True))
     judged = claim6_transformations.wide(ranked.tables["scores"], "code").mean(axis=1)
     pd.testing.assert_series_equal(claim6_transformations.means(result), judged)
@@ -665,7 +796,9 @@ def test_the_ranking_is_drawn_lowest_on_the_left_with_doing_nothing_as_a_line(ra
     assert set(line.get_ydata()) == {0.4}
     dots = [container.lines[0] for container in axis.containers]
     assert sum(len(dot.get_xdata()) for dot in dots) == 28
-    drawn = dict(pair for dot in dots for pair in zip(dot.get_xdata(), dot.get_ydata(), strict=True))
+    drawn = dict(
+        pair for dot in dots for pair in zip(dot.get_xdata(), dot.get_ydata(), strict=True)
+    )
     assert [drawn[i] for i in range(28)] == table["s_pri"].tolist()
 
 
@@ -684,7 +817,11 @@ def test_a_scatter_has_the_line_of_least_squares():
     x, y = pd.Series([0.0, 1, 2, 3]), pd.Series([1.0, 3, 5, 7.0])
     figure = plots.scatter(x, y, xlabel="score", ylabel="PSNR (dB)", title="r = 1")
     (axis,) = figure.axes
-    assert (axis.get_xlabel(), axis.get_ylabel(), axis.get_title()) == ("score", "PSNR (dB)", "r = 1")
+    assert (axis.get_xlabel(), axis.get_ylabel(), axis.get_title()) == (
+        "score",
+        "PSNR (dB)",
+        "r = 1",
+    )
     assert axis.lines[0].get_xydata().ravel().tolist() == pytest.approx([0, 1, 3, 7])
     assert plots.scatter(x, y, xlabel="", ylabel="", axis=axis) is figure
 
@@ -702,9 +839,13 @@ def test_trends_have_a_panel_each_and_in_it_a_line_with_its_band_for_each_group(
     figure = plots.trends(table, "step", "policy", "outcome", xlabel="steps of training")
     assert [axis.get_title() for axis in figure.axes] == ["gain", "found"]
     for axis, (_, rows) in zip(figure.axes, table.groupby("outcome", sort=False), strict=True):
-        lines = {line.get_label(): line for line in axis.lines if not line.get_label().startswith("_")}
+        lines = {
+            line.get_label(): line for line in axis.lines if not line.get_label().startswith("_")
+        }
         assert list(lines) == ["none", "h"]
-        for (name, group), band in zip(rows.groupby("policy", sort=False), axis.collections, strict=True):
+        for (name, group), band in zip(
+            rows.groupby("policy", sort=False), axis.collections, strict=True
+        ):
             assert lines[name].get_xydata().tolist() == group[["step", "mean"]].to_numpy().tolist()
             edges = {tuple(point) for point in band.get_paths()[0].vertices}
             assert edges >= {*group[["step", "low"]].itertuples(index=False, name=None)}
@@ -717,10 +858,16 @@ def test_trends_have_a_panel_each_and_in_it_a_line_with_its_band_for_each_group(
 def test_means_have_a_place_for_each_name_and_a_colour_for_each_group():
     table = spread(attack=["adam-cosine", "lbfgs-l2", "sgd"], policy=["none", "h"])
     (axis,) = plots.means(table, "attack", "policy", ylabel="gain (dB)").axes
-    assert [label.get_text() for label in axis.get_xticklabels()] == ["adam-cosine", "lbfgs-l2", "sgd"]
+    assert [label.get_text() for label in axis.get_xticklabels()] == [
+        "adam-cosine",
+        "lbfgs-l2",
+        "sgd",
+    ]
     assert axis.get_ylabel() == "gain (dB)"
     assert texts(axis) == {"none", "h"}
-    for drawn_group, (name, rows) in zip(axis.containers, table.groupby("policy", sort=False), strict=True):
+    for drawn_group, (name, rows) in zip(
+        axis.containers, table.groupby("policy", sort=False), strict=True
+    ):
         dots, _, (bars,) = drawn_group.lines
         assert drawn_group.get_label() == name
         assert dots.get_ydata().tolist() == rows["mean"].tolist()
@@ -729,6 +876,10 @@ def test_means_have_a_place_for_each_name_and_a_colour_for_each_group():
         assert heights == rows[["low", "high"]].to_numpy().tolist()
     first, second = (group.lines[0] for group in axis.containers)
     assert first.get_color() != second.get_color()
-    (beside,) = plots.means(table, "attack", "policy", ylabel="", groups=["other", "none", "h"]).axes
-    assert beside.containers[0].lines[0].get_color() == second.get_color()  # a figure beside it has other
+    (beside,) = plots.means(
+        table, "attack", "policy", ylabel="", groups=["other", "none", "h"]
+    ).axes
+    assert (
+        beside.containers[0].lines[0].get_color() == second.get_color()
+    )  # a figure beside it has other
     assert not {*first.get_xdata()} & {*second.get_xdata()}  # beside each other

@@ -8,10 +8,10 @@ import pytest
 from scipy import stats
 from scipy.linalg import hadamard
 
-from atslib.measures import statistics as agreement
-from atslib.report.pages.claim2_search import search_verdict
-from atslib.report.pages.claim6_transformations import FUNCTIONS, NOTHING, transformations_verdict
-from atslib.report.pages.claim7_correlation import correlation_verdict
+from atsbook.findings import statistics as agreement
+from atsbook.pages.claim2_search import search_verdict
+from atsbook.pages.claim6_transformations import FUNCTIONS, NOTHING, transformations_verdict
+from atsbook.pages.claim7_correlation import correlation_verdict
 
 # --- claim 7 ------------------------------------------------------------------------------------------------
 
@@ -30,7 +30,10 @@ def test_a_strong_correlation_that_darkness_does_not_explain_is_reproduced():
     verdict = judged(SCORE + 2 * SHARED, SUCCESS + 2 * SHARED)
     assert verdict.status == "reproduced"
     assert verdict.here.startswith("r = 0.80 [")
-    assert "over 64 policies and 6 images; with the PSNR of noise held constant 0.80 [" in verdict.reason
+    assert (
+        "over 64 policies and 6 images; with the PSNR of noise held constant 0.80 ["
+        in verdict.reason
+    )
     assert "; with the gain r = 0.80 [" in verdict.reason
 
 
@@ -65,7 +68,8 @@ def test_a_correlation_that_the_gain_does_not_share_is_partly_reproduced(gain, r
     verdict = judged(SCORE + 2 * SHARED, SUCCESS + 2 * SHARED, gain=gain)
     assert verdict.status == "partly"
     assert re.search(
-        rf"; but with the gain r = -?{r} \[.*so that it does not say what the gradient told$", verdict.reason
+        rf"; but with the gain r = -?{r} \[.*so that it does not say what the gradient told$",
+        verdict.reason,
     )
 
 
@@ -105,7 +109,9 @@ def test_too_few_policies_or_images_cannot_tell(policies, images, reason):
 
 @pytest.mark.parametrize("share", [2.0, 0.0, -2.0])
 def test_what_the_guards_say_keeps_claim_7_from_any_verdict(share):
-    verdict = judged(SCORE + share * SHARED, SUCCESS + abs(share) * SHARED, why=["few images", "no gain"])
+    verdict = judged(
+        SCORE + share * SHARED, SUCCESS + abs(share) * SHARED, why=["few images", "no gain"]
+    )
     assert verdict.status == "cannot tell"
     assert verdict.reason == "few images; no gain"
     assert verdict.here.startswith("r = ")
@@ -115,7 +121,9 @@ def test_images_are_drawn_too():
     """A correlation that only one of six images has is none: without that image there is nothing."""
     score, success = (np.tile(part[:, None], 6) for part in (SCORE, SUCCESS))
     success[:, 0] += 3 * SCORE
-    verdict = correlation_verdict((score, success, np.tile(DARK[:, None], 6), success), {"paper": 0.3}, [])
+    verdict = correlation_verdict(
+        (score, success, np.tile(DARK[:, None], 6), success), {"paper": 0.3}, []
+    )
     assert verdict.status == "not reproduced"
     assert agreement.pearson(score.mean(1), success.mean(1)) > 0.4
 
@@ -168,11 +176,15 @@ def test_the_rule_of_claim_6(best, below, status):
     assert f"probability {stats.hypergeom.sf(shared - 1, 28, 5, 5):.2g};" in verdict.reason
 
 
-@pytest.mark.parametrize(("images", "status"), [(1, "cannot tell"), (3, "cannot tell"), (4, "reproduced")])
+@pytest.mark.parametrize(
+    ("images", "status"), [(1, "cannot tell"), (3, "cannot tell"), (4, "reproduced")]
+)
 def test_fewer_than_four_images_rank_nothing(images, status):
     verdict = transformations_verdict(scores(NAMED, NAMED, images), NAMED, "replication")
     assert verdict.status == status
-    assert verdict.here == ("" if status == "cannot tell" else "5 of the replication's five among ours")
+    assert verdict.here == (
+        "" if status == "cannot tell" else "5 of the replication's five among ours"
+    )
 
 
 def test_an_effect_that_is_the_images_is_no_effect():
@@ -187,9 +199,21 @@ def test_an_effect_that_is_the_images_is_no_effect():
 def attacked(hybrid, random, gain=5.0, images=30):
     """Attacks' rows: changes of the gain to no policy, in dB, of the found hybrid and of two random ones' mean."""
     noise = np.resize([-0.3, 0.2, 0.1, -0.1, 0.0, 0.1], images)
-    changes = {"none": 0 * noise, "h": hybrid + noise, "r1": random + 1 - noise, "r2": random - 1 - noise}
+    changes = {
+        "none": 0 * noise,
+        "h": hybrid + noise,
+        "r1": random + 1 - noise,
+        "r2": random - 1 - noise,
+    }
     rows = [
-        pd.DataFrame({"policy": name, "image": range(images), "gain": gain + change, "psnr": 9 + gain + change})
+        pd.DataFrame(
+            {
+                "policy": name,
+                "image": range(images),
+                "gain": gain + change,
+                "psnr": 9 + gain + change,
+            }
+        )
         for name, change in changes.items()
     ]
     return pd.concat(rows).assign(floor_policy=9.0)
@@ -197,7 +221,11 @@ def attacked(hybrid, random, gain=5.0, images=30):
 
 def judged_search(*changes, accuracy=(60.0, 59.0), **options):
     return search_verdict(
-        attacked(*changes, **options), pd.Series(dict(zip(("none", "h"), accuracy, strict=True))), "h", ["r1", "r2"], 10
+        attacked(*changes, **options),
+        pd.Series(dict(zip(("none", "h"), accuracy, strict=True))),
+        "h",
+        ["r1", "r2"],
+        10,
     )
 
 

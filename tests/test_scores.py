@@ -11,7 +11,14 @@ from atslib.policies.operations import crop_and_flip
 from atslib.policies.policy import Hybrid, Policy, parse_policy
 from atslib.rng import rng
 from atslib.scores import scores
-from atslib.scores.scores import VARIANTS, accuracy_score, gradsim_curve, jacobian_score, privacy_score, privacy_scores
+from atslib.scores.scores import (
+    VARIANTS,
+    accuracy_score,
+    gradsim_curve,
+    jacobian_score,
+    privacy_score,
+    privacy_scores,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -41,10 +48,15 @@ def plain_curve(model, pixels, labels, start, points, variant):
     """One image and one point at a time, by `autograd.grad` and torch's own cosine similarity."""
 
     def gradient(image, label):
-        return torch.autograd.grad(F.cross_entropy(model(image[None]), label[None]), list(model.parameters()))
+        return torch.autograd.grad(
+            F.cross_entropy(model(image[None]), label[None]), list(model.parameters())
+        )
 
     def similarity(gradients, target):
-        pairs = [(g.flatten().double(), t.flatten().double()) for g, t in zip(gradients, target, strict=True)]
+        pairs = [
+            (g.flatten().double(), t.flatten().double())
+            for g, t in zip(gradients, target, strict=True)
+        ]
         if variant == "code":
             return sum(F.cosine_similarity(g, t, dim=0) for g, t in pairs) / len(pairs)
         return F.cosine_similarity(*(torch.cat(side) for side in zip(*pairs, strict=True)), dim=0)
@@ -53,7 +65,11 @@ def plain_curve(model, pixels, labels, start, points, variant):
     for image, label, noise in zip(pixels, labels, start, strict=True):
         target = gradient(image, label)
         shares = [j / (points - 1) for j in range(points)]
-        curves.append(torch.stack([similarity(gradient(s * image + (1 - s) * noise, label), target) for s in shares]))
+        curves.append(
+            torch.stack(
+                [similarity(gradient(s * image + (1 - s) * noise, label), target) for s in shares]
+            )
+        )
     return torch.stack(curves)
 
 
@@ -73,7 +89,9 @@ def test_the_curve_equals_the_plain_loop(name, variant, images):
     side = 16 if name == "resnet20-1" else 32  # the convnet's head fixes its images' size
     network_, pixels = network(name), images.pixels[:2, :, :side, :side].float() / 255
     start = torch.rand(pixels.shape, generator=rng(1))
-    curve = gradsim_curve(network_, pixels, images.labels[:2], points=5, start=start, variant=variant)
+    curve = gradsim_curve(
+        network_, pixels, images.labels[:2], points=5, start=start, variant=variant
+    )
     expected = plain_curve(network_, pixels, images.labels[:2], start, 5, variant)
     torch.testing.assert_close(curve.double(), expected, rtol=0, atol=1e-5)
     assert (curve[:, -1] == 1).all()
@@ -115,7 +133,9 @@ def test_out_of_memory_halves_the_batch_and_goes_on(model, images, monkeypatch):
     halved = gradsim_curve(model, pixels, images.labels, points=4, start=start)
     torch.testing.assert_close(halved, whole, rtol=0, atol=1e-6)
     assert max(sizes) > 3
-    monkeypatch.setattr(scores, "problem_gradients", lambda *_: small(model, pixels.expand(4, -1, -1, -1), None))
+    monkeypatch.setattr(
+        scores, "problem_gradients", lambda *_: small(model, pixels.expand(4, -1, -1, -1), None)
+    )
     with pytest.raises(torch.OutOfMemoryError):
         gradsim_curve(model, pixels, images.labels, points=4, start=start)
 
@@ -130,11 +150,17 @@ def test_the_score_is_the_area_under_the_plain_curve(model, images, variant):
     start = torch.rand(images.pixels.shape, generator=rng(seed, "start", 0))
     curve = plain_curve(model, prepared.float() / 255, images.labels, start, 5, variant)
     inner = curve[:, 1:-1].sum(1)
-    area = (curve[:, 0] + inner) / 4 if variant == "paper" else (curve[:, 0] / 2 + inner + curve[:, -1] / 2) / 4
+    area = (
+        (curve[:, 0] + inner) / 4
+        if variant == "paper"
+        else (curve[:, 0] / 2 + inner + curve[:, -1] / 2) / 4
+    )
     torch.testing.assert_close(score.double(), area, rtol=0, atol=1e-5)
 
 
-def test_many_policies_at_once_give_the_scores_of_each_alone_in_any_order(model, images, monkeypatch):
+def test_many_policies_at_once_give_the_scores_of_each_alone_in_any_order(
+    model, images, monkeypatch
+):
     together = privacy_scores(model, images, POLICIES, points=4, rng=rng(5))
     assert together.shape == (5, 4)
     backwards = privacy_scores(model, images, POLICIES[::-1], points=4, rng=rng(5)).flip(0)
@@ -149,7 +175,9 @@ def test_many_policies_at_once_give_the_scores_of_each_alone_in_any_order(model,
 def test_scores_can_be_computed_in_parts_and_do_not_depend_on_the_images_behind(model, images):
     whole = privacy_scores(model, images, POLICIES[:2], points=4, draws=2, rng=rng(5))
     parts = [
-        privacy_scores(model, images[:last], POLICIES[:2], points=4, draws=2, first=first, rng=rng(5))
+        privacy_scores(
+            model, images[:last], POLICIES[:2], points=4, draws=2, first=first, rng=rng(5)
+        )
         for first, last in ((0, 1), (1, 4))
     ]
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=0, atol=1e-6)
@@ -162,7 +190,9 @@ def test_no_policy_scores_as_the_operations_that_do_nothing(model, images):
 
 
 def test_draws_are_averaged_and_given_starts_are_used_in_each(model, images):
-    one, two = (privacy_score(model, images, POLICIES[0], points=4, draws=d, rng=rng(7)) for d in (1, 2))
+    one, two = (
+        privacy_score(model, images, POLICIES[0], points=4, draws=d, rng=rng(7)) for d in (1, 2)
+    )
     assert not torch.allclose(one, two, atol=1e-4)
     seed = int(torch.randint(1 << 62, (1,), generator=rng(7)))
     starts = torch.rand(images.pixels.shape, generator=rng(seed, "start", 0))
@@ -175,7 +205,9 @@ def test_a_dead_network_scores_its_last_point_only(images):
     dead = network("convnet-4")
     for parameter in dead.parameters():
         torch.nn.init.zeros_(parameter)
-    assert torch.allclose(privacy_score(dead, images, Policy(), points=5, rng=rng(0)), torch.ones(4))
+    assert torch.allclose(
+        privacy_score(dead, images, Policy(), points=5, rng=rng(0)), torch.ones(4)
+    )
     tensors = sum(1 for _ in dead.parameters())
     code = privacy_score(dead, images, Policy(), points=5, variant="code", rng=rng(0))
     assert torch.allclose(code, torch.full((4,), (1 / tensors * 3.5 + 0.5) / 4))
@@ -206,7 +238,9 @@ def test_two_rows_of_correlation_r_have_the_eigenvalues_1_plus_and_minus_r():
     rows = torch.tensor([[1.0, -1, 1, -1], [1, -1, 1 / 2, -1 / 2]])
     r = 3 / (2 * 2.5**0.5)
     terms = torch.tensor([1 + r, 1 - r], dtype=torch.float64) + 1e-5
-    assert jacobian_score(rows, variant="paper") == pytest.approx(float((terms.log() + 1 / terms).mean()), rel=1e-6)
+    assert jacobian_score(rows, variant="paper") == pytest.approx(
+        float((terms.log() + 1 / terms).mean()), rel=1e-6
+    )
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -220,7 +254,9 @@ def test_the_accuracy_score_is_that_of_the_jacobian_of_normalized_images(name, i
         rows.append(torch.autograd.grad(body(z[None]).sum(), z)[0].flatten())
     score = accuracy_score(network_, images, POLICIES[0], rng=rng(8))
     assert score == pytest.approx(jacobian_score(torch.stack(rows)), rel=1e-8)
-    assert accuracy_score(network_, images, POLICIES[0], variant="paper", rng=rng(8)) == pytest.approx(-score)
+    assert accuracy_score(
+        network_, images, POLICIES[0], variant="paper", rng=rng(8)
+    ) == pytest.approx(-score)
 
 
 def test_the_code_variant_keeps_the_first_image_of_each_class_and_sums(model):
@@ -229,13 +265,18 @@ def test_the_code_variant_keeps_the_first_image_of_each_class_and_sums(model):
     firsts = images[[i for i, label in enumerate(labels) if label not in labels[:i]]]
     assert 2 < len(firsts) < 20
     kept = accuracy_score(model, images, Policy(), one_per_class=True, variant="fixed", rng=rng(9))
-    assert accuracy_score(model, images, Policy(), variant="code", rng=rng(9)) == pytest.approx(-len(firsts) * -kept)
+    assert accuracy_score(model, images, Policy(), variant="code", rng=rng(9)) == pytest.approx(
+        -len(firsts) * -kept
+    )
     assert kept != pytest.approx(accuracy_score(model, images, Policy(), rng=rng(9)))
 
 
 def test_the_accuracy_score_is_the_mean_over_whole_batches(model, images):
     images = load("shapes", "test")[:11]
-    scores = {n: accuracy_score(model, images[:n], POLICIES[3], batch=4, rng=rng(9)) for n in (4, 7, 8, 11)}
+    scores = {
+        n: accuracy_score(model, images[:n], POLICIES[3], batch=4, rng=rng(9))
+        for n in (4, 7, 8, 11)
+    }
     assert scores[7] == pytest.approx(scores[4])
     assert scores[11] == pytest.approx(scores[8])
     assert scores[11] != pytest.approx(scores[4])
@@ -251,7 +292,10 @@ def test_the_accuracy_score_is_the_mean_over_whole_batches(model, images):
         ({"points": 1}, "points=1 must be a whole number, at least 2"),
         ({"draws": 0}, "0 draws, 1 policies"),
         ({"first": 4}, "images 4 to 4"),
-        ({"starts": torch.zeros(4, 3, 8, 8)}, "it must be floats in [0, 1] of the images' shape, (4, 3, 32, 32)"),
+        (
+            {"starts": torch.zeros(4, 3, 8, 8)},
+            "it must be floats in [0, 1] of the images' shape, (4, 3, 32, 32)",
+        ),
     ],
 )
 def test_a_wrong_privacy_score_says_what_is_allowed(options, message, model, images):
@@ -262,15 +306,24 @@ def test_a_wrong_privacy_score_says_what_is_allowed(options, message, model, ima
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda m, x: gradsim_curve(m, x.pixels, x.labels, rng=rng(0)), "must be floats (B, C, H, W) in [0, 1]"),
+        (
+            lambda m, x: gradsim_curve(m, x.pixels, x.labels, rng=rng(0)),
+            "must be floats (B, C, H, W) in [0, 1]",
+        ),
         (lambda m, x: gradsim_curve(m, x.pixels.float() / 255, x.labels), "give `start`"),
         (
             lambda m, x: accuracy_score(m, x[:1], Policy(), rng=rng(0)),
             "shape (1, 3072); expected (N, D), both above 1",
         ),
-        (lambda m, x: accuracy_score(m, x, Policy(), variant="new", rng=rng(0)), "variant 'new' is unknown"),
+        (
+            lambda m, x: accuracy_score(m, x, Policy(), variant="new", rng=rng(0)),
+            "variant 'new' is unknown",
+        ),
         (lambda m, x: jacobian_score(torch.tensor([[1.0, 1, 1], [1, 2, 3]])), "a row is constant"),
-        (lambda m, x: jacobian_score(torch.tensor([[1.0], [2.0]])), "shape (2, 1); expected (N, D), both above 1"),
+        (
+            lambda m, x: jacobian_score(torch.tensor([[1.0], [2.0]])),
+            "shape (2, 1); expected (N, D), both above 1",
+        ),
     ],
 )
 def test_a_wrong_curve_or_accuracy_score_says_what_is_allowed(call, message, model, images):

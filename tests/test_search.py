@@ -13,6 +13,7 @@ import torch
 from checks import Killed, refused, written
 from PIL import Image
 
+from atsbook.runs.store import Store
 from atslib.__main__ import main
 from atslib.attacks import ATTACKS
 from atslib.data.folder import load_folder
@@ -24,13 +25,23 @@ from atslib.scores import shards
 from atslib.scores.scores import accuracy_score, privacy_score
 from atslib.scores.search import SearchConfig, pareto, search
 from atslib.scores.shards import attack_gains
-from atslib.store import Store
 
 module = importlib.import_module("atslib.scores.search")  # `atslib.search` is the function
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 SMALL = SearchConfig(candidates=12, keep=3, images=4, acc_images=6, points=3, shard=5)
-COLUMNS = ["policy", "canonical", "s_acc", "s_pri", "sd", "ci_low", "ci_high", "n", "rung", "chosen"]
+COLUMNS = [
+    "policy",
+    "canonical",
+    "s_acc",
+    "s_pri",
+    "sd",
+    "ci_low",
+    "ci_high",
+    "n",
+    "rung",
+    "chosen",
+]
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +69,14 @@ def test_the_table_holds_the_scores_of_every_candidate(result, parties):
     for row in table.iloc[[0, 5]].itertuples():
         policy = Policy.parse(row.policy)
         assert row.canonical == str(policy.canonical())
-        scores = privacy_score(semi_trained, images[order[:4]], policy, points=3, rng=rng(0, "scores")).double()
+        scores = privacy_score(
+            semi_trained, images[order[:4]], policy, points=3, rng=rng(0, "scores")
+        ).double()
         assert row.s_pri == pytest.approx(scores.mean().item(), abs=1e-6)
         assert row.sd == pytest.approx(scores.std().item(), abs=1e-6)
-        assert (row.ci_high - row.s_pri, row.s_pri - row.ci_low) == pytest.approx((0.98 * row.sd, 0.98 * row.sd))
+        assert (row.ci_high - row.s_pri, row.s_pri - row.ci_low) == pytest.approx(
+            (0.98 * row.sd, 0.98 * row.sd)
+        )
         accuracy = accuracy_score(random_init, images[order[:6]], policy, rng=rng(0, "scores"))
         assert row.s_acc == pytest.approx(accuracy, rel=1e-6)
 
@@ -74,14 +89,22 @@ def test_the_lowest_privacy_scores_are_chosen_best_first(result):
 
 
 def test_the_hybrid_is_of_the_best_policies_without_a_common_function(result):
-    first, *rest = (Policy.parse(text) for text in result.table["policy"] if Policy.parse(text).canonical().ids)
-    second = next(p for p in rest if not {CANONICAL[i] for i in p.ids} & {CANONICAL[i] for i in first.ids} - {None})
+    first, *rest = (
+        Policy.parse(text) for text in result.table["policy"] if Policy.parse(text).canonical().ids
+    )
+    second = next(
+        p
+        for p in rest
+        if not {CANONICAL[i] for i in p.ids} & {CANONICAL[i] for i in first.ids} - {None}
+    )
     assert result.hybrid.members == (first, second)
 
 
 def test_the_hybrid_compares_functions_and_not_ids_and_leaves_the_identity_out():
     ranked = [Policy.parse(text) for text in ("28", "42-28-42", "14-48", "43", "7-39")]
-    assert str(module._hybrid(ranked)) == "42-28-42+7-39"  # 42, 43 and 48 are one function; 28 and 39 none
+    assert (
+        str(module._hybrid(ranked)) == "42-28-42+7-39"
+    )  # 42, 43 and 48 are one function; 28 and 39 none
     assert str(module._hybrid(ranked[1:4])) == "42-28-42"
     assert module._hybrid(ranked[:1]) is None
 
@@ -138,7 +161,9 @@ def test_halving_scores_few_images_for_all_and_more_for_the_best(result, parties
     assert set(survivors["policy"]) == set(first_rung["policy"][: len(survivors)])
 
 
-def test_a_threshold_rejects_before_the_privacy_score_and_says_so_if_it_rejects_all(result, parties):
+def test_a_threshold_rejects_before_the_privacy_score_and_says_so_if_it_rejects_all(
+    result, parties
+):
     scores = result.table["s_acc"]
     admitted = search(dataclasses.replace(SMALL, t_acc=scores.median()), *parties, seed=0)
     rejected = admitted.table[admitted.table["rung"] == 0]
@@ -148,7 +173,10 @@ def test_a_threshold_rejects_before_the_privacy_score_and_says_so_if_it_rejects_
     assert not rejected["chosen"].any()
     assert admitted.table["s_acc"][: len(scores) - len(rejected)].min() >= scores.median()
     spread = f"they score {scores.min():.6g} to {scores.max():.6g}"
-    with refused("t_acc 0, the threshold on the accuracy score", f"rejects all {len(scores)} candidates; {spread}"):
+    with refused(
+        "t_acc 0, the threshold on the accuracy score",
+        f"rejects all {len(scores)} candidates; {spread}",
+    ):
         search(dataclasses.replace(SMALL, t_acc=0.0), *parties, seed=0)
 
 
@@ -184,7 +212,10 @@ def test_exhaustive_candidates_are_all_distinct_functions():
 
 
 def test_pareto_rows_are_those_that_no_other_beats():
-    privacy, accuracy = [0.1, 0.2, 0.3, 0.3, 0.2, 0.4, np.nan, 0.1], [-3.0, -2.0, -1.0, -1.5, -2.0, -1.0, 0, -4]
+    privacy, accuracy = (
+        [0.1, 0.2, 0.3, 0.3, 0.2, 0.4, np.nan, 0.1],
+        [-3.0, -2.0, -1.0, -1.5, -2.0, -1.0, 0, -4],
+    )
     table = pd.DataFrame({"s_pri": privacy, "s_acc": accuracy})
     assert pareto(table).tolist() == [True, True, True, False, True, False, False, False]
 
@@ -204,7 +235,10 @@ def test_a_saved_search_loads_back_and_says_what_made_it(result, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"sampler": "random"}, "SearchConfig.sampler 'random' is unknown; choose one of uniform, authors, exhaustive"),
+        (
+            {"sampler": "random"},
+            "SearchConfig.sampler 'random' is unknown; choose one of uniform, authors, exhaustive",
+        ),
         ({"ranking": "max"}, "SearchConfig.ranking 'max' is unknown"),
         ({"acc_variant": "x"}, "SearchConfig.acc_variant 'x' is unknown"),
         ({"candidates": 0}, "SearchConfig.candidates=0 must be at least 1"),
@@ -254,7 +288,9 @@ def test_a_folder_is_split_80_to_20_in_every_class_and_always_alike(folder):
         assert torch.equal(part.pixels, again.pixels)
     red = torch.cat([train.pixels, test.pixels])[:, 0, 0, 0]
     assert sorted(red.tolist()) == sorted(10 * i for count in (5, 10, 3) for i in range(count))
-    others = [load_folder(folder, size=8, seed=seed)[1].pixels[:, 0, 0, 0].tolist() for seed in range(8)]
+    others = [
+        load_folder(folder, size=8, seed=seed)[1].pixels[:, 0, 0, 0].tolist() for seed in range(8)
+    ]
     assert len(set(map(tuple, others))) > 3
 
 
@@ -271,7 +307,9 @@ def test_resize_keeps_the_borders_and_crop_cuts_them(tmp_path):
     for file in ("a/0", "a/1", "b/0", "b/1"):
         (tmp_path / file).parent.mkdir(exist_ok=True)
         wide.save(tmp_path / f"{file}.png")
-    resized, cropped = (load_folder(tmp_path, size=10, fit=fit)[0].pixels[0] for fit in ("resize", "crop"))
+    resized, cropped = (
+        load_folder(tmp_path, size=10, fit=fit)[0].pixels[0] for fit in ("resize", "crop")
+    )
     assert resized.shape == (1, 10, 10)
     assert (cropped == 255).all()
     assert resized[0, :, 0].max() == 0
@@ -302,10 +340,18 @@ def truncate(path):
 @pytest.mark.parametrize(
     ("change", "options", "message"),
     [
-        (lambda root: (root / "dog" / "00.bmp").write_bytes(b"broken"), {}, "00.bmp cannot be read as an image"),
+        (
+            lambda root: (root / "dog" / "00.bmp").write_bytes(b"broken"),
+            {},
+            "00.bmp cannot be read as an image",
+        ),
         (lambda root: truncate(root / "dog" / "09.png"), {}, "09.png cannot be read as an image"),
         (lambda root: write(root / "fox" / "0.png"), {}, "class 'fox' in"),
-        (lambda root: (root / "fox").mkdir(), {}, "has 0 image files; each class needs at least two"),
+        (
+            lambda root: (root / "fox").mkdir(),
+            {},
+            "has 0 image files; each class needs at least two",
+        ),
         (lambda root: root.rename(root.parent / "other"), {}, "is not a folder"),
         (
             lambda root: [*map(shutil.rmtree, (root / "cat", root / "dog"))],
@@ -342,11 +388,17 @@ def test_search_from_the_shell_leaves_policies_a_table_and_the_best_on_the_scree
     shown = capsys.readouterr().out
     chosen = load_policies(out)
     table = pd.read_csv(out.with_suffix(".csv"), keep_default_na=False, dtype={"policy": str})
-    assert table[table["chosen"].astype(str) == "True"]["policy"].tolist() == [str(p) for p in chosen]
+    assert table[table["chosen"].astype(str) == "True"]["policy"].tolist() == [
+        str(p) for p in chosen
+    ]
     assert all(f"{policy}: {policy.names()}" in shown for policy in chosen)
     assert f"{out}: 2 policies; all {len(table)} in policies.csv" in shown
     facts = json.loads(out.read_text())
-    assert (facts["dataset"], facts["model"], facts["image_shape"]) == ("shapes", "convnet-2", [3, 32, 32])
+    assert (facts["dataset"], facts["model"], facts["image_shape"]) == (
+        "shapes",
+        "convnet-2",
+        [3, 32, 32],
+    )
     made = len(list(Store(tmp_path / "s").entries()))
     first = out.read_bytes()
     assert main(command.split()) == 0
@@ -393,5 +445,7 @@ def test_an_attack_that_recovers_the_image_gains_and_one_that_does_not_start_gai
     model = build_model("lenet", 10, norm="shapes", rng=rng(0))
     images, policy = parties[2][:3], Policy.parse("")
     idle, longer = (dataclasses.replace(ATTACKS["adam-cosine"], steps=steps) for steps in (1, 200))
-    little, much = (attack_gains(model, images, policy, attack, seed=0).mean() for attack in (idle, longer))
+    little, much = (
+        attack_gains(model, images, policy, attack, seed=0).mean() for attack in (idle, longer)
+    )
     assert much > little + 1

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from atslib.report import space
+from atsbook.findings import space
 
 
 def test_the_chance_to_be_first_is_that_of_all_draws():
@@ -53,7 +53,9 @@ def test_the_interval_of_a_choice_covers():
 def test_a_choice_is_worth_what_its_policies_are():
     gain, image = np.array([[0.0, 0.0], [2.0, 2.0], [4.0, 4.0]]), np.array([[0, 1]] * 3)
     change = space.compared(gain, image, np.array([1.0, 0.0, 0.0]))
-    assert (change["chosen"], change["mean"], change["low"], change["high"]) == pytest.approx((0, -2, -2, -2))
+    assert (change["chosen"], change["mean"], change["low"], change["high"]) == pytest.approx(
+        (0, -2, -2, -2)
+    )
 
 
 def test_the_interval_of_a_correlation_covers_what_other_images_would_show():
@@ -72,7 +74,9 @@ def test_the_interval_of_a_correlation_covers_what_other_images_would_show():
 def test_a_score_at_random_correlates_with_nothing():
     draw = np.random.default_rng(0)
     image = np.stack([draw.permutation(50)[:2] for _ in range(500)])
-    mean, low, high = space.rank_correlation(draw.normal(size=(500, 3)), draw.normal(size=(500, 2)), image)
+    mean, low, high = space.rank_correlation(
+        draw.normal(size=(500, 3)), draw.normal(size=(500, 2)), image
+    )
     assert low < 0 < high
     assert low < mean < high
 
@@ -82,7 +86,9 @@ def test_effects_explain_sums_of_effects_and_nothing_else():
     policies = [p for length in (1, 2, 3) for p in itertools.product(ids, repeat=length)]
     single = dict(zip(ids, draw.normal(size=len(ids)), strict=True))
     image = np.stack([draw.permutation(30)[:4] for _ in policies])
-    gain = np.array([sum(single[i] for i in p) for p in policies])[:, None] + 0.3 * draw.normal(size=image.shape)
+    gain = np.array([sum(single[i] for i in p) for p in policies])[:, None] + 0.3 * draw.normal(
+        size=image.shape
+    )
     shares = space.explained(policies, gain, image)["of the policies"]
     assert shares["how many operations"] < 0.5
     assert shares["which operations"] == pytest.approx(1, abs=0.05)

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from atslib.measures import statistics
+from atsbook.findings import statistics
 
 
 def cloud(seed=0, policies=12, images=6, noise=0.5):
@@ -18,14 +18,17 @@ def cloud(seed=0, policies=12, images=6, noise=0.5):
 
 
 @pytest.mark.parametrize(
-    ("name", "theirs"), [("pearson", stats.pearsonr), ("spearman", stats.spearmanr), ("kendall", stats.kendalltau)]
+    ("name", "theirs"),
+    [("pearson", stats.pearsonr), ("spearman", stats.spearmanr), ("kendall", stats.kendalltau)],
 )
 def test_correlations_are_scipys_with_ties_and_in_batches(name, theirs):
     draw = np.random.default_rng(1)
     x, y = draw.integers(0, 5, (2, 4, 9)).astype(float)
     values = getattr(statistics, name)(x, y)
     assert values.shape == (4,)
-    np.testing.assert_allclose(values, [theirs(a, b).statistic for a, b in zip(x, y, strict=True)], atol=1e-12)
+    np.testing.assert_allclose(
+        values, [theirs(a, b).statistic for a, b in zip(x, y, strict=True)], atol=1e-12
+    )
 
 
 def test_a_constant_side_has_no_correlation():
@@ -38,7 +41,9 @@ def test_partial_correlation_is_that_of_the_residuals():
     given = draw.normal(size=50)
     x, y = given + draw.normal(size=50), 2 * given + draw.normal(size=50)
     residuals = [v - np.polyval(np.polyfit(given, v, 1), given) for v in (x, y)]
-    np.testing.assert_allclose(statistics.partial(x, y, given), statistics.pearson(*residuals), atol=1e-12)
+    np.testing.assert_allclose(
+        statistics.partial(x, y, given), statistics.pearson(*residuals), atol=1e-12
+    )
     assert statistics.pearson(x, y) > statistics.partial(x, y, given) + 0.2
     assert np.isnan(statistics.partial(given, y, given))
 
@@ -49,7 +54,9 @@ def test_the_interval_covers_the_estimate_and_narrows_with_more_policies():
     r = statistics.pearson(*(m.mean(1) for m in cloud(policies=12)))
     assert wide[0] < r < wide[1]
     assert narrow[1] - narrow[0] < wide[1] - wide[0]
-    assert statistics.correlation_interval(statistics.pearson, *cloud(policies=12)) == wide  # seeded
+    assert (
+        statistics.correlation_interval(statistics.pearson, *cloud(policies=12)) == wide
+    )  # seeded
 
 
 def test_the_interval_draws_images_too():
@@ -83,7 +90,9 @@ def test_variance_shares_find_where_the_variance_is():
     assert statistics.variance_shares(0 * row + column).tolist() == pytest.approx([0, 1, 0])
     both = statistics.variance_shares(row + column)
     assert both.tolist() == pytest.approx([28 / 52, 24 / 52, 0])  # 2·(4+1+9) and 6·2²
-    assert statistics.variance_shares(np.array([[1.0, -1], [-1, 1]])).tolist() == pytest.approx([0, 0, 1])
+    assert statistics.variance_shares(np.array([[1.0, -1], [-1, 1]])).tolist() == pytest.approx(
+        [0, 0, 1]
+    )
     stacked = statistics.variance_shares(np.stack([row + column, 3 * (row + column)]))
     assert stacked.tolist() == [pytest.approx(both.tolist())] * 2
     assert np.isnan(statistics.variance_shares(np.ones((2, 3)))).all()
@@ -94,19 +103,27 @@ def test_variance_shares_find_where_the_variance_is():
 
 def coverage(draw, truth, runs, units=None, **options):
     """The share of `runs` samples whose interval holds the truth, and four standard deviations of that share."""
-    holds = [low <= truth <= high for low, high in (statistics.interval(draw(), units, **options) for _ in range(runs))]
+    holds = [
+        low <= truth <= high
+        for low, high in (statistics.interval(draw(), units, **options) for _ in range(runs))
+    ]
     return np.mean(holds), 4 * math.sqrt(0.95 * 0.05 / runs)
 
 
 # Of 20,000 samples (3,000 from 30 values on). Few values of a skewed distribution hardly show their tail.
 NORMAL = [("normal", 4, 0.949), ("normal", 8, 0.953), ("normal", 30, 0.930), ("normal", 100, 0.941)]
-SKEWED = [("exponential", n, share) for n, share in ((4, 0.880), (8, 0.893), (30, 0.921), (100, 0.937))]
+SKEWED = [
+    ("exponential", n, share) for n, share in ((4, 0.880), (8, 0.893), (30, 0.921), (100, 0.937))
+]
 
 
 @pytest.mark.parametrize(("kind", "n", "share"), NORMAL + SKEWED)
 def test_an_interval_holds_the_true_mean_about_as_often_as_it_says(kind, n, share):
     random = np.random.default_rng(n)
-    draw = {"normal": lambda: random.normal(1, 2, n), "exponential": lambda: random.exponential(1, n)}[kind]
+    draw = {
+        "normal": lambda: random.normal(1, 2, n),
+        "exponential": lambda: random.exponential(1, n),
+    }[kind]
     runs = 600 if n < 30 else 150
     covered, tolerance = coverage(draw, 1, runs, resamples=999)
     assert abs(covered - share) < tolerance * math.sqrt(share * (1 - share) / (0.95 * 0.05))
@@ -134,9 +151,13 @@ def test_an_interval_below_30_images_is_students_and_from_there_on_scipys_bca():
     few, many = np.arange(6.0) ** 2, np.arange(40.0) ** 2
     expected = stats.ttest_1samp(few, 0).confidence_interval(0.95)
     assert statistics.interval(few) == pytest.approx(tuple(expected))
-    expected = stats.bootstrap((many,), np.mean, n_resamples=10_000, rng=np.random.default_rng(0)).confidence_interval
+    expected = stats.bootstrap(
+        (many,), np.mean, n_resamples=10_000, rng=np.random.default_rng(0)
+    ).confidence_interval
     assert statistics.interval(many) == pytest.approx(tuple(expected))
-    assert statistics.interval(np.repeat(many, 2), np.repeat(range(40), 2)) == pytest.approx(tuple(expected))
+    assert statistics.interval(np.repeat(many, 2), np.repeat(range(40), 2)) == pytest.approx(
+        tuple(expected)
+    )
 
 
 def test_intervals_without_spread_or_sense():
@@ -150,21 +171,32 @@ def test_intervals_without_spread_or_sense():
 def test_bootstrap_takes_any_statistic_and_rows_of_any_shape():
     assert statistics.bootstrap([0, 0, 0, 0, 100], np.median) == (0, 100)
     rows = np.random.default_rng(1).normal([0, 5], 1, (40, 2))
-    low, high = statistics.bootstrap(rows, lambda values, axis: np.diff(values.mean(axis), axis=-1)[..., 0])
+    low, high = statistics.bootstrap(
+        rows, lambda values, axis: np.diff(values.mean(axis), axis=-1)[..., 0]
+    )
     assert low < 5 < high
     values = [1.0, 2, 4, 8, 16]
-    (low50, high50), (low95, high95) = statistics.bootstrap(iter(values), level=0.5), statistics.bootstrap(values)
+    (low50, high50), (low95, high95) = (
+        statistics.bootstrap(iter(values), level=0.5),
+        statistics.bootstrap(values),
+    )
     assert low95 < low50 < high50 < high95
-    assert statistics.bootstrap(values, seed=1, resamples=50) != statistics.bootstrap(values, resamples=50)
+    assert statistics.bootstrap(values, seed=1, resamples=50) != statistics.bootstrap(
+        values, resamples=50
+    )
 
 
 @pytest.mark.parametrize(("hits", "trials"), [(0, 8), (1, 8), (3, 100), (0, 299)])
 def test_bounds_on_a_rate_are_clopper_and_pearsons(hits, trials):
-    assert stats.binom.cdf(hits, trials, statistics.upper_bound(hits, trials)) == pytest.approx(0.05)
+    assert stats.binom.cdf(hits, trials, statistics.upper_bound(hits, trials)) == pytest.approx(
+        0.05
+    )
     low, high = statistics.share_interval(hits, trials)
     assert stats.binom.cdf(hits, trials, high) == pytest.approx(0.025)
     assert low == 0 if hits == 0 else stats.binom.sf(hits - 1, trials, low) == pytest.approx(0.025)
-    assert statistics.upper_bound(trials, trials) == statistics.share_interval(trials, trials)[1] == 1
+    assert (
+        statistics.upper_bound(trials, trials) == statistics.share_interval(trials, trials)[1] == 1
+    )
 
 
 def test_images_needed_for_a_guarantee():
@@ -190,7 +222,11 @@ def attacks(draws=1, **policies):
     parts = []
     for name, shift in ({"none": 0.0} | policies).items():
         values = np.broadcast_to(BASE + np.asarray(shift, float), (draws, 6))
-        rows = {"policy": name, "draw": np.repeat(range(draws), 6), "image": np.tile(range(6), draws)}
+        rows = {
+            "policy": name,
+            "draw": np.repeat(range(draws), 6),
+            "image": np.tile(range(6), draws),
+        }
         parts.append(pd.DataFrame(rows | {"psnr": values.ravel()}))
     table = pd.concat(parts, ignore_index=True)
     return table if draws > 1 else table.drop(columns="draw")
@@ -200,7 +236,12 @@ def test_paired_differences_are_taken_on_the_same_image():
     table = attacks(a=-3.0, b=[1, -1, 1, -1, 1, -1])
     rows = statistics.paired(table.sample(frac=1, random_state=0), "none")
     assert list(rows.index) == ["a", "b"]
-    assert rows.loc["a"].tolist() == [6, -3, -3, -3]  # images differ by 9 dB, differences by nothing
+    assert rows.loc["a"].tolist() == [
+        6,
+        -3,
+        -3,
+        -3,
+    ]  # images differ by 9 dB, differences by nothing
     assert rows.loc["b", "mean"] == 0
     assert rows.loc["b", "low"] < 0 < rows.loc["b", "high"]
 
@@ -220,15 +261,23 @@ def test_paired_differences_are_taken_on_the_same_draw_and_averaged_by_image():
     lost = (table["policy"] == "none") & (table["draw"] == 1) & (table["image"] == 0)
     row = statistics.paired(table[~lost], "none").loc["a"]
     assert row["n"] == 6
-    assert row["mean"] == pytest.approx((shifts.mean(0).sum() + 1) / 6)  # image 0 has its first draw alone: -1, not -2
+    assert row["mean"] == pytest.approx(
+        (shifts.mean(0).sum() + 1) / 6
+    )  # image 0 has its first draw alone: -1, not -2
 
 
 def test_p_values_are_those_of_the_paired_t_test_and_holms_of_the_family():
-    changes = {"a": [-1, -2, -3, -1, -2, -4], "b": [1, -1, 2, -1, 1, -1], "c": [-1, -1, 0, -2, -1, 0]}
+    changes = {
+        "a": [-1, -2, -3, -1, -2, -4],
+        "b": [1, -1, 2, -1, 1, -1],
+        "c": [-1, -1, 0, -2, -1, 0],
+    }
     rows = statistics.paired(attacks(**changes), "none", p_values=True)
     for name, change in changes.items():
         assert rows.loc[name, "p"] == pytest.approx(stats.ttest_1samp(change, 0).pvalue)
-        assert (rows.loc[name, "p"] < 0.05) == (not rows.loc[name, "low"] <= 0 <= rows.loc[name, "high"])
+        assert (rows.loc[name, "p"] < 0.05) == (
+            not rows.loc[name, "low"] <= 0 <= rows.loc[name, "high"]
+        )
     assert rows["p_holm"].tolist() == pytest.approx(statistics.holm(rows["p"]).tolist())
     assert statistics.p_value([2.0, 2, 2]) == 0
     assert statistics.p_value([0.0, 0]) == 1
@@ -237,7 +286,9 @@ def test_p_values_are_those_of_the_paired_t_test_and_holms_of_the_family():
 
 def test_holm_steps_down_and_never_turns_the_order():
     # 3·0.01, then max(0.03, 2·0.02), then max(0.04, 1·0.03); a nan is no comparison
-    assert statistics.holm([0.02, math.nan, 0.01, 0.03]) == pytest.approx([0.04, math.nan, 0.03, 0.04], nan_ok=True)
+    assert statistics.holm([0.02, math.nan, 0.01, 0.03]) == pytest.approx(
+        [0.04, math.nan, 0.03, 0.04], nan_ok=True
+    )
     assert statistics.holm([0.6, 0.7]).tolist() == [1, 1]
     assert statistics.holm([]).size == 0
 
@@ -252,7 +303,9 @@ def test_holm_keeps_a_family_without_effects_at_five_percent():
 
 def test_a_summary_counts_diverged_attacks_as_failures_and_exact_ones_as_successes():
     values = [10.0, 20.0, math.nan, math.inf, 15.0, 15.0, -math.inf, 12.0]
-    rows = statistics.summarize(pd.DataFrame({"policy": ["z"] * 4 + ["a"] * 4, "psnr": values}), "policy", epsilon=15)
+    rows = statistics.summarize(
+        pd.DataFrame({"policy": ["z"] * 4 + ["a"] * 4, "psnr": values}), "policy", epsilon=15
+    )
     assert list(rows.index) == ["z", "a"]  # as they come, not sorted
     z, a = rows.loc["z"], rows.loc["a"]
     assert (z["n"], z["mean"], z["diverged"], z["success"], z["max"]) == (4, 15, 1, 0.5, math.inf)

@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from atsbook.pages import steps
+from atsbook.pages.steps import ANNEALED, LONG, PAPERS, steps_verdict
+from atsbook.runs.settings import settings
 from atslib.attacks import ATTACKS
-from atslib.report.pages import steps
-from atslib.report.pages.steps import ANNEALED, LONG, PAPERS, steps_verdict
-from atslib.report.units.settings import settings
 
 pytestmark = pytest.mark.usefixtures("one_thread", "few_images")
 
@@ -34,7 +34,9 @@ def rows(long, short, *, images=40, at=300, floor=10.0, spread=1):
         pd.DataFrame({"schedule": name, "steps": length, "image": range(images), "psnr": values})
         for (name, length), values in parts.items()
     ]
-    return pd.concat(table).assign(model="lenet", floor_policy=floor, gain=lambda table: table["psnr"] - floor)
+    return pd.concat(table).assign(
+        model="lenet", floor_policy=floor, gain=lambda table: table["psnr"] - floor
+    )
 
 
 @pytest.mark.parametrize(
@@ -71,4 +73,9 @@ def test_a_toy_run(kept):
     curve = steps.curve(result).set_index(["model", "schedule", "steps"])
     pd.testing.assert_series_equal(curve["mean"], means, check_names=False, check_index_type=False)
     assert steps.wide(result).shape == (4, 2)
-    assert steps.wide(result).loc["used image found"].map(lambda text: text.endswith("%")).all(axis=None)
+    assert (
+        steps.wide(result)
+        .loc["used image found"]
+        .map(lambda text: text.endswith("%"))
+        .all(axis=None)
+    )

@@ -14,13 +14,15 @@ import torch
 from checks import flip_a_bit, refused
 from safetensors.torch import load_file, save_file
 
+from atsbook.runs.store import Store
+from atsbook.runs.transport import export_artifacts, import_artifacts
 from atslib.attacks import GradientMatching
-from atslib.clients.threat import ThreatModel
+from atslib.checkpoints import ADDED_SINCE, fingerprint, load_state, plain, save_state
+from atslib.clients.observe import ThreatModel
 from atslib.clients.training import TrainConfig
+from atslib.files import project_root, write_atomically
 from atslib.models import build_model
 from atslib.rng import rng
-from atslib.store import ADDED_SINCE, Store, fingerprint, load_state, plain, project_root, save_state, write_atomically
-from atslib.transport import export_artifacts, import_artifacts
 
 CONFIG = {"policy": "3-1-7", "steps": 10}
 
@@ -44,7 +46,9 @@ def make(store, config=CONFIG, kind="attack"):
 
 
 def files(folder):
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return sorted(
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
+    )
 
 
 # --- states of unfinished runs -----------------------------------------------------------------------------
@@ -52,11 +56,37 @@ def files(folder):
 
 def test_a_fingerprint_sees_every_value_shape_and_type():
     one, network = torch.arange(4), build_model("lenet", 3, rng=rng(0))
-    distinct = [one, one.view(2, 2), one.float(), one.flip(0), one[0], [one], {"a": one}, {"b": one}, [[one], one]]
-    distinct += [[one, one], network, build_model("lenet", 3, rng=rng(1)), network[0], rng(0), rng(1), "a", ["a"], None]
+    distinct = [
+        one,
+        one.view(2, 2),
+        one.float(),
+        one.flip(0),
+        one[0],
+        [one],
+        {"a": one},
+        {"b": one},
+        [[one], one],
+    ]
+    distinct += [
+        [one, one],
+        network,
+        build_model("lenet", 3, rng=rng(1)),
+        network[0],
+        rng(0),
+        rng(1),
+        "a",
+        ["a"],
+        None,
+    ]
     distinct += [GradientMatching(), GradientMatching(steps=2), ThreatModel(), 1, 1.0, "1", True]
     assert len({fingerprint(value) for value in distinct}) == len(distinct)
-    for value in (one.clone(), build_model("lenet", 3, rng=rng(0)), rng(0), GradientMatching(), {"a": [one]}):
+    for value in (
+        one.clone(),
+        build_model("lenet", 3, rng=rng(0)),
+        rng(0),
+        GradientMatching(),
+        {"a": [one]},
+    ):
         assert fingerprint(value) == fingerprint(copy.deepcopy(value))
     assert fingerprint(one) == fingerprint(one.repeat_interleave(2)[::2])  # values, not layout
 
@@ -72,7 +102,9 @@ def test_a_state_comes_back_to_its_own_run_only(tmp_path):
     loaded, facts = load_state(path, "mine")
     assert {name: value.tolist() for name, value in loaded.items()} == {"x": [0, 1, 2], "n": 2}
     assert facts == {"run": "mine", "epoch": 3}
-    with pytest.warns(UserWarning, match=r"^run.state is not resumed \(it is the state of another run: other data"):
+    with pytest.warns(
+        UserWarning, match=r"^run.state is not resumed \(it is the state of another run: other data"
+    ):
         assert load_state(path, "another") is None
     assert files(tmp_path) == ["run.state.aside"]
     assert load_state(path, "mine") is None
@@ -83,7 +115,9 @@ SPOILED = {
     "empty": lambda state: state.write_bytes(b""),
     "truncated": lambda state: state.write_bytes(state.read_bytes()[:-5]),
     "a flipped bit": flip_a_bit,
-    "of an older version": lambda state: save_file({"x": torch.zeros(2)}, state, metadata={"history": "[]"}),
+    "of an older version": lambda state: save_file(
+        {"x": torch.zeros(2)}, state, metadata={"history": "[]"}
+    ),
 }
 
 
@@ -128,7 +162,15 @@ MATCHING = {"distance": "l2", "optimizer": "sgd", "start": "zeros", "schedule": 
     [
         (TrainConfig(), {"policy": "3-1-7", "defense": "prune:0.9", "schedule": "onecycle"}),
         (GradientMatching(), {"penalties": (("tv-isotropic", 0.1),), **MATCHING}),
-        (ThreatModel(), {"labels": "optimized", "batch_norm": "unknown", "victim": "train", "defense": "policy"}),
+        (
+            ThreatModel(),
+            {
+                "labels": "optimized",
+                "batch_norm": "unknown",
+                "victim": "train",
+                "defense": "policy",
+            },
+        ),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -150,7 +192,9 @@ def test_kind_and_version_change_the_key_and_the_order_of_a_dict_does_not(store)
 def test_a_config_inside_a_config_changes_the_key(store):
     outer = {"attack": GradientMatching(), "images": (0, 8)}
     inner = dataclasses.replace(GradientMatching(), tv=0.5)
-    assert store.path("attack", outer) == store.path("attack", {"attack": plain(GradientMatching()), "images": [0, 8]})
+    assert store.path("attack", outer) == store.path(
+        "attack", {"attack": plain(GradientMatching()), "images": [0, 8]}
+    )
     assert store.path("attack", outer | {"attack": inner}) != store.path("attack", outer)
 
 
@@ -186,7 +230,9 @@ def test_an_artifact_can_be_read_without_the_library(store):
 
 def test_tensors_that_share_memory_are_kept_as_two(store):
     whole = torch.arange(6.0)
-    first = store.get("attack", CONFIG, lambda state: {"a": whole, "b": whole[2:], "c": whole.view(2, 3).T})
+    first = store.get(
+        "attack", CONFIG, lambda state: {"a": whole, "b": whole[2:], "c": whole.view(2, 3).T}
+    )
     again = Store(store.root).get("attack", CONFIG, Maker())
     for name in "abc":
         assert torch.equal(again[name], first[name])
@@ -275,7 +321,9 @@ def test_an_atomic_write_that_fails_changes_nothing(tmp_path):
     assert files(tmp_path) == ["new/file"]
 
 
-def test_a_kill_between_tensors_and_facts_leaves_no_artifact_and_it_is_made_again(store, monkeypatch):
+def test_a_kill_between_tensors_and_facts_leaves_no_artifact_and_it_is_made_again(
+    store, monkeypatch
+):
     replace = os.replace
 
     def killed(self, to):
@@ -331,7 +379,9 @@ def test_import_leaves_what_is_there_and_takes_the_rest(store, tmp_path):
     assert import_artifacts(other, tmp_path / "all.tar") == 0
 
 
-@pytest.mark.parametrize("fault", ["flipped bit", "truncated", "tensors missing", "facts without hash"])
+@pytest.mark.parametrize(
+    "fault", ["flipped bit", "truncated", "tensors missing", "facts without hash"]
+)
 def test_export_leaves_out_what_is_damaged_and_names_it(store, tmp_path, fault):
     make(store, {"a": 1})
     tensors, facts = make(store, {"a": 2})
@@ -342,7 +392,9 @@ def test_export_leaves_out_what_is_damaged_and_names_it(store, tmp_path, fault):
     assert import_artifacts(Store(tmp_path / "other"), tmp_path / "all.tar") == 1
 
 
-@pytest.mark.parametrize("fault", ["flipped bit", "tensors missing", "facts are no JSON", "facts missing"])
+@pytest.mark.parametrize(
+    "fault", ["flipped bit", "tensors missing", "facts are no JSON", "facts missing"]
+)
 def test_import_refuses_what_is_damaged_and_names_it(store, tmp_path, fault):
     make(store, {"a": 1})
     tensors, facts = make(store, {"a": 2})
@@ -388,7 +440,9 @@ NO_ARCHIVES = {
     "text": lambda path: path.write_text("no archive\n" * 100),
     "empty": lambda path: path.write_bytes(b""),
     "folder": lambda path: path.mkdir(),
-    "truncated": lambda path: path.write_bytes(archive(path, {"attack/a.json": b"x" * 5000}).read_bytes()[:3000]),
+    "truncated": lambda path: path.write_bytes(
+        archive(path, {"attack/a.json": b"x" * 5000}).read_bytes()[:3000]
+    ),
     "truncated gzip": cut_gzip,
 }
 
@@ -415,7 +469,9 @@ def test_the_project_root_is_the_nearest_folder_with_a_pyproject(tmp_path, monke
     assert project_root() == tmp_path / "project"
 
 
-def test_a_store_lies_where_it_is_told_else_in_the_environment_else_in_the_project(tmp_path, monkeypatch):
+def test_a_store_lies_where_it_is_told_else_in_the_environment_else_in_the_project(
+    tmp_path, monkeypatch
+):
     (tmp_path / "pyproject.toml").touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ATS_STORE", str(tmp_path / "env"))

@@ -9,21 +9,21 @@ import pandas as pd
 import pytest
 import torch
 
+from atsbook.findings.result import NO_POLICY
+from atsbook.pages import ext10_all_policies as page
+from atsbook.runs import atlas
+from atsbook.runs.archive import Archive
+from atsbook.runs.attacks import AttackUnit, attacked
+from atsbook.runs.audit import PART, differences, part_of
+from atsbook.runs.networks import network
+from atsbook.runs.scoring import ScoreUnit, scored, unseen
+from atsbook.runs.settings import settings
+from atsbook.runs.store import Store
+from atsbook.runs.sweep import adjusted, all_policies, spaced, swept, swept_scores
+from atsbook.runs.tables import image_rows
+from atsbook.widgets import data
 from atslib.policies.policy import CANONICAL
-from atslib.report.pages import ext10_all_policies as page
-from atslib.report.result import NO_POLICY
-from atslib.report.run.audit import PART, differences, part_of
-from atslib.report.units import atlas
-from atslib.report.units.archive import Archive
-from atslib.report.units.networks import network
-from atslib.report.units.scoring import ScoreUnit, scored, unseen
-from atslib.report.units.settings import settings
-from atslib.report.units.sweep import adjusted, all_policies, spaced, swept, swept_scores
-from atslib.report.units.tables import image_rows
-from atslib.report.units.units import AttackUnit, attacked
-from atslib.report.widgets import data
 from atslib.scores.scores import accuracy_score
-from atslib.store import Store
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
@@ -43,7 +43,9 @@ def result(smoke_store):
 
 def rungs(store):
     plan = atlas.halving(SMALL)
-    return plan, [[swept(unit, store, CPU) for unit in plan.units(k)] for k in range(len(plan.rungs))]
+    return plan, [
+        [swept(unit, store, CPU) for unit in plan.units(k)] for k in range(len(plan.rungs))
+    ]
 
 
 def test_numbers_are_places_among_all_distinct_functions():
@@ -56,7 +58,9 @@ def test_numbers_are_places_among_all_distinct_functions():
 def test_a_gain_is_that_of_the_policys_own_attack(kept):
     plan, (first, _) = rungs(kept)
     for unit, made in zip(plan.units(0), first, strict=True):
-        assert made["gain"].shape == made["image"].shape == (unit.high - unit.low, plan.rungs[0].each)
+        assert (
+            made["gain"].shape == made["image"].shape == (unit.high - unit.low, plan.rungs[0].each)
+        )
         number, image = int(made["number"][1]), int(made["image"][1, 1])
         own = AttackUnit(
             model=plan.model, policy=str(all_policies()[number]), attack=plan.rungs[0].attack, first=image,
@@ -79,7 +83,9 @@ def test_the_floor_is_near_that_of_many_images(kept):
 
 def test_each_rung_goes_on_with_those_of_least_gain(kept):
     _, (first, second) = rungs(kept)
-    gain, image, number = (torch.cat([made[name] for made in first]) for name in ("gain", "image", "number"))
+    gain, image, number = (
+        torch.cat([made[name] for made in first]) for name in ("gain", "image", "number")
+    )
     order = adjusted(gain, image).mean(1).sort().indices
     assert (
         torch.cat([made["number"] for made in second]).tolist()
@@ -93,13 +99,21 @@ def test_scores_are_those_of_the_score_pages(kept):
     policies = tuple(str(all_policies()[n]) for n in spaced(group[0].count))
     for place, variant in enumerate(group[0].variants):
         unit = ScoreUnit(
-            model=group[0].model, policies=policies, images=group[0].images, points=group[0].points, variant=variant
+            model=group[0].model,
+            policies=policies,
+            images=group[0].images,
+            points=group[0].points,
+            variant=variant,
         )
-        torch.testing.assert_close(made[place], scored(unit, kept, CPU)["scores"].to(made), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            made[place], scored(unit, kept, CPU)["scores"].to(made), rtol=1e-4, atol=1e-5
+        )
     (accuracy,) = atlas.scores(SMALL)["accuracy"]
     found = swept_scores(accuracy, kept, CPU)["scores"][0, 3, 0]
     model = network(accuracy.model).eval()
-    own = accuracy_score(model, unseen(SMALL.dataset)[: accuracy.images], policies[3], variant="code", rng=0)
+    own = accuracy_score(
+        model, unseen(SMALL.dataset)[: accuracy.images], policies[3], variant="code", rng=0
+    )
     assert float(found) == pytest.approx(own, rel=1e-5)
 
 
@@ -119,7 +133,9 @@ def test_units_come_back_from_the_archive_and_are_audited_in_parts(kept, tmp_pat
         now = part.make(Store(tmp_path / "part"), CPU)
         off = differences(whole, part, whole.make(again, CPU).tensors, now.tensors)
         assert np.abs(off).max() < 0.05
-    assert part_of(plan.units(1)[0], random.Random(0)) is None  # what it attacks depends on all of the rung before
+    assert (
+        part_of(plan.units(1)[0], random.Random(0)) is None
+    )  # what it attacks depends on all of the rung before
 
 
 def test_the_map_is_the_table(result):
@@ -163,17 +179,29 @@ def test_the_rule_cannot_tell_where_attacks_fail_or_images_are_few():
 def test_the_best_are_compared_with_no_policy_on_their_own_images(result):
     best = page.finalists(result)
     last = result.tables["rungs"].query("rung == rung.max()")
-    bare = result.tables["published"].query("policy == @NO_POLICY and rung == rung.max()").set_index("image")["gain"]
-    own = last[last["number"] == all_policies().index(next(p for p in all_policies() if str(p) == best.index[0]))]
+    bare = (
+        result.tables["published"]
+        .query("policy == @NO_POLICY and rung == rung.max()")
+        .set_index("image")["gain"]
+    )
+    own = last[
+        last["number"]
+        == all_policies().index(next(p for p in all_policies() if str(p) == best.index[0]))
+    ]
     expected = (own.set_index("image")["gain"] - bare).mean()
     assert best.iloc[0]["mean"] == pytest.approx(expected, abs=1e-3)
     assert best["gain"].is_monotonic_increasing
     assert page.climbed(result)["policies"].tolist() == [12, 3]
 
 
-def test_the_verdict_compares_what_is_preferred_with_others_at_random_on_new_images(result, smoke_store):
+def test_the_verdict_compares_what_is_preferred_with_others_at_random_on_new_images(
+    result, smoke_store
+):
     chosen = settings(profile="smoke")
-    chances, trial = atlas.preferred(chosen, Store(smoke_store)), atlas.judged(chosen, Store(smoke_store))
+    chances, trial = (
+        atlas.preferred(chosen, Store(smoke_store)),
+        atlas.judged(chosen, Store(smoke_store)),
+    )
     numbers = trial.rungs[0].numbers
     assert len(set(numbers)) == len(numbers) == 12
     best, rest = numbers[:6], numbers[6:]
@@ -193,4 +221,6 @@ def test_the_lead_weighs_by_the_chance_to_be_chosen():
     chances = pd.Series({1: 0.0, 3: 0.2, 5: 0.0, 7: 0.6, 9: 0.2})
     change = page.lead(rows, numbers, chances)
     expected = (0.6 * 1 + 0.2 * 2) / 0.8 - (5 + 3) / 2
-    assert (change["mean"], change["low"], change["high"]) == pytest.approx((expected, expected, expected))
+    assert (change["mean"], change["low"], change["high"]) == pytest.approx(
+        (expected, expected, expected)
+    )

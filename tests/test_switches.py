@@ -6,15 +6,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from atsbook.pages import claim7_correlation, switches
+from atsbook.pages.switches import switches_verdict
+from atsbook.runs.attacks import attack_unit
+from atsbook.runs.networks import network
+from atsbook.runs.scoring import unseen
+from atsbook.runs.settings import settings
+from atsbook.runs.table1 import HYBRID
 from atslib.models import normalization_layer
 from atslib.policies.policy import parse_policy
-from atslib.report.pages import claim7_correlation, switches
-from atslib.report.pages.switches import switches_verdict
-from atslib.report.units.networks import network
-from atslib.report.units.scoring import unseen
-from atslib.report.units.settings import settings
-from atslib.report.units.table1 import HYBRID
-from atslib.report.units.units import attack_unit
 from atslib.rng import rng
 from atslib.scores.scores import VARIANTS, accuracy_score
 
@@ -60,7 +60,9 @@ def test_a_network_with_other_constants_has_the_same_weights_and_another_first_l
     found = switches.attacks(settings())
     base, other = (network(found[name].model) for name in ("base", "other normalization"))
     assert all((a == b).all() for a, b in zip(base.parameters(), other.parameters(), strict=True))
-    assert normalization_layer(other).std.flatten()[0] == pytest.approx(0.2470, abs=1e-4)  # CIFAR-10's red
+    assert normalization_layer(other).std.flatten()[0] == pytest.approx(
+        0.2470, abs=1e-4
+    )  # CIFAR-10's red
     assert normalization_layer(base).std.flatten()[0] != pytest.approx(0.2470, abs=1e-4)
 
 
@@ -71,7 +73,9 @@ def test_grey_images_have_no_colour_constants():
 def test_scores_share_policies_and_the_first_is_claim_sevens():
     found = switches.scores(settings())
     assert found["s_pri fixed"] == claim7_correlation.scores(settings())["semi-trained"]
-    assert {unit.policies for unit in found.values()} == {tuple(claim7_correlation.policies(settings()))}
+    assert {unit.policies for unit in found.values()} == {
+        tuple(claim7_correlation.policies(settings()))
+    }
     assert all(found[f"s_acc {variant}"].model.train is None for variant in VARIANTS)
 
 
@@ -82,7 +86,9 @@ def made_up(policies=8, **columns):
 
 
 def test_orders_agree_turn_round_and_say_what_both_would_keep():
-    found = switches.orders(made_up(**{"s_pri code": np.arange(8.0)[::-1], "s_acc paper": np.arange(8.0)}))
+    found = switches.orders(
+        made_up(**{"s_pri code": np.arange(8.0)[::-1], "s_acc paper": np.arange(8.0)})
+    )
     assert found["rank correlation"].round(9).to_dict() == {
         "GradSim by tensor": -1.0,
         "variance in the ranking": 1.0,
@@ -95,7 +101,9 @@ def test_orders_agree_turn_round_and_say_what_both_would_keep():
 
 def test_a_large_variance_moves_a_policy_back():
     spread = np.array([9.0, *[0.0] * 7])
-    found = switches.orders(made_up(**{"s_pri fixed variance": spread})).loc["variance in the ranking"]
+    found = switches.orders(made_up(**{"s_pri fixed variance": spread})).loc[
+        "variance in the ranking"
+    ]
     assert found["rank correlation"] < 1
     assert found["shared"] == 1
 
@@ -120,8 +128,13 @@ NO, YES, OPEN = ("no", (-0.1, 0.2)), ("yes", (0.6, 1.0)), ("undecided", (-1.0, 1
     ],
 )
 def test_the_rule_counts_what_matters(switches_, orders, policies, status):
-    rows = [{"mean": sum(pair) / 2, "low": pair[0], "high": pair[1], "matters": word} for word, pair in switches_]
-    verdict = switches_verdict(pd.DataFrame(rows, index=["a", "b"]), pd.Series(orders, index=["c", "d"]), policies)
+    rows = [
+        {"mean": sum(pair) / 2, "low": pair[0], "high": pair[1], "matters": word}
+        for word, pair in switches_
+    ]
+    verdict = switches_verdict(
+        pd.DataFrame(rows, index=["a", "b"]), pd.Series(orders, index=["c", "d"]), policies
+    )
     assert verdict.status == status
 
 
@@ -132,11 +145,19 @@ def test_the_rule_counts_what_matters(switches_, orders, policies, status):
         (2.0, 0.1, 5, 40, "yes"),
         (0.3, 0.01, 5, 40, "no"),  # sure, and too small to matter
         (0.0, 9.0, 5, 40, "undecided"),
-        (2.0, 0.1, -5, 40, "undefended attacks do not beat the policy's mean image (-5.0 dB [-5.0, -5.0])"),
+        (
+            2.0,
+            0.1,
+            -5,
+            40,
+            "undefended attacks do not beat the policy's mean image (-5.0 dB [-5.0, -5.0])",
+        ),
         (2.0, 0.1, 5, 29, "29 images are fewer than 30"),
     ],
 )
-def test_a_switch_matters_where_its_interval_leaves_half_a_decibel_and_zero(shift, spread, gain, images, word):
+def test_a_switch_matters_where_its_interval_leaves_half_a_decibel_and_zero(
+    shift, spread, gain, images, word
+):
     wave = np.resize([-1.0, 1.0, 0.5, -0.5], images) * spread
     values = {"base": np.full(images, float(gain)), "4 restarts": gain + shift + wave}
     rows = [pd.DataFrame({"setting": n, "image": range(images), "gain": v, "psnr": v + 9, "floor_policy": 9.0})

@@ -13,8 +13,15 @@ from safetensors.torch import save_file
 from torch import nn
 
 from atslib.clients import training
-from atslib.clients.defenses import Defense
-from atslib.clients.training import TrainConfig, evaluate, fit, learning_rate, load_checkpoint, save_checkpoint
+from atslib.clients.defenses.defense import Defense
+from atslib.clients.training import (
+    TrainConfig,
+    evaluate,
+    fit,
+    learning_rate,
+    load_checkpoint,
+    save_checkpoint,
+)
 from atslib.data.load import load
 from atslib.errors import AtsError
 from atslib.models import Normalize, build_model
@@ -92,7 +99,9 @@ def test_bfloat16_trains_float32_weights_to_nearly_the_same(images):
         trained(images, dataclasses.replace(PLAIN, mixed_precision=mixed), model=network("lenet"))
         for mixed in (False, True)
     )
-    weights = [torch.cat([p.flatten() for p in done.model.parameters()]) for done in (exact, rounded)]
+    weights = [
+        torch.cat([p.flatten() for p in done.model.parameters()]) for done in (exact, rounded)
+    ]
     moved = torch.cat([p.flatten() for p in network("lenet").parameters()])
     assert weights[1].dtype == torch.float32
     cosine = F.cosine_similarity(*(w - moved for w in weights), dim=0)
@@ -113,11 +122,19 @@ def test_the_optimizer_gets_the_schedules_step_size(images):
 @pytest.mark.parametrize("factor", [1.0, 0.5])
 def test_a_step_is_torchs_with_the_loss_times_its_factor(images, factor):
     config = TrainConfig(
-        epochs=1, batch=24, lr=0.07, momentum=0.8, weight_decay=0.01, loss_factor=factor, crop_flip=False
+        epochs=1,
+        batch=24,
+        lr=0.07,
+        momentum=0.8,
+        weight_decay=0.01,
+        loss_factor=factor,
+        crop_flip=False,
     )
     done = trained(images, config, model=network("lenet"))
     model, order = network("lenet").train(), torch.randperm(24, generator=rng(0, "train"))
-    sgd = torch.optim.SGD(model.parameters(), lr=0.07, momentum=0.8, nesterov=True, weight_decay=0.01)
+    sgd = torch.optim.SGD(
+        model.parameters(), lr=0.07, momentum=0.8, nesterov=True, weight_decay=0.01
+    )
     loss = F.cross_entropy(model(images.pixels[order].float() / 255), images.labels[order])
     (factor * loss).backward()
     sgd.step()
@@ -171,12 +188,15 @@ def test_accuracy_counts_hits_in_percent_in_any_chunks(images):
 
 
 @pytest.mark.parametrize(
-    "acts", [{}, {"policy": "3-1-7+43-18-18"}, {"defense": "prune:0.99"}, {"defense": "gaussian:1e-3"}]
+    "acts",
+    [{}, {"policy": "3-1-7+43-18-18"}, {"defense": "prune:0.99"}, {"defense": "gaussian:1e-3"}],
 )
 def test_one_stream_gives_one_set_of_weights(images, acts):
     bare = dataclasses.replace(PLAIN, crop_flip=True, epochs=2)
     config = dataclasses.replace(bare, **acts)
-    first, again, seeded, other = (fit(network(), images, config, rng=r) for r in (rng(3), rng(3), 3, rng(4)))
+    first, again, seeded, other = (
+        fit(network(), images, config, rng=r) for r in (rng(3), rng(3), 3, rng(4))
+    )
     assert equal(first.model, again.model)
     assert equal(first.model, seeded.model)  # a seed is a stream
     assert facts(first, "loss") == facts(again, "loss")
@@ -271,11 +291,16 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("what", OTHERS)
-def test_the_state_of_another_run_is_set_aside_and_training_starts_anew(images, tmp_path, monkeypatch, what):
+def test_the_state_of_another_run_is_set_aside_and_training_starts_anew(
+    images, tmp_path, monkeypatch, what
+):
     state = tmp_path / "state"
     killed(images, monkeypatch, state)
     other = {"images": images, "config": RICH, "test": images} | OTHERS[what](images)
-    with pytest.warns(UserWarning, match=r"^state is not resumed \(it is the state of another run.*now state.aside"):
+    with pytest.warns(
+        UserWarning,
+        match=r"^state is not resumed \(it is the state of another run.*now state.aside",
+    ):
         anew = trained(checkpoint=state, **other)
     if "model" in other:
         other["model"] = network("lenet") if what == "network" else network(seed=1)
@@ -326,7 +351,9 @@ def test_each_epoch_has_its_own_order_and_draws(images):
 
 
 def test_pruning_leaves_most_weights_where_they_were(images):
-    config = TrainConfig(epochs=1, batch=len(images), lr=100, weight_decay=0, crop_flip=False, defense="prune:0.99")
+    config = TrainConfig(
+        epochs=1, batch=len(images), lr=100, weight_decay=0, crop_flip=False, defense="prune:0.99"
+    )
     before, after = network("lenet"), trained(images, config, model=network("lenet")).model
     for name, start in before.named_parameters():
         changed = (after.get_parameter(name) != start).sum().item()
@@ -339,12 +366,16 @@ def halved(gradients):
 
 
 def test_a_function_is_a_defense_in_training_too(images):
-    config = TrainConfig(epochs=1, batch=len(images), lr=70, weight_decay=0, momentum=0, crop_flip=False)
+    config = TrainConfig(
+        epochs=1, batch=len(images), lr=70, weight_decay=0, momentum=0, crop_flip=False
+    )
     start = network("lenet").state_dict()
     whole = trained(images, config, model=network("lenet")).model.state_dict()
     half = trained(images, config, model=network("lenet"), defense=halved).model.state_dict()
     for name, value in start.items():
-        torch.testing.assert_close(2 * (half[name] - value), whole[name] - value, rtol=1e-3, atol=1e-6)
+        torch.testing.assert_close(
+            2 * (half[name] - value), whole[name] - value, rtol=1e-3, atol=1e-6
+        )
 
 
 def test_a_defense_of_images_and_one_inside_act_in_training(images):
@@ -352,21 +383,31 @@ def test_a_defense_of_images_and_one_inside_act_in_training(images):
         def inside(self, model):
             return nn.Sequential(model, nn.Tanh())
 
-    by_defense, by_policy = (pixels_seen(images, crop_flip=False, **{door: "0"}) for door in ("defense", "policy"))
+    by_defense, by_policy = (
+        pixels_seen(images, crop_flip=False, **{door: "0"}) for door in ("defense", "policy")
+    )
     assert torch.equal(by_defense, by_policy)
-    plain, inside = (trained(images, model=network("lenet"), defense=defense) for defense in (None, Rising()))
+    plain, inside = (
+        trained(images, model=network("lenet"), defense=defense) for defense in (None, Rising())
+    )
     assert not equal(plain.model, inside.model)
 
 
 # --- what goes wrong ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("call", [lambda *given: fit(*given, PLAIN, rng=0), evaluate], ids=["fit", "evaluate"])
+@pytest.mark.parametrize(
+    "call", [lambda *given: fit(*given, PLAIN, rng=0), evaluate], ids=["fit", "evaluate"]
+)
 @pytest.mark.parametrize(
     ("channels", "chosen", "message"),
     [
         (1, lambda images: images, "Sequential does not take images of shape (3, 32, 32)"),
-        (3, lambda images: images.pixels, "images are a Tensor; give atslib.Images with pixels and labels"),
+        (
+            3,
+            lambda images: images.pixels,
+            "images are a Tensor; give atslib.Images with pixels and labels",
+        ),
         (3, lambda images: images[:0], "hold no image"),
     ],
 )
@@ -395,7 +436,9 @@ def test_what_cannot_be_trained_is_refused(images, tmp_path, monkeypatch, model,
 
 
 def test_divergence_is_one_error_that_names_the_step_size(images):
-    with pytest.raises(AtsError, match=r"training diverged in epoch \d: loss (nan|inf); lower .*lr=1e"):
+    with pytest.raises(
+        AtsError, match=r"training diverged in epoch \d: loss (nan|inf); lower .*lr=1e"
+    ):
         trained(images, dataclasses.replace(PLAIN, lr=1e30), model=network("lenet"))
 
 
@@ -436,7 +479,10 @@ def test_a_checkpoint_round_trips_with_its_facts(tmp_path):
     save_checkpoint(tmp_path / "new" / "a.safetensors", model, policy="3-1-7", accuracy=71.5)
     other = network(seed=1)
     assert not equal(model, other)
-    assert load_checkpoint(tmp_path / "new" / "a.safetensors", other) == {"policy": "3-1-7", "accuracy": 71.5}
+    assert load_checkpoint(tmp_path / "new" / "a.safetensors", other) == {
+        "policy": "3-1-7",
+        "accuracy": 71.5,
+    }
     assert equal(model, other)
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["a.safetensors"]
 
@@ -444,7 +490,9 @@ def test_a_checkpoint_round_trips_with_its_facts(tmp_path):
 def test_a_checkpoint_without_a_hash_is_taken_with_a_warning(tmp_path):
     save_file(network(seed=1).state_dict(), tmp_path / "a", metadata={"facts": '{"policy": "0"}'})
     model = network()
-    with pytest.warns(UserWarning, match=r"^checkpoint .*a carries no hash, so damage to it would not be noticed$"):
+    with pytest.warns(
+        UserWarning, match=r"^checkpoint .*a carries no hash, so damage to it would not be noticed$"
+    ):
         assert load_checkpoint(tmp_path / "a", model) == {"policy": "0"}
     assert equal(model, network(seed=1))
 
@@ -458,7 +506,10 @@ def test_a_checkpoint_without_a_hash_is_taken_with_a_warning(tmp_path):
         (lambda path: torch.save({"weight": torch.ones(2)}, path), "cannot be read as safetensors"),
         (lambda path: path.mkdir(), "is a folder, not a file"),
         (lambda path: save_checkpoint(path, network("lenet")), "is of another network"),
-        (lambda path: save_checkpoint(path, network()) or flip_a_bit(path), "is damaged: its bytes do not match"),
+        (
+            lambda path: save_checkpoint(path, network()) or flip_a_bit(path),
+            "is damaged: its bytes do not match",
+        ),
     ],
     ids=["missing", "empty", "text", "pickle", "folder", "another network", "damaged"],
 )

@@ -5,14 +5,15 @@ import torch
 
 from atslib.clients.prepare import to_images
 from atslib.errors import AtsError
+from atslib.policies.differentiable import in_frame, twin
 from atslib.policies.operations import OPS, apply
 from atslib.policies.policy import Policy
-from atslib.policies.twins import in_frame, twin
 from atslib.rng import rng
 
 EXACT = {"translateX", "translateY", "rotate", "posterize", "solarize", "equalize", "invert"}
 DISTINCT = {
-    (op.name, op.level if op.name not in ("equalize", "autocontrast", "invert") else 0): i for i, op in enumerate(OPS)
+    (op.name, op.level if op.name not in ("equalize", "autocontrast", "invert") else 0): i
+    for i, op in enumerate(OPS)
 }
 
 
@@ -43,11 +44,23 @@ def test_each_image_has_its_own_signs_and_operations_follow_one_another():
     found = twin(policy.ids, to_images(given), signs)
     exact = to_images(policy.apply_signs(given, signs))
     assert (found - exact).abs().max() <= 1.5 / 255
-    alone = torch.cat([twin(policy.ids, to_images(given)[i : i + 1], signs[i : i + 1]) for i in range(4)])
+    alone = torch.cat(
+        [twin(policy.ids, to_images(given)[i : i + 1], signs[i : i + 1]) for i in range(4)]
+    )
     torch.testing.assert_close(found, alone)
 
 
-SMOOTH = ("shearY", "translateX", "translateY", "rotate", "color", "contrast", "brightness", "sharpness", "invert")
+SMOOTH = (
+    "shearY",
+    "translateX",
+    "translateY",
+    "rotate",
+    "color",
+    "contrast",
+    "brightness",
+    "sharpness",
+    "invert",
+)
 
 
 @pytest.mark.parametrize("name", [*SMOOTH, "autocontrast", "solarize"])
@@ -63,7 +76,9 @@ def test_steps_have_the_gradient_of_their_stand_in():
     images = to_images(pixels()).double().requires_grad_()
     for name, low, high in (("posterize", 1.0, 1.0), ("equalize", 0.0, 1e9)):
         index = next(i for i, op in enumerate(OPS) if op.name == name)
-        (slope,) = torch.autograd.grad(twin((index,), images, torch.ones(4, 1, dtype=torch.int64)).sum(), images)
+        (slope,) = torch.autograd.grad(
+            twin((index,), images, torch.ones(4, 1, dtype=torch.int64)).sum(), images
+        )
         assert slope.isfinite().all()
         assert low <= slope.min() <= slope.max() <= high
         assert slope.abs().sum() > 0

@@ -9,7 +9,7 @@ from checks import plain_gradient, refused
 
 from atslib.attacks import GradientMatching, reconstruct, restore_labels
 from atslib.attacks.objective import Objective
-from atslib.clients.threat import ThreatModel, observe
+from atslib.clients.observe import ThreatModel, observe
 from atslib.clients.updates import LocalTraining, observe_weights
 from atslib.measures.metrics import psnr
 from atslib.models import build_model
@@ -29,10 +29,15 @@ def weights(model):
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-@pytest.mark.parametrize(("epochs", "batch", "momentum"), [(1, 0, 0.0), (3, 0, 0.9), (2, 2, 0.5), (2, 1, 0.0)])
+@pytest.mark.parametrize(
+    ("epochs", "batch", "momentum"), [(1, 0, 0.0), (3, 0, 0.9), (2, 2, 0.5), (2, 1, 0.0)]
+)
 def test_a_clients_training_is_torchs(epochs, batch, momentum):
     local = LocalTraining(epochs=epochs, batch=batch, lr=0.3, momentum=momentum)
-    seen, stream = observe_weights(network(), PIXELS, LABELS, local=local, rng=5, threat=BATCH), rng(5)
+    seen, stream = (
+        observe_weights(network(), PIXELS, LABELS, local=local, rng=5, threat=BATCH),
+        rng(5),
+    )
     for client in range(2):
         model, rows = network(), torch.arange(4 * client, 4 * client + 4)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=momentum)
@@ -52,7 +57,9 @@ def test_one_step_is_the_gradient():
     seen = observe_weights(network(), PIXELS, LABELS, local=LocalTraining(), rng=0, threat=BATCH)
     gradient = observe(network(), PIXELS, LABELS, threat=BATCH).gradients
     torch.testing.assert_close(seen.updates[0].mean_gradients, gradient, rtol=0, atol=1e-10)
-    torch.testing.assert_close(gradient[1], plain_gradient(network(), PIXELS[4:], LABELS[4:]), rtol=0, atol=1e-10)
+    torch.testing.assert_close(
+        gradient[1], plain_gradient(network(), PIXELS[4:], LABELS[4:]), rtol=0, atol=1e-10
+    )
     single = replace(seen, updates=(replace(seen.updates[0], kind="gradient", gradients=gradient),))
     z = torch.rand(2, PIXELS[:4].numel(), generator=rng(1), dtype=torch.float64)
     costs = [Objective(view, [GradientMatching()] * 2)(z)[0] for view in (seen, single)]
@@ -61,17 +68,27 @@ def test_one_step_is_the_gradient():
     torch.testing.assert_close(unrolled, costs[1], rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("local", [LocalTraining(epochs=4, momentum=0.9), LocalTraining(epochs=2, batch=4)])
+@pytest.mark.parametrize(
+    "local", [LocalTraining(epochs=4, momentum=0.9), LocalTraining(epochs=2, batch=4)]
+)
 def test_only_the_unrolled_steps_are_explained_by_the_truth(local):
     seen = observe_weights(network(), PIXELS, LABELS, local=local, rng=0, threat=BATCH)
     truth = seen.updates[0].model[0](PIXELS).reshape(2, -1)
-    mean, exact = (Objective(seen, [GradientMatching(distance="l2", unroll=u)] * 2)(truth)[0] for u in (False, True))
+    mean, exact = (
+        Objective(seen, [GradientMatching(distance="l2", unroll=u)] * 2)(truth)[0]
+        for u in (False, True)
+    )
     assert exact.max() < 1e-20 < 1e-6 < mean.min()
 
 
 def test_the_gradient_of_an_unrolled_cost_is_that_of_differences():
     seen = observe_weights(
-        network(), PIXELS[:2], LABELS[:2], local=LocalTraining(epochs=2), rng=0, threat=ThreatModel()
+        network(),
+        PIXELS[:2],
+        LABELS[:2],
+        local=LocalTraining(epochs=2),
+        rng=0,
+        threat=ThreatModel(),
     )
     z = torch.rand(2, PIXELS[0].numel(), generator=rng(1), dtype=torch.float64, requires_grad=True)
     objective = Objective(seen, [GradientMatching(unroll=True, tv=0.0)] * 2)
@@ -86,15 +103,21 @@ def test_an_attack_unrolls_the_steps_of_its_clients_and_gets_nearer_than_by_thei
     seen = observe_weights(network(), images, LABELS[:2], local=local, rng=0)
     found = {}
     for unroll in (False, True):
-        attack = GradientMatching(distance="l2", signed=False, lr=1.0, inner=15, steps=2, optimizer="lbfgs", tv=0.0)
+        attack = GradientMatching(
+            distance="l2", signed=False, lr=1.0, inner=15, steps=2, optimizer="lbfgs", tv=0.0
+        )
         attack = replace(attack, unroll=unroll, line_search=True)
-        found[unroll] = psnr(reconstruct(seen, attack, rng=rng(0), start=torch.full_like(images, 0.5)).images, images)
+        found[unroll] = psnr(
+            reconstruct(seen, attack, rng=rng(0), start=torch.full_like(images, 0.5)).images, images
+        )
     assert (found[True] > found[False] + 1).all(), found
 
 
 def test_labels_are_restored_from_weights():
     threat = ThreatModel(labels="restored", batch=4)
-    seen = observe_weights(network(), PIXELS, LABELS, local=LocalTraining(epochs=2, lr=0.01), rng=0, threat=threat)
+    seen = observe_weights(
+        network(), PIXELS, LABELS, local=LocalTraining(epochs=2, lr=0.01), rng=0, threat=threat
+    )
     assert seen.labels is None
     assert restore_labels(seen, rng=0).tolist() == [[0, 1, 2, 4], [0, 2, 3, 3]]
 
@@ -113,7 +136,10 @@ def test_the_order_of_the_steps_does_not_leave_the_client():
         (lambda: LocalTraining(epochs=0), "epochs must be at least 1"),
         (lambda: LocalTraining(lr=0.0), "lr must be above 0"),
         (lambda: LocalTraining(batch=1.5), "LocalTraining.batch=1.5 must be a whole number"),
-        (lambda: LocalTraining(batch=3).steps(4), "LocalTraining.batch=3: 4 images of a client make no whole number"),
+        (
+            lambda: LocalTraining(batch=3).steps(4),
+            "LocalTraining.batch=3: 4 images of a client make no whole number",
+        ),
         (lambda: LocalTraining(batch=8).steps(4), "make no whole number of steps"),
     ],
 )
@@ -131,6 +157,8 @@ def test_what_cannot_be_attacked_is_refused():
     with refused("Update.local does not say by which steps"):
         Objective(bare, [GradientMatching()] * 2)
     with refused("diverged; lower LocalTraining.lr=1e+38"):
-        observe_weights(network().float(), PIXELS, LABELS, local=replace(local, lr=1e38, epochs=4), rng=0)
+        observe_weights(
+            network().float(), PIXELS, LABELS, local=replace(local, lr=1e38, epochs=4), rng=0
+        )
     with refused("8 images do not make gradients of 3"):
         observe_weights(network(), PIXELS, LABELS, local=local, rng=0, threat=ThreatModel(batch=3))

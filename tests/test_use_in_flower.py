@@ -11,8 +11,8 @@ import torch
 from checks import refused
 
 import atslib
+from atslib.files import project_root
 from atslib.models import Normalize
-from atslib.store import project_root
 
 pytest.importorskip("flwr", reason="the extra atslib[federated] is not installed")
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -44,9 +44,17 @@ def app(tmp_path, monkeypatch):
     """The app in a fresh folder with the page's first changes, by number, and the modules of its package by name."""
     from flwr.supercore.task_identity import TaskIdentity
 
-    for name in ("_run_id", "_task_id", "_node_id"):  # messages carry them; a running app has them from Flower
+    for name in (
+        "_run_id",
+        "_task_id",
+        "_node_id",
+    ):  # messages carry them; a running app has them from Flower
         monkeypatch.setattr(TaskIdentity, name, 1)
-    shutil.copytree(ROOT / "examples" / "quickstart", tmp_path / "my_app", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "examples" / "quickstart",
+        tmp_path / "my_app",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
     monkeypatch.chdir(tmp_path / "my_app")
     monkeypatch.syspath_prepend(tmp_path / "my_app")
 
@@ -57,7 +65,9 @@ def app(tmp_path, monkeypatch):
         importlib.invalidate_caches()
         for name in [name for name in sys.modules if name.split(".")[0] == "quickstart"]:
             monkeypatch.delitem(sys.modules, name)
-        return importlib.import_module("quickstart.client_app"), importlib.import_module("quickstart.task")
+        return importlib.import_module("quickstart.client_app"), importlib.import_module(
+            "quickstart.task"
+        )
 
     yield load
     for name in [name for name in sys.modules if name.split(".")[0] == "quickstart"]:
@@ -69,25 +79,29 @@ def a_round(client_app, task, folder, clients):
     from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
     from flwr.serverapp.strategy import FedAvg
 
-    from atslib.clients.federated.watching import Watched
+    from atsfed.watch_flower import Watched
 
     class Nodes:
         def get_node_ids(self):
             return [NODE + client for client in range(clients)]
 
-    settings = tomllib.loads((ROOT / "examples" / "quickstart" / "pyproject.toml").read_text())["tool"]["flwr"]["app"][
-        "config"
-    ]
+    settings = tomllib.loads((ROOT / "examples" / "quickstart" / "pyproject.toml").read_text())[
+        "tool"
+    ]["flwr"]["app"]["config"]
     torch.manual_seed(1)
     net, strategy, replies = task.Net(), Watched(FedAvg(fraction_evaluate=0.0), folder), []
     sent = strategy.configure_train(1, ArrayRecord(net.state_dict()), ConfigRecord(), Nodes())
     for message in sent:
         client = message.metadata.dst_node_id - NODE
         own = {"partition-id": client, "num-partitions": clients}
-        context = Context(1, NODE + client, own, RecordDict(), settings | {"images": 1, "batch-size": 1})
+        context = Context(
+            1, NODE + client, own, RecordDict(), settings | {"images": 1, "batch-size": 1}
+        )
         torch.manual_seed(100 + client)
         reply = client_app.app(message, context)
-        reply.metadata._src_node_id = NODE + client  # Flower's server writes this, which no client can
+        reply.metadata._src_node_id = (
+            NODE + client
+        )  # Flower's server writes this, which no client can
         replies.append(reply)
     arrays, metrics = strategy.aggregate_train(1, replies)
     assert metrics["client"] == (clients - 1) / 2
@@ -103,7 +117,7 @@ def test_the_policy_is_added_in_three_lines():
 
 @pytest.mark.parametrize("changes", [2, 3])
 def test_what_is_seen_is_the_gradient_of_the_picture_that_the_client_used(app, tmp_path, changes):
-    from atslib.clients.federated.watching import watched
+    from atsfed.watch_flower import watched
 
     client_app, task = app(changes)
     net = a_round(client_app, task, tmp_path / "seen", 3)
@@ -141,7 +155,7 @@ def test_the_script_of_the_page_attacks_both_rounds(app, tmp_path, capsys):
 
 
 def test_what_cannot_be_read_is_one_sentence(app, tmp_path):
-    from atslib.clients.federated.watching import watched
+    from atsfed.watch_flower import watched
 
     client_app, task = app(2)
     with refused("round-00001 was not recorded"):

@@ -16,26 +16,34 @@ import torch
 from checks import assert_asks_for_nothing, refused, written
 from PIL import Image
 
-from atslib.clients.threat import observe
+from atsbook.figures.sheets import payload as with_files
+from atsbook.figures.sheets import sheet, signed
+from atsbook.findings.result import stored_digest
+from atsbook.pages import explorer
+from atsbook.pages.explorer import POLICIES, SCENES, attacks, drawn, read, sheets, units
+from atsbook.runs.attacks import attack_unit, attacked, before, targets
+from atsbook.runs.networks import dataset, device_of, model_unit
+from atsbook.runs.settings import settings
+from atsbook.runs.store import Store
+from atsbook.runs.table1 import HYBRID
+from atsbook.widgets import Page, show, to_html
+from atsbook.widgets.explorer import pictures, still
+from atsbook.widgets.live import (
+    STEPS,
+    UPLOAD_BYTES,
+    Session,
+    networks,
+    pick,
+    policy_image,
+    read_upload,
+)
+from atslib.clients.observe import observe
 from atslib.clients.training import TrainConfig
 from atslib.measures.metrics import psnr
+from atslib.policies.differentiable import SIGNED
 from atslib.policies.operations import crop_and_flip
 from atslib.policies.policy import OPS, Policy
-from atslib.policies.twins import SIGNED
-from atslib.report.pages import explorer
-from atslib.report.pages.explorer import POLICIES, SCENES, attacks, drawn, read, sheets, units
-from atslib.report.result import stored_digest
-from atslib.report.sheets import payload as with_files
-from atslib.report.sheets import sheet, signed
-from atslib.report.units.networks import dataset, device_of, model_unit
-from atslib.report.units.settings import settings
-from atslib.report.units.table1 import HYBRID
-from atslib.report.units.units import attack_unit, attacked, before, targets
-from atslib.report.widgets import Page, show, to_html
-from atslib.report.widgets.explorer import pictures, still
-from atslib.report.widgets.live import STEPS, UPLOAD_BYTES, Session, networks, pick, policy_image, read_upload
 from atslib.rng import rng
-from atslib.store import Store
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -51,11 +59,18 @@ def result(smoke_store):
 def test_a_page_has_twelve_images_six_policies_three_attacks_and_twelve_frames():
     planned = attacks(settings(profile="laptop", dataset="shapes"))
     assert len(planned) == len(POLICIES) * len(SCENES) == 18
-    assert {(unit.first, unit.last, unit.frames) for unit in planned.values()} == {(0, 12, 12), (0, 12, 5)}
+    assert {(unit.first, unit.last, unit.frames) for unit in planned.values()} == {
+        (0, 12, 12),
+        (0, 12, 5),
+    }
     assert {unit.policy for unit in planned.values()} == set(POLICIES)
     assert list(planned) == [(attack, policy) for attack in SCENES for policy in POLICIES]
-    assert {unit.model.train.policy for unit in planned.values() if unit.model.train} == {""}  # one network for all
-    assert len(units(settings(profile="laptop", dataset="shapes"))) == 19  # and the network in the reader's browser
+    assert {unit.model.train.policy for unit in planned.values() if unit.model.train} == {
+        ""
+    }  # one network for all
+    assert (
+        len(units(settings(profile="laptop", dataset="shapes"))) == 19
+    )  # and the network in the reader's browser
     large = attacks(settings(profile="full", dataset="shapes", images=9)).values()
     assert all(unit.model.train is None or unit.model.train.policy == unit.policy for unit in large)
 
@@ -63,7 +78,11 @@ def test_a_page_has_twelve_images_six_policies_three_attacks_and_twelve_frames()
 def test_the_index_says_what_the_attacks_found(result, smoke_store):
     index, chosen = result.index, settings(profile="smoke")
     for (scene, policy), unit in attacks(chosen).items():
-        a, p, outcome = ("through-policy", "adam-cosine").index(scene), ("", HYBRID).index(policy), "psnr"
+        a, p, outcome = (
+            ("through-policy", "adam-cosine").index(scene),
+            ("", HYBRID).index(policy),
+            "psnr",
+        )
         artifact = attacked(unit, Store(smoke_store), device_of("cpu"))
         target, known = artifact["target"].float() / 255, policy
         if scene == "through-policy":  # what it searches is the image before the policy
@@ -72,7 +91,9 @@ def test_the_index_says_what_the_attacks_found(result, smoke_store):
         for image in range(2):
             expected = [float(psnr(frame, target)[image]) for frame in artifact["frames"]]
             assert index["psnr"][a][p][image] == pytest.approx(expected, rel=1e-3)
-            assert index["psnr"][a][p][image][-1] == pytest.approx(float(artifact[outcome][image]), rel=1e-3)
+            assert index["psnr"][a][p][image][-1] == pytest.approx(
+                float(artifact[outcome][image]), rel=1e-3
+            )
             assert index["floor"][a][p][image] == pytest.approx(float(lows[image]), rel=1e-3)
             cost = [*artifact["trace"][:, image].tolist(), float(artifact["cost"][image])]
             assert index["cost"][a][p][image] == pytest.approx(cost, rel=1e-2)
@@ -121,7 +142,9 @@ def test_a_written_result_is_read_back_and_stale_sheets_go(result, tmp_path):
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_sheet_keeps_place_and_colour_of_every_picture(channels):
-    made = torch.rand(3, 4, channels, 16, 16, generator=rng(0))  # noise, as in an attack's first frames
+    made = torch.rand(
+        3, 4, channels, 16, 16, generator=rng(0)
+    )  # noise, as in an attack's first frames
     file = with_files({}, {"x": sheet(made, 75)})["files"]["x"]
     payload = {"size": [channels, 16, 16], "files": {"a.webp": file}}
     shown = pictures(payload, "a.webp").float() / 255
@@ -131,10 +154,15 @@ def test_a_sheet_keeps_place_and_colour_of_every_picture(channels):
 
 def test_frames_are_packed_within_the_budget(result, smoke_store, monkeypatch):
     chosen = attacks(settings(profile="smoke"))
-    artifacts = {key: attacked(unit, Store(smoke_store), device_of("cpu")) for key, unit in chosen.items()}
+    artifacts = {
+        key: attacked(unit, Store(smoke_store), device_of("cpu")) for key, unit in chosen.items()
+    }
     best = sum(map(len, sheets(artifacts).values()))
     monkeypatch.setattr(explorer, "BUDGET", best // 2)
-    assert sum(len(data) for name, data in sheets(artifacts).items() if name != "images.webp") <= best // 2
+    assert (
+        sum(len(data) for name, data in sheets(artifacts).items() if name != "images.webp")
+        <= best // 2
+    )
 
 
 def test_signs_are_in_the_words():
@@ -156,7 +184,9 @@ def test_the_signs_that_are_said_are_those_that_were_drawn():
     moved = crop_and_flip(dataset("shapes", "test")[:6].pixels, rng=rng(0, "crop and flip"))
     words = drawn(unit)
     assert len(set(words)) > 1
-    signs = torch.tensor([[-1 if "−" in part else 1 for part in text.split(" → ")] for text in words])
+    signs = torch.tensor(
+        [[-1 if "−" in part else 1 for part in text.split(" → ")] for text in words]
+    )
     assert torch.equal(Policy((3, 1, 7)).apply_signs(moved, signs), targets(unit)[1])
 
 
@@ -200,7 +230,7 @@ def test_a_reader_at_a_kernel_gets_the_live_explorer(result, smoke_store, monkey
 
 def test_the_library_needs_no_jupyter():
     absent = "import sys; sys.modules.update(dict.fromkeys(['anywidget', 'traitlets', 'ipywidgets', 'IPython']))"
-    code = f"{absent}; import atslib.report.widgets.live; from atslib.report.widgets.explorer import person_is_there"
+    code = f"{absent}; import atsbook.widgets.live; from atsbook.widgets.explorer import person_is_there"
     code += "; assert not person_is_there()"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
@@ -215,7 +245,9 @@ def heard():
 
 @pytest.fixture
 def session(smoke_store, heard):
-    made = Session(settings(profile="smoke"), Store(smoke_store), lambda *message: heard.append(message))
+    made = Session(
+        settings(profile="smoke"), Store(smoke_store), lambda *message: heard.append(message)
+    )
     yield made
     made.stop()
     assert made.wait(20)
@@ -249,9 +281,13 @@ def test_frames_come_from_the_start_to_the_last_step(session, heard):
     one = dataset("shapes", "test")[4]
     assert torch.equal(uint8(original), one.pixels)
     sign = 1 if "+" in started["operations"] else -1
-    assert torch.equal(uint8(target), Policy((3, 0)).apply_signs(one.pixels, torch.tensor([[sign, 1]])))
+    assert torch.equal(
+        uint8(target), Policy((3, 0)).apply_signs(one.pixels, torch.tensor([[sign, 1]]))
+    )
     shown = uint8(frames[-1][1][0]).float() / 255
-    assert frames[-1][0]["psnr"] == pytest.approx(float(psnr(shown, uint8(target).float() / 255)), abs=0.1)
+    assert frames[-1][0]["psnr"] == pytest.approx(
+        float(psnr(shown, uint8(target).float() / 255)), abs=0.1
+    )
     guess = policy_image("shapes", "3-0", False)
     assert started["floor"] == pytest.approx(float(psnr(guess, uint8(target).float() / 255)))
     json.dumps([content for content, _ in messages], allow_nan=False)
@@ -260,7 +296,10 @@ def test_frames_come_from_the_start_to_the_last_step(session, heard):
 def test_stop_ends_it_and_a_second_run_is_refused_kindly(session, heard):
     began = threading.Event()
     emit = session.emit
-    session.emit = lambda content, buffers: (emit(content, buffers), content["kind"] == "frame" and began.set())
+    session.emit = lambda content, buffers: (
+        emit(content, buffers),
+        content["kind"] == "frame" and began.set(),
+    )
     session.run(steps=STEPS)
     assert began.wait(60)
     session.run(steps=5)
@@ -287,7 +326,10 @@ def test_stop_ends_it_and_a_second_run_is_refused_kindly(session, heard):
         ),
         ({"image": 10**6}, "index 1000000 is outside the"),
         ({"upload": b"hello"}, "the file is no image that can be read"),
-        ({"upload": bytes(UPLOAD_BYTES + 1)}, "the image file has 10.0 MB; at most 10 MB are taken"),
+        (
+            {"upload": bytes(UPLOAD_BYTES + 1)},
+            "the image file has 10.0 MB; at most 10 MB are taken",
+        ),
         ({"nonsense": 1}, "the attack failed: TypeError"),
     ],
     ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
@@ -335,8 +377,14 @@ def test_networks_are_those_of_the_store_by_stage(store):
     offered = {name: list(stages) for name, stages in networks(chosen, store).items()}
     assert offered == {name: ["untrained"] for name in ("lenet", "convnet-16", "convnet-4")}
     trained = ((4, ""), (4, "3-1-7"), (1, ""))
-    kept = {(n, ids): model_unit(chosen, ids, train=TrainConfig(policy=ids, epochs=n)) for n, ids in trained}
-    other = [model_unit(chosen, dataset="cifar100"), model_unit(chosen, train=TrainConfig(defense="prune:0.9"))]
+    kept = {
+        (n, ids): model_unit(chosen, ids, train=TrainConfig(policy=ids, epochs=n))
+        for n, ids in trained
+    }
+    other = [
+        model_unit(chosen, dataset="cifar100"),
+        model_unit(chosen, train=TrainConfig(defense="prune:0.9")),
+    ]
     another_version = {"dataset": "shapes", "model": "x", "train": {"epoch": 1}}
     for unit in (*kept.values(), *other, another_version):
         store.get("model", unit, lambda state: {"x": torch.zeros(1)})
@@ -350,11 +398,15 @@ def test_networks_are_those_of_the_store_by_stage(store):
 
 
 def test_a_trained_network_says_what_it_was_trained_with(session, heard, result):
-    messages = finish(session, heard, network="convnet-4", stage="trained", policy=str(Policy((5,))), steps=2)
+    messages = finish(
+        session, heard, network="convnet-4", stage="trained", policy=str(Policy((5,))), steps=2
+    )
     assert "adam-cosine-tv on convnet-4 (trained, policy none)" in messages[0][0]["message"]
 
 
-def test_stop_ends_the_training_of_a_damaged_network_and_the_next_run_goes_on(store, heard, monkeypatch):
+def test_stop_ends_the_training_of_a_damaged_network_and_the_next_run_goes_on(
+    store, heard, monkeypatch
+):
     chosen = settings(profile="smoke")
     unit = model_unit(chosen, train=TrainConfig(epochs=500), fraction=0.02)
     store.get("model", unit, lambda state: {"x": torch.zeros(1)})
@@ -370,7 +422,10 @@ def test_stop_ends_the_training_of_a_damaged_network_and_the_next_run_goes_on(st
     assert session.wait(30)
     assert time.monotonic() - asked < 5
     assert kinds(heard) == ["training", "ended"]
-    assert heard[0][0]["message"] == "The stored convnet-4 is damaged or gone: it is trained again first, 500 epochs …"
+    assert (
+        heard[0][0]["message"]
+        == "The stored convnet-4 is damaged or gone: it is trained again first, 500 epochs …"
+    )
     assert heard[1][0]["message"].startswith("Stopped in the training of convnet-4")
     assert not store.has("model", unit)
 
@@ -382,7 +437,9 @@ def test_stop_ends_the_training_of_a_damaged_network_and_the_next_run_goes_on(st
 
 
 def test_a_network_that_had_to_be_trained_is_attacked(session, heard, monkeypatch):
-    monkeypatch.setattr("atslib.report.widgets.live.INTERVAL", 0)  # every frame is sent, however fast the machine
+    monkeypatch.setattr(
+        "atsbook.widgets.live.INTERVAL", 0
+    )  # every frame is sent, however fast the machine
     unit = model_unit(settings(profile="smoke"), train=TrainConfig(epochs=1), fraction=0.005)
     session._networks = {"convnet-4": {"trained": [unit]}}
     messages = finish(session, heard, network="convnet-4", stage="trained", steps=2)
@@ -398,13 +455,15 @@ def test_a_network_that_had_to_be_trained_is_attacked(session, heard, monkeypatc
 
 def test_the_widget_joins_the_form_to_a_session(result, smoke_store, monkeypatch):
     pytest.importorskip("anywidget")
-    from atslib.report.widgets.jupyter import ExplorerWidget
+    from atsbook.widgets.jupyter import ExplorerWidget
 
     widget, sent = ExplorerWidget(result.payload, settings(profile="smoke"), Store(smoke_store)), []
     monkeypatch.setattr(widget, "send", lambda content, buffers: sent.append(content["kind"]))
     assert repr(widget) == "Explorer with a kernel"
     json.dumps(widget.get_state(["payload", "options"]), allow_nan=False)
-    widget._handle_custom_msg({"kind": "run", "policy": "3", "steps": 2}, [memoryview(encoded((40, 40)))])
+    widget._handle_custom_msg(
+        {"kind": "run", "policy": "3", "steps": 2}, [memoryview(encoded((40, 40)))]
+    )
     assert widget.session.wait(60)
     assert (sent[:2], sent[-1]) == (["started", "frame"], "ended")
     widget._handle_custom_msg({"kind": "stop"}, [])

@@ -8,13 +8,26 @@ import torch
 from checks import refused
 
 import atslib
-from atslib import ATTACKS, Hybrid, Knowledge, Normalize, Policy, SearchConfig, Store, TrainConfig, load, rng
+from atsbook.runs.store import Store
+from atslib import (
+    ATTACKS,
+    Hybrid,
+    Knowledge,
+    Normalize,
+    Policy,
+    SearchConfig,
+    TrainConfig,
+    load,
+    rng,
+)
 from atslib.attacks import ThroughPolicy
 
 IMAGES, GREY = load("shapes", "test")[4:6], load("shapes-grey", "test")[4:6]
 PIXELS, LABELS = IMAGES.pixels / 255, IMAGES.labels
 MODEL = atslib.build_model("lenet-2", 10, norm="shapes", rng=0)
-NARROW = atslib.build_model("lenet-2", 2, norm="shapes", rng=0)  # classes 0 and 1, which the images are not of
+NARROW = atslib.build_model(
+    "lenet-2", 2, norm="shapes", rng=0
+)  # classes 0 and 1, which the images are not of
 SEEN = atslib.observe(MODEL, PIXELS, LABELS)
 SMALL = SearchConfig(candidates=2, images=2, acc_images=2, points=2, keep=1)
 
@@ -33,12 +46,24 @@ def attack(**changes):
 
 # Wrong images and labels, and what is said of them, whoever is asked for a gradient.
 INPUTS = {
-    "uint8": (IMAGES.pixels, LABELS, "images are uint8 of shape (2, 3, 32, 32); they must be floats"),
-    "0-255": (IMAGES.pixels.float(), LABELS, "they must be in [0, 1] (8-bit pixels divided by 255)"),
+    "uint8": (
+        IMAGES.pixels,
+        LABELS,
+        "images are uint8 of shape (2, 3, 32, 32); they must be floats",
+    ),
+    "0-255": (
+        IMAGES.pixels.float(),
+        LABELS,
+        "they must be in [0, 1] (8-bit pixels divided by 255)",
+    ),
     "grey": (PIXELS[:, :1], LABELS, "takes 3 channels and the images have 1"),
     "size": (PIXELS[..., :20, :20], LABELS, "does not take images of shape (3, 20, 20)"),
     "label": (PIXELS, LABELS + 10, "label"),
-    "floats": (PIXELS, LABELS.float(), "labels are float32 of shape (2,); they must be whole numbers"),
+    "floats": (
+        PIXELS,
+        LABELS.float(),
+        "labels are float32 of shape (2,); they must be whole numbers",
+    ),
     "one label": (PIXELS, LABELS[:1], "labels of shape (1,) for 2 images"),
 }
 
@@ -48,7 +73,9 @@ INPUTS = {
 def test_whoever_takes_a_gradient_says_what_is_wrong_with_its_images_and_labels(door, wrong):
     pixels, labels, said = INPUTS[wrong]
     with refused(said):
-        getattr(atslib, door)(MODEL, pixels, labels, **({"rng": 0} if door == "gradsim_curve" else {}))
+        getattr(atslib, door)(
+            MODEL, pixels, labels, **({"rng": 0} if door == "gradsim_curve" else {})
+        )
 
 
 CALLS = {
@@ -64,25 +91,52 @@ CALLS = {
     "no deviation": (lambda: Normalize((0.5,), (0.0,)), "one deviation above 0"),
     "negative deviation": (lambda: Normalize((0.5,), (-1.0,)), "one deviation above 0"),
     "one more deviation": (lambda: Normalize((0.5,), (0.2, 0.2)), "one mean and one deviation"),
-    "statistics of text": (lambda: Normalize("a", "b"), "give the mean and deviation of each channel"),
+    "statistics of text": (
+        lambda: Normalize("a", "b"),
+        "give the mean and deviation of each channel",
+    ),
     "model of a number": (lambda: atslib.build_model(5, 10), "model 5 is unknown"),
-    "huge width": (lambda: atslib.build_model("lenet-99999999", 10), "neither number may be above 1024"),
-    "huge image": (lambda: atslib.build_model("lenet", 10, image_size=9999), "neither number may be above 1024"),
+    "huge width": (
+        lambda: atslib.build_model("lenet-99999999", 10),
+        "neither number may be above 1024",
+    ),
+    "huge image": (
+        lambda: atslib.build_model("lenet", 10, image_size=9999),
+        "neither number may be above 1024",
+    ),
     "infinite step": (lambda: TrainConfig(lr=float("inf")), "TrainConfig.lr=inf must be finite"),
     "step of nan": (lambda: attack(lr=float("nan")), "GradientMatching.lr=nan must be finite"),
     "weight of nan": (lambda: attack(tv=float("nan")), "GradientMatching.tv=nan must be finite"),
-    "dict for config": (lambda: atslib.fit(MODEL, IMAGES, {}, rng=0), "config {} must be an atslib.TrainConfig"),
+    "dict for config": (
+        lambda: atslib.fit(MODEL, IMAGES, {}, rng=0),
+        "config {} must be an atslib.TrainConfig",
+    ),
     "accuracy of too few classes": (lambda: atslib.evaluate(NARROW, IMAGES), "label"),
-    "accuracy of grey images": (lambda: atslib.evaluate(MODEL, GREY), "does not take images of shape (1, 28, 28)"),
-    "accuracy in no chunks": (lambda: atslib.evaluate(MODEL, IMAGES, chunk=0), "chunk=0 must be a whole number"),
-    "accuracy of nothing": (lambda: atslib.evaluate(None, IMAGES), "model None must be a torch.nn.Module"),
-    "start of text": (lambda: atslib.reconstruct(SEEN, attack(), rng=0, start="zeros"), "start str must be"),
+    "accuracy of grey images": (
+        lambda: atslib.evaluate(MODEL, GREY),
+        "does not take images of shape (1, 28, 28)",
+    ),
+    "accuracy in no chunks": (
+        lambda: atslib.evaluate(MODEL, IMAGES, chunk=0),
+        "chunk=0 must be a whole number",
+    ),
+    "accuracy of nothing": (
+        lambda: atslib.evaluate(None, IMAGES),
+        "model None must be a torch.nn.Module",
+    ),
+    "start of text": (
+        lambda: atslib.reconstruct(SEEN, attack(), rng=0, start="zeros"),
+        "start str must be",
+    ),
     "attack that returns 0-255": (
         lambda: atslib.reconstruct(SEEN, lambda seen, *, rng: PIXELS * 255, rng=0),
         "images are in units of [0, 1]",
     ),
     "psnr of 0-255": (lambda: atslib.psnr(PIXELS, PIXELS * 255), "psnr: the truth goes up to"),
-    "ssim of 0-255": (lambda: atslib.ssim(PIXELS * 255, PIXELS * 255), "ssim: the truth goes up to"),
+    "ssim of 0-255": (
+        lambda: atslib.ssim(PIXELS * 255, PIXELS * 255),
+        "ssim: the truth goes up to",
+    ),
     "noise of 0-255": (
         lambda: atslib.gradsim_curve(MODEL, PIXELS, LABELS, start=IMAGES.pixels),
         "start is uint8 of shape (2, 3, 32, 32); it must be floats in [0, 1]",
@@ -91,47 +145,125 @@ CALLS = {
         lambda: atslib.gradsim_curve(MODEL, PIXELS, LABELS, rng=0, points=2.5),
         "points=2.5 must be a whole number, at least 2",
     ),
-    "score of a number": (lambda: atslib.privacy_score(MODEL, IMAGES, 5, rng=0), "policy 5 must be text"),
-    "score of grey images": (lambda: atslib.privacy_score(MODEL, GREY, "3", rng=0), "does not take images of shape"),
+    "score of a number": (
+        lambda: atslib.privacy_score(MODEL, IMAGES, 5, rng=0),
+        "policy 5 must be text",
+    ),
+    "score of grey images": (
+        lambda: atslib.privacy_score(MODEL, GREY, "3", rng=0),
+        "does not take images of shape",
+    ),
     "score of too few classes": (lambda: atslib.privacy_score(NARROW, IMAGES, "3", rng=0), "label"),
-    "score of nothing": (lambda: atslib.privacy_score(None, IMAGES, "3", rng=0), "model None must be"),
-    "accuracy score of a number": (lambda: atslib.accuracy_score(MODEL, IMAGES, 5, rng=0), "policy 5 must be text"),
-    "accuracy score of grey": (lambda: atslib.accuracy_score(MODEL, GREY, "3", rng=0), "does not take images of shape"),
-    "half a candidate": (lambda: SearchConfig(candidates=2.5), "SearchConfig.candidates=2.5 must be a whole number"),
+    "score of nothing": (
+        lambda: atslib.privacy_score(None, IMAGES, "3", rng=0),
+        "model None must be",
+    ),
+    "accuracy score of a number": (
+        lambda: atslib.accuracy_score(MODEL, IMAGES, 5, rng=0),
+        "policy 5 must be text",
+    ),
+    "accuracy score of grey": (
+        lambda: atslib.accuracy_score(MODEL, GREY, "3", rng=0),
+        "does not take images of shape",
+    ),
+    "half a candidate": (
+        lambda: SearchConfig(candidates=2.5),
+        "SearchConfig.candidates=2.5 must be a whole number",
+    ),
     "one point": (lambda: SearchConfig(points=1), "SearchConfig.points=1 must be at least 2"),
     "no draws": (lambda: SearchConfig(draws=0), "SearchConfig.draws=0 must be at least 1"),
-    "rungs of a number": (lambda: SearchConfig(rungs=5), "SearchConfig.rungs=5 must be (images, share) pairs"),
-    "threshold of nan": (lambda: SearchConfig(t_acc=float("nan")), "SearchConfig.t_acc=nan must be a finite number"),
-    "search with a dict": (lambda: atslib.search({}, MODEL, MODEL, IMAGES, seed=0), "must be an atslib.SearchConfig"),
-    "search of a tensor": (lambda: atslib.search(SMALL, MODEL, MODEL, PIXELS, seed=0), "give atslib.Images"),
-    "search of grey images": (lambda: atslib.search(SMALL, MODEL, MODEL, GREY, seed=0), "does not take images of"),
+    "rungs of a number": (
+        lambda: SearchConfig(rungs=5),
+        "SearchConfig.rungs=5 must be (images, share) pairs",
+    ),
+    "threshold of nan": (
+        lambda: SearchConfig(t_acc=float("nan")),
+        "SearchConfig.t_acc=nan must be a finite number",
+    ),
+    "search with a dict": (
+        lambda: atslib.search({}, MODEL, MODEL, IMAGES, seed=0),
+        "must be an atslib.SearchConfig",
+    ),
+    "search of a tensor": (
+        lambda: atslib.search(SMALL, MODEL, MODEL, PIXELS, seed=0),
+        "give atslib.Images",
+    ),
+    "search of grey images": (
+        lambda: atslib.search(SMALL, MODEL, MODEL, GREY, seed=0),
+        "does not take images of",
+    ),
     "dict for policy ids": (lambda: Policy(5), "Policy of ids 5 must be numbers of operations"),
-    "hybrid of None": (lambda: Hybrid(None), "Hybrid of members None must be several atslib.Policy"),
-    "data set of a list": (lambda: load(["shapes"], "test"), "data set ['shapes'] is unknown; choose one of"),
+    "hybrid of None": (
+        lambda: Hybrid(None),
+        "Hybrid of members None must be several atslib.Policy",
+    ),
+    "data set of a list": (
+        lambda: load(["shapes"], "test"),
+        "data set ['shapes'] is unknown; choose one of",
+    ),
     "device of text": (lambda: rng(0, device="nope"), "rng: device 'nope' cannot be had"),
-    "side of half a pixel": (lambda: atslib.load_folder("/", size=2.5), "image size=2.5 must be a whole number"),
+    "side of half a pixel": (
+        lambda: atslib.load_folder("/", size=2.5),
+        "image size=2.5 must be a whole number",
+    ),
     "PIL of None": (lambda: Policy((3,)).as_torchvision()(None), "image None must be a PIL image"),
     # numbers that no run could mean
     "momentum of one": (lambda: TrainConfig(momentum=1), "TrainConfig.momentum=1 must be below 1"),
-    "huge momentum": (lambda: TrainConfig(momentum=1e9), "TrainConfig.momentum=1000000000.0 must be below 1"),
-    "decay of nan": (lambda: TrainConfig(weight_decay=NAN), "TrainConfig.weight_decay=nan must be finite"),
-    "penalty of nan": (lambda: attack(penalties=(("tv-isotropic", NAN),)), "must not be negative, nan or infinite"),
-    "penalty alone": (lambda: attack(penalties=("tv-isotropic", 0.1)), "must be pairs of a name and a weight"),
-    "penalties of a number": (lambda: attack(penalties=5), "penalties=5 must be pairs of a name and a weight"),
+    "huge momentum": (
+        lambda: TrainConfig(momentum=1e9),
+        "TrainConfig.momentum=1000000000.0 must be below 1",
+    ),
+    "decay of nan": (
+        lambda: TrainConfig(weight_decay=NAN),
+        "TrainConfig.weight_decay=nan must be finite",
+    ),
+    "penalty of nan": (
+        lambda: attack(penalties=(("tv-isotropic", NAN),)),
+        "must not be negative, nan or infinite",
+    ),
+    "penalty alone": (
+        lambda: attack(penalties=("tv-isotropic", 0.1)),
+        "must be pairs of a name and a weight",
+    ),
+    "penalties of a number": (
+        lambda: attack(penalties=5),
+        "penalties=5 must be pairs of a name and a weight",
+    ),
     "share of nan": (lambda: SearchConfig(rungs=((5, NAN),)), "shares be in (0, 1]"),
-    "rung of infinitely many": (lambda: SearchConfig(rungs=((float("inf"), 0.5),)), "must be (images, share) pairs"),
-    "rung of half an image": (lambda: SearchConfig(rungs=((2.5, 0.5),)), "must be (images, share) pairs"),
-    "nothing through a policy": (lambda: ThroughPolicy(inner=None), "ThroughPolicy.inner None must be"),
+    "rung of infinitely many": (
+        lambda: SearchConfig(rungs=((float("inf"), 0.5),)),
+        "must be (images, share) pairs",
+    ),
+    "rung of half an image": (
+        lambda: SearchConfig(rungs=((2.5, 0.5),)),
+        "must be (images, share) pairs",
+    ),
+    "nothing through a policy": (
+        lambda: ThroughPolicy(inner=None),
+        "ThroughPolicy.inner None must be",
+    ),
     "trial of nan": (
         lambda: ThroughPolicy(inner=attack(), trial=NAN),
         "ThroughPolicy.trial=nan must be a whole number",
     ),
     # attacks of one's own
     "attack that returns nan": (lambda: own(PIXELS * NAN), "an attack returned values up to nan"),
-    "attack that returns another shape": (lambda: own(PIXELS[:1]), "returned (1, 3, 32, 32) torch.float32; it must be"),
-    "attack that returns uint8": (lambda: own(IMAGES.pixels), "torch.uint8; it must be (2, 3, 32, 32) floats"),
-    "attack that returns numpy": (lambda: own(PIXELS.numpy()), "an attack returned a ndarray; it must be"),
-    "attack that returns nothing": (lambda: own(None), "an attack returned a NoneType; it must be a Reconstruction"),
+    "attack that returns another shape": (
+        lambda: own(PIXELS[:1]),
+        "returned (1, 3, 32, 32) torch.float32; it must be",
+    ),
+    "attack that returns uint8": (
+        lambda: own(IMAGES.pixels),
+        "torch.uint8; it must be (2, 3, 32, 32) floats",
+    ),
+    "attack that returns numpy": (
+        lambda: own(PIXELS.numpy()),
+        "an attack returned a ndarray; it must be",
+    ),
+    "attack that returns nothing": (
+        lambda: own(None),
+        "an attack returned a NoneType; it must be a Reconstruction",
+    ),
     "attack that returns a wrong result": (
         lambda: own(dataclasses.replace(atslib.Reconstruction.of(PIXELS, SEEN), images=PIXELS[:1])),
         "returned (1, 3, 32, 32) torch.float32; it must be (2, 3, 32, 32) floats",
@@ -154,7 +286,10 @@ CALLS = {
     ),
     # metrics
     "mse of 0-255": (lambda: atslib.mse(PIXELS * 255, PIXELS * 255), "mse: the truth goes up to"),
-    "feature_mse of 0-255": (lambda: atslib.feature_mse(MODEL, PIXELS, PIXELS * 255), "feature_mse: the truth goes up"),
+    "feature_mse of 0-255": (
+        lambda: atslib.feature_mse(MODEL, PIXELS, PIXELS * 255),
+        "feature_mse: the truth goes up",
+    ),
     "mse of grey and color": (lambda: atslib.mse(PIXELS[:, :1], PIXELS), "nothing is broadcast"),
     "feature_mse of grey images": (
         lambda: atslib.feature_mse(MODEL, PIXELS[:, :1], PIXELS[:, :1]),
@@ -170,10 +305,19 @@ CALLS = {
         lambda: atslib.pareto(pd.DataFrame({"s_pri": [1.0], "accuracy": [1.0]})),
         "pareto: the table has no column s_acc, but s_pri, accuracy",
     ),
-    "kind that leaves the store": (lambda: Store("x").path("../x", {}), "kind '../x' must be the name of one folder"),
-    "kind of two folders": (lambda: Store("x").path("a/b", {}), "kind 'a/b' must be the name of one folder"),
+    "kind that leaves the store": (
+        lambda: Store("x").path("../x", {}),
+        "kind '../x' must be the name of one folder",
+    ),
+    "kind of two folders": (
+        lambda: Store("x").path("a/b", {}),
+        "kind 'a/b' must be the name of one folder",
+    ),
     "kind of None": (lambda: Store("x").has(None, {}), "kind None must be the name of one folder"),
-    "store in a file": (lambda: Store(__file__).get("k", {}, dict), "cannot be written: Not a directory"),
+    "store in a file": (
+        lambda: Store(__file__).get("k", {}, dict),
+        "cannot be written: Not a directory",
+    ),
 }
 
 NOT_PATHS = {
@@ -181,7 +325,9 @@ NOT_PATHS = {
     "save_checkpoint": lambda path: atslib.save_checkpoint(path, MODEL),
     "load_policies": atslib.load_policies,
     "load_folder": atslib.load_folder,
-    "SearchResult.save": lambda path: atslib.scores.search.SearchResult(pd.DataFrame(), (), None, SMALL, 0).save(path),
+    "SearchResult.save": lambda path: atslib.scores.search.SearchResult(
+        pd.DataFrame(), (), None, SMALL, 0
+    ).save(path),
 }
 OPTIONAL_PATHS = {
     "Store": Store,
@@ -209,21 +355,63 @@ NONE = {
     "observe model": (lambda: atslib.observe(None, PIXELS, LABELS), "model None"),
     "observe images": (lambda: atslib.observe(MODEL, None, LABELS), "images are NoneType"),
     "observe labels": (lambda: atslib.observe(MODEL, PIXELS, None), "labels are NoneType"),
-    "example_gradients model": (lambda: atslib.example_gradients(None, PIXELS, LABELS), "model None"),
-    "example_gradients images": (lambda: atslib.example_gradients(MODEL, None, LABELS), "images are NoneType"),
-    "gradsim_curve model": (lambda: atslib.gradsim_curve(None, PIXELS, LABELS, rng=0), "model None"),
-    "gradsim_curve labels": (lambda: atslib.gradsim_curve(MODEL, PIXELS, None, rng=0), "labels are NoneType"),
-    "privacy_score images": (lambda: atslib.privacy_score(MODEL, None, "3", rng=0), "images are a NoneType"),
-    "privacy_score policy": (lambda: atslib.privacy_score(MODEL, IMAGES, None, rng=0), "policy None"),
-    "privacy_scores policies": (lambda: atslib.privacy_scores(MODEL, IMAGES, None, rng=0), "policies None"),
-    "privacy_scores rng": (lambda: atslib.privacy_scores(MODEL, IMAGES, ["3"], rng=None), "rng None"),
+    "example_gradients model": (
+        lambda: atslib.example_gradients(None, PIXELS, LABELS),
+        "model None",
+    ),
+    "example_gradients images": (
+        lambda: atslib.example_gradients(MODEL, None, LABELS),
+        "images are NoneType",
+    ),
+    "gradsim_curve model": (
+        lambda: atslib.gradsim_curve(None, PIXELS, LABELS, rng=0),
+        "model None",
+    ),
+    "gradsim_curve labels": (
+        lambda: atslib.gradsim_curve(MODEL, PIXELS, None, rng=0),
+        "labels are NoneType",
+    ),
+    "privacy_score images": (
+        lambda: atslib.privacy_score(MODEL, None, "3", rng=0),
+        "images are a NoneType",
+    ),
+    "privacy_score policy": (
+        lambda: atslib.privacy_score(MODEL, IMAGES, None, rng=0),
+        "policy None",
+    ),
+    "privacy_scores policies": (
+        lambda: atslib.privacy_scores(MODEL, IMAGES, None, rng=0),
+        "policies None",
+    ),
+    "privacy_scores rng": (
+        lambda: atslib.privacy_scores(MODEL, IMAGES, ["3"], rng=None),
+        "rng None",
+    ),
     "accuracy_score model": (lambda: atslib.accuracy_score(None, IMAGES, "3", rng=0), "model None"),
-    "accuracy_score images": (lambda: atslib.accuracy_score(MODEL, None, "3", rng=0), "images are a NoneType"),
-    "accuracy_score policy": (lambda: atslib.accuracy_score(MODEL, IMAGES, None, rng=0), "policy None"),
-    "search config": (lambda: atslib.search(None, MODEL, MODEL, IMAGES, seed=0), "search: config None"),
-    "search semi-trained": (lambda: atslib.search(SMALL, None, MODEL, IMAGES, seed=0), "search: semi_trained None"),
-    "search untrained": (lambda: atslib.search(SMALL, MODEL, None, IMAGES, seed=0), "search: random_init None"),
-    "search images": (lambda: atslib.search(SMALL, MODEL, MODEL, None, seed=0), "images are a NoneType"),
+    "accuracy_score images": (
+        lambda: atslib.accuracy_score(MODEL, None, "3", rng=0),
+        "images are a NoneType",
+    ),
+    "accuracy_score policy": (
+        lambda: atslib.accuracy_score(MODEL, IMAGES, None, rng=0),
+        "policy None",
+    ),
+    "search config": (
+        lambda: atslib.search(None, MODEL, MODEL, IMAGES, seed=0),
+        "search: config None",
+    ),
+    "search semi-trained": (
+        lambda: atslib.search(SMALL, None, MODEL, IMAGES, seed=0),
+        "search: semi_trained None",
+    ),
+    "search untrained": (
+        lambda: atslib.search(SMALL, MODEL, None, IMAGES, seed=0),
+        "search: random_init None",
+    ),
+    "search images": (
+        lambda: atslib.search(SMALL, MODEL, MODEL, None, seed=0),
+        "images are a NoneType",
+    ),
     "search seed": (lambda: atslib.search(SMALL, MODEL, MODEL, IMAGES, seed=None), "seed None"),
     "pareto": (lambda: atslib.pareto(None), "pareto: table None"),
     "fit model": (lambda: atslib.fit(None, IMAGES, TrainConfig(), rng=0), "model None"),
@@ -231,15 +419,27 @@ NONE = {
     "fit config": (lambda: atslib.fit(MODEL, IMAGES, None, rng=0), "fit: config None"),
     "fit rng": (lambda: atslib.fit(MODEL, IMAGES, TrainConfig(), rng=None), "rng None"),
     "evaluate images": (lambda: atslib.evaluate(MODEL, None), "images are a NoneType"),
-    "load_checkpoint model": (lambda: atslib.load_checkpoint("m", None), "load_checkpoint: model None"),
-    "save_checkpoint model": (lambda: atslib.save_checkpoint("m", None), "save_checkpoint: model None"),
-    "reconstruct seen": (lambda: atslib.reconstruct(None, "adam-cosine", rng=0), "seen is a NoneType"),
+    "load_checkpoint model": (
+        lambda: atslib.load_checkpoint("m", None),
+        "load_checkpoint: model None",
+    ),
+    "save_checkpoint model": (
+        lambda: atslib.save_checkpoint("m", None),
+        "save_checkpoint: model None",
+    ),
+    "reconstruct seen": (
+        lambda: atslib.reconstruct(None, "adam-cosine", rng=0),
+        "seen is a NoneType",
+    ),
     "reconstruct attack": (lambda: atslib.reconstruct(SEEN, None, rng=0), "attack None"),
     "reconstruct rng": (lambda: atslib.reconstruct(SEEN, "adam-cosine", rng=None), "rng None"),
     "restore_labels seen": (lambda: atslib.restore_labels(None, rng=0), "seen is a NoneType"),
     "restore_labels rng": (lambda: atslib.restore_labels(SEEN, rng=None), "rng None"),
     "psnr": (lambda: atslib.psnr(None, PIXELS), "psnr: images of NoneType"),
-    "feature_mse model": (lambda: atslib.feature_mse(None, PIXELS, PIXELS), "feature_mse: model None"),
+    "feature_mse model": (
+        lambda: atslib.feature_mse(None, PIXELS, PIXELS),
+        "feature_mse: model None",
+    ),
     "lpips": (lambda: atslib.lpips(PIXELS, None), "lpips: images of NoneType"),
     "load": (lambda: load(None, "test"), "data set None"),
     "load split": (lambda: load("shapes", None), "split None"),

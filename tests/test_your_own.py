@@ -7,12 +7,15 @@ from types import ModuleType
 
 import pytest
 
-from atslib import Store
-from atslib.report import pages
-from atslib.store import project_root
+from atsbook import pages
+from atsbook.runs.store import Store
+from atslib.files import project_root
 
 SECTIONS = re.split(r"^## ", (project_root() / "book" / "your_own.md").read_text(), flags=re.M)[1:]
-CODE = {section.partition("\n")[0]: re.findall(r"^```python\n(.*?)^```$", section, re.M | re.S) for section in SECTIONS}
+CODE = {
+    section.partition("\n")[0]: re.findall(r"^```python\n(.*?)^```$", section, re.M | re.S)
+    for section in SECTIONS
+}
 PAGE, CELL = CODE["A page of this book"]
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -33,7 +36,9 @@ def printed(monkeypatch, tmp_path, capfd):
     def run(heading):
         (code,) = CODE[heading]
         exec(code, {"__name__": "snippet"})
-        rows = [re.match(r"(.+?) +(-?\d+\.\d+)\b", line) for line in capfd.readouterr().out.splitlines()]
+        rows = [
+            re.match(r"(.+?) +(-?\d+\.\d+)\b", line) for line in capfd.readouterr().out.splitlines()
+        ]
         return {row[1]: float(row[2]) for row in rows}
 
     return run
@@ -42,7 +47,9 @@ def printed(monkeypatch, tmp_path, capfd):
 def test_an_attack(printed):
     table = printed("An attack")
     assert list(table) == ["mean_of_class", "annealed-lenet"]
-    assert table["annealed-lenet"] > table["mean_of_class"] + 3  # one uses the gradient, the other does not
+    assert (
+        table["annealed-lenet"] > table["mean_of_class"] + 3
+    )  # one uses the gradient, the other does not
 
 
 def test_a_defense(printed):
@@ -72,7 +79,7 @@ def test_data(printed):
 
 
 def test_a_page_with_its_notebook(monkeypatch, tmp_path):
-    page = ModuleType("atslib.report.pages.ext11_clipping")
+    page = ModuleType("atsbook.pages.ext11_clipping")
     exec(PAGE, vars(page))
     monkeypatch.setitem(sys.modules, page.__name__, page)
     monkeypatch.setattr(pages, "ext11_clipping", page, raising=False)

@@ -10,16 +10,32 @@ the policy; `knowing` knows the defense, where that is no policy. To add a part,
 in the table of that file; to add an attack, write a class with `run` and its entry in `presets.ATTACKS`.
 """
 
-from atslib.attacks.adaptive import ThroughPolicy
 from atslib.attacks.analytic import LastLayerAlone, invert_linear
 from atslib.attacks.attack import Attack, Reconstruction
-from atslib.attacks.informed import FromMean, Undone
-from atslib.attacks.knowing import BothImages, KeptEntries, KnownFeatures
 from atslib.attacks.labels import restore_labels
-from atslib.attacks.learned import Learned
+from atslib.attacks.learned_correction import Learned
 from atslib.attacks.matching import GradientMatching
 from atslib.attacks.presets import ATTACKS, by_knowledge, reconstruct
+from atslib.attacks.through_defense import BothImages, KeptEntries, KnownFeatures
+from atslib.attacks.through_policy import ThroughPolicy
+from atslib.attacks.undo_policy import FromMean, Undone
 
-__all__ = ["ATTACKS", "Attack", "FromMean", "GradientMatching", "Learned", "Reconstruction", "ThroughPolicy", "Undone"]
-__all__ += ["BothImages", "KeptEntries", "KnownFeatures", "LastLayerAlone", "by_knowledge", "invert_linear"]
+__all__ = [
+    "ATTACKS",
+    "Attack",
+    "FromMean",
+    "GradientMatching",
+    "Learned",
+    "Reconstruction",
+    "ThroughPolicy",
+    "Undone",
+]
+__all__ += [
+    "BothImages",
+    "KeptEntries",
+    "KnownFeatures",
+    "LastLayerAlone",
+    "by_knowledge",
+    "invert_linear",
+]
 __all__ += ["reconstruct", "restore_labels"]

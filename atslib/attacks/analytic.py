@@ -10,9 +10,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from atslib.attacks.around import Around
 from atslib.attacks.attack import Reconstruction
-from atslib.clients.observed import Observed, Update
+from atslib.attacks.composed import Around
+from atslib.clients.view import Observed, Update
 from atslib.errors import AtsError, check_kind
 from atslib.gradients.problems import unflatten
 from atslib.models import last_linear
@@ -33,13 +33,19 @@ def invert_linear(weight_gradient: Tensor, bias_gradient: Tensor) -> Tensor:
         AtsError: a layer without a bias, shapes that do not fit each other, or an image whose bias gradients are all
             0, such as one of which the network is certain: it says nothing of its input.
     """
-    check_kind("invert_linear: weight_gradient", weight_gradient, Tensor, "a torch.Tensor (N, O, I)")
+    check_kind(
+        "invert_linear: weight_gradient", weight_gradient, Tensor, "a torch.Tensor (N, O, I)"
+    )
     if bias_gradient is None:
-        raise AtsError("invert_linear: bias_gradient is None; a layer without a bias gives its input up to a factor")
+        raise AtsError(
+            "invert_linear: bias_gradient is None; a layer without a bias gives its input up to a factor"
+        )
     check_kind("invert_linear: bias_gradient", bias_gradient, Tensor, "a torch.Tensor (N, O)")
     if weight_gradient.ndim != 3 or bias_gradient.shape != weight_gradient.shape[:2]:
         shapes = f"{tuple(weight_gradient.shape)} and {tuple(bias_gradient.shape)}"
-        raise AtsError(f"invert_linear: gradients of weight and bias are {shapes}; they must be (N, O, I) and (N, O)")
+        raise AtsError(
+            f"invert_linear: gradients of weight and bias are {shapes}; they must be (N, O, I) and (N, O)"
+        )
     if silent := (bias_gradient == 0).all(1).nonzero().flatten().tolist():
         raise AtsError(
             f"invert_linear: the bias gradients of images {silent} are all 0, so they say nothing of an input"
@@ -47,7 +53,11 @@ def invert_linear(weight_gradient: Tensor, bias_gradient: Tensor) -> Tensor:
     # By their largest first: squares of small gradients would underflow.
     largest = bias_gradient.abs().amax(1, keepdim=True)
     share = bias_gradient / largest
-    return torch.einsum("no,noi->ni", share / share.square().sum(1, keepdim=True), weight_gradient / largest[..., None])
+    return torch.einsum(
+        "no,noi->ni",
+        share / share.square().sum(1, keepdim=True),
+        weight_gradient / largest[..., None],
+    )
 
 
 def last_features(update: Update) -> Tensor:
@@ -57,7 +67,9 @@ def last_features(update: Update) -> Tensor:
         AtsError: the network has no linear layer with a bias at its end, or as `invert_linear`.
     """
     gradients = unflatten(update.mean_gradients, update.model)
-    return invert_linear(*(g for g, own in zip(gradients, of_last_layer(update.model), strict=True) if own))
+    return invert_linear(
+        *(g for g, own in zip(gradients, of_last_layer(update.model), strict=True) if own)
+    )
 
 
 def of_last_layer(model: nn.Module) -> list[bool]:
@@ -87,5 +99,7 @@ class LastLayerAlone(Around):
         Raises:
             AtsError: the network has no linear layer with a bias at its end.
         """
-        updates = [dataclasses.replace(u, kept=entries(u, of_last_layer(u.model))) for u in seen.updates]
+        updates = [
+            dataclasses.replace(u, kept=entries(u, of_last_layer(u.model))) for u in seen.updates
+        ]
         return self.inner.run(dataclasses.replace(seen, updates=tuple(updates)), **options)

@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from atslib.clients.threat import Observed
+from atslib.clients.observe import Observed
 from atslib.errors import AtsError, check_kind
 
 FARTHEST = 10  # from 0, in units of [0, 1]: a value beyond 1 may be meant, one of 255 is a mistake
@@ -52,7 +52,9 @@ class Reconstruction:
         wanted, members = tuple(images.shape), len(seen)
         unknown_cost = images.new_full((1, members), torch.nan)
         if not (images.abs() <= FARTHEST).all():
-            raise AtsError(f"an attack returned values up to {images.abs().max():.4g}; images are in units of [0, 1]")
+            raise AtsError(
+                f"an attack returned values up to {images.abs().max():.4g}; images are in units of [0, 1]"
+            )
         none, device = images.new_zeros((0, *wanted)), images.device
         unknown = torch.full((members, seen.threat.batch), -1, device=device)
         return cls(
@@ -74,7 +76,9 @@ def check_returned(images: Tensor, seen: Observed) -> None:
     check_kind("an attack returned images", images, Tensor, "a torch.Tensor")
     wanted = (len(seen) * seen.threat.batch, *seen.shape)
     if tuple(images.shape) != wanted or not images.is_floating_point():
-        raise AtsError(f"an attack returned {tuple(images.shape)} {images.dtype}; it must be {wanted} floats")
+        raise AtsError(
+            f"an attack returned {tuple(images.shape)} {images.dtype}; it must be {wanted} floats"
+        )
 
 
 class Attack(Protocol):

@@ -22,12 +22,12 @@ from atslib.attacks.memory import members_on_cpu, members_on_gpu
 from atslib.attacks.objective import Objective
 from atslib.attacks.optimizers import OPTIMIZERS
 from atslib.attacks.starts import STARTS
-from atslib.clients.threat import Observed
+from atslib.checkpoints import fingerprint, load_state, save_state
+from atslib.clients.observe import Observed
 from atslib.data.images import describe
 from atslib.errors import AtsError, as_path, check_whole
 from atslib.gradients.chunks import in_chunks
 from atslib.models import normalization_layer
-from atslib.store import fingerprint, load_state, save_state
 
 if TYPE_CHECKING:
     from atslib.attacks.matching import GradientMatching
@@ -63,14 +63,24 @@ def match(
     Raises:
         AtsError: gradients that are not finite, attacks that cannot share a batch, or a start of the wrong shape.
     """
-    checkpoint, restarts = as_path("checkpoint", checkpoint, optional=True), _checked(seen, attacks, frames, chunk)
+    checkpoint, restarts = (
+        as_path("checkpoint", checkpoint, optional=True),
+        _checked(seen, attacks, frames, chunk),
+    )
     seen = labelled(seen, rng)
     begin, files = _starts(seen, attacks, rng, start), set()
-    everyone, repeated = torch.arange(len(seen), device=begin.device).repeat(restarts), list(attacks) * restarts
-    with tqdm(total=sum(a.steps for a in repeated), disable=not progress, unit="step", leave=False) as bar:
+    everyone, repeated = (
+        torch.arange(len(seen), device=begin.device).repeat(restarts),
+        list(attacks) * restarts,
+    )
+    with tqdm(
+        total=sum(a.steps for a in repeated), disable=not progress, unit="step", leave=False
+    ) as bar:
 
         def run(part: slice) -> dict[str, Tensor]:
-            file = checkpoint and checkpoint.with_name(f"{checkpoint.name}.{part.start}-{part.stop - part.start}")
+            file = checkpoint and checkpoint.with_name(
+                f"{checkpoint.name}.{part.start}-{part.stop - part.start}"
+            )
             files.add(file)
             members = _Run(seen.take(everyone[part]), repeated[part], begin[part], frames, file)
             return members.finish(on_frame, on_saved, bar)
@@ -88,25 +98,37 @@ def _clear(checkpoint: Path | None, files: set[Path]) -> None:
         elif state.suffix != ".aside":
             state.replace(aside := state.with_name(f"{state.name}.aside"))
             why = "it is of another run, or in other chunks"
-            warnings.warn(f"{state.name} was not used ({why}); it is now {aside.name}", stacklevel=3)
+            warnings.warn(
+                f"{state.name} was not used ({why}); it is now {aside.name}", stacklevel=3
+            )
 
 
-def _checked(seen: Observed, attacks: Sequence[GradientMatching], frames: int, chunk: int | None) -> int:
+def _checked(
+    seen: Observed, attacks: Sequence[GradientMatching], frames: int, chunk: int | None
+) -> int:
     """How many restarts the attacks have."""
     check_whole("frames", frames, 0)
     if chunk is not None:
         check_whole("chunk", chunk, 1)
     if len(attacks) != len(seen):
-        raise AtsError(f"{len(attacks)} attacks for {len(seen)} gradients: give one, or one for each gradient")
+        raise AtsError(
+            f"{len(attacks)} attacks for {len(seen)} gradients: give one, or one for each gradient"
+        )
     if len({(a.structure(), a.restarts) for a in attacks}) > 1:
-        raise AtsError("attacks in one batch must share distance, optimizer, its options and restarts")
+        raise AtsError(
+            "attacks in one batch must share distance, optimizer, its options and restarts"
+        )
     finite = torch.stack([update.gradients.isfinite().all(1) for update in seen.updates]).all(0)
     if broken := (~finite).nonzero().flatten().tolist():
-        raise AtsError(f"gradients {broken} hold nan or infinity: what a client shares must be finite")
+        raise AtsError(
+            f"gradients {broken} hold nan or infinity: what a client shares must be finite"
+        )
     return attacks[0].restarts
 
 
-def _starts(seen: Observed, attacks: Sequence[GradientMatching], rng: torch.Generator, start: Tensor | None) -> Tensor:
+def _starts(
+    seen: Observed, attacks: Sequence[GradientMatching], rng: torch.Generator, start: Tensor | None
+) -> Tensor:
     """Iterates to begin from, (restarts · N, D) in normalized units, restart by restart."""
     restarts, shape = attacks[0].restarts, (seen.threat.batch, *seen.shape)
     like, normalize = seen.updates[0].gradients, normalization_layer(seen.updates[0].model)
@@ -114,17 +136,27 @@ def _starts(seen: Observed, attacks: Sequence[GradientMatching], rng: torch.Gene
     if start is not None:
         if (given := tuple(getattr(start, "shape", ()))) not in (wanted, (restarts, *wanted)):
             given = given or describe(start)
-            raise AtsError(f"start {given} must be {wanted} in [0, 1], or one such for each restart")
+            raise AtsError(
+                f"start {given} must be {wanted} in [0, 1], or one such for each restart"
+            )
         start = torch.as_tensor(start)
         if not start.is_floating_point() or (start.abs() > FARTHEST).any():
             raise AtsError(
                 f"start is {start.dtype} up to {start.abs().max():.4g}; it must be floats in units of [0, 1]"
             )
-        given = normalize(start.to(like)).reshape(-1, len(seen), *shape).expand(restarts, -1, -1, -1, -1, -1)
+        given = (
+            normalize(start.to(like))
+            .reshape(-1, len(seen), *shape)
+            .expand(restarts, -1, -1, -1, -1, -1)
+        )
     begin = []  # member by member: the stream of one must not depend on how many follow
     for member, attack in enumerate(attacks):
         for restart in range(restarts):
-            z = STARTS[attack.start](shape, rng, normalize) if start is None else given[restart, member]
+            z = (
+                STARTS[attack.start](shape, rng, normalize)
+                if start is None
+                else given[restart, member]
+            )
             z = z.to(like).flatten()
             if seen.threat.labels == "optimized":
                 z = torch.cat([z, initial_logits(seen, rng).to(z)])
@@ -137,24 +169,40 @@ def chunk_size(seen: Observed, attack: GradientMatching) -> int:
     one = seen.take(torch.zeros(1, dtype=torch.int64, device=seen.updates[0].gradients.device))
     z = _starts(one, [attack], torch.Generator(), None)[:1].requires_grad_()
     if z.is_cuda:
-        return members_on_gpu(lambda: torch.autograd.grad(sum(Objective(one, [attack])(z)).sum(), z), z.device)
+        return members_on_gpu(
+            lambda: torch.autograd.grad(sum(Objective(one, [attack])(z)).sum(), z), z.device
+        )
     images, update = z.new_zeros(one.threat.batch, *one.shape), one.updates[0]
-    return max(1, members_on_cpu(update.model, images, update.gradients.nbytes) // attack.copies(one))
+    return max(
+        1, members_on_cpu(update.model, images, update.gradients.nbytes) // attack.copies(one)
+    )
 
 
 class _Run:
     """One chunk of members from their starts to their last steps."""
 
-    def __init__(self, seen: Observed, attacks: list[GradientMatching], begin: Tensor, frames: int, file: Path | None):
+    def __init__(
+        self,
+        seen: Observed,
+        attacks: list[GradientMatching],
+        begin: Tensor,
+        frames: int,
+        file: Path | None,
+    ):
         self.seen, self.attacks, self.file = seen, attacks, file
         self.last = max(a.steps for a in attacks)
         self.snapshots = frame_steps(frames, self.last)
         self.objective = self.whole = Objective(seen, attacks)
-        normalize, ones = normalization_layer(seen.updates[0].model), torch.ones(self.whole.shape).to(begin)
+        normalize, ones = (
+            normalization_layer(seen.updates[0].model),
+            torch.ones(self.whole.shape).to(begin),
+        )
         free = torch.full_like(begin[0, self.whole.pixels :], torch.inf)
         self.low = torch.cat([normalize(0 * ones).flatten(), -free])
         self.high = torch.cat([normalize(ones).flatten(), free])
-        self.optimizer = OPTIMIZERS[attacks[0].optimizer](attacks, begin, self.whole.pixels, self.low, self.high)
+        self.optimizer = OPTIMIZERS[attacks[0].optimizer](
+            attacks, begin, self.whole.pixels, self.low, self.high
+        )
         self.step, self.begin = 0, begin
         self.keep_best = torch.tensor([a.keep_best for a in attacks], device=begin.device)
         self.done = {
@@ -169,7 +217,9 @@ class _Run:
             self.name = fingerprint(STATE_FORMAT, seen, attacks, begin, self.snapshots)
             self._load()
 
-    def finish(self, on_frame: OnFrame | None, on_saved: Callable[[], None] | None, bar: tqdm) -> dict[str, Tensor]:
+    def finish(
+        self, on_frame: OnFrame | None, on_saved: Callable[[], None] | None, bar: tqdm
+    ) -> dict[str, Tensor]:
         """The remaining steps, then the result of each member."""
         looks = {a.steps for a in self.attacks} | set(range(LOOK_EVERY, self.last, LOOK_EVERY))
         saved, stopped = time.monotonic(), False
@@ -248,7 +298,9 @@ class _Run:
         self._store_rows()
         z, pixels = self.done["z"], self.whole.pixels
         # A signed or boxed attack may only have clamped its start.
-        stuck = ((z == self.begin) | (z == self.begin.clamp(self.low, self.high)))[:, :pixels].all(1)
+        stuck = ((z == self.begin) | (z == self.begin.clamp(self.low, self.high)))[:, :pixels].all(
+            1
+        )
         with torch.no_grad():
             cost, penalty = self.whole(z)
             if "best" in self.done:
@@ -283,7 +335,9 @@ def _best(runs: list[dict[str, Tensor]], restarts: int, keep: bool) -> Reconstru
         missing = longest - run["trace"].shape[1]
         run["trace"] = torch.nn.functional.pad(run["trace"], (0, missing), value=torch.nan)
     names = ("images", "cost", "labels", "trace", "frames", "stuck")
-    whole = {name: torch.cat([run[name] for run in runs]).unflatten(0, (restarts, -1)) for name in names}
+    whole = {
+        name: torch.cat([run[name] for run in runs]).unflatten(0, (restarts, -1)) for name in names
+    }
     best = whole["cost"].nan_to_num(torch.inf, torch.inf, torch.inf).argmin(0)
     picked = {name: value[best, range(len(best))] for name, value in whole.items()}
     return Reconstruction(
@@ -296,5 +350,7 @@ def _best(runs: list[dict[str, Tensor]], restarts: int, keep: bool) -> Reconstru
         stuck=picked["stuck"],
         restart=best,
         costs=whole["cost"],
-        restarts=whole["images"].flatten(1, 2)[: restarts if keep else 0].clone(),  # not a view of all
+        restarts=whole["images"]
+        .flatten(1, 2)[: restarts if keep else 0]
+        .clone(),  # not a view of all
     )

@@ -12,14 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from atslib.clients.threat import Observed, Update
+from atslib.clients.observe import Observed, Update
 from atslib.errors import AtsError, choose
 from atslib.gradients.problems import unflatten
 from atslib.rng import as_stream
 
 DUMMIES = 64  # images of the server's own that tell how features and probabilities vary
 ROUNDS = 8  # of counting and estimating probabilities in turn; more change nothing
-DOUBT = 0.05  # of a mean over classes: the error of p in a class against what sets its own images apart
+DOUBT = (
+    0.05  # of a mean over classes: the error of p in a class against what sets its own images apart
+)
 
 
 def infer_labels(seen: Observed) -> Tensor:
@@ -33,7 +35,9 @@ def infer_labels(seen: Observed) -> Tensor:
     last = unflatten(update.gradients, update.model)[-1]
     if last.ndim not in (2, 3):
         shape = tuple(last.shape[1:])
-        raise AtsError(f"labels cannot be inferred: the last parameter {shape} is not of a linear layer")
+        raise AtsError(
+            f"labels cannot be inferred: the last parameter {shape} is not of a linear layer"
+        )
     evidence = last if last.ndim == 2 else last.sum(2)
     return evidence.argmin(1, keepdim=True)
 
@@ -71,7 +75,9 @@ def head(update: Update, images: Tensor) -> Head:
     model, found = update.model, []
     last = [layer for layer in model.modules() if list(layer.parameters(recurse=False))][-1]
     if not isinstance(last, nn.Linear):
-        raise AtsError(f"labels cannot be restored: the last layer is a {type(last).__name__}, and must be a Linear")
+        raise AtsError(
+            f"labels cannot be restored: the last layer is a {type(last).__name__}, and must be a Linear"
+        )
     names = [id(p) for p in model.parameters()]
     gradients = unflatten(update.mean_gradients, model)
     hook = last.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
@@ -95,7 +101,9 @@ def to_counts(estimate: Tensor, batch: int, least: Tensor | None = None) -> Tens
     """
     counts = torch.zeros_like(estimate) if least is None else least.to(estimate)
     counts = torch.where(counts.sum(1, keepdim=True) > batch, 0, counts)
-    for _ in range(batch):  # each unit goes where it gains most: exact, since the squares are convex
+    for _ in range(
+        batch
+    ):  # each unit goes where it gains most: exact, since the squares are convex
         missing = (counts.sum(1, keepdim=True) < batch).to(counts)
         counts.scatter_add_(1, (estimate - counts).argmax(1, keepdim=True), missing)
     return counts
@@ -105,14 +113,20 @@ def idlg(each: Head, batch: int) -> Tensor:
     """The most negative row, for one image. Source: Zhao et al. 2020, arXiv:2001.02610."""
     if batch > 1:
         raise AtsError(f"the rule 'idlg' tells the label of one image; ThreatModel.batch={batch}")
-    return F.one_hot((each.rows.sum(2) if each.shift is None else each.shift).argmin(1), each.rows.shape[1]).double()
+    return F.one_hot(
+        (each.rows.sum(2) if each.shift is None else each.shift).argmin(1), each.rows.shape[1]
+    ).double()
 
 
 def minima(each: Head, batch: int) -> Tensor:
     """The classes of the `batch` least entries, each at most once. Source: Yin et al. 2021 (GradInversion), Eq. 7."""
     if batch > (classes := each.rows.shape[1]):
-        raise AtsError(f"the rule 'minima' tells each label once: {batch} images of {classes} classes cannot be told")
-    return torch.zeros_like(each.rows[..., 0]).scatter(1, each.rows.amin(2).argsort(1)[:, :batch], 1)
+        raise AtsError(
+            f"the rule 'minima' tells each label once: {batch} images of {classes} classes cannot be told"
+        )
+    return torch.zeros_like(each.rows[..., 0]).scatter(
+        1, each.rows.amin(2).argsort(1)[:, :batch], 1
+    )
 
 
 def published(each: Head, batch: int) -> Tensor:
@@ -132,9 +146,14 @@ def features(each: Head, batch: int) -> Tensor:
     is negative.
     """
     centre, weight = each.dummies.mean(0), each.weight
-    spread = (each.dummies - centre) @ weight.T  # (J, K), as all logits here without the bias of the layer
+    spread = (
+        each.dummies - centre
+    ) @ weight.T  # (J, K), as all logits here without the bias of the layer
     shift = each.rows @ centre / centre.square().sum() if each.shift is None else each.shift
-    excess, rows = batch * shift, batch * each.rows @ weight.T  # sums over the batch, (N, K) and (N, K, K)
+    excess, rows = (
+        batch * shift,
+        batch * each.rows @ weight.T,
+    )  # sums over the batch, (N, K) and (N, K, K)
     tiny = 1e-9 * each.rows.abs().amax((1, 2)).clamp_min(1e-300).unsqueeze(1)
     least = (shift < -tiny) & (each.shift is not None)
     least = least | ((each.rows.amin(2) < -tiny) & bool((each.dummies >= 0).all()))
@@ -144,17 +163,25 @@ def features(each: Head, batch: int) -> Tensor:
         parts = batch / len(spread) * ((mean + each.bias).unsqueeze(1) + spread).softmax(2)
         return parts, parts.sum(1)
 
-    mean = torch.einsum("nk,nkl->nl", excess.sign(), rows) / excess.abs().sum(1, keepdim=True).clamp_min(1e-300)
+    mean = torch.einsum("nk,nkl->nl", excess.sign(), rows) / excess.abs().sum(
+        1, keepdim=True
+    ).clamp_min(1e-300)
     parts, about = sums(mean)
     chance = about
     for _ in range(ROUNDS):
         counts = to_counts(chance - excess, batch, least)
         share = excess / (counts + DOUBT * about.square()).clamp_min(1e-300)
         share = share / (share * excess).sum(1, keepdim=True).clamp_min(1e-300)
-        mean = torch.einsum("nk,nkl->nl", share, rows) - torch.einsum("nk,njk->nj", share, parts) @ spread
+        mean = (
+            torch.einsum("nk,nkl->nl", share, rows)
+            - torch.einsum("nk,njk->nj", share, parts) @ spread
+        )
         parts, about = sums(mean)
         n, k = counts.nonzero(as_tuple=True)  # one line for each class that occurs in a batch
-        own, often = about[n, k, None] * mean[n] + parts[n, :, k] @ spread - rows[n, k], counts[n, k, None]
+        own, often = (
+            about[n, k, None] * mean[n] + parts[n, :, k] @ spread - rows[n, k],
+            counts[n, k, None],
+        )
         own = mean[n] + (own - often * mean[n]) / (often + DOUBT * about[n, k, None].square())
         told = often * ((own + each.bias).unsqueeze(1) + spread).softmax(2).mean(1)
         chance = torch.zeros_like(about).index_add(0, n, told)
@@ -185,7 +212,9 @@ def restore_labels(seen: Observed, *, rng: torch.Generator | int, rule: str = "f
     """
     choose("restore_labels: rule", rule, RULES)
     if not isinstance(seen, Observed):
-        raise AtsError(f"restore_labels: seen is a {type(seen).__name__}; give what atslib.observe returned")
+        raise AtsError(
+            f"restore_labels: seen is a {type(seen).__name__}; give what atslib.observe returned"
+        )
     images, batch = dummy_images(seen, as_stream(rng), rule), seen.threat.batch
     estimates = [RULES[rule](head(update, images), batch) for update in seen.updates]
     counts = to_counts(torch.stack(estimates).mean(0), batch).long()
@@ -208,4 +237,6 @@ def dummy_images(seen: Observed, rng: torch.Generator, rule: str) -> Tensor:
     channels, *size = seen.shape
     coarse = size if rule == "published" else [max(1, side // 4) for side in size]
     drawn = torch.rand(DUMMIES, channels, *coarse, generator=rng, device=rng.device)
-    return F.interpolate(drawn, size, mode="bilinear", align_corners=False).to(seen.updates[0].gradients)
+    return F.interpolate(drawn, size, mode="bilinear", align_corners=False).to(
+        seen.updates[0].gradients
+    )

@@ -10,10 +10,10 @@ from atslib.attacks.engine import match
 from atslib.attacks.optimizers import OPTIMIZERS, SCHEDULES
 from atslib.attacks.priors import PENALTIES
 from atslib.attacks.starts import STARTS
-from atslib.clients.threat import Observed
+from atslib.checkpoints import ADDED_SINCE
+from atslib.clients.observe import Observed
 from atslib.errors import AtsError, check_types, choose
 from atslib.gradients.problems import DISTANCES
-from atslib.store import ADDED_SINCE
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,12 +69,22 @@ class GradientMatching:
         choose("GradientMatching.optimizer", self.optimizer, OPTIMIZERS)
         choose("GradientMatching.schedule", self.schedule, SCHEDULES)
         choose("GradientMatching.start", self.start, STARTS)
-        for pair in self.penalties if isinstance(self.penalties, list | tuple) else (self.penalties,):
-            if not (isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[1], int | float)):
-                raise AtsError(f"GradientMatching.penalties={self.penalties!r} must be pairs of a name and a weight")
+        for pair in (
+            self.penalties if isinstance(self.penalties, list | tuple) else (self.penalties,)
+        ):
+            if not (
+                isinstance(pair, list | tuple)
+                and len(pair) == 2
+                and isinstance(pair[1], int | float)
+            ):
+                raise AtsError(
+                    f"GradientMatching.penalties={self.penalties!r} must be pairs of a name and a weight"
+                )
             choose("GradientMatching.penalties", pair[0], PENALTIES)
         if len(self.weights) <= len(self.penalties):
-            raise AtsError(f"GradientMatching.penalties={self.penalties} name one twice; 'tv' is the field tv")
+            raise AtsError(
+                f"GradientMatching.penalties={self.penalties} name one twice; 'tv' is the field tv"
+            )
         for field in ("steps", "restarts", "inner", "history", "lr"):
             if getattr(self, field) <= 0:
                 raise AtsError(f"GradientMatching.{field}={getattr(self, field)} must be above 0")
@@ -108,4 +118,11 @@ class GradientMatching:
 
     def structure(self) -> tuple:
         """What two attacks must share to run in one batch; all else may differ by member."""
-        return (self.distance, self.optimizer, self.inner, self.history, self.line_search, self.unroll)
+        return (
+            self.distance,
+            self.optimizer,
+            self.inner,
+            self.history,
+            self.line_search,
+            self.unroll,
+        )

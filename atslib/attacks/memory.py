@@ -35,5 +35,9 @@ def members_on_cpu(model: nn.Module, images: Tensor, gradients: int) -> int:
         model(images)
     for handle in handles:
         handle.remove()
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4 << 30
+    free = (
+        os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if hasattr(os, "sysconf")
+        else 4 << 30
+    )
     return max(1, min(MOST_ON_CPU, int(0.5 * free / (10 * sum(kept) + 6 * gradients))))

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from atslib.attacks.labels import infer_labels
 from atslib.attacks.priors import PENALTIES
-from atslib.clients.observed import Observed, Update
 from atslib.clients.updates import guessed_orders, trained_weights
+from atslib.clients.view import Observed, Update
 from atslib.errors import AtsError
 from atslib.gradients.cpu import by_rows, pieces
 from atslib.gradients.problems import DISTANCES, Fixed, problem_gradients, unflatten
@@ -34,7 +34,9 @@ class Objective:
     def __init__(self, seen: Observed, attacks: Sequence[GradientMatching], *, split: bool = True):
         self.unroll = attacks[0].unroll
         if self.unroll and any(update.kind == "gradient" for update in seen.updates):
-            raise AtsError("GradientMatching.unroll: an update is a gradient, and has no local steps to repeat")
+            raise AtsError(
+                "GradientMatching.unroll: an update is a gradient, and has no local steps to repeat"
+            )
         self.seen, first = seen, seen.updates[0]
         self.normalize = normalization_layer(first.model)
         self.shape = (seen.threat.batch, *seen.shape)
@@ -43,13 +45,17 @@ class Objective:
         self.distance = DISTANCES[attacks[0].distance]
         device, dtype = first.gradients.device, first.gradients.dtype
         self.weights = {
-            name: torch.tensor([a.weights.get(name, 0.0) for a in attacks], device=device, dtype=dtype)
+            name: torch.tensor(
+                [a.weights.get(name, 0.0) for a in attacks], device=device, dtype=dtype
+            )
             for name in PENALTIES
             if any(a.weights.get(name) for a in attacks)
         }
         self.labels = infer_labels(seen) if seen.threat.labels == "inferred" else seen.labels
         self.rows = pieces(len(seen), device) if split else [slice(None)]
-        self.parts = [self] if len(self.rows) == 1 else [_part(seen, attacks, rows) for rows in self.rows]
+        self.parts = (
+            [self] if len(self.rows) == 1 else [_part(seen, attacks, rows) for rows in self.rows]
+        )
 
     def images(self, z: Tensor) -> Tensor:
         """The iterate as images in normalized units, (N, k, C, H, W)."""
@@ -69,7 +75,9 @@ class Objective:
         """The same in one piece."""
         normalized = self.images(z)
         images, targets = self.normalize.inverse(normalized), self.targets(z)
-        distance = sum(self._distance(i, images, targets) for i in range(len(self.sent))) / len(self.sent)
+        distance = sum(self._distance(i, images, targets) for i in range(len(self.sent))) / len(
+            self.sent
+        )
         penalty = torch.zeros_like(distance)
         for name, weight in self.weights.items():
             penalty = penalty + weight * PENALTIES[name](normalized, images, self.seen).mean(1)
@@ -79,11 +87,19 @@ class Objective:
         """Between the gradients that the images would give and those sent in update `i`, (N,)."""
         update = self.seen.updates[i]
         inputs = update.transformed(images)
-        with before_last(update.model, update.told) if update.features is not None else contextlib.nullcontext():
+        with (
+            before_last(update.model, update.told)
+            if update.features is not None
+            else contextlib.nullcontext()
+        ):
             if self.unroll:
-                gradients = trained_weights(update.model, inputs, targets, *guessed_orders(update, *inputs.shape[:2]))
+                gradients = trained_weights(
+                    update.model, inputs, targets, *guessed_orders(update, *inputs.shape[:2])
+                )
             else:
-                gradients = problem_gradients(update.model, inputs, targets, buffers=update.statistics)
+                gradients = problem_gradients(
+                    update.model, inputs, targets, buffers=update.statistics
+                )
         gradients = _kept(update, gradients)
         self.sent[i] = self.sent[i].laid_out(gradients)
         return self.distance(gradients, self.sent[i])
@@ -93,11 +109,15 @@ def _kept(update: Update, gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The gradients (N, *shape) with 0 in place of what the attacker does not compare."""
     if update.kept is None:
         return gradients
-    return tuple(g * kept for g, kept in zip(gradients, unflatten(update.kept, update.model), strict=True))
+    return tuple(
+        g * kept for g, kept in zip(gradients, unflatten(update.kept, update.model), strict=True)
+    )
 
 
 def _part(seen: Observed, attacks: Sequence[GradientMatching], rows: slice) -> Objective:
     """Some of the members, with copies of the models: hooks and modes of one are seen by all its threads."""
     own = seen.take(rows)
-    updates = tuple(dataclasses.replace(update, model=copy.deepcopy(update.model)) for update in own.updates)
+    updates = tuple(
+        dataclasses.replace(update, model=copy.deepcopy(update.model)) for update in own.updates
+    )
     return Objective(dataclasses.replace(own, updates=updates), attacks[rows], split=False)

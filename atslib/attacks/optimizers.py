@@ -49,7 +49,9 @@ class Optimizer:
 
     moments: tuple[str, ...] = ()
 
-    def __init__(self, attacks: Sequence[GradientMatching], z: Tensor, pixels: int, low: Tensor, high: Tensor):
+    def __init__(
+        self, attacks: Sequence[GradientMatching], z: Tensor, pixels: int, low: Tensor, high: Tensor
+    ):
         def column(values: list) -> Tensor:
             return torch.tensor(values, device=z.device).view(len(attacks), -1)
 
@@ -59,7 +61,8 @@ class Optimizer:
             "z": z.clone(),
             "lr": column([a.lr for a in attacks]).to(z.dtype),
             "factor": torch.stack([SCHEDULES[a.schedule](taken, a.steps) for a in attacks]),
-            "signed": column([a.signed for a in attacks]) & (torch.arange(z.shape[1], device=z.device) < pixels),
+            "signed": column([a.signed for a in attacks])
+            & (torch.arange(z.shape[1], device=z.device) < pixels),
             "low": torch.where(boxed, low, -torch.inf),
             "high": torch.where(boxed, high, torch.inf),
         } | {name: torch.zeros_like(z) for name in self.moments}
@@ -171,7 +174,9 @@ class Lbfgs(Optimizer):
             change = (length * s["direction"]).abs().amax(1)
             active = active & (gradient.abs().amax(1) > self.TOLERANCE_GRADIENT * scale)
             gain = (new_value - value).abs()
-            active = active & (change > self.TOLERANCE_CHANGE) & (gain >= self.TOLERANCE_CHANGE * scale)
+            active = (
+                active & (change > self.TOLERANCE_CHANGE) & (gain >= self.TOLERANCE_CHANGE * scale)
+            )
             value = new_value
         s["z"] = self.boxed(s["z"])
         return before, whole
@@ -182,7 +187,9 @@ class Lbfgs(Optimizer):
         later = active & (s["iterations"] > 0)
         change, move = gradient - s["previous"], s["direction"] * s["length"]
         curvature = (change * move).sum(1, keepdim=True)
-        least = 1e-10 * (change.norm(dim=1) * move.norm(dim=1) if self.line_search else torch.ones_like(later))
+        least = 1e-10 * (
+            change.norm(dim=1) * move.norm(dim=1) if self.line_search else torch.ones_like(later)
+        )
         push = (later & (curvature.squeeze(1) > least)).view(-1, 1, 1)
         for name, new in (("changes", change), ("moves", move), ("rho", 1 / curvature)):
             shifted = torch.cat([s[name][:, 1:], new.unsqueeze(1)], 1)
@@ -195,16 +202,24 @@ class Lbfgs(Optimizer):
     def _two_loops(self, q: Tensor) -> Tensor:
         """Inverse Hessian times `q` (Nocedal & Wright, Algorithm 7.4). Empty history rows have rho = 0."""
         s, weights = self.state, {}
-        used = [i for i in range(s["rho"].shape[1]) if i >= s["rho"].shape[1] - int(s["iterations"].max())]
+        used = [
+            i
+            for i in range(s["rho"].shape[1])
+            if i >= s["rho"].shape[1] - int(s["iterations"].max())
+        ]
         for i in reversed(used):
             weights[i] = s["rho"][:, i] * (s["moves"][:, i] * q).sum(1, keepdim=True)
             q = q - weights[i] * s["changes"][:, i]
         q = q * s["diagonal"]
         for i in used:
-            q = q + s["moves"][:, i] * (weights[i] - s["rho"][:, i] * (s["changes"][:, i] * q).sum(1, keepdim=True))
+            q = q + s["moves"][:, i] * (
+                weights[i] - s["rho"][:, i] * (s["changes"][:, i] * q).sum(1, keepdim=True)
+            )
         return q
 
-    def _backtrack(self, cost: Cost, value: Tensor, slope: Tensor, length: Tensor, active: Tensor) -> Tensor:
+    def _backtrack(
+        self, cost: Cost, value: Tensor, slope: Tensor, length: Tensor, active: Tensor
+    ) -> Tensor:
         """Halve each member's step until its cost falls enough (Armijo, 1e-4), at most 12 times; 0 if it never does."""
         z, direction = self.state["z"], self.state["direction"]
         good = ~active

@@ -7,11 +7,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from atslib.attacks.adaptive import ThroughPolicy, known_policy
 from atslib.attacks.attack import Attack, Reconstruction, check_returned
 from atslib.attacks.engine import match
 from atslib.attacks.matching import GradientMatching
-from atslib.clients.threat import Observed
+from atslib.attacks.through_policy import ThroughPolicy, known_policy
+from atslib.clients.observe import Observed
 from atslib.errors import AtsError, choose
 from atslib.rng import as_stream
 
@@ -30,7 +30,9 @@ ATTACKS: dict[str, Attack] = {
     "lbfgs-l2": _LBFGS_L2,
     "lbfgs-l2-fixed": replace(_LBFGS_L2, lr=1.0, line_search=True),
     "lbfgs-cosine": _LBFGS_COSINE,
-    "lbfgs-cosine-fixed": replace(_LBFGS_COSINE, lr=1.0, line_search=True, signed=False, restarts=4),
+    "lbfgs-cosine-fixed": replace(
+        _LBFGS_COSINE, lr=1.0, line_search=True, signed=False, restarts=4
+    ),
     "adam-l1": replace(_ADAM_COSINE, distance="l1"),
     "adam-l2": replace(_ADAM_COSINE, distance="l2"),
     "sgd-cosine": _SGD_COSINE,
@@ -75,21 +77,31 @@ def reconstruct(
     attack = _preset(attack)
     run = getattr(attack, "run", attack)
     if not callable(run) or isinstance(attack, type):
-        raise AtsError(f"attack {attack!r} must be a preset's name, an object with a method run, or a function")
+        raise AtsError(
+            f"attack {attack!r} must be a preset's name, an object with a method run, or a function"
+        )
     if odd := options.keys() - inspect.signature(match).parameters.keys():
         raise AtsError(f"reconstruct: {', '.join(sorted(odd))} is no option of an attack")
     named = inspect.signature(run).parameters
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in named.values())
     if not named or not (takes_all or "rng" in named):
-        raise AtsError(f"attack {run!r} takes ({', '.join(named)}); it must take what was seen, and rng by name")
-    result = run(seen, rng=rng, **{name: value for name, value in options.items() if takes_all or name in named})
+        raise AtsError(
+            f"attack {run!r} takes ({', '.join(named)}); it must take what was seen, and rng by name"
+        )
+    result = run(
+        seen,
+        rng=rng,
+        **{name: value for name, value in options.items() if takes_all or name in named},
+    )
     return Reconstruction.of(result, seen) if isinstance(result, Tensor) else _whole(result, seen)
 
 
 def _whole(result: object, seen: Observed) -> Reconstruction:
     """What an attack returned, if it is a `Reconstruction` of what was seen."""
     if not isinstance(result, Reconstruction):
-        raise AtsError(f"an attack returned a {type(result).__name__}; it must be a Reconstruction or images")
+        raise AtsError(
+            f"an attack returned a {type(result).__name__}; it must be a Reconstruction or images"
+        )
     check_returned(result.images, seen)
     return result
 
@@ -113,11 +125,16 @@ def by_knowledge(
     """
     attack, rng = _preset(attack), as_stream(rng)
     if not isinstance(attack, GradientMatching):
-        raise AtsError(f"by_knowledge: attack {attack!r} must be a GradientMatching or the name of one")
+        raise AtsError(
+            f"by_knowledge: attack {attack!r} must be a GradientMatching or the name of one"
+        )
     through = ThroughPolicy(inner=attack, trial=min(trial, attack.steps), keep=keep)
     known_policy(seen, through, single=True)
     told = replace(seen.knows, draws=())
-    views = {"does not know the policy": (seen, attack), "knows the policy": (replace(seen, knows=told), through)}
+    views = {
+        "does not know the policy": (seen, attack),
+        "knows the policy": (replace(seen, knows=told), through),
+    }
     if seen.knows.draws:
         views["knows its draws"] = (seen, through)
     options = {"rng": rng, "start": through.starts(seen, rng), "progress": progress}

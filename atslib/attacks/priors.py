@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from atslib.clients.threat import Observed
+from atslib.clients.observe import Observed
 from atslib.errors import AtsError
 from atslib.gradients.problems import batch_statistics
 from atslib.models import running_statistics
@@ -36,7 +36,9 @@ def batch_norm_distance(images: Tensor, seen: Observed) -> Tensor:
         AtsError: the threat model hides those statistics, or the network has no batch normalization.
     """
     if (said := seen.threat.batch_norm) != "known":
-        raise AtsError(f"the penalty 'batch-norm' needs ThreatModel.batch_norm='known'; here it is {said!r}")
+        raise AtsError(
+            f"the penalty 'batch-norm' needs ThreatModel.batch_norm='known'; here it is {said!r}"
+        )
     total = torch.zeros((), device=images.device)
     for update in seen.updates:
         if not (known := running_statistics(update.model) | update.statistics):

@@ -23,7 +23,11 @@ def streams(seed: int, policy: str | Policy | Hybrid, *path: int) -> Streams:
 
 
 def transform(
-    pixels: Tensor, policy: str | Policy | Hybrid = "", *, rng: torch.Generator | Streams, crop_flip: bool = True
+    pixels: Tensor,
+    policy: str | Policy | Hybrid = "",
+    *,
+    rng: torch.Generator | Streams,
+    crop_flip: bool = True,
 ) -> Tensor:
     """What a client makes of its images, still as uint8 (B, C, H, W): random crop and flip, then the policy.
 
@@ -40,7 +44,11 @@ def transform(
 
 
 def prepare(
-    pixels: Tensor, policy: str | Policy | Hybrid = "", *, rng: torch.Generator | Streams, crop_flip: bool = True
+    pixels: Tensor,
+    policy: str | Policy | Hybrid = "",
+    *,
+    rng: torch.Generator | Streams,
+    crop_flip: bool = True,
 ) -> Tensor:
     """`transform`, then `to_images`: uint8 (B, C, H, W) → float (B, C, H, W) in [0, 1]."""
     return to_images(transform(pixels, policy, rng=rng, crop_flip=crop_flip))

@@ -14,7 +14,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from atslib.clients.defenses import AnyDefense, Defense, acts, share, wrapped
+from atslib.checkpoints import (
+    ADDED_SINCE,
+    fingerprint,
+    load_state,
+    read_tensors,
+    save_state,
+    write_tensors,
+)
+from atslib.clients.defenses.defense import AnyDefense, Defense, acts, share, wrapped
 from atslib.clients.prepare import to_images, transform
 from atslib.data.images import check_data
 from atslib.data.load import Images
@@ -24,7 +32,6 @@ from atslib.gradients.problems import problem_gradients
 from atslib.models import fast_layout
 from atslib.policies.policy import parse_policy
 from atslib.rng import as_stream
-from atslib.store import ADDED_SINCE, fingerprint, load_state, read_tensors, save_state, write_tensors
 
 
 def _steps(epoch: float, epochs: int) -> float:
@@ -93,7 +100,9 @@ class TrainConfig:
             if not getattr(self, field) >= 0:
                 raise AtsError(f"TrainConfig.{field}={getattr(self, field)} must not be negative")
         if self.momentum >= 1:
-            raise AtsError(f"TrainConfig.momentum={self.momentum} must be below 1, else no step is ever forgotten")
+            raise AtsError(
+                f"TrainConfig.momentum={self.momentum} must be below 1, else no step is ever forgotten"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,13 +143,22 @@ def fit(
     Raises:
         AtsError: network and images that do not fit each other, or a loss that is no longer finite.
     """
-    checkpoint, device = as_path("checkpoint", checkpoint, optional=True), _check(model, train, config)
+    checkpoint, device = (
+        as_path("checkpoint", checkpoint, optional=True),
+        _check(model, train, config),
+    )
     if device.type == "cpu":
-        model.to(memory_format=torch.channels_last)  # convolutions are a third faster; weights stay the same
-    run = _Run(model, train.to(device), config, Defense.of([config.defense, defense]), as_stream(rng))
+        model.to(
+            memory_format=torch.channels_last
+        )  # convolutions are a third faster; weights stay the same
+    run = _Run(
+        model, train.to(device), config, Defense.of([config.defense, defense]), as_stream(rng)
+    )
     if checkpoint:
         run.resume(checkpoint, test)
-    for epoch in tqdm(range(len(run.history), config.epochs), disable=not progress, unit="epoch", leave=False):
+    for epoch in tqdm(
+        range(len(run.history), config.epochs), disable=not progress, unit="epoch", leave=False
+    ):
         run.history.append(run.epoch(epoch, on_step))
         if test is not None:
             run.history[-1]["accuracy"] = evaluate(model, test)
@@ -170,17 +188,37 @@ def _check(model: nn.Module, images: Images, config: TrainConfig) -> torch.devic
 class _Run:
     """A training on its way: what it trains and with what, and in `history` what is behind it."""
 
-    def __init__(self, model: nn.Module, images: Images, config: TrainConfig, defense: Defense, rng: torch.Generator):
-        self.model, self.images, self.config, self.defense, self.rng = model, images, config, defense, rng
+    def __init__(
+        self,
+        model: nn.Module,
+        images: Images,
+        config: TrainConfig,
+        defense: Defense,
+        rng: torch.Generator,
+    ):
+        self.model, self.images, self.config, self.defense, self.rng = (
+            model,
+            images,
+            config,
+            defense,
+            rng,
+        )
         self.policy, self.history = parse_policy(config.policy), []
         how = {"nesterov": config.momentum > 0, "weight_decay": config.weight_decay}
-        self.optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=config.momentum, **how)
+        self.optimizer = torch.optim.SGD(
+            model.parameters(), lr=config.lr, momentum=config.momentum, **how
+        )
 
     def epoch(self, number: int, on_step: Callable[[int], None] | None) -> dict[str, float]:
         """One pass over the images; its facts, the loss being the mean cross-entropy without the factor."""
         started, config = time.monotonic(), self.config
-        model, device = wrapped(self.defense, self.model, self.rng).train(), self.images.pixels.device
-        order = torch.randperm(len(self.images), generator=self.rng, device=self.rng.device).to(device)
+        model, device = (
+            wrapped(self.defense, self.model, self.rng).train(),
+            self.images.pixels.device,
+        )
+        order = torch.randperm(len(self.images), generator=self.rng, device=self.rng.device).to(
+            device
+        )
         batches, total = order.split(config.batch), torch.zeros((), device=device)
         first = number * len(batches)
         for done, rows in enumerate(batches, first):
@@ -191,14 +229,21 @@ class _Run:
                 on_step(done + 1)
         loss = float(total) / len(self.images)
         if not math.isfinite(loss):
-            raise AtsError(f"training diverged in epoch {number}: loss {loss}; lower TrainConfig.lr={config.lr}")
+            raise AtsError(
+                f"training diverged in epoch {number}: loss {loss}; lower TrainConfig.lr={config.lr}"
+            )
         return {"epoch": number, "loss": loss, "lr": rate, "seconds": time.monotonic() - started}
 
     def step(self, model: nn.Module, rows: Tensor) -> Tensor:
         """Train `model`, the network or a defense's wrapper of it, on one batch; its loss before."""
         config, rng = self.config, self.rng
-        batch = transform(self.images.pixels[rows], self.policy, rng=rng, crop_flip=config.crop_flip)
-        batch, targets = fast_layout(to_images(self.defense.before(batch, rng=rng))), self.images.labels[rows]
+        batch = transform(
+            self.images.pixels[rows], self.policy, rng=rng, crop_flip=config.crop_flip
+        )
+        batch, targets = (
+            fast_layout(to_images(self.defense.before(batch, rng=rng))),
+            self.images.labels[rows],
+        )
         if acts(self.defense, "examples"):
             known = F.one_hot(targets, self.images.num_classes).to(batch)
             batch, targets = self.defense.examples(batch, known, rng=rng)
@@ -225,7 +270,9 @@ class _Run:
             return 1
         alone = problem_gradients(model, batch[:, None], targets[:, None])
         named = dict(zip((name for name, _ in model.named_parameters()), alone, strict=True))
-        for (_, p), g in zip(model.named_parameters(), self.defense.each(named).values(), strict=True):
+        for (_, p), g in zip(
+            model.named_parameters(), self.defense.each(named).values(), strict=True
+        ):
             p.grad = self.config.loss_factor * g.sum(0)
         return len(batch)
 
@@ -247,7 +294,9 @@ class _Run:
         for i, parameter in enumerate(self.model.parameters()):
             if (momentum := tensors.pop(f"momentum.{i}", None)) is not None:
                 self.optimizer.state[parameter]["momentum_buffer"] = momentum.to(parameter.device)
-        self.model.load_state_dict({name.removeprefix("model."): value for name, value in tensors.items()})
+        self.model.load_state_dict(
+            {name.removeprefix("model."): value for name, value in tensors.items()}
+        )
         self.history = facts["history"]
 
 
@@ -292,8 +341,12 @@ def load_checkpoint(path: Path, model: nn.Module) -> dict:
     except AtsError as error:
         raise AtsError(f"checkpoint {error}") from None
     except RuntimeError as error:
-        fault = shorten(str(error).splitlines()[1], 200, placeholder=" …")  # it can name every layer
+        fault = shorten(
+            str(error).splitlines()[1], 200, placeholder=" …"
+        )  # it can name every layer
         raise AtsError(f"checkpoint {path} is of another network: {fault}") from None
     if not vouched:
-        warnings.warn(f"checkpoint {path} carries no hash, so damage to it would not be noticed", stacklevel=2)
+        warnings.warn(
+            f"checkpoint {path} carries no hash, so damage to it would not be noticed", stacklevel=2
+        )
     return facts

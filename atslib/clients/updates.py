@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from atslib.clients.observed import Observed, ThreatModel, Update
-from atslib.clients.threat import check_threat
+from atslib.clients.observe import check_threat
+from atslib.clients.view import Observed, ThreatModel, Update
 from atslib.errors import AtsError, check_types
 from atslib.gradients.inputs import check_images, check_labels, check_network, first_parameter
 from atslib.gradients.per_example import SameRules
@@ -35,7 +35,9 @@ class LocalTraining:
     def __post_init__(self) -> None:
         check_types(self)
         if self.epochs < 1 or self.batch < 0:
-            raise AtsError(f"{self}: epochs must be at least 1, and batch at least 0 (all images at once)")
+            raise AtsError(
+                f"{self}: epochs must be at least 1, and batch at least 0 (all images at once)"
+            )
         if not self.lr > 0 or not 0 <= self.momentum < 1:
             raise AtsError(f"{self}: lr must be above 0, and momentum in [0, 1)")
 
@@ -53,8 +55,13 @@ class LocalTraining:
 
     def order(self, images: int, generator: torch.Generator) -> Tensor:
         """Which images each step takes, (steps, batch)."""
-        each = [torch.randperm(images, generator=generator, device=generator.device) for _ in range(self.epochs)]
-        whole = torch.arange(images).expand(self.epochs, -1)  # an order of all at once has no effect
+        each = [
+            torch.randperm(images, generator=generator, device=generator.device)
+            for _ in range(self.epochs)
+        ]
+        whole = torch.arange(images).expand(
+            self.epochs, -1
+        )  # an order of all at once has no effect
         return (torch.cat(each).view(self.steps(images), -1) if self.batch else whole).cpu()
 
 
@@ -76,7 +83,9 @@ def trained_weights(
     start = [p.detach() for p in model.parameters()]
 
     def loss(weights: tuple[Tensor, ...], images: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(functional_call(model, dict(zip(names, weights, strict=True)), (images,)), labels)
+        return F.cross_entropy(
+            functional_call(model, dict(zip(names, weights, strict=True)), (images,)), labels
+        )
 
     def one(images: Tensor, labels: Tensor, order: Tensor) -> tuple[Tensor, ...]:
         weights, speed = tuple(start), tuple(torch.zeros_like(p) for p in start)
@@ -120,9 +129,13 @@ def observe_weights(
         inputs, targets = (part.unflatten(0, (-1, threat.batch)) for part in (images, labels))
         orders = torch.stack([local.order(threat.batch, stream) for _ in range(len(inputs))])
         parts = zip(inputs.split(4), targets.split(4), orders.split(4), strict=True)
-        means = torch.cat([flatten(trained_weights(client, *part[:2], local, part[2])) for part in parts])
+        means = torch.cat(
+            [flatten(trained_weights(client, *part[:2], local, part[2])) for part in parts]
+        )
     if len(bad := (~means.isfinite().all(1)).nonzero().flatten()):
-        raise AtsError(f"the local training of clients {bad.tolist()} diverged; lower LocalTraining.lr={local.lr}")
+        raise AtsError(
+            f"the local training of clients {bad.tolist()} diverged; lower LocalTraining.lr={local.lr}"
+        )
     known = targets if threat.labels == "known" else None
     facts = dataclasses.asdict(local) | {"steps": steps}
     attacker = in_mode(model, threat.victim if threat.batch_norm == "known" else "train")
@@ -132,6 +145,8 @@ def observe_weights(
 
 def guessed_orders(update: Update, clients: int, images: int) -> tuple[LocalTraining, Tensor]:
     """How clients trained, and an order of their steps as a server may guess it, (clients, steps, batch)."""
-    local = LocalTraining(**{name: value for name, value in update.local.items() if name != "steps"})
+    local = LocalTraining(
+        **{name: value for name, value in update.local.items() if name != "steps"}
+    )
     order = local.order(images, rng(0, "the server's guess of an order"))
     return local, order.expand(clients, -1, -1)

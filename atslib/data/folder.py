@@ -17,10 +17,20 @@ from atslib.errors import AtsError, as_path, check_whole, choose
 T = TypeVar("T")
 FITS = ("resize", "crop")
 TEST_SHARE = 0.2
-GREY = ("1", "L", "LA", "I;16", "I;16L", "I;16B", "I;16N")  # Pillow's modes without colour and of known range
+GREY = (
+    "1",
+    "L",
+    "LA",
+    "I;16",
+    "I;16L",
+    "I;16B",
+    "I;16N",
+)  # Pillow's modes without colour and of known range
 
 
-def load_folder(folder: str | Path, *, size: int = 32, fit: str = "resize", seed: int = 0) -> tuple[Images, Images]:
+def load_folder(
+    folder: str | Path, *, size: int = 32, fit: str = "resize", seed: int = 0
+) -> tuple[Images, Images]:
     """The training and test images of a folder with one subfolder per class, 80 % and 20 % of each class.
 
     Which image is in which part depends on `seed`, the names of its class's files and nothing else. Classes
@@ -42,10 +52,14 @@ def load_folder(folder: str | Path, *, size: int = 32, fit: str = "resize", seed
     files = [file for members in classes.values() for file in members]
     mode = "L" if all(_mode(file) in GREY for file in files) else "RGB"
     pixels = torch.stack([_pixels(file, mode, size, fit) for file in files])
-    labels = torch.tensor([label for label, members in enumerate(classes.values()) for _ in members])
+    labels = torch.tensor(
+        [label for label, members in enumerate(classes.values()) for _ in members]
+    )
     test = torch.cat([_in_test(members, folder, seed) for members in classes.values()])
     name, names = folder.resolve().name, tuple(classes)
-    note = f"{len(files):,} images of a folder, {100 * (1 - TEST_SHARE):g} % for training, fit: {fit}"
+    note = (
+        f"{len(files):,} images of a folder, {100 * (1 - TEST_SHARE):g} % for training, fit: {fit}"
+    )
     return tuple(
         Images(pixels[rows], labels[rows], names, name, split, note)
         for split, rows in (("train", ~test), ("test", test))
@@ -55,18 +69,30 @@ def load_folder(folder: str | Path, *, size: int = 32, fit: str = "resize", seed
 def _classes(folder: Path) -> dict[str, list[Path]]:
     """The image files of each class."""
     if not folder.is_dir():
-        raise AtsError(f"{folder} is not a folder; give one that has a subfolder of images per class")
-    inside = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+        raise AtsError(
+            f"{folder} is not a folder; give one that has a subfolder of images per class"
+        )
+    inside = sorted(
+        path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")
+    )
     if len(inside) < 2:
-        raise AtsError(f"{folder} has {len(inside)} subfolders; there must be at least two, one per class")
+        raise AtsError(
+            f"{folder} has {len(inside)} subfolders; there must be at least two, one per class"
+        )
     suffixes = set(Image.registered_extensions())
     files_of = {}
     for path in inside:
-        files = (f for f in path.rglob("*") if f.suffix.lower() in suffixes and not f.name.startswith("."))
+        files = (
+            f
+            for f in path.rglob("*")
+            if f.suffix.lower() in suffixes and not f.name.startswith(".")
+        )
         files_of[path.name] = sorted(filter(Path.is_file, files), key=Path.as_posix)
         if len(files_of[path.name]) < 2:
             how = f"class {path.name!r} in {folder} has {len(files_of[path.name])} image files"
-            raise AtsError(f"{how}; each class needs at least two, one for training and one for testing")
+            raise AtsError(
+                f"{how}; each class needs at least two, one for training and one for testing"
+            )
     return files_of
 
 
@@ -91,14 +117,20 @@ def _pixels(file: Path, mode: str, size: int, fit: str) -> Tensor:
         if image.mode.startswith("I;16"):  # Pillow's own conversion clips at 255
             image = Image.fromarray((np.asarray(image) / 257).round().astype(np.uint8))
         elif image.mode in ("I", "F"):
-            raise ValueError(f"32 bits per pixel (mode {image.mode}) have no common range; save it with 8 or 16 bits")
+            raise ValueError(
+                f"32 bits per pixel (mode {image.mode}) have no common range; save it with 8 or 16 bits"
+            )
         image = (image.convert("RGBA") if image.mode == "P" else image).convert(mode)
         if fit == "crop":
             return np.array(ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC))
         return np.array(image.resize((size, size), Image.Resampling.BICUBIC))
 
     array = _opened(file, decode)
-    return torch.from_numpy(array if mode == "RGB" else array[:, :, None]).permute(2, 0, 1).contiguous()
+    return (
+        torch.from_numpy(array if mode == "RGB" else array[:, :, None])
+        .permute(2, 0, 1)
+        .contiguous()
+    )
 
 
 def _opened(file: Path, read: Callable[[Image.Image], T]) -> T:

@@ -57,11 +57,15 @@ class Images:
     def __post_init__(self) -> None:
         what, pixels = f"Images {self.name!r}", self.pixels
         if not (isinstance(pixels, Tensor) and pixels.dtype == torch.uint8 and pixels.ndim == 4):
-            raise AtsError(f"{what}: pixels are {describe(pixels)}; they must be a (N, C, H, W) uint8 tensor")
+            raise AtsError(
+                f"{what}: pixels are {describe(pixels)}; they must be a (N, C, H, W) uint8 tensor"
+            )
         if pixels.shape[1] not in (1, 3):
             raise AtsError(f"{what}: {pixels.shape[1]} channels; choose 1 (grey) or 3 (RGB)")
         if not (isinstance(self.labels, Tensor) and self.labels.dtype == torch.int64):
-            raise AtsError(f"{what}: labels are {describe(self.labels)}; they must be a (N,) int64 tensor")
+            raise AtsError(
+                f"{what}: labels are {describe(self.labels)}; they must be a (N,) int64 tensor"
+            )
         if fault := label_fault(self.labels, len(pixels), len(self.class_names)):
             raise AtsError(f"{what}: {fault}")
 
@@ -83,15 +87,23 @@ class Images:
         try:
             index = torch.as_tensor(indices, device=self.pixels.device)
         except (TypeError, ValueError, RuntimeError):
-            raise AtsError(f"indices {indices!r}: give (M,) integers or a mask of shape ({len(self)},)") from None
+            raise AtsError(
+                f"indices {indices!r}: give (M,) integers or a mask of shape ({len(self)},)"
+            ) from None
         index = index[None] if index.ndim == 0 else index
         if index.dtype == torch.bool and index.shape == self.labels.shape:
             index = index.nonzero().flatten()
-        if index.ndim != 1 or (len(index) and (index.is_floating_point() or index.dtype == torch.bool)):
-            raise AtsError(f"indices {describe(index)}: give (M,) integers or a mask of shape ({len(self)},)")
+        if index.ndim != 1 or (
+            len(index) and (index.is_floating_point() or index.dtype == torch.bool)
+        ):
+            raise AtsError(
+                f"indices {describe(index)}: give (M,) integers or a mask of shape ({len(self)},)"
+            )
         index = index.long()
         if len(bad := index[(index < -len(self)) | (index >= len(self))]):
-            raise AtsError(f"index {int(bad[0])} is outside the {len(self)} images of {self.name} {self.split}")
+            raise AtsError(
+                f"index {int(bad[0])} is outside the {len(self)} images of {self.name} {self.split}"
+            )
         return replace(self, pixels=self.pixels[index], labels=self.labels[index])
 
     def __iter__(self) -> Iterator["Images"]:
@@ -112,10 +124,14 @@ class Images:
         """
         return self.split_off(fraction, rng=rng)[0]
 
-    def split_off(self, fraction: float, *, rng: torch.Generator | int) -> tuple["Images", "Images"]:
+    def split_off(
+        self, fraction: float, *, rng: torch.Generator | int
+    ) -> tuple["Images", "Images"]:
         """What `subset` draws, and the images that it leaves; both in the order of the whole."""
         if not (isinstance(fraction, Real) and 0 < fraction <= 1):
-            raise AtsError(f"subset fraction {fraction!r}: it must be a number above 0 and at most 1")
+            raise AtsError(
+                f"subset fraction {fraction!r}: it must be a number above 0 and at most 1"
+            )
         rng, drawn = as_stream(rng), torch.zeros(len(self), dtype=torch.bool)
         for label in self.labels.unique():
             members = torch.nonzero(self.labels == label).flatten().cpu()
@@ -130,7 +146,10 @@ class Images:
         """The same images in the memory of `device`; AtsError if torch cannot put them there."""
         try:
             return replace(self, pixels=self.pixels.to(device), labels=self.labels.to(device))
-        except (RuntimeError, AssertionError) as error:  # torch raises either for a device that is not there
+        except (
+            RuntimeError,
+            AssertionError,
+        ) as error:  # torch raises either for a device that is not there
             raise AtsError(f"device {device!r} cannot hold {self!r}: {explain(error)}") from error
 
 
@@ -138,7 +157,9 @@ def check_data(images: object) -> None:
     """Raise `AtsError` unless these are `Images`, and some."""
     if not isinstance(images, Images):
         kind = type(images).__name__
-        raise AtsError(f"images are a {kind}; give atslib.Images with pixels and labels, as atslib.load returns them")
+        raise AtsError(
+            f"images are a {kind}; give atslib.Images with pixels and labels, as atslib.load returns them"
+        )
     if not len(images):
         raise AtsError(f"Images {images.name!r} hold no image")
 

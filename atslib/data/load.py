@@ -101,13 +101,19 @@ def normalization(name: str) -> tuple[Channels, Channels]:
 def measured_normalization(images: Images) -> tuple[Channels, Channels]:
     """(mean, standard deviation) of each channel of these very images, in [0, 1]; no deviation is below 1/255."""
     rows = images.pixels.transpose(0, 1).flatten(1)
-    deviation, mean = zip(*(torch.std_mean(to_images(row, torch.float64), correction=0) for row in rows), strict=True)
+    deviation, mean = zip(
+        *(torch.std_mean(to_images(row, torch.float64), correction=0) for row in rows), strict=True
+    )
     return tuple(map(float, mean)), tuple(max(1 / 255, float(d)) for d in deviation)
 
 
 def _split(name: str, split: str) -> str:
     choose("data set", name, DATASETS)
-    choose(f"{name} split", split, ("train", "test", "val") if name == "tinyimagenet" else ("train", "test"))
+    choose(
+        f"{name} split",
+        split,
+        ("train", "test", "val") if name == "tinyimagenet" else ("train", "test"),
+    )
     return "test" if split == "val" else split
 
 
@@ -117,4 +123,6 @@ def _root(root: Folder | None) -> Path:
 
 
 def _find(name: str, split: str, folder: Path) -> Path | None:
-    return next((folder / file for file in file_names(name, split) if os.path.exists(folder / file)), None)
+    return next(
+        (folder / file for file in file_names(name, split) if os.path.exists(folder / file)), None
+    )

@@ -22,7 +22,16 @@ from atslib.errors import AtsError, choose
 TINYIMAGENET_MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
 DOWNLOAD_TIMEOUT = 20  # seconds a silent server may take
 
-_FAILURES = (OSError, RuntimeError, ImportError, EOFError, LookupError, ValueError, HTTPException, BadZipFile)
+_FAILURES = (
+    OSError,
+    RuntimeError,
+    ImportError,
+    EOFError,
+    LookupError,
+    ValueError,
+    HTTPException,
+    BadZipFile,
+)
 
 
 def download(name: str, path: Path, *, allowed: bool) -> None:
@@ -64,8 +73,14 @@ def pack_copy(name: str, source: Path, root: Path) -> list[Path]:
         if not source.exists():
             raise FileNotFoundError(f"{source} does not exist")
         if source.is_dir() == (name == "tinyimagenet"):
-            raise AtsError(f"give {'the zip from Stanford' if source.is_dir() else 'the folder that torchvision made'}")
-        read = _read_tinyimagenet if name == "tinyimagenet" else partial(_fetch_torchvision, name, download=False)
+            raise AtsError(
+                f"give {'the zip from Stanford' if source.is_dir() else 'the folder that torchvision made'}"
+            )
+        read = (
+            _read_tinyimagenet
+            if name == "tinyimagenet"
+            else partial(_fetch_torchvision, name, download=False)
+        )
         return _pack_splits(name, read(source), root)
     except _FAILURES as error:
         raise AtsError(f"{name}: {source} cannot be packed: {explain(error)}") from error
@@ -74,7 +89,9 @@ def pack_copy(name: str, source: Path, root: Path) -> list[Path]:
 def _pack_splits(name: str, splits: dict[str, dict], root: Path) -> list[Path]:
     """Pack the splits that are not there yet."""
     targets = {split: root / file_names(name, split)[0] for split in splits}
-    return [pack(**splits[split], path=path) for split, path in targets.items() if not path.exists()]
+    return [
+        pack(**splits[split], path=path) for split, path in targets.items() if not path.exists()
+    ]
 
 
 @contextmanager
@@ -107,7 +124,10 @@ def _fetch_tinyimagenet(name: str, folder: Path) -> dict[str, dict]:
     """Arguments of `pack` for each split: Stanford's archive with its md5, JPEG files as they are."""
     archive = folder / "archive.zip"
     md5 = hashlib.md5(usedforsecurity=False)
-    with urlopen(KINDS[name].official, timeout=DOWNLOAD_TIMEOUT) as answer, archive.open("wb") as file:
+    with (
+        urlopen(KINDS[name].official, timeout=DOWNLOAD_TIMEOUT) as answer,
+        archive.open("wb") as file,
+    ):
         total = int(answer.headers.get("Content-Length") or 0) or None
         with tqdm(total=total, unit="B", unit_scale=True, desc=name) as bar:
             while block := answer.read(1 << 20):
@@ -131,7 +151,9 @@ def _read_tinyimagenet(archive: Path) -> dict[str, dict]:
             return [line.split("\t") for line in members.read(top + file).decode().splitlines()]
 
         wnids, words = sorted(row[0] for row in table("wnids.txt")), dict(table("words.txt"))
-        train = [m for m in members.namelist() if m.startswith(top + "train/") and m.endswith(".JPEG")]
+        train = [
+            m for m in members.namelist() if m.startswith(top + "train/") and m.endswith(".JPEG")
+        ]
         val = {f"{top}val/images/{row[0]}": row[1] for row in table("val/val_annotations.txt")}
         for split, wnid_of in (("train", {m: m.split("/")[2] for m in train}), ("test", val)):
             files = sorted(wnid_of, key=lambda m: int(m[:-5].rpartition("_")[2]))  # ..._7.JPEG
@@ -141,6 +163,9 @@ def _read_tinyimagenet(archive: Path) -> dict[str, dict]:
                 "pixels": [members.read(file) for file in files],
                 "labels": [wnids.index(wnid_of[file]) for file in files],
                 "class_names": [words[wnid] for wnid in wnids],
-                "extra": {"wnids": np.array(wnids), "names": np.array([m.rpartition("/")[2] for m in files])},
+                "extra": {
+                    "wnids": np.array(wnids),
+                    "names": np.array([m.rpartition("/")[2] for m in files]),
+                },
             }
     return splits

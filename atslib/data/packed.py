@@ -17,7 +17,7 @@ from torch import Tensor
 
 from atslib.data.images import KINDS, Images, Kind, describe, explain, label_fault
 from atslib.errors import AtsError
-from atslib.store import write_atomically
+from atslib.files import write_atomically
 
 Folder = str | os.PathLike[str]
 
@@ -31,7 +31,9 @@ def file_names(name: str, split: str) -> tuple[str, ...]:
 
 
 def _broken(path: Path, fault: str) -> AtsError:
-    return AtsError(f"{path}: {fault}; the file is left as it is, put an intact copy in its place or move it away")
+    return AtsError(
+        f"{path}: {fault}; the file is left as it is, put an intact copy in its place or move it away"
+    )
 
 
 def _arrays(path: Path, keys: Sequence[str], optional: Sequence[str] = ()) -> dict[str, np.ndarray]:
@@ -50,8 +52,16 @@ def read(path: Path, name: str, split: str) -> Images:
     arrays = _arrays(path, ("labels", "class_names", "offsets"), ("exact",))
     labels, offsets = arrays["labels"], arrays["offsets"]
     if arrays["class_names"].shape != (kind.classes,):
-        raise _broken(path, f"class_names has shape {arrays['class_names'].shape}, {name} has {kind.classes} classes")
-    if offsets.dtype.kind not in "iu" or offsets.ndim != 1 or len(offsets) == 0 or (np.diff(offsets) < 0).any():
+        raise _broken(
+            path,
+            f"class_names has shape {arrays['class_names'].shape}, {name} has {kind.classes} classes",
+        )
+    if (
+        offsets.dtype.kind not in "iu"
+        or offsets.ndim != 1
+        or len(offsets) == 0
+        or (np.diff(offsets) < 0).any()
+    ):
         raise _broken(path, "offsets are not a rising row of integers")
     if fault := label_fault(labels, len(offsets) - 1, kind.classes):
         raise _broken(path, fault)
@@ -72,7 +82,9 @@ def _cached(path: Path, kind: Kind, offsets: np.ndarray) -> np.ndarray:
     """The pixels (N, C, H, W), from the cache if it has those of this very file."""
     shape = (len(offsets) - 1, len(kind.mode), kind.size, kind.size)
     stat = path.stat()
-    key = hashlib.sha256(repr((str(path.resolve()), stat.st_size, stat.st_mtime_ns, shape)).encode())
+    key = hashlib.sha256(
+        repr((str(path.resolve()), stat.st_size, stat.st_mtime_ns, shape)).encode()
+    )
     folder = Path(os.environ.get("ATS_CACHE") or "~/.cache/atslib/decoded").expanduser()
     cache = folder / f"{path.stem}-{key.hexdigest()[:16]}.npy"
     with suppress(OSError, ValueError, EOFError):  # no such file, or a damaged one: decode again
@@ -89,7 +101,9 @@ def _cached(path: Path, kind: Kind, offsets: np.ndarray) -> np.ndarray:
 def _decode(path: Path, kind: Kind, offsets: np.ndarray, chunk: int = 500) -> np.ndarray:
     data = _arrays(path, ("data",))["data"]
     if data.dtype != np.uint8 or data.ndim != 1 or offsets[0] != 0 or offsets[-1] != len(data):
-        raise _broken(path, f"offsets run {offsets[0]}..{offsets[-1]}, but data is {describe(data)}")
+        raise _broken(
+            path, f"offsets run {offsets[0]}..{offsets[-1]}, but data is {describe(data)}"
+        )
     count, size, channels = len(offsets) - 1, kind.size, len(kind.mode)
     out = np.empty((count, channels, size, size), dtype=np.uint8)
 
@@ -103,7 +117,9 @@ def _decode(path: Path, kind: Kind, offsets: np.ndarray, chunk: int = 500) -> np
         strip = np.asarray(canvas).reshape(last - first, size, size, channels)
         out[first:last] = strip.transpose(0, 3, 1, 2)
 
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # helps JPEG; WebP decodes under the GIL
+    with ThreadPoolExecutor(
+        min(8, os.cpu_count() or 1)
+    ) as pool:  # helps JPEG; WebP decodes under the GIL
         list(pool.map(decode, range(0, count, chunk)))
     return out
 
@@ -163,11 +179,15 @@ def _encode(pixels: Tensor | np.ndarray | Sequence[bytes]) -> list[bytes]:
     if isinstance(pixels, (Tensor, np.ndarray)):
         array = np.asarray(pixels)
         if array.dtype != np.uint8 or array.ndim != 4 or array.shape[1] not in (1, 3):
-            raise AtsError(f"pack: pixels are {describe(array)}; they must be (N, 1 or 3, H, W) uint8")
+            raise AtsError(
+                f"pack: pixels are {describe(array)}; they must be (N, 1 or 3, H, W) uint8"
+            )
         with ThreadPoolExecutor() as pool:
             return list(pool.map(_webp, array))
     if not all(isinstance(image, bytes) for image in pixels):
-        raise AtsError("pack: images in a list must be the bytes of encoded files; stack arrays into one")
+        raise AtsError(
+            "pack: images in a list must be the bytes of encoded files; stack arrays into one"
+        )
     return list(pixels)
 
 

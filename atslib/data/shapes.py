@@ -34,7 +34,9 @@ _SHAPES: dict[str, Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]] =
 
 def _bits(count: int, stream: int) -> np.ndarray:
     """(count,) uint64 from splitmix64 (Steele et al. 2014): integers only, alike on every machine."""
-    z = (np.arange(1, count + 1, dtype=np.uint64) + np.uint64(stream << 40)) * np.uint64(0x9E3779B97F4A7C15)
+    z = (np.arange(1, count + 1, dtype=np.uint64) + np.uint64(stream << 40)) * np.uint64(
+        0x9E3779B97F4A7C15
+    )
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
@@ -45,9 +47,13 @@ def draw_shapes(name: str, split: str) -> Images:
     size, channels = KINDS[name].size, len(KINDS[name].mode)
     count = {"train": 5000, "test": 1000}[split]
     stream = 2 * (2 * (name == "shapes-grey") + (split == "test"))
-    draws = (_bits(16 * count, stream) >> np.uint64(33)).astype(np.int32).reshape(count, 16, 1, 1, 1)
+    draws = (
+        (_bits(16 * count, stream) >> np.uint64(33)).astype(np.int32).reshape(count, 16, 1, 1, 1)
+    )
 
-    def draw(low: int, high: int, first: int, columns: int = 1) -> np.ndarray:  # (count, columns, 1, 1)
+    def draw(
+        low: int, high: int, first: int, columns: int = 1
+    ) -> np.ndarray:  # (count, columns, 1, 1)
         return low + draws[:, first : first + columns, 0] % (high - low + 1)
 
     # Half pixels from the centre of the image, so that the middle of a pixel is an integer.

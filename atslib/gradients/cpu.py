@@ -57,7 +57,9 @@ def _pool(threads: int) -> ThreadPoolExecutor:
         together.wait()
 
     list(pool.map(begin, range(threads)))
-    torch.set_num_threads(threads)  # a thread that sets its own number also sets the one later threads begin with
+    torch.set_num_threads(
+        threads
+    )  # a thread that sets its own number also sets the one later threads begin with
     return pool
 
 
@@ -75,7 +77,9 @@ def each(call: Callable, *arguments: Iterable) -> list:
     return list(_pool(torch.get_num_threads()).map(one, calls))
 
 
-def by_rows(calls: Sequence[Callable[[Tensor], tuple[Tensor, ...]]], rows: Sequence[slice], x: Tensor) -> tuple:
+def by_rows(
+    calls: Sequence[Callable[[Tensor], tuple[Tensor, ...]]], rows: Sequence[slice], x: Tensor
+) -> tuple:
     """The results of each call for its rows of `x`, concatenated; differentiable once in `x`."""
     return calls[0](x) if len(calls) == 1 else _ByRows.apply(x, tuple(calls), tuple(rows))
 

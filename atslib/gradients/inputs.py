@@ -10,7 +10,9 @@ from atslib.gradients.per_example import SameRules
 from atslib.models import Normalize, normalization_layer
 
 
-def checked(model: nn.Module, images: Tensor | np.ndarray, labels: Tensor | np.ndarray) -> tuple[Tensor, Tensor]:
+def checked(
+    model: nn.Module, images: Tensor | np.ndarray, labels: Tensor | np.ndarray
+) -> tuple[Tensor, Tensor]:
     """Images (B, C, H, W) and labels (B,) as the network takes them, in its precision and on its device.
 
     Raises:
@@ -48,7 +50,9 @@ def check_images(images: Tensor | np.ndarray, like: Tensor) -> Tensor:
         raise AtsError(f"images of shape {tuple(images.shape)} are none; give at least one")
     low, high = (float(edge) for edge in images.aminmax())
     if not (low >= -0.01 and high <= 1.01):
-        raise AtsError(f"images go from {low:.4g} to {high:.4g}; they must be in [0, 1] (8-bit pixels divided by 255)")
+        raise AtsError(
+            f"images go from {low:.4g} to {high:.4g}; they must be in [0, 1] (8-bit pixels divided by 255)"
+        )
     return images.to(like)
 
 
@@ -60,7 +64,9 @@ def check_labels(labels: Tensor | np.ndarray, count: int, classes: int) -> Tenso
     """
     labels = torch.as_tensor(labels) if isinstance(labels, np.ndarray) else labels
     if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.dtype == torch.bool:
-        raise AtsError(f"labels are {describe(labels)}; they must be whole numbers (B,), one class per image")
+        raise AtsError(
+            f"labels are {describe(labels)}; they must be whole numbers (B,), one class per image"
+        )
     if fault := label_fault(labels, count, classes):
         raise AtsError(fault)
     return labels.long()
@@ -82,7 +88,9 @@ def any_parameter(model: nn.Module) -> Tensor:
     if not isinstance(model, nn.Module):
         raise AtsError(f"model {model!r} must be a torch.nn.Module")
     if (first := next(model.parameters(), None)) is None:
-        raise AtsError(f"{type(model).__name__} has no parameters, so there is no gradient to share")
+        raise AtsError(
+            f"{type(model).__name__} has no parameters, so there is no gradient to share"
+        )
     return first
 
 
@@ -99,7 +107,9 @@ def scores_of(model: nn.Module, images: Tensor) -> Tensor:
     except RuntimeError as error:
         raise AtsError(f"{name} does not take images of shape {shape}: {explain(error)}") from None
     if not isinstance(scores, Tensor) or scores.ndim != 2:
-        raise AtsError(f"{name} gives {describe(scores)}; it must give one row of class scores per image")
+        raise AtsError(
+            f"{name} gives {describe(scores)}; it must give one row of class scores per image"
+        )
     return scores
 
 
@@ -117,5 +127,7 @@ def check_network(model: nn.Module, images: Tensor) -> int:
     finally:
         handle.remove()
     if not calls or not torch.equal(calls[0], images):
-        raise AtsError(f"{name} has a Normalize layer and does not use it on its input; call it first in forward()")
+        raise AtsError(
+            f"{name} has a Normalize layer and does not use it on its input; call it first in forward()"
+        )
     return logits.shape[1]

@@ -53,7 +53,9 @@ class _Layer:
         """The same layer with its maps `raw` normalized."""
         layer = copy.copy(self)
         layer.mean, layer.inverse, layer.scale = mean, inverse, scale
-        layer.effective = fast_layout(self.weight * scale.view(-1, 1, 1, 1))  # once for three convolutions
+        layer.effective = fast_layout(
+            self.weight * scale.view(-1, 1, 1, 1)
+        )  # once for three convolutions
         layer.centre = -mean if self.bias is None else self.bias - mean
         if self.weight.numel() * self.products.problems > 4 * raw.numel():
             layer.raw = raw
@@ -65,7 +67,12 @@ class _Layer:
         """Gradients of weight, bias, gamma and beta (None where absent) from `out`, that of the layer's maps."""
         weight_gradient = self.products.weight_gradient
         if self.scale is None:
-            return weight_gradient(x, out, patches), None if self.bias is None else self.total(out), None, None
+            return (
+                weight_gradient(x, out, patches),
+                None if self.bias is None else self.total(out),
+                None,
+                None,
+            )
         total, scale = self.total(out), self.scale.view(-1, 1, 1, 1)
         bias = None if self.bias is None else total * self.scale
         if self.raw is None:
@@ -89,12 +96,18 @@ class _Layer:
             if self.scale is not None:
                 weight = weight * self.scale.view(-1, 1, 1, 1)
                 weight = weight.addcmul_(gamma[..., None, None, None], self.weight)
-            return conv(x, weight, patches, bias) if wanted[0] else None, transposed(out, weight) if wanted[1] else None
+            return conv(x, weight, patches, bias) if wanted[0] else None, transposed(
+                out, weight
+            ) if wanted[1] else None
         # Maps are smaller than weights here, so they are scaled. What gamma does to `x` is one more shared
         # product, which the next call of `transposed` does together with its own.
         gamma, bias, scale = self.rows(gamma), self.rows(bias), self.scale.view(-1, 1, 1)
         self.postponed = out * gamma
-        to_out = torch.addcmul(bias, self.raw, gamma).addcmul_(conv(x, weight, patches), scale) if wanted[0] else None
+        to_out = (
+            torch.addcmul(bias, self.raw, gamma).addcmul_(conv(x, weight, patches), scale)
+            if wanted[0]
+            else None
+        )
         return to_out, transposed(out * scale, weight) if wanted[1] else None
 
     def rows(self, channels: Tensor) -> Tensor:
@@ -110,16 +123,22 @@ class _Convolution(Function):
     """A layer's maps as a function of its input and its handles; `value` holds them, computed with shared weights."""
 
     @staticmethod
-    def forward(ctx: object, x: Tensor, value: list[Tensor], layer: _Layer, *handles: Tensor | None) -> Tensor:
+    def forward(
+        ctx: object, x: Tensor, value: list[Tensor], layer: _Layer, *handles: Tensor | None
+    ) -> Tensor:
         ctx.save_for_backward(x)
         ctx.layer = layer
-        return value[0]  # in a list: autograd would take a tensor for an input, and the result for a view of it
+        return value[
+            0
+        ]  # in a list: autograd would take a tensor for an input, and the result for a view of it
 
     @staticmethod
     def backward(ctx: object, out: Tensor) -> tuple:
         (x,), layer, further = ctx.saved_tensors, ctx.layer, ctx.needs_input_grad[0]
         if layer.mode.handles_wanted:
-            for_x, *for_handles = _ConvolutionGradient.apply(out, x, layer, further and not layer.first)
+            for_x, *for_handles = _ConvolutionGradient.apply(
+                out, x, layer, further and not layer.first
+            )
             return for_x, None, None, *for_handles
         return layer.transposed(out) if further else None, *[None] * 6
 
@@ -162,7 +181,9 @@ class _Affine(Function):
     """x · scale + shift, with scale and shift (N, 1, C, 1, 1) of each problem, x (N, k, C, H, W)."""
 
     @staticmethod
-    def forward(ctx: object, x: Tensor, scale: Tensor, shift: Tensor, mode: "PerExample | None") -> Tensor:
+    def forward(
+        ctx: object, x: Tensor, scale: Tensor, shift: Tensor, mode: "PerExample | None"
+    ) -> Tensor:
         ctx.save_for_backward(x, scale)
         ctx.mode = mode
         return torch.addcmul(shift, x, scale)
@@ -182,7 +203,9 @@ class _AffineGradient(Function):
     """
 
     @staticmethod
-    def forward(ctx: object, out: Tensor, x: Tensor, scale: Tensor, mode: "PerExample | None") -> tuple:
+    def forward(
+        ctx: object, out: Tensor, x: Tensor, scale: Tensor, mode: "PerExample | None"
+    ) -> tuple:
         ctx.save_for_backward(out, x, scale)
         ctx.mode = mode
         return out * scale, (out * x).sum((1, 3, 4), keepdim=True), out.sum((1, 3, 4), keepdim=True)
@@ -202,7 +225,9 @@ class SameRules(TorchFunctionMode):
         super().__init__()
         self.layers: dict[Callable, Callable] = {F.max_pool2d: max_pool, F.batch_norm: batch_norm}
 
-    def __torch_function__(self, function: Callable, types: object, args: tuple = (), kwargs: dict | None = None):
+    def __torch_function__(
+        self, function: Callable, types: object, args: tuple = (), kwargs: dict | None = None
+    ):
         return self.layers.get(function, function)(*args, **(kwargs or {}))
 
 
@@ -218,13 +243,19 @@ class PerExample(SameRules):
     def __init__(self, problems: int, handles: dict[int, Tensor], buffers: dict[int, Tensor]):
         super().__init__()
         self.problems, self.handles, self.buffers = problems, handles, buffers
-        self.handles_wanted = True  # False once their gradients are there: later passes skip those products
+        self.handles_wanted = (
+            True  # False once their gradients are there: later passes skip those products
+        )
         self.first = True  # until the first layer: its input depends on no handle
-        self.convolved: dict[int, tuple] = {}  # id of a convolution's result → that result, and what it came from
+        self.convolved: dict[
+            int, tuple
+        ] = {}  # id of a convolution's result → that result, and what it came from
         self.layers |= {torch.conv2d: self._conv2d, F.linear: self._linear}
         self.layers |= {F.relu: self._relu, F.batch_norm: self._batch_norm}
 
-    def __torch_function__(self, function: Callable, types: object, args: tuple = (), kwargs: dict | None = None):
+    def __torch_function__(
+        self, function: Callable, types: object, args: tuple = (), kwargs: dict | None = None
+    ):
         result = super().__torch_function__(function, types, args, kwargs)
         used = [a for a in (*args, *(kwargs or {}).values()) if isinstance(a, Tensor)]
         known = function in self.layers or not isinstance(result, Tensor)
@@ -252,9 +283,13 @@ class PerExample(SameRules):
             raise Unsupported("a grouped or string-padded convolution")
         handles = [None if t is None else self._handle(t) for t in (weight, bias)]
         values = [None if t is None else t.detach() for t in (weight, bias)]
-        layer = _Layer(self, Products(self.problems, x, weight, (stride, padding, dilation)), *values)
+        layer = _Layer(
+            self, Products(self.problems, x, weight, (stride, padding, dilation)), *values
+        )
         self.first = False
-        out = _Convolution.apply(x, [layer.conv(x.detach(), values[1])], layer, *handles, None, None)
+        out = _Convolution.apply(
+            x, [layer.conv(x.detach(), values[1])], layer, *handles, None, None
+        )
         self.convolved[id(out)] = weakref.ref(out), out._version, x, layer, handles
         return out
 
@@ -286,7 +321,9 @@ class PerExample(SameRules):
         self, x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor, eps: float
     ) -> Tensor:
         inverse, own = torch.rsqrt(variance + eps), [self._handle(t) for t in (weight, bias)]
-        out, version, source, layer, handles = self.convolved.pop(id(x), (lambda: None, *[None] * 4))
+        out, version, source, layer, handles = self.convolved.pop(
+            id(x), (lambda: None, *[None] * 4)
+        )
         if out() is x and x._version == version and mean.ndim == 1:
             scale = weight.detach() * inverse
             shift = bias.detach() - mean * scale
@@ -297,4 +334,6 @@ class PerExample(SameRules):
         scale = own[0] * inverse
         shift = own[1] - mean * scale
         scale, shift = (t[:, None, :, None, None] for t in (scale, shift))
-        return _Affine.apply(self._by_problem(x), scale, shift, None if mean.requires_grad else self).flatten(0, 1)
+        return _Affine.apply(
+            self._by_problem(x), scale, shift, None if mean.requires_grad else self
+        ).flatten(0, 1)

@@ -21,7 +21,9 @@ from atslib.models import batch_norms
 
 Gradients = tuple[Tensor, ...]
 
-LONG_ROW = 1 << 17  # elements from which one call per row is faster on a CPU than a temporary for all rows
+LONG_ROW = (
+    1 << 17
+)  # elements from which one call per row is faster on a CPU than a temporary for all rows
 
 
 def problem_gradients(
@@ -46,7 +48,9 @@ def problem_gradients(
         return vmapped(model, inputs, targets, buffers or {})
 
 
-def per_example(model: nn.Module, inputs: Tensor, targets: Tensor, buffers: dict[str, Tensor]) -> Gradients:
+def per_example(
+    model: nn.Module, inputs: Tensor, targets: Tensor, buffers: dict[str, Tensor]
+) -> Gradients:
     """The fast form of `problem_gradients`, for most networks; see the module `per_example`.
 
     Raises:
@@ -57,7 +61,9 @@ def per_example(model: nn.Module, inputs: Tensor, targets: Tensor, buffers: dict
     statistics = {id(b): buffers[name] for name, b in model.named_buffers() if name in buffers}
     further = torch.is_grad_enabled() and (inputs.requires_grad or targets.requires_grad)
     with torch.enable_grad():
-        with PerExample(len(inputs), dict(zip(map(id, parameters), handles, strict=True)), statistics) as mode:
+        with PerExample(
+            len(inputs), dict(zip(map(id, parameters), handles, strict=True)), statistics
+        ) as mode:
             logits = model(inputs.flatten(0, 1))
         loss = F.cross_entropy(logits, targets.flatten(0, 1), reduction="sum") / inputs.shape[1]
         gradients = torch.autograd.grad(loss, handles, create_graph=further)
@@ -65,7 +71,9 @@ def per_example(model: nn.Module, inputs: Tensor, targets: Tensor, buffers: dict
         return gradients
 
 
-def vmapped(model: nn.Module, inputs: Tensor, targets: Tensor, buffers: dict[str, Tensor]) -> Gradients:
+def vmapped(
+    model: nn.Module, inputs: Tensor, targets: Tensor, buffers: dict[str, Tensor]
+) -> Gradients:
     """The readable reference of `problem_gradients`, for any network: `vmap` over `grad`."""
     parameters = {name: p.detach() for name, p in model.named_parameters()}
 
@@ -101,7 +109,9 @@ def batch_statistics(
 
         with ExitStack() as hooks:
             for name, layer in batch_norms(model).items():
-                hook = layer.register_forward_pre_hook(lambda _, inputs, name=name: record(name, inputs))
+                hook = layer.register_forward_pre_hook(
+                    lambda _, inputs, name=name: record(name, inputs)
+                )
                 hooks.callback(hook.remove)
             functional_call(model, buffers, (problem,))
         return statistics
@@ -134,7 +144,9 @@ def unflatten(gradients: Tensor, model: nn.Module) -> Gradients:
     """(N, P) → views (N, *shape), one per parameter; the inverse of `flatten`."""
     shapes = [p.shape for p in model.parameters()]
     pieces = gradients.split([s.numel() for s in shapes], 1)
-    return tuple(piece.unflatten(1, s) if s else piece[:, 0] for piece, s in zip(pieces, shapes, strict=True))
+    return tuple(
+        piece.unflatten(1, s) if s else piece[:, 0] for piece, s in zip(pieces, shapes, strict=True)
+    )
 
 
 class _Inner(Function):
@@ -168,7 +180,9 @@ def _dots(a: Tensor, b: Tensor) -> Tensor:
 
 def _inner(gradients: Gradients, target: Gradients) -> tuple[Tensor, Tensor, Tensor]:
     """(gradients · target, gradients · gradients, target · target) of each tensor, (L, N)."""
-    return *_Inner.apply(target, *gradients), target.squares if isinstance(target, Fixed) else _squares(target)
+    return *_Inner.apply(target, *gradients), target.squares if isinstance(
+        target, Fixed
+    ) else _squares(target)
 
 
 def _squares(gradients: Sequence[Tensor]) -> Tensor:
@@ -227,12 +241,17 @@ def l1(gradients: Gradients, target: Gradients) -> Tensor:
 
 def norms(gradients: Gradients, target: Gradients) -> Tensor:
     """Sum over parameter tensors of the norms of the differences, (N,). Geng et al. 2021, Eq. 10."""
-    return sum(torch.linalg.vector_norm(_rows(g - t), dim=1) for g, t in zip(gradients, target, strict=True))
+    return sum(
+        torch.linalg.vector_norm(_rows(g - t), dim=1)
+        for g, t in zip(gradients, target, strict=True)
+    )
 
 
 def l2_relative(gradients: Gradients, target: Gradients) -> Tensor:
     """`l2` as a share of the target's squared norm, (N,): the same descent for gradients of any length."""
-    return l2(gradients, target) / _squares(target).sum(0).clamp_min(torch.finfo(target[0].dtype).tiny)
+    return l2(gradients, target) / _squares(target).sum(0).clamp_min(
+        torch.finfo(target[0].dtype).tiny
+    )
 
 
 def l2_tensors(gradients: Gradients, target: Gradients) -> Tensor:

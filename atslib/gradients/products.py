@@ -24,7 +24,9 @@ class Products:
     latter expect and return weights that lie in memory as (N, h, w, I, O), and maps in channels-last layout.
     """
 
-    def __init__(self, problems: int, maps: Tensor, weight: Tensor, geometry: Sequence[Sequence[int]]):
+    def __init__(
+        self, problems: int, maps: Tensor, weight: Tensor, geometry: Sequence[Sequence[int]]
+    ):
         self.problems, self.images, outputs = problems, len(maps) // problems, weight.shape[0]
         self.kernel = list(weight.shape[-2:])
         self.stride, self.padding, self.dilation = (list(part) for part in geometry)
@@ -45,7 +47,9 @@ class Products:
         x = x.unflatten(0, (self.problems, -1))
         if x.is_cuda:
             return x.transpose(0, 1).flatten(1, 2)
-        return x.permute(1, 3, 4, 0, 2).flatten(3).permute(0, 3, 1, 2)  # channels last, as `fast_layout`
+        return (
+            x.permute(1, 3, 4, 0, 2).flatten(3).permute(0, 3, 1, 2)
+        )  # channels last, as `fast_layout`
 
     def unfold(self, x: Tensor) -> Tensor:
         """The inverse of `fold`."""
@@ -64,7 +68,9 @@ class Products:
             return None
         (tall, broad), (down, right), (dy, dx) = self.padding, self.stride, self.dilation
         maps = x.permute(0, 2, 3, 1)
-        maps = (F.pad(maps, (0, 0, broad, broad, tall, tall)) if tall or broad else maps).contiguous()
+        maps = (
+            F.pad(maps, (0, 0, broad, broad, tall, tall)) if tall or broad else maps
+        ).contiguous()
         image, row, pixel, _ = maps.stride()
         strides = (image, down * row, right * pixel, dy * row, dx * pixel, 1)
         windows = maps.as_strided((len(x), *self.size, *self.kernel, x.shape[1]), strides)
@@ -100,12 +106,20 @@ class Products:
         start = first * stride + offset
         return slice(start, start + (last - first) * stride, stride), slice(first, last)
 
-    def conv(self, x: Tensor, weight: Tensor, patches: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    def conv(
+        self, x: Tensor, weight: Tensor, patches: Tensor | None = None, bias: Tensor | None = None
+    ) -> Tensor:
         """Convolve; `patches` of `x` if already computed; `bias` is (O,), or (N, O) with one weight per problem."""
         if weight.ndim == 4:
             return F.conv2d(fast_layout(x), weight, bias, self.stride, self.padding, self.dilation)
         if not self.by_patches:
-            args = (None if bias is None else bias.flatten(), self.stride, self.padding, self.dilation, self.problems)
+            args = (
+                None if bias is None else bias.flatten(),
+                self.stride,
+                self.padding,
+                self.dilation,
+                self.problems,
+            )
             return self.unfold(F.conv2d(self.fold(x), weight.flatten(0, 1), *args))
         product = (self.patches(x) if patches is None else patches, self.matrix(weight))
         rows = torch.bmm(*product) if bias is None else torch.baddbmm(bias.unsqueeze(1), *product)
@@ -123,7 +137,9 @@ class Products:
         if self.back_by_patches:
             return self.scatter(torch.bmm(self.rows(out), self.matrix(weight).transpose(1, 2)))
         args = (None, self.stride, self.padding, self.rest, self.problems, self.dilation)
-        return self.unfold(F.conv_transpose2d(self.fold(out), weight.contiguous().flatten(0, 1), *args))
+        return self.unfold(
+            F.conv_transpose2d(self.fold(out), weight.contiguous().flatten(0, 1), *args)
+        )
 
     def weight_gradient(self, x: Tensor, out: Tensor, patches: Tensor | None) -> Tensor:
         """The gradient of `conv` with respect to each problem's weights, (N, O, I, h, w)."""
@@ -132,6 +148,15 @@ class Products:
             return by_patch.unflatten(1, (*self.kernel, -1)).permute(0, 4, 3, 1, 2)
         groups = self.problems * out.shape[1]
         like = x.new_empty(1).expand(groups, x.shape[1], *self.kernel)
-        args = (None, self.stride, self.padding, self.dilation, False, [0, 0], self.problems, [False, True, False])
+        args = (
+            None,
+            self.stride,
+            self.padding,
+            self.dilation,
+            False,
+            [0, 0],
+            self.problems,
+            [False, True, False],
+        )
         by_weight = _backward(self.fold(out), self.fold(x), like, *args)[1]
         return by_weight.unflatten(0, (self.problems, -1))

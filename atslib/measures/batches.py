@@ -14,7 +14,9 @@ from atslib.measures.metrics import check_images, psnr
 MOST = 200.0  # dB: an equal image counts as this close, so that sums stay finite
 
 
-def align(reconstructed: Tensor, truth: Tensor, labels: Tensor, restored: Tensor | None = None) -> Tensor:
+def align(
+    reconstructed: Tensor, truth: Tensor, labels: Tensor, restored: Tensor | None = None
+) -> Tensor:
     """The reconstruction that belongs to each true image of a batch: the pairing of greatest total PSNR.
 
     Images of one label are paired among themselves; where labels were restored wrongly, what is left over is paired

@@ -62,7 +62,9 @@ def rolled(images: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @torch.no_grad()
-def identification(reconstructions: Tensor, candidates: Tensor, truth: Tensor, *, shift: int | None = SHIFT) -> Tensor:
+def identification(
+    reconstructions: Tensor, candidates: Tensor, truth: Tensor, *, shift: int | None = SHIFT
+) -> Tensor:
     """Rank of the true image among the candidates by `similarity` to its reconstruction; 1: it is identified.
 
     Args:
@@ -89,9 +91,15 @@ def identification(reconstructions: Tensor, candidates: Tensor, truth: Tensor, *
             f"must agree in (C, H, W), with at least two candidates and sides above the shift of {shift}"
         )
     if truth.shape != (len(reconstructions),) or not ((truth >= 0) & (truth < count)).all():
-        raise AtsError(f"identification: truth {truth.tolist()} must name one of {count} candidates per reconstruction")
+        raise AtsError(
+            f"identification: truth {truth.tolist()} must name one of {count} candidates per reconstruction"
+        )
     flat = several.flatten(0, 1)
-    scores = rolled(reconstructions, flat)[0] if shift is None else similarity(reconstructions, flat, shift=shift)
+    scores = (
+        rolled(reconstructions, flat)[0]
+        if shift is None
+        else similarity(reconstructions, flat, shift=shift)
+    )
     scores = scores.nan_to_num(nan=-torch.inf)
     scores = scores.unflatten(1, several.shape[:2]).amax(1)
     own = scores.gather(1, truth.long().unsqueeze(1))

@@ -18,7 +18,9 @@ def check_images(name: str, images: Tensor) -> None:
     """Raise `AtsError` unless these are float images, (B, C, H, W)."""
     if not isinstance(images, Tensor) or not images.is_floating_point():
         kind = getattr(images, "dtype", type(images).__name__)
-        raise AtsError(f"{name}: images of {kind} must be a float torch.Tensor in [0, 1]; divide uint8 pixels by 255")
+        raise AtsError(
+            f"{name}: images of {kind} must be a float torch.Tensor in [0, 1]; divide uint8 pixels by 255"
+        )
     if images.ndim != 4:
         raise AtsError(f"{name}: images of shape {tuple(images.shape)} must be (B, C, H, W)")
 
@@ -30,7 +32,9 @@ def _check_pair(name: str, estimate: Tensor, truth: Tensor, data_range: float = 
         shapes = f"{tuple(estimate.shape)} and {tuple(truth.shape)}"
         raise AtsError(f"{name}: shapes {shapes} must be equal; nothing is broadcast")
     if (truth > 10 * data_range).any():
-        raise AtsError(f"{name}: the truth goes up to {truth.max():.4g}, far beyond data_range={data_range}")
+        raise AtsError(
+            f"{name}: the truth goes up to {truth.max():.4g}, far beyond data_range={data_range}"
+        )
 
 
 def mse(estimate: Tensor, truth: Tensor) -> Tensor:
@@ -68,7 +72,9 @@ def ssim(estimate: Tensor, truth: Tensor, *, data_range: float = 1.0) -> Tensor:
     _check_pair("ssim", estimate, truth, data_range)
     side, x, y = 7, estimate.double(), truth.double()
     if min(x.shape[-2:]) < side:
-        raise AtsError(f"ssim: images of {tuple(x.shape[-2:])} are smaller than the {side}×{side} window")
+        raise AtsError(
+            f"ssim: images of {tuple(x.shape[-2:])} are smaller than the {side}×{side} window"
+        )
 
     def local(a: Tensor) -> Tensor:
         return F.avg_pool2d(a, side, stride=1)
@@ -94,7 +100,9 @@ def feature_mse(model: nn.Module, estimate: Tensor, truth: Tensor) -> Tensor:
     try:
         return (model(estimate) - model(truth)).square().mean(1)
     except RuntimeError as error:
-        raise AtsError(f"feature_mse: the model does not take {tuple(truth.shape)}: {explain(error)}") from None
+        raise AtsError(
+            f"feature_mse: the model does not take {tuple(truth.shape)}: {explain(error)}"
+        ) from None
 
 
 @torch.no_grad()
@@ -147,5 +155,7 @@ def _perceptual_network(device: torch.device) -> nn.Module:
             network = package.LPIPS(net="alex", verbose=False)
     except (OSError, RuntimeError, EOFError, UnpicklingError) as error:
         why = (str(error) or repr(error)).splitlines()[0]
-        raise AtsError(f"lpips: the weights of AlexNet cannot be had ({why}); put {url} at {file}") from None
+        raise AtsError(
+            f"lpips: the weights of AlexNet cannot be had ({why}); put {url} at {file}"
+        ) from None
     return network.to(device)

@@ -88,7 +88,9 @@ def apply(index: int, pixels: Tensor, sign: Sign = 1) -> Tensor:
     check_pixels(pixels)
     if isinstance(sign, Tensor):
         if sign.shape != pixels.shape[:1] or sign.is_floating_point():
-            raise AtsError(f"sign is {sign.dtype} {tuple(sign.shape)}; expected integers ({len(pixels)},)")
+            raise AtsError(
+                f"sign is {sign.dtype} {tuple(sign.shape)}; expected integers ({len(pixels)},)"
+            )
         sign = sign.to(pixels.device).view(-1, 1, 1, 1)
     elif not isinstance(sign, int) or sign not in (1, -1):
         raise AtsError(f"sign {sign!r} is neither +1 nor -1")
@@ -101,7 +103,9 @@ def check_pixels(pixels: Tensor) -> None:
         kind = pixels.dtype if isinstance(pixels, Tensor) else type(pixels).__name__
         raise AtsError(f"pixels are {kind}; expected a uint8 tensor with values 0..255")
     if pixels.ndim != 4 or pixels.shape[1] not in (1, 3):
-        raise AtsError(f"pixels have shape {tuple(pixels.shape)}; expected (B, C, H, W) with C = 1 or 3")
+        raise AtsError(
+            f"pixels have shape {tuple(pixels.shape)}; expected (B, C, H, W) with C = 1 or 3"
+        )
 
 
 def _translate(pixels: Tensor, shift: float, axis: int) -> Tensor:
@@ -123,7 +127,9 @@ def _shear_y(pixels: Tensor, slope: float) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def shear_table(h: int, w: int, slope: float, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+def shear_table(
+    h: int, w: int, slope: float, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
     """A pixel's four sources (4, HW), if it lies inside and how far between the middle two, (HW, 1) each.
 
     float64, because Pillow's cubic (a = -1) meets exact integers and then truncates. The offset in x is
@@ -133,7 +139,9 @@ def shear_table(h: int, w: int, slope: float, device: torch.device) -> tuple[Ten
     y = torch.arange(h, dtype=torch.float64)[:, None] + 0.5
     source = x * slope + y
     below = (source - 0.5).floor()
-    rows = torch.stack([(below + k).clamp(0, h - 1).long() * w + torch.arange(w) for k in (-1, 0, 1, 2)])
+    rows = torch.stack(
+        [(below + k).clamp(0, h - 1).long() * w + torch.arange(w) for k in (-1, 0, 1, 2)]
+    )
     inside = ((source >= 0) & (source < h)).to(torch.uint8)
     d = source - 0.5 - below
     return rows.view(4, -1).to(device), inside.view(-1, 1).to(device), d.view(-1, 1).to(device)
@@ -151,7 +159,10 @@ def rotate_table(h: int, w: int, degrees: float, device: torch.device) -> tuple[
 
     Pillow walks the source in 16.16 fixed point, with a matrix rounded to 15 digits.
     """
-    cos, sin = round(math.cos(math.radians(degrees)), 15), round(math.sin(math.radians(degrees)), 15)
+    cos, sin = (
+        round(math.cos(math.radians(degrees)), 15),
+        round(math.sin(math.radians(degrees)), 15),
+    )
     x0 = cos * (-w / 2) - sin * (-h / 2) + w / 2
     y0 = sin * (-w / 2) + cos * (-h / 2) + h / 2
     fixed = [math.floor(v * 65536 + 0.5) for v in (cos, -sin, x0 + cos * 0.5 - sin * 0.5)]
@@ -230,7 +241,9 @@ def _sharpness(pixels: Tensor, size: float, sign: Sign) -> Tensor:
 def _solarize(pixels: Tensor, threshold: float, _: Sign) -> Tensor:
     if threshold > 255:
         return pixels
-    mask = (pixels >= math.ceil(threshold)).view(torch.uint8).neg_()  # 0 or 255; `x ^ 255` is `255 - x`
+    mask = (
+        (pixels >= math.ceil(threshold)).view(torch.uint8).neg_()
+    )  # 0 or 255; `x ^ 255` is `255 - x`
     return mask.bitwise_xor_(pixels)
 
 
@@ -248,13 +261,17 @@ def _autocontrast(pixels: Tensor, _: None, __: Sign) -> Tensor:
 def _equalize(pixels: Tensor, _: None, __: Sign) -> Tensor:
     rows = pixels.reshape(-1, pixels.shape[2] * pixels.shape[3]).long()
     one = torch.ones(1, 1, dtype=torch.int32, device=pixels.device).expand(rows.shape)
-    counts = torch.zeros(len(rows), 256, dtype=torch.int32, device=pixels.device).scatter_add_(1, rows, one)
+    counts = torch.zeros(len(rows), 256, dtype=torch.int32, device=pixels.device).scatter_add_(
+        1, rows, one
+    )
     brightest = counts.gather(1, rows.amax(1, keepdim=True))
     step = (rows.shape[1] - brightest) // 255
     darker = counts.cumsum(1, dtype=torch.int32) - counts
     table = darker.add_(step // 2).div_(step.clamp(min=1), rounding_mode="floor").clamp_(0, 255)
     grey = torch.arange(256, dtype=torch.int32, device=pixels.device)
-    table = torch.where(step > 0, table, grey).to(torch.uint8)  # too few distinct pixels: Pillow leaves them
+    table = torch.where(step > 0, table, grey).to(
+        torch.uint8
+    )  # too few distinct pixels: Pillow leaves them
     return table.gather(1, rows).view(pixels.shape)
 
 
@@ -283,7 +300,9 @@ def crop_flip(pixels: Tensor, offsets: Tensor, flips: Tensor, *, padding: int = 
     """
     check_pixels(pixels)
     b, _, h, w = pixels.shape
-    windows = F.pad(pixels, (padding,) * 4).unfold(2, h, 1).unfold(3, w, 1)  # a view, (B, C, P, P, H, W)
+    windows = (
+        F.pad(pixels, (padding,) * 4).unfold(2, h, 1).unfold(3, w, 1)
+    )  # a view, (B, C, P, P, H, W)
     row, column = offsets.to(pixels.device).unbind(1)
     cropped = windows[torch.arange(b, device=pixels.device), :, row, column]
     return torch.where(flips.to(pixels.device).view(-1, 1, 1, 1), cropped.flip(3), cropped)

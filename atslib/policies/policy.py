@@ -27,7 +27,11 @@ IDENTITIES = (28, 39)  # solarize from 256 on, and colour by a factor of 1
 CANONICAL: tuple[int | None, ...] = tuple(
     None
     if index in IDENTITIES
-    else next(i for i, other in enumerate(OPS) if (other.name, magnitude(other)) == (op.name, magnitude(op)))
+    else next(
+        i
+        for i, other in enumerate(OPS)
+        if (other.name, magnitude(other)) == (op.name, magnitude(op))
+    )
     for index, op in enumerate(OPS)
 )
 
@@ -66,7 +70,9 @@ class Policy(_Drawn):
         _check_text(text)
         parts = text.split("-") if text else []
         if not all(part.isascii() and part.isdecimal() for part in parts):
-            raise AtsError(f"policy {text!r}: expected ids joined by '-', such as '3-1-7', or '' for none")
+            raise AtsError(
+                f"policy {text!r}: expected ids joined by '-', such as '3-1-7', or '' for none"
+            )
         return cls(tuple(map(int, parts)))
 
     def __str__(self) -> str:
@@ -98,7 +104,9 @@ class Policy(_Drawn):
         check_pixels(pixels)
         if signs.shape != (len(pixels), len(self.ids)):
             expected = (len(pixels), len(self.ids))
-            raise AtsError(f"policy {str(self)!r}: signs are {tuple(signs.shape)}; expected (B, k) = {expected}")
+            raise AtsError(
+                f"policy {str(self)!r}: signs are {tuple(signs.shape)}; expected (B, k) = {expected}"
+            )
         for index, sign in zip(self.ids, signs.unbind(1), strict=True):
             pixels = apply(index, pixels, sign)
         return pixels
@@ -114,9 +122,13 @@ class Hybrid(_Drawn):
         check_kind("Hybrid of members", self.members, Iterable, "several atslib.Policy")
         object.__setattr__(self, "members", tuple(self.members))
         if not all(isinstance(member, Policy) for member in self.members):
-            raise AtsError(f"hybrid {self.members}: its members are policies; Hybrid.parse takes text")
+            raise AtsError(
+                f"hybrid {self.members}: its members are policies; Hybrid.parse takes text"
+            )
         if not self.members or not all(member.ids for member in self.members):
-            raise AtsError(f"hybrid {str(self)!r}: a member is empty; write the identity as {IDENTITIES[0]}")
+            raise AtsError(
+                f"hybrid {str(self)!r}: a member is empty; write the identity as {IDENTITIES[0]}"
+            )
 
     @classmethod
     def parse(cls, text: str) -> "Hybrid":
@@ -152,7 +164,9 @@ class Hybrid(_Drawn):
         out = torch.empty_like(pixels)
         for number, policy in enumerate(self.members):
             rows = (member == number).nonzero().squeeze(1)
-            chosen = policy.apply_signs(pixels[rows.to(pixels.device)], signs[rows, : len(policy.ids)])
+            chosen = policy.apply_signs(
+                pixels[rows.to(pixels.device)], signs[rows, : len(policy.ids)]
+            )
             out[rows.to(pixels.device)] = chosen
         return out
 
@@ -183,7 +197,9 @@ def forms(policy: Policy | Hybrid, pixels: Tensor) -> Tensor:
     made: list[Tensor] = []
     for member in members:
         for signs in product((1, -1), repeat=len(member.ids)):
-            form = member.apply_signs(pixels, torch.tensor([signs] * len(pixels)).view(len(pixels), len(signs)))
+            form = member.apply_signs(
+                pixels, torch.tensor([signs] * len(pixels)).view(len(pixels), len(signs))
+            )
             if not any(torch.equal(form, other) for other in made):
                 made.append(form)
     return torch.stack(made)
@@ -208,15 +224,29 @@ class PilTransform:
 
     def __call__(self, image: Image.Image) -> Image.Image:
         """One image in, a new one out."""
-        check_kind("a policy's image", image, Image.Image, "a PIL image; the policy itself takes a tensor")
+        check_kind(
+            "a policy's image", image, Image.Image, "a PIL image; the policy itself takes a tensor"
+        )
         if image.mode not in ("RGB", "L"):
-            raise AtsError(f"image mode {image.mode!r} is not supported; convert to 'RGB' or 'L' first")
+            raise AtsError(
+                f"image mode {image.mode!r} is not supported; convert to 'RGB' or 'L' first"
+            )
         if self._rng is not None and torch.utils.data.get_worker_info() is not None:
-            raise AtsError(f"seed {self.seed!r} would repeat in every worker; use seed=None in a DataLoader")
+            raise AtsError(
+                f"seed {self.seed!r} would repeat in every worker; use seed=None in a DataLoader"
+            )
         array = np.array(image)
-        pixels = torch.from_numpy(array if array.ndim == 3 else array[:, :, None]).permute(2, 0, 1)[None]
-        result = self.policy(pixels, rng=self._rng or torch.default_generator)[0].permute(1, 2, 0).numpy()
-        return Image.fromarray(np.ascontiguousarray(result if image.mode == "RGB" else result[:, :, 0]))
+        pixels = torch.from_numpy(array if array.ndim == 3 else array[:, :, None]).permute(2, 0, 1)[
+            None
+        ]
+        result = (
+            self.policy(pixels, rng=self._rng or torch.default_generator)[0]
+            .permute(1, 2, 0)
+            .numpy()
+        )
+        return Image.fromarray(
+            np.ascontiguousarray(result if image.mode == "RGB" else result[:, :, 0])
+        )
 
 
 def sample_uniform(n: int, *, rng: torch.Generator) -> list[Policy]:
@@ -225,8 +255,16 @@ def sample_uniform(n: int, *, rng: torch.Generator) -> list[Policy]:
     With replacement, and over ids: functions with several ids come up more often.
     """
     policies = []
-    for number in torch.randint(50 + 50**2 + 50**3, (n,), generator=rng, device=rng.device).tolist():
-        length, number = (1, number) if number < 50 else (2, number - 50) if number < 2550 else (3, number - 2550)
+    for number in torch.randint(
+        50 + 50**2 + 50**3, (n,), generator=rng, device=rng.device
+    ).tolist():
+        length, number = (
+            (1, number)
+            if number < 50
+            else (2, number - 50)
+            if number < 2550
+            else (3, number - 2550)
+        )
         policies.append(Policy(tuple(number // 50**i % 50 for i in range(length))))
     return policies
 
@@ -272,8 +310,15 @@ def save_policies(path: str | Path, policies: Iterable[Policy | Hybrid], **facts
     members = [m for policy in policies for m in getattr(policy, "members", (policy,))]
     used = sorted({index for member in members for index in member.ids})
     operations = {str(index): f"{OPS[index].name} {OPS[index].level}" for index in used}
-    content = {"format": FORMAT, "policies": [str(p) for p in policies], "operations": operations, **facts}
-    as_path("policies' file", path).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    content = {
+        "format": FORMAT,
+        "policies": [str(p) for p in policies],
+        "operations": operations,
+        **facts,
+    }
+    as_path("policies' file", path).write_text(
+        json.dumps(content, indent=1) + "\n", encoding="utf-8"
+    )
 
 
 def load_policies(path: str | Path) -> list[Policy | Hybrid]:
@@ -286,7 +331,9 @@ def load_policies(path: str | Path) -> list[Policy | Hybrid]:
     except ValueError:
         raise AtsError(f"{path}: is not JSON") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise AtsError(f"{path}: is not a policy file; expected an object with 'format': {FORMAT!r}")
+        raise AtsError(
+            f"{path}: is not a policy file; expected an object with 'format': {FORMAT!r}"
+        )
     texts = content.get("policies")
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise AtsError(f"{path}: 'policies' must be a list of strings such as '3-1-7'")

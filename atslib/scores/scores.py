@@ -40,7 +40,11 @@ def area(curve: Tensor, variant: str = "fixed") -> Tensor:
     number of points. The trapezoids of the code do not; "fixed" keeps them.
     """
     choose("variant", variant, VARIANTS)
-    return curve[:, :-1].mean(1) if variant == "paper" else torch.trapezoid(curve, dx=1 / (curve.shape[1] - 1))
+    return (
+        curve[:, :-1].mean(1)
+        if variant == "paper"
+        else torch.trapezoid(curve, dx=1 / (curve.shape[1] - 1))
+    )
 
 
 def gradsim_curve(
@@ -77,12 +81,16 @@ def gradsim_curves(
     images, labels = checked(model, images, labels)
     if start is None:
         if rng is None:
-            raise AtsError("gradsim_curve: give `start`, the noise that the curve begins at, or `rng` to draw it")
+            raise AtsError(
+                "gradsim_curve: give `start`, the noise that the curve begins at, or `rng` to draw it"
+            )
         start = torch.rand(images.shape, generator=rng, device=rng.device).to(images)
     return _curves(model, images, labels, _start(start, images), points=points, variants=variants)
 
 
-def privacy_score(model: nn.Module, images: Images, policy: Policy | Hybrid, **options: object) -> Tensor:
+def privacy_score(
+    model: nn.Module, images: Images, policy: Policy | Hybrid, **options: object
+) -> Tensor:
     """`privacy_scores` of one policy, (B,); lower is more private. Average it at the call."""
     return privacy_scores(model, images, [policy], **options)[0]
 
@@ -122,15 +130,26 @@ def privacy_scores(
     seed, like = _seed(rng), next(model.parameters())
     images, total = images.to(like.device), 0
     for draw in range(draws):
-        prepared = torch.cat([transformed(images, policy, seed=seed, draw=draw)[first:] for policy in policies])
-        noise = torch.rand(images.pixels.shape, generator=stream(seed, "start", draw)) if starts is None else starts
+        prepared = torch.cat(
+            [transformed(images, policy, seed=seed, draw=draw)[first:] for policy in policies]
+        )
+        noise = (
+            torch.rand(images.pixels.shape, generator=stream(seed, "start", draw))
+            if starts is None
+            else starts
+        )
         mixed = prepared, images.labels[first:], noise[first:].to(like)
         total = total + area(_curves(model, *mixed, points=points, variants=(variant,))[0], variant)
     return (total / draws).view(len(policies), -1)
 
 
 def _check_counts(
-    model: nn.Module, images: Images, policies: Sequence[Policy | Hybrid], starts: Tensor | None, draws: int, first: int
+    model: nn.Module,
+    images: Images,
+    policies: Sequence[Policy | Hybrid],
+    starts: Tensor | None,
+    draws: int,
+    first: int,
 ) -> None:
     check_fit(model, images)
     check_kind("policies", policies, list | tuple, "a list of policies")
@@ -171,7 +190,11 @@ def accuracy_score(
     _check(model, variant)
     check_fit(model, images)
     policy = parse_policy(policy)
-    seed, device, dtype = _seed(rng), next(model.parameters()).device, next(model.parameters()).dtype
+    seed, device, dtype = (
+        _seed(rng),
+        next(model.parameters()).device,
+        next(model.parameters()).dtype,
+    )
     one_per_class = variant == "code" if one_per_class is None else one_per_class
     prepared = transformed(images.to(device), policy, seed=seed)
     scores = []
@@ -180,8 +203,14 @@ def accuracy_score(
             break
         if one_per_class:
             labels = images.labels[rows].tolist()
-            rows = rows[sorted({label: i for i, label in reversed(list(enumerate(labels)))}.values())]
-        scores.append(jacobian_score(jacobian(model, to_images(prepared[rows.to(device)], dtype)), variant=variant))
+            rows = rows[
+                sorted({label: i for i, label in reversed(list(enumerate(labels)))}.values())
+            ]
+        scores.append(
+            jacobian_score(
+                jacobian(model, to_images(prepared[rows.to(device)], dtype)), variant=variant
+            )
+        )
     return sum(scores) / len(scores)
 
 
@@ -199,10 +228,14 @@ def jacobian_score(jacobian: Tensor, *, variant: str = "fixed") -> float:
     choose("variant", variant, VARIANTS)
     if jacobian.ndim != 2 or min(jacobian.shape) < 2:
         shape = tuple(jacobian.shape)
-        raise AtsError(f"jacobian_score: a Jacobian of shape {shape}; expected (N, D), both above 1")
+        raise AtsError(
+            f"jacobian_score: a Jacobian of shape {shape}; expected (N, D), both above 1"
+        )
     correlation = torch.corrcoef(jacobian.double())
     if not correlation.isfinite().all():
-        raise AtsError("jacobian_score: a row is constant or not finite and correlates with nothing; check the model")
+        raise AtsError(
+            "jacobian_score: a row is constant or not finite and correlates with nothing; check the model"
+        )
     shifted = torch.linalg.eigvalsh(correlation) + 1e-5
     terms = shifted.log() + 1 / shifted
     return float({"paper": terms.mean(), "code": -terms.sum(), "fixed": -terms.mean()}[variant])
@@ -217,7 +250,9 @@ def jacobian(model: nn.Module, images: Tensor) -> Tensor:
     x = fast_layout(images.detach()).requires_grad_()
     with torch.enable_grad(), SameRules():
         (by_pixel,) = torch.autograd.grad(model(x).sum(), x)
-    return (by_pixel * normalization_layer(model).std).flatten(1)  # the chain rule, back from pixels
+    return (by_pixel * normalization_layer(model).std).flatten(
+        1
+    )  # the chain rule, back from pixels
 
 
 def transformed(images: Images, policy: Policy | Hybrid, *, seed: int, draw: int = 0) -> Tensor:
@@ -235,11 +270,17 @@ def _check(model: nn.Module, variant: str, points: int = 2) -> None:
     any_parameter(model)
     check_whole("points", points, 2)  # a curve's two ends
     if model.training:
-        raise AtsError(f"{type(model).__name__} is in training mode, where images affect each other; call eval()")
+        raise AtsError(
+            f"{type(model).__name__} is in training mode, where images affect each other; call eval()"
+        )
 
 
 def _start(start: Tensor, pixels: Tensor) -> Tensor:
-    if not isinstance(start, Tensor) or start.shape != pixels.shape or not start.is_floating_point():
+    if (
+        not isinstance(start, Tensor)
+        or start.shape != pixels.shape
+        or not start.is_floating_point()
+    ):
         raise AtsError(
             f"start is {describe(start)}; it must be floats in [0, 1] of the images' shape, {tuple(pixels.shape)}"
         )
@@ -248,16 +289,28 @@ def _start(start: Tensor, pixels: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _curves(
-    model: nn.Module, pixels: Tensor, labels: Tensor, start: Tensor, *, points: int, variants: Sequence[str]
+    model: nn.Module,
+    pixels: Tensor,
+    labels: Tensor,
+    start: Tensor,
+    *,
+    points: int,
+    variants: Sequence[str],
 ) -> Tensor:
     """Curves of N images, uint8 or floats in [0, 1]; labels and starts, B of them, repeat. (variants, N, points)"""
     rows, threads = _rows_at_once(model), pieces(len(pixels), pixels.device)
-    models = [model] if len(threads) == 1 else [copy.deepcopy(model) for _ in threads]  # hooks are not thread-safe
+    models = (
+        [model] if len(threads) == 1 else [copy.deepcopy(model) for _ in threads]
+    )  # hooks are not thread-safe
 
     def one_piece(model: nn.Module, chosen: Tensor) -> Tensor:
-        images = pixels[chosen] if pixels.is_floating_point() else to_images(pixels[chosen], start.dtype)
+        images = (
+            pixels[chosen] if pixels.is_floating_point() else to_images(pixels[chosen], start.dtype)
+        )
         again = chosen % len(start)
-        return _similarities(model, (images.to(start), start[again], labels[again]), points, rows, variants)
+        return _similarities(
+            model, (images.to(start), start[again], labels[again]), points, rows, variants
+        )
 
     def curves(part: slice) -> Tensor:
         parts = torch.arange(part.start, part.stop, device=pixels.device).chunk(len(models))
@@ -267,7 +320,11 @@ def _curves(
 
 
 def _similarities(
-    model: nn.Module, mixed: tuple[Tensor, Tensor, Tensor], points: int, rows: int, variants: Sequence[str]
+    model: nn.Module,
+    mixed: tuple[Tensor, Tensor, Tensor],
+    points: int,
+    rows: int,
+    variants: Sequence[str],
 ) -> Tensor:
     """(variants, m, points) for m images, starts and labels, at most about `rows` gradients in memory."""
     images, start, labels = mixed
@@ -279,11 +336,15 @@ def _similarities(
         share = shares[part].view(-1, 1, 1, 1)
         shape = (len(images), len(share))
         x = fast_layout((share * images[:, None] + (1 - share) * start[:, None]).flatten(0, 1))
-        gradients = problem_gradients(model, x[:, None], labels.repeat_interleave(shape[1])[:, None])
+        gradients = problem_gradients(
+            model, x[:, None], labels.repeat_interleave(shape[1])[:, None]
+        )
         if not reference:
             reference.extend(g.unflatten(0, shape)[:, :1].clone() for g in gradients)
         repeated = tuple(r.expand(*shape, *r.shape[2:]).flatten(0, 1) for r in reference)
-        return torch.stack([1 - DISTANCES[_DISTANCE[name]](gradients, repeated).view(shape) for name in variants])
+        return torch.stack(
+            [1 - DISTANCES[_DISTANCE[name]](gradients, repeated).view(shape) for name in variants]
+        )
 
     size = math.ceil(points / math.ceil(len(images) * points / rows))
     curve = torch.cat(in_chunks(similarities, points, size), 2).flip(2)

@@ -16,10 +16,12 @@ import pandas as pd
 import torch
 from torch import nn
 
+from atsbook.runs.store import Store
 from atslib.attacks import Attack
 from atslib.data.images import check_data
 from atslib.data.load import Images
 from atslib.errors import AtsError, as_path, check_kind, check_types, choose
+from atslib.files import write_atomically
 from atslib.policies.policy import (
     Hybrid,
     Policy,
@@ -32,7 +34,6 @@ from atslib.policies.policy import (
 from atslib.rng import rng
 from atslib.scores.scores import VARIANTS
 from atslib.scores.shards import Scorer, check_parties
-from atslib.store import Store, write_atomically
 
 T_ACC = -85.0  # the released threshold on the accuracy score; the paper gives none
 FINAL_IMAGES = 8  # of the attack that is a search's last rung
@@ -51,7 +52,9 @@ def _scaled(values: np.ndarray) -> np.ndarray:
 # below any difference that matters: the ranking shall not hang on the last bit of a device.
 RANKINGS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "mean": lambda mean, variance: np.round(mean, 6),
-    "mean+variance": lambda mean, variance: np.round(0.7 * _scaled(mean) + 0.3 * _scaled(variance), 6),
+    "mean+variance": lambda mean, variance: np.round(
+        0.7 * _scaled(mean) + 0.3 * _scaled(variance), 6
+    ),
 }
 
 
@@ -92,10 +95,16 @@ class SearchConfig:
     def __post_init__(self) -> None:
         check_types(self)
         try:
-            object.__setattr__(self, "rungs", tuple((index(images), float(share)) for images, share in self.rungs))
+            object.__setattr__(
+                self, "rungs", tuple((index(images), float(share)) for images, share in self.rungs)
+            )
         except (TypeError, ValueError, OverflowError):
-            raise AtsError(f"SearchConfig.rungs={self.rungs!r} must be (images, share) pairs") from None
-        if self.t_acc is not None and not (isinstance(self.t_acc, int | float) and math.isfinite(self.t_acc)):
+            raise AtsError(
+                f"SearchConfig.rungs={self.rungs!r} must be (images, share) pairs"
+            ) from None
+        if self.t_acc is not None and not (
+            isinstance(self.t_acc, int | float) and math.isfinite(self.t_acc)
+        ):
             raise AtsError(f"SearchConfig.t_acc={self.t_acc!r} must be a finite number, or None")
         choose("SearchConfig.sampler", self.sampler, SAMPLERS)
         choose("SearchConfig.ranking", self.ranking, RANKINGS)
@@ -104,7 +113,9 @@ class SearchConfig:
         for field in ("candidates", "keep", "images", "acc_images", "points", "draws", "shard"):
             least = 2 if field in ("acc_images", "points") else 1
             if getattr(self, field) < least:
-                raise AtsError(f"SearchConfig.{field}={getattr(self, field)} must be at least {least}")
+                raise AtsError(
+                    f"SearchConfig.{field}={getattr(self, field)} must be at least {least}"
+                )
         steps = [0, *(images for images, _ in self.rungs), self.images]
         if sorted(set(steps)) != steps or not all(0 < share <= 1 for _, share in self.rungs):
             raise AtsError(
@@ -144,10 +155,19 @@ class SearchResult:
         path, best = as_path("policies' file", path), self.table[self.table["chosen"]]
         columns = best[["policy", "s_pri", "ci_low", "ci_high", "s_acc", "n"]].astype(object)
         scores = columns.where(columns.notna(), None).to_dict("records")  # JSON has no NaN
-        known = {"hybrid": str(self.hybrid or ""), "seed": self.seed, "search": asdict(self.config), "scores": scores}
-        write_atomically(path, lambda partial: save_policies(partial, self.chosen, **facts, **known))
+        known = {
+            "hybrid": str(self.hybrid or ""),
+            "seed": self.seed,
+            "search": asdict(self.config),
+            "scores": scores,
+        }
+        write_atomically(
+            path, lambda partial: save_policies(partial, self.chosen, **facts, **known)
+        )
         table = path.with_suffix(".csv")
-        write_atomically(table, lambda partial: self.table.to_csv(partial, index=False, float_format="%.6g"))
+        write_atomically(
+            table, lambda partial: self.table.to_csv(partial, index=False, float_format="%.6g")
+        )
 
     def best(self) -> str:
         """The best policies with their scores, at most ten, one line each, and the hybrid."""
@@ -187,17 +207,30 @@ def search(
     check_parties(store, semi_trained=semi_trained, random_init=random_init)
     images = _in_order(images, config, seed)
     policies, scorer = _candidates(config, seed), Scorer(seed, config.shard, store, progress)
-    names = {"policy": map(str, policies), "canonical": [str(policy.canonical()) for policy in policies]}
+    names = {
+        "policy": map(str, policies),
+        "canonical": [str(policy.canonical()) for policy in policies],
+    }
     few, how = images[: config.acc_images], {"variant": config.acc_variant, "batch": 100}
     table = pd.DataFrame(names).assign(s_acc=scorer("accuracy", random_init, few, policies, **how))
     ranked = _ranked(table, policies, images, config, partial(scorer, "privacy", semi_trained))
     if finals is not None:
         ranked = ranked[: 2 * config.keep]
-        gains = scorer("attack", semi_trained, images[:FINAL_IMAGES], [policies[i] for i in ranked], attack=finals)
+        gains = scorer(
+            "attack",
+            semi_trained,
+            images[:FINAL_IMAGES],
+            [policies[i] for i in ranked],
+            attack=finals,
+        )
         ranked = _record_finals(table, ranked, gains.mean(1))
     table["chosen"] = table.index.isin(ranked[: config.keep])
     best = [policies[i] for i in ranked]
-    table = table.iloc[np.lexsort([table["rank"], -table["rung"]])].drop(columns="rank").reset_index(drop=True)
+    table = (
+        table.iloc[np.lexsort([table["rank"], -table["rung"]])]
+        .drop(columns="rank")
+        .reset_index(drop=True)
+    )
     return SearchResult(table, tuple(best[: config.keep]), _hybrid(best), config, seed)
 
 
@@ -217,10 +250,16 @@ def pareto(table: pd.DataFrame) -> pd.Series:
     Rows without a privacy score are never in it. With `acc_variant="paper"`, whose sign is reversed, negate
     `s_acc` first.
     """
-    check_kind("pareto: table", table, pd.DataFrame, "a pandas.DataFrame, such as SearchResult.table")
+    check_kind(
+        "pareto: table", table, pd.DataFrame, "a pandas.DataFrame, such as SearchResult.table"
+    )
     if missing := [name for name in ("s_pri", "s_acc") if name not in table]:
-        raise AtsError(f"pareto: the table has no column {' or '.join(missing)}, but {', '.join(map(str, table))}")
-    best = table.dropna(subset=["s_pri", "s_acc"]).groupby("s_pri")["s_acc"].max()  # in rising s_pri
+        raise AtsError(
+            f"pareto: the table has no column {' or '.join(missing)}, but {', '.join(map(str, table))}"
+        )
+    best = (
+        table.dropna(subset=["s_pri", "s_acc"]).groupby("s_pri")["s_acc"].max()
+    )  # in rising s_pri
     front = best[best > best.cummax().shift(fill_value=-np.inf)]
     return table["s_acc"].eq(table["s_pri"].map(front)) & table["s_pri"].notna()
 
@@ -234,7 +273,11 @@ def _candidates(config: SearchConfig, seed: int) -> list[Policy]:
 
 
 def _ranked(
-    table: pd.DataFrame, policies: Sequence[Policy], images: Images, config: SearchConfig, score: Callable
+    table: pd.DataFrame,
+    policies: Sequence[Policy],
+    images: Images,
+    config: SearchConfig,
+    score: Callable,
 ) -> np.ndarray:
     """Score the admitted candidates rung by rung into the table; the rows that reach the end, best first."""
     options = {"points": config.points, "draws": config.draws, "variant": config.pri_variant}
@@ -248,12 +291,16 @@ def _ranked(
         scores = np.concatenate([scores, np.full((len(table), new.shape[1]), np.nan)], 1)
         scores[alive, -new.shape[1] :] = new
         ranks = _record(table, alive, scores[alive], config.ranking, rung)
-        alive = alive[np.argsort(ranks, kind="stable")][: max(config.keep, math.ceil(share * len(alive)))]
+        alive = alive[np.argsort(ranks, kind="stable")][
+            : max(config.keep, math.ceil(share * len(alive)))
+        ]
     return alive
 
 
 def _admitted(table: pd.DataFrame, threshold: float | None) -> np.ndarray:
-    alive = np.arange(len(table)) if threshold is None else np.flatnonzero(table["s_acc"] >= threshold)
+    alive = (
+        np.arange(len(table)) if threshold is None else np.flatnonzero(table["s_acc"] >= threshold)
+    )
     if not len(alive):
         low, high = table["s_acc"].min(), table["s_acc"].max()
         raise AtsError(
@@ -263,13 +310,22 @@ def _admitted(table: pd.DataFrame, threshold: float | None) -> np.ndarray:
     return alive
 
 
-def _record(table: pd.DataFrame, alive: np.ndarray, scores: np.ndarray, ranking: str, rung: int) -> np.ndarray:
+def _record(
+    table: pd.DataFrame, alive: np.ndarray, scores: np.ndarray, ranking: str, rung: int
+) -> np.ndarray:
     """Write the scores (A, n) of the candidates `alive` into the table; the numbers they are ranked by."""
     n = scores.shape[1]
     mean, sd = scores.mean(1), scores.std(1, ddof=1) if n > 1 else np.full(len(scores), np.nan)
     half = 1.96 * sd / math.sqrt(n)
     ranks = RANKINGS[ranking](mean, scores.var(1))
-    values = {"s_pri": mean, "sd": sd, "ci_low": mean - half, "ci_high": mean + half, "n": n, "rung": rung}
+    values = {
+        "s_pri": mean,
+        "sd": sd,
+        "ci_low": mean - half,
+        "ci_high": mean + half,
+        "n": n,
+        "rung": rung,
+    }
     for column, value in {**values, "rank": ranks}.items():
         table.loc[alive, column] = value
     return ranks

@@ -8,29 +8,41 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from atsbook.runs.store import Store
 from atslib.attacks import Attack, reconstruct
+from atslib.checkpoints import fingerprint
+from atslib.clients.observe import observe
 from atslib.clients.prepare import mean_prepared, to_images
-from atslib.clients.threat import observe
 from atslib.data.load import Images
 from atslib.errors import check_kind
 from atslib.measures.metrics import psnr
 from atslib.policies.policy import Hybrid, Policy
 from atslib.rng import rng
 from atslib.scores.scores import accuracy_score, privacy_scores, transformed
-from atslib.store import Store, fingerprint
 
 
-def _accuracy(model: nn.Module, images: Images, policies: Sequence[Policy], seed: int, **options: object) -> Tensor:
-    scores = [accuracy_score(model, images, policy, rng=rng(seed, "scores"), **options) for policy in policies]
+def _accuracy(
+    model: nn.Module, images: Images, policies: Sequence[Policy], seed: int, **options: object
+) -> Tensor:
+    scores = [
+        accuracy_score(model, images, policy, rng=rng(seed, "scores"), **options)
+        for policy in policies
+    ]
     return torch.tensor(scores, dtype=torch.float64)
 
 
-def _privacy(model: nn.Module, images: Images, policies: Sequence[Policy], seed: int, **options: object) -> Tensor:
+def _privacy(
+    model: nn.Module, images: Images, policies: Sequence[Policy], seed: int, **options: object
+) -> Tensor:
     return privacy_scores(model, images, policies, rng=rng(seed, "scores"), **options)
 
 
-def _gains(model: nn.Module, images: Images, policies: Sequence[Policy], seed: int, attack: Attack) -> Tensor:
-    return torch.stack([attack_gains(model, images, policy, attack, seed=seed) for policy in policies])
+def _gains(
+    model: nn.Module, images: Images, policies: Sequence[Policy], seed: int, attack: Attack
+) -> Tensor:
+    return torch.stack(
+        [attack_gains(model, images, policy, attack, seed=seed) for policy in policies]
+    )
 
 
 # Name → the scores of P policies, (P,) or (P, images), and what is added to the keys of their artifacts: a version,
@@ -46,7 +58,7 @@ def check_parties(store: Store | None, **networks: nn.Module) -> None:
     """Raise `AtsError` unless a search's networks are networks and its store, if it has one, is a store."""
     for name, network in networks.items():
         check_kind(f"search: {name}", network, nn.Module, "a torch.nn.Module")
-    check_kind("search: store", store, Store | None, "an atslib.Store, or None")
+    check_kind("search: store", store, Store | None, "an atsbook.runs.store.Store, or None")
 
 
 @dataclass(frozen=True)
@@ -59,7 +71,12 @@ class Scorer:
     progress: bool
 
     def __call__(
-        self, score: str, model: nn.Module, images: Images, policies: Sequence[Policy], **options: object
+        self,
+        score: str,
+        model: nn.Module,
+        images: Images,
+        policies: Sequence[Policy],
+        **options: object,
     ) -> np.ndarray:
         """The scores of all policies by a key of `SCORES`, (P,) or (P, images); `options` are that score's."""
         compute, version = SCORES[score]
@@ -79,14 +96,18 @@ class Scorer:
             return stored["scores"]
 
         shards = []
-        with tqdm(total=len(policies), disable=not self.progress, unit="policy", desc=f"{score} scores") as bar:
+        with tqdm(
+            total=len(policies), disable=not self.progress, unit="policy", desc=f"{score} scores"
+        ) as bar:
             for low in range(0, len(policies), self.size):
                 shards.append(scores(policies[low : low + self.size]).double().cpu())
                 bar.update(len(policies[low : low + self.size]))
         return torch.cat(shards).numpy()
 
 
-def attack_gains(model: nn.Module, images: Images, policy: Policy | Hybrid, attack: Attack, *, seed: int) -> Tensor:
+def attack_gains(
+    model: nn.Module, images: Images, policy: Policy | Hybrid, attack: Attack, *, seed: int
+) -> Tensor:
     """What an attack finds of each image beyond the best guess without a gradient, in dB, (B,); lower is more private.
 
     PSNR of the reconstruction minus that of `mean_prepared` of all `images`, both against the transformed image: a
@@ -100,5 +121,7 @@ def attack_gains(model: nn.Module, images: Images, policy: Policy | Hybrid, atta
     images = images.to(next(model.parameters()).device)
     target = to_images(transformed(images, policy, seed=seed))
     attacked = reconstruct(observe(model, target, images.labels), attack, rng=rng(seed, "finals"))
-    floor = mean_prepared(images.pixels, policy, rng=rng(seed, "floor")).expand_as(target).contiguous()
+    floor = (
+        mean_prepared(images.pixels, policy, rng=rng(seed, "floor")).expand_as(target).contiguous()
+    )
     return psnr(attacked.images, target) - psnr(floor, target)

@@ -4,8 +4,8 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from atslib.clients.federated import Federation
-from atslib.clients.federated.flower import client_app, server_app
+from atsfed import Federation
+from atsfed.flower import client_app, server_app
 from atslib.clients.updates import LocalTraining
 
 client = ClientApp()  # one assignment each: `flwr run` looks for them by name
@@ -17,7 +17,9 @@ def federation(config: dict) -> Federation:
     fields = {name.replace("-", "_"): value for name, value in config.items()}
     epochs = fields.pop("epochs")
     del fields["out"], fields["patience"]
-    return Federation(**fields, local=LocalTraining(epochs=epochs, lr=fields["lr"]) if epochs else None)
+    return Federation(
+        **fields, local=LocalTraining(epochs=epochs, lr=fields["lr"]) if epochs else None
+    )
 
 
 @client.train()

@@ -22,12 +22,15 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from atslib.clients.federated import Tap
+from atsfed import Tap
 from atslib.errors import AtsError
 
 HERE = Path(__file__).parent
 PEM, BARE = serialization.Encoding.PEM, serialization.NoEncryption()
-QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}  # nothing leaves this machine
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+}  # nothing leaves this machine
 
 
 def run(config: dict, folder: Path | str, *, patience: float = 600.0) -> Tap:
@@ -43,7 +46,9 @@ def run(config: dict, folder: Path | str, *, patience: float = 600.0) -> Tap:
     """
     defaults = tomllib.loads((HERE / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     if odd := sorted(config.keys() - (defaults.keys() - {"out", "patience"})):
-        raise AtsError(f"{odd[0]!r} is no name of the configuration, which are {', '.join(defaults)}")
+        raise AtsError(
+            f"{odd[0]!r} is no name of the configuration, which are {', '.join(defaults)}"
+        )
     config = defaults | config | {"out": str(Path(folder).absolute()), "patience": float(patience)}
     trained = federation(config)
     tap = Tap(folder, trained)
@@ -86,7 +91,12 @@ class Processes:
     def superlink(self) -> None:
         """Start the SuperLink, on what an earlier one kept, and beside it what starts its ServerApp."""
         tls = ["--ssl-certfile", self.own / "server.pem", "--ssl-keyfile", self.own / "server.key"]
-        still = ["--ssl-ca-certfile", self.ca, "--enable-supernode-auth", "--disable-runtime-dependency-installation"]
+        still = [
+            "--ssl-ca-certfile",
+            self.ca,
+            "--enable-supernode-auth",
+            "--disable-runtime-dependency-installation",
+        ]
         # The SuperExec that a SuperLink starts by itself is in a group of its own: it is not killed with the SuperLink.
         apart = ["--isolation", "process", "--database", self.own / "state.db"]
         here = ["--host", "127.0.0.1", "--port", self.port]
@@ -101,8 +111,17 @@ class Processes:
 
     def supernode(self, client: int) -> None:
         """Start the SuperNode of a client."""
-        node = [f"partition-id={client} num-partitions={self.clients}", "--port", self.ports[client]]
-        key = ["--auth-supernode-private-key", self.own / f"client-{client}.key", "--root-certificates", self.ca]
+        node = [
+            f"partition-id={client} num-partitions={self.clients}",
+            "--port",
+            self.ports[client],
+        ]
+        key = [
+            "--auth-supernode-private-key",
+            self.own / f"client-{client}.key",
+            "--root-certificates",
+            self.ca,
+        ]
         name = f"supernode-{client}"
         self.start(name, "flower-supernode", "--superlink", self.link, *key, "--node-config", *node)
 
@@ -116,14 +135,22 @@ class Processes:
         """Start a process by its name."""
         with open(self.own / f"{name}.log", "ab") as log:
             self.running[name] = subprocess.Popen(
-                list(map(str, words)), stdout=log, stderr=log, env=self._env(), start_new_session=True
+                list(map(str, words)),
+                stdout=log,
+                stderr=log,
+                env=self._env(),
+                start_new_session=True,
             )
 
     def command(self, *words: object) -> str:
         """Run one command of Flower's; what it says. `AtsError` with that if it fails."""
-        done = subprocess.run(list(map(str, words)), env=self._env(), capture_output=True, text=True)
+        done = subprocess.run(
+            list(map(str, words)), env=self._env(), capture_output=True, text=True
+        )
         if done.returncode:
-            raise AtsError(f"`{' '.join(map(str, words))}` failed: {' '.join((done.stdout + done.stderr).split())}")
+            raise AtsError(
+                f"`{' '.join(map(str, words))}` failed: {' '.join((done.stdout + done.stderr).split())}"
+            )
         return done.stdout
 
     def _env(self) -> dict[str, str]:
@@ -146,7 +173,11 @@ class Processes:
                 except ProcessLookupError:
                     continue
             end = time.monotonic() + 10
-            while sign == signal.SIGTERM and time.monotonic() < end and any(p.poll() is None for p in processes):
+            while (
+                sign == signal.SIGTERM
+                and time.monotonic() < end
+                and any(p.poll() is None for p in processes)
+            ):
                 time.sleep(0.1)
         for process in processes:
             process.wait()
@@ -168,7 +199,9 @@ def _wait(tap: Tap, rounds: int, processes: Processes, patience: float) -> None:
     while (number := tap.next()) <= rounds:
         if number > before:
             before, end = number, time.monotonic() + 2 * patience
-        if ended := [name for name, process in processes.running.items() if process.poll() is not None]:
+        if ended := [
+            name for name, process in processes.running.items() if process.poll() is not None
+        ]:
             raise AtsError(f"{ended[0]} ended in round {number}")
         if time.monotonic() > end:
             raise AtsError(f"round {number} was not over after {2 * patience:.0f} seconds")
@@ -189,7 +222,9 @@ def make_keys(folder: Path, clients: int) -> None:
     authority, server = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     (folder / "ca.pem").write_bytes(_certificate("authority", authority, authority, ca=True))
     (folder / "server.pem").write_bytes(_certificate("server", server, authority, ca=False))
-    (folder / "server.key").write_bytes(server.private_bytes(PEM, serialization.PrivateFormat.PKCS8, BARE))
+    (folder / "server.key").write_bytes(
+        server.private_bytes(PEM, serialization.PrivateFormat.PKCS8, BARE)
+    )
     for client in range(clients):
         key, openssh = ec.generate_private_key(ec.SECP384R1()), serialization.PublicFormat.OpenSSH
         secret = key.private_bytes(PEM, serialization.PrivateFormat.OpenSSH, BARE)
@@ -198,11 +233,19 @@ def make_keys(folder: Path, clients: int) -> None:
         (folder / f"client-{client}.pub").write_bytes(public)
 
 
-def _certificate(name: str, key: ec.EllipticCurvePrivateKey, signer: ec.EllipticCurvePrivateKey, *, ca: bool) -> bytes:
+def _certificate(
+    name: str, key: ec.EllipticCurvePrivateKey, signer: ec.EllipticCurvePrivateKey, *, ca: bool
+) -> bytes:
     now, issuer = datetime.datetime.now(datetime.UTC), "authority"
-    names = [x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, each)]) for each in (name, issuer)]
-    made = x509.CertificateBuilder(names[1], names[0], key.public_key(), x509.random_serial_number())
-    made = made.not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(now + datetime.timedelta(days=30))
+    names = [
+        x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, each)]) for each in (name, issuer)
+    ]
+    made = x509.CertificateBuilder(
+        names[1], names[0], key.public_key(), x509.random_serial_number()
+    )
+    made = made.not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(
+        now + datetime.timedelta(days=30)
+    )
     made = made.add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
     if not ca:
         here = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))

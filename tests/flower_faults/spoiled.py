@@ -8,10 +8,12 @@ from flwr.app import Array, ArrayRecord, Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from atslib.clients.federated import Federation
-from atslib.clients.federated.flower import ARRAYS, client_app, server_app
+from atsfed import Federation
+from atsfed.flower import ARRAYS, client_app, server_app
 
-FEDERATION = Federation(dataset="shapes", model="lenet-4", clients=3, rounds=3, batch=8, defense="3-1-7")
+FEDERATION = Federation(
+    dataset="shapes", model="lenet-4", clients=3, rounds=3, batch=8, defense="3-1-7"
+)
 UNKNOWN = "3-1-77"  # no policy
 client = ClientApp()
 server = ServerApp()
@@ -24,7 +26,11 @@ def federation(config: dict) -> Federation:
 
 def fault(config: dict, number: int, who: int) -> str:
     """What a client does wrong in a round; "" for nothing."""
-    named = {tuple(map(int, words[:2])): words[2] for words in map(str.split, config["faults"].split(",")) if words}
+    named = {
+        tuple(map(int, words[:2])): words[2]
+        for words in map(str.split, config["faults"].split(","))
+        if words
+    }
     return named.get((number, who), "")
 
 
@@ -38,7 +44,10 @@ def wait(gate: Path, number: int, who: int) -> None:
 @client.train()
 def train(message: Message, context: Context) -> Message:
     """The answer of `client_app`, spoiled: with "nan"s, of a wrong "shape", or of a "policy" that nobody knows."""
-    who, number = int(context.node_config["partition-id"]), int(message.content["config"]["server-round"])
+    who, number = (
+        int(context.node_config["partition-id"]),
+        int(message.content["config"]["server-round"]),
+    )
     config = context.run_config
     kind, trained = fault(config, number, who), federation(config)
     if kind == "wait":

@@ -21,4 +21,7 @@ def train(msg: Message, context: Context) -> Message:
     loss = train_locally(net, loader, config["local-epochs"], config["learning-rate"])
     own = {"num-examples": len(loader.dataset), "client": context.node_config["partition-id"]}
     metrics = MetricRecord({"train_loss": loss} | own)
-    return Message(content=RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}), reply_to=msg)
+    return Message(
+        content=RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}),
+        reply_to=msg,
+    )

@@ -20,8 +20,16 @@ class Net(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.conv1, self.conv2, self.pool = nn.Conv2d(3, 6, 5), nn.Conv2d(6, 16, 5), nn.MaxPool2d(2, 2)
-        self.fc1, self.fc2, self.fc3 = nn.Linear(16 * 5 * 5, 120), nn.Linear(120, 84), nn.Linear(84, 10)
+        self.conv1, self.conv2, self.pool = (
+            nn.Conv2d(3, 6, 5),
+            nn.Conv2d(6, 16, 5),
+            nn.MaxPool2d(2, 2),
+        )
+        self.fc1, self.fc2, self.fc3 = (
+            nn.Linear(16 * 5 * 5, 120),
+            nn.Linear(120, 84),
+            nn.Linear(84, 10),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Class scores (B, 10) of images (B, 3, 32, 32)."""
@@ -67,4 +75,6 @@ def train(net: Net, loader: DataLoader, epochs: int, lr: float) -> float:
 def test(net: Net) -> float:
     """Share of the test images that are named rightly."""
     loader = DataLoader(Pictures(load("shapes", "test"), plain), batch_size=250)
-    return sum(float((net(images).argmax(1) == labels).sum()) for images, labels in loader) / len(loader.dataset)
+    return sum(float((net(images).argmax(1) == labels).sum()) for images, labels in loader) / len(
+        loader.dataset
+    )

@@ -1,0 +1,338 @@
+"""Speed measured against the plain loop in the same run; each benchmark is one dict, printed as one JSON line."""
+
+import resource
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from atslib.attacks.labels import restore_labels
+from atslib.attacks.matching import GradientMatching
+from atslib.attacks.objective import Objective
+from atslib.attacks.priors import total_variation
+from atslib.attacks.through_policy import drawn, through
+from atslib.clients.observe import Observed, ThreatModel, observe
+from atslib.clients.updates import LocalTraining, observe_weights
+from atslib.measures.batches import label_share
+from atslib.models import build_model, fast_layout, normalization_layer
+from atslib.rng import rng
+from atslib.scores.scores import gradsim_curve
+
+# (model, members): the sizes that the book's speed table shows
+ATTACK_SIZES = (("resnet20-4", 8), ("resnet20-1", 32), ("convnet-64", 8))
+SCORE_SIZES = (("resnet20-4", 2), ("resnet20-1", 12))
+ADAPTIVE_SIZES = (("lenet", 32), ("resnet20-1", 8))
+LABEL_SIZES = (("lenet", 1_000),)
+WEIGHT_SIZES = (("lenet", 4),)
+FORM_SIZES = (("lenet", 100), ("convnet-16", 100), ("resnet20-1", 100))
+# what is measured: its sizes, and what it is measured against
+SIZES = {
+    "attack": (ATTACK_SIZES, "the plain loop"),
+    "scores": (SCORE_SIZES, "the plain loop"),
+    "adaptive": (ADAPTIVE_SIZES, "an attack without the policy"),
+    "labels": (LABEL_SIZES, "the published rule"),
+    "weights": (WEIGHT_SIZES, "an attack on the mean gradient"),
+    "forms": (FORM_SIZES, "as many single images"),
+}
+
+
+def seconds(*calls: Callable[[], object], device: torch.device, repeats: int = 5) -> list[float]:
+    """Median wall-clock time of each call after one warm-up, the device waited for.
+
+    The calls take turns, so that a machine that becomes slower meanwhile is slower for all of them.
+    """
+
+    def once(call: Callable[[], object]) -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        started = time.perf_counter()
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - started
+
+    for call in calls:
+        once(call)
+    times = [[once(call) for call in calls] for _ in range(repeats)]
+    return [statistics.median(column) for column in zip(*times, strict=True)]
+
+
+def convolution_rate(device: torch.device) -> float:
+    """FLOP/s of 3×3 convolutions of ResNet20-4's three widths and sizes in the fastest layout, the mean of three."""
+    rates = []
+    for width, side in ((64, 32), (128, 16), (256, 8)):
+        x = fast_layout(torch.randn(32, width, side, side, device=device))
+        kernel = torch.randn(width, width, 3, 3, device=device)
+        flop = 2 * 32 * width * width * 9 * side * side
+        with torch.no_grad():
+            (taken,) = seconds(
+                lambda x=x, kernel=kernel: F.conv2d(x, kernel, padding=1), device=device
+            )
+            rates.append(flop / taken)
+    return statistics.mean(rates)
+
+
+def forward_flop(model: nn.Module, images: Tensor) -> int:
+    """FLOP of one image's forward pass through the convolutions and linear layers."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(images[:1])
+    return counter.get_total_flops()
+
+
+def plain_step(
+    model: nn.Module, z: Tensor, labels: Tensor, target: list[Tensor], tv: float
+) -> Tensor:
+    """The authors' way, one image at a time: two nested `autograd.grad` and the sign-free image gradient."""
+    parameters, normalize, slopes = list(model.parameters()), normalization_layer(model), []
+    for i in range(len(z)):
+        one = z[i : i + 1].detach().requires_grad_()
+        loss = F.cross_entropy(model(normalize.inverse(one)), labels[i : i + 1])
+        gradients = torch.autograd.grad(loss, parameters, create_graph=True)
+        dot = sum((g * t[i]).sum() for g, t in zip(gradients, target, strict=True))
+        norms = sum(g.square().sum() for g in gradients) * sum(t[i].square().sum() for t in target)
+        cost = 1 - dot / norms.sqrt() + tv * total_variation(one).sum()
+        slopes.append(torch.autograd.grad(cost, one)[0])
+    return torch.cat(slopes)
+
+
+def attack(
+    model_name: str = "resnet20-4", members: int = 8, *, device: str = "cpu", repeats: int = 5
+) -> dict:
+    """One iteration of `adam-cosine`: engine against plain loop.
+
+    Returns:
+        device, threads, model, members, ms an image and iteration of both, their ratio, the share of the
+        machine's convolution rate (7 forward passes' FLOP an iteration), the relative difference of the
+        two image gradients in single precision, and the peak memory in MB (of the process on a CPU, a member on a GPU).
+    """
+    place = torch.device(device)
+    model, images, begin, labels = _victims(model_name, members, place)
+    seen, preset = observe(model, images, labels), GradientMatching()
+    objective = Objective(seen, [preset] * members)
+    z = normalization_layer(model)(begin)
+
+    def engine() -> Tensor:
+        rows = z.flatten(1).detach().requires_grad_()
+        distance, penalty = objective(rows)
+        return torch.autograd.grad((distance + penalty).sum(), rows)[0]
+
+    def loop() -> Tensor:
+        return plain_step(model, z, labels, list(objective.sent[0]), preset.tv)
+
+    ours = engine().view_as(z)
+    if place.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(place)
+        engine()
+    memory = torch.cuda.max_memory_allocated(place) / members if place.type == "cuda" else _peak()
+    theirs = loop()
+    engine_time, loop_time = seconds(engine, loop, device=place, repeats=repeats)
+    flop = 7 * forward_flop(model, images) * members
+    return _where("attack", place, model_name, members) | {
+        "engine_ms": round(1e3 * engine_time / members, 3),
+        "loop_ms": round(1e3 * loop_time / members, 3),
+        "ratio": round(loop_time / engine_time, 2),
+        "convolution_share": round(flop / engine_time / convolution_rate(place), 2),
+        "difference": float(f"{(ours - theirs).norm() / theirs.norm():.1e}"),
+        "peak_mb": round(memory / 1e6),
+    }
+
+
+def _victims(
+    model_name: str, members: int, place: torch.device
+) -> tuple[nn.Module, Tensor, Tensor, Tensor]:
+    """A network, random images and starts, (members, 3, 32, 32) in [0, 1], and labels."""
+    model = build_model(model_name, 100, norm="cifar100", rng=rng(0)).to(place)
+    images, begin = (
+        torch.rand(members, 3, 32, 32, generator=rng(0, name)).to(place) for name in ("x", "z")
+    )
+    return model, images, begin, torch.arange(members, device=place) % 100
+
+
+def _where(benchmark: str, place: torch.device, model_name: str, members: int) -> dict:
+    """What every line says first."""
+    device = torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu"
+    known = {"threads": torch.get_num_threads(), "model": model_name, "members": members}
+    return {"benchmark": benchmark, "device": device} | known
+
+
+def plain_curve(
+    model: nn.Module, images: Tensor, labels: Tensor, start: Tensor, points: int
+) -> Tensor:
+    """`gradsim_curve` the authors' way, a backward pass an image and point; (B, points)."""
+    parameters, curves = list(model.parameters()), []
+
+    def gradient(one: Tensor, label: Tensor) -> Tensor:
+        loss = F.cross_entropy(model(one[None]), label[None])
+        return torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters)])
+
+    for image, label, noise in zip(images, labels, start, strict=True):
+        target = gradient(image, label)
+        mixtures = (
+            j / (points - 1) * image + (1 - j / (points - 1)) * noise for j in range(points)
+        )
+        curves.append(
+            torch.stack([F.cosine_similarity(gradient(x, label), target, dim=0) for x in mixtures])
+        )
+    return torch.stack(curves)
+
+
+def scores(
+    model_name: str = "resnet20-4", members: int = 1, *, device: str = "cpu", points: int = 21
+) -> dict:
+    """`gradsim_curve`, what the privacy score consists of: engine against plain loop.
+
+    Returns:
+        device, threads, model, members (images), points, gradients a second of both (of members × points; the
+        loop's second gradient of each image is not counted), their ratio, the engine's share of the machine's
+        convolution rate (3 forward passes' FLOP a gradient), the largest difference of the two curves.
+    """
+    place = torch.device(device)
+    model, images, start, labels = _victims(model_name, members, place)
+    ours = gradsim_curve(model, images, labels, points=points, start=start)
+    theirs = plain_curve(model, images, labels, start, points)
+    count = members * points
+    times = seconds(
+        lambda: gradsim_curve(model, images, labels, points=points, start=start),
+        lambda: plain_curve(model, images, labels, start, points),
+        device=place,
+        repeats=3,
+    )
+    engine, loop = (count / taken for taken in times)
+    return _where("scores", place, model_name, members) | {
+        "points": points,
+        "engine_gradients": round(engine, 2),
+        "loop_gradients": round(loop, 2),
+        "ratio": round(engine / loop, 2),
+        "convolution_share": round(
+            3 * forward_flop(model, images) * engine / convolution_rate(place), 2
+        ),
+        "difference": float(f"{(ours - theirs).abs().max():.1e}"),
+    }
+
+
+def adaptive(
+    model_name: str = "lenet", members: int = 16, *, device: str = "cpu", repeats: int = 9
+) -> dict:
+    """One iteration of `adam-cosine` through a policy, whose draws are known, against one without it.
+
+    Returns:
+        device, threads, model, members, policy, ms an image and iteration of both, and the share that the policy adds.
+    """
+    place, policy = torch.device(device), "3-1-7+43-18-18"
+    model, images, begin, labels = _victims(model_name, members, place)
+    seen = observe(
+        model, images, labels, defense=policy, threat=ThreatModel(defense="draws"), rng=0
+    )
+    views, z = (seen, through(seen, drawn(seen.knows))), normalization_layer(model)(begin)
+    plain, behind = seconds(*(_step(view, z) for view in views), device=place, repeats=repeats)
+    return _where("adaptive", place, model_name, members) | {
+        "policy": policy,
+        "plain_ms": round(1e3 * plain / members, 3),
+        "policy_ms": round(1e3 * behind / members, 3),
+        "added": round(behind / plain - 1, 3),
+    }
+
+
+def labels(
+    model_name: str = "lenet", members: int = 1_000, *, device: str = "cpu", repeats: int = 3
+) -> dict:
+    """`restore_labels` from stored gradients of batches of 64, ten classes, against the published rule.
+
+    Returns:
+        device, threads, model, members (batches), seconds for all of them by this project's rule and by the published
+        one, and the share of labels that each told; the images are noise.
+    """
+    place, batch, made = torch.device(device), 64, min(members, 20)
+    model = build_model(model_name, 10, rng=rng(0)).to(place)
+    pixels = torch.rand(made * batch, 3, 32, 32, generator=rng(0, "images")).to(place)
+    true = torch.randint(10, (made, batch), generator=rng(0, "labels")).to(place)
+    seen = observe(
+        model, pixels, true.flatten(), threat=ThreatModel(labels="restored", batch=batch)
+    )
+    rows = torch.arange(members) % made
+    seen, true = seen.take(rows), true[rows]
+
+    def told(rule: str) -> float:
+        return float(label_share(restore_labels(seen, rng=0, rule=rule), true).mean())
+
+    ours, theirs = seconds(
+        lambda: told("features"), lambda: told("published"), device=place, repeats=repeats
+    )
+    return _where("labels", place, model_name, members) | {
+        "batch": batch,
+        "seconds": float(f"{ours:.3g}"),
+        "published_seconds": float(f"{theirs:.3g}"),
+        "share": round(told("features"), 3),
+        "published_share": round(told("published"), 3),
+    }
+
+
+def weights(
+    model_name: str = "lenet", members: int = 4, *, device: str = "cpu", repeats: int = 5
+) -> dict:
+    """One iteration on weights that clients trained for four steps of eight images: unrolled, and by their mean.
+
+    Returns:
+        device, threads, model, members (clients), images of each, local steps, ms an image and iteration by the mean
+        gradient, and ms an image, iteration and local step where the steps are repeated.
+    """
+    place, local, batch = torch.device(device), LocalTraining(epochs=4), 8
+    model, images, begin, labels = _victims(model_name, members * batch, place)
+    threat = ThreatModel(batch=batch)
+    seen = observe_weights(model, images, labels, local=local, rng=0, threat=threat)
+    z = normalization_layer(model)(begin)
+    mean, unrolled = seconds(
+        *(_step(seen, z, unroll=u) for u in (False, True)), device=place, repeats=repeats
+    )
+    return _where("weights", place, model_name, members) | {
+        "batch": batch,
+        "local_steps": local.epochs,
+        "mean_ms": round(1e3 * mean / len(images), 3),
+        "unrolled_ms": round(1e3 * unrolled / len(images) / local.epochs, 3),
+    }
+
+
+def forms(
+    model_name: str = "resnet20-1", members: int = 100, *, device: str = "cpu", repeats: int = 3
+) -> dict:
+    """One iteration on images that share one gradient, and on as many that have one each.
+
+    Returns:
+        device, threads, model, members (images), ms an image and iteration of one problem of all of them and of
+        problems of one image each, and the peak memory in MB until then, of the process on a CPU.
+    """
+    place, found = torch.device(device), {}
+    model, images, begin, labels = _victims(model_name, members, place)
+    for name, batch in (
+        ("shared", members),
+        ("single", 1),
+    ):  # the smaller first: a process's peak never falls
+        seen = observe(model, images, labels, threat=ThreatModel(batch=batch))
+        call = _step(seen, normalization_layer(model)(begin))
+        found[f"{name}_ms"] = round(
+            1e3 * seconds(call, device=place, repeats=repeats)[0] / members, 3
+        )
+        found[f"{name}_peak_mb"] = round(
+            (torch.cuda.max_memory_allocated(place) if begin.is_cuda else _peak()) / 1e6
+        )
+    return _where("forms", place, model_name, members) | found
+
+
+def _step(seen: Observed, z: Tensor, **fields: object) -> Callable[[], Tensor]:
+    """One gradient of the cost of `adam-cosine`, with these fields, at the images `z` (B, C, H, W)."""
+    objective = Objective(seen, [GradientMatching(**fields)] * len(seen))
+
+    def one() -> Tensor:
+        rows = z.reshape(len(seen), -1).detach().requires_grad_()
+        return torch.autograd.grad(sum(objective(rows)).sum(), rows)[0]
+
+    return one
+
+
+def _peak() -> int:
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

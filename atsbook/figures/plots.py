@@ -1,0 +1,435 @@
+"""Figures from tables and image batches; no file access, one style."""
+
+import contextlib
+import itertools
+import textwrap
+from collections.abc import Iterator, Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+# Okabe & Ito's colours: told apart by colour-blind readers and on grey paper.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+STYLE = {"figure.dpi": 110, "figure.facecolor": "white", "grid.alpha": 0.25, "font.size": 10}
+STYLE |= {"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True}
+
+
+@contextlib.contextmanager
+def _styled() -> Iterator[None]:
+    # Load the backend first: a notebook's becomes interactive when loaded, and leaving the context would undo
+    # that, so that only the first figure of a page would show.
+    plt.draw_if_interactive()
+    with plt.rc_context(STYLE):
+        yield
+
+
+def _picture(image: Tensor) -> np.ndarray:
+    """(C, H, W), uint8 or float in [0, 1] units → (H, W[, 3]) as matplotlib takes it."""
+    array = image.detach().cpu().numpy()
+    array = array / 255 if array.dtype == np.uint8 else array.clip(0, 1)
+    return array[0] if len(array) == 1 else array.transpose(1, 2, 0)
+
+
+def _arms(rows: pd.DataFrame) -> np.ndarray:
+    return abs(rows[["low", "high"]].to_numpy() - rows[["mean"]].to_numpy()).T
+
+
+def sheet(rows: dict[str, Tensor], *, captions: dict[str, Sequence[str]] | None = None) -> Figure:
+    """A grid of images: one labelled row per batch (B, C, H, W), one column per image, optional captions."""
+    captions, columns = captions or {}, max(len(batch) for batch in rows.values())
+    side = min(
+        0.85, max(0.5, 6 / columns)
+    )  # inches; a page is about 7.5 wide, and shrinks what is wider, text and all
+    width = side * columns + 1.5
+    with _styled():
+        figure, axes = plt.subplots(
+            len(rows), columns, figsize=(width, (side + 0.15) * len(rows)), squeeze=False
+        )
+        for line, (name, batch) in zip(axes, rows.items(), strict=True):
+            for i, axis in enumerate(line):
+                axis.set_axis_off()
+                if i < len(batch):
+                    axis.imshow(
+                        _picture(batch[i]), cmap="gray", vmin=0, vmax=1, interpolation="nearest"
+                    )
+                if name in captions:
+                    axis.set_title(captions[name][i], fontsize=8, pad=2)
+            words = textwrap.fill(name, 18)  # what fits beside the pictures
+            line[0].text(
+                -0.12, 0.5, words, transform=line[0].transAxes, ha="right", va="center", fontsize=9
+            )
+        figure.subplots_adjust(left=1.4 / width, right=0.99, top=0.97, bottom=0.02, wspace=0.06)
+    return figure
+
+
+def curves(
+    table: pd.DataFrame, x: str, y: str, group: str, *, ylabel: str, panel: str = ""
+) -> Figure:
+    """Mean of `y` against `x` by group, with a band of ± one standard deviation over images; panels by `panel`."""
+    parts = dict(list(table.groupby(panel, sort=False))) if panel else {"": table}
+    with _styled():
+        figure, (axes,) = plt.subplots(
+            1, len(parts), sharey=True, squeeze=False, layout="constrained"
+        )
+        figure.set_size_inches(np.clip(3.8 * len(parts), 7, 11), 3.4)
+        for axis, (title, part) in zip(axes, parts.items(), strict=True):
+            for color, (name, rows) in zip(COLORS, part.groupby(group, sort=False), strict=False):
+                mean, sd = (rows.groupby(x)[y].agg(how) for how in ("mean", "std"))
+                axis.plot(mean, color=color, label=name)
+                axis.fill_between(mean.index, mean - sd, mean + sd, color=color, alpha=0.15, lw=0)
+            axis.set(xlabel=x, ylabel="" if axis is not axes[0] else ylabel, title=title)
+        above = {
+            "loc": "lower left",
+            "bbox_to_anchor": (0, 1),
+            "ncols": 3,
+        }  # more names would cover the lines
+        axis.legend(
+            frameon=False,
+            fontsize=8,
+            **({"title": group} if panel or len(axis.lines) < 4 else above),
+        )
+    return figure
+
+
+def leakage(
+    table: pd.DataFrame,
+    group: str,
+    floors: Sequence[str],
+    *,
+    value: str = "psnr",
+    epsilon: float | None = None,
+) -> Figure:
+    """Every image's value by group, the mean, and beside it those of the floors, best guesses without the gradient."""
+    with _styled():
+        figure, axis = plt.subplots(figsize=(7.5, 3.8))
+        names = list(dict.fromkeys(table[group]))
+        for i, name in enumerate(names):
+            rows = table[table[group] == name]
+            for j, column in enumerate((value, *floors)):
+                at = i + 0.24 * (j - len(floors) / 2)
+                spread = at + 0.07 * np.linspace(-1, 1, len(rows))
+                label = (
+                    {value: "attack"}.get(column, column.replace("floor_", "floor: "))
+                    if i == 0
+                    else None
+                )
+                axis.scatter(
+                    spread, rows[column], s=9, color=COLORS[j], alpha=0.7, label=label, lw=0
+                )
+                axis.hlines(rows[column].mean(), at - 0.09, at + 0.09, color=COLORS[j], lw=2)
+        if epsilon is not None:
+            axis.axhline(epsilon, color="0.3", lw=1, ls="--", label=f"ε = {epsilon:g} dB")
+        slanted = (
+            {"rotation": 40, "ha": "right", "rotation_mode": "anchor"} if len(names) > 10 else {}
+        )
+        axis.set_xticks(range(len(names)), names, **slanted)
+        axis.set(ylabel="PSNR (dB), higher is a closer match", xlabel=group)
+        axis.legend(
+            frameon=False, fontsize=8, ncols=4, loc="upper center", bbox_to_anchor=(0.5, 1.14)
+        )
+        figure.tight_layout()
+    return figure
+
+
+def means(
+    table: pd.DataFrame, name: str, group: str, *, ylabel: str, groups: Sequence[str] = ()
+) -> Figure:
+    """`mean` with its `low` and `high`, one place per value of `name`, colours by `group` in the order of `groups`."""
+    with _styled():
+        figure, axis = plt.subplots(figsize=(8.5, 4.2), layout="constrained")
+        places = {value: i for i, value in enumerate(dict.fromkeys(table[name]))}
+        colors = dict(
+            zip(groups or dict.fromkeys(table[group]), itertools.cycle(COLORS), strict=False)
+        )
+        for j, (kind, rows) in enumerate(table.groupby(group, sort=False)):
+            aside = j - (table[group].nunique() - 1) / 2 if table[name].duplicated().any() else 0
+            at = rows[name].map(places) + 0.14 * aside
+            axis.errorbar(
+                at, rows["mean"], _arms(rows), fmt="o", ms=5, lw=1.5, color=colors[kind], label=kind
+            )
+        axis.axhline(0, color="0.3", lw=0.8, ls="--")
+        axis.set(ylabel=ylabel, xticks=range(len(places)))
+        axis.set_xticklabels(list(places), fontsize=8, rotation=30, ha="right")
+        axis.legend(
+            frameon=False, fontsize=8, ncols=3, loc="lower left", bbox_to_anchor=(0, 1)
+        )  # covers no dot
+    return figure
+
+
+def trends(
+    table: pd.DataFrame, x: str, group: str, panel: str, *, xlabel: str, groups: Sequence[str] = ()
+) -> Figure:
+    """`mean` with `low` and `high` along `x`, by powers of ten and 0 if it is there; colors in order of `groups`."""
+    with _styled():
+        names, colors = (
+            table[panel].unique(),
+            dict(zip(groups or table[group].unique(), COLORS, strict=False)),
+        )
+        across, down = min(2, len(names)), -(-len(names) // 2)
+        figure, axes = plt.subplots(
+            down, across, figsize=(4.2 * across, 3 * down), squeeze=False, layout="constrained"
+        )
+        for axis in axes.flat[len(names) :]:
+            axis.set_axis_off()
+        for axis, name in zip(axes.flat, names, strict=False):
+            for kind, rows in table[table[panel] == name].groupby(group, sort=False):
+                axis.plot(rows[x], rows["mean"], color=colors[kind], marker="o", ms=4, label=kind)
+                axis.fill_between(
+                    rows[x], rows["low"], rows["high"], color=colors[kind], alpha=0.18, lw=0
+                )
+            axis.axhline(0, color="0.3", lw=0.8, ls="--")
+            if (table[x] == 0).any():
+                axis.set_xscale("symlog", linthresh=1)
+                axis.set_xlim(left=-0.4)
+            else:
+                axis.set_xscale("log")
+                ticks = sorted(table[table[panel] == name][x].unique())
+                axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks], fontsize=8, rotation=45)
+                axis.set_xticks([], minor=True)
+            axis.set(xlabel=xlabel)
+            axis.set_title(name, fontsize=10)
+        axes[0][0].legend(frameon=False, fontsize=8)
+    return figure
+
+
+def paired_lines(panels: dict[str, pd.DataFrame], *, ylabel: str) -> Figure:
+    """One panel per table, one line per row from its first column to its second, and the means as a bold line."""
+    with _styled():
+        across, down, axis = min(3, len(panels)), -(-len(panels) // 3), None
+        figure = plt.figure(figsize=(3 * across, 3.4 * down), layout="constrained")
+        for place, (title, table) in enumerate(panels.items(), 1):
+            axis = figure.add_subplot(down, across, place, sharey=axis)
+            falls = table.iloc[:, 1] < table.iloc[:, 0]
+            for mask, color in ((falls, COLORS[0]), (~falls, COLORS[1])):
+                axis.plot([0, 1], table[mask].to_numpy().T, color=color, lw=0.8, alpha=0.35)
+            axis.plot([0, 1], table.mean(), color="black", lw=2.5, marker="o")
+            axis.axhline(0, color="0.3", lw=1, ls="--")
+            names = [str(name).replace("+", "+\n") for name in table.columns]
+            axis.set(xticks=(0, 1), xticklabels=names, xlim=(-0.25, 1.25))
+            axis.set_title(f"{title}\n{falls.mean():.0%} of {len(table)} images fall", fontsize=9)
+        figure.supylabel(ylabel, fontsize=10)
+    return figure
+
+
+def shares(table: pd.DataFrame, panel: str, group: str, outcome: str, *, chance: float) -> Figure:
+    """Shares with their intervals, one panel per value of `panel`, one bar per group and outcome, and chance a line.
+
+    Args:
+        table: with those columns and `share`, `low` and `high`, in 0 to 1.
+    """
+    with _styled():
+        names = list(dict.fromkeys(table[panel]))
+        figure, axes = plt.subplots(
+            1, len(names), figsize=(3.1 * len(names) + 0.6, 3.4), sharey=True, squeeze=False
+        )
+        outcomes = list(dict.fromkeys(table[outcome]))
+        for axis, name in zip(axes[0], names, strict=True):
+            rows = table[table[panel] == name]
+            groups = list(dict.fromkeys(rows[group]))
+            for j, (kind, color) in enumerate(zip(outcomes, COLORS, strict=False)):
+                own = rows[rows[outcome] == kind].set_index(group).reindex(groups)
+                at = np.arange(len(groups)) + 0.8 * (j + 0.5) / len(outcomes) - 0.4
+                spread = np.clip([own["share"] - own["low"], own["high"] - own["share"]], 0, None)
+                axis.bar(
+                    at,
+                    own["share"],
+                    0.8 / len(outcomes),
+                    color=color,
+                    label=kind,
+                    yerr=spread,
+                    ecolor="0.3",
+                )
+            axis.axhline(chance, color="black", lw=1, ls="--", label=f"chance, {chance:.0%}")
+            axis.set_xticks(range(len(groups)), [g.replace("+", "+\n") for g in groups], fontsize=7)
+            axis.set_title(name, fontsize=9)
+            axis.set_ylim(0, 1.05)
+        axes[0][0].set_ylabel("share of images identified among 100")
+        figure.legend(
+            *axes[0][0].get_legend_handles_labels(),
+            frameon=False,
+            fontsize=8,
+            ncols=3,
+            loc="upper center",
+        )
+        figure.tight_layout(rect=(0, 0, 1, 0.93))
+    return figure
+
+
+def ranking(table: pd.DataFrame, *, value: str = "s_pri", reference: float | None = None) -> Figure:
+    """Scores as dots with their intervals, lowest on the left; ids of one function share a mark below the axis.
+
+    Args:
+        table: one row per id in order, with `value`, `low`, `high` and `same as` (text, empty for a unique function).
+        reference: a line at the score of doing nothing.
+    """
+    with _styled():
+        figure, axis = plt.subplots(figsize=(9.5, 3.6), layout="constrained")
+        at, repeated = np.arange(len(table)), (table["same as"] != "").to_numpy()
+        for mask, color, text in (
+            (~repeated, COLORS[0], "one id"),
+            (repeated, COLORS[1], "one function, several ids"),
+        ):
+            rows = table[mask]
+            spread = (rows[value] - rows["low"], rows["high"] - rows[value])
+            axis.errorbar(
+                at[mask], rows[value], spread, fmt="o", ms=4, lw=1, color=color, label=text
+            )
+        if reference is not None:
+            axis.axhline(reference, color="0.3", lw=1, ls="--", label="doing nothing")
+        axis.set_xticks(at, table.index, fontsize=7, rotation=90)
+        axis.set(
+            xlabel="transformation, by id",
+            ylabel="privacy score, lower is more private",
+            xlim=(-1, len(at)),
+        )
+        axis.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def front(table: pd.DataFrame, *, labels: int = 10) -> Figure:
+    """Privacy against accuracy score of the candidates, the chosen ones with their rank, the Pareto front a line."""
+    with _styled():
+        figure, axis = plt.subplots(figsize=(7.5, 4.2), layout="constrained")
+        rest, best = table[~table["chosen"]], table[table["chosen"]].head(labels)
+        edge = table[table["pareto"]].sort_values("s_pri")
+        axis.scatter(rest["s_pri"], rest["s_acc"], s=12, color="0.6", lw=0, label="candidates")
+        axis.plot(
+            edge["s_pri"],
+            edge["s_acc"],
+            color=COLORS[2],
+            lw=1,
+            drawstyle="steps-post",
+            label="Pareto front",
+        )
+        axis.scatter(
+            best["s_pri"], best["s_acc"], s=26, color=COLORS[1], lw=0, label="chosen, by rank"
+        )
+        for rank, (_, row) in enumerate(best.iterrows(), 1):
+            axis.annotate(
+                str(rank),
+                (row["s_pri"], row["s_acc"]),
+                (4, 3),
+                textcoords="offset points",
+                fontsize=8,
+            )
+        axis.set(
+            xlabel="privacy score, lower is more private", ylabel="accuracy score, higher is better"
+        )
+        axis.margins(x=0.12)
+        axis.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def scatter(
+    x: pd.Series, y: pd.Series, *, xlabel: str, ylabel: str, title: str = "", color: pd.Series | None = None,
+    scale: bool = True, axis: Axes | None = None,
+) -> Figure:  # fmt: skip
+    """Points with the least-squares line; a `color` Series shades them, and its name labels the `scale`, if shown."""
+    with _styled():
+        axis = axis or plt.subplots(figsize=(5, 3.6), layout="constrained")[1]
+        shade = {"color": COLORS[0]} if color is None else {"c": color, "cmap": "cividis"}
+        points = axis.scatter(x, y, s=18, lw=0, **shade)
+        ends = np.array([x.min(), x.max()])
+        axis.plot(ends, np.polyval(np.polyfit(x, y, 1), ends), color=COLORS[1], lw=1.2)
+        axis.set(xlabel=xlabel, ylabel=ylabel, title=title)
+        if color is not None and scale:
+            axis.figure.colorbar(points, ax=axis, label=color.name)
+    return axis.figure
+
+
+def exchange(
+    table: pd.DataFrame, x: str, name: str, group: str, panel: str, *, xlabel: str
+) -> Figure:
+    """`mean` with `low` and `high` against `x`, points with their `name`; panels, colours, joined by `strength`.
+
+    Rows that are `pareto`, where the table says so, are joined by a dashed line in each panel.
+    """
+    with _styled():
+        panels = list(table.groupby(panel, sort=False))
+        edge = table[table["pareto"]].sort_values(x) if "pareto" in table else table[:0]
+        shape = {
+            "figsize": (8.5, 3.9 * len(panels)),
+            "squeeze": False,
+            "sharex": True,
+            "layout": "constrained",
+        }
+        figure, axes = plt.subplots(len(panels), **shape)
+        for axis, (outcome, part) in zip(axes[:, 0], panels, strict=True):
+            for color, (kind, rows) in zip(COLORS, part.groupby(group, sort=False), strict=False):
+                line = "o-" if rows["strength"].is_unique else "o"
+                axis.errorbar(
+                    rows[x],
+                    rows["mean"],
+                    _arms(rows),
+                    fmt=line,
+                    color=color,
+                    label=kind,
+                    ms=5,
+                    lw=0.8,
+                )
+                for at, words in zip(rows[[x, "mean"]].to_numpy(), rows[name], strict=True):
+                    axis.annotate(
+                        words,
+                        at,
+                        (4, 4),
+                        textcoords="offset points",
+                        fontsize=7,
+                        color=color,
+                        rotation=30,
+                    )
+            axis.set(ylabel=outcome, xlabel=xlabel, xmargin=0.1, ymargin=0.15)
+            axis.plot(edge[x], edge["mean"], color="0.6", lw=1, ls="--", zorder=0)
+            axis.label_outer()
+        for axis in axes[: len(panels) if len(edge) else 1, 0]:
+            axis.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def bars(
+    values: pd.Series, *, xlabel: str, ylabel: str, lines: dict[str, float] | None = None
+) -> Figure:
+    """One bar per value, with labelled horizontal lines."""
+    with _styled():
+        figure, axis = plt.subplots(figsize=(7, 3.2), layout="constrained")
+        axis.bar([str(name) for name in values.index], values, color=COLORS[0], width=0.6)
+        axis.axhline(0, color="0.3", lw=0.8)
+        for color, (name, at) in zip(COLORS[1:], (lines or {}).items(), strict=False):
+            axis.axhline(at, color=color, lw=1.4, ls="--", label=f"{name}: {at:.3f}")
+        axis.set(xlabel=xlabel, ylabel=ylabel, xticks=range(0, len(values), 1 + len(values) // 20))
+        if lines:
+            axis.legend(
+                frameon=False,
+                fontsize=8,
+                ncols=len(lines),
+                loc="upper center",
+                bbox_to_anchor=(0.5, 1.15),
+            )
+    return figure
+
+
+def ladder(table: pd.DataFrame, *, xlabel: str) -> Figure:
+    """One line per row, the first at the top: `mean` with `low` and `high`, named by `policy`, colored by `kind`."""
+    with _styled():
+        figure, axis = plt.subplots(figsize=(7, 0.22 * len(table) + 0.9), layout="constrained")
+        order = {name: len(table) - 1 - i for i, name in enumerate(table["policy"])}
+        for color, (kind, rows) in zip(COLORS, table.groupby("kind", sort=False), strict=False):
+            at = rows["policy"].map(order)
+            axis.errorbar(
+                rows["mean"],
+                at,
+                xerr=_arms(rows),
+                fmt="o",
+                ms=4,
+                color=color,
+                elinewidth=1,
+                label=kind,
+            )
+        axis.set_yticks(list(order.values()), list(order), fontsize=8)
+        axis.axvline(0, color="0.3", lw=0.8, ls="--")
+        axis.set(xlabel=xlabel)
+        axis.legend(frameon=False, fontsize=8)
+    return figure

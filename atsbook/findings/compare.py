@@ -1,0 +1,307 @@
+"""What the pages' tables and verdicts share: our numbers beside published ones, changes on the same images."""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+
+import pandas as pd
+
+from atsbook.findings.result import NO_POLICY, Result, Verdict
+from atsbook.findings.statistics import interval as confidence
+from atsbook.findings.statistics import paired, summarize
+
+SOURCES = {
+    "ats": "paper",
+    "replication": "replication",
+}  # in `reported.csv` → at the head of a column
+METRICS = {"PSNR_dB": "PSNR", "val_accuracy_pct": "accuracy"}
+VALUES = ("psnr", "gain")
+_CROSSED, _ROLES = (
+    ["model", "step"],
+    ("network", "target"),
+)  # of a policy: in the training, and on what is attacked
+
+
+def published(rows: pd.DataFrame) -> dict[str, float]:
+    """Mean PSNR (dB) and accuracy (percent) that each source prints in rows of `reported`; nan where it prints none."""
+    known = rows.groupby(["source", "metric"])["value"].mean()
+    return {
+        f"{who} {name}": known.get((source, metric), float("nan"))
+        for source, who in SOURCES.items()
+        for metric, name in METRICS.items()
+    }
+
+
+def beside(table: pd.DataFrame, rows_of: Callable[[Hashable], pd.DataFrame]) -> pd.DataFrame:
+    """The table with the `published` columns in which anything is printed.
+
+    Args:
+        rows_of: from an entry of the table's index to the rows of `reported` that stand beside it.
+    """
+    columns = pd.DataFrame([published(rows_of(key)) for key in table.index], index=table.index)
+    return table.join(columns.dropna(axis=1, how="all"))
+
+
+def comparison(
+    result: Result,
+    by: str | Sequence[str],
+    rows_of: Callable[[Hashable], pd.DataFrame] | None = None,
+    *,
+    attacks: pd.DataFrame | None = None,
+    accuracy: pd.DataFrame | None = None,
+) -> pd.DataFrame:
+    """One row per group: `summarize` of the PSNR, the mean gain over the floor, the accuracy, published numbers.
+
+    Args:
+        by: columns of `attacks` that name a group.
+        rows_of: see `beside`; without it there is no published column.
+        attacks, accuracy: the result's tables of these names by default. The accuracy is that of the columns in `by`
+            that its table has; where it has none of them it is left out.
+    """
+    attacks = result.tables["attacks"] if attacks is None else attacks
+    accuracy = result.tables.get("accuracy") if accuracy is None else accuracy
+    table = summarize(attacks, by, epsilon=float(result.facts["epsilon"]))
+    table["gain over the floor"] = attacks.groupby(by)["gain"].mean()
+    if "stuck" in attacks and attacks["stuck"].any():
+        table["share that never moved"] = attacks.groupby(by)["stuck"].mean()
+    shared = [name for name in table.index.names if accuracy is not None and name in accuracy]
+    if shared:
+        known = accuracy.drop_duplicates(shared).set_index(shared)["accuracy"]
+        table = table.join(known, on=shared)
+    return table if rows_of is None else beside(table, rows_of)
+
+
+def outcomes(
+    result: Result, by: str | Sequence[str], attacks: pd.DataFrame | None = None
+) -> pd.DataFrame:
+    """One row per group, as text: every outcome of its attacks, so that none need be taken on trust.
+
+    Columns: images; mean PSNR against what the client used, and gain over the floor with its 95 % interval, in dB; the
+    share of attacks whose PSNR is at or above the result's ε; mean SSIM; mean PSNR against the photograph as it was
+    before crop, flip and policy; and the shares of reconstructions that single out the used image, and the photograph
+    without undoing anything, among 100. Every one of them is higher where more leaks.
+
+    Args:
+        by: columns of the attacks that name a group.
+        attacks: the result's table of that name by default.
+    """
+    attacks, epsilon = (
+        result.tables["attacks"] if attacks is None else attacks,
+        float(result.facts["epsilon"]),
+    )
+    rows = {
+        key: {
+            "images": table["image"].nunique(),
+            "PSNR, dB": f"{table['psnr'].mean():.1f}",
+            "gain, dB": interval(gained(table), ""),
+            f"at or above {epsilon:g} dB": f"{(table['psnr'] >= epsilon).mean():.0%}",
+            "SSIM": f"{table['ssim'].mean():.2f}",
+            "PSNR to the photograph, dB": f"{table['psnr_original'].mean():.1f}",
+            "used image found": found(table["rank_target"]),
+            "photograph found": found(table["rank_original"]),
+        }
+        for key, table in attacks.groupby(by, sort=False)
+    }
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis(by)
+
+
+def glance(
+    attacks: pd.DataFrame, within: Sequence[str], policies: Sequence[str] = ()
+) -> pd.DataFrame:
+    """What a page opens with: one row per cell and policy, as text, each value without → with the policy.
+
+    Columns: images × draws; mean PSNR in dB; the gain over the floor without a policy and the change that the policy
+    makes to it on the same images, in dB with 95 % intervals; and the shares of reconstructions that single out the
+    image that the client used, and the photograph without undoing anything, among 100.
+
+    Args:
+        within: columns that name a cell, such as the network.
+        policies: those that are shown; by default all.
+    """
+    rows = {}
+    for key, table in attacks.groupby(list(within), sort=False):
+        changes, bare = paired(table, NO_POLICY, "gain"), table[table["policy"] == NO_POLICY]
+        for policy in [
+            name for name in table["policy"].unique() if name in (policies or changes.index)
+        ]:
+            own = table[table["policy"] == policy]
+            draws = f" × {own['draw'].nunique()}" if "draw" in own else ""
+            row = {"images": f"{own['image'].nunique()}{draws}"}
+            row["PSNR, dB"] = f"{bare['psnr'].mean():.1f}\u00a0→\u00a0{own['psnr'].mean():.1f}"
+            row |= {
+                "gain undefended, dB": interval(gained(bare), ""),
+                "changed by": interval(changes.loc[policy], ""),
+            }
+            for column, name in {
+                "rank_target": "used image found",
+                "rank_original": "photograph found",
+            }.items():
+                row[name] = f"{found(bare[column])}\u00a0→\u00a0{found(own[column])}"
+            rows[*key, policy] = row
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis([*within, "policy"])
+
+
+def differences(
+    attacks: pd.DataFrame, base: str = NO_POLICY, *, by: str = "policy", within: Sequence[str] = ()
+) -> pd.DataFrame:
+    """Each group minus the base on the same images: PSNR and gain in dB with 95 % intervals.
+
+    Below 0: harder to attack. The gain leaves out what a policy does to the floor itself.
+
+    Args:
+        base: the group that the others are compared with, by default the undefended one.
+        by: the column that names the groups.
+        within: columns, such as the network, whose values are compared among themselves only.
+    """
+
+    def change(value: str) -> pd.DataFrame:
+        if not within:
+            return paired(attacks, base, value, by=by)
+        groups = attacks.groupby(within[0] if len(within) == 1 else list(within), sort=False)
+        return pd.concat(
+            {key: paired(rows, base, value, by=by) for key, rows in groups}, names=list(within)
+        )
+
+    return pd.concat({value: change(value) for value in VALUES}, axis=1)
+
+
+def changes(attacks: pd.DataFrame, pairs: Mapping[str, str], value: str = "psnr") -> pd.DataFrame:
+    """One row per setting that differs from another in one thing: n, mean and 95 % interval of the change in dB.
+
+    Args:
+        attacks: one row per setting and image, with `setting`, `image` and `value`.
+        pairs: setting → what it is compared with on the same images; settings that are not there are left out.
+    """
+    there = {name: base for name, base in pairs.items() if name in set(attacks["setting"])}
+    rows = {
+        name: paired(attacks, base, value, by="setting").loc[name] for name, base in there.items()
+    }
+    return pd.DataFrame(rows).T.astype({"n": int}).rename_axis("setting")
+
+
+def interval(change: Mapping[str, float], unit: str = " dB") -> str:
+    """A mean with its interval in words, such as `-1.2 dB [-1.9, -0.5]`."""
+    return f"{change['mean']:+.1f}{unit} [{change['low']:.1f}, {change['high']:.1f}]"
+
+
+def spread(changes: pd.Series) -> str:
+    """The least and the most of some changes in dB, in words."""
+    ends = (
+        f"{changes.min():+.1f} to {changes.max():+.1f}"
+        if len(changes) > 1
+        else f"{changes.sum():+.1f}"
+    )
+    return f"{ends} dB"
+
+
+def gained(attacks: pd.DataFrame) -> dict[str, float]:
+    """`mean`, `low` and `high` of the gain in dB: 95 % interval over images."""
+    low, high = confidence(attacks["gain"], attacks["image"])
+    return {"mean": attacks["gain"].mean(), "low": low, "high": high}
+
+
+def same_images(attacks: pd.DataFrame, by: str) -> pd.DataFrame:
+    """The rows of images that every value of the column `by` has."""
+    everywhere = attacks.groupby("image")[by].nunique() == attacks[by].nunique()
+    return attacks[attacks["image"].map(everywhere)]
+
+
+def chosen_round(attacks: pd.DataFrame) -> pd.DataFrame:
+    """What a server gains that attacks when it is worth most, by policy: gains in dB in words, one row per policy.
+
+    It tries every step of the training on images of its own, here those of even number, and takes the best step for
+    the attack on the others, so that chance in the choice is no gain.
+
+    Args:
+        attacks: of one network, with `step`, `policy`, `image` and `gain`.
+    """
+    own, rows = same_images(attacks, "step"), {}
+    tried, later = own[own["image"] % 2 == 0], own[own["image"] % 2 == 1]
+    for policy, table in later.groupby("policy", sort=False):
+        first = table["step"].min()
+        best = tried[tried["policy"] == policy].groupby("step")["gain"].mean().idxmax()
+        change = paired(table[table["step"].isin((first, best))], first, "gain", by="step").reindex(
+            [best]
+        )
+        rows[policy] = {"chosen step": best, "images": table["image"].nunique()}
+        rows[policy] |= {f"at step {first}": interval(gained(table[table["step"] == first]), "")}
+        rows[policy] |= {"at the chosen one": interval(gained(table[table["step"] == best]), "")}
+        rows[policy] |= {"change": "–" if best == first else interval(change.loc[best], "")}
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("policy")
+
+
+def targets_crossed(attacks: pd.DataFrame) -> pd.DataFrame:
+    """What attacks get of each network, trained with or without a policy, on images with or without it.
+
+    Means over images of PSNR, floor and gain in dB, and of the share of reconstructions that single out the used image.
+
+    Args:
+        attacks: with `model`, `step` of the training, `network` and `target` (the policies on either), and `image`.
+    """
+    means = attacks.assign(found=100.0 * (attacks["rank_target"] == 1)).groupby(
+        [*_CROSSED, *_ROLES], sort=False
+    )
+    names = {
+        "psnr": "PSNR, dB",
+        "floor_policy": "floor, dB",
+        "gain": "gain, dB",
+        "found": "used image found, %",
+    }
+    return means[list(names)].mean().rename(columns=names)
+
+
+def what_lowers(attacks: pd.DataFrame, policy: str) -> pd.DataFrame:
+    """Change in dB that a policy makes by training the network with it, and by acting on the target.
+
+    Each is the mean over both settings of the other, on the same images, with its 95 % interval over images.
+
+    Args:
+        attacks: as in `targets_crossed`.
+    """
+    rows = {}
+    for key, table in attacks.groupby(_CROSSED, sort=False):
+        for role in _ROLES:
+            for value in VALUES:
+                mean = table.groupby([role, "image"])[value].mean().unstack(role)
+                change = (mean[policy] - mean[NO_POLICY]).rename("change").reset_index()
+                low, high = confidence(change["change"], change["image"])
+                rows[*key, role, value] = {
+                    "change, dB": change["change"].mean(),
+                    "low": low,
+                    "high": high,
+                }
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis(
+        [*_CROSSED, "the policy on", "of"]
+    )
+
+
+def found(ranks: pd.Series) -> str:
+    """Share of images that were singled out, in words; a dash where nobody looked."""
+    return "–" if ranks.isna().all() else f"{(ranks == 1).mean():.0%}"
+
+
+def levels(attacks: pd.DataFrame, accuracy: pd.Series, policy: str) -> str:
+    """Without → with a policy: PSNR in dB, its change on the same images with the interval, and accuracy in percent.
+
+    Args:
+        attacks: rows with `policy`, `image` and `psnr`, of undefended images too.
+        accuracy: percent, by policy.
+    """
+    change, mean = paired(attacks, NO_POLICY).loc[policy], attacks.groupby("policy")["psnr"].mean()
+    return (
+        f"{mean[NO_POLICY]:.2f} → {mean[policy]:.2f} dB ({interval(change, '')}), "
+        f"{accuracy[NO_POLICY]:.1f} → {accuracy[policy]:.1f} %"
+    )
+
+
+def judge(
+    rule: str, reason: str, here: str, faults: Sequence[str] = (), *, refuted: bool = False
+) -> Verdict:
+    """Reproduced where nothing is at fault, else partly; not reproduced where the claim itself is `refuted`.
+
+    Args:
+        rule: as fixed before the run.
+        reason: what was measured, in words, to which the faults are added.
+        here: the same in a few words, for the answer table.
+    """
+    status = "not reproduced" if refuted else "partly" if faults else "reproduced"
+    joint = "; " if refuted else "; but "
+    return Verdict(status, reason + (joint + "; ".join(faults) if faults else ""), rule, here)

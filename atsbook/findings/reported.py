@@ -1,0 +1,39 @@
+"""The published numbers: `book/reported.csv`, one row per number, as the paper and its replication print them."""
+
+from pathlib import Path
+
+import pandas as pd
+
+from atslib.errors import AtsError
+
+REPORTED = Path(__file__).with_name("reported.csv")
+
+
+def reported(**where: str) -> pd.DataFrame:
+    """Published numbers, one row each, with source, table and unit; `text` is the value as printed, such as a list.
+
+    Args:
+        where: columns that must equal a value, e.g. `table_or_figure="Table 1a", source="ats"`.
+    Raises:
+        AtsError: an unknown column, or no such row.
+    """
+    rows = pd.read_csv(
+        REPORTED, dtype={"policy_or_defense": str, "claim": str}, keep_default_na=False
+    )
+    for column, value in where.items():
+        if column not in rows:
+            raise AtsError(
+                f"reported numbers have no column {column!r}; there are {', '.join(rows.columns)}"
+            )
+        known = sorted(set(rows[column]))
+        rows = rows[rows[column] == value]
+        if rows.empty:
+            raise AtsError(
+                f"no reported number has {column}={value!r}; there are {', '.join(known)}"
+            )
+    return rows.assign(text=rows["value"], value=pd.to_numeric(rows["value"], errors="coerce"))
+
+
+def policy_label(published: str) -> str:
+    """`hybrid:3-1-7+43-18-18` and `random:19-1-18` of the published tables → the policy alone."""
+    return published.split(":", 1)[-1]

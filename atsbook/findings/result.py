@@ -1,0 +1,141 @@
+"""What a page is drawn from: tables, facts and a verdict, written to a folder and read back."""
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from atslib.data.load import is_drawn
+from atslib.errors import AtsError
+from atslib.files import write_atomically
+
+STATUSES = ("reproduced", "partly", "not reproduced", "cannot tell", "not measured")
+NO_POLICY = "none"
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What a claim came to, in words made from the numbers.
+
+    Attributes:
+        status: one of `STATUSES`.
+        reason, rule: why, and by which rule.
+        here: the numbers in a few words, for the answer table.
+        trained: what holds on trained networks, where `here` is about untrained ones.
+    """
+
+    status: str
+    reason: str
+    rule: str
+    here: str = ""
+    trained: str = ""
+
+    def __post_init__(self) -> None:
+        if self.status not in STATUSES:
+            raise AtsError(f"verdict {self.status!r} must be one of {', '.join(STATUSES)}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a page is drawn from.
+
+    Attributes:
+        page: the notebook's name.
+        tables: tidy tables by name.
+        facts: where and how it was made: profile, dataset, model, images, device, date, versions, seed.
+    """
+
+    page: str
+    tables: dict[str, pd.DataFrame]
+    facts: dict[str, object]
+    verdict: Verdict
+    sheets: dict[str, object] = dataclasses.field(default_factory=dict, repr=False)
+
+    def texts(self) -> dict[str, str]:
+        """The files of this result: each table as CSV, the verdict and the facts as JSON."""
+        files = {
+            f"{name}.csv": table.to_csv(index=False, float_format="%.6g")
+            for name, table in self.tables.items()
+        }
+        files["verdict.json"] = json.dumps(dataclasses.asdict(self.verdict), indent=1) + "\n"
+        files["facts.json"] = json.dumps(self.facts, indent=1, sort_keys=True) + "\n"
+        return files
+
+    @property
+    def digest(self) -> str:
+        """A short hash of the tables: a page shows it, and a test compares it with the stored tables."""
+        text = "".join(text for name, text in sorted(self.texts().items()) if name.endswith(".csv"))
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    @property
+    def banner(self) -> str:
+        """The line at the top of a page, in HTML: what made the numbers below it."""
+        f = self.facts
+        embedded = (
+            " Embedded stand-in images: no data set was found." if is_drawn(f["dataset"]) else ""
+        )
+        note = f" {f['note']}." if f["note"] else ""
+        training = (
+            f"trained on {f['fraction']:.0%} of {f['train']:,} images for {f['epochs']} epochs"
+        )
+        training = f.get("training") or (
+            training if f["epochs"] else "untrained"
+        )  # a page can say it in its own words
+        return (
+            f'<div class="banner">Profile <b>{f["profile"]}</b>: {f["dataset"]}, {f["model"]}, '
+            f"{training}; n = {f['images']} images, "
+            f"{f['steps'] or 'no'} attack steps, seed {f['seed']}; {f['device']}, {f['made']}, torch {f['torch']}, "
+            f"Python {f['python']}; tables {self.digest}.{embedded}{note}</div>"
+        )
+
+    @property
+    def headline(self) -> str:
+        """The verdict as HTML; at less than the full profile it says that it is of this scale."""
+        scale = "" if self.facts["profile"] == "full" else " at this scale"
+        status = self.verdict.status
+        return (
+            f'<p><span class="verdict" data-status="{status}">{status}{scale}</span> {self.verdict.reason}.</p>'
+            f"<p><b>Rule, fixed before the run.</b> {self.verdict.rule}</p>"
+        )
+
+    def write(self, results: Path) -> Path:
+        """Write the files to `results/page/dataset-profile/`, the facts last; tables of an older run go."""
+        folder, texts = (
+            Path(results) / self.page / f"{self.facts['dataset']}-{self.facts['profile']}",
+            self.texts(),
+        )
+        for name, text in texts.items():
+            write_atomically(folder / name, lambda partial, text=text: partial.write_text(text))
+        for stale in set(folder.glob("*.csv")) - {folder / name for name in texts}:
+            stale.unlink()
+        return folder
+
+
+def stored_digest(folder: Path) -> str:
+    """`Result.digest` of the tables in a folder that `Result.write` made."""
+    text = "".join(path.read_text() for path in sorted(Path(folder).glob("*.csv")))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def readable(table: pd.DataFrame) -> pd.DataFrame:
+    """A `summarize` table with further columns as a person reads it: one column a group, values as text."""
+    text = pd.DataFrame(index=table.index)
+    text["images (n)"] = table["n"].map("{:d}".format)
+    text["PSNR (dB), mean ± sd"] = [
+        f"{m:.2f} ± {s:.2f}" for m, s in zip(table["mean"], table["sd"], strict=True)
+    ]
+    text["95 % interval of the mean"] = [
+        f"{a:.2f} to {b:.2f}" for a, b in zip(table["low"], table["high"], strict=True)
+    ]
+    text["p95, max"] = [
+        f"{a:.1f}, {b:.1f}" for a, b in zip(table["p95"], table["max"], strict=True)
+    ]
+    text["share at or above ε"] = table["success"].map("{:.0%}".format)
+    if table["diverged"].any():
+        text["diverged"] = table["diverged"].map("{:d}".format)
+    for name in table.columns[table.columns.get_loc("diverged") + 1 :]:
+        text[name] = table[name].map(lambda value: "–" if np.isnan(value) else f"{value:.2f}")
+    return text.T

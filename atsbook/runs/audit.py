@@ -1,0 +1,293 @@
+"""A random sample of the archived evidence, computed again on this machine, and how far it is off."""
+
+import dataclasses
+import datetime
+import json
+import os
+import platform
+import random
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atsbook.findings.statistics import interval
+from atsbook.runs.archive import Archive, unit_of
+from atsbook.runs.attacks import AttackUnit
+from atsbook.runs.networks import ModelUnit, OnModel, Unit, dataset, device_of, trained
+from atsbook.runs.packing import is_attack
+from atsbook.runs.schedule import compute, duration
+from atsbook.runs.scoring import ScoreUnit
+from atsbook.runs.store import Store
+from atsbook.runs.sweep import SweepScores, SweepUnit
+from atsbook.runs.workers import at_once
+from atslib.attacks.learned_correction import Learned
+from atslib.clients.training import evaluate
+from atslib.files import write_atomically
+
+EQUAL_DB = 0.05  # the mean difference up to which attacks count as equal on the same kind of device; see `verdict`
+PART = 4  # images of an attack or of a score, and policies of a score, that are computed again
+DRAWN = (
+    "gaussian",
+    "laplace",
+    "dp",
+    "precode",
+    "mixup",
+)  # defenses that draw for all images together
+UNITS = {
+    "attack": "dB",
+    "sweep": "dB",
+    "privacy": "of the score",
+    "sweep-scores": "of the score",
+    "tested": "points",
+}
+WORDS = {
+    "attack": "attacks",
+    "sweep": "short attacks on every policy",
+    "privacy": "privacy scores",
+    "sweep-scores": "scores of every policy",
+    "tested": "accuracies of stored networks",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tested(OnModel):
+    """The test accuracy of a stored network, in percent, measured once more."""
+
+    kind: ClassVar[str] = "tested"
+
+    model: ModelUnit
+
+    @property
+    def title(self) -> str:
+        """The network."""
+        return f"accuracy of {self.model.title}"
+
+    @property
+    def passes(self) -> float:
+        """Forward through each test image."""
+        return len(dataset(self.model.dataset, "test"))
+
+    def make(self, store: Store, device: torch.device) -> object:
+        """Evaluate the network, which the store must hold."""
+
+        def test(state: object) -> dict[str, Tensor]:
+            model, _ = trained(self.model, store, device)
+            return {"accuracy": torch.tensor(evaluate(model, dataset(self.model.dataset, "test")))}
+
+        return store.get("tested", self, test, label=self.title)
+
+
+def part_of(unit: Unit, draw: random.Random) -> Unit | None:
+    """A small part of a unit whose numbers must be those of the whole; None where no part has the same numbers.
+
+    An image's crop, policy, start and attack do not depend on the others. The noise of a defense does, and so does what
+    an attacker draws to learn on, who learns as long for a few images as for all.
+    """
+    if isinstance(unit, ModelUnit):
+        return Tested(model=unit)
+    if isinstance(unit, ScoreUnit):
+        policies = draw.sample(unit.policies, min(PART, len(unit.policies)))
+        return dataclasses.replace(unit, policies=tuple(policies), images=min(PART, unit.images))
+    if isinstance(unit, SweepScores) or (isinstance(unit, SweepUnit) and unit.rung == 0):
+        low = draw.randrange(unit.low, max(unit.low, unit.high - PART) + 1)
+        return dataclasses.replace(unit, low=low, high=min(unit.high, low + PART))
+    if not isinstance(unit, AttackUnit) or isinstance(unit.attack, Learned):
+        return None
+    if any(name in unit.defense for name in DRAWN):
+        return None
+    batch = unit.threat.batch
+    count, size = (unit.last - unit.first) // batch, -(-PART // batch)
+    skipped = draw.randrange(max(1, count - size + 1)) if unit.threat.labels == "known" else 0
+    first = unit.first + skipped * batch
+    return dataclasses.replace(
+        unit, first=first, last=min(unit.last, first + size * batch), frames=2
+    )
+
+
+def sample(
+    archive: Archive, draw: random.Random, seconds: float
+) -> Iterator[tuple[str, dict, Unit]]:
+    """Entries in random order with a part of each, until they took about so many seconds where they were made."""
+    entries = archive.entries()
+    networks = {
+        key
+        for key, line in entries.items()
+        if line["kind"] == "model" and "model" not in line["left_out"]
+    }
+    for key in draw.sample(sorted(entries), len(entries)):
+        unit = unit_of(entries[key])
+        part = part_of(unit, draw) if unit else None
+        if part is None or any(
+            Store("").path(need.kind, need).stem not in networks for need in part.needs
+        ):
+            continue
+        share = part.passes / unit.passes
+        if (cost := entries[key]["seconds"] * share) < max(seconds, 0):
+            seconds -= cost
+            yield key, entries[key], part
+
+
+def differences(
+    unit: Unit, part: Unit, before: dict[str, Tensor], now: dict[str, Tensor]
+) -> list[float]:
+    """Now minus before, one number per image (attacks: PSNR in dB), per policy and image, or one accuracy."""
+    if isinstance(part, SweepUnit | SweepScores):
+        name, rows = (
+            "gain" if isinstance(part, SweepUnit) else "scores",
+            slice(part.low - unit.low, part.high - unit.low),
+        )
+        old, new = before[name][..., rows, :], now[name]
+    elif isinstance(part, AttackUnit):
+        old, new = before["psnr"][part.first - unit.first : part.last - unit.first], now["psnr"]
+    elif isinstance(part, ScoreUnit):
+        rows = [unit.policies.index(policy) for policy in part.policies]
+        old, new = before["scores"][rows][:, : part.images], now["scores"]
+    else:
+        old, new = before["accuracy"], now["accuracy"]
+    same = (old == new) | (
+        old.isnan() & new.isnan()
+    )  # two attacks that diverged, or found the image exactly
+    return torch.where(same, 0.0, new.double() - old.double()).flatten().tolist()
+
+
+def audit(
+    archive: Archive, *, seed: int, minutes: float, device: str, jobs: int | None, store: Store
+) -> dict:
+    """Compute a random sample again for about so many minutes, with the stored networks.
+
+    Args:
+        seed: draws which units, and which part of each.
+        store: what it says and shows; the sample goes into a folder of its own, which is deleted.
+    Returns:
+        What `audit_page` puts into words: the machine, the archive's size, and the differences of each part.
+    """
+    draw, place, started = random.Random(seed), device_of(device), time.monotonic()
+    workers = at_once(place, jobs)
+    chosen = list(sample(archive, draw, 60 * minutes * workers))
+    store.say(
+        f"audit: seed {seed}; parts of {len(chosen)} units are computed again, for about {minutes:g} minutes"
+    )
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Store(folder, say=store.say, progress=store.progress)
+        archive.restore(scratch, kinds=("model",))
+        compute([part for *_, part in chosen], scratch, device, jobs, ends=started + 60 * minutes)
+        for key, line, part in chosen:
+            if scratch.has(part.kind, part):
+                made = scratch.get(part.kind, part, lambda state: {})
+                off = differences(unit_of(line), part, archive.read(key).tensors, made.tensors)
+                kind = "attack" if is_attack(part.kind) else part.kind
+                row = {
+                    "key": key,
+                    "kind": kind,
+                    "title": part.title,
+                    "off": off,
+                    "seconds": made.facts["seconds"],
+                }
+                rows.append(row | {"device": line["device"], "torch": line["torch"]})
+    cpu = f"CPU, {os.cpu_count()} cores, {processor()}"
+    name = torch.cuda.get_device_name(place) if place.type == "cuda" else cpu
+    machine = {"device": name, "torch": torch.__version__, "python": platform.python_version()}
+    facts = {
+        "seed": seed,
+        "made": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "machine": machine,
+    }
+    return facts | {
+        "units": len(archive.entries()),
+        "megabytes": round(archive.size() / 1e6, 1),
+        "rows": rows,
+    }
+
+
+def processor() -> str:
+    """The name of this machine's processor."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else ()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def summaries(outcome: dict) -> list[str]:
+    """One sentence per kind: how many numbers, how far off in the mean, the spread, and for attacks `verdict`."""
+    lines = []
+    for kind, unit in UNITS.items():
+        rows = {row["key"]: row["off"] for row in outcome["rows"] if row["kind"] == kind}
+        if not rows:
+            continue
+        off, units = (
+            np.concatenate(list(rows.values())),
+            np.repeat(list(rows), list(map(len, rows.values()))),
+        )
+        finite = off[np.isfinite(off)]
+        text = f"{WORDS[kind]}: {len(off)} numbers of {len(rows)} units, {finite.mean():+.4f} {unit} in the mean, "
+        text += f"{np.median(finite):+.4f} in the median, "
+        text += f"standard deviation {finite.std():.4f}, largest {np.abs(finite).max():.4f}"
+        if len(finite) < len(off):
+            text += f", and {len(off) - len(finite)} that diverged on one side only"
+        lines.append(
+            text + (f"; {verdict(finite, units[np.isfinite(off)])}" if kind == "attack" else "")
+        )
+    return lines
+
+
+def verdict(off: np.ndarray, units: np.ndarray) -> str:
+    """Whether attacks are equal to the archive's, in words, by the 95 % interval of the mean over units.
+
+    Equal: the interval lies inside the bound; not equal: outside; else it cannot be told.
+
+    Args:
+        off: now minus before, in dB, one number per image.
+        units: the unit that each belongs to.
+    """
+    low, high = interval(off, units)
+    words = "*cannot tell* whether equal"
+    if max(-low, high) <= EQUAL_DB:
+        words = "equal"
+    elif max(low, -high) > EQUAL_DB:
+        words = "**not equal**"
+    between = f"the mean over units lies between {low:+.4f} and {high:+.4f} dB (95 %)"
+    return f"{words} by the bound of {EQUAL_DB} dB, which is for two devices of one kind: {between}"
+
+
+def write_audit(outcome: dict, results: Path) -> None:
+    """`audit.json`, which the page is made from."""
+    text = json.dumps(outcome, indent=1) + "\n"
+    write_atomically(Path(results) / "audit.json", lambda partial: partial.write_text(text))
+
+
+def audit_page(results: Path) -> str:
+    """The page *Audit* in Markdown, from `results/audit.json`."""
+    head = (
+        "# Audit\n\nThe evidence behind the pages lies in `results/units/`. `make report` checks all its hashes\n"
+        "and computes a random sample again on the machine at hand, from the stored networks: another\n"
+        "one at every run. Another processor rounds otherwise, and an attack can make decibels of that in a single\n"
+        "image; so equal is asked of the mean, with a 95 % interval over units that lies inside the bound, outside or\n"
+        "across it.\n\n"
+    )
+    file = Path(results) / "audit.json"
+    if not file.exists():
+        return head + "No audit has been run yet.\n"
+    outcome = json.loads(file.read_text())
+    machine = outcome["machine"]
+    lines = [
+        f"The last one, of {outcome['made']} with seed {outcome['seed']}, was made on {machine['device']} (torch "
+        f"{machine['torch']}, Python {machine['python']});\nthe archive had {outcome['units']} units, "
+        f"{outcome['megabytes']} MB, all whole. `make report SEED={outcome['seed']}` draws the same sample.\n",
+        *(f"- {line}." for line in summaries(outcome)),
+        "\n| Unit | Computed again | Numbers | Off in the mean | Largest | Time | Archived on |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in outcome["rows"]:
+        off = np.array(row["off"])
+        lines.append(
+            f"| `{row['key'][:8]}` | {row['title']} | {len(off)} | {off.mean():+.4f} {UNITS[row['kind']]} | "
+            f"{np.abs(off).max():.4f} | {duration(row['seconds'])} | {row['device']}, torch {row['torch']} |"
+        )
+    return head + "\n".join(lines) + "\n"

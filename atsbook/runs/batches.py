@@ -1,0 +1,340 @@
+"""Units of gradients of several images: labels restored from them; attacks on batches, rounds and local training."""
+
+import copy
+import dataclasses
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from atsbook.runs.networks import ModelUnit, OnModel, dataset, trained
+from atsbook.runs.store import Artifact, Store
+from atslib.attacks import GradientMatching, reconstruct, restore_labels
+from atslib.attacks.labels import RULES
+from atslib.attacks.starts import STARTS
+from atslib.clients.observe import Observed, ThreatModel, observe
+from atslib.clients.prepare import to_images
+from atslib.clients.updates import LocalTraining, observe_weights, trained_weights
+from atslib.errors import AtsError, choose
+from atslib.measures.batches import align, label_share
+from atslib.measures.identification import identification, similarity
+from atslib.measures.metrics import mse, psnr, ssim
+from atslib.models import normalization_layer
+from atslib.rng import rng
+
+HEADS = ("", "signed", "without bias")
+CANDIDATES = 100  # among which a reconstruction may single out its own image
+APART = 512  # images at the end of the test set, of other clients: never in a batch
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Batches:
+    """Which test images share gradients: `count` batches of `size`, drawn by `seed`, whatever is done to them.
+
+    Each label occurs `amount` times, or one of them `repetition` times more than the others, which occur once.
+    """
+
+    size: int
+    count: int
+    amount: int = 1
+    repetition: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if (
+            self.size % self.amount
+            or (self.repetition and self.amount > 1)
+            or self.repetition >= self.size
+        ):
+            raise AtsError(
+                f"{self}: a batch is of whole groups of one label, or of one repeated label and single ones"
+            )
+
+    @property
+    def images(self) -> int:
+        """In all batches."""
+        return self.size * self.count
+
+    def rows(self, labels: Tensor, classes: int) -> Tensor:
+        """Test images by number, (count, size).
+
+        Raises:
+            AtsError: a batch wants more labels than there are classes.
+        """
+        groups = [self.repetition + 1] if self.repetition else []
+        groups += [self.amount] * ((self.size - sum(groups)) // self.amount)
+        if len(groups) > classes:
+            raise AtsError(
+                f"{self} has {len(groups)} different labels, and there are {classes} classes"
+            )
+        stream, by_class = rng(self.seed, "batches", *groups), labels[:-APART]
+        own = [(by_class == c).nonzero().flatten() for c in range(classes)]
+
+        def batch() -> Tensor:
+            chosen = torch.randperm(classes, generator=stream).tolist()
+            drawn = [
+                own[c][torch.randperm(len(own[c]), generator=stream)[:n]]
+                for c, n in zip(chosen, groups, strict=False)
+            ]
+            return torch.cat(drawn)
+
+        return torch.stack([batch() for _ in range(self.count)])
+
+
+def chosen(name: str, batches: Batches) -> tuple[Tensor, Tensor]:
+    """Pixels (images, C, H, W) uint8 and labels (images,) of all batches, one after the other."""
+    images = dataset(name, "test")
+    rows = batches.rows(images.labels, images.num_classes).flatten()
+    return images.pixels[rows], images.labels[rows]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LabelUnit(OnModel):
+    """The labels of batches, restored by every rule that allows such a batch.
+
+    `head` changes the network: "signed" has tanh for its activations, "without bias" a last layer of weights alone.
+    """
+
+    kind: ClassVar[str] = "labels"
+
+    model: ModelUnit
+    batches: Batches
+    defense: str = ""
+    head: str = ""
+
+    def __post_init__(self) -> None:
+        choose("LabelUnit.head", self.head, HEADS)
+
+    @property
+    def title(self) -> str:
+        """Batches, and what is done to them."""
+        where = ", ".join(filter(None, (self.model.title, self.defense, self.head)))
+        return f"labels of {self.batches.count} batches of {self.batches.size}, {where}"
+
+    @property
+    def passes(self) -> float:
+        """Forward, and backward for each image."""
+        return 4 * self.batches.images
+
+    def make(self, store: Store, device: torch.device) -> Artifact:
+        """Restore them, if they are not in the store."""
+        return restored(self, store, device)
+
+
+def restored(unit: LabelUnit, store: Store, device: torch.device) -> Artifact:
+    """`labels` (count, size) and by rule those told, `told_<rule>`, int16, and their share, `share_<rule>` (count,)."""
+
+    def compute(state: object) -> dict[str, Tensor]:
+        model = with_head(trained(unit.model, store, device)[0], unit.head)
+        pixels, labels = chosen(unit.model.dataset, unit.batches)
+        size, seed, stream = (
+            unit.batches.size,
+            unit.batches.seed,
+            rng(unit.batches.seed, "defense", unit.defense),
+        )
+        classes, threat = (
+            dataset(unit.model.dataset, "test").num_classes,
+            ThreatModel(labels="restored", batch=size),
+        )
+        allowed = {"idlg": size == 1, "minima": size <= classes}
+        told: dict[str, list[Tensor]] = {rule: [] for rule in RULES if allowed.get(rule, True)}
+        for part in torch.arange(len(labels)).split(size * max(1, 512 // size)):
+            images = to_images(pixels[part]).to(device)
+            seen = observe(
+                model, images, labels[part], threat=threat, defense=unit.defense, rng=stream
+            )
+            for rule, parts in told.items():
+                parts.append(restore_labels(seen, rng=rng(seed, "dummy data"), rule=rule).cpu())
+        true, told = (
+            labels.unflatten(0, (-1, size)),
+            {rule: torch.cat(parts) for rule, parts in told.items()},
+        )
+        shares = {f"share_{rule}": label_share(each, true) for rule, each in told.items()}
+        return (
+            {"labels": true.short()}
+            | {f"told_{rule}": each.short() for rule, each in told.items()}
+            | shares
+        )
+
+    return store.get("labels", unit, compute, label=unit.title)
+
+
+def with_head(model: nn.Module, head: str) -> nn.Module:
+    """A copy of the network as `LabelUnit.head` says."""
+    model = copy.deepcopy(model)
+    for parent in list(model.modules()):
+        for name, layer in list(parent.named_children()):
+            if head == "signed" and isinstance(layer, nn.Sigmoid | nn.ReLU):
+                setattr(parent, name, nn.Tanh())
+    if head == "without bias":
+        [layer for layer in model.modules() if isinstance(layer, nn.Linear)][-1].bias = None
+    return model
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BatchUnit(OnModel):
+    """An attack on gradients of batches, or on what local training left.
+
+    Attributes:
+        rule: by which labels are restored, a key of `RULES`; "" for known ones.
+        rounds: in which the same batches are seen, each of a network one step of other clients further.
+        defense: of the clients, drawn anew in each round.
+        local: training before anything is sent; None for a gradient.
+    """
+
+    kind: ClassVar[str] = "batches"
+
+    model: ModelUnit
+    attack: GradientMatching
+    batches: Batches
+    rule: str = ""
+    rounds: int = 1
+    defense: str = ""
+    local: LocalTraining | None = None
+
+    @property
+    def title(self) -> str:
+        """Batches, rounds and attack."""
+        local = f", {self.local.epochs} epochs" if self.local else ""
+        where = f"{self.model.dataset}, {self.batches.count} batches of {self.batches.size}, {self.rounds} rounds{local}"
+        return f"{where}, {self.attack.title}"
+
+    @property
+    def passes(self) -> float:
+        """Two nested gradients, seven passes, a step, image and round or local step."""
+        steps = (
+            self.local.steps(self.batches.size)
+            if self.local and self.attack.unroll
+            else self.rounds
+        )
+        return 7 * self.attack.evaluations * self.batches.images * steps
+
+    def make(self, store: Store, device: torch.device) -> Artifact:
+        """Attack, if it is not in the store."""
+        return attacked_batches(self, store, device)
+
+
+def attacked_batches(unit: BatchUnit, store: Store, device: torch.device) -> Artifact:
+    """Reconstructions beside the images that they belong to (`align`, which needs the truth), and their metrics.
+
+    Tensors: `reconstruction` (B, C, H, W) in [0, 1] and `target` uint8, `labels` and `told` (count, size), `share`,
+    `cost` (count,), and those of `outcomes` and of `at_random`, which older ones lack.
+    """
+    return store.get(
+        "batches", unit, lambda state: _attack(unit, store, device, state), label=unit.title
+    )
+
+
+def _attack(
+    unit: BatchUnit, store: Store, device: torch.device, state: object
+) -> dict[str, Tensor]:
+    pixels, labels = chosen(unit.model.dataset, unit.batches)
+    seen = _seen(
+        unit, trained(unit.model, store, device)[0], to_images(pixels).to(device), labels.to(device)
+    )
+    true = labels.unflatten(0, (-1, unit.batches.size))
+    if unit.rule:
+        told = restore_labels(seen, rng=rng(unit.batches.seed, "dummy data"), rule=unit.rule)
+        seen = dataclasses.replace(seen, labels=told)
+    found = reconstruct(
+        seen, unit.attack, rng=rng(unit.batches.seed, "attack"), start=_starts(unit, seen),
+        checkpoint=state, on_saved=store.check_time, progress=store.progress,
+    )  # fmt: skip
+    truth = to_images(pixels).unflatten(0, (-1, unit.batches.size))
+    made, told = found.images.cpu().view_as(truth), seen.labels.cpu()
+    pairs = [align(*each) for each in zip(made, truth, true, told, strict=True)]
+    ordered = torch.stack([images[pair] for images, pair in zip(made, pairs, strict=True)])
+    others = to_images(dataset(unit.model.dataset, "test").pixels[-APART:])
+    return (
+        outcomes(ordered, truth, true, others)
+        | at_random(ordered, truth)
+        | {
+            "reconstruction": ordered.flatten(0, 1),
+            "target": pixels,
+            "labels": true,
+            "told": told,
+            "cost": found.cost,
+            "share": label_share(told, true),
+        }
+    )
+
+
+def outcomes(made: Tensor, truth: Tensor, labels: Tensor, others: Tensor) -> dict[str, Tensor]:
+    """What reconstructions (count, size, C, H, W), in the order of their images `truth`, are worth; one of each image.
+
+    `psnr`, `mse`, `ssim`; `floor`, the PSNR of the mean image of other clients, a guess that needs no gradient;
+    `rank` of its own image among those of the batch and others, 100 in all, by `similarity` without shifts; and
+    `within`: whether it is more like its own image than like any other of its label.
+    """
+    flat, images, size, rank, within = (
+        made.flatten(0, 1),
+        truth.flatten(0, 1),
+        made.shape[1],
+        [],
+        [],
+    )
+    for one, own, named in zip(made, truth, labels, strict=True):
+        alike = similarity(one, own, shift=0).nan_to_num(nan=-torch.inf)
+        alike = alike.masked_fill(named[:, None] != named, -torch.inf)
+        within.append(alike.argmax(1) == torch.arange(size))
+        candidates = torch.cat([own, others[: max(2, CANDIDATES - size)]])
+        rank.append(identification(one, candidates, torch.arange(size), shift=0))
+    return {
+        "psnr": psnr(flat, images),
+        "mse": mse(flat, images),
+        "ssim": ssim(flat, images),
+        "floor": psnr(others.mean(0).expand_as(images), images),
+        "rank": torch.cat(rank),
+        "within": torch.cat(within),
+    }
+
+
+def at_random(made: Tensor, truth: Tensor, times: int = 100) -> dict[str, Tensor]:
+    """What reconstructions are worth that are assigned to images at random: `psnr_random` (1, times), the mean of each.
+
+    So much they tell of all images together, and not of one.
+    """
+    flat, images, stream = made.flatten(0, 1), truth.flatten(0, 1), rng(0, "random assignments")
+    orders = [torch.randperm(len(flat), generator=stream) for _ in range(times)]
+    return {
+        "psnr_random": torch.stack([psnr(flat[order], images).mean() for order in orders])[None]
+    }
+
+
+def _starts(unit: BatchUnit, seen: Observed) -> Tensor:
+    """Where each image begins, in [0, 1] units: the same for every attack of one kind of start."""
+    normalize, stream = normalization_layer(seen.updates[0].model), rng(unit.batches.seed, "start")
+    drawn = [
+        STARTS[unit.attack.start](seen.shape, stream, normalize) for _ in range(unit.batches.images)
+    ]
+    return normalize.inverse(torch.stack(drawn).to(normalize.mean))
+
+
+def _seen(unit: BatchUnit, model: nn.Module, images: Tensor, labels: Tensor) -> Observed:
+    """What the server saw of the batches in all rounds."""
+    threat = ThreatModel(batch=unit.batches.size)
+    if unit.local:
+        return observe_weights(
+            model, images, labels, local=unit.local, rng=rng(0, "local"), threat=threat
+        )
+    seen = []
+    for r in range(unit.rounds):
+        stream = rng(unit.batches.seed, "defense", unit.defense, r)
+        seen.append(observe(model, images, labels, threat=threat, defense=unit.defense, rng=stream))
+        model = _one_step(model, unit.model.dataset, r)
+    return Observed.join(seen)
+
+
+def _one_step(model: nn.Module, name: str, number: int) -> nn.Module:
+    """The network after a step (0.1) along the gradient of other clients' images."""
+    others, model, local = dataset(name, "test")[-APART:], copy.deepcopy(model), LocalTraining()
+    rows = torch.arange(128 * number, 128 * (number + 1)) % APART
+    place = next(model.parameters()).device
+    images, labels = (part[rows].to(place).unsqueeze(0) for part in (others.pixels, others.labels))
+    steps = trained_weights(
+        model, to_images(images), labels, local, torch.arange(128).expand(1, 1, -1)
+    )
+    with torch.no_grad():
+        for parameter, mean in zip(model.parameters(), steps, strict=True):
+            parameter -= local.lr * mean[0].detach()
+    return model

@@ -1,0 +1,187 @@
+"""Units of federations: the accuracy of the global network, and attacks on what the server sees of every client."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from atsbook.runs.networks import ModelUnit, Unit
+from atsbook.runs.store import Artifact, Store
+from atsfed.federation import Federation, taken, used
+from atsfed.peers import as_seen, exchange, ring
+from atsfed.rounds import accuracy, rounds
+from atsfed.sums import summed
+from atslib.attacks import GradientMatching, reconstruct
+from atslib.checkpoints import ADDED_SINCE
+from atslib.clients.prepare import mean_prepared, to_images
+from atslib.clients.view import Observed
+from atslib.errors import choose
+from atslib.measures.batches import align, label_share
+from atslib.measures.identification import identification
+from atslib.measures.metrics import psnr
+from atslib.policies.policy import forms, parse_policy
+from atslib.rng import rng
+
+CANDIDATES = 100  # among which a reconstruction may single out its own image
+VIEWS = ("server", "sum", "neighbour")
+TESTED = 1_000  # images by which the global network is tested
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FederationUnit:
+    """A federation, its accuracy on the way, and attacks on all clients' answers in some rounds.
+
+    Attributes:
+        federation: with a `fraction` below 1: the network is tested on images that nobody has.
+        measured: after how many rounds its accuracy is.
+        attacked: which answers are attacked: those to the network after so many rounds, so that 0 is the first.
+        attack: None where there are none.
+        view: who looks. "server": every client's answer. "sum": a server that gets the sum of all answers and nothing
+            else. "neighbour": without a server, on a ring, each participant's answer as the next one sees it, whose own
+            network it takes for the sender's; the accuracy is then the mean of all participants'.
+    """
+
+    kind: ClassVar[str] = "federation"
+
+    federation: Federation
+    measured: tuple[int, ...]
+    attacked: tuple[int, ...] = ()
+    attack: GradientMatching | None = None
+    view: str = dataclasses.field(default="server", metadata=ADDED_SINCE)
+
+    def __post_init__(self) -> None:
+        choose("FederationUnit.view", self.view, VIEWS)
+
+    @property
+    def model(self) -> ModelUnit:
+        """The network with its first weights, by which costs are told."""
+        f = self.federation
+        return ModelUnit(dataset=f.dataset, model=f.model, fraction=1.0, train=None, seed=f.seed)
+
+    @property
+    def needs(self) -> tuple[Unit, ...]:
+        """Nothing."""
+        return ()
+
+    @property
+    def title(self) -> str:
+        """Network, shards, what is shared and what is done against attacks."""
+        f = self.federation
+        shards, shared = (
+            f"Dirichlet {f.alpha:g}" if f.alpha else "equal shards",
+            f"{f.kind} of {f.batch} images",
+        )
+        who = "" if self.view == "server" else f", seen as {self.view}"
+        return f"{f.model}, {f.clients} clients, {shards}, {shared}, {f.defense or 'no policy'}, seed {f.seed}{who}"
+
+    @property
+    def passes(self) -> float:
+        """Forward and backward of all answers, forward of all tests, and seven passes a step of an attack."""
+        f = self.federation
+        images = f.clients * f.batch
+        steps = 7 * self.attack.evaluations * len(self.attacked) if self.attack else 0
+        local = f.local.epochs if f.local else 1
+        return images * (3 * local * f.rounds + steps) + TESTED * len(self.measured)
+
+    def make(self, store: Store, device: torch.device) -> Artifact:
+        """Run it, if it is not in the store."""
+        return federated(self, store, device)
+
+
+def federated(unit: FederationUnit, store: Store, device: torch.device) -> Artifact:
+    """Run a federation and attack what its server sees.
+
+    Tensors: `accuracy` (measured,) in percent. Of the attacks (attacked, clients · batch), one client after the other:
+    `psnr`, `floor`, the PSNR of the mean image after the policy, both in dB, ranks among 100 of the used image,
+    `rank_target`, of the photograph, `rank_original`, and of the photograph for a server that knows the policy,
+    `rank_knowing`; `label` and `named`, whether the label was restored.
+    """
+
+    def compute(state: object) -> dict[str, Tensor]:
+        tests, measured, found = unit.federation.held_out()[:TESTED], [], []
+        for past, (networks, seen) in enumerate(_history(unit)):
+            if past in unit.measured:
+                measured.append(sum(accuracy(model, tests) for model in networks) / len(networks))
+            if past in unit.attacked:
+                found.append(_attacked(unit, seen(), past))
+        parts = (
+            {name: torch.stack([each[name] for each in found]) for name in found[0]}
+            if found
+            else {}
+        )
+        return {"accuracy": torch.tensor(measured)} | parts
+
+    return store.get(unit.kind, unit, compute, label=unit.title)
+
+
+def _history(
+    unit: FederationUnit,
+) -> Iterator[tuple[list[nn.Module], Callable[[], list[Observed]]]]:
+    """Each round's networks, and how to get what whoever looks sees of it, all that is attacked in one."""
+    f = unit.federation
+    if unit.view == "neighbour":
+        for networks, sent in exchange(f, ring(f.clients)):
+            after = networks[1:] + networks[:1]
+            yield (
+                networks,
+                lambda s=sent, a=after: [as_seen(*each) for each in zip(s, a, strict=True)],
+            )
+    else:
+        for model, sent in rounds(f):
+            yield (
+                [model],
+                lambda s=sent: [Observed.beside(s) if unit.view == "server" else summed(s)],
+            )
+
+
+def _attacked(unit: FederationUnit, seen: list[Observed], past: int) -> dict[str, Tensor]:
+    f, number, stream = unit.federation, past + 1, rng(unit.federation.seed, "attack", past)
+    size = seen[0].threat.batch
+    parts = [taken(f, client, number) for client in range(f.clients)]
+    pixels, labels = (torch.cat(each) for each in zip(*parts, strict=True))
+    truth = to_images(
+        torch.cat([used(f, client, number) for client in range(f.clients)])
+    ).unflatten(0, (-1, size))
+    results = [reconstruct(each, unit.attack, rng=stream) for each in seen]
+    made, told = (
+        torch.cat([getattr(one, name).cpu() for one in results]) for name in ("images", "labels")
+    )
+    made, named = made.view_as(truth), labels.view_as(told)
+    pairs = [align(*each) for each in zip(made, truth, named, told, strict=True)]
+    images = torch.stack([own[pair] for own, pair in zip(made, pairs, strict=True)]).flatten(0, 1)
+    floor = _floor(f).expand_as(images).contiguous()
+    kept = {"psnr": psnr(images, truth.flatten(0, 1)), "floor": psnr(floor, truth.flatten(0, 1))}
+    kept |= _ranks(f, images, pixels, truth.flatten(0, 1))
+    return kept | {
+        "label": labels.short(),
+        "named": label_share(told, named).repeat_interleave(size),
+    }
+
+
+def _floor(federation: Federation) -> Tensor:
+    """The best guess of a server that knows the policy and sees no gradient, (1, C, H, W)."""
+    f, stream = federation, rng(0, "floor", federation.dataset, federation.defense)
+    return mean_prepared(
+        f.held_out().pixels, parse_policy(f.defense), rng=stream, crop_flip=f.crop_flip
+    )
+
+
+def _ranks(
+    federation: Federation, images: Tensor, pixels: Tensor, truth: Tensor
+) -> dict[str, Tensor]:
+    """Ranks of the true images among those of the round and others that nobody has, 100 in all."""
+    others, which = (
+        federation.held_out().pixels[-max(2, CANDIDATES - len(pixels)) :],
+        torch.arange(len(pixels)),
+    )
+    policy, hundred = parse_policy(federation.defense), torch.cat([pixels, others])
+    drawn = policy.apply_draw(
+        others, *policy.draw(len(others), rng=rng(0, "candidates", federation.defense))
+    )
+    return {
+        "rank_target": identification(images, torch.cat([truth, to_images(drawn)]), which),
+        "rank_original": identification(images, to_images(hundred), which),
+        "rank_knowing": identification(images, to_images(forms(policy, hundred)), which),
+    }

@@ -1,0 +1,209 @@
+"""Units that look at gradients without an attack: how they change in training, and what the last layer gives away."""
+
+import dataclasses
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from atsbook.runs.attacks import AttackUnit, attacked, targets
+from atsbook.runs.batches import APART, Batches, chosen
+from atsbook.runs.networks import ModelUnit, OnModel, Unit, dataset, trained
+from atsbook.runs.store import Artifact, Store
+from atslib.attacks.analytic import invert_linear, of_last_layer
+from atslib.clients.observe import ThreatModel, observe
+from atslib.clients.prepare import streams, to_images, transform
+from atslib.gradients.problems import example_gradients, unflatten
+from atslib.measures.identification import TIE, identification, rolled
+from atslib.measures.metrics import psnr
+from atslib.models import before_last
+
+CANDIDATES = 100  # among whose features those of an image are singled out
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StagesUnit:
+    """Gradients of the test images 0 … `images` - 1 before a training, after some of its `steps`, and at its end."""
+
+    kind: ClassVar[str] = "stages"
+
+    model: ModelUnit
+    steps: tuple[int, ...]
+    images: int
+
+    @property
+    def models(self) -> tuple[ModelUnit, ...]:
+        """The network untrained, after each of the steps, and at the end."""
+        on_the_way = (dataclasses.replace(self.model, step=step) for step in self.steps)
+        return dataclasses.replace(self.model, train=None), *on_the_way, self.model
+
+    @property
+    def needs(self) -> tuple[Unit, ...]:
+        """The networks, but for the untrained one."""
+        return tuple(model for model in self.models if model.train)
+
+    @property
+    def title(self) -> str:
+        """Network, steps and images."""
+        return f"gradients of {self.images} images at {len(self.models)} stages, {self.model.title}"
+
+    @property
+    def passes(self) -> float:
+        """Forward and backward at every step."""
+        return 3 * self.images * len(self.models)
+
+    def make(self, store: Store, device: torch.device) -> Artifact:
+        """Compute them, if they are not in the store."""
+        return through_training(self, store, device)
+
+
+def through_training(unit: StagesUnit, store: Store, device: torch.device) -> Artifact:
+    """What stage and image have to do with length and direction of a gradient.
+
+    `norm` (S, N). Of directions, gradients of length 1, in sums of squares: `direction_all` (N,) around the mean of
+    all, `direction_image` (N,) what the mean over the stages tells of the image, `direction_stage` () what the mean
+    over the images tells of the stage. `same_stage` (S,) mean cosine of two images at one stage, `same_image` (S, S) of
+    one image at two stages.
+    """
+
+    def compute(state: object) -> dict[str, Tensor]:
+        images = dataset(unit.model.dataset, "test")[: unit.images]
+        pixels, labels = to_images(images.pixels).to(device), images.labels.to(device)
+        rows = [
+            example_gradients(trained(model, store, device)[0], pixels, labels).cpu()
+            for model in unit.models
+        ]
+        directions = torch.stack([F.normalize(row, dim=1) for row in rows])  # (S, N, P)
+        mean, by_image, by_stage = directions.mean((0, 1)), directions.mean(0), directions.mean(1)
+        stages, count = directions.shape[:2]
+        whole = count * by_stage.square().sum(1)
+        return {
+            "norm": torch.stack([row.norm(dim=1) for row in rows]),
+            "direction_all": (directions - mean).square().sum((0, 2)),
+            "direction_image": stages * (by_image - mean).square().sum(1),
+            "direction_stage": count * (by_stage - mean).square().sum(),
+            "same_stage": (whole - 1) / (count - 1),
+            "same_image": torch.einsum("snp,tnp->st", directions, directions) / count,
+        }
+
+    return store.get("stages", unit, compute, label=unit.title)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FeatureUnit(OnModel):
+    """What the last layer got of images that share gradients, read off the row of each one's label."""
+
+    kind: ClassVar[str] = "features"
+
+    model: ModelUnit
+    batches: Batches
+    policy: str = ""
+
+    @property
+    def title(self) -> str:
+        """Network, policy and batches."""
+        where = f"{self.batches.count} batches of {self.batches.size}"
+        return f"features of {where}, {self.policy or 'no policy'}, {self.model.title}"
+
+    @property
+    def passes(self) -> float:
+        """Forward and backward for each image, forward for the candidates."""
+        return 4 * self.batches.images + 2 * APART
+
+    def make(self, store: Store, device: torch.device) -> Artifact:
+        """Read them, if they are not in the store."""
+        return features_read(self, store, device)
+
+
+def features_read(unit: FeatureUnit, store: Store, device: torch.device) -> Artifact:
+    """Of each image: the error of its features in shares of their length, and whose they are most like.
+
+    `error`, `error_mean` (of the mean features of other clients, a guess that needs no gradient), `rank_target` of the
+    image among 100 that the policy transformed, `rank_original` among 100 untouched ones; (B,) each. Ranks are by
+    correlation, the mean features taken off. nan and 100 where a gradient says nothing.
+    """
+
+    def compute(state: object) -> dict[str, Tensor]:
+        model, size = trained(unit.model, store, device)[0], unit.batches.size
+        pixels, labels = chosen(unit.model.dataset, unit.batches)
+        both = torch.cat([pixels, dataset(unit.model.dataset, "test").pixels[-APART:]])
+        used = transform(
+            both, unit.policy, rng=streams(unit.batches.seed, unit.policy), crop_flip=False
+        )
+        original, target = (_features(model, to_images(x).to(device)) for x in (both, used))
+        count, parts = len(pixels), []
+        for part in torch.arange(count).split(size * max(1, 64 // size)):
+            images = to_images(used[part]).to(device)
+            seen = observe(model, images, labels[part], threat=ThreatModel(batch=size))
+            parts.append(_rows(seen.model, seen.gradients, labels[part].view(-1, size)).cpu())
+        found, own = torch.cat(parts), target[:count]
+        return {
+            "error": (found - own).norm(dim=1) / own.norm(dim=1),
+            "error_mean": (target[count:].mean(0) - own).norm(dim=1) / own.norm(dim=1),
+            "rank_target": _among(found, target, count),
+            "rank_original": _among(found, original, count),
+        }
+
+    return store.get("features", unit, compute, label=unit.title)
+
+
+@torch.no_grad()
+def _features(model: nn.Module, images: Tensor) -> Tensor:
+    """What the last layer gets of each image, (B, D)."""
+    found: list[Tensor] = []
+    with before_last(model, found.append):
+        for part in images.split(128):
+            model(part)
+    return torch.cat(found).cpu()
+
+
+def _rows(model: nn.Module, gradients: Tensor, labels: Tensor) -> Tensor:
+    """Features from the row of each image's label, (N · k, D); nan where its bias gradient is 0."""
+    pairs = zip(unflatten(gradients, model), of_last_layer(model), strict=True)
+    each = torch.arange(len(labels), device=gradients.device)[:, None], labels.to(gradients.device)
+    weight, bias = (
+        g[each].flatten(0, 1)[:, None] for g, own in pairs if own
+    )  # a layer of one output for each image
+    silent = bias == 0
+    return torch.where(silent, torch.nan, invert_linear(weight, torch.where(silent, 1, bias)))
+
+
+def _among(found: Tensor, features: Tensor, count: int) -> Tensor:
+    """Rank of each of the first `count` features among 100 of them and others, by correlation without their mean."""
+    found, features = (
+        F.normalize(x - features[count:].mean(0), dim=1).nan_to_num() for x in (found, features)
+    )
+    scores, rows = found @ features.T, torch.arange(count)
+    block = (
+        rows - rows % CANDIDATES
+    )  # each is among the hundred that it is in, filled up by other clients' images
+    index = block[:, None] + torch.arange(CANDIDATES)
+    inside = index < count
+    index = torch.where(inside, index, count + (index - count) % APART)
+    return (scores.gather(1, index) >= scores[rows, rows][:, None] - TIE).sum(1)
+
+
+def rolled_ranks(unit: AttackUnit, store: Store, device: torch.device) -> Artifact:
+    """`rank_rolled` (B,): as `rank_target`, with all circular shifts tolerated; `psnr_rolled` (B,), at the best one.
+
+    For networks that do not see where something is: their reconstructions are right up to a shift.
+    """
+
+    def compute(state: object) -> dict[str, Tensor]:
+        made, target = (
+            attacked(unit, store, device)["reconstruction"].cpu(),
+            to_images(targets(unit)[1]),
+        )
+        names = dataset(unit.model.dataset, "test").pixels[unit.last : unit.first + CANDIDATES]
+        candidates, own = torch.cat([target, to_images(names)]), torch.arange(len(made))
+        _, down, right = rolled(made, target)
+        moved = torch.stack(
+            [x.roll((int(down[i, i]), int(right[i, i])), (1, 2)) for i, x in enumerate(target)]
+        )
+        return {
+            "rank_rolled": identification(made, candidates, own, shift=None),
+            "psnr_rolled": psnr(made, moved),
+        }
+
+    return store.get("rolled", unit, compute, label=f"shifts of {unit.title}")

@@ -1,0 +1,150 @@
+"""Pages from their notebooks, and the book from its pages."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+import atslib
+from atsbook.runs.audit import audit_page
+from atsbook.runs.store import Store
+from atsbook.texts.advice import advice
+from atsbook.texts.answers import answers, insert_answers
+from atsbook.texts.costs import costs_page, speed_table, steps_table
+from atsbook.texts.coverage import coverage_page
+from atsbook.texts.effects import insert_effects
+from atslib.errors import AtsError
+
+# Of each page, made beside others: more threads than cores wait for each other, and all take many times as long.
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+PAGES_AT_ONCE = 4  # at most, where no number of jobs is given: a kernel is about half a gigabyte
+
+
+@contextlib.contextmanager
+def executing(
+    jobs: int | None, parameters: dict[str, object], root: Path, store: Store
+) -> Iterator[Callable[[str], None]]:
+    """A function that begins to execute a page beside whatever the run does; the end waits for all of them.
+
+    A page that failed ends the run when the next one is begun, or at the end; none is begun after it. Until then this
+    process works with one thread, as each page does.
+    """
+    begun, threads = [], torch.get_num_threads()
+    torch.set_num_threads(1)
+    with ThreadPoolExecutor(jobs or min(PAGES_AT_ONCE, os.cpu_count() or 1)) as pool:
+
+        def begin(name: str) -> None:
+            begun.append(pool.submit(execute, name, parameters, root=root, store=store))
+            for page in begun:
+                if page.done():
+                    page.result()
+
+        try:
+            yield begin
+            for page in begun:
+                page.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+        finally:
+            torch.set_num_threads(threads)
+
+
+def execute(name: str, parameters: dict[str, object], *, root: Path, store: Store) -> None:
+    """Run one notebook by papermill into book/results/; a failed page keeps the one that was there.
+
+    Papermill has a process of its own: it changes the folder of the one it runs in, and pages are made side by side.
+    """
+    page = root / "book" / "results" / f"{name}.ipynb"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    partial = page.with_suffix(".failed.ipynb")
+    partial.unlink(missing_ok=True)
+    # Relative paths: the executed page records them.
+    source, target = (
+        path.relative_to(root).as_posix() for path in (root / "notebooks" / page.name, partial)
+    )
+    options = [
+        "--cwd",
+        "notebooks",
+        "--no-progress-bar",
+        "--parameters_yaml",
+        json.dumps(parameters),
+    ]
+    library = (
+        str(Path(atslib.__file__).parents[1]),
+        os.environ.get("PYTHONPATH"),
+    )  # the same for page and tables
+    ended = subprocess.run(
+        [sys.executable, "-m", "papermill", source, target, *options],
+        cwd=root,
+        env=ONE_THREAD
+        | os.environ
+        | {"ATS_STORE": store.address, "PYTHONPATH": os.pathsep.join(filter(None, library))},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if ended.returncode:
+        lines = (
+            ended.stderr.strip().splitlines() if ended.returncode > 0 else ()
+        )  # of a killed one the kernel's alone
+        words = lines[-1] if lines else f"papermill ended with status {ended.returncode}"
+        if not (failure := _failure(partial)):
+            partial.unlink(
+                missing_ok=True
+            )  # interrupted or killed, which is no failure of the page's
+        raise AtsError(f"{name}: {failure or words}")
+    partial.replace(page)
+    store.say(f"{name}: page in {page.relative_to(root)}")
+
+
+def _failure(partial: Path) -> str | None:
+    """What ended a notebook, from its outputs; None where no cell failed."""
+    if not partial.exists():
+        return None
+    outputs = [
+        output
+        for cell in json.loads(partial.read_text())["cells"]
+        for output in cell.get("outputs", ())
+    ]
+    errors = [
+        o for o in outputs if o["output_type"] == "error" and o["ename"] != "KeyboardInterrupt"
+    ]
+    return (
+        f"a cell failed with {errors[0]['ename']}: {errors[0]['evalue']}; see {partial.name}"
+        if errors
+        else None
+    )
+
+
+def publish_answers(root: Path) -> None:
+    """Rewrite what is made from results/: answers in README and book, speed, costs, coverage, measured deviations."""
+    insert_answers(root / "README.md", answers(root / "results"))
+    results, book = root / "results", root / "book"
+    made = {
+        "answers": answers(results, link="results/{}.ipynb"),
+        "speed": f"{speed_table(results / 'speed.jsonl')}\n{steps_table(results)}",
+        "costs": costs_page(results),
+        "should_i": advice(results),
+        "coverage": coverage_page(results),
+        "audit": audit_page(results),
+    }
+    for name, text in made.items():
+        (book / f"{name}.md").write_text(text)
+    insert_effects(root / "book" / "deviations.md", root / "results")
+
+
+def build_book(root: Path, store: Store) -> None:
+    """`jupyter-book build book` with warnings as errors; says where the book is."""
+    start = "from jupyter_book.cli.main import main; main()"  # the package has no `python -m` of its own
+    command = [sys.executable, "-c", start, "build", "book", "-W", "--keep-going", "--quiet"]
+    if subprocess.run(command, cwd=root, check=False).returncode:
+        raise AtsError("the book did not build; the lines above say why")
+    store.say(f"the book: {root / 'book/_build/html/index.html'}")

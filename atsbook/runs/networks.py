@@ -1,0 +1,296 @@
+"""The networks of the pages: what decides one, its training, and the stages it leaves on its way."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from atsbook.runs.settings import Settings
+from atsbook.runs.store import Artifact, Store
+from atslib.checkpoints import ADDED_SINCE
+from atslib.clients.training import TrainConfig, evaluate, fit
+from atslib.data.load import Images, load
+from atslib.errors import AtsError, NotKept
+from atslib.models import PADDINGS, build_model
+from atslib.rng import rng
+
+STAGES = (1, 3, 10, 30, 100, 300, 1_000, 3_000)  # steps of a training at which its network is kept
+CURVE_IMAGES = 1_000  # test images behind the accuracy after each epoch
+
+
+def device_of(name: str) -> torch.device:
+    """The torch device of that name; "auto" is a GPU where there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        probe = torch.empty(0, device=name)
+        probe.cpu()  # "meta" refuses here: it holds no numbers
+        return probe.device
+    except (RuntimeError, AssertionError):
+        here = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+        shown = f"torch has {', '.join(here)} on this machine"
+        raise AtsError(
+            f"device {name!r} cannot be used; {shown}, and 'auto' takes a GPU where there is one"
+        ) from None
+
+
+@functools.lru_cache(maxsize=4)
+def dataset(name: str, split: str) -> Images:
+    """`load`, once a process."""
+    return load(name, split)
+
+
+class Unit(Protocol):
+    """A piece of work shared by pages: one artifact of the store, made when the units that it `needs` are there.
+
+    A unit is a frozen dataclass; its fields are the artifact's key. `title` names it for a person, `passes` is
+    its cost in forward passes of one image through its network (a backward pass counts two).
+    """
+
+    kind: ClassVar[str]
+
+    @property
+    def needs(self) -> tuple["Unit", ...]: ...
+
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def passes(self) -> float: ...
+
+    def make(self, store: Store, device: torch.device) -> object: ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelUnit:
+    """What decides a trained model; `train=None` is the untrained network, which is no artifact.
+
+    A network with a `step` is one on its way: the same training, looked at before its end.
+    """
+
+    kind: ClassVar[str] = "model"
+
+    dataset: str
+    model: str
+    fraction: float
+    train: TrainConfig | None
+    seed: int
+    norm: str = dataclasses.field(
+        default="", metadata=ADDED_SINCE
+    )  # another data set's constants in the first layer
+    step: int = dataclasses.field(
+        default=0, metadata=ADDED_SINCE
+    )  # as it was after so many steps; 0: at the end
+
+    @property
+    def needs(self) -> tuple[Unit, ...]:
+        """Nothing."""
+        return ()
+
+    @property
+    def title(self) -> str:
+        """Network, data and policy."""
+        kind = f"policy {self.train.policy or 'none'}" if self.train else "untrained"
+        if self.train and self.train.defense:
+            kind += f", {self.train.defense}"
+        norm = f", normalized as {self.norm}" if self.norm else ""
+        return f"{self.model} on {self.dataset}, {kind}{norm}{f', step {self.step}' if self.step else ''}"
+
+    @property
+    def passes(self) -> float:
+        """Forward and backward through each training image, forward through each test image."""
+        if not self.train:
+            return 0
+        train, test = (len(dataset(self.dataset, split)) for split in ("train", "test"))
+        seen = (
+            self.step * self.train.batch if self.step else self.train.epochs * self.fraction * train
+        )
+        return 3 * seen + test
+
+    def make(self, store: Store, device: torch.device) -> object:
+        """Train it, if it is not in the store."""
+        return trained(self, store, device)
+
+
+class OnModel:
+    """A unit of work on a network, its field `model`."""
+
+    model: ModelUnit
+
+    @property
+    def needs(self) -> tuple[Unit, ...]:
+        """The network, where it is a trained one: an untrained one is no artifact."""
+        return (self.model,) if self.model.train else ()
+
+
+def model_unit(settings: Settings, policy: str = "", **changes: object) -> ModelUnit:
+    """The network of `settings` trained with `policy`."""
+    train = TrainConfig(policy=policy, epochs=settings.epochs)
+    unit = ModelUnit(
+        dataset=settings.dataset,
+        model=settings.model,
+        fraction=settings.fraction,
+        train=train,
+        seed=settings.seed,
+    )
+    return dataclasses.replace(unit, **changes)
+
+
+def semi_trained(settings: Settings) -> ModelUnit:
+    """The network that privacy scores are computed on (paper, Algorithm 1): no policy, little data, few epochs."""
+    train = TrainConfig(policy="", epochs=settings.semi_epochs)
+    return model_unit(settings, fraction=settings.semi_fraction, train=train)
+
+
+def victim(settings: Settings, policy: str = "") -> ModelUnit:
+    """The network that is attacked: by the settings' regime the client's trained one, or an untrained one."""
+    if settings.regime == "trained":
+        return model_unit(settings, policy)
+    return model_unit(settings, model=settings.attacked or settings.model, train=None, fraction=1.0)
+
+
+def network(unit: ModelUnit) -> nn.Module:
+    """The untrained network of a unit; all policies and paddings of one seed share their initial weights."""
+    images = dataset(unit.dataset, "test")
+    padding = next((f"-{name}" for name in PADDINGS if unit.model.endswith(name)), "")
+    return build_model(
+        unit.model,
+        images.num_classes,
+        images.pixels.shape[1],
+        norm=unit.norm or unit.dataset,
+        image_size=images.pixels.shape[2],
+        rng=rng(unit.seed, "weights", unit.model.removesuffix(padding)),
+    )
+
+
+def trained(
+    unit: ModelUnit,
+    store: Store,
+    device: torch.device,
+    *,
+    on_batch: Callable[[], None] | None = None,
+    stages: Sequence[int] = (),
+) -> tuple[nn.Module, Artifact | None]:
+    """The unit's network on `device`, with its artifact: weights, `history` and `accuracy` ().
+
+    `history` (epochs, 4): loss, lr, seconds, and percent correct of the first `CURVE_IMAGES` test images.
+    Where it must be trained, `on_batch` is called before each batch. What it raises ends the training, which
+    another call takes up at the last whole epoch. A network on its way leaves those of `STAGES` before it in the
+    store too, and one at its end those of `stages`.
+    """
+    model, on_the_way = network(unit).to(device), STAGES if unit.step else stages
+    if unit.train is None:
+        return model, None
+    # A hook is before tests, too, whose batches are not those of the training; attacks must not meet it.
+    hook = (
+        model.register_forward_pre_hook(lambda net, batch: on_batch() if net.training else None)
+        if on_batch
+        else None
+    )
+    artifact = store.get(
+        "model", unit, lambda state: _train(unit, model, store, on_the_way, state), label=unit.title
+    )
+    if hook:
+        hook.remove()
+    weights = {
+        n.removeprefix("model."): v for n, v in artifact.tensors.items() if n.startswith("model.")
+    }
+    if not weights:
+        return _Absent(unit.title), artifact
+    model.load_state_dict(weights)
+    return model.eval(), artifact
+
+
+def _train(
+    unit: ModelUnit, model: nn.Module, store: Store, stages: Sequence[int], state: object
+) -> dict[str, Tensor]:
+    """Train the unit's `model` in place, from the saved `state` of an earlier call if there is one; its artifact."""
+    train = dataset(unit.dataset, "train").subset(unit.fraction, rng=rng(unit.seed, "subset"))
+    test = dataset(unit.dataset, "test")
+    few = test[:CURVE_IMAGES]
+    try:
+        done = fit(
+            model,
+            train,
+            unit.train,
+            rng=rng(unit.seed, "train", unit.train.policy),
+            test=few,
+            checkpoint=state,
+            on_saved=store.check_time,
+            on_step=lambda step: _pass(step, unit, model, store, stages),
+            progress=store.progress,
+        )
+    except _Reached:
+        return _weights(model) | _facts(unit, model)
+    if unit.step:
+        raise AtsError(
+            f"ModelUnit.step={unit.step}: the training of {unit.title} ends before that step"
+        )
+    columns = [
+        [e["loss"], e["lr"], e["seconds"], e.get("accuracy", math.nan)] for e in done.history
+    ]
+    known = done.history[-1].get("accuracy") if len(few) == len(test) else None
+    facts = {
+        "history": torch.tensor(columns),
+        "accuracy": torch.tensor(evaluate(model, test) if known is None else known),
+        "images": torch.tensor(len(train)),
+    }
+    return _weights(model) | facts
+
+
+class _Reached(Exception):
+    """The step that a training was to end at."""
+
+
+def _pass(
+    step: int, unit: ModelUnit, model: nn.Module, store: Store, stages: Sequence[int]
+) -> None:
+    """After a step of the unit's training: keep the network at one of `stages`, end the training at the unit's own.
+
+    Raises:
+        _Reached: it is at the unit's own step.
+    """
+    if step == unit.step:
+        raise _Reached
+    reached = dataclasses.replace(unit, step=step)
+    if step in stages and not store.has("model", reached):
+        store.get(
+            "model",
+            reached,
+            lambda state: _weights(model) | _facts(unit, model),
+            label=reached.title,
+        )
+        model.train()
+
+
+def _facts(unit: ModelUnit, model: nn.Module) -> dict[str, Tensor]:
+    return {"accuracy": torch.tensor(evaluate(model, dataset(unit.dataset, "test")))}
+
+
+def _weights(model: nn.Module) -> dict[str, Tensor]:
+    return {f"model.{name}": value for name, value in model.state_dict().items()}
+
+
+class _Absent(nn.Module):
+    """A network whose weights the archive of evidence leaves out: its accuracy is known, but it cannot run."""
+
+    def __init__(self, title: str):
+        super().__init__()
+        self.title = title
+
+    def forward(self, images: Tensor) -> Tensor:
+        raise self._refusal()
+
+    def named_parameters(
+        self, *args: object, **kwargs: object
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        raise self._refusal()
+
+    def _refusal(self) -> NotKept:
+        return NotKept(
+            f"the archive keeps no weights of {self.title}; `python -m atslib run` trains it"
+        )

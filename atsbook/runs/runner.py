@@ -1,0 +1,271 @@
+"""From nothing to the book: compute what is missing, execute the pages, build."""
+
+import itertools
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from atsbook.pages import PAGES, load_page
+from atsbook.runs.archive import Archive
+from atsbook.runs.audit import audit, summaries, write_audit
+from atsbook.runs.making import build_book, executing, publish_answers
+from atsbook.runs.networks import Unit
+from atsbook.runs.schedule import compute, describe, outlook, plan, say
+from atsbook.runs.settings import Settings, settings
+from atsbook.runs.store import Store
+from atsbook.texts.costs import write_cost
+from atslib.data.load import available, is_drawn, load
+from atslib.errors import AtsError, NotKept, choose
+
+__all__ = ["report", "run", "say"]
+
+BOOK_PROFILE = "laptop"  # of the archive, and of the pages made from it
+
+
+def usable(dataset: str, say: Callable[[str], None]) -> str:
+    """`dataset` if it is here or can be downloaded, else the embedded `shapes`, and a line that says so.
+
+    Raises:
+        AtsError: $ATS_DATA is no folder, or a file of the data set is damaged.
+    """
+    place = os.environ.get("ATS_DATA")
+    if place and not is_drawn(dataset) and not Path(place).expanduser().is_dir():
+        raise AtsError(
+            f"ATS_DATA={place} is not a folder; name one that is there, or unset it to download {dataset}"
+        )
+    if not is_drawn(dataset):
+        say(f"reading {dataset}")
+    for split in ("train", "test"):
+        here = available(dataset, split)
+        try:
+            load(dataset, split)
+        except AtsError as error:
+            if here:  # a damaged file is for its owner to see, not to be passed over
+                raise
+            say(f"{error}\n→ going on with the embedded `shapes` images; the pages say so.")
+            return "shapes"
+    return dataset
+
+
+def run(
+    names: Sequence[str], *, profile: str, dataset: str | None = None, compute_only: bool = False,
+    dry_run: bool = False, budget: float | None = None, root: Path, store: Store,
+    jobs: int | None = None, scheduler: str | None = None,
+) -> None:  # fmt: skip
+    """Compute the named pages (by default those of the book), write their tables, execute their notebooks, build.
+
+    Args:
+        dry_run: only say what would be computed, with estimated times.
+        budget: seconds; no unit is begun that would end beyond them, and pages that wait for units are left out.
+        jobs: units computed at once, each in a process with one thread, and pages executed at once; by default
+            one unit a core without a GPU and one in this process with it, and at most four pages.
+        scheduler: `local` or the address of a Dask scheduler, as in `schedule.compute`.
+        root: the project's top folder, with notebooks/, book/ and results/.
+    Raises:
+        AtsError: an unknown page, or a page or book that failed; pages made before it stay.
+    """
+    experiment, pages = _chosen(names, profile, dataset, root, store)
+    ends = None if budget is None else time.monotonic() + budget
+    first = {name: list(load_page(name).units(experiment).values()) for name in pages}
+    if dry_run:
+        _describe(first, experiment, store, {"jobs": jobs, "scheduler": scheduler})
+        return
+    of_all = list(itertools.chain(*first.values()))
+    work = {"device": experiment.device, "jobs": jobs, "ends": ends, "scheduler": scheduler}
+    store.say(outlook(of_all, store, experiment.device, jobs, scheduler))
+    compute(of_all, store, **work)
+    waiting, place = [], _place(root, profile)
+    with executing(
+        jobs, {"profile": profile, "dataset": experiment.dataset}, place, store
+    ) as begin:
+        for name in pages:
+            further = _further(name, first[name], experiment, store)
+            compute(further, store, **work)
+            if left := len(plan(units := first[name] + further, store)):
+                waiting.append(f"{name} ({left} units)")
+                continue
+            _write_tables(name, units, experiment, place, store)
+            if not compute_only:
+                begin(name)
+    _finish(waiting, compute_only, place, store)
+
+
+def _finish(waiting: Sequence[str], compute_only: bool, place: Path, store: Store) -> None:
+    """The last step of a run: the book, or what the budget left out."""
+    publish_answers(place)
+    if waiting:
+        store.say(f"the budget is spent; run again to go on with {', '.join(waiting)}")
+    elif not compute_only:
+        build_book(place, store)
+
+
+def _describe(
+    first: Mapping[str, list[Unit]], experiment: Settings, store: Store, where: dict[str, object]
+) -> None:
+    """Say what computing pages with these first units would take, as far as the store can tell."""
+    known = {
+        name: units + _further(name, units, experiment, store) for name, units in first.items()
+    }
+    store.say(describe(known, store, experiment.device, **where))
+    for name, units in first.items():
+        if hasattr(load_page(name), "later_units") and plan(units, store):
+            store.say(f"{name} has further units, which depend on what the first ones find")
+
+
+def report(
+    *,
+    seed: int | None = None,
+    minutes: float = 3.0,
+    jobs: int | None = None,
+    root: Path,
+    store: Store,
+) -> None:
+    """The book from the archived evidence: check it, compute a random sample of it again, make the pages, build.
+
+    A page that needs more than the archive holds stays as it is committed, and is named.
+
+    Args:
+        seed: of the sample; by default another one at every run.
+        minutes: that the sample may take, about.
+        store: what it says and shows; its artifacts are neither read nor changed.
+    Raises:
+        AtsError: a damaged archive, or a page or book that failed.
+    """
+    experiment, pages = _chosen((), BOOK_PROFILE, None, root, store)
+    archive = Archive(root / "results" / "units")
+    if faults := archive.verify():
+        raise AtsError(
+            f"the archive is damaged: {'; '.join(faults)}; `git checkout {archive.root}` brings it back"
+        )
+    if not archive.entries():
+        store.say(f"{archive.root} holds no evidence yet; `FRESH=1 make report` computes all of it")
+        build_book(root, store)
+        return
+    store.say(f"archive: {len(archive.entries())} units, {archive.size() / 1e6:.1f} MB, all whole")
+    if experiment.dataset != settings(profile=BOOK_PROFILE).dataset:
+        store.say(
+            "without the images of the evidence nothing can be computed again: the pages stay as they are"
+        )
+        build_book(root, store)
+        return
+    seed = secrets.randbelow(10**6) if seed is None else seed
+    outcome = audit(
+        archive, seed=seed, minutes=minutes, device=experiment.device, jobs=jobs, store=store
+    )
+    for line in summaries(outcome):
+        store.say(f"audit: {line}")
+    write_audit(outcome, root / "results")
+    kept = _pages_of(archive, pages, experiment, jobs, root, store)
+    publish_answers(root)
+    if kept:
+        store.say(f"as they are committed, for want of evidence in the archive: {'; '.join(kept)}")
+    build_book(root, store)
+
+
+def _pages_of(
+    archive: Archive,
+    pages: Sequence[str],
+    experiment: Settings,
+    jobs: int | None,
+    root: Path,
+    store: Store,
+) -> list[str]:
+    """Make the pages from what the archive holds; those that need more, and what each of them misses."""
+    evidence, kept = Store(root / "book" / "_build" / "evidence", say=store.say), []
+    shutil.rmtree(evidence.root, ignore_errors=True)
+    archive.restore(evidence)
+    with executing(
+        jobs, {"profile": BOOK_PROFILE, "dataset": experiment.dataset}, root, evidence
+    ) as begin:
+        for name in pages:
+            units = list(load_page(name).units(experiment).values())
+            units += _further(name, units, experiment, evidence)
+            try:
+                if plan(units, evidence):
+                    raise NotKept("units are missing")
+                _write_tables(name, units, experiment, root, evidence)
+            except NotKept as error:
+                kept.append(f"{name} ({error})")
+            else:
+                begin(name)
+    return kept
+
+
+def _chosen(
+    names: Sequence[str], profile: str, dataset: str | None, root: Path, store: Store
+) -> tuple[Settings, list[str]]:
+    """The settings and the pages of a run, which it says in one line."""
+    for name in names:
+        choose("page", name, PAGES)
+    if missing := [
+        name
+        for name in ("README.md", "book/_toc.yml", "book/deviations.md", "notebooks")
+        if not (root / name).exists()
+    ]:
+        raise AtsError(
+            f"{root} is not the project's top folder: it has no {' and no '.join(missing)}"
+        )
+    if store.root.exists() and not store.root.is_dir():
+        raise AtsError(
+            f"the store {store.root} is a file; name a folder with --store or $ATS_STORE"
+        )
+    chosen = usable(settings(profile=profile, dataset=dataset).dataset, store.say)
+    experiment, pages = settings(profile=profile, dataset=chosen), list(names) or published(root)
+    store.say(
+        f"{', '.join(pages)}: profile {profile}, {experiment.model} on {chosen}, seed {experiment.seed}"
+    )
+    return experiment, pages
+
+
+def _place(root: Path, profile: str) -> Path:
+    """Where a profile's tables and pages go: the project, or a copy of its book, so that the committed pages stay.
+
+    The copy is `book/_build/profiles/<profile>/`, which git ignores; pages not made at that profile are in it too.
+    """
+    if profile == BOOK_PROFILE:
+        return root
+    place = root / "book" / "_build" / "profiles" / profile
+    old = {path.name for path in (place / "book" / "results").glob("*.ipynb")}
+    for folder in ("book", "notebooks"):
+        shutil.copytree(
+            root / folder,
+            place / folder,
+            ignore=lambda folder, names: (
+                {"_build", *(old if folder.endswith("results") else ())} & set(names)
+            ),
+            dirs_exist_ok=True,
+        )
+    shutil.copy(root / "README.md", place)
+    return place
+
+
+def _further(name: str, first: Sequence[Unit], experiment: Settings, store: Store) -> list[Unit]:
+    """The page's units that depend on what its first ones found; none where those are not all in the store."""
+    later_units = getattr(load_page(name), "later_units", None)
+    return (
+        list(later_units(experiment, store).values())
+        if later_units and not plan(first, store)
+        else []
+    )
+
+
+def _write_tables(
+    name: str, units: Sequence[Unit], experiment: Settings, root: Path, store: Store
+) -> None:
+    """The page's tables, and what its units cost, into results/; its verdict is said."""
+    result = load_page(name).run(experiment, store)
+    folder = result.write(root / "results")
+    write_cost(units, store, folder)
+    store.say(
+        f"{name}: {result.verdict.status}; {result.verdict.reason}\n{name}: tables in {folder.relative_to(root)}"
+    )
+
+
+def published(root: Path) -> list[str]:
+    """The pages that the book's table of contents holds, in its order."""
+    contents = (root / "book" / "_toc.yml").read_text()
+    return [name for name in re.findall(r"results/(\w+)$", contents, re.MULTILINE) if name in PAGES]

@@ -1,0 +1,346 @@
+"""Units of work: what is missing, how long it may take, and computing it in as many processes as there are cores."""
+
+import functools
+import math
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from contextlib import nullcontext, suppress
+
+import torch
+from filelock import FileLock, Timeout
+from tqdm.auto import tqdm
+
+from atsbook.runs.estimate import PASSES, USUAL, Rates, Work, measured
+from atsbook.runs.networks import ModelUnit, Unit, dataset, device_of, network
+from atsbook.runs.store import Store
+from atsbook.runs.workers import LOST, at_once, count, workers
+from atslib.clients.prepare import to_images
+from atslib.errors import AtsError, OutOfTime
+from atslib.files import patiently
+from atslib.gradients.cpu import keep_to_one_core
+
+SHOWN = 5.0  # seconds within which what one machine wrote shows on another
+LOSSES = (
+    3  # of workers, one after another and without a unit in between, after which a run gives up
+)
+
+
+def needed(units: Iterable[Unit]) -> list[Unit]:
+    """These units and their needs, each once and before what needs it."""
+    wanted: dict[Unit, None] = {}
+    for unit in units:
+        wanted |= dict.fromkeys((*unit.needs, unit))
+    return list(wanted)
+
+
+def plan(units: Iterable[Unit], store: Store) -> list[Unit]:
+    """What is not in the store yet of these units and their needs, each before what needs it."""
+    return [unit for unit in needed(units) if not store.has(unit.kind, unit)]
+
+
+@functools.lru_cache
+def _forward(name: str, model: str) -> Work:
+    unit = ModelUnit(dataset=name, model=model, fraction=1.0, train=None, seed=0)
+    return Work.of(network(unit).eval(), to_images(dataset(name, "test").pixels[:1]))
+
+
+def seconds(unit: Unit, rates: Rates) -> float:
+    """Estimated time of a unit at a machine's rates."""
+    network_of = unit if isinstance(unit, ModelUnit) else unit.model
+    gradients = (
+        0 if network_of is unit else unit.passes / PASSES
+    )  # a training has no gradient of its own for an image
+    return rates.seconds(_forward(network_of.dataset, network_of.model), unit.passes, gradients)
+
+
+def machine_rates(device: torch.device) -> Rates:
+    """The rates of one unit's worth of this machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as a unit runs
+    rates = measured(device)
+    torch.set_num_threads(threads)
+    return rates
+
+
+def _at_once(device: str, jobs: int | None, scheduler: str | None) -> tuple[int, str]:
+    """How many units are computed at once, and that in words. Workers are taken to be as fast as this machine."""
+    slots = count(device_of(device), jobs, scheduler)
+    return (
+        slots,
+        f"with {slots} at once on {'this machine' if scheduler in (None, 'local') else scheduler}",
+    )
+
+
+def shared(times: Sequence[float], slots: int) -> float:
+    """How long units of these times take, so many at once: no less than the longest, which is not divided."""
+    return max(sum(times) / slots, *times, 0.0)
+
+
+def outlook(
+    units: Sequence[Unit],
+    store: Store,
+    device: str,
+    jobs: int | None = None,
+    scheduler: str | None = None,
+) -> str:
+    """One line: how much there is to do, how much is done already, and how long the rest may take."""
+    missing, total = plan(units, store), len(needed(units))
+    if not missing:
+        return f"all {total} units are in the store"
+    rates, (slots, words) = machine_rates(device_of(device)), _at_once(device, jobs, scheduler)
+    time = duration(shared([seconds(unit, rates) for unit in missing], slots))
+    done = (
+        f"resuming: {total - len(missing)} of {total} done, "
+        if len(missing) < total
+        else f"{total} units to make, "
+    )
+    states = {
+        path.name.partition(".")[0]
+        for path in store.root.glob("*/*.state*")
+        if path.suffix != ".aside"
+    }
+    if begun := sum(store.path(unit.kind, unit).stem in states for unit in missing):
+        done = f"resuming: {total - len(missing)} of {total} done, {begun} begun, "
+    return f"{done}about {time} to go {words}"
+
+
+def describe(
+    pages: Mapping[str, Iterable[Unit]], store: Store, device: str, jobs: int | None = None,
+    scheduler: str | None = None,
+) -> str:  # fmt: skip
+    """The plan in words: one line per page and unit, with estimated times; shared units under the first page."""
+    rates, lines, seen, every = machine_rates(device_of(device)), [], set(), []
+    for name, units in pages.items():
+        new = [unit for unit in plan(units, store) if unit not in seen]
+        seen |= set(new)
+        times = [seconds(unit, rates) for unit in new]
+        every += times
+        lines.append(f"{name}: {len(new)} units to make, about {duration(sum(times))}")
+        lines += [
+            f"    {duration(time)}  {unit.title}" for unit, time in zip(new, times, strict=True)
+        ]
+    slots, words = _at_once(device, jobs, scheduler)
+    lines.append(f"in all {len(seen)} units, about {duration(shared(every, slots))} {words}")
+    return "\n".join(lines)
+
+
+def duration(seconds: float) -> str:
+    """A time in words: `40 s`, `12 min` or `7,353 hours`."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return (
+        f"{seconds / 60:.0f} min"
+        if seconds < 6000
+        else f"{seconds / 3600:,.{0 if seconds > 36_000 else 1}f} hours"
+    )
+
+
+def compute(
+    units: Iterable[Unit], store: Store, device: str, jobs: int | None = None, ends: float | None = None,
+    scheduler: str | None = None,
+) -> None:  # fmt: skip
+    """Fill the store with these units and all that they need; a unit starts when its needs are there.
+
+    Two processes of one thread do more than one of two, and a unit's numbers then do not depend on the
+    number of cores. On a GPU the units run in this process. A unit whose worker was lost is begun again, and goes on
+    from the state that it kept; what another run on the same store is making is waited for.
+
+    Args:
+        jobs: units at once on this machine.
+        ends: a time of `time.monotonic`; no unit is begun that would end after it, judged by those of this call, and
+            one that is still running then pauses when it has kept its state.
+        scheduler: `local` or the address of a Dask scheduler, whose workers see the store at the same path or address.
+    Raises:
+        AtsError: workers were lost again and again, or do not share the store, or that was away for too long.
+    """
+    if not (missing := plan(units, store)):
+        return
+    place, losses, schedule = device_of(device), 0, _Schedule(missing, store, ends)
+    kinds = ", ".join(
+        f"{number} {kind}" for kind, number in Counter(unit.kind for unit in missing).items()
+    )
+    store.say(f"units to make: {kinds}; {scheduler or at_once(place, jobs)} at once")
+    with store.at_work():
+        while missing:
+            try:
+                with workers(place, jobs, scheduler, store.say) as (pool, slots):
+                    schedule.run(pool, device, slots)
+                return
+            except LOST:
+                before, missing = len(missing), plan(missing, store)
+                losses = losses + 1 if len(missing) == before else 1
+                if losses > LOSSES:
+                    raise AtsError(
+                        f"workers were killed again and again, perhaps for want of memory, the last time at "
+                        f"{' or '.join(schedule.lost) or 'no unit'}: what is finished is kept; try --jobs 1"
+                    ) from None
+                store.say(
+                    f"a worker was lost, perhaps killed for want of memory: {len(missing)} units go on"
+                )
+                schedule = _Schedule(missing, store, ends)
+
+
+class _Schedule:
+    """Units in the order of their needs, what they took so far, and what that says about the rest."""
+
+    def __init__(self, missing: Sequence[Unit], store: Store, ends: float | None):
+        self.waiting, self.store, self.ends = (
+            dict.fromkeys(missing),
+            store,
+            math.inf if ends is None else ends,
+        )
+        self.count, self.done, self.running, self.lost = len(missing), 0, {}, []
+        self.guess = {unit: seconds(unit, USUAL) for unit in missing}
+        self.taken, self.guessed = Counter(), Counter()  # by kind, of what is done
+        for unit in missing[:1]:  # the folder that workers expect
+            folder = store.path(unit.kind, unit).parent
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise AtsError(f"{folder} cannot be written: {error.strerror}") from None
+
+    def run(self, pool: Executor, device: str, slots: Callable[[], int]) -> None:
+        """Submit, as many at a time as there are `slots`, what needs nothing, then units as the last need comes."""
+        layout = "{desc}: {percentage:3.0f}% |{bar}|"
+        with tqdm(
+            total=1.0, disable=not self.store.progress, bar_format=layout, leave=False
+        ) as bar:
+            while True:
+                jobs = slots()
+                for unit in list(self.waiting):
+                    if len(self.running) < jobs and self._ready(unit) and self._in_time(unit):
+                        del self.waiting[unit]
+                        # By the wall clock: another machine's monotonic one says nothing here.
+                        left = time.time() + (self.ends - time.monotonic())
+                        call = pool.submit(_work, unit, self.store.address, device, left)
+                        self.running[call] = unit, time.monotonic()
+                if not self.running:
+                    return
+                self._show(bar, jobs)
+                finished = wait(self.running, timeout=1, return_when=FIRST_COMPLETED).done
+                if finished:
+                    bar.clear()
+                for future in finished:
+                    self._note(future, jobs)
+
+    def _ready(self, unit: Unit) -> bool:
+        running = [other for other, _ in self.running.values()]
+        return not any(need in self.waiting or need in running for need in unit.needs)
+
+    def _expected(self, unit: Unit) -> float:
+        """Seconds, by what units of its kind took, else all units; 0 as long as none is done."""
+        kind = unit.kind if self.guessed[unit.kind] else "all"
+        return (
+            self.guess[unit] * self.taken[kind] / self.guessed[kind] if self.guessed[kind] else 0.0
+        )
+
+    def _in_time(self, unit: Unit) -> bool:
+        """Whether it would end in time; of a kind that has not been seen yet, whether there is time at all."""
+        return (
+            time.monotonic() + (self._expected(unit) if self.guessed[unit.kind] else 0.0)
+            < self.ends
+        )
+
+    def _note(self, future: Future, jobs: int) -> None:
+        together = [unit.title for future, (unit, _) in self.running.items() if future.done()]
+        unit, _ = self.running.pop(future)
+        try:
+            took = future.result()
+        except OutOfTime:  # nothing is begun any more, least of all what needs it
+            self.waiting[unit] = None
+            self.store.say(f"time is over: {unit.title} goes on where it is with the next run")
+            return
+        except Exception:
+            self.lost = together  # a pool of processes ends with any of them, and one cannot tell whose fault it was
+            raise
+        if not self._is_there(unit, SHOWN if took is not None else 0.0):
+            if took is not None:
+                raise AtsError(
+                    f"a worker made {unit.title} and it is not in {self.store.address}: give a folder they share"
+                )
+            self.waiting[unit] = None  # another run is at it: it comes after all that is free
+            return
+        self.done += 1
+        if took is None:
+            self.store.say(
+                f"{self.done} of {self.count} done: {unit.kind} {unit.title}, by another run"
+            )
+            return
+        for kind in (unit.kind, "all"):
+            self.taken[kind] += took
+            self.guessed[kind] += self.guess[unit]
+        self.store.say(
+            f"{self.done} of {self.count} done{self._left(jobs)}: {unit.kind} {unit.title}, {duration(took)}"
+        )
+
+    def _is_there(self, unit: Unit, patience: float) -> bool:
+        ends = time.monotonic() + patience
+        while not (there := self.store.has(unit.kind, unit)) and time.monotonic() < ends:
+            time.sleep(0.2)
+        return there
+
+    def _remaining(self) -> tuple[float, float]:
+        """Expected seconds of work that is left, and of that what running units have done."""
+        now, ahead = time.monotonic(), sum(map(self._expected, self.waiting))
+        parts = [(self._expected(unit), now - begun) for unit, begun in self.running.values()]
+        return ahead + sum(total for total, _ in parts), sum(
+            min(total, spent) for total, spent in parts
+        )
+
+    def _left(self, jobs: int) -> str:
+        now = time.monotonic()
+        running = [
+            max(0.0, self._expected(unit) - (now - begun)) for unit, begun in self.running.values()
+        ]
+        left, now = (
+            shared([*running, *map(self._expected, self.waiting)], jobs),
+            max(0.0, self.ends - now),
+        )
+        until = f", {duration(now)} of it now" if now < left else ""
+        return f", about {duration(left)} left{until}" if self.done < self.count else ""
+
+    def _show(self, bar: tqdm, jobs: int) -> None:
+        ahead, spent = self._remaining()
+        bar.n = (
+            (self.taken["all"] + spent) / max(self.taken["all"] + ahead, 1e-9) if self.done else 0.0
+        )
+        titles = "; ".join(unit.title for unit, _ in self.running.values())
+        bar.set_description_str(
+            f"{self.done} of {self.count} done{self._left(jobs) if self.done else ''}; now {titles}"
+        )
+
+
+def _work(unit: Unit, root: str, device: str, ends: float) -> float | None:
+    """Make the unit in this process; the seconds it took, or None where another run made it or is making it.
+
+    The lock is the system's: it goes with the process that held it, however that ended. It holds for all who see the
+    folder; at an address there is a claim as well.
+    """
+    keep_to_one_core()  # of the thread, which on a cluster may be a new one
+    started = time.monotonic()
+    # The schedule says what is made, with the time that is left.
+    store = Store(
+        root,
+        say=lambda line: line.startswith("made ") or say(line),
+        ends=started + ends - time.time(),
+    )
+    path = store.path(unit.kind, unit).with_suffix(".lock")
+    with store.at_work(), suppress(Timeout):
+        patiently(path, lambda: path.parent.mkdir(parents=store.remote is not None, exist_ok=True))
+        with (
+            FileLock(path, timeout=1),
+            store.remote.claim(path) if store.remote else nullcontext(True) as free,
+        ):
+            if not free or store.has(unit.kind, unit):
+                return None
+            unit.make(store, device_of(device))
+            return time.monotonic() - started
+    return None
+
+
+def say(line: str) -> None:
+    """One line for a person, on stderr: stdout is for results."""
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,239 @@
+"""Artifacts keyed by everything that made them; atomic, checked, resumable, movable.
+
+An artifact is a dict of tensors in one safetensors file. Its name is a hash of (kind, version, config); beside it lies
+a JSON file with that config in plain text, the file's own hash and where it was made.
+"""
+
+import dataclasses
+import datetime
+import hashlib
+import json
+import os
+import platform
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from atsbook.runs.remote import Remote, cache_folder, name_of, unsent
+from atslib.checkpoints import Tensors, plain
+from atslib.errors import AtsError, NotKept, OutOfTime, as_path, check_kind
+from atslib.files import (
+    PATIENCE,
+    digest,
+    expected,
+    fault_of,
+    patiently,
+    project_root,
+    write_atomically,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Artifact:
+    """Tensors and the facts of their making: `config`, `seconds`, `device`, `made`, `torch`."""
+
+    tensors: Tensors
+    facts: dict
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self.tensors and name in self.facts.get("left_out", ()):
+            kind, made = self.facts["kind"], "`python -m atslib run` computes it whole"
+            raise NotKept(f"of this {kind} the archive keeps no {name!r}; {made}")
+        return self.tensors[name]
+
+
+class Store:
+    """A folder of artifacts: `root/kind/<hash>.safetensors` and `.json`; or an address, with such a folder before it.
+
+    Args:
+        root: the folder, or an address that fsspec knows, such as `s3://bucket/prefix`; $ATS_STORE, else `.store` in
+            the project's top folder. What is at an address is copied to `cache_folder` when it is asked for, what is
+            made goes there and to the address; states of unfinished work stay here.
+        say: receives one line for each thing a person should know (an artifact made or set aside).
+        progress: whether the makers of artifacts should show bars.
+        ends: a time of `time.monotonic` after which makers that keep their state pause, see `check_time`.
+        patience: seconds that the address, or the folder of a store at work, may be away before that is an error.
+    """
+
+    def __init__(
+        self, root: Path | str | None = None, *, say: Callable[[str], None] | None = None,
+        progress: bool = False, ends: float | None = None, patience: float = PATIENCE,
+    ):  # fmt: skip
+        root = (
+            (os.environ.get("ATS_STORE") or project_root() / ".store")
+            if root in (None, "")
+            else root
+        )
+        self.say, self.progress, self.ends, self.patience = (
+            say or (lambda line: None),
+            progress,
+            ends,
+            patience,
+        )
+        self.remote = (
+            Remote(root, patience, self.say) if isinstance(root, str) and "://" in root else None
+        )
+        self.root = (cache_folder(root) if self.remote else as_path("Store: root", root)).resolve()
+        self.address = self.remote.address if self.remote else str(self.root)
+
+    def at_work(self) -> AbstractContextManager[None]:
+        """As long as this lasts, the folder, which has something in it, is waited for where it goes away."""
+        return nullcontext() if self.remote else expected(self.root, self.patience, self.say)
+
+    def check_time(self) -> None:
+        """The maker of an artifact calls this each time that it has saved its state and is not done.
+
+        Raises:
+            OutOfTime: it is later than `ends`; the next `get` of the same artifact goes on from that state.
+        """
+        if self.ends is not None and time.monotonic() > self.ends:
+            raise OutOfTime
+
+    def path(self, kind: str, config: object, *, version: int = 1) -> Path:
+        """Where the artifact of this config lies, whether or not it is there."""
+        if not isinstance(kind, str) or not re.fullmatch(r"[\w-]+", kind):
+            raise AtsError(
+                f"Store: kind {kind!r} must be the name of one folder: letters, digits, - and _"
+            )
+        text = json.dumps(
+            {"kind": kind, "version": version, "config": plain(config)}, sort_keys=True
+        )
+        return self.root / kind / f"{hashlib.sha256(text.encode()).hexdigest()[:20]}.safetensors"
+
+    def has(self, kind: str, config: object, *, version: int = 1) -> bool:
+        """Whether the artifact is there (its hash is checked only when it is read)."""
+        path = self.path(kind, config, version=version)
+        here = patiently(path, lambda: path.exists() and path.with_suffix(".json").exists())
+        if here and self.remote and unsent(path).exists():  # made when the address was away
+            self.remote.push(path)
+        return here or bool(self.remote and self.remote.has(path))
+
+    def get(
+        self,
+        kind: str,
+        config: object,
+        compute: Callable[[Path], Tensors],
+        *,
+        version: int = 1,
+        label: str = "",
+    ) -> Artifact:
+        """The artifact of `config`, computed if it is not there or damaged.
+
+        Args:
+            kind: a folder name, such as "attack".
+            config: a frozen dataclass, dict or tuple: all that decides the result.
+            compute: gets a path where it may keep resumable state, returns tensors.
+            version: raise it when the meaning of `config` changes.
+            label: what to call it in the line that is said when it is made.
+        """
+        path = self.path(kind, config, version=version)
+        if (kept := patiently(path, lambda: self._read(path))) is not None:
+            return kept
+        started = time.monotonic()
+        try:
+            if self.remote:
+                self.remote.check()
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise AtsError(f"{path.parent} cannot be written: {error.strerror}") from None
+        with self.at_work():
+            tensors = compute(path.with_suffix(".state"))
+            check_kind(f"Store: {kind} is computed as", tensors, dict, "a dict of tensors")
+            # Copies, because two names may share memory, which safetensors refuses.
+            copies = {
+                name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()
+            }
+            seconds = time.monotonic() - started
+            facts = {
+                "kind": kind,
+                "version": version,
+                "config": plain(config),
+                "seconds": round(seconds, 2),
+            }
+            facts = self._write(path, copies, facts | _made(tensors))
+        self.say(f"made {kind} {label or path.stem} in {seconds:.0f} s")
+        return Artifact(copies, facts)
+
+    def _write(self, path: Path, tensors: Tensors, facts: dict) -> dict:
+        """The tensors, then the facts, which make an artifact look whole, here and at the address; those facts."""
+        write_atomically(path, lambda partial: save_file(tensors, partial))
+        facts |= {"sha256": patiently(path, lambda: digest(path))}
+        text = json.dumps(facts, indent=1, sort_keys=True)
+        if self.remote:
+            write_atomically(unsent(path), Path.touch)
+        write_atomically(path.with_suffix(".json"), lambda partial: partial.write_text(text))
+        self.publish(path)
+        patiently(path, lambda: path.with_suffix(".state").unlink(missing_ok=True))
+        return facts
+
+    def publish(self, path: Path) -> None:
+        """Send an artifact that lies in the folder to the address, if this store has one; `path` is its tensors'."""
+        if self.remote:
+            self.remote.push(path)
+
+    def _read(self, path: Path) -> Artifact | None:
+        if (kept := self._read_here(path)) or not self.remote or not self.remote.has(path):
+            return kept
+        if fault := self.remote.pull(path):
+            self.say(f"{self.address}/{name_of(path)}: {fault}; made again")
+            return None
+        return self._read_here(path)
+
+    def _read_here(self, path: Path) -> Artifact | None:
+        facts_path = path.with_suffix(".json")
+        if not facts_path.exists():  # never made, or killed before it was whole
+            return None
+        if fault := fault_of(path):
+            for file in filter(Path.exists, (path, facts_path)):
+                file.replace(file.with_name(f"{file.name}.corrupt"))
+            self.say(f"{path.name}: {fault}; set aside as {path.stem}.*.corrupt and made again")
+            return None
+        return Artifact(load_file(path), json.loads(facts_path.read_text()))
+
+    def entries(self) -> Iterator[tuple[Path, dict]]:
+        """Every artifact with its facts, newest last; unreadable facts are empty. From an address all are pulled."""
+        for name in self.remote.names() if self.remote else ():
+            if not (self.root / f"{name}.json").exists():
+                self.remote.pull(
+                    self.root / f"{name}.safetensors"
+                )  # what is damaged stays there, see `verify`
+        for facts_path in sorted(self.root.glob("*/*.json"), key=lambda p: p.stat().st_mtime):
+            try:
+                facts = json.loads(facts_path.read_text())
+            except ValueError:
+                facts = {}
+            yield facts_path.with_suffix(".safetensors"), facts if isinstance(facts, dict) else {}
+
+    def verify(self) -> list[str]:
+        """One line for each damaged artifact, in the folder and at the address; empty if all hashes hold."""
+        far = self.remote.names() if self.remote else ()
+        faults = {f"{self.address}/{name}": self.remote.fetch(name)[2] for name in far}
+        faults |= {
+            path.relative_to(self.root).as_posix(): fault_of(path) for path, _ in self.entries()
+        }
+        return [f"{name}: {fault}" for name, fault in faults.items() if fault]
+
+
+def _made(tensors: Tensors) -> dict:
+    """Where and when an artifact was made."""
+    device = next(
+        (value.device for value in tensors.values() if value.is_cuda), torch.device("cpu")
+    )
+    name = (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"CPU, {os.cpu_count()} cores"
+    )
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return {
+        "device": name,
+        "python": platform.python_version(),
+        "made": now,
+        "torch": torch.__version__,
+    }

@@ -1,0 +1,310 @@
+"""Units that look at every policy: attacks on all, longer ones on those that they find least of, and scores of all.
+
+A policy's number is its place in `enumerate_distinct`. Crops, flips, starts and what is drawn of a policy are those of
+`AttackUnit` with the same seed.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from atsbook.runs.attacks import CANDIDATES, AttackUnit, starts, transformed
+from atsbook.runs.networks import ModelUnit, OnModel, Unit, dataset, trained
+from atsbook.runs.scoring import unseen
+from atsbook.runs.store import Artifact, Store
+from atslib.attacks import GradientMatching, reconstruct
+from atslib.checkpoints import ADDED_SINCE
+from atslib.clients.observe import observe
+from atslib.clients.prepare import mean_prepared, to_images
+from atslib.measures.identification import identification
+from atslib.measures.metrics import psnr
+from atslib.policies.policy import Policy, enumerate_distinct
+from atslib.rng import rng
+from atslib.scores.scores import accuracy_score, area, gradsim_curves
+
+AT_ONCE = 64  # images in one batch of attacks
+FLOOR = 256  # training images, each transformed once, behind a policy's mean image
+
+
+@functools.cache
+def all_policies() -> tuple[Policy, ...]:
+    """The 20,439 distinct functions of up to three operations, by their numbers."""
+    return tuple(enumerate_distinct())
+
+
+def spaced(count: int) -> list[int]:
+    """So many policies by number, evenly spaced."""
+    return (
+        torch.linspace(0, len(all_policies()) - 1, count, dtype=torch.float64)
+        .round()
+        .long()
+        .tolist()
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rung:
+    """Attacks on so many policies, each on `each` of the test images `first` to `last` - 1, drawn for it.
+
+    All its images meet many policies, and no two policies need the same ones: what is found over all policies holds
+    for images like these, not for the few that a single policy has met.
+    """
+
+    attack: GradientMatching
+    policies: int
+    first: int
+    last: int
+    each: int
+    size: int  # policies in one unit of work
+    numbers: tuple[int, ...] = dataclasses.field(
+        default=(), metadata=ADDED_SINCE
+    )  # these policies, and no others
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Halving:
+    """Attacks on many policies: each rung takes those on that the one before found least of.
+
+    The first has so many of all policies, evenly spaced by number. Where no image belongs to two rungs, a policy's luck
+    in one does not reach the next.
+    """
+
+    model: ModelUnit
+    rungs: tuple[Rung, ...]
+    seed: int = 0
+
+    def units(self, rung: int) -> tuple["SweepUnit", ...]:
+        """A rung's units, in order."""
+        count, size = self.rungs[rung].policies, self.rungs[rung].size
+        return tuple(
+            SweepUnit(plan=self, rung=rung, low=low, high=min(low + size, count))
+            for low in range(0, count, size)
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SweepUnit(OnModel):
+    """Attacks on the policies at places `low` to `high` - 1 of a rung."""
+
+    kind: ClassVar[str] = "sweep"
+
+    plan: Halving
+    rung: int
+    low: int
+    high: int
+
+    @property
+    def model(self) -> ModelUnit:
+        """The attacked network."""
+        return self.plan.model
+
+    @property
+    def needs(self) -> tuple[Unit, ...]:
+        """The whole rung before, and the network where it is a trained one."""
+        before = self.plan.units(self.rung - 1) if self.rung else ()
+        return (*super().needs, *before)
+
+    @property
+    def title(self) -> str:
+        """Policies, images and steps."""
+        rung = self.plan.rungs[self.rung]
+        where = f"policies {self.low}-{self.high - 1} of rung {self.rung + 1}"
+        return f"{where}, {rung.each} images each, {rung.attack.steps} steps"
+
+    @property
+    def passes(self) -> float:
+        """Two nested gradients, seven passes, a step and image."""
+        rung = self.plan.rungs[self.rung]
+        return 7 * (self.high - self.low) * rung.each * rung.attack.evaluations
+
+    def make(self, store: Store, device: torch.device) -> Artifact:
+        """Attack, if it is not in the store."""
+        return swept(self, store, device)
+
+
+def numbers(unit: SweepUnit, store: Store, device: torch.device) -> list[int]:
+    """The unit's policies by number: of a later rung those with the least mean gain in the one before, least first."""
+    count, given = unit.plan.rungs[unit.rung].policies, unit.plan.rungs[unit.rung].numbers
+    if given:
+        return list(given[unit.low : unit.high])
+    if unit.rung == 0:
+        return spaced(count)[unit.low : unit.high]
+    before = [swept(each, store, device) for each in unit.plan.units(unit.rung - 1)]
+    number, image, gain = (
+        torch.cat([each[name] for each in before]) for name in ("number", "image", "gain")
+    )
+    # Rounded far below any difference that matters, so that no last bit decides who goes on.
+    order = adjusted(gain, image).mean(1).mul(1e6).round().sort(stable=True).indices
+    return number[order][unit.low : min(unit.high, count)].tolist()
+
+
+def adjusted(gain: Tensor, image: Tensor) -> Tensor:
+    """Gains in dB without what their images have to do with them: each minus its image's mean, plus the mean of all.
+
+    Args:
+        gain: (P, B), of policies on images.
+        image: (P, B), integers: which image each is of.
+    """
+    gain, (names, place) = gain.double(), image.unique(return_inverse=True)
+    count = torch.zeros(len(names), dtype=torch.float64).index_add_(
+        0, place.flatten(), torch.ones(place.numel()).double()
+    )
+    total = torch.zeros(len(names), dtype=torch.float64).index_add_(
+        0, place.flatten(), gain.flatten()
+    )
+    return gain - (total / count)[place] + gain.mean()
+
+
+def swept(unit: SweepUnit, store: Store, device: torch.device) -> Artifact:
+    """Attack each of the unit's policies on its images.
+
+    Tensors: `number` (P,) of the policies; (P, B) `image`, `gain` in dB over the mean of `FLOOR` training images after
+    crop, flip and policy, that mean's own PSNR `floor`, and `found`, whether the photograph is singled out among 100.
+    """
+
+    def compute(state: object) -> dict[str, Tensor]:
+        model = trained(unit.model, store, device)[0].eval()
+        chosen, rows = torch.tensor(numbers(unit, store, device)), []
+        for few in chosen.split(max(1, AT_ONCE // unit.plan.rungs[unit.rung].each)):
+            rows.append(_attacked(unit, model, few.tolist(), device))
+        joined = {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+        return {"number": chosen} | joined
+
+    return store.get(unit.kind, unit, compute, label=unit.title)
+
+
+def _images(unit: SweepUnit, number: int) -> Tensor:
+    """Which test images a policy meets, (B,), in their order."""
+    rung, seed = unit.plan.rungs[unit.rung], unit.plan.seed
+    drawn = torch.randperm(rung.last - rung.first, generator=rng(seed, "sweep", unit.rung, number))
+    return rung.first + drawn[: rung.each].sort().values
+
+
+def _attacked(
+    unit: SweepUnit, model: nn.Module, chosen: Sequence[int], device: torch.device
+) -> dict[str, Tensor]:
+    """(P, B) of these policies: image, gain, floor and found."""
+    name, plan, rung = unit.model.dataset, unit.plan, unit.plan.rungs[unit.rung]
+    policies = [all_policies()[number] for number in chosen]
+    rows = torch.stack([_images(unit, number) for number in chosen])
+    used = [
+        transformed(name, str(p), rung.last, seed=plan.seed)[r]
+        for p, r in zip(policies, rows, strict=True)
+    ]
+    target, images = to_images(torch.cat(used).to(device)), dataset(name, "test")
+    begin = starts(_as_attack(unit), model)[:, rows.flatten() - rung.first]
+    seen = observe(model, target, images.labels[rows.flatten()].to(device))
+    made = reconstruct(seen, rung.attack, rng=rng(plan.seed, "attack"), start=begin).images
+
+    floor = psnr(
+        _mean_images(name, policies, plan.seed).repeat_interleave(rung.each, 0).to(device), target
+    )
+    found = torch.empty(rows.numel(), dtype=torch.bool)
+    hundred = rows.flatten() // CANDIDATES
+    for number in hundred.unique().tolist():
+        own = hundred == number
+        candidates = to_images(images.pixels[number * CANDIDATES :][:CANDIDATES].to(device))
+        truth = (rows.flatten()[own] % CANDIDATES).to(device)
+        found[own] = (identification(made[own.to(device)], candidates, truth) == 1).cpu()
+    parts = {"gain": psnr(made, target) - floor, "floor": floor, "found": found}
+    return {"image": rows} | {key: value.cpu().view(rows.shape) for key, value in parts.items()}
+
+
+def _as_attack(unit: SweepUnit) -> AttackUnit:
+    rung, plan = unit.plan.rungs[unit.rung], unit.plan
+    return AttackUnit(
+        model=plan.model,
+        policy="",
+        attack=rung.attack,
+        first=rung.first,
+        last=rung.last,
+        seed=plan.seed,
+    )
+
+
+def _mean_images(name: str, policies: Sequence[Policy], seed: int) -> Tensor:
+    """The best guess of a server that knows each policy and sees no gradient, (P, C, H, W)."""
+    pixels = dataset(name, "train").pixels
+    streams = [rng(seed, "floor", name, str(policy)) for policy in policies]
+    return torch.cat(
+        [
+            mean_prepared(pixels, p, rng=g, most=FLOOR, draws=1)
+            for p, g in zip(policies, streams, strict=True)
+        ]
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SweepScores(OnModel):
+    """A score of the policies at places `low` to `high` - 1 of `count` evenly spaced ones.
+
+    Privacy scores are of the first test images, as attacks meet them; accuracy scores of images that none meets, as in
+    the search. `score` is "privacy" or "accuracy"; `points` are those of a privacy score's curve.
+    """
+
+    kind: ClassVar[str] = "sweep-scores"
+
+    model: ModelUnit
+    score: str
+    variants: tuple[str, ...]
+    images: int
+    count: int
+    low: int
+    high: int
+    points: int = 0
+    seed: int = 0
+
+    @property
+    def title(self) -> str:
+        """Which score, of what."""
+        which = f"{self.score} scores ({', '.join(self.variants)})"
+        return f"{which} of policies {self.low}-{self.high - 1}, {self.model.title}"
+
+    @property
+    def passes(self) -> float:
+        """Forward and backward, every point of a curve."""
+        return 3 * (self.high - self.low) * self.images * max(1, self.points)
+
+    def make(self, store: Store, device: torch.device) -> Artifact:
+        """Compute them, if they are not in the store."""
+        return swept_scores(self, store, device)
+
+
+def swept_scores(unit: SweepScores, store: Store, device: torch.device) -> Artifact:
+    """`scores` (variants, P, B): privacy, lower is more private, of B images; or accuracy of all in one, B = 1."""
+
+    def compute(state: object) -> dict[str, Tensor]:
+        model = trained(unit.model, store, device)[0].eval()
+        policies = [all_policies()[n] for n in spaced(unit.count)[unit.low : unit.high]]
+        score = _accuracy if unit.score == "accuracy" else _privacy
+        return {"scores": torch.stack([score(unit, model, policy) for policy in policies], 1)}
+
+    return store.get(unit.kind, unit, compute, label=unit.title)
+
+
+def _accuracy(unit: SweepScores, model: nn.Module, policy: Policy) -> Tensor:
+    images = unseen(unit.model.dataset)[: unit.images]
+    return torch.tensor(
+        [[accuracy_score(model, images, policy, variant=v, rng=unit.seed)] for v in unit.variants]
+    )
+
+
+def _privacy(unit: SweepScores, model: nn.Module, policy: Policy) -> Tensor:
+    name, like = unit.model.dataset, next(model.parameters())
+    pixels, labels = (
+        transformed(name, str(policy), unit.images, seed=unit.seed),
+        dataset(name, "test").labels,
+    )
+    stream = rng(unit.seed, "score start")
+    noise = torch.stack(
+        [torch.rand(pixels.shape[1:], generator=stream) for _ in range(unit.images)]
+    ).to(like)
+    seen = to_images(pixels.to(like.device)), labels[: unit.images].to(like.device)
+    curves = gradsim_curves(model, *seen, unit.variants, points=unit.points, start=noise)
+    return torch.stack(
+        [area(curve, name) for curve, name in zip(curves, unit.variants, strict=True)]
+    ).cpu()

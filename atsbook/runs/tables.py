@@ -1,0 +1,156 @@
+"""Tidy tables from artifacts: one row per image, one row per step, and where it all was made."""
+
+import dataclasses
+import datetime
+import functools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from atsbook.findings.result import NO_POLICY
+from atsbook.runs.attacks import AttackUnit, attacked
+from atsbook.runs.networks import ModelUnit, dataset, device_of, trained
+from atsbook.runs.settings import Settings
+from atsbook.runs.store import Artifact, Store
+from atslib.clients.prepare import mean_prepared, to_images
+from atslib.measures.metrics import psnr
+from atslib.rng import rng
+
+NOISES = 16  # pure-noise images behind `noise_floor`
+
+
+def label(policy: str) -> str:
+    """How tables name a policy."""
+    return policy or NO_POLICY
+
+
+@functools.lru_cache(maxsize=2)
+def mean_image(name: str) -> Tensor:
+    """Mean training image of a data set, (1, C, H, W) in [0, 1]: the best guess without a gradient."""
+    return dataset(name, "train").pixels.float().mean(0, keepdim=True) / 255
+
+
+@functools.lru_cache(maxsize=256)
+def policy_image(name: str, policy: str, crop_flip: bool) -> Tensor:
+    """Mean training image after crop, flip and policy, (1, C, H, W): the best guess of one who knows the policy."""
+    pixels = dataset(name, "train").pixels
+    return mean_prepared(pixels, policy, rng=rng(0, "floor", name, policy), crop_flip=crop_flip)
+
+
+def of_guess(guess: Tensor, images: Tensor) -> Tensor:
+    """PSNR in dB of one guess (1, C, H, W) against each of the images (B, C, H, W), all in [0, 1]: (B,)."""
+    return psnr(guess.expand_as(images).contiguous(), images)
+
+
+def floors(target: Tensor, unit: AttackUnit) -> dict[str, Tensor]:
+    """PSNR in dB of three guesses that need no gradient: mid-grey, the mean training image, and `policy_image`.
+
+    Args:
+        target: (B, C, H, W) uint8, what the client used.
+    """
+    images, name = to_images(target), unit.model.dataset
+    known = policy_image(name, unit.policy, unit.crop_flip)
+    guesses = {"grey": torch.full_like(images, 0.5), "mean": mean_image(name), "policy": known}
+    return {f"floor_{word}": of_guess(guess, images) for word, guess in guesses.items()}
+
+
+def image_rows(artifact: Artifact, unit: AttackUnit) -> pd.DataFrame:
+    """One row per image: policy, image, the metrics, three floors, `gain`, both ranks, `stuck`, and `regime`.
+
+    `floor_policy` is the PSNR in dB of the mean training image after crop, flip and policy. `gain` is the attack's
+    PSNR above it: what the gradient told an attacker who knows the policy; 0 is nothing. `rank_target` and
+    `rank_original` are 1 where the reconstruction singles out its own image among 100. An attack that is `stuck` never
+    left its start, so its PSNR is that of a start, not of an attack.
+    """
+    names = ("psnr", "psnr_original", "mse", "ssim", "cost")
+    table = pd.DataFrame({name: artifact[name].double().numpy() for name in names})
+    for name, guess in floors(artifact["target"], unit).items():
+        table[name] = guess.double().numpy()
+    table["gain"] = table["psnr"] - table["floor_policy"]
+    for name in ("rank_target", "rank_original", "stuck", "psnr_before"):
+        if name in artifact.tensors:  # the last of them is younger than most of the archive
+            table[name] = artifact[name].numpy()
+    table.insert(0, "image", range(unit.first, unit.last))
+    table.insert(0, "policy", label(unit.policy))
+    return table.assign(regime="trained" if unit.model.train else "initial")
+
+
+def attack_rows(
+    units: Mapping[object, AttackUnit], names: Sequence[str], settings: Settings, store: Store
+) -> tuple[pd.DataFrame, dict[object, Artifact]]:
+    """Attack all units: one row per unit and image, and the artifacts.
+
+    Args:
+        units: by a key, whose parts become the columns `names`.
+    """
+    artifacts = {
+        key: attacked(unit, store, device_of(settings.device)) for key, unit in units.items()
+    }
+    rows = [
+        image_rows(artifacts[key], unit).assign(**_named(names, key)) for key, unit in units.items()
+    ]
+    return pd.concat(rows, ignore_index=True), artifacts
+
+
+def accuracy_rows(
+    networks: Mapping[object, ModelUnit], names: Sequence[str], settings: Settings, store: Store
+) -> pd.DataFrame:
+    """Train all networks: one row each with `accuracy` in percent and `train`, its number of training images.
+
+    Args:
+        networks: by a key, whose parts become the columns `names`.
+    """
+    made = {
+        key: trained(unit, store, device_of(settings.device))[1] for key, unit in networks.items()
+    }
+    return pd.DataFrame(
+        _named(names, key) | {"accuracy": float(model["accuracy"]), "train": int(model["images"])}
+        for key, model in made.items()
+    )
+
+
+def _named(names: Sequence[str], key: object) -> dict[str, object]:
+    return dict(zip(names, key if isinstance(key, tuple) else (key,), strict=True))
+
+
+def curve_rows(artifact: Artifact, policy: str) -> pd.DataFrame:
+    """Cosine similarity of the gradients before each step that was kept; one row per step and image."""
+    steps, images = artifact["trace"].shape
+    return pd.DataFrame(
+        {
+            "policy": policy,
+            "iteration": artifact["trace_steps"].repeat_interleave(images).numpy(),
+            "image": list(range(images)) * steps,
+            "gradsim": 1 - artifact["trace"].flatten().double().numpy(),
+        }
+    )
+
+
+def provenance(settings: Settings, artifact: Artifact) -> dict[str, object]:
+    """Provenance for the banner; `made` is the day of the computation, not of the page."""
+    keys = ("device", "made", "torch", "python")
+    facts = dataclasses.asdict(settings) | {key: artifact.facts[key] for key in keys}
+    facts["made"] = datetime.datetime.fromisoformat(facts["made"]).date().isoformat()
+    images = dataset(settings.dataset, "train")
+    return facts | {"train": len(images), "note": images.note}
+
+
+def attacked_facts(unit: AttackUnit) -> dict[str, object]:
+    """What the banner says of an attack: network and its training, images and steps."""
+    train = unit.model.train
+    facts = {
+        "model": unit.model.model,
+        "fraction": unit.model.fraction,
+        "epochs": train.epochs if train else 0,
+    }
+    return facts | {"images": unit.last - unit.first, "steps": getattr(unit.attack, "steps", 0)}
+
+
+def noise_floor(target: Tensor, seed: int) -> np.ndarray:
+    """Mean PSNR in dB of `NOISES` images of uniform noise against each target (B, C, H, W) uint8: (B,)."""
+    images = to_images(target)
+    noise = torch.rand((NOISES, *images.shape), generator=rng(seed, "floor noise"))
+    return torch.stack([psnr(guess, images) for guess in noise]).mean(0).double().numpy()

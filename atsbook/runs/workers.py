@@ -1,0 +1,148 @@
+"""Where units of work are done: processes of this machine, this process beside a GPU, or the workers of a Dask cluster.
+
+Each is a `concurrent.futures.Executor` with the number of units that it takes at once.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor
+
+import torch
+
+from atslib.errors import AtsError
+from atslib.gradients.cpu import keep_memory, keep_to_one_core
+
+LOST = (BrokenExecutor, CancelledError)  # what a call ends with whose worker or scheduler went away
+GPU = "GPU"  # the resource that a worker with a GPU declares, one unit of it each
+PATIENCE = 60.0  # seconds that a scheduler may be away
+
+Workers = tuple[Executor, Callable[[], int]]
+
+
+def at_once(device: torch.device, jobs: int | None) -> int:
+    """How many units are computed at once: as asked, else one per core, or one on a GPU."""
+    return jobs or (1 if device.type == "cuda" else os.cpu_count() or 1)
+
+
+def count(device: torch.device, jobs: int | None, scheduler: str | None) -> int:
+    """How many units are computed at once there: by a cluster as many as it takes now, started or not."""
+    if scheduler in (None, "local"):
+        return at_once(device, jobs)
+    with workers(device, jobs, scheduler, lambda line: None) as (_, slots):
+        return slots()
+
+
+@contextlib.contextmanager
+def workers(
+    device: torch.device, jobs: int | None, scheduler: str | None, say: Callable[[str], None]
+) -> Iterator[Workers]:
+    """An executor, and a function that says how many units it takes at once now.
+
+    Args:
+        scheduler: None, `local` or the address of a Dask scheduler, such as `tcp://10.0.0.5:8786`.
+        say: receives the line with the dashboard's address.
+    Raises:
+        AtsError: Dask is not installed, or there is no scheduler at that address.
+        BrokenExecutor: a worker was lost, and Dask has given up on the unit that it was at.
+    """
+    if scheduler:
+        with _cluster(scheduler, device, jobs, say) as found:
+            yield found
+        return
+    with Here() if device.type == "cuda" else _processes(at_once(device, jobs)) as pool:
+        yield pool, lambda: at_once(device, jobs)
+
+
+class Here(Executor):
+    """Does what is submitted at once and in this process: a GPU has one user at a time."""
+
+    def submit(self, call: Callable, /, *args: object) -> Future:
+        future: Future = Future()
+        try:
+            future.set_result(call(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+def _processes(jobs: int) -> Executor:
+    return ProcessPoolExecutor(
+        jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_begin_worker
+    )
+
+
+def _begin_worker() -> None:
+    """One thread and kept memory; and a worker whose runner is killed ends at once, instead of waiting for ever."""
+    keep_memory()
+    keep_to_one_core()
+
+    def watch() -> None:
+        multiprocessing.parent_process().join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+@contextlib.contextmanager
+def _cluster(
+    scheduler: str, device: torch.device, jobs: int | None, say: Callable[[str], None]
+) -> Iterator[Workers]:
+    try:
+        from distributed import Client, KilledWorker  # an extra
+    except ImportError:
+        raise AtsError(
+            f"--scheduler {scheduler} needs Dask: pip install 'atslib[cluster]'"
+        ) from None
+    with contextlib.ExitStack() as stack:
+        address = stack.enter_context(_local(device, jobs)) if scheduler == "local" else scheduler
+        try:
+            client = stack.enter_context(Client(address, timeout=PATIENCE, set_as_default=False))
+        except (OSError, ValueError) as error:
+            raise AtsError(
+                f"--scheduler {scheduler}: no Dask scheduler answers there ({error}); give local or its address, "
+                "such as tcp://10.0.0.5:8786"
+            ) from None
+        say(f"Dask's dashboard: {client.dashboard_link}")
+
+        def slots() -> int:
+            """One unit a thread; where workers declare GPUs, one a GPU. At least one, which then waits for a worker."""
+            try:
+                found = client.scheduler_info(n_workers=-1)["workers"].values()
+            except (
+                OSError,
+                RuntimeError,
+            ) as error:  # the scheduler went away, or so long ago that the client closed
+                raise BrokenExecutor(str(error)) from None
+            gpus = sum(worker["resources"].get(GPU, 0) for worker in found)
+            return max(1, int(gpus or sum(worker["nthreads"] for worker in found)))
+
+        with contextlib.suppress(TimeoutError):
+            client.wait_for_workers(1, timeout=PATIENCE)
+        on_gpus = any(
+            GPU in worker["resources"]
+            for worker in client.scheduler_info(n_workers=-1)["workers"].values()
+        )
+        try:
+            yield client.get_executor(pure=False, resources={GPU: 1} if on_gpus else None), slots
+        except KilledWorker as error:
+            raise BrokenExecutor(str(error)) from None
+
+
+@contextlib.contextmanager
+def _local(device: torch.device, jobs: int | None) -> Iterator[object]:
+    """A cluster of this machine: a worker with one thread for each core, or one for each GPU."""
+    from distributed import Nanny, Scheduler, SpecCluster
+
+    gpus = range(torch.cuda.device_count() if device.type == "cuda" else 0)
+    each = [{"env": {"CUDA_VISIBLE_DEVICES": str(i)}, "resources": {GPU: 1}} for i in gpus] or [
+        {}
+    ] * at_once(device, jobs)
+    spec = {
+        i: {"cls": Nanny, "options": {"nthreads": 1, **options}} for i, options in enumerate(each)
+    }
+    options = {"host": "127.0.0.1", "dashboard_address": ":0"}
+    with SpecCluster(spec, {"cls": Scheduler, "options": options}, silence_logs=50) as cluster:
+        yield cluster

@@ -1,0 +1,143 @@
+"""The seven claims, and the table that answers them from published numbers and stored results."""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from atsbook.findings.reported import reported
+from atsbook.findings.result import NO_POLICY, Verdict
+from atslib.data.load import is_drawn
+from atslib.errors import AtsError
+from atslib.files import write_atomically
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """A claim in one sentence, its page, and the published numbers that stand for it in the answer table.
+
+    `figures` are (table or figure, policy, metric) in `reported.csv`; `form` puts them into words.
+    """
+
+    number: int
+    page: str
+    sentence: str
+    form: str = "–"
+    figures: tuple[tuple[str, str, str], ...] = ()
+
+
+_HYBRID = "hybrid:3-1-7+43-18-18"
+CLAIMS = (
+    Claim(
+        1,
+        "claim1_privacy",
+        "Searched policies lower the attack's PSNR and keep the accuracy",
+        "{:.2f} → {:.2f} dB, {:.1f} → {:.1f} %",
+        tuple(
+            ("Table 1a", p, m)
+            for m in ("PSNR_dB", "val_accuracy_pct")
+            for p in (NO_POLICY, _HYBRID)
+        ),
+    ),
+    Claim(
+        2,
+        "claim2_generality",
+        "They hold against six attacks",
+        "mean of six: {:.2f} → {:.2f} dB",
+        (("Table 2", NO_POLICY, "PSNR_dB"), ("Table 2", _HYBRID, "PSNR_dB")),
+    ),
+    Claim(
+        3,
+        "claim3_transfer",
+        "They transfer to another data set (Fashion-MNIST)",
+        "{:.2f} → {:.2f} dB",
+        (("Table 4a", NO_POLICY, "PSNR_dB"), ("Table 4a", _HYBRID, "PSNR_dB")),
+    ),
+    Claim(4, "claim4_efficiency", "They hardly slow training"),
+    Claim(5, "claim5_semantics", "They hide what shallow layers see"),
+    Claim(6, "claim6_transformations", "A few of the 50 transformations do most of the work"),
+    Claim(
+        7,
+        "claim7_correlation",
+        "The privacy score predicts the attack's success",
+        "r = {:.3f}",
+        (("", "", "pearson_r(S_pri,PSNR)"),),
+    ),
+)
+
+
+def _published(claim: Claim, source: str) -> str:
+    """The numbers of a claim as one group printed them; a dash where there is none."""
+    rows = reported(source=source)
+    values = []
+    for table, policy, metric in claim.figures:
+        chosen = rows[rows["metric"] == metric]
+        if table:
+            chosen = chosen[
+                (chosen["table_or_figure"] == table) & (chosen["policy_or_defense"] == policy)
+            ]
+        values.append(chosen["value"].mean())
+    return claim.form.format(*values) if values and np.isfinite(values).all() else "–"
+
+
+def stored(page: str, results: Path) -> Iterator[tuple[Path, dict]]:
+    """The folders and facts of a page's stored results on real data, the largest profile first."""
+    for profile in ("full", "laptop"):
+        # The claims are about CIFAR-100: another data set counts only where that is missing.
+        folders = sorted(
+            (Path(results) / page).glob(f"*-{profile}"), key=lambda f: ("cifar100" not in f.name, f)
+        )
+        for folder in folders:
+            if (
+                not is_drawn(folder.name.removesuffix(f"-{profile}"))
+                and (folder / "facts.json").exists()
+            ):
+                yield folder, json.loads((folder / "facts.json").read_text())
+
+
+def newest(page: str, results: Path) -> tuple[Path, dict] | None:
+    """The first of `stored`; None if there is none."""
+    return next(stored(page, results), None)
+
+
+def measured(claim: Claim, results: Path) -> tuple[Verdict, dict] | None:
+    """The verdict and facts of a claim's `newest` result."""
+    result = newest(claim.page, results)
+    return result and (Verdict(**json.loads((result[0] / "verdict.json").read_text())), result[1])
+
+
+def _here(verdict: Verdict, facts: dict) -> tuple[str, str]:
+    """What was measured on untrained networks, where attacks work, and on trained ones; a dash where nothing was."""
+    size = f"(n={facts['images']}, {facts['model']}, {facts['profile']})"
+    words = f"{verdict.here or '–'} {size}"
+    return (words, verdict.trained or "–") if not facts["epochs"] else ("–", words)
+
+
+def answers(results: Path, *, link: str = "book/results/{}.ipynb") -> str:
+    """The answer table in Markdown: one row per claim, made from the stored verdicts."""
+    lines = [
+        "| Claim | Paper | Replication | Here, untrained | Here, trained | Verdict |",
+        "|---|---|---|---|---|---|",
+    ]
+    for claim in CLAIMS:
+        paper, replication = _published(claim, "ats"), _published(claim, "replication")
+        name, here, status = f"{claim.number}. {claim.sentence}", ("–", "–"), "not measured yet"
+        if result := measured(claim, results):
+            verdict, facts = result
+            name = f"[{name}]({link.format(claim.page)})"
+            here = _here(verdict, facts)
+            scale = "" if facts["profile"] == "full" else " at this scale"
+            status = f'<span class="verdict" data-status="{verdict.status}">{verdict.status}{scale}</span>'
+        lines.append(f"| {name} | {paper} | {replication} | {' | '.join(here)} | {status} |")
+    return "\n".join(lines) + "\n"
+
+
+def insert_answers(path: Path, table: str) -> None:
+    """Put the answer table between the `<!-- answers -->` marks of a Markdown file."""
+    text, mark = path.read_text() if path.exists() else "", "<!-- answers -->"
+    if text.count(mark) != 2:
+        raise AtsError(f"{path} must hold two lines {mark}: the answer table goes between them")
+    head, _, tail = text.split(mark)
+    write_atomically(path, lambda partial: partial.write_text(f"{head}{mark}\n{table}{mark}{tail}"))

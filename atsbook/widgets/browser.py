@@ -1,0 +1,151 @@
+"""The payload of an attack that runs in the reader's browser, and what stands for it where no script runs."""
+
+import base64
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from atsbook.figures import plots
+from atsbook.figures.sheets import sheet
+from atsbook.pages.explorer import HYBRID, POLICIES, Explorer, trained_small
+from atsbook.runs.networks import ModelUnit, dataset, network, trained
+from atsbook.runs.settings import Settings
+from atsbook.runs.store import Store
+from atsbook.runs.table1 import RANDOM, SEARCHED
+from atsbook.widgets import data, html
+from atsbook.widgets.browser_graph.graph import attack_graph
+from atsbook.widgets.explorer import still
+from atsbook.widgets.figures import Figure
+from atslib.attacks import ATTACKS, GradientMatching
+from atslib.clients.prepare import mean_prepared, streams, to_images, transform
+from atslib.rng import rng
+
+OWN = 96  # training images in the page, the server's: what it knows of a policy that the reader composes
+TRIED = 3  # the test image of the small form, of CIFAR-100 a mushroom
+TRIAL = (RANDOM, SEARCHED[0], HYBRID)
+LINE = (
+    "This is the real attack, computed on your device: {what} Neither is it a measurement: the numbers of this book "
+    "are means over many images. Pictures are neither cropped nor flipped here."
+)
+UNTRAINED = (
+    "an untrained LeNet, which is what a server can do in the first round. At the end of their training "
+    "the large networks of this book give less away."
+)
+TRAINED = (
+    "a LeNet with ReLU, trained for {epochs} epochs on {images:,} images without a policy, which is what a server can "
+    "do in a later round. It is not a good network, with {right:.1f} % of the test images right."
+)
+
+
+def preset(title: str, detail: str, attack: GradientMatching, *, knows: bool) -> dict:
+    """What the page needs of an attack, with a sentence of `detail`."""
+    settings = {name: getattr(attack, name) for name in ("lr", "tv", "steps", "schedule")}
+    return {"title": title, "detail": detail, "knows": knows} | settings
+
+
+PRESETS = [
+    preset(
+        "As published",
+        "Inverting Gradients, Adam and TV;\nknows nothing of the policy",
+        dataclasses.replace(ATTACKS["adam-cosine-tv"], steps=1000),
+        knows=False,
+    ),
+    preset(
+        "Knows the policy",
+        "annealed Adam, less TV;\nthen undoes what was drawn",
+        ATTACKS["annealed-lenet"],
+        knows=True,
+    ),
+]
+
+
+def mean_of(pixels: Tensor, policy: str, seed: int) -> str:
+    """The library's floor, the mean of training images after the policy, as bytes in base64."""
+    mean = mean_prepared(pixels, policy, rng=rng(seed, "floor", policy), crop_flip=False)
+    return base64.b64encode((255 * mean).round().to(torch.uint8).numpy().tobytes()).decode()
+
+
+def payload(settings: Settings, store: Store, *, images: int) -> dict:
+    """Pictures, operations, the traced step of each network with its weights, and the workers' script.
+
+    The networks are the untrained LeNet of the explorer's first round and the trained one of extension 6, with
+    weights rounded to 16 bits.
+    """
+    train = dataset(settings.dataset, "train")
+    taken = torch.randperm(len(train.pixels), generator=rng(settings.seed, "own"))[:OWN]
+    known = to_images(train.pixels[taken])[None]
+    named = {policy: title for policy, title in POLICIES.items() if policy}
+    made = _common(settings, range(images), named)
+    return made | {
+        "networks": [*made["networks"], _trained(settings, store)],
+        "start": HYBRID,
+        "presets": PRESETS,
+        "own": html.data_uri(sheet(known, 50), "image/webp"),
+    }
+
+
+def _common(settings: Settings, images: Sequence[int], policies: dict[str, str]) -> dict:
+    """What the attack and its small form have in common."""
+    test, train = dataset(settings.dataset, "test"), dataset(settings.dataset, "train")
+    model = network(
+        ModelUnit(
+            dataset=settings.dataset, model="lenet", fraction=1.0, train=None, seed=settings.seed
+        )
+    )
+    return data.pictures(settings, images) | {
+        "where": f"{settings.dataset}, LeNet",
+        "labels": test.labels[list(images)].tolist(),
+        "operations": data.operations(),
+        "policies": policies,
+        "means": {
+            policy: mean_of(train.pixels, policy, settings.seed) for policy in ("", *policies)
+        },
+        "networks": [_choice("Untrained: the first round", UNTRAINED, model, settings)],
+        "worker": html.source("runner.js", "operations.js", "undo.js", "worker.js"),
+    }
+
+
+def _choice(title: str, what: str, model: nn.Module, settings: Settings) -> dict:
+    """A network that the page can attack, with the sentences above the form, which say `what` it is."""
+    test = dataset(settings.dataset, "test")
+    graph = attack_graph(model, tuple(test.pixels.shape[1:]), test.num_classes, weights="f16")
+    return {"title": title, "line": LINE.format(what=what), "graph": graph}
+
+
+def _trained(settings: Settings, store: Store) -> dict:
+    """The trained network of the page, from the store."""
+    unit = trained_small(settings)
+    model, artifact = trained(unit, store, torch.device("cpu"))
+    size, right = (
+        round(unit.fraction * len(dataset(settings.dataset, "train"))),
+        artifact.tensors["accuracy"].item(),
+    )
+    what = TRAINED.format(epochs=unit.train.epochs, images=size, right=right)
+    return _choice("Trained: a later round", what, model, settings)
+
+
+def attack(result: Explorer, settings: Settings, store: Store) -> Figure:
+    """The attack on the explorer's test images; where no script runs, the explorer's own first round."""
+    alt = "Test images, what the client used and what the attacker found in the first round, without and with a policy"
+    return Figure(
+        "attack",
+        payload(settings, store, images=len(result.payload["images"])),
+        still(result.payload),
+        alt,
+    )
+
+
+def trial(settings: Settings) -> Figure:
+    """The small form: one test image, three policies, the published attack; without scripts what they make of it."""
+    pixels = dataset(settings.dataset, "test").pixels[TRIED : TRIED + 1]
+    named = {policy: POLICIES[policy] for policy in TRIAL}
+    made = _common(settings, [TRIED], named) | {"start": HYBRID, "presets": PRESETS[:1]}
+    draws = {policy: streams(settings.seed, "trial", policy) for policy in TRIAL}
+    rows = {
+        policy: transform(pixels, policy, rng=pair, crop_flip=False)
+        for policy, pair in draws.items()
+    }
+    alt = "A test image, and what three policies make of it"
+    return Figure("trial", made, html.png(plots.sheet({"original": pixels} | rows)), alt)

@@ -1,0 +1,224 @@
+"""Data of the figures that a reader touches on the pages of claims 6 and 7 and of all policies, as JSON holds it."""
+
+import base64
+from collections.abc import Iterable
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from atsbook.figures.sheets import brief, fitting, sheet, signed, spoken
+from atsbook.figures.sheets import payload as with_files
+from atsbook.findings import statistics as agreement
+from atsbook.findings.result import Result
+from atsbook.pages import claim6_transformations, claim7_correlation, ext10_all_policies
+from atsbook.pages.explorer import IMAGES
+from atsbook.runs.attacks import attacked
+from atsbook.runs.networks import dataset, device_of
+from atsbook.runs.scoring import ScoreUnit, scored
+from atsbook.runs.settings import Settings
+from atsbook.runs.store import Store
+from atsbook.runs.tables import label
+from atslib.clients.prepare import to_images
+from atslib.policies.differentiable import SIGNED
+from atslib.policies.operations import apply
+from atslib.policies.policy import CANONICAL, OPS, Policy, magnitude
+
+EXAMPLE = 5  # the test image that shows what each operation does; of CIFAR-100 a tulip
+SHOWN = 2  # attacked images behind a point of the scatter
+BUDGET = 300_000  # bytes of the scatter's reconstructions
+SCORE_CALL = 'atslib.privacy_score(model, images, atslib.Policy.parse("{}"), rng=atslib.rng(0))'
+
+
+def operations() -> list[dict]:
+    """The 50 as a script applies them: kernel and magnitude, and their words with either sign."""
+    return [
+        {
+            "name": op.name,
+            "magnitude": magnitude(op),
+            "words": spoken(Policy((index,)).names()),
+            "drawn": [signed((index,), (sign,)) for sign in (1, -1)],
+            "signed": op.name in SIGNED and op.level > 0,
+        }
+        for index, op in enumerate(OPS)
+    ]
+
+
+def pictures(settings: Settings, indices: Iterable[int]) -> dict:
+    """Test images: `size` (C, H, W), `images`, their class names, and `pixels`, their bytes in base64."""
+    images = dataset(settings.dataset, "test")
+    chosen = images[list(indices)]
+    return {
+        "size": list(chosen.pixels.shape[1:]),
+        "images": [images.class_names[i].replace("_", " ") for i in chosen.labels.tolist()],
+        "pixels": base64.b64encode(chosen.pixels.contiguous().numpy().tobytes()).decode(),
+    }
+
+
+def _where(settings: Settings) -> str:
+    return f"{settings.dataset}, profile {settings.profile}"
+
+
+# --- claim 6 ------------------------------------------------------------------------------------------------
+
+
+def ranking(settings: Settings, table: pd.DataFrame, reference: float) -> dict:
+    """One row per transformation of `claim6_transformations.ranking`, and an image to show each on."""
+    words = {"id": int, "n": int, "rank": int, "rank low": int, "rank high": int, "same as": str}
+    rows = table.rename_axis("id").reset_index()
+    numbers = {
+        name: [brief(value) for value in rows[name]]
+        for name in ("s_pri", "low", "high", "in top five")
+    }
+    whole = {name: [kind(value) for value in rows[name]] for name, kind in words.items()}
+    columns = whole | numbers
+    example = min(EXAMPLE, len(dataset(settings.dataset, "test")) - 1)
+    return {
+        "where": _where(settings),
+        "operations": operations(),
+        "reference": brief(reference),
+        "rows": [
+            dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
+        ],
+    } | pictures(settings, [example])
+
+
+def builder(settings: Settings, store: Store) -> dict:
+    """Twelve images, the operations, and every curve and score of the page: single operations, and whole policies."""
+    units = claim6_transformations.units(settings)
+    singles, whole = (units[name] for name in ("fixed", "policies"))
+    device = device_of(settings.device)
+    return {
+        "where": _where(settings),
+        "operations": operations(),
+        "canonical": list(CANONICAL),
+        "presets": {label(policy): title for policy, title in claim6_transformations.BUILT.items()},
+        "start": "3-1-7",
+        "n": singles.images,
+        "scored": [row for unit in (whole, singles) for row in _curves(unit, store, device)],
+        "call": SCORE_CALL,
+    } | pictures(settings, range(min(IMAGES, len(dataset(settings.dataset, "test")))))
+
+
+def _curves(unit: ScoreUnit, store: Store, device: torch.device) -> list[dict]:
+    """Each policy's similarity of gradients and its score, means over images."""
+    artifact = scored(unit, store, device)
+    scores, curves = (artifact[name].double().mean(1).tolist() for name in ("scores", "curves"))
+    rows = zip(unit.policies, scores, curves, strict=True)
+    return [
+        {"id": p, "s_pri": brief(s), "curve": [brief(v) for v in curve]} for p, s, curve in rows
+    ]
+
+
+def steps(payload: dict, *, columns: int = 6) -> dict[str, Tensor]:
+    """Rows of images for `plots.sheet`: originals, and what each operation of the first policy makes of them."""
+    raw = torch.frombuffer(bytearray(base64.b64decode(payload["pixels"])), dtype=torch.uint8)
+    pixels = raw.view(-1, *payload["size"])[:columns]
+    rows = {"original": pixels}
+    for place, index in enumerate(Policy.parse(payload["start"]).ids, 1):
+        rows[f"{place}. {payload['operations'][index]['drawn'][0]}"] = pixels = apply(index, pixels)
+    return rows
+
+
+# --- claim 7 ------------------------------------------------------------------------------------------------
+
+
+def scatter(settings: Settings, store: Store, result: Result) -> dict:
+    """One point per policy and network, and sheets of what its clients used and what the attacker found.
+
+    The sheet `images.webp` has a row of originals; in `client.webp` and `found.webp` a row is an image and a column a
+    policy, in the order of `points`.
+    """
+    table, device = result.tables["policies"], device_of(settings.device)
+    attacks = claim7_correlation.attacks(settings)
+    artifacts = [attacked(unit, store, device) for unit in attacks.values()]
+    few = slice(0, min(SHOWN, claim7_correlation.count(settings)))
+    client, recovered = (
+        torch.stack([a[name][few] for a in artifacts], 1) for name in ("target", "reconstruction")
+    )
+    rows = [table[table["policy"] == policy] for policy in attacks]
+    networks = claim7_correlation.networks_of(table)
+    images = dataset(settings.dataset, "test")
+    index = {
+        "where": _where(settings),
+        "size": list(client.shape[2:]),
+        "images": [
+            images.class_names[i].replace("_", " ") for i in artifacts[0]["labels"][few].tolist()
+        ],
+        "n": claim7_correlation.count(settings),
+        "networks": [{"name": name, "r": _pearson(table, name)} for name in networks],
+        "main": networks.index(result.facts["main"]),
+        "points": [
+            {
+                "id": policy,
+                "words": spoken(Policy.parse(policy).names()),
+                "score": [brief(own[f"s_pri {name}"].mean()) for name in networks],
+                "psnr": brief(own["psnr"].mean()),
+                "noise": brief(own["floor_noise"].mean()),
+                "each": [brief(value) for value in own["psnr"].iloc[few]],
+            }
+            for policy, own in zip(attacks, rows, strict=True)
+        ],
+    }
+    original = artifacts[0]["original"][few][None]
+    clients = {"images.webp": _sheet(original, 90), "client.webp": _sheet(client, 90)}
+    return with_files(index, clients | fitting({"found.webp": recovered}, BUDGET))
+
+
+def _sheet(pixels: Tensor, quality: int) -> bytes:
+    return sheet(to_images(pixels), quality)
+
+
+def _pearson(table: pd.DataFrame, network: str) -> str:
+    """Pearson's r of the policies' means with its interval, in words."""
+    score, success = claim7_correlation.matrices(table, f"s_pri {network}", "psnr")
+    low, high = agreement.correlation_interval(agreement.pearson, score, success)
+    return f"{agreement.pearson(score.mean(1), success.mean(1)):+.2f} [{low:+.2f}, {high:+.2f}]".replace(
+        "-", "−"
+    )
+
+
+# --- all policies -------------------------------------------------------------------------------------------
+
+
+def atlas(settings: Settings, result: Result) -> dict:
+    """Every policy's scores and gains, 16 bits each, by its number; the operations that they are made of; names."""
+    table, index = (
+        result.tables["policies"],
+        {policy: i for i, policy in enumerate(result.tables["policies"]["policy"])},
+    )
+    ids = [index for index, canonical in enumerate(CANONICAL) if index == canonical]
+    known = {
+        str(Policy.parse(name).canonical()): name
+        for name in ext10_all_policies.single_policies(result)
+    }
+    scores = {"Accuracy score": table["accuracy, code"]}
+    scores = {
+        words.capitalize(): table[name] for name, words in ext10_all_policies.SCORES.items()
+    } | scores
+    return {
+        "where": _where(settings),
+        "ids": ids,
+        "words": [spoken(Policy((i,)).names()) for i in ids],
+        "canonical": [None if i is None else ids.index(i) for i in CANONICAL],
+        "numbers": ext10_all_policies.places(result),
+        "x": [_sixteen(name, values.to_numpy()) for name, values in scores.items()],
+        "y": [
+            _sixteen(name, values) for name, values in ext10_all_policies.heights(result).items()
+        ],
+        "published": [{"id": own, "name": name} for own, name in known.items() if own in index],
+        "start": "3-1-7",
+    }
+
+
+def _sixteen(name: str, values: np.ndarray) -> dict:
+    """Numbers as whole ones from 0 to 65,535 between `low` and `high`, little-endian, in base64."""
+    low, high = float(values.min()), float(values.max())
+    whole = np.round((values - low) / ((high - low) or 1) * 65_535).astype("<u2")
+    return {
+        "name": name,
+        "low": brief(low),
+        "high": brief(high),
+        "bits": base64.b64encode(whole.tobytes()).decode(),
+    }

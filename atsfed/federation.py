@@ -1,0 +1,174 @@
+"""What a federation trains, and what one of its clients answers in one round."""
+
+import dataclasses
+import functools
+
+import torch
+from torch import Tensor, nn
+
+from atsfed.shards import dirichlet_shards, equal_shards
+from atslib.clients.defenses.defense import Defense, Transformation
+from atslib.clients.observe import observe
+from atslib.clients.prepare import to_images, transform
+from atslib.clients.updates import LocalTraining, observe_weights
+from atslib.clients.view import Observed, ThreatModel
+from atslib.data.load import Images, load
+from atslib.errors import AtsError, check_types, choose
+from atslib.models import build_model
+from atslib.rng import rng
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Federation:
+    """Everything that decides a run: two runs of one federation give the same weights, wherever their clients are.
+
+    Attributes:
+        dataset, model: names for `load` and `build_model`.
+        split: of the data set, whose images are dealt out: "train" or "test".
+        victim: as of `ThreatModel`. In "eval" mode an untrained network with batch normalization does not learn; in
+            "train" mode each client uses its own batch's statistics, which it does not share.
+        clients: participants; each answers in every round.
+        alpha: of the Dirichlet distribution by which classes are dealt out; 0: equal shards. Each client has at least
+            `batch` images.
+        rounds: how often the server sends its weights and gets answers.
+        batch: images of one answer, drawn anew in each round; 0: all that a client has.
+        lr: of the server's step along the mean gradient; of a local training it is `LocalTraining.lr`.
+        local: training of each client before it answers (FedAvg); None: one gradient (FedSGD).
+        defense: text of a `Defense`, which every client applies; with local training a policy, or none.
+        crop_flip: random crop and flip before it.
+        fraction: share of the training set that is dealt out.
+        seed: of weights, shards, batches and all draws.
+    Raises:
+        AtsError: a defense that is unknown, or that local training does not take; a number out of range.
+    """
+
+    dataset: str = "cifar10"
+    model: str = "convnet-16"
+    split: str = "train"
+    victim: str = "train"
+    clients: int = 10
+    alpha: float = 0.0
+    rounds: int = 1
+    batch: int = 0
+    lr: float = 0.1
+    local: LocalTraining | None = None
+    defense: str = ""
+    crop_flip: bool = False
+    fraction: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        choose("Federation.split", self.split, ("train", "test"))
+        choose("Federation.victim", self.victim, ("eval", "train"))
+        for field, least in (("clients", 1), ("rounds", 1), ("batch", 0)):
+            if getattr(self, field) < least:
+                raise AtsError(
+                    f"Federation.{field}={getattr(self, field)} must be at least {least}"
+                )
+        if self.alpha < 0 or not self.lr > 0 or not 0 < self.fraction <= 1:
+            raise AtsError(f"{self}: alpha must be at least 0, lr above 0, fraction in (0, 1]")
+        parts = Defense.parse(self.defense).parts
+        if self.local and not all(isinstance(part, Transformation) for part in parts):
+            raise AtsError(
+                f"Federation.defense={self.defense!r}: with local training it must be a policy, or none"
+            )
+
+    @property
+    def kind(self) -> str:
+        """What a client shares, of `Update.kind`: a "gradient", or the "difference" that its training made."""
+        return "difference" if self.local else "gradient"
+
+    def threat(self, images: int) -> ThreatModel:
+        """What the server knows of an answer of so many images: no labels, no statistics of their batch."""
+        statistics = "known" if self.victim == "eval" else "unknown"
+        return ThreatModel(
+            labels="restored", batch=images, victim=self.victim, batch_norm=statistics
+        )
+
+    @property
+    def most(self) -> int:
+        """The largest number of images that one answer can be of."""
+        return self.batch or len(_dealt(self)[1])
+
+    def network(self) -> nn.Sequential:
+        """The network with its first weights, as all participants know it."""
+        images = _whole(self.dataset, self.split)
+        channels, size = images.pixels.shape[1:3]
+        stream = rng(self.seed, "weights", self.model)
+        return build_model(
+            self.model, images.num_classes, channels, norm=self.dataset, image_size=size, rng=stream
+        )  # fmt: skip
+
+    def shard(self, client: int) -> Images:
+        """The images of one client, a number from 0 to `clients` - 1."""
+        if not 0 <= client < self.clients:
+            raise AtsError(f"client {client} is none of {self.clients}; they are numbered from 0")
+        return _dealt(self)[0][client]
+
+    def held_out(self) -> Images:
+        """The images of the split that no client has; none if `fraction` is 1."""
+        return _dealt(self)[2]
+
+
+@functools.lru_cache(maxsize=4)
+def _whole(name: str, split: str) -> Images:
+    return load(name, split)
+
+
+@functools.lru_cache(maxsize=4)
+def _dealt(federation: Federation) -> tuple[tuple[Images, ...], Images, Images]:
+    """The clients' images, those of all together, and the others."""
+    f, stream = federation, rng(federation.seed, "shards")
+    dealt, rest = _whole(f.dataset, f.split).split_off(f.fraction, rng=rng(f.seed, "subset"))
+    if f.alpha:
+        shards = dirichlet_shards(
+            dealt.labels, f.clients, alpha=f.alpha, rng=stream, least=max(1, f.batch)
+        )
+    else:
+        shards = equal_shards(dealt.labels, f.clients, rng=stream)
+    return tuple(dealt[rows] for rows in shards), dealt, rest
+
+
+def taken(federation: Federation, client: int, number: int) -> tuple[Tensor, Tensor]:
+    """Pixels (B, C, H, W) uint8 and labels (B,) of a client's answer in a round, before its defense."""
+    shard, stream = federation.shard(client), rng(federation.seed, "round", client, number)
+    rows = torch.randperm(len(shard), generator=stream)[: federation.batch or None]
+    return transform(
+        shard.pixels[rows], "", rng=stream, crop_flip=federation.crop_flip
+    ), shard.labels[rows]
+
+
+def used(federation: Federation, client: int, number: int) -> Tensor:
+    """What a client's network gets in a round: `taken` after the policy of its defense, (B, C, H, W) uint8."""
+    pixels, stream = (
+        taken(federation, client, number)[0],
+        rng(federation.seed, "defense", client, number),
+    )
+    for part in Defense.parse(federation.defense).parts:
+        pixels = part.before(pixels, rng=stream)
+    return pixels
+
+
+def answer(federation: Federation, model: nn.Module, client: int, number: int) -> Observed:
+    """What a client makes of the weights that it was sent in a round: all that leaves it.
+
+    Args:
+        model: with the server's weights; not changed.
+        client: its number, from 0.
+        number: of the round, from 1.
+    Returns:
+        One update of one gradient, or difference of weights; the labels are not in it.
+    """
+    pixels, labels = taken(federation, client, number)
+    threat = federation.threat(len(labels))
+    if federation.local is None:
+        stream = rng(federation.seed, "defense", client, number)
+        return observe(
+            model, to_images(pixels), labels, threat=threat, defense=federation.defense, rng=stream
+        )
+    images, order = (
+        to_images(used(federation, client, number)),
+        rng(federation.seed, "order", client, number),
+    )
+    return observe_weights(model, images, labels, local=federation.local, rng=order, threat=threat)

@@ -1,0 +1,48 @@
+"""A federation in one process, round after round, without Flower: the same weights, for experiments and pages."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from atsfed.federation import Federation, answer
+from atsfed.sums import summed
+from atslib.clients.prepare import to_images
+from atslib.clients.view import Observed
+from atslib.data.load import Images
+from atslib.gradients.problems import unflatten
+from atslib.models import in_mode
+
+
+def rounds(federation: Federation) -> Iterator[tuple[nn.Module, list[Observed]]]:
+    """Each round's network as the server sends it, and what every client answers, in order; at the end the result.
+
+    After the last round the network comes once more, with no answers. Each is a copy of its own.
+    """
+    model = federation.network()
+    for number in range(1, federation.rounds + 1):
+        seen = [answer(federation, model, client, number) for client in range(federation.clients)]
+        yield in_mode(model, federation.victim), seen
+        move(federation, model, seen)
+    yield in_mode(model, federation.victim), []
+
+
+def move(federation: Federation, model: nn.Module, seen: list[Observed]) -> None:
+    """The server's step: along the mean of all answers, each weighted by its number of images (FedAvg, FedSGD)."""
+    step = -federation.lr if federation.kind == "gradient" else 1.0
+    with torch.no_grad():
+        for parameter, change in zip(
+            model.parameters(), unflatten(summed(seen).gradients, model), strict=True
+        ):
+            parameter += step * change[0]
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, images: Images, *, chunk: int = 250) -> float:
+    """Share of images in percent that a federation's network names rightly; higher is better.
+
+    Where its batch normalization uses the statistics of batches, those of `chunk` images at a time, as clients' did.
+    """
+    pairs = zip(images.pixels.split(chunk), images.labels.split(chunk), strict=True)
+    hits = [(model(to_images(pixels)).argmax(1) == labels).sum() for pixels, labels in pairs]
+    return 100 * int(torch.stack(hits).sum()) / len(images)

@@ -1,0 +1,143 @@
+"""Safetensors files with a hash of what is in them: networks, and the states of runs that can be resumed."""
+
+import dataclasses
+import hashlib
+import json
+import warnings
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from atslib.errors import AtsError
+from atslib.files import (
+    write_atomically,
+)
+
+Tensors = dict[str, Tensor]
+
+
+# `dataclasses.field(default=…, metadata=ADDED_SINCE)`: a field added when there were artifacts without it. While it
+# has its default it is left out of the key, so that those stay valid.
+ADDED_SINCE = {"added since": True}
+
+
+def plain(config: object) -> object:
+    """A config as JSON can hold it: dataclasses become dicts, tuples become lists, other objects become their text."""
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+        since = {f.name: f.default for f in dataclasses.fields(config) if f.metadata == ADDED_SINCE}
+        return {
+            name: plain(value)
+            for name, value in fields.items()
+            if name not in since or value != since[name]
+        }
+    if isinstance(config, dict):
+        return {str(key): plain(value) for key, value in config.items()}
+    if isinstance(config, list | tuple):
+        return [plain(value) for value in config]
+    return config if isinstance(config, str | int | float | bool | None) else str(config)
+
+
+def fingerprint(*parts: object) -> str:
+    """A hash of values, 20 hex digits: what names images, a network or a whole run.
+
+    Tensors count by type, shape and values, a generator by its state, a network by its layers and weights, and a
+    dataclass, dict or sequence by all that it holds; anything else as `plain` shows it.
+    """
+    whole = hashlib.sha256()
+
+    def add(part: object) -> None:
+        if isinstance(part, Tensor):
+            array = part.detach().cpu().contiguous()
+            whole.update(f"{array.dtype}{tuple(array.shape)}".encode())
+            whole.update(array.reshape(-1).view(torch.uint8).numpy())
+        elif isinstance(part, torch.Generator):
+            add(part.get_state())
+        elif isinstance(part, nn.Module):
+            add([str(part), dict(part.state_dict())])
+        elif dataclasses.is_dataclass(part):
+            add(
+                [
+                    type(part).__name__,
+                    {f.name: getattr(part, f.name) for f in dataclasses.fields(part)},
+                ]
+            )
+        elif isinstance(part, dict):
+            add([item for pair in part.items() for item in pair])
+        elif isinstance(part, list | tuple):
+            whole.update(f"[{len(part)}]".encode())
+            for item in part:
+                add(item)
+        else:
+            whole.update(json.dumps(plain(part)).encode() + b"\n")
+
+    for part in parts:
+        add(part)
+    return whole.hexdigest()[:20]
+
+
+def write_tensors(path: Path, tensors: Tensors, facts: dict) -> None:
+    """Write tensors and facts (JSON values) as one safetensors file, whole or not at all, with a hash of both."""
+    tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    words = json.dumps(facts)
+    metadata = {"facts": words, "hash": _hash(tensors, words)}
+    write_atomically(path, lambda partial: save_file(tensors, partial, metadata=metadata))
+
+
+def read_tensors(path: Path) -> tuple[Tensors, dict, bool]:
+    """The tensors and facts in a file, and whether it carries a hash, as files of `write_tensors` do.
+
+    Raises:
+        AtsError: the file is not there, is no safetensors file, or its bytes have changed since.
+    """
+    if not path.is_file():
+        raise AtsError(f"{path} {'is a folder, not a file' if path.is_dir() else 'does not exist'}")
+    try:
+        with safe_open(path, "pt") as stored:
+            metadata = stored.metadata() or {}
+        words, tensors = metadata.get("facts", "{}"), load_file(path)
+        facts = json.loads(words)
+    except Exception as error:
+        raise AtsError(
+            f"{path} cannot be read as safetensors: {str(error).splitlines()[0]}"
+        ) from None
+    if metadata.get("hash", whole := _hash(tensors, words)) != whole:
+        raise AtsError(f"{path} is damaged: its bytes do not match their hash")
+    return tensors, facts, "hash" in metadata
+
+
+def _hash(tensors: Tensors, words: str) -> str:
+    return fingerprint(words, dict(sorted(tensors.items())))
+
+
+def save_state(path: Path, run: str, tensors: Tensors, **facts: object) -> None:
+    """Keep the state of a run. `run` names it: the `fingerprint` of all that decides its result."""
+    write_tensors(path, tensors, {"run": run, **facts})
+
+
+def load_state(path: Path, run: str) -> tuple[Tensors, dict] | None:
+    """The state that `save_state` kept of this very run, else None.
+
+    A state that cannot be read, or is of another run, is set aside with a warning.
+    """
+    if not path.exists():
+        return None
+    if path.is_dir():
+        raise AtsError(f"{path} is a folder; a state needs a file of its own")
+    try:
+        tensors, facts, _ = read_tensors(path)
+        if facts.get("run") == run:
+            return tensors, facts
+        why = "it is the state of another run: other data, network, settings or seed"
+    except AtsError as error:
+        why = str(error)
+    aside = path.with_name(f"{path.name}.aside")
+    path.replace(aside)
+    warnings.warn(
+        f"{path.name} is not resumed ({why}); it is now {aside.name}, and the run starts anew",
+        stacklevel=3,
+    )
+    return None
