@@ -10,9 +10,9 @@ BIN := .venv/bin
 # PROFILE=smoke at another size, into book/_build/profiles.
 report: .venv/.ready
 ifneq ($(FRESH)$(PROFILE),)
-	$(BIN)/python -m atslib run $(if $(PROFILE),--profile $(PROFILE))
+	$(BIN)/python -m atsbook run $(if $(PROFILE),--profile $(PROFILE))
 else
-	$(BIN)/python -m atslib report $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES))
+	$(BIN)/python -m atsbook report $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES))
 endif
 
 # The book from the executed notebooks in book/results; computes nothing.
@@ -28,14 +28,14 @@ test: .venv/.ready
 # Speed and memory, one JSON line a measurement.
 bench: .venv/.ready
 	$(BIN)/python benchmarks/transforms.py
-	$(BIN)/python -m atslib bench attack
-	$(BIN)/python -m atslib bench scores
-	$(BIN)/python -m atslib bench adaptive
+	$(BIN)/python -m atsbook bench attack
+	$(BIN)/python -m atsbook bench scores
+	$(BIN)/python -m atsbook bench adaptive
 
 # What can be made again in seconds; .venv and .store stay.
 clean:
 	rm -rf book/_build .pytest_cache .ruff_cache
-	find atslib benchmarks notebooks tests -name __pycache__ -prune -exec rm -rf {} +
+	find atslib atsfed atsbook benchmarks notebooks tests -name __pycache__ -prune -exec rm -rf {} +
 
 .venv/.ready: requirements.txt pyproject.toml
 	$(PY) -m venv .venv

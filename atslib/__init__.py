@@ -25,7 +25,7 @@ _HOMES = {
         "reconstruct",
         "restore_labels",
     ),
-    "clients.defenses": ("Defense",),
+    "clients.defenses.defense": ("Defense",),
     "clients.observe": ("Knowledge", "Observed", "ThreatModel", "Update", "observe"),
     "clients.training": ("TrainConfig", "evaluate", "fit", "load_checkpoint", "save_checkpoint"),
     "data.folder": ("load_folder",),

@@ -5,9 +5,6 @@ import copy
 import dataclasses
 import json
 import re
-import sys
-import tempfile
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,16 +12,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from atsbook import bench as benchmarks
-from atsbook.runs import costing, runner
-from atsbook.runs.archive import Archive
+from atsbook.runs import runner
 from atsbook.runs.networks import ModelUnit, dataset, device_of, network, trained
 from atsbook.runs.store import Store
 from atsbook.runs.tables import policy_image
-from atsbook.runs.transport import export_artifacts, import_artifacts
 from atsbook.runs.written import write_attack, write_attackers
-from atsbook.widgets.browser_graph import graph
-from atsfed.command import federated as federated
 from atslib.attacks import ATTACKS, by_knowledge, reconstruct
 from atslib.checkpoints import fingerprint
 from atslib.clients.defenses.defense import Defense
@@ -34,134 +26,18 @@ from atslib.clients.training import TrainConfig, evaluate, fit, load_checkpoint,
 from atslib.data.folder import load_folder
 from atslib.data.load import DATASETS, Images, load, measured_normalization, pack_official
 from atslib.errors import AtsError, choose
-from atslib.files import project_root
-from atslib.gradients.cpu import keep_memory
 from atslib.models import build_model
 from atslib.policies.policy import parse_policy
 from atslib.rng import rng
 from atslib.scores.search import SearchConfig
 from atslib.scores.search import search as search_policies
-
-__all__ = ["archive", "attack", "bench", "keep_memory", "pack", "run", "search", "store", "train"]
-
-
-def run(args: argparse.Namespace) -> None:
-    """Compute pages, execute their notebooks, build the book."""
-    store = Store(args.store, say=runner.say, progress=sys.stderr.isatty())
-    names = ("profile", "dataset", "compute_only", "dry_run", "budget", "jobs", "scheduler")
-    runner.run(
-        args.names,
-        **{name: getattr(args, name) for name in names},
-        root=project_root(),
-        store=store,
-    )
-
-
-def report(args: argparse.Namespace) -> None:
-    """Check the archived evidence, compute a random sample of it again, make the book from it."""
-    store = Store(say=runner.say, progress=sys.stderr.isatty())
-    runner.report(
-        seed=args.seed, minutes=args.minutes, jobs=args.jobs, root=project_root(), store=store
-    )
-
-
-def store(args: argparse.Namespace) -> int:
-    """List, check, export or import the artifacts of a store; 1 if `verify` finds damage."""
-    kept, action, file = Store(args.store, say=runner.say), args.action, args.file
-    if action in ("export", "import") and file is None:
-        raise AtsError(f"store {action} needs a file: python -m atslib store {action} FILE.tar")
-    if action in ("list", "verify") and file is not None:
-        raise AtsError(
-            f"store {action} takes no file, but a store: --store FOLDER; `store import {file}` checks too"
-        )
-    if action != "import" and not (kept.remote or kept.root.is_dir()):
-        raise AtsError(f"there is no store at {kept.root}; name one with --store or $ATS_STORE")
-    if action == "list":
-        for path, facts in kept.entries():
-            made, seconds = facts.get("made", "?"), facts.get("seconds", "?")
-            size = path.stat().st_size / 1e6 if path.exists() else 0
-            print(f"{path.parent.name}/{path.stem}  {size:8.2f} MB  {made}  {seconds} s")
-    elif action == "verify":
-        faults = kept.verify()
-        print("\n".join(faults) or f"{sum(1 for _ in kept.entries())} artifacts, all whole")
-        return int(bool(faults))
-    elif action == "export":
-        check_out(file, name="file")
-        print(f"{export_artifacts(kept, file)} artifacts written to {file}")
-    else:
-        print(f"{import_artifacts(kept, file)} artifacts taken from {file}")
-    return 0
-
-
-def archive(args: argparse.Namespace) -> int:
-    """Take a store's units into the evidence in results/units, or check that; 1 if that finds damage."""
-    evidence, given = (
-        Archive(project_root() / "results" / "units"),
-        Store(args.store, say=runner.say),
-    )
-    if not evidence.root.is_dir():
-        raise AtsError(f"there is no archive at {evidence.root}; work in the project's folder")
-    if args.action == "write" and not (given.remote or given.root.is_dir()):
-        raise AtsError(f"there is no store at {given.root}; name one with --store or $ATS_STORE")
-    new = evidence.write(given) if args.action == "write" else None
-    faults = evidence.verify() if new is None else []
-    state = "all whole" if new is None else f"{new} of them new"
-    whole = (
-        f"{evidence.root}: {len(evidence.entries())} units, {state}, {evidence.size() / 1e6:.1f} MB"
-    )
-    print("\n".join(faults) or whole)
-    return int(bool(faults))
+from atslib.shell import check_out
 
 
 def pack(args: argparse.Namespace) -> None:
     """Pack an official copy of a data set that is on disk."""
     made = pack_official(args.dataset, args.source, args.root)
     print("\n".join(map(str, made)) or "nothing to do: the packed files are there")
-
-
-def bench(args: argparse.Namespace) -> None:
-    """Measure speed, a JSON line for each size."""
-    place, archive = device_of(args.device), Archive(project_root() / "results" / "units")
-    if args.out:
-        check_out(args.out)
-    for row in costing.measure(place, archive) if args.what == "costs" else _speeds(args):
-        print(line := json.dumps(row), flush=True)
-        if args.out:
-            args.out.parent.mkdir(parents=True, exist_ok=True)
-            with args.out.open("a") as file:
-                file.write(f"{line}\n")
-
-
-def _speeds(args: argparse.Namespace) -> Iterator[dict]:
-    reference, against = benchmarks.SIZES[args.what]
-    for model, usual in [(args.model, 8)] if args.model else reference:
-        runner.say(
-            f"measuring {args.what} on {model}, {(members := args.members or usual)} at once, against {against}"
-        )
-        yield getattr(benchmarks, args.what)(model, members, device=args.device)
-
-
-def export_attack(args: argparse.Namespace) -> None:
-    """Write the graph of an attack on a network, for a page."""
-    check_out(args.out)
-    print(
-        graph.export(
-            args.out, _untrained(args.model, args), args.dataset, args.checkpoint, args.weights
-        )
-    )
-
-
-def check_out(path: Path, *, folder: bool = False, name: str = "--out") -> None:
-    """Raise `AtsError` if `path` cannot be written; commands ask before they compute. Nothing is left there."""
-    if path.exists() and path.is_dir() != folder:
-        raise AtsError(
-            f"{name} {path} is a {'file, give a folder' if folder else 'folder, give a file in it'}"
-        )
-    place = next(place for place in (*[path][:folder], *path.absolute().parents) if place.exists())
-    try:
-        tempfile.TemporaryFile(dir=place).close()
-    except OSError as error:
-        raise AtsError(f"{name} {path} cannot be written in {place}: {error.strerror}") from None
 
 
 def indices(text: str, count: int) -> list[int]:
@@ -190,7 +66,7 @@ def _facts(checkpoint: Path | None) -> dict[str, object]:
     return {}
 
 
-def _untrained(name: str, args: argparse.Namespace) -> nn.Module:
+def untrained(name: str, args: argparse.Namespace) -> nn.Module:
     """The network that the experiments start from with the same data set and seed."""
     unit = ModelUnit(dataset=args.dataset, model=name, fraction=1.0, train=None, seed=args.seed)
     return network(unit).to(device_of(args.device))
@@ -200,7 +76,7 @@ def train(args: argparse.Namespace) -> None:
     """Train a network and write its weights, with what made them, to `args.out`; resumable."""
     config = TrainConfig(policy=args.policy, epochs=args.epochs, defense=args.defense)
     check_out(args.out)
-    model = _untrained(args.model, args)
+    model = untrained(args.model, args)
     images = load(args.dataset, "train").subset(args.fraction, rng=rng(args.seed, "subset"))
     state = args.out.with_name(f"{args.out.name}.state")
     fit(
@@ -252,7 +128,7 @@ def attack(args: argparse.Namespace) -> None:
     floor = policy_image(
         images.name, args.policy, args.crop_flip
     )  # no training images? better now than afterwards
-    model = _untrained(args.model or known.get("model", "resnet20-4"), args)
+    model = untrained(args.model or known.get("model", "resnet20-4"), args)
     if not args.checkpoint:
         runner.say("there is no --checkpoint: the attacked network is untrained")
     else:

@@ -8,6 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from atsbook.__main__ import COMMANDS as BOOK_COMMANDS
+from atsbook.__main__ import main as book
+from atslib.__main__ import main as library
 from atslib.data.load import available
 from atslib.errors import AtsError
 
@@ -70,3 +73,9 @@ def plain_gradient(model, images, labels):
             for g in torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
         ]
     )
+
+
+def main(arguments):
+    """`python -m atsbook` for its commands, `python -m atslib` for all others."""
+    program = book if arguments and arguments[0] in BOOK_COMMANDS else library
+    return program(arguments)

@@ -10,13 +10,13 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 from browser import Browser
+from checks import main
 
 from atsbook.pages import claim6_transformations, claim7_correlation
 from atsbook.runs import networks, table1
 from atsbook.runs.settings import settings
 from atsbook.runs.store import Store
 from atsbook.widgets import data, interactive
-from atslib.__main__ import main
 from atslib.data.load import load
 from atslib.errors import AtsError
 

@@ -197,7 +197,7 @@ def test_what_is_not_kept_says_so_when_it_is_asked_for(kept, archive, tmp_path, 
     view = attacked(ATTACK, restored(archive, tmp_path), CPU)
     with pytest.raises(
         NotKept,
-        match=r"of this attack the archive keeps no 'frames'; `python -m atslib run` computes",
+        match=r"of this attack the archive keeps no 'frames'; `python -m atsbook run` computes",
     ):
         view["frames"]
     with pytest.raises(KeyError):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from checks import refused
 
+from atsbook.__main__ import main
 from atsbook.runs import making, runner
 from atsbook.runs.archive import Archive
 from atsbook.runs.attacks import attack_unit
@@ -28,7 +29,6 @@ from atsbook.runs.schedule import needed
 from atsbook.runs.scoring import ScoreUnit, search_unit
 from atsbook.runs.settings import settings
 from atsbook.runs.store import Store
-from atslib.__main__ import main
 from atslib.attacks import ATTACKS, FromMean, KeptEntries, Learned, ThroughPolicy, Undone
 from atslib.clients.observe import ThreatModel
 from atslib.errors import AtsError

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from atsbook import bench
+from atsbook.__main__ import main
 from atsbook.runs.attacks import attack_unit, attacked
 from atsbook.runs.networks import model_unit
 from atsbook.runs.settings import settings
 from atsbook.texts.costs import cost_table, speed_table, steps_table, write_cost
-from atslib.__main__ import main
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

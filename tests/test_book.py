@@ -41,7 +41,7 @@ def test_every_page_of_the_contents_is_there(name):
         assert (ROOT / "notebooks" / f"{name.removeprefix('results/')}.ipynb").exists()
         if not (BOOK / f"{name}.ipynb").exists():
             pytest.skip(
-                f"{name} is not executed yet: python -m atslib run {name.removeprefix('results/')}"
+                f"{name} is not executed yet: python -m atsbook run {name.removeprefix('results/')}"
             )
         return
     assert [path for path in BOOK.glob(f"{name}.*") if path.suffix in (".md", ".ipynb")]
@@ -168,7 +168,7 @@ def test_the_readme_says_how_long_all_evidence_takes():
     hours = sum(line["seconds"] for line in stored.values()) / 3600
     (said,) = re.findall(r"about (\d+) core-hours from nothing", README)
     assert hours == pytest.approx(int(said), rel=0.1)
-    assert (BOOK / "costs.md").read_text() == costs_page(ROOT / "results"), "python -m atslib run"
+    assert (BOOK / "costs.md").read_text() == costs_page(ROOT / "results"), "python -m atsbook run"
 
 
 @pytest.mark.parametrize(
@@ -189,14 +189,14 @@ def test_the_readme_shows_the_answers_that_the_results_give():
     if README.count(MARK) != 2:
         pytest.skip("README.md has no marks for the answers yet")
     assert README.split(MARK)[1] == "\n" + answers(ROOT / "results"), (
-        "python -m atslib run --compute-only"
+        "python -m atsbook run --compute-only"
     )
 
 
 def test_the_book_shows_the_answers_that_the_results_give():
     path = BOOK / "answers.md"
     if not path.exists():
-        pytest.skip("book/answers.md is not made yet: python -m atslib run")
+        pytest.skip("book/answers.md is not made yet: python -m atsbook run")
     assert path.read_text() == answers(ROOT / "results", link="results/{}.ipynb")
 
 

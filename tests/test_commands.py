@@ -10,13 +10,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from checks import flip_a_bit
+from checks import flip_a_bit, main
 from PIL import Image
 from safetensors.torch import load_file
 
 import atslib
 from atsbook.runs.tables import policy_image
-from atslib.__main__ import COMMANDS, main
+from atslib.__main__ import COMMANDS
 from atslib.attacks import engine
 from atslib.clients.training import load_checkpoint, save_checkpoint
 from atslib.commands import indices
@@ -54,7 +54,7 @@ def python(*arguments, **environment):
 
 @pytest.mark.parametrize(
     ("command", "status"),
-    [("--help", 0), ("attack --help", 0), ("serach", 2), ("run --jobs 0", 2), ("", 2)],
+    [("--help", 0), ("attack --help", 0), ("serach", 2), ("train --epochs 0", 2), ("", 2)],
 )
 def test_help_and_mistyped_commands_answer_without_importing_torch(command, status):
     code = f"""
@@ -88,6 +88,17 @@ assert set(atslib.__all__) <= set(dir(atslib))
 """
     done = python("-c", code)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("program", ["atslib", "atsbook"])
+def test_a_command_that_moved_says_where_it_went(program, capsys):
+    module = importlib.import_module(f"{program}.__main__")
+    assert module.MOVED
+    for command, home in module.MOVED.items():
+        assert module.main([command, "--help"]) == 2
+        assert capsys.readouterr().err == (
+            f"error: {command} is a command of `{home}` now: {home} {command}\n"
+        )
 
 
 DESIGNED = """load Policy Hybrid build_model fit TrainConfig example_gradients gradsim_curve privacy_score
@@ -223,21 +234,21 @@ def test_public_names_are_what_they_say_and_rooms_stay_importable():
         ),
         (
             "store export",
-            "error: store export needs a file: python -m atslib store export FILE.tar",
+            "error: store export needs a file: python -m atsbook store export FILE.tar",
         ),
         (
             "store import",
-            "error: store import needs a file: python -m atslib store import FILE.tar",
+            "error: store import needs a file: python -m atsbook store import FILE.tar",
         ),
         (
             "store import none.tar",
-            "error: none.tar cannot be read as an archive of `atslib store export`: No ",
+            "error: none.tar cannot be read as an archive of `atsbook store export`: No ",
         ),
         ("fly", "error: argument command: invalid choice: 'fly'"),
         ("store eat", "error: argument action: invalid choice: 'eat'"),
         (
             "run --speed 9",
-            "error: unrecognized arguments: --speed; `python -m atslib --help` says more",
+            "error: unrecognized arguments: --speed; `python -m atsbook --help` says more",
         ),
         (
             "train --out m.safetensors --epochs 2.5",

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from atsbook.__main__ import main
 from atsbook.runs import costing
 from atsbook.runs.archive import Archive
 from atsbook.runs.costing import Nothing, handing_out, makespan, profile_rows, recorded
@@ -15,7 +16,6 @@ from atsbook.runs.estimate import FITTED, JUDGED, PASSES, Case, Rates, Work, fit
 from atsbook.runs.settings import settings
 from atsbook.runs.store import Store
 from atsbook.texts.costs import costs_page
-from atslib.__main__ import main
 from atslib.files import project_root
 from atslib.models import build_model
 from atslib.rng import rng

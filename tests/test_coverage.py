@@ -111,7 +111,7 @@ def test_the_page_lists_every_published_number_once(results):
 
 def test_the_book_shows_the_coverage_that_the_results_give():
     assert (ROOT / "book/coverage.md").read_text() == coverage_page(ROOT / "results"), (
-        "python -m atslib run"
+        "python -m atsbook run"
     )
 
 

@@ -209,7 +209,7 @@ def faults(page, source, results):
 @pytest.mark.parametrize("page", EXECUTED, ids=name)
 def test_a_published_page_ran_the_current_source_on_the_stored_tables(page):
     wrong = faults(page, ROOT / "notebooks" / page.name, ROOT / "results")
-    assert not wrong, "run it again: python -m atslib run " + page.stem
+    assert not wrong, "run it again: python -m atsbook run " + page.stem
 
 
 def published(folder, *, source="1 + 1", text="", digest=None, exception=None):

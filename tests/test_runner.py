@@ -9,6 +9,7 @@ import nbformat
 import pytest
 from papermill.translators import PythonTranslator
 
+from atsbook.__main__ import main
 from atsbook.findings.result import stored_digest
 from atsbook.pages import PAGES
 from atsbook.runs import runner
@@ -18,7 +19,6 @@ from atsbook.runs.runner import compute, published, run, usable
 from atsbook.runs.settings import settings
 from atsbook.runs.store import Store
 from atsbook.texts.answers import answers
-from atslib.__main__ import main
 from atslib.data.load import load
 from atslib.errors import AtsError
 

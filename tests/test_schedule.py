@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from atsbook.__main__ import main
 from atsbook.pages import claim1_privacy, claim2_generality, claim2_search, load_page
 from atsbook.runs import runner
 from atsbook.runs.attacks import AttackUnit, attack_unit
@@ -33,7 +34,6 @@ from atsbook.runs.schedule import (
 from atsbook.runs.settings import settings
 from atsbook.runs.store import Store
 from atsbook.runs.workers import Here
-from atslib.__main__ import main
 from atslib.checkpoints import read_tensors
 from atslib.clients.training import TrainConfig
 from atslib.errors import OutOfTime

@@ -292,5 +292,5 @@ class _Absent(nn.Module):
 
     def _refusal(self) -> NotKept:
         return NotKept(
-            f"the archive keeps no weights of {self.title}; `python -m atslib run` trains it"
+            f"the archive keeps no weights of {self.title}; `python -m atsbook run` trains it"
         )

@@ -43,7 +43,7 @@ class Artifact:
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self.tensors and name in self.facts.get("left_out", ()):
-            kind, made = self.facts["kind"], "`python -m atslib run` computes it whole"
+            kind, made = self.facts["kind"], "`python -m atsbook run` computes it whole"
             raise NotKept(f"of this {kind} the archive keeps no {name!r}; {made}")
         return self.tensors[name]
 

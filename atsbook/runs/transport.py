@@ -69,7 +69,7 @@ def import_artifacts(store: Store, archive: Path) -> int:
     except (tarfile.TarError, OSError) as error:
         why = getattr(error, "strerror", None) or error
         raise AtsError(
-            f"{archive} cannot be read as an archive of `atslib store export`: {why}"
+            f"{archive} cannot be read as an archive of `atsbook store export`: {why}"
         ) from None
     _complain(damaged, taken, "were taken in")
     return taken

@@ -192,7 +192,7 @@ def steps_table(results: Path, data: str = "cifar100") -> str:
 
 
 def speed_table(measurements: Path) -> str:
-    """Markdown from the JSON lines of `python -m atslib bench`: medians over the runs of each case."""
+    """Markdown from the JSON lines of `python -m atsbook bench`: medians over the runs of each case."""
     if not measurements.exists():
         return "Not measured yet.\n"
     runs = pd.read_json(measurements, lines=True)

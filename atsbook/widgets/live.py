@@ -96,7 +96,7 @@ def pick(offered: Mapping, model: str, stage: str, policy: str) -> ModelUnit:
         return unit
     raise AtsError(
         f"no {stage} {model} for policy {policy or 'none'} in the store; there is {', '.join(offered[model])}: "
-        "`python -m atslib run claim1_privacy` trains more"
+        "`python -m atsbook run claim1_privacy` trains more"
     )
 
 

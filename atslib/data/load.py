@@ -17,7 +17,7 @@ Channels = tuple[float, ...]
 # Sets that are others scaled: name → which, and the side in pixels. The authors' code does it to Fashion-MNIST.
 SCALED = {"fmnist-32": ("fmnist", 32), "shapes-grey-32": ("shapes-grey", 32)}
 # All names. One of your own is an entry with a function from "train" or "test" to its `Images`; processes started by
-# `python -m atslib run` know it only where the module that adds it is imported there too.
+# `python -m atsbook run` know it only where the module that adds it is imported there too.
 DATASETS: dict[str, Callable[[str], Images] | None] = dict.fromkeys((*KINDS, *SCALED))
 
 # (mean, standard deviation) of each channel, for pixels in [0, 1].

@@ -1,0 +1,110 @@
+"""`python -m atsbook`: make the report, measure speed, look after evidence and store."""
+
+import importlib
+import math
+from pathlib import Path
+
+from atslib.shell import (
+    STORE,
+    at_least,
+    duration,
+    number_between,
+    option,
+    run_command,
+    start,
+)
+
+# The function of the same name in `atsbook.commands` does it.
+COMMANDS = {
+    "run": (
+        "compute pages, execute their notebooks, build the book",
+        "what was finished is kept, run the same command to go on",
+        option(
+            "names", nargs="*", help="pages, such as claim1_privacy; by default those of the book"
+        ),
+        option("--profile", default="laptop", help="smoke, laptop (default) or full"),
+        option("--dataset", help="instead of the profile's; `shapes` needs no file"),
+        option(
+            "--compute-only", action="store_true", help="write tables, execute and build nothing"
+        ),
+        option(
+            "--dry-run",
+            action="store_true",
+            help="only show what would be computed, with estimated times",
+        ),
+        option(
+            "--budget", type=duration, help="stop cleanly within 90s, 8m or 2h; run again to go on"
+        ),
+        option(
+            "--jobs",
+            type=at_least(1),
+            help="units and pages at once, one thread each; default: one per core",
+        ),
+        option(
+            "--scheduler",
+            help="of Dask, whose workers compute: local, or an address such as tcp://10.0.0.5:8786",
+        ),
+        STORE,
+    ),
+    "report": (
+        "check the archived evidence, compute a random sample of it again, make the book from it",
+        "nothing is kept but pages that were made",
+        option("--seed", type=at_least(0), help="of the sample; default: another one at every run"),
+        option(
+            "--minutes",
+            type=number_between(0, math.inf, "a number above 0"),
+            default=3.0,
+            help="that the sample may take; default 3",
+        ),
+        option(
+            "--jobs",
+            type=at_least(1),
+            help="units and pages at once, one thread each; default: one per core",
+        ),
+    ),
+    "bench": (
+        "speed, mostly against a plain loop; one JSON line each",
+        "lines that were printed are kept in --out",
+        option(
+            "what", choices=("attack", "scores", "adaptive", "labels", "weights", "forms", "costs")
+        ),
+        option("--model", help="such as resnet20-4; default: the reference sizes"),
+        option("--members", type=at_least(1), help="attacks in the batch, or images scored"),
+        option("--device", default="cpu"),
+        option(
+            "--out", type=Path, help="append the lines to this file, such as results/speed.jsonl"
+        ),
+    ),
+    "archive": (
+        "the evidence in results/units: take in a store's units, or check it",
+        "units that were taken in are kept",
+        option("action", choices=("write", "verify")),
+        STORE,
+    ),
+    "store": (
+        "list, check and move artifacts",
+        "artifacts that were taken in are kept, no archive is left",
+        option("action", choices=("list", "verify", "export", "import")),
+        option("file", nargs="?", type=Path, help="archive of export and import"),
+        STORE,
+    ),
+}
+
+LIBRARY = "python -m atslib"
+MOVED = dict.fromkeys(("train", "attack", "search", "export-attack", "federated", "pack"), LIBRARY)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; the exit status."""
+    return run_command(
+        arguments,
+        prog="python -m atsbook",
+        description=__doc__,
+        commands=COMMANDS,
+        moved=MOVED,
+        functions=lambda command: importlib.import_module("atsbook.commands"),
+    )
+
+
+if __name__ == "__main__":
+    start(main)

@@ -1,0 +1,118 @@
+"""What each command of `python -m atsbook` does, one function each; a number that it returns is the exit status."""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+
+from atsbook import bench as benchmarks
+from atsbook.runs import costing, runner
+from atsbook.runs.archive import Archive
+from atsbook.runs.networks import device_of
+from atsbook.runs.store import Store
+from atsbook.runs.transport import export_artifacts, import_artifacts
+from atsbook.widgets.browser_graph import graph
+from atslib.commands import untrained
+from atslib.errors import AtsError
+from atslib.files import project_root
+from atslib.shell import check_out
+
+
+def run(args: argparse.Namespace) -> None:
+    """Compute pages, execute their notebooks, build the book."""
+    store = Store(args.store, say=runner.say, progress=sys.stderr.isatty())
+    names = ("profile", "dataset", "compute_only", "dry_run", "budget", "jobs", "scheduler")
+    runner.run(
+        args.names,
+        **{name: getattr(args, name) for name in names},
+        root=project_root(),
+        store=store,
+    )
+
+
+def report(args: argparse.Namespace) -> None:
+    """Check the archived evidence, compute a random sample of it again, make the book from it."""
+    store = Store(say=runner.say, progress=sys.stderr.isatty())
+    runner.report(
+        seed=args.seed, minutes=args.minutes, jobs=args.jobs, root=project_root(), store=store
+    )
+
+
+def store(args: argparse.Namespace) -> int:
+    """List, check, export or import the artifacts of a store; 1 if `verify` finds damage."""
+    kept, action, file = Store(args.store, say=runner.say), args.action, args.file
+    if action in ("export", "import") and file is None:
+        raise AtsError(f"store {action} needs a file: python -m atsbook store {action} FILE.tar")
+    if action in ("list", "verify") and file is not None:
+        raise AtsError(
+            f"store {action} takes no file, but a store: --store FOLDER; `store import {file}` checks too"
+        )
+    if action != "import" and not (kept.remote or kept.root.is_dir()):
+        raise AtsError(f"there is no store at {kept.root}; name one with --store or $ATS_STORE")
+    if action == "list":
+        for path, facts in kept.entries():
+            made, seconds = facts.get("made", "?"), facts.get("seconds", "?")
+            size = path.stat().st_size / 1e6 if path.exists() else 0
+            print(f"{path.parent.name}/{path.stem}  {size:8.2f} MB  {made}  {seconds} s")
+    elif action == "verify":
+        faults = kept.verify()
+        print("\n".join(faults) or f"{sum(1 for _ in kept.entries())} artifacts, all whole")
+        return int(bool(faults))
+    elif action == "export":
+        check_out(file, name="file")
+        print(f"{export_artifacts(kept, file)} artifacts written to {file}")
+    else:
+        print(f"{import_artifacts(kept, file)} artifacts taken from {file}")
+    return 0
+
+
+def archive(args: argparse.Namespace) -> int:
+    """Take a store's units into the evidence in results/units, or check that; 1 if that finds damage."""
+    evidence, given = (
+        Archive(project_root() / "results" / "units"),
+        Store(args.store, say=runner.say),
+    )
+    if not evidence.root.is_dir():
+        raise AtsError(f"there is no archive at {evidence.root}; work in the project's folder")
+    if args.action == "write" and not (given.remote or given.root.is_dir()):
+        raise AtsError(f"there is no store at {given.root}; name one with --store or $ATS_STORE")
+    new = evidence.write(given) if args.action == "write" else None
+    faults = evidence.verify() if new is None else []
+    state = "all whole" if new is None else f"{new} of them new"
+    whole = (
+        f"{evidence.root}: {len(evidence.entries())} units, {state}, {evidence.size() / 1e6:.1f} MB"
+    )
+    print("\n".join(faults) or whole)
+    return int(bool(faults))
+
+
+def bench(args: argparse.Namespace) -> None:
+    """Measure speed, a JSON line for each size."""
+    place, archive = device_of(args.device), Archive(project_root() / "results" / "units")
+    if args.out:
+        check_out(args.out)
+    for row in costing.measure(place, archive) if args.what == "costs" else _speeds(args):
+        print(line := json.dumps(row), flush=True)
+        if args.out:
+            args.out.parent.mkdir(parents=True, exist_ok=True)
+            with args.out.open("a") as file:
+                file.write(f"{line}\n")
+
+
+def _speeds(args: argparse.Namespace) -> Iterator[dict]:
+    reference, against = benchmarks.SIZES[args.what]
+    for model, usual in [(args.model, 8)] if args.model else reference:
+        runner.say(
+            f"measuring {args.what} on {model}, {(members := args.members or usual)} at once, against {against}"
+        )
+        yield getattr(benchmarks, args.what)(model, members, device=args.device)
+
+
+def export_attack(args: argparse.Namespace) -> None:
+    """Write the graph of an attack on a network, for a page."""
+    check_out(args.out)
+    print(
+        graph.export(
+            args.out, untrained(args.model, args), args.dataset, args.checkpoint, args.weights
+        )
+    )
