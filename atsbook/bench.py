@@ -1,4 +1,6 @@
-"""Speed measured against the plain loop in the same run; each benchmark is one dict, printed as one JSON line."""
+"""Speed measured against the plain loop in the same run; each benchmark is one dict, printed as one
+JSON line.
+"""
 
 import resource
 import statistics
@@ -61,7 +63,9 @@ def seconds(*calls: Callable[[], object], device: torch.device, repeats: int = 5
 
 
 def convolution_rate(device: torch.device) -> float:
-    """FLOP/s of 3×3 convolutions of ResNet20-4's three widths and sizes in the fastest layout, the mean of three."""
+    """FLOP/s of 3×3 convolutions of ResNet20-4's three widths and sizes in the fastest layout, the
+    mean of three.
+    """
     rates = []
     for width, side in ((64, 32), (128, 16), (256, 8)):
         x = fast_layout(torch.randn(32, width, side, side, device=device))
@@ -87,8 +91,12 @@ def forward_flop(model: nn.Module, images: Tensor) -> int:
 def plain_step(
     model: nn.Module, z: Tensor, labels: Tensor, target: list[Tensor], tv: float
 ) -> Tensor:
-    """The authors' way, one image at a time: two nested `autograd.grad` and the sign-free image gradient."""
-    parameters, normalize, slopes = list(model.parameters()), normalization_layer(model), []
+    """The authors' way, one image at a time: two nested `autograd.grad` and the sign-free image
+    gradient.
+    """
+    parameters = list(model.parameters())
+    normalize = normalization_layer(model)
+    slopes = []
     for i in range(len(z)):
         one = z[i : i + 1].detach().requires_grad_()
         loss = F.cross_entropy(model(normalize.inverse(one)), labels[i : i + 1])
@@ -106,13 +114,15 @@ def attack(
     """One iteration of `adam-cosine`: engine against plain loop.
 
     Returns:
-        device, threads, model, members, ms an image and iteration of both, their ratio, the share of the
-        machine's convolution rate (7 forward passes' FLOP an iteration), the relative difference of the
-        two image gradients in single precision, and the peak memory in MB (of the process on a CPU, a member on a GPU).
+        device, threads, model, members, ms an image and iteration of both, their ratio, the share
+        of the machine's convolution rate (7 forward passes' FLOP an iteration), the relative
+        difference of the two image gradients in single precision, and the peak memory in MB (of the
+        process on a CPU, a member on a GPU).
     """
     place = torch.device(device)
     model, images, begin, labels = _victims(model_name, members, place)
-    seen, preset = observe(model, images, labels), GradientMatching()
+    seen = observe(model, images, labels)
+    preset = GradientMatching()
     objective = Objective(seen, [preset] * members)
     z = normalization_layer(model)(begin)
 
@@ -164,7 +174,8 @@ def plain_curve(
     model: nn.Module, images: Tensor, labels: Tensor, start: Tensor, points: int
 ) -> Tensor:
     """`gradsim_curve` the authors' way, a backward pass an image and point; (B, points)."""
-    parameters, curves = list(model.parameters()), []
+    parameters = list(model.parameters())
+    curves = []
 
     def gradient(one: Tensor, label: Tensor) -> Tensor:
         loss = F.cross_entropy(model(one[None]), label[None])
@@ -187,9 +198,10 @@ def scores(
     """`gradsim_curve`, what the privacy score consists of: engine against plain loop.
 
     Returns:
-        device, threads, model, members (images), points, gradients a second of both (of members × points; the
-        loop's second gradient of each image is not counted), their ratio, the engine's share of the machine's
-        convolution rate (3 forward passes' FLOP a gradient), the largest difference of the two curves.
+        device, threads, model, members (images), points, gradients a second of both (of members ×
+        points; the loop's second gradient of each image is not counted), their ratio, the engine's
+        share of the machine's convolution rate (3 forward passes' FLOP a gradient), the largest
+        difference of the two curves.
     """
     place = torch.device(device)
     model, images, start, labels = _victims(model_name, members, place)
@@ -218,17 +230,21 @@ def scores(
 def adaptive(
     model_name: str = "lenet", members: int = 16, *, device: str = "cpu", repeats: int = 9
 ) -> dict:
-    """One iteration of `adam-cosine` through a policy, whose draws are known, against one without it.
+    """One iteration of `adam-cosine` through a policy, whose draws are known, against one without
+    it.
 
     Returns:
-        device, threads, model, members, policy, ms an image and iteration of both, and the share that the policy adds.
+        device, threads, model, members, policy, ms an image and iteration of both, and the share
+        that the policy adds.
     """
-    place, policy = torch.device(device), "3-1-7+43-18-18"
+    place = torch.device(device)
+    policy = "3-1-7+43-18-18"
     model, images, begin, labels = _victims(model_name, members, place)
     seen = observe(
         model, images, labels, defense=policy, threat=ThreatModel(defense="draws"), rng=0
     )
-    views, z = (seen, through(seen, drawn(seen.knows))), normalization_layer(model)(begin)
+    views = (seen, through(seen, drawn(seen.knows)))
+    z = normalization_layer(model)(begin)
     plain, behind = seconds(*(_step(view, z) for view in views), device=place, repeats=repeats)
     return _where("adaptive", place, model_name, members) | {
         "policy": policy,
@@ -241,13 +257,16 @@ def adaptive(
 def labels(
     model_name: str = "lenet", members: int = 1_000, *, device: str = "cpu", repeats: int = 3
 ) -> dict:
-    """`restore_labels` from stored gradients of batches of 64, ten classes, against the published rule.
+    """`restore_labels` from stored gradients of batches of 64, ten classes, against the published
+    rule.
 
     Returns:
-        device, threads, model, members (batches), seconds for all of them by this project's rule and by the published
-        one, and the share of labels that each told; the images are noise.
+        device, threads, model, members (batches), seconds for all of them by this project's rule
+        and by the published one, and the share of labels that each told; the images are noise.
     """
-    place, batch, made = torch.device(device), 64, min(members, 20)
+    place = torch.device(device)
+    batch = 64
+    made = min(members, 20)
     model = build_model(model_name, 10, rng=rng(0)).to(place)
     pixels = torch.rand(made * batch, 3, 32, 32, generator=rng(0, "images")).to(place)
     true = torch.randint(10, (made, batch), generator=rng(0, "labels")).to(place)
@@ -255,7 +274,8 @@ def labels(
         model, pixels, true.flatten(), threat=ThreatModel(labels="restored", batch=batch)
     )
     rows = torch.arange(members) % made
-    seen, true = seen.take(rows), true[rows]
+    seen = seen.take(rows)
+    true = true[rows]
 
     def told(rule: str) -> float:
         return float(label_share(restore_labels(seen, rng=0, rule=rule), true).mean())
@@ -275,13 +295,17 @@ def labels(
 def weights(
     model_name: str = "lenet", members: int = 4, *, device: str = "cpu", repeats: int = 5
 ) -> dict:
-    """One iteration on weights that clients trained for four steps of eight images: unrolled, and by their mean.
+    """One iteration on weights that clients trained for four steps of eight images: unrolled, and
+    by their mean.
 
     Returns:
-        device, threads, model, members (clients), images of each, local steps, ms an image and iteration by the mean
-        gradient, and ms an image, iteration and local step where the steps are repeated.
+        device, threads, model, members (clients), images of each, local steps, ms an image and
+        iteration by the mean gradient, and ms an image, iteration and local step where the steps
+        are repeated.
     """
-    place, local, batch = torch.device(device), LocalTraining(epochs=4), 8
+    place = torch.device(device)
+    local = LocalTraining(epochs=4)
+    batch = 8
     model, images, begin, labels = _victims(model_name, members * batch, place)
     threat = ThreatModel(batch=batch)
     seen = observe_weights(model, images, labels, local=local, rng=0, threat=threat)
@@ -303,10 +327,12 @@ def forms(
     """One iteration on images that share one gradient, and on as many that have one each.
 
     Returns:
-        device, threads, model, members (images), ms an image and iteration of one problem of all of them and of
-        problems of one image each, and the peak memory in MB until then, of the process on a CPU.
+        device, threads, model, members (images), ms an image and iteration of one problem of all of
+        them and of problems of one image each, and the peak memory in MB until then, of the process
+        on a CPU.
     """
-    place, found = torch.device(device), {}
+    place = torch.device(device)
+    found = {}
     model, images, begin, labels = _victims(model_name, members, place)
     for name, batch in (
         ("shared", members),

@@ -1,4 +1,6 @@
-"""What each command of `python -m atsbook` does, one function each; a number that it returns is the exit status."""
+"""What each command of `python -m atsbook` does, one function each; a number that it returns is the
+exit status.
+"""
 
 import argparse
 import json
@@ -40,7 +42,9 @@ def report(args: argparse.Namespace) -> None:
 
 def store(args: argparse.Namespace) -> int:
     """List, check, export or import the artifacts of a store; 1 if `verify` finds damage."""
-    kept, action, file = Store(args.store, say=runner.say), args.action, args.file
+    kept = Store(args.store, say=runner.say)
+    action = args.action
+    file = args.file
     if action in ("export", "import") and file is None:
         raise AtsError(f"store {action} needs a file: python -m atsbook store {action} FILE.tar")
     if action in ("list", "verify") and file is not None:
@@ -51,7 +55,8 @@ def store(args: argparse.Namespace) -> int:
         raise AtsError(f"there is no store at {kept.root}; name one with --store or $ATS_STORE")
     if action == "list":
         for path, facts in kept.entries():
-            made, seconds = facts.get("made", "?"), facts.get("seconds", "?")
+            made = facts.get("made", "?")
+            seconds = facts.get("seconds", "?")
             size = path.stat().st_size / 1e6 if path.exists() else 0
             print(f"{path.parent.name}/{path.stem}  {size:8.2f} MB  {made}  {seconds} s")
     elif action == "verify":
@@ -67,11 +72,11 @@ def store(args: argparse.Namespace) -> int:
 
 
 def archive(args: argparse.Namespace) -> int:
-    """Take a store's units into the evidence in results/units, or check that; 1 if that finds damage."""
-    evidence, given = (
-        Archive(project_root() / "results" / "units"),
-        Store(args.store, say=runner.say),
-    )
+    """Take a store's units into the evidence in results/units, or check that; 1 if that finds
+    damage.
+    """
+    evidence = Archive(project_root() / "results" / "units")
+    given = Store(args.store, say=runner.say)
     if not evidence.root.is_dir():
         raise AtsError(f"there is no archive at {evidence.root}; work in the project's folder")
     if args.action == "write" and not (given.remote or given.root.is_dir()):
@@ -88,7 +93,8 @@ def archive(args: argparse.Namespace) -> int:
 
 def bench(args: argparse.Namespace) -> None:
     """Measure speed, a JSON line for each size."""
-    place, archive = device_of(args.device), Archive(project_root() / "results" / "units")
+    place = device_of(args.device)
+    archive = Archive(project_root() / "results" / "units")
     if args.out:
         check_out(args.out)
     for row in costing.measure(place, archive) if args.what == "costs" else _speeds(args):

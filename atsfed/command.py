@@ -7,7 +7,9 @@ from atslib.clients.updates import LocalTraining
 
 
 def federated(args: argparse.Namespace) -> None:
-    """Run a federation, or what is left of it, with its tap in `args.out`; print who answered in each round."""
+    """Run a federation, or what is left of it, with its tap in `args.out`; print who answered in
+    each round.
+    """
     names = (
         "dataset",
         "model",

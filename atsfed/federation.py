@@ -20,26 +20,31 @@ from atslib.rng import rng
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Federation:
-    """Everything that decides a run: two runs of one federation give the same weights, wherever their clients are.
+    """Everything that decides a run: two runs of one federation give the same weights, wherever
+    their clients are.
 
     Attributes:
         dataset, model: names for `load` and `build_model`.
         split: of the data set, whose images are dealt out: "train" or "test".
-        victim: as of `ThreatModel`. In "eval" mode an untrained network with batch normalization does not learn; in
-            "train" mode each client uses its own batch's statistics, which it does not share.
+        victim: as of `ThreatModel`. In "eval" mode an untrained network with batch normalization
+            does not learn; in "train" mode each client uses its own batch's statistics, which it
+            does not share.
         clients: participants; each answers in every round.
-        alpha: of the Dirichlet distribution by which classes are dealt out; 0: equal shards. Each client has at least
-            `batch` images.
+        alpha: of the Dirichlet distribution by which classes are dealt out; 0: equal shards. Each
+            client has at least `batch` images.
         rounds: how often the server sends its weights and gets answers.
         batch: images of one answer, drawn anew in each round; 0: all that a client has.
-        lr: of the server's step along the mean gradient; of a local training it is `LocalTraining.lr`.
+        lr: of the server's step along the mean gradient; of a local training it is
+            `LocalTraining.lr`.
         local: training of each client before it answers (FedAvg); None: one gradient (FedSGD).
-        defense: text of a `Defense`, which every client applies; with local training a policy, or none.
+        defense: text of a `Defense`, which every client applies; with local training a policy, or
+            none.
         crop_flip: random crop and flip before it.
         fraction: share of the training set that is dealt out.
         seed: of weights, shards, batches and all draws.
     Raises:
-        AtsError: a defense that is unknown, or that local training does not take; a number out of range.
+        AtsError: a defense that is unknown, or that local training does not take; a number out of
+            range.
     """
 
     dataset: str = "cifar10"
@@ -76,11 +81,15 @@ class Federation:
 
     @property
     def kind(self) -> str:
-        """What a client shares, of `Update.kind`: a "gradient", or the "difference" that its training made."""
+        """What a client shares, of `Update.kind`: a "gradient", or the "difference" that its
+        training made.
+        """
         return "difference" if self.local else "gradient"
 
     def threat(self, images: int) -> ThreatModel:
-        """What the server knows of an answer of so many images: no labels, no statistics of their batch."""
+        """What the server knows of an answer of so many images: no labels, no statistics of their
+        batch.
+        """
         statistics = "known" if self.victim == "eval" else "unknown"
         return ThreatModel(
             labels="restored", batch=images, victim=self.victim, batch_norm=statistics
@@ -119,7 +128,8 @@ def _whole(name: str, split: str) -> Images:
 @functools.lru_cache(maxsize=4)
 def _dealt(federation: Federation) -> tuple[tuple[Images, ...], Images, Images]:
     """The clients' images, those of all together, and the others."""
-    f, stream = federation, rng(federation.seed, "shards")
+    f = federation
+    stream = rng(federation.seed, "shards")
     dealt, rest = _whole(f.dataset, f.split).split_off(f.fraction, rng=rng(f.seed, "subset"))
     if f.alpha:
         shards = dirichlet_shards(
@@ -131,8 +141,11 @@ def _dealt(federation: Federation) -> tuple[tuple[Images, ...], Images, Images]:
 
 
 def taken(federation: Federation, client: int, number: int) -> tuple[Tensor, Tensor]:
-    """Pixels (B, C, H, W) uint8 and labels (B,) of a client's answer in a round, before its defense."""
-    shard, stream = federation.shard(client), rng(federation.seed, "round", client, number)
+    """Pixels (B, C, H, W) uint8 and labels (B,) of a client's answer in a round, before its
+    defense.
+    """
+    shard = federation.shard(client)
+    stream = rng(federation.seed, "round", client, number)
     rows = torch.randperm(len(shard), generator=stream)[: federation.batch or None]
     return transform(
         shard.pixels[rows], "", rng=stream, crop_flip=federation.crop_flip
@@ -140,11 +153,11 @@ def taken(federation: Federation, client: int, number: int) -> tuple[Tensor, Ten
 
 
 def used(federation: Federation, client: int, number: int) -> Tensor:
-    """What a client's network gets in a round: `taken` after the policy of its defense, (B, C, H, W) uint8."""
-    pixels, stream = (
-        taken(federation, client, number)[0],
-        rng(federation.seed, "defense", client, number),
-    )
+    """What a client's network gets in a round: `taken` after the policy of its defense, (B, C, H,
+    W) uint8.
+    """
+    pixels = taken(federation, client, number)[0]
+    stream = rng(federation.seed, "defense", client, number)
     for part in Defense.parse(federation.defense).parts:
         pixels = part.before(pixels, rng=stream)
     return pixels
@@ -167,8 +180,6 @@ def answer(federation: Federation, model: nn.Module, client: int, number: int) -
         return observe(
             model, to_images(pixels), labels, threat=threat, defense=federation.defense, rng=stream
         )
-    images, order = (
-        to_images(used(federation, client, number)),
-        rng(federation.seed, "order", client, number),
-    )
+    images = to_images(used(federation, client, number))
+    order = rng(federation.seed, "order", client, number)
     return observe_weights(model, images, labels, local=federation.local, rng=order, threat=threat)

@@ -1,7 +1,8 @@
 """A federation on Flower: its ClientApp, and its ServerApp with a tap.
 
-Flower is the extra `atslib[federated]`. It reports its use over the network unless FLWR_TELEMETRY_ENABLED is 0, which
-this package sets before Flower is loaded; whoever loads Flower first, or starts its programs, sets it too.
+Flower is the extra `atslib[federated]`. It reports its use over the network unless
+FLWR_TELEMETRY_ENABLED is 0, which this package sets before Flower is loaded; whoever loads Flower
+first, or starts its programs, sets it too.
 """
 
 import logging
@@ -47,7 +48,9 @@ def _tensors(record: "ArrayRecord") -> dict[str, Tensor]:
 def answered(
     federation: Federation, model: nn.Module, client: int, number: int
 ) -> tuple[dict, int]:
-    """A client's answer in a round to a network's weights: arrays by parameter, and its number of images."""
+    """A client's answer in a round to a network's weights: arrays by parameter, and its number of
+    images.
+    """
     seen = answer(federation, model, client, number)
     rows = unflatten(seen.updates[0].gradients, model)
     arrays = {
@@ -63,11 +66,10 @@ def client_app(federation: Federation) -> ClientApp:
     @app.train()
     def train(message: Message, context: Context) -> Message:
         torch.set_num_threads(1)
-        client, number = (
-            int(context.node_config["partition-id"]),
-            int(message.content["config"]["server-round"]),
-        )
-        model, sent = federation.network(), _tensors(message.content[ARRAYS])
+        client = int(context.node_config["partition-id"])
+        number = int(message.content["config"]["server-round"])
+        model = federation.network()
+        sent = _tensors(message.content[ARRAYS])
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.copy_(sent[name])
@@ -86,19 +88,23 @@ def _record(arrays: dict) -> ArrayRecord:
 class Curious(FedAvg):
     """Flower's FedAvg of what clients share, whose server takes a step and keeps all that it sees.
 
-    An answer of other shapes, or with values that are not finite, is left out by name, and the round goes on. A client
-    is the node that first answered under its number: no other node can answer for it. A round without any answer that
-    can be taken leaves the weights as they were. A server that is started again goes on with the tap's next round.
+    An answer of other shapes, or with values that are not finite, is left out by name, and the
+    round goes on. A client is the node that first answered under its number: no other node can
+    answer for it. A round without any answer that can be taken leaves the weights as they were. A
+    server that is started again goes on with the tap's next round.
 
     Args:
         federation: what is trained.
         tap: which records are kept; its next round is the first that is run.
-        patience: seconds for which a round waits for clients that are not connected; then it is of those that are.
+        patience: seconds for which a round waits for clients that are not connected; then it is of
+            those that are.
     """
 
     def __init__(self, federation: Federation, tap: Tap, *, patience: float = 600.0):
         super().__init__(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1)
-        self.federation, self.tap, self.patience = federation, tap, patience
+        self.federation = federation
+        self.tap = tap
+        self.patience = patience
         self.weights: dict[str, Tensor] = {}
         self.nodes: dict[int, int] = {}  # of each client
         self.asked: set[int] = set()
@@ -112,7 +118,8 @@ class Curious(FedAvg):
         self.weights = _tensors(arrays)
         self.tap.begin(number, self.weights)
         end = time.monotonic() + self.patience
-        # Flower's own wait has no end; a round of nobody is none, so the first client is waited for.
+        # Flower's own wait has no end; a round of nobody is none, so the first client is waited
+        # for.
         while not (nodes := list(grid.get_node_ids())) or (
             len(nodes) < self.federation.clients and time.monotonic() < end
         ):
@@ -126,18 +133,17 @@ class Curious(FedAvg):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Keep every answer, and move the weights by the mean of those that can be taken."""
-        number, taken, failed, refused, silent = (
-            self.before + server_round,
-            {},
-            [],
-            [],
-            set(self.asked),
-        )
+        number = self.before + server_round
+        taken = {}
+        failed = []
+        refused = []
+        silent = set(self.asked)
         for reply in replies:
             node = reply.metadata.src_node_id
             if reply.has_error():
                 failed.append(reply)
-                # Flower answers in its own name for a node that is gone, which is then still among the silent ones.
+                # Flower answers in its own name for a node that is gone, which is then still among
+                # the silent ones.
                 if node in silent:
                     refused.append(f"node {node} failed in round {number}")
                     silent.remove(node)
@@ -169,8 +175,12 @@ class Curious(FedAvg):
         return _record({name: value.numpy() for name, value in moved.items()}), numbers
 
     def _record(self, number: int, reply: Message) -> int:
-        """Keep an answer; the number of its client. `AtsError` with its sender's name if it cannot be taken."""
-        node, content = reply.metadata.src_node_id, reply.content
+        """Keep an answer; the number of its client.
+
+        `AtsError` with its sender's name if it cannot be taken.
+        """
+        node = reply.metadata.src_node_id
+        content = reply.content
         who = f"node {node} in round {number}"
         fields = {name: set(record) for name, record in content.items()}
         # Flower ends the whole round where one answer has a field that others lack.
@@ -183,7 +193,8 @@ class Curious(FedAvg):
             raise AtsError(
                 f"{who} shared the records {fields}, not {ARRAYS} and {NUMBERS}; it is left out"
             )
-        client, images = content[NUMBERS]["client"], content[NUMBERS]["num-examples"]
+        client = content[NUMBERS]["client"]
+        images = content[NUMBERS]["num-examples"]
         if (
             type(client) is not int
             or type(images) is not int
@@ -209,7 +220,8 @@ class Curious(FedAvg):
 
 
 def server_app(federation: Federation, folder: Path | str, *, patience: float = 600.0) -> ServerApp:
-    """The curious server: it aggregates, and keeps all that it sees in `folder`, a `Tap`; started again it goes on.
+    """The curious server: it aggregates, and keeps all that it sees in `folder`, a `Tap`; started
+    again it goes on.
 
     Args:
         federation: what is trained.

@@ -1,4 +1,5 @@
-"""Training together without a server: each participant sends its answers to its neighbours, and keeps its own network.
+"""Training together without a server: each participant sends its answers to its neighbours, and
+keeps its own network.
 
 The peer-to-peer variant that the paper names beside the server (Gao et al. 2021, Section 1).
 """
@@ -25,16 +26,19 @@ def ring(clients: int) -> tuple[tuple[int, ...], ...]:
 def exchange(
     federation: Federation, neighbours: Sequence[Sequence[int]]
 ) -> Iterator[tuple[list[nn.Module], list[Observed]]]:
-    """Each round's networks, one per participant, and what each sends; at the end the networks alone.
+    """Each round's networks, one per participant, and what each sends; at the end the networks
+    alone.
 
-    All begin with the same weights. Each takes the server's step on the answers of its neighbours and its own, so that
-    the networks part unless everyone is everyone's neighbour. What travels is answers alone: a neighbour does not know
-    the weights that a gradient was made with, beyond the first round; see `as_seen`.
+    All begin with the same weights. Each takes the server's step on the answers of its neighbours
+    and its own, so that the networks part unless everyone is everyone's neighbour. What travels is
+    answers alone: a neighbour does not know the weights that a gradient was made with, beyond the
+    first round; see `as_seen`.
 
     Args:
         neighbours: of each participant those that it gets answers from.
     Raises:
-        AtsError: they are not of as many participants as the federation has clients, or not others of these.
+        AtsError: they are not of as many participants as the federation has clients, or not others
+            of these.
     """
     everyone = range(federation.clients)
     odd = [k for k, own in enumerate(neighbours) if not set(own) <= set(everyone) - {k}]
@@ -54,5 +58,7 @@ def exchange(
 
 
 def as_seen(sent: Observed, model: nn.Module) -> Observed:
-    """An answer as a neighbour sees it who knows no network but its own, which it takes for the sender's."""
+    """An answer as a neighbour sees it who knows no network but its own, which it takes for the
+    sender's.
+    """
     return dataclasses.replace(sent, updates=(dataclasses.replace(sent.updates[0], model=model),))

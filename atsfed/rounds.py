@@ -1,4 +1,6 @@
-"""A federation in one process, round after round, without Flower: the same weights, for experiments and pages."""
+"""A federation in one process, round after round, without Flower: the same weights, for experiments
+and pages.
+"""
 
 from collections.abc import Iterator
 
@@ -15,7 +17,8 @@ from atslib.models import in_mode
 
 
 def rounds(federation: Federation) -> Iterator[tuple[nn.Module, list[Observed]]]:
-    """Each round's network as the server sends it, and what every client answers, in order; at the end the result.
+    """Each round's network as the server sends it, and what every client answers, in order; at the
+    end the result.
 
     After the last round the network comes once more, with no answers. Each is a copy of its own.
     """
@@ -28,7 +31,9 @@ def rounds(federation: Federation) -> Iterator[tuple[nn.Module, list[Observed]]]
 
 
 def move(federation: Federation, model: nn.Module, seen: list[Observed]) -> None:
-    """The server's step: along the mean of all answers, each weighted by its number of images (FedAvg, FedSGD)."""
+    """The server's step: along the mean of all answers, each weighted by its number of images
+    (FedAvg, FedSGD).
+    """
     step = -federation.lr if federation.kind == "gradient" else 1.0
     with torch.no_grad():
         for parameter, change in zip(
@@ -41,7 +46,8 @@ def move(federation: Federation, model: nn.Module, seen: list[Observed]) -> None
 def accuracy(model: nn.Module, images: Images, *, chunk: int = 250) -> float:
     """Share of images in percent that a federation's network names rightly; higher is better.
 
-    Where its batch normalization uses the statistics of batches, those of `chunk` images at a time, as clients' did.
+    Where its batch normalization uses the statistics of batches, those of `chunk` images at a time,
+    as clients' did.
     """
     pairs = zip(images.pixels.split(chunk), images.labels.split(chunk), strict=True)
     hits = [(model(to_images(pixels)).argmax(1) == labels).sum() for pixels, labels in pairs]

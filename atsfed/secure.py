@@ -1,8 +1,10 @@
-"""A federation on Flower with secure aggregation (SecAgg+): the server gets the sum of all answers, and no single one.
+"""A federation on Flower with secure aggregation (SecAgg+): the server gets the sum of all answers,
+and no single one.
 
-Flower's own protocol: clients mask what they share by numbers that cancel in the sum (Bell et al. 2020, "Secure
-single-server aggregation with (poly)logarithmic overhead"). In the clear stay who took part, and with how many images.
-Values are clipped to ±8 and rounded at random to whole `STEP`s, by draws that no seed repeats.
+Flower's own protocol: clients mask what they share by numbers that cancel in the sum (Bell et al.
+2020, "Secure single-server aggregation with (poly)logarithmic overhead"). In the clear stay who
+took part, and with how many images. Values are clipped to ±8 and rounded at random to whole
+`STEP`s, by draws that no seed repeats.
 """
 
 import logging
@@ -26,7 +28,9 @@ from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import FedAvg
 from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
 
-CLIP, LEVELS = 8.0, 2**22  # Flower's own
+# Flower's own
+CLIP = 8.0
+LEVELS = 2**22
 STEP = 2 * CLIP / LEVELS
 RECOVER = (
     2 / 3
@@ -37,7 +41,8 @@ class Participant(NumPyClient):
     """What a client does: `answered`, in the form that Flower's protocol takes."""
 
     def __init__(self, federation: Federation, client: int):
-        self.federation, self.client = federation, client
+        self.federation = federation
+        self.client = client
 
     def fit(self, parameters: list, config: dict) -> tuple[list, int, dict]:
         """A round's answer: arrays, number of images, and which client it is."""
@@ -60,19 +65,23 @@ def client_app(federation: Federation) -> ClientApp:
 
 
 class Summing(FedAvg):
-    """The curious server's side: it takes a step along the mean of all answers, and keeps that, which is all it sees.
+    """The curious server's side: it takes a step along the mean of all answers, and keeps that,
+    which is all it sees.
 
-    A client that is lost on the way is named, and the sum is of the others. One answer cannot be left out for what it
-    holds, as nobody sees it: a client that sends nonsense spoils the round.
+    A client that is lost on the way is named, and the sum is of the others. One answer cannot be
+    left out for what it holds, as nobody sees it: a client that sends nonsense spoils the round.
 
     Args:
         federation: what is trained.
         tap: which records are kept; its next round is the first that is run.
-        patience: seconds for which a round waits for clients that are not connected; then it is of those that are.
+        patience: seconds for which a round waits for clients that are not connected; then it is of
+            those that are.
     """
 
     def __init__(self, federation: Federation, tap: Tap, *, patience: float):
-        self.federation, self.tap, self.patience = federation, tap, patience
+        self.federation = federation
+        self.tap = tap
+        self.patience = patience
         self.before = tap.next() - 1  # rounds that an earlier server finished; Flower counts from 1
         self.weights = tap.model(tap.next()) if self.before else federation.network()
         self.asked: set[int] = set()
@@ -102,8 +111,11 @@ class Summing(FedAvg):
     def aggregate_fit(
         self, server_round: int, results: list[tuple[ClientProxy, FitRes]], failures: list
     ) -> tuple[Parameters, dict]:
-        """Keep the mean that Flower has written in place of every answer, and move the weights by it."""
-        number, named = self.before + server_round, dict(self.weights.named_parameters())
+        """Keep the mean that Flower has written in place of every answer, and move the weights by
+        it.
+        """
+        number = self.before + server_round
+        named = dict(self.weights.named_parameters())
         lost = sorted(self.asked - {proxy.node_id for proxy, _ in results})
         refused = [f"node {node} is not in the sum of round {number}" for node in lost]
         arrays = map(torch.from_numpy, parameters_to_ndarrays(results[0][1].parameters))
@@ -128,10 +140,13 @@ class Summing(FedAvg):
 
 
 def server_app(federation: Federation, folder: Path | str, *, patience: float = 600.0) -> ServerApp:
-    """The server, as `flower.server_app`; of each round it keeps the sum. Fewer clients than two thirds make no round.
+    """The server, as `flower.server_app`; of each round it keeps the sum.
+
+    Fewer clients than two thirds make no round.
 
     Raises:
-        AtsError: a federation of one client, whose answer is the sum, or of more than the protocol's numbers hold.
+        AtsError: a federation of one client, whose answer is the sum, or of more than the
+            protocol's numbers hold.
     """
     if not 2 <= federation.clients < 2**32 // LEVELS:
         raise AtsError(

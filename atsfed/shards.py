@@ -8,7 +8,8 @@ from atslib.rng import as_stream
 
 
 def equal_shards(labels: Tensor, clients: int, *, rng: torch.Generator | int) -> tuple[Tensor, ...]:
-    """Image numbers of each client: shares of equal size, or of sizes that differ by one, drawn at random.
+    """Image numbers of each client: shares of equal size, or of sizes that differ by one, drawn at
+    random.
 
     Args:
         labels: (B,) of all images; only their number matters.
@@ -28,10 +29,11 @@ def equal_shards(labels: Tensor, clients: int, *, rng: torch.Generator | int) ->
 def dirichlet_shards(
     labels: Tensor, clients: int, *, alpha: float, rng: torch.Generator | int, least: int = 1
 ) -> tuple[Tensor, ...]:
-    """Image numbers of each client: each class is dealt out by shares drawn from a Dirichlet distribution.
+    """Image numbers of each client: each class is dealt out by shares drawn from a Dirichlet
+    distribution.
 
-    The smaller `alpha`, the more a client's images are of few classes; 100 is nearly even. Source: Hsu et al. 2019,
-    "Measuring the effects of non-identical data distribution".
+    The smaller `alpha`, the more a client's images are of few classes; 100 is nearly even. Source:
+    Hsu et al. 2019, "Measuring the effects of non-identical data distribution".
 
     Args:
         labels: (B,) class numbers of all images.
@@ -40,12 +42,14 @@ def dirichlet_shards(
         rng: the stream of the draw, or a seed for one.
         least: images that each client has at least; the draw is repeated until it is so.
     Raises:
-        AtsError: an `alpha` that is not above 0, or 100 draws that leave a client with fewer images.
+        AtsError: an `alpha` that is not above 0, or 100 draws that leave a client with fewer
+            images.
     """
     check_whole("clients", clients, 1)
     if not 0 < alpha < float("inf"):
         raise AtsError(f"alpha={alpha} of a Dirichlet distribution must be above 0 and finite")
-    stream, classes = as_stream(rng), labels.unique().tolist()
+    stream = as_stream(rng)
+    classes = labels.unique().tolist()
     own = [(labels == c).nonzero().flatten() for c in classes]
     for _ in range(100):
         shares = torch._sample_dirichlet(torch.full((len(classes), clients), float(alpha)), stream)

@@ -22,9 +22,11 @@ def simulate(
     patience: float = 600.0,
     secure: bool = False,
 ) -> Tap:
-    """Run a federation on this machine, its clients in so many processes (Ray), and return what the server saw.
+    """Run a federation on this machine, its clients in so many processes (Ray), and return what the
+    server saw.
 
-    Rounds that the folder has already are not run again. With `secure` aggregation that is the sum of all answers.
+    Rounds that the folder has already are not run again. With `secure` aggregation that is the sum
+    of all answers.
 
     Raises:
         AtsError: a round was not run, or got no answer that could be taken; Ray is not installed.
@@ -34,10 +36,8 @@ def simulate(
     from flwr.simulation import run_simulation
 
     apps = summing if secure else flower
-    server, client = (
-        apps.server_app(federation, folder, patience=patience),
-        apps.client_app(federation),
-    )
+    server = apps.server_app(federation, folder, patience=patience)
+    client = apps.client_app(federation)
     logging.getLogger("flwr").setLevel(logging.WARNING)
     backend = {
         "init_args": {"num_cpus": processes, "include_dashboard": False, "log_to_driver": False},

@@ -1,4 +1,6 @@
-"""What is left to see where answers are added up before anyone looks at them, as in secure aggregation."""
+"""What is left to see where answers are added up before anyone looks at them, as in secure
+aggregation.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -10,14 +12,17 @@ from atslib.errors import AtsError
 
 
 def summed(seen: Sequence[Observed]) -> Observed:
-    """The mean of what clients shared in one round, weighted by their images, as one view on all of these.
+    """The mean of what clients shared in one round, weighted by their images, as one view on all of
+    these.
 
-    The mean of gradients is the gradient of all images together, so that every attack on batches takes it as it is;
-    with batch normalization in train mode only nearly, because each client's statistics were its own. The mean of
-    differences of weights is not that of any training; attacks take it for one of as many steps.
+    The mean of gradients is the gradient of all images together, so that every attack on batches
+    takes it as it is; with batch normalization in train mode only nearly, because each client's
+    statistics were its own. The mean of differences of weights is not that of any training; attacks
+    take it for one of as many steps.
 
     Args:
-        seen: one view per client, each of one answer in the same round; the mean is attacked with the first's network.
+        seen: one view per client, each of one answer in the same round; the mean is attacked with
+            the first's network.
     Returns:
         One update of one row, of `batch` images that is the sum of all.
     Raises:

@@ -1,4 +1,6 @@
-"""What an honest-but-curious server sees, on disk: per round the weights it sent, per client what came back."""
+"""What an honest-but-curious server sees, on disk: per round the weights it sent, per client what
+came back.
+"""
 
 import dataclasses
 import json
@@ -20,24 +22,27 @@ SUM = "summed"
 
 
 class Tap:
-    """A folder with a record of every round; each is written at once or not at all, so that none is half there.
+    """A folder with a record of every round; each is written at once or not at all, so that none is
+    half there.
 
-    A round that is run again after a fault writes the same records again: nothing is lost, and nothing is there twice.
+    A round that is run again after a fault writes the same records again: nothing is lost, and
+    nothing is there twice.
 
     Raises:
-        AtsError: the folder has records of another federation; only the number of rounds may differ.
+        AtsError: the folder has records of another federation; only the number of rounds may
+            differ.
     """
 
     def __init__(self, folder: Path | str, federation: Federation):
-        self.folder, self.federation = Path(folder), federation
+        self.folder = Path(folder)
+        self.federation = federation
         self.network = federation.network()
-        facts, self._facts = (
-            self.folder / "federation.json",
-            dataclasses.asdict(federation) | {"rounds": None},
-        )
+        facts = self.folder / "federation.json"
+        self._facts = dataclasses.asdict(federation) | {"rounds": None}
         if facts.exists() and (kept := json.loads(facts.read_text())) != self._facts:
             name = next(name for name in self._facts if kept.get(name) != self._facts[name])
-            has, asked = kept.get(name), self._facts[name]
+            has = kept.get(name)
+            asked = self._facts[name]
             raise AtsError(
                 f"{folder} has records of a federation with {name}={has!r}, not {asked!r}; name another"
             )
@@ -47,11 +52,14 @@ class Tap:
         return self.folder / f"round-{number:05d}" / f"{name}.safetensors"
 
     def begin(self, number: int, weights: dict[str, Tensor]) -> None:
-        """Keep the weights that the server sends in a round; those after the last round under the next number.
+        """Keep the weights that the server sends in a round; those after the last round under the
+        next number.
 
-        Records of this round and later ones that answer other weights are dropped: they are of no round any more.
+        Records of this round and later ones that answer other weights are dropped: they are of no
+        round any more.
         """
-        file, data = self._file(number), _bytes(weights)
+        file = self._file(number)
+        data = _bytes(weights)
         if file.exists() and file.read_bytes() == data:
             return
         for folder in self.folder.glob("round-*"):
@@ -64,7 +72,9 @@ class Tap:
         write_atomically(file, lambda partial: partial.write_bytes(data))
 
     def next(self) -> int:
-        """The round that a server goes on with: the last one whose weights are known, 1 in a new folder."""
+        """The round that a server goes on with: the last one whose weights are known, 1 in a new
+        folder.
+        """
         return max(
             (int(file.parent.name.split("-")[1]) for file in self.folder.glob("round-*/sent.*")),
             default=1,
@@ -86,10 +96,11 @@ class Tap:
         """Keep what one client shared, by parameter, and how many images it said were behind it.
 
         Raises:
-            AtsError: names, shapes or number format are not those of the network, a value is not finite, or the client
-                cannot have so many images.
+            AtsError: names, shapes or number format are not those of the network, a value is not
+                finite, or the client cannot have so many images.
         """
-        who, most = f"client {client} in round {number}", self.federation.most
+        who = f"client {client} in round {number}"
+        most = self.federation.most
         if not 1 <= images <= most:
             raise AtsError(
                 f"{who} says it has {images} images, which must be 1 to {most}; it is left out"
@@ -99,16 +110,15 @@ class Tap:
         write_atomically(self._file(number, client), lambda partial: partial.write_bytes(data))
 
     def record_sum(self, number: int, mean: dict[str, Tensor], images: dict[int, int]) -> None:
-        """Keep the mean of what clients shared, by parameter, and how many images each client said it had.
+        """Keep the mean of what clients shared, by parameter, and how many images each client said
+        it had.
 
         Raises:
             AtsError: as of `record`, and a client that there is not.
         """
-        who, most, clients = (
-            f"the sum of round {number}",
-            self.federation.most,
-            range(self.federation.clients),
-        )
+        who = f"the sum of round {number}"
+        most = self.federation.most
+        clients = range(self.federation.clients)
         if odd := [
             client
             for client, count in images.items()
@@ -154,9 +164,12 @@ class Tap:
         return in_mode(self.network, self.federation.victim)
 
     def observed(self, number: int, client: int | None = None) -> Observed:
-        """What the server saw of a client in a round, as every attack takes it. Labels are not known.
+        """What the server saw of a client in a round, as every attack takes it.
 
-        Without a client, of all together, as `summed`; under secure aggregation there is nothing else.
+        Labels are not known.
+
+        Without a client, of all together, as `summed`; under secure aggregation there is nothing
+        else.
 
         Raises:
             AtsError: it was not recorded, or only the sum of all clients was.
@@ -169,7 +182,8 @@ class Tap:
                 f"client {client} in round {number}: only the sum was seen; leave the client out to get it"
             )
         shared = self._read(whole if client is None else self._file(number, client))
-        images, local = shared["images"].flatten().tolist(), self.federation.local
+        images = shared["images"].flatten().tolist()
+        local = self.federation.local
         model = self.model(number)
         row = torch.cat([shared[name].flatten() for name, _ in model.named_parameters()])[None]
         known = None
@@ -195,7 +209,9 @@ def _bytes(tensors: dict[str, Tensor]) -> bytes:
 
 
 def check_shared(network: nn.Module, shared: dict[str, Tensor], who: str) -> None:
-    """Raise `AtsError`, with its sender's name, unless these are finite floats of the network's parameters."""
+    """Raise `AtsError`, with its sender's name, unless these are finite floats of the network's
+    parameters.
+    """
     wanted = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
     given = {name: tuple(value.shape) for name, value in shared.items()}
     if odd := sorted(

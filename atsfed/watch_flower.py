@@ -1,4 +1,6 @@
-"""Somebody's own federation on Flower as its server sees it: kept by any strategy, and read back for attacks."""
+"""Somebody's own federation on Flower as its server sees it: kept by any strategy, and read back
+for attacks.
+"""
 
 import copy
 import dataclasses
@@ -25,17 +27,21 @@ from flwr.serverapp.strategy import Strategy
 
 
 class Watched(Strategy):
-    """A strategy that does what another does, and keeps what the server sends and gets in each round of training.
+    """A strategy that does what another does, and keeps what the server sends and gets in each
+    round of training.
 
-    `Watched(FedAvg(…), "seen")` in a ServerApp, in place of `FedAvg(…)`. Answers have one record of arrays.
+    `Watched(FedAvg(…), "seen")` in a ServerApp, in place of `FedAvg(…)`. Answers have one record of
+    arrays.
 
     Args:
         strategy: any of Flower's strategies, or one's own.
-        folder: where it is kept, a folder per round: sent.safetensors, and a file per node that answered.
+        folder: where it is kept, a folder per round: sent.safetensors, and a file per node that
+            answered.
     """
 
     def __init__(self, strategy: Strategy, folder: Path | str):
-        self.strategy, self.folder = strategy, Path(folder)
+        self.strategy = strategy
+        self.folder = Path(folder)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -84,9 +90,17 @@ class Watched(Strategy):
 
 
 def watched(
-    folder: Path | str, number: int, network: nn.Module, *, shape: tuple[int, int, int], normalize: Normalize,
-    lr: float, steps: int, by: str = "", threat: ThreatModel | None = None,
-) -> dict[int, Observed]:  # fmt: skip
+    folder: Path | str,
+    number: int,
+    network: nn.Module,
+    *,
+    shape: tuple[int, int, int],
+    normalize: Normalize,
+    lr: float,
+    steps: int,
+    by: str = "",
+    threat: ThreatModel | None = None,
+) -> dict[int, Observed]:
     """What a server saw of each client in a round, as every attack takes it. Labels are not known.
 
     Args:
@@ -96,22 +110,23 @@ def watched(
         shape: (C, H, W) of an image.
         normalize: what clients do to images in [0, 1] before the network gets them.
         lr, steps: of each client's training: the step size of SGD, and how many steps it took.
-        by: the metric that says who a client is, a whole number; "" for Flower's number of its node.
-        threat: what the server knows; labels are restored by default. Its `batch` is taken from the answers' metric
-            `num-examples`.
+        by: the metric that says who a client is, a whole number; "" for Flower's number of its
+            node.
+        threat: what the server knows; labels are restored by default. Its `batch` is taken from the
+            answers' metric `num-examples`.
     Returns:
         One view per client.
     Raises:
-        AtsError: no such round, arrays that are not the network's, or an answer that lacks a metric.
+        AtsError: no such round, arrays that are not the network's, or an answer that lacks a
+            metric.
     """
     place = _round(folder, number)
     if not (place / "sent.safetensors").exists():
         raise AtsError(f"{place} was not recorded")
-    model, threat = (
-        nn.Sequential(normalize, copy.deepcopy(network)),
-        threat or ThreatModel(labels="restored"),
-    )
-    sent, seen = _load(model[1], place / "sent.safetensors"), {}
+    model = nn.Sequential(normalize, copy.deepcopy(network))
+    threat = threat or ThreatModel(labels="restored")
+    sent = _load(model[1], place / "sent.safetensors")
+    seen = {}
     names = [name for name, _ in network.named_parameters()]
     for file in sorted(place.glob("node-*.safetensors")):
         with safetensors.safe_open(file, "pt") as data:
@@ -136,7 +151,8 @@ def _round(folder: Path | str, number: int) -> Path:
 
 
 def _keep(folder: Path, number: int, name: str, arrays: ArrayRecord, numbers: dict) -> None:
-    tensors, facts = flower._tensors(arrays), {"numbers": json.dumps(numbers)}
+    tensors = flower._tensors(arrays)
+    facts = {"numbers": json.dumps(numbers)}
     data = safetensors.torch.save(
         {key: value.contiguous() for key, value in tensors.items()}, facts
     )

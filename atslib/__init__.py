@@ -1,8 +1,10 @@
-"""Learned privacy transformations for collaborative learning: transform, train, attack, score, search.
+"""Learned privacy transformations for collaborative learning: transform, train, attack, score,
+search.
 
-Rooms, ground floor first: `errors`, `rng`, `store`, `data`, `policies`, `measures`, `models`, `gradients`, `clients`,
-`attacks`, `scores`, `report`. Imports point down. A name is imported when it is first used, so `import atslib`, and
-`python -m atslib --help` with it, do not wait for torch. To add a public name: one entry in `_HOMES`.
+Rooms, ground floor first: `errors`, `rng`, `store`, `data`, `policies`, `measures`, `models`,
+`gradients`, `clients`, `attacks`, `scores`, `report`. Imports point down. A name is imported when
+it is first used, so `import atslib`, and `python -m atslib --help` with it, do not wait for torch.
+To add a public name: one entry in `_HOMES`.
 """
 
 import importlib

@@ -42,10 +42,10 @@ def _execute(run: Callable[[ModuleType], None], module: ModuleType) -> None:
 def serve() -> None:
     """Let `import torchvision` work after `import atslib`, in a user's own file too.
 
-    PyPI's x86-64 Linux wheel is built for CUDA. Beside a CPU-only torch its operators cannot be loaded and the
-    import stops at the first schema it misses. Data sets, networks and transforms need no operator, so the two
-    schemas are declared, without an implementation, and the import is tried once more. Where the builds match,
-    nothing happens.
+    PyPI's x86-64 Linux wheel is built for CUDA. Beside a CPU-only torch its operators cannot be
+    loaded and the import stops at the first schema it misses. Data sets, networks and transforms
+    need no operator, so the two schemas are declared, without an implementation, and the import is
+    tried once more. Where the builds match, nothing happens.
     """
     if _Finder not in sys.meta_path:
         sys.meta_path.insert(0, _Finder)

@@ -1,4 +1,6 @@
-"""Safetensors files with a hash of what is in them: networks, and the states of runs that can be resumed."""
+"""Safetensors files with a hash of what is in them: networks, and the states of runs that can be
+resumed.
+"""
 
 import dataclasses
 import hashlib
@@ -19,13 +21,15 @@ from atslib.files import (
 Tensors = dict[str, Tensor]
 
 
-# `dataclasses.field(default=…, metadata=ADDED_SINCE)`: a field added when there were artifacts without it. While it
-# has its default it is left out of the key, so that those stay valid.
+# `dataclasses.field(default=…, metadata=ADDED_SINCE)`: a field added when there were artifacts
+# without it. While it has its default it is left out of the key, so that those stay valid.
 ADDED_SINCE = {"added since": True}
 
 
 def plain(config: object) -> object:
-    """A config as JSON can hold it: dataclasses become dicts, tuples become lists, other objects become their text."""
+    """A config as JSON can hold it: dataclasses become dicts, tuples become lists, other objects
+    become their text.
+    """
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
         since = {f.name: f.default for f in dataclasses.fields(config) if f.metadata == ADDED_SINCE}
@@ -44,8 +48,9 @@ def plain(config: object) -> object:
 def fingerprint(*parts: object) -> str:
     """A hash of values, 20 hex digits: what names images, a network or a whole run.
 
-    Tensors count by type, shape and values, a generator by its state, a network by its layers and weights, and a
-    dataclass, dict or sequence by all that it holds; anything else as `plain` shows it.
+    Tensors count by type, shape and values, a generator by its state, a network by its layers and
+    weights, and a dataclass, dict or sequence by all that it holds; anything else as `plain` shows
+    it.
     """
     whole = hashlib.sha256()
 
@@ -80,7 +85,9 @@ def fingerprint(*parts: object) -> str:
 
 
 def write_tensors(path: Path, tensors: Tensors, facts: dict) -> None:
-    """Write tensors and facts (JSON values) as one safetensors file, whole or not at all, with a hash of both."""
+    """Write tensors and facts (JSON values) as one safetensors file, whole or not at all, with a
+    hash of both.
+    """
     tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     words = json.dumps(facts)
     metadata = {"facts": words, "hash": _hash(tensors, words)}
@@ -88,7 +95,8 @@ def write_tensors(path: Path, tensors: Tensors, facts: dict) -> None:
 
 
 def read_tensors(path: Path) -> tuple[Tensors, dict, bool]:
-    """The tensors and facts in a file, and whether it carries a hash, as files of `write_tensors` do.
+    """The tensors and facts in a file, and whether it carries a hash, as files of `write_tensors`
+    do.
 
     Raises:
         AtsError: the file is not there, is no safetensors file, or its bytes have changed since.
@@ -98,7 +106,8 @@ def read_tensors(path: Path) -> tuple[Tensors, dict, bool]:
     try:
         with safe_open(path, "pt") as stored:
             metadata = stored.metadata() or {}
-        words, tensors = metadata.get("facts", "{}"), load_file(path)
+        words = metadata.get("facts", "{}")
+        tensors = load_file(path)
         facts = json.loads(words)
     except Exception as error:
         raise AtsError(

@@ -1,4 +1,6 @@
-"""What each command of `python -m atslib` does, one function each; a number that it returns is the exit status."""
+"""What each command of `python -m atslib` does, one function each; a number that it returns is the
+exit status.
+"""
 
 import argparse
 import copy
@@ -47,7 +49,8 @@ def indices(text: str, count: int) -> list[int]:
         match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
         if not match:
             raise AtsError(f"index {text!r}: {part!r} must be a number or a range such as 0-15")
-        first, last = int(match[1]), int(match[2] or match[1])
+        first = int(match[1])
+        last = int(match[2] or match[1])
         if last < first or last >= count:
             raise AtsError(
                 f"index {text!r}: {part!r} must rise and end below {count}, the number of images"
@@ -57,7 +60,9 @@ def indices(text: str, count: int) -> list[int]:
 
 
 def _facts(checkpoint: Path | None) -> dict[str, object]:
-    """What a checkpoint says of itself; nothing where there is none or it cannot be read, which loading it reports."""
+    """What a checkpoint says of itself; nothing where there is none or it cannot be read, which
+    loading it reports.
+    """
     with (
         suppress(SafetensorError, OSError, ValueError, TypeError),
         safe_open(checkpoint, "pt") as stored,
@@ -101,7 +106,8 @@ def train(args: argparse.Namespace) -> None:
 
 
 def attack(args: argparse.Namespace) -> None:
-    """Attack the chosen images and write `table.csv`, `sheet.png` and `arrays.safetensors` to `args.out`; resumable.
+    """Attack the chosen images and write `table.csv`, `sheet.png` and `arrays.safetensors` to
+    `args.out`; resumable.
 
     With `args.adaptive` by servers who know more and more of the policy, which is not resumable.
     """
@@ -112,13 +118,12 @@ def attack(args: argparse.Namespace) -> None:
         )
     preset = ATTACKS[args.attack]
     preset = dataclasses.replace(preset, steps=args.steps) if args.steps else preset
-    policy, defense = (
-        parse_policy(args.policy),
-        Defense.parse(args.defense) if args.defense else None,
-    )
+    policy = parse_policy(args.policy)
+    defense = Defense.parse(args.defense) if args.defense else None
     for name in ("", "table.csv", "sheet.png", "arrays.safetensors"):
         check_out(args.out / name, folder=not name)
-    known, device = _facts(args.checkpoint), device_of(args.device)
+    known = _facts(args.checkpoint)
+    device = device_of(args.device)
     everything = load(args.dataset, args.split)
     rows = indices(args.index, len(everything))
     images = everything[rows]
@@ -139,7 +144,8 @@ def attack(args: argparse.Namespace) -> None:
             )
     stream = rng(args.seed, "defense", args.defense)
     seen = observe(model, target.to(device), images.labels.to(device), defense=defense, rng=stream)
-    stream, state = rng(args.seed, "start"), args.out / "attack.state"
+    stream = rng(args.seed, "start")
+    state = args.out / "attack.state"
     if not args.adaptive:
         made = reconstruct(seen, preset, rng=stream, checkpoint=state, progress=True)
         return write_attack(args.out, rows, images, target, made, floor=floor)
@@ -152,7 +158,9 @@ def attack(args: argparse.Namespace) -> None:
 
 
 def search(args: argparse.Namespace) -> None:
-    """Search policies for a data set or a folder; write them to `args.out`, all scores beside it; resumable."""
+    """Search policies for a data set or a folder; write them to `args.out`, all scores beside it;
+    resumable.
+    """
     if args.out.suffix.lower() == ".csv":
         wanted = args.out.with_suffix(".json")
         raise AtsError(
@@ -160,7 +168,8 @@ def search(args: argparse.Namespace) -> None:
         )
     check_out(args.out)
     check_out(table := args.out.with_suffix(".csv"))
-    config, device = _search_config(args), device_of(args.device)
+    config = _search_config(args)
+    device = device_of(args.device)
     train, test = _data(args)
     for name in ("images", "acc_images"):
         if (asked := getattr(config, name)) > len(test):
@@ -235,7 +244,9 @@ def _data(args: argparse.Namespace) -> tuple[Images | None, Images]:
 def _models(
     args: argparse.Namespace, train: Images | None, test: Images, store: Store, device: torch.device
 ) -> tuple[nn.Module, nn.Module]:
-    """The semi-trained network and the untrained one that it started from, both from the store or made."""
+    """The semi-trained network and the untrained one that it started from, both from the store or
+    made.
+    """
     config = TrainConfig(epochs=args.epochs)
     fraction = args.fraction or (0.1 if train is None else 1.0)
     if train is None:
@@ -244,7 +255,8 @@ def _models(
         )
         return trained(unit, store, device)[0], network(unit).to(device)
     part = train.subset(fraction, rng=rng(args.seed, "subset"))
-    norm, (_, channels, size, _) = measured_normalization(part), test.pixels.shape
+    norm = measured_normalization(part)
+    (_, channels, size, _) = test.pixels.shape
     facts = {"model": args.model, "train": config, "seed": args.seed, "norm": norm}
     facts["images"] = fingerprint(part.pixels, part.labels)
     stream = rng(args.seed, "weights", args.model)

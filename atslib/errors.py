@@ -8,18 +8,25 @@ from textwrap import shorten
 
 
 class AtsError(ValueError):
-    """A wrong input, said in one sentence. In a notebook only the sentence shows, not our call stack."""
+    """A wrong input, said in one sentence.
+
+    In a notebook only the sentence shows, not our call stack.
+    """
 
     def _render_traceback_(self) -> list[str]:
         return [f"{type(self).__name__}: {self}"]
 
 
 class NotKept(AtsError):
-    """The archive of evidence does not hold this: it is large, and only the rest of its unit of work was kept."""
+    """The archive of evidence does not hold this: it is large, and only the rest of its unit of
+    work was kept.
+    """
 
 
 class OutOfTime(Exception):
-    """The time given to a long computation is over; its state is kept, and another call goes on with it."""
+    """The time given to a long computation is over; its state is kept, and another call goes on
+    with it.
+    """
 
 
 def choose(what: str, value: object, allowed: object) -> None:
@@ -37,10 +44,13 @@ _TYPES = {
 
 
 def check_types(config: object) -> None:
-    """Raise `AtsError` unless each field of a dataclass is of its default's kind: number, text or truth value."""
+    """Raise `AtsError` unless each field of a dataclass is of its default's kind: number, text or
+    truth value.
+    """
     for field in dataclasses.fields(config):
         if type(field.default) in _TYPES:
-            (allowed, words), value = _TYPES[type(field.default)], getattr(config, field.name)
+            (allowed, words) = _TYPES[type(field.default)]
+            value = getattr(config, field.name)
             if not isinstance(value, allowed) or (isinstance(value, bool) and allowed is not bool):
                 raise AtsError(f"{type(config).__name__}.{field.name}={value!r} must be {words}")
             if isinstance(value, float) and not math.isfinite(value):
@@ -54,13 +64,18 @@ def check_whole(name: str, value: object, least: int) -> None:
 
 
 def check_kind(name: str, value: object, kind: object, words: str) -> None:
-    """Raise `AtsError` unless `value` is of a class, or of one of several; `words` say which: "an atslib.Policy"."""
+    """Raise `AtsError` unless `value` is of a class, or of one of several; `words` say which: "an
+    atslib.Policy".
+    """
     if not isinstance(value, kind):
         raise AtsError(f"{name} {shorten(repr(value), 80, placeholder=' …')} must be {words}")
 
 
 def as_path(name: str, value: object, *, optional: bool = False) -> Path | None:
-    """The path that text or a path stands for; `AtsError` for anything else. None stays None where it is `optional`."""
+    """The path that text or a path stands for; `AtsError` for anything else.
+
+    None stays None where it is `optional`.
+    """
     if value is None and optional:
         return None
     check_kind(name, value, str | os.PathLike, "a path, as text or a pathlib.Path")

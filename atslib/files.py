@@ -1,4 +1,6 @@
-"""Files that are whole or not there, checked by their hash; and waiting for what is away for a while."""
+"""Files that are whole or not there, checked by their hash; and waiting for what is away for a
+while.
+"""
 
 import contextlib
 import hashlib
@@ -24,7 +26,8 @@ _EXPECTED: list[tuple[Path, float, Callable[[str], None]]] = []
 def wait_for(
     what: object, there: Callable[[], bool], patience: float, say: Callable[[str], None]
 ) -> None:
-    """Return once `there()` holds, looked at with a growing pause; one line is said where that is not at once.
+    """Return once `there()` holds, looked at with a growing pause; one line is said where that is
+    not at once.
 
     Raises:
         AtsError: it does not hold within `patience` seconds.
@@ -32,7 +35,8 @@ def wait_for(
     if there():
         return
     say(f"{what} is away: waiting for it, {patience:.0f} s at most")
-    ends, pause = time.monotonic() + patience, 0.05
+    ends = time.monotonic() + patience
+    pause = 0.05
     while not there():
         if time.monotonic() > ends:
             raise AtsError(
@@ -44,7 +48,8 @@ def wait_for(
 
 @contextlib.contextmanager
 def expected(root: Path, patience: float, say: Callable[[str], None]) -> Iterator[None]:
-    """As long as this lasts, `patiently` and `write_atomically` wait for the folder `root` where it has gone away.
+    """As long as this lasts, `patiently` and `write_atomically` wait for the folder `root` where it
+    has gone away.
 
     An empty folder is away too: it is what is left where a share is no longer mounted.
     """
@@ -67,7 +72,9 @@ def _place(path: Path) -> tuple[Path, float, Callable[[str], None]] | None:
 
 
 def patiently(path: Path, act: Callable[[], Found]) -> Found:
-    """What `act` finds at `path`, after its folder is back: what it found while that was away does not count."""
+    """What `act` finds at `path`, after its folder is back: what it found while that was away does
+    not count.
+    """
     while True:
         if (place := _place(path)) is None:
             return act()
@@ -84,7 +91,8 @@ def patiently(path: Path, act: Callable[[], Found]) -> Found:
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a temporary file beside `path`, then rename it: a killed run leaves no half file.
+    """Let `write` fill a temporary file beside `path`, then rename it: a killed run leaves no half
+    file.
 
     Raises:
         AtsError: the folder, or the whole file, cannot be written.
@@ -93,7 +101,8 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 
     def whole() -> None:
         try:
-            # In a store that may go away its folder is not made: it would lie where the store comes back.
+            # In a store that may go away its folder is not made: it would lie where the store comes
+            # back.
             path.parent.mkdir(parents=_place(path) is None, exist_ok=True)
             write(partial)
             partial.replace(path)
@@ -110,7 +119,9 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def project_root() -> Path:
-    """The nearest folder at or above the working one that holds a `pyproject.toml`, else the working one."""
+    """The nearest folder at or above the working one that holds a `pyproject.toml`, else the
+    working one.
+    """
     here = Path.cwd()
     return next(
         (folder for folder in (here, *here.parents) if (folder / "pyproject.toml").exists()), here
@@ -129,7 +140,9 @@ def fault_of(path: Path) -> str | None:
 
 
 def fault(sha256: str | None, facts: bytes | None) -> str | None:
-    """What is wrong with an artifact, if anything, by the hash of its tensors and the bytes of its JSON."""
+    """What is wrong with an artifact, if anything, by the hash of its tensors and the bytes of its
+    JSON.
+    """
     if sha256 is None:
         return "the tensors are missing"
     try:

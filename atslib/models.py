@@ -1,7 +1,7 @@
 """The networks of the paper and of its replication; each normalizes its own input.
 
-Images go in as floats in [0, 1]; logits come out. Gradients are computed with `batch_norm` and `max_pool` in place of
-torch's own, in any network.
+Images go in as floats in [0, 1]; logits come out. Gradients are computed with `batch_norm` and
+`max_pool` in place of torch's own, in any network.
 """
 
 import contextlib
@@ -61,12 +61,20 @@ class Normalize(nn.Module):
 
 
 def batch_norm(
-    x: Tensor, mean: Tensor | None, variance: Tensor | None, weight: Tensor | None = None, bias: Tensor | None = None,
-    training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
-) -> Tensor:  # fmt: skip
-    """`F.batch_norm` written out as `x * scale + shift`, for `torch.func.vmap`; running statistics are not updated.
+    x: Tensor,
+    mean: Tensor | None,
+    variance: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """`F.batch_norm` written out as `x * scale + shift`, for `torch.func.vmap`; running statistics
+    are not updated.
 
-    Under `vmap` torch's own falls back to a slow form, and its second derivative in train mode is off by 0.8 %.
+    Under `vmap` torch's own falls back to a slow form, and its second derivative in train mode is
+    off by 0.8 %.
     """
     tensors = (x, mean, variance, weight, bias)
     if has_torch_function(tensors):
@@ -81,7 +89,9 @@ def batch_norm(
 
 
 def check_train_mode(values: int, running_mean: Tensor | None) -> None:
-    """Refuse batch statistics of a single value, whose variance is 0, and a layer that updates its running ones."""
+    """Refuse batch statistics of a single value, whose variance is 0, and a layer that updates its
+    running ones.
+    """
     if running_mean is not None:
         raise AtsError(
             "batch normalization in train mode updates its running statistics, which gradients must not; "
@@ -105,20 +115,27 @@ class BatchNorm(nn.BatchNorm2d):
 
 
 def max_pool(
-    x: Tensor, kernel_size: int | Sequence[int], stride: int | Sequence[int] | None = None,
-    padding: int | Sequence[int] = 0, dilation: int | Sequence[int] = 1, ceil_mode: bool = False,
+    x: Tensor,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    ceil_mode: bool = False,
     return_indices: bool = False,
-) -> Tensor:  # fmt: skip
-    """`F.max_pool2d` with one rule for ties: the first pixel of a window, row by row, that is as large as its largest.
+) -> Tensor:
+    """`F.max_pool2d` with one rule for ties: the first pixel of a window, row by row, that is as
+    large as its largest.
 
-    Flat areas of an image make ties, and rounding, which depends on memory layout and processor, would choose among
-    them. So a pixel counts as large as the largest if it lacks no more than a small share of the largest value in the
-    image's pooled maps: 7e-5 in single precision, 4e-10 in double. That is far more than rounding makes and far less
-    than images differ by. Value and gradient are those of the chosen pixel.
+    Flat areas of an image make ties, and rounding, which depends on memory layout and processor,
+    would choose among them. So a pixel counts as large as the largest if it lacks no more than a
+    small share of the largest value in the image's pooled maps: 7e-5 in single precision, 4e-10 in
+    double. That is far more than rounding makes and far less than images differ by. Value and
+    gradient are those of the chosen pixel.
     """
     options = (kernel_size, kernel_size if stride is None else stride, padding, dilation)
     kernel, steps, pads, holes = ((o, o) if isinstance(o, int) else tuple(o) for o in options)
-    maps, (height, width) = x.detach(), x.shape[-2:]
+    maps = x.detach()
+    (height, width) = x.shape[-2:]
     largest, index = F.max_pool2d_with_indices(maps, kernel, steps, pads, holes, ceil_mode)
     least = largest - torch.finfo(x.dtype).eps ** 0.6 * largest.abs().amax(
         (-3, -2, -1), keepdim=True
@@ -137,7 +154,8 @@ def max_pool(
     for tap in reversed(
         range(kernel[0] * kernel[1])
     ):  # the last to be written is the first of the window
-        y, z = tap // kernel[1] * holes[0], tap % kernel[1] * holes[1]
+        y = tap // kernel[1] * holes[0]
+        z = tap % kernel[1] * holes[1]
         seen = maps[..., y : y + ends[0] : steps[0], z : z + ends[1] : steps[1]]
         place = (rows + y - pads[0])[:, None] * width + columns + z - pads[1]
         index = torch.where(seen >= least, place, index)
@@ -172,7 +190,9 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """A 3×3 convolution between two of 1×1, the second four times as wide, and a shortcut as in `BasicBlock`."""
+    """A 3×3 convolution between two of 1×1, the second four times as wide, and a shortcut as in
+    `BasicBlock`.
+    """
 
     expansion = 4
 
@@ -192,23 +212,33 @@ class Bottleneck(nn.Module):
 
 
 def projection(inputs: int, outputs: int, stride: int) -> nn.Sequential:
-    """A block's shortcut: nothing where the shape stays, else a 1×1 convolution and its normalization."""
+    """A block's shortcut: nothing where the shape stays, else a 1×1 convolution and its
+    normalization.
+    """
     if stride == 1 and inputs == outputs:
         return nn.Sequential()
     return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), BatchNorm(outputs))
 
 
 def resnet(
-    width: int, num_classes: int, in_channels: int, image_size: int, *,
-    blocks: Sequence[int] = (3, 3, 3), block: type[BasicBlock | Bottleneck] = BasicBlock,
-) -> nn.Sequential:  # fmt: skip
-    """A ResNet for small images: stages of so many `blocks`, the first `width` wide and each twice the one before.
+    width: int,
+    num_classes: int,
+    in_channels: int,
+    image_size: int,
+    *,
+    blocks: Sequence[int] = (3, 3, 3),
+    block: type[BasicBlock | Bottleneck] = BasicBlock,
+) -> nn.Sequential:
+    """A ResNet for small images: stages of so many `blocks`, the first `width` wide and each twice
+    the one before.
 
-    By default ResNet20, of which width 64 is the paper's ResNet20-4. Source: the authors' inversefed/nn/models.py. With
-    torchvision's blocks it is torchvision's network behind the first layer of that file: a convolution by 3×3 and no
-    pooling, where torchvision, for images of 224 pixels, has 7×7 and one.
+    By default ResNet20, of which width 64 is the paper's ResNet20-4. Source: the authors'
+    inversefed/nn/models.py. With torchvision's blocks it is torchvision's network behind the first
+    layer of that file: a convolution by 3×3 and no pooling, where torchvision, for images of 224
+    pixels, has 7×7 and one.
     """
-    layers, inputs = {}, width
+    layers = {}
+    inputs = width
     for stage, count in enumerate(blocks):
         for i in range(count):
             layers[f"stage{stage + 1}_{i}"] = block(
@@ -235,7 +265,8 @@ def resnet(
 def convnet(
     width: int, num_classes: int, in_channels: int, image_size: int, *, after_pool: int = 2
 ) -> nn.Sequential:
-    """The ConvNet of Inverting Gradients: 8 convolutions with batch normalization and two max-pools by 3.
+    """The ConvNet of Inverting Gradients: 8 convolutions with batch normalization and two max-pools
+    by 3.
 
     `after_pool=3` is the replication's network of 9 convolutions: there the authors' duplicated
     dictionary key, which silently drops one layer, became a list, which keeps it.
@@ -246,7 +277,8 @@ def convnet(
         )
     widths = [width, 2 * width, 2 * width, 4 * width, 4 * width, 4 * width, "pool"]
     widths += [4 * width] * after_pool + ["pool"]
-    layers, inputs = [], in_channels
+    layers = []
+    inputs = in_channels
     for out in widths:
         if out == "pool":
             layers.append(MaxPool(3))
@@ -258,15 +290,22 @@ def convnet(
 
 
 def lenet(
-    width: int, num_classes: int, in_channels: int, image_size: int, *, activation: type[nn.Module] = nn.Sigmoid,
+    width: int,
+    num_classes: int,
+    in_channels: int,
+    image_size: int,
+    *,
+    activation: type[nn.Module] = nn.Sigmoid,
     padding: int = 2,
-) -> nn.Sequential:  # fmt: skip
-    """The sigmoid LeNet of Deep Leakage from Gradients (Zhu et al. 2019); `width` channels (theirs: 12).
+) -> nn.Sequential:
+    """The sigmoid LeNet of Deep Leakage from Gradients (Zhu et al. 2019); `width` channels (theirs:
+    12).
 
-    Its weights are drawn evenly from ±0.5, with which SGD stays at chance on 100 classes. With another `activation`
-    they are torch's own, and the network can be trained.
+    Its weights are drawn evenly from ±0.5, with which SGD stays at chance on 100 classes. With
+    another `activation` they are torch's own, and the network can be trained.
     """
-    side, layers = image_size, []
+    side = image_size
+    layers = []
     for inputs, stride in ((in_channels, 2), (width, 2), (width, 1)):
         side = (side + 2 * padding - 5) // stride + 1
         layers += [nn.Conv2d(inputs, width, 5, stride, padding), activation()]
@@ -294,23 +333,33 @@ FAMILIES: dict[
     "relunet": (functools.partial(lenet, activation=nn.ReLU), 12, 1),
 }
 
-# What convolutions take for the pixels beyond an image's edge; without one of these names zeros, as everywhere.
+# What convolutions take for the pixels beyond an image's edge; without one of these names zeros, as
+# everywhere.
 PADDINGS = ("circular", "reflect", "unpadded")
 LARGEST = 1024  # the widest network, as in resnet20-1024, and image
 
 
 def build_model(
-    name: str, num_classes: int, in_channels: int = 3, *, image_size: int = 32,
-    norm: str | tuple[Sequence[float], Sequence[float]] | None = None, rng: torch.Generator | int | None = None,
-) -> nn.Sequential:  # fmt: skip
-    """An untrained network in eval mode: float images in [0, 1] (B, C, H, W) → logits (B, `num_classes`).
+    name: str,
+    num_classes: int,
+    in_channels: int = 3,
+    *,
+    image_size: int = 32,
+    norm: str | tuple[Sequence[float], Sequence[float]] | None = None,
+    rng: torch.Generator | int | None = None,
+) -> nn.Sequential:
+    """An untrained network in eval mode: float images in [0, 1] (B, C, H, W) → logits (B,
+    `num_classes`).
 
     Args:
         name: a key of `FAMILIES`, optionally with its width: "resnet20-4" (64 wide), "resnet20-1",
-            "convnet-16", "lenet"; and with one of `PADDINGS`: "lenet-12-circular". Unpadded is for LeNets only.
-        norm: the data set whose constants the first layer uses, or (mean, std) itself; None: (0.5, 0.25).
+            "convnet-16", "lenet"; and with one of `PADDINGS`: "lenet-12-circular". Unpadded is for
+            LeNets only.
+        norm: the data set whose constants the first layer uses, or (mean, std) itself; None: (0.5,
+            0.25).
         image_size: side of the square input; the heads of ConvNet and LeNet depend on it.
-        rng: the stream of the initial weights, or a seed for one; None draws them from torch's own generator.
+        rng: the stream of the initial weights, or a seed for one; None draws them from torch's own
+            generator.
     Raises:
         AtsError: an unknown name, or a number that is not whole or too small.
     """
@@ -355,7 +404,9 @@ def build_model(
 
 
 def fast_layout(images: Tensor) -> Tensor:
-    """The memory layout in which a CPU convolves fastest, channels last; on a GPU the images as they are."""
+    """The memory layout in which a CPU convolves fastest, channels last; on a GPU the images as
+    they are.
+    """
     return images if images.is_cuda else images.contiguous(memory_format=torch.channels_last)
 
 
@@ -380,13 +431,14 @@ def running_statistics(model: nn.Module) -> dict[str, Tensor]:
 
 
 def batch_norms(model: nn.Module) -> dict[str, nn.Module]:
-    """The layers that normalize with running statistics in eval mode and with the batch's in train mode, by name.
+    """The layers that normalize with running statistics in eval mode and with the batch's in train
+    mode, by name.
 
     Group, layer and instance normalization treat both modes alike and are not among them.
 
     Raises:
-        AtsError: a layer whose running statistics follow other rules: `SyncBatchNorm`, or `InstanceNorm` with
-            `track_running_stats`.
+        AtsError: a layer whose running statistics follow other rules: `SyncBatchNorm`, or
+            `InstanceNorm` with `track_running_stats`.
     """
     norms = torch.nn.modules.batchnorm
     layers = {
@@ -404,7 +456,8 @@ def batch_norms(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def in_mode(model: nn.Module, mode: str) -> nn.Module:
-    """A copy in eval mode whose batch normalization uses running statistics ("eval") or the batch's ("train").
+    """A copy in eval mode whose batch normalization uses running statistics ("eval") or the batch's
+    ("train").
 
     Running statistics are never updated. Raises as `batch_norms` does.
     """
@@ -432,7 +485,9 @@ def last_linear(model: nn.Module) -> nn.Linear:
 
 @contextlib.contextmanager
 def before_last(model: nn.Module, change: Callable[[Tensor], Tensor | None]) -> Iterator[None]:
-    """While it is open, `last_linear` gets what `change` makes of its input; None leaves that as it is."""
+    """While it is open, `last_linear` gets what `change` makes of its input; None leaves that as it
+    is.
+    """
     hook = last_linear(model).register_forward_pre_hook(lambda layer, inputs: change(*inputs))
     try:
         yield

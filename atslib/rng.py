@@ -11,10 +11,11 @@ if TYPE_CHECKING:
 
 
 def rng(seed: int, *path: str | int, device: "str | torch.device" = "cpu") -> "torch.Generator":
-    """A generator whose stream depends only on `(seed, *path)`, e.g. `rng(0, "attack", "7-4-15", 3)`.
+    """A generator whose stream depends only on `(seed, *path)`, e.g. `rng(0, "attack", "7-4-15",
+    3)`.
 
-    Adding, removing or reordering other experiments never shifts it, so one cell can be rerun alone.
-    A CPU and a CUDA generator of one seed draw different numbers.
+    Adding, removing or reordering other experiments never shifts it, so one cell can be rerun
+    alone. A CPU and a CUDA generator of one seed draw different numbers.
     """
     import torch  # here, so that `import atslib` does not wait for it
 

@@ -23,7 +23,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Command(_Parser):
-    """Takes its options before, between and after its names, as in `export --store S FILE`, in every Python."""
+    """Takes its options before, between and after its names, as in `export --store S FILE`, in
+    every Python.
+    """
 
     mixed = False
 
@@ -91,7 +93,10 @@ PLACE = (
 
 
 def check_out(path: Path, *, folder: bool = False, name: str = "--out") -> None:
-    """Raise `AtsError` if `path` cannot be written; commands ask before they compute. Nothing is left there."""
+    """Raise `AtsError` if `path` cannot be written; commands ask before they compute.
+
+    Nothing is left there.
+    """
     if path.exists() and path.is_dir() != folder:
         raise AtsError(
             f"{name} {path} is a {'file, give a folder' if folder else 'folder, give a file in it'}"
@@ -130,8 +135,8 @@ def run_command(
     Args:
         arguments: those of the process where it is None.
         moved: commands that are elsewhere now, and where.
-        functions: gives the module whose function of a command's name (with _ for -) does it; called once the
-            options were read, because torch takes seconds to import.
+        functions: gives the module whose function of a command's name (with _ for -) does it;
+            called once the options were read, because torch takes seconds to import.
     """
     args = None
     words = sys.argv[1:] if arguments is None else arguments

@@ -1,7 +1,9 @@
-"""Batched operations against a loop over PIL images: `python benchmarks/transforms.py` prints one JSON line.
+"""Batched operations against a loop over PIL images: `python benchmarks/transforms.py` prints one
+JSON line.
 
-Pillow's side is what a per-image pipeline pays: uint8 tensor -> PIL -> operation -> uint8 tensor. Both sides
-are timed in this process on the same images, and the best of the rounds counts; `ratio` is of the mean times.
+Pillow's side is what a per-image pipeline pays: uint8 tensor -> PIL -> operation -> uint8 tensor.
+Both sides are timed in this process on the same images, and the best of the rounds counts; `ratio`
+is of the mean times.
 """
 
 import json
@@ -79,7 +81,8 @@ def best_ms(run: Callable[[], Tensor]) -> float:
 
 def main(n: int = 1000) -> None:
     pixels = cifar(n).contiguous()
-    ours, theirs = [], []
+    ours = []
+    theirs = []
     for index in range(len(transforms.OPS)):
         sign = 1 if index % 2 else -1  # both signs, without timing everything twice
         assert torch.equal(transforms.apply(index, pixels, sign), looped(index, pixels, sign)), (
@@ -87,7 +90,8 @@ def main(n: int = 1000) -> None:
         )
         ours.append(best_ms(lambda i=index, s=sign: transforms.apply(i, pixels, s)))
         theirs.append(best_ms(lambda i=index, s=sign: looped(i, pixels, s)))
-    mean_ours, mean_pillow = sum(ours) / len(ours), sum(theirs) / len(theirs)
+    mean_ours = sum(ours) / len(ours)
+    mean_pillow = sum(theirs) / len(theirs)
     facts = {"benchmark": "transforms", "device": "cpu", "threads": torch.get_num_threads(), "n": n}
     facts |= {"ms_ours": round(mean_ours, 2), "ms_pillow": round(mean_pillow, 2)}
     facts["ratio"] = round(mean_pillow / mean_ours, 1)

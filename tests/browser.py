@@ -1,4 +1,6 @@
-"""A headless Chromium for tests, driven over its DevTools protocol, that reaches no host but this machine."""
+"""A headless Chromium for tests, driven over its DevTools protocol, that reaches no host but this
+machine.
+"""
 
 import asyncio
 import json
@@ -200,8 +202,8 @@ class Browser:
         )
 
     def contrast(self, selector):
-        """Of every visible text its contrast to what is behind it, whose it is, and how light that is, 0 to 1;
-        lowest contrast first."""
+        """Of every visible text its contrast to what is behind it, whose it is, and how light that is,
+        0 to 1; lowest contrast first."""
         return self.js(CONTRAST % selector)
 
     def picture(self, selector):
@@ -229,7 +231,9 @@ class Browser:
         return [(role, name) for role, name in found if role in roles]
 
     def phone(self, width, ready="true"):
-        """Become a phone of that width, on which nothing is cut: the heights of the buttons and lists, in pixels."""
+        """Become a phone of that width, on which nothing is cut: the heights of the buttons and
+        lists, in pixels.
+        """
         self.size(width, 800, mobile=True)
         self.until(f"innerWidth === {width} && {ready}")
         assert self.js("document.documentElement.scrollWidth") == width

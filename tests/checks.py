@@ -1,4 +1,6 @@
-"""What tests of several files need: refusals, kills, files in memory, damage, a plain backward pass."""
+"""What tests of several files need: refusals, kills, files in memory, damage, a plain backward
+pass.
+"""
 
 import io
 import re
@@ -65,7 +67,9 @@ def flip_a_bit(path, at=-5):
 
 
 def plain_gradient(model, images, labels):
-    """The gradient of the mean loss of these images by one plain backward pass, flattened; differentiable once more."""
+    """The gradient of the mean loss of these images by one plain backward pass, flattened;
+    differentiable once more.
+    """
     loss = F.cross_entropy(model(images), labels)
     return torch.cat(
         [

@@ -70,7 +70,9 @@ def smoke_store(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory):
-    """The graph of an untrained LeNet of the published width as the command writes it; to trace it takes seconds."""
+    """The graph of an untrained LeNet of the published width as the command writes it; to trace it
+    takes seconds.
+    """
     file = tmp_path_factory.mktemp("graph") / "attack.json"
     assert (
         main(["export-attack", "--dataset", "shapes", "--weights", "f16", "--out", str(file)]) == 0
@@ -80,7 +82,9 @@ def exported(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def drawn_figures(tmp_path_factory):
-    """The small figures of the claim pages by kind, of a network trained in no time, and what they are made from."""
+    """The small figures of the claim pages by kind, of a network trained in no time, and what they
+    are made from.
+    """
     small = {"model": "lenet", "fraction": 0.004, "semi_fraction": 0.002, "steps": 4}
     chosen, kept = settings(profile="smoke", **small), Store(tmp_path_factory.mktemp("figures"))
     scores, attacks = claim6_transformations.run(chosen, kept), claim7_correlation.run(chosen, kept)
@@ -101,7 +105,9 @@ def drawn_figures(tmp_path_factory):
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_from_before():
-    """Kernels of the notebooks that this process ran leave event loops to the garbage collector, of whatever test."""
+    """Kernels of the notebooks that this process ran leave event loops to the garbage collector, of
+    whatever test.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
@@ -126,7 +132,9 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def no_leftovers(request):
-    """A test leaves torch's threads as they were, and no event loop of Jupyter's clients to the garbage collector."""
+    """A test leaves torch's threads as they were, and no event loop of Jupyter's clients to the
+    garbage collector.
+    """
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
@@ -136,7 +144,9 @@ def no_leftovers(request):
 
 @pytest.fixture(scope="module")
 def few_images():
-    """Forty test images: accuracies are computed for each policy. "fmnist" and "tinyimagenet" cannot be had."""
+    """Forty test images: accuracies are computed for each policy. "fmnist" and "tinyimagenet"
+    cannot be had.
+    """
     missing = ("fmnist", "tinyimagenet")
 
     def small(name, split):

@@ -519,7 +519,9 @@ def test_a_unit_of_several_rounds_draws_anew_for_the_same_images(kept):
 
 
 def rows(gains, *, bare=5.0, images=40, place="lenet, untrained", spread=0.5):
-    """Attacks with these mean gains before the policy, and what the strongest gains without a policy."""
+    """Attacks with these mean gains before the policy, and what the strongest gains without a
+    policy.
+    """
     noise = spread * np.resize([-1.0, 1.0, 0.4, -0.4], images)
     parts = [
         pd.DataFrame(

@@ -1,4 +1,6 @@
-"""What a linear layer's gradient says in closed form: exactly its input, for random shapes, stacks and our networks."""
+"""What a linear layer's gradient says in closed form: exactly its input, for random shapes, stacks
+and our networks.
+"""
 
 import itertools
 
@@ -108,7 +110,9 @@ def test_what_says_nothing_is_refused():
 
 
 def test_the_last_layer_alone_is_compared():
-    """Its cost is that of the last layer's gradient, and an attack on it finds features, not pixels."""
+    """Its cost is that of the last layer's gradient, and an attack on it finds features, not
+    pixels.
+    """
     model = build_model("lenet", 10, norm="cifar100", rng=rng(0))
     images = torch.rand(2, 3, 32, 32, generator=rng(1))
     seen = observe(model, images, torch.tensor([1, 4]))

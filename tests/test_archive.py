@@ -1,4 +1,6 @@
-"""The archive of evidence: exact numbers, pictures, damage that is named, a limit, and pages made from it."""
+"""The archive of evidence: exact numbers, pictures, damage that is named, a limit, and pages made
+from it.
+"""
 
 import csv
 import dataclasses
@@ -376,7 +378,9 @@ def test_an_empty_archive_is_no_error(store, tmp_path):
 
 
 def test_two_units_never_share_a_file_of_state(tmp_path):
-    """A resumable state lies beside its artifact, under the hash of all that decides it: no other unit's."""
+    """A resumable state lies beside its artifact, under the hash of all that decides it: no other
+    unit's.
+    """
 
     def others(config, **changes):
         return [dataclasses.replace(config, **{field: value}) for field, value in changes.items()]

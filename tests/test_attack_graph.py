@@ -1,4 +1,6 @@
-"""A traced attack as loops: what a browser computes is what the library computes in double precision."""
+"""A traced attack as loops: what a browser computes is what the library computes in double
+precision.
+"""
 
 import hashlib
 import json
@@ -57,7 +59,9 @@ def graph(one_thread, exported):
 
 @pytest.fixture(scope="module")
 def trained_graph(one_thread):
-    """The trained network that the explorer's page attacks, as committed beside the page, and its graph."""
+    """The trained network that the explorer's page attacks, as committed beside the page, and its
+    graph.
+    """
     unit, kept = trained_small(settings(profile="laptop", dataset="cifar100")), TRAINED.read_bytes()
     entry = Archive(project_root() / "results" / "units").entries()[
         Store("").path(unit.kind, unit).stem

@@ -152,7 +152,9 @@ def test_every_preset_is_the_authors_loop(name, model_name):
 
 
 def test_the_presets_are_those_of_the_papers():
-    """Table of the dossier: cost, optimizer, step size, steps, restarts, TV, signed, boxed, schedule."""
+    """Table of the dossier: cost, optimizer, step size, steps, restarts, TV, signed, boxed,
+    schedule.
+    """
     rows = {
         "lbfgs-l2": ("l2", "lbfgs", 1e-4, 50, 2, 1e-3, False, False, "constant"),
         "adam-cosine": ("cosine", "adam", 0.1, 4800, 1, 1e-4, True, True, "steps"),
@@ -264,7 +266,9 @@ def test_with_the_line_search_the_size_of_the_cost_does_not_matter(factor):
 
 
 def test_the_fixed_preset_leaves_its_start_on_an_untrained_convnet():
-    """Its gradient is so small there that torch's absolute tolerances take the start for the optimum."""
+    """Its gradient is so small there that torch's absolute tolerances take the start for the
+    optimum.
+    """
     attack = replace(ATTACKS["lbfgs-cosine-fixed"], steps=2, restarts=1, inner=4)
     seen = untrained("convnet-4", 32)
     fixed, torchs = (
@@ -723,7 +727,9 @@ def plain_prior(model, images, known):
 @pytest.mark.parametrize("victim", ["eval", "train"])
 @pytest.mark.parametrize("model_name", ["resnet20-1", "convnet-4"])
 def test_the_prior_is_the_distance_of_every_layers_statistics(model_name, victim, batch):
-    """It vanishes at the true batch of a client in train mode; running statistics are of other images."""
+    """It vanishes at the true batch of a client in train mode; running statistics are of other
+    images.
+    """
     seen, pixels = victims(model_name, victim=victim, batch=batch)
     guess = pixels.flip(-1) * 0.9
     prior = prior_of(seen, guess)

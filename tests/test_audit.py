@@ -1,4 +1,6 @@
-"""The audit: parts of units have the numbers of the whole, what is off is said, and the report made on the archive."""
+"""The audit: parts of units have the numbers of the whole, what is off is said, and the report made
+on the archive.
+"""
 
 import dataclasses
 import json

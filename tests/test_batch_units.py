@@ -1,4 +1,6 @@
-"""Units of batches: which images share a gradient, labels told of them, and attacks on rounds and local training."""
+"""Units of batches: which images share a gradient, labels told of them, and attacks on rounds and
+local training.
+"""
 
 import dataclasses
 

@@ -1,4 +1,6 @@
-"""The book's sources: nothing missing, nothing run or fetched, and the answers that the results give."""
+"""The book's sources: nothing missing, nothing run or fetched, and the answers that the results
+give.
+"""
 
 import importlib.util
 import re

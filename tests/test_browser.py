@@ -1,4 +1,5 @@
-"""The explorer in a real browser, from file:// and with the network cut off: controls, pictures, address, phone.
+"""The explorer in a real browser, from file:// and with the network cut off: controls, pictures,
+address, phone.
 
 The browser is driven over its DevTools protocol. Where there is none the tests are skipped.
 """
@@ -56,7 +57,9 @@ def page(browser, address):
 
 
 def assert_shows(browser, payload, slot, *, image, policy, attack, frame):
-    """The three pictures of a slot are those of the sheets; decoders may differ by a grey level or two."""
+    """The three pictures of a slot are those of the sheets; decoders may differ by a grey level or
+    two.
+    """
     clients, frames = pictures(payload, "images.webp"), pictures(payload, f"{attack}-{policy}.webp")
     expected = {
         "original": clients[0, image],
@@ -259,7 +262,10 @@ window.leave = await widget.render({model, el: document.getElementById("here")})
 
 @pytest.fixture
 def live(browser, payload, tmp_path):
-    """The widget as anywidget renders it; the tests say what the kernel says. Real attacks run in JupyterLab."""
+    """The widget as anywidget renders it; the tests say what the kernel says.
+
+    Real attacks run in JupyterLab.
+    """
     options = Session(settings(**SMALL), Store(tmp_path / "store"), print).options()
     traits, module = (
         json.dumps(value).replace("<", "\\u003c")

@@ -1,4 +1,6 @@
-"""The attack in the reader's browser: what it shows, that it stops, files of all kinds, phone, dark, keyboard."""
+"""The attack in the reader's browser: what it shows, that it stops, files of all kinds, phone,
+dark, keyboard.
+"""
 
 import base64
 import io
@@ -34,7 +36,8 @@ STATUS, START, STOP = ".ats-attack .ats-status", ".ats-run .ats-play", ".ats-sto
 def figures(exported, smoke_store):
     """The attack on four drawn images and its small form, which end after a few steps.
 
-    The second network is the first with another normalization, so that its pictures are bright: to trace takes seconds.
+    The second network is the first with another normalization, so that its pictures are bright: to
+    trace takes seconds.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(

@@ -1,4 +1,5 @@
-"""The book to the eye, in a real browser: light and dark, on a desk and on a phone, and by keyboard.
+"""The book to the eye, in a real browser: light and dark, on a desk and on a phone, and by
+keyboard.
 
 The committed pages are built as they are; none is executed.
 """
@@ -51,7 +52,8 @@ def page(browser, built):
             (built / f"{name}.html").as_uri(),
             ready=f"document.documentElement.dataset.theme === {color!r}",
         )
-        still = "<style>* { transition: none !important }</style>"  # colors that fade in are neither one nor the other
+        # Colors that fade in are neither one nor the other
+        still = "<style>* { transition: none !important }</style>"
         browser.js(f"document.head.insertAdjacentHTML('beforeend', {still!r})")
         return browser
 

@@ -1,4 +1,6 @@
-"""The small figures in a real browser: operations bit for bit, pointer, keys and touch, phone, dark, paper."""
+"""The small figures in a real browser: operations bit for bit, pointer, keys and touch, phone,
+dark, paper.
+"""
 
 import base64
 import json

@@ -1,4 +1,6 @@
-"""Units on many workers: the same numbers, nothing lost with a worker but its unit, nothing twice, nothing half."""
+"""Units on many workers: the same numbers, nothing lost with a worker but its unit, nothing twice,
+nothing half.
+"""
 
 import dataclasses
 import os
@@ -76,7 +78,9 @@ def _no_estimates(monkeypatch):
 
 
 def tables(store):
-    """The bytes of every slow unit's artifact by its number; what is half-written has no place among them."""
+    """The bytes of every slow unit's artifact by its number; what is half-written has no place
+    among them.
+    """
     assert store.verify() == []
     assert not list(store.root.rglob("*.partial"))
     return {

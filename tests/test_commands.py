@@ -1,4 +1,6 @@
-"""The shell: it parses before it imports, says what is wrong in one line before it computes, and leaves files."""
+"""The shell: it parses before it imports, says what is wrong in one line before it computes, and
+leaves files.
+"""
 
 import importlib
 import os
@@ -469,7 +471,8 @@ def test_the_checkpoint_names_its_network_and_its_weights_are_used(checkpoint, t
 def test_an_attack_says_what_it_attacked_and_where_its_files_and_its_floor_are(
     checkpoint, tmp_path, capsys
 ):
-    options = f"{SMALL} --policy 0 --index 0-1 --out {tmp_path}"  # inverts the image, and what one guesses
+    # Inverts the image, and what one guesses
+    options = f"{SMALL} --policy 0 --index 0-1 --out {tmp_path}"
     assert main(f"attack {options} --model convnet-4".split()) == 0
     said = capsys.readouterr()
     table = pd.read_csv(tmp_path / "table.csv")

@@ -1,4 +1,6 @@
-"""How long work takes: counts made by hand, fits to made-up machines, schedules that can be followed on paper."""
+"""How long work takes: counts made by hand, fits to made-up machines, schedules that can be
+followed on paper.
+"""
 
 import dataclasses
 import json

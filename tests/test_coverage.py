@@ -1,4 +1,6 @@
-"""The page *Coverage*: every published number once, the right twin from tables of any age, or why there is none."""
+"""The page *Coverage*: every published number once, the right twin from tables of any age, or why
+there is none.
+"""
 
 import itertools
 import json

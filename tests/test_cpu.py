@@ -1,4 +1,6 @@
-"""Pieces of a batch on threads of their own: the same numbers, and nothing of torch's state changed."""
+"""Pieces of a batch on threads of their own: the same numbers, and nothing of torch's state
+changed.
+"""
 
 import platform
 import subprocess

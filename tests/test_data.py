@@ -665,7 +665,9 @@ def test_a_download_is_packed_once_for_both_splits(
 
 
 def tiny_archive(*more):
-    """Stanford's archive in small: 200 classes, 2 training images of two of them, 2 validation images."""
+    """Stanford's archive in small: 200 classes, 2 training images of two of them, 2 validation
+    images.
+    """
     ids = [f"n{i:08d}" for i in range(200)]
     top, buffer = "tiny-imagenet-200/", io.BytesIO()
 

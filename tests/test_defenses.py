@@ -72,7 +72,10 @@ def test_clip_scales_long_gradients_to_the_bound_and_leaves_short_ones():
 
 @pytest.mark.parametrize("scale", [1e-3, 2.0])
 def test_moments_of_the_noise(scale):
-    """N(0, s²): mean 0, std s. Laplace of scale s: mean 0, mean |x| = s, std √2·s, median |x| = s·ln 2."""
+    """N(0, s²): mean 0, std s.
+
+    Laplace of scale s: mean 0, mean |x| = s, std √2·s, median |x| = s·ln 2.
+    """
     zero = (torch.zeros(4, 50_000, dtype=torch.float64),)
     (normal,) = after(Perturbation("gaussian", scale), zero, rng=rng(0))
     (laplace,) = after(Perturbation("laplace", scale), zero, rng=rng(0))

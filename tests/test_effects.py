@@ -1,4 +1,6 @@
-"""The last column of Deviations: words from tables where the answer is known, and the committed page is up to date."""
+"""The last column of Deviations: words from tables where the answer is known, and the committed
+page is up to date.
+"""
 
 import json
 

@@ -1,4 +1,6 @@
-"""Settings, whom they attack, networks on their way, the paired design of targets and starts, claim 1 from a kill."""
+"""Settings, whom they attack, networks on their way, the paired design of targets and starts, claim
+1 from a kill.
+"""
 
 import dataclasses
 import math
@@ -553,7 +555,9 @@ def test_a_damaged_state_of_an_attack_is_warned_of_and_it_starts_anew(tmp_path, 
 
 
 def two_shades(split):
-    """Flat images of 8×8 pixels, one of a fifth and one of three fifths of white; in the mean, two fifths."""
+    """Flat images of 8×8 pixels, one of a fifth and one of three fifths of white; in the mean, two
+    fifths.
+    """
     pixels = torch.tensor([51, 153]).byte().reshape(2, 1, 1, 1).expand(2, 3, 8, 8).contiguous()
     return Images(pixels, torch.tensor([0, 1]), ("a", "b"), "two shades", split)
 

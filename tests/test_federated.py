@@ -1,4 +1,6 @@
-"""Training together: how images are dealt out, what one client answers, and what the server's tap keeps of it."""
+"""Training together: how images are dealt out, what one client answers, and what the server's tap
+keeps of it.
+"""
 
 import copy
 import dataclasses

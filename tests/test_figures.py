@@ -1,4 +1,6 @@
-"""The small figures of the claim pages without a browser: what is in their payloads, and the HTML around them."""
+"""The small figures of the claim pages without a browser: what is in their payloads, and the HTML
+around them.
+"""
 
 import base64
 import io

@@ -1,4 +1,6 @@
-"""A federation on Flower: aggregation by its strategy, faults by name, and a simulation that equals plain steps."""
+"""A federation on Flower: aggregation by its strategy, faults by name, and a simulation that equals
+plain steps.
+"""
 
 import dataclasses
 
@@ -14,7 +16,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def replies(federation, model, change=None):
-    """What Flower hands its strategy: an answer of every client, the last ones first, of node 100 + its number."""
+    """What Flower hands its strategy: an answer of every client, the last ones first, of node 100 +
+    its number.
+    """
     from flwr.app import Message, MetricRecord, RecordDict
 
     from atsfed import flower
@@ -112,7 +116,8 @@ def test_every_node_without_an_answer_is_named_and_the_round_goes_on(server):
     from flwr.app import Error, Message
 
     answers = replies(SMALL, server.tap.network)
-    # Flower's server writes its own name, 1, where a node is gone; where time ran out there is no answer at all.
+    # Flower's server writes its own name, 1, where a node is gone; where time ran out there is no
+    # answer at all.
     answers[3] = sent_by(1, Message(Error(code=3, reason="Node Unavailable"), reply_to=answers[3]))
     del answers[5]
     arrays, _ = server.aggregate_train(1, answers)

@@ -1,4 +1,6 @@
-"""Faults in a federation of real processes: what the server says of each, and that what it keeps stays right."""
+"""Faults in a federation of real processes: what the server says of each, and that what it keeps
+stays right.
+"""
 
 import contextlib
 import json
@@ -35,7 +37,9 @@ def until(true, processes, *, patience=600):
 
 
 def ours(own):
-    """The numbers of all processes that run for this federation, whoever started them: its folder is told to all."""
+    """The numbers of all processes that run for this federation, whoever started them: its folder
+    is told to all.
+    """
     mark, found = f"FLWR_HOME={own}".encode(), []
     for file in Path("/proc").glob("[0-9]*/environ"):
         try:
@@ -47,7 +51,9 @@ def ours(own):
 
 
 def addresses(own):
-    """The addresses on which they listen, as Linux writes them: in hexadecimal, the last number first."""
+    """The addresses on which they listen, as Linux writes them: in hexadecimal, the last number
+    first.
+    """
     sockets = set()
     for number in ours(own):
         with contextlib.suppress(OSError):  # it has just ended
@@ -82,7 +88,9 @@ def modules():
 
 @pytest.fixture(scope="module")
 def went(modules, tmp_path_factory):
-    """A federation that went through all faults, one after the other; all its processes have been ended."""
+    """A federation that went through all faults, one after the other; all its processes have been
+    ended.
+    """
     processes, spoiled = modules
     top = tmp_path_factory.mktemp("faults")
     for name in ("own", "gate", "other"):
@@ -153,7 +161,8 @@ def ended(made):
 
 
 def lose_the_superlink(made):
-    """With all that runs beside it, while all clients are at work in the third round; then the app is handed in again.
+    """With all that runs beside it, while all clients are at work in the third round; then the app
+    is handed in again.
 
     Clients answer the lost run first, and the new one then.
     """

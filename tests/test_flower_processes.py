@@ -1,4 +1,6 @@
-"""A federation in real processes, over TLS and with keys: the app of `examples/flower` as its user starts it."""
+"""A federation in real processes, over TLS and with keys: the app of `examples/flower` as its user
+starts it.
+"""
 
 import os
 import subprocess

@@ -1,4 +1,6 @@
-"""The page on general deep leakage: its cells beside published numbers, its rule on made-up ones, a toy run."""
+"""The page on general deep leakage: its cells beside published numbers, its rule on made-up ones, a
+toy run.
+"""
 
 import itertools
 

@@ -185,7 +185,9 @@ def test_shared_layers_with_handles_equal_vmap_to_second_order(name):
 
 
 def strangely_convolved(width, side, *, stride, padding, dilation, bias, inplace=False):
-    """Two convolutions of uneven geometry, each with a generic normalization, and a head; float64, eval mode."""
+    """Two convolutions of uneven geometry, each with a generic normalization, and a head; float64,
+    eval mode.
+    """
     geometry = {"stride": stride, "padding": padding, "dilation": dilation, "bias": bias}
     layers = [
         torch.nn.Conv2d(3, width, (3, 2), **geometry), BatchNorm(width), torch.nn.ReLU(inplace=inplace),

@@ -1,4 +1,6 @@
-"""The house: imports point down, every package says what is in it and how to add to it, and nothing grows too large."""
+"""The house: imports point down, every package says what is in it and how to add to it, and nothing
+grows too large.
+"""
 
 import ast
 import re
@@ -56,7 +58,9 @@ def name(path):
 
 
 def imports(source):
-    """The modules of this package that a source imports, wherever in it, as dotted names without `atslib`."""
+    """The modules of this package that a source imports, wherever in it, as dotted names without
+    `atslib`.
+    """
     modules = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom):

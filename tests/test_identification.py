@@ -1,4 +1,6 @@
-"""Identification: which candidate a reconstruction is of, whatever crop, flip, darkness and noise did to it."""
+"""Identification: which candidate a reconstruction is of, whatever crop, flip, darkness and noise
+did to it.
+"""
 
 import numpy as np
 import pytest
@@ -66,7 +68,9 @@ def test_who_tries_every_form_finds_an_image_that_was_moved_far():
 
 
 def test_noise_is_identified_as_often_as_chance_says():
-    """600 images of pure noise among 40: a count within 99.99 % of the binomial with rate 1/40; ranks are uniform."""
+    """600 images of pure noise among 40: a count within 99.99 % of the binomial with rate 1/40;
+    ranks are uniform.
+    """
     ranks = torch.cat([identification(torch.rand(200, 3, 20, 24, generator=rng(i)), CANDIDATES, EVERY.repeat(5))
                        for i in range(3)]).numpy()  # fmt: skip
     low, high = stats.binom.interval(0.9999, ranks.size, 1 / K)

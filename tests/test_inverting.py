@@ -1,4 +1,6 @@
-"""The page on Inverting Gradients: its units against plain computations, every rule on made-up tables, its cells."""
+"""The page on Inverting Gradients: its units against plain computations, every rule on made-up
+tables, its cells.
+"""
 
 import dataclasses
 import itertools

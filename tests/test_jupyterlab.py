@@ -54,7 +54,10 @@ def free_port():
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory, smoke_store):
-    """A JupyterLab of its own: the address and the process. It and its kernels are gone afterwards."""
+    """A JupyterLab of its own: the address and the process.
+
+    It and its kernels are gone afterwards.
+    """
     import psutil
 
     folder = tmp_path_factory.mktemp("jupyterlab")
@@ -158,7 +161,9 @@ WATCH = """((status, step, canvas) => {
 
 
 def watch(page):
-    """From now on the page notes the time of each click, of each new picture with its step, and of each new status."""
+    """From now on the page notes the time of each click, of each new picture with its step, and of
+    each new status.
+    """
     page.js(WATCH % (STATUS, STEP))
 
     def noted():

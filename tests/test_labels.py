@@ -1,4 +1,6 @@
-"""Restored labels: exact where the rules' assumptions hold, against counting by hand, and what is refused."""
+"""Restored labels: exact where the rules' assumptions hold, against counting by hand, and what is
+refused.
+"""
 
 import itertools
 from dataclasses import replace
@@ -21,7 +23,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def same_features(*, bias=True):
-    """A network whose features are the same for every image, and positive: what Eq. 16 assumes, exactly."""
+    """A network whose features are the same for every image, and positive: what Eq. 16 assumes,
+    exactly.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         first, last = nn.Linear(3, 6), nn.Linear(6, CLASSES, bias=bias)
@@ -33,7 +37,9 @@ def same_features(*, bias=True):
 
 
 def seen_of(model, labels, batch, *, dark=False, **more):
-    """What clients with these labels, a row of them each, share; images are noise, in a tenth of the range if dark."""
+    """What clients with these labels, a row of them each, share; images are noise, in a tenth of
+    the range if dark.
+    """
     side = 1 if isinstance(model[1][0], nn.Flatten) else 8
     pixels = torch.rand(labels.numel(), 3, side, side, generator=rng(0, "pixels")).to(
         next(model.parameters())
@@ -78,7 +84,9 @@ def test_a_repeated_label_is_lost_on_the_column_minima_alone():
 
 
 def test_features_of_the_gradient_serve_where_dummy_data_mislead():
-    """Dark images, and features that follow the color: probabilities are not those of noise of all colors."""
+    """Dark images, and features that follow the color: probabilities are not those of noise of all
+    colors.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         layers = (

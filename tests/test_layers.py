@@ -1,4 +1,6 @@
-"""Max-pooling with one rule for ties, and any network's batch normalization: each against a plain loop."""
+"""Max-pooling with one rule for ties, and any network's batch normalization: each against a plain
+loop.
+"""
 
 import itertools
 
@@ -98,7 +100,9 @@ def layouts(pixels):
 
 
 def image_gradient(gradients, x):
-    """What an attack descends: the gradient, with respect to the images, of their gradients' squared norm."""
+    """What an attack descends: the gradient, with respect to the images, of their gradients'
+    squared norm.
+    """
     return torch.autograd.grad(gradients.square().sum(), x)[0]
 
 
@@ -154,7 +158,9 @@ def test_the_accuracy_score_of_flat_images_depends_on_neither(flat, own):
 
 
 def seasoned(model):
-    """The network in double precision and eval mode, its normalizations with generic weights and statistics."""
+    """The network in double precision and eval mode, its normalizations with generic weights and
+    statistics.
+    """
     for layer in model.modules():
         for name in ("weight", "bias", "running_mean", "running_var"):
             tensor = getattr(layer, name, None)
@@ -169,7 +175,9 @@ def seasoned(model):
 
 @pytest.fixture(scope="module")
 def resnet18():
-    """torchvision's network with plain BatchNorm2d and MaxPool2d, float64; four images with a flat area, labels."""
+    """torchvision's network with plain BatchNorm2d and MaxPool2d, float64; four images with a flat
+    area, labels.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         body = torchvision.models.resnet18(num_classes=10)
@@ -181,7 +189,9 @@ def resnet18():
 
 
 def twin(model, mode):
-    """A plain loop's network: torch's own normalization in that mode, and for torchvision's the rule for ties."""
+    """A plain loop's network: torch's own normalization in that mode, and for torchvision's the
+    rule for ties.
+    """
     view = in_mode(model, "eval")
     if hasattr(view[1], "maxpool"):
         view[1].maxpool.forward = lambda x: max_pool(x, 3, 2, 1)
@@ -192,7 +202,9 @@ def twin(model, mode):
 
 
 def statistics_of(model, images):
-    """Mean and biased variance of what enters each batch normalization, by torch's own running average."""
+    """Mean and biased variance of what enters each batch normalization, by torch's own running
+    average.
+    """
     recorder = in_mode(model, "eval")
     for layer in batch_norms(recorder).values():
         layer.train()

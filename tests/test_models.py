@@ -1,4 +1,6 @@
-"""The networks: their size, their batch normalization against torch's, their seeds and their errors."""
+"""The networks: their size, their batch normalization against torch's, their seeds and their
+errors.
+"""
 
 import copy
 

@@ -1,4 +1,6 @@
-"""Notebooks: thin and clean as committed, whole at toy size, and published from their current source."""
+"""Notebooks: thin and clean as committed, whole at toy size, and published from their current
+source.
+"""
 
 import json
 import re
@@ -79,8 +81,8 @@ def test_pages_that_attack_show_every_outcome():
         for page, columns in tables.items()
         if {"ssim", "psnr_original", "rank_original"} <= columns
     }
-    # The attacks of `regimes` are on claim 1's page; those of the last two are of the image before the policy, with
-    # outcomes of their own.
+    # The attacks of `regimes` are on claim 1's page; those of the last two are of the image before
+    # the policy, with outcomes of their own.
     assert attacking - shown == {"regimes", "ext5_adaptive", "ext6_defenses"}
 
 
@@ -127,7 +129,9 @@ def test_a_notebooks_parameters_are_plain_values_and_the_first_is_the_profile(pa
 
 @pytest.fixture
 def alone(tmp_path, monkeypatch):
-    """Executes a copy of a notebook in an empty folder, with relative paths: papermill records them."""
+    """Executes a copy of a notebook in an empty folder, with relative paths: papermill records
+    them.
+    """
 
     def execute(path, **parameters):
         import papermill

@@ -1,4 +1,6 @@
-"""Every operation against Pillow, pixel for pixel; the laws of the batched form; the crop and the flip."""
+"""Every operation against Pillow, pixel for pixel; the laws of the batched form; the crop and the
+flip.
+"""
 
 import io
 import os
@@ -13,8 +15,8 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from atslib.policies import operations as transforms
 
-# Written from the description of the authors' code, on purpose without atslib's tables: index -> (operation,
-# value), the value as the authors' numpy tables give it.
+# Written from the description of the authors' code, on purpose without atslib's tables: index ->
+# (operation, value), the value as the authors' numpy tables give it.
 SHIFT = np.linspace(0, 150 / 331, 10)
 ENHANCE = np.linspace(0, 0.5, 10)
 ENHANCERS = ("color", "contrast", "brightness", "sharpness")
@@ -89,7 +91,9 @@ def compare(index, pixels, images):
 
 @cache
 def synthetic(channels, height, width):
-    """Noise, dark noise, two-valued, ramps both ways, constants: (B, C, H, W), never square by accident."""
+    """Noise, dark noise, two-valued, ramps both ways, constants: (B, C, H, W), never square by
+    accident.
+    """
     rng = torch.Generator().manual_seed(height * 100 + width + channels)
     noise = torch.randint(0, 256, (12, channels, height, width), generator=rng, dtype=torch.uint8)
     ramp = (
@@ -186,7 +190,9 @@ def test_an_empty_batch_stays_empty(index):
 
 
 def test_translation_moves_whole_pixels():
-    """The black columns and rows counted with Pillow: index 3 on 32, 28 and 64 pixels, the others on 32."""
+    """The black columns and rows counted with Pillow: index 3 on 32, 28 and 64 pixels, the others
+    on 32.
+    """
     for index, size, black in [
         (3, 32, 15),
         (3, 28, 13),
@@ -252,7 +258,9 @@ def test_an_image_is_cropped_alike_in_a_batch_of_any_size(images):
 
 
 def test_every_offset_and_both_flips_are_drawn_equally_often():
-    """A single bright pixel tells the offset; its column also tells the flip (the image is not symmetric)."""
+    """A single bright pixel tells the offset; its column also tells the flip (the image is not
+    symmetric).
+    """
     n, size = 16_200, 12  # 100 draws for each of 81 offsets and 2 flips
     images = torch.zeros(n, 1, size, size, dtype=torch.uint8)
     images[:, 0, 5, 4] = 255

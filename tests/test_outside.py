@@ -1,6 +1,8 @@
-"""A user's own optimizer, start, prior, distance, attack, model, data set and defense, each a row of a page's table.
+"""A user's own optimizer, start, prior, distance, attack, model, data set and defense, each a row
+of a page's table.
 
-Everything above the tests is what a file outside the package holds: functions, classes, and their entries in tables.
+Everything above the tests is what a file outside the package holds: functions, classes, and their
+entries in tables.
 """
 
 import dataclasses
@@ -74,7 +76,9 @@ def noise_images(split):
 
 @pytest.fixture
 def presets(monkeypatch):
-    """Five presets of one's own beside the paper's first, each with one new part; the last is another method."""
+    """Five presets of one's own beside the paper's first, each with one new part; the last is
+    another method.
+    """
     monkeypatch.setitem(OPTIMIZERS, "still", Still)
     monkeypatch.setitem(STARTS, "grey", grey_start)
     monkeypatch.setitem(PENALTIES, "white", nearness_to_white)

@@ -1,4 +1,6 @@
-"""Claims 3 to 5 and extensions 1, 3 and 4: closed forms, the verdicts' rules on made-up tables, and toy runs."""
+"""Claims 3 to 5 and extensions 1, 3 and 4: closed forms, the verdicts' rules on made-up tables, and
+toy runs.
+"""
 
 import dataclasses
 import math
@@ -527,7 +529,9 @@ def test_a_policy_is_no_worse_if_its_change_over_seeds_is(changes, judged):
 
 
 def attacks(images=40, gain=10.0, **by_policy):
-    """Rows of attacks: a policy's change of the gain, which undefended is as given, over a floor of 10 dB."""
+    """Rows of attacks: a policy's change of the gain, which undefended is as given, over a floor of
+    10 dB.
+    """
     draws = np.random.default_rng(0)
     parts = []
     for policy, change in by_policy.items():

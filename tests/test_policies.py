@@ -1,4 +1,6 @@
-"""The table of the 50, the notation, canonical forms, draws, samplers, files and the torchvision adaptor."""
+"""The table of the 50, the notation, canonical forms, draws, samplers, files and the torchvision
+adaptor.
+"""
 
 import json
 import pickle
@@ -16,7 +18,8 @@ from atslib.policies import policy as policies
 from atslib.policies.policy import Hybrid, Policy, forms, parse_policy
 from atslib.rng import rng
 
-# The published list as text: index, operation, level, value (a fraction, a factor's distance from 1, ...).
+# The published list as text: index, operation, level, value (a fraction, a factor's distance from
+# 1, ...).
 TABLE = """
 0 invert 7 -            1 contrast 6 .3333      2 rotate 2 6.667        3 translateX 9 .4532
 4 sharpness 1 .0556     5 sharpness 3 .1667     6 shearY 2 .0667        7 translateY 2 .1007
@@ -38,7 +41,9 @@ SAME += [{20, 34}, {24, 42, 43, 48}, {40, 45}]
 
 @pytest.fixture(scope="module")
 def images():
-    """24 noisy colour gradients, 32 x 20: on 16 rows, two vertical shifts would move as many pixels."""
+    """24 noisy colour gradients, 32 x 20: on 16 rows, two vertical shifts would move as many
+    pixels.
+    """
     noise = torch.randint(0, 60, (24, 3, 32, 20), generator=rng(0), dtype=torch.uint8)
     ramp = torch.linspace(10, 190, 20).to(torch.uint8)
     return noise + ramp

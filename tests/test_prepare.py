@@ -74,7 +74,9 @@ def test_the_mean_without_crop_and_policy_is_the_mean_image_and_inverting_invert
 
 
 def test_the_mean_is_the_best_constant_guess_of_images_it_has_not_seen(pixels):
-    """On fresh draws its squared error is below that of the untransformed mean image, policy by policy."""
+    """On fresh draws its squared error is below that of the untransformed mean image, policy by
+    policy.
+    """
     for text in ("0", "3-1-7", "43-18-18"):
         fresh = prepare(pixels[300:], text, rng=streams(1, text)).double()
         floor, naive = (

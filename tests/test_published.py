@@ -1,4 +1,6 @@
-"""Defenses of other publications, what they guarantee, and the attackers who know them: each against plain autograd."""
+"""Defenses of other publications, what they guarantee, and the attackers who know them: each
+against plain autograd.
+"""
 
 import dataclasses
 import json
@@ -182,7 +184,8 @@ def test_training_with_dp_clips_each_image_and_averages():
 
 @pytest.mark.parametrize(
     ("noise", "rate", "steps", "spent"),
-    # The bound at whole orders alone, in closed form; the first is the setting of the usual MNIST tutorial.
+    # The bound at whole orders alone, in closed form; the first is the setting of the usual MNIST
+    # tutorial.
     [
         (1.1, 256 / 60_000, 14_062, 2.5969811786),
         (4.0, 0.01, 10_000, 1.0354900661),

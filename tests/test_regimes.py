@@ -25,7 +25,9 @@ from atslib.measures.metrics import psnr
 
 
 def attacks(lead, change, *, images=40, spread=1.0, seed=0):
-    """One cell's rows: undefended gains around `lead`, the hybrid's around `lead + change`, on the same images."""
+    """One cell's rows: undefended gains around `lead`, the hybrid's around `lead + change`, on the
+    same images.
+    """
     draw = np.random.default_rng(seed)
     first, second = (spread * (noise - noise.mean()) for noise in draw.standard_normal((2, images)))
     bare, hybrid = lead + first, lead + first + change + second
@@ -239,7 +241,9 @@ def test_network_and_target_are_crossed():
 
 
 def crossed(network, target):
-    """Attacks to which training with the hybrid adds `network` dB and transforming the images `target` dB."""
+    """Attacks to which training with the hybrid adds `network` dB and transforming the images
+    `target` dB.
+    """
     rows = [
         {
             "model": "lenet",

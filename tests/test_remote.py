@@ -1,4 +1,6 @@
-"""Stores that are far away: a real S3-compatible server, and folders and servers that go away for a while."""
+"""Stores that are far away: a real S3-compatible server, and folders and servers that go away for a
+while.
+"""
 
 import os
 import subprocess

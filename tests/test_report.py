@@ -77,7 +77,9 @@ ACCURACY = {NO_POLICY: 70.0, HYBRID: 68.0}  # percent
 
 
 def cells(*found):
-    """Judged cells: each the change of the gain in dB where the hybrid protects (below 0) or not, or why none tells."""
+    """Judged cells: each the change of the gain in dB where the hybrid protects (below 0) or not,
+    or why none tells.
+    """
     told = [(0.0, each) if isinstance(each, str) else (each, "") for each in found]
     rows = [{"change": change, "why": why, "protects": change < 0} for change, why in told]
     return pd.DataFrame(
@@ -182,7 +184,9 @@ def test_the_rule_names_each_condition_and_a_verdict_one_of_the_words():
 
 
 def undefended(lead=3.0, images=40, draws=1):
-    """Undefended attacks that lead the floor by `lead` dB on average, and defended ones that must not count."""
+    """Undefended attacks that lead the floor by `lead` dB on average, and defended ones that must
+    not count.
+    """
     rows = [
         {
             "policy": policy,
@@ -515,7 +519,9 @@ def test_attacks_beside_the_papers_six_have_no_say_in_claim_2():
 
 
 def test_what_one_attack_alone_would_show_is_not_enough_among_six():
-    """p between 0.05 / 6 and 0.05: the hybrid holds against it where it is the only one, and not among six."""
+    """p between 0.05 / 6 and 0.05: the hybrid holds against it where it is the only one, and not
+    among six.
+    """
     weak = (5.0, -0.11)
     alone = generality_verdict(rows_of(x=weak), ["x"])
     assert alone.status == "reproduced"
@@ -547,7 +553,9 @@ def test_other_policies_stand_beside_the_hybrid_and_have_no_say_in_claim_2():
 
 
 def defended(hybrid=1.0, none=6.0, images=40, **rivals):
-    """Rows with mean gains in dB: of the hybrid, of nothing, and of `prune` (3 dB) and `noise` (0 dB) or as given."""
+    """Rows with mean gains in dB: of the hybrid, of nothing, and of `prune` (3 dB) and `noise` (0
+    dB) or as given.
+    """
     means = {NO_POLICY: none, HYBRID: hybrid} | {"prune:0.7": 3.0, "gaussian:0.01": 0.0} | rivals
     parts = [
         pd.DataFrame(

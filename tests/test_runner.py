@@ -134,7 +134,9 @@ def test_data_that_is_not_there_falls_back_to_shapes_with_a_line(tmp_path, monke
 
 
 def test_papermill_knows_every_parameter_that_a_run_passes():
-    """Else it would warn of an unknown one; and it must read every name of the cell, annotated as they are."""
+    """Else it would warn of an unknown one; and it must read every name of the cell, annotated as
+    they are.
+    """
     for name in PAGES:
         notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
         (cell,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", ())]
@@ -288,7 +290,9 @@ def test_a_book_is_built_and_one_with_a_warning_is_an_error(root, store, said):
 
 
 def test_workers_make_what_one_thread_makes_here(tmp_path, said):
-    """Two processes and one: the same artifacts bit for bit, models before the attacks that need them."""
+    """Two processes and one: the same artifacts bit for bit, models before the attacks that need
+    them.
+    """
     import torch
 
     tiny = settings(dataset="shapes", images=2, steps=2, control_steps=2, fraction=0.002)

@@ -1,4 +1,6 @@
-"""The plan: what is missing and in which order, budgets that are kept, words about it, and the command line's part."""
+"""The plan: what is missing and in which order, budgets that are kept, words about it, and the
+command line's part.
+"""
 
 import dataclasses
 import itertools
@@ -205,7 +207,9 @@ def test_describing_leaves_the_threads_as_they_were(store, monkeypatch):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Long(ModelUnit):
-    """A network like any other, but for what it says of its cost; the key of its artifact is the same."""
+    """A network like any other, but for what it says of its cost; the key of its artifact is the
+    same.
+    """
 
     @property
     def passes(self):

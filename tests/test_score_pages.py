@@ -1,4 +1,6 @@
-"""Claims 2 (the search), 6 and 7 and extension 2: what a score is made of, tables with known answers, toy runs."""
+"""Claims 2 (the search), 6 and 7 and extension 2: what a score is made of, tables with known
+answers, toy runs.
+"""
 
 import dataclasses
 import re
@@ -480,7 +482,9 @@ def test_each_image_alone_has_its_own_correlation():
 
 
 def in_the_dark():
-    """Score and PSNR share nothing but the PSNR of noise; the untrained network's score shares nothing at all."""
+    """Score and PSNR share nothing but the PSNR of noise; the untrained network's score shares
+    nothing at all.
+    """
     dark, score, success = WALSH[0][:, None], WALSH[1][:, None], WALSH[2][:, None]
     return made_up(score + dark, success + dark, dark, **{"s_pri untrained": score})
 
@@ -827,7 +831,9 @@ def test_a_scatter_has_the_line_of_least_squares():
 
 
 def spread(**columns):
-    """Rows with a mean of each combination of the columns' values, and an interval of 1 below and 2 above it."""
+    """Rows with a mean of each combination of the columns' values, and an interval of 1 below and 2
+    above it.
+    """
     rows = pd.MultiIndex.from_product(columns.values(), names=columns).to_frame(index=False)
     means = np.arange(len(rows), dtype=float)
     return rows.assign(mean=means, low=means - 1, high=means + 2)

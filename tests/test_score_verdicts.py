@@ -1,4 +1,6 @@
-"""The rules of claims 2 (the search), 6 and 7 on made-up numbers whose verdict is known, and at their boundaries."""
+"""The rules of claims 2 (the search), 6 and 7 on made-up numbers whose verdict is known, and at
+their boundaries.
+"""
 
 import re
 
@@ -20,7 +22,9 @@ SCORE, SUCCESS, DARK, SHARED = WALSH[:4]
 
 
 def judged(score, success, dark=DARK, gain=None, published=0.697, policies=64, images=6, why=()):
-    """The verdict of policies' means, the same on every image; the gain is the PSNR unless another is given."""
+    """The verdict of policies' means, the same on every image; the gain is the PSNR unless another
+    is given.
+    """
     gain = success if gain is None else gain
     parts = [np.tile(part[:policies, None], images) for part in (score, success, dark, gain)]
     return correlation_verdict(parts, {"paper": published, "replication": 0.123}, why)
@@ -64,7 +68,9 @@ def test_a_correlation_that_darkness_explains_is_partly_reproduced():
 
 @pytest.mark.parametrize(("gain", "r"), [(SUCCESS, "0.00"), (-SHARED, "-0.89")])
 def test_a_correlation_that_the_gain_does_not_share_is_partly_reproduced(gain, r):
-    """What the gradient told has nothing to do with the score, or the contrary of what the PSNR has."""
+    """What the gradient told has nothing to do with the score, or the contrary of what the PSNR
+    has.
+    """
     verdict = judged(SCORE + 2 * SHARED, SUCCESS + 2 * SHARED, gain=gain)
     assert verdict.status == "partly"
     assert re.search(
@@ -136,7 +142,8 @@ NOISE = np.array([0.2, -0.2, 0.1, -0.1])
 
 
 def scores(best, below, images=4):
-    """28 scores: `best` are the five lowest functions, of the named ones `below` lie surely below doing nothing.
+    """28 scores: `best` are the five lowest functions, of the named ones `below` lie surely below
+    doing nothing.
 
     Doing nothing scores 0.5. The other named ones score lower or higher than that, image by image.
     """
@@ -188,7 +195,9 @@ def test_fewer_than_four_images_rank_nothing(images, status):
 
 
 def test_an_effect_that_is_the_images_is_no_effect():
-    """The differences to doing nothing are paired: what an image adds to every score does not hide them."""
+    """The differences to doing nothing are paired: what an image adds to every score does not hide
+    them.
+    """
     table = scores(NAMED, NAMED) + 10 * NOISE
     assert transformations_verdict(table, NAMED).status == "reproduced"
 
@@ -197,7 +206,9 @@ def test_an_effect_that_is_the_images_is_no_effect():
 
 
 def attacked(hybrid, random, gain=5.0, images=30):
-    """Attacks' rows: changes of the gain to no policy, in dB, of the found hybrid and of two random ones' mean."""
+    """Attacks' rows: changes of the gain to no policy, in dB, of the found hybrid and of two random
+    ones' mean.
+    """
     noise = np.resize([-0.3, 0.2, 0.1, -0.1, 0.0, 0.1], images)
     changes = {
         "none": 0 * noise,

@@ -1,4 +1,6 @@
-"""The two scores: against a plain loop, their closed forms and limits, and what they must not depend on."""
+"""The two scores: against a plain loop, their closed forms and limits, and what they must not
+depend on.
+"""
 
 import pytest
 import torch
@@ -74,7 +76,9 @@ def plain_curve(model, pixels, labels, start, points, variant):
 
 
 def prepared_by_hand(images, stream):
-    """The seed that a score draws from its stream, and the pixels after crop, flip and the first policy, uint8."""
+    """The seed that a score draws from its stream, and the pixels after crop, flip and the first
+    policy, uint8.
+    """
     seed = int(torch.randint(1 << 62, (1,), generator=stream))
     cropped = crop_and_flip(images.pixels, rng=rng(seed, "crop and flip", 0))
     return seed, POLICIES[0](cropped, rng=rng(seed, "policy", "3-1-7", 0))
@@ -107,7 +111,9 @@ def test_without_a_start_the_noise_is_uniform_and_drawn_from_the_stream(model, i
 
 @pytest.mark.parametrize("rows", [1, 5, 1000])
 def test_the_curve_does_not_depend_on_the_chunks_nor_on_neighbours(images, rows, monkeypatch):
-    """In float64: a batch of one is convolved in another order, and in float32 a max-pool may then choose otherwise."""
+    """In float64: a batch of one is convolved in another order, and in float32 a max-pool may then
+    choose otherwise.
+    """
     model, pixels = network("convnet-4").double(), images.pixels.double() / 255
     start = torch.rand(images.pixels.shape, generator=rng(3), dtype=torch.float64)
     whole = gradsim_curve(model, pixels, images.labels, points=6, start=start)
@@ -201,7 +207,9 @@ def test_draws_are_averaged_and_given_starts_are_used_in_each(model, images):
 
 
 def test_a_dead_network_scores_its_last_point_only(images):
-    """Weights of zero: every gradient but the last bias's is zero, and that one is the same everywhere."""
+    """Weights of zero: every gradient but the last bias's is zero, and that one is the same
+    everywhere.
+    """
     dead = network("convnet-4")
     for parameter in dead.parameters():
         torch.nn.init.zeros_(parameter)

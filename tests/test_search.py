@@ -1,4 +1,6 @@
-"""Algorithm 1: who is rejected, ranked, chosen; resumption; halving; the command, on named data and on a folder."""
+"""Algorithm 1: who is rejected, ranked, chosen; resumption; halving; the command, on named data and
+on a folder.
+"""
 
 import dataclasses
 import importlib
@@ -268,7 +270,9 @@ def write(path, value=100, mode="RGB", size=(20, 10)):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Three classes of 5, 10 and 3 images of one colour each, with files that are no images between."""
+    """Three classes of 5, 10 and 3 images of one colour each, with files that are no images
+    between.
+    """
     for label, count in {"cat": 5, "dog": 10, "emu": 3}.items():
         for i in range(count):
             write(tmp_path / "own" / label / f"{i:02}.{'png' if i % 2 else 'bmp'}", 10 * i)

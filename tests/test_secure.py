@@ -1,4 +1,6 @@
-"""Secure aggregation on Flower: the mean is that of the answers, and nothing of a single one reaches the server."""
+"""Secure aggregation on Flower: the mean is that of the answers, and nothing of a single one
+reaches the server.
+"""
 
 import copy
 import dataclasses
@@ -21,7 +23,8 @@ THREE = Federation(dataset="shapes", model="lenet-4", clients=3, rounds=2, alpha
 
 
 class Line:
-    """Carries Flower's messages between a server and participants in one process, and keeps what goes to the server.
+    """Carries Flower's messages between a server and participants in one process, and keeps what
+    goes to the server.
 
     `lost` says which answers do not arrive: of which client, in which stage.
     """
@@ -86,7 +89,9 @@ def serve(tmp_path, monkeypatch):
 
 
 def assert_sum(tap, number, clients):
-    """The tap's mean is that of the clients' answers to the weights that they got, up to the protocol's rounding."""
+    """The tap's mean is that of the clients' answers to the weights that they got, up to the
+    protocol's rounding.
+    """
     from atsfed.secure import STEP
 
     f, model = tap.federation, tap.model(number)

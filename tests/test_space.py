@@ -38,7 +38,9 @@ def test_an_image_that_is_hard_for_all_says_nothing_of_a_policy():
 
 
 def test_the_interval_of_a_choice_covers():
-    """A policy chosen at random differs from the others by nothing: 95 of 100 intervals hold 0, give or take."""
+    """A policy chosen at random differs from the others by nothing: 95 of 100 intervals hold 0,
+    give or take.
+    """
     inside = 0
     for seed in range(100):
         draw = np.random.default_rng(seed)
@@ -59,7 +61,9 @@ def test_a_choice_is_worth_what_its_policies_are():
 
 
 def test_the_interval_of_a_correlation_covers_what_other_images_would_show():
-    """Policies and their scores stay, images are drawn anew: of 40 intervals most hold the mean correlation."""
+    """Policies and their scores stay, images are drawn anew: of 40 intervals most hold the mean
+    correlation.
+    """
     real, found = np.random.default_rng(0).normal(size=300), []
     for seed in range(40):
         draw = np.random.default_rng(1 + seed)

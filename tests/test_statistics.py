@@ -102,7 +102,9 @@ def test_variance_shares_find_where_the_variance_is():
 
 
 def coverage(draw, truth, runs, units=None, **options):
-    """The share of `runs` samples whose interval holds the truth, and four standard deviations of that share."""
+    """The share of `runs` samples whose interval holds the truth, and four standard deviations of
+    that share.
+    """
     holds = [
         low <= truth <= high
         for low, high in (statistics.interval(draw(), units, **options) for _ in range(runs))
@@ -110,7 +112,8 @@ def coverage(draw, truth, runs, units=None, **options):
     return np.mean(holds), 4 * math.sqrt(0.95 * 0.05 / runs)
 
 
-# Of 20,000 samples (3,000 from 30 values on). Few values of a skewed distribution hardly show their tail.
+# Of 20,000 samples (3,000 from 30 values on). Few values of a skewed distribution hardly show their
+# tail.
 NORMAL = [("normal", 4, 0.949), ("normal", 8, 0.953), ("normal", 30, 0.930), ("normal", 100, 0.941)]
 SKEWED = [
     ("exponential", n, share) for n, share in ((4, 0.880), (8, 0.893), (30, 0.921), (100, 0.937))
@@ -134,7 +137,9 @@ def test_an_interval_holds_the_true_mean_about_as_often_as_it_says(kind, n, shar
 
 @pytest.mark.parametrize(("images", "draws", "spread"), [(8, 3, 1.0), (8, 2, 0.3), (40, 2, 1.0)])
 def test_draws_of_one_image_are_no_further_images(images, draws, spread):
-    """Image means with sd 1 and draws around them: averaging draws first covers 95 %, taking each as an image less."""
+    """Image means with sd 1 and draws around them: averaging draws first covers 95 %, taking each
+    as an image less.
+    """
     random, units = np.random.default_rng(images + draws), np.repeat(np.arange(images), draws)
 
     def draw():
@@ -218,7 +223,9 @@ BASE = np.array([12.0, 18.0, 15.0, 9.0, 14.0, 16.0])
 
 
 def attacks(draws=1, **policies):
-    """One row per policy, image and, if there are several, draw; `none` has BASE, a policy BASE plus its values."""
+    """One row per policy, image and, if there are several, draw; `none` has BASE, a policy BASE
+    plus its values.
+    """
     parts = []
     for name, shift in ({"none": 0.0} | policies).items():
         values = np.broadcast_to(BASE + np.asarray(shift, float), (draws, 6))
@@ -294,7 +301,9 @@ def test_holm_steps_down_and_never_turns_the_order():
 
 
 def test_holm_keeps_a_family_without_effects_at_five_percent():
-    """500 families of 5 true nulls: one is rejected in 5 % of families, in 23 % without the adjustment."""
+    """500 families of 5 true nulls: one is rejected in 5 % of families, in 23 % without the
+    adjustment.
+    """
     p = np.random.default_rng(0).uniform(size=(500, 5))
     rejected = np.mean([(statistics.holm(family) < 0.05).any() for family in p])
     assert abs(rejected - 0.05) < 4 * math.sqrt(0.05 * 0.95 / 500)

@@ -1,4 +1,6 @@
-"""Attacks and scores of every policy: the numbers of single units, rungs that keep the least, a page made of them."""
+"""Attacks and scores of every policy: the numbers of single units, rungs that keep the least, a
+page made of them.
+"""
 
 import base64
 import dataclasses

@@ -1,4 +1,6 @@
-"""Fidelity switches: each differs from its base in one thing; orders and verdict on made-up tables; a toy run."""
+"""Fidelity switches: each differs from its base in one thing; orders and verdict on made-up tables;
+a toy run.
+"""
 
 import dataclasses
 

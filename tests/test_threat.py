@@ -308,7 +308,9 @@ def test_images_take_the_precision_of_the_network(model):
 
 
 class Forgetful(torch.nn.Module):
-    """A network that declares its normalization and forgets it, or gives it something else than its input."""
+    """A network that declares its normalization and forgets it, or gives it something else than its
+    input.
+    """
 
     def __init__(self, factor=None):
         super().__init__()

@@ -1,4 +1,6 @@
-"""Training: the schedule, the step, resuming bit for bit, policies and defenses, checkpoints and errors."""
+"""Training: the schedule, the step, resuming bit for bit, policies and defenses, checkpoints and
+errors.
+"""
 
 import copy
 import dataclasses
@@ -63,7 +65,9 @@ def facts(done, *names):
     [(200, (74, 124, 175)), (60, (22, 37, 52)), (50, (18, 31, 43)), (40, (14, 24, 35))],
 )
 def test_the_step_size_falls_at_the_authors_milestones(epochs, milestones):
-    """E // 2.667, E // 1.6 and E // 1.142: not 3/8, 5/8 and 7/8 of E, which give 75, 125 and 175 for 200."""
+    """E // 2.667, E // 1.6 and E // 1.142: not 3/8, 5/8 and 7/8 of E, which give 75, 125 and 175
+    for 200.
+    """
     config = TrainConfig(epochs=epochs, lr=0.1)
     rates = [learning_rate(config, epoch) for epoch in range(epochs)]
     assert tuple(e for e in range(1, epochs) if rates[e] != rates[e - 1]) == milestones
@@ -72,7 +76,9 @@ def test_the_step_size_falls_at_the_authors_milestones(epochs, milestones):
 
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_a_short_training_is_not_all_at_a_thousandth_of_the_step_size(epochs):
-    """The authors' whole epochs would all be 0 here; the drops come at 3/8, 5/8 and 7/8 of the steps."""
+    """The authors' whole epochs would all be 0 here; the drops come at 3/8, 5/8 and 7/8 of the
+    steps.
+    """
     config = TrainConfig(epochs=epochs, lr=0.1)
     rates = [learning_rate(config, epochs * step / 16) for step in range(16)]
     assert rates == pytest.approx([0.1] * 6 + [0.01] * 4 + [1e-3] * 4 + [1e-4] * 2)
@@ -205,7 +211,9 @@ def test_one_stream_gives_one_set_of_weights(images, acts):
 
 
 def killed(images, monkeypatch, state):
-    """A run of RICH (3 steps an epoch) that dies in its fifth step, in the middle of its second epoch."""
+    """A run of RICH (3 steps an epoch) that dies in its fifth step, in the middle of its second
+    epoch.
+    """
     original, calls = torch.optim.SGD.step, []
 
     def step_or_die(self, *args, **kwargs):

@@ -1,4 +1,6 @@
-"""Local training before anything is sent: against torch's own SGD, and both ways to attack what it leaves."""
+"""Local training before anything is sent: against torch's own SGD, and both ways to attack what it
+leaves.
+"""
 
 from dataclasses import replace
 

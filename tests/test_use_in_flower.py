@@ -1,4 +1,6 @@
-"""The page "Use a policy in Flower": its changes to a fresh copy of the app, what is then seen, and its script."""
+"""The page "Use a policy in Flower": its changes to a fresh copy of the app, what is then seen, and
+its script.
+"""
 
 import importlib
 import re
@@ -25,7 +27,9 @@ NODE = 1_000_000  # numbers of Flower's nodes are of another kind than those of 
 
 
 def change(text, diff):
-    """A file after a printed change: a line with "+" goes after the one before it, or in place of those with "-"."""
+    """A file after a printed change: a line with "+" goes after the one before it, or in place of
+    those with "-".
+    """
     place = 0
     for line in diff.splitlines():
         mark, words = line[0], line[1:]
@@ -41,7 +45,9 @@ def change(text, diff):
 
 @pytest.fixture
 def app(tmp_path, monkeypatch):
-    """The app in a fresh folder with the page's first changes, by number, and the modules of its package by name."""
+    """The app in a fresh folder with the page's first changes, by number, and the modules of its
+    package by name.
+    """
     from flwr.supercore.task_identity import TaskIdentity
 
     for name in (
@@ -75,7 +81,9 @@ def app(tmp_path, monkeypatch):
 
 
 def a_round(client_app, task, folder, clients):
-    """One round of clients with an image each, as a watched strategy has it; the network that was sent."""
+    """One round of clients with an image each, as a watched strategy has it; the network that was
+    sent.
+    """
     from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
     from flwr.serverapp.strategy import FedAvg
 

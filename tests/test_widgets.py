@@ -1,4 +1,6 @@
-"""The explorer without a browser: what is packed, the HTML of a page, and attacks of the reader's own."""
+"""The explorer without a browser: what is packed, the HTML of a page, and attacks of the reader's
+own.
+"""
 
 import dataclasses
 import io

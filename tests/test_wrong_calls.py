@@ -350,7 +350,8 @@ def test_a_path_that_is_needed_may_not_be_none(door):
         NOT_PATHS[door](None)
 
 
-# A required argument of a public name → the call with None in its place, and how the sentence names it.
+# A required argument of a public name → the call with None in its place, and how the sentence names
+# it.
 NONE = {
     "observe model": (lambda: atslib.observe(None, PIXELS, LABELS), "model None"),
     "observe images": (lambda: atslib.observe(MODEL, None, LABELS), "images are NoneType"),

@@ -1,4 +1,6 @@
-"""The page "Your own attack, defense, network, data, federation": its snippets run as they are printed."""
+"""The page "Your own attack, defense, network, data, federation": its snippets run as they are
+printed.
+"""
 
 import re
 import subprocess
@@ -28,7 +30,9 @@ def test_the_page_has_a_snippet_for_each_part_and_none_is_long():
 
 @pytest.fixture
 def printed(monkeypatch, tmp_path, capfd):
-    """Runs a section's snippet in an empty folder, without data sets; the numbers at the ends of its lines."""
+    """Runs a section's snippet in an empty folder, without data sets; the numbers at the ends of
+    its lines.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ATS_DATA", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

@@ -20,8 +20,8 @@ STYLE |= {"axes.spines.top": False, "axes.spines.right": False, "axes.grid": Tru
 
 @contextlib.contextmanager
 def _styled() -> Iterator[None]:
-    # Load the backend first: a notebook's becomes interactive when loaded, and leaving the context would undo
-    # that, so that only the first figure of a page would show.
+    # Load the backend first: a notebook's becomes interactive when loaded, and leaving the context
+    # would undo that, so that only the first figure of a page would show.
     plt.draw_if_interactive()
     with plt.rc_context(STYLE):
         yield
@@ -39,8 +39,11 @@ def _arms(rows: pd.DataFrame) -> np.ndarray:
 
 
 def sheet(rows: dict[str, Tensor], *, captions: dict[str, Sequence[str]] | None = None) -> Figure:
-    """A grid of images: one labelled row per batch (B, C, H, W), one column per image, optional captions."""
-    captions, columns = captions or {}, max(len(batch) for batch in rows.values())
+    """A grid of images: one labelled row per batch (B, C, H, W), one column per image, optional
+    captions.
+    """
+    captions = captions or {}
+    columns = max(len(batch) for batch in rows.values())
     side = min(
         0.85, max(0.5, 6 / columns)
     )  # inches; a page is about 7.5 wide, and shrinks what is wider, text and all
@@ -69,7 +72,9 @@ def sheet(rows: dict[str, Tensor], *, captions: dict[str, Sequence[str]] | None 
 def curves(
     table: pd.DataFrame, x: str, y: str, group: str, *, ylabel: str, panel: str = ""
 ) -> Figure:
-    """Mean of `y` against `x` by group, with a band of ± one standard deviation over images; panels by `panel`."""
+    """Mean of `y` against `x` by group, with a band of ± one standard deviation over images; panels
+    by `panel`.
+    """
     parts = dict(list(table.groupby(panel, sort=False))) if panel else {"": table}
     with _styled():
         figure, (axes,) = plt.subplots(
@@ -103,7 +108,9 @@ def leakage(
     value: str = "psnr",
     epsilon: float | None = None,
 ) -> Figure:
-    """Every image's value by group, the mean, and beside it those of the floors, best guesses without the gradient."""
+    """Every image's value by group, the mean, and beside it those of the floors, best guesses
+    without the gradient.
+    """
     with _styled():
         figure, axis = plt.subplots(figsize=(7.5, 3.8))
         names = list(dict.fromkeys(table[group]))
@@ -138,7 +145,9 @@ def leakage(
 def means(
     table: pd.DataFrame, name: str, group: str, *, ylabel: str, groups: Sequence[str] = ()
 ) -> Figure:
-    """`mean` with its `low` and `high`, one place per value of `name`, colours by `group` in the order of `groups`."""
+    """`mean` with its `low` and `high`, one place per value of `name`, colours by `group` in the
+    order of `groups`.
+    """
     with _styled():
         figure, axis = plt.subplots(figsize=(8.5, 4.2), layout="constrained")
         places = {value: i for i, value in enumerate(dict.fromkeys(table[name]))}
@@ -163,13 +172,14 @@ def means(
 def trends(
     table: pd.DataFrame, x: str, group: str, panel: str, *, xlabel: str, groups: Sequence[str] = ()
 ) -> Figure:
-    """`mean` with `low` and `high` along `x`, by powers of ten and 0 if it is there; colors in order of `groups`."""
+    """`mean` with `low` and `high` along `x`, by powers of ten and 0 if it is there; colors in
+    order of `groups`.
+    """
     with _styled():
-        names, colors = (
-            table[panel].unique(),
-            dict(zip(groups or table[group].unique(), COLORS, strict=False)),
-        )
-        across, down = min(2, len(names)), -(-len(names) // 2)
+        names = table[panel].unique()
+        colors = dict(zip(groups or table[group].unique(), COLORS, strict=False))
+        across = min(2, len(names))
+        down = -(-len(names) // 2)
         figure, axes = plt.subplots(
             down, across, figsize=(4.2 * across, 3 * down), squeeze=False, layout="constrained"
         )
@@ -197,9 +207,13 @@ def trends(
 
 
 def paired_lines(panels: dict[str, pd.DataFrame], *, ylabel: str) -> Figure:
-    """One panel per table, one line per row from its first column to its second, and the means as a bold line."""
+    """One panel per table, one line per row from its first column to its second, and the means as a
+    bold line.
+    """
     with _styled():
-        across, down, axis = min(3, len(panels)), -(-len(panels) // 3), None
+        across = min(3, len(panels))
+        down = -(-len(panels) // 3)
+        axis = None
         figure = plt.figure(figsize=(3 * across, 3.4 * down), layout="constrained")
         for place, (title, table) in enumerate(panels.items(), 1):
             axis = figure.add_subplot(down, across, place, sharey=axis)
@@ -216,7 +230,8 @@ def paired_lines(panels: dict[str, pd.DataFrame], *, ylabel: str) -> Figure:
 
 
 def shares(table: pd.DataFrame, panel: str, group: str, outcome: str, *, chance: float) -> Figure:
-    """Shares with their intervals, one panel per value of `panel`, one bar per group and outcome, and chance a line.
+    """Shares with their intervals, one panel per value of `panel`, one bar per group and outcome,
+    and chance a line.
 
     Args:
         table: with those columns and `share`, `low` and `high`, in 0 to 1.
@@ -260,15 +275,18 @@ def shares(table: pd.DataFrame, panel: str, group: str, outcome: str, *, chance:
 
 
 def ranking(table: pd.DataFrame, *, value: str = "s_pri", reference: float | None = None) -> Figure:
-    """Scores as dots with their intervals, lowest on the left; ids of one function share a mark below the axis.
+    """Scores as dots with their intervals, lowest on the left; ids of one function share a mark
+    below the axis.
 
     Args:
-        table: one row per id in order, with `value`, `low`, `high` and `same as` (text, empty for a unique function).
+        table: one row per id in order, with `value`, `low`, `high` and `same as` (text, empty for a
+            unique function).
         reference: a line at the score of doing nothing.
     """
     with _styled():
         figure, axis = plt.subplots(figsize=(9.5, 3.6), layout="constrained")
-        at, repeated = np.arange(len(table)), (table["same as"] != "").to_numpy()
+        at = np.arange(len(table))
+        repeated = (table["same as"] != "").to_numpy()
         for mask, color, text in (
             (~repeated, COLORS[0], "one id"),
             (repeated, COLORS[1], "one function, several ids"),
@@ -291,10 +309,13 @@ def ranking(table: pd.DataFrame, *, value: str = "s_pri", reference: float | Non
 
 
 def front(table: pd.DataFrame, *, labels: int = 10) -> Figure:
-    """Privacy against accuracy score of the candidates, the chosen ones with their rank, the Pareto front a line."""
+    """Privacy against accuracy score of the candidates, the chosen ones with their rank, the Pareto
+    front a line.
+    """
     with _styled():
         figure, axis = plt.subplots(figsize=(7.5, 4.2), layout="constrained")
-        rest, best = table[~table["chosen"]], table[table["chosen"]].head(labels)
+        rest = table[~table["chosen"]]
+        best = table[table["chosen"]].head(labels)
         edge = table[table["pareto"]].sort_values("s_pri")
         axis.scatter(rest["s_pri"], rest["s_acc"], s=12, color="0.6", lw=0, label="candidates")
         axis.plot(
@@ -325,10 +346,19 @@ def front(table: pd.DataFrame, *, labels: int = 10) -> Figure:
 
 
 def scatter(
-    x: pd.Series, y: pd.Series, *, xlabel: str, ylabel: str, title: str = "", color: pd.Series | None = None,
-    scale: bool = True, axis: Axes | None = None,
-) -> Figure:  # fmt: skip
-    """Points with the least-squares line; a `color` Series shades them, and its name labels the `scale`, if shown."""
+    x: pd.Series,
+    y: pd.Series,
+    *,
+    xlabel: str,
+    ylabel: str,
+    title: str = "",
+    color: pd.Series | None = None,
+    scale: bool = True,
+    axis: Axes | None = None,
+) -> Figure:
+    """Points with the least-squares line; a `color` Series shades them, and its name labels the
+    `scale`, if shown.
+    """
     with _styled():
         axis = axis or plt.subplots(figsize=(5, 3.6), layout="constrained")[1]
         shade = {"color": COLORS[0]} if color is None else {"c": color, "cmap": "cividis"}
@@ -344,7 +374,8 @@ def scatter(
 def exchange(
     table: pd.DataFrame, x: str, name: str, group: str, panel: str, *, xlabel: str
 ) -> Figure:
-    """`mean` with `low` and `high` against `x`, points with their `name`; panels, colours, joined by `strength`.
+    """`mean` with `low` and `high` against `x`, points with their `name`; panels, colours, joined
+    by `strength`.
 
     Rows that are `pareto`, where the table says so, are joined by a dashed line in each panel.
     """
@@ -412,7 +443,9 @@ def bars(
 
 
 def ladder(table: pd.DataFrame, *, xlabel: str) -> Figure:
-    """One line per row, the first at the top: `mean` with `low` and `high`, named by `policy`, colored by `kind`."""
+    """One line per row, the first at the top: `mean` with `low` and `high`, named by `policy`,
+    colored by `kind`.
+    """
     with _styled():
         figure, axis = plt.subplots(figsize=(7, 0.22 * len(table) + 0.9), layout="constrained")
         order = {name: len(table) - 1 - i for i, name in enumerate(table["policy"])}

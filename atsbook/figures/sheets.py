@@ -1,4 +1,6 @@
-"""What a page holds of an experiment, small: pictures in image sheets, operations in words, numbers in few digits."""
+"""What a page holds of an experiment, small: pictures in image sheets, operations in words, numbers
+in few digits.
+"""
 
 import base64
 import io
@@ -38,13 +40,16 @@ def signed(ids: Sequence[int], signs: Sequence[int]) -> str:
     """Operations in words, with + or − where there is a sign: `translate X −9 → contrast +6`."""
     words = []
     for index, sign in zip(ids, signs, strict=False):
-        op, mark = OPS[index], "+" if sign > 0 else "−"
+        op = OPS[index]
+        mark = "+" if sign > 0 else "−"
         words.append(f"{op.name} {mark if op.name in SIGNED else ''}{op.level}")
     return spoken(" → ".join(words)) or "no operation"
 
 
 def fitting(pictures: dict[str, Tensor], budget: int) -> dict[str, bytes]:
-    """Sheets by file name at the best quality at which all together have at most `budget` bytes, else the least."""
+    """Sheets by file name at the best quality at which all together have at most `budget` bytes,
+    else the least.
+    """
     for quality in QUALITIES:
         files = {name: sheet(rows, quality) for name, rows in pictures.items()}
         if sum(map(len, files.values())) <= budget:
@@ -53,10 +58,11 @@ def fitting(pictures: dict[str, Tensor], budget: int) -> dict[str, bytes]:
 
 
 def sheet(pictures: Tensor, quality: int) -> bytes:
-    """A WebP of (R, N, C, H, W) pictures in [0, 1]: R rows of N, the channels below each other as grey images.
+    """A WebP of (R, N, C, H, W) pictures in [0, 1]: R rows of N, the channels below each other as
+    grey images.
 
-    WebP halves the resolution of colours, which at 32 pixels spoils them (measured on frames of attacks: 14
-    to 21 dB). Channels as grey planes keep it: over 31 dB in the same bytes.
+    WebP halves the resolution of colours, which at 32 pixels spoils them (measured on frames of
+    attacks: 14 to 21 dB). Channels as grey planes keep it: over 31 dB in the same bytes.
     """
     planes = (pictures.detach().cpu().clamp(0, 1) * 255).round().byte().permute(2, 0, 3, 1, 4)
     channels, rows, height, columns, width = planes.shape

@@ -1,4 +1,6 @@
-"""What the pages' tables and verdicts share: our numbers beside published ones, changes on the same images."""
+"""What the pages' tables and verdicts share: our numbers beside published ones, changes on the same
+images.
+"""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
@@ -14,14 +16,15 @@ SOURCES = {
 }  # in `reported.csv` → at the head of a column
 METRICS = {"PSNR_dB": "PSNR", "val_accuracy_pct": "accuracy"}
 VALUES = ("psnr", "gain")
-_CROSSED, _ROLES = (
-    ["model", "step"],
-    ("network", "target"),
-)  # of a policy: in the training, and on what is attacked
+# of a policy: in the training, and on what is attacked
+_CROSSED = ["model", "step"]
+_ROLES = ("network", "target")
 
 
 def published(rows: pd.DataFrame) -> dict[str, float]:
-    """Mean PSNR (dB) and accuracy (percent) that each source prints in rows of `reported`; nan where it prints none."""
+    """Mean PSNR (dB) and accuracy (percent) that each source prints in rows of `reported`; nan
+    where it prints none.
+    """
     known = rows.groupby(["source", "metric"])["value"].mean()
     return {
         f"{who} {name}": known.get((source, metric), float("nan"))
@@ -48,13 +51,14 @@ def comparison(
     attacks: pd.DataFrame | None = None,
     accuracy: pd.DataFrame | None = None,
 ) -> pd.DataFrame:
-    """One row per group: `summarize` of the PSNR, the mean gain over the floor, the accuracy, published numbers.
+    """One row per group: `summarize` of the PSNR, the mean gain over the floor, the accuracy,
+    published numbers.
 
     Args:
         by: columns of `attacks` that name a group.
         rows_of: see `beside`; without it there is no published column.
-        attacks, accuracy: the result's tables of these names by default. The accuracy is that of the columns in `by`
-            that its table has; where it has none of them it is left out.
+        attacks, accuracy: the result's tables of these names by default. The accuracy is that of
+            the columns in `by` that its table has; where it has none of them it is left out.
     """
     attacks = result.tables["attacks"] if attacks is None else attacks
     accuracy = result.tables.get("accuracy") if accuracy is None else accuracy
@@ -72,21 +76,21 @@ def comparison(
 def outcomes(
     result: Result, by: str | Sequence[str], attacks: pd.DataFrame | None = None
 ) -> pd.DataFrame:
-    """One row per group, as text: every outcome of its attacks, so that none need be taken on trust.
+    """One row per group, as text: every outcome of its attacks, so that none need be taken on
+    trust.
 
-    Columns: images; mean PSNR against what the client used, and gain over the floor with its 95 % interval, in dB; the
-    share of attacks whose PSNR is at or above the result's ε; mean SSIM; mean PSNR against the photograph as it was
-    before crop, flip and policy; and the shares of reconstructions that single out the used image, and the photograph
-    without undoing anything, among 100. Every one of them is higher where more leaks.
+    Columns: images; mean PSNR against what the client used, and gain over the floor with its 95 %
+    interval, in dB; the share of attacks whose PSNR is at or above the result's ε; mean SSIM; mean
+    PSNR against the photograph as it was before crop, flip and policy; and the shares of
+    reconstructions that single out the used image, and the photograph without undoing anything,
+    among 100. Every one of them is higher where more leaks.
 
     Args:
         by: columns of the attacks that name a group.
         attacks: the result's table of that name by default.
     """
-    attacks, epsilon = (
-        result.tables["attacks"] if attacks is None else attacks,
-        float(result.facts["epsilon"]),
-    )
+    attacks = result.tables["attacks"] if attacks is None else attacks
+    epsilon = float(result.facts["epsilon"])
     rows = {
         key: {
             "images": table["image"].nunique(),
@@ -106,11 +110,13 @@ def outcomes(
 def glance(
     attacks: pd.DataFrame, within: Sequence[str], policies: Sequence[str] = ()
 ) -> pd.DataFrame:
-    """What a page opens with: one row per cell and policy, as text, each value without → with the policy.
+    """What a page opens with: one row per cell and policy, as text, each value without → with the
+    policy.
 
-    Columns: images × draws; mean PSNR in dB; the gain over the floor without a policy and the change that the policy
-    makes to it on the same images, in dB with 95 % intervals; and the shares of reconstructions that single out the
-    image that the client used, and the photograph without undoing anything, among 100.
+    Columns: images × draws; mean PSNR in dB; the gain over the floor without a policy and the
+    change that the policy makes to it on the same images, in dB with 95 % intervals; and the shares
+    of reconstructions that single out the image that the client used, and the photograph without
+    undoing anything, among 100.
 
     Args:
         within: columns that name a cell, such as the network.
@@ -118,7 +124,8 @@ def glance(
     """
     rows = {}
     for key, table in attacks.groupby(list(within), sort=False):
-        changes, bare = paired(table, NO_POLICY, "gain"), table[table["policy"] == NO_POLICY]
+        changes = paired(table, NO_POLICY, "gain")
+        bare = table[table["policy"] == NO_POLICY]
         for policy in [
             name for name in table["policy"].unique() if name in (policies or changes.index)
         ]:
@@ -164,11 +171,13 @@ def differences(
 
 
 def changes(attacks: pd.DataFrame, pairs: Mapping[str, str], value: str = "psnr") -> pd.DataFrame:
-    """One row per setting that differs from another in one thing: n, mean and 95 % interval of the change in dB.
+    """One row per setting that differs from another in one thing: n, mean and 95 % interval of the
+    change in dB.
 
     Args:
         attacks: one row per setting and image, with `setting`, `image` and `value`.
-        pairs: setting → what it is compared with on the same images; settings that are not there are left out.
+        pairs: setting → what it is compared with on the same images; settings that are not there
+            are left out.
     """
     there = {name: base for name, base in pairs.items() if name in set(attacks["setting"])}
     rows = {
@@ -205,16 +214,19 @@ def same_images(attacks: pd.DataFrame, by: str) -> pd.DataFrame:
 
 
 def chosen_round(attacks: pd.DataFrame) -> pd.DataFrame:
-    """What a server gains that attacks when it is worth most, by policy: gains in dB in words, one row per policy.
+    """What a server gains that attacks when it is worth most, by policy: gains in dB in words, one
+    row per policy.
 
-    It tries every step of the training on images of its own, here those of even number, and takes the best step for
-    the attack on the others, so that chance in the choice is no gain.
+    It tries every step of the training on images of its own, here those of even number, and takes
+    the best step for the attack on the others, so that chance in the choice is no gain.
 
     Args:
         attacks: of one network, with `step`, `policy`, `image` and `gain`.
     """
-    own, rows = same_images(attacks, "step"), {}
-    tried, later = own[own["image"] % 2 == 0], own[own["image"] % 2 == 1]
+    own = same_images(attacks, "step")
+    rows = {}
+    tried = own[own["image"] % 2 == 0]
+    later = own[own["image"] % 2 == 1]
     for policy, table in later.groupby("policy", sort=False):
         first = table["step"].min()
         best = tried[tried["policy"] == policy].groupby("step")["gain"].mean().idxmax()
@@ -229,12 +241,15 @@ def chosen_round(attacks: pd.DataFrame) -> pd.DataFrame:
 
 
 def targets_crossed(attacks: pd.DataFrame) -> pd.DataFrame:
-    """What attacks get of each network, trained with or without a policy, on images with or without it.
+    """What attacks get of each network, trained with or without a policy, on images with or without
+    it.
 
-    Means over images of PSNR, floor and gain in dB, and of the share of reconstructions that single out the used image.
+    Means over images of PSNR, floor and gain in dB, and of the share of reconstructions that single
+    out the used image.
 
     Args:
-        attacks: with `model`, `step` of the training, `network` and `target` (the policies on either), and `image`.
+        attacks: with `model`, `step` of the training, `network` and `target` (the policies on
+            either), and `image`.
     """
     means = attacks.assign(found=100.0 * (attacks["rank_target"] == 1)).groupby(
         [*_CROSSED, *_ROLES], sort=False
@@ -249,9 +264,11 @@ def targets_crossed(attacks: pd.DataFrame) -> pd.DataFrame:
 
 
 def what_lowers(attacks: pd.DataFrame, policy: str) -> pd.DataFrame:
-    """Change in dB that a policy makes by training the network with it, and by acting on the target.
+    """Change in dB that a policy makes by training the network with it, and by acting on the
+    target.
 
-    Each is the mean over both settings of the other, on the same images, with its 95 % interval over images.
+    Each is the mean over both settings of the other, on the same images, with its 95 % interval
+    over images.
 
     Args:
         attacks: as in `targets_crossed`.
@@ -279,13 +296,15 @@ def found(ranks: pd.Series) -> str:
 
 
 def levels(attacks: pd.DataFrame, accuracy: pd.Series, policy: str) -> str:
-    """Without → with a policy: PSNR in dB, its change on the same images with the interval, and accuracy in percent.
+    """Without → with a policy: PSNR in dB, its change on the same images with the interval, and
+    accuracy in percent.
 
     Args:
         attacks: rows with `policy`, `image` and `psnr`, of undefended images too.
         accuracy: percent, by policy.
     """
-    change, mean = paired(attacks, NO_POLICY).loc[policy], attacks.groupby("policy")["psnr"].mean()
+    change = paired(attacks, NO_POLICY).loc[policy]
+    mean = attacks.groupby("policy")["psnr"].mean()
     return (
         f"{mean[NO_POLICY]:.2f} → {mean[policy]:.2f} dB ({interval(change, '')}), "
         f"{accuracy[NO_POLICY]:.1f} → {accuracy[policy]:.1f} %"
@@ -295,7 +314,8 @@ def levels(attacks: pd.DataFrame, accuracy: pd.Series, policy: str) -> str:
 def judge(
     rule: str, reason: str, here: str, faults: Sequence[str] = (), *, refuted: bool = False
 ) -> Verdict:
-    """Reproduced where nothing is at fault, else partly; not reproduced where the claim itself is `refuted`.
+    """Reproduced where nothing is at fault, else partly; not reproduced where the claim itself is
+    `refuted`.
 
     Args:
         rule: as fixed before the run.

@@ -1,6 +1,8 @@
-"""The claims of Inverting Gradients and the objections to them: the rule of each, and how it is judged.
+"""The claims of Inverting Gradients and the objections to them: the rule of each, and how it is
+judged.
 
-Written before the runs. A rule looks at the tables of its page alone, by the columns `line`, `where` and `what`.
+Written before the runs. A rule looks at the tables of its page alone, by the columns `line`,
+`where` and `what`.
 """
 
 import dataclasses
@@ -22,14 +24,18 @@ UNTOLD = ("cannot tell", f"not run, or on fewer than {ENOUGH} images")
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """A claim or an objection in a sentence, its rule, and the function that judges it from the page's tables."""
+    """A claim or an objection in a sentence, its rule, and the function that judges it from the
+    page's tables.
+    """
 
     text: str
     rule: str
     judge: Callable[[Tables], Judged]
 
     def __call__(self, tables: Tables) -> Judged:
-        """Status and numbers; *cannot tell* where the line was run on too few images, or not at all."""
+        """Status and numbers; *cannot tell* where the line was run on too few images, or not at
+        all.
+        """
         try:
             return self.judge(tables)
         except (KeyError, IndexError):
@@ -75,7 +81,9 @@ def share(found: tuple[float, float, float]) -> str:
 
 def direction(tables: Tables) -> Judged:
     """Line C1: of length and of direction, what the stage explains and what the image."""
-    rows, ends, words = tables["stages"], {}, []
+    rows = tables["stages"]
+    ends = {}
+    words = []
     for of, part in rows.groupby("of", sort=False):
         ends[of] = interval(part["image_sum"] - part["stage_sum"])
         image, stage = (part[name].sum() / part["all"].sum() for name in ("image_sum", "stage_sum"))
@@ -89,7 +97,9 @@ def direction(tables: Tables) -> Judged:
 
 def cosine(tables: Tables) -> Judged:
     """Line C2: the lead of the cosine over L2 by place."""
-    holds, words, leads = [], [], {}
+    holds = []
+    words = []
+    leads = {}
     for where, rows in _rows(tables, "C2").groupby("where", sort=False):
         leads[where] = _lead(rows, "cosine", "L2")
         telling = max(_gain(rows, what)["low"] for what in rows["what"].unique()) > 0
@@ -109,7 +119,8 @@ def cosine(tables: Tables) -> Judged:
 
 def restarts(tables: Tables) -> Judged:
     """Line O4: what sixteen restarts, chosen by the attack's own cost, add to one."""
-    changes, words = [], []
+    changes = []
+    words = []
     for (where, what), part in _rows(tables, "O4", table="each").groupby(
         ["where", "what"], sort=False
     ):
@@ -126,7 +137,9 @@ def restarts(tables: Tables) -> Judged:
 
 
 def chosen(rows: pd.DataFrame, count: int, by: str = "cost", *, best: str = "min") -> pd.Series:
-    """PSNR of each image's restart of least cost among the first `count`; `by` "psnr" and "max" is the oracle."""
+    """PSNR of each image's restart of least cost among the first `count`; `by` "psnr" and "max" is
+    the oracle.
+    """
     few = rows[rows["restart"] < count].set_index(["image", "restart"])
     ranked = few[by].replace([np.inf, -np.inf], np.nan).dropna().groupby(level="image")
     return (
@@ -136,15 +149,15 @@ def chosen(rows: pd.DataFrame, count: int, by: str = "cost", *, best: str = "min
 
 def optimizers(tables: Tables) -> Judged:
     """Line C3: the lead of signed Adam over the others."""
-    signed, best, words = "Adam, signed", [], []
+    signed = "Adam, signed"
+    best = []
+    words = []
     for where, rows in _rows(tables, "C3").groupby("where", sort=False):
         leads = {
             what: _lead(rows, signed, what) for what in rows["what"].unique() if what != signed
         }
-        ahead, behind = (
-            all(lead["low"] > 0 for lead in leads.values()),
-            any(lead["high"] < 0 for lead in leads.values()),
-        )
+        ahead = all(lead["low"] > 0 for lead in leads.values())
+        behind = any(lead["high"] < 0 for lead in leads.values())
         best.append(int(ahead) - int(behind))
         words += [f"{where}, over {what}: {compare.interval(lead)}" for what, lead in leads.items()]
     status = "reproduced" if min(best) == 1 else "not reproduced" if max(best) == -1 else "partly"
@@ -153,10 +166,13 @@ def optimizers(tables: Tables) -> Judged:
 
 def trained(tables: Tables) -> Judged:
     """Line C4: attacks at the end of the training."""
-    gains, finds, words = [], [], []
+    gains = []
+    finds = []
+    words = []
     for where, rows in _rows(tables, "C4").groupby("where", sort=False):
         end = max(rows["what"])
-        gain, hits = _gain(rows, end), found(rows[rows["what"] == end])
+        gain = _gain(rows, end)
+        hits = found(rows[rows["what"] == end])
         gains.append(gain["low"] > 0)
         finds.append(hits[1] > FOUND)
         words.append(f"{where} after {end:,} steps: {compare.interval(gain)}, found {share(hits)}")
@@ -217,7 +233,8 @@ def padding(tables: Tables) -> Judged:
 
 def local_steps(tables: Tables) -> Judged:
     """Line C8: twenty local steps against one, by the attack that repeats them."""
-    kept, words = [], []
+    kept = []
+    words = []
     for size, rows in _rows(tables, "C8", table="batches").groupby("where", sort=False):
         means = rows.groupby(["what", "group"], sort=False)["psnr"].mean().reset_index()
         change = _lead(means, f"{LOCAL[-1]} steps, unrolled", f"{LOCAL[0]} step", "psnr", "group")
@@ -229,7 +246,8 @@ def local_steps(tables: Tables) -> Judged:
 
 def hundred(tables: Tables) -> Judged:
     """Line C9: images singled out of a batch of a hundred."""
-    holds, words = [], []
+    holds = []
+    words = []
     for where, rows in _rows(tables, "C9", table="batches").groupby("where", sort=False):
         hits = found(rows[rows["what"] == max(rows["what"])], "rank")
         holds.append(hits[1] > FOUND)
@@ -258,7 +276,9 @@ def linear(tables: Tables) -> Judged:
 
 
 def told(tables: Tables) -> list[tuple[int, float, float]]:
-    """The largest batch size whose features were read off: of images singled out by them the least and most share."""
+    """The largest batch size whose features were read off: of images singled out by them the least
+    and most share.
+    """
     rows = tables["features"]
     rows = rows[(rows["size"] == rows["size"].max()) & (rows["size"] > 1)]
     shares = (rows["rank_target"] == 1).groupby(rows["where"]).mean()
@@ -266,7 +286,9 @@ def told(tables: Tables) -> list[tuple[int, float, float]]:
 
 
 def by_stage(stages: Mapping | None, steps: Sequence[int]) -> pd.DataFrame:
-    """One row per stage of the training of line C1: median length of the gradients, and how alike directions are."""
+    """One row per stage of the training of line C1: median length of the gradients, and how alike
+    directions are.
+    """
     if stages is None:
         return pd.DataFrame()
     columns = {
@@ -324,7 +346,8 @@ def batches(tables: Tables) -> Judged:
 
 def relative(tables: Tables) -> Judged:
     """Line O3: leads over another attack where no attack is better than the floor."""
-    hidden, seen = [], 0
+    hidden = []
+    seen = 0
     for where, rows in _rows(tables, "C2").groupby("where", sort=False):
         names = list(rows["what"].unique())
         best = max(names, key=lambda what: _gain(rows, what)["mean"])

@@ -1,4 +1,6 @@
-"""The published numbers: `book/reported.csv`, one row per number, as the paper and its replication print them."""
+"""The published numbers: `book/reported.csv`, one row per number, as the paper and its replication
+print them.
+"""
 
 from pathlib import Path
 
@@ -10,7 +12,8 @@ REPORTED = Path(__file__).with_name("reported.csv")
 
 
 def reported(**where: str) -> pd.DataFrame:
-    """Published numbers, one row each, with source, table and unit; `text` is the value as printed, such as a list.
+    """Published numbers, one row each, with source, table and unit; `text` is the value as printed,
+    such as a list.
 
     Args:
         where: columns that must equal a value, e.g. `table_or_figure="Table 1a", source="ats"`.

@@ -45,7 +45,8 @@ class Result:
     Attributes:
         page: the notebook's name.
         tables: tidy tables by name.
-        facts: where and how it was made: profile, dataset, model, images, device, date, versions, seed.
+        facts: where and how it was made: profile, dataset, model, images, device, date, versions,
+            seed.
     """
 
     page: str
@@ -66,7 +67,9 @@ class Result:
 
     @property
     def digest(self) -> str:
-        """A short hash of the tables: a page shows it, and a test compares it with the stored tables."""
+        """A short hash of the tables: a page shows it, and a test compares it with the stored
+        tables.
+        """
         text = "".join(text for name, text in sorted(self.texts().items()) if name.endswith(".csv"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -102,11 +105,11 @@ class Result:
         )
 
     def write(self, results: Path) -> Path:
-        """Write the files to `results/page/dataset-profile/`, the facts last; tables of an older run go."""
-        folder, texts = (
-            Path(results) / self.page / f"{self.facts['dataset']}-{self.facts['profile']}",
-            self.texts(),
-        )
+        """Write the files to `results/page/dataset-profile/`, the facts last; tables of an older
+        run go.
+        """
+        folder = Path(results) / self.page / f"{self.facts['dataset']}-{self.facts['profile']}"
+        texts = self.texts()
         for name, text in texts.items():
             write_atomically(folder / name, lambda partial, text=text: partial.write_text(text))
         for stale in set(folder.glob("*.csv")) - {folder / name for name in texts}:
@@ -121,7 +124,9 @@ def stored_digest(folder: Path) -> str:
 
 
 def readable(table: pd.DataFrame) -> pd.DataFrame:
-    """A `summarize` table with further columns as a person reads it: one column a group, values as text."""
+    """A `summarize` table with further columns as a person reads it: one column a group, values as
+    text.
+    """
     text = pd.DataFrame(index=table.index)
     text["images (n)"] = table["n"].map("{:d}".format)
     text["PSNR (dB), mean ± sd"] = [

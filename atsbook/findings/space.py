@@ -1,7 +1,8 @@
-"""What can be said of all policies at once: choosing among them by a score, and what single operations explain.
+"""What can be said of all policies at once: choosing among them by a score, and what single
+operations explain.
 
-Gains are (P, B), of P policies on B images each, and `image` says which; every image has met many policies. Intervals
-draw the images anew, because the policies are all there are.
+Gains are (P, B), of P policies on B images each, and `image` says which; every image has met many
+policies. Intervals draw the images anew, because the policies are all there are.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,23 +14,28 @@ from scipy import sparse, special
 from atsbook.findings import statistics
 
 FOLDS = 10  # of the policies, each predicted from the others
-# Added to how many policies have an effect: what few have is pulled to 0. Of 3, 10, 30, 100 and 300 this predicts best.
+# Added to how many policies have an effect: what few have is pulled to 0. Of 3, 10, 30, 100 and 300
+# this predicts best.
 RIDGE = 30.0
 
 
 def adjusted(gain: np.ndarray, image: np.ndarray) -> np.ndarray:
-    """Gains in dB without what their images have to do with them: each minus its image's mean, plus the mean of all."""
+    """Gains in dB without what their images have to do with them: each minus its image's mean, plus
+    the mean of all.
+    """
     place = np.unique(image, return_inverse=True)[1].reshape(gain.shape)
     means = np.bincount(place.ravel(), gain.ravel()) / np.bincount(place.ravel())
     return gain - means[place] + gain.mean()
 
 
 def first_of(values: np.ndarray, candidates: int) -> np.ndarray:
-    """Probability of each policy, (P,), to have the lowest value among so many that are drawn without replacement.
+    """Probability of each policy, (P,), to have the lowest value among so many that are drawn
+    without replacement.
 
     Of equal values the earlier one counts as lower; a policy whose value is inf is never chosen.
     """
-    count, order = len(values), np.argsort(values, kind="stable")
+    count = len(values)
+    order = np.argsort(values, kind="stable")
     worse = np.arange(count - 1, -1, -1.0)  # how many stand behind each in that order
     with np.errstate(invalid="ignore"):
         log = _choose(worse, candidates - 1) - _choose(float(count), candidates)
@@ -45,19 +51,28 @@ def _choose(of: np.ndarray | float, drawn: int) -> np.ndarray:
 
 
 def resampled(image: np.ndarray, resamples: int, seed: int) -> Iterator[np.ndarray]:
-    """How often each gain counts, (P, B), once as it is and then in each of so many draws of the images."""
+    """How often each gain counts, (P, B), once as it is and then in each of so many draws of the
+    images.
+    """
     names, place = np.unique(image, return_inverse=True)
-    place, draw = place.reshape(image.shape), np.random.default_rng(seed)
+    place = place.reshape(image.shape)
+    draw = np.random.default_rng(seed)
     yield np.ones(image.shape)
     for _ in range(resamples):
         yield draw.multinomial(len(names), np.full(len(names), 1 / len(names)))[place].astype(float)
 
 
 def compared(
-    gain: np.ndarray, image: np.ndarray, chances: np.ndarray, beside: np.ndarray | None = None, *,
-    resamples: int = 500, seed: int = 0,
-) -> dict[str, float]:  # fmt: skip
-    """What an attack finds of the policy that is chosen with these chances, minus that of one at random, in dB.
+    gain: np.ndarray,
+    image: np.ndarray,
+    chances: np.ndarray,
+    beside: np.ndarray | None = None,
+    *,
+    resamples: int = 500,
+    seed: int = 0,
+) -> dict[str, float]:
+    """What an attack finds of the policy that is chosen with these chances, minus that of one at
+    random, in dB.
 
     Args:
         chances: (P,), of each policy.
@@ -65,7 +80,8 @@ def compared(
     Returns:
         `chosen`, its mean gain, `mean`, the difference, and its 95 % interval `low` to `high`.
     """
-    values, found = adjusted(gain, image), []
+    values = adjusted(gain, image)
+    found = []
     pair = [
         (p > p.max() * 1e-9, p[:, None])
         for p in (chances, np.ones(len(gain)) if beside is None else beside)
@@ -83,10 +99,12 @@ def compared(
 def rank_correlation(
     scores: np.ndarray, gain: np.ndarray, image: np.ndarray
 ) -> tuple[float, float, float]:
-    """Spearman's correlation of mean score (P, K) and mean gain over policies, with its 95 % interval.
+    """Spearman's correlation of mean score (P, K) and mean gain over policies, with its 95 %
+    interval.
 
-    The interval is the jackknife's: each image of the gains, and each of the scores, is left out in turn. To draw them
-    anew, as elsewhere, would leave many policies a single image, and so lower the correlation itself.
+    The interval is the jackknife's: each image of the gains, and each of the scores, is left out in
+    turn. To draw them anew, as elsewhere, would leave many policies a single image, and so lower
+    the correlation itself.
     """
     values = adjusted(gain, image)
 
@@ -95,7 +113,8 @@ def rank_correlation(
         mean = (values * counts).sum(1)[seen] / counts.sum(1)[seen]
         return float(statistics.spearman(scores[seen][:, columns].mean(1), mean))
 
-    every, whole = np.arange(scores.shape[1]), np.ones(gain.shape)
+    every = np.arange(scores.shape[1])
+    whole = np.ones(gain.shape)
     by_image = [correlation((image != name).astype(float), every) for name in np.unique(image)]
     by_column = (
         [correlation(whole, np.delete(every, k)) for k in every] if len(every) > 1 else [0.0]
@@ -106,8 +125,11 @@ def rank_correlation(
 
 
 def designs(policies: Sequence[Sequence[int]]) -> dict[str, sparse.csr_matrix]:
-    """By name, what a policy is made of, one row per policy and one column per effect; each has those before it too."""
-    rows, pairs = np.arange(len(policies)), []
+    """By name, what a policy is made of, one row per policy and one column per effect; each has
+    those before it too.
+    """
+    rows = np.arange(len(policies))
+    pairs = []
     ids = np.array([[*policy, *[-1] * (3 - len(policy))] for policy in policies])
     length = [_columns(rows, (ids >= 0).sum(1))]
     wherever = [sum(_columns(rows, ids[:, place], 50) for place in range(3))]
@@ -121,7 +143,8 @@ def designs(policies: Sequence[Sequence[int]]) -> dict[str, sparse.csr_matrix]:
         "which operation at which place": placed,
         "and which two together": pairs,
     }
-    made, so_far = {}, []
+    made = {}
+    so_far = []
     for name, part in parts.items():
         so_far += part
         matrix = sparse.hstack(so_far, format="csr")
@@ -131,14 +154,17 @@ def designs(policies: Sequence[Sequence[int]]) -> dict[str, sparse.csr_matrix]:
 
 def _columns(rows: np.ndarray, columns: np.ndarray, count: int | None = None) -> sparse.csr_matrix:
     """A one in each row at its column; none where that is -1."""
-    kept, width = columns >= 0, count or columns.max() + 1
+    kept = columns >= 0
+    width = count or columns.max() + 1
     return sparse.csr_matrix(
         (np.ones(kept.sum()), (rows[kept], columns[kept])), shape=(len(rows), width)
     )
 
 
 def predicted(design: sparse.csr_matrix, values: np.ndarray, ridge: float = RIDGE) -> np.ndarray:
-    """Each policy's value, (P,), by a sum of effects that is fitted to the policies of the other folds."""
+    """Each policy's value, (P,), by a sum of effects that is fitted to the policies of the other
+    folds.
+    """
     fold = np.random.default_rng(0).permutation(len(values)) % FOLDS
     made = np.empty(len(values))
     for number in range(FOLDS):
@@ -152,9 +178,12 @@ def fitted(
     kept: np.ndarray | None = None,
     ridge: float = RIDGE,
 ) -> np.ndarray:
-    """All policies' values by effects that are fitted, by ridge regression, to those that are kept, or to all."""
+    """All policies' values by effects that are fitted, by ridge regression, to those that are kept,
+    or to all.
+    """
     kept = np.ones(len(values), bool) if kept is None else kept
-    known, mean = design[kept], values[kept].mean()
+    known = design[kept]
+    mean = values[kept].mean()
     normal = (known.T @ known).toarray()
     normal[np.diag_indices_from(normal)] += ridge
     return mean + design @ np.linalg.solve(normal, known.T @ (values[kept] - mean))
@@ -163,10 +192,12 @@ def fitted(
 def explained(
     policies: Sequence[Sequence[int]], gain: np.ndarray, image: np.ndarray, ridge: float = RIDGE
 ) -> pd.DataFrame:
-    """One row per set of effects: how many there are, and what a sum of them explains of how policies differ.
+    """One row per set of effects: how many there are, and what a sum of them explains of how
+    policies differ.
 
-    `of what is measured`: the squared correlation of prediction and mean gain, over policies that were not fitted.
-    `of the policies`: the same divided by the reliability of the mean gain, which leaves out the luck of the images.
+    `of what is measured`: the squared correlation of prediction and mean gain, over policies that
+    were not fitted. `of the policies`: the same divided by the reliability of the mean gain, which
+    leaves out the luck of the images.
     """
     values = adjusted(gain, image)
     real = statistics.reliability(values)

@@ -1,8 +1,8 @@
 """How sure one may be of a mean, a difference, a share or a correlation of per-image values.
 
-Images are what is sampled: draws of one image (of crop, flip, policy and start) are averaged before anything else.
-Matrices are (policies P, images I). Correlations are taken along the last axis for any leading dimensions, so that a
-thousand resamples are one call.
+Images are what is sampled: draws of one image (of crop, flip, policy and start) are averaged before
+anything else. Matrices are (policies P, images I). Correlations are taken along the last axis for
+any leading dimensions, so that a thousand resamples are one call.
 """
 
 import math
@@ -22,7 +22,8 @@ ENOUGH = 30  # values from which the bootstrap is to be trusted, and images that
 def pearson(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Linear correlation along the last axis, in [-1, 1]; nan where one side is constant.
 
-    scipy's `pearsonr` is its oracle in the tests; that one warns for each resample with a constant side.
+    scipy's `pearsonr` is its oracle in the tests; that one warns for each resample with a constant
+    side.
     """
     x, y = (v - v.mean(-1, keepdims=True) for v in (x, y))
     scale = np.sqrt((x * x).sum(-1) * (y * y).sum(-1))
@@ -40,7 +41,9 @@ def spearman(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def kendall(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Kendall's tau-b along the last axis, in [-1, 1]: the correlation of the signs of all pairwise differences."""
+    """Kendall's tau-b along the last axis, in [-1, 1]: the correlation of the signs of all pairwise
+    differences.
+    """
     signs = (np.sign(v[..., :, None] - v[..., None, :]) for v in (x, y))
     return pearson(*(s.reshape(*s.shape[:-2], -1) for s in signs))
 
@@ -53,8 +56,12 @@ CORRELATIONS: dict[str, Correlation] = {
 
 
 def partial(x: np.ndarray, y: np.ndarray, given: np.ndarray) -> np.ndarray:
-    """Pearson correlation of what a straight line through `given` leaves of `x` and `y`; nan if that is nothing."""
-    xy, xz, yz = pearson(x, y), pearson(x, given), pearson(y, given)
+    """Pearson correlation of what a straight line through `given` leaves of `x` and `y`; nan if
+    that is nothing.
+    """
+    xy = pearson(x, y)
+    xz = pearson(x, given)
+    yz = pearson(y, given)
     scale = np.sqrt(np.clip((1 - xz**2) * (1 - yz**2), 0, None))
     return np.divide(xy - xz * yz, scale, out=np.full(np.shape(scale), np.nan), where=scale > 1e-9)
 
@@ -73,7 +80,8 @@ def correlation_interval(
         statistic: of one (resamples, P) array per matrix, along the last axis.
         matrices: (P, I) each, rows and columns in one order; the same draw for all.
     """
-    draw, (policies, images) = np.random.default_rng(seed), matrices[0].shape
+    draw = np.random.default_rng(seed)
+    (policies, images) = matrices[0].shape
     rows = draw.integers(0, policies, (resamples, policies))
     columns = draw.integers(0, images, (resamples, images))
     weights = np.stack([np.bincount(c, minlength=images) for c in columns]) / images
@@ -85,13 +93,15 @@ def correlation_interval(
 
 
 def reliability(matrix: np.ndarray, *, splits: int = 200, seed: int = 0) -> float:
-    """Split-half reliability of the rows' means: the share of their variance that other images would confirm.
+    """Split-half reliability of the rows' means: the share of their variance that other images
+    would confirm.
 
-    The mean correlation of the means over two random halves of the images, stepped up to all of them
-    (Spearman-Brown). 1: no noise; 0: nothing but noise, or halves that contradict each other. No measurement can be
-    expected to correlate with this one by more than its root.
+    The mean correlation of the means over two random halves of the images, stepped up to all of
+    them (Spearman-Brown). 1: no noise; 0: nothing but noise, or halves that contradict each other.
+    No measurement can be expected to correlate with this one by more than its root.
     """
-    draw, images = np.random.default_rng(seed), matrix.shape[1]
+    draw = np.random.default_rng(seed)
+    images = matrix.shape[1]
     orders = np.stack([draw.permutation(images) for _ in range(splits)])
     halves = [matrix[:, o].mean(-1).T for o in (orders[:, : images // 2], orders[:, images // 2 :])]
     half = max(0.0, float(np.mean(pearson(*halves))))
@@ -99,7 +109,8 @@ def reliability(matrix: np.ndarray, *, splits: int = 200, seed: int = 0) -> floa
 
 
 def variance_shares(matrix: np.ndarray) -> np.ndarray:
-    """Shares of the variance that belong to the rows, to the columns, and to the rest (interaction and noise alike).
+    """Shares of the variance that belong to the rows, to the columns, and to the rest (interaction
+    and noise alike).
 
     Args:
         matrix: (..., R, C), one value per cell.
@@ -127,12 +138,13 @@ def bootstrap(
 ) -> tuple[float, float]:
     """Interval of any statistic over independent rows; of a mean, `interval` is better.
 
-    Bias-corrected and accelerated (Efron 1987) from 30 rows on; percentiles of the resamples below, where bias and
-    acceleration cannot be estimated, and where all resamples agree.
+    Bias-corrected and accelerated (Efron 1987) from 30 rows on; percentiles of the resamples below,
+    where bias and acceleration cannot be estimated, and where all resamples agree.
 
     Args:
         values: (n, ...), one row per image.
-        statistic: called with resampled rows and the `axis` to reduce; numpy's mean and median are such.
+        statistic: called with resampled rows and the `axis` to reduce; numpy's mean and median are
+            such.
     Returns:
         Low and high; (nan, nan) for fewer than two rows.
     """
@@ -161,12 +173,14 @@ def interval(
 ) -> tuple[float, float]:
     """Interval of a mean over images, of which each may have several draws.
 
-    Draws of one image are averaged first, and the images' means are the sample: their variance holds that of the
-    draws already, in the proportion in which it disturbs the mean. (Resampling draws inside resampled images counts
-    it twice.) Student's t below 30 images, where percentiles of resamples cover 80 % (n = 4) to 88 % (n = 8) instead
-    of 95 %; the bias-corrected and accelerated bootstrap from there on, which follows skew.
+    Draws of one image are averaged first, and the images' means are the sample: their variance
+    holds that of the draws already, in the proportion in which it disturbs the mean. (Resampling
+    draws inside resampled images counts it twice.) Student's t below 30 images, where percentiles
+    of resamples cover 80 % (n = 4) to 88 % (n = 8) instead of 95 %; the bias-corrected and
+    accelerated bootstrap from there on, which follows skew.
 
-    A share of successes wants `share_interval`: where all succeed or all fail, an interval of the mean has no width.
+    A share of successes wants `share_interval`: where all succeed or all fail, an interval of the
+    mean has no width.
 
     Args:
         values: one value per draw.
@@ -179,7 +193,8 @@ def interval(
         values = pd.Series(values).groupby(list(units)).mean().to_numpy()
     if len(values) < 2 or not np.isfinite(values).all():
         return (math.nan, math.nan)
-    mean, half = values.mean(), stats.t.ppf((1 + level) / 2, len(values) - 1) * stats.sem(values)
+    mean = values.mean()
+    half = stats.t.ppf((1 + level) / 2, len(values) - 1) * stats.sem(values)
     if len(values) >= ENOUGH and half > 1e-9 * abs(mean):
         return bootstrap(values, level=level, resamples=resamples, seed=seed)
     return (float(mean - half), float(mean + half))
@@ -191,19 +206,25 @@ def share_interval(successes: int, trials: int, *, level: float = 0.95) -> tuple
 
 
 def upper_bound(successes: int, trials: int, *, level: float = 0.95) -> float:
-    """The largest success rate that such a count does not rule out, one-sided (Clopper and Pearson 1934)."""
+    """The largest success rate that such a count does not rule out, one-sided (Clopper and Pearson
+    1934).
+    """
     return float(
         stats.binomtest(successes, trials, alternative="less").proportion_ci(level, "exact").high
     )
 
 
 def needed(rate: float, *, level: float = 0.95) -> int:
-    """Trials that must all fail before a success rate above `rate` is ruled out one-sidedly at `level`."""
+    """Trials that must all fail before a success rate above `rate` is ruled out one-sidedly at
+    `level`.
+    """
     return math.ceil(math.log(1 - level) / math.log(1 - rate))
 
 
 def chance(shared: int, of: int, drawn: int) -> float:
-    """Probability that two random sets of `drawn` out of `of` share at least `shared` (hypergeometric)."""
+    """Probability that two random sets of `drawn` out of `of` share at least `shared`
+    (hypergeometric).
+    """
     return float(stats.hypergeom.sf(shared - 1, of, drawn, drawn))
 
 
@@ -211,9 +232,12 @@ def chance(shared: int, of: int, drawn: int) -> float:
 
 
 def p_value(differences: Sequence[float]) -> float:
-    """Two-sided p of Student's t-test that paired differences, one per image, have mean 0; nan for fewer than two."""
+    """Two-sided p of Student's t-test that paired differences, one per image, have mean 0; nan for
+    fewer than two.
+    """
     differences = pd.Series(differences, dtype=float)
-    mean, error = differences.mean(), differences.sem()
+    mean = differences.mean()
+    error = differences.sem()
     if len(differences) < 2 or error == 0:
         return math.nan if len(differences) < 2 else float(mean == 0)
     return float(2 * stats.t.sf(abs(mean) / error, len(differences) - 1))
@@ -222,7 +246,8 @@ def p_value(differences: Sequence[float]) -> float:
 def holm(p_values: Sequence[float]) -> np.ndarray:
     """p values adjusted for a family of comparisons (Holm 1979).
 
-    If all below 5 % are called significant, the risk that any of them is a false alarm is at most 5 %.
+    If all below 5 % are called significant, the risk that any of them is a false alarm is at most 5
+    %.
 
     A nan is no comparison and stays nan.
     """
@@ -243,18 +268,22 @@ def paired(
     unit: str = "image",
     p_values: bool = False,
 ) -> pd.DataFrame:
-    """Difference of each group to `baseline` on the same images and draws, one row per group; below 0: lower.
+    """Difference of each group to `baseline` on the same images and draws, one row per group; below
+    0: lower.
 
     Args:
-        table: one row per group, image and, where there is a column `draw`, draw. A row without a partner, or whose
-            difference is nan, is left out.
+        table: one row per group, image and, where there is a column `draw`, draw. A row without a
+            partner, or whose difference is nan, is left out.
         by, unit: columns that name the group and the image.
-        p_values: add `p` (Student's t over images) and `p_holm`, adjusted for all rows of this table as one family.
+        p_values: add `p` (Student's t over images) and `p_holm`, adjusted for all rows of this
+            table as one family.
     Returns:
-        `n` images, `mean`, and `low` to `high`, the 95 % `interval` over images of their draws' mean difference.
+        `n` images, `mean`, and `low` to `high`, the 95 % `interval` over images of their draws'
+        mean difference.
     """
     keys = [unit, "draw"] if "draw" in table else [unit]
-    wide, rows = table.pivot(index=keys, columns=by, values=value), {}
+    wide = table.pivot(index=keys, columns=by, values=value)
+    rows = {}
     for name in wide.columns.drop(baseline):
         per_image = (wide[name] - wide[baseline]).dropna().groupby(level=unit).mean()
         low, high = interval(per_image)
@@ -273,11 +302,12 @@ def summarize(
     epsilon: float,
     unit: str = "image",
 ) -> pd.DataFrame:
-    """Each group in one row: n images, mean, sd, 95 % interval of the mean, p95, max and success rate at `epsilon`.
+    """Each group in one row: n images, mean, sd, 95 % interval of the mean, p95, max and success
+    rate at `epsilon`.
 
-    A diverged attack (nan or -inf) is a failure, an exact one (inf) a success; both are left out of the moments, and
-    `diverged` counts the first. Mean and interval are over images, of their draws' mean; the rest is over attacks.
-    Where the table has no column `unit`, each row is an image.
+    A diverged attack (nan or -inf) is a failure, an exact one (inf) a success; both are left out of
+    the moments, and `diverged` counts the first. Mean and interval are over images, of their draws'
+    mean; the rest is over attacks. Where the table has no column `unit`, each row is an image.
     """
 
     def row(group: pd.DataFrame) -> pd.Series:

@@ -1,4 +1,6 @@
-"""When a verdict may be given at all: guards that every rule shares, in words made from the numbers."""
+"""When a verdict may be given at all: guards that every rule shares, in words made from the
+numbers.
+"""
 
 import dataclasses
 from collections.abc import Mapping
@@ -24,12 +26,15 @@ def guards(
     """Why a rule cannot tell, one reason each; an empty list: it may judge.
 
     Args:
-        attacks: one row per policy, image and draw, with `policy`, `image`, `psnr`, and `floor_policy`, the PSNR of
-            the mean image that knows the policy. Undefended attacks must beat it: 95 % interval of their lead above 0,
-            a diverged attack leading by nothing.
-        images: how many were measured; None: those of the undefended attacks. Fewer than 30 cannot tell.
-        effect, published: 95 % interval here, and the published effect. One that holds this and 0 decides nothing.
-        accuracies, classes: percent by network, where a rule judges accuracy. Within twice chance none can be lost.
+        attacks: one row per policy, image and draw, with `policy`, `image`, `psnr`, and
+            `floor_policy`, the PSNR of the mean image that knows the policy. Undefended attacks
+            must beat it: 95 % interval of their lead above 0, a diverged attack leading by nothing.
+        images: how many were measured; None: those of the undefended attacks. Fewer than 30 cannot
+            tell.
+        effect, published: 95 % interval here, and the published effect. One that holds this and 0
+            decides nothing.
+        accuracies, classes: percent by network, where a rule judges accuracy. Within twice chance
+            none can be lost.
     """
     reasons = []
     if attacks is not None:

@@ -1,7 +1,8 @@
 """One file per page of the book, with the notebook's own name.
 
-A page's file holds its units of work, its tables, the rule of its verdict and the verdict. To add a page: this file,
-the notebook of the same name, and a line in `book/_toc.yml`. Pages are found by their file name.
+A page's file holds its units of work, its tables, the rule of its verdict and the verdict. To add a
+page: this file, the notebook of the same name, and a line in `book/_toc.yml`. Pages are found by
+their file name.
 """
 
 import importlib

@@ -1,4 +1,6 @@
-"""Claim 1, second part: pruning and noise on the shared gradient beside the hybrid (paper, Table 3)."""
+"""Claim 1, second part: pruning and noise on the shared gradient beside the hybrid (paper, Table
+3).
+"""
 
 import pandas as pd
 
@@ -39,10 +41,13 @@ COST, LOSS = 2.0, 5.0  # points of accuracy that the hybrid, and a rival that co
 def attacks(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
     """All attacks of the page by (defense or policy, how it is applied).
 
-    On untrained networks there is one way, "fixed", and more strengths and policies. Else the network is the one that
-    was trained with the defense, and "code" attacks a gradient that is not perturbed.
+    On untrained networks there is one way, "fixed", and more strengths and policies. Else the
+    network is the one that was trained with the defense, and "code" attacks a gradient that is not
+    perturbed.
     """
-    initial, units, trained = settings.regime == "initial", {}, networks(settings)
+    initial = settings.regime == "initial"
+    units = {}
+    trained = networks(settings)
     for name in (*DEFENSES, *(FURTHER if initial else ())):
         model = {} if initial else {"model": trained[name]}
         units[name, "fixed"] = attack_unit(settings, "", defense=name, **model)
@@ -57,10 +62,13 @@ def attacks(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
 
 
 def semi(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
-    """The attacks that are made on untrained networks, on the semi-trained one: fewer images, a hundred steps."""
+    """The attacks that are made on untrained networks, on the semi-trained one: fewer images, a
+    hundred steps.
+    """
     if settings.regime != "initial":
         return {}
-    there, model = on_network(settings, settings.model), semi_trained(settings)
+    there = on_network(settings, settings.model)
+    model = semi_trained(settings)
     return {
         key: attack_unit(there, unit.policy, defense=unit.defense, model=model)
         for key, unit in attacks(settings).items()
@@ -69,7 +77,8 @@ def semi(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
 
 def networks(settings: Settings) -> dict[str, ModelUnit]:
     """A network for each policy and each defense that is attacked, after short trainings."""
-    own, initial = short(settings), settings.regime == "initial"
+    own = short(settings)
+    initial = settings.regime == "initial"
     kinds = {label(policy): (policy, "") for policy in ("", *(SEARCHED if initial else ()), HYBRID)}
     kinds |= {name: ("", name) for name in (*DEFENSES, *(FURTHER if initial else ()))}
     return {
@@ -136,7 +145,9 @@ def defenses_verdict(
 
 
 def usable(accuracy: pd.Series) -> list[str]:
-    """The paper's prunings and noises that keep their accuracy, in percent by defense, as the rule asks."""
+    """The paper's prunings and noises that keep their accuracy, in percent by defense, as the rule
+    asks.
+    """
     return [
         name
         for name in accuracy.index
@@ -145,7 +156,9 @@ def usable(accuracy: pd.Series) -> list[str]:
 
 
 def judged(result: Result, table: pd.DataFrame) -> pd.DataFrame:
-    """The rows of a `summary` that the verdict is about: no defense, the hybrid, and those that are usable."""
+    """The rows of a `summary` that the verdict is about: no defense, the hybrid, and those that are
+    usable.
+    """
     accuracy = result.tables["accuracy"].set_index("defense")["accuracy"]
     return table.xs("fixed", level="applied").loc[[NO_POLICY, HYBRID, *usable(accuracy)]]
 
@@ -153,9 +166,9 @@ def judged(result: Result, table: pd.DataFrame) -> pd.DataFrame:
 def run(settings: Settings, store: Store) -> Result:
     """Train with each defense, attack gradients with and without it.
 
-    Tables: `attacks`, one row per defense and image with `applied` "fixed" (the shared gradient is perturbed)
-    or "code" (only the training was, as both published codebases do), `accuracy`, and where `attacks` is of untrained
-    networks `semi`, the same of the semi-trained one.
+    Tables: `attacks`, one row per defense and image with `applied` "fixed" (the shared gradient is
+    perturbed) or "code" (only the training was, as both published codebases do), `accuracy`, and
+    where `attacks` is of untrained networks `semi`, the same of the semi-trained one.
     """
     by_defense = attacks(settings)
     rows, sheets = attack_rows(by_defense, ("defense", "applied"), settings, store)
@@ -172,7 +185,9 @@ def run(settings: Settings, store: Store) -> Result:
 
 
 def summary(result: Result, table: str = "attacks") -> pd.DataFrame:
-    """One row per defense, as text: PSNR, gain with its interval, identification, accuracy, where it is known."""
+    """One row per defense, as text: PSNR, gain with its interval, identification, accuracy, where
+    it is known.
+    """
     known = result.tables["accuracy"].set_index("defense")["accuracy"]
     rows = compare.outcomes(result, ["defense", "applied"], result.tables[table])
     rows = rows[["PSNR, dB", "gain, dB", "used image found", "photograph found"]]
@@ -186,8 +201,11 @@ def summary(result: Result, table: str = "attacks") -> pd.DataFrame:
 
 
 def strengths(result: Result, table: str = "attacks") -> pd.DataFrame:
-    """One row per defense in order of kind and strength: `kind`, and the gain's `mean`, `low` and `high` in dB."""
-    attacks, rows = result.tables[table], []
+    """One row per defense in order of kind and strength: `kind`, and the gain's `mean`, `low` and
+    `high` in dB.
+    """
+    attacks = result.tables[table]
+    rows = []
     for name, own in attacks[attacks["applied"] == "fixed"].groupby("defense", sort=False):
         kind, _, strength = name.partition(":")
         row = {
@@ -200,15 +218,15 @@ def strengths(result: Result, table: str = "attacks") -> pd.DataFrame:
 
 
 def exchange(result: Result, table: str = "attacks") -> pd.DataFrame:
-    """What each defense gives for what: one row per outcome and defense whose accuracy is known, by kind and strength.
+    """What each defense gives for what: one row per outcome and defense whose accuracy is known, by
+    kind and strength.
 
-    Columns: `outcome`, `defense`, `kind`, `strength`, `accuracy` in percent of the network trained with it, and `mean`,
-    `low` and `high`: the gain in dB, or the share of photographs singled out in percent, with its 95 % interval.
+    Columns: `outcome`, `defense`, `kind`, `strength`, `accuracy` in percent of the network trained
+    with it, and `mean`, `low` and `high`: the gain in dB, or the share of photographs singled out
+    in percent, with its 95 % interval.
     """
-    known, attacks = (
-        result.tables["accuracy"].set_index("defense")["accuracy"],
-        result.tables[table],
-    )
+    known = result.tables["accuracy"].set_index("defense")["accuracy"]
+    attacks = result.tables[table]
     rows = strengths(result, table).assign(
         outcome="gain, dB", accuracy=lambda rows: rows["defense"].map(known)
     )
@@ -236,6 +254,8 @@ def comparison(result: Result) -> pd.DataFrame:
 
 
 def differences(result: Result) -> pd.DataFrame:
-    """Each defense minus none on the same images, where the shared gradient is perturbed; below 0: harder."""
+    """Each defense minus none on the same images, where the shared gradient is perturbed; below 0:
+    harder.
+    """
     rows = result.tables["attacks"]
     return compare.differences(rows[rows["applied"] == "fixed"], by="defense")

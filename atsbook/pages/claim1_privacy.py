@@ -1,4 +1,6 @@
-"""Claim 1: searched policies lower the quality of reconstructions and keep the accuracy (paper, Table 1)."""
+"""Claim 1: searched policies lower the quality of reconstructions and keep the accuracy (paper,
+Table 1).
+"""
 
 import dataclasses
 
@@ -21,7 +23,9 @@ POINTS = 2.0  # of accuracy that the hybrid may cost; the paper's own costs 1.04
 
 
 def cells(settings: Settings) -> dict[Cell, tuple[str, ...]]:
-    """Where privacy is judged, and which policies: all of the page on regimes but the stages of a training."""
+    """Where privacy is judged, and which policies: all of the page on regimes but the stages of a
+    training.
+    """
     return {c: chosen for c, chosen in regimes.cells(settings).items() if c.regime != "early"}
 
 
@@ -41,7 +45,9 @@ def networks(settings: Settings) -> dict[str, ModelUnit]:
 
 
 def units(settings: Settings) -> dict[object, Unit]:
-    """All that the page needs: its attacks, the trained networks, and the four blocks of Table 1 with theirs."""
+    """All that the page needs: its attacks, the trained networks, and the four blocks of Table 1
+    with theirs.
+    """
     trained = {("trained", name): unit for name, unit in networks(settings).items()}
     trained |= {("trained", *key): unit for key, unit in table1.networks(settings).items()}
     trained |= {("random", *key): unit for key, unit in table1.random_units(settings).items()}
@@ -64,9 +70,11 @@ def privacy_verdict(judged: pd.DataFrame, accuracy: pd.Series, classes: int) -> 
 
     Args:
         judged: rows of `regimes.judged`.
-        accuracy: percent, by policy, of the trained networks; `classes` is how many they tell apart.
+        accuracy: percent, by policy, of the trained networks; `classes` is how many they tell
+            apart.
     """
-    telling, protected = judged[judged["why"] == ""], judged[judged["protects"]]
+    telling = judged[judged["why"] == ""]
+    protected = judged[judged["protects"]]
     cost = accuracy[NO_POLICY] - accuracy[HYBRID]
     accurate = f"accuracy {accuracy[NO_POLICY]:.1f} → {accuracy[HYBRID]:.1f} %"
     untrained = telling[telling.index.get_level_values("regime") == "initial"]
@@ -89,8 +97,11 @@ def privacy_verdict(judged: pd.DataFrame, accuracy: pd.Series, classes: int) -> 
 
 
 def _trained(judged: pd.DataFrame, networks: pd.DataFrame) -> str:
-    """What the answer table says of networks at the end of their training; `networks` has their accuracies."""
-    known, words = networks.set_index(["regime", "model", "policy"])["accuracy"], []
+    """What the answer table says of networks at the end of their training; `networks` has their
+    accuracies.
+    """
+    known = networks.set_index(["regime", "model", "policy"])["accuracy"]
+    words = []
     for (regime, _, model), row in judged[
         judged.index.get_level_values("regime") == "trained"
     ].iterrows():
@@ -108,17 +119,19 @@ def _trained(judged: pd.DataFrame, networks: pd.DataFrame) -> str:
 def run(settings: Settings, store: Store) -> Result:
     """Attack and train with and without policies, and judge.
 
-    Tables: `attacks` (one row per regime, step, network, policy, draw and image), `judged` (one row per cell),
-    `networks` (the accuracy of each trained one that is attacked), `accuracy` (of the long trainings, one row per
-    policy), `curve` (GradSim along the attack on the first network, one row per policy, step
-    and image), and of the four blocks of Table 1 `blocks` and, of ten random policies, `random` (one row per data set,
-    network, policy and image) and, but for smoke, `blocks_accuracy` (one row per data set, network and policy).
-    Sheets: the images behind the first table, by its keys.
+    Tables: `attacks` (one row per regime, step, network, policy, draw and image), `judged` (one row
+    per cell), `networks` (the accuracy of each trained one that is attacked), `accuracy` (of the
+    long trainings, one row per policy), `curve` (GradSim along the attack on the first network, one
+    row per policy, step and image), and of the four blocks of Table 1 `blocks` and, of ten random
+    policies, `random` (one row per data set, network, policy and image) and, but for smoke,
+    `blocks_accuracy` (one row per data set, network and policy). Sheets: the images behind the
+    first table, by its keys.
     """
     attacks, sheets = measure(
         asked := attacks_of(settings), store, settings.device, regimes.TRAINED
     )
-    judged, blocks = regimes.judged(attacks), table1.units(settings)
+    judged = regimes.judged(attacks)
+    blocks = table1.units(settings)
     first = next(iter(sheets))[:3]
     curves = [curve_rows(sheets[key], key[3]) for key in sheets if key[:3] == first and key[4] == 0]
     tables = {
@@ -140,15 +153,19 @@ def run(settings: Settings, store: Store) -> Result:
 
 
 def differences(result: Result) -> pd.DataFrame:
-    """Each policy minus none on the same images and draws, PSNR and gain in dB; below 0: harder to attack."""
+    """Each policy minus none on the same images and draws, PSNR and gain in dB; below 0: harder to
+    attack.
+    """
     return compare.differences(result.tables["attacks"], within=regimes.CELL)
 
 
 def blocks(result: Result) -> pd.DataFrame:
-    """One row per data set, network and policy: our summary beside both publications' block of Table 1.
+    """One row per data set, network and policy: our summary beside both publications' block of
+    Table 1.
 
-    The mean of ten random policies stands beside the paper's; its success and deviation are over all attacks. The
-    accuracy is that of the short training of a network of this family, where there is one.
+    The mean of ten random policies stands beside the paper's; its success and deviation are over
+    all attacks. The accuracy is that of the short training of a network of this family, where there
+    is one.
     """
 
     attacks = _by_block(result, result.tables["random"])
@@ -162,7 +179,8 @@ def blocks(result: Result) -> pd.DataFrame:
 
 
 def block_differences(result: Result) -> pd.DataFrame:
-    """Each policy minus none on the same images, PSNR and gain, one row per block and policy; below 0: harder.
+    """Each policy minus none on the same images, PSNR and gain, one row per block and policy; below
+    0: harder.
 
     Of the ten random policies it is the mean over them for each image.
     """
@@ -170,10 +188,11 @@ def block_differences(result: Result) -> pd.DataFrame:
 
 
 def searched_minus_random(result: Result) -> pd.DataFrame:
-    """Each block's searched policies minus the mean of ten random ones on the same images, as text; below 0: harder.
+    """Each block's searched policies minus the mean of ten random ones on the same images, as text;
+    below 0: harder.
 
-    Gain and PSNR in dB with 95 % intervals over images, for these ten; how many of the ten have a lower mean gain;
-    last the difference that the paper prints.
+    Gain and PSNR in dB with 95 % intervals over images, for these ten; how many of the ten have a
+    lower mean gain; last the difference that the paper prints.
     """
     attacks = _by_block(result, _mean_of_ten(result))
     attacks = attacks[~attacks["policy"].isin([NO_POLICY, table1.RANDOM])]
@@ -218,7 +237,9 @@ def _by_block(result: Result, random: pd.DataFrame) -> pd.DataFrame:
 
 
 def sheet(result: Result, policy: str, count: int = 12) -> dict:
-    """The artifact's first images on the first network, as used and as recovered, under a policy's label."""
+    """The artifact's first images on the first network, as used and as recovered, under a policy's
+    label.
+    """
     first = next(iter(result.sheets))[:3]
     artifact = result.sheets[(*first, policy, 0)]
     return {

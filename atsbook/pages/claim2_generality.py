@@ -1,4 +1,6 @@
-"""Claim 2: the hybrid holds against six attacks (paper, Table 2), as the code runs them and as they should run."""
+"""Claim 2: the hybrid holds against six attacks (paper, Table 2), as the code runs them and as they
+should run.
+"""
 
 from collections.abc import Sequence
 
@@ -16,7 +18,8 @@ from atsbook.runs.store import Store
 from atsbook.runs.table1 import HYBRID, SEARCHED
 from atsbook.runs.tables import attack_rows, attacked_facts, label, provenance
 
-# preset → the name of its row in the paper's Table 2; "-fixed" twins repair what cannot work as released
+# preset → the name of its row in the paper's Table 2; "-fixed" twins repair what cannot work as
+# released
 PAPER_ROWS = {
     "lbfgs-l2": "LBFGS+L2",
     "adam-cosine": "Adam+Cosine",
@@ -33,7 +36,8 @@ FURTHER = [
     "adam-cosine-tv",
     "adam-cosine-weak-tv",
 ]
-TABLE3 = "adam-cosine-tv"  # the attack of the replication's Table 3: unsigned, with a total variation of 0.1
+# The attack of the replication's Table 3: unsigned, with a total variation of 0.1
+TABLE3 = "adam-cosine-tv"
 
 
 def presets(settings: Settings) -> tuple[str, ...]:
@@ -59,12 +63,15 @@ GENERALITY_RULE = (
 
 
 def judged(attacks: pd.DataFrame) -> pd.DataFrame:
-    """One row per attack: gain undefended with its interval, what each policy changes, and whether it works.
+    """One row per attack: gain undefended with its interval, what each policy changes, and whether
+    it works.
 
-    `change`, `low`, `high` and `p` are the hybrid's, which the rule asks; "… changes" the others', as text.
+    `change`, `low`, `high` and `p` are the hybrid's, which the rule asks; "… changes" the others',
+    as text.
 
     Args:
-        attacks: rows with `attack`, `policy`, `image` and `gain`; one that diverged has gained 0 dB.
+        attacks: rows with `attack`, `policy`, `image` and `gain`; one that diverged has gained 0
+            dB.
     """
     rows = {}
     attacks = attacks.assign(
@@ -95,8 +102,10 @@ def judged(attacks: pd.DataFrame) -> pd.DataFrame:
 
 def generality_verdict(attacks: pd.DataFrame, names: Sequence[str]) -> Verdict:
     """Claim 2 by `GENERALITY_RULE`, over the attacks `names`; rows as in `judged`."""
-    every, images = judged(attacks), attacks["image"].nunique()
-    table, others = every.loc[list(names)], every.drop(list(names)).query("works")
+    every = judged(attacks)
+    images = attacks["image"].nunique()
+    table = every.loc[list(names)]
+    others = every.drop(list(names)).query("works")
     working = table[table["works"]]
     holds = working[(working["high"] < 0) & (holm(working["p"]) <= 0.05)]
     here = f"{len(working)} of {len(names)} attacks work undefended; the hybrid lowers the gain of {len(holds)}"
@@ -121,7 +130,10 @@ def generality_verdict(attacks: pd.DataFrame, names: Sequence[str]) -> Verdict:
 
 
 def run(settings: Settings, store: Store) -> Result:
-    """Every attack on undefended images and on images with the hybrid. Table `attacks`: one row per image."""
+    """Every attack on undefended images and on images with the hybrid.
+
+    Table `attacks`: one row per image.
+    """
     by_preset = units(settings)
     attacks, sheets = attack_rows(by_preset, ("attack", "policy"), settings, store)
     attacks["steps"] = attacks["attack"].map(
@@ -136,7 +148,9 @@ def run(settings: Settings, store: Store) -> Result:
 
 
 def gains(result: Result) -> pd.DataFrame:
-    """One row per attack and policy: `mean`, `low` and `high` of the gain in dB, with its 95 % interval."""
+    """One row per attack and policy: `mean`, `low` and `high` of the gain in dB, with its 95 %
+    interval.
+    """
     rows = []
     for (attack, policy), table in result.tables["attacks"].groupby(
         ["attack", "policy"], sort=False
@@ -146,8 +160,11 @@ def gains(result: Result) -> pd.DataFrame:
 
 
 def summary(result: Result) -> pd.DataFrame:
-    """One row per attack, as text: PSNR without and with the hybrid, gain, what policies change, the paper's PSNR."""
-    table, attacks = judged(result.tables["attacks"]), result.tables["attacks"]
+    """One row per attack, as text: PSNR without and with the hybrid, gain, what policies change,
+    the paper's PSNR.
+    """
+    table = judged(result.tables["attacks"])
+    attacks = result.tables["attacks"]
     psnr = attacks.groupby(["attack", "policy"])["psnr"].mean()
     printed = comparison(result)
     rows = {}
@@ -171,7 +188,9 @@ def summary(result: Result) -> pd.DataFrame:
 
 
 def opening(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows of a `summary` of the paper's six attacks, the replication's, and the strongest here."""
+    """The rows of a `summary` of the paper's six attacks, the replication's, and the strongest
+    here.
+    """
     return table.drop(index=[name for name in FURTHER if name != TABLE3])
 
 
@@ -187,7 +206,9 @@ def comparison(result: Result) -> pd.DataFrame:
 
 
 def unsigned(result: Result) -> pd.DataFrame:
-    """One row per policy, as text: the attack of the replication's Table 3, our PSNR and gain beside its PSNR."""
+    """One row per policy, as text: the attack of the replication's Table 3, our PSNR and gain
+    beside its PSNR.
+    """
     own = result.tables["attacks"].query("attack == @TABLE3")
     printed = reported(table_or_figure="Table 3", source="replication").set_index(
         "policy_or_defense"

@@ -1,4 +1,6 @@
-"""Claim 2, the search itself: score random policies, choose, attack what was found (paper, Algorithm 1, Table 2)."""
+"""Claim 2, the search itself: score random policies, choose, attack what was found (paper,
+Algorithm 1, Table 2).
+"""
 
 from collections.abc import Sequence
 
@@ -31,7 +33,9 @@ def units(settings: Settings) -> dict[str, SearchUnit]:
 
 
 def later_units(settings: Settings, store: Store) -> dict[tuple[str, ...], Unit]:
-    """What the search decides: attacks on the hybrid that it found and on those beside it, and its trainings."""
+    """What the search decides: attacks on the hybrid that it found and on those beside it, and its
+    trainings.
+    """
     found = str(search_result(settings, store)[0].hybrid)
     return attacks(settings, found) | {
         ("trained", name): unit for name, unit in networks(settings, found).items()
@@ -39,7 +43,9 @@ def later_units(settings: Settings, store: Store) -> dict[tuple[str, ...], Unit]
 
 
 def random_hybrids(settings: Settings) -> tuple[str, ...]:
-    """Hybrids of two policies drawn as the search draws its candidates, without a look at any score."""
+    """Hybrids of two policies drawn as the search draws its candidates, without a look at any
+    score.
+    """
     drawn = sample_authors(2 * RIVALS, rng=rng(settings.seed, "random hybrids"))
     pairs = zip(drawn[::2], drawn[1::2], strict=True)
     return tuple(f"{one}+{other}" for one, other in pairs)[
@@ -48,7 +54,9 @@ def random_hybrids(settings: Settings) -> tuple[str, ...]:
 
 
 def attacks(settings: Settings, found: str) -> dict[tuple[str, str], AttackUnit]:
-    """The settings' attack on every policy, and at full the paper's six on the found one, by (preset, policy)."""
+    """The settings' attack on every policy, and at full the paper's six on the found one, by
+    (preset, policy).
+    """
     rivals = ("", found, HYBRID, *random_hybrids(settings))
     keys = [(settings.attack, policy) for policy in dict.fromkeys(rivals)]
     if settings.profile == "full":
@@ -65,7 +73,9 @@ def attacks(settings: Settings, found: str) -> dict[tuple[str, str], AttackUnit]
 
 
 def networks(settings: Settings, found: str) -> dict[str, ModelUnit]:
-    """Short trainings by the policy's label: none, the found hybrid, the published one, and a random policy."""
+    """Short trainings by the policy's label: none, the found hybrid, the published one, and a
+    random policy.
+    """
     return {
         label(policy): model_unit(short(settings), policy) for policy in ("", found, HYBRID, RANDOM)
     }
@@ -90,7 +100,8 @@ def search_verdict(
         attacks: rows of one attack, with `policy`, `image`, `psnr`, `floor_policy` and `gain`.
         accuracy: percent, by policy, of networks that tell `classes` apart.
     """
-    cost, change = accuracy[NO_POLICY] - accuracy[found], against(attacks, found, rivals)
+    cost = accuracy[NO_POLICY] - accuracy[found]
+    change = against(attacks, found, rivals)
     here = "; ".join(f"against {name} {compare.interval(row)}" for name, row in change.iterrows())
     here += f"; {-cost:+.1f} points of accuracy"
     if reasons := guards(attacks):
@@ -106,7 +117,9 @@ def search_verdict(
 
 
 def against(attacks: pd.DataFrame, found: str, rivals: Sequence[str]) -> pd.DataFrame:
-    """The found hybrid's gain minus that without a policy, and minus the rivals' mean, on the same images, in dB."""
+    """The found hybrid's gain minus that without a policy, and minus the rivals' mean, on the same
+    images, in dB.
+    """
     random = attacks[attacks["policy"].isin(rivals)].groupby("image", as_index=False)["gain"].mean()
     bases = {"no policy": NO_POLICY, "random hybrids": RIVAL}
     both = pd.concat(
@@ -121,8 +134,8 @@ def against(attacks: pd.DataFrame, found: str, rivals: Sequence[str]) -> pd.Data
 def run(settings: Settings, store: Store) -> Result:
     """Search, and attack what was found.
 
-    Tables: `candidates` (the search's), `attacks` (one row per attack, policy and image), `accuracy` (one row per
-    policy).
+    Tables: `candidates` (the search's), `attacks` (one row per attack, policy and image),
+    `accuracy` (one row per policy).
     """
     search, _ = search_result(settings, store)
     found = str(search.hybrid)
@@ -135,7 +148,8 @@ def run(settings: Settings, store: Store) -> Result:
         ),
     }
     accuracy = tables["accuracy"].set_index("policy")["accuracy"]
-    rivals, own = random_hybrids(settings), rows[rows["attack"] == settings.attack]
+    rivals = random_hybrids(settings)
+    own = rows[rows["attack"] == settings.attack]
     verdict = search_verdict(own, accuracy, found, rivals, classes(settings.dataset))
     first = attacks(settings, found)[settings.attack, NO_POLICY]
     facts = provenance(settings, artifacts[settings.attack, found]) | attacked_facts(first)
@@ -152,8 +166,11 @@ def chosen(result: Result) -> pd.DataFrame:
 
 
 def comparison(result: Result) -> pd.DataFrame:
-    """One row per policy, as text: PSNR, gain and identification; the random hybrids as one row of means."""
-    rivals, rows = result.facts["rivals"], {}
+    """One row per policy, as text: PSNR, gain and identification; the random hybrids as one row of
+    means.
+    """
+    rivals = result.facts["rivals"]
+    rows = {}
     attacks = result.tables["attacks"].query("attack == @result.facts['attack']")
     known = result.tables["accuracy"].set_index("policy")["accuracy"]
     attacks = attacks.assign(policy=attacks["policy"].where(~attacks["policy"].isin(rivals), RIVAL))
@@ -170,15 +187,20 @@ def comparison(result: Result) -> pd.DataFrame:
 
 
 def ladder(result: Result) -> pd.DataFrame:
-    """Mean gain of every policy with its 95 % interval in dB, lowest first, and whether it was found, drawn or none."""
+    """Mean gain of every policy with its 95 % interval in dB, lowest first, and whether it was
+    found, drawn or none.
+    """
     kinds = {NO_POLICY: "no policy", result.facts["hybrid"]: "found", HYBRID: "published"}
-    attacks, rows = result.tables["attacks"].query("attack == @result.facts['attack']"), []
+    attacks = result.tables["attacks"].query("attack == @result.facts['attack']")
+    rows = []
     for name, table in attacks.groupby("policy", sort=False):
         rows.append({"policy": name, "kind": kinds.get(name, "random")} | compare.gained(table))
     return pd.DataFrame(rows).sort_values("mean", ignore_index=True)
 
 
 def differences(result: Result) -> pd.DataFrame:
-    """The found hybrid's gain minus that without a policy and minus the random hybrids' mean, in dB."""
+    """The found hybrid's gain minus that without a policy and minus the random hybrids' mean, in
+    dB.
+    """
     attacks = result.tables["attacks"].query("attack == @result.facts['attack']")
     return against(attacks, result.facts["hybrid"], result.facts["rivals"])

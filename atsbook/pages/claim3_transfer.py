@@ -43,14 +43,17 @@ def place(settings: Settings) -> Settings:
 
 
 def attacks(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
-    """Attacks that need no search, by (network, policy): transferred ones, and the paper's hybrid searched there.
+    """Attacks that need no search, by (network, policy): transferred ones, and the paper's hybrid
+    searched there.
 
     At smoke the second network has no policy and the two hybrids alone.
     """
-    own, by_network = place(settings), {}
+    own = place(settings)
+    by_network = {}
     first = victim(own).model
     for model in dict.fromkeys((first, second_network(settings))):
-        there, chosen = on_network(own, model) if model != first else own, policies(model)
+        there = on_network(own, model) if model != first else own
+        chosen = policies(model)
         if model != first and settings.profile == "smoke":
             chosen = (chosen[0], chosen[-1])
         for policy in (*chosen, hybrid(block(own.dataset, model)[1])):
@@ -59,7 +62,8 @@ def attacks(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
 
 
 def networks(settings: Settings) -> dict[tuple[str, str], ModelUnit]:
-    """The trained networks, by (network, policy); the first one's accuracy, without and with the hybrid, is judged.
+    """The trained networks, by (network, policy); the first one's accuracy, without and with the
+    hybrid, is judged.
 
     At smoke they are these two alone.
     """
@@ -76,7 +80,9 @@ def networks(settings: Settings) -> dict[tuple[str, str], ModelUnit]:
 
 
 def units(settings: Settings) -> dict[object, Unit]:
-    """All attacks that need no search, the networks, and, but for laptop, the search on the other data set itself."""
+    """All attacks that need no search, the networks, and, but for laptop, the search on the other
+    data set itself.
+    """
     search = {} if settings.profile == "laptop" else {"search": search_unit(place(settings))}
     return (
         attacks(settings)
@@ -100,7 +106,8 @@ def measure(
     settings: Settings,
     store: Store,
 ) -> tuple[dict[str, pd.DataFrame], dict[object, Artifact]]:
-    """Tables `attacks` and `accuracy`, and the artifacts, of attacks and trained networks by (network, policy).
+    """Tables `attacks` and `accuracy`, and the artifacts, of attacks and trained networks by
+    (network, policy).
 
     A third part of an attack's key is its draw.
     """
@@ -175,25 +182,26 @@ def transfer_verdict(
 def run(settings: Settings, store: Store) -> Result:
     """Train on the other data set with policies searched on CIFAR-100 and on itself, and attack.
 
-    Tables: `attacks` (one row per network, policy and image), `accuracy`, and where there was a search its
-    `candidates`, with what it found in the fact `hybrid`.
+    Tables: `attacks` (one row per network, policy and image), `accuracy`, and where there was a
+    search its `candidates`, with what it found in the fact `hybrid`.
     """
-    by_network, own = attacks(settings) | later_units(settings, store), place(settings)
+    by_network = attacks(settings) | later_units(settings, store)
+    own = place(settings)
     tables, sheets = measure(by_network, networks(settings), own, store)
     verdict = judged(tables, own.dataset, policies(own.model)[-1], POINTS, PUBLISHED)
     first = next(iter(sheets))
     facts = provenance(own, sheets[first]) | attacked_facts(by_network[first])
     if settings.profile != "laptop":
         search = search_result(own, store)[0]
-        tables, facts = (
-            tables | {"candidates": search.table},
-            facts | {"hybrid": str(search.hybrid)},
-        )
+        tables = tables | {"candidates": search.table}
+        facts = facts | {"hybrid": str(search.hybrid)}
     return Result("claim3_transfer", tables, facts, verdict, sheets)
 
 
 def comparison(result: Result) -> pd.DataFrame:
-    """Our summary beside Table 4 of both papers; beside Table 1 for what was searched on the other data set."""
+    """Our summary beside Table 4 of both papers; beside Table 1 for what was searched on the other
+    data set.
+    """
 
     def printed(key: tuple[str, str]) -> pd.DataFrame:
         there, searched = block(result.facts["dataset"], key[0])
@@ -206,7 +214,8 @@ def comparison(result: Result) -> pd.DataFrame:
 
 def per_image(result: Result) -> dict[str, pd.DataFrame]:
     """Gain in dB by network: one row per image, columns `none` and the transferred hybrid."""
-    attacks, panels = result.tables["attacks"], {}
+    attacks = result.tables["attacks"]
+    panels = {}
     for model, table in attacks.groupby("model", sort=False):
         pair = [NO_POLICY, policies(model)[-1]]
         panels[model] = table[table["policy"].isin(pair)].pivot(
@@ -216,8 +225,11 @@ def per_image(result: Result) -> dict[str, pd.DataFrame]:
 
 
 def summary(result: Result) -> pd.DataFrame:
-    """One row per network and policy, as text: PSNR, floor, gain with its interval, identification, published PSNR."""
-    rows, printed = {}, comparison(result)
+    """One row per network and policy, as text: PSNR, floor, gain with its interval, identification,
+    published PSNR.
+    """
+    rows = {}
+    printed = comparison(result)
     for key, table in result.tables["attacks"].groupby(["model", "policy"], sort=False):
         row = {"n": table["image"].nunique(), "PSNR": f"{table['psnr'].mean():.1f}"}
         row |= {"floor": f"{table['floor_policy'].mean():.1f}"}
@@ -235,7 +247,9 @@ def summary(result: Result) -> pd.DataFrame:
 
 
 def accuracies(result: Result) -> pd.DataFrame:
-    """One row per trained network and policy: accuracy in percent, here and in Table 4 of both publications."""
+    """One row per trained network and policy: accuracy in percent, here and in Table 4 of both
+    publications.
+    """
     rows = {}
     for _, row in result.tables["accuracy"].iterrows():
         printed = published_rows(TABLES[family(row["model"])], row["policy"]).query(
@@ -250,5 +264,7 @@ def accuracies(result: Result) -> pd.DataFrame:
 
 
 def differences(result: Result) -> pd.DataFrame:
-    """Each policy minus none on the same images, PSNR and gain, one row per network and policy; below 0: harder."""
+    """Each policy minus none on the same images, PSNR and gain, one row per network and policy;
+    below 0: harder.
+    """
     return compare.differences(result.tables["attacks"], within=["model"])

@@ -41,7 +41,9 @@ def networks(settings: Settings) -> dict[str, ModelUnit]:
 
 
 def repeated(settings: Settings) -> dict[tuple[str, int], ModelUnit]:
-    """The same without a policy and with the hybrid, with several seeds, by (policy, seed); none at smoke."""
+    """The same without a policy and with the hybrid, with several seeds, by (policy, seed); none at
+    smoke.
+    """
     seeds = range(settings.seed, settings.seed + SEEDS) if settings.profile != "smoke" else ()
     return {
         (label(p), seed): model_unit(settings, p, seed=seed) for seed in seeds for p in ("", HYBRID)
@@ -56,10 +58,12 @@ def units(settings: Settings) -> dict[object, ModelUnit]:
 
 
 def timed(settings: Settings, store: Store) -> Artifact:
-    """Seconds for `TIMED_BATCHES` batches: `epoch` () of training, `crop_flip` () and `policy` (P,) alone.
+    """Seconds for `TIMED_BATCHES` batches: `epoch` () of training, `crop_flip` () and `policy` (P,)
+    alone.
 
-    All are medians of `REPEATS` runs after a warm-up, in one process: their ratios do not depend on what else
-    ran when the networks were trained. The device is part of what the numbers mean, so it is in the key.
+    All are medians of `REPEATS` runs after a warm-up, in one process: their ratios do not depend on
+    what else ran when the networks were trained. The device is part of what the numbers mean, so it
+    is in the key.
     """
     device = device_of(settings.device)
     config = {"model": settings.model, "dataset": settings.dataset, "policies": POLICIES}
@@ -69,7 +73,8 @@ def timed(settings: Settings, store: Store) -> Artifact:
         model = network(model_unit(settings)).to(device)
         batch = TrainConfig().batch
         images = dataset(settings.dataset, "train")[: TIMED_BATCHES * batch]
-        pixels, plain = images.pixels.to(device), TrainConfig(epochs=1, crop_flip=False)
+        pixels = images.pixels.to(device)
+        plain = TrainConfig(epochs=1, crop_flip=False)
 
         def apply(policy: str) -> None:
             draws = rng(0, "timing")
@@ -130,7 +135,8 @@ def efficiency_verdict(
     """Claim 4 by `EFFICIENCY_RULE`.
 
     Args:
-        reached: epochs until each level, one row per policy and one column per level; NaN where it is never reached.
+        reached: epochs until each level, one row per policy and one column per level; NaN where it
+            is never reached.
         share: time of the hybrid's transformations over that of an epoch.
         accuracy, chance: percent, of the undefended network at the end, and of guessing.
     """
@@ -140,7 +146,8 @@ def efficiency_verdict(
         )
         return Verdict("not measured", reason, EFFICIENCY_RULE)
     late = (reached.loc[hybrid] - reached.loc[NO_POLICY]).max(skipna=False)
-    soon, cheap = late <= max(1, 0.1 * epochs), share <= 0.05
+    soon = late <= max(1, 0.1 * epochs)
+    cheap = share <= 0.05
     when = (
         f"{late:+.0f} epochs at the latest level" if late == late else "one level is never reached"
     )
@@ -152,12 +159,14 @@ def efficiency_verdict(
 def run(settings: Settings, store: Store) -> Result:
     """Training curves with and without policies, and what the transformations cost.
 
-    Tables: `curve` (one row per policy and epoch: training loss, accuracy on the first `CURVE_IMAGES` test images,
-    seconds), `accuracy` (after the last epoch, on all test images), `cost`, one row per policy: seconds for the
-    same images, and `share` of an epoch without any transformation; and, but for smoke, `seeds`: the accuracy of
-    trainings with several seeds, one row per policy and seed.
+    Tables: `curve` (one row per policy and epoch: training loss, accuracy on the first
+    `CURVE_IMAGES` test images, seconds), `accuracy` (after the last epoch, on all test images),
+    `cost`, one row per policy: seconds for the same images, and `share` of an epoch without any
+    transformation; and, but for smoke, `seeds`: the accuracy of trainings with several seeds, one
+    row per policy and seed.
     """
-    device, long = device_of(settings.device), networks(settings)
+    device = device_of(settings.device)
+    long = networks(settings)
     made = {policy: trained(unit, store, device)[1] for policy, unit in long.items()}
     curve = pd.concat(
         [history_rows(model["history"], policy) for policy, model in made.items()],
@@ -169,13 +178,13 @@ def run(settings: Settings, store: Store) -> Result:
         {"policy": [label(p) for p in POLICIES], "seconds": time["policy"].double().numpy()}
     )
     cost["share"] = cost["seconds"] / float(time["epoch"])
-    cost["epoch_seconds"], cost["crop_flip_seconds"] = (
-        float(time["epoch"]),
-        float(time["crop_flip"]),
-    )
+    cost["epoch_seconds"] = float(time["epoch"])
+    cost["crop_flip_seconds"] = float(time["crop_flip"])
     share = float(cost.set_index("policy").loc[HYBRID, "share"])
-    bare, classes = accuracy["accuracy"][0], dataset(settings.dataset, "test").num_classes
-    reached, epochs = epochs_to(curve, levels(curve)), settings.epochs
+    bare = accuracy["accuracy"][0]
+    classes = dataset(settings.dataset, "test").num_classes
+    reached = epochs_to(curve, levels(curve))
+    epochs = settings.epochs
     verdict = efficiency_verdict(
         reached, share, HYBRID, epochs=epochs, accuracy=bare, chance=100 / classes
     )
@@ -191,7 +200,9 @@ def run(settings: Settings, store: Store) -> Result:
 
 
 def history_rows(history: torch.Tensor, policy: str) -> pd.DataFrame:
-    """One row per epoch of a training; the accuracy is nan where a network was trained before it was kept."""
+    """One row per epoch of a training; the accuracy is nan where a network was trained before it
+    was kept.
+    """
     table = pd.DataFrame(
         history.double().numpy(), columns=["loss", "lr", "seconds", "accuracy"][: history.shape[1]]
     )
@@ -212,7 +223,8 @@ def comparison(result: Result) -> pd.DataFrame:
 
 def overhead(result: Result) -> pd.DataFrame:
     """One row per policy: milliseconds per image, and percent of the training time of that image."""
-    cost, images = result.tables["cost"].set_index("policy"), TIMED_BATCHES * TrainConfig().batch
+    cost = result.tables["cost"].set_index("policy")
+    images = TIMED_BATCHES * TrainConfig().batch
     return pd.DataFrame(
         {
             "policy, ms per image": 1e3 * cost["seconds"] / images,
@@ -231,12 +243,12 @@ NO_WORSE_RULE = (
 
 
 def no_worse(result: Result) -> pd.DataFrame:
-    """One row per policy: accuracies in percent, the change in points, and what `NO_WORSE_RULE` says of it."""
+    """One row per policy: accuracies in percent, the change in points, and what `NO_WORSE_RULE`
+    says of it.
+    """
     table = result.tables["seeds"]
-    accuracy, change = (
-        table.groupby("policy")["accuracy"].mean(),
-        paired(table, NO_POLICY, "accuracy", unit="seed"),
-    )
+    accuracy = table.groupby("policy")["accuracy"].mean()
+    change = paired(table, NO_POLICY, "accuracy", unit="seed")
     words = np.select(
         [change["low"] > -MARGIN, change["high"] < -MARGIN], ["no worse", "worse"], "cannot tell"
     )

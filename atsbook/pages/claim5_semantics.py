@@ -21,9 +21,11 @@ from atsbook.runs.tables import attack_rows, attacked_facts, label, provenance
 
 POLICIES = ("", RANDOM, SEARCHED[0], HYBRID)
 JUDGED = (SEARCHED[0], HYBRID)
-ITERATES = 51  # kept of every attack; most of the whole gradient's way is made in the first tenth of the steps
+# Kept of every attack; most of the whole gradient's way is made in the first tenth of the steps
+ITERATES = 51
 KEYS = ["model", "policy", "image"]
-# parameter → the replication's name of the layer in its Figure 5: two shallow layers and two deep ones
+# parameter → the replication's name of the layer in its Figure 5: two shallow layers and two deep
+# ones
 PUBLISHED = {
     "1.stage1_0.conv1.weight": "layers.3.0.conv1(stage1 block0 conv1)",
     "1.stage1_1.conv1.weight": "layers.3.1.conv1(stage1 block1 conv1)",
@@ -35,7 +37,9 @@ BANDS = {"coarse, 1 to 4": (1, 4), "fine, 8 and above": (8, np.inf)}  # cycles a
 
 
 def units(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
-    """The page's attacks by (network, policy): on the settings' network, and untrained also on one of other kinds."""
+    """The page's attacks by (network, policy): on the settings' network, and untrained also on one
+    of other kinds.
+    """
     models = [settings.model]
     if settings.regime == "initial":
         models += [second_network(settings), settings.attacked or settings.model]
@@ -73,8 +77,9 @@ def judged(
         levels: rows of `at_equal`.
         attacks: with `model`, `policy`, `image`, `psnr` and `floor_policy`.
     Returns:
-        `n`; `shallow`, `deep` and `contrast`, the mean changes to no policy, each with `… low` and `… high`; `p`
-        after Holm of the first; `falls`, `more` (than in the deep third), and `why` the network cannot tell.
+        `n`; `shallow`, `deep` and `contrast`, the mean changes to no policy, each with `… low` and
+        `… high`; `p` after Holm of the first; `falls`, `more` (than in the deep third), and `why`
+        the network cannot tell.
     """
     rows = {}
     for model, table in levels.groupby("model", sort=False):
@@ -134,15 +139,15 @@ def semantics_verdict(table: pd.DataFrame) -> Verdict:
 def run(settings: Settings, store: Store) -> Result:
     """Attack, and look at the gradient layer by layer and at the error frequency by frequency.
 
-    Tables, all by network and policy: `attacks`, `layers` (final similarity, one row per layer and image), `levels`,
-    see `at_equal`, `curve` (one row per group of layers, shown iterate and image) and `spectrum`.
+    Tables, all by network and policy: `attacks`, `layers` (final similarity, one row per layer and
+    image), `levels`, see `at_equal`, `curve` (one row per group of layers, shown iterate and image)
+    and `spectrum`.
     """
-    by_key, device = units(settings), device_of(settings.device)
+    by_key = units(settings)
+    device = device_of(settings.device)
     attacks, sheets = attack_rows(by_key, KEYS[:2], settings, store)
-    makers, tables = (
-        {"layers": layer_rows, "curve": group_rows, "spectrum": spectrum_rows},
-        {"attacks": attacks},
-    )
+    makers = {"layers": layer_rows, "curve": group_rows, "spectrum": spectrum_rows}
+    tables = {"attacks": attacks}
     for name, rows in makers.items():
         parts = {key: rows(unit, store, device) for key, unit in by_key.items()}
         tables[name] = pd.concat(parts, names=KEYS[:2]).reset_index(KEYS[:2]).reset_index(drop=True)
@@ -165,14 +170,16 @@ def _thinned(curve: pd.DataFrame) -> pd.DataFrame:
 
 
 def at_equal(curve: pd.DataFrame) -> pd.DataFrame:
-    """Similarities by network, policy and image, where whole gradients are as similar under every policy.
+    """Similarities by network, policy and image, where whole gradients are as similar under every
+    policy.
 
-    Of each image and network: the lowest of the highest similarities that the attacks under the policies reach, and
-    what the groups of layers have where an attack first comes to it, on a straight line between iterates; nan where an
-    attack begins above it.
+    Of each image and network: the lowest of the highest similarities that the attacks under the
+    policies reach, and what the groups of layers have where an attack first comes to it, on a
+    straight line between iterates; nan where an attack begins above it.
 
     Args:
-        curve: one row per `model`, `policy`, `image`, `iteration` and group of `layers`, with `gradsim`.
+        curve: one row per `model`, `policy`, `image`, `iteration` and group of `layers`, with
+            `gradsim`.
     Returns:
         Columns `whole`, `first`, `shallow`, `deep` and `contrast`, the last two's difference.
     """
@@ -181,7 +188,8 @@ def at_equal(curve: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for (model, policy, image), path in wide.groupby(KEYS, sort=False):
         climbed = path["whole"].cummax()
-        path, wanted = path[climbed > climbed.shift(fill_value=-np.inf)], level[model, image]
+        path = path[climbed > climbed.shift(fill_value=-np.inf)]
+        wanted = level[model, image]
         values = {
             name: np.interp(wanted, path["whole"], path[name], left=np.nan) for name in GROUPS
         }
@@ -197,10 +205,12 @@ def at_the_end(layers: pd.DataFrame) -> pd.DataFrame:
 
 
 def differences(result: Result, *, equal: bool) -> pd.DataFrame:
-    """Each policy minus none on the same images, by network, group of layers and policy; below 0: less similar.
+    """Each policy minus none on the same images, by network, group of layers and policy; below 0:
+    less similar.
 
     Args:
-        equal: where whole gradients are as similar, see `at_equal`, or else at the end of the attacks.
+        equal: where whole gradients are as similar, see `at_equal`, or else at the end of the
+            attacks.
     """
     table = result.tables["levels"] if equal else at_the_end(result.tables["layers"])
     names = {"first": GROUPS["first"]} | CHANGES
@@ -213,7 +223,9 @@ def differences(result: Result, *, equal: bool) -> pd.DataFrame:
 
 
 def opening(result: Result) -> pd.DataFrame:
-    """One row per network and judged policy, as text: what the rule looks at, where whole gradients are as similar."""
+    """One row per network and judged policy, as text: what the rule looks at, where whole gradients
+    are as similar.
+    """
     rows = {}
     for key, row in judged(result.tables["levels"], result.tables["attacks"]).iterrows():
         words = {
@@ -229,16 +241,20 @@ def opening(result: Result) -> pd.DataFrame:
 
 
 def changed(result: Result) -> pd.DataFrame:
-    """For a figure: `differences` at equal similarity of the whole, with `where`, network and group of layers."""
+    """For a figure: `differences` at equal similarity of the whole, with `where`, network and group
+    of layers.
+    """
     table = differences(result, equal=True).reset_index()
     table = table[table["layers"].isin([GROUPS[name] for name in ("first", "shallow", "deep")])]
     return table.assign(where=table["model"] + "\n" + table["layers"])
 
 
 def comparison(result: Result) -> pd.DataFrame:
-    """One row per layer and policy: mean final similarity with its interval, and the replication's single image.
+    """One row per layer and policy: mean final similarity with its interval, and the replication's
+    single image.
 
-    Of the first network, and the layers that the replication names, where it has them; else the two first and two last.
+    Of the first network, and the layers that the replication names, where it has them; else the two
+    first and two last.
     """
     layers = result.tables["layers"]
     layers = layers[layers["model"] == layers["model"].iloc[0]]
@@ -262,8 +278,11 @@ def comparison(result: Result) -> pd.DataFrame:
 
 
 def frequencies(result: Result) -> pd.DataFrame:
-    """Change of the error over the target in dB, each policy minus none, by network and band of frequencies."""
-    table, rows = result.tables["spectrum"], {}
+    """Change of the error over the target in dB, each policy minus none, by network and band of
+    frequencies.
+    """
+    table = result.tables["spectrum"]
+    rows = {}
     for model, own in table.groupby("model", sort=False):
         for name, (low, high) in BANDS.items():
             chosen = own[own["frequency"].between(low, high)]
@@ -273,8 +292,11 @@ def frequencies(result: Result) -> pd.DataFrame:
 
 
 def in_words(result: Result, policy: str = HYBRID) -> str:
-    """What the spectrum says of a policy, one sentence a network: does it hide details, as the claim has it?"""
-    changes, words = frequencies(result).xs(policy, level="policy"), []
+    """What the spectrum says of a policy, one sentence a network: does it hide details, as the
+    claim has it?
+    """
+    changes = frequencies(result).xs(policy, level="policy")
+    words = []
     coarse, fine = BANDS
     for model in changes.index.unique("model"):
         both = {name: changes.loc[model, name] for name in BANDS}
@@ -296,7 +318,9 @@ def in_words(result: Result, policy: str = HYBRID) -> str:
 
 
 def starts_and_ends(result: Result) -> pd.DataFrame:
-    """Mean similarity from noise, before any step, and at the end, one row per network, group of layers and policy."""
+    """Mean similarity from noise, before any step, and at the end, one row per network, group of
+    layers and policy.
+    """
     curve = result.tables["curve"].assign(layers=lambda rows: rows["layers"].map(GROUPS))
     keys = ["model", "layers", "policy"]
     ordered = curve.sort_values("iteration", kind="stable").groupby([*keys, "image"], sort=False)[

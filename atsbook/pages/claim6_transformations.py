@@ -1,4 +1,6 @@
-"""Claim 6: which of the 50 transformations hide most (paper, Figure 5; replication, Figure 6), by privacy score."""
+"""Claim 6: which of the 50 transformations hide most (paper, Figure 5; replication, Figure 6), by
+privacy score.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -24,7 +26,8 @@ SCORED = 500  # images of profile laptop behind each score
 NOTHING = IDENTITIES[0]
 FUNCTIONS = (NOTHING, *(op for op in range(50) if CANONICAL[op] == op))  # the first id of each
 ATTACKED = 64  # images under each
-# What the policy builder starts from: policies of claim 1 and how they grow; single operations are scored anyway.
+# What the policy builder starts from: policies of claim 1 and how they grow; single operations are
+# scored anyway.
 BUILT = {
     "": "No policy",
     SEARCHED[0]: "Searched, first",
@@ -37,7 +40,9 @@ BUILT = {
 
 
 def own(settings: Settings) -> Settings:
-    """The settings with the page's number of scored images at laptop; what a user has changed stays."""
+    """The settings with the page's number of scored images at laptop; what a user has changed
+    stays.
+    """
     return at_laptop(settings, score_images=SCORED)
 
 
@@ -52,9 +57,11 @@ def units(settings: Settings) -> dict[str, Unit]:
 
 
 def attacks(settings: Settings) -> dict[str, AttackUnit | ScoreUnit]:
-    """Attacks on every distinct function alone, by its first id, and "attacked": its scores on the attacked network.
+    """Attacks on every distinct function alone, by its first id, and "attacked": its scores on the
+    attacked network.
 
-    Untrained networks only: elsewhere attacks on single operations are those of the other pages' policies.
+    Untrained networks only: elsewhere attacks on single operations are those of the other pages'
+    policies.
     """
     if settings.regime != "initial":
         return {}
@@ -106,7 +113,8 @@ def transformations_verdict(
             f"{scores.shape[1]} images are too few for an interval",
             TRANSFORMATIONS_RULE,
         )
-    best, named = scores.mean(axis=1).nsmallest(5).index, [first_id(op) for op in named]
+    best = scores.mean(axis=1).nsmallest(5).index
+    named = [first_id(op) for op in named]
     shared = [op for op in named if op in best]
     difference = scores.loc[named] - scores.loc[NOTHING]
     below = [op for op, row in difference.iterrows() if interval(row)[1] < 0]
@@ -124,7 +132,8 @@ def transformations_verdict(
 def run(settings: Settings, store: Store) -> Result:
     """Score every function, and attack it alone where attacks work.
 
-    Tables: `scores`, one row per variant, function (`op`, its first id) and image, and that of `attacked_alone`.
+    Tables: `scores`, one row per variant, function (`op`, its first id) and image, and that of
+    `attacked_alone`.
     """
     named = named_five("ats", "Figure 5")
     result = measure(own(settings), store, PAGE, VARIANTS, named, "paper")
@@ -132,7 +141,9 @@ def run(settings: Settings, store: Store) -> Result:
 
 
 def attacked_alone(settings: Settings, store: Store) -> dict[str, pd.DataFrame]:
-    """Table `attacks`: one row per function and image with `op`, the metrics, and `s_pri attacked`; or none."""
+    """Table `attacks`: one row per function and image with `op`, the metrics, and `s_pri attacked`;
+    or none.
+    """
     if not (units := attacks(settings)):
         return {}
     by_op = {int(name): unit for name, unit in units.items() if name != "attacked"}
@@ -150,7 +161,8 @@ def measure(
     source: str,
 ) -> Result:
     """`run` for one data set, judged by the published five."""
-    device, tables = device_of(settings.device), []
+    device = device_of(settings.device)
+    tables = []
     for variant, unit in scores(settings, variants).items():
         artifact = scored(unit, store, device)
         rows = (
@@ -203,13 +215,16 @@ def means(result: Result) -> pd.Series:
 def ranking(
     result: Result, variant: str | None = None, *, resamples: int = 4_000, seed: int = 0
 ) -> pd.DataFrame:
-    """One row per function by its first id, most private first: mean score and rank with intervals over images.
+    """One row per function by its first id, most private first: mean score and rank with intervals
+    over images.
 
-    `in top five` is the share of resamples of the images in which the function is among the five best.
+    `in top five` is the share of resamples of the images in which the function is among the five
+    best.
     """
     table = result.tables["scores"]
     scores = wide(table, variant or table["variant"].iloc[0])
-    matrix, draw = scores.to_numpy(), np.random.default_rng(seed)
+    matrix = scores.to_numpy()
+    draw = np.random.default_rng(seed)
     columns = draw.integers(0, matrix.shape[1], (resamples, matrix.shape[1]))
     means = matrix[:, columns].mean(-1)
     ranks = means.argsort(0).argsort(0) + 1
@@ -226,8 +241,11 @@ def ranking(
 
 
 def overlap(result: Result, published: dict[str, Sequence[int]]) -> pd.DataFrame:
-    """Our five functions beside published ones: shared ones, and the probability of sharing as many by chance."""
-    ours, rows = set(means(result).nsmallest(5).index), {}
+    """Our five functions beside published ones: shared ones, and the probability of sharing as many
+    by chance.
+    """
+    ours = set(means(result).nsmallest(5).index)
+    rows = {}
     for source, five in published.items():
         shared = sorted(ours & set(map(first_id, five)))
         rows[source] = {
@@ -240,7 +258,9 @@ def overlap(result: Result, published: dict[str, Sequence[int]]) -> pd.DataFrame
 
 
 def beside_replication(result: Result, figure: str, variant: str = "code") -> pd.DataFrame:
-    """Mean score of each function, ours (variant "code") and the replication's, read off its figure: mean over ids."""
+    """Mean score of each function, ours (variant "code") and the replication's, read off its
+    figure: mean over ids.
+    """
     rows = reported(source="replication", table_or_figure=figure, metric="S_pri")
     rows = rows[rows["policy_or_defense"].str.isdigit()]
     theirs = rows.groupby(rows["policy_or_defense"].astype(int).map(first_id))["value"].mean()
@@ -249,9 +269,11 @@ def beside_replication(result: Result, figure: str, variant: str = "code") -> pd
 
 
 def success(result: Result) -> pd.DataFrame:
-    """One row per function: mean score on the semi-trained and on the attacked network, PSNR, floor and gain in dB.
+    """One row per function: mean score on the semi-trained and on the attacked network, PSNR, floor
+    and gain in dB.
 
-    Lowest gain first. The last column is the share of reconstructions that single out the image that the client used.
+    Lowest gain first. The last column is the share of reconstructions that single out the image
+    that the client used.
     """
     attacks = result.tables["attacks"]
     table = attacks.groupby("op")[["s_pri attacked", "psnr", "floor_policy", "gain"]].mean()
@@ -272,11 +294,13 @@ def success(result: Result) -> pd.DataFrame:
 
 
 def agreement(result: Result) -> pd.DataFrame:
-    """Rank correlation over functions of each score with PSNR and gain, with 95 % intervals, on the same images.
+    """Rank correlation over functions of each score with PSNR and gain, with 95 % intervals, on the
+    same images.
 
     A score that ranks transformations rightly has one above 0: a low score, hence a low gain.
     """
-    attacks, semi = result.tables["attacks"], wide(result.tables["scores"], "fixed")
+    attacks = result.tables["attacks"]
+    semi = wide(result.tables["scores"], "fixed")
     by_image = {
         value: attacks.pivot(index="op", columns="image", values=value)
         for value in ("psnr", "gain")

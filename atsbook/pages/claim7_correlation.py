@@ -1,4 +1,6 @@
-"""Claim 7: does the privacy score predict the attack's success? (paper, Figure 2; replication, Figure 2)"""
+"""Claim 7: does the privacy score predict the attack's success? (paper, Figure 2; replication,
+Figure 2)
+"""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -22,7 +24,9 @@ from atslib.policies.policy import sample_functions
 from atslib.rng import rng
 
 IMAGES = 64  # of profile laptop, under each policy
-SEMI = 40  # of the policies are attacked on the semi-trained network too, where a profile attacks an untrained one
+# Of the policies are attacked on the semi-trained network too, where a profile attacks an untrained
+# one
+SEMI = 40
 SHARE = (
     2_500 / 4_800
 )  # of the full profile's steps: the paper shortens its attacks so much for this experiment
@@ -39,7 +43,9 @@ def main(settings: Settings) -> str:
 
 
 def networks(settings: Settings) -> dict[str, ModelUnit]:
-    """The networks that scores are computed on: untrained, semi-trained, and trained without a policy."""
+    """The networks that scores are computed on: untrained, semi-trained, and trained without a
+    policy.
+    """
     trained = model_unit(settings)
     untrained = (
         victim(settings)
@@ -60,10 +66,13 @@ def attacks(settings: Settings) -> dict[str, AttackUnit]:
 
 
 def semi(settings: Settings) -> dict[str, Unit]:
-    """Attacks on the semi-trained network under the first `SEMI` policies, and their `score` on the same images."""
+    """Attacks on the semi-trained network under the first `SEMI` policies, and their `score` on the
+    same images.
+    """
     if settings.regime != "initial":
         return {}
-    there, model = on_network(settings, settings.model), semi_trained(settings)
+    there = on_network(settings, settings.model)
+    model = semi_trained(settings)
     units: dict[str, Unit] = {
         policy: attack_unit(there, policy, model=model) for policy in policies(settings)[:SEMI]
     }
@@ -80,7 +89,9 @@ def _attack(settings: Settings, policy: str) -> AttackUnit:
 
 
 def scores(settings: Settings) -> dict[str, ScoreUnit]:
-    """The same policies' scores on the same images, by network; of the `main` one also as the code computes them."""
+    """The same policies' scores on the same images, by network; of the `main` one also as the code
+    computes them.
+    """
     common = {
         "policies": tuple(policies(settings)),
         "images": count(settings),
@@ -170,11 +181,13 @@ def _measured(statistic: agreement.Correlation, *parts: np.ndarray) -> tuple[flo
 def run(settings: Settings, store: Store) -> Result:
     """Attack and score the same images under random policies.
 
-    Table `policies`: one row per policy and image, with the attack's metrics, the floors (`floor_noise`: the mean
-    PSNR of uniform noise against the transformed image) and one score per network, `s_pri …`. Table `semi`: the same
-    of attacks on the semi-trained network. Table `undefended`: the attack without a policy, one row per image.
+    Table `policies`: one row per policy and image, with the attack's metrics, the floors
+    (`floor_noise`: the mean PSNR of uniform noise against the transformed image) and one score per
+    network, `s_pri …`. Table `semi`: the same of attacks on the semi-trained network. Table
+    `undefended`: the attack without a policy, one row per image.
     """
-    by_policy, there = attacks(settings), semi(settings)
+    by_policy = attacks(settings)
+    there = semi(settings)
     table, artifacts = _measured_rows(by_policy, scores(settings), settings, store)
     bare, _ = attack_rows({NO_POLICY: _attack(settings, "")}, ["policy"], settings, store)
     judged = matrices(table, f"s_pri {main(settings)}", "psnr", "floor_noise", "gain")
@@ -210,10 +223,11 @@ def _measured_rows(
 
 
 def interpolation(settings: Settings, store: Store) -> pd.DataFrame:
-    """Similarity of gradients on the way from noise to the image: of no policy, and of the policy of lowest score.
+    """Similarity of gradients on the way from noise to the image: of no policy, and of the policy
+    of lowest score.
 
-    One row per policy (`kind` none or lowest), point (0 is noise, the last the image) and image, on the semi-trained
-    network (replication, Figure 1).
+    One row per policy (`kind` none or lowest), point (0 is noise, the last the image) and image, on
+    the semi-trained network (replication, Figure 1).
     """
     device = device_of(settings.device)
     bare, random = (
@@ -250,9 +264,11 @@ def matrices(table: pd.DataFrame, *columns: str) -> tuple[np.ndarray, ...]:
 
 
 def means(result: Result) -> pd.DataFrame:
-    """One row per policy: means over images of the judged score, PSNR, the PSNR of noise, gain, and identification.
+    """One row per policy: means over images of the judged score, PSNR, the PSNR of noise, gain, and
+    identification.
 
-    `score, rest` and `psnr, rest` are what a straight line through the PSNR of noise leaves of score and PSNR.
+    `score, rest` and `psnr, rest` are what a straight line through the PSNR of noise leaves of
+    score and PSNR.
     """
     table = result.tables["policies"].rename(
         columns={f"s_pri {result.facts['main']}": "score", "floor_noise": "noise"}
@@ -269,12 +285,15 @@ def means(result: Result) -> pd.DataFrame:
 
 
 def correlations(result: Result, table: str = "policies") -> pd.DataFrame:
-    """One row per network and outcome: three correlations between policies' means, with 95 % intervals.
+    """One row per network and outcome: three correlations between policies' means, with 95 %
+    intervals.
 
-    The outcomes: PSNR against the transformed and against the original image, the gain over the floor that knows the
-    policy, and SSIM. `table` is "policies", or "semi" for attacks on the semi-trained network.
+    The outcomes: PSNR against the transformed and against the original image, the gain over the
+    floor that knows the policy, and SSIM. `table` is "policies", or "semi" for attacks on the
+    semi-trained network.
     """
-    chosen, rows = result.tables[table], []
+    chosen = result.tables[table]
+    rows = []
     outcomes = {
         "PSNR": "psnr",
         "PSNR to original": "psnr_original",
@@ -293,7 +312,9 @@ def correlations(result: Result, table: str = "policies") -> pd.DataFrame:
 
 
 def noise(result: Result) -> pd.DataFrame:
-    """Variance shares and split-half reliability of score and PSNR: what any correlation could reach."""
+    """Variance shares and split-half reliability of score and PSNR: what any correlation could
+    reach.
+    """
     rows = {}
     for name, column in (("privacy score", f"s_pri {result.facts['main']}"), ("PSNR", "psnr")):
         (matrix,) = matrices(result.tables["policies"], column)
@@ -306,18 +327,23 @@ def noise(result: Result) -> pd.DataFrame:
 
 
 def single_images(result: Result) -> pd.Series:
-    """The replication's design, once for each image: the policies' mean scores against the PSNR of that one image."""
+    """The replication's design, once for each image: the policies' mean scores against the PSNR of
+    that one image.
+    """
     score, success = matrices(result.tables["policies"], f"s_pri {result.facts['main']}", "psnr")
     r = agreement.pearson(np.broadcast_to(score.mean(1), success.T.shape), success.T)
     return pd.Series(r, index=pd.RangeIndex(len(r), name="image"), name="Pearson r")
 
 
 def darkness(result: Result, table: str = "policies") -> pd.DataFrame:
-    """Pearson's r with 95 % intervals, one row per network: what the PSNR of pure noise has to do with it.
+    """Pearson's r with 95 % intervals, one row per network: what the PSNR of pure noise has to do
+    with it.
 
-    The last column correlates score and PSNR with the PSNR of noise held constant. `table` as in `correlations`.
+    The last column correlates score and PSNR with the PSNR of noise held constant. `table` as in
+    `correlations`.
     """
-    chosen, rows = result.tables[table], {}
+    chosen = result.tables[table]
+    rows = {}
     for network in networks_of(chosen):
         score, success, floor = matrices(chosen, f"s_pri {network}", "psnr", "floor_noise")
         kinds = {
@@ -351,7 +377,8 @@ def explanation(result: Result) -> str:
     scores = {name: matrices(table, f"s_pri {name}")[0].mean(1) for name in networks_of(table)}
     r = {name: float(agreement.pearson(score, success)) for name, score in scores.items()}
     rest = {name: float(agreement.partial(score, success, floor)) for name, score in scores.items()}
-    single, ceiling = single_images(result), noise(result)["noise ceiling of r"].iloc[0]
+    single = single_images(result)
+    ceiling = noise(result)["noise ceiling of r"].iloc[0]
     main = scores[result.facts["main"]]
     by_ssim = (
         agreement.pearson(main, ssim),

@@ -38,16 +38,19 @@ POLICIES = {
     "7-4-15": "Searched for the ConvNet",  # the paper's Table 1b
     HYBRID: "Hybrid of both",
 }
-BUDGET = 1_045_000  # bytes of all frames: a page of 2.5 MB holds them as base64, with room for two networks in it
+# Bytes of all frames: a page of 2.5 MB holds them as base64, with room for two networks in it
+BUDGET = 1_045_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scene:
-    """When the attacker strikes and how: a name, a preset, and the untrained network with the weight of the variation.
+    """When the attacker strikes and how: a name, a preset, and the untrained network with the
+    weight of the variation.
 
-    With no `network` it is the settings' own, trained with the policy (in the regime `initial` without any, for the
-    trainings of a page with six policies would take half a day), and the preset is taken as it is. An attack `through`
-    the policy knows it, not what was drawn, and searches the image before it.
+    With no `network` it is the settings' own, trained with the policy (in the regime `initial`
+    without any, for the trainings of a page with six policies would take half a day), and the
+    preset is taken as it is. An attack `through` the policy knows it, not what was drawn, and
+    searches the image before it.
     """
 
     title: str
@@ -58,8 +61,9 @@ class Scene:
     frames: int = FRAMES
 
 
-# The two ends: a small smooth network before training shows an image to anyone, a trained ResNet shows hardly anything,
-# with a policy or without. A variation of 0.02 leads the preset's 0.1 by 2 to 3 dB on that network.
+# The two ends: a small smooth network before training shows an image to anyone, a trained ResNet
+# shows hardly anything, with a policy or without. A variation of 0.02 leads the preset's 0.1 by 2
+# to 3 dB on that network.
 SCENES = {
     "adam-cosine-tv": Scene(title="First round", preset="adam-cosine-tv", network="lenet", tv=0.02),
     "through-policy": Scene(
@@ -80,7 +84,9 @@ TRIAL, KEEP = (
 
 @dataclasses.dataclass(frozen=True)
 class Explorer(Result):
-    """A result with pictures: `index` says what is in the image sheets of `files` (see `packed`), beside `NETWORK`."""
+    """A result with pictures: `index` says what is in the image sheets of `files` (see `packed`),
+    beside `NETWORK`.
+    """
 
     index: dict = dataclasses.field(default_factory=dict, repr=False)
     files: dict[str, bytes] = dataclasses.field(default_factory=dict, repr=False)
@@ -135,7 +141,9 @@ def units(settings: Settings) -> dict[tuple[str, str], Unit]:
 
 
 def trained_small(settings: Settings) -> ModelUnit:
-    """The network of extension 6 after its training without a defense: small enough for a browser to attack."""
+    """The network of extension 6 after its training without a defense: small enough for a browser
+    to attack.
+    """
     return networks(settings, [NO_POLICY])[NO_POLICY, settings.seed]
 
 
@@ -149,7 +157,8 @@ def _kept(settings: Settings, store: Store) -> bytes:
 def attacks(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
     """All attacks of the page by (scene, policy); their models are in them."""
     images, policies, scenes, frames = shown(settings)
-    after, found = dataclasses.replace(settings, regime="trained"), {}
+    after = dataclasses.replace(settings, regime="trained")
+    found = {}
     for name in scenes:
         scene = SCENES[name]
         for policy in policies:
@@ -171,7 +180,8 @@ def attacks(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
 
 
 def aim(unit: AttackUnit, artifact: Artifact) -> Tensor:
-    """What an attack's pictures are compared with, uint8 (B, C, H, W): what the client used, or what was before it.
+    """What an attack's pictures are compared with, uint8 (B, C, H, W): what the client used, or
+    what was before it.
 
     An attack through the policy searches the image after crop and flip and before the policy.
     """
@@ -179,7 +189,10 @@ def aim(unit: AttackUnit, artifact: Artifact) -> Tensor:
 
 
 def run(settings: Settings, store: Store) -> Explorer:
-    """Attack, and pack. Tables: `images`, one row per attack, policy and image; `frames`, one row per frame."""
+    """Attack, and pack.
+
+    Tables: `images`, one row per attack, policy and image; `frames`, one row per frame.
+    """
     planned = attacks(settings)
     by_label = {(name, label(policy)): unit for (name, policy), unit in planned.items()}
     images, artifacts = attack_rows(by_label, ("attack", "policy"), settings, store)
@@ -229,12 +242,14 @@ def packed(
     artifacts: dict[tuple[str, str], Artifact],
     facts: dict[str, object],
 ) -> dict:
-    """What the sheets show, and the curves: `psnr` [scene][policy][image][frame], `cost` [...][trace step].
+    """What the sheets show, and the curves: `psnr` [scene][policy][image][frame], `cost`
+    [...][trace step].
 
-    `draws` [policy][image] are the operations as drawn, `floor` [scene][policy][image] the PSNR of the best guess
-    without the gradient: the mean training image after all that lies before the attack's `aim`. The sheet `images.webp`
-    has a row of originals and one row per policy of what the client used; `a-p.webp` has one row per image and one
-    column per frame, of scene a and policy p. See `sheet` for their layout.
+    `draws` [policy][image] are the operations as drawn, `floor` [scene][policy][image] the PSNR of
+    the best guess without the gradient: the mean training image after all that lies before the
+    attack's `aim`. The sheet `images.webp` has a row of originals and one row per policy of what
+    the client used; `a-p.webp` has one row per image and one column per frame, of scene a and
+    policy p. See `sheet` for their layout.
     """
     scenes, policies = (list(dict.fromkeys(keys)) for keys in zip(*artifacts, strict=True))
     first = artifacts[scenes[0], policies[0]]

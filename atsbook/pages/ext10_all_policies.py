@@ -23,7 +23,8 @@ PAGE = "ext10_all_policies"
 
 def units(settings: Settings) -> dict[object, Unit]:
     """All that the page needs."""
-    plan, found = atlas.halving(settings), dict(atlas.published(settings))
+    plan = atlas.halving(settings)
+    found = dict(atlas.published(settings))
     for rung in range(len(plan.rungs)):
         found |= {("rung", rung, unit.low): unit for unit in plan.units(rung)}
     return found | {
@@ -61,9 +62,12 @@ ALL_RULE = (
 
 
 def all_verdict(change: dict[str, float], bare: pd.DataFrame) -> Verdict:
-    """The claim by `ALL_RULE`, from the difference that `space.compared` returns and the undefended attacks."""
+    """The claim by `ALL_RULE`, from the difference that `space.compared` returns and the undefended
+    attacks.
+    """
     here = f"what an attack finds of Algorithm 1's choice, beside a random one: {compare.interval(change)}"
-    low, high = change["low"], change["high"]
+    low = change["low"]
+    high = change["high"]
     more = (
         "which is more, so it protects less" if low > 0 else f"a lead, if any, is below {MARGIN} dB"
     )
@@ -78,17 +82,19 @@ def all_verdict(change: dict[str, float], bare: pd.DataFrame) -> Verdict:
 def run(settings: Settings, store: Store) -> Result:
     """Collect what is known of all policies.
 
-    Table `policies`: one row per policy with its mean scores, and for each of its images `image`, `gain` and `found`.
-    `rungs`: one row per later rung, policy and image. `published`: attacks on the published policies, one row per rung,
-    policy and image. `judged`: those behind the verdict, see `atlas.judged`. `searches`, `correlations`, `effects`:
-    see the functions of those names.
+    Table `policies`: one row per policy with its mean scores, and for each of its images `image`,
+    `gain` and `found`. `rungs`: one row per later rung, policy and image. `published`: attacks on
+    the published policies, one row per rung, policy and image. `judged`: those behind the verdict,
+    see `atlas.judged`. `searches`, `correlations`, `effects`: see the functions of those names.
     """
-    plan, device = atlas.halving(settings), device_of(settings.device)
+    plan = atlas.halving(settings)
+    device = device_of(settings.device)
     made = [
         pd.concat([_rows(swept(unit, store, device)) for unit in plan.units(k)])
         for k in range(len(plan.rungs))
     ]
-    values, each = {}, {name: _matrix(made[0], name) for name in ("image", "gain", "found")}
+    values = {}
+    each = {name: _matrix(made[0], name) for name in ("image", "gain", "found")}
     for name, group in atlas.scores(settings).items():
         whole = np.concatenate(
             [swept_scores(u, store, device)["scores"].double().numpy() for u in group], axis=1
@@ -98,17 +104,16 @@ def run(settings: Settings, store: Store) -> Result:
             for variant, part in zip(group[0].variants, whole, strict=True)
         }
     chosen = [all_policies()[number] for number in made[0]["number"].unique()]
-    gain, image = each["gain"], each["image"]
+    gain = each["gain"]
+    image = each["image"]
     columns = {name: value.mean(1) for name, value in values.items()}
     columns |= {
         f"{name} {k + 1}": part for name, whole in each.items() for k, part in enumerate(whole.T)
     }
     policies = pd.DataFrame({"policy": list(map(str, chosen))} | columns)
     rows, sheets = attack_rows(atlas.published(settings), ["rung", "policy"], settings, store)
-    unit, bare = (
-        next(iter(atlas.published(settings).values())),
-        rows[(rows["rung"] == 0) & (rows["policy"] == NO_POLICY)],
-    )
+    unit = next(iter(atlas.published(settings).values()))
+    bare = rows[(rows["rung"] == 0) & (rows["policy"] == NO_POLICY)]
     trial = atlas.judged(settings, store)
     apart = pd.concat([_rows(swept(unit, store, device)) for unit in trial.units(0)])
     change = lead(apart, trial.rungs[0].numbers, atlas.preferred(settings, store))
@@ -130,7 +135,9 @@ def run(settings: Settings, store: Store) -> Result:
 
 
 def _rows(made: Artifact) -> pd.DataFrame:
-    """One row per policy and image of a unit: `number` of the policy, `place` among its images, and the rest."""
+    """One row per policy and image of a unit: `number` of the policy, `place` among its images, and
+    the rest.
+    """
     count, each = made["gain"].shape
     rows = {
         "number": made["number"].repeat_interleave(each).numpy(),
@@ -147,7 +154,8 @@ def _matrix(rows: pd.DataFrame, name: str) -> np.ndarray:
 
 
 def lead(rows: pd.DataFrame, numbers: Sequence[int], chances: pd.Series) -> dict[str, float]:
-    """`space.compared` of what Algorithm 1 chooses and of a random policy, from the attacks of `atlas.judged`.
+    """`space.compared` of what Algorithm 1 chooses and of a random policy, from the attacks of
+    `atlas.judged`.
 
     Args:
         numbers: of the policies in `rows`: first those that it prefers, then as many at random.
@@ -163,12 +171,15 @@ def lead(rows: pd.DataFrame, numbers: Sequence[int], chances: pd.Series) -> dict
 
 
 def searches(policies: pd.DataFrame, gain: np.ndarray, image: np.ndarray) -> pd.DataFrame:
-    """One row per rule of choosing (`by`) and number of candidates: what an attack finds of the policy that is chosen.
+    """One row per rule of choosing (`by`) and number of candidates: what an attack finds of the
+    policy that is chosen.
 
-    `chosen` in dB, and the difference from a policy at random, `mean`, with its 95 % interval. A rule that looks at a
-    policy's first image is judged by its others. `Algorithm 1 as released` rejects by the accuracy score first.
+    `chosen` in dB, and the difference from a policy at random, `mean`, with its 95 % interval. A
+    rule that looks at a policy's first image is judged by its others. `Algorithm 1 as released`
+    rejects by the accuracy score first.
     """
-    passed, first = policies["accuracy, code"] >= T_ACC, space.adjusted(gain, image)[:, 0]
+    passed = policies["accuracy, code"] >= T_ACC
+    first = space.adjusted(gain, image)[:, 0]
     rules = {RELEASED: policies["semi-trained, code"].where(passed, np.inf).to_numpy()}
     rules |= {words: policies[name].to_numpy() for name, words in SCORES.items()}
     rules |= {BY_ATTACK: first, PREDICTED: space.fitted(_pairs(policies), first)}
@@ -186,11 +197,14 @@ def searches(policies: pd.DataFrame, gain: np.ndarray, image: np.ndarray) -> pd.
 def correlations(
     values: dict[str, np.ndarray], gain: np.ndarray, image: np.ndarray
 ) -> pd.DataFrame:
-    """One row per privacy score: Spearman's correlation with the gain, and what noise lets any correlation reach.
+    """One row per privacy score: Spearman's correlation with the gain, and what noise lets any
+    correlation reach.
 
-    `ceiling` is the square root of the product of both reliabilities, that of the gain for as few images as it has.
+    `ceiling` is the square root of the product of both reliabilities, that of the gain for as few
+    images as it has.
     """
-    real, rows = statistics.reliability(space.adjusted(gain, image)), []
+    real = statistics.reliability(space.adjusted(gain, image))
+    rows = []
     for name, words in SCORES.items():
         mean, low, high = space.rank_correlation(values[name], gain, image)
         own = statistics.reliability(values[name])
@@ -209,9 +223,12 @@ def correlations(
 
 
 def operations(result: Result) -> pd.DataFrame:
-    """One row per operation: what an attack finds of a policy with it, `mean`, beside all, with its 95 % interval."""
+    """One row per operation: what an attack finds of a policy with it, `mean`, beside all, with its
+    95 % interval.
+    """
     gain, image = gains(result)
-    own, rows = [Policy.parse(text).ids for text in result.tables["policies"]["policy"]], []
+    own = [Policy.parse(text).ids for text in result.tables["policies"]["policy"]]
+    rows = []
     for index in sorted({index for ids in own for index in ids}):
         chances = np.array([index in ids for ids in own], float)
         name = {"policy": f"{index}: {Policy((index,)).names()}", "kind": "operation"}
@@ -220,17 +237,20 @@ def operations(result: Result) -> pd.DataFrame:
 
 
 def known(result: Result) -> pd.DataFrame:
-    """One row per published policy: gain on the first rung's images, and the share of all policies with less.
+    """One row per published policy: gain on the first rung's images, and the share of all policies
+    with less.
 
-    A single policy's gain on the map is of few images, which spreads the gains; `of all, less` is by the spread that
-    the policies themselves have. `lower score`: the share of all policies with a lower score, as released, on the
-    semi-trained network.
+    A single policy's gain on the map is of few images, which spreads the gains; `of all, less` is
+    by the spread that the policies themselves have. `lower score`: the share of all policies with a
+    lower score, as released, on the semi-trained network.
     """
-    rows, table = result.tables["published"], result.tables["policies"]
+    rows = result.tables["published"]
+    table = result.tables["policies"]
     values = space.adjusted(*gains(result))
     shrunk = np.sqrt(max(0.0, statistics.reliability(values)))
     means = values.mean() + shrunk * (values.mean(1) - values.mean())
-    found, place = {}, dict(zip(table["policy"], table["semi-trained, code"], strict=True))
+    found = {}
+    place = dict(zip(table["policy"], table["semi-trained, code"], strict=True))
     for policy, part in rows[rows["rung"] == 0].groupby("policy", sort=False):
         change = compare.gained(part)
         line = {
@@ -257,7 +277,9 @@ def gains(result: Result) -> tuple[np.ndarray, np.ndarray]:
 
 
 def regrets(result: Result) -> pd.DataFrame:
-    """One row per rule of choosing, one column per number of candidates: gain beside a random policy's, in words."""
+    """One row per rule of choosing, one column per number of candidates: gain beside a random
+    policy's, in words.
+    """
     rows = result.tables["searches"]
     words = rows.assign(words=[compare.interval(row) for row in rows.to_dict("records")])
     return words.pivot(index="by", columns="candidates", values="words").reindex(
@@ -266,7 +288,9 @@ def regrets(result: Result) -> pd.DataFrame:
 
 
 def heights(result: Result) -> dict[str, np.ndarray]:
-    """Two gains of each policy in dB, (P,): as measured, and as its operations and their pairs make one expect it."""
+    """Two gains of each policy in dB, (P,): as measured, and as its operations and their pairs make
+    one expect it.
+    """
     values = space.adjusted(*gains(result)).mean(1)
     return {
         "expected from its operations": space.fitted(_pairs(result.tables["policies"]), values),
@@ -295,8 +319,11 @@ def single_policies(result: Result) -> list[str]:
 
 
 def climbed(result: Result) -> pd.DataFrame:
-    """One row per rung: how many policies and images, and mean gains in dB of the policies and of no policy."""
-    rungs, first = result.tables["rungs"], gains(result)[0]
+    """One row per rung: how many policies and images, and mean gains in dB of the policies and of
+    no policy.
+    """
+    rungs = result.tables["rungs"]
+    first = gains(result)[0]
     lines = {
         1: {"policies": len(first), "images each": first.shape[1], "their mean gain": first.mean()}
     }
@@ -312,10 +339,12 @@ def climbed(result: Result) -> pd.DataFrame:
 
 
 def finalists(result: Result) -> pd.DataFrame:
-    """One row per policy of the last rung, least gain first: `gain` in dB, share `found`, and the change from none.
+    """One row per policy of the last rung, least gain first: `gain` in dB, share `found`, and the
+    change from none.
 
-    Beside them the accuracy score, of which higher is better, and the share of all policies that have a higher one.
-    The change is on the same images: `mean`, `low` and `high` in dB, and `p_holm` for all of them as one family.
+    Beside them the accuracy score, of which higher is better, and the share of all policies that
+    have a higher one. The change is on the same images: `mean`, `low` and `high` in dB, and
+    `p_holm` for all of them as one family.
     """
     last = result.tables["rungs"].query("rung == rung.max()")
     last = last.assign(policy=[str(all_policies()[number]) for number in last["number"]])

@@ -24,12 +24,15 @@ LAPTOP = {
     "steps": 600,
 }  # an image costs four of CIFAR-100
 TENTH = 10_000  # images
-TV = 0.2  # of the attack on an untrained network, for 64×64 pixels; fitted on other images, without a policy
+# Of the attack on an untrained network, for 64×64 pixels; fitted on other images, without a policy
+TV = 0.2
 DRAWS = 2  # of crop, flip, policy and start, on untrained networks
 
 
 def own(settings: Settings) -> Settings:
-    """The settings on Tiny ImageNet; at laptop one short training on a tenth of it serves attacks and scores alike."""
+    """The settings on Tiny ImageNet; at laptop one short training on a tenth of it serves attacks
+    and scores alike.
+    """
     if settings.profile != "laptop":
         return relocated(settings, NAME, "shapes")
     place = relocated(settings, NAME, "shapes", **LAPTOP)
@@ -45,9 +48,13 @@ def units(settings: Settings) -> dict[tuple, Unit]:
 
 
 def attacks(settings: Settings) -> dict[tuple[str, str, int], AttackUnit]:
-    """The page's attacks by (network, policy, draw): none and the hybrid, and its members on untrained networks."""
-    settings, changes = own(settings), {}
-    untrained, attack = settings.regime == "initial", attack_unit(settings).attack
+    """The page's attacks by (network, policy, draw): none and the hybrid, and its members on
+    untrained networks.
+    """
+    settings = own(settings)
+    changes = {}
+    untrained = settings.regime == "initial"
+    attack = attack_unit(settings).attack
     if untrained and settings.dataset == NAME and isinstance(attack, GradientMatching):
         changes["attack"] = dataclasses.replace(attack, tv=TV)
     return {
@@ -79,7 +86,8 @@ def run(settings: Settings, store: Store) -> Result:
 
 
 def comparison(result: Result) -> pd.DataFrame:
-    """One row per policy: our summary beside the replication's Table 5; the paper has no such experiment.
+    """One row per policy: our summary beside the replication's Table 5; the paper has no such
+    experiment.
 
     The accuracy is the trained network's, also where the attacked one is another, untrained.
     """

@@ -1,4 +1,6 @@
-"""Extension 3: which images leak, whether that can be told beforehand, and what a guarantee would need."""
+"""Extension 3: which images leak, whether that can be told beforehand, and what a guarantee would
+need.
+"""
 
 import dataclasses
 import math
@@ -43,12 +45,15 @@ def policies(settings: Settings) -> dict[str, AttackUnit]:
 
 
 def others(settings: Settings) -> dict[str, dict[str, AttackUnit]]:
-    """The same images attacked with something else changed: the network, or the seed of crop, flip, draw and start.
+    """The same images attacked with something else changed: the network, or the seed of crop, flip,
+    draw and start.
 
-    Where trained networks are attacked, one undefended network is trained with another seed, one is semi-trained, one
-    untrained, one of another kind. In the regime `initial` one has other weights, and two are of other kinds.
+    Where trained networks are attacked, one undefended network is trained with another seed, one is
+    semi-trained, one untrained, one of another kind. In the regime `initial` one has other weights,
+    and two are of other kinds.
     """
-    bare, second = attack_unit(settings), second_network(settings)
+    bare = attack_unit(settings)
+    second = second_network(settings)
     if settings.regime == "initial":
         kinds = (on_network(settings, model) for model in (second, settings.model))
         networks = {
@@ -94,8 +99,9 @@ def properties(model: nn.Module, target: Tensor, labels: Tensor) -> pd.DataFrame
     Args:
         target: (B, C, H, W) floats in [0, 1], as the client used them.
     Returns:
-        `brightness` and `contrast` (mean and standard deviation of the channels' mean), `edges` (mean |dx| + mean
-        |dy| of it), `loss` (cross-entropy) and `gradient` (its l2 norm), of the network that the client trains.
+        `brightness` and `contrast` (mean and standard deviation of the channels' mean), `edges`
+        (mean |dx| + mean |dy| of it), `loss` (cross-entropy) and `gradient` (its l2 norm), of the
+        network that the client trains.
     """
     grey = target.mean(1)
     parts = zip(target.split(CHUNK), labels.split(CHUNK), strict=True)
@@ -111,7 +117,8 @@ def properties(model: nn.Module, target: Tensor, labels: Tensor) -> pd.DataFrame
 
 
 def grid(table: pd.DataFrame, *columns: str, by: str = "policy") -> np.ndarray:
-    """(images, policies, columns) of a table with one row per policy and image; images with a gap are left out.
+    """(images, policies, columns) of a table with one row per policy and image; images with a gap
+    are left out.
 
     `by` names another column to be taken for the policy's.
     """
@@ -134,13 +141,16 @@ def split(table: pd.DataFrame, by: str = "policy") -> pd.DataFrame:
 
 
 def rank_correlation(ranks: np.ndarray, axis: int = 1) -> np.ndarray:
-    """Mean over policies of the correlation over images, 0 where one side is constant: (..., images, policies, 2)."""
+    """Mean over policies of the correlation over images, 0 where one side is constant: (...,
+    images, policies, 2).
+    """
     x, y = np.moveaxis(np.moveaxis(ranks, axis, -1), -2, 0)
     return np.nan_to_num(pearson(x, y)).mean(-1)
 
 
 def correlations(table: pd.DataFrame) -> pd.DataFrame:
-    """Spearman correlation of each property with the gain within a policy, the mean over policies, 95 % interval.
+    """Spearman correlation of each property with the gain within a policy, the mean over policies,
+    95 % interval.
 
     The interval resamples images and keeps the ranks of the whole sample.
     """
@@ -160,10 +170,11 @@ def correlations(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def left_out(table: pd.DataFrame) -> np.ndarray:
-    """Squared errors of predictions for images left out, (images, 2): by ridge, and by the other images' mean.
+    """Squared errors of predictions for images left out, (images, 2): by ridge, and by the other
+    images' mean.
 
-    Gain and properties of a policy are taken relative to its mean over the other images, so that only the
-    differences between images are predicted; all rows of an image are left out together.
+    Gain and properties of a policy are taken relative to its mean over the other images, so that
+    only the differences between images are predicted; all rows of an image are left out together.
     """
     values = grid(table, *PROPERTIES, "gain")
     errors = np.empty((len(values), 2))
@@ -172,7 +183,8 @@ def left_out(table: pd.DataFrame) -> np.ndarray:
         middle = others.mean(0)
         known = (others - middle).reshape(-1, values.shape[2])
         spread = known[:, :-1].std(0).clip(min=1e-12)
-        x, y = known[:, :-1] / spread, known[:, -1]
+        x = known[:, :-1] / spread
+        y = known[:, -1]
         weights = np.linalg.solve(x.T @ x + RIDGE * np.eye(x.shape[1]), x.T @ y)
         new = values[i] - middle
         errors[i] = (
@@ -183,7 +195,9 @@ def left_out(table: pd.DataFrame) -> np.ndarray:
 
 
 def skill(table: pd.DataFrame) -> tuple[float, float, float]:
-    """Cross-validated R² of the ridge over the other images' mean, and its 95 % interval; nan below three images."""
+    """Cross-validated R² of the ridge over the other images' mean, and its 95 % interval; nan below
+    three images.
+    """
     if len(grid(table, "gain")) < 3:
         return (math.nan,) * 3
 
@@ -196,10 +210,13 @@ def skill(table: pd.DataFrame) -> tuple[float, float, float]:
 
 
 def guarantees(table: pd.DataFrame, epsilon: float) -> pd.DataFrame:
-    """One row per policy: the worst image, attacks at or above ε, and the highest rate this count does not rule out."""
+    """One row per policy: the worst image, attacks at or above ε, and the highest rate this count
+    does not rule out.
+    """
     rows = []
     for policy, values in table.groupby("policy", sort=False):
-        # An exact match is a success; a diverged attack (nan, -inf) is none, and one image all the same.
+        # An exact match is a success; a diverged attack (nan, -inf) is none, and one image all the
+        # same.
         hits = int((values["psnr"] >= epsilon).sum())
         worst = {"worst PSNR": values["psnr"].max(), "worst gain": values["gain"].max()}
         bound = upper_bound(hits, len(values))
@@ -228,7 +245,8 @@ def leakage_verdict(defended: pd.Series, skill: tuple[float, float, float], imag
     """
     if images < 5:
         return Verdict("not measured", f"{images} images do not show which leak", LEAKAGE_RULE)
-    leaks, (mean, low, high) = int((defended >= 1).sum()), skill
+    leaks = int((defended >= 1).sum())
+    (mean, low, high) = skill
     here = f"{leaks} of {len(defended)} defended attacks leak; R² {mean:.2f} [{low:.2f}, {high:.2f}], {images} images"
     some = 0 < leaks < len(defended)
     status = "not reproduced" if not leaks else "reproduced" if some and low > 0 else "partly"
@@ -238,11 +256,12 @@ def leakage_verdict(defended: pd.Series, skill: tuple[float, float, float], imag
 def run(settings: Settings, store: Store) -> Result:
     """Read attacks under each policy, and further ones, image by image.
 
-    Tables: `images` (one row per policy and image: leakage and properties), `others` (the attacks with another
-    network or seed), `split`, `correlations`, `prediction` and `guarantees`.
+    Tables: `images` (one row per policy and image: leakage and properties), `others` (the attacks
+    with another network or seed), `split`, `correlations`, `prediction` and `guarantees`.
     """
     settings = own(settings)
-    by_policy, names = policies(settings), dataset(settings.dataset, "test").class_names
+    by_policy = policies(settings)
+    names = dataset(settings.dataset, "test").class_names
     rows, sheets = attack_rows(by_policy, ["policy"], settings, store)
     labels = torch.cat([attack["labels"] for attack in sheets.values()])
     measured = [
@@ -286,8 +305,11 @@ def measure(unit: ModelUnit, attack: Artifact, settings: Settings, store: Store)
 
 
 def ordered(result: Result, name: str = "images") -> pd.DataFrame:
-    """`images` or `others` with `rank`: an image's place by its mean gain over policies, 1 for the most leaking."""
-    table, judged = result.tables[name], result.tables["images"]
+    """`images` or `others` with `rank`: an image's place by its mean gain over policies, 1 for the
+    most leaking.
+    """
+    table = result.tables[name]
+    judged = result.tables["images"]
     rank = judged.groupby("image")["gain"].mean().rank(ascending=False, method="first")
     return table.assign(rank=table["image"].map(rank).astype(int)).sort_values(
         "rank", kind="stable"
@@ -297,7 +319,8 @@ def ordered(result: Result, name: str = "images") -> pd.DataFrame:
 def worst(
     result: Result, policies: tuple[str, ...] = DEFENDED, count: int = 8
 ) -> tuple[dict[str, Tensor], dict]:
-    """The attacks of greatest gain under `policies`: rows of images for `plots.sheet`, and their captions.
+    """The attacks of greatest gain under `policies`: rows of images for `plots.sheet`, and their
+    captions.
 
     Of the first images only, whose reconstructions the archive keeps.
     """

@@ -1,4 +1,6 @@
-"""Extension 4: what the paper does not say: the victim's loss factor of 0.5, and random crop and flip."""
+"""Extension 4: what the paper does not say: the victim's loss factor of 0.5, and random crop and
+flip.
+"""
 
 import dataclasses
 
@@ -43,8 +45,8 @@ def models(settings: Settings) -> dict[str, ModelUnit]:
 def attacks(settings: Settings) -> dict[str, AttackUnit]:
     """The page's attacks by setting: all undefended, each with one detail switched.
 
-    On untrained networks the attack by squared distance is L-BFGS with a line search, the one of its kind that works,
-    and nothing is asked of the two details of a training.
+    On untrained networks the attack by squared distance is L-BFGS with a line search, the one of
+    its kind that works, and nothing is asked of the two details of a training.
     """
     base = attack_unit(settings, crop_flip=True)
     initial = settings.regime == "initial"
@@ -129,7 +131,9 @@ def comparison(result: Result) -> pd.DataFrame:
 
 
 def differences(result: Result) -> pd.DataFrame:
-    """What each detail changes on the same images, PSNR and gain in dB, beside the setting it is compared with."""
+    """What each detail changes on the same images, PSNR and gain in dB, beside the setting it is
+    compared with.
+    """
     attacks = result.tables["attacks"]
     table = pd.concat(
         {value: compare.changes(attacks, PAIRS, value) for value in compare.VALUES}, axis=1
@@ -139,6 +143,8 @@ def differences(result: Result) -> pd.DataFrame:
 
 
 def accuracies(result: Result) -> pd.DataFrame:
-    """Accuracy of each training in percent, and its difference to the one with crop and flip and factor 1."""
+    """Accuracy of each training in percent, and its difference to the one with crop and flip and
+    factor 1.
+    """
     table = result.tables["accuracy"].set_index("training")
     return table.assign(difference=table["accuracy"] - table.loc["with", "accuracy"])

@@ -77,9 +77,11 @@ ADAPTIVE_RULE = (
 
 
 def judged(attacks: pd.DataFrame, policies: tuple[str, ...] = JUDGED) -> pd.DataFrame:
-    """One row per place and one of these policies: mean, low, high and p of the gain, in dB, of who knows the policy.
+    """One row per place and one of these policies: mean, low, high and p of the gain, in dB, of who
+    knows the policy.
 
-    `broken` and `withstands` are those of `ADAPTIVE_RULE`; if neither, the interval is too wide to tell.
+    `broken` and `withstands` are those of `ADAPTIVE_RULE`; if neither, the interval is too wide to
+    tell.
     """
     rows = {}
     own = attacks[(attacks["attacker"] == POLICY) & attacks["policy"].isin(policies)]
@@ -95,8 +97,12 @@ def judged(attacks: pd.DataFrame, policies: tuple[str, ...] = JUDGED) -> pd.Data
 
 
 def adaptive_verdict(attacks: pd.DataFrame) -> Verdict:
-    """The claim by `ADAPTIVE_RULE`, from rows with `place`, `attacker`, `policy`, `draw`, `image` and gains."""
-    table, words, silent = judged(attacks), [], _silent(attacks)
+    """The claim by `ADAPTIVE_RULE`, from rows with `place`, `attacker`, `policy`, `draw`, `image`
+    and gains.
+    """
+    table = judged(attacks)
+    words = []
+    silent = _silent(attacks)
     for where, policies in table.groupby("place", sort=False):
         bare = attacks[(attacks["place"] == where) & _is(attacks, STRONGEST, NO_POLICY)]
         gains = f"{policies['mean'].min():+.1f} to {policies['mean'].max():+.1f} dB"
@@ -104,7 +110,8 @@ def adaptive_verdict(attacks: pd.DataFrame) -> Verdict:
         if where in silent:
             words[-1] += f", cannot tell: {', '.join(silent[where])}"
     telling = table[~table.index.get_level_values("place").isin(silent)]
-    count, broken = int(telling["withstands"].sum()), telling.groupby("place")["broken"].any()
+    count = int(telling["withstands"].sum())
+    broken = telling.groupby("place")["broken"].any()
     here = f"{count} of {len(telling)} withstand a server that attacks through them, {telling['broken'].sum()} are broken"
     reason = f"{here}; gains on {'; on '.join(words)}"
     if telling.empty or (not count and not broken.all()):
@@ -122,15 +129,20 @@ def _silent(attacks: pd.DataFrame) -> dict[str, list[str]]:
 
 
 def verdicts(result: Result) -> pd.DataFrame:
-    """One row per network and judged policy, as text: gains in dB with intervals, and what the rule says.
+    """One row per network and judged policy, as text: gains in dB with intervals, and what the rule
+    says.
 
-    Beside the attacker whom the rule asks stand another who knows as much, and the strongest without a policy.
+    Beside the attacker whom the rule asks stand another who knows as much, and the strongest
+    without a policy.
     """
-    attacks, rows = _everywhere(result.tables), {}
-    silent, known = _silent(attacks), judged(attacks).assign(word=lambda table: _word(table))
+    attacks = _everywhere(result.tables)
+    rows = {}
+    silent = _silent(attacks)
+    known = judged(attacks).assign(word=lambda table: _word(table))
     for (where, policy), row in known.iterrows():
         own = attacks[attacks["place"] == where]
-        undone, bare = own[_is(own, UNDONE, policy)], own[_is(own, STRONGEST, NO_POLICY)]
+        undone = own[_is(own, UNDONE, policy)]
+        bare = own[_is(own, STRONGEST, NO_POLICY)]
         rows[where, policy] = {
             "through the policy": compare.interval(row, ""),
             "undoing it afterwards": compare.interval(_gain(undone), ""),
@@ -162,15 +174,20 @@ def _is(attacks: pd.DataFrame, attacker: str, policy: str) -> pd.Series:
 
 
 def run(settings: Settings, store: Store) -> Result:
-    """Attack with more and more knowledge. Table `attacks`: one row per attacker, policy, draw and image.
+    """Attack with more and more knowledge.
 
-    Beside the columns of `image_rows` stand `psnr_before` and `gain_before`, against the image before the policy,
-    `ceiling`, the PSNR of a perfect reconstruction of the transformed image against it, and for the attackers who
-    reconstruct the image after the policy `rank_knowing`, see `known_ranks`. `psnr_original` is against the photograph.
-    Table `elsewhere`: the same of other networks, by their `place`; `least`: of the policies that might withstand;
-    `untouched`: of photographs without crop and flip; and `visible`, see `_visible`.
+    Table `attacks`: one row per attacker, policy, draw and image.
+
+    Beside the columns of `image_rows` stand `psnr_before` and `gain_before`, against the image
+    before the policy, `ceiling`, the PSNR of a perfect reconstruction of the transformed image
+    against it, and for the attackers who reconstruct the image after the policy `rank_knowing`, see
+    `known_ranks`. `psnr_original` is against the photograph. Table `elsewhere`: the same of other
+    networks, by their `place`; `least`: of the policies that might withstand; `untouched`: of
+    photographs without crop and flip; and `visible`, see `_visible`.
     """
-    tables, sheets, parts = {}, {}, _tables(settings)
+    tables = {}
+    sheets = {}
+    parts = _tables(settings)
     for name, part in parts.items():
         rows, sheets[name] = attack_rows(part, COLUMNS[name], settings, store)
         tables[name] = _against_before(part, rows, COLUMNS[name], store, device_of(settings.device))
@@ -216,7 +233,9 @@ def _before(
 def _visible(
     units: Mapping[tuple, AttackUnit], found: Mapping[tuple, Artifact], keys: Sequence[str]
 ) -> pd.DataFrame:
-    """Rows of `visible_rows` by place, policy and attacker: of the first draw; without a policy the strongest."""
+    """Rows of `visible_rows` by place, policy and attacker: of the first draw; without a policy the
+    strongest.
+    """
     parts = []
     for key, unit in units.items():
         named = dict(zip(keys, key, strict=True)) | {"place": adaptive.place(unit)}
@@ -226,10 +245,12 @@ def _visible(
 
 
 def in_view(result: Result) -> pd.DataFrame:
-    """One row per network and policy, as text: PSNR in dB on the part that the policy left in the frame, by attacker.
+    """One row per network and policy, as text: PSNR in dB on the part that the policy left in the
+    frame, by attacker.
 
-    With 95 % intervals over images; before them the share that was left, and the PSNR on the whole image that a perfect
-    picture of what the client used would have. Of no policy the strongest attack, beside those who know the draws.
+    With 95 % intervals over images; before them the share that was left, and the PSNR on the whole
+    image that a perfect picture of what the client used would have. Of no policy the strongest
+    attack, beside those who know the draws.
     """
     rows = {}
     for key, table in result.tables["visible"].groupby(["place", "policy"], sort=False):
@@ -249,11 +270,14 @@ def in_view(result: Result) -> pd.DataFrame:
 
 
 def crop_and_flip(result: Result) -> pd.DataFrame:
-    """One row per network and attacker, as text, without a policy: photographs as they are, beside cropped and flipped.
+    """One row per network and attacker, as text, without a policy: photographs as they are, beside
+    cropped and flipped.
 
-    The gain in dB has its 95 % interval over images, each over the mean training image as the client prepares it.
+    The gain in dB has its 95 % interval over images, each over the mean training image as the
+    client prepares it.
     """
-    bare, rows = result.tables[UNTOUCHED], {}
+    bare = result.tables[UNTOUCHED]
+    rows = {}
     every = _everywhere(result.tables).query("policy == @NO_POLICY")
     for key, own in bare.groupby(["place", "attacker"], sort=False):
         both = {
@@ -270,10 +294,11 @@ def crop_and_flip(result: Result) -> pd.DataFrame:
 
 
 def withstanding(result: Result) -> pd.DataFrame:
-    """One row per policy that leaves a blind attack least: what who knows it finds, and if it withstands by the rule.
+    """One row per policy that leaves a blind attack least: what who knows it finds, and if it
+    withstands by the rule.
 
-    By the words of `ADAPTIVE_RULE`, with Holm's correction over all of them. The strongest attack knows no policy; its
-    reconstructions are compared with all forms of a hundred photographs.
+    By the words of `ADAPTIVE_RULE`, with Holm's correction over all of them. The strongest attack
+    knows no policy; its reconstructions are compared with all forms of a hundred photographs.
     """
     rows = result.tables[LEAST]
     known = judged(rows.assign(place=""), tuple(rows["policy"].unique())).droplevel("place")
@@ -287,7 +312,9 @@ def withstanding(result: Result) -> pd.DataFrame:
 
 
 def summary(attacks: pd.DataFrame) -> pd.DataFrame:
-    """One row per policy and attacker, as text: PSNR and gain against the image before the policy, identification."""
+    """One row per policy and attacker, as text: PSNR and gain against the image before the policy,
+    identification.
+    """
     rows = {}
     for (policy, attacker), table in attacks.groupby(["policy", "attacker"], sort=False):
         gain = _gain(table)
@@ -306,7 +333,8 @@ def summary(attacks: pd.DataFrame) -> pd.DataFrame:
 
 
 def gains(attacks: pd.DataFrame) -> pd.DataFrame:
-    """One row per attacker of a single round and policy: `mean`, `low` and `high` of the gain before it in dB.
+    """One row per attacker of a single round and policy: `mean`, `low` and `high` of the gain
+    before it in dB.
 
     Attackers stand in the order of `SINGLE`.
     """
@@ -315,7 +343,8 @@ def gains(attacks: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_rounds(attacks: pd.DataFrame) -> pd.DataFrame:
-    """One row per policy and number of rounds watched, on the images that all have; columns as in `gains`.
+    """One row per policy and number of rounds watched, on the images that all have; columns as in
+    `gains`.
 
     Args:
         attacks: on one network. `rounds`, in the result, also says who was told what was drawn.
@@ -346,17 +375,16 @@ def _gained(attacks: pd.DataFrame, keys: tuple[str, ...]) -> pd.DataFrame:
 
 
 def sheet(result: Result, policy: str = HYBRID, count: int = 10) -> dict[str, object]:
-    """The first images under a policy: the photograph, what the client used, and what attackers recover.
+    """The first images under a policy: the photograph, what the client used, and what attackers
+    recover.
 
     They are those of one round, and the one who watched most without being told what was drawn.
     """
     found: dict[str, Artifact] = {
         key[0]: art for key, art in result.sheets.items() if key[1:] == (policy, 0)
     }
-    first, most = (
-        found[STRONGEST],
-        [name for name in found if name.startswith(POLICY) and name.endswith("rounds")][-1:],
-    )
+    first = found[STRONGEST]
+    most = [name for name in found if name.startswith(POLICY) and name.endswith("rounds")][-1:]
     rows = {"photograph": first["original"][:count], "client used": first["target"][:count]}
     return rows | {
         name: found[name]["reconstruction"][:count] for name in (*SINGLE, *most) if name in found

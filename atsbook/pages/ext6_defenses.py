@@ -31,7 +31,8 @@ from atsbook.runs.tables import accuracy_rows, attack_rows, attacked_facts, prov
 from atslib.clients.defenses.accountant import epsilon
 from atslib.scores.search import pareto
 
-KEYS, FIRST = ("defense", "attacker"), "initial"
+KEYS = ("defense", "attacker")
+FIRST = "initial"
 TUNED = "ATS, tuned against the attack"
 USABLE = 0.8  # of the undefended accuracy
 DELTA = 1e-5
@@ -77,24 +78,26 @@ PANELS = {
 
 
 def worst(attacks: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the strongest attacker of each setting: who finds most photographs, then who gains most."""
+    """The rows of the strongest attacker of each setting: who finds most photographs, then who
+    gains most.
+    """
     means = attacks.groupby(list(KEYS), sort=False)[["found", "gain_before"]].mean().reset_index()
     order = means.sort_values(["found", "gain_before"], ascending=False, kind="stable")
     return attacks.merge(order.drop_duplicates("defense")[list(KEYS)], on=list(KEYS))
 
 
 def compared(attacks: pd.DataFrame, accuracy: pd.DataFrame) -> pd.DataFrame:
-    """One row per setting at its worst: `kind`, `attacker`, `found` and `gain` with intervals, accuracy, `usable`.
+    """One row per setting at its worst: `kind`, `attacker`, `found` and `gain` with intervals,
+    accuracy, `usable`.
 
-    Shares and accuracies are in percent, gains in dB; `pareto`: no other setting has as few photographs found and as
-    high an accuracy, and one of them better.
+    Shares and accuracies are in percent, gains in dB; `pareto`: no other setting has as few
+    photographs found and as high an accuracy, and one of them better.
     """
-    rows, known = [], accuracy.groupby("defense")["accuracy"].agg(["mean", "min", "max"])
+    rows = []
+    known = accuracy.groupby("defense")["accuracy"].agg(["mean", "min", "max"])
     for name, table in worst(attacks).groupby("defense", sort=False):
-        hits, gain = (
-            int(table["found"].sum()),
-            compare.gained(table.assign(gain=table["gain_before"])),
-        )
+        hits = int(table["found"].sum())
+        gain = compare.gained(table.assign(gain=table["gain_before"]))
         low, high = share_interval(hits, len(table))
         row = {
             "kind": table["kind"].iloc[0],
@@ -114,7 +117,9 @@ def compared(attacks: pd.DataFrame, accuracy: pd.DataFrame) -> pd.DataFrame:
 
 
 def best(table: pd.DataFrame) -> pd.DataFrame:
-    """Of each kind the usable setting under which fewest photographs are found, then of highest accuracy."""
+    """Of each kind the usable setting under which fewest photographs are found, then of highest
+    accuracy.
+    """
     order = table[table["usable"]].sort_values(
         ["found", "accuracy"], ascending=[True, False], kind="stable"
     )
@@ -122,7 +127,9 @@ def best(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def defenses_verdict(attacks: pd.DataFrame, accuracy: pd.DataFrame, classes: int) -> Verdict:
-    """The claim by `DEFENSES_RULE`, from the tables that `run` makes, of networks that tell `classes` apart."""
+    """The claim by `DEFENSES_RULE`, from the tables that `run` makes, of networks that tell
+    `classes` apart.
+    """
     each = {
         name: _in_regime(attacks[attacks["regime"] == name], accuracy, classes) for name in REGIMES
     }
@@ -136,13 +143,16 @@ def defenses_verdict(attacks: pd.DataFrame, accuracy: pd.DataFrame, classes: int
 
 def _in_regime(attacks: pd.DataFrame, accuracy: pd.DataFrame, classes: int) -> Verdict:
     """What the rule says of the attacks of one regime."""
-    table, rows = compared(attacks, accuracy), worst(attacks)
+    table = compared(attacks, accuracy)
+    rows = worst(attacks)
     chosen = best(table)
-    own, rivals = chosen[chosen["kind"].isin(OWN)], chosen[~chosen["kind"].isin((*OWN, *BESIDE))]
+    own = chosen[chosen["kind"].isin(OWN)]
+    rivals = chosen[~chosen["kind"].isin((*OWN, *BESIDE))]
     bare = table.set_index("defense").loc[NO_POLICY]
     if own.empty:
         most = table[table["kind"].isin(OWN)].sort_values("accuracy", kind="stable").iloc[-1]
-        here, beaten = f"no policy keeps {USABLE:.0%} of the accuracy", []
+        here = f"no policy keeps {USABLE:.0%} of the accuracy"
+        beaten = []
         here += f" ({most['defense']} keeps most: {most['accuracy']:.1f} %, {most['found']:.0f} % found)"
     else:
         first = own.sort_values("found", kind="stable").iloc[0]
@@ -171,17 +181,21 @@ def _in_regime(attacks: pd.DataFrame, accuracy: pd.DataFrame, classes: int) -> V
 def run(settings: Settings, store: Store) -> Result:
     """Attack and train with every setting.
 
-    Tables: `attacks`, one row per regime, setting, attacker and image, with `kind`, `gain_before` (dB above the mean
-    image, against the image before the policy) and `found`, whether the photograph was singled out, by one who knows
-    the policy; `accuracy`, one row per setting and seed; `searched`, one row per policy that was asked.
+    Tables: `attacks`, one row per regime, setting, attacker and image, with `kind`, `gain_before`
+    (dB above the mean image, against the image before the policy) and `found`, whether the
+    photograph was singled out, by one who knows the policy; `accuracy`, one row per setting and
+    seed; `searched`, one row per policy that was asked.
     """
     rungs = searched(settings, store)
-    winner, named = tuned(rungs), kinds(settings)
+    winner = tuned(rungs)
+    named = kinds(settings)
     by_key = attacks(settings, dict.fromkeys([*named, winner]))
     rows, sheets = attack_rows(by_key, ("regime", *KEYS), settings, store)
-    groups, tables = dict(list(rows.groupby(["regime", *KEYS], sort=False))), []
+    groups = dict(list(rows.groupby(["regime", *KEYS], sort=False)))
+    tables = []
     for key, unit in by_key.items():
-        (_, text, attacker), table = key, against_before(groups[key], unit)
+        (_, text, attacker) = key
+        table = against_before(groups[key], unit)
         rank = table["rank_original"]
         if unit.policy and attacker not in (THROUGH, UNDONE):
             rank = known_ranks(unit, store, device_of(settings.device))["rank_knowing"].numpy()
@@ -207,7 +221,9 @@ def _told(result: Result, regime: str) -> pd.DataFrame:
 
 
 def figure(result: Result, regime: str = FIRST) -> pd.DataFrame:
-    """What `plots.exchange` draws: each setting's share of photographs found against its accuracy, at its worst."""
+    """What `plots.exchange` draws: each setting's share of photographs found against its accuracy,
+    at its worst.
+    """
     table = compared(_told(result, regime), result.tables["accuracy"])
     shown = table.rename(columns={"found": "mean", "found low": "low", "found high": "high"})
     shown["strength"] = [
@@ -221,7 +237,8 @@ def figure(result: Result, regime: str = FIRST) -> pd.DataFrame:
 
 
 def summary(result: Result, regime: str = FIRST, *, every: bool = False) -> pd.DataFrame:
-    """At most eight settings in words, of each kind the best usable one; or every setting with each of its attackers.
+    """At most eight settings in words, of each kind the best usable one; or every setting with each
+    of its attackers.
 
     The few are those with fewest photographs found; the undefended one is the first.
     """
@@ -263,22 +280,29 @@ def _accuracy(row: pd.Series) -> str:
 
 
 def guarantees(result: Result) -> pd.DataFrame:
-    """One row per strength of DP-SGD: the noise multiplier and the ε of a whole training, at δ = `DELTA`."""
-    trained, images = result.tables["accuracy"], int(result.tables["accuracy"]["train"].iloc[0])
+    """One row per strength of DP-SGD: the noise multiplier and the ε of a whole training, at δ =
+    `DELTA`.
+    """
+    trained = result.tables["accuracy"]
+    images = int(result.tables["accuracy"]["train"].iloc[0])
     multipliers = [
         float(name.removeprefix("dp:"))
         for name in trained["defense"].unique()
         if name.startswith("dp:")
     ]
-    steps, rate = int(result.facts["short_epochs"]) * -(-images // BATCH), min(1.0, BATCH / images)
+    steps = int(result.facts["short_epochs"]) * -(-images // BATCH)
+    rate = min(1.0, BATCH / images)
     spent = [f"{epsilon(noise, rate=rate, steps=steps, delta=DELTA):.3g}" for noise in multipliers]
     return pd.DataFrame({"noise multiplier": multipliers, "ε": spent}).set_index("noise multiplier")
 
 
 def advice(result: Result, regime: str = FIRST) -> str:
-    """Which defense to use, in sentences made of the numbers, for who cannot lose accuracy and who can."""
+    """Which defense to use, in sentences made of the numbers, for who cannot lose accuracy and who
+    can.
+    """
     table = compared(_told(result, regime), result.tables["accuracy"])
-    bare, chosen = table.set_index("defense").loc[NO_POLICY], best(table[table["kind"] != "none"])
+    bare = table.set_index("defense").loc[NO_POLICY]
+    chosen = best(table[table["kind"] != "none"])
     words = [
         f"Without a defense the strongest attack finds {bare['found']:.0f} % of the photographs; the network reaches "
         f"{bare['accuracy']:.1f} %."
@@ -305,7 +329,8 @@ def advice(result: Result, regime: str = FIRST) -> str:
         f"Of the {len(policies)} policies, the one tuned against this very attack among them, "
         f"{', '.join(survivors) if len(survivors) else 'none'} keeps half of them from being found."
     )
-    least, kept = table[table["kind"] == LEAST_KIND], hidden[hidden["kind"] == LEAST_KIND]
+    least = table[table["kind"] == LEAST_KIND]
+    kept = hidden[hidden["kind"] == LEAST_KIND]
     words.append(
         f"Of the policies that leave least to an attack which knows none, {len(kept)} of {len(least)} keep half from "
         f"being found{f', at best {_at(kept.iloc[0])}' if len(kept) else ''}."
@@ -318,7 +343,8 @@ def _at(row: pd.Series) -> str:
 
 
 def sheet(result: Result, count: int = 8) -> dict[str, object]:
-    """The first images: what the client used without a defense, and what the strongest attack makes of each kind.
+    """The first images: what the client used without a defense, and what the strongest attack makes
+    of each kind.
 
     They are those of the attacks before training, whose pictures the archive keeps.
     """

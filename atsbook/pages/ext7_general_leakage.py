@@ -1,4 +1,6 @@
-"""Extension 7: general deep leakage – labels of any batch, regularizers, several updates, and weights (Geng et al.)."""
+"""Extension 7: general deep leakage – labels of any batch, regularizers, several updates, and
+weights (Geng et al.).
+"""
 
 from collections.abc import Mapping
 
@@ -89,7 +91,9 @@ def _repeated_hold(attacks: pd.DataFrame) -> bool | None:
 def _higher(
     attacks: pd.DataFrame, table: str, dataset: str, batch: int, low: str, high: str
 ) -> bool | None:
-    """Whether one setting has a higher PSNR than another on the same images; batches are the sample."""
+    """Whether one setting has a higher PSNR than another on the same images; batches are the
+    sample.
+    """
     rows = attacks[
         (attacks["table"] == table) & (attacks["dataset"] == dataset) & (attacks["batch"] == batch)
     ]
@@ -106,16 +110,22 @@ def published(table: str, dataset: str) -> pd.Series:
 
 
 def run(settings: Settings, store: Store) -> Result:
-    """Tables `labels`, a row per cell and rule with `share`, `low`, `high`, `n`; `attacks`, one per setting and image.
+    """Tables `labels`, a row per cell and rule with `share`, `low`, `high`, `n`; `attacks`, one per
+    setting and image.
 
-    `group` is the batch of an image; `share` there is that of its batch's labels that the attacker had right.
+    `group` is the batch of an image; `share` there is that of its batch's labels that the attacker
+    had right.
     """
-    device, own, made = device_of(settings.device), label_units(settings), attack_units(settings)
+    device = device_of(settings.device)
+    own = label_units(settings)
+    made = attack_units(settings)
     cells = [_cell(key, restored(unit, store, device)) for key, unit in own.items()]
     sheets = {key: attacked_batches(unit, store, device) for key, unit in made.items()}
     rows = [_images(key, made[key], sheet) for key, sheet in sheets.items()]
-    labels, attacks = pd.concat(cells, ignore_index=True), pd.concat(rows, ignore_index=True)
-    first, many = next(iter(sheets.values())), attacks.groupby(list(KEYS)).size()
+    labels = pd.concat(cells, ignore_index=True)
+    attacks = pd.concat(rows, ignore_index=True)
+    first = next(iter(sheets.values()))
+    many = attacks.groupby(list(KEYS)).size()
     facts = provenance(settings, first) | {
         "model": "lenet",
         "epochs": 0,
@@ -164,7 +174,8 @@ def twin(table: str, dataset: str, setting: str, method: str) -> dict[str, list]
 
 
 def told(result: Result, *tables: str) -> pd.DataFrame:
-    """Share of labels restored in percent, as text: one row per table, data, setting and batch, a column per rule.
+    """Share of labels restored in percent, as text: one row per table, data, setting and batch, a
+    column per rule.
 
     Levels that have one value are in the columns' name, with the number of batches.
     """
@@ -191,12 +202,14 @@ def told(result: Result, *tables: str) -> pd.DataFrame:
 
 
 def compared(result: Result, *tables: str) -> pd.DataFrame:
-    """One row per setting of these tables, as text: images, PSNR with its 95 % interval, floor, SSIM, MSE, labels.
+    """One row per setting of these tables, as text: images, PSNR with its 95 % interval, floor,
+    SSIM, MSE, labels.
 
-    Diverged is an attack whose image is not finite, or farther from the truth than black from white. The others' means
-    are given where they are most of a setting.
+    Diverged is an attack whose image is not finite, or farther from the truth than black from
+    white. The others' means are given where they are most of a setting.
     """
-    rows, found = result.tables["attacks"], {}
+    rows = result.tables["attacks"]
+    found = {}
     rows = pd.concat([rows[rows["table"] == table] for table in tables])
     for key, part in rows.groupby(["table", "dataset", "batch", "setting"], sort=False):
         finite = part[part["mse"] <= 1]
@@ -219,8 +232,11 @@ def compared(result: Result, *tables: str) -> pd.DataFrame:
 
 
 def steps_apart(result: Result, table: str) -> pd.DataFrame:
-    """Images found among 100, in percent, with 95 % interval by setting, for a figure; batches are the sample."""
-    rows, parts = result.tables["attacks"], []
+    """Images found among 100, in percent, with 95 % interval by setting, for a figure; batches are
+    the sample.
+    """
+    rows = result.tables["attacks"]
+    parts = []
     for (setting, batch), part in rows[rows["table"] == table].groupby(
         ["setting", "batch"], sort=False
     ):
@@ -235,7 +251,8 @@ def steps_apart(result: Result, table: str) -> pd.DataFrame:
 
 def sentence(result: Result) -> str:
     """The page in one sentence, in numbers, as HTML; empty where its tables were not all made."""
-    labels, attacks = result.tables["labels"], result.tables["attacks"]
+    labels = result.tables["labels"]
+    attacks = result.tables["attacks"]
     hits = (
         (attacks["rank"] == 1)
         .groupby([attacks["table"], attacks["dataset"], attacks["setting"]])
@@ -262,10 +279,11 @@ def sentence(result: Result) -> str:
 def local_steps(result: Result) -> pd.DataFrame:
     """What repeating the local steps gains over their mean, as text: one row per number of epochs.
 
-    The changes are on the same images, with 95 % intervals over batches; the cost is in passes through the network,
-    forward or backward, per image.
+    The changes are on the same images, with 95 % intervals over batches; the cost is in passes
+    through the network, forward or backward, per image.
     """
-    rows, found = result.tables["attacks"], {}
+    rows = result.tables["attacks"]
+    found = {}
     rows = rows[rows["table"] == "Figure 5"].assign(found=lambda r: 100.0 * (r["rank"] == 1))
     words = rows["setting"].str.split(", ")
     rows = rows.assign(epochs=words.str[0], how=words.str[1])
@@ -289,7 +307,9 @@ def local_steps(result: Result) -> pd.DataFrame:
 def pictures(
     result: Result, table: str, dataset: str, batch: int, count: int = 8
 ) -> dict[str, object]:
-    """The first images that a table's attacks met, and what each made of them, in the order that alignment gives."""
+    """The first images that a table's attacks met, and what each made of them, in the order that
+    alignment gives.
+    """
     found = {
         key[1]: sheet
         for key, sheet in result.sheets.items()

@@ -1,4 +1,6 @@
-"""Extension 8: nine claims of Inverting Gradients (Geiping et al.) and four objections to it, each tested."""
+"""Extension 8: nine claims of Inverting Gradients (Geiping et al.) and four objections to it, each
+tested.
+"""
 
 from collections.abc import Hashable, Mapping
 
@@ -142,14 +144,13 @@ def verdict(tables: Mapping[str, pd.DataFrame]) -> tuple[pd.DataFrame, Verdict]:
 
 
 def run(settings: Settings, store: Store) -> Result:
-    """Tables `lines` (status, numbers), and one row per image of `attacks`, `each` restart, `batches`, `features`,
-    `stages`, by line, place and what differs; `tuned` has the mean PSNR of every step size that was tried.
+    """Tables `lines` (status, numbers), and one row per image of `attacks`, `each` restart, `batches`,
+    `features`, `stages`, by line, place and what differs; `tuned` has the mean PSNR of every step
+    size that was tried.
     """
-    device, asked, groups = (
-        device_of(settings.device),
-        inverting.attack_units(settings),
-        inverting.batch_units(settings),
-    )
+    device = device_of(settings.device)
+    asked = inverting.attack_units(settings)
+    groups = inverting.batch_units(settings)
     made = {key: attacked(unit, store, device) for key, unit in asked.items()}
     sheets = {key: attacked_batches(unit, store, device) for key, unit in groups.items()}
     rows: dict[str, list[pd.DataFrame]] = {
@@ -193,7 +194,8 @@ def run(settings: Settings, store: Store) -> Result:
 
 def said(result: Result, *names: str) -> str:
     """Lines as HTML: text, status, numbers and rule."""
-    judged, parts = result.tables["lines"].set_index("line"), []
+    judged = result.tables["lines"].set_index("line")
+    parts = []
     for name in names:
         status, numbers = judged.loc[name, ["status", "numbers"]]
         shown = {
@@ -216,7 +218,9 @@ def _of(result: Result, table: str, *names: str) -> pd.DataFrame:
 
 
 def variance(result: Result) -> pd.DataFrame:
-    """Shares of the variance of length and direction, in percent: one row for each; empty where it was not run."""
+    """Shares of the variance of length and direction, in percent: one row for each; empty where it
+    was not run.
+    """
     rows = result.tables.get(
         "stages", pd.DataFrame(columns=["of", "all", "image_sum", "stage_sum"])
     )
@@ -247,15 +251,18 @@ def means(result: Result, *names: str, value: str = "gain") -> pd.DataFrame:
 
 
 def outcomes(result: Result, *names: str, table: str = "attacks") -> pd.DataFrame:
-    """One row per line, place and attack, as text: images, PSNR, gain on the floor, share found among 100.
+    """One row per line, place and attack, as text: images, PSNR, gain on the floor, share found
+    among 100.
 
-    Intervals of gains are over images that have a gradient each, else over batches, of a single one over its images.
+    Intervals of gains are over images that have a gradient each, else over batches, of a single one
+    over its images.
     """
     found = {}
     for (line, where, what), rows in _of(result, table, *names).groupby(
         list(inverting.KEYS), sort=False
     ):
-        single, key = table == "attacks", (line, where, str(what) or NO_POLICY)
+        single = table == "attacks"
+        key = (line, where, str(what) or NO_POLICY)
         rows = (
             rows
             if single
@@ -277,7 +284,9 @@ def outcomes(result: Result, *names: str, table: str = "attacks") -> pd.DataFram
 
 
 def luck(result: Result) -> pd.DataFrame:
-    """What restarts add to the PSNR, chosen by the attack's own cost, and of one by the truth; for a figure."""
+    """What restarts add to the PSNR, chosen by the attack's own cost, and of one by the truth; for
+    a figure.
+    """
     parts = []
     for (where, what), rows in _of(result, "each", "O4").groupby(["where", "what"], sort=False):
         choices = [("", "cost", "min")] + [(", oracle", "psnr", "max")] * (what == "cosine")
@@ -321,12 +330,12 @@ def shared(result: Result) -> pd.DataFrame:
 
 
 def classes(result: Result, count: int = 10) -> pd.DataFrame:
-    """Of the largest batch: class and PSNR of the images that came out best and worst, two columns a network."""
-    rows, found, names = (
-        _of(result, "batches", "C9"),
-        {},
-        dataset(str(result.facts["dataset"]), "test").class_names,
-    )
+    """Of the largest batch: class and PSNR of the images that came out best and worst, two columns
+    a network.
+    """
+    rows = _of(result, "batches", "C9")
+    found = {}
+    names = dataset(str(result.facts["dataset"]), "test").class_names
     for where, part in rows[rows["what"] == rows["what"].max()].groupby("where", sort=False):
         text = [
             f"{names[r.label]} {r.psnr:.1f}"
@@ -337,7 +346,9 @@ def classes(result: Result, count: int = 10) -> pd.DataFrame:
 
 
 def read_off(result: Result) -> pd.DataFrame:
-    """One row per network, policy and batch size: error of the features read off, and whose they are."""
+    """One row per network, policy and batch size: error of the features read off, and whose they
+    are.
+    """
     rows = result.tables["features"]
     by = rows.groupby(["where", "policy", "size"], sort=False)
     table = pd.DataFrame(
@@ -350,7 +361,9 @@ def read_off(result: Result) -> pd.DataFrame:
 
 
 def pictures(result: Result, line: str, where: Hashable, count: int = 8) -> dict[str, object]:
-    """The first images that a line's attacks met in a place, and what each made of them from the same starts."""
+    """The first images that a line's attacks met in a place, and what each made of them from the
+    same starts.
+    """
     own = {str(key[2]): sheet for key, sheet in result.sheets.items() if key[:2] == (line, where)}
     made = {name: sheet["reconstruction"][:count] for name, sheet in own.items()}
     return {"true images": next(iter(own.values()))["target"][:count]} | made if own else {}

@@ -40,8 +40,8 @@ OUTCOMES = {
     "rank_knowing": "the photograph, policy known",
     "rank_original": "the photograph, undoing nothing",
 }
-# Images of one answer, its training, rounds, and after how many of these the accuracy is measured. Attacks need answers
-# of few images, from which the ConvNet does not learn.
+# Images of one answer, its training, rounds, and after how many of these the accuracy is measured.
+# Attacks need answers of few images, from which the ConvNet does not learn.
 SIZES: dict[tuple[str, str], tuple[int, LocalTraining | None, int, tuple[int, ...]]] = {
     (JUDGED, FEDSGD): (8, None, 100, (0, 25, 50, 100)),
     (JUDGED, FEDAVG): (32, LocalTraining(batch=8, lr=0.25), 25, (0, 6, 12, 25)),
@@ -54,9 +54,15 @@ STAGES = (0, 1, 5, 20)  # rounds before the attacked ones; the last round comes 
 def units(settings: Settings) -> dict[tuple, FederationUnit]:
     """Every federation by the parts of `CELL`; those of the small network are attacked."""
     if settings.profile == "smoke":
-        places, shards, tried, seeds = [(ATTACKED, FEDSGD)], ["equal"], ("", HYBRID), SEEDS[:2]
+        places = [(ATTACKED, FEDSGD)]
+        shards = ["equal"]
+        tried = ("", HYBRID)
+        seeds = SEEDS[:2]
     else:
-        places, shards, tried, seeds = list(SIZES), list(SHARDS), TRIED, SEEDS
+        places = list(SIZES)
+        shards = list(SHARDS)
+        tried = TRIED
+        seeds = SEEDS
     grid = itertools.product(places, shards, tried, seeds)
     found = {(*place, dealt, label(policy), seed): _unit(settings, *place, dealt, policy, seed)
              for place, dealt, policy, seed in grid}  # fmt: skip
@@ -74,11 +80,14 @@ def _unit(
     settings: Settings, network: str, protocol: str, shards: str, policy: str, seed: int
 ) -> FederationUnit:
     batch, local, rounds, measured = SIZES[network, protocol]
-    attack, stages = ATTACKS["annealed-lenet"], (*STAGES, rounds - 1)
+    attack = ATTACKS["annealed-lenet"]
+    stages = (*STAGES, rounds - 1)
     changes: dict[str, object] = {"dataset": "cifar10", "split": "test", "fraction": 0.8}
     if settings.profile == "smoke":
         changes = {"dataset": settings.dataset, "fraction": 0.1, "clients": 2}
-        rounds, measured, stages = 2, (0, 2), (0, 1)
+        rounds = 2
+        measured = (0, 2)
+        stages = (0, 1)
         attack = dataclasses.replace(attack, steps=settings.steps)
     seed = settings.seed + seed
     federation = Federation(
@@ -110,7 +119,8 @@ def collaborative_verdict(table: pd.DataFrame, classes: int) -> Verdict:
     here = "; ".join(
         f"{policy}: {compare.interval(row, ' points')}" for policy, row in change.iterrows()
     )
-    kept, lost = change["low"] > -MARGIN, change["high"] < -MARGIN
+    kept = change["low"] > -MARGIN
+    lost = change["high"] < -MARGIN
     status = "reproduced" if kept.all() else "partly" if kept.any() else "not reproduced"
     reason = (
         f"{kept.sum()} of {len(kept)} policies keep the accuracy, {lost.sum()} cost it ({here})"
@@ -123,11 +133,13 @@ def collaborative_verdict(table: pd.DataFrame, classes: int) -> Verdict:
 def run(settings: Settings, store: Store) -> Result:
     """Collect all federations.
 
-    Tables: `accuracy`, one row per federation and number of rounds, in percent; `attacks`, one row per federation,
-    number of rounds before the attacked one (`past`) and image, with its client, that client's number of images
-    (`shard`) and the share of them that have its commonest label (`skew`); `costs`, see `_costs`.
+    Tables: `accuracy`, one row per federation and number of rounds, in percent; `attacks`, one row
+    per federation, number of rounds before the attacked one (`past`) and image, with its client,
+    that client's number of images (`shard`) and the share of them that have its commonest label
+    (`skew`); `costs`, see `_costs`.
     """
-    device, wanted = device_of(settings.device), units(settings)
+    device = device_of(settings.device)
+    wanted = units(settings)
     made = {key: federated(unit, store, device) for key, unit in wanted.items()}
     accuracy = pd.concat(
         [_accuracies(key, unit, made[key]) for key, unit in wanted.items()], ignore_index=True
@@ -157,10 +169,8 @@ def _facts(
 ) -> dict[str, object]:
     """What the banner says; `images` are the attacked ones of a cell, over its seeds."""
     unit = next(unit for unit in wanted.values() if unit.attack)
-    f, images = (
-        unit.federation,
-        attacks.query("view == 'server'").groupby(["protocol", "shards", "policy"])["image"],
-    )
+    f = unit.federation
+    images = attacks.query("view == 'server'").groupby(["protocol", "shards", "policy"])["image"]
     facts = provenance(settings, next(iter(made.values()))) | {
         "dataset": f.dataset,
         "note": f.held_out().note,
@@ -177,7 +187,8 @@ def _facts(
 
 
 def timed(settings: Settings, store: Store) -> Artifact:
-    """Seconds of a client's work on one answer: `answer` () in all without a policy, `policy` (P,) each policy alone.
+    """Seconds of a client's work on one answer: `answer` () in all without a policy, `policy` (P,)
+    each policy alone.
 
     Medians of runs in turn, in one process: their ratios do not depend on what else ran meanwhile.
     """
@@ -189,7 +200,8 @@ def timed(settings: Settings, store: Store) -> Artifact:
     }
 
     def compute(state: object) -> dict[str, torch.Tensor]:
-        model, pixels = own.network(), taken(own, 0, 1)[0]
+        model = own.network()
+        pixels = taken(own, 0, 1)[0]
         policies = [parse_policy(policy) for policy in TRIED]
         calls = [lambda p=p: p(pixels, rng=rng(0, "timing")) for p in policies]
         whole, *each = seconds(
@@ -209,8 +221,11 @@ def _weights(model: nn.Module) -> int:
 
 
 def _costs(made: Artifact) -> pd.DataFrame:
-    """One row per policy: milliseconds of an answer, the policy's share, and megabytes to and from a client a round."""
-    own, whole = 1000 * made["policy"].double().numpy(), 1000 * float(made["answer"])
+    """One row per policy: milliseconds of an answer, the policy's share, and megabytes to and from
+    a client a round.
+    """
+    own = 1000 * made["policy"].double().numpy()
+    whole = 1000 * float(made["answer"])
     rows = pd.DataFrame(
         {"policy": list(map(label, TRIED)), "answer, ms": own + whole, "of it policy, ms": own}
     )
@@ -224,8 +239,11 @@ def _accuracies(key: tuple, unit: FederationUnit, made: Artifact) -> pd.DataFram
 
 
 def _attacks(key: tuple, unit: FederationUnit, made: Artifact) -> pd.DataFrame:
-    """One row per attacked round and image; `image` is the same in federations that differ in the policy alone."""
-    f, (stages, images) = unit.federation, made["psnr"].shape
+    """One row per attacked round and image; `image` is the same in federations that differ in the
+    policy alone.
+    """
+    f = unit.federation
+    (stages, images) = made["psnr"].shape
     client = [image // f.batch for image in range(images)] * stages
     shards = [f.shard(number).labels for number in range(f.clients)]
     skew = [float(labels.bincount().max()) / len(labels) for labels in shards]
@@ -246,19 +264,23 @@ def _last(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def changes(table: pd.DataFrame, within: list[str], *, by_seed: bool = False) -> pd.DataFrame:
-    """What each policy changes the last accuracy by, in points: `n` federations, mean and 95 % interval over them.
+    """What each policy changes the last accuracy by, in points: `n` federations, mean and 95 %
+    interval over them.
 
     `undefended` is the mean accuracy without a policy, in percent.
 
     Args:
-        by_seed: the strict count: federations of one seed, which begin with the same weights, are one.
+        by_seed: the strict count: federations of one seed, which begin with the same weights, are
+            one.
     """
     last = _last(table)
     each = last["network"] + last["protocol"] + last["shards"] + last["view"]
     if by_seed:
-        last, unit = last.assign(draw=each), "seed"
+        last = last.assign(draw=each)
+        unit = "seed"
     else:
-        last, unit = last.assign(one=each + last["seed"].astype(str)), "one"
+        last = last.assign(one=each + last["seed"].astype(str))
+        unit = "one"
     parts = {}
     for key, rows in last.groupby(within, sort=False):
         bare = rows[rows["policy"] == NO_POLICY]["accuracy"].mean()
@@ -267,7 +289,9 @@ def changes(table: pd.DataFrame, within: list[str], *, by_seed: bool = False) ->
 
 
 def learning(result: Result, network: str, protocol: str) -> pd.DataFrame:
-    """Accuracy in percent over rounds, by shards and policy: the mean of the seeds, its 95 % interval low to high."""
+    """Accuracy in percent over rounds, by shards and policy: the mean of the seeds, its 95 %
+    interval low to high.
+    """
     own = result.tables["accuracy"].query(
         "network == @network and protocol == @protocol and view == 'server'"
     )
@@ -290,9 +314,12 @@ def learning(result: Result, network: str, protocol: str) -> pd.DataFrame:
 
 
 def leakage(result: Result, network: str, protocol: str, view: str = "server") -> pd.DataFrame:
-    """What attacks find along the rounds, by policy and outcome: gain in dB, percent singled out; with intervals."""
+    """What attacks find along the rounds, by policy and outcome: gain in dB, percent singled out;
+    with intervals.
+    """
     chosen = "network == @network and protocol == @protocol and view == @view and shards == 'equal'"
-    own, rows = result.tables["attacks"].query(chosen), []
+    own = result.tables["attacks"].query(chosen)
+    rows = []
     for (past, policy), table in own.groupby(["past", "policy"], sort=False):
         values = {
             "gain over the floor (dB)": (
@@ -310,11 +337,12 @@ def leakage(result: Result, network: str, protocol: str, view: str = "server") -
 
 
 def who(result: Result) -> pd.DataFrame:
-    """One row per protocol and way of dealing: how the clients differ, and what attacks find of the less even ones.
+    """One row per protocol and way of dealing: how the clients differ, and what attacks find of the
+    less even ones.
 
-    `skew` is the share of a client's commonest label; `even` and `uneven` are gains in dB, over all rounds and
-    policies, of the half of each federation's clients with the least and with the largest; `change`, `low` and `high`
-    are the difference, with its 95 % interval over federations.
+    `skew` is the share of a client's commonest label; `even` and `uneven` are gains in dB, over all
+    rounds and policies, of the half of each federation's clients with the least and with the
+    largest; `change`, `low` and `high` are the difference, with its 95 % interval over federations.
     """
     own = result.tables["attacks"].query("network == @ATTACKED and view == 'server'")
     return own.groupby(["protocol", "shards"], sort=False)[
@@ -337,7 +365,8 @@ def _halves(table: pd.DataFrame) -> pd.Series:
 
 
 def views(result: Result) -> pd.DataFrame:
-    """Who sees what of the same answers: one row per viewer and policy, for the first and the last attacked round.
+    """Who sees what of the same answers: one row per viewer and policy, for the first and the last
+    attacked round.
 
     Gain in dB with its interval, and the share of photographs singled out by who knows the policy.
     """

@@ -1,4 +1,6 @@
-"""Where attacks work, does a searched policy protect? Asked by regime, above a floor that knows the policy."""
+"""Where attacks work, does a searched policy protect? Asked by regime, above a floor that knows the
+policy.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -40,7 +42,9 @@ OUTCOMES = {
 
 
 def cells(settings: Settings) -> dict[Cell, tuple[str, ...]]:
-    """Where the question is asked, and of which policies: untrained networks, and three along their training."""
+    """Where the question is asked, and of which policies: untrained networks, and three along their
+    training.
+    """
     shared = {"dataset": settings.dataset, "seed": settings.seed}
     if settings.profile == "smoke":
         own = shared | {"model": settings.model, "images": settings.images}
@@ -61,7 +65,8 @@ def cells(settings: Settings) -> dict[Cell, tuple[str, ...]]:
         "draws": 3,
     }  # the cheapest
     untrained = [Cell(regime="initial", **net) for net in (small, wide, deep)]
-    once, asked = {"steps": 300, "draws": 1}, ((small, POLICIES), (deep, POLICIES), (wide, TRAINED))
+    once = {"steps": 300, "draws": 1}
+    asked = ((small, POLICIES), (deep, POLICIES), (wide, TRAINED))
     later = {
         Cell(regime=regime, **net | once): policies
         for regime in ("semi", "trained")
@@ -78,9 +83,11 @@ def cells(settings: Settings) -> dict[Cell, tuple[str, ...]]:
 
 
 def by_the_paper(settings: Settings) -> dict[tuple, AttackUnit]:
-    """The paper's own attack on one draw of each regime's cells, early at step 300, without and with the hybrid.
+    """The paper's own attack on one draw of each regime's cells, early at step 300, without and
+    with the hybrid.
 
-    As many steps as the strongest, fewer images of trained networks. Keys: regime, step of training, network, policy.
+    As many steps as the strongest, fewer images of trained networks. Keys: regime, step of
+    training, network, policy.
     """
     asked = cells(settings) if settings.profile != "smoke" else ()
     places = [cell for cell in asked if cell.step in (0, CROSSED[-1]) and cell.images != BROAD]
@@ -95,7 +102,8 @@ def by_the_paper(settings: Settings) -> dict[tuple, AttackUnit]:
 def crossed(settings: Settings) -> dict[tuple, AttackUnit]:
     """Each network trained with or without the hybrid, attacked on images with or without it.
 
-    Keys: network, step of the training, its policy, and the policy on the images, the target; where `cells` has them.
+    Keys: network, step of the training, its policy, and the policy on the images, the target; where
+    `cells` has them.
     """
     early = [cell for cell in cells(settings) if cell.regime == "early"]
     end = max((cell.step for cell in early), default=0)
@@ -109,7 +117,9 @@ def crossed(settings: Settings) -> dict[tuple, AttackUnit]:
 
 
 def units(settings: Settings) -> dict[tuple, AttackUnit]:
-    """All attacks of the page: by regime, step, network, policy and draw, those of `crossed`, and `by_the_paper`."""
+    """All attacks of the page: by regime, step, network, policy and draw, those of `crossed`, and
+    `by_the_paper`.
+    """
     more = {"crossed": crossed(settings), "paper": by_the_paper(settings)}
     return _by_cell(settings) | {
         (name, *key): unit for name, units in more.items() for key, unit in units.items()
@@ -136,7 +146,9 @@ RULE = (
 
 
 def published_change() -> float:
-    """The smaller of the changes of PSNR in dB that both publications print for the hybrid in Table 1a."""
+    """The smaller of the changes of PSNR in dB that both publications print for the hybrid in Table
+    1a.
+    """
     rows = reported(table_or_figure="Table 1a", metric="PSNR_dB").set_index(
         ["source", "policy_or_defense"]
     )["value"]
@@ -148,9 +160,9 @@ def published_change() -> float:
 def judged(attacks: pd.DataFrame, hybrid: str = HYBRID) -> pd.DataFrame:
     """One row per regime and network: what the rule looks at.
 
-    Columns: `images`, `bare`, `bare_low` and `bare_high` (mean gain undefended in dB, with its interval), `change`,
-    `low` and `high` (what the hybrid makes of it), `p` after Holm, `why` (what keeps the cell from telling, in words)
-    and `protects`.
+    Columns: `images`, `bare`, `bare_low` and `bare_high` (mean gain undefended in dB, with its
+    interval), `change`, `low` and `high` (what the hybrid makes of it), `p` after Holm, `why` (what
+    keeps the cell from telling, in words) and `protects`.
     """
     rows = {}
     for key, table in attacks.groupby(CELL, sort=False):
@@ -180,7 +192,8 @@ def judged(attacks: pd.DataFrame, hybrid: str = HYBRID) -> pd.DataFrame:
 
 def verdict_of(table: pd.DataFrame) -> Verdict:
     """The verdict by `RULE`, from the rows of `judged`."""
-    telling, protected = table[table["why"] == ""], table[table["protects"]]
+    telling = table[table["why"] == ""]
+    protected = table[table["protects"]]
     if telling.empty:
         return Verdict("cannot tell", f"no cell can tell ({table['why'].iloc[0]})", RULE)
     reason = f"the hybrid lowers the gain in {len(protected)} of {len(telling)} cells that can tell"
@@ -202,13 +215,16 @@ def words(regime: str, step: int) -> str:
 def run(settings: Settings, store: Store) -> Result:
     """Attack with and without policies, where attacks work and as training goes on, and judge.
 
-    Tables: `attacks` (one row per regime, step of training, network, policy, draw and image), `judged` (one row per
-    regime, step and network), `networks` (the accuracy of each trained one), `crossed` (one row per network, step,
-    policy of its training, of the target, and image), and `paper`, of the paper's attack, as `attacks` but of one draw.
-    Sheets: the images behind the attacks, by the same keys.
+    Tables: `attacks` (one row per regime, step of training, network, policy, draw and image),
+    `judged` (one row per regime, step and network), `networks` (the accuracy of each trained one),
+    `crossed` (one row per network, step, policy of its training, of the target, and image), and
+    `paper`, of the paper's attack, as `attacks` but of one draw. Sheets: the images behind the
+    attacks, by the same keys.
     """
     attacks, sheets = measure(asked := _by_cell(settings), store, settings.device, TRAINED)
-    table, pairs, theirs = judged(attacks), crossed(settings), by_the_paper(settings)
+    table = judged(attacks)
+    pairs = crossed(settings)
+    theirs = by_the_paper(settings)
     accuracy = accuracies(asked, store, settings.device)
     tables = {"attacks": attacks, "judged": table.reset_index(), "networks": accuracy}
     if theirs:
@@ -236,11 +252,14 @@ def along(result: Result, model: str) -> pd.DataFrame:
 
 
 def stages(result: Result, model: str) -> pd.DataFrame:
-    """Gain in dB and images singled out in percent along a training, with 95 % intervals; see `along`.
+    """Gain in dB and images singled out in percent along a training, with 95 % intervals; see
+    `along`.
 
-    The interval of a share is of the first draw alone: draws of one image are not independent trials.
+    The interval of a share is of the first draw alone: draws of one image are not independent
+    trials.
     """
-    attacks, parts = along(result, model), []
+    attacks = along(result, model)
+    parts = []
     for (step, policy), table in attacks.groupby(["step", "policy"], sort=False):
         values = {"gain over the floor (dB)": tuple(compare.gained(table).values())}
         for column, name in OUTCOMES.items():
@@ -257,11 +276,14 @@ def stages(result: Result, model: str) -> pd.DataFrame:
 
 
 def two_attacks(result: Result) -> pd.DataFrame:
-    """The strongest attack beside the paper's own, as text: one row per regime, network and policy, gain in dB.
+    """The strongest attack beside the paper's own, as text: one row per regime, network and policy,
+    gain in dB.
 
-    Of the strongest the first draw of the same images is taken, which has the same crops, flips and starts.
+    Of the strongest the first draw of the same images is taken, which has the same crops, flips and
+    starts.
     """
-    rows, (theirs, ours) = {}, (result.tables[name] for name in ("paper", "attacks"))
+    rows = {}
+    (theirs, ours) = (result.tables[name] for name in ("paper", "attacks"))
     for key, table in theirs.groupby([*CELL, "policy"], sort=False):
         same = ours[(ours[[*CELL, "policy"]] == list(key)).all(axis=1) & (ours["draw"] == 0)]
         same = same[same["image"].isin(table["image"])]
@@ -280,12 +302,14 @@ def two_attacks(result: Result) -> pd.DataFrame:
 def summary(
     result: Result, policies: Sequence[str] = (NO_POLICY, HYBRID), where: Sequence[str] = REGIMES
 ) -> pd.DataFrame:
-    """One row per regime, network and policy: PSNR, floor, gain with its interval, and identification, as text.
+    """One row per regime, network and policy: PSNR, floor, gain with its interval, and
+    identification, as text.
 
     Args:
         policies, where: the labels of policies, and the regimes, that are shown.
     """
-    rows, attacks = {}, result.tables["attacks"]
+    rows = {}
+    attacks = result.tables["attacks"]
     attacks = attacks[attacks["regime"].isin(where)]
     for key, table in attacks[attacks["policy"].isin(policies)].groupby(
         [*CELL, "policy"], sort=False
@@ -305,8 +329,11 @@ def summary(
 
 
 def identified(result: Result) -> pd.DataFrame:
-    """One row per regime, network, policy and outcome: share of identified images, with its interval as in `stages`."""
-    rows, attacks = [], result.tables["attacks"]
+    """One row per regime, network, policy and outcome: share of identified images, with its
+    interval as in `stages`.
+    """
+    rows = []
+    attacks = result.tables["attacks"]
     for key, table in attacks.groupby([*CELL, "policy"], sort=False):
         for column, name in OUTCOMES.items():
             if table[column].isna().all():
@@ -319,7 +346,9 @@ def identified(result: Result) -> pd.DataFrame:
 
 
 def changes(result: Result) -> pd.DataFrame:
-    """Each policy minus none on the same images and draws: gain in dB, PSNR in dB, one row per network and policy."""
+    """Each policy minus none on the same images and draws: gain in dB, PSNR in dB, one row per
+    network and policy.
+    """
     attacks = result.tables["attacks"]
     parts = {
         value: pd.concat(
@@ -335,7 +364,9 @@ def changes(result: Result) -> pd.DataFrame:
 
 
 def per_image(result: Result, policy: str = HYBRID) -> pd.DataFrame:
-    """Mean gain over draws, one row per regime, network and image, with columns `none` and the policy's name."""
+    """Mean gain over draws, one row per regime, network and image, with columns `none` and the
+    policy's name.
+    """
     attacks = result.tables["attacks"]
     chosen = attacks[attacks["policy"].isin((NO_POLICY, policy))]
     return (

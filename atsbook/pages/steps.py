@@ -1,4 +1,6 @@
-"""How many steps an attack takes: the paper's schedule beside one that falls along a cosine, at every length."""
+"""How many steps an attack takes: the paper's schedule beside one that falls along a cosine, at
+every length.
+"""
 
 import dataclasses
 
@@ -29,10 +31,8 @@ def units(settings: Settings) -> dict[tuple[str, str, int], AttackUnit]:
     else:
         short = tuple(steps for steps in LENGTHS if steps <= SHORT)
         lengths = {"lenet": LENGTHS, "convnet-16": short, "resnet20-1": short}
-    few, attacks = (
-        dataclasses.replace(settings, regime="initial", images=min(FEW, settings.images)),
-        {},
-    )
+    few = dataclasses.replace(settings, regime="initial", images=min(FEW, settings.images))
+    attacks = {}
     for model, allowed in lengths.items():
         kind = "lenet" if model == "lenet" else family(model).removesuffix("20")
         presets = {PAPERS: ATTACKS["adam-cosine"], ANNEALED: ATTACKS[f"annealed-{kind}"]}
@@ -55,7 +55,9 @@ STEPS_RULE = (
 
 
 def steps_verdict(attacks: pd.DataFrame) -> Verdict:
-    """The claim by `STEPS_RULE`, from rows with the columns of `KEYS` and the metrics of `image_rows`."""
+    """The claim by `STEPS_RULE`, from rows with the columns of `KEYS` and the metrics of
+    `image_rows`.
+    """
     rows = attacks[attacks["model"] == "lenet"].assign(policy="none")
     long = rows[(rows["schedule"] == PAPERS) & (rows["steps"] == LONG)]
     short = rows[(rows["schedule"] == ANNEALED) & (rows["steps"] <= LONG // 10)]
@@ -67,14 +69,18 @@ def steps_verdict(attacks: pd.DataFrame) -> Verdict:
     mean = pair.groupby("kind")["psnr"].mean()
     here = f"{mean[ANNEALED]:.1f} dB after {int(short['steps'].iloc[0])} steps, the paper's {mean[PAPERS]:.1f} dB"
     here += f" after {LONG:,} ({compare.interval(change)})"
-    near, lower = bool(change["low"] > -MARGIN), bool(change["high"] < 0)
+    near = bool(change["low"] > -MARGIN)
+    lower = bool(change["high"] < 0)
     verdict = compare.judge(STEPS_RULE, here, here, refuted=lower and not near)
     both = [] if near or lower else [f"the interval allows both: {here}"]
     return cannot_tell(verdict, guards(short) + both)
 
 
 def run(settings: Settings, store: Store) -> Result:
-    """Attack at every length. Table `attacks`: one row per network, schedule, number of steps and image."""
+    """Attack at every length.
+
+    Table `attacks`: one row per network, schedule, number of steps and image.
+    """
     by_length = units(settings)
     rows, sheets = attack_rows(by_length, KEYS, settings, store)
     first = next(iter(by_length))
@@ -87,16 +93,20 @@ def run(settings: Settings, store: Store) -> Result:
 
 
 def curve(result: Result) -> pd.DataFrame:
-    """One row per network, schedule and number of steps: mean gain in dB with its 95 % interval over images."""
+    """One row per network, schedule and number of steps: mean gain in dB with its 95 % interval
+    over images.
+    """
     groups = result.tables["attacks"].groupby(list(KEYS), sort=False)
     parts = [dict(zip(KEYS, key, strict=True)) | compare.gained(table) for key, table in groups]
     return pd.DataFrame(parts)
 
 
 def wide(result: Result) -> pd.DataFrame:
-    """Two tables under another, as text: one row per outcome, network and schedule, one column per number of steps.
+    """Two tables under another, as text: one row per outcome, network and schedule, one column per
+    number of steps.
 
-    Outcomes: mean PSNR in dB, and the share of reconstructions that single out the used image among 100.
+    Outcomes: mean PSNR in dB, and the share of reconstructions that single out the used image among
+    100.
     """
     groups = result.tables["attacks"].groupby(list(KEYS), sort=False)
     outcomes = {

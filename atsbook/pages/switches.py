@@ -1,7 +1,9 @@
-"""Fidelity switches, one at a time: what each point where paper and codes differ changes at this profile.
+"""Fidelity switches, one at a time: what each point where paper and codes differ changes at this
+profile.
 
-Pages of their own measure the others: attack presets (claim 2), where a defense acts (claim 1), GradSim (claim
-6), crop, flip and the loss factor (extension 4). `atsbook.texts.effects` puts all of them on the Deviations page.
+Pages of their own measure the others: attack presets (claim 2), where a defense acts (claim 1),
+GradSim (claim 6), crop, flip and the loss factor (extension 4). `atsbook.texts.effects` puts all of
+them on the Deviations page.
 """
 
 import dataclasses
@@ -82,10 +84,8 @@ class AccuracyUnit(OnModel):
         """`scores` (P,), if they are not in the store."""
 
         def compute(state: object) -> dict[str, Tensor]:
-            model, images = (
-                network(self.model).to(device).eval(),
-                unseen(self.model.dataset)[: self.images],
-            )
+            model = network(self.model).to(device).eval()
+            images = unseen(self.model.dataset)[: self.images]
             policies = [parse_policy(policy) for policy in self.policies]
             streams = [rng(self.seed, "accuracy scores") for _ in policies]
             scores = [
@@ -100,9 +100,11 @@ class AccuracyUnit(OnModel):
 def attacks(settings: Settings) -> dict[str, AttackUnit]:
     """The page's attacks by setting; most that are compared with are units of claims 1 and 3.
 
-    Of untrained networks, those with batch normalization and the ConvNets have attacks of their own kind.
+    Of untrained networks, those with batch normalization and the ConvNets have attacks of their own
+    kind.
     """
-    base, hybrid = attack_unit(settings), attack_unit(settings, HYBRID)
+    base = attack_unit(settings)
+    hybrid = attack_unit(settings, HYBRID)
     initial = settings.regime == "initial"
     normalized = attack_unit(on_network(settings, NORMALIZED)) if initial else base
     restarted = dataclasses.replace(base.attack, restarts=RESTARTS)
@@ -144,7 +146,9 @@ def attacks(settings: Settings) -> dict[str, AttackUnit]:
 
 
 def scores(settings: Settings) -> dict[str, ScoreUnit | AccuracyUnit]:
-    """Scores of the random policies of claim 7 by score and variant; the first is a unit of that page."""
+    """Scores of the random policies of claim 7 by score and variant; the first is a unit of that
+    page.
+    """
     privacy = claim7_correlation.scores(settings)[claim7_correlation.main(settings)]
     untrained = dataclasses.replace(privacy.model, train=None)
     images = min(ACC_IMAGES, len(unseen(settings.dataset)))
@@ -181,7 +185,8 @@ SWITCHES_RULE = (
 
 
 def decided(attacks: pd.DataFrame) -> pd.DataFrame:
-    """One row per switch of the attack: `compare.changes` of the gain, and `matters`: yes, no, undecided or why not.
+    """One row per switch of the attack: `compare.changes` of the gain, and `matters`: yes, no,
+    undecided or why not.
 
     Args:
         attacks: one row per setting and image, with `psnr`, `floor_policy` and `gain`.
@@ -190,10 +195,8 @@ def decided(attacks: pd.DataFrame) -> pd.DataFrame:
     words = []
     for name, row in table.iterrows():
         why = guards(attacks[attacks["setting"] == PAIRS[name]].assign(policy=NO_POLICY))
-        inside, beyond = (
-            does_not_matter(row["low"], row["high"]),
-            not row["low"] <= 0 <= row["high"],
-        )
+        inside = does_not_matter(row["low"], row["high"])
+        beyond = not row["low"] <= 0 <= row["high"]
         words.append("; ".join(why) or ("no" if inside else "yes" if beyond else "undecided"))
     return table.assign(matters=words)
 
@@ -232,8 +235,8 @@ def switches_verdict(changes: pd.DataFrame, orders: pd.Series, policies: int) ->
 def run(settings: Settings, store: Store) -> Result:
     """Turn each switch.
 
-    Tables: `attacks`, one row per setting and image; `scores`, one row per policy; and of trained networks `accuracy`,
-    one row per setting.
+    Tables: `attacks`, one row per setting and image; `scores`, one row per policy; and of trained
+    networks `accuracy`, one row per setting.
     """
     by_setting = attacks(settings)
     rows, sheets = attack_rows(by_setting, ["setting"], settings, store)
@@ -247,7 +250,8 @@ def run(settings: Settings, store: Store) -> Result:
     for name, unit in scores(settings).items():
         values = unit.make(store, device_of(settings.device))["scores"].double().numpy()
         if isinstance(unit, ScoreUnit):
-            table[name], table[f"{name} variance"] = values.mean(1), values.var(1)
+            table[name] = values.mean(1)
+            table[f"{name} variance"] = values.var(1)
         else:
             table[name] = values
     verdict = switches_verdict(decided(rows), orders(table)["rank correlation"], len(table))
@@ -260,7 +264,9 @@ def run(settings: Settings, store: Store) -> Result:
 
 
 def changes(result: Result) -> pd.DataFrame:
-    """One row per switch: what it is compared with, n, the change in PSNR and in gain (dB) with 95 % intervals."""
+    """One row per switch: what it is compared with, n, the change in PSNR and in gain (dB) with 95
+    % intervals.
+    """
     table = decided(result.tables["attacks"])
     table.insert(0, "compared with", pd.Series(PAIRS))
     table.insert(2, "PSNR", compare.changes(result.tables["attacks"], PAIRS)["mean"])
@@ -268,10 +274,11 @@ def changes(result: Result) -> pd.DataFrame:
 
 
 def orders(scores: pd.DataFrame) -> pd.DataFrame:
-    """One row per switch of a score: rank correlation of the policies' two orders, and how many of the best ten agree.
+    """One row per switch of a score: rank correlation of the policies' two orders, and how many of
+    the best ten agree.
 
-    Orders are from the policy that the rule would keep first; the ten are a quarter of them where there are
-    fewer than 40 policies.
+    Orders are from the policy that the rule would keep first; the ten are a quarter of them where
+    there are fewer than 40 policies.
     """
     spread = scores.rename(columns={"s_pri fixed": "mean", "s_pri fixed variance": "variance"})
     both = RANKINGS["mean+variance"](spread["mean"].to_numpy(), spread["variance"].to_numpy())
@@ -281,7 +288,8 @@ def orders(scores: pd.DataFrame) -> pd.DataFrame:
         "sign of S_acc": (-scores["s_acc fixed"], -scores["s_acc paper"]),
         "first image of each label": (-scores["s_acc fixed"], -scores["s_acc code"]),
     }
-    few, rows = min(10, max(1, len(scores) // 4)), {}
+    few = min(10, max(1, len(scores) // 4))
+    rows = {}
     for name, (one, other) in kept.items():
         best = [set(values.nsmallest(few).index) for values in (one, other)]
         rank = float(agreement.spearman(one.to_numpy(), other.to_numpy()))

@@ -1,20 +1,24 @@
-"""Kept runs: pieces of work, the store they lie in, computing many side by side, and the archive of evidence.
+"""Kept runs: pieces of work, the store they lie in, computing many side by side, and the archive of
+evidence.
 
 Settings, and the units of work that pages share: trained networks, attacks, scores, searches.
 
-`settings` resolves a profile; `networks`, `attacks`, `batches` (attacks on several images a gradient, and
-labels told from them; `leakage` lists those of a page), `gradients` (what they tell without an attack; `inverting`
-lists those of a page), `sweep` (attacks on every policy, and scores; `atlas` lists those of a page), `collaborative`
-(federations) and `scoring` make artifacts, `layers` looks into an attack layer by layer, `archive` keeps them in the
-repository as the files that `packing` makes of them, `tables` reads them, `table1` names the four blocks of the
-paper's Table 1 and their policies, `regimes` says when and which networks are attacked, `defended` who attacks which
-defense, `adaptive` who knows what of a policy. To add a kind of unit: one frozen dataclass that is a `networks.Unit`.
+`settings` resolves a profile; `networks`, `attacks`, `batches` (attacks on several images a
+gradient, and labels told from them; `leakage` lists those of a page), `gradients` (what they tell
+without an attack; `inverting` lists those of a page), `sweep` (attacks on every policy, and scores;
+`atlas` lists those of a page), `collaborative` (federations) and `scoring` make artifacts, `layers`
+looks into an attack layer by layer, `archive` keeps them in the repository as the files that
+`packing` makes of them, `tables` reads them, `table1` names the four blocks of the paper's Table 1
+and their policies, `regimes` says when and which networks are attacked, `defended` who attacks
+which defense, `adaptive` who knows what of a policy. To add a kind of unit: one frozen dataclass
+that is a `networks.Unit`.
 
-From settings to the book: `schedule` computes units where `workers` are, `audit` repeats a part of the archive,
-`making` executes pages and builds the book, `runner` calls them in order. `written` writes the files of an attack
-made by a command, `costing` says what whole profiles take.
+From settings to the book: `schedule` computes units where `workers` are, `audit` repeats a part of
+the archive, `making` executes pages and builds the book, `runner` calls them in order. `written`
+writes the files of an attack made by a command, `costing` says what whole profiles take.
 
 To add a step of a run: one function, called in `runner.run`.
 
-`estimate` says how long work takes, `store` keeps its results, `remote` at an address, `transport` moves them.
+`estimate` says how long work takes, `store` keeps its results, `remote` at an address, `transport`
+moves them.
 """

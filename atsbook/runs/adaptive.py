@@ -35,8 +35,9 @@ FOUND = "3-19-26+15-42-15"  # the hybrid of this book's own search, see claim2_s
 JUDGED = (*SEARCHED, HYBRID)
 KNOWN = (*JUDGED, FOUND)  # policies that several rounds, learning and an unknown label are asked of
 ROUNDS = (2, 4, 8)  # that a server watches, beside a single one
-# Policies that leave a blind attack least (extension 10): six sets of operations, then three of the better half by the
-# accuracy score. They were chosen on images 100 to 447, which are not attacked here.
+# Policies that leave a blind attack least (extension 10): six sets of operations, then three of the
+# better half by the accuracy score. They were chosen on images 100 to 447, which are not attacked
+# here.
 LEAST = ("3-3-3", "37-3-3", "21-3-3", "2-37-0", "3-37-0", "9-37-2", "40-27-5", "9-8-18", "10-11-7")
 NETWORKS = {
     ("initial", "convnet-16"): "annealed-convnet",
@@ -45,15 +46,15 @@ NETWORKS = {
 
 
 def by_knowledge(settings: Settings, draw: int = 0) -> dict[tuple[str, str], AttackUnit]:
-    """All attackers on the first network by (attacker, policy), on the same images, crops, flips and starts.
+    """All attackers on the first network by (attacker, policy), on the same images, crops, flips
+    and starts.
 
     Args:
-        draw: of crops, flips, policies and starts; whether who tries all forms gains more is asked of the first alone.
+        draw: of crops, flips, policies and starts; whether who tries all forms gains more is asked
+            of the first alone.
     """
-    own, smoke = (
-        dataclasses.replace(settings, images=min(IMAGES, settings.images)),
-        settings.profile == "smoke",
-    )
+    own = dataclasses.replace(settings, images=min(IMAGES, settings.images))
+    smoke = settings.profile == "smoke"
     tried = ("", HYBRID) if smoke else (*POLICIES, FOUND)
     # Two frames make units of their own: other pages' are older than `psnr_before`.
     strongest = {
@@ -64,8 +65,11 @@ def by_knowledge(settings: Settings, draw: int = 0) -> dict[tuple[str, str], Att
 
 
 def elsewhere(settings: Settings) -> dict[tuple[str, str, str], AttackUnit]:
-    """The attackers on other networks, by (place, attacker, policy): fewer images, drawn once, a hundred steps."""
-    few, smoke = min(FEW, settings.images), settings.profile == "smoke"
+    """The attackers on other networks, by (place, attacker, policy): fewer images, drawn once, a
+    hundred steps.
+    """
+    few = min(FEW, settings.images)
+    smoke = settings.profile == "smoke"
     wanted = {("initial", settings.model): "annealed-convnet"} if smoke else NETWORKS
     found = {}
     for (regime, model), name in wanted.items():
@@ -85,13 +89,15 @@ def elsewhere(settings: Settings) -> dict[tuple[str, str, str], AttackUnit]:
 def _asked(
     strongest: Mapping[str, AttackUnit], steps: int, rounds: Sequence[int]
 ) -> dict[tuple[str, str], AttackUnit]:
-    """Every attacker beside the strongest, by (attacker, policy), from the strongest on each policy.
+    """Every attacker beside the strongest, by (attacker, policy), from the strongest on each
+    policy.
 
     Args:
         steps: of the attack as published.
         rounds: how many are watched, of the known policies.
     """
-    found, published = {}, dataclasses.replace(ATTACKS["adam-cosine"], steps=steps)
+    found = {}
+    published = dataclasses.replace(ATTACKS["adam-cosine"], steps=steps)
     for policy, unit in strongest.items():
         own = {PUBLISHED: dataclasses.replace(unit, attack=published), STRONGEST: unit}
         own |= _knowing(unit) if policy else {}
@@ -101,7 +107,9 @@ def _asked(
 
 
 def _unlabelled(asked: Mapping[tuple[str, str], AttackUnit]) -> dict[tuple[str, str], AttackUnit]:
-    """Who was not told the label: the strongest attack without a policy, and the one through each known policy."""
+    """Who was not told the label: the strongest attack without a policy, and the one through each
+    known policy.
+    """
     inferred = ThreatModel(labels="inferred")
     found = {
         (LABEL, NO_POLICY): dataclasses.replace(
@@ -116,7 +124,9 @@ def _unlabelled(asked: Mapping[tuple[str, str], AttackUnit]) -> dict[tuple[str, 
 
 
 def _patient(asked: Mapping[tuple[str, str], AttackUnit]) -> dict[tuple[str, str], AttackUnit]:
-    """Who spares no form of the judged policies: what the shorter attacker loses by giving most up early."""
+    """Who spares no form of the judged policies: what the shorter attacker loses by giving most up
+    early.
+    """
     own = {policy: asked[POLICY, policy] for policy in JUDGED if (POLICY, policy) in asked}
     return {
         (PATIENT, policy): dataclasses.replace(unit, attack=ThroughPolicy(inner=unit.attack.inner))
@@ -128,7 +138,8 @@ def _learning(
     asked: Mapping[tuple[str, str], AttackUnit], smoke: bool
 ) -> dict[tuple[str, str], AttackUnit]:
     """Who learns on other images to correct the strongest attack on each known policy, and on none."""
-    found, less = {}, {"pairs": 8, "epochs": 1} if smoke else {}
+    found = {}
+    less = {"pairs": 8, "epochs": 1} if smoke else {}
     for policy in (policy for policy in (NO_POLICY, *KNOWN) if (STRONGEST, policy) in asked):
         unit = asked[STRONGEST, policy]
         attack = Learned(inner=unit.attack, images=unit.model.dataset, **less)
@@ -138,8 +149,11 @@ def _learning(
 
 
 def on_least(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
-    """The policies that leave a blind attack least, and some attackers: few images, the first network."""
-    own, found = dataclasses.replace(settings, images=min(FEW, settings.images)), {}
+    """The policies that leave a blind attack least, and some attackers: few images, the first
+    network.
+    """
+    own = dataclasses.replace(settings, images=min(FEW, settings.images))
+    found = {}
     for policy in LEAST[:1] if settings.profile == "smoke" else LEAST:
         strongest = attack_unit(own, policy, frames=2)
         every = {STRONGEST: strongest} | _knowing(strongest)
@@ -148,7 +162,9 @@ def on_least(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
 
 
 def untouched(settings: Settings) -> dict[tuple[str, str, int], AttackUnit]:
-    """Attacks on photographs without policy, crop and flip, by (place, attacker, draw): what these two alone hide."""
+    """Attacks on photographs without policy, crop and flip, by (place, attacker, draw): what these
+    two alone hide.
+    """
     draws = range(1 if settings.profile == "smoke" else TIMES)
     asked = [(*key, n, unit) for n in draws for key, unit in by_knowledge(settings, n).items()]
     asked += [(*key, 0, unit) for (_, *key), unit in elsewhere(settings).items()]
@@ -166,10 +182,8 @@ def place(unit: AttackUnit) -> str:
 
 def _knowing(strongest: AttackUnit) -> dict[str, AttackUnit]:
     """The attackers of one round who know the policy, beside the strongest that does not."""
-    inner, own = (
-        strongest.attack,
-        {"images": strongest.model.dataset, "crop_flip": strongest.crop_flip},
-    )
+    inner = strongest.attack
+    own = {"images": strongest.model.dataset, "crop_flip": strongest.crop_flip}
     attacks = {
         MEAN: FromMean(inner=inner, trial=min(TRIAL, inner.steps), keep=KEEP, **own),
         UNDONE: Undone(inner=inner, **own),
@@ -188,7 +202,9 @@ def _knowing(strongest: AttackUnit) -> dict[str, AttackUnit]:
 
 
 def _watching(single: AttackUnit, counts: Sequence[int]) -> dict[str, AttackUnit]:
-    """The attacker who knows the policy, in so many rounds; also told the draws in all but the fewest of several."""
+    """The attacker who knows the policy, in so many rounds; also told the draws in all but the
+    fewest of several.
+    """
     told = dataclasses.replace(
         single, attack=ThroughPolicy(inner=single.attack.inner), threat=ThreatModel(defense="draws")
     )

@@ -1,9 +1,11 @@
-"""The archive of evidence: what the repository keeps of every finished unit of work, and reading it back.
+"""The archive of evidence: what the repository keeps of every finished unit of work, and reading it
+back.
 
-One line of `index.jsonl` per unit, sorted: the facts of its making in plain text, its files with their SHA-256, and
-what was left out. Beside it, under the unit's hash: `.csv`, one row per image; `.webp`, the first 16 reconstructions of
-a first draw; `.safetensors`, networks, curves and other tensors, or `.safetensors.xz`, the same compressed. Numbers
-come back exactly, pictures in 8 bits of which every third grey level is used.
+One line of `index.jsonl` per unit, sorted: the facts of its making in plain text, its files with
+their SHA-256, and what was left out. Beside it, under the unit's hash: `.csv`, one row per image;
+`.webp`, the first 16 reconstructions of a first draw; `.safetensors`, networks, curves and other
+tensors, or `.safetensors.xz`, the same compressed. Numbers come back exactly, pictures in 8 bits of
+which every third grey level is used.
 """
 
 import dataclasses
@@ -30,11 +32,9 @@ from atslib.files import write_atomically
 
 LIMIT = 60_000_000  # bytes, all files together
 QUICK, HEAVY = 60, 250_000  # seconds, bytes; see `_brief`
-_ON_BATCHES, _ON_GRADIENTS, _ON_ALL = (
-    (LabelUnit, BatchUnit),
-    (StagesUnit, FeatureUnit),
-    (SweepUnit, SweepScores),
-)
+_ON_BATCHES = (LabelUnit, BatchUnit)
+_ON_GRADIENTS = (StagesUnit, FeatureUnit)
+_ON_ALL = (SweepUnit, SweepScores)
 _ALL = (
     ModelUnit,
     AttackUnit,
@@ -49,10 +49,14 @@ UNITS = {unit.kind: unit for unit in _ALL}
 
 
 class Archive:
-    """The folder `results/units`. Its entries, by the store's hash, are lines of the index as dicts."""
+    """The folder `results/units`.
+
+    Its entries, by the store's hash, are lines of the index as dicts.
+    """
 
     def __init__(self, root: Path):
-        self.root, self.index = Path(root), Path(root) / "index.jsonl"
+        self.root = Path(root)
+        self.index = Path(root) / "index.jsonl"
 
     def entries(self) -> dict[str, dict]:
         """Every unit's line of the index by its hash; none where there is no archive yet.
@@ -74,19 +78,22 @@ class Archive:
     def write(self, store: Store, *, embedded: bool = False) -> int:
         """Take in every whole artifact of the store that is not here yet; how many.
 
-        Weights are left out of a network that no other unit uses, such as one trained for its accuracy alone; of one on
-        the way of its training; and of a large one that is made again within a minute, whose attacks keep no pictures
-        either.
+        Weights are left out of a network that no other unit uses, such as one trained for its
+        accuracy alone; of one on the way of its training; and of a large one that is made again
+        within a minute, whose attacks keep no pictures either.
 
         Args:
-            embedded: also what was computed on the embedded `shapes`, which anyone makes again in seconds.
+            embedded: also what was computed on the embedded `shapes`, which anyone makes again in
+                seconds.
         Raises:
             AtsError: a damaged artifact, or more than `LIMIT` bytes; nothing has been written then.
         """
-        entries, files = self.entries(), {}
+        entries = self.entries()
+        files = {}
         if faults := store.verify():
             raise AtsError(f"the store is damaged, nothing was archived: {'; '.join(faults)}")
-        new, there = 0, dict(store.entries())
+        new = 0
+        there = dict(store.entries())
         used = {part for facts in (*entries.values(), *there.values()) for part in _networks(facts)}
         brief = {
             _text(facts["config"])
@@ -158,8 +165,8 @@ class Archive:
     def read(self, key: str) -> Artifact:
         """What is kept of a unit, under the names that its artifact has in a store.
 
-        An attack's `target` and `original` are made again from the data; its `reconstruction`, if kept, has the first
-        16 images.
+        An attack's `target` and `original` are made again from the data; its `reconstruction`, if
+        kept, has the first 16 images.
 
         Raises:
             AtsError: a damaged or missing file.
@@ -182,7 +189,9 @@ class Archive:
         return Artifact(tensors, line)
 
     def restore(self, store: Store, *, kinds: Iterable[str] | None = None) -> int:
-        """Put what is kept of every unit, of these kinds or all, into a store that lacks it; how many."""
+        """Put what is kept of every unit, of these kinds or all, into a store that lacks it; how
+        many.
+        """
         new = 0
         for key, line in self.entries().items():
             path = store.root / line["kind"] / f"{key}.safetensors"
@@ -225,7 +234,8 @@ class Archive:
 def unit_of(line: dict) -> Unit | None:
     """The unit of work that made an entry, from its facts.
 
-    None where its kind is no unit, or was written by a version of this library that knew other fields.
+    None where its kind is no unit, or was written by a version of this library that knew other
+    fields.
     """
     kind = "attack" if is_attack(line["kind"]) else line["kind"]
     if kind not in UNITS:
@@ -242,7 +252,9 @@ def unit_of(line: dict) -> Unit | None:
 
 
 def _rebuilt(kind: type, value: dict, named: str = "") -> object:
-    """A frozen dataclass from its form as JSON: of several types that `named`, else the first that has the fields."""
+    """A frozen dataclass from its form as JSON: of several types that `named`, else the first that
+    has the fields.
+    """
     hints = typing.get_type_hints(kind)
 
     def field(hint: object, value: object) -> object:
@@ -281,7 +293,9 @@ def _brief(facts: dict, size: int) -> bool:
 
 
 def _key(line: dict) -> str:
-    """The hash under which a store keeps the artifact of these facts; it is made of them, so it cannot be another's."""
+    """The hash under which a store keeps the artifact of these facts; it is made of them, so it
+    cannot be another's.
+    """
     text = json.dumps({name: line[name] for name in ("kind", "version", "config")}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 

@@ -1,4 +1,6 @@
-"""The units of the page on all policies: their attacks and scores, and the attacks behind its verdict."""
+"""The units of the page on all policies: their attacks and scores, and the attacks behind its
+verdict.
+"""
 
 import dataclasses
 
@@ -19,16 +21,20 @@ from atslib.rng import rng
 from atslib.scores.search import T_ACC
 
 CANDIDATES = 1_500  # of the paper's search
-TOP = 128  # policies: of so many candidates, Algorithm 1 chooses one of these with a chance of 99.99 %
-# As short as an attack can be and still rank policies as the preset does: of sixteen lengths and strengths, tried on
-# 48 random policies and test images 0 to 15, the mean gains of this one agree well with those of 300 steps (Spearman
-# 0.89), at a third of the cost; that of 150 steps agrees a little better (0.93).
+# Policies: of so many candidates, Algorithm 1 chooses one of these with a chance of 99.99 %
+TOP = 128
+# As short as an attack can be and still rank policies as the preset does: of sixteen lengths and
+# strengths, tried on 48 random policies and test images 0 to 15, the mean gains of this one agree
+# well with those of 300 steps (Spearman 0.89), at a third of the cost; that of 150 steps agrees a
+# little better (0.93).
 SHORT = dataclasses.replace(ATTACKS["annealed-lenet"], steps=100, lr=2.0, tv=0.1)
 BLOCK = 1024  # policies in one unit of scores
 
 
 def halving(settings: Settings) -> Halving:
-    """All policies, then the best thousand on other images, then the best hundred with the whole attack."""
+    """All policies, then the best thousand on other images, then the best hundred with the whole
+    attack.
+    """
     if settings.profile == "smoke":
         attack = dataclasses.replace(SHORT, steps=settings.steps)
         rungs = (
@@ -47,7 +53,9 @@ def halving(settings: Settings) -> Halving:
 
 
 def scores(settings: Settings) -> dict[str, tuple[SweepScores, ...]]:
-    """By name: privacy scores on the attacked network and on the one of Algorithm 1, and its accuracy scores."""
+    """By name: privacy scores on the attacked network and on the one of Algorithm 1, and its
+    accuracy scores.
+    """
     small = settings.profile == "smoke"
     count = halving(settings).rungs[0].policies
     semi = semi_trained(settings)
@@ -74,9 +82,12 @@ def _untrained(unit: ModelUnit) -> ModelUnit:
 
 
 def published(settings: Settings) -> dict[tuple[int, str], AttackUnit]:
-    """Each rung's attack on all its images, by (rung, policy): no policy, and those of the paper's Table 1."""
+    """Each rung's attack on all its images, by (rung, policy): no policy, and those of the paper's
+    Table 1.
+    """
     policies = dict.fromkeys((*POLICIES, *(name for _, pair in BLOCKS.values() for name in pair)))
-    plan, few = halving(settings), list(policies)[: 2 if settings.profile == "smoke" else None]
+    plan = halving(settings)
+    few = list(policies)[: 2 if settings.profile == "smoke" else None]
     return {
         (number, label(policy)): AttackUnit(
             model=plan.model, policy=policy, attack=rung.attack, first=rung.first, last=rung.last, frames=0,
@@ -88,8 +99,11 @@ def published(settings: Settings) -> dict[tuple[int, str], AttackUnit]:
 
 
 def preferred(settings: Settings, store: Store) -> pd.Series:
-    """Chance of each policy, by its number, to be what Algorithm 1 as released chooses of `CANDIDATES` at random."""
-    device, group = device_of(settings.device), scores(settings)
+    """Chance of each policy, by its number, to be what Algorithm 1 as released chooses of
+    `CANDIDATES` at random.
+    """
+    device = device_of(settings.device)
+    group = scores(settings)
     score, accuracy = (
         np.concatenate(
             [
@@ -106,11 +120,13 @@ def preferred(settings: Settings, store: Store) -> pd.Series:
 
 
 def judged(settings: Settings, store: Store) -> Halving:
-    """Attacks on what Algorithm 1 prefers, nearly all that it ever chooses, and then on as many others at random.
+    """Attacks on what Algorithm 1 prefers, nearly all that it ever chooses, and then on as many
+    others at random.
 
     All on images that the map does not know, so many for each that the rule can tell.
     """
-    chances, plan = preferred(settings, store), halving(settings)
+    chances = preferred(settings, store)
+    plan = halving(settings)
     count = min(TOP, len(chances) // 2)
     best = chances.sort_values(ascending=False, kind="stable").index[:count].tolist()
     drawn = torch.randperm(len(chances), generator=rng(settings.seed, "random policies")).tolist()

@@ -1,4 +1,6 @@
-"""The attacks of the pages: what decides a batch of them, their starts, and how their images are identified."""
+"""The attacks of the pages: what decides a batch of them, their starts, and how their images are
+identified.
+"""
 
 import dataclasses
 from typing import ClassVar
@@ -36,10 +38,11 @@ CANDIDATES = 100  # test images among which a reconstruction is to single out it
 class AttackUnit(OnModel):
     """What decides a batch of attacks: the model, the victims' images and the attack.
 
-    The crops and flips, and the starts, are the same for every policy, defense and attack of one seed:
-    comparisons are paired. Images are the test images `first` … `last` - 1. In each of several `rounds` the policy
-    draws anew for the same images after the same crops and flips; `target` is what the client used in the first. With
-    `every` each restart is looked at too, see `attacked`.
+    The crops and flips, and the starts, are the same for every policy, defense and attack of one
+    seed: comparisons are paired. Images are the test images `first` … `last` - 1. In each of
+    several `rounds` the policy draws anew for the same images after the same crops and flips;
+    `target` is what the client used in the first. With `every` each restart is looked at too, see
+    `attacked`.
     """
 
     kind: ClassVar[str] = "attack"
@@ -127,10 +130,11 @@ def attack_unit(settings: Settings, policy: str = "", **changes: object) -> Atta
 
 
 def scaled(name: str, settings: Settings) -> Attack:
-    """A preset as it is at the full size; below it with one restart and as many gradients as the settings' steps.
+    """A preset as it is at the full size; below it with one restart and as many gradients as the
+    settings' steps.
 
-    At least two steps are left, also of L-BFGS, which takes several gradients in each. An attack that matches no
-    gradients is taken as it is.
+    At least two steps are left, also of L-BFGS, which takes several gradients in each. An attack
+    that matches no gradients is taken as it is.
     """
     attack = ATTACKS[name]
     if not isinstance(attack, GradientMatching) or settings.profile == "full":
@@ -143,14 +147,19 @@ def scaled(name: str, settings: Settings) -> Attack:
 
 
 def transformed(name: str, policy: str, last: int, *, seed: int, crop_flip: bool = True) -> Tensor:
-    """Test images 0 … `last` - 1 after crop, flip and policy, uint8; crops and flips are the same for every policy."""
+    """Test images 0 … `last` - 1 after crop, flip and policy, uint8; crops and flips are the same
+    for every policy.
+    """
     pixels = dataset(name, "test").pixels[:last]
     return transform(pixels, policy, rng=streams(seed, policy), crop_flip=crop_flip)
 
 
 def targets(unit: AttackUnit) -> tuple[Tensor, Tensor, Tensor]:
-    """Test images before and after crop, flip and policy, uint8 (B, C, H, W), and their labels (B,)."""
-    images, rows = dataset(unit.model.dataset, "test"), slice(unit.first, unit.last)
+    """Test images before and after crop, flip and policy, uint8 (B, C, H, W), and their labels
+    (B,).
+    """
+    images = dataset(unit.model.dataset, "test")
+    rows = slice(unit.first, unit.last)
     pixels = transformed(
         unit.model.dataset, unit.policy, unit.last, seed=unit.seed, crop_flip=unit.crop_flip
     )
@@ -158,9 +167,12 @@ def targets(unit: AttackUnit) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def starts(unit: AttackUnit, model: nn.Module) -> Tensor:
-    """Starts of the unit's attacks, (restarts, B, C, H, W) in [0, 1] units; image i's is the same in any range."""
+    """Starts of the unit's attacks, (restarts, B, C, H, W) in [0, 1] units; image i's is the same
+    in any range.
+    """
     shape = dataset(unit.model.dataset, "test").pixels.shape[1:]
-    draw, normalize = STARTS[getattr(unit.attack, "start", "normal")], normalization_layer(model)
+    draw = STARTS[getattr(unit.attack, "start", "normal")]
+    normalize = normalization_layer(model)
     streams = [rng(unit.seed, "start", r) for r in range(getattr(unit.attack, "restarts", 1))]
     drawn = [torch.stack([draw(shape, g, normalize) for _ in range(unit.last)]) for g in streams]
     begin = torch.stack(drawn)[:, unit.first :]
@@ -168,14 +180,18 @@ def starts(unit: AttackUnit, model: nn.Module) -> Tensor:
 
 
 def ranks(unit: AttackUnit, reconstructions: Tensor) -> dict[str, Tensor]:
-    """Rank of each true image among 100 test images by similarity to its reconstruction, (B,); 1: it is identified.
+    """Rank of each true image among 100 test images by similarity to its reconstruction, (B,); 1:
+    it is identified.
 
-    `rank_target` is among images as the client transformed them, `rank_original` among untouched ones. The hundred is
-    the one that the image belongs to, 0 … 99 or 100 … 199 and so on; see `identification`.
+    `rank_target` is among images as the client transformed them, `rank_original` among untouched
+    ones. The hundred is the one that the image belongs to, 0 … 99 or 100 … 199 and so on; see
+    `identification`.
     """
-    name, parts = unit.model.dataset, {"rank_target": [], "rank_original": []}
+    name = unit.model.dataset
+    parts = {"rank_target": [], "rank_original": []}
     for low in range(unit.first - unit.first % CANDIDATES, unit.last, CANDIDATES):
-        begin, end = max(low, unit.first), min(low + CANDIDATES, unit.last)
+        begin = max(low, unit.first)
+        end = min(low + CANDIDATES, unit.last)
         original = dataset(name, "test").pixels[low : low + CANDIDATES]
         target = transformed(
             name, unit.policy, low + len(original), seed=unit.seed, crop_flip=unit.crop_flip
@@ -189,18 +205,21 @@ def ranks(unit: AttackUnit, reconstructions: Tensor) -> dict[str, Tensor]:
 
 
 def known_ranks(unit: AttackUnit, store: Store, device: torch.device) -> Artifact:
-    """`rank_knowing` (B,): rank of each photograph for a server that knows the policy, but not what was drawn.
+    """`rank_knowing` (B,): rank of each photograph for a server that knows the policy, but not what
+    was drawn.
 
-    It compares a reconstruction with all `forms` that the policy can give to each of 100 untouched test images; shifts
-    of a crop and mirror images it tolerates as `ranks` does.
+    It compares a reconstruction with all `forms` that the policy can give to each of 100 untouched
+    test images; shifts of a crop and mirror images it tolerates as `ranks` does.
     """
 
     def compute(state: object) -> dict[str, Tensor]:
-        images, policy = dataset(unit.model.dataset, "test"), parse_policy(unit.policy)
+        images = dataset(unit.model.dataset, "test")
+        policy = parse_policy(unit.policy)
         estimates = attacked(unit, store, device)["reconstruction"].cpu()
         parts = []
         for low in range(unit.first - unit.first % CANDIDATES, unit.last, CANDIDATES):
-            begin, end = max(low, unit.first), min(low + CANDIDATES, unit.last)
+            begin = max(low, unit.first)
+            end = min(low + CANDIDATES, unit.last)
             known = to_images(forms(policy, images.pixels[low : low + CANDIDATES]))
             rows = estimates[begin - unit.first : end - unit.first]
             parts.append(identification(rows, known, torch.arange(begin, end) - low))
@@ -210,12 +229,14 @@ def known_ranks(unit: AttackUnit, store: Store, device: torch.device) -> Artifac
 
 
 def attacked(unit: AttackUnit, store: Store, device: torch.device) -> Artifact:
-    """Attack the unit's images: reconstructions, cost, trace (≤ 26 steps), frames, and metrics of each image.
+    """Attack the unit's images: reconstructions, cost, trace (≤ 26 steps), frames, and metrics of
+    each image.
 
-    Tensors: `reconstruction`, `target` and `original` (B, C, H, W) in [0, 1] (the last two uint8), `psnr`,
-    `psnr_original`, `psnr_before` (against the image after crop and flip, before the policy), `mse`, `ssim`, `cost`,
-    `stuck` and both of `ranks` (B,), `trace` (T, B), `trace_steps` (T,), `frames` (F, B, …). Of a unit with `every`
-    also `psnr_each`, `rank_each` and `cost_each` (restarts, B), of every restart; the rank is that of the target.
+    Tensors: `reconstruction`, `target` and `original` (B, C, H, W) in [0, 1] (the last two uint8),
+    `psnr`, `psnr_original`, `psnr_before` (against the image after crop and flip, before the
+    policy), `mse`, `ssim`, `cost`, `stuck` and both of `ranks` (B,), `trace` (T, B), `trace_steps`
+    (T,), `frames` (F, B, …). Of a unit with `every` also `psnr_each`, `rank_each` and `cost_each`
+    (restarts, B), of every restart; the rank is that of the target.
     """
     return store.get(
         unit.kind, unit, lambda state: _attack(unit, store, device, state), label=unit.title
@@ -230,7 +251,9 @@ def before(unit: AttackUnit) -> Tensor:
 
 
 def drawn(unit: AttackUnit, *path: int) -> tuple[Tensor, Tensor]:
-    """Member and signs of the policy for each of the unit's images, (B,) and (B, k); `path` tells rounds apart."""
+    """Member and signs of the policy for each of the unit's images, (B,) and (B, k); `path` tells
+    rounds apart.
+    """
     every = parse_policy(unit.policy).draw(unit.last, rng=streams(unit.seed, unit.policy, *path)[1])
     return tuple(part[unit.first :] for part in every)
 
@@ -251,7 +274,9 @@ def _known(unit: AttackUnit, draws: tuple[Tensor, Tensor]) -> Knowledge:
 
 def _observed(unit: AttackUnit, model: nn.Module, labels: Tensor) -> Observed:
     """What the server saw of the unit's images in all its rounds."""
-    rounds, policy, pixels = [], parse_policy(unit.policy), before(unit)
+    rounds = []
+    policy = parse_policy(unit.policy)
+    pixels = before(unit)
     for path in [(), *((r,) for r in range(1, unit.rounds))]:
         draws = drawn(unit, *path)
         images = to_images(policy.apply_draw(pixels, *draws)).to(labels.device)

@@ -30,7 +30,8 @@ from atslib.attacks.learned_correction import Learned
 from atslib.clients.training import evaluate
 from atslib.files import write_atomically
 
-EQUAL_DB = 0.05  # the mean difference up to which attacks count as equal on the same kind of device; see `verdict`
+# The mean difference up to which attacks count as equal on the same kind of device; see `verdict`
+EQUAL_DB = 0.05
 PART = 4  # images of an attack or of a score, and policies of a score, that are computed again
 DRAWN = (
     "gaussian",
@@ -84,10 +85,12 @@ class Tested(OnModel):
 
 
 def part_of(unit: Unit, draw: random.Random) -> Unit | None:
-    """A small part of a unit whose numbers must be those of the whole; None where no part has the same numbers.
+    """A small part of a unit whose numbers must be those of the whole; None where no part has the
+    same numbers.
 
-    An image's crop, policy, start and attack do not depend on the others. The noise of a defense does, and so does what
-    an attacker draws to learn on, who learns as long for a few images as for all.
+    An image's crop, policy, start and attack do not depend on the others. The noise of a defense
+    does, and so does what an attacker draws to learn on, who learns as long for a few images as for
+    all.
     """
     if isinstance(unit, ModelUnit):
         return Tested(model=unit)
@@ -102,7 +105,8 @@ def part_of(unit: Unit, draw: random.Random) -> Unit | None:
     if any(name in unit.defense for name in DRAWN):
         return None
     batch = unit.threat.batch
-    count, size = (unit.last - unit.first) // batch, -(-PART // batch)
+    count = (unit.last - unit.first) // batch
+    size = -(-PART // batch)
     skipped = draw.randrange(max(1, count - size + 1)) if unit.threat.labels == "known" else 0
     first = unit.first + skipped * batch
     return dataclasses.replace(
@@ -113,7 +117,9 @@ def part_of(unit: Unit, draw: random.Random) -> Unit | None:
 def sample(
     archive: Archive, draw: random.Random, seconds: float
 ) -> Iterator[tuple[str, dict, Unit]]:
-    """Entries in random order with a part of each, until they took about so many seconds where they were made."""
+    """Entries in random order with a part of each, until they took about so many seconds where they
+    were made.
+    """
     entries = archive.entries()
     networks = {
         key
@@ -136,20 +142,24 @@ def sample(
 def differences(
     unit: Unit, part: Unit, before: dict[str, Tensor], now: dict[str, Tensor]
 ) -> list[float]:
-    """Now minus before, one number per image (attacks: PSNR in dB), per policy and image, or one accuracy."""
+    """Now minus before, one number per image (attacks: PSNR in dB), per policy and image, or one
+    accuracy.
+    """
     if isinstance(part, SweepUnit | SweepScores):
-        name, rows = (
-            "gain" if isinstance(part, SweepUnit) else "scores",
-            slice(part.low - unit.low, part.high - unit.low),
-        )
-        old, new = before[name][..., rows, :], now[name]
+        name = "gain" if isinstance(part, SweepUnit) else "scores"
+        rows = slice(part.low - unit.low, part.high - unit.low)
+        old = before[name][..., rows, :]
+        new = now[name]
     elif isinstance(part, AttackUnit):
-        old, new = before["psnr"][part.first - unit.first : part.last - unit.first], now["psnr"]
+        old = before["psnr"][part.first - unit.first : part.last - unit.first]
+        new = now["psnr"]
     elif isinstance(part, ScoreUnit):
         rows = [unit.policies.index(policy) for policy in part.policies]
-        old, new = before["scores"][rows][:, : part.images], now["scores"]
+        old = before["scores"][rows][:, : part.images]
+        new = now["scores"]
     else:
-        old, new = before["accuracy"], now["accuracy"]
+        old = before["accuracy"]
+        new = now["accuracy"]
     same = (old == new) | (
         old.isnan() & new.isnan()
     )  # two attacks that diverged, or found the image exactly
@@ -165,9 +175,12 @@ def audit(
         seed: draws which units, and which part of each.
         store: what it says and shows; the sample goes into a folder of its own, which is deleted.
     Returns:
-        What `audit_page` puts into words: the machine, the archive's size, and the differences of each part.
+        What `audit_page` puts into words: the machine, the archive's size, and the differences of
+        each part.
     """
-    draw, place, started = random.Random(seed), device_of(device), time.monotonic()
+    draw = random.Random(seed)
+    place = device_of(device)
+    started = time.monotonic()
     workers = at_once(place, jobs)
     chosen = list(sample(archive, draw, 60 * minutes * workers))
     store.say(
@@ -215,16 +228,16 @@ def processor() -> str:
 
 
 def summaries(outcome: dict) -> list[str]:
-    """One sentence per kind: how many numbers, how far off in the mean, the spread, and for attacks `verdict`."""
+    """One sentence per kind: how many numbers, how far off in the mean, the spread, and for attacks
+    `verdict`.
+    """
     lines = []
     for kind, unit in UNITS.items():
         rows = {row["key"]: row["off"] for row in outcome["rows"] if row["kind"] == kind}
         if not rows:
             continue
-        off, units = (
-            np.concatenate(list(rows.values())),
-            np.repeat(list(rows), list(map(len, rows.values()))),
-        )
+        off = np.concatenate(list(rows.values()))
+        units = np.repeat(list(rows), list(map(len, rows.values())))
         finite = off[np.isfinite(off)]
         text = f"{WORDS[kind]}: {len(off)} numbers of {len(rows)} units, {finite.mean():+.4f} {unit} in the mean, "
         text += f"{np.median(finite):+.4f} in the median, "
@@ -238,7 +251,8 @@ def summaries(outcome: dict) -> list[str]:
 
 
 def verdict(off: np.ndarray, units: np.ndarray) -> str:
-    """Whether attacks are equal to the archive's, in words, by the 95 % interval of the mean over units.
+    """Whether attacks are equal to the archive's, in words, by the 95 % interval of the mean over
+    units.
 
     Equal: the interval lies inside the bound; not equal: outside; else it cannot be told.
 

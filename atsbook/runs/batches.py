@@ -1,4 +1,6 @@
-"""Units of gradients of several images: labels restored from them; attacks on batches, rounds and local training."""
+"""Units of gradients of several images: labels restored from them; attacks on batches, rounds and
+local training.
+"""
 
 import copy
 import dataclasses
@@ -29,9 +31,11 @@ APART = 512  # images at the end of the test set, of other clients: never in a b
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Batches:
-    """Which test images share gradients: `count` batches of `size`, drawn by `seed`, whatever is done to them.
+    """Which test images share gradients: `count` batches of `size`, drawn by `seed`, whatever is
+    done to them.
 
-    Each label occurs `amount` times, or one of them `repetition` times more than the others, which occur once.
+    Each label occurs `amount` times, or one of them `repetition` times more than the others, which
+    occur once.
     """
 
     size: int
@@ -67,7 +71,8 @@ class Batches:
             raise AtsError(
                 f"{self} has {len(groups)} different labels, and there are {classes} classes"
             )
-        stream, by_class = rng(self.seed, "batches", *groups), labels[:-APART]
+        stream = rng(self.seed, "batches", *groups)
+        by_class = labels[:-APART]
         own = [(by_class == c).nonzero().flatten() for c in range(classes)]
 
         def batch() -> Tensor:
@@ -92,7 +97,8 @@ def chosen(name: str, batches: Batches) -> tuple[Tensor, Tensor]:
 class LabelUnit(OnModel):
     """The labels of batches, restored by every rule that allows such a batch.
 
-    `head` changes the network: "signed" has tanh for its activations, "without bias" a last layer of weights alone.
+    `head` changes the network: "signed" has tanh for its activations, "without bias" a last layer
+    of weights alone.
     """
 
     kind: ClassVar[str] = "labels"
@@ -122,20 +128,18 @@ class LabelUnit(OnModel):
 
 
 def restored(unit: LabelUnit, store: Store, device: torch.device) -> Artifact:
-    """`labels` (count, size) and by rule those told, `told_<rule>`, int16, and their share, `share_<rule>` (count,)."""
+    """`labels` (count, size) and by rule those told, `told_<rule>`, int16, and their share,
+    `share_<rule>` (count,).
+    """
 
     def compute(state: object) -> dict[str, Tensor]:
         model = with_head(trained(unit.model, store, device)[0], unit.head)
         pixels, labels = chosen(unit.model.dataset, unit.batches)
-        size, seed, stream = (
-            unit.batches.size,
-            unit.batches.seed,
-            rng(unit.batches.seed, "defense", unit.defense),
-        )
-        classes, threat = (
-            dataset(unit.model.dataset, "test").num_classes,
-            ThreatModel(labels="restored", batch=size),
-        )
+        size = unit.batches.size
+        seed = unit.batches.seed
+        stream = rng(unit.batches.seed, "defense", unit.defense)
+        classes = dataset(unit.model.dataset, "test").num_classes
+        threat = ThreatModel(labels="restored", batch=size)
         allowed = {"idlg": size == 1, "minima": size <= classes}
         told: dict[str, list[Tensor]] = {rule: [] for rule in RULES if allowed.get(rule, True)}
         for part in torch.arange(len(labels)).split(size * max(1, 512 // size)):
@@ -145,10 +149,8 @@ def restored(unit: LabelUnit, store: Store, device: torch.device) -> Artifact:
             )
             for rule, parts in told.items():
                 parts.append(restore_labels(seen, rng=rng(seed, "dummy data"), rule=rule).cpu())
-        true, told = (
-            labels.unflatten(0, (-1, size)),
-            {rule: torch.cat(parts) for rule, parts in told.items()},
-        )
+        true = labels.unflatten(0, (-1, size))
+        told = {rule: torch.cat(parts) for rule, parts in told.items()}
         shares = {f"share_{rule}": label_share(each, true) for rule, each in told.items()}
         return (
             {"labels": true.short()}
@@ -177,7 +179,8 @@ class BatchUnit(OnModel):
 
     Attributes:
         rule: by which labels are restored, a key of `RULES`; "" for known ones.
-        rounds: in which the same batches are seen, each of a network one step of other clients further.
+        rounds: in which the same batches are seen, each of a network one step of other clients
+            further.
         defense: of the clients, drawn anew in each round.
         local: training before anything is sent; None for a gradient.
     """
@@ -215,10 +218,12 @@ class BatchUnit(OnModel):
 
 
 def attacked_batches(unit: BatchUnit, store: Store, device: torch.device) -> Artifact:
-    """Reconstructions beside the images that they belong to (`align`, which needs the truth), and their metrics.
+    """Reconstructions beside the images that they belong to (`align`, which needs the truth), and
+    their metrics.
 
-    Tensors: `reconstruction` (B, C, H, W) in [0, 1] and `target` uint8, `labels` and `told` (count, size), `share`,
-    `cost` (count,), and those of `outcomes` and of `at_random`, which older ones lack.
+    Tensors: `reconstruction` (B, C, H, W) in [0, 1] and `target` uint8, `labels` and `told` (count,
+    size), `share`, `cost` (count,), and those of `outcomes` and of `at_random`, which older ones
+    lack.
     """
     return store.get(
         "batches", unit, lambda state: _attack(unit, store, device, state), label=unit.title
@@ -241,7 +246,8 @@ def _attack(
         checkpoint=state, on_saved=store.check_time, progress=store.progress,
     )  # fmt: skip
     truth = to_images(pixels).unflatten(0, (-1, unit.batches.size))
-    made, told = found.images.cpu().view_as(truth), seen.labels.cpu()
+    made = found.images.cpu().view_as(truth)
+    told = seen.labels.cpu()
     pairs = [align(*each) for each in zip(made, truth, true, told, strict=True)]
     ordered = torch.stack([images[pair] for images, pair in zip(made, pairs, strict=True)])
     others = to_images(dataset(unit.model.dataset, "test").pixels[-APART:])
@@ -260,19 +266,19 @@ def _attack(
 
 
 def outcomes(made: Tensor, truth: Tensor, labels: Tensor, others: Tensor) -> dict[str, Tensor]:
-    """What reconstructions (count, size, C, H, W), in the order of their images `truth`, are worth; one of each image.
+    """What reconstructions (count, size, C, H, W), in the order of their images `truth`, are worth;
+    one of each image.
 
-    `psnr`, `mse`, `ssim`; `floor`, the PSNR of the mean image of other clients, a guess that needs no gradient;
-    `rank` of its own image among those of the batch and others, 100 in all, by `similarity` without shifts; and
-    `within`: whether it is more like its own image than like any other of its label.
+    `psnr`, `mse`, `ssim`; `floor`, the PSNR of the mean image of other clients, a guess that needs
+    no gradient; `rank` of its own image among those of the batch and others, 100 in all, by
+    `similarity` without shifts; and `within`: whether it is more like its own image than like any
+    other of its label.
     """
-    flat, images, size, rank, within = (
-        made.flatten(0, 1),
-        truth.flatten(0, 1),
-        made.shape[1],
-        [],
-        [],
-    )
+    flat = made.flatten(0, 1)
+    images = truth.flatten(0, 1)
+    size = made.shape[1]
+    rank = []
+    within = []
     for one, own, named in zip(made, truth, labels, strict=True):
         alike = similarity(one, own, shift=0).nan_to_num(nan=-torch.inf)
         alike = alike.masked_fill(named[:, None] != named, -torch.inf)
@@ -290,11 +296,14 @@ def outcomes(made: Tensor, truth: Tensor, labels: Tensor, others: Tensor) -> dic
 
 
 def at_random(made: Tensor, truth: Tensor, times: int = 100) -> dict[str, Tensor]:
-    """What reconstructions are worth that are assigned to images at random: `psnr_random` (1, times), the mean of each.
+    """What reconstructions are worth that are assigned to images at random: `psnr_random` (1,
+    times), the mean of each.
 
     So much they tell of all images together, and not of one.
     """
-    flat, images, stream = made.flatten(0, 1), truth.flatten(0, 1), rng(0, "random assignments")
+    flat = made.flatten(0, 1)
+    images = truth.flatten(0, 1)
+    stream = rng(0, "random assignments")
     orders = [torch.randperm(len(flat), generator=stream) for _ in range(times)]
     return {
         "psnr_random": torch.stack([psnr(flat[order], images).mean() for order in orders])[None]
@@ -303,7 +312,8 @@ def at_random(made: Tensor, truth: Tensor, times: int = 100) -> dict[str, Tensor
 
 def _starts(unit: BatchUnit, seen: Observed) -> Tensor:
     """Where each image begins, in [0, 1] units: the same for every attack of one kind of start."""
-    normalize, stream = normalization_layer(seen.updates[0].model), rng(unit.batches.seed, "start")
+    normalize = normalization_layer(seen.updates[0].model)
+    stream = rng(unit.batches.seed, "start")
     drawn = [
         STARTS[unit.attack.start](seen.shape, stream, normalize) for _ in range(unit.batches.images)
     ]
@@ -327,7 +337,9 @@ def _seen(unit: BatchUnit, model: nn.Module, images: Tensor, labels: Tensor) -> 
 
 def _one_step(model: nn.Module, name: str, number: int) -> nn.Module:
     """The network after a step (0.1) along the gradient of other clients' images."""
-    others, model, local = dataset(name, "test")[-APART:], copy.deepcopy(model), LocalTraining()
+    others = dataset(name, "test")[-APART:]
+    model = copy.deepcopy(model)
+    local = LocalTraining()
     rows = torch.arange(128 * number, 128 * (number + 1)) % APART
     place = next(model.parameters()).device
     images, labels = (part[rows].to(place).unsqueeze(0) for part in (others.pixels, others.labels))

@@ -1,4 +1,6 @@
-"""Units of federations: the accuracy of the global network, and attacks on what the server sees of every client."""
+"""Units of federations: the accuracy of the global network, and attacks on what the server sees of
+every client.
+"""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -36,11 +38,13 @@ class FederationUnit:
     Attributes:
         federation: with a `fraction` below 1: the network is tested on images that nobody has.
         measured: after how many rounds its accuracy is.
-        attacked: which answers are attacked: those to the network after so many rounds, so that 0 is the first.
+        attacked: which answers are attacked: those to the network after so many rounds, so that 0
+            is the first.
         attack: None where there are none.
-        view: who looks. "server": every client's answer. "sum": a server that gets the sum of all answers and nothing
-            else. "neighbour": without a server, on a ring, each participant's answer as the next one sees it, whose own
-            network it takes for the sender's; the accuracy is then the mean of all participants'.
+        view: who looks. "server": every client's answer. "sum": a server that gets the sum of all
+            answers and nothing else. "neighbour": without a server, on a ring, each participant's
+            answer as the next one sees it, whose own network it takes for the sender's; the
+            accuracy is then the mean of all participants'.
     """
 
     kind: ClassVar[str] = "federation"
@@ -69,16 +73,16 @@ class FederationUnit:
     def title(self) -> str:
         """Network, shards, what is shared and what is done against attacks."""
         f = self.federation
-        shards, shared = (
-            f"Dirichlet {f.alpha:g}" if f.alpha else "equal shards",
-            f"{f.kind} of {f.batch} images",
-        )
+        shards = f"Dirichlet {f.alpha:g}" if f.alpha else "equal shards"
+        shared = f"{f.kind} of {f.batch} images"
         who = "" if self.view == "server" else f", seen as {self.view}"
         return f"{f.model}, {f.clients} clients, {shards}, {shared}, {f.defense or 'no policy'}, seed {f.seed}{who}"
 
     @property
     def passes(self) -> float:
-        """Forward and backward of all answers, forward of all tests, and seven passes a step of an attack."""
+        """Forward and backward of all answers, forward of all tests, and seven passes a step of an
+        attack.
+        """
         f = self.federation
         images = f.clients * f.batch
         steps = 7 * self.attack.evaluations * len(self.attacked) if self.attack else 0
@@ -93,14 +97,17 @@ class FederationUnit:
 def federated(unit: FederationUnit, store: Store, device: torch.device) -> Artifact:
     """Run a federation and attack what its server sees.
 
-    Tensors: `accuracy` (measured,) in percent. Of the attacks (attacked, clients · batch), one client after the other:
-    `psnr`, `floor`, the PSNR of the mean image after the policy, both in dB, ranks among 100 of the used image,
-    `rank_target`, of the photograph, `rank_original`, and of the photograph for a server that knows the policy,
-    `rank_knowing`; `label` and `named`, whether the label was restored.
+    Tensors: `accuracy` (measured,) in percent. Of the attacks (attacked, clients · batch), one
+    client after the other: `psnr`, `floor`, the PSNR of the mean image after the policy, both in
+    dB, ranks among 100 of the used image, `rank_target`, of the photograph, `rank_original`, and of
+    the photograph for a server that knows the policy, `rank_knowing`; `label` and `named`, whether
+    the label was restored.
     """
 
     def compute(state: object) -> dict[str, Tensor]:
-        tests, measured, found = unit.federation.held_out()[:TESTED], [], []
+        tests = unit.federation.held_out()[:TESTED]
+        measured = []
+        found = []
         for past, (networks, seen) in enumerate(_history(unit)):
             if past in unit.measured:
                 measured.append(sum(accuracy(model, tests) for model in networks) / len(networks))
@@ -119,7 +126,9 @@ def federated(unit: FederationUnit, store: Store, device: torch.device) -> Artif
 def _history(
     unit: FederationUnit,
 ) -> Iterator[tuple[list[nn.Module], Callable[[], list[Observed]]]]:
-    """Each round's networks, and how to get what whoever looks sees of it, all that is attacked in one."""
+    """Each round's networks, and how to get what whoever looks sees of it, all that is attacked in
+    one.
+    """
     f = unit.federation
     if unit.view == "neighbour":
         for networks, sent in exchange(f, ring(f.clients)):
@@ -137,7 +146,9 @@ def _history(
 
 
 def _attacked(unit: FederationUnit, seen: list[Observed], past: int) -> dict[str, Tensor]:
-    f, number, stream = unit.federation, past + 1, rng(unit.federation.seed, "attack", past)
+    f = unit.federation
+    number = past + 1
+    stream = rng(unit.federation.seed, "attack", past)
     size = seen[0].threat.batch
     parts = [taken(f, client, number) for client in range(f.clients)]
     pixels, labels = (torch.cat(each) for each in zip(*parts, strict=True))
@@ -148,7 +159,8 @@ def _attacked(unit: FederationUnit, seen: list[Observed], past: int) -> dict[str
     made, told = (
         torch.cat([getattr(one, name).cpu() for one in results]) for name in ("images", "labels")
     )
-    made, named = made.view_as(truth), labels.view_as(told)
+    made = made.view_as(truth)
+    named = labels.view_as(told)
     pairs = [align(*each) for each in zip(made, truth, named, told, strict=True)]
     images = torch.stack([own[pair] for own, pair in zip(made, pairs, strict=True)]).flatten(0, 1)
     floor = _floor(f).expand_as(images).contiguous()
@@ -162,7 +174,8 @@ def _attacked(unit: FederationUnit, seen: list[Observed], past: int) -> dict[str
 
 def _floor(federation: Federation) -> Tensor:
     """The best guess of a server that knows the policy and sees no gradient, (1, C, H, W)."""
-    f, stream = federation, rng(0, "floor", federation.dataset, federation.defense)
+    f = federation
+    stream = rng(0, "floor", federation.dataset, federation.defense)
     return mean_prepared(
         f.held_out().pixels, parse_policy(f.defense), rng=stream, crop_flip=f.crop_flip
     )
@@ -172,11 +185,10 @@ def _ranks(
     federation: Federation, images: Tensor, pixels: Tensor, truth: Tensor
 ) -> dict[str, Tensor]:
     """Ranks of the true images among those of the round and others that nobody has, 100 in all."""
-    others, which = (
-        federation.held_out().pixels[-max(2, CANDIDATES - len(pixels)) :],
-        torch.arange(len(pixels)),
-    )
-    policy, hundred = parse_policy(federation.defense), torch.cat([pixels, others])
+    others = federation.held_out().pixels[-max(2, CANDIDATES - len(pixels)) :]
+    which = torch.arange(len(pixels))
+    policy = parse_policy(federation.defense)
+    hundred = torch.cat([pixels, others])
     drawn = policy.apply_draw(
         others, *policy.draw(len(others), rng=rng(0, "candidates", federation.defense))
     )

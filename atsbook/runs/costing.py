@@ -1,4 +1,6 @@
-"""What a whole profile takes on so many workers: units in the order of their needs, and what handing one out costs."""
+"""What a whole profile takes on so many workers: units in the order of their needs, and what
+handing one out costs.
+"""
 
 import dataclasses
 import datetime
@@ -23,8 +25,8 @@ from atsbook.runs.store import Artifact, Store
 
 WORKERS = (1, 8, 64)
 TRIVIAL = 300  # units that do nothing, handed out to see what that takes
-# One H100 (SXM) by its data sheet: 67 TFLOP/s in single precision, 3.35 TB/s; a number is read twice and written once.
-# Of either, what real work reaches is an assumption: a tenth to a half.
+# One H100 (SXM) by its data sheet: 67 TFLOP/s in single precision, 3.35 TB/s; a number is read
+# twice and written once. Of either, what real work reaches is an assumption: a tenth to a half.
 H100_FLOP, H100_BYTES, EACH = 67e12, 3.35e12, 12
 REACHED = (0.1, 0.5)
 
@@ -50,14 +52,19 @@ class Nothing:
 def makespan(
     times: Sequence[float], needs: Sequence[Sequence[int]], workers: int, overhead: float = 0.0
 ) -> float:
-    """Seconds until all units are done by so many workers, each taking the first unit in order whose needs are met.
+    """Seconds until all units are done by so many workers, each taking the first unit in order
+    whose needs are met.
 
     Args:
         times: seconds of each unit.
         needs: of each unit, the places of the units that come before it, all earlier in order.
         overhead: seconds for which handing out one unit keeps the others waiting.
     """
-    waiting, done, running, now, free = list(range(len(times))), set(), [], 0.0, 0.0
+    waiting = list(range(len(times)))
+    done = set()
+    running = []
+    now = 0.0
+    free = 0.0
     while waiting or running:
         ready = next((unit for unit in waiting if done.issuperset(needs[unit])), None)
         if ready is not None and len(running) < workers:
@@ -71,7 +78,9 @@ def makespan(
 
 
 def handing_out(scheduler: str | None) -> float:
-    """Seconds that a unit costs beside its work, measured with units that do nothing, on two workers."""
+    """Seconds that a unit costs beside its work, measured with units that do nothing, on two
+    workers.
+    """
     with tempfile.TemporaryDirectory() as folder:
 
         def taken(units: range) -> float:
@@ -90,22 +99,27 @@ def handing_out(scheduler: str | None) -> float:
 
 
 def whole(profile: str) -> list[Unit]:
-    """Every unit of a profile's pages, each once and after its needs; what depends on results is left out."""
+    """Every unit of a profile's pages, each once and after its needs; what depends on results is
+    left out.
+    """
     chosen = settings(profile=profile)
     return needed(unit for page in PAGES for unit in load_page(page).units(chosen).values())
 
 
 def recorded(units: Sequence[Unit], archive: Archive) -> list[float | None]:
     """Seconds that each unit took where it was made; None for one that the archive does not have."""
-    entries, store = archive.entries(), Store("")
+    entries = archive.entries()
+    store = Store("")
     return [entries.get(store.path(unit.kind, unit).stem, {}).get("seconds") for unit in units]
 
 
 def profile_rows(profile: str, rates: Rates, overhead: float, archive: Archive) -> Iterator[dict]:
-    """One row per way of knowing the times and number of workers: `low` and `high`, hours that a profile takes.
+    """One row per way of knowing the times and number of workers: `low` and `high`, hours that a
+    profile takes.
 
-    The units that the archive has, as recorded and as predicted for a core of this machine; all units as predicted for
-    such a core; and on H100s, with `low` and `high` by the shares of the data sheet in `REACHED`.
+    The units that the archive has, as recorded and as predicted for a core of this machine; all
+    units as predicted for such a core; and on H100s, with `low` and `high` by the shares of the
+    data sheet in `REACHED`.
     """
     units = whole(profile)
     known = recorded(units, archive)
@@ -147,7 +161,9 @@ def profile_rows(profile: str, rates: Rates, overhead: float, archive: Archive) 
 
 
 def measure(device: torch.device, archive: Archive) -> Iterator[dict]:
-    """All rows behind the page on costs: the rates, cases measured and predicted, overheads, and whole profiles."""
+    """All rows behind the page on costs: the rates, cases measured and predicted, overheads, and
+    whole profiles.
+    """
     load = round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None
     yield {
         "benchmark": "machine",

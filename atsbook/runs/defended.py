@@ -1,4 +1,6 @@
-"""Defenses of every kind by their strength: who attacks each, the trainings with each, and a search for a policy."""
+"""Defenses of every kind by their strength: who attacks each, the trainings with each, and a search
+for a policy.
+"""
 
 import dataclasses
 import itertools
@@ -34,7 +36,8 @@ from atslib.policies.differentiable import in_frame
 from atslib.policies.policy import sample_authors
 from atslib.rng import rng
 
-NETWORK = "relunet"  # trains in seconds and is attacked with success; without batch normalization, as DP-SGD needs
+# Trains in seconds and is attacked with success; without batch normalization, as DP-SGD needs
+NETWORK = "relunet"
 IMAGES, STEPS, TV = 32, 100, 0.02  # at most; the prior's weight was fitted on other images
 SMOOTHER = 5  # times TV, the prior against noise
 TRIAL, KEEP = (
@@ -49,8 +52,10 @@ ASKED, OTHERS, SHORT = (
     50,
 )  # policies that the search asks, images (others) that it attacks, steps
 BARE = "no crop, no flip"
-# Of all policies three that leave a blind attack least (extension 10): shifts, and two that fold bright onto dark.
-LEAST_KIND, LEAST_POLICIES = "ATS, least found of all", ("3-3-3", "2-37-0", "9-37-2")
+# Of all policies three that leave a blind attack least (extension 10): shifts, and two that fold
+# bright onto dark.
+LEAST_KIND = "ATS, least found of all"
+LEAST_POLICIES = ("3-3-3", "2-37-0", "9-37-2")
 # kind → its settings by rising strength; they come after crop and flip, and "" is these two alone
 DEFENSES: dict[str, tuple[str, ...]] = {
     "none": ("",),
@@ -118,11 +123,9 @@ def inner(settings: Settings, *, smoother: bool = False) -> Attack:
 
 def attackers(text: str, settings: Settings) -> dict[str, Attack]:
     """Who attacks a setting: the plain attack, and those that know it."""
-    (policy, rest), plain, own = (
-        parts(text),
-        inner(settings),
-        {"images": settings.dataset, "crop_flip": True},
-    )
+    (policy, rest) = parts(text)
+    plain = inner(settings)
+    own = {"images": settings.dataset, "crop_flip": True}
     name, _, strength = rest.partition(":")
     noisy = name in ("gaussian", "laplace", "dp")
     base = inner(settings, smoother=True) if noisy else plain
@@ -141,11 +144,15 @@ def attackers(text: str, settings: Settings) -> dict[str, Attack]:
 
 
 def attacks(settings: Settings, texts: Iterable[str]) -> dict[tuple[str, str, str], AttackUnit]:
-    """All attacks by (regime, setting, attacker), on the same images and starts, after the same crops and flips.
+    """All attacks by (regime, setting, attacker), on the same images and starts, after the same
+    crops and flips.
 
-    Before training all meet one network; after it each meets the first that was trained with its own setting.
+    Before training all meet one network; after it each meets the first that was trained with its
+    own setting.
     """
-    own, units, texts = place(settings), {}, list(texts)
+    own = place(settings)
+    units = {}
+    texts = list(texts)
     ends = networks(settings, texts)
     for regime, text in itertools.product(REGIMES, texts):
         policy, rest = parts(text)
@@ -164,7 +171,8 @@ def attacks(settings: Settings, texts: Iterable[str]) -> dict[tuple[str, str, st
 
 def networks(settings: Settings, texts: Iterable[str]) -> dict[tuple[str, int], ModelUnit]:
     """Short trainings with each setting by (setting, seed)."""
-    own, trained = place(settings), {}
+    own = place(settings)
+    trained = {}
     size = {"fraction": min(FRACTION, own.fraction)}
     for text in texts:
         policy, rest = parts(text)
@@ -181,13 +189,17 @@ def networks(settings: Settings, texts: Iterable[str]) -> dict[tuple[str, int], 
 
 
 def asked(settings: Settings) -> dict[str, AttackUnit]:
-    """The search's last rung: the attack through random policies, told what they drew, on other images."""
+    """The search's last rung: the attack through random policies, told what they drew, on other
+    images.
+    """
     own = dataclasses.replace(place(settings), steps=min(SHORT, settings.steps))
-    count, first = (2 if settings.profile == "smoke" else ASKED), own.images
+    count = 2 if settings.profile == "smoke" else ASKED
+    first = own.images
     drawn = dict.fromkeys(
         map(str, sample_authors(count, rng=rng(settings.seed, "policies against the attack")))
     )
-    attack, knows = ThroughPolicy(inner=inner(own)), ThreatModel(defense="draws")
+    attack = ThroughPolicy(inner=inner(own))
+    knows = ThreatModel(defense="draws")
     return {
         policy: attack_unit(
             own, policy, attack=attack, threat=knows, first=first, last=first + OTHERS
@@ -198,7 +210,9 @@ def asked(settings: Settings) -> dict[str, AttackUnit]:
 
 
 def searched(settings: Settings, store: Store) -> pd.DataFrame:
-    """One row per policy that was asked: `found`, the share of photographs, and `gain`, of the image before it."""
+    """One row per policy that was asked: `found`, the share of photographs, and `gain`, of the
+    image before it.
+    """
     rows = {}
     for policy, unit in asked(settings).items():
         table = against_before(
@@ -217,7 +231,9 @@ def tuned(asked: pd.DataFrame) -> str:
 
 
 def against_before(table: pd.DataFrame, unit: AttackUnit) -> pd.DataFrame:
-    """The rows of one unit with `gain_before`: dB above the mean image, against the image before the policy."""
+    """The rows of one unit with `gain_before`: dB above the mean image, against the image before
+    the policy.
+    """
     whole = dataset(unit.model.dataset, "test").pixels[unit.first : unit.last]
     images = to_images(before(unit) if unit.crop_flip else whole)
     floor = of_guess(policy_image(unit.model.dataset, "", unit.crop_flip), images)
@@ -226,15 +242,18 @@ def against_before(table: pd.DataFrame, unit: AttackUnit) -> pd.DataFrame:
 
 
 def visible(unit: AttackUnit) -> Tensor:
-    """Which pixels of the unit's images before the policy are left in the frame of the first round, (B, H, W) bool."""
+    """Which pixels of the unit's images before the policy are left in the frame of the first round,
+    (B, H, W) bool.
+    """
     return in_frame(forms_of(told(unit, drawn(unit)))[0], to_images(before(unit)))
 
 
 def visible_rows(unit: AttackUnit, artifact: Artifact) -> pd.DataFrame:
-    """Of the pictures that the archive keeps, one row per image: what the attack finds before the policy, in dB.
+    """Of the pictures that the archive keeps, one row per image: what the attack finds before the
+    policy, in dB.
 
-    `share` of the image before the policy that is left in the frame, `psnr` on that part, and `whole` on all; `ceiling`
-    is that of a perfect picture of what the client used, on all.
+    `share` of the image before the policy that is left in the frame, `psnr` on that part, and
+    `whole` on all; `ceiling` is that of a perfect picture of what the client used, on all.
     """
     made = to_images(as_kept(artifact["reconstruction"][:PICTURES]))
     images, target = (to_images(pixels[: len(made)]) for pixels in (before(unit), targets(unit)[1]))

@@ -1,9 +1,9 @@
 """How long work takes: what a network computes, times rates measured on the machine at hand.
 
-Work is counted in four ways: FLOP of convolutions and linear layers; numbers that layers put out (activations, on which
-narrow networks spend most of their time); numbers of gradients, one for each weight and gradient that is compared; and
-calls of layers. A training step is three forward passes, a step of an attack seven, because it takes the gradient of a
-gradient.
+Work is counted in four ways: FLOP of convolutions and linear layers; numbers that layers put out
+(activations, on which narrow networks spend most of their time); numbers of gradients, one for each
+weight and gradient that is compared; and calls of layers. A training step is three forward passes,
+a step of an attack seven, because it takes the gradient of a gradient.
 """
 
 import dataclasses
@@ -28,7 +28,9 @@ PASSES = 7  # of a step of an attack
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What a network costs: FLOP and numbers put out, of one image on its way forward; weights; and calls of layers."""
+    """What a network costs: FLOP and numbers put out, of one image on its way forward; weights; and
+    calls of layers.
+    """
 
     flop: float
     numbers: float
@@ -57,7 +59,9 @@ class Work:
         )
 
     def total(self, passes: float, gradients: float = 0.0, batches: float = 0.0) -> np.ndarray:
-        """So many passes of single images, gradients and batches: FLOP, numbers, numbers of gradients, calls, (4,)."""
+        """So many passes of single images, gradients and batches: FLOP, numbers, numbers of
+        gradients, calls, (4,).
+        """
         parts = (
             passes * self.flop,
             passes * self.numbers,
@@ -88,7 +92,9 @@ class Rates:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """An attack to time: so many gradients of `batch` images each, that is `policies` times `images` images."""
+    """An attack to time: so many gradients of `batch` images each, that is `policies` times
+    `images` images.
+    """
 
     model: str
     images: int = 8
@@ -100,7 +106,8 @@ class Case:
     @property
     def counts(self) -> tuple[float, float, float]:
         """Passes of single images, gradients and batches: those of the client, and of all steps."""
-        images, each = self.images * self.policies, 3 + PASSES * self.steps
+        images = self.images * self.policies
+        each = 3 + PASSES * self.steps
         return images * each, images / self.batch * (1 + self.steps), each
 
     def prepared(self) -> nn.Module:
@@ -112,11 +119,15 @@ class Case:
         return Work.of(self.prepared(), torch.zeros(1, 3, self.side, self.side))
 
     def measured(self, device: torch.device, *, repeats: int = 3) -> float:
-        """The seconds that it takes, the least of several runs: on a CPU of this process, whatever else is running."""
-        model, count = self.prepared().to(device), self.images * self.policies
+        """The seconds that it takes, the least of several runs: on a CPU of this process, whatever
+        else is running.
+        """
+        model = self.prepared().to(device)
+        count = self.images * self.policies
         images = torch.rand(count, 3, self.side, self.side, generator=rng(0, "images")).to(device)
         labels = torch.randint(100, (count,), generator=rng(0, "labels")).to(device)
-        attack, threat = GradientMatching(steps=self.steps), ThreatModel(batch=self.batch)
+        attack = GradientMatching(steps=self.steps)
+        threat = ThreatModel(batch=self.batch)
         clock = time.process_time if device.type == "cpu" else time.perf_counter
 
         def once() -> float:
@@ -129,7 +140,8 @@ class Case:
         return min(once() for _ in range(repeats))
 
 
-# What rates are fitted to: a tiny, a narrow and a wide network of each kind, and one image alone. Some seconds in all.
+# What rates are fitted to: a tiny, a narrow and a wide network of each kind, and one image alone.
+# Some seconds in all.
 FITTED = (
     Case(model="lenet", images=16, steps=16),
     Case(model="resnet20-1"),
@@ -157,12 +169,15 @@ JUDGED = (
     Case(model="resnet20-4", images=2),
     Case(model="resnet18-16", images=4),
 )
-# As measured on one core of this project's machines (results/costs.jsonl), for what needs no more than proportions.
+# As measured on one core of this project's machines (results/costs.jsonl), for what needs no more
+# than proportions.
 USUAL = Rates(1.1e-11, 1.4e-9, 8.3e-9, 8.9e-5)
 
 
 def fitted(cases: Sequence[Case], times: Sequence[float]) -> Rates:
-    """Rates of least squared relative error over cases and the seconds that they took; none is below 0."""
+    """Rates of least squared relative error over cases and the seconds that they took; none is
+    below 0.
+    """
     rows = np.array([case.work().total(*case.counts) for case in cases]) / np.array(times)[:, None]
     scale = rows.max(0)
     return Rates(*map(float, nnls(rows / scale, np.ones(len(rows)))[0] / scale))
@@ -175,7 +190,9 @@ def measured(device: torch.device) -> Rates:
 
 
 def points(device: torch.device) -> Iterator[dict]:
-    """One row per case, those that the rates are fitted to first: seconds measured and predicted, and the error."""
+    """One row per case, those that the rates are fitted to first: seconds measured and predicted,
+    and the error.
+    """
     times = [case.measured(device) for case in FITTED]
     rates = fitted(FITTED, times)
     yield {"benchmark": "rates", **dataclasses.asdict(rates)}

@@ -1,4 +1,6 @@
-"""Units that look at gradients without an attack: how they change in training, and what the last layer gives away."""
+"""Units that look at gradients without an attack: how they change in training, and what the last
+layer gives away.
+"""
 
 import dataclasses
 from typing import ClassVar
@@ -24,7 +26,9 @@ CANDIDATES = 100  # among whose features those of an image are singled out
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StagesUnit:
-    """Gradients of the test images 0 … `images` - 1 before a training, after some of its `steps`, and at its end."""
+    """Gradients of the test images 0 … `images` - 1 before a training, after some of its `steps`,
+    and at its end.
+    """
 
     kind: ClassVar[str] = "stages"
 
@@ -61,21 +65,24 @@ class StagesUnit:
 def through_training(unit: StagesUnit, store: Store, device: torch.device) -> Artifact:
     """What stage and image have to do with length and direction of a gradient.
 
-    `norm` (S, N). Of directions, gradients of length 1, in sums of squares: `direction_all` (N,) around the mean of
-    all, `direction_image` (N,) what the mean over the stages tells of the image, `direction_stage` () what the mean
-    over the images tells of the stage. `same_stage` (S,) mean cosine of two images at one stage, `same_image` (S, S) of
-    one image at two stages.
+    `norm` (S, N). Of directions, gradients of length 1, in sums of squares: `direction_all` (N,)
+    around the mean of all, `direction_image` (N,) what the mean over the stages tells of the image,
+    `direction_stage` () what the mean over the images tells of the stage. `same_stage` (S,) mean
+    cosine of two images at one stage, `same_image` (S, S) of one image at two stages.
     """
 
     def compute(state: object) -> dict[str, Tensor]:
         images = dataset(unit.model.dataset, "test")[: unit.images]
-        pixels, labels = to_images(images.pixels).to(device), images.labels.to(device)
+        pixels = to_images(images.pixels).to(device)
+        labels = images.labels.to(device)
         rows = [
             example_gradients(trained(model, store, device)[0], pixels, labels).cpu()
             for model in unit.models
         ]
         directions = torch.stack([F.normalize(row, dim=1) for row in rows])  # (S, N, P)
-        mean, by_image, by_stage = directions.mean((0, 1)), directions.mean(0), directions.mean(1)
+        mean = directions.mean((0, 1))
+        by_image = directions.mean(0)
+        by_stage = directions.mean(1)
         stages, count = directions.shape[:2]
         whole = count * by_stage.square().sum(1)
         return {
@@ -117,27 +124,32 @@ class FeatureUnit(OnModel):
 
 
 def features_read(unit: FeatureUnit, store: Store, device: torch.device) -> Artifact:
-    """Of each image: the error of its features in shares of their length, and whose they are most like.
+    """Of each image: the error of its features in shares of their length, and whose they are most
+    like.
 
-    `error`, `error_mean` (of the mean features of other clients, a guess that needs no gradient), `rank_target` of the
-    image among 100 that the policy transformed, `rank_original` among 100 untouched ones; (B,) each. Ranks are by
-    correlation, the mean features taken off. nan and 100 where a gradient says nothing.
+    `error`, `error_mean` (of the mean features of other clients, a guess that needs no gradient),
+    `rank_target` of the image among 100 that the policy transformed, `rank_original` among 100
+    untouched ones; (B,) each. Ranks are by correlation, the mean features taken off. nan and 100
+    where a gradient says nothing.
     """
 
     def compute(state: object) -> dict[str, Tensor]:
-        model, size = trained(unit.model, store, device)[0], unit.batches.size
+        model = trained(unit.model, store, device)[0]
+        size = unit.batches.size
         pixels, labels = chosen(unit.model.dataset, unit.batches)
         both = torch.cat([pixels, dataset(unit.model.dataset, "test").pixels[-APART:]])
         used = transform(
             both, unit.policy, rng=streams(unit.batches.seed, unit.policy), crop_flip=False
         )
         original, target = (_features(model, to_images(x).to(device)) for x in (both, used))
-        count, parts = len(pixels), []
+        count = len(pixels)
+        parts = []
         for part in torch.arange(count).split(size * max(1, 64 // size)):
             images = to_images(used[part]).to(device)
             seen = observe(model, images, labels[part], threat=ThreatModel(batch=size))
             parts.append(_rows(seen.model, seen.gradients, labels[part].view(-1, size)).cpu())
-        found, own = torch.cat(parts), target[:count]
+        found = torch.cat(parts)
+        own = target[:count]
         return {
             "error": (found - own).norm(dim=1) / own.norm(dim=1),
             "error_mean": (target[count:].mean(0) - own).norm(dim=1) / own.norm(dim=1),
@@ -170,11 +182,14 @@ def _rows(model: nn.Module, gradients: Tensor, labels: Tensor) -> Tensor:
 
 
 def _among(found: Tensor, features: Tensor, count: int) -> Tensor:
-    """Rank of each of the first `count` features among 100 of them and others, by correlation without their mean."""
+    """Rank of each of the first `count` features among 100 of them and others, by correlation
+    without their mean.
+    """
     found, features = (
         F.normalize(x - features[count:].mean(0), dim=1).nan_to_num() for x in (found, features)
     )
-    scores, rows = found @ features.T, torch.arange(count)
+    scores = found @ features.T
+    rows = torch.arange(count)
     block = (
         rows - rows % CANDIDATES
     )  # each is among the hundred that it is in, filled up by other clients' images
@@ -185,18 +200,18 @@ def _among(found: Tensor, features: Tensor, count: int) -> Tensor:
 
 
 def rolled_ranks(unit: AttackUnit, store: Store, device: torch.device) -> Artifact:
-    """`rank_rolled` (B,): as `rank_target`, with all circular shifts tolerated; `psnr_rolled` (B,), at the best one.
+    """`rank_rolled` (B,): as `rank_target`, with all circular shifts tolerated; `psnr_rolled` (B,),
+    at the best one.
 
     For networks that do not see where something is: their reconstructions are right up to a shift.
     """
 
     def compute(state: object) -> dict[str, Tensor]:
-        made, target = (
-            attacked(unit, store, device)["reconstruction"].cpu(),
-            to_images(targets(unit)[1]),
-        )
+        made = attacked(unit, store, device)["reconstruction"].cpu()
+        target = to_images(targets(unit)[1])
         names = dataset(unit.model.dataset, "test").pixels[unit.last : unit.first + CANDIDATES]
-        candidates, own = torch.cat([target, to_images(names)]), torch.arange(len(made))
+        candidates = torch.cat([target, to_images(names)])
+        own = torch.arange(len(made))
         _, down, right = rolled(made, target)
         moved = torch.stack(
             [x.roll((int(down[i, i]), int(right[i, i])), (1, 2)) for i, x in enumerate(target)]

@@ -1,4 +1,6 @@
-"""The units of the page on Inverting Gradients: every claim's cells, and the sizes that they are measured at."""
+"""The units of the page on Inverting Gradients: every claim's cells, and the sizes that they are
+measured at.
+"""
 
 import dataclasses
 
@@ -22,10 +24,8 @@ from atslib.clients.training import TrainConfig
 from atslib.clients.updates import LocalTraining
 
 KEYS = ("line", "where", "what")  # of a unit, beside what its table has
-RESNET, LENET = (
-    ATTACKS["annealed-resnet"],
-    dataclasses.replace(ATTACKS["annealed-lenet"], steps=200),
-)
+RESNET = ATTACKS["annealed-resnet"]
+LENET = dataclasses.replace(ATTACKS["annealed-lenet"], steps=200)
 ONE_STAGE = dataclasses.replace(RESNET, steps=100)
 STRONGEST = {"lenet": LENET, "convnet-16": ATTACKS["annealed-convnet"], "resnet20-1": ONE_STAGE}
 DISTANCES = {
@@ -99,7 +99,9 @@ def variants(line: str) -> dict[str, dict[str, object]]:
 
 
 def varied(attack: GradientMatching, evaluations: int, **fields: object) -> GradientMatching:
-    """The attack with other fields and so many gradients of its cost; of L-BFGS in five outer steps."""
+    """The attack with other fields and so many gradients of its cost; of L-BFGS in five outer
+    steps.
+    """
     attack = dataclasses.replace(attack, steps=evaluations, **fields)
     return (
         dataclasses.replace(attack, steps=5, inner=evaluations // 5)
@@ -109,7 +111,9 @@ def varied(attack: GradientMatching, evaluations: int, **fields: object) -> Grad
 
 
 def trials() -> dict[tuple, AttackUnit]:
-    """Every step size of every attack of lines C2 and C3, on other images: by line, place, attack and step size."""
+    """Every step size of every attack of lines C2 and C3, on other images: by line, place, attack
+    and step size.
+    """
     found = {}
     for line in ("C2", "C3"):
         for where, (model, attack) in places().items():
@@ -154,7 +158,9 @@ BEST: dict[tuple[str, str, str], float] = {
 
 
 def tuned(line: str, where: str, name: str, evaluations: int, restarts: int = 1) -> AttackUnit:
-    """The attack of a line at its best step size, on the images of all lines; each of several restarts is kept."""
+    """The attack of a line at its best step size, on the images of all lines; each of several
+    restarts is kept.
+    """
     model, attack = places()[where]
     own = varied(attack, evaluations, lr=BEST[line, where, name], **variants(line)[name])
     return single(model, dataclasses.replace(own, restarts=restarts), every=restarts > 1)
@@ -187,8 +193,11 @@ def attack_units(settings: Settings) -> dict[tuple, AttackUnit]:
 
 
 def _restarts() -> dict[tuple, AttackUnit]:
-    """As many starts for every attack; on the ResNet of the two that the claim is about, with fewer steps."""
-    where, most = ("LeNet, initial", "ResNet20-1, initial"), RESTARTS[-1]
+    """As many starts for every attack; on the ResNet of the two that the claim is about, with fewer
+    steps.
+    """
+    where = ("LeNet, initial", "ResNet20-1, initial")
+    most = RESTARTS[-1]
     found = {
         ("O4", where[0], name): tuned("C2", where[0], name, LENET.steps, most) for name in DISTANCES
     }
@@ -230,7 +239,8 @@ def _networks() -> dict[tuple, AttackUnit]:
     for name, paddings in PADDED.items():
         for padding in paddings:
             model = network(f"{name}-{padding}" if padding else name)
-            # A draw of their own: shifts are looked for in all images, of which the archive keeps a few.
+            # A draw of their own: shifts are looked for in all images, of which the archive keeps a
+            # few.
             found["C7", name, padding or "zeros"] = single(model, STRONGEST[name], seed=7)
     return found
 
@@ -320,7 +330,9 @@ def _named(table: pd.DataFrame, key: tuple) -> pd.DataFrame:
 def attack_rows(
     key: tuple, unit: AttackUnit, artifact: Artifact, store: Store, device: torch.device
 ) -> pd.DataFrame:
-    """One row per image of an attack; of padded networks also what it is worth at the best circular shift."""
+    """One row per image of an attack; of padded networks also what it is worth at the best circular
+    shift.
+    """
     table = image_rows(artifact, unit)[
         ["image", "psnr", "gain", "floor_policy", "ssim", "cost", "rank_target"]
     ]
@@ -367,7 +379,8 @@ def feature_rows(key: tuple, unit: FeatureUnit, artifact: Artifact) -> pd.DataFr
 def stage_rows(artifact: Artifact) -> list[pd.DataFrame]:
     """Sums of squares of each image, of the logarithm of the length and of the direction."""
     length = artifact["norm"].double().log10().numpy()
-    mean, count = length.mean(), len(length)
+    mean = length.mean()
+    count = len(length)
     by_image, by_stage = (np.square(length.mean(axis) - mean) for axis in (0, 1))
     each = np.square(length - mean).sum(0), count * by_image, by_stage.sum()
     ways = (artifact[f"direction_{of}"].numpy() for of in ("all", "image", "stage"))

@@ -1,4 +1,6 @@
-"""What an attack finds layer by layer and frequency by frequency: gradients at its iterates, its error's spectrum."""
+"""What an attack finds layer by layer and frequency by frequency: gradients at its iterates, its
+error's spectrum.
+"""
 
 import numpy as np
 import pandas as pd
@@ -29,14 +31,15 @@ def convolutions(model: nn.Module) -> list[str]:
 def layer_similarity(
     model: nn.Module, frames: Tensor, target: Tensor, labels: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Cosine of each convolution's gradient, and of the whole one, at each iterate to that at the target.
+    """Cosine of each convolution's gradient, and of the whole one, at each iterate to that at the
+    target.
 
     Args:
         model: in eval mode, as victim and attacker run it.
         frames: (F, B, C, H, W) floats in [0, 1]; `target` is (B, C, H, W), `labels` (B,).
     Returns:
-        (L, F, B), the layers of `convolutions`, and (F, B), the whole gradient, in [-1, 1]; 1 is the same direction. 0
-        where a gradient vanishes.
+        (L, F, B), the layers of `convolutions`, and (F, B), the whole gradient, in [-1, 1]; 1 is
+        the same direction. 0 where a gradient vanishes.
     """
     names = [name for name, _ in model.named_parameters()]
     kept = [names.index(name) for name in convolutions(model)]
@@ -70,13 +73,16 @@ def third(position: int, layers: int) -> str:
 
 
 def similarities(unit: AttackUnit, store: Store, device: torch.device) -> Artifact:
-    """Of the unit's attack, see `layer_similarity`: `last` (L, B), of its last iterate, and `groups` (4, F, B).
+    """Of the unit's attack, see `layer_similarity`: `last` (L, B), of its last iterate, and
+    `groups` (4, F, B).
 
-    The groups are those of `GROUPS`: the whole gradient, the first layer, and the means of the thirds.
+    The groups are those of `GROUPS`: the whole gradient, the first layer, and the means of the
+    thirds.
     """
 
     def compute(state: object) -> dict[str, Tensor]:
-        attack, (model, _) = attacked(unit, store, device), trained(unit.model, store, device)
+        attack = attacked(unit, store, device)
+        (model, _) = trained(unit.model, store, device)
         frames, target, labels = (attack[n].to(device) for n in ("frames", "target", "labels"))
         layers, whole = layer_similarity(model, frames, to_images(target), labels)
         thirds = [third(i, len(layers)) for i in range(len(layers))]
@@ -91,10 +97,8 @@ def similarities(unit: AttackUnit, store: Store, device: torch.device) -> Artifa
 
 def layer_rows(unit: AttackUnit, store: Store, device: torch.device) -> pd.DataFrame:
     """One row per layer and image at the last iterate."""
-    last, names = (
-        similarities(unit, store, device)["last"].double().numpy(),
-        convolutions(network(unit.model)),
-    )
+    last = similarities(unit, store, device)["last"].double().numpy()
+    names = convolutions(network(unit.model))
     layers, images = last.shape
     return pd.DataFrame(
         {
@@ -110,7 +114,8 @@ def layer_rows(unit: AttackUnit, store: Store, device: torch.device) -> pd.DataF
 def group_rows(unit: AttackUnit, store: Store, device: torch.device) -> pd.DataFrame:
     """One row per iterate, image and group of layers, see `GROUPS`."""
     groups = similarities(unit, store, device)["groups"].double().numpy()
-    steps, images = frame_steps(unit.frames, unit.attack.steps), groups.shape[2]
+    steps = frame_steps(unit.frames, unit.attack.steps)
+    images = groups.shape[2]
     keys = {"iteration": np.repeat(steps, images), "image": np.tile(range(images), len(steps))}
     parts = zip(GROUPS, groups, strict=True)
     return pd.concat(
@@ -124,8 +129,8 @@ def radial_power(images: Tensor) -> Tensor:
     Args:
         images: (B, C, H, W).
     Returns:
-        (B, min(H, W) // 2 + 1), mean squared amplitude at 0, 1, … cycles an image. Entry 0 is the squared mean
-        of the pixels; the corners beyond the highest frequency of a row are left out.
+        (B, min(H, W) // 2 + 1), mean squared amplitude at 0, 1, … cycles an image. Entry 0 is the
+        squared mean of the pixels; the corners beyond the highest frequency of a row are left out.
     """
     height, width = images.shape[-2:]
     power = (torch.fft.fft2(images.double()) / (height * width)).abs().square().mean(1)
@@ -140,7 +145,9 @@ def radial_power(images: Tensor) -> Tensor:
 
 
 def spectra(unit: AttackUnit, store: Store, device: torch.device) -> Artifact:
-    """`error_power`, of reconstruction minus target, and `target_power`, its own, (B, frequencies) of an attack."""
+    """`error_power`, of reconstruction minus target, and `target_power`, its own, (B, frequencies)
+    of an attack.
+    """
 
     def compute(state: object) -> dict[str, Tensor]:
         attack = attacked(unit, store, device)

@@ -1,4 +1,6 @@
-"""The units of the page on general deep leakage: every cell of its tables, and the sizes that they are measured at."""
+"""The units of the page on general deep leakage: every cell of its tables, and the sizes that they
+are measured at.
+"""
 
 import dataclasses
 
@@ -48,7 +50,8 @@ def label_units(settings: Settings) -> dict[tuple, LabelUnit]:
         )
         return {("Table 4", "each label 2 times", settings.dataset, 4): small}
     found: dict[tuple, LabelUnit] = {}
-    tiny, ten = network("tinyimagenet"), network("cifar10")
+    tiny = network("tinyimagenet")
+    ten = network("cifar10")
     for extra in range(9):
         unit = LabelUnit(
             model=tiny, batches=Batches(size=16, count=CELLS, seed=FRESH, repetition=extra)
@@ -68,11 +71,11 @@ def label_units(settings: Settings) -> dict[tuple, LabelUnit]:
 
 
 def _elsewhere() -> dict[tuple, LabelUnit]:
-    """Where the paper does not look: batches of 16, each label twice, on other networks and defended gradients."""
-    twice, train = (
-        Batches(size=16, count=CELLS, seed=FRESH, amount=2),
-        TrainConfig(epochs=TRAINED_EPOCHS),
-    )
+    """Where the paper does not look: batches of 16, each label twice, on other networks and
+    defended gradients.
+    """
+    twice = Batches(size=16, count=CELLS, seed=FRESH, amount=2)
+    train = TrainConfig(epochs=TRAINED_EPOCHS)
     hundred = network("cifar100")
     wide = dataclasses.replace(hundred, model="resnet20-1")
     semi = dataclasses.replace(wide, fraction=SEMI_FRACTION, train=TrainConfig(epochs=SEMI_EPOCHS))
@@ -128,10 +131,8 @@ def with_terms(attack: GradientMatching, setting: str) -> GradientMatching:
 def attack_units(settings: Settings) -> dict[tuple, BatchUnit]:
     """Attacks by `KEYS`: table, setting, dataset, batch."""
     if settings.profile == "smoke":
-        strong, batches = (
-            dataclasses.replace(STRONG, steps=settings.steps),
-            Batches(size=2, count=2),
-        )
+        strong = dataclasses.replace(STRONG, steps=settings.steps)
+        batches = Batches(size=2, count=2)
         base = BatchUnit(model=network(settings.dataset), attack=strong, batches=batches)
         more = {"1 update": base, "2 updates": dataclasses.replace(base, rounds=2)}
         return {("Table 1", name, settings.dataset, 2): unit for name, unit in more.items()}
@@ -157,7 +158,8 @@ def _ablations() -> dict[tuple, BatchUnit]:
 
 
 def _several(own: str) -> dict[tuple, BatchUnit]:
-    """Table 1: batches of 16 different labels, one to four updates, and GradInversion's labels and penalties.
+    """Table 1: batches of 16 different labels, one to four updates, and GradInversion's labels and
+    penalties.
 
     A data set of one's own, such as ImageNet at 224 pixels, is one more.
     """
@@ -214,7 +216,9 @@ def _weights() -> dict[tuple, BatchUnit]:
 
 
 def _policies() -> dict[tuple, BatchUnit]:
-    """The same image under new draws of a policy in each round, by a server that does not know the policy."""
+    """The same image under new draws of a policy in each round, by a server that does not know the
+    policy.
+    """
     base = BatchUnit(
         model=network("cifar100"),
         attack=STRONG,

@@ -21,7 +21,8 @@ from atsbook.texts.coverage import coverage_page
 from atsbook.texts.effects import insert_effects
 from atslib.errors import AtsError
 
-# Of each page, made beside others: more threads than cores wait for each other, and all take many times as long.
+# Of each page, made beside others: more threads than cores wait for each other, and all take many
+# times as long.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 PAGES_AT_ONCE = 4  # at most, where no number of jobs is given: a kernel is about half a gigabyte
 
@@ -30,12 +31,14 @@ PAGES_AT_ONCE = 4  # at most, where no number of jobs is given: a kernel is abou
 def executing(
     jobs: int | None, parameters: dict[str, object], root: Path, store: Store
 ) -> Iterator[Callable[[str], None]]:
-    """A function that begins to execute a page beside whatever the run does; the end waits for all of them.
+    """A function that begins to execute a page beside whatever the run does; the end waits for all
+    of them.
 
-    A page that failed ends the run when the next one is begun, or at the end; none is begun after it. Until then this
-    process works with one thread, as each page does.
+    A page that failed ends the run when the next one is begun, or at the end; none is begun after
+    it. Until then this process works with one thread, as each page does.
     """
-    begun, threads = [], torch.get_num_threads()
+    begun = []
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with ThreadPoolExecutor(jobs or min(PAGES_AT_ONCE, os.cpu_count() or 1)) as pool:
 
@@ -59,7 +62,8 @@ def executing(
 def execute(name: str, parameters: dict[str, object], *, root: Path, store: Store) -> None:
     """Run one notebook by papermill into book/results/; a failed page keeps the one that was there.
 
-    Papermill has a process of its own: it changes the folder of the one it runs in, and pages are made side by side.
+    Papermill has a process of its own: it changes the folder of the one it runs in, and pages are
+    made side by side.
     """
     page = root / "book" / "results" / f"{name}.ipynb"
     page.parent.mkdir(parents=True, exist_ok=True)
@@ -125,9 +129,12 @@ def _failure(partial: Path) -> str | None:
 
 
 def publish_answers(root: Path) -> None:
-    """Rewrite what is made from results/: answers in README and book, speed, costs, coverage, measured deviations."""
+    """Rewrite what is made from results/: answers in README and book, speed, costs, coverage,
+    measured deviations.
+    """
     insert_answers(root / "README.md", answers(root / "results"))
-    results, book = root / "results", root / "book"
+    results = root / "results"
+    book = root / "book"
     made = {
         "answers": answers(results, link="results/{}.ipynb"),
         "speed": f"{speed_table(results / 'speed.jsonl')}\n{steps_table(results)}",
@@ -143,7 +150,8 @@ def publish_answers(root: Path) -> None:
 
 def build_book(root: Path, store: Store) -> None:
     """`jupyter-book build book` with warnings as errors; says where the book is."""
-    start = "from jupyter_book.cli.main import main; main()"  # the package has no `python -m` of its own
+    # The package has no `python -m` of its own
+    start = "from jupyter_book.cli.main import main; main()"
     command = [sys.executable, "-c", start, "build", "book", "-W", "--keep-going", "--quiet"]
     if subprocess.run(command, cwd=root, check=False).returncode:
         raise AtsError("the book did not build; the lines above say why")

@@ -45,10 +45,12 @@ def dataset(name: str, split: str) -> Images:
 
 
 class Unit(Protocol):
-    """A piece of work shared by pages: one artifact of the store, made when the units that it `needs` are there.
+    """A piece of work shared by pages: one artifact of the store, made when the units that it
+    `needs` are there.
 
-    A unit is a frozen dataclass; its fields are the artifact's key. `title` names it for a person, `passes` is
-    its cost in forward passes of one image through its network (a backward pass counts two).
+    A unit is a frozen dataclass; its fields are the artifact's key. `title` names it for a person,
+    `passes` is its cost in forward passes of one image through its network (a backward pass counts
+    two).
     """
 
     kind: ClassVar[str]
@@ -141,20 +143,26 @@ def model_unit(settings: Settings, policy: str = "", **changes: object) -> Model
 
 
 def semi_trained(settings: Settings) -> ModelUnit:
-    """The network that privacy scores are computed on (paper, Algorithm 1): no policy, little data, few epochs."""
+    """The network that privacy scores are computed on (paper, Algorithm 1): no policy, little data,
+    few epochs.
+    """
     train = TrainConfig(policy="", epochs=settings.semi_epochs)
     return model_unit(settings, fraction=settings.semi_fraction, train=train)
 
 
 def victim(settings: Settings, policy: str = "") -> ModelUnit:
-    """The network that is attacked: by the settings' regime the client's trained one, or an untrained one."""
+    """The network that is attacked: by the settings' regime the client's trained one, or an
+    untrained one.
+    """
     if settings.regime == "trained":
         return model_unit(settings, policy)
     return model_unit(settings, model=settings.attacked or settings.model, train=None, fraction=1.0)
 
 
 def network(unit: ModelUnit) -> nn.Module:
-    """The untrained network of a unit; all policies and paddings of one seed share their initial weights."""
+    """The untrained network of a unit; all policies and paddings of one seed share their initial
+    weights.
+    """
     images = dataset(unit.dataset, "test")
     padding = next((f"-{name}" for name in PADDINGS if unit.model.endswith(name)), "")
     return build_model(
@@ -177,15 +185,17 @@ def trained(
 ) -> tuple[nn.Module, Artifact | None]:
     """The unit's network on `device`, with its artifact: weights, `history` and `accuracy` ().
 
-    `history` (epochs, 4): loss, lr, seconds, and percent correct of the first `CURVE_IMAGES` test images.
-    Where it must be trained, `on_batch` is called before each batch. What it raises ends the training, which
-    another call takes up at the last whole epoch. A network on its way leaves those of `STAGES` before it in the
-    store too, and one at its end those of `stages`.
+    `history` (epochs, 4): loss, lr, seconds, and percent correct of the first `CURVE_IMAGES` test
+    images. Where it must be trained, `on_batch` is called before each batch. What it raises ends
+    the training, which another call takes up at the last whole epoch. A network on its way leaves
+    those of `STAGES` before it in the store too, and one at its end those of `stages`.
     """
-    model, on_the_way = network(unit).to(device), STAGES if unit.step else stages
+    model = network(unit).to(device)
+    on_the_way = STAGES if unit.step else stages
     if unit.train is None:
         return model, None
-    # A hook is before tests, too, whose batches are not those of the training; attacks must not meet it.
+    # A hook is before tests, too, whose batches are not those of the training; attacks must not
+    # meet it.
     hook = (
         model.register_forward_pre_hook(lambda net, batch: on_batch() if net.training else None)
         if on_batch
@@ -208,7 +218,9 @@ def trained(
 def _train(
     unit: ModelUnit, model: nn.Module, store: Store, stages: Sequence[int], state: object
 ) -> dict[str, Tensor]:
-    """Train the unit's `model` in place, from the saved `state` of an earlier call if there is one; its artifact."""
+    """Train the unit's `model` in place, from the saved `state` of an earlier call if there is one;
+    its artifact.
+    """
     train = dataset(unit.dataset, "train").subset(unit.fraction, rng=rng(unit.seed, "subset"))
     test = dataset(unit.dataset, "test")
     few = test[:CURVE_IMAGES]
@@ -249,7 +261,8 @@ class _Reached(Exception):
 def _pass(
     step: int, unit: ModelUnit, model: nn.Module, store: Store, stages: Sequence[int]
 ) -> None:
-    """After a step of the unit's training: keep the network at one of `stages`, end the training at the unit's own.
+    """After a step of the unit's training: keep the network at one of `stages`, end the training at
+    the unit's own.
 
     Raises:
         _Reached: it is at the unit's own step.
@@ -276,7 +289,9 @@ def _weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 class _Absent(nn.Module):
-    """A network whose weights the archive of evidence leaves out: its accuracy is known, but it cannot run."""
+    """A network whose weights the archive of evidence leaves out: its accuracy is known, but it
+    cannot run.
+    """
 
     def __init__(self, title: str):
         super().__init__()

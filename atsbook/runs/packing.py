@@ -1,4 +1,6 @@
-"""What is kept of one unit: its numbers as a table, its pictures as a sheet, the rest as tensors, and back again."""
+"""What is kept of one unit: its numbers as a table, its pictures as a sheet, the rest as tensors,
+and back again.
+"""
 
 import csv
 import io
@@ -39,9 +41,12 @@ def packed(artifact: Artifact, without: Sequence[str] = ()) -> tuple[dict, dict[
     """An artifact's line of the index but for the hashes, and its files by their ending.
 
     Args:
-        without: first parts of names; these tensors are left out, and with `reconstruction` the sheet.
+        without: first parts of names; these tensors are left out, and with `reconstruction` the
+            sheet.
     """
-    tensors, parts, line = artifact.tensors, {}, dict(artifact.facts)
+    tensors = artifact.tensors
+    parts = {}
+    line = dict(artifact.facts)
     columns = _columns(tensors, line["config"])
     if columns:
         parts[TABLE] = _table(tensors, columns, line["config"].get("first", 0))
@@ -50,7 +55,8 @@ def packed(artifact: Artifact, without: Sequence[str] = ()) -> tuple[dict, dict[
         }
     count = 0 if "reconstruction" in without else _few(line["config"])
     if len(few := tensors.get("reconstruction", ())[:count]):
-        parts[SHEET], line["pictures"] = _sheet(few), list(few.shape)
+        parts[SHEET] = _sheet(few)
+        line["pictures"] = list(few.shape)
     never = {*columns, *NEVER_KEPT, *without}
     rest = {name: value for name, value in tensors.items() if name.split(".")[0] not in never}
     while sum(value.nbytes for value in rest.values()) > FILE_LIMIT:
@@ -76,12 +82,16 @@ def packed(artifact: Artifact, without: Sequence[str] = ()) -> tuple[dict, dict[
 
 
 def _few(config: dict) -> int:
-    """How many reconstructions are kept: none of a trial, and none of a further draw, which no page shows."""
+    """How many reconstructions are kept: none of a trial, and none of a further draw, which no page
+    shows.
+    """
     return PICTURES * (config.get("first", 0) < TRIALS and not config.get("seed", 0))
 
 
 def unpacked(parts: dict[str, bytes], line: dict) -> Tensors:
-    """The tensors in a unit's files by their ending; of reconstructions those on the sheet, as rounded there."""
+    """The tensors in a unit's files by their ending; of reconstructions those on the sheet, as
+    rounded there.
+    """
     data = (
         _from_planes(lzma.decompress(parts[COMPRESSED]))
         if COMPRESSED in parts
@@ -95,7 +105,9 @@ def unpacked(parts: dict[str, bytes], line: dict) -> Tensors:
 
 
 def _planes(data: bytes) -> bytes:
-    """The first bytes of all groups of four, then all second ones, and so on: exponents of float32 come together."""
+    """The first bytes of all groups of four, then all second ones, and so on: exponents of float32
+    come together.
+    """
     whole = len(data) // 4 * 4
     return np.frombuffer(data[:whole], np.uint8).reshape(-1, 4).T.tobytes() + data[whole:]
 
@@ -106,7 +118,9 @@ def _from_planes(data: bytes) -> bytes:
 
 
 def _columns(tensors: Tensors, config: object) -> dict[str, list[str]]:
-    """Which tensors have one number per image, or per policy and image, and the titles of their columns."""
+    """Which tensors have one number per image, or per policy and image, and the titles of their
+    columns.
+    """
     images = next((tensors[name].shape for name in ("psnr", "cost") if name in tensors), None)
     one_each = (
         images is not None and len(images) == 1
@@ -147,12 +161,16 @@ def _from_table(data: bytes, columns: dict[str, list]) -> Tensors:
 
 
 def as_kept(images: Tensor) -> Tensor:
-    """Images in [0, 1] as they come back from a sheet, uint8: every third grey level from black to white."""
+    """Images in [0, 1] as they come back from a sheet, uint8: every third grey level from black to
+    white.
+    """
     return images.nan_to_num().clamp(0, 1).mul(255 / LEVEL).round().mul(LEVEL).byte()
 
 
 def _sheet(images: Tensor) -> bytes:
-    """(B, C, H, W) in [0, 1] → a lossless WebP, four in a row, of every third grey level from black to white."""
+    """(B, C, H, W) in [0, 1] → a lossless WebP, four in a row, of every third grey level from black
+    to white.
+    """
     blank = images.new_zeros(-len(images) % ACROSS, *images.shape[1:])
     pixels = as_kept(torch.cat([images, blank]))
     rows = (

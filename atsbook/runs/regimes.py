@@ -1,8 +1,9 @@
 """The regimes in which a client can be attacked, and evidence by regime, network and policy.
 
-`initial` is round 0 of any federation: an untrained network. `early` is after some steps of its client's training, on
-all of the data and with its policy, and `trained` is at the end of that. `semi` is trained without a policy on 10 % of
-the data, the network on which the paper scores policies. A defense can be judged only where undefended attacks work.
+`initial` is round 0 of any federation: an untrained network. `early` is after some steps of its
+client's training, on all of the data and with its policy, and `trained` is at the end of that.
+`semi` is trained without a policy on 10 % of the data, the network on which the paper scores
+policies. A defense can be judged only where undefended attacks work.
 """
 
 import dataclasses
@@ -31,7 +32,8 @@ def training_steps(name: str, train: TrainConfig, fraction: float = 1.0) -> int:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cell:
-    """Which network is attacked, when, how, and on how many images: one place where a defense can be judged.
+    """Which network is attacked, when, how, and on how many images: one place where a defense can
+    be judged.
 
     Attributes:
         regime: one of `REGIMES`.
@@ -85,13 +87,13 @@ class Cell:
         return training_steps(self.dataset, train, self.network("").fraction)
 
     def unit(self, policy: str, draw: int = 0, *, trained_with: str | None = None) -> AttackUnit:
-        """The attack on images under `policy`, against the network trained with it, or with another one."""
+        """The attack on images under `policy`, against the network trained with it, or with another
+        one.
+        """
         check_images_there(self.dataset, self.images)
         attack = dataclasses.replace(ATTACKS[self.attack], steps=self.steps)
-        model, seed = (
-            self.network(policy if trained_with is None else trained_with),
-            self.seed + draw,
-        )
+        model = self.network(policy if trained_with is None else trained_with)
+        seed = self.seed + draw
         return AttackUnit(
             model=model,
             policy=policy,
@@ -115,12 +117,14 @@ class Cell:
 def measure(
     units: Mapping[tuple, AttackUnit], store: Store, device: str, known: Collection[str]
 ) -> tuple[pd.DataFrame, dict]:
-    """Attack all: one row per regime, step, network, policy, draw and image, and the artifacts by the same keys.
+    """Attack all: one row per regime, step, network, policy, draw and image, and the artifacts by
+    the same keys.
 
-    Beside the columns of `image_rows` stands `rank_knowing`, see `known_ranks`; measured for the policies `known`, and
-    early in a training for all.
+    Beside the columns of `image_rows` stands `rank_knowing`, see `known_ranks`; measured for the
+    policies `known`, and early in a training for all.
     """
-    place, rows = device_of(device), []
+    place = device_of(device)
+    rows = []
     artifacts = {key: attacked(unit, store, place) for key, unit in units.items()}
     for key, unit in units.items():
         table = image_rows(artifacts[key], unit).assign(**dict(zip(KEYS, key, strict=True)))
@@ -133,12 +137,14 @@ def measure(
 
 
 def accuracies(units: Mapping[tuple, AttackUnit], store: Store, device: str) -> pd.DataFrame:
-    """Test accuracy in percent of every trained network that is attacked: one row per regime, step, network, policy.
+    """Test accuracy in percent of every trained network that is attacked: one row per regime, step,
+    network, policy.
 
     Args:
         units: attacks by the values of `KEYS`.
     """
-    rows, place = {}, device_of(device)
+    rows = {}
+    place = device_of(device)
     for key, unit in units.items():
         if unit.model.train and key[:-1] not in rows:
             rows[key[:-1]] = float(trained(unit.model, store, place)[1]["accuracy"])

@@ -1,8 +1,9 @@
-"""Artifacts at an address that fsspec knows, such as `s3://bucket/prefix`: pulled when missing, pushed when made.
+"""Artifacts at an address that fsspec knows, such as `s3://bucket/prefix`: pulled when missing,
+pushed when made.
 
-An artifact is `kind/<key>.json` and the `kind/<key>.<first of its hash>.safetensors` that this names. Tensors go first,
-and are named by their own hash: whoever sees the facts sees all of them, and two runs that push the same artifact at
-once leave that of one of them, never halves of both.
+An artifact is `kind/<key>.json` and the `kind/<key>.<first of its hash>.safetensors` that this
+names. Tensors go first, and are named by their own hash: whoever sees the facts sees all of them,
+and two runs that push the same artifact at once leave that of one of them, never halves of both.
 """
 
 import contextlib
@@ -43,8 +44,12 @@ class Remote:
     """
 
     def __init__(self, address: str, patience: float, say: Callable[[str], None]):
-        self.address, self.patience, self.say = address.rstrip("/"), patience, say
-        self._seen, self._listed, self._writable = set(), {}, False
+        self.address = address.rstrip("/")
+        self.patience = patience
+        self.say = say
+        self._seen = set()
+        self._listed = {}
+        self._writable = False
         try:
             import fsspec  # an extra
 
@@ -60,8 +65,11 @@ class Remote:
         self.base = self.base.rstrip("/")
 
     def has(self, path: Path) -> bool:
-        """Whether the artifact is there whose tensors have the local `path`, as it was at most a second ago."""
-        kind, name = path.parent.name, name_of(path)
+        """Whether the artifact is there whose tensors have the local `path`, as it was at most a
+        second ago.
+        """
+        kind = path.parent.name
+        name = name_of(path)
         if name not in self._seen and time.monotonic() > self._listed.get(kind, -FRESH) + FRESH:
             self._seen |= set(self._names(kind))
             self._listed[kind] = time.monotonic()
@@ -89,7 +97,9 @@ class Remote:
         return facts, tensors, fault(hashlib.sha256(tensors).hexdigest(), facts)
 
     def pull(self, path: Path) -> str | None:
-        """Bring an artifact to the local `path` of its tensors; what is wrong with it, if anything: it stays there."""
+        """Bring an artifact to the local `path` of its tensors; what is wrong with it, if anything:
+        it stays there.
+        """
         facts, tensors, wrong = self.fetch(name_of(path))
         if not wrong:
             write_atomically(path, lambda partial: partial.write_bytes(tensors))
@@ -98,7 +108,8 @@ class Remote:
 
     def push(self, path: Path) -> None:
         """Send an artifact from the local `path` of its tensors."""
-        name, facts = name_of(path), path.with_suffix(".json").read_bytes()
+        name = name_of(path)
+        facts = path.with_suffix(".json").read_bytes()
         self._do(lambda: self.fs.makedirs(f"{self.base}/{path.parent.name}", exist_ok=True))
         self._do(lambda: self.fs.put_file(str(path), self._tensors(name, digest(path))))
         self._do(lambda: self.fs.pipe_file(f"{self.base}/{name}.json", facts))
@@ -106,7 +117,9 @@ class Remote:
         self._seen.add(name)
 
     def check(self) -> None:
-        """Raise `AtsError` if nothing can be written there, which is better known before the work than after it."""
+        """Raise `AtsError` if nothing can be written there, which is better known before the work
+        than after it.
+        """
         if not self._writable:
             try:
                 self._do(lambda: self.fs.pipe_file(f"{self.base}/.atslib", b"A store of atslib.\n"))
@@ -116,16 +129,16 @@ class Remote:
 
     @contextlib.contextmanager
     def claim(self, path: Path) -> Iterator[bool]:
-        """Whether no other machine is making the artifact; as long as this lasts, the others are told that one is.
+        """Whether no other machine is making the artifact; as long as this lasts, the others are
+        told that one is.
 
-        For one process of a machine at a time. A claim is a file there, written anew every few seconds. One that does
-        not change any more is of a machine that was lost, and is taken over. Two that take it over in the same moment,
-        or a service without conditional writes, may have an artifact made twice; that of one of them is kept.
+        For one process of a machine at a time. A claim is a file there, written anew every few
+        seconds. One that does not change any more is of a machine that was lost, and is taken over.
+        Two that take it over in the same moment, or a service without conditional writes, may have
+        an artifact made twice; that of one of them is kept.
         """
-        file, mine = (
-            f"{self.base}/{name_of(path)}.claim",
-            f"{uuid.getnode()}:{path} {uuid.uuid4().hex}",
-        )
+        file = f"{self.base}/{name_of(path)}.claim"
+        mine = f"{uuid.getnode()}:{path} {uuid.uuid4().hex}"
         if not self._take(file, mine):
             yield False
             return
@@ -195,7 +208,9 @@ class Remote:
 
 
 def cache_folder(address: str) -> Path:
-    """Where copies of what is at an address lie on this machine: in $ATS_CACHE, else in `.cache/atslib` at home."""
+    """Where copies of what is at an address lie on this machine: in $ATS_CACHE, else in
+    `.cache/atslib` at home.
+    """
     folder = Path(os.environ.get("ATS_CACHE") or Path.home() / ".cache" / "atslib")
     words = re.sub(r"[^a-zA-Z0-9.-]+", "-", address)[:60]
     return folder / f"{words}-{hashlib.sha256(address.encode()).hexdigest()[:8]}"
@@ -215,7 +230,8 @@ class _Away:
     """An address and why it did not answer the last time, as text."""
 
     def __init__(self, address: str):
-        self.address, self.error = address, None
+        self.address = address
+        self.error = None
 
     def __str__(self) -> str:
         return f"{self.address} ({self.error})"

@@ -27,7 +27,8 @@ BOOK_PROFILE = "laptop"  # of the archive, and of the pages made from it
 
 
 def usable(dataset: str, say: Callable[[str], None]) -> str:
-    """`dataset` if it is here or can be downloaded, else the embedded `shapes`, and a line that says so.
+    """`dataset` if it is here or can be downloaded, else the embedded `shapes`, and a line that
+    says so.
 
     Raises:
         AtsError: $ATS_DATA is no folder, or a file of the data set is damaged.
@@ -52,17 +53,28 @@ def usable(dataset: str, say: Callable[[str], None]) -> str:
 
 
 def run(
-    names: Sequence[str], *, profile: str, dataset: str | None = None, compute_only: bool = False,
-    dry_run: bool = False, budget: float | None = None, root: Path, store: Store,
-    jobs: int | None = None, scheduler: str | None = None,
-) -> None:  # fmt: skip
-    """Compute the named pages (by default those of the book), write their tables, execute their notebooks, build.
+    names: Sequence[str],
+    *,
+    profile: str,
+    dataset: str | None = None,
+    compute_only: bool = False,
+    dry_run: bool = False,
+    budget: float | None = None,
+    root: Path,
+    store: Store,
+    jobs: int | None = None,
+    scheduler: str | None = None,
+) -> None:
+    """Compute the named pages (by default those of the book), write their tables, execute their
+    notebooks, build.
 
     Args:
         dry_run: only say what would be computed, with estimated times.
-        budget: seconds; no unit is begun that would end beyond them, and pages that wait for units are left out.
-        jobs: units computed at once, each in a process with one thread, and pages executed at once; by default
-            one unit a core without a GPU and one in this process with it, and at most four pages.
+        budget: seconds; no unit is begun that would end beyond them, and pages that wait for units
+            are left out.
+        jobs: units computed at once, each in a process with one thread, and pages executed at once;
+            by default one unit a core without a GPU and one in this process with it, and at most
+            four pages.
         scheduler: `local` or the address of a Dask scheduler, as in `schedule.compute`.
         root: the project's top folder, with notebooks/, book/ and results/.
     Raises:
@@ -78,7 +90,8 @@ def run(
     work = {"device": experiment.device, "jobs": jobs, "ends": ends, "scheduler": scheduler}
     store.say(outlook(of_all, store, experiment.device, jobs, scheduler))
     compute(of_all, store, **work)
-    waiting, place = [], _place(root, profile)
+    waiting = []
+    place = _place(root, profile)
     with executing(
         jobs, {"profile": profile, "dataset": experiment.dataset}, place, store
     ) as begin:
@@ -124,7 +137,8 @@ def report(
     root: Path,
     store: Store,
 ) -> None:
-    """The book from the archived evidence: check it, compute a random sample of it again, make the pages, build.
+    """The book from the archived evidence: check it, compute a random sample of it again, make the
+    pages, build.
 
     A page that needs more than the archive holds stays as it is committed, and is named.
 
@@ -174,8 +188,11 @@ def _pages_of(
     root: Path,
     store: Store,
 ) -> list[str]:
-    """Make the pages from what the archive holds; those that need more, and what each of them misses."""
-    evidence, kept = Store(root / "book" / "_build" / "evidence", say=store.say), []
+    """Make the pages from what the archive holds; those that need more, and what each of them
+    misses.
+    """
+    evidence = Store(root / "book" / "_build" / "evidence", say=store.say)
+    kept = []
     shutil.rmtree(evidence.root, ignore_errors=True)
     archive.restore(evidence)
     with executing(
@@ -214,7 +231,8 @@ def _chosen(
             f"the store {store.root} is a file; name a folder with --store or $ATS_STORE"
         )
     chosen = usable(settings(profile=profile, dataset=dataset).dataset, store.say)
-    experiment, pages = settings(profile=profile, dataset=chosen), list(names) or published(root)
+    experiment = settings(profile=profile, dataset=chosen)
+    pages = list(names) or published(root)
     store.say(
         f"{', '.join(pages)}: profile {profile}, {experiment.model} on {chosen}, seed {experiment.seed}"
     )
@@ -222,9 +240,11 @@ def _chosen(
 
 
 def _place(root: Path, profile: str) -> Path:
-    """Where a profile's tables and pages go: the project, or a copy of its book, so that the committed pages stay.
+    """Where a profile's tables and pages go: the project, or a copy of its book, so that the
+    committed pages stay.
 
-    The copy is `book/_build/profiles/<profile>/`, which git ignores; pages not made at that profile are in it too.
+    The copy is `book/_build/profiles/<profile>/`, which git ignores; pages not made at that profile
+    are in it too.
     """
     if profile == BOOK_PROFILE:
         return root
@@ -244,7 +264,9 @@ def _place(root: Path, profile: str) -> Path:
 
 
 def _further(name: str, first: Sequence[Unit], experiment: Settings, store: Store) -> list[Unit]:
-    """The page's units that depend on what its first ones found; none where those are not all in the store."""
+    """The page's units that depend on what its first ones found; none where those are not all in
+    the store.
+    """
     later_units = getattr(load_page(name), "later_units", None)
     return (
         list(later_units(experiment, store).values())

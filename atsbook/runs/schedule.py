@@ -1,4 +1,6 @@
-"""Units of work: what is missing, how long it may take, and computing it in as many processes as there are cores."""
+"""Units of work: what is missing, how long it may take, and computing it in as many processes as
+there are cores.
+"""
 
 import functools
 import math
@@ -66,7 +68,10 @@ def machine_rates(device: torch.device) -> Rates:
 
 
 def _at_once(device: str, jobs: int | None, scheduler: str | None) -> tuple[int, str]:
-    """How many units are computed at once, and that in words. Workers are taken to be as fast as this machine."""
+    """How many units are computed at once, and that in words.
+
+    Workers are taken to be as fast as this machine.
+    """
     slots = count(device_of(device), jobs, scheduler)
     return (
         slots,
@@ -75,7 +80,9 @@ def _at_once(device: str, jobs: int | None, scheduler: str | None) -> tuple[int,
 
 
 def shared(times: Sequence[float], slots: int) -> float:
-    """How long units of these times take, so many at once: no less than the longest, which is not divided."""
+    """How long units of these times take, so many at once: no less than the longest, which is not
+    divided.
+    """
     return max(sum(times) / slots, *times, 0.0)
 
 
@@ -87,10 +94,12 @@ def outlook(
     scheduler: str | None = None,
 ) -> str:
     """One line: how much there is to do, how much is done already, and how long the rest may take."""
-    missing, total = plan(units, store), len(needed(units))
+    missing = plan(units, store)
+    total = len(needed(units))
     if not missing:
         return f"all {total} units are in the store"
-    rates, (slots, words) = machine_rates(device_of(device)), _at_once(device, jobs, scheduler)
+    rates = machine_rates(device_of(device))
+    (slots, words) = _at_once(device, jobs, scheduler)
     time = duration(shared([seconds(unit, rates) for unit in missing], slots))
     done = (
         f"resuming: {total - len(missing)} of {total} done, "
@@ -108,11 +117,19 @@ def outlook(
 
 
 def describe(
-    pages: Mapping[str, Iterable[Unit]], store: Store, device: str, jobs: int | None = None,
+    pages: Mapping[str, Iterable[Unit]],
+    store: Store,
+    device: str,
+    jobs: int | None = None,
     scheduler: str | None = None,
-) -> str:  # fmt: skip
-    """The plan in words: one line per page and unit, with estimated times; shared units under the first page."""
-    rates, lines, seen, every = machine_rates(device_of(device)), [], set(), []
+) -> str:
+    """The plan in words: one line per page and unit, with estimated times; shared units under the
+    first page.
+    """
+    rates = machine_rates(device_of(device))
+    lines = []
+    seen = set()
+    every = []
     for name, units in pages.items():
         new = [unit for unit in plan(units, store) if unit not in seen]
         seen |= set(new)
@@ -139,26 +156,36 @@ def duration(seconds: float) -> str:
 
 
 def compute(
-    units: Iterable[Unit], store: Store, device: str, jobs: int | None = None, ends: float | None = None,
+    units: Iterable[Unit],
+    store: Store,
+    device: str,
+    jobs: int | None = None,
+    ends: float | None = None,
     scheduler: str | None = None,
-) -> None:  # fmt: skip
-    """Fill the store with these units and all that they need; a unit starts when its needs are there.
+) -> None:
+    """Fill the store with these units and all that they need; a unit starts when its needs are
+    there.
 
-    Two processes of one thread do more than one of two, and a unit's numbers then do not depend on the
-    number of cores. On a GPU the units run in this process. A unit whose worker was lost is begun again, and goes on
-    from the state that it kept; what another run on the same store is making is waited for.
+    Two processes of one thread do more than one of two, and a unit's numbers then do not depend on
+    the number of cores. On a GPU the units run in this process. A unit whose worker was lost is
+    begun again, and goes on from the state that it kept; what another run on the same store is
+    making is waited for.
 
     Args:
         jobs: units at once on this machine.
-        ends: a time of `time.monotonic`; no unit is begun that would end after it, judged by those of this call, and
-            one that is still running then pauses when it has kept its state.
-        scheduler: `local` or the address of a Dask scheduler, whose workers see the store at the same path or address.
+        ends: a time of `time.monotonic`; no unit is begun that would end after it, judged by those
+            of this call, and one that is still running then pauses when it has kept its state.
+        scheduler: `local` or the address of a Dask scheduler, whose workers see the store at the
+            same path or address.
     Raises:
-        AtsError: workers were lost again and again, or do not share the store, or that was away for too long.
+        AtsError: workers were lost again and again, or do not share the store, or that was away for
+            too long.
     """
     if not (missing := plan(units, store)):
         return
-    place, losses, schedule = device_of(device), 0, _Schedule(missing, store, ends)
+    place = device_of(device)
+    losses = 0
+    schedule = _Schedule(missing, store, ends)
     kinds = ", ".join(
         f"{number} {kind}" for kind, number in Counter(unit.kind for unit in missing).items()
     )
@@ -170,7 +197,8 @@ def compute(
                     schedule.run(pool, device, slots)
                 return
             except LOST:
-                before, missing = len(missing), plan(missing, store)
+                before = len(missing)
+                missing = plan(missing, store)
                 losses = losses + 1 if len(missing) == before else 1
                 if losses > LOSSES:
                     raise AtsError(
@@ -187,14 +215,17 @@ class _Schedule:
     """Units in the order of their needs, what they took so far, and what that says about the rest."""
 
     def __init__(self, missing: Sequence[Unit], store: Store, ends: float | None):
-        self.waiting, self.store, self.ends = (
-            dict.fromkeys(missing),
-            store,
-            math.inf if ends is None else ends,
-        )
-        self.count, self.done, self.running, self.lost = len(missing), 0, {}, []
+        self.waiting = dict.fromkeys(missing)
+        self.store = store
+        self.ends = math.inf if ends is None else ends
+        self.count = len(missing)
+        self.done = 0
+        self.running = {}
+        self.lost = []
         self.guess = {unit: seconds(unit, USUAL) for unit in missing}
-        self.taken, self.guessed = Counter(), Counter()  # by kind, of what is done
+        # by kind, of what is done
+        self.taken = Counter()
+        self.guessed = Counter()
         for unit in missing[:1]:  # the folder that workers expect
             folder = store.path(unit.kind, unit).parent
             try:
@@ -203,7 +234,9 @@ class _Schedule:
                 raise AtsError(f"{folder} cannot be written: {error.strerror}") from None
 
     def run(self, pool: Executor, device: str, slots: Callable[[], int]) -> None:
-        """Submit, as many at a time as there are `slots`, what needs nothing, then units as the last need comes."""
+        """Submit, as many at a time as there are `slots`, what needs nothing, then units as the
+        last need comes.
+        """
         layout = "{desc}: {percentage:3.0f}% |{bar}|"
         with tqdm(
             total=1.0, disable=not self.store.progress, bar_format=layout, leave=False
@@ -238,7 +271,9 @@ class _Schedule:
         )
 
     def _in_time(self, unit: Unit) -> bool:
-        """Whether it would end in time; of a kind that has not been seen yet, whether there is time at all."""
+        """Whether it would end in time; of a kind that has not been seen yet, whether there is time
+        at all.
+        """
         return (
             time.monotonic() + (self._expected(unit) if self.guessed[unit.kind] else 0.0)
             < self.ends
@@ -254,7 +289,8 @@ class _Schedule:
             self.store.say(f"time is over: {unit.title} goes on where it is with the next run")
             return
         except Exception:
-            self.lost = together  # a pool of processes ends with any of them, and one cannot tell whose fault it was
+            # A pool of processes ends with any of them, and one cannot tell whose fault it was
+            self.lost = together
             raise
         if not self._is_there(unit, SHOWN if took is not None else 0.0):
             if took is not None:
@@ -284,7 +320,8 @@ class _Schedule:
 
     def _remaining(self) -> tuple[float, float]:
         """Expected seconds of work that is left, and of that what running units have done."""
-        now, ahead = time.monotonic(), sum(map(self._expected, self.waiting))
+        now = time.monotonic()
+        ahead = sum(map(self._expected, self.waiting))
         parts = [(self._expected(unit), now - begun) for unit, begun in self.running.values()]
         return ahead + sum(total for total, _ in parts), sum(
             min(total, spent) for total, spent in parts
@@ -295,10 +332,8 @@ class _Schedule:
         running = [
             max(0.0, self._expected(unit) - (now - begun)) for unit, begun in self.running.values()
         ]
-        left, now = (
-            shared([*running, *map(self._expected, self.waiting)], jobs),
-            max(0.0, self.ends - now),
-        )
+        left = shared([*running, *map(self._expected, self.waiting)], jobs)
+        now = max(0.0, self.ends - now)
         until = f", {duration(now)} of it now" if now < left else ""
         return f", about {duration(left)} left{until}" if self.done < self.count else ""
 
@@ -314,10 +349,11 @@ class _Schedule:
 
 
 def _work(unit: Unit, root: str, device: str, ends: float) -> float | None:
-    """Make the unit in this process; the seconds it took, or None where another run made it or is making it.
+    """Make the unit in this process; the seconds it took, or None where another run made it or is
+    making it.
 
-    The lock is the system's: it goes with the process that held it, however that ended. It holds for all who see the
-    folder; at an address there is a claim as well.
+    The lock is the system's: it goes with the process that held it, however that ended. It holds
+    for all who see the folder; at an address there is a claim as well.
     """
     keep_to_one_core()  # of the thread, which on a cluster may be a new one
     started = time.monotonic()

@@ -30,15 +30,16 @@ from atslib.scores.scores import area, gradsim_curve
 from atslib.scores.search import SearchConfig, SearchResult, search
 
 TOGETHER = 512  # images scored between two looks at the clock, at least under one policy
-UNSEEN = 200  # the search looks at test images from here on, as the authors do: none of those that pages attack
+# The search looks at test images from here on, as the authors do: none of those that pages attack
+UNSEEN = 200
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScoreUnit(OnModel):
     """Privacy scores of the first `images` test images under each policy.
 
-    Crops, flips and the policies' draws are those of the attacks of the same seed, so that score and PSNR are
-    of the same pixels; an image's noise start is the same for every policy and model.
+    Crops, flips and the policies' draws are those of the attacks of the same seed, so that score
+    and PSNR are of the same pixels; an image's noise start is the same for every policy and model.
     """
 
     kind: ClassVar[str] = "privacy"
@@ -66,7 +67,8 @@ class ScoreUnit(OnModel):
 
 
 def scored(unit: ScoreUnit, store: Store, device: torch.device) -> Artifact:
-    """`scores` (P, B), lower is more private, and `curves` (P, B, points) of the unit; a killed call is resumed.
+    """`scores` (P, B), lower is more private, and `curves` (P, B, points) of the unit; a killed
+    call is resumed.
 
     Raises:
         AtsError: the unit asks for more images than there are.
@@ -138,11 +140,15 @@ class SearchUnit(OnModel):
         config = self.config
         images, share, seen = 0.0, 1.0, 0
         for rung, kept in (*config.rungs, (config.images, 0.0)):
-            images, share, seen = images + share * (rung - seen), kept, rung
+            images = images + share * (rung - seen)
+            share = kept
+            seen = rung
         return 3 * config.candidates * (config.points * images * config.draws + config.acc_images)
 
     def make(self, store: Store, device: torch.device) -> Artifact:
-        """Score all candidates, shard by shard, if they are not in the store; the artifact is the time it took."""
+        """Score all candidates, shard by shard, if they are not in the store; the artifact is the
+        time it took.
+        """
 
         def compute(state: object) -> dict[str, Tensor]:
             trained(
@@ -166,7 +172,8 @@ def searched(unit: SearchUnit, store: Store, device: torch.device) -> SearchResu
 
 def search_result(settings: Settings, store: Store) -> tuple[SearchResult, float]:
     """What the settings' search found, and the seconds it took."""
-    unit, device = search_unit(settings), device_of(settings.device)
+    unit = search_unit(settings)
+    device = device_of(settings.device)
     seconds = float(
         unit.make(store, device)["seconds"]
     )  # first, because it keeps the time that the search takes
@@ -182,10 +189,12 @@ def unseen(name: str) -> Images:
 def search_unit(settings: Settings) -> SearchUnit:
     """The settings' search, of candidates as the authors draw them.
 
-    At laptop and full the released filter by the accuracy score is on, on 63 images, as many as it was made for. At
-    laptop half as many images as elsewhere are behind a privacy score, and the worse three quarters leave after eight.
+    At laptop and full the released filter by the accuracy score is on, on 63 images, as many as it
+    was made for. At laptop half as many images as elsewhere are behind a privacy score, and the
+    worse three quarters leave after eight.
     """
-    filtered, laptop = settings.profile in ("laptop", "full"), settings.profile == "laptop"
+    filtered = settings.profile in ("laptop", "full")
+    laptop = settings.profile == "laptop"
     images = max(1, settings.score_images // 2) if laptop else settings.score_images
     config = SearchConfig(
         candidates=settings.candidates,

@@ -10,28 +10,32 @@ from atslib.errors import AtsError, choose
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Everything that decides an experiment's result, resolved from a profile and a notebook's parameters.
+    """Everything that decides an experiment's result, resolved from a profile and a notebook's
+    parameters.
 
     Attributes:
         profile: smoke, laptop (the size of the stored evidence) or full.
         dataset, model: names for `load` and `build_model`; the network is what clients train.
-        regime: of the attacked network. "trained": the client's own, at the end of its training. "initial": untrained,
-            as at round 0 of any federation, of the kind `attacked` ("" for `model`).
+        regime: of the attacked network. "trained": the client's own, at the end of its training.
+            "initial": untrained, as at round 0 of any federation, of the kind `attacked` ("" for
+            `model`).
         attack: a key of `ATTACKS`, the one that most pages make.
         fraction: share of the training set used, stratified.
         epochs: of each training.
         images: attacked test images, the first of the test set as in both studies.
         steps: of each attack.
         draws: of crop, flip, policy and start, on pages that attack each image more than once.
-        control_steps: half the length of the attack that the explorer makes on an untrained network.
-        semi_fraction, semi_epochs: of the semi-trained network, which privacy scores are computed on.
+        control_steps: half the length of the attack that the explorer makes on an untrained
+            network.
+        semi_fraction, semi_epochs: of the semi-trained network, which privacy scores are computed
+            on.
         candidates: policies that the search draws.
         sampled: random policies whose scores are compared with attacks.
         score_images: images behind a score.
         score_points: points of the curve behind a privacy score.
         epsilon: PSNR in dB from which an attack counts as a success (the paper's Definition 1).
-        crop_flip: random crop and flip on every attacked image, defended or not; "code" applies them to
-            defended images only, as both published codebases do.
+        crop_flip: random crop and flip on every attacked image, defended or not; "code" applies
+            them to defended images only, as both published codebases do.
         seed: of every random stream.
         device: where it runs; "auto" takes a GPU if there is one.
     """
@@ -66,7 +70,8 @@ class Settings:
         choose("attack", self.attack, ATTACKS)
         choose("crop_flip", self.crop_flip, ("fixed", "code"))
         for field in dataclasses.fields(self):
-            value, kind = getattr(self, field.name), field.type
+            value = getattr(self, field.name)
+            kind = field.type
             if kind is float and isinstance(value, int) and not isinstance(value, bool):
                 object.__setattr__(self, field.name, float(value))
             elif not isinstance(value, kind) or isinstance(value, bool):
@@ -152,7 +157,9 @@ def unless_changed(own: Settings, **values: float | int) -> Settings:
 
 
 def at_laptop(own: Settings, **values: float | int) -> Settings:
-    """The settings with a page's own values at laptop, of real images; what a user has changed stays."""
+    """The settings with a page's own values at laptop, of real images; what a user has changed
+    stays.
+    """
     return (
         unless_changed(own, **values)
         if own.profile == "laptop" and not is_drawn(own.dataset)
@@ -164,8 +171,9 @@ def settings(parameters: Mapping[str, object] | None = None, /, **more: object) 
     """Settings from a notebook's variables, or from keywords; None means the profile's value.
 
     Args:
-        parameters: `vars()` of a notebook: all its plain values, IPython's own left out. A name that is
-            no setting is an error, so that a misspelt papermill parameter cannot pass unseen.
+        parameters: `vars()` of a notebook: all its plain values, IPython's own left out. A name
+            that is no setting is an error, so that a misspelt papermill parameter cannot pass
+            unseen.
     Raises:
         AtsError: an unknown name, profile or data set, or a value of the wrong type.
     """

@@ -1,7 +1,8 @@
 """Artifacts keyed by everything that made them; atomic, checked, resumable, movable.
 
-An artifact is a dict of tensors in one safetensors file. Its name is a hash of (kind, version, config); beside it lies
-a JSON file with that config in plain text, the file's own hash and where it was made.
+An artifact is a dict of tensors in one safetensors file. Its name is a hash of (kind, version,
+config); beside it lies a JSON file with that config in plain text, the file's own hash and where it
+was made.
 """
 
 import dataclasses
@@ -43,39 +44,47 @@ class Artifact:
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self.tensors and name in self.facts.get("left_out", ()):
-            kind, made = self.facts["kind"], "`python -m atsbook run` computes it whole"
+            kind = self.facts["kind"]
+            made = "`python -m atsbook run` computes it whole"
             raise NotKept(f"of this {kind} the archive keeps no {name!r}; {made}")
         return self.tensors[name]
 
 
 class Store:
-    """A folder of artifacts: `root/kind/<hash>.safetensors` and `.json`; or an address, with such a folder before it.
+    """A folder of artifacts: `root/kind/<hash>.safetensors` and `.json`; or an address, with such a
+    folder before it.
 
     Args:
-        root: the folder, or an address that fsspec knows, such as `s3://bucket/prefix`; $ATS_STORE, else `.store` in
-            the project's top folder. What is at an address is copied to `cache_folder` when it is asked for, what is
-            made goes there and to the address; states of unfinished work stay here.
+        root: the folder, or an address that fsspec knows, such as `s3://bucket/prefix`; $ATS_STORE,
+            else `.store` in the project's top folder. What is at an address is copied to
+            `cache_folder` when it is asked for, what is made goes there and to the address; states
+            of unfinished work stay here.
         say: receives one line for each thing a person should know (an artifact made or set aside).
         progress: whether the makers of artifacts should show bars.
-        ends: a time of `time.monotonic` after which makers that keep their state pause, see `check_time`.
-        patience: seconds that the address, or the folder of a store at work, may be away before that is an error.
+        ends: a time of `time.monotonic` after which makers that keep their state pause, see
+            `check_time`.
+        patience: seconds that the address, or the folder of a store at work, may be away before
+            that is an error.
     """
 
     def __init__(
-        self, root: Path | str | None = None, *, say: Callable[[str], None] | None = None,
-        progress: bool = False, ends: float | None = None, patience: float = PATIENCE,
-    ):  # fmt: skip
+        self,
+        root: Path | str | None = None,
+        *,
+        say: Callable[[str], None] | None = None,
+        progress: bool = False,
+        ends: float | None = None,
+        patience: float = PATIENCE,
+    ):
         root = (
             (os.environ.get("ATS_STORE") or project_root() / ".store")
             if root in (None, "")
             else root
         )
-        self.say, self.progress, self.ends, self.patience = (
-            say or (lambda line: None),
-            progress,
-            ends,
-            patience,
-        )
+        self.say = say or (lambda line: None)
+        self.progress = progress
+        self.ends = ends
+        self.patience = patience
         self.remote = (
             Remote(root, patience, self.say) if isinstance(root, str) and "://" in root else None
         )
@@ -83,14 +92,18 @@ class Store:
         self.address = self.remote.address if self.remote else str(self.root)
 
     def at_work(self) -> AbstractContextManager[None]:
-        """As long as this lasts, the folder, which has something in it, is waited for where it goes away."""
+        """As long as this lasts, the folder, which has something in it, is waited for where it goes
+        away.
+        """
         return nullcontext() if self.remote else expected(self.root, self.patience, self.say)
 
     def check_time(self) -> None:
-        """The maker of an artifact calls this each time that it has saved its state and is not done.
+        """The maker of an artifact calls this each time that it has saved its state and is not
+        done.
 
         Raises:
-            OutOfTime: it is later than `ends`; the next `get` of the same artifact goes on from that state.
+            OutOfTime: it is later than `ends`; the next `get` of the same artifact goes on from
+                that state.
         """
         if self.ends is not None and time.monotonic() > self.ends:
             raise OutOfTime
@@ -161,7 +174,9 @@ class Store:
         return Artifact(copies, facts)
 
     def _write(self, path: Path, tensors: Tensors, facts: dict) -> dict:
-        """The tensors, then the facts, which make an artifact look whole, here and at the address; those facts."""
+        """The tensors, then the facts, which make an artifact look whole, here and at the address;
+        those facts.
+        """
         write_atomically(path, lambda partial: save_file(tensors, partial))
         facts |= {"sha256": patiently(path, lambda: digest(path))}
         text = json.dumps(facts, indent=1, sort_keys=True)
@@ -173,7 +188,9 @@ class Store:
         return facts
 
     def publish(self, path: Path) -> None:
-        """Send an artifact that lies in the folder to the address, if this store has one; `path` is its tensors'."""
+        """Send an artifact that lies in the folder to the address, if this store has one; `path` is
+        its tensors'.
+        """
         if self.remote:
             self.remote.push(path)
 
@@ -197,7 +214,10 @@ class Store:
         return Artifact(load_file(path), json.loads(facts_path.read_text()))
 
     def entries(self) -> Iterator[tuple[Path, dict]]:
-        """Every artifact with its facts, newest last; unreadable facts are empty. From an address all are pulled."""
+        """Every artifact with its facts, newest last; unreadable facts are empty.
+
+        From an address all are pulled.
+        """
         for name in self.remote.names() if self.remote else ():
             if not (self.root / f"{name}.json").exists():
                 self.remote.pull(
@@ -211,7 +231,9 @@ class Store:
             yield facts_path.with_suffix(".safetensors"), facts if isinstance(facts, dict) else {}
 
     def verify(self) -> list[str]:
-        """One line for each damaged artifact, in the folder and at the address; empty if all hashes hold."""
+        """One line for each damaged artifact, in the folder and at the address; empty if all hashes
+        hold.
+        """
         far = self.remote.names() if self.remote else ()
         faults = {f"{self.address}/{name}": self.remote.fetch(name)[2] for name in far}
         faults |= {

@@ -1,7 +1,8 @@
-"""Units that look at every policy: attacks on all, longer ones on those that they find least of, and scores of all.
+"""Units that look at every policy: attacks on all, longer ones on those that they find least of,
+and scores of all.
 
-A policy's number is its place in `enumerate_distinct`. Crops, flips, starts and what is drawn of a policy are those of
-`AttackUnit` with the same seed.
+A policy's number is its place in `enumerate_distinct`. Crops, flips, starts and what is drawn of a
+policy are those of `AttackUnit` with the same seed.
 """
 
 import dataclasses
@@ -48,10 +49,11 @@ def spaced(count: int) -> list[int]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rung:
-    """Attacks on so many policies, each on `each` of the test images `first` to `last` - 1, drawn for it.
+    """Attacks on so many policies, each on `each` of the test images `first` to `last` - 1, drawn
+    for it.
 
-    All its images meet many policies, and no two policies need the same ones: what is found over all policies holds
-    for images like these, not for the few that a single policy has met.
+    All its images meet many policies, and no two policies need the same ones: what is found over
+    all policies holds for images like these, not for the few that a single policy has met.
     """
 
     attack: GradientMatching
@@ -69,8 +71,8 @@ class Rung:
 class Halving:
     """Attacks on many policies: each rung takes those on that the one before found least of.
 
-    The first has so many of all policies, evenly spaced by number. Where no image belongs to two rungs, a policy's luck
-    in one does not reach the next.
+    The first has so many of all policies, evenly spaced by number. Where no image belongs to two
+    rungs, a policy's luck in one does not reach the next.
     """
 
     model: ModelUnit
@@ -79,7 +81,8 @@ class Halving:
 
     def units(self, rung: int) -> tuple["SweepUnit", ...]:
         """A rung's units, in order."""
-        count, size = self.rungs[rung].policies, self.rungs[rung].size
+        count = self.rungs[rung].policies
+        size = self.rungs[rung].size
         return tuple(
             SweepUnit(plan=self, rung=rung, low=low, high=min(low + size, count))
             for low in range(0, count, size)
@@ -127,8 +130,11 @@ class SweepUnit(OnModel):
 
 
 def numbers(unit: SweepUnit, store: Store, device: torch.device) -> list[int]:
-    """The unit's policies by number: of a later rung those with the least mean gain in the one before, least first."""
-    count, given = unit.plan.rungs[unit.rung].policies, unit.plan.rungs[unit.rung].numbers
+    """The unit's policies by number: of a later rung those with the least mean gain in the one
+    before, least first.
+    """
+    count = unit.plan.rungs[unit.rung].policies
+    given = unit.plan.rungs[unit.rung].numbers
     if given:
         return list(given[unit.low : unit.high])
     if unit.rung == 0:
@@ -143,13 +149,15 @@ def numbers(unit: SweepUnit, store: Store, device: torch.device) -> list[int]:
 
 
 def adjusted(gain: Tensor, image: Tensor) -> Tensor:
-    """Gains in dB without what their images have to do with them: each minus its image's mean, plus the mean of all.
+    """Gains in dB without what their images have to do with them: each minus its image's mean, plus
+    the mean of all.
 
     Args:
         gain: (P, B), of policies on images.
         image: (P, B), integers: which image each is of.
     """
-    gain, (names, place) = gain.double(), image.unique(return_inverse=True)
+    gain = gain.double()
+    (names, place) = image.unique(return_inverse=True)
     count = torch.zeros(len(names), dtype=torch.float64).index_add_(
         0, place.flatten(), torch.ones(place.numel()).double()
     )
@@ -162,13 +170,15 @@ def adjusted(gain: Tensor, image: Tensor) -> Tensor:
 def swept(unit: SweepUnit, store: Store, device: torch.device) -> Artifact:
     """Attack each of the unit's policies on its images.
 
-    Tensors: `number` (P,) of the policies; (P, B) `image`, `gain` in dB over the mean of `FLOOR` training images after
-    crop, flip and policy, that mean's own PSNR `floor`, and `found`, whether the photograph is singled out among 100.
+    Tensors: `number` (P,) of the policies; (P, B) `image`, `gain` in dB over the mean of `FLOOR`
+    training images after crop, flip and policy, that mean's own PSNR `floor`, and `found`, whether
+    the photograph is singled out among 100.
     """
 
     def compute(state: object) -> dict[str, Tensor]:
         model = trained(unit.model, store, device)[0].eval()
-        chosen, rows = torch.tensor(numbers(unit, store, device)), []
+        chosen = torch.tensor(numbers(unit, store, device))
+        rows = []
         for few in chosen.split(max(1, AT_ONCE // unit.plan.rungs[unit.rung].each)):
             rows.append(_attacked(unit, model, few.tolist(), device))
         joined = {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
@@ -179,7 +189,8 @@ def swept(unit: SweepUnit, store: Store, device: torch.device) -> Artifact:
 
 def _images(unit: SweepUnit, number: int) -> Tensor:
     """Which test images a policy meets, (B,), in their order."""
-    rung, seed = unit.plan.rungs[unit.rung], unit.plan.seed
+    rung = unit.plan.rungs[unit.rung]
+    seed = unit.plan.seed
     drawn = torch.randperm(rung.last - rung.first, generator=rng(seed, "sweep", unit.rung, number))
     return rung.first + drawn[: rung.each].sort().values
 
@@ -188,14 +199,17 @@ def _attacked(
     unit: SweepUnit, model: nn.Module, chosen: Sequence[int], device: torch.device
 ) -> dict[str, Tensor]:
     """(P, B) of these policies: image, gain, floor and found."""
-    name, plan, rung = unit.model.dataset, unit.plan, unit.plan.rungs[unit.rung]
+    name = unit.model.dataset
+    plan = unit.plan
+    rung = unit.plan.rungs[unit.rung]
     policies = [all_policies()[number] for number in chosen]
     rows = torch.stack([_images(unit, number) for number in chosen])
     used = [
         transformed(name, str(p), rung.last, seed=plan.seed)[r]
         for p, r in zip(policies, rows, strict=True)
     ]
-    target, images = to_images(torch.cat(used).to(device)), dataset(name, "test")
+    target = to_images(torch.cat(used).to(device))
+    images = dataset(name, "test")
     begin = starts(_as_attack(unit), model)[:, rows.flatten() - rung.first]
     seen = observe(model, target, images.labels[rows.flatten()].to(device))
     made = reconstruct(seen, rung.attack, rng=rng(plan.seed, "attack"), start=begin).images
@@ -215,7 +229,8 @@ def _attacked(
 
 
 def _as_attack(unit: SweepUnit) -> AttackUnit:
-    rung, plan = unit.plan.rungs[unit.rung], unit.plan
+    rung = unit.plan.rungs[unit.rung]
+    plan = unit.plan
     return AttackUnit(
         model=plan.model,
         policy="",
@@ -242,8 +257,9 @@ def _mean_images(name: str, policies: Sequence[Policy], seed: int) -> Tensor:
 class SweepScores(OnModel):
     """A score of the policies at places `low` to `high` - 1 of `count` evenly spaced ones.
 
-    Privacy scores are of the first test images, as attacks meet them; accuracy scores of images that none meets, as in
-    the search. `score` is "privacy" or "accuracy"; `points` are those of a privacy score's curve.
+    Privacy scores are of the first test images, as attacks meet them; accuracy scores of images
+    that none meets, as in the search. `score` is "privacy" or "accuracy"; `points` are those of a
+    privacy score's curve.
     """
 
     kind: ClassVar[str] = "sweep-scores"
@@ -275,7 +291,9 @@ class SweepScores(OnModel):
 
 
 def swept_scores(unit: SweepScores, store: Store, device: torch.device) -> Artifact:
-    """`scores` (variants, P, B): privacy, lower is more private, of B images; or accuracy of all in one, B = 1."""
+    """`scores` (variants, P, B): privacy, lower is more private, of B images; or accuracy of all in
+    one, B = 1.
+    """
 
     def compute(state: object) -> dict[str, Tensor]:
         model = trained(unit.model, store, device)[0].eval()
@@ -294,11 +312,10 @@ def _accuracy(unit: SweepScores, model: nn.Module, policy: Policy) -> Tensor:
 
 
 def _privacy(unit: SweepScores, model: nn.Module, policy: Policy) -> Tensor:
-    name, like = unit.model.dataset, next(model.parameters())
-    pixels, labels = (
-        transformed(name, str(policy), unit.images, seed=unit.seed),
-        dataset(name, "test").labels,
-    )
+    name = unit.model.dataset
+    like = next(model.parameters())
+    pixels = transformed(name, str(policy), unit.images, seed=unit.seed)
+    labels = dataset(name, "test").labels
     stream = rng(unit.seed, "score start")
     noise = torch.stack(
         [torch.rand(pixels.shape[1:], generator=stream) for _ in range(unit.images)]

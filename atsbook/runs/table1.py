@@ -1,4 +1,6 @@
-"""The four blocks of the paper's Table 1: two data sets, two networks, each with the policies searched for it."""
+"""The four blocks of the paper's Table 1: two data sets, two networks, each with the policies
+searched for it.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -21,7 +23,8 @@ TEN, OF_TEN = (
     10,
     "mean of ten random",
 )  # the paper averages over ten it does not name; ours are `random_policies`
-# (data set, network) → table, and the two policies searched there, whose hybrid is the paper's proposal
+# (data set, network) → table, and the two policies searched there, whose hybrid is the paper's
+# proposal
 BLOCKS = {
     ("cifar100", "resnet20"): ("Table 1a", ("3-1-7", "43-18-18")),
     ("cifar100", "convnet"): ("Table 1b", ("21-13-3", "7-4-15")),
@@ -49,11 +52,12 @@ def second_network(settings: Settings) -> str:
 
 
 def relocated(settings: Settings, name: str, embedded: str, **less: float | int) -> Settings:
-    """The settings on data set `name`; on `embedded` where they are of embedded images, or `name` is not to be had.
+    """The settings on data set `name`; on `embedded` where they are of embedded images, or `name`
+    is not to be had.
 
     Args:
-        less: quantities in place of the profile's, such as fewer images; what a user has changed stays. A
-            data set that the user chose, neither CIFAR-100 nor `name`, stays too.
+        less: quantities in place of the profile's, such as fewer images; what a user has changed
+            stays. A data set that the user chose, neither CIFAR-100 nor `name`, stays too.
     Raises:
         AtsError: `name` is here but damaged.
     """
@@ -83,7 +87,9 @@ def block(name: str, model: str) -> tuple[str, tuple[str, str]]:
 
 
 def on_network(settings: Settings, model: str) -> Settings:
-    """The settings with `model` for the network; in the regime `initial` with the strongest attack on its family."""
+    """The settings with `model` for the network; in the regime `initial` with the strongest attack
+    on its family.
+    """
     own = dataclasses.replace(settings, model=model)
     if settings.regime != "initial" or model == "lenet":
         return own
@@ -93,7 +99,9 @@ def on_network(settings: Settings, model: str) -> Settings:
 
 
 def in_block(settings: Settings, model: str) -> Settings:
-    """The settings of a block of Table 1: `on_network`, with more images and steps for an untrained ConvNet."""
+    """The settings of a block of Table 1: `on_network`, with more images and steps for an untrained
+    ConvNet.
+    """
     own = on_network(settings, model)
     if settings.regime != "initial" or family(model) != "convnet":
         return own
@@ -103,7 +111,9 @@ def in_block(settings: Settings, model: str) -> Settings:
 
 
 def short(settings: Settings) -> Settings:
-    """The settings of trainings of which there are many: at laptop at most a tenth of the data, for ten epochs."""
+    """The settings of trainings of which there are many: at laptop at most a tenth of the data, for
+    ten epochs.
+    """
     if settings.profile != "laptop":
         return settings
     return dataclasses.replace(
@@ -117,7 +127,9 @@ def classes(name: str) -> int:
 
 
 def units(settings: Settings) -> dict[tuple[str, str, str], AttackUnit]:
-    """All attacks by (data set, network, policy); at smoke without a policy and with the hybrid only."""
+    """All attacks by (data set, network, policy); at smoke without a policy and with the hybrid
+    only.
+    """
     attacks = {}
     for place in (settings, relocated(settings, "fmnist", "shapes-grey")):
         for model in (settings.model, second_network(settings)):
@@ -146,9 +158,11 @@ def random_units(settings: Settings) -> dict[tuple[str, str, str], AttackUnit]:
 
 
 def networks(settings: Settings) -> dict[tuple[str, str, str], ModelUnit]:
-    """Short trainings of all blocks with all their policies, by (data set, network, policy); none at smoke.
+    """Short trainings of all blocks with all their policies, by (data set, network, policy); none
+    at smoke.
 
-    At laptop the ConvNet is a quarter as wide as the one that is attacked, whose steps take several times as long.
+    At laptop the ConvNet is a quarter as wide as the one that is attacked, whose steps take several
+    times as long.
     """
     trained: dict[tuple[str, str, str], ModelUnit] = {}
     for place in (
@@ -171,7 +185,9 @@ def trained_second(settings: Settings) -> str:
 
 
 def published_rows(table: str, policy: str, random: str = RANDOM) -> pd.DataFrame:
-    """Rows of `reported` for a policy in one table of both publications; `random` stands for the paper's ten."""
+    """Rows of `reported` for a policy in one table of both publications; `random` stands for the
+    paper's ten.
+    """
     rows = reported(table_or_figure=table)
     names = rows["policy_or_defense"].map(policy_label).replace({"random": random})
     # The replication writes a hybrid's members in the other order.

@@ -35,35 +35,43 @@ def mean_image(name: str) -> Tensor:
 
 @functools.lru_cache(maxsize=256)
 def policy_image(name: str, policy: str, crop_flip: bool) -> Tensor:
-    """Mean training image after crop, flip and policy, (1, C, H, W): the best guess of one who knows the policy."""
+    """Mean training image after crop, flip and policy, (1, C, H, W): the best guess of one who
+    knows the policy.
+    """
     pixels = dataset(name, "train").pixels
     return mean_prepared(pixels, policy, rng=rng(0, "floor", name, policy), crop_flip=crop_flip)
 
 
 def of_guess(guess: Tensor, images: Tensor) -> Tensor:
-    """PSNR in dB of one guess (1, C, H, W) against each of the images (B, C, H, W), all in [0, 1]: (B,)."""
+    """PSNR in dB of one guess (1, C, H, W) against each of the images (B, C, H, W), all in [0, 1]:
+    (B,).
+    """
     return psnr(guess.expand_as(images).contiguous(), images)
 
 
 def floors(target: Tensor, unit: AttackUnit) -> dict[str, Tensor]:
-    """PSNR in dB of three guesses that need no gradient: mid-grey, the mean training image, and `policy_image`.
+    """PSNR in dB of three guesses that need no gradient: mid-grey, the mean training image, and
+    `policy_image`.
 
     Args:
         target: (B, C, H, W) uint8, what the client used.
     """
-    images, name = to_images(target), unit.model.dataset
+    images = to_images(target)
+    name = unit.model.dataset
     known = policy_image(name, unit.policy, unit.crop_flip)
     guesses = {"grey": torch.full_like(images, 0.5), "mean": mean_image(name), "policy": known}
     return {f"floor_{word}": of_guess(guess, images) for word, guess in guesses.items()}
 
 
 def image_rows(artifact: Artifact, unit: AttackUnit) -> pd.DataFrame:
-    """One row per image: policy, image, the metrics, three floors, `gain`, both ranks, `stuck`, and `regime`.
+    """One row per image: policy, image, the metrics, three floors, `gain`, both ranks, `stuck`, and
+    `regime`.
 
-    `floor_policy` is the PSNR in dB of the mean training image after crop, flip and policy. `gain` is the attack's
-    PSNR above it: what the gradient told an attacker who knows the policy; 0 is nothing. `rank_target` and
-    `rank_original` are 1 where the reconstruction singles out its own image among 100. An attack that is `stuck` never
-    left its start, so its PSNR is that of a start, not of an attack.
+    `floor_policy` is the PSNR in dB of the mean training image after crop, flip and policy. `gain`
+    is the attack's PSNR above it: what the gradient told an attacker who knows the policy; 0 is
+    nothing. `rank_target` and `rank_original` are 1 where the reconstruction singles out its own
+    image among 100. An attack that is `stuck` never left its start, so its PSNR is that of a start,
+    not of an attack.
     """
     names = ("psnr", "psnr_original", "mse", "ssim", "cost")
     table = pd.DataFrame({name: artifact[name].double().numpy() for name in names})
@@ -98,7 +106,8 @@ def attack_rows(
 def accuracy_rows(
     networks: Mapping[object, ModelUnit], names: Sequence[str], settings: Settings, store: Store
 ) -> pd.DataFrame:
-    """Train all networks: one row each with `accuracy` in percent and `train`, its number of training images.
+    """Train all networks: one row each with `accuracy` in percent and `train`, its number of
+    training images.
 
     Args:
         networks: by a key, whose parts become the columns `names`.
@@ -117,7 +126,9 @@ def _named(names: Sequence[str], key: object) -> dict[str, object]:
 
 
 def curve_rows(artifact: Artifact, policy: str) -> pd.DataFrame:
-    """Cosine similarity of the gradients before each step that was kept; one row per step and image."""
+    """Cosine similarity of the gradients before each step that was kept; one row per step and
+    image.
+    """
     steps, images = artifact["trace"].shape
     return pd.DataFrame(
         {
@@ -150,7 +161,9 @@ def attacked_facts(unit: AttackUnit) -> dict[str, object]:
 
 
 def noise_floor(target: Tensor, seed: int) -> np.ndarray:
-    """Mean PSNR in dB of `NOISES` images of uniform noise against each target (B, C, H, W) uint8: (B,)."""
+    """Mean PSNR in dB of `NOISES` images of uniform noise against each target (B, C, H, W) uint8:
+    (B,).
+    """
     images = to_images(target)
     noise = torch.rand((NOISES, *images.shape), generator=rng(seed, "floor noise"))
     return torch.stack([psnr(guess, images) for guess in noise]).mean(0).double().numpy()

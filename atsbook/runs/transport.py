@@ -15,7 +15,8 @@ def export_artifacts(store: Store, archive: Path) -> int:
     """Write all artifacts of `store` into one .tar; how many.
 
     Raises:
-        AtsError: some are damaged. The archive then holds the others, and the message names the damaged ones.
+        AtsError: some are damaged. The archive then holds the others, and the message names the
+            damaged ones.
     """
     faults = {path: fault_of(path) for path, _ in store.entries()}
     whole = [path for path in faults if not faults[path]]
@@ -36,10 +37,12 @@ def import_artifacts(store: Store, archive: Path) -> int:
     """Take in the artifacts of an archive that `store` does not have yet; how many.
 
     Raises:
-        AtsError: it is not an archive of a store, or a member would leave the store's folder: nothing is taken in. Or
-            some artifacts are damaged: the others are taken in, and the message names the damaged ones.
+        AtsError: it is not an archive of a store, or a member would leave the store's folder:
+            nothing is taken in. Or some artifacts are damaged: the others are taken in, and the
+            message names the damaged ones.
     """
-    taken, damaged = 0, []
+    taken = 0
+    damaged = []
     try:
         with tarfile.open(archive, "r:") as tar:
             members = {member.name: member for member in tar.getmembers() if member.isfile()}

@@ -1,4 +1,5 @@
-"""Where units of work are done: processes of this machine, this process beside a GPU, or the workers of a Dask cluster.
+"""Where units of work are done: processes of this machine, this process beside a GPU, or the
+workers of a Dask cluster.
 
 Each is a `concurrent.futures.Executor` with the number of units that it takes at once.
 """
@@ -28,7 +29,9 @@ def at_once(device: torch.device, jobs: int | None) -> int:
 
 
 def count(device: torch.device, jobs: int | None, scheduler: str | None) -> int:
-    """How many units are computed at once there: by a cluster as many as it takes now, started or not."""
+    """How many units are computed at once there: by a cluster as many as it takes now, started or
+    not.
+    """
     if scheduler in (None, "local"):
         return at_once(device, jobs)
     with workers(device, jobs, scheduler, lambda line: None) as (_, slots):
@@ -75,7 +78,9 @@ def _processes(jobs: int) -> Executor:
 
 
 def _begin_worker() -> None:
-    """One thread and kept memory; and a worker whose runner is killed ends at once, instead of waiting for ever."""
+    """One thread and kept memory; and a worker whose runner is killed ends at once, instead of
+    waiting for ever.
+    """
     keep_memory()
     keep_to_one_core()
 
@@ -108,7 +113,10 @@ def _cluster(
         say(f"Dask's dashboard: {client.dashboard_link}")
 
         def slots() -> int:
-            """One unit a thread; where workers declare GPUs, one a GPU. At least one, which then waits for a worker."""
+            """One unit a thread; where workers declare GPUs, one a GPU.
+
+            At least one, which then waits for a worker.
+            """
             try:
                 found = client.scheduler_info(n_workers=-1)["workers"].values()
             except (

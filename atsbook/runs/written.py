@@ -1,4 +1,6 @@
-"""The files of an attack that was made by a command: a table, a sheet of pictures and the arrays behind them."""
+"""The files of an attack that was made by a command: a table, a sheet of pictures and the arrays
+behind them.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,12 +29,14 @@ def write_attack(
     *,
     floor: Tensor,
 ) -> None:
-    """`table.csv`, `sheet.png` and `arrays.safetensors` in `out`, and the lines that say where they are.
+    """`table.csv`, `sheet.png` and `arrays.safetensors` in `out`, and the lines that say where they
+    are.
 
     Args:
         rows: which images of their set were attacked.
         target: (B, C, H, W) in [0, 1], the images as attacked.
-        floor: (1, C, H, W) in [0, 1], the best guess of somebody who knows the policy and sees no gradient.
+        floor: (1, C, H, W) in [0, 1], the best guess of somebody who knows the policy and sees no
+            gradient.
     """
     table = _table(rows, images, target, made, floor)
     captions = {"reconstruction": [f"{value:.1f}" for value in table["psnr"][:SHOWN]]}
@@ -47,23 +51,35 @@ def write_attack(
         "reconstruction": arrays["reconstruction"],
     }
     _write(out, table, shown, captions, {"target": target} | arrays)
-    mean, low = table["psnr"].mean(), table["floor_policy"].mean()
+    mean = table["psnr"].mean()
+    low = table["floor_policy"].mean()
     print(
         f"mean PSNR {mean:.1f} dB; of the best guess without the gradient {low:.1f} dB (the floor)"
     )
 
 
 def write_attackers(
-    out: Path, rows: list[int], images: Images, target: Tensor, before: Tensor, made: Mapping[str, Reconstruction],
-    *, floor: Tensor, floor_before: Tensor,
-) -> None:  # fmt: skip
-    """The same of several attackers by name, with what each reaches of `before`, the images before the policy.
+    out: Path,
+    rows: list[int],
+    images: Images,
+    target: Tensor,
+    before: Tensor,
+    made: Mapping[str, Reconstruction],
+    *,
+    floor: Tensor,
+    floor_before: Tensor,
+) -> None:
+    """The same of several attackers by name, with what each reaches of `before`, the images before
+    the policy.
 
-    The table has one row per attacker and image, with the columns `attacker`, `psnr_before` and `floor_before` too:
-    the PSNR of a second guess, made without the gradient for the images before the policy.
+    The table has one row per attacker and image, with the columns `attacker`, `psnr_before` and
+    `floor_before` too: the PSNR of a second guess, made without the gradient for the images before
+    the policy.
     """
     low = of_guess(floor_before, before).double().numpy()
-    parts, shown, captions = [], {"original": to_images(images.pixels), "client used": target}, {}
+    parts = []
+    shown = {"original": to_images(images.pixels), "client used": target}
+    captions = {}
     arrays = {"target": target, "before": before}
     for name, each in made.items():
         shown[name] = arrays[f"reconstruction, {name}"] = each.images.cpu()
@@ -85,7 +101,9 @@ def write_attackers(
 def _table(
     rows: list[int], images: Images, target: Tensor, made: Reconstruction, floor: Tensor
 ) -> pd.DataFrame:
-    original, image, low = to_images(images.pixels), made.images.cpu(), of_guess(floor, target)
+    original = to_images(images.pixels)
+    image = made.images.cpu()
+    low = of_guess(floor, target)
     reached = psnr(image, target)
     columns = {
         "psnr": reached,

@@ -1,7 +1,9 @@
-"""What the book's texts say of stored results: answers, measured effects, costs, beside published numbers.
+"""What the book's texts say of stored results: answers, measured effects, costs, beside published
+numbers.
 
-`answers` holds the claims and their table, `effects` and `costs` write measured numbers into the texts; `reported.csv`
-holds the published ones, `twins` finds what was measured of each, and `coverage` makes a page of that. `advice`
-is the page for who asks whether to use a policy. To add an effect: one entry in `effects.EFFECTS` and its mark in
-`book/deviations.md`. To add a twin: one in `twins.RULES`.
+`answers` holds the claims and their table, `effects` and `costs` write measured numbers into the
+texts; `reported.csv` holds the published ones, `twins` finds what was measured of each, and
+`coverage` makes a page of that. `advice` is the page for who asks whether to use a policy. To add
+an effect: one entry in `effects.EFFECTS` and its mark in `book/deviations.md`. To add a twin: one
+in `twins.RULES`.
 """

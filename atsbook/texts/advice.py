@@ -38,7 +38,8 @@ def advice(results: Path) -> str:
     if regimes is None:
         return head + "Not measured yet.\n"
     status = pd.read_json(regimes[0] / "verdict.json", typ="series")["status"]
-    attacks, facts = pd.read_csv(regimes[0] / "attacks.csv", dtype={"policy": str}), regimes[1]
+    attacks = pd.read_csv(regimes[0] / "attacks.csv", dtype={"policy": str})
+    facts = regimes[1]
     parts = [
         head + LEADS[status],
         _scale(facts),
@@ -93,7 +94,9 @@ OUTCOMES: dict[str, Callable[[pd.DataFrame], str]] = {
 
 
 def _got(attacks: pd.DataFrame, regimes: Path, results: Path) -> str:
-    """What a client gets: one row per network, regime and outcome, its accuracy once trained, then time."""
+    """What a client gets: one row per network, regime and outcome, its accuracy once trained, then
+    time.
+    """
     lines = [
         "## What you get for it",
         "| network | | no policy | with the hybrid |",
@@ -126,17 +129,19 @@ def _got(attacks: pd.DataFrame, regimes: Path, results: Path) -> str:
 
 
 def _stages(attacks: pd.DataFrame) -> str:
-    """How long undefended gradients tell something, one row per network that was followed through its training."""
+    """How long undefended gradients tell something, one row per network that was followed through
+    its training.
+    """
     bare = attacks[attacks["policy"] == NO_POLICY]
-    early, lines = bare[bare["regime"] == "early"], []
+    early = bare[bare["regime"] == "early"]
+    lines = []
     for model in early["model"].unique():
         own = bare[
             (bare["model"] == model) & (bare["regime"] != "semi")
         ]  # that is another training
-        rows, longer = (
-            own[own["regime"] != "trained"],
-            own[own["regime"] == "trained"],
-        )  # attacks of one length
+        # attacks of one length
+        rows = own[own["regime"] != "trained"]
+        longer = own[own["regime"] == "trained"]
         leaking = [step for step, table in rows.groupby("step") if compare.gained(table)["low"] > 0]
         words = f"{max(leaking):,} of {rows['step'].max():,}" if leaking else "none"
         ends = (
@@ -162,7 +167,9 @@ def _stages(attacks: pd.DataFrame) -> str:
 
 
 def _knowing(results: Path) -> str:
-    """What a server gains that uses the policy in its attack, against the image before the policy, by network."""
+    """What a server gains that uses the policy in its attack, against the image before the policy,
+    by network.
+    """
     if (page := newest("ext5_adaptive", results)) is None:
         return ""
     files = [
@@ -193,7 +200,9 @@ def _knowing(results: Path) -> str:
 
 
 def _federation(results: Path) -> str:
-    """What ten clients that train together give away and lose: by who looks and when, and by how they train."""
+    """What ten clients that train together give away and lose: by who looks and when, and by how
+    they train.
+    """
     if (page := newest(ext9_collaborative.PAGE, results)) is None:
         return ""
     attacks = pd.read_csv(page[0] / "attacks.csv", dtype={"policy": str})
@@ -204,7 +213,8 @@ def _federation(results: Path) -> str:
     own = attacks.query(
         "protocol == @ext9_collaborative.FEDSGD and shards == 'equal' and view != 'neighbour'"
     )
-    first, last = own["past"].min(), own["past"].max()
+    first = own["past"].min()
+    last = own["past"].max()
     for (view, past), rows in own[own["past"].isin((first, last))].groupby(
         ["view", "past"], sort=False
     ):
@@ -255,7 +265,9 @@ def _rivals(results: Path) -> str:
 
 
 def _instead(results: Path) -> str:
-    """Defenses of every kind, each against an attacker who knows it: whom each serves, by regime of the network."""
+    """Defenses of every kind, each against an attacker who knows it: whom each serves, by regime of
+    the network.
+    """
     if (page := newest("ext6_defenses", results)) is None:
         return ""
     names = ("attacks", "accuracy")

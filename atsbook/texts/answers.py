@@ -16,7 +16,8 @@ from atslib.files import write_atomically
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """A claim in one sentence, its page, and the published numbers that stand for it in the answer table.
+    """A claim in one sentence, its page, and the published numbers that stand for it in the answer
+    table.
 
     `figures` are (table or figure, policy, metric) in `reported.csv`; `form` puts them into words.
     """
@@ -109,7 +110,9 @@ def measured(claim: Claim, results: Path) -> tuple[Verdict, dict] | None:
 
 
 def _here(verdict: Verdict, facts: dict) -> tuple[str, str]:
-    """What was measured on untrained networks, where attacks work, and on trained ones; a dash where nothing was."""
+    """What was measured on untrained networks, where attacks work, and on trained ones; a dash
+    where nothing was.
+    """
     size = f"(n={facts['images']}, {facts['model']}, {facts['profile']})"
     words = f"{verdict.here or '–'} {size}"
     return (words, verdict.trained or "–") if not facts["epochs"] else ("–", words)
@@ -122,8 +125,11 @@ def answers(results: Path, *, link: str = "book/results/{}.ipynb") -> str:
         "|---|---|---|---|---|---|",
     ]
     for claim in CLAIMS:
-        paper, replication = _published(claim, "ats"), _published(claim, "replication")
-        name, here, status = f"{claim.number}. {claim.sentence}", ("–", "–"), "not measured yet"
+        paper = _published(claim, "ats")
+        replication = _published(claim, "replication")
+        name = f"{claim.number}. {claim.sentence}"
+        here = ("–", "–")
+        status = "not measured yet"
         if result := measured(claim, results):
             verdict, facts = result
             name = f"[{name}]({link.format(claim.page)})"
@@ -136,7 +142,8 @@ def answers(results: Path, *, link: str = "book/results/{}.ipynb") -> str:
 
 def insert_answers(path: Path, table: str) -> None:
     """Put the answer table between the `<!-- answers -->` marks of a Markdown file."""
-    text, mark = path.read_text() if path.exists() else "", "<!-- answers -->"
+    text = path.read_text() if path.exists() else ""
+    mark = "<!-- answers -->"
     if text.count(mark) != 2:
         raise AtsError(f"{path} must hold two lines {mark}: the answer table goes between them")
     head, _, tail = text.split(mark)

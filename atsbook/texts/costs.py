@@ -15,7 +15,9 @@ from atslib.files import write_atomically
 
 
 def write_cost(units: Iterable[Unit], store: Store, folder: Path) -> None:
-    """`cost.json` beside a page's tables: how many units it and they need, and the seconds that each took, added up."""
+    """`cost.json` beside a page's tables: how many units it and they need, and the seconds that
+    each took, added up.
+    """
     needed: dict[Unit, None] = {}
     for unit in units:
         needed |= dict.fromkeys((*unit.needs, unit))
@@ -40,7 +42,8 @@ def cost_table(results: Path) -> str:
         "|---|---|---|---|---|---|",
     ]
     for file in sorted(Path(results).glob("*/*/cost.json")):
-        page, where = file.parent.parent.name, file.parent.name
+        page = file.parent.parent.name
+        where = file.parent.name
         data, _, profile = where.rpartition("-")
         if is_drawn(data):
             continue
@@ -88,8 +91,11 @@ run at once as there are cores. A busy machine made some of them slower.
 
 
 def costs_page(results: Path) -> str:
-    """The page *What it costs* in Markdown, from `results/costs.jsonl` (`bench costs`) and the pages' own costs."""
-    file, pages = results / "costs.jsonl", cost_table(results)
+    """The page *What it costs* in Markdown, from `results/costs.jsonl` (`bench costs`) and the
+    pages' own costs.
+    """
+    file = results / "costs.jsonl"
+    pages = cost_table(results)
     if not file.exists():
         return f"# What it costs\n\n{pages}"
     rows = pd.read_json(file, lines=True)
@@ -163,14 +169,14 @@ def _loop(measurements: Path) -> str:
 
 
 def steps_table(results: Path, data: str = "cifar100") -> str:
-    """Markdown: an attack's mean gain in dB by its number of steps, a row per network and schedule; "" before a run."""
+    """Markdown: an attack's mean gain in dB by its number of steps, a row per network and schedule;
+    "" before a run.
+    """
     folder = Path(results) / "steps" / f"{data}-laptop"
     if not folder.exists():
         return ""
-    rows, facts = (
-        pd.read_csv(folder / "attacks.csv"),
-        json.loads((folder / "facts.json").read_text()),
-    )
+    rows = pd.read_csv(folder / "attacks.csv")
+    facts = json.loads((folder / "facts.json").read_text())
     means = (
         rows.groupby(["model", "schedule", "steps"], sort=False)["gain"]
         .mean()
@@ -192,7 +198,9 @@ def steps_table(results: Path, data: str = "cifar100") -> str:
 
 
 def speed_table(measurements: Path) -> str:
-    """Markdown from the JSON lines of `python -m atsbook bench`: medians over the runs of each case."""
+    """Markdown from the JSON lines of `python -m atsbook bench`: medians over the runs of each
+    case.
+    """
     if not measurements.exists():
         return "Not measured yet.\n"
     runs = pd.read_json(measurements, lines=True)
@@ -213,7 +221,8 @@ def speed_table(measurements: Path) -> str:
         ours, theirs = (
             ("engine_ms", "loop_ms") if attack else ("engine_gradients", "loop_gradients")
         )
-        middle, ratio = rows[[ours, theirs, "ratio", "convolution_share"]].median(), rows["ratio"]
+        middle = rows[[ours, theirs, "ratio", "convolution_share"]].median()
+        ratio = rows["ratio"]
         lines.append(
             f"| {name} | {device} | {model} | {members} | {middle[ours]:.1f} | {middle[theirs]:.1f} | "
             f"{middle['ratio']:.1f} ({ratio.min():.1f} to {ratio.max():.1f}, n = {len(rows)}) | "

@@ -1,4 +1,6 @@
-"""The page *Coverage*: every published number beside its measured twin and the page where that stands, or why not."""
+"""The page *Coverage*: every published number beside its measured twin and the page where that
+stands, or why not.
+"""
 
 import re
 from pathlib import Path
@@ -38,7 +40,9 @@ images behind a mean. For ImageNet stands Tiny ImageNet, or CIFAR-100. Compare d
 
 
 def coverage_page(results: Path) -> str:
-    """The page in Markdown: a summary by table, the reasons, and a dropdown with the rows of each table."""
+    """The page in Markdown: a summary by table, the reasons, and a dropdown with the rows of each
+    table.
+    """
     rows = coverage(results)
     groups = list(rows.groupby(["source", "table_or_figure"], sort=False))
     lines = ["| Published | Numbers | With a twin |", "|---|---|---|"]
@@ -78,7 +82,8 @@ def _dropdown(rows: pd.DataFrame) -> list[str]:
         " ".join(set(rows[name])) for name in ("model", "dataset") if len(set(rows[name])) == 1
     ]
     lines = [f":::{{dropdown}} {' on '.join(filter(None, common)) or 'The numbers'}"]
-    there, missing = rows[rows["reason"] == ""], rows[rows["reason"] != ""]
+    there = rows[rows["reason"] == ""]
+    missing = rows[rows["reason"] != ""]
     if len(there):
         lines += [
             "",
@@ -118,7 +123,9 @@ def _policy(row: pd.Series) -> str:
 
 
 def _published(row: pd.Series) -> str:
-    """As printed, a list with commas, and the spread where there is one; digits of a notebook are cut to four."""
+    """As printed, a list with commas, and the spread where there is one; digits of a notebook are
+    cut to four.
+    """
     text = (
         row["text"].replace(";", ", ")
         if len(row["text"]) < 9 or ";" in row["text"]

@@ -1,6 +1,8 @@
-"""The last column of the Deviations page: what each switch changes, in words made from the stored tables.
+"""The last column of the Deviations page: what each switch changes, in words made from the stored
+tables.
 
-A row of that page holds `<!-- effect: name -->…<!-- /effect -->`; what is between is written anew by each run.
+A row of that page holds `<!-- effect: name -->…<!-- /effect -->`; what is between is written anew
+by each run.
 """
 
 import re
@@ -56,7 +58,8 @@ def _switch(name: str, column: str = "", value: str = "psnr") -> Callable[[Table
         text += ("gain " if value == "gain" else "") + _change(attacks, name, base, value=value)
         if "accuracy" in tables:
             text += f", {_accuracy(tables['accuracy'], base, name, 'setting')}"
-        usual, here = attacks.iloc[0], [turned["dataset"], turned["model"]]
+        usual = attacks.iloc[0]
+        here = [turned["dataset"], turned["model"]]
         if here == [usual["dataset"], usual["model"]]:
             return text
         return f"{text} on {', '.join(here)}, n = {attacks[attacks['setting'] == name]['image'].nunique()}"
@@ -225,7 +228,9 @@ EFFECTS: dict[str, tuple[str, Callable[[Tables], str]]] = {
 
 
 def effect(name: str, results: Path) -> str:
-    """One effect in words, with data set, network, profile and a link; `UNKNOWN` where no stored table has it."""
+    """One effect in words, with data set, network, profile and a link; `UNKNOWN` where no stored
+    table has it.
+    """
     choose("effect", name, EFFECTS)
     page, words = EFFECTS[name]
     for folder, facts in stored(page, results):

@@ -1,7 +1,8 @@
 """Where each published number has its measured twin, and why the others have none.
 
-A twin is the same question at this project's scale: the same quantity, policy, data set and kind of network. `RULES`
-say where each is looked for; to add one, name the published tables, the metric, and the stored table.
+A twin is the same question at this project's scale: the same quantity, policy, data set and kind of
+network. `RULES` say where each is looked for; to add one, name the published tables, the metric,
+and the stored table.
 """
 
 import dataclasses
@@ -35,7 +36,8 @@ class Place:
 
     Attributes:
         page, table: of `results/<page>/<data set>-<profile>/<table>.csv`.
-        take: from the chosen rows and the published row; by default the mean of `value` over images.
+        take: from the chosen rows and the published row; by default the mean of `value` over
+            images.
         model, state: the network and its training, where neither the table nor its facts say them.
         note: what else tells the twin from the published number.
     """
@@ -51,7 +53,9 @@ class Place:
 
 @dataclasses.dataclass(frozen=True)
 class Twin:
-    """A measured number, the page where it stands, its images (0: not of images), and what made it, in words."""
+    """A measured number, the page where it stands, its images (0: not of images), and what made it,
+    in words.
+    """
 
     value: float | str
     page: str
@@ -61,9 +65,11 @@ class Twin:
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """Published rows, by patterns of "source table" and "metric policy", and what stands beside them.
+    """Published rows, by patterns of "source table" and "metric policy", and what stands beside
+    them.
 
-    `twins`: places, the first before the others; a function where no stored table is needed; or why there are none.
+    `twins`: places, the first before the others; a function where no stored table is needed; or why
+    there are none.
     """
 
     tables: str
@@ -84,7 +90,9 @@ def _correlation(rows: pd.DataFrame, row: pd.Series) -> float:
 
 
 def _counted(row: pd.Series) -> Twin:
-    """Facts that need no run: weights of the network itself, and policies of one to three operations."""
+    """Facts that need no run: weights of the network itself, and policies of one to three
+    operations.
+    """
     if row["metric"] == "search_space":
         return Twin(f"{sum(len(OPS) ** k for k in (1, 2, 3)):,}", "deviations", 0, "counted")
     name = row["model"].replace("convnet-9conv", "convnet9")
@@ -182,7 +190,9 @@ def _ordered(policy: str) -> str:
 
 def wanted(row: pd.Series) -> dict[str, list]:
     """What the rows of a twin have, by column of the tables that `_rows` reads."""
-    name, metric, keys = row["policy_or_defense"], row["metric"], {}
+    name = row["policy_or_defense"]
+    metric = row["metric"]
+    keys = {}
     if row["source"] == "leakage":
         return ext7_general_leakage.twin(
             row["table_or_figure"], row["dataset"], name, row["attack"]
@@ -205,7 +215,8 @@ def wanted(row: pd.Series) -> dict[str, list]:
     if metric.startswith("PSNR"):
         keys["attack"] = [PRESETS.get(row["attack"], "adam-cosine-tv")]
     if metric == "S_pri" and (name.isdigit() or name == NO_POLICY):
-        # Of each function the first id; without a transformation the variant of the score that the search goes by.
+        # Of each function the first id; without a transformation the variant of the score that the
+        # search goes by.
         keys["op"] = [first_id(int(name)) if name.isdigit() else NOTHING]
         keys["variant"] = ["code" if name.isdigit() else "fixed"]
     if image := re.search(r"_image(\d+)", metric):
@@ -239,7 +250,9 @@ def _pick(rows: pd.DataFrame, keys: Mapping[str, list]) -> pd.DataFrame:
 
 
 def _rows(place: Place, folder: Path, facts: Mapping) -> pd.DataFrame:
-    """A stored table with columns for all that `wanted` asks, of older and newer pages; empty if there is none."""
+    """A stored table with columns for all that `wanted` asks, of older and newer pages; empty if
+    there is none.
+    """
     if not (path := folder / f"{place.table}.csv").exists():
         return pd.DataFrame()
     rows = pd.read_csv(path, dtype={"policy": str})
@@ -258,10 +271,8 @@ def _twins(
     rows: pd.DataFrame, place: Place, facts: Mapping, age: int, row: pd.Series
 ) -> tuple[Twin, ...]:
     """One for each network, regime and way of applying a defense among the rows."""
-    results, ways = (
-        [],
-        {"": "", "fixed": "shared gradient perturbed", "code": "training only, as their code"},
-    )
+    results = []
+    ways = {"": "", "fixed": "shared gradient perturbed", "code": "training only, as their code"}
     groups = rows.groupby(["model", "state", "applied"], sort=False)
     for (model, state, applied), part in groups:
         notes = [f"{model} for ResNet20" if model == "lenet" and row["model"] else model, state]
@@ -309,13 +320,15 @@ def _look(row: pd.Series, tables: Iterable[Table]) -> tuple[Twin, ...]:
 
 
 def coverage(results: Path) -> pd.DataFrame:
-    """All rows of `reported` with `twins`, a tuple of `Twin`, and `reason`, why it is empty ("" if it is not)."""
-    published, rows, read = reported(), [], functools.cache(lambda place: _tables(place, results))
+    """All rows of `reported` with `twins`, a tuple of `Twin`, and `reason`, why it is empty ("" if
+    it is not).
+    """
+    published = reported()
+    rows = []
+    read = functools.cache(lambda place: _tables(place, results))
     for _, row in published.iterrows():
-        table, quantity = (
-            f"{row['source']} {row['table_or_figure']}",
-            f"{row['metric']} {row['policy_or_defense']}",
-        )
+        table = f"{row['source']} {row['table_or_figure']}"
+        quantity = f"{row['metric']} {row['policy_or_defense']}"
         rule = next(
             r for r in RULES if re.search(r.tables, table) and re.search(r.quantity, quantity)
         )

@@ -1,4 +1,6 @@
-"""The payload of an attack that runs in the reader's browser, and what stands for it where no script runs."""
+"""The payload of an attack that runs in the reader's browser, and what stands for it where no
+script runs.
+"""
 
 import base64
 import dataclasses
@@ -22,7 +24,8 @@ from atslib.attacks import ATTACKS, GradientMatching
 from atslib.clients.prepare import mean_prepared, streams, to_images, transform
 from atslib.rng import rng
 
-OWN = 96  # training images in the page, the server's: what it knows of a policy that the reader composes
+# Training images in the page, the server's: what it knows of a policy that the reader composes
+OWN = 96
 TRIED = 3  # the test image of the small form, of CIFAR-100 a mushroom
 TRIAL = (RANDOM, SEARCHED[0], HYBRID)
 LINE = (
@@ -68,10 +71,11 @@ def mean_of(pixels: Tensor, policy: str, seed: int) -> str:
 
 
 def payload(settings: Settings, store: Store, *, images: int) -> dict:
-    """Pictures, operations, the traced step of each network with its weights, and the workers' script.
+    """Pictures, operations, the traced step of each network with its weights, and the workers'
+    script.
 
-    The networks are the untrained LeNet of the explorer's first round and the trained one of extension 6, with
-    weights rounded to 16 bits.
+    The networks are the untrained LeNet of the explorer's first round and the trained one of
+    extension 6, with weights rounded to 16 bits.
     """
     train = dataset(settings.dataset, "train")
     taken = torch.randperm(len(train.pixels), generator=rng(settings.seed, "own"))[:OWN]
@@ -88,7 +92,8 @@ def payload(settings: Settings, store: Store, *, images: int) -> dict:
 
 def _common(settings: Settings, images: Sequence[int], policies: dict[str, str]) -> dict:
     """What the attack and its small form have in common."""
-    test, train = dataset(settings.dataset, "test"), dataset(settings.dataset, "train")
+    test = dataset(settings.dataset, "test")
+    train = dataset(settings.dataset, "train")
     model = network(
         ModelUnit(
             dataset=settings.dataset, model="lenet", fraction=1.0, train=None, seed=settings.seed
@@ -108,7 +113,9 @@ def _common(settings: Settings, images: Sequence[int], policies: dict[str, str])
 
 
 def _choice(title: str, what: str, model: nn.Module, settings: Settings) -> dict:
-    """A network that the page can attack, with the sentences above the form, which say `what` it is."""
+    """A network that the page can attack, with the sentences above the form, which say `what` it
+    is.
+    """
     test = dataset(settings.dataset, "test")
     graph = attack_graph(model, tuple(test.pixels.shape[1:]), test.num_classes, weights="f16")
     return {"title": title, "line": LINE.format(what=what), "graph": graph}
@@ -118,16 +125,16 @@ def _trained(settings: Settings, store: Store) -> dict:
     """The trained network of the page, from the store."""
     unit = trained_small(settings)
     model, artifact = trained(unit, store, torch.device("cpu"))
-    size, right = (
-        round(unit.fraction * len(dataset(settings.dataset, "train"))),
-        artifact.tensors["accuracy"].item(),
-    )
+    size = round(unit.fraction * len(dataset(settings.dataset, "train")))
+    right = artifact.tensors["accuracy"].item()
     what = TRAINED.format(epochs=unit.train.epochs, images=size, right=right)
     return _choice("Trained: a later round", what, model, settings)
 
 
 def attack(result: Explorer, settings: Settings, store: Store) -> Figure:
-    """The attack on the explorer's test images; where no script runs, the explorer's own first round."""
+    """The attack on the explorer's test images; where no script runs, the explorer's own first
+    round.
+    """
     alt = "Test images, what the client used and what the attacker found in the first round, without and with a policy"
     return Figure(
         "attack",
@@ -138,7 +145,9 @@ def attack(result: Explorer, settings: Settings, store: Store) -> Figure:
 
 
 def trial(settings: Settings) -> Figure:
-    """The small form: one test image, three policies, the published attack; without scripts what they make of it."""
+    """The small form: one test image, three policies, the published attack; without scripts what
+    they make of it.
+    """
     pixels = dataset(settings.dataset, "test").pixels[TRIED : TRIED + 1]
     named = {policy: POLICIES[policy] for policy in TRIAL}
     made = _common(settings, [TRIED], named) | {"start": HYBRID, "presets": PRESETS[:1]}

@@ -1,4 +1,6 @@
-"""Data of the figures that a reader touches on the pages of claims 6 and 7 and of all policies, as JSON holds it."""
+"""Data of the figures that a reader touches on the pages of claims 6 and 7 and of all policies, as
+JSON holds it.
+"""
 
 import base64
 from collections.abc import Iterable
@@ -46,7 +48,9 @@ def operations() -> list[dict]:
 
 
 def pictures(settings: Settings, indices: Iterable[int]) -> dict:
-    """Test images: `size` (C, H, W), `images`, their class names, and `pixels`, their bytes in base64."""
+    """Test images: `size` (C, H, W), `images`, their class names, and `pixels`, their bytes in
+    base64.
+    """
     images = dataset(settings.dataset, "test")
     chosen = images[list(indices)]
     return {
@@ -85,7 +89,9 @@ def ranking(settings: Settings, table: pd.DataFrame, reference: float) -> dict:
 
 
 def builder(settings: Settings, store: Store) -> dict:
-    """Twelve images, the operations, and every curve and score of the page: single operations, and whole policies."""
+    """Twelve images, the operations, and every curve and score of the page: single operations, and
+    whole policies.
+    """
     units = claim6_transformations.units(settings)
     singles, whole = (units[name] for name in ("fixed", "policies"))
     device = device_of(settings.device)
@@ -112,7 +118,9 @@ def _curves(unit: ScoreUnit, store: Store, device: torch.device) -> list[dict]:
 
 
 def steps(payload: dict, *, columns: int = 6) -> dict[str, Tensor]:
-    """Rows of images for `plots.sheet`: originals, and what each operation of the first policy makes of them."""
+    """Rows of images for `plots.sheet`: originals, and what each operation of the first policy
+    makes of them.
+    """
     raw = torch.frombuffer(bytearray(base64.b64decode(payload["pixels"])), dtype=torch.uint8)
     pixels = raw.view(-1, *payload["size"])[:columns]
     rows = {"original": pixels}
@@ -125,12 +133,14 @@ def steps(payload: dict, *, columns: int = 6) -> dict[str, Tensor]:
 
 
 def scatter(settings: Settings, store: Store, result: Result) -> dict:
-    """One point per policy and network, and sheets of what its clients used and what the attacker found.
+    """One point per policy and network, and sheets of what its clients used and what the attacker
+    found.
 
-    The sheet `images.webp` has a row of originals; in `client.webp` and `found.webp` a row is an image and a column a
-    policy, in the order of `points`.
+    The sheet `images.webp` has a row of originals; in `client.webp` and `found.webp` a row is an
+    image and a column a policy, in the order of `points`.
     """
-    table, device = result.tables["policies"], device_of(settings.device)
+    table = result.tables["policies"]
+    device = device_of(settings.device)
     attacks = claim7_correlation.attacks(settings)
     artifacts = [attacked(unit, store, device) for unit in attacks.values()]
     few = slice(0, min(SHOWN, claim7_correlation.count(settings)))
@@ -183,11 +193,11 @@ def _pearson(table: pd.DataFrame, network: str) -> str:
 
 
 def atlas(settings: Settings, result: Result) -> dict:
-    """Every policy's scores and gains, 16 bits each, by its number; the operations that they are made of; names."""
-    table, index = (
-        result.tables["policies"],
-        {policy: i for i, policy in enumerate(result.tables["policies"]["policy"])},
-    )
+    """Every policy's scores and gains, 16 bits each, by its number; the operations that they are
+    made of; names.
+    """
+    table = result.tables["policies"]
+    index = {policy: i for i, policy in enumerate(result.tables["policies"]["policy"])}
     ids = [index for index, canonical in enumerate(CANONICAL) if index == canonical]
     known = {
         str(Policy.parse(name).canonical()): name
@@ -214,7 +224,8 @@ def atlas(settings: Settings, result: Result) -> dict:
 
 def _sixteen(name: str, values: np.ndarray) -> dict:
     """Numbers as whole ones from 0 to 65,535 between `low` and `high`, little-endian, in base64."""
-    low, high = float(values.min()), float(values.max())
+    low = float(values.min())
+    high = float(values.max())
     whole = np.round((values - low) / ((high - low) or 1) * 65_535).astype("<u2")
     return {
         "name": name,

@@ -1,4 +1,6 @@
-"""The explorer as HTML: one ES module, its style, its data and a still picture, all within the page."""
+"""The explorer as HTML: one ES module, its style, its data and a still picture, all within the
+page.
+"""
 
 import base64
 import dataclasses
@@ -24,12 +26,15 @@ def pictures(payload: dict, name: str) -> Tensor:
     channels, height, width = payload["size"]
     data = base64.b64decode(payload["files"][name].split(",", 1)[1])
     grey = torch.from_numpy(np.array(Image.open(io.BytesIO(data)).convert("L")))
-    rows, columns = grey.shape[0] // (channels * height), grey.shape[1] // width
+    rows = grey.shape[0] // (channels * height)
+    columns = grey.shape[1] // width
     return grey.reshape(channels, rows, height, columns, width).permute(1, 3, 0, 2, 4).contiguous()
 
 
 def still(payload: dict) -> bytes:
-    """A PNG of the explorer's first attack without a policy and with the last one: for paper, and without scripts."""
+    """A PNG of the explorer's first attack without a policy and with the last one: for paper, and
+    without scripts.
+    """
     clients = pictures(payload, "images.webp")[:, :STILL_IMAGES]
     rows = {"original": clients[0]}
     for p in (0, len(payload["policies"]) - 1):
@@ -60,7 +65,8 @@ class Page:
     payload: dict
 
     def __repr__(self) -> str:
-        images, policies = len(self.payload["images"]), len(self.payload["policies"])
+        images = len(self.payload["images"])
+        policies = len(self.payload["policies"])
         return f"Explorer of {images} images under {policies} policies"
 
     def _repr_html_(self) -> str:
@@ -68,7 +74,9 @@ class Page:
 
 
 def person_is_there() -> bool:
-    """Whether this code runs in a notebook that can ask its reader something: not papermill, not a test."""
+    """Whether this code runs in a notebook that can ask its reader something: not papermill, not a
+    test.
+    """
     try:
         from IPython import get_ipython
     except ImportError:
@@ -78,7 +86,9 @@ def person_is_there() -> bool:
 
 
 def show(result: Explorer, settings: Settings, store: Store) -> object:
-    """The explorer of a result: with a reader at a kernel and anywidget installed the live one, else the page."""
+    """The explorer of a result: with a reader at a kernel and anywidget installed the live one,
+    else the page.
+    """
     if not person_is_there() or importlib.util.find_spec("anywidget") is None:
         return Page(result.payload)
     from atsbook.widgets.jupyter import ExplorerWidget

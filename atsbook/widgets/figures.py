@@ -1,4 +1,5 @@
-"""Figures that a reader touches: a ranking, a scatter, a map, a policy builder, and an attack in the reader's browser.
+"""Figures that a reader touches: a ranking, a scatter, a map, a policy builder, and an attack in
+the reader's browser.
 
 Each is a payload of `data` with a still twin, the page's ordinary figure, for paper and for
 where no script runs; its description is what a screen reader says of it there.

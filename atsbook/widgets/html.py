@@ -1,4 +1,6 @@
-"""A piece of a page that needs no kernel, no network and no other file: script, style, data and a still picture."""
+"""A piece of a page that needs no kernel, no network and no other file: script, style, data and a
+still picture.
+"""
 
 import base64
 import html
@@ -12,10 +14,9 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 HERE = Path(__file__).parent
-EXPLORER, EXPLORER_STYLES = (
-    ("common.js", "explorer.js"),
-    ("explorer.css",),
-)  # `mount` for pages, `render` for anywidget
+# `mount` for pages, `render` for anywidget
+EXPLORER = ("common.js", "explorer.js")
+EXPLORER_STYLES = ("explorer.css",)
 
 
 def source(*files: str) -> str:
@@ -30,7 +31,8 @@ def data_uri(content: bytes, kind: str) -> str:
 
 def png(figure: Figure, *, dpi: int = 100) -> bytes:
     """The figure as a PNG of 128 colours; it is closed, so that a notebook does not show it again."""
-    buffer, small = io.BytesIO(), io.BytesIO()
+    buffer = io.BytesIO()
+    small = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=dpi)
     plt.close(figure)
     Image.open(buffer).convert("RGB").quantize(128, method=Image.Quantize.MEDIANCUT).save(
@@ -49,10 +51,11 @@ def element(
     styles: Sequence[str],
     kinds: Iterable[str],
 ) -> str:
-    """HTML in which `kind(host, payload)`, a function of the scripts, draws; else the still picture is seen.
+    """HTML in which `kind(host, payload)`, a function of the scripts, draws; else the still picture
+    is seen.
 
-    Its style and its script are the same for all `kinds`, and the script draws all that it finds: a page needs either
-    once, and the book leaves out the others.
+    Its style and its script are the same for all `kinds`, and the script draws all that it finds: a
+    page needs either once, and the book leaves out the others.
 
     Args:
         payload: what JSON can hold; its `where` follows `alt` below the still picture.

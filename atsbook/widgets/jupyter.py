@@ -1,4 +1,6 @@
-"""The live explorer in a notebook: traits for what is known at the start, messages for an attack as it runs."""
+"""The live explorer in a notebook: traits for what is known at the start, messages for an attack as
+it runs.
+"""
 
 import anywidget
 import traitlets

@@ -1,4 +1,7 @@
-"""Attacks of a reader's own: a thread beside the kernel, requests in, frames out. Knows nothing of Jupyter."""
+"""Attacks of a reader's own: a thread beside the kernel, requests in, frames out.
+
+Knows nothing of Jupyter.
+"""
 
 import dataclasses
 import io
@@ -45,9 +48,12 @@ Emit = Callable[[dict, list[bytes]], None]
 
 
 def networks(settings: Settings, store: Store) -> dict[str, dict[str, list[ModelUnit]]]:
-    """The networks that can be attacked: model → stage → units. Untrained ones, and what the store holds.
+    """The networks that can be attacked: model → stage → units.
 
-    Of a model's checkpoints the longest trained (share of the data × epochs) are "trained", others "semi-trained".
+    Untrained ones, and what the store holds.
+
+    Of a model's checkpoints the longest trained (share of the data × epochs) are "trained", others
+    "semi-trained".
     """
     bare = model_unit(settings, train=None, fraction=1.0)
     names = dict.fromkeys((*UNTRAINED, settings.model))
@@ -131,7 +137,8 @@ def read_upload(data: bytes, size: tuple[int, int, int]) -> Tensor:
 class Request:
     """What a reader asks for; wrong values end in an `AtsError`.
 
-    `image` is an index of the test set; `upload`, where there is one, the bytes of an image file instead.
+    `image` is an index of the test set; `upload`, where there is one, the bytes of an image file
+    instead.
     """
 
     policy: str = ""
@@ -152,20 +159,25 @@ class Request:
 class Session:
     """One attack at a time. Every message goes to `emit`, from the attack's thread.
 
-    Messages: `started` (original and target), `frame` (the iterate; at most 15 a second), `ended`, and `fault`
-    with one sentence. After `ended` or `fault` the next run may come, unless it says that it is `busy`. Before
-    `started` there is `training`, where the network's file is gone or damaged.
+    Messages: `started` (original and target), `frame` (the iterate; at most 15 a second), `ended`,
+    and `fault` with one sentence. After `ended` or `fault` the next run may come, unless it says
+    that it is `busy`. Before `started` there is `training`, where the network's file is gone or
+    damaged.
     """
 
     def __init__(self, settings: Settings, store: Store, emit: Emit):
-        self.settings, self.store, self.emit = settings, store, emit
-        self._stop, self._busy = threading.Event(), threading.Lock()
+        self.settings = settings
+        self.store = store
+        self.emit = emit
+        self._stop = threading.Event()
+        self._busy = threading.Lock()
         self._thread: threading.Thread | None = None
         keep_memory()  # a fifth more steps a second
         policy_image(
             settings.dataset, "", False
         )  # reads the training images, for which no attack need wait then
-        # Looked up once: a network whose training is stopped is not in the store, and must not leave the form.
+        # Looked up once: a network whose training is stopped is not in the store, and must not
+        # leave the form.
         self._networks = networks(settings, store)
 
     def options(self) -> dict:
@@ -202,8 +214,9 @@ class Session:
         return self._thread is None or not self._thread.is_alive()
 
     def _work(self, request: Mapping) -> None:
-        # One image keeps one core busy. A second team of OpenMP threads beside the main thread's would wait asleep:
-        # 8 steps a second with two threads, 10 with one. Threads begun later have one as well.
+        # One image keeps one core busy. A second team of OpenMP threads beside the main thread's
+        # would wait asleep: 8 steps a second with two threads, 10 with one. Threads begun later
+        # have one as well.
         keep_to_one_core()
         try:
             last = {"kind": "ended", "message": self._attack(Request(**request))}
@@ -279,7 +292,10 @@ class _Training:
     """Says that a network is trained first, and ends that training on Stop."""
 
     def __init__(self, emit: Emit, stop: threading.Event, unit: ModelUnit):
-        self.emit, self.halt, self.unit, self.said = emit, stop, unit, False
+        self.emit = emit
+        self.halt = stop
+        self.unit = unit
+        self.said = False
 
     def __call__(self) -> None:
         name = self.unit.model
@@ -298,14 +314,20 @@ class _Watch:
     """Sends frames, not more than 15 a second, and tells the attack when to stop."""
 
     def __init__(self, emit: Emit, stop: threading.Event, target: Tensor, last: int):
-        self.emit, self.halt, self.target, self.last = emit, stop, target, last
+        self.emit = emit
+        self.halt = stop
+        self.target = target
+        self.last = last
         self.step, self.sent = 0, 0.0
 
     def __call__(self, step: int, images: Tensor, distance: Tensor) -> bool:
-        self.step, now = step, time.monotonic()
+        self.step = step
+        now = time.monotonic()
         if step in (0, self.last) or now - self.sent >= INTERVAL:
-            self.sent, image = now, images[0].detach()
-            leak, cost = float(psnr(image, self.target)), float(distance[0])
+            self.sent = now
+            image = images[0].detach()
+            leak = float(psnr(image, self.target))
+            cost = float(distance[0])
             frame = {"kind": "frame", "step": step, "psnr": _number(leak), "cost": _number(cost)}
             self.emit(frame, [_bytes((image.clamp(0, 1) * 255).round().byte())])
         return self.halt.is_set()

@@ -1,7 +1,8 @@
 """What a linear layer's gradient says in closed form: its input.
 
-The weight gradient of a linear layer is the outer product of its bias gradient and its input, summed over the images
-that share the gradient. Of one image the input can be read off exactly; Geiping et al. 2020, Proposition 3.1.
+The weight gradient of a linear layer is the outer product of its bias gradient and its input,
+summed over the images that share the gradient. Of one image the input can be read off exactly;
+Geiping et al. 2020, Proposition 3.1.
 """
 
 import dataclasses
@@ -21,8 +22,9 @@ from atslib.models import last_linear
 def invert_linear(weight_gradient: Tensor, bias_gradient: Tensor) -> Tensor:
     """The input of a linear layer, from its gradient of one image: exact up to rounding.
 
-    Each output whose bias gradient is not 0 tells the input; they are averaged by the squares of their bias gradients,
-    which is least squares. Of a gradient that several images share it is a mixture of their inputs.
+    Each output whose bias gradient is not 0 tells the input; they are averaged by the squares of
+    their bias gradients, which is least squares. Of a gradient that several images share it is a
+    mixture of their inputs.
 
     Args:
         weight_gradient: (N, O, I) floats, of N images.
@@ -30,8 +32,9 @@ def invert_linear(weight_gradient: Tensor, bias_gradient: Tensor) -> Tensor:
     Returns:
         (N, I), the inputs.
     Raises:
-        AtsError: a layer without a bias, shapes that do not fit each other, or an image whose bias gradients are all
-            0, such as one of which the network is certain: it says nothing of its input.
+        AtsError: a layer without a bias, shapes that do not fit each other, or an image whose bias
+            gradients are all 0, such as one of which the network is certain: it says nothing of its
+            input.
     """
     check_kind(
         "invert_linear: weight_gradient", weight_gradient, Tensor, "a torch.Tensor (N, O, I)"
@@ -61,7 +64,8 @@ def invert_linear(weight_gradient: Tensor, bias_gradient: Tensor) -> Tensor:
 
 
 def last_features(update: Update) -> Tensor:
-    """What the network's last layer got of the one image behind each gradient, (N, D); see `invert_linear`.
+    """What the network's last layer got of the one image behind each gradient, (N, D); see
+    `invert_linear`.
 
     Raises:
         AtsError: the network has no linear layer with a bias at its end, or as `invert_linear`.
@@ -86,9 +90,11 @@ def entries(update: Update, parameters: list[bool]) -> Tensor:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LastLayerAlone(Around):
-    """Compares the last layer's gradient alone: the image is sought whose features and outputs are those seen.
+    """Compares the last layer's gradient alone: the image is sought whose features and outputs are
+    those seen.
 
-    That is how much of an image the inputs of the last layer give away, which `last_features` reads off.
+    That is how much of an image the inputs of the last layer give away, which `last_features` reads
+    off.
     """
 
     words: ClassVar[str] = " on the last layer alone"

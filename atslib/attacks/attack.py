@@ -18,16 +18,17 @@ class Reconstruction:
 
     Attributes:
         images: (B, C, H, W) in [0, 1] units; outside them only where the attack is not boxed.
-        cost: (N,) final distance between gradients, without the penalties; lower is a better match. Not
-            finite where a member diverged.
+        cost: (N,) final distance between gradients, without the penalties; lower is a better match.
+            Not finite where a member diverged.
         trace: (T, N) that distance before each step; nan after a member's last step.
         frames: (F, B, C, H, W) the iterate at `frame_steps`.
         labels: (N, k) the labels known, inferred or optimized; -1 where the attack found none.
-        stuck: (N,) bool: whether the attack never left its start, as happens where the image gradient is 0 there.
+        stuck: (N,) bool: whether the attack never left its start, as happens where the image
+            gradient is 0 there.
         restart: (N,) which restart was kept: the one of least cost.
         costs: (R, N) the cost of every restart.
-        restarts: (R, B, C, H, W) the images of all, where asked for, else (0, ...). Choosing among them by
-            the truth is an oracle that no attacker has: label it so.
+        restarts: (R, B, C, H, W) the images of all, where asked for, else (0, ...). Choosing among
+            them by the truth is an oracle that no attacker has: label it so.
     """
 
     images: Tensor
@@ -43,19 +44,23 @@ class Reconstruction:
 
     @classmethod
     def of(cls, images: Tensor, seen: Observed) -> "Reconstruction":
-        """A result of which only the images (B, C, H, W) are known: the cost is nan, trace and frames are empty.
+        """A result of which only the images (B, C, H, W) are known: the cost is nan, trace and
+        frames are empty.
 
         Raises:
-            AtsError: the images are not as many or not of the shape that `seen` says, or not in units of [0, 1].
+            AtsError: the images are not as many or not of the shape that `seen` says, or not in
+                units of [0, 1].
         """
         check_returned(images, seen)
-        wanted, members = tuple(images.shape), len(seen)
+        wanted = tuple(images.shape)
+        members = len(seen)
         unknown_cost = images.new_full((1, members), torch.nan)
         if not (images.abs() <= FARTHEST).all():
             raise AtsError(
                 f"an attack returned values up to {images.abs().max():.4g}; images are in units of [0, 1]"
             )
-        none, device = images.new_zeros((0, *wanted)), images.device
+        none = images.new_zeros((0, *wanted))
+        device = images.device
         unknown = torch.full((members, seen.threat.batch), -1, device=device)
         return cls(
             images=images,
@@ -72,7 +77,9 @@ class Reconstruction:
 
 
 def check_returned(images: Tensor, seen: Observed) -> None:
-    """Raise `AtsError` unless these are as many float images, and of the shape, as an attack on `seen` makes."""
+    """Raise `AtsError` unless these are as many float images, and of the shape, as an attack on
+    `seen` makes.
+    """
     check_kind("an attack returned images", images, Tensor, "a torch.Tensor")
     wanted = (len(seen) * seen.threat.batch, *seen.shape)
     if tuple(images.shape) != wanted or not images.is_floating_point():
@@ -82,15 +89,18 @@ def check_returned(images: Tensor, seen: Observed) -> None:
 
 
 class Attack(Protocol):
-    """Anything with this method is an attack; `atslib.reconstruct` also takes a plain function of the same arguments.
+    """Anything with this method is an attack; `atslib.reconstruct` also takes a plain function of
+    the same arguments.
 
-    To stand in the report's tables an attack is a frozen dataclass, whose fields then name its results on disk.
+    To stand in the report's tables an attack is a frozen dataclass, whose fields then name its
+    results on disk.
     """
 
     def run(self, seen: Observed, *, rng: torch.Generator) -> Reconstruction | Tensor:
-        """Reconstruct all images of `seen`, as a `Reconstruction` or as images (B, C, H, W) in [0, 1].
+        """Reconstruct all images of `seen`, as a `Reconstruction` or as images (B, C, H, W) in [0,
+        1].
 
-        Random numbers come from `rng`. The method may take further options of `reconstruct` by name, such as
-        `start` or `progress`; those that it does not name are not given.
+        Random numbers come from `rng`. The method may take further options of `reconstruct` by
+        name, such as `start` or `progress`; those that it does not name are not given.
         """
         ...

@@ -1,4 +1,6 @@
-"""What the attackers share that are made of gradient matching and of something before, around or after it."""
+"""What the attackers share that are made of gradient matching and of something before, around or
+after it.
+"""
 
 import dataclasses
 from typing import ClassVar
@@ -9,7 +11,8 @@ from atslib.errors import AtsError, check_kind, check_types
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Around:
-    """An attack with another one inside; `words` say in its title what it adds, `lowest` what numbers may be.
+    """An attack with another one inside; `words` say in its title what it adds, `lowest` what
+    numbers may be.
 
     Attributes:
         inner: the attack by gradient matching that it is made of.

@@ -1,7 +1,8 @@
 """Hundreds of independent gradient-matching attacks as one batch.
 
-Members (images × policies × restarts × settings) are independent: each has its own row of the iterate, its own
-cost, step size, weights and number of steps. So one gradient of the summed costs holds that of every member.
+Members (images × policies × restarts × settings) are independent: each has its own row of the
+iterate, its own cost, step size, weights and number of steps. So one gradient of the summed costs
+holds that of every member.
 """
 
 from __future__ import annotations
@@ -41,10 +42,19 @@ STATE_FORMAT = 2  # raise it when the meaning of a stored state changes
 
 
 def match(
-    seen: Observed, attacks: Sequence[GradientMatching], *, rng: torch.Generator, start: Tensor | None = None,
-    frames: int = 0, on_frame: OnFrame | None = None, keep_restarts: bool = False, chunk: int | None = None,
-    checkpoint: Path | None = None, on_saved: Callable[[], None] | None = None, progress: bool = False,
-) -> Reconstruction:  # fmt: skip
+    seen: Observed,
+    attacks: Sequence[GradientMatching],
+    *,
+    rng: torch.Generator,
+    start: Tensor | None = None,
+    frames: int = 0,
+    on_frame: OnFrame | None = None,
+    keep_restarts: bool = False,
+    chunk: int | None = None,
+    checkpoint: Path | None = None,
+    on_saved: Callable[[], None] | None = None,
+    progress: bool = False,
+) -> Reconstruction:
     """Run N independent attacks at once.
 
     Args:
@@ -52,27 +62,27 @@ def match(
         attacks: one for each gradient, all of the same `structure()`.
         rng: the stream of the random starts; member i's start does not depend on how many follow.
         start: where to begin instead, (B, C, H, W) in [0, 1] units, or (restarts, B, C, H, W).
-        frames: how many snapshots to keep, evenly spaced, the first before any step and the last after all.
+        frames: how many snapshots to keep, evenly spaced, the first before any step and the last
+            after all.
         on_frame: also receives each snapshot as it is made, without waiting for the device.
         keep_restarts: also return the images of every restart, in `.restarts`.
         chunk: members in memory at once; estimated by default. Out of memory halves it and goes on.
-        checkpoint: a file that makes the run resumable, removed at its end; one of another run is set aside.
-        on_saved: called after each write of the checkpoint, about twice a minute. An exception that it raises ends
-            the run; the next call goes on from the checkpoint.
+        checkpoint: a file that makes the run resumable, removed at its end; one of another run is
+            set aside.
+        on_saved: called after each write of the checkpoint, about twice a minute. An exception that
+            it raises ends the run; the next call goes on from the checkpoint.
         progress: show a bar with the remaining time.
     Raises:
-        AtsError: gradients that are not finite, attacks that cannot share a batch, or a start of the wrong shape.
+        AtsError: gradients that are not finite, attacks that cannot share a batch, or a start of
+            the wrong shape.
     """
-    checkpoint, restarts = (
-        as_path("checkpoint", checkpoint, optional=True),
-        _checked(seen, attacks, frames, chunk),
-    )
+    checkpoint = as_path("checkpoint", checkpoint, optional=True)
+    restarts = _checked(seen, attacks, frames, chunk)
     seen = labelled(seen, rng)
-    begin, files = _starts(seen, attacks, rng, start), set()
-    everyone, repeated = (
-        torch.arange(len(seen), device=begin.device).repeat(restarts),
-        list(attacks) * restarts,
-    )
+    begin = _starts(seen, attacks, rng, start)
+    files = set()
+    everyone = torch.arange(len(seen), device=begin.device).repeat(restarts)
+    repeated = list(attacks) * restarts
     with tqdm(
         total=sum(a.steps for a in repeated), disable=not progress, unit="step", leave=False
     ) as bar:
@@ -91,7 +101,9 @@ def match(
 
 
 def _clear(checkpoint: Path | None, files: set[Path]) -> None:
-    """Remove the `files` of a run that is done; what is beside them is of another one, and only set aside."""
+    """Remove the `files` of a run that is done; what is beside them is of another one, and only set
+    aside.
+    """
     for state in checkpoint.parent.glob(f"{checkpoint.name}.*") if checkpoint else ():
         if state in files:
             state.unlink()
@@ -130,8 +142,10 @@ def _starts(
     seen: Observed, attacks: Sequence[GradientMatching], rng: torch.Generator, start: Tensor | None
 ) -> Tensor:
     """Iterates to begin from, (restarts · N, D) in normalized units, restart by restart."""
-    restarts, shape = attacks[0].restarts, (seen.threat.batch, *seen.shape)
-    like, normalize = seen.updates[0].gradients, normalization_layer(seen.updates[0].model)
+    restarts = attacks[0].restarts
+    shape = (seen.threat.batch, *seen.shape)
+    like = seen.updates[0].gradients
+    normalize = normalization_layer(seen.updates[0].model)
     wanted = (len(seen) * shape[0], *seen.shape)
     if start is not None:
         if (given := tuple(getattr(start, "shape", ()))) not in (wanted, (restarts, *wanted)):
@@ -172,7 +186,8 @@ def chunk_size(seen: Observed, attack: GradientMatching) -> int:
         return members_on_gpu(
             lambda: torch.autograd.grad(sum(Objective(one, [attack])(z)).sum(), z), z.device
         )
-    images, update = z.new_zeros(one.threat.batch, *one.shape), one.updates[0]
+    images = z.new_zeros(one.threat.batch, *one.shape)
+    update = one.updates[0]
     return max(
         1, members_on_cpu(update.model, images, update.gradients.nbytes) // attack.copies(one)
     )
@@ -189,21 +204,22 @@ class _Run:
         frames: int,
         file: Path | None,
     ):
-        self.seen, self.attacks, self.file = seen, attacks, file
+        self.seen = seen
+        self.attacks = attacks
+        self.file = file
         self.last = max(a.steps for a in attacks)
         self.snapshots = frame_steps(frames, self.last)
         self.objective = self.whole = Objective(seen, attacks)
-        normalize, ones = (
-            normalization_layer(seen.updates[0].model),
-            torch.ones(self.whole.shape).to(begin),
-        )
+        normalize = normalization_layer(seen.updates[0].model)
+        ones = torch.ones(self.whole.shape).to(begin)
         free = torch.full_like(begin[0, self.whole.pixels :], torch.inf)
         self.low = torch.cat([normalize(0 * ones).flatten(), -free])
         self.high = torch.cat([normalize(ones).flatten(), free])
         self.optimizer = OPTIMIZERS[attacks[0].optimizer](
             attacks, begin, self.whole.pixels, self.low, self.high
         )
-        self.step, self.begin = 0, begin
+        self.step = 0
+        self.begin = begin
         self.keep_best = torch.tensor([a.keep_best for a in attacks], device=begin.device)
         self.done = {
             "z": begin.clone(),
@@ -222,7 +238,8 @@ class _Run:
     ) -> dict[str, Tensor]:
         """The remaining steps, then the result of each member."""
         looks = {a.steps for a in self.attacks} | set(range(LOOK_EVERY, self.last, LOOK_EVERY))
-        saved, stopped = time.monotonic(), False
+        saved = time.monotonic()
+        stopped = False
         bar.update(self.step * len(self.attacks))
         for step in range(self.step, self.last):
             if step in looks:
@@ -296,7 +313,8 @@ class _Run:
 
     def _result(self) -> dict[str, Tensor]:
         self._store_rows()
-        z, pixels = self.done["z"], self.whole.pixels
+        z = self.done["z"]
+        pixels = self.whole.pixels
         # A signed or boxed attack may only have clamped its start.
         stuck = ((z == self.begin) | (z == self.begin.clamp(self.low, self.high)))[:, :pixels].all(
             1

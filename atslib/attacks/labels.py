@@ -1,8 +1,9 @@
 """Labels restored from the gradient of the last layer alone.
 
-Row n of that gradient is the mean over the batch of (p_n - [label is n]) · features, and its bias has the mean of
-p_n - [label is n] itself. So how often class n occurs is the sum of p_n minus the batch size times the bias's gradient,
-and all that a server lacks is p, the class probabilities of images that it does not see.
+Row n of that gradient is the mean over the batch of (p_n - [label is n]) · features, and its bias
+has the mean of p_n - [label is n] itself. So how often class n occurs is the sum of p_n minus the
+batch size times the bias's gradient, and all that a server lacks is p, the class probabilities of
+images that it does not see.
 """
 
 import dataclasses
@@ -25,11 +26,12 @@ DOUBT = (
 
 
 def infer_labels(seen: Observed) -> Tensor:
-    """The label of each single-image gradient, (N, 1): the class whose last-layer gradient is most negative.
+    """The label of each single-image gradient, (N, 1): the class whose last-layer gradient is most
+    negative.
 
-    The cross-entropy's gradient at the logits is softmax - onehot, negative at the true class only; the
-    bias shows it, and so does the weight's row where the features are not negative. Exact for those
-    networks. Source: Zhao et al. 2020 (iDLG), arXiv:2001.02610.
+    The cross-entropy's gradient at the logits is softmax - onehot, negative at the true class only;
+    the bias shows it, and so does the weight's row where the features are not negative. Exact for
+    those networks. Source: Zhao et al. 2020 (iDLG), arXiv:2001.02610.
     """
     update = seen.updates[0]
     last = unflatten(update.gradients, update.model)[-1]
@@ -43,14 +45,17 @@ def infer_labels(seen: Observed) -> Tensor:
 
 
 def initial_logits(seen: Observed, rng: torch.Generator) -> Tensor:
-    """Where one member's labels start if they are optimized too: (batch · K,) logits from N(0, 1), as in DLG."""
+    """Where one member's labels start if they are optimized too: (batch · K,) logits from N(0, 1),
+    as in DLG.
+    """
     *_, last = seen.updates[0].model.parameters()  # as many rows as there are classes
     return torch.randn(seen.threat.batch * len(last), generator=rng, device=rng.device)
 
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """The last layer of a network, what N clients said of it, and what it gets from images of the server's own.
+    """The last layer of a network, what N clients said of it, and what it gets from images of the
+    server's own.
 
     Attributes:
         weight, bias: (K, M) and (K,) of the layer; no bias is one of zeros.
@@ -67,12 +72,14 @@ class Head:
 
 
 def head(update: Update, images: Tensor) -> Head:
-    """The last layer of the update's network, in double precision; `images` (J, C, H, W) in [0, 1] are the server's.
+    """The last layer of the update's network, in double precision; `images` (J, C, H, W) in [0, 1]
+    are the server's.
 
     Raises:
         AtsError: it is no linear layer.
     """
-    model, found = update.model, []
+    model = update.model
+    found = []
     last = [layer for layer in model.modules() if list(layer.parameters(recurse=False))][-1]
     if not isinstance(last, nn.Linear):
         raise AtsError(
@@ -95,7 +102,8 @@ def head(update: Update, images: Tensor) -> Head:
 
 
 def to_counts(estimate: Tensor, batch: int, least: Tensor | None = None) -> Tensor:
-    """The whole numbers nearest to an estimate (N, K), in squares, that are `least` or more and sum to `batch`.
+    """The whole numbers nearest to an estimate (N, K), in squares, that are `least` or more and sum
+    to `batch`.
 
     A bound whose sum is beyond `batch` is dropped.
     """
@@ -119,7 +127,10 @@ def idlg(each: Head, batch: int) -> Tensor:
 
 
 def minima(each: Head, batch: int) -> Tensor:
-    """The classes of the `batch` least entries, each at most once. Source: Yin et al. 2021 (GradInversion), Eq. 7."""
+    """The classes of the `batch` least entries, each at most once.
+
+    Source: Yin et al. 2021 (GradInversion), Eq. 7.
+    """
     if batch > (classes := each.rows.shape[1]):
         raise AtsError(
             f"the rule 'minima' tells each label once: {batch} images of {classes} classes cannot be told"
@@ -138,28 +149,31 @@ def published(each: Head, batch: int) -> Tensor:
 def features(each: Head, batch: int) -> Tensor:
     """This project's: p of the batch itself, by the logits that its gradient gives away.
 
-    Row n of the gradient, taken through the weight, is the mean of (p_n - [label is n]) · logits. So every class tells
-    the batch's mean logits, one that does not occur all but exactly, the others up to how their own images differ from
-    it; and given that mean, the logits of each class that does occur. They give p, p the counts, and counts the weights
-    of the mean, in turn. How logits vary between images is taken from the dummy data. Two facts need no estimate: a
-    class whose bias has a negative gradient occurs, and so does one with a negative entry in its row where no feature
-    is negative.
+    Row n of the gradient, taken through the weight, is the mean of (p_n - [label is n]) · logits.
+    So every class tells the batch's mean logits, one that does not occur all but exactly, the
+    others up to how their own images differ from it; and given that mean, the logits of each class
+    that does occur. They give p, p the counts, and counts the weights of the mean, in turn. How
+    logits vary between images is taken from the dummy data. Two facts need no estimate: a class
+    whose bias has a negative gradient occurs, and so does one with a negative entry in its row
+    where no feature is negative.
     """
-    centre, weight = each.dummies.mean(0), each.weight
+    centre = each.dummies.mean(0)
+    weight = each.weight
     spread = (
         each.dummies - centre
     ) @ weight.T  # (J, K), as all logits here without the bias of the layer
     shift = each.rows @ centre / centre.square().sum() if each.shift is None else each.shift
-    excess, rows = (
-        batch * shift,
-        batch * each.rows @ weight.T,
-    )  # sums over the batch, (N, K) and (N, K, K)
+    # sums over the batch, (N, K) and (N, K, K)
+    excess = batch * shift
+    rows = batch * each.rows @ weight.T
     tiny = 1e-9 * each.rows.abs().amax((1, 2)).clamp_min(1e-300).unsqueeze(1)
     least = (shift < -tiny) & (each.shift is not None)
     least = least | ((each.rows.amin(2) < -tiny) & bool((each.dummies >= 0).all()))
 
     def sums(mean: Tensor) -> tuple[Tensor, Tensor]:
-        """Probabilities of images that vary about mean logits (N, K), summed over a batch: (N, J, K) and (N, K)."""
+        """Probabilities of images that vary about mean logits (N, K), summed over a batch: (N, J,
+        K) and (N, K).
+        """
         parts = batch / len(spread) * ((mean + each.bias).unsqueeze(1) + spread).softmax(2)
         return parts, parts.sum(1)
 
@@ -178,10 +192,8 @@ def features(each: Head, batch: int) -> Tensor:
         )
         parts, about = sums(mean)
         n, k = counts.nonzero(as_tuple=True)  # one line for each class that occurs in a batch
-        own, often = (
-            about[n, k, None] * mean[n] + parts[n, :, k] @ spread - rows[n, k],
-            counts[n, k, None],
-        )
+        own = about[n, k, None] * mean[n] + parts[n, :, k] @ spread - rows[n, k]
+        often = counts[n, k, None]
         own = mean[n] + (own - often * mean[n]) / (often + DOUBT * about[n, k, None].square())
         told = often * ((own + each.bias).unsqueeze(1) + spread).softmax(2).mean(1)
         chance = torch.zeros_like(about).index_add(0, n, told)
@@ -201,10 +213,11 @@ def restore_labels(seen: Observed, *, rng: torch.Generator | int, rule: str = "f
     """The labels of each batch, as a multiset.
 
     Args:
-        seen: gradients of `ThreatModel.batch` images each; of several updates of a batch the estimates are averaged.
+        seen: gradients of `ThreatModel.batch` images each; of several updates of a batch the
+            estimates are averaged.
         rng: the stream of the dummy data, or a seed for one.
-        rule: a key of `RULES`: this project's, the "published" one of Geng et al. 2021 ("Towards General Deep Leakage
-            in Federated Learning"), that of GradInversion, or iDLG's.
+        rule: a key of `RULES`: this project's, the "published" one of Geng et al. 2021 ("Towards
+            General Deep Leakage in Federated Learning"), that of GradInversion, or iDLG's.
     Returns:
         (N, batch) int64, sorted: a gradient does not tell the order of its images.
     Raises:
@@ -215,7 +228,8 @@ def restore_labels(seen: Observed, *, rng: torch.Generator | int, rule: str = "f
         raise AtsError(
             f"restore_labels: seen is a {type(seen).__name__}; give what atslib.observe returned"
         )
-    images, batch = dummy_images(seen, as_stream(rng), rule), seen.threat.batch
+    images = dummy_images(seen, as_stream(rng), rule)
+    batch = seen.threat.batch
     estimates = [RULES[rule](head(update, images), batch) for update in seen.updates]
     counts = to_counts(torch.stack(estimates).mean(0), batch).long()
     classes = torch.arange(counts.shape[1], device=counts.device)
@@ -230,7 +244,8 @@ def labelled(seen: Observed, rng: torch.Generator) -> Observed:
 
 
 def dummy_images(seen: Observed, rng: torch.Generator, rule: str) -> Tensor:
-    """Images that a server makes up, (J, C, H, W) in [0, 1]: U(0, 1) in each pixel as published, else in blocks.
+    """Images that a server makes up, (J, C, H, W) in [0, 1]: U(0, 1) in each pixel as published,
+    else in blocks.
 
     Blocks of four pixels, smoothed, make features vary about as much as those of photographs.
     """

@@ -1,4 +1,6 @@
-"""An attacker who has learned: a network trained on auxiliary images brings reconstructions back to the photographs."""
+"""An attacker who has learned: a network trained on auxiliary images brings reconstructions back to
+the photographs.
+"""
 
 import dataclasses
 from typing import ClassVar
@@ -22,16 +24,19 @@ BATCH = 50  # pairs in a step of the training
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Learned(Around):
-    """Repeats its own attack on auxiliary images under the policy, and learns to map the outcome to the photograph.
+    """Repeats its own attack on auxiliary images under the policy, and learns to map the outcome to
+    the photograph.
 
-    The server draws training images, crops and flips them, transforms them by the policy that it knows, computes their
-    gradients with the network that it sent, and attacks these as `inner` attacks those it saw. From the pairs of
-    reconstruction and image before the policy it trains a small network, which then corrects the reconstructions of
-    the private images: what the policy moved out of the frame is filled by what such images look like. The
-    network has the least mean squared error, so where the gradient told nothing it paints the mean image.
+    The server draws training images, crops and flips them, transforms them by the policy that it
+    knows, computes their gradients with the network that it sent, and attacks these as `inner`
+    attacks those it saw. From the pairs of reconstruction and image before the policy it trains a
+    small network, which then corrects the reconstructions of the private images: what the policy
+    moved out of the frame is filled by what such images look like. The network has the least mean
+    squared error, so where the gradient told nothing it paints the mean image.
 
     Attributes:
-        inner: the attack on the private and the auxiliary gradients; its length counts the private ones only.
+        inner: the attack on the private and the auxiliary gradients; its length counts the private
+            ones only.
         images: whose training images are auxiliary, a name in `DATASETS`.
         pairs: how many of them.
         epochs: over the pairs.
@@ -58,13 +63,17 @@ class Learned(Around):
         start: Tensor | None = None,
         progress: bool = False,
     ) -> Reconstruction:
-        """Run it on every gradient of `seen`; the images are those before the policy, the cost is the inner attack's.
+        """Run it on every gradient of `seen`; the images are those before the policy, the cost is
+        the inner attack's.
 
         Args:
-            seen: of one image per gradient, by a server that knows the policy (`ThreatModel.defense`).
-            start: where the inner attack on the private gradients begins, see `GradientMatching.run`.
+            seen: of one image per gradient, by a server that knows the policy
+                (`ThreatModel.defense`).
+            start: where the inner attack on the private gradients begins, see
+                `GradientMatching.run`.
         Raises:
-            AtsError: the policy is not known, a gradient is of several images, or there are several rounds.
+            AtsError: the policy is not known, a gradient is of several images, or there are several
+                rounds.
         """
         policy = known_policy(seen, self, single=True)
         own = self.inner.run(seen, rng=rng, start=start, progress=progress)
@@ -79,7 +88,9 @@ class Learned(Around):
     def _pairs(
         self, seen: Observed, policy: str, rng: torch.Generator, progress: bool
     ) -> tuple[Tensor, Tensor]:
-        """Auxiliary images before the policy, and what the inner attack makes of their gradients, both (n, C, H, W)."""
+        """Auxiliary images before the policy, and what the inner attack makes of their gradients,
+        both (n, C, H, W).
+        """
         known = load(self.images, "train")
         rows = torch.randperm(len(known), generator=rng)[: self.pairs]
         before = crop_and_flip(known.pixels[rows], rng=rng)
@@ -87,7 +98,8 @@ class Learned(Around):
             raise AtsError(
                 f"Learned.images={self.images!r} has {tuple(before.shape[1:])} images, seen are {seen.shape}"
             )
-        after, device = parse_policy(policy)(before, rng=rng), seen.gradients.device
+        after = parse_policy(policy)(before, rng=rng)
+        device = seen.gradients.device
         theirs = observe(
             seen.model,
             to_images(after).to(device),
@@ -99,7 +111,9 @@ class Learned(Around):
 
 
 class Correction(nn.Module):
-    """A U-Net of three scales from a reconstruction (B, C, H, W) in [0, 1] to an image, beginning as the identity."""
+    """A U-Net of three scales from a reconstruction (B, C, H, W) in [0, 1] to an image, beginning
+    as the identity.
+    """
 
     def __init__(self, channels: int, width: int):
         super().__init__()
@@ -126,7 +140,8 @@ class Correction(nn.Module):
         columns = torch.linspace(-1, 1, width, device=images.device).expand(
             len(images), 1, height, -1
         )
-        x, kept = torch.cat([images, rows, columns], 1), []
+        x = torch.cat([images, rows, columns], 1)
+        kept = []
         for block in self.down:
             kept.append(block(x))
             x = F.avg_pool2d(kept[-1], 2, ceil_mode=True)
@@ -142,7 +157,9 @@ def _block(into: int, out: int) -> nn.Sequential:
 
 
 def _learned(inputs: Tensor, targets: Tensor, config: Learned, rng: torch.Generator) -> Correction:
-    """A network trained to bring `inputs` to `targets`, both (n, C, H, W); mirrored pairs are pairs as well."""
+    """A network trained to bring `inputs` to `targets`, both (n, C, H, W); mirrored pairs are pairs
+    as well.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(torch.randint(1 << 62, (1,), generator=rng)))
         network = Correction(inputs.shape[1], config.width).to(inputs.device)

@@ -20,30 +20,35 @@ from atslib.gradients.problems import DISTANCES
 class GradientMatching:
     """An attack that descends the distance between gradients.
 
-    Step size, box and start are in the model's *normalized* units. The presets in `ATTACKS` are of this class;
-    `dataclasses.replace(ATTACKS["adam-cosine"], steps=300)` is a shorter one.
+    Step size, box and start are in the model's *normalized* units. The presets in `ATTACKS` are of
+    this class; `dataclasses.replace(ATTACKS["adam-cosine"], steps=300)` is a shorter one.
 
     Attributes:
         distance: between gradients, a key of `DISTANCES`.
         optimizer: "adam", "sgd" (Nesterov momentum 0.9) or "lbfgs", a key of `OPTIMIZERS`.
-        lr, steps: step size and number of steps (for L-BFGS: of outer steps, `inner` iterations each).
-        schedule: how the step size changes, a key of `SCHEDULES`: "steps" is the paper's (times 0.1 after
-            3/8, 5/8 and 7/8 of the steps), "cosine" and "linear" fall to 0, "constant" stays.
+        lr, steps: step size and number of steps (for L-BFGS: of outer steps, `inner` iterations
+            each).
+        schedule: how the step size changes, a key of `SCHEDULES`: "steps" is the paper's (times 0.1
+            after 3/8, 5/8 and 7/8 of the steps), "cosine" and "linear" fall to 0, "constant" stays.
         signed: step along the sign of the image gradient.
         boxed: after each step clamp to pixels in [0, 1].
         tv: weight of the total variation, mean |dx| + mean |dy| of an image.
         penalties: pairs of a key of `PENALTIES` and a weight, such as (("tv-isotropic", 0.1),).
-        start: "normal" N(0, 1) in normalized units, "uniform" pixels in [0, 1], "zeros" (the mean colour),
-            or another key of `STARTS`.
-            Zeros are a dead point of untrained ResNets: the image gradient is exactly 0 there, and the
-            attack never leaves it (`Reconstruction.stuck` says so).
-        restarts: independent starts; the one with the least distance is kept, never the one nearest the truth.
-        keep_best: return the iterate of least cost instead of the last one. The cost is the distance plus
-            the penalties, which is what the attack descends; the distance alone would prefer noisier iterates.
-        inner, history, line_search: of L-BFGS; the line search is backtracking (Armijo). Without it the rules
-            for stopping are torch's; with it they are relative to the gradient and the cost.
-        unroll: of weights that clients trained locally: match what the same local steps change, instead of taking
-            their mean for the gradient at their start. Where a step has a part of the images the order is a guess.
+        start: "normal" N(0, 1) in normalized units, "uniform" pixels in [0, 1], "zeros" (the mean
+            colour), or another key of `STARTS`. Zeros are a dead point of untrained ResNets: the
+            image gradient is exactly 0 there, and the attack never leaves it
+            (`Reconstruction.stuck` says so).
+        restarts: independent starts; the one with the least distance is kept, never the one nearest
+            the truth.
+        keep_best: return the iterate of least cost instead of the last one. The cost is the
+            distance plus the penalties, which is what the attack descends; the distance alone would
+            prefer noisier iterates.
+        inner, history, line_search: of L-BFGS; the line search is backtracking (Armijo). Without it
+            the rules for stopping are torch's; with it they are relative to the gradient and the
+            cost.
+        unroll: of weights that clients trained locally: match what the same local steps change,
+            instead of taking their mean for the gradient at their start. Where a step has a part of
+            the images the order is a guess.
     """
 
     distance: str = "cosine"

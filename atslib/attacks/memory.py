@@ -22,8 +22,8 @@ def members_on_gpu(one: Callable[[], object], device: torch.device) -> int:
 def members_on_cpu(model: nn.Module, images: Tensor, gradients: int) -> int:
     """How many fit in half of the free memory, by an estimate: a CPU has no allocator to ask.
 
-    A member takes about ten times its activations (forward, backward, both again) and six times its gradient, of
-    `gradients` bytes.
+    A member takes about ten times its activations (forward, backward, both again) and six times its
+    gradient, of `gradients` bytes.
     """
     kept = [0]
     handles = [

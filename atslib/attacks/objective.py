@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 
 class Objective:
-    """Members' iterates `z` (N, D) → distance and penalty; of several updates, the mean distance over them.
+    """Members' iterates `z` (N, D) → distance and penalty; of several updates, the mean distance
+    over them.
 
     `z` is the images in normalized units, then, where labels are optimized, their logits.
     """
@@ -37,13 +38,15 @@ class Objective:
             raise AtsError(
                 "GradientMatching.unroll: an update is a gradient, and has no local steps to repeat"
             )
-        self.seen, first = seen, seen.updates[0]
+        self.seen = seen
+        first = seen.updates[0]
         self.normalize = normalization_layer(first.model)
         self.shape = (seen.threat.batch, *seen.shape)
         self.pixels = math.prod(self.shape)
         self.sent = [Fixed(_kept(u, unflatten(u.mean_gradients, u.model))) for u in seen.updates]
         self.distance = DISTANCES[attacks[0].distance]
-        device, dtype = first.gradients.device, first.gradients.dtype
+        device = first.gradients.device
+        dtype = first.gradients.dtype
         self.weights = {
             name: torch.tensor(
                 [a.weights.get(name, 0.0) for a in attacks], device=device, dtype=dtype
@@ -68,13 +71,16 @@ class Objective:
         return z[:, self.pixels :].unflatten(1, (self.seen.threat.batch, -1)).softmax(-1)
 
     def __call__(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Distance (N,) between gradients, weighted penalty (N,) of the images; on a CPU one thread per part."""
+        """Distance (N,) between gradients, weighted penalty (N,) of the images; on a CPU one thread
+        per part.
+        """
         return by_rows([part.costs for part in self.parts], self.rows, z)
 
     def costs(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """The same in one piece."""
         normalized = self.images(z)
-        images, targets = self.normalize.inverse(normalized), self.targets(z)
+        images = self.normalize.inverse(normalized)
+        targets = self.targets(z)
         distance = sum(self._distance(i, images, targets) for i in range(len(self.sent))) / len(
             self.sent
         )
@@ -115,7 +121,9 @@ def _kept(update: Update, gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def _part(seen: Observed, attacks: Sequence[GradientMatching], rows: slice) -> Objective:
-    """Some of the members, with copies of the models: hooks and modes of one are seen by all its threads."""
+    """Some of the members, with copies of the models: hooks and modes of one are seen by all its
+    threads.
+    """
     own = seen.take(rows)
     updates = tuple(
         dataclasses.replace(update, model=copy.deepcopy(update.model)) for update in own.updates

@@ -1,7 +1,7 @@
 """Optimizers whose every member is independent: state and settings have one row per member.
 
-`torch.optim` has no step size per member, and its L-BFGS would mix them in its inner products. The tests compare
-each of these with `torch.optim`, run on one member at a time.
+`torch.optim` has no step size per member, and its L-BFGS would mix them in its inner products. The
+tests compare each of these with `torch.optim`, run on one member at a time.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ SCHEDULES: dict[str, Callable[[Tensor, int], Tensor]] = {
 class Optimizer:
     """Iterates and all else that a step needs, in `state`: tensors with one row per member.
 
-    A subclass has its own state in `moments`, zeros like the iterates at first, and says how to `move`.
+    A subclass has its own state in `moments`, zeros like the iterates at first, and says how to
+    `move`.
 
     Args:
         attacks: one per member, of one structure.
@@ -121,12 +122,13 @@ class Sgd(Optimizer):
 
 
 class Lbfgs(Optimizer):
-    """L-BFGS as `torch.optim.LBFGS` without line search, or with a backtracking one; a step is `inner` iterations.
+    """L-BFGS as `torch.optim.LBFGS` without line search, or with a backtracking one; a step is
+    `inner` iterations.
 
-    A member that meets one of torch's stopping rules rests until the next step; the others go on. Those rules are
-    absolute, and on an untrained ConvNet, whose costs are about 1e-3, they stop an attack at its start. With the
-    line search they are relative to the cost instead, and so is the first step: a cost times any factor is
-    descended in the same way.
+    A member that meets one of torch's stopping rules rests until the next step; the others go on.
+    Those rules are absolute, and on an untrained ConvNet, whose costs are about 1e-3, they stop an
+    attack at its start. With the line search they are relative to the cost instead, and so is the
+    first step: a cost times any factor is descended in the same way.
     """
 
     TOLERANCE_GRADIENT, TOLERANCE_CHANGE = 1e-7, 1e-9
@@ -134,7 +136,8 @@ class Lbfgs(Optimizer):
 
     def __init__(self, attacks: Sequence[GradientMatching], z: Tensor, *args: object):
         super().__init__(attacks, z, *args)
-        self.inner, self.line_search = attacks[0].inner, attacks[0].line_search
+        self.inner = attacks[0].inner
+        self.line_search = attacks[0].line_search
         n, size, history = *z.shape, attacks[0].history
         self.state |= {
             "iterations": torch.zeros(n, dtype=torch.int64, device=z.device),
@@ -167,7 +170,8 @@ class Lbfgs(Optimizer):
                 length = self._backtrack(cost, value, slope, length, active)
                 s["length"] = torch.where(active.unsqueeze(1), length, s["length"])
             s["z"] = torch.where(active.unsqueeze(1), s["z"] + length * s["direction"], s["z"])
-            # torch evaluates no more after the last iteration, nor beyond 1.25 evaluations an iteration.
+            # torch evaluates no more after the last iteration, nor beyond 1.25 evaluations an
+            # iteration.
             if iteration == self.inner - 1 or not active.any():
                 break
             _, new_value, gradient = self.gradient(cost, s["z"])
@@ -182,10 +186,13 @@ class Lbfgs(Optimizer):
         return before, whole
 
     def _update(self, gradient: Tensor, active: Tensor) -> None:
-        """New curvature pair and direction for active members: steepest descent at first, then two loops."""
+        """New curvature pair and direction for active members: steepest descent at first, then two
+        loops.
+        """
         s = self.state
         later = active & (s["iterations"] > 0)
-        change, move = gradient - s["previous"], s["direction"] * s["length"]
+        change = gradient - s["previous"]
+        move = s["direction"] * s["length"]
         curvature = (change * move).sum(1, keepdim=True)
         least = 1e-10 * (
             change.norm(dim=1) * move.norm(dim=1) if self.line_search else torch.ones_like(later)
@@ -200,8 +207,12 @@ class Lbfgs(Optimizer):
         s["direction"] = torch.where(active.unsqueeze(1), direction, s["direction"])
 
     def _two_loops(self, q: Tensor) -> Tensor:
-        """Inverse Hessian times `q` (Nocedal & Wright, Algorithm 7.4). Empty history rows have rho = 0."""
-        s, weights = self.state, {}
+        """Inverse Hessian times `q` (Nocedal & Wright, Algorithm 7.4).
+
+        Empty history rows have rho = 0.
+        """
+        s = self.state
+        weights = {}
         used = [
             i
             for i in range(s["rho"].shape[1])
@@ -220,8 +231,11 @@ class Lbfgs(Optimizer):
     def _backtrack(
         self, cost: Cost, value: Tensor, slope: Tensor, length: Tensor, active: Tensor
     ) -> Tensor:
-        """Halve each member's step until its cost falls enough (Armijo, 1e-4), at most 12 times; 0 if it never does."""
-        z, direction = self.state["z"], self.state["direction"]
+        """Halve each member's step until its cost falls enough (Armijo, 1e-4), at most 12 times; 0
+        if it never does.
+        """
+        z = self.state["z"]
+        direction = self.state["direction"]
         good = ~active
         for _ in range(12):
             if good.all():

@@ -15,7 +15,8 @@ from atslib.clients.observe import Observed
 from atslib.errors import AtsError, choose
 from atslib.rng import as_stream
 
-# Inverting Gradients (Geiping et al. 2020) as ATS ran it; the authors' benchmark/comm.py, "inversed".
+# Inverting Gradients (Geiping et al. 2020) as ATS ran it; the authors' benchmark/comm.py,
+# "inversed".
 _ADAM_COSINE = GradientMatching()
 _LBFGS = replace(_ADAM_COSINE, optimizer="lbfgs", lr=1e-4, schedule="constant")
 # Deep Leakage from Gradients as ATS ran it ("zhu"): its step of 1e-4 hardly leaves the start.
@@ -41,8 +42,9 @@ ATTACKS: dict[str, Attack] = {
     "adam-cosine-tv": replace(_ADAM_COSINE, signed=False, tv=0.1),
     # Balunovic et al. 2022 against ATS early in training.
     "adam-cosine-weak-tv": replace(_ADAM_COSINE, tv=1e-5, steps=2000),
-    # The strongest standard attacks that we found, each fitted once to an untrained network of its family, on
-    # undefended images that no page attacks. A trained ResNet is attacked with the same settings.
+    # The strongest standard attacks that we found, each fitted once to an untrained network of its
+    # family, on undefended images that no page attacks. A trained ResNet is attacked with the same
+    # settings.
     "annealed-lenet": replace(_ANNEALED, steps=300, tv=0.02),
     "annealed-convnet": replace(_ANNEALED, tv=3e-4),
     "annealed-resnet": replace(_ANNEALED, tv=0.1),
@@ -60,14 +62,16 @@ def reconstruct(
 
     Args:
         seen: what `observe` returned.
-        attack: the name of a preset in `ATTACKS` or a `GradientMatching`, or one for each gradient; or an attack of
-            your own: an object with `run`, or a function `f(seen, rng=...)`, that returns a `Reconstruction` or
-            images (B, C, H, W) in [0, 1].
+        attack: the name of a preset in `ATTACKS` or a `GradientMatching`, or one for each gradient;
+            or an attack of your own: an object with `run`, or a function `f(seen, rng=...)`, that
+            returns a `Reconstruction` or images (B, C, H, W) in [0, 1].
         rng: the stream of all that the attack draws, or a seed for one.
-        options: of gradient matching, as in `atslib.attacks.engine.match`: start, frames, on_frame, keep_restarts,
-            chunk, checkpoint, on_saved, progress. An attack of your own gets those that it names.
+        options: of gradient matching, as in `atslib.attacks.engine.match`: start, frames, on_frame,
+            keep_restarts, chunk, checkpoint, on_saved, progress. An attack of your own gets those
+            that it names.
     Raises:
-        AtsError: an attack that is none of these, that cannot run on `seen`, or that returns something else.
+        AtsError: an attack that is none of these, that cannot run on `seen`, or that returns
+            something else.
     """
     if not isinstance(seen, Observed):
         raise AtsError(f"seen is a {type(seen).__name__}; give what atslib.observe returned")
@@ -107,23 +111,32 @@ def _whole(result: object, seen: Observed) -> Reconstruction:
 
 
 def by_knowledge(
-    seen: Observed, attack: str | GradientMatching, *, rng: torch.Generator | int, trial: int = 30, keep: int = 2,
+    seen: Observed,
+    attack: str | GradientMatching,
+    *,
+    rng: torch.Generator | int,
+    trial: int = 30,
+    keep: int = 2,
     progress: bool = False,
-) -> dict[str, Reconstruction]:  # fmt: skip
-    """The same attack by servers that know more and more of the client's policy, from the same starts.
+) -> dict[str, Reconstruction]:
+    """The same attack by servers that know more and more of the client's policy, from the same
+    starts.
 
     Args:
-        seen: by the one that knows most, of one image per gradient: `ThreatModel(defense="draws")`, or "policy".
+        seen: by the one that knows most, of one image per gradient: `ThreatModel(defense="draws")`,
+            or "policy".
         attack: the name of a preset of gradient matching, or one of your own.
         rng: the stream of the starts, or a seed for one.
         trial, keep: of `ThroughPolicy`, where the draws are not known.
     Returns:
-        "does not know the policy", which reconstructs what the network got, "knows the policy", and where `seen` says
-        what was drawn "knows its draws"; these two reconstruct the image before the policy.
+        "does not know the policy", which reconstructs what the network got, "knows the policy", and
+        where `seen` says what was drawn "knows its draws"; these two reconstruct the image before
+        the policy.
     Raises:
         AtsError: the policy is not known, or the attack matches no gradients.
     """
-    attack, rng = _preset(attack), as_stream(rng)
+    attack = _preset(attack)
+    rng = as_stream(rng)
     if not isinstance(attack, GradientMatching):
         raise AtsError(
             f"by_knowledge: attack {attack!r} must be a GradientMatching or the name of one"

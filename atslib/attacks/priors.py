@@ -1,4 +1,6 @@
-"""What an attacker believes about images: penalties, lower is more natural, and the table that names them."""
+"""What an attacker believes about images: penalties, lower is more natural, and the table that
+names them.
+"""
 
 from collections.abc import Callable
 
@@ -12,14 +14,19 @@ from atslib.models import running_statistics
 
 
 def total_variation(images: Tensor) -> Tensor:
-    """Mean |dx| + mean |dy| of each image, (..., C, H, W) → (...). Source: the authors' inversefed/metrics.py."""
+    """Mean |dx| + mean |dy| of each image, (..., C, H, W) → (...).
+
+    Source: the authors' inversefed/metrics.py.
+    """
     dx = (images[..., :, 1:] - images[..., :, :-1]).abs()
     dy = (images[..., 1:, :] - images[..., :-1, :]).abs()
     return dx.flatten(-3).mean(-1) + dy.flatten(-3).mean(-1)
 
 
 def total_variation_isotropic(images: Tensor) -> Tensor:
-    """Mean length of the colour gradient, sqrt(dx² + dy²): unlike the plain form it favours no axis."""
+    """Mean length of the colour gradient, sqrt(dx² + dy²): unlike the plain form it favours no
+    axis.
+    """
     dx = images[..., :-1, 1:] - images[..., :-1, :-1]
     dy = images[..., 1:, :-1] - images[..., :-1, :-1]
     return (dx.square() + dy.square() + 1e-12).sqrt().flatten(-3).mean(-1)
@@ -28,12 +35,13 @@ def total_variation_isotropic(images: Tensor) -> Tensor:
 def batch_norm_distance(images: Tensor, seen: Observed) -> Tensor:
     """How far the images' batch-norm statistics are from the client's, (N, k, C, H, W) → (N, 1).
 
-    The sum over layers of ‖mean - known mean‖₂ + ‖variance - known variance‖₂: R_BN of GradInversion (Yin et
-    al. 2021, arXiv:2104.07586); of several updates their mean. It costs one more forward and backward pass, about
-    a third of a step.
+    The sum over layers of ‖mean - known mean‖₂ + ‖variance - known variance‖₂: R_BN of
+    GradInversion (Yin et al. 2021, arXiv:2104.07586); of several updates their mean. It costs one
+    more forward and backward pass, about a third of a step.
 
     Raises:
-        AtsError: the threat model hides those statistics, or the network has no batch normalization.
+        AtsError: the threat model hides those statistics, or the network has no batch
+            normalization.
     """
     if (said := seen.threat.batch_norm) != "known":
         raise AtsError(
@@ -56,24 +64,32 @@ def length(images: Tensor) -> Tensor:
 
 
 def beyond(images: Tensor) -> Tensor:
-    """How far each image in [0, 1] units is from its pixels clamped to [0, 1]. Source: Geng et al. 2021, Eq. 17."""
+    """How far each image in [0, 1] units is from its pixels clamped to [0, 1].
+
+    Source: Geng et al. 2021, Eq. 17.
+    """
     return length(images - images.clamp(0, 1))
 
 
 def unscaled(images: Tensor) -> Tensor:
-    """How far each image is from its pixels scaled to fill [0, 1]; a flat one from black. Source: the same, Eq. 18."""
+    """How far each image is from its pixels scaled to fill [0, 1]; a flat one from black.
+
+    Source: the same, Eq. 18.
+    """
     low, high = images.flatten(-3).aminmax(dim=-1)
-    low, high = low[..., None, None, None], high[..., None, None, None]
+    low = low[..., None, None, None]
+    high = high[..., None, None, None]
     return length(images - (images - low) / (high - low).clamp_min(torch.finfo(images.dtype).eps))
 
 
 def _norm(difference: Tensor) -> Tensor:
-    # The tiny offset keeps the derivative at 0 finite; it vanishes in float32 for any visible difference.
+    # The tiny offset keeps the derivative at 0 finite; it vanishes in float32 for any visible
+    # difference.
     return (difference.square().sum(-1) + 1e-24).sqrt()
 
 
-# (images in normalized units, the same in [0, 1], what the server saw) → (N, k), or (N, 1) for all images of a
-# gradient together. Images are (N, k, C, H, W).
+# (images in normalized units, the same in [0, 1], what the server saw) → (N, k), or (N, 1) for all
+# images of a gradient together. Images are (N, k, C, H, W).
 PENALTIES: dict[str, Callable[[Tensor, Tensor, Observed], Tensor]] = {
     "tv": lambda normalized, images, seen: total_variation(normalized),
     "tv-isotropic": lambda normalized, images, seen: total_variation_isotropic(normalized),

@@ -28,7 +28,10 @@ def in_pixels(draw: Callable[..., Tensor], shift: float) -> Callable[..., Tensor
 
 
 def zeros(shape: tuple[int, ...], rng: torch.Generator, normalize: Normalize) -> Tensor:
-    """The mean colour. Untrained ResNets have an image gradient of exactly 0 here: the attack never leaves it."""
+    """The mean colour.
+
+    Untrained ResNets have an image gradient of exactly 0 here: the attack never leaves it.
+    """
     return torch.zeros(shape)
 
 

@@ -1,7 +1,8 @@
-"""Attackers who know the client's defense, where it is no policy: pruning, Soteria, a bottleneck, MixUp.
+"""Attackers who know the client's defense, where it is no policy: pruning, Soteria, a bottleneck,
+MixUp.
 
-Clipping needs none, since the cosine of two gradients does not depend on their lengths, and noise no other than a
-stronger prior: `GradientMatching.tv`.
+Clipping needs none, since the cosine of two gradients does not depend on their lengths, and noise
+no other than a stronger prior: `GradientMatching.tv`.
 """
 
 import dataclasses
@@ -21,7 +22,8 @@ from atslib.errors import AtsError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KeptEntries(Around):
-    """Leaves out of the distance what was not shared: the entries that are exactly 0, as pruning and Soteria leave.
+    """Leaves out of the distance what was not shared: the entries that are exactly 0, as pruning
+    and Soteria leave.
 
     Attributes:
         inner: the attack on the others; it may be one through a policy.
@@ -46,11 +48,13 @@ class KeptEntries(Around):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KnownFeatures(Around):
-    """Reads what the last layer got off its gradient, noise and all, and compares the layers before it.
+    """Reads what the last layer got off its gradient, noise and all, and compares the layers before
+    it.
 
-    What the layer got, a sampled latent for instance, is known for a single image (`last_features`). With it the
-    layer's outputs are known too, and how the gradient flows back from them; the noise is no part of the attack any
-    more. Optimizing the latent beside the image would have to find the same values.
+    What the layer got, a sampled latent for instance, is known for a single image
+    (`last_features`). With it the layer's outputs are known too, and how the gradient flows back
+    from them; the noise is no part of the attack any more. Optimizing the latent beside the image
+    would have to find the same values.
     """
 
     words: ClassVar[str] = " with the last layer's inputs read off"
@@ -79,10 +83,11 @@ def _read_off(update: Update) -> Update:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BothImages(Around):
-    """Searches both images of a mixture whose form it knows, and returns the one of which there is more.
+    """Searches both images of a mixture whose form it knows, and returns the one of which there is
+    more.
 
-    Any two images of the right sum explain the gradient; the prior of `inner` chooses among them, at its full weight
-    for each.
+    Any two images of the right sum explain the gradient; the prior of `inner` chooses among them,
+    at its full weight for each.
 
     Attributes:
         inner: the attack.
@@ -109,7 +114,8 @@ class BothImages(Around):
         """Run it on every gradient of `seen`, of one mixture each.
 
         Args:
-            start: of the first images, (N, C, H, W) or (restarts, N, C, H, W); the second begin at another's.
+            start: of the first images, (N, C, H, W) or (restarts, N, C, H, W); the second begin at
+                another's.
         Raises:
             AtsError: a gradient is of several mixtures, or the labels are not known.
         """

@@ -21,13 +21,16 @@ from atslib.policies.policy import Hybrid, parse_policy
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ByForms(Around):
-    """An attack that is made in every form that the policy can draw, of which the one of least cost is kept.
+    """An attack that is made in every form that the policy can draw, of which the one of least cost
+    is kept.
 
-    It is the attacker's own cost, never the truth. Where the draws are known there is one form for each image.
+    It is the attacker's own cost, never the truth. Where the draws are known there is one form for
+    each image.
 
     Attributes:
         inner: the attack that is made in each form.
-        trial: steps after which only the `keep` cheapest forms of each image are attacked in full; 0: all are.
+        trial: steps after which only the `keep` cheapest forms of each image are attacked in full;
+            0: all are.
         keep: how many.
     """
 
@@ -38,17 +41,25 @@ class ByForms(Around):
 
     @property
     def evaluations(self) -> int:
-        """How often the gradient of the cost is computed for each image and round, of a policy with eight forms."""
+        """How often the gradient of the cost is computed for each image and round, of a policy with
+        eight forms.
+        """
         return 8 * self.trial + (self.keep if self.trial else 8) * self.inner.evaluations
 
     def run(
-        self, seen: Observed, *, rng: torch.Generator, start: Tensor | None = None, frames: int = 0,
+        self,
+        seen: Observed,
+        *,
+        rng: torch.Generator,
+        start: Tensor | None = None,
+        frames: int = 0,
         progress: bool = False,
-    ) -> Reconstruction:  # fmt: skip
+    ) -> Reconstruction:
         """Run it on every gradient of `seen`.
 
         Args:
-            seen: of one image per gradient, by a server that knows the policy (`ThreatModel.defense`).
+            seen: of one image per gradient, by a server that knows the policy
+                (`ThreatModel.defense`).
             start: (N, C, H, W) in [0, 1] units, or (restarts, N, C, H, W), where every form begins.
             frames: how many snapshots to keep of the attack in full that costs least.
         Raises:
@@ -63,18 +74,22 @@ class ByForms(Around):
             guesses = self._likely(
                 seen, list(dict.fromkeys(map(self.modelled, forms(policy)))), **options
             )
-        attacks, options["frames"] = [self.inner] * len(seen), frames
+        attacks = [self.inner] * len(seen)
+        options["frames"] = frames
         return _cheapest([self.attacked(seen, rounds, attacks, **options) for rounds in guesses])
 
     def attacked(
         self, seen: Observed, rounds: list[list[Form]], *args: object, **options: object
     ) -> Reconstruction:
-        """The whole attack, taking the policy to have made these forms of the N images in each round."""
+        """The whole attack, taking the policy to have made these forms of the N images in each
+        round.
+        """
         return match(through(seen, rounds), *args, **options)
 
     def starts(self, seen: Observed, rng: torch.Generator) -> Tensor:
         """Where every form begins, (restarts, N, C, H, W) in [0, 1] units."""
-        draw, normalize = STARTS[self.inner.start], normalization_layer(seen.updates[0].model)
+        draw = STARTS[self.inner.start]
+        normalize = normalization_layer(seen.updates[0].model)
         drawn = [draw(seen.shape, rng, normalize) for _ in range(self.inner.restarts * len(seen))]
         return normalize.inverse(torch.stack(drawn).to(normalize.mean)).unflatten(
             0, (-1, len(seen))
@@ -87,7 +102,9 @@ class ByForms(Around):
     def _likely(
         self, seen: Observed, possible: list[Form], **options: object
     ) -> list[list[list[Form]]]:
-        """What is attacked in full: guesses, each of which has the form of every image in every round, [R][N]."""
+        """What is attacked in full: guesses, each of which has the form of every image in every
+        round, [R][N].
+        """
         rounds = len(seen.updates)
         count = len(possible) ** rounds
         if not self.trial and count > len(possible):
@@ -118,17 +135,20 @@ class ByForms(Around):
 class ThroughPolicy(ByForms):
     """Searches the image whose gradient, *after the policy*, is the one that was seen.
 
-    The policy's operations are modelled by their differentiable `twin`. What was drawn for an image, member and signs,
-    is tried in every form, and the one of least cost is kept: the attacker's own cost, never the truth. Where
-    the draws are known (`ThreatModel.defense` "draws") there is one form for each image. Crop and flip are not
-    modelled: what comes out is the image before the policy and after them. A mirror image before the same policy gives
-    the same gradient, so that none tells the flip; a crop can be told by its black border, and an attacker who knew
-    both reached 20.2 instead of 17.4 dB of the cropped image (LeNet, no policy, 16 images). Pixels that the policy
-    moved out of the frame leave no trace in the gradient; the prior of `inner` fills them.
+    The policy's operations are modelled by their differentiable `twin`. What was drawn for an
+    image, member and signs, is tried in every form, and the one of least cost is kept: the
+    attacker's own cost, never the truth. Where the draws are known (`ThreatModel.defense` "draws")
+    there is one form for each image. Crop and flip are not modelled: what comes out is the image
+    before the policy and after them. A mirror image before the same policy gives the same gradient,
+    so that none tells the flip; a crop can be told by its black border, and an attacker who knew
+    both reached 20.2 instead of 17.4 dB of the cropped image (LeNet, no policy, 16 images). Pixels
+    that the policy moved out of the frame leave no trace in the gradient; the prior of `inner`
+    fills them.
 
-    Of several rounds (`Observed.join`) one image is searched whose gradients after each round's policy are those that
-    were seen. Forms are tried in each round alone, and attacked in full are the combinations of least total cost: a
-    greedy choice, since all combinations of eight rounds would be millions.
+    Of several rounds (`Observed.join`) one image is searched whose gradients after each round's
+    policy are those that were seen. Forms are tried in each round alone, and attacked in full are
+    the combinations of least total cost: a greedy choice, since all combinations of eight rounds
+    would be millions.
 
     Attributes:
         inner: the attack that is made in each form.
@@ -142,7 +162,8 @@ def known_policy(seen: Observed, attack: object, *, single: bool = False) -> str
     """The policy that an attack needs to know, as text.
 
     Raises:
-        AtsError: the server does not know it, or a gradient is of several images where it must be of a `single` one.
+        AtsError: the server does not know it, or a gradient is of several images where it must be
+            of a `single` one.
     """
     name = type(attack).__name__
     if seen.knows.policy is None:
@@ -157,14 +178,18 @@ def known_policy(seen: Observed, attack: object, *, single: bool = False) -> str
 
 
 def least(costs: Tensor, keep: int) -> Tensor:
-    """The `keep` combinations of least sum, cheapest first: (R, N, V) → (keep, R, N), which of the V in each round."""
+    """The `keep` combinations of least sum, cheapest first: (R, N, V) → (keep, R, N), which of the
+    V in each round.
+    """
     _, images, count = costs.shape
-    total, chosen = costs.new_zeros(images, 1), torch.zeros(images, 1, 0, dtype=torch.int64)
+    total = costs.new_zeros(images, 1)
+    chosen = torch.zeros(images, 1, 0, dtype=torch.int64)
     for cost in costs:
         grown = (total[:, :, None] + cost[:, None, :]).flatten(1)
         order = grown.argsort(dim=1, stable=True)[:, :keep]
         parents = chosen.gather(1, (order // count)[:, :, None].expand(-1, -1, chosen.shape[2]))
-        total, chosen = grown.gather(1, order), torch.cat([parents, (order % count)[:, :, None]], 2)
+        total = grown.gather(1, order)
+        chosen = torch.cat([parents, (order % count)[:, :, None]], 2)
     return chosen.permute(1, 2, 0)
 
 
@@ -204,7 +229,9 @@ def _turns(ids: tuple[int, ...]) -> list[bool]:
 
 
 def through(seen: Observed, rounds: list[list[Form]]) -> Observed:
-    """What was seen, by an attacker who takes the policy to have made these forms of the N images in each round."""
+    """What was seen, by an attacker who takes the policy to have made these forms of the N images
+    in each round.
+    """
     updates = [
         dataclasses.replace(u, forms=tuple(each))
         for u, each in zip(seen.updates, rounds, strict=True)

@@ -1,4 +1,5 @@
-"""Attackers who know the policy and attack what the network got: from a better start, or undoing the policy afterwards.
+"""Attackers who know the policy and attack what the network got: from a better start, or undoing
+the policy afterwards.
 
 Both have images of their own, those of a training set, and know what the policy can make of them.
 """
@@ -38,11 +39,13 @@ SMOOTH = 0.2  # weight of the total variation, in units of what the attacker's i
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FromMean(ByForms):
-    """Starts from the mean of the attacker's images after crop, flip and policy, and tries where black bands may be.
+    """Starts from the mean of the attacker's images after crop, flip and policy, and tries where
+    black bands may be.
 
-    A shift leaves black rows or columns, unless a later operation lightens them (less contrast, for instance) or mixes
-    them with others: see `bands`. The image is searched whose gradient is the one that was seen with those pixels held
-    black, for each choice of bands that the policy's signs leave open; the choice of least cost is kept.
+    A shift leaves black rows or columns, unless a later operation lightens them (less contrast, for
+    instance) or mixes them with others: see `bands`. The image is searched whose gradient is the
+    one that was seen with those pixels held black, for each choice of bands that the policy's signs
+    leave open; the choice of least cost is kept.
 
     Attributes:
         inner: the attack that is started there.
@@ -57,21 +60,27 @@ class FromMean(ByForms):
     crop_flip: bool = True
 
     def run(
-        self, seen: Observed, *, rng: torch.Generator, start: Tensor | None = None, frames: int = 0,
+        self,
+        seen: Observed,
+        *,
+        rng: torch.Generator,
+        start: Tensor | None = None,
+        frames: int = 0,
         progress: bool = False,
-    ) -> Reconstruction:  # fmt: skip
+    ) -> Reconstruction:
         """Run it on every gradient of `seen`, see `ByForms`.
 
         Raises:
-            AtsError: the policy is not known, a gradient is of several images, there are several rounds, or the images
-                are not of the shape of the attacked ones.
+            AtsError: the policy is not known, a gradient is of several images, there are several
+                rounds, or the images are not of the shape of the attacked ones.
         """
         single_round(seen, self)
         return super().run(seen, rng=rng, start=start, frames=frames, progress=progress)
 
     def starts(self, seen: Observed, rng: torch.Generator) -> Tensor:
         """The mean image once for each gradient, (N, C, H, W) in [0, 1]."""
-        policy, draws = seen.knows.policy, stream(0, "floor", self.images, seen.knows.policy)
+        policy = seen.knows.policy
+        draws = stream(0, "floor", self.images, seen.knows.policy)
         mean = mean_prepared(
             load(self.images, "train").pixels, policy, rng=draws, crop_flip=self.crop_flip
         )
@@ -93,17 +102,19 @@ class FromMean(ByForms):
 class Undone(Around):
     """Reconstructs what the network got, then undoes the policy.
 
-    What was drawn is read off the reconstruction, blurred to 8 × 8 cells: of all forms of the policy it is taken to
-    have the one under which it is likeliest, as a normal distribution fitted to the attacker's own images in that form
-    says. Then the image is searched whose form is closest to the reconstruction and which is itself likely among the
-    attacker's images before the policy (blurred as above; total variation for the rest), by gradient steps through
-    the policy's twin, so that no operation needs an inverse. Crop and flip stay.
+    What was drawn is read off the reconstruction, blurred to 8 × 8 cells: of all forms of the
+    policy it is taken to have the one under which it is likeliest, as a normal distribution fitted
+    to the attacker's own images in that form says. Then the image is searched whose form is closest
+    to the reconstruction and which is itself likely among the attacker's images before the policy
+    (blurred as above; total variation for the rest), by gradient steps through the policy's twin,
+    so that no operation needs an inverse. Crop and flip stay.
 
     Attributes:
         inner: the attack whose reconstruction is undone.
         images: whose training images the attacker has, a name in `DATASETS`.
         crop_flip: whether clients crop and flip.
-        noise: standard deviation of a reconstruction's pixels about the truth that the attacker reckons with.
+        noise: standard deviation of a reconstruction's pixels about the truth that the attacker
+            reckons with.
         steps: of the search, with Adam.
     """
 
@@ -131,7 +142,8 @@ class Undone(Around):
         """Run it on every gradient of `seen`.
 
         Raises:
-            AtsError: the policy is not known, a gradient is of several images, or there are several rounds.
+            AtsError: the policy is not known, a gradient is of several images, or there are several
+                rounds.
         """
         policy = known_policy(seen, self, single=True)
         single_round(seen, self)
@@ -149,8 +161,11 @@ class Undone(Around):
         )
 
     def likeliest(self, images: Tensor, pixels: Tensor, policy: str) -> list[Form]:
-        """The form in which each of the images (B, C, H, W) most likely is, by the attacker's own, uint8."""
-        possible, likely = forms(policy), []
+        """The form in which each of the images (B, C, H, W) most likely is, by the attacker's own,
+        uint8.
+        """
+        possible = forms(policy)
+        likely = []
         for ids, signs in possible:
             each = torch.tensor(signs, dtype=torch.int64).expand(len(pixels), len(ids))
             fitted = _normal(
@@ -160,8 +175,12 @@ class Undone(Around):
         return [possible[v] for v in torch.stack(likely).argmax(0).tolist()]
 
     def undo(self, images: Tensor, chosen: list[Form], own: Tensor) -> Tensor:
-        """The likely images whose forms come close to `images` (B, C, H, W); `own` are the attacker's, in [0, 1]."""
-        prior, smooth, size = _normal(own, 0.01), total_variation(own).mean(), images[0].numel()
+        """The likely images whose forms come close to `images` (B, C, H, W); `own` are the
+        attacker's, in [0, 1].
+        """
+        prior = _normal(own, 0.01)
+        smooth = total_variation(own).mean()
+        size = images[0].numel()
         x = own.mean(0).expand_as(images).clone().requires_grad_()
         optimizer = torch.optim.Adam([x], lr=0.1)
         falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.steps)
@@ -184,11 +203,13 @@ def single_round(seen: Observed, attack: object) -> None:
 
 
 def bands(form: Form) -> Form:
-    """What blackens the rows and columns that are black in every image of this form, and leaves the rest as it is.
+    """What blackens the rows and columns that are black in every image of this form, and leaves the
+    rest as it is.
 
     A shift there and back does. Of a shift that a later operation may lighten there is none.
     """
-    found, (ids, signs) = [], form
+    found = []
+    (ids, signs) = form
     for n, (index, sign) in enumerate(zip(ids, signs, strict=True)):
         later = zip(ids[n + 1 :], signs[n + 1 :], strict=True)
         if OPS[index].name in SHIFTS and all(

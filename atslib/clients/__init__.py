@@ -1,8 +1,9 @@
 """What a client does (prepare images, train, defend, answer), and what the server sees of it.
 
-`prepare` turns pixels into what a network sees; `training` trains; `defenses` act on the images, inside the network or
-on what is shared: `perturbations` of the gradient, `published` ones of other papers, with an `accountant` for what DP-
-SGD guarantees. `threat` makes `Observed`, all that an attack is given, and `updates` does where a client trains on its
-images first; `observed` says what it holds. `federated` has many clients train one network together. To add a defense:
-one function and its entry in `perturbations.DEFENSES`, or one subclass of `Defense`.
+`prepare` turns pixels into what a network sees; `training` trains; `defenses` act on the images,
+inside the network or on what is shared: `perturbations` of the gradient, `published` ones of other
+papers, with an `accountant` for what DP- SGD guarantees. `threat` makes `Observed`, all that an
+attack is given, and `updates` does where a client trains on its images first; `observed` says what
+it holds. `federated` has many clients train one network together. To add a defense: one function
+and its entry in `perturbations.DEFENSES`, or one subclass of `Defense`.
 """

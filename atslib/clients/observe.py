@@ -27,31 +27,36 @@ from atslib.rng import as_stream
 
 
 def observe(
-    model: nn.Module, images: Tensor, labels: Tensor, *, threat: ThreatModel | None = None, defense: AnyDefense = None,
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    threat: ThreatModel | None = None,
+    defense: AnyDefense = None,
     rng: torch.Generator | int | None = None,
-) -> Observed:  # fmt: skip
+) -> Observed:
     """Let clients compute and share their gradients.
 
     Args:
         model: from `build_model`, or any network that starts with a `Normalize` layer; not changed.
-        images: (B, C, H, W) floats in [0, 1], already transformed if the client uses a policy (or with the
-            policy as `defense`). Each run of `threat.batch` consecutive images shares one gradient.
+        images: (B, C, H, W) floats in [0, 1], already transformed if the client uses a policy (or
+            with the policy as `defense`). Each run of `threat.batch` consecutive images shares one
+            gradient.
         labels: (B,) class numbers.
         threat: what the server knows; the paper's by default.
-        defense: what the clients do against it, see `Defense.of`: text such as "3-1-7 | prune:0.5", a policy, a
-            `Defense`, or a function of a dict of gradients, parameter name → (N, *shape), that returns the same.
-            One that acts on images gets them rounded to 8 bits.
+        defense: what the clients do against it, see `Defense.of`: text such as "3-1-7 | prune:0.5",
+            a policy, a `Defense`, or a function of a dict of gradients, parameter name → (N,
+            *shape), that returns the same. One that acts on images gets them rounded to 8 bits.
         rng: the stream of the defense's draws, or a seed for one.
     Returns:
         A view with one update. For several rounds call it once per round, then `Observed.join`.
     Raises:
-        AtsError: images, labels, network and threat that do not fit each other, or a gradient that is not finite.
+        AtsError: images, labels, network and threat that do not fit each other, or a gradient that
+            is not finite.
     """
-    threat, defense, rng = (
-        threat or ThreatModel(),
-        Defense.of(defense),
-        as_stream(rng, optional=True),
-    )
+    threat = threat or ThreatModel()
+    defense = Defense.of(defense)
+    rng = as_stream(rng, optional=True)
     images = check_images(images, first_parameter(model))
     check_threat(threat, len(images))
     client = in_mode(model, threat.victim)
@@ -63,7 +68,8 @@ def observe(
     problems, targets = (
         part.unflatten(0, (-1, threat.batch)).split(16) for part in (images, labels)
     )
-    gradients, statistics = _shared_gradients(client, defense, problems, targets, rng), {}
+    gradients = _shared_gradients(client, defense, problems, targets, rng)
+    statistics = {}
     if threat.batch_norm == "known" and threat.victim == "train":
         with torch.no_grad():
             own = [batch_statistics(client, part) for part in problems]
@@ -87,11 +93,17 @@ def check_threat(threat: ThreatModel, count: int) -> None:
 
 
 def _shared_gradients(
-    client: nn.Module, defense: Defense, problems: Sequence[Tensor], targets: Sequence[Tensor],
+    client: nn.Module,
+    defense: Defense,
+    problems: Sequence[Tensor],
+    targets: Sequence[Tensor],
     rng: torch.Generator | None,
-) -> Tensor:  # fmt: skip
-    """The gradients (N, P) of all parts, after what the defense does inside the network and to what is shared."""
-    defended, alone = wrapped(defense, client, rng), acts(defense, "each")
+) -> Tensor:
+    """The gradients (N, P) of all parts, after what the defense does inside the network and to what
+    is shared.
+    """
+    defended = wrapped(defense, client, rng)
+    alone = acts(defense, "each")
     if alone and problems[0].shape[1] > 1:
         raise AtsError(
             f"defense {defense} acts on each image's gradient; observe it with ThreatModel.batch=1"
@@ -115,7 +127,9 @@ def _shared_gradients(
 def _mixed(
     defense: Defense, images: Tensor, labels: Tensor, classes: int, rng: torch.Generator | None
 ) -> tuple[Tensor, Tensor]:
-    """What the defense makes of images and labels at once; class numbers stay where it makes nothing."""
+    """What the defense makes of images and labels at once; class numbers stay where it makes
+    nothing.
+    """
     if not acts(defense, "examples"):
         return images, labels
     return defense.examples(images, F.one_hot(labels, classes).to(images), rng=rng)

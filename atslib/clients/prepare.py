@@ -15,7 +15,8 @@ Streams = tuple[torch.Generator, torch.Generator]
 
 
 def streams(seed: int, policy: str | Policy | Hybrid, *path: int) -> Streams:
-    """One stream for crops and flips, the same for every policy of a seed, and one for the policy's own draws.
+    """One stream for crops and flips, the same for every policy of a seed, and one for the policy's
+    own draws.
 
     So comparisons between policies are paired. `path` tells several draws of one seed apart.
     """
@@ -29,7 +30,8 @@ def transform(
     rng: torch.Generator | Streams,
     crop_flip: bool = True,
 ) -> Tensor:
-    """What a client makes of its images, still as uint8 (B, C, H, W): random crop and flip, then the policy.
+    """What a client makes of its images, still as uint8 (B, C, H, W): random crop and flip, then
+    the policy.
 
     Args:
         pixels: (B, C, H, W) uint8.
@@ -63,14 +65,18 @@ def mean_prepared(
     most: int = 2_000,
     draws: int = 4,
 ) -> Tensor:
-    """Mean of images after crop, flip and policy: the best guess of an attacker who knows the policy and no gradient.
+    """Mean of images after crop, flip and policy: the best guess of an attacker who knows the
+    policy and no gradient.
 
-    Of all constant guesses it has the least expected squared error, so its PSNR is the floor that an attack must
-    pass. The mean is exact over the draws taken: 8-bit values are summed as integers.
+    Of all constant guesses it has the least expected squared error, so its PSNR is the floor that
+    an attack must pass. The mean is exact over the draws taken: 8-bit values are summed as
+    integers.
 
     Args:
-        pixels: (N, C, H, W) uint8, the attacker's own images of the same kind, such as the training set.
-        rng: decides which images are taken and their draws; the result does not depend on the memory at hand.
+        pixels: (N, C, H, W) uint8, the attacker's own images of the same kind, such as the training
+            set.
+        rng: decides which images are taken and their draws; the result does not depend on the
+            memory at hand.
         most: how many images are taken at most, at random.
         draws: how often each is cropped, flipped and transformed anew.
     Returns:

@@ -37,8 +37,9 @@ from atslib.rng import as_stream
 def _steps(epoch: float, epochs: int) -> float:
     """A tenth after each of the authors' E // 2.667, E // 1.6 and E // 1.142 whole epochs.
 
-    One or two epochs have no such whole ones but 0, with which all would be trained at a thousandth of the step
-    size; there the drops come within an epoch, at 3/8, 5/8 and 7/8 of all steps, as is meant.
+    One or two epochs have no such whole ones but 0, with which all would be trained at a thousandth
+    of the step size; there the drops come within an epoch, at 3/8, 5/8 and 7/8 of all steps, as is
+    meant.
     """
     if epochs < 3:
         return 0.1 ** sum(epoch >= epochs * share for share in (3 / 8, 5 / 8, 7 / 8))
@@ -46,7 +47,9 @@ def _steps(epoch: float, epochs: int) -> float:
 
 
 def _one_cycle(epoch: float, epochs: int) -> float:
-    """From 1/25 up to 1 in the first fifth, along a straight line, then down to 0 along half a cosine."""
+    """From 1/25 up to 1 in the first fifth, along a straight line, then down to 0 along half a
+    cosine.
+    """
     done = epoch / epochs
     if done < 0.2:
         return 1 / 25 + (1 - 1 / 25) * done / 0.2
@@ -65,15 +68,19 @@ class TrainConfig:
         policy: applied to every training image after crop and flip; "" for none, "+" for a hybrid.
         crop_flip: random crop (padding 4, black) and horizontal flip.
         epochs, batch, lr, momentum, weight_decay: SGD with Nesterov momentum.
-        schedule: how the step size changes, a key of `RATES`. "steps" is the authors': times 0.1 after 3/8, 5/8 and
-            7/8 of the epochs. "onecycle" rises to `lr` in the first fifth of the steps and falls to 0 as a cosine
-            (Smith and Topin 2018, arXiv:1708.07120), which reaches in 12 epochs what "steps" needs 60 for.
-        loss_factor: multiplies the cross-entropy. Both published codebases train with 0.5, inherited from
-            Inverting Gradients (inversefed/data/loss.py), which no paper mentions; 1 is the plain loss.
-        defense: text of a `Defense`, such as "clip:1 | gaussian:0.01": it acts on each batch after the policy, inside
-            the network, and on the batch's gradient before the optimizer (weight decay comes after).
-        mixed_precision: forward and backward in bfloat16 autocast, weights and steps in float32. Twice as fast where
-            the processor has bfloat16, slower elsewhere. Off unless the accuracy was shown to be the same.
+        schedule: how the step size changes, a key of `RATES`. "steps" is the authors': times 0.1
+            after 3/8, 5/8 and 7/8 of the epochs. "onecycle" rises to `lr` in the first fifth of the
+            steps and falls to 0 as a cosine (Smith and Topin 2018, arXiv:1708.07120), which reaches
+            in 12 epochs what "steps" needs 60 for.
+        loss_factor: multiplies the cross-entropy. Both published codebases train with 0.5,
+            inherited from Inverting Gradients (inversefed/data/loss.py), which no paper mentions; 1
+            is the plain loss.
+        defense: text of a `Defense`, such as "clip:1 | gaussian:0.01": it acts on each batch after
+            the policy, inside the network, and on the batch's gradient before the optimizer (weight
+            decay comes after).
+        mixed_precision: forward and backward in bfloat16 autocast, weights and steps in float32.
+            Twice as fast where the processor has bfloat16, slower elsewhere. Off unless the
+            accuracy was shown to be the same.
     """
 
     policy: str = ""
@@ -107,7 +114,9 @@ class TrainConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """A trained model (eval mode) and one dict per epoch: epoch, loss, lr, seconds, and accuracy if asked for."""
+    """A trained model (eval mode) and one dict per epoch: epoch, loss, lr, seconds, and accuracy if
+    asked for.
+    """
 
     model: nn.Module
     history: tuple[dict[str, float], ...]
@@ -119,34 +128,40 @@ def learning_rate(config: TrainConfig, epoch: float) -> float:
 
 
 def fit(
-    model: nn.Module, train: Images, config: TrainConfig, *, rng: torch.Generator | int, test: Images | None = None,
-    defense: AnyDefense = None, checkpoint: Path | None = None, on_saved: Callable[[], None] | None = None,
-    on_step: Callable[[int], None] | None = None, progress: bool = False,
-) -> Trained:  # fmt: skip
+    model: nn.Module,
+    train: Images,
+    config: TrainConfig,
+    *,
+    rng: torch.Generator | int,
+    test: Images | None = None,
+    defense: AnyDefense = None,
+    checkpoint: Path | None = None,
+    on_saved: Callable[[], None] | None = None,
+    on_step: Callable[[int], None] | None = None,
+    progress: bool = False,
+) -> Trained:
     """Train `model` in place on the device of its parameters.
 
     Args:
         model: from `build_model`, or any network that starts with a `Normalize` layer.
-        rng: one stream, or a seed for one, for the order of the images, crops, flips and policies. Same stream,
-            same weights (on a CPU, with the same number of threads).
+        rng: one stream, or a seed for one, for the order of the images, crops, flips and policies.
+            Same stream, same weights (on a CPU, with the same number of threads).
         test: its accuracy is added to the history after every epoch.
-        defense: a further one after `config.defense`, in any form that `Defense.of` takes, such as a function. A
-            checkpoint tells it from others by its text only, a function by its name.
-        checkpoint: a file that makes the run resumable at the last finished epoch; the caller deletes it.
-            One that is damaged, or of a run with other data, network, config or stream, is set aside with a
-            warning, and training starts anew.
-        on_saved: called when the checkpoint was written and more epochs follow; what it raises ends the training,
-            which another call takes up.
-        on_step: called with the number of steps so far after each of them, the network in train mode; what it
-            raises ends the training.
+        defense: a further one after `config.defense`, in any form that `Defense.of` takes, such as
+            a function. A checkpoint tells it from others by its text only, a function by its name.
+        checkpoint: a file that makes the run resumable at the last finished epoch; the caller
+            deletes it. One that is damaged, or of a run with other data, network, config or stream,
+            is set aside with a warning, and training starts anew.
+        on_saved: called when the checkpoint was written and more epochs follow; what it raises ends
+            the training, which another call takes up.
+        on_step: called with the number of steps so far after each of them, the network in train
+            mode; what it raises ends the training.
         progress: show a bar with the remaining time.
     Raises:
         AtsError: network and images that do not fit each other, or a loss that is no longer finite.
     """
-    checkpoint, device = (
-        as_path("checkpoint", checkpoint, optional=True),
-        _check(model, train, config),
-    )
+    checkpoint = as_path("checkpoint", checkpoint, optional=True)
+    device = _check(model, train, config)
     if device.type == "cpu":
         model.to(
             memory_format=torch.channels_last
@@ -173,7 +188,8 @@ def _check(model: nn.Module, images: Images, config: TrainConfig) -> torch.devic
     """Where the network is.
 
     Raises:
-        AtsError: it has no `Normalize` layer in front, or does not take these images or tell their classes apart.
+        AtsError: it has no `Normalize` layer in front, or does not take these images or tell their
+            classes apart.
     """
     check_kind("fit: config", config, TrainConfig, "an atslib.TrainConfig")
     like = first_parameter(model)
@@ -196,30 +212,31 @@ class _Run:
         defense: Defense,
         rng: torch.Generator,
     ):
-        self.model, self.images, self.config, self.defense, self.rng = (
-            model,
-            images,
-            config,
-            defense,
-            rng,
-        )
-        self.policy, self.history = parse_policy(config.policy), []
+        self.model = model
+        self.images = images
+        self.config = config
+        self.defense = defense
+        self.rng = rng
+        self.policy = parse_policy(config.policy)
+        self.history = []
         how = {"nesterov": config.momentum > 0, "weight_decay": config.weight_decay}
         self.optimizer = torch.optim.SGD(
             model.parameters(), lr=config.lr, momentum=config.momentum, **how
         )
 
     def epoch(self, number: int, on_step: Callable[[int], None] | None) -> dict[str, float]:
-        """One pass over the images; its facts, the loss being the mean cross-entropy without the factor."""
-        started, config = time.monotonic(), self.config
-        model, device = (
-            wrapped(self.defense, self.model, self.rng).train(),
-            self.images.pixels.device,
-        )
+        """One pass over the images; its facts, the loss being the mean cross-entropy without the
+        factor.
+        """
+        started = time.monotonic()
+        config = self.config
+        model = wrapped(self.defense, self.model, self.rng).train()
+        device = self.images.pixels.device
         order = torch.randperm(len(self.images), generator=self.rng, device=self.rng.device).to(
             device
         )
-        batches, total = order.split(config.batch), torch.zeros((), device=device)
+        batches = order.split(config.batch)
+        total = torch.zeros((), device=device)
         first = number * len(batches)
         for done, rows in enumerate(batches, first):
             rate = learning_rate(config, done / len(batches))
@@ -236,14 +253,13 @@ class _Run:
 
     def step(self, model: nn.Module, rows: Tensor) -> Tensor:
         """Train `model`, the network or a defense's wrapper of it, on one batch; its loss before."""
-        config, rng = self.config, self.rng
+        config = self.config
+        rng = self.rng
         batch = transform(
             self.images.pixels[rows], self.policy, rng=rng, crop_flip=config.crop_flip
         )
-        batch, targets = (
-            fast_layout(to_images(self.defense.before(batch, rng=rng))),
-            self.images.labels[rows],
-        )
+        batch = fast_layout(to_images(self.defense.before(batch, rng=rng)))
+        targets = self.images.labels[rows]
         if acts(self.defense, "examples"):
             known = F.one_hot(targets, self.images.num_classes).to(batch)
             batch, targets = self.defense.examples(batch, known, rng=rng)
@@ -261,9 +277,11 @@ class _Run:
         return loss.detach()
 
     def _gradients(self, model: nn.Module, batch: Tensor, targets: Tensor, loss: Tensor) -> int:
-        """Fill in the gradients of the batch; by what they are divided before the step, once they are defended.
+        """Fill in the gradients of the batch; by what they are divided before the step, once they
+        are defended.
 
-        Where the defense acts on `each` image's gradient, they are the sum of what it makes of these.
+        Where the defense acts on `each` image's gradient, they are the sum of what it makes of
+        these.
         """
         if not acts(self.defense, "each"):
             loss.backward()
@@ -284,7 +302,9 @@ class _Run:
         save_state(path, self.name, tensors | {"rng": self.rng.get_state()}, history=self.history)
 
     def resume(self, path: Path, test: Images | None) -> None:
-        """Go on where this very training was left, if it was; `save` then keeps it under the same name."""
+        """Go on where this very training was left, if it was; `save` then keeps it under the same
+        name.
+        """
         given = (self.model, self.images, test, self.config, str(self.defense), self.rng)
         self.name = fingerprint("training 1", *given)
         if (state := load_state(path, self.name)) is None:
@@ -305,7 +325,8 @@ def evaluate(model: nn.Module, images: Images, *, chunk: int = 500) -> float:
     """Accuracy in percent on untransformed images, in eval mode; higher is better.
 
     Raises:
-        AtsError: these are no `Images`, or not of a shape that the network takes or of more classes than it has.
+        AtsError: these are no `Images`, or not of a shape that the network takes or of more classes
+            than it has.
     """
     check_whole("chunk", chunk, 1)
     check_fit(model.eval() if isinstance(model, nn.Module) else model, images)
@@ -331,7 +352,8 @@ def load_checkpoint(path: Path, model: nn.Module) -> dict:
     """Fill `model` from a file of `save_checkpoint`; the facts stored with it.
 
     Raises:
-        AtsError: no such file, not a safetensors file, a damaged one, or weights of another network.
+        AtsError: no such file, not a safetensors file, a damaged one, or weights of another
+            network.
     """
     path = as_path("checkpoint", path)
     check_kind("load_checkpoint: model", model, nn.Module, "a torch.nn.Module")

@@ -1,4 +1,6 @@
-"""A client that trains on its images before it sends anything: what the server sees is a difference of weights."""
+"""A client that trains on its images before it sends anything: what the server sees is a difference
+of weights.
+"""
 
 import dataclasses
 
@@ -68,7 +70,8 @@ class LocalTraining:
 def trained_weights(
     model: nn.Module, inputs: Tensor, targets: Tensor, local: LocalTraining, orders: Tensor
 ) -> Gradients:
-    """What local training changes the weights by, minus the learning rate and the number of steps: a mean gradient.
+    """What local training changes the weights by, minus the learning rate and the number of steps:
+    a mean gradient.
 
     Args:
         model: as the client runs it, see `models.in_mode`.
@@ -76,8 +79,9 @@ def trained_weights(
         targets: (N, k) class indices, or (N, k, K) probabilities.
         orders: (N, steps, batch) which images each step takes, see `LocalTraining.order`.
     Returns:
-        One tensor (N, *shape) per parameter, differentiable with respect to `inputs`: (weights before - weights
-        after) / (lr · steps). Of one step of all images without momentum it is their gradient.
+        One tensor (N, *shape) per parameter, differentiable with respect to `inputs`: (weights
+        before - weights after) / (lr · steps). Of one step of all images without momentum it is
+        their gradient.
     """
     names = [name for name, _ in model.named_parameters()]
     start = [p.detach() for p in model.parameters()]
@@ -88,7 +92,8 @@ def trained_weights(
         )
 
     def one(images: Tensor, labels: Tensor, order: Tensor) -> tuple[Tensor, ...]:
-        weights, speed = tuple(start), tuple(torch.zeros_like(p) for p in start)
+        weights = tuple(start)
+        speed = tuple(torch.zeros_like(p) for p in start)
         for rows in order:
             slopes = grad(loss)(weights, images[rows], labels[rows])
             speed = tuple(local.momentum * v + g for v, g in zip(speed, slopes, strict=True))
@@ -101,10 +106,17 @@ def trained_weights(
 
 
 def observe_weights(
-    model: nn.Module, images: Tensor, labels: Tensor, *, local: LocalTraining, rng: torch.Generator | int,
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    local: LocalTraining,
+    rng: torch.Generator | int,
     threat: ThreatModel | None = None,
-) -> Observed:  # fmt: skip
-    """Let clients train locally and share how their weights changed. `Observed` does not hold the order of their steps.
+) -> Observed:
+    """Let clients train locally and share how their weights changed.
+
+    `Observed` does not hold the order of their steps.
 
     Args:
         model: from `build_model`, or any network that starts with a `Normalize` layer; not changed.
@@ -116,13 +128,15 @@ def observe_weights(
     Returns:
         A view with one update of kind "difference", weights after minus weights before.
     Raises:
-        AtsError: inputs that do not fit each other, images that make no whole number of steps, or a training that
-            diverged.
+        AtsError: inputs that do not fit each other, images that make no whole number of steps, or a
+            training that diverged.
     """
-    threat, stream = threat or ThreatModel(), as_stream(rng)
+    threat = threat or ThreatModel()
+    stream = as_stream(rng)
     images = check_images(images, first_parameter(model))
     check_threat(threat, len(images))
-    client, steps = in_mode(model, threat.victim), local.steps(threat.batch)
+    client = in_mode(model, threat.victim)
+    steps = local.steps(threat.batch)
     with torch.no_grad():
         classes = check_network(client, images[: min(threat.batch, 2)])  # batch statistics need two
         labels = check_labels(labels, len(images), classes).to(images.device)
@@ -144,7 +158,9 @@ def observe_weights(
 
 
 def guessed_orders(update: Update, clients: int, images: int) -> tuple[LocalTraining, Tensor]:
-    """How clients trained, and an order of their steps as a server may guess it, (clients, steps, batch)."""
+    """How clients trained, and an order of their steps as a server may guess it, (clients, steps,
+    batch).
+    """
     local = LocalTraining(
         **{name: value for name, value in update.local.items() if name != "steps"}
     )

@@ -1,4 +1,7 @@
-"""What a server knows and sees: the threat model, and the view that every attack is given. It holds no image."""
+"""What a server knows and sees: the threat model, and the view that every attack is given.
+
+It holds no image.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -17,19 +20,21 @@ KINDS = ("gradient", "difference")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ThreatModel:
-    """What an honest-but-curious server knows beside the model it sent and the gradient it received.
+    """What an honest-but-curious server knows beside the model it sent and the gradient it
+    received.
 
     Attributes:
-        labels: "known" (the paper), "inferred" from the last layer's gradient (iDLG; one image per gradient),
-            "restored" from it (`restore_labels`; any batch), or "optimized" together with the image (DLG).
-        batch_norm: "known" or "unknown". If known, the attacker has the running statistics of a victim in eval mode,
-            and gets those of the private batch of a victim in train mode (`Update.statistics`). If not, it has only
-            the statistics of its own reconstruction.
-        victim: "eval" (the paper): the client uses the running statistics; "train": those of its batch,
-            and the attacker then runs its reconstruction in the same way.
+        labels: "known" (the paper), "inferred" from the last layer's gradient (iDLG; one image per
+            gradient), "restored" from it (`restore_labels`; any batch), or "optimized" together
+            with the image (DLG).
+        batch_norm: "known" or "unknown". If known, the attacker has the running statistics of a
+            victim in eval mode, and gets those of the private batch of a victim in train mode
+            (`Update.statistics`). If not, it has only the statistics of its own reconstruction.
+        victim: "eval" (the paper): the client uses the running statistics; "train": those of its
+            batch, and the attacker then runs its reconstruction in the same way.
         batch: images that share one gradient; 1 in the paper.
-        defense: what the attacker knows of the policy that the client's defense applies: "unknown", "policy" (its
-            text) or "draws" (also what it drew for each image).
+        defense: what the attacker knows of the policy that the client's defense applies: "unknown",
+            "policy" (its text) or "draws" (also what it drew for each image).
     """
 
     labels: str = "known"
@@ -58,8 +63,9 @@ class Knowledge:
 
     Attributes:
         policy: as text, "" for none; None where the attacker does not know it.
-        draws: for each update what the policy drew, where the attacker knows that too: which member each image
-            got, (N, batch), and its signs, (N, batch, k), as `Policy.draw` gives them. Empty where it does not.
+        draws: for each update what the policy drew, where the attacker knows that too: which member
+            each image got, (N, batch), and its signs, (N, batch, k), as `Policy.draw` gives them.
+            Empty where it does not.
     """
 
     policy: str | None = None
@@ -80,17 +86,20 @@ class Update:
 
     Attributes:
         model: as the attacker may run it (batch normalization per `ThreatModel`).
-        gradients: (N, P), flattened, after the client's defense; of `kind` "difference" the weights after local
-            training minus those before.
+        gradients: (N, P), flattened, after the client's defense; of `kind` "difference" the weights
+            after local training minus those before.
         kind: "gradient" or "difference".
-        statistics: (N, width) by buffer name: what a victim in train mode normalized with, where it is known.
-        local: what is known of local training, such as {"steps": 5, "lr": 0.1}; None for a single gradient.
-        forms: for each of the N, what the attacker takes the policy to have made of its images; none by default.
+        statistics: (N, width) by buffer name: what a victim in train mode normalized with, where it
+            is known.
+        local: what is known of local training, such as {"steps": 5, "lr": 0.1}; None for a single
+            gradient.
+        forms: for each of the N, what the attacker takes the policy to have made of its images;
+            none by default.
         kept: (N, P) bool, the entries of the gradient that the attacker compares; all by default.
-        features: (N, D) what the attacker takes the last layer to have got, in place of what its own images give;
-            the layers before it are told as if they had made it. None by default.
-        share: of a second image that the attacker takes to be mixed into each; 0 by default. The attacked images then
-            come in pairs, of which the network gets the mixture.
+        features: (N, D) what the attacker takes the last layer to have got, in place of what its
+            own images give; the layers before it are told as if they had made it. None by default.
+        share: of a second image that the attacker takes to be mixed into each; 0 by default. The
+            attacked images then come in pairs, of which the network gets the mixture.
     """
 
     model: nn.Module
@@ -108,7 +117,9 @@ class Update:
 
     @property
     def mean_gradients(self) -> Tensor:
-        """`gradients` as the clients' gradients, (N, P): of weights trained locally the mean over the steps."""
+        """`gradients` as the clients' gradients, (N, P): of weights trained locally the mean over
+        the steps.
+        """
         if self.kind == "gradient":
             return self.gradients
         if not self.local:
@@ -118,11 +129,15 @@ class Update:
         return self.gradients / (-self.local["lr"] * self.local["steps"])
 
     def told(self, features: Tensor) -> Tensor:
-        """The values of `features` that the attacker knows, with the slopes of those (N, D) that its images give."""
+        """The values of `features` that the attacker knows, with the slopes of those (N, D) that
+        its images give.
+        """
         return self.features + (features - features.detach())
 
     def transformed(self, images: Tensor) -> Tensor:
-        """What the network gets of images (N, k, C, H, W) in [0, 1]: they, or the differentiable twin of `forms`."""
+        """What the network gets of images (N, k, C, H, W) in [0, 1]: they, or the differentiable
+        twin of `forms`.
+        """
         if self.share:
             images = torch.lerp(images[:, ::2], images[:, 1::2], self.share)
         if not self.forms:
@@ -139,8 +154,8 @@ class Observed:
 
     Attributes:
         updates: one per round, of the same private images.
-        labels: (N, batch) int64, or None where the threat model hides them; where a defense mixed them, class
-            probabilities (N, batch, K).
+        labels: (N, batch) int64, or None where the threat model hides them; where a defense mixed
+            them, class probabilities (N, batch, K).
         shape: (C, H, W) of one image.
         knows: what the attacker knows of the client's policy.
     """
@@ -222,7 +237,8 @@ class Observed:
             AtsError: there is none, or two differ in what one attack must share.
         """
         _agree("beside: views", [_alike(seen) for seen in views])
-        first, rounds = views[0], list(zip(*(seen.updates for seen in views), strict=True))
+        first = views[0]
+        rounds = list(zip(*(seen.updates for seen in views), strict=True))
         draws = zip(*(seen.knows.draws for seen in views), strict=True)
         drawn = tuple(tuple(torch.cat(part) for part in zip(*each, strict=True)) for each in draws)
         return dataclasses.replace(

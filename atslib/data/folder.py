@@ -31,19 +31,23 @@ GREY = (
 def load_folder(
     folder: str | Path, *, size: int = 32, fit: str = "resize", seed: int = 0
 ) -> tuple[Images, Images]:
-    """The training and test images of a folder with one subfolder per class, 80 % and 20 % of each class.
+    """The training and test images of a folder with one subfolder per class, 80 % and 20 % of each
+    class.
 
-    Which image is in which part depends on `seed`, the names of its class's files and nothing else. Classes
-    and files are in the order of their names; hidden files and files without an image's suffix are passed over.
+    Which image is in which part depends on `seed`, the names of its class's files and nothing else.
+    Classes and files are in the order of their names; hidden files and files without an image's
+    suffix are passed over.
 
     Args:
         size: side of the square images returned, in pixels.
-        fit: "resize" squeezes the whole image into the square; "crop" scales the short side, then cuts the centre.
+        fit: "resize" squeezes the whole image into the square; "crop" scales the short side, then
+            cuts the centre.
     Returns:
         (train, test); grey if all files are, RGB otherwise.
     Raises:
-        AtsError: no such folder, fewer than two classes, a class with fewer than two images, or a file that is no
-            whole image or has 32 bits per pixel; the message names the class or file.
+        AtsError: no such folder, fewer than two classes, a class with fewer than two images, or a
+            file that is no whole image or has 32 bits per pixel; the message names the class or
+            file.
     """
     choose("fit", fit, FITS)
     check_whole("image size", size, 1)
@@ -56,7 +60,8 @@ def load_folder(
         [label for label, members in enumerate(classes.values()) for _ in members]
     )
     test = torch.cat([_in_test(members, folder, seed) for members in classes.values()])
-    name, names = folder.resolve().name, tuple(classes)
+    name = folder.resolve().name
+    names = tuple(classes)
     note = (
         f"{len(files):,} images of a folder, {100 * (1 - TEST_SHARE):g} % for training, fit: {fit}"
     )

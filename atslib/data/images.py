@@ -55,7 +55,8 @@ class Images:
     note: str = ""
 
     def __post_init__(self) -> None:
-        what, pixels = f"Images {self.name!r}", self.pixels
+        what = f"Images {self.name!r}"
+        pixels = self.pixels
         if not (isinstance(pixels, Tensor) and pixels.dtype == torch.uint8 and pixels.ndim == 4):
             raise AtsError(
                 f"{what}: pixels are {describe(pixels)}; they must be a (N, C, H, W) uint8 tensor"
@@ -114,10 +115,12 @@ class Images:
         return len(self.class_names)
 
     def subset(self, fraction: float, *, rng: torch.Generator | int) -> "Images":
-        """The same share of every class, drawn without replacement and kept in the order of the whole.
+        """The same share of every class, drawn without replacement and kept in the order of the
+        whole.
 
         Args:
-            fraction: in (0, 1]; of n images of a class `round(fraction * n)`, at least 1. (Halves go to the even.)
+            fraction: in (0, 1]; of n images of a class `round(fraction * n)`, at least 1. (Halves
+                go to the even.)
             rng: where the choice is drawn from, or a seed for it.
         Raises:
             AtsError: `fraction` is not a number in (0, 1].
@@ -132,12 +135,14 @@ class Images:
             raise AtsError(
                 f"subset fraction {fraction!r}: it must be a number above 0 and at most 1"
             )
-        rng, drawn = as_stream(rng), torch.zeros(len(self), dtype=torch.bool)
+        rng = as_stream(rng)
+        drawn = torch.zeros(len(self), dtype=torch.bool)
         for label in self.labels.unique():
             members = torch.nonzero(self.labels == label).flatten().cpu()
             order = torch.randperm(len(members), generator=rng, device=rng.device).cpu()
             drawn[members[order[: max(1, round(fraction * len(members)))]]] = True
-        part, rest = self[drawn], self[~drawn]
+        part = self[drawn]
+        rest = self[~drawn]
         how = f"stratified {100 * fraction:g} % (n={len(part):,})"
         named = replace(part, note="; ".join(filter(None, (self.note, how))))
         return (named if len(rest) else part), rest

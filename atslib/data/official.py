@@ -36,7 +36,9 @@ _FAILURES = (
 
 def download(name: str, path: Path, *, allowed: bool) -> None:
     """Make `path`, and the other split's file if that is missing too, from the official archive."""
-    reason, cause, folder = "download=False", None, path.parent
+    reason = "download=False"
+    cause = None
+    folder = path.parent
     new = not folder.exists()
     try:
         if allowed:
@@ -46,7 +48,8 @@ def download(name: str, path: Path, *, allowed: bool) -> None:
                 _pack_splits(name, fetch(name, Path(kept)), folder)
             return
     except _FAILURES as error:
-        reason, cause = explain(error), error
+        reason = explain(error)
+        cause = error
         if new and folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()  # nothing came: a mistyped place is not left behind
     official = KINDS[name].official
@@ -63,8 +66,8 @@ def pack_copy(name: str, source: Path, root: Path) -> list[Path]:
 
     Args:
         name: a data set with an official source.
-        source: Stanford's zip of Tiny ImageNet; else a folder as torchvision lays it out (`cifar-100-python`
-            and the like inside), whose files torchvision checks.
+        source: Stanford's zip of Tiny ImageNet; else a folder as torchvision lays it out
+            (`cifar-100-python` and the like inside), whose files torchvision checks.
     Raises:
         AtsError: no such copy, or a damaged one.
     """
@@ -140,7 +143,8 @@ def _fetch_tinyimagenet(name: str, folder: Path) -> dict[str, dict]:
 
 def _read_tinyimagenet(archive: Path) -> dict[str, dict]:
     """Read the archive without extracting it; labels index the sorted WordNet ids."""
-    top, splits = "tiny-imagenet-200/", {}
+    top = "tiny-imagenet-200/"
+    splits = {}
     with ZipFile(archive) as members:
         for member in members.namelist():
             place = PureWindowsPath(member)  # which knows drives, and both slashes
@@ -150,7 +154,8 @@ def _read_tinyimagenet(archive: Path) -> dict[str, dict]:
         def table(file: str) -> list[list[str]]:
             return [line.split("\t") for line in members.read(top + file).decode().splitlines()]
 
-        wnids, words = sorted(row[0] for row in table("wnids.txt")), dict(table("words.txt"))
+        wnids = sorted(row[0] for row in table("wnids.txt"))
+        words = dict(table("words.txt"))
         train = [
             m for m in members.namelist() if m.startswith(top + "train/") and m.endswith(".JPEG")
         ]

@@ -50,7 +50,8 @@ def read(path: Path, name: str, split: str) -> Images:
     """The images in a packed file; AtsError if anything in it contradicts the data set or itself."""
     kind = KINDS[name]
     arrays = _arrays(path, ("labels", "class_names", "offsets"), ("exact",))
-    labels, offsets = arrays["labels"], arrays["offsets"]
+    labels = arrays["labels"]
+    offsets = arrays["offsets"]
     if arrays["class_names"].shape != (kind.classes,):
         raise _broken(
             path,
@@ -74,7 +75,8 @@ def read(path: Path, name: str, split: str) -> Images:
             raise _broken(path, f"exact is {describe(exact)}; it must be one bool per image")
         if not exact.all():
             note = f"{(~exact).sum():,} of {len(exact):,} images, not lossless here, are left out"
-            pixels, labels = pixels[exact], labels[exact]
+            pixels = pixels[exact]
+            labels = labels[exact]
     return Images(pixels, labels, tuple(map(str, arrays["class_names"])), name, split, note)
 
 
@@ -104,11 +106,14 @@ def _decode(path: Path, kind: Kind, offsets: np.ndarray, chunk: int = 500) -> np
         raise _broken(
             path, f"offsets run {offsets[0]}..{offsets[-1]}, but data is {describe(data)}"
         )
-    count, size, channels = len(offsets) - 1, kind.size, len(kind.mode)
+    count = len(offsets) - 1
+    size = kind.size
+    channels = len(kind.mode)
     out = np.empty((count, channels, size, size), dtype=np.uint8)
 
     def decode(first: int) -> None:
-        # One tall canvas for a chunk: Pillow copies in C, several times faster than one array per image.
+        # One tall canvas for a chunk: Pillow copies in C, several times faster than one array per
+        # image.
         last = min(first + chunk, count)
         canvas = Image.new(kind.mode, (size, size * (last - first)))
         for i in range(first, last):
@@ -125,7 +130,9 @@ def _decode(path: Path, kind: Kind, offsets: np.ndarray, chunk: int = 500) -> np
 
 
 def _paste(canvas: Image.Image, top: int, encoded: np.ndarray) -> str:
-    """Decode one image, as wide as the canvas, onto it from row `top` on; what is wrong with it, or ""."""
+    """Decode one image, as wide as the canvas, onto it from row `top` on; what is wrong with it, or
+    "".
+    """
     try:
         image = Image.open(io.BytesIO(encoded), formats=("WEBP", "JPEG", "PNG"))
         if image.size != (canvas.width, canvas.width):
@@ -147,14 +154,16 @@ def pack(
     """Write a packed file, whole or not at all; its path.
 
     Args:
-        pixels: (N, C, H, W) uint8, stored as lossless WebP; or N encoded images (WebP, JPEG, PNG) as bytes.
+        pixels: (N, C, H, W) uint8, stored as lossless WebP; or N encoded images (WebP, JPEG, PNG)
+            as bytes.
         labels: (N,) integers, an index into `class_names`.
         path: a new `.npz` file; `load` looks for `<name>_<split>.npz`.
         extra: more arrays for the file, such as `exact` (N,) bool.
     Raises:
         AtsError: the file exists or cannot be written, or the arguments contradict each other.
     """
-    path, labels = Path(path), np.asarray(labels)
+    path = Path(path)
+    labels = np.asarray(labels)
     if path.suffix != ".npz" or path.exists():
         raise AtsError(f"pack to {path}: give a name that ends in .npz and does not exist yet")
     encoded = _encode(pixels)

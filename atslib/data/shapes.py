@@ -17,7 +17,8 @@ def _within(u: np.ndarray, v: np.ndarray, r: np.ndarray) -> np.ndarray:
     return np.maximum(abs(u), abs(v)) <= r
 
 
-# Whether the point (u, v) from the centre, v downwards, is part of a shape of size r. All are integers.
+# Whether the point (u, v) from the centre, v downwards, is part of a shape of size r. All are
+# integers.
 _SHAPES: dict[str, Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]] = {
     "disc": lambda u, v, r: u * u + v * v <= r * r,
     "ring": lambda u, v, r: (u * u + v * v <= r * r) & (25 * (u * u + v * v) >= 9 * r * r),
@@ -44,7 +45,8 @@ def _bits(count: int, stream: int) -> np.ndarray:
 
 def draw_shapes(name: str, split: str) -> Images:
     """One light shape on a dark gradient, or the reverse, with noise; classes take turns."""
-    size, channels = KINDS[name].size, len(KINDS[name].mode)
+    size = KINDS[name].size
+    channels = len(KINDS[name].mode)
     count = {"train": 5000, "test": 1000}[split]
     stream = 2 * (2 * (name == "shapes-grey") + (split == "test"))
     draws = (
@@ -58,17 +60,23 @@ def draw_shapes(name: str, split: str) -> Images:
 
     # Half pixels from the centre of the image, so that the middle of a pixel is an integer.
     axis = 2 * np.arange(size, dtype=np.int32) + 1 - size
-    across, down = axis[None, None, None, :], axis[None, None, :, None]
-    reach, r = 3 * size // 8, draw(3 * size // 8, 5 * size // 8, 2)
-    u, v = across - draw(-reach, reach, 0), down - draw(-reach, reach, 1)
+    across = axis[None, None, None, :]
+    down = axis[None, None, :, None]
+    reach = 3 * size // 8
+    r = draw(3 * size // 8, 5 * size // 8, 2)
+    u = across - draw(-reach, reach, 0)
+    v = down - draw(-reach, reach, 1)
     labels = np.arange(count, dtype=np.int64) % len(_SHAPES)
     mask = np.empty((count, 1, size, size), dtype=bool)
     for label, inside in enumerate(_SHAPES.values()):
         mask[labels == label] = inside(u[labels == label], v[labels == label], r[labels == label])
 
-    light_shape, dark, light = draw(0, 1, 3), draw(16, 95, 6, channels), draw(144, 223, 9, channels)
+    light_shape = draw(0, 1, 3)
+    dark = draw(16, 95, 6, channels)
+    light = draw(144, 223, 9, channels)
     slope = (draw(-24, 24, 4) * across + draw(-24, 24, 5) * down) // size
-    shape, ground = np.where(light_shape, light, dark), np.where(light_shape, dark, light) + slope
+    shape = np.where(light_shape, light, dark)
+    ground = np.where(light_shape, dark, light) + slope
     noise = _bits(count * channels * size * size // 8, stream + 1).astype("<u8").view(np.uint8) % 25
     pixels = np.where(mask, shape, ground) + noise.reshape(ground.shape).astype(np.int32) - 12
     pixels = pixels.clip(0, 255).astype(np.uint8)

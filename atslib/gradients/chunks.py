@@ -12,10 +12,11 @@ Result = TypeVar("Result")
 def in_chunks(call: Callable[[slice], Result], count: int, size: int) -> list[Result]:
     """Results of `call` for consecutive slices of at most `size` of `count` things.
 
-    Where memory does not suffice the size is halved and the work goes on; a single thing that does not fit is
-    the error that torch raised.
+    Where memory does not suffice the size is halved and the work goes on; a single thing that does
+    not fit is the error that torch raised.
     """
-    low, results = 0, []
+    low = 0
+    results = []
     while low < count:
         part = slice(low, min(low + size, count))
         try:

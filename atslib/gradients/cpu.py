@@ -1,8 +1,9 @@
-"""How a CPU is kept busy: a batch is split into pieces, one per thread, and freed memory is kept for reuse.
+"""How a CPU is kept busy: a batch is split into pieces, one per thread, and freed memory is kept
+for reuse.
 
-No result depends on another row of the batch, so the pieces are independent. Two threads with one piece each do 1.2
-times the work of two threads that share each operation, in scores, and about 1.05 times in attacks
-(benchmarks/NOTES.md). On a GPU, or with one thread, there is one piece.
+No result depends on another row of the batch, so the pieces are independent. Two threads with one
+piece each do 1.2 times the work of two threads that share each operation, in scores, and about 1.05
+times in attacks (benchmarks/NOTES.md). On a GPU, or with one thread, there is one piece.
 """
 
 import ctypes
@@ -17,15 +18,18 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+# malloc.h
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
 
 
 def keep_memory() -> None:
     """Let this process keep the memory it frees, where the C library is glibc.
 
-    By default large blocks go back to the system at once, and the next step gets them again page by page, zeroed,
-    which takes 5 to 8 % of an attack's or a score's time. With this call the process stays as large as it once was.
-    Whether that is wanted is for its owner to say: commands and workers call this, the library's functions do not.
+    By default large blocks go back to the system at once, and the next step gets them again page by
+    page, zeroed, which takes 5 to 8 % of an attack's or a score's time. With this call the process
+    stays as large as it once was. Whether that is wanted is for its owner to say: commands and
+    workers call this, the library's functions do not.
     """
     try:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
@@ -36,7 +40,9 @@ def keep_memory() -> None:
 
 
 def pieces(rows: int, device: torch.device) -> list[slice]:
-    """The rows 0 to `rows` as at most `torch.get_num_threads()` slices whose lengths differ by at most one."""
+    """The rows 0 to `rows` as at most `torch.get_num_threads()` slices whose lengths differ by at
+    most one.
+    """
     count = 1 if device.type == "cuda" else max(1, min(rows, torch.get_num_threads()))
     ends = [rows * i // count for i in range(count + 1)]
     return [slice(low, high) for low, high in itertools.pairwise(ends)]
@@ -44,13 +50,15 @@ def pieces(rows: int, device: torch.device) -> list[slice]:
 
 def keep_to_one_core() -> None:
     """Let operations called in this thread use one core; threads that start later inherit that."""
-    torch.get_num_threads()  # a thread's first call adopts the process's number, which would undo the next line
+    # A thread's first call adopts the process's number, which would undo the next line
+    torch.get_num_threads()
     torch.set_num_threads(1)
 
 
 @functools.cache
 def _pool(threads: int) -> ThreadPoolExecutor:
-    pool, together = ThreadPoolExecutor(threads, "atslib"), threading.Barrier(threads)
+    pool = ThreadPoolExecutor(threads, "atslib")
+    together = threading.Barrier(threads)
 
     def begin(_: int) -> None:
         keep_to_one_core()
@@ -64,7 +72,10 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
 
 def each(call: Callable, *arguments: Iterable) -> list:
-    """`list(map(call, *arguments))`, in parallel. Calls must not share a model: its hooks are not thread-safe."""
+    """`list(map(call, *arguments))`, in parallel.
+
+    Calls must not share a model: its hooks are not thread-safe.
+    """
     calls = list(zip(*arguments, strict=True))
     if len(calls) == 1:
         return [call(*calls[0])]
@@ -95,7 +106,8 @@ class _ByRows(Function):
                 return own, call(own)
 
         results = each(piece, calls, rows)
-        ctx.rows, ctx.results = rows, results if further else None
+        ctx.rows = rows
+        ctx.results = results if further else None
         outputs = zip(*(outputs for _, outputs in results), strict=True)
         return tuple(torch.cat([part.detach() for part in parts]) for parts in outputs)
 

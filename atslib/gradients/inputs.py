@@ -1,4 +1,6 @@
-"""What a gradient may be asked of: images, labels and a network that fit each other, else one sentence."""
+"""What a gradient may be asked of: images, labels and a network that fit each other, else one
+sentence.
+"""
 
 import numpy as np
 import torch
@@ -13,7 +15,8 @@ from atslib.models import Normalize, normalization_layer
 def checked(
     model: nn.Module, images: Tensor | np.ndarray, labels: Tensor | np.ndarray
 ) -> tuple[Tensor, Tensor]:
-    """Images (B, C, H, W) and labels (B,) as the network takes them, in its precision and on its device.
+    """Images (B, C, H, W) and labels (B,) as the network takes them, in its precision and on its
+    device.
 
     Raises:
         AtsError: one of the three is wrong, as `check_images`, `check_labels` and `classes_of` say.
@@ -24,7 +27,9 @@ def checked(
 
 
 def check_fit(model: nn.Module, images: Images) -> None:
-    """Raise `AtsError` unless these are `Images`, which the network takes and whose classes it tells apart."""
+    """Raise `AtsError` unless these are `Images`, which the network takes and whose classes it
+    tells apart.
+    """
     check_data(images)
     like = any_parameter(model)
     one = to_images(images.pixels[:1].to(like.device), like.dtype)
@@ -32,7 +37,9 @@ def check_fit(model: nn.Module, images: Images) -> None:
 
 
 def classes_of(model: nn.Module, images: Tensor) -> int:
-    """How many classes the network tells apart: `check_network`, and where it has no `Normalize` layer, `scores_of`."""
+    """How many classes the network tells apart: `check_network`, and where it has no `Normalize`
+    layer, `scores_of`.
+    """
     normalized = isinstance(next(model.children(), None), Normalize)
     return check_network(model, images) if normalized else scores_of(model, images).shape[1]
 
@@ -60,7 +67,8 @@ def check_labels(labels: Tensor | np.ndarray, count: int, classes: int) -> Tenso
     """Class numbers (B,) as int64.
 
     Raises:
-        AtsError: no whole numbers, not one for each of `count` images, or one outside 0..`classes` - 1.
+        AtsError: no whole numbers, not one for each of `count` images, or one outside 0..`classes`
+            - 1.
     """
     labels = torch.as_tensor(labels) if isinstance(labels, np.ndarray) else labels
     if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.dtype == torch.bool:
@@ -73,7 +81,9 @@ def check_labels(labels: Tensor | np.ndarray, count: int, classes: int) -> Tenso
 
 
 def first_parameter(model: nn.Module) -> Tensor:
-    """`any_parameter` of a network to train or to attack, which must start with a `Normalize` layer."""
+    """`any_parameter` of a network to train or to attack, which must start with a `Normalize`
+    layer.
+    """
     first = any_parameter(model)
     normalization_layer(model)
     return first
@@ -100,7 +110,8 @@ def scores_of(model: nn.Module, images: Tensor) -> Tensor:
     Raises:
         AtsError: it does not take images of this shape, or gives something else.
     """
-    name, shape = type(model).__name__, tuple(images.shape[1:])
+    name = type(model).__name__
+    shape = tuple(images.shape[1:])
     try:
         with SameRules():  # a plain BatchNorm2d says in torch's words what it cannot do
             scores = model(images)
@@ -114,13 +125,16 @@ def scores_of(model: nn.Module, images: Tensor) -> Tensor:
 
 
 def check_network(model: nn.Module, images: Tensor) -> int:
-    """How many classes the network tells apart, seen by running it on `images`, floats (B, C, H, W).
+    """How many classes the network tells apart, seen by running it on `images`, floats (B, C, H,
+    W).
 
     Raises:
-        AtsError: it does not start with a `Normalize` layer that gets these very images, as attacks need it to, or
-            `scores_of` refuses it.
+        AtsError: it does not start with a `Normalize` layer that gets these very images, as attacks
+            need it to, or `scores_of` refuses it.
     """
-    name, calls, normalize = type(model).__name__, [], normalization_layer(model)
+    name = type(model).__name__
+    calls = []
+    normalize = normalization_layer(model)
     handle = normalize.register_forward_hook(lambda layer, inputs, output: calls.append(inputs[0]))
     try:
         logits = scores_of(model, images)

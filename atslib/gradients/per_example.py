@@ -1,9 +1,10 @@
 """The gradient of each of N problems in one backward pass of an ordinary network.
 
-Under `PerExample` convolutions, linear layers and batch normalizations read *handles*: parameters expanded to
-(N, *shape), which occupy no more memory than one. The gradient with respect to a handle has one row per problem.
-Layers compute with the shared weights; only the weight gradient and its two derivatives are computed for each
-problem. `problems.vmapped` gives the same numbers more slowly; the tests compare the two.
+Under `PerExample` convolutions, linear layers and batch normalizations read *handles*: parameters
+expanded to (N, *shape), which occupy no more memory than one. The gradient with respect to a handle
+has one row per problem. Layers compute with the shared weights; only the weight gradient and its
+two derivatives are computed for each problem. `problems.vmapped` gives the same numbers more
+slowly; the tests compare the two.
 """
 
 import copy
@@ -25,17 +26,24 @@ class Unsupported(Exception):
 
 
 class _Layer:
-    """A convolution at one place of the network, and the normalization that was folded into it, if any.
+    """A convolution at one place of the network, and the normalization that was folded into it, if
+    any.
 
-    With given statistics a normalization is `scale * maps + shift`, and its gradients follow from the convolution's:
-    that of `scale` is an inner product of weight and weight gradient. So the maps need be neither kept nor scaled in
-    the backward pass. Where they are smaller than the weights, keeping and scaling them is cheaper, and is done.
+    With given statistics a normalization is `scale * maps + shift`, and its gradients follow from
+    the convolution's: that of `scale` is an inner product of weight and weight gradient. So the
+    maps need be neither kept nor scaled in the backward pass. Where they are smaller than the
+    weights, keeping and scaling them is cheaper, and is done.
     """
 
     def __init__(self, mode: "PerExample", products: Products, weight: Tensor, bias: Tensor | None):
-        self.mode, self.products, self.first = mode, products, mode.first
+        self.mode = mode
+        self.products = products
+        self.first = mode.first
         self.weight = self.effective = weight
-        self.bias, self.scale, self.raw, self.postponed = bias, None, None, None
+        self.bias = bias
+        self.scale = None
+        self.raw = None
+        self.postponed = None
 
     def conv(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """The convolution with the shared weight and the scale folded into it."""
@@ -52,7 +60,9 @@ class _Layer:
     def normalized(self, raw: Tensor, mean: Tensor, inverse: Tensor, scale: Tensor) -> "_Layer":
         """The same layer with its maps `raw` normalized."""
         layer = copy.copy(self)
-        layer.mean, layer.inverse, layer.scale = mean, inverse, scale
+        layer.mean = mean
+        layer.inverse = inverse
+        layer.scale = scale
         layer.effective = fast_layout(
             self.weight * scale.view(-1, 1, 1, 1)
         )  # once for three convolutions
@@ -64,7 +74,9 @@ class _Layer:
         return layer
 
     def gradients(self, x: Tensor, out: Tensor, patches: Tensor | None) -> tuple:
-        """Gradients of weight, bias, gamma and beta (None where absent) from `out`, that of the layer's maps."""
+        """Gradients of weight, bias, gamma and beta (None where absent) from `out`, that of the
+        layer's maps.
+        """
         weight_gradient = self.products.weight_gradient
         if self.scale is None:
             return (
@@ -73,7 +85,8 @@ class _Layer:
                 None,
                 None,
             )
-        total, scale = self.total(out), self.scale.view(-1, 1, 1, 1)
+        total = self.total(out)
+        scale = self.scale.view(-1, 1, 1, 1)
         bias = None if self.bias is None else total * self.scale
         if self.raw is None:
             by_weight = weight_gradient(x, out, patches)
@@ -85,9 +98,12 @@ class _Layer:
     def directed(
         self, x: Tensor, out: Tensor, patches: Tensor | None, handles: tuple, wanted: Sequence[bool]
     ) -> tuple[Tensor | None, Tensor | None]:
-        """The transpose of `gradients`: directions of the handles → those of `out` and of `x`, where wanted."""
+        """The transpose of `gradients`: directions of the handles → those of `out` and of `x`,
+        where wanted.
+        """
         weight, bias, gamma, beta = handles
-        conv, transposed = self.products.conv, self.products.transposed
+        conv = self.products.conv
+        transposed = self.products.transposed
         if self.scale is not None:
             gamma = gamma * self.inverse
             beta = torch.addcmul(beta, gamma, self.centre if self.raw is None else -self.mean)
@@ -99,9 +115,11 @@ class _Layer:
             return conv(x, weight, patches, bias) if wanted[0] else None, transposed(
                 out, weight
             ) if wanted[1] else None
-        # Maps are smaller than weights here, so they are scaled. What gamma does to `x` is one more shared
-        # product, which the next call of `transposed` does together with its own.
-        gamma, bias, scale = self.rows(gamma), self.rows(bias), self.scale.view(-1, 1, 1)
+        # Maps are smaller than weights here, so they are scaled. What gamma does to `x` is one more
+        # shared product, which the next call of `transposed` does together with its own.
+        gamma = self.rows(gamma)
+        bias = self.rows(bias)
+        scale = self.scale.view(-1, 1, 1)
         self.postponed = out * gamma
         to_out = (
             torch.addcmul(bias, self.raw, gamma).addcmul_(conv(x, weight, patches), scale)
@@ -120,7 +138,9 @@ class _Layer:
 
 
 class _Convolution(Function):
-    """A layer's maps as a function of its input and its handles; `value` holds them, computed with shared weights."""
+    """A layer's maps as a function of its input and its handles; `value` holds them, computed with
+    shared weights.
+    """
 
     @staticmethod
     def forward(
@@ -134,7 +154,9 @@ class _Convolution(Function):
 
     @staticmethod
     def backward(ctx: object, out: Tensor) -> tuple:
-        (x,), layer, further = ctx.saved_tensors, ctx.layer, ctx.needs_input_grad[0]
+        (x,) = ctx.saved_tensors
+        layer = ctx.layer
+        further = ctx.needs_input_grad[0]
         if layer.mode.handles_wanted:
             for_x, *for_handles = _ConvolutionGradient.apply(
                 out, x, layer, further and not layer.first
@@ -150,7 +172,8 @@ class _ConvolutionGradient(Function):
     def forward(ctx: object, out: Tensor, x: Tensor, layer: _Layer, further: bool) -> tuple:
         patches = layer.products.patches(x)
         ctx.save_for_backward(out, x, patches)
-        ctx.layer, ctx.further = layer, further
+        ctx.layer = layer
+        ctx.further = further
         for_x = layer.transposed(out) if further else None
         return for_x, *layer.gradients(x, out, patches)
 
@@ -164,7 +187,9 @@ class _ConvolutionGradient(Function):
 
 
 class _Gate(Function):
-    """`x` where `gate`, by default `x`, is positive, else 0: a ReLU whose second derivative adds no maps of zeros."""
+    """`x` where `gate`, by default `x`, is positive, else 0: a ReLU whose second derivative adds no
+    maps of zeros.
+    """
 
     @staticmethod
     def forward(ctx: object, x: Tensor, gate: Tensor | None) -> Tensor:
@@ -219,7 +244,9 @@ class _AffineGradient(Function):
 
 
 class SameRules(TorchFunctionMode):
-    """While it is active, any network's max-pooling and batch normalization are `max_pool` and `batch_norm`."""
+    """While it is active, any network's max-pooling and batch normalization are `max_pool` and
+    `batch_norm`.
+    """
 
     def __init__(self):
         super().__init__()
@@ -242,7 +269,9 @@ class PerExample(SameRules):
 
     def __init__(self, problems: int, handles: dict[int, Tensor], buffers: dict[int, Tensor]):
         super().__init__()
-        self.problems, self.handles, self.buffers = problems, handles, buffers
+        self.problems = problems
+        self.handles = handles
+        self.buffers = buffers
         self.handles_wanted = (
             True  # False once their gradients are there: later passes skip those products
         )
@@ -276,9 +305,15 @@ class PerExample(SameRules):
         return x.unflatten(0, (self.problems, -1))
 
     def _conv2d(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, stride: object, padding: object, dilation: object,
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        stride: object,
+        padding: object,
+        dilation: object,
         groups: int,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         if groups != 1 or isinstance(padding, str):
             raise Unsupported("a grouped or string-padded convolution")
         handles = [None if t is None else self._handle(t) for t in (weight, bias)]
@@ -304,9 +339,16 @@ class PerExample(SameRules):
         return F.relu(x, inplace=True) if inplace else _Gate.apply(x, None)
 
     def _batch_norm(
-        self, x: Tensor, mean: Tensor | None, variance: Tensor | None, weight: Tensor | None, bias: Tensor | None,
-        training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
-    ) -> Tensor:  # fmt: skip
+        self,
+        x: Tensor,
+        mean: Tensor | None,
+        variance: Tensor | None,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
         if weight is None or x.ndim != 4:
             raise Unsupported("a batch normalization without scale, or of vectors")
         if training:
@@ -320,7 +362,8 @@ class PerExample(SameRules):
     def _normalized(
         self, x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor, eps: float
     ) -> Tensor:
-        inverse, own = torch.rsqrt(variance + eps), [self._handle(t) for t in (weight, bias)]
+        inverse = torch.rsqrt(variance + eps)
+        own = [self._handle(t) for t in (weight, bias)]
         out, version, source, layer, handles = self.convolved.pop(
             id(x), (lambda: None, *[None] * 4)
         )

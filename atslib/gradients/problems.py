@@ -1,8 +1,8 @@
 """Per-example gradients of the training loss, and the distances between them.
 
-A *problem* is `k` images that share one gradient (k = 1 in the paper). Gradients of N problems are a tuple
-of tensors (N, *parameter shape), in the order of `model.named_parameters()`; the public functions return
-them flattened to (N, P).
+A *problem* is `k` images that share one gradient (k = 1 in the paper). Gradients of N problems are
+a tuple of tensors (N, *parameter shape), in the order of `model.named_parameters()`; the public
+functions return them flattened to (N, P).
 """
 
 import functools
@@ -32,15 +32,16 @@ def problem_gradients(
     """Gradient of the mean cross-entropy of each problem with respect to every parameter.
 
     Args:
-        model: as the client runs it, see `models.in_mode`: in train mode the statistics of a problem are those of
-            its own k images.
+        model: as the client runs it, see `models.in_mode`: in train mode the statistics of a
+            problem are those of its own k images.
         inputs: (N, k, C, H, W), what `model` takes.
         targets: (N, k) class indices, or (N, k, K) class probabilities.
         buffers: (N, ...) statistics that differ by problem; the model's own otherwise.
     Returns:
         One tensor (N, *shape) per parameter, differentiable with respect to `inputs` and `targets`.
     Raises:
-        AtsError: a batch normalization that would update its running statistics, or has one value per channel.
+        AtsError: a batch normalization that would update its running statistics, or has one value
+            per channel.
     """
     try:
         return per_example(model, inputs, targets, buffers or {})
@@ -91,12 +92,13 @@ def batch_statistics(
     """Mean and variance of what enters each batch normalization, over the k images of each problem.
 
     Args:
-        model: in the mode in which it runs, as later statistics depend on how earlier layers normalize.
+        model: in the mode in which it runs, as later statistics depend on how earlier layers
+            normalize.
         images: (N, k, C, H, W) floats in [0, 1].
         buffers: (N, ...) where they differ by problem.
     Returns:
-        (N, width) under the names of `running_statistics`, differentiable with respect to `images`. The
-        variance is divided by the number of values, as in a forward pass in train mode.
+        (N, width) under the names of `running_statistics`, differentiable with respect to `images`.
+        The variance is divided by the number of values, as in a forward pass in train mode.
     """
 
     def one(buffers: dict, problem: Tensor) -> dict[str, Tensor]:
@@ -152,7 +154,8 @@ def unflatten(gradients: Tensor, model: nn.Module) -> Gradients:
 class _Inner(Function):
     """Inner products of each tensor with its target and with itself, (L, N) each.
 
-    Memory limits their speed: one pass for the derivatives of both takes half the traffic of autograd's two.
+    Memory limits their speed: one pass for the derivatives of both takes half the traffic of
+    autograd's two.
     """
 
     @staticmethod
@@ -172,7 +175,9 @@ class _Inner(Function):
 
 
 def _dots(a: Tensor, b: Tensor) -> Tensor:
-    """The inner product of each row, (N,); `vecdot` writes the products of long rows to memory first."""
+    """The inner product of each row, (N,); `vecdot` writes the products of long rows to memory
+    first.
+    """
     if a.is_cuda or a.shape[1] < LONG_ROW:
         return torch.linalg.vecdot(a, b)
     return torch.stack([torch.dot(*rows) for rows in zip(a.unbind(), b.unbind(), strict=True)])
@@ -190,7 +195,9 @@ def _squares(gradients: Sequence[Tensor]) -> Tensor:
 
 
 def _rows(gradient: Tensor, like: Tensor | None = None) -> Tensor:
-    """(N, elements), the elements in the order in which `like`, by default `gradient`, lies in memory."""
+    """(N, elements), the elements in the order in which `like`, by default `gradient`, lies in
+    memory.
+    """
     like = gradient if like is None else like
     if not like.is_contiguous():
         gradient = gradient.permute(0, *sorted(range(1, like.ndim), key=like.stride, reverse=True))
@@ -214,7 +221,10 @@ class Fixed(tuple):
 
 
 def cosine(gradients: Gradients, target: Gradients) -> Tensor:
-    """1 - cosine similarity of the whole gradients, (N,) in [0, 2]. Paper Eq. 5; the attacks' `sim`."""
+    """1 - cosine similarity of the whole gradients, (N,) in [0, 2].
+
+    Paper Eq. 5; the attacks' `sim`.
+    """
     dot, square, norm = (part.sum(0) for part in _inner(gradients, target))
     tiny = torch.finfo(dot.dtype).tiny  # two roots: the product of the squares would underflow
     return 1 - dot / (square.clamp_min(tiny).sqrt() * norm.clamp_min(tiny).sqrt())
@@ -223,7 +233,8 @@ def cosine(gradients: Gradients, target: Gradients) -> Tensor:
 def cosine_tensors(gradients: Gradients, target: Gradients) -> Tensor:
     """1 - the mean over parameter tensors of their cosine similarities, (N,) in [0, 2].
 
-    Each norm is at least 1e-8, as in torch's cosine similarity. The authors' privacy score uses this form.
+    Each norm is at least 1e-8, as in torch's cosine similarity. The authors' privacy score uses
+    this form.
     """
     dot, square, norm = _inner(gradients, target)
     return 1 - (dot / (square.clamp_min(1e-16).sqrt() * norm.clamp_min(1e-16).sqrt())).mean(0)
@@ -240,7 +251,10 @@ def l1(gradients: Gradients, target: Gradients) -> Tensor:
 
 
 def norms(gradients: Gradients, target: Gradients) -> Tensor:
-    """Sum over parameter tensors of the norms of the differences, (N,). Geng et al. 2021, Eq. 10."""
+    """Sum over parameter tensors of the norms of the differences, (N,).
+
+    Geng et al. 2021, Eq. 10.
+    """
     return sum(
         torch.linalg.vector_norm(_rows(g - t), dim=1)
         for g, t in zip(gradients, target, strict=True)
@@ -248,7 +262,9 @@ def norms(gradients: Gradients, target: Gradients) -> Tensor:
 
 
 def l2_relative(gradients: Gradients, target: Gradients) -> Tensor:
-    """`l2` as a share of the target's squared norm, (N,): the same descent for gradients of any length."""
+    """`l2` as a share of the target's squared norm, (N,): the same descent for gradients of any
+    length.
+    """
     return l2(gradients, target) / _squares(target).sum(0).clamp_min(
         torch.finfo(target[0].dtype).tiny
     )

@@ -13,24 +13,32 @@ from atslib.models import fast_layout
 
 _backward = torch.ops.aten.convolution_backward
 
-# On a CPU matrix products of patches are faster than grouped convolutions where maps are small or channels many.
+# On a CPU matrix products of patches are faster than grouped convolutions where maps are small or
+# channels many.
 FEW_PIXELS, MANY_CHANNELS = 256, 256
 
 
 class Products:
-    """The products of one convolution. A weight is shared, (O, I, h, w), or one direction per problem, (N, O, I, h, w).
+    """The products of one convolution.
 
-    Products with directions are grouped convolutions, one group per problem, or matrix products of patches. The
-    latter expect and return weights that lie in memory as (N, h, w, I, O), and maps in channels-last layout.
+    A weight is shared, (O, I, h, w), or one direction per problem, (N, O, I, h, w).
+
+    Products with directions are grouped convolutions, one group per problem, or matrix products of
+    patches. The latter expect and return weights that lie in memory as (N, h, w, I, O), and maps in
+    channels-last layout.
     """
 
     def __init__(
         self, problems: int, maps: Tensor, weight: Tensor, geometry: Sequence[Sequence[int]]
     ):
-        self.problems, self.images, outputs = problems, len(maps) // problems, weight.shape[0]
+        self.problems = problems
+        self.images = len(maps) // problems
+        outputs = weight.shape[0]
         self.kernel = list(weight.shape[-2:])
         self.stride, self.padding, self.dilation = (list(part) for part in geometry)
-        self.inputs, self.rest, self.size = list(maps.shape[2:]), [], []
+        self.inputs = list(maps.shape[2:])
+        self.rest = []
+        self.size = []
         for side, kernel, stride, padding, dilation in zip(
             self.inputs, self.kernel, self.stride, self.padding, self.dilation, strict=True
         ):
@@ -39,7 +47,8 @@ class Products:
             self.rest.append(rest)
         pixels = self.size[0] * self.size[1]
         self.by_patches = not maps.is_cuda and (pixels <= FEW_PIXELS or outputs >= MANY_CHANNELS)
-        # Patches of the input's gradient are h·w times larger than the maps and must be added up: only for small maps.
+        # Patches of the input's gradient are h·w times larger than the maps and must be added up:
+        # only for small maps.
         self.back_by_patches = not maps.is_cuda and pixels <= min(FEW_PIXELS, 4 * outputs - 1)
 
     def fold(self, x: Tensor) -> Tensor:
@@ -63,10 +72,14 @@ class Products:
         return maps.permute(0, 2, 3, 1).reshape(self.problems, -1, maps.shape[1])
 
     def patches(self, x: Tensor) -> Tensor | None:
-        """The inputs of each output pixel, (N, k·pixels, h·w·I); None where grouped convolutions serve better."""
+        """The inputs of each output pixel, (N, k·pixels, h·w·I); None where grouped convolutions
+        serve better.
+        """
         if not self.by_patches:
             return None
-        (tall, broad), (down, right), (dy, dx) = self.padding, self.stride, self.dilation
+        (tall, broad) = self.padding
+        (down, right) = self.stride
+        (dy, dx) = self.dilation
         maps = x.permute(0, 2, 3, 1)
         maps = (
             F.pad(maps, (0, 0, broad, broad, tall, tall)) if tall or broad else maps
@@ -83,14 +96,18 @@ class Products:
         return self.overlapped(rows.unbind(3), 1).permute(0, 3, 1, 2)
 
     def overlapped(self, parts: Sequence[Tensor], axis: int) -> Tensor:
-        """Add up one part per row (axis 0) or column (1) of the kernel, each at the input pixels that it covers."""
-        places, side = [self.covered(tap, axis) for tap in range(len(parts))], self.inputs[axis]
+        """Add up one part per row (axis 0) or column (1) of the kernel, each at the input pixels
+        that it covers.
+        """
+        places = [self.covered(tap, axis) for tap in range(len(parts))]
+        side = self.inputs[axis]
         before = (slice(None),) * (axis + 1)
         if (everywhere := (slice(0, side, 1), slice(0, side))) in places:
             first = places.index(everywhere)
             total = parts[first][(*before, slice(0, side))].contiguous()
         else:
-            first, shape = None, list(parts[0].shape)
+            first = None
+            shape = list(parts[0].shape)
             shape[axis + 1] = side
             total = parts[0].new_zeros(shape)
         for tap, (part, (to, of)) in enumerate(zip(parts, places, strict=True)):
@@ -99,8 +116,11 @@ class Products:
         return total
 
     def covered(self, tap: int, axis: int) -> tuple[slice, slice]:
-        """The input pixels that a row or column of the kernel covers, and the output pixels at which it does."""
-        stride, offset = self.stride[axis], tap * self.dilation[axis] - self.padding[axis]
+        """The input pixels that a row or column of the kernel covers, and the output pixels at
+        which it does.
+        """
+        stride = self.stride[axis]
+        offset = tap * self.dilation[axis] - self.padding[axis]
         first = max(0, -(offset // stride))
         last = max(first, min(self.size[axis], (self.inputs[axis] - 1 - offset) // stride + 1))
         start = first * stride + offset
@@ -109,7 +129,9 @@ class Products:
     def conv(
         self, x: Tensor, weight: Tensor, patches: Tensor | None = None, bias: Tensor | None = None
     ) -> Tensor:
-        """Convolve; `patches` of `x` if already computed; `bias` is (O,), or (N, O) with one weight per problem."""
+        """Convolve; `patches` of `x` if already computed; `bias` is (O,), or (N, O) with one weight
+        per problem.
+        """
         if weight.ndim == 4:
             return F.conv2d(fast_layout(x), weight, bias, self.stride, self.padding, self.dilation)
         if not self.by_patches:

@@ -1,7 +1,7 @@
 """Which reconstruction of a batch is whose, and how many of its labels were told.
 
-A gradient of several images does not tell their order. `align` finds it with the truth, which no attacker has: it
-decides what is compared with what, and nothing of an attack.
+A gradient of several images does not tell their order. `align` finds it with the truth, which no
+attacker has: it decides what is compared with what, and nothing of an attack.
 """
 
 import torch
@@ -17,10 +17,11 @@ MOST = 200.0  # dB: an equal image counts as this close, so that sums stay finit
 def align(
     reconstructed: Tensor, truth: Tensor, labels: Tensor, restored: Tensor | None = None
 ) -> Tensor:
-    """The reconstruction that belongs to each true image of a batch: the pairing of greatest total PSNR.
+    """The reconstruction that belongs to each true image of a batch: the pairing of greatest total
+    PSNR.
 
-    Images of one label are paired among themselves; where labels were restored wrongly, what is left over is paired
-    freely. Source: Geng et al. 2021, Eq. 25.
+    Images of one label are paired among themselves; where labels were restored wrongly, what is
+    left over is paired freely. Source: Geng et al. 2021, Eq. 25.
 
     Args:
         reconstructed, truth: (k, C, H, W), floats in [0, 1] units.
@@ -49,7 +50,8 @@ def align(
 
 
 def label_share(restored: Tensor, labels: Tensor) -> Tensor:
-    """The share of each batch's labels that were restored, as multisets: (N, k), (N, k) → (N,) in [0, 1].
+    """The share of each batch's labels that were restored, as multisets: (N, k), (N, k) → (N,) in
+    [0, 1].
 
     Raises:
         AtsError: the shapes differ.

@@ -1,4 +1,6 @@
-"""Does a reconstruction single out its own image among others? Brightness and contrast have no say in it."""
+"""Does a reconstruction single out its own image among others? Brightness and contrast have no say
+in it.
+"""
 
 import itertools
 
@@ -20,14 +22,16 @@ def _centred(images: Tensor) -> Tensor:
 
 
 def similarity(images: Tensor, candidates: Tensor, *, shift: int = SHIFT) -> Tensor:
-    """How alike images are, wherever crop and flip have put their content: (B, C, H, W), (K, C, H, W) → (B, K).
+    """How alike images are, wherever crop and flip have put their content: (B, C, H, W), (K, C, H,
+    W) → (B, K).
 
-    Pearson's correlation of colors over the part in which both overlap, times that part's share of the image; the
-    best over shifts of up to `shift` pixels and both mirror images. At most 1, higher is more alike; brightness and
-    contrast do not change it.
+    Pearson's correlation of colors over the part in which both overlap, times that part's share of
+    the image; the best over shifts of up to `shift` pixels and both mirror images. At most 1,
+    higher is more alike; brightness and contrast do not change it.
 
-    Chosen on CIFAR-100's test images 0 to 99 before any reconstruction. Share identified: by it, by it without shifts
-    and mirror images, and with both sides blurred first (Gaussian, 1.5 pixels; most of an image is smooth already):
+    Chosen on CIFAR-100's test images 0 to 99 before any reconstruction. Share identified: by it, by
+    it without shifts and mirror images, and with both sides blurred first (Gaussian, 1.5 pixels;
+    most of an image is smooth already):
 
         moved by 4 pixels                       1.00   .09   .73
         cropped and flipped as in training      1.00   .28   .96
@@ -40,7 +44,8 @@ def similarity(images: Tensor, candidates: Tensor, *, shift: int = SHIFT) -> Ten
     both = torch.cat([images, images.flip(-1)])
     best = both.new_full((len(both), len(candidates)), -1.0)
     for dy, dx in itertools.product(range(-shift, shift + 1), repeat=2):
-        rows, columns = height - abs(dy), width - abs(dx)
+        rows = height - abs(dy)
+        columns = width - abs(dx)
         ours = both[..., max(dy, 0) :, max(dx, 0) :][..., :rows, :columns]
         theirs = candidates[..., max(-dy, 0) :, max(-dx, 0) :][..., :rows, :columns]
         share = rows * columns / (height * width)
@@ -49,10 +54,12 @@ def similarity(images: Tensor, candidates: Tensor, *, shift: int = SHIFT) -> Ten
 
 
 def rolled(images: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """How alike images are over all circular shifts: (B, C, H, W), (K, C, H, W) → three tensors (B, K).
+    """How alike images are over all circular shifts: (B, C, H, W), (K, C, H, W) → three tensors (B,
+    K).
 
-    For networks that do not see where in an image something is. The first is Pearson's correlation of colors, the best
-    over all shifts, at most 1; then come the rows and columns by which a candidate is rolled for it.
+    For networks that do not see where in an image something is. The first is Pearson's correlation
+    of colors, the best over all shifts, at most 1; then come the rows and columns by which a
+    candidate is rolled for it.
     """
     ours, theirs = (torch.fft.rfft2(_centred(x).view_as(x)) for x in (images, candidates))
     height, width = images.shape[-2:]
@@ -65,26 +72,31 @@ def rolled(images: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def identification(
     reconstructions: Tensor, candidates: Tensor, truth: Tensor, *, shift: int | None = SHIFT
 ) -> Tensor:
-    """Rank of the true image among the candidates by `similarity` to its reconstruction; 1: it is identified.
+    """Rank of the true image among the candidates by `similarity` to its reconstruction; 1: it is
+    identified.
 
     Args:
         reconstructions: (B, C, H, W), floats; not clamped.
-        candidates: (K, C, H, W), floats, the same for all: the true images and others, all treated alike (as the
-            client transformed them, or all untouched). Or (V, K, C, H, W): each in V forms, of which the most similar
-            counts, for a server that knows the policy and tries all that it can have made of each.
+        candidates: (K, C, H, W), floats, the same for all: the true images and others, all treated
+            alike (as the client transformed them, or all untouched). Or (V, K, C, H, W): each in V
+            forms, of which the most similar counts, for a server that knows the policy and tries
+            all that it can have made of each.
         truth: (B,), integers: which candidate each reconstruction is of.
-        shift: of `similarity`, in pixels; None: by `rolled`, over all circular shifts and without mirror images.
+        shift: of `similarity`, in pixels; None: by `rolled`, over all circular shifts and without
+            mirror images.
     Returns:
         (B,) integers from 1 (worst for privacy) to K; a guess has rank 1 with probability 1 / K. A
-        candidate that is as similar as the true one ranks before it, so a flat or diverged reconstruction has rank K.
+        candidate that is as similar as the true one ranks before it, so a flat or diverged
+        reconstruction has rank K.
     Raises:
-        AtsError: other shapes or dtypes, fewer than two candidates, images no larger than the shift, or an index
-            that names no candidate.
+        AtsError: other shapes or dtypes, fewer than two candidates, images no larger than the
+            shift, or an index that names no candidate.
     """
     several = candidates if candidates.ndim == 5 and len(candidates) else candidates[None]
     for images in (reconstructions, *several):
         check_images("identification", images)
-    count, size = several.shape[1], tuple(several.shape[2:])
+    count = several.shape[1]
+    size = tuple(several.shape[2:])
     if reconstructions.shape[1:] != size or count < 2 or min(size[1:]) <= (shift or 0):
         raise AtsError(
             f"identification: reconstructions {tuple(reconstructions.shape)} and candidates {tuple(candidates.shape)} "

@@ -38,7 +38,9 @@ def _check_pair(name: str, estimate: Tensor, truth: Tensor, data_range: float = 
 
 
 def mse(estimate: Tensor, truth: Tensor) -> Tensor:
-    """Mean squared error of each image in [0, 1] over channels and pixels, (B, C, H, W) → (B,); lower is closer."""
+    """Mean squared error of each image in [0, 1] over channels and pixels, (B, C, H, W) → (B,);
+    lower is closer.
+    """
     _check_pair("mse", estimate, truth, 1.0)
     return _error(estimate, truth)
 
@@ -51,12 +53,13 @@ def psnr(estimate: Tensor, truth: Tensor, *, data_range: float = 1.0) -> Tensor:
     """Peak signal-to-noise ratio of each image; higher is closer to the truth.
 
     Args:
-        estimate, truth: (B, C, H, W), same shape, pixels in [0, `data_range`]. Values outside are not
-            clamped, as in the authors' inversefed/metrics.py.
+        estimate, truth: (B, C, H, W), same shape, pixels in [0, `data_range`]. Values outside are
+            not clamped, as in the authors' inversefed/metrics.py.
     Returns:
         (B,) in dB; `inf` where the images are equal, `nan` where the estimate is not finite.
     Raises:
-        AtsError: the shapes differ, the pixels are not floats, or the truth is far beyond `data_range`.
+        AtsError: the shapes differ, the pixels are not floats, or the truth is far beyond
+            `data_range`.
     """
     _check_pair("psnr", estimate, truth, data_range)
     error = _error(estimate, truth)
@@ -66,11 +69,13 @@ def psnr(estimate: Tensor, truth: Tensor, *, data_range: float = 1.0) -> Tensor:
 def ssim(estimate: Tensor, truth: Tensor, *, data_range: float = 1.0) -> Tensor:
     """Structural similarity of each image, in [-1, 1]; 1 is equal. (B, C, H, W) → (B,).
 
-    Uniform 7×7 window and sample covariance, averaged over the interior and the channels: scikit-image's
-    default. Source: Wang et al. 2004, doi:10.1109/TIP.2003.819861.
+    Uniform 7×7 window and sample covariance, averaged over the interior and the channels:
+    scikit-image's default. Source: Wang et al. 2004, doi:10.1109/TIP.2003.819861.
     """
     _check_pair("ssim", estimate, truth, data_range)
-    side, x, y = 7, estimate.double(), truth.double()
+    side = 7
+    x = estimate.double()
+    y = truth.double()
     if min(x.shape[-2:]) < side:
         raise AtsError(
             f"ssim: images of {tuple(x.shape[-2:])} are smaller than the {side}×{side} window"
@@ -80,10 +85,12 @@ def ssim(estimate: Tensor, truth: Tensor, *, data_range: float = 1.0) -> Tensor:
         return F.avg_pool2d(a, side, stride=1)
 
     sample = side**2 / (side**2 - 1)
-    mean_x, mean_y = local(x), local(y)
+    mean_x = local(x)
+    mean_y = local(y)
     var_x, var_y = (sample * (local(a * a) - m * m) for a, m in ((x, mean_x), (y, mean_y)))
     covariance = sample * (local(x * y) - mean_x * mean_y)
-    c1, c2 = (0.01 * data_range) ** 2, (0.03 * data_range) ** 2
+    c1 = (0.01 * data_range) ** 2
+    c2 = (0.03 * data_range) ** 2
     similarity = (2 * mean_x * mean_y + c1) * (2 * covariance + c2)
     similarity /= (mean_x.square() + mean_y.square() + c1) * (var_x + var_y + c2)
     return similarity.flatten(1).mean(1).to(estimate.dtype)
@@ -109,17 +116,18 @@ def feature_mse(model: nn.Module, estimate: Tensor, truth: Tensor) -> Tensor:
 def lpips(estimate: Tensor, truth: Tensor) -> Tensor:
     """Learned perceptual distance of each image; lower is more alike, and 0 is equal.
 
-    It compares the features of an AlexNet trained on ImageNet, weighted to agree with human judgments
-    (version 0.1). There is no upper bound. Images with a side below 64 are enlarged to it first (bilinear):
-    the size on which it was calibrated, and about the least that the network takes.
+    It compares the features of an AlexNet trained on ImageNet, weighted to agree with human
+    judgments (version 0.1). There is no upper bound. Images with a side below 64 are enlarged to it
+    first (bilinear): the size on which it was calibrated, and about the least that the network
+    takes.
 
     Args:
         estimate, truth: (B, C, H, W), same shape, C = 1 or 3, pixels in [0, 1]; not clamped.
     Returns:
         (B,); `nan` where the estimate is not finite.
     Raises:
-        AtsError: the shapes differ, the pixels are not floats, the extra `[lpips]` is not installed, or the weights
-            cannot be had.
+        AtsError: the shapes differ, the pixels are not floats, the extra `[lpips]` is not
+            installed, or the weights cannot be had.
     Source: Zhang et al. 2018, arXiv:1801.03924, through the authors' package `lpips`.
     """
     _check_pair("lpips", estimate, truth)
@@ -149,7 +157,8 @@ def _perceptual_network(device: torch.device) -> nn.Module:
     url = torchvision.models.AlexNet_Weights.IMAGENET1K_V1.url
     file = Path(torch.hub.get_dir(), "checkpoints", url.rsplit("/", 1)[1])
     try:
-        # The package asks for the weights in a way that torchvision deprecates, and draws them first.
+        # The package asks for the weights in a way that torchvision deprecates, and draws them
+        # first.
         with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
             warnings.simplefilter("ignore")
             network = package.LPIPS(net="alex", verbose=False)

@@ -1,8 +1,9 @@
-"""Differentiable twins of the 50 operations, for an attacker who models the policy: floats in, floats out.
+"""Differentiable twins of the 50 operations, for an attacker who models the policy: floats in,
+floats out.
 
-`twin` applies a policy with given signs as the exact kernels do, but without their truncation to bytes, so that a
-gradient flows through it. Where an operation has steps (posterize, solarize, equalize) the gradient is that of a
-continuous stand-in, named beside each.
+`twin` applies a policy with given signs as the exact kernels do, but without their truncation to
+bytes, so that a gradient flows through it. Where an operation has steps (posterize, solarize,
+equalize) the gradient is that of a continuous stand-in, named beside each.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,8 +36,9 @@ def twin(ids: Sequence[int], images: Tensor, signs: Tensor) -> Tensor:
         images: (B, C, H, W) floats in [0, 1], C = 3 or 1, of any floating type.
         signs: (B, len(ids)) integers +1 and -1, as `Policy.apply_signs` takes them.
     Returns:
-        (B, C, H, W) in [0, 1]. On images that are whole bytes one operation is within 1/255 of the exact one, except
-        where that is exact too: shifts, rotate, invert, posterize, solarize and equalize are then equal.
+        (B, C, H, W) in [0, 1]. On images that are whole bytes one operation is within 1/255 of the
+        exact one, except where that is exact too: shifts, rotate, invert, posterize, solarize and
+        equalize are then equal.
     Raises:
         AtsError: an unknown id, or images or signs of the wrong kind.
     """
@@ -73,7 +75,8 @@ def twins(forms: Sequence[Form], images: Tensor) -> Tensor:
 
 
 def in_frame(forms: Sequence[Form], images: Tensor) -> Tensor:
-    """Which pixels of images a policy leaves in the frame, (B, H, W) bool; B forms, and images as `twin` takes them.
+    """Which pixels of images a policy leaves in the frame, (B, H, W) bool; B forms, and images as
+    `twin` takes them.
 
     A pixel is in the frame if what the operations that move pixels make of it depends on it.
     """
@@ -103,7 +106,8 @@ def _translate(axis: int) -> Callable[[Tensor, float], Tensor]:
 
 def _shear_y(images: Tensor, slope: float) -> Tensor:
     rows, inside, offset = shear_table(*images.shape[2:], slope, images.device)
-    flat, d = images.flatten(2), offset.to(images).view(-1)
+    flat = images.flatten(2)
+    d = offset.to(images).view(-1)
     v1, v2, v3, v4 = (flat[:, :, row] for row in rows)
     value = v2 + d * (v3 - v1 + d * (2 * (v1 - v2) + v3 - v4 + d * (v2 - v1 + v4 - v3)))
     return (value.clamp(0, 1) * inside.view(-1)).view(images.shape)
@@ -129,7 +133,8 @@ def _blend(degenerate: Tensor, images: Tensor, size: float, sign: Tensor) -> Ten
 def _sharpness(images: Tensor, size: float, sign: Tensor) -> Tensor:
     if min(images.shape[2:]) < 3:
         return images
-    # Sums of shifted images, not a convolution: those of a network's parameters are counted by example.
+    # Sums of shifted images, not a convolution: those of a network's parameters are counted by
+    # example.
     columns = images[..., :-2] + images[..., 1:-1] + images[..., 2:]
     inner = images[:, :, 1:-1, 1:-1]
     smooth = (columns[:, :, :-2] + columns[:, :, 1:-1] + columns[:, :, 2:] + 4 * inner) / 13
@@ -150,29 +155,37 @@ def _solarize(images: Tensor, threshold: float, _: Tensor) -> Tensor:
 
 
 def _autocontrast(images: Tensor, _: None, __: Tensor) -> Tensor:
-    low, high = images.amin((2, 3), keepdim=True), images.amax((2, 3), keepdim=True)
+    low = images.amin((2, 3), keepdim=True)
+    high = images.amax((2, 3), keepdim=True)
     span = high - low
     stretched = ((images - low) / span.clamp(min=1 / 255) - 0.5 / 255).clamp(0, 1)
     return torch.where(span > 0, stretched, images)
 
 
 def _equalize(images: Tensor, _: None, __: Tensor) -> Tensor:
-    """Through the image's own table of grey levels, joined by straight lines; the table itself is held constant."""
+    """Through the image's own table of grey levels, joined by straight lines; the table itself is
+    held constant.
+    """
     levels = images.detach().mul(255).round().clamp(0, 255)
     pixels = levels.to(torch.uint8)
     planes = pixels.flatten(0, 1).unsqueeze(1)
-    # What becomes of a level is what becomes of its pixels; levels that no pixel has lie between their neighbours.
+    # What becomes of a level is what becomes of its pixels; levels that no pixel has lie between
+    # their neighbours.
     value = KERNELS["equalize"](planes, None, 1).flatten(1).to(images) / 255
-    flat, source = images.flatten(0, 1).flatten(1), planes.flatten(1).to(images) / 255
+    flat = images.flatten(0, 1).flatten(1)
+    source = planes.flatten(1).to(images) / 255
     order = source.argsort(dim=1, stable=True)
-    x, y = source.gather(1, order), value.gather(1, order)
+    x = source.gather(1, order)
+    y = value.gather(1, order)
     right = torch.searchsorted(x, flat.detach().contiguous(), right=False).clamp(1, x.shape[1] - 1)
     slope = _slope(x, y, right)
     return (value + slope * (flat - source)).clamp(0, 1).view(images.shape)
 
 
 def _slope(x: Tensor, y: Tensor, right: Tensor) -> Tensor:
-    """Rise over run of the sorted points next below and above each place; 1 where there is one grey level alone."""
+    """Rise over run of the sorted points next below and above each place; 1 where there is one grey
+    level alone.
+    """
     first = torch.searchsorted(x, x.gather(1, right), right=False)  # the first pixel of the level
     below = (first - 1).clamp(min=0)
     run = x.gather(1, right) - x.gather(1, below)

@@ -1,8 +1,10 @@
-"""The paper's 50 operations as batched kernels: uint8 (B, C, H, W) in and out, equal to Pillow bit for bit.
+"""The paper's 50 operations as batched kernels: uint8 (B, C, H, W) in and out, equal to Pillow bit
+for bit.
 
-`apply(index, pixels, sign)` runs one operation; `crop_and_flip` is the augmentation in front of every policy.
-Each kernel keeps the arithmetic of Pillow's C code (float32 where it blends, float64 where it interpolates,
-16.16 fixed point where it rotates), because truncation to a byte makes a last-bit difference a grey level.
+`apply(index, pixels, sign)` runs one operation; `crop_and_flip` is the augmentation in front of
+every policy. Each kernel keeps the arithmetic of Pillow's C code (float32 where it blends, float64
+where it interpolates, 16.16 fixed point where it rotates), because truncation to a byte makes a
+last-bit difference a grey level.
 """
 
 import math
@@ -27,9 +29,9 @@ class Op(NamedTuple):
     level: int  # 0..9, an index into MAGNITUDES[name]
 
 
-# Position = the id in the paper's tables. Source: the authors' policy.py, the 25 AutoAugment sub-policies for
-# CIFAR-10 written one operation after the other. Their third value, a probability, is stored and never used
-# (autoaugment.py always applies the operation), so it is left out.
+# Position = the id in the paper's tables. Source: the authors' policy.py, the 25 AutoAugment
+# sub-policies for CIFAR-10 written one operation after the other. Their third value, a probability,
+# is stored and never used (autoaugment.py always applies the operation), so it is left out.
 # fmt: off
 OPS: tuple[Op, ...] = tuple(Op(name, level) for name, level in (
     ("invert", 7), ("contrast", 6), ("rotate", 2), ("translateX", 9), ("sharpness", 1), ("sharpness", 3),
@@ -49,8 +51,8 @@ def _levels(start: float, stop: float) -> tuple[float, ...]:
     return tuple(np.linspace(start, stop, 10).tolist())
 
 
-# Level 0..9 -> the number the kernel gets. Source: the authors' autoaugment.py (enhancements reach 0.5, not
-# AutoAugment's 0.9). An operation without a table ignores its level.
+# Level 0..9 -> the number the kernel gets. Source: the authors' autoaugment.py (enhancements reach
+# 0.5, not AutoAugment's 0.9). An operation without a table ignores its level.
 MAGNITUDES: dict[str, tuple[float, ...]] = {
     "shearY": _levels(0, 0.3),  # rows per column
     "translateX": _levels(0, 150 / 331),  # fraction of the width
@@ -64,7 +66,9 @@ MAGNITUDES: dict[str, tuple[float, ...]] = {
 
 
 def magnitude(op: Op) -> float | None:
-    """The number `op` is applied with (its unit: see `MAGNITUDES`), None where the level is ignored."""
+    """The number `op` is applied with (its unit: see `MAGNITUDES`), None where the level is
+    ignored.
+    """
     return MAGNITUDES[op.name][op.level] if op.name in MAGNITUDES else None
 
 
@@ -74,13 +78,14 @@ def apply(index: int, pixels: Tensor, sign: Sign = 1) -> Tensor:
     Args:
         index: 0..49, a position in `OPS`.
         pixels: (B, C, H, W) uint8, C = 3 (Pillow's RGB) or 1 (Pillow's L).
-        sign: +1 or -1 for all images, or an integer tensor (B,) of +1 and -1, each image its own. Shear and
-            translate mirror; color, contrast, brightness and sharpness use the factor 1 + sign * magnitude;
-            the rest have no sign and ignore it.
+        sign: +1 or -1 for all images, or an integer tensor (B,) of +1 and -1, each image its own.
+            Shear and translate mirror; color, contrast, brightness and sharpness use the factor 1 +
+            sign * magnitude; the rest have no sign and ignore it.
     Returns:
         (B, C, H, W) uint8 on the same device; `pixels` itself for the identities (28 and 39).
     Raises:
-        AtsError: unknown index, wrong pixels, wrong sign. A tensor's values are not read (no host sync).
+        AtsError: unknown index, wrong pixels, wrong sign. A tensor's values are not read (no host
+            sync).
     Source: Pillow 13, reproduced exactly (tests/test_operations.py compares every operation).
     """
     if not (isinstance(index, int) and 0 <= index < len(OPS)):
@@ -109,8 +114,8 @@ def check_pixels(pixels: Tensor) -> None:
 
 
 def _translate(pixels: Tensor, shift: float, axis: int) -> Tensor:
-    # Pillow reads column int(x + 0.5 + shift), a running sum. Rounding cannot matter: a shift of 50 k W / 993
-    # pixels is at least 1/1986 away from half a pixel.
+    # Pillow reads column int(x + 0.5 + shift), a running sum. Rounding cannot matter: a shift of 50
+    # k W / 993 pixels is at least 1/1986 away from half a pixel.
     step = math.floor(shift * pixels.shape[axis] + 0.5)
     return F.pad(pixels, (-step, step) if axis == 3 else (0, 0, -step, step))
 
@@ -118,10 +123,12 @@ def _translate(pixels: Tensor, shift: float, axis: int) -> Tensor:
 def _shear_y(pixels: Tensor, slope: float) -> Tensor:
     b, c, h, w = pixels.shape
     rows, inside, d = shear_table(h, w, slope, pixels.device)
-    # Pixel-major, (HW, BC): a tap is then a copy of whole rows, ten times faster than a gather per image.
+    # Pixel-major, (HW, BC): a tap is then a copy of whole rows, ten times faster than a gather per
+    # image.
     flat = pixels.reshape(b * c, h * w).t().to(torch.int16, memory_format=torch.contiguous_format)
     v1, v2, v3, v4 = (flat.index_select(0, row) for row in rows)
-    cubic, square = v2 - v1 + v4 - v3, (v1 - v2) * 2 + v3 - v4
+    cubic = v2 - v1 + v4 - v3
+    square = (v1 - v2) * 2 + v3 - v4
     out = cubic.double().mul_(d).add_(square).mul_(d).add_(v3 - v1).mul_(d).add_(v2)
     return out.clamp_(0, 255).to(torch.uint8).mul_(inside).t().reshape(b, c, h, w)
 
@@ -130,10 +137,11 @@ def _shear_y(pixels: Tensor, slope: float) -> Tensor:
 def shear_table(
     h: int, w: int, slope: float, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A pixel's four sources (4, HW), if it lies inside and how far between the middle two, (HW, 1) each.
+    """A pixel's four sources (4, HW), if it lies inside and how far between the middle two, (HW, 1)
+    each.
 
-    float64, because Pillow's cubic (a = -1) meets exact integers and then truncates. The offset in x is
-    exactly zero, so only rows are interpolated; beyond the edge the edge row repeats.
+    float64, because Pillow's cubic (a = -1) meets exact integers and then truncates. The offset in
+    x is exactly zero, so only rows are interpolated; beyond the edge the edge row repeats.
     """
     x = torch.arange(w, dtype=torch.float64) + 0.5
     y = torch.arange(h, dtype=torch.float64)[:, None] + 0.5
@@ -159,15 +167,14 @@ def rotate_table(h: int, w: int, degrees: float, device: torch.device) -> tuple[
 
     Pillow walks the source in 16.16 fixed point, with a matrix rounded to 15 digits.
     """
-    cos, sin = (
-        round(math.cos(math.radians(degrees)), 15),
-        round(math.sin(math.radians(degrees)), 15),
-    )
+    cos = round(math.cos(math.radians(degrees)), 15)
+    sin = round(math.sin(math.radians(degrees)), 15)
     x0 = cos * (-w / 2) - sin * (-h / 2) + w / 2
     y0 = sin * (-w / 2) + cos * (-h / 2) + h / 2
     fixed = [math.floor(v * 65536 + 0.5) for v in (cos, -sin, x0 + cos * 0.5 - sin * 0.5)]
     fixed += [math.floor(v * 65536 + 0.5) for v in (sin, cos, y0 + sin * 0.5 + cos * 0.5)]
-    x, y = torch.arange(w), torch.arange(h)[:, None]
+    x = torch.arange(w)
+    y = torch.arange(h)[:, None]
     column = (fixed[0] * x + fixed[1] * y + fixed[2]) >> 16
     row = (fixed[3] * x + fixed[4] * y + fixed[5]) >> 16
     outside = (column < 0) | (column >= w) | (row < 0) | (row >= h)
@@ -176,7 +183,9 @@ def rotate_table(h: int, w: int, degrees: float, device: torch.device) -> tuple[
 
 
 def _mirrored(kernel: Callable[[Tensor, float], Tensor]) -> Callable[[Tensor, float, Sign], Tensor]:
-    """Give a geometry kernel its sign: one call where all images share it, else both calls and a choice."""
+    """Give a geometry kernel its sign: one call where all images share it, else both calls and a
+    choice.
+    """
 
     def signed(pixels: Tensor, size: float, sign: Sign) -> Tensor:
         if isinstance(sign, int):
@@ -193,7 +202,9 @@ def _factor(size: float, sign: Sign) -> float | Tensor:
 
 
 def _blend(degenerate: Tensor, image: Tensor, factor: float | Tensor) -> Tensor:
-    """`degenerate + factor * (image - degenerate)` in float32, clipped, truncated; overwrites `image`."""
+    """`degenerate + factor * (image - degenerate)` in float32, clipped, truncated; overwrites
+    `image`.
+    """
     # Two roundings, as in C: a fused multiply-add would differ from Pillow in the last bit.
     return image.sub_(degenerate).mul_(factor).add_(degenerate).clamp_(0, 255).to(torch.uint8)
 
@@ -231,7 +242,8 @@ def _sharpness(pixels: Tensor, size: float, sign: Sign) -> Tensor:
     columns = wide[..., :-2] + wide[..., 1:-1] + wide[..., 2:]
     inner = wide[:, :, 1:-1, 1:-1]
     smooth = columns[:, :, :-2] + columns[:, :, 1:-1] + columns[:, :, 2:] + inner * 4
-    # The integer nearest to smooth / 13. No ties (13 is odd), so this division's rounding is harmless.
+    # The integer nearest to smooth / 13. No ties (13 is odd), so this division's rounding is
+    # harmless.
     blurred = smooth.float().add_(6.5).div_(13).floor_()
     out = pixels.clone()  # the one-pixel border is not filtered
     out[:, :, 1:-1, 1:-1] = _blend(blurred, inner.float(), _factor(size, sign))
@@ -249,7 +261,8 @@ def _solarize(pixels: Tensor, threshold: float, _: Sign) -> Tensor:
 
 def _autocontrast(pixels: Tensor, _: None, __: Sign) -> Tensor:
     rows = pixels.reshape(-1, pixels.shape[2] * pixels.shape[3])
-    low, high = rows.amin(1, keepdim=True).double(), rows.amax(1, keepdim=True).double()
+    low = rows.amin(1, keepdim=True).double()
+    high = rows.amax(1, keepdim=True).double()
     span = (high - low).clamp_(min=1)
     scale = torch.full_like(span, 255) / span  # not `255 / span`: that multiplies by a reciprocal
     grey = torch.arange(256, dtype=torch.float64, device=pixels.device)
@@ -295,8 +308,8 @@ KERNELS: dict[str, Callable[[Tensor, float | None, Sign], Tensor]] = {
 def crop_flip(pixels: Tensor, offsets: Tensor, flips: Tensor, *, padding: int = 4) -> Tensor:
     """Crop each black-padded image to its own size, then mirror left to right where `flips`.
 
-    `pixels`: (B, C, H, W) uint8 -> same. `offsets`: (B, 2) integers 0..2*padding, the window's row and column
-    (`padding` is the middle: no change). `flips`: (B,) bool.
+    `pixels`: (B, C, H, W) uint8 -> same. `offsets`: (B, 2) integers 0..2*padding, the window's row
+    and column (`padding` is the middle: no change). `flips`: (B,) bool.
     """
     check_pixels(pixels)
     b, _, h, w = pixels.shape
@@ -309,10 +322,11 @@ def crop_flip(pixels: Tensor, offsets: Tensor, flips: Tensor, *, padding: int = 
 
 
 def crop_and_flip(pixels: Tensor, *, rng: torch.Generator, padding: int = 4) -> Tensor:
-    """Random crop (black padding, in pixels) and flip (probability 0.5), drawn for each image on its own.
+    """Random crop (black padding, in pixels) and flip (probability 0.5), drawn for each image on
+    its own.
 
-    `pixels`: (B, C, H, W) uint8 -> same. Each image takes three uniform numbers, for row, column and flip; from a CPU
-    generator image i's draw does not depend on B.
+    `pixels`: (B, C, H, W) uint8 -> same. Each image takes three uniform numbers, for row, column
+    and flip; from a CPU generator image i's draw does not depend on B.
     """
     draws = torch.rand((len(pixels), 3), generator=rng, device=rng.device)
     offsets = (draws[:, :2] * (2 * padding + 1)).long()

@@ -1,7 +1,9 @@
-"""Policies, the operations an image goes through: `Policy` is a sequence, `Hybrid` draws a policy per image.
+"""Policies, the operations an image goes through: `Policy` is a sequence, `Hybrid` draws a policy
+per image.
 
-Notation as in the paper: `"3-1-7"` applies operation 3, then 1, then 7; `"3-1-7+43-18-18"` draws one of the
-two for each image; `""` is the identity. `OPS` and the kernels live in `atslib.policies.operations`.
+Notation as in the paper: `"3-1-7"` applies operation 3, then 1, then 7; `"3-1-7+43-18-18"` draws
+one of the two for each image; `""` is the identity. `OPS` and the kernels live in
+`atslib.policies.operations`.
 """
 
 import json
@@ -22,8 +24,9 @@ from atslib.rng import rng as stream
 
 IDENTITIES = (28, 39)  # solarize from 256 on, and colour by a factor of 1
 
-# Index -> the lowest index that is the same function, None for the identities. The 50 are 27 functions and
-# the identity: invert, autocontrast and equalize ignore their level, and some (name, level) are there twice.
+# Index -> the lowest index that is the same function, None for the identities. The 50 are 27
+# functions and the identity: invert, autocontrast and equalize ignore their level, and some (name,
+# level) are there twice.
 CANONICAL: tuple[int | None, ...] = tuple(
     None
     if index in IDENTITIES
@@ -40,7 +43,10 @@ class _Drawn:
     """What policies and hybrids share: draws as tensors, then a deterministic application of them."""
 
     def __call__(self, pixels: Tensor, *, rng: torch.Generator | int) -> Tensor:
-        """Transform each image with its own draws (see `draw`). (B, C, H, W) uint8 -> same. `rng` may be a seed."""
+        """Transform each image with its own draws (see `draw`). (B, C, H, W) uint8 -> same.
+
+        `rng` may be a seed.
+        """
         check_pixels(pixels)
         return self.apply_draw(pixels, *self.draw(len(pixels), rng=as_stream(rng)))
 
@@ -51,9 +57,11 @@ class _Drawn:
 
 @dataclass(frozen=True)
 class Policy(_Drawn):
-    """Operations applied left to right, each with a random sign per image; no ids at all is the identity.
+    """Operations applied left to right, each with a random sign per image; no ids at all is the
+    identity.
 
-    Policies of equal `canonical()` are the same function; others may be too, as invert twice is the identity.
+    Policies of equal `canonical()` are the same function; others may be too, as invert twice is the
+    identity.
     """
 
     ids: tuple[int, ...] = ()
@@ -83,14 +91,17 @@ class Policy(_Drawn):
         return " → ".join(f"{OPS[i].name} {OPS[i].level}" for i in self.ids) or "identity"
 
     def canonical(self) -> "Policy":
-        """The same function with each operation's lowest id and without identities, in the same order."""
+        """The same function with each operation's lowest id and without identities, in the same
+        order.
+        """
         return Policy(tuple(CANONICAL[i] for i in self.ids if CANONICAL[i] is not None))
 
     def draw(self, n: int, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Draws for n images: (n,) zeros in the place of `Hybrid.draw`'s members, and signs (n, k) for k operations.
+        """Draws for n images: (n,) zeros in the place of `Hybrid.draw`'s members, and signs (n, k)
+        for k operations.
 
-        A sign is +1 where a uniform number is below 0.5, else -1. Operations without a sign consume their draw too.
-        From a CPU generator image i's signs do not depend on n.
+        A sign is +1 where a uniform number is below 0.5, else -1. Operations without a sign consume
+        their draw too. From a CPU generator image i's signs do not depend on n.
         """
         draws = torch.rand((n, len(self.ids)), generator=rng, device=rng.device)
         return torch.zeros(n, dtype=torch.int64, device=rng.device), torch.where(draws < 0.5, 1, -1)
@@ -100,7 +111,9 @@ class Policy(_Drawn):
         return self.apply_signs(pixels, signs)
 
     def apply_signs(self, pixels: Tensor, signs: Tensor) -> Tensor:
-        """Transform with given signs: (B, C, H, W) uint8 and signs (B, k) of +1 and -1 -> (B, C, H, W) uint8."""
+        """Transform with given signs: (B, C, H, W) uint8 and signs (B, k) of +1 and -1 -> (B, C, H,
+        W) uint8.
+        """
         check_pixels(pixels)
         if signs.shape != (len(pixels), len(self.ids)):
             expected = (len(pixels), len(self.ids))
@@ -144,10 +157,11 @@ class Hybrid(_Drawn):
         return " or ".join(member.names() for member in self.members)
 
     def draw(self, n: int, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Which member each image gets (n,), and signs (n, k) of +1 and -1, k the longest member's length.
+        """Which member each image gets (n,), and signs (n, k) of +1 and -1, k the longest member's
+        length.
 
-        Of n rows of 1 + k uniform numbers the first gives the member, the rest the signs; a shorter member uses its
-        first ones. From a CPU generator image i's draw does not depend on n.
+        Of n rows of 1 + k uniform numbers the first gives the member, the rest the signs; a shorter
+        member uses its first ones. From a CPU generator image i's draw does not depend on n.
         """
         longest = max(len(member.ids) for member in self.members)
         draws = torch.rand((n, 1 + longest), generator=rng, device=rng.device)
@@ -156,7 +170,9 @@ class Hybrid(_Drawn):
         return member, torch.where(draws[:, 1:] < 0.5, 1, -1)
 
     def apply_draw(self, pixels: Tensor, member: Tensor, signs: Tensor) -> Tensor:
-        """Transform with given draws: (B, C, H, W) uint8, member (B,), signs (B, k) -> (B, C, H, W) uint8."""
+        """Transform with given draws: (B, C, H, W) uint8, member (B,), signs (B, k) -> (B, C, H, W)
+        uint8.
+        """
         check_pixels(pixels)
         if len(member) != len(pixels) or len(signs) != len(pixels):
             drawn = f"{len(member)} members and {len(signs)} rows of signs"
@@ -190,8 +206,8 @@ def parse_policy(text: str | Policy | Hybrid) -> Policy | Hybrid:
 def forms(policy: Policy | Hybrid, pixels: Tensor) -> Tensor:
     """All that a policy can make of each image: (B, C, H, W) uint8 -> (V, B, C, H, W) uint8.
 
-    One form per member and combination of signs; those that are the same on every image are given once. What a
-    server that knows the policy, but not what was drawn, has to try.
+    One form per member and combination of signs; those that are the same on every image are given
+    once. What a server that knows the policy, but not what was drawn, has to try.
     """
     members = policy.members if isinstance(policy, Hybrid) else (policy,)
     made: list[Tensor] = []
@@ -209,10 +225,10 @@ def forms(policy: Policy | Hybrid, pixels: Tensor) -> Tensor:
 class PilTransform:
     """A policy on single PIL images (mode RGB or L), pixel for pixel what the batched form gives.
 
-    `seed=None` draws from torch's default generator, as torchvision does; a DataLoader seeds that one anew
-    for each worker and epoch, so fix the loader's `generator` to repeat a run. With a seed the draws are
-    those of `policy(pixels, rng=rng(seed))` on the images in order. Workers of a DataLoader would all draw the same,
-    so there a seed is an error.
+    `seed=None` draws from torch's default generator, as torchvision does; a DataLoader seeds that
+    one anew for each worker and epoch, so fix the loader's `generator` to repeat a run. With a seed
+    the draws are those of `policy(pixels, rng=rng(seed))` on the images in order. Workers of a
+    DataLoader would all draw the same, so there a seed is an error.
     """
 
     policy: Policy | Hybrid
@@ -270,10 +286,11 @@ def sample_uniform(n: int, *, rng: torch.Generator) -> list[Policy]:
 
 
 def sample_authors(n: int, *, rng: torch.Generator) -> list[Policy]:
-    """`n` policies as the authors' batch_generate.py draws them: three slots over -1..49, each -1 left out.
+    """`n` policies as the authors' batch_generate.py draws them: three slots over -1..49, each -1
+    left out.
 
-    So 94.2 % have length 3, 5.7 % length 2, 0.11 % length 1, and one in 132,651 is empty. Their own upper
-    bound is 50, an operation that does not exist (those runs crash); here it is 49.
+    So 94.2 % have length 3, 5.7 % length 2, 0.11 % length 1, and one in 132,651 is empty. Their own
+    upper bound is 50, an operation that does not exist (those runs crash); here it is 49.
     """
     slots = torch.randint(-1, len(OPS), (n, 3), generator=rng, device=rng.device).tolist()
     return [Policy(tuple(i for i in row if i >= 0)) for row in slots]
@@ -290,10 +307,11 @@ def sample_functions(n: int, *, rng: torch.Generator) -> list[Policy]:
 
 
 def enumerate_distinct() -> Iterator[Policy]:
-    """All policies of length 1 to 3 in canonical form, 27 + 27² + 27³ = 20,439 of them, shortest first.
+    """All policies of length 1 to 3 in canonical form, 27 + 27² + 27³ = 20,439 of them, shortest
+    first.
 
-    Every other policy of such a length is one of these functions or the identity. Some of these still coincide:
-    0-0-1 is 1, since invert twice is the identity.
+    Every other policy of such a length is one of these functions or the identity. Some of these
+    still coincide: 0-0-1 is 1, since invert twice is the identity.
     """
     ids = [i for i, canonical in enumerate(CANONICAL) if canonical == i]
     return (Policy(chosen) for k in (1, 2, 3) for chosen in product(ids, repeat=k))
@@ -303,7 +321,9 @@ FORMAT = "atslib-policies-1"
 
 
 def save_policies(path: str | Path, policies: Iterable[Policy | Hybrid], **facts: object) -> None:
-    """Write policies as JSON, with the names of the operations they use and any `facts` JSON can hold."""
+    """Write policies as JSON, with the names of the operations they use and any `facts` JSON can
+    hold.
+    """
     policies = list(policies)
     if taken := {"format", "policies", "operations"} & set(facts):
         raise AtsError(f"fact {sorted(taken)[0]!r} is a name of the format; choose another")

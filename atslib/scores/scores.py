@@ -1,8 +1,9 @@
-"""The two numbers of the search: how much a policy hides, and how much accuracy it costs, both without an attack.
+"""The two numbers of the search: how much a policy hides, and how much accuracy it costs, both
+without an attack.
 
-The privacy score follows the gradient from noise to the transformed image; the accuracy score measures how alike an
-untrained network's responses to transformed images are. Each has three variants: "paper" as printed, "code" as the
-authors' released code computes it, "fixed" as we would.
+The privacy score follows the gradient from noise to the transformed image; the accuracy score
+measures how alike an untrained network's responses to transformed images are. Each has three
+variants: "paper" as printed, "code" as the authors' released code computes it, "fixed" as we would.
 """
 
 import copy
@@ -28,16 +29,17 @@ from atslib.rng import rng as stream
 
 VARIANTS = ("paper", "code", "fixed")
 
-# Variant → GradSim, as a key of DISTANCES. The authors' code averages the cosines of the parameter tensors, so that
-# 16 biases weigh as much as 36,864 weights. Eq. 5, and the attack's cost, take the gradient as one vector; so do we.
+# Variant → GradSim, as a key of DISTANCES. The authors' code averages the cosines of the parameter
+# tensors, so that 16 biases weigh as much as 36,864 weights. Eq. 5, and the attack's cost, take the
+# gradient as one vector; so do we.
 _DISTANCE = {"paper": "cosine", "code": "cosine-tensors", "fixed": "cosine"}
 
 
 def area(curve: Tensor, variant: str = "fixed") -> Tensor:
     """The area under (B, points) curves as that variant takes it, (B,): the privacy score of each.
 
-    Eq. 7 is a left Riemann sum: the curve ends at 1, so it falls short by about half an interval and moves with the
-    number of points. The trapezoids of the code do not; "fixed" keeps them.
+    Eq. 7 is a left Riemann sum: the curve ends at 1, so it falls short by about half an interval
+    and moves with the number of points. The trapezoids of the code do not; "fixed" keeps them.
     """
     choose("variant", variant, VARIANTS)
     return (
@@ -48,12 +50,20 @@ def area(curve: Tensor, variant: str = "fixed") -> Tensor:
 
 
 def gradsim_curve(
-    model: nn.Module, images: Tensor, labels: Tensor, *,
-    points: int = 21, start: Tensor | None = None, variant: str = "fixed", rng: torch.Generator | int | None = None,
-) -> Tensor:  # fmt: skip
-    """Similarity of the gradients of an image and of its mixtures with noise (paper Eq. 5 and Fig. 1).
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    points: int = 21,
+    start: Tensor | None = None,
+    variant: str = "fixed",
+    rng: torch.Generator | int | None = None,
+) -> Tensor:
+    """Similarity of the gradients of an image and of its mixtures with noise (paper Eq. 5 and Fig.
+    1).
 
-    Point j of K + 1 is at j/K · image + (1 - j/K) · noise. (Normalization is affine: mixing before or after is one.)
+    Point j of K + 1 is at j/K · image + (1 - j/K) · noise. (Normalization is affine: mixing before
+    or after is one.)
 
     Args:
         model: in eval mode (the paper: semi-trained).
@@ -61,7 +71,8 @@ def gradsim_curve(
         labels: (B,) int64.
         points: K + 1, at least 2.
         start: the noise, (B, C, H, W) in [0, 1]; None draws it uniformly from `rng`.
-        variant: "paper" and "fixed": one cosine over the whole gradient; "code": the mean over those of the tensors.
+        variant: "paper" and "fixed": one cosine over the whole gradient; "code": the mean over
+            those of the tensors.
     Returns:
         (B, points) in [-1, 1]; the last is 1 by construction. Flatter for longer is more private.
     Raises:
@@ -71,9 +82,15 @@ def gradsim_curve(
 
 
 def gradsim_curves(
-    model: nn.Module, images: Tensor, labels: Tensor, variants: Sequence[str], *,
-    points: int = 21, start: Tensor | None = None, rng: torch.Generator | int | None = None,
-) -> Tensor:  # fmt: skip
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    variants: Sequence[str],
+    *,
+    points: int = 21,
+    start: Tensor | None = None,
+    rng: torch.Generator | int | None = None,
+) -> Tensor:
     """`gradsim_curve` of several variants from the same gradients, (variants, B, points)."""
     for variant in variants:
         _check(model, variant, points)
@@ -107,28 +124,33 @@ def privacy_scores(
     first: int = 0,
     rng: torch.Generator | int,
 ) -> Tensor:
-    """Area under each image's `gradsim_curve` after crop, flip and policy (paper Eq. 6 and 7); lower is more private.
+    """Area under each image's `gradsim_curve` after crop, flip and policy (paper Eq. 6 and 7);
+    lower is more private.
 
-    All policies see the same crops, flips and noise, which derive from one integer of `rng`: differences are paired,
-    calls with equal `rng` agree, and an image's score depends on no other image or policy.
+    All policies see the same crops, flips and noise, which derive from one integer of `rng`:
+    differences are paired, calls with equal `rng` agree, and an image's score depends on no other
+    image or policy.
 
     Args:
-        model: in eval mode (the paper: trained on 10 % of the data); the scores are computed on its device.
+        model: in eval mode (the paper: trained on 10 % of the data); the scores are computed on its
+            device.
         images: B of them, uint8.
         points: of the curve; the authors' code has 21.
         draws: of crop, flip, policy and noise, averaged.
         starts: (B, C, H, W) noise in [0, 1] for every draw; None draws it uniformly.
-        variant: "paper": whole gradient, left Riemann sum; "code": mean over tensors, trapezoids; "fixed": whole
-            gradient, trapezoids.
-        first: number of the first image to score; those before it only take their draws, so that scores can be
-            computed in parts.
+        variant: "paper": whole gradient, left Riemann sum; "code": mean over tensors, trapezoids;
+            "fixed": whole gradient, trapezoids.
+        first: number of the first image to score; those before it only take their draws, so that
+            scores can be computed in parts.
     Returns:
         (P, B - first), about 0 to 1.
     """
     _check(model, variant, points)
     _check_counts(model, images, policies, starts, draws, first)
-    seed, like = _seed(rng), next(model.parameters())
-    images, total = images.to(like.device), 0
+    seed = _seed(rng)
+    like = next(model.parameters())
+    images = images.to(like.device)
+    total = 0
     for draw in range(draws):
         prepared = torch.cat(
             [transformed(images, policy, seed=seed, draw=draw)[first:] for policy in policies]
@@ -172,17 +194,21 @@ def accuracy_score(
     batch: int = 100,
     rng: torch.Generator | int,
 ) -> float:
-    """How differently an untrained network responds to the transformed images (paper Eq. 8 to 10); higher is better.
+    """How differently an untrained network responds to the transformed images (paper Eq. 8 to 10);
+    higher is better.
 
-    The mean of `jacobian_score` over whole batches (the paper: 10 rounds of 100 images). A Jacobian's row is
-    the gradient of the sum of logits with respect to the normalized image, as in the authors' code.
+    The mean of `jacobian_score` over whole batches (the paper: 10 rounds of 100 images). A
+    Jacobian's row is the gradient of the sum of logits with respect to the normalized image, as in
+    the authors' code.
 
     Args:
         model: in eval mode, not trained.
         images: uint8; the last, incomplete batch is left out unless it is the only one.
-        variant: see `jacobian_score`; with "paper" lower is better, although the paper's text says higher.
-        one_per_class: keep only a batch's first image of each label; None: in variant "code", whose filter
-            does that unannounced (about 63 of 100 CIFAR-100 images stay, at most 10 of Fashion-MNIST).
+        variant: see `jacobian_score`; with "paper" lower is better, although the paper's text says
+            higher.
+        one_per_class: keep only a batch's first image of each label; None: in variant "code", whose
+            filter does that unannounced (about 63 of 100 CIFAR-100 images stay, at most 10 of
+            Fashion-MNIST).
         rng: as in `privacy_scores`: equal `rng`, equal crops and flips for every policy.
     Raises:
         AtsError: fewer than two images in a batch, or a Jacobian that is constant.
@@ -190,11 +216,9 @@ def accuracy_score(
     _check(model, variant)
     check_fit(model, images)
     policy = parse_policy(policy)
-    seed, device, dtype = (
-        _seed(rng),
-        next(model.parameters()).device,
-        next(model.parameters()).dtype,
-    )
+    seed = _seed(rng)
+    device = next(model.parameters()).device
+    dtype = next(model.parameters()).dtype
     one_per_class = variant == "code" if one_per_class is None else one_per_class
     prepared = transformed(images.to(device), policy, seed=seed)
     scores = []
@@ -218,9 +242,10 @@ def jacobian_score(jacobian: Tensor, *, variant: str = "fixed") -> float:
     """Score of the correlations between the rows of a Jacobian (N, D), N at least 2.
 
     With the eigenvalues v of the rows' correlation matrix and e = 1e-5, Eq. 10 prints the mean of
-    log(v + e) + 1 / (v + e), which grows as rows become alike: "paper", lower is better. "code" is minus the
-    sum, as in Mellor et al. 2020 (arXiv:2006.04647); it grows with N. "fixed" is minus the mean: higher is
-    better, at most -1 (uncorrelated rows), comparable between batches of different size.
+    log(v + e) + 1 / (v + e), which grows as rows become alike: "paper", lower is better. "code" is
+    minus the sum, as in Mellor et al. 2020 (arXiv:2006.04647); it grows with N. "fixed" is minus
+    the mean: higher is better, at most -1 (uncorrelated rows), comparable between batches of
+    different size.
 
     Raises:
         AtsError: N is below 2, or a row is constant or not finite, so that it has no correlation.
@@ -297,8 +322,11 @@ def _curves(
     points: int,
     variants: Sequence[str],
 ) -> Tensor:
-    """Curves of N images, uint8 or floats in [0, 1]; labels and starts, B of them, repeat. (variants, N, points)"""
-    rows, threads = _rows_at_once(model), pieces(len(pixels), pixels.device)
+    """Curves of N images, uint8 or floats in [0, 1]; labels and starts, B of them, repeat.
+    (variants, N, points)
+    """
+    rows = _rows_at_once(model)
+    threads = pieces(len(pixels), pixels.device)
     models = (
         [model] if len(threads) == 1 else [copy.deepcopy(model) for _ in threads]
     )  # hooks are not thread-safe
@@ -326,10 +354,13 @@ def _similarities(
     rows: int,
     variants: Sequence[str],
 ) -> Tensor:
-    """(variants, m, points) for m images, starts and labels, at most about `rows` gradients in memory."""
+    """(variants, m, points) for m images, starts and labels, at most about `rows` gradients in
+    memory.
+    """
     images, start, labels = mixed
     reference = []
-    # From the image back to the noise: the gradient of the image itself comes first and is computed once.
+    # From the image back to the noise: the gradient of the image itself comes first and is computed
+    # once.
     shares = torch.arange(points - 1, -1, -1, device=images.device).to(images.dtype) / (points - 1)
 
     def similarities(part: slice) -> Tensor:
@@ -353,6 +384,9 @@ def _similarities(
 
 
 def _rows_at_once(model: nn.Module) -> int:
-    """Gradients in one batch: enough to keep a GPU busy, 8 GB at most; few on a CPU, for its cache, 1/4 GB at most."""
-    size, on_gpu = sum(p.numel() for p in model.parameters()), next(model.parameters()).is_cuda
+    """Gradients in one batch: enough to keep a GPU busy, 8 GB at most; few on a CPU, for its cache,
+    1/4 GB at most.
+    """
+    size = sum(p.numel() for p in model.parameters())
+    on_gpu = next(model.parameters()).is_cuda
     return max(1, min(1024 if on_gpu else 32, (1 << 31 if on_gpu else 1 << 26) // size))

@@ -1,7 +1,9 @@
-"""Search for policies that hide much and cost little: the paper's Algorithm 1, over samples or the whole space.
+"""Search for policies that hide much and cost little: the paper's Algorithm 1, over samples or the
+whole space.
 
-`search` draws candidates, rejects by accuracy score, ranks by privacy score. Every shard of scores is an
-artifact of a store, so that a search killed at any moment goes on where it was and ends with the same table.
+`search` draws candidates, rejects by accuracy score, ranks by privacy score. Every shard of scores
+is an artifact of a store, so that a search killed at any moment goes on where it was and ends with
+the same table.
 """
 
 import math
@@ -48,8 +50,9 @@ def _scaled(values: np.ndarray) -> np.ndarray:
     return (values - values.min()) / (np.ptp(values) or 1)
 
 
-# Name → what candidates are ranked by, lowest first, from mean and variance of their privacy scores. Rounded far
-# below any difference that matters: the ranking shall not hang on the last bit of a device.
+# Name → what candidates are ranked by, lowest first, from mean and variance of their privacy
+# scores. Rounded far below any difference that matters: the ranking shall not hang on the last bit
+# of a device.
 RANKINGS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "mean": lambda mean, variance: np.round(mean, 6),
     "mean+variance": lambda mean, variance: np.round(
@@ -63,18 +66,21 @@ class SearchConfig:
     """One search. Defaults: the paper's numbers, with the scores of variant "fixed".
 
     Attributes:
-        candidates: policies drawn, C_max. Functions drawn twice, under whatever ids, are scored once.
+        candidates: policies drawn, C_max. Functions drawn twice, under whatever ids, are scored
+            once.
         sampler: "uniform" over the 127,550 policies, "authors" as their released code draws, or
             "exhaustive": all 20,439 distinct functions (`candidates` is ignored).
         keep: n, how many policies are chosen at most, best first.
-        t_acc: accuracy scores below it are rejected. None rejects nothing, except in `acc_variant` "code",
-            where it is -85 as in the released search_best.py (for about 63 images).
-        ranking: "mean" of the privacy score; "mean+variance": 0.7 · mean + 0.3 · variance, each scaled to
-            [0, 1] over the candidates, as in the later release (there the variance is over classes).
+        t_acc: accuracy scores below it are rejected. None rejects nothing, except in `acc_variant`
+            "code", where it is -85 as in the released search_best.py (for about 63 images).
+        ranking: "mean" of the privacy score; "mean+variance": 0.7 · mean + 0.3 · variance, each
+            scaled to [0, 1] over the candidates, as in the later release (there the variance is
+            over classes).
         images, acc_images: for each score, the first of one random order of the images given.
         pri_variant, acc_variant, points, draws: of the scores, see `atslib.scores`.
-        rungs: successive halving: (images, share) pairs; after that many images only the best share of the
-            candidates, at least `keep`, goes on to more. None by default: all candidates see all images.
+        rungs: successive halving: (images, share) pairs; after that many images only the best share
+            of the candidates, at least `keep`, goes on to more. None by default: all candidates see
+            all images.
         shard: policies in one artifact; the table does not depend on it.
     """
 
@@ -133,11 +139,13 @@ class SearchResult:
     """The outcome of a search.
 
     Attributes:
-        table: one row per distinct function, best first: policy, canonical, s_pri (mean over images; lower is more
-            private), sd, ci_low and ci_high (95 %, normal, of the mean over images), n images, s_acc, rung
-            (the last that scored it; 0: rejected by the threshold), chosen; after `finals` also gain.
+        table: one row per distinct function, best first: policy, canonical, s_pri (mean over
+            images; lower is more private), sd, ci_low and ci_high (95 %, normal, of the mean over
+            images), n images, s_acc, rung (the last that scored it; 0: rejected by the threshold),
+            chosen; after `finals` also gain.
         chosen: the best `keep` policies.
-        hybrid: of the best policies that share no function, two as in the paper's tables; one if no second fits.
+        hybrid: of the best policies that share no function, two as in the paper's tables; one if no
+            second fits.
         config, seed: what made it.
     """
 
@@ -148,11 +156,13 @@ class SearchResult:
     seed: int
 
     def save(self, path: Path, **facts: object) -> None:
-        """Write the chosen policies as JSON (`load_policies` reads it) and the whole table as CSV beside it.
+        """Write the chosen policies as JSON (`load_policies` reads it) and the whole table as CSV
+        beside it.
 
         Facts are what the policies were found on, such as `dataset` and `model`.
         """
-        path, best = as_path("policies' file", path), self.table[self.table["chosen"]]
+        path = as_path("policies' file", path)
+        best = self.table[self.table["chosen"]]
         columns = best[["policy", "s_pri", "ci_low", "ci_high", "s_acc", "n"]].astype(object)
         scores = columns.where(columns.notna(), None).to_dict("records")  # JSON has no NaN
         known = {
@@ -190,28 +200,33 @@ def search(
     store: Store | None = None,
     progress: bool = False,
 ) -> SearchResult:
-    """The paper's Algorithm 1, but every candidate is scored, and where fewer than n are admitted, those are returned.
+    """The paper's Algorithm 1, but every candidate is scored, and where fewer than n are admitted,
+    those are returned.
 
     (As printed it takes the first n without a privacy score, and may sample without end.)
 
     Args:
-        semi_trained, random_init: M^s for the privacy score and M^r for the accuracy score, both in eval mode.
+        semi_trained, random_init: M^s for the privacy score and M^r for the accuracy score, both in
+            eval mode.
         images: validation images, at least as many as `config` asks for.
         seed: of the candidates, the order of the images, and the scores' draws.
-        finals: a short attack as the last rung: the best 2n candidates are attacked, on the semi-trained network
-            and `FINAL_IMAGES` images, and ranked anew by `attack_gains`; column `gain` (dB).
+        finals: a short attack as the last rung: the best 2n candidates are attacked, on the
+            semi-trained network and `FINAL_IMAGES` images, and ranked anew by `attack_gains`;
+            column `gain` (dB).
         store: where shards of scores are kept; None keeps nothing.
     Raises:
         AtsError: too few images, or a threshold that rejects every candidate.
     """
     check_parties(store, semi_trained=semi_trained, random_init=random_init)
     images = _in_order(images, config, seed)
-    policies, scorer = _candidates(config, seed), Scorer(seed, config.shard, store, progress)
+    policies = _candidates(config, seed)
+    scorer = Scorer(seed, config.shard, store, progress)
     names = {
         "policy": map(str, policies),
         "canonical": [str(policy.canonical()) for policy in policies],
     }
-    few, how = images[: config.acc_images], {"variant": config.acc_variant, "batch": 100}
+    few = images[: config.acc_images]
+    how = {"variant": config.acc_variant, "batch": 100}
     table = pd.DataFrame(names).assign(s_acc=scorer("accuracy", random_init, few, policies, **how))
     ranked = _ranked(table, policies, images, config, partial(scorer, "privacy", semi_trained))
     if finals is not None:
@@ -245,10 +260,11 @@ def _in_order(images: Images, config: SearchConfig, seed: int) -> Images:
 
 
 def pareto(table: pd.DataFrame) -> pd.Series:
-    """Mask of the rows that no other beats: none has `s_pri` as low and `s_acc` as high and one of them better.
+    """Mask of the rows that no other beats: none has `s_pri` as low and `s_acc` as high and one of
+    them better.
 
-    Rows without a privacy score are never in it. With `acc_variant="paper"`, whose sign is reversed, negate
-    `s_acc` first.
+    Rows without a privacy score are never in it. With `acc_variant="paper"`, whose sign is
+    reversed, negate `s_acc` first.
     """
     check_kind(
         "pareto: table", table, pd.DataFrame, "a pandas.DataFrame, such as SearchResult.table"
@@ -279,7 +295,9 @@ def _ranked(
     config: SearchConfig,
     score: Callable,
 ) -> np.ndarray:
-    """Score the admitted candidates rung by rung into the table; the rows that reach the end, best first."""
+    """Score the admitted candidates rung by rung into the table; the rows that reach the end, best
+    first.
+    """
     options = {"points": config.points, "draws": config.draws, "variant": config.pri_variant}
     scores = np.empty((len(table), 0))
     table[["s_pri", "sd", "ci_low", "ci_high"]] = np.nan
@@ -302,7 +320,8 @@ def _admitted(table: pd.DataFrame, threshold: float | None) -> np.ndarray:
         np.arange(len(table)) if threshold is None else np.flatnonzero(table["s_acc"] >= threshold)
     )
     if not len(alive):
-        low, high = table["s_acc"].min(), table["s_acc"].max()
+        low = table["s_acc"].min()
+        high = table["s_acc"].max()
         raise AtsError(
             f"t_acc {threshold:g}, the threshold on the accuracy score, rejects all {len(table)} candidates; "
             f"they score {low:.6g} to {high:.6g}"
@@ -313,9 +332,12 @@ def _admitted(table: pd.DataFrame, threshold: float | None) -> np.ndarray:
 def _record(
     table: pd.DataFrame, alive: np.ndarray, scores: np.ndarray, ranking: str, rung: int
 ) -> np.ndarray:
-    """Write the scores (A, n) of the candidates `alive` into the table; the numbers they are ranked by."""
+    """Write the scores (A, n) of the candidates `alive` into the table; the numbers they are ranked
+    by.
+    """
     n = scores.shape[1]
-    mean, sd = scores.mean(1), scores.std(1, ddof=1) if n > 1 else np.full(len(scores), np.nan)
+    mean = scores.mean(1)
+    sd = scores.std(1, ddof=1) if n > 1 else np.full(len(scores), np.nan)
     half = 1.96 * sd / math.sqrt(n)
     ranks = RANKINGS[ranking](mean, scores.var(1))
     values = {
@@ -332,7 +354,9 @@ def _record(
 
 
 def _record_finals(table: pd.DataFrame, alive: np.ndarray, gains: np.ndarray) -> np.ndarray:
-    """Write what the attacks gained into the table as one more rung; the candidates, least gain first."""
+    """Write what the attacks gained into the table as one more rung; the candidates, least gain
+    first.
+    """
     best = np.argsort(np.round(gains, 6), kind="stable")  # an attack that diverged, nan, comes last
     alive = alive[best]
     table.loc[alive, "gain"] = gains[best]
@@ -342,8 +366,11 @@ def _record_finals(table: pd.DataFrame, alive: np.ndarray, gains: np.ndarray) ->
 
 
 def _hybrid(ranked: Sequence[Policy]) -> Hybrid | None:
-    """The best policies, at most two, that have no function in common, whatever its id; the identity is left out."""
-    chosen, used = [], set()
+    """The best policies, at most two, that have no function in common, whatever its id; the
+    identity is left out.
+    """
+    chosen = []
+    used = set()
     for policy in ranked:
         functions = set(policy.canonical().ids)
         if len(chosen) < 2 and functions and not functions & used:

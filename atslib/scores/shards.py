@@ -1,4 +1,6 @@
-"""Scores of many policies in shards, each an artifact of a store, so that a killed search goes on where it was."""
+"""Scores of many policies in shards, each an artifact of a store, so that a killed search goes on
+where it was.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -45,8 +47,8 @@ def _gains(
     )
 
 
-# Name → the scores of P policies, (P,) or (P, images), and what is added to the keys of their artifacts: a version,
-# to be raised when the meaning of those scores changes.
+# Name → the scores of P policies, (P,) or (P, images), and what is added to the keys of their
+# artifacts: a version, to be raised when the meaning of those scores changes.
 SCORES: dict[str, tuple[Callable[..., Tensor], dict[str, int]]] = {
     "accuracy": (_accuracy, {"version": 2}),
     "privacy": (_privacy, {}),
@@ -55,7 +57,9 @@ SCORES: dict[str, tuple[Callable[..., Tensor], dict[str, int]]] = {
 
 
 def check_parties(store: Store | None, **networks: nn.Module) -> None:
-    """Raise `AtsError` unless a search's networks are networks and its store, if it has one, is a store."""
+    """Raise `AtsError` unless a search's networks are networks and its store, if it has one, is a
+    store.
+    """
     for name, network in networks.items():
         check_kind(f"search: {name}", network, nn.Module, "a torch.nn.Module")
     check_kind("search: store", store, Store | None, "an atsbook.runs.store.Store, or None")
@@ -63,7 +67,9 @@ def check_parties(store: Store | None, **networks: nn.Module) -> None:
 
 @dataclass(frozen=True)
 class Scorer:
-    """Computes scores with the draws of `seed`, in shards of `size` policies, each an artifact of the store, if any."""
+    """Computes scores with the draws of `seed`, in shards of `size` policies, each an artifact of
+    the store, if any.
+    """
 
     seed: int
     size: int
@@ -78,7 +84,9 @@ class Scorer:
         policies: Sequence[Policy],
         **options: object,
     ) -> np.ndarray:
-        """The scores of all policies by a key of `SCORES`, (P,) or (P, images); `options` are that score's."""
+        """The scores of all policies by a key of `SCORES`, (P,) or (P, images); `options` are that
+        score's.
+        """
         compute, version = SCORES[score]
         key = {"score": score, "seed": self.seed, "network": str(model), **options, **version}
         key["images"] = fingerprint(images.pixels, images.labels)
@@ -108,11 +116,12 @@ class Scorer:
 def attack_gains(
     model: nn.Module, images: Images, policy: Policy | Hybrid, attack: Attack, *, seed: int
 ) -> Tensor:
-    """What an attack finds of each image beyond the best guess without a gradient, in dB, (B,); lower is more private.
+    """What an attack finds of each image beyond the best guess without a gradient, in dB, (B,);
+    lower is more private.
 
-    PSNR of the reconstruction minus that of `mean_prepared` of all `images`, both against the transformed image: a
-    policy that only makes its images darker, so that every guess scores less, gains nothing by it. Crops, flips and
-    starts are the same for every policy.
+    PSNR of the reconstruction minus that of `mean_prepared` of all `images`, both against the
+    transformed image: a policy that only makes its images darker, so that every guess scores less,
+    gains nothing by it. Crops, flips and starts are the same for every policy.
 
     Args:
         model: in eval mode, as client and attacker run it.

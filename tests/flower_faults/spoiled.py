@@ -1,4 +1,6 @@
-"""A federation of `atslib` as a Flower app, in which clients that are named spoil their answers in named rounds."""
+"""A federation of `atslib` as a Flower app, in which clients that are named spoil their answers in
+named rounds.
+"""
 
 import dataclasses
 import time
@@ -43,7 +45,9 @@ def wait(gate: Path, number: int, who: int) -> None:
 
 @client.train()
 def train(message: Message, context: Context) -> Message:
-    """The answer of `client_app`, spoiled: with "nan"s, of a wrong "shape", or of a "policy" that nobody knows."""
+    """The answer of `client_app`, spoiled: with "nan"s, of a wrong "shape", or of a "policy" that
+    nobody knows.
+    """
     who, number = (
         int(context.node_config["partition-id"]),
         int(message.content["config"]["server-round"]),

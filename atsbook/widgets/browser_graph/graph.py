@@ -1,6 +1,8 @@
-"""A gradient-matching attack as a graph that a browser runs: traced from the library's own objective.
+"""A gradient-matching attack as a graph that a browser runs: traced from the library's own
+objective.
 
-`runner.js` runs it; what a file holds is described in the book, under "An attack in a page of your own".
+`runner.js` runs it; what a file holds is described in the book, under "An attack in a page of your
+own".
 """
 
 import base64
@@ -36,26 +38,28 @@ VICTIM = ("gradient", "scores")
 def attack_graph(
     model: nn.Module, shape: Sequence[int], classes: int, *, weights: str = "f32"
 ) -> dict:
-    """A step of the attack and the client's gradient as loops, with the network's weights; JSON can hold it.
+    """A step of the attack and the client's gradient as loops, with the network's weights; JSON can
+    hold it.
 
-    The attack matches gradients by their cosine and smooths by the total variation, as `GradientMatching` does; the
-    weight of the variation is an input, and the optimizer is the page's.
+    The attack matches gradients by their cosine and smooths by the total variation, as
+    `GradientMatching` does; the weight of the variation is an input, and the optimizer is the
+    page's.
 
     Args:
         model: takes images (B, C, H, W) in [0, 1], gives `classes` scores; it runs in eval mode.
         shape: (C, H, W) of an image.
-        weights: how they are stored, "f32" or "f16". Rounded ones make a network of their own, see `rounded`.
+        weights: how they are stored, "f32" or "f16". Rounded ones make a network of their own, see
+            `rounded`.
     Raises:
-        AtsError: an unknown kind of weights, or a network whose step needs an operation that the runner lacks.
+        AtsError: an unknown kind of weights, or a network whose step needs an operation that the
+            runner lacks.
     """
     choose("weights", weights, WEIGHTS)
     model = rounded(model, weights)
     flat = flatten(tuple(p.detach()[None] for p in model.parameters()))[0]
-    image, label, normalize = (
-        torch.full((1, *shape), 0.5),
-        torch.zeros(1, dtype=torch.int64),
-        normalization_layer(model),
-    )
+    image = torch.full((1, *shape), 0.5)
+    label = torch.zeros(1, dtype=torch.int64)
+    normalize = normalization_layer(model)
     known = {"weights": flat, "labels": F.one_hot(label, classes).to(flat)[:, None]}
     begun = {
         "z": normalize(image).flatten(1),
@@ -76,7 +80,9 @@ def attack_graph(
 
 
 def rounded(model: nn.Module, weights: str) -> nn.Module:
-    """The network in eval mode and float32 whose weights are those that a graph of that kind stores; a copy."""
+    """The network in eval mode and float32 whose weights are those that a graph of that kind
+    stores; a copy.
+    """
     view = copy.deepcopy(model).float().eval()
     with torch.no_grad():
         for parameter in view.parameters():
@@ -87,7 +93,9 @@ def rounded(model: nn.Module, weights: str) -> nn.Module:
 def export(
     file: Path, model: nn.Module, dataset: str, checkpoint: Path | None, weights: str
 ) -> str:
-    """Write the graph for a network on that data set's images where a page can read it; a line on what was written."""
+    """Write the graph for a network on that data set's images where a page can read it; a line on
+    what was written.
+    """
     if checkpoint:
         load_checkpoint(checkpoint, model)
     images = load(dataset, "test")

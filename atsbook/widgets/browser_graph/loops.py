@@ -1,8 +1,9 @@
-"""Fewer and simpler loops: dimensions that can be one become one, and a loop that feeds one other is part of it.
+"""Fewer and simpler loops: dimensions that can be one become one, and a loop that feeds one other
+is part of it.
 
-A loop is [expression, how it reduces ("" or "sum" or "max"), sizes of the dimensions that stay, of those that go,
-operands]; an operand is [buffer, offset, strides], the first of them written, the others read. An expression is a
-number, which operand, or [operation, expressions …].
+A loop is [expression, how it reduces ("" or "sum" or "max"), sizes of the dimensions that stay, of
+those that go, operands]; an operand is [buffer, offset, strides], the first of them written, the
+others read. An expression is a number, which operand, or [operation, expressions …].
 """
 
 import math
@@ -13,8 +14,11 @@ from collections.abc import Collection, Sequence
 def joined(
     sizes: Sequence[int], strides: Sequence[Sequence[int]]
 ) -> tuple[list[int], list[list[int]]]:
-    """The same places with fewer dimensions: none of size 1, and neighbours as one where every operand allows it."""
-    kept, steps = [], [[] for _ in strides]
+    """The same places with fewer dimensions: none of size 1, and neighbours as one where every
+    operand allows it.
+    """
+    kept = []
+    steps = [[] for _ in strides]
     for at, size in enumerate(sizes):
         here = [s[at] for s in strides]
         if size == 1:
@@ -31,7 +35,9 @@ def joined(
 
 
 def fused(steps: Sequence[list], outputs: Collection[int]) -> list[list]:
-    """The loops with those inlined whose result one other loop reads, each element once; `outputs` are kept."""
+    """The loops with those inlined whose result one other loop reads, each element once; `outputs`
+    are kept.
+    """
     steps = list(steps)
     read = Counter(o[0] for step in steps for o in step[4][1:])
     wrote = Counter(step[4][0][0] for step in steps)
@@ -46,7 +52,8 @@ def fused(steps: Sequence[list], outputs: Collection[int]) -> list[list]:
             if any(later and later[4][0][0] in sources for later in steps[at:now]):
                 continue  # what it reads is overwritten in between
             if (found := _inlined(steps[at], step, k)) is not None:
-                steps[at], step = None, found
+                steps[at] = None
+                step = found
         steps[now] = step
         if not step[1]:
             made[step[4][0][0]] = now
@@ -54,7 +61,9 @@ def fused(steps: Sequence[list], outputs: Collection[int]) -> list[list]:
 
 
 def _inlined(inner: list, outer: list, k: int) -> list | None:
-    """`outer` with `inner` in place of its operand k; None where they go through the buffer in different orders."""
+    """`outer` with `inner` in place of its operand k; None where they go through the buffer in
+    different orders.
+    """
     expression, _, sizes, _, (target, *sources) = inner
     if (
         len(sizes) > 1

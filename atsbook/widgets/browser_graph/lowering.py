@@ -1,4 +1,5 @@
-"""From a traced step to loops over flat buffers: every operation becomes one kind of loop, for a small runner.
+"""From a traced step to loops over flat buffers: every operation becomes one kind of loop, for a
+small runner.
 
 What a loop is stands in `loops`. Views cost nothing; a convolution is a loop over a padded copy.
 """
@@ -36,10 +37,15 @@ BY_ELEMENT = {
 
 
 class Lowering:
-    """The loops of one traced function, in `steps`, with the sizes of the `buffers` and the values of `constants`."""
+    """The loops of one traced function, in `steps`, with the sizes of the `buffers` and the values
+    of `constants`.
+    """
 
     def __init__(self, graph: fx.GraphModule):
-        self.graph, self.buffers, self.constants, self.steps = graph, [], {}, []
+        self.graph = graph
+        self.buffers = []
+        self.constants = {}
+        self.steps = []
         self.values: dict[fx.Node, Value | tuple[Value, ...]] = {}
         self.inputs: list[int] = []
         self.outputs: list[int] = []
@@ -101,7 +107,8 @@ class Lowering:
             buffer, view = operands[-1]
             return buffer, view.expand(node.meta["tensor_meta"].shape)
         if name == "pow" and node.args[1] == 2:
-            name, operands = "mul", [operands[0]] * 2
+            name = "mul"
+            operands = [operands[0]] * 2
         if name == "clamp" and len(operands) == 2:
             name = "maximum"
         if name == "mul" and self.constants.get(operands[1][0]) == [1]:
@@ -155,7 +162,9 @@ class Lowering:
     def emit(
         self, name: str, reduce: str, stays: list[int], goes: list[int], operands: list[list]
     ) -> None:
-        """A step, without dimensions of size 1 and with neighbours joined where each operand allows it."""
+        """A step, without dimensions of size 1 and with neighbours joined where each operand allows
+        it.
+        """
         first, second = (joined(sizes, [o[2][at] for o in operands]) for sizes, at in (
             (stays, slice(0, len(stays))), (goes, slice(len(stays), None))))  # fmt: skip
         strides = [a + b for a, b in zip(first[1], second[1], strict=True)]

@@ -1,4 +1,6 @@
-"""Operations that are more than one element wide as loops: sums, products, convolutions, and copies into a part."""
+"""Operations that are more than one element wide as loops: sums, products, convolutions, and copies
+into a part.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ def reduced(how: str) -> Callable[..., Value]:
         shape = [1 if d in gone else view.shape[d] for d in range(view.ndim)]
         out = self.new(shape if keepdim else [view.shape[d] for d in stay])
         flat = torch.empty([view.shape[d] for d in stay], device="meta").stride()
-        order, strides = stay + gone, view.stride()
+        order = stay + gone
+        strides = view.stride()
         operands = [
             [out[0], 0, [*flat, *[0] * len(gone)]],
             [buffer, view.storage_offset(), [strides[d] for d in order]],
@@ -72,8 +75,11 @@ def mean(self: Lowering, source: Value, dims: Sequence[int] = (), keepdim: bool 
 
 def log_softmax(self: Lowering, source: Value, dim: int, _: bool) -> Value:
     """`torch.log_softmax`."""
-    top, shape = reduced("max")(self, source, dim, True), source[1].shape
-    shifted, power, out = self.new(shape), self.new(shape), self.new(shape)
+    top = reduced("max")(self, source, dim, True)
+    shape = source[1].shape
+    shifted = self.new(shape)
+    power = self.new(shape)
+    out = self.new(shape)
     self.loop("sub", shifted, [source, top])
     self.loop("exp", power, [shifted])
     total = reduced("sum")(self, power, dim, True)
@@ -99,9 +105,11 @@ def padded(self: Lowering, source: Value, pads: Sequence[int], value: float = 0.
 
 def product(self: Lowering, a: Value, b: Value) -> Value:
     """Matrix products (B, n, k) × (B, k, m)."""
-    (count, rows, inner), columns = a[1].shape, b[1].shape[2]
+    (count, rows, inner) = a[1].shape
+    columns = b[1].shape[2]
     out = self.new((count, rows, columns))
-    (s, i, k), (t, n, j) = a[1].stride(), b[1].stride()
+    (s, i, k) = a[1].stride()
+    (t, n, j) = b[1].stride()
     operands = [
         [out[0], 0, [rows * columns, columns, 1, 0]],
         [a[0], a[1].storage_offset(), [s, i, 0, k]],
@@ -130,7 +138,8 @@ def convolution(self: Lowering, x: Value, w: Value, bias: Value | None, *how: ob
         raise AtsError(
             "the browser's runner knows convolutions of one image, one group and no dilation"
         )
-    size, kernel = x[1].shape[2:], w[1].shape[2:]
+    size = x[1].shape[2:]
+    kernel = w[1].shape[2:]
     if transposed:
         shape = [
             (n - 1) * s - 2 * p + k + e
@@ -144,7 +153,8 @@ def convolution(self: Lowering, x: Value, w: Value, bias: Value | None, *how: ob
         ]
         out = self.new((1, w[1].shape[0], *shape))
         wide = padded(self, x, [pad[1], pad[1], pad[0], pad[0]])
-        (_, c, y, z), (o, i, r, q) = wide[1].stride(), w[1].stride()
+        (_, c, y, z) = wide[1].stride()
+        (o, i, r, q) = w[1].stride()
         operands = [
             [out[0], 0, [shape[1], 1, math.prod(shape), 0, 0, 0]],
             [wide[0], 0, [y * stride[0], z * stride[1], 0, c, y, z]],
@@ -159,13 +169,19 @@ def convolution(self: Lowering, x: Value, w: Value, bias: Value | None, *how: ob
 def _transposed(
     self: Lowering, x: Value, w: Value, out: Value, stride: list[int], pad: list[int]
 ) -> None:
-    """One loop for each place of an output pixel between two input pixels, over the weights that meet there."""
-    size, kernel, shape = x[1].shape[2:], w[1].shape[2:], out[1].shape[2:]
+    """One loop for each place of an output pixel between two input pixels, over the weights that
+    meet there.
+    """
+    size = x[1].shape[2:]
+    kernel = w[1].shape[2:]
+    shape = out[1].shape[2:]
     edge = [
         max(k, n // s + 1 - m + k) for k, n, s, m in zip(kernel, shape, stride, size, strict=True)
     ]
     wide = padded(self, x, [edge[1], edge[1], edge[0], edge[0]])
-    (_, c, y, z), (i, o, r, q), (_, d, u, v) = wide[1].stride(), w[1].stride(), out[1].stride()
+    (_, c, y, z) = wide[1].stride()
+    (i, o, r, q) = w[1].stride()
+    (_, d, u, v) = out[1].stride()
     for phase in itertools.product(*map(range, stride)):
         first = [(f + p) % s for f, p, s in zip(phase, pad, stride, strict=True)]
         taps = [len(range(k, n, s)) for k, n, s in zip(first, kernel, stride, strict=True)]
@@ -213,7 +229,8 @@ def written(view: Callable[..., Tensor]) -> Callable[..., Value]:
 def joined(self: Lowering, parts: Sequence[fx.Node], dim: int = 0) -> Value:
     """Values one after the other."""
     values = [self.values[part] for part in parts]
-    shape, at = list(values[0][1].shape), 0
+    shape = list(values[0][1].shape)
+    at = 0
     shape[dim] = sum(view.shape[dim] for _, view in values)
     out = self.new(shape)
     for buffer, view in values:

@@ -8,8 +8,9 @@ from atslib.errors import AtsError, check_whole
 def epsilon(noise: float, *, rate: float, steps: int, delta: float = 1e-5) -> float:
     """The ε of (ε, δ) differential privacy after so many steps of DP-SGD; lower is more private.
 
-    By Rényi divergences of the subsampled Gaussian mechanism (Mironov, Talwar, Zhang 2019, arXiv:1908.10530) at the
-    orders that Opacus takes; each order gives a bound, and the least of them is the result.
+    By Rényi divergences of the subsampled Gaussian mechanism (Mironov, Talwar, Zhang 2019,
+    arXiv:1908.10530) at the orders that Opacus takes; each order gives a bound, and the least of
+    them is the result.
 
     Args:
         noise: σ, the standard deviation of the noise over the largest norm of one image's gradient.

@@ -1,7 +1,8 @@
-"""What a client does against reconstruction: to its images, inside its network, to the gradient it shares.
+"""What a client does against reconstruction: to its images, inside its network, to the gradient it
+shares.
 
-`Defense` says where a defense may act. Those with a name and a strength are in `perturbations` and `published`; any
-other is a subclass of `Defense`, or a plain function.
+`Defense` says where a defense may act. Those with a name and a strength are in `perturbations` and
+`published`; any other is a subclass of `Defense`, or a plain function.
 """
 
 import dataclasses
@@ -24,8 +25,8 @@ class Defense:
 
     A subclass names the options that it wants; those that it does not name are not given.
 
-    Defenses compose: `Defense.parse("3-1-7+43-18-18 | clip:1 | gaussian:0.01")`, or `Defense.of` for parts of any
-    kind. In each place the parts act from left to right.
+    Defenses compose: `Defense.parse("3-1-7+43-18-18 | clip:1 | gaussian:0.01")`, or `Defense.of`
+    for parts of any kind. In each place the parts act from left to right.
     """
 
     def before(self, pixels: Tensor, *, rng: Stream = None) -> Tensor:
@@ -35,15 +36,21 @@ class Defense:
     def examples(
         self, images: Tensor, targets: Tensor, *, rng: Stream = None
     ) -> tuple[Tensor, Tensor]:
-        """Act on images and labels at once: (B, C, H, W) in [0, 1] and class probabilities (B, K) → the same."""
+        """Act on images and labels at once: (B, C, H, W) in [0, 1] and class probabilities (B, K) →
+        the same.
+        """
         return images, targets
 
     def inside(self, model: nn.Module, *, rng: Stream = None) -> nn.Module:
-        """Act within the network: a wrapper around `model`, which keeps its very parameters, in their order."""
+        """Act within the network: a wrapper around `model`, which keeps its very parameters, in
+        their order.
+        """
         return model
 
     def each(self, gradients: Gradients) -> Gradients:
-        """Act on each image's gradient before those of a batch are added up: parameter name → (B, *shape)."""
+        """Act on each image's gradient before those of a batch are added up: parameter name → (B,
+        *shape).
+        """
         return gradients
 
     def after(
@@ -54,9 +61,11 @@ class Defense:
         rng: Stream = None,
         images: Tensor | None = None,
     ) -> Gradients:
-        """Act on what is shared: parameter name → (N, *shape), each row on its own; new tensors of those shapes.
+        """Act on what is shared: parameter name → (N, *shape), each row on its own; new tensors of
+        those shapes.
 
-        `images` (N, k, C, H, W) are those that gave each gradient. Of a defense with `each`, a gradient is a sum.
+        `images` (N, k, C, H, W) are those that gave each gradient. Of a defense with `each`, a
+        gradient is a sum.
         """
         return gradients
 
@@ -86,11 +95,12 @@ class Defense:
 
     @staticmethod
     def of(defense: "AnyDefense") -> "Defense":
-        """The defense that is meant by text, a policy, a `Defense`, a function, a list of these, or None.
+        """The defense that is meant by text, a policy, a `Defense`, a function, a list of these, or
+        None.
 
-        A function is called as `function(gradients)` and acts on what is shared: a dict of parameter name →
-        tensor (N, *shape), for N clients, in; the same out. Where its signature takes `rng`, `images` or `model`
-        (the network as the client runs it), it gets those too.
+        A function is called as `function(gradients)` and acts on what is shared: a dict of
+        parameter name → tensor (N, *shape), for N clients, in; the same out. Where its signature
+        takes `rng`, `images` or `model` (the network as the client runs it), it gets those too.
         """
         if defense is None or isinstance(defense, str):
             return Defense.parse(defense or "")
@@ -192,7 +202,10 @@ class Transformation(Defense):
 
 @dataclasses.dataclass(frozen=True)
 class Function(Defense):
-    """A user's own function as a defense; see `Defense.of`. Its text is its name, which cannot be parsed back."""
+    """A user's own function as a defense; see `Defense.of`.
+
+    Its text is its name, which cannot be parsed back.
+    """
 
     function: Callable[..., Gradients]
 

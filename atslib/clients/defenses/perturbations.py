@@ -1,7 +1,8 @@
-"""Defenses with a name and one number, such as `prune:0.7`: changes of what is shared, and the table of all names.
+"""Defenses with a name and one number, such as `prune:0.7`: changes of what is shared, and the
+table of all names.
 
-The gradient perturbations are those of the paper's Table 3. Both published codebases perturb gradients in training
-only; here the gradient that is attacked is perturbed as well.
+The gradient perturbations are those of the paper's Table 3. Both published codebases perturb
+gradients in training only; here the gradient that is attacked is perturbed as well.
 """
 
 import dataclasses
@@ -62,7 +63,8 @@ def _scale(gradients: Gradients, factor: float, rng: Stream) -> Gradients:
     return {name: factor * g for name, g in gradients.items()}
 
 
-# name → (function of gradients, strength and rng, what its strength means, whether a strength is allowed)
+# name → (function of gradients, strength and rng, what its strength means, whether a strength is
+# allowed)
 DEFENSES: dict[str, tuple[Callable[..., Gradients], str, Callable[[float], bool]]] = {
     "prune": (_prune, "fraction of each tensor set to zero, in [0, 1)", lambda s: 0 <= s < 1),
     "prune-global": (
@@ -72,7 +74,8 @@ DEFENSES: dict[str, tuple[Callable[..., Gradients], str, Callable[[float], bool]
     ),
     "gaussian": (gaussian, "standard deviation of the noise, above 0", lambda s: 0 < s < math.inf),
     "laplace": (_laplace, "scale of the noise, above 0", lambda s: 0 < s < math.inf),
-    # No defense, but what a client does that multiplies its loss: both published codebases do, by 0.5.
+    # No defense, but what a client does that multiplies its loss: both published codebases do, by
+    # 0.5.
     "scale": (_scale, "factor on the whole gradient, above 0", lambda s: 0 < s < math.inf),
     "clip": (clip, "largest l2 norm of a gradient, above 0", lambda s: 0 < s < math.inf),
 }
@@ -80,10 +83,12 @@ DEFENSES: dict[str, tuple[Callable[..., Gradients], str, Callable[[float], bool]
 
 @dataclasses.dataclass(frozen=True)
 class Perturbation(Defense):
-    """A change of the shared gradients; written `name:strength`, for instance `prune:0.7` or `gaussian:1e-3`.
+    """A change of the shared gradients; written `name:strength`, for instance `prune:0.7` or
+    `gaussian:1e-3`.
 
-    Strength is a fraction for the prunings, in units of the gradient for noise and clipping. The paper
-    writes noise as N(0, 1e-3); its code multiplies a standard normal by 1e-3, and so does ours.
+    Strength is a fraction for the prunings, in units of the gradient for noise and clipping. The
+    paper writes noise as N(0, 1e-3); its code multiplies a standard normal by 1e-3, and so does
+    ours.
     """
 
     name: str

@@ -1,4 +1,5 @@
-"""Defenses of other publications that act elsewhere than on the shared gradient alone, and all names with a strength.
+"""Defenses of other publications that act elsewhere than on the shared gradient alone, and all
+names with a strength.
 
 To add one: a subclass of `Strength` and its entry in `PUBLISHED`.
 """
@@ -22,7 +23,9 @@ DIRECTIONS = (
 
 @dataclasses.dataclass(frozen=True)
 class Strength(Defense):
-    """A defense written `name:strength`; `meaning` says what its strength is, `most` how large it may be."""
+    """A defense written `name:strength`; `meaning` says what its strength is, `most` how large it
+    may be.
+    """
 
     name: ClassVar[str]
     meaning: ClassVar[str]
@@ -41,12 +44,14 @@ class Strength(Defense):
 
 
 class Soteria(Strength):
-    """Leaves features out of the gradient of the last layer's weights (Sun et al. 2021, arXiv:2012.06043).
+    """Leaves features out of the gradient of the last layer's weights (Sun et al. 2021,
+    arXiv:2012.06043).
 
-    Those go whose value is largest for the slope of the image behind it, |r| / ‖∂r/∂x‖: small changes of the image
-    cannot make up for them. The share is of the features that are not 0. As in the authors' code it holds for all
-    images of a gradient together, and the network is computed as it was. For a single image the slopes are exact; for a
-    batch they are estimated in random directions, since an exact one takes a backward pass for each feature.
+    Those go whose value is largest for the slope of the image behind it, |r| / ‖∂r/∂x‖: small
+    changes of the image cannot make up for them. The share is of the features that are not 0. As in
+    the authors' code it holds for all images of a gradient together, and the network is computed as
+    it was. For a single image the slopes are exact; for a batch they are estimated in random
+    directions, since an exact one takes a backward pass for each feature.
     """
 
     name: ClassVar[str] = "soteria"
@@ -56,8 +61,11 @@ class Soteria(Strength):
     def after(
         self, gradients: Gradients, *, model: nn.Module, rng: Stream, images: Tensor
     ) -> Gradients:
-        """Zero the columns of the last layer's weight gradient that belong to the features left out."""
-        network, kept = in_mode(model, "eval"), []
+        """Zero the columns of the last layer's weight gradient that belong to the features left
+        out.
+        """
+        network = in_mode(model, "eval")
+        kept = []
         name = _weight_of_last(network, gradients)
         if images.shape[1] == 1:
             each = zip(*(part[:, None] for part in sensitivity(network, images[:, 0])), strict=True)
@@ -75,9 +83,11 @@ class Soteria(Strength):
 
 
 def sensitivity(model: nn.Module, images: Tensor, rng: Stream = None) -> tuple[Tensor, Tensor]:
-    """The inputs of the last layer and the norm of their slopes by the image, ‖∂r/∂x‖, each (B, features).
+    """The inputs of the last layer and the norm of their slopes by the image, ‖∂r/∂x‖, each (B,
+    features).
 
-    Exact without `rng`; with it an unbiased estimate of each norm, by the slopes in random directions.
+    Exact without `rng`; with it an unbiased estimate of each norm, by the slopes in random
+    directions.
     """
 
     def features(x: Tensor) -> Tensor:
@@ -94,11 +104,9 @@ def sensitivity(model: nn.Module, images: Tensor, rng: Stream = None) -> tuple[T
                 torch.autograd.grad(column.sum(), x, retain_graph=True)[0] for column in r.unbind(1)
             ]
             return r.detach(), torch.stack([row.flatten(1).norm(dim=1) for row in rows], 1)
-        count, total, back = (
-            -(-DIRECTIONS // len(images)),
-            0,
-            torch.zeros_like(r, requires_grad=True),
-        )
+        count = -(-DIRECTIONS // len(images))
+        total = 0
+        back = torch.zeros_like(r, requires_grad=True)
         (pulled,) = torch.autograd.grad(
             r, x, back, create_graph=True
         )  # linear in `back`: its slope is ∂r/∂x
@@ -109,11 +117,13 @@ def sensitivity(model: nn.Module, images: Tensor, rng: Stream = None) -> tuple[T
 
 
 class Bottleneck(Strength):
-    """A variational bottleneck before the last layer, in the manner of PRECODE (Scheliga et al. 2022).
+    """A variational bottleneck before the last layer, in the manner of PRECODE (Scheliga et al.
+    2022).
 
-    Unlike PRECODE's it has no parameters of its own: the latent's mean is the vector of features, standardized, its
-    deviation is the strength, and decoding undoes the standardization. So the divergence from the prior, which
-    PRECODE adds to the loss, is a constant. Clients sample anew for each gradient; the trained network is used without.
+    Unlike PRECODE's it has no parameters of its own: the latent's mean is the vector of features,
+    standardized, its deviation is the strength, and decoding undoes the standardization. So the
+    divergence from the prior, which PRECODE adds to the loss, is a constant. Clients sample anew
+    for each gradient; the trained network is used without.
     """
 
     name: ClassVar[str] = "precode"
@@ -126,7 +136,9 @@ class Bottleneck(Strength):
 
     @property
     def divergence(self) -> float:
-        """KL(N(μ, s²) ‖ N(0, 1)) in nats a feature, μ having mean 0 and variance 1 over the features."""
+        """KL(N(μ, s²) ‖ N(0, 1)) in nats a feature, μ having mean 0 and variance 1 over the
+        features.
+        """
         square = torch.tensor(self.strength, dtype=torch.float64) ** 2
         return float((square + 1 - 1 - square.log()) / 2)
 
@@ -134,7 +146,9 @@ class Bottleneck(Strength):
 class _Sampling(nn.Module):
     def __init__(self, model: nn.Module, deviation: float, rng: torch.Generator):
         super().__init__()
-        self.model, self.deviation, self.rng = model, deviation, rng
+        self.model = model
+        self.deviation = deviation
+        self.rng = rng
 
     def forward(self, images: Tensor) -> Tensor:
         def sample(features: Tensor) -> Tensor:
@@ -149,10 +163,11 @@ class _Sampling(nn.Module):
 
 
 class MixUp(Strength):
-    """Each image and its label are mixed with those of its neighbour in the batch (Zhang et al. 2018).
+    """Each image and its label are mixed with those of its neighbour in the batch (Zhang et al.
+    2018).
 
-    The strength is the other's share; MixUp draws it from a Beta distribution, here it is fixed, so that strengths
-    can be compared.
+    The strength is the other's share; MixUp draws it from a Beta distribution, here it is fixed, so
+    that strengths can be compared.
     """
 
     name: ClassVar[str] = "mixup"
@@ -173,9 +188,11 @@ class MixUp(Strength):
 
 
 class PrivateSGD(Strength):
-    """DP-SGD (Abadi et al. 2016): each image's gradient is clipped to norm 1, and their sum gets Gaussian noise.
+    """DP-SGD (Abadi et al. 2016): each image's gradient is clipped to norm 1, and their sum gets
+    Gaussian noise.
 
-    The strength is the noise's standard deviation over the bound. What it guarantees says `accountant.epsilon`.
+    The strength is the noise's standard deviation over the bound. What it guarantees says
+    `accountant.epsilon`.
     """
 
     name: ClassVar[str] = "dp"
@@ -212,6 +229,8 @@ def named(text: str) -> Defense:
 
 
 def _weight_of_last(model: nn.Module, gradients: Gradients) -> str:
-    """What the weight of the last layer is called among the gradients, which stand in the parameters' order."""
+    """What the weight of the last layer is called among the gradients, which stand in the
+    parameters' order.
+    """
     weight = last_linear(model).weight
     return next(name for name, p in zip(gradients, model.parameters(), strict=True) if p is weight)
