@@ -53,7 +53,11 @@ def join_names(head: Tree.Element) -> None:
         return
     above, last = lines[-2].findall("th"), lines[-1].findall("th")
     named = [cell for cell in last if words(cell)]
-    if words(last[-1]) or len(above) < len(named) or any(words(cell) for cell in above[: len(named)]):
+    if (
+        words(last[-1])
+        or len(above) < len(named)
+        or any(words(cell) for cell in above[: len(named)])
+    ):
         return
     for cell, name in zip(above, named, strict=False):
         cell.text = words(name)
@@ -64,7 +68,9 @@ def drop_count(table: Tree.Element) -> None:
     """An index without a name that only counts rows says nothing."""
     head, rows = table.findall("thead/tr"), table.findall("tbody/tr")
     firsts = [row.find("th") for row in rows]
-    counted = [words(cell) if cell is not None else "" for cell in firsts] == [str(i) for i in range(len(rows))]
+    counted = [words(cell) if cell is not None else "" for cell in firsts] == [
+        str(i) for i in range(len(rows))
+    ]
     if counted and not any(words(line[0]) for line in head):
         for line in [*head, *rows]:
             line.remove(line[0])
@@ -74,7 +80,9 @@ def mark_numbers(table: Tree.Element) -> None:
     """Columns of numbers, and their names, have the class `number`; merged cells of the index are counted in."""
     rows = table.findall("tbody/tr")
     width = max((len(row) for row in rows), default=0)
-    from_right = [list(row)[::-1] for row in rows]  # a merged cell of the index is missing on the left
+    from_right = [
+        list(row)[::-1] for row in rows
+    ]  # a merged cell of the index is missing on the left
     for column, cells in enumerate(zip_longest(*from_right)):
         there = [cell for cell in cells if cell is not None]
         if any(cell.tag == "th" or not number(words(cell)) for cell in there):
