@@ -81,6 +81,10 @@ COMMANDS = {
         option("action", choices=("write", "verify")),
         STORE,
     ),
+    "dates": (
+        "when each page's rule was written and changed, and its evidence made: results/rules.json",
+        "the file is as it was",
+    ),
     "store": (
         "list, check and move artifacts",
         "artifacts that were taken in are kept, no archive is left",

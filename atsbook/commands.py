@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 
 from atsbook import bench as benchmarks
+from atsbook.findings import rules
 from atsbook.runs import costing, runner
 from atsbook.runs.archive import Archive
 from atsbook.runs.networks import device_of
@@ -89,6 +90,17 @@ def archive(args: argparse.Namespace) -> int:
     )
     print("\n".join(faults) or whole)
     return int(bool(faults))
+
+
+def dates(args: argparse.Namespace) -> None:
+    """Keep when the pages' rules were written and changed, and when their evidence was made."""
+    root = project_root()
+    if not rules.has_history(root):
+        raise AtsError(
+            f"{root} is no clone with the project's whole history, which the dates are from"
+        )
+    rules.write_rules(root, runner.evidence_dates(root))
+    print(f"{root / 'results' / rules.FILE}: {len(rules.recorded(root / 'results'))} pages")
 
 
 def bench(args: argparse.Namespace) -> None:

@@ -318,7 +318,7 @@ def judge(
     `refuted`.
 
     Args:
-        rule: as fixed before the run.
+        rule: in words.
         reason: what was measured, in words, to which the faults are added.
         here: the same in a few words, for the answer table.
     """

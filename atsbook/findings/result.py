@@ -2,15 +2,17 @@
 
 import dataclasses
 import hashlib
+import html
 import json
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
+from atsbook.findings.rules import told
 from atslib.data.load import is_drawn
 from atslib.errors import AtsError
-from atslib.files import write_atomically
+from atslib.files import project_root, write_atomically
 
 STATUSES = ("reproduced", "partly", "not reproduced", "cannot tell", "not measured")
 NO_POLICY = "none"
@@ -96,12 +98,17 @@ class Result:
 
     @property
     def headline(self) -> str:
-        """The verdict as HTML; at less than the full profile it says that it is of this scale."""
+        """The verdict as HTML; at less than the full profile it says that it is of this scale.
+
+        When the rule is from, and when the evidence of profile `laptop`, stands beside it.
+        """
         scale = "" if self.facts["profile"] == "full" else " at this scale"
         status = self.verdict.status
+        dates = told(self.page, project_root() / "results")
+        dates = f'<p class="dates">{html.escape(dates)}</p>' if dates else ""
         return (
             f'<p><span class="verdict" data-status="{status}">{status}{scale}</span> {self.verdict.reason}.</p>'
-            f"<p><b>Rule, fixed before the run.</b> {self.verdict.rule}</p>"
+            f"<p><b>Rule.</b> {self.verdict.rule}</p>{dates}"
         )
 
     def write(self, results: Path) -> Path:

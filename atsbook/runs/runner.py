@@ -291,3 +291,19 @@ def published(root: Path) -> list[str]:
     """The pages that the book's table of contents holds, in its order."""
     contents = (root / "book" / "_toc.yml").read_text()
     return [name for name in re.findall(r"results/(\w+)$", contents, re.MULTILINE) if name in PAGES]
+
+
+def evidence_dates(root: Path) -> dict[str, list[str]]:
+    """When each page's pieces of work in the archive were made, as ISO dates, by page."""
+    archive = Archive(root / "results" / "units")
+    experiment = settings(profile=BOOK_PROFILE)
+    made = {key: line["made"] for key, line in archive.entries().items()}
+    evidence = Store(root / "book" / "_build" / "dates")  # only for the names it gives
+    dates = {}
+    for name in published(root):
+        keys = [
+            evidence.path(unit.kind, unit).stem
+            for unit in load_page(name).units(experiment).values()
+        ]
+        dates[name] = [made[key] for key in keys if key in made]
+    return dates
