@@ -1,18 +1,17 @@
-"""Learned privacy transformations for collaborative learning: transform, train, attack, score,
-search.
+"""Learned privacy transformations for collaborative learning.
 
-Rooms, ground floor first: `errors`, `rng`, `store`, `data`, `policies`, `measures`, `models`,
-`gradients`, `clients`, `attacks`, `scores`, `report`. Imports point down. A name is imported when
-it is first used, so `import atslib`, and `python -m atslib --help` with it, do not wait for torch.
-To add a public name: one entry in `_HOMES`.
+From the ground up: `errors`, `rng`, `files` and `checkpoints`; `data`, `policies`, `measures`; `models`
+and `gradients`; `clients` (what they do and what a server sees of it); `attacks`; `scores`; and the
+shell, `python -m atslib`. Imports point down. A name is imported when it is first used, so that
+`import atslib` does not wait for torch. To add a public name: one entry in `_HOMES`.
 """
 
 import importlib
 
 from atslib import _torchvision
-from atslib.rng import (
-    rng,  # at once, so that a later `import atslib.rng` does not put the module in its place
-)
+
+# At once, so that a later `import atslib.rng` does not put the module in its place.
+from atslib.rng import rng
 
 __version__ = "0.1.0"
 _torchvision.serve()

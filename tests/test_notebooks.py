@@ -1,4 +1,4 @@
-"""Notebooks: thin and clean as committed, whole at toy size, and published from their current
+"""Notebooks: clean as committed, whole at toy size, and published from their current
 source.
 """
 
@@ -37,10 +37,6 @@ def code(path, *, injected=False):
     return [c for c in cells if injected or "injected-parameters" not in c.metadata.get("tags", [])]
 
 
-def lines(cells):
-    return sum(bool(line.strip()) for cell in cells for line in cell.source.splitlines())
-
-
 def name(path):
     return path.stem if path else "none"
 
@@ -53,20 +49,14 @@ def test_every_page_has_a_notebook_and_every_notebook_a_page():
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
-def test_a_notebook_is_thin_and_clean(path):
+def test_a_notebook_is_committed_without_outputs_and_opens_with_its_title(path):
     cells = code(path)
     assert "parameters" in cells[0].metadata.get("tags")
-    assert len(cells) <= 12, "move work into atslib"
     for number, cell in enumerate(cells, 1):
         assert not cell.outputs, f"cell {number}: strip outputs"
         assert cell.execution_count is None, f"cell {number}: strip execution counts"
-        assert len(cell.source.splitlines()) <= 15, f"cell {number}: move code into atslib"
-        assert not re.search(r"^\s*(async\s+)?(def|class)\s", cell.source, re.M), (
-            f"cell {number}: define it in atslib"
-        )
         assert "parameters" not in cell.metadata.get("tags", []) or number == 1
     prose = [cell for cell in read(path).cells if cell.cell_type == "markdown"]
-    assert lines(prose) >= lines(cells)
     assert prose[0].source.startswith("# ")
 
 
