@@ -13,10 +13,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from atslib.errors import AtsError
-from atslib.files import (
-    write_atomically,
-)
+from atslib.errors import AtsError, as_path
+from atslib.files import write_atomically
 
 Tensors = dict[str, Tensor]
 
@@ -84,14 +82,18 @@ def fingerprint(*parts: object) -> str:
     return whole.hexdigest()[:20]
 
 
-def write_tensors(path: Path, tensors: Tensors, facts: dict) -> None:
+def write_tensors(path: Path, tensors: Tensors, facts: dict, *, make_folder: bool = True) -> None:
     """Write tensors and facts (JSON values) as one safetensors file, whole or not at all, with a
     hash of both.
     """
     tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     words = json.dumps(facts)
     metadata = {"facts": words, "hash": _hash(tensors, words)}
-    write_atomically(path, lambda partial: save_file(tensors, partial, metadata=metadata))
+    write_atomically(
+        path,
+        lambda partial: save_file(tensors, partial, metadata=metadata),
+        make_folder=make_folder,
+    )
 
 
 def read_tensors(path: Path) -> tuple[Tensors, dict, bool]:
@@ -122,9 +124,30 @@ def _hash(tensors: Tensors, words: str) -> str:
     return fingerprint(words, dict(sorted(tensors.items())))
 
 
+def state_file(path: Path | str | None) -> Path | None:
+    """Where a run is to keep its state, as a user gives it; the folder is made. None stays None.
+
+    Raises:
+        AtsError: no path, or its folder cannot be made.
+    """
+    path = as_path("checkpoint", path, optional=True)
+    if path is not None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise AtsError(f"{path.parent} cannot be written: {error.strerror}") from None
+    return path
+
+
 def save_state(path: Path, run: str, tensors: Tensors, **facts: object) -> None:
-    """Keep the state of a run. `run` names it: the `fingerprint` of all that decides its result."""
-    write_tensors(path, tensors, {"run": run, **facts})
+    """Keep the state of a run, in a folder that is there.
+
+    Args:
+        run: names it: the `fingerprint` of all that decides its result.
+    Raises:
+        AtsError: it cannot be written, such as when the folder has vanished in the meantime.
+    """
+    write_tensors(path, tensors, {"run": run, **facts}, make_folder=False)
 
 
 def load_state(path: Path, run: str) -> tuple[Tensors, dict] | None:

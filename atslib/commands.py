@@ -184,7 +184,7 @@ def search(args: argparse.Namespace) -> None:
         if args.attack_steps
         else None
     )
-    kept = {"store": store, "progress": True, "finals": finals}
+    kept = {"keep": store.keep, "progress": True, "finals": finals}
     result = search_policies(config, semi_trained, random_init, test, seed=args.seed, **kept)
     result.save(
         args.out,
@@ -194,7 +194,9 @@ def search(args: argparse.Namespace) -> None:
         image_shape=test.pixels.shape[1:],
     )
     print(result.best())
-    print(f"{args.out}: {len(result.chosen)} policies; all {len(result.table):,} in {table.name}")
+    print(
+        f"{args.out}: {len(result.chosen)} policies; all {len(result.table['policy']):,} in {table.name}"
+    )
 
 
 def _search_config(args: argparse.Namespace) -> SearchConfig:

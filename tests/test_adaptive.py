@@ -51,6 +51,7 @@ from atslib.policies.policy import parse_policy
 from atslib.rng import rng
 
 pytestmark = pytest.mark.usefixtures("one_thread", "few_images")
+OWN = load("shapes", "train")
 ANNEALED = ATTACKS["annealed-lenet"]
 
 
@@ -295,7 +296,7 @@ def test_it_starts_from_the_mean_image_after_the_policy(lenet, victims):
     inner = dataclasses.replace(ANNEALED, steps=1, lr=1e-6)
     for policy in ("3-0", "3-1-7"):  # an inverted shift leaves nothing black, the other some pixels
         made = reconstruct(
-            seen_by(lenet, victims, policy, "policy"), FromMean(inner=inner, images="shapes"), rng=0
+            seen_by(lenet, victims, policy, "policy"), FromMean(inner=inner, images=OWN), rng=0
         )
         mean = policy_image("shapes", policy, True).expand_as(made.images)
         torch.testing.assert_close(made.images, torch.where(made.images == 0, 0, mean))
@@ -328,9 +329,7 @@ def _kept(form, shape):
 
 
 def test_which_columns_are_black_is_told_by_cost(lenet, victims):
-    attack = FromMean(
-        inner=dataclasses.replace(ANNEALED, steps=100), trial=30, keep=1, images="shapes"
-    )
+    attack = FromMean(inner=dataclasses.replace(ANNEALED, steps=100), trial=30, keep=1, images=OWN)
     seen = {knows: seen_by(lenet, victims, "3", knows) for knows in ("policy", "draws")}
     told = [bands(form) for form in drawn(seen["draws"].knows)[0]]
     assert len(set(told)) == 2  # left and right
@@ -347,7 +346,7 @@ def own():
     return transform(load("shapes", "train").pixels[:1000], rng=rng(7))
 
 
-UNDO = Undone(inner=ANNEALED, images="shapes")
+UNDO = Undone(inner=ANNEALED, images=OWN)
 
 
 def test_what_was_drawn_is_read_off_an_image_by_what_is_likely(own):
@@ -381,7 +380,7 @@ def test_the_undone_image_is_that_of_the_standard_attack(lenet, victims):
 
 
 @pytest.mark.parametrize(
-    "attack", [FromMean(inner=ANNEALED, images="shapes"), UNDO], ids=["from mean", "undone"]
+    "attack", [FromMean(inner=ANNEALED, images=OWN), UNDO], ids=["from mean", "undone"]
 )
 def test_who_does_not_know_the_policy_can_use_it_neither_before_nor_after(lenet, victims, attack):
     with pytest.raises(

@@ -1,5 +1,6 @@
 """The attacks against plain loops written the authors' way, and the laws of the batched engine."""
 
+import inspect
 import warnings
 from contextlib import nullcontext
 from dataclasses import replace
@@ -867,8 +868,7 @@ def test_a_preset_is_called_by_its_name_and_a_start_may_be_an_array(tmp_path, mo
     seen, _ = victims()
     monkeypatch.setitem(ATTACKS, "short", UNSIGNED)
     itself = reconstruct(seen, UNSIGNED, rng=rng(0), frames=2)
-    for run in (reconstruct(seen, "short", rng=0), UNSIGNED.run(seen, rng=rng(0))):
-        assert torch.equal(run.images, itself.images)
+    assert torch.equal(reconstruct(seen, "short", rng=0).images, itself.images)
     given = starts(seen)
     named = reconstruct(
         seen, ["short"] * 4, rng=0, start=given.numpy(), checkpoint=str(tmp_path / "state")
@@ -903,6 +903,11 @@ def test_a_function_is_an_attack_and_gets_the_options_that_it_names():
         return reconstruct(seen, replace(UNSIGNED, steps=7), **options)
 
     assert reconstruct(seen, longer, rng=rng(0), frames=2).frame_steps == (0, 7)
+
+
+def test_the_options_of_an_attack_are_those_of_the_engine():
+    named = inspect.signature(engine.match).parameters
+    assert list(named) == ["seen", "attacks", "rng", *engine.OPTIONS]
 
 
 # --- does it find images? ------------------------------------------------------------------------------

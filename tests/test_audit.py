@@ -15,6 +15,7 @@ from checks import refused
 from atsbook.__main__ import main
 from atsbook.runs import making, runner
 from atsbook.runs.archive import Archive
+from atsbook.runs.attackers import FromMean, Learned, Undone
 from atsbook.runs.attacks import attack_unit
 from atsbook.runs.audit import (
     audit,
@@ -31,7 +32,7 @@ from atsbook.runs.schedule import needed
 from atsbook.runs.scoring import ScoreUnit, search_unit
 from atsbook.runs.settings import settings
 from atsbook.runs.store import Store
-from atslib.attacks import ATTACKS, FromMean, KeptEntries, Learned, ThroughPolicy, Undone
+from atslib.attacks import ATTACKS, KeptEntries, ThroughPolicy
 from atslib.clients.observe import ThreatModel
 from atslib.errors import AtsError
 

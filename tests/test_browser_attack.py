@@ -291,7 +291,7 @@ def test_guess_form_and_undone_picture_are_the_librarys(browser, tmp_path):
     own[-1] = (own[-1] & 254) | (
         (own[:-1].long().sum(0) + rows + columns) & 1
     ).byte()  # so that no neighbours tie
-    server = Undone(inner=ATTACKS["annealed-lenet"], images="shapes", steps=4)
+    server = Undone(inner=ATTACKS["annealed-lenet"], images=dataset("shapes", "train"), steps=4)
     cases, expected = [], []
     for policy in (*NAMES.values(), "3-1-7+43-18-18"):
         possible = forms(policy)

@@ -161,7 +161,7 @@ def test_a_unit_that_kills_its_worker_each_time_ends_the_run(store, monkeypatch)
 def test_two_runs_on_one_store_do_each_unit_once(store, expected):
     code = (
         "import sys\nfrom test_cluster import Slow, UNITS\nfrom atsbook.runs import schedule\n"
-        "from atslib.store import Store\n"
+        "from atsbook.runs.store import Store\n"
         "if __name__ == '__main__':\n"
         "    schedule.seconds = lambda unit, rate: 1.0\n"
         "    schedule.compute([Slow(n) for n in range(UNITS)], Store(sys.argv[1]), 'cpu', jobs=1)\n"

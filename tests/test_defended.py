@@ -11,6 +11,7 @@ from atsbook.pages import ext6_defenses
 from atsbook.pages.ext6_defenses import PANELS, TUNED, best, compared, defenses_verdict, worst
 from atsbook.runs import defended
 from atsbook.runs.archive import Archive, unit_of
+from atsbook.runs.attackers import Undone
 from atsbook.runs.defended import (
     BARE,
     DEFENSES,
@@ -35,7 +36,6 @@ from atslib.attacks import (
     KeptEntries,
     KnownFeatures,
     ThroughPolicy,
-    Undone,
 )
 from atslib.clients.defenses.accountant import epsilon
 

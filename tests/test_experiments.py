@@ -480,7 +480,7 @@ def test_a_unit_takes_an_attack_of_ones_own(tmp_path):
     for other in (Flat(0.25), Flatter()):
         others = dataclasses.replace(unit, attack=other)
         assert store.path(others.kind, others) != store.path(unit.kind, unit)
-    with pytest.raises(AtsError, match="must be a frozen dataclass with a method run"):
+    with pytest.raises(AtsError, match="or a frozen dataclass with a method run"):
         dataclasses.replace(unit, attack="adam-cosine")
 
 

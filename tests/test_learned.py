@@ -19,7 +19,7 @@ from atslib.rng import rng
 pytestmark = pytest.mark.usefixtures("one_thread", "few_images")
 SHORT = Learned(
     inner=dataclasses.replace(ATTACKS["annealed-lenet"], steps=2),
-    images="shapes",
+    images=load("shapes", "train"),
     pairs=6,
     epochs=1,
     width=4,
@@ -59,7 +59,7 @@ def test_it_knows_the_policy_and_never_the_private_images(seen):
     made = SHORT.run(seen, rng=rng(3))
     assert made.images.shape == (4, 3, 32, 32)
     assert 0 <= made.images.min() <= made.images.max() <= 1
-    own = SHORT.inner.run(seen, rng=rng(3))
+    own = reconstruct(seen, SHORT.inner, rng=rng(3))
     assert torch.equal(made.cost, own.cost)
     assert not torch.equal(made.images, own.images)
     again = SHORT.run(seen, rng=rng(3))
@@ -70,8 +70,10 @@ def test_it_knows_the_policy_and_never_the_private_images(seen):
 def test_what_it_refuses(seen):
     with refused("Learned needs a server that knows the policy: ThreatModel(defense='policy')"):
         SHORT.run(dataclasses.replace(seen, knows=type(seen.knows)()), rng=rng(0))
-    with refused("Learned.images='shapes-grey' has (1, 28, 28) images, seen are (3, 32, 32)"):
-        dataclasses.replace(SHORT, images="shapes-grey").run(seen, rng=rng(0))
+    with refused("Learned.images 'shapes-grey' has (1, 28, 28) images, seen are (3, 32, 32)"):
+        dataclasses.replace(SHORT, images=load("shapes-grey", "train")).run(seen, rng=rng(0))
+    with refused("Learned.images 'shapes' must be an atslib.Images"):
+        dataclasses.replace(SHORT, images="shapes").run(seen, rng=rng(0))
     with refused("there are 2 updates; take it of each"):
         SHORT.run(Observed.join([seen, seen]), rng=rng(0))
     for field in ("pairs", "epochs", "width"):

@@ -265,7 +265,7 @@ def test_workers_end_when_their_runner_is_killed(tmp_path):
     """Left alone they would wait for ever, a gigabyte each."""
     code = (
         "from atsbook.runs.networks import model_unit\nfrom atsbook.runs.settings import settings\n"
-        "from atsbook.runs.schedule import compute\nfrom atslib.store import Store\n"
+        "from atsbook.runs.schedule import compute\nfrom atsbook.runs.store import Store\n"
         "if __name__ == '__main__':\n"
         "    unit = model_unit(settings(model='lenet', epochs=100_000, device='cpu'))\n"
         "    compute([unit], Store('kept'), 'cpu', jobs=1)\n"

@@ -229,7 +229,9 @@ def found(kept):
 def test_a_second_search_is_the_same_table_and_computes_nothing(found, kept):
     made = []
     again = searched(search_unit(TINY), Store(kept.root, say=made.append), CPU)
-    pd.testing.assert_frame_equal(again.table, found.tables["candidates"].drop(columns="pareto"))
+    pd.testing.assert_frame_equal(
+        pd.DataFrame(again.table), found.tables["candidates"].drop(columns="pareto")
+    )
     assert made == []
 
 
@@ -238,7 +240,9 @@ def test_a_search_from_nothing_is_the_same_table_and_its_artifact_is_the_time_it
 ):
     unit = search_unit(TINY)
     again, _ = scoring.search_result(TINY, store)
-    pd.testing.assert_frame_equal(again.table, found.tables["candidates"].drop(columns="pareto"))
+    pd.testing.assert_frame_equal(
+        pd.DataFrame(again.table), found.tables["candidates"].drop(columns="pareto")
+    )
     assert [line.split()[1] for line in said] == ["model", "score", "score", "search"]
     shards = [facts["seconds"] for path, facts in store.entries() if path.parent.name == "score"]
     assert float(unit.make(store, CPU)["seconds"]) >= sum(shards) - 0.05  # facts are rounded

@@ -58,12 +58,17 @@ def result(parties):
     return search(SMALL, *parties, seed=0)
 
 
+def table_of(result):
+    return pd.DataFrame(result.table)
+
+
 # --- the search ---------------------------------------------------------------------------------------------
 
 
 def test_the_table_holds_the_scores_of_every_candidate(result, parties):
     semi_trained, random_init, images = parties
-    table = result.table
+    assert all(isinstance(column, np.ndarray) for column in result.table.values())
+    table = table_of(result)
     assert table.columns.tolist() == COLUMNS
     assert len(table) == len(set(table["canonical"])) <= 12
     assert (table["n"] == 4).all()
@@ -84,7 +89,7 @@ def test_the_table_holds_the_scores_of_every_candidate(result, parties):
 
 
 def test_the_lowest_privacy_scores_are_chosen_best_first(result):
-    table = result.table
+    table = table_of(result)
     assert table["s_pri"].is_monotonic_increasing
     assert table["chosen"].tolist() == [True] * 3 + [False] * (len(table) - 3)
     assert [str(policy) for policy in result.chosen] == table["policy"][:3].tolist()
@@ -113,7 +118,7 @@ def test_the_hybrid_compares_functions_and_not_ids_and_leaves_the_identity_out()
 
 def test_the_shards_do_not_change_the_table(result, parties):
     other = search(dataclasses.replace(SMALL, shard=12), *parties, seed=0)
-    pd.testing.assert_frame_equal(other.table, result.table, rtol=0, atol=1e-6)
+    pd.testing.assert_frame_equal(table_of(other), table_of(result), rtol=0, atol=1e-6)
 
 
 def test_a_killed_search_goes_on_and_ends_with_the_same_table(result, parties, store, monkeypatch):
@@ -127,37 +132,37 @@ def test_a_killed_search_goes_on_and_ends_with_the_same_table(result, parties, s
 
     monkeypatch.setattr(shards, "privacy_scores", dies)
     with pytest.raises(Killed):
-        search(SMALL, *parties, seed=0, store=store)
-    again = search(SMALL, *parties, seed=0, store=store)
-    pd.testing.assert_frame_equal(again.table, result.table, check_exact=True)
+        search(SMALL, *parties, seed=0, keep=store.keep)
+    again = search(SMALL, *parties, seed=0, keep=store.keep)
+    pd.testing.assert_frame_equal(table_of(again), table_of(result), check_exact=True)
     assert again.hybrid == result.hybrid
-    count = math.ceil(len(result.table) / 5)
+    count = math.ceil(len(result.table["policy"]) / 5)
     assert len(calls) == 1 + count  # the first shard was not computed again
-    search(SMALL, *parties, seed=0, store=store)
+    search(SMALL, *parties, seed=0, keep=store.keep)
     assert len(calls) == 1 + count
 
 
 def test_another_network_seed_or_variant_is_another_artifact(parties, store):
     semi_trained, random_init, images = parties
-    search(SMALL, semi_trained, random_init, images, seed=0, store=store)
+    search(SMALL, semi_trained, random_init, images, seed=0, keep=store.keep)
     count = len(list(store.entries()))
-    search(SMALL, random_init, random_init, images, seed=0, store=store)
+    search(SMALL, random_init, random_init, images, seed=0, keep=store.keep)
     half = count // 2
     assert len(list(store.entries())) == count + half
-    search(dataclasses.replace(SMALL, pri_variant="code"), *parties, seed=0, store=store)
+    search(dataclasses.replace(SMALL, pri_variant="code"), *parties, seed=0, keep=store.keep)
     assert len(list(store.entries())) == count + 2 * half
 
 
 def test_halving_scores_few_images_for_all_and_more_for_the_best(result, parties):
     halving = search(dataclasses.replace(SMALL, rungs=((2, 0.5),)), *parties, seed=0)
-    table, total = halving.table, len(result.table)
+    table, total = table_of(halving), len(result.table["policy"])
     survivors = table[table["rung"] == 2]
     assert len(survivors) == math.ceil(total / 2)
     assert (survivors["n"] == 4).all()
     assert (table[table["rung"] == 1]["n"] == 2).all()
     assert table["rung"].is_monotonic_decreasing
     assert survivors["s_pri"].is_monotonic_increasing
-    full = result.table.set_index("policy")["s_pri"]
+    full = table_of(result).set_index("policy")["s_pri"]
     np.testing.assert_allclose(survivors["s_pri"], full[survivors["policy"]], rtol=0, atol=1e-6)
     first_rung = search(dataclasses.replace(SMALL, images=2), *parties, seed=0).table
     assert set(survivors["policy"]) == set(first_rung["policy"][: len(survivors)])
@@ -166,14 +171,15 @@ def test_halving_scores_few_images_for_all_and_more_for_the_best(result, parties
 def test_a_threshold_rejects_before_the_privacy_score_and_says_so_if_it_rejects_all(
     result, parties
 ):
-    scores = result.table["s_acc"]
-    admitted = search(dataclasses.replace(SMALL, t_acc=scores.median()), *parties, seed=0)
-    rejected = admitted.table[admitted.table["rung"] == 0]
+    scores = table_of(result)["s_acc"]
+    result = search(dataclasses.replace(SMALL, t_acc=scores.median()), *parties, seed=0)
+    admitted = table_of(result)
+    rejected = admitted[admitted["rung"] == 0]
     assert (rejected["s_acc"] < scores.median()).all()
     assert len(rejected) == (scores < scores.median()).sum() > 0
     assert rejected["s_pri"].isna().all()
     assert not rejected["chosen"].any()
-    assert admitted.table["s_acc"][: len(scores) - len(rejected)].min() >= scores.median()
+    assert admitted["s_acc"][: len(scores) - len(rejected)].min() >= scores.median()
     spread = f"they score {scores.min():.6g} to {scores.max():.6g}"
     with refused(
         "t_acc 0, the threshold on the accuracy score",
@@ -189,7 +195,7 @@ def test_only_the_codes_accuracy_score_has_a_threshold_by_default():
 
 
 def test_ranking_with_variance_is_that_of_the_later_release(parties):
-    table = search(dataclasses.replace(SMALL, ranking="mean+variance"), *parties, seed=0).table
+    table = table_of(search(dataclasses.replace(SMALL, ranking="mean+variance"), *parties, seed=0))
 
     def scaled(values):
         return (values - values.min()) / (values.max() - values.min())
@@ -218,8 +224,22 @@ def test_pareto_rows_are_those_that_no_other_beats():
         [0.1, 0.2, 0.3, 0.3, 0.2, 0.4, np.nan, 0.1],
         [-3.0, -2.0, -1.0, -1.5, -2.0, -1.0, 0, -4],
     )
-    table = pd.DataFrame({"s_pri": privacy, "s_acc": accuracy})
-    assert pareto(table).tolist() == [True, True, True, False, True, False, False, False]
+    on_the_front = [True, True, True, False, True, False, False, False]
+    assert pareto(privacy, accuracy).tolist() == on_the_front
+    assert pareto(pd.Series(privacy), pd.Series(accuracy)).tolist() == on_the_front
+    assert pareto([], []).tolist() == []
+
+
+def test_the_front_is_that_of_comparing_each_policy_with_each():
+    draws = np.random.default_rng(0).integers(0, 12, (2, 200)).astype(float)
+    draws[:, ::17] = np.nan
+    s_pri, s_acc = draws
+    no_worse = (s_pri[:, None] <= s_pri) & (s_acc[:, None] >= s_acc)
+    better = (s_pri[:, None] < s_pri) | (s_acc[:, None] > s_acc)
+    beaten = (no_worse & better).any(0)
+    expected = ~beaten & ~np.isnan(s_pri) & ~np.isnan(s_acc)
+    assert 1 < expected.sum() < 100
+    assert (pareto(s_pri, s_acc) == expected).all()
 
 
 def test_a_saved_search_loads_back_and_says_what_made_it(result, tmp_path):
@@ -232,6 +252,34 @@ def test_a_saved_search_loads_back_and_says_what_made_it(result, tmp_path):
     assert [row["s_pri"] for row in facts["scores"]] == result.table["s_pri"][:3].tolist()
     table = pd.read_csv(tmp_path / "policies.csv", keep_default_na=False)
     assert table["policy"].astype(str).tolist() == result.table["policy"].tolist()
+
+
+def test_the_table_is_written_as_pandas_writes_it(parties, tmp_path):
+    middle = np.median(search(SMALL, *parties, seed=0).table["s_acc"])  # scores of half are empty
+    result = search(dataclasses.replace(SMALL, t_acc=middle), *parties, seed=0)
+    result.save(tmp_path / "policies.json")
+    expected = table_of(result).to_csv(index=False, float_format="%.6g")
+    assert (tmp_path / "policies.csv").read_text() == expected
+
+
+def test_scores_are_kept_by_any_function_and_described_by_all_that_decides_them(result, parties):
+    kept, computed = {}, []
+
+    def keep(kind, description, compute):
+        key = kind, json.dumps(description, sort_keys=True, default=str)
+        if key not in kept:
+            computed.append(description)
+            kept[key] = compute()
+        return kept[key]
+
+    for _ in range(2):
+        again = search(SMALL, *parties, seed=0, keep=keep)
+        pd.testing.assert_frame_equal(table_of(again), table_of(result), check_exact=True)
+    count = math.ceil(len(result.table["policy"]) / 5)
+    assert [d["score"] for d in computed] == ["accuracy"] * count + ["privacy"] * count
+    needed = {"score", "seed", "network", "variant", "images", "model", "policies"}
+    assert all(needed <= description.keys() for description in computed)
+    assert {kind for kind, _ in kept} == {"score"}
 
 
 @pytest.mark.parametrize(
@@ -429,20 +477,20 @@ def test_search_on_an_own_folder(folder, tmp_path, capsys):
 def test_the_finals_rank_the_best_by_what_an_attack_gains(result, parties, tmp_path):
     attack = dataclasses.replace(ATTACKS["adam-cosine"], steps=4)
     semi_trained, _, images = parties
-    after = search(SMALL, *parties, seed=0, finals=attack, store=Store(tmp_path))
+    after = search(SMALL, *parties, seed=0, finals=attack, keep=Store(tmp_path).keep)
     finalists = result.table["policy"][:6].tolist()
-    best = after.table.head(6)
+    best = table_of(after).head(6)
     assert sorted(best["policy"]) == sorted(finalists)
     assert (best["rung"] == 2).all()
     assert (after.table["rung"][6:] == 1).all()
-    assert after.table["gain"][6:].isna().all()
+    assert np.isnan(after.table["gain"][6:]).all()
     assert best["gain"].is_monotonic_increasing
     assert [str(policy) for policy in after.chosen] == best["policy"][:3].tolist()
     attacked = images[torch.randperm(12, generator=rng(0, "images"))[:6]]
     one = attack_gains(semi_trained, attacked, Policy.parse(best["policy"][0]), attack, seed=0)
     assert best["gain"][0] == pytest.approx(one.double().mean().item(), abs=1e-5)
-    again = search(SMALL, *parties, seed=0, finals=attack, store=Store(tmp_path))
-    pd.testing.assert_frame_equal(again.table, after.table)
+    again = search(SMALL, *parties, seed=0, finals=attack, keep=Store(tmp_path).keep)
+    pd.testing.assert_frame_equal(table_of(again), table_of(after))
 
 
 def test_an_attack_that_recovers_the_image_gains_and_one_that_does_not_start_gains_nothing(parties):

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import pandas as pd
 import pytest
 import torch
 from checks import refused
@@ -300,10 +299,14 @@ CALLS = {
         "feature_mse: the model does not take (2, 3, 20, 20)",
     ),
     # tables and the store
-    "front of a dict": (lambda: atslib.pareto({}), "pareto: table {} must be a pandas.DataFrame"),
-    "front of other columns": (
-        lambda: atslib.pareto(pd.DataFrame({"s_pri": [1.0], "accuracy": [1.0]})),
-        "pareto: the table has no column s_acc, but s_pri, accuracy",
+    "front of a dict": (lambda: atslib.pareto({}, [1.0]), "pareto: s_pri {} must be numbers"),
+    "front of other lengths": (
+        lambda: atslib.pareto([1.0], [1.0, 2.0]),
+        "pareto: there are 1 s_pri and 2 s_acc",
+    ),
+    "search with a store": (
+        lambda: atslib.search(SMALL, MODEL, MODEL, IMAGES, seed=0, keep=Store("x")),
+        "search: keep <atsbook.runs.store.Store",
     ),
     "kind that leaves the store": (
         lambda: Store("x").path("../x", {}),
@@ -326,7 +329,7 @@ NOT_PATHS = {
     "load_policies": atslib.load_policies,
     "load_folder": atslib.load_folder,
     "SearchResult.save": lambda path: atslib.scores.search.SearchResult(
-        pd.DataFrame(), (), None, SMALL, 0
+        {}, (), None, SMALL, 0
     ).save(path),
 }
 OPTIONAL_PATHS = {
@@ -414,7 +417,7 @@ NONE = {
         "images are a NoneType",
     ),
     "search seed": (lambda: atslib.search(SMALL, MODEL, MODEL, IMAGES, seed=None), "seed None"),
-    "pareto": (lambda: atslib.pareto(None), "pareto: table None"),
+    "pareto": (lambda: atslib.pareto(None, [1.0]), "pareto: s_pri None"),
     "fit model": (lambda: atslib.fit(None, IMAGES, TrainConfig(), rng=0), "model None"),
     "fit images": (lambda: atslib.fit(MODEL, None, TrainConfig(), rng=0), "images are a NoneType"),
     "fit config": (lambda: atslib.fit(MODEL, IMAGES, None, rng=0), "fit: config None"),

@@ -140,8 +140,9 @@ def run(settings: Settings, store: Store) -> Result:
     search, _ = search_result(settings, store)
     found = str(search.hybrid)
     rows, artifacts = attack_rows(attacks(settings, found), ("attack", "policy"), settings, store)
+    candidates = pd.DataFrame(search.table)
     tables = {
-        "candidates": search.table.assign(pareto=pareto(search.table)),
+        "candidates": candidates.assign(pareto=pareto(candidates["s_pri"], candidates["s_acc"])),
         "attacks": rows,
         "accuracy": accuracy_rows(networks(settings, found), ["policy"], settings, store).drop(
             columns="train"

@@ -193,7 +193,7 @@ def run(settings: Settings, store: Store) -> Result:
     facts = provenance(own, sheets[first]) | attacked_facts(by_network[first])
     if settings.profile != "laptop":
         search = search_result(own, store)[0]
-        tables = tables | {"candidates": search.table}
+        tables = tables | {"candidates": pd.DataFrame(search.table)}
         facts = facts | {"hybrid": str(search.hybrid)}
     return Result("claim3_transfer", tables, facts, verdict, sheets)
 

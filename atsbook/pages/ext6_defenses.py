@@ -110,9 +110,9 @@ def compared(attacks: pd.DataFrame, accuracy: pd.DataFrame) -> pd.DataFrame:
             row | {f"accuracy {end}".removesuffix(" mean"): known.loc[name, end] for end in known}
         )
     table = pd.DataFrame(rows)
-    scores = table.assign(s_pri=table["found"], s_acc=table["accuracy"])
     return table.assign(
-        usable=table["accuracy"] >= USABLE * known.loc[NO_POLICY, "mean"], pareto=pareto(scores)
+        usable=table["accuracy"] >= USABLE * known.loc[NO_POLICY, "mean"],
+        pareto=pareto(table["found"], table["accuracy"]),
     )
 
 

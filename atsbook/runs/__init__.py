@@ -10,8 +10,8 @@ without an attack; `inverting` lists those of a page), `sweep` (attacks on every
 looks into an attack layer by layer, `archive` keeps them in the repository as the files that
 `packing` makes of them, `tables` reads them, `table1` names the four blocks of the paper's Table 1
 and their policies, `regimes` says when and which networks are attacked, `defended` who attacks
-which defense, `adaptive` who knows what of a policy. To add a kind of unit: one frozen dataclass
-that is a `networks.Unit`.
+which defense, `adaptive` who knows what of a policy, `attackers` names the data set whose images an
+attacker has. To add a kind of unit: one frozen dataclass that is a `networks.Unit`.
 
 From settings to the book: `schedule` computes units where `workers` are, `audit` repeats a part of
 the archive, `making` executes pages and builds the book, `runner` calls them in order. `written`
@@ -20,5 +20,5 @@ writes the files of an attack made by a command, `costing` says what whole profi
 To add a step of a run: one function, called in `runner.run`.
 
 `estimate` says how long work takes, `store` keeps its results, `remote` at an address, `transport`
-moves them.
+moves them, and `faults` says which are damaged.
 """

@@ -4,12 +4,13 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from atsbook.findings.result import NO_POLICY
+from atsbook.runs.attackers import FromMean, Learned, Undone
 from atsbook.runs.attacks import AttackUnit, attack_unit
 from atsbook.runs.regimes import Cell
 from atsbook.runs.settings import Settings
 from atsbook.runs.table1 import FEW, HYBRID, POLICIES, SEARCHED
 from atsbook.runs.tables import label
-from atslib.attacks import ATTACKS, FromMean, Learned, ThroughPolicy, Undone
+from atslib.attacks import ATTACKS, ThroughPolicy
 from atslib.clients.observe import ThreatModel
 
 IMAGES, TIMES = 100, 2  # images at most, and how often all is drawn anew, on the first network

@@ -8,16 +8,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from atsbook.runs.attackers import FromMean, Learned, Undone
 from atsbook.runs.networks import ModelUnit, OnModel, dataset, trained, victim
 from atsbook.runs.settings import Settings
 from atsbook.runs.store import Artifact, Store
 from atslib.attacks import ATTACKS, Attack, GradientMatching, reconstruct
 from atslib.attacks.analytic import LastLayerAlone
-from atslib.attacks.learned_correction import Learned
 from atslib.attacks.starts import STARTS
 from atslib.attacks.through_defense import BothImages, KeptEntries, KnownFeatures
 from atslib.attacks.through_policy import ThroughPolicy
-from atslib.attacks.undo_policy import FromMean, Undone
 from atslib.checkpoints import ADDED_SINCE
 from atslib.clients.observe import Knowledge, Observed, ThreatModel, observe
 from atslib.clients.prepare import streams, to_images, transform
@@ -72,9 +71,10 @@ class AttackUnit(OnModel):
     every: bool = dataclasses.field(default=False, metadata=ADDED_SINCE)
 
     def __post_init__(self) -> None:
-        if not dataclasses.is_dataclass(self.attack) or not hasattr(self.attack, "run"):
+        own = dataclasses.is_dataclass(self.attack) and hasattr(self.attack, "run")
+        if not own and not isinstance(self.attack, GradientMatching):
             raise AtsError(
-                f"AttackUnit.attack={self.attack!r} must be a frozen dataclass with a method run"
+                f"AttackUnit.attack={self.attack!r} must be a GradientMatching, or a frozen dataclass with a method run"
             )
         if not isinstance(self.attack, GradientMatching):  # two classes may have the same fields
             object.__setattr__(self, "kind", f"attack-{type(self.attack).__name__}")

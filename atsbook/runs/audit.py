@@ -26,7 +26,7 @@ from atsbook.runs.scoring import ScoreUnit
 from atsbook.runs.store import Store
 from atsbook.runs.sweep import SweepScores, SweepUnit
 from atsbook.runs.workers import at_once
-from atslib.attacks.learned_correction import Learned
+from atslib.attacks import Learned
 from atslib.clients.training import evaluate
 from atslib.files import write_atomically
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from atsbook.findings.result import NO_POLICY
+from atsbook.runs.attackers import Undone
 from atsbook.runs.attacks import AttackUnit, attack_unit, attacked, before, drawn, targets, told
 from atsbook.runs.networks import ModelUnit, dataset, device_of, model_unit
 from atsbook.runs.packing import PICTURES, as_kept
@@ -25,7 +26,6 @@ from atslib.attacks import (
     KeptEntries,
     KnownFeatures,
     ThroughPolicy,
-    Undone,
 )
 from atslib.attacks.through_policy import drawn as forms_of
 from atslib.clients.observe import ThreatModel

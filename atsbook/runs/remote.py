@@ -2,51 +2,39 @@
 pushed when made.
 
 An artifact is `kind/<key>.json` and the `kind/<key>.<first of its hash>.safetensors` that this
-names. Tensors go first, and are named by their own hash: whoever sees the facts sees all of them,
-and two runs that push the same artifact at once leave that of one of them, never halves of both.
+names. Tensors go first, and are named by their own hash: whoever sees the facts sees all of them.
+Of two runs that push the same artifact at once, one write wins; files never mix.
 """
 
-import contextlib
 import hashlib
 import json
 import os
 import re
-import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
+from atsbook.runs.faults import fault
 from atslib.errors import AtsError
-from atslib.files import Found, digest, fault, wait_for, write_atomically
+from atslib.files import digest, write_atomically
 
-BEAT, LOST = (
-    5.0,
-    60.0,
-)  # seconds after which a claim is written anew, and after which one that was not is lost
-SETTLED = 0.5  # seconds within which others see that a claim was taken over
 FRESH = 1.0  # seconds for which the names at the address are believed
-_CLAIMS: dict[
-    str, tuple[str, float]
-] = {}  # what others' claims said and since when, as this process saw them
-# These do not pass with time; anything else does.
-_FINAL = (FileNotFoundError, FileExistsError, PermissionError, ImportError, ValueError, TypeError)
+# Errors of an address that answers; anything else means that it does not.
+_ANSWERS = (FileNotFoundError, FileExistsError, PermissionError, ImportError, ValueError, TypeError)
+
+Found = TypeVar("Found")
 
 
 class Remote:
     """What is kept at `address`.
 
-    Args:
-        patience: seconds that it may be away.
-        say: receives one line each time that it is away.
     Raises:
         AtsError: nothing is known of such addresses, or the package for them is not installed.
     """
 
-    def __init__(self, address: str, patience: float, say: Callable[[str], None]):
+    def __init__(self, address: str):
         self.address = address.rstrip("/")
-        self.patience = patience
-        self.say = say
         self._seen = set()
         self._listed = {}
         self._writable = False
@@ -88,12 +76,13 @@ class Remote:
         facts, tensors = b"", b""
         try:
             facts = self._do(lambda: self.fs.cat_file(f"{self.base}/{name}.json"))
-            sha256 = json.loads(facts)["sha256"]
+            try:
+                sha256 = json.loads(facts)["sha256"]
+            except (ValueError, KeyError, TypeError):
+                return facts, tensors, "its facts cannot be read"
             tensors = self._do(lambda: self.fs.cat_file(self._tensors(name, sha256)))
         except FileNotFoundError:
             return facts, tensors, "the tensors are missing"
-        except (ValueError, KeyError, TypeError):
-            return facts, tensors, "its facts cannot be read"
         return facts, tensors, fault(hashlib.sha256(tensors).hexdigest(), facts)
 
     def pull(self, path: Path) -> str | None:
@@ -123,88 +112,30 @@ class Remote:
         if not self._writable:
             try:
                 self._do(lambda: self.fs.pipe_file(f"{self.base}/.atslib", b"A store of atslib.\n"))
+            except AtsError:
+                raise
             except (OSError, ValueError) as error:
                 raise AtsError(f"the store {self.address} cannot be written: {error}") from None
             self._writable = True
-
-    @contextlib.contextmanager
-    def claim(self, path: Path) -> Iterator[bool]:
-        """Whether no other machine is making the artifact; as long as this lasts, the others are
-        told that one is.
-
-        For one process of a machine at a time. A claim is a file there, written anew every few
-        seconds. One that does not change any more is of a machine that was lost, and is taken over.
-        Two that take it over in the same moment, or a service without conditional writes, may have
-        an artifact made twice; that of one of them is kept.
-        """
-        file = f"{self.base}/{name_of(path)}.claim"
-        mine = f"{uuid.getnode()}:{path} {uuid.uuid4().hex}"
-        if not self._take(file, mine):
-            yield False
-            return
-        over = threading.Event()
-
-        def beat() -> None:
-            while not over.wait(BEAT):
-                with contextlib.suppress(Exception):  # away; or lost, and the next beat may do
-                    self.fs.pipe_file(file, f"{mine} {uuid.uuid4().hex}".encode())
-
-        (beating := threading.Thread(target=beat, daemon=True)).start()
-        try:
-            yield True
-        finally:
-            over.set()
-            beating.join()
-            with contextlib.suppress(Exception):  # then it looks like a lost machine's
-                self.fs.rm_file(file)
-
-    def _take(self, file: str, mine: str) -> bool:
-        def look() -> str:
-            with contextlib.suppress(FileNotFoundError):  # it ended just now
-                return self._do(lambda: self.fs.cat_file(file)).decode()
-            return ""
-
-        try:
-            self._do(lambda: self.fs.pipe_file(file, mine.encode(), mode="create"))
-            return True
-        except FileExistsError:
-            there = look()
-        if (
-            there.split(" ")[0] != mine.split(" ")[0]
-        ):  # else of a process that is gone: this one has the machine's lock
-            first, since = _CLAIMS.get(file, ("", 0.0))
-            if there != first:
-                _CLAIMS[file] = there, time.monotonic()
-                return False
-            if time.monotonic() < since + LOST:
-                return False
-            time.sleep(2 * BEAT)  # this address may have been away itself
-            if look() != there:
-                return False
-        self._do(lambda: self.fs.pipe_file(file, mine.encode()))
-        time.sleep(SETTLED)
-        return look() == mine
 
     def _tensors(self, name: str, sha256: str) -> str:
         return f"{self.base}/{name}.{sha256[:16]}.safetensors"
 
     def _do(self, act: Callable[[], Found]) -> Found:
-        """What `act` answers, asked again as long as it fails with what may pass."""
-        answers: list[Found] = []
+        """What `act` answers.
 
-        def asked() -> bool:
-            try:
-                answers.append(act())
-            except _FINAL:
-                raise
-            except Exception as error:
-                what.error = error
-                return False
-            return True
-
-        what = _Away(self.address)
-        wait_for(what, asked, self.patience, self.say)
-        return answers[0]
+        Raises:
+            AtsError: the address does not answer. That something is not there or not allowed is no
+                such error.
+        """
+        try:
+            return act()
+        except _ANSWERS:
+            raise
+        except Exception as error:
+            raise AtsError(
+                f"the store {self.address} does not answer ({error}); what is finished is kept, run again to go on"
+            ) from error
 
 
 def cache_folder(address: str) -> Path:
@@ -224,14 +155,3 @@ def name_of(path: Path) -> str:
 def unsent(path: Path) -> Path:
     """The file that lies beside an artifact from when it is made until it has been pushed."""
     return path.with_suffix(".unsent")
-
-
-class _Away:
-    """An address and why it did not answer the last time, as text."""
-
-    def __init__(self, address: str):
-        self.address = address
-        self.error = None
-
-    def __str__(self) -> str:
-        return f"{self.address} ({self.error})"

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 
 import torch
 from filelock import FileLock, Timeout
@@ -21,7 +21,6 @@ from atsbook.runs.store import Store
 from atsbook.runs.workers import LOST, at_once, count, workers
 from atslib.clients.prepare import to_images
 from atslib.errors import AtsError, OutOfTime
-from atslib.files import patiently
 from atslib.gradients.cpu import keep_to_one_core
 
 SHOWN = 5.0  # seconds within which what one machine wrote shows on another
@@ -168,7 +167,7 @@ def compute(
 
     Two processes of one thread do more than one of two, and a unit's numbers then do not depend on
     the number of cores. On a GPU the units run in this process. A unit whose worker was lost is
-    begun again, and goes on from the state that it kept; what another run on the same store is
+    begun again, and goes on from the state that it kept; what another run in the same folder is
     making is waited for.
 
     Args:
@@ -178,8 +177,8 @@ def compute(
         scheduler: `local` or the address of a Dask scheduler, whose workers see the store at the
             same path or address.
     Raises:
-        AtsError: workers were lost again and again, or do not share the store, or that was away for
-            too long.
+        AtsError: workers were lost again and again, or do not share the store, or that has
+            vanished.
     """
     if not (missing := plan(units, store)):
         return
@@ -190,25 +189,24 @@ def compute(
         f"{number} {kind}" for kind, number in Counter(unit.kind for unit in missing).items()
     )
     store.say(f"units to make: {kinds}; {scheduler or at_once(place, jobs)} at once")
-    with store.at_work():
-        while missing:
-            try:
-                with workers(place, jobs, scheduler, store.say) as (pool, slots):
-                    schedule.run(pool, device, slots)
-                return
-            except LOST:
-                before = len(missing)
-                missing = plan(missing, store)
-                losses = losses + 1 if len(missing) == before else 1
-                if losses > LOSSES:
-                    raise AtsError(
-                        f"workers were killed again and again, perhaps for want of memory, the last time at "
-                        f"{' or '.join(schedule.lost) or 'no unit'}: what is finished is kept; try --jobs 1"
-                    ) from None
-                store.say(
-                    f"a worker was lost, perhaps killed for want of memory: {len(missing)} units go on"
-                )
-                schedule = _Schedule(missing, store, ends)
+    while missing:
+        try:
+            with workers(place, jobs, scheduler, store.say) as (pool, slots):
+                schedule.run(pool, device, slots)
+            return
+        except LOST:
+            before = len(missing)
+            missing = plan(missing, store)
+            losses = losses + 1 if len(missing) == before else 1
+            if losses > LOSSES:
+                raise AtsError(
+                    f"workers were killed again and again, perhaps for want of memory, the last time at "
+                    f"{' or '.join(schedule.lost) or 'no unit'}: what is finished is kept; try --jobs 1"
+                ) from None
+            store.say(
+                f"a worker was lost, perhaps killed for want of memory: {len(missing)} units go on"
+            )
+            schedule = _Schedule(missing, store, ends)
 
 
 class _Schedule:
@@ -353,7 +351,8 @@ def _work(unit: Unit, root: str, device: str, ends: float) -> float | None:
     making it.
 
     The lock is the system's: it goes with the process that held it, however that ended. It holds
-    for all who see the folder; at an address there is a claim as well.
+    for all who see the folder. Two machines that fill one address may both make a unit: one write
+    wins.
     """
     keep_to_one_core()  # of the thread, which on a cluster may be a new one
     started = time.monotonic()
@@ -364,16 +363,19 @@ def _work(unit: Unit, root: str, device: str, ends: float) -> float | None:
         ends=started + ends - time.time(),
     )
     path = store.path(unit.kind, unit).with_suffix(".lock")
-    with store.at_work(), suppress(Timeout):
-        patiently(path, lambda: path.parent.mkdir(parents=store.remote is not None, exist_ok=True))
-        with (
-            FileLock(path, timeout=1),
-            store.remote.claim(path) if store.remote else nullcontext(True) as free,
-        ):
-            if not free or store.has(unit.kind, unit):
-                return None
-            unit.make(store, device_of(device))
-            return time.monotonic() - started
+    try:
+        # A folder that the schedule has made and that is not there is not made again: this worker
+        # does not see it.
+        path.parent.mkdir(parents=store.remote is not None, exist_ok=True)
+    except OSError as error:
+        raise AtsError(
+            f"a worker cannot write {path.parent} ({error.strerror}): give a folder they share"
+        ) from None
+    with suppress(Timeout), FileLock(path, timeout=1):
+        if store.has(unit.kind, unit):
+            return None
+        unit.make(store, device_of(device))
+        return time.monotonic() - started
     return None
 
 

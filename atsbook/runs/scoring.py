@@ -165,9 +165,8 @@ def searched(unit: SearchUnit, store: Store, device: torch.device) -> SearchResu
     """What the search found, from the stored scores."""
     semi, _ = trained(unit.model, store, device)
     untrained = network(dataclasses.replace(unit.model, train=None)).to(device).eval()
-    return search(
-        unit.config, semi.eval(), untrained, unseen(unit.model.dataset), seed=unit.seed, store=store
-    )
+    images = unseen(unit.model.dataset)
+    return search(unit.config, semi.eval(), untrained, images, seed=unit.seed, keep=store.keep)
 
 
 def search_result(settings: Settings, store: Store) -> tuple[SearchResult, float]:

@@ -14,25 +14,17 @@ import platform
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from atsbook.runs.faults import fault_of
 from atsbook.runs.remote import Remote, cache_folder, name_of, unsent
 from atslib.checkpoints import Tensors, plain
 from atslib.errors import AtsError, NotKept, OutOfTime, as_path, check_kind
-from atslib.files import (
-    PATIENCE,
-    digest,
-    expected,
-    fault_of,
-    patiently,
-    project_root,
-    write_atomically,
-)
+from atslib.files import digest, project_root, write_atomically
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +55,6 @@ class Store:
         progress: whether the makers of artifacts should show bars.
         ends: a time of `time.monotonic` after which makers that keep their state pause, see
             `check_time`.
-        patience: seconds that the address, or the folder of a store at work, may be away before
-            that is an error.
     """
 
     def __init__(
@@ -74,7 +64,6 @@ class Store:
         say: Callable[[str], None] | None = None,
         progress: bool = False,
         ends: float | None = None,
-        patience: float = PATIENCE,
     ):
         root = (
             (os.environ.get("ATS_STORE") or project_root() / ".store")
@@ -84,18 +73,9 @@ class Store:
         self.say = say or (lambda line: None)
         self.progress = progress
         self.ends = ends
-        self.patience = patience
-        self.remote = (
-            Remote(root, patience, self.say) if isinstance(root, str) and "://" in root else None
-        )
+        self.remote = Remote(root) if isinstance(root, str) and "://" in root else None
         self.root = (cache_folder(root) if self.remote else as_path("Store: root", root)).resolve()
         self.address = self.remote.address if self.remote else str(self.root)
-
-    def at_work(self) -> AbstractContextManager[None]:
-        """As long as this lasts, the folder, which has something in it, is waited for where it goes
-        away.
-        """
-        return nullcontext() if self.remote else expected(self.root, self.patience, self.say)
 
     def check_time(self) -> None:
         """The maker of an artifact calls this each time that it has saved its state and is not
@@ -122,8 +102,8 @@ class Store:
     def has(self, kind: str, config: object, *, version: int = 1) -> bool:
         """Whether the artifact is there (its hash is checked only when it is read)."""
         path = self.path(kind, config, version=version)
-        here = patiently(path, lambda: path.exists() and path.with_suffix(".json").exists())
-        if here and self.remote and unsent(path).exists():  # made when the address was away
+        here = path.exists() and path.with_suffix(".json").exists()
+        if here and self.remote and unsent(path).exists():  # made when the address did not answer
             self.remote.push(path)
         return here or bool(self.remote and self.remote.has(path))
 
@@ -144,9 +124,14 @@ class Store:
             compute: gets a path where it may keep resumable state, returns tensors.
             version: raise it when the meaning of `config` changes.
             label: what to call it in the line that is said when it is made.
+        Raises:
+            AtsError: the store cannot be written, or has vanished in the meantime. States that
+                `compute` kept are still there when it comes back, and so is what was made while an
+                address did not answer.
         """
         path = self.path(kind, config, version=version)
-        if (kept := patiently(path, lambda: self._read(path))) is not None:
+        kept = self._read(path)
+        if kept is not None:
             return kept
         started = time.monotonic()
         try:
@@ -155,36 +140,49 @@ class Store:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise AtsError(f"{path.parent} cannot be written: {error.strerror}") from None
-        with self.at_work():
-            tensors = compute(path.with_suffix(".state"))
-            check_kind(f"Store: {kind} is computed as", tensors, dict, "a dict of tensors")
-            # Copies, because two names may share memory, which safetensors refuses.
-            copies = {
-                name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()
-            }
-            seconds = time.monotonic() - started
-            facts = {
-                "kind": kind,
-                "version": version,
-                "config": plain(config),
-                "seconds": round(seconds, 2),
-            }
-            facts = self._write(path, copies, facts | _made(tensors))
+        tensors = compute(path.with_suffix(".state"))
+        check_kind(f"Store: {kind} is computed as", tensors, dict, "a dict of tensors")
+        # Copies, because two names may share memory, which safetensors refuses.
+        copies = {
+            name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()
+        }
+        seconds = time.monotonic() - started
+        facts = {
+            "kind": kind,
+            "version": version,
+            "config": plain(config),
+            "seconds": round(seconds, 2),
+        }
+        facts = self._write(path, copies, facts | _made(tensors))
         self.say(f"made {kind} {label or path.stem} in {seconds:.0f} s")
         return Artifact(copies, facts)
+
+    def keep(self, kind: str, description: dict, compute: Callable[[], Tensors]) -> Tensors:
+        """Keep what `compute` returns as an artifact: what `atslib.search` takes as `keep`.
+
+        Raises:
+            OutOfTime: the artifact is kept, and it is later than `ends`.
+        """
+        made = self.get(kind, description, lambda state: compute())
+        self.check_time()
+        return made.tensors
 
     def _write(self, path: Path, tensors: Tensors, facts: dict) -> dict:
         """The tensors, then the facts, which make an artifact look whole, here and at the address;
         those facts.
         """
-        write_atomically(path, lambda partial: save_file(tensors, partial))
-        facts |= {"sha256": patiently(path, lambda: digest(path))}
+        # `get` has made the folder; one that has vanished since is not made again, see
+        # `write_atomically`.
+        write_atomically(path, lambda partial: save_file(tensors, partial), make_folder=False)
+        facts |= {"sha256": digest(path)}
         text = json.dumps(facts, indent=1, sort_keys=True)
         if self.remote:
-            write_atomically(unsent(path), Path.touch)
-        write_atomically(path.with_suffix(".json"), lambda partial: partial.write_text(text))
+            write_atomically(unsent(path), Path.touch, make_folder=False)
+        write_atomically(
+            path.with_suffix(".json"), lambda partial: partial.write_text(text), make_folder=False
+        )
         self.publish(path)
-        patiently(path, lambda: path.with_suffix(".state").unlink(missing_ok=True))
+        path.with_suffix(".state").unlink(missing_ok=True)
         return facts
 
     def publish(self, path: Path) -> None:

@@ -6,9 +6,10 @@ import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from atsbook.runs.faults import fault, fault_of
 from atsbook.runs.store import Store
 from atslib.errors import AtsError
-from atslib.files import fault, fault_of, write_atomically
+from atslib.files import write_atomically
 
 
 def export_artifacts(store: Store, archive: Path) -> int:

@@ -3,8 +3,8 @@ the claim pages.
 
 `explorer` makes the page from a payload of `pages.explorer`, `figures` the small ones from payloads
 of `data`; `html` wraps both; `live` runs attacks of the reader's own, in Jupyter through `jupyter`.
-`graph` traces an attack, `lowering`, `wide` and `loops` make of it what `runner.js` runs in a page,
-and `browser` shows it, whole and in a small form; `undo.js` is there what `attacks.informed` is
+`graph` traces an attack, `lowering` and `loops` make of it what `runner.js` runs in a page, and
+`browser` shows it, whole and in a small form; `undo.js` is there what `attacks.undo_policy` is
 here. Nothing here needs Jupyter to be imported. To add a figure: its payload in `data`, its script
 in `figures.js` and its entry in `figures.KINDS`.
 """

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from atslib.attacks.attack import Reconstruction
 from atslib.attacks.composed import Around
+from atslib.attacks.run import run_attack
 from atslib.clients.view import Observed, Update
 from atslib.errors import AtsError, check_kind
 from atslib.gradients.problems import unflatten
@@ -100,7 +101,7 @@ class LastLayerAlone(Around):
     words: ClassVar[str] = " on the last layer alone"
 
     def run(self, seen: Observed, **options: object) -> Reconstruction:
-        """Run it on every gradient of `seen`; `options` are those of `GradientMatching.run`.
+        """Run it on every gradient of `seen`; `options` are those of `reconstruct`.
 
         Raises:
             AtsError: the network has no linear layer with a bias at its end.
@@ -108,4 +109,5 @@ class LastLayerAlone(Around):
         updates = [
             dataclasses.replace(u, kept=entries(u, of_last_layer(u.model))) for u in seen.updates
         ]
-        return self.inner.run(dataclasses.replace(seen, updates=tuple(updates)), **options)
+        last_layer = dataclasses.replace(seen, updates=tuple(updates))
+        return run_attack(last_layer, self.inner, **options)

@@ -89,8 +89,8 @@ def check_returned(images: Tensor, seen: Observed) -> None:
 
 
 class Attack(Protocol):
-    """Anything with this method is an attack; `atslib.reconstruct` also takes a plain function of
-    the same arguments.
+    """Anything with this method is an attack; `atslib.reconstruct` also takes a plain function of the
+    same arguments, and a `GradientMatching`, which only describes an attack.
 
     To stand in the report's tables an attack is a frozen dataclass, whose fields then name its
     results on disk.

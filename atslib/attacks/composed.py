@@ -1,11 +1,10 @@
-"""What the attackers share that are made of gradient matching and of something before, around or
-after it.
-"""
+"""Base classes of attacks that wrap gradient matching."""
 
 import dataclasses
 from typing import ClassVar
 
 from atslib.attacks.matching import GradientMatching
+from atslib.data.images import Images
 from atslib.errors import AtsError, check_kind, check_types
 
 
@@ -41,3 +40,24 @@ class Around:
     def evaluations(self) -> int:
         """How often the gradient of the cost is computed for each image: the inner attack's."""
         return self.inner.evaluations
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WithImages:
+    """An attacker who has images of its own.
+
+    Attributes:
+        images: such as `atslib.load("cifar100", "train")`, before crop, flip and policy.
+    """
+
+    images: Images = dataclasses.field(repr=False)
+
+    def own(self) -> Images:
+        """The attacker's images.
+
+        Raises:
+            AtsError: `images` is something else.
+        """
+        name = f"{type(self).__name__}.images"
+        check_kind(name, self.images, Images, "an atslib.Images, such as atslib.load returns")
+        return self.images

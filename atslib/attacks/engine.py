@@ -11,7 +11,6 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,22 +18,33 @@ from tqdm import tqdm
 
 from atslib.attacks.attack import FARTHEST, Reconstruction
 from atslib.attacks.labels import initial_logits, labelled
+from atslib.attacks.matching import GradientMatching
 from atslib.attacks.memory import members_on_cpu, members_on_gpu
 from atslib.attacks.objective import Objective
 from atslib.attacks.optimizers import OPTIMIZERS
 from atslib.attacks.starts import STARTS
-from atslib.checkpoints import fingerprint, load_state, save_state
+from atslib.checkpoints import fingerprint, load_state, save_state, state_file
 from atslib.clients.observe import Observed
 from atslib.data.images import describe
-from atslib.errors import AtsError, as_path, check_whole
+from atslib.errors import AtsError, check_whole
 from atslib.gradients.chunks import in_chunks
 from atslib.models import normalization_layer
 
-if TYPE_CHECKING:
-    from atslib.attacks.matching import GradientMatching
-
 # (step, images (N, k, C, H, W) in [0, 1] units, distance (N,)) → True to stop the attack
 OnFrame = Callable[[int, Tensor, Tensor], bool | None]
+
+# What `match` takes beside what was seen, the attacks and their stream; the options of
+# `atslib.reconstruct`.
+OPTIONS = (
+    "start",
+    "frames",
+    "on_frame",
+    "keep_restarts",
+    "chunk",
+    "checkpoint",
+    "on_saved",
+    "progress",
+)
 
 LOOK_EVERY = 50  # steps between checks for diverged members; a check waits for the device
 SAVE_EVERY = 30  # seconds between stored states
@@ -76,8 +86,8 @@ def match(
         AtsError: gradients that are not finite, attacks that cannot share a batch, or a start of
             the wrong shape.
     """
-    checkpoint = as_path("checkpoint", checkpoint, optional=True)
     restarts = _checked(seen, attacks, frames, chunk)
+    checkpoint = state_file(checkpoint)
     seen = labelled(seen, rng)
     begin = _starts(seen, attacks, rng, start)
     files = set()
@@ -188,9 +198,9 @@ def chunk_size(seen: Observed, attack: GradientMatching) -> int:
         )
     images = z.new_zeros(one.threat.batch, *one.shape)
     update = one.updates[0]
-    return max(
-        1, members_on_cpu(update.model, images, update.gradients.nbytes) // attack.copies(one)
-    )
+    # How many gradients of a member are held at once: one an update, or local step.
+    copies = sum(each.local["steps"] if attack.unroll else 1 for each in one.updates)
+    return max(1, members_on_cpu(update.model, images, update.gradients.nbytes) // copies)
 
 
 class _Run:

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from atslib.attacks.attack import Reconstruction
-from atslib.attacks.composed import Around
+from atslib.attacks.composed import Around, WithImages
+from atslib.attacks.run import run_attack
 from atslib.attacks.through_policy import known_policy
 from atslib.clients.observe import Observed, ThreatModel, observe
 from atslib.clients.prepare import to_images
-from atslib.data.load import load
 from atslib.errors import AtsError
 from atslib.policies.operations import crop_and_flip
 from atslib.policies.policy import parse_policy
@@ -23,7 +23,7 @@ BATCH = 50  # pairs in a step of the training
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Learned(Around):
+class Learned(WithImages, Around):
     """Repeats its own attack on auxiliary images under the policy, and learns to map the outcome to
     the photograph.
 
@@ -37,7 +37,7 @@ class Learned(Around):
     Attributes:
         inner: the attack on the private and the auxiliary gradients; its length counts the private
             ones only.
-        images: whose training images are auxiliary, a name in `DATASETS`.
+        images: the auxiliary ones, before crop, flip and policy.
         pairs: how many of them.
         epochs: over the pairs.
         width: channels of the network's first layer.
@@ -45,7 +45,6 @@ class Learned(Around):
 
     lowest: ClassVar[dict[str, int]] = {"pairs": 1, "epochs": 1, "width": 1}
 
-    images: str
     pairs: int = 600
     epochs: int = 40
     width: int = 16
@@ -69,14 +68,13 @@ class Learned(Around):
         Args:
             seen: of one image per gradient, by a server that knows the policy
                 (`ThreatModel.defense`).
-            start: where the inner attack on the private gradients begins, see
-                `GradientMatching.run`.
+            start: where the inner attack on the private gradients begins, see `reconstruct`.
         Raises:
             AtsError: the policy is not known, a gradient is of several images, or there are several
                 rounds.
         """
         policy = known_policy(seen, self, single=True)
-        own = self.inner.run(seen, rng=rng, start=start, progress=progress)
+        own = run_attack(seen, self.inner, rng=rng, start=start, progress=progress)
         photographs, reconstructions = self._pairs(seen, policy, rng, progress)
         correct = _learned(reconstructions, photographs, self, rng)
         with torch.no_grad():
@@ -91,12 +89,12 @@ class Learned(Around):
         """Auxiliary images before the policy, and what the inner attack makes of their gradients,
         both (n, C, H, W).
         """
-        known = load(self.images, "train")
+        known = self.own()
         rows = torch.randperm(len(known), generator=rng)[: self.pairs]
         before = crop_and_flip(known.pixels[rows], rng=rng)
         if before.shape[1:] != seen.shape:
             raise AtsError(
-                f"Learned.images={self.images!r} has {tuple(before.shape[1:])} images, seen are {seen.shape}"
+                f"Learned.images {known.name!r} has {tuple(before.shape[1:])} images, seen are {seen.shape}"
             )
         after = parse_policy(policy)(before, rng=rng)
         device = seen.gradients.device
@@ -106,7 +104,7 @@ class Learned(Around):
             known.labels[rows].to(device),
             threat=dataclasses.replace(seen.threat, defense=ThreatModel.defense),
         )
-        made = self.inner.run(theirs, rng=rng, progress=progress).images.clamp(0, 1)
+        made = run_attack(theirs, self.inner, rng=rng, progress=progress).images.clamp(0, 1)
         return to_images(before).to(device), made
 
 

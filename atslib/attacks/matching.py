@@ -1,24 +1,20 @@
-"""Gradient matching: search the images whose gradient is the one that was seen."""
+"""What gradient matching optimizes: the plain description of one attack, which `engine` runs."""
 
 import dataclasses
 import math
 
-import torch
-
-from atslib.attacks.attack import Reconstruction
-from atslib.attacks.engine import match
 from atslib.attacks.optimizers import OPTIMIZERS, SCHEDULES
 from atslib.attacks.priors import PENALTIES
 from atslib.attacks.starts import STARTS
 from atslib.checkpoints import ADDED_SINCE
-from atslib.clients.observe import Observed
 from atslib.errors import AtsError, check_types, choose
 from atslib.gradients.problems import DISTANCES
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GradientMatching:
-    """An attack that descends the distance between gradients.
+    """An attack that searches the images whose gradient is the one that was seen;
+    `atslib.reconstruct` runs it.
 
     Step size, box and start are in the model's *normalized* units. The presets in `ATTACKS` are of
     this class; `dataclasses.replace(ATTACKS["adam-cosine"], steps=300)` is a shorter one.
@@ -112,14 +108,6 @@ class GradientMatching:
     def title(self) -> str:
         """Steps, optimizer and distance in words."""
         return f"{self.steps} steps of {self.optimizer} on {self.distance}"
-
-    def run(self, seen: Observed, *, rng: torch.Generator, **options: object) -> Reconstruction:
-        """Run it on every gradient of `seen`, all in one batch; `options` are those of `match`."""
-        return match(seen, [self] * len(seen), rng=rng, **options)
-
-    def copies(self, seen: Observed) -> int:
-        """How many gradients of a member are held at once: one an update, or local step."""
-        return sum(update.local["steps"] if self.unroll else 1 for update in seen.updates)
 
     def structure(self) -> tuple:
         """What two attacks must share to run in one batch; all else may differ by member."""

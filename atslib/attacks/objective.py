@@ -7,12 +7,12 @@ import copy
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from atslib.attacks.labels import infer_labels
+from atslib.attacks.matching import GradientMatching
 from atslib.attacks.priors import PENALTIES
 from atslib.clients.updates import guessed_orders, trained_weights
 from atslib.clients.view import Observed, Update
@@ -20,9 +20,6 @@ from atslib.errors import AtsError
 from atslib.gradients.cpu import by_rows, pieces
 from atslib.gradients.problems import DISTANCES, Fixed, problem_gradients, unflatten
 from atslib.models import before_last, normalization_layer
-
-if TYPE_CHECKING:
-    from atslib.attacks.matching import GradientMatching
 
 
 class Objective:

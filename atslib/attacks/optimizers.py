@@ -8,14 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from atslib.attacks.matching import GradientMatching
-
 
 # iterates (n, D) → distance (n,), penalty (n,)
 Cost = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -36,6 +32,21 @@ SCHEDULES: dict[str, Callable[[Tensor, int], Tensor]] = {
 }
 
 
+class Settings(Protocol):
+    """What an optimizer must know of one member; `GradientMatching` says it, and what each field
+    means.
+    """
+
+    lr: float
+    steps: int
+    schedule: str
+    signed: bool
+    boxed: bool
+    inner: int
+    history: int
+    line_search: bool
+
+
 class Optimizer:
     """Iterates and all else that a step needs, in `state`: tensors with one row per member.
 
@@ -43,7 +54,7 @@ class Optimizer:
     `move`.
 
     Args:
-        attacks: one per member, of one structure.
+        attacks: the settings of each member, of one structure.
         z: (n, D) starts; the first `pixels` columns are the images.
         low, high: (D,) the box of the images, infinite for other columns.
     """
@@ -51,7 +62,7 @@ class Optimizer:
     moments: tuple[str, ...] = ()
 
     def __init__(
-        self, attacks: Sequence[GradientMatching], z: Tensor, pixels: int, low: Tensor, high: Tensor
+        self, attacks: Sequence[Settings], z: Tensor, pixels: int, low: Tensor, high: Tensor
     ):
         def column(values: list) -> Tensor:
             return torch.tensor(values, device=z.device).view(len(attacks), -1)
@@ -134,7 +145,7 @@ class Lbfgs(Optimizer):
     TOLERANCE_GRADIENT, TOLERANCE_CHANGE = 1e-7, 1e-9
     moments = ("direction", "previous")
 
-    def __init__(self, attacks: Sequence[GradientMatching], z: Tensor, *args: object):
+    def __init__(self, attacks: Sequence[Settings], z: Tensor, *args: object):
         super().__init__(attacks, z, *args)
         self.inner = attacks[0].inner
         self.line_search = attacks[0].line_search

@@ -1,15 +1,14 @@
 """The table of attacks by name, and the door through which every attack runs."""
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from atslib.attacks.attack import Attack, Reconstruction, check_returned
-from atslib.attacks.engine import match
+from atslib.attacks.attack import Attack, Reconstruction
 from atslib.attacks.matching import GradientMatching
+from atslib.attacks.run import run_attack
 from atslib.attacks.through_policy import ThroughPolicy, known_policy
 from atslib.clients.observe import Observed
 from atslib.errors import AtsError, choose
@@ -26,7 +25,7 @@ _SGD_COSINE = replace(_ADAM_COSINE, optimizer="sgd", lr=0.01)  # the code ignore
 _ANNEALED = replace(_ADAM_COSINE, signed=False, lr=1.0, schedule="cosine", steps=100)
 
 # Plain names are the code's settings. A `-fixed` twin exists where those cannot work as meant.
-ATTACKS: dict[str, Attack] = {
+ATTACKS: dict[str, GradientMatching | Attack] = {
     "adam-cosine": _ADAM_COSINE,
     "lbfgs-l2": _LBFGS_L2,
     "lbfgs-l2-fixed": replace(_LBFGS_L2, lr=1.0, line_search=True),
@@ -53,7 +52,11 @@ ATTACKS: dict[str, Attack] = {
 
 def reconstruct(
     seen: Observed,
-    attack: str | Attack | Sequence[GradientMatching] | Callable[..., Reconstruction | Tensor],
+    attack: str
+    | GradientMatching
+    | Sequence[str | GradientMatching]
+    | Attack
+    | Callable[..., Reconstruction | Tensor],
     *,
     rng: torch.Generator | int,
     **options: object,
@@ -75,39 +78,9 @@ def reconstruct(
     """
     if not isinstance(seen, Observed):
         raise AtsError(f"seen is a {type(seen).__name__}; give what atslib.observe returned")
-    rng = as_stream(rng)
     if isinstance(attack, Sequence) and not isinstance(attack, str):
-        return match(seen, [_preset(each) for each in attack], rng=rng, **options)
-    attack = _preset(attack)
-    run = getattr(attack, "run", attack)
-    if not callable(run) or isinstance(attack, type):
-        raise AtsError(
-            f"attack {attack!r} must be a preset's name, an object with a method run, or a function"
-        )
-    if odd := options.keys() - inspect.signature(match).parameters.keys():
-        raise AtsError(f"reconstruct: {', '.join(sorted(odd))} is no option of an attack")
-    named = inspect.signature(run).parameters
-    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in named.values())
-    if not named or not (takes_all or "rng" in named):
-        raise AtsError(
-            f"attack {run!r} takes ({', '.join(named)}); it must take what was seen, and rng by name"
-        )
-    result = run(
-        seen,
-        rng=rng,
-        **{name: value for name, value in options.items() if takes_all or name in named},
-    )
-    return Reconstruction.of(result, seen) if isinstance(result, Tensor) else _whole(result, seen)
-
-
-def _whole(result: object, seen: Observed) -> Reconstruction:
-    """What an attack returned, if it is a `Reconstruction` of what was seen."""
-    if not isinstance(result, Reconstruction):
-        raise AtsError(
-            f"an attack returned a {type(result).__name__}; it must be a Reconstruction or images"
-        )
-    check_returned(result.images, seen)
-    return result
+        attack = [_preset(each) for each in attack]
+    return run_attack(seen, _preset(attack), rng=as_stream(rng), **options)
 
 
 def by_knowledge(

@@ -15,6 +15,7 @@ from atslib.attacks.analytic import entries, last_features, of_last_layer
 from atslib.attacks.attack import Reconstruction
 from atslib.attacks.composed import Around
 from atslib.attacks.matching import GradientMatching
+from atslib.attacks.run import run_attack
 from atslib.attacks.through_policy import ThroughPolicy
 from atslib.clients.view import Observed, Update
 from atslib.errors import AtsError
@@ -35,15 +36,9 @@ class KeptEntries(Around):
     inner: GradientMatching | ThroughPolicy
 
     def run(self, seen: Observed, **options: object) -> Reconstruction:
-        """Run it on every gradient of `seen`; `options` are those of the inner attack."""
-        if isinstance(self.inner, ThroughPolicy):
-            options = {
-                name: value
-                for name, value in options.items()
-                if name in ("rng", "start", "progress")
-            }
+        """Run it on every gradient of `seen`; `options` are those of `reconstruct`."""
         updates = tuple(dataclasses.replace(u, kept=u.gradients != 0) for u in seen.updates)
-        return self.inner.run(dataclasses.replace(seen, updates=updates), **options)
+        return run_attack(dataclasses.replace(seen, updates=updates), self.inner, **options)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,7 +55,7 @@ class KnownFeatures(Around):
     words: ClassVar[str] = " with the last layer's inputs read off"
 
     def run(self, seen: Observed, **options: object) -> Reconstruction:
-        """Run it on every gradient of `seen`; `options` are those of `GradientMatching.run`.
+        """Run it on every gradient of `seen`; `options` are those of `reconstruct`.
 
         Raises:
             AtsError: a gradient is of several images, or as `last_features`.
@@ -69,9 +64,8 @@ class KnownFeatures(Around):
             raise AtsError(
                 f"KnownFeatures needs one image per gradient; ThreatModel.batch={seen.threat.batch}"
             )
-        return self.inner.run(
-            dataclasses.replace(seen, updates=tuple(map(_read_off, seen.updates))), **options
-        )
+        read_off = dataclasses.replace(seen, updates=tuple(map(_read_off, seen.updates)))
+        return run_attack(read_off, self.inner, **options)
 
 
 def _read_off(update: Update) -> Update:
@@ -135,6 +129,6 @@ class BothImages(Around):
         inner = dataclasses.replace(
             self.inner, tv=weights.pop("tv"), penalties=tuple(weights.items())
         )
-        made = inner.run(pairs, rng=rng, start=start, **options)
+        made = run_attack(pairs, inner, rng=rng, start=start, **options)
         first = {name: getattr(made, name)[:, ::2] for name in ("frames", "restarts")}
         return dataclasses.replace(made, images=made.images[::2], **first)

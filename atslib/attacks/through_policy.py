@@ -9,7 +9,7 @@ from torch import Tensor
 
 from atslib.attacks.attack import Reconstruction
 from atslib.attacks.composed import Around
-from atslib.attacks.engine import match
+from atslib.attacks.run import run_attack
 from atslib.attacks.starts import STARTS
 from atslib.clients.observe import Knowledge, Observed
 from atslib.errors import AtsError
@@ -74,17 +74,16 @@ class ByForms(Around):
             guesses = self._likely(
                 seen, list(dict.fromkeys(map(self.modelled, forms(policy)))), **options
             )
-        attacks = [self.inner] * len(seen)
         options["frames"] = frames
-        return _cheapest([self.attacked(seen, rounds, attacks, **options) for rounds in guesses])
+        return _cheapest([self.attacked(seen, rounds, **options) for rounds in guesses])
 
     def attacked(
-        self, seen: Observed, rounds: list[list[Form]], *args: object, **options: object
+        self, seen: Observed, rounds: list[list[Form]], **options: object
     ) -> Reconstruction:
         """The whole attack, taking the policy to have made these forms of the N images in each
         round.
         """
-        return match(through(seen, rounds), *args, **options)
+        return run_attack(through(seen, rounds), self.inner, **options)
 
     def starts(self, seen: Observed, rng: torch.Generator) -> Tensor:
         """Where every form begins, (restarts, N, C, H, W) in [0, 1] units."""
@@ -123,10 +122,10 @@ class ByForms(Around):
 
     def _trial(self, seen: Observed, possible: list[Form], **options: object) -> Tensor:
         """The cost of each possible form of a single round after a few steps, (N, V)."""
-        short = [dataclasses.replace(self.inner, steps=self.trial)] * len(seen)
+        short = dataclasses.replace(self.inner, steps=self.trial)
         tried = [[[form] * len(seen)] for form in possible]
         costs = torch.stack(
-            [match(through(seen, rounds), short, **options).cost for rounds in tried], 1
+            [run_attack(through(seen, rounds), short, **options).cost for rounds in tried], 1
         ).cpu()
         return costs.nan_to_num(torch.inf, torch.inf, torch.inf)
 

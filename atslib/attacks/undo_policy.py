@@ -1,7 +1,7 @@
 """Attackers who know the policy and attack what the network got: from a better start, or undoing
 the policy afterwards.
 
-Both have images of their own, those of a training set, and know what the policy can make of them.
+Both have images of their own, and know what the policy can make of them.
 """
 
 import dataclasses
@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal
 
 from atslib.attacks.attack import Reconstruction
-from atslib.attacks.composed import Around
+from atslib.attacks.composed import Around, WithImages
 from atslib.attacks.priors import total_variation
+from atslib.attacks.run import run_attack
 from atslib.attacks.through_policy import ByForms, drawn, forms, known_policy
 from atslib.clients.observe import Observed
 from atslib.clients.prepare import mean_prepared, streams, to_images, transform
-from atslib.data.load import load
 from atslib.errors import AtsError
 from atslib.policies.differentiable import Form, twins
 from atslib.policies.operations import OPS
@@ -38,7 +38,7 @@ SMOOTH = 0.2  # weight of the total variation, in units of what the attacker's i
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FromMean(ByForms):
+class FromMean(WithImages, ByForms):
     """Starts from the mean of the attacker's images after crop, flip and policy, and tries where
     black bands may be.
 
@@ -50,13 +50,12 @@ class FromMean(ByForms):
     Attributes:
         inner: the attack that is started there.
         trial, keep: as of `ByForms`, of choices of bands instead of forms.
-        images: whose training images the attacker has, a name in `DATASETS`.
+        images: those that the attacker has, before crop, flip and policy.
         crop_flip: whether clients crop and flip.
     """
 
     words: ClassVar[str] = " from the policy's mean image, black bands tried"
 
-    images: str
     crop_flip: bool = True
 
     def run(
@@ -80,17 +79,16 @@ class FromMean(ByForms):
     def starts(self, seen: Observed, rng: torch.Generator) -> Tensor:
         """The mean image once for each gradient, (N, C, H, W) in [0, 1]."""
         policy = seen.knows.policy
-        draws = stream(0, "floor", self.images, seen.knows.policy)
-        mean = mean_prepared(
-            load(self.images, "train").pixels, policy, rng=draws, crop_flip=self.crop_flip
-        )
+        own = self.own()
+        draws = stream(0, "floor", own.name, policy)
+        mean = mean_prepared(own.pixels, policy, rng=draws, crop_flip=self.crop_flip)
         return mean.expand(len(seen), *mean.shape[1:])
 
     def attacked(
-        self, seen: Observed, rounds: list[list[Form]], *args: object, **options: object
+        self, seen: Observed, rounds: list[list[Form]], **options: object
     ) -> Reconstruction:
         """The whole attack, and these bands of the images black."""
-        made = super().attacked(seen, rounds, *args, **options)
+        made = super().attacked(seen, rounds, **options)
         return dataclasses.replace(made, images=twins(rounds[0], made.images))
 
     def modelled(self, form: Form) -> Form:
@@ -99,7 +97,7 @@ class FromMean(ByForms):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Undone(Around):
+class Undone(WithImages, Around):
     """Reconstructs what the network got, then undoes the policy.
 
     What was drawn is read off the reconstruction, blurred to 8 × 8 cells: of all forms of the
@@ -111,7 +109,7 @@ class Undone(Around):
 
     Attributes:
         inner: the attack whose reconstruction is undone.
-        images: whose training images the attacker has, a name in `DATASETS`.
+        images: those that the attacker has, before crop, flip and policy.
         crop_flip: whether clients crop and flip.
         noise: standard deviation of a reconstruction's pixels about the truth that the attacker
             reckons with.
@@ -120,7 +118,6 @@ class Undone(Around):
 
     words: ClassVar[str] = ", the policy undone afterwards"
 
-    images: str
     crop_flip: bool = True
     noise: float = 0.2
     steps: int = 60
@@ -147,11 +144,10 @@ class Undone(Around):
         """
         policy = known_policy(seen, self, single=True)
         single_round(seen, self)
-        made = self.inner.run(seen, rng=rng, start=start, progress=progress)
-        taken = torch.randperm(
-            len(pixels := load(self.images, "train").pixels), generator=stream(0, "own")
-        )[:OWN]
-        pixels = transform(pixels[taken], rng=streams(0, "own"), crop_flip=self.crop_flip)
+        made = run_attack(seen, self.inner, rng=rng, start=start, progress=progress)
+        own = self.own().pixels
+        taken = torch.randperm(len(own), generator=stream(0, "own"))[:OWN]
+        pixels = transform(own[taken], rng=streams(0, "own"), crop_flip=self.crop_flip)
         images = made.images.nan_to_num().clamp(0, 1)
         chosen = (
             drawn(seen.knows)[0] if seen.knows.draws else self.likeliest(images, pixels, policy)

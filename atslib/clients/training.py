@@ -20,6 +20,7 @@ from atslib.checkpoints import (
     load_state,
     read_tensors,
     save_state,
+    state_file,
     write_tensors,
 )
 from atslib.clients.defenses.defense import AnyDefense, Defense, acts, share, wrapped
@@ -160,7 +161,7 @@ def fit(
     Raises:
         AtsError: network and images that do not fit each other, or a loss that is no longer finite.
     """
-    checkpoint = as_path("checkpoint", checkpoint, optional=True)
+    checkpoint = state_file(checkpoint)
     device = _check(model, train, config)
     if device.type == "cpu":
         model.to(

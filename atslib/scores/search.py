@@ -1,25 +1,26 @@
 """Search for policies that hide much and cost little: the paper's Algorithm 1, over samples or the
 whole space.
 
-`search` draws candidates, rejects by accuracy score, ranks by privacy score. Every shard of scores
-is an artifact of a store, so that a search killed at any moment goes on where it was and ends with
-the same table.
+`search` draws candidates, rejects by accuracy score, ranks by privacy score. Scores are computed
+shard by shard and can be kept, so that a search killed at any moment goes on where it was and ends
+with the same table.
 """
 
+import csv
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from operator import index
 from pathlib import Path
+from textwrap import shorten
 
 import numpy as np
-import pandas as pd
 import torch
+from numpy.typing import ArrayLike
 from torch import nn
 
-from atsbook.runs.store import Store
-from atslib.attacks import Attack
+from atslib.attacks import Attack, GradientMatching
 from atslib.data.images import check_data
 from atslib.data.load import Images
 from atslib.errors import AtsError, as_path, check_kind, check_types, choose
@@ -35,7 +36,9 @@ from atslib.policies.policy import (
 )
 from atslib.rng import rng
 from atslib.scores.scores import VARIANTS
-from atslib.scores.shards import Scorer, check_parties
+from atslib.scores.shards import Keep, Scorer, check_parties
+
+Table = dict[str, np.ndarray]
 
 T_ACC = -85.0  # the released threshold on the accuracy score; the paper gives none
 FINAL_IMAGES = 8  # of the attack that is a search's last rung
@@ -139,17 +142,18 @@ class SearchResult:
     """The outcome of a search.
 
     Attributes:
-        table: one row per distinct function, best first: policy, canonical, s_pri (mean over
-            images; lower is more private), sd, ci_low and ci_high (95 %, normal, of the mean over
-            images), n images, s_acc, rung (the last that scored it; 0: rejected by the threshold),
-            chosen; after `finals` also gain.
+        table: columns by name, each an array (P,) with one entry per distinct function, best first:
+            policy, canonical, s_pri (mean over images; lower is more private), sd, ci_low and
+            ci_high (95 %, normal, of the mean over images), n images, s_acc, rung (the last that
+            scored it; 0: rejected by the threshold), chosen; after `finals` also gain. Scores that
+            were not computed are nan. `pandas.DataFrame(table)` makes a table of it.
         chosen: the best `keep` policies.
         hybrid: of the best policies that share no function, two as in the paper's tables; one if no
             second fits.
         config, seed: what made it.
     """
 
-    table: pd.DataFrame
+    table: Table
     chosen: tuple[Policy, ...]
     hybrid: Hybrid | None
     config: SearchConfig
@@ -162,9 +166,12 @@ class SearchResult:
         Facts are what the policies were found on, such as `dataset` and `model`.
         """
         path = as_path("policies' file", path)
-        best = self.table[self.table["chosen"]]
-        columns = best[["policy", "s_pri", "ci_low", "ci_high", "s_acc", "n"]].astype(object)
-        scores = columns.where(columns.notna(), None).to_dict("records")  # JSON has no NaN
+        written = ("policy", "s_pri", "ci_low", "ci_high", "s_acc", "n")
+        scores = [
+            # JSON has no nan
+            {name: None if row[name] != row[name] else row[name] for name in written}
+            for row in self._best_rows()
+        ]
         known = {
             "hybrid": str(self.hybrid or ""),
             "seed": self.seed,
@@ -174,18 +181,35 @@ class SearchResult:
         write_atomically(
             path, lambda partial: save_policies(partial, self.chosen, **facts, **known)
         )
-        table = path.with_suffix(".csv")
-        write_atomically(
-            table, lambda partial: self.table.to_csv(partial, index=False, float_format="%.6g")
-        )
+        write_atomically(path.with_suffix(".csv"), self._write_table)
+
+    def _write_table(self, path: Path) -> None:
+        """The whole table as CSV, numbers to six digits; what was not computed is empty."""
+
+        def text(value: object) -> str:
+            if isinstance(value, float):
+                return "" if math.isnan(value) else f"{value:.6g}"
+            return str(value)
+
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(self.table)
+            for row in zip(*(column.tolist() for column in self.table.values()), strict=True):
+                writer.writerow([text(value) for value in row])
+
+    def _best_rows(self) -> list[dict]:
+        """The chosen policies' rows, best first."""
+        columns = [column[self.table["chosen"]].tolist() for column in self.table.values()]
+        return [dict(zip(self.table, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def best(self) -> str:
         """The best policies with their scores, at most ten, one line each, and the hybrid."""
         lines = ["rank  S_pri (95 % of the mean)   S_acc       policy"]
-        for rank, row in enumerate(self.table[self.table["chosen"]].head(10).itertuples(), 1):
-            interval = f"{row.s_pri:.4f} ({row.ci_low:.4f} to {row.ci_high:.4f})"
-            names = parse_policy(row.policy).names()
-            lines.append(f"{rank:>4}  {interval}  {row.s_acc:<10.4g}  {row.policy}: {names}")
+        for rank, row in enumerate(self._best_rows()[:10], 1):
+            interval = f"{row['s_pri']:.4f} ({row['ci_low']:.4f} to {row['ci_high']:.4f})"
+            policy = row["policy"]
+            names = parse_policy(policy).names()
+            lines.append(f"{rank:>4}  {interval}  {row['s_acc']:<10.4g}  {policy}: {names}")
         return "\n".join([*lines, f"hybrid without a common function: {self.hybrid or 'none'}"])
 
 
@@ -196,8 +220,8 @@ def search(
     images: Images,
     *,
     seed: int,
-    finals: Attack | None = None,
-    store: Store | None = None,
+    finals: GradientMatching | Attack | None = None,
+    keep: Keep | None = None,
     progress: bool = False,
 ) -> SearchResult:
     """The paper's Algorithm 1, but every candidate is scored, and where fewer than n are admitted,
@@ -213,21 +237,28 @@ def search(
         finals: a short attack as the last rung: the best 2n candidates are attacked, on the
             semi-trained network and `FINAL_IMAGES` images, and ranked anew by `attack_gains`;
             column `gain` (dB).
-        store: where shards of scores are kept; None keeps nothing.
+        keep: keeps the scores of each shard, see `Keep`; None keeps nothing, and a killed search
+            starts anew.
+        progress: show a bar with the remaining time.
     Raises:
         AtsError: too few images, or a threshold that rejects every candidate.
     """
-    check_parties(store, semi_trained=semi_trained, random_init=random_init)
+    check_parties(keep, semi_trained=semi_trained, random_init=random_init)
     images = _in_order(images, config, seed)
     policies = _candidates(config, seed)
-    scorer = Scorer(seed, config.shard, store, progress)
-    names = {
-        "policy": map(str, policies),
-        "canonical": [str(policy.canonical()) for policy in policies],
+    scorer = Scorer(seed, config.shard, keep, progress)
+    table = {
+        "policy": np.array([str(policy) for policy in policies]),
+        "canonical": np.array([str(policy.canonical()) for policy in policies]),
+        "s_acc": scorer(
+            "accuracy",
+            random_init,
+            images[: config.acc_images],
+            policies,
+            variant=config.acc_variant,
+            batch=100,
+        ),
     }
-    few = images[: config.acc_images]
-    how = {"variant": config.acc_variant, "batch": 100}
-    table = pd.DataFrame(names).assign(s_acc=scorer("accuracy", random_init, few, policies, **how))
     ranked = _ranked(table, policies, images, config, partial(scorer, "privacy", semi_trained))
     if finals is not None:
         ranked = ranked[: 2 * config.keep]
@@ -239,13 +270,10 @@ def search(
             attack=finals,
         )
         ranked = _record_finals(table, ranked, gains.mean(1))
-    table["chosen"] = table.index.isin(ranked[: config.keep])
+    table["chosen"] = np.isin(np.arange(len(policies)), ranked[: config.keep])
+    order = np.lexsort([table.pop("rank"), -table["rung"]])
+    table = {name: column[order] for name, column in table.items()}
     best = [policies[i] for i in ranked]
-    table = (
-        table.iloc[np.lexsort([table["rank"], -table["rung"]])]
-        .drop(columns="rank")
-        .reset_index(drop=True)
-    )
     return SearchResult(table, tuple(best[: config.keep]), _hybrid(best), config, seed)
 
 
@@ -259,25 +287,45 @@ def _in_order(images: Images, config: SearchConfig, seed: int) -> Images:
     return images[torch.randperm(len(images), generator=rng(seed, "images"))[:most]]
 
 
-def pareto(table: pd.DataFrame) -> pd.Series:
-    """Mask of the rows that no other beats: none has `s_pri` as low and `s_acc` as high and one of
-    them better.
+def pareto(s_pri: ArrayLike, s_acc: ArrayLike) -> np.ndarray:
+    """Which policies no other beats: none has `s_pri` as low and `s_acc` as high and one of them
+    better.
 
-    Rows without a privacy score are never in it. With `acc_variant="paper"`, whose sign is
-    reversed, negate `s_acc` first.
+    Args:
+        s_pri: (P,) privacy scores; lower is more private.
+        s_acc: (P,) accuracy scores; higher is better. Those of `acc_variant="paper"` have the
+            opposite sign: negate them first.
+    Returns:
+        (P,) bool. A policy without both scores (nan) is never among them.
+    Raises:
+        AtsError: the two are not numbers, one of each for every policy.
     """
-    check_kind(
-        "pareto: table", table, pd.DataFrame, "a pandas.DataFrame, such as SearchResult.table"
-    )
-    if missing := [name for name in ("s_pri", "s_acc") if name not in table]:
+    s_pri = _numbers("s_pri", s_pri)
+    s_acc = _numbers("s_acc", s_acc)
+    if len(s_pri) != len(s_acc):
         raise AtsError(
-            f"pareto: the table has no column {' or '.join(missing)}, but {', '.join(map(str, table))}"
+            f"pareto: there are {len(s_pri)} s_pri and {len(s_acc)} s_acc; each policy must have one of both"
         )
-    best = (
-        table.dropna(subset=["s_pri", "s_acc"]).groupby("s_pri")["s_acc"].max()
-    )  # in rising s_pri
-    front = best[best > best.cummax().shift(fill_value=-np.inf)]
-    return table["s_acc"].eq(table["s_pri"].map(front)) & table["s_pri"].notna()
+    front = np.zeros(len(s_pri), dtype=bool)
+    known = np.flatnonzero(~np.isnan(s_pri) & ~np.isnan(s_acc))
+    levels, level = np.unique(s_pri[known], return_inverse=True)
+    best = np.full(len(levels), -np.inf)  # accuracy score at each privacy score
+    np.maximum.at(best, level, s_acc[known])
+    best_so_far = np.maximum.accumulate(best)
+    better_than_all_lower = best > np.concatenate([[-np.inf], best_so_far])[:-1]
+    front[known] = better_than_all_lower[level] & (s_acc[known] == best[level])
+    return front
+
+
+def _numbers(name: str, values: ArrayLike) -> np.ndarray:
+    try:
+        array = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        array = None
+    if array is None or array.ndim != 1:
+        shown = shorten(repr(values), 80, placeholder=" …")
+        raise AtsError(f"pareto: {name} {shown} must be numbers, one for each policy")
+    return array
 
 
 def _candidates(config: SearchConfig, seed: int) -> list[Policy]:
@@ -289,7 +337,7 @@ def _candidates(config: SearchConfig, seed: int) -> list[Policy]:
 
 
 def _ranked(
-    table: pd.DataFrame,
+    table: Table,
     policies: Sequence[Policy],
     images: Images,
     config: SearchConfig,
@@ -299,14 +347,18 @@ def _ranked(
     first.
     """
     options = {"points": config.points, "draws": config.draws, "variant": config.pri_variant}
-    scores = np.empty((len(table), 0))
-    table[["s_pri", "sd", "ci_low", "ci_high"]] = np.nan
-    table[["n", "rung", "rank"]] = 0, 0, np.inf
+    count = len(policies)
+    scores = np.empty((count, 0))
+    for column in ("s_pri", "sd", "ci_low", "ci_high"):
+        table[column] = np.full(count, np.nan)
+    table["n"] = np.zeros(count, dtype=np.int64)
+    table["rung"] = np.zeros(count, dtype=np.int64)
+    table["rank"] = np.full(count, np.inf)
     alive = _admitted(table, config.threshold)
-    for rung, (count, share) in enumerate([*config.rungs, (config.images, 1.0)], 1):
+    for rung, (seen, share) in enumerate([*config.rungs, (config.images, 1.0)], 1):
         kept = [policies[i] for i in alive]
-        new = score(images[:count], kept, first=scores.shape[1], **options)
-        scores = np.concatenate([scores, np.full((len(table), new.shape[1]), np.nan)], 1)
+        new = score(images[:seen], kept, first=scores.shape[1], **options)
+        scores = np.concatenate([scores, np.full((count, new.shape[1]), np.nan)], 1)
         scores[alive, -new.shape[1] :] = new
         ranks = _record(table, alive, scores[alive], config.ranking, rung)
         alive = alive[np.argsort(ranks, kind="stable")][
@@ -315,22 +367,22 @@ def _ranked(
     return alive
 
 
-def _admitted(table: pd.DataFrame, threshold: float | None) -> np.ndarray:
-    alive = (
-        np.arange(len(table)) if threshold is None else np.flatnonzero(table["s_acc"] >= threshold)
-    )
+def _admitted(table: Table, threshold: float | None) -> np.ndarray:
+    """The rows whose accuracy score is not below the threshold."""
+    s_acc = table["s_acc"]
+    if threshold is None:
+        return np.arange(len(s_acc))
+    alive = np.flatnonzero(s_acc >= threshold)
     if not len(alive):
-        low = table["s_acc"].min()
-        high = table["s_acc"].max()
         raise AtsError(
-            f"t_acc {threshold:g}, the threshold on the accuracy score, rejects all {len(table)} candidates; "
-            f"they score {low:.6g} to {high:.6g}"
+            f"t_acc {threshold:g}, the threshold on the accuracy score, rejects all {len(s_acc)} candidates; "
+            f"they score {np.nanmin(s_acc):.6g} to {np.nanmax(s_acc):.6g}"
         )
     return alive
 
 
 def _record(
-    table: pd.DataFrame, alive: np.ndarray, scores: np.ndarray, ranking: str, rung: int
+    table: Table, alive: np.ndarray, scores: np.ndarray, ranking: str, rung: int
 ) -> np.ndarray:
     """Write the scores (A, n) of the candidates `alive` into the table; the numbers they are ranked
     by.
@@ -340,28 +392,26 @@ def _record(
     sd = scores.std(1, ddof=1) if n > 1 else np.full(len(scores), np.nan)
     half = 1.96 * sd / math.sqrt(n)
     ranks = RANKINGS[ranking](mean, scores.var(1))
-    values = {
-        "s_pri": mean,
-        "sd": sd,
-        "ci_low": mean - half,
-        "ci_high": mean + half,
-        "n": n,
-        "rung": rung,
-    }
-    for column, value in {**values, "rank": ranks}.items():
-        table.loc[alive, column] = value
+    table["s_pri"][alive] = mean
+    table["sd"][alive] = sd
+    table["ci_low"][alive] = mean - half
+    table["ci_high"][alive] = mean + half
+    table["n"][alive] = n
+    table["rung"][alive] = rung
+    table["rank"][alive] = ranks
     return ranks
 
 
-def _record_finals(table: pd.DataFrame, alive: np.ndarray, gains: np.ndarray) -> np.ndarray:
+def _record_finals(table: Table, alive: np.ndarray, gains: np.ndarray) -> np.ndarray:
     """Write what the attacks gained into the table as one more rung; the candidates, least gain
     first.
     """
     best = np.argsort(np.round(gains, 6), kind="stable")  # an attack that diverged, nan, comes last
     alive = alive[best]
-    table.loc[alive, "gain"] = gains[best]
-    table.loc[alive, "rank"] = np.arange(len(alive))
-    table.loc[alive, "rung"] += 1
+    table["gain"] = np.full(len(table["policy"]), np.nan)
+    table["gain"][alive] = gains[best]
+    table["rank"][alive] = np.arange(len(alive))
+    table["rung"][alive] += 1
     return alive
 
 

@@ -1,17 +1,15 @@
-"""Scores of many policies in shards, each an artifact of a store, so that a killed search goes on
-where it was.
-"""
+"""Scores of many policies in shards that can be kept, so that a killed search goes on where it was."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from atsbook.runs.store import Store
-from atslib.attacks import Attack, reconstruct
+from atslib.attacks import Attack, GradientMatching, reconstruct
 from atslib.checkpoints import fingerprint
 from atslib.clients.observe import observe
 from atslib.clients.prepare import mean_prepared, to_images
@@ -40,15 +38,19 @@ def _privacy(
 
 
 def _gains(
-    model: nn.Module, images: Images, policies: Sequence[Policy], seed: int, attack: Attack
+    model: nn.Module,
+    images: Images,
+    policies: Sequence[Policy],
+    seed: int,
+    attack: GradientMatching | Attack,
 ) -> Tensor:
     return torch.stack(
         [attack_gains(model, images, policy, attack, seed=seed) for policy in policies]
     )
 
 
-# Name → the scores of P policies, (P,) or (P, images), and what is added to the keys of their
-# artifacts: a version, to be raised when the meaning of those scores changes.
+# Name → the scores of P policies, (P,) or (P, images), and what is added to the description that
+# they are kept under: a version, to be raised when the meaning of those scores changes.
 SCORES: dict[str, tuple[Callable[..., Tensor], dict[str, int]]] = {
     "accuracy": (_accuracy, {"version": 2}),
     "privacy": (_privacy, {}),
@@ -56,24 +58,48 @@ SCORES: dict[str, tuple[Callable[..., Tensor], dict[str, int]]] = {
 }
 
 
-def check_parties(store: Store | None, **networks: nn.Module) -> None:
-    """Raise `AtsError` unless a search's networks are networks and its store, if it has one, is a
-    store.
+class Keep(Protocol):
+    """A function that keeps what was computed, such as one that writes it to a folder."""
+
+    def __call__(
+        self, kind: str, description: dict, compute: Callable[[], dict[str, Tensor]]
+    ) -> dict[str, Tensor]:
+        """What `compute` returns, or what it returned when it was last called under the same kind
+        and description.
+
+        Args:
+            kind: what it is, one word: "score".
+            description: all that decides the result: text, numbers, dataclasses, and lists and
+                dicts of such. Two results are the same if, and only if, their descriptions are
+                equal.
+            compute: called without arguments, and only where nothing is kept.
+        """
+        ...
+
+
+def _computed(kind: str, description: dict, compute: Callable[[], dict[str, Tensor]]) -> dict:
+    """Keeps nothing."""
+    return compute()
+
+
+def check_parties(keep: Keep | None, **networks: nn.Module) -> None:
+    """Raise `AtsError` unless a search's networks are networks and `keep`, if there is one, can be
+    called.
     """
     for name, network in networks.items():
         check_kind(f"search: {name}", network, nn.Module, "a torch.nn.Module")
-    check_kind("search: store", store, Store | None, "an atsbook.runs.store.Store, or None")
+    check_kind("search: keep", keep, Callable | None, "a function, or None")
 
 
 @dataclass(frozen=True)
 class Scorer:
-    """Computes scores with the draws of `seed`, in shards of `size` policies, each an artifact of
-    the store, if any.
+    """Computes scores with the draws of `seed`, in shards of `size` policies, each of which `keep`
+    may keep.
     """
 
     seed: int
     size: int
-    store: Store | None
+    keep: Keep | None
     progress: bool
 
     def __call__(
@@ -92,16 +118,16 @@ class Scorer:
         key["images"] = fingerprint(images.pixels, images.labels)
         key["model"] = fingerprint(*model.state_dict().values())
 
-        def computed(shard: Sequence[Policy]) -> Tensor:
-            return compute(model, images, shard, self.seed, **options)
+        keep = self.keep or _computed
 
         def scores(shard: Sequence[Policy]) -> Tensor:
-            if self.store is None:
-                return computed(shard)
             named = key | {"policies": [str(policy) for policy in shard]}
-            stored = self.store.get("score", named, lambda _: {"scores": computed(shard)})
-            self.store.check_time()
-            return stored["scores"]
+            made = keep(
+                "score",
+                named,
+                lambda: {"scores": compute(model, images, shard, self.seed, **options)},
+            )
+            return made["scores"]
 
         shards = []
         with tqdm(
@@ -114,7 +140,12 @@ class Scorer:
 
 
 def attack_gains(
-    model: nn.Module, images: Images, policy: Policy | Hybrid, attack: Attack, *, seed: int
+    model: nn.Module,
+    images: Images,
+    policy: Policy | Hybrid,
+    attack: GradientMatching | Attack,
+    *,
+    seed: int,
 ) -> Tensor:
     """What an attack finds of each image beyond the best guess without a gradient, in dB, (B,);
     lower is more private.

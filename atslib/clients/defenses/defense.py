@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from atslib.errors import AtsError
+from atslib.errors import AtsError, choose
 from atslib.policies.policy import Hybrid, Policy, parse_policy
 
 Gradients = dict[str, Tensor]  # parameter name → (N, *shape), the gradients of N clients
@@ -81,7 +81,8 @@ class Defense:
     def parse(text: str) -> "Defense":
         """`"3-1-7 | clip:1"` → a policy, then clipping; `""` → no defense. The inverse of `str`.
 
-        A part is a policy or hybrid, or a name of `DEFENSES`, a colon and its strength.
+        A part is a policy or hybrid, or a name of `perturbations.DEFENSES` or
+        `published.PUBLISHED`, a colon and its strength.
 
         Raises:
             AtsError: a part that is neither, a strength that is not allowed, or two policies.
@@ -116,6 +117,25 @@ class Defense:
             f"defense {defense!r} is none; give text, a policy, a Defense, a function or a list of these"
         )
 
+
+@dataclasses.dataclass(frozen=True)
+class Names:
+    """Defenses that text can name, written `name:strength`.
+
+    Attributes:
+        table: whose keys are the names.
+        meaning: of a name, in words: what its strength is.
+        make: the defense of a name and a strength.
+    """
+
+    table: dict[str, object]
+    meaning: Callable[[str], str]
+    make: Callable[[str, float], Defense]
+
+
+# `perturbations` and `published` add theirs. The package imports both, so that whoever has
+# `Defense` has all names.
+NAMED: list[Names] = []
 
 AnyDefense = str | Policy | Hybrid | Defense | Callable[..., Gradients] | Sequence | None
 
@@ -174,11 +194,20 @@ def _chain(defenses: Sequence[Defense]) -> Defense:
 
 
 def _part(text: str) -> Defense:
+    """One part of a text: a policy, or a name and its strength."""
     if re.fullmatch(r"[\d+_-]+", text):
         return Transformation(parse_policy(text))
-    from atslib.clients.defenses.published import named  # late: those are subclasses of `Defense`
-
-    return named(text)
+    name, _, strength = text.partition(":")
+    known = [name for names in NAMED for name in names.table]
+    choose("defense", name, (*known, "a policy such as 3-1-7"))
+    names = next(names for names in NAMED if name in names.table)
+    try:
+        number = float(strength)
+    except ValueError:
+        raise AtsError(
+            f"defense {text!r}: after the colon comes a number, the {names.meaning(name)}"
+        ) from None
+    return names.make(name, number)
 
 
 @dataclasses.dataclass(frozen=True)

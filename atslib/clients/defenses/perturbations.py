@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from atslib.clients.defenses.defense import Defense, Gradients, Stream, needed
+from atslib.clients.defenses.defense import NAMED, Defense, Gradients, Names, Stream, needed
 from atslib.errors import AtsError, choose
 
 
@@ -110,3 +110,6 @@ class Perturbation(Defense):
         if self.name in ("gaussian", "laplace"):
             needed(rng, self)
         return DEFENSES[self.name][0](gradients, self.strength, rng)
+
+
+NAMED.append(Names(DEFENSES, lambda name: DEFENSES[name][1], Perturbation))

@@ -1,5 +1,4 @@
-"""Defenses of other publications that act elsewhere than on the shared gradient alone, and all
-names with a strength.
+"""Defenses of other publications that act elsewhere than on the shared gradient alone.
 
 To add one: a subclass of `Strength` and its entry in `PUBLISHED`.
 """
@@ -10,9 +9,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from atslib.clients.defenses.defense import Defense, Gradients, Stream, needed
-from atslib.clients.defenses.perturbations import DEFENSES, Perturbation, clip, gaussian
-from atslib.errors import AtsError, choose
+from atslib.clients.defenses.defense import NAMED, Defense, Gradients, Names, Stream, needed
+from atslib.clients.defenses.perturbations import clip, gaussian
+from atslib.errors import AtsError
 from atslib.models import before_last, in_mode, last_linear
 
 CLIP = 1.0  # largest l2 norm of an image's gradient under DP-SGD
@@ -210,22 +209,13 @@ class PrivateSGD(Strength):
 PUBLISHED: dict[str, type[Strength]] = {
     cls.name: cls for cls in (Soteria, Bottleneck, MixUp, PrivateSGD)
 }
-
-
-def named(text: str) -> Defense:
-    """`"prune:0.7"` → the defense of that name and strength; the inverse of `str`.
-
-    Raises:
-        AtsError: an unknown name, or a strength that is no number or not allowed.
-    """
-    name, _, strength = text.partition(":")
-    choose("defense", name, (*DEFENSES, *PUBLISHED, "a policy such as 3-1-7"))
-    try:
-        number = float(strength)
-    except ValueError:
-        meaning = DEFENSES[name][1] if name in DEFENSES else PUBLISHED[name].meaning
-        raise AtsError(f"defense {text!r}: after the colon comes a number, the {meaning}") from None
-    return Perturbation(name, number) if name in DEFENSES else PUBLISHED[name](number)
+NAMED.append(
+    Names(
+        PUBLISHED,
+        lambda name: PUBLISHED[name].meaning,
+        lambda name, strength: PUBLISHED[name](strength),
+    )
+)
 
 
 def _weight_of_last(model: nn.Module, gradients: Gradients) -> str:

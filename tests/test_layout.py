@@ -1,0 +1,180 @@
+"""Who imports whom, file by file: no circles, arrows down, and what the library does without."""
+
+import ast
+import graphlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TOP = Path(__file__).parents[1]
+PACKAGES = ("atslib", "atsfed", "atsbook")
+
+# The library's rooms, ground floor first: each imports only from those before it.
+ROOMS = (
+    "_torchvision",
+    "errors",
+    "rng",
+    "files",
+    "checkpoints",
+    "data",
+    "policies",
+    "measures",
+    "models",
+    "gradients",
+    "clients",
+    "attacks",
+    "scores",
+    "audit",
+)
+# The shell has commands of all three packages as long as it is not split.
+SHELL = ("atslib.__main__", "atslib.commands", "atslib.shell")
+
+
+def files_of(top):
+    """The source of every module of the three packages, by its dotted name."""
+    found = {}
+    for package in PACKAGES:
+        for path in sorted((top / package).rglob("*.py")):
+            parts = path.relative_to(top).with_suffix("").parts
+            is_package = parts[-1] == "__init__"
+            found[".".join(parts[:-1] if is_package else parts)] = path.read_text()
+    return found
+
+
+def imports(source):
+    """All that is imported anywhere in a file, also inside functions and for types alone.
+
+    Of `from a import b` both "a" and "a.b", since b may be a module.
+    """
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports hide where they point"
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def graph_of(files):
+    """Module → those of `files` that it imports.
+
+    `from package import module` is an arrow to the module. That Python runs a package's `__init__`
+    before any module in it makes no arrow.
+    """
+    graph = {}
+    for name, source in files.items():
+        found = imports(source) & files.keys()
+        packages = {other for other in found if any(o.startswith(f"{other}.") for o in found)}
+        graph[name] = found - {
+            package for package in packages if not _takes(source, package, files)
+        }
+    return graph
+
+
+def _takes(source, package, files):
+    """Whether a file takes a name from a package itself, and not only modules in it."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module == package:
+            taken = any(f"{package}.{alias.name}" not in files for alias in node.names)
+        elif isinstance(node, ast.Import):
+            taken = package in {alias.name for alias in node.names}
+        else:
+            continue
+        if taken:
+            return True
+    return False
+
+
+def circle_in(graph):
+    """The modules of one circle, if there is any."""
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return error.args[1]
+    return None
+
+
+FILES = files_of(TOP)
+GRAPH = graph_of(FILES)
+LIBRARY = [name for name in FILES if name.startswith("atslib") and name not in SHELL]
+
+
+def test_no_file_imports_itself_by_way_of_others():
+    assert circle_in(GRAPH) is None
+
+
+@pytest.mark.parametrize("name", LIBRARY)
+def test_the_library_needs_no_tables_no_plots_and_neither_of_the_other_packages(name):
+    tops = {module.split(".")[0] for module in imports(FILES[name])}
+    assert not tops & {"pandas", "matplotlib", "atsfed", "atsbook"}
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("atsfed")])
+def test_federations_do_without_the_book(name):
+    assert "atsbook" not in {module.split(".")[0] for module in imports(FILES[name])}
+
+
+def floor_of(name):
+    return ROOMS.index(name.split(".")[1])
+
+
+@pytest.mark.parametrize("name", [name for name in LIBRARY if name != "atslib"])
+def test_in_the_library_imports_point_down(name):
+    assert not {other for other in GRAPH[name] if floor_of(other) > floor_of(name)}
+
+
+def test_the_library_runs_without_pandas_matplotlib_and_the_other_packages():
+    code = (
+        "import importlib, sys\n"
+        "for name in ('pandas', 'matplotlib', 'atsfed', 'atsbook'): sys.modules[name] = None\n"
+        f"for name in {LIBRARY}: importlib.import_module(name)\n"
+        "print('all')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=TOP)
+    assert done.stdout.strip() == "all", done.stderr
+
+
+def test_importing_the_library_does_not_import_torch():
+    code = "import sys, atslib; print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=TOP
+    )
+    assert done.stdout.strip() == "False"
+
+
+# --- that the tests see what they are to see ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        "import atslib.b",
+        "from atslib import b",
+        "from atslib.b import x",
+        "def f():\n    from atslib.b import x",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from atslib.b import x",
+    ],
+)
+def test_every_kind_of_circle_is_seen(back):
+    files = {"atslib": "", "atslib.a": back, "atslib.b": "from atslib.a import y"}
+    assert set(circle_in(graph_of(files))) == {"atslib.a", "atslib.b"}
+
+
+def test_a_package_that_imports_its_modules_is_no_circle():
+    files = {
+        "atslib.p": "from atslib.p.a import x\nfrom atslib.p import b",
+        "atslib.p.a": "from atslib.p import b",
+        "atslib.p.b": "",
+    }
+    assert circle_in(graph_of(files)) is None
+    files["atslib.p.b"] = "from atslib.p import x"  # a name of the package itself
+    assert circle_in(graph_of(files)) is not None
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_all_three_packages_are_looked_at(package):
+    assert sum(name.startswith(package) for name in FILES) > 5
+    assert sum(len(GRAPH[name]) for name in FILES if name.startswith(package)) > 5
