@@ -5,13 +5,14 @@ share.
 client answers in one round; `rounds` runs it in one process, `peers` without a server; `summed` is
 what secure aggregation leaves; `tap` keeps what an honest-but-curious server sees, as `Observed`;
 `flower` runs it on Flower, `secure` so that the server gets only the sum, `simulation` either of
-them on one machine, and `watching` keeps what the server of somebody's own federation sees: these
-four need the extra `atslib[federated]`; `command` is that of the shell. To add a way to deal, one
-function in `shards`.
+them on one machine, and `watching` keeps what the server of somebody's own federation sees, by what
+is `declared` of it: these four need the extra `atslib[federated]`; `command` is that of the shell.
+To add a way to deal, one function in `shards`.
 """
 
 import os
 
+from atsfed.declared import Declared
 from atsfed.federation import Federation, answer
 from atsfed.shards import dirichlet_shards, equal_shards
 from atsfed.tap import Tap
@@ -20,4 +21,4 @@ os.environ.setdefault(
     "FLWR_TELEMETRY_ENABLED", "0"
 )  # read when Flower is loaded; programs we start inherit it
 
-__all__ = ["Federation", "Tap", "answer", "dirichlet_shards", "equal_shards"]
+__all__ = ["Declared", "Federation", "Tap", "answer", "dirichlet_shards", "equal_shards"]

@@ -5,16 +5,19 @@ FLWR_TELEMETRY_ENABLED is 0, which this package sets before Flower is loaded; wh
 first, or starts its programs, sets it too.
 """
 
+import io
 import logging
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.lib import format as npy
 from torch import Tensor, nn
 
 from atsfed.federation import Federation, answer
-from atsfed.tap import Tap
+from atsfed.tap import WORD, Tap, one_line
 from atslib.errors import AtsError
 from atslib.gradients.problems import unflatten
 
@@ -43,6 +46,66 @@ ARRAYS, NUMBERS = "arrays", "numbers"  # names of the records in a message
 def _tensors(record: "ArrayRecord") -> dict[str, Tensor]:
     """The arrays of a message by name, as tensors of their own."""
     return {name: torch.from_numpy(array.numpy().copy()) for name, array in record.items()}
+
+
+def read(record: "ArrayRecord", who: str) -> dict[str, Tensor]:
+    """The arrays of a stranger's message by name, as tensors of their own.
+
+    Nothing in them is taken on trust: an array is what the head of its bytes says only if exactly
+    so many bytes follow. So no archive is opened, no object is made, and no more memory is taken
+    than what came over the wire.
+
+    Args:
+        record: of the message.
+        who: its sender, for the sentence.
+    Raises:
+        AtsError: an array cannot be read, or has no numbers in it.
+    """
+    tensors = {}
+    for name, array in record.items():
+        try:
+            name.encode()  # a name that no file can hold
+            values = torch.from_numpy(_numbers(array))
+            # NumPy gives an empty array strides of 0, which tensors do not have.
+            tensors[name] = (
+                values if values.numel() else torch.empty(values.shape, dtype=values.dtype)
+            )
+        except (
+            Exception
+        ) as error:  # whatever a stranger's bytes raise, it is that answer which is left out
+            reason = one_line(f"{name}: {error or type(error).__name__}", WORD)
+            raise AtsError(
+                f"{who} shared arrays that cannot be read ({reason}); it is left out"
+            ) from None
+    return tensors
+
+
+def _numbers(array: "Array") -> np.ndarray:
+    """A copy of an array in this machine's order of bytes, from the bytes of one in NumPy's own
+    format.
+    """
+    if array.stype != "numpy.ndarray":
+        raise ValueError(f"it is serialized as {array.stype!r}, not as numpy.ndarray")
+    stream = io.BytesIO(array.data)
+    if (version := npy.read_magic(stream)) not in ((1, 0), (2, 0)):
+        raise ValueError(f"version {version} of NumPy's format is unknown")
+    head = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, fortran, dtype = head(stream)
+    if dtype.kind not in "biuf":
+        raise ValueError(f"{dtype} is no kind of number")
+    count = 1
+    size = len(array.data) - stream.tell()
+    for side in shape:
+        if not isinstance(side, int) or side < 0:
+            raise ValueError(f"its shape {shape} is none")
+        count *= side
+    if size != count * dtype.itemsize:
+        raise ValueError(f"{size} bytes are not an array {shape} of {dtype}")
+    flat = np.frombuffer(array.data, dtype, count, stream.tell())
+    # In memory by rows, as tensors are: a copy, since the bytes are the message's.
+    return np.array(
+        flat.reshape(shape, order="F" if fortran else "C"), dtype.newbyteorder("="), order="C"
+    )
 
 
 def answered(
@@ -88,10 +151,10 @@ def _record(arrays: dict) -> ArrayRecord:
 class Curious(FedAvg):
     """Flower's FedAvg of what clients share, whose server takes a step and keeps all that it sees.
 
-    An answer of other shapes, or with values that are not finite, is left out by name, and the
-    round goes on. A client is the node that first answered under its number: no other node can
-    answer for it. A round without any answer that can be taken leaves the weights as they were. A
-    server that is started again goes on with the tap's next round.
+    An answer that cannot be read, is of other shapes, or has values that are not finite, is left
+    out by name, and the round goes on. A client is the node that first answered under its number:
+    no other node can answer for it. A round without any answer that can be taken leaves the weights
+    as they were. A server that is started again goes on with the tap's next round.
 
     Args:
         federation: what is trained.
@@ -150,9 +213,19 @@ class Curious(FedAvg):
                 continue
             silent.discard(node)
             try:
-                taken[self._record(number, reply)] = reply
+                client, shared, images = self._checked(number, reply)
             except AtsError as error:
-                refused.append(str(error))
+                refused.append(one_line(error))
+                continue
+            self.tap.record(
+                number, client, shared, images
+            )  # a full disk is the server's fault, and no answer's
+            self.nodes[client] = node
+            # Flower averages what was checked, and no byte that was not.
+            arrays = _record({name: value.numpy() for name, value in shared.items()})
+            numbers = MetricRecord({"num-examples": images, "client": client})
+            reply.content = RecordDict({ARRAYS: arrays, NUMBERS: numbers})
+            taken[client] = reply
         refused += [f"node {node} did not answer in round {number}" for node in sorted(silent)]
         # In one order: the mean of floats depends on it, and answers come as they come.
         whole = [taken[client] for client in sorted(taken)]
@@ -171,27 +244,33 @@ class Curious(FedAvg):
                 name: moved[name] + step * value.to(moved[name])
                 for name, value in _tensors(mean).items()
             }
+        if not all(value.isfinite().all() for value in moved.values()):
+            said = f"the mean of round {number} is beyond the numbers there are; the weights stay as they are"
+            logging.getLogger("flwr").warning("%s", said)
+            self.tap.refuse(number, [*refused, said])
+            moved = self.weights
         self.tap.begin(number + 1, moved)
         return _record({name: value.numpy() for name, value in moved.items()}), numbers
 
-    def _record(self, number: int, reply: Message) -> int:
-        """Keep an answer; the number of its client.
+    def _checked(self, number: int, reply: Message) -> tuple[int, dict[str, Tensor], int]:
+        """Client, arrays and number of images of an answer.
 
         `AtsError` with its sender's name if it cannot be taken.
         """
         node = reply.metadata.src_node_id
         content = reply.content
         who = f"node {node} in round {number}"
-        fields = {name: set(record) for name, record in content.items()}
+        fields = {name: sorted(record) for name, record in content.items()}
         # Flower ends the whole round where one answer has a field that others lack.
         kinds = list(content.array_records), list(content.metric_records)
         if (
             kinds != ([ARRAYS], [NUMBERS])
             or len(fields) != 2
-            or fields[NUMBERS] != {"client", "num-examples"}
+            or fields[NUMBERS] != ["client", "num-examples"]
         ):
+            shown = one_line(list(fields), WORD)
             raise AtsError(
-                f"{who} shared the records {fields}, not {ARRAYS} and {NUMBERS}; it is left out"
+                f"{who} shared the records {shown}, not {ARRAYS} and {NUMBERS} as agreed; it is left out"
             )
         client = content[NUMBERS]["client"]
         images = content[NUMBERS]["num-examples"]
@@ -200,23 +279,16 @@ class Curious(FedAvg):
             or type(images) is not int
             or not 0 <= client < self.federation.clients
         ):
-            raise AtsError(
-                f"{who} says it is client {client} with {images} images: no such client; it is left out"
-            )
+            claim = one_line(f"client {client!r} with {images!r} images", WORD)
+            raise AtsError(f"{who} says it is {claim}: no such client; it is left out")
         owner = self.nodes.get(client, node)
         own = next((known for known, other in self.nodes.items() if other == node), client)
         if owner != node or own != client:
             known = f"which is node {owner}" if owner != node else f"and was client {own}"
             raise AtsError(f"{who} says it is client {client}, {known}; it is left out")
-        try:
-            shared = _tensors(content[ARRAYS])
-        except (TypeError, ValueError, EOFError, OSError) as error:
-            raise AtsError(
-                f"{who} shared arrays that cannot be read: {error}; it is left out"
-            ) from None
-        self.tap.record(number, client, shared, images)
-        self.nodes[client] = node
-        return client
+        shared = read(content[ARRAYS], who)
+        self.tap.check(number, client, shared, images)
+        return client, shared, images
 
 
 def server_app(federation: Federation, folder: Path | str, *, patience: float = 600.0) -> ServerApp:

@@ -3,6 +3,8 @@
 import importlib.util
 import logging
 import os
+import secrets
+import sys
 from pathlib import Path
 
 from atsfed import flower
@@ -11,7 +13,22 @@ from atsfed.federation import Federation
 from atsfed.tap import Tap
 from atslib.errors import AtsError
 
+# Ray reads these when it is loaded, and its processes inherit them. By itself it listens on all
+# addresses, and runs what anyone hands it who reaches one: on the loopback address only, and for
+# nobody without this token.
+CLOSED = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),
+}
+if "ray" not in sys.modules and "RAY_AUTH_MODE" not in os.environ:
+    os.environ.update(CLOSED)
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+
+MOST = 1_000  # clients on one machine: Flower looks at each of them ten times a second
+# Without these a worker that is killed, for want of memory say, stays dead, and with it every
+# client that is given to it.
+LASTING = {"max_restarts": -1, "max_task_retries": 1}
 
 
 def simulate(
@@ -25,14 +42,26 @@ def simulate(
     """Run a federation on this machine, its clients in so many processes (Ray), and return what the
     server saw.
 
-    Rounds that the folder has already are not run again. With `secure` aggregation that is the sum
-    of all answers.
+    Rounds that the folder has already are not run again, but for the last ones if nobody answered
+    in them. With `secure` aggregation what it saw is the sum of all answers. A client whose process
+    is killed is begun again in another.
 
     Raises:
-        AtsError: a round was not run, or got no answer that could be taken; Ray is not installed.
+        AtsError: a round was not run, or got no answer that could be taken; more clients than one
+            machine holds; Ray is not installed, or its processes would be open to the network.
     """
+    if federation.clients > MOST:
+        raise AtsError(
+            f"Federation.clients={federation.clients}: one machine simulates at most {MOST}"
+        )
+    federation.shard(0)  # more clients than images are said here, and not within Flower
     if importlib.util.find_spec("ray") is None:
         raise AtsError(flower.MISSING)
+    if "RAY_AUTH_MODE" not in os.environ:
+        raise AtsError(
+            "Ray was loaded before atsfed.simulation, and would listen to the whole network: import it "
+            "after this module, or set RAY_AUTH_MODE=token and RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 before"
+        )
     from flwr.simulation import run_simulation
 
     apps = summing if secure else flower
@@ -41,11 +70,12 @@ def simulate(
     logging.getLogger("flwr").setLevel(logging.WARNING)
     backend = {
         "init_args": {"num_cpus": processes, "include_dashboard": False, "log_to_driver": False},
-        "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+        "client_resources": {"num_cpus": 1, "num_gpus": 0.0, **LASTING},
     }
     tap = Tap(folder, federation)
     if tap.next() == 1:  # a folder that cannot be written is said here, and not within Flower
         tap.begin(1, dict(tap.network.named_parameters()))
+    tap.again()
     if tap.next() <= federation.rounds:
         run_simulation(server, client, num_supernodes=federation.clients, backend_config=backend)
     if empty := [number for number in range(1, federation.rounds + 1) if not tap.clients(number)]:

@@ -48,4 +48,6 @@ def summed(seen: Sequence[Observed]) -> Observed:
         if any(each.labels is None for each in seen)
         else torch.cat([each.labels for each in seen], 1)
     )
-    return dataclasses.replace(seen[0], updates=(update,), labels=known, threat=threat)
+    return dataclasses.replace(
+        seen[0], updates=(update,), labels=known, threat=threat, declared="", doubts=()
+    )

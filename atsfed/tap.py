@@ -2,23 +2,29 @@
 came back.
 """
 
+import contextlib
 import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from atsfed.declared import Declared
 from atsfed.federation import Federation
 from atsfed.sums import summed
+from atslib.attacks.explained import in_labels
+from atslib.checkpoints import read_tensors, write_tensors
+from atslib.clients.defenses.defense import Defense, Transformation
 from atslib.clients.view import Observed, Update
 from atslib.errors import AtsError
 from atslib.files import write_atomically
 from atslib.models import in_mode
 
 SUM = "summed"
+LONGEST, WORD = 600, 200  # characters of a sentence that strangers have a word in, and of that word
 
 
 class Tap:
@@ -26,7 +32,7 @@ class Tap:
     half there.
 
     A round that is run again after a fault writes the same records again: nothing is lost, and
-    nothing is there twice.
+    nothing is there twice. Each record carries a hash, which is checked when it is read.
 
     Raises:
         AtsError: the folder has records of another federation; only the number of rounds may
@@ -37,12 +43,16 @@ class Tap:
         self.folder = Path(folder)
         self.federation = federation
         self.network = federation.network()
-        facts = self.folder / "federation.json"
         self._facts = dataclasses.asdict(federation) | {"rounds": None}
-        if facts.exists() and (kept := json.loads(facts.read_text())) != self._facts:
-            name = next(name for name in self._facts if kept.get(name) != self._facts[name])
+        facts = self.folder / "federation.json"
+        kept = _json(facts) if facts.exists() else self._facts
+        if kept != self._facts:
+            name = next(
+                (name for name in self._facts if kept.get(name) != self._facts[name]),
+                "other fields",
+            )
             has = kept.get(name)
-            asked = self._facts[name]
+            asked = self._facts.get(name)
             raise AtsError(
                 f"{folder} has records of a federation with {name}={has!r}, not {asked!r}; name another"
             )
@@ -59,38 +69,54 @@ class Tap:
         round any more.
         """
         file = self._file(number)
-        data = _bytes(weights)
-        if file.exists() and file.read_bytes() == data:
+        if file.exists() and _same(self._read(file)[0], weights):
             return
-        for folder in self.folder.glob("round-*"):
-            if int(folder.name.split("-")[1]) >= number:
+        for there, folder in self._folders().items():
+            if there >= number:
                 shutil.rmtree(folder)
         write_atomically(
             self.folder / "federation.json",
             lambda partial: partial.write_text(json.dumps(self._facts)),
         )
-        write_atomically(file, lambda partial: partial.write_bytes(data))
+        write_tensors(file, weights, {})
+
+    def again(self) -> None:
+        """Forget that the last rounds were run if nobody answered in them: their weights have not
+        moved.
+        """
+        while self.next() > 1 and not self.clients(self.next() - 1):
+            shutil.rmtree(self._file(self.next()).parent)
 
     def next(self) -> int:
         """The round that a server goes on with: the last one whose weights are known, 1 in a new
         folder.
         """
-        return max(
-            (int(file.parent.name.split("-")[1]) for file in self.folder.glob("round-*/sent.*")),
-            default=1,
-        )
+        return max((number for number in self._folders() if self._file(number).exists()), default=1)
+
+    def _folders(self) -> dict[int, Path]:
+        """The folder of each round by number; what else is there is nobody's round."""
+        named = {
+            folder: re.fullmatch(r"round-(\d{5,})", folder.name)
+            for folder in self.folder.glob("round-*")
+        }
+        return {
+            int(match[1]): folder for folder, match in named.items() if match and folder.is_dir()
+        }
 
     def refuse(self, number: int, sentences: list[str]) -> None:
-        """Keep why answers of a round were left out, a line each."""
-        text = "".join(f"{sentence}\n" for sentence in sentences)
-        write_atomically(
-            self._file(number).with_name("refused.txt"), lambda partial: partial.write_text(text)
-        )
+        """Keep why answers of a round were left out, a line each, whatever strangers have written
+        into them.
+        """
+        text = "".join(f"{one_line(sentence)}\n" for sentence in sentences)
+        file = self._file(number).with_name("refused.txt")
+        write_atomically(file, lambda partial: partial.write_text(text, encoding="utf-8"))
 
     def refused(self, number: int) -> list[str]:
         """Why answers of a round were left out, a sentence each."""
         file = self._file(number).with_name("refused.txt")
-        return file.read_text().splitlines() if file.exists() else []
+        return (
+            file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else []
+        )
 
     def record(self, number: int, client: int, shared: dict[str, Tensor], images: int) -> None:
         """Keep what one client shared, by parameter, and how many images it said were behind it.
@@ -99,6 +125,11 @@ class Tap:
             AtsError: names, shapes or number format are not those of the network, a value is not
                 finite, or the client cannot have so many images.
         """
+        self.check(number, client, shared, images)
+        _keep(self._file(number, client), shared, {"images": images})
+
+    def check(self, number: int, client: int, shared: dict[str, Tensor], images: int) -> None:
+        """Raise `AtsError`, with its sender's name, unless this is what `record` takes."""
         who = f"client {client} in round {number}"
         most = self.federation.most
         if not 1 <= images <= most:
@@ -106,8 +137,6 @@ class Tap:
                 f"{who} says it has {images} images, which must be 1 to {most}; it is left out"
             )
         check_shared(self.network, shared, who)
-        data = _bytes(shared | {"images": torch.tensor(images)})
-        write_atomically(self._file(number, client), lambda partial: partial.write_bytes(data))
 
     def record_sum(self, number: int, mean: dict[str, Tensor], images: dict[int, int]) -> None:
         """Keep the mean of what clients shared, by parameter, and how many images each client said
@@ -129,35 +158,25 @@ class Tap:
                 f"images 1 to {most}; it is left out"
             )
         check_shared(self.network, mean, who)
-        counts = {
-            "clients": torch.tensor(list(images)),
-            "images": torch.tensor(list(images.values())),
-        }
-        write_atomically(
-            self._file(number, SUM), lambda partial: partial.write_bytes(_bytes(mean | counts))
-        )
+        counts = {"clients": list(map(int, images)), "images": list(map(int, images.values()))}
+        _keep(self._file(number, SUM), mean, counts)
 
     def rounds(self) -> list[int]:
         """Numbers of the rounds of which anything was shared, from 1."""
-        files = [
-            file
-            for name in ("client-*", SUM)
-            for file in self.folder.glob(f"round-*/{name}.safetensors")
-        ]
-        return sorted({int(file.parent.name.split("-")[1]) for file in files})
+        return sorted(number for number in self._folders() if self.clients(number))
 
     def clients(self, number: int) -> list[int]:
         """Which clients answered in a round."""
         if (file := self._file(number, SUM)).exists():
-            return sorted(self._read(file)["clients"].tolist())
-        return sorted(
-            int(file.stem.split("-")[1])
-            for file in self._file(number).parent.glob("client-*.safetensors")
-        )
+            return sorted(self._read(file)[1]["clients"])
+        files = self._file(number).parent.glob("client-*.safetensors")
+        named = [re.fullmatch(r"client-(\d{4,})", file.stem) for file in files]
+        return sorted(int(match[1]) for match in named if match)
 
     def model(self, number: int) -> nn.Module:
         """The network as it was sent in a round; one number after the last round it is the result."""
-        weights = self._read(self._file(number))
+        weights, _ = self._read(self._file(number))
+        check_shared(self.network, weights, f"{self._file(number)}: the server")
         with torch.no_grad():
             for name, parameter in self.network.named_parameters():
                 parameter.copy_(weights[name])
@@ -168,11 +187,14 @@ class Tap:
 
         Labels are not known.
 
+        Where the federation's defense acts on images alone, it says what the answer must be, and
+        `Observed.doubts` why it cannot be that.
+
         Without a client, of all together, as `summed`; under secure aggregation there is nothing
         else.
 
         Raises:
-            AtsError: it was not recorded, or only the sum of all clients was.
+            AtsError: it was not recorded, only the sum of all clients was, or its file is damaged.
         """
         whole = self._file(number, SUM)
         if client is None and not whole.exists():
@@ -181,8 +203,10 @@ class Tap:
             raise AtsError(
                 f"client {client} in round {number}: only the sum was seen; leave the client out to get it"
             )
-        shared = self._read(whole if client is None else self._file(number, client))
-        images = shared["images"].flatten().tolist()
+        file = whole if client is None else self._file(number, client)
+        shared, facts = self._read(file)
+        check_shared(self.network, shared, str(file))
+        images = facts["images"] if isinstance(facts["images"], list) else [facts["images"]]
         local = self.federation.local
         model = self.model(number)
         row = torch.cat([shared[name].flatten() for name, _ in model.named_parameters()])[None]
@@ -191,20 +215,87 @@ class Tap:
             known = dataclasses.asdict(local) | {"steps": local.steps(images[0])}
         update = Update(model, row, kind=self.federation.kind, local=known)
         shape = tuple(self.federation.shard(0).pixels.shape[1:])
-        return Observed((update,), None, shape, self.federation.threat(sum(images)))
+        seen = Observed((update,), None, shape, self.federation.threat(sum(images)))
+        if client is None or not (declared := self._declared(images[0])):
+            return seen
+        before = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+        first = declared.doubts(before, row[0])
+        (second,) = in_labels(update, images[0], shape)
+        return dataclasses.replace(seen, declared=declared.title, doubts=(first + second,))
 
-    def _read(self, file: Path) -> dict[str, Tensor]:
+    def _declared(self, images: int) -> Declared | None:
+        """What an answer of so many images is by the federation's own description; None where a
+        defense acts on it.
+        """
+        local = self.federation.local
+        if not all(
+            isinstance(part, Transformation)
+            for part in Defense.parse(self.federation.defense).parts
+        ):
+            return None
+        if local is None:
+            return Declared(sent="gradient")
+        return Declared(
+            sent="difference", lr=local.lr, momentum=local.momentum, steps=local.steps(images)
+        )
+
+    def _read(self, file: Path) -> tuple[dict[str, Tensor], dict]:
         if not file.exists():
             there = ", ".join(map(str, self.rounds())) or "none"
             raise AtsError(
                 f"{file.parent.name}/{file.stem} was not recorded; rounds with records: {there}"
             )
-        return safetensors.torch.load(file.read_bytes())
+        return read_hashed(file)
 
 
-def _bytes(tensors: dict[str, Tensor]) -> bytes:
-    return safetensors.torch.save(
-        {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+def read_hashed(file: Path) -> tuple[dict[str, Tensor], dict]:
+    """The tensors and facts of a record; `AtsError` if it is damaged, or has no hash that would
+    show it.
+    """
+    tensors, facts, hashed = read_tensors(file)
+    if not hashed:
+        raise AtsError(
+            f"{file} carries no hash, so that nobody can tell whether it is damaged; record the round again"
+        )
+    return tensors, facts
+
+
+def _keep(file: Path, tensors: dict[str, Tensor], facts: dict) -> None:
+    """Write a record, unless it is there already; a damaged one is written anew."""
+    if file.exists():
+        with contextlib.suppress(AtsError):
+            kept, there = read_hashed(file)
+            if there == facts and _same(kept, tensors):
+                return
+    write_tensors(file, tensors, facts)
+
+
+def _json(file: Path) -> dict:
+    try:
+        kept = json.loads(file.read_bytes())
+    except ValueError:
+        kept = None
+    if not isinstance(kept, dict):
+        raise AtsError(
+            f"{file} is damaged: it is no JSON object; take it away to go on with the records beside it"
+        )
+    return kept
+
+
+def _same(kept: dict[str, Tensor], given: dict[str, Tensor]) -> bool:
+    return kept.keys() == given.keys() and all(
+        torch.equal(kept[name], given[name].detach().cpu()) for name in kept
+    )
+
+
+def one_line(text: object, most: int = LONGEST) -> str:
+    """Text that strangers have a word in, as one line of printable characters, of which that text
+    has at most `most`.
+    """
+    words = str(text)
+    words = words if len(words) <= most else f"{words[: most - 2]} …"
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in words
     )
 
 
@@ -217,9 +308,7 @@ def check_shared(network: nn.Module, shared: dict[str, Tensor], who: str) -> Non
     if odd := sorted(
         name for name in wanted.keys() | given.keys() if wanted.get(name) != given.get(name)
     ):
-        shapes = (
-            f"{given.get(odd[0], 'nothing')} for {odd[0]}, which is {wanted.get(odd[0], 'unknown')}"
-        )
+        shapes = f"{given.get(odd[0], 'nothing')} for {one_line(odd[0], WORD)}, which is {wanted.get(odd[0], 'unknown')}"
         raise AtsError(f"{who} shared {shapes}; it is left out")
     formats = {name: parameter.dtype for name, parameter in network.named_parameters()}
     if odd := sorted(name for name, value in shared.items() if value.dtype != formats[name]):

@@ -4,18 +4,22 @@ for attacks.
 
 import copy
 import dataclasses
-import json
-from collections.abc import Iterable
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
 from atsfed import flower
-from atslib.clients.view import Observed, ThreatModel, Update
-from atslib.errors import AtsError
+from atsfed.declared import Declared
+from atsfed.tap import WORD, one_line, read_hashed
+from atslib.attacks.explained import in_labels, warn
+from atslib.checkpoints import write_tensors
+from atslib.clients.view import Observed, ThreatModel
+from atslib.errors import AtsError, check_kind, check_whole
 from atslib.files import write_atomically
 from atslib.models import Normalize, in_mode
 
@@ -25,18 +29,25 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
+COUNT = "num-examples"  # the metric of Flower's own strategies
+BETWEEN = "|"  # the name of a record and that of an array in it
+
 
 class Watched(Strategy):
     """A strategy that does what another does, and keeps what the server sends and gets in each
     round of training.
 
-    `Watched(FedAvg(…), "seen")` in a ServerApp, in place of `FedAvg(…)`. Answers have one record of
-    arrays.
+    `Watched(FedAvg(…), "seen")` in a ServerApp, in place of `FedAvg(…)`.
+
+    One client does not end a round: an answer that cannot be read goes no further, and where the
+    strategy refuses a round because of answers that are built unlike most others, it gets the round
+    once more without these. Who was left out, and why, is in refused.txt of the round, and in
+    Flower's log.
 
     Args:
         strategy: any of Flower's strategies, or one's own.
         folder: where it is kept, a folder per round: sent.safetensors, and a file per node that
-            answered.
+            answered, with a hash.
     """
 
     def __init__(self, strategy: Strategy, folder: Path | str):
@@ -47,30 +58,45 @@ class Watched(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Keep the weights, and send what the strategy sends."""
-        _keep(self.folder, server_round, "sent", arrays, {})
+        write_tensors(
+            _round(self.folder, server_round) / "sent.safetensors", flower._tensors(arrays), {}
+        )
         return self.strategy.configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Keep every answer that is no error, and aggregate as the strategy does."""
-        replies = list(replies)
+        readable = []
+        refused = []
         for reply in replies:
-            if not reply.has_error():
-                (arrays,) = reply.content.array_records.values()
-                numbers = [
-                    item
-                    for record in reply.content.metric_records.values()
-                    for item in record.items()
-                ]
-                _keep(
-                    self.folder,
-                    server_round,
-                    f"node-{reply.metadata.src_node_id}",
-                    arrays,
-                    dict(numbers),
-                )
-        return self.strategy.aggregate_train(server_round, replies)
+            if reply.has_error():
+                readable.append(reply)
+                continue
+            node = reply.metadata.src_node_id
+            try:
+                tensors, facts = _answer(reply, f"node {node} in round {server_round}")
+            except AtsError as error:
+                refused.append(one_line(error))
+                continue
+            write_tensors(
+                _round(self.folder, server_round) / f"node-{node}.safetensors", tensors, facts
+            )
+            readable.append(reply)
+        result, unlike = _without_odd(
+            self.strategy.aggregate_train, server_round, readable, (None, None)
+        )
+        self._refuse(server_round, refused + unlike)
+        return result
+
+    def _refuse(self, number: int, sentences: list[str]) -> None:
+        """Say who was left out, in the log and in the round's folder."""
+        for sentence in sentences:
+            logging.getLogger("flwr").warning("%s", sentence)
+        if sentences:
+            text = "".join(f"{sentence}\n" for sentence in sentences)
+            file = _round(self.folder, number) / "refused.txt"
+            write_atomically(file, lambda partial: partial.write_text(text, encoding="utf-8"))
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -81,12 +107,114 @@ class Watched(Strategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """As the strategy does."""
-        return self.strategy.aggregate_evaluate(server_round, replies)
+        """As the strategy does; a client whose metrics are unlike those of most is left out where
+        they stop it.
+        """
+        result, unlike = _without_odd(
+            self.strategy.aggregate_evaluate, server_round, list(replies), None
+        )
+        for sentence in unlike:
+            logging.getLogger("flwr").warning("%s", sentence)
+        return result
 
     def summary(self) -> None:
         """As the strategy does."""
         self.strategy.summary()
+
+
+def _answer(reply: Message, who: str) -> tuple[dict[str, Tensor], dict]:
+    """The arrays of an answer, each under the names of its record and its own, and all its metrics.
+
+    Raises:
+        AtsError: an array cannot be read, or the number of examples is none.
+    """
+    tensors = {}
+    for record, arrays in reply.content.array_records.items():
+        for name, tensor in flower.read(arrays, who).items():
+            tensors[f"{record}{BETWEEN}{name}"] = tensor
+    metrics = reply.content.metric_records.values()
+    numbers = {name: value for record in metrics for name, value in record.items()}
+    count = numbers.get(COUNT, 0)
+    # Flower's strategies take it for the answer's weight, so that a negative one turns the mean around.
+    if not isinstance(count, int | float) or not 0 <= count < math.inf:
+        raise AtsError(
+            f"{who} says {COUNT}={count!r}, which must be a number, at least 0; it is left out"
+        )
+    return tensors, {"numbers": numbers, "records": list(reply.content.array_records)}
+
+
+def _without_odd(
+    aggregate: Callable, number: int, replies: list[Message], nothing: object
+) -> tuple[object, list[str]]:
+    """What a strategy makes of all answers; if these stop it, of those that are built like most of
+    them.
+
+    Returns:
+        Its result, `nothing` where nobody is left, and a sentence on each answer that was left out.
+    """
+    try:
+        return aggregate(number, replies), []
+    except (
+        Exception
+    ) as error:  # Flower's strategies have several for answers that do not fit each other
+        built = {id(reply): _built(reply) for reply in replies if not reply.has_error()}
+        usual = Counter(shape for shape in built.values() if shape is not None).most_common(1)
+        odd = [
+            reply
+            for reply in replies
+            if not reply.has_error() and (not usual or built[id(reply)] != usual[0][0])
+        ]
+        if not odd:
+            raise
+        reason = one_line(error, WORD)
+    sentences = [
+        f"node {reply.metadata.src_node_id} in round {number} is left out: its answer is not built as most others are, "
+        f"and with it the strategy says: {reason}"
+        for reply in odd
+    ]
+    unlike = {id(reply) for reply in odd}
+    kept = [reply for reply in replies if id(reply) not in unlike]
+    if all(reply.has_error() for reply in kept):
+        return nothing, sentences
+    return aggregate(number, kept), sentences
+
+
+def _built(reply: Message) -> tuple | None:
+    """How an answer is built: names, shapes and formats; None if its number of images can weigh
+    nothing.
+    """
+    content = reply.content
+    arrays = tuple(
+        (
+            record,
+            tuple(
+                sorted(
+                    (name, tuple(t.shape), str(t.dtype))
+                    for name, t in flower.read(each, "").items()
+                )
+            ),
+        )
+        for record, each in content.array_records.items()
+    )
+    metrics = []
+    for record, each in content.metric_records.items():
+        own = [
+            (name, len(value) if isinstance(value, list) else -1)
+            for name, value in sorted(each.items())
+        ]
+        metrics.append((record, tuple(own)))
+        weight = each.get(COUNT, 1)
+        if isinstance(weight, list) or not 0 < weight < math.inf:
+            return None
+    return arrays, tuple(metrics)
+
+
+class Seen(dict[int, Observed]):
+    """What a server saw of each client by its number, and in `left_out` a sentence on each answer
+    that is not in it.
+    """
+
+    left_out: tuple[str, ...] = ()
 
 
 def watched(
@@ -96,12 +224,16 @@ def watched(
     *,
     shape: tuple[int, int, int],
     normalize: Normalize,
-    lr: float,
-    steps: int,
+    declared: Declared,
     by: str = "",
+    record: str = "",
+    most: int = 10_000,
     threat: ThreatModel | None = None,
-) -> dict[int, Observed]:
+) -> Seen:
     """What a server saw of each client in a round, as every attack takes it. Labels are not known.
+
+    What was sent is held against what was declared: `Observed.doubts` says what cannot be, and a
+    warning that there is such. `atslib.reconstruct` then does the same with what its attack found.
 
     Args:
         folder: of a `Watched` strategy.
@@ -109,64 +241,151 @@ def watched(
         network: of the federation; its weights are taken from the folder.
         shape: (C, H, W) of an image.
         normalize: what clients do to images in [0, 1] before the network gets them.
-        lr, steps: of each client's training: the step size of SGD, and how many steps it took.
+        declared: what each client sent, and how it was trained.
         by: the metric that says who a client is, a whole number; "" for Flower's number of its
             node.
+        record: the name of the answers' record of arrays, where they have several, as those of
+            SCAFFOLD.
+        most: images that an answer may say it is of; one that says more is left out.
         threat: what the server knows; labels are restored by default. Its `batch` is taken from the
             answers' metric `num-examples`.
     Returns:
-        One view per client.
+        One view per client; `left_out` has a sentence on every answer that is none.
     Raises:
-        AtsError: no such round, arrays that are not the network's, or an answer that lacks a
-            metric.
+        AtsError: no such round, no answer that can be read, or two nodes that say they are the same
+            client.
     """
+    check_whole("watched: number", number, 1)
+    check_whole("watched: most", most, 1)
+    check_kind("watched: declared", declared, Declared, "an atsfed.Declared")
+    check_kind("watched: normalize", normalize, Normalize, "an atslib.Normalize")
+    check_kind("watched: network", network, nn.Module, "a torch.nn.Module")
     place = _round(folder, number)
     if not (place / "sent.safetensors").exists():
         raise AtsError(f"{place} was not recorded")
-    model = nn.Sequential(normalize, copy.deepcopy(network))
     threat = threat or ThreatModel(labels="restored")
-    sent = _load(model[1], place / "sent.safetensors")
-    seen = {}
-    names = [name for name, _ in network.named_parameters()]
-    for file in sorted(place.glob("node-*.safetensors")):
-        with safetensors.safe_open(file, "pt") as data:
-            numbers = json.loads(data.metadata()["numbers"]) | {"": file.stem.removeprefix("node-")}
-        if missing := {"num-examples", by} - numbers.keys():
+    model = nn.Sequential(normalize, copy.deepcopy(network))
+    _fill(model[1], read_hashed(place / "sent.safetensors")[0], place / "sent.safetensors")
+    before = torch.cat([parameter.detach().flatten() for parameter in model[1].parameters()])
+    attacked = in_mode(model, threat.victim if threat.batch_norm == "known" else "train")
+    seen = Seen()
+    left_out = []
+    nodes = {}
+    files = sorted(place.glob("node-*.safetensors"))
+    for file in files:
+        node = file.stem.removeprefix("node-")
+        try:
+            client, images, value = _read(file, node, by, record, most, network)
+        except AtsError as error:
+            left_out.append(str(error))
+            continue
+        if client in seen:
             raise AtsError(
-                f"{file} has no metric {', '.join(sorted(missing))}; it has {', '.join(sorted(numbers))}"
+                f"{place}: nodes {nodes[client]} and {node} both say that they are client {client} ({by}); "
+                "by='' tells clients apart by Flower's numbers of their nodes, which nobody chooses"
             )
-        got = _load(copy.deepcopy(network), file)
-        row = torch.cat([(got[name] - sent[name]).flatten() for name in names])[None]
-        mode = threat.victim if threat.batch_norm == "known" else "train"
-        update = Update(
-            in_mode(model, mode), row, kind="difference", local={"lr": lr, "steps": steps}
+        update, doubts = declared.update(attacked, before, value)
+        doubts += in_labels(update, images, tuple(shape))[0]
+        own = dataclasses.replace(threat, batch=images)
+        view = Observed(
+            (update,), None, tuple(shape), own, declared=declared.title, doubts=(doubts,)
         )
-        own = dataclasses.replace(threat, batch=int(numbers["num-examples"]))
-        seen[int(numbers[by])] = Observed((update,), None, tuple(shape), own)
+        seen[client] = view
+        nodes[client] = node
+    if files and not seen:
+        raise AtsError(f"{place}: none of {len(files)} answers can be read; {left_out[0]}")
+    seen.left_out = tuple(left_out)
+    warn([view.doubts[0] for view in seen.values()], list(seen))
     return seen
+
+
+def _read(
+    file: Path, node: str, by: str, record: str, most: int, network: nn.Module
+) -> tuple[int, int, Tensor]:
+    """Client, number of images and weights (P,) of one answer; `AtsError` if it cannot be taken."""
+    tensors, facts = read_hashed(file)
+    numbers = facts.get("numbers")
+    records = facts.get("records")
+    if not isinstance(numbers, dict) or not isinstance(records, list):
+        raise AtsError(f"{file} is no answer that a `Watched` strategy has kept")
+    numbers = numbers | {"": int(node)} if node.lstrip("-").isdigit() else numbers
+    if missing := {COUNT, by} - numbers.keys():
+        there = one_line(", ".join(sorted(numbers)))
+        raise AtsError(f"{file} has no metric {', '.join(sorted(missing))}; it has {there}")
+    if (named := record or (records[0] if len(records) == 1 else "")) not in records:
+        raise AtsError(
+            f"{file} has the records of arrays {one_line(records)}; say which as `record`"
+        )
+    client = numbers[by]
+    images = numbers[COUNT]
+    for name, value, least in ((by, client, 0), (COUNT, images, 1)):
+        if name and (not _is_whole(value) or value < least):
+            raise AtsError(
+                f"{file}: {name} is {one_line(value)}, which must be a whole number, at least {least}"
+            )
+    if images > most:
+        raise AtsError(f"{file}: it says it is of {images:.0f} images, more than most={most}")
+    before = f"{named}{BETWEEN}"
+    own = {
+        name.removeprefix(before): value
+        for name, value in tensors.items()
+        if name.startswith(before)
+    }
+    return int(client), int(images), _row(network, own, file)
+
+
+def _is_whole(value: object) -> bool:
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and value == int(value)
+    )
 
 
 def _round(folder: Path | str, number: int) -> Path:
     return Path(folder) / f"round-{number:05d}"
 
 
-def _keep(folder: Path, number: int, name: str, arrays: ArrayRecord, numbers: dict) -> None:
-    tensors = flower._tensors(arrays)
-    facts = {"numbers": json.dumps(numbers)}
-    data = safetensors.torch.save(
-        {key: value.contiguous() for key, value in tensors.items()}, facts
-    )
-    file = _round(folder, number) / f"{name}.safetensors"
-    write_atomically(file, lambda partial: partial.write_bytes(data))
+def _row(network: nn.Module, tensors: dict[str, Tensor], file: Path) -> Tensor:
+    """An answer's values for the parameters of a network, (P,); buffers, such as running means, may
+    be there or not.
+
+    Raises:
+        AtsError: names or shapes are not the network's, or values not finite.
+    """
+    parameters = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
+    if odd := sorted(
+        (tensors.keys() - network.state_dict().keys()) | (parameters.keys() - tensors.keys())
+    ):
+        what = "lacks" if odd[0] in parameters else "has"
+        raise AtsError(f"{file} has not the arrays of this network: it {what} {one_line(odd[0])}")
+    for name, wanted in parameters.items():
+        value = tensors[name]
+        if tuple(value.shape) != wanted or not value.is_floating_point():
+            given = f"{tuple(value.shape)} of {value.dtype}"
+            raise AtsError(
+                f"{file} has not the arrays of this network: {name} is {given}, not {wanted} of floats"
+            )
+        if not value.isfinite().all():
+            raise AtsError(f"{file} has values of {name} that are nan or infinite")
+    return torch.cat([tensors[name].double().flatten() for name in parameters])
 
 
-def _load(network: nn.Module, file: Path) -> dict[str, Tensor]:
-    """Fill a network from a file; its tensors by name."""
-    tensors = safetensors.torch.load_file(file)
+def _fill(network: nn.Module, tensors: dict[str, Tensor], file: Path) -> None:
+    """Give a network the tensors of a file.
+
+    Raises:
+        AtsError: they are not of its names and shapes, or not finite.
+    """
     try:
         network.load_state_dict(tensors)
     except RuntimeError as error:
-        raise AtsError(
-            f"{file} has not the arrays of this network: {str(error).splitlines()[1].strip()}"
-        ) from None
-    return tensors
+        reason = one_line(str(error).splitlines()[1].strip())
+        raise AtsError(f"{file} has not the arrays of this network: {reason}") from None
+    if bad := [
+        name
+        for name, value in tensors.items()
+        if value.is_floating_point() and not value.isfinite().all()
+    ]:
+        raise AtsError(f"{file} has values of {one_line(bad[0])} that are nan or infinite")

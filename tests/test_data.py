@@ -353,6 +353,47 @@ def test_sixteen_bits_are_scaled_to_eight(tmp_path, suffix):
         assert pixels.tolist() == [np.rint(DEEP / 257).astype(np.uint8).tolist()]
 
 
+@pytest.mark.parametrize(("depth", "suffix"), [(10, "png"), (12, "png"), (12, "tif"), (14, "png")])
+def test_a_picture_of_fewer_bits_in_a_file_of_sixteen_is_as_bright_as_it_was(
+    tmp_path, depth, suffix
+):
+    seen = np.array(
+        [[0, 2**depth - 1, 2 ** (depth - 1)], [17, 300, 900], [1, 2, 3]], dtype=np.uint16
+    )
+    train, test = load_folder(two_classes(tmp_path, seen, suffix), size=3)
+    for pixels in torch.cat([train.pixels, test.pixels]):
+        assert pixels.tolist() == [np.rint(seen * (255 / (2**depth - 1))).astype(np.uint8).tolist()]
+
+
+def test_all_files_of_sixteen_bits_have_one_range_that_of_the_brightest(tmp_path):
+    folder = two_classes(tmp_path, np.full((3, 3), 1000, np.uint16), "png")
+    Image.fromarray(np.full((3, 3), 4095, np.uint16)).save(folder / "a" / "0.png")
+    train, test = load_folder(folder, size=3)
+    assert sorted(torch.cat([train.pixels, test.pixels])[:, 0, 0, 0].tolist()) == [62, 62, 62, 255]
+
+
+@pytest.mark.parametrize("kind", ["EPS", "PPM", "TGA", "ICO", "PDF", "PCX"])
+def test_a_file_of_another_kind_is_refused_by_its_content_and_starts_no_program(
+    tmp_path, monkeypatch, kind
+):
+    folder = two_classes(tmp_path, np.zeros((8, 8, 3), np.uint8), "png")
+    Image.new("RGB", (8, 8)).save(folder / "b" / "1.png", format=kind)
+    monkeypatch.setattr("subprocess.Popen", None)  # Pillow draws EPS with Ghostscript
+    with refused(
+        "b/1.png cannot be read as an image: what is in it is none of PNG, JPEG, WEBP, BMP, GIF, TIFF"
+    ):
+        load_folder(folder)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF"])
+def test_files_are_read_by_their_content_whatever_their_suffix(tmp_path, kind):
+    for name in ("a/0", "a/1", "b/0", "b/1"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.new("RGB", (8, 8), (90, 90, 90)).save(tmp_path / f"{name}.png", format=kind)
+    train, test = load_folder(tmp_path, size=4)
+    assert torch.cat([train.pixels, test.pixels]).unique().tolist() == [90]
+
+
 @pytest.mark.parametrize("kind", [np.float32, np.int32])
 def test_images_without_a_known_range_are_refused_by_name(tmp_path, kind):
     with refused("a/0.tif cannot be read as an image: 32 bits per pixel"):

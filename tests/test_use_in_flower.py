@@ -13,6 +13,7 @@ import torch
 from checks import refused
 
 import atslib
+from atsfed import Declared
 from atslib.files import project_root
 from atslib.models import Normalize
 
@@ -22,7 +23,11 @@ ROOT = project_root()
 PAGE = (ROOT / "book" / "use_in_flower.md").read_text()
 CHANGES = re.findall(r"^```diff\n(.*?)^```$", PAGE, re.M | re.S)
 FILES = ("quickstart/server_app.py", "pyproject.toml", "quickstart/task.py")
-ONE = {"shape": (3, 32, 32), "normalize": Normalize([0.5] * 3, [0.5] * 3), "lr": 0.02, "steps": 1}
+ONE = {
+    "shape": (3, 32, 32),
+    "normalize": Normalize([0.5] * 3, [0.5] * 3),
+    "declared": Declared(sent="weights", lr=0.02, momentum=0.9),
+}
 NODE = 1_000_000  # numbers of Flower's nodes are of another kind than those of clients
 
 

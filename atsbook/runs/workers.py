@@ -5,6 +5,7 @@ Each is a `concurrent.futures.Executor` with the number of units that it takes a
 """
 
 import contextlib
+import ipaddress
 import multiprocessing
 import os
 import threading
@@ -19,6 +20,10 @@ from atslib.gradients.cpu import keep_memory, keep_to_one_core
 LOST = (BrokenExecutor, CancelledError)  # what a call ends with whose worker or scheduler went away
 GPU = "GPU"  # the resource that a worker with a GPU declares, one unit of it each
 PATIENCE = 60.0  # seconds that a scheduler may be away
+# Nobody is asked who they are, and whoever reaches a port of Dask's can run a function there
+HERE = "127.0.0.1"
+# Of `distributed.security`
+TLS = "DASK_DISTRIBUTED__COMM__TLS__CA_FILE, …__CLIENT__CERT and …__CLIENT__KEY"
 
 Workers = tuple[Executor, Callable[[], int]]
 
@@ -45,10 +50,13 @@ def workers(
     """An executor, and a function that says how many units it takes at once now.
 
     Args:
-        scheduler: None, `local` or the address of a Dask scheduler, such as `tcp://10.0.0.5:8786`.
-        say: receives the line with the dashboard's address.
+        scheduler: None, `local` or the address of a Dask scheduler, such as `tls://10.0.0.5:8786`;
+            for `tls://` the certificates are those of Dask's own configuration.
+        say: receives the line with the dashboard's address, and a warning where the line to the
+            scheduler is open.
     Raises:
-        AtsError: Dask is not installed, or there is no scheduler at that address.
+        AtsError: Dask is not installed, there is no scheduler at that address, or no certificate
+            for it.
         BrokenExecutor: a worker was lost, and Dask has given up on the unit that it was at.
     """
     if scheduler:
@@ -105,11 +113,29 @@ def _cluster(
         address = stack.enter_context(_local(device, jobs)) if scheduler == "local" else scheduler
         try:
             client = stack.enter_context(Client(address, timeout=PATIENCE, set_as_default=False))
-        except (OSError, ValueError) as error:
+        except (
+            OSError,
+            ValueError,
+            MemoryError,
+        ) as error:  # the last: the bytes of another service, as a length
             raise AtsError(
                 f"--scheduler {scheduler}: no Dask scheduler answers there ({error}); give local or its address, "
-                "such as tcp://10.0.0.5:8786"
+                "such as tls://10.0.0.5:8786"
             ) from None
+        except (
+            TypeError,
+            RuntimeError,
+        ) as error:  # what Dask raises where TLS is asked for, or needed, without keys
+            reason = " ".join(str(error).split())
+            raise AtsError(
+                f"--scheduler {scheduler}: Dask has no certificates for it ({reason}); set {TLS}, or the same in "
+                "Dask's configuration file"
+            ) from None
+        if scheduler != "local" and is_open(scheduler):
+            say(
+                f"warning: the line to {scheduler} is neither encrypted nor authenticated, so that whoever reaches it "
+                "or its workers can run any code there; use tls://, with certificates in Dask's configuration"
+            )
         say(f"Dask's dashboard: {client.dashboard_link}")
 
         def slots() -> int:
@@ -139,18 +165,37 @@ def _cluster(
             raise BrokenExecutor(str(error)) from None
 
 
+def is_open(scheduler: str) -> bool:
+    """Whether a scheduler's address leads to another machine without TLS."""
+    from distributed.comm import get_address_host
+
+    if scheduler.startswith(("tls://", "wss://", "inproc://")):
+        return False
+    host = get_address_host(scheduler)
+    if host == "localhost":
+        return False
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name, of which nobody knows where it leads
+        return True
+
+
 @contextlib.contextmanager
 def _local(device: torch.device, jobs: int | None) -> Iterator[object]:
-    """A cluster of this machine: a worker with one thread for each core, or one for each GPU."""
+    """A cluster of this machine, which nobody on the network reaches: a worker for each core, or
+    one for each GPU.
+    """
     from distributed import Nanny, Scheduler, SpecCluster
 
     gpus = range(torch.cuda.device_count() if device.type == "cuda" else 0)
     each = [{"env": {"CUDA_VISIBLE_DEVICES": str(i)}, "resources": {GPU: 1}} for i in gpus] or [
         {}
     ] * at_once(device, jobs)
+    # Each of them, its dashboard too, listens on all addresses unless it is told not to.
+    here = {"host": HERE, "dashboard_address": f"{HERE}:0"}
     spec = {
-        i: {"cls": Nanny, "options": {"nthreads": 1, **options}} for i, options in enumerate(each)
+        i: {"cls": Nanny, "options": {"nthreads": 1, **here, **options}}
+        for i, options in enumerate(each)
     }
-    options = {"host": "127.0.0.1", "dashboard_address": ":0"}
-    with SpecCluster(spec, {"cls": Scheduler, "options": options}, silence_logs=50) as cluster:
+    with SpecCluster(spec, {"cls": Scheduler, "options": here}, silence_logs=50) as cluster:
         yield cluster

@@ -29,6 +29,8 @@ class Reconstruction:
         costs: (R, N) the cost of every restart.
         restarts: (R, B, C, H, W) the images of all, where asked for, else (0, ...). Choosing among
             them by the truth is an oracle that no attacker has: label it so.
+        doubts: for each of the N, why it is not what its client is said to have sent, a sentence
+            each; () where nothing was declared (`Observed.declared`).
     """
 
     images: Tensor
@@ -41,6 +43,7 @@ class Reconstruction:
     restart: Tensor
     costs: Tensor
     restarts: Tensor
+    doubts: tuple[tuple[str, ...], ...] = ()
 
     @classmethod
     def of(cls, images: Tensor, seen: Observed) -> "Reconstruction":

@@ -109,7 +109,14 @@ class Objective:
 
 
 def _kept(update: Update, gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """The gradients (N, *shape) with 0 in place of what the attacker does not compare."""
+    """The gradients (N, *shape) as far as the attacker can compare them: cut off at the limit, 0
+    where not at all.
+    """
+    if update.limit is not None:
+        limits = unflatten(update.limit, update.model)
+        gradients = tuple(
+            g.clamp(-limit, limit) for g, limit in zip(gradients, limits, strict=True)
+        )
     if update.kept is None:
         return gradients
     return tuple(

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from atslib.attacks.attack import Attack, Reconstruction
+from atslib.attacks.explained import with_doubts
 from atslib.attacks.matching import GradientMatching
 from atslib.attacks.run import run_attack
 from atslib.attacks.through_policy import ThroughPolicy, known_policy
@@ -72,6 +73,9 @@ def reconstruct(
         options: of gradient matching, as in `atslib.attacks.engine.match`: start, frames, on_frame,
             keep_restarts, chunk, checkpoint, on_saved, progress. An attack of your own gets those
             that it names.
+    Returns:
+        What the attack made of it. Where `seen` says what clients are said to have sent, `doubts`
+        tells what speaks against that, and the first such sentence is a warning.
     Raises:
         AtsError: an attack that is none of these, that cannot run on `seen`, or that returns
             something else.
@@ -80,7 +84,8 @@ def reconstruct(
         raise AtsError(f"seen is a {type(seen).__name__}; give what atslib.observe returned")
     if isinstance(attack, Sequence) and not isinstance(attack, str):
         attack = [_preset(each) for each in attack]
-    return run_attack(seen, _preset(attack), rng=as_stream(rng), **options)
+    result = run_attack(seen, _preset(attack), rng=as_stream(rng), **options)
+    return with_doubts(seen, result)
 
 
 def by_knowledge(

@@ -16,6 +16,12 @@ from atslib.policies.differentiable import Form, twins
 from atslib.policies.policy import parse_policy
 
 KINDS = ("gradient", "difference")
+ROWS = (
+    "gradients",
+    "kept",
+    "features",
+    "limit",
+)  # of an `Update`, what has a row for each of the N
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,6 +104,9 @@ class Update:
         kept: (N, P) bool, the entries of the gradient that the attacker compares; all by default.
         features: (N, D) what the attacker takes the last layer to have got, in place of what its
             own images give; the layers before it are told as if they had made it. None by default.
+        limit: (N, P) up to which size each entry of the gradient is known; beyond it, `gradients`
+            has the limit with the right sign, and the attacker compares its own gradient cut off in
+            the same way. None by default.
         share: of a second image that the attacker takes to be mixed into each; 0 by default. The
             attacked images then come in pairs, of which the network gets the mixture.
     """
@@ -111,6 +120,7 @@ class Update:
     kept: Tensor | None = None
     features: Tensor | None = None
     share: float = 0.0
+    limit: Tensor | None = None
 
     def __post_init__(self) -> None:
         choose("Update.kind", self.kind, KINDS)
@@ -158,6 +168,10 @@ class Observed:
             them, class probabilities (N, batch, K).
         shape: (C, H, W) of one image.
         knows: what the attacker knows of the client's policy.
+        declared: what the clients are said to have sent, in words; "" where nobody has to be
+            believed.
+        doubts: for each of the N, what about it cannot be of that declaration, a sentence each; ()
+            where none was looked for. `Reconstruction.doubts` has also what an attack finds.
     """
 
     updates: tuple[Update, ...]
@@ -165,6 +179,8 @@ class Observed:
     shape: tuple[int, int, int]
     threat: ThreatModel
     knows: Knowledge = Knowledge()
+    declared: str = ""
+    doubts: tuple[tuple[str, ...], ...] = ()
 
     def __len__(self) -> int:
         return len(self.updates[0].gradients)
@@ -200,7 +216,7 @@ class Observed:
         def part(update: Update) -> Update:
             statistics = {name: value[members] for name, value in update.statistics.items()}
             forms = tuple(update.forms[row] for row in rows) if update.forms else ()
-            whole = {name: getattr(update, name) for name in ("gradients", "kept", "features")}
+            whole = {name: getattr(update, name) for name in ROWS}
             own = {name: value[members] for name, value in whole.items() if value is not None}
             return dataclasses.replace(update, statistics=statistics, forms=forms, **own)
 
@@ -209,6 +225,7 @@ class Observed:
             self,
             updates=tuple(map(part, self.updates)),
             labels=None if self.labels is None else self.labels[members],
+            doubts=tuple(self.doubts[row] for row in rows) if self.doubts else (),
             knows=dataclasses.replace(self.knows, draws=draws),
         )
 
@@ -245,6 +262,7 @@ class Observed:
             first,
             updates=tuple(map(_side_by_side, rounds)),
             labels=_cat([seen.labels for seen in views]),
+            doubts=tuple(own for seen in views for own in seen.doubts or ((),) * len(seen)),
             knows=dataclasses.replace(first.knows, draws=drawn),
         )
 
@@ -255,10 +273,7 @@ def _cat(parts: Sequence[Tensor | None]) -> Tensor | None:
 
 def _side_by_side(updates: Sequence[Update]) -> Update:
     """Updates of the same round, of different clients, as one."""
-    whole = {
-        name: _cat([getattr(each, name) for each in updates])
-        for name in ("gradients", "kept", "features")
-    }
+    whole = {name: _cat([getattr(each, name) for each in updates]) for name in ROWS}
     statistics = {
         name: torch.cat([each.statistics[name] for each in updates])
         for name in updates[0].statistics
@@ -290,16 +305,13 @@ def _alike(seen: Observed) -> dict[str, object]:
         "threat": seen.threat,
         "shape of known labels": None if seen.labels is None else tuple(seen.labels.shape[1:]),
         "policy": seen.knows.policy,
+        "declaration": seen.declared,
         "known draws": len(seen.knows.draws),
         "kind of update": [update.kind for update in updates],
         "local training": [update.local for update in updates],
         "share of a second image": [update.share for update in updates],
         "what is known of each update": [
-            [
-                name
-                for name in ("forms", "statistics", "kept", "features")
-                if _known(getattr(update, name))
-            ]
+            [name for name in ("forms", "statistics", *ROWS[1:]) if _known(getattr(update, name))]
             for update in updates
         ],
         "network": [fingerprint(update.model) for update in updates],

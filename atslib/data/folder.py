@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from atslib.data.images import Images, explain
@@ -17,6 +17,10 @@ from atslib.errors import AtsError, as_path, check_whole, choose
 T = TypeVar("T")
 FITS = ("resize", "crop")
 TEST_SHARE = 0.2
+# By content, whatever a file is called. Others need more than a reader of pictures: Pillow hands
+# EPS to Ghostscript.
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
+DEPTHS = (8, 10, 12, 14, 16)  # bits that cameras and scanners have
 GREY = (
     "1",
     "L",
@@ -36,7 +40,9 @@ def load_folder(
 
     Which image is in which part depends on `seed`, the names of its class's files and nothing else.
     Classes and files are in the order of their names; hidden files and files without an image's
-    suffix are passed over.
+    suffix are passed over. Read are PNG, JPEG, WebP, BMP, GIF and TIFF, by their content. Files of
+    16 bits hold what a device of 8, 10, 12, 14 or 16 bits has seen, and none says which: it is
+    taken to be the least of these that the brightest pixel of all such files needs.
 
     Args:
         size: side of the square images returned, in pixels.
@@ -54,8 +60,12 @@ def load_folder(
     folder = as_path("folder", folder)
     classes = _classes(folder)
     files = [file for members in classes.values() for file in members]
-    mode = "L" if all(_mode(file) in GREY for file in files) else "RGB"
-    pixels = torch.stack([_pixels(file, mode, size, fit) for file in files])
+    modes = [_opened(file, lambda image: image.mode) for file in files]
+    mode = "L" if all(each in GREY for each in modes) else "RGB"
+    white = _white(
+        [file for file, each in zip(files, modes, strict=True) if each.startswith("I;16")]
+    )
+    pixels = torch.stack([_pixels(file, mode, size, fit, white) for file in files])
     labels = torch.tensor(
         [label for label, members in enumerate(classes.values()) for _ in members]
     )
@@ -110,17 +120,19 @@ def _in_test(members: list[Path], folder: Path, seed: int) -> Tensor:
     return mask
 
 
-def _mode(file: Path) -> str:
-    return _opened(file, lambda image: image.mode)
+def _white(files: list[Path]) -> int:
+    """The brightest value that the device can have given that these files of 16 bits are from."""
+    brightest = max((int(_opened(file, np.asarray).max()) for file in files), default=0)
+    return next(2**depth - 1 for depth in DEPTHS if brightest < 2**depth)
 
 
-def _pixels(file: Path, mode: str, size: int, fit: str) -> Tensor:
+def _pixels(file: Path, mode: str, size: int, fit: str, white: int) -> Tensor:
     """(C, size, size) uint8, upright as the file's orientation tag says; transparency is dropped."""
 
     def decode(image: Image.Image) -> np.ndarray:
         image = ImageOps.exif_transpose(image)
         if image.mode.startswith("I;16"):  # Pillow's own conversion clips at 255
-            image = Image.fromarray((np.asarray(image) / 257).round().astype(np.uint8))
+            image = Image.fromarray((np.asarray(image) * (255 / white)).round().astype(np.uint8))
         elif image.mode in ("I", "F"):
             raise ValueError(
                 f"32 bits per pixel (mode {image.mode}) have no common range; save it with 8 or 16 bits"
@@ -140,7 +152,12 @@ def _pixels(file: Path, mode: str, size: int, fit: str) -> Tensor:
 
 def _opened(file: Path, read: Callable[[Image.Image], T]) -> T:
     try:
-        with Image.open(file) as image:
+        with Image.open(file, formats=FORMATS) as image:
             return read(image)
+    except UnidentifiedImageError:
+        known = ", ".join(FORMATS)
+        raise AtsError(
+            f"{file} cannot be read as an image: what is in it is none of {known}"
+        ) from None
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise AtsError(f"{file} cannot be read as an image: {explain(error)}") from None

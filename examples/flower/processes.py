@@ -218,19 +218,31 @@ def free_ports(many: int) -> list[int]:
 
 
 def make_keys(folder: Path, clients: int) -> None:
-    """A certificate authority, the server's certificate for 127.0.0.1, and a pair of keys for each client."""
+    """A certificate authority, the server's certificate for 127.0.0.1, and a pair of keys for each client.
+
+    Secret keys are for nobody but their owner to read. The authority's is kept nowhere, so that nobody can have another
+    certificate from it.
+    """
     authority, server = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     (folder / "ca.pem").write_bytes(_certificate("authority", authority, authority, ca=True))
     (folder / "server.pem").write_bytes(_certificate("server", server, authority, ca=False))
-    (folder / "server.key").write_bytes(
-        server.private_bytes(PEM, serialization.PrivateFormat.PKCS8, BARE)
+    secret(
+        folder / "server.key", server.private_bytes(PEM, serialization.PrivateFormat.PKCS8, BARE)
     )
     for client in range(clients):
         key, openssh = ec.generate_private_key(ec.SECP384R1()), serialization.PublicFormat.OpenSSH
-        secret = key.private_bytes(PEM, serialization.PrivateFormat.OpenSSH, BARE)
-        (folder / f"client-{client}.key").write_bytes(secret)
+        secret(
+            folder / f"client-{client}.key",
+            key.private_bytes(PEM, serialization.PrivateFormat.OpenSSH, BARE),
+        )
         public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, openssh)
         (folder / f"client-{client}.pub").write_bytes(public)
+
+
+def secret(file: Path, content: bytes) -> None:
+    """Write a new file that only its owner can read, from its first byte on."""
+    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
+        opened.write(content)
 
 
 def _certificate(
