@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+from checks import refused
 from scipy import stats
 
 from atsbook.findings import statistics
@@ -308,6 +309,91 @@ def test_holm_keeps_a_family_without_effects_at_five_percent():
     rejected = np.mean([(statistics.holm(family) < 0.05).any() for family in p])
     assert abs(rejected - 0.05) < 4 * math.sqrt(0.05 * 0.95 / 500)
     assert (p < 0.05).any(1).mean() > 0.15
+
+
+def test_a_family_is_adjusted_alone_and_the_same_in_any_company():
+    p = pd.Series({"a": 0.02, "b": 0.01, "c": 0.03, "other": 1e-6})
+    adjusted = statistics.holm_within(p, ["a", "b", "c"])
+    assert adjusted["a":"c"].tolist() == pytest.approx([0.04, 0.03, 0.04])
+    assert math.isnan(adjusted["other"])
+    assert statistics.holm_within(p["a":"c"], ("c", "a", "b")).equals(adjusted["a":"c"])
+    with refused("'d' is missing"):
+        statistics.holm_within(p, ["a", "d"])
+    with refused("twice"):
+        statistics.holm_within(p, ["a", "a"])
+
+
+@pytest.mark.parametrize(
+    ("lost", "won", "both"), [(0, 0, 5), (6, 0, 1), (5, 2, 9), (1, 1, 0), (20, 9, 70)]
+)
+def test_mcnemars_p_is_that_of_all_ways_in_which_the_changed_images_could_have_changed(
+    lost, won, both
+):
+    before = [True] * lost + [False] * won + [True] * both
+    after = [False] * lost + [True] * won + [True] * both
+    changed = lost + won
+    as_far = [k for k in range(changed + 1) if abs(2 * k - changed) >= abs(lost - won)]
+    exact = sum(math.comb(changed, k) for k in as_far) / 2**changed
+    assert statistics.mcnemar(before, after) == pytest.approx(exact)
+    assert statistics.mcnemar(after, before) == pytest.approx(exact)
+
+
+def test_mcnemar_takes_one_answer_per_image():
+    with refused("equally many"):
+        statistics.mcnemar([True], [True, False])
+    with refused("true or false"):
+        statistics.mcnemar([0.5], [1])
+
+
+def test_a_change_is_paired_over_images_whose_draws_are_averaged():
+    before = [4.0, 5, 3, 4, 6, 5]
+    after = [3.0, 4.5, 1, 3, 4, 4]
+    alone = statistics.change(before, after)
+    differences = np.subtract(after, before)
+    half = stats.t.ppf(0.975, 5) * stats.sem(differences)
+    assert (alone.before, alone.after, alone.n) == (4.5, 3.25, 6)
+    assert (alone.mean, alone.low, alone.high) == pytest.approx((-1.25, -1.25 - half, -1.25 + half))
+    assert alone.p == pytest.approx(stats.ttest_rel(after, before).pvalue)
+    twice = statistics.change(
+        before * 2, [a + 1 for a in after] + [a - 1 for a in after], units=[*range(6)] * 2
+    )
+    assert twice == alone
+    assert alone.falls
+    assert not alone.rises
+    with refused("finite"):
+        statistics.change([1.0, math.nan], [1.0, 2.0])
+    with refused("equally many"):
+        statistics.change([1.0], [1.0, 2.0])
+
+
+def test_intervals_of_a_change_cover_the_true_one():
+    """1,000 samples of 12 paired skewed values: 95 % intervals cover in 95 %, within four standard
+    errors and skew.
+    """
+    draw = np.random.default_rng(7)
+    covered = []
+    for _ in range(1_000):
+        before = draw.gamma(4, size=12)
+        found = statistics.change(before, before - 1 + draw.normal(size=12))
+        covered.append(found.low <= -1 <= found.high)
+    assert abs(np.mean(covered) - 0.95) < 4 * math.sqrt(0.95 * 0.05 / 1_000)
+
+
+def fall(mean, low, high, p=0.001, before=4.5):
+    return statistics.Change(before, before + mean, mean, low, high, p, 100)
+
+
+def test_a_defense_protects_where_bits_fall_and_the_gain_does_not_rise():
+    falls, flat, rises = fall(-1.6, -2.1, -1.0), fall(-0.2, -0.5, 0.1, p=0.2), fall(0.4, 0.1, 0.7)
+    assert statistics.protects(falls, flat)
+    assert statistics.protects(falls, falls)
+    assert not statistics.protects(falls, rises)
+    assert not statistics.protects(flat, falls)
+    assert not statistics.protects(rises, falls)
+    assert not statistics.protects(falls, flat, p_holm=0.06)
+    assert statistics.taken(falls) == "takes 1.6 [1.0, 2.1] of 4.5 bits"
+    assert statistics.taken(rises) == "adds 0.4 [0.1, 0.7] to 4.5 bits"
+    assert statistics.taken(flat) == "takes no certain part (0.2 [-0.1, 0.5] of 4.5 bits)"
 
 
 def test_a_summary_counts_diverged_attacks_as_failures_and_exact_ones_as_successes():

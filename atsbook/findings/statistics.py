@@ -5,12 +5,15 @@ anything else. Matrices are (policies P, images I). Correlations are taken along
 any leading dimensions, so that a thousand resamples are one call.
 """
 
+import dataclasses
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 import pandas as pd
 from scipy import stats
+
+from atslib.errors import AtsError
 
 Correlation = Callable[[np.ndarray, np.ndarray], np.ndarray]
 ENOUGH = 30  # values from which the bootstrap is to be trusted, and images that a verdict needs
@@ -257,6 +260,153 @@ def holm(p_values: Sequence[float]) -> np.ndarray:
     steps = p[order] * np.arange(len(order), 0, -1)
     adjusted[order] = np.maximum.accumulate(steps).clip(max=1)
     return adjusted
+
+
+def holm_within(p_values: pd.Series, family: Collection) -> pd.Series:
+    """p values of a family that was named beforehand, adjusted together (`holm`); nan for every
+    other.
+
+    A family is named once, as the keys of its comparisons, and is the same wherever one of them is
+    shown: otherwise a comparison has another p on each page, by the company it keeps there.
+
+    Args:
+        p_values: by comparison.
+        family: index labels, all of which must be there.
+    Raises:
+        AtsError: one of the family is missing, or named twice.
+    """
+    names = list(family)
+    missing = [name for name in names if name not in p_values.index]
+    if missing or len(set(names)) != len(names) or p_values.index.has_duplicates:
+        why = f"{missing[0]!r} is missing" if missing else "a comparison is there twice"
+        raise AtsError(
+            f"holm_within: {why}; the family is {names}, the p values are of {list(p_values.index)}"
+        )
+    adjusted = pd.Series(math.nan, index=p_values.index)
+    adjusted[names] = holm(p_values[names])
+    return adjusted
+
+
+def mcnemar(before: Sequence[bool], after: Sequence[bool]) -> float:
+    """Exact two-sided p that paired successes and failures changed by chance alone (McNemar 1947).
+
+    Only images count that succeed on one side and fail on the other; half of them on either side is
+    what chance gives.
+
+    Args:
+        before, after: for each image, such as whether it was `found`; one draw of each.
+    Returns:
+        p, 1 where no image changed.
+    Raises:
+        AtsError: other lengths, none at all, or values that are neither true nor false.
+    """
+    first, second = (np.asarray(list(side)) for side in (before, after))
+    if first.shape != second.shape or first.ndim != 1 or len(first) == 0:
+        raise AtsError(
+            f"mcnemar: {first.shape} and {second.shape} must be equally many images, at least one"
+        )
+    if not (np.isin(first, (0, 1)).all() and np.isin(second, (0, 1)).all()):
+        raise AtsError("mcnemar: values must be true or false; average no draws")
+    lost = int(np.sum(first > second))
+    won = int(np.sum(second > first))
+    return float(stats.binomtest(lost, lost + won).pvalue) if lost + won else 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """How a value per image changes, on the same images.
+
+    Attributes:
+        before, after: means over images.
+        mean: of the change; `low` to `high` is its 95 % interval over images.
+        p: Student's t, two-sided, of this comparison alone.
+        n: images.
+    """
+
+    before: float
+    after: float
+    mean: float
+    low: float
+    high: float
+    p: float
+    n: int
+
+    @property
+    def falls(self) -> bool:
+        """Whether the interval is below 0."""
+        return self.high < 0
+
+    @property
+    def rises(self) -> bool:
+        """Whether the interval is above 0."""
+        return self.low > 0
+
+
+def change(
+    before: Sequence[float], after: Sequence[float], units: Sequence | None = None
+) -> Change:
+    """How a value changes on the same images, see `Change`; bits, decibels or anything else that
+    has a mean.
+
+    Args:
+        before, after: one value per image, or per image and draw, in one order.
+        units: which image each belongs to; draws of one are averaged. None: each is an image of its
+            own.
+    Raises:
+        AtsError: other lengths, or a value that is not finite.
+    """
+    first, second = (np.asarray(list(side), dtype=float) for side in (before, after))
+    names = range(len(first)) if units is None else list(units)
+    if first.shape != second.shape or first.ndim != 1 or len(names) != len(first):
+        raise AtsError(
+            f"change: {first.shape}, {second.shape} and {len(names)} units must be equally many"
+        )
+    if not (np.isfinite(first).all() and np.isfinite(second).all()):
+        raise AtsError(
+            "change: every value must be finite; say first what a diverged attack counts for"
+        )
+    means = pd.DataFrame({"before": first, "after": second}).groupby(list(names)).mean()
+    differences = means["after"] - means["before"]
+    low, high = interval(differences)
+    return Change(
+        before=float(means["before"].mean()),
+        after=float(means["after"].mean()),
+        mean=float(differences.mean()),
+        low=low,
+        high=high,
+        p=p_value(differences),
+        n=len(differences),
+    )
+
+
+def protects(bits: Change, gain: Change, *, p_holm: float | None = None) -> bool:
+    """Whether a defense protects in a cell: one network, in one state, attacked in one way.
+
+    The rule: the bits that a reconstruction tells of the photograph fall (the 95 % interval of the
+    paired change is below 0, and its p, adjusted by Holm's rule within the family that was named
+    beforehand, is below 5 %), and the gain over the guess that knows the draw does not say the
+    opposite (its interval is not above 0). What does not protect by this rule need not be harmful
+    or without effect: see the intervals.
+
+    Args:
+        bits: `change` of `atslib.bits` from undefended to defended.
+        gain: `change` of `atslib.measures.guesses.gain`, in dB, on the same images.
+        p_holm: adjusted p of `bits`; None where the cell is a family of its own.
+    """
+    p = bits.p if p_holm is None else p_holm
+    return bool(bits.falls and p < 0.05 and not gain.rises)
+
+
+def taken(bits: Change) -> str:
+    """What a defense does to the bits that are told of a photograph, in words: "takes 1.6 [1.0,
+    2.1] of 4.5 bits".
+    """
+    amount = f"[{-bits.high:.1f}, {-bits.low:.1f}] of {bits.before:.1f} bits"
+    if bits.falls:
+        return f"takes {-bits.mean:.1f} {amount}"
+    if bits.rises:
+        return f"adds {bits.mean:.1f} [{bits.low:.1f}, {bits.high:.1f}] to {bits.before:.1f} bits"
+    return f"takes no certain part ({-bits.mean:.1f} {amount})"
 
 
 def paired(

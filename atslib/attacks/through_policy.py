@@ -14,9 +14,7 @@ from atslib.attacks.starts import STARTS
 from atslib.clients.observe import Knowledge, Observed
 from atslib.errors import AtsError
 from atslib.models import normalization_layer
-from atslib.policies.differentiable import SIGNED, Form
-from atslib.policies.operations import OPS, magnitude
-from atslib.policies.policy import Hybrid, parse_policy
+from atslib.policies.differentiable import Form, forms, members, turns
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -192,39 +190,18 @@ def least(costs: Tensor, keep: int) -> Tensor:
     return chosen.permute(1, 2, 0)
 
 
-def forms(policy: str) -> list[Form]:
-    """All that a policy can draw, one entry per member and combination of the signs that matter."""
-    found = []
-    for ids in _members(policy):
-        found += [
-            (ids, signs)
-            for signs in itertools.product(*[(1, -1) if turns else (1,) for turns in _turns(ids)])
-        ]
-    return list(dict.fromkeys(found))
-
-
 def drawn(knows: Knowledge) -> list[list[Form]]:
     """The form of each image in each round, [R][N], where the draws are known."""
-    members = _members(knows.policy)
+    ids_of = members(knows.policy)
 
     def form(which: int, signs: list[int]) -> Form:
-        ids = members[which]
-        return ids, tuple(s if turns else 1 for s, turns in zip(signs, _turns(ids), strict=False))
+        ids = ids_of[which]
+        return ids, tuple(s if signed else 1 for s, signed in zip(signs, turns(ids), strict=False))
 
     rounds = [
         (member.flatten().tolist(), signs.flatten(0, 1).tolist()) for member, signs in knows.draws
     ]
     return [[form(*each) for each in zip(*images, strict=True)] for images in rounds]
-
-
-def _members(policy: str) -> list[tuple[int, ...]]:
-    parsed = parse_policy(policy)
-    return [member.ids for member in (parsed.members if isinstance(parsed, Hybrid) else (parsed,))]
-
-
-def _turns(ids: tuple[int, ...]) -> list[bool]:
-    """Whether the sign of each operation matters."""
-    return [OPS[i].name in SIGNED and bool(magnitude(OPS[i])) for i in ids]
 
 
 def through(seen: Observed, rounds: list[list[Form]]) -> Observed:

@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 
 from atslib.data.images import to_images
-from atslib.policies.operations import crop_and_flip
-from atslib.policies.policy import Hybrid, Policy, parse_policy
+from atslib.policies.draws import Streams, draw
+from atslib.policies.operations import check_pixels
+from atslib.policies.policy import Hybrid, Policy
 from atslib.rng import rng as stream
-
-Streams = tuple[torch.Generator, torch.Generator]
 
 
 def streams(seed: int, policy: str | Policy | Hybrid, *path: int) -> Streams:
@@ -38,11 +37,8 @@ def transform(
         rng: one stream for all draws, as in training, or the two of `streams`.
         crop_flip: whether to crop (4 black pixels of padding) and flip before the policy.
     """
-    for_crop, for_policy = rng if isinstance(rng, tuple) else (rng, rng)
-    if crop_flip:
-        pixels = crop_and_flip(pixels, rng=for_crop)
-    policy = parse_policy(policy) if isinstance(policy, str) else policy
-    return policy(pixels, rng=for_policy)
+    check_pixels(pixels)
+    return draw(len(pixels), policy, rng=rng, crop_flip=crop_flip).apply(pixels)
 
 
 def prepare(
@@ -85,8 +81,8 @@ def mean_prepared(
     taken = torch.randperm(len(pixels), generator=rng, device=rng.device)[:most].to(pixels.device)
     seed = int(torch.randint(1 << 62, (1,), generator=rng, device=rng.device))
     total = torch.zeros(1, *pixels.shape[1:], dtype=torch.int64, device=pixels.device)
-    for draw in range(draws):
-        pair = streams(seed, policy, draw)
+    for number in range(draws):
+        pair = streams(seed, policy, number)
         for rows in taken.split(500):
             prepared = transform(pixels[rows], policy, rng=pair, crop_flip=crop_flip)
             total += prepared.sum(0, keepdim=True, dtype=torch.int64)

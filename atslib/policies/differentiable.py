@@ -6,6 +6,7 @@ bytes, so that a gradient flows through it. Where an operation has steps (poster
 equalize) the gradient is that of a continuous stand-in, named beside each.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from atslib.errors import AtsError
 from atslib.policies.operations import KERNELS, OPS, magnitude, rotate_table, shear_table
+from atslib.policies.policy import Hybrid, Policy, parse_policy
 
 Form = tuple[tuple[int, ...], tuple[int, ...]]  # operations, and the sign that was drawn for each
 SIGNED = (
@@ -74,16 +76,42 @@ def twins(forms: Sequence[Form], images: Tensor) -> Tensor:
     return torch.cat(made)[order.argsort()]
 
 
+def members(policy: str | Policy | Hybrid) -> list[tuple[int, ...]]:
+    """The operations of each member of a hybrid, or those of a policy alone."""
+    parsed = parse_policy(policy)
+    return [member.ids for member in (parsed.members if isinstance(parsed, Hybrid) else (parsed,))]
+
+
+def turns(ids: Sequence[int]) -> list[bool]:
+    """Whether the sign of each operation matters."""
+    return [OPS[i].name in SIGNED and bool(magnitude(OPS[i])) for i in ids]
+
+
+def forms(policy: str | Policy | Hybrid) -> list[Form]:
+    """All that a policy can draw, one entry per member and combination of the signs that matter."""
+    found = []
+    for ids in members(policy):
+        choices = [(1, -1) if signed else (1,) for signed in turns(ids)]
+        found += [(ids, signs) for signs in itertools.product(*choices)]
+    return list(dict.fromkeys(found))
+
+
+def moves_of(form: Form) -> Form:
+    """The operations of a form that move pixels, with their signs; the others change colours where
+    they are.
+    """
+    ids, signs = form
+    kept = [(i, sign) for i, sign in zip(ids, signs, strict=True) if OPS[i].name in MOVES]
+    return tuple(i for i, _ in kept), tuple(sign for _, sign in kept)
+
+
 def in_frame(forms: Sequence[Form], images: Tensor) -> Tensor:
     """Which pixels of images a policy leaves in the frame, (B, H, W) bool; B forms, and images as
     `twin` takes them.
 
     A pixel is in the frame if what the operations that move pixels make of it depends on it.
     """
-    pairs = [
-        [(i, sign) for i, sign in zip(*form, strict=True) if OPS[i].name in MOVES] for form in forms
-    ]
-    moves = [(tuple(i for i, _ in each), tuple(sign for _, sign in each)) for each in pairs]
+    moves = [moves_of(form) for form in forms]
     with torch.enable_grad():
         grey = torch.full_like(images, 0.5).requires_grad_()
         (share,) = torch.autograd.grad(twins(moves, grey).sum(), grey)

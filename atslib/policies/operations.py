@@ -312,6 +312,11 @@ def crop_flip(pixels: Tensor, offsets: Tensor, flips: Tensor, *, padding: int = 
     and column (`padding` is the middle: no change). `flips`: (B,) bool.
     """
     check_pixels(pixels)
+    return shift_flip(pixels, offsets, flips, padding=padding)
+
+
+def shift_flip(pixels: Tensor, offsets: Tensor, flips: Tensor, *, padding: int = 4) -> Tensor:
+    """`crop_flip` of images of any dtype, (B, C, H, W) -> same."""
     b, _, h, w = pixels.shape
     windows = (
         F.pad(pixels, (padding,) * 4).unfold(2, h, 1).unfold(3, w, 1)
@@ -321,13 +326,22 @@ def crop_flip(pixels: Tensor, offsets: Tensor, flips: Tensor, *, padding: int = 
     return torch.where(flips.to(pixels.device).view(-1, 1, 1, 1), cropped.flip(3), cropped)
 
 
-def crop_and_flip(pixels: Tensor, *, rng: torch.Generator, padding: int = 4) -> Tensor:
-    """Random crop (black padding, in pixels) and flip (probability 0.5), drawn for each image on
-    its own.
+def draw_crop(n: int, *, rng: torch.Generator, padding: int = 4) -> tuple[Tensor, Tensor]:
+    """Draws of crop and flip for n images, as `crop_flip` takes them: offsets (n, 2), flips (n,).
 
-    `pixels`: (B, C, H, W) uint8 -> same. Each image takes three uniform numbers, for row, column
-    and flip; from a CPU generator image i's draw does not depend on B.
+    Each image takes three uniform numbers, for row, column and flip (probability 0.5); from a CPU
+    generator image i's draw does not depend on n.
     """
-    draws = torch.rand((len(pixels), 3), generator=rng, device=rng.device)
+    draws = torch.rand((n, 3), generator=rng, device=rng.device)
     offsets = (draws[:, :2] * (2 * padding + 1)).long()
-    return crop_flip(pixels, offsets, draws[:, 2] < 0.5, padding=padding)
+    return offsets, draws[:, 2] < 0.5
+
+
+def crop_and_flip(pixels: Tensor, *, rng: torch.Generator, padding: int = 4) -> Tensor:
+    """Random crop (black padding, in pixels) and flip, drawn for each image on its own, see
+    `draw_crop`.
+
+    `pixels`: (B, C, H, W) uint8 -> same.
+    """
+    offsets, flips = draw_crop(len(pixels), rng=rng, padding=padding)
+    return crop_flip(pixels, offsets, flips, padding=padding)

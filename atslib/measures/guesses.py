@@ -1,0 +1,90 @@
+"""What somebody would answer who sees no gradient: the guess that an attack has to beat before
+anything has leaked.
+
+The guess here knows as much as can be known without a gradient: the label, the policy and what it
+drew. One that does not know the draw is worth some 3 dB less where a shift has blackened a third of
+the image, and an attack "gains" them by seeing which third it is; that says nothing of the
+photograph.
+"""
+
+import torch
+from torch import Tensor
+
+from atslib.errors import AtsError
+from atslib.measures.metrics import check_images, psnr
+from atslib.policies.draws import Draw
+from atslib.policies.operations import check_pixels
+
+CHUNK = 4_000  # images in memory at once
+
+
+@torch.no_grad()
+def guess_knowing_draw(
+    draw: Draw,
+    own: Tensor,
+    classes: Tensor | None = None,
+    *,
+    labels: Tensor | None = None,
+    most: int = 500,
+) -> Tensor:
+    """The mean of the attacker's own images after the very crop, flip, member and signs that were
+    drawn for each image.
+
+    Of all answers that depend on the draw and the label alone this has the least expected squared
+    error. Sums are of whole bytes, so the result is exact.
+
+    Args:
+        draw: of B images.
+        own: (N, C, H, W) uint8, images of the same kind, such as the training set.
+        classes: (N,) their labels, and `labels` (B,) those of the images guessed; None, both: the
+            label is not known.
+        most: images that are averaged, the first of the class, or the first of all.
+    Returns:
+        (B, C, H, W) in [0, 1].
+    Raises:
+        AtsError: one sort of labels without the other, other shapes, or a class of which there is
+            no image.
+    """
+    check_pixels(own)
+    if (classes is None) != (labels is None):
+        raise AtsError(
+            "guess_knowing_draw: give classes (of the own images) and labels (of the others), or neither"
+        )
+    if most < 1 or len(own) == 0:
+        raise AtsError(
+            f"guess_knowing_draw: the mean of {min(most, len(own))} images cannot be taken"
+        )
+    if labels is None:
+        classes = torch.zeros(len(own), dtype=torch.int64, device=own.device)
+        labels = torch.zeros(len(draw), dtype=torch.int64, device=own.device)
+    if classes.shape != (len(own),) or labels.shape != (len(draw),):
+        shapes = f"classes {tuple(classes.shape)} and labels {tuple(labels.shape)}"
+        raise AtsError(
+            f"guess_knowing_draw: {shapes} must be one for each of {len(own)} images and {len(draw)} draws"
+        )
+    wanted, which = labels.to(own.device).unique(return_inverse=True)
+    of_class = [(classes == c).nonzero().squeeze(1)[:most] for c in wanted]
+    if empty := [int(c) for c, rows in zip(wanted, of_class, strict=True) if len(rows) == 0]:
+        raise AtsError(f"guess_knowing_draw: there is no image of class {empty[0]}")
+    # One long list of pairs: an image guessed, and one of its class.
+    counts = torch.tensor([len(rows) for rows in of_class], device=own.device)[which]
+    images = torch.cat([of_class[number] for number in which.tolist()])
+    guessed = torch.arange(len(draw), device=own.device).repeat_interleave(counts)
+    total = torch.zeros(len(draw), *own.shape[1:], dtype=torch.int64, device=own.device)
+    for rows, into in zip(images.split(CHUNK), guessed.split(CHUNK), strict=True):
+        total.index_add_(0, into, draw[into.to(draw.member.device)].apply(own[rows]).long())
+    return (total.double() / (255 * counts.view(-1, 1, 1, 1))).float()
+
+
+def gain(reconstructions: Tensor, truth: Tensor, guess: Tensor) -> Tensor:
+    """What a gradient added, in dB: PSNR of the reconstruction minus that of a guess without it,
+    for the same truth.
+
+    Args:
+        reconstructions, truth, guess: (B, C, H, W) in [0, 1]; the truth is what the client made of
+            its photograph.
+    Returns:
+        (B,); above 0: the attack beats the guess. nan where a reconstruction is not finite.
+    """
+    check_images("gain", guess)
+    return psnr(reconstructions, truth) - psnr(guess, truth)

@@ -1,0 +1,81 @@
+"""What was drawn for images: `Draw` holds crop, flip, member and signs, and makes the same of any
+other images.
+"""
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from atslib.errors import AtsError
+from atslib.policies.operations import crop_flip as crop_and_mirror
+from atslib.policies.operations import draw_crop
+from atslib.policies.policy import Hybrid, Policy, parse_policy
+
+Streams = tuple[
+    torch.Generator, torch.Generator
+]  # for crops and flips, and for the policy's own draws
+
+
+@dataclasses.dataclass(frozen=True)
+class Draw:
+    """What was drawn for each of B images: crop, flip, and of a policy the member and the signs.
+
+    Attributes:
+        policy: its notation, or the policy itself.
+        offsets, flips: (B, 2) and (B,), as `operations.crop_flip` takes them; None where nothing is
+            cropped or flipped.
+        member, signs: (B,) and (B, k), as `Policy.apply_draw` takes them.
+    """
+
+    policy: str | Policy | Hybrid
+    offsets: Tensor | None
+    flips: Tensor | None
+    member: Tensor
+    signs: Tensor
+
+    def __len__(self) -> int:
+        return len(self.member)
+
+    def __getitem__(self, rows: slice | Tensor) -> "Draw":
+        """The draws of some of the images; an image may be asked for several times."""
+        crop = {"offsets": None, "flips": None}
+        if self.offsets is not None:
+            crop = {"offsets": self.offsets[rows], "flips": self.flips[rows]}
+        return dataclasses.replace(self, member=self.member[rows], signs=self.signs[rows], **crop)
+
+    def cropped(self, pixels: Tensor) -> Tensor:
+        """Images after crop and flip, before the policy: uint8 (B, C, H, W) -> the same."""
+        if len(pixels) != len(self):
+            raise AtsError(
+                f"a draw for {len(self)} images cannot be applied to {len(pixels)}; index it first"
+            )
+        return pixels if self.offsets is None else crop_and_mirror(pixels, self.offsets, self.flips)
+
+    def apply(self, pixels: Tensor) -> Tensor:
+        """What these draws make of images: uint8 (B, C, H, W) -> the same.
+
+        Raises:
+            AtsError: there are not as many images as draws.
+        """
+        return parse_policy(self.policy).apply_draw(self.cropped(pixels), self.member, self.signs)
+
+
+def draw(
+    n: int,
+    policy: str | Policy | Hybrid = "",
+    *,
+    rng: torch.Generator | Streams,
+    crop_flip: bool = True,
+) -> Draw:
+    """Draws for n images, crop and flip first.
+
+    Args:
+        rng: one stream for all draws, as in training, or one for crops and flips and one for the
+            policy's own draws.
+        crop_flip: whether there is a crop and a flip.
+    """
+    for_crop, for_policy = rng if isinstance(rng, tuple) else (rng, rng)
+    offsets, flips = draw_crop(n, rng=for_crop) if crop_flip else (None, None)
+    member, signs = parse_policy(policy).draw(n, rng=for_policy)
+    return Draw(policy, offsets, flips, member, signs)
