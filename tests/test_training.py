@@ -74,16 +74,6 @@ def test_the_step_size_falls_at_the_authors_milestones(epochs, milestones):
     assert [rates[0], *(rates[m] for m in milestones)] == pytest.approx([0.1, 0.01, 1e-3, 1e-4])
 
 
-@pytest.mark.parametrize("epochs", [1, 2])
-def test_a_short_training_is_not_all_at_a_thousandth_of_the_step_size(epochs):
-    """The authors' whole epochs would all be 0 here; the drops come at 3/8, 5/8 and 7/8 of the
-    steps.
-    """
-    config = TrainConfig(epochs=epochs, lr=0.1)
-    rates = [learning_rate(config, epochs * step / 16) for step in range(16)]
-    assert rates == pytest.approx([0.1] * 6 + [0.01] * 4 + [1e-3] * 4 + [1e-4] * 2)
-
-
 def test_one_cycle_is_torchs_linear_rise_and_cosine_fall():
     steps, rise = 100, 20
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.25)

@@ -36,14 +36,7 @@ from atslib.rng import as_stream
 
 
 def _steps(epoch: float, epochs: int) -> float:
-    """A tenth after each of the authors' E // 2.667, E // 1.6 and E // 1.142 whole epochs.
-
-    One or two epochs have no such whole ones but 0, with which all would be trained at a thousandth
-    of the step size; there the drops come within an epoch, at 3/8, 5/8 and 7/8 of all steps, as is
-    meant.
-    """
-    if epochs < 3:
-        return 0.1 ** sum(epoch >= epochs * share for share in (3 / 8, 5 / 8, 7 / 8))
+    """A tenth after each of the authors' E // 2.667, E // 1.6 and E // 1.142 whole epochs."""
     return 0.1 ** sum(epoch >= epochs // by for by in (2.667, 1.6, 1.142))
 
 
