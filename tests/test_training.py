@@ -120,7 +120,7 @@ def test_a_step_is_torchs_with_the_loss_times_its_factor(images, factor):
     config = TrainConfig(
         epochs=1,
         batch=24,
-        lr=0.07,
+        lr=70,
         momentum=0.8,
         weight_decay=0.01,
         loss_factor=factor,
