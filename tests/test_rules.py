@@ -91,6 +91,22 @@ def test_a_rule_that_moved_was_written_where_it_was_first(repository):
     assert [(c["date"], c["what"]) for c in found] == [(EARLY, "All rules")]
 
 
+def test_a_rule_whose_text_changed_on_the_move_has_both_dates(repository):
+    text = (
+        "PAD = 1\n" * 30
+        + 'RULE = (\n    "it protects if the bits of the photograph fall"\n    " by one"\n)\n'
+    )
+    repository("verdicts.py", text.replace("by one", "by two"), EARLY, "All rules")
+    repository("verdicts.py", "", MIDDLE, "No rules")
+    repository("atsbook/pages/one.py", text, LATE, "A module for each page")
+    found = rules.changes(repository.root, rules.sources("one"))
+    assert [(c["date"], c["what"]) for c in found] == [
+        (EARLY, "All rules"),
+        (LATE, "A module for each page"),
+    ]
+    assert found[-1]["rules"] == rules.current(repository.root, "one")
+
+
 @pytest.mark.parametrize(
     ("changed", "evidence", "said"),
     [

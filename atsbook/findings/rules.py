@@ -86,24 +86,35 @@ def _versions(root: Path, path: str) -> Iterator[tuple[str, str, str, str, dict[
         yield commit, date, subject, source, rules_in(name, source)
 
 
-def _first_seen(root: Path, source: str) -> tuple[str, str, str] | None:
+def _first_seen(root: Path, source: str) -> tuple[str, str, str, bool] | None:
     """Commit, date and subject of the first commit that held a rule of this module, in whatever file.
 
-    A rule that moved with its module was not written on that day. It is looked for by its longest line.
+    A rule that moved with its module was not written on that day. It is looked for by its longest
+    line; last comes whether all of its text was there already.
     """
-    literals = [
+    rules = _rule_values(source)
+    if not rules:
+        return None
+    segment = ast.get_source_segment(source, rules[0])
+    longest = max((line.strip().strip("f\"'") for line in segment.splitlines()), key=len)[:60]
+    log = _git(root, "log", "--reverse", "--format=%h %cI %s", "-S", longest, "--", "*.py")
+    if not log:
+        return None
+    commit, date, subject = log.splitlines()[0].split(" ", 2)
+    files = _git(root, "grep", "-lF", longest, commit, "--", "*.py").split()
+    before = [ast.unparse(v) for file in files for v in _rule_values(_git(root, "show", file))]
+    return commit, date, subject, all(ast.unparse(value) in before for value in rules)
+
+
+def _rule_values(source: str) -> list[ast.expr]:
+    """What a module assigns to its constants named `…RULE`."""
+    return [
         node.value
         for node in ast.parse(source).body
         if isinstance(node, ast.Assign)
         and isinstance(node.targets[0], ast.Name)
         and node.targets[0].id.endswith("RULE")
     ]
-    if not literals:
-        return None
-    segment = ast.get_source_segment(source, literals[0])
-    longest = max((line.strip().strip("f\"'") for line in segment.splitlines()), key=len)
-    log = _git(root, "log", "--reverse", "--format=%h %cI %s", "-S", longest[:60], "--", "*.py")
-    return tuple(log.splitlines()[0].split(" ", 2)) if log else None
 
 
 def changes(root: Path, paths: Sequence[str]) -> list[dict[str, str]]:
@@ -118,9 +129,18 @@ def changes(root: Path, paths: Sequence[str]) -> list[dict[str, str]]:
         for commit, date, subject, source, rules in _versions(root, path):
             now = digest(rules) if rules else before
             if now != before:
+                change = {"date": date, "commit": commit, "what": subject, "rules": now}
+                first = None
                 if not found and path.endswith(".py"):
-                    commit, date, subject = _first_seen(root, source) or (commit, date, subject)
-                found.append({"date": date, "commit": commit, "what": subject, "rules": now})
+                    first = _first_seen(root, source)
+                if first and first[0] != commit:
+                    commit, date, subject, same = first
+                    earlier = {"date": date, "commit": commit, "what": subject}
+                    found.append(earlier | {"rules": now if same else "another text"})
+                    if not same:
+                        found.append(change)
+                else:
+                    found.append(change)
             before = now
     return sorted(found, key=lambda change: _moment(change["date"]))
 

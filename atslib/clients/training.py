@@ -64,8 +64,8 @@ class TrainConfig:
         epochs, batch, lr, momentum, weight_decay: SGD with Nesterov momentum.
         schedule: how the step size changes, a key of `RATES`. "steps" is the authors': times 0.1
             after 3/8, 5/8 and 7/8 of the epochs. "onecycle" rises to `lr` in the first fifth of the
-            steps and falls to 0 as a cosine (Smith and Topin 2018, arXiv:1708.07120), which reaches
-            in 12 epochs what "steps" needs 60 for.
+            steps and falls to 0 as a cosine (Smith and Topin 2018, arXiv:1708.07120), for short
+            trainings.
         loss_factor: multiplies the cross-entropy. Both published codebases train with 0.5,
             inherited from Inverting Gradients (inversefed/data/loss.py), which no paper mentions; 1
             is the plain loss.
