@@ -153,7 +153,10 @@ def test_the_recorded_commits_are_of_the_recorded_days():
     changes = [change for record in RECORDED.values() for change in record["changes"]]
     assert len(changes) > 20
     shown = subprocess.run(
-        ["git", "show", "-s", "--format=%h %cI %s", *{change["commit"] for change in changes}],
+        [
+            *["git", "-c", "core.abbrev=12", "show", "-s", "--format=%h %cI %s"],
+            *{change["commit"] for change in changes},
+        ],
         cwd=ROOT,
         capture_output=True,
         text=True,

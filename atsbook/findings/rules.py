@@ -53,8 +53,13 @@ def digest(rules: Mapping[str, str]) -> str:
 
 
 def _git(root: Path, *arguments: str) -> str:
+    # Git's own abbreviations grow with a clone; these are the same in all of them.
     done = subprocess.run(
-        ["git", *arguments], cwd=root, capture_output=True, text=True, check=False
+        ["git", "-c", "core.abbrev=12", *arguments],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         raise AtsError(f"git {arguments[0]}: {done.stderr.strip() or 'failed'}")
@@ -177,7 +182,7 @@ def told(page: str, results: Path) -> str:
     if not record or not record["changes"]:
         return ""
     written = record["changes"][0]
-    words = f"Rule of {_day(written['date'])}, commit {written['commit']}"
+    words = f"Rule of {_day(written['date'])}, commit {written['commit'][:7]}"
     if evidence := record["evidence"]:
         words += f"; evidence of {_span(*evidence)}"
         first = _moment(evidence[0])
@@ -186,7 +191,7 @@ def told(page: str, results: Path) -> str:
         if same:
             words += ", some of which was there when the rule was committed"
         if later:
-            listed = "; ".join(f"{_day(c['date'])} ({c['commit']}): {c['what']}" for c in later)
+            listed = "; ".join(f"{_day(c['date'])} ({c['commit'][:7]}): {c['what']}" for c in later)
             words += f". Its text was changed since the first evidence: {listed}"
         elif not same:
             words += "; unchanged since"
