@@ -12,7 +12,7 @@ from atsbook.findings import rules
 from atsbook.runs import costing, runner
 from atsbook.runs.archive import Archive
 from atsbook.runs.networks import device_of
-from atsbook.runs.store import Store
+from atsbook.runs.store import Store, opened
 from atsbook.runs.transport import export_artifacts, import_artifacts
 from atsbook.widgets.browser_graph import graph
 from atslib.commands import untrained
@@ -23,7 +23,7 @@ from atslib.shell import check_out
 
 def run(args: argparse.Namespace) -> None:
     """Compute pages, execute their notebooks, build the book."""
-    store = Store(args.store, say=runner.say, progress=sys.stderr.isatty())
+    store = opened(args.store, say=runner.say, progress=sys.stderr.isatty())
     names = ("profile", "dataset", "compute_only", "dry_run", "budget", "jobs", "scheduler")
     runner.run(
         args.names,
@@ -43,7 +43,7 @@ def report(args: argparse.Namespace) -> None:
 
 def store(args: argparse.Namespace) -> int:
     """List, check, export or import the artifacts of a store; 1 if `verify` finds damage."""
-    kept = Store(args.store, say=runner.say)
+    kept = opened(args.store, say=runner.say)
     action = args.action
     file = args.file
     if action in ("export", "import") and file is None:
@@ -77,7 +77,7 @@ def archive(args: argparse.Namespace) -> int:
     damage.
     """
     evidence = Archive(project_root() / "results" / "units")
-    given = Store(args.store, say=runner.say)
+    given = opened(args.store, say=runner.say)
     if not evidence.root.is_dir():
         raise AtsError(f"there is no archive at {evidence.root}; work in the project's folder")
     if args.action == "write" and not (given.remote or given.root.is_dir()):

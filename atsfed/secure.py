@@ -14,7 +14,7 @@ import torch
 
 from atsfed.federation import Federation
 from atsfed.flower import ClientApp, Context, Grid, ServerApp, answered
-from atsfed.tap import Tap
+from atsfed.tap import Tap, one_line
 from atslib.errors import AtsError
 
 # isort: split
@@ -122,11 +122,19 @@ class Summing(FedAvg):
         mean = {
             name: array.to(named[name].dtype) for name, array in zip(named, arrays, strict=True)
         }
-        images = {fit.metrics.get("client", -1): fit.num_examples for _, fit in results}
+        claimed = [fit.metrics.get("client", -1) for _, fit in results]
+        images = {
+            client: fit.num_examples for client, (_, fit) in zip(claimed, results, strict=True)
+        }
         try:
+            if len(images) < len(claimed):
+                who = f"the sum of round {number}"
+                raise AtsError(
+                    f"{who}: two nodes say they are the same client of {claimed}; it is left out"
+                )
             self.tap.record_sum(number, mean, images)
         except AtsError as error:
-            refused.append(str(error))
+            refused.append(one_line(error))
             mean = {}
         self.tap.refuse(number, refused)
         for sentence in refused:

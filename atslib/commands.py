@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from atsbook.runs import runner
 from atsbook.runs.networks import ModelUnit, dataset, device_of, network, trained
-from atsbook.runs.store import Store
+from atsbook.runs.store import Store, opened
 from atsbook.runs.tables import policy_image
 from atsbook.runs.written import write_attack, write_attackers
 from atslib.attacks import ATTACKS, by_knowledge, reconstruct
@@ -177,7 +177,7 @@ def search(args: argparse.Namespace) -> None:
             print(
                 f"{test.name}: {len(test)} images are scored instead of {asked} (--{name.replace('_', '-')})"
             )
-    store = Store(args.store, progress=True)
+    store = opened(args.store, say=runner.say, progress=True)
     semi_trained, random_init = _models(args, train, test, store, device)
     finals = (
         dataclasses.replace(ATTACKS["adam-cosine"], steps=args.attack_steps)

@@ -3,6 +3,8 @@ nothing half.
 """
 
 import dataclasses
+import datetime
+import ipaddress
 import os
 import random
 import signal
@@ -21,7 +23,7 @@ from atsbook.runs.attacks import attack_unit
 from atsbook.runs.schedule import compute, describe, outlook
 from atsbook.runs.settings import settings
 from atsbook.runs.store import Store
-from atsbook.runs.workers import count
+from atsbook.runs.workers import count, is_open, workers
 from atslib.errors import AtsError
 
 UNITS = 12
@@ -333,3 +335,107 @@ def test_a_worker_out_of_memory_costs_its_unit_which_is_named_if_that_goes_on(
         compute([Slow(4), Slow(6, hungry=99)], store, "cpu", scheduler=cluster.address)
     assert tables(store) == {number: expected[number] for number in (0, 1, 2, 3, 4, 5)}
     assert begun(store)[6] == 1
+
+
+def test_a_local_cluster_and_its_dashboards_listen_on_this_machine_alone(dask):
+    import psutil
+
+    def listening():
+        processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+        found = [each for process in processes for each in process.net_connections("inet")]
+        return {
+            (each.laddr.ip, each.laddr.port) for each in found if each.status == psutil.CONN_LISTEN
+        }
+
+    before = listening()  # of tests before this one
+    with workers(torch.device("cpu"), 2, "local", lambda line: None) as (_, slots):
+        assert slots() == 2
+        opened = listening() - before
+    # The scheduler, its dashboard, and for each of two workers its nanny, itself and its dashboard.
+    assert len(opened) >= 8
+    assert {address for address, _ in opened} == {"127.0.0.1"}
+
+
+@pytest.mark.usefixtures("dask")
+@pytest.mark.parametrize(
+    ("address", "warned"),
+    [
+        ("tcp://10.0.0.5:8786", True),
+        ("10.0.0.5:8786", True),
+        ("tcp://node-7:8786", True),
+        ("tcp://[2001:db8::1]:8786", True),
+        ("tls://10.0.0.5:8786", False),
+        ("tcp://127.0.0.1:8786", False),
+        ("tcp://localhost:8786", False),
+        ("tcp://[::1]:8786", False),
+    ],
+)
+def test_a_line_to_another_machine_without_tls_is_open(address, warned):
+    assert is_open(address) == warned
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_scheduler_elsewhere_is_warned_of_in_one_line(cluster, store, said, monkeypatch):
+    cluster.scheduler()
+    cluster.worker()
+    monkeypatch.setattr(
+        "atsbook.runs.workers.is_open", lambda scheduler: scheduler == cluster.address
+    )
+    compute([Slow(0)], store, "cpu", scheduler=cluster.address)
+    (line,) = [line for line in said if line.startswith("warning: ")]
+    assert cluster.address in line
+    assert "use tls://" in line
+
+
+def certificates(folder):
+    """A certificate that signs itself for 127.0.0.1, and its key, as Dask's configuration names
+    them.
+    """
+    x509 = pytest.importorskip("cryptography.x509")
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key, now = ec.generate_private_key(ec.SECP384R1()), datetime.datetime.now(datetime.UTC)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "cluster")])
+    made = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+    made = made.not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(
+        now + datetime.timedelta(days=1)
+    )
+    here = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    made = made.add_extension(here, critical=False)
+    made = made.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+    (folder / "cluster.pem").write_bytes(
+        made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    )
+    plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    (folder / "cluster.key").write_bytes(key.private_bytes(serialization.Encoding.PEM, *plain))
+    pem, key = str(folder / "cluster.pem"), str(folder / "cluster.key")
+    settings = {"tls.ca-file": pem, "require-encryption": True}
+    for role in ("scheduler", "worker", "client"):
+        settings |= {f"tls.{role}.cert": pem, f"tls.{role}.key": key}
+    return {f"distributed.comm.{name}": value for name, value in settings.items()}
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_units_are_made_over_tls_with_the_certificates_of_dasks_configuration(
+    cluster, store, said, expected, tmp_path
+):
+    import dask as configured
+
+    settings = certificates(tmp_path)
+    # As Dask writes the same names in the environment.
+    cluster.env |= {
+        f"DASK_{name.replace('.', '__').replace('-', '_').upper()}": str(value)
+        for name, value in settings.items()
+    }
+    cluster.address = cluster.address.replace("tcp://", "tls://")
+    cluster.start("scheduler", "--host", cluster.address, "--no-dashboard", "--no-show")
+    cluster.worker()
+    with pytest.raises(
+        AtsError, match=r"Dask has no certificates for it \(.*DASK_DISTRIBUTED__COMM__TLS__CA_FILE"
+    ):
+        compute([Slow(0)], store, "cpu", scheduler=cluster.address)
+    with configured.config.set(settings):
+        compute([Slow(0), Slow(1)], store, "cpu", scheduler=cluster.address)
+    assert tables(store) == {number: expected[number] for number in (0, 1)}
+    assert not [line for line in said if line.startswith("warning: ")]

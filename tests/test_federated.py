@@ -9,6 +9,7 @@ import os
 import sys
 
 import pytest
+import safetensors.torch
 import torch
 import torch.nn.functional as F
 from checks import refused
@@ -19,6 +20,7 @@ from atslib import GradientMatching, observe, reconstruct
 from atslib.clients.observe import ThreatModel
 from atslib.clients.prepare import to_images
 from atslib.clients.updates import LocalTraining
+from atslib.errors import AtsError
 from atslib.gradients.problems import unflatten
 from atslib.rng import rng
 
@@ -229,6 +231,82 @@ def test_what_is_not_of_the_network_or_not_finite_is_refused_by_its_senders_name
     with refused("client 7 in round 2 shared (3,) for", name):
         tap.record(2, 7, good | {name: torch.zeros(3)}, 4)
     assert tap.rounds() == [1]
+
+
+@pytest.mark.parametrize("place", ["sent", "client-0000"])
+def test_every_flipped_bit_of_a_record_is_seen(tap, place):
+    file = tap.folder / "round-00001" / f"{place}.safetensors"
+    whole = file.read_bytes()
+    kept = tap.observed(1, 0)
+    for at in range(0, len(whole), len(whole) // 150):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << (at % 8)
+        file.write_bytes(damaged)
+        refusal = seen = None
+        try:
+            seen = tap.observed(1, 0)
+        except AtsError as error:
+            refusal = str(error)
+        if refusal is not None:
+            assert "\n" not in refusal
+        else:  # a bit of the JSON that means the same, such as a space
+            assert torch.equal(seen.gradients, kept.gradients)
+            assert torch.equal(next(seen.model.parameters()), next(kept.model.parameters()))
+            assert seen.threat == kept.threat
+    for cut in (0, 7, len(whole) // 2, len(whole) - 1):
+        file.write_bytes(whole[:cut])
+        with refused(f"{place}.safetensors cannot be read as safetensors"):
+            tap.observed(1, 0)
+    file.write_bytes(safetensors.torch.save({"a": torch.zeros(2)}))
+    with refused(f"{place}.safetensors carries no hash"):
+        tap.observed(1, 0)
+
+
+def test_a_damaged_record_is_no_reason_to_drop_others(tap):
+    file = tap.folder / "round-00001" / "sent.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 1
+    file.write_bytes(content)
+    with refused("sent.safetensors is damaged"):
+        tap.begin(1, dict(tap.network.named_parameters()))
+    assert tap.clients(1) == [0, 1]
+
+
+def test_folders_and_files_of_others_are_no_rounds(tap):
+    for name in ("round-abc", "round-1", "round-00009x", "round-00007"):
+        (tap.folder / name).mkdir()
+    (tap.folder / "round-00001" / "client-abcd.safetensors").touch()
+    (tap.folder / "round-00008").touch()
+    assert (tap.rounds(), tap.clients(1), tap.next()) == ([1], [0, 1], 1)
+
+
+@pytest.mark.parametrize("content", [b"", b"[1]", b"{", b"\xff"])
+def test_a_damaged_description_is_told_in_one_sentence(tap, content):
+    (tap.folder / "federation.json").write_bytes(content)
+    with refused("federation.json is damaged"):
+        Tap(tap.folder, tap.federation)
+
+
+def test_no_name_of_an_array_forges_a_line_of_what_was_refused(tap):
+    good = shared(answer(tap.federation, tap.network, 0, 1), tap.network)
+    for name in ("x\nclient 9 in round 1 shared nothing", "x\u2028y", "x\r\x1b[2J", "x\x85y"):
+        with pytest.raises(AtsError) as error:
+            tap.record(1, 5, good | {name: torch.zeros(1)}, 4)
+        tap.refuse(1, [str(error.value)])
+        (line,) = tap.refused(1)
+        assert line.startswith("client 5 in round 1 shared (1,) for x\\")
+    tap.refuse(1, ["a\nb", "c"])
+    assert tap.refused(1) == ["a\\nb", "c"]
+
+
+def test_an_answer_that_the_federation_cannot_have_given_is_doubted(tap):
+    assert tap.observed(1, 0).doubts == ((),)
+    honest = shared(answer(tap.federation, tap.network, 0, 1), tap.network)
+    weights = {name: value.detach() for name, value in tap.network.named_parameters()}
+    tap.record(1, 0, weights, 4)
+    assert "it is weights" in tap.observed(1, 0).doubts[0][0]
+    tap.record(1, 0, {name: -value for name, value in honest.items()}, 4)
+    assert "labels, and is of 4 images" in tap.observed(1, 0).doubts[0][0]
 
 
 def test_another_missing_package_is_not_called_flower(monkeypatch, tmp_path):

@@ -2,6 +2,7 @@
 starts it.
 """
 
+import importlib
 import os
 import subprocess
 import sys
@@ -57,3 +58,20 @@ def test_what_cannot_be_run_is_said_in_one_sentence_before_anything_is_started(
     assert (code, said, complaints.count("\n")) == (1, "", 1)
     assert words in complaints
     assert not (tmp_path / "tap").exists()
+
+
+def test_secret_keys_are_for_their_owner_alone_and_the_authoritys_is_kept_nowhere(
+    tmp_path, monkeypatch
+):
+    monkeypatch.syspath_prepend(APP)
+    made = importlib.import_module("processes")
+    before = os.umask(0)
+    try:
+        made.make_keys(tmp_path, 2)
+    finally:
+        os.umask(before)
+        for name in ("processes", "app"):
+            sys.modules.pop(name, None)
+    secret = {file.name for file in tmp_path.iterdir() if b"PRIVATE KEY" in file.read_bytes()}
+    assert secret == {"server.key", "client-0.key", "client-1.key"}
+    assert {(tmp_path / name).stat().st_mode & 0o777 for name in secret} == {0o600}

@@ -298,3 +298,45 @@ def test_two_machines_at_one_address_end_with_the_same_tables(
     machine("three")
     assert numbers(Store(bucket)) == expected
     assert begun(log).keys() == set(range(UNITS))
+
+
+@pytest.mark.parametrize(
+    ("command", "endpoint"),
+    [
+        (
+            "atslib search --dataset shapes --model lenet --policies 2 --out {out} --store s3://nobucket",
+            "",
+        ),
+        (
+            "atslib search --dataset shapes --model lenet --policies 2 --out {out} --store s3://nobucket",
+            "http://127.0.0.1:9",
+        ),
+        ("atsbook store list --store s3://nobucket/x", "http://127.0.0.1:9"),
+        (
+            "atsbook run claim1_privacy --profile smoke --compute-only --store s3://nobucket",
+            "http://127.0.0.1:9",
+        ),
+    ],
+)
+def test_an_address_that_nobody_reaches_is_said_within_seconds(command, endpoint, tmp_path):
+    """In a process of its own: s3fs keeps the connections that it has."""
+    pytest.importorskip("s3fs", reason="an extra, which requirements.txt has")
+    env = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    env |= {
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "HOME": str(tmp_path),
+        "ATS_CACHE": str(tmp_path / "cache"),
+    }
+    env["PYTHONPATH"] = str(Path(__file__).parents[1])
+    if endpoint:
+        env |= {
+            "AWS_ACCESS_KEY_ID": "any",
+            "AWS_SECRET_ACCESS_KEY": "any",
+            "AWS_ENDPOINT_URL": endpoint,
+        }
+    words = command.format(out=tmp_path / "policies.json").split()
+    told = [sys.executable, "-m", *words]
+    done = subprocess.run(told, env=env, cwd=tmp_path, text=True, capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-1].startswith("error: the store s3://nobucket")
+    assert "cannot be reached: " in done.stderr.splitlines()[-1]

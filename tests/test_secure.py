@@ -215,3 +215,19 @@ def test_a_simulation_with_secure_aggregation_gives_the_sum(tmp_path):
 
     federation = dataclasses.replace(THREE, batch=4, rounds=1)
     assert_sum(simulate(federation, tmp_path / "tap", processes=1, secure=True), 1, [0, 1, 2])
+
+
+def test_two_nodes_that_claim_one_client_make_no_sum(serve, monkeypatch):
+    from atsfed import secure
+
+    fit = secure.Participant.fit
+
+    def liar(self, parameters, config):
+        arrays, images, metrics = fit(self, parameters, config)
+        return arrays, images, metrics | {"client": min(1, self.client)}
+
+    monkeypatch.setattr(secure.Participant, "fit", liar)
+    tap, _ = serve(dataclasses.replace(THREE, rounds=1))
+    (said,) = tap.refused(1)
+    assert "two nodes say they are the same client" in said
+    assert tap.rounds() == []

@@ -2,6 +2,7 @@
 nobody's part in it.
 """
 
+import gc
 import importlib.util
 import os
 import signal
@@ -27,9 +28,13 @@ pytestmark = [
 ]  # Ray's own
 
 
-def descendants():
-    """All processes below this one, by number."""
-    return {process.pid: process for process in psutil.Process().children(recursive=True)}
+@pytest.fixture(autouse=True)
+def rays_leftovers():
+    """Open files that Ray leaves to the garbage collector, while its warnings are still passed
+    over.
+    """
+    yield
+    gc.collect()
 
 
 def listening(processes):
@@ -51,23 +56,25 @@ def listening(processes):
 def test_a_killed_worker_costs_no_client_a_round_and_nothing_listens_to_the_network(tmp_path):
     from atsfed.simulation import simulate
 
-    federation = Federation(dataset="shapes", model="lenet-4", clients=3, rounds=4, batch=8)
+    federation = Federation(dataset="shapes", model="lenet-4", clients=3, rounds=3, batch=8)
     killed, addresses, over = [], set(), threading.Event()
 
     def kill_once():
         """The first worker that there is once the first round is over; it is at a client of the
         second, or idle.
         """
-        while not over.is_set():
-            addresses.update(listening([psutil.Process(), *descendants().values()]))
-            if not killed and (tmp_path / "tap" / "round-00002" / "sent.safetensors").exists():
-                for process in descendants().values():
-                    name = " ".join(process.cmdline()[:1])
-                    if name.startswith("ray::ClientAppActor"):
-                        os.kill(process.pid, signal.SIGKILL)
-                        killed.append(process.pid)
-                        break
-            time.sleep(0.02)
+        while not over.wait(0.2):
+            if killed or not (tmp_path / "tap" / "round-00002" / "sent.safetensors").exists():
+                continue
+            processes = psutil.Process().children(recursive=True)
+            addresses.update(listening([psutil.Process(), *processes]))
+            workers = [
+                process
+                for process in processes
+                if process.cmdline()[0].startswith("ray::ClientAppActor")
+            ]
+            os.kill(workers[0].pid, signal.SIGKILL)
+            killed.append(workers[0].pid)
 
     killer = threading.Thread(target=kill_once)
     killer.start()
@@ -78,7 +85,7 @@ def test_a_killed_worker_costs_no_client_a_round_and_nothing_listens_to_the_netw
         killer.join()
     assert len(killed) == 1
     assert addresses == {"127.0.0.1"}
-    for number in range(1, 5):
+    for number in range(1, 4):
         assert tap.clients(number) == [0, 1, 2], tap.refused(number)
         for client in range(3):
             direct = answer(federation, tap.model(number), client, number)

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from atslib.errors import AtsError
 from atslib.files import digest, write_atomically
 
 FRESH = 1.0  # seconds for which the names at the address are believed
+FIRST = 10.0  # seconds within which an address that nobody has reached yet must answer
 # Errors of an address that answers; anything else means that it does not.
 _ANSWERS = (FileNotFoundError, FileExistsError, PermissionError, ImportError, ValueError, TypeError)
 
@@ -51,6 +53,33 @@ class Remote:
                 f"the store {address} has no address that fsspec knows: {error}"
             ) from None
         self.base = self.base.rstrip("/")
+
+    def reach(self) -> None:
+        """Ask the address for its names once, before any work.
+
+        In a thread, since a client may itself wait for minutes.
+
+        Raises:
+            AtsError: it does not answer within ten seconds, or says no.
+        """
+        failed: list[Exception] = []
+
+        def ask() -> None:
+            try:
+                self.fs.ls(self.base, detail=False, refresh=True)
+            except FileNotFoundError:
+                pass  # nothing was written yet; that it cannot be is what `check` says
+            except Exception as error:
+                failed.append(error)
+
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        asking.join(FIRST)
+        if failed or asking.is_alive():
+            reason = (
+                " ".join(str(failed[0]).split()) if failed else f"no answer within {FIRST:.0f} s"
+            )
+            raise AtsError(f"the store {self.address} cannot be reached: {reason}")
 
     def has(self, path: Path) -> bool:
         """Whether the artifact is there whose tensors have the local `path`, as it was at most a

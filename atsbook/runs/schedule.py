@@ -244,8 +244,10 @@ class _Schedule:
                 for unit in list(self.waiting):
                     if len(self.running) < jobs and self._ready(unit) and self._in_time(unit):
                         del self.waiting[unit]
-                        # By the wall clock: another machine's monotonic one says nothing here.
-                        left = time.time() + (self.ends - time.monotonic())
+                        # Seconds, since another machine's monotonic clock says nothing here, and a
+                        # wall clock may be set. A unit is handed in when there is a place for it,
+                        # so that it begins at once.
+                        left = self.ends - time.monotonic()
                         call = pool.submit(_work, unit, self.store.address, device, left)
                         self.running[call] = unit, time.monotonic()
                 if not self.running:
@@ -346,9 +348,11 @@ class _Schedule:
         )
 
 
-def _work(unit: Unit, root: str, device: str, ends: float) -> float | None:
+def _work(unit: Unit, root: str, device: str, left: float) -> float | None:
     """Make the unit in this process; the seconds it took, or None where another run made it or is
     making it.
+
+    With `left` seconds to go it pauses when it has kept its state.
 
     The lock is the system's: it goes with the process that held it, however that ended. It holds
     for all who see the folder. Two machines that fill one address may both make a unit: one write
@@ -357,11 +361,7 @@ def _work(unit: Unit, root: str, device: str, ends: float) -> float | None:
     keep_to_one_core()  # of the thread, which on a cluster may be a new one
     started = time.monotonic()
     # The schedule says what is made, with the time that is left.
-    store = Store(
-        root,
-        say=lambda line: line.startswith("made ") or say(line),
-        ends=started + ends - time.time(),
-    )
+    store = Store(root, say=lambda line: line.startswith("made ") or say(line), ends=started + left)
     path = store.path(unit.kind, unit).with_suffix(".lock")
     try:
         # A folder that the schedule has made and that is not there is not made again: this worker

@@ -257,3 +257,17 @@ def _made(tensors: Tensors) -> dict:
         "made": now,
         "torch": torch.__version__,
     }
+
+
+def opened(
+    place: str | None, *, say: Callable[[str], None] | None = None, progress: bool = False
+) -> Store:
+    """The store that a command works on; a wrong address is said within seconds.
+
+    Raises:
+        AtsError: the address doesn't answer.
+    """
+    kept = Store(place, say=say, progress=progress)
+    if kept.remote:
+        kept.remote.reach()
+    return kept
