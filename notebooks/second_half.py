@@ -42,14 +42,15 @@ the eight cases of claims 1 and 3.
 - *A server that knows more* (LeNet, ConvNet-16, untrained). It matches gradients through the policy and knows the
   policy or is told its draws, in one round or in four. The hybrid *withstands* if the bits, even told, in four rounds,
   stay below those without a policy in one round (interval below 0, Holm over both networks). If the interval lies
-  above -0.5 bits, four rounds give them back.
+  above -0.5 bits, four rounds give them back. What comes out is the image before the policy, and is matched so.
+
+`atsbook/runs/outcomes.py` has these outcomes.
 """
 
 import argparse
 import dataclasses
 import os
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from atsbook.pages.claim2_generality import presets
@@ -58,17 +59,17 @@ from atsbook.pages.claim5_semantics import ITERATES
 from atsbook.pages.claim5_semantics import POLICIES as SEMANTICS
 from atsbook.runs.adaptive import FOUND, KEEP, TRIAL
 from atsbook.runs.archive import Archive
-from atsbook.runs.attacks import AttackUnit, attacked, scaled
+from atsbook.runs.attacks import AttackUnit, scaled
 from atsbook.runs.networks import ModelUnit, Unit
+from atsbook.runs.outcomes import OutcomeUnit, outcomes
 from atsbook.runs.schedule import compute, say
 from atsbook.runs.scoring import ScoreUnit
 from atsbook.runs.settings import settings
 from atsbook.runs.store import Store
 from atsbook.runs.table1 import HYBRID, POLICIES
-from atslib import ATTACKS, Attack, ThreatModel, TrainConfig, load
+from atslib import ATTACKS, Attack, ThreatModel, TrainConfig
 from atslib.attacks import ThroughPolicy
 from atslib.files import project_root
-from atslib.measures.found import bits, match, own_class
 from atslib.policies.policy import sample_authors, sample_functions
 from atslib.rng import rng
 
@@ -126,10 +127,7 @@ def trials(model: ModelUnit) -> dict[str, AttackUnit]:
 
 def told(unit: AttackUnit, store: Store) -> float:
     """Mean bits that a stored attack tells of its photographs."""
-    test = load(unit.model.dataset, "test")
-    candidates, truth = own_class(test.labels, range(unit.first, unit.last))
-    reconstructions = attacked(unit, store, "cpu")["reconstruction"]
-    return float(bits(match(reconstructions, test.pixels, candidates, unit.policy), truth).mean())
+    return float(outcomes(OutcomeUnit(attack=unit), store, "cpu")["bits"].mean())
 
 
 def strongest(model: ModelUnit, store: Store) -> Attack:
@@ -240,9 +238,8 @@ def choices() -> list[Unit]:
 
 def queue(store: Store) -> list[Unit]:
     """Everything that is judged, in the order in which it is computed; the trials are in the store."""
-    one_round: Sequence[Unit] = claim1(store)
-    return [
-        *one_round,
+    attacks = [
+        *claim1(store),
         *search(store),
         *claim7(store),
         *knowing(store),
@@ -250,6 +247,10 @@ def queue(store: Store) -> list[Unit]:
         *claim2(),
         *claim5(),
     ]
+    units: list[Unit] = []
+    for unit in dict.fromkeys(attacks):
+        units += [unit, OutcomeUnit(attack=unit)] if isinstance(unit, AttackUnit) else [unit]
+    return units
 
 
 def main() -> None:

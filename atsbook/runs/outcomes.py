@@ -1,0 +1,109 @@
+"""What an attack's images tell of the photographs: found, bits, the gain over a guess that knows the draw, and the
+PSNR in the frame.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from atsbook.runs.attacks import AttackUnit, attacked
+from atsbook.runs.networks import ModelUnit, Unit, dataset
+from atsbook.runs.store import Artifact, Store
+from atsbook.runs.tables import label
+from atslib.attacks.through_policy import ByForms
+from atslib.clients.prepare import streams, to_images
+from atslib.measures.found import bits, match, own_class, rank
+from atslib.measures.frame import frame_psnr
+from atslib.measures.guesses import guess_knowing_draw
+from atslib.measures.metrics import psnr
+from atslib.policies.draws import Draw, draw
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OutcomeUnit:
+    """The outcomes of one attack, a row for each of its photographs."""
+
+    kind: ClassVar[str] = "outcomes"
+
+    attack: AttackUnit
+
+    @property
+    def model(self) -> ModelUnit:
+        """The attacked network."""
+        return self.attack.model
+
+    @property
+    def needs(self) -> tuple[Unit, ...]:
+        """The attack whose images are looked at."""
+        return (self.attack,)
+
+    @property
+    def title(self) -> str:
+        """That of the attack, and what is looked for."""
+        return f"photographs found, {self.attack.title}"
+
+    @property
+    def passes(self) -> float:
+        """No network is needed."""
+        return 0.0
+
+    def make(self, store: Store, device: torch.device) -> Artifact:
+        """Look for them, if that is not in the store."""
+        return outcomes(self, store, device)
+
+
+def searched(unit: AttackUnit) -> Draw:
+    """What was drawn for the images that the attack searches.
+
+    An attack through the policy searches the image before it, after crop and flip.
+    """
+    # Crops and flips are the same for every policy of a seed.
+    policy = "" if isinstance(unit.attack, ByForms) else unit.policy
+    drawn = draw(unit.last, policy, rng=streams(unit.seed, policy), crop_flip=unit.crop_flip)
+    return drawn[unit.first : unit.last]
+
+
+def outcomes(unit: OutcomeUnit, store: Store, device: torch.device) -> Artifact:
+    """Tensors (B,), one entry for each photograph.
+
+    - `rank`: place of the photograph among 100 test images of its class by similarity, 1: found. The server knows the
+      policy.
+    - `bits`: what the reconstruction tells of the photograph, up to 6.6; see `atslib.measures.found.bits`.
+    - `psnr`: dB, against what the client used (or what it used before the policy, where the attack searches that).
+    - `gain`: dB above the guess of somebody who knows label, policy and draw and sees no gradient.
+    - `frame`: PSNR in dB of the photograph on the part that is in the frame.
+    """
+
+    def compute(state: object) -> dict[str, Tensor]:
+        attack = unit.attack
+        test = dataset(attack.model.dataset, "test")
+        train = dataset(attack.model.dataset, "train")
+        rows = slice(attack.first, attack.last)
+        images = attacked(attack, store, device)["reconstruction"].cpu()
+        drawn = searched(attack)
+        candidates, truth = own_class(test.labels, range(attack.first, attack.last))
+        alike = match(images, test.pixels, candidates, drawn.policy, crop_flip=attack.crop_flip)
+        used = to_images(drawn.apply(test.pixels[rows]))
+        guess = guess_knowing_draw(drawn, train.pixels, train.labels, labels=test.labels[rows])
+        reached = psnr(images, used)
+        return {
+            "rank": rank(alike, truth),
+            "bits": bits(alike, truth),
+            "psnr": reached,
+            "gain": reached - psnr(guess, used),
+            "frame": frame_psnr(images, test.pixels[rows], drawn),
+        }
+
+    return store.get(unit.kind, unit, compute, label=unit.title)
+
+
+def outcome_rows(artifact: Artifact, unit: AttackUnit) -> pd.DataFrame:
+    """A row for each photograph: policy, image, and all of `outcomes`; `found` is whether its rank is 1."""
+    table = pd.DataFrame({name: value.numpy() for name, value in artifact.tensors.items()})
+    table.insert(0, "found", table["rank"] == 1)
+    table.insert(0, "image", range(unit.first, unit.last))
+    table.insert(0, "policy", label(unit.policy))
+    return table

@@ -1,0 +1,73 @@
+"""Outcomes of kept attacks: the same as the measures give when they are called by hand."""
+
+import dataclasses
+
+import pytest
+import torch
+
+import atslib
+from atsbook.runs.attacks import AttackUnit, attacked
+from atsbook.runs.networks import ModelUnit
+from atsbook.runs.outcomes import OutcomeUnit, outcome_rows, outcomes
+from atsbook.runs.store import Store
+from atslib.attacks import ATTACKS, ThroughPolicy
+from atslib.clients.prepare import streams
+from atslib.measures.found import bits, match, own_class
+from atslib.measures.guesses import guess_knowing_draw
+
+POLICY = "3-1-7+43-18-18"
+
+
+def unit(**changes):
+    made = AttackUnit(
+        model=ModelUnit(dataset="shapes", model="lenet", fraction=1.0, train=None, seed=0),
+        policy=POLICY,
+        attack=dataclasses.replace(ATTACKS["annealed-lenet"], steps=4),
+        first=3,
+        last=9,
+        frames=0,
+        seed=5,
+    )
+    return dataclasses.replace(made, **changes)
+
+
+@pytest.mark.parametrize("policy", ["", POLICY])
+def test_outcomes_are_what_the_measures_say_of_the_images_as_the_client_used_them(policy, tmp_path):
+    store = Store(tmp_path)
+    attack = unit(policy=policy)
+    kept = attacked(attack, store, "cpu")
+    found = outcomes(OutcomeUnit(attack=attack), store, "cpu")
+    test = atslib.load("shapes", "test")
+    train = atslib.load("shapes", "train")
+    drawn = atslib.draw(9, policy, rng=streams(5, policy))[3:9]
+    used = drawn.apply(test.pixels[3:9])
+    assert torch.equal(used, kept["target"])
+    assert torch.equal(found["psnr"], kept["psnr"])
+    guess = guess_knowing_draw(drawn, train.pixels, train.labels, labels=test.labels[3:9])
+    torch.testing.assert_close(found["gain"], kept["psnr"] - atslib.psnr(guess, used / 255))
+    candidates, truth = own_class(test.labels, range(3, 9))
+    alike = match(kept["reconstruction"], test.pixels, candidates, policy)
+    assert torch.equal(found["bits"], bits(alike, truth))
+    rows = outcome_rows(found, attack)
+    assert rows["image"].tolist() == list(range(3, 9))
+    assert rows["found"].tolist() == [bool(rank == 1) for rank in found["rank"]]
+
+
+def test_what_an_attack_through_the_policy_finds_is_the_image_before_it(tmp_path):
+    store = Store(tmp_path)
+    attack = unit(
+        attack=ThroughPolicy(inner=unit().attack), threat=atslib.ThreatModel(defense="draws")
+    )
+    kept = attacked(attack, store, "cpu")
+    found = outcomes(OutcomeUnit(attack=attack), store, "cpu")
+    assert torch.equal(found["psnr"], kept["psnr_before"])
+    assert not torch.equal(found["psnr"], kept["psnr"])
+
+
+def test_a_crop_that_was_not_made_is_not_tried(tmp_path):
+    store = Store(tmp_path)
+    attack = unit(policy="", crop_flip=False)
+    found = outcomes(OutcomeUnit(attack=attack), store, "cpu")
+    kept = attacked(attack, store, "cpu")
+    assert torch.equal(kept["target"], kept["original"])
+    torch.testing.assert_close(found["frame"], kept["psnr"])
