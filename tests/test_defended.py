@@ -190,7 +190,7 @@ def test_undefended_attacks_must_find_half():
 def test_a_defense_is_judged_by_the_attacker_who_finds_most():
     table = rows({NONE: 1.0, PRUNED: 0.3, ("prune:0.9", "pruning", "kept entries only"): 0.7})
     assert set(worst(table)["attacker"]) == {PLAIN, "kept entries only"}
-    whole = compared(table, trained({"none": 20.0, "prune:0.9": 17.0})).set_index("defense")
+    whole = compared(table, trained({"none": 20.0, "prune:0.9": 17.0}), 100).set_index("defense")
     assert whole.loc["prune:0.9", "found"] == 70
     assert whole["pareto"].all()
     assert list(best(whole.reset_index())["defense"]) == ["prune:0.9", "none"]

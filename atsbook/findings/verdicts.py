@@ -3,6 +3,7 @@ numbers.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -11,6 +12,8 @@ import pandas as pd
 from atsbook.findings.result import NO_POLICY, Verdict
 from atsbook.findings.statistics import ENOUGH, interval
 
+# Share of what a network learns above chance that is left to one that is trained with a usable defense
+KEEPS = 0.8
 MARGIN = 0.5  # dB: a change whose interval lies inside ± this does not matter
 
 
@@ -79,6 +82,19 @@ def cannot_tell(verdict: Verdict, reasons: list[str]) -> Verdict:
     if not reasons or verdict.status == "not measured":
         return verdict
     return dataclasses.replace(verdict, status="cannot tell", reason="; ".join(reasons))
+
+
+def kept(accuracy: float | pd.Series, bare: float, classes: int) -> float | pd.Series:
+    """Share of what a network learned above chance that is left with a defense; 1: all, 0: chance.
+
+    A difference in points says little of a network at 10 %.
+
+    Args:
+        accuracy, bare: percent, with and without the defense.
+        classes: that are told apart.
+    """
+    chance = 100 / classes
+    return (accuracy - chance) / (bare - chance) if bare > chance else math.nan
 
 
 def does_not_matter(low: float, high: float, margin: float = MARGIN) -> bool:

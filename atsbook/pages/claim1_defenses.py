@@ -8,7 +8,7 @@ from atsbook.findings import compare
 from atsbook.findings.reported import reported
 from atsbook.findings.result import NO_POLICY, Result, Verdict
 from atsbook.findings.statistics import paired, share_interval
-from atsbook.findings.verdicts import cannot_tell, guards
+from atsbook.findings.verdicts import KEEPS, cannot_tell, guards, kept
 from atsbook.runs.attacks import AttackUnit, attack_unit
 from atsbook.runs.networks import ModelUnit, Unit, model_unit, semi_trained
 from atsbook.runs.settings import Settings
@@ -35,7 +35,6 @@ FURTHER = (
     "prune:0.9",
     *(f"{kind}:{s}" for kind in ("laplace", "gaussian") for s in (1e-4, 3e-3, 0.1)),
 )
-COST, LOSS = 2.0, 5.0  # points of accuracy that the hybrid, and a rival that counts, may cost
 
 
 def attacks(settings: Settings) -> dict[tuple[str, str], AttackUnit]:
@@ -99,10 +98,11 @@ def units(settings: Settings) -> dict[tuple[str, str], Unit]:
 
 DEFENSES_RULE = (
     "The outcome is the attack's gain over the best guess of somebody who knows the policy and sees no gradient, when "
-    "the shared gradient is perturbed. A rival is a pruning or noise of the paper's Table 3 that keeps its accuracy "
-    f"within {LOSS:.0f} points of no defense. Reproduced: on the same images the hybrid leaves an attack less than "
-    "each rival (95 % interval of the mean paired difference below 0), and the hybrid keeps its accuracy within "
-    f"{COST:.0f} points. Partly: lower than under more than half of them, or than under all at a higher cost. Not "
+    "the shared gradient is perturbed. A defense is usable if a network trained with it keeps at least "
+    f"{KEEPS:.0%} of what one without learns above chance. A rival is a usable pruning or noise of the paper's Table 3. "
+    "Reproduced: on the same images the hybrid leaves an attack less than each rival (95 % interval of the mean "
+    "paired difference below 0), and is usable "
+    "itself. Partly: lower than under more than half of them, or than under all at a higher cost. Not "
     "reproduced: otherwise. Cannot tell: undefended attacks have no gain, fewer than 30 images, or a network within "
     "twice chance without any defense."
 )
@@ -118,15 +118,16 @@ def defenses_verdict(
         accuracy: percent, by defense, of networks that tell `classes` apart.
     """
     shared = attacks[attacks["applied"] == "fixed"]
-    loss = accuracy[NO_POLICY] - accuracy
-    rivals = usable(accuracy)
+    cost = accuracy[NO_POLICY] - accuracy[hybrid]
+    left = kept(accuracy[hybrid], accuracy[NO_POLICY], classes)
+    rivals = usable(accuracy, classes)
     beaten = [
         name
         for name in rivals
         if paired(shared, name, "gain", by="defense").loc[hybrid, "high"] < 0
     ]
     mean = shared.groupby("defense")["gain"].mean()
-    here = f"lower than {len(beaten)} of {len(rivals)} usable defenses, {-loss[hybrid]:+.1f} points"
+    here = f"lower than {len(beaten)} of {len(rivals)} usable defenses, {-cost:+.1f} points"
     reason = f"the hybrid's gain of {mean[hybrid]:+.1f} dB is {here}"
     bare = shared.assign(policy=shared["defense"])
     why = guards(bare, accuracies={NO_POLICY: accuracy[NO_POLICY]}, classes=classes)
@@ -136,22 +137,22 @@ def defenses_verdict(
         else [f"not than {', '.join(n for n in rivals if n not in beaten)}"]
     )
     faults += (
-        [f"the hybrid costs {loss[hybrid]:.1f} points of accuracy"]
-        if not loss[hybrid] <= COST
+        [f"the hybrid keeps {left:.0%} of what is learned above chance"]
+        if not left >= KEEPS
         else []
     )
     refuted = len(beaten) <= len(rivals) / 2
     return cannot_tell(compare.judge(DEFENSES_RULE, reason, here, faults, refuted=refuted), why)
 
 
-def usable(accuracy: pd.Series) -> list[str]:
-    """The paper's prunings and noises that keep their accuracy, in percent by defense, as the rule
-    asks.
+def usable(accuracy: pd.Series, classes: int) -> list[str]:
+    """The paper's prunings and noises that keep what the rule asks of the accuracy, in percent by
+    defense.
     """
     return [
         name
         for name in accuracy.index
-        if name in DEFENSES and accuracy[NO_POLICY] - accuracy[name] <= LOSS
+        if name in DEFENSES and kept(accuracy[name], accuracy[NO_POLICY], classes) >= KEEPS
     ]
 
 
@@ -160,7 +161,9 @@ def judged(result: Result, table: pd.DataFrame) -> pd.DataFrame:
     usable.
     """
     accuracy = result.tables["accuracy"].set_index("defense")["accuracy"]
-    return table.xs("fixed", level="applied").loc[[NO_POLICY, HYBRID, *usable(accuracy)]]
+    return table.xs("fixed", level="applied").loc[
+        [NO_POLICY, HYBRID, *usable(accuracy, classes(result.facts["dataset"]))]
+    ]
 
 
 def run(settings: Settings, store: Store) -> Result:

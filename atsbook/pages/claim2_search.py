@@ -9,7 +9,7 @@ import pandas as pd
 from atsbook.findings import compare
 from atsbook.findings.result import NO_POLICY, Result, Verdict
 from atsbook.findings.statistics import paired
-from atsbook.findings.verdicts import cannot_tell, guards
+from atsbook.findings.verdicts import KEEPS, cannot_tell, guards, kept
 from atsbook.pages import claim2_generality
 from atsbook.runs.attacks import AttackUnit, attack_unit, scaled
 from atsbook.runs.networks import ModelUnit, Unit, model_unit
@@ -24,7 +24,6 @@ from atslib.scores.search import pareto
 
 RIVAL = "random hybrids, mean"
 RIVALS = 20  # random hybrids that the found one is compared with
-POINTS = 2.0  # of accuracy that it may cost
 
 
 def units(settings: Settings) -> dict[str, SearchUnit]:
@@ -85,7 +84,8 @@ SEARCH_RULE = (
     "The outcome is the gain of one attack over the best guess of somebody who knows the policy and sees no gradient. "
     f"The found hybrid has {RIVALS} rivals, hybrids drawn at random. Reproduced: on the same images its gain is lower "
     "than without a policy and than the rivals' mean (95 % intervals of the mean paired differences below 0), and it "
-    f"costs at most {POINTS:.0f} points of accuracy. Partly: lower than one of the two, or than both at a higher cost, "
+    f"keeps at least {KEEPS:.0%} of what a network learns above chance without it. Partly: lower than one of the two, "
+    "or than both at a higher cost, "
     "or the accuracy cannot be judged (a network within twice chance). Not reproduced: lower than neither. Cannot "
     "tell: undefended attacks have no gain, or fewer than 30 images."
 )
@@ -101,6 +101,7 @@ def search_verdict(
         accuracy: percent, by policy, of networks that tell `classes` apart.
     """
     cost = accuracy[NO_POLICY] - accuracy[found]
+    left = kept(accuracy[found], accuracy[NO_POLICY], classes)
     change = against(attacks, found, rivals)
     here = "; ".join(f"against {name} {compare.interval(row)}" for name, row in change.iterrows())
     here += f"; {-cost:+.1f} points of accuracy"
@@ -111,7 +112,7 @@ def search_verdict(
     better = int((mean[list(rivals)] < mean[found]).sum())
     reason = f"gain of the found hybrid {found}: {here}; {better} of {len(rivals)} random hybrids have a lower gain"
     faults = [f"it is not lower than that of {name}" for name in higher]
-    faults += [f"it costs {cost:.1f} points of accuracy"] if not cost <= POINTS else []
+    faults += [f"it keeps {left:.0%} of what is learned"] if not left >= KEEPS else []
     faults += guards(accuracies={NO_POLICY: accuracy[NO_POLICY]}, classes=classes)
     return compare.judge(SEARCH_RULE, reason, here, faults, refuted=len(higher) == len(change))
 

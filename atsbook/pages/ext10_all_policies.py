@@ -354,7 +354,8 @@ def finalists(result: Result) -> pd.DataFrame:
     own = last.groupby("policy")[["gain", "found"]].mean().join(change).sort_values("gain")
     return own.assign(
         **{
-            "accuracy score": score,
+            # In three digits: of a policy that blackens all images it is minus a million.
+            "accuracy score": [f"{score[name]:.3g}" for name in own.index],
             "of all, higher": [(score > score[name]).mean() for name in own.index],
         }
     )

@@ -5,7 +5,7 @@ import pandas as pd
 from atsbook.findings import compare
 from atsbook.findings.result import NO_POLICY, Result, Verdict
 from atsbook.findings.statistics import paired, share_interval
-from atsbook.findings.verdicts import cannot_tell, guards
+from atsbook.findings.verdicts import KEEPS, cannot_tell, guards, kept
 from atsbook.runs.attacks import known_ranks
 from atsbook.runs.defended import (
     BATCH,
@@ -34,7 +34,6 @@ from atslib.scores.search import pareto
 KEYS = ("defense", "attacker")
 FIRST = "initial"
 TUNED = "ATS, tuned against the attack"
-USABLE = 0.8  # of the undefended accuracy
 DELTA = 1e-5
 
 
@@ -56,11 +55,12 @@ def later_units(settings: Settings, store: Store) -> dict[tuple, Unit]:
 
 
 DEFENSES_RULE = (
-    "A setting of a defense is usable if its accuracy, the mean of its trainings, is at least "
-    f"{USABLE:.0%} of that without a defense. Each setting is judged at its worst: by the attacker, of those that were "
-    "asked, who singles out most photographs, or gains most where several single out as many. The claim that ATS "
-    "protects better than other defenses of the same cost is reproduced if a usable policy (a published one, the "
-    "hybrid, or the one tuned against the attack) leaves fewer photographs to find than the best usable setting of "
+    "A setting of a defense is usable if its accuracy, the mean of its trainings, keeps at least "
+    f"{KEEPS:.0%} of what is learned above chance without a defense. Each setting is judged at its worst: by the "
+    "attacker, of those that were asked, who singles out most photographs, or gains most where several single out as "
+    "many. The claim that ATS protects better than other defenses of the same cost is reproduced if a usable policy (a "
+    "published one, the hybrid, or the one tuned against the attack) leaves fewer photographs to find than the best "
+    "usable setting of "
     "every other kind (95 % interval of the mean paired difference below 0); partly if than that of more than half of "
     "the kinds; not reproduced otherwise. Combinations with ATS stand beside it. Cannot tell: undefended attacks gain "
     "nothing or single out less than half of the photographs, fewer than 30 images, or an undefended accuracy within "
@@ -86,7 +86,7 @@ def worst(attacks: pd.DataFrame) -> pd.DataFrame:
     return attacks.merge(order.drop_duplicates("defense")[list(KEYS)], on=list(KEYS))
 
 
-def compared(attacks: pd.DataFrame, accuracy: pd.DataFrame) -> pd.DataFrame:
+def compared(attacks: pd.DataFrame, accuracy: pd.DataFrame, classes: int) -> pd.DataFrame:
     """One row per setting at its worst: `kind`, `attacker`, `found` and `gain` with intervals,
     accuracy, `usable`.
 
@@ -111,7 +111,7 @@ def compared(attacks: pd.DataFrame, accuracy: pd.DataFrame) -> pd.DataFrame:
         )
     table = pd.DataFrame(rows)
     return table.assign(
-        usable=table["accuracy"] >= USABLE * known.loc[NO_POLICY, "mean"],
+        usable=kept(table["accuracy"], known.loc[NO_POLICY, "mean"], classes) >= KEEPS,
         pareto=pareto(table["found"], table["accuracy"]),
     )
 
@@ -143,7 +143,7 @@ def defenses_verdict(attacks: pd.DataFrame, accuracy: pd.DataFrame, classes: int
 
 def _in_regime(attacks: pd.DataFrame, accuracy: pd.DataFrame, classes: int) -> Verdict:
     """What the rule says of the attacks of one regime."""
-    table = compared(attacks, accuracy)
+    table = compared(attacks, accuracy, classes)
     rows = worst(attacks)
     chosen = best(table)
     own = chosen[chosen["kind"].isin(OWN)]
@@ -151,7 +151,7 @@ def _in_regime(attacks: pd.DataFrame, accuracy: pd.DataFrame, classes: int) -> V
     bare = table.set_index("defense").loc[NO_POLICY]
     if own.empty:
         most = table[table["kind"].isin(OWN)].sort_values("accuracy", kind="stable").iloc[-1]
-        here = f"no policy keeps {USABLE:.0%} of the accuracy"
+        here = f"no policy keeps {KEEPS:.0%} of what is learned"
         beaten = []
         here += f" ({most['defense']} keeps most: {most['accuracy']:.1f} %, {most['found']:.0f} % found)"
     else:
@@ -224,7 +224,9 @@ def figure(result: Result, regime: str = FIRST) -> pd.DataFrame:
     """What `plots.exchange` draws: each setting's share of photographs found against its accuracy,
     at its worst.
     """
-    table = compared(_told(result, regime), result.tables["accuracy"])
+    table = compared(
+        _told(result, regime), result.tables["accuracy"], classes(result.facts["dataset"])
+    )
     shown = table.rename(columns={"found": "mean", "found low": "low", "found high": "high"})
     shown["strength"] = [
         0 if kind in ("none", LEAST_KIND, *OWN) else at for at, kind in enumerate(shown["kind"])
@@ -243,7 +245,9 @@ def summary(result: Result, regime: str = FIRST, *, every: bool = False) -> pd.D
     The few are those with fewest photographs found; the undefended one is the first.
     """
     attacks = _told(result, regime)
-    table = compared(attacks, result.tables["accuracy"]).set_index("defense", drop=False)
+    table = compared(
+        attacks, result.tables["accuracy"], classes(result.facts["dataset"])
+    ).set_index("defense", drop=False)
     if not every:
         chosen = best(table[table["kind"] != "none"]).head(7)["defense"]
         rows = {
@@ -300,7 +304,9 @@ def advice(result: Result, regime: str = FIRST) -> str:
     """Which defense to use, in sentences made of the numbers, for who cannot lose accuracy and who
     can.
     """
-    table = compared(_told(result, regime), result.tables["accuracy"])
+    table = compared(
+        _told(result, regime), result.tables["accuracy"], classes(result.facts["dataset"])
+    )
     bare = table.set_index("defense").loc[NO_POLICY]
     chosen = best(table[table["kind"] != "none"])
     words = [
@@ -308,13 +314,13 @@ def advice(result: Result, regime: str = FIRST) -> str:
         f"{bare['accuracy']:.1f} %."
     ]
     if chosen.empty:
-        words.append(f"No setting here keeps {USABLE:.0%} of that accuracy.")
+        words.append(f"No setting here keeps {KEEPS:.0%} of what is learned.")
     elif chosen.iloc[0]["found low"] > 50:
         words.append(
-            f"Nothing that keeps {USABLE:.0%} of that hides much: at best there is {_at(chosen.iloc[0])}."
+            f"Nothing that keeps {KEEPS:.0%} of that hides much: at best there is {_at(chosen.iloc[0])}."
         )
     else:
-        words.append(f"Who must keep {USABLE:.0%} of that is best off with {_at(chosen.iloc[0])}.")
+        words.append(f"Who must keep {KEEPS:.0%} of that is best off with {_at(chosen.iloc[0])}.")
     hidden = table[table["found high"] <= 50].sort_values(
         "accuracy", ascending=False, kind="stable"
     )
@@ -348,7 +354,9 @@ def sheet(result: Result, count: int = 8) -> dict[str, object]:
 
     They are those of the attacks before training, whose pictures the archive keeps.
     """
-    table = compared(_told(result, FIRST), result.tables["accuracy"])
+    table = compared(
+        _told(result, FIRST), result.tables["accuracy"], classes(result.facts["dataset"])
+    )
     chosen = best(table).set_index("defense")["attacker"]
     first = result.sheets[FIRST, NO_POLICY, PLAIN]
     rows = {"photograph": first["original"][:count], "after crop and flip": first["target"][:count]}
