@@ -21,7 +21,7 @@ from atslib.checkpoints import write_tensors
 from atslib.clients.view import Observed, ThreatModel
 from atslib.errors import AtsError, check_kind, check_whole
 from atslib.files import write_atomically
-from atslib.models import Normalize, in_mode
+from atslib.models import Normalize, in_mode, shared_parameters
 
 # isort: split
 # After the module that says which extra is missing.
@@ -266,7 +266,8 @@ def watched(
     threat = threat or ThreatModel(labels="restored")
     model = nn.Sequential(normalize, copy.deepcopy(network))
     _fill(model[1], read_hashed(place / "sent.safetensors")[0], place / "sent.safetensors")
-    before = torch.cat([parameter.detach().flatten() for parameter in model[1].parameters()])
+    shared = shared_parameters(model[1]).values()
+    before = torch.cat([parameter.detach().flatten() for parameter in shared])
     attacked = in_mode(model, threat.victim if threat.batch_norm == "known" else "train")
     seen = Seen()
     left_out = []
@@ -369,7 +370,7 @@ def _row(network: nn.Module, tensors: dict[str, Tensor], file: Path) -> Tensor:
             )
         if not value.isfinite().all():
             raise AtsError(f"{file} has values of {name} that are nan or infinite")
-    return torch.cat([tensors[name].double().flatten() for name in parameters])
+    return torch.cat([tensors[name].double().flatten() for name in shared_parameters(network)])
 
 
 def _fill(network: nn.Module, tensors: dict[str, Tensor], file: Path) -> None:

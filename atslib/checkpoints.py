@@ -7,7 +7,9 @@ import hashlib
 import json
 import warnings
 from pathlib import Path
+from textwrap import shorten
 
+import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -43,12 +45,25 @@ def plain(config: object) -> object:
     return config if isinstance(config, str | int | float | bool | None) else str(config)
 
 
+def is_plain(config: object) -> bool:
+    """Whether `plain` tells all that is in a config: numbers, text, truth values and what is made
+    of these.
+    """
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        return all(is_plain(getattr(config, field.name)) for field in dataclasses.fields(config))
+    if isinstance(config, dict):
+        return all(isinstance(key, str) for key in config) and all(map(is_plain, config.values()))
+    if isinstance(config, list | tuple):
+        return all(map(is_plain, config))
+    return isinstance(config, str | int | float | bool | Path | None)
+
+
 def fingerprint(*parts: object) -> str:
     """A hash of values, 20 hex digits: what names images, a network or a whole run.
 
-    Tensors count by type, shape and values, a generator by its state, a network by its layers and
-    weights, and a dataclass, dict or sequence by all that it holds; anything else as `plain` shows
-    it.
+    Tensors and arrays count by type, shape and values, a generator by its state, a network by its
+    layers and weights, and a dataclass, dict, set or sequence by all that it holds; anything else
+    as `plain` shows it.
     """
     whole = hashlib.sha256()
 
@@ -57,6 +72,11 @@ def fingerprint(*parts: object) -> str:
             array = part.detach().cpu().contiguous()
             whole.update(f"{array.dtype}{tuple(array.shape)}".encode())
             whole.update(array.reshape(-1).view(torch.uint8).numpy())
+        elif isinstance(part, np.ndarray) and part.dtype != object:
+            whole.update(f"array {part.dtype.str}{part.shape}".encode())
+            whole.update(np.ascontiguousarray(part).tobytes())
+        elif isinstance(part, set | frozenset):
+            add(["set", sorted(fingerprint(item) for item in part)])
         elif isinstance(part, torch.Generator):
             add(part.get_state())
         elif isinstance(part, nn.Module):
@@ -85,15 +105,42 @@ def fingerprint(*parts: object) -> str:
 def write_tensors(path: Path, tensors: Tensors, facts: dict, *, make_folder: bool = True) -> None:
     """Write tensors and facts (JSON values) as one safetensors file, whole or not at all, with a
     hash of both.
+
+    A tensor that has several names, as tied weights have, is written once.
     """
-    tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     words = json.dumps(facts)
-    metadata = {"facts": words, "hash": _hash(tensors, words)}
+    once = {}
+    tied = {}
+    for name, value in tensors.items():
+        twin = next((other for other in once if _is_same(value, tensors[other])), None)
+        if twin is None:
+            once[name] = value.detach().cpu().contiguous()
+        else:
+            tied[name] = twin
+    whole = sum(value.untyped_storage().nbytes() for value in once.values())
+    if whole > sum(
+        value.nbytes for value in once.values()
+    ):  # some share memory without being the same
+        once = {name: value.clone() for name, value in once.items()}
+    metadata = {"facts": words, "hash": _hash(once, words, tied)} | (
+        {"tied": json.dumps(tied)} if tied else {}
+    )
     write_atomically(
         path,
-        lambda partial: save_file(tensors, partial, metadata=metadata),
+        lambda partial: save_file(once, partial, metadata=metadata),
         make_folder=make_folder,
     )
+
+
+def _is_same(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are the same numbers at the same place in memory."""
+    alike = (
+        a.device == b.device
+        and a.dtype == b.dtype
+        and a.shape == b.shape
+        and a.stride() == b.stride()
+    )
+    return alike and a.numel() > 0 and a.data_ptr() == b.data_ptr()
 
 
 def read_tensors(path: Path) -> tuple[Tensors, dict, bool]:
@@ -111,17 +158,23 @@ def read_tensors(path: Path) -> tuple[Tensors, dict, bool]:
         words = metadata.get("facts", "{}")
         tensors = load_file(path)
         facts = json.loads(words)
+        tied = json.loads(metadata.get("tied", "{}"))
     except Exception as error:
         raise AtsError(
-            f"{path} cannot be read as safetensors: {str(error).splitlines()[0]}"
+            f"{path} cannot be read as safetensors: {shorten(str(error), 200)}"
         ) from None
-    if metadata.get("hash", whole := _hash(tensors, words)) != whole:
+    if not isinstance(facts, dict) or not isinstance(tied, dict):
+        raise AtsError(f"{path} holds facts that are a {type(facts).__name__}; they must be named")
+    whole = _hash(tensors, words, tied)
+    if metadata.get("hash", whole) != whole or not all(twin in tensors for twin in tied.values()):
         raise AtsError(f"{path} is damaged: its bytes do not match their hash")
-    return tensors, facts, "hash" in metadata
+    return tensors | {name: tensors[twin] for name, twin in tied.items()}, facts, "hash" in metadata
 
 
-def _hash(tensors: Tensors, words: str) -> str:
-    return fingerprint(words, dict(sorted(tensors.items())))
+def _hash(tensors: Tensors, words: str, tied: dict[str, str]) -> str:
+    return fingerprint(
+        words, dict(sorted(tensors.items())), *([dict(sorted(tied.items()))] if tied else [])
+    )
 
 
 def state_file(path: Path | str | None) -> Path | None:

@@ -28,6 +28,7 @@ from atslib.clients.training import TrainConfig, evaluate, fit, load_checkpoint,
 from atslib.data.folder import load_folder
 from atslib.data.load import DATASETS, Images, load, measured_normalization, pack_official
 from atslib.errors import AtsError, choose
+from atslib.files import states_kept
 from atslib.models import build_model
 from atslib.policies.policy import parse_policy
 from atslib.rng import rng
@@ -147,8 +148,9 @@ def attack(args: argparse.Namespace) -> None:
     stream = rng(args.seed, "start")
     state = args.out / "attack.state"
     if not args.adaptive:
-        made = reconstruct(seen, preset, rng=stream, checkpoint=state, progress=True)
-        return write_attack(args.out, rows, images, target, made, floor=floor)
+        with states_kept():  # until the tables are on disk
+            made = reconstruct(seen, preset, rng=stream, checkpoint=state, progress=True)
+            return write_attack(args.out, rows, images, target, made, floor=floor)
     drawn = policy.draw(len(rows), rng=streams(args.seed, args.policy)[1])
     knows = Knowledge(args.policy, (tuple(part.unsqueeze(1) for part in drawn),))
     made = by_knowledge(dataclasses.replace(seen, knows=knows), preset, rng=stream, progress=True)

@@ -6,12 +6,24 @@ import os
 from pathlib import Path
 from textwrap import shorten
 
+LONGEST = 1000  # characters of a sentence
+
 
 class AtsError(ValueError):
     """A wrong input, said in one sentence.
 
     In a notebook only the sentence shows, not our call stack.
+
+    Values that are shown in it, such as arrays, may have several lines: they are joined, and what
+    is long is cut.
     """
+
+    def __init__(self, said: object = ""):
+        text = str(said)
+        text = " ".join(text.split()) if len(text.splitlines()) > 1 else text
+        super().__init__(
+            text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} … {text[-LONGEST // 2 :]}"
+        )
 
     def _render_traceback_(self) -> list[str]:
         return [f"{type(self).__name__}: {self}"]
@@ -31,7 +43,9 @@ class OutOfTime(Exception):
 
 def choose(what: str, value: object, allowed: object) -> None:
     """Raise `AtsError` unless `value` is one of `allowed` (any container that can be listed)."""
-    if value not in list(allowed):  # as a list, since a table would want a key that can be hashed
+    if not any(
+        isinstance(value, type(one)) and value == one for one in allowed
+    ):  # an array is equal to many things
         raise AtsError(f"{what} {value!r} is unknown; choose one of {', '.join(map(str, allowed))}")
 
 

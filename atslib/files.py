@@ -1,15 +1,20 @@
 """Files that are whole or not there, and their hash."""
 
 import contextlib
+import contextvars
 import hashlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from safetensors import SafetensorError
 
 from atslib.errors import AtsError
+
+_KEPT: contextvars.ContextVar[list[Path] | None] = contextvars.ContextVar(
+    "states kept", default=None
+)
 
 
 def write_atomically(
@@ -39,6 +44,32 @@ def write_atomically(
     finally:
         with contextlib.suppress(OSError):
             partial.unlink()
+
+
+@contextlib.contextmanager
+def states_kept() -> Iterator[None]:
+    """While it is open, `discard` keeps the states of finished work; they go once it closes without
+    an error.
+
+    So a state outlives what is made of it until that is on disk.
+    """
+    kept: list[Path] = []
+    token = _KEPT.set(kept)
+    try:
+        yield
+    finally:
+        _KEPT.reset(token)
+    for state in kept:
+        state.unlink(missing_ok=True)
+
+
+def discard(state: Path) -> None:
+    """Remove the state of work that is done; within `states_kept` only when that closes."""
+    kept = _KEPT.get()
+    if kept is None:
+        state.unlink(missing_ok=True)
+    else:
+        kept.append(state)
 
 
 def project_root() -> Path:

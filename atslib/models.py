@@ -6,6 +6,7 @@ Images go in as floats in [0, 1]; logits come out. Gradients are computed with `
 
 import contextlib
 import copy
+import dataclasses
 import functools
 import re
 from collections import OrderedDict
@@ -20,6 +21,10 @@ from atslib.data.load import normalization
 from atslib.errors import AtsError, check_whole
 from atslib.rng import as_stream
 
+LARGEST_CONSTANT = (
+    3.0  # of a mean or deviation in units of [0, 1]; in units of 0..255 both are far above
+)
+
 
 class Normalize(nn.Module):
     """`(images - mean) / std` per channel; `inverse` goes back. The statistics are not learned."""
@@ -28,21 +33,25 @@ class Normalize(nn.Module):
         super().__init__()
         try:
             mean, std = (
-                torch.tensor(values, dtype=torch.get_default_dtype()).view(-1, 1, 1)
+                torch.as_tensor(values, dtype=torch.get_default_dtype()).reshape(-1, 1, 1)
                 for values in (mean, std)
             )
-        except (TypeError, ValueError, RuntimeError):
+        except (TypeError, ValueError, RuntimeError, OverflowError):
             raise AtsError(
                 f"Normalize({mean!r}, {std!r}): give the mean and deviation of each channel"
             ) from None
+        given = f"Normalize({mean.flatten().tolist()}, {std.flatten().tolist()})"
         if (
             len(mean) != len(std)
             or not len(std)
             or not ((std > 0) & std.isfinite() & mean.isfinite()).all()
         ):
-            given = f"Normalize({mean.flatten().tolist()}, {std.flatten().tolist()})"
             raise AtsError(
                 f"{given}: one mean and one deviation above 0 for each channel, both finite"
+            )
+        if (mean.abs() > LARGEST_CONSTANT).any() or (std > LARGEST_CONSTANT).any():
+            raise AtsError(
+                f"{given}: images are in [0, 1], and these constants are not; divide those of 0..255 by 255"
             )
         self.register_buffer("mean", mean)
         self.register_buffer("std", std)
@@ -336,6 +345,7 @@ FAMILIES: dict[
 # What convolutions take for the pixels beyond an image's edge; without one of these names zeros, as
 # everywhere.
 PADDINGS = ("circular", "reflect", "unpadded")
+MOST_CLASSES = 100_000
 LARGEST = 1024  # the widest network, as in resnet20-1024, and image
 
 
@@ -363,6 +373,8 @@ def build_model(
     Raises:
         AtsError: an unknown name, or a number that is not whole or too small.
     """
+    if not isinstance(name, str):
+        raise AtsError(f"model {name!r} is unknown; choose {', '.join(FAMILIES)}")
     match = re.fullmatch(rf"(\w+?)(?:-(\d+))?(?:-({'|'.join(PADDINGS)}))?", str(name))
     family, size, padding = match.groups() if match else (name, None, None)
     if family not in FAMILIES or (size is not None and int(size) < 1):
@@ -374,6 +386,12 @@ def build_model(
         )
     check_whole("num_classes", num_classes, 2)
     check_whole("in_channels", in_channels, 1)
+    if num_classes > MOST_CLASSES or in_channels > LARGEST:
+        raise AtsError(
+            f"{num_classes} classes, {in_channels} channels: at most {MOST_CLASSES} and {LARGEST} are built"
+        )
+    if isinstance(norm, tuple) and len(norm) != 2:
+        raise AtsError(f"norm {norm!r} must be the name of a data set, or a pair (mean, std)")
     check_whole("image_size", image_size, 1)
     if (
         max(int(size or 1), image_size) > LARGEST
@@ -455,13 +473,22 @@ def batch_norms(model: nn.Module) -> dict[str, nn.Module]:
     return layers
 
 
+def copied(model: nn.Module) -> nn.Module:
+    """A deep copy that trains the same parameters; those of scripted networks would all be frozen."""
+    with torch.no_grad():  # else the copies of scripted networks are computed from the originals
+        twin = copy.deepcopy(model)
+    for own, theirs in zip(twin.parameters(), model.parameters(), strict=True):
+        own.requires_grad_(theirs.requires_grad)
+    return twin
+
+
 def in_mode(model: nn.Module, mode: str) -> nn.Module:
     """A copy in eval mode whose batch normalization uses running statistics ("eval") or the batch's
     ("train").
 
     Running statistics are never updated. Raises as `batch_norms` does.
     """
-    view = copy.deepcopy(model).eval()
+    view = copied(model).eval()
     for layer in batch_norms(view).values():
         if mode == "train":
             layer.train()
@@ -469,13 +496,99 @@ def in_mode(model: nn.Module, mode: str) -> nn.Module:
     return view
 
 
+def shared_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters whose gradients a client shares, by name and in their order: those that are
+    trained.
+
+    A frozen parameter, `requires_grad=False`, is not among them.
+    """
+    return {
+        name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
+    }
+
+
+def as_client(model: nn.Module, mode: str) -> nn.Module:
+    """A copy as a client runs it: `in_mode`, and in train mode all other layers, such as dropout,
+    are too.
+    """
+    view = in_mode(model, mode)
+    if mode == "train":
+        view.train()
+    return view
+
+
+@dataclasses.dataclass(frozen=True)
+class Ends:
+    """How a network ends, as seen when it ran.
+
+    Attributes:
+        head: the name of the layer with parameters that ran last; "" where no layer has parameters
+            of its own.
+        linear: the name of the linear layer that ran last; "" where none did.
+        classes: how many scores it gives for an image.
+    """
+
+    head: str
+    linear: str
+    classes: int
+
+
+# An attribute of networks that were seen running; copies of a network inherit it
+_ENDS = "_atslib_ends"
+
+
+@contextlib.contextmanager
+def watched_ends(model: nn.Module) -> Iterator[Callable[[Tensor], None]]:
+    """While it is open, the network is seen running; what is given, called with its scores, notes
+    its `Ends`.
+
+    The order in which layers were registered says nothing of the order in which they run.
+    """
+    called: list[tuple[str, nn.Module]] = []
+
+    def noted(scores: Tensor) -> None:
+        linear = [name for name, layer in called if isinstance(layer, nn.Linear)]
+        model.__dict__[_ENDS] = Ends(
+            called[-1][0] if called else "", linear[-1] if linear else "", scores.shape[1]
+        )
+
+    scripted = any(
+        isinstance(layer, torch.jit.ScriptModule) for layer in model.modules()
+    )  # they take no hooks
+    with contextlib.ExitStack() as hooks:
+        for name, layer in model.named_modules() if not scripted else ():
+            if name and not list(layer.children()) and list(layer.parameters(recurse=False)):
+                hook = layer.register_forward_hook(
+                    lambda layer, _, __, name=name: called.append((name, layer))
+                )
+                hooks.callback(hook.remove)
+        yield noted
+
+
+def ends_of(model: nn.Module) -> Ends | None:
+    """How the network ends, where it, or what it was copied from, was seen running."""
+    return model.__dict__.get(_ENDS)
+
+
+def keep_ends(model: nn.Module, seen: nn.Module) -> nn.Module:
+    """`model`, of which is noted what was seen of another copy of the same network."""
+    if (ends := ends_of(seen)) is not None:
+        model.__dict__[_ENDS] = ends
+    return model
+
+
 def last_linear(model: nn.Module) -> nn.Linear:
-    """The network's last linear layer.
+    """The network's last linear layer: the one that ran last, or where it was not seen running the
+    last registered.
 
     Raises:
         AtsError: there is none with a bias.
     """
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+    for part in model.modules():  # a wrapper was not seen, but what it wraps
+        if (ends := ends_of(part)) and ends.linear:
+            layers = [part.get_submodule(ends.linear)]
+            break
     if not layers or layers[-1].bias is None:
         raise AtsError(
             f"{type(model).__name__} has no linear layer with a bias at its end, which this needs"

@@ -1,6 +1,8 @@
 """Random streams as arguments: nothing in atslib draws from a global generator."""
 
+import contextlib
 import hashlib
+from collections.abc import Iterator
 from numbers import Integral
 from typing import TYPE_CHECKING
 
@@ -29,6 +31,24 @@ def rng(seed: int, *path: str | int, device: "str | torch.device" = "cpu") -> "t
             f"rng: device {device!r} cannot be had; give 'cpu', or 'cuda' where torch sees one"
         ) from None
     return stream.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+
+
+@contextlib.contextmanager
+def torch_draws(seed: int, device: "torch.device") -> Iterator[None]:
+    """While it is open, what torch draws by itself on a device, such as dropout, is drawn from
+    `seed`.
+
+    Afterwards torch's own generators are where they were.
+    """
+    import torch
+
+    on_gpu = device.type == "cuda"
+    with torch.random.fork_rng(devices=[device] if on_gpu else []):
+        torch.default_generator.manual_seed(seed)
+        if on_gpu:
+            number = torch.cuda.current_device() if device.index is None else device.index
+            torch.cuda.default_generators[number].manual_seed(seed)
+        yield
 
 
 def as_stream(

@@ -662,10 +662,11 @@ def test_inferred_labels_attack_like_known_ones():
 
 def test_labels_cannot_be_inferred_without_a_linear_layer_at_the_end():
     seen, _ = victims(labels="inferred")
-    convolution = torch.nn.Sequential(seen.model[0], torch.nn.Conv2d(3, 5, 8, bias=False))
-    size = sum(p.numel() for p in convolution.parameters())
-    with refused("not of a linear layer"):
-        infer_labels(replace(seen, updates=(Update(convolution, torch.zeros(1, size)),)))
+    layers = torch.nn.Conv2d(3, 5, 8), torch.nn.Flatten(), torch.nn.BatchNorm1d(5)
+    normalized = torch.nn.Sequential(seen.model[0], *layers).double().eval()
+    size = sum(p.numel() for p in normalized.parameters())
+    with refused("the last layer '3' is no linear layer"):
+        infer_labels(replace(seen, updates=(Update(normalized, torch.zeros(4, size)),)))
 
 
 @pytest.mark.parametrize(
@@ -1031,11 +1032,11 @@ SHAPES = ((2, 3, 8, 8), (4, 3, 8, 9), (3, 4, 3, 8, 8), (4, 3 * 64))
         ],
         (
             {"start": torch.full((4, 3, 8, 8), 128.0)},
-            "start is torch.float32 up to 128; it must be floats in units of",
+            "start goes up to 128; it must be floats in units of",
         ),
         (
             {"start": torch.zeros(4, 3, 8, 8).byte()},
-            "start is torch.uint8 up to 0; it must be floats",
+            "start is uint8 of shape (4, 3, 8, 8); it must be floats",
         ),
         ({"seen": lambda: torch.zeros(1)}, "seen is a Tensor; give what atslib.observe returned"),
         ({"seen": broken}, "gradients [1, 3] hold nan or infinity"),

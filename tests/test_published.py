@@ -174,8 +174,8 @@ def test_training_with_dp_clips_each_image_and_averages():
         "epochs": 1,
         "momentum": 0.0,
         "weight_decay": 0.0,
-        "lr": 500.0,
-    }  # a thousandth of it in the last epoch
+        "lr": 0.5,
+    }
     fit(model, data, TrainConfig(defense="dp:1e-9", **plain), rng=0)
     for i, (start, end) in enumerate(zip(before, model.parameters(), strict=True)):
         mean = sum(one[i] / norm for one, norm in zip(alone, norms, strict=True)) / 4

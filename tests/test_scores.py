@@ -298,7 +298,7 @@ def test_the_accuracy_score_is_the_mean_over_whole_batches(model, images):
     [
         ({"variant": "best"}, "variant 'best' is unknown; choose one of paper, code, fixed"),
         ({"points": 1}, "points=1 must be a whole number, at least 2"),
-        ({"draws": 0}, "0 draws, 1 policies"),
+        ({"draws": 0}, "draws=0 must be a whole number, at least 1"),
         ({"first": 4}, "images 4 to 4"),
         (
             {"starts": torch.zeros(4, 3, 8, 8)},

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from atsbook.runs.faults import fault_of
 from atsbook.runs.remote import Remote, cache_folder, name_of, unsent
-from atslib.checkpoints import Tensors, plain
+from atslib.checkpoints import Tensors, fingerprint, is_plain, plain
 from atslib.errors import AtsError, NotKept, OutOfTime, as_path, check_kind
-from atslib.files import digest, project_root, write_atomically
+from atslib.files import digest, project_root, states_kept, write_atomically
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +97,8 @@ class Store:
         text = json.dumps(
             {"kind": kind, "version": version, "config": plain(config)}, sort_keys=True
         )
+        if not is_plain(config):  # its text does not tell all that it holds
+            text += fingerprint(config)
         return self.root / kind / f"{hashlib.sha256(text.encode()).hexdigest()[:20]}.safetensors"
 
     def has(self, kind: str, config: object, *, version: int = 1) -> bool:
@@ -140,20 +142,21 @@ class Store:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise AtsError(f"{path.parent} cannot be written: {error.strerror}") from None
-        tensors = compute(path.with_suffix(".state"))
-        check_kind(f"Store: {kind} is computed as", tensors, dict, "a dict of tensors")
-        # Copies, because two names may share memory, which safetensors refuses.
-        copies = {
-            name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()
-        }
-        seconds = time.monotonic() - started
-        facts = {
-            "kind": kind,
-            "version": version,
-            "config": plain(config),
-            "seconds": round(seconds, 2),
-        }
-        facts = self._write(path, copies, facts | _made(tensors))
+        with states_kept():
+            tensors = compute(path.with_suffix(".state"))
+            check_kind(f"Store: {kind} is computed as", tensors, dict, "a dict of tensors")
+            # Copies, because two names may share memory, which safetensors refuses.
+            copies = {
+                name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()
+            }
+            seconds = time.monotonic() - started
+            facts = {
+                "kind": kind,
+                "version": version,
+                "config": plain(config),
+                "seconds": round(seconds, 2),
+            }
+            facts = self._write(path, copies, facts | _made(tensors))
         self.say(f"made {kind} {label or path.stem} in {seconds:.0f} s")
         return Artifact(copies, facts)
 

@@ -17,7 +17,7 @@ from atslib.attacks.run import run_attack
 from atslib.clients.view import Observed, Update
 from atslib.errors import AtsError, check_kind
 from atslib.gradients.problems import unflatten
-from atslib.models import last_linear
+from atslib.models import last_linear, shared_parameters
 
 
 def invert_linear(weight_gradient: Tensor, bias_gradient: Tensor) -> Tensor:
@@ -72,15 +72,18 @@ def last_features(update: Update) -> Tensor:
         AtsError: the network has no linear layer with a bias at its end, or as `invert_linear`.
     """
     gradients = unflatten(update.mean_gradients, update.model)
-    return invert_linear(
-        *(g for g, own in zip(gradients, of_last_layer(update.model), strict=True) if own)
-    )
+    own = [g for g, own in zip(gradients, of_last_layer(update.model), strict=True) if own]
+    if len(own) < 2:
+        raise AtsError(
+            "the last layer is frozen, so its gradient is not shared, and nothing can be read off it"
+        )
+    return invert_linear(*own)
 
 
 def of_last_layer(model: nn.Module) -> list[bool]:
     """Which of a network's parameters are those of its last linear layer: weight and bias."""
     layer = last_linear(model)
-    return [any(p is q for q in layer.parameters()) for p in model.parameters()]
+    return [any(p is q for q in layer.parameters()) for p in shared_parameters(model).values()]
 
 
 def entries(update: Update, parameters: list[bool]) -> Tensor:

@@ -17,7 +17,10 @@ class Reconstruction:
     """What an attack made of N gradients of k images each, B = N · k images in all.
 
     Attributes:
-        images: (B, C, H, W) in [0, 1] units; outside them only where the attack is not boxed.
+        images: (B, C, H, W) in [0, 1] units; outside them only where the attack is not boxed. Where
+            several images share a gradient, k above 1, those of a batch come in an order of their
+            own, not in that of the true images: `measures.batches.align` pairs them, and
+            `measures.batches.found` counts those that are found.
         cost: (N,) final distance between gradients, without the penalties; lower is a better match.
             Not finite where a member diverged.
         trace: (T, N) that distance before each step; nan after a member's last step.

@@ -7,6 +7,8 @@ holds that of every member.
 
 from __future__ import annotations
 
+import math
+import re
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -19,15 +21,17 @@ from tqdm import tqdm
 from atslib.attacks.attack import FARTHEST, Reconstruction
 from atslib.attacks.labels import initial_logits, labelled
 from atslib.attacks.matching import GradientMatching
-from atslib.attacks.memory import members_on_cpu, members_on_gpu
+from atslib.attacks.memory import free_memory, members_on_cpu, members_on_gpu
 from atslib.attacks.objective import Objective
 from atslib.attacks.optimizers import OPTIMIZERS
 from atslib.attacks.starts import STARTS
 from atslib.checkpoints import fingerprint, load_state, save_state, state_file
 from atslib.clients.observe import Observed
 from atslib.data.images import describe
-from atslib.errors import AtsError, check_whole
+from atslib.errors import AtsError, check_kind, check_whole
+from atslib.files import discard
 from atslib.gradients.chunks import in_chunks
+from atslib.gradients.inputs import as_tensor
 from atslib.models import normalization_layer
 
 # (step, images (N, k, C, H, W) in [0, 1] units, distance (N,)) → True to stop the attack
@@ -88,6 +92,8 @@ def match(
     """
     restarts = _checked(seen, attacks, frames, chunk)
     checkpoint = state_file(checkpoint)
+    check_kind("keep_restarts", keep_restarts, bool, "True or False")
+    _check_memory(seen, attacks, frames)
     seen = labelled(seen, rng)
     begin = _starts(seen, attacks, rng, start)
     files = set()
@@ -111,13 +117,16 @@ def match(
 
 
 def _clear(checkpoint: Path | None, files: set[Path]) -> None:
-    """Remove the `files` of a run that is done; what is beside them is of another one, and only set
+    """Remove the `files` of a run that is done; states beside them are of another one, and only set
     aside.
     """
-    for state in checkpoint.parent.glob(f"{checkpoint.name}.*") if checkpoint else ():
+    if checkpoint is None or not checkpoint.parent.is_dir():
+        return
+    name = re.compile(rf"{re.escape(checkpoint.name)}\.\d+-\d+")
+    for state in sorted(checkpoint.parent.iterdir()):
         if state in files:
-            state.unlink()
-        elif state.suffix != ".aside":
+            discard(state)
+        elif name.fullmatch(state.name):
             state.replace(aside := state.with_name(f"{state.name}.aside"))
             why = "it is of another run, or in other chunks"
             warnings.warn(
@@ -148,6 +157,23 @@ def _checked(
     return attacks[0].restarts
 
 
+def _check_memory(seen: Observed, attacks: Sequence[GradientMatching], frames: int) -> None:
+    """Raise `AtsError` where the starts, traces and frames alone take more memory than there is."""
+    like = seen.updates[0].gradients
+    images = seen.threat.batch * math.prod(seen.shape)
+    members = attacks[0].restarts * len(seen)
+    steps = max(attack.steps for attack in attacks)
+    past = 2 * attacks[0].history if attacks[0].optimizer == "lbfgs" else 0
+    kept = 3 + past + min(frames, steps + 1)
+    needed = members * like.element_size() * (kept * images + steps)
+    there = free_memory(like.device)
+    if needed > there:
+        raise AtsError(
+            f"{attacks[0].restarts} restarts of {len(seen)} attacks with {steps} steps and {frames} frames take "
+            f"{needed / 2**30:,.0f} GiB, and {there / 2**30:,.1f} are free; ask for fewer"
+        )
+
+
 def _starts(
     seen: Observed, attacks: Sequence[GradientMatching], rng: torch.Generator, start: Tensor | None
 ) -> Tensor:
@@ -163,10 +189,12 @@ def _starts(
             raise AtsError(
                 f"start {given} must be {wanted} in [0, 1], or one such for each restart"
             )
-        start = torch.as_tensor(start)
-        if not start.is_floating_point() or (start.abs() > FARTHEST).any():
+        start = as_tensor(start)
+        if not isinstance(start, torch.Tensor) or not start.is_floating_point():
+            raise AtsError(f"start is {describe(start)}; it must be floats in units of [0, 1]")
+        if (start.abs() > FARTHEST).any():  # nan is a restart that diverged, and its cost says so
             raise AtsError(
-                f"start is {start.dtype} up to {start.abs().max():.4g}; it must be floats in units of [0, 1]"
+                f"start goes up to {start.abs().max():.4g}; it must be floats in units of [0, 1]"
             )
         given = (
             normalize(start.to(like))
@@ -353,6 +381,7 @@ def frame_steps(frames: int, last: int) -> list[int]:
     """After which steps to take so many snapshots: evenly spaced from 0 to `last`, none twice."""
     if frames == 1:
         raise AtsError("frames=1: ask for none, or at least the first and the last")
+    frames = min(frames, last + 1)  # more would be the same steps again
     return sorted({round(i * last / (frames - 1)) for i in range(frames)}) if frames else []
 
 

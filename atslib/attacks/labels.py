@@ -7,15 +7,18 @@ images that it does not see.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atslib.clients.observe import Observed, Update
+from atslib.data.images import describe
 from atslib.errors import AtsError, choose
+from atslib.gradients.inputs import scores_of
 from atslib.gradients.problems import unflatten
+from atslib.models import Ends, ends_of, shared_parameters
 from atslib.rng import as_stream
 
 DUMMIES = 64  # images of the server's own that tell how features and probabilities vary
@@ -34,22 +37,62 @@ def infer_labels(seen: Observed) -> Tensor:
     those networks. Source: Zhao et al. 2020 (iDLG), arXiv:2001.02610.
     """
     update = seen.updates[0]
-    last = unflatten(update.gradients, update.model)[-1]
-    if last.ndim not in (2, 3):
-        shape = tuple(last.shape[1:])
+    ends = seen_ends(update.model, seen.shape)
+    layer = update.model.get_submodule(ends.head)
+    if (
+        not isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d)
+        or len(layer.weight) != ends.classes
+    ):
         raise AtsError(
-            f"labels cannot be inferred: the last parameter {shape} is not of a linear layer"
+            f"labels cannot be inferred: the last layer {ends.head!r} is no linear layer of {ends.classes} rows"
         )
-    evidence = last if last.ndim == 2 else last.sum(2)
+    weight, bias = last_gradients(update.gradients, update.model, ends, "inferred")
+    evidence = weight.flatten(2).sum(2) if bias is None else bias
     return evidence.argmin(1, keepdim=True)
+
+
+def seen_ends(model: nn.Module, shape: Sequence[int]) -> Ends:
+    """How a network ends; it is run on black images of `shape`, (C, H, W), unless it was seen
+    running before.
+
+    Raises:
+        AtsError: it does not take such images.
+    """
+    if ends_of(model) is None:
+        like = next(model.parameters())
+        with torch.no_grad():
+            scores_of(model, torch.zeros(2, *shape).to(like))  # batch statistics need two
+    return ends_of(model)
+
+
+def last_gradients(
+    gradients: Tensor, model: nn.Module, ends: Ends, what: str
+) -> tuple[Tensor, Tensor | None]:
+    """The columns of (N, P) that are of the last layer's weight and bias, (N, K, ...) and (N, K).
+
+    Raises:
+        AtsError: the layer, or its weight where it has no bias, is frozen.
+    """
+    own = dict(zip(shared_parameters(model), unflatten(gradients, model), strict=True))
+    names = {id(p): name for name, p in model.named_parameters()}
+    layer = model.get_submodule(ends.head)
+    weight = own.get(names[id(layer.weight)])
+    bias = None
+    if layer.bias is not None:
+        bias = own.get(names[id(layer.bias)])
+    if weight is None or (bias is None and layer.bias is not None):
+        raise AtsError(
+            f"labels cannot be {what}: the last layer {ends.head!r} is frozen, and its gradient not shared"
+        )
+    return weight, bias
 
 
 def initial_logits(seen: Observed, rng: torch.Generator) -> Tensor:
     """Where one member's labels start if they are optimized too: (batch · K,) logits from N(0, 1),
     as in DLG.
     """
-    *_, last = seen.updates[0].model.parameters()  # as many rows as there are classes
-    return torch.randn(seen.threat.batch * len(last), generator=rng, device=rng.device)
+    classes = seen_ends(seen.updates[0].model, seen.shape).classes
+    return torch.randn(seen.threat.batch * classes, generator=rng, device=rng.device)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,24 +123,31 @@ def head(update: Update, images: Tensor) -> Head:
     """
     model = update.model
     found = []
-    last = [layer for layer in model.modules() if list(layer.parameters(recurse=False))][-1]
-    if not isinstance(last, nn.Linear):
+    images = images.to(update.gradients)
+    ends = seen_ends(model, images.shape[1:])
+    last = model.get_submodule(ends.head)
+    if not isinstance(last, nn.Linear) or last.out_features != ends.classes:
         raise AtsError(
             f"labels cannot be restored: the last layer is a {type(last).__name__}, and must be a Linear"
         )
-    names = [id(p) for p in model.parameters()]
-    gradients = unflatten(update.mean_gradients, model)
+    weight, bias_gradient = last_gradients(update.mean_gradients, model, ends, "restored")
     hook = last.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
-    with torch.no_grad():
-        model(images.to(update.gradients))
-    hook.remove()
+    try:
+        with torch.no_grad():
+            scores_of(model, images)
+    finally:
+        hook.remove()
+    if found[-1].ndim != 2:
+        raise AtsError(
+            f"labels cannot be restored: the last layer gets {describe(found[-1])}, and must get (B, M)"
+        )
     bias = torch.zeros_like(last.weight[:, 0]) if last.bias is None else last.bias
     return Head(
         weight=last.weight.detach().double(),
         bias=bias.detach().double(),
-        rows=gradients[names.index(id(last.weight))].double(),
-        shift=None if last.bias is None else gradients[names.index(id(last.bias))].double(),
-        dummies=found[0].double(),
+        rows=weight.double(),
+        shift=None if bias_gradient is None else bias_gradient.double(),
+        dummies=found[-1].double(),
     )
 
 

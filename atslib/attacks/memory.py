@@ -27,17 +27,32 @@ def members_on_cpu(model: nn.Module, images: Tensor, gradients: int) -> int:
     """
     kept = [0]
     handles = [
-        layer.register_forward_hook(lambda _, __, out: kept.append(out.nbytes))
+        layer.register_forward_hook(lambda _, __, out: kept.append(_bytes(out)))
         for layer in model.modules()
         if not list(layer.children())
+        and not isinstance(layer, torch.jit.ScriptModule)  # which takes no hook
     ]
     with torch.no_grad():
         model(images)
     for handle in handles:
         handle.remove()
-    free = (
+    free = free_memory(torch.device("cpu"))
+    return max(1, min(MOST_ON_CPU, int(0.5 * free / (10 * sum(kept) + 6 * gradients))))
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that are free where tensors of a device lie; 4 GiB where the system does not say."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return (
         os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if hasattr(os, "sysconf")
         else 4 << 30
     )
-    return max(1, min(MOST_ON_CPU, int(0.5 * free / (10 * sum(kept) + 6 * gradients))))
+
+
+def _bytes(out: object) -> int:
+    """What a layer's output takes; recurrent layers give tuples."""
+    if isinstance(out, Tensor):
+        return out.nbytes
+    return sum(map(_bytes, out)) if isinstance(out, list | tuple) else 0

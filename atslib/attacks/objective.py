@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -18,8 +17,8 @@ from atslib.clients.updates import guessed_orders, trained_weights
 from atslib.clients.view import Observed, Update
 from atslib.errors import AtsError
 from atslib.gradients.cpu import by_rows, pieces
-from atslib.gradients.problems import DISTANCES, Fixed, problem_gradients, unflatten
-from atslib.models import before_last, normalization_layer
+from atslib.gradients.problems import DISTANCES, Fixed, prepare, problem_gradients, unflatten
+from atslib.models import before_last, copied, normalization_layer
 
 
 class Objective:
@@ -52,6 +51,12 @@ class Objective:
             if any(a.weights.get(name) for a in attacks)
         }
         self.labels = infer_labels(seen) if seen.threat.labels == "inferred" else seen.labels
+        self.routes = []
+        for update in (
+            () if self.unroll else seen.updates
+        ):  # before copies are made, which inherit it
+            images = self.shape[0] // (2 if update.share else 1)
+            self.routes.append(prepare(update.model, (images, *seen.shape)))
         self.rows = pieces(len(seen), device) if split else [slice(None)]
         self.parts = (
             [self] if len(self.rows) == 1 else [_part(seen, attacks, rows) for rows in self.rows]
@@ -100,9 +105,8 @@ class Objective:
                     update.model, inputs, targets, *guessed_orders(update, *inputs.shape[:2])
                 )
             else:
-                gradients = problem_gradients(
-                    update.model, inputs, targets, buffers=update.statistics
-                )
+                how = {"buffers": update.statistics, "route": self.routes[i]}
+                gradients = problem_gradients(update.model, inputs, targets, **how)
         gradients = _kept(update, gradients)
         self.sent[i] = self.sent[i].laid_out(gradients)
         return self.distance(gradients, self.sent[i])
@@ -130,6 +134,6 @@ def _part(seen: Observed, attacks: Sequence[GradientMatching], rows: slice) -> O
     """
     own = seen.take(rows)
     updates = tuple(
-        dataclasses.replace(update, model=copy.deepcopy(update.model)) for update in own.updates
+        dataclasses.replace(update, model=copied(update.model)) for update in own.updates
     )
     return Objective(dataclasses.replace(own, updates=updates), attacks[rows], split=False)

@@ -1,5 +1,6 @@
 """The table of attacks by name, and the door through which every attack runs."""
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -8,10 +9,11 @@ from torch import Tensor
 
 from atslib.attacks.attack import Attack, Reconstruction
 from atslib.attacks.explained import with_doubts
+from atslib.attacks.labels import seen_ends
 from atslib.attacks.matching import GradientMatching
 from atslib.attacks.run import run_attack
 from atslib.attacks.through_policy import ThroughPolicy, known_policy
-from atslib.clients.observe import Observed
+from atslib.clients.view import Observed, Update
 from atslib.errors import AtsError, choose
 from atslib.rng import as_stream
 
@@ -82,10 +84,36 @@ def reconstruct(
     """
     if not isinstance(seen, Observed):
         raise AtsError(f"seen is a {type(seen).__name__}; give what atslib.observe returned")
+    rng = as_stream(rng)
+    if any(update.gradients.is_inference() for update in seen.updates):
+        raise AtsError(
+            "what was seen was made under torch.inference_mode, where nothing can be differentiated again"
+        )
     if isinstance(attack, Sequence) and not isinstance(attack, str):
         attack = [_preset(each) for each in attack]
-    result = run_attack(seen, _preset(attack), rng=as_stream(rng), **options)
-    return with_doubts(seen, result)
+    else:
+        attack = _preset(attack)
+    seen = replace(seen, updates=tuple(map(_in_single, seen.updates)))
+    for update in seen.updates:  # where its last layer is, which attacks ask for
+        seen_ends(update.model, seen.shape)
+    with torch.inference_mode(False), torch.enable_grad():
+        result = run_attack(seen, attack, rng=rng, **options)
+        return with_doubts(seen, result)
+
+
+def _in_single(update: Update) -> Update:
+    """The update in single precision at least: the squares that an attack computes are none in
+    half.
+    """
+    if update.gradients.dtype in (torch.float32, torch.float64):
+        return update
+    return replace(
+        update,
+        model=copy.deepcopy(update.model).float(),
+        gradients=update.gradients.float(),
+        statistics={name: value.float() for name, value in update.statistics.items()},
+        features=None if update.features is None else update.features.float(),
+    )
 
 
 def by_knowledge(

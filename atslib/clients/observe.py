@@ -3,7 +3,10 @@
 `observe` plays the clients. It returns an `Observed`, which holds no image, so no attack can peek.
 """
 
-from collections.abc import Sequence
+import contextlib
+import functools
+import warnings
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -20,10 +23,16 @@ from atslib.clients.defenses.defense import (
 from atslib.clients.prepare import to_images
 from atslib.clients.view import Knowledge, Observed, ThreatModel, Update
 from atslib.errors import AtsError
-from atslib.gradients.inputs import check_images, check_labels, check_network, first_parameter
-from atslib.gradients.problems import batch_statistics, flatten, problem_gradients
-from atslib.models import in_mode
-from atslib.rng import as_stream
+from atslib.gradients.inputs import check_images, check_labels, check_network, trained_parameter
+from atslib.gradients.per_example import SameRules
+from atslib.gradients.problems import (
+    batch_statistics,
+    flatten,
+    problem_gradients,
+    unused_parameters,
+)
+from atslib.models import as_client, in_mode, keep_ends, shared_parameters
+from atslib.rng import as_stream, torch_draws
 
 
 def observe(
@@ -47,34 +56,54 @@ def observe(
         defense: what the clients do against it, see `Defense.of`: text such as "3-1-7 | prune:0.5",
             a policy, a `Defense`, or a function of a dict of gradients, parameter name → (N,
             *shape), that returns the same. One that acts on images gets them rounded to 8 bits.
-        rng: the stream of the defense's draws, or a seed for one.
+        rng: the stream of the defense's draws, or a seed for one; and of what the network itself
+            draws where the victim is in train mode, such as dropout, which the attacker does not
+            know and runs without.
     Returns:
         A view with one update. For several rounds call it once per round, then `Observed.join`.
+        Frozen parameters are not shared; those that take no part in the scores have gradients of 0,
+        which a warning says.
     Raises:
         AtsError: images, labels, network and threat that do not fit each other, or a gradient that
             is not finite.
     """
-    threat = threat or ThreatModel()
+    threat = ThreatModel() if threat is None else threat
     defense = Defense.of(defense)
     rng = as_stream(rng, optional=True)
-    images = check_images(images, first_parameter(model))
+    check_threat(threat, 0)
+    if torch.is_inference_mode_enabled():
+        raise AtsError(
+            "observe: torch.inference_mode is on, where there are no gradients; call it outside"
+        )
+    images = check_images(images, trained_parameter(model))
     check_threat(threat, len(images))
-    client = in_mode(model, threat.victim)
-    with torch.no_grad():
-        classes = check_network(client, images[: min(threat.batch, 2)])  # batch statistics need two
+    client = as_client(model, threat.victim)
+    few = images[: min(threat.batch, 2)]  # batch statistics need two
+    drawn = client_draws(client, few, rng)
+    with torch.no_grad(), drawn():
+        classes = check_network(client, few)
     labels = check_labels(labels, len(images), classes).to(images.device)
     images, knows = _before(defense, images, threat, rng)
     images, labels = _mixed(defense, images, labels, classes, rng)
     problems, targets = (
         part.unflatten(0, (-1, threat.batch)).split(16) for part in (images, labels)
     )
-    gradients = _shared_gradients(client, defense, problems, targets, rng)
-    statistics = {}
+    with drawn():
+        gradients = _shared_gradients(client, defense, problems, targets, rng)
+        statistics = {}
     if threat.batch_norm == "known" and threat.victim == "train":
         with torch.no_grad():
-            own = [batch_statistics(client, part) for part in problems]
+            own = [batch_statistics(in_mode(model, "train"), part) for part in problems]
         statistics = {name: torch.cat([part[name] for part in own]) for name in own[0]}
-    attacker = in_mode(model, threat.victim if threat.batch_norm == "known" else "train")
+    if unused := unused_parameters(client, tuple(problems[0].shape[1:])):
+        more = f" and {len(unused) - 1} more take" if len(unused) > 1 else " takes"
+        warnings.warn(
+            f"{unused[0]}{more} no part in the network's scores: their gradients are 0",
+            stacklevel=2,
+        )
+    attacker = keep_ends(
+        in_mode(model, threat.victim if threat.batch_norm == "known" else "train"), client
+    )
     known = torch.cat(targets) if threat.labels == "known" else None
     update = Update(attacker, gradients, statistics=statistics)
     return Observed((update,), known, tuple(images.shape[1:]), threat, knows)
@@ -90,6 +119,43 @@ def check_threat(threat: ThreatModel, count: int) -> None:
         raise AtsError(
             f"{count} images do not make gradients of {threat.batch} (ThreatModel.batch)"
         )
+
+
+def client_draws(
+    client: nn.Module, images: Tensor, rng: torch.Generator | None
+) -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """What to run the client's network in: it draws from `rng` there, if it draws at all.
+
+    Raises:
+        AtsError: it draws, and there is no stream.
+    """
+    if not client.training:
+        return contextlib.nullcontext
+    device = images.device
+    with torch_draws(0, device), torch.no_grad():
+        before = _states(device)
+        with (
+            contextlib.suppress(Exception),
+            SameRules(),
+        ):  # what is wrong with it is said by who runs it next
+            client(images)
+        draws = any(not torch.equal(a, b) for a, b in zip(before, _states(device), strict=True))
+    if not draws:
+        return contextlib.nullcontext
+    if rng is None:
+        raise AtsError(
+            f"{type(client).__name__} draws at random in train mode, as dropout does: give observe rng=atslib.rng(seed)"
+        )
+    seed = int(torch.randint(1 << 62, (1,), generator=rng, device=rng.device))
+    return functools.partial(torch_draws, seed, device)
+
+
+def _states(device: torch.device) -> list[Tensor]:
+    """The states of torch's own generators for this device."""
+    return [
+        torch.random.get_rng_state(),
+        *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else []),
+    ]
 
 
 def _shared_gradients(
@@ -109,8 +175,11 @@ def _shared_gradients(
             f"defense {defense} acts on each image's gradient; observe it with ThreatModel.batch=1"
         )
     with torch.no_grad():
-        parts = [problem_gradients(defended, *part) for part in zip(problems, targets, strict=True)]
-    names = [name for name, _ in client.named_parameters()]
+        parts = [
+            problem_gradients(defended, *part, like=client)
+            for part in zip(problems, targets, strict=True)
+        ]
+    names = list(shared_parameters(client))
     gradients = {
         name: torch.cat(each) for name, each in zip(names, zip(*parts, strict=True), strict=True)
     }

@@ -1,5 +1,6 @@
 """Training as the authors do it, with policies and defenses applied on the device."""
 
+import contextlib
 import copy
 import dataclasses
 import math
@@ -28,11 +29,17 @@ from atslib.clients.prepare import to_images, transform
 from atslib.data.images import check_data
 from atslib.data.load import Images
 from atslib.errors import AtsError, as_path, check_kind, check_types, check_whole, choose
-from atslib.gradients.inputs import check_fit, check_labels, first_parameter, scores_of
+from atslib.gradients.inputs import (
+    any_parameter,
+    check_fit,
+    check_labels,
+    scores_of,
+    trained_parameter,
+)
 from atslib.gradients.problems import problem_gradients
-from atslib.models import fast_layout
+from atslib.models import batch_norms, fast_layout, in_mode, shared_parameters
 from atslib.policies.policy import parse_policy
-from atslib.rng import as_stream
+from atslib.rng import as_stream, torch_draws
 
 
 def _steps(epoch: float, epochs: int) -> float:
@@ -186,13 +193,32 @@ def _check(model: nn.Module, images: Images, config: TrainConfig) -> torch.devic
             classes apart.
     """
     check_kind("fit: config", config, TrainConfig, "an atslib.TrainConfig")
-    like = first_parameter(model)
+    like = trained_parameter(model)
     check_data(images)
     one = to_images(images.pixels[:1].to(like.device), like.dtype)
     with torch.no_grad():
         classes = scores_of(copy.deepcopy(model).eval(), one).shape[1]
     check_labels(images.labels, len(images), classes)
+    _check_last_batch(model, one, len(images), config.batch)
     return like.device
+
+
+def _check_last_batch(model: nn.Module, one: Tensor, images: int, batch: int) -> None:
+    """Raise `AtsError` where a batch of a single image is left that a layer cannot normalize."""
+    if images % batch != 1 and min(images, batch) > 1:
+        return
+    probe = in_mode(model, "train")
+    for name, layer in batch_norms(probe).items():
+        seen = []
+        hook = layer.register_forward_pre_hook(lambda _, inputs, seen=seen: seen.append(inputs[0]))
+        with torch.no_grad(), contextlib.suppress(AtsError, RuntimeError, ValueError):
+            scores_of(probe, one)
+        hook.remove()
+        if seen and seen[0].numel() == seen[0].shape[1]:
+            raise AtsError(
+                f"{images} images in batches of {batch} leave one of a single image, which layer {name!r} "
+                f"({type(layer).__name__}) cannot normalize; choose another TrainConfig.batch or number of images"
+            )
 
 
 class _Run:
@@ -214,9 +240,13 @@ class _Run:
         self.policy = parse_policy(config.policy)
         self.history = []
         how = {"nesterov": config.momentum > 0, "weight_decay": config.weight_decay}
-        self.optimizer = torch.optim.SGD(
-            model.parameters(), lr=config.lr, momentum=config.momentum, **how
-        )
+        trained = shared_parameters(model).values()
+        self.optimizer = torch.optim.SGD(trained, lr=config.lr, momentum=config.momentum, **how)
+        # What the network draws by itself, as dropout does: of the same stream, without taking from
+        # it.
+        beside = torch.Generator(rng.device)
+        beside.set_state(rng.get_state())
+        self.draws = int(torch.randint(1 << 62, (1,), generator=beside, device=rng.device))
 
     def epoch(self, number: int, on_step: Callable[[int], None] | None) -> dict[str, float]:
         """One pass over the images; its facts, the loss being the mean cross-entropy without the
@@ -232,12 +262,13 @@ class _Run:
         batches = order.split(config.batch)
         total = torch.zeros((), device=device)
         first = number * len(batches)
-        for done, rows in enumerate(batches, first):
-            rate = learning_rate(config, done / len(batches))
-            self.optimizer.param_groups[0]["lr"] = rate
-            total += self.step(model, rows) * len(rows)
-            if on_step:
-                on_step(done + 1)
+        with torch_draws((self.draws + number) % (1 << 62), device):
+            for done, rows in enumerate(batches, first):
+                rate = learning_rate(config, done / len(batches))
+                self.optimizer.param_groups[0]["lr"] = rate
+                total += self.step(model, rows) * len(rows)
+                if on_step:
+                    on_step(done + 1)
         loss = float(total) / len(self.images)
         if not math.isfinite(loss):
             raise AtsError(
@@ -280,11 +311,10 @@ class _Run:
         if not acts(self.defense, "each"):
             loss.backward()
             return 1
-        alone = problem_gradients(model, batch[:, None], targets[:, None])
-        named = dict(zip((name for name, _ in model.named_parameters()), alone, strict=True))
-        for (_, p), g in zip(
-            model.named_parameters(), self.defense.each(named).values(), strict=True
-        ):
+        alone = problem_gradients(model, batch[:, None], targets[:, None], like=self.model)
+        trained = shared_parameters(model)
+        named = dict(zip(trained, alone, strict=True))
+        for p, g in zip(trained.values(), self.defense.each(named).values(), strict=True):
             p.grad = self.config.loss_factor * g.sum(0)
         return len(batch)
 
@@ -318,22 +348,33 @@ class _Run:
 def evaluate(model: nn.Module, images: Images, *, chunk: int = 500) -> float:
     """Accuracy in percent on untransformed images, in eval mode; higher is better.
 
+    The network keeps its mode.
+
     Raises:
         AtsError: these are no `Images`, or not of a shape that the network takes or of more classes
             than it has.
     """
     check_whole("chunk", chunk, 1)
-    check_fit(model.eval() if isinstance(model, nn.Module) else model, images)
-    device = next(model.parameters()).device
-    hits = torch.zeros((), device=device, dtype=torch.int64)
-    for pixels, labels in zip(images.pixels.split(chunk), images.labels.split(chunk), strict=True):
-        guesses = model(fast_layout(to_images(pixels.to(device)))).argmax(1)
-        hits += (guesses == labels.to(device)).sum()
+    like = any_parameter(model)
+    modes = {layer: layer.training for layer in model.modules()}
+    hits = torch.zeros((), device=like.device, dtype=torch.int64)
+    try:
+        check_fit(model.eval(), images)
+        for pixels, labels in zip(
+            images.pixels.split(chunk), images.labels.split(chunk), strict=True
+        ):
+            guesses = model(fast_layout(to_images(pixels.to(like.device), like.dtype))).argmax(1)
+            hits += (guesses == labels.to(like.device)).sum()
+    finally:
+        for layer, mode in modes.items():
+            layer.training = mode
     return 100 * int(hits) / len(images)
 
 
 def save_checkpoint(path: Path, model: nn.Module, /, **facts: object) -> None:
-    """Write a model's weights and facts about it (JSON values) to a safetensors file."""
+    """Write a model's weights and facts about it (JSON values) to a safetensors file; tied weights
+    are written once.
+    """
     path = as_path("checkpoint", path)
     check_kind("save_checkpoint: model", model, nn.Module, "a torch.nn.Module")
     try:
@@ -353,6 +394,9 @@ def load_checkpoint(path: Path, model: nn.Module) -> dict:
     check_kind("load_checkpoint: model", model, nn.Module, "a torch.nn.Module")
     try:
         tensors, facts, vouched = read_tensors(path)
+        copy.deepcopy(model).load_state_dict(
+            tensors
+        )  # torch overwrites what fits before it says what does not
         model.load_state_dict(tensors)
     except AtsError as error:
         raise AtsError(f"checkpoint {error}") from None

@@ -9,13 +9,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from atslib.clients.observe import check_threat
+from atslib.clients.observe import check_threat, client_draws
 from atslib.clients.view import Observed, ThreatModel, Update
-from atslib.errors import AtsError, check_types
-from atslib.gradients.inputs import check_images, check_labels, check_network, first_parameter
+from atslib.data.images import explain
+from atslib.errors import AtsError, check_kind, check_types
+from atslib.gradients.inputs import (
+    FAULTS,
+    check_images,
+    check_labels,
+    check_network,
+    trained_parameter,
+)
 from atslib.gradients.per_example import SameRules
 from atslib.gradients.problems import Gradients, flatten
-from atslib.models import in_mode
+from atslib.models import as_client, in_mode, keep_ends, shared_parameters
 from atslib.rng import as_stream, rng
 
 
@@ -83,8 +90,9 @@ def trained_weights(
         before - weights after) / (lr · steps). Of one step of all images without momentum it is
         their gradient.
     """
-    names = [name for name, _ in model.named_parameters()]
-    start = [p.detach() for p in model.parameters()]
+    own = shared_parameters(model)
+    names = list(own)
+    start = [p.detach() for p in own.values()]
 
     def loss(weights: tuple[Tensor, ...], images: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(
@@ -101,8 +109,15 @@ def trained_weights(
         scale = local.lr * len(order)
         return tuple((before - after) / scale for before, after in zip(start, weights, strict=True))
 
-    with SameRules():
-        return vmap(one)(inputs, targets, orders.to(inputs.device))
+    try:
+        with SameRules():
+            return vmap(one, randomness="different")(inputs, targets, orders.to(inputs.device))
+    except AtsError:
+        raise
+    except FAULTS as error:
+        raise AtsError(
+            f"{type(model).__name__} cannot be trained locally here ({explain(error)})"
+        ) from None
 
 
 def observe_weights(
@@ -131,14 +146,20 @@ def observe_weights(
         AtsError: inputs that do not fit each other, images that make no whole number of steps, or a
             training that diverged.
     """
-    threat = threat or ThreatModel()
+    threat = ThreatModel() if threat is None else threat
     stream = as_stream(rng)
-    images = check_images(images, first_parameter(model))
+    check_kind(
+        "observe_weights: local", local, LocalTraining, "an atslib.clients.updates.LocalTraining"
+    )
+    check_threat(threat, 0)
+    images = check_images(images, trained_parameter(model))
     check_threat(threat, len(images))
-    client = in_mode(model, threat.victim)
+    client = as_client(model, threat.victim)
     steps = local.steps(threat.batch)
-    with torch.no_grad():
-        classes = check_network(client, images[: min(threat.batch, 2)])  # batch statistics need two
+    few = images[: min(threat.batch, 2)]  # batch statistics need two
+    drawn = client_draws(client, few, stream)
+    with torch.no_grad(), drawn():
+        classes = check_network(client, few)
         labels = check_labels(labels, len(images), classes).to(images.device)
         inputs, targets = (part.unflatten(0, (-1, threat.batch)) for part in (images, labels))
         orders = torch.stack([local.order(threat.batch, stream) for _ in range(len(inputs))])
@@ -152,7 +173,9 @@ def observe_weights(
         )
     known = targets if threat.labels == "known" else None
     facts = dataclasses.asdict(local) | {"steps": steps}
-    attacker = in_mode(model, threat.victim if threat.batch_norm == "known" else "train")
+    attacker = keep_ends(
+        in_mode(model, threat.victim if threat.batch_norm == "known" else "train"), client
+    )
     update = Update(attacker, -local.lr * steps * means, kind="difference", local=facts)
     return Observed((update,), known, tuple(images.shape[1:]), threat)
 

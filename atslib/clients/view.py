@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from atslib.checkpoints import ADDED_SINCE, fingerprint
-from atslib.errors import AtsError, check_types, choose
-from atslib.models import normalization_layer
+from atslib.data.images import describe
+from atslib.errors import AtsError, check_kind, check_types, choose
+from atslib.models import normalization_layer, shared_parameters
 from atslib.policies.differentiable import Form, twins
 from atslib.policies.policy import parse_policy
 
@@ -124,6 +125,41 @@ class Update:
 
     def __post_init__(self) -> None:
         choose("Update.kind", self.kind, KINDS)
+        check_kind("Update.model", self.model, nn.Module, "a torch.nn.Module")
+        sizes = [p.numel() for p in shared_parameters(self.model).values()]
+        rows = self.gradients
+        if (
+            not isinstance(rows, Tensor)
+            or not rows.is_floating_point()
+            or rows.ndim != 2
+            or rows.shape[1] != sum(sizes)
+        ):
+            raise AtsError(
+                f"Update.gradients are {describe(rows)}; they must be floats (N, {sum(sizes)}), one column for each "
+                f"entry of the {len(sizes)} trained parameters of the network"
+            )
+        for name, columns in (("kept", sum(sizes)), ("features", None)):
+            value = getattr(self, name)
+            if value is not None and (
+                not isinstance(value, Tensor)
+                or value.ndim != 2
+                or value.shape != (len(rows), columns or value.shape[1])
+            ):
+                raise AtsError(
+                    f"Update.{name} is {describe(value)}; it must have a row for each of {len(rows)} gradients"
+                )
+        check_kind(
+            "Update.statistics", self.statistics, dict, "a dict of tensors by the name of a buffer"
+        )
+        for name, value in self.statistics.items():
+            if not isinstance(value, Tensor) or value.ndim != 2 or len(value) != len(rows):
+                raise AtsError(
+                    f"Update.statistics[{name!r}] is {describe(value)}; it must be ({len(rows)}, width)"
+                )
+        if len(self.forms) not in (0, len(rows)):
+            raise AtsError(
+                f"Update.forms are {len(self.forms)}; there must be none, or one for each of {len(rows)}"
+            )
 
     @property
     def mean_gradients(self) -> Tensor:
@@ -181,6 +217,39 @@ class Observed:
     knows: Knowledge = Knowledge()
     declared: str = ""
     doubts: tuple[tuple[str, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        check_kind("Observed.updates", self.updates, tuple, "a tuple of at least one Update")
+        if not self.updates:
+            raise AtsError("Observed.updates () must be a tuple of at least one Update")
+        for update in self.updates:
+            check_kind("Observed.updates: one", update, Update, "an Update")
+        check_kind("Observed.threat", self.threat, ThreatModel, "an atslib.ThreatModel")
+        check_kind("Observed.knows", self.knows, Knowledge, "an atslib.Knowledge")
+        counts = {len(update.gradients) for update in self.updates}
+        if len(counts) > 1:
+            raise AtsError(
+                f"Observed.updates hold {sorted(counts)} gradients; each round must have as many"
+            )
+        sides = self.shape if isinstance(self.shape, tuple | list) else ()
+        if len(sides) != 3 or not all(isinstance(side, int) and side > 0 for side in sides):
+            raise AtsError(
+                f"Observed.shape {self.shape!r} must be (C, H, W) of an image, whole numbers above 0"
+            )
+        mixed = (
+            2 if any(update.share for update in self.updates) else 1
+        )  # two attacked images for each one sent
+        wanted = (len(self), self.threat.batch // mixed)
+        labels = self.labels
+        if labels is not None and not (
+            isinstance(labels, Tensor)
+            and tuple(labels.shape[:2]) == wanted
+            and labels.ndim == (3 if labels.is_floating_point() else 2)
+        ):
+            raise AtsError(
+                f"Observed.labels are {describe(labels)}; they must be whole numbers {wanted}, "
+                "or where images were mixed class probabilities, with a further column for each class"
+            )
 
     def __len__(self) -> int:
         return len(self.updates[0].gradients)

@@ -67,6 +67,10 @@ class Images:
             raise AtsError(
                 f"{what}: labels are {describe(self.labels)}; they must be a (N,) int64 tensor"
             )
+        if not isinstance(self.class_names, tuple | list):
+            raise AtsError(
+                f"{what}: class_names are a {type(self.class_names).__name__}; they must be a tuple of text"
+            )
         if fault := label_fault(self.labels, len(pixels), len(self.class_names)):
             raise AtsError(f"{what}: {fault}")
 
@@ -87,7 +91,7 @@ class Images:
         indices = range(len(self))[indices] if isinstance(indices, slice) else indices
         try:
             index = torch.as_tensor(indices, device=self.pixels.device)
-        except (TypeError, ValueError, RuntimeError):
+        except (TypeError, ValueError, RuntimeError, OverflowError):
             raise AtsError(
                 f"indices {indices!r}: give (M,) integers or a mask of shape ({len(self)},)"
             ) from None
@@ -95,7 +99,8 @@ class Images:
         if index.dtype == torch.bool and index.shape == self.labels.shape:
             index = index.nonzero().flatten()
         if index.ndim != 1 or (
-            len(index) and (index.is_floating_point() or index.dtype == torch.bool)
+            len(index)
+            and (index.is_floating_point() or index.is_complex() or index.dtype == torch.bool)
         ):
             raise AtsError(
                 f"indices {describe(index)}: give (M,) integers or a mask of shape ({len(self)},)"

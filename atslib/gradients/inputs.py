@@ -2,6 +2,8 @@
 sentence.
 """
 
+from textwrap import shorten
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -9,7 +11,18 @@ from torch import Tensor, nn
 from atslib.data.images import Images, check_data, describe, explain, label_fault, to_images
 from atslib.errors import AtsError
 from atslib.gradients.per_example import SameRules
-from atslib.models import Normalize, normalization_layer
+from atslib.models import Normalize, normalization_layer, shared_parameters, watched_ends
+
+# What a network may raise that does not fit its input.
+FAULTS = (
+    RuntimeError,
+    NotImplementedError,
+    TypeError,
+    ValueError,
+    IndexError,
+    KeyError,
+    AttributeError,
+)
 
 
 def checked(
@@ -50,7 +63,7 @@ def check_images(images: Tensor | np.ndarray, like: Tensor) -> Tensor:
     Raises:
         AtsError: another type or shape, no image at all, or values more than 0.01 outside [0, 1].
     """
-    images = torch.as_tensor(images) if isinstance(images, np.ndarray) else images
+    images = as_tensor(images)
     if not isinstance(images, Tensor) or images.ndim != 4 or not images.is_floating_point():
         raise AtsError(f"images are {describe(images)}; they must be floats (B, C, H, W) in [0, 1]")
     if not images.numel():
@@ -63,6 +76,24 @@ def check_images(images: Tensor | np.ndarray, like: Tensor) -> Tensor:
     return images.to(like)
 
 
+UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, *UNSIGNED)
+
+
+def as_tensor(values: object) -> object:
+    """A numpy array as a tensor, whatever its strides and byte order; anything else, and what torch
+    has not, as it is.
+
+    A float array of more than 64 bits is none of torch's kinds.
+    """
+    if not isinstance(values, np.ndarray):
+        return values
+    try:
+        return torch.as_tensor(np.ascontiguousarray(values, values.dtype.newbyteorder("=")))
+    except (TypeError, ValueError, RuntimeError):
+        return values
+
+
 def check_labels(labels: Tensor | np.ndarray, count: int, classes: int) -> Tensor:
     """Class numbers (B,) as int64.
 
@@ -70,11 +101,13 @@ def check_labels(labels: Tensor | np.ndarray, count: int, classes: int) -> Tenso
         AtsError: no whole numbers, not one for each of `count` images, or one outside 0..`classes`
             - 1.
     """
-    labels = torch.as_tensor(labels) if isinstance(labels, np.ndarray) else labels
-    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.dtype == torch.bool:
+    labels = as_tensor(labels)
+    if not isinstance(labels, Tensor) or labels.dtype not in WHOLE:
         raise AtsError(
             f"labels are {describe(labels)}; they must be whole numbers (B,), one class per image"
         )
+    if labels.dtype in UNSIGNED:  # torch compares them with nothing
+        labels = torch.from_numpy(labels.cpu().numpy().astype(np.float64)).long().to(labels.device)
     if fault := label_fault(labels, count, classes):
         raise AtsError(fault)
     return labels.long()
@@ -96,10 +129,40 @@ def any_parameter(model: nn.Module) -> Tensor:
         AtsError: it is no network, or has no parameters.
     """
     if not isinstance(model, nn.Module):
-        raise AtsError(f"model {model!r} must be a torch.nn.Module")
-    if (first := next(model.parameters(), None)) is None:
+        raise AtsError(
+            f"model {shorten(repr(model), 80, placeholder=' …')} must be a torch.nn.Module"
+        )
+    first = next(model.parameters(), None)
+    if first is None:
         raise AtsError(
             f"{type(model).__name__} has no parameters, so there is no gradient to share"
+        )
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise AtsError(
+                f"{type(model).__name__}: {name} has no shape yet; let the network score one image first"
+            )
+        if parameter.is_meta:
+            raise AtsError(
+                f"{type(model).__name__}: {name} is on the device meta, which holds no values"
+            )
+    if not first.is_floating_point():
+        raise AtsError(
+            f"{type(model).__name__} has parameters of {first.dtype}; they must be floats"
+        )
+    return first
+
+
+def trained_parameter(model: nn.Module) -> Tensor:
+    """`first_parameter` of a network of which at least one parameter is trained.
+
+    Raises:
+        AtsError: all of them are frozen, so that there is no gradient to share.
+    """
+    first = first_parameter(model)
+    if not shared_parameters(model):
+        raise AtsError(
+            f"{type(model).__name__} has frozen parameters only, so there is no gradient to share"
         )
     return first
 
@@ -107,20 +170,42 @@ def any_parameter(model: nn.Module) -> Tensor:
 def scores_of(model: nn.Module, images: Tensor) -> Tensor:
     """The network's class scores of images (B, C, H, W): (B, classes).
 
+    How it ends is noted, see `models.ends_of`.
+
     Raises:
-        AtsError: it does not take images of this shape, or gives something else.
+        AtsError: it does not take images of this shape, or gives something else, such as a single
+            score or nan.
     """
     name = type(model).__name__
     shape = tuple(images.shape[1:])
     try:
-        with SameRules():  # a plain BatchNorm2d says in torch's words what it cannot do
+        with (
+            SameRules(),
+            watched_ends(model) as noted,
+        ):  # a plain BatchNorm2d says in torch's words what it cannot do
             scores = model(images)
-    except RuntimeError as error:
+    except AtsError:
+        raise
+    except FAULTS as error:
         raise AtsError(f"{name} does not take images of shape {shape}: {explain(error)}") from None
-    if not isinstance(scores, Tensor) or scores.ndim != 2:
+    if not isinstance(scores, Tensor) or scores.ndim != 2 or len(scores) != len(images):
         raise AtsError(
             f"{name} gives {describe(scores)}; it must give one row of class scores per image"
         )
+    if not scores.is_floating_point():
+        raise AtsError(
+            f"{name} gives scores of {scores.dtype}; they must be floats, before any choice of a class"
+        )
+    if scores.shape[1] < 2:
+        raise AtsError(
+            f"{name} gives {scores.shape[1]} score per image, of which the cross-entropy is always 0; "
+            "let its last layer give one for each of at least two classes"
+        )
+    if not scores.isfinite().all():
+        raise AtsError(
+            f"{name} gives scores that are nan or infinite; check its weights and its input's normalization"
+        )
+    noted(scores)
     return scores
 
 
@@ -137,11 +222,11 @@ def check_network(model: nn.Module, images: Tensor) -> int:
     normalize = normalization_layer(model)
     handle = normalize.register_forward_hook(lambda layer, inputs, output: calls.append(inputs[0]))
     try:
-        logits = scores_of(model, images)
+        scores = scores_of(model, images)
     finally:
         handle.remove()
     if not calls or not torch.equal(calls[0], images):
         raise AtsError(
             f"{name} has a Normalize layer and does not use it on its input; call it first in forward()"
         )
-    return logits.shape[1]
+    return scores.shape[1]

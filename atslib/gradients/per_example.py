@@ -9,7 +9,7 @@ slowly; the tests compare the two.
 
 import copy
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 
+from atslib.gradients.layers import DRAWN, LAYERS, OPENED
 from atslib.gradients.products import Products
 from atslib.models import batch_norm, check_train_mode, fast_layout, max_pool
 
@@ -246,16 +247,44 @@ class _AffineGradient(Function):
 class SameRules(TorchFunctionMode):
     """While it is active, any network's max-pooling and batch normalization are `max_pool` and
     `batch_norm`.
+
+    So are the layers that torch differentiates once only those of `layers.LAYERS`.
     """
 
     def __init__(self):
         super().__init__()
-        self.layers: dict[Callable, Callable] = {F.max_pool2d: max_pool, F.batch_norm: batch_norm}
+        self.layers: dict[Callable, Callable] = {
+            **LAYERS,
+            F.max_pool2d: max_pool,
+            F.batch_norm: batch_norm,
+        }
 
     def __torch_function__(
         self, function: Callable, types: object, args: tuple = (), kwargs: dict | None = None
     ):
+        if function in OPENED:
+            with self:
+                return OPENED[function](*args, **(kwargs or {}))
         return self.layers.get(function, function)(*args, **(kwargs or {}))
+
+
+class WithoutDraws(SameRules):
+    """`SameRules`, and dropout hands on what it gets: two runs of a network can be compared."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers |= dict.fromkeys(DRAWN, lambda x, *args, **kwargs: x)
+
+
+def _held(values: Iterable[object]) -> Iterator[object]:
+    """The values, and what lists, tuples and dicts among them hold."""
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from _held(value)
+        elif isinstance(value, dict):
+            yield from _held(value.values())
+        else:
+            yield value
 
 
 class PerExample(SameRules):
@@ -279,18 +308,35 @@ class PerExample(SameRules):
         self.convolved: dict[
             int, tuple
         ] = {}  # id of a convolution's result → that result, and what it came from
-        self.layers |= {torch.conv2d: self._conv2d, F.linear: self._linear}
-        self.layers |= {F.relu: self._relu, F.batch_norm: self._batch_norm}
+        self.known = {
+            torch.conv2d: self._conv2d,
+            F.linear: self._linear,
+        }  # these follow a parameter to its handle
+        self.known |= {F.relu: self._relu, F.batch_norm: self._batch_norm}
+        self.layers |= self.known
 
     def __torch_function__(
         self, function: Callable, types: object, args: tuple = (), kwargs: dict | None = None
     ):
+        if function in self.known or function in OPENED:
+            return super().__torch_function__(function, types, args, kwargs)
+        uses = self._uses(args) or (kwargs is not None and self._uses(kwargs.values()))
         result = super().__torch_function__(function, types, args, kwargs)
-        used = [a for a in (*args, *(kwargs or {}).values()) if isinstance(a, Tensor)]
-        known = function in self.layers or not isinstance(result, Tensor)
-        if not known and any(id(a) in self.handles for a in used):
+        if uses and any(value is None or isinstance(value, Tensor) for value in _held((result,))):
             raise Unsupported(getattr(function, "__name__", str(function)))
         return result
+
+    def _uses(self, values: Iterable[object]) -> bool:
+        """Whether a parameter is among the values, or in what they hold."""
+        for value in values:
+            if isinstance(value, Tensor):
+                if id(value) in self.handles:
+                    return True
+            elif isinstance(value, list | tuple | dict) and any(
+                id(part) in self.handles for part in _held((value,))
+            ):
+                return True
+        return False
 
     def _handle(self, tensor: Tensor) -> Tensor:
         if id(tensor) not in self.handles:

@@ -1,7 +1,7 @@
 """Per-example gradients of the training loss, and the distances between them.
 
 A *problem* is `k` images that share one gradient (k = 1 in the paper). Gradients of N problems are
-a tuple of tensors (N, *parameter shape), in the order of `model.named_parameters()`; the public
+a tuple of tensors (N, *parameter shape), in the order of `models.shared_parameters`; the public
 functions return them flattened to (N, P).
 """
 
@@ -16,8 +16,9 @@ from torch.autograd import Function
 from torch.func import functional_call, grad, vmap
 
 from atslib.gradients.inputs import checked
-from atslib.gradients.per_example import PerExample, SameRules, Unsupported
-from atslib.models import batch_norms
+from atslib.gradients.per_example import PerExample, SameRules
+from atslib.gradients.routes import Route, route_of
+from atslib.models import batch_norms, shared_parameters
 
 Gradients = tuple[Tensor, ...]
 
@@ -27,9 +28,16 @@ LONG_ROW = (
 
 
 def problem_gradients(
-    model: nn.Module, inputs: Tensor, targets: Tensor, *, buffers: dict[str, Tensor] | None = None
+    model: nn.Module,
+    inputs: Tensor,
+    targets: Tensor,
+    *,
+    buffers: dict[str, Tensor] | None = None,
+    like: nn.Module | None = None,
+    route: Route | None = None,
 ) -> Gradients:
-    """Gradient of the mean cross-entropy of each problem with respect to every parameter.
+    """Gradient of the mean cross-entropy of each problem with respect to every parameter that is
+    trained.
 
     Args:
         model: as the client runs it, see `models.in_mode`: in train mode the statistics of a
@@ -37,16 +45,23 @@ def problem_gradients(
         inputs: (N, k, C, H, W), what `model` takes.
         targets: (N, k) class indices, or (N, k, K) class probabilities.
         buffers: (N, ...) statistics that differ by problem; the model's own otherwise.
+        like: the network that `model` wraps, where running that one more often than asked would
+            have an effect.
+        route: what `prepare` found; looked up by default.
     Returns:
-        One tensor (N, *shape) per parameter, differentiable with respect to `inputs` and `targets`.
+        One tensor (N, *shape) per parameter of `shared_parameters`, differentiable with respect to
+        `inputs` and `targets`; zeros of a parameter that takes no part in the scores.
     Raises:
         AtsError: a batch normalization that would update its running statistics, or has one value
-            per channel.
+            per channel; or a network that torch cannot differentiate, and the layer because of
+            which.
     """
-    try:
-        return per_example(model, inputs, targets, buffers or {})
-    except Unsupported:
-        return vmapped(model, inputs, targets, buffers or {})
+    if route is None:
+        further = torch.is_grad_enabled() and (inputs.requires_grad or targets.requires_grad)
+        route = route_of(
+            model if like is None else like, tuple(inputs.shape[1:]), FORMS, further=further
+        )
+    return FORMS[route.form](model, inputs, targets, buffers or {})
 
 
 def per_example(
@@ -57,33 +72,98 @@ def per_example(
     Raises:
         Unsupported: a parameter outside of the layers that it knows.
     """
-    parameters = list(model.parameters())
-    handles = [p.detach().expand(len(inputs), *p.shape).requires_grad_() for p in parameters]
+    handles = {}
+    wanted = []
+    for parameter in model.parameters():
+        handle = parameter.detach().expand(len(inputs), *parameter.shape)
+        handles[id(parameter)] = handle.requires_grad_(parameter.requires_grad)
+        if parameter.requires_grad:
+            wanted.append(handle)
     statistics = {id(b): buffers[name] for name, b in model.named_buffers() if name in buffers}
     further = torch.is_grad_enabled() and (inputs.requires_grad or targets.requires_grad)
     with torch.enable_grad():
-        with PerExample(
-            len(inputs), dict(zip(map(id, parameters), handles, strict=True)), statistics
-        ) as mode:
+        with PerExample(len(inputs), handles, statistics) as mode:
             logits = model(inputs.flatten(0, 1))
         loss = F.cross_entropy(logits, targets.flatten(0, 1), reduction="sum") / inputs.shape[1]
-        gradients = torch.autograd.grad(loss, handles, create_graph=further)
+        gradients = torch.autograd.grad(loss, wanted, create_graph=further, allow_unused=True)
         mode.handles_wanted = False
-        return gradients
+        return _filled(gradients, wanted)
 
 
 def vmapped(
     model: nn.Module, inputs: Tensor, targets: Tensor, buffers: dict[str, Tensor]
 ) -> Gradients:
     """The readable reference of `problem_gradients`, for any network: `vmap` over `grad`."""
-    parameters = {name: p.detach() for name, p in model.named_parameters()}
+    parameters = {name: p.detach() for name, p in shared_parameters(model).items()}
 
     def loss(parameters: dict, buffers: dict, images: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(functional_call(model, {**parameters, **buffers}, (images,)), labels)
 
     with SameRules():
-        gradients = vmap(grad(loss), in_dims=(None, 0, 0, 0))(parameters, buffers, inputs, targets)
+        by_problem = vmap(grad(loss), in_dims=(None, 0, 0, 0), randomness="different")
+        gradients = by_problem(parameters, buffers, inputs, targets)
     return tuple(gradients.values())
+
+
+def alone(
+    model: nn.Module, inputs: Tensor, targets: Tensor, buffers: dict[str, Tensor]
+) -> Gradients:
+    """One problem after the other by plain backward passes, for networks that the other two forms
+    cannot take.
+    """
+    parameters = list(shared_parameters(model).values())
+    further = torch.is_grad_enabled() and (inputs.requires_grad or targets.requires_grad)
+    rows = []
+    for i, (images, labels) in enumerate(zip(inputs, targets, strict=True)):
+        own = {name: value[i] for name, value in buffers.items()}
+        with torch.enable_grad():
+            with SameRules():
+                logits = functional_call(model, own, (images,)) if own else model(images)
+            loss = F.cross_entropy(logits, labels)
+            gradients = torch.autograd.grad(
+                loss, parameters, create_graph=further, allow_unused=True
+            )
+            rows.append(_filled(gradients, parameters))
+    return tuple(torch.stack(each) for each in zip(*rows, strict=True))
+
+
+def _filled(gradients: Sequence[Tensor | None], like: Sequence[Tensor]) -> Gradients:
+    """The gradients, with zeros for parameters that were not used."""
+    pairs = zip(gradients, like, strict=True)
+    return tuple(
+        torch.zeros(p.shape, dtype=p.dtype, device=p.device) if g is None else g for g, p in pairs
+    )
+
+
+# The forms of `problem_gradients`, the fastest first; the last is plain torch.
+FORMS = {"per_example": per_example, "vmapped": vmapped, "alone": alone}
+
+
+def mixes_nothing(model: nn.Module, shape: Sequence[int]) -> bool:
+    """Whether the network is known to score each image (C, H, W) by itself, whatever else is in its
+    batch.
+    """
+    return route_of(model, (1, *shape), FORMS, further=False).form == "per_example"
+
+
+def prepare(model: nn.Module, shape: Sequence[int]) -> Route:
+    """Find out how the network's gradients are computed where they are differentiated once more, as
+    in attacks.
+
+    `problem_gradients` would find out by itself; this is for networks that are about to be changed
+    by hooks, or copied.
+
+    Args:
+        shape: (k, C, H, W) of the images of one problem.
+    """
+    return route_of(model, tuple(shape), FORMS, further=True)
+
+
+def unused_parameters(model: nn.Module, shape: Sequence[int]) -> tuple[str, ...]:
+    """Names of trained parameters that take no part in the scores of images of `shape`, (k, C, H,
+    W).
+    """
+    return route_of(model, tuple(shape), FORMS, further=False).unused
 
 
 def batch_statistics(
@@ -118,8 +198,18 @@ def batch_statistics(
             functional_call(model, buffers, (problem,))
         return statistics
 
-    with SameRules():
-        return vmap(one)(buffers or {}, images)
+    if not batch_norms(model):
+        return {}
+    try:
+        with SameRules():
+            return vmap(one, randomness="different")(buffers or {}, images)
+    except RuntimeError:  # a layer of which torch has no form for several problems
+        own = [
+            {name: value[i] for name, value in (buffers or {}).items()} for i in range(len(images))
+        ]
+        with SameRules():
+            rows = [one(*pair) for pair in zip(own, images, strict=True)]
+        return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
 
 def example_gradients(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
@@ -129,7 +219,7 @@ def example_gradients(model: nn.Module, images: Tensor, labels: Tensor) -> Tenso
         images: (B, C, H, W) floats in [0, 1].
         labels: (B,) int64.
     Returns:
-        (B, P), P in the order of `model.named_parameters()`. Equal to one backward pass per image.
+        (B, P), P in the order of `models.shared_parameters`. Equal to one backward pass per image.
     Raises:
         AtsError: network, images and labels that do not fit each other.
     """
@@ -143,8 +233,10 @@ def flatten(gradients: Gradients) -> Tensor:
 
 
 def unflatten(gradients: Tensor, model: nn.Module) -> Gradients:
-    """(N, P) → views (N, *shape), one per parameter; the inverse of `flatten`."""
-    shapes = [p.shape for p in model.parameters()]
+    """(N, P) → views (N, *shape), one per parameter of `shared_parameters`; the inverse of
+    `flatten`.
+    """
+    shapes = [p.shape for p in shared_parameters(model).values()]
     pieces = gradients.split([s.numel() for s in shapes], 1)
     return tuple(
         piece.unflatten(1, s) if s else piece[:, 0] for piece, s in zip(pieces, shapes, strict=True)

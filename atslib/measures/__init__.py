@@ -8,6 +8,6 @@ batch with their reconstructions, and counts its labels; `statistics` makes inte
 and correlations of such values. To add a measure: one function in `metrics`.
 """
 
-from atslib.measures.batches import align
+from atslib.measures.batches import align, found
 
-__all__ = ["align"]
+__all__ = ["align", "found"]

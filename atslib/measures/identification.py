@@ -8,9 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from atslib.errors import AtsError
+from atslib.data.images import describe
+from atslib.errors import AtsError, check_whole
 from atslib.measures.metrics import check_images
 
+WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 SHIFT = 4  # pixels: as far as a random crop from a padding of 4 moves an image
 TIE = 1e-5  # similarities closer than this are equal, so that rounding identifies nothing
 
@@ -92,6 +94,15 @@ def identification(
         AtsError: other shapes or dtypes, fewer than two candidates, images no larger than the
             shift, or an index that names no candidate.
     """
+    if shift is not None:
+        check_whole("identification: shift", shift, 0)
+    if not isinstance(candidates, Tensor) or candidates.ndim != 5:
+        check_images("identification", candidates)
+    if not isinstance(truth, Tensor) or truth.dtype not in WHOLE:
+        raise AtsError(
+            f"identification: truth {describe(truth)} must be whole numbers, one for each reconstruction"
+        )
+    truth = truth.long()
     several = candidates if candidates.ndim == 5 and len(candidates) else candidates[None]
     for images in (reconstructions, *several):
         check_images("identification", images)

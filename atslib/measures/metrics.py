@@ -31,6 +31,12 @@ def _check_pair(name: str, estimate: Tensor, truth: Tensor, data_range: float = 
     if estimate.shape != truth.shape:
         shapes = f"{tuple(estimate.shape)} and {tuple(truth.shape)}"
         raise AtsError(f"{name}: shapes {shapes} must be equal; nothing is broadcast")
+    if not isinstance(data_range, int | float) or not (
+        1e-9 <= data_range <= 1e9 or data_range == math.inf
+    ):
+        raise AtsError(f"{name}: data_range={data_range!r} must be a number from 1e-9 to 1e9")
+    if not truth.isfinite().all():
+        raise AtsError(f"{name}: the truth holds nan or infinity")
     if (truth > 10 * data_range).any():
         raise AtsError(
             f"{name}: the truth goes up to {truth.max():.4g}, far beyond data_range={data_range}"
@@ -46,6 +52,10 @@ def mse(estimate: Tensor, truth: Tensor) -> Tensor:
 
 
 def _error(estimate: Tensor, truth: Tensor) -> Tensor:
+    """In single precision at least: in half, squares of small differences are 0."""
+    estimate, truth = (
+        x.float() if x.dtype not in (torch.float32, torch.float64) else x for x in (estimate, truth)
+    )
     return (estimate - truth).square().flatten(1).mean(1)
 
 

@@ -21,12 +21,13 @@ from atslib.gradients.chunks import in_chunks
 from atslib.gradients.cpu import each, pieces
 from atslib.gradients.inputs import any_parameter, check_fit, checked
 from atslib.gradients.per_example import SameRules
-from atslib.gradients.problems import DISTANCES, problem_gradients
+from atslib.gradients.problems import DISTANCES, mixes_nothing, problem_gradients
 from atslib.models import fast_layout, normalization_layer
 from atslib.policies.policy import Hybrid, Policy, parse_policy
 from atslib.rng import as_stream
 from atslib.rng import rng as stream
 
+MOST_POINTS = 10_000
 VARIANTS = ("paper", "code", "fixed")
 
 # Variant → GradSim, as a key of DISTANCES. The authors' code averages the cosines of the parameter
@@ -162,6 +163,10 @@ def privacy_scores(
         )
         mixed = prepared, images.labels[first:], noise[first:].to(like)
         total = total + area(_curves(model, *mixed, points=points, variants=(variant,))[0], variant)
+    if not total.isfinite().all():
+        raise AtsError(
+            f"privacy_scores: {type(model).__name__} gives gradients that are nan or infinite"
+        )
     return (total / draws).view(len(policies), -1)
 
 
@@ -173,6 +178,8 @@ def _check_counts(
     draws: int,
     first: int,
 ) -> None:
+    check_whole("draws", draws, 1)
+    check_whole("first", first, 0)
     check_fit(model, images)
     check_kind("policies", policies, list | tuple, "a list of policies")
     for policy in policies:
@@ -214,6 +221,7 @@ def accuracy_score(
         AtsError: fewer than two images in a batch, or a Jacobian that is constant.
     """
     _check(model, variant)
+    check_whole("batch", batch, 2)
     check_fit(model, images)
     policy = parse_policy(policy)
     seed = _seed(rng)
@@ -273,8 +281,10 @@ def jacobian(model: nn.Module, images: Tensor) -> Tensor:
         images: (N, C, H, W) floats in [0, 1].
     """
     x = fast_layout(images.detach()).requires_grad_()
+    together = mixes_nothing(model, tuple(images.shape[1:]))
     with torch.enable_grad(), SameRules():
-        (by_pixel,) = torch.autograd.grad(model(x).sum(), x)
+        scores = model(x) if together else torch.cat([model(one) for one in x.split(1)])
+        (by_pixel,) = torch.autograd.grad(scores.sum(), x)
     return (by_pixel * normalization_layer(model).std).flatten(
         1
     )  # the chain rule, back from pixels
@@ -294,6 +304,10 @@ def _check(model: nn.Module, variant: str, points: int = 2) -> None:
     choose("variant", variant, VARIANTS)
     any_parameter(model)
     check_whole("points", points, 2)  # a curve's two ends
+    if points > MOST_POINTS:
+        raise AtsError(
+            f"points={points} are more than the {MOST_POINTS} that a curve may have; the paper's has 21"
+        )
     if model.training:
         raise AtsError(
             f"{type(model).__name__} is in training mode, where images affect each other; call eval()"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from atslib.clients.defenses.defense import NAMED, Defense, Gradients, Names, Stream, needed
 from atslib.clients.defenses.perturbations import clip, gaussian
 from atslib.errors import AtsError
-from atslib.models import before_last, in_mode, last_linear
+from atslib.models import before_last, in_mode, last_linear, shared_parameters
 
 CLIP = 1.0  # largest l2 norm of an image's gradient under DP-SGD
 DIRECTIONS = (
@@ -223,4 +223,10 @@ def _weight_of_last(model: nn.Module, gradients: Gradients) -> str:
     parameters' order.
     """
     weight = last_linear(model).weight
-    return next(name for name, p in zip(gradients, model.parameters(), strict=True) if p is weight)
+    named = zip(gradients, shared_parameters(model).values(), strict=True)
+    found = next((name for name, parameter in named if parameter is weight), None)
+    if found is None:
+        raise AtsError(
+            "the last layer is frozen: its gradient is not shared, and there is nothing to defend"
+        )
+    return found

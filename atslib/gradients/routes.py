@@ -1,0 +1,288 @@
+"""Which form of the gradient of many problems is right for a network, found by trying, once for
+each network.
+
+The fast form runs all problems through the network as one batch. That is wrong where the network
+mixes its batch, as a normalization over it does, and where the fast form misses a use of a
+parameter. So it is compared with plain backward passes on two small problems, in double precision.
+If it differs, `torch.func.vmap` is tried, then one problem after the other, which is plain torch.
+What plain torch cannot do either is refused, and the layer named.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from atslib import models
+from atslib.data.images import explain
+from atslib.errors import AtsError
+from atslib.gradients.per_example import SameRules, Unsupported, WithoutDraws
+from atslib.models import copied, shared_parameters
+from atslib.rng import rng
+
+_KNOWN = (
+    "_atslib_routes"  # an attribute of networks that were tried; copies of a network inherit it
+)
+EQUAL = {
+    torch.float64: 1e-6,
+    torch.float32: 1e-2,
+}  # of a gradient's norm: up to which two forms count as one
+
+# Networks of these layers alone need no trial: the fast form was made for them, and tests compare
+# it with others.
+_OURS = (
+    models.Normalize, models.BatchNorm, models.MaxPool, models.BasicBlock, models.Bottleneck, nn.Sequential, nn.Conv2d,
+    nn.Linear, nn.ReLU, nn.Sigmoid, nn.Flatten, nn.AdaptiveAvgPool2d, nn.BatchNorm2d, nn.MaxPool2d,
+)  # fmt: skip
+
+Form = Callable[[nn.Module, Tensor, Tensor, dict[str, Tensor]], tuple[Tensor, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Route:
+    """How a network's gradients are computed.
+
+    Attributes:
+        form: the name of one of `problems.FORMS`.
+        unused: names of parameters that take no part in the scores; their gradients are 0.
+    """
+
+    form: str
+    unused: tuple[str, ...] = ()
+
+
+def route_of(
+    model: nn.Module, shape: tuple[int, ...], forms: dict[str, Form], *, further: bool
+) -> Route:
+    """The route of a network.
+
+    Args:
+        model: as it runs.
+        shape: (k, C, H, W) of one problem.
+        forms: the forms of a gradient by name, the fastest first; the last is plain torch.
+        further: whether the gradient is differentiated once more, as attacks do.
+    Raises:
+        AtsError: plain torch cannot compute it; the sentence names the layer.
+    """
+    state = (tuple(shape), _state(model))
+    known = model.__dict__.setdefault(_KNOWN, {})
+    if not further and (state, True) in known:  # what can be differentiated again is right as it is
+        return known[state, True]
+    if (state, further) not in known:
+        known[state, further] = _tried(model, tuple(shape), forms, further)
+    return known[state, further]
+
+
+def _state(model: nn.Module) -> int:
+    """What a route depends on: layers, their modes, and which parameters are trained."""
+    layers = [(type(layer), layer.training) for layer in model.modules()]
+    return hash(
+        (*layers, *(p.requires_grad for p in model.parameters()), next(model.parameters()).dtype)
+    )
+
+
+def _is_ours(model: nn.Module) -> bool:
+    like = next(model.parameters())
+    standard = like.dtype in EQUAL and all(
+        type(layer) in _OURS and not (layer._forward_hooks or layer._forward_pre_hooks)
+        for layer in model.modules()
+    )
+    return standard and all(
+        layer.groups == 1 and not isinstance(layer.padding, str)
+        for layer in model.modules()
+        if isinstance(layer, nn.Conv2d)
+    )
+
+
+def _tried(
+    model: nn.Module, shape: tuple[int, ...], forms: dict[str, Form], further: bool
+) -> Route:
+    if not shared_parameters(model):
+        raise AtsError(
+            f"{type(model).__name__} has frozen parameters only, so there is no gradient"
+        )
+    if _is_ours(model):
+        return Route(next(iter(forms)))
+    like = next(model.parameters())
+    with torch.random.fork_rng(devices=[like.device] if like.is_cuda else []):
+        probe, inputs, targets, plain, second, unused = _plain(model, shape, further)
+        for name, form in list(forms.items())[:-1]:
+            try:
+                if _agrees(form, probe, inputs, targets, plain, second) and _runs(
+                    form, model, inputs, targets
+                ):
+                    return Route(name, unused)
+            except (
+                Unsupported,
+                RuntimeError,
+                NotImplementedError,
+                TypeError,
+                ValueError,
+                IndexError,
+            ):
+                continue
+    return Route(list(forms)[-1], unused)
+
+
+def _probe(like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Two problems of random images."""
+    return torch.rand(2, *shape, generator=rng(0, "probe"), dtype=torch.float64).to(like)
+
+
+def _plain(model: nn.Module, shape: tuple[int, ...], further: bool) -> tuple:
+    """A copy of the network in double precision if it runs so, and what plain backward passes make
+    of two problems.
+    """
+    faults = []
+    for dtype in (torch.float64, next(model.parameters()).dtype):
+        try:
+            probe = copied(model).to(dtype)
+            inputs = _probe(next(probe.parameters()), shape)
+            return probe, inputs, *_by_torch(probe, inputs, further)
+        except AtsError:
+            raise
+        except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError) as error:
+            faults.append(error)
+    raise AtsError(_fault(model, shape, faults[-1])) from None
+
+
+def _by_torch(probe: nn.Module, inputs: Tensor, further: bool) -> tuple:
+    """Targets of two problems, their plain gradients, a second derivative of each, and the unused
+    parameters.
+    """
+    parameters = shared_parameters(probe)
+    plain = []
+    second = []
+    for images in inputs:
+        z = images.clone().requires_grad_(further)
+        with torch.enable_grad(), WithoutDraws():
+            logits = probe(z)
+            targets = torch.arange(2 * len(images), device=z.device).view(2, -1) % logits.shape[1]
+            loss = F.cross_entropy(logits, targets[len(plain)])
+            gradients = torch.autograd.grad(
+                loss, list(parameters.values()), create_graph=further, allow_unused=True
+            )
+            unused = tuple(name for name, g in zip(parameters, gradients, strict=True) if g is None)
+            used = [g for g in gradients if g is not None]
+            if further:
+                second.append(_slope(used, z).detach())
+        plain.append([
+            torch.zeros_like(p) if g is None else g.detach()
+            for p, g in zip(parameters.values(), gradients, strict=True)
+        ])  # fmt: skip
+    plain = [torch.stack(each) for each in zip(*plain, strict=True)]
+    return targets, plain, torch.stack(second) if further else None, unused
+
+
+def _slope(gradients: list[Tensor], z: Tensor) -> Tensor:
+    """The derivative of a cost of the gradients in `z`; zeros where they do not depend on it."""
+    cost = sum(g.square().sum() + g.sin().sum() for g in gradients if g.requires_grad)
+    slope = torch.autograd.grad(cost, z, allow_unused=True)[0] if isinstance(cost, Tensor) else None
+    return torch.zeros_like(z) if slope is None else slope
+
+
+def _agrees(
+    form: Form,
+    probe: nn.Module,
+    inputs: Tensor,
+    targets: Tensor,
+    plain: list[Tensor],
+    second: Tensor | None,
+) -> bool:
+    """Whether a form gives what plain backward passes gave."""
+    z = inputs.clone().requires_grad_(second is not None)
+    with torch.set_grad_enabled(second is not None), WithoutDraws():
+        ours = form(probe, z, targets, {})
+        pairs = [(g.detach(), p) for g, p in zip(ours, plain, strict=True)]
+        if second is not None:
+            pairs.append((_slope(list(ours), z), second))
+    least = EQUAL.get(inputs.dtype, 0.05)
+    whole = max((float(torch.linalg.vector_norm(p)) for p in plain), default=0.0)
+    for got, wanted in pairs:
+        if not wanted.isfinite().all():  # a network of nan is refused elsewhere
+            continue
+        far = float(torch.linalg.vector_norm((got.detach() - wanted.detach()).flatten()))
+        if (
+            not far
+            <= least * (float(torch.linalg.vector_norm(wanted.detach().flatten())) + 1e-3 * whole)
+            + 1e-300
+        ):
+            return False
+    return True
+
+
+def _runs(form: Form, model: nn.Module, inputs: Tensor, targets: Tensor) -> bool:
+    """Whether it runs in the network's own precision, which is asked where that is none of the
+    usual two.
+    """
+    like = next(model.parameters())
+    if like.dtype not in EQUAL:
+        with torch.no_grad(), WithoutDraws():
+            form(copied(model), inputs.to(like), targets, {})
+    return True
+
+
+def _fault(model: nn.Module, shape: tuple[int, ...], error: Exception) -> str:
+    """What plain torch cannot do with a network, and in which layer."""
+    name = _culprit(model, shape)
+    where = (
+        f"layer {name!r} ({type(model.get_submodule(name)).__name__})"
+        if name
+        else type(model).__name__
+    )
+    return f"{where} cannot be attacked: torch has no second derivative of it, or no gradient ({explain(error)})"
+
+
+def _culprit(model: nn.Module, shape: tuple[int, ...]) -> str:
+    """The name of the first innermost layer that cannot be differentiated twice, "" where none is
+    found alone.
+    """
+    probe = copied(model)
+    calls = []
+
+    def record(name: str, layer: nn.Module, inputs: tuple, output: object) -> None:
+        calls.append((name, layer, inputs))
+
+    handles = [
+        layer.register_forward_hook(functools.partial(record, name))
+        for name, layer in probe.named_modules()
+        if name and not isinstance(layer, torch.jit.ScriptModule)  # which takes no hook
+    ]
+    try:
+        with torch.no_grad(), SameRules():
+            probe(_probe(next(probe.parameters()), shape)[0])
+    except Exception:  # it is named as far as it came
+        pass
+    finally:
+        for handle in handles:
+            handle.remove()
+    for name, layer, inputs in calls:  # inner layers end before those that hold them
+        if not _twice(layer, inputs):
+            return name
+    return ""
+
+
+def _twice(layer: nn.Module, inputs: tuple) -> bool:
+    """Whether a layer alone can be differentiated twice in what it got."""
+    own = [x.detach().clone().requires_grad_() if _is_float(x) else x for x in inputs]
+    varied = [x for x in own if _is_float(x)] + [p for p in layer.parameters() if p.requires_grad]
+    if not varied or not _is_float(own[0]):
+        return True
+    try:
+        with torch.enable_grad(), SameRules():
+            out = layer(*own)
+            out = out if isinstance(out, Tensor) else next(part for part in out if _is_float(part))
+            slopes = torch.autograd.grad(
+                out.square().sum(), varied, create_graph=True, allow_unused=True
+            )
+            _slope([s for s in slopes if s is not None], own[0])
+    except Exception:
+        return False
+    return True
+
+
+def _is_float(value: object) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
