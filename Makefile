@@ -3,7 +3,7 @@
 PY ?= python3
 BIN := .venv/bin
 
-.PHONY: report book test bench clean
+.PHONY: report book check test bench clean
 
 # The book from the archived evidence, a random part of which is computed again here: minutes. SEED=7 draws the
 # sample of that seed, MINUTES=10 a larger one. FRESH=1 computes everything from nothing, PROFILE=full (a GPU) or
@@ -18,6 +18,10 @@ endif
 # The book from the executed notebooks in book/results; computes nothing.
 book: .venv/.ready
 	$(BIN)/jupyter-book build book -W --keep-going
+
+# Every page made again from the evidence, in book/_build/check, beside what is committed: minutes.
+check: .venv/.ready
+	$(BIN)/python -m atsbook report --check $(if $(JOBS),--jobs $(JOBS))
 
 # One process a core, one thread each: more threads than cores wait for each other.
 test: .venv/.ready

@@ -49,6 +49,16 @@ COMMANDS = {
     "report": (
         "check the archived evidence, compute a random sample of it again, make the book from it",
         "nothing is kept but pages that were made",
+        option(
+            "--check",
+            action="store_true",
+            help="only make every page again, in a scratch folder, and compare",
+        ),
+        option(
+            "--record",
+            action="store_true",
+            help="keep the audit's outcome in results/, for the book's page",
+        ),
         option("--seed", type=at_least(0), help="of the sample; default: another one at every run"),
         option(
             "--minutes",
@@ -76,9 +86,12 @@ COMMANDS = {
         ),
     ),
     "archive": (
-        "the evidence in results/units: take in a store's units, or check it",
-        "units that were taken in are kept",
-        option("action", choices=("write", "verify")),
+        "the evidence in results/: check it, take in a store's units, put them into a store, or out of it again",
+        "units that were taken in or restored are kept",
+        option("action", choices=("verify", "write", "restore", "forget")),
+        option(
+            "page", nargs="?", help="restore, forget: what this page reads; default: everything"
+        ),
         STORE,
     ),
     "dates": (

@@ -16,7 +16,7 @@ from atsbook.runs.store import Store, opened
 from atsbook.runs.transport import export_artifacts, import_artifacts
 from atsbook.widgets.browser_graph import graph
 from atslib.commands import untrained
-from atslib.errors import AtsError
+from atslib.errors import AtsError, choose
 from atslib.files import project_root
 from atslib.shell import check_out
 
@@ -33,12 +33,20 @@ def run(args: argparse.Namespace) -> None:
     )
 
 
-def report(args: argparse.Namespace) -> None:
-    """Check the archived evidence, compute a random sample of it again, make the book from it."""
+def report(args: argparse.Namespace) -> int:
+    """Check the archived evidence, compute a random sample of it again, make the book from it.
+
+    With `args.check` only make every page again, and compare: 1 if a committed page is not what the
+    code makes.
+    """
     store = Store(say=runner.say, progress=sys.stderr.isatty())
-    runner.report(
-        seed=args.seed, minutes=args.minutes, jobs=args.jobs, root=project_root(), store=store
-    )
+    if args.check:
+        faults = runner.check(jobs=args.jobs, root=project_root(), store=store)
+        print("\n".join(faults) or "every page that was made again shows what is committed")
+        return int(bool(faults))
+    options = {"seed": args.seed, "minutes": args.minutes, "jobs": args.jobs, "record": args.record}
+    runner.report(**options, root=project_root(), store=store)
+    return 0
 
 
 def store(args: argparse.Namespace) -> int:
@@ -73,23 +81,40 @@ def store(args: argparse.Namespace) -> int:
 
 
 def archive(args: argparse.Namespace) -> int:
-    """Take a store's units into the evidence in results/units, or check that; 1 if that finds
-    damage.
-    """
-    evidence = Archive(project_root() / "results" / "units")
+    """Check the evidence, take in what a store has, or put it into one; 1 if `verify` finds damage."""
+    root = project_root()
     given = opened(args.store, say=runner.say)
+    evidence = Archive(root / "results")
     if not evidence.root.is_dir():
         raise AtsError(f"there is no archive at {evidence.root}; work in the project's folder")
-    if args.action == "write" and not (given.remote or given.root.is_dir()):
+    if args.page and args.action in ("write", "verify"):
+        raise AtsError(f"archive {args.action} takes no page: it is for all evidence")
+    if args.action in ("write", "forget") and not (given.remote or given.root.is_dir()):
         raise AtsError(f"there is no store at {given.root}; name one with --store or $ATS_STORE")
-    new = evidence.write(given) if args.action == "write" else None
-    faults = evidence.verify() if new is None else []
-    state = "all whole" if new is None else f"{new} of them new"
-    whole = (
-        f"{evidence.root}: {len(evidence.entries())} units, {state}, {evidence.size() / 1e6:.1f} MB"
-    )
-    print("\n".join(faults) or whole)
-    return int(bool(faults))
+    if args.action == "verify":
+        faults = evidence.verify()
+        print("\n".join(faults) or _about(evidence, "all whole"))
+        return int(bool(faults))
+    if args.action == "write":
+        new = evidence.write(given, pages=runner.readers(root, given))
+        print(_about(evidence, f"{new} of them new"))
+        return 0
+    pages = [args.page] if args.page else None
+    if args.page:
+        known = {page for line in evidence.entries().values() for page in line["pages"]}
+        choose("page", args.page, sorted(known))
+    if args.action == "restore":
+        new = evidence.restore(given, pages=pages)
+        print(f"{new} of {len(evidence.entries())} requests restored to {given.root}")
+    else:
+        gone = evidence.forget(given, pages=pages)
+        print(f"{gone} restored artifacts taken out of {given.root}")
+    return 0
+
+
+def _about(evidence: Archive, state: str) -> str:
+    units = f"{len(evidence.entries())} units"
+    return f"{evidence.root}: {units}, {state}, {evidence.size() / 1e6:.1f} MB"
 
 
 def dates(args: argparse.Namespace) -> None:
@@ -106,7 +131,7 @@ def dates(args: argparse.Namespace) -> None:
 def bench(args: argparse.Namespace) -> None:
     """Measure speed, a JSON line for each size."""
     place = device_of(args.device)
-    archive = Archive(project_root() / "results" / "units")
+    archive = Archive(project_root() / "results")
     if args.out:
         check_out(args.out)
     for row in costing.measure(place, archive) if args.what == "costs" else _speeds(args):

@@ -127,17 +127,16 @@ def _correlated(rows: pd.DataFrame, score: pd.DataFrame, word: str, statistic: o
 
 def units() -> pd.DataFrame:
     """A row for each stored attack on images that may be looked at: means in dB over its images."""
-    archive = Archive(RESULTS / "units")
+    archive = Archive(RESULTS)
     rows = []
     for key, line in sorted(archive.entries().items()):
         unit = unit_of(line)
-        if (
-            not isinstance(unit, AttackUnit)
-            or unit.last > LOOKED_AT
-            or "psnr" not in line["columns"]
-        ):
+        if not isinstance(unit, AttackUnit) or unit.last > LOOKED_AT:
             continue
-        values = pd.read_csv(archive.root / line["kind"] / f"{key}.csv")["psnr"]
+        tensors = archive.read(key).tensors
+        if "psnr" not in tensors:
+            continue
+        values = pd.Series(tensors["psnr"].numpy())
         best = guessed(unit.model.dataset, unit.policy, unit.seed, unit.last, unit.crop_flip)[
             unit.first :
         ]

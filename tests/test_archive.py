@@ -2,18 +2,21 @@
 from it.
 """
 
-import csv
 import dataclasses
+import hashlib
 import json
+import random
 
+import pandas as pd
 import pytest
 import torch
 from checks import refused
+from safetensors.torch import load_file
 
 from atsbook.pages import claim1_privacy
 from atsbook.runs import archive as module
 from atsbook.runs import packing
-from atsbook.runs.archive import Archive, unit_of
+from atsbook.runs.archive import Archive, Backed, unit_of
 from atsbook.runs.attacks import attack_unit, attacked
 from atsbook.runs.networks import model_unit, trained
 from atsbook.runs.scoring import ScoreUnit, search_unit
@@ -49,7 +52,7 @@ def kept(tmp_path_factory):
 @pytest.fixture
 def archive(kept, tmp_path):
     """All of that store in an archive."""
-    archive = Archive(tmp_path / "units")
+    archive = Archive(tmp_path / "results")
     assert archive.write(kept, embedded=True) == len(list(kept.entries()))
     return archive
 
@@ -64,7 +67,7 @@ def key(store, unit):
     return store.path(unit.kind, unit).stem
 
 
-def test_numbers_of_an_attack_come_back_exactly_and_pictures_rounded(kept, archive):
+def test_numbers_of_an_attack_come_back_exactly_and_pictures_in_8_bits(kept, archive):
     whole, view = attacked(ATTACK, kept, CPU), archive.read(key(kept, ATTACK))
     assert view.facts["left_out"] == ["frames", "reconstruction"]
     assert view.tensors.keys() == whole.tensors.keys() - {"frames"}
@@ -72,18 +75,65 @@ def test_numbers_of_an_attack_come_back_exactly_and_pictures_rounded(kept, archi
         assert torch.equal(view[name], whole[name]), name
         assert view[name].dtype == whole[name].dtype, name
     assert view["reconstruction"].shape == (16, 3, 32, 32)
-    torch.testing.assert_close(
-        view["reconstruction"], whole["reconstruction"][:16], atol=1.501 / 255, rtol=0
+    assert view.facts["level"] == 1
+    rounded = whole["reconstruction"][:16].clamp(0, 1)
+    torch.testing.assert_close(view["reconstruction"], rounded, atol=0.501 / 255, rtol=0)
+
+
+def test_where_images_are_looked_for_every_reconstruction_is_kept(kept, tmp_path):
+    archive = Archive(tmp_path / "results")
+    archive.write(
+        kept, embedded=True, pages={key(kept, ATTACK): ["ext4_hidden_details", "regimes"]}
     )
+    whole, view = attacked(ATTACK, kept, CPU), archive.read(key(kept, ATTACK))
+    assert view.facts["left_out"] == ["frames"]
+    assert len(view["reconstruction"]) == len(whole["reconstruction"]) == 17
+    rounded = whole["reconstruction"].clamp(0, 1)
+    torch.testing.assert_close(view["reconstruction"], rounded, atol=0.501 / 255, rtol=0)
 
 
-def test_the_table_of_an_attack_is_a_csv_with_one_row_per_image(kept, archive):
+def test_a_page_has_a_table_with_a_row_per_request_that_pandas_reads(kept, tmp_path):
+    archive = Archive(tmp_path / "results")
+    archive.write(kept, embedded=True, pages={key(kept, ATTACK): ["steps", "regimes"]})
     whole = attacked(ATTACK, kept, CPU)
-    text = (archive.root / "attack" / f"{key(kept, ATTACK)}.csv").read_text()
-    rows = list(csv.DictReader(text.splitlines()))
-    assert [int(row["image"]) for row in rows] == list(range(1, 18))
-    assert {"psnr", "psnr_original", "mse", "ssim", "cost"} <= rows[0].keys()
-    assert [float(row["psnr"]) for row in rows] == pytest.approx(whole["psnr"].tolist(), rel=1e-6)
+    table = pd.read_parquet(tmp_path / "results/steps/evidence.parquet")
+    assert list(table["key"]) == [key(kept, ATTACK)]
+    (row,) = table.to_dict("records")
+    assert json.loads(row["config"])["policy"] == "3-1-7+43-18-18"
+    assert list(row["pages"]) == ["steps", "regimes"]
+    assert list(row["image"]) == list(range(1, 18))
+    assert torch.equal(torch.tensor(row["psnr"]), whole["psnr"])
+    assert {"made", "seconds", "device", "torch", "sha256"} <= row.keys()
+    long = table[["key", "image", "psnr", "rank_target"]].explode(["image", "psnr", "rank_target"])
+    assert len(long) == 17
+    others = pd.read_parquet(tmp_path / "results/other/evidence.parquet")
+    assert len(table) + len(others) == len(archive.entries())
+
+
+def test_the_weights_of_a_network_are_a_file_that_names_it(kept, archive):
+    file = (
+        archive.root
+        / "networks"
+        / f"shapes-lenet-3-1-7+43-18-18-seed0-{key(kept, ATTACK.model)}.safetensors"
+    )
+    assert file in set((archive.root / "networks").iterdir())
+    whole = kept.get("model", ATTACK.model, pytest.fail).tensors
+    weights = load_file(file)
+    assert weights.keys() == {name for name in whole if name.startswith("model.")}
+    assert all(torch.equal(weights[name], whole[name]) for name in weights)
+
+
+def test_what_is_derived_from_a_request_lies_with_it(tmp_path):
+    store, archive = Store(tmp_path / "store"), Archive(tmp_path / "results")
+    store.get("attack", {"a": 1}, lambda state: {"cost": torch.ones(2)})
+    store.get("ranks", {"a": 1}, lambda state: {"rank_knowing": torch.arange(2)})
+    store.get("ranks", {"a": 2}, lambda state: {"rank_knowing": torch.arange(2)})
+    archive.write(store, pages={store.path("attack", {"a": 1}).stem: ["steps"]})
+    pages = {
+        (line["kind"], line["config"]["a"]): line["pages"] for line in archive.entries().values()
+    }
+    assert pages == {("attack", 1): ["steps"], ("ranks", 1): ["steps"], ("ranks", 2): []}
+    assert len(pd.read_parquet(archive.root / "other/evidence.parquet")) == 1
 
 
 @pytest.mark.parametrize(
@@ -97,20 +147,35 @@ def test_every_kind_of_number_survives_the_table(tmp_path, value, dtype):
         "cost": torch.tensor([1 / 3, 2.0], dtype=dtype),
         "psnr": torch.tensor([value, 1e9], dtype=dtype),
     }
-    store, archive = Store(tmp_path / "store"), Archive(tmp_path / "units")
+    store, archive = Store(tmp_path / "store"), Archive(tmp_path / "results")
     store.get("other", {"a": 1}, lambda state: made)
     archive.write(store)
     view = archive.read(store.path("other", {"a": 1}).stem)
     for name, expected in made.items():
-        torch.testing.assert_close(view[name], expected, atol=0, rtol=0, equal_nan=True)
-    assert not list(archive.root.rglob("*.safetensors"))
+        assert view[name].dtype == expected.dtype
+        assert torch.equal(view[name].view(torch.uint8), expected.view(torch.uint8))
 
 
+def test_the_bits_of_every_float_survive(tmp_path):
+    bits = torch.tensor([0x7FC00001, 0x7F800001, -1, 1, -0x80000000, 0x7F800000], dtype=torch.int32)
+    numbers = bits.view(torch.float32)  # NaNs of several kinds, the least denormal, -0 and infinity
+    store, archive = Store(tmp_path / "store"), Archive(tmp_path / "results")
+    store.get("other", {"a": 1}, lambda state: {"cost": numbers, "psnr": torch.ones(6)})
+    archive.write(store)
+    assert "cost" in pd.read_parquet(archive.root / "other/evidence.parquet").dropna(
+        axis="columns", how="all"
+    )
+    again = Archive(archive.root).read(store.path("other", {"a": 1}).stem)
+    assert torch.equal(again["cost"].view(torch.int32), bits)
+
+
+@pytest.mark.parametrize("across", [1, 3, 4])
 @pytest.mark.parametrize("shape", [(1, 1, 28, 28), (5, 3, 4, 6), (16, 3, 8, 8)])
-def test_a_sheet_gives_back_each_picture(shape):
+def test_a_sheet_gives_back_each_picture(shape, across):
     images = torch.rand(shape, generator=torch.Generator().manual_seed(0))
-    again = packing._from_sheet(packing._sheet(images), list(shape))
-    torch.testing.assert_close(again, images, atol=1.501 / 255, rtol=0)
+    again = packing.from_picture(packing.picture(images, across), list(shape), across)
+    assert torch.equal(again, packing.as_kept(images) / 255)
+    torch.testing.assert_close(again, images, atol=0.501 / 255, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +183,7 @@ def test_a_sheet_gives_back_each_picture(shape):
     [({}, 16), ({"seed": 0, "first": 199}, 16), ({"first": 200}, 0), ({"seed": 1}, 0)],
 )
 def test_pictures_are_kept_of_the_first_draw_and_not_of_trials(tmp_path, where, count):
-    store, archive = Store(tmp_path / "store"), Archive(tmp_path / "units")
+    store, archive = Store(tmp_path / "store"), Archive(tmp_path / "results")
     store.get(
         "attack",
         where,
@@ -126,45 +191,8 @@ def test_pictures_are_kept_of_the_first_draw_and_not_of_trials(tmp_path, where, 
     )
     archive.write(store)
     (line,) = archive.entries().values()
-    assert line.get("pictures", [0])[0] == count
+    assert line.get("pictures_shape", [0])[0] == count
     assert "reconstruction" in line["left_out"]
-
-
-@pytest.mark.parametrize("length", [0, 1, 4, 7, 4096])
-def test_bytes_come_back_from_their_planes(length):
-    data = bytes(range(256)) * 16
-    assert packing._from_planes(packing._planes(data[:length])) == data[:length]
-    assert packing._planes(b"abcdefgh!") == b"aebfcgdh!"
-
-
-def test_tensors_are_compressed_where_that_makes_them_smaller_and_come_back_exactly(tmp_path):
-    store, archive = Store(tmp_path / "store"), Archive(tmp_path / "units")
-    stream = torch.Generator().manual_seed(0)
-    noise = torch.randint(0, 256, (8_000,), dtype=torch.uint8, generator=stream)
-    weights = torch.randn(2_000, generator=stream)
-    made = {
-        "counts": {"n": torch.arange(2_001) % 7},
-        "weights": {"n": weights},
-        "noise": {"n": noise},
-    }
-    for name, tensors in made.items():
-        store.get("other", {"a": name}, lambda state, tensors=tensors: tensors)
-    archive.write(store)
-    files = {
-        name: archive.entries()[store.path("other", {"a": name}).stem]["files"] for name in made
-    }
-    assert {name: list(kept) for name, kept in files.items()} == {
-        "counts": ["safetensors.xz"], "weights": ["safetensors.xz"], "noise": ["safetensors"]
-    }  # fmt: skip
-    again = Store(tmp_path / "again")
-    archive.restore(again)
-    for name, tensors in made.items():
-        view = archive.read(store.path("other", {"a": name}).stem)
-        kept = again.get("other", {"a": name}, lambda state: {})
-        assert torch.equal(view["n"], tensors["n"])
-        assert torch.equal(kept["n"], tensors["n"])
-    next(archive.root.rglob("*.xz")).write_bytes(b"damaged")
-    assert any("do not match their hash" in fault for fault in archive.verify())
 
 
 def test_a_restored_store_holds_networks_scores_and_searches_exactly(kept, archive, tmp_path):
@@ -189,7 +217,7 @@ def test_what_was_restored_is_not_archived_again(archive, tmp_path):
 def test_a_page_has_the_same_tables_from_the_archive(smoke_store, tmp_path):
     chosen, store = settings(profile="smoke"), Store(smoke_store)
     whole = claim1_privacy.run(chosen, store)
-    archive = Archive(tmp_path / "units")
+    archive = Archive(tmp_path / "results")
     archive.write(store, embedded=True)
     again = claim1_privacy.run(chosen, restored(archive, tmp_path))
     assert again.texts() == whole.texts()
@@ -198,13 +226,12 @@ def test_a_page_has_the_same_tables_from_the_archive(smoke_store, tmp_path):
 def test_what_is_not_kept_says_so_when_it_is_asked_for(kept, archive, tmp_path, monkeypatch):
     view = attacked(ATTACK, restored(archive, tmp_path), CPU)
     with pytest.raises(
-        NotKept,
-        match=r"of this attack the archive keeps no 'frames'; `python -m atsbook run` computes",
+        NotKept, match=r"of this attack the archive keeps no 'frames'; `python -m atsbook archive"
     ):
         view["frames"]
     with pytest.raises(KeyError):
         view["nonsense"]
-    monkeypatch.setattr(packing, "FILE_LIMIT", 1000)
+    monkeypatch.setattr(packing, "TENSOR_LIMIT", 1000)
     small, store = Archive(tmp_path / "small"), Store(tmp_path / "no weights")
     small.write(kept, embedded=True)
     small.restore(store)
@@ -236,7 +263,7 @@ def test_a_network_that_nothing_uses_keeps_its_accuracy_and_no_weights(kept, arc
 
 @pytest.mark.parametrize(("step", "left"), [(3_000, ["model"]), (0, [])])
 def test_a_network_on_its_way_keeps_no_weights(tmp_path, step, left):
-    store, archive = Store(tmp_path / "store"), Archive(tmp_path / "units")
+    store, archive = Store(tmp_path / "store"), Archive(tmp_path / "results")
     unit = dataclasses.replace(ATTACK, model=dataclasses.replace(ATTACK.model, step=step))
     store.get(
         "model",
@@ -256,7 +283,7 @@ def test_a_large_network_soon_made_again_keeps_no_weights_and_its_attacks_no_pic
 ):
     monkeypatch.setattr(module, "HEAVY", heavy)
     monkeypatch.setattr(module, "QUICK", quick)
-    store, archive = Store(tmp_path / "store"), Archive(tmp_path / "units")
+    store, archive = Store(tmp_path / "store"), Archive(tmp_path / "results")
     made = {"reconstruction": torch.rand(2, 3, 4, 4), "psnr": torch.rand(2)}
     store.get(
         "model",
@@ -267,7 +294,7 @@ def test_a_large_network_soon_made_again_keeps_no_weights_and_its_attacks_no_pic
     archive.write(store, embedded=True)
     lines = {line["kind"]: line for line in archive.entries().values()}
     assert lines["model"]["left_out"] == ([] if pictures else ["model"])
-    assert ("pictures" in lines["attack"]) == pictures
+    assert ("pictures_shape" in lines["attack"]) == pictures
     again = restored(archive, tmp_path)
     assert torch.equal(again.get("attack", ATTACK, None)["psnr"], made["psnr"])
     assert archive.write(again, embedded=True) == 0
@@ -290,7 +317,7 @@ def test_weights_that_an_older_archive_has_for_nothing_are_shed(
     assert archive.size() < size
     assert archive.verify() == []
     line = archive.entries()[key(store, alone)]
-    assert {name for name in facts if facts[name] != line[name]} == {"files", "left_out"}
+    assert {name for name in facts if facts[name] != line.get(name)} == {"network", "left_out"}
     assert archive.read(key(kept, ATTACK.model)).facts["left_out"] == []
 
 
@@ -318,20 +345,80 @@ def test_a_line_that_this_version_does_not_know_makes_no_unit(kept, archive, cha
 
 def test_a_damaged_a_missing_and_a_strange_file_are_named(kept, archive, tmp_path):
     assert archive.verify() == []
-    folder, name = archive.root / "attack", key(kept, ATTACK)
-    (folder / f"{name}.csv").write_text((folder / f"{name}.csv").read_text().replace("1", "2", 1))
-    (folder / f"{name}.webp").unlink()
-    (folder / "notes.txt").touch()
+    network = min((archive.root / "networks").iterdir())
+    network.unlink()
+    (archive.root / "networks/notes.txt").touch()
+    table = archive.root / "other/evidence.parquet"
+    table.write_bytes(table.read_bytes() + b"x")
     assert sorted(archive.verify()) == [
-        f"attack/{name}.csv: its bytes do not match their hash",
-        f"attack/{name}.webp is missing",
-        "attack/notes.txt: not in the index",
+        "networks/notes.txt: not in evidence.sha256",
+        f"networks/{network.name} is missing",
+        "other/evidence.parquet: its bytes do not match their hash",
     ]
-    with refused(f"the archive is damaged: attack/{name}.csv: its bytes do not match"):
+    with refused(
+        "the archive is damaged: other/evidence.parquet: its bytes do not match", "git checkout"
+    ):
         archive.restore(Store(tmp_path / "x"))
-    archive.index.write_text("{}\n")
-    with refused("index.jsonl is damaged: `git checkout "):
+    archive.manifest.write_text("{}\n")
+    with refused("evidence.sha256 is damaged: `git checkout "):
         archive.verify()
+
+
+def test_every_flipped_bit_is_found(archive):
+    draw = random.Random(0)
+    files = [file for file in archive.root.rglob("*") if file.is_file()]
+    assert {file.suffix for file in files} == {".parquet", ".safetensors", ".sha256"}
+    for file in files:
+        whole = file.read_bytes()
+        places = draw.sample(range(8 * len(whole)), 200 if file == archive.manifest else 40)
+        for place in places:
+            damaged = bytearray(whole)
+            damaged[place // 8] ^= 1 << place % 8
+            file.write_bytes(damaged)
+            try:
+                found = archive.verify()
+            except AtsError as error:
+                found = [str(error)]
+            assert found, (file.name, place)
+        file.write_bytes(whole)
+    assert archive.verify() == []
+
+
+def test_the_manifest_is_one_that_sha256sum_reads(archive):
+    lines = [line.split("  ") for line in archive.manifest.read_text().splitlines()]
+    assert {name for _, name in lines} == {
+        file.relative_to(archive.root).as_posix()
+        for file in archive.root.rglob("*.*")
+        if file != archive.manifest
+    }
+    for digest, name in lines:
+        assert hashlib.sha256((archive.root / name).read_bytes()).hexdigest() == digest
+
+
+def test_a_page_is_restored_and_what_is_not_whole_is_taken_out_again(kept, tmp_path):
+    archive, store = Archive(tmp_path / "results"), Store(tmp_path / "restored")
+    pages = {key(kept, ATTACK): ["steps"], key(kept, SCORES): ["claim6_transformations"]}
+    archive.write(kept, embedded=True, pages=pages)
+    assert archive.restore(store, pages=["steps"]) == 1
+    assert store.has("attack", ATTACK)
+    assert archive.forget(store, pages=["claim6_transformations"]) == 0
+    assert archive.forget(store) == 1
+    assert not store.has("attack", ATTACK)
+    assert archive.restore(store, pages=["claim6_transformations"]) == 1
+    assert archive.forget(store) == 0  # scores are whole
+
+
+def test_a_backed_store_takes_from_the_evidence_what_it_lacks(kept, archive, tmp_path):
+    store = Backed(tmp_path / "backed", archive)
+    assert not store.has("attack", dataclasses.replace(ATTACK, seed=9))
+    assert list(store.entries()) == []
+    assert store.has("attack", ATTACK)
+    view = attacked(ATTACK, store, CPU)
+    assert torch.equal(view["psnr"], attacked(ATTACK, kept, CPU)["psnr"])
+    search = store.get("search", search_unit(TINY), pytest.fail)
+    assert search.facts["archived"]
+    made = store.get("other", {"new": 1}, lambda state: {"cost": torch.ones(2)})
+    assert "archived" not in made.facts
 
 
 def test_beyond_the_limit_nothing_is_written(kept, tmp_path, monkeypatch):
@@ -339,8 +426,8 @@ def test_beyond_the_limit_nothing_is_written(kept, tmp_path, monkeypatch):
     with pytest.raises(
         AtsError, match=r"^the archive would have 0\.\d MB; at most 0 MB are allowed$"
     ):
-        Archive(tmp_path / "units").write(kept, embedded=True)
-    assert not (tmp_path / "units").exists()
+        Archive(tmp_path / "results").write(kept, embedded=True)
+    assert not list((tmp_path / "results").iterdir())
 
 
 def test_writing_twice_changes_nothing_and_embedded_images_stay_out(kept, archive, tmp_path):
@@ -364,7 +451,7 @@ def test_of_a_damaged_store_nothing_is_archived(tmp_path):
     store.get("other", {"a": 1}, lambda state: {"x": torch.ones(2)})
     store.path("other", {"a": 1}).write_bytes(b"x")
     with refused("the store is damaged, nothing was archived: other/"):
-        Archive(tmp_path / "units").write(store)
+        Archive(tmp_path / "results").write(store)
 
 
 def test_an_empty_archive_is_no_error(store, tmp_path):

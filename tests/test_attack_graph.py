@@ -63,9 +63,7 @@ def trained_graph(one_thread):
     graph.
     """
     unit, kept = trained_small(settings(profile="laptop", dataset="cifar100")), TRAINED.read_bytes()
-    entry = Archive(project_root() / "results" / "units").entries()[
-        Store("").path(unit.kind, unit).stem
-    ]
+    entry = Archive(project_root() / "results").entries()[Store("").path(unit.kind, unit).stem]
     assert hashlib.sha256(kept).hexdigest() == entry["sha256"]  # the one behind extension 6
     weights = {n.removeprefix("model."): v for n, v in load(kept).items() if n.startswith("model.")}
     model = build_model(unit.model, 100, norm="cifar100")

@@ -202,7 +202,7 @@ def test_the_report_is_made_from_the_archive_alone(root, smoke_store, said, monk
     )
     chosen, here = settings(profile="smoke"), Store(smoke_store)
     whole = claim1_privacy.run(chosen, here)
-    archive = Archive(root / "results/units")
+    archive = Archive(root / "results")
     wanted, few = needed(claim1_privacy.units(chosen).values()), Store(root / "few")
     for unit in wanted:
         few.get(
@@ -213,7 +213,8 @@ def test_the_report_is_made_from_the_archive_alone(root, smoke_store, said, monk
     assert executed == [("claim1_privacy", root / "book/_build/evidence")]
     folder = root / "results/claim1_privacy/shapes-smoke"
     assert all((folder / name).read_text() == text for name, text in whole.texts().items())
-    assert json.loads((root / "results/audit.json").read_text())["seed"] == 3
+    assert json.loads((root / "book/_build/audit.json").read_text())["seed"] == 3
+    assert not (root / "results/audit.json").exists()
     assert (root / "book/audit.md").read_text() == audit_page(root / "results")
     assert said[1] == f"archive: {len(wanted)} units, {archive.size() / 1e6:.1f} MB, all whole"
     assert said[-2].startswith(
@@ -224,18 +225,17 @@ def test_the_report_is_made_from_the_archive_alone(root, smoke_store, said, monk
 
 
 def small_archive(root):
-    """An archive of one artifact of two numbers: its only file beside the index."""
+    """An archive of one artifact of two numbers: its only file beside the manifest."""
     kept = Store(root / "kept")
     kept.get("other", {"a": 1}, lambda state: {"cost": torch.ones(2)})
-    Archive(root / "results/units").write(kept)
-    (file,) = (root / "results/units/other").iterdir()
-    return file
+    Archive(root / "results").write(kept)
+    return root / "results/other/evidence.parquet"
 
 
 def test_a_report_on_a_damaged_archive_ends_before_any_work(root, store):
     file = small_archive(root)
     file.unlink()
-    with refused(f"the archive is damaged: other/{file.name} is missing; `git checkout"):
+    with refused("the archive is damaged: other/evidence.parquet is missing; `git checkout"):
         report(root=root, store=store)
     assert not (root / "results/audit.json").exists()
 
@@ -244,7 +244,7 @@ def test_a_report_without_evidence_says_so_and_builds_the_book_as_it_is(root, st
     before = (root / "README.md").read_text()
     report(root=root, store=store)
     assert said[-2].endswith(
-        "results/units holds no evidence yet; `FRESH=1 make report` computes all of it"
+        "results holds no evidence yet; `FRESH=1 make report` computes all of it"
     )
     assert said[-1] == "built"
     assert (root / "README.md").read_text() == before
@@ -277,19 +277,31 @@ def test_the_command_line_passes_its_options_on(root, monkeypatch):
         "minutes": 0.5,
         "jobs": 1,
     }
+    assert not seen["record"]
     assert seen["root"] == root
-    main(["report"])
+    main(["report", "--record"])
     assert seen["seed"] is None
+    assert seen["record"]
 
 
-def test_archive_write_and_verify_from_the_command_line(root, capsys):
+def test_archive_write_and_verify_from_the_command_line(root, capsys, monkeypatch):
     file = small_archive(root)
-    shutil.rmtree(root / "results/units")
-    (root / "results/units").mkdir()
+    monkeypatch.setattr(runner, "readers", lambda root, store: {})
+    shutil.rmtree(root / "results")
+    (root / "results").mkdir()
     assert main(["archive", "write", "--store", str(root / "kept")]) == 0
-    assert capsys.readouterr().out == f"{root / 'results/units'}: 1 units, 1 of them new, 0.0 MB\n"
+    assert capsys.readouterr().out == f"{root / 'results'}: 1 units, 1 of them new, 0.0 MB\n"
     assert main(["archive", "verify"]) == 0
-    assert capsys.readouterr().out == f"{root / 'results/units'}: 1 units, all whole, 0.0 MB\n"
-    file.write_text("x")
+    assert capsys.readouterr().out == f"{root / 'results'}: 1 units, all whole, 0.0 MB\n"
+    assert main(["archive", "restore", "--store", str(root / "again")]) == 0
+    assert capsys.readouterr().out == f"1 of 1 requests restored to {root / 'again'}\n"
+    assert len(list(Store(root / "again").entries())) == 1
+    assert main(["archive", "forget", "--store", str(root / "again")]) == 0
+    assert capsys.readouterr().out == f"0 restored artifacts taken out of {root / 'again'}\n"
+    assert main(["archive", "restore", "nonsense", "--store", str(root / "again")]) == 2
+    assert "nonsense" in capsys.readouterr().err
+    assert main(["archive", "verify", "steps"]) == 2
+    capsys.readouterr()
+    file.write_bytes(b"x")
     assert main(["archive", "verify"]) == 1
     assert capsys.readouterr().out == f"other/{file.name}: its bytes do not match their hash\n"

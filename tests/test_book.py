@@ -166,7 +166,7 @@ def test_the_readme_offers_seconds_first_and_minutes_next_and_says_how_long_each
 
 
 def test_the_readme_says_how_long_all_evidence_takes():
-    stored = Archive(ROOT / "results/units").entries()
+    stored = Archive(ROOT / "results").entries()
     hours = sum(line["seconds"] for line in stored.values()) / 3600
     (said,) = re.findall(r"about (\d+) core-hours from nothing", README)
     assert hours == pytest.approx(int(said), rel=0.1)
@@ -180,7 +180,7 @@ def test_files_of_this_project_that_a_text_names_are_there(name):
     text = (ROOT / name).read_text()
     named = re.findall(r"`((?:atslib|tests|notebooks|benchmarks|results)/[\w./]+)`", text)
     # Here or later.
-    made = ("atsbook/pages/ext11_clipping.py", "notebooks/ext11_clipping.ipynb", "results/units/")
+    made = ("atsbook/pages/ext11_clipping.py", "notebooks/ext11_clipping.ipynb")
     assert not [path for path in named if path not in made and not (ROOT / path).exists()]
     folder = (ROOT / name).parent
     linked = re.findall(r"\]\((?!https?:|#)([^)#]+)\)", text)

@@ -10,8 +10,9 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
-from checks import needs
+from checks import needs, refused
 
+from atsbook.findings import lines
 from atsbook.pages import ext8_inverting_gradients as page
 from atsbook.pages.ext8_inverting_gradients import LINES
 from atsbook.runs import gradients, inverting
@@ -188,6 +189,26 @@ def test_a_line_that_was_not_run_or_on_few_images_cannot_be_told():
         assert LINES[name](tables)[0] == "cannot tell"
     few = attacks("C2", "LeNet, initial", {"cosine": 3, "L2": 1})
     assert judged("C2", attacks=few[few["image"] < 29]) == "cannot tell"
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_a_column_that_is_missing_is_an_error_and_no_verdict(name):
+    """Enough images of the line are in every table, and what it is judged by is in none."""
+    line = "C2" if name == "O3" else name
+    parts = [
+        pd.DataFrame({"line": line, "where": where, "what": what, "image": range(40), "size": 1})
+        for where in ("ResNet, initial", "lenet", "resnet20-1")
+        for what in (8, 16)
+    ]
+    rows = pd.concat(parts)
+    tables = dict.fromkeys(("attacks", "each", "batches", "features", "stages"), rows)
+    with pytest.raises((KeyError, ValueError)):
+        LINES[name](tables)
+
+
+def test_a_table_that_no_page_makes_is_an_error():
+    with refused("table 'atacks'"):
+        lines._rows({}, "C2", table="atacks")
 
 
 @pytest.mark.parametrize(("length", "direction"), list(itertools.product([True, False], repeat=2)))

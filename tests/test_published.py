@@ -320,7 +320,7 @@ def test_what_cannot_be_is_told(relunet):
 
 
 def test_attackers_made_of_another_keep_the_keys_of_their_stored_results():
-    archive = Archive(Path(__file__).parents[1] / "results" / "units")
+    archive = Archive(Path(__file__).parents[1] / "results")
     lines = [line for line in archive.entries().values() if line["kind"].startswith("attack-")]
     assert {line["kind"] for line in lines} >= {
         f"attack-{name}" for name in ("ThroughPolicy", "FromMean", "Undone", "Learned")

@@ -15,11 +15,20 @@ from atsbook.findings import compare
 from atsbook.findings.statistics import ENOUGH, interval, paired, share_interval
 from atsbook.findings.verdicts import MARGIN, does_not_matter
 from atsbook.runs.inverting import LOCAL
+from atslib.errors import choose
 
 Tables = dict[str, pd.DataFrame]
 Judged = tuple[str, str]  # status, numbers in words
 FOUND = 0.01  # the share of images that chance finds among 100
 UNTOLD = ("cannot tell", f"not run, or on fewer than {ENOUGH} images")
+
+
+# Tables of the page; a smaller profile makes some of them not at all.
+TABLES = ("attacks", "each", "batches", "features", "stages")
+
+
+class _NotRun(Exception):
+    """A line was not run, or on too few images to judge it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +47,7 @@ class Line:
         """
         try:
             return self.judge(tables)
-        except (KeyError, IndexError):
+        except _NotRun:  # and nothing else: a column or an attack that is not there is an error
             return UNTOLD
 
 
@@ -48,11 +57,28 @@ def _status(holds: Sequence[bool]) -> str:
 
 def _rows(tables: Tables, line: str, where: str = "", table: str = "attacks") -> pd.DataFrame:
     """The rows of a line, or of one place of it."""
-    rows = tables[table][tables[table]["line"] == line]
+    every = _table(tables, table)
+    rows = every[every["line"] == line]
     rows = rows[rows["where"] == where] if where else rows
     if rows["image"].nunique() < ENOUGH:
-        raise KeyError(line)
+        raise _NotRun(line)
     return rows
+
+
+def _table(tables: Tables, name: str) -> pd.DataFrame:
+    """A table of the page, which a smaller profile may not have made."""
+    choose("table", name, TABLES)
+    if name not in tables:
+        raise _NotRun(name)
+    return tables[name]
+
+
+def _with_enough(images: pd.Series, line: str, count: int) -> list:
+    """The least `count` labels of a series that counts images, of those that have enough."""
+    enough = images[images >= ENOUGH].index
+    if len(enough) < count:
+        raise _NotRun(line)
+    return list(enough[:count])
 
 
 def _lead(
@@ -81,7 +107,7 @@ def share(found: tuple[float, float, float]) -> str:
 
 def direction(tables: Tables) -> Judged:
     """Line C1: of length and of direction, what the stage explains and what the image."""
-    rows = tables["stages"]
+    rows = _table(tables, "stages")
     ends = {}
     words = []
     for of, part in rows.groupby("of", sort=False):
@@ -186,7 +212,7 @@ def depth(tables: Tables) -> Judged:
     """Line C5: gains of deeper networks, of the width at which enough images are attacked."""
     rows = _rows(tables, "C5")
     many = rows.groupby("where")["image"].nunique()
-    rows = rows[rows["where"] == many[many >= ENOUGH].index[0]]
+    rows = rows[rows["where"] == _with_enough(many, "C5", 1)[0]]
     first, *deeper = rows["what"].unique()
     changes = {name: _lead(rows, name, first) for name in deeper}
     words = "; ".join(f"{name}: {compare.interval(change)}" for name, change in changes.items())
@@ -201,7 +227,7 @@ def width(tables: Tables) -> Judged:
     """Line C6: the spread over starts, and what the luckiest of four has above their mean."""
     rows = _rows(tables, "C6", table="each")
     many = rows.groupby("what")["image"].nunique()
-    narrow, wide = sorted(many[many >= ENOUGH].index)[:2]
+    narrow, wide = _with_enough(many.sort_index(), "C6", 2)
     by_image = rows.groupby(["what", "image"])["psnr"]
     table = pd.DataFrame(
         {"spread": by_image.std(), "luck": by_image.max() - by_image.mean()}
@@ -257,7 +283,8 @@ def hundred(tables: Tables) -> Judged:
 
 def linear(tables: Tables) -> Judged:
     """Line O1: how exactly features are read off, and what they give away."""
-    single = tables["features"][tables["features"]["size"] == 1]
+    features = _table(tables, "features")
+    single = features[features["size"] == 1]
     error = single.groupby("where")["error"].median()
     gains = {
         where: _gain(rows, "") for where, rows in _rows(tables, "O1").groupby("where", sort=False)
@@ -279,7 +306,7 @@ def told(tables: Tables) -> list[tuple[int, float, float]]:
     """The largest batch size whose features were read off: of images singled out by them the least
     and most share.
     """
-    rows = tables["features"]
+    rows = _table(tables, "features")
     rows = rows[(rows["size"] == rows["size"].max()) & (rows["size"] > 1)]
     shares = (rows["rank_target"] == 1).groupby(rows["where"]).mean()
     return [] if rows.empty else [(int(rows["size"].iloc[0]), shares.min(), shares.max())]
@@ -312,9 +339,12 @@ def sentence(tables: Tables) -> str:
     """The page in a sentence that a reader can quote, as HTML; empty where its lines were not run."""
     try:
         rows = _rows(tables, "C9", table="batches")
-        (size, low, high), *_ = told(tables)
-    except (KeyError, ValueError):
+        shares = told(tables)
+    except _NotRun:
         return ""
+    if not shares:
+        return ""
+    (size, low, high), *_ = shares
     sizes = (rows["what"].min(), rows["what"].max())
     one, most = (
         (rows[rows["what"] == n]["rank"] == 1).groupby(rows["where"]).mean() for n in sizes

@@ -1,19 +1,19 @@
-"""The archive of evidence: what the repository keeps of every finished unit of work, and reading it
+"""The archive of evidence: what the repository keeps of every finished request, and reading it
 back.
 
-One line of `index.jsonl` per unit, sorted: the facts of its making in plain text, its files with
-their SHA-256, and what was left out. Beside it, under the unit's hash: `.csv`, one row per image;
-`.webp`, the first 16 reconstructions of a first draw; `.safetensors`, networks, curves and other
-tensors, or `.safetensors.xz`, the same compressed. Numbers come back exactly, pictures in 8 bits of
-which every third grey level is used.
+Each page of the book has one table, `results/<page>/evidence.parquet`, with a row per request, see
+`packing`; what several pages read lies with the first of them. The weights of trained networks lie
+in `results/networks`, a safetensors file each. `results/evidence.sha256` has the hash of every
+file, as `sha256sum -c` reads them. Numbers come back exactly, pictures in 8 bits.
 """
 
 import dataclasses
 import hashlib
 import json
+import re
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import safetensors.torch
@@ -23,15 +23,38 @@ from atsbook.runs.batches import BatchUnit, LabelUnit, chosen
 from atsbook.runs.collaborative import FederationUnit
 from atsbook.runs.gradients import FeatureUnit, StagesUnit
 from atsbook.runs.networks import ModelUnit, Unit
-from atsbook.runs.packing import is_attack, packed, unpacked
+from atsbook.runs.packing import (
+    TRIALS,
+    Kept,
+    arrow,
+    few,
+    from_table,
+    is_attack,
+    packed,
+    serialized,
+    to_table,
+    unpacked,
+)
 from atsbook.runs.scoring import ScoreUnit, SearchUnit
 from atsbook.runs.store import Artifact, Store
 from atsbook.runs.sweep import SweepScores, SweepUnit
+from atslib.checkpoints import Tensors
 from atslib.errors import AtsError
 from atslib.files import write_atomically
 
-LIMIT = 60_000_000  # bytes, all files together
+LIMIT = 120_000_000  # bytes, all files together
 QUICK, HEAVY = 60, 250_000  # seconds, bytes; see `_brief`
+OTHER = "other"  # the folder of what no page reads
+# Pages that judge an attack by whether it singles out an image: they look at each reconstruction.
+IDENTIFYING = (
+    "regimes",
+    "claim1_privacy",
+    "claim1_defenses",
+    "claim2_generality",
+    "claim2_search",
+    "ext5_adaptive",
+    "ext9_collaborative",
+)
 _ON_BATCHES = (LabelUnit, BatchUnit)
 _ON_GRADIENTS = (StagesUnit, FeatureUnit)
 _ON_ALL = (SweepUnit, SweepScores)
@@ -49,186 +72,358 @@ UNITS = {unit.kind: unit for unit in _ALL}
 
 
 class Archive:
-    """The folder `results/units`.
-
-    Its entries, by the store's hash, are lines of the index as dicts.
+    """The evidence in the folder `results`: one table per page, one file per network, and a
+    manifest of hashes.
     """
 
     def __init__(self, root: Path):
         self.root = Path(root)
-        self.index = Path(root) / "index.jsonl"
+        self.manifest = self.root / "evidence.sha256"
+        self._read_tables: dict[Path, tuple[tuple[int, int], dict[str, Kept]]] = {}
 
     def entries(self) -> dict[str, dict]:
-        """Every unit's line of the index by its hash; none where there is no archive yet.
+        """The facts of every request by the store's hash; none where there is no archive yet.
+
+        Beside `kind`, `version`, `config` and the facts of its making: `left_out`, what was not
+        kept of it, and `pages`, which read it: it lies in the table of the first.
 
         Raises:
-            AtsError: the index is damaged.
+            AtsError: a table or the manifest is damaged.
         """
-        if not self.index.exists():
-            return {}
-        try:
-            return {
-                _key(line): line for line in map(json.loads, self.index.read_text().splitlines())
-            }
-        except (ValueError, KeyError, TypeError):
-            raise AtsError(
-                f"{self.index} is damaged: `git checkout {self.root}` brings it back"
-            ) from None
+        return {key: row.facts for rows in self._pages().values() for key, row in rows.items()}
 
-    def write(self, store: Store, *, embedded: bool = False) -> int:
+    def write(
+        self,
+        store: Store,
+        *,
+        embedded: bool = False,
+        pages: Mapping[str, Sequence[str]] | None = None,
+    ) -> int:
         """Take in every whole artifact of the store that is not here yet; how many.
 
-        Weights are left out of a network that no other unit uses, such as one trained for its
+        Weights are left out of a network that no other request uses, such as one trained for its
         accuracy alone; of one on the way of its training; and of a large one that is made again
-        within a minute, whose attacks keep no pictures either.
+        within a minute, whose attacks keep no pictures either, unless a page looks at each.
 
         Args:
             embedded: also what was computed on the embedded `shapes`, which anyone makes again in
                 seconds.
+            pages: the pages that read a request, by its key, in the order of the book. What is
+                derived from a request, and so has its description, goes where that goes; what no
+                page reads to the folder `other`.
         Raises:
             AtsError: a damaged artifact, or more than `LIMIT` bytes; nothing has been written then.
         """
-        entries = self.entries()
-        files = {}
         if faults := store.verify():
             raise AtsError(f"the store is damaged, nothing was archived: {'; '.join(faults)}")
-        new = 0
+        tables = {page: dict(rows) for page, rows in self._pages().items()}
+        place = {key: page for page, rows in tables.items() for key in rows}
         there = dict(store.entries())
-        used = {part for facts in (*entries.values(), *there.values()) for part in _networks(facts)}
+        known_facts = [row.facts for rows in tables.values() for row in rows.values()]
+        readers = _readers(pages or {}, [*known_facts, *there.values()])
+        used = {part for facts in (*known_facts, *there.values()) for part in _networks(facts)}
         brief = {
             _text(facts["config"])
             for path, facts in there.items()
             if _brief(facts, path.stat().st_size)
         }
+        changed = set()
+        weights = {}
+        new = 0
         for path, facts in there.items():
-            line = entries.get(path.stem, {})
-            known = line.get("sha256") == facts["sha256"] or facts.get("archived")
+            key = path.stem
+            page = place.get(key)
+            before = tables[page][key].facts if page else {}
+            known = before.get("sha256") == facts["sha256"] or facts.get("archived")
             lean = facts["kind"] == "model" and (
                 _text(facts["config"]) not in used
                 or _on_its_way(facts)
                 or _brief(facts, path.stat().st_size)
             )
-            if known and not (lean and line and "model" not in line["left_out"]):
+            if known and not (lean and before and "model" not in before["left_out"]):
                 continue
             if '"dataset": "shapes' in _text(facts["config"]) and not embedded:
                 continue
-            tensors = safetensors.torch.load_file(path)
-            without = ["model"] * lean + ["reconstruction"] * bool(brief & _networks(facts))
-            line, parts = packed(Artifact(tensors, line if known else facts), without=without)
-            entries[path.stem] = line | {
-                "files": {name: _sha256(data) for name, data in parts.items()}
-            }
-            files |= {
-                self._file(path.parent.name, path.stem, name): data for name, data in parts.items()
-            }
+            reading = list(dict.fromkeys([*before.get("pages", ()), *readers.get(key, ())]))
+            page = page or (reading or [OTHER])[0]
+            every = (
+                any(reader in IDENTIFYING for reader in reading)
+                and facts["config"].get("first", 0) < TRIALS
+            )
+            count = None if every else 0 if brief & _networks(facts) else few(facts["config"])
+            artifact = Artifact(safetensors.torch.load_file(path), before if known else facts)
+            row, own = packed(key, artifact, pictures=count, without=["model"] * lean)
+            row.facts["pages"] = reading
+            row.facts.pop("network", None)
+            if own:
+                row.facts["network"] = network_name(row.facts, key)
+                weights[row.facts["network"]] = own
+            tables.setdefault(page, {})[key] = row
+            changed.add(page)
             new += 1
-        self._replace(entries, files)
+        if new:
+            self.replace({page: tables[page] for page in changed}, weights)
         return new
 
-    def _replace(self, entries: dict[str, dict], files: dict[Path, bytes]) -> None:
-        """Write these files and the index of these entries; what no entry has any more goes."""
-        kept, before = (set(self._files(lines.values())) for lines in (entries, self.entries()))
-        old = sum(file.stat().st_size for file in kept - files.keys() if file.exists())
-        lines = "".join(
-            f"{line}\n"
-            for line in sorted(json.dumps(line, sort_keys=True) for line in entries.values())
-        )
-        if (total := old + sum(map(len, files.values())) + len(lines.encode())) > LIMIT:
-            raise AtsError(
-                f"the archive would have {total / 1e6:.1f} MB; at most {LIMIT / 1e6:.0f} MB are allowed"
-            )
-        for file, data in files.items():
-            write_atomically(file, lambda partial, data=data: partial.write_bytes(data))
-        write_atomically(self.index, lambda partial: partial.write_text(lines))
-        for file in before - kept:  # of a unit that has less now, or is compressed
-            file.unlink(missing_ok=True)
+    def replace(
+        self, tables: Mapping[str, Mapping[str, Kept]], weights: Mapping[str, Tensors]
+    ) -> None:
+        """Write the tables of these pages anew, these networks' weights, and the manifest.
+
+        What is not used any more goes.
+
+        Args:
+            tables: by page, its rows by key.
+            weights: by the name of their file.
+        Raises:
+            AtsError: it would be more than `LIMIT` bytes; nothing has been written then.
+        """
+        parquet = arrow().parquet
+        after = {**self._pages(), **tables}
+        networks = {
+            row.facts["network"]
+            for rows in after.values()
+            for row in rows.values()
+            if "network" in row.facts
+        }
+        hashes = self._hashes()
+        partials: dict[str, Path] = {}
+        self.root.mkdir(parents=True, exist_ok=True)
+        try:
+            for page, rows in tables.items():
+                name = f"{page}/evidence.parquet"
+                partials[name] = self.root / f"{page}.parquet.partial"
+                parquet.write_table(
+                    to_table(rows.values()), partials[name], compression="zstd", compression_level=9
+                )
+            for file, tensors in weights.items():
+                name = f"networks/{file}"
+                partials[name] = self.root / f"{file}.partial"
+                partials[name].write_bytes(serialized(tensors))
+            kept = {f"{page}/evidence.parquet" for page in after} | {
+                f"networks/{file}" for file in networks
+            }
+            old = sum((self.root / name).stat().st_size for name in kept - partials.keys())
+            total = old + sum(partial.stat().st_size for partial in partials.values())
+            if total > LIMIT:
+                allowed = f"at most {LIMIT / 1e6:.0f} MB are allowed"
+                raise AtsError(f"the archive would have {total / 1e6:.1f} MB; {allowed}")
+            hashes |= {name: _sha256(partial.read_bytes()) for name, partial in partials.items()}
+            for name, partial in partials.items():
+                (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+                partial.replace(self.root / name)
+        finally:
+            for partial in partials.values():
+                partial.unlink(missing_ok=True)
+        lines = "".join(f"{hashes[name]}  {name}\n" for name in sorted(kept))
+        write_atomically(self.manifest, lambda partial: partial.write_text(lines))
+        for name in hashes.keys() - kept:
+            (self.root / name).unlink(missing_ok=True)
 
     def verify(self) -> list[str]:
-        """One line for each damaged, missing or unknown file; empty if the archive is whole."""
-        entries = self.entries()
-        faults = [
-            f
-            for key, line in entries.items()
-            for name in line["files"]
-            if (f := self._fault(line, key, name))
-        ]
-        known = {*self._files(entries.values()), self.index}
-        strange = sorted(
-            file for file in self.root.rglob("*") if file.is_file() and file not in known
-        )
-        return faults + [f"{file.relative_to(self.root)}: not in the index" for file in strange]
+        """One line for each damaged, missing or unknown file; empty if the archive is whole.
+
+        Raises:
+            AtsError: the manifest is damaged.
+        """
+        hashes = self._hashes()
+        faults = [fault for name in hashes if (fault := self._fault(name))]
+        there = [*self.root.glob("*/evidence.parquet"), *self.root.glob("networks/*")]
+        strange = {file.relative_to(self.root).as_posix() for file in there} - hashes.keys()
+        return faults + [f"{name}: not in {self.manifest.name}" for name in sorted(strange)]
 
     def size(self) -> int:
-        """Bytes of all files."""
-        return sum(file.stat().st_size for file in self.root.rglob("*") if file.is_file())
+        """Bytes of all files, the manifest's among them."""
+        files = [self.root / name for name in self._hashes()]
+        return sum(file.stat().st_size for file in (*files, self.manifest) if file.exists())
 
     def read(self, key: str) -> Artifact:
-        """What is kept of a unit, under the names that its artifact has in a store.
+        """What is kept of a request, under the names that its artifact has in a store.
 
         An attack's `target` and `original` are made again from the data; its `reconstruction`, if
-        kept, has the first 16 images.
+        kept, may have the first images only.
 
         Raises:
             AtsError: a damaged or missing file.
+            KeyError: the archive does not have it.
         """
-        return self._read(key, self.entries()[key])
+        for rows in self._pages().values():
+            if key in rows:
+                return self._artifact(rows[key])
+        raise KeyError(key)
 
-    def _read(self, key: str, line: dict) -> Artifact:
-        parts = {}
-        for name in line["files"]:
-            if fault := self._fault(line, key, name):
-                raise AtsError(
-                    f"the archive is damaged: {fault}; `git checkout {self.root}` brings it back"
-                )
-            parts[name] = self._file(line["kind"], key, name).read_bytes()
-        tensors = unpacked(parts, line)
-        if is_attack(line["kind"]) and (unit := unit_of(line)) is not None:
+    def _artifact(self, row: Kept) -> Artifact:
+        facts = row.facts
+        tensors = unpacked(row)
+        if "network" in facts:
+            name = f"networks/{facts['network']}"
+            self._check(name)
+            tensors |= safetensors.torch.load_file(self.root / name)
+        if is_attack(facts["kind"]) and (unit := unit_of(facts)) is not None:
             tensors["original"], tensors["target"], _ = targets(unit)
-        if line["kind"] == BatchUnit.kind and (unit := unit_of(line)) is not None:
+        if facts["kind"] == BatchUnit.kind and (unit := unit_of(facts)) is not None:
             tensors["target"] = chosen(unit.model.dataset, unit.batches)[0]
-        return Artifact(tensors, line)
+        return Artifact(tensors, facts)
 
-    def restore(self, store: Store, *, kinds: Iterable[str] | None = None) -> int:
-        """Put what is kept of every unit, of these kinds or all, into a store that lacks it; how
-        many.
+    def restore(
+        self,
+        store: Store,
+        *,
+        kinds: Iterable[str] | None = None,
+        pages: Iterable[str] | None = None,
+    ) -> int:
+        """Put what is kept of every request into a store that lacks it; how many.
+
+        Args:
+            kinds: requests of these kinds alone.
+            pages: what these pages read, and no more.
         """
         new = 0
-        for key, line in self.entries().items():
-            path = store.root / line["kind"] / f"{key}.safetensors"
-            if path.with_suffix(".json").exists() or (
-                kinds is not None and line["kind"] not in kinds
-            ):
-                continue
-            tensors = self._read(key, line).tensors
-            data = safetensors.torch.save(
-                {name: value.clone().contiguous() for name, value in tensors.items()}
-            )
-            write_atomically(path, lambda partial, data=data: partial.write_bytes(data))
-            facts = json.dumps(
-                line | {"sha256": _sha256(data), "archived": True}, indent=1, sort_keys=True
-            )
-            write_atomically(
-                path.with_suffix(".json"), lambda partial, facts=facts: partial.write_text(facts)
-            )
-            new += 1
+        for rows in self._pages().values():
+            for key, row in rows.items():
+                if kinds is not None and row.facts["kind"] not in kinds:
+                    continue
+                if pages is not None and not set(pages) & set(row.facts["pages"]):
+                    continue
+                new += self._put(key, row, store)
         return new
 
-    def _file(self, kind: str, key: str, name: str) -> Path:
-        return self.root / kind / f"{key}.{name}"
+    def restore_one(self, key: str, store: Store) -> bool:
+        """Put one request into a store that lacks it; whether that was done."""
+        rows = next((rows for rows in self._pages().values() if key in rows), None)
+        return rows is not None and self._put(key, rows[key], store)
 
-    def _files(self, lines: Iterable[dict]) -> list[Path]:
-        return [
-            self._file(line["kind"], _key(line), name) for line in lines for name in line["files"]
-        ]
+    def forget(self, store: Store, *, pages: Iterable[str] | None = None) -> int:
+        """Take out of a store what was restored and is not whole, so that it is computed whole; how
+        many.
 
-    def _fault(self, line: dict, key: str, name: str) -> str | None:
-        file = self._file(line["kind"], key, name)
-        if not file.exists():
-            return f"{file.relative_to(self.root)} is missing"
-        whole = _sha256(file.read_bytes()) == line["files"][name]
-        return (
-            None if whole else f"{file.relative_to(self.root)}: its bytes do not match their hash"
+        Args:
+            pages: what these pages read, and no more.
+        """
+        entries = self.entries()
+        gone = 0
+        for path, facts in list(store.entries()):
+            line = entries.get(path.stem)
+            if line is None or not facts.get("archived") or not line["left_out"]:
+                continue
+            if pages is not None and not set(pages) & set(line["pages"]):
+                continue
+            path.with_suffix(".json").unlink()
+            path.unlink()
+            gone += 1
+        return gone
+
+    def _put(self, key: str, row: Kept, store: Store) -> bool:
+        path = store.root / row.facts["kind"] / f"{key}.safetensors"
+        if path.with_suffix(".json").exists():
+            return False
+        tensors = self._artifact(row).tensors
+        data = serialized(tensors)
+        write_atomically(path, lambda partial: partial.write_bytes(data))
+        facts = json.dumps(
+            row.facts | {"sha256": _sha256(data), "archived": True}, indent=1, sort_keys=True
         )
+        write_atomically(path.with_suffix(".json"), lambda partial: partial.write_text(facts))
+        return True
+
+    def _hashes(self) -> dict[str, str]:
+        """The hash of every file by its name, from the manifest."""
+        if not self.manifest.exists():
+            return {}
+        lines = self.manifest.read_bytes().decode(errors="replace").splitlines(keepends=True)
+        found = [
+            re.fullmatch(r"([0-9a-f]{64})  ([\w.+-]+/[\w.+-]+)\n", line, re.ASCII) for line in lines
+        ]
+        if not all(found):
+            raise AtsError(f"{self.manifest} is damaged: {self._cure()}")
+        return {match[2]: match[1] for match in found}
+
+    def _pages(self) -> dict[str, dict[str, Kept]]:
+        """The rows of every page by key; each table is read once, and again when its file has
+        changed.
+        """
+        found = {}
+        for name in self._hashes():
+            page, _, file = name.partition("/")
+            if file == "evidence.parquet":
+                found[page] = self._rows(name)
+        return found
+
+    def _rows(self, name: str) -> dict[str, Kept]:
+        file = self.root / name
+        if not file.exists():
+            self._check(name)
+        about = file.stat()
+        stamp = (about.st_mtime_ns, about.st_size)
+        if file not in self._read_tables or self._read_tables[file][0] != stamp:
+            self._check(name)
+            rows = {row.key: row for row in from_table(arrow().parquet.read_table(file))}
+            self._read_tables[file] = (stamp, rows)
+        return self._read_tables[file][1]
+
+    def _check(self, name: str) -> None:
+        if fault := self._fault(name):
+            raise AtsError(f"the archive is damaged: {fault}; {self._cure()}")
+
+    def _cure(self) -> str:
+        return f"`git checkout {self.root}` brings it back"
+
+    def _fault(self, name: str) -> str | None:
+        file = self.root / name
+        if not file.exists():
+            return f"{name} is missing"
+        whole = _sha256(file.read_bytes()) == self._hashes().get(name)
+        return None if whole else f"{name}: its bytes do not match their hash"
+
+
+class Backed(Store):
+    """A store that looks into the evidence for what it lacks, before it computes.
+
+    Args:
+        root: the folder of the store, as in `Store`.
+        archive: the evidence.
+    """
+
+    def __init__(self, root: Path | str | None, archive: Archive, **options: object):
+        super().__init__(root, **options)
+        self.archive = archive
+
+    def has(self, kind: str, config: object, *, version: int = 1) -> bool:
+        """Whether the artifact is there, or in the evidence, from which it is then taken."""
+        if super().has(kind, config, version=version):
+            return True
+        return self.archive.restore_one(self.path(kind, config, version=version).stem, self)
+
+    def _read(self, path: Path) -> Artifact | None:
+        kept = super()._read(path)
+        if kept is None and self.archive.restore_one(path.stem, self):
+            return super()._read(path)
+        return kept
+
+
+def network_name(facts: dict, key: str) -> str:
+    """The file of a network's weights: its data set, model and policy in plain letters, and its
+    key.
+    """
+    config = facts["config"]
+    policy = (config.get("train") or {}).get("policy") or "none"
+    words = [config.get("dataset"), config.get("model"), policy, f"seed{config.get('seed', 0)}"]
+    plain = "-".join(re.sub(r"[^\w.+-]", "_", str(word), flags=re.ASCII) for word in words)
+    return f"{plain}-{key}.safetensors"
+
+
+def _readers(pages: Mapping[str, Sequence[str]], lines: Sequence[dict]) -> dict[str, list[str]]:
+    """The pages that read each request: by its key, and where that is in no page's plan by its
+    description.
+    """
+    by_config: dict[str, list[str]] = {}
+    for line in lines:
+        if reading := pages.get(_key(line)):
+            by_config.setdefault(_text(line["config"]), []).extend(reading)
+    return {
+        _key(line): list(pages.get(_key(line)) or by_config.get(_text(line["config"]), ()))
+        for line in lines
+    }
 
 
 def unit_of(line: dict) -> Unit | None:

@@ -279,7 +279,7 @@ def write_audit(outcome: dict, results: Path) -> None:
 def audit_page(results: Path) -> str:
     """The page *Audit* in Markdown, from `results/audit.json`."""
     head = (
-        "# Audit\n\nThe evidence behind the pages lies in `results/units/`. `make report` checks all its hashes\n"
+        "# Audit\n\nThe evidence behind the pages lies in `results/`. `make report` checks all its hashes\n"
         "and computes a random sample again on the machine at hand, from the stored networks: another\n"
         "one at every run. Another processor rounds otherwise, and an attack can make decibels of that in a single\n"
         "image; so equal is asked of the mean, with a 95 % interval over units that lies inside the bound, outside or\n"

@@ -13,6 +13,7 @@ import torch
 
 import atslib
 from atsbook.runs.audit import audit_page
+from atsbook.runs.shown import page_differences
 from atsbook.runs.store import Store
 from atsbook.texts.advice import advice
 from atsbook.texts.answers import answers, insert_answers
@@ -20,6 +21,7 @@ from atsbook.texts.costs import costs_page, speed_table, steps_table
 from atsbook.texts.coverage import coverage_page
 from atsbook.texts.effects import insert_effects
 from atslib.errors import AtsError
+from atslib.files import write_atomically
 
 # Of each page, made beside others: more threads than cores wait for each other, and all take many
 # times as long.
@@ -105,8 +107,31 @@ def execute(name: str, parameters: dict[str, object], *, root: Path, store: Stor
                 missing_ok=True
             )  # interrupted or killed, which is no failure of the page's
         raise AtsError(f"{name}: {failure or words}")
+    _strip(partial)
+    if page.exists() and not page_differences(page, partial, figures=True):
+        partial.unlink()
+        store.say(f"{name}: page as it was in {page.relative_to(root)}")
+        return
     partial.replace(page)
     store.say(f"{name}: page in {page.relative_to(root)}")
+
+
+def _strip(page: Path) -> None:
+    """Take out of an executed notebook what is another at each run: times, and the name of the
+    parameters' cell.
+    """
+    notebook = json.loads(page.read_text())
+    run = notebook["metadata"].get("papermill", {})
+    notebook["metadata"]["papermill"] = {
+        name: run.get(name) for name in ("exception", "parameters")
+    }
+    for cell in notebook["cells"]:
+        cell["metadata"].pop("execution", None)
+        cell["metadata"].pop("papermill", None)
+        if "injected-parameters" in cell["metadata"].get("tags", []):
+            cell["id"] = "injected-parameters"
+    text = json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
+    write_atomically(page, lambda partial: partial.write_text(text))
 
 
 def _failure(partial: Path) -> str | None:

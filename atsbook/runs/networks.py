@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from atsbook.runs.settings import Settings
-from atsbook.runs.store import Artifact, Store
+from atsbook.runs.store import Artifact, Store, whole_again
 from atslib.checkpoints import ADDED_SINCE
 from atslib.clients.training import TrainConfig, evaluate, fit
 from atslib.data.load import Images, load
@@ -306,6 +306,4 @@ class _Absent(nn.Module):
         raise self._refusal()
 
     def _refusal(self) -> NotKept:
-        return NotKept(
-            f"the archive keeps no weights of {self.title}; `python -m atsbook run` trains it"
-        )
+        return NotKept(f"the archive keeps no weights of {self.title}; {whole_again()}")

@@ -5,6 +5,7 @@ import os
 import re
 import secrets
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,8 +15,9 @@ from atsbook.runs.archive import Archive
 from atsbook.runs.audit import audit, summaries, write_audit
 from atsbook.runs.making import build_book, executing, publish_answers
 from atsbook.runs.networks import Unit
-from atsbook.runs.schedule import compute, describe, outlook, plan, say
+from atsbook.runs.schedule import compute, describe, needed, outlook, plan, say
 from atsbook.runs.settings import Settings, settings
+from atsbook.runs.shown import folder_differences, page_differences
 from atsbook.runs.store import Store
 from atsbook.texts.costs import write_cost
 from atslib.data.load import available, is_drawn, load
@@ -134,6 +136,7 @@ def report(
     seed: int | None = None,
     minutes: float = 3.0,
     jobs: int | None = None,
+    record: bool = False,
     root: Path,
     store: Store,
 ) -> None:
@@ -145,12 +148,14 @@ def report(
     Args:
         seed: of the sample; by default another one at every run.
         minutes: that the sample may take, about.
+        record: whether the audit's outcome is written to results/, for the book, and not to
+            book/_build alone.
         store: what it says and shows; its artifacts are neither read nor changed.
     Raises:
         AtsError: a damaged archive, or a page or book that failed.
     """
     experiment, pages = _chosen((), BOOK_PROFILE, None, root, store)
-    archive = Archive(root / "results" / "units")
+    archive = Archive(root / "results")
     if faults := archive.verify():
         raise AtsError(
             f"the archive is damaged: {'; '.join(faults)}; `git checkout {archive.root}` brings it back"
@@ -172,12 +177,52 @@ def report(
     )
     for line in summaries(outcome):
         store.say(f"audit: {line}")
-    write_audit(outcome, root / "results")
+    write_audit(outcome, root / "book" / "_build")
+    if record:
+        write_audit(outcome, root / "results")
     kept = _pages_of(archive, pages, experiment, jobs, root, store)
     publish_answers(root)
     if kept:
         store.say(f"as they are committed, for want of evidence in the archive: {'; '.join(kept)}")
     build_book(root, store)
+
+
+def check(*, jobs: int | None = None, root: Path, store: Store) -> list[str]:
+    """Every page that the evidence is enough for, made again in book/_build/check, beside what is
+    committed.
+
+    Returns:
+        One line for each text, table or fact that is another now: its page, its cell or file, and
+        both.
+    Raises:
+        AtsError: a damaged archive, or a page that failed.
+    """
+    experiment, pages = _chosen((), BOOK_PROFILE, None, root, store)
+    archive = Archive(root / "results")
+    if not archive.entries() or experiment.dataset != settings(profile=BOOK_PROFILE).dataset:
+        store.say("without the evidence and its images no page can be made again: none is checked")
+        return []
+    place = root / "book" / "_build" / "check"
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.copytree(root / "notebooks", place / "notebooks")
+    kept = _pages_of(archive, pages, experiment, jobs, place, store)
+    if kept:
+        store.say(f"not checked, for want of evidence in the archive: {'; '.join(kept)}")
+    faults = []
+    for name in (page for page in pages if (place / "book" / "results" / f"{page}.ipynb").exists()):
+        committed, made = (
+            folder / "book" / "results" / f"{name}.ipynb" for folder in (root, place)
+        )
+        if not committed.exists():
+            faults.append(f"{name}: it is in the book's contents, and no page of it is committed")
+            continue
+        faults += [f"{name}, {line}" for line in page_differences(committed, made, figures=False)]
+        for folder in (place / "results" / name).iterdir():
+            faults += [
+                f"{name}, {line}"
+                for line in folder_differences(root / folder.relative_to(place), folder)
+            ]
+    return faults
 
 
 def _pages_of(
@@ -278,13 +323,37 @@ def _further(name: str, first: Sequence[Unit], experiment: Settings, store: Stor
 def _write_tables(
     name: str, units: Sequence[Unit], experiment: Settings, root: Path, store: Store
 ) -> None:
-    """The page's tables, and what its units cost, into results/; its verdict is said."""
+    """The page's tables, where they have changed, and what its units cost, into results/; its
+    verdict is said.
+    """
     result = load_page(name).run(experiment, store)
-    folder = result.write(root / "results")
+    with tempfile.TemporaryDirectory() as scratch:
+        made = result.write(Path(scratch))
+        folder = root / "results" / made.relative_to(scratch)
+        same = folder.is_dir() and not folder_differences(folder, made)
+    if not same:  # else the last digits of another machine would be no news
+        result.write(root / "results")
     write_cost(units, store, folder)
+    told = f"{name}: {result.verdict.status}; {result.verdict.reason}"
     store.say(
-        f"{name}: {result.verdict.status}; {result.verdict.reason}\n{name}: tables in {folder.relative_to(root)}"
+        f"{told}\n{name}: tables {'as they were ' if same else ''}in {folder.relative_to(root)}"
     )
+
+
+def readers(root: Path, store: Store) -> dict[str, list[str]]:
+    """The pages of the book that read each artifact of the evidence, by the store's hash, in the
+    book's order.
+
+    Raises:
+        AtsError: the images of the evidence are not here.
+    """
+    experiment = settings(profile=BOOK_PROFILE)
+    found: dict[str, list[str]] = {}
+    for name in published(root):
+        first = list(load_page(name).units(experiment).values())
+        for unit in needed(first + _further(name, first, experiment, store)):
+            found.setdefault(store.path(unit.kind, unit).stem, []).append(name)
+    return found
 
 
 def published(root: Path) -> list[str]:
@@ -295,7 +364,7 @@ def published(root: Path) -> list[str]:
 
 def evidence_dates(root: Path) -> dict[str, list[str]]:
     """When each page's pieces of work in the archive were made, as ISO dates, by page."""
-    archive = Archive(root / "results" / "units")
+    archive = Archive(root / "results")
     experiment = settings(profile=BOOK_PROFILE)
     made = {key: line["made"] for key, line in archive.entries().items()}
     evidence = Store(root / "book" / "_build" / "dates")  # only for the names it gives

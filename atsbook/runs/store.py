@@ -27,6 +27,12 @@ from atslib.errors import AtsError, NotKept, OutOfTime, as_path, check_kind
 from atslib.files import digest, project_root, states_kept, write_atomically
 
 
+def whole_again() -> str:
+    """What to do about a result of which the evidence keeps a part."""
+    forget = "`python -m atsbook archive forget` takes it out of the store"
+    return f"{forget}, and `python -m atsbook run` computes it whole"
+
+
 @dataclasses.dataclass(frozen=True)
 class Artifact:
     """Tensors and the facts of their making: `config`, `seconds`, `device`, `made`, `torch`."""
@@ -37,7 +43,7 @@ class Artifact:
     def __getitem__(self, name: str) -> Tensor:
         if name not in self.tensors and name in self.facts.get("left_out", ()):
             kind = self.facts["kind"]
-            made = "`python -m atsbook run` computes it whole"
+            made = whole_again()
             raise NotKept(f"of this {kind} the archive keeps no {name!r}; {made}")
         return self.tensors[name]
 

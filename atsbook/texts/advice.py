@@ -243,9 +243,9 @@ def _federation(results: Path) -> str:
 def _rivals(results: Path) -> str:
     """The defenses on gradients beside the policy: gain, identification and accuracy."""
     page = newest("claim1_defenses", results)
-    attacks = page and pd.read_csv(page[0] / "attacks.csv", dtype={"defense": str})
-    if page is None or "floor_policy" not in attacks:
+    if page is None:
         return ""
+    attacks = pd.read_csv(page[0] / "attacks.csv", dtype={"defense": str})
     accuracy = pd.read_csv(page[0] / "accuracy.csv", dtype={"defense": str}).set_index("defense")[
         "accuracy"
     ]

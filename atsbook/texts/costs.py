@@ -107,7 +107,7 @@ def costs_page(results: Path) -> str:
     cases = rows[rows["benchmark"] == "costs"]
     off = cases.loc[cases["fitted"] == 0, "error"].abs()
     names = {"flop": "FLOP", "number": "activation", "weight": "number in a gradient"}
-    stored = Archive(results / "units").entries()
+    stored = Archive(results).entries()
     words = {
         "pages": pages,
         "stored": len(stored),

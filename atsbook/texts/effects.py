@@ -6,7 +6,7 @@ by each run.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -26,13 +26,33 @@ UNKNOWN = "not measured yet"
 _MARK = re.compile(r"(<!-- effect: (?P<name>[\w-]+) -->).*?(<!-- /effect -->)")
 
 
+class _NotMeasured(Exception):
+    """Stored tables do not have what an effect is of, as those of a smaller profile may not."""
+
+
+class _Stored(dict):
+    """Tables by name, of which one that is not there was not measured."""
+
+    def __missing__(self, name: str) -> pd.DataFrame:
+        raise _NotMeasured(name)
+
+
+def _there(values: Iterable[object], *names: object) -> None:
+    """Raise `_NotMeasured` unless all names are among these values of a table."""
+    known = set(values)
+    if missing := [name for name in names if name not in known]:
+        raise _NotMeasured(missing)
+
+
 def _change(
     attacks: pd.DataFrame, name: str, base: str, by: str = "setting", value: str = "psnr"
 ) -> str:
+    _there(attacks[by], name, base)
     return interval(paired(attacks[attacks[by].isin((name, base))], base, value, by=by).loc[name])
 
 
 def _accuracy(table: pd.DataFrame, base: str, name: str, by: str) -> str:
+    _there(table[by], base, name)
     known = table.set_index(by)["accuracy"]
     return f"{known[base]:.1f} → {known[name]:.1f} % accuracy"
 
@@ -53,6 +73,7 @@ def _switch(name: str, column: str = "", value: str = "psnr") -> Callable[[Table
 
     def words(tables: Tables) -> str:
         attacks = tables["attacks"]
+        _there(attacks["setting"], base, name)
         first, turned = (attacks[attacks["setting"] == setting].iloc[0] for setting in (base, name))
         text = f"{first[column]} → {turned[column]}: " if column else ""
         text += ("gain " if value == "gain" else "") + _change(attacks, name, base, value=value)
@@ -69,7 +90,9 @@ def _switch(name: str, column: str = "", value: str = "psnr") -> Callable[[Table
 
 def _order(name: str) -> Callable[[Tables], str]:
     def words(tables: Tables) -> str:
-        row = switches.orders(tables["scores"]).loc[name]
+        orders = switches.orders(tables["scores"])
+        _there(orders.index, name)
+        row = orders.loc[name]
         return (
             f"rank correlation of both orders {row['rank correlation']:.2f} over {row['policies']:.0f} policies, "
             f"{row['shared']:.0f} of the first {row['best']:.0f} shared"
@@ -234,14 +257,11 @@ def effect(name: str, results: Path) -> str:
     choose("effect", name, EFFECTS)
     page, words = EFFECTS[name]
     for folder, facts in stored(page, results):
-        tables = {file.stem: pd.read_csv(file) for file in folder.glob("*.csv")}
+        tables = _Stored({file.stem: pd.read_csv(file) for file in folder.glob("*.csv")})
         where = f"{facts['dataset']}, {facts['model']}, n = {facts['images']}, {facts['profile']}"
         try:
             return f"{words(tables)} ([{where}](results/{page}.ipynb))"
-        except (
-            KeyError,
-            IndexError,
-        ):  # tables that did not measure it: a smaller profile's may have
+        except _NotMeasured:  # by this profile; another may have
             continue
     return UNKNOWN
 

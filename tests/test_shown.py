@@ -1,0 +1,246 @@
+"""What a page shows: a change that a reader sees is found, and what another machine adds is none."""
+
+import base64
+import io
+import json
+
+import nbformat
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from atsbook.pages import steps
+from atsbook.runs import making, runner
+from atsbook.runs.archive import Archive
+from atsbook.runs.schedule import needed
+from atsbook.runs.settings import settings
+from atsbook.runs.shown import (
+    folder_differences,
+    page_differences,
+    same_picture,
+    same_text,
+    table_difference,
+)
+from atsbook.runs.store import Store
+from atslib.__main__ import main
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("gain 12.1 dB", "gain 12.2 dB"),
+        ("r = −0.28 [−0.04, 0.52]", "r = −0.29 [−0.04, 0.51]"),
+        ("1.0e-05", "1.1e-05"),
+        ("12,345.67", "12,345.66"),
+        ("tables faa5d30cf95e.", "tables 0123456789ab."),
+        ('<img src="data:image/png;base64,iVBORw0K">', '<img src="data:image/png;base64,AAAA/+=">'),
+        ("<function at 0x7f00>", "<function at 0x7fff>"),
+    ],
+)
+def test_the_last_digit_of_a_fraction_and_what_no_reader_sees_are_no_change(one, other):
+    assert same_text(one, other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("gain 12.1 dB", "gain 12.3 dB"),
+        ("gain 12.1 dB", "gain -12.1 dB"),
+        ("3 of 16 cells", "4 of 16 cells"),
+        ("57 %", "58 %"),
+        ("1,234 images", "1,235 images"),
+        ("policy 3-1-7", "policy 3-1-8"),
+        ("reproduced", "not reproduced"),
+        ("lower 1.0", "higher 1.0"),
+        ("", "1"),
+    ],
+)
+def test_a_count_a_word_or_another_number_is_a_change(one, other):
+    assert not same_text(one, other)
+
+
+def test_tables_are_compared_by_six_digits_and_a_difference_names_row_and_column(tmp_path):
+    old, new = tmp_path / "old.csv", tmp_path / "new.csv"
+    old.write_text("policy,psnr,n\nnone,12.3456,3\n3-1-7,nan,4\n")
+    new.write_text("policy,psnr,n\nnone,12.3457,3\n3-1-7,nan,4\n")
+    assert table_difference(old, new) is None
+    for text, fault in {
+        "policy,psnr,n\nnone,12.4456,3\n3-1-7,nan,4\n": "row 1, psnr: 12.3456 is committed, 12.4456 is made now",
+        "policy,psnr,n\nnone,12.3456,3\n3-1-7,1,4\n": "row 2, psnr: nan is committed, 1.0 is made now",
+        "policy,psnr,n\nnone,12.3456,3\n3-1-7,nan,5\n": "row 2, n: 4 is committed, 5 is made now",
+        "policy,psnr,n\nnone,12.3456,3\nhybrid,nan,4\n": "row 2, policy: 3-1-7 is committed, hybrid is made now",
+        "policy,psnr,n\nnone,12.3456,3\n": "it had 2 rows and has 1",
+        "policy,psnr\nnone,12.3456\n3-1-7,nan\n": "its columns were policy, psnr, n and are policy, psnr",
+    }.items():
+        new.write_text(text)
+        assert table_difference(old, new) == fault
+
+
+def test_files_that_are_new_gone_or_changed_are_named(tmp_path):
+    for name in ("old", "new"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "cost.json").write_text(name)  # seconds, of which no page speaks
+        (folder / f"{name}.csv").write_text("a\n1\n")
+        (folder / "sheet.webp").write_text(name)
+        (folder / "verdict.json").write_text(json.dumps({"status": name}))
+    faults = folder_differences(tmp_path / "old", tmp_path / "new")
+    assert [fault.split(":")[0] for fault in faults] == [
+        "new.csv is made now and not committed",
+        "old.csv is no longer made",
+        "sheet.webp has changed",
+        "verdict.json",
+    ]
+    assert '“{"status": "old"}”, made now “{"status": "new"}”' in faults[-1]
+
+
+def png(pixels):
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "png")
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def test_pictures_are_compared_by_their_pixels():
+    pixels = np.full((50, 60, 3), 200, np.uint8)
+    edge, bar, lower = pixels.copy(), pixels.copy(), pixels[:-1]
+    edge[0, :3] = 90  # as where a letter is drawn a little otherwise
+    bar[10:20, 10:20] = 90
+    assert same_picture(png(pixels), png(pixels - 5))
+    assert same_picture(png(pixels), png(edge))
+    assert not same_picture(png(pixels), png(bar))
+    assert not same_picture(png(pixels), png(lower))
+
+
+def page(path, *, source="show()", text="gain 12.1 dB", picture=None, tags=(), time="1"):
+    """An executed notebook of one cell, with papermill's times."""
+    outputs = [
+        nbformat.v4.new_output(
+            "display_data", {"text/html": text, "image/png": picture or png(BLANK)}
+        )
+    ]
+    metadata = {
+        "tags": list(tags),
+        "papermill": {"duration": time},
+        "execution": {"iopub.status.busy": time},
+    }
+    injected = nbformat.v4.new_code_cell(
+        f"time = {time}", metadata={"tags": ["injected-parameters"]}
+    )
+    cell = nbformat.v4.new_code_cell(source, outputs=outputs, metadata=metadata)
+    nbformat.write(
+        nbformat.v4.new_notebook(
+            cells=[injected, cell], metadata={"papermill": {"end_time": time}}
+        ),
+        path,
+    )
+    return path
+
+
+BLANK = np.full((40, 40, 3), 255, np.uint8)
+
+
+def test_a_page_is_the_same_but_for_times_and_a_difference_quotes_both_texts(tmp_path):
+    old = page(tmp_path / "old.ipynb")
+    new = tmp_path / "new.ipynb"
+    assert page_differences(old, page(new, time="2", text="gain 12.2 dB"), figures=True) == []
+    (fault,) = page_differences(old, page(new, text="gain 13.1 dB"), figures=True)
+    assert fault == "cell 1: committed “gain 12.1 dB”, made now “gain 13.1 dB”"
+    (fault,) = page_differences(old, page(new, source="show(1)"), figures=True)
+    assert fault.startswith("cell 1, its source: committed “show()”")
+    (fault,) = page_differences(old, page(new, tags=["hide-input"]), figures=True)
+    assert fault.startswith("cell 1, its layout: ")
+    dark = page(new, picture=png(BLANK // 2))
+    assert page_differences(old, dark, figures=True) == ["cell 1: its figure has changed"]
+    assert page_differences(old, dark, figures=False) == []
+
+
+def test_what_is_another_at_each_run_is_taken_out_of_a_page(tmp_path):
+    pages = [page(tmp_path / f"{time}.ipynb", time=time) for time in ("1", "2")]
+    for made in pages:
+        making._strip(made)
+    first, second = (nbformat.read(made, as_version=4) for made in pages)
+    assert (
+        first.metadata == second.metadata == {"papermill": {"exception": None, "parameters": None}}
+    )
+    assert first.cells[1].metadata == second.cells[1].metadata == {"tags": []}
+    assert first.cells[0].id == second.cells[0].id
+
+
+@pytest.fixture
+def published(root, smoke_store, monkeypatch):
+    """A project with one page, its evidence and tables; for its notebook stands one that shows the
+    verdict.
+    """
+    (root / "book/_toc.yml").write_text("- file: results/steps\n")
+    monkeypatch.setattr(runner, "BOOK_PROFILE", "smoke")
+    chosen, here = settings(profile="smoke"), Store(smoke_store)
+    whole = steps.run(chosen, here)
+    few = Store(root / "few")
+    for unit in needed(steps.units(chosen).values()):
+        few.get(
+            unit.kind, unit, lambda state, unit=unit: here.get(unit.kind, unit, pytest.fail).tensors
+        )
+    Archive(root / "results").write(few, embedded=True)
+    shown = []
+
+    def execute(name, parameters, *, root, store):
+        result = steps.run(chosen, store)
+        (root / "book/results").mkdir(parents=True, exist_ok=True)
+        page(root / f"book/results/{name}.ipynb", text=result.headline)
+        shown.append(name)
+
+    monkeypatch.setattr(making, "execute", execute)
+    whole.write(root / "results")
+    page(root / "book/results/steps.ipynb", text=whole.headline)
+    return root
+
+
+def test_a_page_that_its_code_still_makes_passes_and_nothing_is_written(published, store, said):
+    before = {
+        file: file.read_bytes()
+        for file in published.rglob("*")
+        if file.is_file() and "few" not in file.parts
+    }
+    assert runner.check(jobs=1, root=published, store=store) == []
+    assert (published / "book/_build/check/book/results/steps.ipynb").exists()
+    for file, data in before.items():
+        assert file.read_bytes() == data, file
+
+
+def test_a_rule_that_has_changed_since_a_page_was_made_fails_and_names_page_cell_and_texts(
+    published, store, monkeypatch, capsys
+):
+    monkeypatch.setattr(steps, "STEPS_RULE", "Another rule.")
+    faults = runner.check(jobs=1, root=published, store=store)
+    assert len(faults) == 2
+    assert faults[0].startswith("steps, cell 1: committed “")
+    assert "Another rule." in faults[0].split("made now")[1]
+    assert faults[1].startswith("steps, verdict.json: committed “")
+    assert main(["report", "--check", "--jobs", "1"]) == 1
+    assert "steps, cell 1: committed “" in capsys.readouterr().out
+
+
+def test_a_stored_table_that_the_code_does_not_make_fails(published, store):
+    (file,) = published.glob("results/steps/*/attacks.csv")
+    table = pd.read_csv(file)
+    table.loc[1, "psnr"] += 1
+    table.to_csv(file, index=False)
+    (fault,) = runner.check(jobs=1, root=published, store=store)
+    assert fault.startswith("steps, attacks.csv: row 2, psnr: ")
+
+
+def test_tables_are_left_as_they_are_where_only_last_digits_differ(published, store, monkeypatch):
+    monkeypatch.setattr(runner, "build_book", lambda root, store: None)
+    (file,) = published.glob("results/steps/*/attacks.csv")
+    table = pd.read_csv(file)
+    whole = file.read_text()
+    table["psnr"] *= 1 + 1e-5
+    table.to_csv(file, index=False)
+    older = file.read_text()
+    runner.report(seed=3, minutes=0.01, jobs=1, root=published, store=store)
+    assert file.read_text() == older
+    table["psnr"] += 1
+    table.to_csv(file, index=False)
+    runner.report(seed=3, minutes=0.01, jobs=1, root=published, store=store)
+    assert file.read_text() == whole
