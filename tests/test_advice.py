@@ -5,7 +5,7 @@ import json
 import pandas as pd
 import pytest
 
-from atsbook.findings.result import NO_POLICY
+from atsbook.findings.result import FILE, NO_POLICY
 from atsbook.runs.table1 import HYBRID
 from atsbook.texts.advice import LEADS, advice
 
@@ -26,8 +26,8 @@ def stored(results, page, status="partly", **tables):
         "device": "CPU",
         "made": "today",
     }
-    (folder / "facts.json").write_text(json.dumps(facts))
-    (folder / "verdict.json").write_text(json.dumps({"status": status, "reason": "", "rule": ""}))
+    verdict = {"status": status, "reason": "", "rule": ""}
+    (folder / FILE).write_text(json.dumps({"verdict": verdict, "facts": facts}))
 
 
 def attacked(regime, step, gain, found, policy=NO_POLICY, **more):

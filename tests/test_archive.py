@@ -110,17 +110,34 @@ def test_a_page_has_a_table_with_a_row_per_request_that_pandas_reads(kept, tmp_p
     assert len(table) + len(others) == len(archive.entries())
 
 
-def test_the_weights_of_a_network_are_a_file_that_names_it(kept, archive):
-    file = (
-        archive.root
-        / "networks"
-        / f"shapes-lenet-3-1-7+43-18-18-seed0-{key(kept, ATTACK.model)}.safetensors"
-    )
-    assert file in set((archive.root / "networks").iterdir())
-    whole = kept.get("model", ATTACK.model, pytest.fail).tensors
+def test_the_weights_of_networks_are_in_a_file_for_each_data_set_and_model(kept, archive):
+    (file,) = (archive.root / "networks").iterdir()
+    assert file.name == "shapes-lenet.safetensors"
+    expected = {}
+    for unit in (ATTACK.model, SCORES.model):
+        whole = kept.get("model", unit, pytest.fail).tensors
+        weights = {name: value for name, value in whole.items() if name.startswith("model.")}
+        expected |= {f"{key(kept, unit)}.{name}": value for name, value in weights.items()}
     weights = load_file(file)
-    assert weights.keys() == {name for name in whole if name.startswith("model.")}
-    assert all(torch.equal(weights[name], whole[name]) for name in weights)
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], expected[name]) for name in weights)
+
+
+def test_a_network_that_comes_later_leaves_those_in_its_file_as_they_are(kept, archive, tmp_path):
+    (file,) = (archive.root / "networks").iterdir()
+    before = load_file(file)
+    store = Store(tmp_path / "more")
+    later = dataclasses.replace(ATTACK, model=dataclasses.replace(ATTACK.model, seed=9), policy="3")
+    later.make(store, CPU)
+    assert archive.write(store, embedded=True) == 2
+    weights = load_file(file)
+    own = key(store, later.model)
+    assert {name.partition(".")[0] for name in weights.keys() - before.keys()} == {own}
+    assert all(torch.equal(weights[name], before[name]) for name in before)
+    assert archive.verify() == []
+    whole = store.get("model", later.model, pytest.fail).tensors
+    read = archive.read(own).tensors
+    assert all(torch.equal(read[name], whole[name]) for name in whole)
 
 
 def test_what_is_derived_from_a_request_lies_with_it(tmp_path):

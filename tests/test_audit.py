@@ -13,6 +13,7 @@ import torch
 from checks import refused
 
 from atsbook.__main__ import main
+from atsbook.findings.result import stored_digest, stored_result
 from atsbook.runs import making, runner
 from atsbook.runs.archive import Archive
 from atsbook.runs.attackers import FromMean, Learned, Undone
@@ -212,7 +213,9 @@ def test_the_report_is_made_from_the_archive_alone(root, smoke_store, said, monk
     report(seed=3, minutes=0.05, jobs=1, root=root, store=Store(root / "unused", say=said.append))
     assert executed == [("claim1_privacy", root / "book/_build/evidence")]
     folder = root / "results/claim1_privacy/shapes-smoke"
-    assert all((folder / name).read_text() == text for name, text in whole.texts().items())
+    assert stored_digest(folder) == whole.digest
+    assert stored_result(folder)["verdict"] == dataclasses.asdict(whole.verdict)
+    assert stored_result(folder)["facts"] == whole.facts
     assert json.loads((root / "book/_build/audit.json").read_text())["seed"] == 3
     assert not (root / "results/audit.json").exists()
     assert (root / "book/audit.md").read_text() == audit_page(root / "results")

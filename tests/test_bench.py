@@ -10,6 +10,7 @@ import torch
 
 from atsbook import bench
 from atsbook.__main__ import main
+from atsbook.findings.result import FILE, stored_result
 from atsbook.runs.attacks import attack_unit, attacked
 from atsbook.runs.networks import model_unit
 from atsbook.runs.settings import settings
@@ -46,7 +47,7 @@ def test_the_book_shows_what_steps_gain(tmp_path):
     pd.DataFrame(rows, columns=["model", "schedule", "steps", "image", "gain"]).to_csv(
         folder / "attacks.csv"
     )
-    (folder / "facts.json").write_text('{"seed": 3, "device": "CPU, 2 cores"}')
+    (folder / FILE).write_text('{"facts": {"seed": 3, "device": "CPU, 2 cores"}}')
     said, _, *table = steps_table(tmp_path, "shapes").splitlines()
     assert said.endswith("no policy, shapes, n = 2 images, profile laptop, seed 3, CPU, 2 cores.")
     assert table == [
@@ -184,14 +185,20 @@ def test_a_pages_cost_is_that_of_its_units_and_of_what_they_need_once(tmp_path, 
             json.loads(store.path(unit.kind, unit).with_suffix(".json").read_text())["seconds"]
         )
     folder = tmp_path / "claim1_privacy" / "cifar100-laptop"
+    embedded = tmp_path / "claim1_privacy" / "shapes-smoke"
+    for place in (folder, embedded):
+        place.mkdir(parents=True)
+        (place / FILE).write_text('{"facts": {"seed": 3}}')
+    assert cost_table(tmp_path) == "Not measured yet.\n"
     write_cost(units, store, folder)
-    cost = json.loads((folder / "cost.json").read_text())
+    assert stored_result(folder)["facts"] == {"seed": 3}
+    cost = stored_result(folder)["cost"]
     assert (cost["units"], cost["seconds"], cost["longest"]) == (
         3,
         round(math.fsum(spent), 1),
         round(max(spent), 1),
     )
-    write_cost(units, store, tmp_path / "claim1_privacy" / "shapes-smoke")
+    write_cost(units, store, embedded)
     (row,) = cost_table(tmp_path).splitlines()[2:]
     assert row.startswith(
         "| [claim1_privacy](results/claim1_privacy.ipynb) | cifar100, laptop | CPU, "

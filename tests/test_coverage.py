@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from atsbook.findings.reported import reported
+from atsbook.findings.result import FILE
 from atsbook.pages.claim6_transformations import FUNCTIONS
 from atsbook.texts import coverage as page
 from atsbook.texts.coverage import coverage_page
@@ -31,9 +32,8 @@ def put(tmp_path):
         folder = tmp_path / name / where
         folder.mkdir(parents=True)
         data, _, profile = where.rpartition("-")
-        (folder / "facts.json").write_text(
-            json.dumps({"dataset": data, "profile": profile, "model": model} | facts)
-        )
+        about = {"dataset": data, "profile": profile, "model": model} | facts
+        (folder / FILE).write_text(json.dumps({"facts": about}))
         for table, columns in tables.items():
             pd.DataFrame(columns).to_csv(folder / f"{table}.csv", index=False)
         return tmp_path

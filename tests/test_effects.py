@@ -7,6 +7,7 @@ import json
 import pandas as pd
 import pytest
 
+from atsbook.findings.result import FILE
 from atsbook.texts import effects
 from atslib.errors import AtsError
 from atslib.files import project_root
@@ -21,7 +22,7 @@ def stored(results, page, **tables):
     for name, table in tables.items():
         table.to_csv(folder / f"{name}.csv", index=False)
     facts = {"dataset": "cifar100", "model": "resnet20-1", "images": 4, "profile": "laptop"}
-    (folder / "facts.json").write_text(json.dumps(facts))
+    (folder / FILE).write_text(json.dumps({"facts": facts}))
     return results
 
 

@@ -1,7 +1,6 @@
 """Published numbers, summaries, verdicts by their rule, stored results and the answer table."""
 
 import dataclasses
-import json
 import math
 import shutil
 
@@ -12,7 +11,7 @@ from checks import refused
 
 from atsbook.findings import result as report
 from atsbook.findings.reported import policy_label, reported
-from atsbook.findings.result import NO_POLICY, Result, Verdict, stored_digest
+from atsbook.findings.result import NO_POLICY, Result, Verdict, stored_digest, stored_result
 from atsbook.findings.verdicts import cannot_tell, does_not_matter, guards
 from atsbook.pages import claim2_generality
 from atsbook.pages.claim1_defenses import DEFENSES_RULE, defenses_verdict, exchange
@@ -308,14 +307,17 @@ def test_a_result_is_written_as_tables_verdict_and_facts(tmp_path):
     assert {path.name for path in folder.iterdir()} == {
         "accuracy.csv",
         "attacks.csv",
-        "facts.json",
-        "verdict.json",
+        "result.json",
     }
     pd.testing.assert_frame_equal(
         pd.read_csv(folder / "attacks.csv"), made.tables["attacks"], check_dtype=False
     )
-    assert json.loads((folder / "facts.json").read_text()) == made.facts
-    assert Verdict(**json.loads((folder / "verdict.json").read_text())) == made.verdict
+    whole = stored_result(folder)
+    assert whole["facts"] == made.facts
+    assert Verdict(**whole["verdict"]) == made.verdict
+    (folder / "result.json").write_text('{"facts"')
+    with refused("result.json cannot be read"):
+        stored_result(folder)
 
 
 def test_the_digest_is_that_of_the_stored_tables_and_of_nothing_else(tmp_path):
@@ -419,9 +421,8 @@ def test_embedded_images_and_smoke_never_count(tmp_path, dataset, profile):
 def test_a_result_whose_writing_was_killed_does_not_count(tmp_path):
     folder = result().write(tmp_path)
     whole = answers(tmp_path)
-    for last in ("facts.json", "verdict.json"):
-        (folder / last).unlink()
-        assert rows(answers(tmp_path))[0][5] == "not measured yet"
+    (folder / "result.json").unlink()
+    assert rows(answers(tmp_path))[0][5] == "not measured yet"
     shutil.rmtree(folder)
     result().write(tmp_path)
     assert answers(tmp_path) == whole

@@ -1,6 +1,5 @@
 """The command line and the runner: one-line errors, fallbacks, tables and answers, pages that fail."""
 
-import json
 import re
 import signal
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 from papermill.translators import PythonTranslator
 
 from atsbook.__main__ import main
-from atsbook.findings.result import stored_digest
+from atsbook.findings.result import stored_digest, stored_result
 from atsbook.pages import PAGES
 from atsbook.runs import runner
 from atsbook.runs.attacks import attack_unit, attacked
@@ -171,12 +170,11 @@ def test_a_run_writes_tables_and_answers_and_computes_only_what_is_missing(root,
         for name in ("accuracy", "attacks", "blocks", "curve", "judged", "networks", "random")
     }
     assert {path.name for path in folder.iterdir()} == {
-        "cost.json",
-        "facts.json",
-        "verdict.json",
+        "result.json",
         *tables,
     }
-    assert json.loads((folder / "facts.json").read_text())["images"] == "2 × 1 draws"
+    assert stored_result(folder)["facts"]["images"] == "2 × 1 draws"
+    assert stored_result(folder)["cost"]["units"] > 0
     assert len(stored_digest(folder)) == 12
     table = answers(place / "results")
     assert (place / "README.md").read_text() == readme.replace("old\n", table)

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from atsbook.__main__ import main
 from atsbook.pages import steps
 from atsbook.runs import making, runner
 from atsbook.runs.archive import Archive
@@ -23,7 +24,6 @@ from atsbook.runs.shown import (
     table_difference,
 )
 from atsbook.runs.store import Store
-from atslib.__main__ import main
 
 
 @pytest.mark.parametrize(
@@ -81,18 +81,21 @@ def test_files_that_are_new_gone_or_changed_are_named(tmp_path):
     for name in ("old", "new"):
         folder = tmp_path / name
         folder.mkdir()
-        (folder / "cost.json").write_text(name)  # seconds, of which no page speaks
         (folder / f"{name}.csv").write_text("a\n1\n")
         (folder / "sheet.webp").write_text(name)
-        (folder / "verdict.json").write_text(json.dumps({"status": name}))
+        # The cost is in seconds, of which no page speaks.
+        whole = {"verdict": {"status": name}, "cost": name}
+        (folder / "result.json").write_text(json.dumps(whole))
     faults = folder_differences(tmp_path / "old", tmp_path / "new")
     assert [fault.split(":")[0] for fault in faults] == [
         "new.csv is made now and not committed",
         "old.csv is no longer made",
+        "result.json",
         "sheet.webp has changed",
-        "verdict.json",
     ]
-    assert '“{"status": "old"}”, made now “{"status": "new"}”' in faults[-1]
+    assert '"status": "old"' in faults[-2].split("made now")[0]
+    assert '"status": "new"' in faults[-2].split("made now")[1]
+    assert "cost" not in faults[-2]
 
 
 def png(pixels):
@@ -216,7 +219,7 @@ def test_a_rule_that_has_changed_since_a_page_was_made_fails_and_names_page_cell
     assert len(faults) == 2
     assert faults[0].startswith("steps, cell 1: committed “")
     assert "Another rule." in faults[0].split("made now")[1]
-    assert faults[1].startswith("steps, verdict.json: committed “")
+    assert faults[1].startswith("steps, result.json: committed “")
     assert main(["report", "--check", "--jobs", "1"]) == 1
     assert "steps, cell 1: committed “" in capsys.readouterr().out
 

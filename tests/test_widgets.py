@@ -22,7 +22,17 @@ from atsbook.figures.sheets import payload as with_files
 from atsbook.figures.sheets import sheet, signed
 from atsbook.findings.result import stored_digest
 from atsbook.pages import explorer
-from atsbook.pages.explorer import POLICIES, SCENES, attacks, drawn, read, sheets, units
+from atsbook.pages.explorer import (
+    POLICIES,
+    SCENES,
+    SHEETS,
+    attacks,
+    drawn,
+    read,
+    sheets,
+    units,
+    zipped,
+)
 from atsbook.runs.attacks import attack_unit, attacked, before, targets
 from atsbook.runs.networks import dataset, device_of, model_unit
 from atsbook.runs.settings import settings
@@ -126,18 +136,21 @@ def test_tables_hold_every_frame(result):
     np.testing.assert_allclose(last["psnr_x"], last["psnr_y"], rtol=1e-5)
 
 
-def test_a_written_result_is_read_back_and_stale_sheets_go(result, tmp_path):
+def test_a_written_result_is_read_back_and_writing_it_again_changes_nothing(result, tmp_path):
     folder = result.write(tmp_path)
-    (folder / "9-9.webp").write_bytes(b"x")
-    assert result.write(tmp_path) == folder
     assert read(folder) == json.loads(json.dumps(result.payload))
-    assert {path.suffix for path in folder.iterdir()} == {".csv", ".json", ".safetensors", ".webp"}
-    assert not (folder / "9-9.webp").exists()
+    assert {path.suffix for path in folder.iterdir()} == {".csv", ".json", ".safetensors", ".zip"}
     assert stored_digest(folder) == result.digest
-    (folder / "images.webp").unlink()
-    with refused("images.webp: cannot be read"):
+    before = (folder / SHEETS).read_bytes()
+    assert result.write(tmp_path) == folder
+    assert (folder / SHEETS).read_bytes() == before
+    (folder / SHEETS).write_bytes(before[:100])
+    with refused("sheets.zip cannot be read"):
         read(folder)
-    (folder / "index.json").write_text('{"format": "other"}')
+    (folder / SHEETS).unlink()
+    with refused("sheets.zip cannot be read"):
+        read(folder)
+    (folder / SHEETS).write_bytes(zipped({"index.json": b'{"format": "other"}'}))
     with refused("'other' must be 'atslib-explorer-1'"):
         read(folder)
 

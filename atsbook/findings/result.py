@@ -14,6 +14,8 @@ from atslib.data.load import is_drawn
 from atslib.errors import AtsError
 from atslib.files import project_root, write_atomically
 
+# Beside the tables of a page: its verdict, its facts, and what it cost.
+FILE = "result.json"
 STATUSES = ("reproduced", "partly", "not reproduced", "cannot tell", "not measured")
 NO_POLICY = "none"
 
@@ -58,13 +60,14 @@ class Result:
     sheets: dict[str, object] = dataclasses.field(default_factory=dict, repr=False)
 
     def texts(self) -> dict[str, str]:
-        """The files of this result: each table as CSV, the verdict and the facts as JSON."""
+        """The files of this result: each table as CSV, and `FILE` with the verdict and the facts."""
         files = {
             f"{name}.csv": table.to_csv(index=False, float_format="%.6g")
             for name, table in self.tables.items()
         }
-        files["verdict.json"] = json.dumps(dataclasses.asdict(self.verdict), indent=1) + "\n"
-        files["facts.json"] = json.dumps(self.facts, indent=1, sort_keys=True) + "\n"
+        facts = json.loads(json.dumps(self.facts, sort_keys=True))
+        whole = {"verdict": dataclasses.asdict(self.verdict), "facts": facts}
+        files[FILE] = as_text(whole)
         return files
 
     @property
@@ -112,8 +115,8 @@ class Result:
         )
 
     def write(self, results: Path) -> Path:
-        """Write the files to `results/page/dataset-profile/`, the facts last; tables of an older
-        run go.
+        """Write the files to `results/page/dataset-profile/`, `FILE` last; tables of an older run
+        go.
         """
         folder = Path(results) / self.page / f"{self.facts['dataset']}-{self.facts['profile']}"
         texts = self.texts()
@@ -122,6 +125,24 @@ class Result:
         for stale in set(folder.glob("*.csv")) - {folder / name for name in texts}:
             stale.unlink()
         return folder
+
+
+def as_text(whole: dict) -> str:
+    """What `FILE` holds, as its text."""
+    return json.dumps(whole, indent=1) + "\n"
+
+
+def stored_result(folder: Path) -> dict[str, dict]:
+    """`verdict`, `facts` and, once it is known, `cost` of a folder that `Result.write` made.
+
+    Raises:
+        AtsError: there is no such file, or it is damaged.
+    """
+    file = Path(folder) / FILE
+    try:
+        return json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise AtsError(f"{file} cannot be read: {error}") from None
 
 
 def stored_digest(folder: Path) -> str:

@@ -1,7 +1,9 @@
 """The explorer's data: attacks frame by frame, packed into image sheets small enough for one page."""
 
 import dataclasses
+import io
 import json
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,6 +31,8 @@ from atslib.rng import rng
 
 FORMAT = "atslib-explorer-1"
 NETWORK = "network.safetensors"
+SHEETS = "sheets.zip"
+INDEX = "index.json"
 IMAGES, FRAMES = 12, 12  # of all profiles but smoke
 POLICIES = {
     "": "No policy",
@@ -84,48 +88,54 @@ TRIAL, KEEP = (
 
 @dataclasses.dataclass(frozen=True)
 class Explorer(Result):
-    """A result with pictures: `index` says what is in the image sheets of `files` (see `packed`),
-    beside `NETWORK`.
+    """A result with pictures: `index` says what is in the image sheets of `files` (see `packed`);
+    `network` is a safetensors file.
     """
 
     index: dict = dataclasses.field(default_factory=dict, repr=False)
     files: dict[str, bytes] = dataclasses.field(default_factory=dict, repr=False)
+    network: bytes = dataclasses.field(default=b"", repr=False)
 
     def write(self, results: Path) -> Path:
-        """As `Result.write`, with the files and, last of them, `index.json`."""
+        """As `Result.write`, with `NETWORK` and the sheets, which are one file, `SHEETS`."""
         folder = super().write(results)
-        for name, content in self.files.items():
-            write_atomically(
-                folder / name, lambda partial, content=content: partial.write_bytes(content)
-            )
         text = json.dumps(self.index, separators=(",", ":")) + "\n"
-        write_atomically(folder / "index.json", lambda partial: partial.write_text(text))
-        for stale in set(folder.glob("*.webp")) - {folder / name for name in self.files}:
-            stale.unlink()
+        sheets = zipped({INDEX: text.encode()} | self.files)
+        write_atomically(folder / NETWORK, lambda partial: partial.write_bytes(self.network))
+        write_atomically(folder / SHEETS, lambda partial: partial.write_bytes(sheets))
         return folder
 
     @property
     def payload(self) -> dict:
         """All that the page needs, as JSON holds it."""
-        return payload(self.index, {name: self.files[name] for name in self.index["sheets"]})
+        return payload(self.index, self.files)
+
+
+def zipped(files: dict[str, bytes]) -> bytes:
+    """A zip of these files, which are compressed already; the same bytes at any time."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as whole:
+        for name, content in files.items():
+            whole.writestr(zipfile.ZipInfo(name), content)  # of 1980, not of now
+    return buffer.getvalue()
 
 
 def read(folder: Path) -> dict:
     """The payload from what `Explorer.write` left in `folder`.
 
     Raises:
-        AtsError: a file is missing, or the index is of another format.
+        AtsError: the sheets are missing or damaged, or the index is of another format.
     """
-    folder = Path(folder)
+    file = Path(folder) / SHEETS
     try:
-        index = json.loads((folder / "index.json").read_text())
-        if index.get("format") != FORMAT:
-            raise AtsError(
-                f"{folder / 'index.json'}: format {index.get('format')!r} must be {FORMAT!r}"
-            )
-        return payload(index, {name: (folder / name).read_bytes() for name in index["sheets"]})
-    except OSError as error:
-        raise AtsError(f"{error.filename}: cannot be read ({error.strerror})") from None
+        with zipfile.ZipFile(file) as whole:
+            index = json.loads(whole.read(INDEX))
+            sheets = {name: whole.read(name) for name in whole.namelist() if name != INDEX}
+    except (OSError, KeyError, json.JSONDecodeError, zipfile.BadZipFile) as error:
+        raise AtsError(f"{file} cannot be read: {error}") from None
+    if index.get("format") != FORMAT:
+        raise AtsError(f"{file}: format {index.get('format')!r} must be {FORMAT!r}")
+    return payload(index, sheets)
 
 
 def shown(settings: Settings) -> tuple[int, tuple[str, ...], tuple[str, ...], int]:
@@ -221,9 +231,7 @@ def run(settings: Settings, store: Store) -> Explorer:
         "not measured", "the explorer shows single attacks and judges no claim", "There is none."
     )
     index = packed(planned, artifacts, facts) | {"sheets": list(files)}
-    return Explorer(
-        "explorer", tables, facts, verdict, {}, index, files | {NETWORK: _kept(settings, store)}
-    )
+    return Explorer("explorer", tables, facts, verdict, {}, index, files, _kept(settings, store))
 
 
 def frame_steps(artifact: Artifact) -> list[int]:

@@ -3,8 +3,9 @@ back.
 
 Each page of the book has one table, `results/<page>/evidence.parquet`, with a row per request, see
 `packing`; what several pages read lies with the first of them. The weights of trained networks lie
-in `results/networks`, a safetensors file each. `results/evidence.sha256` has the hash of every
-file, as `sha256sum -c` reads them. Numbers come back exactly, pictures in 8 bits.
+in `results/networks`, a safetensors file for each data set and model, in which the names of a
+network's tensors begin with its key. `results/evidence.sha256` has the hash of every file, as
+`sha256sum -c` reads them. Numbers come back exactly, pictures in 8 bits.
 """
 
 import dataclasses
@@ -72,8 +73,8 @@ UNITS = {unit.kind: unit for unit in _ALL}
 
 
 class Archive:
-    """The evidence in the folder `results`: one table per page, one file per network, and a
-    manifest of hashes.
+    """The evidence in the folder `results`: one table per page, one file per network's data set and
+    model, and a manifest of hashes.
     """
 
     def __init__(self, root: Path):
@@ -156,8 +157,8 @@ class Archive:
             row.facts["pages"] = reading
             row.facts.pop("network", None)
             if own:
-                row.facts["network"] = network_name(row.facts, key)
-                weights[row.facts["network"]] = own
+                row.facts["network"] = network_file(row.facts)
+                weights[key] = own
             tables.setdefault(page, {})[key] = row
             changed.add(page)
             new += 1
@@ -174,18 +175,13 @@ class Archive:
 
         Args:
             tables: by page, its rows by key.
-            weights: by the name of their file.
+            weights: by key.
         Raises:
             AtsError: it would be more than `LIMIT` bytes; nothing has been written then.
         """
         parquet = arrow().parquet
         after = {**self._pages(), **tables}
-        networks = {
-            row.facts["network"]
-            for rows in after.values()
-            for row in rows.values()
-            if "network" in row.facts
-        }
+        networks = self._networks_anew(after, weights)
         hashes = self._hashes()
         partials: dict[str, Path] = {}
         self.root.mkdir(parents=True, exist_ok=True)
@@ -196,13 +192,11 @@ class Archive:
                 parquet.write_table(
                     to_table(rows.values()), partials[name], compression="zstd", compression_level=9
                 )
-            for file, tensors in weights.items():
-                name = f"networks/{file}"
-                partials[name] = self.root / f"{file}.partial"
-                partials[name].write_bytes(serialized(tensors))
-            kept = {f"{page}/evidence.parquet" for page in after} | {
-                f"networks/{file}" for file in networks
-            }
+            for name, tensors in networks.items():
+                if tensors is not None:
+                    partials[name] = self.root / f"{Path(name).name}.partial"
+                    partials[name].write_bytes(serialized(tensors))
+            kept = {f"{page}/evidence.parquet" for page in after} | networks.keys()
             old = sum((self.root / name).stat().st_size for name in kept - partials.keys())
             total = old + sum(partial.stat().st_size for partial in partials.values())
             if total > LIMIT:
@@ -219,6 +213,38 @@ class Archive:
         write_atomically(self.manifest, lambda partial: partial.write_text(lines))
         for name in hashes.keys() - kept:
             (self.root / name).unlink(missing_ok=True)
+
+    def _networks_anew(
+        self, tables: Mapping[str, Mapping[str, Kept]], weights: Mapping[str, Tensors]
+    ) -> dict[str, Tensors | None]:
+        """The file of every network in these tables, by its name with its folder: what is in it
+        now, or None where it stays as it is.
+        """
+        members: dict[str, list[str]] = {}
+        for rows in tables.values():
+            for key, row in rows.items():
+                if "network" in row.facts:
+                    members.setdefault(f"networks/{row.facts['network']}", []).append(key)
+        anew: dict[str, Tensors | None] = {}
+        for name, keys in members.items():
+            before = self._weights(name) if name in self._hashes() else {}
+            if before.keys() == set(keys) and not weights.keys() & set(keys):
+                anew[name] = None
+                continue
+            whole = before | {key: weights[key] for key in keys if key in weights}
+            anew[name] = {
+                f"{key}.{part}": value for key in keys for part, value in whole[key].items()
+            }
+        return anew
+
+    def _weights(self, name: str) -> dict[str, Tensors]:
+        """The tensors of each network in a file, by its key."""
+        self._check(name)
+        found: dict[str, Tensors] = {}
+        for whole, value in safetensors.torch.load_file(self.root / name).items():
+            key, _, part = whole.partition(".")
+            found.setdefault(key, {})[part] = value
+        return found
 
     def verify(self) -> list[str]:
         """One line for each damaged, missing or unknown file; empty if the archive is whole.
@@ -256,9 +282,7 @@ class Archive:
         facts = row.facts
         tensors = unpacked(row)
         if "network" in facts:
-            name = f"networks/{facts['network']}"
-            self._check(name)
-            tensors |= safetensors.torch.load_file(self.root / name)
+            tensors |= self._weights(f"networks/{facts['network']}")[row.key]
         if is_attack(facts["kind"]) and (unit := unit_of(facts)) is not None:
             tensors["original"], tensors["target"], _ = targets(unit)
         if facts["kind"] == BatchUnit.kind and (unit := unit_of(facts)) is not None:
@@ -401,15 +425,12 @@ class Backed(Store):
         return kept
 
 
-def network_name(facts: dict, key: str) -> str:
-    """The file of a network's weights: its data set, model and policy in plain letters, and its
-    key.
-    """
+def network_file(facts: dict) -> str:
+    """The file of a network's weights: its data set and model in plain letters."""
     config = facts["config"]
-    policy = (config.get("train") or {}).get("policy") or "none"
-    words = [config.get("dataset"), config.get("model"), policy, f"seed{config.get('seed', 0)}"]
+    words = (config.get("dataset"), config.get("model"))
     plain = "-".join(re.sub(r"[^\w.+-]", "_", str(word), flags=re.ASCII) for word in words)
-    return f"{plain}-{key}.safetensors"
+    return f"{plain}.safetensors"
 
 
 def _readers(pages: Mapping[str, Sequence[str]], lines: Sequence[dict]) -> dict[str, list[str]]:

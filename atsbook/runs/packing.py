@@ -87,7 +87,7 @@ def _columns() -> SimpleNamespace:
         "sha256": pa.string(),  # of the whole artifact, before anything was left out
         "left_out": pa.list_(pa.string()),
         "pages": pa.list_(pa.string()),  # all that read it
-        "network": pa.string(),  # the file of its weights, of a trained network
+        "network": pa.string(),  # the file that its weights are in, of a trained network
         "pictures_shape": pa.list_(pa.int32()),  # (B, C, H, W)
         "across": pa.int32(),  # pictures in a row of the sheet
         # Grey levels of 255 between two that the pictures tell apart: 1, or 3 in older ones.

@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 
 from atsbook.findings import compare
-from atsbook.findings.result import NO_POLICY, Result
+from atsbook.findings.result import NO_POLICY, Result, stored_result
 from atsbook.pages import ext6_defenses, ext9_collaborative
 from atsbook.runs.adaptive import DRAWS, LEARNED, POLICY, STRONGEST, UNDONE, watching
 from atsbook.runs.table1 import HYBRID
@@ -37,7 +37,7 @@ def advice(results: Path) -> str:
     head = "# Should I use this?\n\n"
     if regimes is None:
         return head + "Not measured yet.\n"
-    status = pd.read_json(regimes[0] / "verdict.json", typ="series")["status"]
+    status = stored_result(regimes[0])["verdict"]["status"]
     attacks = pd.read_csv(regimes[0] / "attacks.csv", dtype={"policy": str})
     facts = regimes[1]
     parts = [

@@ -1,14 +1,13 @@
 """The seven claims, and the table that answers them from published numbers and stored results."""
 
 import dataclasses
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from atsbook.findings.reported import reported
-from atsbook.findings.result import NO_POLICY, Verdict
+from atsbook.findings.result import FILE, NO_POLICY, Verdict, stored_result
 from atslib.data.load import is_drawn
 from atslib.errors import AtsError
 from atslib.files import write_atomically
@@ -91,11 +90,8 @@ def stored(page: str, results: Path) -> Iterator[tuple[Path, dict]]:
             (Path(results) / page).glob(f"*-{profile}"), key=lambda f: ("cifar100" not in f.name, f)
         )
         for folder in folders:
-            if (
-                not is_drawn(folder.name.removesuffix(f"-{profile}"))
-                and (folder / "facts.json").exists()
-            ):
-                yield folder, json.loads((folder / "facts.json").read_text())
+            if not is_drawn(folder.name.removesuffix(f"-{profile}")) and (folder / FILE).exists():
+                yield folder, stored_result(folder)["facts"]
 
 
 def newest(page: str, results: Path) -> tuple[Path, dict] | None:
@@ -106,7 +102,7 @@ def newest(page: str, results: Path) -> tuple[Path, dict] | None:
 def measured(claim: Claim, results: Path) -> tuple[Verdict, dict] | None:
     """The verdict and facts of a claim's `newest` result."""
     result = newest(claim.page, results)
-    return result and (Verdict(**json.loads((result[0] / "verdict.json").read_text())), result[1])
+    return result and (Verdict(**stored_result(result[0])["verdict"]), result[1])
 
 
 def _here(verdict: Verdict, facts: dict) -> tuple[str, str]:

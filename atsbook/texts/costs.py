@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from atsbook.findings.result import FILE, as_text, stored_result
 from atsbook.runs.archive import Archive
 from atsbook.runs.networks import Unit
 from atsbook.runs.store import Store
@@ -15,8 +16,8 @@ from atslib.files import write_atomically
 
 
 def write_cost(units: Iterable[Unit], store: Store, folder: Path) -> None:
-    """`cost.json` beside a page's tables: how many units it and they need, and the seconds that
-    each took, added up.
+    """What a page cost, into the file of its result: how many units it and they need, and the
+    seconds that each took, added up.
     """
     needed: dict[Unit, None] = {}
     for unit in units:
@@ -30,9 +31,8 @@ def write_cost(units: Iterable[Unit], store: Store, folder: Path) -> None:
         "longest": round(max(fact["seconds"] for fact in facts), 1),
         "devices": sorted({fact["device"] for fact in facts}),
     }
-    write_atomically(
-        folder / "cost.json", lambda partial: partial.write_text(json.dumps(cost, indent=1) + "\n")
-    )
+    text = as_text(stored_result(folder) | {"cost": cost})
+    write_atomically(folder / FILE, lambda partial: partial.write_text(text))
 
 
 def cost_table(results: Path) -> str:
@@ -41,13 +41,13 @@ def cost_table(results: Path) -> str:
         "| Page | Data, profile | Device | Units | Computing time, added up | Longest unit |",
         "|---|---|---|---|---|---|",
     ]
-    for file in sorted(Path(results).glob("*/*/cost.json")):
+    for file in sorted(Path(results).glob(f"*/*/{FILE}")):
         page = file.parent.parent.name
         where = file.parent.name
         data, _, profile = where.rpartition("-")
-        if is_drawn(data):
+        cost = stored_result(file.parent).get("cost")
+        if is_drawn(data) or cost is None:
             continue
-        cost = json.loads(file.read_text())
         lines.append(
             f"| [{page}](results/{page}.ipynb) | {data}, {profile} | {', '.join(cost['devices'])} | {cost['units']} | "
             f"{cost['seconds'] / 60:.0f} min | {cost['longest']:.0f} s |"
@@ -176,7 +176,7 @@ def steps_table(results: Path, data: str = "cifar100") -> str:
     if not folder.exists():
         return ""
     rows = pd.read_csv(folder / "attacks.csv")
-    facts = json.loads((folder / "facts.json").read_text())
+    facts = stored_result(folder)["facts"]
     means = (
         rows.groupby(["model", "schedule", "steps"], sort=False)["gain"]
         .mean()
