@@ -14,8 +14,9 @@ import yaml
 from docutils import nodes
 
 from atsbook.runs.archive import Archive
-from atsbook.texts.answers import answers
+from atsbook.texts.answers import claims
 from atsbook.texts.costs import costs_page
+from atsbook.texts.first_screen import first_screen, numbers, questions
 from atslib.files import project_root
 
 ROOT = project_root()
@@ -159,8 +160,8 @@ def test_the_readme_offers_seconds_first_and_minutes_next_and_says_how_long_each
     opening = README.split("## Run it")[0]
     assert (
         opening.index("For people who ")
-        < opening.index("**The answer so far:**")
-        < opening.index("| Claim |")
+        < opening.index("**In one round")
+        < opening.index("| Question |")
     )
     assert "jupyter lab notebooks/explorer.ipynb" in README
 
@@ -190,7 +191,7 @@ def test_files_of_this_project_that_a_text_names_are_there(name):
 def test_the_readme_shows_the_answers_that_the_results_give():
     if README.count(MARK) != 2:
         pytest.skip("README.md has no marks for the answers yet")
-    assert README.split(MARK)[1] == "\n" + answers(ROOT / "results"), (
+    assert README.split(MARK)[1] == "\n" + first_screen(ROOT / "results"), (
         "python -m atsbook run --compute-only"
     )
 
@@ -199,7 +200,22 @@ def test_the_book_shows_the_answers_that_the_results_give():
     path = BOOK / "answers.md"
     if not path.exists():
         pytest.skip("book/answers.md is not made yet: python -m atsbook run")
-    assert path.read_text() == answers(ROOT / "results", link="results/{}.ipynb")
+    assert path.read_text() == first_screen(ROOT / "results", link="results/{}.ipynb")
+
+
+def test_the_book_shows_what_the_claims_came_to():
+    assert (BOOK / "claims.md").read_text() == claims(ROOT / "results")
+
+
+def test_no_entry_of_the_first_table_is_long():
+    lines = questions(numbers(ROOT / "results"), link="{}").splitlines()[2:]
+    assert len(lines) == 10
+    for line in lines:
+        cells = [
+            re.sub(r"\[(.*)\]\(.*\)", r"\1", cell.strip()) for cell in line.strip("|").split("|")
+        ]
+        assert all(cells)
+        assert max(map(len, cells)) <= 80
 
 
 # --- what the book makes of the tables in executed pages ----------------------------------------------------

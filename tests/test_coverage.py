@@ -192,13 +192,16 @@ def test_a_policy_that_a_table_lacks_is_not_run_and_an_older_run_that_has_it_is_
         (),
         "not run: claim1_privacy trains no such network with this policy",
     )
-    older = {"policy": ["none", "3-1-7", "19-1-18"], "accuracy": [8.0, 3.0, 7.0]}
+    older = {"policy": ["none", "3-1-7", "19-1-18"], "accuracy": [8.0, 3.0, 70.0]}
     put("claim1_privacy", "cifar100-laptop", tables={"accuracy": older})
     rows = coverage(results)
     assert values(one(rows, "Table 1a", "val_accuracy_pct", "none")) == [(50.0, 0)]
     row = one(rows, "Table 1a", "val_accuracy_pct", "3-1-7")
     assert values(row) == [(3.0, 0)]
-    assert row["twins"][0].made == "resnet20-1, trained, laptop, an older run"
+    assert (
+        row["twins"][0].made
+        == "resnet20-1, trained, a weak network for a strong one, laptop, an older run"
+    )
     row = one(rows, "Table 1a", "val_accuracy_pct", "random")
     assert row["twins"][0].made == "resnet20-1, trained, one random policy, laptop, an older run"
     assert not one(rows, "Table 1c", "val_accuracy_pct", "none")["twins"]  # of another data set

@@ -1,6 +1,5 @@
 """Published numbers, summaries, verdicts by their rule, stored results and the answer table."""
 
-import dataclasses
 import math
 import shutil
 
@@ -18,7 +17,7 @@ from atsbook.pages.claim1_defenses import DEFENSES_RULE, defenses_verdict, excha
 from atsbook.pages.claim1_privacy import PRIVACY_RULE, privacy_verdict
 from atsbook.pages.claim2_generality import GENERALITY_RULE, TABLE3, generality_verdict, unsigned
 from atsbook.runs.table1 import HYBRID
-from atsbook.texts.answers import CLAIMS, answers, insert_answers
+from atsbook.texts.answers import CLAIMS, claims, insert_answers
 
 NAN, INF = math.nan, math.inf
 
@@ -369,35 +368,26 @@ def rows(text):
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()[2:]]
 
 
-def test_without_results_the_answers_are_the_published_numbers_and_not_measured_yet(tmp_path):
-    table = rows(answers(tmp_path))
+def test_without_results_the_claims_have_their_published_numbers_and_are_not_measured_yet(tmp_path):
+    table = rows(claims(tmp_path))
     assert [row[0][:2] for row in table] == [f"{i}." for i in range(1, 8)]
-    assert all(row[3:] == ["–", "–", "not measured yet"] for row in table)
+    assert all(row[3:] == ["not measured yet"] for row in table)
     assert table[0][1] == "13.88 → 7.64 dB, 76.9 → 77.9 %"
     assert table[0][2] == "12.15 → 8.25 dB, 78.1 → 77.5 %"
     assert table[6][1:3] == ["r = 0.697", "r = 0.123"]
 
 
-def test_a_measured_claim_is_linked_with_its_numbers_and_scale(tmp_path):
+def test_a_measured_claim_is_linked_with_its_scale(tmp_path):
     result().write(tmp_path)
-    first, second, *_ = rows(answers(tmp_path, link="x/{}.html"))
+    first, second, *_ = rows(claims(tmp_path, link="x/{}.html"))
     assert (
         first[0]
         == "[1. Searched policies lower the attack's PSNR and keep the accuracy](x/claim1_privacy.html)"
     )
-    assert first[3:5] == ["–", "-6.0 dB [-6.0, -6.0] (n=17, resnet20-1, laptop)"]
     assert (
-        first[5] == '<span class="verdict" data-status="reproduced">reproduced at this scale</span>'
+        first[3] == '<span class="verdict" data-status="reproduced">reproduced at this scale</span>'
     )
-    assert second[5] == "not measured yet"
-
-
-def test_what_holds_on_untrained_networks_stands_apart_from_what_holds_on_trained_ones(tmp_path):
-    result(epochs=0, model="lenet").write(tmp_path)
-    row = rows(answers(tmp_path))[0]
-    assert row[3:5] == ["-6.0 dB [-6.0, -6.0] (n=17, lenet, laptop)", "accuracy 70.0 → 68.0 %"]
-    result(epochs=0, verdict=dataclasses.replace(FOUND, trained="")).write(tmp_path)
-    assert rows(answers(tmp_path))[0][4] == "–"
+    assert second[3] == "not measured yet"
 
 
 def test_the_full_profile_goes_before_laptop_and_its_verdict_has_no_scale(tmp_path):
@@ -405,9 +395,9 @@ def test_the_full_profile_goes_before_laptop_and_its_verdict_has_no_scale(tmp_pa
     result(profile="full", verdict=Verdict("not reproduced", "", ""), model="resnet20-4").write(
         tmp_path
     )
-    row = rows(answers(tmp_path))[0]
+    row = rows(claims(tmp_path))[0]
     badge = '<span class="verdict" data-status="not reproduced">not reproduced</span>'
-    assert row[3:] == ["–", "– (n=17, resnet20-4, full)", badge]
+    assert row[3:] == [badge]
 
 
 @pytest.mark.parametrize(
@@ -415,23 +405,23 @@ def test_the_full_profile_goes_before_laptop_and_its_verdict_has_no_scale(tmp_pa
 )
 def test_embedded_images_and_smoke_never_count(tmp_path, dataset, profile):
     result(dataset=dataset, profile=profile).write(tmp_path)
-    assert rows(answers(tmp_path)) == rows(answers(tmp_path / "none"))
+    assert rows(claims(tmp_path)) == rows(claims(tmp_path / "none"))
 
 
 def test_a_result_whose_writing_was_killed_does_not_count(tmp_path):
     folder = result().write(tmp_path)
-    whole = answers(tmp_path)
+    whole = claims(tmp_path)
     (folder / "result.json").unlink()
-    assert rows(answers(tmp_path))[0][5] == "not measured yet"
+    assert rows(claims(tmp_path))[0][3] == "not measured yet"
     shutil.rmtree(folder)
     result().write(tmp_path)
-    assert answers(tmp_path) == whole
+    assert claims(tmp_path) == whole
 
 
 def test_inserting_answers_changes_only_what_is_between_the_marks(tmp_path):
     path = tmp_path / "README.md"
     path.write_text("# Title\n\n<!-- answers -->\nold\n<!-- answers -->\n\nrest\n")
-    for table in ("| new |\n", answers(tmp_path)):
+    for table in ("| new |\n", claims(tmp_path)):
         insert_answers(path, table)
         assert path.read_text() == f"# Title\n\n<!-- answers -->\n{table}<!-- answers -->\n\nrest\n"
 
@@ -618,7 +608,12 @@ def test_a_defense_is_set_against_its_accuracy():
             "reproduced",
             "the hybrid's gain of +1.0 dB is lower than 1 of 1 usable defenses, -1.5 points",
         ),
-        ({}, {HYBRID: 63.0}, "partly", "; but the hybrid keeps 79% of what is learned above chance"),
+        (
+            {},
+            {HYBRID: 63.0},
+            "partly",
+            "; but the hybrid keeps 79% of what is learned above chance",
+        ),
         (
             {},
             {"gaussian:0.01": 72.0},

@@ -17,7 +17,7 @@ from atsbook.runs.making import build_book, execute
 from atsbook.runs.runner import compute, published, run, usable
 from atsbook.runs.settings import settings
 from atsbook.runs.store import Store
-from atsbook.texts.answers import answers
+from atsbook.texts.first_screen import first_screen
 from atslib.data.load import load
 from atslib.errors import AtsError
 
@@ -176,9 +176,9 @@ def test_a_run_writes_tables_and_answers_and_computes_only_what_is_missing(root,
     assert stored_result(folder)["facts"]["images"] == "2 × 1 draws"
     assert stored_result(folder)["cost"]["units"] > 0
     assert len(stored_digest(folder)) == 12
-    table = answers(place / "results")
-    assert (place / "README.md").read_text() == readme.replace("old\n", table)
-    assert (place / "book" / "answers.md").read_text() == answers(
+    begin = first_screen(place / "results")
+    assert (place / "README.md").read_text() == readme.replace("old\n", begin)
+    assert (place / "book" / "answers.md").read_text() == first_screen(
         place / "results", link="results/{}.ipynb"
     )
     assert (place / "book" / "audit.md").read_text().endswith("No audit has been run yet.\n")

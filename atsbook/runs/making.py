@@ -16,10 +16,11 @@ from atsbook.runs.audit import audit_page
 from atsbook.runs.shown import page_differences
 from atsbook.runs.store import Store
 from atsbook.texts.advice import advice
-from atsbook.texts.answers import answers, insert_answers
+from atsbook.texts.answers import claims, insert_answers
 from atsbook.texts.costs import costs_page, speed_table, steps_table
 from atsbook.texts.coverage import coverage_page
 from atsbook.texts.effects import insert_effects
+from atsbook.texts.first_screen import first_screen
 from atslib.errors import AtsError
 from atslib.files import write_atomically
 
@@ -157,11 +158,12 @@ def publish_answers(root: Path) -> None:
     """Rewrite what is made from results/: answers in README and book, speed, costs, coverage,
     measured deviations.
     """
-    insert_answers(root / "README.md", answers(root / "results"))
+    insert_answers(root / "README.md", first_screen(root / "results"))
     results = root / "results"
     book = root / "book"
     made = {
-        "answers": answers(results, link="results/{}.ipynb"),
+        "answers": first_screen(results, link="results/{}.ipynb"),
+        "claims": claims(results),
         "speed": f"{speed_table(results / 'speed.jsonl')}\n{steps_table(results)}",
         "costs": costs_page(results),
         "should_i": advice(results),

@@ -1,4 +1,4 @@
-"""The seven claims, and the table that answers them from published numbers and stored results."""
+"""The seven claims: their pages, their published numbers, and what they came to."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -15,8 +15,7 @@ from atslib.files import write_atomically
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """A claim in one sentence, its page, and the published numbers that stand for it in the answer
-    table.
+    """A claim in one sentence, its page, and the published numbers that stand for it in the table of claims.
 
     `figures` are (table or figure, policy, metric) in `reported.csv`; `form` puts them into words.
     """
@@ -105,42 +104,28 @@ def measured(claim: Claim, results: Path) -> tuple[Verdict, dict] | None:
     return result and (Verdict(**stored_result(result[0])["verdict"]), result[1])
 
 
-def _here(verdict: Verdict, facts: dict) -> tuple[str, str]:
-    """What was measured on untrained networks, where attacks work, and on trained ones; a dash
-    where nothing was.
-    """
-    size = f"(n={facts['images']}, {facts['model']}, {facts['profile']})"
-    words = f"{verdict.here or '–'} {size}"
-    return (words, verdict.trained or "–") if not facts["epochs"] else ("–", words)
-
-
-def answers(results: Path, *, link: str = "book/results/{}.ipynb") -> str:
-    """The answer table in Markdown: one row per claim, made from the stored verdicts."""
-    lines = [
-        "| Claim | Paper | Replication | Here, untrained | Here, trained | Verdict |",
-        "|---|---|---|---|---|---|",
-    ]
+def claims(results: Path, *, link: str = "results/{}.ipynb") -> str:
+    """The seven claims in Markdown: a row each, what was published and what it came to here."""
+    lines = ["| Claim | Paper | Replication | Here |", "|---|---|---|---|"]
     for claim in CLAIMS:
         paper = _published(claim, "ats")
         replication = _published(claim, "replication")
         name = f"{claim.number}. {claim.sentence}"
-        here = ("–", "–")
         status = "not measured yet"
         if result := measured(claim, results):
             verdict, facts = result
             name = f"[{name}]({link.format(claim.page)})"
-            here = _here(verdict, facts)
             scale = "" if facts["profile"] == "full" else " at this scale"
             status = f'<span class="verdict" data-status="{verdict.status}">{verdict.status}{scale}</span>'
-        lines.append(f"| {name} | {paper} | {replication} | {' | '.join(here)} | {status} |")
+        lines.append(f"| {name} | {paper} | {replication} | {status} |")
     return "\n".join(lines) + "\n"
 
 
-def insert_answers(path: Path, table: str) -> None:
-    """Put the answer table between the `<!-- answers -->` marks of a Markdown file."""
-    text = path.read_text() if path.exists() else ""
+def insert_answers(path: Path, text: str) -> None:
+    """Put the answers between the `<!-- answers -->` marks of a Markdown file."""
+    whole = path.read_text() if path.exists() else ""
     mark = "<!-- answers -->"
-    if text.count(mark) != 2:
-        raise AtsError(f"{path} must hold two lines {mark}: the answer table goes between them")
-    head, _, tail = text.split(mark)
-    write_atomically(path, lambda partial: partial.write_text(f"{head}{mark}\n{table}{mark}{tail}"))
+    if whole.count(mark) != 2:
+        raise AtsError(f"{path} must hold two lines {mark}: the answers go between them")
+    head, _, tail = whole.split(mark)
+    write_atomically(path, lambda partial: partial.write_text(f"{head}{mark}\n{text}{mark}{tail}"))

@@ -1,0 +1,262 @@
+"""What README and the book begin with: the answer in three sentences, and what was asked, published and measured.
+
+All numbers come from stored results; a question whose result is not there says so.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+import pandas as pd
+
+from atsbook.findings.reported import reported
+from atsbook.findings.result import NO_POLICY
+from atsbook.findings.statistics import ENOUGH, correlation_interval, pearson
+from atsbook.runs.settings import PROFILES
+from atsbook.runs.table1 import HYBRID
+from atsbook.texts.answers import newest
+
+NAMES = {
+    "lenet": "LeNet",
+    "convnet-16": "ConvNet-16",
+    "resnet20-1": "ResNet20-1",
+    "convnet-64": "ConvNet-64",
+    "resnet20-4": "ResNet20-4",
+}
+MISSING = "not measured yet"
+TOLD = "knows its draws"
+PRINTED = f"hybrid:{HYBRID}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Numbers:
+    """What the first screen says, in words, made from the stored results; empty where one is missing.
+
+    Attributes:
+        untrained, trained: share of photographs found by who knows the policy, by network, without a
+            policy and with the hybrid.
+        told: the same under the hybrid on an untrained LeNet, by how many rounds were watched, for
+            who is told what was drawn.
+        accuracy: percent without a policy and with the hybrid.
+        learned: the network that has it, and its epochs.
+        score: r of privacy score and PSNR, with its interval.
+        guesses: numbers about gain over a guess that knows label, policy and draw, by what they are
+            about.
+        share: what the hybrid takes of an epoch's time.
+    """
+
+    untrained: Mapping[str, tuple[float, float]]
+    trained: Mapping[str, tuple[float, float]]
+    told: Mapping[int, float]
+    accuracy: tuple[float, float] | None
+    learned: tuple[str, int]
+    score: tuple[float, float, float] | None
+    guesses: Mapping[str, str]
+    share: float | None
+
+
+def percent(share: float) -> str:
+    """A share as it is written everywhere in the book."""
+    return f"{100 * share:.0f} %"
+
+
+def _rows(results: Path, page: str, name: str) -> pd.DataFrame:
+    """A table of a page's newest result; empty where there is none."""
+    result = newest(page, results)
+    file = result and result[0] / f"{name}.csv"
+    if not file or not file.exists():
+        return pd.DataFrame()
+    return pd.read_csv(file, dtype={"policy": str}, keep_default_na=False, low_memory=False)
+
+
+def _first(rows: pd.DataFrame, column: str) -> float:
+    """How often the rank in this column is 1."""
+    return float((pd.to_numeric(rows[column]) == 1).mean())
+
+
+def _found(attacks: pd.DataFrame, regime: str) -> dict[str, tuple[float, float]]:
+    if attacks.empty:
+        return {}
+    shares = {}
+    own = attacks[attacks["regime"] == regime]
+    images = own.groupby("model")["image"].nunique()
+    for model in [name for name in NAMES if images.get(name, 0) >= ENOUGH]:
+        ends = (own[(own["model"] == model) & (own["policy"] == p)] for p in (NO_POLICY, HYBRID))
+        bare, hidden = (_first(rows, "rank_knowing") for rows in ends)
+        shares[model] = (bare, hidden)
+    return shares
+
+
+def _told(attacks: pd.DataFrame) -> dict[int, float]:
+    if attacks.empty:
+        return {}
+    names = {1: TOLD} | {rounds: f"{TOLD}, {rounds} rounds" for rounds in (4, 8)}
+    hidden = attacks[attacks["policy"] == HYBRID]
+    by_name = {rounds: hidden[hidden["attacker"] == name] for rounds, name in names.items()}
+    return {n: _first(rows, "rank_original") for n, rows in by_name.items() if len(rows)}
+
+
+def _score(policies: pd.DataFrame) -> tuple[float, float, float] | None:
+    if policies.empty:
+        return None
+    wide = {
+        name: policies.pivot(index="policy", columns="image", values=name).astype(float)
+        for name in ("s_pri untrained", "psnr")
+    }
+    score = wide["s_pri untrained"].dropna()
+    success = wide["psnr"].loc[score.index, score.columns]
+    low, high = correlation_interval(pearson, score.to_numpy(), success.to_numpy())
+    r = float(pearson(score.to_numpy().mean(1), success.to_numpy().mean(1)))
+    return (r, low, high)
+
+
+def numbers(results: Path) -> Numbers:
+    """All that the first screen needs."""
+    attacks = _rows(results, "claim1_privacy", "attacks")
+    accuracy = _rows(results, "claim1_privacy", "accuracy")
+    ends = None
+    if len(accuracy):
+        known = accuracy.set_index("policy")["accuracy"]
+        ends = (float(known[NO_POLICY]), float(known[HYBRID]))
+    result = newest("claim1_privacy", results)
+    profile = PROFILES[result[1]["profile"] if result else "laptop"]
+    cost = _rows(results, "claim4_efficiency", "cost")
+    guesses = Path(results) / "guesses.csv"
+    by_guess = pd.read_csv(guesses, index_col="number") if guesses.exists() else pd.DataFrame()
+    return Numbers(
+        untrained=_found(attacks, "initial"),
+        trained=_found(attacks, "trained"),
+        told=_told(_rows(results, "ext5_adaptive", "attacks")),
+        accuracy=ends,
+        learned=(NAMES[profile["model"]], profile["epochs"]),
+        score=_score(_rows(results, "claim7_correlation", "policies")),
+        guesses=dict(by_guess["all draws, label"]) if len(by_guess) else {},
+        share=float(cost.set_index("policy").loc[HYBRID, "share"]) if len(cost) else None,
+    )
+
+
+def sentences(known: Numbers) -> str:
+    """The answer: does it hide images, what does it cost, and which correlation is right."""
+    words = []
+    if {"lenet", "convnet-16"} <= known.untrained.keys() and {1, 4} <= known.told.keys():
+        one = known.untrained["lenet"]
+        other = known.untrained["convnet-16"]
+        words.append(
+            f"**In one round the paper's policy hides some of the photographs, and several rounds give them back:** "
+            f"from the gradient of one image a server that knows the policy finds {percent(one[1])} of them instead "
+            f"of {percent(one[0])} on an untrained LeNet, and {percent(other[1])} instead of {percent(other[0])} on "
+            f"an untrained ConvNet; one that is told what was drawn finds {percent(known.told[1])} on the LeNet, and "
+            f"{percent(known.told[4])} after four rounds."
+        )
+    if known.accuracy:
+        bare, hidden = known.accuracy
+        model, epochs = known.learned
+        words.append(
+            f"**It costs accuracy:** {bare:.1f} → {hidden:.1f} % on a {model} after {epochs} epochs, where both "
+            "publications report about a point."
+        )
+    if known.score:
+        r, low, high = known.score
+        words.append(
+            f"**Neither published correlation is met:** over a hundred random policies the privacy score and PSNR "
+            f"have r = {r:.2f} [{low:.2f}, {high:.2f}]; the paper and its replication have {printed_score()}."
+        )
+    return "\n\n".join(words) + ("\n" if words else "")
+
+
+def printed(table: str, metric: str, digits: int = 1) -> str:
+    """What the paper printed without a policy and with its hybrid, and after a semicolon its replication."""
+    each = []
+    for source in ("ats", "replication"):
+        rows = reported(source=source)
+        own = rows[(rows["table_or_figure"] == table) & (rows["metric"] == metric)]
+        ends = (own[own["policy_or_defense"] == policy] for policy in (NO_POLICY, PRINTED))
+        each.append(" → ".join(f"{rows['value'].mean():.{digits}f}" for rows in ends))
+    return "; ".join(each)
+
+
+def printed_score() -> str:
+    """The published correlations, the paper's first."""
+    each = (reported(source=source) for source in ("ats", "replication"))
+    values = (rows[rows["metric"] == "pearson_r(S_pri,PSNR)"]["value"].mean() for rows in each)
+    return "; ".join(f"{value:.3f}" for value in values)
+
+
+def _shares(found: Mapping[str, tuple[float, float]]) -> str:
+    each = (f"{NAMES[name]} {100 * a:.0f} → {100 * b:.0f}" for name, (a, b) in found.items())
+    return f"{', '.join(each)} %" if found else ""
+
+
+def questions(known: Numbers, *, link: str = "book/results/{}.ipynb") -> str:
+    """What was asked, published, measured and not tested, in Markdown; no entry has more than 80 characters."""
+    told = [f"{n} round{'s' * (n > 1)} {percent(share)}" for n, share in known.told.items()]
+    learned = ""
+    if known.accuracy:
+        learned = "{:.1f} → {:.1f} %".format(*known.accuracy) + f" ({known.learned[0]})"
+    score = known.score and "{:.2f} [{:.2f}, {:.2f}]".format(*known.score)
+    search = known.guesses.get("claim 2, found hybrid minus random ones", "").partition(", 2")[0]
+    aware = known.guesses.get("claim 7, r of score and gain, untrained", "")
+    fashion = known.guesses.get("claim 3, hybrid, Fashion-MNIST", "").partition(": ")[2]
+    time = "" if known.share is None else f"{100 * known.share:.1f} % of an epoch"
+    psnr = f"PSNR {printed('Table 1a', 'PSNR_dB', 2)} dB"
+    lines = ["| Question | Published | Measured here | Not tested |", "|---|---|---|---|"]
+
+    def row(page: str, question: str, published: str, measured: str | None, left: str) -> None:
+        named = f"[{question}]({link.format(page)})" if page else question
+        lines.append(f"| {named} | {published} | {measured or MISSING} | {left} |")
+
+    row(
+        "claim1_privacy",
+        "Photographs found, untrained networks",
+        psnr.replace("PSNR", "trained: PSNR"),
+        _shares(known.untrained),
+        "wide networks",
+    )
+    row(
+        "claim1_privacy",
+        f"The same after {known.learned[1]} epochs",
+        psnr,
+        _shares(known.trained),
+        "trainings to the end",
+    )
+    row("", "The paper's own cell: ResNet20-4, 4,800 steps", psnr, "", "under way")
+    row(
+        "ext5_adaptive",
+        "Found on LeNet by a server told the draws",
+        "–",
+        ", ".join(told),
+        "more than 8 rounds",
+    )
+    row(
+        "claim1_privacy",
+        "Accuracy, without → with the hybrid",
+        f"{printed('Table 1a', 'val_accuracy_pct')} %",
+        learned,
+        "longer trainings",
+    )
+    row(
+        "claim2_search",
+        "Gain under the found hybrid minus under random ones",
+        "–",
+        search and f"{search} dB",
+        "1,500 candidates, as the paper",
+    )
+    row(
+        "claim3_transfer",
+        "Change of an attack's gain on Fashion-MNIST",
+        f"PSNR {printed('Table 4a', 'PSNR_dB', 2)} dB",
+        fashion and f"{fashion} dB",
+        "trained networks",
+    )
+    row(
+        "claim7_correlation", "r of privacy score and PSNR", printed_score(), score, "wide networks"
+    )
+    row("claim7_correlation", "r of privacy score and gain", "–", aware, "wide networks")
+    row("claim4_efficiency", "Time of the transformations", "–", time, "large images")
+    return "\n".join(lines) + "\n"
+
+
+def first_screen(results: Path, *, link: str = "book/results/{}.ipynb") -> str:
+    """Sentences and table, in Markdown."""
+    known = numbers(results)
+    return f"\n{sentences(known)}\n{questions(known, link=link)}"
