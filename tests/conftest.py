@@ -7,18 +7,24 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pytest
 import torch
 from browser import Browser
 from checks import main
 
-from atsbook.pages import claim6_transformations, claim7_correlation
+from atsbook.pages import claim6_transformations
 from atsbook.runs import networks, table1
 from atsbook.runs.settings import settings
 from atsbook.runs.store import Store
+from atsbook.runs.study import Study
+from atsbook.runs.tables import noise_floor
 from atsbook.widgets import data, interactive
+from atslib.clients.training import TrainConfig
 from atslib.data.load import load
 from atslib.errors import AtsError
+from atslib.policies.policy import sample_functions
+from atslib.rng import rng
 
 
 @pytest.fixture
@@ -55,7 +61,7 @@ def root(tmp_path, monkeypatch):
         (Path(__file__).parents[1] / "book/deviations.md").read_text()
     )
     (top / "README.md").write_text("# Title\n\n<!-- answers -->\nold\n<!-- answers -->\nrest\n")
-    (top / "book/_toc.yml").write_text("- file: results/claim1_privacy\n")
+    (top / "book/_toc.yml").write_text("- file: results/regimes\n")
     (top / "pyproject.toml").touch()
     monkeypatch.chdir(top)
     monkeypatch.setenv("ATS_STORE", str(tmp_path / "store"))
@@ -80,6 +86,35 @@ def exported(tmp_path_factory):
     return json.loads(file.read_text())
 
 
+def scored_and_attacked(kept):
+    """A table with scores of three networks and attacks on one under six random policies, and those
+    attacks.
+    """
+    study, cpu = Study("smoke", store=kept.root), torch.device("cpu")
+    few = {"untrained": None, "semi-trained": 0.002, "trained": 0.004}
+    networks = {
+        name: study.network("lenet", train=TrainConfig(epochs=1), fraction=share)
+        if share
+        else study.network("lenet")
+        for name, share in few.items()
+    }
+    policies = list(map(str, sample_functions(6, rng=rng(0, "figures"))))
+    options = {"attack": "adam-cosine", "steps": 4, "images": 2}
+    runs = {
+        policy: study.attack(networks["semi-trained"], policy=policy, **options)
+        for policy in policies
+    }
+    scores = {name: study.scores(network, policies, images=2) for name, network in networks.items()}
+    for request in (*runs.values(), *scores.values()):
+        request.unit.make(kept, cpu)  # in this process, which is faster for so few
+    table = study.table(runs, ["policy"])
+    artifacts = {policy: study[run] for policy, run in runs.items()}
+    table["floor_noise"] = np.concatenate([noise_floor(a["target"], 0) for a in artifacts.values()])
+    for name, request in scores.items():
+        table[f"s_pri {name}"] = request.value["scores"].flatten().double().numpy()
+    return table, artifacts
+
+
 @pytest.fixture(scope="session")
 def drawn_figures(tmp_path_factory):
     """The small figures of the claim pages by kind, of a network trained in no time, and what they
@@ -87,19 +122,22 @@ def drawn_figures(tmp_path_factory):
     """
     small = {"model": "lenet", "fraction": 0.004, "semi_fraction": 0.002, "steps": 4}
     chosen, kept = settings(profile="smoke", **small), Store(tmp_path_factory.mktemp("figures"))
-    scores, attacks = claim6_transformations.run(chosen, kept), claim7_correlation.run(chosen, kept)
-    table = claim6_transformations.ranking(scores, resamples=100)
+    scores = claim6_transformations.run(chosen, kept)
+    table, artifacts = scored_and_attacked(kept)
+    ranked = claim6_transformations.ranking(scores, resamples=100)
     payloads = {
-        "ranking": data.ranking(chosen, table, 0.5),
+        "ranking": data.ranking(chosen, ranked, 0.5),
         "builder": data.builder(chosen, kept),
-        "scatter": data.scatter(chosen, kept, attacks),
+        "scatter": data.scatter(
+            table, artifacts, "shapes", "shapes, profile smoke", "semi-trained"
+        ),
     }
     made = {
         kind: interactive(kind, payload, plt.figure(figsize=(2, 1)), alt=f"The still <{kind}>")
         for kind, payload in payloads.items()
     }
     return SimpleNamespace(
-        settings=chosen, store=kept, table=table, attacks=attacks.tables["policies"], **made
+        settings=chosen, store=kept, table=ranked, attacks=table, artifacts=artifacts, **made
     )
 
 

@@ -13,7 +13,7 @@ import torch
 from checks import refused
 from safetensors.torch import load_file
 
-from atsbook.pages import claim1_privacy
+from atsbook.pages import regimes
 from atsbook.runs import archive as module
 from atsbook.runs import packing
 from atsbook.runs.archive import Archive, Backed, unit_of
@@ -233,10 +233,10 @@ def test_what_was_restored_is_not_archived_again(archive, tmp_path):
 
 def test_a_page_has_the_same_tables_from_the_archive(smoke_store, tmp_path):
     chosen, store = settings(profile="smoke"), Store(smoke_store)
-    whole = claim1_privacy.run(chosen, store)
+    whole = regimes.run(chosen, store)
     archive = Archive(tmp_path / "results")
     archive.write(store, embedded=True)
-    again = claim1_privacy.run(chosen, restored(archive, tmp_path))
+    again = regimes.run(chosen, restored(archive, tmp_path))
     assert again.texts() == whole.texts()
 
 

@@ -184,16 +184,14 @@ def test_one_sided_divergence_is_counted_apart():
 @pytest.fixture
 def root(root, monkeypatch):
     """A project's top folder with two pages, of which `smoke_store` has evidence for one."""
-    (root / "book/_toc.yml").write_text(
-        "- file: results/claim1_privacy\n- file: results/claim2_search\n"
-    )
+    (root / "book/_toc.yml").write_text("- file: results/regimes\n- file: results/claim2_search\n")
     monkeypatch.setattr(runner, "BOOK_PROFILE", "smoke")
     monkeypatch.setattr(runner, "build_book", lambda root, store: store.say("built"))
     return root
 
 
 def test_the_report_is_made_from_the_archive_alone(root, smoke_store, said, monkeypatch):
-    from atsbook.pages import claim1_privacy
+    from atsbook.pages import regimes
 
     executed = []
     monkeypatch.setattr(
@@ -202,17 +200,17 @@ def test_the_report_is_made_from_the_archive_alone(root, smoke_store, said, monk
         lambda name, parameters, *, root, store: executed.append((name, store.root)),
     )
     chosen, here = settings(profile="smoke"), Store(smoke_store)
-    whole = claim1_privacy.run(chosen, here)
+    whole = regimes.run(chosen, here)
     archive = Archive(root / "results")
-    wanted, few = needed(claim1_privacy.units(chosen).values()), Store(root / "few")
+    wanted, few = needed(regimes.units(chosen).values()), Store(root / "few")
     for unit in wanted:
         few.get(
             unit.kind, unit, lambda state, unit=unit: here.get(unit.kind, unit, pytest.fail).tensors
         )
     archive.write(few, embedded=True)
     report(seed=3, minutes=0.05, jobs=1, root=root, store=Store(root / "unused", say=said.append))
-    assert executed == [("claim1_privacy", root / "book/_build/evidence")]
-    folder = root / "results/claim1_privacy/shapes-smoke"
+    assert executed == [("regimes", root / "book/_build/evidence")]
+    folder = root / "results/regimes/shapes-smoke"
     assert stored_digest(folder) == whole.digest
     assert stored_result(folder)["verdict"] == dataclasses.asdict(whole.verdict)
     assert stored_result(folder)["facts"] == whole.facts

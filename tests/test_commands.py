@@ -231,7 +231,7 @@ def test_public_names_are_what_they_say_and_rooms_stay_importable():
             "error: page 'claim9_magic' is unknown; choose one of claim1_defenses",
         ),
         (
-            "run claim1_privacy claim8 --profile smoke --dry-run",
+            "run regimes claim8 --profile smoke --dry-run",
             "error: page 'claim8' is unknown; choose one of claim",
         ),
         (

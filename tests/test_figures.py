@@ -17,8 +17,9 @@ from PIL import Image
 
 import atslib
 from atsbook.figures import plots
-from atsbook.pages import claim6_transformations, claim7_correlation
-from atsbook.runs.attacks import targets
+from atsbook.findings.compare import matrices
+from atsbook.findings.statistics import pearson
+from atsbook.pages import claim6_transformations
 from atsbook.runs.networks import dataset
 from atsbook.runs.settings import settings
 from atsbook.widgets import Figure, data, interactive
@@ -107,18 +108,22 @@ def test_the_builders_still_shows_each_step(drawn_figures):
 
 def test_the_scatter_has_a_policys_means_and_images_at_its_place(drawn_figures):
     payload, table = drawn_figures.scatter.payload, drawn_figures.attacks
-    units = claim7_correlation.attacks(drawn_figures.settings)
-    assert [point["id"] for point in payload["points"]] == list(units)
-    assert [each["name"] for each in payload["networks"]] == claim7_correlation.networks_of(table)
+    artifacts = drawn_figures.artifacts
+    assert [point["id"] for point in payload["points"]] == list(artifacts)
+    assert [each["name"] for each in payload["networks"]] == [
+        "untrained",
+        "semi-trained",
+        "trained",
+    ]
     assert payload["networks"][payload["main"]]["name"] == "semi-trained"
     means = table.groupby("policy").mean(numeric_only=True)
     sheets = {name: pictures(payload, f"{name}.webp") for name in ("images", "client", "found")}
-    for place, (policy, unit) in enumerate(units.items()):
+    for place, (policy, artifact) in enumerate(artifacts.items()):
         point, own = payload["points"][place], means.loc[policy]
         numbers = [*point["score"], point["psnr"], point["noise"]]
         names = [*(f"s_pri {each['name']}" for each in payload["networks"]), "psnr", "floor_noise"]
         np.testing.assert_allclose(numbers, own[names], rtol=1e-3)
-        original, target, _ = targets(unit)
+        original, target = artifact["original"], artifact["target"]
         assert psnr(sheets["client"][:, place] / 255, target / 255).min() > 30
         assert psnr(sheets["images"][0] / 255, original / 255).min() > 30
         found = sheets["found"][:, place] / 255  # what is shown leaks as much as what is said
@@ -126,8 +131,8 @@ def test_the_scatter_has_a_policys_means_and_images_at_its_place(drawn_figures):
 
 
 def test_the_correlation_that_is_said_is_the_pages(drawn_figures):
-    matrices = claim7_correlation.matrices(drawn_figures.attacks, "s_pri trained", "psnr")
-    (r,) = claim7_correlation.agreement.pearson(*(matrix.mean(1)[None] for matrix in matrices))
+    both = matrices(drawn_figures.attacks, "s_pri trained", "psnr")
+    (r,) = pearson(*(matrix.mean(1)[None] for matrix in both))
     said = {each["name"]: each["r"] for each in drawn_figures.scatter.payload["networks"]}
     assert said["trained"].startswith(f"{r:+.2f} [".replace("-", "−"))
 
@@ -135,10 +140,8 @@ def test_the_correlation_that_is_said_is_the_pages(drawn_figures):
 def test_the_reconstructions_keep_to_the_budget(drawn_figures, monkeypatch):
     whole = drawn_figures.scatter.payload["files"]["found.webp"]
     monkeypatch.setattr(data, "BUDGET", len(whole) // 2)
-    result = claim7_correlation.run(drawn_figures.settings, drawn_figures.store)
-    smaller = data.scatter(drawn_figures.settings, drawn_figures.store, result)["files"][
-        "found.webp"
-    ]
+    scatter = data.scatter(drawn_figures.attacks, drawn_figures.artifacts, "shapes", "", "trained")
+    smaller = scatter["files"]["found.webp"]
     assert len(base64.b64decode(smaller.split(",")[1])) <= len(whole) // 2
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from atsbook.findings.result import stored_digest
 from atsbook.pages import PAGES
+from atsbook.runs.notebooks import stands_alone
 from atslib.files import project_root
 
 ROOT = project_root()
@@ -49,15 +50,14 @@ def test_every_page_has_a_notebook_and_every_notebook_a_page():
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
-def test_a_notebook_is_committed_without_outputs_and_opens_with_its_title(path):
+def test_a_notebook_is_clean(path):
     cells = code(path)
     assert "parameters" in cells[0].metadata.get("tags")
     for number, cell in enumerate(cells, 1):
         assert not cell.outputs, f"cell {number}: strip outputs"
         assert cell.execution_count is None, f"cell {number}: strip execution counts"
         assert "parameters" not in cell.metadata.get("tags", []) or number == 1
-    prose = [cell for cell in read(path).cells if cell.cell_type == "markdown"]
-    assert prose[0].source.startswith("# ")
+    assert read(path).cells[0].source.startswith("# ")
 
 
 def test_pages_that_attack_show_every_outcome():
@@ -76,7 +76,11 @@ def test_pages_that_attack_show_every_outcome():
     assert attacking - shown == {"regimes", "ext5_adaptive", "ext6_defenses"}
 
 
+ALONE = {
+    path.stem for path in NOTEBOOKS if stands_alone(path.stem)
+}  # these paste what they open with
 CLAIMS = [path for path in EXECUTED if not isinstance(path, Path) or path.stem.startswith("claim")]
+CLAIMS = [path for path in CLAIMS if not isinstance(path, Path) or path.stem not in ALONE]
 
 
 @pytest.mark.parametrize("path", CLAIMS, ids=name)
@@ -138,7 +142,7 @@ def alone(tmp_path, monkeypatch):
 
 
 @pytest.mark.jupyter
-@pytest.mark.parametrize("path", NOTEBOOKS[1:2], ids=name)  # `pytest --nbval` runs all of them
+@pytest.mark.parametrize("path", NOTEBOOKS[2:3], ids=name)  # `pytest --nbval` runs all of them
 def test_a_notebook_runs_alone_at_smoke(path, alone, smoke_store, tmp_path, monkeypatch):
     monkeypatch.setenv("ATS_STORE", str(smoke_store))
     alone(path, profile="smoke")

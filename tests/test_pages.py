@@ -20,7 +20,6 @@ from atsbook.findings import result as report
 from atsbook.findings.result import Result
 from atsbook.pages import (
     claim1_defenses,
-    claim1_privacy,
     claim2_generality,
     claim2_search,
     claim3_transfer,
@@ -149,7 +148,6 @@ def test_table_1_has_four_blocks_with_their_own_policies():
     }
     assert {model for _, model, _ in short} == {"resnet20-1", "convnet-4"}
     assert table1.networks(small) == {}
-    assert set(found.values()) <= set(claim1_privacy.units(small).values())
 
 
 def test_convnets_of_table_1_are_attacked_longer_and_on_more_images(monkeypatch):
@@ -265,45 +263,6 @@ def test_a_page_opens_with_each_cell_without_and_with_a_policy():
     assert compare.glance(alone, ["model"])["images"].tolist() == ["4"] * 4  # both policies
 
 
-def test_blocks_are_compared_within_themselves(kept):
-    small = settings(**TINY)
-    result = claim1_privacy.run(small, kept)
-    table = claim1_privacy.blocks(result)
-    units, random = table1.units(small), table1.random_units(small)
-    assert [*table.index] == [
-        key
-        for k in dict.fromkeys(key[:2] for key in units)
-        for key in (*(key for key in units if key[:2] == k), (*k, table1.OF_TEN))
-    ]
-    assert (len(units), len(random), len(table)) == (8, 4, 12)
-    drawn = result.tables["random"].groupby(list(table1.KEYS[:2]))["psnr"].mean()
-    for key, value in drawn.items():
-        assert table.loc[(*key, table1.OF_TEN), "mean"] == pytest.approx(value)
-    assert "accuracy" not in table  # at smoke nothing is trained for the blocks
-    trained = [(*key, 10.0 * i) for i, key in enumerate(table.index)]
-    known = pd.DataFrame(trained, columns=[*table1.KEYS, "accuracy"]).replace(
-        {"model": {"convnet-4": "convnet-16"}}
-    )
-    with_accuracy = dataclasses.replace(result, tables=result.tables | {"blocks_accuracy": known})
-    assert claim1_privacy.blocks(with_accuracy)["accuracy"].tolist() == known["accuracy"].tolist()
-    changes = claim1_privacy.block_differences(result)
-    for name, model, policy in changes.index:
-        expected = (
-            table.loc[(name, model, policy), "mean"] - table.loc[(name, model, "none"), "mean"]
-        )
-        assert changes.loc[(name, model, policy), ("psnr", "mean")] == pytest.approx(expected)
-    searched = claim1_privacy.searched_minus_random(result)
-    assert [*searched.index] == [key for key in units if "+" in key[2]]
-    for (*place, policy), row in searched.iterrows():
-        expected = table.loc[(*place, policy), "mean"] - table.loc[(*place, table1.OF_TEN), "mean"]
-        assert row["PSNR, dB"].startswith(f"{expected:+.1f} [")
-        assert row["random ones below it"] in ("0 of 1", "1 of 1")
-        assert (row["random ones below it"] == "1 of 1") == (row["gain"][0] == "+")
-    # Table 1 a to d prints 7.64 - 11.41, 6.83 - 12.18, 7.60 - 9.23 and 6.94 - 8.83.
-    assert {*searched["paper's PSNR, dB"]} <= {"-3.8", "-5.3", "-1.6", "-1.9"}
-    assert report.readable(table).shape[1] == 12
-
-
 def test_pages_share_networks_and_attacks_where_they_can():
     small = settings()
     ours = {
@@ -317,14 +276,13 @@ def test_pages_share_networks_and_attacks_where_they_can():
         assert model == small.model
         assert unit == dataclasses.replace(ours[name], frames=claim5_semantics.ITERATES)
     for place in (small, settings(profile="laptop", dataset="shapes")):
-        trained = claim1_privacy.networks(place)
+        asked = ("", HYBRID) if place is small else POLICIES
+        trained = {policy or "none": model_unit(place, policy) for policy in asked}
         assert (
             trained.items()
             <= claim4_efficiency.networks(place).items()
             <= claim4_efficiency.units(place).items()
         )
-        asked = ("", HYBRID) if place is small else POLICIES
-        assert trained == {policy or "none": model_unit(place, policy) for policy in asked}
 
 
 INITIAL = settings(profile="laptop", dataset="shapes", images=40)

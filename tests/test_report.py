@@ -14,7 +14,6 @@ from atsbook.findings.result import NO_POLICY, Result, Verdict, stored_digest, s
 from atsbook.findings.verdicts import cannot_tell, does_not_matter, guards
 from atsbook.pages import claim2_generality
 from atsbook.pages.claim1_defenses import DEFENSES_RULE, defenses_verdict, exchange
-from atsbook.pages.claim1_privacy import PRIVACY_RULE, privacy_verdict
 from atsbook.pages.claim2_generality import GENERALITY_RULE, TABLE3, generality_verdict, unsigned
 from atsbook.runs.table1 import HYBRID
 from atsbook.texts.answers import CLAIMS, claims, insert_answers
@@ -74,97 +73,8 @@ CELLS = [("initial", 0, "lenet"), ("initial", 0, "convnet-16"), ("trained", 7820
 ACCURACY = {NO_POLICY: 70.0, HYBRID: 68.0}  # percent
 
 
-def cells(*found):
-    """Judged cells: each the change of the gain in dB where the hybrid protects (below 0) or not,
-    or why none tells.
-    """
-    told = [(0.0, each) if isinstance(each, str) else (each, "") for each in found]
-    rows = [{"change": change, "why": why, "protects": change < 0} for change, why in told]
-    return pd.DataFrame(
-        rows,
-        index=pd.MultiIndex.from_tuples(CELLS[: len(found)], names=["regime", "step", "model"]),
-    )
-
-
-def judged(*found, hybrid=68.0, bare=70.0, classes=100):
-    return privacy_verdict(cells(*found), pd.Series({NO_POLICY: bare, HYBRID: hybrid}), classes)
-
-
-def test_claim_1_is_reproduced_when_the_hybrid_protects_wherever_it_can_be_told():
-    verdict = judged(-4.0, -1.5, "no gain")  # two points of accuracy are allowed
-    assert verdict == Verdict(
-        "reproduced",
-        "the hybrid lowers what attacks gain in 2 of 2 cells that can tell (it changes the gain by -4.0 to -1.5 dB; "
-        "accuracy 70.0 → 68.0 %)",
-        PRIVACY_RULE,
-        "the hybrid changes the gain by -4.0 to -1.5 dB; it protects in 2 of 2 cells",
-    )
-    assert "by -4.0 dB;" in judged(-4.0, "no gain", "no gain").here
-
-
-@pytest.mark.parametrize(
-    ("found", "accuracy", "fault"),
-    [
-        ((-4.0, 2.0, "no gain"), {}, "it does not in the others"),
-        ((-4.0, -2.0), {"hybrid": 67.9}, "it costs 2.1 points of accuracy"),
-        ((-4.0, -2.0), {"hybrid": NAN}, "it costs nan points of accuracy"),
-        (
-            (-4.0, -2.0),
-            {"hybrid": 1.9, "bare": 2.1},
-            "the network 3-1-7+43-18-18 is at 1.9 %, within twice chance",
-        ),
-        (
-            (-4.0, -2.0),
-            {"classes": 2},
-            "the network none is at 70.0 %, within twice chance (100.0 %)",
-        ),
-    ],
-)
-def test_claim_1_is_partly_reproduced_when_it_protects_in_some_cells_or_at_a_price(
-    found, accuracy, fault
-):
-    verdict = judged(*found, **accuracy)
-    assert verdict.status == "partly"
-    assert verdict.reason.startswith("the hybrid lowers what attacks gain in ")
-    assert fault in verdict.reason.split("; but ")[1]
-
-
-def test_claim_1_lists_all_that_is_at_fault():
-    verdict = judged(-4.0, 2.0, hybrid=1.5)
-    assert verdict.status == "partly"
-    assert verdict.reason.split("; but ")[1].count("; ") == 2
-
-
-def test_claim_1_says_of_untrained_networks_what_holds_there_and_names_the_cell_where_it_protects():
-    verdict = judged(2.0, 1.0, -3.0)
-    assert (
-        verdict.here
-        == "the hybrid changes the gain by +1.0 to +2.0 dB; it protects in 0 of 2 cells"
-    )
-    assert (
-        "in 1 of 3 cells that can tell, resnet20-1, trained (it changes the gain by -3.0 to +2.0"
-        in verdict.reason
-    )
-
-
-@pytest.mark.parametrize("found", [(2.0, 0.0), (2.0, "no gain"), (0.0,)])
-def test_claim_1_is_not_reproduced_when_the_hybrid_protects_nowhere(found):
-    verdict = judged(*found)
-    assert verdict.status == "not reproduced"
-    assert "in 0 of " in verdict.reason
-    assert verdict.here.endswith(
-        f"in 0 of {sum(not isinstance(each, str) for each in found)} cells"
-    )
-
-
-def test_claim_1_cannot_be_told_where_no_cell_can_and_says_why_in_the_first():
-    verdict = judged("20 images are fewer than 30", "no gain", hybrid=10.0)
-    assert (verdict.status, verdict.reason) == ("cannot tell", "20 images are fewer than 30")
-    assert verdict.here == "accuracy 70.0 → 10.0 %"
-
-
 def test_the_rule_names_each_condition_and_a_verdict_one_of_the_words():
-    for rule in (PRIVACY_RULE, GENERALITY_RULE, DEFENSES_RULE):
+    for rule in (GENERALITY_RULE, DEFENSES_RULE):
         for word in (
             "Reproduced",
             "Partly",
@@ -173,7 +83,6 @@ def test_the_rule_names_each_condition_and_a_verdict_one_of_the_words():
             "knows the policy and sees no gradient",
         ):
             assert word in rule
-    assert "2 points" in PRIVACY_RULE
     with refused("verdict 'proved' must be one of reproduced, partly"):
         Verdict("proved", "", "")
 

@@ -45,7 +45,7 @@ def damaged(root):
 
 
 def test_the_default_pages_are_those_of_the_book(root):
-    assert published(root) == ["claim1_privacy"]
+    assert published(root) == ["regimes"]
     (root / "book/_toc.yml").write_text(
         "parts:\n  - file: intro\n  - file: results/claim2_generality\n"
     )
@@ -66,7 +66,7 @@ def test_a_profile_or_a_data_set_that_is_none_is_one_line(root, refusal):
 
 def test_a_file_in_the_place_of_the_store_is_named_before_any_work(root, refusal):
     (root / "file").write_text("kept")
-    said = refusal(f"run --profile smoke claim7_correlation --store {root / 'file'}")
+    said = refusal(f"run --profile smoke regimes --store {root / 'file'}")
     assert (
         said
         == f"error: the store {root / 'file'} is a file; name a folder with --store or $ATS_STORE"
@@ -147,9 +147,7 @@ def test_papermill_knows_every_parameter_that_a_run_passes():
 
 def test_a_folder_of_data_that_is_not_there_is_an_error(root, tmp_path, refusal, monkeypatch):
     monkeypatch.setenv("ATS_DATA", str(tmp_path / "nope"))
-    assert refusal("run claim1_privacy").startswith(
-        f"error: ATS_DATA={tmp_path / 'nope'} is not a folder"
-    )
+    assert refusal("run regimes").startswith(f"error: ATS_DATA={tmp_path / 'nope'} is not a folder")
     assert usable("shapes", print) == "shapes"
 
 
@@ -161,14 +159,11 @@ def test_a_run_writes_tables_and_answers_and_computes_only_what_is_missing(root,
     for _ in range(2):
         lines.clear()
         store = Store(smoke_store, say=lines.append)
-        run(["claim1_privacy"], profile="smoke", compute_only=True, root=root, store=store)
+        run(["regimes"], profile="smoke", compute_only=True, root=root, store=store)
     assert not [line for line in lines if line.startswith("made ")]
     place = root / "book/_build/profiles/smoke"
-    folder = place / "results/claim1_privacy/shapes-smoke"
-    tables = {
-        f"{name}.csv"
-        for name in ("accuracy", "attacks", "blocks", "curve", "judged", "networks", "random")
-    }
+    folder = place / "results/regimes/shapes-smoke"
+    tables = {f"{name}.csv" for name in ("attacks", "judged", "networks")}
     assert {path.name for path in folder.iterdir()} == {
         "result.json",
         *tables,
@@ -254,7 +249,7 @@ while not os.path.exists("{other}"):
 def test_pages_are_executed_side_by_side_and_one_that_fails_ends_the_run(
     root, smoke_store, monkeypatch
 ):
-    first, second, third = pages = ["claim1_privacy", "claim2_generality", "claim5_semantics"]
+    first, second, third = pages = ["regimes", "claim2_generality", "claim5_semantics"]
     monkeypatch.setattr(runner, "build_book", lambda root, store: None)  # a test of its own
     monkeypatch.setattr(runner, "BOOK_PROFILE", "smoke")
     notebook(
@@ -267,7 +262,7 @@ def test_pages_are_executed_side_by_side_and_one_that_fails_ends_the_run(
     )  # each waits for the other
     notebook(root / f"notebooks/{third}.ipynb", "open('c', 'w').close()")
     store = Store(smoke_store, say=lambda line: None)
-    with pytest.raises(AtsError, match="claim1_privacy: a cell failed with ValueError: no luck"):
+    with pytest.raises(AtsError, match="regimes: a cell failed with ValueError: no luck"):
         run(pages, profile="smoke", dataset="shapes", jobs=2, root=root, store=store)
     assert (root / f"book/results/{second}.ipynb").exists()
     notebook(root / f"notebooks/{first}.ipynb", MEET.format(own="a", other="b"))

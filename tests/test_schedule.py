@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from atsbook.__main__ import main
-from atsbook.pages import claim1_privacy, claim2_generality, claim2_search, load_page
+from atsbook.pages import claim2_generality, claim2_search, load_page, regimes
 from atsbook.runs import runner, schedule
 from atsbook.runs.attacks import AttackUnit, attack_unit
 from atsbook.runs.estimate import Rates
@@ -161,15 +161,15 @@ def test_the_plan_in_words_names_every_unit_once_with_a_time(store, monkeypatch)
     monkeypatch.setattr("atsbook.runs.schedule.measured", lambda device: SLOW)
     pages = {
         name: list(load_page(name).units(TINY).values())
-        for name in ("claim1_privacy", "claim2_generality")
+        for name in ("switches", "claim2_generality")
     }
     stored(model_unit(TINY), store)
-    shared = {unit for unit in pages["claim2_generality"] if unit in pages["claim1_privacy"]}
+    shared = {unit for unit in pages["claim2_generality"] if unit in pages["switches"]}
     assert shared
-    first, second = plan(pages["claim1_privacy"], store), pages["claim2_generality"]
+    first, second = plan(pages["switches"], store), pages["claim2_generality"]
     lines = describe(pages, store, "cpu").splitlines()
     heads = [i for i, line in enumerate(lines) if not line.startswith(" ")]
-    assert lines[0].startswith(f"claim1_privacy: {len(first)} units to make, about ")
+    assert lines[0].startswith(f"switches: {len(first)} units to make, about ")
     assert lines[heads[1]].startswith(
         f"claim2_generality: {len(second) - len(shared)} units to make, about "
     )
@@ -363,13 +363,13 @@ def test_a_unit_of_a_gpu_runs_in_this_process(store):
 
 def test_a_dry_run_says_what_there_is_to_do_and_does_nothing(root, capsys):
     before = sorted(root.rglob("*"))
-    assert main(["run", "claim1_privacy", "--profile", "smoke", "--dry-run"]) == 0
+    assert main(["run", "regimes", "--profile", "smoke", "--dry-run"]) == 0
     captured = capsys.readouterr()
     lines = captured.err.splitlines()
-    units = plan(claim1_privacy.units(settings()).values(), Store())
+    units = plan(regimes.units(settings()).values(), Store())
     assert captured.out == ""
-    assert lines[0] == "claim1_privacy: profile smoke, convnet-4 on shapes, seed 0"
-    assert lines[1].startswith(f"claim1_privacy: {len(units)} units to make, about ")
+    assert lines[0] == "regimes: profile smoke, convnet-4 on shapes, seed 0"
+    assert lines[1].startswith(f"regimes: {len(units)} units to make, about ")
     assert [line.split("  ")[-1] for line in lines[2:-1]] == [unit.title for unit in units]
     assert lines[-1].startswith(f"in all {len(units)} units, about ")
     assert sorted(root.rglob("*")) == before
@@ -379,19 +379,13 @@ def test_a_dry_run_says_what_there_is_to_do_and_does_nothing(root, capsys):
 def test_no_unit_is_begun_anew_after_the_budget_left_it_out(root, monkeypatch):
     asked = []
     monkeypatch.setattr(runner, "compute", lambda units, store, **work: asked.extend(units))
-    assert (
-        main(["run", "claim1_privacy", "claim2_search", "--profile", "smoke", "--budget", "1m"])
-        == 0
-    )
-    expected = [
-        *claim1_privacy.units(settings()).values(),
-        *claim2_search.units(settings()).values(),
-    ]
+    assert main(["run", "regimes", "claim2_search", "--profile", "smoke", "--budget", "1m"]) == 0
+    expected = [*regimes.units(settings()).values(), *claim2_search.units(settings()).values()]
     assert asked == expected
 
 
 def test_a_dry_run_says_where_later_units_hang_on_what_is_found(root, capsys):
-    assert main(["run", "claim2_search", "claim1_privacy", "--profile", "smoke", "--dry-run"]) == 0
+    assert main(["run", "claim2_search", "regimes", "--profile", "smoke", "--dry-run"]) == 0
     last = capsys.readouterr().err.splitlines()[-1]
     assert last == "claim2_search has further units, which depend on what the first ones find"
 
@@ -424,7 +418,7 @@ def run_tiny(names, root, store, monkeypatch, **options):
 
 
 def test_pages_that_wait_for_units_are_named(root, store, said, monkeypatch):
-    names = ["claim1_privacy", "claim6_transformations"]
+    names = ["regimes", "claim6_transformations"]
     run_tiny(names, root, store, monkeypatch, budget=0)
     missing = [
         f"{name} ({len(plan(load_page(name).units(TINY).values(), store))} units)" for name in names

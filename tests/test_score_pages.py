@@ -3,7 +3,6 @@ answers, toy runs.
 """
 
 import dataclasses
-import re
 import time
 
 import matplotlib.pyplot as plt
@@ -22,18 +21,16 @@ from atsbook.pages import (
     claim2_generality,
     claim2_search,
     claim6_transformations,
-    claim7_correlation,
     ext1_tinyimagenet,
     ext2_transformations_tinyimagenet,
 )
 from atsbook.runs import scoring, table1
-from atsbook.runs.attacks import targets, transformed
-from atsbook.runs.networks import model_unit, semi_trained, trained, victim
+from atsbook.runs.attacks import transformed
+from atsbook.runs.networks import semi_trained, trained, victim
 from atsbook.runs.scoring import ScoreUnit, scored, search_unit, searched, unseen
 from atsbook.runs.settings import settings
 from atsbook.runs.store import Store
 from atsbook.runs.table1 import HYBRID, RANDOM
-from atslib.attacks import ATTACKS
 from atslib.data.load import load
 from atslib.errors import AtsError, OutOfTime
 from atslib.policies.policy import Hybrid, Policy
@@ -138,35 +135,6 @@ def test_ids_28_and_39_score_as_no_policy(together):
         together["scores"][2:4], together["scores"][:1].expand(2, 3), atol=1e-5, rtol=0
     )
     assert ((together["scores"][1] - together["scores"][0]).abs() > 1e-3).all()
-
-
-def test_score_and_attack_see_the_same_pixels():
-    attacks, scores = claim7_correlation.attacks(TINY), claim7_correlation.scores(TINY)
-    for unit in scores.values():
-        assert unit.policies == tuple(attacks)
-        assert (unit.images, unit.seed, unit.model.dataset) == (2, TINY.seed, "shapes")
-    assert claim7_correlation.main(TINY) == "semi-trained"
-    for policy, attack in attacks.items():
-        assert torch.equal(targets(attack)[1], transformed("shapes", policy, 2, seed=TINY.seed))
-        assert attack.model == scores["semi-trained"].model == semi_trained(TINY)
-
-
-def test_where_untrained_networks_are_attacked_the_judged_score_is_theirs():
-    chosen = dataclasses.replace(
-        TINY, regime="initial", attacked="lenet", model="convnet-4", attack="annealed-lenet"
-    )
-    attacks, scores = claim7_correlation.attacks(chosen), claim7_correlation.scores(chosen)
-    assert claim7_correlation.main(chosen) == "untrained"
-    assert (
-        {unit.model for unit in attacks.values()} == {scores["untrained"].model} == {victim(chosen)}
-    )
-    assert {unit.attack.steps for unit in attacks.values()} == {2}
-    assert scores["trained"].model == model_unit(chosen)
-    assert scores["untrained, as released"] == dataclasses.replace(
-        scores["untrained"], variant="code"
-    )
-    bare = claim7_correlation.units(chosen)[""]
-    assert (bare.policy, bare.model) == ("", victim(chosen))
 
 
 def test_more_images_than_there_are_is_refused_before_anything_is_computed(store, said):
@@ -338,231 +306,8 @@ def test_the_chosen_are_the_best_with_their_functions_named(found):
 # --- score against attack -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [1, 7, 40])
-def test_as_many_random_policies_as_asked_each_function_once_and_always_the_same(count):
-    chosen = claim7_correlation.policies(dataclasses.replace(TINY, sampled=count))
-    functions = [Policy.parse(policy).canonical() for policy in chosen]
-    assert len(chosen) == len(set(functions)) == count
-    assert all(function.ids for function in functions)
-    assert chosen == claim7_correlation.policies(dataclasses.replace(TINY, sampled=count))
-    assert chosen != claim7_correlation.policies(dataclasses.replace(TINY, sampled=count, seed=1))
-
-
-def test_claim_7_has_a_row_a_policy_and_image_with_a_score_a_network(kept):
-    result = claim7_correlation.run(TINY, kept)
-    table, chosen = result.tables["policies"], claim7_correlation.policies(TINY)
-    assert list(table["policy"]) == [policy for policy in chosen for _ in range(2)]
-    assert list(table["image"]) == [0, 1] * 3
-    names = ["untrained", "semi-trained", "trained", "semi-trained, as released"]
-    assert list(claim7_correlation.networks(TINY)) == names[:3]
-    assert [column for column in table if column.startswith("s_pri")] == [
-        f"s_pri {name}" for name in names
-    ]
-    assert {"psnr", "psnr_original", "gain", "floor_noise", "rank_target", "rank_original"} < set(
-        table
-    )
-    bare = result.tables["undefended"]
-    assert bare[["policy", "image"]].to_numpy().tolist() == [["none", 0], ["none", 1]]
-    for name, unit in claim7_correlation.scores(TINY).items():
-        by_hand = scored(unit, kept, CPU)["scores"]
-        for row, policy in enumerate(unit.policies):
-            column = table.loc[table["policy"] == policy, f"s_pri {name}"]
-            assert column.tolist() == pytest.approx(by_hand[row].tolist())
-    # Uniform noise is 1/12 from grey and, in the mean, as far again from what is not grey.
-    assert (table["floor_noise"] < 10 * np.log10(12)).all()
-    assert result.verdict.status == "cannot tell"
-    assert (result.facts["policies"], result.facts["steps"], result.facts["main"]) == (
-        3,
-        2,
-        "semi-trained",
-    )
-    assert claim7_correlation.run(TINY, kept).digest == result.digest
-    assert list(claim7_correlation.means(result).index) == chosen
-
-
-def test_attacks_of_claim_7_are_shortened_as_the_papers():
-    (first, *_) = claim7_correlation.attacks(dataclasses.replace(TINY, steps=4800)).values()
-    assert first.attack.steps == 2500
-    (other, *_) = claim7_correlation.attacks(
-        dataclasses.replace(TINY, steps=300, attack="annealed-lenet")
-    ).values()
-    assert other.attack.steps == 300  # it is short as it is
-
-
-def test_at_laptop_64_images_are_attacked_and_scored_and_half_of_them_on_the_semi_trained_network_as_well(
-    monkeypatch,
-):
-    monkeypatch.setattr("atsbook.runs.attacks.dataset", lambda name, split: range(100))
-    laptop = settings(profile="laptop", dataset="shapes", images=100, sampled=50)
-    assert {unit.last for unit in claim7_correlation.attacks(laptop).values()} == {64}
-    assert {unit.images for unit in claim7_correlation.scores(laptop).values()} == {64}
-    assert claim7_correlation.count(dataclasses.replace(laptop, images=5)) == 5
-    assert claim7_correlation.count(dataclasses.replace(laptop, images=100, profile="full")) == 100
-    assert not claim7_correlation.semi(dataclasses.replace(laptop, regime="trained"))
-    attacks = claim7_correlation.semi(laptop)
-    score = attacks.pop("score")
-    assert list(score.policies) == list(attacks) == claim7_correlation.policies(laptop)[:40]
-    assert {unit.last for unit in attacks.values()} == {score.images} == {32}
-    assert {unit.model for unit in attacks.values()} == {score.model} == {semi_trained(laptop)}
-    assert {unit.attack for unit in attacks.values()} == {
-        dataclasses.replace(ATTACKS["annealed-resnet"], steps=laptop.steps)
-    }
-
-
 SHAPE = (16, 6)
 WALSH = hadamard(16).T.astype(float)[1:]  # orthogonal, mean 0, mean square 1
-
-
-def made_up(score, success, floor=None, **columns):
-    """A result of 16 policies and 6 images from what can be broadcast to (policies, images)."""
-    values = {
-        "s_pri semi-trained": score,
-        "psnr": success,
-        "floor_noise": 0.0 if floor is None else floor,
-    }
-    values |= {
-        "s_pri untrained": score,
-        "s_pri trained": score,
-        "psnr_original": success,
-        "gain": success,
-    }
-    values |= {"ssim": success} | columns
-    table = pd.DataFrame(
-        {name: np.broadcast_to(value, SHAPE).ravel() for name, value in values.items()}
-    )
-    table.insert(0, "image", np.tile(range(6), 16))
-    table.insert(0, "policy", [f"{i % 50}-{i}" for i in range(16) for _ in range(6)])
-    return Result("claim7_correlation", {"policies": table}, {"main": "semi-trained"}, None)
-
-
-def test_correlations_of_lines_are_one():
-    score, image = WALSH[0][:, None] + 0.1 * np.arange(16)[:, None], np.arange(6.0)
-    result = made_up(
-        score, 20 + 2 * score + image, **{"s_pri untrained": -score, "gain": -3 * score}
-    )
-    found = claim7_correlation.correlations(result)
-    assert list(found.index.names) == ["score from network", "against"]
-    assert len(found) == 12
-    assert list(found) == ["Pearson", "Spearman", "Kendall"]
-    up, down = "+1.00 [+1.00, +1.00]", "-1.00 [-1.00, -1.00]"
-    assert found.loc[("semi-trained", "PSNR")].tolist() == [up] * 3
-    assert found.loc[("semi-trained", "SSIM")].tolist() == [up] * 3
-    assert found.loc[("trained", "gain over the floor")].tolist() == [down] * 3
-    assert found.loc[("untrained", "PSNR")].tolist() == [down] * 3
-    assert found.loc[("untrained", "gain over the floor")].tolist() == [up] * 3
-
-
-def test_columns_are_paired_by_policy_and_image_in_whatever_order_the_rows_are():
-    score = WALSH[0][:, None] + np.arange(6) + WALSH[1][:, None] * np.arange(6) ** 2
-    result = made_up(score, score)
-    shuffled = result.tables["policies"].sample(frac=1, random_state=0)
-    one, other = claim7_correlation.matrices(shuffled, "psnr", "s_pri trained")
-    np.testing.assert_array_equal(one, other)
-    assert one.shape == SHAPE
-    assert sorted(one.ravel()) == sorted(score.ravel())
-
-
-def test_shares_reliability_and_ceiling_in_closed_form():
-    policy, image = 2 * WALSH[0][:, None], np.tile([1.0, -1], 3)  # variances 4 and 1
-    interaction = np.sqrt(5) * WALSH[1][:, None] * image
-    table = claim7_correlation.noise(made_up(policy + image, policy + image + interaction))
-    shares = ["variance: policy", "variance: image", "variance: rest"]
-    assert table.loc["privacy score", shares].tolist() == pytest.approx([0.8, 0.2, 0])
-    assert table.loc["PSNR", shares].tolist() == pytest.approx([0.4, 0.1, 0.5])
-    reliability = table["reliability"]
-    assert reliability["privacy score"] == pytest.approx(1)
-    assert 0 < reliability["PSNR"] < 1
-    assert table["noise ceiling of r"].tolist() == pytest.approx([np.sqrt(reliability["PSNR"])] * 2)
-
-
-def test_each_image_alone_has_its_own_correlation():
-    score = WALSH[0][:, None]
-    signs = np.array([1, -1, 0.0, 2, -2, 1])
-    found = claim7_correlation.single_images(
-        made_up(score, signs * score + WALSH[1][:, None] * (signs == 0))
-    )
-    assert found.tolist() == pytest.approx([1, -1, 0, 1, -1, 1])
-    assert found.index.name == "image"
-
-
-def in_the_dark():
-    """Score and PSNR share nothing but the PSNR of noise; the untrained network's score shares
-    nothing at all.
-    """
-    dark, score, success = WALSH[0][:, None], WALSH[1][:, None], WALSH[2][:, None]
-    return made_up(score + dark, success + dark, dark, **{"s_pri untrained": score})
-
-
-def test_darkness_alone_explains_a_correlation_and_is_taken_out():
-    table = claim7_correlation.darkness(in_the_dark())
-    assert set(table.index) == {"untrained", "semi-trained", "trained"}
-    root = np.sqrt(1 / 2)
-    for network, expected in (
-        ("semi-trained", [1 / 2, root, root, 0]),
-        ("untrained", [0, 0, root, 0]),
-    ):
-        row = [
-            [float(number) for number in re.findall(r"[+-][\d.]+", text)]
-            for text in table.loc[network]
-        ]
-        assert [r for r, _, _ in row] == pytest.approx(expected, abs=0.005)
-        assert all(low < r < high for r, low, high in row)
-    assert "+0.71 [" in table.loc["trained", "PSNR and PSNR of noise"]
-
-
-def test_what_the_noise_leaves_of_a_policys_means_has_nothing_to_do_with_it():
-    dark, score, success = (row[:, None] for row in WALSH[:3])
-    image = np.arange(6.0)
-    ranks = {
-        "rank_target": np.where(image < 3, 1, 7),
-        "rank_original": 1 + 5 * (image > 0) + 0 * dark,
-    }
-    result = made_up(
-        score + 2 * dark, 10 + success + 3 * dark + image, 8 + dark, gain=-success, **ranks
-    )
-    table = claim7_correlation.means(result)
-    assert list(table.index) == list(dict.fromkeys(result.tables["policies"]["policy"]))
-    for name, expected in (
-        ("score", score + 2 * dark),
-        ("psnr", 12.5 + success + 3 * dark),
-        ("gain", -success),
-    ):
-        np.testing.assert_allclose(table[name], expected[:, 0], atol=1e-9)
-    for name, expected in (("score, rest", score), ("psnr, rest", success)):
-        np.testing.assert_allclose(table[name], expected[:, 0], atol=1e-9)
-        assert np.corrcoef(table[name], table["noise"])[0, 1] == pytest.approx(0, abs=1e-9)
-    np.testing.assert_allclose(table["used"], 1 / 2)
-    np.testing.assert_allclose(table["photograph"], 1 / 6)
-
-
-def test_what_is_left_over_agrees_as_the_partial_correlation_says():
-    draw = np.random.default_rng(0).normal(size=(3, *SHAPE))
-    result = made_up(
-        draw[0], draw[1] + 0.5 * draw[0], draw[2] + draw[0], rank_target=1, rank_original=1
-    )
-    table = claim7_correlation.means(result)
-    columns = (table[name].to_numpy() for name in ("score", "psnr", "noise"))
-    expected = float(claim7_correlation.agreement.partial(*columns))
-    assert np.corrcoef(table["score, rest"], table["psnr, rest"])[0, 1] == pytest.approx(expected)
-
-
-def test_the_explanation_is_made_from_the_tables():
-    text = claim7_correlation.explanation(in_the_dark())
-    networks = r"[+-]0\.50 \(semi-trained\), [+-]0\.00 \(untrained\), \+0\.50 \(trained\)"
-    assert re.search(networks, text)
-    assert re.search(
-        r"correlates \+0\.71 with the attack's PSNR; .* [+-]0\.00 \(semi-trained\)", text
-    )
-    assert "gives +0.50 to +0.50 depending" in text  # every image is alike
-    assert "at about 1.00 here" in text  # and there is no noise
-    assert "so 0.697 and 0.123 need not" in text
-
-
-def test_the_published_correlations():
-    assert claim7_correlation.published() == {
-        "paper": 0.697,
-        "replication": pytest.approx(0.12267, abs=1e-5),
-    }
 
 
 # --- the 50 transformations ---------------------------------------------------------------------------------

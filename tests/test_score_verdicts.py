@@ -1,138 +1,14 @@
-"""The rules of claims 2 (the search), 6 and 7 on made-up numbers whose verdict is known, and at
-their boundaries.
+"""The rules of claims 2 (the search) and 6 on made-up numbers whose verdict is known, and at their
+boundaries.
 """
-
-import re
 
 import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
-from scipy.linalg import hadamard
 
-from atsbook.findings import statistics as agreement
 from atsbook.pages.claim2_search import search_verdict
 from atsbook.pages.claim6_transformations import FUNCTIONS, NOTHING, transformations_verdict
-from atsbook.pages.claim7_correlation import correlation_verdict
-
-# --- claim 7 ------------------------------------------------------------------------------------------------
-
-WALSH = hadamard(64).T.astype(float)[1:]  # orthogonal, mean 0, mean square 1
-SCORE, SUCCESS, DARK, SHARED = WALSH[:4]
-
-
-def judged(score, success, dark=DARK, gain=None, published=0.697, policies=64, images=6, why=()):
-    """The verdict of policies' means, the same on every image; the gain is the PSNR unless another
-    is given.
-    """
-    gain = success if gain is None else gain
-    parts = [np.tile(part[:policies, None], images) for part in (score, success, dark, gain)]
-    return correlation_verdict(parts, {"paper": published, "replication": 0.123}, why)
-
-
-def test_a_strong_correlation_that_darkness_does_not_explain_is_reproduced():
-    verdict = judged(SCORE + 2 * SHARED, SUCCESS + 2 * SHARED)
-    assert verdict.status == "reproduced"
-    assert verdict.here.startswith("r = 0.80 [")
-    assert (
-        "over 64 policies and 6 images; with the PSNR of noise held constant 0.80 ["
-        in verdict.reason
-    )
-    assert "; with the gain r = 0.80 [" in verdict.reason
-
-
-def test_a_correlation_that_stays_below_the_papers_is_partly_reproduced():
-    verdict = judged(SCORE + SHARED, SUCCESS + SHARED, published=0.9)
-    assert verdict.status == "partly"
-    assert "it stays below the paper's 0.900" in verdict.reason
-    assert "darkness" not in verdict.reason
-    assert "gain" not in verdict.reason
-
-
-def test_an_interval_that_just_reaches_the_papers_value_reaches_it():
-    score, success = SCORE + SHARED, SUCCESS + SHARED
-    matrices = (np.tile(part[:, None], 6) for part in (score, success))
-    high = agreement.correlation_interval(agreement.pearson, *matrices)[1]
-    assert judged(score, success, published=high).status == "reproduced"
-    assert judged(score, success, published=np.nextafter(high, 2)).status == "partly"
-
-
-def test_a_correlation_that_darkness_explains_is_partly_reproduced():
-    verdict = judged(SCORE + 2 * DARK, SUCCESS + 2 * DARK)
-    assert verdict.status == "partly"
-    assert "with the PSNR of noise held constant 0.00 [" in verdict.reason
-    assert "so that darkness can explain it" in verdict.reason
-    assert "stays below" not in verdict.reason
-    assert "gain" not in verdict.reason
-
-
-@pytest.mark.parametrize(("gain", "r"), [(SUCCESS, "0.00"), (-SHARED, "-0.89")])
-def test_a_correlation_that_the_gain_does_not_share_is_partly_reproduced(gain, r):
-    """What the gradient told has nothing to do with the score, or the contrary of what the PSNR
-    has.
-    """
-    verdict = judged(SCORE + 2 * SHARED, SUCCESS + 2 * SHARED, gain=gain)
-    assert verdict.status == "partly"
-    assert re.search(
-        rf"; but with the gain r = -?{r} \[.*so that it does not say what the gradient told$",
-        verdict.reason,
-    )
-
-
-def test_all_that_keeps_a_correlation_from_the_papers_is_said():
-    verdict = judged(SCORE + 2 * DARK, SUCCESS + 2 * DARK, gain=SUCCESS, published=0.95)
-    assert verdict.status == "partly"
-    assert len(verdict.reason.split("; but ")[1].split("; ")) == 3
-
-
-@pytest.mark.parametrize("share", [0.0, -2.0, 0.2])
-def test_a_correlation_that_is_not_above_zero_is_not_reproduced(share):
-    """None, one of the wrong sign, and one too weak for 64 policies to show."""
-    verdict = judged(SCORE + share * SHARED, SUCCESS + abs(share) * SHARED)
-    assert verdict.status == "not reproduced"
-    assert "an interval that reaches 0 or below; with the PSNR of noise" in verdict.reason
-    assert "; with the gain r = " in verdict.reason
-
-
-@pytest.mark.parametrize(
-    ("policies", "images", "reason"),
-    [
-        (29, 6, "29 policies are fewer than 30"),
-        (4, 4, "4 policies are fewer than 30"),
-        (3, 6, "3 policies and 6 images are too few for an interval"),
-        (64, 3, "64 policies and 3 images are too few for an interval"),
-        (30, 4, ""),
-    ],
-)
-def test_too_few_policies_or_images_cannot_tell(policies, images, reason):
-    draw = np.random.default_rng(0).normal(size=(3, 64))
-    verdict = judged(draw[0], draw[0] + 0.1 * draw[1], draw[2], policies=policies, images=images)
-    assert verdict.status == ("cannot tell" if reason else "reproduced")
-    if reason:
-        assert verdict.reason == reason
-    assert bool(verdict.here) == ("interval" not in reason)  # what was measured stays
-
-
-@pytest.mark.parametrize("share", [2.0, 0.0, -2.0])
-def test_what_the_guards_say_keeps_claim_7_from_any_verdict(share):
-    verdict = judged(
-        SCORE + share * SHARED, SUCCESS + abs(share) * SHARED, why=["few images", "no gain"]
-    )
-    assert verdict.status == "cannot tell"
-    assert verdict.reason == "few images; no gain"
-    assert verdict.here.startswith("r = ")
-
-
-def test_images_are_drawn_too():
-    """A correlation that only one of six images has is none: without that image there is nothing."""
-    score, success = (np.tile(part[:, None], 6) for part in (SCORE, SUCCESS))
-    success[:, 0] += 3 * SCORE
-    verdict = correlation_verdict(
-        (score, success, np.tile(DARK[:, None], 6), success), {"paper": 0.3}, []
-    )
-    assert verdict.status == "not reproduced"
-    assert agreement.pearson(score.mean(1), success.mean(1)) > 0.4
-
 
 # --- claim 6 ------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ images.
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
+import numpy as np
 import pandas as pd
 
 from atsbook.findings.result import NO_POLICY, Result, Verdict
@@ -205,6 +206,15 @@ def gained(attacks: pd.DataFrame) -> dict[str, float]:
     """`mean`, `low` and `high` of the gain in dB: 95 % interval over images."""
     low, high = confidence(attacks["gain"], attacks["image"])
     return {"mean": attacks["gain"].mean(), "low": low, "high": high}
+
+
+def matrices(table: pd.DataFrame, *columns: str) -> tuple[np.ndarray, ...]:
+    """Columns of a table with one row per policy and image as matrices (policies, images), all in
+    one order.
+    """
+    return tuple(
+        table.pivot(index="policy", columns="image", values=column).to_numpy() for column in columns
+    )
 
 
 def same_images(attacks: pd.DataFrame, by: str) -> pd.DataFrame:

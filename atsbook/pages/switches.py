@@ -19,9 +19,18 @@ from atsbook.findings import statistics as agreement
 from atsbook.findings.result import NO_POLICY, Result, Verdict
 from atsbook.findings.statistics import ENOUGH
 from atsbook.findings.verdicts import MARGIN, does_not_matter, guards
-from atsbook.pages import claim7_correlation
 from atsbook.runs.attacks import AttackUnit, attack_unit
-from atsbook.runs.networks import ModelUnit, OnModel, Unit, dataset, device_of, model_unit, network
+from atsbook.runs.networks import (
+    ModelUnit,
+    OnModel,
+    Unit,
+    dataset,
+    device_of,
+    model_unit,
+    network,
+    semi_trained,
+    victim,
+)
 from atsbook.runs.scoring import ScoreUnit, unseen
 from atsbook.runs.settings import Settings
 from atsbook.runs.store import Artifact, Store
@@ -29,7 +38,7 @@ from atsbook.runs.table1 import HYBRID, on_network, relocated
 from atsbook.runs.tables import accuracy_rows, attack_rows, attacked_facts, provenance
 from atslib.clients.observe import ThreatModel
 from atslib.data.load import DATASETS
-from atslib.policies.policy import parse_policy
+from atslib.policies.policy import parse_policy, sample_functions
 from atslib.rng import rng
 from atslib.scores.scores import VARIANTS, accuracy_score
 from atslib.scores.search import RANKINGS, T_ACC
@@ -42,6 +51,7 @@ NORMALIZED = (
 OTHER_DATA = "cifar10"  # whose constants the authors' code takes for CIFAR-100
 RESTARTS = 4
 PRUNED = 0.7
+CORRELATED = 64  # images of claim 7's page at laptop
 ACC_IMAGES = 100  # behind an accuracy score: one batch
 # setting → what it is compared with: the same but for one switch
 PAIRS = {
@@ -145,11 +155,28 @@ def attacks(settings: Settings) -> dict[str, AttackUnit]:
     return by_setting
 
 
+def _privacy(settings: Settings) -> ScoreUnit:
+    """The privacy scores of the page on claim 7: of its random policies and images, on the network
+    it attacks.
+    """
+    return ScoreUnit(
+        model=victim(settings) if settings.regime == "initial" else semi_trained(settings),
+        policies=tuple(
+            map(str, sample_functions(settings.sampled, rng=rng(settings.seed, "correlation")))
+        ),
+        images=min(CORRELATED, settings.images)
+        if settings.profile == "laptop"
+        else settings.images,
+        points=settings.score_points,
+        seed=settings.seed,
+    )
+
+
 def scores(settings: Settings) -> dict[str, ScoreUnit | AccuracyUnit]:
     """Scores of the random policies of claim 7 by score and variant; the first is a unit of that
     page.
     """
-    privacy = claim7_correlation.scores(settings)[claim7_correlation.main(settings)]
+    privacy = _privacy(settings)
     untrained = dataclasses.replace(privacy.model, train=None)
     images = min(ACC_IMAGES, len(unseen(settings.dataset)))
     return {

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import torch
 
-from atsbook.pages import PAGES, load_page
+from atsbook.pages import MODULES, load_page
 from atsbook.runs.archive import Archive
 from atsbook.runs.audit import processor
 from atsbook.runs.estimate import Rates, points
@@ -103,7 +103,7 @@ def whole(profile: str) -> list[Unit]:
     left out.
     """
     chosen = settings(profile=profile)
-    return needed(unit for page in PAGES for unit in load_page(page).units(chosen).values())
+    return needed(unit for page in MODULES for unit in load_page(page).units(chosen).values())
 
 
 def recorded(units: Sequence[Unit], archive: Archive) -> list[float | None]:

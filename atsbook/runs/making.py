@@ -103,17 +103,22 @@ def execute(name: str, parameters: dict[str, object], *, root: Path, store: Stor
             ended.stderr.strip().splitlines() if ended.returncode > 0 else ()
         )  # of a killed one the kernel's alone
         words = lines[-1] if lines else f"papermill ended with status {ended.returncode}"
-        if not (failure := _failure(partial)):
+        if not (failure := failure_of(partial)):
             partial.unlink(
                 missing_ok=True
             )  # interrupted or killed, which is no failure of the page's
         raise AtsError(f"{name}: {failure or words}")
-    _strip(partial)
-    if page.exists() and not page_differences(page, partial, figures=True):
-        partial.unlink()
+    publish(partial, page, name, root, store)
+
+
+def publish(made: Path, page: Path, name: str, root: Path, store: Store) -> None:
+    """Put an executed notebook in the place of a page, if it shows something else than that."""
+    _strip(made)
+    if page.exists() and not page_differences(page, made, figures=True):
+        made.unlink()
         store.say(f"{name}: page as it was in {page.relative_to(root)}")
         return
-    partial.replace(page)
+    made.replace(page)
     store.say(f"{name}: page in {page.relative_to(root)}")
 
 
@@ -135,7 +140,7 @@ def _strip(page: Path) -> None:
     write_atomically(page, lambda partial: partial.write_text(text))
 
 
-def _failure(partial: Path) -> str | None:
+def failure_of(partial: Path) -> str | None:
     """What ended a notebook, from its outputs; None where no cell failed."""
     if not partial.exists():
         return None

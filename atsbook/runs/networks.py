@@ -113,6 +113,21 @@ class ModelUnit:
         )
         return 3 * seen + test
 
+    def untrained(self) -> nn.Module:
+        """The network before its training; all policies and paddings of one seed share their
+        initial weights.
+        """
+        images = dataset(self.dataset, "test")
+        padding = next((f"-{name}" for name in PADDINGS if self.model.endswith(name)), "")
+        return build_model(
+            self.model,
+            images.num_classes,
+            images.pixels.shape[1],
+            norm=self.norm or self.dataset,
+            image_size=images.pixels.shape[2],
+            rng=rng(self.seed, "weights", self.model.removesuffix(padding)),
+        )
+
     def make(self, store: Store, device: torch.device) -> object:
         """Train it, if it is not in the store."""
         return trained(self, store, device)
@@ -160,19 +175,8 @@ def victim(settings: Settings, policy: str = "") -> ModelUnit:
 
 
 def network(unit: ModelUnit) -> nn.Module:
-    """The untrained network of a unit; all policies and paddings of one seed share their initial
-    weights.
-    """
-    images = dataset(unit.dataset, "test")
-    padding = next((f"-{name}" for name in PADDINGS if unit.model.endswith(name)), "")
-    return build_model(
-        unit.model,
-        images.num_classes,
-        images.pixels.shape[1],
-        norm=unit.norm or unit.dataset,
-        image_size=images.pixels.shape[2],
-        rng=rng(unit.seed, "weights", unit.model.removesuffix(padding)),
-    )
+    """The untrained network of a unit."""
+    return unit.untrained()
 
 
 def trained(

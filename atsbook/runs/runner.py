@@ -5,19 +5,20 @@ import os
 import re
 import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from atsbook.findings.result import stored_result
 from atsbook.pages import PAGES, load_page
+from atsbook.runs import notebooks
 from atsbook.runs.archive import Archive
 from atsbook.runs.audit import audit, summaries, write_audit
 from atsbook.runs.making import build_book, executing, publish_answers
 from atsbook.runs.networks import Unit
 from atsbook.runs.schedule import compute, describe, needed, outlook, plan, say
 from atsbook.runs.settings import Settings, settings
-from atsbook.runs.shown import folder_differences, page_differences
+from atsbook.runs.shown import folder_differences, page_differences, write_changed
 from atsbook.runs.store import Store
 from atsbook.texts.costs import write_cost
 from atslib.data.load import available, is_drawn, load
@@ -84,6 +85,22 @@ def run(
     """
     experiment, pages = _chosen(names, profile, dataset, root, store)
     ends = None if budget is None else time.monotonic() + budget
+    alone = [name for name in pages if notebooks.stands_alone(name)]
+    pages = [name for name in pages if name not in alone]
+    how = {
+        "keep": not compute_only,
+        "dry_run": dry_run,
+        "jobs": jobs,
+        "scheduler": scheduler,
+        "ends": ends,
+    }
+    unfinished = _executed(
+        alone, experiment, root if dry_run else _place(root, profile), store, **how
+    )
+    if not pages:
+        if not dry_run:
+            _finish(unfinished, compute_only, _place(root, profile), store)
+        return
     first = {name: list(load_page(name).units(experiment).values()) for name in pages}
     if dry_run:
         _describe(first, experiment, store, {"jobs": jobs, "scheduler": scheduler})
@@ -92,7 +109,7 @@ def run(
     work = {"device": experiment.device, "jobs": jobs, "ends": ends, "scheduler": scheduler}
     store.say(outlook(of_all, store, experiment.device, jobs, scheduler))
     compute(of_all, store, **work)
-    waiting = []
+    waiting = unfinished
     place = _place(root, profile)
     with executing(
         jobs, {"profile": profile, "dataset": experiment.dataset}, place, store
@@ -107,6 +124,25 @@ def run(
             if not compute_only:
                 begin(name)
     _finish(waiting, compute_only, place, store)
+
+
+def _executed(
+    names: Sequence[str], experiment: Settings, place: Path, store: Store, **how: object
+) -> list[str]:
+    """Execute pages that are a notebook and nothing else; those that need more than is kept, and
+    why.
+    """
+    parameters = {"profile": experiment.profile, "dataset": experiment.dataset}
+    unfinished = []
+    for name in names:
+        try:
+            notebooks.execute(name, parameters, root=place, store=store, **how)
+        except NotKept as error:
+            unfinished.append(str(error))
+        else:
+            if how["dry_run"]:
+                store.say(f"{name}: nothing is missing")
+    return unfinished
 
 
 def _finish(waiting: Sequence[str], compute_only: bool, place: Path, store: Store) -> None:
@@ -240,10 +276,18 @@ def _pages_of(
     kept = []
     shutil.rmtree(evidence.root, ignore_errors=True)
     archive.restore(evidence)
+    alone = [name for name in pages if notebooks.stands_alone(name)]
+    how = {
+        "keep": True,
+        "dry_run": False,
+        "ends": time.monotonic(),
+        "jobs": jobs,
+    }  # nothing is to be computed
+    kept += _executed(alone, experiment, root, evidence, **how)
     with executing(
         jobs, {"profile": BOOK_PROFILE, "dataset": experiment.dataset}, root, evidence
     ) as begin:
-        for name in pages:
+        for name in [name for name in pages if name not in alone]:
             units = list(load_page(name).units(experiment).values())
             units += _further(name, units, experiment, evidence)
             try:
@@ -327,16 +371,11 @@ def _write_tables(
     verdict is said.
     """
     result = load_page(name).run(experiment, store)
-    with tempfile.TemporaryDirectory() as scratch:
-        made = result.write(Path(scratch))
-        folder = root / "results" / made.relative_to(scratch)
-        same = folder.is_dir() and not folder_differences(folder, made)
-    if not same:  # else the last digits of another machine would be no news
-        result.write(root / "results")
+    folder, written = write_changed(result, root / "results")
     write_cost(units, store, folder)
     told = f"{name}: {result.verdict.status}; {result.verdict.reason}"
     store.say(
-        f"{told}\n{name}: tables {'as they were ' if same else ''}in {folder.relative_to(root)}"
+        f"{told}\n{name}: tables {'' if written else 'as they were '}in {folder.relative_to(root)}"
     )
 
 
@@ -350,10 +389,21 @@ def readers(root: Path, store: Store) -> dict[str, list[str]]:
     experiment = settings(profile=BOOK_PROFILE)
     found: dict[str, list[str]] = {}
     for name in published(root):
-        first = list(load_page(name).units(experiment).values())
-        for unit in needed(first + _further(name, first, experiment, store)):
-            found.setdefault(store.path(unit.kind, unit).stem, []).append(name)
+        if notebooks.stands_alone(name):
+            keys = _keys_of(name, experiment, root)
+        else:
+            first = list(load_page(name).units(experiment).values())
+            units = needed(first + _further(name, first, experiment, store))
+            keys = [store.path(unit.kind, unit).stem for unit in units]
+        for key in keys:
+            found.setdefault(key, []).append(name)
     return found
+
+
+def _keys_of(name: str, experiment: Settings, root: Path) -> list[str]:
+    """The keys of the evidence behind a page that is a notebook and nothing else, from its last run."""
+    folder = root / "results" / name / f"{experiment.dataset}-{experiment.profile}"
+    return stored_result(folder).get("evidence", []) if folder.is_dir() else []
 
 
 def published(root: Path) -> list[str]:
@@ -370,9 +420,10 @@ def evidence_dates(root: Path) -> dict[str, list[str]]:
     evidence = Store(root / "book" / "_build" / "dates")  # only for the names it gives
     dates = {}
     for name in published(root):
-        keys = [
-            evidence.path(unit.kind, unit).stem
-            for unit in load_page(name).units(experiment).values()
-        ]
+        if notebooks.stands_alone(name):
+            keys = _keys_of(name, experiment, root)
+        else:
+            units = load_page(name).units(experiment).values()
+            keys = [evidence.path(unit.kind, unit).stem for unit in units]
         dates[name] = [made[key] for key in keys if key in made]
     return dates

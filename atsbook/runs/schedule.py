@@ -2,6 +2,7 @@
 there are cores.
 """
 
+import dataclasses
 import functools
 import math
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from contextlib import suppress
 
+import cloudpickle
 import torch
 from filelock import FileLock, Timeout
 from tqdm.auto import tqdm
@@ -43,9 +45,8 @@ def plan(units: Iterable[Unit], store: Store) -> list[Unit]:
 
 
 @functools.lru_cache
-def _forward(name: str, model: str) -> Work:
-    unit = ModelUnit(dataset=name, model=model, fraction=1.0, train=None, seed=0)
-    return Work.of(network(unit).eval(), to_images(dataset(name, "test").pixels[:1]))
+def _forward(unit: ModelUnit) -> Work:
+    return Work.of(network(unit).eval(), to_images(dataset(unit.dataset, "test").pixels[:1]))
 
 
 def seconds(unit: Unit, rates: Rates) -> float:
@@ -54,7 +55,8 @@ def seconds(unit: Unit, rates: Rates) -> float:
     gradients = (
         0 if network_of is unit else unit.passes / PASSES
     )  # a training has no gradient of its own for an image
-    return rates.seconds(_forward(network_of.dataset, network_of.model), unit.passes, gradients)
+    bare = dataclasses.replace(network_of, train=None, fraction=1.0, seed=0, step=0, norm="")
+    return rates.seconds(_forward(bare), unit.passes, gradients)
 
 
 def machine_rates(device: torch.device) -> Rates:
@@ -248,7 +250,10 @@ class _Schedule:
                         # wall clock may be set. A unit is handed in when there is a place for it,
                         # so that it begins at once.
                         left = self.ends - time.monotonic()
-                        call = pool.submit(_work, unit, self.store.address, device, left)
+                        # A notebook's own functions reach other processes by cloudpickle alone.
+                        call = pool.submit(
+                            _work, cloudpickle.dumps(unit), self.store.address, device, left
+                        )
                         self.running[call] = unit, time.monotonic()
                 if not self.running:
                     return
@@ -348,8 +353,8 @@ class _Schedule:
         )
 
 
-def _work(unit: Unit, root: str, device: str, left: float) -> float | None:
-    """Make the unit in this process; the seconds it took, or None where another run made it or is
+def _work(pickled: bytes, root: str, device: str, left: float) -> float | None:
+    """Make a unit in this process; the seconds it took, or None where another run made it or is
     making it.
 
     With `left` seconds to go it pauses when it has kept its state.
@@ -358,6 +363,7 @@ def _work(unit: Unit, root: str, device: str, left: float) -> float | None:
     for all who see the folder. Two machines that fill one address may both make a unit: one write
     wins.
     """
+    unit: Unit = cloudpickle.loads(pickled)
     keep_to_one_core()  # of the thread, which on a cluster may be a new one
     started = time.monotonic()
     # The schedule says what is made, with the time that is left.

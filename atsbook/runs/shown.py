@@ -10,12 +10,15 @@ import io
 import json
 import math
 import re
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from PIL import Image
+
+from atsbook.findings.result import Result
 
 CLOSE = (
     1e-4  # relative difference of numbers up to which tables, written with six digits, are the same
@@ -101,9 +104,31 @@ def folder_differences(old: Path, new: Path) -> list[str]:
 
 
 def _told(file: Path) -> str:
-    """What a JSON file says, but for the cost, of which no page speaks: it is of the machine."""
+    """What a JSON file says, but for what no page speaks of: the cost, which is of the machine, and
+    the keys of the evidence.
+    """
     whole = json.loads(file.read_text())
-    return json.dumps({name: value for name, value in whole.items() if name != "cost"}, indent=1)
+    hidden = ("cost", "evidence")
+    return json.dumps(
+        {name: value for name, value in whole.items() if name not in hidden}, indent=1
+    )
+
+
+def write_changed(result: Result, results: Path) -> tuple[Path, bool]:
+    """Write a page's result where it says something else than the one that is there.
+
+    The last digits of another machine would be no news.
+
+    Returns:
+        Its folder, and whether it was written.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        made = result.write(Path(scratch))
+        folder = results / made.relative_to(scratch)
+        same = folder.is_dir() and not folder_differences(folder, made)
+    if not same:
+        result.write(results)
+    return folder, not same
 
 
 def table_difference(old: Path, new: Path) -> str | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from atsbook.findings.compare import matrices
 from atsbook.findings.reported import policy_label, reported
 from atsbook.findings.result import NO_POLICY
 from atsbook.findings.statistics import pearson
@@ -22,7 +23,6 @@ from atsbook.pages.claim1_defenses import DEFENSES
 from atsbook.pages.claim2_generality import PAPER_ROWS
 from atsbook.pages.claim5_semantics import PUBLISHED
 from atsbook.pages.claim6_transformations import NOTHING, first_id, wide
-from atsbook.pages.claim7_correlation import matrices
 from atsbook.runs.settings import PROFILES
 from atsbook.runs.table1 import RANDOM, TEN, block, family, hybrid
 from atsbook.texts.answers import stored

@@ -3,7 +3,7 @@ JSON holds it.
 """
 
 import base64
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import pandas as pd
@@ -13,14 +13,14 @@ from torch import Tensor
 from atsbook.figures.sheets import brief, fitting, sheet, signed, spoken
 from atsbook.figures.sheets import payload as with_files
 from atsbook.findings import statistics as agreement
+from atsbook.findings.compare import matrices
 from atsbook.findings.result import Result
-from atsbook.pages import claim6_transformations, claim7_correlation, ext10_all_policies
+from atsbook.pages import claim6_transformations, ext10_all_policies
 from atsbook.pages.explorer import IMAGES
-from atsbook.runs.attacks import attacked
 from atsbook.runs.networks import dataset, device_of
 from atsbook.runs.scoring import ScoreUnit, scored
 from atsbook.runs.settings import Settings
-from atsbook.runs.store import Store
+from atsbook.runs.store import Artifact, Store
 from atsbook.runs.tables import label
 from atslib.clients.prepare import to_images
 from atslib.policies.differentiable import SIGNED
@@ -132,46 +132,55 @@ def steps(payload: dict, *, columns: int = 6) -> dict[str, Tensor]:
 # --- claim 7 ------------------------------------------------------------------------------------------------
 
 
-def scatter(settings: Settings, store: Store, result: Result) -> dict:
+def scatter(
+    table: pd.DataFrame, artifacts: Mapping[str, Artifact], name: str, where: str, main: str
+) -> dict:
     """One point per policy and network, and sheets of what its clients used and what the attacker
     found.
 
     The sheet `images.webp` has a row of originals; in `client.webp` and `found.webp` a row is an
     image and a column a policy, in the order of `points`.
+
+    Args:
+        table: one row per policy and image, with `psnr`, `floor_noise` and a column `s_pri …` for
+            each network.
+        artifacts: the attacks by policy.
+        name: of the data set.
+        where: the data set and the profile, in words.
+        main: the network that is attacked, one of those that scores are from.
     """
-    table = result.tables["policies"]
-    device = device_of(settings.device)
-    attacks = claim7_correlation.attacks(settings)
-    artifacts = [attacked(unit, store, device) for unit in attacks.values()]
-    few = slice(0, min(SHOWN, claim7_correlation.count(settings)))
+    images = dataset(name, "test")
+    attacks = list(artifacts.values())
+    count = len(attacks[0]["labels"])
+    few = slice(0, min(SHOWN, count))
     client, recovered = (
-        torch.stack([a[name][few] for a in artifacts], 1) for name in ("target", "reconstruction")
+        torch.stack([a[part][few] for a in attacks], 1) for part in ("target", "reconstruction")
     )
-    rows = [table[table["policy"] == policy] for policy in attacks]
-    networks = claim7_correlation.networks_of(table)
-    images = dataset(settings.dataset, "test")
+    rows = [table[table["policy"] == policy] for policy in artifacts]
+    networks = [
+        column.removeprefix("s_pri ") for column in table.columns if column.startswith("s_pri ")
+    ]
+    labels = attacks[0]["labels"][few].tolist()
     index = {
-        "where": _where(settings),
+        "where": where,
         "size": list(client.shape[2:]),
-        "images": [
-            images.class_names[i].replace("_", " ") for i in artifacts[0]["labels"][few].tolist()
-        ],
-        "n": claim7_correlation.count(settings),
-        "networks": [{"name": name, "r": _pearson(table, name)} for name in networks],
-        "main": networks.index(result.facts["main"]),
+        "images": [images.class_names[i].replace("_", " ") for i in labels],
+        "n": count,
+        "networks": [{"name": network, "r": _pearson(table, network)} for network in networks],
+        "main": networks.index(main),
         "points": [
             {
                 "id": policy,
                 "words": spoken(Policy.parse(policy).names()),
-                "score": [brief(own[f"s_pri {name}"].mean()) for name in networks],
+                "score": [brief(own[f"s_pri {network}"].mean()) for network in networks],
                 "psnr": brief(own["psnr"].mean()),
                 "noise": brief(own["floor_noise"].mean()),
                 "each": [brief(value) for value in own["psnr"].iloc[few]],
             }
-            for policy, own in zip(attacks, rows, strict=True)
+            for policy, own in zip(artifacts, rows, strict=True)
         ],
     }
-    original = artifacts[0]["original"][few][None]
+    original = attacks[0]["original"][few][None]
     clients = {"images.webp": _sheet(original, 90), "client.webp": _sheet(client, 90)}
     return with_files(index, clients | fitting({"found.webp": recovered}, BUDGET))
 
@@ -182,7 +191,7 @@ def _sheet(pixels: Tensor, quality: int) -> bytes:
 
 def _pearson(table: pd.DataFrame, network: str) -> str:
     """Pearson's r of the policies' means with its interval, in words."""
-    score, success = claim7_correlation.matrices(table, f"s_pri {network}", "psnr")
+    score, success = matrices(table, f"s_pri {network}", "psnr")
     low, high = agreement.correlation_interval(agreement.pearson, score, success)
     return f"{agreement.pearson(score.mean(1), success.mean(1)):+.2f} [{low:+.2f}, {high:+.2f}]".replace(
         "-", "−"

@@ -1,0 +1,100 @@
+"""The top of a page: the answer, its picture with the numbers behind it, and one table, made from
+the cells below it.
+
+A page's first cell pastes these by the names `answer`, `picture`, `data` and `numbers` (MyST-NB's
+glue); later cells paste further texts.
+"""
+
+import base64
+import os
+from pathlib import Path
+
+import pandas as pd
+from IPython.display import HTML, Markdown, display
+from matplotlib.figure import Figure
+from myst_nb import glue
+
+from atsbook.findings.result import FILE, Result, Verdict, as_text, stored_result
+from atsbook.findings.rules import told
+from atsbook.runs.notebooks import WRITTEN
+from atsbook.runs.shown import write_changed
+from atsbook.runs.study import Request, Study
+from atslib.data.load import is_drawn
+from atslib.files import project_root, write_atomically
+
+TOY = "**A toy run on drawn images: it shows that the page works, and proves nothing.** "
+
+
+def data_link(table: pd.DataFrame, name: str) -> HTML:
+    """A link that downloads the table as CSV; the page itself holds it, so that it works everywhere
+    and offline.
+
+    Args:
+        name: of the file, without its ending.
+    """
+    text = table.to_csv(index=False, float_format="%.6g")
+    data = base64.b64encode(text.encode()).decode()
+    link = (
+        f'<a download="{name}.csv" href="data:text/csv;base64,{data}">Data of this figure (CSV)</a>'
+    )
+    return HTML(f'<p class="data-link">{link}</p>')
+
+
+def on_top(
+    study: Study, answer: str, picture: Figure, data: HTML, numbers: pd.DataFrame, **texts: str
+) -> None:
+    """Paste the answer, the picture with its data, the table and further texts into the page, and
+    show them.
+
+    JupyterLab does not paste, so there they stand below the last cell.
+
+    Args:
+        answer: Markdown.
+        texts: Markdown by the name under which a cell pastes it, such as `provenance`.
+    """
+    toy = TOY if is_drawn(study.dataset) else ""
+    shown = {"answer": Markdown(toy + answer), "picture": picture, "data": data, "numbers": numbers}
+    shown |= {name: Markdown(text) for name, text in texts.items()}
+    for name, value in shown.items():
+        glue(name, value, display=False)
+    display(*shown.values())
+
+
+def write_results(
+    study: Study,
+    page: str,
+    tables: dict[str, pd.DataFrame],
+    verdict: Verdict,
+    facts: dict[str, object],
+) -> Result:
+    """The page's result; where $ATS_RESULTS names a folder, as a run of the whole book does, it is
+    written there, with what the page cost and the keys of the evidence behind it.
+    """
+    result = Result(page, tables, facts, verdict)
+    if os.environ.get(WRITTEN):
+        folder, _ = write_changed(result, Path(os.environ[WRITTEN]))
+        more = {"cost": study.cost()._asdict(), "evidence": study.keys()}
+        text = as_text(stored_result(folder) | more)
+        write_atomically(folder / FILE, lambda partial: partial.write_text(text))
+    return result
+
+
+def rule_dates(page: str) -> str:
+    """When the page's rule was written and changed, and its evidence made, in a sentence or two."""
+    return told(page, project_root() / "results")
+
+
+def made(study: Study, requests: dict[object, Request], result: Result) -> str:
+    """One sentence (Markdown): with what, where and when these results were made, and which tables
+    came of them.
+    """
+    facts = study.facts(requests)
+    days = (
+        facts["made"]
+        if facts["made"] == facts["made_first"]
+        else f"{facts['made_first']} to {facts['made']}"
+    )
+    return (
+        f"Profile <b>{facts['profile']}</b>: {facts['dataset']}, seed {facts['seed']}; {len(requests)} attacks, "
+        f"computed {days}; {facts['device']}, torch {facts['torch']}, Python {facts['python']}; tables {result.digest}."
+    )

@@ -1,0 +1,99 @@
+"""Pages that are a notebook and nothing else: executing one computes what it needs and writes its
+tables.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import atslib
+from atsbook.pages import MODULES
+from atsbook.runs.making import ONE_THREAD, failure_of, publish
+from atsbook.runs.store import Store
+from atslib.errors import AtsError, NotKept
+
+SAID = "study: "  # how the lines begin that a study says while it computes
+# The variable with the folder into which a run of the whole book writes each page's tables
+WRITTEN = "ATS_RESULTS"
+
+
+def stands_alone(name: str) -> bool:
+    """Whether a page has no module: its notebook says all that it needs."""
+    return name not in MODULES
+
+
+def execute(
+    name: str,
+    parameters: dict[str, object],
+    *,
+    root: Path,
+    store: Store,
+    keep: bool = True,
+    dry_run: bool = False,
+    jobs: int | None = None,
+    scheduler: str | None = None,
+    ends: float | None = None,
+) -> None:
+    """Execute a page's notebook; what its study says while it computes is said.
+
+    Args:
+        parameters: of the notebook.
+        root: the folder with notebooks/, book/results/ and results/.
+        keep: whether the executed page is kept in book/results/; a failed one keeps the one that
+            was there.
+        dry_run: say what would be computed, and end there.
+        jobs, scheduler: as of `schedule.compute`.
+        ends: a time of `time.monotonic` after which nothing is begun.
+    Raises:
+        NotKept: something is missing, and this is a dry run or the time is over.
+        AtsError: a cell failed.
+    """
+    more = {"ATS_STORE": store.address, WRITTEN: "" if dry_run else str(root / "results")}
+    more |= {
+        "ATS_DRY_RUN": "1" if dry_run else "",
+        "ATS_JOBS": str(jobs or ""),
+        "ATS_SCHEDULER": scheduler or "",
+    }
+    more |= {"ATS_BUDGET": "" if ends is None else str(max(0.0, ends - time.monotonic()))}
+    library = (str(Path(atslib.__file__).parents[1]), os.environ.get("PYTHONPATH"))
+    more |= {"PYTHONPATH": os.pathsep.join(filter(None, library))}
+    with tempfile.TemporaryDirectory() as folder:
+        page = root / "book" / "results" / f"{name}.ipynb"
+        made = page.with_suffix(".failed.ipynb") if keep else Path(folder) / page.name
+        made.parent.mkdir(parents=True, exist_ok=True)
+        # Relative paths: the executed page records them.
+        target = made.relative_to(root).as_posix() if keep else str(made)
+        options = [
+            "--cwd",
+            "notebooks",
+            "--no-progress-bar",
+            "--log-output",
+            "--parameters_yaml",
+            json.dumps(parameters),
+        ]
+        command = [sys.executable, "-m", "papermill", f"notebooks/{name}.ipynb", target, *options]
+        environment = ONE_THREAD | os.environ | more
+        with subprocess.Popen(
+            command, cwd=root, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE, text=True,
+        ) as running:  # fmt: skip
+            last = ""
+            for line in running.stderr:
+                last = line.strip() or last
+                _, found, words = line.partition(SAID)
+                if found:
+                    store.say(words.rstrip())
+        if running.returncode:
+            failure = (
+                failure_of(made) or last or f"papermill ended with status {running.returncode}"
+            )
+            kind = NotKept if f"failed with {NotKept.__name__}" in failure else AtsError
+            if kind is NotKept:  # nothing is wrong with the page
+                made.unlink(missing_ok=True)
+            raise kind(f"{name}: {failure}")
+        if keep:
+            publish(made, page, name, root, store)

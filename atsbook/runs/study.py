@@ -1,0 +1,902 @@
+"""Kept runs: what a notebook asks for, computed once and read from then on.
+
+A `Study` turns a network, a policy and an attack into a *request*, a frozen description of one
+result. Asking for its value computes it or reads it: from the user's own store, else from the
+evidence that ships with the repository. Many requests are computed side by side, and a run that was
+interrupted goes on where it was.
+
+    study = Study("laptop")
+    net = study.network("lenet")
+    run = study.attack(net, policy="3-1-7", attack="annealed-lenet", steps=300, images=range(100))
+    run.value["psnr"]
+"""
+
+import ast
+import dataclasses
+import datetime
+import dis
+import inspect
+import json
+import linecache
+import os
+import textwrap
+import time
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from atsbook.runs.archive import Archive
+from atsbook.runs.attacks import AttackUnit, attacked, known_ranks
+from atsbook.runs.networks import ModelUnit, Unit, dataset, device_of, trained
+from atsbook.runs.notebooks import SAID
+from atsbook.runs.schedule import compute, describe, plan, say
+from atsbook.runs.scoring import ScoreUnit
+from atsbook.runs.settings import PROFILES
+from atsbook.runs.store import Artifact, Store
+from atsbook.runs.tables import image_rows, label
+from atslib.attacks import ATTACKS, GradientMatching, Reconstruction, reconstruct
+from atslib.checkpoints import fingerprint
+from atslib.clients.observe import Observed, ThreatModel
+from atslib.clients.training import TrainConfig
+from atslib.data.load import DATASETS
+from atslib.errors import AtsError, NotKept, check_kind, check_whole, choose
+from atslib.files import project_root
+from atslib.models import Normalize, build_model, normalization
+from atslib.policies.policy import Hybrid, Policy, parse_policy
+from atslib.rng import rng
+
+IMAGES = range(100)  # the first of the test set, as in both publications
+PARTS = {"model", "reconstruction"}  # of results: what further ones are made from
+AT_HAND = 200  # results kept in memory; one of 100 attacks has some megabytes
+
+
+# --- what a notebook defines itself -----------------------------------------------------------------------------------
+
+
+class Written:
+    """A function or class of a notebook, known by its source and by what that source refers to.
+
+    Two are equal if their text is. The text goes into the key of every result that is made with it,
+    so that a changed line, a changed constant or a changed helper makes a new result.
+    """
+
+    def __init__(self, call: Callable):
+        self.call = call
+        self.name = call.__name__
+        self.text = "\n".join(_source(call, {}))
+
+    def __str__(self) -> str:
+        return self.text
+
+    __repr__ = __str__
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Written) and self.text == other.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+
+def _source(call: Callable, seen: dict[int, object]) -> list[str]:
+    """The source of a function or class and of all in the same notebook or file that it refers to,
+    each once.
+    """
+    if id(call) in seen:
+        return []
+    seen[id(call)] = call
+    texts = [_text(call)]
+    functions = [call]
+    if isinstance(call, type):
+        bases = [base for base in call.__mro__[1:] if base.__module__ == call.__module__]
+        texts += [text for base in bases for text in _source(base, seen)]
+        written = {
+            node.name
+            for node in ast.walk(ast.parse(textwrap.dedent(texts[0])))
+            if hasattr(node, "name")
+        }
+        functions = [
+            part for part in _functions(call) if part.__name__ in written
+        ]  # not what a dataclass makes
+        # Attributes may have been computed from what the class's own text only names.
+        plain = {name: value for name, value in vars(call).items() if not name.startswith("__")}
+        texts += [
+            f"{name} = {value!r}"
+            for name, value in plain.items()
+            if isinstance(value, str | int | float | bool)
+        ]
+    for function in functions:
+        for name, value in _names(function).items():
+            texts += _referred(function, name, value, seen)
+    return texts
+
+
+def _text(call: Callable) -> str:
+    """The source of a function or class.
+
+    Raises:
+        AtsError: it cannot be read.
+    """
+    try:
+        return inspect.getsource(call).rstrip()
+    except (OSError, TypeError) as error:
+        # Of a class in a notebook Python does not know the file, but its methods know their cell.
+        for function in _functions(call) if isinstance(call, type) else ():
+            cell = "".join(linecache.getlines(function.__code__.co_filename))
+            for node in ast.walk(ast.parse(cell)):
+                if isinstance(node, ast.ClassDef) and node.name == call.__name__:
+                    return ast.get_source_segment(cell, node)
+        name = getattr(call, "__name__", repr(call))
+        raise AtsError(
+            f"{name} is keyed by its source, which cannot be read ({error}): write it in a cell"
+        ) from None
+
+
+def _functions(kind: type) -> list[types.FunctionType]:
+    """The functions that are written in a class."""
+    parts = [part.fget if isinstance(part, property) else part for part in vars(kind).values()]
+    parts = [getattr(part, "__func__", part) for part in parts]  # of class methods and static ones
+    return [
+        part
+        for part in parts
+        if isinstance(part, types.FunctionType) and part.__module__ == kind.__module__
+    ]
+
+
+def _names(function: types.FunctionType) -> dict[str, object]:
+    """What a function and the functions inside it refer to outside themselves, in the order of
+    their names.
+    """
+    wanted = set()
+    codes = [function.__code__]
+    while codes:
+        code = codes.pop()
+        reads = (
+            "LOAD_GLOBAL",
+            "LOAD_NAME",
+        )  # and not attributes, which may have the name of a global by chance
+        wanted |= {step.argval for step in dis.get_instructions(code) if step.opname in reads}
+        codes += [part for part in code.co_consts if isinstance(part, types.CodeType)]
+    found = {name: function.__globals__[name] for name in wanted if name in function.__globals__}
+    found |= inspect.getclosurevars(function).nonlocals
+    found |= {f"default {i}": value for i, value in enumerate(function.__defaults__ or ())}
+    found |= {f"default {name}": value for name, value in (function.__kwdefaults__ or {}).items()}
+    return dict(sorted(found.items()))
+
+
+def _referred(function: Callable, name: str, value: object, seen: dict[int, object]) -> list[str]:
+    """What a key must hold of one name that a function refers to."""
+    if isinstance(value, types.ModuleType) or name == "__class__":
+        return []
+    if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
+        own = getattr(value, "__module__", None) == function.__module__
+        return (
+            _source(value, seen) if own else [f"{name} = {value.__module__}.{value.__qualname__}"]
+        )
+    if value is None or isinstance(value, str | int | float | bool):
+        return [f"{name} = {value!r}"]
+    held = isinstance(value, Tensor | nn.Module | list | tuple | dict) or dataclasses.is_dataclass(
+        value
+    )
+    if held and not _opaque(value):
+        return [f"{name} = {fingerprint(value)}"]
+    raise AtsError(
+        f"{function.__name__} uses {name}, a {type(value).__name__}, which no key can hold: make it inside the "
+        "function, or give it as a number, a text, a tensor or a frozen dataclass"
+    )
+
+
+def _opaque(value: object) -> bool:
+    """Whether some part of a value has no text of its own but its address in memory."""
+    if isinstance(value, dict):
+        return any(map(_opaque, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(_opaque, value))
+    if dataclasses.is_dataclass(value):
+        return any(_opaque(getattr(value, field.name)) for field in dataclasses.fields(value))
+    return not (value is None or isinstance(value, str | int | float | bool | Tensor | nn.Module))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WrittenNetwork(ModelUnit):
+    """A network that a function or class of a notebook builds; `model` is its name."""
+
+    build: Written
+
+    def untrained(self) -> nn.Module:
+        """The network with weights from the unit's seed, in eval mode, a `Normalize` layer in
+        front.
+
+        Raises:
+            AtsError: what is written does not take (classes, channels, side of the images), or
+                makes no network.
+        """
+        images = dataset(self.dataset, "test")
+        _, channels, side, _ = images.pixels.shape
+        seed = torch.randint(1 << 62, (1,), generator=rng(self.seed, "weights", self.model))
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(
+                int(seed)
+            )  # reseeds no accelerator, as torch.manual_seed would
+            try:
+                made = self.build.call(images.num_classes, channels, side)
+            except TypeError as error:
+                given = f"{self.model}({images.num_classes}, {channels}, {side})"
+                raise AtsError(
+                    f"{given}, classes, channels and side of the images: {error}"
+                ) from None
+        check_kind(f"{self.model} makes", made, nn.Module, "a torch.nn.Module")
+        if not isinstance(next(iter(made.children()), None), Normalize):
+            made = nn.Sequential(Normalize(*normalization(self.norm or self.dataset)), made)
+        return made.eval()
+
+
+@dataclasses.dataclass(frozen=True)
+class WrittenAttack:
+    """An attack that a notebook defines: a function `f(seen, *, rng)`, or an object with such a
+    method `run`.
+    """
+
+    written: Written
+    fields: tuple[tuple[str, object], ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The name in the notebook."""
+        return self.written.name
+
+    def run(self, seen: Observed, *, rng: torch.Generator, **options: object) -> Reconstruction:
+        """Run what was written, with those options of `reconstruct` that it names."""
+        call = self.written.call
+        attack = call(**dict(self.fields)) if isinstance(call, type) else call
+        return reconstruct(seen, attack, rng=rng, **options)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FoundUnit(AttackUnit):
+    """Ranks of the photographs behind an attack's images for a server that knows the policy; see
+    `known_ranks`.
+    """
+
+    kind: ClassVar[str] = "ranks"
+
+    def __post_init__(self) -> None:
+        """An attack's kind goes with its class, these ranks' does not."""
+
+    @property
+    def attack_unit(self) -> AttackUnit:
+        """The attack whose images are looked at."""
+        return AttackUnit(
+            **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        )
+
+    @property
+    def needs(self) -> tuple[Unit, ...]:
+        """The network and the attack."""
+        return (*super().needs, self.attack_unit)
+
+    @property
+    def title(self) -> str:
+        """Those of the attack, and what is looked for."""
+        return f"photographs found, {super().title}"
+
+    @property
+    def passes(self) -> float:
+        """No network is needed."""
+        return 0.0
+
+    def make(self, store: Store, device: torch.device) -> object:
+        """Look for them, if that is not in the store."""
+        return known_ranks(self.attack_unit, store, device)
+
+
+# --- where results are ------------------------------------------------------------------------------------------------
+
+
+class _Shipped(Archive):
+    """The shipped evidence, whose index is read once."""
+
+    def __init__(self, root: Path):
+        super().__init__(root)
+        self._lines = super().entries()
+
+    def entries(self) -> dict[str, dict]:
+        return self._lines
+
+
+class WithEvidence(Store):
+    """A store that reads what it lacks from the evidence that ships with the repository.
+
+    Args:
+        root: as of `Store`.
+        evidence: the folder of the evidence; it may be missing.
+        options: as of `Store`.
+    """
+
+    def __init__(self, root: Path | str | None, evidence: Path, **options: object):
+        super().__init__(root, **options)
+        self.archive = _Shipped(evidence)
+
+    def shipped(self, kind: str, config: object, *, version: int = 1) -> dict | None:
+        """The facts of a result that is in the evidence, perhaps without its weights or pictures."""
+        return self.archive.entries().get(self.path(kind, config, version=version).stem)
+
+    def has(self, kind: str, config: object, *, version: int = 1) -> bool:
+        """Whether the artifact is in the store, or in the evidence with all that something new may
+        be made from.
+        """
+        line = self.shipped(kind, config, version=version)
+        whole = line is not None and not PARTS & set(line["left_out"])
+        return whole or super().has(kind, config, version=version)
+
+    def _read(self, path: Path) -> Artifact | None:
+        kept = super()._read(path)
+        if kept is None and path.stem in self.archive.entries():
+            return self.archive.read(path.stem)
+        return kept
+
+    def facts(self, unit: Unit) -> dict:
+        """Where and when a kept result was made, without reading it."""
+        path = self.path(unit.kind, unit).with_suffix(".json")
+        return json.loads(path.read_text()) if path.exists() else self.archive.entries()[path.stem]
+
+    def bring(self, unit: Unit) -> None:
+        """Copy a result from the evidence into the store, if it is whole there and the store lacks
+        it.
+        """
+        path = self.path(unit.kind, unit)
+        if super().has(unit.kind, unit) or not self.has(unit.kind, unit):
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept = self.archive.read(path.stem)
+        tensors = {name: value.clone().contiguous() for name, value in kept.tensors.items()}
+        self._write(path, tensors, dict(kept.facts) | {"archived": True})
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """One result that a notebook asks for: a frozen description, whose value is computed or read
+    when it is asked for.
+
+    Attributes:
+        unit: what decides the result, all of it; equal units are one result.
+        study: where it is computed and kept.
+    """
+
+    unit: Unit
+    study: "Study" = dataclasses.field(compare=False, repr=False)
+
+    @property
+    def value(self) -> object:
+        """The result: of a network the network itself, in eval mode, of anything else its tensors
+        by name.
+        """
+        return self.study[self]
+
+    @property
+    def title(self) -> str:
+        """The request in words."""
+        return self.unit.title
+
+
+class Cost(NamedTuple):
+    """What the results of a study took where they were made, in seconds."""
+
+    units: int
+    seconds: float
+    longest: float
+    devices: tuple[str, ...]
+
+
+# --- the study --------------------------------------------------------------------------------------------------------
+
+
+class Study:
+    """Requests of a notebook, where they are computed, and where their results are kept.
+
+    Environment variables set what a notebook does not say: `ATS_STORE` (the folder or address of
+    the results), `ATS_JOBS`, `ATS_SCHEDULER`, `ATS_BUDGET` (seconds) and `ATS_DRY_RUN` (say what
+    would be computed, and stop there).
+
+    Args:
+        profile: smoke, laptop or full: the default data set, and the size that a notebook gives
+            each.
+        dataset: a name for `atslib.load`; None is the profile's.
+        seed: of every random stream.
+        store: a folder or an address; by default that of `Store`.
+        device: where it runs; "auto" takes a GPU if there is one, and then computes in this
+            process.
+        jobs: results computed at once on this machine; by default one a core, or one on a GPU.
+        scheduler: `local` or the address of a Dask scheduler.
+    """
+
+    def __init__(
+        self,
+        profile: str = "smoke",
+        dataset: str | None = None,
+        seed: int = 0,
+        *,
+        store: Path | str | None = None,
+        device: str = "auto",
+        jobs: int | None = None,
+        scheduler: str | None = None,
+    ):
+        choose("profile", profile, PROFILES)
+        self.profile = profile
+        self.dataset = dataset or PROFILES[profile]["dataset"]
+        choose("dataset", self.dataset, DATASETS)
+        check_whole("seed", seed, 0)
+        self.seed = seed
+        self.device = device_of(device)
+        environment = os.environ
+        self.jobs = jobs or int(environment.get("ATS_JOBS") or 0) or None
+        self.scheduler = scheduler or environment.get("ATS_SCHEDULER") or None
+        budget = environment.get("ATS_BUDGET")
+        self._ends = time.monotonic() + float(budget) if budget else None
+        self._dry = bool(environment.get("ATS_DRY_RUN"))
+        evidence = project_root() / "results"
+        self.store = WithEvidence(store, evidence, say=lambda line: say(SAID + line))
+        self._own = Store(self.store.address, say=self.store.say)
+        self.asked: dict[Unit, None] = {}
+        self._at_hand: dict[Unit, Artifact] = {}
+
+    # requests
+
+    def network(
+        self,
+        model: str | Callable[..., nn.Module],
+        *,
+        train: TrainConfig | None = None,
+        fraction: float = 1.0,
+        dataset: str | None = None,
+        norm: str = "",
+        step: int = 0,
+    ) -> Request:
+        """A network: untrained, or at the end of a training, or at a `step` of it.
+
+        Args:
+            model: a name for `atslib.build_model`; or a class or function that is called with the
+                number of classes, of channels and the side of the images, and makes a network.
+            train: how it is trained, the policy among it; None: not at all.
+            fraction: share of the training set, stratified.
+            dataset: by default the study's.
+            norm: another data set's constants in the first layer.
+        Raises:
+            AtsError: an unknown name, or a training that is no `TrainConfig`.
+        """
+        if train is not None:
+            check_kind(
+                "train",
+                train,
+                TrainConfig,
+                "an atslib.TrainConfig, or None for an untrained network",
+            )
+        name = dataset or self.dataset
+        choose("dataset", name, DATASETS)
+        fields = {"dataset": name, "fraction": float(fraction), "train": train, "seed": self.seed}
+        fields |= {"norm": norm, "step": step}
+        if isinstance(model, str):
+            build_model(model, 2)  # an unknown name is refused here, not in a worker
+            return self._request(ModelUnit(model=model, **fields))
+        if not callable(model):
+            raise AtsError(
+                f"network {model!r} must be a name such as lenet, or a function or class that makes one"
+            )
+        return self._request(WrittenNetwork(model=model.__name__, build=Written(model), **fields))
+
+    def attack(
+        self,
+        network: Request,
+        *,
+        policy: str | Policy | Hybrid = "",
+        draw: int = 0,
+        attack: object = "annealed-lenet",
+        steps: int | None = None,
+        images: range | int = IMAGES,
+        threat: ThreatModel | None = None,
+        defense: str = "",
+        crop_flip: bool = True,
+        frames: int = 0,
+    ) -> Request:
+        """An attack on test images, each with a gradient of its own, after crop, flip and policy.
+
+        Its value has `reconstruction`, `target` (what the client used) and `original` (the
+        photograph), (B, C, H, W), and of each image `psnr` in dB, `ssim`, `mse`, `cost` and the
+        ranks `rank_target` and `rank_original` among 100.
+
+        Args:
+            network: of `Study.network`.
+            policy: as text, such as "3-1-7+43-18-18"; "" is none.
+            draw: number of the draw of crop, flip, policy and start; the same number is the same
+                for every policy, network and attack, so that comparisons are paired.
+            attack: a key of `atslib.ATTACKS`, a `GradientMatching`, or a function `f(seen, *, rng)`
+                or an object or class with such a method `run` of the notebook's own.
+            steps: in place of the attack's own number.
+            images: a range of test images, or how many of the first.
+            threat: what the server sees and knows.
+            defense: on the update, as text.
+            crop_flip: random crop and flip before the policy.
+            frames: iterates that are kept.
+        """
+        model = self._unit(network, ModelUnit, "network")
+        name = policy if isinstance(policy, str) else str(policy)
+        parse_policy(name)
+        first, last = _rows(images)
+        if last > (there := len(dataset(model.dataset, "test"))):
+            raise AtsError(f"images={images}: {model.dataset} has {there} test images")
+        check_whole("draw", draw, 0)
+        return self._request(
+            AttackUnit(
+                model=model,
+                policy=name,
+                attack=_attack(attack, steps),
+                first=first,
+                last=last,
+                crop_flip=crop_flip,
+                threat=threat or ThreatModel(),
+                defense=defense,
+                frames=frames,
+                seed=self.seed + draw,
+            )
+        )
+
+    def scores(
+        self,
+        network: Request,
+        policies: Sequence[str | Policy | Hybrid],
+        *,
+        images: range | int = 64,
+        points: int | None = None,
+        variant: str = "fixed",
+    ) -> Request:
+        """Privacy scores of the same test images under each policy; lower is meant to be more
+        private.
+
+        Its value has `scores` (policies, images) and the `curves` behind them (policies, images,
+        points).
+
+        Args:
+            images: a range that begins at 0, or how many.
+            points: of the curve; by default the profile's.
+            variant: "fixed", or "code" as the authors' code computes it.
+        """
+        model = self._unit(network, ModelUnit, "network")
+        names = tuple(policy if isinstance(policy, str) else str(policy) for policy in policies)
+        for name in names:
+            parse_policy(name)
+        first, last = _rows(images)
+        if first:
+            raise AtsError(f"images={images}: scores are of the first test images; begin at 0")
+        points = points or PROFILES[self.profile].get("score_points", 21)
+        unit = ScoreUnit(
+            model=model, policies=names, images=last, points=points, variant=variant, seed=self.seed
+        )
+        return self._request(unit)
+
+    def found(self, run: Request) -> Request:
+        """Where each photograph ranks among 100 for a server that knows the policy, but not what
+        was drawn.
+
+        Its value has `rank_knowing` (B,); 1 is found.
+        """
+        unit = self._unit(run, AttackUnit, "run")
+        return self._request(
+            FoundUnit(
+                **{field.name: getattr(unit, field.name) for field in dataclasses.fields(unit)}
+            )
+        )
+
+    # values
+
+    def __getitem__(self, request: Request) -> object:
+        """The value of a request: of a network the network itself, of anything else its tensors by
+        name.
+        """
+        unit = self._unit(request, object, "request")
+        if isinstance(unit, ModelUnit):
+            if unit.train:
+                self.compute([request], weights=True)
+                self.store.bring(unit)
+            return trained(unit, self._own, self.device)[0].eval()
+        self.compute([request])
+        return self._artifact(unit)
+
+    def missing(
+        self, requests: Iterable[Request] | Mapping[object, Request], *, weights: bool = False
+    ) -> list[Unit]:
+        """What must be computed for these requests: they themselves and what they need, each before
+        what needs it.
+
+        A network whose accuracy ships, but not its weights, is missing only where something new
+        needs it.
+
+        Args:
+            weights: the requests are networks that are to be used, not only looked up.
+        """
+        requests = requests.values() if isinstance(requests, Mapping) else requests
+        units = list(dict.fromkeys(self._unit(request, object, "request") for request in requests))
+        units = [unit for unit in units if not (isinstance(unit, ModelUnit) and unit.train is None)]
+        shipped = [] if weights else [unit for unit in units if self.store.shipped(unit.kind, unit)]
+        return plan([unit for unit in units if unit not in set(shipped)], self.store)
+
+    def compute(
+        self,
+        requests: Iterable[Request] | Mapping[object, Request] | None = None,
+        *,
+        weights: bool = False,
+    ) -> None:
+        """Compute what is missing, many results at once; one line says for each that is done how
+        long the rest takes.
+
+        Args:
+            requests: by default all that this study was asked for.
+            weights: as of `missing`.
+        Raises:
+            NotKept: something is missing, and this is a dry run or the budget of time is spent.
+        """
+        requests = [Request(unit, self) for unit in self.asked] if requests is None else requests
+        new = self.missing(requests, weights=weights)
+        if not new:
+            return
+        if self._dry:
+            for line in self._plan(new).splitlines():
+                self.store.say(line)
+            raise NotKept(f"{len(new)} results are missing; the plan above says which")
+        for need in dict.fromkeys(need for unit in new for need in unit.needs):
+            self.store.bring(need)
+        compute(new, self._own, str(self.device), self.jobs, self._ends, self.scheduler)
+        if left := self.missing(requests, weights=weights):
+            raise NotKept(
+                f"the budget is spent: {len(left)} results are missing; run again to go on"
+            )
+
+    def plan(self, requests: Iterable[Request] | Mapping[object, Request] | None = None) -> str:
+        """What would be computed, one line each with the time that it may take on this machine.
+
+        Args:
+            requests: by default all that this study was asked for.
+        """
+        requests = [Request(unit, self) for unit in self.asked] if requests is None else requests
+        return self._plan(self.missing(requests))
+
+    def _plan(self, units: Sequence[Unit]) -> str:
+        if not units:
+            return "nothing is missing"
+        return describe({"missing": units}, self.store, str(self.device), self.jobs, self.scheduler)
+
+    # tables
+
+    def table(
+        self,
+        requests: Mapping[object, Request],
+        names: Sequence[str],
+        *,
+        policy_known: Sequence[str] = (),
+    ) -> pd.DataFrame:
+        """One row per request and image, or per request, policy and image of scores; what is
+        missing is computed first.
+
+        Attacks have the columns `psnr`, `psnr_original`, `ssim`, `mse`, `cost`, `gain` (over the
+        best guess of somebody who knows the policy and sees no gradient) and the ranks among 100,
+        of which 1 is found.
+
+        Args:
+            requests: by a key, or a tuple of keys.
+            names: what the parts of a key are called; a policy "" is written as none.
+            policy_known: policies under which `rank_knowing` is looked for too, see `found`.
+        """
+        known = {
+            key: self.found(request)
+            for key, request in requests.items()
+            if isinstance(request.unit, AttackUnit)
+            and request.unit.policy
+            and request.unit.policy in policy_known
+        }
+        self.compute([*requests.values(), *known.values()])
+        parts = []
+        for key, request in requests.items():
+            part = self._rows_of(request.unit)
+            columns = dict(zip(names, key if isinstance(key, tuple) else (key,), strict=True))
+            if "policy" in columns:
+                columns["policy"] = label(str(columns["policy"]))
+            part = part.assign(**columns)
+            if key in known:
+                part["rank_knowing"] = self._artifact(known[key].unit)["rank_knowing"].numpy()
+            elif policy_known and "rank_original" in part and not request.unit.policy:
+                part["rank_knowing"] = part[
+                    "rank_original"
+                ]  # without a policy there is one form of each image
+            parts.append(part)
+        return pd.concat(parts, ignore_index=True)
+
+    def _rows_of(self, unit: Unit) -> pd.DataFrame:
+        artifact = self._artifact(unit)
+        if isinstance(unit, AttackUnit):
+            return image_rows(artifact, unit)
+        check_kind(
+            "Study.table takes attacks and scores:", unit, ScoreUnit, "not networks; see accuracies"
+        )
+        scores = pd.DataFrame(
+            artifact["scores"].double().numpy(), index=list(map(label, unit.policies))
+        )
+        scores = scores.rename_axis("policy").reset_index()
+        return scores.melt("policy", var_name="image", value_name="score")
+
+    def accuracies(self, networks: Mapping[object, Request], names: Sequence[str]) -> pd.DataFrame:
+        """One row per trained network: `accuracy` in percent of the test set, and `train`, how many
+        it learned from.
+
+        Args:
+            networks: by a key, or a tuple of keys.
+            names: what the parts of a key are called.
+        """
+        self.compute(networks)
+        rows = []
+        for key, request in networks.items():
+            columns = dict(zip(names, key if isinstance(key, tuple) else (key,), strict=True))
+            if "policy" in columns:
+                columns["policy"] = label(str(columns["policy"]))
+            kept = self._artifact(request.unit)
+            learned = (
+                {"train": int(kept["images"])} if "images" in kept.tensors else {}
+            )  # not known on the way
+            rows.append(columns | {"accuracy": float(kept["accuracy"])} | learned)
+        return pd.DataFrame(rows)
+
+    # where it was made
+
+    def facts(self, requests: Mapping[object, Request], **more: object) -> dict[str, object]:
+        """Where and when these results were made: first and last day, devices, versions; and what
+        is given.
+        """
+        made = [self.store.facts(request.unit) for request in requests.values()]
+        days = sorted(
+            datetime.datetime.fromisoformat(each["made"]).date().isoformat() for each in made
+        )
+        first = made[0]
+        return {
+            "profile": self.profile,
+            "dataset": self.dataset,
+            "seed": self.seed,
+            "made": days[-1],
+            "made_first": days[0],
+            "device": ", ".join(sorted({each["device"] for each in made})),
+            "torch": first["torch"],
+            "python": first["python"],
+            "train": len(dataset(self.dataset, "train")),
+            "note": dataset(self.dataset, "train").note,
+        } | more
+
+    def cost(self) -> Cost:
+        """What all that this study was asked for took where it was made, with the networks that it
+        needs.
+        """
+        facts = [self.store.facts(unit) for unit in self._needed()]
+        seconds = [fact["seconds"] for fact in facts]
+        devices = tuple(sorted({fact["device"] for fact in facts}))
+        return Cost(
+            len(facts), round(sum(seconds), 1), round(max(seconds, default=0.0), 1), devices
+        )
+
+    def keys(self) -> list[str]:
+        """The keys in the store of all that this study was asked for and of what that needs."""
+        return sorted(self.store.path(unit.kind, unit).stem for unit in self._needed())
+
+    # inside
+
+    def _needed(self) -> list[Unit]:
+        return list(dict.fromkeys(part for unit in self.asked for part in (*unit.needs, unit)))
+
+    def _request(self, unit: Unit) -> Request:
+        if not (isinstance(unit, ModelUnit) and unit.train is None):
+            self.asked[unit] = None
+        return Request(unit, self)
+
+    def _unit(self, request: object, kind: type, what: str) -> Unit:
+        if isinstance(request, Request) and isinstance(request.unit, kind):
+            return request.unit
+        given = type(request.unit).__name__ if isinstance(request, Request) else repr(request)
+        raise AtsError(
+            f"{what}={given} must be a request that this study made, as study.network(…) and others do"
+        )
+
+    def _artifact(self, unit: Unit) -> Artifact:
+        """The kept result, after `compute`; the last ones that were read are still at hand."""
+        if unit not in self._at_hand:
+            if len(self._at_hand) >= AT_HAND:
+                del self._at_hand[next(iter(self._at_hand))]
+            self._at_hand[unit] = self._read(unit)
+        return self._at_hand[unit]
+
+    def _read(self, unit: Unit) -> Artifact:
+        if isinstance(unit, FoundUnit):
+            return known_ranks(unit.attack_unit, self.store, self.device)
+        if isinstance(unit, AttackUnit):
+            return attacked(unit, self.store, self.device)
+        if isinstance(unit, ModelUnit):
+            return trained(unit, self.store, self.device)[1]
+        return unit.make(self.store, self.device)
+
+
+def _rows(images: range | int) -> tuple[int, int]:
+    """First and last + 1 of a range of images."""
+    if isinstance(images, int) and not isinstance(images, bool):
+        images = range(images)
+    if not isinstance(images, range) or images.step != 1 or not 0 <= images.start < images.stop:
+        raise AtsError(
+            f"images={images!r} must be a range such as range(100), or a number of at least 1"
+        )
+    return images.start, images.stop
+
+
+def _attack(attack: object, steps: int | None) -> object:
+    """The attack that is meant, with so many steps."""
+    if isinstance(attack, str):
+        choose("attack", attack, ATTACKS)
+        attack = ATTACKS[attack]
+    if isinstance(attack, type | types.FunctionType):
+        attack = WrittenAttack(Written(attack))
+    elif dataclasses.is_dataclass(attack) and not type(attack).__module__.startswith("atslib."):
+        fields = tuple(
+            (field.name, getattr(attack, field.name))
+            for field in dataclasses.fields(attack)
+            if field.init
+        )
+        for name, value in fields:
+            if _opaque(value) or isinstance(value, Tensor | nn.Module):
+                raise AtsError(
+                    f"{type(attack).__name__}.{name}={value!r} must be a number, a text or a frozen dataclass"
+                )
+        attack = WrittenAttack(Written(type(attack)), fields)
+    if steps is None:
+        return attack
+    check_whole("steps", steps, 1)
+    if not isinstance(attack, GradientMatching):
+        raise AtsError(
+            f"steps={steps}: {getattr(attack, 'title', type(attack).__name__)} has no steps; leave it out"
+        )
+    return dataclasses.replace(attack, steps=steps)
+
+
+# --- a notebook's parameters ------------------------------------------------------------------------------------------
+
+
+def check_parameters(variables: Mapping[str, object]) -> None:
+    """Refuse parameters that a notebook does not have, or that are of another type or size.
+
+    The notebook's parameters are those that its first cell annotates, such as `images: int = None`.
+    What papermill gives with `-p` comes after them, without an annotation: a misspelt name would
+    otherwise pass unseen.
+
+    Args:
+        variables: `vars()` of the notebook, right after the cell with the parameters.
+    Raises:
+        AtsError: it names the parameter and the valid ones.
+    """
+    kinds = dict(variables.get("__annotations__", {}))
+    given = {
+        name: value
+        for name, value in variables.items()
+        if not name.startswith("_")
+        and name not in ("In", "Out")
+        and (value is None or isinstance(value, bool | int | float | str | list | tuple | dict))
+    }
+    if unknown := sorted(given.keys() - kinds.keys()):
+        raise AtsError(
+            f"unknown parameter {', '.join(unknown)}; the parameters of this notebook are {', '.join(kinds)}"
+        )
+    for name, kind in kinds.items():
+        value = given.get(name)
+        if value is None:
+            continue
+        fits = isinstance(value, int | float if kind is float else kind) and not isinstance(
+            value, bool
+        )
+        if not fits:
+            raise AtsError(f"parameter {name}={value!r} must be of type {kind.__name__}")
+        if isinstance(value, int) and name != "seed" and value < 1:
+            raise AtsError(f"parameter {name}={value} must be at least 1")
