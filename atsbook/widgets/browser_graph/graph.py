@@ -142,7 +142,8 @@ def _loops(module: nn.Module, inputs: dict[str, Tensor], outputs: Sequence[str])
     names = [name for name, _ in module.named_parameters()]
 
     def call(weights: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
-        parts = unflatten(weights[None], module)
+        # Trained ones: a client shares no gradient of a frozen parameter.
+        parts = unflatten(weights.detach().requires_grad_()[None], module)
         named = {name: part[0] for name, part in zip(names, parts, strict=True)}
         return functional_call(module, named, kwargs=dict(zip(order, given, strict=True)), args=())
 
