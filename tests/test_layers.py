@@ -321,6 +321,17 @@ def test_other_normalizations_work_as_what_they_are(kind, victim):
         )
 
 
+def test_a_linear_layer_over_rows_of_pixels_is_what_it_is():
+    layers = Normalize((0.5,), (0.25,)), nn.Linear(8, 4), nn.Flatten(), nn.Linear(96, 3)
+    model = seasoned(nn.Sequential(*layers))
+    pixels = torch.rand(2, 3, 8, 8, generator=rng(1), dtype=torch.float64)
+    labels = torch.tensor([0, 2])
+    for row, image, label in zip(
+        observe(model, pixels, labels).gradients, pixels.split(1), labels.split(1), strict=True
+    ):
+        torch.testing.assert_close(row, plain_gradient(model, image, label), rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize(
     "norm",
     [nn.SyncBatchNorm(4), nn.InstanceNorm2d(4, track_running_stats=True)],

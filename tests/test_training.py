@@ -74,6 +74,13 @@ def test_the_step_size_falls_at_the_authors_milestones(epochs, milestones):
     assert [rates[0], *(rates[m] for m in milestones)] == pytest.approx([0.1, 0.01, 1e-3, 1e-4])
 
 
+def test_the_step_size_of_one_epoch_falls_within_it():
+    config = TrainConfig(epochs=1, lr=0.1)
+    rates = [learning_rate(config, step / 8) for step in range(8)]
+    assert rates == pytest.approx([0.1] * 3 + [0.01] * 2 + [1e-3] * 3)
+    assert learning_rate(config, 0.88) == pytest.approx(1e-4)
+
+
 def test_one_cycle_is_torchs_linear_rise_and_cosine_fall():
     steps, rise = 100, 20
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.25)
@@ -120,7 +127,7 @@ def test_a_step_is_torchs_with_the_loss_times_its_factor(images, factor):
     config = TrainConfig(
         epochs=1,
         batch=24,
-        lr=70,
+        lr=0.07,
         momentum=0.8,
         weight_decay=0.01,
         loss_factor=factor,

@@ -43,8 +43,13 @@ from atslib.rng import as_stream, torch_draws
 
 
 def _steps(epoch: float, epochs: int) -> float:
-    """A tenth after each of the authors' E // 2.667, E // 1.6 and E // 1.142 whole epochs."""
-    return 0.1 ** sum(epoch >= epochs // by for by in (2.667, 1.6, 1.142))
+    """A tenth after each of the authors' E // 2.667, E // 1.6 and E // 1.142 whole epochs.
+
+    All three are 0 where E is 1: there it falls within the epoch, after these parts of it. Where E
+    is 2 the first is 0, and the step size begins at a tenth.
+    """
+    whole = epochs > 1
+    return 0.1 ** sum(epoch >= (epochs // by if whole else 1 / by) for by in (2.667, 1.6, 1.142))
 
 
 def _one_cycle(epoch: float, epochs: int) -> float:

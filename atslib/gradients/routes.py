@@ -31,8 +31,8 @@ EQUAL = {
     torch.float32: 1e-2,
 }  # of a gradient's norm: up to which two forms count as one
 
-# Networks of these layers alone need no trial: the fast form was made for them, and tests compare
-# it with others.
+# The gradients of networks of these layers alone are not compared: the fast form was made for them,
+# and tests compare it with others.
 _OURS = (
     models.Normalize, models.BatchNorm, models.MaxPool, models.BasicBlock, models.Bottleneck, nn.Sequential, nn.Conv2d,
     nn.Linear, nn.ReLU, nn.Sigmoid, nn.Flatten, nn.AdaptiveAvgPool2d, nn.BatchNorm2d, nn.MaxPool2d,
@@ -104,7 +104,7 @@ def _tried(
         raise AtsError(
             f"{type(model).__name__} has frozen parameters only, so there is no gradient"
         )
-    if _is_ours(model):
+    if _is_ours(model) and _runs_fast(next(iter(forms.values())), model, shape):
         return Route(next(iter(forms)))
     like = next(model.parameters())
     with torch.random.fork_rng(devices=[like.device] if like.is_cuda else []):
@@ -125,6 +125,18 @@ def _tried(
             ):
                 continue
     return Route(list(forms)[-1], unused)
+
+
+def _runs_fast(form: Form, model: nn.Module, shape: tuple[int, ...]) -> bool:
+    """Whether the fast form takes the network: its layers may be used as it does not know them."""
+    image = _probe(next(model.parameters()), shape)[:1]
+    targets = torch.zeros(image.shape[:2], dtype=torch.int64, device=image.device)
+    try:
+        with torch.no_grad(), WithoutDraws():
+            form(model, image, targets, {})
+    except Unsupported:
+        return False
+    return True
 
 
 def _probe(like: Tensor, shape: tuple[int, ...]) -> Tensor:
