@@ -6,8 +6,8 @@ client answers in one round; `rounds` runs it in one process, `peers` without a 
 what secure aggregation leaves; `tap` keeps what an honest-but-curious server sees, as `Observed`;
 `flower` runs it on Flower, `secure` so that the server gets only the sum, `simulation` either of
 them on one machine, and `watching` keeps what the server of somebody's own federation sees, by what
-is `declared` of it: these four need the extra `atslib[federated]`; `command` is that of the shell.
-To add a way to deal, one function in `shards`.
+is `declared` of it, and `gate` attacks at the client what it is about to send: these need the extra
+`atslib[federated]`; `command` is that of the shell. To add a way to deal, one function in `shards`.
 """
 
 import os

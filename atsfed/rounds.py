@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from atsfed.federation import Federation, answer
-from atsfed.sums import summed
 from atslib.clients.prepare import to_images
+from atslib.clients.sums import summed
 from atslib.clients.view import Observed
 from atslib.data.load import Images
 from atslib.gradients.problems import unflatten

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from atsfed.declared import Declared
 from atsfed.federation import Federation
-from atsfed.sums import summed
 from atslib.attacks.explained import in_labels
 from atslib.checkpoints import read_tensors, write_tensors
 from atslib.clients.defenses.defense import Defense, Transformation
+from atslib.clients.sums import summed
 from atslib.clients.view import Observed, Update
 from atslib.errors import AtsError
 from atslib.files import write_atomically

@@ -1,19 +1,20 @@
 """Learned privacy transformations for collaborative learning.
 
 From the ground up: `errors`, `rng`, `files` and `checkpoints`; `data`, `policies`, `measures`; `models`
-and `gradients`; `clients` (what they do and what a server sees of it); `attacks`; `scores`; and the
-shell, `python -m atslib`. Imports point down. A name is imported when it is first used, so that
-`import atslib` does not wait for torch. To add a public name: one entry in `_HOMES`.
+and `gradients`; `clients` (what they do and what a server sees of it); `attacks`; `scores`; `audit`;
+and the shell, `python -m atslib`. Imports point down. A name is imported when it is first used, so
+that `import atslib` does not wait for torch. To add a public name: one entry in `_HOMES`.
 """
 
 import importlib
 
 from atslib import _torchvision
+from atslib._version import __version__ as __version__
 
-# At once, so that a later `import atslib.rng` does not put the module in its place.
+# At once, so that a later `import atslib.rng` does not put the module in its place; likewise `audit`.
+from atslib.audit import audit
 from atslib.rng import rng
 
-__version__ = "0.1.0"
 _torchvision.serve()
 
 _HOMES = {
@@ -57,7 +58,7 @@ _ROOMS = (
 )
 _MODULES = {room: room for room in _ROOMS} | {"transforms": "policies.operations"}
 
-__all__ = ["rng", "transforms"]
+__all__ = ["audit", "rng", "transforms"]
 __all__ += _MODULE_OF
 
 

@@ -2,6 +2,7 @@
 
 import importlib
 import math
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -13,6 +14,7 @@ from atslib.shell import (
     SHARE,
     STORE,
     at_least,
+    duration,
     number_between,
     option,
     run_command,
@@ -36,8 +38,15 @@ COMMANDS = {
     "attack": (
         "reconstruct images from their gradients",
         "its state is saved twice a minute; the last one, if there is one, is kept: run the same command to go on",
-        option("--dataset", default="cifar100"),
+        option(
+            "--dataset", default="cifar100", help="a name, or a folder with a subfolder per class"
+        ),
         option("--split", default="test"),
+        option(
+            "--image-size",
+            type=at_least(1),
+            help="side of a folder's images, in pixels; default 32",
+        ),
         option("--index", default="0-7", help="images: 5, 0-15 or 3,8,20-22"),
         option("--policy", default="", help="such as 3-1-7 or 3-1-7+43-18-18; none by default"),
         option(
@@ -47,7 +56,10 @@ COMMANDS = {
         ),
         option("--attack", default="adam-cosine", help="a preset's name"),
         option("--steps", type=at_least(1), help="instead of the preset's"),
-        option("--model", help="such as resnet20-1; default: the checkpoint's, else resnet20-4"),
+        option(
+            "--model",
+            help="such as resnet20-1, or file.py:name; default: the checkpoint's, else resnet20-4",
+        ),
         option("--checkpoint", type=Path, help="safetensors weights; untrained without it"),
         option("--crop-flip", action="store_true", help="random crop and flip before the policy"),
         option(
@@ -57,6 +69,132 @@ COMMANDS = {
         ),
         *PLACE,
         option("--out", **OUT, help="folder for table.csv, sheet.png, arrays.safetensors"),
+    ),
+    "audit": (
+        "how much your own network gives away: attack it with your own photographs, and write a report",
+        "finished cases are kept in --out, run the same command to go on",
+        option(
+            "--model",
+            required=True,
+            help="file.py:name or package.module:name of a network or a function that "
+            "gives one, or a name such as resnet20-4",
+        ),
+        option(
+            "--weights",
+            type=Path,
+            help="safetensors, or a state dict that torch saved; untrained without them",
+        ),
+        option(
+            "--mean",
+            help="of each channel, such as 0.485,0.456,0.406, where the network has no Normalize layer",
+        ),
+        option(
+            "--std",
+            help="of each channel, such as 0.229,0.224,0.225; 1 where it takes pixels in [0, 1]",
+        ),
+        option(
+            "--data",
+            required=True,
+            help="folder with a subfolder per class, file.py:name of a Dataset, or a data set's name",
+        ),
+        option(
+            "--image-size",
+            type=at_least(8),
+            help="side of a folder's images, in pixels; default: their own",
+        ),
+        option(
+            "--fit",
+            choices=("resize", "crop"),
+            default="resize",
+            help="how a folder's images become square",
+        ),
+        option("--batch", default="1,8", help="images behind one gradient or update; default 1,8"),
+        option(
+            "--local-steps",
+            type=at_least(1),
+            help="clients train so many steps and share the change of weights; default: one gradient",
+        ),
+        option(
+            "--lr",
+            type=number_between(0, math.inf, "a number above 0"),
+            help="step size of that training",
+        ),
+        option(
+            "--optimizer",
+            choices=("sgd", "momentum", "adam"),
+            default="sgd",
+            help="of that training",
+        ),
+        option("--policy", default="", help="of the clients, such as 3-1-7+43-18-18"),
+        option(
+            "--defense",
+            default="",
+            help="of the clients beside it, such as prune:0.7 or 'clip:1 | gaussian:0.01'",
+        ),
+        option(
+            "--labels",
+            choices=("known", "restored"),
+            default="known",
+            help="whether the server knows them",
+        ),
+        option(
+            "--victim",
+            choices=("eval", "train"),
+            default="eval",
+            help="how clients run batch normalization",
+        ),
+        option(
+            "--batch-norm",
+            choices=("known", "unknown"),
+            default="known",
+            help="whether its statistics are shared",
+        ),
+        option(
+            "--clients",
+            type=at_least(1),
+            default=1,
+            help="secure sums: the server sees that of so many clients",
+        ),
+        option("--rounds", type=at_least(1), default=1, help="in which the same images are shared"),
+        option(
+            "--pretrained",
+            action="store_true",
+            help="training starts from --weights: untrained is the control only",
+        ),
+        option(
+            "--update",
+            type=Path,
+            help="recorded updates: a folder of `Watched`, or one with sent and received weights and update.json",
+        ),
+        option("--round", type=at_least(1), help="of a folder of `Watched`; default: the first"),
+        option(
+            "--kind",
+            choices=("weights", "difference", "gradient"),
+            help="of recorded updates; default: told from them",
+        ),
+        option(
+            "--limit",
+            help="such as 'found<=5%%'; exit status 0 within it, 3 above it, 4 cannot tell",
+        ),
+        option(
+            "--budget",
+            type=duration,
+            default=600.0,
+            help="time for all of it, such as 90s, 10m or 2h; default 10m",
+        ),
+        option(
+            "--images",
+            type=at_least(2),
+            help="attacked in each case; default: as many as the budget allows",
+        ),
+        option(
+            "--steps",
+            type=at_least(1),
+            help="of each attack; default: as many as the budget allows",
+        ),
+        option("--no-pictures", action="store_true", help="write no picture; they are private"),
+        *PLACE,
+        option("--out", **OUT, help="folder for report.html, report.json, table.csv and pictures"),
     ),
     "export-attack": (
         "write an attack that runs in a reader's browser: one step as a graph, with an untrained or a trained network",
@@ -102,6 +240,13 @@ COMMANDS = {
             "--attack-steps",
             type=at_least(1),
             help="last rung: attack the best 2n candidates, so many steps",
+        ),
+        option(
+            "--attack-winner",
+            type=duration,
+            default=120.0,
+            metavar="TIME",
+            help="attack the best policy at the end for so long, such as 2m (default); 0 for not at all",
         ),
         option("--points", type=at_least(2), default=21, help="of the similarity curve"),
         option("--keep", type=at_least(1), default=10, help="policies chosen"),
@@ -192,8 +337,9 @@ COMMANDS = {
 
 BOOK = "python -m atsbook"
 MOVED = dict.fromkeys(("run", "report", "bench", "archive", "store"), BOOK)
-# Commands of what is built upon the library: module and what it needs.
+# Commands whose function is in another module: that one, and what it needs.
 ELSEWHERE = {
+    "audit": ("atslib.audit.command", ""),
     "federated": ("atsfed.command", "the package atsfed: pip install 'atslib[federated]'"),
     "export-attack": ("atsbook.commands", "the project's checkout, in whose folder it is called"),
 }
@@ -222,5 +368,21 @@ def main(arguments: list[str] | None = None) -> int:
     )
 
 
-if __name__ == "__main__":
+def script() -> None:
+    """What the command `atslib` runs: `main` in a process of its own."""
     start(main)
+
+
+def book() -> None:
+    """What the command `atsbook` runs, where the project's checkout is on the path."""
+    try:
+        program = importlib.import_module("atsbook.__main__")
+    except ModuleNotFoundError as error:
+        if error.name != "atsbook":
+            raise
+        sys.exit("error: atsbook runs from the project's checkout: pip install -e . in its folder")
+    start(program.main)
+
+
+if __name__ == "__main__":
+    script()

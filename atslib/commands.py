@@ -6,7 +6,9 @@ import argparse
 import copy
 import dataclasses
 import json
+import math
 import re
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,20 +22,32 @@ from atsbook.runs.store import Store, opened
 from atsbook.runs.tables import policy_image
 from atsbook.runs.written import write_attack, write_attackers
 from atslib.attacks import ATTACKS, by_knowledge, reconstruct
+from atslib.audit.calls import audited
+from atslib.audit.config import LEAST_IMAGES
+from atslib.audit.outcome import Pool, ranks
+from atslib.audit.sources import network as own_network
 from atslib.checkpoints import fingerprint
 from atslib.clients.defenses.defense import Defense
 from atslib.clients.observe import Knowledge, observe
-from atslib.clients.prepare import prepare, streams
+from atslib.clients.prepare import mean_prepared, prepare, streams
 from atslib.clients.training import TrainConfig, evaluate, fit, load_checkpoint, save_checkpoint
 from atslib.data.folder import load_folder
-from atslib.data.load import DATASETS, Images, load, measured_normalization, pack_official
+from atslib.data.load import (
+    DATASETS,
+    Images,
+    load,
+    measured_normalization,
+    normalization,
+    pack_official,
+)
 from atslib.errors import AtsError, choose
 from atslib.files import states_kept
-from atslib.models import build_model
-from atslib.policies.policy import parse_policy
+from atslib.models import Normalize, build_model
+from atslib.policies.policy import Policy, parse_policy
 from atslib.rng import rng
-from atslib.scores.search import SearchConfig
+from atslib.scores.search import SearchConfig, in_order
 from atslib.scores.search import search as search_policies
+from atslib.scores.shards import Scorer
 from atslib.shell import check_out
 
 
@@ -125,16 +139,17 @@ def attack(args: argparse.Namespace) -> None:
         check_out(args.out / name, folder=not name)
     known = _facts(args.checkpoint)
     device = device_of(args.device)
-    everything = load(args.dataset, args.split)
+    training, everything = _attacked_data(args)
     rows = indices(args.index, len(everything))
     images = everything[rows]
     target = prepare(
         images.pixels, policy, rng=streams(args.seed, args.policy), crop_flip=args.crop_flip
     )
-    floor = policy_image(
-        images.name, args.policy, args.crop_flip
-    )  # no training images? better now than afterwards
-    model = untrained(args.model or known.get("model", "resnet20-4"), args)
+    floor = _floor(args, training, args.policy)  # no training images? better now than afterwards
+    model = _attacked_network(
+        args.model or known.get("model", "resnet20-4"), args, training, everything
+    )
+    pool = Pool.of(everything.pixels, everything.labels, torch.tensor(rows))
     if not args.checkpoint:
         runner.say("there is no --checkpoint: the attacked network is untrained")
     else:
@@ -150,13 +165,59 @@ def attack(args: argparse.Namespace) -> None:
     if not args.adaptive:
         with states_kept():  # until the tables are on disk
             made = reconstruct(seen, preset, rng=stream, checkpoint=state, progress=True)
-            return write_attack(args.out, rows, images, target, made, floor=floor)
+            told = ranks(made.images, torch.tensor(rows), pool, args.policy)
+            return write_attack(args.out, rows, images, target, made, floor=floor, ranks=told)
     drawn = policy.draw(len(rows), rng=streams(args.seed, args.policy)[1])
     knows = Knowledge(args.policy, (tuple(part.unsqueeze(1) for part in drawn),))
     made = by_knowledge(dataclasses.replace(seen, knows=knows), preset, rng=stream, progress=True)
     before = prepare(images.pixels, rng=streams(args.seed, args.policy), crop_flip=args.crop_flip)
-    floors = {"floor": floor, "floor_before": policy_image(images.name, "", args.crop_flip)}
-    return write_attackers(args.out, rows, images, target, before, made, **floors)
+    floors = {"floor": floor, "floor_before": _floor(args, training, "")}
+    # The first one reconstructs what the network got, the others the image before the policy.
+    sought = [args.policy] + [""] * (len(made) - 1)
+    told = {
+        name: ranks(each.images, torch.tensor(rows), pool, form)
+        for (name, each), form in zip(made.items(), sought, strict=True)
+    }
+    return write_attackers(args.out, rows, images, target, before, made, **floors, ranks=told)
+
+
+def _attacked_data(args: argparse.Namespace) -> tuple[Images | None, Images]:
+    """Training images, None for a named data set, and those to attack."""
+    if args.dataset in DATASETS:
+        return None, load(args.dataset, args.split)
+    if not args.dataset or not Path(args.dataset).is_dir():
+        known = ", ".join(DATASETS)
+        raise AtsError(
+            f"data set {args.dataset!r} is unknown; choose {known}, or a folder with a subfolder per class"
+        )
+    choose("--split", args.split, ("train", "test"))
+    training, test = load_folder(args.dataset, size=args.image_size or 32, seed=args.seed)
+    return training, training if args.split == "train" else test
+
+
+def _floor(args: argparse.Namespace, training: Images | None, policy: str) -> torch.Tensor:
+    """The best guess of somebody who knows a policy and sees no gradient, (1, C, H, W) in [0, 1]."""
+    if training is None:
+        return policy_image(args.dataset, policy, args.crop_flip)
+    return mean_prepared(
+        training.pixels, policy, rng=rng(0, "floor", policy), crop_flip=args.crop_flip
+    )
+
+
+def _attacked_network(
+    name: str, args: argparse.Namespace, training: Images | None, images: Images
+) -> nn.Module:
+    """An untrained network by its name or as file.py:name, which starts with a `Normalize` layer."""
+    if ":" not in name and training is None:
+        return untrained(name, args)
+    norm = normalization(args.dataset) if training is None else measured_normalization(training)
+    model = own_network(name, images, args.seed, norm)
+    if not isinstance(next(model.children(), None), Normalize):
+        runner.say(
+            f"{name} does not start with a Normalize layer: its images are normalized by those of the data set"
+        )
+        model = nn.Sequential(Normalize(*norm), model)
+    return model.eval().to(device_of(args.device))
 
 
 def search(args: argparse.Namespace) -> None:
@@ -195,10 +256,81 @@ def search(args: argparse.Namespace) -> None:
         epochs=args.epochs,
         image_shape=test.pixels.shape[1:],
     )
-    print(result.best())
+    beside = _without_policy(config, semi_trained, random_init, test, args.seed, store)
+    print(f"{result.best()}\n{beside}")
+    print(WHAT_SCORES_ARE)
     print(
         f"{args.out}: {len(result.chosen)} policies; all {len(result.table['policy']):,} in {table.name}"
     )
+    if args.attack_winner:
+        print(_attacked_winner(args, semi_trained, random_init, test, str(result.chosen[0])))
+
+
+WHAT_SCORES_ARE = (
+    "S_pri is the area under the similarity of gradients on the way from noise to the image, in [0, 1]; lower is meant "
+    "to be more private. S_acc says how differently an untrained network responds to transformed images; higher is "
+    "meant to cost less accuracy. Neither predicts much of what attacks find or of what training costs."
+)
+
+
+def _without_policy(
+    config: SearchConfig,
+    semi_trained: nn.Module,
+    random_init: nn.Module,
+    images: Images,
+    seed: int,
+    store: Store,
+) -> str:
+    """The scores of no policy, by the same images and draws, as a line below those of the best."""
+    ordered = in_order(images, config, seed)
+    scorer = Scorer(seed, config.shard, store.keep, store.progress)
+    few = ordered[: config.acc_images]
+    s_acc = scorer("accuracy", random_init, few, [Policy()], variant=config.acc_variant, batch=100)[
+        0
+    ]
+    options = {"points": config.points, "draws": config.draws, "variant": config.pri_variant}
+    each = scorer(
+        "privacy", semi_trained, ordered[: config.images], [Policy()], first=0, **options
+    )[0]
+    half = 1.96 * each.std(ddof=1) / len(each) ** 0.5 if len(each) > 1 else math.nan
+    interval = f"{each.mean():.4f} ({each.mean() - half:.4f} to {each.mean() + half:.4f})"
+    return f"   –  {interval}  {s_acc:<10.4g}  no policy"
+
+
+def _attacked_winner(
+    args: argparse.Namespace,
+    semi_trained: nn.Module,
+    random_init: nn.Module,
+    images: Images,
+    policy: str,
+) -> str:
+    """How many photographs are found with the winner and without it, by servers that know more and
+    more of it.
+    """
+    if not policy:
+        return "the best policy does nothing, so it is not attacked"
+    if len(images) < LEAST_IMAGES + 1:
+        return f"the best policy is not attacked: {len(images)} images are too few"
+    settings = {
+        "batch": (1,),
+        "policy": policy,
+        "budget": args.attack_winner,
+        "seed": args.seed,
+        "pretrained": True,
+    }
+    if args.attack_steps:
+        settings["steps"] = args.attack_steps
+    report = audited(
+        semi_trained, images, None, settings, untrained=random_init, normalize=None, folder=None, class_names=(),
+        progress=sys.stderr.isatty(),
+    )  # fmt: skip
+    lines = [
+        f"the best policy, {policy}, under attack on the semi-trained network ({args.attack_winner:.0f} s):"
+    ]
+    for row in report.rows:
+        name = f"{row.title} (control)" if row.control else row.title
+        lines.append(f"  found {row.found} of {row.images} [{row.low:.0%}, {row.high:.0%}]: {name}")
+    return "\n".join([*lines, *(f"  {doubt}" for doubt in report.doubts)])
 
 
 def _search_config(args: argparse.Namespace) -> SearchConfig:

@@ -146,6 +146,7 @@ def run_command(
                 f"{words[0]} is a command of `{moved[words[0]]}` now: {moved[words[0]]} {words[0]}"
             )
         args = parser(prog, description, commands).parse_args(words)
+        args.typed = words
         module = functions(args.command)
         if arguments is None:  # not where tests and notebooks call this function
             from atslib.gradients.cpu import keep_memory

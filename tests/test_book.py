@@ -80,7 +80,9 @@ def test_the_books_own_styles_and_pictures_fetch_nothing():
     ]
     assert files
     for path in files:
-        assert not FETCHES.search(path.read_text()), path.name
+        assert not FETCHES.search(
+            re.sub(r"data:image/\w+;base64,[\w+/=]+", "data:", path.read_text())
+        ), path.name
 
 
 @pytest.mark.parametrize(

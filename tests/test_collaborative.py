@@ -20,10 +20,10 @@ from atsfed import Federation, answer
 from atsfed.federation import taken, used
 from atsfed.peers import as_seen, exchange, ring
 from atsfed.rounds import accuracy, rounds
-from atsfed.sums import summed
 from atslib import observe, reconstruct
 from atslib.attacks import ATTACKS
 from atslib.clients.prepare import to_images
+from atslib.clients.sums import summed
 from atslib.clients.updates import LocalTraining
 from atslib.clients.view import Observed, ThreatModel
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -376,10 +377,35 @@ def test_a_folder_in_any_spelling_is_searched_under_any_locale(environment, tmp_
                 folder / name / f"é{i}.png"
             )
     options = "--model lenet-2 --image-size 9 --policies 2 --images 2 --acc-images 2 --points 2 --epochs 1 --keep 1"
+    options += " --attack-winner 0"
     places = ("--dataset", folder, "--store", tmp_path / "s", "--out", tmp_path / "ü.json")
     done = python("-m", "atslib", "search", *options.split(), *places, **environment)
     assert done.returncode == 0, done.stderr
     assert len(load_policies(tmp_path / "ü.json")) == 1
+
+
+def test_an_attack_takes_a_folder_and_a_network_of_ones_own(tmp_path, capsys):
+    for name in ("a", "b"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for i in range(5):
+            pixels = np.random.default_rng(100 * ord(name) + i).integers(
+                0, 255, (16, 16, 3), dtype=np.uint8
+            )
+            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{i}.png")
+    lines = (
+        "from torch import nn",
+        "def build():",
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(768, 2))",
+    )
+    (tmp_path / "mine.py").write_text("\n".join(lines))
+    command = f"attack --dataset {tmp_path / 'photos'} --split train --image-size 16 --index 0-3 --steps 60"
+    options = (
+        f"--model {tmp_path / 'mine.py'}:build --attack annealed-convnet --out {tmp_path / 'out'}"
+    )
+    assert main([*command.split(), *options.split()]) == 0
+    table = pd.read_csv(tmp_path / "out" / "table.csv")
+    assert table["found"].all()  # a linear network
+    assert "found 4 of 4, each among 8 photographs" in capsys.readouterr().out
 
 
 # --- train and attack ---------------------------------------------------------------------------------------
@@ -441,7 +467,10 @@ def test_an_adaptive_attack_has_a_row_for_each_attacker_and_image(tmp_path, caps
     assert lost.all()
     said = capsys.readouterr().out.splitlines()
     for name, line in zip(names, said[-3:], strict=True):
-        assert line == f"{name:26}{table[table['attacker'] == name]['psnr_before'].mean():5.1f} dB"
+        own = table[table["attacker"] == name]
+        assert line.startswith(
+            f"{name:26}{own['psnr_before'].mean():5.1f} dB, found {own['found'].sum()} of 3"
+        )
 
 
 def test_training_images_that_the_floor_needs_are_asked_for_before_the_attack(
@@ -486,10 +515,12 @@ def test_an_attack_says_what_it_attacked_and_where_its_files_and_its_floor_are(
     assert table["gain"].tolist() == pytest.approx(
         (table["psnr"] - table["floor_policy"]).tolist(), abs=1e-4
     )
+    assert (table["found"] == (table["rank"] == 1)).all()
     mean, low = table["psnr"].mean(), table["floor_policy"].mean()
     assert said.out.splitlines() == [
         f"table: {tmp_path / 'table.csv'}",
         f"sheet: {tmp_path / 'sheet.png'}",
+        f"found {table['found'].sum()} of 2, each among 100 photographs",
         f"mean PSNR {mean:.1f} dB; of the best guess without the gradient {low:.1f} dB (the floor)",
     ]
     assert "there is no --checkpoint: the attacked network is untrained" in said.err.splitlines()

@@ -14,6 +14,7 @@ PACKAGES = ("atslib", "atsfed", "atsbook")
 # The library's rooms, ground floor first: each imports only from those before it.
 ROOMS = (
     "_torchvision",
+    "_version",
     "errors",
     "rng",
     "files",
@@ -29,7 +30,7 @@ ROOMS = (
     "audit",
 )
 # The shell has commands of all three packages as long as it is not split.
-SHELL = ("atslib.__main__", "atslib.commands", "atslib.shell")
+SHELL = ("atslib.__main__", "atslib.commands", "atslib.shell", "atslib.audit.command")
 
 
 def files_of(top):

@@ -127,14 +127,16 @@ def test_a_score_depends_on_the_network_the_seed_and_the_variant(together, kept)
     untrained = dataclasses.replace(semi_trained(TINY), model="convnet-4", train=None)
     for change in ({"model": untrained}, {"seed": 1}, {"variant": "code"}):
         other = scored(score_unit("3-1-7", **change), kept, CPU)["scores"][0]
-        assert ((other - together["scores"][1]).abs() > 1e-3).all()
+        assert ((other - together["scores"][1]).abs() > 1e-4).all()  # equal ones agree to 1e-5
 
 
 def test_ids_28_and_39_score_as_no_policy(together):
     torch.testing.assert_close(
         together["scores"][2:4], together["scores"][:1].expand(2, 3), atol=1e-5, rtol=0
     )
-    assert ((together["scores"][1] - together["scores"][0]).abs() > 1e-3).all()
+    assert (
+        (together["scores"][1] - together["scores"][0]).abs() > 1e-4
+    ).all()  # equal ones agree to 1e-5
 
 
 def test_more_images_than_there_are_is_refused_before_anything_is_computed(store, said):

@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import json
 import math
+import re
 import shutil
 
 import numpy as np
@@ -430,7 +431,7 @@ def test_measured_normalization_is_that_of_the_pixels(folder):
 
 # --- the command --------------------------------------------------------------------------------------------
 
-QUICK = "--model convnet-2 --policies 6 --images 3 --acc-images 4 --points 3 --epochs 1 --keep 2"
+QUICK = "--model convnet-2 --policies 6 --images 3 --acc-images 4 --points 3 --epochs 1 --keep 2 --attack-winner 0"
 
 
 def test_search_from_the_shell_leaves_policies_a_table_and_the_best_on_the_screen(tmp_path, capsys):
@@ -458,6 +459,20 @@ def test_search_from_the_shell_leaves_policies_a_table_and_the_best_on_the_scree
     assert len(list(Store(tmp_path / "s").entries())) == made
 
 
+def test_the_winner_is_attacked_and_no_policy_has_a_row(tmp_path, capsys):
+    quick = QUICK.replace("--attack-winner 0", "--attack-winner 60s --attack-steps 3")
+    command = f"search --dataset shapes --fraction 0.005 {quick} --store {tmp_path / 's'} --out {tmp_path / 'p.json'}"
+    assert main(command.split()) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"–  \d\.\d+ \(.*no policy\n", said)
+    assert "Neither predicts much" in said
+    best = json.loads((tmp_path / "p.json").read_text())["policies"][0]
+    assert f"the best policy, {best}, under attack" in said
+    assert re.search(
+        r"found \d+ of \d+ \[.*\]: one gradient of 1 image, given weights, defense", said
+    )
+
+
 def test_search_on_an_own_folder(folder, tmp_path, capsys):
     out = tmp_path / "policies.json"
     command = f"search --dataset {folder} --image-size 18 --fit crop {QUICK} --images 50 --store {tmp_path / 's'}"
@@ -468,7 +483,7 @@ def test_search_on_an_own_folder(folder, tmp_path, capsys):
     assert json.loads(out.read_text())["image_shape"] == [3, 18, 18]
     kinds = [path.parent.name for path, _ in Store(tmp_path / "s").entries()]
     assert kinds.count("model") == 1
-    assert kinds.count("score") == 2
+    assert kinds.count("score") == 4  # two of the candidates, two of no policy
 
 
 # --- real attacks as the last rung --------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from checks import refused
 from test_flower import sent_by
 
 from atsfed import Federation, Tap, answer
-from atsfed.sums import summed
 from atslib import GradientMatching, reconstruct
+from atslib.clients.sums import summed
 from atslib.clients.updates import LocalTraining
 from atslib.rng import rng
 

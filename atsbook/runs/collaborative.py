@@ -14,10 +14,10 @@ from atsbook.runs.store import Artifact, Store
 from atsfed.federation import Federation, taken, used
 from atsfed.peers import as_seen, exchange, ring
 from atsfed.rounds import accuracy, rounds
-from atsfed.sums import summed
 from atslib.attacks import GradientMatching, reconstruct
 from atslib.checkpoints import ADDED_SINCE
 from atslib.clients.prepare import mean_prepared, to_images
+from atslib.clients.sums import summed
 from atslib.clients.view import Observed
 from atslib.errors import choose
 from atslib.measures.batches import align, label_share

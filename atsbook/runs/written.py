@@ -28,6 +28,7 @@ def write_attack(
     made: Reconstruction,
     *,
     floor: Tensor,
+    ranks: tuple[Tensor, Tensor],
 ) -> None:
     """`table.csv`, `sheet.png` and `arrays.safetensors` in `out`, and the lines that say where they
     are.
@@ -37,8 +38,10 @@ def write_attack(
         target: (B, C, H, W) in [0, 1], the images as attacked.
         floor: (1, C, H, W) in [0, 1], the best guess of somebody who knows the policy and sees no
             gradient.
+        ranks: of each image among its candidates, and how many these are, see
+            `atslib.audit.outcome.ranks`.
     """
-    table = _table(rows, images, target, made, floor)
+    table = _with_ranks(_table(rows, images, target, made, floor), ranks)
     captions = {"reconstruction": [f"{value:.1f}" for value in table["psnr"][:SHOWN]]}
     arrays = {
         "reconstruction": made.images.cpu(),
@@ -51,6 +54,7 @@ def write_attack(
         "reconstruction": arrays["reconstruction"],
     }
     _write(out, table, shown, captions, {"target": target} | arrays)
+    print(found_in_words(table))
     mean = table["psnr"].mean()
     low = table["floor_policy"].mean()
     print(
@@ -68,6 +72,7 @@ def write_attackers(
     *,
     floor: Tensor,
     floor_before: Tensor,
+    ranks: Mapping[str, tuple[Tensor, Tensor]],
 ) -> None:
     """The same of several attackers by name, with what each reaches of `before`, the images before
     the policy.
@@ -84,7 +89,7 @@ def write_attackers(
     for name, each in made.items():
         shown[name] = arrays[f"reconstruction, {name}"] = each.images.cpu()
         reached = psnr(shown[name], before).double().numpy()
-        part = _table(rows, images, target, each, floor).assign(
+        part = _with_ranks(_table(rows, images, target, each, floor), ranks[name]).assign(
             psnr_before=reached, floor_before=low
         )
         part.insert(0, "attacker", name)
@@ -94,8 +99,19 @@ def write_attackers(
     _write(out, table, shown, captions, arrays)
     best = f"of the best guess without the gradient {low.mean():.1f} dB (the floor)"
     print(f"mean PSNR to the image before the policy; {best}")
-    for name, mean in table.groupby("attacker", sort=False)["psnr_before"].mean().items():
-        print(f"{name:26}{mean:5.1f} dB")
+    for name, part in table.groupby("attacker", sort=False):
+        print(f"{name:26}{part['psnr_before'].mean():5.1f} dB, {found_in_words(part)}")
+
+
+def _with_ranks(table: pd.DataFrame, ranks: tuple[Tensor, Tensor]) -> pd.DataFrame:
+    """The table with the columns `found`, `rank` and `candidates`."""
+    rank, candidates = (each.numpy() for each in ranks)
+    return table.assign(found=rank == 1, rank=rank, candidates=candidates)
+
+
+def found_in_words(table: pd.DataFrame) -> str:
+    """How many are found, among how many."""
+    return f"found {table['found'].sum()} of {len(table)}, each among {table['candidates'].mean():.0f} photographs"
 
 
 def _table(

@@ -58,14 +58,9 @@ def load_folder(
     choose("fit", fit, FITS)
     check_whole("image size", size, 1)
     folder = as_path("folder", folder)
-    classes = _classes(folder)
+    classes = class_files(folder)
     files = [file for members in classes.values() for file in members]
-    modes = [_opened(file, lambda image: image.mode) for file in files]
-    mode = "L" if all(each in GREY for each in modes) else "RGB"
-    white = _white(
-        [file for file, each in zip(files, modes, strict=True) if each.startswith("I;16")]
-    )
-    pixels = torch.stack([_pixels(file, mode, size, fit, white) for file in files])
+    pixels = square_pixels(files, size, fit)
     labels = torch.tensor(
         [label for label, members in enumerate(classes.values()) for _ in members]
     )
@@ -81,8 +76,12 @@ def load_folder(
     )
 
 
-def _classes(folder: Path) -> dict[str, list[Path]]:
-    """The image files of each class."""
+def class_files(folder: Path) -> dict[str, list[Path]]:
+    """The image files of each class, both in the order of their names.
+
+    Raises:
+        AtsError: no such folder, fewer than two classes, or a class with fewer than two files.
+    """
     if not folder.is_dir():
         raise AtsError(
             f"{folder} is not a folder; give one that has a subfolder of images per class"
@@ -111,6 +110,22 @@ def _classes(folder: Path) -> dict[str, list[Path]]:
     return files_of
 
 
+def square_pixels(files: list[Path], size: int, fit: str) -> Tensor:
+    """The images of files, (N, C, size, size) uint8; grey if all are, RGB otherwise.
+
+    Args:
+        files: of one device, where they have 16 bits.
+        size, fit: as in `load_folder`.
+    Raises:
+        AtsError: a file that is no whole image, or has 32 bits per pixel.
+    """
+    modes = [opened(file, lambda image: image.mode) for file in files]
+    mode = "L" if all(each in GREY for each in modes) else "RGB"
+    deep = [file for file, each in zip(files, modes, strict=True) if each.startswith("I;16")]
+    white = _white(deep)
+    return torch.stack([_pixels(file, mode, size, fit, white) for file in files])
+
+
 def _in_test(members: list[Path], folder: Path, seed: int) -> Tensor:
     """Mask of the fifth of a class (at least one image, never all) whose hashes are lowest."""
     keys = [os.fsencode(f"{seed}/{file.relative_to(folder).as_posix()}") for file in members]
@@ -122,7 +137,7 @@ def _in_test(members: list[Path], folder: Path, seed: int) -> Tensor:
 
 def _white(files: list[Path]) -> int:
     """The brightest value that the device can have given that these files of 16 bits are from."""
-    brightest = max((int(_opened(file, np.asarray).max()) for file in files), default=0)
+    brightest = max((int(opened(file, np.asarray).max()) for file in files), default=0)
     return next(2**depth - 1 for depth in DEPTHS if brightest < 2**depth)
 
 
@@ -142,7 +157,7 @@ def _pixels(file: Path, mode: str, size: int, fit: str, white: int) -> Tensor:
             return np.array(ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC))
         return np.array(image.resize((size, size), Image.Resampling.BICUBIC))
 
-    array = _opened(file, decode)
+    array = opened(file, decode)
     return (
         torch.from_numpy(array if mode == "RGB" else array[:, :, None])
         .permute(2, 0, 1)
@@ -150,7 +165,12 @@ def _pixels(file: Path, mode: str, size: int, fit: str, white: int) -> Tensor:
     )
 
 
-def _opened(file: Path, read: Callable[[Image.Image], T]) -> T:
+def opened(file: Path, read: Callable[[Image.Image], T]) -> T:
+    """What `read` makes of the image in a file.
+
+    Raises:
+        AtsError: it is none of the `FORMATS`, or damaged.
+    """
     try:
         with Image.open(file, formats=FORMATS) as image:
             return read(image)

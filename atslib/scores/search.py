@@ -159,6 +159,11 @@ class SearchResult:
     config: SearchConfig
     seed: int
 
+    @property
+    def two(self) -> Hybrid | None:
+        """The hybrid, if it is one: None where it has a single member."""
+        return self.hybrid if self.hybrid is not None and len(self.hybrid.members) > 1 else None
+
     def save(self, path: Path, **facts: object) -> None:
         """Write the chosen policies as JSON (`load_policies` reads it) and the whole table as CSV
         beside it.
@@ -173,7 +178,7 @@ class SearchResult:
             for row in self._best_rows()
         ]
         known = {
-            "hybrid": str(self.hybrid or ""),
+            "hybrid": str(self.two or ""),
             "seed": self.seed,
             "search": asdict(self.config),
             "scores": scores,
@@ -203,14 +208,22 @@ class SearchResult:
         return [dict(zip(self.table, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def best(self) -> str:
-        """The best policies with their scores, at most ten, one line each, and the hybrid."""
+        """The best policies with their scores, at most ten, one line each, and a hybrid where there
+        is one.
+        """
         lines = ["rank  S_pri (95 % of the mean)   S_acc       policy"]
         for rank, row in enumerate(self._best_rows()[:10], 1):
             interval = f"{row['s_pri']:.4f} ({row['ci_low']:.4f} to {row['ci_high']:.4f})"
             policy = row["policy"]
             names = parse_policy(policy).names()
             lines.append(f"{rank:>4}  {interval}  {row['s_acc']:<10.4g}  {policy}: {names}")
-        return "\n".join([*lines, f"hybrid without a common function: {self.hybrid or 'none'}"])
+        if self.two:
+            lines.append(f"hybrid of the best two without a common function: {self.two}")
+        else:
+            lines.append(
+                "there is no hybrid: no two of the best policies are without a common function"
+            )
+        return "\n".join(lines)
 
 
 def search(
@@ -244,7 +257,7 @@ def search(
         AtsError: too few images, or a threshold that rejects every candidate.
     """
     check_parties(keep, semi_trained=semi_trained, random_init=random_init)
-    images = _in_order(images, config, seed)
+    images = in_order(images, config, seed)
     policies = _candidates(config, seed)
     scorer = Scorer(seed, config.shard, keep, progress)
     table = {
@@ -277,7 +290,7 @@ def search(
     return SearchResult(table, tuple(best[: config.keep]), _hybrid(best), config, seed)
 
 
-def _in_order(images: Images, config: SearchConfig, seed: int) -> Images:
+def in_order(images: Images, config: SearchConfig, seed: int) -> Images:
     """As many images as the scores need, in the order in which they take them."""
     check_kind("search: config", config, SearchConfig, "an atslib.SearchConfig")
     check_data(images)

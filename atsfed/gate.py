@@ -1,0 +1,261 @@
+"""A gate at the client: it attacks the client's own update, and holds back one that gives too much
+away.
+
+`ClientApp(mods=[gate(...)])`, or pinned by a site in its own app, where the author of the training
+cannot leave it out.
+"""
+
+import copy
+import dataclasses
+import json
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from atsfed import flower
+from atslib.attacks import ATTACKS, reconstruct
+from atslib.attacks.attack import Attack
+from atslib.audit.calls import images_of, prepared
+from atslib.audit.config import Case
+from atslib.audit.outcome import Outcome, Pool, judge
+from atslib.audit.recorded import Record, Recorded, network_of, observed
+from atslib.audit.views import Seen
+from atslib.clients.observe import observe
+from atslib.clients.view import ThreatModel
+from atslib.errors import AtsError, check_whole, choose
+
+# isort: split
+# After the module that says which extra is missing.
+from flwr.app import Array, ArrayRecord, Context, Message
+
+ClientAppCallable = Callable[[Message, Context], Message]
+Photographs = Callable[[Context], tuple[Tensor, Tensor]]
+LEAST = 20  # photographs among which one is to be found
+CONTROLS = 8  # images on whose single gradients the attack has to work
+LOG = "gate.jsonl"
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """What the gate found in a round.
+
+    Attributes:
+        round: its number.
+        images: behind the update.
+        found: how many of them the attack finds; None where it was not attacked.
+        control: how many of `controls` single gradients it finds, on the same weights.
+        chance: share found by the label alone.
+        seconds: that it took.
+        sent: whether the update was sent.
+        why: in words.
+    """
+
+    round: int
+    images: int
+    found: int | None
+    control: int
+    controls: int
+    chance: float
+    seconds: float
+    sent: bool
+    why: str
+
+
+def gate(
+    network: Callable[[], nn.Module],
+    photographs: Photographs,
+    *,
+    others: Photographs | None = None,
+    limit: float,
+    lr: float,
+    steps: int | Callable[[Context], int],
+    normalize: tuple | None = None,
+    every: int = 1,
+    folder: str | Path = "gate",
+    attack: str | Attack = "annealed-convnet",
+    attack_steps: int = 60,
+    most: int = 32,
+    kind: str = "weights",
+    strict: bool = False,
+) -> Callable[[Message, Context, ClientAppCallable], Message]:
+    """A mod of Flower that attacks an update before it leaves.
+
+    Args:
+        network: makes the federation's network; its weights are taken from the message.
+        photographs: gives the client's own images behind its update, (N, C, H, W) uint8 or floats
+            in [0, 1], and their labels (N,), by the client's context.
+        others: gives further photographs of the same kind with their labels, which were not behind
+            it: an image has to be found among both, at least `LEAST` together.
+        limit: share of them that may be found, in (0, 1). Above it the server gets its own weights
+            back (of a difference or a gradient zeros), with the same metrics.
+        lr, steps: of the client's training: step size, and how many steps it takes.
+        normalize: mean and deviation of each channel, where the network does not start with
+            `atslib.Normalize`.
+        every: which rounds are attacked: each so-manieth, and each one after one that was held
+            back.
+        folder: of the figures, a line of JSON per round in `gate.jsonl`.
+        attack: the one that an audit of the same network found best, by name or as an attack.
+        attack_steps: of an attack by name.
+        most: images behind an update that are attacked at most; an update of more is not attacked.
+        kind: what the client sends: "weights", their "difference" or a "gradient".
+        strict: whether an update is held back too if the gate cannot tell: because it is of more
+            images, or because the attack does not even find single gradients on these weights.
+    Raises:
+        AtsError: a wrong setting, now; in a round what its images and network make wrong.
+    """
+    if not 0 < limit < 1:
+        raise AtsError(f"gate: limit={limit!r} must be a share above 0 and below 1")
+    for name, value in (("every", every), ("attack_steps", attack_steps), ("most", most)):
+        check_whole(f"gate: {name}", value, 1)
+    choose("gate: kind", kind, ("weights", "difference", "gradient"))
+    if isinstance(attack, str):
+        choose("gate: attack", attack, ATTACKS)
+        attack = dataclasses.replace(ATTACKS[attack], steps=attack_steps)
+    if not lr > 0:
+        raise AtsError(f"gate: lr={lr!r} must be above 0")
+    place = Path(folder) / LOG
+
+    def figure(message: Message, reply: Message, context: Context, number: int) -> Figure:
+        began = time.monotonic()
+        pixels, labels, _ = images_of(*photographs(context), ())
+        due = number % every == 0 or _held_back(place)
+        if not due or len(pixels) > most:
+            why = f"not attacked: one round in {every} is"
+            if due:
+                why = f"not attacked: {len(pixels)} images are behind it, and the gate takes at most {most}"
+            return Figure(number, len(pixels), None, 0, 0, 0.0, 0.0, not (due and strict), why)
+        taken = steps(context) if callable(steps) else steps
+        beside = images_of(*others(context), ())[:2] if others else (pixels[:0], labels[:0])
+        pool = (torch.cat([pixels, beside[0]]), torch.cat([labels, beside[1]]))
+        if len(pool[0]) < LEAST:
+            raise AtsError(
+                f"gate: {len(pool[0])} photographs are too few to say whether one is found among them; with `others` "
+                f"at least {LEAST} are needed"
+            )
+        records = (Record("this client", _arrays(reply), (), len(pixels)),)
+        recorded = Recorded(_arrays(message), kind, lr, taken, records, place.parent)
+        model = prepared(network_of(recorded, network()), normalize, pixels)
+        own, control = _attacked(recorded, model, len(pixels), pool, attack)
+        return _judged(number, own, control, limit, strict, time.monotonic() - began)
+
+    def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        reply = call_next(message, context)
+        if message.metadata.message_type.split(".")[0] != "train" or reply.has_error():
+            return reply
+        made = figure(message, reply, context, _number(message, place))
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with place.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(dataclasses.asdict(made)) + "\n")
+        logger = logging.getLogger("flwr")
+        logger.log(
+            logging.INFO if made.sent else logging.WARNING,
+            "gate, round %s: %s",
+            made.round,
+            made.why,
+        )
+        return reply if made.sent else _emptied(message, reply, kind)
+
+    return mod
+
+
+def _judged(
+    number: int, own: Outcome, control: Outcome, limit: float, strict: bool, seconds: float
+) -> Figure:
+    """What the numbers mean for sending."""
+    found = int(own.found.sum())
+    count = len(own.found)
+    told = int(control.found.sum())
+    controls = len(control.found)
+    chance = float(own.chance.mean())
+    works = told / controls > float(control.chance.mean())
+    above = found / count > limit
+    if above:
+        why = f"held back: {found} of {count} photographs are found, and at most {limit:.1%} may be"
+    elif works:
+        why = f"sent: {found} of {count} photographs are found ({told} of {controls} from single gradients)"
+    else:
+        state = "held back" if strict else "sent"
+        why = f"{state}, but the gate cannot tell: of single gradients the attack finds only {told} of {controls}"
+    sent = not above and (works or not strict)
+    return Figure(number, count, found, told, controls, chance, round(seconds, 1), sent, why)
+
+
+def _attacked(
+    recorded: Recorded,
+    model: nn.Module,
+    count: int,
+    photographs: tuple[Tensor, Tensor],
+    attack: Attack,
+) -> tuple[Outcome, Outcome]:
+    """What is found of the first `count` photographs, those behind the update, and of single
+    gradients of them.
+    """
+    pixels, labels = photographs
+    rows = torch.arange(count)
+    images = (pixels[:count] / 255).to(next(model.parameters()))
+    pool = Pool.of(pixels, labels, rows)
+    shape = tuple(pixels.shape[1:])
+    view = observed(recorded, model, [rows], labels, ThreatModel(batch=count), shape)
+    shared = "gradient" if recorded.kind == "gradient" else "update"
+    case = Case(weights="given", shared=shared, batch=count, recorded=True)
+    made = reconstruct(view, attack, rng=0)
+    own = judge(made.images, made.labels, Seen(view, images, None), rows, pool, case, before=False)
+    few = rows[:CONTROLS]
+    single = observe(model, images[few], labels[few])
+    made = reconstruct(single, attack, rng=0)
+    known = Case(weights="given", control=True)
+    control = judge(
+        made.images, made.labels, Seen(single, images[few], None), few, pool, known, before=False
+    )
+    return own, control
+
+
+def _arrays(message: Message) -> dict[str, Tensor]:
+    """The arrays of a message's single record."""
+    records = list(message.content.array_records.values())
+    if len(records) != 1:
+        raise AtsError(f"gate: the message has {len(records)} records of arrays; it takes one")
+    return flower._tensors(records[0])
+
+
+def _emptied(message: Message, reply: Message, kind: str) -> Message:
+    """The reply with nothing in it of what was learned: the weights that came, or zeros."""
+    (name, record), *_ = reply.content.array_records.items()
+    before = _arrays(message)
+    arrays = {}
+    for key, array in record.items():
+        value = (
+            before[key].numpy()
+            if kind == "weights" and key in before
+            else 0 * copy.copy(array.numpy())
+        )
+        arrays[key] = Array(value)
+    reply.content[name] = ArrayRecord(arrays)
+    return reply
+
+
+def _figures(place: Path) -> list[dict]:
+    return (
+        [json.loads(line) for line in place.read_text(encoding="utf-8").splitlines()]
+        if place.exists()
+        else []
+    )
+
+
+def _held_back(place: Path) -> bool:
+    """Whether the last update was held back: then the next one is attacked too."""
+    figures = _figures(place)
+    return bool(figures) and not figures[-1]["sent"]
+
+
+def _number(message: Message, place: Path) -> int:
+    """The number of the round: the server's, where it says it, else one more than the last."""
+    for record in message.content.config_records.values():
+        if isinstance(record.get("server-round"), int):
+            return record["server-round"]
+    figures = _figures(place)
+    return figures[-1]["round"] + 1 if figures else 1

@@ -1,0 +1,93 @@
+"""How much one's own network gives away: attacks inside a budget of time, and a report with a yes
+or no.
+
+`config` says what is audited and which cases follow; `views` plays the clients of a case, `ladder`
+lists the attacks that are tried, `outcome` says what an attack has told of each image, `work`
+plans, tunes, attacks and goes on after an interrupt. `report` holds the numbers and the verdict,
+`page` writes them as one HTML file. `calls` is what the function does, `sources` finds networks,
+weights and images that are named in the shell, `recorded` reads updates that a federation has kept,
+and `command` is that of the shell. To add an attack, one line in `ladder.candidates`; to add a
+case, one in `config.cases_of`.
+
+This module imports nothing heavy, so that `atslib.audit` can be the function from the start.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor, nn
+
+    from atslib.audit.report import AuditReport
+    from atslib.clients.updates import LocalTraining
+    from atslib.data.images import Images
+
+
+def audit(
+    model: "nn.Module",
+    images: "Tensor | np.ndarray | Images",
+    labels: "Tensor | np.ndarray | None" = None,
+    *,
+    untrained: "nn.Module | None" = None,
+    normalize: tuple[Sequence[float], Sequence[float]] | None = None,
+    batch: int | Sequence[int] = (1, 8),
+    local: "LocalTraining | None" = None,
+    policy: str = "",
+    defense: str = "",
+    limit: float | None = None,
+    budget: float = 600.0,
+    folder: str | Path | None = None,
+    class_names: Sequence[str] = (),
+    progress: bool = False,
+    **settings: object,
+) -> "AuditReport":
+    """Attack your own network with your own images, and say how many of them a server recognizes.
+
+    Args:
+        model: gives one row of scores for each image, or one score for two classes. Its weights are
+            those of a case; it is not changed.
+        images: (N, C, H, W), uint8 or floats in [0, 1]; or `atslib.Images`, which have their
+            labels.
+        labels: (N,) class numbers.
+        untrained: the network before training; by default the same layers with new weights. The
+            same object as `model` says that this one is untrained.
+        normalize: mean and deviation of each channel where the network does not start with
+            `atslib.Normalize`.
+        batch: how many images share one gradient or update.
+        local: how clients train before they share; None: they share one gradient.
+        policy: of the clients, such as "3-1-7+43-18-18".
+        defense: of the clients beside the policy, such as "prune:0.7".
+        limit: share of images that may be found, such as 0.05.
+        budget: seconds that the audit may take.
+        folder: where it keeps its state; a killed audit goes on from there.
+        class_names: for the report.
+        progress: whether to show a bar with the remaining time.
+        settings: further fields of `atslib.audit.config.AuditConfig` by name.
+    Returns:
+        The report: `.found`, `.verdict`, `.rows`, `.save(folder)`.
+    Raises:
+        AtsError: inputs that do not fit each other, or a network that cannot be attacked.
+    """
+    from atslib.audit.calls import audited
+
+    options = {
+        "batch": batch,
+        "local": local,
+        "policy": policy,
+        "defense": defense,
+        "limit": limit,
+        "budget": budget,
+    }
+    return audited(
+        model,
+        images,
+        labels,
+        options | settings,
+        untrained=untrained,
+        normalize=normalize,
+        folder=folder,
+        class_names=class_names,
+        progress=progress,
+    )

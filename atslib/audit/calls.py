@@ -1,0 +1,305 @@
+"""What `atslib.audit` does: checks what it is given, runs the work, and makes a report of it."""
+
+import copy
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from atslib.audit.config import AuditConfig, Case, cases_of, not_tested
+from atslib.audit.recorded import Recorded, observed
+from atslib.audit.report import AuditReport
+from atslib.audit.work import Work
+from atslib.clients.view import Observed, ThreatModel
+from atslib.data.images import Images, describe, label_fault
+from atslib.errors import AtsError, as_path, check_kind
+from atslib.models import Normalize
+from atslib.rng import rng
+
+
+class TwoScores(nn.Module):
+    """A network of one logit as one of two scores, 0 and the logit: its cross-entropy is the
+    logit's log loss.
+    """
+
+    def __init__(self, network: nn.Module):
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tensor) -> Tensor:
+        logit = self.network(images).reshape(len(images), 1)
+        return torch.cat([torch.zeros_like(logit), logit], 1)
+
+
+class FromUnits(nn.Module):
+    """Undoes a `Normalize` layer before it, for a network that takes pixels in [0, 1].
+
+    Attacks take their steps in the units of that layer, which fit images; in units of [0, 1] they
+    would be too long.
+    """
+
+    def __init__(self, normalize: Normalize):
+        super().__init__()
+        self.register_buffer("mean", normalize.mean.clone())
+        self.register_buffer("std", normalize.std.clone())
+
+    def forward(self, normalized: Tensor) -> Tensor:
+        return normalized * self.std + self.mean
+
+
+def audited(
+    model: nn.Module,
+    images: Tensor | np.ndarray | Images,
+    labels: Tensor | np.ndarray | None,
+    settings: dict,
+    *,
+    untrained: nn.Module | None,
+    normalize: tuple | None,
+    folder: str | Path | None,
+    class_names: Sequence[str],
+    progress: bool,
+    repeat: str = "",
+    update: tuple[Recorded, list[Tensor]] | None = None,
+) -> AuditReport:
+    """See `atslib.audit`.
+
+    Args:
+        model, images, labels, untrained, normalize, folder, class_names, progress: as there.
+        settings: fields of `AuditConfig`.
+        repeat: the command to show in the report.
+        update: a recorded round, and of each client which images were behind what it sent. Then
+            `model` has the weights that were sent.
+    """
+    config = config_of(settings)
+    pixels, labels, class_names = images_of(images, labels, class_names)
+    networks = networks_of(model, untrained, normalize, pixels, config.seed)
+    recorded = {}
+    if update is None:
+        cases = cases_of(config, untrained="untrained" in networks, given="given" in networks)
+    else:
+        recorded = recorded_cases(
+            *update, networks["given"], labels, config, tuple(pixels.shape[1:])
+        )
+        cases = [Case(weights="untrained", control=True, counts=False), *recorded]
+    folder = as_path("audit: folder", folder, optional=True)
+    if folder is not None and folder.is_file():
+        raise AtsError(f"audit: folder {folder} is a file")
+    work = Work(
+        networks, pixels, labels, config, cases, folder=folder, progress=progress, recorded=recorded
+    )
+    plan, pool, results, left = work.run()
+    notes = []
+    if untrained is None and (kept := stayed(model, drawn_anew(model, config.seed))):
+        notes.append(
+            f"The untrained network keeps the given values of {', '.join(kept[:5])}{' …' if len(kept) > 5 else ''}, "
+            "which no layer draws; give it as `untrained` if that matters."
+        )
+    if not plan.fits(config.budget):
+        notes.append(
+            f"Even the smallest plan is estimated at {plan.seconds:.0f} s, more than the budget."
+        )
+    return AuditReport(
+        config=config,
+        plan=plan,
+        results=tuple(results),
+        left_out=tuple(case.title for case in left),
+        own_class=pool.own_class,
+        originals=pixels,
+        labels=labels,
+        class_names=class_names,
+        network=_words(model),
+        untested=tuple(not_tested(config, cases)),
+        notes=tuple(notes),
+        repeat=repeat or _call(config),
+    )
+
+
+def recorded_cases(
+    round_: Recorded,
+    rows: list[Tensor],
+    model: nn.Module,
+    labels: Tensor,
+    config: AuditConfig,
+    shape: tuple[int, int, int],
+) -> dict[Case, tuple[Observed, Tensor]]:
+    """A case for each number of images that clients had, what the server saw of it, and which
+    images these are.
+    """
+    cases = {}
+    for size in sorted({len(each) for each in rows}):
+        chosen = [place for place, each in enumerate(rows) if len(each) == size]
+        part = dataclasses.replace(round_, records=tuple(round_.records[place] for place in chosen))
+        own = [rows[place] for place in chosen]
+        threat = ThreatModel(
+            labels=config.labels, batch_norm=config.batch_norm, victim=config.victim, batch=size
+        )
+        shared = "gradient" if round_.kind == "gradient" else "update"
+        case = Case(
+            weights="given",
+            shared=shared,
+            batch=size,
+            defense=config.defended,
+            labels=config.labels,
+            recorded=True,
+        )
+        cases[case] = (observed(part, model, own, labels, threat, shape), torch.cat(own))
+    return cases
+
+
+def config_of(settings: dict) -> AuditConfig:
+    """The settings, or one sentence on the first that does not exist."""
+    known = {field.name for field in dataclasses.fields(AuditConfig)}
+    if odd := sorted(settings.keys() - known):
+        raise AtsError(
+            f"audit: there is no setting {odd[0]!r}; there are {', '.join(sorted(known))}"
+        )
+    return AuditConfig(**settings)
+
+
+def images_of(
+    images: Tensor | np.ndarray | Images,
+    labels: Tensor | np.ndarray | None,
+    class_names: Sequence[str],
+) -> tuple[Tensor, Tensor, tuple[str, ...]]:
+    """Pixels (N, C, H, W) uint8, labels (N,) and the names of the classes."""
+    if isinstance(images, Images):
+        return images.pixels.cpu(), images.labels.cpu(), tuple(class_names) or images.class_names
+    images, labels = (
+        torch.as_tensor(part) if isinstance(part, np.ndarray) else part for part in (images, labels)
+    )
+    check_kind(
+        "audit: images",
+        images,
+        Tensor,
+        "a tensor (N, C, H, W), uint8 or floats in [0, 1], or atslib.Images",
+    )
+    check_kind("audit: labels", labels, Tensor, "a tensor (N,) of class numbers")
+    if images.ndim != 4 or images.shape[1] not in (1, 3):
+        raise AtsError(
+            f"audit: images are {describe(images)}; they must be (N, C, H, W) with 1 or 3 channels"
+        )
+    if labels.is_floating_point() or labels.dtype == torch.bool:
+        raise AtsError(f"audit: labels are {describe(labels)}; they must be whole numbers (N,)")
+    if images.is_floating_point():
+        low, high = (float(edge) for edge in images.aminmax()) if images.numel() else (0.0, 0.0)
+        if not (low >= -0.01 and high <= 1.01):
+            raise AtsError(
+                f"audit: images go from {low:.4g} to {high:.4g}; give them as uint8, or in [0, 1] before normalization"
+            )
+        images = (255 * images.clamp(0, 1)).round().byte()
+    if images.dtype != torch.uint8:
+        raise AtsError(
+            f"audit: images are {describe(images)}; they must be uint8 or floats in [0, 1]"
+        )
+    classes = max(len(class_names), int(labels.max()) + 1 if labels.numel() else 1)
+    if fault := label_fault(labels, len(images), classes):
+        raise AtsError(f"audit: {fault}")
+    names = tuple(class_names) or tuple(str(number) for number in range(classes))
+    return images.cpu(), labels.long().cpu(), names
+
+
+def networks_of(
+    model: nn.Module,
+    untrained: nn.Module | None,
+    normalize: tuple | None,
+    pixels: Tensor,
+    seed: int,
+) -> dict[str, nn.Module]:
+    """The network by the name of its weights, each starting with a `Normalize` layer and in eval
+    mode.
+    """
+    check_kind("audit: model", model, nn.Module, "a torch.nn.Module")
+    if untrained is model:
+        return {"untrained": prepared(model, normalize, pixels)}
+    if untrained is None:
+        untrained = drawn_anew(model, seed)
+    check_kind("audit: untrained", untrained, nn.Module, "a torch.nn.Module")
+    each = {"untrained": untrained, "given": model}
+    return {name: prepared(network, normalize, pixels) for name, network in each.items()}
+
+
+def prepared(model: nn.Module, normalize: tuple | None, pixels: Tensor) -> nn.Module:
+    """A copy in eval mode that starts with a `Normalize` layer and gives at least two scores.
+
+    Raises:
+        AtsError: it does not start with one, and none is given; or both.
+    """
+    model = copy.deepcopy(model).eval()
+    starts = isinstance(next(iter(model.children()), None), Normalize)
+    if starts and normalize is not None:
+        raise AtsError(
+            "audit: the network starts with a Normalize layer, so it takes no other normalization"
+        )
+    if not starts:
+        if normalize is None:
+            raise AtsError(
+                f"audit: {type(model).__name__} does not start with atslib.Normalize; say how its images are "
+                "normalized (normalize=(mean, std), --mean and --std; 0 and 1 if it takes pixels in [0, 1])"
+            )
+        model = _behind(Normalize(*normalize), model)
+    first = next(model.parameters(), None)
+    if first is None:
+        raise AtsError(
+            f"audit: {type(model).__name__} has no parameters, so there is no gradient to share"
+        )
+    try:
+        with torch.no_grad():
+            scores = model((pixels[:2] / 255).to(first))
+    except RuntimeError as error:
+        shape = tuple(pixels.shape[1:])
+        why = " ".join(str(error).split())[:200]
+        raise AtsError(f"audit: the network does not take images of shape {shape}: {why}") from None
+    if isinstance(scores, Tensor) and scores.numel() == len(scores):
+        front, *rest = model.children()
+        model = nn.Sequential(front, TwoScores(nn.Sequential(*rest)))
+    return model.eval()
+
+
+def _behind(normalize: Normalize, model: nn.Module) -> nn.Module:
+    if bool((normalize.mean == 0).all() and (normalize.std == 1).all()):
+        units = Normalize([0.5] * len(normalize.mean), [0.25] * len(normalize.mean))
+        return nn.Sequential(units, FromUnits(units), model)
+    return nn.Sequential(normalize, model)
+
+
+def drawn_anew(model: nn.Module, seed: int) -> nn.Module:
+    """A copy whose layers have new weights, as each layer draws its own; what cannot be drawn
+    stays.
+    """
+    fresh = copy.deepcopy(model)
+    with torch.random.fork_rng(devices=[]):
+        number = torch.randint(1 << 62, (1,), generator=rng(seed, "audit", "untrained"))
+        torch.default_generator.manual_seed(int(number))
+        for layer in fresh.modules():
+            if callable(draw := getattr(layer, "reset_parameters", None)):
+                draw()
+    return fresh
+
+
+def stayed(model: nn.Module, fresh: nn.Module) -> list[str]:
+    """Parameters that a network drawn anew has in common with the given one, constant ones apart."""
+    pairs = zip(model.named_parameters(), fresh.parameters(), strict=True)
+    return [
+        name
+        for (name, own), new in pairs
+        if torch.equal(own, new) and bool((own != own.flatten()[0]).any())
+    ]
+
+
+def _words(model: nn.Module) -> str:
+    count = sum(parameter.numel() for parameter in model.parameters())
+    return f"{type(model).__name__} with {count:,} parameters"
+
+
+def _call(config: AuditConfig) -> str:
+    default = AuditConfig()
+    changed = {
+        field.name: getattr(config, field.name)
+        for field in dataclasses.fields(config)
+        if getattr(config, field.name) != getattr(default, field.name)
+    }
+    words = "".join(f", {name}={value!r}" for name, value in changed.items())
+    return f"atslib.audit(model, images, labels{words})"

@@ -1,0 +1,163 @@
+"""`python -m atslib audit`."""
+
+import argparse
+import re
+import sys
+
+import torch
+
+from atslib.audit import recorded
+from atslib.audit.calls import audited
+from atslib.audit.page import command_line
+from atslib.audit.report import AuditReport
+from atslib.audit.sources import fill, images_of, network, read_weights
+from atslib.clients.updates import LocalTraining
+from atslib.errors import AtsError
+from atslib.models import Normalize
+from atslib.shell import check_out
+
+MOMENTUM = 0.9
+
+
+def audit(args: argparse.Namespace) -> int:
+    """Attack one's own network with one's own photographs, write the report; 0 within the limit, 3
+    above, 4 unsure.
+    """
+    check_out(args.out, folder=True)
+    report = run(args)
+    file = report.save(args.out, pictures=not args.no_pictures)
+    if args.no_pictures:  # what was kept of each case holds reconstructions
+        for kept in (args.out / "state").glob("case-*.safetensors*"):
+            kept.unlink()
+    limit = "" if report.config.limit is None else f" (found at most {report.config.limit:.1%})"
+    print(report.sentence)
+    print(f"{report.verdict}{limit}")
+    for doubt in report.doubts if report.exit_code == 4 else ():
+        print(doubt)
+    print(file)
+    return report.exit_code
+
+
+def run(args: argparse.Namespace) -> AuditReport:
+    """The report of a command, not yet saved."""
+    settings = settings_of(args)
+    images, names = images_of(args.data, args.image_size, args.fit)
+    norm = normalization_of(args)
+    own = network(args.model, images, args.seed, norm)
+    # A factory is called twice, so that both networks are as it makes them.
+    model = network(args.model, images, args.seed, norm)
+    if ":" not in args.model:
+        norm = None  # it normalizes by itself
+    update = None
+    if args.update:
+        kept = recorded.read(
+            args.update, number=args.round, kind=args.kind, lr=args.lr, steps=args.local_steps
+        )
+        update = (kept, recorded.rows_of(kept, names, len(images)))
+        model = recorded.network_of(kept, model)
+        sizes = tuple(sorted({len(rows) for rows in update[1]}))
+        local = None if kept.kind == "gradient" else LocalTraining(epochs=kept.steps, lr=kept.lr)
+        settings |= {"batch": sizes, "local": local, "clients": 1, "rounds": 1}
+    elif args.weights:
+        fill(model, read_weights(args.weights), args.weights)
+    given = bool(args.weights or args.update)
+    place = device_of(args.device)
+    model = model.to(place)
+    own = own.to(place)
+    return audited(
+        model,
+        images,
+        None,
+        settings,
+        untrained=own if given else model,
+        normalize=norm,
+        folder=args.out / "state",
+        class_names=(),
+        progress=sys.stderr.isatty(),
+        repeat=command_line(args.typed),
+        update=update,
+    )
+
+
+def settings_of(args: argparse.Namespace) -> dict:
+    """Fields of `AuditConfig`, as far as options say them."""
+    names = (
+        "policy",
+        "defense",
+        "labels",
+        "victim",
+        "clients",
+        "rounds",
+        "pretrained",
+        "steps",
+        "budget",
+        "seed",
+    )
+    settings = {name: getattr(args, name) for name in names}
+    settings |= {
+        "batch_norm": args.batch_norm,
+        "batch": batches(args.batch),
+        "attacked": args.images,
+        "limit": limit_of(args.limit),
+    }
+    if args.update:
+        return settings
+    if args.local_steps is None:
+        if args.lr is not None:
+            raise AtsError(
+                "--lr is for clients that train before they share; give --local-steps too"
+            )
+        return settings
+    if args.lr is None:
+        raise AtsError("--local-steps needs the clients' step size; give --lr too")
+    momentum = MOMENTUM if args.optimizer == "momentum" else 0.0
+    settings["local"] = LocalTraining(epochs=args.local_steps, lr=args.lr, momentum=momentum)
+    settings["optimizer"] = "adam" if args.optimizer == "adam" else "sgd"
+    return settings
+
+
+def batches(text: str) -> tuple[int, ...]:
+    """`"1,8"` → (1, 8)."""
+    parts = text.split(",")
+    if not all(re.fullmatch(r"\s*[1-9]\d*\s*", part, re.ASCII) for part in parts):
+        raise AtsError(f"--batch {text!r} must be numbers of images, such as 1,8")
+    return tuple(map(int, parts))
+
+
+def limit_of(text: str | None) -> float | None:
+    """`"found<=5%"` or `"found<=0.05"` → 0.05."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"\s*found\s*<=\s*(\d+(?:\.\d+)?)\s*(%?)\s*", text, re.ASCII)
+    share = float(match[1]) / (100 if match[2] else 1) if match else 0.0
+    if not 0 < share < 1:
+        raise AtsError(f"--limit {text!r} must be a share that may be found, such as 'found<=5%'")
+    return share
+
+
+def normalization_of(args: argparse.Namespace) -> tuple[list[float], list[float]] | None:
+    """Mean and deviation of each channel."""
+    if (args.mean is None) != (args.std is None):
+        raise AtsError("--mean and --std belong together; give both")
+    if args.mean is None:
+        return None
+    try:
+        mean, std = ([float(part) for part in text.split(",")] for text in (args.mean, args.std))
+    except ValueError:
+        raise AtsError(
+            f"--mean {args.mean!r} --std {args.std!r}: give numbers, such as 0.5,0.5,0.5"
+        ) from None
+    Normalize(mean, std)
+    return mean, std
+
+
+def device_of(text: str) -> torch.device:
+    """The device that is meant; "auto" is a GPU where there is one."""
+    if text == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(text)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError):
+        raise AtsError(f"--device {text!r} cannot be had; give auto, cpu, cuda or cuda:1") from None
+    return device

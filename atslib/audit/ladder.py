@@ -1,0 +1,136 @@
+"""The attacks that an audit tries, and what each costs."""
+
+import dataclasses
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from atslib.attacks import (
+    ATTACKS,
+    GradientMatching,
+    KeptEntries,
+    LastLayerAlone,
+    ThroughPolicy,
+    invert_linear,
+)
+from atslib.attacks.attack import Attack
+from atslib.attacks.through_policy import forms
+from atslib.audit.config import Case
+from atslib.clients.view import Observed
+from atslib.errors import AtsError
+from atslib.gradients.problems import unflatten
+from atslib.models import normalization_layer
+
+# The strongest of each family; what is best on a network shows only there.
+FAMILIES = ("annealed-convnet", "annealed-resnet", "annealed-lenet", "adam-cosine")
+MOST_UNROLLED = 10  # local steps through which an attack is made
+TRIAL, KEEP = 20, 2  # of `ThroughPolicy`
+SILENT = 0.05  # share of entries that are exactly 0, from which an attack leaves them out
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FirstLayer:
+    """Reads the image off the gradient of a first layer that is linear on its pixels: exact for a
+    single image.
+    """
+
+    title: ClassVar[str] = "the first layer's input in closed form"
+
+    def run(self, seen: Observed, *, rng: torch.Generator) -> Tensor:
+        """All images of `seen`, (B, C, H, W) in [0, 1].
+
+        Raises:
+            AtsError: as `invert_linear`; a gradient is of several images, or the first layer is not
+                linear on them.
+        """
+        update = seen.updates[0]
+        layer = first_linear(update.model, seen.shape)
+        if layer is None or seen.threat.batch > 1:
+            raise AtsError(
+                "FirstLayer needs one image per gradient and a network whose first layer is linear"
+            )
+        names = [id(parameter) for parameter in update.model.parameters()]
+        gradients = unflatten(update.mean_gradients, update.model)
+        weight, bias = (
+            gradients[names.index(id(parameter))] for parameter in (layer.weight, layer.bias)
+        )
+        silent = (bias == 0).all(1)
+        # Of a gradient that is 0 nothing can be read: its image stays grey.
+        inputs = torch.zeros_like(weight[:, 0])
+        if not silent.all():
+            inputs[~silent] = invert_linear(weight[~silent], bias[~silent])
+        return (
+            normalization_layer(update.model).inverse(inputs.unflatten(1, seen.shape)).clamp(0, 1)
+        )
+
+
+def first_linear(model: nn.Module, shape: tuple[int, int, int]) -> nn.Linear | None:
+    """The first layer with weights, if it is linear, with a bias, and takes as many numbers as an
+    image has.
+    """
+    layers = [layer for layer in model.modules() if list(layer.parameters(recurse=False))]
+    if not layers or not isinstance(layers[0], nn.Linear) or layers[0].bias is None:
+        return None
+    size = shape[0] * shape[1] * shape[2]
+    return layers[0] if layers[0].in_features == size else None
+
+
+def candidates(seen: Observed, case: Case, steps: int) -> dict[str, Attack]:
+    """The attacks that are tried on a case without a defense, by name, the cheapest first."""
+    found: dict[str, Attack] = {}
+    model = seen.updates[0].model
+    plain = {name: dataclasses.replace(ATTACKS[name], steps=steps) for name in FAMILIES}
+    if case.images == 1 and first_linear(model, seen.shape) is not None:
+        found["first-layer"] = FirstLayer()
+    found |= plain
+    if case.images == 1 and _has_head(model):
+        found["last-layer-alone"] = LastLayerAlone(inner=plain["annealed-convnet"])
+    local = seen.updates[0].local
+    if case.shared == "update" and local and 1 < local["steps"] <= MOST_UNROLLED:
+        for name in FAMILIES[:2]:
+            found[f"{name}, local steps unrolled"] = dataclasses.replace(plain[name], unroll=True)
+    return found
+
+
+def _has_head(model: nn.Module) -> bool:
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+    return bool(layers) and layers[-1].bias is not None
+
+
+def effort(name: str, case: Case, seen: Observed | None = None) -> float:
+    """How many gradients of the cost one step of this attack takes for each image."""
+    if name == "first-layer":
+        return 0.0
+    if name.endswith("unrolled") and seen is not None:
+        return float(seen.updates[0].local["steps"])
+    return float(case.rounds)
+
+
+def forms_effort(case: Case, policy: str, steps: int) -> float:
+    """How many steps an attack that knows the policy takes in place of each one."""
+    if case.knows == "nothing" or not policy:
+        return 1.0
+    if case.knows == "draws":
+        return 1.0
+    possible = len(forms(policy))
+    if possible <= KEEP:
+        return float(possible)
+    return (possible * min(TRIAL, steps) + KEEP * steps) / steps
+
+
+def against(attack: Attack, seen: Observed) -> Attack:
+    """The attack by a server that makes use of what it knows of the defense: its policy, and what
+    was not shared.
+    """
+    inner = getattr(attack, "inner", attack)
+    if not isinstance(inner, GradientMatching):
+        return attack
+    silent = torch.stack(
+        [(update.gradients == 0).double().mean() for update in seen.updates]
+    ).mean()
+    if seen.knows.policy:
+        attack = ThroughPolicy(inner=inner, trial=min(TRIAL, inner.steps), keep=KEEP)
+    if SILENT < float(silent) < 1 and isinstance(attack, GradientMatching | ThroughPolicy):
+        attack = KeptEntries(inner=attack)
+    return attack

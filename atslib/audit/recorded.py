@@ -1,0 +1,323 @@
+"""Updates that a federation has kept: a folder of `Watched`, or a plain folder of weights and a
+small JSON file.
+"""
+
+import copy
+import dataclasses
+import json
+from pathlib import Path
+
+import safetensors
+import torch
+from torch import Tensor, nn
+
+from atslib.audit.sources import fill, read_weights
+from atslib.clients.view import Observed, ThreatModel, Update
+from atslib.errors import AtsError, choose
+from atslib.models import in_mode
+
+KINDS = ("weights", "difference", "gradient")
+FACTS = "update.json"
+CLIENT = ("client", "partition-id", "cid")  # metrics that say which client an answer is of
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """What one client sent.
+
+    Attributes:
+        name: whose it is, for messages.
+        arrays: by name, as they were sent.
+        images: which images were behind it: names of files or row numbers; empty where nothing says
+            so.
+        count: how many images were behind it; None where nothing says so.
+    """
+
+    name: str
+    arrays: dict[str, Tensor]
+    images: tuple[str | int, ...]
+    count: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Recorded:
+    """One round.
+
+    Attributes:
+        sent: the weights that clients got, by name.
+        kind: what clients sent: "weights", the "difference" of weights (after minus before) or a
+            "gradient".
+        lr, steps: of their training.
+        records: one per client.
+        where: the folder, for messages.
+    """
+
+    sent: dict[str, Tensor]
+    kind: str
+    lr: float
+    steps: int
+    records: tuple[Record, ...]
+    where: Path
+
+
+def read(
+    folder: Path, *, number: int | None, kind: str | None, lr: float | None, steps: int | None
+) -> Recorded:
+    """One round of a folder.
+
+    A folder of `Watched` has a folder per round. A plain one has `sent` and `received` (or
+    `received-NAME` of several clients) as .safetensors or .npz. `update.json` says of either what
+    else is needed:
+
+        {"kind": "weights", "lr": 0.1, "steps": 5, "images": ["cats/7.png", "dogs/3.png"]}
+
+    or, of several clients, "images": {"NAME": [...], ...}. A NAME of `Watched` is that of a node or
+    of a client, by the metric "client" or the one that "by" names. What is given here counts more
+    than the file.
+
+    Args:
+        folder: of either kind.
+        number: which round of a `Watched` folder; None: the first.
+        kind, lr, steps: as in `Recorded`; None: as the file says.
+    Raises:
+        AtsError: neither kind of folder, or something that is needed and said nowhere.
+    """
+    if not folder.is_dir():
+        raise AtsError(f"--update {folder} is no folder")
+    facts = _facts(folder)
+    rounds = sorted(folder.glob("round-*"))
+    if rounds:
+        place = folder / f"round-{number:05d}" if number is not None else rounds[0]
+        if not (place / "sent.safetensors").is_file():
+            raise AtsError(
+                f"--update {folder}: {place.name} was not recorded; there are {', '.join(r.name for r in rounds)}"
+            )
+        files = sorted(place.glob("node-*.safetensors"))
+    else:
+        place = folder
+        files = sorted(
+            file for file in place.glob("received*") if file.suffix in (".safetensors", ".npz")
+        )
+    sent = next(
+        (
+            place / f"sent{end}"
+            for end in (".safetensors", ".npz")
+            if (place / f"sent{end}").is_file()
+        ),
+        None,
+    )
+    if sent is None or not files:
+        raise AtsError(
+            f"--update {folder} has no weights that were sent and received; give a folder of Watched, or one with "
+            f"sent and received (.safetensors or .npz) and {FACTS}"
+        )
+    lr = lr if lr is not None else facts.get("lr")
+    steps = steps if steps is not None else facts.get("steps")
+    kind = kind if kind is not None else facts.get("kind")
+    if kind != "gradient" and (not _positive(lr) or not isinstance(steps, int) or steps < 1):
+        raise AtsError(
+            f"--update {folder}: say with --lr and --local-steps (or in {FACTS}) how clients trained"
+        )
+    if kind is not None:
+        choose(f"--update {folder}: kind", kind, KINDS)
+    records = tuple(_record(file, facts) for file in files)
+    weights = read_weights(sent)
+    found = _kind(weights, records, kind, folder)
+    return Recorded(weights, found, float(lr or 1.0), int(steps or 1), records, folder)
+
+
+def _positive(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
+def _facts(folder: Path) -> dict:
+    file = folder / FACTS
+    if not file.is_file():
+        return {}
+    try:
+        facts = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise AtsError(f"{file} is not JSON: {error}") from None
+    if not isinstance(facts, dict):
+        raise AtsError(
+            f'{file} must be an object, such as {{"kind": "weights", "lr": 0.1, "steps": 5}}'
+        )
+    return facts
+
+
+def _record(file: Path, facts: dict) -> Record:
+    numbers = {}
+    if file.suffix == ".safetensors":
+        with safetensors.safe_open(file, "pt") as data:
+            numbers = json.loads((data.metadata() or {}).get("numbers", "{}"))
+    name = (
+        file.stem.removeprefix("node-").removeprefix("received").removeprefix("-") or "the client"
+    )
+    images = facts.get("images", [])
+    if isinstance(images, dict):
+        names = [
+            name,
+            *(str(numbers[each]) for each in (facts.get("by"), *CLIENT) if each in numbers),
+        ]
+        images = next((images[each] for each in names if each in images), [])
+    count = numbers.get("num-examples")
+    return Record(
+        name, read_weights(file), tuple(images), int(count) if count is not None else None
+    )
+
+
+def _norm(arrays: dict[str, Tensor]) -> float:
+    return float(
+        torch.stack([value.double().square().sum() for value in arrays.values()]).sum().sqrt()
+    )
+
+
+def _kind(
+    sent: dict[str, Tensor], records: tuple[Record, ...], said: str | None, folder: Path
+) -> str:
+    """What clients sent, said or told from the sizes.
+
+    Raises:
+        AtsError: what is said contradicts the sizes, or nothing is said and they do not tell.
+    """
+    if said == "gradient":
+        return said
+    arrays = records[0].arrays
+    shared = [name for name in arrays if name in sent and sent[name].is_floating_point()]
+    if not shared:
+        raise AtsError(
+            f"--update {folder}: no array that was received has the name of one that was sent"
+        )
+    before = {name: sent[name] for name in shared}
+    after = {name: arrays[name] for name in shared}
+    for name in shared:
+        if before[name].shape != after[name].shape:
+            shapes = f"{tuple(before[name].shape)} and {tuple(after[name].shape)}"
+            raise AtsError(f"--update {folder}: {name!r} was sent and received in shapes {shapes}")
+    moved = _norm({name: after[name] - before[name] for name in shared})
+    whole = _norm(before)
+    size = _norm(after)
+    likely = "weights" if moved < 0.5 * whole else "difference" if size < 0.5 * whole else None
+    if likely is None and said is None:
+        raise AtsError(
+            f"--update {folder}: say whether clients sent weights or a difference (--kind, or in {FACTS})"
+        )
+    if said and likely and said != likely:
+        other = "a difference of weights" if likely == "difference" else "weights"
+        raise AtsError(
+            f"--update {folder}: what was received is said to be of kind {said!r}, but looks like {other}: its norm is "
+            f"{size:.3g}, that of the weights that were sent {whole:.3g}, and they differ by {moved:.3g}"
+        )
+    return said or likely
+
+
+def observed(
+    recorded: Recorded,
+    model: nn.Module,
+    rows: list[Tensor],
+    labels: Tensor,
+    threat: ThreatModel,
+    shape: tuple[int, int, int],
+) -> Observed:
+    """What the server saw of clients with equally many images, as one view.
+
+    Args:
+        recorded: the round; its records are those of `rows`.
+        model: the network with the weights that were sent, as `prepared` gives it.
+        rows: of each client which images were behind its update.
+        labels: (N,) of all images.
+        threat: what the server knows; `batch` is the number of images of each.
+        shape: (C, H, W) of an image.
+    """
+    names = [name for name, _ in model.named_parameters()]
+    flat = []
+    for record in recorded.records:
+        part = _parameters(recorded, record, model, names)
+        flat.append(torch.cat([value.flatten() for value in part]))
+    gradients = torch.stack(flat).to(next(model.parameters()))
+    if not gradients.isfinite().all():
+        raise AtsError(f"--update {recorded.where}: what was received is not finite")
+    attacker = in_mode(model, threat.victim if threat.batch_norm == "known" else "train")
+    if recorded.kind == "gradient":
+        update = Update(attacker, gradients)
+    else:
+        facts = {
+            "epochs": recorded.steps,
+            "batch": 0,
+            "lr": recorded.lr,
+            "momentum": 0.0,
+            "steps": recorded.steps,
+        }
+        update = Update(attacker, gradients, kind="difference", local=facts)
+    known = None
+    if threat.labels == "known":
+        known = torch.stack([labels[each] for each in rows]).to(gradients.device)
+    return Observed((update,), known, shape, threat)
+
+
+def _parameters(
+    recorded: Recorded, record: Record, model: nn.Module, names: list[str]
+) -> list[Tensor]:
+    """A client's change of each parameter of the network, or its gradient, in the network's order."""
+    sent = {name.removeprefix("module."): value for name, value in recorded.sent.items()}
+    got = {name.removeprefix("module."): value for name, value in record.arrays.items()}
+    found = []
+    for name in names:
+        fitting = [each for each in got if name == each or name.endswith(f".{each}")]
+        own = max(
+            fitting, key=len, default=None
+        )  # the network stands behind its normalization, so names grow
+        if own is None:
+            raise AtsError(
+                f"--update {recorded.where}: {record.name} sent no array for {name!r}; it sent {', '.join(got)[:120]}"
+            )
+        value = got[own].double()
+        if recorded.kind == "weights":
+            value = value - sent[own].double()
+        found.append(value)
+    return found
+
+
+def network_of(recorded: Recorded, fresh: nn.Module) -> nn.Module:
+    """The network with the weights that were sent; buffers that were not sent stay as they are
+    made.
+    """
+    model = copy.deepcopy(fresh)
+    own = model.state_dict()
+    missing = {
+        name: value
+        for name, value in own.items()
+        if name not in recorded.sent and name not in dict(model.named_parameters())
+    }
+    return fill(model, missing | recorded.sent, f"--update {recorded.where}")
+
+
+def rows_of(recorded: Recorded, names: tuple[str, ...], count: int) -> list[Tensor]:
+    """Of each client which of the images were behind its update.
+
+    Raises:
+        AtsError: nothing says so, or it names images that are not there.
+    """
+    place = {name: row for row, name in enumerate(names)}
+    found = []
+    for record in recorded.records:
+        if not record.images:
+            raise AtsError(
+                f"--update {recorded.where}: nothing says which images are behind what {record.name} sent, so "
+                f'nobody could tell whether they are found; name them in {FACTS} as "images", by file or row'
+            )
+        rows = []
+        for image in record.images:
+            row = image if isinstance(image, int) else place.get(str(image), -1)
+            if not 0 <= row < count:
+                raise AtsError(
+                    f"--update {recorded.where}: image {image!r} of {record.name} is not among the {count} of --data"
+                )
+            rows.append(row)
+        if record.count is not None and record.count != len(rows):
+            raise AtsError(
+                f"--update {recorded.where}: {record.name} trained on {record.count} images, and {FACTS} names "
+                f"{len(rows)}"
+            )
+        found.append(torch.tensor(rows))
+    return found

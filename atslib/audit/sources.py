@@ -1,0 +1,292 @@
+"""Networks, weights and images that are named in the shell."""
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from atslib.data.folder import FITS, class_files, opened, square_pixels
+from atslib.data.images import Images
+from atslib.data.load import DATASETS, load
+from atslib.errors import AtsError, choose
+from atslib.models import build_model
+
+MOST = 5_000  # images of a data set of one's own that are taken
+LARGEST_GUESSED = (
+    256  # pixels: larger images are not attacked at their own size unless that is asked for
+)
+NESTED = ("state_dict", "model_state_dict", "model", "net")  # where checkpoints keep the weights
+
+
+def named(text: str, what: str) -> object:
+    """What `file.py:name` or `package.module:name` stands for.
+
+    Raises:
+        AtsError: no colon, no such file, module or name, or one that fails when it is imported.
+    """
+    place, colon, name = text.rpartition(":")
+    if not colon or not place or not name.isidentifier():
+        raise AtsError(f"{what} {text!r}: write file.py:name or package.module:name")
+    try:
+        module = (
+            _from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        )
+    except AtsError:
+        raise
+    except Exception as error:
+        raise AtsError(
+            f"{what} {text!r}: importing {place} failed: {type(error).__name__}: {error}"
+        ) from None
+    if not hasattr(module, name):
+        raise AtsError(f"{what} {text!r}: there is no {name!r} in {place}")
+    return getattr(module, name)
+
+
+def _from_file(path: Path) -> object:
+    if not path.is_file():
+        raise AtsError(
+            f"{path} is no file; give the file that the network or the data are written in"
+        )
+    name = f"atslib_user_{path.stem}_{abs(hash(path.resolve())) % 10**8}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.resolve().parent))  # so that it finds what lies beside it
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    finally:
+        sys.path.pop(0)
+    return module
+
+
+def network(text: str, images: Images, seed: int, norm: tuple | None = None) -> nn.Module:
+    """The network that a text names: a factory, a module, or one of `build_model`'s.
+
+    Args:
+        text: "file.py:name", "package.module:name", or a name such as "resnet20-4".
+        images: those that it is for; a factory gets its arguments
+            `num_classes`, `in_channels` and `image_size` where it has them.
+        seed: of its weights.
+        norm: mean and deviation of each channel, for a name.
+    """
+    _, channels, size, _ = images.pixels.shape
+    if ":" not in text:
+        return build_model(text, images.num_classes, channels, norm=norm, image_size=size, rng=seed)
+    found = named(text, "--model")
+    if isinstance(found, nn.Module):
+        return found
+    if not callable(found):
+        raise AtsError(
+            f"--model {text!r} is a {type(found).__name__}; it must be a network, or a function that gives one"
+        )
+    known = {"num_classes": images.num_classes, "in_channels": channels, "image_size": size}
+    try:
+        taken = {
+            name: value
+            for name, value in known.items()
+            if name in inspect.signature(found).parameters
+        }
+    except (TypeError, ValueError):
+        taken = {}
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        try:
+            made = found(**taken)
+        except Exception as error:
+            raise AtsError(
+                f"--model {text!r} failed when it was called: {type(error).__name__}: {error}"
+            ) from None
+    if not isinstance(made, nn.Module):
+        raise AtsError(
+            f"--model {text!r} gives a {type(made).__name__}; it must give a torch.nn.Module"
+        )
+    return made
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, of a state dict that torch saved, or of an npz file, by
+    name.
+
+    Raises:
+        AtsError: no such file, or one that holds more than tensors.
+    """
+    if not path.is_file():
+        raise AtsError(
+            f"{path} is no file; give weights as safetensors, npz, or a state dict that torch saved"
+        )
+    try:
+        if path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as arrays:
+                return {name: torch.from_numpy(arrays[name].copy()) for name in arrays.files}
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except (SafetensorError, OSError, ValueError, EOFError) as error:
+        raise AtsError(
+            f"{path} cannot be read as weights: {' '.join(str(error).split())[:150]}"
+        ) from None
+    except (
+        Exception
+    ):  # torch raises its own unpickling error, and others for what is no file of torch's
+        raise AtsError(
+            f"{path} cannot be read: it is no state dict, or it holds more than tensors; save model.state_dict()"
+        ) from None
+    for name in NESTED:
+        if isinstance(found, dict) and isinstance(found.get(name), dict):
+            found = found[name]
+            break
+    if (
+        not isinstance(found, dict)
+        or not found
+        or not all(isinstance(value, Tensor) for value in found.values())
+    ):
+        raise AtsError(f"{path} holds no state dict; save model.state_dict()")
+    return found
+
+
+def fill(model: nn.Module, tensors: dict[str, Tensor], whose: object) -> nn.Module:
+    """Put weights into a network; names may begin with "module.", as parallel training writes them.
+
+    Raises:
+        AtsError: they are of another network.
+    """
+    if all(name.startswith("module.") for name in tensors):
+        tensors = {name.removeprefix("module."): value for name, value in tensors.items()}
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        lines = str(error).splitlines()
+        fault = " ".join((lines[1] if len(lines) > 1 else lines[0]).split())[:200]
+        raise AtsError(f"{whose} is of another network: {fault}") from None
+    return model
+
+
+def images_of(text: str, size: int | None, fit: str) -> tuple[Images, tuple[str, ...]]:
+    """The images that a text names, and the names of their files where they have any.
+
+    Args:
+        text: a folder with a subfolder per class, "file.py:name" of a Dataset, a DataLoader or a
+            function that gives one, or a known data set, of which the test images are taken.
+        size: side in pixels of a folder's images; None: their own, where they are square and all
+            alike.
+        fit: how a folder's images become square, see `load_folder`.
+    """
+    choose("--fit", fit, FITS)
+    if text in DATASETS:
+        return load(text, "test"), ()
+    if Path(text).is_dir():
+        return folder_images(Path(text), size, fit)
+    if ":" in text:
+        return dataset_images(named(text, "--data"), text), ()
+    raise AtsError(
+        f"--data {text!r} is no folder and no data set; give a folder with a subfolder per class, file.py:name, or one "
+        f"of {', '.join(DATASETS)}"
+    )
+
+
+def folder_images(folder: Path, size: int | None, fit: str) -> tuple[Images, tuple[str, ...]]:
+    """All images of a folder with a subfolder per class, in the order of their names, and these
+    names.
+    """
+    classes = class_files(folder)
+    files = [file for members in classes.values() for file in members]
+    if size is None:
+        width, height = opened(files[0], lambda image: ImageOps.exif_transpose(image).size)
+        if width != height or width > LARGEST_GUESSED:
+            raise AtsError(
+                f"{files[0]} has {width}×{height} pixels; say with --image-size at what side the network takes images"
+            )
+        size = width
+    pixels = square_pixels(files, size, fit)
+    labels = torch.tensor(
+        [label for label, members in enumerate(classes.values()) for _ in members]
+    )
+    names = tuple(file.relative_to(folder).as_posix() for file in files)
+    return Images(pixels, labels, tuple(classes), folder.resolve().name, "all"), names
+
+
+def dataset_images(found: object, text: str) -> Images:
+    """The images of a Dataset or DataLoader, or of a function that gives one.
+
+    Raises:
+        AtsError: it gives no pairs of image and label, or images outside [0, 1].
+    """
+    if callable(found) and not hasattr(found, "__getitem__") and not hasattr(found, "__iter__"):
+        found = found()
+    pictures = []
+    labels = []
+    for pair in _pairs(found, text):
+        if len(pictures) >= MOST:
+            break
+        pictures.append(_pixels_of(pair[0], text))
+        labels.append(int(pair[1]))
+    if not pictures or len({tuple(picture.shape) for picture in pictures}) > 1:
+        shapes = sorted({tuple(picture.shape) for picture in pictures})
+        raise AtsError(
+            f"--data {text!r} gives {len(pictures)} images of shapes {shapes}; they must be of one shape"
+        )
+    classes = tuple(map(str, getattr(getattr(found, "dataset", found), "classes", ())))
+    count = max(labels) + 1
+    names = classes if len(classes) >= count else tuple(map(str, range(count)))
+    return Images(torch.stack(pictures), torch.tensor(labels), names, text, "all")
+
+
+def _pairs(found: object, text: str) -> Iterable[tuple]:
+    """Pairs of one image and one label; a DataLoader's batches are taken apart."""
+    if isinstance(found, torch.utils.data.DataLoader):
+        for batch in found:
+            if not isinstance(batch, tuple | list) or len(batch) != 2:
+                raise AtsError(f"--data {text!r}: batches must be pairs of images and labels")
+            yield from zip(*batch, strict=True)
+        return
+    try:
+        count = len(found)
+    except TypeError:
+        raise AtsError(
+            f"--data {text!r} is a {type(found).__name__}; give a Dataset or a DataLoader"
+        ) from None
+    for index in range(count):
+        pair = found[index]
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise AtsError(f"--data {text!r}: item {index} is no pair of an image and a label")
+        yield tuple(pair)
+
+
+def _pixels_of(picture: object, text: str) -> Tensor:
+    """(C, H, W) uint8 of a PIL image or a tensor."""
+    if isinstance(picture, Image.Image):
+        array = np.array(picture.convert("L" if picture.mode in ("1", "L") else "RGB"))
+        return (
+            torch.from_numpy(array if array.ndim == 3 else array[:, :, None])
+            .permute(2, 0, 1)
+            .contiguous()
+        )
+    if isinstance(picture, np.ndarray):
+        picture = torch.from_numpy(picture)
+    if not isinstance(picture, Tensor) or picture.ndim != 3:
+        raise AtsError(
+            f"--data {text!r}: an image is a {type(picture).__name__}; it must be a PIL image or a tensor (C, H, W)"
+        )
+    if picture.dtype == torch.uint8:
+        return picture
+    low, high = (float(edge) for edge in picture.aminmax())
+    if not (low >= -0.01 and high <= 1.01):
+        raise AtsError(
+            f"--data {text!r}: an image goes from {low:.3g} to {high:.3g}; give images in [0, 1], and their "
+            "normalization with --mean and --std"
+        )
+    return (255 * picture.clamp(0, 1)).round().byte()

@@ -1,0 +1,379 @@
+"""The audit itself: a plan inside the budget, attacks tuned on held-out images, cases attacked and
+judged.
+
+Killed at any moment it goes on where it was: the plan, each tuning and each case are kept, and so
+is a running attack.
+"""
+
+import copy
+import dataclasses
+import json
+import time
+import warnings
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from atslib.attacks import GradientMatching, ThroughPolicy, reconstruct
+from atslib.attacks.attack import Attack, Reconstruction
+from atslib.audit.config import LEAST_IMAGES, AuditConfig, Case
+from atslib.audit.ladder import against, candidates, forms_effort
+from atslib.audit.outcome import Outcome, Pool, judge
+from atslib.audit.views import Seen, moved_on, see
+from atslib.checkpoints import fingerprint, load_state, save_state
+from atslib.clients.view import Observed
+from atslib.errors import AtsError
+from atslib.files import write_atomically
+from atslib.gradients.inputs import check_network, first_parameter
+from atslib.measures.batches import label_share
+from atslib.rng import rng
+
+VERSION = 1  # raise it when a stored state means something else
+TUNED_ON = 16  # held-out images on which attacks are compared
+# Images and steps of the attacks, best first: the first pair that fits the budget is taken.
+SIZES = (
+    (64, 300),
+    (64, 200),
+    (64, 100),
+    (40, 100),
+    (32, 100),
+    (32, 60),
+    (24, 60),
+    (16, 60),
+    (16, 40),
+    (8, 40),
+    (8, 25),
+)
+# Share of the budget that is planned for attacks; the rest is for judging and for slower moments
+RESERVE = 0.8
+MOST_OVER = 1.5  # times the budget, after which no further case is begun
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How many images are attacked with how many steps, and in how many seconds."""
+
+    images: int
+    steps: int
+    tuned_on: int
+    tuning_steps: int
+    seconds: float
+    per_step: dict[str, float]
+
+    def fits(self, budget: float) -> bool:
+        """Whether it is meant to end within the budget."""
+        return self.seconds <= budget
+
+
+@dataclasses.dataclass(frozen=True)
+class Attacked:
+    """A case with what came of it.
+
+    Attributes:
+        case: the situation.
+        attack: the attack that was best on held-out images, by name.
+        tried: bits on held-out images of each attack that was tried.
+        outcome: of each attacked image.
+        silent: share of what was shared that is 0 in every entry.
+        labels_told: share of the labels that were restored.
+    """
+
+    case: Case
+    attack: str
+    tried: dict[str, float]
+    outcome: Outcome
+    silent: float
+    labels_told: float
+
+
+class Work:
+    """One audit.
+
+    Args:
+        networks: by name of the weights, "untrained" and "given", or one of them.
+        pixels, labels: all images, (N, C, H, W) uint8 and (N,).
+        config: what is audited.
+        cases: in the order in which they are attacked.
+        folder: where the state is kept; None: nowhere.
+        progress: whether to show a bar with the remaining time.
+        recorded: of cases that a federation has kept what the server saw, and which images were
+            behind it.
+    """
+
+    def __init__(
+        self,
+        networks: dict[str, nn.Module],
+        pixels: Tensor,
+        labels: Tensor,
+        config: AuditConfig,
+        cases: list[Case],
+        *,
+        folder: Path | None = None,
+        progress: bool = False,
+        recorded: dict[Case, tuple[Observed, Tensor]] | None = None,
+    ):
+        self.recorded = recorded or {}
+        self.networks = networks
+        self.config = config
+        self.cases = cases
+        self.folder = folder
+        self.progress = progress
+        self.began = time.monotonic()
+        kept = [[view.gradients, rows] for view, rows in self.recorded.values()]
+        self.name = fingerprint(VERSION, networks, pixels, labels, config.decides(), cases, kept)
+        device = next(next(iter(networks.values())).parameters()).device
+        order = torch.randperm(len(pixels), generator=rng(config.seed, "audit", "order"))
+        for _, rows in self.recorded.values():  # what was shared is attacked, and tunes nothing
+            order = order[~torch.isin(order, rows)]
+        largest = max(case.images for case in cases)
+        made = max((case.images for case in cases if not case.recorded), default=1)
+        held = max(min(TUNED_ON, len(order) // 4), min(2 * largest, len(order) // 3), largest)
+        if len(order) < (least := max(LEAST_IMAGES, 2 * made + held)):
+            beside = " beside those in the recorded updates" if self.recorded else ""
+            raise AtsError(
+                f"audit: {len(order)} images{beside} are too few; with {largest} in one update at least {least} are "
+                f"needed, of which {held} are held out to tune the attacks"
+            )
+        self.held = order[:held]
+        self.free = order[held:]
+        self.pixels = pixels
+        self.labels = labels
+        self.device = device
+        for model in networks.values():
+            like = first_parameter(model)
+            with torch.no_grad():
+                classes = check_network(copy.deepcopy(model).eval(), (pixels[:2] / 255).to(like))
+            if int(labels.max()) >= classes:
+                raise AtsError(
+                    f"label {int(labels.max())} is outside 0..{classes - 1}, the network's classes"
+                )
+        self.rounds: dict[str, list[nn.Module]] = {}
+
+    def run(self) -> tuple[Plan, Pool, list[Attacked], list[Case]]:
+        """Plan, tune and attack; what was planned, among what images are found, the results, and
+        what was left out.
+        """
+        self.plan = self._planned()
+        chosen = self.free[: self.plan.images]
+        attacked = torch.cat([chosen, *(rows for _, rows in self.recorded.values())])
+        self.pool = Pool.of(self.pixels, self.labels, attacked)
+        results = []
+        left = []
+        with tqdm(
+            total=round(max(self.plan.seconds, 1)), disable=not self.progress, unit="s", desc="audit", leave=False,
+            bar_format="{desc} {percentage:3.0f}% |{bar:20}| {elapsed} gone, about {remaining} left",
+        ) as bar:  # fmt: skip
+            tuned = {}
+            for case in self.cases:
+                if time.monotonic() - self.began > MOST_OVER * self.config.budget and results:
+                    left.append(case)
+                    continue
+                bar.set_description(case.title[:60])
+                if case.group not in tuned:
+                    tuned[case.group] = self._tuned(case)
+                    bar.update(round(self._tuning_seconds(case)))
+                results.append(self._attacked(case, chosen, *tuned[case.group]))
+                bar.update(round(self._seconds(case, self.plan)))
+        return self.plan, self.pool, results, left
+
+    # --- the plan -------------------------------------------------------------------------------------------
+
+    def _planned(self) -> Plan:
+        """The stored plan of this very audit, or a new one."""
+        file = self.folder and self.folder / "plan.json"
+        if file and file.exists():
+            stored = json.loads(file.read_text(encoding="utf-8"))
+            if stored.pop("run", None) == self.name:
+                return Plan(**stored)
+            warnings.warn(
+                f"{self.folder} holds the state of another audit, which is begun anew", stacklevel=2
+            )
+        per_step = {}
+        for case in self._groups():
+            per_step[str(case.group)] = self._measured(case)
+        plan = self._fitting(per_step)
+        if file:
+            text = json.dumps({"run": self.name} | dataclasses.asdict(plan), indent=1)
+            write_atomically(file, lambda path: path.write_text(text, encoding="utf-8"))
+        return plan
+
+    def _groups(self) -> list[Case]:
+        """One case of each group, without a defense."""
+        groups = {
+            case.group: dataclasses.replace(case, defense="", knows="nothing", recorded=False)
+            for case in reversed(self.cases)
+        }
+        return list(reversed(groups.values()))
+
+    def _measured(self, case: Case) -> float:
+        """Seconds for one image and step of gradient matching."""
+        if self.config.steps and self.config.attacked:
+            return 0.0
+        problems = max(1, min(8, len(self.held)) // case.images)
+        seen = self._seen(case, self.held[: problems * case.images], "speed").view
+        attack = dataclasses.replace(_matching(candidates(seen, case, 4)), steps=1)
+        reconstruct(seen, attack, rng=0)
+        began = time.monotonic()
+        reconstruct(seen, dataclasses.replace(attack, steps=4), rng=0)
+        return (time.monotonic() - began) / (4 * problems * case.images)
+
+    def _fitting(self, per_step: dict[str, float]) -> Plan:
+        most = len(self.free)
+        for images, steps in SIZES:
+            plan = self._sized(
+                min(self.config.attacked or images, most), self.config.steps or steps, per_step
+            )
+            if plan.fits(RESERVE * self.config.budget):
+                break
+        return plan
+
+    def _sized(self, images: int, steps: int, per_step: dict[str, float]) -> Plan:
+        least = 2 * max((case.images for case in self.cases if not case.recorded), default=1)
+        plan = Plan(
+            images=max(images, least),
+            steps=steps,
+            tuned_on=len(self.held),
+            tuning_steps=max(min(20, steps), steps // 2),
+            seconds=0.0,
+            per_step=per_step,
+        )
+        self.plan = plan
+        seconds = sum(self._tuning_seconds(case) for case in self._groups())
+        seconds += sum(self._seconds(case, plan) for case in self.cases)
+        return dataclasses.replace(plan, seconds=seconds)
+
+    def _tuning_seconds(self, case: Case) -> float:
+        each = 4 + (case.images == 1) + (2 * self._local_steps() if case.shared == "update" else 0)
+        return (
+            each * self.plan.tuned_on * self.plan.tuning_steps * self.plan.per_step[str(case.group)]
+        )
+
+    def _local_steps(self) -> int:
+        return self.config.local.steps(max(self.config.batch)) if self.config.local else 1
+
+    def _seconds(self, case: Case, plan: Plan) -> float:
+        times = forms_effort(case, self.config.policy if case.defense else "", plan.steps)
+        if case.shared == "update" and self._local_steps() <= 10:
+            times *= (
+                1 + self._local_steps()
+            ) / 2  # whether the best attack unrolls them is not known yet
+        images = len(self.recorded[case][1]) if case.recorded else plan.images
+        return times * images * plan.steps * plan.per_step[str(case.group)]
+
+    # --- attacks --------------------------------------------------------------------------------------------
+
+    def _seen(self, case: Case, rows: Tensor, purpose: str) -> Seen:
+        models = self._models(case)
+        stream = rng(self.config.seed, "audit", purpose, case.defense, case.shared, case.batch)
+        return see(models, self.pixels[rows], self.labels[rows], case, self.config, stream)
+
+    def _kept(self, case: Case) -> Seen:
+        """What a federation has kept of a case; what its policy drew is not known."""
+        view, rows = self.recorded[case]
+        return Seen(view, (self.pixels[rows] / 255).to(view.gradients), None)
+
+    def _models(self, case: Case) -> list[nn.Module]:
+        """The network in each round of a case."""
+        if case.weights not in self.rounds:
+            model = self.networks[case.weights]
+            held = self.held
+            like = next(model.parameters())
+            lr = self.config.local.lr if self.config.local else 0.1
+            images = (self.pixels[held] / 255).to(like)
+            self.rounds[case.weights] = moved_on(
+                model, images, self.labels[held], self.config.rounds, lr
+            )
+        return self.rounds[case.weights][: case.rounds]
+
+    def _tuned(self, case: Case) -> tuple[str, dict[str, float]]:
+        """The attack that tells most bits of the held-out images, and the bits of each."""
+        plain = dataclasses.replace(case, defense="", knows="nothing", recorded=False)
+        file = self.folder and self.folder / f"tuned-{fingerprint(case.group)}.json"
+        if file and file.exists():
+            stored = json.loads(file.read_text(encoding="utf-8"))
+            if stored["run"] == self.name:
+                return stored["best"], stored["tried"]
+        count = len(self.held) // case.images * case.images
+        rows = self.held[:count]
+        seen = self._seen(plain, rows, "tune")
+        pool = Pool.of(self.pixels, self.labels, rows)
+        tried = {}
+        closeness = {}
+        for name, attack in candidates(seen.view, plain, self.plan.tuning_steps).items():
+            made = self._reconstructed(seen.view, attack, plain, f"tune {name}")
+            told = judge(made.images, made.labels, seen, rows, pool, plain, before=False)
+            known = told.bits[told.bits.isfinite()]
+            # With one gradient there is no other to fit a temperature on: the closeness has to do.
+            tried[name] = (
+                float(known.mean()) if len(known) else float(told.gain.nan_to_num(-99).mean()) / 100
+            )
+            closeness[name] = float(
+                told.gain.nan_to_num(-99).mean()
+            )  # decides where all of them know everything
+            if name == "first-layer" and told.found.all():
+                break
+        best = max(tried, key=lambda name: (round(tried[name], 1), closeness[name]))
+        if file:
+            text = json.dumps({"run": self.name, "best": best, "tried": tried})
+            write_atomically(file, lambda path: path.write_text(text, encoding="utf-8"))
+        return best, tried
+
+    def _attacked(self, case: Case, rows: Tensor, name: str, tried: dict[str, float]) -> Attacked:
+        """The result of a case, kept or computed."""
+        rows = (
+            self.recorded[case][1]
+            if case.recorded
+            else rows[: len(rows) // case.images * case.images]
+        )
+        key = fingerprint(case)
+        file = self.folder and self.folder / f"case-{key}.safetensors"
+        run = fingerprint(self.name, dataclasses.astuple(self.plan)[:4], name)
+        if file and (stored := load_state(file, run)) is not None:
+            return Attacked(
+                case,
+                name,
+                tried,
+                Outcome(**stored[0]),
+                stored[1]["silent"],
+                stored[1]["labels_told"],
+            )
+        seen = self._kept(case) if case.recorded else self._seen(case, rows, "attack")
+        attack = against(candidates(seen.view, case, self.plan.steps)[name], seen.view)
+        made = self._reconstructed(seen.view, attack, case, f"attack {key}")
+        before = isinstance(getattr(attack, "inner", attack), ThroughPolicy) or isinstance(
+            attack, ThroughPolicy
+        )
+        outcome = judge(made.images, made.labels, seen, rows, self.pool, case, before=before)
+        silent = float((seen.view.updates[0].gradients == 0).all(1).double().mean())
+        told = _labels_told(made.labels, self.labels[rows], case.images)
+        if file:
+            tensors = {
+                field.name: getattr(outcome, field.name) for field in dataclasses.fields(outcome)
+            }
+            save_state(file, run, tensors, silent=silent, labels_told=told)
+        return Attacked(case, name, tried, outcome, silent, told)
+
+    def _reconstructed(
+        self, seen: Observed, attack: Attack, case: Case, purpose: str
+    ) -> Reconstruction:
+        stream = rng(self.config.seed, "audit", "start", case.shared, case.batch)
+        state = self.folder and self.folder / f"{fingerprint(purpose, case)}.attack"
+        options = {}
+        if state:
+            options["checkpoint"] = state
+        return reconstruct(seen, attack, rng=stream, **options)
+
+
+def _matching(attacks: dict[str, Attack]) -> GradientMatching:
+    """The first attack by gradient matching."""
+    return next(attack for attack in attacks.values() if isinstance(attack, GradientMatching))
+
+
+def _labels_told(restored: Tensor, labels: Tensor, batch: int) -> float:
+    """Share of the labels that the attack had right, as multisets."""
+    true = labels.unflatten(0, (-1, batch))
+    if restored.shape != true.shape or (restored < 0).any():
+        return 0.0
+    return float(label_share(restored.cpu().long(), true).double().mean())

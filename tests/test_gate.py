@@ -1,0 +1,191 @@
+"""The gate at the client: a mod of Flower that attacks the client's own update before it is sent."""
+
+import json
+import logging
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import atslib
+from atslib.data.images import scaled
+
+flwr = pytest.importorskip("flwr")
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict  # noqa: E402
+
+from atsfed.gate import gate  # noqa: E402
+
+SIDE, LR = 12, 0.01
+
+
+@pytest.fixture(autouse=True)
+def task(monkeypatch):
+    """Flower's messages know the task that they belong to."""
+    from flwr.supercore.task_identity import TaskIdentity
+
+    for name in ("_run_id", "_task_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1, raising=False)
+
+
+def network():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Flatten(), nn.Linear(3 * SIDE * SIDE, 10))
+
+
+def photographs(context=None, count=2):
+    images = scaled(atslib.load("shapes", "test"), SIDE, "small")
+    return images.pixels[:count], images.labels[:count]
+
+
+def others(context=None):
+    images = scaled(atslib.load("shapes", "test"), SIDE, "small")
+    return images.pixels[2:300], images.labels[2:300]
+
+
+def asked(number):
+    arrays = ArrayRecord(network().state_dict())
+    content = RecordDict({"arrays": arrays, "config": ConfigRecord({"server-round": number})})
+    return Message(content=content, dst_node_id=1, message_type="train")
+
+
+def answer(count=2, difference=False):
+    """A client that takes one step on its photographs."""
+
+    def app(message, context):
+        model = network()
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        pixels, labels = photographs(count=count)
+        nn.functional.cross_entropy(model((pixels / 255 - 0.5) / 0.25), labels).backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= LR * parameter.grad
+        after = {
+            name: value - difference * before[name] for name, value in model.state_dict().items()
+        }
+        content = RecordDict(
+            {"arrays": ArrayRecord(after), "metrics": MetricRecord({"num-examples": count})}
+        )
+        return Message(content=content, reply_to=message)
+
+    return app
+
+
+def passed(mod, number=1, count=2, difference=False):
+    """The arrays that leave the client."""
+    reply = mod(asked(number), SimpleNamespace(), answer(count, difference))
+    assert reply.content["metrics"]["num-examples"] == count
+    return reply.content["arrays"].to_torch_state_dict()
+
+
+def made(tmp_path, **options):
+    given = {
+        "limit": 0.4,
+        "lr": LR,
+        "steps": 1,
+        "normalize": ([0.5] * 3, [0.25] * 3),
+        "folder": tmp_path,
+    }
+    given |= {"attack_steps": 40, "photographs": photographs, "others": others} | options
+    return gate(network, given.pop("photographs"), **given)
+
+
+def lines(tmp_path):
+    return [json.loads(line) for line in (tmp_path / "gate.jsonl").read_text().splitlines()]
+
+
+def one(context):
+    return photographs(count=1)
+
+
+class Nothing:
+    """An attack that returns grey images."""
+
+    def run(self, seen, *, rng):
+        return torch.full((len(seen) * seen.threat.batch, *seen.shape), 0.5)
+
+
+class Truth:
+    """An attack that is told the photographs: what a perfect one would find."""
+
+    def run(self, seen, *, rng):
+        pixels, _ = photographs(count=2)
+        rows = torch.arange(len(seen) * seen.threat.batch) % 2
+        return pixels[rows] / 255
+
+
+def test_an_update_that_tells_too_much_is_replaced_by_the_weights_that_came(tmp_path, caplog):
+    logging.getLogger("flwr").propagate = True
+    with caplog.at_level(logging.INFO, logger="flwr"):
+        sent = passed(made(tmp_path, attack=Truth()))
+    for name, value in network().state_dict().items():
+        assert torch.equal(sent[name], value)
+    (figure,) = lines(tmp_path)
+    assert (figure["round"], figure["images"], figure["found"], figure["sent"]) == (1, 2, 2, False)
+    assert "2 of 2 photographs are found, and at most 40.0% may be" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["weights", "difference"])
+def test_a_real_attack_holds_back_the_update_of_a_single_photograph(tmp_path, kind):
+    mod = made(tmp_path, photographs=one, kind=kind, attack="annealed-resnet")
+    sent = passed(mod, count=1, difference=kind == "difference")
+    (figure,) = lines(tmp_path)
+    assert figure["found"] == 1
+    assert not figure["sent"]
+    expected = network().state_dict()
+    for name, value in sent.items():
+        assert torch.equal(value, expected[name] if kind == "weights" else torch.zeros_like(value))
+
+
+def test_an_update_in_which_nothing_is_found_goes_through_as_it_is_unless_the_gate_is_strict(
+    tmp_path,
+):
+    raw = answer()(asked(1), None).content["arrays"].to_torch_state_dict()
+    for strict in (False, True):
+        sent = passed(made(tmp_path, attack=Nothing(), strict=strict))
+        same = all(torch.equal(sent[name], raw[name]) for name in raw)
+        assert same != strict
+    assert all("cannot tell" in figure["why"] for figure in lines(tmp_path))
+
+
+def test_rounds_between_are_not_attacked_but_after_one_that_was_held_back(tmp_path):
+    mod = made(tmp_path, attack=Truth(), every=3)
+    for number in range(1, 6):
+        passed(mod, number)
+    assert [figure["found"] for figure in lines(tmp_path)] == [None, None, 2, 2, 2]
+    assert [figure["sent"] for figure in lines(tmp_path)] == [True, True, False, False, False]
+
+
+def test_more_images_than_it_takes_are_not_attacked_and_said(tmp_path):
+    raw = answer()(asked(1), None).content["arrays"].to_torch_state_dict()
+    sent = passed(made(tmp_path, most=1))
+    assert all(torch.equal(sent[name], raw[name]) for name in raw)
+    assert "2 images are behind it, and the gate takes at most 1" in lines(tmp_path)[0]["why"]
+    passed(made(tmp_path, most=1, strict=True))
+    assert not lines(tmp_path)[1]["sent"]
+
+
+def test_a_photograph_alone_is_not_found_among_nobody(tmp_path):
+    with pytest.raises(atslib.AtsError, match="2 photographs are too few"):
+        passed(made(tmp_path, attack=Truth(), others=None))
+
+
+def test_other_messages_pass_untouched(tmp_path):
+    message = Message(content=RecordDict({}), dst_node_id=1, message_type="evaluate")
+    mod = made(tmp_path, attack=Truth())
+    reply = mod(
+        message, SimpleNamespace(), lambda m, c: Message(content=RecordDict({}), reply_to=m)
+    )
+    assert not reply.content
+    assert not (tmp_path / "gate.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"limit": 5}, "limit=5"), ({"lr": 0}, "lr=0"), ({"every": 0}, "every=0"), ({"kind": "sum"}, "'sum' is unknown"),
+     ({"attack": "strong"}, "'strong' is unknown")],
+)  # fmt: skip
+def test_wrong_settings_are_refused_at_once(tmp_path, options, words):
+    with pytest.raises(atslib.AtsError, match=words):
+        made(tmp_path, **options)

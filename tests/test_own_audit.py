@@ -1,0 +1,600 @@
+"""`atslib.audit`: one's own network, photographs and updates."""
+
+import functools
+import json
+import re
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from browser import Browser, needs_chromium
+from PIL import Image
+from safetensors.torch import save_file
+from torch import nn
+
+import atslib
+from atslib.__main__ import main
+from atslib.audit import outcome, work
+from atslib.audit.config import AuditConfig, cases_of
+from atslib.audit.ladder import FirstLayer, candidates
+from atslib.audit.outcome import Pool, bits, needed, share_interval, upper_bound
+from atslib.audit.report import ABOVE, CANNOT_TELL, NO_LIMIT, WITHIN
+from atslib.clients.updates import LocalTraining
+from atslib.data.images import Images, scaled
+
+SIDE, CLASSES = 12, 3
+LR = 0.01  # of recorded training
+QUICK = {"attacked": 8, "steps": 4}  # then nothing depends on the clock
+
+
+@functools.cache
+def photographs(each: int = 24) -> Images:
+    """So many drawn images of each class, small."""
+    images = atslib.load("shapes", "test")
+    rows = torch.cat(
+        [(images.labels == label).nonzero().flatten()[:each] for label in range(CLASSES)]
+    )
+    small = scaled(images[rows], SIDE, "photographs")
+    return Images(small.pixels, small.labels, ("cat", "dog", "bird"), "photographs", "all")
+
+
+def linear(seed: int = 0) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        layers = nn.Flatten(), nn.Linear(3 * SIDE * SIDE, CLASSES)
+    return nn.Sequential(atslib.Normalize([0.5] * 3, [0.25] * 3), *layers).eval()
+
+
+def small(seed: int = 0) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        layers = (
+            nn.Conv2d(3, 6, 3),
+            nn.Sigmoid(),
+            nn.Flatten(),
+            nn.Linear(6 * (SIDE - 2) ** 2, CLASSES),
+        )
+    return nn.Sequential(atslib.Normalize([0.5] * 3, [0.25] * 3), *layers).eval()
+
+
+class Silent(nn.Module):
+    """Its scores do not depend on its weights, so that its gradient is 0."""
+
+    def __init__(self):
+        super().__init__()
+        self.normalize = atslib.Normalize([0.5] * 3, [0.25] * 3)
+        self.layer = nn.Linear(3 * SIDE * SIDE, CLASSES)
+
+    def forward(self, images):
+        return 0 * self.layer(self.normalize(images).flatten(1))
+
+
+def report_of(model=None, **settings):
+    model = model or linear()
+    return atslib.audit(model, photographs(), untrained=model, **(QUICK | {"batch": 1} | settings))
+
+
+def test_the_name_is_the_function_whatever_is_imported_first_and_needs_no_plots():
+    code = (
+        "import atslib.audit.config, atslib.audit.page, atslib; from atslib.audit.report import AuditReport; "
+        "import atslib.audit.calls, atslib.audit.sources; "
+        "assert callable(atslib.audit) and atslib.audit.__name__ == 'audit'; "
+        "assert not {'pandas', 'matplotlib'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", f"import sys; {code}"], check=True)
+
+
+def test_of_a_linear_network_every_photograph_is_found():
+    report = report_of(limit=0.05)
+    assert report.found == 1
+    assert report.worst.attack == "first-layer"
+    assert report.verdict == ABOVE
+    assert report.exit_code == 3
+    assert report.worst.gain > 40  # exact but for rounding
+    assert "8 of 8 photographs are recognized (100% [63, 100]" in report.sentence
+
+
+def test_a_network_without_a_gradient_gives_nothing_away_and_proves_nothing():
+    report = report_of(Silent(), limit=0.5)
+    assert report.found == 0
+    assert report.verdict == CANNOT_TELL
+    assert report.exit_code == 4
+    assert report.worst.silent == 1
+    assert "zero in every entry" in report.silence
+    assert "does not work on the positive control" in report.doubts[0]
+
+
+def test_noise_that_drowns_everything_is_within_the_limit_if_the_attack_works_without_it():
+    report = report_of(defense="gaussian:1000", limit=0.3, attacked=40)
+    control, _, defended = report.rows
+    assert control.share == 1
+    assert control.works
+    assert defended.counts
+    assert not control.counts
+    assert upper_bound(defended.found, 40) <= 0.3
+    assert report.verdict == WITHIN
+    assert report.exit_code == 0
+
+
+def test_few_images_do_not_rule_out_a_small_share():
+    report = report_of(defense="gaussian:1000", limit=0.06, attacked=8)
+    assert report.found == 0
+    assert report.verdict == CANNOT_TELL
+    assert any(f"at least {needed(0.06)} images" in doubt for doubt in report.doubts)
+
+
+def test_without_a_limit_the_status_is_0():
+    report = report_of()
+    assert (report.verdict, report.exit_code) == (NO_LIMIT, 0)
+
+
+def test_a_policy_is_attacked_by_servers_that_know_more_and_more_of_it():
+    report = report_of(small(), policy="3-1-7", steps=6)
+    told = [each.case.knows for each in report.results if each.case.defense]
+    assert told == ["nothing", "policy", "draws"]
+    assert all(
+        row.counts == bool(each.case.defense)
+        for row, each in zip(report.rows, report.results, strict=True)
+    )
+    assert "policy and draws known" in report.rows[-1].title
+
+
+def test_batches_updates_sums_rounds_and_restored_labels():
+    local = LocalTraining(epochs=2, lr=0.05)
+    report = report_of(small(), batch=2, local=local, labels="restored", clients=2, rounds=2)
+    assert len(report.results) == 2
+    shared = report.results[1]
+    assert shared.case.images == 4
+    assert len(shared.outcome.found) == 8
+    assert (
+        "2 rounds, in each the sum over 2 clients, each an update trained on 2 images"
+        in shared.case.title
+    )
+    assert any("unrolled" in name for name in shared.tried)
+    assert 0 <= shared.labels_told <= 1
+
+
+def test_adam_moves_the_weights_as_torch_does():
+    images, model = photographs(), small()
+    first = torch.tensor([0, 30])
+    config = AuditConfig(batch=2, local=LocalTraining(epochs=3, lr=0.01), optimizer="adam")
+    case = cases_of(config, given=False)[-1]
+    pixels, labels = images.pixels[first], images.labels[first]
+    view = work.see([model], pixels, labels, case, config, atslib.rng(0)).view
+    trained = small()
+    before = torch.cat([p.detach().flatten() for p in trained.parameters()])
+    optimizer = torch.optim.Adam(trained.parameters(), lr=0.01)
+    for _ in range(3):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(trained(pixels / 255), labels).backward()
+        optimizer.step()
+    after = torch.cat([p.detach().flatten() for p in trained.parameters()])
+    torch.testing.assert_close(view.gradients[0], after - before, rtol=1e-3, atol=1e-5)
+
+
+def test_one_logit_is_two_classes():
+    images = photographs()
+    two = images[images.labels < 2]
+    model = nn.Sequential(
+        atslib.Normalize([0.5] * 3, [0.25] * 3), nn.Flatten(), nn.Linear(3 * SIDE * SIDE, 1)
+    )
+    report = atslib.audit(model, two, untrained=model, batch=1, **QUICK)
+    assert report.found == 1
+
+
+def test_pixels_between_0_and_1_and_numpy_arrays_are_taken():
+    images = photographs()
+    model = linear()
+    bare = nn.Sequential(*list(model.children())[1:])
+    arrays = (images.pixels / 255).numpy(), images.labels.numpy()
+    report = atslib.audit(
+        bare, *arrays, untrained=bare, normalize=([0] * 3, [1] * 3), batch=1, **QUICK
+    )
+    assert report.found == 1
+
+
+def test_a_network_of_given_weights_is_beside_an_untrained_one():
+    report = atslib.audit(linear(1), photographs(), batch=1, pretrained=False, **QUICK)
+    assert [each.case.weights for each in report.results] == ["untrained", "given"]
+    assert all(row.counts for row in report.rows)
+    report = atslib.audit(linear(1), photographs(), batch=1, pretrained=True, **QUICK)
+    assert [row.counts for row in report.rows] == [False, True]
+
+
+def test_bits_of_a_server_that_is_certain_and_of_one_that_knows_nothing():
+    place, problems = torch.arange(40) % 4, torch.arange(40)
+    certain = nn.functional.one_hot(place, 4).double()[..., None]
+    assert (bits(certain, place, problems) > 1.7).all()
+    assert bits(torch.zeros(40, 4, 1), place, problems).tolist() == pytest.approx([0.0] * 40)
+    assert bits(certain[:2], place[:2], torch.zeros(2)).isnan().all()  # there is no other gradient
+
+
+def test_candidates_are_of_the_own_class_where_it_has_enough_images():
+    images = photographs()
+    rows = torch.tensor([0, 40])
+    pool = Pool.of(images.pixels, images.labels, rows)
+    assert pool.own_class
+    candidates, place = pool.candidates(rows)
+    assert (images.labels[candidates] == images.labels[rows][:, None]).all()
+    assert candidates.gather(1, place[:, None]).flatten().tolist() == [0, 40]
+    assert pool.chance(rows).tolist() == pytest.approx([1 / 24] * 2)
+    some = images[::2]
+    pool = Pool.of(some.pixels, some.labels, rows[:1])
+    assert not pool.own_class
+    candidates, place = pool.candidates(rows[:1])
+    assert sorted(candidates[0].tolist()) == list(range(len(some)))
+    assert int(candidates[0, place]) == 0
+    assert float(pool.chance(rows[:1])) == pytest.approx(1 / 12)  # the label alone
+
+
+def test_intervals_are_those_of_clopper_and_pearson():
+    assert share_interval(0, 32) == pytest.approx((0, 1 - 0.025 ** (1 / 32)))
+    assert upper_bound(0, needed(0.05)) <= 0.05 < upper_bound(0, needed(0.05) - 1)
+
+
+def test_a_resumed_audit_is_the_uninterrupted_one(tmp_path, monkeypatch):
+    settings = {"batch": (1, 2), "policy": "3-1-7"}
+    whole = report_of(small(), folder=tmp_path / "whole", **settings)
+    judged = []
+
+    def interrupted(*args, **options):
+        judged.append(1)
+        if len(judged) == 7:
+            raise KeyboardInterrupt
+        return outcome.judge(*args, **options)
+
+    monkeypatch.setattr(work, "judge", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        report_of(small(), folder=tmp_path / "killed", **settings)
+    monkeypatch.undo()
+    kept = len(list((tmp_path / "killed").glob("*.json")))
+    assert kept >= 2  # the plan, and what was tuned
+    resumed = report_of(small(), folder=tmp_path / "killed", **settings)
+    assert resumed.as_json() == whole.as_json()
+    monkeypatch.setattr(work, "judge", None)  # nothing is computed once more
+    again = report_of(small(), folder=tmp_path / "killed", **settings)
+    assert again.as_json() == whole.as_json()
+
+
+def test_a_plan_fits_the_budget_where_it_can():
+    config = AuditConfig(batch=1, budget=60.0)
+    made = work.Work({"untrained": small()}, *_data(), config, cases_of(config, given=False))
+    quick, slow = ({str(case.group): seconds for case in made.cases} for seconds in (1e-4, 1.0))
+    assert made._fitting(quick).steps == 300
+    plan = made._fitting(slow)
+    assert (plan.images, plan.steps) == work.SIZES[-1]
+    assert not plan.fits(config.budget)
+
+
+def _data():
+    images = photographs()
+    return images.pixels, images.labels
+
+
+def test_the_first_layer_is_read_only_where_it_is_linear_on_the_pixels():
+    images = photographs()
+    case = cases_of(AuditConfig(batch=1), given=False)[0]
+    for model, there in ((linear(), True), (small(), False)):
+        seen = atslib.observe(model, images.pixels[:2] / 255, images.labels[:2])
+        assert ("first-layer" in candidates(seen, case, 3)) == there
+    with pytest.raises(atslib.AtsError, match="first layer is linear"):
+        atslib.reconstruct(seen, FirstLayer(), rng=0)
+
+
+# --- the report --------------------------------------------------------------------------------------------
+
+
+def test_what_is_saved_can_be_read_again(tmp_path):
+    report = report_of(limit=0.05)
+    file = report.save(tmp_path / "audit")
+    page = file.read_text(encoding="utf-8")
+    assert report.sentence in page
+    assert "No: above the limit." in page
+    assert page.count("data:image/png") == 2 * 8
+    stored = json.loads((tmp_path / "audit" / "report.json").read_text())
+    assert stored["exit_code"] == 3
+    assert stored["found"] == 1
+    rows = (tmp_path / "audit" / "table.csv").read_text().splitlines()
+    assert len(rows) == 2
+    with Image.open(tmp_path / "audit" / "case-0.png") as sheet:
+        assert sheet.size == (8 * SIDE, 2 * SIDE)
+
+
+def test_without_pictures_none_is_written(tmp_path):
+    report = report_of()
+    report.save(tmp_path)
+    page = report.save(tmp_path, pictures=False).read_text(encoding="utf-8")
+    assert "data:image" not in page
+    assert not list(tmp_path.glob("*.png"))
+
+
+@needs_chromium
+def test_the_page_asks_nobody_and_runs_nothing(tmp_path):
+    images = photographs()
+    names = (
+        "<script>window.ran = 1</script>",
+        "<img src=http://example.org/x.png onerror='ran = 1'>",
+        "a & b",
+    )
+    model = linear()
+    report = atslib.audit(
+        model, images, untrained=model, class_names=names, batch=1, limit=0.05, **QUICK
+    )
+    page = report.save(tmp_path / "audit")
+    browser = Browser(tmp_path / "profile")
+    try:
+        browser.size(900, 1200)
+        browser.open(page.as_uri(), ready="document.querySelector('.answer')")
+        assert browser.faults() == []
+        assert browser.js("typeof window.ran") == "undefined"
+        assert browser.js("document.scripts.length") == 0
+        assert browser.js("document.images.length") == 16
+        assert browser.js("[...document.images].every((image) => image.naturalWidth > 0)")
+        assert "<script>" in browser.js("document.querySelector('.pairs').textContent")
+        low = browser.contrast("body *")[0]
+        assert low[0] >= 4.5, low
+        for width in (360, 800):
+            browser.size(width, 900)
+            assert browser.js("document.documentElement.scrollWidth") <= width
+    finally:
+        browser.close()
+
+
+# --- the shell ---------------------------------------------------------------------------------------------
+
+NETWORK = f"""
+import torch
+from torch import nn
+
+
+def build(num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear({3 * SIDE * SIDE}, num_classes))
+
+
+def broken():
+    raise RuntimeError("no such layer")
+
+
+number = 3
+"""
+NORM = ["--mean", "0.5,0.5,0.5", "--std", "0.25,0.25,0.25"]
+
+
+def file_of(row):
+    """The name of a photograph's file, below the folder of all."""
+    images = photographs()
+    return f"{images.class_names[int(images.labels[row])]}/{row:03}.png"
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder with a network and photographs of one's own."""
+    images = photographs()
+    for row, (pixels, label) in enumerate(zip(images.pixels, images.labels.tolist(), strict=True)):
+        folder = tmp_path / "photos" / images.class_names[label]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(tmp_path / "photos" / file_of(row))
+    (tmp_path / "mine.py").write_text(NETWORK)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def shell(*options, quick=True):
+    few = ["--images", "8", "--steps", "4"] if quick else []
+    return main(
+        ["audit", "--model", "mine.py:build", "--data", "photos", "--out", "out", *few, *options]
+    )
+
+
+def test_one_command_on_a_folder_of_photographs(place, capsys):
+    assert shell(*NORM, "--batch", "1", "--limit", "found<=5%") == 3
+    said = capsys.readouterr().out
+    assert "8 of 8 photographs are recognized" in said
+    assert "above the limit (found at most 5.0%)" in said
+    page = (place / "out" / "report.html").read_text(encoding="utf-8")
+    assert "python -m atslib audit --model mine.py:build" in page
+    assert (place / "out" / "report.json").exists()
+
+
+def test_no_picture_is_left_where_none_is_wanted(place):
+    assert shell(*NORM, "--batch", "1", "--no-pictures") == 0
+    left = {path.name for path in (place / "out").rglob("*") if path.is_file()}
+    assert {"report.html", "report.json", "table.csv", "plan.json"} <= left
+    assert not [name for name in left if name.endswith((".png", ".safetensors"))]
+    assert "Written without pictures" in (place / "out" / "report.html").read_text(encoding="utf-8")
+
+
+def test_weights_are_read_from_safetensors_and_from_what_torch_saved(place):
+    layer = nn.Sequential(nn.Flatten(), nn.Linear(3 * SIDE * SIDE, CLASSES))
+    save_file(layer.state_dict(), "w.safetensors")
+    torch.save(
+        {"state_dict": {f"module.{name}": value for name, value in layer.state_dict().items()}},
+        "w.pt",
+    )
+    found = []
+    for file in ("w.safetensors", "w.pt"):
+        assert shell(*NORM, "--batch", "1", "--weights", file) == 0
+        found.append(json.loads((place / "out" / "report.json").read_text())["cases"])
+    assert found[0] == found[1]
+    assert len(found[0]) == 2
+
+
+def test_an_update_gives_one_report_as_weights_and_as_a_difference(place):
+    torch.manual_seed(3)
+    layer = nn.Sequential(nn.Flatten(), nn.Linear(3 * SIDE * SIDE, CLASSES))
+    before = {name: value.detach().clone() for name, value in layer.state_dict().items()}
+    after = _trained(layer, [5, 30])
+    facts = {"lr": LR, "steps": 2, "images": [file_of(5), file_of(30)]}
+    found = []
+    for kind in ("weights", "difference"):
+        folder = place / kind
+        folder.mkdir()
+        sent = after if kind == "weights" else {name: after[name] - before[name] for name in after}
+        save_file(before, folder / "sent.safetensors")
+        np.savez(folder / "received.npz", **{name: value.numpy() for name, value in sent.items()})
+        (folder / "update.json").write_text(json.dumps(facts))
+        assert shell(*NORM, "--update", str(folder)) in (0, 4)
+        report = json.loads((place / "out" / "report.json").read_text())
+        found.append(report["cases"][1])
+    numbers = [
+        {name: case[name] for name in ("title", "images", "found", "attack")} for case in found
+    ]
+    assert numbers[0] == numbers[1]
+    assert numbers[0]["title"].startswith("a recorded update trained on 2 images")
+    assert found[0]["each"]["image"] == found[1]["each"]["image"]
+    assert found[0]["gain"] == pytest.approx(found[1]["gain"], abs=0.1)
+
+
+def _trained(layer, rows):
+    """The weights after two steps on some photographs."""
+    images = photographs()
+    inputs = (images.pixels[rows] / 255 - 0.5) / 0.25
+    for _ in range(2):
+        layer.zero_grad()
+        nn.functional.cross_entropy(layer(inputs), images.labels[rows]).backward()
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                parameter -= LR * parameter.grad
+    return {name: value.detach().clone() for name, value in layer.state_dict().items()}
+
+
+def test_a_folder_of_watched_is_read_round_by_round(place):
+    layer = nn.Sequential(nn.Flatten(), nn.Linear(3 * SIDE * SIDE, CLASSES))
+    before = {name: value.detach().clone() for name, value in layer.state_dict().items()}
+    round_ = place / "seen" / "round-00002"
+    round_.mkdir(parents=True)
+    save_file(before, round_ / "sent.safetensors")
+    for client, row in enumerate((5, 30)):
+        layer.load_state_dict(before)
+        numbers = json.dumps({"num-examples": 1, "client": client})
+        save_file(
+            _trained(layer, [row]),
+            round_ / f"node-{7000 + client}.safetensors",
+            {"numbers": numbers},
+        )
+    images = {str(client): [file_of(row)] for client, row in enumerate((5, 30))}
+    (place / "seen" / "update.json").write_text(json.dumps({"images": images}))
+    given = ["--lr", str(LR), "--local-steps", "2", "--update", "seen"]
+    assert shell(*NORM, *given, "--round", "2") in (0, 4)
+    case = json.loads((place / "out" / "report.json").read_text())["cases"][1]
+    assert case["images"] == 2
+    assert case["found"] == 2  # a linear network
+    (place / "seen" / "update.json").write_text(
+        json.dumps({"images": {"0": [file_of(6)], "1": [file_of(31)]}})
+    )
+    assert shell(*NORM, *given, "--round", "2", "--out", "others") in (
+        0,
+        4,
+    )  # others than those who trained are not found
+    assert json.loads((place / "others" / "report.json").read_text())["cases"][1]["found"] == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert shell(*NORM, *given, "--round", "1") == 2
+
+
+DATA = f"""
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+pixels = torch.rand(30, 3, {SIDE}, {SIDE}, generator=torch.Generator().manual_seed(0))
+pairs = TensorDataset(pixels, torch.arange(30) % 3)
+
+
+def loader():
+    return DataLoader(pairs, batch_size=8)
+
+
+normalized = TensorDataset(3 * pixels - 1, torch.arange(30) % 3)
+words = ["no", "pairs"]
+"""
+
+
+def test_data_are_a_dataset_or_a_loader_of_ones_own(place, capsys):
+    (place / "data.py").write_text(DATA)
+    found = []
+    for name in ("pairs", "loader"):
+        assert shell(*NORM, "--batch", "1", "--data", f"data.py:{name}") == 0
+        found.append(json.loads((place / "out" / "report.json").read_text())["cases"])
+    assert found[0] == found[1]
+    assert found[0][0]["share"] == 1
+    capsys.readouterr()
+    for name, words in (
+        ("normalized", "give images in [0, 1]"),
+        ("words", "no pair of an image and a label"),
+    ):
+        assert shell(*NORM, "--data", f"data.py:{name}") == 2
+        assert words in capsys.readouterr().err
+
+
+def test_what_no_layer_draws_stays_and_is_named():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.linspace(0.5, 1.5, 3 * SIDE * SIDE))
+            self.layer = nn.Linear(3 * SIDE * SIDE, CLASSES)
+
+        def forward(self, images):
+            return self.layer(images.flatten(1) * self.scale)
+
+    report = atslib.audit(
+        Scaled(), photographs(), normalize=([0.5] * 3, [0.25] * 3), batch=1, **QUICK
+    )
+    assert "keeps the given values of scale" in report.notes[0]
+
+
+WRONG = [
+    (["--limit", "5%"], "'5%' must be a share"),
+    (["--batch", "1,x"], "must be numbers of images"),
+    (["--lr", "0.1"], "give --local-steps too"),
+    (["--local-steps", "5"], "give --lr too"),
+    (["--mean", "0.5"], "belong together"),
+    (["--mean", "0.5,0.5,0.5", "--std", "a"], "give numbers"),
+    ([], "does not start with atslib.Normalize"),
+    ([*NORM, "--model", "mine.py"], "model 'mine.py' is unknown"),
+    ([*NORM, "--model", "none.py:build"], "none.py is no file"),
+    ([*NORM, "--model", "mine.py:other"], "there is no 'other'"),
+    ([*NORM, "--model", "mine.py:number"], "is a int"),
+    ([*NORM, "--model", "mine.py:broken"], "no such layer"),
+    ([*NORM, "--model", "no_such_package.nets:build"], "No module named"),
+    ([*NORM, "--data", "nowhere"], "no folder and no data set"),
+    ([*NORM, "--weights", "none.safetensors"], "is no file"),
+    ([*NORM, "--weights", "mine.py"], "cannot be read"),
+    ([*NORM, "--update", "photos"], "no weights that were sent and received"),
+    ([*NORM, "--update", "nowhere"], "is no folder"),
+    ([*NORM, "--policy", "prune:0.5"], "policy 'prune:0.5' is none"),
+    ([*NORM, "--defense", "3-1-7"], "give that as the policy"),
+    ([*NORM, "--defense", "nothing:1"], "nothing"),
+    ([*NORM, "--batch", "64"], "too few"),
+    ([*NORM, "--device", "cuda:77"], "cannot be had"),
+    ([*NORM, "--image-size", "16"], "does not take images of shape"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), WRONG, ids=[words for _, words in WRONG])
+def test_wrong_input_is_one_sentence(place, capsys, options, words):
+    assert shell(*options) == 2
+    said = capsys.readouterr()
+    assert re.fullmatch(r"error: [^\n]+\n", said.err), said.err
+    assert words in said.err
+    assert said.out == ""
+
+
+def test_a_kind_that_contradicts_the_sizes_is_refused(place, capsys):
+    layer = nn.Sequential(nn.Flatten(), nn.Linear(3 * SIDE * SIDE, CLASSES))
+    save_file(layer.state_dict(), "sent.safetensors")
+    save_file(
+        {name: 0.01 * value for name, value in layer.state_dict().items()}, "received.safetensors"
+    )
+    facts = {"kind": "weights", "lr": 0.1, "steps": 1, "images": [0]}
+    (place / "update.json").write_text(json.dumps(facts))
+    assert shell(*NORM, "--update", ".") == 2
+    assert "looks like a difference of weights" in capsys.readouterr().err
+    (place / "update.json").write_text(json.dumps(facts | {"kind": "difference", "images": [999]}))
+    assert shell(*NORM, "--update", ".") == 2
+    assert "is not among the 72" in capsys.readouterr().err
+    (place / "update.json").write_text(json.dumps(facts | {"kind": "difference", "images": []}))
+    assert shell(*NORM, "--update", ".") == 2
+    assert "nothing says which images" in capsys.readouterr().err
