@@ -20,8 +20,8 @@ from atslib.__main__ import main
 from atslib.audit import outcome, work
 from atslib.audit.config import AuditConfig, cases_of
 from atslib.audit.ladder import FirstLayer, candidates
+from atslib.audit.numbers import ABOVE, CANNOT_TELL, NO_LIMIT, WITHIN
 from atslib.audit.outcome import Pool, bits, needed, share_interval, upper_bound
-from atslib.audit.report import ABOVE, CANNOT_TELL, NO_LIMIT, WITHIN
 from atslib.clients.updates import LocalTraining
 from atslib.data.images import Images, scaled
 

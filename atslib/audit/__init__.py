@@ -3,8 +3,8 @@ or no.
 
 `config` says what is audited and which cases follow; `views` plays the clients of a case, `ladder`
 lists the attacks that are tried, `outcome` says what an attack has told of each image, `work`
-plans, tunes, attacks and goes on after an interrupt. `report` holds the numbers and the verdict,
-`page` writes them as one HTML file. `calls` is what the function does, `sources` finds networks,
+plans, tunes, attacks and goes on after an interrupt. `numbers` holds them and the
+verdict, `page` writes them as one HTML file, `report` saves all. `calls` is what the function does, `sources` finds networks,
 weights and images that are named in the shell, `recorded` reads updates that a federation has kept,
 and `command` is that of the shell. To add an attack, one line in `ladder.candidates`; to add a
 case, one in `config.cases_of`.

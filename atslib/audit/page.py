@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from atslib._version import __version__
-from atslib.audit.report import ABOVE, CANNOT_TELL, NO_LIMIT, WITHIN, AuditReport, Row, png
+from atslib.audit.numbers import ABOVE, CANNOT_TELL, NO_LIMIT, WITHIN, Numbers, Row, png
 
 SHOWN = 10  # worst images on the first screen
 DISPLAYED = 96  # pixels that a picture is wide
@@ -91,7 +91,7 @@ LETTERS = (
 )
 
 
-def page(report: AuditReport, *, pictures: bool = True) -> str:
+def page(report: Numbers, *, pictures: bool = True) -> str:
     """The whole report; without pictures where they shall not leave."""
     parts = [
         "<h1>How much a network gives away</h1>",
@@ -117,7 +117,7 @@ def page(report: AuditReport, *, pictures: bool = True) -> str:
     return head + "<body>\n" + "\n".join(filter(None, parts)) + "\n</body>\n</html>\n"
 
 
-def _verdict(report: AuditReport) -> str:
+def _verdict(report: Numbers) -> str:
     kinds = {ABOVE: "above", WITHIN: "within", CANNOT_TELL: "open", NO_LIMIT: "open"}
     limit = report.config.limit
     verdict = report.verdict
@@ -142,7 +142,7 @@ def _verdict(report: AuditReport) -> str:
     return f'<div class="verdict {kinds[verdict]}">{"".join(lines)}</div>'
 
 
-def _worst(report: AuditReport) -> str:
+def _worst(report: Numbers) -> str:
     """The images of which most is told, in the case in which most are found."""
     each = report.worst_case
     told = each.outcome
@@ -187,7 +187,7 @@ def _image(pixels: Tensor, words: str) -> str:
     return f'<img src="data:image/png;base64,{data}" width="{DISPLAYED}" height="{tall}" alt="{words}">'
 
 
-def _table(report: AuditReport) -> str:
+def _table(report: Numbers) -> str:
     among = "of its own class" if report.own_class else "of all classes"
     heads = ("case", "found", "95 % interval", "chance", "bits", "gain, dB", "best attack")
     lines = [f"<tr>{''.join(f'<th>{escape(head)}</th>' for head in heads)}</tr>"]
@@ -270,7 +270,7 @@ def _wrapped(words: str, most: int = 60) -> list[str]:
     return [words[:cut].strip(), second if len(second) <= most else second[: most - 1] + "…"]
 
 
-def _control(report: AuditReport) -> str:
+def _control(report: Numbers) -> str:
     row = report.control
     if row is None:
         words = "There was none: nothing shows that the attack works here, so low numbers cannot be relied on."
@@ -287,7 +287,7 @@ def _control(report: AuditReport) -> str:
     return f"<h2>Positive control</h2><p>{escape(words)}</p>"
 
 
-def _card(report: AuditReport) -> str:
+def _card(report: Numbers) -> str:
     config = report.config
     local = config.local
     trains = "one gradient"
@@ -333,7 +333,7 @@ def _card(report: AuditReport) -> str:
     )
 
 
-def _attacks(report: AuditReport) -> str:
+def _attacks(report: Numbers) -> str:
     names = list(dict.fromkeys(name for each in report.results for name in each.tried))
     lines = []
     groups = {}
@@ -364,14 +364,14 @@ def _list(title: str, items: Iterable[str], words: str) -> str:
     return f"<h2>{escape(title)}</h2><p>{escape(words)}</p><ul>{entries}</ul>"
 
 
-def _reading(report: AuditReport) -> str:
+def _reading(report: Numbers) -> str:
     words = list(READING)
     if not report.own_class:
         words.insert(1, ALL_CLASSES)
     return "<h2>How to read it</h2>" + "".join(f"<p>{escape(each)}</p>" for each in words)
 
 
-def _repeat(report: AuditReport) -> str:
+def _repeat(report: Numbers) -> str:
     plan = report.plan
     seed = report.config.seed
     words = (
