@@ -3,11 +3,11 @@ or no.
 
 `config` says what is audited and which cases follow; `views` plays the clients of a case, `ladder`
 lists the attacks that are tried, `outcome` says what an attack has told of each image, `work`
-plans, tunes, attacks and goes on after an interrupt. `numbers` holds them and the
-verdict, `page` writes them as one HTML file, `report` saves all. `calls` is what the function does, `sources` finds networks,
-weights and images that are named in the shell, `recorded` reads updates that a federation has kept,
-and `command` is that of the shell. To add an attack, one line in `ladder.candidates`; to add a
-case, one in `config.cases_of`.
+plans, tunes, attacks and goes on after an interrupt. `numbers` holds what came of it and the
+verdict, `page` writes both as one HTML file, `report` saves all. `calls` is what the function does,
+`sources` finds networks, weights and images that are named in the shell, `recorded` reads updates
+that a federation has kept, and `command` is that of the shell. To add an attack, one line in
+`ladder.candidates`; to add a case, one in `config.cases_of`.
 
 This module imports nothing heavy, so that `atslib.audit` can be the function from the start.
 """
