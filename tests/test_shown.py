@@ -224,6 +224,34 @@ def test_a_rule_that_has_changed_since_a_page_was_made_fails_and_names_page_cell
     assert "steps, cell 1: committed “" in capsys.readouterr().out
 
 
+def test_a_quick_check_executes_no_page_and_finds_a_rule_that_has_changed(
+    published, store, monkeypatch, capsys
+):
+    assert runner.check(jobs=1, quick=True, root=published, store=store) == []
+    assert not list((published / "book/_build/check").glob("book/results/*"))
+    committed = published / "book/results/steps.ipynb"
+    before = committed.read_text()
+    headline = steps.run(settings(profile="smoke"), Store(published / "few")).headline
+    page(committed, text=f"{headline}<p>More of the page.</p>")
+    assert runner.check(jobs=1, quick=True, root=published, store=store) == []
+    page(committed, text=headline.replace("</p>", ", once more</p>", 1))
+    (fault,) = runner.check(jobs=1, quick=True, root=published, store=store)
+    assert fault.startswith("steps, its headline: committed “")
+    assert "once more" in fault.split("made now")[0]
+    page(committed, text="no verdict")
+    assert len(runner.check(jobs=1, quick=True, root=published, store=store)) == 1
+    committed.write_text(before)
+    monkeypatch.setattr(steps, "STEPS_RULE", "Another rule.")
+    faults = runner.check(jobs=1, quick=True, root=published, store=store)
+    assert [fault.split(":")[0] for fault in faults] == [
+        "steps, result.json",
+        "steps, its headline",
+    ]
+    assert main(["report", "--check", "--quick", "--jobs", "1"]) == 1
+    assert "Another rule." in capsys.readouterr().out
+    assert main(["report", "--quick"]) == 2
+
+
 def test_a_stored_table_that_the_code_does_not_make_fails(published, store):
     (file,) = published.glob("results/steps/*/attacks.csv")
     table = pd.read_csv(file)

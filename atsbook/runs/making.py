@@ -1,6 +1,7 @@
 """Pages from their notebooks, and the book from its pages."""
 
 import contextlib
+import functools
 import json
 import os
 import subprocess
@@ -33,9 +34,9 @@ PAGES_AT_ONCE = 4  # at most, where no number of jobs is given: a kernel is abou
 @contextlib.contextmanager
 def executing(
     jobs: int | None, parameters: dict[str, object], root: Path, store: Store
-) -> Iterator[Callable[[str], None]]:
-    """A function that begins to execute a page beside whatever the run does; the end waits for all
-    of them.
+) -> Iterator[Callable[..., None]]:
+    """A function that begins to execute a page beside whatever the run does, by `execute` or by a
+    call of its own; the end waits for all of them.
 
     A page that failed ends the run when the next one is begun, or at the end; none is begun after
     it. Until then this process works with one thread, as each page does.
@@ -45,8 +46,10 @@ def executing(
     torch.set_num_threads(1)
     with ThreadPoolExecutor(jobs or min(PAGES_AT_ONCE, os.cpu_count() or 1)) as pool:
 
-        def begin(name: str) -> None:
-            begun.append(pool.submit(execute, name, parameters, root=root, store=store))
+        def begin(name: str, call: Callable[[], None] | None = None) -> None:
+            if call is None:
+                call = functools.partial(execute, name, parameters, root=root, store=store)
+            begun.append(pool.submit(call))
             for page in begun:
                 if page.done():
                     page.result()

@@ -1,5 +1,6 @@
 """From nothing to the book: compute what is missing, execute the pages, build."""
 
+import functools
 import itertools
 import os
 import re
@@ -18,7 +19,7 @@ from atsbook.runs.making import build_book, executing, publish_answers
 from atsbook.runs.networks import Unit
 from atsbook.runs.schedule import compute, describe, needed, outlook, plan, say
 from atsbook.runs.settings import Settings, settings
-from atsbook.runs.shown import folder_differences, page_differences, write_changed
+from atsbook.runs.shown import folder_differences, page_differences, unsaid, write_changed
 from atsbook.runs.store import Store
 from atsbook.texts.costs import write_cost
 from atslib.data.load import available, is_drawn, load
@@ -223,10 +224,13 @@ def report(
     build_book(root, store)
 
 
-def check(*, jobs: int | None = None, root: Path, store: Store) -> list[str]:
+def check(*, jobs: int | None = None, quick: bool = False, root: Path, store: Store) -> list[str]:
     """Every page that the evidence is enough for, made again in book/_build/check, beside what is
     committed.
 
+    Args:
+        quick: make again the tables, facts and verdict of each page, and look for them in the
+            committed one; of notebooks execute those that hold the whole experiment alone.
     Returns:
         One line for each text, table or fact that is another now: its page, its cell or file, and
         both.
@@ -241,23 +245,23 @@ def check(*, jobs: int | None = None, root: Path, store: Store) -> list[str]:
     place = root / "book" / "_build" / "check"
     shutil.rmtree(place, ignore_errors=True)
     shutil.copytree(root / "notebooks", place / "notebooks")
-    kept = _pages_of(archive, pages, experiment, jobs, place, store)
+    kept = _pages_of(archive, pages, experiment, jobs, place, store, notebook=not quick)
     if kept:
         store.say(f"not checked, for want of evidence in the archive: {'; '.join(kept)}")
     faults = []
-    for name in (page for page in pages if (place / "book" / "results" / f"{page}.ipynb").exists()):
+    for name in (page for page in pages if (place / "results" / page).exists()):
         committed, made = (
             folder / "book" / "results" / f"{name}.ipynb" for folder in (root, place)
         )
         if not committed.exists():
             faults.append(f"{name}: it is in the book's contents, and no page of it is committed")
             continue
-        faults += [f"{name}, {line}" for line in page_differences(committed, made, figures=False)]
+        found = page_differences(committed, made, figures=False) if made.exists() else []
         for folder in (place / "results" / name).iterdir():
-            faults += [
-                f"{name}, {line}"
-                for line in folder_differences(root / folder.relative_to(place), folder)
-            ]
+            found += folder_differences(root / folder.relative_to(place), folder)
+            if not made.exists():
+                found += unsaid(committed, folder)
+        faults += [f"{name}, {line}" for line in found]
     return faults
 
 
@@ -268,9 +272,14 @@ def _pages_of(
     jobs: int | None,
     root: Path,
     store: Store,
+    *,
+    notebook: bool = True,
 ) -> list[str]:
     """Make the pages from what the archive holds; those that need more, and what each of them
     misses.
+
+    Args:
+        notebook: whether notebooks are executed whose page has a module.
     """
     evidence = Store(root / "book" / "_build" / "evidence", say=store.say)
     kept = []
@@ -283,10 +292,15 @@ def _pages_of(
         "ends": time.monotonic(),
         "jobs": jobs,
     }  # nothing is to be computed
-    kept += _executed(alone, experiment, root, evidence, **how)
+
+    def execute_alone(name: str) -> None:
+        kept.extend(_executed([name], experiment, root, evidence, **how))
+
     with executing(
         jobs, {"profile": BOOK_PROFILE, "dataset": experiment.dataset}, root, evidence
     ) as begin:
+        for name in alone:
+            begin(name, functools.partial(execute_alone, name))
         for name in [name for name in pages if name not in alone]:
             units = list(load_page(name).units(experiment).values())
             units += _further(name, units, experiment, evidence)
@@ -297,7 +311,8 @@ def _pages_of(
             except NotKept as error:
                 kept.append(f"{name} ({error})")
             else:
-                begin(name)
+                if notebook:
+                    begin(name)
     return kept
 
 
