@@ -146,13 +146,13 @@ UNHOLDABLE = object()
 
 def test_the_key_of_a_function_holds_its_helpers_and_its_constants(monkeypatch):
     before = Written(guess)
-    assert "return SHADE" in before.text
-    assert "SHADE = 0.5" in before.text
+    assert "return SHADE" in before
+    assert "SHADE = 0.5" in before
     assert Written(guess) == before
     monkeypatch.setitem(globals(), "SHADE", 0.75)
     assert Written(guess) != before
     assert Written(Small) != before
-    assert "class Small" in Written(Small).text
+    assert "class Small" in Written(Small)
 
 
 def test_a_function_that_uses_what_no_key_can_hold_is_refused():

@@ -58,28 +58,30 @@ AT_HAND = 200  # results kept in memory; one of 100 attacks has some megabytes
 # --- what a notebook defines itself -----------------------------------------------------------------------------------
 
 
-class Written:
+class Written(str):
     """A function or class of a notebook, known by its source and by what that source refers to.
 
-    Two are equal if their text is. The text goes into the key of every result that is made with it,
-    so that a changed line, a changed constant or a changed helper makes a new result.
+    It is that text, which goes into the key of every result that is made with it, so that a changed
+    line, a changed constant or a changed helper makes a new result.
+
+    Attributes:
+        call: the function or class.
+        name: its name in the notebook.
     """
 
-    def __init__(self, call: Callable):
-        self.call = call
-        self.name = call.__name__
-        self.text = "\n".join(_source(call, {}))
+    call: Callable
+    name: str
 
-    def __str__(self) -> str:
-        return self.text
+    def __new__(cls, call: Callable, text: str | None = None) -> "Written":
+        """`text` is given where the source cannot be read, as in a worker."""
+        made = super().__new__(cls, "\n".join(_source(call, {})) if text is None else text)
+        made.call = call
+        made.name = call.__name__
+        return made
 
-    __repr__ = __str__
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Written) and self.text == other.text
-
-    def __hash__(self) -> int:
-        return hash(self.text)
+    def __reduce__(self) -> tuple:
+        """A worker has no cells to read the source from."""
+        return Written, (self.call, str(self))
 
 
 def _source(call: Callable, seen: dict[int, object]) -> list[str]:
