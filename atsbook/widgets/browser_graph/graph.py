@@ -166,5 +166,6 @@ def _traced(
     table = torch._decomp.core_aten_decompositions()
     once = make_fx(call, decomposition_table=table)(*examples)
     graph = make_fx(functionalize(once, remove="mutations"), decomposition_table=table)(*examples)
-    graph.graph.eliminate_dead_code()
+    # Also what draws at random, which torch would keep: no output needs a probe of the gradients.
+    graph.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
     return graph
