@@ -36,6 +36,7 @@ from atsbook.runs.store import Store
         ("tables faa5d30cf95e.", "tables 0123456789ab."),
         ('<img src="data:image/png;base64,iVBORw0K">', '<img src="data:image/png;base64,AAAA/+=">'),
         ("<function at 0x7f00>", "<function at 0x7fff>"),
+        ('<td id="T_975e9_row0_col1">3</td>', '<td id="T_62a18_row0_col1">3</td>'),
     ],
 )
 def test_the_last_digit_of_a_fraction_and_what_no_reader_sees_are_no_change(one, other):

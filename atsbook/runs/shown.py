@@ -38,7 +38,7 @@ _NOT_SHOWN = (
     (re.compile(r"\bat 0x[0-9a-f]+"), "at"),
     # Names that are drawn anew each time: of widgets, of cells of a styled table.
     (re.compile(r"\b[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}\b"), "name"),
-    (re.compile(r"\bT_[0-9a-f]{5}\b"), "T"),
+    (re.compile(r"\bT_[0-9a-f]{5}(?=\b|_)"), "T"),
 )
 
 
