@@ -311,3 +311,24 @@ def test_results_on_a_gpu_are_made_in_this_process(monkeypatch):
     with pytest.raises(NotKept):
         study.compute([study.attack(study.network("lenet"), **FEW)])
     assert seen["device"] == "cuda"
+
+
+def test_outcomes_of_an_attack_are_rows_of_a_table(study):
+    network = study.network("lenet")
+    runs = {policy: study.attack(network, policy=policy, **FEW) for policy in ("", "3")}
+    asked = {policy: study.outcomes(run) for policy, run in runs.items()}
+    made(study, *runs.values(), *asked.values())
+    table = study.table(asked, ["policy"])
+    assert table.groupby("policy").size().to_dict() == {"3": 2, "none": 2}
+    assert (table["found"] == (table["rank"] == 1)).all()
+    own = table[table["policy"] == "3"]
+    assert own["bits"].tolist() == asked["3"].value["bits"].tolist()
+    assert (own["psnr"] - runs["3"].value["psnr"].numpy()).abs().max() < 1e-4
+
+
+def test_several_rounds_are_a_result_of_their_own(study):
+    network = study.network("lenet")
+    one, four = (study.attack(network, policy="3", rounds=n, **FEW) for n in (1, 4))
+    assert one != four
+    with pytest.raises(AtsError, match="rounds=0"):
+        study.attack(network, rounds=0, **FEW)

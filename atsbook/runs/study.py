@@ -34,6 +34,7 @@ from atsbook.runs.archive import Archive
 from atsbook.runs.attacks import AttackUnit, attacked, known_ranks
 from atsbook.runs.networks import ModelUnit, Unit, dataset, device_of, trained
 from atsbook.runs.notebooks import SAID
+from atsbook.runs.outcomes import OutcomeUnit, outcome_rows
 from atsbook.runs.schedule import compute, describe, plan, say
 from atsbook.runs.scoring import ScoreUnit
 from atsbook.runs.settings import PROFILES
@@ -457,6 +458,7 @@ class Study:
         dataset: str | None = None,
         norm: str = "",
         step: int = 0,
+        draw: int = 0,
     ) -> Request:
         """A network: untrained, or at the end of a training, or at a `step` of it.
 
@@ -467,6 +469,7 @@ class Study:
             fraction: share of the training set, stratified.
             dataset: by default the study's.
             norm: another data set's constants in the first layer.
+            draw: number of the draw of the weights.
         Raises:
             AtsError: an unknown name, or a training that is no `TrainConfig`.
         """
@@ -479,8 +482,9 @@ class Study:
             )
         name = dataset or self.dataset
         choose("dataset", name, DATASETS)
-        fields = {"dataset": name, "fraction": float(fraction), "train": train, "seed": self.seed}
-        fields |= {"norm": norm, "step": step}
+        fields = {"dataset": name, "fraction": float(fraction), "train": train}
+        check_whole("draw", draw, 0)
+        fields |= {"norm": norm, "step": step, "seed": self.seed + draw}
         if isinstance(model, str):
             build_model(model, 2)  # an unknown name is refused here, not in a worker
             return self._request(ModelUnit(model=model, **fields))
@@ -503,6 +507,7 @@ class Study:
         defense: str = "",
         crop_flip: bool = True,
         frames: int = 0,
+        rounds: int = 1,
     ) -> Request:
         """An attack on test images, each with a gradient of its own, after crop, flip and policy.
 
@@ -523,6 +528,8 @@ class Study:
             defense: on the update, as text.
             crop_flip: random crop and flip before the policy.
             frames: iterates that are kept.
+            rounds: how many the server watches; the policy draws anew in each, for the same
+                photographs after the same crops and flips.
         """
         model = self._unit(network, ModelUnit, "network")
         name = policy if isinstance(policy, str) else str(policy)
@@ -531,6 +538,7 @@ class Study:
         if last > (there := len(dataset(model.dataset, "test"))):
             raise AtsError(f"images={images}: {model.dataset} has {there} test images")
         check_whole("draw", draw, 0)
+        check_whole("rounds", rounds, 1)
         return self._request(
             AttackUnit(
                 model=model,
@@ -543,6 +551,7 @@ class Study:
                 defense=defense,
                 frames=frames,
                 seed=self.seed + draw,
+                rounds=rounds,
             )
         )
 
@@ -578,6 +587,15 @@ class Study:
             model=model, policies=names, images=last, points=points, variant=variant, seed=self.seed
         )
         return self._request(unit)
+
+    def outcomes(self, run: Request) -> Request:
+        """What an attack's images tell of the photographs, for a server that knows the policy.
+
+        Its value has, of each photograph, `rank` among 100 of its class (1: found), `bits`, `psnr`,
+        `gain` over a guess that knows label, policy and draw, and `frame`, all but the first in dB
+        or bits; see `atsbook.runs.outcomes`. `table` has a column `found` too.
+        """
+        return self._request(OutcomeUnit(attack=self._unit(run, AttackUnit, "run")))
 
     def found(self, run: Request) -> Request:
         """Where each photograph ranks among 100 for a server that knows the policy, but not what
@@ -684,7 +702,7 @@ class Study:
 
         Attacks have the columns `psnr`, `psnr_original`, `ssim`, `mse`, `cost`, `gain` (over the
         best guess of somebody who knows the policy and sees no gradient) and the ranks among 100,
-        of which 1 is found.
+        of which 1 is found. Outcomes have their own columns, see `outcomes`.
 
         Args:
             requests: by a key, or a tuple of keys.
@@ -719,8 +737,13 @@ class Study:
         artifact = self._artifact(unit)
         if isinstance(unit, AttackUnit):
             return image_rows(artifact, unit)
+        if isinstance(unit, OutcomeUnit):
+            return outcome_rows(artifact, unit.attack)
         check_kind(
-            "Study.table takes attacks and scores:", unit, ScoreUnit, "not networks; see accuracies"
+            "Study.table takes attacks, outcomes and scores:",
+            unit,
+            ScoreUnit,
+            "not networks; see accuracies",
         )
         scores = pd.DataFrame(
             artifact["scores"].double().numpy(), index=list(map(label, unit.policies))
