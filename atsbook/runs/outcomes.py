@@ -3,6 +3,7 @@ PSNR in the frame.
 """
 
 import dataclasses
+import functools
 from typing import ClassVar
 
 import pandas as pd
@@ -64,6 +65,32 @@ def searched(unit: AttackUnit) -> Draw:
     policy = "" if isinstance(unit.attack, ByForms) else unit.policy
     drawn = draw(unit.last, policy, rng=streams(unit.seed, policy), crop_flip=unit.crop_flip)
     return drawn[unit.first : unit.last]
+
+
+@functools.lru_cache(maxsize=256)
+def guessed(
+    name: str, policy: str, first: int, last: int, seed: int, crop_flip: bool, most: int = 100
+) -> Tensor:
+    """PSNR in dB of the guess of somebody who knows label, policy and draw, for test images `first`
+    … `last` - 1 as the client used them, (B,).
+
+    Args:
+        most: training images of the class that the guess is the mean of.
+    """
+    test = dataset(name, "test")
+    train = dataset(name, "train")
+    rows = slice(first, last)
+    drawn = draw(last, policy, rng=streams(seed, policy), crop_flip=crop_flip)[rows]
+    guess = guess_knowing_draw(
+        drawn, train.pixels, train.labels, labels=test.labels[rows], most=most
+    )
+    return psnr(guess, to_images(drawn.apply(test.pixels[rows])))
+
+
+def guess_of(unit: AttackUnit) -> Tensor:
+    """`guessed` for the images that an attack is compared with, of its first round."""
+    name = unit.model.dataset
+    return guessed(name, unit.policy, unit.first, unit.last, unit.seed, unit.crop_flip)
 
 
 def outcomes(unit: OutcomeUnit, store: Store, device: torch.device) -> Artifact:

@@ -34,7 +34,7 @@ from atsbook.runs.archive import Archive
 from atsbook.runs.attacks import AttackUnit, attacked, known_ranks
 from atsbook.runs.networks import ModelUnit, Unit, dataset, device_of, trained
 from atsbook.runs.notebooks import SAID
-from atsbook.runs.outcomes import OutcomeUnit, outcome_rows
+from atsbook.runs.outcomes import OutcomeUnit, guess_of, outcome_rows
 from atsbook.runs.schedule import compute, describe, plan, say
 from atsbook.runs.scoring import ScoreUnit
 from atsbook.runs.settings import PROFILES
@@ -696,6 +696,7 @@ class Study:
         names: Sequence[str],
         *,
         policy_known: Sequence[str] = (),
+        draw_known: bool = False,
     ) -> pd.DataFrame:
         """One row per request and image, or per request, policy and image of scores; what is
         missing is computed first.
@@ -708,6 +709,8 @@ class Study:
             requests: by a key, or a tuple of keys.
             names: what the parts of a key are called; a policy "" is written as none.
             policy_known: policies under which `rank_knowing` is looked for too, see `found`.
+            draw_known: add `gain_told` of attacks, dB over the guess of somebody who knows label,
+                policy and draw and sees no gradient.
         """
         known = {
             key: self.found(request)
@@ -730,6 +733,8 @@ class Study:
                 part["rank_knowing"] = part[
                     "rank_original"
                 ]  # without a policy there is one form of each image
+            if draw_known and isinstance(request.unit, AttackUnit):
+                part["gain_told"] = part["psnr"] - guess_of(request.unit).double().numpy()
             parts.append(part)
         return pd.concat(parts, ignore_index=True)
 
