@@ -13,7 +13,7 @@ from atslib.clients.sums import summed
 from atslib.clients.view import Observed
 from atslib.data.load import Images
 from atslib.gradients.problems import unflatten
-from atslib.models import in_mode
+from atslib.models import in_mode, shared_parameters
 
 
 def rounds(federation: Federation) -> Iterator[tuple[nn.Module, list[Observed]]]:
@@ -36,9 +36,8 @@ def move(federation: Federation, model: nn.Module, seen: list[Observed]) -> None
     """
     step = -federation.lr if federation.kind == "gradient" else 1.0
     with torch.no_grad():
-        for parameter, change in zip(
-            model.parameters(), unflatten(summed(seen).gradients, model), strict=True
-        ):
+        changes = unflatten(summed(seen).gradients, model)
+        for parameter, change in zip(shared_parameters(model).values(), changes, strict=True):
             parameter += step * change[0]
 
 

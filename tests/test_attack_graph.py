@@ -174,6 +174,12 @@ def test_other_loops_stay(steps, outputs):
     assert fused(steps, outputs) == steps
 
 
+def test_a_network_that_no_page_should_load_is_refused_at_once():
+    large = build_model("resnet18-64", 10, rng=0)
+    with refused("weights is too large for a page, which loads at most 10,000,000"):
+        attack_graph(large, (3, 64, 64), 10)
+
+
 def test_what_the_runner_does_not_know_is_refused_in_a_sentence():
     with refused("aten.sort.default", "the browser's runner does not know"):
         Lowering(make_fx(torch.sort)(torch.zeros(3)))

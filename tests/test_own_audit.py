@@ -265,7 +265,7 @@ def test_a_plan_fits_the_budget_where_it_can():
     quick, slow = ({str(case.group): seconds for case in made.cases} for seconds in (1e-4, 1.0))
     assert made._fitting(quick).steps == 300
     plan = made._fitting(slow)
-    assert (plan.images, plan.steps) == work.SIZES[-1]
+    assert (plan.images, plan.steps, plan.tuned_on) == work.SIZES[-1]
     assert not plan.fits(config.budget)
 
 

@@ -293,6 +293,7 @@ def test_scores_are_kept_by_any_function_and_described_by_all_that_decides_them(
         ({"ranking": "max"}, "SearchConfig.ranking 'max' is unknown"),
         ({"acc_variant": "x"}, "SearchConfig.acc_variant 'x' is unknown"),
         ({"candidates": 0}, "SearchConfig.candidates=0 must be at least 1"),
+        ({"candidates": 10**14}, "SearchConfig.candidates=100000000000000 must be at most 1000000"),
         ({"acc_images": 1}, "SearchConfig.acc_images=1 must be at least 2"),
         ({"rungs": ((100, 0.5),)}, "images must rise and stay below 100"),
         ({"rungs": ((20, 0.5), (10, 0.5))}, "images must rise"),

@@ -111,6 +111,14 @@ def test_bfloat16_trains_float32_weights_to_nearly_the_same(images):
     assert 0.9 < cosine < 1
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_network_of_another_precision_trains_in_it(images, dtype):
+    done = trained(images, PLAIN, model=network("lenet").to(dtype))
+    plain = trained(images, PLAIN, model=network("lenet"))
+    assert {p.dtype for p in done.model.parameters()} == {dtype}
+    assert done.history[0]["loss"] == pytest.approx(plain.history[0]["loss"], rel=0.05)
+
+
 def test_an_unknown_schedule_is_refused_with_the_known_ones():
     with pytest.raises(AtsError, match=r"cyclic.*steps, onecycle"):
         TrainConfig(schedule="cyclic")

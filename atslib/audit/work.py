@@ -32,19 +32,22 @@ from atslib.rng import rng
 
 VERSION = 1  # raise it when a stored state means something else
 TUNED_ON = 16  # held-out images on which attacks are compared
-# Images and steps of the attacks, best first: the first pair that fits the budget is taken.
+LEAST_TUNED = 8  # of them where the budget allows no more
+# Images and steps of the attacks, best first, and held-out images on which they are compared: the
+# first that fits the budget is taken.
 SIZES = (
-    (64, 300),
-    (64, 200),
-    (64, 100),
-    (40, 100),
-    (32, 100),
-    (32, 60),
-    (24, 60),
-    (16, 60),
-    (16, 40),
-    (8, 40),
-    (8, 25),
+    (64, 300, TUNED_ON),
+    (64, 200, TUNED_ON),
+    (64, 100, TUNED_ON),
+    (40, 100, TUNED_ON),
+    (32, 100, TUNED_ON),
+    (32, 60, TUNED_ON),
+    (24, 60, TUNED_ON),
+    (16, 60, TUNED_ON),
+    (16, 40, TUNED_ON),
+    (8, 40, TUNED_ON),
+    (8, 25, TUNED_ON),
+    (8, 25, LEAST_TUNED),
 )
 # Share of the budget that is planned for attacks; the rest is for judging and for slower moments
 RESERVE = 0.8
@@ -127,7 +130,7 @@ class Work:
         order = torch.randperm(len(pixels), generator=rng(config.seed, "audit", "order"))
         for _, rows in self.recorded.values():  # what was shared is attacked, and tunes nothing
             order = order[~torch.isin(order, rows)]
-        largest = max(case.images for case in cases)
+        self.largest = largest = max(case.images for case in cases)
         made = max((case.images for case in cases if not case.recorded), default=1)
         held = max(min(TUNED_ON, len(order) // 4), min(2 * largest, len(order) // 3), largest)
         if len(order) < (least := max(LEAST_IMAGES, 2 * made + held)):
@@ -221,20 +224,25 @@ class Work:
 
     def _fitting(self, per_step: dict[str, float]) -> Plan:
         most = len(self.free)
-        for images, steps in SIZES:
+        for images, steps, tuned_on in SIZES:
             plan = self._sized(
-                min(self.config.attacked or images, most), self.config.steps or steps, per_step
+                min(self.config.attacked or images, most),
+                self.config.steps or steps,
+                tuned_on,
+                per_step,
             )
             if plan.fits(RESERVE * self.config.budget):
                 break
         return plan
 
-    def _sized(self, images: int, steps: int, per_step: dict[str, float]) -> Plan:
+    def _sized(self, images: int, steps: int, tuned_on: int, per_step: dict[str, float]) -> Plan:
+        if tuned_on == TUNED_ON or tuned_on < self.largest:
+            tuned_on = len(self.held)  # more than 16 where one gradient is of so many
         least = 2 * max((case.images for case in self.cases if not case.recorded), default=1)
         plan = Plan(
             images=max(images, least),
             steps=steps,
-            tuned_on=len(self.held),
+            tuned_on=min(tuned_on, len(self.held)),
             tuning_steps=max(min(20, steps), steps // 2),
             seconds=0.0,
             per_step=per_step,
@@ -295,7 +303,7 @@ class Work:
             stored = json.loads(file.read_text(encoding="utf-8"))
             if stored["run"] == self.name:
                 return stored["best"], stored["tried"]
-        count = len(self.held) // case.images * case.images
+        count = self.plan.tuned_on // case.images * case.images
         rows = self.held[:count]
         seen = self._seen(plain, rows, "tune")
         pool = Pool.of(self.pixels, self.labels, rows)

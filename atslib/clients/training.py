@@ -288,7 +288,8 @@ class _Run:
         batch = transform(
             self.images.pixels[rows], self.policy, rng=rng, crop_flip=config.crop_flip
         )
-        batch = fast_layout(to_images(self.defense.before(batch, rng=rng)))
+        like = next(self.model.parameters())
+        batch = fast_layout(to_images(self.defense.before(batch, rng=rng), like.dtype))
         targets = self.images.labels[rows]
         if acts(self.defense, "examples"):
             known = F.one_hot(targets, self.images.num_classes).to(batch)

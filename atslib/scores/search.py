@@ -42,6 +42,8 @@ Table = dict[str, np.ndarray]
 
 T_ACC = -85.0  # the released threshold on the accuracy score; the paper gives none
 FINAL_IMAGES = 8  # of the attack that is a search's last rung
+MOST_CANDIDATES = 1_000_000
+
 SAMPLERS: dict[str, Callable[..., list[Policy]]] = {
     "uniform": sample_uniform,
     "authors": sample_authors,
@@ -125,6 +127,11 @@ class SearchConfig:
                 raise AtsError(
                     f"SearchConfig.{field}={getattr(self, field)} must be at least {least}"
                 )
+        if self.candidates > MOST_CANDIDATES:
+            raise AtsError(
+                f"SearchConfig.candidates={self.candidates} must be at most {MOST_CANDIDATES}; "
+                "there are 20,439 distinct functions"
+            )
         steps = [0, *(images for images, _ in self.rungs), self.images]
         if sorted(set(steps)) != steps or not all(0 < share <= 1 for _, share in self.rungs):
             raise AtsError(

@@ -24,15 +24,16 @@ from atslib.attacks.objective import Objective
 from atslib.clients.observe import observe
 from atslib.clients.training import load_checkpoint
 from atslib.data.load import load
-from atslib.errors import choose
+from atslib.errors import AtsError, choose
 from atslib.files import write_atomically
-from atslib.gradients.problems import flatten, problem_gradients, unflatten
+from atslib.gradients.problems import flatten, prepare, problem_gradients, unflatten
 from atslib.models import normalization_layer
 
 FORMAT = "atslib-attack-1"
 WEIGHTS = {"f32": torch.float32, "f16": torch.float16}
 STEP = ("distance", "penalty", "slope")
 VICTIM = ("gradient", "scores")
+MOST_WEIGHTS = 10_000_000  # of a network that a page can be asked to load
 
 
 def attack_graph(
@@ -51,15 +52,21 @@ def attack_graph(
         weights: how they are stored, "f32" or "f16". Rounded ones make a network of their own, see
             `rounded`.
     Raises:
-        AtsError: an unknown kind of weights, or a network whose step needs an operation that the
+        AtsError: an unknown kind of weights, a network that is too large, or one whose step needs an operation that the
             runner lacks.
     """
     choose("weights", weights, WEIGHTS)
+    size = sum(p.numel() for p in model.parameters())
+    if size > MOST_WEIGHTS:
+        raise AtsError(
+            f"a network of {size:,} weights is too large for a page, which loads at most {MOST_WEIGHTS:,}"
+        )
     model = rounded(model, weights)
     flat = flatten(tuple(p.detach()[None] for p in model.parameters()))[0]
     image = torch.full((1, *shape), 0.5)
     label = torch.zeros(1, dtype=torch.int64)
     normalize = normalization_layer(model)
+    prepare(model, image.shape)  # before its operations are traced
     known = {"weights": flat, "labels": F.one_hot(label, classes).to(flat)[:, None]}
     begun = {
         "z": normalize(image).flatten(1),
