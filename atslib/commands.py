@@ -351,7 +351,8 @@ def _search_config(args: argparse.Namespace) -> SearchConfig:
             **options, rungs=tuple((int(part[1]), float(part[2])) for part in parts)
         )
     except AtsError as error:
-        raise AtsError(str(error).replace("SearchConfig.", "--")) from None
+        said = str(error).replace("SearchConfig.candidates", "--policies")
+        raise AtsError(said.replace("SearchConfig.", "--")) from None
 
 
 def _data(args: argparse.Namespace) -> tuple[Images | None, Images]:

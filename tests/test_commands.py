@@ -169,6 +169,10 @@ def test_public_names_are_what_they_say_and_rooms_stay_importable():
             "error: argument --policies: '0' must be a whole number, at least 1",
         ),
         (
+            "search --out p.json --policies 99999999999999",
+            "--policies=99999999999999 must be at most 1000000",
+        ),
+        (
             "search --out p.json --dataset cifar",
             "error: data set 'cifar' is unknown; choose cifar100, ",
         ),
