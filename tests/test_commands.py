@@ -170,7 +170,7 @@ def test_public_names_are_what_they_say_and_rooms_stay_importable():
         ),
         (
             "search --out p.json --policies 99999999999999",
-            "--policies=99999999999999 must be at most 1000000",
+            "error: --policies=99999999999999 must be at most 1000000; there are 20,439 distinct functions",
         ),
         (
             "search --out p.json --dataset cifar",
