@@ -809,8 +809,9 @@ def test_claim_5_by_layer_iterate_and_frequency(kept):
         change = claim5_semantics.differences(result, equal=equal)
         wide = table.pivot(index="image", columns="policy", values="contrast")
         expected = (wide[HYBRID] - wide["none"]).mean()
+        # nan where no image of the two reaches a level that all attacks do
         assert change.loc[("convnet-4", "shallow - deep", HYBRID), "mean"] == pytest.approx(
-            expected
+            expected, nan_ok=True
         )
     opening = claim5_semantics.opening(result)
     assert opening.index.tolist() == [("convnet-4", policy) for policy in claim5_semantics.JUDGED]

@@ -111,7 +111,7 @@ class Defense:
             return Transformation(defense)
         if isinstance(defense, list | tuple):
             return _chain([Defense.of(part) for part in defense])
-        if callable(defense):
+        if callable(defense) and not isinstance(defense, nn.Module):  # a network is none
             return Function(defense)
         raise AtsError(
             f"defense {defense!r} is none; give text, a policy, a Defense, a function or a list of these"
