@@ -348,10 +348,12 @@ ELSEWHERE = {
 def _functions(command: str) -> ModuleType:
     """The module whose function does a command."""
     home, needs = ELSEWHERE.get(command, ("atslib.commands", ""))
+    # Some of the library's own commands keep their networks and results as the book does.
+    needs = needs or "the project's checkout: pip install -e . in its folder"
     try:
         return importlib.import_module(home)
     except ModuleNotFoundError as error:
-        if not needs or error.name != home.split(".")[0]:
+        if str(error.name).split(".")[0] not in (home.split(".")[0], "atsbook"):
             raise
         raise AtsError(f"{command} needs {needs}") from None
 

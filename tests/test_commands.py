@@ -583,3 +583,14 @@ def test_a_checkpoint_that_is_damaged_of_another_network_or_none_is_one_line(
         command = f"attack --dataset shapes --checkpoint {file} --out {tmp_path / 'out'} {more}"
         assert refusal(command).startswith(f"error: checkpoint {file} {fault}")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("command", ["train", "attack", "search"])
+def test_without_the_checkout_a_command_says_in_one_sentence_what_it_needs(command):
+    """As from a wheel, which has no `atsbook`."""
+    asked = [command, "--dataset", "shapes", "--model", "lenet", "--out", "x.json"]
+    call = "import sys; sys.modules['atsbook'] = None; from atslib.__main__ import main; "
+    call += f"sys.exit(main({asked}))"
+    done = subprocess.run([sys.executable, "-c", call], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith(f"error: {command} needs the project's checkout")

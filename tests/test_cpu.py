@@ -10,7 +10,7 @@ import threading
 import pytest
 import torch
 
-from atslib.attacks import GradientMatching, reconstruct
+from atslib.attacks import GradientMatching, memory, reconstruct
 from atslib.attacks.objective import Objective
 from atslib.clients.observe import ThreatModel, observe
 from atslib.gradients import cpu as _cpu
@@ -131,3 +131,12 @@ def test_an_attack_and_a_curve_do_not_depend_on_the_threads(victims):
         results.append((run.images, gradsim_curve(model, pixels, labels, points=4, rng=rng(4))))
     for one, two in zip(*results, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-7, atol=1e-9)
+
+
+def test_an_attack_on_a_large_network_takes_no_more_than_its_share_of_a_large_memory(monkeypatch):
+    monkeypatch.setattr(memory, "free_memory", lambda device: 1 << 40)
+    gradients = 4 * 11_000_000
+    many = memory.members_on_cpu(torch.nn.Flatten(), torch.rand(1, 3, 64, 64), gradients)
+    assert 1 <= many <= memory.MOST_MEMORY / (6 * gradients)
+    assert memory.members_on_cpu(torch.nn.Flatten(), torch.rand(1, 3, 32, 32), 4_000) == 32
+    assert memory.members_on_cpu(torch.nn.Flatten(), torch.rand(1, 3, 32, 32), 1 << 33) == 1

@@ -8,6 +8,9 @@ from torch import Tensor, nn
 
 # Beyond some members a CPU gains nothing more, and its caches lose.
 MOST_ON_CPU = 32
+# Bytes that an attack may take on a CPU, however much is free: others who compute on the machine begin later, and
+# look at the same free memory.
+MOST_MEMORY = 4 << 30
 
 
 def members_on_gpu(one: Callable[[], object], device: torch.device) -> int:
@@ -20,7 +23,8 @@ def members_on_gpu(one: Callable[[], object], device: torch.device) -> int:
 
 
 def members_on_cpu(model: nn.Module, images: Tensor, gradients: int) -> int:
-    """How many fit in half of the free memory, by an estimate: a CPU has no allocator to ask.
+    """How many fit in half of the free memory, in 4 GiB at most, by an estimate: a CPU has no
+    allocator to ask.
 
     A member takes about ten times its activations (forward, backward, both again) and six times its
     gradient, of `gradients` bytes.
@@ -36,8 +40,8 @@ def members_on_cpu(model: nn.Module, images: Tensor, gradients: int) -> int:
         model(images)
     for handle in handles:
         handle.remove()
-    free = free_memory(torch.device("cpu"))
-    return max(1, min(MOST_ON_CPU, int(0.5 * free / (10 * sum(kept) + 6 * gradients))))
+    room = min(0.5 * free_memory(torch.device("cpu")), MOST_MEMORY)
+    return max(1, min(MOST_ON_CPU, int(room / (10 * sum(kept) + 6 * gradients))))
 
 
 def free_memory(device: torch.device) -> int:
