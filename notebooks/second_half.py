@@ -266,7 +266,7 @@ def main() -> None:
     options = parser.parse_args()
     ends = None if options.hours is None else time.monotonic() + 3600 * options.hours
     store = Store(options.store, say=say)
-    Archive(project_root() / "results" / "units").restore(store, kinds=[ModelUnit.kind])
+    Archive(project_root() / "results").restore(store, kinds=[ModelUnit.kind])
     compute(choices(), store, device="cpu", jobs=options.jobs, ends=ends)
     compute(queue(store), store, device="cpu", jobs=options.jobs, ends=ends)
 
