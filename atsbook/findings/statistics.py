@@ -196,11 +196,21 @@ def interval(
         values = pd.Series(values).groupby(list(units)).mean().to_numpy()
     if len(values) < 2 or not np.isfinite(values).all():
         return (math.nan, math.nan)
-    mean = values.mean()
-    half = stats.t.ppf((1 + level) / 2, len(values) - 1) * stats.sem(values)
-    if len(values) >= ENOUGH and half > 1e-9 * abs(mean):
+    low, high = student_interval(values, level=level)
+    if len(values) >= ENOUGH and high - low > 2e-9 * abs(values.mean()):
         return bootstrap(values, level=level, resamples=resamples, seed=seed)
-    return (float(mean - half), float(mean + half))
+    return low, high
+
+
+def student_interval(values: Iterable[float], *, level: float = 0.95) -> tuple[float, float]:
+    """Student's t interval of a mean, whatever the number of values; `interval` chooses.
+
+    Args:
+        values: at least two, one for each image.
+    """
+    values = np.asarray(list(values), dtype=float)
+    half = stats.t.ppf((1 + level) / 2, len(values) - 1) * stats.sem(values)
+    return (float(values.mean() - half), float(values.mean() + half))
 
 
 def share_interval(successes: int, trials: int, *, level: float = 0.95) -> tuple[float, float]:

@@ -4,12 +4,10 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 import torch
-from scipy.stats import sem
-from scipy.stats import t as student
 
 from atsbook.findings import compare
 from atsbook.findings.result import NO_POLICY, Result, Verdict
-from atsbook.findings.statistics import ENOUGH, holm, interval, paired
+from atsbook.findings.statistics import ENOUGH, holm, interval, paired, student_interval
 from atsbook.findings.verdicts import MARGIN, guards
 from atsbook.runs import adaptive
 from atsbook.runs.adaptive import (
@@ -94,7 +92,7 @@ def judged(attacks: pd.DataFrame, policies: tuple[str, ...] = JUDGED) -> pd.Data
             pd.concat([table, zero]), NO_POLICY, "gain_before", by="attacker", p_values=True
         ).loc[POLICY]
         means = table.groupby("image")["gain_before"].mean()
-        rows[key]["high t"] = means.mean() + sem(means) * student.ppf(0.975, len(means) - 1)
+        rows[key]["high t"] = student_interval(means)[1]
     table = pd.DataFrame.from_dict(rows, orient="index").rename_axis(["place", "policy"])
     table["p"] = table.groupby("place")["p"].transform(holm)
     broken = (table["low"] > 0) & (table["p"] <= 0.05)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from atsbook.findings.compare import matrices
 from atsbook.findings.reported import reported
 from atsbook.findings.result import NO_POLICY
 from atsbook.findings.statistics import ENOUGH, correlation_interval, pearson
@@ -100,15 +101,9 @@ def _told(attacks: pd.DataFrame) -> dict[int, float]:
 def _score(policies: pd.DataFrame) -> tuple[float, float, float] | None:
     if policies.empty:
         return None
-    wide = {
-        name: policies.pivot(index="policy", columns="image", values=name).astype(float)
-        for name in ("s_pri untrained", "psnr")
-    }
-    score = wide["s_pri untrained"].dropna()
-    success = wide["psnr"].loc[score.index, score.columns]
-    low, high = correlation_interval(pearson, score.to_numpy(), success.to_numpy())
-    r = float(pearson(score.to_numpy().mean(1), success.to_numpy().mean(1)))
-    return (r, low, high)
+    score, success = matrices(policies, "s_pri untrained", "psnr")
+    low, high = correlation_interval(pearson, score, success)
+    return (float(pearson(score.mean(1), success.mean(1))), low, high)
 
 
 def numbers(results: Path) -> Numbers:
