@@ -232,6 +232,13 @@ def knowing(store: Store) -> list[Unit]:
     return units
 
 
+def with_networks(folder: Path) -> Store:
+    """The store of the results, with the trained networks that are in the evidence."""
+    store = Store(folder, say=say)
+    Archive(project_root() / "results").restore(store, kinds=[ModelUnit.kind])
+    return store
+
+
 def choices() -> list[Unit]:
     """All trials, of the cheapest network first."""
     models = [make(name) for make in (untrained, trained) for name in NETWORKS]
@@ -265,8 +272,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     options = parser.parse_args()
     ends = None if options.hours is None else time.monotonic() + 3600 * options.hours
-    store = Store(options.store, say=say)
-    Archive(project_root() / "results").restore(store, kinds=[ModelUnit.kind])
+    store = with_networks(options.store)
     compute(choices(), store, device="cpu", jobs=options.jobs, ends=ends)
     compute(queue(store), store, device="cpu", jobs=options.jobs, ends=ends)
 

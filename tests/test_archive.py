@@ -16,12 +16,13 @@ from safetensors.torch import load_file
 from atsbook.pages import regimes
 from atsbook.runs import archive as module
 from atsbook.runs import packing
-from atsbook.runs.archive import Archive, Backed, unit_of
+from atsbook.runs.archive import Archive, unit_of
 from atsbook.runs.attacks import attack_unit, attacked
 from atsbook.runs.networks import model_unit, trained
 from atsbook.runs.scoring import ScoreUnit, search_unit
 from atsbook.runs.settings import settings
 from atsbook.runs.store import Store
+from atsbook.runs.study import WithEvidence
 from atslib.clients.observe import observe
 from atslib.errors import AtsError, NotKept
 
@@ -425,17 +426,18 @@ def test_a_page_is_restored_and_what_is_not_whole_is_taken_out_again(kept, tmp_p
     assert archive.forget(store) == 0  # scores are whole
 
 
-def test_a_backed_store_takes_from_the_evidence_what_it_lacks(kept, archive, tmp_path):
-    store = Backed(tmp_path / "backed", archive)
+def test_a_store_with_evidence_reads_there_what_it_lacks(kept, archive, tmp_path):
+    store = WithEvidence(tmp_path / "backed", archive.root)
     assert not store.has("attack", dataclasses.replace(ATTACK, seed=9))
+    assert store.shipped("attack", ATTACK)
     assert list(store.entries()) == []
-    assert store.has("attack", ATTACK)
     view = attacked(ATTACK, store, CPU)
     assert torch.equal(view["psnr"], attacked(ATTACK, kept, CPU)["psnr"])
     search = store.get("search", search_unit(TINY), pytest.fail)
-    assert search.facts["archived"]
-    made = store.get("other", {"new": 1}, lambda state: {"cost": torch.ones(2)})
-    assert "archived" not in made.facts
+    assert search.facts == archive.read(key(kept, search_unit(TINY))).facts
+    assert list(store.entries()) == []  # nothing is copied by reading
+    store.get("other", {"new": 1}, lambda state: {"cost": torch.ones(2)})
+    assert [path.parent.name for path, _ in store.entries()] == ["other"]
 
 
 def test_beyond_the_limit_nothing_is_written(kept, tmp_path, monkeypatch):

@@ -312,11 +312,6 @@ class Archive:
                 new += self._put(key, row, store)
         return new
 
-    def restore_one(self, key: str, store: Store) -> bool:
-        """Put one request into a store that lacks it; whether that was done."""
-        rows = next((rows for rows in self._pages().values() if key in rows), None)
-        return rows is not None and self._put(key, rows[key], store)
-
     def forget(self, store: Store, *, pages: Iterable[str] | None = None) -> int:
         """Take out of a store what was restored and is not whole, so that it is computed whole; how
         many.
@@ -398,31 +393,6 @@ class Archive:
             return f"{name} is missing"
         whole = _sha256(file.read_bytes()) == self._hashes().get(name)
         return None if whole else f"{name}: its bytes do not match their hash"
-
-
-class Backed(Store):
-    """A store that looks into the evidence for what it lacks, before it computes.
-
-    Args:
-        root: the folder of the store, as in `Store`.
-        archive: the evidence.
-    """
-
-    def __init__(self, root: Path | str | None, archive: Archive, **options: object):
-        super().__init__(root, **options)
-        self.archive = archive
-
-    def has(self, kind: str, config: object, *, version: int = 1) -> bool:
-        """Whether the artifact is there, or in the evidence, from which it is then taken."""
-        if super().has(kind, config, version=version):
-            return True
-        return self.archive.restore_one(self.path(kind, config, version=version).stem, self)
-
-    def _read(self, path: Path) -> Artifact | None:
-        kept = super()._read(path)
-        if kept is None and self.archive.restore_one(path.stem, self):
-            return super()._read(path)
-        return kept
 
 
 def network_file(facts: dict) -> str:

@@ -1,0 +1,33 @@
+"""The scripts that compute for days: what they begin with is there."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from atsbook.runs.networks import ModelUnit
+from atsbook.runs.schedule import plan
+
+NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """Imports one of the scripts beside the notebooks."""
+    monkeypatch.syspath_prepend(str(NOTEBOOKS))
+    return importlib.import_module
+
+
+def test_the_second_half_trains_no_network_anew(script, tmp_path):
+    second_half = script("second_half")
+    store = second_half.with_networks(tmp_path / "store")
+    wanted = plan(second_half.choices(), store)
+    assert len(wanted) == len(second_half.NETWORKS) * 2 * len(second_half.TRIED)
+    assert [unit for unit in wanted if isinstance(unit, ModelUnit)] == []
+
+
+def test_the_papers_cell_is_computed_network_by_network(script):
+    units = script("paper_cell").queue()
+    assert len(set(units)) == len(units)
+    for place, unit in enumerate(units):
+        assert set(unit.needs) <= set(units[:place])
