@@ -22,7 +22,21 @@ from atsbook.runs.study import Request, Study
 from atslib.data.load import is_drawn
 from atslib.files import project_root, write_atomically
 
+# How an answer begins, by the status of its verdict.
+LEADS = {
+    "reproduced": "Yes",
+    "partly": "Partly",
+    "not reproduced": "No",
+    "cannot tell": "This run cannot tell",
+}
+NETWORKS = {"lenet": "LeNet", "convnet": "ConvNet", "resnet20": "ResNet20"}
 TOY = "**A toy run on drawn images: it shows that the page works, and proves nothing.** "
+
+
+def title(network: str) -> str:
+    """A network's name in prose: ConvNet-16 for convnet-16."""
+    family, _, width = network.partition("-")
+    return "-".join(filter(None, (NETWORKS.get(family, family), width)))
 
 
 def data_link(table: pd.DataFrame, name: str) -> HTML:

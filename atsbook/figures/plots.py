@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -67,6 +67,28 @@ def sheet(rows: dict[str, Tensor], *, captions: dict[str, Sequence[str]] | None 
             )
         figure.subplots_adjust(left=1.4 / width, right=0.99, top=0.97, bottom=0.02, wspace=0.06)
     return figure
+
+
+def recovered(
+    attacks: Mapping[str, Mapping[str, Tensor]], found: Mapping[str, Sequence[bool]], count: int = 4
+) -> Figure:
+    """Photographs; below each, for every attack, what the client used and what the server
+    recovered, with a tick where that singles out the photograph.
+
+    Args:
+        attacks: by what to call it, such as `no policy`: `original`, `target` and `reconstruction`,
+            (B, C, H, W), of the same photographs.
+        found: by the same names, for each photograph.
+        count: of the photographs, the first.
+    """
+    few = slice(0, count)
+    rows = {"photograph": next(iter(attacks.values()))["original"][few]}
+    captions = {}
+    for name, values in attacks.items():
+        rows[f"used, {name}"] = values["target"][few]
+        rows[f"recovered, {name}"] = values["reconstruction"][few]
+        captions[f"recovered, {name}"] = ["✓" if each else "–" for each in list(found[name])[few]]
+    return sheet(rows, captions=captions)
 
 
 def curves(

@@ -24,6 +24,7 @@ from atsbook.runs.batches import BatchUnit, LabelUnit, chosen
 from atsbook.runs.collaborative import FederationUnit
 from atsbook.runs.gradients import FeatureUnit, StagesUnit
 from atsbook.runs.networks import ModelUnit, Unit
+from atsbook.runs.outcomes import OutcomeUnit
 from atsbook.runs.packing import (
     TRIALS,
     Kept,
@@ -53,6 +54,7 @@ IDENTIFYING = (
     "claim1_defenses",
     "claim2_generality",
     "claim2_search",
+    "claim3_transfer",
     "ext5_adaptive",
     "ext9_collaborative",
 )
@@ -68,6 +70,7 @@ _ALL = (
     *_ON_GRADIENTS,
     *_ON_ALL,
     FederationUnit,
+    OutcomeUnit,
 )
 UNITS = {unit.kind: unit for unit in _ALL}
 

@@ -53,6 +53,7 @@ from atslib.rng import rng
 
 IMAGES = range(100)  # the first of the test set, as in both publications
 PARTS = {"model", "reconstruction"}  # of results: what further ones are made from
+TOLD = ("found", "bits", "frame", "gain_told")  # of `Study.outcomes`, in the table of attacks
 AT_HAND = 200  # results kept in memory; one of 100 attacks has some megabytes
 
 
@@ -697,6 +698,7 @@ class Study:
         *,
         policy_known: Sequence[str] = (),
         draw_known: bool = False,
+        outcomes: bool = False,
     ) -> pd.DataFrame:
         """One row per request and image, or per request, policy and image of scores; what is
         missing is computed first.
@@ -711,6 +713,8 @@ class Study:
             policy_known: policies under which `rank_knowing` is looked for too, see `found`.
             draw_known: add `gain_told` of attacks, dB over the guess of somebody who knows label,
                 policy and draw and sees no gradient.
+            outcomes: add what attacks tell of the photographs: `found`, `bits`, `frame` and
+                `gain_told`, see `outcomes`.
         """
         known = {
             key: self.found(request)
@@ -719,7 +723,12 @@ class Study:
             and request.unit.policy
             and request.unit.policy in policy_known
         }
-        self.compute([*requests.values(), *known.values()])
+        told = {
+            key: self.outcomes(request)
+            for key, request in requests.items()
+            if outcomes and isinstance(request.unit, AttackUnit)
+        }
+        self.compute([*requests.values(), *known.values(), *told.values()])
         parts = []
         for key, request in requests.items():
             part = self._rows_of(request.unit)
@@ -735,6 +744,9 @@ class Study:
                 ]  # without a policy there is one form of each image
             if draw_known and isinstance(request.unit, AttackUnit):
                 part["gain_told"] = part["psnr"] - guess_of(request.unit).double().numpy()
+            if key in told:
+                more = self._rows_of(told[key].unit).rename(columns={"gain": "gain_told"})
+                part = part.assign(**{name: more[name] for name in TOLD})
             parts.append(part)
         return pd.concat(parts, ignore_index=True)
 
