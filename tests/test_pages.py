@@ -12,25 +12,21 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
-from scipy.stats import sem, spearmanr, t
+from scipy.stats import spearmanr
 
 from atsbook.figures import plots
 from atsbook.findings import compare
-from atsbook.findings import result as report
 from atsbook.findings.result import Result
 from atsbook.pages import (
     claim1_defenses,
     claim2_generality,
     claim2_search,
     claim3_transfer,
-    claim4_efficiency,
     claim5_semantics,
-    ext1_tinyimagenet,
     ext3_which_images_leak,
     ext4_hidden_details,
 )
 from atsbook.pages.claim3_transfer import transfer_verdict
-from atsbook.pages.claim4_efficiency import efficiency_verdict
 from atsbook.pages.claim5_semantics import semantics_verdict
 from atsbook.pages.ext3_which_images_leak import leakage_verdict
 from atsbook.pages.ext4_hidden_details import details_verdict
@@ -40,8 +36,7 @@ from atsbook.runs.attacks import attack_unit
 from atsbook.runs.networks import ModelUnit, model_unit, network, semi_trained, trained
 from atsbook.runs.settings import settings
 from atsbook.runs.store import Store
-from atsbook.runs.table1 import HYBRID, POLICIES, SEARCHED
-from atsbook.runs.tables import label
+from atsbook.runs.table1 import HYBRID, SEARCHED
 from atslib.attacks import ATTACKS
 from atslib.attacks.engine import frame_steps
 from atslib.clients.defenses.defense import Defense
@@ -74,40 +69,11 @@ def test_a_data_set_that_cannot_be_had_is_stood_in_for_and_a_damaged_one_is_not(
         table1.relocated(laptop, "fmnist", "shapes-grey")
 
 
-def test_the_attack_on_tiny_imagenet_is_fitted_to_its_size(monkeypatch):
-    usual = {unit.attack.tv for unit in ext1_tinyimagenet.attacks(INITIAL).values()}
-    monkeypatch.setattr(ext1_tinyimagenet, "NAME", INITIAL.dataset)
-    assert (
-        {unit.attack.tv for unit in ext1_tinyimagenet.attacks(INITIAL).values()}
-        == {ext1_tinyimagenet.TV}
-        != usual
-    )
-
-
 def test_less_is_taken_only_where_nothing_was_chosen():
     moved = table1.relocated(
         settings(profile="laptop", epochs=9), "shapes-grey", "shapes", epochs=2, images=3
     )
     assert (moved.dataset, moved.epochs, moved.images) == ("shapes-grey", 9, 3)
-
-
-def test_tiny_imagenet_at_laptop_trains_on_the_same_number_whatever_is_here(monkeypatch):
-    for there in (10_000, 100_000):
-        for module in (ext1_tinyimagenet, table1):
-            monkeypatch.setattr(module, "dataset", lambda name, split, there=there: range(there))
-        found = ext1_tinyimagenet.own(settings(profile="laptop"))
-        assert (found.dataset, found.epochs, found.images, found.steps) == (
-            "tinyimagenet",
-            3,
-            64,
-            600,
-        )
-        assert round(found.fraction * there) == ext1_tinyimagenet.TENTH
-        assert model_unit(found) == semi_trained(
-            found
-        )  # one training serves the attacked accuracy and the scores
-        assert ext1_tinyimagenet.own(settings(profile="laptop", fraction=0.5)).fraction == 0.5
-        assert ext1_tinyimagenet.own(settings(profile="full")).fraction == 1
 
 
 def test_each_network_gets_the_policies_of_its_own_table():
@@ -270,19 +236,10 @@ def test_pages_share_networks_and_attacks_where_they_can():
         for name in ext3_which_images_leak.policies(small)
     }
     assert ext3_which_images_leak.policies(small) == ours
-    assert set(claim4_efficiency.units(small).values()) == {unit.model for unit in ours.values()}
     assert ext4_hidden_details.attacks(small)["crop and flip"] == ours["none"]
     for (model, name), unit in claim5_semantics.units(small).items():
         assert model == small.model
         assert unit == dataclasses.replace(ours[name], frames=claim5_semantics.ITERATES)
-    for place in (small, settings(profile="laptop", dataset="shapes")):
-        asked = ("", HYBRID) if place is small else POLICIES
-        trained = {policy or "none": model_unit(place, policy) for policy in asked}
-        assert (
-            trained.items()
-            <= claim4_efficiency.networks(place).items()
-            <= claim4_efficiency.units(place).items()
-        )
 
 
 INITIAL = settings(profile="laptop", dataset="shapes", images=40)
@@ -338,34 +295,6 @@ def test_claim_2_attacks_every_searched_policy_with_every_attack():
     assert {unit.last for unit in own.values()} == {INITIAL.images}
 
 
-def test_the_transferred_policies_are_judged_on_the_attacked_network_and_on_trained_ones():
-    found = claim3_transfer.attacks(INITIAL)
-    assert {model for model, _ in found} == {"lenet", "convnet-16"}
-    assert {policy for model, policy in found if model == "lenet"} == {
-        "none", *SEARCHED, HYBRID, "19-15-45+2-43-21"
-    }  # fmt: skip
-    assert {unit.model.train for unit in found.values()} == {None}
-    assert found["convnet-16", "none"].attack.tv == ATTACKS["annealed-convnet"].tv
-    trained = claim3_transfer.networks(INITIAL)
-    every = {
-        model: list(map(label, claim3_transfer.policies(model)))
-        for model in ("resnet20-1", "convnet-4")
-    }
-    assert list(trained) == [
-        (model, policy) for model, policies in every.items() for policy in policies
-    ]
-    assert all(label(unit.train.policy) == policy for (_, policy), unit in trained.items())
-    assert "search" not in claim3_transfer.units(INITIAL)  # it takes days
-    assert claim3_transfer.later_units(INITIAL, None) == {}
-    tiny = ext1_tinyimagenet.attacks(INITIAL)
-    assert set(tiny) == {("lenet", p, draw) for p in ("none", *SEARCHED, HYBRID) for draw in (0, 1)}
-    assert all(unit.seed == draw for (_, _, draw), unit in tiny.items())
-    assert set(ext1_tinyimagenet.networks(INITIAL)) == {
-        ("resnet20-1", "none"),
-        ("resnet20-1", HYBRID),
-    }
-
-
 # --- training curves ----------------------------------------------------------------------------------------
 
 
@@ -382,105 +311,6 @@ def test_the_accuracy_of_each_epoch_changes_no_weight_and_the_last_is_the_networ
     assert without["history"][:, 3].isnan().all()
     for one, other in zip(model.state_dict().values(), plain.state_dict().values(), strict=True):
         assert torch.equal(one, other)
-
-
-def test_epochs_to_an_accuracy():
-    curve = pd.DataFrame(
-        {
-            "policy": ["none"] * 4 + ["x"] * 4,
-            "epoch": [1, 2, 3, 4] * 2,
-            "accuracy": [10, 50, 45, 60, 5, 10, 30, 40],
-        }
-    )
-    found = claim4_efficiency.epochs_to(curve, {"half": 30.0, "most": 50.0})
-    assert found.loc["none"].tolist() == [2, 2]
-    assert found.loc["x", "half"] == 3
-    assert np.isnan(found.loc["x", "most"])
-    assert list(claim4_efficiency.levels(curve).values()) == pytest.approx([30, 48, 57])
-
-
-@pytest.mark.parametrize(
-    ("hybrid", "share", "epochs", "accuracy", "status"),
-    [
-        ([3, 5, 9], 0.01, 20, 70, "reproduced"),
-        ([3, 5, 10], 0.01, 20, 70, "reproduced"),  # two epochs late of twenty
-        ([3, 5, 11], 0.01, 20, 70, "partly"),
-        ([3, 5, 9], 0.06, 20, 70, "partly"),
-        ([3, 5, math.nan], 0.06, 20, 70, "not reproduced"),
-        ([3, 5, 9], 0.01, 4, 70, "not measured"),
-        ([3, 5, 9], 0.01, 20, 4, "not measured"),  # the network hardly learned
-    ],
-)
-def test_the_rule_of_claim_4(hybrid, share, epochs, accuracy, status):
-    reached = pd.DataFrame([[3.0, 5.0, 8.0], hybrid], index=["none", HYBRID])
-    verdict = efficiency_verdict(reached, share, HYBRID, epochs=epochs, accuracy=accuracy, chance=1)
-    assert verdict.status == status
-
-
-def test_a_curve_without_accuracies_is_not_measured():
-    reached = pd.DataFrame([[math.nan] * 3, [1.0] * 3], index=["none", HYBRID])
-    verdict = efficiency_verdict(reached, 0.01, HYBRID, epochs=20, accuracy=70, chance=1)
-    assert verdict.status == "not measured"
-
-
-def test_claim_4_from_the_store(kept, monkeypatch):
-    monkeypatch.setattr(claim4_efficiency, "TIMED_BATCHES", 1)
-    result = claim4_efficiency.run(settings(**TINY), kept)
-    curve, cost = result.tables["curve"], result.tables["cost"].set_index("policy")
-    assert list(curve["epoch"]) == [1] * 5
-    assert curve["accuracy"].between(0, 100).all()
-    assert (cost["share"] > 0).all()
-    assert cost.loc["none", "seconds"] < cost.loc[HYBRID, "seconds"]
-    assert claim4_efficiency.comparison(result).loc[
-        HYBRID, ["paper accuracy", "replication accuracy"]
-    ].tolist() == [
-        77.92,
-        77.47,
-    ]
-    assert (
-        claim4_efficiency.run(settings(**TINY), kept).digest == result.digest
-    )  # times are kept, too
-
-
-def test_several_trainings_differ_in_their_seed_alone_and_share_it_over_policies():
-    assert not claim4_efficiency.repeated(settings())
-    units = claim4_efficiency.repeated(settings(profile="laptop", dataset="shapes"))
-    assert {seed for _, seed in units} == {0, 1, 2}
-    assert {policy for policy, _ in units} == {"none", HYBRID}
-    for (policy, seed), unit in units.items():
-        assert unit == dataclasses.replace(units[policy, 0], seed=seed)
-        assert unit.train == dataclasses.replace(
-            units["none", 0].train, policy=policy.replace("none", "")
-        )
-    long = claim4_efficiency.networks(settings(profile="laptop", dataset="shapes"))
-    assert all(units[policy, 0] == long[policy] for policy in ("none", HYBRID)), (
-        "the curves' own are the first"
-    )
-
-
-@pytest.mark.parametrize(
-    ("changes", "judged"),
-    [
-        ((1, 0.9, 1.1), "no worse"),
-        ((-5, -5.1, -4.9), "worse"),
-        ((-3, 0, 1), "cannot tell"),
-        ((-2, -2.1, -1.9), "cannot tell"),
-    ],
-)
-def test_a_policy_is_no_worse_if_its_change_over_seeds_is(changes, judged):
-    rows = [("none", s, 20.0 + s) for s in range(3)] + [
-        ("3-1-7", s, 20.0 + s + c) for s, c in enumerate(changes)
-    ]
-    table = pd.DataFrame(rows, columns=["policy", "seed", "accuracy"])
-    row = claim4_efficiency.no_worse(
-        report.Result("claim4_efficiency", {"seeds": table}, {"classes": 100}, None)
-    ).loc["3-1-7"]
-    assert (row["judged"], row["seeds"]) == (judged, 3)
-    assert row["change, points"] == pytest.approx(sum(changes) / 3)
-    low, high = t.interval(0.95, 2, np.mean(changes), sem(changes))
-    assert (row["low"], row["high"]) == pytest.approx((low, high))
-    few = report.Result("claim4_efficiency", {"seeds": table}, {"classes": 10}, None)
-    assert claim4_efficiency.no_worse(few)["judged"].tolist() == ["not judged"]
 
 
 # --- transfer -----------------------------------------------------------------------------------------------
@@ -610,20 +440,6 @@ def test_each_networks_rows_are_set_beside_its_own_table_whatever_the_order_of_a
     found = claim3_transfer.comparison(result)[["paper PSNR", "replication PSNR"]]
     assert found.loc["convnet-64"].to_numpy().tolist() == [[9.12, 9.52], [7.11, 11.5]]
     assert found.loc["resnet20-4"].to_numpy().tolist() == [[10.04, 9.81], [8.14, 7.49]]
-
-
-def test_extension_1_beside_table_5(kept):
-    result = ext1_tinyimagenet.run(settings(**TINY), kept)
-    table = ext1_tinyimagenet.comparison(result)
-    assert table["replication PSNR"].to_dict() == {"none": 8.96, HYBRID: 7.92}
-    assert table["replication accuracy"].to_dict() == {"none": 61.44, HYBRID: 57.38}
-    assert list(ext1_tinyimagenet.differences(result).index) == [HYBRID]
-    accuracy = result.tables["accuracy"].set_index("policy")["accuracy"]
-    attacked = {
-        "attacks": result.tables["attacks"].assign(model="lenet")
-    }  # and not the network that was trained
-    elsewhere = dataclasses.replace(result, tables=result.tables | attacked)
-    assert ext1_tinyimagenet.comparison(elsewhere)["accuracy"].to_dict() == accuracy.to_dict()
 
 
 # --- semantics ----------------------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ from atsbook.pages import (
     claim2_generality,
     claim2_search,
     claim6_transformations,
-    ext1_tinyimagenet,
     ext2_transformations_tinyimagenet,
 )
 from atsbook.runs import scoring, table1
@@ -526,7 +525,7 @@ def test_extension_2_takes_tiny_imagenet_where_it_is_and_what_a_user_chose(monke
     assert taken(profile="full") == ("shapes", 100)
     assert taken(profile="laptop", dataset="cifar10") == ("cifar10", 500)
     assert taken(profile="laptop", dataset="shapes-grey") == ("shapes", 32)
-    for module in (table1, ext1_tinyimagenet):
+    for module in (table1, ext2_transformations_tinyimagenet):
         monkeypatch.setattr(module, "dataset", lambda name, split: range(10_000))
     assert taken(profile="laptop") == ("tinyimagenet", 500)
     assert taken(profile="laptop", score_images=9) == ("tinyimagenet", 9)

@@ -313,6 +313,43 @@ def test_results_on_a_gpu_are_made_in_this_process(monkeypatch):
     assert seen["device"] == "cuda"
 
 
+def test_a_function_of_the_notebook_measures_a_network_once_and_is_keyed_by_its_source(study):
+    def size(net, most):
+        return {"parameters": torch.tensor([p.numel() for p in net.parameters()][:most])}
+
+    def first(net, most):
+        return {"parameters": torch.tensor([p.numel() for p in net.parameters()][:1])}
+
+    network = study.network("convnet-4")
+    request = study.call(size, network, most=2)
+    made(study, request)
+    expected = [parameter.numel() for parameter in network.value.parameters()][:2]
+    assert request.value["parameters"].tolist() == expected
+    assert study.missing([request]) == []
+    assert study.missing([study.call(size, network, most=3)])
+    assert study.missing([study.call(first, network, most=2)])
+
+
+def test_each_epoch_of_a_training_is_a_row(study):
+    trained = study.network("convnet-4", train=TrainConfig(epochs=2), fraction=0.02)
+    made(study, trained)
+    history = study.histories({"": trained}, ["policy"])
+    assert history["epoch"].tolist() == [1, 2]
+    assert set(history["policy"]) == {"none"}
+    assert history["accuracy"].between(0, 100).all()
+    assert (history["seconds"] > 0).all()
+
+
+def test_what_attacks_tell_of_photographs_stands_in_their_table(study):
+    run = study.attack(study.network("convnet-4"), policy="3-1-7", **FEW)
+    made(study, run, study.outcomes(run))
+    table = study.table({"3-1-7": run}, ["policy"], outcomes=True)
+    told = study.table({"3-1-7": study.outcomes(run)}, ["policy"])
+    assert table["bits"].tolist() == told["bits"].tolist()
+    assert table["gain_told"].tolist() == told["gain"].tolist()
+    assert table["gain"].tolist() != told["gain"].tolist()  # that is over another guess
+
+
 def test_outcomes_of_an_attack_are_rows_of_a_table(study):
     network = study.network("lenet")
     runs = {policy: study.attack(network, policy=policy, **FEW) for policy in ("", "3")}

@@ -150,7 +150,7 @@ def changes(root: Path, paths: Sequence[str]) -> list[dict[str, str]]:
     return sorted(found, key=lambda change: _moment(change["date"]))
 
 
-# Pages that judge by another page's rule.
+# Pages that judge by another page's rule, or did before their notebooks stated one.
 BORROWED = {
     "ext1_tinyimagenet": "claim3_transfer",
     "ext2_transformations_tinyimagenet": "claim6_transformations",
@@ -159,8 +159,7 @@ BORROWED = {
 
 def sources(page: str) -> list[str]:
     """The files in which a page's rules are or were stated."""
-    page = BORROWED.get(page, page)
-    return [f"atsbook/pages/{page}.py", f"notebooks/{page}.ipynb"]
+    return [f"atsbook/pages/{BORROWED.get(page, page)}.py", f"notebooks/{page}.ipynb"]
 
 
 def current(root: Path, page: str) -> str:

@@ -55,6 +55,7 @@ IDENTIFYING = (
     "claim2_generality",
     "claim2_search",
     "claim3_transfer",
+    "ext1_tinyimagenet",
     "ext5_adaptive",
     "ext9_collaborative",
 )

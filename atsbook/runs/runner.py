@@ -133,7 +133,10 @@ def _executed(
     """Execute pages that are a notebook and nothing else; those that need more than is kept, and
     why.
     """
-    parameters = {"profile": experiment.profile, "dataset": experiment.dataset}
+    parameters = {"profile": experiment.profile}
+    # Some pages are about another data set than the profile's: they know better.
+    if experiment.dataset != settings(profile=experiment.profile).dataset:
+        parameters["dataset"] = experiment.dataset
     unfinished = []
     for name in names:
         try:
@@ -417,8 +420,9 @@ def readers(root: Path, store: Store) -> dict[str, list[str]]:
 
 def _keys_of(name: str, experiment: Settings, root: Path) -> list[str]:
     """The keys of the evidence behind a page that is a notebook and nothing else, from its last run."""
-    folder = root / "results" / name / f"{experiment.dataset}-{experiment.profile}"
-    return stored_result(folder).get("evidence", []) if folder.is_dir() else []
+    # A page may be about another data set than the book's.
+    folders = sorted((root / "results" / name).glob(f"*-{experiment.profile}"))
+    return [key for folder in folders for key in stored_result(folder).get("evidence", [])]
 
 
 def published(root: Path) -> list[str]:

@@ -298,6 +298,41 @@ class FoundUnit(AttackUnit):
         return known_ranks(self.attack_unit, store, device)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CallUnit:
+    """What a function of a notebook measures of a network; see `Study.call`."""
+
+    kind: ClassVar[str] = "call"
+
+    model: ModelUnit
+    function: Written
+    arguments: tuple[tuple[str, object], ...] = ()
+
+    @property
+    def needs(self) -> tuple[Unit, ...]:
+        """The network, if it is trained."""
+        return (self.model,) if self.model.train else ()
+
+    @property
+    def title(self) -> str:
+        """The function and the network."""
+        return f"{self.function.name}, {self.model.title}"
+
+    @property
+    def passes(self) -> float:
+        """Not known."""
+        return 0.0
+
+    def make(self, store: Store, device: torch.device) -> object:
+        """Call the function, if its result is not in the store."""
+
+        def compute(state: object) -> dict[str, Tensor]:
+            net = trained(self.model, store, device)[0].eval()
+            return self.function.call(net, **dict(self.arguments))
+
+        return store.get(self.kind, self, compute, label=self.title)
+
+
 # --- where results are ------------------------------------------------------------------------------------------------
 
 
@@ -589,6 +624,23 @@ class Study:
         )
         return self._request(unit)
 
+    def call(
+        self, function: Callable[..., dict[str, Tensor]], network: Request, **arguments: object
+    ) -> Request:
+        """What a function of the notebook measures of a network; its value is what that returns.
+
+        Args:
+            function: called with the network, in eval mode on the study's device, and the
+                arguments; returns tensors by name. It is keyed by its source.
+            arguments: numbers, texts and tuples of them.
+        """
+        unit = CallUnit(
+            model=self._unit(network, ModelUnit, "network"),
+            function=Written(function),
+            arguments=tuple(sorted(arguments.items())),
+        )
+        return self._request(unit)
+
     def outcomes(self, run: Request) -> Request:
         """What an attack's images tell of the photographs, for a server that knows the policy.
 
@@ -788,6 +840,29 @@ class Study:
             )  # not known on the way
             rows.append(columns | {"accuracy": float(kept["accuracy"])} | learned)
         return pd.DataFrame(rows)
+
+    def histories(self, networks: Mapping[object, Request], names: Sequence[str]) -> pd.DataFrame:
+        """One row per trained network and epoch: `epoch` from 1, mean training `loss`, `lr`,
+        `seconds`, and `accuracy` in percent of the first test images (nan where a network was
+        trained before that was kept).
+
+        Args:
+            networks: by a key, or a tuple of keys.
+            names: what the parts of a key are called.
+        """
+        self.compute(networks)
+        parts = []
+        for key, request in networks.items():
+            history = self._artifact(request.unit)["history"].double().numpy()
+            measured = ["loss", "lr", "seconds", "accuracy"]
+            part = pd.DataFrame(history, columns=measured[: history.shape[1]])
+            part = part.reindex(columns=measured)
+            part.insert(0, "epoch", range(1, len(part) + 1))
+            columns = dict(zip(names, key if isinstance(key, tuple) else (key,), strict=True))
+            if "policy" in columns:
+                columns["policy"] = label(str(columns["policy"]))
+            parts.append(part.assign(**columns))
+        return pd.concat(parts, ignore_index=True)
 
     # where it was made
 
