@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from atsbook.pages import claim1_defenses, claim2_generality
+from atsbook.pages import claim2_generality
 from atsbook.runs.settings import settings
+from atsbook.runs.study import Study
 from atslib import Images
 from atslib.attacks import ATTACKS
 from atslib.attacks.optimizers import OPTIMIZERS, Optimizer
@@ -119,7 +120,7 @@ def test_parts_of_an_attack_and_whole_attacks_are_rows_of_claim_2(presets, kept)
     assert brighter[0] > brighter[1]
 
 
-def test_a_model_a_data_set_and_a_defense_are_rows_of_claim_1(kept, monkeypatch):
+def test_a_model_a_data_set_and_a_defense_are_asked_for_by_name(tmp_path, monkeypatch):
     monkeypatch.setitem(FAMILIES, "linear", (linear, 1, 1))
     monkeypatch.setitem(DATASETS, "noise", noise_images)
 
@@ -127,22 +128,16 @@ def test_a_model_a_data_set_and_a_defense_are_rows_of_claim_1(kept, monkeypatch)
         return {name: 0 * gradient for name, gradient in gradients.items()}
 
     monkeypatch.setitem(DEFENSES, "zero", (zeros, "", bool))
-    monkeypatch.setattr(claim1_defenses, "DEFENSES", {"prune:0.7": "pruning-70", "zero:1": ""})
-    result = claim1_defenses.run(
-        settings(**TINY | {"fraction": 1.0}, model="linear", dataset="noise"), kept
-    )
-    assert (result.facts["dataset"], result.facts["model"], result.facts["train"]) == (
-        "noise",
-        "linear",
-        60,
-    )
-    table = claim1_defenses.comparison(result)
-    assert ("zero:1", "fixed") in table.index
-    assert table.loc[("prune:0.7", "code"), "paper PSNR"] > 0
-    attacks = result.tables["attacks"].set_index(["defense", "applied"]).sort_index()
-    assert attacks.loc[("zero:1", "fixed"), "cost"].tolist() == [
-        1,
-        1,
-    ]  # nothing is shared, so nothing is similar
-    assert (attacks.loc[("zero:1", "code"), "cost"] != 1).all()
-    assert result.sheets["none", "fixed"]["target"].shape == (2, 1, 12, 12)
+    study = Study("smoke", "noise", store=tmp_path)
+    runs = {
+        name: study.attack(
+            study.network("linear"), defense=name, attack="adam-cosine", steps=2, images=2
+        )
+        for name in ("", "prune:0.7", "zero:1")
+    }
+    for run in runs.values():
+        run.unit.make(study._own, torch.device("cpu"))
+    cost = study.table(runs, ["defense"]).groupby("defense")["cost"].apply(list)
+    assert cost["zero:1"] == [1, 1]  # nothing is shared, so nothing is similar
+    assert 1 not in cost["prune:0.7"] + cost[""]
+    assert runs[""].value["target"].shape == (2, 1, 12, 12)

@@ -18,7 +18,6 @@ from atsbook.figures import plots
 from atsbook.findings import compare
 from atsbook.findings.result import Result
 from atsbook.pages import (
-    claim1_defenses,
     claim2_generality,
     claim2_search,
     claim3_transfer,
@@ -33,7 +32,7 @@ from atsbook.pages.ext4_hidden_details import details_verdict
 from atsbook.runs import attacks as units
 from atsbook.runs import layers, networks, table1
 from atsbook.runs.attacks import attack_unit
-from atsbook.runs.networks import ModelUnit, model_unit, network, semi_trained, trained
+from atsbook.runs.networks import ModelUnit, model_unit, network, trained
 from atsbook.runs.settings import settings
 from atsbook.runs.store import Store
 from atsbook.runs.table1 import HYBRID, SEARCHED
@@ -271,21 +270,6 @@ def test_an_untrained_network_is_attacked_with_the_preset_of_its_family_on_fewer
 def test_the_network_alone_is_another_where_trained_ones_are_attacked_and_for_lenet():
     for place, model in ((settings(), "convnet-16"), (INITIAL, "lenet")):
         assert table1.on_network(place, model) == dataclasses.replace(place, model=model)
-
-
-def test_defenses_meet_the_semi_trained_network_as_they_met_the_untrained_one():
-    untrained, there = claim1_defenses.attacks(INITIAL), claim1_defenses.semi(INITIAL)
-    assert list(there) == list(untrained)
-    assert {unit.last for unit in untrained.values()} == {INITIAL.images}
-    for key, unit in there.items():
-        assert unit.model == semi_trained(INITIAL)
-        assert (unit.policy, unit.defense, unit.last) == (
-            untrained[key].policy,
-            untrained[key].defense,
-            32,
-        )
-    assert {name for name, _ in untrained} == set(claim1_defenses.networks(INITIAL))
-    assert claim1_defenses.semi(settings(profile="full", dataset="shapes")) == {}
 
 
 def test_claim_2_attacks_every_searched_policy_with_every_attack():
@@ -904,8 +888,6 @@ def test_on_untrained_networks_extension_4_asks_nothing_of_the_training_and_take
     assert {unit.model.train for unit in found.values()} == {None}
     assert "factor 0.5 in training" not in found
     assert found["l2"].attack.line_search
-    trained = ext4_hidden_details.models(settings(profile="laptop"))
-    assert trained["with"] == claim1_defenses.networks(settings(profile="laptop"))["none"]
 
 
 @pytest.mark.parametrize(

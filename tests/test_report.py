@@ -13,7 +13,6 @@ from atsbook.findings.reported import policy_label, reported
 from atsbook.findings.result import NO_POLICY, Result, Verdict, stored_digest, stored_result
 from atsbook.findings.verdicts import cannot_tell, does_not_matter, guards
 from atsbook.pages import claim2_generality
-from atsbook.pages.claim1_defenses import DEFENSES_RULE, defenses_verdict, exchange
 from atsbook.pages.claim2_generality import GENERALITY_RULE, TABLE3, generality_verdict, unsigned
 from atsbook.runs.table1 import HYBRID
 from atsbook.texts.answers import CLAIMS, claims, insert_answers
@@ -71,20 +70,6 @@ def test_policy_label_is_the_policy_alone():
 
 CELLS = [("initial", 0, "lenet"), ("initial", 0, "convnet-16"), ("trained", 7820, "resnet20-1")]
 ACCURACY = {NO_POLICY: 70.0, HYBRID: 68.0}  # percent
-
-
-def test_the_rule_names_each_condition_and_a_verdict_one_of_the_words():
-    for rule in (GENERALITY_RULE, DEFENSES_RULE):
-        for word in (
-            "Reproduced",
-            "Partly",
-            "Not reproduced",
-            "Cannot tell",
-            "knows the policy and sees no gradient",
-        ):
-            assert word in rule
-    with refused("verdict 'proved' must be one of reproduced, partly"):
-        Verdict("proved", "", "")
 
 
 # --- what every verdict needs ---------------------------------------------------------------------------------
@@ -450,115 +435,3 @@ def test_other_policies_stand_beside_the_hybrid_and_have_no_say_in_claim_2():
     assert generality_verdict(pd.concat([table, other]), ["x", "y"]) == generality_verdict(
         table, ["x", "y"]
     )
-
-
-def defended(hybrid=1.0, none=6.0, images=40, **rivals):
-    """Rows with mean gains in dB: of the hybrid, of nothing, and of `prune` (3 dB) and `noise` (0
-    dB) or as given.
-    """
-    means = {NO_POLICY: none, HYBRID: hybrid} | {"prune:0.7": 3.0, "gaussian:0.01": 0.0} | rivals
-    parts = [
-        pd.DataFrame(
-            {
-                "defense": name,
-                "applied": "fixed",
-                "image": range(images),
-                "gain": noisy(mean, i, images),
-            }
-        )
-        for i, (name, mean) in enumerate(means.items())
-    ]
-    # The gradient that is not perturbed must not count.
-    parts.append(
-        pd.DataFrame(
-            {"defense": "prune:0.7", "applied": "code", "image": range(images), "gain": -50.0}
-        )
-    )
-    return pd.concat(parts, ignore_index=True).assign(
-        floor_policy=9.0, psnr=lambda table: 9.0 + table["gain"]
-    )
-
-
-DEFENSE_ACCURACY = {
-    NO_POLICY: 77.0,
-    HYBRID: 75.5,
-    "prune:0.7": 75.0,
-    "gaussian:0.01": 40.0,
-}  # noise is no rival
-
-
-def test_a_defense_is_set_against_its_accuracy():
-    table = defended().assign(rank_original=lambda rows: 1 + rows["image"] % 2)
-    accuracy = pd.DataFrame(
-        {"defense": list(DEFENSE_ACCURACY), "accuracy": list(DEFENSE_ACCURACY.values())}
-    )
-    tables = {"attacks": table, "semi": table.assign(gain=-table["gain"]), "accuracy": accuracy[:3]}
-    both, other = (
-        exchange(Result("claim1_defenses", tables, {}, None), name) for name in ("attacks", "semi")
-    )
-    assert (other["mean"] == -both["mean"]).tolist() == (both["outcome"] == "gain, dB").tolist()
-    gains, shares = (rows.set_index("defense") for _, rows in both.groupby("outcome"))
-    for rows in (gains, shares):
-        assert rows["accuracy"].to_dict() == {NO_POLICY: 77.0, HYBRID: 75.5, "prune:0.7": 75.0}
-        assert rows["kind"].tolist() == ["policy", "policy", "prune"]
-        assert ((rows["low"] < rows["mean"]) & (rows["high"] > rows["mean"])).all()
-    assert gains["mean"].to_dict() == pytest.approx(
-        {NO_POLICY: 6.0, HYBRID: 1.0, "prune:0.7": 3.0}, abs=0.5
-    )
-    assert shares["mean"].tolist() == [50.0] * 3
-
-
-@pytest.mark.parametrize(
-    ("gains", "accuracy", "status", "reason"),
-    [
-        (
-            {},
-            {},
-            "reproduced",
-            "the hybrid's gain of +1.0 dB is lower than 1 of 1 usable defenses, -1.5 points",
-        ),
-        (
-            {},
-            {HYBRID: 63.0},
-            "partly",
-            "; but the hybrid keeps 79% of what is learned above chance",
-        ),
-        (
-            {},
-            {"gaussian:0.01": 72.0},
-            "not reproduced",
-            "1 of 2 usable defenses",
-        ),  # half is not more than half
-        (
-            {},
-            {"gaussian:0.01": 72.0, "prune:0.95": 76.0, "prune:0.9": 76.0},
-            "partly",
-            "; but not than gaussian:0.01",
-        ),
-        ({"hybrid": 3.0}, {}, "not reproduced", "0 of 1 usable defenses"),
-        ({"hybrid": 4.0}, {}, "not reproduced", "0 of 1 usable defenses"),
-        (
-            {"none": -1.0},
-            {},
-            "cannot tell",
-            "undefended attacks do not beat the policy's mean image (-1.0 dB [",
-        ),
-        ({"images": 29}, {}, "cannot tell", "29 images are fewer than 30"),
-        (
-            {},
-            {NO_POLICY: 20.0, HYBRID: 19.0, "prune:0.7": 19.0},
-            "cannot tell",
-            "the network none is at 20.0 %",
-        ),
-    ],
-)
-def test_the_rule_of_the_defenses(gains, accuracy, status, reason):
-    rivals = (
-        {"prune:0.95": 4.0, "prune:0.9": -9.0} if "prune:0.95" in accuracy else {}
-    )  # the last has no printed row
-    verdict = defenses_verdict(
-        defended(**gains, **rivals), pd.Series(DEFENSE_ACCURACY | accuracy), HYBRID, 10
-    )
-    assert verdict.status == status
-    assert reason in verdict.reason
-    assert "usable defenses" in verdict.here

@@ -8,7 +8,10 @@ import pytest
 from scipy.stats import sem, t
 from test_pilots import cell
 
-from atsbook.findings.statistics import paired
+from atsbook.findings import photographs
+from atsbook.findings.reported import DEFENSES
+from atsbook.findings.statistics import interval, paired
+from atsbook.findings.verdicts import guards, kept
 from atsbook.runs.table1 import HYBRID
 
 
@@ -87,3 +90,64 @@ def test_a_policy_is_no_worse_if_its_change_over_seeds_is(changes, chance, words
     assert (change["low"], change["high"]) == pytest.approx(
         t.interval(0.95, 2, np.mean(changes), sem(changes))
     )
+
+
+# --- claim 1, defenses ------------------------------------------------------------------------------------------------
+
+
+def defended(hybrid=1.0, none=6.0, images=40, **rivals):
+    """Rows with mean bits: of the hybrid, of nothing, and of `prune` (3 bits) and `noise` (0 bits)
+    or as given.
+    """
+    stream = np.random.default_rng(0)
+    means = {"none": none, HYBRID: hybrid, "prune:0.7": 3.0, "gaussian:0.01": 0.0} | rivals
+    parts = []
+    for name, mean in means.items():
+        bits = stream.normal(mean, 0.3, images) if mean else np.zeros(images)
+        part = {"defense": name, "image": range(images), "bits": bits, "found": bits > 2}
+        parts.append(pd.DataFrame(part | {"gain_told": bits, "psnr": 9 + bits, "frame": 9.0}))
+    return pd.concat(parts, ignore_index=True)
+
+
+ACCURACY = {"none": 77.0, HYBRID: 75.5, "prune:0.7": 75.0, "gaussian:0.01": 40.0}  # no rival
+
+
+@pytest.mark.parametrize(
+    ("bits", "accuracy", "status", "beaten"),
+    [
+        ({}, {}, "reproduced", ["prune:0.7"]),
+        ({}, {HYBRID: 60.0}, "partly", ["prune:0.7"]),  # it keeps less than four fifths
+        (
+            {},
+            {"gaussian:0.01": 72.0},
+            "not reproduced",
+            ["prune:0.7"],
+        ),  # half is not more than half
+        (
+            {"prune:0.95": 4.0},
+            {"gaussian:0.01": 72.0, "prune:0.95": 76.0},
+            "partly",
+            ["prune:0.7", "prune:0.95"],
+        ),
+        ({"prune:0.9": 4.0}, {"prune:0.9": 76.0}, "reproduced", ["prune:0.7"]),  # not the paper's
+        ({"hybrid": 3.0}, {}, "not reproduced", []),
+        ({"hybrid": 4.0}, {}, "not reproduced", []),
+        ({"none": 0.0}, {}, "cannot tell", ["prune:0.7"]),
+        ({"images": 29}, {}, "cannot tell", ["prune:0.7"]),
+        ({}, {"none": 20.0, HYBRID: 19.0, "prune:0.7": 19.0}, "cannot tell", ["prune:0.7"]),
+    ],
+)
+def test_the_rule_of_the_defenses(bits, accuracy, status, beaten):
+    space = functions(
+        "claim1_defenses",
+        "def judge(",
+        kept=kept,
+        guards=guards,
+        interval=interval,
+        photographs=photographs,
+        published=list(DEFENSES),
+    )
+    percent = pd.Series(ACCURACY | accuracy)
+    found, _, fewer, why = space["judge"](defended(**bits), percent, classes=10)
+    assert (found, sorted(fewer)) == (status, beaten)
+    assert bool(why) == (status == "cannot tell")

@@ -9,6 +9,16 @@ import pandas as pd
 from atslib.errors import AtsError
 
 REPORTED = Path(__file__).with_name("reported.csv")
+# A defense → its row in the paper's Table 3 and the replication's Table 6.
+DEFENSES = {
+    "prune:0.7": "pruning-70",
+    "prune:0.95": "pruning-95",
+    "prune:0.99": "pruning-99",
+    "laplace:0.001": "laplacian-1e-3",
+    "laplace:0.01": "laplacian-1e-2",
+    "gaussian:0.001": "gaussian-1e-3",
+    "gaussian:0.01": "gaussian-1e-2",
+}
 
 
 def reported(**where: str) -> pd.DataFrame:

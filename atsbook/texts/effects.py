@@ -13,10 +13,10 @@ import numpy as np
 import pandas as pd
 
 from atsbook.findings.compare import interval
+from atsbook.findings.reported import DEFENSES
 from atsbook.findings.result import NO_POLICY
 from atsbook.findings.statistics import paired
 from atsbook.pages import ext4_hidden_details, switches
-from atsbook.pages.claim1_defenses import DEFENSES
 from atsbook.texts.answers import stored
 from atslib.errors import AtsError, choose
 from atslib.files import write_atomically

@@ -15,11 +15,10 @@ import numpy as np
 import pandas as pd
 
 from atsbook.findings.compare import matrices
-from atsbook.findings.reported import policy_label, reported
+from atsbook.findings.reported import DEFENSES, policy_label, reported
 from atsbook.findings.result import NO_POLICY
 from atsbook.findings.statistics import pearson
 from atsbook.pages import ext7_general_leakage
-from atsbook.pages.claim1_defenses import DEFENSES
 from atsbook.pages.claim2_generality import PAPER_ROWS
 from atsbook.pages.claim5_semantics import PUBLISHED
 from atsbook.pages.claim6_transformations import NOTHING, first_id, wide
