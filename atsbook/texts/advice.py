@@ -1,16 +1,18 @@
 """The page "Should I use this?": what a client gets for a policy, in numbers of the stored results."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from atsbook.findings import compare
 from atsbook.findings.result import NO_POLICY, Result, stored_result
+from atsbook.findings.statistics import ENOUGH
 from atsbook.pages import ext6_defenses, ext9_collaborative
 from atsbook.runs.adaptive import DRAWS, LEARNED, POLICY, STRONGEST, UNDONE, watching
 from atsbook.runs.table1 import HYBRID
 from atsbook.texts.answers import newest
+from atsbook.texts.first_screen import NAMES, Numbers, numbers, percent
 
 PAGE = "results/{}.ipynb"
 KNOWING = {
@@ -22,40 +24,62 @@ KNOWING = {
     "has learned on other images": LEARNED,
 }
 LEADS = {
-    "reproduced": "**It helps where attacks work.** The hybrid lowers what an attack learns from a gradient.",
-    "partly": "**Not as your only protection.** Where attacks work, the hybrid lowers what the strongest learn from a "
-    "gradient in some places and not in others; the tables say what is left to them where it does.",
-    "not reproduced": "**Not as your protection.** Where attacks work, the hybrid does not lower what the strongest "
-    "learn from a gradient; it shows the server another picture of the same content.",
-    "cannot tell": "**Nobody can tell yet.** No attack here learns anything from an undefended gradient.",
+    "reproduced": "**It helps, and is no guarantee.**",
+    "partly": "**Not as your only protection.**",
+    "not reproduced": "**Not as your protection.**",
+    "cannot tell": "**Nobody can tell yet.**",
 }
 
 
 def advice(results: Path) -> str:
     """The page as MyST Markdown; it says so where nothing has been measured."""
-    regimes = newest("regimes", results)
+    privacy = newest("claim1_privacy", results)
     head = "# Should I use this?\n\n"
-    if regimes is None:
+    if privacy is None:
         return head + "Not measured yet.\n"
-    status = stored_result(regimes[0])["verdict"]["status"]
-    attacks = pd.read_csv(regimes[0] / "attacks.csv", dtype={"policy": str})
-    facts = regimes[1]
+    status = stored_result(privacy[0])["verdict"]["status"]
     parts = [
-        head + LEADS[status],
-        _scale(facts),
-        _got(attacks, regimes[0], results),
-        _stages(attacks),
+        f"{head}{LEADS[status]} {_advised(numbers(results))}",
+        _got(privacy[0], results),
+        _scale(privacy[1]),
+        _stages(results),
     ]
     parts += [_knowing(results), _federation(results), _rivals(results), _instead(results), NEXT]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _advised(known: Numbers) -> str:
+    """What a client gets and pays, and what to do then."""
+    words = []
+    if known.untrained:
+        shares = [
+            f"{percent(bare)} to {percent(hidden)} on an untrained {NAMES[model]}"
+            for model, (bare, hidden) in known.untrained.items()
+        ]
+        words.append(
+            "The hybrid takes the share of photographs that a server finds who knows the policy from "
+            f"{', from '.join(shares)}"
+        )
+        words[-1] += (
+            f"; told what was drawn, it finds {percent(known.told[4])} on the LeNet after four rounds."
+            if 4 in known.told
+            else "."
+        )
+    if known.accuracy:
+        bare, hidden = known.accuracy
+        words.append(f"It costs accuracy: {bare:.1f} → {hidden:.1f} % on a {known.learned[0]}.")
+    words.append(
+        "What your own network gives away, with a policy or without, is one command: {doc}`audit_your_own`."
+    )
+    return " ".join(words)
 
 
 NEXT = """## What to do then
 
 - **Measure your own case.** Your network, your images, your policy and a stronger attack are a few lines:
   {doc}`your_own`. A policy that was good on another network is no evidence for yours.
-- **Look at the gain, not at the PSNR.** A policy that darkens or shifts the images lowers every PSNR, that of a blind
-  guess included. {doc}`results/regimes` shows both.
+- **Ask whether the photograph is found, not how many decibels.** A policy that darkens or shifts the images lowers
+  every PSNR, that of a guess included.
 - **Do not take a score for an attack.** How far the privacy score predicts anything is on
   {doc}`results/claim7_correlation`.
 - **Compare other defenses at their worst.** {doc}`results/ext6_defenses` has each against the strongest of several
@@ -69,96 +93,69 @@ NEXT = """## What to do then
 
 def _scale(facts: dict) -> str:
     return (
-        f"Measured at profile *{facts['profile']}* on {facts['dataset']}, {facts['made']}, {facts['device']}: small "
-        f"networks, single images, a server that knows the label. Each number is a mean over images; "
-        f"[intervals and every image]({PAGE.format('regimes')})."
+        f"*Found*: the reconstruction singles out the photograph among 100 test images, for a server that knows the "
+        f"policy (chance: 1 %). *Gain*: dB above the guess of somebody who was told label, policy and draw and sees no "
+        f"gradient. Arrows go from no policy to the hybrid. Measured at profile *{facts['profile']}* on "
+        f"{facts['dataset']}, {facts['device']}: small networks, single images, a server that knows the label. "
+        f"[Intervals and every image]({PAGE.format('claim1_privacy')})."
     )
 
 
-def _gain(rows: pd.DataFrame) -> str:
-    return compare.interval(compare.gained(rows))
+def _arrow(ends: Sequence[float], form: str) -> str:
+    return " → ".join(form.format(value) for value in ends).replace("-", "−")
 
 
-OUTCOMES: dict[str, Callable[[pd.DataFrame], str]] = {
-    "the server picks the image that you used out of 100": lambda rows: compare.found(
-        rows["rank_target"]
-    ),
-    "it picks your photograph out of 100, knowing the policy": lambda rows: compare.found(
-        rows["rank_knowing"]
-    ),
-    "it picks your photograph out of 100, undoing nothing": lambda rows: compare.found(
-        rows["rank_original"]
-    ),
-    "it learns more than a blind guess by": _gain,
-}
-
-
-def _got(attacks: pd.DataFrame, regimes: Path, results: Path) -> str:
-    """What a client gets: one row per network, regime and outcome, its accuracy once trained, then
-    time.
-    """
+def _got(privacy: Path, results: Path) -> str:
+    """What a client gets: one row per network, untrained and trained."""
+    attacks = pd.read_csv(privacy / "attacks.csv", dtype={"policy": str})
+    known = pd.read_csv(privacy / "networks.csv", dtype={"policy": str})
+    known = known.set_index(["regime", "model", "policy"])["accuracy"]
     lines = [
-        "## What you get for it",
-        "| network | | no policy | with the hybrid |",
-        "|---|---|---|---|",
+        "| network | photograph found, % | used image found, % | gain, dB | accuracy, % |",
+        "|---|---|---|---|---|",
     ]
-    accuracies = regimes / "networks.csv"
-    known = (
-        pd.read_csv(accuracies, dtype={"policy": str}) if accuracies.exists() else pd.DataFrame()
-    )
-    known = known.set_index(["regime", "model", "policy"])["accuracy"] if len(known) else None
     kept = attacks[attacks["regime"].isin(("initial", "trained"))]
     for (regime, model), rows in kept.groupby(["regime", "model"], sort=False):
-        where = f"{model}, {'untrained' if regime == 'initial' else 'end of training'}"
-        both = [rows[rows["policy"] == policy] for policy in (NO_POLICY, HYBRID)]
-        said = {name: [of(part) for part in both] for name, of in OUTCOMES.items()}
-        if regime == "trained" and known is not None:
-            said["accuracy"] = [
-                f"{known[regime, model, policy]:.1f} %" for policy in (NO_POLICY, HYBRID)
-            ]
-        for head, (name, words) in zip([where, *[""] * len(OUTCOMES)], said.items(), strict=False):
-            lines.append(f"| {head} | {name} | {' | '.join(words)} |")
+        if rows["image"].nunique() < ENOUGH:
+            continue
+        ends = [rows[rows["policy"] == policy] for policy in (NO_POLICY, HYBRID)]
+        cells = [f"{NAMES.get(model, model)}, {'untrained' if regime == 'initial' else 'trained'}"]
+        for column in ("rank_knowing", "rank_target"):
+            cells.append(_arrow([100 * (end[column] == 1).mean() for end in ends], "{:.0f}"))
+        cells.append(_arrow([end["gain_told"].mean() for end in ends], "{:+.1f}"))
+        learned = [known.get((regime, model, policy)) for policy in (NO_POLICY, HYBRID)]
+        cells.append("–" if None in learned else _arrow(learned, "{:.1f}"))
+        lines.append(f"| {' | '.join(cells)} |")
+    text = "\n".join(lines)
     if claim4 := newest("claim4_efficiency", results):
-        cost = pd.read_csv(claim4[0] / "cost.csv", dtype={"policy": str}).set_index("policy")[
-            "share"
-        ]
-        lines.append(
-            f"| | time of the transformations, share of training | 0 % | {cost[HYBRID]:.1%} |"
-        )
-    return lines[0] + "\n\n" + "\n".join(lines[1:])
+        cost = pd.read_csv(claim4[0] / "cost.csv", dtype={"policy": str}).set_index("policy")
+        text += f"\n\nDrawing and applying the hybrid takes {cost.loc[HYBRID, 'share']:.1%} of an epoch's time."
+    return text
 
 
-def _stages(attacks: pd.DataFrame) -> str:
-    """How long undefended gradients tell something, one row per network that was followed through
-    its training.
-    """
-    bare = attacks[attacks["policy"] == NO_POLICY]
-    early = bare[bare["regime"] == "early"]
+def _stages(results: Path) -> str:
+    """What gradients tell along a training, one row per network that was followed through it."""
+    if (page := newest("regimes", results)) is None:
+        return ""
+    attacks = pd.read_csv(page[0] / "attacks.csv", dtype={"policy": str})
+    bare = attacks[(attacks["policy"] == NO_POLICY) & (attacks["regime"] != "semi")]
     lines = []
-    for model in early["model"].unique():
-        own = bare[
-            (bare["model"] == model) & (bare["regime"] != "semi")
-        ]  # that is another training
-        # attacks of one length
-        rows = own[own["regime"] != "trained"]
-        longer = own[own["regime"] == "trained"]
-        leaking = [step for step, table in rows.groupby("step") if compare.gained(table)["low"] > 0]
-        words = f"{max(leaking):,} of {rows['step'].max():,}" if leaking else "none"
-        ends = (
-            rows[rows["step"] == 0],
-            longer if len(longer) else rows[rows["step"] == rows["step"].max()],
-        )
-        lines.append(
-            f"| {model} | {words} | {' | '.join(compare.found(at['rank_target']) for at in ends)} |"
-        )
+    for model in bare[bare["regime"] == "early"]["model"].unique():
+        own = bare[bare["model"] == model]
+        last = own["step"].max()
+        ends = [own[own["step"] == step] for step in (0, last)]
+        cells = [
+            _arrow([100 * (end[column] == 1).mean() for end in ends], "{:.0f}")
+            for column in ("rank_original", "rank_target")
+        ]
+        lines.append(f"| {NAMES.get(model, model)} | {last:,} | {' | '.join(cells)} |")
     if not lines:
         return ""
-    head = "| network | more than a blind guess up to step | used image found: untrained | at the last step |"
+    head = "| network | last step | photograph found, % | used image found, % |"
     return (
         "## When it matters\n\n"
-        "Networks were attacked along their training, without a policy: the last step at which the gradient tells more "
-        "than a blind guess (95 % interval of the gain above 0), and how often the server picks the image that was "
-        "used out of 100 (chance: 1 %).\n\n"
+        "Networks were attacked along their training, without a policy. Arrows go from the first step to the last "
+        f"([page]({PAGE.format('regimes')})).\n\n"
         + "\n".join([head, "|---|---|---|---|", *lines])
         + "\n\n"
         "A server can send an untrained network at any time. What a trained one gives away depends on the network: "
@@ -176,7 +173,6 @@ def _knowing(results: Path) -> str:
         file for name in ("attacks", "elsewhere") if (file := page[0] / f"{name}.csv").exists()
     ]
     attacks = pd.concat([pd.read_csv(file, dtype={"policy": str}) for file in files])
-    attacks["gain"] = attacks["gain_before"]
     places = list(attacks["place"].unique())
     asked = [(NO_POLICY, "no policy, the strongest attack", STRONGEST)]
     asked += [
@@ -188,14 +184,13 @@ def _knowing(results: Path) -> str:
         own = attacks[(attacks["policy"] == policy) & (attacks["attacker"] == attacker)]
         parts = [own[own["place"] == where] for where in places]
         cells = [
-            f"{_gain(rows)}; {compare.found(rows['rank_original'])}" if len(rows) else "–"
+            f"{100 * (rows['rank_original'] == 1).mean():.0f}" if len(rows) else "–"
             for rows in parts
         ]
         lines.append(f"| {words} | {' | '.join(cells)} |")
     return (
-        "## Against a server that knows the policy\n\nWhat it learns more than a blind guess, against the image before "
-        "the policy, and how often its picture is most like your photograph among 100 "
-        f"([page]({PAGE.format('ext5_adaptive')})).\n\n" + "\n".join(lines)
+        "## Against a server that knows the policy\n\nHow often, in percent, its picture is most like your photograph "
+        f"among 100 ([page]({PAGE.format('ext5_adaptive')})).\n\n" + "\n".join(lines)
     )
 
 
@@ -241,7 +236,7 @@ def _federation(results: Path) -> str:
 
 
 def _rivals(results: Path) -> str:
-    """The defenses on gradients beside the policy: gain, identification and accuracy."""
+    """The defenses on gradients beside the policy: what is found, and accuracy."""
     page = newest("claim1_defenses", results)
     if page is None:
         return ""
@@ -249,18 +244,16 @@ def _rivals(results: Path) -> str:
     accuracy = pd.read_csv(page[0] / "accuracy.csv", dtype={"defense": str}).set_index("defense")[
         "accuracy"
     ]
-    lines = [
-        "| defense | more than a blind guess | picks the image you used | accuracy |",
-        "|---|---|---|---|",
-    ]
+    lines = ["| defense | photograph found, % | bits | accuracy, % |", "|---|---|---|---|"]
     for name, rows in attacks[attacks["applied"] == "fixed"].groupby("defense", sort=False):
-        known = f"{accuracy[name]:.1f} %" if name in accuracy else "–"
-        lines.append(f"| {name} | {_gain(rows)} | {compare.found(rows['rank_target'])} | {known} |")
+        known = f"{accuracy[name]:.1f}" if name in accuracy else "–"
+        found = 100 * rows["found"].mean()
+        lines.append(f"| {name} | {found:.0f} | {rows['bits'].mean():.1f} | {known} |")
     model = page[1]["model"]
     return (
-        f"## Beside noise and pruning\n\nOn {model}, the same attack, which does not adapt to the defense; "
-        f"accuracies are of one small training each ([page]({PAGE.format('claim1_defenses')})).\n\n"
-        + "\n".join(lines)
+        f"## Beside noise and pruning\n\nOn {NAMES.get(model, model)}, the same attack, which does not adapt to the "
+        "defense; bits are what it tells of the photograph, 6.6 at most; accuracies are of one small training each "
+        f"([page]({PAGE.format('claim1_defenses')})).\n\n" + "\n".join(lines)
     )
 
 
