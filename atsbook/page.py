@@ -55,7 +55,12 @@ def data_link(table: pd.DataFrame, name: str) -> HTML:
 
 
 def on_top(
-    study: Study, answer: str, picture: Figure, data: HTML, numbers: pd.DataFrame, **texts: str
+    about: Study | Result,
+    answer: str,
+    picture: Figure,
+    data: HTML,
+    numbers: pd.DataFrame,
+    **texts: str,
 ) -> None:
     """Paste the answer, the picture with its data, the table and further texts into the page, and
     show them.
@@ -63,10 +68,11 @@ def on_top(
     JupyterLab does not paste, so there they stand below the last cell.
 
     Args:
+        about: whose data set it is.
         answer: Markdown.
         texts: Markdown by the name under which a cell pastes it, such as `provenance`.
     """
-    toy = TOY if is_drawn(study.dataset) else ""
+    toy = TOY if is_drawn(about.dataset) else ""
     shown = {"answer": Markdown(toy + answer), "picture": picture, "data": data, "numbers": numbers}
     shown |= {name: Markdown(text) for name, text in texts.items()}
     for name, value in shown.items():
@@ -96,6 +102,17 @@ def write_results(
 def rule_dates(page: str) -> str:
     """When the page's rule was written and changed, and its evidence made, in a sentence or two."""
     return told(page, project_root() / "results")
+
+
+def provenance(result: Result) -> str:
+    """One sentence (Markdown): with what, where and when a page's tables were made, and which."""
+    facts = result.facts
+    note = f" {facts['note']}." if facts["note"] else ""
+    return (
+        f"Profile <b>{facts['profile']}</b>: {facts['dataset']}, {facts['model']}, seed {facts['seed']}; "
+        f"{facts['made']}, {facts['device']}, torch {facts['torch']}, Python {facts['python']}; tables "
+        f"{result.digest}.{note}"
+    )
 
 
 def made(study: Study, requests: dict[object, Request], result: Result) -> str:

@@ -336,7 +336,9 @@ def overview(judged: pd.DataFrame) -> str:
 
 
 def sentence(tables: Tables) -> str:
-    """The page in a sentence that a reader can quote, as HTML; empty where its lines were not run."""
+    """The page in a sentence that a reader can quote, as Markdown; empty where its lines were not
+    run.
+    """
     try:
         rows = _rows(tables, "C9", table="batches")
         shares = told(tables)
@@ -350,10 +352,10 @@ def sentence(tables: Tables) -> str:
         (rows[rows["what"] == n]["rank"] == 1).groupby(rows["where"]).mean() for n in sizes
     )
     return (
-        f"<p><b>Gradient matching loses images in a batch; the last layer's gradient still names them.</b> Matching "
+        f"**Gradient matching loses images in a batch; the last layer's gradient still names them.** Matching "
         f"singles out {one.min():.0%} ({one.idxmin()}) to {one.max():.0%} ({one.idxmax()}) of single images, and "
         f"{most.min():.0%} to {most.max():.0%} of {sizes[1]} that share a gradient. The inputs of the last layer, read "
-        f"off in closed form, single out {low:.0%} to {high:.0%} of {size} that share one, by network.</p>"
+        f"off in closed form, single out {low:.0%} to {high:.0%} of {size} that share one, by network."
     )
 
 

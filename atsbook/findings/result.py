@@ -71,6 +71,11 @@ class Result:
         return files
 
     @property
+    def dataset(self) -> str:
+        """The data set that the tables are about."""
+        return str(self.facts["dataset"])
+
+    @property
     def digest(self) -> str:
         """A short hash of the tables: a page shows it, and a test compares it with the stored
         tables.

@@ -220,13 +220,17 @@ def _told(result: Result, regime: str) -> pd.DataFrame:
     return result.tables["attacks"][result.tables["attacks"]["regime"] == regime]
 
 
+def judged(result: Result, regime: str = FIRST) -> pd.DataFrame:
+    """Every setting at its worst in one regime, see `compared`."""
+    several = classes(result.facts["dataset"])
+    return compared(_told(result, regime), result.tables["accuracy"], several)
+
+
 def figure(result: Result, regime: str = FIRST) -> pd.DataFrame:
     """What `plots.exchange` draws: each setting's share of photographs found against its accuracy,
     at its worst.
     """
-    table = compared(
-        _told(result, regime), result.tables["accuracy"], classes(result.facts["dataset"])
-    )
+    table = judged(result, regime)
     shown = table.rename(columns={"found": "mean", "found low": "low", "found high": "high"})
     shown["strength"] = [
         0 if kind in ("none", LEAST_KIND, *OWN) else at for at, kind in enumerate(shown["kind"])
@@ -304,9 +308,7 @@ def advice(result: Result, regime: str = FIRST) -> str:
     """Which defense to use, in sentences made of the numbers, for who cannot lose accuracy and who
     can.
     """
-    table = compared(
-        _told(result, regime), result.tables["accuracy"], classes(result.facts["dataset"])
-    )
+    table = judged(result, regime)
     bare = table.set_index("defense").loc[NO_POLICY]
     chosen = best(table[table["kind"] != "none"])
     words = [
@@ -354,9 +356,7 @@ def sheet(result: Result, count: int = 8) -> dict[str, object]:
 
     They are those of the attacks before training, whose pictures the archive keeps.
     """
-    table = compared(
-        _told(result, FIRST), result.tables["accuracy"], classes(result.facts["dataset"])
-    )
+    table = judged(result)
     chosen = best(table).set_index("defense")["attacker"]
     first = result.sheets[FIRST, NO_POLICY, PLAIN]
     rows = {"photograph": first["original"][:count], "after crop and flip": first["target"][:count]}

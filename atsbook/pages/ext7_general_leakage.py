@@ -250,7 +250,7 @@ def steps_apart(result: Result, table: str) -> pd.DataFrame:
 
 
 def sentence(result: Result) -> str:
-    """The page in one sentence, in numbers, as HTML; empty where its tables were not all made."""
+    """The page in one sentence, in numbers, as Markdown; empty where its tables were not all made."""
     labels = result.tables["labels"]
     attacks = result.tables["attacks"]
     hits = (
@@ -269,10 +269,10 @@ def sentence(result: Result) -> str:
         hits["Figure 5", "cifar10", f"16 epochs, {how}"] for how in ("mean gradient", "unrolled")
     )
     return (
-        f"<p><b>Batches, rounds and local steps are no defense of an untrained network.</b> A server reads "
+        f"**Batches, rounds and local steps are no defense of an untrained network.** A server reads "
         f"{told[OURS]} of the labels of a CIFAR-10 batch off its gradient ({told[THEIRS]} by the published rule); of "
         f"batches of 16 images it singles out {one:.0%} after one update and {four:.0%} after four; and of clients "
-        f"that trained for 16 epochs {exact:.0%}, if it repeats their steps, {mean:.0%} by the mean step.</p>"
+        f"that trained for 16 epochs {exact:.0%}, if it repeats their steps, {mean:.0%} by the mean step."
     )
 
 
