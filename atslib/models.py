@@ -375,7 +375,7 @@ def build_model(
     """
     if not isinstance(name, str):
         raise AtsError(f"model {name!r} is unknown; choose {', '.join(FAMILIES)}")
-    match = re.fullmatch(rf"(\w+?)(?:-(\d+))?(?:-({'|'.join(PADDINGS)}))?", str(name))
+    match = re.fullmatch(rf"(\w+?)(?:-([0-9]{{1,9}}))?(?:-({'|'.join(PADDINGS)}))?", name)
     family, size, padding = match.groups() if match else (name, None, None)
     if family not in FAMILIES or (size is not None and int(size) < 1):
         shown = f"with a width as in resnet20-4, or a padding ({', '.join(PADDINGS)}) as in lenet-12-circular"
