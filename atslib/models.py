@@ -12,6 +12,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -33,7 +34,10 @@ class Normalize(nn.Module):
         super().__init__()
         try:
             mean, std = (
-                torch.as_tensor(values, dtype=torch.get_default_dtype()).reshape(-1, 1, 1)
+                torch.tensor(
+                    values.tolist() if isinstance(values, np.ndarray | Tensor) else values,
+                    dtype=torch.get_default_dtype(),
+                ).reshape(-1, 1, 1)
                 for values in (mean, std)
             )
         except (TypeError, ValueError, RuntimeError, OverflowError):
