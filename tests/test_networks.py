@@ -369,6 +369,14 @@ def test_a_layer_without_a_second_derivative_is_named():
         atslib.reconstruct(seen, SHORT, rng=0)
 
 
+def test_two_layers_in_place_in_a_row_are_refused_in_one_sentence():
+    layers = nn.ReLU(inplace=True), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(192, 5)
+    model = seeded(lambda: nn.Sequential(*layers))
+    seen = observe(model, photographs(2, 8), torch.tensor([0, 1]))  # the first derivative is there
+    with refused("cannot be attacked: torch has no second derivative of it", "inplace"):
+        atslib.reconstruct(seen, SHORT, rng=0)
+
+
 def test_a_network_whose_way_depends_on_its_input_is_run_one_by_one():
     class Forked(nn.Sequential):
         def forward(self, x):
