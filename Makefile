@@ -1,5 +1,5 @@
 # Everything runs in .venv, which the first target that needs it sets up; a change of the requirements
-# brings it up to date. Another interpreter: `make test PY=python3.13`, in a fresh checkout.
+# brings it up to date. One `make` at a time does so, and one that was broken off is begun anew. Another interpreter: `make test PY=python3.13`, in a fresh checkout.
 PY ?= python3
 BIN := .venv/bin
 
@@ -42,7 +42,19 @@ clean:
 	rm -rf book/_build .pytest_cache .ruff_cache
 	find atslib atsfed atsbook benchmarks notebooks tests -name __pycache__ -prune -exec rm -rf {} +
 
+# The process that sets up .venv is written in $(SETUP), which is there until that has succeeded.
+SETUP := .venv.setup
 .venv/.ready: requirements.txt pyproject.toml
-	$(PY) -m venv .venv
-	$(BIN)/python -m pip install -q -r requirements.txt
-	touch $@
+	@fresh=; \
+	if test -e $(SETUP) && kill -0 `cat $(SETUP)` 2>/dev/null; then \
+		echo "error: process `cat $(SETUP)`, another make, sets up .venv; wait for it (or remove $(SETUP), if that is no make)" >&2; \
+		exit 2; \
+	elif test -e $(SETUP); then \
+		fresh=--clear; rm -f $(SETUP); \
+	fi; \
+	if ! (set -C; echo $$$$ > $(SETUP)) 2>/dev/null; then \
+		echo "error: $(SETUP) cannot be written here, or another make has just begun to set up .venv" >&2; \
+		exit 2; \
+	fi; \
+	echo "setting up .venv, which takes some minutes"; \
+	$(PY) -m venv $$fresh .venv && $(BIN)/python -m pip install -q -r requirements.txt && touch $@ && rm $(SETUP)

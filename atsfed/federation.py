@@ -13,7 +13,7 @@ from atslib.clients.prepare import to_images, transform
 from atslib.clients.updates import LocalTraining, observe_weights
 from atslib.clients.view import Observed, ThreatModel
 from atslib.data.load import Images, load
-from atslib.errors import AtsError, check_types, choose
+from atslib.errors import AtsError, check_most, check_types, choose
 from atslib.models import build_model
 from atslib.rng import rng
 
@@ -71,6 +71,7 @@ class Federation:
                 raise AtsError(
                     f"Federation.{field}={getattr(self, field)} must be at least {least}"
                 )
+        check_most(self, rounds=1_000_000)
         if self.alpha < 0 or not self.lr > 0 or not 0 < self.fraction <= 1:
             raise AtsError(f"{self}: alpha must be at least 0, lr above 0, fraction in (0, 1]")
         parts = Defense.parse(self.defense).parts

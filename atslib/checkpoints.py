@@ -185,6 +185,8 @@ def state_file(path: Path | str | None) -> Path | None:
     """
     path = as_path("checkpoint", path, optional=True)
     if path is not None:
+        if not path.name:
+            raise AtsError(f"checkpoint {path} is a folder; a state needs a file of its own")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -61,7 +61,7 @@ def indices(text: str, count: int) -> list[int]:
     """`"0-3,8"` → [0, 1, 2, 3, 8]; each below `count`."""
     chosen: list[int] = []
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        match = re.fullmatch(r"\s*([0-9]{1,9})(?:-([0-9]{1,9}))?\s*", part)
         if not match:
             raise AtsError(f"index {text!r}: {part!r} must be a number or a range such as 0-15")
         first = int(match[1])
@@ -336,7 +336,7 @@ def _attacked_winner(
 def _search_config(args: argparse.Namespace) -> SearchConfig:
     """`"10:0.25,30:0.5"` is ((10, 0.25), (30, 0.5)); the rest is copied."""
     parts = [
-        re.fullmatch(r"\s*(\d+):(\d*\.?\d+)\s*", part)
+        re.fullmatch(r"\s*([0-9]{1,9}):([0-9]*\.?[0-9]+)\s*", part)
         for part in args.rungs.split(",")
         if args.rungs
     ]

@@ -1,6 +1,7 @@
 """`AtsError`, the one error that a user meets: it names the value, the rule and what is allowed."""
 
 import dataclasses
+import errno
 import math
 import os
 from pathlib import Path
@@ -71,10 +72,23 @@ def check_types(config: object) -> None:
                 raise AtsError(f"{type(config).__name__}.{field.name}={value!r} must be finite")
 
 
-def check_whole(name: str, value: object, least: int) -> None:
-    """Raise `AtsError` unless `value` is a whole number, at least `least`."""
+def check_whole(name: str, value: object, least: int, most: int | None = None) -> None:
+    """Raise `AtsError` unless `value` is a whole number from `least` to `most`, if there is one."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise AtsError(f"{name}={value!r} must be a whole number, at least {least}")
+    if most is not None and value > most:
+        raise AtsError(f"{name}={value} must be at most {most}")
+
+
+def check_most(config: object, **most: int) -> None:
+    """Raise `AtsError` where one of these fields of a dataclass is above its number.
+
+    Such a run would only end when the memory, or the patience, of whoever began it does.
+    """
+    for field, limit in most.items():
+        value = getattr(config, field)
+        if value > limit:
+            raise AtsError(f"{type(config).__name__}.{field}={value} must be at most {limit}")
 
 
 def check_kind(name: str, value: object, kind: object, words: str) -> None:
@@ -93,4 +107,14 @@ def as_path(name: str, value: object, *, optional: bool = False) -> Path | None:
     if value is None and optional:
         return None
     check_kind(name, value, str | os.PathLike, "a path, as text or a pathlib.Path")
+    why = "empty" if value == "" else ""
+    try:
+        os.lstat(value)
+    except OSError as error:
+        why = "too long" if error.errno == errno.ENAMETOOLONG else why
+    except ValueError as error:  # a zero byte
+        why = str(error)
+    if why:
+        shown = shorten(repr(value), 80, placeholder=" …")
+        raise AtsError(f"{name} {shown} cannot be a path: {why}")
     return Path(value)

@@ -82,6 +82,15 @@ def project_root() -> Path:
     )
 
 
+def shown(path: Path) -> str:
+    """A path as somebody in the working folder finds it: relative where it is below that, else
+    whole.
+    """
+    whole = path.absolute()
+    here = Path.cwd()
+    return str(whole.relative_to(here) if whole.is_relative_to(here) else whole)
+
+
 def digest(path: Path) -> str:
     """SHA-256 of a file's bytes."""
     with path.open("rb") as file:

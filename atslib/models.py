@@ -12,6 +12,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -33,7 +34,10 @@ class Normalize(nn.Module):
         super().__init__()
         try:
             mean, std = (
-                torch.as_tensor(values, dtype=torch.get_default_dtype()).reshape(-1, 1, 1)
+                torch.tensor(
+                    values.tolist() if isinstance(values, np.ndarray | Tensor) else values,
+                    dtype=torch.get_default_dtype(),
+                ).reshape(-1, 1, 1)
                 for values in (mean, std)
             )
         except (TypeError, ValueError, RuntimeError, OverflowError):
@@ -375,7 +379,7 @@ def build_model(
     """
     if not isinstance(name, str):
         raise AtsError(f"model {name!r} is unknown; choose {', '.join(FAMILIES)}")
-    match = re.fullmatch(rf"(\w+?)(?:-(\d+))?(?:-({'|'.join(PADDINGS)}))?", str(name))
+    match = re.fullmatch(rf"(\w+?)(?:-([0-9]{{1,9}}))?(?:-({'|'.join(PADDINGS)}))?", name)
     family, size, padding = match.groups() if match else (name, None, None)
     if family not in FAMILIES or (size is not None and int(size) < 1):
         shown = f"with a width as in resnet20-4, or a padding ({', '.join(PADDINGS)}) as in lenet-12-circular"

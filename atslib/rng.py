@@ -3,10 +3,10 @@
 import contextlib
 import hashlib
 from collections.abc import Iterator
-from numbers import Integral
+from numbers import Integral, Number
 from typing import TYPE_CHECKING
 
-from atslib.errors import AtsError
+from atslib.errors import AtsError, check_kind
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +23,8 @@ def rng(seed: int, *path: str | int, device: "str | torch.device" = "cpu") -> "t
 
     if not isinstance(seed, Integral):
         raise AtsError(f"rng: seed {seed!r} must be a whole number")
+    for part in path:  # the text of anything else may be another one in the next process
+        check_kind("rng: path", part, str | Number | tuple | None, "text or whole numbers")
     digest = hashlib.sha256(repr((seed, *path)).encode()).digest()
     try:
         stream = torch.Generator(device)

@@ -40,7 +40,7 @@ class _Command(_Parser):
 
 def duration(text: str) -> float:
     """`90s`, `8m`, `2h` or plain seconds → seconds."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]+)?)([smh]?)", text)
     if not match:
         raise argparse.ArgumentTypeError(f"{text!r} is not a duration such as 90s, 8m or 2h")
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
@@ -50,7 +50,7 @@ def at_least(least: int) -> Callable[[str], int]:
     """The type of an option that is a whole number from `least` on."""
 
     def count(text: str) -> int:
-        if not re.fullmatch(r"\d+", text, re.ASCII) or int(text) < least:
+        if not re.fullmatch(r"[0-9]{1,15}", text) or int(text) < least:
             raise argparse.ArgumentTypeError(f"{text!r} must be a whole number, at least {least}")
         return int(text)
 

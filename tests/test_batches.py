@@ -64,11 +64,11 @@ def test_the_share_of_a_multiset():
         ),
         (
             lambda: align(noise(3), noise(3), torch.zeros(2)),
-            "labels (2,) must be one for each of 3 images",
+            "labels float32 of shape (2,) must be one for each of 3 images",
         ),
         (
             lambda: align(noise(3), noise(3), torch.zeros(3), [0]),
-            "restored () must be one for each of 3 images",
+            "restored list must be one for each of 3 images",
         ),
         (lambda: align(noise(3)[0], noise(3), torch.zeros(3)), "align: images of shape (3, 4, 4)"),
         (

@@ -3,8 +3,13 @@ give.
 """
 
 import importlib.util
+import os
 import re
 import shlex
+import shutil
+import signal
+import subprocess
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -135,6 +140,51 @@ def test_commands_of_the_readme_need_no_activated_environment_and_name_what_is_t
             word for word in words if word.startswith("notebooks/") or word == "requirements.txt"
         ):
             assert (ROOT / file).exists()
+
+
+SLOW_PYTHON = """#!/bin/sh
+echo "$@" >> calls
+mkdir -p .venv/bin
+while ! test -e go; do sleep 0.05; done
+for name in python jupyter-book; do
+    printf '#!/bin/sh\\nexit 0\\n' > .venv/bin/$name
+    chmod +x .venv/bin/$name
+done
+"""
+
+
+MAKE = ("make", "book", "PY=./slow-python")
+
+
+def test_one_make_sets_up_and_one_that_was_broken_off_is_begun_anew(tmp_path):
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for name in ("requirements.txt", "pyproject.toml"):
+        (tmp_path / name).touch()
+    (tmp_path / "slow-python").write_text(SLOW_PYTHON)
+    (tmp_path / "slow-python").chmod(0o755)
+    calls, go = tmp_path / "calls", tmp_path / "go"
+
+    def begun(count):
+        ends = time.monotonic() + 60
+        while not calls.exists() or len(calls.read_text().splitlines()) < count:
+            assert time.monotonic() < ends
+            time.sleep(0.05)
+
+    how = {"cwd": tmp_path, "stdout": subprocess.DEVNULL}
+    with subprocess.Popen(MAKE, stderr=subprocess.DEVNULL, **how):
+        begun(1)
+        other = subprocess.run(MAKE, text=True, stderr=subprocess.PIPE, check=False, **how)
+        os.kill(int((tmp_path / ".venv.setup").read_text()), signal.SIGKILL)
+    assert other.returncode == 2
+    assert other.stderr.startswith("error: process ")
+    assert "another make, sets up .venv; wait for it" in other.stderr.splitlines()[0]
+    with subprocess.Popen(MAKE, **how) as second:
+        begun(2)
+        go.touch()
+        assert second.wait(timeout=60) == 0
+    subprocess.run(MAKE, check=True, **how)
+    assert calls.read_text().splitlines() == ["-m venv .venv", "-m venv --clear .venv"]
+    assert not (tmp_path / ".venv.setup").exists()
 
 
 def test_whoever_has_no_gpu_is_told_the_index_that_the_workflows_use():

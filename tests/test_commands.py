@@ -336,6 +336,26 @@ sys.exit(main(sys.argv[1:]))
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_disk_that_is_full_at_the_end_of_an_attack_leaves_its_state(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr("atslib.attacks.engine.SAVE_EVERY", -1)
+    out = tmp_path / "out"
+    command = f"attack --dataset shapes --model lenet-2 --steps 3 --index 0 --out {out}".split()
+
+    def full(*args, **options):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("atslib.commands.write_attack", full)
+        assert main(command) == 2
+    assert capsys.readouterr().err.endswith("error: No space left on device\n")
+    assert list(out.glob("attack.state*"))
+    assert main(command) == 0
+    assert (out / "table.csv").exists()
+    assert not list(out.glob("attack.state*"))
+
+
 @pytest.mark.parametrize("action", ["list", "verify", "export a.tar"])
 def test_a_store_that_is_not_there_is_named(action, tmp_path, refusal, monkeypatch):
     monkeypatch.chdir(tmp_path)

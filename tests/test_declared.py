@@ -4,12 +4,13 @@ that they are wrong.
 
 import copy
 import dataclasses
+import json
 import warnings
 
 import pytest
 import torch
 import torch.nn.functional as F
-from checks import refused
+from checks import flip_a_bit, refused
 from torch import nn
 
 import atslib
@@ -246,6 +247,28 @@ def test_a_client_that_claims_more_images_than_there_can_be_is_left_out_at_once(
     net, _ = seen_round(["sgd"], images=10**7)
     with refused("it says it is of 10000000 images, more than most=10000"):
         watched(seen_round, net, RIGHT["sgd"])
+
+
+def test_an_audit_reads_what_was_watched_and_sees_that_a_bit_was_flipped(seen_round):
+    from atslib.audit.recorded import read
+
+    given = {"number": 1, "kind": "weights", "lr": LR, "steps": 1}
+    facts = {"images": {"3": ["a.png"], "101": [7]}}  # of a client, and of a node
+    (seen_round.folder / "update.json").write_text(json.dumps(facts))
+    net, _ = seen_round(["sgd"] * 2, clients=[3, 4])
+    found = read(seen_round.folder, **given)
+    assert [record.images for record in found.records] == [("a.png",), (7,)]
+    assert [record.count for record in found.records] == [1, 1]
+    for record in found.records:
+        moved = [record.arrays[name] - value for name, value in net.state_dict().items()]
+        assert 0 < max(float(change.abs().max()) for change in moved) < 1
+    for name in ("sent", "node-100"):
+        file = seen_round.folder / "round-00001" / f"{name}.safetensors"
+        whole = file.read_bytes()
+        flip_a_bit(file)
+        with refused(f"{name}.safetensors is damaged: its bytes do not match their hash"):
+            read(seen_round.folder, **given)
+        file.write_bytes(whole)
 
 
 def test_a_damaged_answer_is_left_out_by_name_and_the_others_are_there(seen_round):

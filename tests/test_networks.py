@@ -9,7 +9,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from checks import refused
+from checks import plain_gradient, refused
 from torch import nn
 
 import atslib
@@ -369,6 +369,14 @@ def test_a_layer_without_a_second_derivative_is_named():
         atslib.reconstruct(seen, SHORT, rng=0)
 
 
+def test_two_layers_in_place_in_a_row_are_refused_in_one_sentence():
+    layers = nn.ReLU(inplace=True), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(192, 5)
+    model = seeded(lambda: nn.Sequential(*layers))
+    seen = observe(model, photographs(2, 8), torch.tensor([0, 1]))  # the first derivative is there
+    with refused("cannot be attacked: torch has no second derivative of it", "inplace"):
+        atslib.reconstruct(seen, SHORT, rng=0)
+
+
 def test_a_network_whose_way_depends_on_its_input_is_run_one_by_one():
     class Forked(nn.Sequential):
         def forward(self, x):
@@ -379,6 +387,22 @@ def test_a_network_whose_way_depends_on_its_input_is_run_one_by_one():
         return Forked(nn.Linear(192, 6), nn.Linear(6, 5), nn.Linear(6, 5))
 
     assert_gradients_are_torchs(seeded(make), 8)
+
+
+def test_a_way_that_depends_on_values_is_each_images_own_also_where_a_probe_goes_one_way():
+    class Turned(nn.Sequential):
+        def forward(self, x):
+            z = super().forward(x)
+            return (
+                z if x.mean() > 0.9 else -z
+            )  # a probe of random images is darker, and so are both
+
+    model = seeded(lambda: Turned(nn.Flatten(), nn.Linear(192, 5)))
+    images = torch.stack([torch.full((3, 8, 8), 0.95), torch.full((3, 8, 8), 0.1)])
+    labels = torch.tensor([0, 1])
+    seen = observe(model, images, labels).gradients
+    for row, image, label in zip(seen, images.split(1), labels.split(1), strict=True):
+        torch.testing.assert_close(row, plain_gradient(model, image, label))
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")

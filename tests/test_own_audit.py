@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from browser import Browser, needs_chromium
+from checks import flip_a_bit
 from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
@@ -22,6 +23,7 @@ from atslib.audit.config import AuditConfig, cases_of
 from atslib.audit.ladder import FirstLayer, candidates
 from atslib.audit.numbers import ABOVE, CANNOT_TELL, NO_LIMIT, WITHIN
 from atslib.audit.outcome import Pool, bits, needed, share_interval, upper_bound
+from atslib.checkpoints import write_tensors
 from atslib.clients.updates import LocalTraining
 from atslib.data.images import Images, scaled
 
@@ -466,15 +468,13 @@ def test_a_folder_of_watched_is_read_round_by_round(place):
     before = {name: value.detach().clone() for name, value in layer.state_dict().items()}
     round_ = place / "seen" / "round-00002"
     round_.mkdir(parents=True)
-    save_file(before, round_ / "sent.safetensors")
+    write_tensors(round_ / "sent.safetensors", before, {})
     for client, row in enumerate((5, 30)):
         layer.load_state_dict(before)
-        numbers = json.dumps({"num-examples": 1, "client": client})
-        save_file(
-            _trained(layer, [row]),
-            round_ / f"node-{7000 + client}.safetensors",
-            {"numbers": numbers},
-        )
+        arrays = {f"arrays|{name}": value for name, value in _trained(layer, [row]).items()}
+        numbers = {"num-examples": 1, "client": client}
+        facts = {"numbers": numbers, "records": ["arrays"]}
+        write_tensors(round_ / f"node-{7000 + client}.safetensors", arrays, facts)
     images = {str(client): [file_of(row)] for client, row in enumerate((5, 30))}
     (place / "seen" / "update.json").write_text(json.dumps({"images": images}))
     given = ["--lr", str(LR), "--local-steps", "2", "--update", "seen"]
@@ -493,6 +493,8 @@ def test_a_folder_of_watched_is_read_round_by_round(place):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert shell(*NORM, *given, "--round", "1") == 2
+    flip_a_bit(round_ / "node-7001.safetensors")
+    assert shell(*NORM, *given, "--round", "2", "--out", "third") == 2
 
 
 DATA = f"""

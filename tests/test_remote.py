@@ -1,9 +1,11 @@
 """Stores that are far away: a real S3-compatible server, and folders and servers that vanish."""
 
 import os
+import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -222,9 +224,12 @@ def test_a_folder_that_vanishes_is_an_error_and_is_not_made_again(tmp_path):
 def test_a_run_whose_store_vanishes_ends_and_the_next_one_goes_on(tmp_path, log, expected):
     store, elsewhere = Store(tmp_path / "share" / "store"), tmp_path / "elsewhere"
 
+    left_at = []
+
     def leave():
         wait_until(lambda: len(list((store.root / "slow").glob("*.json"))) >= 2)
         store.root.rename(elsewhere)
+        left_at.append(time.monotonic())
 
     (gone := threading.Thread(target=leave)).start()
     units = [Slow(number) for number in range(UNITS)]
@@ -233,6 +238,7 @@ def test_a_run_whose_store_vanishes_ends_and_the_next_one_goes_on(tmp_path, log,
             compute(units, store, "cpu", jobs=2)
     finally:
         gone.join()
+    assert time.monotonic() - left_at[0] < 60  # seconds, where a machine is not busy
     assert not store.root.exists()
     elsewhere.rename(store.root)
     compute(units, store, "cpu", jobs=2)
@@ -340,3 +346,34 @@ def test_an_address_that_nobody_reaches_is_said_within_seconds(command, endpoint
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.splitlines()[-1].startswith("error: the store s3://nobucket")
     assert "cannot be reached: " in done.stderr.splitlines()[-1]
+
+
+SILENT = """
+from atsbook.runs import remote
+from atsbook.runs.store import Store
+from atslib.errors import AtsError
+
+remote.QUICK["config_kwargs"]["read_timeout"] = 1  # ten times as long would tell no more
+try:
+    Store("s3://bucket/x").has("a", 1)
+except AtsError as error:
+    print(error)
+"""
+
+
+def test_an_address_that_falls_silent_during_a_run_is_an_error_within_seconds(tmp_path):
+    """It takes the connection and says nothing: left to itself, s3fs waits for minutes."""
+    pytest.importorskip("s3fs", reason="an extra, which requirements.txt has")
+    with socket.create_server(("127.0.0.1", 0), backlog=50) as server:
+        env = os.environ | {
+            "AWS_ACCESS_KEY_ID": "any",
+            "AWS_SECRET_ACCESS_KEY": "any",
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.getsockname()[1]}",
+            "ATS_CACHE": str(tmp_path),
+            "PYTHONPATH": str(Path(__file__).parents[1]),
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", SILENT], env=env, text=True, capture_output=True, timeout=60,
+            check=True,
+        )  # fmt: skip
+    assert done.stdout.startswith("the store s3://bucket/x does not answer (Read timeout ")

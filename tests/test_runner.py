@@ -20,6 +20,7 @@ from atsbook.runs.store import Store
 from atsbook.texts.first_screen import first_screen
 from atslib.data.load import load
 from atslib.errors import AtsError
+from atslib.files import shown
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
@@ -163,6 +164,7 @@ def test_a_run_writes_tables_and_answers_and_computes_only_what_is_missing(root,
     assert not [line for line in lines if line.startswith("made ")]
     place = root / "book/_build/profiles/smoke"
     folder = place / "results/regimes/shapes-smoke"
+    assert lines[-1].endswith(f"\nregimes: tables as they were in {folder}")
     tables = {f"{name}.csv" for name in ("attacks", "judged", "networks")}
     assert {path.name for path in folder.iterdir()} == {
         "result.json",
@@ -183,6 +185,14 @@ def test_a_run_writes_tables_and_answers_and_computes_only_what_is_missing(root,
     assert not list((root / "book" / "results").iterdir())
 
 
+def test_a_path_is_said_as_the_shell_finds_it(root):
+    """From anywhere: what is below the working folder without that."""
+    folder = root / "book" / "_build" / "profiles" / "smoke"
+    assert shown(folder) == str(folder)
+    assert shown(root / "elsewhere" / "tables") == "tables"
+    assert shown(Path("tables")) == "tables"
+
+
 def notebook(path, *sources):
     cells = [nbformat.v4.new_code_cell('profile = "smoke"', metadata={"tags": ["parameters"]})]
     cells += [nbformat.v4.new_code_cell(source) for source in sources]
@@ -195,7 +205,7 @@ def test_a_page_runs_from_any_folder_and_a_failed_one_keeps_the_old_page(root, s
     page, source = root / "book" / "results" / "page.ipynb", root / "notebooks" / "page.ipynb"
     notebook(source, "import os\nos.path.basename(os.getcwd()), os.environ['ATS_STORE'], profile")
     execute("page", {"profile": "laptop"}, root=root, store=store)
-    assert said == ["page: page in book/results/page.ipynb"]
+    assert said == [f"page: page in {page}"]  # whole, since the shell is elsewhere
     old = page.read_text()
     (output,) = nbformat.read(page, as_version=4).cells[-1].outputs
     shown = " ".join(output.data["text/plain"].split())
@@ -204,7 +214,7 @@ def test_a_page_runs_from_any_folder_and_a_failed_one_keeps_the_old_page(root, s
 
     notebook(source, "raise ValueError('no luck')")
     with pytest.raises(
-        AtsError, match=r"page: a cell failed with ValueError: no luck; see page\.failed\.ipynb"
+        AtsError, match=r"page: a cell failed with ValueError: no luck; see /.*/page\.failed\.ipynb"
     ):
         execute("page", {}, root=root, store=store)
     assert page.read_text() == old

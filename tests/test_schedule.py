@@ -10,7 +10,9 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import ClassVar
 
+import cloudpickle
 import pytest
 import torch
 
@@ -290,6 +292,36 @@ def test_workers_end_when_their_runner_is_killed(tmp_path):
             runner.kill()  # else a failure would wait for 100,000 epochs
     assert family
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in family), seconds=10)
+
+
+@dataclasses.dataclass(frozen=True)
+class Asks:
+    """A unit that keeps how many seconds its worker has for it."""
+
+    kind: ClassVar[str] = "asks"
+    title: ClassVar[str] = "asks"
+    needs: ClassVar[tuple] = ()
+
+    def make(self, store, device):
+        left = torch.tensor(store.ends - time.monotonic())
+        return store.get(self.kind, self, lambda state: {"left": left})
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_budget_is_counted_in_seconds_whatever_a_clock_shows(store, monkeypatch):
+    """Neither a wall clock that is set meanwhile nor the clock of a worker's machine changes it."""
+    monkeypatch.setattr(schedule, "seconds", lambda unit, rate: 1.0)
+    days = itertools.count(step=86_400)
+    monkeypatch.setattr(time, "time", lambda: float(next(days)))
+    compute([Asks()], store, "cpu", jobs=1, ends=time.monotonic() + 100)
+    assert 50 < float(store.get("asks", Asks(), None)["left"]) <= 100
+
+    own = time.monotonic
+    elsewhere = Store(store.root.parent / "elsewhere")
+    (elsewhere.root / "asks").mkdir(parents=True)
+    monkeypatch.setattr(time, "monotonic", lambda: own() - 1e6)  # that machine was started later
+    schedule._work(cloudpickle.dumps(Asks()), elsewhere.address, "cpu", 100.0)
+    assert 50 < float(elsewhere.get("asks", Asks(), None)["left"]) <= 100
 
 
 def wait_for(condition, seconds):

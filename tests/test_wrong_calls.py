@@ -8,6 +8,7 @@ from checks import refused
 
 import atslib
 from atsbook.runs.store import Store
+from atsfed import Federation
 from atslib import (
     ATTACKS,
     Hybrid,
@@ -20,6 +21,8 @@ from atslib import (
     rng,
 )
 from atslib.attacks import ThroughPolicy
+from atslib.clients.updates import LocalTraining
+from atslib.policies.policy import save_policies
 
 IMAGES, GREY = load("shapes", "test")[4:6], load("shapes-grey", "test")[4:6]
 PIXELS, LABELS = IMAGES.pixels / 255, IMAGES.labels
@@ -317,6 +320,109 @@ CALLS = {
         "kind 'a/b' must be the name of one folder",
     ),
     "kind of None": (lambda: Store("x").has(None, {}), "kind None must be the name of one folder"),
+    # kinds of tensors that hold no values of their own, and numbers that no run could mean
+    "sparse images": (
+        lambda: atslib.observe(MODEL, PIXELS.to_sparse(), LABELS),
+        "images are sparse float32; they must be floats",
+    ),
+    "images on meta": (
+        lambda: atslib.observe(MODEL, PIXELS.to("meta"), LABELS),
+        "images are float32 on the device meta",
+    ),
+    "sparse labels": (
+        lambda: atslib.observe(MODEL, PIXELS, LABELS.to_sparse()),
+        "labels are sparse int64",
+    ),
+    "pixels on meta": (
+        lambda: Policy((3,))(IMAGES.pixels.to("meta"), rng=0),
+        "pixels are uint8 on the device meta",
+    ),
+    "sparse estimate": (
+        lambda: atslib.psnr(PIXELS.to_sparse(), PIXELS),
+        "psnr: images of sparse float32",
+    ),
+    "sparse indices": (
+        lambda: IMAGES[torch.tensor([0, 1]).to_sparse()],
+        "indices sparse int64",
+    ),
+    "draws without end": (
+        lambda: atslib.privacy_score(MODEL, IMAGES, "3", rng=0, draws=10**9),
+        "draws=1000000000 must be at most 10000",
+    ),
+    "search with points without end": (
+        lambda: SearchConfig(points=10**9),
+        "SearchConfig.points=1000000000 must be at most 10000",
+    ),
+    "epochs without end": (
+        lambda: TrainConfig(epochs=10**12),
+        "TrainConfig.epochs=1000000000000 must be at most 1000000",
+    ),
+    "local epochs without end": (
+        lambda: LocalTraining(epochs=10**9),
+        "LocalTraining.epochs=1000000000 must be at most 10000",
+    ),
+    "steps without end": (
+        lambda: attack(steps=10**9),
+        "GradientMatching.steps=1000000000 must be at most 10000000",
+    ),
+    "rounds without end": (
+        lambda: Federation(rounds=10**9),
+        "Federation.rounds=1000000000 must be at most 1000000",
+    ),
+    "images larger than memory": (
+        lambda: atslib.load_folder("/", size=10**6),
+        "image size=1000000 must be at most 1024",
+    ),
+    "a number of ten thousand digits": (
+        lambda: atslib.parse_policy("9" * 10_000),
+        "expected ids joined by '-'",
+    ),
+    "width of ten thousand digits": (
+        lambda: atslib.build_model("lenet-" + "9" * 10_000, 10),
+        "model 'lenet-99",
+    ),
+    "truth for an operation": (lambda: Policy((True,)), "no operation [True]; ids run 0..49"),
+    "stream of an object": (
+        lambda: rng(0, object()),
+        "must be text or whole numbers",
+    ),
+    "audit normalized by a number": (
+        lambda: atslib.audit(torch.nn.Linear(3, 10), PIXELS, LABELS, normalize=3),
+        "normalize=3 must be a pair (mean, std)",
+    ),
+    # paths and policies' files
+    "checkpoint of no name": (
+        lambda: atslib.reconstruct(SEEN, attack(), rng=0, checkpoint=""),
+        "checkpoint '' cannot be a path: empty",
+    ),
+    "checkpoint at the top": (
+        lambda: atslib.reconstruct(SEEN, attack(), rng=0, checkpoint="/"),
+        "checkpoint / is a folder",
+    ),
+    "checkpoint of a long name": (
+        lambda: atslib.reconstruct(SEEN, attack(), rng=0, checkpoint="a" * 5000),
+        "cannot be a path: too long",
+    ),
+    "checkpoint with a zero byte": (
+        lambda: atslib.save_checkpoint("a\0b", MODEL),
+        "cannot be a path: embedded null byte",
+    ),
+    "policies of None": (
+        lambda: save_policies("x.json", None),
+        "policies None must be a list of policies",
+    ),
+    "policies of numbers": (
+        lambda: save_policies("x.json", [3]),
+        "policy 3 must be an atslib.Policy or Hybrid",
+    ),
+    "policies with a fact that is none": (
+        lambda: save_policies("x.json", [Policy((3,))], made=object()),
+        "a fact is no JSON value",
+    ),
+    "policies where nothing can be": (
+        lambda: save_policies(f"{__file__}/x.json", [Policy((3,))]),
+        "x.json cannot be written: ",
+    ),
     "store in a file": (
         lambda: Store(__file__).get("k", {}, dict),
         "cannot be written: Not a directory",

@@ -23,7 +23,7 @@ from atsbook.texts.coverage import coverage_page
 from atsbook.texts.effects import insert_effects
 from atsbook.texts.first_screen import first_screen
 from atslib.errors import AtsError
-from atslib.files import write_atomically
+from atslib.files import shown, write_atomically
 
 # Of each page, made beside others: more threads than cores wait for each other, and all take many
 # times as long.
@@ -111,18 +111,18 @@ def execute(name: str, parameters: dict[str, object], *, root: Path, store: Stor
                 missing_ok=True
             )  # interrupted or killed, which is no failure of the page's
         raise AtsError(f"{name}: {failure or words}")
-    publish(partial, page, name, root, store)
+    publish(partial, page, name, store)
 
 
-def publish(made: Path, page: Path, name: str, root: Path, store: Store) -> None:
+def publish(made: Path, page: Path, name: str, store: Store) -> None:
     """Put an executed notebook in the place of a page, if it shows something else than that."""
     _strip(made)
     if page.exists() and not page_differences(page, made, figures=True):
         made.unlink()
-        store.say(f"{name}: page as it was in {page.relative_to(root)}")
+        store.say(f"{name}: page as it was in {shown(page)}")
         return
     made.replace(page)
-    store.say(f"{name}: page in {page.relative_to(root)}")
+    store.say(f"{name}: page in {shown(page)}")
 
 
 def _strip(page: Path) -> None:
@@ -156,7 +156,7 @@ def failure_of(partial: Path) -> str | None:
         o for o in outputs if o["output_type"] == "error" and o["ename"] != "KeyboardInterrupt"
     ]
     return (
-        f"a cell failed with {errors[0]['ename']}: {errors[0]['evalue']}; see {partial.name}"
+        f"a cell failed with {errors[0]['ename']}: {errors[0]['evalue']}; see {shown(partial)}"
         if errors
         else None
     )

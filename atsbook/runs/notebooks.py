@@ -96,4 +96,4 @@ def execute(
                 made.unlink(missing_ok=True)
             raise kind(f"{name}: {failure}")
         if keep:
-            publish(made, page, name, root, store)
+            publish(made, page, name, store)

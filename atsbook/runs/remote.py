@@ -22,6 +22,15 @@ from atslib.files import digest, write_atomically
 
 FRESH = 1.0  # seconds for which the names at the address are believed
 FIRST = 10.0  # seconds within which an address that nobody has reached yet must answer
+# By itself s3fs waits for minutes for an address that takes connections and says nothing.
+QUICK = {
+    "config_kwargs": {
+        "connect_timeout": 5,
+        "read_timeout": 10,
+        "retries": {"total_max_attempts": 1},
+    }
+}
+TRIES = 2  # of s3fs itself
 # Errors of an address that answers; anything else means that it does not.
 _ANSWERS = (FileNotFoundError, FileExistsError, PermissionError, ImportError, ValueError, TypeError)
 
@@ -43,7 +52,8 @@ class Remote:
         try:
             import fsspec  # an extra
 
-            self.fs, self.base = fsspec.core.url_to_fs(address, use_listings_cache=False)
+            how = QUICK if address.startswith(("s3://", "s3a://")) else {}
+            self.fs, self.base = fsspec.core.url_to_fs(address, use_listings_cache=False, **how)
         except ImportError as error:
             raise AtsError(
                 f"the store {address} needs packages: pip install 'atslib[cluster]' ({error})"
@@ -53,6 +63,8 @@ class Remote:
                 f"the store {address} has no address that fsspec knows: {error}"
             ) from None
         self.base = self.base.rstrip("/")
+        if how:
+            self.fs.retries = TRIES
 
     def reach(self) -> None:
         """Ask the address for its names once, before any work.

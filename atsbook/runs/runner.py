@@ -24,6 +24,7 @@ from atsbook.runs.store import Store
 from atsbook.texts.costs import write_cost
 from atslib.data.load import available, is_drawn, load
 from atslib.errors import AtsError, NotKept, choose
+from atslib.files import shown
 
 __all__ = ["report", "run", "say"]
 
@@ -392,9 +393,7 @@ def _write_tables(
     folder, written = write_changed(result, root / "results")
     write_cost(units, store, folder)
     told = f"{name}: {result.verdict.status}; {result.verdict.reason}"
-    store.say(
-        f"{told}\n{name}: tables {'' if written else 'as they were '}in {folder.relative_to(root)}"
-    )
+    store.say(f"{told}\n{name}: tables {'' if written else 'as they were '}in {shown(folder)}")
 
 
 def readers(root: Path, store: Store) -> dict[str, list[str]]:

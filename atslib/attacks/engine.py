@@ -27,7 +27,7 @@ from atslib.attacks.optimizers import OPTIMIZERS
 from atslib.attacks.starts import STARTS
 from atslib.checkpoints import fingerprint, load_state, save_state, state_file
 from atslib.clients.observe import Observed
-from atslib.data.images import describe
+from atslib.data.images import describe, is_tensor
 from atslib.errors import AtsError, check_kind, check_whole
 from atslib.files import discard
 from atslib.gradients.chunks import in_chunks
@@ -184,13 +184,15 @@ def _starts(
     normalize = normalization_layer(seen.updates[0].model)
     wanted = (len(seen) * shape[0], *seen.shape)
     if start is not None:
-        if (given := tuple(getattr(start, "shape", ()))) not in (wanted, (restarts, *wanted)):
-            given = given or describe(start)
+        if getattr(start, "is_nested", False) or (
+            given := tuple(getattr(start, "shape", ()))
+        ) not in (wanted, (restarts, *wanted)):
+            given = describe(start)
             raise AtsError(
                 f"start {given} must be {wanted} in [0, 1], or one such for each restart"
             )
         start = as_tensor(start)
-        if not isinstance(start, torch.Tensor) or not start.is_floating_point():
+        if not is_tensor(start) or not start.is_floating_point():
             raise AtsError(f"start is {describe(start)}; it must be floats in units of [0, 1]")
         if (start.abs() > FARTHEST).any():  # nan is a restart that diverged, and its cost says so
             raise AtsError(

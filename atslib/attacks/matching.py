@@ -7,7 +7,7 @@ from atslib.attacks.optimizers import OPTIMIZERS, SCHEDULES
 from atslib.attacks.priors import PENALTIES
 from atslib.attacks.starts import STARTS
 from atslib.checkpoints import ADDED_SINCE
-from atslib.errors import AtsError, check_types, choose
+from atslib.errors import AtsError, check_most, check_types, choose
 from atslib.gradients.problems import DISTANCES
 
 
@@ -89,6 +89,7 @@ class GradientMatching:
         for field in ("steps", "restarts", "inner", "history", "lr"):
             if getattr(self, field) <= 0:
                 raise AtsError(f"GradientMatching.{field}={getattr(self, field)} must be above 0")
+        check_most(self, steps=10_000_000, inner=10_000)
         for name, weight in self.weights.items():
             if not 0 <= weight < math.inf:
                 shown = f"the weight {weight} of the penalty {name!r}"

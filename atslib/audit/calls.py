@@ -239,6 +239,8 @@ def prepared(model: nn.Module, normalize: tuple | None, pixels: Tensor) -> nn.Mo
                 f"audit: {type(model).__name__} does not start with atslib.Normalize; say how its images are "
                 "normalized (normalize=(mean, std), --mean and --std; 0 and 1 if it takes pixels in [0, 1])"
             )
+        if not isinstance(normalize, tuple | list) or len(normalize) != 2:
+            raise AtsError(f"audit: normalize={normalize!r} must be a pair (mean, std)")
         model = _behind(Normalize(*normalize), model)
     first = next(model.parameters(), None)
     if first is None:

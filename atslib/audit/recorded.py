@@ -5,19 +5,22 @@ small JSON file.
 import copy
 import dataclasses
 import json
+import math
+import re
 from pathlib import Path
 
-import safetensors
 import torch
 from torch import Tensor, nn
 
 from atslib.audit.sources import fill, read_weights
+from atslib.checkpoints import read_tensors
 from atslib.clients.view import Observed, ThreatModel, Update
-from atslib.errors import AtsError, choose
+from atslib.errors import AtsError, check_kind, check_whole, choose
 from atslib.models import in_mode
 
 KINDS = ("weights", "difference", "gradient")
 FACTS = "update.json"
+ROUND = re.compile(r"round-\d{5,}")
 CLIENT = ("client", "partition-id", "cid")  # metrics that say which client an answer is of
 
 
@@ -72,8 +75,9 @@ def read(
         {"kind": "weights", "lr": 0.1, "steps": 5, "images": ["cats/7.png", "dogs/3.png"]}
 
     or, of several clients, "images": {"NAME": [...], ...}. A NAME of `Watched` is that of a node or
-    of a client, by the metric "client" or the one that "by" names. What is given here counts more
-    than the file.
+    of a client, by the metric "client" or the one that "by" names; where clients send several of
+    Flower's records, "record" names the one with the weights. What is given here counts more than
+    the file.
 
     Args:
         folder: of either kind.
@@ -85,7 +89,7 @@ def read(
     if not folder.is_dir():
         raise AtsError(f"--update {folder} is no folder")
     facts = _facts(folder)
-    rounds = sorted(folder.glob("round-*"))
+    rounds = sorted(each for each in folder.glob("round-*") if ROUND.fullmatch(each.name))
     if rounds:
         place = folder / f"round-{number:05d}" if number is not None else rounds[0]
         if not (place / "sent.safetensors").is_file():
@@ -121,13 +125,13 @@ def read(
     if kind is not None:
         choose(f"--update {folder}: kind", kind, KINDS)
     records = tuple(_record(file, facts) for file in files)
-    weights = read_weights(sent)
+    weights = read_tensors(sent)[0] if sent.suffix == ".safetensors" else read_weights(sent)
     found = _kind(weights, records, kind, folder)
     return Recorded(weights, found, float(lr or 1.0), int(steps or 1), records, folder)
 
 
 def _positive(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def _facts(folder: Path) -> dict:
@@ -136,7 +140,7 @@ def _facts(folder: Path) -> dict:
         return {}
     try:
         facts = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise AtsError(f"{file} is not JSON: {error}") from None
     if not isinstance(facts, dict):
         raise AtsError(
@@ -146,24 +150,52 @@ def _facts(folder: Path) -> dict:
 
 
 def _record(file: Path, facts: dict) -> Record:
-    numbers = {}
-    if file.suffix == ".safetensors":
-        with safetensors.safe_open(file, "pt") as data:
-            numbers = json.loads((data.metadata() or {}).get("numbers", "{}"))
+    arrays, numbers = _sent(file, facts.get("record"))
     name = (
         file.stem.removeprefix("node-").removeprefix("received").removeprefix("-") or "the client"
     )
     images = facts.get("images", [])
+    if not isinstance(images, dict | list) or not all(
+        isinstance(each, list) for each in (images.values() if isinstance(images, dict) else ())
+    ):
+        raise AtsError(f"{FACTS}: images must be a list of names or rows, or one for each client")
     if isinstance(images, dict):
+        check_kind(f"{FACTS}: by", facts.get("by", ""), str, "the name of a metric")
         names = [
             name,
             *(str(numbers[each]) for each in (facts.get("by"), *CLIENT) if each in numbers),
         ]
         images = next((images[each] for each in names if each in images), [])
     count = numbers.get("num-examples")
-    return Record(
-        name, read_weights(file), tuple(images), int(count) if count is not None else None
-    )
+    count = int(count) if isinstance(count, float) and count.is_integer() else count
+    if count is not None:
+        check_whole(f"{file}: num-examples", count, 1)
+    return Record(name, arrays, tuple(images), count)
+
+
+def _sent(file: Path, record: str | None) -> tuple[dict[str, Tensor], dict]:
+    """The arrays in a client's file by their own names, and the metrics that came with them.
+
+    `Watched` puts the name of Flower's record before each, and a hash beside them.
+    """
+    if file.suffix != ".safetensors":
+        return read_weights(file), {}
+    arrays, facts, _ = read_tensors(file)
+    if "records" not in facts:
+        return arrays, {}
+    numbers = facts.get("numbers")
+    records = facts["records"]
+    if not isinstance(numbers, dict) or not isinstance(records, list):
+        raise AtsError(f"{file} is no answer that a `Watched` strategy has kept")
+    own = record if record is not None else records[0] if len(records) == 1 else None
+    if own not in records:
+        raise AtsError(f'{file} has the records {records}; say which in {FACTS} as "record"')
+    before = f"{own}|"
+    return {
+        name.removeprefix(before): value
+        for name, value in arrays.items()
+        if name.startswith(before)
+    }, numbers
 
 
 def _norm(arrays: dict[str, Tensor]) -> float:
@@ -229,10 +261,9 @@ def observed(
         threat: what the server knows; `batch` is the number of images of each.
         shape: (C, H, W) of an image.
     """
-    names = [name for name, _ in model.named_parameters()]
     flat = []
     for record in recorded.records:
-        part = _parameters(recorded, record, model, names)
+        part = _parameters(recorded, record, model)
         flat.append(torch.cat([value.flatten() for value in part]))
     gradients = torch.stack(flat).to(next(model.parameters()))
     if not gradients.isfinite().all():
@@ -255,14 +286,12 @@ def observed(
     return Observed((update,), known, shape, threat)
 
 
-def _parameters(
-    recorded: Recorded, record: Record, model: nn.Module, names: list[str]
-) -> list[Tensor]:
+def _parameters(recorded: Recorded, record: Record, model: nn.Module) -> list[Tensor]:
     """A client's change of each parameter of the network, or its gradient, in the network's order."""
     sent = {name.removeprefix("module."): value for name, value in recorded.sent.items()}
     got = {name.removeprefix("module."): value for name, value in record.arrays.items()}
     found = []
-    for name in names:
+    for name, parameter in model.named_parameters():
         fitting = [each for each in got if name == each or name.endswith(f".{each}")]
         own = max(
             fitting, key=len, default=None
@@ -270,6 +299,14 @@ def _parameters(
         if own is None:
             raise AtsError(
                 f"--update {recorded.where}: {record.name} sent no array for {name!r}; it sent {', '.join(got)[:120]}"
+            )
+        arrays = [got[own]]
+        if recorded.kind == "weights":
+            arrays.append(sent.get(own))
+        if any(array is None or array.shape != parameter.shape for array in arrays):
+            raise AtsError(
+                f"--update {recorded.where}: {own!r} must have been sent, and received from {record.name}, in the shape "
+                f"that the network has, {tuple(parameter.shape)}"
             )
         value = got[own].double()
         if recorded.kind == "weights":

@@ -3,9 +3,11 @@
 import importlib
 import importlib.util
 import inspect
+import operator
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from textwrap import shorten
 
 import numpy as np
 import torch
@@ -15,10 +17,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from atslib.data.folder import FITS, class_files, opened, square_pixels
-from atslib.data.images import Images
+from atslib.data.images import Images, describe, explain, is_tensor
 from atslib.data.load import DATASETS, load
 from atslib.errors import AtsError, choose
-from atslib.models import build_model
+from atslib.gradients.inputs import as_tensor
+from atslib.models import MOST_CLASSES, build_model
 
 MOST = 5_000  # images of a data set of one's own that are taken
 LARGEST_GUESSED = (
@@ -226,14 +229,19 @@ def dataset_images(found: object, text: str) -> Images:
         AtsError: it gives no pairs of image and label, or images outside [0, 1].
     """
     if callable(found) and not hasattr(found, "__getitem__") and not hasattr(found, "__iter__"):
-        found = found()
+        try:
+            found = found()
+        except Exception as error:
+            raise AtsError(
+                f"--data {text!r} failed when it was called: {type(error).__name__}: {explain(error)}"
+            ) from None
     pictures = []
     labels = []
     for pair in _pairs(found, text):
         if len(pictures) >= MOST:
             break
         pictures.append(_pixels_of(pair[0], text))
-        labels.append(int(pair[1]))
+        labels.append(_label(pair[1], text))
     if not pictures or len({tuple(picture.shape) for picture in pictures}) > 1:
         shapes = sorted({tuple(picture.shape) for picture in pictures})
         raise AtsError(
@@ -243,6 +251,19 @@ def dataset_images(found: object, text: str) -> Images:
     count = max(labels) + 1
     names = classes if len(classes) >= count else tuple(map(str, range(count)))
     return Images(torch.stack(pictures), torch.tensor(labels), names, text, "all")
+
+
+def _label(label: object, text: str) -> int:
+    try:
+        number = operator.index(label)
+    except (TypeError, RuntimeError):
+        number = -1
+    if not 0 <= number < MOST_CLASSES:
+        shown = shorten(repr(label), 80, placeholder=" …")
+        raise AtsError(
+            f"--data {text!r}: label {shown} must be a whole number from 0 on, the number of the image's class"
+        )
+    return number
 
 
 def _pairs(found: object, text: str) -> Iterable[tuple]:
@@ -260,7 +281,12 @@ def _pairs(found: object, text: str) -> Iterable[tuple]:
             f"--data {text!r} is a {type(found).__name__}; give a Dataset or a DataLoader"
         ) from None
     for index in range(count):
-        pair = found[index]
+        try:
+            pair = found[index]
+        except Exception as error:
+            raise AtsError(
+                f"--data {text!r}: item {index} failed: {type(error).__name__}: {explain(error)}"
+            ) from None
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise AtsError(f"--data {text!r}: item {index} is no pair of an image and a label")
         yield tuple(pair)
@@ -275,15 +301,16 @@ def _pixels_of(picture: object, text: str) -> Tensor:
             .permute(2, 0, 1)
             .contiguous()
         )
-    if isinstance(picture, np.ndarray):
-        picture = torch.from_numpy(picture)
-    if not isinstance(picture, Tensor) or picture.ndim != 3:
+    picture = as_tensor(picture)
+    if not is_tensor(picture) or picture.ndim != 3 or not picture.numel():
         raise AtsError(
-            f"--data {text!r}: an image is a {type(picture).__name__}; it must be a PIL image or a tensor (C, H, W)"
+            f"--data {text!r}: an image is {describe(picture)}; it must be a PIL image or a tensor (C, H, W)"
         )
     if picture.dtype == torch.uint8:
         return picture
-    low, high = (float(edge) for edge in picture.aminmax())
+    if picture.is_complex():
+        raise AtsError(f"--data {text!r}: an image is {describe(picture)}; give floats or uint8")
+    low, high = (float(edge) for edge in picture.detach().aminmax())
     if not (low >= -0.01 and high <= 1.01):
         raise AtsError(
             f"--data {text!r}: an image goes from {low:.3g} to {high:.3g}; give images in [0, 1], and their "

@@ -28,7 +28,15 @@ from atslib.clients.defenses.defense import AnyDefense, Defense, acts, share, wr
 from atslib.clients.prepare import to_images, transform
 from atslib.data.images import check_data
 from atslib.data.load import Images
-from atslib.errors import AtsError, as_path, check_kind, check_types, check_whole, choose
+from atslib.errors import (
+    AtsError,
+    as_path,
+    check_kind,
+    check_most,
+    check_types,
+    check_whole,
+    choose,
+)
 from atslib.gradients.inputs import (
     any_parameter,
     check_fit,
@@ -112,6 +120,7 @@ class TrainConfig:
         for field in ("momentum", "weight_decay"):
             if not getattr(self, field) >= 0:
                 raise AtsError(f"TrainConfig.{field}={getattr(self, field)} must not be negative")
+        check_most(self, epochs=1_000_000)
         if self.momentum >= 1:
             raise AtsError(
                 f"TrainConfig.momentum={self.momentum} must be below 1, else no step is ever forgotten"

@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, vmap
 from atslib.clients.observe import check_threat, client_draws
 from atslib.clients.view import Observed, ThreatModel, Update
 from atslib.data.images import explain
-from atslib.errors import AtsError, check_kind, check_types
+from atslib.errors import AtsError, check_kind, check_most, check_types
 from atslib.gradients.inputs import (
     FAULTS,
     check_images,
@@ -47,6 +47,7 @@ class LocalTraining:
             raise AtsError(
                 f"{self}: epochs must be at least 1, and batch at least 0 (all images at once)"
             )
+        check_most(self, epochs=10_000)
         if not self.lr > 0 or not 0 <= self.momentum < 1:
             raise AtsError(f"{self}: lr must be above 0, and momentum in [0, 1)")
 

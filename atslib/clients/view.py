@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from atslib.checkpoints import ADDED_SINCE, fingerprint
-from atslib.data.images import describe
+from atslib.data.images import describe, is_tensor
 from atslib.errors import AtsError, check_kind, check_types, choose
 from atslib.models import normalization_layer, shared_parameters
 from atslib.policies.differentiable import Form, twins
@@ -129,7 +129,7 @@ class Update:
         sizes = [p.numel() for p in shared_parameters(self.model).values()]
         rows = self.gradients
         if (
-            not isinstance(rows, Tensor)
+            not is_tensor(rows)
             or not rows.is_floating_point()
             or rows.ndim != 2
             or rows.shape[1] != sum(sizes)
@@ -141,7 +141,7 @@ class Update:
         for name, columns in (("kept", sum(sizes)), ("features", None)):
             value = getattr(self, name)
             if value is not None and (
-                not isinstance(value, Tensor)
+                not is_tensor(value)
                 or value.ndim != 2
                 or value.shape != (len(rows), columns or value.shape[1])
             ):
@@ -152,7 +152,7 @@ class Update:
             "Update.statistics", self.statistics, dict, "a dict of tensors by the name of a buffer"
         )
         for name, value in self.statistics.items():
-            if not isinstance(value, Tensor) or value.ndim != 2 or len(value) != len(rows):
+            if not is_tensor(value) or value.ndim != 2 or len(value) != len(rows):
                 raise AtsError(
                     f"Update.statistics[{name!r}] is {describe(value)}; it must be ({len(rows)}, width)"
                 )
@@ -242,7 +242,7 @@ class Observed:
         wanted = (len(self), self.threat.batch // mixed)
         labels = self.labels
         if labels is not None and not (
-            isinstance(labels, Tensor)
+            is_tensor(labels)
             and tuple(labels.shape[:2]) == wanted
             and labels.ndim == (3 if labels.is_floating_point() else 2)
         ):

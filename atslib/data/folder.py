@@ -17,6 +17,7 @@ from atslib.errors import AtsError, as_path, check_whole, choose
 T = TypeVar("T")
 FITS = ("resize", "crop")
 TEST_SHARE = 0.2
+LARGEST = 1024  # pixels: `build_model` makes no network for larger images
 # By content, whatever a file is called. Others need more than a reader of pictures: Pillow hands
 # EPS to Ghostscript.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
@@ -56,7 +57,7 @@ def load_folder(
             file.
     """
     choose("fit", fit, FITS)
-    check_whole("image size", size, 1)
+    check_whole("image size", size, 1, LARGEST)
     folder = as_path("folder", folder)
     classes = class_files(folder)
     files = [file for members in classes.values() for file in members]
@@ -119,6 +120,7 @@ def square_pixels(files: list[Path], size: int, fit: str) -> Tensor:
     Raises:
         AtsError: a file that is no whole image, or has 32 bits per pixel.
     """
+    check_whole("image size", size, 1, LARGEST)
     modes = [opened(file, lambda image: image.mode) for file in files]
     mode = "L" if all(each in GREY for each in modes) else "RGB"
     deep = [file for file, each in zip(files, modes, strict=True) if each.startswith("I;16")]

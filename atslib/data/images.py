@@ -57,13 +57,13 @@ class Images:
     def __post_init__(self) -> None:
         what = f"Images {self.name!r}"
         pixels = self.pixels
-        if not (isinstance(pixels, Tensor) and pixels.dtype == torch.uint8 and pixels.ndim == 4):
+        if not (is_tensor(pixels) and pixels.dtype == torch.uint8 and pixels.ndim == 4):
             raise AtsError(
                 f"{what}: pixels are {describe(pixels)}; they must be a (N, C, H, W) uint8 tensor"
             )
         if pixels.shape[1] not in (1, 3):
             raise AtsError(f"{what}: {pixels.shape[1]} channels; choose 1 (grey) or 3 (RGB)")
-        if not (isinstance(self.labels, Tensor) and self.labels.dtype == torch.int64):
+        if not (is_tensor(self.labels) and self.labels.dtype == torch.int64):
             raise AtsError(
                 f"{what}: labels are {describe(self.labels)}; they must be a (N,) int64 tensor"
             )
@@ -95,6 +95,8 @@ class Images:
             raise AtsError(
                 f"indices {indices!r}: give (M,) integers or a mask of shape ({len(self)},)"
             ) from None
+        if not is_tensor(index):
+            raise AtsError(f"indices {describe(index)}: give (M,) integers or a mask")
         index = index[None] if index.ndim == 0 else index
         if index.dtype == torch.bool and index.shape == self.labels.shape:
             index = index.nonzero().flatten()
@@ -186,11 +188,26 @@ def scaled(images: Images, size: int, name: str) -> Images:
     return replace(images, pixels=pixels, name=name, note=note)
 
 
+def is_tensor(array: object) -> bool:
+    """Whether it is a tensor whose values are all there: not sparse, nested or on the device meta."""
+    return (
+        isinstance(array, Tensor)
+        and array.layout == torch.strided
+        and not array.is_nested
+        and not array.is_meta
+    )
+
+
 def describe(array: object) -> str:
     """What an argument is, for an error: dtype and shape of an array, the type of anything else."""
     if not isinstance(array, (Tensor, np.ndarray)):
         return type(array).__name__
-    return f"{str(array.dtype).removeprefix('torch.')} of shape {tuple(array.shape)}"
+    kind = str(array.dtype).removeprefix("torch.")
+    if not isinstance(array, Tensor) or is_tensor(array):
+        return f"{kind} of shape {tuple(array.shape)}"
+    if array.is_nested:
+        return f"nested {kind}"
+    return f"{kind} on the device meta" if array.is_meta else f"sparse {kind}"
 
 
 def explain(error: Exception) -> str:

@@ -8,7 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from atslib.data.images import Images, check_data, describe, explain, label_fault, to_images
+from atslib.data.images import (
+    Images,
+    check_data,
+    describe,
+    explain,
+    is_tensor,
+    label_fault,
+    to_images,
+)
 from atslib.errors import AtsError
 from atslib.gradients.per_example import SameRules
 from atslib.models import Normalize, normalization_layer, shared_parameters, watched_ends
@@ -64,11 +72,11 @@ def check_images(images: Tensor | np.ndarray, like: Tensor) -> Tensor:
         AtsError: another type or shape, no image at all, or values more than 0.01 outside [0, 1].
     """
     images = as_tensor(images)
-    if not isinstance(images, Tensor) or images.ndim != 4 or not images.is_floating_point():
+    if not is_tensor(images) or images.ndim != 4 or not images.is_floating_point():
         raise AtsError(f"images are {describe(images)}; they must be floats (B, C, H, W) in [0, 1]")
     if not images.numel():
         raise AtsError(f"images of shape {tuple(images.shape)} are none; give at least one")
-    low, high = (float(edge) for edge in images.aminmax())
+    low, high = (float(edge) for edge in images.detach().aminmax())
     if not (low >= -0.01 and high <= 1.01):
         raise AtsError(
             f"images go from {low:.4g} to {high:.4g}; they must be in [0, 1] (8-bit pixels divided by 255)"
@@ -102,7 +110,7 @@ def check_labels(labels: Tensor | np.ndarray, count: int, classes: int) -> Tenso
             - 1.
     """
     labels = as_tensor(labels)
-    if not isinstance(labels, Tensor) or labels.dtype not in WHOLE:
+    if not is_tensor(labels) or labels.dtype not in WHOLE:
         raise AtsError(
             f"labels are {describe(labels)}; they must be whole numbers (B,), one class per image"
         )
@@ -188,7 +196,7 @@ def scores_of(model: nn.Module, images: Tensor) -> Tensor:
         raise
     except FAULTS as error:
         raise AtsError(f"{name} does not take images of shape {shape}: {explain(error)}") from None
-    if not isinstance(scores, Tensor) or scores.ndim != 2 or len(scores) != len(images):
+    if not is_tensor(scores) or scores.ndim != 2 or len(scores) != len(images):
         raise AtsError(
             f"{name} gives {describe(scores)}; it must give one row of class scores per image"
         )

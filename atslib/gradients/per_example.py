@@ -23,7 +23,27 @@ from atslib.models import batch_norm, check_train_mode, fast_layout, max_pool
 
 
 class Unsupported(Exception):
-    """A parameter is used by something that is no convolution, linear layer or batch normalization."""
+    """A parameter is used by something that is no convolution, linear layer or batch normalization,
+    or the network's way depends on values, which are those of all problems at once.
+    """
+
+
+# How Python gets at the values of tensors, to go one way or another by them.
+READ = {
+    torch.Tensor.__bool__,
+    torch.Tensor.__float__,
+    torch.Tensor.__int__,
+    torch.Tensor.__index__,
+    torch.Tensor.__contains__,
+    torch.Tensor.item,
+    torch.Tensor.tolist,
+    torch.Tensor.numpy,
+    torch.Tensor.equal,
+    torch.Tensor.is_nonzero,
+    torch.equal,
+    torch.allclose,
+    torch.is_nonzero,
+}
 
 
 class _Layer:
@@ -318,6 +338,8 @@ class PerExample(SameRules):
     def __torch_function__(
         self, function: Callable, types: object, args: tuple = (), kwargs: dict | None = None
     ):
+        if function in READ and not self._uses(args):  # of the images, or what was made of them
+            raise Unsupported(function.__name__)
         if function in self.known or function in OPENED:
             return super().__torch_function__(function, types, args, kwargs)
         uses = self._uses(args) or (kwargs is not None and self._uses(kwargs.values()))

@@ -92,8 +92,9 @@ def _is_ours(model: nn.Module) -> bool:
     )
     return standard and all(
         layer.groups == 1 and not isinstance(layer.padding, str)
-        for layer in model.modules()
         if isinstance(layer, nn.Conv2d)
+        else not getattr(layer, "inplace", False)  # two of them in a row are too many for torch
+        for layer in model.modules()
     )
 
 

@@ -8,7 +8,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from atslib.data.images import describe
+from atslib.data.images import describe, is_tensor
 from atslib.errors import AtsError
 from atslib.measures.identification import SHIFT, WHOLE, identification
 from atslib.measures.metrics import check_images, psnr
@@ -39,9 +39,10 @@ def align(
     check_images("align", truth)
     restored = labels if restored is None else restored
     for name, given in (("labels", labels), ("restored", restored)):
-        if not isinstance(given, Tensor) or given.shape != (len(truth),):
-            shape = tuple(getattr(given, "shape", ()))
-            raise AtsError(f"align: {name} {shape} must be one for each of {len(truth)} images")
+        if not is_tensor(given) or given.shape != (len(truth),):
+            raise AtsError(
+                f"align: {name} {describe(given)} must be one for each of {len(truth)} images"
+            )
     if reconstructed.shape != truth.shape:
         shapes = f"{tuple(reconstructed.shape)} and {tuple(truth.shape)}"
         raise AtsError(f"align: shapes {shapes} must be equal: one reconstruction for each image")
@@ -87,7 +88,7 @@ def found(
     check_images("found", reconstructed)
     check_images("found", candidates)
     for name, given in (("labels", labels), ("restored", restored)):
-        if not isinstance(given, Tensor) or given.ndim != 2 or given.numel() != len(reconstructed):
+        if not is_tensor(given) or given.ndim != 2 or given.numel() != len(reconstructed):
             raise AtsError(
                 f"found: {name} {describe(given)} must be (batches, images), for {len(reconstructed)} images"
             )
@@ -95,11 +96,7 @@ def found(
         raise AtsError(
             f"found: labels {tuple(labels.shape)} and restored {tuple(restored.shape)} must be equal shapes"
         )
-    if (
-        not isinstance(truth, Tensor)
-        or truth.dtype not in WHOLE
-        or truth.shape != (len(reconstructed),)
-    ):
+    if not is_tensor(truth) or truth.dtype not in WHOLE or truth.shape != (len(reconstructed),):
         raise AtsError(
             f"found: truth {describe(truth)} must be whole numbers, one for each reconstruction"
         )
@@ -123,7 +120,7 @@ def label_share(restored: Tensor, labels: Tensor) -> Tensor:
         AtsError: the shapes differ.
     """
     for name, given in (("restored", restored), ("labels", labels)):
-        if not isinstance(given, Tensor):
+        if not is_tensor(given):
             raise AtsError(
                 f"label_share: {name} {describe(given)} must be class numbers, from 0 on"
             )

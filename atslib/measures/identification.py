@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from atslib.data.images import describe
+from atslib.data.images import describe, is_tensor
 from atslib.errors import AtsError, check_whole
 from atslib.measures.metrics import check_images
 
@@ -96,9 +96,9 @@ def identification(
     """
     if shift is not None:
         check_whole("identification: shift", shift, 0)
-    if not isinstance(candidates, Tensor) or candidates.ndim != 5:
+    if not is_tensor(candidates) or candidates.ndim != 5:
         check_images("identification", candidates)
-    if not isinstance(truth, Tensor) or truth.dtype not in WHOLE:
+    if not is_tensor(truth) or truth.dtype not in WHOLE:
         raise AtsError(
             f"identification: truth {describe(truth)} must be whole numbers, one for each reconstruction"
         )

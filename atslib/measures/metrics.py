@@ -10,14 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from atslib.data.images import explain
+from atslib.data.images import describe, explain, is_tensor
 from atslib.errors import AtsError, check_kind
 
 
 def check_images(name: str, images: Tensor) -> None:
     """Raise `AtsError` unless these are float images, (B, C, H, W)."""
-    if not isinstance(images, Tensor) or not images.is_floating_point():
-        kind = getattr(images, "dtype", type(images).__name__)
+    if not is_tensor(images) or not images.is_floating_point():
+        odd = isinstance(images, Tensor) and not is_tensor(images)
+        kind = describe(images) if odd else getattr(images, "dtype", type(images).__name__)
         raise AtsError(
             f"{name}: images of {kind} must be a float torch.Tensor in [0, 1]; divide uint8 pixels by 255"
         )

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from atslib.data.images import describe, is_tensor
 from atslib.errors import AtsError
 
 Sign = int | Tensor  # +1 or -1 for the batch, or an integer tensor (B,) of them
@@ -104,9 +105,8 @@ def apply(index: int, pixels: Tensor, sign: Sign = 1) -> Tensor:
 
 def check_pixels(pixels: Tensor) -> None:
     """Raise `AtsError` unless `pixels` is (B, C, H, W) uint8 with one or three channels."""
-    if not isinstance(pixels, Tensor) or pixels.dtype != torch.uint8:
-        kind = pixels.dtype if isinstance(pixels, Tensor) else type(pixels).__name__
-        raise AtsError(f"pixels are {kind}; expected a uint8 tensor with values 0..255")
+    if not is_tensor(pixels) or pixels.dtype != torch.uint8:
+        raise AtsError(f"pixels are {describe(pixels)}; expected a uint8 tensor, values 0..255")
     if pixels.ndim != 4 or pixels.shape[1] not in (1, 3):
         raise AtsError(
             f"pixels have shape {tuple(pixels.shape)}; expected (B, C, H, W) with C = 1 or 3"

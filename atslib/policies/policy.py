@@ -7,7 +7,8 @@ one of the two for each image; `""` is the identity. `OPS` and the kernels live 
 """
 
 import json
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -18,6 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from atslib.errors import AtsError, as_path, check_kind
+from atslib.files import write_atomically
 from atslib.policies.operations import OPS, apply, check_pixels, magnitude
 from atslib.rng import as_stream
 from atslib.rng import rng as stream
@@ -69,15 +71,18 @@ class Policy(_Drawn):
     def __post_init__(self) -> None:
         check_kind("Policy of ids", self.ids, Iterable, "numbers of operations, such as (3, 1, 7)")
         object.__setattr__(self, "ids", tuple(self.ids))
-        if bad := [i for i in self.ids if not (isinstance(i, int) and 0 <= i < len(OPS))]:
-            raise AtsError(f"policy {str(self)!r}: no operation {bad}; ids run 0..{len(OPS) - 1}")
+        if bad := [i for i in self.ids if type(i) is not int or not 0 <= i < len(OPS)]:
+            kind = "" if all(type(i) is int for i in bad) else ", of type int"
+            raise AtsError(
+                f"policy {str(self)!r}: no operation {bad}; ids run 0..{len(OPS) - 1}{kind}"
+            )
 
     @classmethod
     def parse(cls, text: str) -> "Policy":
         """`"3-1-7"` -> `Policy((3, 1, 7))`, `""` -> `Policy()`. Inverse of `str`."""
         _check_text(text)
         parts = text.split("-") if text else []
-        if not all(part.isascii() and part.isdecimal() for part in parts):
+        if not all(re.fullmatch("[0-9]{1,4}", part) for part in parts):
             raise AtsError(
                 f"policy {text!r}: expected ids joined by '-', such as '3-1-7', or '' for none"
             )
@@ -320,11 +325,13 @@ def enumerate_distinct() -> Iterator[Policy]:
 FORMAT = "atslib-policies-1"
 
 
-def save_policies(path: str | Path, policies: Iterable[Policy | Hybrid], **facts: object) -> None:
+def save_policies(path: str | Path, policies: Sequence[Policy | Hybrid], **facts: object) -> None:
     """Write policies as JSON, with the names of the operations they use and any `facts` JSON can
     hold.
     """
-    policies = list(policies)
+    check_kind("policies", policies, list | tuple, "a list of policies")
+    for policy in policies:
+        check_kind("policy", policy, Policy | Hybrid, "an atslib.Policy or Hybrid")
     if taken := {"format", "policies", "operations"} & set(facts):
         raise AtsError(f"fact {sorted(taken)[0]!r} is a name of the format; choose another")
     members = [m for policy in policies for m in getattr(policy, "members", (policy,))]
@@ -336,9 +343,12 @@ def save_policies(path: str | Path, policies: Iterable[Policy | Hybrid], **facts
         "operations": operations,
         **facts,
     }
-    as_path("policies' file", path).write_text(
-        json.dumps(content, indent=1) + "\n", encoding="utf-8"
-    )
+    path = as_path("policies' file", path)
+    try:
+        text = json.dumps(content, indent=1) + "\n"
+    except TypeError as error:
+        raise AtsError(f"{path}: a fact is no JSON value ({error})") from None
+    write_atomically(path, lambda partial: partial.write_text(text, encoding="utf-8"))
 
 
 def load_policies(path: str | Path) -> list[Policy | Hybrid]:

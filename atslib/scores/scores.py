@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from atslib.clients.prepare import streams, to_images, transform
-from atslib.data.images import describe
+from atslib.data.images import describe, is_tensor
 from atslib.data.load import Images
 from atslib.errors import AtsError, check_kind, check_whole, choose
 from atslib.gradients.chunks import in_chunks
@@ -27,7 +27,7 @@ from atslib.policies.policy import Hybrid, Policy, parse_policy
 from atslib.rng import as_stream
 from atslib.rng import rng as stream
 
-MOST_POINTS = 10_000
+MOST = 10_000  # points of a curve, and draws
 VARIANTS = ("paper", "code", "fixed")
 
 # Variant → GradSim, as a key of DISTANCES. The authors' code averages the cosines of the parameter
@@ -178,7 +178,7 @@ def _check_counts(
     draws: int,
     first: int,
 ) -> None:
-    check_whole("draws", draws, 1)
+    check_whole("draws", draws, 1, MOST)
     check_whole("first", first, 0)
     check_fit(model, images)
     check_kind("policies", policies, list | tuple, "a list of policies")
@@ -303,11 +303,7 @@ def _seed(rng: torch.Generator | int) -> int:
 def _check(model: nn.Module, variant: str, points: int = 2) -> None:
     choose("variant", variant, VARIANTS)
     any_parameter(model)
-    check_whole("points", points, 2)  # a curve's two ends
-    if points > MOST_POINTS:
-        raise AtsError(
-            f"points={points} are more than the {MOST_POINTS} that a curve may have; the paper's has 21"
-        )
+    check_whole("points", points, 2, MOST)  # a curve's two ends
     if model.training:
         raise AtsError(
             f"{type(model).__name__} is in training mode, where images affect each other; call eval()"
@@ -315,11 +311,7 @@ def _check(model: nn.Module, variant: str, points: int = 2) -> None:
 
 
 def _start(start: Tensor, pixels: Tensor) -> Tensor:
-    if (
-        not isinstance(start, Tensor)
-        or start.shape != pixels.shape
-        or not start.is_floating_point()
-    ):
+    if not is_tensor(start) or start.shape != pixels.shape or not start.is_floating_point():
         raise AtsError(
             f"start is {describe(start)}; it must be floats in [0, 1] of the images' shape, {tuple(pixels.shape)}"
         )

@@ -23,7 +23,7 @@ from torch import nn
 from atslib.attacks import Attack, GradientMatching
 from atslib.data.images import check_data
 from atslib.data.load import Images
-from atslib.errors import AtsError, as_path, check_kind, check_types, choose
+from atslib.errors import AtsError, as_path, check_kind, check_most, check_types, choose
 from atslib.files import write_atomically
 from atslib.policies.policy import (
     Hybrid,
@@ -35,7 +35,7 @@ from atslib.policies.policy import (
     save_policies,
 )
 from atslib.rng import rng
-from atslib.scores.scores import VARIANTS
+from atslib.scores.scores import MOST, VARIANTS
 from atslib.scores.shards import Keep, Scorer, check_parties
 
 Table = dict[str, np.ndarray]
@@ -127,6 +127,7 @@ class SearchConfig:
                 raise AtsError(
                     f"SearchConfig.{field}={getattr(self, field)} must be at least {least}"
                 )
+        check_most(self, points=MOST, draws=MOST)
         if self.candidates > MOST_CANDIDATES:
             raise AtsError(
                 f"SearchConfig.candidates={self.candidates} must be at most {MOST_CANDIDATES}; "
@@ -190,9 +191,7 @@ class SearchResult:
             "search": asdict(self.config),
             "scores": scores,
         }
-        write_atomically(
-            path, lambda partial: save_policies(partial, self.chosen, **facts, **known)
-        )
+        save_policies(path, self.chosen, **facts, **known)
         write_atomically(path.with_suffix(".csv"), self._write_table)
 
     def _write_table(self, path: Path) -> None:
