@@ -105,10 +105,13 @@ def rule_dates(page: str) -> str:
 
 
 def provenance(result: Result) -> str:
-    """One sentence (Markdown): with what, where and when a page's tables were made, and which."""
+    """The verdict by the page's rule, and in a sentence with what, where and when its tables were
+    made (Markdown).
+    """
     facts = result.facts
     note = f" {facts['note']}." if facts["note"] else ""
     return (
+        f"{result.headline}\n\n"
         f"Profile <b>{facts['profile']}</b>: {facts['dataset']}, {facts['model']}, seed {facts['seed']}; "
         f"{facts['made']}, {facts['device']}, torch {facts['torch']}, Python {facts['python']}; tables "
         f"{result.digest}.{note}"

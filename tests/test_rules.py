@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import sem, t
 from test_pilots import cell
 
-from atsbook.findings import photographs
+from atsbook.findings import compare, photographs
 from atsbook.findings.reported import DEFENSES
 from atsbook.findings.statistics import interval, paired
 from atsbook.findings.verdicts import guards, kept
@@ -151,3 +151,54 @@ def test_the_rule_of_the_defenses(bits, accuracy, status, beaten):
     found, _, fewer, why = space["judge"](defended(**bits), percent, classes=10)
     assert (found, sorted(fewer)) == (status, beaten)
     assert bool(why) == (status == "cannot tell")
+
+
+# --- steps ------------------------------------------------------------------------------------------------------------
+
+
+def length_rule(table):
+    """The status that the notebook's rule gives."""
+    known = {"paired": paired, "guards": guards, "compare": compare, "LONG": 4800}
+    known |= {"PAPERS": "the paper's", "ANNEALED": "annealed"}
+    return functions("steps", "def judge(attacks)", **known)["judge"](table)[0]
+
+
+def rows(long, short, *, images=40, at=300, floor=10.0, spread=1):
+    """Attacks of the paper's full length and of `at` annealed steps, with these means in dB."""
+    noise = spread * np.resize([-0.2, 0.2, 0.1, -0.1], images)
+    parts = {
+        ("the paper's", 4800): long + noise,
+        ("annealed", at): short - noise,
+        ("annealed", 25): 0 * noise,
+    }
+    table = [
+        pd.DataFrame({"schedule": name, "steps": length, "image": range(images), "psnr": values})
+        for (name, length), values in parts.items()
+    ]
+    return pd.concat(table).assign(
+        model="lenet", floor_policy=floor, gain=lambda table: table["psnr"] - floor
+    )
+
+
+@pytest.mark.parametrize(
+    ("long", "short", "options", "status"),
+    [
+        (15.0, 18.0, {}, "reproduced"),
+        (15.0, 14.8, {}, "reproduced"),  # lower by less than the margin
+        (15.0, 14.0, {}, "not reproduced"),
+        (15.0, 14.5, {}, "not reproduced"),  # lower, by about the margin
+        (15.0, 15.1, {"spread": 30}, "cannot tell"),
+        (15.0, 18.0, {"images": 29}, "cannot tell"),
+        (15.0, 18.0, {"floor": 19.0}, "cannot tell"),
+        (15.0, 18.0, {"at": 600}, "not reproduced"),  # only the 25 steps are a tenth or fewer
+    ],
+)
+def test_the_rule_of_the_steps(long, short, options, status):
+    table = rows(long, short, **options)
+    if options.get("at"):
+        table.loc[table["steps"] == 25, "psnr"] = 11.0
+    assert length_rule(table) == status
+
+
+def test_without_the_lengths_of_the_rule_it_cannot_tell():
+    assert length_rule(rows(15.0, 18.0).query("steps != 4800")) == "cannot tell"

@@ -1,6 +1,7 @@
 """What a page shows: a change that a reader sees is found, and what another machine adds is none."""
 
 import base64
+import dataclasses
 import io
 import json
 
@@ -11,9 +12,10 @@ import pytest
 from PIL import Image
 
 from atsbook.__main__ import main
-from atsbook.pages import steps
-from atsbook.runs import making, runner
+from atsbook.findings.result import Result, Verdict
+from atsbook.runs import making, notebooks, runner
 from atsbook.runs.archive import Archive
+from atsbook.runs.attacks import attack_unit
 from atsbook.runs.schedule import needed
 from atsbook.runs.settings import settings
 from atsbook.runs.shown import (
@@ -24,6 +26,7 @@ from atsbook.runs.shown import (
     table_difference,
 )
 from atsbook.runs.store import Store
+from atsbook.runs.tables import attack_rows, attacked_facts, provenance
 
 
 @pytest.mark.parametrize(
@@ -171,6 +174,28 @@ def test_what_is_another_at_each_run_is_taken_out_of_a_page(tmp_path):
     assert first.cells[0].id == second.cells[0].id
 
 
+class Steps:
+    """A page with a module: two attacks, and a rule."""
+
+    STEPS_RULE = "The rule."
+
+    def units(self, settings):
+        short = dataclasses.replace(settings, images=2)
+        longer = dataclasses.replace(short, steps=2 * settings.steps)
+        return {place.steps: attack_unit(place) for place in (short, longer)}
+
+    def run(self, settings, store):
+        units = self.units(settings)
+        rows, sheets = attack_rows(units, ["steps"], settings, store)
+        first = next(iter(units))
+        facts = provenance(settings, sheets[first]) | attacked_facts(units[first])
+        verdict = Verdict("cannot tell", "two images are few", self.STEPS_RULE)
+        return Result("steps", {"attacks": rows}, facts, verdict, sheets)
+
+
+steps = Steps()
+
+
 @pytest.fixture
 def published(root, smoke_store, monkeypatch):
     """A project with one page, its evidence and tables; for its notebook stands one that shows the
@@ -178,6 +203,8 @@ def published(root, smoke_store, monkeypatch):
     """
     (root / "book/_toc.yml").write_text("- file: results/steps\n")
     monkeypatch.setattr(runner, "BOOK_PROFILE", "smoke")
+    monkeypatch.setattr(runner, "load_page", lambda name: steps)
+    monkeypatch.setattr(notebooks, "MODULES", ("steps",))
     chosen, here = settings(profile="smoke"), Store(smoke_store)
     whole = steps.run(chosen, here)
     few = Store(root / "few")
