@@ -98,9 +98,14 @@ def rule_dates(page: str) -> str:
     return told(page, project_root() / "results")
 
 
-def made(study: Study, requests: dict[object, Request], result: Result) -> str:
+def made(
+    study: Study, requests: dict[object, Request], result: Result, what: str = "attacks"
+) -> str:
     """One sentence (Markdown): with what, where and when these results were made, and which tables
     came of them.
+
+    Args:
+        what: the requests are.
     """
     facts = study.facts(requests)
     days = (
@@ -109,6 +114,6 @@ def made(study: Study, requests: dict[object, Request], result: Result) -> str:
         else f"{facts['made_first']} to {facts['made']}"
     )
     return (
-        f"Profile <b>{facts['profile']}</b>: {facts['dataset']}, seed {facts['seed']}; {len(requests)} attacks, "
+        f"Profile <b>{facts['profile']}</b>: {facts['dataset']}, seed {facts['seed']}; {len(requests)} {what}, "
         f"computed {days}; {facts['device']}, torch {facts['torch']}, Python {facts['python']}; tables {result.digest}."
     )
