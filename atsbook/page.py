@@ -118,9 +118,14 @@ def provenance(result: Result) -> str:
     )
 
 
-def made(study: Study, requests: dict[object, Request], result: Result) -> str:
+def made(
+    study: Study, requests: dict[object, Request], result: Result, what: str = "attacks"
+) -> str:
     """One sentence (Markdown): with what, where and when these results were made, and which tables
     came of them.
+
+    Args:
+        what: the requests are.
     """
     facts = study.facts(requests)
     days = (
@@ -129,6 +134,6 @@ def made(study: Study, requests: dict[object, Request], result: Result) -> str:
         else f"{facts['made_first']} to {facts['made']}"
     )
     return (
-        f"Profile <b>{facts['profile']}</b>: {facts['dataset']}, seed {facts['seed']}; {len(requests)} attacks, "
+        f"Profile <b>{facts['profile']}</b>: {facts['dataset']}, seed {facts['seed']}; {len(requests)} {what}, "
         f"computed {days}; {facts['device']}, torch {facts['torch']}, Python {facts['python']}; tables {result.digest}."
     )

@@ -13,9 +13,8 @@ import torch
 from browser import Browser
 from checks import main
 
-from atsbook.pages import claim6_transformations
+from atsbook.findings import transformations
 from atsbook.runs import networks, table1
-from atsbook.runs.settings import settings
 from atsbook.runs.store import Store
 from atsbook.runs.study import Study
 from atsbook.runs.tables import noise_floor
@@ -120,14 +119,21 @@ def drawn_figures(tmp_path_factory):
     """The small figures of the claim pages by kind, of a network trained in no time, and what they
     are made from.
     """
-    small = {"model": "lenet", "fraction": 0.004, "semi_fraction": 0.002, "steps": 4}
-    chosen, kept = settings(profile="smoke", **small), Store(tmp_path_factory.mktemp("figures"))
-    scores = claim6_transformations.run(chosen, kept)
+    kept = Store(tmp_path_factory.mktemp("figures"))
+    study, cpu = Study("smoke", store=kept.root), torch.device("cpu")
+    semi = study.network("lenet", train=TrainConfig(epochs=1), fraction=0.002)
+    presets = {"": "No policy", "3-1-7": "Searched", "3-1": "its first two"}
+    policies = study.scores(semi, list(presets), images=3)
+    singles = study.scores(semi, list(map(str, transformations.FUNCTIONS)), images=3)
+    for request in (policies, singles):
+        request.unit.make(kept, cpu)  # in this process, which is faster for so few
     table, artifacts = scored_and_attacked(kept)
-    ranked = claim6_transformations.ranking(scores, resamples=100)
+    rows = study.table({"fixed": singles}, ["variant"])
+    scores = transformations.wide(transformations.by_function(rows), "fixed")
+    ranked = transformations.ranking(scores, resamples=100)
     payloads = {
-        "ranking": data.ranking(chosen, ranked, 0.5),
-        "builder": data.builder(chosen, kept),
+        "ranking": data.ranking(study, ranked, 0.5),
+        "builder": data.builder(study, policies, singles, presets),
         "scatter": data.scatter(
             table, artifacts, "shapes", "shapes, profile smoke", "semi-trained"
         ),
@@ -137,7 +143,13 @@ def drawn_figures(tmp_path_factory):
         for kind, payload in payloads.items()
     }
     return SimpleNamespace(
-        settings=chosen, store=kept, table=ranked, attacks=table, artifacts=artifacts, **made
+        presets=presets,
+        singles=singles,
+        store=kept,
+        table=ranked,
+        attacks=table,
+        artifacts=artifacts,
+        **made,
     )
 
 

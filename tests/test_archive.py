@@ -93,6 +93,17 @@ def test_where_images_are_looked_for_every_reconstruction_is_kept(kept, tmp_path
     torch.testing.assert_close(view["reconstruction"], rounded, atol=0.501 / 255, rtol=0)
 
 
+def test_pictures_that_were_left_out_come_in_when_a_page_looks_at_each(kept, tmp_path):
+    archive, own = Archive(tmp_path / "results"), key(kept, ATTACK)
+    archive.write(kept, embedded=True, pages={own: ["ext4_hidden_details"]})
+    assert len(archive.read(own)["reconstruction"]) == 16
+    pages = {own: ["ext4_hidden_details", "regimes"]}
+    assert archive.write(kept, embedded=True, pages=pages) == 1
+    assert len(archive.read(own)["reconstruction"]) == 17
+    assert archive.write(kept, embedded=True, pages=pages) == 0
+    assert archive.verify() == []
+
+
 def test_a_page_has_a_table_with_a_row_per_request_that_pandas_reads(kept, tmp_path):
     archive = Archive(tmp_path / "results")
     archive.write(kept, embedded=True, pages={key(kept, ATTACK): ["steps", "regimes"]})

@@ -3,13 +3,13 @@
 import re
 
 import numpy as np
+import pandas as pd
 import pytest
 from browser import needs_chromium, written
 
 from atsbook.figures import plots
-from atsbook.pages import ext10_all_policies
-from atsbook.runs.settings import settings
-from atsbook.runs.store import Store
+from atsbook.runs.study import Study
+from atsbook.runs.sweep import all_policies, spaced
 from atsbook.widgets import data, interactive
 
 pytestmark = [needs_chromium, pytest.mark.usefixtures("one_thread")]
@@ -17,20 +17,28 @@ WORDS = ".ats-atlas .ats-words"
 
 
 @pytest.fixture(scope="module")
-def drawn(smoke_store):
-    """The page's result at smoke, and its map's payload."""
-    chosen = settings(profile="smoke")
-    result = ext10_all_policies.run(chosen, Store(smoke_store))
-    return result, data.atlas(chosen, result)
+def drawn(tmp_path_factory):
+    """A table of twelve policies with made-up scores and gains, and its map's payload."""
+    draw = np.random.default_rng(0)
+    table = pd.DataFrame({"policy": [str(all_policies()[number]) for number in spaced(12)]})
+    for name in ("released", "score", "accuracy"):
+        table[name] = draw.random(12)
+    for name in ("expected", "measured"):
+        table[name] = 10 * draw.random(12)
+    scores = {
+        "Score as released": table["released"],
+        "Score": table["score"],
+        "Accuracy score": table["accuracy"],
+    }
+    gains = {"expected from its operations": table["expected"], "measured": table["measured"]}
+    study = Study("smoke", store=tmp_path_factory.mktemp("map"))
+    return table, data.atlas(study, list(table["policy"]), scores, gains, ["3-1-7"])
 
 
 @pytest.fixture
 def page(browser, drawn, tmp_path):
-    result, payload = drawn
-    table = result.tables["policies"]
-    still = plots.scatter(
-        table["semi-trained, code"], table["gain 1"], xlabel="score", ylabel="gain"
-    )
+    table, payload = drawn
+    still = plots.scatter(table["released"], table["measured"], xlabel="score", ylabel="gain")
     browser.size(900, 900)
     browser.media(prefers_color_scheme="light")
     browser.open(
@@ -70,9 +78,8 @@ def choose(page, place, value):
 
 
 def test_a_policy_is_found_by_any_of_its_names(page, drawn):
-    result, _ = drawn
-    table, heights = result.tables["policies"], ext10_all_policies.heights(result)
-    gain, score = heights["expected from its operations"], table["semi-trained, code"].to_numpy()
+    table, _ = drawn
+    gain, score = table["expected"].to_numpy(), table["released"].to_numpy()
     for place in (1, 7):
         words = typed(page, table["policy"][place])
         assert words.startswith(table["policy"][place])
@@ -101,10 +108,10 @@ def test_a_rectangle_says_what_its_policies_share(page, drawn):
             "Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1, clickCount=1
         )
     words = page.text(WORDS)
-    gain = ext10_all_policies.heights(drawn[0])["expected from its operations"]
+    gain = drawn[0]["expected"].to_numpy()
     assert words.startswith(f"{len(gain)} policies")
     assert f"Mean {gain.mean():.1f} dB" in words
-    least = drawn[0].tables["policies"]["policy"][int(np.argmin(gain))]
+    least = drawn[0]["policy"][int(np.argmin(gain))]
     assert f"Least gain: {least}" in words
     assert page.js("document.querySelectorAll('.ats-brush').length") == 1
 

@@ -13,7 +13,7 @@ import pytest
 
 from atsbook.findings.reported import reported
 from atsbook.findings.result import FILE
-from atsbook.pages.claim6_transformations import FUNCTIONS
+from atsbook.findings.transformations import FUNCTIONS
 from atsbook.texts import coverage as page
 from atsbook.texts.coverage import coverage_page
 from atsbook.texts.measured_beside_published import RULES, coverage

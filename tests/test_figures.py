@@ -2,12 +2,15 @@
 around them.
 """
 
+import ast
 import base64
 import io
 import json
 import re
+from pathlib import Path
 
 import matplotlib.pyplot as plt
+import nbformat
 import numpy as np
 import pandas as pd
 import pytest
@@ -19,7 +22,7 @@ import atslib
 from atsbook.figures import plots
 from atsbook.findings.compare import matrices
 from atsbook.findings.statistics import pearson
-from atsbook.pages import claim6_transformations
+from atsbook.findings.transformations import FUNCTIONS
 from atsbook.runs.networks import dataset
 from atsbook.runs.settings import settings
 from atsbook.widgets import Figure, data, interactive
@@ -68,34 +71,32 @@ def test_the_ranking_is_the_tables(drawn_figures):
 
 
 def test_the_builder_has_its_images_and_every_scored_curve(drawn_figures):
-    payload, units = (
-        drawn_figures.builder.payload,
-        claim6_transformations.units(drawn_figures.settings),
-    )
+    payload, unit = drawn_figures.builder.payload, drawn_figures.singles.unit
     images = dataset("shapes", "test")
     assert base64.b64decode(payload["pixels"]) == images.pixels[:12].numpy().tobytes()
     assert payload["images"] == [images.class_names[i] for i in images.labels[:12].tolist()]
     ids = [row["id"] for row in payload["scored"]]
-    assert ids == [*claim6_transformations.BUILT, *map(str, claim6_transformations.FUNCTIONS)]
+    assert ids == [*drawn_figures.presets, *map(str, FUNCTIONS)]
     assert payload["canonical"] == list(CANONICAL)
     for row in payload["scored"]:
         assert row["s_pri"] == pytest.approx(float(area(torch.tensor([row["curve"]]))), abs=2e-3)
-        assert len(row["curve"]) == units["fixed"].points
+        assert len(row["curve"]) == unit.points
     by_id = {row["id"]: row["s_pri"] for row in payload["scored"]}
     ranked = drawn_figures.table["s_pri"]
     np.testing.assert_allclose([by_id[str(op)] for op in ranked.index], ranked, rtol=1e-3)
-    assert units["policies"].model == units["fixed"].model
-    assert (units["policies"].images, payload["n"]) == (3, 3)
-    assert set(payload["presets"]) == {policy or "none" for policy in claim6_transformations.BUILT}
+    assert payload["n"] == unit.images == 3
+    assert payload["presets"] == {"none": "No policy", "3-1-7": "Searched", "3-1": "its first two"}
 
 
-def test_of_each_built_policy_its_beginnings_are_scored_too():
-    for policy in map(Policy.parse, claim6_transformations.BUILT):
+def test_of_each_policy_to_build_from_its_beginnings_are_scored_too():
+    """Of those in the notebook of claim 6, where single operations are scored anyway."""
+    page = Path(__file__).parents[1] / "notebooks" / "claim6_transformations.ipynb"
+    cells = nbformat.read(page, as_version=4).cells
+    (source,) = [cell.source for cell in cells if "BUILT = {" in cell.source]
+    built = ast.literal_eval(source.partition("BUILT = ")[2].partition("}")[0] + "}")
+    for policy in map(Policy.parse, built):
         for length in range(len(policy.ids)):
-            assert str(Policy(policy.ids[:length])) in {
-                *claim6_transformations.BUILT,
-                *map(str, range(50)),
-            }
+            assert str(Policy(policy.ids[:length])) in {*built, *map(str, range(50))}
 
 
 def test_the_builders_still_shows_each_step(drawn_figures):
@@ -176,7 +177,7 @@ def test_the_html_is_whole_small_and_asks_for_nothing(drawn_figures, kind):
 def test_a_representation_is_the_same_in_each_run(drawn_figures):
     words = [
         "Ranking of 28 transformations",
-        "Policy builder with 35 scored policies",
+        f"Policy builder with {28 + len(drawn_figures.presets)} scored policies",
         "Scatter of 6 policies",
     ]
     assert [repr(getattr(drawn_figures, kind)) for kind in KINDS] == words
@@ -200,7 +201,7 @@ def test_an_unknown_kind_is_named(drawn_figures):
 
 def test_a_grey_data_set_has_the_same_figures():
     chosen = settings(profile="smoke", dataset="shapes-grey")
-    images = data.pictures(chosen, range(3))
+    images = data.pictures(chosen.dataset, range(3))
     assert images["size"][0] == 1
     assert len(base64.b64decode(images["pixels"])) == 3 * np.prod(images["size"])
 

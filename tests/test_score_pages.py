@@ -1,6 +1,4 @@
-"""Claims 2 (the search), 6 and 7 and extension 2: what a score is made of, tables with known
-answers, toy runs.
-"""
+"""What a score is made of, and claim 2 (the search): tables with known answers, toy runs."""
 
 import dataclasses
 import time
@@ -11,21 +9,15 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.torch import save_file
-from scipy import stats
-from scipy.linalg import hadamard
 
 from atsbook.figures import plots
-from atsbook.findings.reported import reported
-from atsbook.findings.result import Result
 from atsbook.pages import (
     claim2_generality,
     claim2_search,
-    claim6_transformations,
-    ext2_transformations_tinyimagenet,
 )
-from atsbook.runs import scoring, table1
+from atsbook.runs import scoring
 from atsbook.runs.attacks import transformed
-from atsbook.runs.networks import semi_trained, trained, victim
+from atsbook.runs.networks import semi_trained, trained
 from atsbook.runs.scoring import ScoreUnit, scored, search_unit, searched, unseen
 from atsbook.runs.settings import settings
 from atsbook.runs.store import Store
@@ -304,256 +296,11 @@ def test_the_chosen_are_the_best_with_their_functions_named(found):
     assert ((best["ci_low"] <= best["s_pri"]) & (best["s_pri"] <= best["ci_high"])).all()
 
 
-# --- score against attack -----------------------------------------------------------------------------------
-
-
-SHAPE = (16, 6)
-WALSH = hadamard(16).T.astype(float)[1:]  # orthogonal, mean 0, mean square 1
-
-
-# --- the 50 transformations ---------------------------------------------------------------------------------
-
-# Of the authors' table: levels do not matter to equalize, and four shifts are by as much.
-EQUALIZE = [9, 16, 17, 22, 30, 32, 33, 35, 46]
-SHIFTS = [24, 42, 43, 48]
-FUNCTIONS = sorted({min(claim6_transformations.twins(op)) for op in range(50)})
-
-
-def scores_of(values, images=6, variant="fixed"):
-    """A result with scores of the functions in the order of their first ids, (28,) or (28, images)."""
-    matrix = np.broadcast_to(np.asarray(values, float).reshape(28, -1), (28, images))
-    table = pd.DataFrame(matrix, FUNCTIONS).rename_axis("op").reset_index()
-    table = table.melt("op", var_name="image", value_name="s_pri")
-    return Result("claim6_transformations", {"scores": table.assign(variant=variant)}, {}, None)
-
-
-RISING = 0.3 + 0.001 * np.arange(28)
-
-
-def test_ids_of_one_function():
-    assert claim6_transformations.twins(9) == claim6_transformations.twins(46) == EQUALIZE
-    assert claim6_transformations.twins(43) == SHIFTS
-    assert claim6_transformations.twins(28) == claim6_transformations.twins(39) == [28, 39]
-    assert claim6_transformations.twins(3) == [3]
-
-
-def test_scores_that_do_not_vary_over_images_have_sure_ranks():
-    order = np.random.default_rng(0).permutation(28)  # of places, lowest score first
-    table = claim6_transformations.ranking(scores_of(RISING[order.argsort()]))
-    assert list(table.index) == [FUNCTIONS[place] for place in order]
-    for column in ("rank", "rank low", "rank high"):
-        assert table[column].tolist() == list(range(1, 29))
-    for column in ("s_pri", "low", "high"):
-        assert table[column].to_numpy() == pytest.approx(RISING)
-    assert table["in top five"].tolist() == [1] * 5 + [0] * 23
-    assert (table["n"] == 6).all()
-    assert table.loc[24, "same as"] == "42, 43, 48"
-    assert table.loc[3, "same as"] == ""
-    assert table.loc[3, "function"] == Policy((3,)).names()
-
-
-def test_two_that_change_places_between_images_share_their_ranks():
-    matrix = np.tile(RISING[:, None], 6)
-    matrix[[4, 5]] = [[0.304, 0.3045] * 3, [0.3046, 0.304] * 3]
-    table = claim6_transformations.ranking(scores_of(matrix))
-    assert table.loc[[4, 5], "rank"].tolist() == [5, 6]
-    assert table.loc[[4, 5], ["rank low", "rank high"]].to_numpy().tolist() == [[5, 6]] * 2
-    assert table.loc[[4, 5], "in top five"].sum() == pytest.approx(1)
-    assert table.loc[4, "in top five"] > table.loc[5, "in top five"] > 0.1
-    assert table.loc[4, "low"] < table.loc[4, "s_pri"] < table.loc[4, "high"]
-
-
-def test_a_variant_is_ranked_alone():
-    both = scores_of(RISING)
-    rows = scores_of(RISING[::-1], variant="code").tables["scores"]
-    both.tables["scores"] = pd.concat([both.tables["scores"], rows])
-    assert claim6_transformations.ranking(both).index[0] == FUNCTIONS[0]
-    assert claim6_transformations.ranking(both, "code").index[0] == FUNCTIONS[-1]
-
-
-def test_the_published_five():
-    assert claim6_transformations.named_five("ats", "Figure 5") == [3, 15, 18, 26, 1]
-    assert claim6_transformations.named_five("replication", "Figure 6a") == [1, 3, 15, 18, 21]
-    assert claim6_transformations.named_five("replication", "Figure 6c") == [0, 1, 13, 15, 18]
-
-
-def test_overlap_with_chance():
-    ours = np.where(np.isin(FUNCTIONS, [3, 15, 18, 26, 1]), 0.1, RISING)
-    published = {
-        "paper": [3, 15, 18, 26, 1],
-        "replication": [1, 3, 15, 18, 21],
-        "nobody": [40, 37, 42, 20, 0],
-    }
-    table = claim6_transformations.overlap(scores_of(ours), published)
-    assert table["shared with ours"].tolist() == ["1, 3, 15, 18, 26", "1, 3, 15, 18", "none"]
-    assert table["count"].tolist() == [5, 4, 0]
-    assert table["by chance"].astype(float).tolist() == pytest.approx(
-        [stats.hypergeom.sf(count - 1, 28, 5, 5) for count in (5, 4, 0)]
-    )
-
-
-def test_another_id_of_a_function_is_shared_too():
-    ours = np.where(np.equal(FUNCTIONS, SHIFTS[0]), 0.1, RISING)
-    table = claim6_transformations.overlap(
-        scores_of(ours), {"somebody": [SHIFTS[-1], 40, 37, 20, 38]}
-    )
-    assert table["shared with ours"].tolist() == [str(SHIFTS[0])]
-
-
-def test_the_replications_scores_are_beside_ours_of_the_same_variant():
-    both = claim6_transformations.beside_replication(scores_of(RISING, variant="code"), "Figure 6a")
-    assert both["ours"].to_numpy() == pytest.approx(RISING)
-    assert both.loc[3, "replication"] == 0.274
-    assert both.loc[0, "replication"] == pytest.approx(
-        (0.352 + 0.364 + 0.362) / 3
-    )  # ids 0, 29 and 47
-    printed = reported(source="replication", table_or_figure="Figure 6a", metric="S_pri").set_index(
-        "policy_or_defense"
-    )
-    of_equalize = [float(printed.loc[str(op), "value"]) for op in EQUALIZE]
-    assert both.loc[9, "replication"] == pytest.approx(np.mean(of_equalize))
-    assert both.index.tolist() == FUNCTIONS
-    assert both["replication"].notna().all()
-
-
-@pytest.fixture(scope="module")
-def ranked(kept):
-    return claim6_transformations.run(TINY, kept)
-
-
-def test_claim_6_scores_every_function_in_both_variants(ranked, kept):
-    table = ranked.tables["scores"]
-    assert len(table) == 2 * 28 * 2
-    for variant, unit in claim6_transformations.scores(TINY).items():
-        wide = claim6_transformations.wide(table, variant)
-        by_hand = scored(unit, kept, CPU)["scores"].double().numpy()
-        assert list(wide.index) == FUNCTIONS
-        np.testing.assert_allclose(wide.loc[list(map(int, unit.policies))], by_hand)
-    names = table.set_index("op")["function"].to_dict()
-    assert names == {op: Policy((op,)).names() for op in FUNCTIONS}
-    assert (
-        ranked.facts.items()
-        >= {"images": 2, "steps": 0, "epochs": TINY.semi_epochs, "fraction": 0.002}.items()
-    )
-    assert ranked.verdict.status == "cannot tell"
-
-
-def test_at_laptop_five_hundred_images_are_scored_unless_a_user_chose_otherwise():
-    def scored_images(**given):
-        return {
-            unit.images
-            for unit in claim6_transformations.scores(
-                claim6_transformations.own(settings(**given))
-            ).values()
-        }
-
-    assert scored_images(profile="laptop", dataset="cifar10") == {500}
-    assert scored_images(profile="laptop", dataset="cifar10", score_images=9) == {9}
-    assert scored_images(profile="laptop", dataset="shapes") == {32}
-    assert scored_images(profile="full", dataset="cifar10") == {100}
-
-
-INITIAL = dataclasses.replace(
-    TINY, regime="initial", attacked="lenet", attack="annealed-lenet", score_images=2
-)
-
-
-def test_where_attacks_work_every_function_is_attacked_and_scored_once_on_the_attacked_network(
-    kept,
-):
-    assert claim6_transformations.attacks(TINY) == {}
-    units = claim6_transformations.attacks(INITIAL)
-    ops = [int(name) for name in units if name != "attacked"]
-    functions = {tuple(claim6_transformations.twins(op)) for op in range(50)}
-    assert len(ops) == len(functions) == 28
-    assert {tuple(claim6_transformations.twins(op)) for op in ops} == functions
-    assert units["attacked"].model == units["3"].model == victim(INITIAL)
-    (table,) = claim6_transformations.attacked_alone(INITIAL, kept).values()
-    assert len(table) == 28 * INITIAL.images
-    score = scored(units["attacked"], kept, CPU)["scores"]
-    assert table.loc[table["op"] == 3, "s_pri attacked"].tolist() == score[ops.index(3)].tolist()
-
-
-def test_scores_that_rank_functions_as_the_attack_does_agree_and_reversed_ones_disagree():
-    gain = np.arange(28.0)[:, None] + np.array([-0.1, 0.1, 0.0])
-    ops = claim6_transformations.FUNCTIONS
-    rows = [
-        {
-            "op": op,
-            "image": i,
-            "gain": gain[k, i],
-            "psnr": -gain[k, i],
-            "s_pri attacked": 30 - gain[k, i],
-        }
-        for k, op in enumerate(ops)
-        for i in range(3)
-    ]
-    attacks = pd.DataFrame(rows).assign(floor_policy=9.0, rank_target=1)
-    matrix = np.array([gain[ops.index(op), :2] for op in FUNCTIONS])
-    scores = scores_of(matrix, images=2).tables["scores"]
-    result = Result("claim6_transformations", {"scores": scores, "attacks": attacks}, {}, None)
-    table = claim6_transformations.agreement(result)
-    assert table["rank correlation"].round(9).to_dict() == {
-        ("semi-trained", "psnr"): -1, ("semi-trained", "gain"): 1, ("attacked", "psnr"): 1, ("attacked", "gain"): -1,
-    }  # fmt: skip
-    assert table["images"].tolist() == [2, 2, 3, 3]
-    assert claim6_transformations.success(result).index.tolist() == list(ops)
-
-
-def test_extension_2_of_embedded_images_is_claim_6_judged_by_the_second_variant(ranked, kept):
-    made = []
-    result = ext2_transformations_tinyimagenet.run(TINY, Store(kept.root, say=made.append))
-    assert made == []
-    assert ext2_transformations_tinyimagenet.units(TINY) == claim6_transformations.scores(TINY)
-    assert (result.page, result.facts["dataset"]) == ("ext2_transformations_tinyimagenet", "shapes")
-    for variant in ("code", "fixed"):
-        ours, theirs = (
-            r.tables["scores"].query(f"variant == '{variant}'") for r in (result, ranked)
-        )
-        pd.testing.assert_frame_equal(ours.reset_index(drop=True), theirs.reset_index(drop=True))
-    judged = claim6_transformations.wide(ranked.tables["scores"], "code").mean(axis=1)
-    pd.testing.assert_series_equal(claim6_transformations.means(result), judged)
-
-
-def test_extension_2_takes_tiny_imagenet_where_it_is_and_what_a_user_chose(monkeypatch):
-    def taken(**given):
-        code, fixed = ext2_transformations_tinyimagenet.units(settings(**given)).values()
-        assert fixed == dataclasses.replace(code, variant="fixed")
-        return code.model.dataset, code.images
-
-    assert taken(profile="laptop") == ("shapes", 32)  # it is not to be had
-    assert taken(profile="full") == ("shapes", 100)
-    assert taken(profile="laptop", dataset="cifar10") == ("cifar10", 500)
-    assert taken(profile="laptop", dataset="shapes-grey") == ("shapes", 32)
-    for module in (table1, ext2_transformations_tinyimagenet):
-        monkeypatch.setattr(module, "dataset", lambda name, split: range(10_000))
-    assert taken(profile="laptop") == ("tinyimagenet", 500)
-    assert taken(profile="laptop", score_images=9) == ("tinyimagenet", 9)
-    assert taken(profile="full") == ("tinyimagenet", 100)
-
-
 # --- figures ------------------------------------------------------------------------------------------------
 
 
 def texts(axis):
     return {text.get_text() for text in axis.get_legend().get_texts()}
-
-
-@pytest.mark.usefixtures("drawn")
-def test_the_ranking_is_drawn_lowest_on_the_left_with_doing_nothing_as_a_line(ranked):
-    table = claim6_transformations.ranking(ranked)
-    (axis,) = plots.ranking(table, reference=0.4).axes
-    assert [label.get_text() for label in axis.get_xticklabels()] == [str(op) for op in table.index]
-    assert axis.get_ylabel() == "privacy score, lower is more private"
-    assert texts(axis) == {"one id", "one function, several ids", "doing nothing"}
-    (line,) = [line for line in axis.lines if line.get_label() == "doing nothing"]
-    assert set(line.get_ydata()) == {0.4}
-    dots = [container.lines[0] for container in axis.containers]
-    assert sum(len(dot.get_xdata()) for dot in dots) == 28
-    drawn = dict(
-        pair for dot in dots for pair in zip(dot.get_xdata(), dot.get_ydata(), strict=True)
-    )
-    assert [drawn[i] for i in range(28)] == table["s_pri"].tolist()
 
 
 @pytest.mark.usefixtures("drawn")

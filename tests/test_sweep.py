@@ -1,36 +1,66 @@
-"""Attacks and scores of every policy: the numbers of single units, rungs that keep the least, a
-page made of them.
+"""Attacks and scores of every policy: the numbers of single units, rungs that keep the least; the
+map, and the rule of the page's notebook.
 """
 
 import base64
 import dataclasses
 import random
+from pathlib import Path
 
+import nbformat
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
+from atsbook.findings import space
 from atsbook.findings.result import NO_POLICY
-from atsbook.pages import ext10_all_policies as page
-from atsbook.runs import atlas
+from atsbook.findings.verdicts import MARGIN, guards
 from atsbook.runs.archive import Archive
 from atsbook.runs.attacks import AttackUnit, attacked
 from atsbook.runs.audit import PART, differences, part_of
-from atsbook.runs.networks import network
+from atsbook.runs.networks import ModelUnit, network
 from atsbook.runs.scoring import ScoreUnit, scored, unseen
-from atsbook.runs.settings import settings
 from atsbook.runs.store import Store
-from atsbook.runs.sweep import adjusted, all_policies, spaced, swept, swept_scores
+from atsbook.runs.study import Study
+from atsbook.runs.sweep import (
+    Halving,
+    Rung,
+    SweepScores,
+    adjusted,
+    all_policies,
+    spaced,
+    swept,
+    swept_scores,
+)
 from atsbook.runs.tables import image_rows
 from atsbook.widgets import data
+from atslib.attacks import ATTACKS
 from atslib.policies.policy import CANONICAL
 from atslib.scores.scores import accuracy_score
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
 # Untrained, so that nothing has to be trained first.
-SMALL = dataclasses.replace(settings(profile="smoke"), regime="initial", model="lenet")
+LENET = ModelUnit(dataset="shapes", model="lenet", fraction=1.0, train=None, seed=0)
+SHORT = dataclasses.replace(ATTACKS["annealed-lenet"], steps=10, lr=2.0, tv=0.1)
+PLAN = Halving(
+    model=LENET,
+    rungs=(
+        Rung(attack=SHORT, policies=12, first=0, last=3, each=2, size=6),
+        Rung(attack=SHORT, policies=3, first=0, last=3, each=3, size=2),
+    ),
+)
+
+
+def scores(score, variants, images, points=0):
+    """Scores of the twelve policies in one unit."""
+    return SweepScores(
+        model=LENET, score=score, variants=variants, images=images, count=12, low=0, high=12, points=points
+    )  # fmt: skip
+
+
+PRIVACY = scores("privacy", ("code", "fixed"), 2, 3)
 
 
 @pytest.fixture(scope="module")
@@ -38,15 +68,9 @@ def kept(tmp_path_factory):
     return Store(tmp_path_factory.mktemp("sweep") / "store")
 
 
-@pytest.fixture(scope="module")
-def result(smoke_store):
-    return page.run(settings(profile="smoke"), Store(smoke_store))
-
-
 def rungs(store):
-    plan = atlas.halving(SMALL)
-    return plan, [
-        [swept(unit, store, CPU) for unit in plan.units(k)] for k in range(len(plan.rungs))
+    return PLAN, [
+        [swept(unit, store, CPU) for unit in PLAN.units(k)] for k in range(len(PLAN.rungs))
     ]
 
 
@@ -77,8 +101,9 @@ def test_a_gain_is_that_of_the_policys_own_attack(kept):
 def test_the_floor_is_near_that_of_many_images(kept):
     _, (first, _) = rungs(kept)
     number, image = int(first[0]["number"][0]), int(first[0]["image"][0, 0])
-    unit = atlas.published(SMALL)[0, NO_POLICY]
-    own = dataclasses.replace(unit, policy=str(all_policies()[number]), first=image, last=image + 1)
+    own = AttackUnit(
+        model=LENET, policy=str(all_policies()[number]), attack=SHORT, first=image, last=image + 1, frames=0
+    )  # fmt: skip
     row = image_rows(attacked(own, kept, CPU), own).iloc[0]
     assert float(first[0]["floor"][0, 0]) == pytest.approx(row["floor_policy"], abs=0.5)
 
@@ -96,25 +121,16 @@ def test_each_rung_goes_on_with_those_of_least_gain(kept):
 
 
 def test_scores_are_those_of_the_score_pages(kept):
-    group = atlas.scores(SMALL)["attacked"]
-    made = torch.cat([swept_scores(unit, kept, CPU)["scores"] for unit in group], 1)
-    policies = tuple(str(all_policies()[n]) for n in spaced(group[0].count))
-    for place, variant in enumerate(group[0].variants):
-        unit = ScoreUnit(
-            model=group[0].model,
-            policies=policies,
-            images=group[0].images,
-            points=group[0].points,
-            variant=variant,
-        )
+    made = swept_scores(PRIVACY, kept, CPU)["scores"]
+    policies = tuple(str(all_policies()[n]) for n in spaced(12))
+    for place, variant in enumerate(PRIVACY.variants):
+        unit = ScoreUnit(model=LENET, policies=policies, images=2, points=3, variant=variant)
         torch.testing.assert_close(
             made[place], scored(unit, kept, CPU)["scores"].to(made), rtol=1e-4, atol=1e-5
         )
-    (accuracy,) = atlas.scores(SMALL)["accuracy"]
-    found = swept_scores(accuracy, kept, CPU)["scores"][0, 3, 0]
-    model = network(accuracy.model).eval()
+    found = swept_scores(scores("accuracy", ("code",), 8), kept, CPU)["scores"][0, 3, 0]
     own = accuracy_score(
-        model, unseen(SMALL.dataset)[: accuracy.images], policies[3], variant="code", rng=0
+        network(LENET).eval(), unseen("shapes")[:8], policies[3], variant="code", rng=0
     )
     assert float(found) == pytest.approx(own, rel=1e-5)
 
@@ -129,7 +145,7 @@ def test_units_come_back_from_the_archive_and_are_audited_in_parts(kept, tmp_pat
     assert again.has(unit.kind, unit)
     assert torch.equal(swept(unit, again, CPU)["gain"], first[0]["gain"])
     assert torch.equal(swept(plan.units(1)[0], again, CPU)["number"], second[0]["number"])
-    for whole in (unit, atlas.scores(SMALL)["attacked"][0]):
+    for whole in (unit, PRIVACY):
         part = part_of(whole, random.Random(0))
         assert part.high - part.low == PART
         now = part.make(Store(tmp_path / "part"), CPU)
@@ -140,24 +156,48 @@ def test_units_come_back_from_the_archive_and_are_audited_in_parts(kept, tmp_pat
     )  # what it attacks depends on all of the rung before
 
 
-def test_the_map_is_the_table(result):
-    payload, table = data.atlas(settings(profile="smoke"), result), result.tables["policies"]
+def test_the_map_is_the_table(tmp_path):
+    policies = [str(all_policies()[number]) for number in spaced(12)]
+    draw = np.random.default_rng(0)
+    axes = {"score": draw.random(12), "accuracy": draw.random(12) * 1e6}
+    gains = {"expected": draw.random(12), "measured": draw.random(12)}
+    study = Study("smoke", store=tmp_path)
+    payload = data.atlas(study, policies, axes, gains, [policies[2], "3-1-7"])
     ids = payload["ids"]
     assert [ids.index(i) if i is not None else None for i in CANONICAL] == payload["canonical"]
-    assert [str(all_policies()[n]) for n in payload["numbers"]] == table["policy"].tolist()
-    for axis, name in zip(payload["x"], (*page.SCORES, "accuracy, code"), strict=True):
-        whole = np.frombuffer(base64.b64decode(axis["bits"]), "<u2")
-        values = axis["low"] + (axis["high"] - axis["low"]) * whole / 65_535
-        np.testing.assert_allclose(values, table[name], atol=2e-3 * max(1, np.ptp(values)))
+    assert [str(all_policies()[n]) for n in payload["numbers"]] == policies
+    assert payload["published"] == [{"id": policies[2], "name": policies[2]}]
+    for side, table in {"x": axes, "y": gains}.items():
+        for axis, (name, values) in zip(payload[side], table.items(), strict=True):
+            assert axis["name"] == name
+            whole = np.frombuffer(base64.b64decode(axis["bits"]), "<u2")
+            shown = axis["low"] + (axis["high"] - axis["low"]) * whole / 65_535
+            np.testing.assert_allclose(shown, values, atol=2e-3 * max(1, np.ptp(values)))
 
 
 # --- the rule -----------------------------------------------------------------------------------------------
 
 BARE = pd.DataFrame({"policy": NO_POLICY, "image": range(40), "psnr": 20.0, "floor_policy": 12.0})
+NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "ext10_all_policies.ipynb"
+
+
+def cell(words):
+    """The source of the one code cell of the notebook that holds these words."""
+    cells = nbformat.read(NOTEBOOK, as_version=4).cells
+    (found,) = [each.source for each in cells if each.cell_type == "code" and words in each.source]
+    return found
+
+
+def status(low, high, bare=BARE):
+    """What the rule's cell makes of an interval."""
+    change = {"mean": (low + high) / 2, "low": low, "high": high}
+    names = {"change": change, "bare": bare, "MARGIN": MARGIN, "guards": guards}
+    exec(cell("either is possible"), names)
+    return names["status"]
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "status"),
+    ("low", "high", "expected"),
     [
         (-2.0, -0.6, "reproduced"),
         (-2.0, -0.1, "partly"),
@@ -167,61 +207,30 @@ BARE = pd.DataFrame({"policy": NO_POLICY, "image": range(40), "psnr": 20.0, "flo
         (-0.8, 0.2, "cannot tell"),
     ],
 )
-def test_the_rule_judges_by_the_interval(low, high, status):
-    change = {"mean": (low + high) / 2, "low": low, "high": high}
-    assert page.all_verdict(change, BARE).status == status
+def test_the_rule_judges_by_the_interval(low, high, expected):
+    assert status(low, high) == expected
 
 
 def test_the_rule_cannot_tell_where_attacks_fail_or_images_are_few():
-    change = {"mean": -1.0, "low": -2.0, "high": -0.6}
-    assert page.all_verdict(change, BARE.assign(psnr=11.0)).status == "cannot tell"
-    assert page.all_verdict(change, BARE.head(20)).status == "cannot tell"
-
-
-def test_the_best_are_compared_with_no_policy_on_their_own_images(result):
-    best = page.finalists(result)
-    last = result.tables["rungs"].query("rung == rung.max()")
-    bare = (
-        result.tables["published"]
-        .query("policy == @NO_POLICY and rung == rung.max()")
-        .set_index("image")["gain"]
-    )
-    own = last[
-        last["number"]
-        == all_policies().index(next(p for p in all_policies() if str(p) == best.index[0]))
-    ]
-    expected = (own.set_index("image")["gain"] - bare).mean()
-    assert best.iloc[0]["mean"] == pytest.approx(expected, abs=1e-3)
-    assert best["gain"].is_monotonic_increasing
-    assert page.climbed(result)["policies"].tolist() == [12, 3]
-
-
-def test_the_verdict_compares_what_is_preferred_with_others_at_random_on_new_images(
-    result, smoke_store
-):
-    chosen = settings(profile="smoke")
-    chances, trial = (
-        atlas.preferred(chosen, Store(smoke_store)),
-        atlas.judged(chosen, Store(smoke_store)),
-    )
-    numbers = trial.rungs[0].numbers
-    assert len(set(numbers)) == len(numbers) == 12
-    best, rest = numbers[:6], numbers[6:]
-    assert chances[list(best)].min() >= chances[list(rest)].max()
-    assert set(result.tables["judged"]["number"]) == set(numbers)
+    assert status(-2.0, -0.6, BARE.assign(psnr=11.0)) == "cannot tell"
+    assert status(-2.0, -0.6, BARE.head(20)) == "cannot tell"
 
 
 def test_the_lead_weighs_by_the_chance_to_be_chosen():
     gains, numbers = {7: 1.0, 3: 2.0, 9: 5.0, 1: 3.0}, (7, 3, 9, 1)
-    rows = pd.DataFrame(
+    judged = pd.DataFrame(
         [
             {"number": number, "place": place, "image": place, "gain": gain + place}
             for number, gain in gains.items()
             for place in range(3)
         ]
     )
-    chances = pd.Series({1: 0.0, 3: 0.2, 5: 0.0, 7: 0.6, 9: 0.2})
-    change = page.lead(rows, numbers, chances)
+    names = {"judged": judged, "numbers": numbers, "half": 2, "np": np, "space": space}
+    names["chances"] = pd.Series({1: 0.0, 3: 0.2, 5: 0.0, 7: 0.6, 9: 0.2})
+    source = cell("preferred = np.arange")
+    lead = source[source.index("gain, image = (") : source.index("# attacks without a policy")]
+    exec(lead, names)
+    change = names["change"]
     expected = (0.6 * 1 + 0.2 * 2) / 0.8 - (5 + 3) / 2
     assert (change["mean"], change["low"], change["high"]) == pytest.approx(
         (expected, expected, expected)

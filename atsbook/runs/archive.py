@@ -55,9 +55,12 @@ IDENTIFYING = (
     "claim2_generality",
     "claim2_search",
     "claim3_transfer",
+    "claim6_transformations",
     "ext1_tinyimagenet",
+    "ext3_which_images_leak",
     "ext5_adaptive",
     "ext9_collaborative",
+    "ext10_all_policies",
 )
 _ON_BATCHES = (LabelUnit, BatchUnit)
 _ON_GRADIENTS = (StagesUnit, FeatureUnit)
@@ -139,7 +142,14 @@ class Archive:
             key = path.stem
             page = place.get(key)
             before = tables[page][key].facts if page else {}
-            known = before.get("sha256") == facts["sha256"] or facts.get("archived")
+            reading = list(dict.fromkeys([*before.get("pages", ()), *readers.get(key, ())]))
+            every = (
+                any(reader in IDENTIFYING for reader in reading)
+                and facts["config"].get("first", 0) < TRIALS
+            )
+            same = before.get("sha256") == facts["sha256"]
+            lacking = every and "reconstruction" in before.get("left_out", ())
+            known = facts.get("archived") or (same and not lacking)
             lean = facts["kind"] == "model" and (
                 _text(facts["config"]) not in used
                 or _on_its_way(facts)
@@ -149,12 +159,7 @@ class Archive:
                 continue
             if '"dataset": "shapes' in _text(facts["config"]) and not embedded:
                 continue
-            reading = list(dict.fromkeys([*before.get("pages", ()), *readers.get(key, ())]))
             page = page or (reading or [OTHER])[0]
-            every = (
-                any(reader in IDENTIFYING for reader in reading)
-                and facts["config"].get("first", 0) < TRIALS
-            )
             count = None if every else 0 if brief & _networks(facts) else few(facts["config"])
             artifact = Artifact(safetensors.torch.load_file(path), before if known else facts)
             row, own = packed(key, artifact, pictures=count, without=["model"] * lean)

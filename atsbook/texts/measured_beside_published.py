@@ -18,10 +18,10 @@ from atsbook.findings.compare import matrices
 from atsbook.findings.reported import DEFENSES, policy_label, reported
 from atsbook.findings.result import NO_POLICY
 from atsbook.findings.statistics import pearson
+from atsbook.findings.transformations import NOTHING, first_id, wide
 from atsbook.pages import ext7_general_leakage
 from atsbook.pages.claim2_generality import PAPER_ROWS
 from atsbook.pages.claim5_semantics import PUBLISHED
-from atsbook.pages.claim6_transformations import NOTHING, first_id, wide
 from atsbook.runs.settings import PROFILES
 from atsbook.runs.table1 import RANDOM, TEN, block, family, hybrid
 from atsbook.texts.answers import stored

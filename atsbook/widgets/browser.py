@@ -99,7 +99,7 @@ def _common(settings: Settings, images: Sequence[int], policies: dict[str, str])
             dataset=settings.dataset, model="lenet", fraction=1.0, train=None, seed=settings.seed
         )
     )
-    return data.pictures(settings, images) | {
+    return data.pictures(settings.dataset, images) | {
         "where": f"{settings.dataset}, LeNet",
         "labels": test.labels[list(images)].tolist(),
         "operations": data.operations(),

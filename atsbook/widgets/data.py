@@ -3,7 +3,7 @@ JSON holds it.
 """
 
 import base64
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -14,13 +14,11 @@ from atsbook.figures.sheets import brief, fitting, sheet, signed, spoken
 from atsbook.figures.sheets import payload as with_files
 from atsbook.findings import statistics as agreement
 from atsbook.findings.compare import matrices
-from atsbook.findings.result import Result
-from atsbook.pages import claim6_transformations, ext10_all_policies
 from atsbook.pages.explorer import IMAGES
-from atsbook.runs.networks import dataset, device_of
-from atsbook.runs.scoring import ScoreUnit, scored
-from atsbook.runs.settings import Settings
-from atsbook.runs.store import Artifact, Store
+from atsbook.runs.networks import dataset
+from atsbook.runs.store import Artifact
+from atsbook.runs.study import Request, Study
+from atsbook.runs.sweep import all_policies
 from atsbook.runs.tables import label
 from atslib.clients.prepare import to_images
 from atslib.policies.differentiable import SIGNED
@@ -47,11 +45,11 @@ def operations() -> list[dict]:
     ]
 
 
-def pictures(settings: Settings, indices: Iterable[int]) -> dict:
-    """Test images: `size` (C, H, W), `images`, their class names, and `pixels`, their bytes in
-    base64.
+def pictures(name: str, indices: Iterable[int]) -> dict:
+    """Test images of a data set: `size` (C, H, W), `images`, their class names, and `pixels`, their
+    bytes in base64.
     """
-    images = dataset(settings.dataset, "test")
+    images = dataset(name, "test")
     chosen = images[list(indices)]
     return {
         "size": list(chosen.pixels.shape[1:]),
@@ -60,15 +58,19 @@ def pictures(settings: Settings, indices: Iterable[int]) -> dict:
     }
 
 
-def _where(settings: Settings) -> str:
-    return f"{settings.dataset}, profile {settings.profile}"
+def _where(study: Study) -> str:
+    return f"{study.dataset}, profile {study.profile}"
 
 
 # --- claim 6 ------------------------------------------------------------------------------------------------
 
 
-def ranking(settings: Settings, table: pd.DataFrame, reference: float) -> dict:
-    """One row per transformation of `claim6_transformations.ranking`, and an image to show each on."""
+def ranking(study: Study, table: pd.DataFrame, reference: float) -> dict:
+    """One row per transformation of `transformations.ranking`, and an image to show each on.
+
+    Args:
+        reference: the score of doing nothing.
+    """
     words = {"id": int, "n": int, "rank": int, "rank low": int, "rank high": int, "same as": str}
     rows = table.rename_axis("id").reset_index()
     numbers = {
@@ -77,41 +79,41 @@ def ranking(settings: Settings, table: pd.DataFrame, reference: float) -> dict:
     }
     whole = {name: [kind(value) for value in rows[name]] for name, kind in words.items()}
     columns = whole | numbers
-    example = min(EXAMPLE, len(dataset(settings.dataset, "test")) - 1)
+    example = min(EXAMPLE, len(dataset(study.dataset, "test")) - 1)
     return {
-        "where": _where(settings),
+        "where": _where(study),
         "operations": operations(),
         "reference": brief(reference),
         "rows": [
             dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
         ],
-    } | pictures(settings, [example])
+    } | pictures(study.dataset, [example])
 
 
-def builder(settings: Settings, store: Store) -> dict:
-    """Twelve images, the operations, and every curve and score of the page: single operations, and
-    whole policies.
+def builder(study: Study, policies: Request, singles: Request, presets: Mapping[str, str]) -> dict:
+    """Twelve images, the operations, and the curve and score of every policy that is scored.
+
+    Args:
+        policies, singles: scores of whole policies, and of single operations.
+        presets: policies to choose from, with what to call each.
     """
-    units = claim6_transformations.units(settings)
-    singles, whole = (units[name] for name in ("fixed", "policies"))
-    device = device_of(settings.device)
     return {
-        "where": _where(settings),
+        "where": _where(study),
         "operations": operations(),
         "canonical": list(CANONICAL),
-        "presets": {label(policy): title for policy, title in claim6_transformations.BUILT.items()},
+        "presets": {label(policy): title for policy, title in presets.items()},
         "start": "3-1-7",
-        "n": singles.images,
-        "scored": [row for unit in (whole, singles) for row in _curves(unit, store, device)],
+        "n": singles.unit.images,
+        "scored": [row for request in (policies, singles) for row in _curves(request)],
         "call": SCORE_CALL,
-    } | pictures(settings, range(min(IMAGES, len(dataset(settings.dataset, "test")))))
+    } | pictures(study.dataset, range(min(IMAGES, len(dataset(study.dataset, "test")))))
 
 
-def _curves(unit: ScoreUnit, store: Store, device: torch.device) -> list[dict]:
+def _curves(request: Request) -> list[dict]:
     """Each policy's similarity of gradients and its score, means over images."""
-    artifact = scored(unit, store, device)
-    scores, curves = (artifact[name].double().mean(1).tolist() for name in ("scores", "curves"))
-    rows = zip(unit.policies, scores, curves, strict=True)
+    kept = request.value
+    scores, curves = (kept[name].double().mean(1).tolist() for name in ("scores", "curves"))
+    rows = zip(request.unit.policies, scores, curves, strict=True)
     return [
         {"id": p, "s_pri": brief(s), "curve": [brief(v) for v in curve]} for p, s, curve in rows
     ]
@@ -201,32 +203,34 @@ def _pearson(table: pd.DataFrame, network: str) -> str:
 # --- all policies -------------------------------------------------------------------------------------------
 
 
-def atlas(settings: Settings, result: Result) -> dict:
+def atlas(
+    study: Study,
+    policies: Sequence[str],
+    scores: Mapping[str, np.ndarray],
+    gains: Mapping[str, np.ndarray],
+    published: Sequence[str],
+) -> dict:
     """Every policy's scores and gains, 16 bits each, by its number; the operations that they are
     made of; names.
+
+    Args:
+        policies: each function once, as `all_policies` writes it.
+        scores, gains: of each policy, by what to call them on the axes.
+        published: policies to mark.
     """
-    table = result.tables["policies"]
-    index = {policy: i for i, policy in enumerate(result.tables["policies"]["policy"])}
+    number = {str(policy): number for number, policy in enumerate(all_policies())}
     ids = [index for index, canonical in enumerate(CANONICAL) if index == canonical]
-    known = {
-        str(Policy.parse(name).canonical()): name
-        for name in ext10_all_policies.single_policies(result)
-    }
-    scores = {"Accuracy score": table["accuracy, code"]}
-    scores = {
-        words.capitalize(): table[name] for name, words in ext10_all_policies.SCORES.items()
-    } | scores
+    known = {str(Policy.parse(name).canonical()): name for name in published}
+    there = set(policies)
     return {
-        "where": _where(settings),
+        "where": _where(study),
         "ids": ids,
         "words": [spoken(Policy((i,)).names()) for i in ids],
         "canonical": [None if i is None else ids.index(i) for i in CANONICAL],
-        "numbers": ext10_all_policies.places(result),
-        "x": [_sixteen(name, values.to_numpy()) for name, values in scores.items()],
-        "y": [
-            _sixteen(name, values) for name, values in ext10_all_policies.heights(result).items()
-        ],
-        "published": [{"id": own, "name": name} for own, name in known.items() if own in index],
+        "numbers": [number[policy] for policy in policies],
+        "x": [_sixteen(name, np.asarray(values)) for name, values in scores.items()],
+        "y": [_sixteen(name, values) for name, values in gains.items()],
+        "published": [{"id": own, "name": name} for own, name in known.items() if own in there],
         "start": "3-1-7",
     }
 
