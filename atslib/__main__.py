@@ -93,6 +93,10 @@ COMMANDS = {
             help="of each channel, such as 0.229,0.224,0.225; 1 where it takes pixels in [0, 1]",
         ),
         option(
+            "--loss",
+            help="file.py:name of a function of scores and labels; default: the cross-entropy",
+        ),
+        option(
             "--data",
             required=True,
             help="folder with a subfolder per class, file.py:name of a Dataset, or a data set's name",

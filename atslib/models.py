@@ -577,6 +577,41 @@ def keep_ends(model: nn.Module, seen: nn.Module) -> nn.Module:
     return model
 
 
+# An attribute of networks that are trained with a loss of their own; copies of a network inherit it
+_LOSS = "_atslib_loss"
+# An attribute of networks whose gradients were computed, see `gradients.routes`
+ROUTES = "_atslib_routes"
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def with_loss(model: nn.Module, loss: Loss) -> nn.Module:
+    """A copy of a network that clients train with this loss in place of the cross-entropy.
+
+    Gradients, local training and attacks are of that loss then, also where another module holds the
+    copy.
+
+    Args:
+        model: any network.
+        loss: (scores (k, K), labels (k,)) → the mean over the images that share a gradient, or one
+            number for each, (k,); a function or a module.
+    """
+    twin = copied(model)
+    twin.__dict__.pop(ROUTES, None)  # they were found for another loss
+    twin.__dict__[_LOSS] = loss
+    return twin
+
+
+def loss_of(model: nn.Module) -> Loss:
+    """What clients train a network with, as a mean: the loss of `with_loss`, else the
+    cross-entropy.
+    """
+    for part in model.modules():  # a wrapper has none, but what it wraps
+        if (own := part.__dict__.get(_LOSS)) is not None:
+            return lambda scores, labels: own(scores, labels).mean()
+    return F.cross_entropy
+
+
 def last_linear(model: nn.Module) -> nn.Linear:
     """The network's last linear layer: the one that ran last, or where it was not seen running the
     last registered.

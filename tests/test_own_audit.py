@@ -1,5 +1,6 @@
 """`atslib.audit`: one's own network, photographs and updates."""
 
+import dataclasses
 import functools
 import json
 import re
@@ -22,8 +23,11 @@ from atslib.audit.config import AuditConfig, cases_of
 from atslib.audit.ladder import FirstLayer, candidates
 from atslib.audit.numbers import ABOVE, CANNOT_TELL, NO_LIMIT, WITHIN
 from atslib.audit.outcome import Pool, bits, needed, share_interval, upper_bound
-from atslib.clients.updates import LocalTraining
+from atslib.clients.updates import LocalTraining, observe_weights
 from atslib.data.images import Images, scaled
+from atslib.gradients.problems import flatten, problem_gradients
+from atslib.gradients.routes import Route
+from atslib.models import with_loss
 
 SIDE, CLASSES = 12, 3
 LR = 0.01  # of recorded training
@@ -598,3 +602,132 @@ def test_a_kind_that_contradicts_the_sizes_is_refused(place, capsys):
     (place / "update.json").write_text(json.dumps(facts | {"kind": "difference", "images": []}))
     assert shell(*NORM, "--update", ".") == 2
     assert "nothing says which images" in capsys.readouterr().err
+
+
+# --- a loss of one's own -----------------------------------------------------------------------------------
+
+
+def smoothed(scores, labels):
+    """Cross-entropy with smoothed labels."""
+    return nn.functional.cross_entropy(scores, labels, label_smoothing=0.3)
+
+
+def margins(scores, labels):
+    """One number for each image."""
+    own = scores.gather(1, labels[:, None])
+    return (1 + scores - own).relu().square().mean(1)
+
+
+@pytest.mark.parametrize(
+    "loss", [smoothed, margins, nn.CrossEntropyLoss(torch.tensor([1.0, 5, 2]))]
+)
+@pytest.mark.parametrize("form", ["per_example", "vmapped", "alone"])
+def test_gradients_are_of_the_loss_of_ones_own(loss, form):
+    images = photographs()[torch.tensor([0, 30, 50, 5])]
+    model = with_loss(small(), loss)
+    pixels = images.pixels / 255
+    inputs, labels = (part.unflatten(0, (2, 2)) for part in (pixels, images.labels))
+    rows = flatten(problem_gradients(model, inputs, labels, route=Route(form)))
+    for row, problem, own in zip(rows, inputs, labels, strict=True):
+        value = loss(model(problem), own).mean()
+        wanted = torch.autograd.grad(value, list(model.parameters()))
+        torch.testing.assert_close(row, torch.cat([g.flatten() for g in wanted]))
+
+
+def test_local_training_and_the_attack_are_of_the_loss_of_ones_own():
+    images = photographs()[torch.tensor([0, 30])]
+    pixels, labels = images.pixels / 255, images.labels
+    model = with_loss(small(), smoothed)
+    local = LocalTraining(epochs=3, lr=0.05)
+    threat = atslib.ThreatModel(batch=2)
+    seen = observe_weights(model, pixels, labels, local=local, rng=0, threat=threat)
+    trained = small()
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.05)
+    for _ in range(3):
+        optimizer.zero_grad()
+        smoothed(trained(pixels), labels).backward()
+        optimizer.step()
+    pairs = zip(trained.parameters(), small().parameters(), strict=True)
+    moved = torch.cat([(after - before).detach().flatten() for after, before in pairs])
+    torch.testing.assert_close(seen.gradients[0], moved, rtol=1e-3, atol=1e-6)
+    # At the image itself the attack's distance is 0 for the loss that was trained with alone.
+    single = atslib.observe(model, pixels, labels)
+    plain = dataclasses.replace(
+        single, updates=(dataclasses.replace(single.updates[0], model=small()),)
+    )
+    attack = dataclasses.replace(atslib.ATTACKS["adam-cosine"], steps=1, lr=1e-9)
+    cost, other = (
+        atslib.reconstruct(view, attack, rng=0, start=pixels).cost for view in (single, plain)
+    )
+    assert (cost < 1e-5).all()
+    assert (other > 1e-4).all()
+
+
+def test_a_network_of_one_score_has_a_loss_of_its_own_scores():
+    shapes = []
+
+    def logistic(score, labels):
+        shapes.append(tuple(score.shape))
+        return nn.functional.binary_cross_entropy_with_logits(score[:, 0], labels.to(score))
+
+    images = photographs()
+    two = images[images.labels < 2]
+    layers = nn.Flatten(), nn.Linear(3 * SIDE * SIDE, 1)
+    model = nn.Sequential(atslib.Normalize([0.5] * 3, [0.25] * 3), *layers)
+    settings = {"untrained": model, "batch": 1, **QUICK}
+    report = atslib.audit(model, two, loss=logistic, **settings)
+    assert {shape[1:] for shape in shapes} == {(1,)}
+    assert report.found == 1
+    assert "trained with the loss logistic" in report.network
+    assert report.repeat.endswith("loss=logistic)")
+    known = atslib.audit(model, two, **settings)  # two classes: the same loss
+    assert known.worst.gain == pytest.approx(report.worst.gain, abs=1)
+
+
+def test_a_loss_is_named_in_the_shell(place, capsys):
+    (place / "losses.py").write_text(
+        "import torch.nn.functional as F\n\n\n"
+        "def loss(scores, labels):\n    return F.cross_entropy(scores, labels, label_smoothing=0.2)\n\n\n"
+        "def constant(scores, labels):\n    return scores.detach().sum()\n\n\n"
+        "def broken(scores, labels):\n    return scores[:, 99].mean()\n\n\n"
+        "number = 3\n"
+    )
+    assert shell(*NORM, "--batch", "1", "--loss", "losses.py:loss") == 0
+    report = json.loads((place / "out" / "report.json").read_text())
+    assert report["cases"][0]["share"] == 1
+    assert "trained with the loss loss" in report["network"]
+    with pytest.warns(UserWarning, match="of another audit"):  # another loss is another audit
+        assert shell(*NORM, "--batch", "1") == 0
+    capsys.readouterr()
+    for name, words in (
+        ("constant", "depends on the scores"),
+        ("broken", "the loss failed on scores"),
+        ("number", "must be a function"),
+        ("other", "there is no 'other'"),
+    ):
+        assert shell(*NORM, "--loss", f"losses.py:{name}") == 2
+        assert words in capsys.readouterr().err
+    assert shell(*NORM, "--loss", "losses.py:loss", "--labels", "restored") == 2
+    assert "cross-entropy alone" in capsys.readouterr().err
+
+
+# --- frozen layers -----------------------------------------------------------------------------------------
+
+
+def headed(seed: int = 0) -> nn.Module:
+    """`small`, of which the last layer alone is trained."""
+    model = small(seed).requires_grad_(False)
+    model[-1].requires_grad_(True)
+    return model
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_frozen_layers_are_neither_shared_nor_trained(optimizer):
+    local = LocalTraining(epochs=2, lr=0.05)
+    report = report_of(
+        headed(), batch=2, local=local, optimizer=optimizer, defense="prune:0.5", rounds=2
+    )
+    count = sum(p.numel() for p in headed()[-1].parameters())
+    assert f"of which {count:,} are trained and shared" in report.network
+    assert "last-layer-alone" not in report.results[0].tried
+    assert len(report.results) == 3

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,10 +14,11 @@ from atslib.audit.config import AuditConfig, Case, cases_of, not_tested
 from atslib.audit.recorded import Recorded, observed
 from atslib.audit.report import AuditReport
 from atslib.audit.work import Work
+from atslib.checkpoints import fingerprint
 from atslib.clients.view import Observed, ThreatModel
 from atslib.data.images import Images, describe, label_fault
 from atslib.errors import AtsError, as_path, check_kind
-from atslib.models import Normalize
+from atslib.models import Loss, Normalize, shared_parameters, with_loss
 from atslib.rng import rng
 
 
@@ -32,6 +34,22 @@ class TwoScores(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         logit = self.network(images).reshape(len(images), 1)
         return torch.cat([torch.zeros_like(logit), logit], 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class OfOneScore:
+    """A loss of a network with one score, for `TwoScores` of that network.
+
+    Attributes:
+        loss: of scores as the network gives them.
+        shape: of one image's, () or (1,).
+    """
+
+    loss: Loss
+    shape: tuple[int, ...]
+
+    def __call__(self, scores: Tensor, labels: Tensor) -> Tensor:
+        return self.loss(scores[:, 1].reshape(-1, *self.shape), labels)
 
 
 class FromUnits(nn.Module):
@@ -61,13 +79,14 @@ def audited(
     folder: str | Path | None,
     class_names: Sequence[str],
     progress: bool,
+    loss: Loss | None = None,
     repeat: str = "",
     update: tuple[Recorded, list[Tensor]] | None = None,
 ) -> AuditReport:
     """See `atslib.audit`.
 
     Args:
-        model, images, labels, untrained, normalize, folder, class_names, progress: as there.
+        model, images, labels, untrained, normalize, folder, class_names, progress, loss: as there.
         settings: fields of `AuditConfig`.
         repeat: the command to show in the report.
         update: a recorded round, and of each client which images were behind what it sent. Then
@@ -75,7 +94,12 @@ def audited(
     """
     config = config_of(settings)
     pixels, labels, class_names = images_of(images, labels, class_names)
-    networks = networks_of(model, untrained, normalize, pixels, config.seed)
+    networks = networks_of(model, untrained, normalize, pixels, config.seed, loss)
+    if loss is not None and config.labels == "restored":
+        raise AtsError(
+            "audit: labels are restored from gradients of the cross-entropy alone; with a loss of one's own they have "
+            "to be known"
+        )
     recorded = {}
     if update is None:
         cases = cases_of(config, untrained="untrained" in networks, given="given" in networks)
@@ -88,8 +112,9 @@ def audited(
     if folder is not None and folder.is_file():
         raise AtsError(f"audit: folder {folder} is a file")
     work = Work(
-        networks, pixels, labels, config, cases, folder=folder, progress=progress, recorded=recorded
-    )
+        networks, pixels, labels, config, cases, folder=folder, progress=progress, recorded=recorded,
+        loss=_text(loss),
+    )  # fmt: skip
     plan, pool, results, left = work.run()
     notes = []
     if untrained is None and (kept := stayed(model, drawn_anew(model, config.seed))):
@@ -110,10 +135,10 @@ def audited(
         originals=pixels,
         labels=labels,
         class_names=class_names,
-        network=_words(model),
+        network=_words(model, loss),
         untested=tuple(not_tested(config, cases)),
         notes=tuple(notes),
-        repeat=repeat or _call(config),
+        repeat=repeat or _call(config, loss),
     )
 
 
@@ -207,25 +232,30 @@ def networks_of(
     normalize: tuple | None,
     pixels: Tensor,
     seed: int,
+    loss: Loss | None,
 ) -> dict[str, nn.Module]:
     """The network by the name of its weights, each starting with a `Normalize` layer and in eval
     mode.
     """
     check_kind("audit: model", model, nn.Module, "a torch.nn.Module")
     if untrained is model:
-        return {"untrained": prepared(model, normalize, pixels)}
+        return {"untrained": prepared(model, normalize, pixels, loss)}
     if untrained is None:
         untrained = drawn_anew(model, seed)
     check_kind("audit: untrained", untrained, nn.Module, "a torch.nn.Module")
     each = {"untrained": untrained, "given": model}
-    return {name: prepared(network, normalize, pixels) for name, network in each.items()}
+    return {name: prepared(network, normalize, pixels, loss) for name, network in each.items()}
 
 
-def prepared(model: nn.Module, normalize: tuple | None, pixels: Tensor) -> nn.Module:
-    """A copy in eval mode that starts with a `Normalize` layer and gives at least two scores.
+def prepared(
+    model: nn.Module, normalize: tuple | None, pixels: Tensor, loss: Loss | None = None
+) -> nn.Module:
+    """A copy in eval mode that starts with a `Normalize` layer, gives at least two scores, and has
+    the loss.
 
     Raises:
-        AtsError: it does not start with one, and none is given; or both.
+        AtsError: it does not start with one, and none is given; or both; or the loss gives no
+            number that depends on the scores.
     """
     model = copy.deepcopy(model).eval()
     starts = isinstance(next(iter(model.children()), None), Normalize)
@@ -252,10 +282,40 @@ def prepared(model: nn.Module, normalize: tuple | None, pixels: Tensor) -> nn.Mo
         shape = tuple(pixels.shape[1:])
         why = " ".join(str(error).split())[:200]
         raise AtsError(f"audit: the network does not take images of shape {shape}: {why}") from None
+    if loss is not None:
+        _check_loss(loss, scores)
     if isinstance(scores, Tensor) and scores.numel() == len(scores):
         front, *rest = model.children()
         model = nn.Sequential(front, TwoScores(nn.Sequential(*rest)))
-    return model.eval()
+        loss = loss and OfOneScore(loss, tuple(scores.shape[1:]))
+    return (with_loss(model, loss) if loss else model).eval()
+
+
+def _check_loss(loss: Loss, scores: Tensor) -> None:
+    """Raise `AtsError` unless a loss takes two images' scores and labels, and gives a number."""
+    if not callable(loss):
+        raise AtsError(
+            f"audit: loss is a {type(loss).__name__}; it must be a function of scores and labels"
+        )
+    scores = scores.detach().clone().requires_grad_()
+    labels = torch.zeros(len(scores), dtype=torch.int64, device=scores.device)
+    try:
+        with torch.enable_grad():
+            value = loss(scores, labels)
+    except Exception as error:
+        raise AtsError(
+            f"audit: the loss failed on scores {describe(scores)} and labels {describe(labels)}: "
+            f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        ) from None
+    if (
+        not isinstance(value, Tensor)
+        or value.shape not in ((), (len(scores),))
+        or not value.requires_grad
+    ):
+        raise AtsError(
+            f"audit: the loss gives {describe(value)}; it must be one number that depends on the scores, or one for each "
+            "image"
+        )
 
 
 def _behind(normalize: Normalize, model: nn.Module) -> nn.Module:
@@ -289,12 +349,30 @@ def stayed(model: nn.Module, fresh: nn.Module) -> list[str]:
     ]
 
 
-def _words(model: nn.Module) -> str:
+def _words(model: nn.Module, loss: Loss | None) -> str:
     count = sum(parameter.numel() for parameter in model.parameters())
-    return f"{type(model).__name__} with {count:,} parameters"
+    shared = sum(parameter.numel() for parameter in shared_parameters(model).values())
+    words = f"{type(model).__name__} with {count:,} parameters"
+    if shared < count:
+        words += f", of which {shared:,} are trained and shared"
+    return words if loss is None else f"{words}, trained with the loss {_name(loss)}"
 
 
-def _call(config: AuditConfig) -> str:
+def _name(loss: Loss) -> str:
+    return getattr(loss, "__name__", type(loss).__name__)
+
+
+def _text(loss: Loss | None) -> str:
+    """What tells a loss from others: its text, or of a module its layers and numbers."""
+    if loss is None or isinstance(loss, nn.Module):
+        return fingerprint(loss) if loss else ""
+    try:
+        return inspect.getsource(loss)
+    except (TypeError, OSError):  # one that was made without a file
+        return _name(loss)
+
+
+def _call(config: AuditConfig, loss: Loss | None) -> str:
     default = AuditConfig()
     changed = {
         field.name: getattr(config, field.name)
@@ -302,4 +380,6 @@ def _call(config: AuditConfig) -> str:
         if getattr(config, field.name) != getattr(default, field.name)
     }
     words = "".join(f", {name}={value!r}" for name, value in changed.items())
+    if loss is not None:
+        words += f", loss={_name(loss)}"
     return f"atslib.audit(model, images, labels{words})"

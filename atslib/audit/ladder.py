@@ -20,7 +20,7 @@ from atslib.audit.config import Case
 from atslib.clients.view import Observed
 from atslib.errors import AtsError
 from atslib.gradients.problems import unflatten
-from atslib.models import normalization_layer
+from atslib.models import last_linear, normalization_layer, shared_parameters
 
 # The strongest of each family; what is best on a network shows only there.
 FAMILIES = ("annealed-convnet", "annealed-resnet", "annealed-lenet", "adam-cosine")
@@ -50,7 +50,7 @@ class FirstLayer:
             raise AtsError(
                 "FirstLayer needs one image per gradient and a network whose first layer is linear"
             )
-        names = [id(parameter) for parameter in update.model.parameters()]
+        names = [id(parameter) for parameter in shared_parameters(update.model).values()]
         gradients = unflatten(update.mean_gradients, update.model)
         weight, bias = (
             gradients[names.index(id(parameter))] for parameter in (layer.weight, layer.bias)
@@ -66,11 +66,11 @@ class FirstLayer:
 
 
 def first_linear(model: nn.Module, shape: tuple[int, int, int]) -> nn.Linear | None:
-    """The first layer with weights, if it is linear, with a bias, and takes as many numbers as an
-    image has.
+    """The first layer with weights, if it is linear, trained, with a bias, and takes as many
+    numbers as an image has.
     """
     layers = [layer for layer in model.modules() if list(layer.parameters(recurse=False))]
-    if not layers or not isinstance(layers[0], nn.Linear) or layers[0].bias is None:
+    if not layers or not isinstance(layers[0], nn.Linear) or not _is_trained(layers[0]):
         return None
     size = shape[0] * shape[1] * shape[2]
     return layers[0] if layers[0].in_features == size else None
@@ -93,9 +93,18 @@ def candidates(seen: Observed, case: Case, steps: int) -> dict[str, Attack]:
     return found
 
 
+def _is_trained(layer: nn.Linear) -> bool:
+    """Whether both weight and bias are shared."""
+    return layer.weight.requires_grad and layer.bias is not None and layer.bias.requires_grad
+
+
 def _has_head(model: nn.Module) -> bool:
-    layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
-    return bool(layers) and layers[-1].bias is not None
+    """Whether the last layer tells its input, and is not all that is shared."""
+    try:
+        layer = last_linear(model)
+    except AtsError:
+        return False
+    return _is_trained(layer) and len(shared_parameters(model)) > 2
 
 
 def effort(name: str, case: Case, seen: Observed | None = None) -> float:

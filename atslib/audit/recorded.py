@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from atslib.audit.sources import fill, read_weights
 from atslib.clients.view import Observed, ThreatModel, Update
 from atslib.errors import AtsError, choose
-from atslib.models import in_mode
+from atslib.models import in_mode, shared_parameters
 
 KINDS = ("weights", "difference", "gradient")
 FACTS = "update.json"
@@ -229,7 +229,7 @@ def observed(
         threat: what the server knows; `batch` is the number of images of each.
         shape: (C, H, W) of an image.
     """
-    names = [name for name, _ in model.named_parameters()]
+    names = list(shared_parameters(model))
     flat = []
     for record in recorded.records:
         part = _parameters(recorded, record, model, names)

@@ -4,7 +4,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -115,6 +115,18 @@ def network(text: str, images: Images, seed: int, norm: tuple | None = None) -> 
             f"--model {text!r} gives a {type(made).__name__}; it must give a torch.nn.Module"
         )
     return made
+
+
+def named_loss(text: str) -> Callable[[Tensor, Tensor], Tensor]:
+    """The loss that a text names: a function of scores and labels, a module, or a class of one."""
+    found = named(text, "--loss")
+    if isinstance(found, type) and issubclass(found, nn.Module):
+        found = found()
+    if not callable(found):
+        raise AtsError(
+            f"--loss {text!r} is a {type(found).__name__}; it must be a function of scores and labels"
+        )
+    return found
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

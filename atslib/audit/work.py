@@ -103,6 +103,7 @@ class Work:
         progress: whether to show a bar with the remaining time.
         recorded: of cases that a federation has kept what the server saw, and which images were
             behind it.
+        loss: what tells the networks' loss from others; "" for the cross-entropy.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class Work:
         folder: Path | None = None,
         progress: bool = False,
         recorded: dict[Case, tuple[Observed, Tensor]] | None = None,
+        loss: str = "",
     ):
         self.recorded = recorded or {}
         self.networks = networks
@@ -125,7 +127,9 @@ class Work:
         self.progress = progress
         self.began = time.monotonic()
         kept = [[view.gradients, rows] for view, rows in self.recorded.values()]
-        self.name = fingerprint(VERSION, networks, pixels, labels, config.decides(), cases, kept)
+        self.name = fingerprint(
+            VERSION, networks, pixels, labels, config.decides(), cases, kept, loss
+        )
         device = next(next(iter(networks.values())).parameters()).device
         order = torch.randperm(len(pixels), generator=rng(config.seed, "audit", "order"))
         for _, rows in self.recorded.values():  # what was shared is attacked, and tunes nothing
