@@ -117,6 +117,11 @@ def audited(
     )  # fmt: skip
     plan, pool, results, left = work.run()
     notes = []
+    if untrained is not None and (zeros := silent_layers(untrained)):
+        notes.append(
+            f"The untrained network begins with nothing but zeros in {', '.join(zeros[:5])}, so that its very first "
+            "gradient tells nothing of the layers before, as each later one does; here they are drawn."
+        )
     if untrained is None and (kept := stayed(model, drawn_anew(model, config.seed))):
         notes.append(
             f"The untrained network keeps the given values of {', '.join(kept[:5])}{' …' if len(kept) > 5 else ''}, "
@@ -236,15 +241,31 @@ def networks_of(
 ) -> dict[str, nn.Module]:
     """The network by the name of its weights, each starting with a `Normalize` layer and in eval
     mode.
+
+    No gradient passes a layer of zeros, as some networks have at first: in the untrained one they
+    are drawn.
     """
     check_kind("audit: model", model, nn.Module, "a torch.nn.Module")
-    if untrained is model:
-        return {"untrained": prepared(model, normalize, pixels, loss)}
     if untrained is None:
         untrained = drawn_anew(model, seed)
     check_kind("audit: untrained", untrained, nn.Module, "a torch.nn.Module")
-    each = {"untrained": untrained, "given": model}
+    only = untrained is model
+    if zeros := silent_layers(untrained):
+        untrained = drawn_anew(untrained, seed, zeros)
+    each = {"untrained": untrained} if only else {"untrained": untrained, "given": model}
     return {name: prepared(network, normalize, pixels, loss) for name, network in each.items()}
+
+
+def silent_layers(model: nn.Module) -> list[str]:
+    """Names of trained layers that draw their weights, and have none but zeros."""
+    found = []
+    for name, layer in model.named_modules():
+        weight = getattr(layer, "weight", None)
+        if not isinstance(weight, nn.Parameter) or not weight.requires_grad:
+            continue
+        if callable(getattr(layer, "reset_parameters", None)) and not weight.any():
+            found.append(name)
+    return found
 
 
 def prepared(
@@ -325,15 +346,17 @@ def _behind(normalize: Normalize, model: nn.Module) -> nn.Module:
     return nn.Sequential(normalize, model)
 
 
-def drawn_anew(model: nn.Module, seed: int) -> nn.Module:
-    """A copy whose layers have new weights, as each layer draws its own; what cannot be drawn
-    stays.
+def drawn_anew(model: nn.Module, seed: int, layers: Sequence[str] | None = None) -> nn.Module:
+    """A copy whose layers, all or those named, have new weights, as each layer draws its own; what
+    cannot be drawn stays.
     """
     fresh = copy.deepcopy(model)
     with torch.random.fork_rng(devices=[]):
         number = torch.randint(1 << 62, (1,), generator=rng(seed, "audit", "untrained"))
         torch.default_generator.manual_seed(int(number))
-        for layer in fresh.modules():
+        for name, layer in fresh.named_modules():
+            if layers is not None and name not in layers:
+                continue
             if callable(draw := getattr(layer, "reset_parameters", None)):
                 draw()
     return fresh

@@ -11,9 +11,11 @@ from atslib.attacks import (
     GradientMatching,
     KeptEntries,
     LastLayerAlone,
+    PatchEmbedding,
     ThroughPolicy,
     invert_linear,
 )
+from atslib.attacks.analytic import patches_of
 from atslib.attacks.attack import Attack
 from atslib.attacks.through_policy import forms
 from atslib.audit.config import Case
@@ -25,6 +27,7 @@ from atslib.models import last_linear, normalization_layer, shared_parameters
 # The strongest of each family; what is best on a network shows only there.
 FAMILIES = ("annealed-convnet", "annealed-resnet", "annealed-lenet", "adam-cosine")
 MOST_UNROLLED = 10  # local steps through which an attack is made
+CLOSED = ("first-layer", "patch-embedding")  # exact, and lost where a defense changes the gradient
 TRIAL, KEEP = 20, 2  # of `ThroughPolicy`
 SILENT = 0.05  # share of entries that are exactly 0, from which an attack leaves them out
 
@@ -83,6 +86,8 @@ def candidates(seen: Observed, case: Case, steps: int) -> dict[str, Attack]:
     plain = {name: dataclasses.replace(ATTACKS[name], steps=steps) for name in FAMILIES}
     if case.images == 1 and first_linear(model, seen.shape) is not None:
         found["first-layer"] = FirstLayer()
+    if case.images == 1 and patches_of(model, seen.shape) is not None:
+        found["patch-embedding"] = PatchEmbedding()
     found |= plain
     if case.images == 1 and _has_head(model):
         found["last-layer-alone"] = LastLayerAlone(inner=plain["annealed-convnet"])
@@ -105,15 +110,6 @@ def _has_head(model: nn.Module) -> bool:
     except AtsError:
         return False
     return _is_trained(layer) and len(shared_parameters(model)) > 2
-
-
-def effort(name: str, case: Case, seen: Observed | None = None) -> float:
-    """How many gradients of the cost one step of this attack takes for each image."""
-    if name == "first-layer":
-        return 0.0
-    if name.endswith("unrolled") and seen is not None:
-        return float(seen.updates[0].local["steps"])
-    return float(case.rounds)
 
 
 def forms_effort(case: Case, policy: str, steps: int) -> float:
@@ -143,3 +139,10 @@ def against(attack: Attack, seen: Observed) -> Attack:
     if SILENT < float(silent) < 1 and isinstance(attack, GradientMatching | ThroughPolicy):
         attack = KeptEntries(inner=attack)
     return attack
+
+
+def seeks_before(attack: Attack) -> bool:
+    """Whether an attack reconstructs the image before the policy, and not what the network got."""
+    return isinstance(attack, ThroughPolicy) or isinstance(
+        getattr(attack, "inner", None), ThroughPolicy
+    )

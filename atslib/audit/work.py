@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from atslib.attacks import GradientMatching, ThroughPolicy, reconstruct
+from atslib.attacks import GradientMatching, reconstruct
 from atslib.attacks.attack import Attack, Reconstruction
 from atslib.audit.config import LEAST_IMAGES, AuditConfig, Case
-from atslib.audit.ladder import against, candidates, forms_effort
+from atslib.audit.ladder import CLOSED, against, candidates, forms_effort, seeks_before
 from atslib.audit.outcome import Outcome, Pool, judge
 from atslib.audit.views import Seen, moved_on, see
 from atslib.checkpoints import fingerprint, load_state, save_state
@@ -157,6 +157,7 @@ class Work:
                     f"label {int(labels.max())} is outside 0..{classes - 1}, the network's classes"
                 )
         self.rounds: dict[str, list[nn.Module]] = {}
+        self.tuned: dict[object, tuple[str, dict[str, float]]] = {}
 
     def run(self) -> tuple[Plan, Pool, list[Attacked], list[Case]]:
         """Plan, tune and attack; what was planned, among what images are found, the results, and
@@ -172,16 +173,15 @@ class Work:
             total=round(max(self.plan.seconds, 1)), disable=not self.progress, unit="s", desc="audit", leave=False,
             bar_format="{desc} {percentage:3.0f}% |{bar:20}| {elapsed} gone, about {remaining} left",
         ) as bar:  # fmt: skip
-            tuned = {}
             for case in self.cases:
                 if time.monotonic() - self.began > MOST_OVER * self.config.budget and results:
                     left.append(case)
                     continue
                 bar.set_description(case.title[:60])
-                if case.group not in tuned:
-                    tuned[case.group] = self._tuned(case)
+                if case.group not in self.tuned:
+                    self._chosen(case)
                     bar.update(round(self._tuning_seconds(case)))
-                results.append(self._attacked(case, chosen, *tuned[case.group]))
+                results.append(self._attacked(case, chosen, *self._chosen(case)))
                 bar.update(round(self._seconds(case, self.plan)))
         return self.plan, self.pool, results, left
 
@@ -299,23 +299,39 @@ class Work:
             )
         return self.rounds[case.weights][: case.rounds]
 
-    def _tuned(self, case: Case) -> tuple[str, dict[str, float]]:
+    def _chosen(self, case: Case) -> tuple[str, dict[str, float]]:
+        """The attack that is best without a defense, and the bits of each that was tried.
+
+        Where that is in closed form, which a defense may spoil, it is the best against the defense.
+        """
+        if case.group not in self.tuned:
+            plain = dataclasses.replace(case, defense="", knows="nothing", recorded=False)
+            self.tuned[case.group] = self._tuned(plain, case.group)
+        if not case.defense or self.tuned[case.group][0] not in CLOSED:
+            return self.tuned[case.group]
+        defended = dataclasses.replace(case, recorded=False)
+        if defended not in self.tuned:
+            self.tuned[defended] = self._tuned(defended, defended)
+        return self.tuned[defended]
+
+    def _tuned(self, case: Case, name: object) -> tuple[str, dict[str, float]]:
         """The attack that tells most bits of the held-out images, and the bits of each."""
-        plain = dataclasses.replace(case, defense="", knows="nothing", recorded=False)
-        file = self.folder and self.folder / f"tuned-{fingerprint(case.group)}.json"
+        file = self.folder and self.folder / f"tuned-{fingerprint(name)}.json"
         if file and file.exists():
             stored = json.loads(file.read_text(encoding="utf-8"))
             if stored["run"] == self.name:
                 return stored["best"], stored["tried"]
         count = self.plan.tuned_on // case.images * case.images
         rows = self.held[:count]
-        seen = self._seen(plain, rows, "tune")
+        seen = self._seen(case, rows, "tune")
         pool = Pool.of(self.pixels, self.labels, rows)
         tried = {}
         closeness = {}
-        for name, attack in candidates(seen.view, plain, self.plan.tuning_steps).items():
-            made = self._reconstructed(seen.view, attack, plain, f"tune {name}")
-            told = judge(made.images, made.labels, seen, rows, pool, plain, before=False)
+        for name, attack in candidates(seen.view, case, self.plan.tuning_steps).items():
+            attack = against(attack, seen.view)
+            made = self._reconstructed(seen.view, attack, case, f"tune {name}")
+            before = seeks_before(attack)
+            told = judge(made.images, made.labels, seen, rows, pool, case, before=before)
             known = told.bits[told.bits.isfinite()]
             # With one gradient there is no other to fit a temperature on: the closeness has to do.
             tried[name] = (
@@ -324,7 +340,7 @@ class Work:
             closeness[name] = float(
                 told.gain.nan_to_num(-99).mean()
             )  # decides where all of them know everything
-            if name == "first-layer" and told.found.all():
+            if name in CLOSED and told.found.all():
                 break
         best = max(tried, key=lambda name: (round(tried[name], 1), closeness[name]))
         if file:
@@ -354,9 +370,7 @@ class Work:
         seen = self._kept(case) if case.recorded else self._seen(case, rows, "attack")
         attack = against(candidates(seen.view, case, self.plan.steps)[name], seen.view)
         made = self._reconstructed(seen.view, attack, case, f"attack {key}")
-        before = isinstance(getattr(attack, "inner", attack), ThroughPolicy) or isinstance(
-            attack, ThroughPolicy
-        )
+        before = seeks_before(attack)
         outcome = judge(made.images, made.labels, seen, rows, self.pool, case, before=before)
         silent = float((seen.view.updates[0].gradients == 0).all(1).double().mean())
         told = _labels_told(made.labels, self.labels[rows], case.images)
