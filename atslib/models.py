@@ -439,6 +439,13 @@ def normalization_layer(model: nn.Module) -> Normalize:
     return first
 
 
+def starting_with(model: nn.Module, norm: tuple[Sequence[float], Sequence[float]]) -> nn.Module:
+    """The network, behind a `Normalize` layer of these constants where it does not start with one."""
+    if isinstance(next(model.children(), None), Normalize):
+        return model
+    return nn.Sequential(Normalize(*norm), model)
+
+
 def running_statistics(model: nn.Module) -> dict[str, Tensor]:
     """The running mean and variance of each batch normalization, (width,), by buffer name."""
     return {
