@@ -51,7 +51,7 @@ SIZES = (
 )
 # Share of the budget that is planned for attacks; the rest is for judging and for slower moments
 RESERVE = 0.8
-MOST_OVER = 1.5  # times the budget, after which no further case is begun
+TUNING = 0.4  # of the budget, after which no further attack is tried on held-out images
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,7 +174,7 @@ class Work:
             bar_format="{desc} {percentage:3.0f}% |{bar:20}| {elapsed} gone, about {remaining} left",
         ) as bar:  # fmt: skip
             for case in self.cases:
-                if time.monotonic() - self.began > MOST_OVER * self.config.budget and results:
+                if self._spent() > 1 and results:
                     left.append(case)
                     continue
                 bar.set_description(case.title[:60])
@@ -184,6 +184,10 @@ class Work:
                 results.append(self._attacked(case, chosen, *self._chosen(case)))
                 bar.update(round(self._seconds(case, self.plan)))
         return self.plan, self.pool, results, left
+
+    def _spent(self) -> float:
+        """How much of the budget is gone, as a share."""
+        return (time.monotonic() - self.began) / self.config.budget
 
     # --- the plan -------------------------------------------------------------------------------------------
 
@@ -328,6 +332,8 @@ class Work:
         tried = {}
         closeness = {}
         for name, attack in candidates(seen.view, case, self.plan.tuning_steps).items():
+            if tried and self._spent() > TUNING:
+                break
             attack = against(attack, seen.view)
             made = self._reconstructed(seen.view, attack, case, f"tune {name}")
             before = seeks_before(attack)
