@@ -465,20 +465,41 @@ def _trained(layer, rows):
     return {name: value.detach().clone() for name, value in layer.state_dict().items()}
 
 
-def test_a_folder_of_watched_is_read_round_by_round(place):
+def _watched(folder, layer, before, rows):
+    """Round 2 of clients with a photograph each, as `Watched` keeps it."""
+    from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+    from flwr.serverapp.strategy import FedAvg
+
+    from atsfed.watch_flower import Watched
+
+    class Nodes:
+        def get_node_ids(self):
+            return [7000 + client for client in range(len(rows))]
+
+    strategy = Watched(FedAvg(fraction_evaluate=0.0), folder)
+    replies = []
+    for message in strategy.configure_train(2, ArrayRecord(before), ConfigRecord(), Nodes()):
+        client = message.metadata.dst_node_id - 7000
+        layer.load_state_dict(before)
+        content = RecordDict({
+            "arrays": ArrayRecord(_trained(layer, [rows[client]])),
+            "metrics": MetricRecord({"num-examples": 1, "client": client}),
+        })  # fmt: skip
+        reply = Message(content, reply_to=message)
+        reply.metadata._src_node_id = 7000 + client  # Flower's server writes this
+        replies.append(reply)
+    strategy.aggregate_train(2, replies)
+
+
+def test_a_folder_of_watched_is_read_round_by_round(place, monkeypatch):
+    pytest.importorskip("flwr")
+    from flwr.supercore.task_identity import TaskIdentity
+
+    for name in ("_run_id", "_task_id", "_node_id"):  # messages know the task that they belong to
+        monkeypatch.setattr(TaskIdentity, name, 1, raising=False)
     layer = nn.Sequential(nn.Flatten(), nn.Linear(3 * SIDE * SIDE, CLASSES))
     before = {name: value.detach().clone() for name, value in layer.state_dict().items()}
-    round_ = place / "seen" / "round-00002"
-    round_.mkdir(parents=True)
-    save_file(before, round_ / "sent.safetensors")
-    for client, row in enumerate((5, 30)):
-        layer.load_state_dict(before)
-        numbers = json.dumps({"num-examples": 1, "client": client})
-        save_file(
-            _trained(layer, [row]),
-            round_ / f"node-{7000 + client}.safetensors",
-            {"numbers": numbers},
-        )
+    _watched(place / "seen", layer, before, (5, 30))
     images = {str(client): [file_of(row)] for client, row in enumerate((5, 30))}
     (place / "seen" / "update.json").write_text(json.dumps({"images": images}))
     given = ["--lr", str(LR), "--local-steps", "2", "--update", "seen"]

@@ -18,6 +18,7 @@ from atslib.models import in_mode, shared_parameters
 
 KINDS = ("weights", "difference", "gradient")
 FACTS = "update.json"
+BETWEEN = "|"  # the name of a record and that of an array in it, as `Watched` keeps them
 CLIENT = ("client", "partition-id", "cid")  # metrics that say which client an answer is of
 
 
@@ -120,8 +121,8 @@ def read(
         )
     if kind is not None:
         choose(f"--update {folder}: kind", kind, KINDS)
-    records = tuple(_record(file, facts) for file in files)
     weights = read_weights(sent)
+    records = tuple(_record(file, facts, weights) for file in files)
     found = _kind(weights, records, kind, folder)
     return Recorded(weights, found, float(lr or 1.0), int(steps or 1), records, folder)
 
@@ -145,11 +146,26 @@ def _facts(folder: Path) -> dict:
     return facts
 
 
-def _record(file: Path, facts: dict) -> Record:
-    numbers = {}
+def _record(file: Path, facts: dict, sent: dict[str, Tensor]) -> Record:
+    """What one client sent; of a folder of `Watched`, which names arrays by their record too, the
+    record that has the arrays that were sent.
+    """
+    arrays = read_weights(file)
+    kept = {}
     if file.suffix == ".safetensors":
         with safetensors.safe_open(file, "pt") as data:
-            numbers = json.loads((data.metadata() or {}).get("numbers", "{}"))
+            kept = json.loads((data.metadata() or {}).get("facts", "{}"))
+    numbers = kept.get("numbers", {})
+    for record in kept.get("records", []):
+        prefix = f"{record}{BETWEEN}"
+        own = {
+            key.removeprefix(prefix): value
+            for key, value in arrays.items()
+            if key.startswith(prefix)
+        }
+        if own.keys() & sent.keys():
+            arrays = own
+            break
     name = (
         file.stem.removeprefix("node-").removeprefix("received").removeprefix("-") or "the client"
     )
@@ -161,9 +177,7 @@ def _record(file: Path, facts: dict) -> Record:
         ]
         images = next((images[each] for each in names if each in images), [])
     count = numbers.get("num-examples")
-    return Record(
-        name, read_weights(file), tuple(images), int(count) if count is not None else None
-    )
+    return Record(name, arrays, tuple(images), int(count) if count is not None else None)
 
 
 def _norm(arrays: dict[str, Tensor]) -> float:
