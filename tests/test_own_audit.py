@@ -269,8 +269,32 @@ def test_a_plan_fits_the_budget_where_it_can():
     quick, slow = ({str(case.group): seconds for case in made.cases} for seconds in (1e-4, 1.0))
     assert made._fitting(quick).steps == 300
     plan = made._fitting(slow)
-    assert (plan.images, plan.steps, plan.tuned_on) == work.SIZES[-1]
+    assert (plan.images, plan.steps, plan.tuned_on, plan.compared) == work.SIZES[-1]
     assert not plan.fits(config.budget)
+
+
+@pytest.mark.parametrize(
+    ("model", "attack", "tried"), [(small, "annealed-convnet", 0), (linear, "first-layer", 1)]
+)
+def test_a_slow_network_is_attacked_and_nothing_compared(
+    tmp_path, monkeypatch, model, attack, tried
+):
+    monkeypatch.setattr(work, "SIZES", ((8, 4, 8, 1),))
+    report = report_of(model(), attacked=None)
+    assert report.worst.attack == attack
+    assert len(report.worst_case.tried) == tried  # what is in closed form costs nothing
+    page = report.save(tmp_path).read_text(encoding="utf-8")
+    assert ("There was no time to compare attacks" in page) == (tried == 0)
+
+
+def test_no_further_attack_is_compared_when_the_time_is_over(monkeypatch):
+    monkeypatch.setattr(work.Work, "_spent", lambda self: 0.5)
+    assert len(report_of(small()).worst_case.tried) == 1
+    monkeypatch.setattr(work.Work, "_spent", lambda self: 1.5)
+    report = report_of(small(), defense="prune:0.5", limit=0.5)
+    assert len(report.results) == 1
+    assert report.verdict == CANNOT_TELL
+    assert "no time for 2 cases" in " ".join(report.doubts)
 
 
 def _data():

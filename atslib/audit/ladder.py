@@ -22,7 +22,7 @@ from atslib.audit.config import Case
 from atslib.clients.view import Observed
 from atslib.errors import AtsError
 from atslib.gradients.problems import unflatten
-from atslib.models import last_linear, normalization_layer, shared_parameters
+from atslib.models import batch_norms, last_linear, normalization_layer, shared_parameters
 
 # The strongest of each family; what is best on a network shows only there.
 FAMILIES = ("annealed-convnet", "annealed-resnet", "annealed-lenet", "adam-cosine")
@@ -80,10 +80,11 @@ def first_linear(model: nn.Module, shape: tuple[int, int, int]) -> nn.Linear | N
 
 
 def candidates(seen: Observed, case: Case, steps: int) -> dict[str, Attack]:
-    """The attacks that are tried on a case without a defense, by name, the cheapest first."""
+    """The attacks that are tried on a case, by name: closed forms first, then the likeliest."""
     found: dict[str, Attack] = {}
     model = seen.updates[0].model
-    plain = {name: dataclasses.replace(ATTACKS[name], steps=steps) for name in FAMILIES}
+    families = sorted(FAMILIES, key=lambda name: name != _likely(model))
+    plain = {name: dataclasses.replace(ATTACKS[name], steps=steps) for name in families}
     if case.images == 1 and first_linear(model, seen.shape) is not None:
         found["first-layer"] = FirstLayer()
     if case.images == 1 and patches_of(model, seen.shape) is not None:
@@ -96,6 +97,11 @@ def candidates(seen: Observed, case: Case, steps: int) -> dict[str, Attack]:
         for name in FAMILIES[:2]:
             found[f"{name}, local steps unrolled"] = dataclasses.replace(plain[name], unroll=True)
     return found
+
+
+def _likely(model: nn.Module) -> str:
+    """The attack of a family of networks like this one."""
+    return "annealed-resnet" if batch_norms(model) else "annealed-convnet"
 
 
 def _is_trained(layer: nn.Linear) -> bool:

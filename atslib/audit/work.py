@@ -30,24 +30,26 @@ from atslib.gradients.inputs import check_network, first_parameter
 from atslib.measures.batches import label_share
 from atslib.rng import rng
 
-VERSION = 1  # raise it when a stored state means something else
+VERSION = 2  # raise it when a stored state means something else
 TUNED_ON = 16  # held-out images on which attacks are compared
 LEAST_TUNED = 8  # of them where the budget allows no more
-# Images and steps of the attacks, best first, and held-out images on which they are compared: the
-# first that fits the budget is taken.
+ALL = 99  # attacks that are compared: each there is
+# Images and steps of the attacks, best first, held-out images on which they are compared, and how
+# many are: the first that fits the budget is taken. Of one attack nothing is compared: a slow
+# network is better attacked with more steps than with the best of many short attacks.
 SIZES = (
-    (64, 300, TUNED_ON),
-    (64, 200, TUNED_ON),
-    (64, 100, TUNED_ON),
-    (40, 100, TUNED_ON),
-    (32, 100, TUNED_ON),
-    (32, 60, TUNED_ON),
-    (24, 60, TUNED_ON),
-    (16, 60, TUNED_ON),
-    (16, 40, TUNED_ON),
-    (8, 40, TUNED_ON),
-    (8, 25, TUNED_ON),
-    (8, 25, LEAST_TUNED),
+    (64, 300, TUNED_ON, ALL),
+    (64, 200, TUNED_ON, ALL),
+    (64, 100, TUNED_ON, ALL),
+    (40, 100, TUNED_ON, ALL),
+    (32, 100, TUNED_ON, ALL),
+    (32, 60, TUNED_ON, ALL),
+    (24, 60, TUNED_ON, ALL),
+    (16, 60, TUNED_ON, ALL),
+    (16, 60, LEAST_TUNED, 2),
+    (16, 60, LEAST_TUNED, 1),
+    (8, 60, LEAST_TUNED, 1),
+    (8, 40, LEAST_TUNED, 1),
 )
 # Share of the budget that is planned for attacks; the rest is for judging and for slower moments
 RESERVE = 0.8
@@ -56,12 +58,15 @@ TUNING = 0.4  # of the budget, after which no further attack is tried on held-ou
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How many images are attacked with how many steps, and in how many seconds."""
+    """How many images are attacked with how many steps, how many attacks are compared before, and
+    in how many seconds.
+    """
 
     images: int
     steps: int
     tuned_on: int
     tuning_steps: int
+    compared: int
     seconds: float
     per_step: dict[str, float]
 
@@ -227,23 +232,26 @@ class Work:
         attack = dataclasses.replace(_matching(candidates(seen, case, 4)), steps=1)
         reconstruct(seen, attack, rng=0)
         began = time.monotonic()
-        reconstruct(seen, dataclasses.replace(attack, steps=4), rng=0)
-        return (time.monotonic() - began) / (4 * problems * case.images)
+        reconstruct(seen, dataclasses.replace(attack, steps=2), rng=0)
+        return (time.monotonic() - began) / (2 * problems * case.images)
 
     def _fitting(self, per_step: dict[str, float]) -> Plan:
         most = len(self.free)
-        for images, steps, tuned_on in SIZES:
+        for images, steps, tuned_on, compared in SIZES:
             plan = self._sized(
                 min(self.config.attacked or images, most),
                 self.config.steps or steps,
                 tuned_on,
+                compared,
                 per_step,
             )
             if plan.fits(RESERVE * self.config.budget):
                 break
         return plan
 
-    def _sized(self, images: int, steps: int, tuned_on: int, per_step: dict[str, float]) -> Plan:
+    def _sized(
+        self, images: int, steps: int, tuned_on: int, compared: int, per_step: dict[str, float]
+    ) -> Plan:
         if tuned_on == TUNED_ON or tuned_on < self.largest:
             tuned_on = len(self.held)  # more than 16 where one gradient is of so many
         least = 2 * max((case.images for case in self.cases if not case.recorded), default=1)
@@ -252,6 +260,7 @@ class Work:
             steps=steps,
             tuned_on=min(tuned_on, len(self.held)),
             tuning_steps=max(min(20, steps), steps // 2),
+            compared=compared,
             seconds=0.0,
             per_step=per_step,
         )
@@ -262,6 +271,7 @@ class Work:
 
     def _tuning_seconds(self, case: Case) -> float:
         each = 4 + (case.images == 1) + (2 * self._local_steps() if case.shared == "update" else 0)
+        each = 0 if self.plan.compared == 1 else min(each, self.plan.compared)
         return (
             each * self.plan.tuned_on * self.plan.tuning_steps * self.plan.per_step[str(case.group)]
         )
@@ -331,7 +341,12 @@ class Work:
         pool = Pool.of(self.pixels, self.labels, rows)
         tried = {}
         closeness = {}
-        for name, attack in candidates(seen.view, case, self.plan.tuning_steps).items():
+        attacks = candidates(seen.view, case, self.plan.tuning_steps)
+        most = self.plan.compared + len(set(attacks).intersection(CLOSED))
+        attacks = dict(list(attacks.items())[:most])
+        if len(attacks) == 1:
+            return next(iter(attacks)), {}
+        for name, attack in attacks.items():
             if tried and self._spent() > TUNING:
                 break
             attack = against(attack, seen.view)
@@ -363,7 +378,7 @@ class Work:
         )
         key = fingerprint(case)
         file = self.folder and self.folder / f"case-{key}.safetensors"
-        run = fingerprint(self.name, dataclasses.astuple(self.plan)[:4], name)
+        run = fingerprint(self.name, dataclasses.astuple(self.plan)[:5], name)
         if file and (stored := load_state(file, run)) is not None:
             return Attacked(
                 case,
