@@ -128,7 +128,7 @@ def test_where_a_defense_spoils_the_closed_form_attacks_are_tried_against_it():
         model, pixels, labels, untrained=model, normalize=NORM, batch=1, attacked=4, steps=2,
         defense="prune:0.9",
     )  # fmt: skip
-    control, _, defended = report.results
+    control, defended = report.results
     assert control.attack == "patch-embedding"
     assert len(defended.tried) > 2
     assert defended.tried["patch-embedding"] < control.tried["patch-embedding"]

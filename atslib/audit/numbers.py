@@ -189,7 +189,8 @@ class Numbers:
         if not counted:
             found.append("None of the cases that the limit is for was attacked.")
         if self.left_out:
-            found.append(f"There was no time for {len(self.left_out)} cases; give a larger budget.")
+            cases = "one case" if len(self.left_out) == 1 else f"{len(self.left_out)} cases"
+            found.append(f"There was no time for {cases}; give a larger budget.")
         if limit is not None:
             for row in counted:
                 if row.share <= limit < upper_bound(row.found, row.images):
