@@ -124,7 +124,7 @@ def test_noise_that_drowns_everything_is_within_the_limit_if_the_attack_works_wi
 
 
 def test_few_images_do_not_rule_out_a_small_share():
-    report = report_of(defense="gaussian:1000", limit=0.06, attacked=8)
+    report = report_of(defense="gaussian:1000", limit=0.06, attacked=8, seed=2)
     assert report.found == 0
     assert report.verdict == CANNOT_TELL
     assert any(f"at least {needed(0.06)} images" in doubt for doubt in report.doubts)
@@ -285,6 +285,28 @@ def test_a_slow_network_is_attacked_and_nothing_compared(
     assert len(report.worst_case.tried) == tried  # what is in closed form costs nothing
     page = report.save(tmp_path).read_text(encoding="utf-8")
     assert ("There was no time to compare attacks" in page) == (tried == 0)
+
+
+def test_as_many_photographs_are_attacked_as_there_is_time_for(tmp_path, monkeypatch):
+    whole = report_of(small())
+    monkeypatch.setattr(work, "MOST_AT_ONCE", 3)
+    parted = report_of(small(), folder=tmp_path)
+    assert parted.rows[0].images == 8
+    assert torch.equal(parted.worst_case.outcome.found, whole.worst_case.outcome.found)
+    assert not list(tmp_path.glob("part-*"))
+    tuned = work.Work._tuned
+
+    def late(self, case, name):
+        found = tuned(self, case, name)
+        monkeypatch.setattr(work.Work, "_spent", lambda self: 2.0)
+        return found
+
+    monkeypatch.setattr(work.Work, "_tuned", late)
+    cut = report_of(small())
+    assert cut.rows[0].images == 6
+    assert "6 of 8" in cut.notes[0]
+    first = whole.worst_case.outcome.found[:6]
+    assert torch.equal(cut.worst_case.outcome.found, first)
 
 
 def test_no_further_attack_is_compared_when_the_time_is_over(monkeypatch):

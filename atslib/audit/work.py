@@ -53,6 +53,8 @@ SIZES = (
 )
 # Share of the budget that is planned for attacks; the rest is for judging and for slower moments
 RESERVE = 0.8
+PORTION = 0.1  # of the budget, after which it is asked whether there is time for further images
+MOST_AT_ONCE = 256  # gradients
 TUNING = 0.4  # of the budget, after which no further attack is tried on held-out images
 
 
@@ -163,6 +165,7 @@ class Work:
                 )
         self.rounds: dict[str, list[nn.Module]] = {}
         self.tuned: dict[object, tuple[str, dict[str, float]]] = {}
+        self.cut: list[str] = []  # titles of cases in which the time was over before the images
 
     def run(self) -> tuple[Plan, Pool, list[Attacked], list[Case]]:
         """Plan, tune and attack; what was planned, among what images are found, the results, and
@@ -390,22 +393,64 @@ class Work:
             )
         seen = self._kept(case) if case.recorded else self._seen(case, rows, "attack")
         attack = against(candidates(seen.view, case, self.plan.steps)[name], seen.view)
-        made = self._reconstructed(seen.view, attack, case, f"attack {key}")
+        images, labels = self._in_portions(seen.view, attack, case, key, run)
+        if len(images) < len(rows):
+            self.cut.append(f"{case.title}: {len(images)} of {len(rows)}")
+            rows = rows[: len(images)]
+            few = slice(len(images) // case.images)
+            seen = dataclasses.replace(seen, view=seen.view.take(few), got=seen.got[: len(images)])
         before = seeks_before(attack)
-        outcome = judge(made.images, made.labels, seen, rows, self.pool, case, before=before)
+        outcome = judge(images, labels, seen, rows, self.pool, case, before=before)
         silent = float((seen.view.updates[0].gradients == 0).all(1).double().mean())
-        told = _labels_told(made.labels, self.labels[rows], case.images)
+        told = _labels_told(labels, self.labels[rows], case.images)
         if file:
             tensors = {
                 field.name: getattr(outcome, field.name) for field in dataclasses.fields(outcome)
             }
             save_state(file, run, tensors, silent=silent, labels_told=told)
+            for part in self.folder.glob(f"part-{key}-*.safetensors"):
+                part.unlink()
         return Attacked(case, name, tried, outcome, silent, told)
 
-    def _reconstructed(
-        self, seen: Observed, attack: Attack, case: Case, purpose: str
-    ) -> Reconstruction:
+    def _in_portions(
+        self, seen: Observed, attack: Attack, case: Case, key: str, run: str
+    ) -> tuple[Tensor, Tensor]:
+        """Reconstructions and their labels of as many gradients as there is time for, some at a
+        time.
+        """
+        each = self.plan.steps * case.images * self.plan.per_step[str(case.group)]
+        size = int(PORTION * self.config.budget / each) if each else MOST_AT_ONCE
         stream = rng(self.config.seed, "audit", "start", case.shared, case.batch)
+        made = []
+        for part in torch.arange(len(seen)).split(max(1, min(size, MOST_AT_ONCE))):
+            # Bits of one image are told by those of others: two at least.
+            if len(made) > 1 and self._spent() > 1:
+                break
+            file = self.folder and self.folder / f"part-{key}-{int(part[0])}.safetensors"
+            if file and (stored := load_state(file, run)) is not None:
+                stream.set_state(stored[0]["stream"])
+                made.append((stored[0]["images"], stored[0]["labels"]))
+                continue
+            own = slice(int(part[0]), int(part[-1]) + 1)
+            name = f"attack {key} {own.start}"
+            result = self._reconstructed(seen.take(own), attack, case, name, stream)
+            made.append((result.images.cpu(), result.labels.cpu()))
+            if file:
+                parts = dict(zip(("images", "labels"), made[-1], strict=True))
+                save_state(file, run, parts | {"stream": stream.get_state()})
+        images, labels = (torch.cat(part) for part in zip(*made, strict=True))
+        return images, labels
+
+    def _reconstructed(
+        self,
+        seen: Observed,
+        attack: Attack,
+        case: Case,
+        purpose: str,
+        stream: torch.Generator | None = None,
+    ) -> Reconstruction:
+        if stream is None:
+            stream = rng(self.config.seed, "audit", "start", case.shared, case.batch)
         state = self.folder and self.folder / f"{fingerprint(purpose, case)}.attack"
         options = {}
         if state:
