@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from atslib.attacks import GradientMatching, reconstruct
 from atslib.attacks.attack import Attack, Reconstruction
+from atslib.attacks.memory import MOST_MEMORY
 from atslib.audit.config import LEAST_IMAGES, AuditConfig, Case
 from atslib.audit.ladder import CLOSED, against, candidates, forms_effort, seeks_before
 from atslib.audit.outcome import Outcome, Pool, judge
@@ -28,6 +29,7 @@ from atslib.errors import AtsError
 from atslib.files import write_atomically
 from atslib.gradients.inputs import check_network, first_parameter
 from atslib.measures.batches import label_share
+from atslib.models import shared_parameters
 from atslib.rng import rng
 
 VERSION = 2  # raise it when a stored state means something else
@@ -55,6 +57,7 @@ SIZES = (
 RESERVE = 0.8
 PORTION = 0.1  # of the budget, after which it is asked whether there is time for further images
 MOST_AT_ONCE = 256  # gradients
+COPIES = 4  # of a gradient that are held at once
 TUNING = 0.4  # of the budget, after which no further attack is tried on held-out images
 
 
@@ -240,9 +243,10 @@ class Work:
 
     def _fitting(self, per_step: dict[str, float]) -> Plan:
         most = len(self.free)
+        fitting = self._remembered()
         for images, steps, tuned_on, compared in SIZES:
             plan = self._sized(
-                min(self.config.attacked or images, most),
+                min(self.config.attacked or min(images, fitting), most),
                 self.config.steps or steps,
                 tuned_on,
                 compared,
@@ -251,6 +255,14 @@ class Work:
             if plan.fits(RESERVE * self.config.budget):
                 break
         return plan
+
+    def _remembered(self) -> int:
+        """How many gradients, and what is made of them, fit in the memory that an attack may take."""
+        if self.device.type != "cpu":
+            return SIZES[0][0]
+        shared = shared_parameters(next(iter(self.networks.values()))).values()
+        one = sum(parameter.nbytes for parameter in shared)
+        return max(SIZES[-1][0], int(MOST_MEMORY / (COPIES * one)))
 
     def _sized(
         self, images: int, steps: int, tuned_on: int, compared: int, per_step: dict[str, float]
