@@ -316,7 +316,10 @@ def test_no_further_attack_is_compared_when_the_time_is_over(monkeypatch):
     report = report_of(small(), defense="prune:0.5", limit=0.5)
     assert len(report.results) == 1
     assert report.verdict == CANNOT_TELL
-    assert "no time for one case" in " ".join(report.doubts)
+    assert (
+        "There was no time for one gradient of 1 image, untrained network, defense prune:0.5"
+        in " ".join(report.doubts)
+    )
 
 
 def _data():

@@ -118,8 +118,7 @@ def audited(
     )  # fmt: skip
     plan, pool, results, left = work.run()
     notes = []
-    for words in work.cut:
-        notes.append(f"The time was over before all photographs were attacked. {words}.")
+    notes += work.cut
     if untrained is not None and (zeros := silent_layers(untrained)):
         notes.append(
             f"The untrained network begins with nothing but zeros in {', '.join(zeros[:5])}, so that its very first "

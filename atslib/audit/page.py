@@ -137,8 +137,6 @@ def _verdict(report: Numbers) -> str:
         lines += [f'<p class="quiet">{escape(doubt)}</p>' for doubt in report.doubts]
     for note in filter(None, (report.silence, *report.notes)):
         lines.append(f'<p class="quiet">{escape(note)}</p>')
-    for title in report.left_out:
-        lines.append(f'<p class="quiet">No time was left for: {escape(title)}.</p>')
     return f'<div class="verdict {kinds[verdict]}">{"".join(lines)}</div>'
 
 

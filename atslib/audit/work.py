@@ -58,6 +58,7 @@ RESERVE = 0.8
 PORTION = 0.1  # of the budget, after which it is asked whether there is time for further images
 MOST_AT_ONCE = 256  # gradients
 COPIES = 4  # of a gradient that are held at once
+END = 0.9  # of the budget, after which no further case, and no further portion, is begun
 TUNING = 0.4  # of the budget, after which no further attack is tried on held-out images
 
 
@@ -168,7 +169,7 @@ class Work:
                 )
         self.rounds: dict[str, list[nn.Module]] = {}
         self.tuned: dict[object, tuple[str, dict[str, float]]] = {}
-        self.cut: list[str] = []  # titles of cases in which the time was over before the images
+        self.cut: list[str] = []  # sentences on cases in which the time was over before the images
 
     def run(self) -> tuple[Plan, Pool, list[Attacked], list[Case]]:
         """Plan, tune and attack; what was planned, among what images are found, the results, and
@@ -185,7 +186,7 @@ class Work:
             bar_format="{desc} {percentage:3.0f}% |{bar:20}| {elapsed} gone, about {remaining} left",
         ) as bar:  # fmt: skip
             for case in self.cases:
-                if self._spent() > 1 and results:
+                if self._spent() > END and results:
                     left.append(case)
                     continue
                 bar.set_description(case.title[:60])
@@ -407,7 +408,9 @@ class Work:
         attack = against(candidates(seen.view, case, self.plan.steps)[name], seen.view)
         images, labels = self._in_portions(seen.view, attack, case, key, run)
         if len(images) < len(rows):
-            self.cut.append(f"{case.title}: {len(images)} of {len(rows)}")
+            self.cut.append(
+                f"The time was over after {len(images)} of {len(rows)} photographs: {case.title}."
+            )
             rows = rows[: len(images)]
             few = slice(len(images) // case.images)
             seen = dataclasses.replace(seen, view=seen.view.take(few), got=seen.got[: len(images)])
@@ -436,7 +439,7 @@ class Work:
         made = []
         for part in torch.arange(len(seen)).split(max(1, min(size, MOST_AT_ONCE))):
             # Bits of one image are told by those of others: two at least.
-            if len(made) > 1 and self._spent() > 1:
+            if len(made) > 1 and self._spent() > END:
                 break
             file = self.folder and self.folder / f"part-{key}-{int(part[0])}.safetensors"
             if file and (stored := load_state(file, run)) is not None:
