@@ -2,6 +2,7 @@
 JSON line.
 """
 
+import contextlib
 import resource
 import statistics
 import time
@@ -18,13 +19,16 @@ from atslib.attacks.priors import total_variation
 from atslib.attacks.through_policy import drawn, through
 from atslib.clients.observe import Observed, ThreatModel, observe
 from atslib.clients.updates import LocalTraining, observe_weights
+from atslib.gradients.per_example import SameRules
 from atslib.measures.batches import label_share
-from atslib.models import build_model, fast_layout, normalization_layer
+from atslib.models import Normalize, build_model, fast_layout, normalization_layer
 from atslib.rng import rng
 from atslib.scores.scores import gradsim_curve
 
 # (model, members): the sizes that the book's speed table shows
 ATTACK_SIZES = (("resnet20-4", 8), ("resnet20-1", 32), ("convnet-64", 8))
+# Networks that people have, "name@side"; the first three are torchvision's
+OWN_SIZES = (("resnet18@64", 4), ("resnet18@224", 1), ("mobilenet_v3_small@64", 4), ("vit@64", 8))
 SCORE_SIZES = (("resnet20-4", 2), ("resnet20-1", 12))
 ADAPTIVE_SIZES = (("lenet", 32), ("resnet20-1", 8))
 LABEL_SIZES = (("lenet", 1_000),)
@@ -32,7 +36,7 @@ WEIGHT_SIZES = (("lenet", 4),)
 FORM_SIZES = (("lenet", 100), ("convnet-16", 100), ("resnet20-1", 100))
 # what is measured: its sizes, and what it is measured against
 SIZES = {
-    "attack": (ATTACK_SIZES, "the plain loop"),
+    "attack": (ATTACK_SIZES + OWN_SIZES, "the plain loop"),
     "scores": (SCORE_SIZES, "the plain loop"),
     "adaptive": (ADAPTIVE_SIZES, "an attack without the policy"),
     "labels": (LABEL_SIZES, "the published rule"),
@@ -89,17 +93,27 @@ def forward_flop(model: nn.Module, images: Tensor) -> int:
 
 
 def plain_step(
-    model: nn.Module, z: Tensor, labels: Tensor, target: list[Tensor], tv: float
+    model: nn.Module,
+    z: Tensor,
+    labels: Tensor,
+    target: list[Tensor],
+    tv: float,
+    *,
+    ours: bool = True,
 ) -> Tensor:
     """The authors' way, one image at a time: two nested `autograd.grad` and the sign-free image
-    gradient.
+    gradient. Where the network is not `ours`, layers that torch does not differentiate twice have
+    the engine's form.
     """
     parameters = list(model.parameters())
     normalize = normalization_layer(model)
+    twice = contextlib.nullcontext() if ours else SameRules()
     slopes = []
     for i in range(len(z)):
         one = z[i : i + 1].detach().requires_grad_()
-        loss = F.cross_entropy(model(normalize.inverse(one)), labels[i : i + 1])
+        with twice:
+            scores = model(normalize.inverse(one))
+        loss = F.cross_entropy(scores, labels[i : i + 1])
         gradients = torch.autograd.grad(loss, parameters, create_graph=True)
         dot = sum((g * t[i]).sum() for g, t in zip(gradients, target, strict=True))
         norms = sum(g.square().sum() for g in gradients) * sum(t[i].square().sum() for t in target)
@@ -132,7 +146,8 @@ def attack(
         return torch.autograd.grad((distance + penalty).sum(), rows)[0]
 
     def loop() -> Tensor:
-        return plain_step(model, z, labels, list(objective.sent[0]), preset.tv)
+        sent = list(objective.sent[0])
+        return plain_step(model, z, labels, sent, preset.tv, ours="@" not in model_name)
 
     ours = engine().view_as(z)
     if place.type == "cuda":
@@ -155,12 +170,33 @@ def attack(
 def _victims(
     model_name: str, members: int, place: torch.device
 ) -> tuple[nn.Module, Tensor, Tensor, Tensor]:
-    """A network, random images and starts, (members, 3, 32, 32) in [0, 1], and labels."""
-    model = build_model(model_name, 100, norm="cifar100", rng=rng(0)).to(place)
+    """A network, random images and starts, (members, 3, side, side) in [0, 1], and labels."""
+    name, _, side = model_name.partition("@")
+    side = int(side or 32)
+    if "@" in model_name:
+        model = _of_others(name, side).to(place)
+    else:
+        model = build_model(name, 100, norm="cifar100", rng=rng(0)).to(place)
     images, begin = (
-        torch.rand(members, 3, 32, 32, generator=rng(0, name)).to(place) for name in ("x", "z")
+        torch.rand(members, 3, side, side, generator=rng(0, name)).to(place) for name in ("x", "z")
     )
     return model, images, begin, torch.arange(members, device=place) % 100
+
+
+def _of_others(name: str, side: int) -> nn.Module:
+    """A network of torchvision behind its normalization, or "vit", a small one; in eval mode."""
+    import torchvision
+
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        if name == "vit":
+            model = torchvision.models.VisionTransformer(
+                side, side // 8, 4, 4, 64, 128, num_classes=100
+            )
+            model.heads.head.reset_parameters()  # zeros at first, which no gradient passes
+        else:
+            model = torchvision.models.get_model(name, num_classes=100)
+    return nn.Sequential(Normalize([0.5] * 3, [0.25] * 3), model).eval()
 
 
 def _where(benchmark: str, place: torch.device, model_name: str, members: int) -> dict:

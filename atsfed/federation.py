@@ -2,19 +2,24 @@
 
 import dataclasses
 import functools
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from atsfed.shards import dirichlet_shards, equal_shards
-from atslib.clients.defenses.defense import Defense, Transformation
+from atslib.audit.sources import is_own, own_defense
+from atslib.audit.sources import network as own_network
+from atslib.checkpoints import ADDED_SINCE
+from atslib.clients.defenses.defense import Transformation
 from atslib.clients.observe import observe
 from atslib.clients.prepare import to_images, transform
 from atslib.clients.updates import LocalTraining, observe_weights
 from atslib.clients.view import Observed, ThreatModel
-from atslib.data.load import Images, load
+from atslib.data.folder import load_folder
+from atslib.data.load import DATASETS, Images, load, measured_normalization, normalization
 from atslib.errors import AtsError, check_most, check_types, choose
-from atslib.models import build_model
+from atslib.models import build_model, starting_with
 from atslib.rng import rng
 
 
@@ -24,7 +29,8 @@ class Federation:
     their clients are.
 
     Attributes:
-        dataset, model: names for `load` and `build_model`.
+        dataset: a name for `load`, or a folder for `load_folder`.
+        model: a name for `build_model`, or file.py:name of a network.
         split: of the data set, whose images are dealt out: "train" or "test".
         victim: as of `ThreatModel`. In "eval" mode an untrained network with batch normalization
             does not learn; in "train" mode each client uses its own batch's statistics, which it
@@ -37,11 +43,12 @@ class Federation:
         lr: of the server's step along the mean gradient; of a local training it is
             `LocalTraining.lr`.
         local: training of each client before it answers (FedAvg); None: one gradient (FedSGD).
-        defense: text of a `Defense`, which every client applies; with local training a policy, or
-            none.
+        defense: text of a `Defense`, which every client applies, or file.py:name; with local
+            training a policy, or none.
         crop_flip: random crop and flip before it.
         fraction: share of the training set that is dealt out.
         seed: of weights, shards, batches and all draws.
+        image_size: side of a folder's images.
     Raises:
         AtsError: a defense that is unknown, or that local training does not take; a number out of
             range.
@@ -61,6 +68,7 @@ class Federation:
     crop_flip: bool = False
     fraction: float = 1.0
     seed: int = 0
+    image_size: int = dataclasses.field(default=32, metadata=ADDED_SINCE)
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -74,7 +82,7 @@ class Federation:
         check_most(self, rounds=1_000_000)
         if self.alpha < 0 or not self.lr > 0 or not 0 < self.fraction <= 1:
             raise AtsError(f"{self}: alpha must be at least 0, lr above 0, fraction in (0, 1]")
-        parts = Defense.parse(self.defense).parts
+        parts = own_defense(self.defense).parts
         if self.local and not all(isinstance(part, Transformation) for part in parts):
             raise AtsError(
                 f"Federation.defense={self.defense!r}: with local training it must be a policy, or none"
@@ -103,12 +111,18 @@ class Federation:
 
     def network(self) -> nn.Sequential:
         """The network with its first weights, as all participants know it."""
-        images = _whole(self.dataset, self.split)
+        images = _whole(self.dataset, self.split, self.image_size)
         channels, size = images.pixels.shape[1:3]
+        norm = self.dataset
+        if norm not in DATASETS:
+            norm = measured_normalization(_whole(self.dataset, "train", self.image_size))
+        if is_own(self.model):
+            constants = normalization(norm) if isinstance(norm, str) else norm
+            return starting_with(own_network(self.model, images, self.seed), constants)
         stream = rng(self.seed, "weights", self.model)
         return build_model(
-            self.model, images.num_classes, channels, norm=self.dataset, image_size=size, rng=stream
-        )  # fmt: skip
+            self.model, images.num_classes, channels, norm=norm, image_size=size, rng=stream
+        )
 
     def shard(self, client: int) -> Images:
         """The images of one client, a number from 0 to `clients` - 1."""
@@ -122,7 +136,9 @@ class Federation:
 
 
 @functools.lru_cache(maxsize=4)
-def _whole(name: str, split: str) -> Images:
+def _whole(name: str, split: str, size: int) -> Images:
+    if Path(name).is_dir():
+        return load_folder(name, size=size)[split == "test"]
     return load(name, split)
 
 
@@ -131,7 +147,8 @@ def _dealt(federation: Federation) -> tuple[tuple[Images, ...], Images, Images]:
     """The clients' images, those of all together, and the others."""
     f = federation
     stream = rng(federation.seed, "shards")
-    dealt, rest = _whole(f.dataset, f.split).split_off(f.fraction, rng=rng(f.seed, "subset"))
+    whole = _whole(f.dataset, f.split, f.image_size)
+    dealt, rest = whole.split_off(f.fraction, rng=rng(f.seed, "subset"))
     if f.alpha:
         shards = dirichlet_shards(
             dealt.labels, f.clients, alpha=f.alpha, rng=stream, least=max(1, f.batch)
@@ -159,7 +176,7 @@ def used(federation: Federation, client: int, number: int) -> Tensor:
     """
     pixels = taken(federation, client, number)[0]
     stream = rng(federation.seed, "defense", client, number)
-    for part in Defense.parse(federation.defense).parts:
+    for part in own_defense(federation.defense).parts:
         pixels = part.before(pixels, rng=stream)
     return pixels
 
@@ -178,9 +195,8 @@ def answer(federation: Federation, model: nn.Module, client: int, number: int) -
     threat = federation.threat(len(labels))
     if federation.local is None:
         stream = rng(federation.seed, "defense", client, number)
-        return observe(
-            model, to_images(pixels), labels, threat=threat, defense=federation.defense, rng=stream
-        )
+        defense = own_defense(federation.defense)
+        return observe(model, to_images(pixels), labels, threat=threat, defense=defense, rng=stream)
     images = to_images(used(federation, client, number))
     order = rng(federation.seed, "order", client, number)
     return observe_weights(model, images, labels, local=federation.local, rng=order, threat=threat)

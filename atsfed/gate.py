@@ -27,6 +27,7 @@ from atslib.audit.views import Seen
 from atslib.clients.observe import observe
 from atslib.clients.view import ThreatModel
 from atslib.errors import AtsError, check_whole, choose
+from atslib.models import Loss
 
 # isort: split
 # After the module that says which extra is missing.
@@ -74,6 +75,7 @@ def gate(
     lr: float,
     steps: int | Callable[[Context], int],
     normalize: tuple | None = None,
+    loss: Loss | None = None,
     every: int = 1,
     folder: str | Path = "gate",
     attack: str | Attack = "annealed-convnet",
@@ -95,6 +97,7 @@ def gate(
         lr, steps: of the client's training: step size, and how many steps it takes.
         normalize: mean and deviation of each channel, where the network does not start with
             `atslib.Normalize`.
+        loss: what the client trains with, as in `atslib.audit`; by default the cross-entropy.
         every: which rounds are attacked: each so-manieth, and each one after one that was held
             back.
         folder: of the figures, a line of JSON per round in `gate.jsonl`.
@@ -138,7 +141,7 @@ def gate(
             )
         records = (Record("this client", _arrays(reply), (), len(pixels)),)
         recorded = Recorded(_arrays(message), kind, lr, taken, records, place.parent)
-        model = prepared(network_of(recorded, network()), normalize, pixels)
+        model = prepared(network_of(recorded, network()), normalize, pixels, loss)
         own, control = _attacked(recorded, model, len(pixels), pool, attack)
         return _judged(number, own, control, limit, strict, time.monotonic() - began)
 

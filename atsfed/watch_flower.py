@@ -17,6 +17,7 @@ from atsfed import flower
 from atsfed.declared import Declared
 from atsfed.tap import WORD, one_line, read_hashed
 from atslib.attacks.explained import in_labels, warn
+from atslib.audit.recorded import BETWEEN
 from atslib.checkpoints import write_tensors
 from atslib.clients.view import Observed, ThreatModel
 from atslib.errors import AtsError, check_kind, check_whole
@@ -30,7 +31,6 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 COUNT = "num-examples"  # the metric of Flower's own strategies
-BETWEEN = "|"  # the name of a record and that of an array in it
 
 
 class Watched(Strategy):

@@ -21,15 +21,27 @@ from atslib.shell import (
     start,
 )
 
+DATA = option(
+    "--dataset", default="cifar100", help="a name, or a folder with a subfolder per class"
+)
+SIZE = option(
+    "--image-size", type=at_least(1), help="side of a folder's images, in pixels; default 32"
+)
+
 # The function of the same name in `atslib.commands` does it.
 COMMANDS = {
     "train": (
         "train a network, with a policy or a defense, for `attack`",
         "finished epochs are kept, run the same command to go on",
-        option("--dataset", default="cifar100"),
-        MODEL,
+        DATA,
+        SIZE,
+        option("--model", default="resnet20-4", help="a name, or file.py:name"),
         option("--policy", default="", help="such as 3-1-7+43-18-18; none by default"),
-        option("--defense", default="", help="on every batch's gradient, such as prune:0.7"),
+        option(
+            "--defense",
+            default="",
+            help="on every batch's gradient, such as prune:0.7, or file.py:name",
+        ),
         option("--fraction", type=SHARE, default=1.0, help="share of the training set, stratified"),
         option("--epochs", type=at_least(1), default=60),
         *PLACE,
@@ -38,23 +50,17 @@ COMMANDS = {
     "attack": (
         "reconstruct images from their gradients",
         "its state is saved twice a minute; the last one, if there is one, is kept: run the same command to go on",
-        option(
-            "--dataset", default="cifar100", help="a name, or a folder with a subfolder per class"
-        ),
+        DATA,
         option("--split", default="test"),
-        option(
-            "--image-size",
-            type=at_least(1),
-            help="side of a folder's images, in pixels; default 32",
-        ),
+        SIZE,
         option("--index", default="0-7", help="images: 5, 0-15 or 3,8,20-22"),
         option("--policy", default="", help="such as 3-1-7 or 3-1-7+43-18-18; none by default"),
         option(
             "--defense",
             default="",
-            help="on the shared gradient, such as prune:0.7 or gaussian:1e-3",
+            help="on the shared gradient, such as prune:0.7 or gaussian:1e-3, or file.py:name",
         ),
-        option("--attack", default="adam-cosine", help="a preset's name"),
+        option("--attack", default="adam-cosine", help="a preset's name, or file.py:name"),
         option("--steps", type=at_least(1), help="instead of the preset's"),
         option(
             "--model",
@@ -91,6 +97,10 @@ COMMANDS = {
         option(
             "--std",
             help="of each channel, such as 0.229,0.224,0.225; 1 where it takes pixels in [0, 1]",
+        ),
+        option(
+            "--loss",
+            help="file.py:name of a function of scores and labels; default: the cross-entropy",
         ),
         option(
             "--data",
@@ -218,9 +228,7 @@ COMMANDS = {
     "search": (
         "search policies for a data set, or for an own folder of images",
         "finished scores are kept, run the same command to go on",
-        option(
-            "--dataset", default="cifar100", help="a name, or a folder with a subfolder per class"
-        ),
+        DATA,
         MODEL,
         option("--policies", type=at_least(1), default=1500, help="candidates drawn"),
         option("--images", type=at_least(1), default=100, help="test images for the privacy score"),
@@ -261,11 +269,7 @@ COMMANDS = {
             help="training share; default 0.1 of a named data set, 1 of a folder",
         ),
         option("--epochs", type=at_least(1), default=50, help="of the semi-trained network"),
-        option(
-            "--image-size",
-            type=at_least(1),
-            help="side of a folder's images, in pixels; default 32",
-        ),
+        SIZE,
         option(
             "--fit",
             choices=("resize", "crop"),
@@ -278,8 +282,11 @@ COMMANDS = {
     "federated": (
         "train together on this machine, and keep what the server sees; needs `pip install 'atslib[federated]'`",
         "finished rounds are kept, run the same command to go on",
-        option("--dataset", default="cifar10"),
-        option("--model", default="convnet-16"),
+        option(
+            "--dataset", default="cifar10", help="a name, or a folder with a subfolder per class"
+        ),
+        SIZE,
+        option("--model", default="convnet-16", help="a name, or file.py:name"),
         option("--clients", type=at_least(1), default=10),
         option(
             "--alpha",
@@ -301,7 +308,9 @@ COMMANDS = {
             help="the server's, or the clients'",
         ),
         option(
-            "--defense", default="", help="of every client: a policy such as 3-1-7, or prune:0.7"
+            "--defense",
+            default="",
+            help="of every client: a policy such as 3-1-7, or prune:0.7, or file.py:name",
         ),
         option(
             "--local-epochs",

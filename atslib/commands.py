@@ -21,13 +21,13 @@ from atsbook.runs.networks import ModelUnit, dataset, device_of, network, traine
 from atsbook.runs.store import Store, opened
 from atsbook.runs.tables import policy_image
 from atsbook.runs.written import write_attack, write_attackers
-from atslib.attacks import ATTACKS, by_knowledge, reconstruct
+from atslib.attacks import ATTACKS, GradientMatching, by_knowledge, reconstruct
 from atslib.audit.calls import audited
 from atslib.audit.config import LEAST_IMAGES
 from atslib.audit.outcome import Pool, ranks
+from atslib.audit.sources import is_own, own_attack, own_defense
 from atslib.audit.sources import network as own_network
 from atslib.checkpoints import fingerprint
-from atslib.clients.defenses.defense import Defense
 from atslib.clients.observe import Knowledge, observe
 from atslib.clients.prepare import mean_prepared, prepare, streams
 from atslib.clients.training import TrainConfig, evaluate, fit, load_checkpoint, save_checkpoint
@@ -42,7 +42,7 @@ from atslib.data.load import (
 )
 from atslib.errors import AtsError, choose
 from atslib.files import states_kept
-from atslib.models import Normalize, build_model
+from atslib.models import Normalize, build_model, starting_with
 from atslib.policies.policy import Policy, parse_policy
 from atslib.rng import rng
 from atslib.scores.search import SearchConfig, in_order
@@ -94,20 +94,25 @@ def untrained(name: str, args: argparse.Namespace) -> nn.Module:
 
 def train(args: argparse.Namespace) -> None:
     """Train a network and write its weights, with what made them, to `args.out`; resumable."""
-    config = TrainConfig(policy=args.policy, epochs=args.epochs, defense=args.defense)
+    defense = own_defense(args.defense)
+    named = "" if any(map(is_own, args.defense.split("|"))) else args.defense
+    config = TrainConfig(policy=args.policy, epochs=args.epochs, defense=named)
     check_out(args.out)
-    model = untrained(args.model, args)
-    images = load(args.dataset, "train").subset(args.fraction, rng=rng(args.seed, "subset"))
+    folder, test = _attacked_data(args, "test")
+    model = _attacked_network(args.model, args, folder, test)
+    images = load(args.dataset, "train") if folder is None else folder
+    images = images.subset(args.fraction, rng=rng(args.seed, "subset"))
     state = args.out.with_name(f"{args.out.name}.state")
     fit(
         model,
         images,
         config,
         rng=rng(args.seed, "train", args.policy),
+        defense=None if named else defense,
         checkpoint=state,
         progress=True,
     )
-    accuracy = evaluate(model, load(args.dataset, "test"))
+    accuracy = evaluate(model, test)
     facts = dataclasses.asdict(config) | {
         "model": args.model,
         "dataset": args.dataset,
@@ -126,20 +131,21 @@ def attack(args: argparse.Namespace) -> None:
 
     With `args.adaptive` by servers who know more and more of the policy, which is not resumable.
     """
-    choose("attack", args.attack, ATTACKS)
+    preset = own_attack(args.attack)
     if args.adaptive and not args.policy:
         raise AtsError(
             "--adaptive is for a server that knows the policy: give one, such as --policy 3-1-7"
         )
-    preset = ATTACKS[args.attack]
+    if args.steps and not isinstance(preset, GradientMatching):
+        raise AtsError(f"--steps is for gradient matching, and {args.attack} is none")
     preset = dataclasses.replace(preset, steps=args.steps) if args.steps else preset
     policy = parse_policy(args.policy)
-    defense = Defense.parse(args.defense) if args.defense else None
+    defense = own_defense(args.defense)
     for name in ("", "table.csv", "sheet.png", "arrays.safetensors"):
         check_out(args.out / name, folder=not name)
     known = _facts(args.checkpoint)
     device = device_of(args.device)
-    training, everything = _attacked_data(args)
+    training, everything = _attacked_data(args, args.split)
     rows = indices(args.index, len(everything))
     images = everything[rows]
     target = prepare(
@@ -181,18 +187,18 @@ def attack(args: argparse.Namespace) -> None:
     return write_attackers(args.out, rows, images, target, before, made, **floors, ranks=told)
 
 
-def _attacked_data(args: argparse.Namespace) -> tuple[Images | None, Images]:
-    """Training images, None for a named data set, and those to attack."""
+def _attacked_data(args: argparse.Namespace, split: str) -> tuple[Images | None, Images]:
+    """A folder's training images, None for a named data set, and the images of the split."""
     if args.dataset in DATASETS:
-        return None, load(args.dataset, args.split)
+        return None, load(args.dataset, split)
     if not args.dataset or not Path(args.dataset).is_dir():
         known = ", ".join(DATASETS)
         raise AtsError(
             f"data set {args.dataset!r} is unknown; choose {known}, or a folder with a subfolder per class"
         )
-    choose("--split", args.split, ("train", "test"))
+    choose("--split", split, ("train", "test"))
     training, test = load_folder(args.dataset, size=args.image_size or 32, seed=args.seed)
-    return training, training if args.split == "train" else test
+    return training, training if split == "train" else test
 
 
 def _floor(args: argparse.Namespace, training: Images | None, policy: str) -> torch.Tensor:
@@ -216,8 +222,7 @@ def _attacked_network(
         runner.say(
             f"{name} does not start with a Normalize layer: its images are normalized by those of the data set"
         )
-        model = nn.Sequential(Normalize(*norm), model)
-    return model.eval().to(device_of(args.device))
+    return starting_with(model, norm).eval().to(device_of(args.device))
 
 
 def search(args: argparse.Namespace) -> None:

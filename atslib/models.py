@@ -443,6 +443,13 @@ def normalization_layer(model: nn.Module) -> Normalize:
     return first
 
 
+def starting_with(model: nn.Module, norm: tuple[Sequence[float], Sequence[float]]) -> nn.Module:
+    """The network, behind a `Normalize` layer of these constants where it does not start with one."""
+    if isinstance(next(model.children(), None), Normalize):
+        return model
+    return nn.Sequential(Normalize(*norm), model)
+
+
 def running_statistics(model: nn.Module) -> dict[str, Tensor]:
     """The running mean and variance of each batch normalization, (width,), by buffer name."""
     return {
@@ -579,6 +586,41 @@ def keep_ends(model: nn.Module, seen: nn.Module) -> nn.Module:
     if (ends := ends_of(seen)) is not None:
         model.__dict__[_ENDS] = ends
     return model
+
+
+# An attribute of networks that are trained with a loss of their own; copies of a network inherit it
+_LOSS = "_atslib_loss"
+# An attribute of networks whose gradients were computed, see `gradients.routes`
+ROUTES = "_atslib_routes"
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def with_loss(model: nn.Module, loss: Loss) -> nn.Module:
+    """A copy of a network that clients train with this loss in place of the cross-entropy.
+
+    Gradients, local training and attacks are of that loss then, also where another module holds the
+    copy.
+
+    Args:
+        model: any network.
+        loss: (scores (k, K), labels (k,)) → the mean over the images that share a gradient, or one
+            number for each, (k,); a function or a module.
+    """
+    twin = copied(model)
+    twin.__dict__.pop(ROUTES, None)  # they were found for another loss
+    twin.__dict__[_LOSS] = loss
+    return twin
+
+
+def loss_of(model: nn.Module) -> Loss:
+    """What clients train a network with, as a mean: the loss of `with_loss`, else the
+    cross-entropy.
+    """
+    for part in model.modules():  # a wrapper has none, but what it wraps
+        if (own := part.__dict__.get(_LOSS)) is not None:
+            return lambda scores, labels: own(scores, labels).mean()
+    return F.cross_entropy
 
 
 def last_linear(model: nn.Module) -> nn.Linear:

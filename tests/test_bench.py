@@ -38,6 +38,14 @@ def test_bench_prints_a_json_line_keeps_it_and_the_book_shows_it(tmp_path, capsy
     assert f"| cpu, 1 threads | lenet | 2 | {speed['engine_ms']:.1f} |" in speed_table(kept)
 
 
+@pytest.mark.parametrize("name", ["mobilenet_v3_small@32", "vit@16"])
+def test_networks_of_others_are_measured_against_the_plain_loop_too(name):
+    speed = bench.attack(name, 2, repeats=1)
+    assert speed["model"] == name
+    assert speed["difference"] < 1e-2
+    assert speed["ratio"] > 0
+
+
 def test_the_book_shows_what_steps_gain(tmp_path):
     assert steps_table(tmp_path) == ""
     folder = tmp_path / "steps" / "shapes-laptop"

@@ -2,6 +2,7 @@
 leaves files.
 """
 
+import dataclasses
 import importlib
 import os
 import shutil
@@ -19,6 +20,8 @@ from safetensors.torch import load_file
 
 import atslib
 from atsbook.runs.tables import policy_image
+from atsfed.command import absolute
+from atsfed.federation import Federation, answer
 from atslib.__main__ import COMMANDS
 from atslib.attacks import engine
 from atslib.clients.training import load_checkpoint, save_checkpoint
@@ -408,7 +411,30 @@ def test_a_folder_in_any_spelling_is_searched_under_any_locale(environment, tmp_
     assert len(load_policies(tmp_path / "ü.json")) == 1
 
 
-def test_an_attack_takes_a_folder_and_a_network_of_ones_own(tmp_path, capsys):
+MINE = """
+import torch
+from torch import nn
+
+
+def build():
+    return nn.Sequential(nn.Flatten(), nn.Linear(768, 2))
+
+
+def silent(gradients):
+    return {name: torch.zeros_like(value) for name, value in gradients.items()}
+
+
+def grey(seen, rng):
+    return torch.full((len(seen), *seen.shape), 0.5)
+
+
+number = 3
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """A working folder with photographs of two classes and a file of one's own."""
     for name in ("a", "b"):
         (tmp_path / "photos" / name).mkdir(parents=True)
         for i in range(5):
@@ -416,20 +442,66 @@ def test_an_attack_takes_a_folder_and_a_network_of_ones_own(tmp_path, capsys):
                 0, 255, (16, 16, 3), dtype=np.uint8
             )
             Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{i}.png")
-    lines = (
-        "from torch import nn",
-        "def build():",
-        "    return nn.Sequential(nn.Flatten(), nn.Linear(768, 2))",
+    (tmp_path / "mine.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+OWN = "--dataset photos --image-size 16 --model mine.py:build"
+
+
+def test_an_attack_takes_a_folder_and_a_network_of_ones_own(mine, capsys):
+    command = (
+        f"attack {OWN} --split train --index 0-3 --steps 60 --attack annealed-convnet --out out"
     )
-    (tmp_path / "mine.py").write_text("\n".join(lines))
-    command = f"attack --dataset {tmp_path / 'photos'} --split train --image-size 16 --index 0-3 --steps 60"
-    options = (
-        f"--model {tmp_path / 'mine.py'}:build --attack annealed-convnet --out {tmp_path / 'out'}"
-    )
-    assert main([*command.split(), *options.split()]) == 0
-    table = pd.read_csv(tmp_path / "out" / "table.csv")
+    assert main(command.split()) == 0
+    table = pd.read_csv("out/table.csv")
     assert table["found"].all()  # a linear network
     assert "found 4 of 4, each among 8 photographs" in capsys.readouterr().out
+
+
+def test_an_attack_and_a_defense_may_be_ones_own(mine, capsys, refusal):
+    command = f"attack {OWN} --split train --index 0-3"
+    assert main([*command.split(), *["--attack", "mine.py:grey", "--out", "out"]]) == 0
+    assert pd.read_csv("out/table.csv")["psnr"].between(4, 15).all()
+    quick = "--attack annealed-convnet --steps 3 --out silent"
+    assert main([*command.split(), *f"{quick} --defense mine.py:silent".split()]) == 0
+    capsys.readouterr()
+    assert pd.read_csv("silent/table.csv")["found"].sum() < 4
+    said = refusal(f"{command} --attack mine.py:number --out no")
+    assert "must have `run`, or be a function" in said
+    assert "is none" in refusal(f"{command} --attack mine.py:grey --steps 3 --out no")
+    assert "defense 3 is none" in refusal(f"{command} --defense mine.py:number --out no")
+
+
+def test_training_takes_a_folder_and_a_network_and_a_defense_of_ones_own(mine, capsys):
+    command = f"train {OWN} --epochs 1 --out"
+    assert main([*command.split(), "w.safetensors"]) == 0
+    assert main([*command.split(), "silent.safetensors", "--defense", "mine.py:silent"]) == 0
+    said = capsys.readouterr().out
+    assert "mine.py:build on 8 images of photos" in said
+    trained, silent = (load_file(f"{name}.safetensors") for name in ("w", "silent"))
+    (weight,) = (name for name in trained if name.endswith("weight"))
+    assert not torch.equal(trained[weight], silent[weight])  # gradients of 0 train nothing
+    attack = (
+        f"attack {OWN} --split train --index 0-1 --steps 2 --checkpoint w.safetensors --out out"
+    )
+    assert main(attack.split()) == 0
+
+
+def test_a_federation_takes_a_folder_and_a_network_and_a_defense_of_ones_own(mine, refusal):
+    assert absolute("mine.py:silent | prune:0.5") == f"{mine / 'mine.py'}:silent | prune:0.5"
+    assert absolute("photos") == str(mine / "photos")
+    assert absolute("cifar10") == "cifar10"
+    own = {"dataset": "photos", "model": "mine.py:build", "image_size": 16}
+    federation = Federation(**own, clients=2, defense="mine.py:silent")
+    sent = answer(federation, federation.network(), client=0, number=1)
+    assert sent.gradients.shape == (1, 2 * 768 + 2)
+    assert not sent.gradients.any()
+    open_ = dataclasses.replace(federation, defense="")
+    assert answer(open_, open_.network(), client=0, number=1).gradients.any()
+    said = refusal("federated --dataset cifar10 --image-size 16 --out out")
+    assert "--image-size is for a folder of images" in said
 
 
 # --- train and attack ---------------------------------------------------------------------------------------

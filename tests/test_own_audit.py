@@ -1,5 +1,6 @@
 """`atslib.audit`: one's own network, photographs and updates."""
 
+import dataclasses
 import functools
 import json
 import re
@@ -23,9 +24,11 @@ from atslib.audit.config import AuditConfig, cases_of
 from atslib.audit.ladder import FirstLayer, candidates
 from atslib.audit.numbers import ABOVE, CANNOT_TELL, NO_LIMIT, WITHIN
 from atslib.audit.outcome import Pool, bits, needed, share_interval, upper_bound
-from atslib.checkpoints import write_tensors
-from atslib.clients.updates import LocalTraining
+from atslib.clients.updates import LocalTraining, observe_weights
 from atslib.data.images import Images, scaled
+from atslib.gradients.problems import flatten, problem_gradients
+from atslib.gradients.routes import Route
+from atslib.models import with_loss
 
 SIDE, CLASSES = 12, 3
 LR = 0.01  # of recorded training
@@ -111,7 +114,7 @@ def test_a_network_without_a_gradient_gives_nothing_away_and_proves_nothing():
 
 def test_noise_that_drowns_everything_is_within_the_limit_if_the_attack_works_without_it():
     report = report_of(defense="gaussian:1000", limit=0.3, attacked=40)
-    control, _, defended = report.rows
+    control, defended = report.rows
     assert control.share == 1
     assert control.works
     assert defended.counts
@@ -122,7 +125,7 @@ def test_noise_that_drowns_everything_is_within_the_limit_if_the_attack_works_wi
 
 
 def test_few_images_do_not_rule_out_a_small_share():
-    report = report_of(defense="gaussian:1000", limit=0.06, attacked=8)
+    report = report_of(defense="gaussian:1000", limit=0.06, attacked=8, seed=2)
     assert report.found == 0
     assert report.verdict == CANNOT_TELL
     assert any(f"at least {needed(0.06)} images" in doubt for doubt in report.doubts)
@@ -267,8 +270,57 @@ def test_a_plan_fits_the_budget_where_it_can():
     quick, slow = ({str(case.group): seconds for case in made.cases} for seconds in (1e-4, 1.0))
     assert made._fitting(quick).steps == 300
     plan = made._fitting(slow)
-    assert (plan.images, plan.steps, plan.tuned_on) == work.SIZES[-1]
+    assert (plan.images, plan.steps, plan.tuned_on, plan.compared) == work.SIZES[-1]
     assert not plan.fits(config.budget)
+
+
+@pytest.mark.parametrize(
+    ("model", "attack", "tried"), [(small, "annealed-convnet", 0), (linear, "first-layer", 1)]
+)
+def test_a_slow_network_is_attacked_and_nothing_compared(
+    tmp_path, monkeypatch, model, attack, tried
+):
+    monkeypatch.setattr(work, "SIZES", ((8, 4, 8, 1),))
+    report = report_of(model(), attacked=None)
+    assert report.worst.attack == attack
+    assert len(report.worst_case.tried) == tried  # what is in closed form costs nothing
+    page = report.save(tmp_path).read_text(encoding="utf-8")
+    assert ("There was no time to compare attacks" in page) == (tried == 0)
+
+
+def test_as_many_photographs_are_attacked_as_there_is_time_for(tmp_path, monkeypatch):
+    whole = report_of(small())
+    monkeypatch.setattr(work, "MOST_AT_ONCE", 3)
+    parted = report_of(small(), folder=tmp_path)
+    assert parted.rows[0].images == 8
+    assert torch.equal(parted.worst_case.outcome.found, whole.worst_case.outcome.found)
+    assert not list(tmp_path.glob("part-*"))
+    tuned = work.Work._tuned
+
+    def late(self, case, name):
+        found = tuned(self, case, name)
+        monkeypatch.setattr(work.Work, "_spent", lambda self: 2.0)
+        return found
+
+    monkeypatch.setattr(work.Work, "_tuned", late)
+    cut = report_of(small())
+    assert cut.rows[0].images == 6
+    assert "6 of 8" in cut.notes[0]
+    first = whole.worst_case.outcome.found[:6]
+    assert torch.equal(cut.worst_case.outcome.found, first)
+
+
+def test_no_further_attack_is_compared_when_the_time_is_over(monkeypatch):
+    monkeypatch.setattr(work.Work, "_spent", lambda self: 0.5)
+    assert len(report_of(small()).worst_case.tried) == 1
+    monkeypatch.setattr(work.Work, "_spent", lambda self: 1.5)
+    report = report_of(small(), defense="prune:0.5", limit=0.5)
+    assert len(report.results) == 1
+    assert report.verdict == CANNOT_TELL
+    assert (
+        "There was no time for one gradient of 1 image, untrained network, defense prune:0.5"
+        in " ".join(report.doubts)
+    )
 
 
 def _data():
@@ -463,18 +515,41 @@ def _trained(layer, rows):
     return {name: value.detach().clone() for name, value in layer.state_dict().items()}
 
 
-def test_a_folder_of_watched_is_read_round_by_round(place):
+def _watched(folder, layer, before, rows):
+    """Round 2 of clients with a photograph each, as `Watched` keeps it."""
+    from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+    from flwr.serverapp.strategy import FedAvg
+
+    from atsfed.watch_flower import Watched
+
+    class Nodes:
+        def get_node_ids(self):
+            return [7000 + client for client in range(len(rows))]
+
+    strategy = Watched(FedAvg(fraction_evaluate=0.0), folder)
+    replies = []
+    for message in strategy.configure_train(2, ArrayRecord(before), ConfigRecord(), Nodes()):
+        client = message.metadata.dst_node_id - 7000
+        layer.load_state_dict(before)
+        content = RecordDict({
+            "arrays": ArrayRecord(_trained(layer, [rows[client]])),
+            "metrics": MetricRecord({"num-examples": 1, "client": client}),
+        })  # fmt: skip
+        reply = Message(content, reply_to=message)
+        reply.metadata._src_node_id = 7000 + client  # Flower's server writes this
+        replies.append(reply)
+    strategy.aggregate_train(2, replies)
+
+
+def test_a_folder_of_watched_is_read_round_by_round(place, monkeypatch):
+    pytest.importorskip("flwr")
+    from flwr.supercore.task_identity import TaskIdentity
+
+    for name in ("_run_id", "_task_id", "_node_id"):  # messages know the task that they belong to
+        monkeypatch.setattr(TaskIdentity, name, 1, raising=False)
     layer = nn.Sequential(nn.Flatten(), nn.Linear(3 * SIDE * SIDE, CLASSES))
     before = {name: value.detach().clone() for name, value in layer.state_dict().items()}
-    round_ = place / "seen" / "round-00002"
-    round_.mkdir(parents=True)
-    write_tensors(round_ / "sent.safetensors", before, {})
-    for client, row in enumerate((5, 30)):
-        layer.load_state_dict(before)
-        arrays = {f"arrays|{name}": value for name, value in _trained(layer, [row]).items()}
-        numbers = {"num-examples": 1, "client": client}
-        facts = {"numbers": numbers, "records": ["arrays"]}
-        write_tensors(round_ / f"node-{7000 + client}.safetensors", arrays, facts)
+    _watched(place / "seen", layer, before, (5, 30))
     images = {str(client): [file_of(row)] for client, row in enumerate((5, 30))}
     (place / "seen" / "update.json").write_text(json.dumps({"images": images}))
     given = ["--lr", str(LR), "--local-steps", "2", "--update", "seen"]
@@ -493,7 +568,7 @@ def test_a_folder_of_watched_is_read_round_by_round(place):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert shell(*NORM, *given, "--round", "1") == 2
-    flip_a_bit(round_ / "node-7001.safetensors")
+    flip_a_bit(place / "seen" / "round-00002" / "node-7001.safetensors")
     assert shell(*NORM, *given, "--round", "2", "--out", "third") == 2
 
 
@@ -600,3 +675,134 @@ def test_a_kind_that_contradicts_the_sizes_is_refused(place, capsys):
     (place / "update.json").write_text(json.dumps(facts | {"kind": "difference", "images": []}))
     assert shell(*NORM, "--update", ".") == 2
     assert "nothing says which images" in capsys.readouterr().err
+
+
+# --- a loss of one's own -----------------------------------------------------------------------------------
+
+
+def smoothed(scores, labels):
+    """Cross-entropy with smoothed labels."""
+    return nn.functional.cross_entropy(scores, labels, label_smoothing=0.3)
+
+
+def margins(scores, labels):
+    """One number for each image."""
+    own = scores.gather(1, labels[:, None])
+    return (1 + scores - own).relu().square().mean(1)
+
+
+@pytest.mark.parametrize(
+    "loss", [smoothed, margins, nn.CrossEntropyLoss(torch.tensor([1.0, 5, 2]))]
+)
+@pytest.mark.parametrize("form", ["per_example", "vmapped", "alone"])
+def test_gradients_are_of_the_loss_of_ones_own(loss, form):
+    images = photographs()[torch.tensor([0, 30, 50, 5])]
+    model = with_loss(small(), loss)
+    pixels = images.pixels / 255
+    inputs, labels = (part.unflatten(0, (2, 2)) for part in (pixels, images.labels))
+    rows = flatten(problem_gradients(model, inputs, labels, route=Route(form)))
+    for row, problem, own in zip(rows, inputs, labels, strict=True):
+        value = loss(model(problem), own).mean()
+        wanted = torch.autograd.grad(value, list(model.parameters()))
+        torch.testing.assert_close(row, torch.cat([g.flatten() for g in wanted]))
+
+
+def test_local_training_and_the_attack_are_of_the_loss_of_ones_own():
+    images = photographs()[torch.tensor([0, 30])]
+    pixels, labels = images.pixels / 255, images.labels
+    model = with_loss(small(), smoothed)
+    local = LocalTraining(epochs=3, lr=0.05)
+    threat = atslib.ThreatModel(batch=2)
+    seen = observe_weights(model, pixels, labels, local=local, rng=0, threat=threat)
+    trained = small()
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.05)
+    for _ in range(3):
+        optimizer.zero_grad()
+        smoothed(trained(pixels), labels).backward()
+        optimizer.step()
+    pairs = zip(trained.parameters(), small().parameters(), strict=True)
+    moved = torch.cat([(after - before).detach().flatten() for after, before in pairs])
+    torch.testing.assert_close(seen.gradients[0], moved, rtol=1e-3, atol=1e-6)
+    # At the image itself the attack's distance is 0 for the loss that was trained with alone.
+    single = atslib.observe(model, pixels, labels)
+    plain = dataclasses.replace(
+        single, updates=(dataclasses.replace(single.updates[0], model=small()),)
+    )
+    attack = dataclasses.replace(atslib.ATTACKS["adam-cosine"], steps=1, lr=1e-9)
+    cost, other = (
+        atslib.reconstruct(view, attack, rng=0, start=pixels).cost for view in (single, plain)
+    )
+    assert (cost < 1e-5).all()
+    assert (other > 1e-4).all()
+
+
+def test_a_network_of_one_score_has_a_loss_of_its_own_scores():
+    shapes = []
+
+    def logistic(score, labels):
+        shapes.append(tuple(score.shape))
+        return nn.functional.binary_cross_entropy_with_logits(score[:, 0], labels.to(score))
+
+    images = photographs()
+    two = images[images.labels < 2]
+    layers = nn.Flatten(), nn.Linear(3 * SIDE * SIDE, 1)
+    model = nn.Sequential(atslib.Normalize([0.5] * 3, [0.25] * 3), *layers)
+    settings = {"untrained": model, "batch": 1, **QUICK}
+    report = atslib.audit(model, two, loss=logistic, **settings)
+    assert {shape[1:] for shape in shapes} == {(1,)}
+    assert report.found == 1
+    assert "trained with the loss logistic" in report.network
+    assert report.repeat.endswith("loss=logistic)")
+    known = atslib.audit(model, two, **settings)  # two classes: the same loss
+    assert known.worst.gain == pytest.approx(report.worst.gain, abs=1)
+
+
+def test_a_loss_is_named_in_the_shell(place, capsys):
+    (place / "losses.py").write_text(
+        "import torch.nn.functional as F\n\n\n"
+        "def loss(scores, labels):\n    return F.cross_entropy(scores, labels, label_smoothing=0.2)\n\n\n"
+        "def constant(scores, labels):\n    return scores.detach().sum()\n\n\n"
+        "def broken(scores, labels):\n    return scores[:, 99].mean()\n\n\n"
+        "number = 3\n"
+    )
+    assert shell(*NORM, "--batch", "1", "--loss", "losses.py:loss") == 0
+    report = json.loads((place / "out" / "report.json").read_text())
+    assert report["cases"][0]["share"] == 1
+    assert "trained with the loss loss" in report["network"]
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert shell(*NORM, "--batch", "1") == 0
+    assert any("of another audit" in str(each.message) for each in told)  # another loss is one
+    capsys.readouterr()
+    for name, words in (
+        ("constant", "depends on the scores"),
+        ("broken", "the loss failed on scores"),
+        ("number", "must be a function"),
+        ("other", "there is no 'other'"),
+    ):
+        assert shell(*NORM, "--loss", f"losses.py:{name}") == 2
+        assert words in capsys.readouterr().err
+    assert shell(*NORM, "--loss", "losses.py:loss", "--labels", "restored") == 2
+    assert "cross-entropy alone" in capsys.readouterr().err
+
+
+# --- frozen layers -----------------------------------------------------------------------------------------
+
+
+def headed(seed: int = 0) -> nn.Module:
+    """`small`, of which the last layer alone is trained."""
+    model = small(seed).requires_grad_(False)
+    model[-1].requires_grad_(True)
+    return model
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_frozen_layers_are_neither_shared_nor_trained(optimizer):
+    local = LocalTraining(epochs=2, lr=0.05)
+    report = report_of(
+        headed(), batch=2, local=local, optimizer=optimizer, defense="prune:0.5", rounds=2
+    )
+    count = sum(p.numel() for p in headed()[-1].parameters())
+    assert f"of which {count:,} are trained and shared" in report.network
+    assert "last-layer-alone" not in report.results[0].tried
+    assert len(report.results) == 3

@@ -1,14 +1,19 @@
-"""What a linear layer's gradient says in closed form: its input.
+"""What gradients say in closed form: the input of a linear layer, and the patches of a vision
+transformer.
 
 The weight gradient of a linear layer is the outer product of its bias gradient and its input,
 summed over the images that share the gradient. Of one image the input can be read off exactly;
-Geiping et al. 2020, Proposition 3.1.
+Geiping et al. 2020, Proposition 3.1. A vision transformer embeds patches by one linear map and adds
+a learned position to each: the gradient of the positions is that of the embedded patches, so that
+the map's gradient is linear in the patches; Lu et al. 2022 (APRIL).
 """
 
 import dataclasses
+import math
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atslib.attacks.attack import Reconstruction
@@ -17,7 +22,7 @@ from atslib.attacks.run import run_attack
 from atslib.clients.view import Observed, Update
 from atslib.errors import AtsError, check_kind
 from atslib.gradients.problems import unflatten
-from atslib.models import last_linear, shared_parameters
+from atslib.models import last_linear, normalization_layer, shared_parameters
 
 
 def invert_linear(weight_gradient: Tensor, bias_gradient: Tensor) -> Tensor:
@@ -114,3 +119,87 @@ class LastLayerAlone(Around):
         ]
         last_layer = dataclasses.replace(seen, updates=tuple(updates))
         return run_attack(last_layer, self.inner, **options)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PatchEmbedding:
+    """Solves for the patches of the one image behind a vision transformer's gradient.
+
+    Exact but for rounding where the embedding is at least as wide as there are patches; else the
+    solution of least norm. Source: Lu et al. 2022 (APRIL), arXiv:2112.14087, of learned positions.
+
+    Attributes:
+        rtol: singular values below this share of the largest count as zero.
+    """
+
+    rtol: float = 1e-4
+
+    title: ClassVar[str] = "the patches from the gradients of embedding and positions"
+
+    def run(self, seen: Observed, *, rng: torch.Generator) -> Tensor:
+        """All images of `seen`, (B, C, H, W) in [0, 1].
+
+        Raises:
+            AtsError: a gradient is of several images, or the network has no such layers, or does
+                not share them.
+        """
+        update = seen.updates[0]
+        found = patches_of(update.model, seen.shape)
+        if found is None or seen.threat.batch > 1:
+            raise AtsError(
+                "PatchEmbedding needs one image per gradient and a network that starts with an embedding of patches "
+                "and has learned positions, both trained"
+            )
+        weight, positions, side = found
+        gradients = dict(
+            zip(
+                shared_parameters(update.model),
+                unflatten(update.mean_gradients.double(), update.model),
+                strict=True,
+            )
+        )
+        by_weight = gradients[weight].flatten(2)  # (N, D, C·side·side)
+        count = seen.shape[1] * seen.shape[2] // side**2
+        slopes = gradients[positions].flatten(1, -2)[:, -count:]  # a class token is the first
+        patches = torch.linalg.pinv(slopes.transpose(1, 2), rtol=self.rtol) @ by_weight
+        whole = F.fold(patches.transpose(1, 2), seen.shape[1:], side, stride=side)
+        inverse = normalization_layer(update.model).inverse
+        return inverse(whole.to(update.gradients)).clamp(0, 1)
+
+
+def patches_of(model: nn.Module, shape: tuple[int, int, int]) -> tuple[str, str, int] | None:
+    """The names of the parameters that embed patches of images (C, H, W) and hold their positions,
+    and a patch's side; None where the first layer is none of that kind.
+    """
+    layers = [layer for layer in model.modules() if list(layer.parameters(recurse=False))]
+    shared = shared_parameters(model)
+    channels, height, width = shape
+    for layer in layers:
+        weight = getattr(layer, "weight", None)
+        name = next((name for name, value in shared.items() if value is weight), None)
+        side = _patch_side(layer, channels)
+        if name is None or not side or height % side or width % side:
+            continue
+        count = height * width // side**2
+        fitting = [
+            own
+            for own, value in shared.items()
+            if value.ndim > 1
+            and value.shape[-1] == len(weight)
+            and count <= value.numel() // len(weight) <= count + 2
+        ]
+        if fitting:
+            return name, sorted(fitting, key=lambda own: "pos" not in own.lower())[0], side
+    return None
+
+
+def _patch_side(layer: nn.Module, channels: int) -> int:
+    """The side of the square patches that a layer may embed, 0 for none."""
+    if isinstance(layer, nn.Conv2d):
+        (side, *others) = {*layer.kernel_size, *layer.stride}
+        plain = layer.groups == 1 and layer.in_channels == channels and not any(layer.padding)
+        return side if plain and not others and side > 1 else 0
+    if isinstance(layer, nn.Linear):  # of patches as `F.unfold` takes them
+        side = math.isqrt(layer.in_features // channels)
+        return side if channels * side**2 == layer.in_features and side > 1 else 0
+    return 0

@@ -18,7 +18,7 @@ from atslib.data.images import describe
 from atslib.errors import AtsError, choose
 from atslib.gradients.inputs import scores_of
 from atslib.gradients.problems import unflatten
-from atslib.models import Ends, ends_of, shared_parameters
+from atslib.models import Ends, ends_of, loss_of, shared_parameters
 from atslib.rng import as_stream
 
 DUMMIES = 64  # images of the server's own that tell how features and probabilities vary
@@ -288,7 +288,14 @@ def restore_labels(seen: Observed, *, rng: torch.Generator | int, rule: str = "f
 
 def labelled(seen: Observed, rng: torch.Generator) -> Observed:
     """What was seen, with its restored labels where the threat model wants them."""
-    if seen.threat.labels != "restored" or seen.labels is not None:
+    if seen.labels is not None:
+        return seen
+    if any(loss_of(update.model) is not F.cross_entropy for update in seen.updates):
+        raise AtsError(
+            "labels are restored from gradients of the cross-entropy alone, and the network has a loss of its own; "
+            "let the server know them (ThreatModel.labels='known')"
+        )
+    if seen.threat.labels != "restored":
         return seen
     return dataclasses.replace(seen, labels=restore_labels(seen, rng=rng))
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from atslib.audit.report import AuditReport
     from atslib.clients.updates import LocalTraining
     from atslib.data.images import Images
+    from atslib.models import Loss
 
 
 def audit(
@@ -32,6 +33,7 @@ def audit(
     *,
     untrained: "nn.Module | None" = None,
     normalize: tuple[Sequence[float], Sequence[float]] | None = None,
+    loss: "Loss | None" = None,
     batch: int | Sequence[int] = (1, 8),
     local: "LocalTraining | None" = None,
     policy: str = "",
@@ -55,6 +57,9 @@ def audit(
             same object as `model` says that this one is untrained.
         normalize: mean and deviation of each channel where the network does not start with
             `atslib.Normalize`.
+        loss: (scores (k, K), labels (k,)) → the mean over k images, what clients train with; by
+            default the cross-entropy. Of a network with a single score it gets scores as that gives
+            them.
         batch: how many images share one gradient or update.
         local: how clients train before they share; None: they share one gradient.
         policy: of the clients, such as "3-1-7+43-18-18".
@@ -87,6 +92,7 @@ def audit(
         options | settings,
         untrained=untrained,
         normalize=normalize,
+        loss=loss,
         folder=folder,
         class_names=class_names,
         progress=progress,

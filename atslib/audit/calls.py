@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,13 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from atslib.audit.config import AuditConfig, Case, cases_of, not_tested
+from atslib.audit.ladder import CLOSED
 from atslib.audit.recorded import Recorded, observed
 from atslib.audit.report import AuditReport
 from atslib.audit.work import Work
+from atslib.checkpoints import fingerprint
 from atslib.clients.view import Observed, ThreatModel
 from atslib.data.images import Images, describe, label_fault
 from atslib.errors import AtsError, as_path, check_kind
-from atslib.models import Normalize
+from atslib.models import Loss, Normalize, shared_parameters, with_loss
 from atslib.rng import rng
 
 
@@ -32,6 +35,22 @@ class TwoScores(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         logit = self.network(images).reshape(len(images), 1)
         return torch.cat([torch.zeros_like(logit), logit], 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class OfOneScore:
+    """A loss of a network with one score, for `TwoScores` of that network.
+
+    Attributes:
+        loss: of scores as the network gives them.
+        shape: of one image's, () or (1,).
+    """
+
+    loss: Loss
+    shape: tuple[int, ...]
+
+    def __call__(self, scores: Tensor, labels: Tensor) -> Tensor:
+        return self.loss(scores[:, 1].reshape(-1, *self.shape), labels)
 
 
 class FromUnits(nn.Module):
@@ -61,13 +80,14 @@ def audited(
     folder: str | Path | None,
     class_names: Sequence[str],
     progress: bool,
+    loss: Loss | None = None,
     repeat: str = "",
     update: tuple[Recorded, list[Tensor]] | None = None,
 ) -> AuditReport:
     """See `atslib.audit`.
 
     Args:
-        model, images, labels, untrained, normalize, folder, class_names, progress: as there.
+        model, images, labels, untrained, normalize, folder, class_names, progress, loss: as there.
         settings: fields of `AuditConfig`.
         repeat: the command to show in the report.
         update: a recorded round, and of each client which images were behind what it sent. Then
@@ -75,7 +95,12 @@ def audited(
     """
     config = config_of(settings)
     pixels, labels, class_names = images_of(images, labels, class_names)
-    networks = networks_of(model, untrained, normalize, pixels, config.seed)
+    networks = networks_of(model, untrained, normalize, pixels, config.seed, loss)
+    if loss is not None and config.labels == "restored":
+        raise AtsError(
+            "audit: labels are restored from gradients of the cross-entropy alone; with a loss of one's own they have "
+            "to be known"
+        )
     recorded = {}
     if update is None:
         cases = cases_of(config, untrained="untrained" in networks, given="given" in networks)
@@ -88,16 +113,23 @@ def audited(
     if folder is not None and folder.is_file():
         raise AtsError(f"audit: folder {folder} is a file")
     work = Work(
-        networks, pixels, labels, config, cases, folder=folder, progress=progress, recorded=recorded
-    )
+        networks, pixels, labels, config, cases, folder=folder, progress=progress, recorded=recorded,
+        loss=_text(loss),
+    )  # fmt: skip
     plan, pool, results, left = work.run()
     notes = []
+    notes += work.cut
+    if untrained is not None and (zeros := silent_layers(untrained)):
+        notes.append(
+            f"The untrained network begins with nothing but zeros in {', '.join(zeros[:5])}, so that its very first "
+            "gradient tells nothing of the layers before, as each later one does; here they are drawn."
+        )
     if untrained is None and (kept := stayed(model, drawn_anew(model, config.seed))):
         notes.append(
             f"The untrained network keeps the given values of {', '.join(kept[:5])}{' …' if len(kept) > 5 else ''}, "
             "which no layer draws; give it as `untrained` if that matters."
         )
-    if not plan.fits(config.budget):
+    if not plan.fits(config.budget) and any(each.attack not in CLOSED for each in results):
         notes.append(
             f"Even the smallest plan is estimated at {plan.seconds:.0f} s, more than the budget."
         )
@@ -110,10 +142,10 @@ def audited(
         originals=pixels,
         labels=labels,
         class_names=class_names,
-        network=_words(model),
+        network=_words(model, loss),
         untested=tuple(not_tested(config, cases)),
         notes=tuple(notes),
-        repeat=repeat or _call(config),
+        repeat=repeat or _call(config, loss),
     )
 
 
@@ -207,25 +239,46 @@ def networks_of(
     normalize: tuple | None,
     pixels: Tensor,
     seed: int,
+    loss: Loss | None,
 ) -> dict[str, nn.Module]:
     """The network by the name of its weights, each starting with a `Normalize` layer and in eval
     mode.
+
+    No gradient passes a layer of zeros, as some networks have at first: in the untrained one they
+    are drawn.
     """
     check_kind("audit: model", model, nn.Module, "a torch.nn.Module")
-    if untrained is model:
-        return {"untrained": prepared(model, normalize, pixels)}
     if untrained is None:
         untrained = drawn_anew(model, seed)
     check_kind("audit: untrained", untrained, nn.Module, "a torch.nn.Module")
-    each = {"untrained": untrained, "given": model}
-    return {name: prepared(network, normalize, pixels) for name, network in each.items()}
+    only = untrained is model
+    if zeros := silent_layers(untrained):
+        untrained = drawn_anew(untrained, seed, zeros)
+    each = {"untrained": untrained} if only else {"untrained": untrained, "given": model}
+    return {name: prepared(network, normalize, pixels, loss) for name, network in each.items()}
 
 
-def prepared(model: nn.Module, normalize: tuple | None, pixels: Tensor) -> nn.Module:
-    """A copy in eval mode that starts with a `Normalize` layer and gives at least two scores.
+def silent_layers(model: nn.Module) -> list[str]:
+    """Names of trained layers that draw their weights, and have none but zeros."""
+    found = []
+    for name, layer in model.named_modules():
+        weight = getattr(layer, "weight", None)
+        if not isinstance(weight, nn.Parameter) or not weight.requires_grad:
+            continue
+        if callable(getattr(layer, "reset_parameters", None)) and not weight.any():
+            found.append(name)
+    return found
+
+
+def prepared(
+    model: nn.Module, normalize: tuple | None, pixels: Tensor, loss: Loss | None = None
+) -> nn.Module:
+    """A copy in eval mode that starts with a `Normalize` layer, gives at least two scores, and has
+    the loss.
 
     Raises:
-        AtsError: it does not start with one, and none is given; or both.
+        AtsError: it does not start with one, and none is given; or both; or the loss gives no
+            number that depends on the scores.
     """
     model = copy.deepcopy(model).eval()
     starts = isinstance(next(iter(model.children()), None), Normalize)
@@ -254,10 +307,40 @@ def prepared(model: nn.Module, normalize: tuple | None, pixels: Tensor) -> nn.Mo
         shape = tuple(pixels.shape[1:])
         why = " ".join(str(error).split())[:200]
         raise AtsError(f"audit: the network does not take images of shape {shape}: {why}") from None
+    if loss is not None:
+        _check_loss(loss, scores)
     if isinstance(scores, Tensor) and scores.numel() == len(scores):
         front, *rest = model.children()
         model = nn.Sequential(front, TwoScores(nn.Sequential(*rest)))
-    return model.eval()
+        loss = loss and OfOneScore(loss, tuple(scores.shape[1:]))
+    return (with_loss(model, loss) if loss else model).eval()
+
+
+def _check_loss(loss: Loss, scores: Tensor) -> None:
+    """Raise `AtsError` unless a loss takes two images' scores and labels, and gives a number."""
+    if not callable(loss):
+        raise AtsError(
+            f"audit: loss is a {type(loss).__name__}; it must be a function of scores and labels"
+        )
+    scores = scores.detach().clone().requires_grad_()
+    labels = torch.zeros(len(scores), dtype=torch.int64, device=scores.device)
+    try:
+        with torch.enable_grad():
+            value = loss(scores, labels)
+    except Exception as error:
+        raise AtsError(
+            f"audit: the loss failed on scores {describe(scores)} and labels {describe(labels)}: "
+            f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        ) from None
+    if (
+        not isinstance(value, Tensor)
+        or value.shape not in ((), (len(scores),))
+        or not value.requires_grad
+    ):
+        raise AtsError(
+            f"audit: the loss gives {describe(value)}; it must be one number that depends on the scores, or one for each "
+            "image"
+        )
 
 
 def _behind(normalize: Normalize, model: nn.Module) -> nn.Module:
@@ -267,15 +350,17 @@ def _behind(normalize: Normalize, model: nn.Module) -> nn.Module:
     return nn.Sequential(normalize, model)
 
 
-def drawn_anew(model: nn.Module, seed: int) -> nn.Module:
-    """A copy whose layers have new weights, as each layer draws its own; what cannot be drawn
-    stays.
+def drawn_anew(model: nn.Module, seed: int, layers: Sequence[str] | None = None) -> nn.Module:
+    """A copy whose layers, all or those named, have new weights, as each layer draws its own; what
+    cannot be drawn stays.
     """
     fresh = copy.deepcopy(model)
     with torch.random.fork_rng(devices=[]):
         number = torch.randint(1 << 62, (1,), generator=rng(seed, "audit", "untrained"))
         torch.default_generator.manual_seed(int(number))
-        for layer in fresh.modules():
+        for name, layer in fresh.named_modules():
+            if layers is not None and name not in layers:
+                continue
             if callable(draw := getattr(layer, "reset_parameters", None)):
                 draw()
     return fresh
@@ -291,12 +376,30 @@ def stayed(model: nn.Module, fresh: nn.Module) -> list[str]:
     ]
 
 
-def _words(model: nn.Module) -> str:
+def _words(model: nn.Module, loss: Loss | None) -> str:
     count = sum(parameter.numel() for parameter in model.parameters())
-    return f"{type(model).__name__} with {count:,} parameters"
+    shared = sum(parameter.numel() for parameter in shared_parameters(model).values())
+    words = f"{type(model).__name__} with {count:,} parameters"
+    if shared < count:
+        words += f", of which {shared:,} are trained and shared"
+    return words if loss is None else f"{words}, trained with the loss {_name(loss)}"
 
 
-def _call(config: AuditConfig) -> str:
+def _name(loss: Loss) -> str:
+    return getattr(loss, "__name__", type(loss).__name__)
+
+
+def _text(loss: Loss | None) -> str:
+    """What tells a loss from others: its text, or of a module its layers and numbers."""
+    if loss is None or isinstance(loss, nn.Module):
+        return fingerprint(loss) if loss else ""
+    try:
+        return inspect.getsource(loss)
+    except (TypeError, OSError):  # one that was made without a file
+        return _name(loss)
+
+
+def _call(config: AuditConfig, loss: Loss | None) -> str:
     default = AuditConfig()
     changed = {
         field.name: getattr(config, field.name)
@@ -304,4 +407,6 @@ def _call(config: AuditConfig) -> str:
         if getattr(config, field.name) != getattr(default, field.name)
     }
     words = "".join(f", {name}={value!r}" for name, value in changed.items())
+    if loss is not None:
+        words += f", loss={_name(loss)}"
     return f"atslib.audit(model, images, labels{words})"

@@ -10,7 +10,7 @@ from atslib.audit import recorded
 from atslib.audit.calls import audited
 from atslib.audit.page import command_line
 from atslib.audit.report import AuditReport
-from atslib.audit.sources import fill, images_of, network, read_weights
+from atslib.audit.sources import fill, images_of, named_loss, network, read_weights
 from atslib.clients.updates import LocalTraining
 from atslib.errors import AtsError
 from atslib.models import Normalize
@@ -71,6 +71,7 @@ def run(args: argparse.Namespace) -> AuditReport:
         settings,
         untrained=own if given else model,
         normalize=norm,
+        loss=named_loss(args.loss) if args.loss else None,
         folder=args.out / "state",
         class_names=(),
         progress=sys.stderr.isatty(),

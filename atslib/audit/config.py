@@ -218,10 +218,11 @@ def cases_of(config: AuditConfig, *, untrained: bool = True, given: bool = True)
                 dataclasses.replace(plain, defense=config.defended, knows=knows, counts=True)
                 for knows in told
             ]
-    same = dataclasses.replace(found[0], control=False, counts=True)
-    if same in found:  # what the client does is the control itself: attacked once
-        found[0] = dataclasses.replace(found[0], counts=True)
-        found.remove(same)
+    for counts in (True, False):
+        same = dataclasses.replace(found[0], control=False, counts=counts)
+        if same in found:  # what the client does, or would without a defense: attacked once
+            found[0] = dataclasses.replace(found[0], counts=counts)
+            found.remove(same)
     return found
 
 

@@ -11,20 +11,23 @@ from atslib.attacks import (
     GradientMatching,
     KeptEntries,
     LastLayerAlone,
+    PatchEmbedding,
     ThroughPolicy,
     invert_linear,
 )
+from atslib.attacks.analytic import patches_of
 from atslib.attacks.attack import Attack
 from atslib.attacks.through_policy import forms
 from atslib.audit.config import Case
 from atslib.clients.view import Observed
 from atslib.errors import AtsError
 from atslib.gradients.problems import unflatten
-from atslib.models import normalization_layer
+from atslib.models import batch_norms, last_linear, normalization_layer, shared_parameters
 
 # The strongest of each family; what is best on a network shows only there.
 FAMILIES = ("annealed-convnet", "annealed-resnet", "annealed-lenet", "adam-cosine")
 MOST_UNROLLED = 10  # local steps through which an attack is made
+CLOSED = ("first-layer", "patch-embedding")  # exact, and lost where a defense changes the gradient
 TRIAL, KEEP = 20, 2  # of `ThroughPolicy`
 SILENT = 0.05  # share of entries that are exactly 0, from which an attack leaves them out
 
@@ -50,7 +53,7 @@ class FirstLayer:
             raise AtsError(
                 "FirstLayer needs one image per gradient and a network whose first layer is linear"
             )
-        names = [id(parameter) for parameter in update.model.parameters()]
+        names = [id(parameter) for parameter in shared_parameters(update.model).values()]
         gradients = unflatten(update.mean_gradients, update.model)
         weight, bias = (
             gradients[names.index(id(parameter))] for parameter in (layer.weight, layer.bias)
@@ -66,23 +69,26 @@ class FirstLayer:
 
 
 def first_linear(model: nn.Module, shape: tuple[int, int, int]) -> nn.Linear | None:
-    """The first layer with weights, if it is linear, with a bias, and takes as many numbers as an
-    image has.
+    """The first layer with weights, if it is linear, trained, with a bias, and takes as many
+    numbers as an image has.
     """
     layers = [layer for layer in model.modules() if list(layer.parameters(recurse=False))]
-    if not layers or not isinstance(layers[0], nn.Linear) or layers[0].bias is None:
+    if not layers or not isinstance(layers[0], nn.Linear) or not _is_trained(layers[0]):
         return None
     size = shape[0] * shape[1] * shape[2]
     return layers[0] if layers[0].in_features == size else None
 
 
 def candidates(seen: Observed, case: Case, steps: int) -> dict[str, Attack]:
-    """The attacks that are tried on a case without a defense, by name, the cheapest first."""
+    """The attacks that are tried on a case, by name: closed forms first, then the likeliest."""
     found: dict[str, Attack] = {}
     model = seen.updates[0].model
-    plain = {name: dataclasses.replace(ATTACKS[name], steps=steps) for name in FAMILIES}
+    families = sorted(FAMILIES, key=lambda name: name != _likely(model))
+    plain = {name: dataclasses.replace(ATTACKS[name], steps=steps) for name in families}
     if case.images == 1 and first_linear(model, seen.shape) is not None:
         found["first-layer"] = FirstLayer()
+    if case.images == 1 and patches_of(model, seen.shape) is not None:
+        found["patch-embedding"] = PatchEmbedding()
     found |= plain
     if case.images == 1 and _has_head(model):
         found["last-layer-alone"] = LastLayerAlone(inner=plain["annealed-convnet"])
@@ -93,18 +99,23 @@ def candidates(seen: Observed, case: Case, steps: int) -> dict[str, Attack]:
     return found
 
 
+def _likely(model: nn.Module) -> str:
+    """The attack of a family of networks like this one."""
+    return "annealed-resnet" if batch_norms(model) else "annealed-convnet"
+
+
+def _is_trained(layer: nn.Linear) -> bool:
+    """Whether both weight and bias are shared."""
+    return layer.weight.requires_grad and layer.bias is not None and layer.bias.requires_grad
+
+
 def _has_head(model: nn.Module) -> bool:
-    layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
-    return bool(layers) and layers[-1].bias is not None
-
-
-def effort(name: str, case: Case, seen: Observed | None = None) -> float:
-    """How many gradients of the cost one step of this attack takes for each image."""
-    if name == "first-layer":
-        return 0.0
-    if name.endswith("unrolled") and seen is not None:
-        return float(seen.updates[0].local["steps"])
-    return float(case.rounds)
+    """Whether the last layer tells its input, and is not all that is shared."""
+    try:
+        layer = last_linear(model)
+    except AtsError:
+        return False
+    return _is_trained(layer) and len(shared_parameters(model)) > 2
 
 
 def forms_effort(case: Case, policy: str, steps: int) -> float:
@@ -134,3 +145,10 @@ def against(attack: Attack, seen: Observed) -> Attack:
     if SILENT < float(silent) < 1 and isinstance(attack, GradientMatching | ThroughPolicy):
         attack = KeptEntries(inner=attack)
     return attack
+
+
+def seeks_before(attack: Attack) -> bool:
+    """Whether an attack reconstructs the image before the policy, and not what the network got."""
+    return isinstance(attack, ThroughPolicy) or isinstance(
+        getattr(attack, "inner", None), ThroughPolicy
+    )

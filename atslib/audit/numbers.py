@@ -189,13 +189,18 @@ class Numbers:
         if not counted:
             found.append("None of the cases that the limit is for was attacked.")
         if self.left_out:
-            found.append(f"There was no time for {len(self.left_out)} cases; give a larger budget.")
+            found.append(f"There was no time for {'; '.join(self.left_out)}; give a larger budget.")
         if limit is not None:
             for row in counted:
                 if row.share <= limit < upper_bound(row.found, row.images):
                     found.append(
                         f"{row.title}: {row.found} of {row.images} found does not rule out more than {limit:.1%}; "
                         f"at least {needed(limit)} images are needed for that, of which none is found."
+                    )
+                if row.low <= limit < row.share:
+                    found.append(
+                        f"{row.title}: {row.found} of {row.images} found is more than {limit:.1%}, and so few photographs "
+                        "do not rule out that no more leaks in the long run."
                     )
                 if row.chance >= limit:
                     found.append(

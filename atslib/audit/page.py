@@ -137,8 +137,6 @@ def _verdict(report: Numbers) -> str:
         lines += [f'<p class="quiet">{escape(doubt)}</p>' for doubt in report.doubts]
     for note in filter(None, (report.silence, *report.notes)):
         lines.append(f'<p class="quiet">{escape(note)}</p>')
-    for title in report.left_out:
-        lines.append(f'<p class="quiet">No time was left for: {escape(title)}.</p>')
     return f'<div class="verdict {kinds[verdict]}">{"".join(lines)}</div>'
 
 
@@ -349,6 +347,12 @@ def _attacks(report: Numbers) -> str:
         what = f"{shared} of {batch}" + (f" × {clients}" if clients > 1 else "") + f", {weights}"
         lines.append(f"<tr><td>{escape(what)}</td>{cells}</tr>")
     plan = report.plan
+    if not names:
+        words = (
+            f"There was no time to compare attacks: {report.rows[0].attack} is the one for networks of this kind. "
+            f"It had {plan.steps} steps. A larger budget compares them."
+        )
+        return f"<h2>Attacks that were tried</h2><p>{escape(words)}</p>"
     words = (
         f"Bits on {plan.tuned_on} held-out photographs after {plan.tuning_steps} steps. The best one attacked the "
         f"others with {plan.steps} steps."

@@ -16,11 +16,12 @@ from atslib.audit.sources import fill, read_weights
 from atslib.checkpoints import read_tensors
 from atslib.clients.view import Observed, ThreatModel, Update
 from atslib.errors import AtsError, check_kind, check_whole, choose
-from atslib.models import in_mode
+from atslib.models import in_mode, shared_parameters
 
 KINDS = ("weights", "difference", "gradient")
 FACTS = "update.json"
 ROUND = re.compile(r"round-\d{5,}")
+BETWEEN = "|"  # the name of a record and that of an array in it, as `Watched` keeps them
 CLIENT = ("client", "partition-id", "cid")  # metrics that say which client an answer is of
 
 
@@ -190,7 +191,7 @@ def _sent(file: Path, record: str | None) -> tuple[dict[str, Tensor], dict]:
     own = record if record is not None else records[0] if len(records) == 1 else None
     if own not in records:
         raise AtsError(f'{file} has the records {records}; say which in {FACTS} as "record"')
-    before = f"{own}|"
+    before = f"{own}{BETWEEN}"
     return {
         name.removeprefix(before): value
         for name, value in arrays.items()
@@ -291,7 +292,7 @@ def _parameters(recorded: Recorded, record: Record, model: nn.Module) -> list[Te
     sent = {name.removeprefix("module."): value for name, value in recorded.sent.items()}
     got = {name.removeprefix("module."): value for name, value in record.arrays.items()}
     found = []
-    for name, parameter in model.named_parameters():
+    for name, parameter in shared_parameters(model).items():
         fitting = [each for each in got if name == each or name.endswith(f".{each}")]
         own = max(
             fitting, key=len, default=None

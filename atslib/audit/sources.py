@@ -4,8 +4,9 @@ import importlib
 import importlib.util
 import inspect
 import operator
+import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from textwrap import shorten
 
@@ -16,6 +17,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from atslib.attacks import ATTACKS, Attack, GradientMatching
+from atslib.clients.defenses.defense import Defense
 from atslib.data.folder import FITS, class_files, opened, square_pixels
 from atslib.data.images import Images, describe, explain, is_tensor
 from atslib.data.load import DATASETS, load
@@ -76,6 +79,37 @@ def _from_file(path: Path) -> object:
     return module
 
 
+def is_own(text: str) -> bool:
+    """Whether a text is file.py:name or package.module:name, and not such as prune:0.7."""
+    return re.fullmatch(r"(.+\.py|\w+(\.\w+)+):[^\W\d]\w*", text.strip()) is not None
+
+
+def own_defense(text: str) -> Defense:
+    """The defense of a text in which parts may be file.py:name of a function, a policy or a
+    `Defense`.
+    """
+    parts = [part.strip() for part in text.split("|")]
+    if not any(map(is_own, parts)):
+        return Defense.parse(text)
+    return Defense.of([named(part, "--defense") if is_own(part) else part for part in parts])
+
+
+def own_attack(text: str) -> GradientMatching | Attack | Callable:
+    """The preset of a name, or the attack that file.py:name stands for: an object with `run`, a
+    class of such, or a function.
+    """
+    if not is_own(text):
+        choose("attack", text, ATTACKS)
+        return ATTACKS[text]
+    found = named(text, "--attack")
+    found = found() if isinstance(found, type) else found
+    if not isinstance(found, GradientMatching) and not callable(getattr(found, "run", found)):
+        raise AtsError(
+            f"--attack {text!r} is a {type(found).__name__}; it must have `run`, or be a function of what was seen"
+        )
+    return found
+
+
 def network(text: str, images: Images, seed: int, norm: tuple | None = None) -> nn.Module:
     """The network that a text names: a factory, a module, or one of `build_model`'s.
 
@@ -118,6 +152,18 @@ def network(text: str, images: Images, seed: int, norm: tuple | None = None) -> 
             f"--model {text!r} gives a {type(made).__name__}; it must give a torch.nn.Module"
         )
     return made
+
+
+def named_loss(text: str) -> Callable[[Tensor, Tensor], Tensor]:
+    """The loss that a text names: a function of scores and labels, a module, or a class of one."""
+    found = named(text, "--loss")
+    if isinstance(found, type) and issubclass(found, nn.Module):
+        found = found()
+    if not callable(found):
+        raise AtsError(
+            f"--loss {text!r} is a {type(found).__name__}; it must be a function of scores and labels"
+        )
+    return found
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

@@ -5,7 +5,6 @@ import dataclasses
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
@@ -19,7 +18,7 @@ from atslib.data.images import to_images
 from atslib.errors import AtsError
 from atslib.gradients.per_example import SameRules
 from atslib.gradients.problems import Gradients, flatten, problem_gradients, unflatten
-from atslib.models import in_mode
+from atslib.models import in_mode, loss_of, shared_parameters
 
 # torch.optim.Adam's own
 MOMENTS = (0.9, 0.999)
@@ -118,8 +117,7 @@ def _updates(
     if not defense.parts:
         return view
     client = in_mode(model, threat.victim)
-    names = [name for name, _ in client.named_parameters()]
-    rows = dict(zip(names, unflatten(view.gradients, client), strict=True))
+    rows = dict(zip(shared_parameters(client), unflatten(view.gradients, client), strict=True))
     shared = share(
         defense, rows, model=client, rng=rng, images=images.unflatten(0, (-1, threat.batch))
     )
@@ -166,12 +164,14 @@ def _adam(
     model: nn.Module, inputs: Tensor, targets: Tensor, orders: Tensor, lr: float
 ) -> Gradients:
     """Weights after minus weights before, (N, *shape) per parameter."""
-    names = [name for name, _ in model.named_parameters()]
-    start = [parameter.detach() for parameter in model.parameters()]
+    own = shared_parameters(model)
+    names = list(own)
+    start = [parameter.detach() for parameter in own.values()]
     first, second = MOMENTS
+    of_scores = loss_of(model)
 
     def loss(weights: tuple[Tensor, ...], images: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(
+        return of_scores(
             functional_call(model, dict(zip(names, weights, strict=True)), (images,)), labels
         )
 
@@ -218,7 +218,7 @@ def moved_on(
             steps = problem_gradients(
                 in_mode(after, "eval"), images[None], labels[None].to(images.device)
             )
-            for parameter, step in zip(after.parameters(), steps, strict=True):
+            for parameter, step in zip(shared_parameters(after).values(), steps, strict=True):
                 parameter -= lr * step[0]
         models.append(after)
     return models

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from atslib.attacks import GradientMatching, ThroughPolicy, reconstruct
+from atslib.attacks import GradientMatching, reconstruct
 from atslib.attacks.attack import Attack, Reconstruction
+from atslib.attacks.memory import MOST_MEMORY
 from atslib.audit.config import LEAST_IMAGES, AuditConfig, Case
-from atslib.audit.ladder import against, candidates, forms_effort
+from atslib.audit.ladder import CLOSED, against, candidates, forms_effort, seeks_before
 from atslib.audit.outcome import Outcome, Pool, judge
 from atslib.audit.views import Seen, moved_on, see
 from atslib.checkpoints import fingerprint, load_state, save_state
@@ -28,40 +29,50 @@ from atslib.errors import AtsError
 from atslib.files import write_atomically
 from atslib.gradients.inputs import check_network, first_parameter
 from atslib.measures.batches import label_share
+from atslib.models import shared_parameters
 from atslib.rng import rng
 
-VERSION = 1  # raise it when a stored state means something else
+VERSION = 2  # raise it when a stored state means something else
 TUNED_ON = 16  # held-out images on which attacks are compared
 LEAST_TUNED = 8  # of them where the budget allows no more
-# Images and steps of the attacks, best first, and held-out images on which they are compared: the
-# first that fits the budget is taken.
+ALL = 99  # attacks that are compared: each there is
+# Images and steps of the attacks, best first, held-out images on which they are compared, and how
+# many are: the first that fits the budget is taken. Of one attack nothing is compared: a slow
+# network is better attacked with more steps than with the best of many short attacks.
 SIZES = (
-    (64, 300, TUNED_ON),
-    (64, 200, TUNED_ON),
-    (64, 100, TUNED_ON),
-    (40, 100, TUNED_ON),
-    (32, 100, TUNED_ON),
-    (32, 60, TUNED_ON),
-    (24, 60, TUNED_ON),
-    (16, 60, TUNED_ON),
-    (16, 40, TUNED_ON),
-    (8, 40, TUNED_ON),
-    (8, 25, TUNED_ON),
-    (8, 25, LEAST_TUNED),
+    (64, 300, TUNED_ON, ALL),
+    (64, 200, TUNED_ON, ALL),
+    (64, 100, TUNED_ON, ALL),
+    (40, 100, TUNED_ON, ALL),
+    (32, 100, TUNED_ON, ALL),
+    (32, 60, TUNED_ON, ALL),
+    (24, 60, TUNED_ON, ALL),
+    (16, 60, TUNED_ON, ALL),
+    (16, 60, LEAST_TUNED, 2),
+    (16, 60, LEAST_TUNED, 1),
+    (8, 60, LEAST_TUNED, 1),
+    (8, 40, LEAST_TUNED, 1),
 )
 # Share of the budget that is planned for attacks; the rest is for judging and for slower moments
 RESERVE = 0.8
-MOST_OVER = 1.5  # times the budget, after which no further case is begun
+PORTION = 0.1  # of the budget, after which it is asked whether there is time for further images
+MOST_AT_ONCE = 256  # gradients
+COPIES = 4  # of a gradient that are held at once
+END = 0.9  # of the budget, after which no further case, and no further portion, is begun
+TUNING = 0.4  # of the budget, after which no further attack is tried on held-out images
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How many images are attacked with how many steps, and in how many seconds."""
+    """How many images are attacked with how many steps, how many attacks are compared before, and
+    in how many seconds.
+    """
 
     images: int
     steps: int
     tuned_on: int
     tuning_steps: int
+    compared: int
     seconds: float
     per_step: dict[str, float]
 
@@ -103,6 +114,7 @@ class Work:
         progress: whether to show a bar with the remaining time.
         recorded: of cases that a federation has kept what the server saw, and which images were
             behind it.
+        loss: what tells the networks' loss from others; "" for the cross-entropy.
     """
 
     def __init__(
@@ -116,6 +128,7 @@ class Work:
         folder: Path | None = None,
         progress: bool = False,
         recorded: dict[Case, tuple[Observed, Tensor]] | None = None,
+        loss: str = "",
     ):
         self.recorded = recorded or {}
         self.networks = networks
@@ -125,7 +138,9 @@ class Work:
         self.progress = progress
         self.began = time.monotonic()
         kept = [[view.gradients, rows] for view, rows in self.recorded.values()]
-        self.name = fingerprint(VERSION, networks, pixels, labels, config.decides(), cases, kept)
+        self.name = fingerprint(
+            VERSION, networks, pixels, labels, config.decides(), cases, kept, loss
+        )
         device = next(next(iter(networks.values())).parameters()).device
         order = torch.randperm(len(pixels), generator=rng(config.seed, "audit", "order"))
         for _, rows in self.recorded.values():  # what was shared is attacked, and tunes nothing
@@ -153,6 +168,8 @@ class Work:
                     f"label {int(labels.max())} is outside 0..{classes - 1}, the network's classes"
                 )
         self.rounds: dict[str, list[nn.Module]] = {}
+        self.tuned: dict[object, tuple[str, dict[str, float]]] = {}
+        self.cut: list[str] = []  # sentences on cases in which the time was over before the images
 
     def run(self) -> tuple[Plan, Pool, list[Attacked], list[Case]]:
         """Plan, tune and attack; what was planned, among what images are found, the results, and
@@ -168,18 +185,21 @@ class Work:
             total=round(max(self.plan.seconds, 1)), disable=not self.progress, unit="s", desc="audit", leave=False,
             bar_format="{desc} {percentage:3.0f}% |{bar:20}| {elapsed} gone, about {remaining} left",
         ) as bar:  # fmt: skip
-            tuned = {}
             for case in self.cases:
-                if time.monotonic() - self.began > MOST_OVER * self.config.budget and results:
+                if self._spent() > END and results:
                     left.append(case)
                     continue
                 bar.set_description(case.title[:60])
-                if case.group not in tuned:
-                    tuned[case.group] = self._tuned(case)
+                if case.group not in self.tuned:
+                    self._chosen(case)
                     bar.update(round(self._tuning_seconds(case)))
-                results.append(self._attacked(case, chosen, *tuned[case.group]))
+                results.append(self._attacked(case, chosen, *self._chosen(case)))
                 bar.update(round(self._seconds(case, self.plan)))
         return self.plan, self.pool, results, left
+
+    def _spent(self) -> float:
+        """How much of the budget is gone, as a share."""
+        return (time.monotonic() - self.began) / self.config.budget
 
     # --- the plan -------------------------------------------------------------------------------------------
 
@@ -219,23 +239,35 @@ class Work:
         attack = dataclasses.replace(_matching(candidates(seen, case, 4)), steps=1)
         reconstruct(seen, attack, rng=0)
         began = time.monotonic()
-        reconstruct(seen, dataclasses.replace(attack, steps=4), rng=0)
-        return (time.monotonic() - began) / (4 * problems * case.images)
+        reconstruct(seen, dataclasses.replace(attack, steps=2), rng=0)
+        return (time.monotonic() - began) / (2 * problems * case.images)
 
     def _fitting(self, per_step: dict[str, float]) -> Plan:
         most = len(self.free)
-        for images, steps, tuned_on in SIZES:
+        fitting = self._remembered()
+        for images, steps, tuned_on, compared in SIZES:
             plan = self._sized(
-                min(self.config.attacked or images, most),
+                min(self.config.attacked or min(images, fitting), most),
                 self.config.steps or steps,
                 tuned_on,
+                compared,
                 per_step,
             )
             if plan.fits(RESERVE * self.config.budget):
                 break
         return plan
 
-    def _sized(self, images: int, steps: int, tuned_on: int, per_step: dict[str, float]) -> Plan:
+    def _remembered(self) -> int:
+        """How many gradients, and what is made of them, fit in the memory that an attack may take."""
+        if self.device.type != "cpu":
+            return SIZES[0][0]
+        shared = shared_parameters(next(iter(self.networks.values()))).values()
+        one = sum(parameter.nbytes for parameter in shared)
+        return max(SIZES[-1][0], int(MOST_MEMORY / (COPIES * one)))
+
+    def _sized(
+        self, images: int, steps: int, tuned_on: int, compared: int, per_step: dict[str, float]
+    ) -> Plan:
         if tuned_on == TUNED_ON or tuned_on < self.largest:
             tuned_on = len(self.held)  # more than 16 where one gradient is of so many
         least = 2 * max((case.images for case in self.cases if not case.recorded), default=1)
@@ -244,6 +276,7 @@ class Work:
             steps=steps,
             tuned_on=min(tuned_on, len(self.held)),
             tuning_steps=max(min(20, steps), steps // 2),
+            compared=compared,
             seconds=0.0,
             per_step=per_step,
         )
@@ -254,6 +287,7 @@ class Work:
 
     def _tuning_seconds(self, case: Case) -> float:
         each = 4 + (case.images == 1) + (2 * self._local_steps() if case.shared == "update" else 0)
+        each = 0 if self.plan.compared == 1 else min(each, self.plan.compared)
         return (
             each * self.plan.tuned_on * self.plan.tuning_steps * self.plan.per_step[str(case.group)]
         )
@@ -295,23 +329,46 @@ class Work:
             )
         return self.rounds[case.weights][: case.rounds]
 
-    def _tuned(self, case: Case) -> tuple[str, dict[str, float]]:
+    def _chosen(self, case: Case) -> tuple[str, dict[str, float]]:
+        """The attack that is best without a defense, and the bits of each that was tried.
+
+        Where that is in closed form, which a defense may spoil, it is the best against the defense.
+        """
+        if case.group not in self.tuned:
+            plain = dataclasses.replace(case, defense="", knows="nothing", recorded=False)
+            self.tuned[case.group] = self._tuned(plain, case.group)
+        if not case.defense or self.tuned[case.group][0] not in CLOSED:
+            return self.tuned[case.group]
+        defended = dataclasses.replace(case, recorded=False)
+        if defended not in self.tuned:
+            self.tuned[defended] = self._tuned(defended, defended)
+        return self.tuned[defended]
+
+    def _tuned(self, case: Case, name: object) -> tuple[str, dict[str, float]]:
         """The attack that tells most bits of the held-out images, and the bits of each."""
-        plain = dataclasses.replace(case, defense="", knows="nothing", recorded=False)
-        file = self.folder and self.folder / f"tuned-{fingerprint(case.group)}.json"
+        file = self.folder and self.folder / f"tuned-{fingerprint(name)}.json"
         if file and file.exists():
             stored = json.loads(file.read_text(encoding="utf-8"))
             if stored["run"] == self.name:
                 return stored["best"], stored["tried"]
         count = self.plan.tuned_on // case.images * case.images
         rows = self.held[:count]
-        seen = self._seen(plain, rows, "tune")
+        seen = self._seen(case, rows, "tune")
         pool = Pool.of(self.pixels, self.labels, rows)
         tried = {}
         closeness = {}
-        for name, attack in candidates(seen.view, plain, self.plan.tuning_steps).items():
-            made = self._reconstructed(seen.view, attack, plain, f"tune {name}")
-            told = judge(made.images, made.labels, seen, rows, pool, plain, before=False)
+        attacks = candidates(seen.view, case, self.plan.tuning_steps)
+        most = self.plan.compared + len(set(attacks).intersection(CLOSED))
+        attacks = dict(list(attacks.items())[:most])
+        if len(attacks) == 1:
+            return next(iter(attacks)), {}
+        for name, attack in attacks.items():
+            if tried and self._spent() > TUNING:
+                break
+            attack = against(attack, seen.view)
+            made = self._reconstructed(seen.view, attack, case, f"tune {name}")
+            before = seeks_before(attack)
+            told = judge(made.images, made.labels, seen, rows, pool, case, before=before)
             known = told.bits[told.bits.isfinite()]
             # With one gradient there is no other to fit a temperature on: the closeness has to do.
             tried[name] = (
@@ -320,7 +377,7 @@ class Work:
             closeness[name] = float(
                 told.gain.nan_to_num(-99).mean()
             )  # decides where all of them know everything
-            if name == "first-layer" and told.found.all():
+            if name in CLOSED and told.found.all():
                 break
         best = max(tried, key=lambda name: (round(tried[name], 1), closeness[name]))
         if file:
@@ -337,7 +394,7 @@ class Work:
         )
         key = fingerprint(case)
         file = self.folder and self.folder / f"case-{key}.safetensors"
-        run = fingerprint(self.name, dataclasses.astuple(self.plan)[:4], name)
+        run = fingerprint(self.name, dataclasses.astuple(self.plan)[:5], name)
         if file and (stored := load_state(file, run)) is not None:
             return Attacked(
                 case,
@@ -349,24 +406,66 @@ class Work:
             )
         seen = self._kept(case) if case.recorded else self._seen(case, rows, "attack")
         attack = against(candidates(seen.view, case, self.plan.steps)[name], seen.view)
-        made = self._reconstructed(seen.view, attack, case, f"attack {key}")
-        before = isinstance(getattr(attack, "inner", attack), ThroughPolicy) or isinstance(
-            attack, ThroughPolicy
-        )
-        outcome = judge(made.images, made.labels, seen, rows, self.pool, case, before=before)
+        images, labels = self._in_portions(seen.view, attack, case, key, run)
+        if len(images) < len(rows):
+            self.cut.append(
+                f"The time was over after {len(images)} of {len(rows)} photographs: {case.title}."
+            )
+            rows = rows[: len(images)]
+            few = slice(len(images) // case.images)
+            seen = dataclasses.replace(seen, view=seen.view.take(few), got=seen.got[: len(images)])
+        before = seeks_before(attack)
+        outcome = judge(images, labels, seen, rows, self.pool, case, before=before)
         silent = float((seen.view.updates[0].gradients == 0).all(1).double().mean())
-        told = _labels_told(made.labels, self.labels[rows], case.images)
+        told = _labels_told(labels, self.labels[rows], case.images)
         if file:
             tensors = {
                 field.name: getattr(outcome, field.name) for field in dataclasses.fields(outcome)
             }
             save_state(file, run, tensors, silent=silent, labels_told=told)
+            for part in self.folder.glob(f"part-{key}-*.safetensors"):
+                part.unlink()
         return Attacked(case, name, tried, outcome, silent, told)
 
-    def _reconstructed(
-        self, seen: Observed, attack: Attack, case: Case, purpose: str
-    ) -> Reconstruction:
+    def _in_portions(
+        self, seen: Observed, attack: Attack, case: Case, key: str, run: str
+    ) -> tuple[Tensor, Tensor]:
+        """Reconstructions and their labels of as many gradients as there is time for, some at a
+        time.
+        """
+        each = self.plan.steps * case.images * self.plan.per_step[str(case.group)]
+        size = int(PORTION * self.config.budget / each) if each else MOST_AT_ONCE
         stream = rng(self.config.seed, "audit", "start", case.shared, case.batch)
+        made = []
+        for part in torch.arange(len(seen)).split(max(1, min(size, MOST_AT_ONCE))):
+            # Bits of one image are told by those of others: two at least.
+            if len(made) > 1 and self._spent() > END:
+                break
+            file = self.folder and self.folder / f"part-{key}-{int(part[0])}.safetensors"
+            if file and (stored := load_state(file, run)) is not None:
+                stream.set_state(stored[0]["stream"])
+                made.append((stored[0]["images"], stored[0]["labels"]))
+                continue
+            own = slice(int(part[0]), int(part[-1]) + 1)
+            name = f"attack {key} {own.start}"
+            result = self._reconstructed(seen.take(own), attack, case, name, stream)
+            made.append((result.images.cpu(), result.labels.cpu()))
+            if file:
+                parts = dict(zip(("images", "labels"), made[-1], strict=True))
+                save_state(file, run, parts | {"stream": stream.get_state()})
+        images, labels = (torch.cat(part) for part in zip(*made, strict=True))
+        return images, labels
+
+    def _reconstructed(
+        self,
+        seen: Observed,
+        attack: Attack,
+        case: Case,
+        purpose: str,
+        stream: torch.Generator | None = None,
+    ) -> Reconstruction:
+        if stream is None:
+            stream = rng(self.config.seed, "audit", "start", case.shared, case.batch)
         state = self.folder and self.folder / f"{fingerprint(purpose, case)}.attack"
         options = {}
         if state:

@@ -5,7 +5,6 @@ of weights.
 import dataclasses
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
@@ -22,7 +21,7 @@ from atslib.gradients.inputs import (
 )
 from atslib.gradients.per_example import SameRules
 from atslib.gradients.problems import Gradients, flatten
-from atslib.models import as_client, in_mode, keep_ends, shared_parameters
+from atslib.models import as_client, in_mode, keep_ends, loss_of, shared_parameters
 from atslib.rng import as_stream, rng
 
 
@@ -94,9 +93,10 @@ def trained_weights(
     own = shared_parameters(model)
     names = list(own)
     start = [p.detach() for p in own.values()]
+    of_scores = loss_of(model)
 
     def loss(weights: tuple[Tensor, ...], images: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(
+        return of_scores(
             functional_call(model, dict(zip(names, weights, strict=True)), (images,)), labels
         )
 

@@ -18,7 +18,7 @@ from torch.func import functional_call, grad, vmap
 from atslib.gradients.inputs import checked
 from atslib.gradients.per_example import PerExample, SameRules
 from atslib.gradients.routes import Route, route_of
-from atslib.models import batch_norms, shared_parameters
+from atslib.models import batch_norms, loss_of, shared_parameters
 
 Gradients = tuple[Tensor, ...]
 
@@ -36,8 +36,8 @@ def problem_gradients(
     like: nn.Module | None = None,
     route: Route | None = None,
 ) -> Gradients:
-    """Gradient of the mean cross-entropy of each problem with respect to every parameter that is
-    trained.
+    """Gradient of the mean loss of each problem, the cross-entropy unless the network has another,
+    with respect to every parameter that is trained.
 
     Args:
         model: as the client runs it, see `models.in_mode`: in train mode the statistics of a
@@ -84,10 +84,20 @@ def per_example(
     with torch.enable_grad():
         with PerExample(len(inputs), handles, statistics) as mode:
             logits = model(inputs.flatten(0, 1))
-        loss = F.cross_entropy(logits, targets.flatten(0, 1), reduction="sum") / inputs.shape[1]
+        loss = _summed(model, logits, targets)
         gradients = torch.autograd.grad(loss, wanted, create_graph=further, allow_unused=True)
         mode.handles_wanted = False
         return _filled(gradients, wanted)
+
+
+def _summed(model: nn.Module, logits: Tensor, targets: Tensor) -> Tensor:
+    """The sum over the problems of their losses, from the scores of all images (N·k, K)."""
+    loss = loss_of(model)
+    if loss is F.cross_entropy:
+        return loss(logits, targets.flatten(0, 1), reduction="sum") / targets.shape[1]
+    # A loss of one's own may weigh the images of a problem by each other.
+    each = zip(logits.unflatten(0, targets.shape[:2]), targets, strict=True)
+    return sum(loss(*problem) for problem in each)
 
 
 def vmapped(
@@ -95,9 +105,10 @@ def vmapped(
 ) -> Gradients:
     """The readable reference of `problem_gradients`, for any network: `vmap` over `grad`."""
     parameters = {name: p.detach() for name, p in shared_parameters(model).items()}
+    of_scores = loss_of(model)
 
     def loss(parameters: dict, buffers: dict, images: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(functional_call(model, {**parameters, **buffers}, (images,)), labels)
+        return of_scores(functional_call(model, {**parameters, **buffers}, (images,)), labels)
 
     with SameRules():
         by_problem = vmap(grad(loss), in_dims=(None, 0, 0, 0), randomness="different")
@@ -119,7 +130,7 @@ def alone(
         with torch.enable_grad():
             with SameRules():
                 logits = functional_call(model, own, (images,)) if own else model(images)
-            loss = F.cross_entropy(logits, labels)
+            loss = loss_of(model)(logits, labels)
             gradients = torch.autograd.grad(
                 loss, parameters, create_graph=further, allow_unused=True
             )

@@ -13,7 +13,6 @@ import functools
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atslib import models
@@ -23,9 +22,6 @@ from atslib.gradients.per_example import SameRules, Unsupported, WithoutDraws
 from atslib.models import copied, shared_parameters
 from atslib.rng import rng
 
-_KNOWN = (
-    "_atslib_routes"  # an attribute of networks that were tried; copies of a network inherit it
-)
 EQUAL = {
     torch.float64: 1e-6,
     torch.float32: 1e-2,
@@ -68,7 +64,7 @@ def route_of(
         AtsError: plain torch cannot compute it; the sentence names the layer.
     """
     state = (tuple(shape), _state(model))
-    known = model.__dict__.setdefault(_KNOWN, {})
+    known = model.__dict__.setdefault(models.ROUTES, {})
     if not further and (state, True) in known:  # what can be differentiated again is right as it is
         return known[state, True]
     if (state, further) not in known:
@@ -174,7 +170,7 @@ def _by_torch(probe: nn.Module, inputs: Tensor, further: bool) -> tuple:
         with torch.enable_grad(), WithoutDraws():
             logits = probe(z)
             targets = torch.arange(2 * len(images), device=z.device).view(2, -1) % logits.shape[1]
-            loss = F.cross_entropy(logits, targets[len(plain)])
+            loss = models.loss_of(probe)(logits, targets[len(plain)])
             gradients = torch.autograd.grad(
                 loss, list(parameters.values()), create_graph=further, allow_unused=True
             )

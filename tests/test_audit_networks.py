@@ -1,0 +1,134 @@
+"""`atslib.audit` finds what networks that people have give away: the positive control of each."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import atslib
+from atslib.attacks import PatchEmbedding
+from atslib.attacks.analytic import patches_of
+from atslib.measures.metrics import psnr
+
+NORM = ([0.5] * 3, [0.25] * 3)
+
+
+def photographs(side):
+    """20 drawn images of each of four classes."""
+    images = atslib.load("shapes", "test")
+    rows = torch.cat([(images.labels == label).nonzero().flatten()[:20] for label in range(4)])
+    pixels = images.pixels[rows].float()
+    if side != pixels.shape[-1]:
+        pixels = functional.interpolate(pixels, (side, side), mode="bilinear", antialias=True)
+    return pixels.round().byte(), images.labels[rows]
+
+
+def vit(side, patch, width, layers=2):
+    import torchvision  # after atslib, which lets it be imported
+
+    return torchvision.models.VisionTransformer(
+        side, patch, layers, 2, width, 2 * width, num_classes=4
+    )
+
+
+class Encoder(nn.Module):
+    """Patches by a linear layer, learned positions, and torch's own encoder with dropout."""
+
+    def __init__(self, side=64, patch=8, width=64):
+        super().__init__()
+        self.patch = patch
+        self.embed = nn.Linear(3 * patch**2, width)
+        self.positions = nn.Embedding((side // patch) ** 2, width)
+        layer = nn.TransformerEncoderLayer(
+            width, 4, width, dropout=0.1, batch_first=True, norm_first=True
+        )
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(width, 4)
+
+    def forward(self, images):
+        patches = functional.unfold(images, self.patch, stride=self.patch).transpose(1, 2)
+        return self.head(self.encoder(self.embed(patches) + self.positions.weight).mean(1))
+
+
+def with_group_norm():
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.ReLU(),
+        nn.Conv2d(16, 16, 3, padding=1, stride=2), nn.GroupNorm(4, 16), nn.ReLU(),
+        nn.Flatten(), nn.LazyLinear(4),
+    )  # fmt: skip
+
+
+class LayerNorm2d(nn.LayerNorm):
+    def forward(self, maps):
+        return super().forward(maps.movedim(1, -1)).movedim(-1, 1)
+
+
+def with_layer_norm():
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 4, stride=4), LayerNorm2d(16), nn.Conv2d(16, 16, 3, padding=1), nn.GELU(),
+        LayerNorm2d(16), nn.Flatten(), nn.LazyLinear(4),
+    )  # fmt: skip
+
+
+NETWORKS = {
+    "vision transformer, 32 pixels": (lambda: vit(32, 4, 64), 32, "patch-embedding"),
+    "vision transformer, 224 pixels": (lambda: vit(224, 16, 200, 1), 224, "patch-embedding"),
+    "narrow vision transformer": (lambda: vit(32, 4, 32), 32, "patch-embedding"),
+    "transformer encoder, 64 pixels": (Encoder, 64, "patch-embedding"),
+    "group normalization, 32 pixels": (with_group_norm, 32, None),
+    "layer normalization, 64 pixels": (with_layer_norm, 64, None),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_more_than_chance_is_found_in_the_positive_control(name):
+    build, side, best = NETWORKS[name]
+    pixels, labels = photographs(side)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        model = build()
+        with torch.no_grad():
+            model(pixels[:1] / 255)  # a lazy layer finds its size
+    settings = {"batch": 1, "attacked": 8, "steps": 20}
+    report = atslib.audit(model, pixels, labels, untrained=model, normalize=NORM, **settings)
+    assert report.control.works, report.sentence
+    assert best is None or report.control.attack == best
+
+
+def test_a_head_of_zeros_is_drawn_and_the_report_says_so():
+    pixels, labels = photographs(32)
+    model = vit(32, 8, 48)
+    assert not model.heads.head.weight.any()  # as torchvision makes it
+    report = atslib.audit(
+        model, pixels, labels, untrained=model, normalize=NORM, batch=1, attacked=4, steps=2
+    )
+    assert "begins with nothing but zeros in heads.head" in report.notes[0]
+    assert not model.heads.head.weight.any()  # the user's own is left alone
+    assert report.found == 1
+
+
+def test_patches_are_exact_where_the_embedding_is_as_wide_as_there_are_patches():
+    pixels, labels = photographs(32)
+    model = vit(32, 8, 48)
+    model.heads.head.reset_parameters()
+    model = nn.Sequential(atslib.Normalize(*NORM), model).eval()
+    seen = atslib.observe(model, pixels[:3] / 255, labels[:3])
+    made = atslib.reconstruct(seen, PatchEmbedding(), rng=0)
+    assert (psnr(made.images, pixels[:3] / 255) > 60).all()
+    assert patches_of(model, (3, 32, 32))[2] == 8
+    both = atslib.observe(model, pixels[:2] / 255, labels[:2], threat=atslib.ThreatModel(batch=2))
+    with pytest.raises(atslib.AtsError, match="one image per gradient"):
+        atslib.reconstruct(both, PatchEmbedding(), rng=0)
+
+
+def test_where_a_defense_spoils_the_closed_form_attacks_are_tried_against_it():
+    pixels, labels = photographs(32)
+    model = vit(32, 8, 48)
+    report = atslib.audit(
+        model, pixels, labels, untrained=model, normalize=NORM, batch=1, attacked=4, steps=2,
+        defense="prune:0.9",
+    )  # fmt: skip
+    control, defended = report.results
+    assert control.attack == "patch-embedding"
+    assert len(defended.tried) > 2
+    assert defended.tried["patch-embedding"] < control.tried["patch-embedding"]
