@@ -641,6 +641,12 @@ class Study:
         )
         return self._request(unit)
 
+    def request(self, unit: Unit) -> Request:
+        """The result of a unit that is written out, such as `atsbook.runs.sweep.SweepUnit`: for what
+        the methods here have no words for.
+        """
+        return self._request(unit)
+
     def outcomes(self, run: Request) -> Request:
         """What an attack's images tell of the photographs, for a server that knows the policy.
 
