@@ -23,12 +23,10 @@ from atsbook.pages import (
     claim3_transfer,
     claim5_semantics,
     ext3_which_images_leak,
-    ext4_hidden_details,
 )
 from atsbook.pages.claim3_transfer import transfer_verdict
 from atsbook.pages.claim5_semantics import semantics_verdict
 from atsbook.pages.ext3_which_images_leak import leakage_verdict
-from atsbook.pages.ext4_hidden_details import details_verdict
 from atsbook.runs import attacks as units
 from atsbook.runs import layers, networks, table1
 from atsbook.runs.attacks import attack_unit
@@ -38,10 +36,8 @@ from atsbook.runs.store import Store
 from atsbook.runs.table1 import HYBRID, SEARCHED
 from atslib.attacks import ATTACKS
 from atslib.attacks.engine import frame_steps
-from atslib.clients.defenses.defense import Defense
 from atslib.data.load import load
 from atslib.errors import AtsError
-from atslib.gradients.problems import DISTANCES, unflatten
 from atslib.rng import rng
 
 pytestmark = pytest.mark.usefixtures("one_thread", "few_images")
@@ -235,7 +231,6 @@ def test_pages_share_networks_and_attacks_where_they_can():
         for name in ext3_which_images_leak.policies(small)
     }
     assert ext3_which_images_leak.policies(small) == ours
-    assert ext4_hidden_details.attacks(small)["crop and flip"] == ours["none"]
     for (model, name), unit in claim5_semantics.units(small).items():
         assert model == small.model
         assert unit == dataclasses.replace(ours[name], frames=claim5_semantics.ITERATES)
@@ -839,72 +834,3 @@ def test_extension_3_reads_claim_1s_attacks(kept):
     )
     assert captions["recovered"][0] == f"{top['gain']:+.1f} dB"
     assert len(captions["original"]) == 4
-
-
-# --- hidden details -----------------------------------------------------------------------------------------
-
-
-def test_a_halved_loss_is_a_halved_gradient_unseen_by_the_cosine_and_seen_by_the_others():
-    model = network(ModelUnit(dataset="shapes", model="lenet", fraction=1.0, train=None, seed=0))
-    given = torch.randn(2, sum(p.numel() for p in model.parameters()), generator=rng(0))
-    whole = unflatten(given, model)
-    half = tuple(Defense.parse("scale:0.5").after(dict(enumerate(whole))).values())
-    assert all(torch.equal(h, w / 2) for h, w in zip(half, whole, strict=True))
-    assert DISTANCES["cosine"](whole, half).tolist() == pytest.approx([0, 0], abs=1e-6)
-    assert (DISTANCES["l2"](whole, half) > 1).all()
-
-
-def test_settings_differ_in_the_one_detail_they_are_compared_for():
-    found = ext4_hidden_details.attacks(settings())
-    changed = {}
-    for name, other in ext4_hidden_details.PAIRS.items():
-        fields = [f.name for f in dataclasses.fields(found[name])]
-        changed[name] = [f for f in fields if getattr(found[name], f) != getattr(found[other], f)]
-    assert changed == {
-        "plain victim": ["crop_flip"],
-        "plain victim and training": ["model"],
-        "cosine, factor 0.5": ["defense"],
-        "l2, factor 0.5": ["defense"],
-        "factor 0.5 in training": ["model"],
-    }
-
-
-def test_extension_4_and_its_built_in_check(kept):
-    result = ext4_hidden_details.run(settings(**TINY), kept)
-    change = ext4_hidden_details.differences(result)
-    assert change.loc["cosine, factor 0.5", ("psnr", "mean")] == 0
-    assert change.loc["l2, factor 0.5", ("psnr", "mean")] != 0
-    wide = result.tables["attacks"].pivot(index="image", columns="setting", values="psnr")
-    expected = (wide["plain victim and training"] - wide["plain victim"]).mean()
-    assert change.loc["plain victim and training", ("psnr", "mean")] == pytest.approx(expected)
-    table = ext4_hidden_details.comparison(result)
-    assert table.loc["plain victim", ["paper PSNR", "replication PSNR"]].tolist() == [13.88, 12.15]
-    assert table.loc["l2, factor 0.5", "paper PSNR"] == 10.55
-    assert ext4_hidden_details.accuracies(result).loc["with", "difference"] == 0
-
-
-def test_on_untrained_networks_extension_4_asks_nothing_of_the_training_and_takes_an_attack_that_works():
-    found = ext4_hidden_details.attacks(INITIAL)
-    assert {unit.model.train for unit in found.values()} == {None}
-    assert "factor 0.5 in training" not in found
-    assert found["l2"].attack.line_search
-
-
-@pytest.mark.parametrize(
-    ("accuracy", "change", "gain", "images", "status"),
-    [
-        ((60, 45), -1, 5, 30, "reproduced"),
-        ((60, 55), -1, 5, 30, "partly"),
-        ((60, 45), 1, 5, 30, "partly"),
-        ((60, 45), -1, -1, 30, "partly"),  # the attack finds nothing, so its change is not judged
-        ((15, 1), 1, 5, 30, "not reproduced"),
-        ((15, 1), -1, 5, 29, "cannot tell"),
-    ],
-)
-def test_the_rule_of_extension_4(accuracy, change, gain, images, status):
-    noise = np.resize([-0.3, 0.2, 0.1, -0.1, 0.0, 0.1], images)
-    parts = {"l2": gain + noise, "l2, factor 0.5": gain + change + noise[::-1]}
-    rows = [pd.DataFrame({"setting": n, "image": range(images), "gain": v, "psnr": v, "floor_policy": 0.0})
-            for n, v in parts.items()]  # fmt: skip
-    by_training = pd.Series(dict(zip(("with", "without"), accuracy, strict=True)))
-    assert details_verdict(by_training, pd.concat(rows)).status == status

@@ -162,19 +162,17 @@ def test_the_plan_in_words_names_every_unit_once_with_a_time(store, monkeypatch)
     # Slow, so that times are not 0.
     monkeypatch.setattr("atsbook.runs.schedule.measured", lambda device: SLOW)
     pages = {
-        name: list(load_page(name).units(TINY).values())
-        for name in ("switches", "claim2_generality")
+        name: [attack_unit(TINY, policy) for policy in policies]
+        for name, policies in {"one": ("", "28"), "two": ("28", "30", "")}.items()
     }
-    stored(model_unit(TINY), store)
-    shared = {unit for unit in pages["claim2_generality"] if unit in pages["switches"]}
-    assert shared
-    first, second = plan(pages["switches"], store), pages["claim2_generality"]
+    for policy in ("", "28", "30"):
+        stored(model_unit(TINY, policy), store)
+    shared = set(pages["one"])
+    first, second = plan(pages["one"], store), pages["two"]
     lines = describe(pages, store, "cpu").splitlines()
     heads = [i for i, line in enumerate(lines) if not line.startswith(" ")]
-    assert lines[0].startswith(f"switches: {len(first)} units to make, about ")
-    assert lines[heads[1]].startswith(
-        f"claim2_generality: {len(second) - len(shared)} units to make, about "
-    )
+    assert lines[0].startswith(f"one: {len(first)} units to make, about ")
+    assert lines[heads[1]].startswith(f"two: {len(second) - len(shared)} units to make, about ")
     titles = [line.split("  ")[-1] for i, line in enumerate(lines) if i not in heads]
     assert titles == [
         unit.title for unit in (*first, *(unit for unit in second if unit not in shared))
@@ -401,7 +399,7 @@ def test_a_dry_run_says_what_there_is_to_do_and_does_nothing(root, capsys):
     units = plan(regimes.units(settings()).values(), Store())
     assert captured.out == ""
     assert lines[0] == "regimes: profile smoke, convnet-4 on shapes, seed 0"
-    assert lines[1].startswith(f"regimes: {len(units)} units to make, about ")
+    assert lines[1].startswith(f"one: {len(units)} units to make, about ")
     assert [line.split("  ")[-1] for line in lines[2:-1]] == [unit.title for unit in units]
     assert lines[-1].startswith(f"in all {len(units)} units, about ")
     assert sorted(root.rglob("*")) == before

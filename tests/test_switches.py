@@ -1,5 +1,5 @@
-"""Fidelity switches: each differs from its base in one thing; orders and verdict on made-up tables;
-a toy run.
+"""Fidelity switches: each setting of the notebook differs from its base in one thing; orders and the rule on
+made-up tables; accuracy scores are the library's.
 """
 
 import dataclasses
@@ -7,23 +7,23 @@ import dataclasses
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from test_pilots import cell
 
-from atsbook.pages import switches
-from atsbook.pages.switches import switches_verdict
-from atsbook.runs.attacks import attack_unit
+import atslib
+from atsbook.findings import compare, switches
+from atsbook.findings.verdicts import guards
 from atsbook.runs.networks import network
-from atsbook.runs.scoring import unseen
-from atsbook.runs.settings import settings
+from atsbook.runs.scoring import AccuracyUnit, unseen
 from atsbook.runs.study import Study
-from atsbook.runs.table1 import HYBRID
-from atslib.clients.training import TrainConfig
+from atslib import ATTACKS, ThreatModel
+from atslib.data.load import is_drawn
 from atslib.models import normalization_layer
-from atslib.policies.policy import parse_policy, sample_functions
+from atslib.policies.policy import parse_policy
 from atslib.rng import rng
 from atslib.scores.scores import VARIANTS, accuracy_score
 
 pytestmark = pytest.mark.usefixtures("one_thread", "few_images")
-TINY = {"images": 3, "steps": 3, "fraction": 0.002, "sampled": 4, "score_points": 3}
 
 
 def differences(one, other):
@@ -38,14 +38,27 @@ def differences(one, other):
     return found
 
 
-@pytest.mark.parametrize("profile", ["laptop", "full"])
-def test_each_setting_differs_from_its_base_in_its_switch_alone(profile):
-    found = switches.attacks(place := settings(profile=profile, dataset="shapes", images=9))
-    assert found["base"] == attack_unit(place)
-    assert found["hybrid"] == attack_unit(place, HYBRID)
-    assert found["batch norm"].model.model.startswith("resnet20")
-    assert {unit.model.train is None for unit in found.values()} == {profile == "laptop"}
-    turned = {name: differences(found[name], found[base]) for name, base in switches.PAIRS.items()}
+@pytest.fixture
+def settings_of(tmp_path, monkeypatch):
+    """A function that gives the units of the notebook's attacks by setting; nothing is computed."""
+    monkeypatch.setenv("ATS_STORE", str(tmp_path))
+
+    def units(profile="laptop", dataset="shapes"):
+        source = cell("switches", "def on_lenet(")
+        space = {"profile": profile, "dataset": dataset, "images": 9, "seed": None, "Study": Study}
+        space |= {"ATTACKS": ATTACKS, "ThreatModel": ThreatModel, "dataclasses": dataclasses}
+        space |= {"atslib": atslib, "is_drawn": is_drawn}
+        exec(source[: source.index("attacks = study.table")], space)
+        return {name: run.unit for name, run in space["runs"].items()}
+
+    return units
+
+
+@pytest.mark.parametrize("profile", ["smoke", "laptop", "full"])
+def test_each_setting_differs_from_its_base_in_its_switch_alone(profile, settings_of):
+    found = settings_of(profile)
+    pairs = {name: base for name, base in switches.PAIRS.items() if name in found}
+    turned = {name: differences(found[name], found[base]) for name, base in pairs.items()}
     assert turned == {
         "other normalization": {"model.norm"},
         "4 restarts": {"attack.restarts"},
@@ -54,14 +67,13 @@ def test_each_setting_differs_from_its_base_in_its_switch_alone(profile):
         "unknown statistics": {"threat.batch_norm"},
         "pruned globally": {"defense"},
         "9 convolutions": {"model.model"},
-        "32 pixels": {"model.dataset"},
         "first member": {"policy"},
         "second member": {"policy"},
     }
 
 
-def test_a_network_with_other_constants_has_the_same_weights_and_another_first_layer():
-    found = switches.attacks(settings())
+def test_a_network_with_other_constants_has_the_same_weights_and_another_first_layer(settings_of):
+    found = settings_of()
     base, other = (network(found[name].model) for name in ("base", "other normalization"))
     assert all((a == b).all() for a, b in zip(base.parameters(), other.parameters(), strict=True))
     assert normalization_layer(other).std.flatten()[0] == pytest.approx(
@@ -70,18 +82,8 @@ def test_a_network_with_other_constants_has_the_same_weights_and_another_first_l
     assert normalization_layer(base).std.flatten()[0] != pytest.approx(0.2470, abs=1e-4)
 
 
-def test_grey_images_have_no_colour_constants():
-    assert "other normalization" not in switches.attacks(settings(dataset="shapes-grey"))
-
-
-def test_scores_share_policies_and_the_first_is_claim_sevens():
-    found = switches.scores(settings())
-    study = Study("smoke")
-    semi = study.network("convnet-4", train=TrainConfig(epochs=1), fraction=0.04)
-    policies = list(map(str, sample_functions(6, rng=rng(0, "correlation"))))
-    assert found["s_pri fixed"] == study.scores(semi, policies, images=2).unit
-    assert {unit.policies for unit in found.values()} == {tuple(policies)}
-    assert all(found[f"s_acc {variant}"].model.train is None for variant in VARIANTS)
+def test_grey_images_have_no_colour_constants(settings_of):
+    assert "other normalization" not in settings_of(dataset="shapes-grey")
 
 
 def made_up(policies=8, **columns):
@@ -117,30 +119,32 @@ def test_the_threshold_rejects_what_is_below_it():
     assert switches.rejected(made_up(4, **{"s_acc code": [-84.0, -85.0, -85.1, -90.0]})) == 0.5
 
 
-NO, YES, OPEN = ("no", (-0.1, 0.2)), ("yes", (0.6, 1.0)), ("undecided", (-1.0, 1.0))
+# --- the rule ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def rule():
+    """What the notebook's rule defines."""
+    source = cell("switches", "def decide(")
+    space = {"compare": compare, "guards": guards, "PAIRS": switches.PAIRS}
+    exec(source[: source.index("changed = decide(")], space)
+    return space
 
 
 @pytest.mark.parametrize(
-    ("switches_", "orders", "policies", "status"),
+    ("matters", "ranks", "policies", "status"),
     [
-        ([NO, NO], [0.9, 0.8], 40, "reproduced"),
-        ([NO, OPEN], [0.9, 0.8], 40, "reproduced"),
-        ([YES, NO], [0.9, 0.8], 40, "partly"),
-        ([YES, NO], [0.9, 0.79], 40, "partly"),
-        ([YES, YES], [0.9, float("nan")], 40, "not reproduced"),
-        ([OPEN, NO], [0.9, 0.8], 29, "cannot tell"),
-        ([("too few images", (-0.1, 0.2))] * 2, [0.9, 0.8], 40, "cannot tell"),
+        (["no", "no"], [0.9, 0.8], 40, "reproduced"),
+        (["no", "undecided"], [0.9, 0.8], 40, "reproduced"),
+        (["yes", "no"], [0.9, 0.8], 40, "partly"),
+        (["yes", "no"], [0.9, 0.79], 40, "partly"),
+        (["yes", "yes"], [0.9, float("nan")], 40, "not reproduced"),
+        (["undecided", "no"], [0.9, 0.8], 29, "cannot tell"),
+        (["too few images"] * 2, [0.9, 0.8], 40, "cannot tell"),
     ],
 )
-def test_the_rule_counts_what_matters(switches_, orders, policies, status):
-    rows = [
-        {"mean": sum(pair) / 2, "low": pair[0], "high": pair[1], "matters": word}
-        for word, pair in switches_
-    ]
-    verdict = switches_verdict(
-        pd.DataFrame(rows, index=["a", "b"]), pd.Series(orders, index=["c", "d"]), policies
-    )
-    assert verdict.status == status
+def test_the_rule_counts_what_matters(rule, matters, ranks, policies, status):
+    assert rule["judge"](matters, ranks, policies)[0] == status
 
 
 @pytest.mark.parametrize(
@@ -161,33 +165,31 @@ def test_the_rule_counts_what_matters(switches_, orders, policies, status):
     ],
 )
 def test_a_switch_matters_where_its_interval_leaves_half_a_decibel_and_zero(
-    shift, spread, gain, images, word
+    rule, shift, spread, gain, images, word
 ):
     wave = np.resize([-1.0, 1.0, 0.5, -0.5], images) * spread
     values = {"base": np.full(images, float(gain)), "4 restarts": gain + shift + wave}
     rows = [pd.DataFrame({"setting": n, "image": range(images), "gain": v, "psnr": v + 9, "floor_policy": 9.0})
             for n, v in values.items()]  # fmt: skip
-    assert switches.decided(pd.concat(rows)).loc["4 restarts", "matters"] == word
+    assert rule["decide"](pd.concat(rows)).loc["4 restarts", "matters"] == word
 
 
-def test_a_toy_run_holds_every_setting_and_its_scores_are_the_librarys(kept):
-    chosen = settings(**TINY)
-    result = switches.run(chosen, kept)
-    attacks = result.tables["attacks"]
-    assert attacks.groupby("setting").size().to_dict() == dict.fromkeys(switches.attacks(chosen), 3)
-    assert result.verdict.status == "cannot tell"
-    change = switches.changes(result).loc["4 restarts"]
-    for column, value in {"PSNR": "psnr", "gain": "gain"}.items():
-        known = attacks.set_index(["setting", "image"])[value]
-        assert change[column] == pytest.approx((known["4 restarts"] - known["base"]).mean())
-    table = result.tables["scores"]
-    unit = switches.scores(chosen)["s_acc code"]
-    score = accuracy_score(
-        network(unit.model).eval(),
-        unseen(chosen.dataset)[: unit.images],
-        parse_policy(table["policy"][1]),
-        variant="code",
-        rng=rng(unit.seed, "accuracy scores"),
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_accuracy_scores_are_the_librarys(kept, variant):
+    unit = AccuracyUnit(
+        model=Study("smoke", store=kept.root).network("convnet-4").unit,
+        policies=("3-1-7", "43-18-18"),
+        images=5,
+        variant=variant,
+        seed=3,
     )
-    assert table["s_acc code"][1] == pytest.approx(score)
-    assert set(switches.comparison(result).index) == set(switches.attacks(chosen))
+    made = unit.make(kept, torch.device("cpu"))["scores"]
+    for policy, score in zip(unit.policies, made, strict=True):
+        known = accuracy_score(
+            network(unit.model).eval(),
+            unseen("shapes")[:5],
+            parse_policy(policy),
+            variant=variant,
+            rng=rng(3, "accuracy scores"),
+        )
+        assert float(score) == pytest.approx(known)

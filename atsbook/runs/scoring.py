@@ -1,4 +1,4 @@
-"""Units of the score pages: privacy scores of given policies, and whole searches."""
+"""Units of the score pages: privacy and accuracy scores of given policies, and whole searches."""
 
 import dataclasses
 import time
@@ -25,8 +25,9 @@ from atslib.checkpoints import fingerprint, load_state, save_state
 from atslib.clients.prepare import to_images
 from atslib.data.load import Images
 from atslib.errors import AtsError
+from atslib.policies.policy import parse_policy
 from atslib.rng import rng
-from atslib.scores.scores import area, gradsim_curve
+from atslib.scores.scores import accuracy_score, area, gradsim_curve
 from atslib.scores.search import SearchConfig, SearchResult, search
 
 TOGETHER = 512  # images scored between two looks at the clock, at least under one policy
@@ -117,6 +118,45 @@ def _curves(
         variant=unit.variant,
     )
     return curves.view(len(policies), -1, unit.points)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AccuracyUnit(OnModel):
+    """Accuracy scores of policies on an untrained network and on test images that no page attacks."""
+
+    kind: ClassVar[str] = "accuracy"
+
+    model: ModelUnit
+    policies: tuple[str, ...]
+    images: int
+    variant: str
+    seed: int = 0
+
+    @property
+    def title(self) -> str:
+        """How many policies, and which variant."""
+        return f"accuracy scores, variant {self.variant}, of {len(self.policies)} policies on {self.model.dataset}"
+
+    @property
+    def passes(self) -> float:
+        """Forward and backward for each image."""
+        return 3 * self.images * len(self.policies)
+
+    def make(self, store: Store, device: torch.device) -> Artifact:
+        """`scores` (P,), if they are not in the store."""
+
+        def compute(state: object) -> dict[str, Tensor]:
+            model = network(self.model).to(device).eval()
+            images = unseen(self.model.dataset)[: self.images]
+            policies = [parse_policy(policy) for policy in self.policies]
+            streams = [rng(self.seed, "accuracy scores") for _ in policies]
+            scores = [
+                accuracy_score(model, images, policy, variant=self.variant, rng=stream)
+                for policy, stream in zip(policies, streams, strict=True)
+            ]
+            return {"scores": torch.tensor(scores, dtype=torch.float64)}
+
+        return store.get("accuracy", self, compute, label=self.title)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

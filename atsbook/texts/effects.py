@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from atsbook.findings import switches
 from atsbook.findings.compare import interval
 from atsbook.findings.reported import DEFENSES
 from atsbook.findings.result import NO_POLICY
 from atsbook.findings.statistics import paired
-from atsbook.pages import ext4_hidden_details, switches
 from atsbook.texts.answers import stored
 from atslib.errors import AtsError, choose
 from atslib.files import write_atomically
@@ -63,7 +63,7 @@ def _trained(table: pd.DataFrame, base: str, name: str) -> str:
 
 
 def _switch(name: str, column: str = "", value: str = "psnr") -> Callable[[Tables], str]:
-    """What a switch of the attack changes, of trained networks their accuracy too.
+    """What a switch of the attack changes.
 
     Args:
         column: of the attacked networks; its two values are named first.
@@ -77,8 +77,6 @@ def _switch(name: str, column: str = "", value: str = "psnr") -> Callable[[Table
         first, turned = (attacks[attacks["setting"] == setting].iloc[0] for setting in (base, name))
         text = f"{first[column]} → {turned[column]}: " if column else ""
         text += ("gain " if value == "gain" else "") + _change(attacks, name, base, value=value)
-        if "accuracy" in tables:
-            text += f", {_accuracy(tables['accuracy'], base, name, 'setting')}"
         usual = attacks.iloc[0]
         here = [turned["dataset"], turned["model"]]
         if here == [usual["dataset"], usual["model"]]:
@@ -208,7 +206,7 @@ EFFECTS: dict[str, tuple[str, Callable[[Tables], str]]] = {
         ),
     ),
     "pruning": ("switches", _switch("pruned globally")),
-    "restarts": ("switches", _switch(f"{switches.RESTARTS} restarts")),
+    "restarts": ("switches", _switch("4 restarts")),
     "hybrid-draw": ("switches", _members),
     "gradsim": ("switches", _order("GradSim by tensor")),
     "ranking": ("switches", _order("variance in the ranking")),
@@ -218,7 +216,7 @@ EFFECTS: dict[str, tuple[str, Callable[[Tables], str]]] = {
     "crop-training": ("ext4_hidden_details", lambda t: _trained(t["accuracy"], "without", "with")),
     "factor-training": (
         "ext4_hidden_details",
-        lambda t: _trained(t["accuracy"], "with", ext4_hidden_details.HALVED),
+        lambda t: _trained(t["accuracy"], "with", "with, loss factor 0.5"),
     ),
     "crop-target": (
         "ext4_hidden_details",
