@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
-from scipy.stats import spearmanr
 
 from atsbook.figures import plots
 from atsbook.findings import compare
@@ -22,21 +21,18 @@ from atsbook.pages import (
     claim2_search,
     claim3_transfer,
     claim5_semantics,
-    ext3_which_images_leak,
 )
 from atsbook.pages.claim3_transfer import transfer_verdict
 from atsbook.pages.claim5_semantics import semantics_verdict
-from atsbook.pages.ext3_which_images_leak import leakage_verdict
 from atsbook.runs import attacks as units
 from atsbook.runs import layers, networks, table1
 from atsbook.runs.attacks import attack_unit
 from atsbook.runs.networks import ModelUnit, model_unit, network, trained
 from atsbook.runs.settings import settings
 from atsbook.runs.store import Store
-from atsbook.runs.table1 import HYBRID, SEARCHED
-from atslib.attacks import ATTACKS
+from atsbook.runs.table1 import HYBRID, POLICIES, SEARCHED
+from atsbook.runs.tables import label
 from atslib.attacks.engine import frame_steps
-from atslib.data.load import load
 from atslib.errors import AtsError
 from atslib.rng import rng
 
@@ -226,11 +222,7 @@ def test_a_page_opens_with_each_cell_without_and_with_a_policy():
 
 def test_pages_share_networks_and_attacks_where_they_can():
     small = settings()
-    ours = {
-        name: attack_unit(small, "" if name == "none" else name)
-        for name in ext3_which_images_leak.policies(small)
-    }
-    assert ext3_which_images_leak.policies(small) == ours
+    ours = {label(policy): attack_unit(small, policy) for policy in POLICIES}
     for (model, name), unit in claim5_semantics.units(small).items():
         assert model == small.model
         assert unit == dataclasses.replace(ours[name], frames=claim5_semantics.ITERATES)
@@ -671,166 +663,3 @@ def test_the_replications_layers_are_set_beside_ours():
         "3-1-7": 0.62,
     }
     assert found["mean"].tolist() == pytest.approx([0.55] * 12)
-
-
-# --- which images leak --------------------------------------------------------------------------------------
-
-
-def gains(values, policies=("none", "a")):
-    """A table of one property that is the gain plus noise, and others that are noise."""
-    values, draws = np.asarray(values, float), np.random.default_rng(0)
-    rows = [
-        {"policy": p, "image": i, "gain": v, "contrast": v + 0.1 * draws.normal()}
-        | {name: draws.normal() for name in ext3_which_images_leak.PROPERTIES if name != "contrast"}
-        for i, row in enumerate(values)
-        for p, v in zip(policies, row, strict=True)
-    ]
-    return pd.DataFrame(rows)
-
-
-def test_an_image_with_a_gap_is_left_out():
-    table = gains([[1, 2], [np.nan, 2], [3, 5]])
-    assert ext3_which_images_leak.grid(table, "gain")[..., 0].tolist() == [[1, 2], [3, 5]]
-
-
-def test_rank_correlation_is_spearmans_within_a_policy():
-    table = gains(np.random.default_rng(1).normal(size=(9, 2)) * [1, 3])
-    found = ext3_which_images_leak.correlations(table).set_index("property")
-    for name in ext3_which_images_leak.PROPERTIES:
-        each = [
-            spearmanr(rows[name], rows["gain"]).statistic for _, rows in table.groupby("policy")
-        ]
-        assert found.loc[name, "spearman"] == pytest.approx(np.mean(each))
-    assert found.loc["contrast", "low"] > 0.5
-
-
-def test_skill_is_that_of_images_left_out():
-    told = gains(3 * np.random.default_rng(2).normal(size=(30, 2)))
-    mean, low, high = ext3_which_images_leak.skill(told)
-    assert 0.8 < low < mean < high <= 1
-    untold = told.assign(gain=np.random.default_rng(3).normal(size=60))
-    assert ext3_which_images_leak.skill(untold)[1] < 0
-    assert all(math.isnan(v) for v in ext3_which_images_leak.skill(gains([[1, 2], [2, 3]])))
-
-
-def test_an_image_left_out_has_no_say_in_its_own_prediction():
-    table = gains(np.random.default_rng(4).normal(size=(6, 2)))
-    before = ext3_which_images_leak.left_out(table)
-    moved = table.assign(gain=table["gain"] + 100 * (table["image"] == 2))
-    values = ext3_which_images_leak.grid(table, "gain")[..., 0]
-    rest = np.delete(values, 2, 0).mean(0)
-    assert before[2, 1] == pytest.approx(np.square(values[2] - rest).sum())
-    assert ext3_which_images_leak.left_out(moved)[2, 1] == pytest.approx(
-        np.square(values[2] + 100 - rest).sum()
-    )
-
-
-def test_properties_in_closed_form():
-    model = network(
-        ModelUnit(dataset="shapes", model="convnet-4", fraction=1.0, train=None, seed=0)
-    )
-    images = torch.zeros(2, 3, 32, 32)
-    images[1, :, :, 16:] = 1
-    labels = torch.tensor([0, 1])
-    found = ext3_which_images_leak.properties(model, images, labels)
-    assert found["brightness"].tolist() == [0, 0.5]
-    assert found["contrast"].tolist() == pytest.approx([0, 0.5], rel=1e-3)
-    assert found["edges"].tolist() == pytest.approx([0, 1 / 31])
-    assert found["loss"].tolist() == pytest.approx(
-        F.cross_entropy(model(images), labels, reduction="none").tolist()
-    )
-    loss = F.cross_entropy(model(images[1:]), labels[1:])
-    square = sum(
-        float(g.square().sum()) for g in torch.autograd.grad(loss, list(model.parameters()))
-    )
-    assert found["gradient"][1] == pytest.approx(math.sqrt(square), rel=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("gain", "skill", "images", "status"),
-    [
-        ([0, 1], (0.5, 0.2, 0.8), 30, "reproduced"),
-        ([0, 1], (0.1, -0.2, 0.4), 30, "partly"),  # nothing tells which
-        ([1, 2], (0.5, 0.2, 0.8), 30, "partly"),  # all leak
-        ([0, 1], (math.nan,) * 3, 30, "partly"),
-        ([0, 0.9], (0.5, 0.2, 0.8), 30, "not reproduced"),
-        ([0, 1], (0.5, 0.2, 0.8), 29, "cannot tell"),
-        ([0, 0.9], (0.5, 0.2, 0.8), 5, "cannot tell"),
-        ([0, 1], (0.5, 0.2, 0.8), 4, "not measured"),
-    ],
-)
-def test_the_rule_of_extension_3(gain, skill, images, status):
-    verdict = leakage_verdict(pd.Series(gain), skill, images)
-    assert verdict.status == status
-    if status == "cannot tell":
-        assert verdict.reason == f"{images} images are fewer than 30"
-        assert f"of 2 defended attacks leak; R² 0.50 [0.20, 0.80], {images} images" in verdict.here
-
-
-def test_where_untrained_networks_are_attacked_extension_3_changes_weights_or_kind():
-    found = ext3_which_images_leak.others(INITIAL)
-    networks = found["networks"]
-    assert list(networks) == ["lenet", "other weights", "convnet-16", "resnet20-1"]
-    assert {unit.model.train for unit in networks.values()} == {None}
-    assert networks["lenet"] == attack_unit(INITIAL)
-    other = dataclasses.replace(networks["lenet"].model, seed=1)
-    assert networks["other weights"] == dataclasses.replace(networks["lenet"], model=other)
-    for name, preset in (("convnet-16", "annealed-convnet"), ("resnet20-1", "annealed-resnet")):
-        assert (networks[name].model.model, networks[name].last) == (name, 32)
-        assert dataclasses.replace(networks[name].attack, steps=100) == ATTACKS[preset]
-    assert list(found["seeds, hybrid"]) == ["seed 0", "seed 1", "seed 2"]
-
-
-def test_extension_3_changes_the_network_or_the_seed_alone():
-    found = ext3_which_images_leak.others(settings(profile="full", dataset="shapes", images=9))
-    for over, group in found.items():
-        first, *rest = group.values()
-        fields = [field.name for field in dataclasses.fields(first)]
-        changed = {
-            tuple(f for f in fields if getattr(unit, f) != getattr(first, f)) for unit in rest
-        }
-        assert changed == {("model",) if over == "networks" else ("seed",)}
-        assert len(set(group.values())) == len(group)
-
-
-def test_at_laptop_extension_3_attacks_200_images_of_the_first_network(monkeypatch):
-    there = lambda name, split: range(1000)  # noqa: E731
-    monkeypatch.setattr("atsbook.runs.attacks.dataset", there)
-    monkeypatch.setattr(table1, "dataset", there)
-    found = ext3_which_images_leak.units(settings(profile="laptop", dataset="cifar100"))
-    assert {(unit.model.model, unit.last) for unit in found.values()} == {
-        ("lenet", 200), ("convnet-16", 32), ("resnet20-1", 32),
-    }  # fmt: skip
-    assert {
-        unit.last
-        for unit in ext3_which_images_leak.units(settings(profile="laptop", images=9)).values()
-    } == {9}
-
-
-def test_extension_3_reads_claim_1s_attacks(kept):
-    result = ext3_which_images_leak.run(settings(**TINY), kept)
-    images = result.tables["images"]
-    assert len(images) == 5 * 3
-    shares = result.tables["split"].groupby("over", sort=False)["share"].sum()
-    seeds = [f"seeds, {name}" for name in ("no policy", "3-1-7", "43-18-18", "hybrid")]
-    assert shares.to_dict() == pytest.approx(dict.fromkeys(("policies", "networks", *seeds), 1))
-    others = result.tables["others"]
-    assert others.groupby("over")["setting"].nunique().to_dict() == {
-        "networks": 5, **dict.fromkeys(seeds, ext3_which_images_leak.SEEDS),
-    }  # fmt: skip
-    bare = images[images["policy"] == "none"]["gain"].tolist()
-    for over, first in (("networks", "convnet-4"), ("seeds, no policy", "seed 0")):
-        found = others[(others["over"] == over) & (others["setting"] == first)]
-        assert found["gain"].tolist() == bare
-    assert (
-        images["class"].tolist() == [load("shapes", "test").class_names[i] for i in (0, 1, 2)] * 5
-    )
-    ranks = ext3_which_images_leak.ordered(result).groupby("image")["rank"].first()
-    assert ranks.sort_values().index[0] == images.groupby("image")["gain"].mean().idxmax()
-    rows, captions = ext3_which_images_leak.worst(result, count=4)
-    top = images[images["policy"].isin(ext3_which_images_leak.DEFENDED)].nlargest(4, "gain").iloc[0]
-    assert torch.equal(
-        rows["recovered"][0], result.sheets[top["policy"]]["reconstruction"][top["image"]]
-    )
-    assert captions["recovered"][0] == f"{top['gain']:+.1f} dB"
-    assert len(captions["original"]) == 4
