@@ -117,8 +117,8 @@ def test_a_rectangle_says_what_its_policies_share(page, drawn):
 
 
 def test_a_click_chooses_the_nearest_and_keys_go_on_by_score(page, drawn):
-    table = drawn[0].tables["policies"]
-    order = table["policy"][np.argsort(table["semi-trained, code"], kind="stable")].tolist()
+    table = drawn[0]
+    order = table["policy"][np.argsort(table["released"], kind="stable")].tolist()
     typed(page, order[3])
     ring = page.js(
         "(r => [r.x + r.width / 2, r.y + r.height / 2])(document.querySelector('.ats-ring').getBoundingClientRect())"
@@ -148,7 +148,7 @@ def test_an_operation_colours_its_policies_and_dark_pages_have_bright_dots(page,
     choose(
         page,
         2,
-        1 + drawn[1]["ids"].index(int(drawn[0].tables["policies"]["policy"][1].split("-")[0])),
+        1 + drawn[1]["ids"].index(int(drawn[0]["policy"][1].split("-")[0])),
     )
     page.until(f"{INK}.marked > 0")
     choose(page, 2, 0)
@@ -162,7 +162,7 @@ def test_the_axes_can_be_chosen_and_a_phone_shows_all(page, drawn):
         "[...document.querySelectorAll('.ats-atlas select')[0].options].map((o) => o.textContent)"
     )
     assert options == names
-    choose(page, 0, 4)
+    choose(page, 0, names.index("Accuracy score"))
     assert re.search(r"Accuracy score: -?[\d.]+; ", page.text(WORDS))
     page.size(360, 800, mobile=True)
     page.until("document.querySelector('.ats-cloud').width > 0")

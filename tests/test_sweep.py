@@ -228,7 +228,7 @@ def test_the_lead_weighs_by_the_chance_to_be_chosen():
     names = {"judged": judged, "numbers": numbers, "half": 2, "np": np, "space": space}
     names["chances"] = pd.Series({1: 0.0, 3: 0.2, 5: 0.0, 7: 0.6, 9: 0.2})
     source = cell("preferred = np.arange")
-    lead = source[source.index("gain, image = (") : source.index("# attacks without a policy")]
+    lead = source[source.index("gain, image = (") : source.index("# the same over the guess")]
     exec(lead, names)
     change = names["change"]
     expected = (0.6 * 1 + 0.2 * 2) / 0.8 - (5 + 3) / 2

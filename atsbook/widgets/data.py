@@ -229,7 +229,7 @@ def atlas(
         "canonical": [None if i is None else ids.index(i) for i in CANONICAL],
         "numbers": [number[policy] for policy in policies],
         "x": [_sixteen(name, np.asarray(values)) for name, values in scores.items()],
-        "y": [_sixteen(name, values) for name, values in gains.items()],
+        "y": [_sixteen(name, np.asarray(values)) for name, values in gains.items()],
         "published": [{"id": own, "name": name} for own, name in known.items() if own in there],
         "start": "3-1-7",
     }
