@@ -61,7 +61,8 @@ def test_a_notebook_is_clean(path):
 
 
 def test_pages_that_attack_show_every_outcome():
-    shown = {path.stem for path in NOTEBOOKS if "compare.outcomes(" in path.read_text()}
+    ways = ("compare.outcomes(", "outcomes=True")
+    shown = {path.stem for path in NOTEBOOKS if any(way in path.read_text() for way in ways)}
     tables = {
         path.parent.parent.name: set(pd.read_csv(path, nrows=1))
         for path in (ROOT / "results").glob("*/*/attacks.csv")
@@ -100,6 +101,43 @@ def test_a_claims_page_opens_with_a_sentence_a_figure_and_a_short_table(path):
     first = kinds.index("table")
     assert set(kinds[2:first]) == {"figure"}
     assert shown[first][1].split("<tbody>")[1].count("<tr>") <= 8
+
+
+# Pages that still open with a banner and the verdict; the explorer is a picture itself.
+OLDER = {"claim2_generality", "claim2_search", "claim3_transfer", "claim5_semantics"}
+OTHER = {*OLDER, "explorer"}
+OPENED = [path for path in EXECUTED if isinstance(path, Path) and path.stem not in OTHER]
+
+
+def pasted(path):
+    """What an executed page pastes by name, as text or HTML."""
+    found = {}
+    for cell in code(path):
+        for output in cell.outputs:
+            named = output.get("metadata", {}).get("scrapbook", {}).get("name")
+            if named:
+                kinds = {key.rpartition("/")[2]: value for key, value in output["data"].items()}
+                found[named] = kinds
+    return found
+
+
+@pytest.mark.parametrize("path", OPENED, ids=name)
+def test_a_page_opens_with_an_answer_a_picture_its_data_and_a_short_table(path):
+    head = read(path).cells[0].source
+    assert head.splitlines()[0].endswith("?"), "a page's title is a question"
+    for wanted in (
+        "{glue:md} answer",
+        "{glue:figure} picture",
+        "{glue:any} data",
+        "{glue:any} numbers",
+    ):
+        assert wanted in head
+    there = pasted(path)
+    assert there["answer"]["markdown"].strip()
+    assert "nan" not in there["answer"]["markdown"].split()
+    assert "png" in there["picture"]
+    assert 'download="' in there["data"]["html"]
+    assert there["numbers"]["html"].split("<tbody>")[1].count("<tr") <= 8
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
