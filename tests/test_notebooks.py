@@ -209,7 +209,7 @@ def test_a_misspelt_parameter_stops_with_the_valid_ones(path, alone, tmp_path, m
         alone(path, profle="smoke")
     assert error.value.ename == "AtsError"
     assert re.match(
-        r"unknown parameter profle; the parameters are profile, dataset, model, ",
+        r"unknown parameter profle; the parameters .*are profile, dataset, ",
         error.value.evalue,
     )
     assert not (tmp_path / "store").exists()
