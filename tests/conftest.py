@@ -123,6 +123,7 @@ def drawn_figures(tmp_path_factory):
     study, cpu = Study("smoke", store=kept.root), torch.device("cpu")
     semi = study.network("lenet", train=TrainConfig(epochs=1), fraction=0.002)
     presets = {"": "No policy", "3-1-7": "Searched", "3-1": "its first two"}
+    presets |= dict.fromkeys(("19-1-18", "19-1", "43-18"), "Another")
     policies = study.scores(semi, list(presets), images=3)
     singles = study.scores(semi, list(map(str, transformations.FUNCTIONS)), images=3)
     for request in (policies, singles):

@@ -217,8 +217,11 @@ BLACK = torch.zeros(2, 3, 4, 4, dtype=torch.uint8)
         ((50, BLACK), "operation 50 is unknown; ids run 0..49"),
         ((-1, BLACK), "operation -1 is unknown"),
         (("invert", BLACK), "operation 'invert' is unknown"),
-        ((0, BLACK.float()), "pixels are torch.float32; expected a uint8 tensor"),
-        ((0, BLACK.numpy()), "pixels are ndarray; expected a uint8 tensor"),
+        ((0, BLACK.float()), "pixels are float32 of shape (2, 3, 4, 4); expected a uint8 tensor"),
+        (
+            (0, BLACK.numpy()),
+            "pixels are a NumPy array, uint8 of shape (2, 3, 4, 4); expected a uint8 tensor",
+        ),
         ((0, BLACK[0]), "shape (3, 4, 4); expected (B, C, H, W)"),
         ((0, BLACK.transpose(1, 3)), "shape (2, 4, 4, 3); expected (B, C, H, W) with C = 1 or 3"),
         ((0, BLACK, 2), "sign 2 is neither +1 nor -1"),
