@@ -199,15 +199,11 @@ def is_tensor(array: object) -> bool:
 
 
 def describe(array: object) -> str:
-    """What an argument is, for an error: dtype and shape of a tensor or of an array of numpy's, the
-    type of anything else.
-    """
+    """What an argument is, for an error: dtype and shape of an array, the type of anything else."""
     if not isinstance(array, (Tensor, np.ndarray)):
         return type(array).__name__
     kind = str(array.dtype).removeprefix("torch.")
-    if not isinstance(array, Tensor):
-        return f"a NumPy array, {kind} of shape {tuple(array.shape)}"
-    if is_tensor(array):
+    if not isinstance(array, Tensor) or is_tensor(array):
         return f"{kind} of shape {tuple(array.shape)}"
     if array.is_nested:
         return f"nested {kind}"

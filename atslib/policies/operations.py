@@ -106,7 +106,10 @@ def apply(index: int, pixels: Tensor, sign: Sign = 1) -> Tensor:
 def check_pixels(pixels: Tensor) -> None:
     """Raise `AtsError` unless `pixels` is (B, C, H, W) uint8 with one or three channels."""
     if not is_tensor(pixels) or pixels.dtype != torch.uint8:
-        raise AtsError(f"pixels are {describe(pixels)}; expected a uint8 tensor, values 0..255")
+        given = describe(pixels)
+        if isinstance(pixels, np.ndarray):
+            given = f"a NumPy array, {given}"
+        raise AtsError(f"pixels are {given}; expected a uint8 tensor, values 0..255")
     if pixels.ndim != 4 or pixels.shape[1] not in (1, 3):
         raise AtsError(
             f"pixels have shape {tuple(pixels.shape)}; expected (B, C, H, W) with C = 1 or 3"
