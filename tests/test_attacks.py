@@ -1027,7 +1027,10 @@ SHAPES = ((2, 3, 8, 8), (4, 3, 8, 9), (3, 4, 3, 8, 8), (4, 3 * 64))
         ({"chunk": 0}, "chunk=0 must be a whole number, at least 1"),
         ({"rng": None}, "rng None must be a stream"),
         *[
-            ({"start": torch.zeros(shape)}, f"start float32 of shape {shape} must be (4, 3, 8, 8) in [0, 1]")
+            (
+                {"start": torch.zeros(shape)},
+                f"start float32 of shape {shape} must be (4, 3, 8, 8) in [0, 1]",
+            )
             for shape in SHAPES
         ],
         (

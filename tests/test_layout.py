@@ -4,6 +4,7 @@ import ast
 import graphlib
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -179,3 +180,28 @@ def test_a_package_that_imports_its_modules_is_no_circle():
 def test_all_three_packages_are_looked_at(package):
     assert sum(name.startswith(package) for name in FILES) > 5
     assert sum(len(GRAPH[name]) for name in FILES if name.startswith(package)) > 5
+
+
+def test_no_release_with_a_known_hole_is_allowed():
+    fixed = {
+        "filelock": "3.20.3",
+        "pillow": "12.2",
+        "bokeh": "3.8.2",
+        "distributed": "2026.1",
+        "tornado": "6.5.5",
+    }
+    project = tomllib.loads(Path(__file__).parents[1].joinpath("pyproject.toml").read_text())
+    project = project["project"]
+    extras = project["optional-dependencies"].values()
+    asked = [*project["dependencies"], *(line for lines in extras for line in lines)]
+    found = {}
+    for line in asked:
+        name, _, bound = line.partition(";")[0].partition(">=")
+        found.setdefault(name.strip(), []).append(bound.partition(",")[0].strip())
+
+    def numbers(version):
+        return [int(part) for part in version.split(".")]
+
+    for name, first in fixed.items():
+        assert found[name], name
+        assert all(numbers(bound) >= numbers(first) for bound in found[name]), name
