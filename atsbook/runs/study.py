@@ -790,9 +790,7 @@ class Study:
         parts = []
         for key, request in requests.items():
             part = self._rows_of(request.unit)
-            columns = dict(zip(names, key if isinstance(key, tuple) else (key,), strict=True))
-            if "policy" in columns:
-                columns["policy"] = label(str(columns["policy"]))
+            columns = _columns(names, key)
             part = part.assign(**columns)
             if key in known:
                 part["rank_knowing"] = self._artifact(known[key].unit)["rank_knowing"].numpy()
@@ -837,9 +835,7 @@ class Study:
         self.compute(networks)
         rows = []
         for key, request in networks.items():
-            columns = dict(zip(names, key if isinstance(key, tuple) else (key,), strict=True))
-            if "policy" in columns:
-                columns["policy"] = label(str(columns["policy"]))
+            columns = _columns(names, key)
             kept = self._artifact(request.unit)
             learned = (
                 {"train": int(kept["images"])} if "images" in kept.tensors else {}
@@ -864,9 +860,7 @@ class Study:
             part = pd.DataFrame(history, columns=measured[: history.shape[1]])
             part = part.reindex(columns=measured)
             part.insert(0, "epoch", range(1, len(part) + 1))
-            columns = dict(zip(names, key if isinstance(key, tuple) else (key,), strict=True))
-            if "policy" in columns:
-                columns["policy"] = label(str(columns["policy"]))
+            columns = _columns(names, key)
             parts.append(part.assign(**columns))
         return pd.concat(parts, ignore_index=True)
 
@@ -943,6 +937,14 @@ class Study:
         if isinstance(unit, ModelUnit):
             return trained(unit, self.store, self.device)[1]
         return unit.make(self.store, self.device)
+
+
+def _columns(names: Sequence[str], key: object) -> dict[str, object]:
+    """The parts of a request's key by what they are called; a policy "" is written as none."""
+    columns = dict(zip(names, key if isinstance(key, tuple) else (key,), strict=True))
+    if "policy" in columns:
+        columns["policy"] = label(str(columns["policy"]))
+    return columns
 
 
 def _rows(images: range | int) -> tuple[int, int]:
