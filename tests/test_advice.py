@@ -155,6 +155,11 @@ def test_it_says_what_gradients_tell_along_a_training(tmp_path):
     privacy(tmp_path)
     stored(tmp_path, "regimes", attacks=pd.concat(parts))
     assert "| ResNet20-1 | 900 | 50 → 25 | 50 → 25 |" in advice(tmp_path)
+    along = attacked("early", 900, -2.0, 0.0)
+    along = along.assign(rank_original=along["rank_knowing"])
+    stored(tmp_path / "other", "regimes", attacks=pd.concat([*parts, along]))
+    privacy(tmp_path / "other")
+    assert "| ResNet20-1 | 900 | 50 → 25 | 50 → 25 |" in advice(tmp_path / "other")
 
 
 def test_noise_and_pruning_stand_beside_the_policy(tmp_path):

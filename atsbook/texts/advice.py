@@ -143,7 +143,10 @@ def _stages(results: Path) -> str:
     for model in bare[bare["regime"] == "early"]["model"].unique():
         own = bare[bare["model"] == model]
         last = own["step"].max()
-        ends = [own[own["step"] == step] for step in (0, last)]
+        end = own[own["step"] == last]
+        if (end["regime"] == "trained").any():  # by more images than along the way
+            end = end[end["regime"] == "trained"]
+        ends = [own[own["step"] == 0], end]
         cells = [
             _arrow([100 * (end[column] == 1).mean() for end in ends], "{:.0f}")
             for column in ("rank_original", "rank_target")
