@@ -85,7 +85,9 @@ def test_the_builder_has_its_images_and_every_scored_curve(drawn_figures):
     ranked = drawn_figures.table["s_pri"]
     np.testing.assert_allclose([by_id[str(op)] for op in ranked.index], ranked, rtol=1e-3)
     assert payload["n"] == unit.images == 3
-    assert payload["presets"] == {"none": "No policy", "3-1-7": "Searched", "3-1": "its first two"}
+    assert payload["presets"] == {
+        policy or "none": title for policy, title in drawn_figures.presets.items()
+    }
 
 
 def test_of_each_policy_to_build_from_its_beginnings_are_scored_too():

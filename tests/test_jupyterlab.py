@@ -36,6 +36,11 @@ pytestmark = [
 
 RUN, STOP, STATUS, STEP = ".ats-run .ats-play", ".ats-stop", ".ats-status", ".ats-step"
 STEPS = ".ats-own input[type=number]"
+# the whole form is there: its parts are not drawn all at once
+FORM = " && ".join(
+    f"Boolean(document.querySelector('{part}'))"
+    for part in (RUN, STOP, STATUS, STEPS, ".ats-own > label:nth-of-type(4) select")
+)
 
 
 def asked(address, method="GET"):
@@ -137,7 +142,7 @@ def opened(browser, lab):
         "jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'", 60
     )
     browser.js("void jupyterapp.commands.execute('notebook:run-all-cells')")
-    browser.until("Boolean(document.querySelector('.ats-explorer .ats-own'))", 180)
+    browser.until(FORM, 180)
     return browser
 
 
@@ -192,6 +197,7 @@ def canvas(page, which):
 @pytest.fixture
 def page(opened):
     """The notebook with no attack going on; another test's choices are taken back."""
+    opened.until(FORM, 30)
     opened.js(f"document.querySelector('{STOP}').click()")
     opened.until(f"document.querySelector('{STOP}').disabled", 30)
     set_steps(opened, 2000)
@@ -310,7 +316,7 @@ def test_an_attack_that_nobody_sees_any_more_is_stopped(page):
     page.until("!document.querySelector('.ats-explorer')")
     assert page.js(ENDED) == "True"
     page.js("void jupyterapp.commands.execute('notebook:run-all-cells')")  # for the next test
-    page.until("Boolean(document.querySelector('.ats-explorer .ats-own'))", 180)
+    page.until(FORM, 180)
 
 
 def test_the_attack_ends_with_its_kernel_and_no_other_host_was_asked(page, lab):

@@ -395,7 +395,5 @@ def test_what_a_notebook_defines_reaches_the_workers_of_a_kernel(tmp_path, monke
 
 
 def test_a_misspelt_parameter_ends_the_notebook_at_once(edited):
-    with pytest.raises(
-        AtsError, match=r"unknown parameter pictures; the parameters of this notebook are profile"
-    ):
+    with pytest.raises(AtsError, match=r"unknown parameter pictures; the parameters are profile"):
         edited("claim7_correlation", profile="smoke", pictures=3)

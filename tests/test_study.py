@@ -11,6 +11,7 @@ from atsbook.runs.archive import Archive
 from atsbook.runs.attacks import AttackUnit
 from atsbook.runs.networks import ModelUnit
 from atsbook.runs.scoring import ScoreUnit
+from atsbook.runs.settings import settings
 from atsbook.runs.store import Store
 from atsbook.runs.study import Request, Study, Written, check_parameters
 from atslib.attacks import ATTACKS
@@ -104,6 +105,18 @@ def test_parameters_that_a_notebook_does_not_have_are_refused():
     ):
         with pytest.raises(AtsError, match=words):
             check_parameters(cell | wrong)
+
+
+def test_a_notebook_that_is_run_again_in_its_kernel_keeps_its_parameters():
+    later = {"answer": "a sentence", "TITLES": {"lenet": "LeNet"}}
+    own = {"__name__": "__main__", "__annotations__": {"images": int}, "images": 3}
+    check_parameters(own)
+    check_parameters(own | later)
+    with pytest.raises(AtsError, match="images='many' must be of type int"):
+        check_parameters(own | later | {"images": "many"})
+    shown = {"__name__": "__main__", "profile": "smoke", "images": 3}
+    assert settings(shown).images == 3
+    assert settings(shown | later | {"images": 4}).images == 4
 
 
 # --- what a notebook writes itself ------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Profiles: how large an experiment is, and what a notebook's parameters may say."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from atslib.attacks import ATTACKS
 from atslib.data.load import DATASETS, is_drawn
@@ -167,6 +167,36 @@ def at_laptop(own: Settings, **values: float | int) -> Settings:
     )
 
 
+def parameters_among(variables: Mapping[str, object], known: Collection[str]) -> dict[str, object]:
+    """The parameters of a notebook among its variables.
+
+    Right after the cell with the parameters, every plain value is one, and one that is not known is
+    refused. If the notebook is run a second time in the same kernel, values of later cells lie
+    there too; they are left alone.
+
+    Args:
+        variables: `vars()` of the notebook, which is marked as checked.
+        known: names of the notebook's parameters.
+    Raises:
+        AtsError: it names the parameters that are unknown, and the valid ones.
+    """
+    given = {
+        name: value
+        for name, value in variables.items()
+        if not name.startswith("_")
+        and name not in ("In", "Out")
+        and (value is None or isinstance(value, bool | int | float | str | list | tuple | dict))
+    }
+    unknown = sorted(set(given) - set(known))
+    if unknown and not variables.get("_checked"):
+        raise AtsError(
+            f"unknown parameter {', '.join(unknown)}; the parameters are {', '.join(known)}"
+        )
+    if "__name__" in variables:  # the variables of a notebook, not a plain dict
+        variables["_checked"] = True
+    return {name: value for name, value in given.items() if name in known}
+
+
 def settings(parameters: Mapping[str, object] | None = None, /, **more: object) -> Settings:
     """Settings from a notebook's variables, or from keywords; None means the profile's value.
 
@@ -177,18 +207,8 @@ def settings(parameters: Mapping[str, object] | None = None, /, **more: object) 
     Raises:
         AtsError: an unknown name, profile or data set, or a value of the wrong type.
     """
-    given = {
-        name: value
-        for name, value in (parameters or {}).items()
-        if not name.startswith("_")
-        and name not in ("In", "Out")
-        and (value is None or isinstance(value, bool | int | float | str | list | tuple | dict))
-    } | more
     known = [field.name for field in dataclasses.fields(Settings)]
-    if unknown := sorted(set(given) - set(known)):
-        raise AtsError(
-            f"unknown parameter {', '.join(unknown)}; the parameters are {', '.join(known)}"
-        )
+    given = parameters_among(parameters or {}, known) | parameters_among(more, known)
     profile = "smoke" if given.get("profile") is None else given["profile"]
     choose("profile", profile, PROFILES)
     chosen = {name: value for name, value in given.items() if value is not None}

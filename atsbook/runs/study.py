@@ -37,7 +37,7 @@ from atsbook.runs.notebooks import SAID
 from atsbook.runs.outcomes import OutcomeUnit, guess_of, outcome_rows
 from atsbook.runs.schedule import compute, describe, plan, say
 from atsbook.runs.scoring import ScoreUnit
-from atsbook.runs.settings import PROFILES
+from atsbook.runs.settings import PROFILES, parameters_among
 from atsbook.runs.store import Artifact, Store
 from atsbook.runs.tables import image_rows, label
 from atslib.attacks import ATTACKS, GradientMatching, Reconstruction, reconstruct
@@ -1003,17 +1003,7 @@ def check_parameters(variables: Mapping[str, object]) -> None:
         AtsError: it names the parameter and the valid ones.
     """
     kinds = dict(variables.get("__annotations__", {}))
-    given = {
-        name: value
-        for name, value in variables.items()
-        if not name.startswith("_")
-        and name not in ("In", "Out")
-        and (value is None or isinstance(value, bool | int | float | str | list | tuple | dict))
-    }
-    if unknown := sorted(given.keys() - kinds.keys()):
-        raise AtsError(
-            f"unknown parameter {', '.join(unknown)}; the parameters of this notebook are {', '.join(kinds)}"
-        )
+    given = parameters_among(variables, kinds)
     for name, kind in kinds.items():
         value = given.get(name)
         if value is None:
