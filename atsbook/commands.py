@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from atsbook import bench as benchmarks
 from atsbook.findings import rules
-from atsbook.runs import costing, runner
+from atsbook.report import costing, runner
 from atsbook.runs.archive import Archive
 from atsbook.runs.store import Store, opened
 from atsbook.runs.transport import export_artifacts, import_artifacts

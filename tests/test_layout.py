@@ -134,6 +134,31 @@ def test_in_the_library_imports_point_down(name):
     assert not {other for other in GRAPH[name] if floor_of(other) > floor_of(name)}
 
 
+# The book's rooms, ground floor first. What is next to another stands on its own floor too.
+BOOK = (
+    "findings",
+    "figures",
+    "runs",
+    "page",
+    "bench",
+    "pages",
+    "widgets",
+    "texts",
+    "report",
+    "commands",
+    "__main__",
+)
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("atsbook.")])
+def test_in_the_book_imports_point_down(name):
+    def floor(module):
+        return BOOK.index(module.split(".")[1])
+
+    own = {other for other in GRAPH[name] if other.startswith("atsbook.")}
+    assert not {other for other in own if floor(other) > floor(name)}
+
+
 def test_the_library_runs_without_pandas_matplotlib_and_the_other_packages():
     code = (
         "import importlib, sys\n"
