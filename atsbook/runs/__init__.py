@@ -5,7 +5,7 @@ Settings, and the units of work that pages share: trained networks, attacks, sco
 
 `settings` resolves a profile; `networks`, `attacks`, `batches` (attacks on several images a
 gradient, and labels told from them; `leakage` lists those of a page), `gradients` (what they tell
-without an attack; `inverting` lists those of a page), `sweep` (attacks on every policy, and scores;
+without an attack), `sweep` (attacks on every policy, and scores;
 `atlas` lists those of a page), `collaborative` (federations) and `scoring` make artifacts, `layers`
 looks into an attack layer by layer, `archive` keeps them in the repository as the files that
 `packing` makes of them, `tables` reads them, `table1` names the four blocks of the paper's Table 1

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from atsbook.runs.archive import Archive
-from atsbook.runs.attacks import AttackUnit, attacked, known_ranks
+from atsbook.runs.attacks import AttackUnit, OfAttack, known_ranks
 from atsbook.runs.networks import ModelUnit, Unit, dataset, device_of, trained
 from atsbook.runs.notebooks import SAID
 from atsbook.runs.outcomes import OutcomeUnit, guess_of, outcome_rows
@@ -261,37 +261,17 @@ class WrittenAttack:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FoundUnit(AttackUnit):
+class FoundUnit(OfAttack):
     """Ranks of the photographs behind an attack's images for a server that knows the policy; see
     `known_ranks`.
     """
 
     kind: ClassVar[str] = "ranks"
 
-    def __post_init__(self) -> None:
-        """An attack's kind goes with its class, these ranks' does not."""
-
-    @property
-    def attack_unit(self) -> AttackUnit:
-        """The attack whose images are looked at."""
-        return AttackUnit(
-            **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        )
-
-    @property
-    def needs(self) -> tuple[Unit, ...]:
-        """The network and the attack."""
-        return (*super().needs, self.attack_unit)
-
     @property
     def title(self) -> str:
         """Those of the attack, and what is looked for."""
         return f"photographs found, {super().title}"
-
-    @property
-    def passes(self) -> float:
-        """No network is needed."""
-        return 0.0
 
     def make(self, store: Store, device: torch.device) -> object:
         """Look for them, if that is not in the store."""
@@ -544,6 +524,7 @@ class Study:
         crop_flip: bool = True,
         frames: int = 0,
         rounds: int = 1,
+        every: bool = False,
     ) -> Request:
         """An attack on test images, each with a gradient of its own, after crop, flip and policy.
 
@@ -566,6 +547,8 @@ class Study:
             frames: iterates that are kept.
             rounds: how many the server watches; the policy draws anew in each, for the same
                 photographs after the same crops and flips.
+            every: keep `psnr_each`, `rank_each` and `cost_each`, (starts, B), of each start of an
+                attack with several; `reconstruction` is that of the least cost.
         """
         model = self._unit(network, ModelUnit, "network")
         name = policy if isinstance(policy, str) else str(policy)
@@ -588,6 +571,7 @@ class Study:
                 frames=frames,
                 seed=self.seed + draw,
                 rounds=rounds,
+                every=every,
             )
         )
 
@@ -663,11 +647,7 @@ class Study:
         Its value has `rank_knowing` (B,); 1 is found.
         """
         unit = self._unit(run, AttackUnit, "run")
-        return self._request(
-            FoundUnit(
-                **{field.name: getattr(unit, field.name) for field in dataclasses.fields(unit)}
-            )
-        )
+        return self._request(FoundUnit.of(unit))
 
     # values
 
@@ -930,10 +910,6 @@ class Study:
         return self._at_hand[unit]
 
     def _read(self, unit: Unit) -> Artifact:
-        if isinstance(unit, FoundUnit):
-            return known_ranks(unit.attack_unit, self.store, self.device)
-        if isinstance(unit, AttackUnit):
-            return attacked(unit, self.store, self.device)
         if isinstance(unit, ModelUnit):
             return trained(unit, self.store, self.device)[1]
         return unit.make(self.store, self.device)
