@@ -4,7 +4,7 @@ evidence.
 Settings, and the units of work that pages share: trained networks, attacks, scores, searches.
 
 `settings` resolves a profile; `networks`, `attacks`, `batches` (attacks on several images a
-gradient, and labels told from them; `leakage` lists those of a page), `gradients` (what they tell
+gradient, and labels told from them), `gradients` (what they tell
 without an attack), `sweep` (attacks on every policy, and scores;
 `atlas` lists those of a page), `collaborative` (federations) and `scoring` make artifacts, `layers`
 looks into an attack layer by layer, `archive` keeps them in the repository as the files that
