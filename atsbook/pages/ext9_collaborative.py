@@ -13,7 +13,6 @@ from atsbook.findings.result import NO_POLICY, Result, Verdict
 from atsbook.findings.statistics import interval, paired, share_interval
 from atsbook.findings.verdicts import cannot_tell, guards
 from atsbook.runs.collaborative import FederationUnit, federated
-from atsbook.runs.networks import device_of
 from atsbook.runs.settings import Settings
 from atsbook.runs.store import Artifact, Store
 from atsbook.runs.table1 import HYBRID, SEARCHED
@@ -22,6 +21,7 @@ from atsfed import Federation, answer
 from atsfed.federation import taken
 from atslib.attacks import ATTACKS
 from atslib.clients.updates import LocalTraining
+from atslib.models import device_of
 from atslib.policies.policy import parse_policy
 from atslib.rng import rng
 

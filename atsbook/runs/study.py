@@ -32,11 +32,10 @@ from torch import Tensor, nn
 
 from atsbook.runs.archive import Archive
 from atsbook.runs.attacks import AttackUnit, OfAttack, known_ranks
-from atsbook.runs.networks import ModelUnit, Unit, dataset, device_of, trained
-from atsbook.runs.notebooks import SAID
+from atsbook.runs.networks import ModelUnit, Unit, dataset, trained
 from atsbook.runs.outcomes import OutcomeUnit, guess_of, outcome_rows
 from atsbook.runs.schedule import compute, describe, plan, say
-from atsbook.runs.scoring import ScoreUnit
+from atsbook.runs.scoring import ScoreUnit, SearchUnit, searched
 from atsbook.runs.settings import PROFILES, parameters_among
 from atsbook.runs.store import Artifact, Store
 from atsbook.runs.tables import image_rows, label
@@ -47,10 +46,12 @@ from atslib.clients.training import TrainConfig
 from atslib.data.load import DATASETS
 from atslib.errors import AtsError, NotKept, check_kind, check_whole, choose
 from atslib.files import project_root
-from atslib.models import Normalize, build_model, normalization
+from atslib.models import Normalize, build_model, device_of, normalization
 from atslib.policies.policy import Hybrid, Policy, parse_policy
 from atslib.rng import rng
+from atslib.scores.search import SearchConfig
 
+SAID = "study: "  # how the lines begin that a study says while it computes
 IMAGES = range(100)  # the first of the test set, as in both publications
 PARTS = {"model", "reconstruction"}  # of results: what further ones are made from
 TOLD = ("found", "bits", "frame", "gain_told")  # of `Study.outcomes`, in the table of attacks
@@ -608,6 +609,16 @@ class Study:
         )
         return self._request(unit)
 
+    def search(self, network: Request, config: SearchConfig) -> Request:
+        """A search for policies on a semi-trained network (paper, Algorithm 1); its value is an
+        `atslib.SearchResult`.
+
+        Accuracy scores are of the same network before its training. All are on test images from
+        number 200 on.
+        """
+        model = self._unit(network, ModelUnit, "network")
+        return self._request(SearchUnit(model=model, config=config, seed=self.seed))
+
     def call(
         self, function: Callable[..., dict[str, Tensor]], network: Request, **arguments: object
     ) -> Request:
@@ -652,8 +663,8 @@ class Study:
     # values
 
     def __getitem__(self, request: Request) -> object:
-        """The value of a request: of a network the network itself, of anything else its tensors by
-        name.
+        """The value of a request: of a network the network itself, of a search what it found, of
+        anything else its tensors by name.
         """
         unit = self._unit(request, object, "request")
         if isinstance(unit, ModelUnit):
@@ -662,6 +673,9 @@ class Study:
                 self.store.bring(unit)
             return trained(unit, self._own, self.device)[0].eval()
         self.compute([request])
+        if isinstance(unit, SearchUnit):
+            self.store.bring(unit.model)
+            return searched(unit, self.store, self.device)
         return self._artifact(unit)
 
     def missing(
