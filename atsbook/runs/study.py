@@ -55,6 +55,10 @@ SAID = "study: "  # how the lines begin that a study says while it computes
 IMAGES = range(100)  # the first of the test set, as in both publications
 PARTS = {"model", "reconstruction"}  # of results: what further ones are made from
 TOLD = ("found", "bits", "frame", "gain_told")  # of `Study.outcomes`, in the table of attacks
+OURS = (
+    "atslib.",
+    "atsbook.",
+)  # modules whose attacks are known by their fields, not by their source
 AT_HAND = 200  # results kept in memory; one of 100 attacks has some megabytes
 
 
@@ -955,7 +959,7 @@ def _attack(attack: object, steps: int | None) -> object:
         attack = ATTACKS[attack]
     if isinstance(attack, type | types.FunctionType):
         attack = WrittenAttack(Written(attack))
-    elif dataclasses.is_dataclass(attack) and not type(attack).__module__.startswith("atslib."):
+    elif dataclasses.is_dataclass(attack) and not type(attack).__module__.startswith(OURS):
         fields = tuple(
             (field.name, getattr(attack, field.name))
             for field in dataclasses.fields(attack)
