@@ -22,15 +22,16 @@ from atslib.files import digest, write_atomically
 
 FRESH = 1.0  # seconds for which the names at the address are believed
 FIRST = 10.0  # seconds within which an address that nobody has reached yet must answer
-# By itself s3fs waits for minutes for an address that takes connections and says nothing.
+# By itself s3fs waits for minutes for an address that takes connections and says nothing. These are
+# seconds without a single byte: what is large may take as long as it takes.
 QUICK = {
     "config_kwargs": {
-        "connect_timeout": 5,
-        "read_timeout": 10,
+        "connect_timeout": 4,
+        "read_timeout": 8,
         "retries": {"total_max_attempts": 1},
     }
 }
-TRIES = 2  # of s3fs itself
+SOON = 2.0  # seconds: what failed within them, such as a line that broke, is tried once more
 # Errors of an address that answers; anything else means that it does not.
 _ANSWERS = (FileNotFoundError, FileExistsError, PermissionError, ImportError, ValueError, TypeError)
 
@@ -64,7 +65,7 @@ class Remote:
             ) from None
         self.base = self.base.rstrip("/")
         if how:
-            self.fs.retries = TRIES
+            self.fs.retries = 1  # of s3fs itself, which would wait as long for each
 
     def reach(self) -> None:
         """Ask the address for its names once, before any work.
@@ -169,14 +170,19 @@ class Remote:
             AtsError: the address does not answer. That something is not there or not allowed is no
                 such error.
         """
-        try:
-            return act()
-        except _ANSWERS:
-            raise
-        except Exception as error:
-            raise AtsError(
-                f"the store {self.address} does not answer ({error}); what is finished is kept, run again to go on"
-            ) from error
+        begun = time.monotonic()
+        for last in (False, True):
+            try:
+                return act()
+            except _ANSWERS:
+                raise
+            except Exception as error:
+                if last or time.monotonic() - begun > SOON:
+                    raise AtsError(
+                        f"the store {self.address} does not answer ({error}); what is finished is kept, run again to go on"
+                    ) from error
+            time.sleep(0.2)
+        raise AssertionError("the last attempt returns or raises")
 
 
 def cache_folder(address: str) -> Path:
