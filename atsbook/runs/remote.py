@@ -31,6 +31,10 @@ QUICK = {
         "retries": {"total_max_attempts": 1},
     }
 }
+# s3fs waits for ever to be told to go on with a write, or to be rid of its bytes: so long in all, and
+# longer by what a slow line takes for them.
+WRITTEN = 10.0  # seconds
+SLOWEST = 50_000  # bytes a second
 SOON = 2.0  # seconds: what failed within them, such as a line that broke, is tried once more
 # Errors of an address that answers; anything else means that it does not.
 _ANSWERS = (FileNotFoundError, FileExistsError, PermissionError, ImportError, ValueError, TypeError)
@@ -107,11 +111,26 @@ class Remote:
 
     def names(self) -> list[str]:
         """Every artifact, as `kind/key`."""
-        return sorted(self._names("*"))
+        kinds = [path for path, what in self._ls(self.base) if what == "directory"]
+        return sorted(name for path in kinds for name in self._names(path.rsplit("/", 1)[-1]))
 
     def _names(self, kind: str) -> list[str]:
-        found = self._do(lambda: self.fs.glob(f"{self.base}/{kind}/*.json"))
-        return ["/".join(path.split("/")[-2:]).removesuffix(".json") for path in found]
+        files = [path.rsplit("/", 1)[-1] for path, _ in self._ls(f"{self.base}/{kind}")]
+        names = [file.removesuffix(".json") for file in files if file.endswith(".json")]
+        return [f"{kind}/{name}" for name in names]
+
+    def _ls(self, folder: str) -> list[tuple[str, str]]:
+        """Path and type of all that is in a folder; nothing where it is not there.
+
+        Not by `glob`, which takes an address that does not answer, or says no, for an empty one.
+        """
+        try:
+            inside = self._do(lambda: self.fs.ls(folder, detail=True))
+        except FileNotFoundError:
+            return []
+        except PermissionError as error:
+            raise AtsError(f"the store {self.address} cannot be read: {error}") from None
+        return [(entry["name"].rstrip("/"), entry["type"]) for entry in inside]
 
     def fetch(self, name: str) -> tuple[bytes, bytes, str | None]:
         """The facts and the tensors of an artifact, and what is wrong with them, if anything."""
@@ -141,9 +160,13 @@ class Remote:
         """Send an artifact from the local `path` of its tensors."""
         name = name_of(path)
         facts = path.with_suffix(".json").read_bytes()
-        self._do(lambda: self.fs.makedirs(f"{self.base}/{path.parent.name}", exist_ok=True))
-        self._do(lambda: self.fs.put_file(str(path), self._tensors(name, digest(path))))
-        self._do(lambda: self.fs.pipe_file(f"{self.base}/{name}.json", facts))
+        folder = f"{self.base}/{path.parent.name}"
+        limit = self._within(0)
+        self._do(lambda: self.fs.makedirs(folder, exist_ok=True, **limit))
+        tensors = self._tensors(name, digest(path))
+        limit = self._within(path.stat().st_size)
+        self._do(lambda: self.fs.put_file(str(path), tensors, **limit))
+        self._write(f"{self.base}/{name}.json", facts)
         unsent(path).unlink(missing_ok=True)
         self._seen.add(name)
 
@@ -153,7 +176,7 @@ class Remote:
         """
         if not self._writable:
             try:
-                self._do(lambda: self.fs.pipe_file(f"{self.base}/.atslib", b"A store of atslib.\n"))
+                self._write(f"{self.base}/.atslib", b"A store of atslib.\n")
             except AtsError:
                 raise
             except (OSError, ValueError) as error:
@@ -162,6 +185,15 @@ class Remote:
 
     def _tensors(self, name: str, sha256: str) -> str:
         return f"{self.base}/{name}.{sha256[:16]}.safetensors"
+
+    def _write(self, place: str, content: bytes) -> None:
+        limit = self._within(len(content))
+        self._do(lambda: self.fs.pipe_file(place, content, **limit))
+
+    def _within(self, size: int) -> dict[str, float]:
+        """The seconds in which so many bytes must be written, as fsspec takes them where it can."""
+        asynchronous = getattr(self.fs, "async_impl", False)
+        return {"timeout": WRITTEN + size / SLOWEST} if asynchronous else {}
 
     def _do(self, act: Callable[[], Found]) -> Found:
         """What `act` answers.
@@ -178,8 +210,9 @@ class Remote:
                 raise
             except Exception as error:
                 if last or time.monotonic() - begun > SOON:
+                    why = str(error) or "it says nothing"
                     raise AtsError(
-                        f"the store {self.address} does not answer ({error}); what is finished is kept, run again to go on"
+                        f"the store {self.address} does not answer ({why}); what is finished is kept, run again to go on"
                     ) from error
             time.sleep(0.2)
         raise AssertionError("the last attempt returns or raises")
