@@ -5,13 +5,17 @@ import math
 from pathlib import Path
 
 from atslib.shell import (
-    STORE,
     at_least,
     duration,
     number_between,
     option,
     run_command,
     start,
+)
+
+STORE = option(
+    "--store",
+    help="folder of artifacts, or an address such as s3://bucket/prefix; default $ATS_STORE or .store",
 )
 
 # The function of the same name in `atsbook.commands` does it.

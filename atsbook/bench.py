@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from atsbook.runs.estimate import forward_flop
 from atslib.attacks.labels import restore_labels
 from atslib.attacks.matching import GradientMatching
 from atslib.attacks.objective import Objective
@@ -81,15 +82,6 @@ def convolution_rate(device: torch.device) -> float:
             )
             rates.append(flop / taken)
     return statistics.mean(rates)
-
-
-def forward_flop(model: nn.Module, images: Tensor) -> int:
-    """FLOP of one image's forward pass through the convolutions and linear layers."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model(images[:1])
-    return counter.get_total_flops()
 
 
 def plain_step(

@@ -9,15 +9,15 @@ from collections.abc import Iterator
 
 from atsbook import bench as benchmarks
 from atsbook.findings import rules
-from atsbook.runs import costing, runner
+from atsbook.report import costing, runner
 from atsbook.runs.archive import Archive
-from atsbook.runs.networks import device_of
 from atsbook.runs.store import Store, opened
 from atsbook.runs.transport import export_artifacts, import_artifacts
 from atsbook.widgets.browser_graph import graph
 from atslib.commands import untrained
 from atslib.errors import AtsError, choose
 from atslib.files import project_root
+from atslib.models import device_of
 from atslib.shell import check_out
 
 

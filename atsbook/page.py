@@ -16,13 +16,14 @@ from myst_nb import glue
 
 from atsbook.findings.result import FILE, Result, Verdict, as_text, stored_result
 from atsbook.findings.rules import told
-from atsbook.runs.notebooks import WRITTEN
 from atsbook.runs.shown import write_changed
 from atsbook.runs.study import Request, Study
 from atslib.data.load import is_drawn
 from atslib.files import project_root, write_atomically
 
 # How an answer begins, by the status of its verdict.
+# The variable with the folder into which a run of the whole book writes each page's tables
+WRITTEN = "ATS_RESULTS"
 LEADS = {
     "reproduced": "Yes",
     "partly": "Partly",

@@ -12,7 +12,6 @@ from atslib.shell import (
     OUT,
     PLACE,
     SHARE,
-    STORE,
     at_least,
     duration,
     number_between,
@@ -227,7 +226,7 @@ COMMANDS = {
     ),
     "search": (
         "search policies for a data set, or for an own folder of images",
-        "finished scores are kept, run the same command to go on",
+        "what is finished is kept in a folder beside --out, run the same command to go on",
         DATA,
         MODEL,
         option("--policies", type=at_least(1), default=1500, help="candidates drawn"),
@@ -276,7 +275,6 @@ COMMANDS = {
             help="how a folder's images become square; default resize",
         ),
         *PLACE,
-        STORE,
         option("--out", **OUT, help="such as policies.json; a .csv of all goes beside it"),
     ),
     "federated": (
@@ -357,12 +355,10 @@ ELSEWHERE = {
 def _functions(command: str) -> ModuleType:
     """The module whose function does a command."""
     home, needs = ELSEWHERE.get(command, ("atslib.commands", ""))
-    # Some of the library's own commands keep their networks and results as the book does.
-    needs = needs or "the project's checkout: pip install -e . in its folder"
     try:
         return importlib.import_module(home)
     except ModuleNotFoundError as error:
-        if str(error.name).split(".")[0] not in (home.split(".")[0], "atsbook"):
+        if not needs or str(error.name).split(".")[0] != home.split(".")[0]:
             raise
         raise AtsError(f"{command} needs {needs}") from None
 

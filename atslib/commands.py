@@ -9,6 +9,7 @@ import json
 import math
 import re
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,18 +17,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from atsbook.runs import runner
-from atsbook.runs.networks import ModelUnit, dataset, device_of, network, trained
-from atsbook.runs.store import Store, opened
-from atsbook.runs.tables import policy_image
-from atsbook.runs.written import write_attack, write_attackers
+from atslib.attack_files import write_attack, write_attackers
 from atslib.attacks import ATTACKS, GradientMatching, by_knowledge, reconstruct
 from atslib.audit.calls import audited
 from atslib.audit.config import LEAST_IMAGES
 from atslib.audit.outcome import Pool, ranks
 from atslib.audit.sources import is_own, own_attack, own_defense
 from atslib.audit.sources import network as own_network
-from atslib.checkpoints import fingerprint
+from atslib.checkpoints import fingerprint, plain, read_tensors, write_tensors
 from atslib.clients.observe import Knowledge, observe
 from atslib.clients.prepare import mean_prepared, prepare, streams
 from atslib.clients.training import TrainConfig, evaluate, fit, load_checkpoint, save_checkpoint
@@ -42,13 +39,13 @@ from atslib.data.load import (
 )
 from atslib.errors import AtsError, choose
 from atslib.files import states_kept
-from atslib.models import Normalize, build_model, starting_with
+from atslib.models import Normalize, build_model, device_of, starting_with
 from atslib.policies.policy import Policy, parse_policy
 from atslib.rng import rng
 from atslib.scores.search import SearchConfig, in_order
 from atslib.scores.search import search as search_policies
-from atslib.scores.shards import Scorer
-from atslib.shell import check_out
+from atslib.scores.shards import Keep, Scorer
+from atslib.shell import check_out, say
 
 
 def pack(args: argparse.Namespace) -> None:
@@ -88,8 +85,21 @@ def _facts(checkpoint: Path | None) -> dict[str, object]:
 
 def untrained(name: str, args: argparse.Namespace) -> nn.Module:
     """The network that the experiments start from with the same data set and seed."""
-    unit = ModelUnit(dataset=args.dataset, model=name, fraction=1.0, train=None, seed=args.seed)
-    return network(unit).to(device_of(args.device))
+    return _fresh(name, load(args.dataset, "test"), args.dataset, args)
+
+
+def _fresh(
+    name: str, images: Images, norm: str | tuple[list[float], list[float]], args: argparse.Namespace
+) -> nn.Module:
+    """An untrained network for these images.
+
+    Args:
+        norm: means and standard deviations of the channels, or the data set whose they are.
+    """
+    (_, channels, size, _) = images.pixels.shape
+    stream = rng(args.seed, "weights", name)
+    model = build_model(name, images.num_classes, channels, norm=norm, image_size=size, rng=stream)
+    return model.to(device_of(args.device))
 
 
 def train(args: argparse.Namespace) -> None:
@@ -157,11 +167,11 @@ def attack(args: argparse.Namespace) -> None:
     )
     pool = Pool.of(everything.pixels, everything.labels, torch.tensor(rows))
     if not args.checkpoint:
-        runner.say("there is no --checkpoint: the attacked network is untrained")
+        say("there is no --checkpoint: the attacked network is untrained")
     else:
         load_checkpoint(args.checkpoint, model)
         if known.get("dataset", args.dataset) != args.dataset:
-            runner.say(
+            say(
                 f"{args.checkpoint} was trained on {known['dataset']}; images of {args.dataset} are attacked"
             )
     stream = rng(args.seed, "defense", args.defense)
@@ -204,10 +214,11 @@ def _attacked_data(args: argparse.Namespace, split: str) -> tuple[Images | None,
 def _floor(args: argparse.Namespace, training: Images | None, policy: str) -> torch.Tensor:
     """The best guess of somebody who knows a policy and sees no gradient, (1, C, H, W) in [0, 1]."""
     if training is None:
-        return policy_image(args.dataset, policy, args.crop_flip)
-    return mean_prepared(
-        training.pixels, policy, rng=rng(0, "floor", policy), crop_flip=args.crop_flip
-    )
+        training = load(args.dataset, "train")
+        stream = rng(0, "floor", args.dataset, policy)
+    else:
+        stream = rng(0, "floor", policy)
+    return mean_prepared(training.pixels, policy, rng=stream, crop_flip=args.crop_flip)
 
 
 def _attacked_network(
@@ -219,15 +230,16 @@ def _attacked_network(
     norm = normalization(args.dataset) if training is None else measured_normalization(training)
     model = own_network(name, images, args.seed, norm)
     if not isinstance(next(model.children(), None), Normalize):
-        runner.say(
+        say(
             f"{name} does not start with a Normalize layer: its images are normalized by those of the data set"
         )
     return starting_with(model, norm).eval().to(device_of(args.device))
 
 
 def search(args: argparse.Namespace) -> None:
-    """Search policies for a data set or a folder; write them to `args.out`, all scores beside it;
-    resumable.
+    """Search policies for a data set or a folder; write them to `args.out`, all scores beside it.
+
+    What is finished is kept in a folder beside `args.out`, from which a further search goes on.
     """
     if args.out.suffix.lower() == ".csv":
         wanted = args.out.with_suffix(".json")
@@ -235,9 +247,11 @@ def search(args: argparse.Namespace) -> None:
             f"--out {args.out} is the name of the table of all scores; give the policies' file, {wanted}"
         )
     check_out(args.out)
-    check_out(table := args.out.with_suffix(".csv"))
+    table = args.out.with_suffix(".csv")
+    kept = args.out.with_suffix(".kept")
+    check_out(table)
+    check_out(kept, folder=True)
     config = _search_config(args)
-    device = device_of(args.device)
     train, test = _data(args)
     for name in ("images", "acc_images"):
         if (asked := getattr(config, name)) > len(test):
@@ -245,15 +259,23 @@ def search(args: argparse.Namespace) -> None:
             print(
                 f"{test.name}: {len(test)} images are scored instead of {asked} (--{name.replace('_', '-')})"
             )
-    store = opened(args.store, say=runner.say, progress=True)
-    semi_trained, random_init = _models(args, train, test, store, device)
+    keep = kept_in(kept)
+    semi_trained, random_init = _models(args, train, test, keep)
     finals = (
         dataclasses.replace(ATTACKS["adam-cosine"], steps=args.attack_steps)
         if args.attack_steps
         else None
     )
-    kept = {"keep": store.keep, "progress": True, "finals": finals}
-    result = search_policies(config, semi_trained, random_init, test, seed=args.seed, **kept)
+    result = search_policies(
+        config,
+        semi_trained,
+        random_init,
+        test,
+        seed=args.seed,
+        keep=keep,
+        progress=True,
+        finals=finals,
+    )
     result.save(
         args.out,
         dataset=args.dataset,
@@ -261,7 +283,7 @@ def search(args: argparse.Namespace) -> None:
         epochs=args.epochs,
         image_shape=test.pixels.shape[1:],
     )
-    beside = _without_policy(config, semi_trained, random_init, test, args.seed, store)
+    beside = _without_policy(config, semi_trained, random_init, test, args.seed, keep)
     print(f"{result.best()}\n{beside}")
     print(WHAT_SCORES_ARE)
     print(
@@ -284,11 +306,11 @@ def _without_policy(
     random_init: nn.Module,
     images: Images,
     seed: int,
-    store: Store,
+    keep: Keep,
 ) -> str:
     """The scores of no policy, by the same images and draws, as a line below those of the best."""
     ordered = in_order(images, config, seed)
-    scorer = Scorer(seed, config.shard, store.keep, store.progress)
+    scorer = Scorer(seed, config.shard, keep, progress=True)
     few = ordered[: config.acc_images]
     s_acc = scorer("accuracy", random_init, few, [Policy()], variant=config.acc_variant, batch=100)[
         0
@@ -360,17 +382,38 @@ def _search_config(args: argparse.Namespace) -> SearchConfig:
         raise AtsError(said.replace("SearchConfig.", "--")) from None
 
 
-def _data(args: argparse.Namespace) -> tuple[Images | None, Images]:
-    """Training images, None for a named data set (its unit loads them), and test images."""
+def kept_in(folder: Path) -> Keep:
+    """Keeps results in a folder, one file each, so that a search that is run again goes on.
+
+    A file that is damaged is made again.
+    """
+
+    def keep(
+        kind: str, description: dict, compute: Callable[[], dict[str, Tensor]]
+    ) -> dict[str, Tensor]:
+        path = folder / f"{kind}-{fingerprint(plain(description))}.safetensors"
+        if path.exists():
+            try:
+                return read_tensors(path)[0]
+            except AtsError as error:
+                say(f"{error}; made again")
+        made = compute()
+        write_tensors(path, made, {"kind": kind, "description": plain(description)})
+        return made
+
+    return keep
+
+
+def _data(args: argparse.Namespace) -> tuple[Images, Images]:
+    """Training and test images of a data set or a folder."""
     if args.dataset in DATASETS:
         if args.image_size or args.fit:
             raise AtsError(
                 f"--image-size and --fit are for a folder of images; {args.dataset} has a size of its own"
             )
-        return None, dataset(args.dataset, "test")
-    if (
-        not args.dataset or not Path(args.dataset).is_dir()
-    ):  # the path of no name is the working folder
+        return load(args.dataset, "train"), load(args.dataset, "test")
+    if not args.dataset or not Path(args.dataset).is_dir():
+        # The path of no name is the working folder: it is not meant.
         known = ", ".join(DATASETS)
         raise AtsError(
             f"data set {args.dataset!r} is unknown; choose {known}, or a folder with a subfolder per class"
@@ -384,34 +427,30 @@ def _data(args: argparse.Namespace) -> tuple[Images | None, Images]:
 
 
 def _models(
-    args: argparse.Namespace, train: Images | None, test: Images, store: Store, device: torch.device
+    args: argparse.Namespace, train: Images, test: Images, keep: Keep
 ) -> tuple[nn.Module, nn.Module]:
-    """The semi-trained network and the untrained one that it started from, both from the store or
-    made.
-    """
+    """The semi-trained network and the untrained one that it started from."""
+    named = args.dataset in DATASETS
     config = TrainConfig(epochs=args.epochs)
-    fraction = args.fraction or (0.1 if train is None else 1.0)
-    if train is None:
-        unit = ModelUnit(
-            dataset=args.dataset, model=args.model, fraction=fraction, train=config, seed=args.seed
-        )
-        return trained(unit, store, device)[0], network(unit).to(device)
+    fraction = args.fraction or (0.1 if named else 1.0)
     part = train.subset(fraction, rng=rng(args.seed, "subset"))
-    norm = measured_normalization(part)
-    (_, channels, size, _) = test.pixels.shape
-    facts = {"model": args.model, "train": config, "seed": args.seed, "norm": norm}
-    facts["images"] = fingerprint(part.pixels, part.labels)
-    stream = rng(args.seed, "weights", args.model)
-    fresh = build_model(
-        args.model, test.num_classes, channels, norm=norm, image_size=size, rng=stream
-    ).to(device)
+    norm = args.dataset if named else measured_normalization(part)
+    fresh = _fresh(args.model, test, norm, args)
     model = copy.deepcopy(fresh)
+    facts = {
+        "model": args.model,
+        "train": config,
+        "seed": args.seed,
+        "norm": norm,
+        "images": fingerprint(part.pixels, part.labels),
+    }
+    state = args.out.with_suffix(".kept") / "training.state"
 
-    def compute(state: Path) -> dict[str, Tensor]:
+    def train_it() -> dict[str, Tensor]:
         stream = rng(args.seed, "train", "")
-        return fit(
-            model, part, config, rng=stream, checkpoint=state, progress=store.progress
-        ).model.state_dict()
+        made = fit(model, part, config, rng=stream, checkpoint=state, progress=True)
+        return made.model.state_dict()
 
-    model.load_state_dict(store.get("model", facts, compute).tensors)
+    with states_kept():  # until the weights are on disk
+        model.load_state_dict(keep("model", facts, train_it))
     return model.eval(), fresh

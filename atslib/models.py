@@ -652,3 +652,19 @@ def before_last(model: nn.Module, change: Callable[[Tensor], Tensor | None]) -> 
         yield
     finally:
         hook.remove()
+
+
+def device_of(name: str) -> torch.device:
+    """The torch device of that name; "auto" is a GPU where there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        probe = torch.empty(0, device=name)
+        probe.cpu()  # "meta" refuses here: it holds no numbers
+        return probe.device
+    except (RuntimeError, AssertionError):
+        here = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+        shown = f"torch has {', '.join(here)} on this machine"
+        raise AtsError(
+            f"device {name!r} cannot be used; {shown}, and 'auto' takes a GPU where there is one"
+        ) from None

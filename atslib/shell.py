@@ -81,15 +81,16 @@ def option(*names: str, **how: object) -> tuple[tuple[str, ...], dict[str, objec
 
 
 OUT = {"type": Path, "required": True}
-STORE = option(
-    "--store",
-    help="folder of artifacts, or an address such as s3://bucket/prefix; default $ATS_STORE or .store",
-)
 MODEL = option("--model", default="resnet20-4")
 PLACE = (
     option("--seed", type=at_least(0), default=0),
     option("--device", default="auto", help="auto, cpu, cuda or cuda:1"),
 )
+
+
+def say(line: str) -> None:
+    """One line for a person, on stderr: stdout is for results."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def check_out(path: Path, *, folder: bool = False, name: str = "--out") -> None:

@@ -14,7 +14,8 @@ from checks import refused
 
 from atsbook.__main__ import main
 from atsbook.findings.result import stored_digest, stored_result
-from atsbook.runs import making, runner
+from atsbook.report import making, runner
+from atsbook.report.runner import report
 from atsbook.runs.archive import Archive
 from atsbook.runs.attackers import FromMean, Learned, Undone
 from atsbook.runs.attacks import attack_unit
@@ -28,7 +29,6 @@ from atsbook.runs.audit import (
     write_audit,
 )
 from atsbook.runs.networks import model_unit
-from atsbook.runs.runner import report
 from atsbook.runs.schedule import needed
 from atsbook.runs.scoring import ScoreUnit, search_unit
 from atsbook.runs.settings import settings

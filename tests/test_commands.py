@@ -25,7 +25,7 @@ from atsfed.federation import Federation, answer
 from atslib.__main__ import COMMANDS
 from atslib.attacks import engine
 from atslib.clients.training import load_checkpoint, save_checkpoint
-from atslib.commands import indices
+from atslib.commands import indices, kept_in
 from atslib.data import official
 from atslib.data.load import load
 from atslib.data.packed import pack
@@ -314,12 +314,23 @@ def test_a_bad_place_for_the_result_is_refused_before_any_work(command, tmp_path
     assert sorted(tmp_path.rglob("*")) == [file, folder]
 
 
-def test_a_store_that_cannot_be_written_is_one_line(tmp_path, refusal):
-    (tmp_path / "file").write_text("")
+def test_a_search_that_cannot_keep_what_is_finished_is_one_line(tmp_path, refusal):
+    (tmp_path / "p.kept").write_text("")
     command = "search --dataset shapes --model convnet-2 --policies 1 --fraction 0.005 --epochs 1"
-    line = refusal(f"{command} --store {tmp_path / 'file' / 's'} --out {tmp_path / 'p.json'}")
-    assert line.startswith(f"error: {tmp_path / 'file'}")
-    assert line.endswith("Not a directory")
+    line = refusal(f"{command} --out {tmp_path / 'p.json'}")
+    assert line.startswith("error: ")
+    assert line.endswith(f"{tmp_path / 'p.kept'} is a file, give a folder")
+
+
+def test_a_damaged_part_of_a_search_is_made_again(tmp_path, capsys):
+    keep = kept_in(tmp_path / "kept")
+    assert keep("score", {"of": 1}, lambda: {"x": torch.ones(2)})["x"].tolist() == [1, 1]
+    assert keep("score", {"of": 1}, lambda: {"x": torch.zeros(2)})["x"].tolist() == [1, 1]
+    assert keep("score", {"of": "1"}, lambda: {"x": torch.zeros(2)})["x"].tolist() == [0, 0]
+    for path in (tmp_path / "kept").iterdir():
+        path.write_bytes(path.read_bytes()[:-1] + b"!")
+    assert keep("score", {"of": 1}, lambda: {"x": torch.full((2,), 3.0)})["x"].tolist() == [3, 3]
+    assert "is damaged" in capsys.readouterr().err
 
 
 def test_a_full_disk_is_one_line_that_names_the_file(tmp_path):
@@ -405,7 +416,7 @@ def test_a_folder_in_any_spelling_is_searched_under_any_locale(environment, tmp_
             )
     options = "--model lenet-2 --image-size 9 --policies 2 --images 2 --acc-images 2 --points 2 --epochs 1 --keep 1"
     options += " --attack-winner 0"
-    places = ("--dataset", folder, "--store", tmp_path / "s", "--out", tmp_path / "ü.json")
+    places = ("--dataset", folder, "--out", tmp_path / "ü.json")
     done = python("-m", "atslib", "search", *options.split(), *places, **environment)
     assert done.returncode == 0, done.stderr
     assert len(load_policies(tmp_path / "ü.json")) == 1
@@ -677,12 +688,35 @@ def test_a_checkpoint_that_is_damaged_of_another_network_or_none_is_one_line(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("command", ["train", "attack", "search"])
-def test_without_the_checkout_a_command_says_in_one_sentence_what_it_needs(command):
-    """As from a wheel, which has no `atsbook`."""
-    asked = [command, "--dataset", "shapes", "--model", "lenet", "--out", "x.json"]
-    call = "import sys; sys.modules['atsbook'] = None; from atslib.__main__ import main; "
-    call += f"sys.exit(main({asked}))"
-    done = subprocess.run([sys.executable, "-c", call], capture_output=True, text=True, check=False)
+TINY = {
+    "train": "--model convnet-2 --epochs 1 --fraction 0.005 --out m.safetensors",
+    "attack": "--model lenet-2 --steps 2 --index 0-1 --out leak",
+    "search": "--model convnet-2 --policies 2 --images 2 --acc-images 2 --points 2 --epochs 1 --keep 1 "
+    "--fraction 0.005 --attack-winner 0 --out p.json",
+}
+
+
+@pytest.mark.parametrize("command", TINY)
+def test_the_library_alone_is_enough_for_its_commands(command, tmp_path):
+    """As from a wheel, without the book, pandas and matplotlib."""
+    *options, name = TINY[command].split()
+    asked = [command, "--dataset", "shapes", *options, str(tmp_path / name)]
+    code = (
+        "import sys\n"
+        "for name in ('atsbook', 'atsfed', 'pandas', 'matplotlib'): sys.modules[name] = None\n"
+        "from atslib.__main__ import main\n"
+        f"sys.exit(main({asked}))"
+    )
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / name).exists()
+
+
+def test_without_the_checkout_a_command_of_it_says_in_one_sentence_what_it_needs(tmp_path):
+    code = "import sys; sys.modules['atsbook'] = None; from atslib.__main__ import main; "
+    done = python(
+        "-c", code + f"sys.exit(main(['export-attack', '--out', {str(tmp_path / 'x')!r}]))"
+    )
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith(f"error: {command} needs the project's checkout")
+    assert done.stderr.startswith("error: export-attack needs the project's checkout")
+    assert len(done.stderr.splitlines()) == 1

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from atsbook.__main__ import main
-from atsbook.runs import costing
+from atsbook.report import costing
+from atsbook.report.costing import Nothing, handing_out, makespan, profile_rows, recorded
 from atsbook.runs.archive import Archive
-from atsbook.runs.costing import Nothing, handing_out, makespan, profile_rows, recorded
 from atsbook.runs.estimate import FITTED, JUDGED, PASSES, Case, Rates, Work, fitted, points
 from atsbook.runs.settings import settings
 from atsbook.runs.store import Store

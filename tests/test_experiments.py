@@ -16,16 +16,7 @@ from atsbook.pages import MODULES, PAGES, load_page, regimes
 from atsbook.runs import attacks as units
 from atsbook.runs import networks
 from atsbook.runs.attacks import attack_unit, scaled, starts, targets
-from atsbook.runs.networks import (
-    STAGES,
-    ModelUnit,
-    dataset,
-    device_of,
-    model_unit,
-    network,
-    trained,
-    victim,
-)
+from atsbook.runs.networks import STAGES, ModelUnit, dataset, model_unit, network, trained, victim
 from atsbook.runs.settings import PROFILES, Settings, settings
 from atsbook.runs.store import Store
 from atsbook.runs.table1 import HYBRID, POLICIES
@@ -37,6 +28,7 @@ from atslib.clients.training import TrainConfig
 from atslib.data.images import Images
 from atslib.data.load import DATASETS, load
 from atslib.errors import AtsError, OutOfTime
+from atslib.models import device_of
 from atslib.policies.operations import crop_and_flip
 from atslib.policies.policy import parse_policy
 from atslib.rng import rng

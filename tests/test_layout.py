@@ -30,8 +30,14 @@ ROOMS = (
     "scores",
     "audit",
 )
-# The shell has commands of all three packages as long as it is not split.
-SHELL = ("atslib.__main__", "atslib.commands", "atslib.shell", "atslib.audit.command")
+# Above all rooms. It hands two commands on to the other packages, by their names.
+SHELL = (
+    "atslib.__main__",
+    "atslib.attack_files",
+    "atslib.commands",
+    "atslib.shell",
+    "atslib.audit.command",
+)
 
 
 def files_of(top):
@@ -108,7 +114,7 @@ def test_no_file_imports_itself_by_way_of_others():
     assert circle_in(GRAPH) is None
 
 
-@pytest.mark.parametrize("name", LIBRARY)
+@pytest.mark.parametrize("name", [*LIBRARY, *SHELL])
 def test_the_library_needs_no_tables_no_plots_and_neither_of_the_other_packages(name):
     tops = {module.split(".")[0] for module in imports(FILES[name])}
     assert not tops & {"pandas", "matplotlib", "atsfed", "atsbook"}
@@ -128,11 +134,36 @@ def test_in_the_library_imports_point_down(name):
     assert not {other for other in GRAPH[name] if floor_of(other) > floor_of(name)}
 
 
+# The book's rooms, ground floor first. What is next to another stands on its own floor too.
+BOOK = (
+    "findings",
+    "figures",
+    "runs",
+    "page",
+    "bench",
+    "pages",
+    "widgets",
+    "texts",
+    "report",
+    "commands",
+    "__main__",
+)
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("atsbook.")])
+def test_in_the_book_imports_point_down(name):
+    def floor(module):
+        return BOOK.index(module.split(".")[1])
+
+    own = {other for other in GRAPH[name] if other.startswith("atsbook.")}
+    assert not {other for other in own if floor(other) > floor(name)}
+
+
 def test_the_library_runs_without_pandas_matplotlib_and_the_other_packages():
     code = (
         "import importlib, sys\n"
         "for name in ('pandas', 'matplotlib', 'atsfed', 'atsbook'): sys.modules[name] = None\n"
-        f"for name in {LIBRARY}: importlib.import_module(name)\n"
+        f"for name in {[*LIBRARY, *SHELL]}: importlib.import_module(name)\n"
         "print('all')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=TOP)

@@ -13,7 +13,7 @@ import pytest
 
 from atsbook.findings.result import stored_digest
 from atsbook.pages import PAGES
-from atsbook.runs.notebooks import stands_alone
+from atsbook.report.notebooks import stands_alone
 from atslib.files import project_root
 
 ROOT = project_root()

@@ -11,10 +11,10 @@ from papermill.translators import PythonTranslator
 from atsbook.__main__ import main
 from atsbook.findings.result import stored_digest, stored_result
 from atsbook.pages import PAGES
-from atsbook.runs import runner
+from atsbook.report import runner
+from atsbook.report.making import build_book, execute
+from atsbook.report.runner import compute, published, run, usable
 from atsbook.runs.attacks import attack_unit, attacked
-from atsbook.runs.making import build_book, execute
-from atsbook.runs.runner import compute, published, run, usable
 from atsbook.runs.settings import settings
 from atsbook.runs.store import Store
 from atsbook.texts.first_screen import first_screen

@@ -18,11 +18,12 @@ import torch
 
 from atsbook.__main__ import main
 from atsbook.pages import claim2_generality, claim2_search, load_page, regimes
-from atsbook.runs import runner, schedule
+from atsbook.report import runner
+from atsbook.report.runner import run
+from atsbook.runs import schedule
 from atsbook.runs.attacks import AttackUnit, attack_unit
 from atsbook.runs.estimate import Rates
 from atsbook.runs.networks import ModelUnit, model_unit
-from atsbook.runs.runner import run
 from atsbook.runs.schedule import (
     _Schedule,
     compute,

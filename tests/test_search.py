@@ -437,7 +437,7 @@ QUICK = "--model convnet-2 --policies 6 --images 3 --acc-images 4 --points 3 --e
 
 def test_search_from_the_shell_leaves_policies_a_table_and_the_best_on_the_screen(tmp_path, capsys):
     out = tmp_path / "made" / "policies.json"
-    command = f"search --dataset shapes --fraction 0.005 {QUICK} --rungs 2:0.5 --store {tmp_path / 's'} --out {out}"
+    command = f"search --dataset shapes --fraction 0.005 {QUICK} --rungs 2:0.5 --out {out}"
     assert main(command.split()) == 0
     shown = capsys.readouterr().out
     chosen = load_policies(out)
@@ -453,16 +453,17 @@ def test_search_from_the_shell_leaves_policies_a_table_and_the_best_on_the_scree
         "convnet-2",
         [3, 32, 32],
     )
-    made = len(list(Store(tmp_path / "s").entries()))
+    made = sorted(path.name for path in out.with_suffix(".kept").iterdir())
+    assert made
     first = out.read_bytes()
     assert main(command.split()) == 0
     assert out.read_bytes() == first
-    assert len(list(Store(tmp_path / "s").entries())) == made
+    assert sorted(path.name for path in out.with_suffix(".kept").iterdir()) == made
 
 
 def test_the_winner_is_attacked_and_no_policy_has_a_row(tmp_path, capsys):
     quick = QUICK.replace("--attack-winner 0", "--attack-winner 60s --attack-steps 3")
-    command = f"search --dataset shapes --fraction 0.005 {quick} --store {tmp_path / 's'} --out {tmp_path / 'p.json'}"
+    command = f"search --dataset shapes --fraction 0.005 {quick} --out {tmp_path / 'p.json'}"
     assert main(command.split()) == 0
     said = capsys.readouterr().out
     assert re.search(r"–  \d\.\d+ \(.*no policy\n", said)
@@ -476,13 +477,13 @@ def test_the_winner_is_attacked_and_no_policy_has_a_row(tmp_path, capsys):
 
 def test_search_on_an_own_folder(folder, tmp_path, capsys):
     out = tmp_path / "policies.json"
-    command = f"search --dataset {folder} --image-size 18 --fit crop {QUICK} --images 50 --store {tmp_path / 's'}"
+    command = f"search --dataset {folder} --image-size 18 --fit crop {QUICK} --images 50"
     assert main([*command.split(), "--out", str(out)]) == 0
     shown = capsys.readouterr().out
     assert "4 images are scored instead of 50 (--images)" in shown
     assert len(load_policies(out)) == 2
     assert json.loads(out.read_text())["image_shape"] == [3, 18, 18]
-    kinds = [path.parent.name for path, _ in Store(tmp_path / "s").entries()]
+    kinds = [path.name.split("-")[0] for path in out.with_suffix(".kept").iterdir()]
     assert kinds.count("model") == 1
     assert kinds.count("score") == 4  # two of the candidates, two of no policy
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from atsbook.__main__ import main
 from atsbook.findings.result import Result, Verdict
-from atsbook.runs import making, notebooks, runner
+from atsbook.report import making, notebooks, runner
 from atsbook.runs.archive import Archive
 from atsbook.runs.attacks import attack_unit
 from atsbook.runs.schedule import needed

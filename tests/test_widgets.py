@@ -34,7 +34,7 @@ from atsbook.pages.explorer import (
     zipped,
 )
 from atsbook.runs.attacks import attack_unit, attacked, before, targets
-from atsbook.runs.networks import dataset, device_of, model_unit
+from atsbook.runs.networks import dataset, model_unit
 from atsbook.runs.settings import settings
 from atsbook.runs.store import Store
 from atsbook.runs.table1 import HYBRID
@@ -52,6 +52,7 @@ from atsbook.widgets.live import (
 from atslib.clients.observe import observe
 from atslib.clients.training import TrainConfig
 from atslib.measures.metrics import psnr
+from atslib.models import device_of
 from atslib.policies.differentiable import SIGNED
 from atslib.policies.operations import crop_and_flip
 from atslib.policies.policy import OPS, Policy

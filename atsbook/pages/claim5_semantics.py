@@ -13,11 +13,11 @@ from atsbook.findings.statistics import holm, interval, paired
 from atsbook.findings.verdicts import cannot_tell, guards
 from atsbook.runs.attacks import AttackUnit, attack_unit
 from atsbook.runs.layers import GROUPS, group_rows, layer_rows, spectrum_rows
-from atsbook.runs.networks import device_of
 from atsbook.runs.settings import Settings
 from atsbook.runs.store import Store
 from atsbook.runs.table1 import FEW, HYBRID, RANDOM, SEARCHED, on_network, second_network
 from atsbook.runs.tables import attack_rows, attacked_facts, label, provenance
+from atslib.models import device_of
 
 POLICIES = ("", RANDOM, SEARCHED[0], HYBRID)
 JUDGED = (SEARCHED[0], HYBRID)

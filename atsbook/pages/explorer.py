@@ -15,7 +15,7 @@ from atsbook.figures.sheets import brief, fitting, payload, sheet, signed, spoke
 from atsbook.findings.result import NO_POLICY, Result, Verdict
 from atsbook.runs.attacks import AttackUnit, attack_unit, before
 from atsbook.runs.defended import networks
-from atsbook.runs.networks import ModelUnit, Unit, dataset, device_of, model_unit, trained
+from atsbook.runs.networks import ModelUnit, Unit, dataset, model_unit, trained
 from atsbook.runs.settings import Settings
 from atsbook.runs.store import Artifact, Store
 from atsbook.runs.table1 import HYBRID, RANDOM, SEARCHED
@@ -26,6 +26,7 @@ from atslib.clients.prepare import to_images
 from atslib.errors import AtsError
 from atslib.files import write_atomically
 from atslib.measures.metrics import psnr
+from atslib.models import device_of
 from atslib.policies.policy import parse_policy
 from atslib.rng import rng
 

@@ -23,7 +23,6 @@ from atsbook.runs.adaptive import (
 )
 from atsbook.runs.attacks import AttackUnit, before, known_ranks, targets
 from atsbook.runs.defended import against_before, visible_rows
-from atsbook.runs.networks import device_of
 from atsbook.runs.settings import Settings
 from atsbook.runs.store import Artifact, Store
 from atsbook.runs.table1 import HYBRID
@@ -31,6 +30,7 @@ from atsbook.runs.tables import attack_rows, attacked_facts, provenance
 from atslib.attacks import Learned, ThroughPolicy, Undone
 from atslib.clients.prepare import to_images
 from atslib.measures.metrics import psnr
+from atslib.models import device_of
 
 KEYS = ("attacker", "policy")
 FIRST, ELSEWHERE, LEAST, UNTOUCHED = "attacks", "elsewhere", "least", "untouched"  # tables

@@ -23,12 +23,13 @@ from atsbook.runs.defended import (
     searched,
     tuned,
 )
-from atsbook.runs.networks import Unit, device_of
+from atsbook.runs.networks import Unit
 from atsbook.runs.settings import Settings
 from atsbook.runs.store import Store
 from atsbook.runs.table1 import classes
 from atsbook.runs.tables import accuracy_rows, attack_rows, attacked_facts, provenance
 from atslib.clients.defenses.accountant import epsilon
+from atslib.models import device_of
 from atslib.scores.search import pareto
 
 KEYS = ("defense", "attacker")

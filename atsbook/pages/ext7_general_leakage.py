@@ -13,11 +13,11 @@ from atsbook.findings.result import Result, Verdict
 from atsbook.findings.statistics import interval, paired
 from atsbook.runs.batches import BatchUnit, LabelUnit, attacked_batches, restored
 from atsbook.runs.leakage import COLUMNS, OURS, THEIRS, attack_units, label_units
-from atsbook.runs.networks import device_of
 from atsbook.runs.settings import Settings
 from atsbook.runs.store import Store
 from atsbook.runs.tables import provenance
 from atslib.attacks.labels import RULES
+from atslib.models import device_of
 
 SOURCE = "leakage"  # in the table of published numbers
 KEYS = ("table", "setting", "dataset", "batch")

@@ -16,10 +16,11 @@ from atsbook.runs import inverting
 from atsbook.runs.attacks import attacked
 from atsbook.runs.batches import attacked_batches
 from atsbook.runs.gradients import StagesUnit, features_read, through_training
-from atsbook.runs.networks import Unit, dataset, device_of
+from atsbook.runs.networks import Unit, dataset
 from atsbook.runs.settings import Settings
 from atsbook.runs.store import Store
 from atsbook.runs.tables import provenance
+from atslib.models import device_of
 
 
 def units(settings: Settings) -> dict[tuple, Unit]:

@@ -13,13 +13,8 @@ and their policies, `regimes` says when and which networks are attacked, `defend
 which defense, `adaptive` who knows what of a policy, `attackers` names the data set whose images an
 attacker has. To add a kind of unit: one frozen dataclass that is a `networks.Unit`.
 
-From settings to the book: `schedule` computes units where `workers` are, `audit` repeats a part of
-the archive, `making` executes pages and builds the book, `notebooks` executes those that are a
-notebook and nothing else, `shown` says where two versions of a page differ, `runner` calls them in
-order. `written` writes the files of an attack made by a command, `costing` says what whole profiles
-take.
-
-To add a step of a run: one function, called in `runner.run`.
+`schedule` computes units where `workers` are, `audit` repeats a part of the archive, `shown` says
+where two versions of a page differ.
 
 `estimate` says how long work takes, `store` keeps its results, `remote` at an address, `transport`
 moves them, and `faults` says which are damaged.

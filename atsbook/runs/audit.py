@@ -19,7 +19,7 @@ from torch import Tensor
 from atsbook.findings.statistics import interval
 from atsbook.runs.archive import Archive, unit_of
 from atsbook.runs.attacks import AttackUnit
-from atsbook.runs.networks import ModelUnit, OnModel, Unit, dataset, device_of, trained
+from atsbook.runs.networks import ModelUnit, OnModel, Unit, dataset, trained
 from atsbook.runs.packing import is_attack
 from atsbook.runs.schedule import compute, duration
 from atsbook.runs.scoring import ScoreUnit
@@ -29,6 +29,7 @@ from atsbook.runs.workers import at_once
 from atslib.attacks import Learned
 from atslib.clients.training import evaluate
 from atslib.files import write_atomically
+from atslib.models import device_of
 
 # The mean difference up to which attacks count as equal on the same kind of device; see `verdict`
 EQUAL_DB = 0.05

@@ -13,7 +13,7 @@ from torch import Tensor
 from atsbook.findings.result import NO_POLICY
 from atsbook.runs.attackers import Undone
 from atsbook.runs.attacks import AttackUnit, attack_unit, attacked, before, drawn, targets, told
-from atsbook.runs.networks import ModelUnit, dataset, device_of, model_unit
+from atsbook.runs.networks import ModelUnit, dataset, model_unit
 from atsbook.runs.packing import PICTURES, as_kept
 from atsbook.runs.settings import Settings
 from atsbook.runs.store import Artifact, Store
@@ -32,6 +32,7 @@ from atslib.clients.observe import ThreatModel
 from atslib.clients.prepare import to_images
 from atslib.clients.training import TrainConfig
 from atslib.measures.metrics import psnr
+from atslib.models import device_of
 from atslib.policies.differentiable import in_frame
 from atslib.policies.policy import sample_authors
 from atslib.rng import rng

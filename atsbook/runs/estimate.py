@@ -16,7 +16,6 @@ import torch
 from scipy.optimize import nnls
 from torch import Tensor, nn
 
-from atsbook.bench import forward_flop
 from atslib.attacks import GradientMatching, reconstruct
 from atslib.clients.observe import ThreatModel, observe
 from atslib.gradients.cpu import keep_to_one_core
@@ -205,3 +204,12 @@ def points(device: torch.device) -> Iterator[dict]:
             "predicted": round(said, 3),
             "error": round(said / took - 1, 3),
         }
+
+
+def forward_flop(model: nn.Module, images: Tensor) -> int:
+    """FLOP of one image's forward pass through the convolutions and linear layers."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(images[:1])
+    return counter.get_total_flops()

@@ -22,22 +22,6 @@ STAGES = (1, 3, 10, 30, 100, 300, 1_000, 3_000)  # steps of a training at which 
 CURVE_IMAGES = 1_000  # test images behind the accuracy after each epoch
 
 
-def device_of(name: str) -> torch.device:
-    """The torch device of that name; "auto" is a GPU where there is one."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        probe = torch.empty(0, device=name)
-        probe.cpu()  # "meta" refuses here: it holds no numbers
-        return probe.device
-    except (RuntimeError, AssertionError):
-        here = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
-        shown = f"torch has {', '.join(here)} on this machine"
-        raise AtsError(
-            f"device {name!r} cannot be used; {shown}, and 'auto' takes a GPU where there is one"
-        ) from None
-
-
 @functools.lru_cache(maxsize=4)
 def dataset(name: str, split: str) -> Images:
     """`load`, once a process."""

@@ -13,12 +13,13 @@ from collections.abc import Collection, Mapping, Sequence
 import pandas as pd
 
 from atsbook.runs.attacks import AttackUnit, attacked, check_images_there, known_ranks
-from atsbook.runs.networks import ModelUnit, dataset, device_of, trained
+from atsbook.runs.networks import ModelUnit, dataset, trained
 from atsbook.runs.store import Store
 from atsbook.runs.tables import image_rows, label
 from atslib.attacks import ATTACKS
 from atslib.clients.training import TrainConfig
 from atslib.errors import AtsError, choose
+from atslib.models import device_of
 
 REGIMES = ("initial", "early", "semi", "trained")
 TRAINED_EPOCHS, SEMI_EPOCHS, SEMI_FRACTION = 20, 50, 0.1

@@ -5,7 +5,6 @@ there are cores.
 import dataclasses
 import functools
 import math
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,12 +17,14 @@ from filelock import FileLock, Timeout
 from tqdm.auto import tqdm
 
 from atsbook.runs.estimate import PASSES, USUAL, Rates, Work, measured
-from atsbook.runs.networks import ModelUnit, Unit, dataset, device_of, network
+from atsbook.runs.networks import ModelUnit, Unit, dataset, network
 from atsbook.runs.store import Store
 from atsbook.runs.workers import LOST, at_once, count, workers
 from atslib.clients.prepare import to_images
 from atslib.errors import AtsError, OutOfTime
 from atslib.gradients.cpu import keep_to_one_core
+from atslib.models import device_of
+from atslib.shell import say
 
 SHOWN = 5.0  # seconds within which what one machine wrote shows on another
 LOSSES = (
@@ -383,8 +384,3 @@ def _work(pickled: bytes, root: str, device: str, left: float) -> float | None:
         unit.make(store, device_of(device))
         return time.monotonic() - started
     return None
-
-
-def say(line: str) -> None:
-    """One line for a person, on stderr: stdout is for results."""
-    print(line, file=sys.stderr, flush=True)

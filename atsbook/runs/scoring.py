@@ -10,21 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from atsbook.runs.attacks import transformed
-from atsbook.runs.networks import (
-    ModelUnit,
-    OnModel,
-    dataset,
-    device_of,
-    network,
-    semi_trained,
-    trained,
-)
+from atsbook.runs.networks import ModelUnit, OnModel, dataset, network, semi_trained, trained
 from atsbook.runs.settings import Settings
 from atsbook.runs.store import Artifact, Store
 from atslib.checkpoints import fingerprint, load_state, save_state
 from atslib.clients.prepare import to_images
 from atslib.data.load import Images
 from atslib.errors import AtsError
+from atslib.models import device_of
 from atslib.policies.policy import parse_policy
 from atslib.rng import rng
 from atslib.scores.scores import accuracy_score, area, gradsim_curve

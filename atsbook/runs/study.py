@@ -32,8 +32,7 @@ from torch import Tensor, nn
 
 from atsbook.runs.archive import Archive
 from atsbook.runs.attacks import AttackUnit, attacked, known_ranks
-from atsbook.runs.networks import ModelUnit, Unit, dataset, device_of, trained
-from atsbook.runs.notebooks import SAID
+from atsbook.runs.networks import ModelUnit, Unit, dataset, trained
 from atsbook.runs.outcomes import OutcomeUnit, guess_of, outcome_rows
 from atsbook.runs.schedule import compute, describe, plan, say
 from atsbook.runs.scoring import ScoreUnit
@@ -47,10 +46,11 @@ from atslib.clients.training import TrainConfig
 from atslib.data.load import DATASETS
 from atslib.errors import AtsError, NotKept, check_kind, check_whole, choose
 from atslib.files import project_root
-from atslib.models import Normalize, build_model, normalization
+from atslib.models import Normalize, build_model, device_of, normalization
 from atslib.policies.policy import Hybrid, Policy, parse_policy
 from atslib.rng import rng
 
+SAID = "study: "  # how the lines begin that a study says while it computes
 IMAGES = range(100)  # the first of the test set, as in both publications
 PARTS = {"model", "reconstruction"}  # of results: what further ones are made from
 TOLD = ("found", "bits", "frame", "gain_told")  # of `Study.outcomes`, in the table of attacks

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from atsbook.findings.result import NO_POLICY
 from atsbook.runs.attacks import AttackUnit, attacked
-from atsbook.runs.networks import ModelUnit, dataset, device_of, trained
+from atsbook.runs.networks import ModelUnit, dataset, trained
 from atsbook.runs.settings import Settings
 from atsbook.runs.store import Artifact, Store
 from atslib.clients.prepare import mean_prepared, to_images
 from atslib.measures.metrics import psnr
+from atslib.models import device_of
 from atslib.rng import rng
 
 NOISES = 16  # pure-noise images behind `noise_floor`

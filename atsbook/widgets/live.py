@@ -14,7 +14,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from atsbook.figures.sheets import signed, spoken
-from atsbook.runs.networks import ModelUnit, dataset, device_of, model_unit, trained
+from atsbook.runs.networks import ModelUnit, dataset, model_unit, trained
 from atsbook.runs.settings import Settings
 from atsbook.runs.store import Store
 from atsbook.runs.tables import policy_image
@@ -25,6 +25,7 @@ from atslib.clients.training import TrainConfig
 from atslib.errors import AtsError, choose
 from atslib.gradients.cpu import keep_memory, keep_to_one_core
 from atslib.measures.metrics import psnr
+from atslib.models import device_of
 from atslib.policies.policy import OPS, Policy
 from atslib.rng import rng
 

@@ -4,8 +4,6 @@ import argparse
 import re
 import sys
 
-import torch
-
 from atslib.audit import recorded
 from atslib.audit.calls import audited
 from atslib.audit.page import command_line
@@ -13,7 +11,7 @@ from atslib.audit.report import AuditReport
 from atslib.audit.sources import fill, images_of, named_loss, network, read_weights
 from atslib.clients.updates import LocalTraining
 from atslib.errors import AtsError
-from atslib.models import Normalize
+from atslib.models import Normalize, device_of
 from atslib.shell import check_out
 
 MOMENTUM = 0.9
@@ -150,15 +148,3 @@ def normalization_of(args: argparse.Namespace) -> tuple[list[float], list[float]
         ) from None
     Normalize(mean, std)
     return mean, std
-
-
-def device_of(text: str) -> torch.device:
-    """The device that is meant; "auto" is a GPU where there is one."""
-    if text == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(text)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError):
-        raise AtsError(f"--device {text!r} cannot be had; give auto, cpu, cuda or cuda:1") from None
-    return device

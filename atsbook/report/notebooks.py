@@ -11,14 +11,12 @@ import time
 from pathlib import Path
 
 import atslib
+from atsbook.page import WRITTEN
 from atsbook.pages import MODULES
-from atsbook.runs.making import ONE_THREAD, failure_of, publish
+from atsbook.report.making import ONE_THREAD, failure_of, publish
 from atsbook.runs.store import Store
+from atsbook.runs.study import SAID
 from atslib.errors import AtsError, NotKept
-
-SAID = "study: "  # how the lines begin that a study says while it computes
-# The variable with the folder into which a run of the whole book writes each page's tables
-WRITTEN = "ATS_RESULTS"
 
 
 def stands_alone(name: str) -> bool:

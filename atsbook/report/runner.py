@@ -12,10 +12,10 @@ from pathlib import Path
 
 from atsbook.findings.result import stored_result
 from atsbook.pages import PAGES, load_page
-from atsbook.runs import notebooks
+from atsbook.report import notebooks
+from atsbook.report.making import build_book, executing, publish_answers
 from atsbook.runs.archive import Archive
 from atsbook.runs.audit import audit, summaries, write_audit
-from atsbook.runs.making import build_book, executing, publish_answers
 from atsbook.runs.networks import Unit
 from atsbook.runs.schedule import compute, describe, needed, outlook, plan, say
 from atsbook.runs.settings import Settings, settings

@@ -14,11 +14,11 @@ from typing import ClassVar
 import torch
 
 from atsbook.pages import MODULES, load_page
+from atsbook.report.runner import BOOK_PROFILE
 from atsbook.runs.archive import Archive
 from atsbook.runs.audit import processor
 from atsbook.runs.estimate import Rates, points
 from atsbook.runs.networks import ModelUnit, Unit
-from atsbook.runs.runner import BOOK_PROFILE
 from atsbook.runs.schedule import compute, needed, seconds
 from atsbook.runs.settings import settings
 from atsbook.runs.store import Artifact, Store
