@@ -18,9 +18,10 @@ from atsbook.findings.result import NO_POLICY
 from atsbook.findings.statistics import interval
 from atsbook.findings.verdicts import guards
 from atsbook.runs.archive import Archive, unit_of
-from atsbook.runs.collaborative import FederationUnit, TimingUnit, federated
+from atsbook.runs.collaborative import FederationUnit, federated
 from atsbook.runs.store import Store
 from atsbook.runs.study import Study
+from atsbook.runs.timing import TimingUnit
 from atsfed import Federation, answer
 from atsfed.federation import taken, used
 from atsfed.peers import as_seen, exchange, ring

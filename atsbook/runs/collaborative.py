@@ -1,5 +1,5 @@
-"""Units of federations: the accuracy of the global network, attacks on what the server sees of every
-client, and the time of a client's work.
+"""Units of federations: the accuracy of the global network, and attacks on what the server sees of
+every client.
 """
 
 import dataclasses
@@ -9,10 +9,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from atsbook.bench import seconds
 from atsbook.runs.networks import ModelUnit, Unit
 from atsbook.runs.store import Artifact, Store
-from atsfed.federation import Federation, answer, taken, used
+from atsfed.federation import Federation, taken, used
 from atsfed.peers import as_seen, exchange, ring
 from atsfed.rounds import accuracy, rounds
 from atslib.attacks import GradientMatching, reconstruct
@@ -198,71 +197,3 @@ def _ranks(
         "rank_original": identification(images, to_images(hundred), which),
         "rank_knowing": identification(images, to_images(forms(policy, hundred)), which),
     }
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TimingUnit:
-    """Seconds of a client's work on one answer, and of each policy alone.
-
-    Medians of runs in turn, in one process: their ratios do not depend on what else ran meanwhile.
-
-    Attributes:
-        federation: whose first client is timed, in its first round.
-        policies: as text.
-        repeats: of each.
-    """
-
-    kind: ClassVar[str] = "timing"
-
-    federation: Federation
-    policies: tuple[str, ...]
-    repeats: int
-
-    @property
-    def model(self) -> ModelUnit:
-        """The network with its first weights, by which costs are told."""
-        f = self.federation
-        return ModelUnit(dataset=f.dataset, model=f.model, fraction=1.0, train=None, seed=f.seed)
-
-    @property
-    def needs(self) -> tuple[Unit, ...]:
-        """Nothing."""
-        return ()
-
-    @property
-    def title(self) -> str:
-        """What is timed, of which network."""
-        return f"time of the transformations, {self.federation.model}"
-
-    @property
-    def passes(self) -> float:
-        """Forward and backward of every repeat."""
-        return 3 * self.federation.batch * self.repeats
-
-    def make(self, store: Store, device: torch.device) -> Artifact:
-        """Time it, if that is not in the store.
-
-        Tensors: `answer` (), seconds of all without a policy, `policy` (P,), of each policy alone,
-        and `weights` (), how many numbers an answer has.
-        """
-
-        def compute(state: object) -> dict[str, Tensor]:
-            f = self.federation
-            model = f.network()
-            pixels = taken(f, 0, 1)[0]
-            policies = [parse_policy(text) for text in self.policies]
-            calls = [lambda p=policy: p(pixels, rng=rng(0, "timing")) for policy in policies]
-            whole, *each = seconds(
-                lambda: answer(f, model, 0, 1),
-                *calls,
-                device=torch.device("cpu"),
-                repeats=self.repeats,
-            )
-            weights = sum(parameter.numel() for parameter in model.parameters())
-            return {
-                "answer": torch.tensor(whole),
-                "policy": torch.tensor(each),
-                "weights": torch.tensor(weights),
-            }
-
-        return store.get(self.kind, self, compute, label=self.title)
