@@ -60,7 +60,7 @@ def root(tmp_path, monkeypatch):
         (Path(__file__).parents[1] / "book/deviations.md").read_text()
     )
     (top / "README.md").write_text("# Title\n\n<!-- answers -->\nold\n<!-- answers -->\nrest\n")
-    (top / "book/_toc.yml").write_text("- file: results/regimes\n")
+    (top / "book/_toc.yml").write_text("- file: results/claim2_generality\n")
     (top / "pyproject.toml").touch()
     monkeypatch.chdir(top)
     monkeypatch.setenv("ATS_STORE", str(tmp_path / "store"))

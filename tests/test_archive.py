@@ -13,7 +13,7 @@ import torch
 from checks import refused
 from safetensors.torch import load_file
 
-from atsbook.pages import regimes
+from atsbook.pages import claim2_generality
 from atsbook.runs import archive as module
 from atsbook.runs import packing
 from atsbook.runs.archive import Archive, unit_of
@@ -245,10 +245,10 @@ def test_what_was_restored_is_not_archived_again(archive, tmp_path):
 
 def test_a_page_has_the_same_tables_from_the_archive(smoke_store, tmp_path):
     chosen, store = settings(profile="smoke"), Store(smoke_store)
-    whole = regimes.run(chosen, store)
+    whole = claim2_generality.run(chosen, store)
     archive = Archive(tmp_path / "results")
     archive.write(store, embedded=True)
-    again = regimes.run(chosen, restored(archive, tmp_path))
+    again = claim2_generality.run(chosen, restored(archive, tmp_path))
     assert again.texts() == whole.texts()
 
 

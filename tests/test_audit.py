@@ -184,14 +184,16 @@ def test_one_sided_divergence_is_counted_apart():
 @pytest.fixture
 def root(root, monkeypatch):
     """A project's top folder with two pages, of which `smoke_store` has evidence for one."""
-    (root / "book/_toc.yml").write_text("- file: results/regimes\n- file: results/claim2_search\n")
+    (root / "book/_toc.yml").write_text(
+        "- file: results/claim2_generality\n- file: results/claim2_search\n"
+    )
     monkeypatch.setattr(runner, "BOOK_PROFILE", "smoke")
     monkeypatch.setattr(runner, "build_book", lambda root, store: store.say("built"))
     return root
 
 
 def test_the_report_is_made_from_the_archive_alone(root, smoke_store, said, monkeypatch):
-    from atsbook.pages import regimes
+    from atsbook.pages import claim2_generality
 
     executed = []
     monkeypatch.setattr(
@@ -200,17 +202,17 @@ def test_the_report_is_made_from_the_archive_alone(root, smoke_store, said, monk
         lambda name, parameters, *, root, store: executed.append((name, store.root)),
     )
     chosen, here = settings(profile="smoke"), Store(smoke_store)
-    whole = regimes.run(chosen, here)
+    whole = claim2_generality.run(chosen, here)
     archive = Archive(root / "results")
-    wanted, few = needed(regimes.units(chosen).values()), Store(root / "few")
+    wanted, few = needed(claim2_generality.units(chosen).values()), Store(root / "few")
     for unit in wanted:
         few.get(
             unit.kind, unit, lambda state, unit=unit: here.get(unit.kind, unit, pytest.fail).tensors
         )
     archive.write(few, embedded=True)
     report(seed=3, minutes=0.05, jobs=1, root=root, store=Store(root / "unused", say=said.append))
-    assert executed == [("regimes", root / "book/_build/evidence")]
-    folder = root / "results/regimes/shapes-smoke"
+    assert executed == [("claim2_generality", root / "book/_build/evidence")]
+    folder = root / "results/claim2_generality/shapes-smoke"
     assert stored_digest(folder) == whole.digest
     assert stored_result(folder)["verdict"] == dataclasses.asdict(whole.verdict)
     assert stored_result(folder)["facts"] == whole.facts

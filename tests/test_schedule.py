@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from atsbook.__main__ import main
-from atsbook.pages import claim2_generality, claim2_search, load_page, regimes
+from atsbook.pages import claim2_generality, claim2_search, load_page
 from atsbook.report import runner
 from atsbook.report.runner import run
 from atsbook.runs import schedule
@@ -394,13 +394,13 @@ def test_a_unit_of_a_gpu_runs_in_this_process(store):
 
 def test_a_dry_run_says_what_there_is_to_do_and_does_nothing(root, capsys):
     before = sorted(root.rglob("*"))
-    assert main(["run", "regimes", "--profile", "smoke", "--dry-run"]) == 0
+    assert main(["run", "claim2_generality", "--profile", "smoke", "--dry-run"]) == 0
     captured = capsys.readouterr()
     lines = captured.err.splitlines()
-    units = plan(regimes.units(settings()).values(), Store())
+    units = plan(claim2_generality.units(settings()).values(), Store())
     assert captured.out == ""
-    assert lines[0] == "regimes: profile smoke, convnet-4 on shapes, seed 0"
-    assert lines[1].startswith(f"regimes: {len(units)} units to make, about ")
+    assert lines[0] == "claim2_generality: profile smoke, convnet-4 on shapes, seed 0"
+    assert lines[1].startswith(f"claim2_generality: {len(units)} units to make, about ")
     assert [line.split("  ")[-1] for line in lines[2:-1]] == [unit.title for unit in units]
     assert lines[-1].startswith(f"in all {len(units)} units, about ")
     assert sorted(root.rglob("*")) == before
@@ -410,13 +410,21 @@ def test_a_dry_run_says_what_there_is_to_do_and_does_nothing(root, capsys):
 def test_no_unit_is_begun_anew_after_the_budget_left_it_out(root, monkeypatch):
     asked = []
     monkeypatch.setattr(runner, "compute", lambda units, store, **work: asked.extend(units))
-    assert main(["run", "regimes", "claim2_search", "--profile", "smoke", "--budget", "1m"]) == 0
-    expected = [*regimes.units(settings()).values(), *claim2_search.units(settings()).values()]
+    assert (
+        main(["run", "claim2_generality", "claim2_search", "--profile", "smoke", "--budget", "1m"])
+        == 0
+    )
+    expected = [
+        *claim2_generality.units(settings()).values(),
+        *claim2_search.units(settings()).values(),
+    ]
     assert asked == expected
 
 
 def test_a_dry_run_says_where_later_units_hang_on_what_is_found(root, capsys):
-    assert main(["run", "claim2_search", "regimes", "--profile", "smoke", "--dry-run"]) == 0
+    assert (
+        main(["run", "claim2_search", "claim2_generality", "--profile", "smoke", "--dry-run"]) == 0
+    )
     last = capsys.readouterr().err.splitlines()[-1]
     assert last == "claim2_search has further units, which depend on what the first ones find"
 
@@ -449,7 +457,7 @@ def run_tiny(names, root, store, monkeypatch, **options):
 
 
 def test_pages_that_wait_for_units_are_named(root, store, said, monkeypatch):
-    names = ["regimes", "claim2_generality"]
+    names = ["claim3_transfer", "claim2_generality"]
     run_tiny(names, root, store, monkeypatch, budget=0)
     missing = [
         f"{name} ({len(plan(load_page(name).units(TINY).values(), store))} units)" for name in names

@@ -1,4 +1,4 @@
-"""The regimes in which a client can be attacked, and evidence by regime, network and policy.
+"""The regimes in which a client can be attacked.
 
 `initial` is round 0 of any federation: an untrained network. `early` is after some steps of its
 client's training, on all of the data and with its policy, and `trained` is at the end of that.
@@ -8,22 +8,15 @@ policies. A defense can be judged only where undefended attacks work.
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping, Sequence
 
-import pandas as pd
-
-from atsbook.runs.attacks import AttackUnit, attacked, check_images_there, known_ranks
-from atsbook.runs.networks import ModelUnit, dataset, trained
-from atsbook.runs.store import Store
-from atsbook.runs.tables import image_rows, label
+from atsbook.runs.attacks import AttackUnit, check_images_there
+from atsbook.runs.networks import ModelUnit, dataset
 from atslib.attacks import ATTACKS
 from atslib.clients.training import TrainConfig
 from atslib.errors import AtsError, choose
-from atslib.models import device_of
 
 REGIMES = ("initial", "early", "semi", "trained")
 TRAINED_EPOCHS, SEMI_EPOCHS, SEMI_FRACTION = 20, 50, 0.1
-KEYS = ("regime", "step", "model", "policy", "draw")
 
 
 def training_steps(name: str, train: TrainConfig, fraction: float = 1.0) -> int:
@@ -41,9 +34,8 @@ class Cell:
         model, dataset: names for `build_model` and `load`.
         attack: a key of `ATTACKS`; `steps` replaces its length.
         images: the first so many test images.
-        draws: of crop, flip, policy and start, each with a seed of its own.
         step: of the training, in the regime `early`, whose last one is its end.
-        seed: of the network; draws take this seed and the following ones.
+        seed: of the network and of all draws.
     """
 
     regime: str
@@ -51,7 +43,6 @@ class Cell:
     attack: str
     steps: int
     images: int
-    draws: int = 1
     dataset: str = "cifar100"
     step: int = 0
     seed: int = 0
@@ -79,87 +70,15 @@ class Cell:
             return dataclasses.replace(unit, train=train, step=0 if at_end else self.step)
         return unit
 
-    @property
-    def steps_trained(self) -> int:
-        """Steps of training behind the attacked network."""
-        train = self.network("").train
-        if train is None or self.step:
-            return self.step
-        return training_steps(self.dataset, train, self.network("").fraction)
-
-    def unit(self, policy: str, draw: int = 0, *, trained_with: str | None = None) -> AttackUnit:
-        """The attack on images under `policy`, against the network trained with it, or with another
-        one.
-        """
+    def unit(self, policy: str) -> AttackUnit:
+        """The attack on images under `policy`, against the network trained with it."""
         check_images_there(self.dataset, self.images)
-        attack = dataclasses.replace(ATTACKS[self.attack], steps=self.steps)
-        model = self.network(policy if trained_with is None else trained_with)
-        seed = self.seed + draw
         return AttackUnit(
-            model=model,
+            model=self.network(policy),
             policy=policy,
-            attack=attack,
+            attack=dataclasses.replace(ATTACKS[self.attack], steps=self.steps),
             first=0,
             last=self.images,
             frames=0,
-            seed=seed,
+            seed=self.seed,
         )
-
-    def units(self, policies: tuple[str, ...]) -> dict[tuple, AttackUnit]:
-        """The attacks by the values of `KEYS`."""
-        where = (self.regime, self.steps_trained, self.model)
-        return {
-            (*where, label(p), draw): self.unit(p, draw)
-            for p in policies
-            for draw in range(self.draws)
-        }
-
-
-def measure(
-    units: Mapping[tuple, AttackUnit], store: Store, device: str, known: Collection[str]
-) -> tuple[pd.DataFrame, dict]:
-    """Attack all: one row per regime, step, network, policy, draw and image, and the artifacts by
-    the same keys.
-
-    Beside the columns of `image_rows` stands `rank_knowing`, see `known_ranks`; measured for the
-    policies `known`, and early in a training for all.
-    """
-    place = device_of(device)
-    rows = []
-    artifacts = {key: attacked(unit, store, place) for key, unit in units.items()}
-    for key, unit in units.items():
-        table = image_rows(artifacts[key], unit).assign(**dict(zip(KEYS, key, strict=True)))
-        if not unit.policy:
-            table["rank_knowing"] = table["rank_original"]  # there is one form of each image
-        elif unit.policy in known or key[0] == "early":
-            table["rank_knowing"] = known_ranks(unit, store, place)["rank_knowing"].numpy()
-        rows.append(table)
-    return pd.concat(rows, ignore_index=True), artifacts
-
-
-def accuracies(units: Mapping[tuple, AttackUnit], store: Store, device: str) -> pd.DataFrame:
-    """Test accuracy in percent of every trained network that is attacked: one row per regime, step,
-    network, policy.
-
-    Args:
-        units: attacks by the values of `KEYS`.
-    """
-    rows = {}
-    place = device_of(device)
-    for key, unit in units.items():
-        if unit.model.train and key[:-1] not in rows:
-            rows[key[:-1]] = float(trained(unit.model, store, place)[1]["accuracy"])
-    return pd.DataFrame(
-        [(*key, value) for key, value in rows.items()], columns=[*KEYS[:-1], "accuracy"]
-    )
-
-
-def sizes(asked: Sequence[Cell]) -> dict[str, object]:
-    """Networks, images and steps of all untrained cells in words, for the banner."""
-    asked = [cell for cell in asked if cell.regime == "initial"]
-    words = {
-        "model": [cell.model for cell in asked],
-        "images": [f"{cell.images} × {cell.draws} draws" for cell in asked],
-        "steps": [str(cell.steps) for cell in asked],
-    }
-    return {name: ", ".join(each) for name, each in words.items()} | {"epochs": 0}
