@@ -12,9 +12,13 @@ import torch.nn.functional as F
 
 from atsbook.__main__ import COMMANDS as BOOK_COMMANDS
 from atsbook.__main__ import main as book
+from atsbook.runs.networks import model_unit
+from atsbook.runs.scoring import SearchUnit, unseen
 from atslib.__main__ import main as library
+from atslib.clients.training import TrainConfig
 from atslib.data.load import available
 from atslib.errors import AtsError
+from atslib.scores.search import SearchConfig
 
 
 class Killed(BaseException):
@@ -29,6 +33,27 @@ def refused(*parts):
     said = str(error.value)
     assert all(part in said for part in parts), said
     assert "\n" not in said, said
+
+
+def semi_trained(settings):
+    """The network that privacy scores are computed on."""
+    train = TrainConfig(policy="", epochs=settings.semi_epochs)
+    return model_unit(settings, fraction=settings.semi_fraction, train=train)
+
+
+def search_unit(settings):
+    """A small search of candidates as the authors draw them."""
+    config = SearchConfig(
+        candidates=settings.candidates,
+        sampler="authors",
+        keep=min(10, settings.candidates),
+        images=settings.score_images,
+        points=settings.score_points,
+        acc_images=min(8, len(unseen(settings.dataset))),
+        acc_variant="fixed",
+        shard=16,
+    )
+    return SearchUnit(model=semi_trained(settings), config=config, seed=settings.seed)
 
 
 def needs(name):

@@ -10,7 +10,7 @@ import random
 import pandas as pd
 import pytest
 import torch
-from checks import refused
+from checks import refused, search_unit
 from safetensors.torch import load_file
 
 from atsbook.pages import claim2_generality
@@ -19,7 +19,7 @@ from atsbook.runs import packing
 from atsbook.runs.archive import Archive, unit_of
 from atsbook.runs.attacks import attack_unit, attacked
 from atsbook.runs.networks import model_unit, trained
-from atsbook.runs.scoring import ScoreUnit, search_unit
+from atsbook.runs.scoring import ScoreUnit
 from atsbook.runs.settings import settings
 from atsbook.runs.store import Store
 from atsbook.runs.study import WithEvidence

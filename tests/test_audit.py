@@ -10,7 +10,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from checks import refused
+from checks import refused, search_unit
 
 from atsbook.__main__ import main
 from atsbook.findings.result import stored_digest, stored_result
@@ -30,7 +30,7 @@ from atsbook.runs.audit import (
 )
 from atsbook.runs.networks import model_unit
 from atsbook.runs.schedule import needed
-from atsbook.runs.scoring import ScoreUnit, search_unit
+from atsbook.runs.scoring import ScoreUnit
 from atsbook.runs.settings import settings
 from atsbook.runs.store import Store
 from atslib.attacks import ATTACKS, KeptEntries, ThroughPolicy

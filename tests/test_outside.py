@@ -11,9 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from atsbook.pages import claim2_generality
-from atsbook.runs.settings import settings
 from atsbook.runs.study import Study
+from atsbook.runs.table1 import HYBRID
 from atslib import Images
 from atslib.attacks import ATTACKS
 from atslib.attacks.optimizers import OPTIMIZERS, Optimizer
@@ -93,31 +92,36 @@ def presets(monkeypatch):
     }
     for name, attack in own.items():
         monkeypatch.setitem(ATTACKS, name, attack)
-    monkeypatch.setattr(claim2_generality, "PAPER_ROWS", {"adam-cosine": "Adam+Cosine"})
-    monkeypatch.setattr(claim2_generality, "FURTHER", list(own))
     return own
 
 
-def test_parts_of_an_attack_and_whole_attacks_are_rows_of_claim_2(presets, kept):
-    result = claim2_generality.run(settings(**TINY, model="lenet"), kept)
-    table = claim2_generality.comparison(result)
-    assert {name for name, _ in table.index} == {"adam-cosine", *presets}
-    rows = result.tables["attacks"].set_index(["attack", "policy", "image"]).sort_index()
-    for name in ("my start", "my attack"):
-        own = rows.loc[name]
-        shade = {"my start": 0.5, "my attack": 0.25}[name]
-        for (policy, image), psnr in own["psnr"].items():
-            target = result.sheets[name, policy]["target"][image].double() / 255
-            assert psnr == pytest.approx(
-                float(-10 * (target - shade).square().mean().log10()), abs=1e-3
+def test_parts_of_an_attack_and_whole_attacks_are_presets_of_a_study(presets, kept):
+    study = Study("smoke", store=kept.root)
+    net = study.network("lenet")
+    runs = {}
+    for name in ("adam-cosine", *presets):
+        steps = 3 if name != "my attack" else None
+        for policy in ("", HYBRID):
+            runs[name, policy] = study.attack(
+                net, policy=policy, attack=ATTACKS[name], steps=steps, images=3
             )
+    for run in runs.values():
+        run.unit.make(kept, torch.device("cpu"))  # here, where the new parts are known
+    rows = study.table(runs, ["attack", "policy"])
+    rows = rows.set_index(["attack", "policy", "image"]).sort_index()
+    for name, shade in {"my start": 0.5, "my attack": 0.25}.items():
+        for policy in ("", HYBRID):
+            target = study[runs[name, policy]]["target"].double() / 255
+            expected = -10 * (target - shade).square().mean((1, 2, 3)).log10()
+            psnr = rows.loc[(name, policy or "none"), "psnr"]
+            assert psnr.tolist() == pytest.approx(expected.tolist(), abs=1e-3)
     assert (rows.loc["my prior", "psnr"] != rows.loc["adam-cosine", "psnr"]).all()
     assert (rows.loc["my distance", "cost"] != rows.loc["adam-cosine", "cost"]).all()
     assert rows.loc["my attack", "cost"].isna().all()
-    brighter = [
-        result.sheets[name, "none"]["reconstruction"].mean() for name in ("my prior", "adam-cosine")
-    ]
-    assert brighter[0] > brighter[1]
+    brighter, usual = (
+        study[runs[name, ""]]["reconstruction"].mean() for name in ("my prior", "adam-cosine")
+    )
+    assert brighter > usual
 
 
 def test_a_model_a_data_set_and_a_defense_are_asked_for_by_name(tmp_path, monkeypatch):

@@ -15,23 +15,15 @@ import torch.nn.functional as F
 
 from atsbook.figures import plots
 from atsbook.findings import compare
+from atsbook.findings.reported import LAYERS
 from atsbook.findings.result import Result
-from atsbook.pages import (
-    claim2_generality,
-    claim2_search,
-    claim3_transfer,
-    claim5_semantics,
-)
-from atsbook.pages.claim3_transfer import transfer_verdict
-from atsbook.pages.claim5_semantics import semantics_verdict
 from atsbook.runs import attacks as units
 from atsbook.runs import layers, networks, table1
 from atsbook.runs.attacks import attack_unit
 from atsbook.runs.networks import ModelUnit, model_unit, network, trained
 from atsbook.runs.settings import settings
 from atsbook.runs.store import Store
-from atsbook.runs.table1 import HYBRID, POLICIES, SEARCHED
-from atsbook.runs.tables import label
+from atsbook.runs.table1 import HYBRID
 from atslib.attacks.engine import frame_steps
 from atslib.errors import AtsError
 from atslib.rng import rng
@@ -65,46 +57,6 @@ def test_less_is_taken_only_where_nothing_was_chosen():
         settings(profile="laptop", epochs=9), "shapes-grey", "shapes", epochs=2, images=3
     )
     assert (moved.dataset, moved.epochs, moved.images) == ("shapes-grey", 9, 3)
-
-
-def test_each_network_gets_the_policies_of_its_own_table():
-    assert claim3_transfer.policies("resnet20-1") == ("", *SEARCHED, HYBRID)
-    assert claim3_transfer.policies("convnet-64")[-1] == "21-13-3+7-4-15"
-    papers = claim3_transfer.attacks(settings(profile="full", dataset="shapes", images=9))
-    assert {model for model, _ in papers} == {"resnet20-4", "convnet-64"}
-    assert {unit.model.dataset for unit in papers.values()} == {"shapes-grey"}
-
-
-def test_table_1_has_four_blocks_with_their_own_policies():
-    small, large = settings(), settings(profile="full", dataset="shapes", images=9)
-    found = table1.units(small)
-    assert list(found) == [
-        ("shapes", "convnet-4", "none"), ("shapes", "convnet-4", "21-13-3+7-4-15"),
-        ("shapes", "lenet", "none"), ("shapes", "lenet", HYBRID),
-        ("shapes-grey", "convnet-4", "none"), ("shapes-grey", "convnet-4", "42-28-42+14-48-48"),
-        ("shapes-grey", "lenet", "none"), ("shapes-grey", "lenet", "19-15-45+2-43-21"),
-    ]  # fmt: skip
-    for (name, model, policy), unit in (found | table1.units(large)).items():
-        trained = unit.model
-        assert (trained.dataset, trained.model, trained.train.policy or "none") == (
-            name,
-            model,
-            policy,
-        )
-        assert (unit.policy or "none") == policy
-    assert found["shapes", "lenet", HYBRID].policy == HYBRID
-    assert (
-        found["shapes-grey", "convnet-4", "none"]
-        == claim3_transfer.attacks(small)["convnet-4", "none"]
-    )
-    assert len(table1.units(large)) == 4 * 5
-    assert len(table1.units(INITIAL)) == 4 * 5
-    short = table1.networks(INITIAL)
-    assert {(name, policy) for name, _, policy in short} == {
-        (name, policy) for name, _, policy in table1.units(INITIAL)
-    }
-    assert {model for _, model, _ in short} == {"resnet20-1", "convnet-4"}
-    assert table1.networks(small) == {}
 
 
 def test_convnets_of_table_1_are_attacked_longer_and_on_more_images(monkeypatch):
@@ -220,14 +172,6 @@ def test_a_page_opens_with_each_cell_without_and_with_a_policy():
     assert compare.glance(alone, ["model"])["images"].tolist() == ["4"] * 4  # both policies
 
 
-def test_pages_share_networks_and_attacks_where_they_can():
-    small = settings()
-    ours = {label(policy): attack_unit(small, policy) for policy in POLICIES}
-    for (model, name), unit in claim5_semantics.units(small).items():
-        assert model == small.model
-        assert unit == dataclasses.replace(ours[name], frames=claim5_semantics.ITERATES)
-
-
 INITIAL = settings(profile="laptop", dataset="shapes", images=40)
 
 
@@ -257,13 +201,6 @@ def test_an_untrained_network_is_attacked_with_the_preset_of_its_family_on_fewer
 def test_the_network_alone_is_another_where_trained_ones_are_attacked_and_for_lenet():
     for place, model in ((settings(), "convnet-16"), (INITIAL, "lenet")):
         assert table1.on_network(place, model) == dataclasses.replace(place, model=model)
-
-
-def test_claim_2_attacks_every_searched_policy_with_every_attack():
-    own = claim2_generality.units(INITIAL)
-    assert {policy for _, policy in own} == {"none", *SEARCHED, HYBRID}
-    assert len(own) == 4 * len(claim2_generality.presets(INITIAL))
-    assert {unit.last for unit in own.values()} == {INITIAL.images}
 
 
 # --- training curves ----------------------------------------------------------------------------------------
@@ -306,114 +243,26 @@ def attacks(images=40, gain=10.0, **by_policy):
     )
 
 
-@pytest.mark.parametrize(
-    ("change", "loss", "bare", "more", "status", "reason"),
-    [
-        (-3, 4, 50, {}, "reproduced", "the hybrid lowers the gain (gain -3.0 dB ["),
-        (-3, 4.1, 90, {}, "partly", "; but the hybrid costs 4.1 points of accuracy"),
-        (-3, math.nan, 90, {}, "partly", "; but the hybrid costs nan points of accuracy"),
-        (
-            -3,
-            3,
-            49.9,
-            {},
-            "partly",
-            "; but the undefended network's 49.9 % is too low to show a loss",
-        ),
-        (-3, 5, 40, {}, "partly", "points of accuracy; the undefended network's"),
-        (0, 3, 90, {}, "not reproduced", "the hybrid does not lower the gain (gain "),
-        (1, 3, 90, {}, "not reproduced", "the hybrid does not lower the gain (gain +1.0 dB ["),
-        (
-            -3,
-            3,
-            90,
-            {"gain": 0.0},
-            "cannot tell",
-            "undefended attacks do not beat the policy's mean image",
-        ),
-        (
-            1,
-            3,
-            90,
-            {"gain": -2.0},
-            "cannot tell",
-            "undefended attacks do not beat the policy's mean image",
-        ),
-        (-3, 3, 90, {"images": 29}, "cannot tell", "29 images are fewer than 30"),
-    ],
-)
-def test_the_rule_of_claim_3(change, loss, bare, more, status, reason):
-    table = attacks(**more, none=0, h=change, b=-9)
-    accuracy = pd.Series({"none": bare, "h": bare - loss})
-    verdict = transfer_verdict(table, accuracy, "h", points=4, published=3.5, chance=10)
-    assert verdict.status == status
-    assert reason in verdict.reason
-    assert (f"; gain {change:+.1f} dB [" if change else "; gain ") in verdict.here
-    assert "at most 4 points of accuracy (published: 3.5)" in verdict.rule
-
-
-def test_claim_3_on_grey_images_beside_table_4(kept):
-    result = claim3_transfer.run(settings(**TINY), kept)
-    hybrid = "21-13-3+7-4-15"
-    assert result.facts["dataset"] == "shapes-grey"
-    assert result.sheets["convnet-4", hybrid]["target"].shape == (3, 1, 28, 28)
-    table = claim3_transfer.comparison(result).loc["convnet-4"]
-    assert table.loc[hybrid, ["paper PSNR", "paper accuracy", "replication PSNR"]].tolist() == [
-        7.11,
-        87.51,
-        11.5,
-    ]
-    assert table.loc["none", ["paper PSNR", "replication accuracy"]].tolist() == [9.12, 94.61]
-    assert (
-        table.loc["42-28-42+14-48-48", "paper PSNR"] == 6.94
-    )  # searched on Fashion-MNIST: Table 1d
-    own, second = (
-        result.tables["attacks"].query(f"model == '{name}'") for name in ("convnet-4", "lenet")
-    )
-    assert set(own["policy"]) == {
-        "none",
-        "21-13-3",
-        "7-4-15",
-        hybrid,
-        "42-28-42+14-48-48",
-        result.facts["hybrid"],
-    }
-    assert set(second["policy"]) == {"none", HYBRID, "19-15-45+2-43-21"}
-    accuracy = result.tables["accuracy"]
-    assert accuracy[["model", "policy"]].to_numpy().tolist() == [
-        ["convnet-4", "none"],
-        ["convnet-4", hybrid],
-    ]
-    text = claim3_transfer.summary(result)
-    assert set(text.index) == {
-        *result.tables["attacks"][["model", "policy"]].itertuples(index=False, name=None)
-    }
-    assert (text.loc[("convnet-4", hybrid), ["n", "paper's PSNR"]] == [3, "7.1"]).all()
-    best = claim2_search.chosen(result).index[:2].tolist()
-    assert best[0] in result.facts["hybrid"]
-    assert len(result.tables["candidates"]) == settings(**TINY).candidates
-    change = claim3_transfer.differences(result).loc["convnet-4"]
-    wide = own.pivot(index="image", columns="policy", values="psnr")
-    assert change.loc["7-4-15", ("psnr", "mean")] == pytest.approx(
-        (wide["7-4-15"] - wide["none"]).mean()
-    )
-
-
-def test_each_networks_rows_are_set_beside_its_own_table_whatever_the_order_of_a_hybrids_members():
-    names = {"convnet-64": ["none", "7-4-15+21-13-3"], "resnet20-4": ["none", HYBRID]}
-    pairs = [(model, policy) for model, both in names.items() for policy in both]
-    table = pd.DataFrame(pairs, columns=["model", "policy"]).assign(
-        image=0, psnr=8.0, gain=1.0, accuracy=90.0
-    )
-    result = claim3_transfer.Result(
-        "x", {"attacks": table, "accuracy": table}, {"epsilon": 15.0, "dataset": "fmnist"}, None
-    )
-    found = claim3_transfer.comparison(result)[["paper PSNR", "replication PSNR"]]
-    assert found.loc["convnet-64"].to_numpy().tolist() == [[9.12, 9.52], [7.11, 11.5]]
-    assert found.loc["resnet20-4"].to_numpy().tolist() == [[10.04, 9.81], [8.14, 7.49]]
-
-
 # --- semantics ----------------------------------------------------------------------------------------------
+
+
+def test_thirds_and_steps():
+    assert [layers.third(i, 21) for i in (0, 6, 7, 13, 14, 20)] == ["shallow"] * 2 + [
+        "middle"
+    ] * 2 + ["deep"] * 2
+    assert frame_steps(units.FRAMES, 300) == [30 * i for i in range(11)]
+    assert frame_steps(units.FRAMES, 4) == [0, 1, 2, 3, 4]
+
+
+def path(whole, shallow, deep, *, model="m", policy="none", image=0):
+    """Rows of a curve: the groups' similarities at the iterates 0, 1, …"""
+    groups = {"whole": whole, "first": shallow, "shallow": shallow, "deep": deep}
+    key = {"model": model, "policy": policy, "image": image}
+    return [
+        key | {"layers": n, "iteration": i, "gradsim": v}
+        for n, vs in groups.items()
+        for i, v in enumerate(vs)
+    ]
 
 
 def test_similarity_by_layer_is_the_cosine_of_autograds_gradients():
@@ -430,7 +279,7 @@ def test_similarity_by_layer_is_the_cosine_of_autograds_gradients():
     names = layers.convolutions(model)
     weights = [dict(model.named_parameters())[name] for name in names]
     assert (found.shape, whole.shape) == ((21, 3, 2), (3, 2))
-    assert set(claim5_semantics.PUBLISHED) < set(names)
+    assert set(LAYERS) < set(names)
 
     def gradient(image, label, of=weights):
         return torch.autograd.grad(F.cross_entropy(model(image[None]), label[None]), of)
@@ -451,215 +300,29 @@ def test_similarity_by_layer_is_the_cosine_of_autograds_gradients():
     )
 
 
-def test_thirds_and_steps():
-    assert [layers.third(i, 21) for i in (0, 6, 7, 13, 14, 20)] == ["shallow"] * 2 + [
-        "middle"
-    ] * 2 + ["deep"] * 2
-    assert frame_steps(units.FRAMES, 300) == [30 * i for i in range(11)]
-    assert frame_steps(units.FRAMES, 4) == [0, 1, 2, 3, 4]
-
-
-def test_a_wave_has_its_power_at_its_frequency_and_a_constant_at_none():
-    x = torch.arange(16.0)
-    wave = (0.2 * torch.cos(2 * torch.pi * 5 * x / 16)).expand(1, 3, 16, 16)
-    found = layers.radial_power(torch.cat([wave, torch.full((1, 3, 16, 16), 0.5)]))
-    assert found.shape == (2, 9)
-    assert found[0].argmax() == 5
-    rings = torch.hypot(
-        *torch.meshgrid(*[torch.fft.fftfreq(16, 1 / 16)] * 2, indexing="ij")
-    ).round()
-    assert found[0, 5] * (rings == 5).sum() == pytest.approx(0.02)  # mean square of the wave
-    assert found[1].tolist() == pytest.approx([0.25] + [0] * 8)
-
-
-def path(whole, shallow, deep, *, model="m", policy="none", image=0):
-    """Rows of a curve: the groups' similarities at the iterates 0, 1, …"""
-    groups = {"whole": whole, "first": shallow, "shallow": shallow, "deep": deep}
-    key = {"model": model, "policy": policy, "image": image}
-    return [
-        key | {"layers": n, "iteration": i, "gradsim": v}
-        for n, vs in groups.items()
-        for i, v in enumerate(vs)
-    ]
-
-
-def test_layers_are_compared_where_the_whole_gradient_is_as_similar():
-    curve = path([0.0, 0.4, 0.8], [0.0, 0.2, 0.6], [0.5, 0.7, 0.9])
-    curve += path(
-        [0.0, 0.6, 0.5, 0.6], [0.0, 0.6, 0.1, 0.9], [0.5, 0.8, 0.1, 0.1], policy="a"
-    )  # it falls back
-    curve += path([0.0, 0.9], [0.0, 0.9], [0.0, 0.9], model="other")
-    curve += path(
-        [0.95, 0.99], [0.0, 0.9], [0.0, 0.9], model="other", policy="a"
-    )  # begins above what the other reaches
-    found = claim5_semantics.at_equal(pd.DataFrame(curve)).set_index(["model", "policy"])
-    assert found["whole"].tolist() == pytest.approx([0.6, 0.6, np.nan, 0.9], nan_ok=True)
-    assert found.loc[("m", "none"), ["shallow", "deep", "contrast"]].tolist() == pytest.approx(
-        [0.4, 0.8, -0.4]
-    )
-    assert found.loc[("m", "a"), ["shallow", "deep"]].tolist() == pytest.approx(
-        [0.6, 0.8]
-    )  # where it first comes there
-
-
-@pytest.mark.parametrize(
-    ("shallow", "deep", "more", "status"),
-    [
-        ({"a": -0.3, "h": -0.3}, 0.0, {}, "reproduced"),
-        ({"a": -0.3, "h": 0.0}, 0.0, {}, "partly"),
-        ({"a": -0.3, "h": -0.3}, -0.3, {}, "partly"),  # weaker everywhere
-        ({"a": 0.0, "h": 0.3}, 0.0, {}, "not reproduced"),
-        ({"a": -0.3, "h": -0.3}, 0.0, {"gain": -2.0}, "cannot tell"),  # nothing leaks
-        ({"a": 0.0, "h": 0.3}, 0.0, {"gain": -2.0}, "cannot tell"),
-        ({"a": -0.3, "h": -0.3}, 0.0, {"images": 29}, "cannot tell"),
-        ({"a": -0.3, "h": -0.3}, 0.0, {"images": 1}, "not measured"),
-        ({"a": -0.3, "h": -0.3}, 0.0, {"other": (0.0, 2.0)}, "partly"),  # not on another network
-        (
-            {"a": -0.3, "h": -0.3},
-            0.0,
-            {"other": (0.0, -2.0)},
-            "reproduced",
-        ),  # that network cannot tell
-    ],
-)
-def test_the_rule_of_claim_5(shallow, deep, more, status):
-    more = {"images": 40, "gain": 2.0} | more
-    nets = {"m": (1.0, more["gain"])} | ({"other": more["other"]} if "other" in more else {})
-    rows = [
-        {
-            "model": m,
-            "policy": p,
-            "image": i,
-            "shallow": 0.6 + share * s + ((p == "a") - (p == "h")) * 0.01 * (i % 3 - 1),
-        }
-        | {"deep": 0.9 + (p != "none") * deep}
-        for m, (share, _) in nets.items()
-        for p, s in ({"none": 0.0} | shallow).items()
-        for i in range(more["images"])
-    ]
-    table = pd.DataFrame(rows)
-    levels = table.assign(contrast=table["shallow"] - table["deep"])
-    leaks = [
-        attacks(gain=gain, images=more["images"], none=0).assign(model=m)
-        for m, (_, gain) in nets.items()
-    ]
-    verdict = semantics_verdict(claim5_semantics.judged(levels, pd.concat(leaks), ["a", "h"]))
-    assert verdict.status == status
-
-
-def test_claim_5_asks_three_networks_where_attacks_work():
-    asked = claim5_semantics.units(INITIAL)
-    sizes = {
-        (model, unit.model.model, unit.last, unit.attack.steps)
-        for (model, _), unit in asked.items()
-    }
-    assert sizes == {
-        ("resnet20-1", "resnet20-1", 32, 40),
-        ("convnet-16", "convnet-16", 32, 40),
-        ("lenet", "lenet", 32, 40),
-    }
-    assert {policy for _, policy in asked} == {"none", table1.RANDOM, "3-1-7", HYBRID}
-    assert len(asked) == 3 * 4
-
-
-def test_claim_5_by_layer_iterate_and_frequency(kept):
-    result = claim5_semantics.run(settings(**TINY), kept)
-    layers, curve, spectrum = (result.tables[name] for name in ("layers", "curve", "spectrum"))
-    assert set(layers["model"]) == set(curve["model"]) == set(spectrum["model"]) == {"convnet-4"}
-    assert len(layers) == 4 * 8 * 3
-    assert sorted(set(curve["iteration"])) == [0, 1, 2, 3]
-    thirds = claim5_semantics.at_the_end(layers)
-    last = curve[(curve["iteration"] == 3) & (curve["layers"] == "shallow")]
-    ends = thirds.set_index(["policy", "image"])["shallow"]
-    assert last["gradsim"].tolist() == pytest.approx(
-        ends.loc[list(zip(last["policy"], last["image"], strict=True))].tolist()
-    )
-    whole, sheet = curve[curve["layers"] == "whole"], result.sheets["convnet-4", "none"]
-    own = whole[(whole["policy"] == "none") & (whole["iteration"] == 2)]
-    assert own["gradsim"].tolist() == pytest.approx((1 - sheet["trace"][2]).tolist(), abs=1e-4)
-    error = spectrum[
-        (spectrum["policy"] == "none") & (spectrum["image"] == 1) & (spectrum["frequency"] == 0)
-    ]
-    offset = (
-        (sheet["reconstruction"][1].double() - sheet["target"][1].double() / 255)
-        .mean((1, 2))
-        .square()
-        .mean()
-    )
-    assert float(error["error"].iloc[0]) == pytest.approx(float(offset))
-    named = claim5_semantics.comparison(result).index.get_level_values("layer")
-    assert list(dict.fromkeys(named)) == ["1.0", "1.3", "1.19", "1.22"]
-    pd.testing.assert_frame_equal(
-        result.tables["levels"], claim5_semantics.at_equal(curve)
-    )  # all iterates are shown
-    for equal, table in ((False, thirds), (True, result.tables["levels"])):
-        change = claim5_semantics.differences(result, equal=equal)
-        wide = table.pivot(index="image", columns="policy", values="contrast")
-        expected = (wide[HYBRID] - wide["none"]).mean()
-        # nan where no image of the two reaches a level that all attacks do
-        assert change.loc[("convnet-4", "shallow - deep", HYBRID), "mean"] == pytest.approx(
-            expected, nan_ok=True
+def test_table_1_has_four_blocks_with_their_own_policies():
+    small, large = settings(), settings(profile="full", dataset="shapes", images=9)
+    found = table1.units(small)
+    assert list(found) == [
+        ("shapes", "convnet-4", "none"), ("shapes", "convnet-4", "21-13-3+7-4-15"),
+        ("shapes", "lenet", "none"), ("shapes", "lenet", HYBRID),
+        ("shapes-grey", "convnet-4", "none"), ("shapes-grey", "convnet-4", "42-28-42+14-48-48"),
+        ("shapes-grey", "lenet", "none"), ("shapes-grey", "lenet", "19-15-45+2-43-21"),
+    ]  # fmt: skip
+    for (name, model, policy), unit in (found | table1.units(large)).items():
+        trained = unit.model
+        assert (trained.dataset, trained.model, trained.train.policy or "none") == (
+            name,
+            model,
+            policy,
         )
-    opening = claim5_semantics.opening(result)
-    assert opening.index.tolist() == [("convnet-4", policy) for policy in claim5_semantics.JUDGED]
-    assert set(opening["falls"]) == {"cannot tell"}
-    assert set(claim5_semantics.changed(result)["where"]) == {
-        f"convnet-4\n{name}" for name in ("first layer", "shallow third", "deep third")
+        assert (unit.policy or "none") == policy
+    assert found["shapes", "lenet", HYBRID].policy == HYBRID
+    assert len(table1.units(large)) == 4 * 5
+    assert len(table1.units(INITIAL)) == 4 * 5
+    short = table1.networks(INITIAL)
+    assert {(name, policy) for name, _, policy in short} == {
+        (name, policy) for name, _, policy in table1.units(INITIAL)
     }
-    ends, own = (
-        claim5_semantics.starts_and_ends(result).loc["convnet-4"],
-        thirds.query("policy == 'none'"),
-    )
-    assert ends.loc[("shallow third", "none"), "at the end"] == pytest.approx(own["shallow"].mean())
-    first = curve.query("policy == 'none' and layers == 'deep' and iteration == 0")["gradsim"]
-    assert ends.loc[("deep third", "none"), "from noise"] == pytest.approx(first.mean())
-
-
-@pytest.mark.parametrize(
-    ("fine", "coarse", "words"), [(3, 0, "hidden"), (3, 3, "not what"), (0, 0, "not what")]
-)
-def test_the_spectrum_is_said_in_words(fine, coarse, words):
-    rows = [
-        {
-            "model": "m",
-            "policy": p,
-            "image": i,
-            "frequency": f,
-            "ratio_db": move * (p == HYBRID) + 0.1 * ((i + f) % 3),
-        }
-        for p in ("none", HYBRID)
-        for i in range(6)
-        for f, move in ((2, coarse), (9, fine))
-    ]
-    rows = pd.DataFrame(rows).assign(
-        ratio_db=lambda t: t["ratio_db"] + 0.05 * (t["policy"] == HYBRID) * (t["image"] % 2 - 0.5)
-    )
-    text = claim5_semantics.in_words(Result("x", {"spectrum": rows}, {}, None))
-    assert text.startswith("On m the error over the target ")
-    assert words in text
-    assert ("rises in fine" in text) == (fine > 0)
-
-
-def test_the_replications_layers_are_set_beside_ours():
-    rows = [
-        {
-            "model": "m",
-            "policy": p,
-            "layer": name,
-            "position": i,
-            "third": "shallow",
-            "image": j,
-            "gradsim": 0.5 + 0.1 * j,
-        }
-        for p in ("none", table1.RANDOM, "3-1-7")
-        for i, name in enumerate(claim5_semantics.PUBLISHED)
-        for j in range(2)
-    ]
-    found = claim5_semantics.comparison(Result("x", {"layers": pd.DataFrame(rows)}, {}, None))
-    first = found.loc["1.stage1_0.conv1"]
-    assert first["replication, image 5"].to_dict() == {
-        "none": 0.35,
-        table1.RANDOM: 0.82,
-        "3-1-7": 0.62,
-    }
-    assert found["mean"].tolist() == pytest.approx([0.55] * 12)
+    assert {model for _, model, _ in short} == {"resnet20-1", "convnet-4"}
+    assert table1.networks(small) == {}

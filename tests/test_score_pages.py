@@ -8,25 +8,22 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from checks import search_unit, semi_trained
 from safetensors.torch import save_file
 
 from atsbook.figures import plots
-from atsbook.pages import (
-    claim2_generality,
-    claim2_search,
-)
 from atsbook.runs import scoring
 from atsbook.runs.attacks import transformed
-from atsbook.runs.networks import semi_trained, trained
-from atsbook.runs.scoring import ScoreUnit, scored, search_unit, searched, unseen
+from atsbook.runs.networks import trained
+from atsbook.runs.scoring import ScoreUnit, scored, searched, unseen
 from atsbook.runs.settings import settings
 from atsbook.runs.store import Store
-from atsbook.runs.table1 import HYBRID, RANDOM
+from atsbook.runs.table1 import HYBRID
 from atslib.data.load import load
 from atslib.errors import AtsError, OutOfTime
-from atslib.policies.policy import Hybrid, Policy
 from atslib.rng import rng
 from atslib.scores.scores import area, gradsim_curve
+from atslib.scores.search import pareto
 
 pytestmark = pytest.mark.usefixtures("one_thread", "few_images")
 TINY = settings(
@@ -167,32 +164,27 @@ def test_what_a_unit_costs_and_needs():
 # --- the search ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("profile", ["smoke", "laptop", "full"])
 @pytest.mark.parametrize(("there", "first"), [(1_000, 200), (40, 20)])
-def test_the_search_sees_no_image_that_a_page_attacks(profile, there, first, monkeypatch):
+def test_the_search_sees_no_image_that_a_page_attacks(there, first, monkeypatch):
     images = load("shapes", "test")[:there]
     monkeypatch.setattr(scoring, "dataset", lambda name, split: images)
     assert torch.equal(unseen("shapes").pixels, images.pixels[first:])
-    config, most = (
-        search_unit(settings(profile=profile, dataset="shapes")).config,
-        len(images) - first,
-    )
-    assert config.acc_images == min({"smoke": 8, "laptop": 63, "full": 63}[profile], most)
-    assert (config.threshold is None) == (profile == "smoke")
-    assert settings(profile=profile).images <= scoring.UNSEEN
+    assert settings(profile="full").images <= scoring.UNSEEN
 
 
 @pytest.fixture(scope="module")
 def found(kept):
-    return claim2_search.run(TINY, kept)
+    """The candidates of a search that is in the store."""
+    unit = search_unit(TINY)
+    unit.make(kept, CPU)
+    table = pd.DataFrame(searched(unit, kept, CPU).table)
+    return table.assign(pareto=pareto(table["s_pri"], table["s_acc"]))
 
 
 def test_a_second_search_is_the_same_table_and_computes_nothing(found, kept):
     made = []
     again = searched(search_unit(TINY), Store(kept.root, say=made.append), CPU)
-    pd.testing.assert_frame_equal(
-        pd.DataFrame(again.table), found.tables["candidates"].drop(columns="pareto")
-    )
+    pd.testing.assert_frame_equal(pd.DataFrame(again.table), found.drop(columns="pareto"))
     assert made == []
 
 
@@ -200,100 +192,12 @@ def test_a_search_from_nothing_is_the_same_table_and_its_artifact_is_the_time_it
     found, store, said
 ):
     unit = search_unit(TINY)
-    again, _ = scoring.search_result(TINY, store)
-    pd.testing.assert_frame_equal(
-        pd.DataFrame(again.table), found.tables["candidates"].drop(columns="pareto")
-    )
+    unit.make(store, CPU)
+    again = searched(unit, store, CPU)
+    pd.testing.assert_frame_equal(pd.DataFrame(again.table), found.drop(columns="pareto"))
     assert [line.split()[1] for line in said] == ["model", "score", "score", "search"]
     shards = [facts["seconds"] for path, facts in store.entries() if path.parent.name == "score"]
     assert float(unit.make(store, CPU)["seconds"]) >= sum(shards) - 0.05  # facts are rounded
-
-
-def test_what_is_attacked_is_what_was_found_beside_random_hybrids(found, kept):
-    decided, hybrid = claim2_search.later_units(TINY, kept), found.facts["hybrid"]
-    random = claim2_search.random_hybrids(TINY)
-    assert {policy for name, policy in decided if name != "trained"} == {
-        "none",
-        hybrid,
-        HYBRID,
-        *random,
-    }
-    assert {policy for name, policy in decided if name == "trained"} == {
-        "none",
-        hybrid,
-        HYBRID,
-        RANDOM,
-    }
-    one = dataclasses.replace(TINY, candidates=1)
-    (policy,) = scoring.search_result(one, kept)[0].chosen
-    assert str(policy) in {name for _, name in claim2_search.later_units(one, kept)}
-    assert str(policy) != hybrid
-
-
-def test_random_hybrids_are_twenty_and_another_seed_draws_others():
-    one, other = (
-        claim2_search.random_hybrids(settings(profile="laptop", seed=seed)) for seed in (0, 1)
-    )
-    assert len(set(one)) == len(set(other)) == claim2_search.RIVALS
-    assert not set(one) & set(other)
-    assert {len(Hybrid.parse(policy).members) for policy in one} == {2}
-
-
-def test_at_the_full_size_the_papers_six_attack_the_found_hybrid_too():
-    full = settings(profile="full", dataset="shapes", images=9)
-    found = claim2_search.attacks(full, "3-1")
-    assert {name for name, policy in found if policy == "3-1"} == set(claim2_generality.PAPER_ROWS)
-    claim2 = claim2_generality.units(full)
-    assert all(found[name, "none"] == claim2[name, "none"] for name in claim2_generality.PAPER_ROWS)
-
-
-def test_the_search_page_from_the_store(found, kept):
-    attacks, accuracy = found.tables["attacks"], found.tables["accuracy"]
-    assert (
-        len(attacks) == 5 * TINY.images
-    )  # none, found, published, and two random ones at this size
-    assert list(accuracy["policy"]) == ["none", found.facts["hybrid"], HYBRID, RANDOM]
-    assert accuracy["accuracy"].between(0, 100).all()
-    assert found.tables["candidates"]["pareto"].any()
-    assert (found.page, found.facts["dataset"], found.facts["images"]) == (
-        "claim2_search",
-        "shapes",
-        2,
-    )
-    made = []
-    assert claim2_search.run(TINY, Store(kept.root, say=made.append)).digest == found.digest
-    assert made == []
-
-
-def test_the_found_hybrid_is_compared_with_none_and_with_the_mean_of_the_random_ones(found):
-    gain = found.tables["attacks"].pivot(index="image", columns="policy", values="gain")
-    change, hybrid = claim2_search.differences(found), found.facts["hybrid"]
-    random = gain[found.facts["rivals"]].mean(axis=1)
-    assert change.loc["no policy", "mean"] == pytest.approx((gain[hybrid] - gain["none"]).mean())
-    assert change.loc["random hybrids", "mean"] == pytest.approx((gain[hybrid] - random).mean())
-    ladder = claim2_search.ladder(found)
-    assert ladder["mean"].is_monotonic_increasing
-    assert ladder["kind"].value_counts().to_dict() == {
-        "random": 2,
-        "no policy": 1,
-        "found": 1,
-        "published": 1,
-    }
-    assert list(claim2_search.comparison(found).index) == [
-        "none",
-        hybrid,
-        HYBRID,
-        claim2_search.RIVAL,
-    ]
-
-
-def test_the_chosen_are_the_best_with_their_functions_named(found):
-    best = claim2_search.chosen(found)
-    table = found.tables["candidates"]
-    assert list(best.index) == list(table.loc[table["chosen"], "policy"])
-    assert best["s_pri"].is_monotonic_increasing
-    assert best["functions"].tolist() == [Policy.parse(policy).names() for policy in best.index]
-    assert ((best["ci_low"] <= best["s_pri"]) & (best["s_pri"] <= best["ci_high"])).all()
 
 
 # --- figures ------------------------------------------------------------------------------------------------
@@ -305,7 +209,7 @@ def texts(axis):
 
 @pytest.mark.usefixtures("drawn")
 def test_the_front_names_the_chosen_alone(found):
-    table = found.tables["candidates"].assign(chosen=lambda rows: rows.index < 2)
+    table = found.assign(chosen=lambda rows: rows.index < 2)
     (axis,) = plots.front(table, labels=1).axes
     assert [text.get_text() for text in axis.texts] == ["1"]
     assert texts(axis) == {"candidates", "Pareto front", "chosen, by rank"}

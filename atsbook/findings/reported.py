@@ -19,6 +19,23 @@ DEFENSES = {
     "gaussian:0.001": "gaussian-1e-3",
     "gaussian:0.01": "gaussian-1e-2",
 }
+# A preset → the name of its row in the paper's Table 2.
+ATTACKS = {
+    "lbfgs-l2": "LBFGS+L2",
+    "adam-cosine": "Adam+Cosine",
+    "lbfgs-cosine": "LBFGS+Cosine",
+    "adam-l1": "Adam+L1",
+    "adam-l2": "Adam+L2",
+    "sgd-cosine": "SGD+Cosine",
+}
+# A parameter of a ResNet20 → the replication's name of its layer in Figure 5: two shallow layers
+# and two deep ones.
+LAYERS = {
+    "1.stage1_0.conv1.weight": "layers.3.0.conv1(stage1 block0 conv1)",
+    "1.stage1_1.conv1.weight": "layers.3.1.conv1(stage1 block1 conv1)",
+    "1.stage3_1.conv2.weight": "layers.5.1.conv2(stage3 block1 conv2)",
+    "1.stage3_2.conv2.weight": "layers.5.2.conv2(stage3 block2 conv2)",
+}
 
 
 def reported(**where: str) -> pd.DataFrame:

@@ -1,16 +1,15 @@
-"""What an attack finds layer by layer and frequency by frequency: gradients at its iterates, its
-error's spectrum.
-"""
+"""What an attack finds layer by layer: gradients at its iterates."""
 
-import numpy as np
-import pandas as pd
+import dataclasses
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
 from atsbook.runs.attacks import CHUNK, AttackUnit, attacked
-from atsbook.runs.networks import network, trained
+from atsbook.runs.networks import Unit, trained
 from atsbook.runs.store import Artifact, Store
-from atslib.attacks.engine import frame_steps
+from atsbook.runs.study import Request, Study
 from atslib.clients.prepare import to_images
 from atslib.gradients.problems import problem_gradients
 
@@ -72,100 +71,60 @@ def third(position: int, layers: int) -> str:
     return ("shallow", "middle", "deep")[3 * position // layers]
 
 
-def similarities(unit: AttackUnit, store: Store, device: torch.device) -> Artifact:
-    """Of the unit's attack, see `layer_similarity`: `last` (L, B), of its last iterate, and
-    `groups` (4, F, B).
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayersUnit(AttackUnit):
+    """How similar the gradients of an attack's iterates are to the client's, layer by layer."""
 
-    The groups are those of `GROUPS`: the whole gradient, the first layer, and the means of the
-    thirds.
-    """
+    kind: ClassVar[str] = "layers"
 
-    def compute(state: object) -> dict[str, Tensor]:
-        attack = attacked(unit, store, device)
-        (model, _) = trained(unit.model, store, device)
-        frames, target, labels = (attack[n].to(device) for n in ("frames", "target", "labels"))
-        layers, whole = layer_similarity(model, frames, to_images(target), labels)
-        thirds = [third(i, len(layers)) for i in range(len(layers))]
-        means = [
-            layers[[i for i, own in enumerate(thirds) if own == name]].mean(0)
-            for name in ("shallow", "deep")
-        ]
-        return {"last": layers[:, -1], "groups": torch.stack([whole, layers[0], *means])}
+    def __post_init__(self) -> None:
+        """An attack's kind goes with its class, this one's does not."""
 
-    return store.get("layers", unit, compute, label=f"similarity by layer, {unit.policy or 'none'}")
+    @property
+    def attack_unit(self) -> AttackUnit:
+        """The attack whose iterates are looked at."""
+        return AttackUnit(
+            **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        )
 
+    @property
+    def needs(self) -> tuple[Unit, ...]:
+        """The network and the attack."""
+        return (*super().needs, self.attack_unit)
 
-def layer_rows(unit: AttackUnit, store: Store, device: torch.device) -> pd.DataFrame:
-    """One row per layer and image at the last iterate."""
-    last = similarities(unit, store, device)["last"].double().numpy()
-    names = convolutions(network(unit.model))
-    layers, images = last.shape
-    return pd.DataFrame(
-        {
-            "layer": np.repeat(names, images),
-            "position": np.repeat(range(layers), images),
-            "third": np.repeat([third(i, layers) for i in range(layers)], images),
-            "image": np.tile(range(images), layers),
-            "gradsim": last.ravel(),
-        }
-    )
+    @property
+    def title(self) -> str:
+        """Those of the attack, and what is looked at."""
+        return f"similarity by layer, {super().title}"
 
+    @property
+    def passes(self) -> float:
+        """A gradient at each iterate of each image."""
+        return 3 * self.frames * (self.last - self.first)
 
-def group_rows(unit: AttackUnit, store: Store, device: torch.device) -> pd.DataFrame:
-    """One row per iterate, image and group of layers, see `GROUPS`."""
-    groups = similarities(unit, store, device)["groups"].double().numpy()
-    steps = frame_steps(unit.frames, unit.attack.steps)
-    images = groups.shape[2]
-    keys = {"iteration": np.repeat(steps, images), "image": np.tile(range(images), len(steps))}
-    parts = zip(GROUPS, groups, strict=True)
-    return pd.concat(
-        [pd.DataFrame({"layers": name, **keys, "gradsim": own.ravel()}) for name, own in parts]
-    )
+    def make(self, store: Store, device: torch.device) -> Artifact:
+        """`last` (L, B), of the last iterate, and `groups` (4, F, B), those of `GROUPS`: the whole
+        gradient, the first layer, and the means of the shallow and the deep third.
+        """
 
+        def compute(state: object) -> dict[str, Tensor]:
+            attack = attacked(self.attack_unit, store, device)
+            model, _ = trained(self.model, store, device)
+            frames = attack["frames"].to(device)
+            target = to_images(attack["target"].to(device))
+            labels = attack["labels"].to(device)
+            layers, whole = layer_similarity(model, frames, target, labels)
+            thirds = [third(i, len(layers)) for i in range(len(layers))]
+            means = [
+                layers[[i for i, own in enumerate(thirds) if own == name]].mean(0)
+                for name in ("shallow", "deep")
+            ]
+            return {"last": layers[:, -1], "groups": torch.stack([whole, layers[0], *means])}
 
-def radial_power(images: Tensor) -> Tensor:
-    """Power of each image's spectrum averaged over rings of equal frequency and over channels.
-
-    Args:
-        images: (B, C, H, W).
-    Returns:
-        (B, min(H, W) // 2 + 1), mean squared amplitude at 0, 1, … cycles an image. Entry 0 is the
-        squared mean of the pixels; the corners beyond the highest frequency of a row are left out.
-    """
-    height, width = images.shape[-2:]
-    power = (torch.fft.fft2(images.double()) / (height * width)).abs().square().mean(1)
-    y, x = (torch.fft.fftfreq(n, 1 / n) for n in (height, width))
-    ring = torch.hypot(y[:, None], x[None]).round().long().flatten()
-    rings = min(height, width) // 2 + 1
-    inside = ring < rings
-    sums = power.new_zeros(len(power), rings).index_add_(
-        1, ring[inside], power.flatten(1)[:, inside]
-    )
-    return sums / torch.bincount(ring[inside], minlength=rings)
+        return store.get(self.kind, self, compute, label=self.title)
 
 
-def spectra(unit: AttackUnit, store: Store, device: torch.device) -> Artifact:
-    """`error_power`, of reconstruction minus target, and `target_power`, its own, (B, frequencies)
-    of an attack.
-    """
-
-    def compute(state: object) -> dict[str, Tensor]:
-        attack = attacked(unit, store, device)
-        target = to_images(attack["target"], torch.float64)
-        error = attack["reconstruction"].double() - target
-        return {"error_power": radial_power(error), "target_power": radial_power(target)}
-
-    return store.get(
-        "spectrum", unit, compute, label=f"spectrum of the error, {unit.policy or 'none'}"
-    )
-
-
-def spectrum_rows(unit: AttackUnit, store: Store, device: torch.device) -> pd.DataFrame:
-    """One row per image and frequency: `error` and `target` of `spectra`, and their ratio in dB."""
-    error, own = (spectra(unit, store, device)[name] for name in ("error_power", "target_power"))
-    images, rings = error.shape
-    keys = {"image": np.repeat(range(images), rings), "frequency": np.tile(range(rings), images)}
-    table = pd.DataFrame(keys | {"error": error.flatten().numpy(), "target": own.flatten().numpy()})
-    return table.assign(
-        ratio_db=10 * np.log10(table["error"].clip(lower=1e-20) / table["target"].clip(lower=1e-20))
-    )
+def layer_request(study: Study, run: Request) -> Request:
+    """The similarities by layer of a study's attack that keeps iterates; see `LayersUnit.make`."""
+    own = {field.name: getattr(run.unit, field.name) for field in dataclasses.fields(run.unit)}
+    return study.request(LayersUnit(**own))

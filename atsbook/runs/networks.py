@@ -141,14 +141,6 @@ def model_unit(settings: Settings, policy: str = "", **changes: object) -> Model
     return dataclasses.replace(unit, **changes)
 
 
-def semi_trained(settings: Settings) -> ModelUnit:
-    """The network that privacy scores are computed on (paper, Algorithm 1): no policy, little data,
-    few epochs.
-    """
-    train = TrainConfig(policy="", epochs=settings.semi_epochs)
-    return model_unit(settings, fraction=settings.semi_fraction, train=train)
-
-
 def victim(settings: Settings, policy: str = "") -> ModelUnit:
     """The network that is attacked: by the settings' regime the client's trained one, or an
     untrained one.

@@ -10,14 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from atsbook.runs.attacks import transformed
-from atsbook.runs.networks import ModelUnit, OnModel, dataset, network, semi_trained, trained
-from atsbook.runs.settings import Settings
+from atsbook.runs.networks import ModelUnit, OnModel, dataset, network, trained
 from atsbook.runs.store import Artifact, Store
 from atslib.checkpoints import fingerprint, load_state, save_state
 from atslib.clients.prepare import to_images
 from atslib.data.load import Images
 from atslib.errors import AtsError
-from atslib.models import device_of
 from atslib.policies.policy import parse_policy
 from atslib.rng import rng
 from atslib.scores.scores import accuracy_score, area, gradsim_curve
@@ -202,41 +200,7 @@ def searched(unit: SearchUnit, store: Store, device: torch.device) -> SearchResu
     return search(unit.config, semi.eval(), untrained, images, seed=unit.seed, keep=store.keep)
 
 
-def search_result(settings: Settings, store: Store) -> tuple[SearchResult, float]:
-    """What the settings' search found, and the seconds it took."""
-    unit = search_unit(settings)
-    device = device_of(settings.device)
-    seconds = float(
-        unit.make(store, device)["seconds"]
-    )  # first, because it keeps the time that the search takes
-    return searched(unit, store, device), seconds
-
-
 def unseen(name: str) -> Images:
     """Test images that no page attacks; of a small set the second half."""
     images = dataset(name, "test")
     return images[min(UNSEEN, len(images) // 2) :]
-
-
-def search_unit(settings: Settings) -> SearchUnit:
-    """The settings' search, of candidates as the authors draw them.
-
-    At laptop and full the released filter by the accuracy score is on, on 63 images, as many as it
-    was made for. At laptop half as many images as elsewhere are behind a privacy score, and the
-    worse three quarters leave after eight.
-    """
-    filtered = settings.profile in ("laptop", "full")
-    laptop = settings.profile == "laptop"
-    images = max(1, settings.score_images // 2) if laptop else settings.score_images
-    config = SearchConfig(
-        candidates=settings.candidates,
-        sampler="authors",
-        keep=min(10, settings.candidates),
-        images=images,
-        points=settings.score_points,
-        acc_images=min(63 if filtered else 8, len(unseen(settings.dataset))),
-        acc_variant="code" if filtered else "fixed",
-        rungs=((8, 0.25),) if laptop and images > 8 else (),
-        shard=128 if laptop else 16,
-    )
-    return SearchUnit(model=semi_trained(settings), config=config, seed=settings.seed)

@@ -35,7 +35,7 @@ from atsbook.runs.attacks import AttackUnit, attacked, known_ranks
 from atsbook.runs.networks import ModelUnit, Unit, dataset, trained
 from atsbook.runs.outcomes import OutcomeUnit, guess_of, outcome_rows
 from atsbook.runs.schedule import compute, describe, plan, say
-from atsbook.runs.scoring import ScoreUnit
+from atsbook.runs.scoring import ScoreUnit, SearchUnit, searched
 from atsbook.runs.settings import PROFILES, parameters_among
 from atsbook.runs.store import Artifact, Store
 from atsbook.runs.tables import image_rows, label
@@ -49,6 +49,7 @@ from atslib.files import project_root
 from atslib.models import Normalize, build_model, device_of, normalization
 from atslib.policies.policy import Hybrid, Policy, parse_policy
 from atslib.rng import rng
+from atslib.scores.search import SearchConfig
 
 SAID = "study: "  # how the lines begin that a study says while it computes
 IMAGES = range(100)  # the first of the test set, as in both publications
@@ -624,6 +625,16 @@ class Study:
         )
         return self._request(unit)
 
+    def search(self, network: Request, config: SearchConfig) -> Request:
+        """A search for policies on a semi-trained network (paper, Algorithm 1); its value is an
+        `atslib.SearchResult`.
+
+        Accuracy scores are of the same network before its training. All are on test images from
+        number 200 on.
+        """
+        model = self._unit(network, ModelUnit, "network")
+        return self._request(SearchUnit(model=model, config=config, seed=self.seed))
+
     def call(
         self, function: Callable[..., dict[str, Tensor]], network: Request, **arguments: object
     ) -> Request:
@@ -672,8 +683,8 @@ class Study:
     # values
 
     def __getitem__(self, request: Request) -> object:
-        """The value of a request: of a network the network itself, of anything else its tensors by
-        name.
+        """The value of a request: of a network the network itself, of a search what it found, of
+        anything else its tensors by name.
         """
         unit = self._unit(request, object, "request")
         if isinstance(unit, ModelUnit):
@@ -682,6 +693,9 @@ class Study:
                 self.store.bring(unit)
             return trained(unit, self._own, self.device)[0].eval()
         self.compute([request])
+        if isinstance(unit, SearchUnit):
+            self.store.bring(unit.model)
+            return searched(unit, self.store, self.device)
         return self._artifact(unit)
 
     def missing(

@@ -15,13 +15,11 @@ import numpy as np
 import pandas as pd
 
 from atsbook.findings.compare import matrices
-from atsbook.findings.reported import DEFENSES, policy_label, reported
+from atsbook.findings.reported import ATTACKS, DEFENSES, LAYERS, policy_label, reported
 from atsbook.findings.result import NO_POLICY
 from atsbook.findings.statistics import pearson
 from atsbook.findings.transformations import NOTHING, first_id, wide
 from atsbook.pages import ext7_general_leakage
-from atsbook.pages.claim2_generality import PAPER_ROWS
-from atsbook.pages.claim5_semantics import PUBLISHED
 from atsbook.runs.settings import PROFILES
 from atsbook.runs.table1 import RANDOM, TEN, block, family, hybrid
 from atsbook.texts.answers import stored
@@ -180,7 +178,7 @@ RULES = (
         "a demonstration of the replication's code on the policy 1-2-3, which is not repeated",
     ),
 )
-PRESETS = {printed: preset for preset, printed in PAPER_ROWS.items()}
+PRESETS = {printed: preset for preset, printed in ATTACKS.items()}
 
 
 def _ordered(policy: str) -> str:
@@ -224,7 +222,7 @@ def wanted(row: pd.Series) -> dict[str, list]:
     if metric.startswith("gradsim_final:"):
         keys["layer"] = [
             ours
-            for ours, theirs in PUBLISHED.items()
+            for ours, theirs in LAYERS.items()
             if theirs == metric.removeprefix("gradsim_final:")
         ]
     if metric == "GradSim_mean":

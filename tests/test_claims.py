@@ -1,0 +1,251 @@
+"""The rules of claims 2, 3, 5 and 7, each as its notebook's own cell judges made-up tables."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from test_pilots import cell
+
+from atsbook.findings import photographs, statistics
+from atsbook.findings.photographs import words
+from atsbook.findings.statistics import change, holm, interval, paired
+from atsbook.runs.layers import GROUPS
+from atsbook.runs.table1 import HYBRID, family
+
+IMAGES = 40
+
+
+def told(bits, *, gain=0.0, images=IMAGES, seed=0):
+    """Rows of one policy: what an attack tells of each photograph, about so many bits."""
+    noise = np.random.default_rng(seed)
+    drawn = noise.normal(bits, 0.3, images) if bits else noise.normal(0, 0.5, images)
+    return pd.DataFrame(
+        {
+            "image": range(images),
+            "bits": drawn,
+            "found": drawn > 3,
+            "gain_told": noise.normal(gain, 0.3, images),
+            "psnr": 10.0,
+            "frame": 10.0,
+        }
+    )
+
+
+def compared(before, after, *, rise=0.0):
+    """Rows without a policy and with the hybrid."""
+    parts = [told(before).assign(policy="none"), told(after, gain=rise).assign(policy=HYBRID)]
+    return pd.concat(parts, ignore_index=True)
+
+
+# --- claim 2 ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ends", "status"),
+    [
+        ([(5, 3)] * 6, "reproduced"),
+        ([(5, 3)] * 5 + [(0, 0)], "partly"),  # one of the six does not work
+        ([(5, 3)] * 4 + [(5, 5.5)] * 2, "partly"),
+        ([(5, 3)] * 3 + [(5, 5.5)] * 3, "not reproduced"),
+        ([(0, 0)] * 6, "cannot tell"),
+    ],
+)
+def test_the_rule_of_six_attacks(ends, status, capsys):
+    six = [f"attack {number}" for number in range(6)]
+    groups = {name: compared(*each) for name, each in zip(six, ends, strict=True)}
+    groups["another"] = compared(5, 6)  # which the claim is not about
+    space = {"groups": groups, "SIX": six, "HYBRID": HYBRID, "photographs": photographs}
+    exec(cell("claim2_generality", "works = ["), space)
+    assert space["status"] == status
+    assert space["works"] == [name for name, (before, _) in zip(six, ends, strict=True) if before]
+    assert capsys.readouterr().out.startswith(f"{status}: ")
+
+
+def test_against_an_attack_that_gains_more_decibels_nothing_holds():
+    groups = {"a": compared(5, 3, rise=2.0)}
+    space = {"groups": groups, "SIX": ["a"], "HYBRID": HYBRID, "photographs": photographs}
+    exec(cell("claim2_generality", "works = ["), space)
+    assert space["held"] == []
+
+
+@pytest.mark.parametrize(
+    ("none", "random", "status"),
+    [(6, 5, "reproduced"), (6, 4, "partly"), (4, 5, "partly"), (4, 3, "not reproduced")],
+)
+def test_the_rule_of_the_search(none, random, status, capsys):
+    rivals = [f"random {number}" for number in range(8)]
+    parts = {"none": told(none), "found": told(4)}
+    parts |= {name: told(random, seed=seed) for seed, name in enumerate(rivals, 1)}
+    attacks = pd.concat([rows.assign(policy=name) for name, rows in parts.items()])
+    space = {"attacks": attacks, "FOUND": "found", "rivals": rivals, "np": np}
+    space |= {"change": change, "words": words}
+    exec(cell("claim2_search", "resampled ="), space)
+    assert space["status"] == status
+    assert space["better"] == sum(
+        parts[name]["bits"].mean() < parts["found"]["bits"].mean() for name in rivals
+    )
+    assert capsys.readouterr().out.startswith(f"{status}: ")
+
+
+# --- claim 3 ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ends", "cost", "status"),
+    [
+        ([(5, 3), (5, 3)], 4.0, "reproduced"),
+        ([(5, 3), (0, 0)], 4.0, "reproduced"),  # the other network cannot tell
+        ([(5, 3), (5, 3)], 4.1, "partly"),
+        ([(5, 3), (5, 5.5)], 0.0, "partly"),
+        ([(5, 5.5), (5, 5.5)], 0.0, "not reproduced"),
+        ([(0, 0), (0, 0)], 0.0, "cannot tell"),
+    ],
+)
+def test_the_rule_of_the_transfer(ends, cost, status):
+    networks = [f"network {number}" for number in range(len(ends))]
+    rows = [compared(*each).assign(model=name) for name, each in zip(networks, ends, strict=True)]
+    policies = ["3-1-7", "43-18-18"]
+    accuracy = {"none": 80.0, HYBRID: 80.0 - cost}
+    space = {
+        "attacks": pd.concat(rows, ignore_index=True),
+        "accuracy": pd.DataFrame(
+            {"model": "resnet20-1", "policy": accuracy.keys(), "accuracy": accuracy.values()}
+        ),
+        "HYBRID": HYBRID,
+        "SEARCHED": {"resnet20": policies},
+        "family": family,
+        "trainings": ["resnet20-1"],
+        "photographs": photographs,
+    }
+    exec(cell("claim3_transfer", "CASES = 8"), space)
+    assert space["status"] == status
+
+
+# --- claim 5 ----------------------------------------------------------------------------------------------------------
+
+
+def path(whole, shallow, deep, *, model="m", policy="none", image=0):
+    """Rows of a curve: the groups' similarities at the iterates 0, 1, …"""
+    groups = {"whole": whole, "first": shallow, "shallow": shallow, "deep": deep}
+    key = {"model": model, "policy": policy, "image": image}
+    return [
+        key | {"layers": n, "iteration": i, "gradsim": v}
+        for n, vs in groups.items()
+        for i, v in enumerate(vs)
+    ]
+
+
+def test_layers_are_compared_where_the_whole_gradient_is_as_similar():
+    source = cell("claim5_semantics", "def at_equal(")
+    space = {"pd": pd, "np": np, "GROUPS": GROUPS}
+    exec(source[: source.index("curve = along(")], space)
+    curve = path([0.0, 0.4, 0.8], [0.0, 0.2, 0.6], [0.5, 0.7, 0.9])
+    # It falls back.
+    curve += path([0.0, 0.6, 0.5, 0.6], [0.0, 0.6, 0.1, 0.9], [0.5, 0.8, 0.1, 0.1], policy="a")
+    curve += path([0.0, 0.9], [0.0, 0.9], [0.0, 0.9], model="other")
+    # It begins above what the other reaches.
+    curve += path([0.95, 0.99], [0.0, 0.9], [0.0, 0.9], model="other", policy="a")
+    found = space["at_equal"](pd.DataFrame(curve)).set_index(["model", "policy"])
+    assert found["whole"].tolist() == pytest.approx([0.6, 0.6, np.nan, 0.9], nan_ok=True)
+    ends = found.loc[("m", "none"), ["shallow", "deep", "contrast"]].tolist()
+    assert ends == pytest.approx([0.4, 0.8, -0.4])
+    # Where it first comes there.
+    assert found.loc[("m", "a"), ["shallow", "deep"]].tolist() == pytest.approx([0.6, 0.8])
+
+
+def layered(shallow, deep, *, images=IMAGES, model="m"):
+    """Similarities under no policy and two searched ones, whose shallow third changes by so much."""
+    rows = []
+    for policy, by in ({"none": 0.0} | shallow).items():
+        for image in range(images):
+            wobble = ((policy == "a") - (policy == "h")) * 0.01 * (image % 3 - 1)
+            row = {"model": model, "policy": policy, "image": image}
+            row |= {"shallow": 0.6 + by + wobble, "deep": 0.9 + (policy != "none") * deep}
+            rows.append(row)
+    table = pd.DataFrame(rows)
+    return table.assign(contrast=table["shallow"] - table["deep"])
+
+
+@pytest.mark.parametrize(
+    ("shallow", "deep", "more", "status"),
+    [
+        ({"a": -0.3, "h": -0.3}, 0.0, {}, "reproduced"),
+        ({"a": -0.3, "h": 0.0}, 0.0, {}, "partly"),
+        ({"a": -0.3, "h": -0.3}, -0.3, {}, "partly"),  # weaker everywhere
+        ({"a": 0.0, "h": 0.3}, 0.0, {}, "not reproduced"),
+        ({"a": -0.3, "h": -0.3}, 0.0, {"tells": False}, "cannot tell"),  # nothing leaks
+        ({"a": -0.3, "h": -0.3}, 0.0, {"images": 29}, "cannot tell"),
+        ({"a": -0.3, "h": -0.3}, 0.0, {"other": True}, "partly"),  # not on another network
+        ({"a": -0.3, "h": -0.3}, 0.0, {"other": False}, "reproduced"),  # which cannot tell
+    ],
+)
+def test_the_rule_of_the_layers(shallow, deep, more, status):
+    source = cell("claim5_semantics", "def judge(levels, tells)")
+    space = {"pd": pd, "paired": paired, "holm": holm, "SEARCHED": ["a", "h"]}
+    exec(source[: source.index("bare = attacks[")], space)
+    levels = layered(shallow, deep, images=more.get("images", IMAGES))
+    tells = {"m": more.get("tells", True)}
+    if "other" in more:
+        levels = pd.concat([levels, layered({"a": 0.0, "h": 0.0}, 0.0, model="other")])
+        tells["other"] = more["other"]
+    assert space["claim"](space["judge"](levels, tells)) == status
+
+
+def test_a_wave_has_its_power_at_its_frequency_and_a_constant_at_none():
+    source = cell("claim5_semantics", "def radial_power(")
+    space = {"torch": torch}
+    exec(source[: source.index("spectrum = []")], space)
+    x = torch.arange(16.0)
+    wave = (0.2 * torch.cos(2 * torch.pi * 5 * x / 16)).expand(1, 3, 16, 16)
+    found = space["radial_power"](torch.cat([wave, torch.full((1, 3, 16, 16), 0.5)]))
+    assert found.shape == (2, 9)
+    assert found[0].argmax() == 5
+    grid = torch.meshgrid(*[torch.fft.fftfreq(16, 1 / 16)] * 2, indexing="ij")
+    rings = torch.hypot(*grid).round()
+    assert found[0, 5] * (rings == 5).sum() == pytest.approx(0.02)  # mean square of the wave
+    assert found[1].tolist() == pytest.approx([0.25] + [0] * 8)
+
+
+# --- claim 7 ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("interval_of_r", "status"),
+    [
+        ((0.7, 0.5, 0.8), "reproduced"),
+        ((0.4, 0.2, 0.6), "partly"),
+        ((0.2, -0.1, 0.8), "not reproduced"),
+        ((-0.5, -0.7, -0.2), "not reproduced"),
+        ((0.9, np.nan, np.nan), "cannot tell"),
+    ],
+)
+def test_the_rule_of_the_correlation(interval_of_r, status):
+    source = cell("claim7_correlation", "PAPER, REPLICATION = ")
+    rule = source[source.index("if np.isnan(bits[1])") :]
+    space = {"bits": interval_of_r, "PAPER": 0.697, "np": np}
+    exec(rule, space)
+    assert space["status"] == status
+
+
+def test_the_correlation_is_of_the_policies_means():
+    source = cell("claim7_correlation", "def agreement(outcome)")
+    start = source.index("def agreement(outcome)")
+    end = source.index('bits = agreement("bits")')
+    scores = np.random.default_rng(0).random((12, 6))
+    policies = [f"p{number}" for number in range(12)]
+    # Told in another order of rows, by another set of photographs.
+    rows = [
+        {"policy": name, "image": 100 + image, "bits": 3 * scores[place].mean() + image}
+        for place, name in reversed(list(enumerate(policies)))
+        for image in range(6)
+    ]
+    space = {"judged": pd.DataFrame(rows), "new_policies": policies, "new_scores": scores}
+    space |= {"np": np, "statistics": statistics}
+    exec(source[start:end], space)
+    r, low, high = space["agreement"]("bits")
+    assert r == pytest.approx(1.0)
+    assert low <= high <= 1.0
+
+
+def test_photographs_that_can_tell_are_those_whose_bits_are_above_chance():
+    assert interval(told(0)["bits"])[0] < 0 < interval(told(5)["bits"])[0]
