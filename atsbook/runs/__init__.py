@@ -11,7 +11,8 @@ looks into an attack layer by layer, `archive` keeps them in the repository as t
 `packing` makes of them, `tables` reads them, `table1` names the four blocks of the paper's Table 1
 and their policies, `regimes` says when and which networks are attacked, `defended` who attacks
 which defense, `adaptive` names servers that know a policy, `attackers` the data set whose images an
-attacker has, and `timing` takes the time of a client's work. To add a kind of unit: one frozen dataclass that is a `networks.Unit`.
+attacker has, and `timing` takes the time of a client's work. To add a kind of unit: one frozen
+dataclass that is a `networks.Unit`.
 
 `schedule` computes units where `workers` are, `audit` repeats a part of the archive, `shown` says
 where two versions of a page differ.
