@@ -15,9 +15,10 @@ from atsbook.runs.store import Store, opened
 from atsbook.runs.transport import export_artifacts, import_artifacts
 from atsbook.widgets.browser_graph import graph
 from atslib.commands import untrained
+from atslib.data.load import load
 from atslib.errors import AtsError, choose
 from atslib.files import project_root
-from atslib.models import device_of
+from atslib.models import count_weights, device_of
 from atslib.shell import check_out
 
 
@@ -156,6 +157,10 @@ def _speeds(args: argparse.Namespace) -> Iterator[dict]:
 def export_attack(args: argparse.Namespace) -> None:
     """Write the graph of an attack on a network, for a page."""
     check_out(args.out)
+    images = load(args.dataset, "test")
+    (channels, side) = images.pixels.shape[1:3]
+    # Before it is built, which takes long where it is too large.
+    graph.check_size(count_weights(args.model, images.num_classes, channels, image_size=side))
     print(
         graph.export(
             args.out, untrained(args.model, args), args.dataset, args.checkpoint, args.weights

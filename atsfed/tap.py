@@ -5,6 +5,7 @@ came back.
 import contextlib
 import dataclasses
 import json
+import operator
 import re
 import shutil
 from pathlib import Path
@@ -58,6 +59,10 @@ class Tap:
             )
 
     def _file(self, number: int, name: str | int = "sent") -> Path:
+        try:
+            number = operator.index(number)
+        except TypeError:
+            raise AtsError(f"round {number!r} must be a whole number, from 1 on") from None
         name = f"client-{name:04d}" if isinstance(name, int) else name
         return self.folder / f"round-{number:05d}" / f"{name}.safetensors"
 

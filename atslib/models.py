@@ -270,7 +270,7 @@ def resnet(
     }
     model = nn.Sequential(OrderedDict(first | layers | head))
     for module in model.modules():
-        if isinstance(module, nn.Conv2d):
+        if isinstance(module, nn.Conv2d) and not module.weight.is_meta:  # those are only counted
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
     return model
 
@@ -351,6 +351,9 @@ FAMILIES: dict[
 PADDINGS = ("circular", "reflect", "unpadded")
 MOST_CLASSES = 100_000
 LARGEST = 1024  # the widest network, as in resnet20-1024, and image
+MOST_WEIGHTS = (
+    1_000_000_000  # 4 GB; without a limit memory ends, which kills a process without a word
+)
 
 
 def build_model(
@@ -375,8 +378,52 @@ def build_model(
         rng: the stream of the initial weights, or a seed for one; None draws them from torch's own
             generator.
     Raises:
-        AtsError: an unknown name, or a number that is not whole or too small.
+        AtsError: an unknown name, a number that is not whole or too small, or more than
+            `MOST_WEIGHTS` weights.
     """
+    make, padding = _builder(name, num_classes, in_channels, image_size)
+    if isinstance(norm, tuple) and len(norm) != 2:
+        raise AtsError(f"norm {norm!r} must be the name of a data set, or a pair (mean, std)")
+    front = Normalize(
+        *(norm if isinstance(norm, tuple) else normalization(norm) if norm else ((0.5,), (0.25,)))
+    )
+    if len(front.mean) not in (1, in_channels):
+        raise AtsError(
+            f"norm {norm!r} has {len(front.mean)} channels and the model takes {in_channels}"
+        )
+    rng = as_stream(rng, optional=True)
+    with torch.random.fork_rng(devices=[], enabled=rng is not None):
+        if rng is not None:
+            # Not torch.manual_seed, which would also reseed the accelerators' global generators.
+            seed = torch.randint(1 << 62, (1,), generator=rng, device=rng.device)
+            torch.default_generator.manual_seed(int(seed))
+        network = make()
+    for layer in network.modules() if padding in ("circular", "reflect") else ():
+        if isinstance(layer, nn.Conv2d) and any(layer.padding):
+            layer.padding_mode = padding  # as its constructor would have set it
+    return nn.Sequential(front, network).eval()
+
+
+def count_weights(
+    name: str, num_classes: int, in_channels: int = 3, *, image_size: int = 32
+) -> int:
+    """How many weights a network of `build_model` has, at once and without their memory.
+
+    Raises as `build_model` does.
+    """
+    make, _ = _builder(name, num_classes, in_channels, image_size)
+    return _count(make)
+
+
+def _count(make: Callable[[], nn.Module]) -> int:
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in make().parameters())
+
+
+def _builder(
+    name: str, num_classes: int, in_channels: int, image_size: int
+) -> tuple[Callable[[], nn.Module], str | None]:
+    """What makes the network of that name, without its `Normalize` layer, and one of `PADDINGS`."""
     if not isinstance(name, str):
         raise AtsError(f"model {name!r} is unknown; choose {', '.join(FAMILIES)}")
     match = re.fullmatch(rf"(\w+?)(?:-([0-9]{{1,9}}))?(?:-({'|'.join(PADDINGS)}))?", name)
@@ -394,8 +441,6 @@ def build_model(
         raise AtsError(
             f"{num_classes} classes, {in_channels} channels: at most {MOST_CLASSES} and {LARGEST} are built"
         )
-    if isinstance(norm, tuple) and len(norm) != 2:
-        raise AtsError(f"norm {norm!r} must be the name of a data set, or a pair (mean, std)")
     check_whole("image_size", image_size, 1)
     if (
         max(int(size or 1), image_size) > LARGEST
@@ -404,25 +449,15 @@ def build_model(
             f"model {name!r} for images {image_size} wide: neither number may be above {LARGEST}"
         )
     builder, default, unit = FAMILIES[family]
-    front = Normalize(
-        *(norm if isinstance(norm, tuple) else normalization(norm) if norm else ((0.5,), (0.25,)))
-    )
-    if len(front.mean) not in (1, in_channels):
+    own = {"padding": 0} if padding == "unpadded" else {}
+    width = int(size or default) * unit
+    make = functools.partial(builder, width, num_classes, in_channels, image_size, **own)
+    if (weights := _count(make)) > MOST_WEIGHTS:
         raise AtsError(
-            f"norm {norm!r} has {len(front.mean)} channels and the model takes {in_channels}"
+            f"model {name!r} for images {image_size} wide and {num_classes} classes would have {weights:,} weights; "
+            f"at most {MOST_WEIGHTS:,} are built"
         )
-    rng = as_stream(rng, optional=True)
-    with torch.random.fork_rng(devices=[], enabled=rng is not None):
-        if rng is not None:
-            # Not torch.manual_seed, which would also reseed the accelerators' global generators.
-            seed = torch.randint(1 << 62, (1,), generator=rng, device=rng.device)
-            torch.default_generator.manual_seed(int(seed))
-        own = {"padding": 0} if padding == "unpadded" else {}
-        network = builder(int(size or default) * unit, num_classes, in_channels, image_size, **own)
-    for layer in network.modules() if padding in ("circular", "reflect") else ():
-        if isinstance(layer, nn.Conv2d) and any(layer.padding):
-            layer.padding_mode = padding  # as its constructor would have set it
-    return nn.Sequential(front, network).eval()
+    return make, padding
 
 
 def fast_layout(images: Tensor) -> Tensor:

@@ -184,17 +184,17 @@ def test_noise_and_pruning_stand_beside_the_policy(tmp_path):
 def test_other_defenses_are_advised_by_regime(tmp_path):
     privacy(tmp_path)
     assert "Another defense" not in advice(tmp_path)
-    rows = [
-        attacked(
-            regime, 0, 3.0, 0.5, defense=name, kind=kind, attacker="plain", gain_before=3.0
-        ).assign(found=lambda table, share=share: (table["image"] < 40 * share).astype(float))
-        for regime, share in (("initial", 1.0), ("trained", 0.75))
-        for name, kind in (("none", "none"), ("3-1-7", "ATS"), ("prune:0.9", "pruning"))
-    ]
-    accuracy = pd.DataFrame(
-        {"defense": ["none", "3-1-7", "prune:0.9"], "accuracy": [20.0, 8.0, 19.0], "train": 5}
-    )
-    stored(tmp_path, "ext6_defenses", attacks=pd.concat(rows), accuracy=accuracy)
+    rows = []
+    for regime, share in (("initial", 100.0), ("trained", 75.0)):
+        for name, kind, accuracy in (
+            ("none", "none", 20.0),
+            ("3-1-7", "ATS", 8.0),
+            ("prune:0.9", "pruning", 19.0),
+        ):
+            row = {"regime": regime, "defense": name, "kind": kind, "attacker": "plain"}
+            row |= {"found": share, "found low": share - 10, "found high": min(share + 10, 100)}
+            rows.append(row | {"accuracy": accuracy, "usable": accuracy > 16})
+    stored(tmp_path, "ext6_defenses", worst=pd.DataFrame(rows))
     text = advice(tmp_path)
     for word, share in (("Before training", 100), ("After a short training", 75)):
         assert (

@@ -195,6 +195,10 @@ def test_public_names_are_what_they_say_and_rooms_stay_importable():
             "search --out p.json --dataset shapes --model lenet-99999999",
             "error: model 'lenet-99999999' for images 32 wide",
         ),
+        (  # before it is built, which takes long
+            "export-attack --dataset shapes --model convnet-1000 --out e.json",
+            "error: a network of 702,462,010 weights is too large for a page",
+        ),
         ("archive verify", "error: there is no archive at "),
         ("archive write", "error: there is no archive at "),
         ("store list s.tar", "error: store list takes no file, but a store: --store FOLDER"),

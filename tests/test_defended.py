@@ -1,35 +1,23 @@
-"""The page that compares defenses, each at its worst: who attacks what, the rule, and a toy run."""
+"""The page that compares defenses, each at its worst: who attacks what, and the rule in its notebook."""
 
+import contextlib
 import dataclasses
+import io
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
+from test_pilots import cell
 
-from atsbook.figures import plots
-from atsbook.pages import ext6_defenses
-from atsbook.pages.ext6_defenses import PANELS, TUNED, best, compared, defenses_verdict, worst
-from atsbook.runs import defended
-from atsbook.runs.archive import Archive, unit_of
+from atsbook.findings import compare
+from atsbook.findings.defenses import LEAST_KIND, OWN, REGIMES, TUNED, advice, best
+from atsbook.findings.statistics import paired, share_interval
+from atsbook.findings.verdicts import KEEPS, guards, kept
 from atsbook.runs.attackers import Undone
-from atsbook.runs.defended import (
-    BARE,
-    DEFENSES,
-    PLAIN,
-    REGIMES,
-    SMOOTHER,
-    TV,
-    attackers,
-    attacks,
-    kinds,
-    parts,
-    place,
-    tuned,
-)
-from atsbook.runs.networks import ModelUnit
-from atsbook.runs.settings import settings
-from atsbook.runs.store import Store
+from atsbook.runs.study import Study
 from atsbook.runs.table1 import HYBRID
+from atslib import ATTACKS, ThreatModel, TrainConfig
 from atslib.attacks import (
     BothImages,
     GradientMatching,
@@ -37,14 +25,41 @@ from atslib.attacks import (
     KnownFeatures,
     ThroughPolicy,
 )
-from atslib.clients.defenses.accountant import epsilon
+from atslib.scores.search import pareto
 
 pytestmark = pytest.mark.usefixtures("one_thread", "few_images")
+PAGE = "ext6_defenses"
+PLAIN = "plain"
+BARE = "no crop, no flip"
 
 
-def classes_of(text):
-    found = attackers(text, place(settings(profile="laptop")))
-    return [type(attack) for attack in found.values()]
+@pytest.fixture
+def asked(tmp_path, monkeypatch):
+    """What the notebook's cells ask for at laptop, without the tuned policy; nothing is computed."""
+    monkeypatch.setenv("ATS_STORE", str(tmp_path))
+    space = {"profile": "laptop", "dataset": "shapes", "images": 9, "steps": None, "seed": None}
+    space |= {"Study": Study, "replace": dataclasses.replace, "ATTACKS": ATTACKS}
+    space |= {"ThreatModel": ThreatModel, "TrainConfig": TrainConfig, "Undone": Undone}
+    space |= {"BothImages": BothImages, "KeptEntries": KeptEntries}
+    space |= {"KnownFeatures": KnownFeatures, "ThroughPolicy": ThroughPolicy}
+    space |= {"LEAST_KIND": LEAST_KIND, "REGIMES": REGIMES}
+    exec(cell(PAGE, "DEFENSES = {"), space)
+    exec(cell(PAGE, "def attackers("), space)
+    space["untrained"] = space["study"].network("relunet")
+    exec(cell(PAGE, "networks = {}"), space)
+    return space
+
+
+def rule(attacks, accuracy, classes=100):
+    """What the rule's cell makes of made-up tables."""
+    space = {"pd": pd, "compare": compare, "paired": paired, "share_interval": share_interval}
+    space |= {"KEEPS": KEEPS, "guards": guards, "kept": kept, "pareto": pareto, "best": best}
+    space |= {"OWN": OWN, "LEAST_KIND": LEAST_KIND, "REGIMES": REGIMES}
+    space |= {"attacks": attacks, "accuracy": accuracy, "classes": lambda name: classes}
+    space["study"] = SimpleNamespace(dataset="")
+    with contextlib.redirect_stdout(io.StringIO()):
+        exec(cell(PAGE, "def judge("), space)
+    return space
 
 
 @pytest.mark.parametrize(
@@ -62,22 +77,24 @@ def classes_of(text):
         (f"{HYBRID} | gaussian:0.001", [GradientMatching, ThroughPolicy]),
     ],
 )
-def test_each_defense_meets_the_plain_attack_and_those_that_know_it(text, expected):
-    assert classes_of(text) == [GradientMatching, *expected]
-    own = attackers(text, place(settings(profile="laptop")))
+def test_each_defense_meets_the_plain_attack_and_those_that_know_it(text, expected, asked):
+    own = asked["attackers"](text)
+    assert [type(attack) for attack in own.values()] == [GradientMatching, *expected]
+    assert own[PLAIN].tv == 0.02
     if "gaussian" in text or "dp" in text:
-        assert own["stronger prior"].tv == SMOOTHER * TV == SMOOTHER * own[PLAIN].tv
+        assert own["stronger prior"].tv == pytest.approx(0.1)
     if "prune" in text and "+" in text:
         assert isinstance(own["through the policy"].inner, ThroughPolicy)
 
 
-def test_all_attacks_differ_in_defense_and_attacker_only_and_trainings_in_defense_and_seed():
-    chosen = settings(profile="laptop", dataset="shapes")
-    first, *others = attacks(chosen, kinds(chosen)).items()
-    trained = [unit for unit in ext6_defenses.units(chosen).values() if isinstance(unit, ModelUnit)]
-    for (regime, text, _), unit in others:
-        policy, rest = parts(text)
+def test_all_attacks_differ_in_defense_and_attacker_only_and_trainings_in_defense_and_seed(asked):
+    units = {key: run.unit for key, run in asked["runs"].items()}
+    trained = [net.unit for net in asked["networks"].values()]
+    first, *others = units.items()
+    for (regime, text, who), unit in others:
+        policy, rest = asked["split"](text)
         assert (unit.policy, unit.defense, unit.crop_flip) == (policy, rest, text != BARE)
+        assert unit.threat.defense == ("policy" if who in asked["KNOW"] else "unknown")
         own = {
             name: getattr(first[1], name)
             for name in ("policy", "defense", "attack", "threat", "crop_flip")
@@ -95,19 +112,19 @@ def test_all_attacks_differ_in_defense_and_attacker_only_and_trainings_in_defens
                 0,
             )
     assert {unit.seed for unit in trained} == {0, 1, 2}
-    assert len(trained) == len(set(trained)) == 3 * len(kinds(chosen))
+    assert len(trained) == len(set(trained)) == 3 * len(asked["kinds"])
     assert all(
         unit.train.epochs == trained[0].train.epochs and unit.model == "relunet" for unit in trained
     )
-    assert {kind for kind, texts in DEFENSES.items() if len(texts) < 3} == {"none"}
-    assert {kind for group in PANELS.values() for kind in group} == {*DEFENSES, TUNED} - {"none"}
+    assert {kind for kind, texts in asked["DEFENSES"].items() if len(texts) < 3} == {"none"}
 
 
-def test_the_tuned_policy_is_the_one_that_hides_most_and_then_leaks_least():
-    table = pd.DataFrame(
-        {"found": [0.5, 0.25, 0.25], "gain": [0.0, 3.0, 2.0]}, index=["1", "2", "3"]
-    )
-    assert tuned(table) == "3"
+def test_who_does_not_go_through_a_policy_compares_with_its_forms(asked):
+    there = {key[1:] for key in asked["forms"]}
+    assert (HYBRID, PLAIN) in there
+    assert (f"{HYBRID} | gaussian:0.001", "stronger prior") in there
+    assert not {who for _, who in there} & set(asked["KNOW"])
+    assert all(request.unit.policy for request in asked["forms"].values())
 
 
 def rows(found, *, images=40, regime="initial"):
@@ -151,9 +168,9 @@ LEVELS = {"none": 20.0, "3-1-7": 18.0, "prune:0.9": 17.0, "gaussian:1": 19.0}
 def test_the_rule(ats, pruned, noisy, levels, options, status):
     found = {NONE: 1.0, ATS: ats, PRUNED: pruned, NOISY: noisy}
     table = pd.concat([rows(found, **options, regime=name) for name in REGIMES])
-    verdict = defenses_verdict(table, trained(LEVELS | levels), 100)
-    assert verdict.status == status
-    assert verdict.reason.count(f"({status}): ") == 2
+    found = rule(table, trained(LEVELS | levels))
+    assert found["status"] == status
+    assert found["reason"].count(f"({status}): ") == 2
 
 
 @pytest.mark.parametrize(
@@ -168,62 +185,41 @@ def test_the_rule(ats, pruned, noisy, levels, options, status):
 def test_the_rule_asks_every_regime(before, after, bare, status):
     first = rows({NONE: 1.0, ATS: before, PRUNED: 0.8, NOISY: 0.9})
     second = rows({NONE: bare, ATS: after, PRUNED: 0.8, NOISY: 0.9}, regime="trained")
-    verdict = defenses_verdict(pd.concat([first, second]), trained(LEVELS), 100)
-    assert verdict.status == status
-    assert ("after a short training (cannot tell)" in verdict.reason) == (bare < 0.5)
+    found = rule(pd.concat([first, second]), trained(LEVELS))
+    assert found["status"] == status
+    assert ("after a short training (cannot tell)" in found["reason"]) == (bare < 0.5)
 
 
 def test_partly_where_more_than_half_of_the_kinds_are_beaten():
     found = {NONE: 1.0, ATS: 0.2, PRUNED: 0.8, NOISY: 0.9, ("mixup:0.3", "MixUp", PLAIN): 0.2}
     table = pd.concat([rows(found, regime=name) for name in REGIMES])
-    assert defenses_verdict(table, trained(LEVELS | {"mixup:0.3": 19.0}), 100).status == "partly"
+    assert rule(table, trained(LEVELS | {"mixup:0.3": 19.0}))["status"] == "partly"
 
 
 def test_undefended_attacks_must_find_half():
     found = {NONE: 0.4, ATS: 0.0, PRUNED: 0.4, NOISY: 0.4}
     table = pd.concat([rows(found, regime=name) for name in REGIMES])
-    verdict = defenses_verdict(table, trained(LEVELS), 100)
-    assert verdict.status == "cannot tell"
-    assert "less than half" in verdict.reason
+    found = rule(table, trained(LEVELS))
+    assert found["status"] == "cannot tell"
+    assert "less than half" in found["reason"]
 
 
 def test_a_defense_is_judged_by_the_attacker_who_finds_most():
-    table = rows({NONE: 1.0, PRUNED: 0.3, ("prune:0.9", "pruning", "kept entries only"): 0.7})
-    assert set(worst(table)["attacker"]) == {PLAIN, "kept entries only"}
-    whole = compared(table, trained({"none": 20.0, "prune:0.9": 17.0}), 100).set_index("defense")
+    found = {NONE: 1.0, ATS: 0.9, PRUNED: 0.3, ("prune:0.9", "pruning", "kept entries only"): 0.7}
+    table = rows(found)
+    both = pd.concat([table, table.assign(regime="trained")])
+    levels = trained({"none": 20.0, "3-1-7": 5.0, "prune:0.9": 17.0})
+    space = rule(both, levels)
+    assert set(space["worst"](table)["attacker"]) == {PLAIN, "kept entries only"}
+    whole = space["at_its_worst"](table, levels, 100).set_index("defense")
     assert whole.loc["prune:0.9", "found"] == 70
-    assert whole["pareto"].all()
+    assert whole["pareto"].to_dict() == {"none": True, "3-1-7": False, "prune:0.9": True}
     assert list(best(whole.reset_index())["defense"]) == ["prune:0.9", "none"]
+    words = advice(whole.reset_index())
+    assert "Without a defense the strongest attack finds 100 % of the photographs" in words
+    assert "at best there is `prune:0.9` (pruning): 70 % found, 17.0 % accuracy" in words
+    assert "Of the 1 policies" in words
 
 
-def test_a_toy_run_is_the_same_from_the_archive(kept, tmp_path, monkeypatch):
-    few = {
-        kind: DEFENSES[kind] for kind in ("none", "ATS", "pruning", "DP-SGD", "bottleneck", "MixUp")
-    }
-    monkeypatch.setattr(defended, "DEFENSES", few)
-    chosen = settings(images=2, steps=3, fraction=0.004)
-    result = ext6_defenses.run(chosen, kept)
-    table = result.tables["attacks"]
-    assert set(table["kind"]) == {*few, TUNED}
-    assert result.verdict.status == "cannot tell"
-    archive, again = Archive(tmp_path / "units"), Store(tmp_path / "again")
-    archive.write(kept, embedded=True)
-    archive.restore(again)
-    lines = archive.entries().values()
-    made = {type(unit_of(line).attack) for line in lines if line["kind"].startswith("attack")}
-    assert made == {BothImages, GradientMatching, KeptEntries, KnownFeatures, ThroughPolicy, Undone}
-    assert ext6_defenses.run(chosen, again).digest == result.digest
-    assert set(table["regime"]) == set(REGIMES)
-    for regime in REGIMES:
-        assert len(ext6_defenses.summary(result, regime)) <= 8
-        whole = ext6_defenses.summary(result, regime, every=True)
-        assert set(whole.index.get_level_values("defense")) == set(table["defense"])
-        shown = ext6_defenses.figure(result, regime)
-        assert set(shown["defense"]) == set(table["defense"])
-        plots.exchange(shown, "accuracy", "defense", "kind", "outcome", xlabel="accuracy")
-        assert "Without a defense the strongest attack finds" in ext6_defenses.advice(
-            result, regime
-        )
-    spent = epsilon(0.001, rate=1, steps=1)  # fewer images than a batch holds, one epoch
-    assert float(ext6_defenses.guarantees(result)["ε"].iloc[0]) == pytest.approx(spent, rel=0.01)
-    assert len(ext6_defenses.sheet(result)) >= 3
+def test_the_tuned_policy_is_a_policy_of_the_claim():
+    assert TUNED in OWN

@@ -278,6 +278,9 @@ def test_folders_and_files_of_others_are_no_rounds(tap):
     (tap.folder / "round-00001" / "client-abcd.safetensors").touch()
     (tap.folder / "round-00008").touch()
     assert (tap.rounds(), tap.clients(1), tap.next()) == ([1], [0, 1], 1)
+    for look in (tap.observed, tap.clients, tap.model, tap.refused):
+        with refused("round 'a' must be a whole number"):
+            look("a")
 
 
 @pytest.mark.parametrize("content", [b"", b"[1]", b"{", b"\xff"])

@@ -1,33 +1,74 @@
-"""The page on general deep leakage: its cells beside published numbers, its rule on made-up ones, a
-toy run.
+"""The page on general deep leakage: what its notebook asks for beside published numbers, and its rule
+on made-up ones.
 """
 
+import contextlib
+import dataclasses
+import io
 import itertools
 
 import numpy as np
 import pandas as pd
 import pytest
+from test_pilots import cell
 
+from atsbook.findings import compare
 from atsbook.findings.reported import reported
-from atsbook.findings.result import Result
-from atsbook.pages import ext7_general_leakage as page
-from atsbook.pages.ext7_general_leakage import leakage_verdict
-from atsbook.runs import leakage
-from atsbook.runs.settings import settings
+from atsbook.findings.statistics import interval, paired
+from atsbook.runs.batches import Batches, BatchUnit, LabelUnit
+from atsbook.runs.study import Study
+from atsbook.texts.measured_beside_published import leakage_twin
+from atslib import ATTACKS, TrainConfig
+from atslib.clients.updates import LocalTraining
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-LAPTOP = settings(profile="laptop")
+PAGE = "ext7_general_leakage"
+ASKS = ("label_runs = {}", "elsewhere = {}", "attack_runs = {}", "yin = ", "draws = {")
 
 
-def test_every_published_number_that_can_be_has_a_cell():
-    there = page.units(LAPTOP)
+@pytest.fixture
+def asked(tmp_path, monkeypatch):
+    """A function that gives what the notebook's cells ask for, by name; nothing is computed."""
+    monkeypatch.setenv("ATS_STORE", str(tmp_path))
+
+    def space(dataset=None):
+        space = {"profile": "laptop", "dataset": dataset, "seed": None, "Study": Study}
+        space |= {"replace": dataclasses.replace, "ATTACKS": ATTACKS, "TrainConfig": TrainConfig}
+        space |= {"Batches": Batches, "BatchUnit": BatchUnit, "LabelUnit": LabelUnit}
+        space |= {"LocalTraining": LocalTraining}
+        for words in ASKS:
+            exec(cell(PAGE, words), space)
+        return space
+
+    return space
+
+
+@pytest.fixture
+def units(asked):
+    """Every unit by table, setting, data set and size of the batches."""
+    space = asked()
+    return {key: run.unit for key, run in (space["label_runs"] | space["attack_runs"]).items()}
+
+
+def defined(words, labels=None, attacks=None):
+    """What a cell with these words makes of made-up tables."""
+    space = {"pd": pd, "compare": compare, "interval": interval, "paired": paired}
+    space |= {"reported": reported, "labels": labels, "attacks": attacks}
+    space |= {"OURS": "features", "THEIRS": "published", "COLUMNS": "minima"}
+    space["KEYS"] = ["table", "setting", "dataset", "batch"]
+    with contextlib.redirect_stdout(io.StringIO()):
+        exec(cell(PAGE, words), space)
+    return space
+
+
+def test_every_published_number_that_can_be_has_a_cell(units):
     rows, missing = reported(source="leakage"), []
     for _, row in rows.iterrows():
-        keys = page.twin(
+        keys = leakage_twin(
             row["table_or_figure"], row["dataset"], row["policy_or_defense"], row["attack"]
         )
         wanted = (row["table_or_figure"], keys["setting"][0], keys["dataset"][0], keys["batch"][0])
-        if wanted not in there:
+        if wanted not in units:
             missing.append(wanted)
     impossible = {
         ("Table 4", f"each label {n} times", "cifar10", k)
@@ -38,28 +79,55 @@ def test_every_published_number_that_can_be_has_a_cell():
     assert len(rows) == 129
 
 
-def test_settings_of_one_table_differ_in_what_they_say():
-    units = leakage.attack_units(LAPTOP)
+def test_settings_of_one_table_differ_in_what_they_say(units):
     for size in (1, 4):
-        attacks = [units["Table 2", name, "cifar10", size].attack for name in leakage.SETTINGS]
+        attacks = [
+            unit.attack
+            for key, unit in units.items()
+            if key[::2] + key[3:] == ("Table 2", "cifar10", size)
+        ]
         assert len(set(attacks)) == 6
         assert (
-            len({unit.batches for key, unit in units.items() if key[2:] == ("cifar10", size)}) == 1
+            len(
+                {
+                    unit.batches
+                    for key, unit in units.items()
+                    if key[2:] == ("cifar10", size) and isinstance(unit, BatchUnit)
+                }
+            )
+            == 1
         )
     assert [units["Table 1", f"{n} updates", "cifar100", 16].rounds for n in (2, 3, 4)] == [2, 3, 4]
     five = {key[1]: unit for key, unit in units.items() if key[0] == "Figure 5"}
     assert {unit.attack.unroll for name, unit in five.items() if name.endswith("unrolled")} == {
         True
     }
-    assert [unit.local.epochs for name, unit in five.items() if name.endswith("unrolled")] == list(
-        leakage.LOCAL
-    )
+    assert [unit.local.epochs for name, unit in five.items() if name.endswith("unrolled")] == [
+        1,
+        2,
+        4,
+        8,
+        16,
+    ]
     assert "1 epoch, unrolled" in five
+
+
+def told_of(tables):
+    """What the rule's cell makes of labels and attacks: status, reason and how many claims hold."""
+    space = defined("def judge(", *tables)
+    return space["status"], space["reason"], space["here"]
+
+
+EMPTY = (
+    pd.DataFrame(columns=["table", "dataset", "setting", "batch", "rule", "high"]),
+    pd.DataFrame(columns=["table", "dataset", "setting", "batch", "group", "psnr"]),
+)
+PUBLISHED = defined("def judge(", *EMPTY)["published"]
 
 
 def made_up(*, labels=True, terms=True, updates=True, repeated=True):
     """Tables in which each claim holds or not."""
-    printed = page.published("Table 4", "cifar10") / 100
+    printed = PUBLISHED("Table 4", "cifar10") / 100
     cells = [("each label 2 times", 4), ("each label 2 times", 8), ("each label 2 times", 16)]
     cells += [("each label 4 times", size) for size in (4, 8, 16, 32)]
     high = [
@@ -101,18 +169,17 @@ def made_up(*, labels=True, terms=True, updates=True, repeated=True):
 @pytest.mark.parametrize("held", list(itertools.product([True, False], repeat=4)))
 def test_the_rule(held):
     names = ("labels", "terms", "updates", "repeated")
-    verdict = leakage_verdict(*made_up(**dict(zip(names, held, strict=True))))
-    status = {4: "reproduced", 0: "not reproduced"}.get(sum(held), "partly")
-    assert verdict.status == status
-    assert verdict.here == f"{sum(held)} of 4 claims hold"
+    found, _, here = told_of(made_up(**dict(zip(names, held, strict=True))))
+    assert found == {4: "reproduced", 0: "not reproduced"}.get(sum(held), "partly")
+    assert here == f"{sum(held)} of 4 claims hold"
 
 
 def test_a_claim_that_was_not_run_cannot_be_told():
     told, attacks = made_up()
-    assert leakage_verdict(told, attacks[attacks["table"] != "Table 1"]).status == "cannot tell"
-    assert leakage_verdict(told[:0], attacks).status == "cannot tell"
+    assert told_of((told, attacks[attacks["table"] != "Table 1"]))[0] == "cannot tell"
+    assert told_of((told[:0], attacks))[0] == "cannot tell"
     without = attacks[attacks["setting"] != "repetition 2, our labels"]
-    assert leakage_verdict(told, without).reason == "not run: repeated labels"
+    assert told_of((told, without))[1] == "not run: repeated labels"
 
 
 def test_what_repeating_local_steps_gains_stands_beside_its_cost():
@@ -129,38 +196,11 @@ def test_what_repeating_local_steps_gains_stands_beside_its_cost():
             }
         )
     rows = pd.DataFrame(rows).assign(table="Figure 5")
-    row = page.local_steps(Result("x", {"attacks": rows}, {}, None)).loc["4 epochs"]
+    row = defined("def local_steps(", attacks=rows)["local_steps"](rows).loc["4 epochs"]
     assert row["unrolled minus mean: PSNR"] == "+2.0 dB [2.0, 2.0]"
     assert row["unrolled minus mean: found"] == "+50.0 points [50.0, 50.0]"
     assert row[["mean gradient: found", "unrolled: found"]].tolist() == ["50 %", "100 %"]
     assert row[["mean gradient: passes", "unrolled: passes"]].tolist() == ["7", "28"]
-
-
-def test_the_sentence_has_the_tables_numbers():
-    told = pd.DataFrame({"rule": ["features", "features", "published"], "share": [0.9, 1.0, 0.8]})
-    ranks = {("Table 1", "cifar100", "1 update"): 4, ("Table 1", "cifar100", "4 updates"): 8}
-    ranks |= {
-        ("Figure 5", "cifar10", "16 epochs, mean gradient"): 5,
-        ("Figure 5", "cifar10", "16 epochs, unrolled"): 9,
-    }
-    rows = [
-        {"table": table, "dataset": data, "setting": setting, "rank": 1 + (i >= hits)}
-        for (table, data, setting), hits in ranks.items()
-        for i in range(10)
-    ]
-    tables = {
-        "labels": told.assign(table="Table 4", dataset="cifar10"),
-        "attacks": pd.DataFrame(rows),
-    }
-    words = page.sentence(Result("x", tables, {}, None))
-    for part in (
-        "90% to 100% of the labels",
-        "(80% to 80% by",
-        "40% after one update and 80% after four",
-        "90%, if",
-        "50% by",
-    ):
-        assert part in words
 
 
 def test_a_setting_that_mostly_diverged_has_no_mean():
@@ -180,41 +220,32 @@ def test_a_setting_that_mostly_diverged_has_no_mean():
     few, most = rows.copy(), rows.assign(setting="tv+clip")
     few.loc[:1, ["psnr", "mse"]] = -300.0, 1e30
     most.loc[:4, ["psnr", "mse", "ssim"]] = np.nan
-    shown = page.compared(
-        Result("x", {"attacks": pd.concat([few, most])}, {}, None), "Figure 3", "Table 2"
-    )
+    both = pd.concat([few, most])
+    shown = defined("def compared(", attacks=both)["compared"](both, "Figure 3", "Table 2")
     assert shown["diverged"].tolist() == ["2", "5"]
     assert shown["PSNR, dB"].iloc[0].startswith("15.5 [")
     assert shown["PSNR, dB"].iloc[1] == shown["MSE"].iloc[1] == "–"
     assert shown["found"].tolist() == ["100%", "100%"]
 
 
-def test_a_data_set_of_ones_own_is_one_more_in_table_1():
-    more = set(page.units(settings(profile="laptop", dataset="fmnist"))) - set(page.units(LAPTOP))
+def test_a_data_set_of_ones_own_is_one_more_in_table_1(asked):
+    more = set(asked("fmnist")["attack_runs"]) - set(asked()["attack_runs"])
     assert {key[0] for key in more} == {"Table 1"}
     assert {key[2] for key in more} == {"fmnist"}
     assert len(more) == 5
 
 
-def test_a_toy_run(kept):
-    result = page.run(settings(steps=2), kept)
-    assert result.verdict.status == "cannot tell"
-    attacks, labels = result.tables["attacks"], result.tables["labels"]
-    assert set(attacks["setting"]) == {"1 update", "2 updates"}
-    assert len(attacks) == 2 * 4
-    assert labels["n"].tolist() == [3] * 3
-    told = page.told(result, "Table 4")
-    assert told.shape == (1, 3)
-    assert (
-        told.columns.name == "Table 4, shapes, each label 2 times, batches of 4, %, n = 3 batches"
+def test_a_table_of_labels_names_what_all_of_its_rows_share():
+    rows = [
+        {"rule": rule, "share": 0.5, "low": 0.4, "high": 0.6, "n": 3}
+        for rule in ("features", "published")
+    ]
+    where = {"table": "Table 4", "dataset": "shapes", "setting": "each label 2 times", "batch": 4}
+    labels = pd.DataFrame(rows).assign(**where)
+    shown = defined("def told(", labels=labels)["told"](labels, "Table 4")
+    assert shown.shape == (1, 2)
+    assert set(shown.columns) == {"ours", "published rule"}
+    assert shown.columns.name == (
+        "Table 4, shapes, each label 2 times, batches of 4, %, n = 3 batches"
     )
-    assert len(page.compared(result, "Table 1")) == 2
-    hits = 100 * (attacks["rank"] == 1).groupby(attacks["setting"], sort=False).mean()
-    assert page.steps_apart(result, "Table 1")["mean"].tolist() == pytest.approx(hits.tolist())
-    assert (attacks["floor"] > 5).all()
-    assert page.told(result, "Table 3").empty
-    assert page.sentence(result) == ""
-    assert page.compared(result, "Figure 5").empty
-    assert page.local_steps(result).empty
-    shown = page.pictures(result, "Table 1", "shapes", 2)
-    assert list(shown) == ["true images", "1 update", "2 updates"]
+    assert shown.iloc[0, 0] == "50.0 [40.0, 60.0]"

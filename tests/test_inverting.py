@@ -1,7 +1,8 @@
-"""The page on Inverting Gradients: its units against plain computations, every rule on made-up
-tables, its cells.
+"""The page on Inverting Gradients: its units against plain computations, and the rules in its
+notebook on made-up tables.
 """
 
+import ast
 import dataclasses
 import itertools
 
@@ -10,40 +11,63 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
-from checks import needs, refused
+from checks import needs
+from test_pilots import cell, cells
 
-from atsbook.findings import lines
-from atsbook.pages import ext8_inverting_gradients as page
-from atsbook.pages.ext8_inverting_gradients import LINES
-from atsbook.runs import gradients, inverting
+from atsbook.findings import compare
+from atsbook.findings.statistics import ENOUGH, interval, paired, share_interval
+from atsbook.findings.verdicts import MARGIN, does_not_matter
+from atsbook.runs import gradients
 from atsbook.runs.archive import unit_of
 from atsbook.runs.attacks import AttackUnit, attacked, ranks
 from atsbook.runs.batches import Batches, at_random
 from atsbook.runs.gradients import (
     FeatureUnit,
+    ShiftsUnit,
     StagesUnit,
     features_read,
     rolled_ranks,
     through_training,
 )
 from atsbook.runs.networks import ModelUnit, dataset, network, trained
-from atsbook.runs.settings import settings
+from atslib.attacks import ATTACKS
 from atslib.checkpoints import plain
 from atslib.clients.prepare import to_images
 from atslib.clients.training import TrainConfig
-from atslib.files import project_root
 from atslib.rng import rng
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-CPU, LAPTOP = torch.device("cpu"), settings(profile="laptop")
+CPU = torch.device("cpu")
+PAGE = "ext8_inverting_gradients"
+LENET = dataclasses.replace(ATTACKS["annealed-lenet"], steps=200)
 MODEL = ModelUnit(dataset="shapes", model="lenet-4", fraction=0.02, train=None, seed=0)
+
+
+def notebook(*words):
+    """What the notebook's cells with these words define: functions and plain constants."""
+    space = {"np": np, "pd": pd, "compare": compare, "dataclasses": dataclasses}
+    space |= {"interval": interval, "paired": paired, "share_interval": share_interval}
+    space |= {"ENOUGH": ENOUGH, "MARGIN": MARGIN, "does_not_matter": does_not_matter}
+    space |= {"KEYS": ["where", "what"], "replace": dataclasses.replace}
+    for each in words:
+        define(cell(PAGE, each), space)
+    return space
+
+
+def define(source, space):
+    """Run the definitions of a cell, and none of its calls."""
+    for node in ast.parse(source).body:
+        named = isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+        constant = named and node.targets[0].id.isupper()
+        if isinstance(node, ast.FunctionDef) or constant:
+            exec(ast.unparse(node), space)
 
 
 # --- units ---------------------------------------------------------------------------------------------------
 
 
 def test_every_restart_is_looked_at_and_the_one_of_least_cost_is_the_attacks(store):
-    attack = dataclasses.replace(inverting.LENET, steps=3, restarts=3)
+    attack = dataclasses.replace(LENET, steps=3, restarts=3)
     unit = AttackUnit(model=MODEL, policy="", attack=attack, first=0, last=2, frames=0, every=True)
     made = attacked(unit, store, CPU)
     assert made["psnr_each"].shape == made["rank_each"].shape == made["cost_each"].shape == (3, 2)
@@ -82,8 +106,9 @@ def test_sums_of_squares_of_directions_are_those_of_a_plain_decomposition(store,
         ("same_image", torch.einsum("snp,tnp->st", u, u) / 5),
     ):
         torch.testing.assert_close(made[name].double(), expected, rtol=1e-3, atol=1e-5)
-    length, direction = inverting.stage_rows(made)
-    for table in (length, direction):  # what stage and image explain is no more than all
+    sums = notebook("def sums_of_squares(")["sums_of_squares"](made)
+    assert sums.groupby("of").size().to_dict() == {"length": 5, "direction": 5}
+    for _, table in sums.groupby("of"):  # what stage and image explain is no more than all
         assert (table[["image_sum", "stage_sum"]].sum().sum()) <= table["all"].sum() * (1 + 1e-6)
     assert unit_of({"kind": unit.kind, "version": 1, "config": plain(unit)}) == unit
 
@@ -101,7 +126,7 @@ def test_features_are_read_off_exactly_from_one_image_and_mixed_from_several(sto
 
 
 def test_a_shifted_reconstruction_is_found_by_who_tries_all_shifts(store, monkeypatch):
-    attack = dataclasses.replace(inverting.LENET, steps=2)
+    attack = dataclasses.replace(LENET, steps=2)
     unit = AttackUnit(model=MODEL, policy="", attack=attack, first=0, last=3, frames=0)
     artifact = attacked(unit, store, CPU)
     artifact.tensors["reconstruction"].copy_(to_images(artifact["target"]).roll((9, 11), (2, 3)))
@@ -122,38 +147,38 @@ def test_assigned_at_random_is_the_mean_over_all_pairs_in_the_long_run():
     assert drawn.mean().item() == pytest.approx(np.mean(pairs), abs=0.05)
 
 
-# --- cells ---------------------------------------------------------------------------------------------------
+# --- what the notebook asks for ------------------------------------------------------------------------------
 
 
 @needs("cifar100")
-def test_paddings_share_their_weights_and_lines_their_starts():
+def test_paddings_share_their_weights():
     for name in ("lenet", "resnet20-1"):
-        plain_net, padded = (network(inverting.network(n)) for n in (name, f"{name}-circular"))
+        units = [
+            ModelUnit(dataset="cifar100", model=model, fraction=1.0, train=None, seed=0)
+            for model in (name, f"{name}-circular")
+        ]
+        plain_net, padded = (network(unit) for unit in units)
         assert all(
             torch.equal(a, b)
             for a, b in zip(plain_net.parameters(), padded.parameters(), strict=True)
         )
-    units = inverting.attack_units(LAPTOP)
-    for line in ("C2", "C3", "C5", "C6", "C7", "O1", "O4"):
-        assert len({(u.seed, u.first) for key, u in units.items() if key[0] == line}) == 1
-    gradients = {
-        u.attack.evaluations for key, u in units.items() if key[:2] == ("C3", "LeNet, initial")
-    }
-    assert gradients == {200}
 
 
-@needs("cifar100")
-def test_step_sizes_are_the_best_of_their_trials():
-    """The archive has every trial; on a tie within rounding either would do."""
-    root = project_root() / "results" / "ext8_inverting_gradients" / "cifar100-laptop"
-    if not root.exists():
-        pytest.skip("the page is not measured yet")
-    tried = pd.read_csv(root / "tuned.csv")
-    for key, rows in tried.groupby(["line", "where", "what"]):
-        mean = rows.set_index("rate")["psnr"]
-        assert mean[inverting.BEST[key]] == mean.max()
-    assert len(tried) == len(inverting.trials())
-    assert set(inverting.BEST) == {key[1:4] for key in inverting.trials()}
+def test_every_optimizer_computes_as_many_gradients():
+    space = notebook("def with_budget(", "OPTIMIZERS = {")
+    attacks = [space["with_budget"](LENET, 200, **how) for how in space["OPTIMIZERS"].values()]
+    assert {attack.evaluations for attack in attacks} == {200}
+    assert len(set(attacks)) == 4
+
+
+def test_what_is_looked_for_in_an_attack_is_described_as_it_is():
+    attack = dataclasses.replace(LENET, steps=2)
+    unit = AttackUnit(model=MODEL, policy="", attack=attack, first=0, last=3, seed=7)
+    shifts = ShiftsUnit.of(unit)
+    assert shifts.attack_unit == unit
+    assert plain(shifts) == plain(unit)
+    assert (shifts.kind, unit.kind) == ("rolled", "attack")
+    assert shifts.needs[-1] == unit
 
 
 # --- rules ---------------------------------------------------------------------------------------------------
@@ -178,37 +203,62 @@ def attacks(line, where, means, **columns):
     return pd.concat(parts)
 
 
+RULES = [each.source for each in cells(PAGE) if "rule" in each.metadata.get("tags", [])]
+SPACE = notebook()
+for source in RULES:
+    define(source, SPACE)
+# line → the function that judges it, and the tables that it takes
+JUDGES = {
+    "C1": ("judge_direction", "stages"),
+    "C2": ("judge_cosine", "attacks"),
+    "O3": ("judge_comparisons", "attacks"),
+    "O4": ("judge_restarts", "each"),
+    "C3": ("judge_optimizers", "attacks"),
+    "C4": ("judge_trained", "attacks"),
+    "C5": ("judge_depth", "attacks"),
+    "C6": ("judge_width", "each"),
+    "C7": ("judge_padding", "attacks"),
+    "C8": ("judge_local_steps", "batches"),
+    "C9": ("judge_hundred", "batches"),
+    "O2": ("judge_batches", "batches"),
+    "O1": ("judge_linear", "attacks", "features"),
+}
+
+
 def judged(name, **tables):
-    return LINES[name](tables)[0]
+    judge, *wanted = JUDGES[name]
+    return SPACE[judge](*(tables[table] for table in wanted))[0]
+
+
+def test_every_line_is_judged_by_its_own_function():
+    source = "\n".join(RULES)
+    for name, (judge, *_) in JUDGES.items():
+        assert source.count(f'"{name}"') == 1
+        assert source.count(f"def {judge}(") == 1
+        assert source.count(f"{judge}(") == 2
 
 
 def test_a_line_that_was_not_run_or_on_few_images_cannot_be_told():
     empty = pd.DataFrame({"line": [], "where": [], "what": [], "image": []})
-    for name in LINES:
-        tables = dict.fromkeys(("attacks", "each", "batches"), empty)
-        assert LINES[name](tables)[0] == "cannot tell"
+    for name in JUDGES:
+        tables = dict.fromkeys(("attacks", "each", "batches", "stages", "features"), empty)
+        assert judged(name, **tables) == "cannot tell"
     few = attacks("C2", "LeNet, initial", {"cosine": 3, "L2": 1})
     assert judged("C2", attacks=few[few["image"] < 29]) == "cannot tell"
 
 
-@pytest.mark.parametrize("name", LINES)
+@pytest.mark.parametrize("name", JUDGES)
 def test_a_column_that_is_missing_is_an_error_and_no_verdict(name):
     """Enough images of the line are in every table, and what it is judged by is in none."""
-    line = "C2" if name == "O3" else name
     parts = [
-        pd.DataFrame({"line": line, "where": where, "what": what, "image": range(40), "size": 1})
+        pd.DataFrame({"line": name, "where": where, "what": what, "image": range(40), "size": 1})
         for where in ("ResNet, initial", "lenet", "resnet20-1")
         for what in (8, 16)
     ]
     rows = pd.concat(parts)
     tables = dict.fromkeys(("attacks", "each", "batches", "features", "stages"), rows)
     with pytest.raises((KeyError, ValueError)):
-        LINES[name](tables)
-
-
-def test_a_table_that_no_page_makes_is_an_error():
-    with refused("table 'atacks'"):
-        lines._rows({}, "C2", table="atacks")
+        judged(name, **tables)
 
 
 @pytest.mark.parametrize(("length", "direction"), list(itertools.product([True, False], repeat=2)))
@@ -406,25 +456,18 @@ def test_o1():
     assert judged("O1", **read(0.1, -1)) == "not reproduced"
 
 
-def test_the_page_as_a_whole():
-    def whole(*statuses):
-        names = [name for name in LINES if name.startswith("C")]
-        fixed = dict(zip(names, itertools.cycle(statuses)))
-        kept = dict(LINES)
-        try:
-            LINES.update(
-                {
-                    n: dataclasses.replace(LINES[n], judge=lambda t, s=s: (s, ""))
-                    for n, s in fixed.items()
-                }
-            )
-            empty = pd.DataFrame({"line": [], "where": [], "what": [], "image": []})
-            return page.verdict({"attacks": empty, "each": empty, "batches": empty})[1].status
-        finally:
-            LINES.update(kept)
-
-    assert whole("reproduced") == "reproduced"
-    assert whole("not reproduced") == "not reproduced"
-    assert whole("reproduced", "not reproduced") == "partly"
-    assert whole("reproduced", "cannot tell") == "partly"
-    assert whole("cannot tell", "reproduced") == "cannot tell"
+@pytest.mark.parametrize(
+    ("statuses", "status"),
+    [
+        (("reproduced",), "reproduced"),
+        (("not reproduced",), "not reproduced"),
+        (("reproduced", "not reproduced"), "partly"),
+        (("reproduced", "cannot tell"), "partly"),
+        (("cannot tell", "reproduced"), "cannot tell"),
+    ],
+)
+def test_the_page_as_a_whole(statuses, status):
+    names = [f"C{number}" for number in range(1, 10)]
+    rows = list(zip(names, itertools.cycle(statuses)))
+    rows.append(("O1", "cannot tell"))  # an objection does not count
+    assert SPACE["judge"](pd.DataFrame(rows, columns=["line", "status"]))[0] == status

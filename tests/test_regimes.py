@@ -17,7 +17,7 @@ from atsbook.findings.statistics import holm, interval, paired, share_interval
 from atsbook.findings.verdicts import guards
 from atsbook.runs.attacks import attack_unit, attacked, ranks, transformed
 from atsbook.runs.networks import STAGES
-from atsbook.runs.regimes import Cell, training_steps
+from atsbook.runs.regimes import training_steps
 from atsbook.runs.settings import settings
 from atsbook.runs.study import Study
 from atsbook.runs.table1 import HYBRID, POLICIES, SEARCHED
@@ -25,7 +25,6 @@ from atsbook.runs.tables import image_rows, policy_image
 from atslib.attacks import ATTACKS
 from atslib.clients.prepare import to_images
 from atslib.clients.training import TrainConfig
-from atslib.errors import AtsError
 from atslib.measures.metrics import psnr
 
 
@@ -109,33 +108,6 @@ def test_the_published_change_is_the_smaller_of_both(rule):
     bare = known.xs(NO_POLICY, level="policy_or_defense")
     changes = known[known.index.get_level_values(1).str.startswith("hybrid:")].droplevel(1) - bare
     assert rule["PUBLISHED"] == pytest.approx(changes[changes.abs().idxmin()])
-
-
-@pytest.mark.parametrize(("field", "value"), [("regime", "late"), ("attack", "adam")])
-def test_a_cell_refuses_what_it_does_not_know(field, value):
-    whole = {
-        "regime": "initial",
-        "model": "lenet",
-        "attack": "adam-cosine",
-        "steps": 2,
-        "images": 2,
-    }
-    with pytest.raises(AtsError, match=f"Cell.{field} '{value}' is unknown"):
-        Cell(**whole | {field: value})
-
-
-@needs("cifar100")
-def test_networks_by_regime():
-    case = Cell(regime="initial", model="lenet", attack="adam-cosine", steps=2, images=2)
-    assert case.network("3-1-7").train is None
-    semi = dataclasses.replace(case, regime="semi").network("3-1-7")
-    assert (semi.fraction, semi.train.policy, semi.train.epochs) == (0.1, "", 50)
-    early = dataclasses.replace(case, regime="early", step=30).network("3-1-7")
-    assert (early.step, early.train.policy) == (30, "3-1-7")
-    with pytest.raises(AtsError, match=r"Cell\.step=30 in regime semi"):
-        dataclasses.replace(case, regime="semi", step=30)
-    trained = dataclasses.replace(case, regime="trained").network("3-1-7")
-    assert (trained.fraction, trained.train.policy, trained.train.epochs) == (1.0, "3-1-7", 20)
 
 
 @pytest.fixture

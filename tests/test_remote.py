@@ -1,5 +1,6 @@
 """Stores that are far away: a real S3-compatible server, and folders and servers that vanish."""
 
+import http.server
 import os
 import socket
 import subprocess
@@ -347,26 +348,82 @@ from atsbook.runs.store import Store
 from atslib.errors import AtsError
 
 remote.QUICK["config_kwargs"]["read_timeout"] = 1  # ten times as long would tell no more
-try:
-    Store("s3://bucket/x").has("a", 1)
-except AtsError as error:
-    print(error)
+remote.WRITTEN = 1
+store = Store("s3://bucket/x")
+for act in (lambda: store.has("a", 1), store.verify, store.remote.check):
+    try:
+        act()
+    except AtsError as error:
+        print(error)
 """
 
 
+def at(port, tmp_path, code):
+    """What code prints in a process of its own whose S3 is at that port of this machine."""
+    env = os.environ | {
+        "AWS_ACCESS_KEY_ID": "any",
+        "AWS_SECRET_ACCESS_KEY": "any",
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "ATS_CACHE": str(tmp_path),
+        "PYTHONPATH": str(Path(__file__).parents[1]),
+    }
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=env,
+        text=True,
+        capture_output=True,
+        timeout=60,
+        check=True,
+    ).stdout.splitlines()
+
+
 def test_an_address_that_falls_silent_during_a_run_is_an_error_within_seconds(tmp_path):
-    """It takes the connection and says nothing: left to itself, s3fs waits for minutes."""
+    """It takes the connection and says nothing: left to itself, s3fs waits for minutes, for ever
+    when it writes, and takes what it cannot list for empty.
+    """
     pytest.importorskip("s3fs", reason="an extra, which requirements.txt has")
     with socket.create_server(("127.0.0.1", 0), backlog=50) as server:
-        env = os.environ | {
-            "AWS_ACCESS_KEY_ID": "any",
-            "AWS_SECRET_ACCESS_KEY": "any",
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.getsockname()[1]}",
-            "ATS_CACHE": str(tmp_path),
-            "PYTHONPATH": str(Path(__file__).parents[1]),
-        }
-        done = subprocess.run(
-            [sys.executable, "-c", SILENT], env=env, text=True, capture_output=True, timeout=60,
-            check=True,
-        )  # fmt: skip
-    assert done.stdout.startswith("the store s3://bucket/x does not answer (Read timeout ")
+        lines = at(server.getsockname()[1], tmp_path, SILENT)
+    assert len(lines) == 3
+    assert all(line.startswith("the store s3://bucket/x does not answer (") for line in lines)
+
+
+class Late(http.server.BaseHTTPRequestHandler):
+    """Lists one artifact, three seconds after it is asked."""
+
+    def do_GET(self):
+        time.sleep(3)
+        name = b"<Contents><Key>x/a/b.json</Key><Size>1</Size></Contents>"
+        listed = b"<ListBucketResult><Name>bucket</Name>" + name + b"</ListBucketResult>"
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(listed)))
+        self.end_headers()
+        self.wfile.write(listed)
+
+    def log_message(self, *args):
+        pass
+
+
+def test_an_address_that_is_slow_is_waited_for(tmp_path):
+    pytest.importorskip("s3fs", reason="an extra, which requirements.txt has")
+    code = """
+from pathlib import Path
+from atsbook.runs.store import Store
+print(Store("s3://bucket/x").remote.has(Path("a/b.safetensors")))
+"""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Late) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        lines = at(server.server_port, tmp_path, code)
+        server.shutdown()
+    assert lines == ["True"]
+
+
+def test_a_place_that_must_not_be_read_is_not_taken_for_an_empty_one(bucket, machine, monkeypatch):
+    store = Store(bucket)
+
+    def forbidden(*args, **options):
+        raise PermissionError("Access Denied")
+
+    monkeypatch.setattr(store.remote.fs, "ls", forbidden)
+    with refused(f"the store {bucket} cannot be read: Access Denied"):
+        store.has("a", 1)

@@ -246,6 +246,9 @@ FAULTS = {
     "tensors missing": lambda tensors, facts: tensors.unlink(),
     "facts are no JSON": lambda tensors, facts: facts.write_text('{"sha256": '),
     "facts are no text": lambda tensors, facts: facts.write_bytes(b"\xff\xfe\x00"),
+    "another fact": lambda tensors, facts: facts.write_text(
+        facts.read_text().replace('"seconds": 0', '"seconds": 9')
+    ),
     "facts without hash": lambda tensors, facts: facts.write_text("{}"),
     "facts are a list": lambda tensors, facts: facts.write_text("[]"),
 }

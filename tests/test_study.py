@@ -8,6 +8,7 @@ from torch import nn
 
 from atsbook.runs import study as kept_runs
 from atsbook.runs.archive import Archive
+from atsbook.runs.attackers import Undone
 from atsbook.runs.attacks import AttackUnit
 from atsbook.runs.networks import ModelUnit
 from atsbook.runs.scoring import ScoreUnit
@@ -20,6 +21,7 @@ from atslib.errors import AtsError, NotKept
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
+NO_STEPS = {"attack": "adam-cosine", "images": 2}
 FEW = {"attack": "adam-cosine", "steps": 2, "images": 2}
 SHORT = {"train": TrainConfig(epochs=1), "fraction": 0.002}
 
@@ -58,6 +60,12 @@ def test_requests_are_the_units_that_pages_have_always_kept(study):
     )
     assert run.unit == expected
     assert study.store.path(run.unit.kind, run.unit) == study.store.path("attack", expected)
+    each = study.attack(network, attack="adam-cosine", images=2, every=True)
+    assert each.unit.every
+    assert dataclasses.replace(each.unit, every=False) == study.attack(network, **NO_STEPS).unit
+    undone = Undone(inner=attack, images="shapes", crop_flip=True)
+    named = study.attack(network, policy="3-1-7", attack=undone, images=2)
+    assert (named.unit.attack, named.unit.kind) == (undone, "attack-Undone")
     scores = study.scores(network, ["", "3"], images=2)
     assert scores.unit == ScoreUnit(model=model, policies=("", "3"), images=2, points=4)
     assert run == Request(expected, Study("smoke", store=study.store.root))  # wherever it is kept

@@ -106,6 +106,10 @@ CALLS = {
         lambda: atslib.build_model("lenet", 10, image_size=9999),
         "neither number may be above 1024",
     ),
+    "more weights than memory": (
+        lambda: atslib.build_model("resnet20-1024", 10),
+        "would have 282,933,673,994 weights; at most 1,000,000,000",
+    ),
     "infinite step": (lambda: TrainConfig(lr=float("inf")), "TrainConfig.lr=inf must be finite"),
     "step of nan": (lambda: attack(lr=float("nan")), "GradientMatching.lr=nan must be finite"),
     "weight of nan": (lambda: attack(tv=float("nan")), "GradientMatching.tv=nan must be finite"),

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from atsbook.figures.sheets import brief, fitting, payload, sheet, signed, spoken
-from atsbook.findings.result import NO_POLICY, Result, Verdict
+from atsbook.findings.result import Result, Verdict
 from atsbook.runs.attacks import AttackUnit, attack_unit, before
-from atsbook.runs.defended import networks
 from atsbook.runs.networks import ModelUnit, Unit, dataset, model_unit, trained
 from atsbook.runs.settings import Settings
 from atsbook.runs.store import Artifact, Store
@@ -23,6 +22,7 @@ from atsbook.runs.tables import attack_rows, floors, label, provenance
 from atslib.attacks import ATTACKS, ThroughPolicy, engine
 from atslib.clients.observe import ThreatModel
 from atslib.clients.prepare import to_images
+from atslib.clients.training import TrainConfig
 from atslib.errors import AtsError
 from atslib.files import write_atomically
 from atslib.measures.metrics import psnr
@@ -155,7 +155,9 @@ def trained_small(settings: Settings) -> ModelUnit:
     """The network of extension 6 after its training without a defense: small enough for a browser
     to attack.
     """
-    return networks(settings, [NO_POLICY])[NO_POLICY, settings.seed]
+    train = TrainConfig(epochs=min(6, settings.epochs), batch=32, lr=0.02)
+    share = min(0.1, settings.fraction)
+    return model_unit(settings, model="relunet", train=train, fraction=share)
 
 
 def _kept(settings: Settings, store: Store) -> bytes:

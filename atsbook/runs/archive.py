@@ -22,6 +22,7 @@ import safetensors.torch
 from atsbook.runs.attacks import AttackUnit, targets
 from atsbook.runs.batches import BatchUnit, LabelUnit, chosen
 from atsbook.runs.collaborative import FederationUnit
+from atsbook.runs.faults import sealed
 from atsbook.runs.gradients import FeatureUnit, StagesUnit
 from atsbook.runs.networks import ModelUnit, Unit
 from atsbook.runs.outcomes import OutcomeUnit
@@ -349,7 +350,9 @@ class Archive:
         data = serialized(tensors)
         write_atomically(path, lambda partial: partial.write_bytes(data))
         facts = json.dumps(
-            row.facts | {"sha256": _sha256(data), "archived": True}, indent=1, sort_keys=True
+            sealed(row.facts | {"sha256": _sha256(data), "archived": True}),
+            indent=1,
+            sort_keys=True,
         )
         write_atomically(path.with_suffix(".json"), lambda partial: partial.write_text(facts))
         return True

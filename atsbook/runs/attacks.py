@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from atsbook.runs.attackers import FromMean, Learned, Undone
-from atsbook.runs.networks import ModelUnit, OnModel, dataset, trained, victim
+from atsbook.runs.networks import ModelUnit, OnModel, Unit, dataset, trained, victim
 from atsbook.runs.settings import Settings
 from atsbook.runs.store import Artifact, Store
 from atslib.attacks import ATTACKS, Attack, GradientMatching, reconstruct
@@ -95,6 +95,38 @@ class AttackUnit(OnModel):
     def make(self, store: Store, device: torch.device) -> object:
         """Attack, if it is not in the store."""
         return attacked(self, store, device)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OfAttack(AttackUnit):
+    """Something that is looked for in an attack's images: described as the attack is, and kept under
+    a kind of its own.
+    """
+
+    def __post_init__(self) -> None:
+        """An attack's kind goes with its class, this one's does not."""
+
+    @classmethod
+    def of(cls, unit: AttackUnit) -> "OfAttack":
+        """What is looked for in this attack's images."""
+        return cls(**{field.name: getattr(unit, field.name) for field in dataclasses.fields(unit)})
+
+    @property
+    def attack_unit(self) -> AttackUnit:
+        """The attack whose images are looked at."""
+        return AttackUnit(
+            **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        )
+
+    @property
+    def needs(self) -> tuple[Unit, ...]:
+        """The network and the attack."""
+        return (*super().needs, self.attack_unit)
+
+    @property
+    def passes(self) -> float:
+        """No network is needed."""
+        return 0.0
 
 
 def check_images_there(name: str, images: int) -> None:

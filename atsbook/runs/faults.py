@@ -1,9 +1,22 @@
-"""What is wrong with an artifact: its tensors are checked against the hash that its facts state."""
+"""What is wrong with an artifact: its tensors are checked against the hash that its facts state, and
+its facts against their own.
+"""
 
+import hashlib
 import json
 from pathlib import Path
 
 from atslib.files import digest
+
+# Of the facts without it. Artifacts of earlier versions and of the archive, which has hashes of its
+# own, are without it.
+SEAL = "facts_sha256"
+
+
+def sealed(facts: dict) -> dict:
+    """The facts, with their hash."""
+    rest = {name: value for name, value in facts.items() if name != SEAL}
+    return rest | {SEAL: hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()}
 
 
 def fault_of(path: Path) -> str | None:
@@ -19,7 +32,10 @@ def fault(sha256: str | None, facts: bytes | None) -> str | None:
     if sha256 is None:
         return "the tensors are missing"
     try:
-        stated = json.loads(facts)["sha256"]
+        told = json.loads(facts)
+        stated = told["sha256"]
     except (ValueError, KeyError, TypeError):
         return "its facts cannot be read"
+    if SEAL in told and told != sealed(told):
+        return "its facts do not match their hash"
     return None if sha256 == stated else "its bytes do not match their hash"

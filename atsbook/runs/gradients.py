@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from atsbook.runs.attacks import AttackUnit, attacked, targets
+from atsbook.runs.attacks import AttackUnit, OfAttack, attacked, targets
 from atsbook.runs.batches import APART, Batches, chosen
 from atsbook.runs.networks import ModelUnit, OnModel, Unit, dataset, trained
 from atsbook.runs.store import Artifact, Store
@@ -197,6 +197,22 @@ def _among(found: Tensor, features: Tensor, count: int) -> Tensor:
     inside = index < count
     index = torch.where(inside, index, count + (index - count) % APART)
     return (scores.gather(1, index) >= scores[rows, rows][:, None] - TIE).sum(1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ShiftsUnit(OfAttack):
+    """An attack's images among candidates at all their circular shifts, see `rolled_ranks`."""
+
+    kind: ClassVar[str] = "rolled"
+
+    @property
+    def title(self) -> str:
+        """Those of the attack, and what is looked for."""
+        return f"shifts of {super().title}"
+
+    def make(self, store: Store, device: torch.device) -> Artifact:
+        """Compare them, if that is not in the store."""
+        return rolled_ranks(self.attack_unit, store, device)
 
 
 def rolled_ranks(unit: AttackUnit, store: Store, device: torch.device) -> Artifact:

@@ -22,15 +22,20 @@ from atslib.files import digest, write_atomically
 
 FRESH = 1.0  # seconds for which the names at the address are believed
 FIRST = 10.0  # seconds within which an address that nobody has reached yet must answer
-# By itself s3fs waits for minutes for an address that takes connections and says nothing.
+# By itself s3fs waits for minutes for an address that takes connections and says nothing. These are
+# seconds without a single byte: what is large may take as long as it takes.
 QUICK = {
     "config_kwargs": {
-        "connect_timeout": 5,
-        "read_timeout": 10,
+        "connect_timeout": 4,
+        "read_timeout": 8,
         "retries": {"total_max_attempts": 1},
     }
 }
-TRIES = 2  # of s3fs itself
+# s3fs waits for ever to be told to go on with a write, or to be rid of its bytes: so long in all, and
+# longer by what a slow line takes for them.
+WRITTEN = 10.0  # seconds
+SLOWEST = 50_000  # bytes a second
+SOON = 2.0  # seconds: what failed within them, such as a line that broke, is tried once more
 # Errors of an address that answers; anything else means that it does not.
 _ANSWERS = (FileNotFoundError, FileExistsError, PermissionError, ImportError, ValueError, TypeError)
 
@@ -64,7 +69,7 @@ class Remote:
             ) from None
         self.base = self.base.rstrip("/")
         if how:
-            self.fs.retries = TRIES
+            self.fs.retries = 1  # of s3fs itself, which would wait as long for each
 
     def reach(self) -> None:
         """Ask the address for its names once, before any work.
@@ -106,11 +111,26 @@ class Remote:
 
     def names(self) -> list[str]:
         """Every artifact, as `kind/key`."""
-        return sorted(self._names("*"))
+        kinds = [path for path, what in self._ls(self.base) if what == "directory"]
+        return sorted(name for path in kinds for name in self._names(path.rsplit("/", 1)[-1]))
 
     def _names(self, kind: str) -> list[str]:
-        found = self._do(lambda: self.fs.glob(f"{self.base}/{kind}/*.json"))
-        return ["/".join(path.split("/")[-2:]).removesuffix(".json") for path in found]
+        files = [path.rsplit("/", 1)[-1] for path, _ in self._ls(f"{self.base}/{kind}")]
+        names = [file.removesuffix(".json") for file in files if file.endswith(".json")]
+        return [f"{kind}/{name}" for name in names]
+
+    def _ls(self, folder: str) -> list[tuple[str, str]]:
+        """Path and type of all that is in a folder; nothing where it is not there.
+
+        Not by `glob`, which takes an address that does not answer, or says no, for an empty one.
+        """
+        try:
+            inside = self._do(lambda: self.fs.ls(folder, detail=True))
+        except FileNotFoundError:
+            return []
+        except PermissionError as error:
+            raise AtsError(f"the store {self.address} cannot be read: {error}") from None
+        return [(entry["name"].rstrip("/"), entry["type"]) for entry in inside]
 
     def fetch(self, name: str) -> tuple[bytes, bytes, str | None]:
         """The facts and the tensors of an artifact, and what is wrong with them, if anything."""
@@ -140,9 +160,13 @@ class Remote:
         """Send an artifact from the local `path` of its tensors."""
         name = name_of(path)
         facts = path.with_suffix(".json").read_bytes()
-        self._do(lambda: self.fs.makedirs(f"{self.base}/{path.parent.name}", exist_ok=True))
-        self._do(lambda: self.fs.put_file(str(path), self._tensors(name, digest(path))))
-        self._do(lambda: self.fs.pipe_file(f"{self.base}/{name}.json", facts))
+        folder = f"{self.base}/{path.parent.name}"
+        limit = self._within(0)
+        self._do(lambda: self.fs.makedirs(folder, exist_ok=True, **limit))
+        tensors = self._tensors(name, digest(path))
+        limit = self._within(path.stat().st_size)
+        self._do(lambda: self.fs.put_file(str(path), tensors, **limit))
+        self._write(f"{self.base}/{name}.json", facts)
         unsent(path).unlink(missing_ok=True)
         self._seen.add(name)
 
@@ -152,7 +176,7 @@ class Remote:
         """
         if not self._writable:
             try:
-                self._do(lambda: self.fs.pipe_file(f"{self.base}/.atslib", b"A store of atslib.\n"))
+                self._write(f"{self.base}/.atslib", b"A store of atslib.\n")
             except AtsError:
                 raise
             except (OSError, ValueError) as error:
@@ -162,6 +186,15 @@ class Remote:
     def _tensors(self, name: str, sha256: str) -> str:
         return f"{self.base}/{name}.{sha256[:16]}.safetensors"
 
+    def _write(self, place: str, content: bytes) -> None:
+        limit = self._within(len(content))
+        self._do(lambda: self.fs.pipe_file(place, content, **limit))
+
+    def _within(self, size: int) -> dict[str, float]:
+        """The seconds in which so many bytes must be written, as fsspec takes them where it can."""
+        asynchronous = getattr(self.fs, "async_impl", False)
+        return {"timeout": WRITTEN + size / SLOWEST} if asynchronous else {}
+
     def _do(self, act: Callable[[], Found]) -> Found:
         """What `act` answers.
 
@@ -169,14 +202,20 @@ class Remote:
             AtsError: the address does not answer. That something is not there or not allowed is no
                 such error.
         """
-        try:
-            return act()
-        except _ANSWERS:
-            raise
-        except Exception as error:
-            raise AtsError(
-                f"the store {self.address} does not answer ({error}); what is finished is kept, run again to go on"
-            ) from error
+        begun = time.monotonic()
+        for last in (False, True):
+            try:
+                return act()
+            except _ANSWERS:
+                raise
+            except Exception as error:
+                if last or time.monotonic() - begun > SOON:
+                    why = str(error) or "it says nothing"
+                    raise AtsError(
+                        f"the store {self.address} does not answer ({why}); what is finished is kept, run again to go on"
+                    ) from error
+            time.sleep(0.2)
+        raise AssertionError("the last attempt returns or raises")
 
 
 def cache_folder(address: str) -> Path:

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from atsbook.runs.faults import fault_of
+from atsbook.runs.faults import fault_of, sealed
 from atsbook.runs.remote import Remote, cache_folder, name_of, unsent
 from atslib.checkpoints import Tensors, fingerprint, is_plain, plain
 from atslib.errors import AtsError, NotKept, OutOfTime, as_path, check_kind
@@ -183,7 +183,7 @@ class Store:
         # `get` has made the folder; one that has vanished since is not made again, see
         # `write_atomically`.
         write_atomically(path, lambda partial: save_file(tensors, partial), make_folder=False)
-        facts |= {"sha256": digest(path)}
+        facts = sealed(facts | {"sha256": digest(path)})
         text = json.dumps(facts, indent=1, sort_keys=True)
         if self.remote:
             write_atomically(unsent(path), Path.touch, make_folder=False)

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from atsbook.runs.archive import Archive
-from atsbook.runs.attacks import AttackUnit, attacked, known_ranks
+from atsbook.runs.attacks import AttackUnit, OfAttack, known_ranks
 from atsbook.runs.networks import ModelUnit, Unit, dataset, trained
 from atsbook.runs.outcomes import OutcomeUnit, guess_of, outcome_rows
 from atsbook.runs.schedule import compute, describe, plan, say
@@ -55,6 +55,10 @@ SAID = "study: "  # how the lines begin that a study says while it computes
 IMAGES = range(100)  # the first of the test set, as in both publications
 PARTS = {"model", "reconstruction"}  # of results: what further ones are made from
 TOLD = ("found", "bits", "frame", "gain_told")  # of `Study.outcomes`, in the table of attacks
+OURS = (
+    "atslib.",
+    "atsbook.",
+)  # modules whose attacks are known by their fields, not by their source
 AT_HAND = 200  # results kept in memory; one of 100 attacks has some megabytes
 
 
@@ -262,37 +266,17 @@ class WrittenAttack:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FoundUnit(AttackUnit):
+class FoundUnit(OfAttack):
     """Ranks of the photographs behind an attack's images for a server that knows the policy; see
     `known_ranks`.
     """
 
     kind: ClassVar[str] = "ranks"
 
-    def __post_init__(self) -> None:
-        """An attack's kind goes with its class, these ranks' does not."""
-
-    @property
-    def attack_unit(self) -> AttackUnit:
-        """The attack whose images are looked at."""
-        return AttackUnit(
-            **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        )
-
-    @property
-    def needs(self) -> tuple[Unit, ...]:
-        """The network and the attack."""
-        return (*super().needs, self.attack_unit)
-
     @property
     def title(self) -> str:
         """Those of the attack, and what is looked for."""
         return f"photographs found, {super().title}"
-
-    @property
-    def passes(self) -> float:
-        """No network is needed."""
-        return 0.0
 
     def make(self, store: Store, device: torch.device) -> object:
         """Look for them, if that is not in the store."""
@@ -545,6 +529,7 @@ class Study:
         crop_flip: bool = True,
         frames: int = 0,
         rounds: int = 1,
+        every: bool = False,
     ) -> Request:
         """An attack on test images, each with a gradient of its own, after crop, flip and policy.
 
@@ -567,6 +552,8 @@ class Study:
             frames: iterates that are kept.
             rounds: how many the server watches; the policy draws anew in each, for the same
                 photographs after the same crops and flips.
+            every: keep `psnr_each`, `rank_each` and `cost_each`, (starts, B), of each start of an
+                attack with several; `reconstruction` is that of the least cost.
         """
         model = self._unit(network, ModelUnit, "network")
         name = policy if isinstance(policy, str) else str(policy)
@@ -589,6 +576,7 @@ class Study:
                 frames=frames,
                 seed=self.seed + draw,
                 rounds=rounds,
+                every=every,
             )
         )
 
@@ -674,11 +662,7 @@ class Study:
         Its value has `rank_knowing` (B,); 1 is found.
         """
         unit = self._unit(run, AttackUnit, "run")
-        return self._request(
-            FoundUnit(
-                **{field.name: getattr(unit, field.name) for field in dataclasses.fields(unit)}
-            )
-        )
+        return self._request(FoundUnit.of(unit))
 
     # values
 
@@ -951,10 +935,6 @@ class Study:
         return self._at_hand[unit]
 
     def _read(self, unit: Unit) -> Artifact:
-        if isinstance(unit, FoundUnit):
-            return known_ranks(unit.attack_unit, self.store, self.device)
-        if isinstance(unit, AttackUnit):
-            return attacked(unit, self.store, self.device)
         if isinstance(unit, ModelUnit):
             return trained(unit, self.store, self.device)[1]
         return unit.make(self.store, self.device)
@@ -986,7 +966,7 @@ def _attack(attack: object, steps: int | None) -> object:
         attack = ATTACKS[attack]
     if isinstance(attack, type | types.FunctionType):
         attack = WrittenAttack(Written(attack))
-    elif dataclasses.is_dataclass(attack) and not type(attack).__module__.startswith("atslib."):
+    elif dataclasses.is_dataclass(attack) and not type(attack).__module__.startswith(OURS):
         fields = tuple(
             (field.name, getattr(attack, field.name))
             for field in dataclasses.fields(attack)

@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from atsbook.findings import compare
+from atsbook.findings import compare, defenses
 from atsbook.findings.federations import policy_changes
-from atsbook.findings.result import NO_POLICY, Result, stored_result
+from atsbook.findings.result import NO_POLICY, stored_result
 from atsbook.findings.statistics import ENOUGH
-from atsbook.pages import ext6_defenses
 from atsbook.runs.adaptive import DRAWS, LEARNED, POLICY, STRONGEST, UNDONE, watching
 from atsbook.runs.table1 import HYBRID
 from atsbook.texts.answers import newest
@@ -261,22 +260,14 @@ def _instead(results: Path) -> str:
     """Defenses of every kind, each against an attacker who knows it: whom each serves, by regime of
     the network.
     """
-    if (page := newest("ext6_defenses", results)) is None:
+    page = newest("ext6_defenses", results)
+    if page is None or not (page[0] / "worst.csv").exists():
         return ""
-    names = ("attacks", "accuracy")
-    tables = {
-        name: pd.read_csv(page[0] / f"{name}.csv", dtype={"defense": str, "policy": str})
-        for name in names
-    }
-    result = Result("ext6_defenses", tables, page[1], None)
-    asked = {
-        name: word
-        for name, word in ext6_defenses.REGIMES.items()
-        if (tables["attacks"]["regime"] == name).any()
-    }
+    table = pd.read_csv(page[0] / "worst.csv", dtype={"defense": str})
     words = [
-        f"**{word.capitalize()}.** {ext6_defenses.advice(result, name)}"
-        for name, word in asked.items()
+        f"**{word.capitalize()}.** {defenses.advice(table[table['regime'] == name])}"
+        for name, word in defenses.REGIMES.items()
+        if (table["regime"] == name).any()
     ]
     return (
         f"## Another defense, then?\n\nOn {page[1]['model']}, a small network that trains in seconds, each defense at "

@@ -19,7 +19,6 @@ from atsbook.findings.reported import ATTACKS, DEFENSES, LAYERS, policy_label, r
 from atsbook.findings.result import NO_POLICY
 from atsbook.findings.statistics import pearson
 from atsbook.findings.transformations import NOTHING, first_id, wide
-from atsbook.pages import ext7_general_leakage
 from atsbook.runs.settings import PROFILES
 from atsbook.runs.table1 import RANDOM, TEN, block, family, hybrid
 from atsbook.texts.answers import stored
@@ -186,15 +185,30 @@ def _ordered(policy: str) -> str:
     return "+".join(sorted(policy.split("+")))
 
 
+def leakage_twin(table: str, dataset: str, setting: str, method: str) -> dict[str, list]:
+    """What the rows of the page on general leakage have that stand beside a printed number, by column."""
+    setting, _, batch = setting.partition(" batch ")
+    keys = {"table": [table], "setting": [setting], "batch": [int(batch or 16)]}
+    if table in ("Table 3", "Table 4"):
+        keys["rule"] = ["published" if method == "ours" else "minima"]
+    if table == "Table 1" and method != "ours":
+        keys["setting"] = [method]
+    if table == "Table 2":
+        keys["batch"] = [1]
+    if table == "Table 5":
+        whose = "our" if method == "ours" else f"{method}'s"
+        keys["setting"] = [f"{setting}, {whose} labels"]
+    where = "tinyimagenet" if dataset == "imagenet" else dataset
+    return keys | {"dataset": ["cifar100" if table == "Table 5" else where]}
+
+
 def wanted(row: pd.Series) -> dict[str, list]:
     """What the rows of a twin have, by column of the tables that `_rows` reads."""
     name = row["policy_or_defense"]
     metric = row["metric"]
     keys = {}
     if row["source"] == "leakage":
-        return ext7_general_leakage.twin(
-            row["table_or_figure"], row["dataset"], name, row["attack"]
-        )
+        return leakage_twin(row["table_or_figure"], row["dataset"], name, row["attack"])
     if row["dataset"]:
         keys["dataset"] = [row["dataset"].replace("tiny-imagenet200", "tinyimagenet")]
     if metric.startswith(("PSNR", "val_accuracy", "gradsim")):

@@ -56,11 +56,7 @@ def attack_graph(
             runner lacks.
     """
     choose("weights", weights, WEIGHTS)
-    size = sum(p.numel() for p in model.parameters())
-    if size > MOST_WEIGHTS:
-        raise AtsError(
-            f"a network of {size:,} weights is too large for a page, which loads at most {MOST_WEIGHTS:,}"
-        )
+    check_size(sum(p.numel() for p in model.parameters()))
     model = rounded(model, weights)
     flat = flatten(tuple(p.detach()[None] for p in model.parameters()))[0]
     image = torch.full((1, *shape), 0.5)
@@ -84,6 +80,14 @@ def attack_graph(
         "victim": _loops(_Victim(model), known | {"images": image[None]}, VICTIM),
         "weights": {"kind": weights, "data": stored},
     }
+
+
+def check_size(size: int) -> None:
+    """Raise `AtsError` unless a page can be asked to load a network of so many weights."""
+    if size > MOST_WEIGHTS:
+        raise AtsError(
+            f"a network of {size:,} weights is too large for a page, which loads at most {MOST_WEIGHTS:,}"
+        )
 
 
 def rounded(model: nn.Module, weights: str) -> nn.Module:
