@@ -5,7 +5,6 @@ JSON line.
 import contextlib
 import resource
 import statistics
-import time
 from collections.abc import Callable
 
 import torch
@@ -13,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atsbook.runs.estimate import forward_flop
+from atsbook.runs.timing import seconds
 from atslib.attacks.labels import restore_labels
 from atslib.attacks.matching import GradientMatching
 from atslib.attacks.objective import Objective
@@ -44,27 +44,6 @@ SIZES = {
     "weights": (WEIGHT_SIZES, "an attack on the mean gradient"),
     "forms": (FORM_SIZES, "as many single images"),
 }
-
-
-def seconds(*calls: Callable[[], object], device: torch.device, repeats: int = 5) -> list[float]:
-    """Median wall-clock time of each call after one warm-up, the device waited for.
-
-    The calls take turns, so that a machine that becomes slower meanwhile is slower for all of them.
-    """
-
-    def once(call: Callable[[], object]) -> float:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        started = time.perf_counter()
-        call()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return time.perf_counter() - started
-
-    for call in calls:
-        once(call)
-    times = [[once(call) for call in calls] for _ in range(repeats)]
-    return [statistics.median(column) for column in zip(*times, strict=True)]
 
 
 def convolution_rate(device: torch.device) -> float:

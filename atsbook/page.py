@@ -128,7 +128,7 @@ def made(
     Args:
         what: the requests are.
     """
-    facts = study.facts(requests)
+    facts = study.origin(requests)
     days = (
         facts["made"]
         if facts["made"] == facts["made_first"]

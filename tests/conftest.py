@@ -2,9 +2,10 @@
 
 import gc
 import json
+import sys
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -14,10 +15,13 @@ from browser import Browser
 from checks import main
 
 from atsbook.findings import transformations
+from atsbook.findings.result import Result, Verdict
+from atsbook.report import notebooks, runner
 from atsbook.runs import networks, table1
+from atsbook.runs.attacks import attack_unit
 from atsbook.runs.store import Store
 from atsbook.runs.study import Study
-from atsbook.runs.tables import noise_floor
+from atsbook.runs.tables import attack_rows, attacked_facts, noise_floor, provenance
 from atsbook.widgets import data, interactive
 from atslib.clients.training import TrainConfig
 from atslib.data.load import load
@@ -60,11 +64,39 @@ def root(tmp_path, monkeypatch):
         (Path(__file__).parents[1] / "book/deviations.md").read_text()
     )
     (top / "README.md").write_text("# Title\n\n<!-- answers -->\nold\n<!-- answers -->\nrest\n")
-    (top / "book/_toc.yml").write_text("- file: results/regimes\n")
+    (top / "book/_toc.yml").write_text("- file: results/explorer\n")
     (top / "pyproject.toml").touch()
     monkeypatch.chdir(top)
     monkeypatch.setenv("ATS_STORE", str(tmp_path / "store"))
     return top
+
+
+@pytest.fixture
+def page(monkeypatch):
+    """A function that makes a page with a module, of one attack for each policy, known by its name."""
+
+    def made(name, policies=("", "3-1-7")):
+        module = ModuleType(f"atsbook.pages.{name}")
+
+        def units(settings):
+            return {policy: attack_unit(settings, policy) for policy in policies}
+
+        def run(settings, store):
+            asked = {policy or "none": unit for policy, unit in units(settings).items()}
+            attacks, found = attack_rows(asked, ("policy",), settings, store)
+            first = next(iter(asked))
+            facts = provenance(settings, found[first]) | attacked_facts(asked[first])
+            verdict = Verdict("not measured", "a page to test with", "There is none.")
+            return Result(name, {"attacks": attacks}, facts, verdict, found)
+
+        module.units = units
+        module.run = run
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        monkeypatch.setattr(runner, "PAGES", (*runner.PAGES, name))
+        monkeypatch.setattr(notebooks, "MODULES", (*notebooks.MODULES, name))
+        return module
+
+    return made
 
 
 @pytest.fixture(scope="session")

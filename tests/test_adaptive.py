@@ -1,5 +1,7 @@
 """The attacker who knows the policy: the attack through it, and the page that compares attackers."""
 
+import builtins
+import contextlib
 import dataclasses
 import itertools
 
@@ -7,22 +9,22 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from test_pilots import cell, cells
+from test_rules import functions
 
-from atsbook.pages import ext5_adaptive
-from atsbook.pages.ext5_adaptive import adaptive_verdict
-from atsbook.runs import adaptive
+from atsbook.findings import compare
+from atsbook.findings.statistics import holm, paired, student_interval
+from atsbook.findings.verdicts import guards
+from atsbook.runs import schedule
 from atsbook.runs.adaptive import (
     DRAWS,
     FOUND,
-    KNOWN,
     LABEL,
     LEARNED,
-    LEAST,
     MEAN,
     PATIENT,
     POLICY,
     PUBLISHED,
-    ROUNDS,
     SINGLE,
     STRONGEST,
     UNDONE,
@@ -31,10 +33,10 @@ from atsbook.runs.adaptive import (
 from atsbook.runs.archive import Archive, unit_of
 from atsbook.runs.attacks import _observed, before, targets
 from atsbook.runs.networks import trained
-from atsbook.runs.settings import settings
 from atsbook.runs.store import Store
 from atsbook.runs.table1 import HYBRID, POLICIES, SEARCHED
 from atsbook.runs.tables import policy_image
+from atsbook.runs.workers import Here
 from atslib.attacks import ATTACKS, FromMean, GradientMatching, Undone, by_knowledge, reconstruct
 from atslib.attacks.objective import Objective
 from atslib.attacks.through_policy import ThroughPolicy, drawn, forms, least, through
@@ -419,8 +421,39 @@ def test_one_call_attacks_with_more_and_more_knowledge(lenet, victims):
 # --- the page -----------------------------------------------------------------------------------------------
 
 
-def test_all_attackers_meet_the_same_images_crops_and_starts():
-    units = adaptive.by_knowledge(settings(profile="laptop", dataset="shapes", images=40))
+def notebook(words, **parameters):
+    """Execute the notebook's code cells up to the one with these words; what they define."""
+    space = {"__builtins__": builtins, "display": lambda *shown: None}
+    for each in cells("ext5_adaptive"):
+        if each.cell_type == "code":
+            exec(each.source, space)
+            if "parameters" in each.metadata.get("tags", ()):
+                space |= parameters
+            if words in each.source:
+                return space
+    raise AssertionError(f"no cell has {words}")
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory):
+    """What the notebook asks for at laptop, by table and key; nothing is computed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ATS_STORE", str(tmp_path_factory.mktemp("asked")))
+        space = notebook("untouched_runs[", profile="laptop", dataset="shapes", images=40)
+    tables = ("runs", "others", "withstand", "untouched_runs")
+    found = {name: {key: run.unit for key, run in space[name].items()} for name in tables}
+    drawn = found["runs"]
+    found["first"] = {key[:2]: unit for key, unit in drawn.items() if key[2] == 0}
+    found["again"] = {key[:2]: unit for key, unit in drawn.items() if key[2] == 1}
+    return found
+
+
+KNOWN = (*SEARCHED, HYBRID, FOUND)
+ROUNDS = (2, 4, 8)
+
+
+def test_all_attackers_meet_the_same_images_crops_and_starts(asked):
+    units = asked["first"]
     every = {"none", *POLICIES[1:], FOUND}
     without = {PUBLISHED: set(), STRONGEST: set()}
     assert {policy for attacker, policy in units if attacker == LEARNED} == {
@@ -462,47 +495,51 @@ def test_all_attackers_meet_the_same_images_crops_and_starts():
         assert unit.threat.labels == ("inferred" if attacker == LABEL else "known")
 
 
-def test_the_policies_of_least_gain_are_attacked_on_other_images_than_chose_them():
-    chosen = settings(profile="laptop", dataset="shapes", images=40)
-    units = adaptive.on_least(chosen)
-    assert {policy for _, policy in units} == set(LEAST)
-    assert len({tuple(sorted(policy.split("-"))) for policy in LEAST}) == len(LEAST)
-    assert (
-        max(unit.last for unit in units.values()) <= 100
-    )  # extension 10 looks at images from 100 on
-    bare = adaptive.by_knowledge(chosen)
+def test_the_policies_of_least_gain_are_attacked_on_other_images_than_chose_them(asked):
+    units = asked["withstand"]
+    least = {policy for _, policy in units}
+    assert len({tuple(sorted(policy.split("-"))) for policy in least}) == len(least) == 9
+    # extension 10 looks at images from 100 on
+    assert max(unit.last for unit in units.values()) <= 100
     for (attacker, _), unit in units.items():
         same = {name: getattr(unit, name) for name in ("policy", "last", "frames")}
-        assert dataclasses.replace(bare[attacker, HYBRID], **same) == unit
+        assert dataclasses.replace(asked["first"][attacker, HYBRID], **same) == unit
 
 
-def test_a_policy_withstands_only_if_that_was_measured(kept):
-    result = ext5_adaptive.run(settings(images=2, steps=3), kept)
-    parts = [rows({"3-3-3": -2.0, "3-1-7": 2.0, "9-9-9": 0.3}), rows({"0": 0.1}, spread=9.0)]
-    table = pd.concat([part[part["attacker"] == POLICY] for part in parts]).assign(
-        rank_original=2, rank_knowing=1
-    )
-    table = pd.concat([table, table.assign(attacker=DRAWS, rank_original=1)])
-    words = ext5_adaptive.withstanding(dataclasses.replace(result, tables={"least": table}))
-    assert list(words["the rule says"]) == ["withstands", "broken", "broken", "cannot tell"]
-    assert set(words[f"{DRAWS}: photograph found"]) == {"100%"}
-
-
-def test_all_is_drawn_anew_for_the_same_images_and_network():
-    chosen = settings(profile="laptop", dataset="shapes", images=40)
-    first, again = adaptive.by_knowledge(chosen), adaptive.by_knowledge(chosen, 1)
+def test_all_is_drawn_anew_for_the_same_images_and_network(asked):
+    first, again = asked["first"], asked["again"]
     assert set(again) == {(attacker, policy) for attacker, policy in first if attacker != PATIENT}
     assert all(
         dataclasses.replace(unit, seed=first[key].seed) == first[key] for key, unit in again.items()
     )
-    assert {unit.seed for unit in again.values()} == {chosen.seed + 1}
-    keys = [key[:-1] for key in ext5_adaptive.units(chosen) if key[0] == "attacks" and key[-1] == 1]
-    assert {key[1:] for key in keys} == set(again)
+    assert {unit.seed for unit in again.values()} == {1}
 
 
-def test_a_unit_of_several_rounds_draws_anew_for_the_same_images(kept):
-    chosen = settings(images=3, steps=3)
-    unit = adaptive.by_knowledge(chosen)[watching(DRAWS, 2), HYBRID]
+def test_without_crop_and_flip_all_else_is_the_same(asked):
+    every = {("lenet, untrained", *key): unit for key, unit in asked["runs"].items()}
+    every |= {(*key, 0): unit for key, unit in asked["others"].items()}
+    assert len(asked["untouched_runs"]) == 3 * (2 + 2)
+    for (place, attacker, draw), unit in asked["untouched_runs"].items():
+        cropped = every[place, attacker, "none", draw]
+        assert dataclasses.replace(unit, crop_flip=True) == cropped
+
+
+@pytest.fixture(scope="module")
+def toy(kept):
+    """What the notebook computes of two images, in this process."""
+
+    @contextlib.contextmanager
+    def here(device, jobs, scheduler, say):
+        yield Here(), lambda: 1
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ATS_STORE", str(kept.root))
+        patch.setattr(schedule, "workers", here)
+        return notebook("withstanding(least_attacks)", profile="smoke")
+
+
+def test_a_unit_of_several_rounds_draws_anew_for_the_same_images(toy, kept):
+    unit = toy["runs"][watching(DRAWS, 2), HYBRID, 0].unit
     model = trained(unit.model, kept, torch.device("cpu"))[0]
     seen = _observed(unit, model, targets(unit)[2])
     assert len(seen.updates) == len(seen.knows.draws) == 2
@@ -548,6 +585,20 @@ def rows(gains, *, bare=5.0, images=40, place="lenet, untrained", spread=0.5):
     return table.assign(psnr=9 + table["gain_before"], gain=table["gain_before"])
 
 
+@pytest.fixture(scope="module")
+def rule():
+    """What the notebook's rule defines."""
+    known = {"paired": paired, "holm": holm, "student_interval": student_interval}
+    names = {"POLICY": POLICY, "STRONGEST": STRONGEST}
+    space = functions("ext5_adaptive", "def judge(", guards=guards, **known, **names)
+
+    def status(table):
+        judged = space["judge"](table, (*SEARCHED, HYBRID))
+        return space["claim"](judged, space["cannot_tell"](table))[0]
+
+    return space | {"status": status}
+
+
 @pytest.mark.parametrize(
     ("gains", "options", "status"),
     [
@@ -558,9 +609,9 @@ def rows(gains, *, bare=5.0, images=40, place="lenet, untrained", spread=0.5):
         ((2.0, 3.0, 1.0), {"images": 29}, "cannot tell"),
     ],
 )
-def test_the_rule(gains, options, status):
+def test_the_rule(rule, gains, options, status):
     table = rows(dict(zip((*SEARCHED, HYBRID), gains, strict=True)), **options)
-    assert adaptive_verdict(table).status == status
+    assert rule["status"](table) == status
 
 
 @pytest.mark.parametrize(
@@ -573,7 +624,7 @@ def test_the_rule(gains, options, status):
         ((2.0, 0.1, 0.1), {"spread": 3.0}, "not reproduced"),
     ],
 )
-def test_the_rule_asks_every_network(gains, options, status):
+def test_the_rule_asks_every_network(rule, gains, options, status):
     policies = (*SEARCHED, HYBRID)
     first = rows(dict(zip(policies, (2.0, 3.0, 1.0), strict=True)))
     second = rows(
@@ -581,26 +632,54 @@ def test_the_rule_asks_every_network(gains, options, status):
         **{"bare": 20.0, **options},
         place="convnet-16, untrained",
     )
-    verdict = adaptive_verdict(pd.concat([first, second]))
-    assert verdict.status == status
-    assert ("cannot tell" in verdict.reason) == (options.get("bare") == 0.0)
+    both = pd.concat([first, second])
+    assert rule["status"](both) == status
+    assert bool(rule["cannot_tell"](both)) == (options.get("bare") == 0.0)
 
 
-def test_a_network_that_tells_nothing_is_said_to(kept):
-    result, gains = (
-        ext5_adaptive.run(settings(images=2, steps=3), kept),
-        {"3-1-7": 2.0, HYBRID: -2.0},
+def table_of(words, rule, **known):
+    """What a cell with a table defines, beside the rule and the cell of verdicts."""
+    verdicts = cell("ext5_adaptive", "def in_a_word(")
+    space = {
+        "pd": pd,
+        "compare": compare,
+        "STRONGEST": STRONGEST,
+        "UNDONE": UNDONE,
+        **rule,
+        **known,
+    }
+    exec(verdicts[: verdicts.index("verdicts = {}")], space)
+    source = cell("ext5_adaptive", words)
+    exec(source[: source.rindex("\n\n\n")], space)
+    return space
+
+
+def test_a_policy_withstands_only_if_that_was_measured(rule):
+    parts = [rows({"3-3-3": -2.0, "3-1-7": 2.0, "9-9-9": 0.3}), rows({"0": 0.1}, spread=9.0)]
+    table = pd.concat([part[part["attacker"] == POLICY] for part in parts]).assign(
+        rank_original=2, rank_knowing=1
     )
+    table = pd.concat([table, table.assign(attacker=DRAWS, rank_original=1)])
+    words = table_of("def withstanding(", rule)["withstanding"](table)
+    assert list(words["the rule says"]) == ["withstands", "broken", "broken", "cannot tell"]
+    assert set(words[f"{DRAWS}: photograph found"]) == {"100%"}
+
+
+def test_a_network_that_tells_nothing_is_said_to(rule):
+    gains = {"3-1-7": 2.0, HYBRID: -2.0}
     tables = [rows(gains), rows(gains, bare=0.0, place="resnet20-1, semi-trained")]
-    first, other = (pd.concat([table, table.assign(attacker=UNDONE)]) for table in tables)
-    tables = {"attacks": first, "elsewhere": other.query("draw == 0")}
-    shown = ext5_adaptive.verdicts(dataclasses.replace(result, tables=tables))
-    assert list(shown["the rule says"]) == ["broken", "withstands", "cannot tell", "cannot tell"]
+    both = pd.concat([table.assign(attacker=name) if name else table
+                      for table in tables for name in (None, UNDONE)])  # fmt: skip
+    judged = rule["judge"](both, (*SEARCHED, HYBRID))
+    space = {"pd": pd, "compare": compare, "STRONGEST": STRONGEST, "UNDONE": UNDONE}
+    space |= {"everywhere": both, "judged": judged, "silent": rule["cannot_tell"](both)}
+    exec(cell("ext5_adaptive", "def in_a_word("), space)
+    shown = [line["the rule says"] for line in space["verdicts"].values()]
+    assert shown == ["broken", "withstands", "cannot tell", "cannot tell"]
 
 
-def test_other_networks_are_attacked_as_the_first():
-    chosen = settings(profile="laptop", dataset="shapes", images=40)
-    units = adaptive.elsewhere(chosen)
+def test_other_networks_are_attacked_as_the_first(asked):
+    units = asked["others"]
     assert {place for place, _, _ in units} == {"convnet-16, untrained", "resnet20-1, semi-trained"}
     one_round = {PUBLISHED, STRONGEST, MEAN, UNDONE, POLICY, DRAWS}
     several = {watching(POLICY, n): n for n in (2, 4, 8)} | {watching(DRAWS, n): n for n in (4, 8)}
@@ -626,19 +705,17 @@ def test_other_networks_are_attacked_as_the_first():
         }
 
 
-def test_a_toy_run_is_the_same_from_the_archive(kept, tmp_path):
-    chosen = settings(images=2, steps=3)
-    result = ext5_adaptive.run(chosen, kept)
-    table = result.tables["attacks"]
+def test_a_toy_run_is_the_same_from_the_archive(toy, kept, tmp_path, monkeypatch):
+    table = toy["attacks"]
     assert set(table["attacker"]) == {*SINGLE, LABEL, watching(POLICY, 2), watching(DRAWS, 2)}
-    assert result.verdict.status == "cannot tell"
+    assert toy["status"] == "cannot tell"
     bare = table[table["policy"] == "none"]
     np.testing.assert_allclose(bare["gain_before"], bare["gain"], rtol=1e-4)
     for name in (UNDONE, POLICY, PATIENT, LEARNED):
         assert table[table["attacker"] == name]["rank_knowing"].isna().all()
     assert table[table["attacker"] == MEAN]["rank_knowing"].notna().all()
     assert table[table["policy"] != "none"]["ceiling"].notna().all()
-    others = result.tables["elsewhere"]
+    others = toy["other_attacks"]
     assert set(others["attacker"]) == set(table["attacker"])
     assert set(others["place"]) == {"convnet-4, untrained"}
     np.testing.assert_allclose(
@@ -646,27 +723,26 @@ def test_a_toy_run_is_the_same_from_the_archive(kept, tmp_path):
         others[others["policy"] == "none"]["gain"],
         rtol=1e-4,
     )
-    assert list(ext5_adaptive.withstanding(result).index) == list(LEAST[:1])
-    assert list(ext5_adaptive.verdicts(result).index) == [
-        (f"convnet-4, {word}", HYBRID) for word in ("semi-trained", "untrained")
-    ]
-    assert set(ext5_adaptive.verdicts(result)["the rule says"]) == {"cannot tell"}  # of two images
-    view = ext5_adaptive.in_view(result)
-    assert list(view.index) == [
-        (f"convnet-4, {w}", p) for w in ("semi-trained", "untrained") for p in ("none", HYBRID)
-    ]
+    places = [f"{name}, untrained" for name in ("lenet", "convnet-4")]
+    assert list(toy["verdicts"]) == [(place, HYBRID) for place in places]
+    view = toy["in_view"](toy["visible"])
+    assert list(view.index) == [(place, policy) for place in places for policy in ("none", HYBRID)]
     assert (view.loc[(slice(None), "none"), "in the frame"] == "100%").all()
-    whole = (
-        result.tables["visible"].query("attacker == @DRAWS")["whole"].iloc[:2]
-    )  # as the pictures are kept
+    whole = toy["visible"].query("attacker == @DRAWS")["whole"].iloc[:2]  # as pictures are kept
     exact = table[(table["attacker"] == DRAWS) & (table["draw"] == 0)]["psnr_before"]
     np.testing.assert_allclose(whole, exact, atol=0.02)
-    alone = ext5_adaptive.crop_and_flip(result)
+    alone = toy["crop_and_flip"](toy["untouched"], toy["everywhere"])
     assert set(alone.index.get_level_values("attacker")) == {PUBLISHED, STRONGEST, LABEL}
-    untouched = result.tables["untouched"].query("attacker == @STRONGEST")
+    untouched = toy["untouched"].query("attacker == @STRONGEST")
     np.testing.assert_allclose(
         untouched["psnr"], untouched["psnr_original"]
     )  # the photograph is what was used
+    assert len(toy["summary"](table)) == 15
+    assert set(toy["by_knowledge"](table)["attacker"]) == {*SINGLE}
+    for attacks in (table, others):
+        rounds = toy["by_rounds"](attacks)
+        assert list(rounds["rounds"]) == ["1", "2", "1, told", "2, told"]
+        assert set(rounds["policy"]) == {HYBRID}
     archive, again = Archive(tmp_path / "units"), Store(tmp_path / "again")
     archive.write(kept, embedded=True)
     archive.restore(again)
@@ -676,16 +752,9 @@ def test_a_toy_run_is_the_same_from_the_archive(kept, tmp_path):
         if line["kind"].startswith("attack-")
     }
     assert kinds == {"attack-ThroughPolicy", "attack-FromMean", "attack-Undone", "attack-Learned"}
-    assert ext5_adaptive.run(chosen, again).digest == result.digest
-    assert len(ext5_adaptive.summary(table)) == 15
-    assert set(ext5_adaptive.gains(table)["attacker"]) == {*SINGLE}
-    for attacks in (table, others):
-        rounds = ext5_adaptive.by_rounds(attacks)
-        assert list(rounds["rounds"]) == ["1", "2", "1, told", "2, told"]
-        assert set(rounds["policy"]) == {HYBRID}
-    shown = ["photograph", "client used", *SINGLE, watching(POLICY, 2)]
-    assert list(ext5_adaptive.sheet(result)) == shown
-    first = adaptive.by_knowledge(chosen)[DRAWS, HYBRID]
-    target = to_images(result.sheets[DRAWS, HYBRID, 0]["target"])
-    assert psnr(target, target).isinf().all()
-    assert first.title.endswith("through the policy")
+    monkeypatch.setenv("ATS_STORE", str(again.root))
+    monkeypatch.setenv("ATS_DRY_RUN", "1")  # nothing may be computed
+    read = notebook("everywhere = pd.concat(", profile="smoke")
+    for name in ("attacks", "other_attacks", "least_attacks", "untouched"):
+        assert read[name].equals(toy[name]), name
+    assert toy["runs"][DRAWS, HYBRID, 0].title.endswith("through the policy")

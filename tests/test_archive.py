@@ -13,7 +13,6 @@ import torch
 from checks import refused, search_unit
 from safetensors.torch import load_file
 
-from atsbook.pages import regimes
 from atsbook.runs import archive as module
 from atsbook.runs import packing
 from atsbook.runs.archive import Archive, unit_of
@@ -243,12 +242,13 @@ def test_what_was_restored_is_not_archived_again(archive, tmp_path):
     assert Archive(tmp_path / "second").write(restored(archive, tmp_path), embedded=True) == 0
 
 
-def test_a_page_has_the_same_tables_from_the_archive(smoke_store, tmp_path):
+def test_a_page_has_the_same_tables_from_the_archive(page, smoke_store, tmp_path):
+    toy = page("toy")
     chosen, store = settings(profile="smoke"), Store(smoke_store)
-    whole = regimes.run(chosen, store)
+    whole = toy.run(chosen, store)
     archive = Archive(tmp_path / "results")
     archive.write(store, embedded=True)
-    again = regimes.run(chosen, restored(archive, tmp_path))
+    again = toy.run(chosen, restored(archive, tmp_path))
     assert again.texts() == whole.texts()
 
 

@@ -14,6 +14,7 @@ from checks import refused, search_unit
 
 from atsbook.__main__ import main
 from atsbook.findings.result import stored_digest, stored_result
+from atsbook.pages import load_page
 from atsbook.report import making, runner
 from atsbook.report.runner import report
 from atsbook.runs.archive import Archive
@@ -182,17 +183,18 @@ def test_one_sided_divergence_is_counted_apart():
 
 
 @pytest.fixture
-def root(root, monkeypatch):
+def root(root, page, monkeypatch):
     """A project's top folder with two pages, of which `smoke_store` has evidence for one."""
-    (root / "book/_toc.yml").write_text("- file: results/regimes\n- file: results/claim2_search\n")
+    page("toy")
+    page("other", ("28",))
+    (root / "book/_toc.yml").write_text("- file: results/toy\n- file: results/other\n")
     monkeypatch.setattr(runner, "BOOK_PROFILE", "smoke")
     monkeypatch.setattr(runner, "build_book", lambda root, store: store.say("built"))
     return root
 
 
 def test_the_report_is_made_from_the_archive_alone(root, smoke_store, said, monkeypatch):
-    from atsbook.pages import regimes
-
+    toy = load_page("toy")
     executed = []
     monkeypatch.setattr(
         making,
@@ -200,17 +202,17 @@ def test_the_report_is_made_from_the_archive_alone(root, smoke_store, said, monk
         lambda name, parameters, *, root, store: executed.append((name, store.root)),
     )
     chosen, here = settings(profile="smoke"), Store(smoke_store)
-    whole = regimes.run(chosen, here)
+    whole = toy.run(chosen, here)
     archive = Archive(root / "results")
-    wanted, few = needed(regimes.units(chosen).values()), Store(root / "few")
+    wanted, few = needed(toy.units(chosen).values()), Store(root / "few")
     for unit in wanted:
         few.get(
             unit.kind, unit, lambda state, unit=unit: here.get(unit.kind, unit, pytest.fail).tensors
         )
     archive.write(few, embedded=True)
     report(seed=3, minutes=0.05, jobs=1, root=root, store=Store(root / "unused", say=said.append))
-    assert executed == [("regimes", root / "book/_build/evidence")]
-    folder = root / "results/regimes/shapes-smoke"
+    assert executed == [("toy", root / "book/_build/evidence")]
+    folder = root / "results/toy/shapes-smoke"
     assert stored_digest(folder) == whole.digest
     assert stored_result(folder)["verdict"] == dataclasses.asdict(whole.verdict)
     assert stored_result(folder)["facts"] == whole.facts
@@ -219,7 +221,7 @@ def test_the_report_is_made_from_the_archive_alone(root, smoke_store, said, monk
     assert (root / "book/audit.md").read_text() == audit_page(root / "results")
     assert said[1] == f"archive: {len(wanted)} units, {archive.size() / 1e6:.1f} MB, all whole"
     assert said[-2].startswith(
-        "as they are committed, for want of evidence in the archive: claim2_search ("
+        "as they are committed, for want of evidence in the archive: other ("
     )
     assert said[-1] == "built"
     assert not (root / "unused").exists()

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import itertools
 
 import numpy as np
 import pandas as pd
@@ -9,13 +10,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 from checks import refused
+from test_pilots import cell
+from test_rules import functions
 
-from atsbook.findings.result import NO_POLICY, Result
-from atsbook.pages import ext9_collaborative as page
+from atsbook.findings.federations import FEDERATION, last_round, policy_changes
+from atsbook.findings.result import NO_POLICY
+from atsbook.findings.statistics import interval
+from atsbook.findings.verdicts import guards
 from atsbook.runs.archive import Archive, unit_of
 from atsbook.runs.collaborative import FederationUnit, federated
-from atsbook.runs.settings import settings
 from atsbook.runs.store import Store
+from atsbook.runs.study import Study
+from atsbook.runs.timing import TimingUnit
 from atsfed import Federation, answer
 from atsfed.federation import taken, used
 from atsfed.peers import as_seen, exchange, ring
@@ -314,17 +320,13 @@ def test_a_unit_may_see_the_sum_or_a_neighbour(view, tmp_path):
 
 def table(*, bare=50.0, spread=0.5, **effects):
     """Last accuracies of nine federations for each policy, without a policy and with some."""
-    noise, rows = np.random.default_rng(0).normal(0, spread, (9, len(effects) + 1)), []
+    noise = np.random.default_rng(0).normal(0, spread, (9, len(effects) + 1))
+    rows = []
     for place in range(9):
+        shards = ("equal", "Dirichlet 1.0", "Dirichlet 0.1")[place // 3]
         for k, (policy, effect) in enumerate(({NO_POLICY: 0.0} | effects).items()):
-            shards, seed = list(page.SHARDS)[place // 3], place % 3
-            key = dict(
-                zip(
-                    page.CELL,
-                    (page.JUDGED, page.FEDSGD, shards, policy, seed, "server"),
-                    strict=True,
-                )
-            )
+            names = ("convnet-16", "FedSGD", shards, policy, place % 3, "server")
+            key = dict(zip(FEDERATION, names, strict=True))
             rows += [key | {"rounds": 0, "accuracy": 10.0}]
             rows += [key | {"rounds": 5, "accuracy": bare + place + effect + noise[place, k]}]
     return pd.DataFrame(rows)
@@ -342,41 +344,58 @@ def table(*, bare=50.0, spread=0.5, **effects):
     ],
 )
 def test_the_rule_looks_at_what_a_policy_costs_and_at_how_sure_that_is(effects, status):
-    verdict = page.collaborative_verdict(table(**effects), classes=10)
-    assert verdict.status == status, verdict
-    assert verdict.rule == page.COLLABORATIVE_RULE
+    known = {"policy_changes": policy_changes, "last_round": last_round, "guards": guards}
+    judge = functions("ext9_collaborative", "def judge(", **known)["judge"]
+    found, _, keep, cost, why = judge(table(**effects), 10)
+    assert found == status
+    assert bool(why) == (status == "cannot tell")
+    if not why:
+        assert (keep, cost) == {
+            "reproduced": (2, 0),
+            "partly": (1, 1),
+            "not reproduced": (0, 2 if effects["a"] < -2 else 1),
+        }[status]
 
 
 def test_changes_are_between_federations_that_differ_in_the_policy_alone():
-    change = page.changes(table(a=-3.0, spread=0.0), ["network", "protocol"])
-    row = change.loc[page.JUDGED, page.FEDSGD, "a"]
+    change = policy_changes(table(a=-3.0, spread=0.0), ["network", "protocol"])
+    row = change.loc["convnet-16", "FedSGD", "a"]
     assert (row["n"], row["mean"]) == (9, pytest.approx(-3.0))
-    strict = page.changes(table(a=-3.0), ["network"], by_seed=True).loc[page.JUDGED, "a"]
-    wider = page.changes(table(a=-3.0), ["network"]).loc[page.JUDGED, "a"]
+    strict = policy_changes(table(a=-3.0), ["network"], by_seed=True).loc["convnet-16", "a"]
+    wider = policy_changes(table(a=-3.0), ["network"]).loc["convnet-16", "a"]
     assert (strict["n"], wider["n"]) == (3, 9)
     assert strict["mean"] == pytest.approx(wider["mean"])
 
 
-def test_the_page_asks_for_every_federation_once_and_its_attacks_pair_images(smoke_store):
-    wanted = page.units(settings(profile="laptop"))
-    assert len(wanted) == len(set(wanted.values())) == 4 * 3 * 4 * 3 + 2 * 2 * 3
-    result = page.run(settings(profile="smoke"), Store(smoke_store))
-    attacks = result.tables["attacks"]
-    first = attacks[(attacks["past"] == 0) & (attacks["view"] == "server")]
-    seen = page.views(result)
-    assert len(seen) == 3 * 2
-    wide = first.pivot(index="image", columns="policy", values="label")
-    assert len(wide) == 4
-    assert (wide[NO_POLICY] == wide[page.HYBRID]).all()
-    assert result.verdict.status == "not measured"
-    found = page.leakage(result, page.ATTACKED, page.FEDSGD)
-    bare = found[(found["policy"] == NO_POLICY) & (found["past"] == 0)].set_index("outcome")["mean"]
-    own = first[first["policy"] == NO_POLICY]
-    assert bare["gain over the floor (dB)"] == pytest.approx(own["gain"].mean())
-    assert bare["the used image (% singled out)"] == pytest.approx(
-        100 * (own["rank_target"] == 1).mean()
-    )
-    assert page.who(result).loc[(page.FEDSGD, "equal"), "smallest shard"] > 0
+def asked(tmp_path, monkeypatch, profile):
+    """What the notebook asks for, by the names of a federation; nothing is computed."""
+    monkeypatch.setenv("ATS_STORE", str(tmp_path))
+    space = {"profile": profile, "dataset": None, "steps": None, "seed": None, "Study": Study}
+    space |= {"dataclasses": dataclasses, "itertools": itertools, "ATTACKS": ATTACKS}
+    space |= {"Federation": Federation, "FederationUnit": FederationUnit}
+    space |= {"LocalTraining": LocalTraining}
+    exec(cell("ext9_collaborative", "places = {"), space)
+    loop = cell("ext9_collaborative", "runs = {}")
+    exec(loop[: loop.index("study.compute(runs)")], space)
+    return {key: run.unit for key, run in space["runs"].items()}
+
+
+def test_the_page_asks_for_every_federation_once_and_its_policies_are_paired(tmp_path, monkeypatch):
+    units = asked(tmp_path, monkeypatch, "laptop")
+    assert len(units) == len(set(units.values())) == 4 * 3 * 4 * 3 + 2 * 2 * 3
+    for (*place, policy, draw, view), unit in units.items():
+        bare = units[*place, NO_POLICY, draw, view]
+        same = dataclasses.replace(unit.federation, defense="")
+        assert dataclasses.replace(unit, federation=same) == bare
+        assert unit.federation.defense == ("" if policy == NO_POLICY else policy)
+        assert (unit.federation.seed, unit.view) == (draw, view)
+        last = unit.federation.rounds
+        attacked = (0, 1, 5, 20, last - 1) if place[0] == "lenet" else ()
+        assert unit.attacked == attacked
+        assert unit.measured[-1] == last
+    toy = asked(tmp_path, monkeypatch, "smoke")
+    assert len(toy) == 3 * 2 * 2
+    assert {unit.attacked for unit in toy.values()} == {(0, 1)}
 
 
 def test_the_clients_of_each_federation_are_split_at_their_own_middle():
@@ -384,10 +403,8 @@ def test_the_clients_of_each_federation_are_split_at_their_own_middle():
         {"seed": seed, "client": client, "skew": seed + 0.1 * client, "shard": 10, "gain": 5.0 * seed + (client >= 5)}
         for seed in range(3) for client in range(10)
     ]  # fmt: skip
-    attacks = pd.DataFrame(rows).assign(
-        network=page.ATTACKED, protocol=page.FEDSGD, shards="equal", view="server"
-    )
-    found = page.who(Result(page.PAGE, {"attacks": attacks}, {}, None)).loc[page.FEDSGD, "equal"]
+    halves = functions("ext9_collaborative", "def halves(", interval=interval)["halves"]
+    found = halves(pd.DataFrame(rows))
     assert (found["even"], found["uneven"], found["change"]) == pytest.approx((5.0, 6.0, 1.0))
     assert (found["low"], found["high"]) == pytest.approx((1.0, 1.0))
 
@@ -399,13 +416,11 @@ def test_a_victim_or_split_that_is_none_is_refused():
         Federation(split="val")
 
 
-def test_costs_hold_the_bytes_of_all_weights_and_the_time_of_each_policy(smoke_store):
-    result = page.run(settings(profile="smoke"), Store(smoke_store))
-    costs = result.tables["costs"].set_index("policy")
-    numbers = sum(
-        parameter.numel()
-        for parameter in Federation(dataset="shapes", model="lenet").network().parameters()
-    )
-    assert (costs["sent, MB"] == 4e-6 * numbers).all()
-    assert costs.loc[page.HYBRID, "share"] > costs.loc[NO_POLICY, "share"] >= 0
-    assert list(costs.index) == [NO_POLICY, *page.TRIED[1:]]
+def test_a_clients_time_is_that_of_each_policy_and_its_answer_has_all_weights(tmp_path):
+    unit = TimingUnit(federation=SMALL, policies=("", "3-1-7"), repeats=2)
+    store = Store(tmp_path / "store")
+    made = unit.make(store, CPU)
+    assert int(made["weights"]) == len(weights(SMALL.network()))
+    assert made["policy"].shape == (2,)
+    assert float(made["answer"]) > float(made["policy"][0]) > 0
+    assert torch.equal(unit.make(store, CPU)["policy"], made["policy"])

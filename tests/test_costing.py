@@ -14,6 +14,7 @@ from atsbook.__main__ import main
 from atsbook.report import costing
 from atsbook.report.costing import Nothing, handing_out, makespan, profile_rows, recorded
 from atsbook.runs.archive import Archive
+from atsbook.runs.attacks import attack_unit
 from atsbook.runs.estimate import FITTED, JUDGED, PASSES, Case, Rates, Work, fitted, points
 from atsbook.runs.settings import settings
 from atsbook.runs.store import Store
@@ -136,9 +137,7 @@ def test_units_that_do_nothing_are_handed_out(monkeypatch, capsys):
 
 
 def test_a_profile_is_priced_as_recorded_and_as_predicted(monkeypatch, tmp_path):
-    from atsbook.pages import claim2_generality
-
-    units = list(claim2_generality.units(settings(profile="smoke")).values())
+    units = [attack_unit(settings(profile="smoke"), policy) for policy in ("", "3-1-7", "28")]
     monkeypatch.setattr(costing, "whole", lambda profile: costing.needed(units))
     monkeypatch.setattr(costing, "BOOK_PROFILE", "smoke")
     store, archive = Store(tmp_path / "store"), Archive(tmp_path / "units")

@@ -12,7 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from atsbook.pages import MODULES, PAGES, load_page, regimes
+from atsbook.findings.result import Result, Verdict
+from atsbook.pages import MODULES, PAGES, load_page
 from atsbook.runs import attacks as units
 from atsbook.runs import networks
 from atsbook.runs.attacks import attack_unit, scaled, starts, targets
@@ -20,7 +21,13 @@ from atsbook.runs.networks import STAGES, ModelUnit, dataset, model_unit, networ
 from atsbook.runs.settings import PROFILES, Settings, settings
 from atsbook.runs.store import Store
 from atsbook.runs.table1 import HYBRID, POLICIES
-from atsbook.runs.tables import floors, mean_image
+from atsbook.runs.tables import (
+    attack_rows,
+    attacked_facts,
+    floors,
+    mean_image,
+    provenance,
+)
 from atsbook.texts.answers import CLAIMS
 from atslib.attacks import ATTACKS, engine, reconstruct
 from atslib.clients.observe import observe
@@ -159,11 +166,9 @@ def test_the_names_of_ipython_are_no_parameters():
     assert settings(notebook | {"pytest": pytest, "images": 3}) == settings(images=3)
 
 
-def test_more_images_than_there_are_is_refused_before_anything_is_computed(store, said):
+def test_more_images_than_there_are_is_refused():
     with pytest.raises(AtsError, match="parameter images=41: shapes has 40 test images"):
-        regimes.run(settings(images=41), store)
-    assert said == []
-    assert not list(store.entries())
+        attack_unit(settings(images=41))
 
 
 def test_a_device_that_is_not_there_is_one_error():
@@ -589,11 +594,25 @@ def test_the_mean_image_is_that_of_the_whole_training_set():
 # --- a page, whole --------------------------------------------------------------------------------------------
 
 
+NAMES = ["none", HYBRID]
+
+
+def pair():
+    """An attack without a policy and one with the hybrid, on an untrained network."""
+    chosen = settings(**TINY, regime="initial")
+    return {name: attack_unit(chosen, "" if name == "none" else name) for name in NAMES}
+
+
+def both(store):
+    """Their rows, and their artifacts."""
+    return attack_rows(pair(), ("policy",), settings(**TINY), store)
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """A small run and its store."""
+    """The rows of a small run, its artifacts, and its store."""
     store = Store(tmp_path_factory.mktemp("undisturbed"))
-    return regimes.run(settings(**TINY), store), store
+    return *both(store), store
 
 
 def test_every_claim_has_its_page_and_every_page_its_notebook_and_its_functions():
@@ -619,41 +638,22 @@ COLUMNS = [
     "gain",
 ]
 COLUMNS += ["rank_target", "rank_original", "stuck"]
-NAMES = ["none", HYBRID]  # at smoke; other profiles attack all policies
 
 
-def test_a_page_of_attacks_has_one_row_per_regime_network_policy_draw_and_image(undisturbed):
-    tables = undisturbed[0].tables
-    assert list(tables) == ["attacks", "judged", "networks"]
-    attacks = tables["attacks"]
-    assert list(attacks) == [
-        "policy",
-        "image",
-        *COLUMNS,
-        "psnr_before",
-        "regime",
-        "step",
-        "model",
-        "draw",
-        "rank_knowing",
-    ]
+def test_attacks_have_one_row_per_policy_and_image(undisturbed):
+    attacks = undisturbed[0]
+    assert list(attacks) == ["policy", "image", *COLUMNS, "psnr_before", "regime"]
     assert list(attacks["policy"]) == [name for name in NAMES for _ in range(3)]
     assert list(attacks["image"]) == [0, 1, 2] * 2
-    assert attacks[["regime", "step", "model", "draw"]].drop_duplicates().to_numpy().tolist() == [
-        ["initial", 0, "convnet-4", 0]
-    ]
+    assert set(attacks["regime"]) == {"initial"}
     assert np.isfinite(attacks[COLUMNS[:-1]].to_numpy()).all()
     np.testing.assert_allclose(attacks["gain"], attacks["psnr"] - attacks["floor_policy"])
-    assert tables["judged"][["regime", "step", "model", "images"]].to_numpy().tolist() == [
-        ["initial", 0, "convnet-4", 3]
-    ]
 
 
 def test_the_numbers_of_a_row_are_those_of_its_images(undisturbed):
-    result = undisturbed[0]
-    table = result.tables["attacks"]
-    assert list(result.sheets) == [("initial", 0, "convnet-4", name, 0) for name in NAMES]
-    for (*_, name, _), sheet in result.sheets.items():
+    table, sheets, _ = undisturbed
+    assert list(sheets) == NAMES
+    for name, sheet in sheets.items():
         rows = table[table["policy"] == name]
         error = (sheet["reconstruction"] - sheet["target"].float() / 255).square().mean((1, 2, 3))
         assert rows["mse"].tolist() == pytest.approx(error.tolist(), rel=1e-4)
@@ -665,36 +665,33 @@ def test_the_numbers_of_a_row_are_those_of_its_images(undisturbed):
 
 
 def test_facts_say_what_the_banner_needs(undisturbed):
-    result = undisturbed[0]
-    facts = result.facts
-    assert (facts["model"], facts["images"], facts["steps"]) == ("convnet-4", "3 × 1 draws", "3")
+    table, sheets, _ = undisturbed
+    unit = pair()["none"]
+    facts = provenance(settings(**TINY), sheets["none"]) | attacked_facts(unit)
+    assert (facts["model"], facts["images"], facts["steps"]) == ("convnet-4", 3, 3)
     assert (facts["dataset"], facts["profile"], facts["train"]) == ("shapes", "smoke", 5000)
     assert facts["device"].startswith(("CPU, ", "NVIDIA"))
-    assert "convnet-4, untrained; n = 3 × 1 draws images, 3 attack steps" in result.banner
+    result = Result("page", {"attacks": table}, facts, Verdict("cannot tell", "", ""))
+    assert "convnet-4, untrained; n = 3 images, 3 attack steps" in result.banner
     assert result.digest in result.banner
-    assert result.verdict.status == "cannot tell"
-    assert "3 images are fewer than 30" in result.verdict.reason
 
 
 def test_a_second_run_computes_nothing(undisturbed):
-    result, store = undisturbed
+    table, _, store = undisturbed
     made = []
-    assert regimes.run(settings(**TINY), Store(store.root, say=made.append)).digest == result.digest
+    again = both(Store(store.root, say=made.append))[0]
+    assert again.equals(table)
     assert made == []
 
 
-def test_a_killed_run_resumes_to_the_same_tables(undisturbed, store, said):
+def test_a_killed_run_resumes_to_the_same_rows(undisturbed, store, said):
     def die(line):
         said.append(line)
         if len(said) == 1:  # the first of two attacks
             raise Killed
 
     with pytest.raises(Killed):
-        regimes.run(settings(**TINY), Store(store.root, say=die))
-    resumed = regimes.run(settings(**TINY), store)
-    wanted = {
-        one for unit in regimes.units(settings(**TINY)).values() for one in (unit, *unit.needs)
-    }
-    assert len(said) == len(wanted) + 1  # and the ranks for a server that knows the hybrid
-    assert resumed.digest == undisturbed[0].digest
-    assert resumed.verdict == undisturbed[0].verdict
+        both(Store(store.root, say=die))
+    resumed = both(store)[0]
+    assert len(said) == 2
+    assert resumed.equals(undisturbed[0])

@@ -46,11 +46,11 @@ def damaged(root):
 
 
 def test_the_default_pages_are_those_of_the_book(root):
-    assert published(root) == ["regimes"]
+    assert published(root) == ["explorer"]
     (root / "book/_toc.yml").write_text(
-        "parts:\n  - file: intro\n  - file: results/claim2_generality\n"
+        "parts:\n  - file: intro\n  - file: results/claim3_transfer\n"
     )
-    assert published(root) == ["claim2_generality"]
+    assert published(root) == ["claim3_transfer"]
 
 
 # --- the command line ---------------------------------------------------------------------------------------
@@ -67,7 +67,7 @@ def test_a_profile_or_a_data_set_that_is_none_is_one_line(root, refusal):
 
 def test_a_file_in_the_place_of_the_store_is_named_before_any_work(root, refusal):
     (root / "file").write_text("kept")
-    said = refusal(f"run --profile smoke regimes --store {root / 'file'}")
+    said = refusal(f"run --profile smoke explorer --store {root / 'file'}")
     assert (
         said
         == f"error: the store {root / 'file'} is a file; name a folder with --store or $ATS_STORE"
@@ -148,29 +148,28 @@ def test_papermill_knows_every_parameter_that_a_run_passes():
 
 def test_a_folder_of_data_that_is_not_there_is_an_error(root, tmp_path, refusal, monkeypatch):
     monkeypatch.setenv("ATS_DATA", str(tmp_path / "nope"))
-    assert refusal("run regimes").startswith(f"error: ATS_DATA={tmp_path / 'nope'} is not a folder")
+    assert refusal("run explorer").startswith(
+        f"error: ATS_DATA={tmp_path / 'nope'} is not a folder"
+    )
     assert usable("shapes", print) == "shapes"
 
 
 # --- runs ---------------------------------------------------------------------------------------------------
 
 
-def test_a_run_writes_tables_and_answers_and_computes_only_what_is_missing(root, smoke_store):
+def test_a_run_writes_tables_and_answers_and_computes_only_what_is_missing(root, page, smoke_store):
+    page("toy")
     lines, readme = [], (root / "README.md").read_text()
     for _ in range(2):
         lines.clear()
         store = Store(smoke_store, say=lines.append)
-        run(["regimes"], profile="smoke", compute_only=True, root=root, store=store)
+        run(["toy"], profile="smoke", compute_only=True, root=root, store=store)
     assert not [line for line in lines if line.startswith("made ")]
     place = root / "book/_build/profiles/smoke"
-    folder = place / "results/regimes/shapes-smoke"
-    assert lines[-1].endswith(f"\nregimes: tables as they were in {folder}")
-    tables = {f"{name}.csv" for name in ("attacks", "judged", "networks")}
-    assert {path.name for path in folder.iterdir()} == {
-        "result.json",
-        *tables,
-    }
-    assert stored_result(folder)["facts"]["images"] == "2 × 1 draws"
+    folder = place / "results/toy/shapes-smoke"
+    assert lines[-1].endswith(f"\ntoy: tables as they were in {folder}")
+    assert {path.name for path in folder.iterdir()} == {"result.json", "attacks.csv"}
+    assert stored_result(folder)["facts"]["images"] == 2
     assert stored_result(folder)["cost"]["units"] > 0
     assert len(stored_digest(folder)) == 12
     begin = first_screen(place / "results")
@@ -257,9 +256,11 @@ while not os.path.exists("{other}"):
 
 @pytest.mark.jupyter
 def test_pages_are_executed_side_by_side_and_one_that_fails_ends_the_run(
-    root, smoke_store, monkeypatch
+    root, page, smoke_store, monkeypatch
 ):
-    first, second, third = pages = ["regimes", "claim2_generality", "claim5_semantics"]
+    first, second, third = pages = ["first", "second", "third"]
+    for name in pages:
+        page(name)
     monkeypatch.setattr(runner, "build_book", lambda root, store: None)  # a test of its own
     monkeypatch.setattr(runner, "BOOK_PROFILE", "smoke")
     notebook(
@@ -272,7 +273,7 @@ def test_pages_are_executed_side_by_side_and_one_that_fails_ends_the_run(
     )  # each waits for the other
     notebook(root / f"notebooks/{third}.ipynb", "open('c', 'w').close()")
     store = Store(smoke_store, say=lambda line: None)
-    with pytest.raises(AtsError, match="regimes: a cell failed with ValueError: no luck"):
+    with pytest.raises(AtsError, match="first: a cell failed with ValueError: no luck"):
         run(pages, profile="smoke", dataset="shapes", jobs=2, root=root, store=store)
     assert (root / f"book/results/{second}.ipynb").exists()
     notebook(root / f"notebooks/{first}.ipynb", MEET.format(own="a", other="b"))

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from atsbook.__main__ import main
-from atsbook.pages import claim2_generality, claim2_search, load_page, regimes
+from atsbook.pages import load_page
 from atsbook.report import runner
 from atsbook.report.runner import run
 from atsbook.runs import schedule
@@ -70,7 +70,7 @@ def stored(unit, store):
 
 
 def test_a_plan_has_each_unit_once_after_what_it_needs(store):
-    units = list(claim2_generality.units(TINY).values())
+    units = [attack_unit(TINY, policy, seed=seed) for policy in ("", "3-1-7") for seed in range(3)]
     planned = plan([*units, *units[::-1]], store)
     assert len(planned) == len(set(planned)) == len(set(units)) + 2  # two networks
     for unit in units:
@@ -392,33 +392,36 @@ def test_a_unit_of_a_gpu_runs_in_this_process(store):
 # --- from the command line ----------------------------------------------------------------------------------
 
 
-def test_a_dry_run_says_what_there_is_to_do_and_does_nothing(root, capsys):
+def test_a_dry_run_says_what_there_is_to_do_and_does_nothing(root, page, capsys):
     before = sorted(root.rglob("*"))
-    assert main(["run", "regimes", "--profile", "smoke", "--dry-run"]) == 0
+    toy = page("toy")
+    assert main(["run", "toy", "--profile", "smoke", "--dry-run"]) == 0
     captured = capsys.readouterr()
     lines = captured.err.splitlines()
-    units = plan(regimes.units(settings()).values(), Store())
+    units = plan(toy.units(settings()).values(), Store())
     assert captured.out == ""
-    assert lines[0] == "regimes: profile smoke, convnet-4 on shapes, seed 0"
-    assert lines[1].startswith(f"regimes: {len(units)} units to make, about ")
+    assert lines[0] == "toy: profile smoke, convnet-4 on shapes, seed 0"
+    assert lines[1].startswith(f"toy: {len(units)} units to make, about ")
     assert [line.split("  ")[-1] for line in lines[2:-1]] == [unit.title for unit in units]
     assert lines[-1].startswith(f"in all {len(units)} units, about ")
     assert sorted(root.rglob("*")) == before
     assert not Store().root.exists()
 
 
-def test_no_unit_is_begun_anew_after_the_budget_left_it_out(root, monkeypatch):
+def test_no_unit_is_begun_anew_after_the_budget_left_it_out(root, page, monkeypatch):
     asked = []
     monkeypatch.setattr(runner, "compute", lambda units, store, **work: asked.extend(units))
-    assert main(["run", "regimes", "claim2_search", "--profile", "smoke", "--budget", "1m"]) == 0
-    expected = [*regimes.units(settings()).values(), *claim2_search.units(settings()).values()]
-    assert asked == expected
+    both = page("toy"), page("other", ("28",))
+    assert main(["run", "toy", "other", "--profile", "smoke", "--budget", "1m"]) == 0
+    assert asked == [unit for each in both for unit in each.units(settings()).values()]
 
 
-def test_a_dry_run_says_where_later_units_hang_on_what_is_found(root, capsys):
-    assert main(["run", "claim2_search", "regimes", "--profile", "smoke", "--dry-run"]) == 0
+def test_a_dry_run_says_where_later_units_hang_on_what_is_found(root, page, capsys):
+    page("toy").later_units = lambda chosen, store: {}
+    page("other", ("28",))
+    assert main(["run", "toy", "other", "--profile", "smoke", "--dry-run"]) == 0
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last == "claim2_search has further units, which depend on what the first ones find"
+    assert last == "toy has further units, which depend on what the first ones find"
 
 
 @pytest.mark.parametrize(
@@ -448,8 +451,10 @@ def run_tiny(names, root, store, monkeypatch, **options):
     run(names, profile="smoke", compute_only=True, root=root, store=store, **options)
 
 
-def test_pages_that_wait_for_units_are_named(root, store, said, monkeypatch):
-    names = ["regimes", "claim2_generality"]
+def test_pages_that_wait_for_units_are_named(root, page, store, said, monkeypatch):
+    names = ["toy", "other"]
+    for name in names:
+        page(name, ("", {"toy": "3-1-7", "other": "28"}[name]))
     run_tiny(names, root, store, monkeypatch, budget=0)
     missing = [
         f"{name} ({len(plan(load_page(name).units(TINY).values(), store))} units)" for name in names
@@ -459,18 +464,17 @@ def test_pages_that_wait_for_units_are_named(root, store, said, monkeypatch):
     assert not (root / "results").exists()
 
 
-def test_a_page_waits_for_the_units_that_its_first_ones_decide(root, store, said, monkeypatch):
-    (search,) = claim2_search.units(TINY).values()
-    search.make(store, CPU)
-    kinds = {path.parent.name for path, _ in store.entries()}
-    run_tiny(["claim2_search"], root, store, monkeypatch, budget=0)
-    further = plan(claim2_search.later_units(TINY, store).values(), store)
-    assert (
-        said[-1]
-        == f"the budget is spent; run again to go on with claim2_search ({len(further)} units)"
-    )
+def test_a_page_waits_for_the_units_that_its_first_ones_decide(
+    root, page, store, said, monkeypatch
+):
+    toy = page("toy", ("",))
+    toy.later_units = lambda chosen, store: {"more": attack_unit(chosen, "28")}
+    for unit in plan(toy.units(TINY).values(), store):
+        unit.make(store, CPU)
+    before = sorted(path.name for path, _ in store.entries())
+    run_tiny(["toy"], root, store, monkeypatch, budget=0)
+    further = plan(toy.later_units(TINY, store).values(), store)
+    assert said[-1] == f"the budget is spent; run again to go on with toy ({len(further)} units)"
     assert {type(unit) for unit in further} == {ModelUnit, AttackUnit}
-    assert (
-        {path.parent.name for path, _ in store.entries()} == kinds == {"model", "score", "search"}
-    )
+    assert sorted(path.name for path, _ in store.entries()) == before
     assert not (root / "results").exists()

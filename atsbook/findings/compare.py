@@ -17,9 +17,6 @@ SOURCES = {
 }  # in `reported.csv` → at the head of a column
 METRICS = {"PSNR_dB": "PSNR", "val_accuracy_pct": "accuracy"}
 VALUES = ("psnr", "gain")
-# of a policy: in the training, and on what is attacked
-_CROSSED = ["model", "step"]
-_ROLES = ("network", "target")
 
 
 def published(rows: pd.DataFrame) -> dict[str, float]:
@@ -214,89 +211,6 @@ def matrices(table: pd.DataFrame, *columns: str) -> tuple[np.ndarray, ...]:
     """
     return tuple(
         table.pivot(index="policy", columns="image", values=column).to_numpy() for column in columns
-    )
-
-
-def same_images(attacks: pd.DataFrame, by: str) -> pd.DataFrame:
-    """The rows of images that every value of the column `by` has."""
-    everywhere = attacks.groupby("image")[by].nunique() == attacks[by].nunique()
-    return attacks[attacks["image"].map(everywhere)]
-
-
-def chosen_round(attacks: pd.DataFrame) -> pd.DataFrame:
-    """What a server gains that attacks when it is worth most, by policy: gains in dB in words, one
-    row per policy.
-
-    It tries every step of the training on images of its own, here those of even number, and takes
-    the best step for the attack on the others, so that chance in the choice is no gain.
-
-    Args:
-        attacks: of one network, with `step`, `policy`, `image` and `gain`.
-    """
-    own = same_images(attacks, "step")
-    rows = {}
-    tried = own[own["image"] % 2 == 0]
-    later = own[own["image"] % 2 == 1]
-    for policy, table in later.groupby("policy", sort=False):
-        first = table["step"].min()
-        best = tried[tried["policy"] == policy].groupby("step")["gain"].mean().idxmax()
-        change = paired(table[table["step"].isin((first, best))], first, "gain", by="step").reindex(
-            [best]
-        )
-        rows[policy] = {"chosen step": best, "images": table["image"].nunique()}
-        rows[policy] |= {f"at step {first}": interval(gained(table[table["step"] == first]), "")}
-        rows[policy] |= {"at the chosen one": interval(gained(table[table["step"] == best]), "")}
-        rows[policy] |= {"change": "–" if best == first else interval(change.loc[best], "")}
-    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("policy")
-
-
-def targets_crossed(attacks: pd.DataFrame) -> pd.DataFrame:
-    """What attacks get of each network, trained with or without a policy, on images with or without
-    it.
-
-    Means over images of PSNR, floor and gain in dB, and of the share of reconstructions that single
-    out the used image.
-
-    Args:
-        attacks: with `model`, `step` of the training, `network` and `target` (the policies on
-            either), and `image`.
-    """
-    means = attacks.assign(found=100.0 * (attacks["rank_target"] == 1)).groupby(
-        [*_CROSSED, *_ROLES], sort=False
-    )
-    names = {
-        "psnr": "PSNR, dB",
-        "floor_policy": "floor, dB",
-        "gain": "gain, dB",
-        "found": "used image found, %",
-    }
-    return means[list(names)].mean().rename(columns=names)
-
-
-def what_lowers(attacks: pd.DataFrame, policy: str) -> pd.DataFrame:
-    """Change in dB that a policy makes by training the network with it, and by acting on the
-    target.
-
-    Each is the mean over both settings of the other, on the same images, with its 95 % interval
-    over images.
-
-    Args:
-        attacks: as in `targets_crossed`.
-    """
-    rows = {}
-    for key, table in attacks.groupby(_CROSSED, sort=False):
-        for role in _ROLES:
-            for value in VALUES:
-                mean = table.groupby([role, "image"])[value].mean().unstack(role)
-                change = (mean[policy] - mean[NO_POLICY]).rename("change").reset_index()
-                low, high = confidence(change["change"], change["image"])
-                rows[*key, role, value] = {
-                    "change, dB": change["change"].mean(),
-                    "low": low,
-                    "high": high,
-                }
-    return pd.DataFrame.from_dict(rows, orient="index").rename_axis(
-        [*_CROSSED, "the policy on", "of"]
     )
 
 

@@ -8,10 +8,10 @@ gradient, and labels told from them), `gradients` (what they tell without an att
 (attacks on every policy, and scores; `atlas` lists those of a page), `collaborative` (federations)
 and `scoring` make artifacts, `layers` looks into an attack layer by layer, `archive` keeps them in
 the repository as the files that `packing` makes of them, `tables` reads them, `table1` names the
-four blocks of the paper's Table 1 and their policies, `regimes` says when and which networks are
-attacked, `defended` what an attack tells of images before a policy, `adaptive` who knows what of a
-policy, `attackers` names the data set whose images an attacker has. To add a kind of unit: one
-frozen dataclass that is a `networks.Unit`.
+four blocks of the paper's Table 1 and their policies, `regimes` counts the steps of a training,
+`defended` says what an attack tells of images before a policy, `adaptive` names servers that know a
+policy, `attackers` the data set whose images an attacker has, and `timing` takes the time of a
+client's work. To add a kind of unit: one frozen dataclass that is a `networks.Unit`.
 
 `schedule` computes units where `workers` are, `audit` repeats a part of the archive, `shown` says
 where two versions of a page differ.

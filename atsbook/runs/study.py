@@ -864,10 +864,8 @@ class Study:
 
     # where it was made
 
-    def facts(self, requests: Mapping[object, Request], **more: object) -> dict[str, object]:
-        """Where and when these results were made: first and last day, devices, versions; and what
-        is given.
-        """
+    def origin(self, requests: Mapping[object, Request]) -> dict[str, object]:
+        """Where and when these results were made: first and last day, devices, versions."""
         made = [self.store.facts(request.unit) for request in requests.values()]
         days = sorted(
             datetime.datetime.fromisoformat(each["made"]).date().isoformat() for each in made
@@ -882,9 +880,18 @@ class Study:
             "device": ", ".join(sorted({each["device"] for each in made})),
             "torch": first["torch"],
             "python": first["python"],
-            "train": len(dataset(self.dataset, "train")),
-            "note": dataset(self.dataset, "train").note,
-        } | more
+        }
+
+    def facts(
+        self, requests: Mapping[object, Request], *, split: str = "train", **more: object
+    ) -> dict[str, object]:
+        """`origin`, what the images are that networks learn from, and what is given.
+
+        Args:
+            split: of the data set, from which they are: "train" or "test".
+        """
+        images = dataset(self.dataset, split)
+        return self.origin(requests) | {"train": len(images), "note": images.note} | more
 
     def cost(self) -> Cost:
         """What all that this study was asked for took where it was made, with the networks that it

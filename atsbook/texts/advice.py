@@ -6,9 +6,9 @@ from pathlib import Path
 import pandas as pd
 
 from atsbook.findings import compare, defenses
+from atsbook.findings.federations import policy_changes
 from atsbook.findings.result import NO_POLICY, stored_result
 from atsbook.findings.statistics import ENOUGH
-from atsbook.pages import ext9_collaborative
 from atsbook.runs.adaptive import DRAWS, LEARNED, POLICY, STRONGEST, UNDONE, watching
 from atsbook.runs.table1 import HYBRID
 from atsbook.texts.answers import newest
@@ -201,16 +201,14 @@ def _federation(results: Path) -> str:
     """What ten clients that train together give away and lose: by who looks and when, and by how
     they train.
     """
-    if (page := newest(ext9_collaborative.PAGE, results)) is None:
+    if (page := newest("ext9_collaborative", results)) is None:
         return ""
     attacks = pd.read_csv(page[0] / "attacks.csv", dtype={"policy": str})
     accuracy = pd.read_csv(page[0] / "accuracy.csv", dtype={"policy": str}).query(
         "view == 'server'"
     )
     lines = ["| | | no policy | with the hybrid |", "|---|---|---|---|"]
-    own = attacks.query(
-        "protocol == @ext9_collaborative.FEDSGD and shards == 'equal' and view != 'neighbour'"
-    )
+    own = attacks.query("protocol == 'FedSGD' and shards == 'equal' and view != 'neighbour'")
     first = own["past"].min()
     last = own["past"].max()
     for (view, past), rows in own[own["past"].isin((first, last))].groupby(
@@ -226,14 +224,12 @@ def _federation(results: Path) -> str:
     for (network, protocol), rows in accuracy.groupby(["network", "protocol"], sort=False):
         rounds = rows["rounds"].max()
         level = rows[rows["rounds"] == rounds].groupby("policy")["accuracy"].mean()
-        change = compare.interval(
-            ext9_collaborative.changes(rows, ["network"]).loc[(network, HYBRID)], ""
-        )
-        both = f"{level[NO_POLICY]:.1f} % | {level[HYBRID]:.1f} % ({change})"
+        change = policy_changes(rows, ["network"]).loc[(network, HYBRID)]
+        both = f"{level[NO_POLICY]:.1f} % | {level[HYBRID]:.1f} % ({compare.interval(change, '')})"
         lines.append(f"| {network}, {protocol} | accuracy after {rounds} rounds | {both} |")
     return (
         "## In a federation\n\nTen clients who train one network together; the change of the accuracy in points, its "
-        f"interval over federations ([page]({PAGE.format(ext9_collaborative.PAGE)})).\n\n"
+        f"interval over federations ([page]({PAGE.format('ext9_collaborative')})).\n\n"
         + "\n".join(lines)
     )
 
