@@ -5,11 +5,9 @@ printed.
 import re
 import subprocess
 import sys
-from types import ModuleType
 
 import pytest
 
-from atsbook import pages
 from atsbook.runs.store import Store
 from atslib.files import project_root
 
@@ -18,13 +16,13 @@ CODE = {
     section.partition("\n")[0]: re.findall(r"^```python\n(.*?)^```$", section, re.M | re.S)
     for section in SECTIONS
 }
-PAGE, CELL = CODE["A page of this book"]
+(CELL,) = CODE["A page of this book"]
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_the_page_has_a_snippet_for_each_part_and_none_is_long():
-    assert [len(snippets) for snippets in CODE.values()] == [1, 1, 1, 1, 1, 2]
+    assert [len(snippets) for snippets in CODE.values()] == [1, 1, 1, 1, 1, 1]
 
 
 @pytest.fixture
@@ -81,18 +79,16 @@ def test_data(printed):
     assert all(-1 <= score <= 1 for score in table.values())
 
 
-def test_a_page_with_its_notebook(monkeypatch, tmp_path):
-    page = ModuleType("atsbook.pages.ext11_clipping")
-    exec(PAGE, vars(page))
-    monkeypatch.setitem(sys.modules, page.__name__, page)
-    monkeypatch.setattr(pages, "ext11_clipping", page, raising=False)
+def test_a_page_is_a_notebook(monkeypatch, tmp_path):
     monkeypatch.setenv("ATS_STORE", str(tmp_path))
-    cell = {"profile": "smoke"}
+    monkeypatch.setenv("ATS_JOBS", "1")
+    cell = {"profile": "smoke", "__annotations__": {"profile": str}}
     exec(CELL, cell)
-    attacks = cell["result"].tables["attacks"]
-    assert attacks.groupby("defense")["image"].nunique().to_dict() == {"none": 2, "clip:0.1": 2}
+    assert cell["attacks"].groupby("defense")["image"].nunique().to_dict() == {
+        "none": 2,
+        "clip:0.1": 2,
+    }
     assert len([path for path, _ in Store().entries() if path.parent.name == "attack"]) == 2
-    assert cell["result"].banner.startswith('<div class="banner">Profile <b>smoke</b>: shapes')
 
 
 @pytest.mark.parametrize("statement", ["import torchvision", "from torchvision import transforms"])
