@@ -56,6 +56,7 @@ IDENTIFYING = (
     "claim2_generality",
     "claim2_search",
     "claim3_transfer",
+    "claim5_semantics",
     "claim6_transformations",
     "ext1_tinyimagenet",
     "ext3_which_images_leak",
