@@ -147,7 +147,7 @@ class Archive:
             reading = list(dict.fromkeys([*before.get("pages", ()), *readers.get(key, ())]))
             every = (
                 any(reader in IDENTIFYING for reader in reading)
-                and facts["config"].get("first", 0) < TRIALS
+                and facts["config"].get("first", 0) not in TRIALS
             )
             same = before.get("sha256") == facts["sha256"]
             lacking = every and "reconstruction" in before.get("left_out", ())

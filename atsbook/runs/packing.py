@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 TENSOR_LIMIT = 1_200_000  # bytes of one request's tensors; the largest beyond it are left out
 PICTURES = 16  # kept of a first draw, where a page does not judge by looking for every image
-TRIALS = 200  # attacks on images from there on are trials, see `few`
+TRIALS = range(200, 300)  # attacks on images from one of these on are trials, see `few`
 REMADE = ("target", "original")  # come again from the data and the request
 NEVER_KEPT = (*REMADE, "reconstruction", "frames")  # the reconstructions as pictures
 WEIGHTS = "model"  # first part of the names of a network's tensors
@@ -176,7 +176,7 @@ def few(config: dict) -> int:
     """How many reconstructions are kept where all are not: none of a trial, and none of a further
     draw.
     """
-    return PICTURES if config.get("first", 0) < TRIALS and not config.get("seed", 0) else 0
+    return PICTURES if config.get("first", 0) not in TRIALS and not config.get("seed", 0) else 0
 
 
 def serialized(tensors: Tensors) -> bytes:
