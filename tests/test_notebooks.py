@@ -13,7 +13,6 @@ import pytest
 
 from atsbook.findings.result import stored_digest
 from atsbook.pages import PAGES
-from atsbook.report.notebooks import stands_alone
 from atslib.files import project_root
 
 ROOT = project_root()
@@ -77,36 +76,8 @@ def test_pages_that_attack_show_every_outcome():
     assert attacking - shown == {"regimes", "ext5_adaptive", "ext6_defenses"}
 
 
-ALONE = {
-    path.stem for path in NOTEBOOKS if stands_alone(path.stem)
-}  # these paste what they open with
-CLAIMS = [path for path in EXECUTED if not isinstance(path, Path) or path.stem.startswith("claim")]
-CLAIMS = [path for path in CLAIMS if not isinstance(path, Path) or path.stem not in ALONE]
-
-
-@pytest.mark.parametrize("path", CLAIMS, ids=name)
-def test_a_claims_page_opens_with_a_sentence_a_figure_and_a_short_table(path):
-    shown = []
-    for cell in code(path):
-        for output in cell.outputs:
-            found = output.get("data", {})
-            page = found.get("text/html", "")
-            kind = (
-                "figure" if "image/png" in found or "<svg" in page or "<script" in page else "words"
-            )
-            shown.append(("table", page) if "<table" in page and kind == "words" else (kind, page))
-    kinds = [kind for kind, _ in shown]
-    assert kinds[0] == kinds[1] == "words"  # the banner and the verdict
-    assert kinds[2] == "figure"
-    first = kinds.index("table")
-    assert set(kinds[2:first]) == {"figure"}
-    assert shown[first][1].split("<tbody>")[1].count("<tr>") <= 8
-
-
-# Pages that still open with a banner and the verdict; the explorer is a picture itself.
-OLDER = {"claim2_generality", "claim2_search", "claim3_transfer", "claim5_semantics"}
-OTHER = {*OLDER, "explorer"}
-OPENED = [path for path in EXECUTED if isinstance(path, Path) and path.stem not in OTHER]
+# The explorer is a picture itself.
+OPENED = [path for path in EXECUTED if isinstance(path, Path) and path.stem != "explorer"]
 
 
 def pasted(path):
