@@ -645,7 +645,7 @@ WRONG = [
     ([*NORM, "--defense", "3-1-7"], "give that as the policy"),
     ([*NORM, "--defense", "nothing:1"], "nothing"),
     ([*NORM, "--batch", "64"], "too few"),
-    ([*NORM, "--device", "cuda:77"], "cannot be had"),
+    ([*NORM, "--device", "cuda:77"], "cannot be used"),
     ([*NORM, "--image-size", "16"], "does not take images of shape"),
 ]
 
