@@ -161,8 +161,5 @@ def export_attack(args: argparse.Namespace) -> None:
     (channels, side) = images.pixels.shape[1:3]
     # Before it is built, which takes long where it is too large.
     graph.check_size(count_weights(args.model, images.num_classes, channels, image_size=side))
-    print(
-        graph.export(
-            args.out, untrained(args.model, args), args.dataset, args.checkpoint, args.weights
-        )
-    )
+    model = untrained(args.model, images, args.dataset, args)
+    print(graph.export(args.out, model, args.dataset, args.checkpoint, args.weights))

@@ -14,6 +14,7 @@ from atslib.attacks import Reconstruction
 from atslib.clients.prepare import to_images
 from atslib.data.load import Images
 from atslib.files import write_atomically
+from atslib.measures.guesses import psnr_of_guess
 from atslib.measures.metrics import mse, psnr, ssim
 
 SHOWN = 16  # images on the sheet
@@ -85,7 +86,7 @@ def write_attackers(
     `floor_before` too: the PSNR of a second guess, made without the gradient for the images before
     the policy.
     """
-    low = _of_guess(floor_before, before).tolist()
+    low = psnr_of_guess(floor_before, before).tolist()
     parts = []
     shown = {"original": to_images(images.pixels), "client used": target}
     captions = {}
@@ -123,11 +124,6 @@ def _mean(values: list) -> float:
     return sum(values) / len(values)
 
 
-def _of_guess(guess: Tensor, images: Tensor) -> Tensor:
-    """PSNR in dB of one guess (1, C, H, W) against each of the images (B, C, H, W): (B,)."""
-    return psnr(guess.expand_as(images).contiguous(), images)
-
-
 def _table(
     rows: list[int],
     images: Images,
@@ -138,7 +134,7 @@ def _table(
 ) -> Table:
     original = to_images(images.pixels)
     image = made.images.cpu()
-    low = _of_guess(floor, target)
+    low = psnr_of_guess(floor, target)
     reached = psnr(image, target)
     rank, candidates = ranks
     columns = {

@@ -83,17 +83,13 @@ def _facts(checkpoint: Path | None) -> dict[str, object]:
     return {}
 
 
-def untrained(name: str, args: argparse.Namespace) -> nn.Module:
-    """The network that the experiments start from with the same data set and seed."""
-    return _fresh(name, load(args.dataset, "test"), args.dataset, args)
-
-
-def _fresh(
+def untrained(
     name: str, images: Images, norm: str | tuple[list[float], list[float]], args: argparse.Namespace
 ) -> nn.Module:
-    """An untrained network for these images.
+    """The network that experiments with the same seed start from.
 
     Args:
+        images: whose classes, channels and size it is for.
         norm: means and standard deviations of the channels, or the data set whose they are.
     """
     (_, channels, size, _) = images.pixels.shape
@@ -161,7 +157,9 @@ def attack(args: argparse.Namespace) -> None:
     target = prepare(
         images.pixels, policy, rng=streams(args.seed, args.policy), crop_flip=args.crop_flip
     )
-    floor = _floor(args, training, args.policy)  # no training images? better now than afterwards
+    # No training images? Better now than afterwards.
+    learned = load(args.dataset, "train") if training is None else training
+    floor = _floor(args, learned, args.policy)
     model = _attacked_network(
         args.model or known.get("model", "resnet20-4"), args, training, everything
     )
@@ -187,7 +185,7 @@ def attack(args: argparse.Namespace) -> None:
     knows = Knowledge(args.policy, (tuple(part.unsqueeze(1) for part in drawn),))
     made = by_knowledge(dataclasses.replace(seen, knows=knows), preset, rng=stream, progress=True)
     before = prepare(images.pixels, rng=streams(args.seed, args.policy), crop_flip=args.crop_flip)
-    floors = {"floor": floor, "floor_before": _floor(args, training, "")}
+    floors = {"floor": floor, "floor_before": _floor(args, learned, "")}
     # The first one reconstructs what the network got, the others the image before the policy.
     sought = [args.policy] + [""] * (len(made) - 1)
     told = {
@@ -211,14 +209,15 @@ def _attacked_data(args: argparse.Namespace, split: str) -> tuple[Images | None,
     return training, training if split == "train" else test
 
 
-def _floor(args: argparse.Namespace, training: Images | None, policy: str) -> torch.Tensor:
-    """The best guess of somebody who knows a policy and sees no gradient, (1, C, H, W) in [0, 1]."""
-    if training is None:
-        training = load(args.dataset, "train")
-        stream = rng(0, "floor", args.dataset, policy)
-    else:
-        stream = rng(0, "floor", policy)
-    return mean_prepared(training.pixels, policy, rng=stream, crop_flip=args.crop_flip)
+def _floor(args: argparse.Namespace, learned: Images, policy: str) -> torch.Tensor:
+    """The best guess of somebody who knows a policy and sees no gradient, (1, C, H, W) in [0, 1].
+
+    Args:
+        learned: training images.
+    """
+    named = (args.dataset,) if args.dataset in DATASETS else ()
+    stream = rng(0, "floor", *named, policy)
+    return mean_prepared(learned.pixels, policy, rng=stream, crop_flip=args.crop_flip)
 
 
 def _attacked_network(
@@ -226,7 +225,7 @@ def _attacked_network(
 ) -> nn.Module:
     """An untrained network by its name or as file.py:name, which starts with a `Normalize` layer."""
     if ":" not in name and training is None:
-        return untrained(name, args)
+        return untrained(name, images, args.dataset, args)
     norm = normalization(args.dataset) if training is None else measured_normalization(training)
     model = own_network(name, images, args.seed, norm)
     if not isinstance(next(model.children(), None), Normalize):
@@ -260,7 +259,7 @@ def search(args: argparse.Namespace) -> None:
                 f"{test.name}: {len(test)} images are scored instead of {asked} (--{name.replace('_', '-')})"
             )
     keep = kept_in(kept)
-    semi_trained, random_init = _models(args, train, test, keep)
+    semi_trained, random_init = _models(args, train, test, keep, kept / "training.state")
     finals = (
         dataclasses.replace(ATTACKS["adam-cosine"], steps=args.attack_steps)
         if args.attack_steps
@@ -427,15 +426,19 @@ def _data(args: argparse.Namespace) -> tuple[Images, Images]:
 
 
 def _models(
-    args: argparse.Namespace, train: Images, test: Images, keep: Keep
+    args: argparse.Namespace, train: Images, test: Images, keep: Keep, state: Path
 ) -> tuple[nn.Module, nn.Module]:
-    """The semi-trained network and the untrained one that it started from."""
+    """The semi-trained network and the untrained one that it started from.
+
+    Args:
+        state: the file with the training's state.
+    """
     named = args.dataset in DATASETS
     config = TrainConfig(epochs=args.epochs)
     fraction = args.fraction or (0.1 if named else 1.0)
     part = train.subset(fraction, rng=rng(args.seed, "subset"))
     norm = args.dataset if named else measured_normalization(part)
-    fresh = _fresh(args.model, test, norm, args)
+    fresh = untrained(args.model, test, norm, args)
     model = copy.deepcopy(fresh)
     facts = {
         "model": args.model,
@@ -444,7 +447,6 @@ def _models(
         "norm": norm,
         "images": fingerprint(part.pixels, part.labels),
     }
-    state = args.out.with_suffix(".kept") / "training.state"
 
     def train_it() -> dict[str, Tensor]:
         stream = rng(args.seed, "train", "")

@@ -144,34 +144,6 @@ def test_every_outcome_stands_in_a_row_of_its_group():
     assert one["PSNR, dB"].to_dict() == {("3", 0): "15.0", ("3", 1): "14.9"}
 
 
-def test_a_page_opens_with_each_cell_without_and_with_a_policy():
-    rows = [
-        {
-            "model": m,
-            "policy": p,
-            "image": i,
-            "draw": d,
-            "psnr": 10 + up * (p == "3"),
-            "gain": i + up * (p == "3"),
-        }
-        | {"rank_target": 1 + (p == "3") * i, "rank_original": 1 + i}
-        for m, up in (("a", 2.0), ("b", -1.0))
-        for p in ("none", "3", "5")
-        for i in range(4)
-        for d in range(2)
-    ]
-    table = compare.glance(pd.DataFrame(rows), ["model"], ["3"])
-    assert table.index.tolist() == [("a", "3"), ("b", "3")]
-    assert table["images"].tolist() == ["4 × 2"] * 2
-    assert table["PSNR, dB"].tolist() == ["10.0\u00a0→\u00a012.0", "10.0\u00a0→\u00a09.0"]
-    assert table["changed by"].tolist() == ["+2.0 [2.0, 2.0]", "-1.0 [-1.0, -1.0]"]
-    assert table.loc[("a", "3"), "gain undefended, dB"].startswith("+1.5 [")
-    assert table["used image found"].tolist() == ["100%\u00a0→\u00a025%"] * 2
-    assert table["photograph found"].tolist() == ["25%\u00a0→\u00a025%"] * 2
-    alone = pd.DataFrame(rows).query("draw == 0").drop(columns="draw")
-    assert compare.glance(alone, ["model"])["images"].tolist() == ["4"] * 4  # both policies
-
-
 INITIAL = settings(profile="laptop", dataset="shapes", images=40)
 
 
@@ -252,17 +224,6 @@ def test_thirds_and_steps():
     ] * 2 + ["deep"] * 2
     assert frame_steps(units.FRAMES, 300) == [30 * i for i in range(11)]
     assert frame_steps(units.FRAMES, 4) == [0, 1, 2, 3, 4]
-
-
-def path(whole, shallow, deep, *, model="m", policy="none", image=0):
-    """Rows of a curve: the groups' similarities at the iterates 0, 1, …"""
-    groups = {"whole": whole, "first": shallow, "shallow": shallow, "deep": deep}
-    key = {"model": model, "policy": policy, "image": image}
-    return [
-        key | {"layers": n, "iteration": i, "gradsim": v}
-        for n, vs in groups.items()
-        for i, v in enumerate(vs)
-    ]
 
 
 def test_similarity_by_layer_is_the_cosine_of_autograds_gradients():

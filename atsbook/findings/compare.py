@@ -105,45 +105,6 @@ def outcomes(
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis(by)
 
 
-def glance(
-    attacks: pd.DataFrame, within: Sequence[str], policies: Sequence[str] = ()
-) -> pd.DataFrame:
-    """What a page opens with: one row per cell and policy, as text, each value without → with the
-    policy.
-
-    Columns: images × draws; mean PSNR in dB; the gain over the floor without a policy and the
-    change that the policy makes to it on the same images, in dB with 95 % intervals; and the shares
-    of reconstructions that single out the image that the client used, and the photograph without
-    undoing anything, among 100.
-
-    Args:
-        within: columns that name a cell, such as the network.
-        policies: those that are shown; by default all.
-    """
-    rows = {}
-    for key, table in attacks.groupby(list(within), sort=False):
-        changes = paired(table, NO_POLICY, "gain")
-        bare = table[table["policy"] == NO_POLICY]
-        for policy in [
-            name for name in table["policy"].unique() if name in (policies or changes.index)
-        ]:
-            own = table[table["policy"] == policy]
-            draws = f" × {own['draw'].nunique()}" if "draw" in own else ""
-            row = {"images": f"{own['image'].nunique()}{draws}"}
-            row["PSNR, dB"] = f"{bare['psnr'].mean():.1f}\u00a0→\u00a0{own['psnr'].mean():.1f}"
-            row |= {
-                "gain undefended, dB": interval(gained(bare), ""),
-                "changed by": interval(changes.loc[policy], ""),
-            }
-            for column, name in {
-                "rank_target": "used image found",
-                "rank_original": "photograph found",
-            }.items():
-                row[name] = f"{found(bare[column])}\u00a0→\u00a0{found(own[column])}"
-            rows[*key, policy] = row
-    return pd.DataFrame.from_dict(rows, orient="index").rename_axis([*within, "policy"])
-
-
 def differences(
     attacks: pd.DataFrame, base: str = NO_POLICY, *, by: str = "policy", within: Sequence[str] = ()
 ) -> pd.DataFrame:

@@ -31,8 +31,25 @@ VIEWS = ("server", "sum", "neighbour")
 TESTED = 1_000  # images by which the global network is tested
 
 
+class OnFederation:
+    """A unit of work on a federation, its field `federation`."""
+
+    federation: Federation
+
+    @property
+    def model(self) -> ModelUnit:
+        """The network with its first weights, by which costs are told."""
+        f = self.federation
+        return ModelUnit(dataset=f.dataset, model=f.model, fraction=1.0, train=None, seed=f.seed)
+
+    @property
+    def needs(self) -> tuple[Unit, ...]:
+        """Nothing."""
+        return ()
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FederationUnit:
+class FederationUnit(OnFederation):
     """A federation, its accuracy on the way, and attacks on all clients' answers in some rounds.
 
     Attributes:
@@ -57,17 +74,6 @@ class FederationUnit:
 
     def __post_init__(self) -> None:
         choose("FederationUnit.view", self.view, VIEWS)
-
-    @property
-    def model(self) -> ModelUnit:
-        """The network with its first weights, by which costs are told."""
-        f = self.federation
-        return ModelUnit(dataset=f.dataset, model=f.model, fraction=1.0, train=None, seed=f.seed)
-
-    @property
-    def needs(self) -> tuple[Unit, ...]:
-        """Nothing."""
-        return ()
 
     @property
     def title(self) -> str:

@@ -8,9 +8,10 @@ from atsbook.runs.attacks import AttackUnit, before, drawn, targets, told
 from atsbook.runs.networks import dataset
 from atsbook.runs.packing import PICTURES, as_kept
 from atsbook.runs.store import Artifact
-from atsbook.runs.tables import of_guess, policy_image
+from atsbook.runs.tables import policy_image
 from atslib.attacks.through_policy import drawn as forms_of
 from atslib.clients.prepare import to_images
+from atslib.measures.guesses import psnr_of_guess
 from atslib.measures.metrics import psnr
 from atslib.policies.differentiable import in_frame
 
@@ -21,7 +22,7 @@ def against_before(table: pd.DataFrame, unit: AttackUnit) -> pd.DataFrame:
     """
     whole = dataset(unit.model.dataset, "test").pixels[unit.first : unit.last]
     images = to_images(before(unit) if unit.crop_flip else whole)
-    floor = of_guess(policy_image(unit.model.dataset, "", unit.crop_flip), images)
+    floor = psnr_of_guess(policy_image(unit.model.dataset, "", unit.crop_flip), images)
     own = table["psnr_before" if unit.crop_flip else "psnr"]
     return table.assign(gain_before=own - floor.double().numpy())
 

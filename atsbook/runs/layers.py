@@ -6,10 +6,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from atsbook.runs.attacks import CHUNK, AttackUnit, attacked
-from atsbook.runs.networks import Unit, trained
+from atsbook.runs.attacks import CHUNK, OfAttack, attacked
+from atsbook.runs.networks import trained
 from atsbook.runs.store import Artifact, Store
-from atsbook.runs.study import Request, Study
 from atslib.clients.prepare import to_images
 from atslib.gradients.problems import problem_gradients
 
@@ -72,25 +71,10 @@ def third(position: int, layers: int) -> str:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LayersUnit(AttackUnit):
+class LayersUnit(OfAttack):
     """How similar the gradients of an attack's iterates are to the client's, layer by layer."""
 
     kind: ClassVar[str] = "layers"
-
-    def __post_init__(self) -> None:
-        """An attack's kind goes with its class, this one's does not."""
-
-    @property
-    def attack_unit(self) -> AttackUnit:
-        """The attack whose iterates are looked at."""
-        return AttackUnit(
-            **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        )
-
-    @property
-    def needs(self) -> tuple[Unit, ...]:
-        """The network and the attack."""
-        return (*super().needs, self.attack_unit)
 
     @property
     def title(self) -> str:
@@ -122,9 +106,3 @@ class LayersUnit(AttackUnit):
             return {"last": layers[:, -1], "groups": torch.stack([whole, layers[0], *means])}
 
         return store.get(self.kind, self, compute, label=self.title)
-
-
-def layer_request(study: Study, run: Request) -> Request:
-    """The similarities by layer of a study's attack that keeps iterates; see `LayersUnit.make`."""
-    own = {field.name: getattr(run.unit, field.name) for field in dataclasses.fields(run.unit)}
-    return study.request(LayersUnit(**own))

@@ -156,17 +156,6 @@ def unless_changed(own: Settings, **values: float | int) -> Settings:
     )
 
 
-def at_laptop(own: Settings, **values: float | int) -> Settings:
-    """The settings with a page's own values at laptop, of real images; what a user has changed
-    stays.
-    """
-    return (
-        unless_changed(own, **values)
-        if own.profile == "laptop" and not is_drawn(own.dataset)
-        else own
-    )
-
-
 def parameters_among(variables: Mapping[str, object], known: Collection[str]) -> dict[str, object]:
     """The parameters of a notebook among its variables.
 

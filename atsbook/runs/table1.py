@@ -147,16 +147,6 @@ def random_policies(settings: Settings) -> list[str]:
     return list(map(str, sample_functions(count, rng=rng(settings.seed, "table 1"))))
 
 
-def random_units(settings: Settings) -> dict[tuple[str, str, str], AttackUnit]:
-    """The attacks on all blocks under each of `random_policies`, by (data set, network, policy)."""
-    bare = {key[:2]: unit for key, unit in units(settings).items() if not unit.policy}
-    return {
-        (*key, policy): dataclasses.replace(unit, policy=policy)
-        for key, unit in bare.items()
-        for policy in random_policies(settings)
-    }
-
-
 def networks(settings: Settings) -> dict[tuple[str, str, str], ModelUnit]:
     """Short trainings of all blocks with all their policies, by (data set, network, policy); none
     at smoke.

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from atsbook.findings.result import NO_POLICY
 from atsbook.runs.attacks import AttackUnit, attacked
-from atsbook.runs.networks import ModelUnit, dataset, trained
+from atsbook.runs.networks import dataset
 from atsbook.runs.settings import Settings
 from atsbook.runs.store import Artifact, Store
 from atslib.clients.prepare import mean_prepared, to_images
+from atslib.measures.guesses import psnr_of_guess
 from atslib.measures.metrics import psnr
 from atslib.models import device_of
 from atslib.rng import rng
@@ -43,13 +44,6 @@ def policy_image(name: str, policy: str, crop_flip: bool) -> Tensor:
     return mean_prepared(pixels, policy, rng=rng(0, "floor", name, policy), crop_flip=crop_flip)
 
 
-def of_guess(guess: Tensor, images: Tensor) -> Tensor:
-    """PSNR in dB of one guess (1, C, H, W) against each of the images (B, C, H, W), all in [0, 1]:
-    (B,).
-    """
-    return psnr(guess.expand_as(images).contiguous(), images)
-
-
 def floors(target: Tensor, unit: AttackUnit) -> dict[str, Tensor]:
     """PSNR in dB of three guesses that need no gradient: mid-grey, the mean training image, and
     `policy_image`.
@@ -61,7 +55,7 @@ def floors(target: Tensor, unit: AttackUnit) -> dict[str, Tensor]:
     name = unit.model.dataset
     known = policy_image(name, unit.policy, unit.crop_flip)
     guesses = {"grey": torch.full_like(images, 0.5), "mean": mean_image(name), "policy": known}
-    return {f"floor_{word}": of_guess(guess, images) for word, guess in guesses.items()}
+    return {f"floor_{word}": psnr_of_guess(guess, images) for word, guess in guesses.items()}
 
 
 def image_rows(artifact: Artifact, unit: AttackUnit) -> pd.DataFrame:
@@ -104,41 +98,8 @@ def attack_rows(
     return pd.concat(rows, ignore_index=True), artifacts
 
 
-def accuracy_rows(
-    networks: Mapping[object, ModelUnit], names: Sequence[str], settings: Settings, store: Store
-) -> pd.DataFrame:
-    """Train all networks: one row each with `accuracy` in percent and `train`, its number of
-    training images.
-
-    Args:
-        networks: by a key, whose parts become the columns `names`.
-    """
-    made = {
-        key: trained(unit, store, device_of(settings.device))[1] for key, unit in networks.items()
-    }
-    return pd.DataFrame(
-        _named(names, key) | {"accuracy": float(model["accuracy"]), "train": int(model["images"])}
-        for key, model in made.items()
-    )
-
-
 def _named(names: Sequence[str], key: object) -> dict[str, object]:
     return dict(zip(names, key if isinstance(key, tuple) else (key,), strict=True))
-
-
-def curve_rows(artifact: Artifact, policy: str) -> pd.DataFrame:
-    """Cosine similarity of the gradients before each step that was kept; one row per step and
-    image.
-    """
-    steps, images = artifact["trace"].shape
-    return pd.DataFrame(
-        {
-            "policy": policy,
-            "iteration": artifact["trace_steps"].repeat_interleave(images).numpy(),
-            "image": list(range(images)) * steps,
-            "gradsim": 1 - artifact["trace"].flatten().double().numpy(),
-        }
-    )
 
 
 def provenance(settings: Settings, artifact: Artifact) -> dict[str, object]:

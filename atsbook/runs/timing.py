@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from atsbook.runs.networks import ModelUnit, Unit
+from atsbook.runs.collaborative import OnFederation
 from atsbook.runs.store import Artifact, Store
 from atsfed.federation import Federation, answer, taken
 from atslib.policies.policy import parse_policy
@@ -38,7 +38,7 @@ def seconds(*calls: Callable[[], object], device: torch.device, repeats: int = 5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TimingUnit:
+class TimingUnit(OnFederation):
     """Seconds of a client's work on one answer, and of each policy alone.
 
     Medians of runs in turn, in one process: their ratios do not depend on what else ran meanwhile.
@@ -54,17 +54,6 @@ class TimingUnit:
     federation: Federation
     policies: tuple[str, ...]
     repeats: int
-
-    @property
-    def model(self) -> ModelUnit:
-        """The network with its first weights, by which costs are told."""
-        f = self.federation
-        return ModelUnit(dataset=f.dataset, model=f.model, fraction=1.0, train=None, seed=f.seed)
-
-    @property
-    def needs(self) -> tuple[Unit, ...]:
-        """Nothing."""
-        return ()
 
     @property
     def title(self) -> str:

@@ -88,3 +88,10 @@ def gain(reconstructions: Tensor, truth: Tensor, guess: Tensor) -> Tensor:
     """
     check_images("gain", guess)
     return psnr(reconstructions, truth) - psnr(guess, truth)
+
+
+def psnr_of_guess(guess: Tensor, truth: Tensor) -> Tensor:
+    """PSNR in dB of one guess (1, C, H, W) against each of the images (B, C, H, W), all in [0, 1]:
+    (B,).
+    """
+    return psnr(guess.expand_as(truth).contiguous(), truth)
