@@ -1,4 +1,6 @@
-"""The rules of claims 2, 3, 5 and 7, each as its notebook's own cell judges made-up tables."""
+"""The rules of claims 1, 2, 3, 5 and 7, each as its notebook's own cell judges made-up tables."""
+
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -9,6 +11,7 @@ from test_pilots import cell
 from atsbook.findings import photographs, statistics
 from atsbook.findings.photographs import words
 from atsbook.findings.statistics import change, holm, interval, paired
+from atsbook.findings.verdicts import guards
 from atsbook.runs.layers import GROUPS
 from atsbook.runs.table1 import HYBRID, family
 
@@ -35,6 +38,48 @@ def compared(before, after, *, rise=0.0):
     """Rows without a policy and with the hybrid."""
     parts = [told(before).assign(policy="none"), told(after, gain=rise).assign(policy=HYBRID)]
     return pd.concat(parts, ignore_index=True)
+
+
+# --- claim 1 ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ends", "more", "status"),
+    [
+        ([(5, 3), (5, 3)], {}, "reproduced"),  # two points of accuracy are allowed
+        ([(5, 3), (0, 0)], {}, "reproduced"),  # the other case cannot tell
+        ([(5, 3), (5, 5.5)], {}, "partly"),
+        ([(5, 3), (5, 3)], {"hybrid": 67.9}, "partly"),
+        ([(5, 3), (5, 3)], {"hybrid": float("nan")}, "partly"),
+        ([(5, 3), (5, 3)], {"hybrid": 1.9, "none": 2.1}, "partly"),  # within twice chance
+        ([(5, 3), (5, 3)], {"classes": 2}, "partly"),
+        ([(5, 5.5), (5, 5.5)], {}, "not reproduced"),
+        ([(0, 0), (0, 0)], {}, "cannot tell"),
+    ],
+)
+def test_the_rule_of_privacy(ends, more, status, capsys):
+    numbers = {"none": 70.0, "hybrid": 68.0, "classes": 100} | more
+    accuracy = {"none": numbers["none"], HYBRID: numbers["hybrid"]}
+    places = [("initial", "lenet"), ("trained", "resnet20-1")]
+    rows = [
+        compared(*each).assign(regime=regime, model=model, draw=0)
+        for (regime, model), each in zip(places, ends, strict=True)
+    ]
+    space = {
+        "attacks": pd.concat(rows, ignore_index=True),
+        "accuracy": pd.DataFrame({"policy": accuracy.keys(), "accuracy": accuracy.values()}),
+        "names": ["regime", "model", "policy", "draw"],
+        "HYBRID": HYBRID,
+        "photographs": photographs,
+        "guards": guards,
+        "study": SimpleNamespace(dataset=""),
+        "table1": SimpleNamespace(classes=lambda name: numbers["classes"]),
+    }
+    exec(cell("claim1_privacy", "CASES = 8"), space)
+    assert space["status"] == status
+    assert space["telling"] == sum(before > 0 for before, _ in ends)
+    assert space["protected"] == sum(after < before for before, after in ends)
+    assert capsys.readouterr().out.startswith(f"{status}: ")
 
 
 # --- claim 2 ----------------------------------------------------------------------------------------------------------
@@ -228,8 +273,8 @@ def test_the_rule_of_the_correlation(interval_of_r, status):
 
 
 def test_the_correlation_is_of_the_policies_means():
-    source = cell("claim7_correlation", "def agreement(outcome)")
-    start = source.index("def agreement(outcome)")
+    source = cell("claim7_correlation", "def agreement(")
+    start = source.index("def agreement(")
     end = source.index('bits = agreement("bits")')
     scores = np.random.default_rng(0).random((12, 6))
     policies = [f"p{number}" for number in range(12)]

@@ -1,13 +1,10 @@
-"""Claims 1 and 7: the rules in their notebooks on made-up numbers, and a researcher who edits a
-notebook.
-"""
+"""Claims 1 and 7: which images the correlation is of, and a researcher who edits a notebook."""
 
 import builtins
 import contextlib
 import json
 import linecache
 from pathlib import Path
-from types import SimpleNamespace
 
 import nbformat
 import numpy as np
@@ -17,8 +14,6 @@ from scipy.linalg import hadamard
 
 from atsbook.findings import statistics
 from atsbook.findings.compare import matrices
-from atsbook.findings.statistics import holm, interval, paired
-from atsbook.findings.verdicts import guards
 from atsbook.runs import schedule
 from atsbook.runs.table1 import HYBRID
 from atsbook.runs.workers import Here
@@ -38,79 +33,6 @@ def cell(name, words):
         each.source for each in cells(name) if each.cell_type == "code" and words in each.source
     ]
     return found
-
-
-# --- the rule of claim 1 ----------------------------------------------------------------------------------------------
-
-PLACES = [("initial", "lenet"), ("initial", "convnet-16"), ("trained", "resnet20-1")]
-
-
-def privacy(*changes, bare=3.0, hybrid=68.0, none=70.0, classes=100, images=40):
-    """What the rule's cell makes of cases in which the hybrid changes the gain by so much; None: no
-    attack works.
-    """
-    parts, noise = [], np.random.default_rng(0)
-    for (state, model), change in zip(PLACES, changes, strict=False):
-        gain = noise.normal(bare if change is not None else -3.0, 0.3, images)
-        for policy, values in (
-            ("none", gain),
-            (HYBRID, gain + (change or 0.0) + noise.normal(0, 0.2, images)),
-        ):
-            part = pd.DataFrame(
-                {"image": range(images), "gain": values, "psnr": values + 8, "floor_policy": 8.0}
-            )
-            parts.append(part.assign(regime=state, model=model, policy=policy, draw=0))
-    space = {
-        "HYBRID": HYBRID,
-        "pd": pd,
-        "guards": guards,
-        "holm": holm,
-        "interval": interval,
-        "paired": paired,
-    }
-    space |= {"attacks": pd.concat(parts, ignore_index=True), "study": SimpleNamespace(dataset="")}
-    space |= {"accuracy": pd.DataFrame({"policy": ["none", HYBRID], "accuracy": [none, hybrid]})}
-    space |= {"table1": SimpleNamespace(classes=lambda name: classes)}
-    exec(cell("claim1_privacy", "def judge("), space)
-    return space
-
-
-@pytest.mark.parametrize(
-    ("changes", "more", "status"),
-    [
-        ((-4.0, -2.0, None), {}, "reproduced"),  # two points of accuracy are allowed
-        ((-4.0, 2.0, None), {}, "partly"),
-        ((-4.0, -2.0), {"hybrid": 67.9}, "partly"),
-        ((-4.0, -2.0), {"hybrid": float("nan")}, "partly"),
-        (
-            (-4.0, -2.0),
-            {"hybrid": 1.9, "none": 2.1},
-            "partly",
-        ),  # within twice chance nothing can be lost
-        ((-4.0, -2.0), {"classes": 2}, "partly"),
-        ((2.0, 0.0), {}, "not reproduced"),
-        ((2.0, None), {}, "not reproduced"),
-        ((None, None), {}, "cannot tell"),
-        ((-4.0, -2.0), {"images": 20}, "cannot tell"),
-    ],
-)
-def test_the_rule_of_claim_1(changes, more, status, capsys):
-    found = privacy(*changes, **more)
-    assert found["status"] == status
-    told = [change for change in changes if change is not None] if more.get("images") != 20 else []
-    assert len(found["telling"]) == len(told)
-    assert found["protected"]["change"].lt(0).sum() == sum(change < 0 for change in told)
-    assert capsys.readouterr().out.startswith(f"{status}: ")
-
-
-def test_a_change_between_nothing_and_what_was_published_leaves_a_case_open():
-    frame = privacy(-2.0)["attacks"]
-    hybrid = frame["policy"] == HYBRID
-    frame.loc[hybrid, "gain"] = frame.loc[hybrid, "gain"] + np.resize([-14.0, 14.0], hybrid.sum())
-    space = privacy(-2.0)
-    judged = space["judge"](frame)
-    assert judged["low"] < space["PUBLISHED"] < 0 < judged["high"]
-    assert "holds both 0 and the published -3.90" in judged["why"]
 
 
 # --- the rule of claim 7 ----------------------------------------------------------------------------------------------
@@ -204,7 +126,7 @@ LEVEL = 0.5
 def grey(seen, *, rng):
     return torch.full((len(seen), *seen.shape), LEVEL)
 """
-CASE = '(convnet, "initial", by_convnet, 10, 2, 1, pair)]'  # of the profile smoke
+CASE = 'cases = [(convnet, "initial", by_convnet, 10, pair, [])]'  # of the profile smoke
 
 
 def changed(name, changes, extra=""):
@@ -269,24 +191,24 @@ def test_only_what_is_new_is_computed_when_a_notebook_is_changed(edited):
     name, small = "claim1_privacy", {"profile": "smoke"}
     made, places, counts = edited(name, **small)
     assert places == [("convnet-4", ""), ("convnet-4", HYBRID)]
-    assert counts == {"convnet-4": 4}
-    assert made == ["attack", "attack", "model", "model", "ranks"]
+    assert counts == {"convnet-4": 8}
+    assert made == ["attack", "attack", "model", "model", "outcomes", "outcomes"]
 
     further = ('pair = ["", HYBRID]', 'pair = ["", HYBRID, "7-4-15"]')
     made, places, _ = edited(name, further, **small)
     assert ("convnet-4", "7-4-15") in places
-    assert made == ["attack", "model", "ranks"]  # the model is for the accuracy
+    assert made == ["attack", "model", "outcomes"]  # the model is for the accuracy
 
-    preset = (CASE, '(convnet, "initial", "lbfgs-l2", 4, 2, 1, pair)]')
+    preset = (CASE, 'cases = [(convnet, "initial", "lbfgs-l2", 4, pair, [])]')
     made, _, counts = edited(name, preset, images=3, **small)
     assert counts == {"convnet-4": 6}
-    assert made == ["attack", "attack", "ranks"]
+    assert made == ["attack", "attack", "outcomes", "outcomes"]
 
-    own = (CASE, '(Wide, "initial", grey, None, 2, 1, pair)]')
+    own = (CASE, 'cases = [(Wide, "initial", grey, None, pair, [])]')
     made, places, counts = edited(name, own, extra="import torch\n" + OWN, **small)
     assert places == [("Wide", ""), ("Wide", HYBRID)]
-    assert counts == {"Wide": 4}
-    assert made == ["attack-WrittenAttack", "attack-WrittenAttack", "ranks"]
+    assert counts == {"Wide": 8}
+    assert made == [*["attack-WrittenAttack"] * 2, *["outcomes"] * 2]
     darker = OWN.replace("LEVEL = 0.5", "LEVEL = 0.4")
     assert edited(name, own, extra="import torch\n" + darker, **small)[0] == made
 
@@ -300,7 +222,7 @@ def test_what_a_notebook_defines_reaches_the_workers_of_a_kernel(tmp_path, monke
     monkeypatch.setenv("ATS_JOBS", "1")
     # An own attack on an own network, and no training for the accuracy, which others test.
     changes = [
-        (CASE, '(Wide, "initial", grey, None, 2, 1, pair)]'),
+        (CASE, 'cases = [(Wide, "initial", grey, None, pair, [])]'),
         ('accuracy = study.accuracies(trainings, ["policy"])', ""),
     ]
     notebook = changed("claim1_privacy", changes, "import torch\n" + OWN)
@@ -309,7 +231,7 @@ def test_what_a_notebook_defines_reaches_the_workers_of_a_kernel(tmp_path, monke
         "changed.ipynb", "out.ipynb", {"profile": "smoke"}, progress_bar=False
     )
     made = sorted(kept(tmp_path).values())
-    assert made == ["attack-WrittenAttack", "attack-WrittenAttack", "ranks"]
+    assert made == [*["attack-WrittenAttack"] * 2, *["outcomes"] * 2]
 
 
 def test_a_misspelt_parameter_ends_the_notebook_at_once(edited):
