@@ -51,13 +51,14 @@ class Result:
         tables: tidy tables by name.
         facts: where and how it was made: profile, dataset, model, images, device, date, versions,
             seed.
+        files: what else lies beside the tables, by name.
     """
 
     page: str
     tables: dict[str, pd.DataFrame]
     facts: dict[str, object]
     verdict: Verdict
-    sheets: dict[str, object] = dataclasses.field(default_factory=dict, repr=False)
+    files: dict[str, bytes] = dataclasses.field(default_factory=dict, repr=False)
 
     def texts(self) -> dict[str, str]:
         """The files of this result: each table as CSV, and `FILE` with the verdict and the facts."""
@@ -125,6 +126,8 @@ class Result:
         """
         folder = Path(results) / self.page / f"{self.facts['dataset']}-{self.facts['profile']}"
         texts = self.texts()
+        for name, data in self.files.items():
+            write_atomically(folder / name, lambda partial, data=data: partial.write_bytes(data))
         for name, text in texts.items():
             write_atomically(folder / name, lambda partial, text=text: partial.write_text(text))
         for stale in set(folder.glob("*.csv")) - {folder / name for name in texts}:

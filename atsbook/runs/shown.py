@@ -11,6 +11,7 @@ import json
 import math
 import re
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -106,6 +107,8 @@ def folder_differences(old: Path, new: Path) -> list[str]:
         elif name.endswith(".csv"):
             if fault := table_difference(old / name, new / name):
                 found.append(f"{name}: {fault}")
+        elif name.endswith(".zip"):
+            found += [f"{name}, {fault}" for fault in _zip_differences(old / name, new / name)]
         elif not name.endswith(".json"):
             if (old / name).read_bytes() != (new / name).read_bytes():
                 found.append(f"{name} has changed")
@@ -114,6 +117,20 @@ def folder_differences(old: Path, new: Path) -> list[str]:
             now = _told(new / name)
             if not same_text(was, now):
                 found.append(f"{name}: {_quoted(was, now)}")
+    return found
+
+
+def _zip_differences(old: Path, new: Path) -> list[str]:
+    """Where two zips differ: JSON in it as a text, all else in its bytes."""
+    before, after = ({n: z.read(n) for n in z.namelist()} for z in map(zipfile.ZipFile, (old, new)))
+    if list(before) != list(after):
+        return [f"its files were {', '.join(before)} and are {', '.join(after)}"]
+    found = []
+    for name, was in before.items():
+        now = after[name]
+        told = name.endswith(".json") and same_text(was.decode(), now.decode())
+        if not told and was != now:
+            found.append(f"{name} has changed")
     return found
 
 
