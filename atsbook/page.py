@@ -10,9 +10,9 @@ import os
 from pathlib import Path
 
 import pandas as pd
+from IPython.core.formatters import format_display_data
 from IPython.display import HTML, Markdown, display
 from matplotlib.figure import Figure
-from myst_nb import glue
 
 from atsbook.findings.result import FILE, Result, Verdict, as_text, stored_result
 from atsbook.findings.rules import told
@@ -55,6 +55,19 @@ def data_link(table: pd.DataFrame, name: str) -> HTML:
     return HTML(f'<p class="data-link">{link}</p>')
 
 
+def glue(name: str, value: object) -> None:
+    """Keep what `value` shows under a name, for the directives `{glue:…}` of the page.
+
+    What `myst_nb.glue(name, value, display=False)` does. Importing that takes three seconds, on
+    each of two dozen pages.
+    """
+    record = "application/papermill.record/"
+    shown, metadata = format_display_data(value)
+    named = {record + kind: data for kind, data in shown.items()}
+    about = metadata | {"scrapbook": {"name": name, "mime_prefix": record}}
+    display(named, raw=True, metadata=about)
+
+
 def on_top(
     about: Study | Result,
     answer: str,
@@ -77,7 +90,7 @@ def on_top(
     shown = {"answer": Markdown(toy + answer), "picture": picture, "data": data, "numbers": numbers}
     shown |= {name: Markdown(text) for name, text in texts.items()}
     for name, value in shown.items():
-        glue(name, value, display=False)
+        glue(name, value)
     display(*shown.values())
 
 
