@@ -1,5 +1,7 @@
-"""Pages that are a notebook and nothing else: executing one computes what it needs and writes its
-tables.
+"""Pages: each is a notebook, and executing it computes what it needs and writes its tables.
+
+To add a page: its notebook in `notebooks/`, which holds the whole experiment, and a line in
+`book/_toc.yml`.
 """
 
 import json
@@ -12,16 +14,15 @@ from pathlib import Path
 
 import atslib
 from atsbook.page import WRITTEN
-from atsbook.pages import MODULES
 from atsbook.report.making import ONE_THREAD, failure_of, publish
 from atsbook.runs.store import Store
 from atsbook.runs.study import SAID
 from atslib.errors import AtsError, NotKept
 
 
-def stands_alone(name: str) -> bool:
-    """Whether a page has no module: its notebook says all that it needs."""
-    return name not in MODULES
+def names(root: Path) -> list[str]:
+    """The pages of a project, by the names of their notebooks."""
+    return sorted(path.stem for path in (root / "notebooks").glob("*.ipynb"))
 
 
 def execute(

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
-from atsbook.findings.result import Result, Verdict, stored_result
+from atsbook.findings.result import Result
 
 CLOSE = (
     1e-4  # relative difference of numbers up to which tables, written with six digits, are the same
@@ -77,20 +77,6 @@ def page_differences(old: Path, new: Path, *, figures: bool) -> list[str]:
             if figures and not same_picture(one, other):
                 found.append(f"cell {number}: its figure has changed")
     return found
-
-
-def unsaid(page: Path, folder: Path) -> list[str]:
-    """Whether an executed notebook says the headline of the result in a folder; else one line."""
-    stored = stored_result(folder)
-    result = Result(page.stem, {}, stored["facts"], Verdict(**stored["verdict"]))
-    wanted = result.headline.split("</p>")[:-1]
-    shown = ""
-    for text in (text for cell in _cells(page) for text in _outputs(cell)[0]):
-        if 'class="verdict"' in text:
-            shown = "</p>".join(text.split("</p>")[: len(wanted)])  # a page may go on from there
-            if same_text(shown, "</p>".join(wanted)):
-                return []
-    return [f"its headline: {_quoted(shown, '</p>'.join(wanted))}"]
 
 
 def folder_differences(old: Path, new: Path) -> list[str]:
