@@ -10,11 +10,11 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from atsbook.pages import load_page
 from checks import refused, search_unit
 
 from atsbook.__main__ import main
 from atsbook.findings.result import stored_digest, stored_result
-from atsbook.pages import load_page
 from atsbook.report import making, runner
 from atsbook.report.runner import report
 from atsbook.runs.archive import Archive

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from atsbook.pages import MODULES, PAGES, load_page
 from safetensors.torch import load_file, save_file
 
 from atsbook.findings.result import Result, Verdict
-from atsbook.pages import MODULES, PAGES, load_page
 from atsbook.runs import attacks as units
 from atsbook.runs import networks
 from atsbook.runs.attacks import attack_unit, scaled, starts, targets

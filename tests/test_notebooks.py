@@ -10,9 +10,9 @@ from pathlib import Path
 import nbformat
 import pandas as pd
 import pytest
+from atsbook.pages import PAGES
 
 from atsbook.findings.result import stored_digest
-from atsbook.pages import PAGES
 from atslib.files import project_root
 
 ROOT = project_root()

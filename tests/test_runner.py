@@ -6,11 +6,11 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from atsbook.pages import PAGES
 from papermill.translators import PythonTranslator
 
 from atsbook.__main__ import main
 from atsbook.findings.result import stored_digest, stored_result
-from atsbook.pages import PAGES
 from atsbook.report import runner
 from atsbook.report.making import build_book, execute
 from atsbook.report.runner import compute, published, run, usable

@@ -15,9 +15,9 @@ from typing import ClassVar
 import cloudpickle
 import pytest
 import torch
+from atsbook.pages import load_page
 
 from atsbook.__main__ import main
-from atsbook.pages import load_page
 from atsbook.report import runner
 from atsbook.report.runner import run
 from atsbook.runs import schedule

@@ -186,6 +186,8 @@ def aim(unit: AttackUnit, artifact: Artifact) -> Tensor:
 
 def frame_rows(unit: AttackUnit, artifact: Artifact) -> pd.DataFrame:
     """One row per frame and image: `image`, `step`, and `psnr` in dB to the unit's `aim`."""
+    if not len(artifact["frames"]):
+        raise AtsError(f"{unit.title}: an attack without frames cannot be shown step by step")
     target = to_images(aim(unit, artifact))
     steps = engine.frame_steps(len(artifact["frames"]), last_step(artifact))
     rows = []
