@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 
 from atsbook.findings.rules import told
-from atslib.data.load import is_drawn
 from atslib.errors import AtsError
 from atslib.files import project_root, write_atomically
 
@@ -83,27 +82,6 @@ class Result:
         """
         text = "".join(text for name, text in sorted(self.texts().items()) if name.endswith(".csv"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-    @property
-    def banner(self) -> str:
-        """The line at the top of a page, in HTML: what made the numbers below it."""
-        f = self.facts
-        embedded = (
-            " Embedded stand-in images: no data set was found." if is_drawn(f["dataset"]) else ""
-        )
-        note = f" {f['note']}." if f["note"] else ""
-        training = (
-            f"trained on {f['fraction']:.0%} of {f['train']:,} images for {f['epochs']} epochs"
-        )
-        training = f.get("training") or (
-            training if f["epochs"] else "untrained"
-        )  # a page can say it in its own words
-        return (
-            f'<div class="banner">Profile <b>{f["profile"]}</b>: {f["dataset"]}, {f["model"]}, '
-            f"{training}; n = {f['images']} images, "
-            f"{f['steps'] or 'no'} attack steps, seed {f['seed']}; {f['device']}, {f['made']}, torch {f['torch']}, "
-            f"Python {f['python']}; tables {self.digest}.{embedded}{note}</div>"
-        )
 
     @property
     def headline(self) -> str:

@@ -87,9 +87,12 @@ def execute(
                 if found:
                     store.say(words.rstrip())
         if running.returncode:
-            failure = (
-                failure_of(made) or last or f"papermill ended with status {running.returncode}"
-            )
+            failure = failure_of(made)
+            if failure is None:
+                made.unlink(missing_ok=True)  # interrupted or killed, no failure of the page's
+                # Of a killed one the last words are the kernel's.
+                words = last if running.returncode > 0 else ""
+                failure = words or f"papermill ended with status {running.returncode}"
             kind = NotKept if f"failed with {NotKept.__name__}" in failure else AtsError
             if kind is NotKept:  # nothing is wrong with the page
                 made.unlink(missing_ok=True)
