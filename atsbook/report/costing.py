@@ -23,9 +23,11 @@ from atsbook.runs.store import Artifact, Store
 
 WORKERS = (1, 8, 64)
 TRIVIAL = 300  # units that do nothing, handed out to see what that takes
-# One H100 (SXM) by its data sheet: 67 TFLOP/s in single precision, 3.35 TB/s; a number is read
-# twice and written once. Of either, what real work reaches is an assumption: a tenth to a half.
-H100_FLOP, H100_BYTES, EACH = 67e12, 3.35e12, 12
+# One H100 (SXM) by its data sheet: 67 TFLOP/s in single precision, 3.35 TB/s. Of either, what real
+# work reaches is an assumption: a tenth to a half.
+H100_FLOP = 67e12
+H100_BYTES = 3.35e12
+EACH = 12  # bytes: a number is read twice and written once
 REACHED = (0.1, 0.5)
 
 

@@ -77,9 +77,14 @@ def execute(
         command = [sys.executable, "-m", "papermill", f"notebooks/{name}.ipynb", target, *options]
         environment = ONE_THREAD | os.environ | more
         with subprocess.Popen(
-            command, cwd=root, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE, text=True,
-        ) as running:  # fmt: skip
+            command,
+            cwd=root,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as running:
             last = ""
             for line in running.stderr:
                 last = line.strip() or last
