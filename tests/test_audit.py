@@ -285,7 +285,7 @@ def test_the_command_line_passes_its_options_on(root, monkeypatch):
 
 def test_archive_write_and_verify_from_the_command_line(root, capsys, monkeypatch):
     file = small_archive(root)
-    monkeypatch.setattr(runner, "readers", lambda root, store: {})
+    monkeypatch.setattr(runner, "readers", lambda root: {})
     shutil.rmtree(root / "results")
     (root / "results").mkdir()
     assert main(["archive", "write", "--store", str(root / "kept")]) == 0
