@@ -1,4 +1,4 @@
-"""The rules of claims 2, 3 and 5, each as its notebook's own cell judges made-up tables."""
+"""The rules of claims 2, 3, 5 and 7, each as its notebook's own cell judges made-up tables."""
 
 import numpy as np
 import pandas as pd
@@ -6,7 +6,7 @@ import pytest
 import torch
 from test_pilots import cell
 
-from atsbook.findings import photographs
+from atsbook.findings import photographs, statistics
 from atsbook.findings.photographs import words
 from atsbook.findings.statistics import change, holm, interval, paired
 from atsbook.runs.layers import GROUPS
@@ -204,6 +204,47 @@ def test_a_wave_has_its_power_at_its_frequency_and_a_constant_at_none():
     rings = torch.hypot(*grid).round()
     assert found[0, 5] * (rings == 5).sum() == pytest.approx(0.02)  # mean square of the wave
     assert found[1].tolist() == pytest.approx([0.25] + [0] * 8)
+
+
+# --- claim 7 ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("interval_of_r", "status"),
+    [
+        ((0.7, 0.5, 0.8), "reproduced"),
+        ((0.4, 0.2, 0.6), "partly"),
+        ((0.2, -0.1, 0.8), "not reproduced"),
+        ((-0.5, -0.7, -0.2), "not reproduced"),
+        ((0.9, np.nan, np.nan), "cannot tell"),
+    ],
+)
+def test_the_rule_of_the_correlation(interval_of_r, status):
+    source = cell("claim7_correlation", "PAPER, REPLICATION = ")
+    rule = source[source.index("if np.isnan(bits[1])") :]
+    space = {"bits": interval_of_r, "PAPER": 0.697, "np": np}
+    exec(rule, space)
+    assert space["status"] == status
+
+
+def test_the_correlation_is_of_the_policies_means():
+    source = cell("claim7_correlation", "def agreement(outcome)")
+    start = source.index("def agreement(outcome)")
+    end = source.index('bits = agreement("bits")')
+    scores = np.random.default_rng(0).random((12, 6))
+    policies = [f"p{number}" for number in range(12)]
+    # Told in another order of rows, by another set of photographs.
+    rows = [
+        {"policy": name, "image": 100 + image, "bits": 3 * scores[place].mean() + image}
+        for place, name in reversed(list(enumerate(policies)))
+        for image in range(6)
+    ]
+    space = {"judged": pd.DataFrame(rows), "new_policies": policies, "new_scores": scores}
+    space |= {"np": np, "statistics": statistics}
+    exec(source[start:end], space)
+    r, low, high = space["agreement"]("bits")
+    assert r == pytest.approx(1.0)
+    assert low <= high <= 1.0
 
 
 def test_photographs_that_can_tell_are_those_whose_bits_are_above_chance():
