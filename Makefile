@@ -19,10 +19,9 @@ endif
 book: .venv/.ready
 	$(BIN)/jupyter-book build book -W --keep-going
 
-# Every page made again from the evidence, in book/_build/check, beside what is committed: ten minutes. QUICK=1
-# makes its tables and its verdict again, and looks for them on the page: three to four.
+# Every page made again from the evidence, in book/_build/check, beside what is committed: ten minutes.
 check: .venv/.ready
-	$(BIN)/python -m atsbook report --check $(if $(QUICK),--quick) $(if $(JOBS),--jobs $(JOBS))
+	$(BIN)/python -m atsbook report --check $(if $(JOBS),--jobs $(JOBS))
 
 # One process a core, one thread each: more threads than cores wait for each other.
 test: .venv/.ready

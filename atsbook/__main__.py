@@ -59,11 +59,6 @@ COMMANDS = {
             help="only make every page again, in a scratch folder, and compare",
         ),
         option(
-            "--quick",
-            action="store_true",
-            help="with --check: tables and verdicts, without executing pages that have a module",
-        ),
-        option(
             "--record",
             action="store_true",
             help="keep the audit's outcome in results/, for the book's page",

@@ -41,10 +41,8 @@ def report(args: argparse.Namespace) -> int:
     code makes.
     """
     store = Store(say=runner.say, progress=sys.stderr.isatty())
-    if args.quick and not args.check:
-        raise AtsError("report --quick is a way to check: report --check --quick")
     if args.check:
-        faults = runner.check(jobs=args.jobs, quick=args.quick, root=project_root(), store=store)
+        faults = runner.check(jobs=args.jobs, root=project_root(), store=store)
         print("\n".join(faults) or "every page that was made again shows what is committed")
         return int(bool(faults))
     options = {"seed": args.seed, "minutes": args.minutes, "jobs": args.jobs, "record": args.record}
@@ -99,7 +97,7 @@ def archive(args: argparse.Namespace) -> int:
         print("\n".join(faults) or _about(evidence, "all whole"))
         return int(bool(faults))
     if args.action == "write":
-        new = evidence.write(given, pages=runner.readers(root, given))
+        new = evidence.write(given, pages=runner.readers(root))
         print(_about(evidence, f"{new} of them new"))
         return 0
     pages = [args.page] if args.page else None

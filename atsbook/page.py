@@ -100,11 +100,15 @@ def write_results(
     tables: dict[str, pd.DataFrame],
     verdict: Verdict,
     facts: dict[str, object],
+    files: dict[str, bytes] | None = None,
 ) -> Result:
     """The page's result; where $ATS_RESULTS names a folder, as a run of the whole book does, it is
     written there, with what the page cost and the keys of the evidence behind it.
+
+    Args:
+        files: what else is kept beside the tables, by name.
     """
-    result = Result(page, tables, facts, verdict)
+    result = Result(page, tables, facts, verdict, files or {})
     if os.environ.get(WRITTEN):
         folder, _ = write_changed(result, Path(os.environ[WRITTEN]))
         more = {"cost": study.cost()._asdict(), "evidence": study.keys()}
@@ -116,20 +120,6 @@ def write_results(
 def rule_dates(page: str) -> str:
     """When the page's rule was written and changed, and its evidence made, in a sentence or two."""
     return told(page, project_root() / "results")
-
-
-def provenance(result: Result) -> str:
-    """The verdict by the page's rule, and in a sentence with what, where and when its tables were
-    made (Markdown).
-    """
-    facts = result.facts
-    note = f" {facts['note']}." if facts["note"] else ""
-    return (
-        f"{result.headline}\n\n"
-        f"Profile <b>{facts['profile']}</b>: {facts['dataset']}, {facts['model']}, seed {facts['seed']}; "
-        f"{facts['made']}, {facts['device']}, torch {facts['torch']}, Python {facts['python']}; tables "
-        f"{result.digest}.{note}"
-    )
 
 
 def made(

@@ -40,7 +40,9 @@ except ModuleNotFoundError as error:
         raise
     raise AtsError(MISSING) from None
 
-ARRAYS, NUMBERS = "arrays", "numbers"  # names of the records in a message
+# Names of the records in a message
+ARRAYS = "arrays"
+NUMBERS = "numbers"
 
 
 def _tensors(record: "ArrayRecord") -> dict[str, Tensor]:

@@ -25,7 +25,8 @@ from atslib.files import write_atomically
 from atslib.models import in_mode
 
 SUM = "summed"
-LONGEST, WORD = 600, 200  # characters of a sentence that strangers have a word in, and of that word
+LONGEST = 600  # characters of a sentence that strangers have a word in
+WORD = 200  # and of that word
 
 
 class Tap:

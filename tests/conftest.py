@@ -2,10 +2,10 @@
 
 import gc
 import json
-import sys
 import warnings
+from functools import partial
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -13,15 +13,13 @@ import pytest
 import torch
 from browser import Browser
 from checks import main
+from made_pages import write_page
 
 from atsbook.findings import transformations
-from atsbook.findings.result import Result, Verdict
-from atsbook.report import notebooks, runner
 from atsbook.runs import networks, table1
-from atsbook.runs.attacks import attack_unit
 from atsbook.runs.store import Store
 from atsbook.runs.study import Study
-from atsbook.runs.tables import attack_rows, attacked_facts, noise_floor, provenance
+from atsbook.runs.tables import noise_floor
 from atsbook.widgets import data, interactive
 from atslib.clients.training import TrainConfig
 from atslib.data.load import load
@@ -65,6 +63,7 @@ def root(tmp_path, monkeypatch):
     )
     (top / "README.md").write_text("# Title\n\n<!-- answers -->\nold\n<!-- answers -->\nrest\n")
     (top / "book/_toc.yml").write_text("- file: results/explorer\n")
+    (top / "notebooks/explorer.ipynb").touch()
     (top / "pyproject.toml").touch()
     monkeypatch.chdir(top)
     monkeypatch.setenv("ATS_STORE", str(tmp_path / "store"))
@@ -72,31 +71,9 @@ def root(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def page(monkeypatch):
-    """A function that makes a page with a module, of one attack for each policy, known by its name."""
-
-    def made(name, policies=("", "3-1-7")):
-        module = ModuleType(f"atsbook.pages.{name}")
-
-        def units(settings):
-            return {policy: attack_unit(settings, policy) for policy in policies}
-
-        def run(settings, store):
-            asked = {policy or "none": unit for policy, unit in units(settings).items()}
-            attacks, found = attack_rows(asked, ("policy",), settings, store)
-            first = next(iter(asked))
-            facts = provenance(settings, found[first]) | attacked_facts(asked[first])
-            verdict = Verdict("not measured", "a page to test with", "There is none.")
-            return Result(name, {"attacks": attacks}, facts, verdict, found)
-
-        module.units = units
-        module.run = run
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-        monkeypatch.setattr(runner, "PAGES", (*runner.PAGES, name))
-        monkeypatch.setattr(notebooks, "MODULES", (*notebooks.MODULES, name))
-        return module
-
-    return made
+def page(root):
+    """A function that writes a page, a notebook of one attack for each policy, and returns its file."""
+    return partial(write_page, root)
 
 
 @pytest.fixture(scope="session")

@@ -2,32 +2,27 @@
 precision.
 """
 
-import hashlib
 import json
 
 import pytest
 import torch
 from browser import needs_chromium, written
 from checks import refused
-from safetensors.torch import load
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import atslib
-from atsbook.pages.explorer import NETWORK, trained_small
-from atsbook.runs.archive import Archive
 from atsbook.runs.networks import ModelUnit, network
-from atsbook.runs.settings import settings
-from atsbook.runs.store import Store
+from atsbook.runs.study import WithEvidence
 from atsbook.widgets import html
 from atsbook.widgets.browser_graph.graph import attack_graph, rounded
 from atsbook.widgets.browser_graph.loops import fused, joined
 from atsbook.widgets.browser_graph.lowering import Lowering
 from atslib.attacks import GradientMatching
 from atslib.attacks.objective import Objective
+from atslib.clients.training import TrainConfig
 from atslib.files import project_root
 from atslib.models import build_model
 
-TRAINED = project_root() / "results" / "explorer" / "cifar100-laptop" / NETWORK
 SHAPE, POINTS = (3, 32, 32), 20
 RUN = """
 const graph = %s, points = %s, weights = weightsOf(graph.weights);
@@ -58,14 +53,20 @@ def graph(one_thread, exported):
 
 
 @pytest.fixture(scope="module")
-def trained_graph(one_thread):
-    """The trained network that the explorer's page attacks, as committed beside the page, and its
+def trained_graph(one_thread, tmp_path_factory):
+    """The trained network that the explorer's page hands to its reader, from the evidence, and its
     graph.
     """
-    unit, kept = trained_small(settings(profile="laptop", dataset="cifar100")), TRAINED.read_bytes()
-    entry = Archive(project_root() / "results").entries()[Store("").path(unit.kind, unit).stem]
-    assert hashlib.sha256(kept).hexdigest() == entry["sha256"]  # the one behind extension 6
-    weights = {n.removeprefix("model."): v for n, v in load(kept).items() if n.startswith("model.")}
+    unit = ModelUnit(
+        dataset="cifar100",
+        model="relunet",
+        fraction=0.1,
+        train=TrainConfig(epochs=6, batch=32, lr=0.02),
+        seed=0,
+    )
+    store = WithEvidence(tmp_path_factory.mktemp("store"), project_root() / "results")
+    kept = store.get(unit.kind, unit, lambda state: pytest.fail("it is not in the evidence"))
+    weights = {n.removeprefix("model."): v for n, v in kept.tensors.items() if "model." in n}
     model = build_model(unit.model, 100, norm="cifar100")
     model.load_state_dict(weights)
     return rounded(model, "f16").double(), attack_graph(model, SHAPE, 100, weights="f16")

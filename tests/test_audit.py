@@ -8,14 +8,15 @@ import random
 import shutil
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from checks import refused, search_unit
+from made_pages import asked_by
 
 from atsbook.__main__ import main
-from atsbook.findings.result import stored_digest, stored_result
-from atsbook.pages import load_page
-from atsbook.report import making, runner
+from atsbook.findings.result import stored_result
+from atsbook.report import runner
 from atsbook.report.runner import report
 from atsbook.runs.archive import Archive
 from atsbook.runs.attackers import FromMean, Learned, Undone
@@ -30,7 +31,6 @@ from atsbook.runs.audit import (
     write_audit,
 )
 from atsbook.runs.networks import model_unit
-from atsbook.runs.schedule import needed
 from atsbook.runs.scoring import ScoreUnit
 from atsbook.runs.settings import settings
 from atsbook.runs.store import Store
@@ -184,7 +184,7 @@ def test_one_sided_divergence_is_counted_apart():
 
 @pytest.fixture
 def root(root, page, monkeypatch):
-    """A project's top folder with two pages, of which `smoke_store` has evidence for one."""
+    """A project's top folder with two pages."""
     page("toy")
     page("other", ("28",))
     (root / "book/_toc.yml").write_text("- file: results/toy\n- file: results/other\n")
@@ -193,36 +193,32 @@ def root(root, page, monkeypatch):
     return root
 
 
-def test_the_report_is_made_from_the_archive_alone(root, smoke_store, said, monkeypatch):
-    toy = load_page("toy")
-    executed = []
-    monkeypatch.setattr(
-        making,
-        "execute",
-        lambda name, parameters, *, root, store: executed.append((name, store.root)),
-    )
-    chosen, here = settings(profile="smoke"), Store(smoke_store)
-    whole = toy.run(chosen, here)
+@pytest.mark.jupyter
+def test_the_report_is_made_from_the_archive_alone(root, said):
     archive = Archive(root / "results")
-    wanted, few = needed(toy.units(chosen).values()), Store(root / "few")
+    few = Store(root / "few")
+    wanted = asked_by()
     for unit in wanted:
-        few.get(
-            unit.kind, unit, lambda state, unit=unit: here.get(unit.kind, unit, pytest.fail).tensors
-        )
+        unit.make(few, torch.device("cpu"))
     archive.write(few, embedded=True)
     report(seed=3, minutes=0.05, jobs=1, root=root, store=Store(root / "unused", say=said.append))
-    assert executed == [("toy", root / "book/_build/evidence")]
     folder = root / "results/toy/shapes-smoke"
-    assert stored_digest(folder) == whole.digest
-    assert stored_result(folder)["verdict"] == dataclasses.asdict(whole.verdict)
-    assert stored_result(folder)["facts"] == whole.facts
+    told = stored_result(folder)
+    assert len(told["evidence"]) == 2
+    assert told["facts"]["images"] == 2
+    assert (root / "book/results/toy.ipynb").exists()
+    assert not (root / "book/results/other.ipynb").exists()
+    rows = pd.read_csv(folder / "attacks.csv")
+    assert len(rows) == 4
+    for unit in wanted:
+        found = unit.make(few, torch.device("cpu"))["psnr"]
+        own = rows[rows["policy"] == (unit.policy or "none")]
+        np.testing.assert_allclose(own["psnr"], found, rtol=1e-5)
     assert json.loads((root / "book/_build/audit.json").read_text())["seed"] == 3
     assert not (root / "results/audit.json").exists()
     assert (root / "book/audit.md").read_text() == audit_page(root / "results")
     assert said[1] == f"archive: {len(wanted)} units, {archive.size() / 1e6:.1f} MB, all whole"
-    assert said[-2].startswith(
-        "as they are committed, for want of evidence in the archive: other ("
-    )
+    assert said[-2].startswith("as they are committed, for want of evidence in the archive: other")
     assert said[-1] == "built"
     assert not (root / "unused").exists()
 
@@ -289,7 +285,7 @@ def test_the_command_line_passes_its_options_on(root, monkeypatch):
 
 def test_archive_write_and_verify_from_the_command_line(root, capsys, monkeypatch):
     file = small_archive(root)
-    monkeypatch.setattr(runner, "readers", lambda root, store: {})
+    monkeypatch.setattr(runner, "readers", lambda root: {})
     shutil.rmtree(root / "results")
     (root / "results").mkdir()
     assert main(["archive", "write", "--store", str(root / "kept")]) == 0

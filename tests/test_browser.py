@@ -9,8 +9,8 @@ import json
 import numpy as np
 import pytest
 from browser import needs_chromium, written
+from explored import album, explored
 
-from atsbook.pages import explorer
 from atsbook.runs import networks
 from atsbook.runs.networks import dataset
 from atsbook.runs.settings import settings
@@ -21,7 +21,14 @@ from atsbook.widgets.explorer import pictures
 from atsbook.widgets.live import Session
 from atslib.data.load import load
 
-SMALL = {"profile": "smoke", "fraction": 0.004, "steps": 6, "control_steps": 6}
+SMALL = {"fraction": 0.004, "steps": 6}
+SIZE = SMALL | {"model": "convnet-4", "epochs": 1, "images": 3, "frames": 4, "first_steps": 12}
+SCENES = {
+    "adam-cosine-tv": ("First round", "lenet, untrained"),
+    "adam-cosine": ("After training", "convnet-4, trained"),
+    "through-policy": ("First round, policy known", "lenet, untrained"),
+}
+POLICIES = {"": "No policy", "3-1-7": "Searched, first", HYBRID: "Hybrid of both"}
 pytestmark = [needs_chromium, pytest.mark.usefixtures("one_thread")]
 
 
@@ -29,12 +36,11 @@ pytestmark = [needs_chromium, pytest.mark.usefixtures("one_thread")]
 def payload(tmp_path_factory):
     """Three images, three policies, all attacks, four frames, all really attacked."""
     with pytest.MonkeyPatch.context() as patch:
-        shown = (3, ("", "3-1-7", HYBRID), ("adam-cosine-tv", "adam-cosine", "through-policy"), 4)
-        patch.setattr(explorer, "shown", lambda settings: shown)
         few = {"train": None, "test": 10}  # the accuracies of the networks are not looked at
         patch.setattr(networks, "load", lambda name, split: load(name, split)[: few[split]])
         dataset.cache_clear()
-        yield explorer.run(settings(**SMALL), Store(tmp_path_factory.mktemp("store"))).payload
+        own = {"POLICIES": POLICIES, "SCENES": SCENES, "size": SIZE}
+        yield album(explored(tmp_path_factory.mktemp("store"), instead=own)).payload
     dataset.cache_clear()
 
 
@@ -266,7 +272,9 @@ def live(browser, payload, tmp_path):
 
     Real attacks run in JupyterLab.
     """
-    options = Session(settings(**SMALL), Store(tmp_path / "store"), print).options()
+    options = Session(
+        settings(profile="smoke", **SMALL), Store(tmp_path / "store"), print
+    ).options()
     traits, module = (
         json.dumps(value).replace("<", "\\u003c")
         for value in ({"payload": payload, "options": options}, html.source(*html.EXPLORER))

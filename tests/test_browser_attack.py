@@ -15,6 +15,7 @@ from PIL import Image
 from atsbook.runs.networks import dataset
 from atsbook.runs.settings import settings
 from atsbook.runs.store import Store
+from atsbook.runs.study import Study
 from atsbook.widgets import browser as live
 from atsbook.widgets import data, html
 from atsbook.widgets.figures import Figure
@@ -22,6 +23,7 @@ from atslib.attacks import ATTACKS
 from atslib.attacks.through_policy import forms
 from atslib.attacks.undo_policy import Undone
 from atslib.clients.prepare import to_images
+from atslib.clients.training import TrainConfig
 from atslib.measures.identification import similarity
 from atslib.policies.differentiable import twins
 from atslib.policies.operations import OPS
@@ -44,11 +46,14 @@ def figures(exported, smoke_store):
             live, "attack_graph", lambda *_, **__: exported
         )  # of the same network, traced before
         patch.setattr(live, "OWN", 24)
-        chosen = settings(profile="smoke")
-        small = live.trial(chosen)
+        study = Study("smoke", store=smoke_store)
+        network = study.network("relunet", train=TrainConfig(epochs=1, batch=32), fraction=0.04)
+        network.unit.make(Store(smoke_store), torch.device("cpu"))
+        policies = {"": "No policy", **live.TRIAL}
+        small = live.trial(settings(profile="smoke"))
         whole = Figure(
             "attack",
-            live.payload(chosen, Store(smoke_store), images=4),
+            live.payload(study, network, policies=policies, images=4),
             small.still,
             "what the attack finds",
         )

@@ -138,14 +138,13 @@ def test_units_that_do_nothing_are_handed_out(monkeypatch, capsys):
 
 def test_a_profile_is_priced_as_recorded_and_as_predicted(monkeypatch, tmp_path):
     units = [attack_unit(settings(profile="smoke"), policy) for policy in ("", "3-1-7", "28")]
-    monkeypatch.setattr(costing, "whole", lambda profile: costing.needed(units))
-    monkeypatch.setattr(costing, "BOOK_PROFILE", "smoke")
+    monkeypatch.setattr(costing, "whole", lambda archive: costing.needed(units))
     store, archive = Store(tmp_path / "store"), Archive(tmp_path / "units")
     store.get(units[0].kind, units[0], lambda state: {"cost": torch.ones(1), "psnr": torch.ones(1)})
     archive.write(store, embedded=True)
     known = recorded(costing.needed(units), archive)
     assert sum(took is not None for took in known) == 1
-    rows = list(profile_rows("smoke", MADE, 0.0, archive))
+    rows = list(profile_rows(MADE, 0.0, archive))
     assert {row["workers"] for row in rows} == set(costing.WORKERS)
     whole = [row for row in rows if row["times"] == "all, predicted"]
     assert whole[0]["low"] >= whole[1]["low"] >= whole[2]["low"] >= 0

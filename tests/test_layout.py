@@ -141,7 +141,6 @@ BOOK = (
     "runs",
     "page",
     "bench",
-    "pages",
     "widgets",
     "texts",
     "report",

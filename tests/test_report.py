@@ -230,18 +230,6 @@ def test_writing_again_leaves_no_table_of_an_older_run(tmp_path):
     assert not (folder / "accuracy.csv").exists()
 
 
-def test_the_banner_names_what_made_the_page():
-    made = result()
-    shown = [str(value) for name, value in FACTS.items() if name not in ("fraction", "train")]
-    for text in (*shown, "10%", "50,000", made.digest, "n = 17 images", "seed 5"):
-        assert text in made.banner, text
-    assert "stand-in" not in made.banner
-    for dataset in ("shapes", "shapes-grey"):
-        assert "Embedded stand-in images" in result(dataset=dataset).banner
-    assert result(note="").banner.endswith(f"tables {made.digest}.</div>")
-    assert "convnet-16, untrained; n = " in result(model="convnet-16", epochs=0).banner
-
-
 @pytest.mark.parametrize("status", report.STATUSES)
 def test_the_headline_holds_the_verdict_its_reason_and_its_rule(status):
     verdict = Verdict(status, "because of this", "if that, then this")

@@ -2,6 +2,7 @@
 
 import re
 import signal
+import threading
 from pathlib import Path
 
 import nbformat
@@ -10,11 +11,12 @@ from papermill.translators import PythonTranslator
 
 from atsbook.__main__ import main
 from atsbook.findings.result import stored_digest, stored_result
-from atsbook.pages import PAGES
 from atsbook.report import runner
-from atsbook.report.making import build_book, execute
-from atsbook.report.runner import compute, published, run, usable
+from atsbook.report.making import build_book, executing
+from atsbook.report.notebooks import execute, names
+from atsbook.report.runner import published, run, usable
 from atsbook.runs.attacks import attack_unit, attacked
+from atsbook.runs.schedule import compute
 from atsbook.runs.settings import settings
 from atsbook.runs.store import Store
 from atsbook.texts.first_screen import first_screen
@@ -50,6 +52,8 @@ def test_the_default_pages_are_those_of_the_book(root):
     (root / "book/_toc.yml").write_text(
         "parts:\n  - file: intro\n  - file: results/claim3_transfer\n"
     )
+    assert published(root) == []  # it has no notebook
+    (root / "notebooks/claim3_transfer.ipynb").touch()
     assert published(root) == ["claim3_transfer"]
 
 
@@ -137,7 +141,7 @@ def test_papermill_knows_every_parameter_that_a_run_passes():
     """Else it would warn of an unknown one; and it must read every name of the cell, annotated as
     they are.
     """
-    for name in PAGES:
+    for name in names(NOTEBOOKS.parent):
         notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
         (cell,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", ())]
         known = {parameter.name for parameter in PythonTranslator.inspect(cell)}
@@ -157,6 +161,7 @@ def test_a_folder_of_data_that_is_not_there_is_an_error(root, tmp_path, refusal,
 # --- runs ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.jupyter
 def test_a_run_writes_tables_and_answers_and_computes_only_what_is_missing(root, page, smoke_store):
     page("toy")
     lines, readme = [], (root / "README.md").read_text()
@@ -164,10 +169,9 @@ def test_a_run_writes_tables_and_answers_and_computes_only_what_is_missing(root,
         lines.clear()
         store = Store(smoke_store, say=lines.append)
         run(["toy"], profile="smoke", compute_only=True, root=root, store=store)
-    assert not [line for line in lines if line.startswith("made ")]
+    assert lines == ["toy: profile smoke, convnet-4 on shapes, seed 0"]
     place = root / "book/_build/profiles/smoke"
     folder = place / "results/toy/shapes-smoke"
-    assert lines[-1].endswith(f"\ntoy: tables as they were in {folder}")
     assert {path.name for path in folder.iterdir()} == {"result.json", "attacks.csv"}
     assert stored_result(folder)["facts"]["images"] == 2
     assert stored_result(folder)["cost"]["units"] > 0
@@ -245,40 +249,20 @@ def test_an_interrupted_page_leaves_no_failed_one(root, store):
     assert not list((root / "book/results").iterdir())
 
 
-MEET = """import os, time
-open("{own}", "w").close()
-end = time.monotonic() + 60
-while not os.path.exists("{other}"):
-    assert time.monotonic() < end
-    time.sleep(0.05)
-"""
+def test_pages_are_executed_side_by_side_and_one_that_fails_ends_the_run():
+    meeting = threading.Barrier(2, timeout=60)  # each waits for the other
 
+    def first():
+        meeting.wait()
+        raise AtsError("first: no luck")
 
-@pytest.mark.jupyter
-def test_pages_are_executed_side_by_side_and_one_that_fails_ends_the_run(
-    root, page, smoke_store, monkeypatch
-):
-    first, second, third = pages = ["first", "second", "third"]
-    for name in pages:
-        page(name)
-    monkeypatch.setattr(runner, "build_book", lambda root, store: None)  # a test of its own
-    monkeypatch.setattr(runner, "BOOK_PROFILE", "smoke")
-    notebook(
-        root / f"notebooks/{first}.ipynb",
-        MEET.format(own="a", other="b"),
-        "raise ValueError('no luck')",
-    )
-    notebook(
-        root / f"notebooks/{second}.ipynb", MEET.format(own="b", other="a")
-    )  # each waits for the other
-    notebook(root / f"notebooks/{third}.ipynb", "open('c', 'w').close()")
-    store = Store(smoke_store, say=lambda line: None)
-    with pytest.raises(AtsError, match="first: a cell failed with ValueError: no luck"):
-        run(pages, profile="smoke", dataset="shapes", jobs=2, root=root, store=store)
-    assert (root / f"book/results/{second}.ipynb").exists()
-    notebook(root / f"notebooks/{first}.ipynb", MEET.format(own="a", other="b"))
-    run(pages[:2], profile="smoke", dataset="shapes", jobs=2, root=root, store=store)
-    assert (root / f"book/results/{first}.ipynb").exists()
+    def both():
+        with executing(2) as begin:
+            begin(first)
+            begin(meeting.wait)
+
+    with pytest.raises(AtsError, match="first: no luck"):
+        both()
 
 
 def test_a_book_is_built_and_one_with_a_warning_is_an_error(root, store, said):

@@ -15,13 +15,13 @@ from typing import ClassVar
 import cloudpickle
 import pytest
 import torch
+from made_pages import asked_by
 
 from atsbook.__main__ import main
-from atsbook.pages import load_page
 from atsbook.report import runner
 from atsbook.report.runner import run
 from atsbook.runs import schedule
-from atsbook.runs.attacks import AttackUnit, attack_unit
+from atsbook.runs.attacks import attack_unit
 from atsbook.runs.estimate import Rates
 from atsbook.runs.networks import ModelUnit, model_unit
 from atsbook.runs.schedule import (
@@ -392,36 +392,21 @@ def test_a_unit_of_a_gpu_runs_in_this_process(store):
 # --- from the command line ----------------------------------------------------------------------------------
 
 
+@pytest.mark.jupyter
 def test_a_dry_run_says_what_there_is_to_do_and_does_nothing(root, page, capsys):
+    page("toy")
     before = sorted(root.rglob("*"))
-    toy = page("toy")
     assert main(["run", "toy", "--profile", "smoke", "--dry-run"]) == 0
     captured = capsys.readouterr()
     lines = captured.err.splitlines()
-    units = plan(toy.units(settings()).values(), Store())
+    units = asked_by()
     assert captured.out == ""
     assert lines[0] == "toy: profile smoke, convnet-4 on shapes, seed 0"
-    assert lines[1].startswith(f"toy: {len(units)} units to make, about ")
+    assert lines[1].startswith(f"missing: {len(units)} units to make, about ")
     assert [line.split("  ")[-1] for line in lines[2:-1]] == [unit.title for unit in units]
     assert lines[-1].startswith(f"in all {len(units)} units, about ")
     assert sorted(root.rglob("*")) == before
     assert not Store().root.exists()
-
-
-def test_no_unit_is_begun_anew_after_the_budget_left_it_out(root, page, monkeypatch):
-    asked = []
-    monkeypatch.setattr(runner, "compute", lambda units, store, **work: asked.extend(units))
-    both = page("toy"), page("other", ("28",))
-    assert main(["run", "toy", "other", "--profile", "smoke", "--budget", "1m"]) == 0
-    assert asked == [unit for each in both for unit in each.units(settings()).values()]
-
-
-def test_a_dry_run_says_where_later_units_hang_on_what_is_found(root, page, capsys):
-    page("toy").later_units = lambda chosen, store: {}
-    page("other", ("28",))
-    assert main(["run", "toy", "other", "--profile", "smoke", "--dry-run"]) == 0
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert last == "toy has further units, which depend on what the first ones find"
 
 
 @pytest.mark.parametrize(
@@ -445,36 +430,15 @@ def test_what_is_no_duration_is_refused_in_one_line(refusal, text):
     )
 
 
-def run_tiny(names, root, store, monkeypatch, **options):
-    """`run` at the size of these tests, which no profile has; the `settings` behind it stay real."""
-    monkeypatch.setattr(runner, "settings", lambda **given: TINY)
-    run(names, profile="smoke", compute_only=True, root=root, store=store, **options)
-
-
-def test_pages_that_wait_for_units_are_named(root, page, store, said, monkeypatch):
-    names = ["toy", "other"]
-    for name in names:
-        page(name, ("", {"toy": "3-1-7", "other": "28"}[name]))
-    run_tiny(names, root, store, monkeypatch, budget=0)
-    missing = [
-        f"{name} ({len(plan(load_page(name).units(TINY).values(), store))} units)" for name in names
-    ]
-    assert said[-1] == f"the budget is spent; run again to go on with {', '.join(missing)}"
+@pytest.mark.jupyter
+def test_pages_that_wait_for_units_are_named(root, page, store, said):
+    page("toy")
+    page("other", ("28",))
+    options = {"profile": "smoke", "compute_only": True, "budget": 0}
+    run(["toy", "other"], root=root, store=store, **options)
+    assert said[-1].startswith("the budget is spent; run again to go on with toy: ")
+    assert "2 results are missing" in said[-1]
+    assert ", other: " in said[-1]
+    assert "1 results are missing" in said[-1]
     assert not list(store.entries())
-    assert not (root / "results").exists()
-
-
-def test_a_page_waits_for_the_units_that_its_first_ones_decide(
-    root, page, store, said, monkeypatch
-):
-    toy = page("toy", ("",))
-    toy.later_units = lambda chosen, store: {"more": attack_unit(chosen, "28")}
-    for unit in plan(toy.units(TINY).values(), store):
-        unit.make(store, CPU)
-    before = sorted(path.name for path, _ in store.entries())
-    run_tiny(["toy"], root, store, monkeypatch, budget=0)
-    further = plan(toy.later_units(TINY, store).values(), store)
-    assert said[-1] == f"the budget is spent; run again to go on with toy ({len(further)} units)"
-    assert {type(unit) for unit in further} == {ModelUnit, AttackUnit}
-    assert sorted(path.name for path, _ in store.entries()) == before
     assert not (root / "results").exists()

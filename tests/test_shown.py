@@ -1,23 +1,21 @@
 """What a page shows: a change that a reader sees is found, and what another machine adds is none."""
 
 import base64
-import dataclasses
 import io
 import json
+import zipfile
 
 import nbformat
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from made_pages import asked_by, write_page
 from PIL import Image
 
 from atsbook.__main__ import main
-from atsbook.findings.result import Result, Verdict
 from atsbook.report import making, notebooks, runner
 from atsbook.runs.archive import Archive
-from atsbook.runs.attacks import attack_unit
-from atsbook.runs.schedule import needed
-from atsbook.runs.settings import settings
 from atsbook.runs.shown import (
     folder_differences,
     page_differences,
@@ -26,7 +24,6 @@ from atsbook.runs.shown import (
     table_difference,
 )
 from atsbook.runs.store import Store
-from atsbook.runs.tables import attack_rows, attacked_facts, provenance
 
 
 @pytest.mark.parametrize(
@@ -174,123 +171,53 @@ def test_what_is_another_at_each_run_is_taken_out_of_a_page(tmp_path):
     assert first.cells[0].id == second.cells[0].id
 
 
-class Steps:
-    """A page with a module: two attacks, and a rule."""
-
-    STEPS_RULE = "The rule."
-
-    def units(self, settings):
-        short = dataclasses.replace(settings, images=2)
-        longer = dataclasses.replace(short, steps=2 * settings.steps)
-        return {place.steps: attack_unit(place) for place in (short, longer)}
-
-    def run(self, settings, store):
-        units = self.units(settings)
-        rows, sheets = attack_rows(units, ["steps"], settings, store)
-        first = next(iter(units))
-        facts = provenance(settings, sheets[first]) | attacked_facts(units[first])
-        verdict = Verdict("cannot tell", "two images are few", self.STEPS_RULE)
-        return Result("steps", {"attacks": rows}, facts, verdict, sheets)
-
-
-steps = Steps()
-
-
 @pytest.fixture
-def published(root, smoke_store, monkeypatch):
-    """A project with one page, its evidence and tables; for its notebook stands one that shows the
-    verdict.
-    """
+def published(root, store, monkeypatch):
+    """A project with one executed page, its evidence and its tables."""
     (root / "book/_toc.yml").write_text("- file: results/steps\n")
     monkeypatch.setattr(runner, "BOOK_PROFILE", "smoke")
-    monkeypatch.setattr(runner, "load_page", lambda name: steps)
-    monkeypatch.setattr(notebooks, "MODULES", ("steps",))
-    chosen, here = settings(profile="smoke"), Store(smoke_store)
-    whole = steps.run(chosen, here)
+    monkeypatch.setattr(runner, "build_book", lambda root, store: None)
+    write_page(root, "steps")
     few = Store(root / "few")
-    for unit in needed(steps.units(chosen).values()):
-        few.get(
-            unit.kind, unit, lambda state, unit=unit: here.get(unit.kind, unit, pytest.fail).tensors
-        )
+    for unit in asked_by():
+        unit.make(few, torch.device("cpu"))
     Archive(root / "results").write(few, embedded=True)
-    shown = []
-
-    def execute(name, parameters, *, root, store):
-        result = steps.run(chosen, store)
-        (root / "book/results").mkdir(parents=True, exist_ok=True)
-        page(root / f"book/results/{name}.ipynb", text=result.headline)
-        shown.append(name)
-
-    monkeypatch.setattr(making, "execute", execute)
-    whole.write(root / "results")
-    page(root / "book/results/steps.ipynb", text=whole.headline)
+    notebooks.execute("steps", {"profile": "smoke"}, root=root, store=few)
+    making.publish_answers(root)
     return root
 
 
-def test_a_page_that_its_code_still_makes_passes_and_nothing_is_written(published, store, said):
-    before = {
-        file: file.read_bytes()
-        for file in published.rglob("*")
-        if file.is_file() and "few" not in file.parts
-    }
+@pytest.mark.jupyter
+def test_a_page_that_its_code_still_makes_passes_and_nothing_is_written(published, store):
+    before = {file: file.read_bytes() for file in published.rglob("*") if file.is_file()}
     assert runner.check(jobs=1, root=published, store=store) == []
     assert (published / "book/_build/check/book/results/steps.ipynb").exists()
     for file, data in before.items():
         assert file.read_bytes() == data, file
 
 
-def test_a_rule_that_has_changed_since_a_page_was_made_fails_and_names_page_cell_and_texts(
-    published, store, monkeypatch, capsys
+@pytest.mark.jupyter
+def test_a_rule_or_a_table_that_has_changed_since_a_page_was_made_fails_and_names_both(
+    published, store, capsys
 ):
-    monkeypatch.setattr(steps, "STEPS_RULE", "Another rule.")
-    faults = runner.check(jobs=1, root=published, store=store)
-    assert len(faults) == 2
-    assert faults[0].startswith("steps, cell 1: committed “")
-    assert "Another rule." in faults[0].split("made now")[1]
-    assert faults[1].startswith("steps, result.json: committed “")
-    assert main(["report", "--check", "--jobs", "1"]) == 1
-    assert "steps, cell 1: committed “" in capsys.readouterr().out
-
-
-def test_a_quick_check_executes_no_page_and_finds_a_rule_that_has_changed(
-    published, store, monkeypatch, capsys
-):
-    assert runner.check(jobs=1, quick=True, root=published, store=store) == []
-    assert not list((published / "book/_build/check").glob("book/results/*"))
-    committed = published / "book/results/steps.ipynb"
-    before = committed.read_text()
-    headline = steps.run(settings(profile="smoke"), Store(published / "few")).headline
-    page(committed, text=f"{headline}<p>More of the page.</p>")
-    assert runner.check(jobs=1, quick=True, root=published, store=store) == []
-    page(committed, text=headline.replace("</p>", ", once more</p>", 1))
-    (fault,) = runner.check(jobs=1, quick=True, root=published, store=store)
-    assert fault.startswith("steps, its headline: committed “")
-    assert "once more" in fault.split("made now")[0]
-    page(committed, text="no verdict")
-    assert len(runner.check(jobs=1, quick=True, root=published, store=store)) == 1
-    committed.write_text(before)
-    monkeypatch.setattr(steps, "STEPS_RULE", "Another rule.")
-    faults = runner.check(jobs=1, quick=True, root=published, store=store)
-    assert [fault.split(":")[0] for fault in faults] == [
-        "steps, result.json",
-        "steps, its headline",
-    ]
-    assert main(["report", "--check", "--quick", "--jobs", "1"]) == 1
-    assert "Another rule." in capsys.readouterr().out
-    assert main(["report", "--quick"]) == 2
-
-
-def test_a_stored_table_that_the_code_does_not_make_fails(published, store):
+    write_page(published, "steps", rule="Another rule.")
     (file,) = published.glob("results/steps/*/attacks.csv")
     table = pd.read_csv(file)
     table.loc[1, "psnr"] += 1
     table.to_csv(file, index=False)
-    (fault,) = runner.check(jobs=1, root=published, store=store)
-    assert fault.startswith("steps, attacks.csv: row 2, psnr: ")
+    assert main(["report", "--check", "--jobs", "1"]) == 1
+    faults = capsys.readouterr().out.splitlines()
+    assert len(faults) == 3
+    page, *results = sorted(faults, key=lambda fault: "cell" not in fault)
+    assert page.startswith("steps, cell 2, its source: committed “")
+    assert "Another rule." in page.split("made now")[1]
+    table, verdict = sorted(results)
+    assert table.startswith("steps, attacks.csv: row 2, psnr: ")
+    assert verdict.startswith("steps, result.json: committed “")
 
 
-def test_tables_are_left_as_they_are_where_only_last_digits_differ(published, store, monkeypatch):
-    monkeypatch.setattr(runner, "build_book", lambda root, store: None)
+@pytest.mark.jupyter
+def test_tables_are_left_as_they_are_where_only_last_digits_differ(published, store):
     (file,) = published.glob("results/steps/*/attacks.csv")
     table = pd.read_csv(file)
     whole = file.read_text()
@@ -303,3 +230,19 @@ def test_tables_are_left_as_they_are_where_only_last_digits_differ(published, st
     table.to_csv(file, index=False)
     runner.report(seed=3, minutes=0.01, jobs=1, root=published, store=store)
     assert file.read_text() == whole
+
+
+def test_zips_differ_by_what_is_in_them(tmp_path):
+    folders = [tmp_path / name for name in ("old", "new")]
+
+    def differences(**files):
+        for folder, number in zip(folders, files.pop("numbers"), strict=True):
+            folder.mkdir(exist_ok=True)
+            with zipfile.ZipFile(folder / "a.zip", "w") as whole:
+                whole.writestr("index.json", f'{{"psnr": {number}}}')
+                whole.writestr("a.webp", files.get(folder.name, b"same"))
+        return folder_differences(*folders)
+
+    assert differences(numbers=(1.234, 1.235)) == []  # the last digit of another machine
+    assert differences(numbers=(1.234, 1.244)) == ["a.zip, index.json has changed"]
+    assert differences(numbers=(1, 1), new=b"other") == ["a.zip, a.webp has changed"]

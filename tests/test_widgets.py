@@ -16,30 +16,19 @@ import numpy as np
 import pytest
 import torch
 from checks import assert_asks_for_nothing, refused, written
+from explored import album, explored
 from PIL import Image
 
 from atsbook.figures.sheets import payload as with_files
 from atsbook.figures.sheets import sheet, signed
-from atsbook.findings.result import stored_digest
-from atsbook.pages import explorer
-from atsbook.pages.explorer import (
-    POLICIES,
-    SCENES,
-    SHEETS,
-    attacks,
-    drawn,
-    read,
-    sheets,
-    units,
-    zipped,
-)
-from atsbook.runs.attacks import attack_unit, attacked, before, targets
+from atsbook.runs.attacks import attack_unit, before, targets
 from atsbook.runs.networks import dataset, model_unit
 from atsbook.runs.settings import settings
 from atsbook.runs.store import Store
 from atsbook.runs.table1 import HYBRID
-from atsbook.widgets import Page, show, to_html
+from atsbook.widgets import Page, frames, show, to_html
 from atsbook.widgets.explorer import pictures, still
+from atsbook.widgets.frames import CLIENTS, SHEETS, frame_rows, read, words_drawn
 from atsbook.widgets.live import (
     STEPS,
     UPLOAD_BYTES,
@@ -52,7 +41,6 @@ from atsbook.widgets.live import (
 from atslib.clients.observe import observe
 from atslib.clients.training import TrainConfig
 from atslib.measures.metrics import psnr
-from atslib.models import device_of
 from atslib.policies.differentiable import SIGNED
 from atslib.policies.operations import crop_and_flip
 from atslib.policies.policy import OPS, Policy
@@ -61,45 +49,60 @@ from atslib.rng import rng
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+SCENES = ("adam-cosine-tv", "through-policy", "adam-cosine")
+
+
 @pytest.fixture(scope="module")
-def result(smoke_store):
-    return explorer.run(settings(profile="smoke"), Store(smoke_store))
+def space(smoke_store):
+    """What the explorer's notebook defines."""
+    return explored(smoke_store)
+
+
+@pytest.fixture(scope="module")
+def result(space):
+    """What it shows."""
+    return album(space)
+
+
+def put(made, folder):
+    """An album among the results of a page."""
+    folder.mkdir(exist_ok=True)
+    (folder / SHEETS).write_bytes(made.zipped)
+    made.frames.to_csv(folder / "frames.csv", index=False, float_format="%.6g")
+    return folder
 
 
 # --- what is packed -----------------------------------------------------------------------------------------
 
 
-def test_a_page_has_twelve_images_six_policies_three_attacks_and_twelve_frames():
-    planned = attacks(settings(profile="laptop", dataset="shapes"))
-    assert len(planned) == len(POLICIES) * len(SCENES) == 18
-    assert {(unit.first, unit.last, unit.frames) for unit in planned.values()} == {
-        (0, 12, 12),
-        (0, 12, 5),
-    }
-    assert {unit.policy for unit in planned.values()} == set(POLICIES)
-    assert list(planned) == [(attack, policy) for attack in SCENES for policy in POLICIES]
-    assert {unit.model.train.policy for unit in planned.values() if unit.model.train} == {
-        ""
-    }  # one network for all
-    assert (
-        len(units(settings(profile="laptop", dataset="shapes"))) == 19
-    )  # and the network in the reader's browser
-    large = attacks(settings(profile="full", dataset="shapes", images=9)).values()
-    assert all(unit.model.train is None or unit.model.train.policy == unit.policy for unit in large)
+def test_a_page_has_twelve_images_six_policies_three_attacks_and_twelve_frames(tmp_path):
+    sizes = {"epochs": 1, "fraction": 0.1, "dataset": "shapes"}
+    for profile in ("laptop", "full"):
+        space = explored(tmp_path, profile=profile, **sizes)
+        asked = {key: run.unit for key, run in space["runs"].items()}
+        assert len(asked) == 18
+        assert list(asked) == [(scene, policy) for scene in SCENES for policy in space["POLICIES"]]
+        assert {(unit.first, unit.last, unit.frames) for unit in asked.values()} == {
+            (0, 12, 12),
+            (0, 12, 5),
+        }
+        assert all(policy == unit.policy for (_, policy), unit in asked.items())
+        late = [unit for unit in asked.values() if unit.model.train]
+        own = profile == "full"  # else one network for all
+        assert [unit.model.train.policy for unit in late] == [
+            unit.policy if own else "" for unit in late
+        ]
 
 
-def test_the_index_says_what_the_attacks_found(result, smoke_store):
-    index, chosen = result.index, settings(profile="smoke")
-    for (scene, policy), unit in attacks(chosen).items():
-        a, p, outcome = (
-            ("through-policy", "adam-cosine").index(scene),
-            ("", HYBRID).index(policy),
-            "psnr",
-        )
-        artifact = attacked(unit, Store(smoke_store), device_of("cpu"))
-        target, known = artifact["target"].float() / 255, policy
+def test_the_index_says_what_the_attacks_found(space, result):
+    index = result.index
+    for (scene, policy), run in space["runs"].items():
+        a = SCENES.index(scene)
+        p = ("", HYBRID).index(policy)
+        artifact, outcome, known = run.value, "psnr", policy
+        target = artifact["target"].float() / 255
         if scene == "through-policy":  # what it searches is the image before the policy
-            target, outcome, known = before(unit).float() / 255, "psnr_before", ""
+            target, outcome, known = before(run.unit).float() / 255, "psnr_before", ""
         lows = psnr(policy_image("shapes", known, True).expand_as(target).contiguous(), target)
         for image in range(2):
             expected = [float(psnr(frame, target)[image]) for frame in artifact["frames"]]
@@ -110,15 +113,15 @@ def test_the_index_says_what_the_attacks_found(result, smoke_store):
             assert index["floor"][a][p][image] == pytest.approx(float(lows[image]), rel=1e-3)
             cost = [*artifact["trace"][:, image].tolist(), float(artifact["cost"][image])]
             assert index["cost"][a][p][image] == pytest.approx(cost, rel=1e-2)
-    through, plain = index["attacks"]
-    assert plain["frames"] == [0, 5, 10]
-    assert plain["trace"] == list(range(11))
-    assert (through["before"], plain["before"]) == (True, False)
+    early, through, late = index["attacks"]
+    assert late["frames"] == [0, 5, 10]
+    assert late["trace"] == list(range(11))
+    assert [scene["before"] for scene in (early, through, late)] == [False, True, False]
     assert index["images"] == ["disc", "ring"]
     assert [policy["id"] for policy in index["policies"]] == ["none", HYBRID]
 
 
-def test_frame_steps_are_those_of_the_engine(result):
+def test_frame_steps_are_those_of_the_engine(space):
     from atslib.attacks import ATTACKS, reconstruct
     from atslib.models import build_model
 
@@ -126,34 +129,79 @@ def test_frame_steps_are_those_of_the_engine(result):
     model = build_model("lenet-4", 10, 1, image_size=28, rng=rng(0))
     attack = dataclasses.replace(ATTACKS["adam-cosine"], steps=7)
     made = reconstruct(observe(model, pixels, torch.tensor([1])), attack, rng=rng(0), frames=4)
-    kept = {"frames": made.frames, "trace_steps": torch.arange(7)}
-    assert explorer.frame_steps(kept) == list(made.frame_steps)
+    target = torch.zeros(1, 1, 28, 28, dtype=torch.uint8)
+    kept = {"frames": made.frames, "trace_steps": torch.arange(7), "target": target}
+    rows = frame_rows(space["runs"]["adam-cosine", ""].unit, kept)
+    assert list(rows["step"]) == list(made.frame_steps)
 
 
-def test_tables_hold_every_frame(result):
-    frames, images = result.tables["frames"], result.tables["images"]
-    assert (len(frames), len(images)) == (2 * 2 * 2 * 3, 2 * 2 * 2)
-    last = frames[frames["step"] == 10].merge(images, on=["attack", "policy", "image"])
-    np.testing.assert_allclose(last["psnr_x"], last["psnr_y"], rtol=1e-5)
+def test_the_table_holds_every_frame(space, result):
+    assert len(result.frames) == 3 * 2 * 2 * 3
+    ends = result.frames[result.frames["step"] == 10].query("attack == 'adam-cosine'")
+    images = space["study"].table(space["runs"], ["attack", "policy"])
+    both = ends.merge(images, on=["attack", "policy", "image"])
+    assert len(both) == 4
+    np.testing.assert_allclose(both["psnr_x"], both["psnr_y"], rtol=1e-5)
 
 
-def test_a_written_result_is_read_back_and_writing_it_again_changes_nothing(result, tmp_path):
-    folder = result.write(tmp_path)
-    assert read(folder) == json.loads(json.dumps(result.payload))
-    assert {path.suffix for path in folder.iterdir()} == {".csv", ".json", ".safetensors", ".zip"}
-    assert stored_digest(folder) == result.digest
+def test_a_written_album_is_read_back_and_a_damaged_one_is_refused(result, tmp_path):
+    folder = put(result, tmp_path)
+    again = read(folder)
+    assert again.payload == json.loads(json.dumps(result.payload))
+    assert again.zipped == result.zipped
     before = (folder / SHEETS).read_bytes()
-    assert result.write(tmp_path) == folder
-    assert (folder / SHEETS).read_bytes() == before
     (folder / SHEETS).write_bytes(before[:100])
     with refused("sheets.zip cannot be read"):
         read(folder)
     (folder / SHEETS).unlink()
     with refused("sheets.zip cannot be read"):
         read(folder)
-    (folder / SHEETS).write_bytes(zipped({"index.json": b'{"format": "other"}'}))
+    other = dataclasses.replace(result, index={"format": "other"})
+    (folder / SHEETS).write_bytes(other.zipped)
     with refused("'other' must be 'atslib-explorer-1'"):
         read(folder)
+
+
+@pytest.fixture
+def lean(space, tmp_path):
+    """A store with the same attacks, whose frames were left out as in the evidence."""
+    whole = space["study"].store
+    few = Store(tmp_path / "lean")
+    for run in space["runs"].values():
+        tensors = {n: v for n, v in run.value.tensors.items() if n != "frames"}
+        few.get(run.unit.kind, run.unit, lambda state, tensors=tensors: tensors)
+        if run.unit.model.train:
+            kept = whole.get("model", run.unit.model, pytest.fail).tensors
+            few.get("model", run.unit.model, lambda state, kept=kept: kept)
+    return few.root
+
+
+def test_frames_that_the_evidence_leaves_out_come_from_the_page_as_it_was(result, lean, tmp_path):
+    kept = put(result, tmp_path / "kept")
+    again = album(explored(lean), kept=kept)
+    assert again.zipped == result.zipped
+    with pytest.raises(KeyError, match="frames"):
+        album(explored(lean))
+
+
+def test_frames_of_another_attack_are_not_taken(result, lean, tmp_path):
+    kept = put(result, tmp_path / "kept")
+    other = dataclasses.replace(result, index=result.index | {"keys": [["x", "y"]] * 3})
+    put(other, tmp_path / "other")
+    with pytest.raises(KeyError, match="frames"):
+        album(explored(lean), kept=tmp_path / "other")
+    policies = {"": "No policy", "3-1-7": "My own", HYBRID: "Hybrid of both"}
+    more = album(explored(lean, instead={"POLICIES": policies}), kept=kept)
+    assert more.index["policies"][1] == {
+        "id": "3-1-7",
+        "title": "My own",
+        "operations": "translate X 9 → contrast 6 → translate Y 2",
+    }
+    for scene in range(3):
+        assert more.files[f"{scene}-2.webp"] == result.files[f"{scene}-1.webp"]
+        assert more.index["psnr"][scene][2] == result.index["psnr"][scene][1]
+        assert len(more.index["psnr"][scene][1][0]) == 3
+    assert pictures(more.payload, CLIENTS).shape[0] == 4
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -168,17 +216,11 @@ def test_a_sheet_keeps_place_and_colour_of_every_picture(channels):
     assert psnr(shown.flatten(0, 1), made.flatten(0, 1)).min() > 30
 
 
-def test_frames_are_packed_within_the_budget(result, smoke_store, monkeypatch):
-    chosen = attacks(settings(profile="smoke"))
-    artifacts = {
-        key: attacked(unit, Store(smoke_store), device_of("cpu")) for key, unit in chosen.items()
-    }
-    best = sum(map(len, sheets(artifacts).values()))
-    monkeypatch.setattr(explorer, "BUDGET", best // 2)
-    assert (
-        sum(len(data) for name, data in sheets(artifacts).items() if name != "images.webp")
-        <= best // 2
-    )
+def test_frames_are_packed_within_the_budget(space, result, monkeypatch):
+    best = sum(map(len, result.files.values()))
+    monkeypatch.setattr(frames, "BUDGET", best // 2)
+    small = album(space)
+    assert sum(len(data) for name, data in small.files.items() if name != CLIENTS) <= best // 2
 
 
 def test_signs_are_in_the_words():
@@ -198,7 +240,7 @@ def test_operations_with_a_sign_are_those_that_change_with_it():
 def test_the_signs_that_are_said_are_those_that_were_drawn():
     unit = attack_unit(settings(profile="smoke", images=6), "3-1-7")
     moved = crop_and_flip(dataset("shapes", "test")[:6].pixels, rng=rng(0, "crop and flip"))
-    words = drawn(unit)
+    words = words_drawn(unit)
     assert len(set(words)) > 1
     signs = torch.tensor(
         [[-1 if "−" in part else 1 for part in text.split(" → ")] for text in words]
@@ -226,7 +268,7 @@ def test_the_still_picture_is_small_and_shows_first_and_last_policy(result):
 
 
 def test_where_no_reader_is_the_page_is_shown(result):
-    shown = show(result, settings(profile="smoke"), Store("unused"))
+    shown = show(result.payload, settings(profile="smoke"), Store("unused"))
     assert isinstance(shown, Page)
     assert repr(shown) == "Explorer of 2 images under 2 policies"
     assert shown._repr_html_() == to_html(result.payload)
@@ -236,7 +278,7 @@ def test_a_reader_at_a_kernel_gets_the_live_explorer(result, smoke_store, monkey
     pytest.importorskip("anywidget")
     front_end = SimpleNamespace(kernel=SimpleNamespace(_allow_stdin=True))
     monkeypatch.setattr("IPython.get_ipython", lambda: front_end)
-    arguments = result, settings(profile="smoke"), Store(smoke_store)
+    arguments = result.payload, settings(profile="smoke"), Store(smoke_store)
     shown = show(*arguments)
     assert repr(shown) == "Explorer with a kernel"
     shown.close()

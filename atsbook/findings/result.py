@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 
 from atsbook.findings.rules import told
-from atslib.data.load import is_drawn
 from atslib.errors import AtsError
 from atslib.files import project_root, write_atomically
 
@@ -51,13 +50,14 @@ class Result:
         tables: tidy tables by name.
         facts: where and how it was made: profile, dataset, model, images, device, date, versions,
             seed.
+        files: what else lies beside the tables, by name.
     """
 
     page: str
     tables: dict[str, pd.DataFrame]
     facts: dict[str, object]
     verdict: Verdict
-    sheets: dict[str, object] = dataclasses.field(default_factory=dict, repr=False)
+    files: dict[str, bytes] = dataclasses.field(default_factory=dict, repr=False)
 
     def texts(self) -> dict[str, str]:
         """The files of this result: each table as CSV, and `FILE` with the verdict and the facts."""
@@ -84,27 +84,6 @@ class Result:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
-    def banner(self) -> str:
-        """The line at the top of a page, in HTML: what made the numbers below it."""
-        f = self.facts
-        embedded = (
-            " Embedded stand-in images: no data set was found." if is_drawn(f["dataset"]) else ""
-        )
-        note = f" {f['note']}." if f["note"] else ""
-        training = (
-            f"trained on {f['fraction']:.0%} of {f['train']:,} images for {f['epochs']} epochs"
-        )
-        training = f.get("training") or (
-            training if f["epochs"] else "untrained"
-        )  # a page can say it in its own words
-        return (
-            f'<div class="banner">Profile <b>{f["profile"]}</b>: {f["dataset"]}, {f["model"]}, '
-            f"{training}; n = {f['images']} images, "
-            f"{f['steps'] or 'no'} attack steps, seed {f['seed']}; {f['device']}, {f['made']}, torch {f['torch']}, "
-            f"Python {f['python']}; tables {self.digest}.{embedded}{note}</div>"
-        )
-
-    @property
     def headline(self) -> str:
         """The verdict as HTML; at less than the full profile it says that it is of this scale.
 
@@ -125,6 +104,8 @@ class Result:
         """
         folder = Path(results) / self.page / f"{self.facts['dataset']}-{self.facts['profile']}"
         texts = self.texts()
+        for name, data in self.files.items():
+            write_atomically(folder / name, lambda partial, data=data: partial.write_bytes(data))
         for name, text in texts.items():
             write_atomically(folder / name, lambda partial, text=text: partial.write_text(text))
         for stale in set(folder.glob("*.csv")) - {folder / name for name in texts}:

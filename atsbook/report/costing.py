@@ -1,4 +1,4 @@
-"""What a whole profile takes on so many workers: units in the order of their needs, and what
+"""What all of the evidence takes on so many workers: units in the order of their needs, and what
 handing one out costs.
 """
 
@@ -13,21 +13,21 @@ from typing import ClassVar
 
 import torch
 
-from atsbook.pages import MODULES, load_page
 from atsbook.report.runner import BOOK_PROFILE
-from atsbook.runs.archive import Archive
+from atsbook.runs.archive import Archive, unit_of
 from atsbook.runs.audit import processor
 from atsbook.runs.estimate import Rates, points
 from atsbook.runs.networks import ModelUnit, Unit
 from atsbook.runs.schedule import compute, needed, seconds
-from atsbook.runs.settings import settings
 from atsbook.runs.store import Artifact, Store
 
 WORKERS = (1, 8, 64)
 TRIVIAL = 300  # units that do nothing, handed out to see what that takes
-# One H100 (SXM) by its data sheet: 67 TFLOP/s in single precision, 3.35 TB/s; a number is read
-# twice and written once. Of either, what real work reaches is an assumption: a tenth to a half.
-H100_FLOP, H100_BYTES, EACH = 67e12, 3.35e12, 12
+# One H100 (SXM) by its data sheet: 67 TFLOP/s in single precision, 3.35 TB/s. Of either, what real
+# work reaches is an assumption: a tenth to a half.
+H100_FLOP = 67e12
+H100_BYTES = 3.35e12
+EACH = 12  # bytes: a number is read twice and written once
 REACHED = (0.1, 0.5)
 
 
@@ -98,12 +98,10 @@ def handing_out(scheduler: str | None) -> float:
         return max(0.0, (taken(range(4, 8 + TRIVIAL)) - few) / TRIVIAL)
 
 
-def whole(profile: str) -> list[Unit]:
-    """Every unit of a profile's pages, each once and after its needs; what depends on results is
-    left out.
-    """
-    chosen = settings(profile=profile)
-    return needed(unit for page in MODULES for unit in load_page(page).units(chosen).values())
+def whole(archive: Archive) -> list[Unit]:
+    """Every unit behind the book's pages, each once and after its needs."""
+    units = map(unit_of, archive.entries().values())
+    return needed(unit for unit in units if unit is not None)
 
 
 def recorded(units: Sequence[Unit], archive: Archive) -> list[float | None]:
@@ -113,15 +111,15 @@ def recorded(units: Sequence[Unit], archive: Archive) -> list[float | None]:
     return [entries.get(store.path(unit.kind, unit).stem, {}).get("seconds") for unit in units]
 
 
-def profile_rows(profile: str, rates: Rates, overhead: float, archive: Archive) -> Iterator[dict]:
-    """One row per way of knowing the times and number of workers: `low` and `high`, hours that a
-    profile takes.
+def profile_rows(rates: Rates, overhead: float, archive: Archive) -> Iterator[dict]:
+    """One row per way of knowing the times and number of workers: `low` and `high`, hours that the
+    evidence takes.
 
-    The units that the archive has, as recorded and as predicted for a core of this machine; all
-    units as predicted for such a core; and on H100s, with `low` and `high` by the shares of the
-    data sheet in `REACHED`.
+    The units that the archive has, as recorded and as predicted for a core of this machine; these
+    and what they need as predicted for such a core; and on H100s, with `low` and `high` by the
+    shares of the data sheet in `REACHED`.
     """
-    units = whole(profile)
+    units = whole(archive)
     known = recorded(units, archive)
     kept = [unit for unit, took in zip(units, known, strict=True) if took is not None]
     here = [seconds(unit, rates) for unit in kept]
@@ -131,14 +129,10 @@ def profile_rows(profile: str, rates: Rates, overhead: float, archive: Archive) 
         )
         for share in REACHED
     )
-    ways = {}
-    if profile == BOOK_PROFILE:
-        took = [each for each in known if each is not None]
-        ways = {
-            "in the archive, recorded": (kept, (took,)),
-            "in the archive, predicted": (kept, (here,)),
-        }
-    ways |= {
+    took = [each for each in known if each is not None]
+    ways = {
+        "in the archive, recorded": (kept, (took,)),
+        "in the archive, predicted": (kept, (here,)),
         "all, predicted": (units, ([seconds(unit, rates) for unit in units],)),
         "all, predicted for H100": (
             units,
@@ -152,7 +146,7 @@ def profile_rows(profile: str, rates: Rates, overhead: float, archive: Archive) 
             hours = [round(makespan(each, needs, workers, overhead) / 3600, 3) for each in times]
             row = {
                 "benchmark": "profile",
-                "profile": profile,
+                "profile": BOOK_PROFILE,
                 "times": way,
                 "units": len(chosen),
                 "workers": workers,
@@ -183,5 +177,4 @@ def measure(device: torch.device, archive: Archive) -> Iterator[dict]:
         "benchmark": "overhead",
         **{name: round(1e3 * value, 1) for name, value in overheads.items()},
     }
-    for profile in ("laptop", "full"):
-        yield from profile_rows(profile, rates, max(overheads.values()), archive)
+    yield from profile_rows(rates, max(overheads.values()), archive)

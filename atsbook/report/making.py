@@ -1,7 +1,6 @@
 """Pages from their notebooks, and the book from its pages."""
 
 import contextlib
-import functools
 import json
 import os
 import subprocess
@@ -12,7 +11,6 @@ from pathlib import Path
 
 import torch
 
-import atslib
 from atsbook.runs.audit import audit_page
 from atsbook.runs.shown import page_differences
 from atsbook.runs.store import Store
@@ -32,11 +30,9 @@ PAGES_AT_ONCE = 4  # at most, where no number of jobs is given: a kernel is abou
 
 
 @contextlib.contextmanager
-def executing(
-    jobs: int | None, parameters: dict[str, object], root: Path, store: Store
-) -> Iterator[Callable[..., None]]:
-    """A function that begins to execute a page beside whatever the run does, by `execute` or by a
-    call of its own; the end waits for all of them.
+def executing(jobs: int | None) -> Iterator[Callable[[Callable[[], None]], None]]:
+    """A function that begins a call, which executes a page, beside others; the end waits for all
+    of them.
 
     A page that failed ends the run when the next one is begun, or at the end; none is begun after
     it. Until then this process works with one thread, as each page does.
@@ -46,9 +42,7 @@ def executing(
     torch.set_num_threads(1)
     with ThreadPoolExecutor(jobs or min(PAGES_AT_ONCE, os.cpu_count() or 1)) as pool:
 
-        def begin(name: str, call: Callable[[], None] | None = None) -> None:
-            if call is None:
-                call = functools.partial(execute, name, parameters, root=root, store=store)
+        def begin(call: Callable[[], None]) -> None:
             begun.append(pool.submit(call))
             for page in begun:
                 if page.done():
@@ -63,55 +57,6 @@ def executing(
             raise
         finally:
             torch.set_num_threads(threads)
-
-
-def execute(name: str, parameters: dict[str, object], *, root: Path, store: Store) -> None:
-    """Run one notebook by papermill into book/results/; a failed page keeps the one that was there.
-
-    Papermill has a process of its own: it changes the folder of the one it runs in, and pages are
-    made side by side.
-    """
-    page = root / "book" / "results" / f"{name}.ipynb"
-    page.parent.mkdir(parents=True, exist_ok=True)
-    partial = page.with_suffix(".failed.ipynb")
-    partial.unlink(missing_ok=True)
-    # Relative paths: the executed page records them.
-    source, target = (
-        path.relative_to(root).as_posix() for path in (root / "notebooks" / page.name, partial)
-    )
-    options = [
-        "--cwd",
-        "notebooks",
-        "--no-progress-bar",
-        "--parameters_yaml",
-        json.dumps(parameters),
-    ]
-    library = (
-        str(Path(atslib.__file__).parents[1]),
-        os.environ.get("PYTHONPATH"),
-    )  # the same for page and tables
-    ended = subprocess.run(
-        [sys.executable, "-m", "papermill", source, target, *options],
-        cwd=root,
-        env=ONE_THREAD
-        | os.environ
-        | {"ATS_STORE": store.address, "PYTHONPATH": os.pathsep.join(filter(None, library))},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if ended.returncode:
-        lines = (
-            ended.stderr.strip().splitlines() if ended.returncode > 0 else ()
-        )  # of a killed one the kernel's alone
-        words = lines[-1] if lines else f"papermill ended with status {ended.returncode}"
-        if not (failure := failure_of(partial)):
-            partial.unlink(
-                missing_ok=True
-            )  # interrupted or killed, which is no failure of the page's
-        raise AtsError(f"{name}: {failure or words}")
-    publish(partial, page, name, store)
 
 
 def publish(made: Path, page: Path, name: str, store: Store) -> None:

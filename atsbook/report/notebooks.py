@@ -1,5 +1,7 @@
-"""Pages that are a notebook and nothing else: executing one computes what it needs and writes its
-tables.
+"""Pages: each is a notebook, and executing it computes what it needs and writes its tables.
+
+To add a page: its notebook in `notebooks/`, which holds the whole experiment, and a line in
+`book/_toc.yml`.
 """
 
 import json
@@ -12,16 +14,15 @@ from pathlib import Path
 
 import atslib
 from atsbook.page import WRITTEN
-from atsbook.pages import MODULES
 from atsbook.report.making import ONE_THREAD, failure_of, publish
 from atsbook.runs.store import Store
 from atsbook.runs.study import SAID
 from atslib.errors import AtsError, NotKept
 
 
-def stands_alone(name: str) -> bool:
-    """Whether a page has no module: its notebook says all that it needs."""
-    return name not in MODULES
+def names(root: Path) -> list[str]:
+    """The pages of a project, by the names of their notebooks."""
+    return sorted(path.stem for path in (root / "notebooks").glob("*.ipynb"))
 
 
 def execute(
@@ -76,9 +77,14 @@ def execute(
         command = [sys.executable, "-m", "papermill", f"notebooks/{name}.ipynb", target, *options]
         environment = ONE_THREAD | os.environ | more
         with subprocess.Popen(
-            command, cwd=root, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE, text=True,
-        ) as running:  # fmt: skip
+            command,
+            cwd=root,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as running:
             last = ""
             for line in running.stderr:
                 last = line.strip() or last
@@ -86,9 +92,12 @@ def execute(
                 if found:
                     store.say(words.rstrip())
         if running.returncode:
-            failure = (
-                failure_of(made) or last or f"papermill ended with status {running.returncode}"
-            )
+            failure = failure_of(made)
+            if failure is None:
+                made.unlink(missing_ok=True)  # interrupted or killed, no failure of the page's
+                # Of a killed one the last words are the kernel's.
+                words = last if running.returncode > 0 else ""
+                failure = words or f"papermill ended with status {running.returncode}"
             kind = NotKept if f"failed with {NotKept.__name__}" in failure else AtsError
             if kind is NotKept:  # nothing is wrong with the page
                 made.unlink(missing_ok=True)

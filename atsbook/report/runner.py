@@ -1,30 +1,25 @@
 """From nothing to the book: compute what is missing, execute the pages, build."""
 
 import functools
-import itertools
 import os
 import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from atsbook.findings.result import stored_result
-from atsbook.pages import PAGES, load_page
 from atsbook.report import notebooks
 from atsbook.report.making import build_book, executing, publish_answers
 from atsbook.runs.archive import Archive
 from atsbook.runs.audit import audit, summaries, write_audit
-from atsbook.runs.networks import Unit
-from atsbook.runs.schedule import compute, describe, needed, outlook, plan, say
+from atsbook.runs.schedule import say
 from atsbook.runs.settings import Settings, settings
-from atsbook.runs.shown import folder_differences, page_differences, unsaid, write_changed
+from atsbook.runs.shown import folder_differences, page_differences
 from atsbook.runs.store import Store
-from atsbook.texts.costs import write_cost
 from atslib.data.load import available, is_drawn, load
 from atslib.errors import AtsError, NotKept, choose
-from atslib.files import shown
 
 __all__ = ["report", "run", "say"]
 
@@ -77,9 +72,8 @@ def run(
         dry_run: only say what would be computed, with estimated times.
         budget: seconds; no unit is begun that would end beyond them, and pages that wait for units
             are left out.
-        jobs: units computed at once, each in a process with one thread, and pages executed at once;
-            by default one unit a core without a GPU and one in this process with it, and at most
-            four pages.
+        jobs: units computed at once, each in a process with one thread; by default one unit a core
+            without a GPU and one in this process with it.
         scheduler: `local` or the address of a Dask scheduler, as in `schedule.compute`.
         root: the project's top folder, with notebooks/, book/ and results/.
     Raises:
@@ -87,53 +81,17 @@ def run(
     """
     experiment, pages = _chosen(names, profile, dataset, root, store)
     ends = None if budget is None else time.monotonic() + budget
-    alone = [name for name in pages if notebooks.stands_alone(name)]
-    pages = [name for name in pages if name not in alone]
-    how = {
-        "keep": not compute_only,
-        "dry_run": dry_run,
-        "jobs": jobs,
-        "scheduler": scheduler,
-        "ends": ends,
-    }
-    unfinished = _executed(
-        alone, experiment, root if dry_run else _place(root, profile), store, **how
-    )
-    if not pages:
-        if not dry_run:
-            _finish(unfinished, compute_only, _place(root, profile), store)
-        return
-    first = {name: list(load_page(name).units(experiment).values()) for name in pages}
-    if dry_run:
-        _describe(first, experiment, store, {"jobs": jobs, "scheduler": scheduler})
-        return
-    of_all = list(itertools.chain(*first.values()))
-    work = {"device": experiment.device, "jobs": jobs, "ends": ends, "scheduler": scheduler}
-    store.say(outlook(of_all, store, experiment.device, jobs, scheduler))
-    compute(of_all, store, **work)
-    waiting = unfinished
-    place = _place(root, profile)
-    with executing(
-        jobs, {"profile": profile, "dataset": experiment.dataset}, place, store
-    ) as begin:
-        for name in pages:
-            further = _further(name, first[name], experiment, store)
-            compute(further, store, **work)
-            if left := len(plan(units := first[name] + further, store)):
-                waiting.append(f"{name} ({left} units)")
-                continue
-            _write_tables(name, units, experiment, place, store)
-            if not compute_only:
-                begin(name)
-    _finish(waiting, compute_only, place, store)
+    place = root if dry_run else _place(root, profile)
+    how = {"keep": not compute_only, "jobs": jobs, "scheduler": scheduler, "ends": ends}
+    unfinished = _executed(pages, experiment, place, store, dry_run=dry_run, **how)
+    if not dry_run:
+        _finish(unfinished, compute_only, place, store)
 
 
 def _executed(
     names: Sequence[str], experiment: Settings, place: Path, store: Store, **how: object
 ) -> list[str]:
-    """Execute pages that are a notebook and nothing else; those that need more than is kept, and
-    why.
-    """
+    """Execute pages; those that need more than is kept, and why."""
     parameters = {"profile": experiment.profile}
     # Some pages are about another data set than the profile's: they know better.
     if experiment.dataset != settings(profile=experiment.profile).dataset:
@@ -157,19 +115,6 @@ def _finish(waiting: Sequence[str], compute_only: bool, place: Path, store: Stor
         store.say(f"the budget is spent; run again to go on with {', '.join(waiting)}")
     elif not compute_only:
         build_book(place, store)
-
-
-def _describe(
-    first: Mapping[str, list[Unit]], experiment: Settings, store: Store, where: dict[str, object]
-) -> None:
-    """Say what computing pages with these first units would take, as far as the store can tell."""
-    known = {
-        name: units + _further(name, units, experiment, store) for name, units in first.items()
-    }
-    store.say(describe(known, store, experiment.device, **where))
-    for name, units in first.items():
-        if hasattr(load_page(name), "later_units") and plan(units, store):
-            store.say(f"{name} has further units, which depend on what the first ones find")
 
 
 def report(
@@ -228,13 +173,10 @@ def report(
     build_book(root, store)
 
 
-def check(*, jobs: int | None = None, quick: bool = False, root: Path, store: Store) -> list[str]:
+def check(*, jobs: int | None = None, root: Path, store: Store) -> list[str]:
     """Every page that the evidence is enough for, made again in book/_build/check, beside what is
     committed.
 
-    Args:
-        quick: make again the tables, facts and verdict of each page, and look for them in the
-            committed one; of notebooks execute those that hold the whole experiment alone.
     Returns:
         One line for each text, table or fact that is another now: its page, its cell or file, and
         both.
@@ -249,7 +191,7 @@ def check(*, jobs: int | None = None, quick: bool = False, root: Path, store: St
     place = root / "book" / "_build" / "check"
     shutil.rmtree(place, ignore_errors=True)
     shutil.copytree(root / "notebooks", place / "notebooks")
-    kept = _pages_of(archive, pages, experiment, jobs, place, store, notebook=not quick)
+    kept = _pages_of(archive, pages, experiment, jobs, place, store)
     if kept:
         store.say(f"not checked, for want of evidence in the archive: {'; '.join(kept)}")
     faults = []
@@ -260,11 +202,9 @@ def check(*, jobs: int | None = None, quick: bool = False, root: Path, store: St
         if not committed.exists():
             faults.append(f"{name}: it is in the book's contents, and no page of it is committed")
             continue
-        found = page_differences(committed, made, figures=False) if made.exists() else []
+        found = page_differences(committed, made, figures=False)
         for folder in (place / "results" / name).iterdir():
             found += folder_differences(root / folder.relative_to(place), folder)
-            if not made.exists():
-                found += unsaid(committed, folder)
         faults += [f"{name}, {line}" for line in found]
     return faults
 
@@ -276,47 +216,22 @@ def _pages_of(
     jobs: int | None,
     root: Path,
     store: Store,
-    *,
-    notebook: bool = True,
 ) -> list[str]:
     """Make the pages from what the archive holds; those that need more, and what each of them
     misses.
-
-    Args:
-        notebook: whether notebooks are executed whose page has a module.
     """
     evidence = Store(root / "book" / "_build" / "evidence", say=store.say)
     kept = []
     shutil.rmtree(evidence.root, ignore_errors=True)
     archive.restore(evidence)
-    alone = [name for name in pages if notebooks.stands_alone(name)]
-    how = {
-        "keep": True,
-        "dry_run": False,
-        "ends": time.monotonic(),
-        "jobs": jobs,
-    }  # nothing is to be computed
+    nothing_new = {"keep": True, "dry_run": False, "ends": time.monotonic(), "jobs": jobs}
 
-    def execute_alone(name: str) -> None:
-        kept.extend(_executed([name], experiment, root, evidence, **how))
+    def make(name: str) -> None:
+        kept.extend(_executed([name], experiment, root, evidence, **nothing_new))
 
-    with executing(
-        jobs, {"profile": BOOK_PROFILE, "dataset": experiment.dataset}, root, evidence
-    ) as begin:
-        for name in alone:
-            begin(name, functools.partial(execute_alone, name))
-        for name in [name for name in pages if name not in alone]:
-            units = list(load_page(name).units(experiment).values())
-            units += _further(name, units, experiment, evidence)
-            try:
-                if plan(units, evidence):
-                    raise NotKept("units are missing")
-                _write_tables(name, units, experiment, root, evidence)
-            except NotKept as error:
-                kept.append(f"{name} ({error})")
-            else:
-                if notebook:
-                    begin(name)
+    with executing(jobs) as begin:
+        for name in pages:
+            begin(functools.partial(make, name))
     return kept
 
 
@@ -325,7 +240,7 @@ def _chosen(
 ) -> tuple[Settings, list[str]]:
     """The settings and the pages of a run, which it says in one line."""
     for name in names:
-        choose("page", name, PAGES)
+        choose("page", name, notebooks.names(root))
     if missing := [
         name
         for name in ("README.md", "book/_toc.yml", "book/deviations.md", "notebooks")
@@ -371,77 +286,34 @@ def _place(root: Path, profile: str) -> Path:
     return place
 
 
-def _further(name: str, first: Sequence[Unit], experiment: Settings, store: Store) -> list[Unit]:
-    """The page's units that depend on what its first ones found; none where those are not all in
-    the store.
-    """
-    later_units = getattr(load_page(name), "later_units", None)
-    return (
-        list(later_units(experiment, store).values())
-        if later_units and not plan(first, store)
-        else []
-    )
-
-
-def _write_tables(
-    name: str, units: Sequence[Unit], experiment: Settings, root: Path, store: Store
-) -> None:
-    """The page's tables, where they have changed, and what its units cost, into results/; its
-    verdict is said.
-    """
-    result = load_page(name).run(experiment, store)
-    folder, written = write_changed(result, root / "results")
-    write_cost(units, store, folder)
-    told = f"{name}: {result.verdict.status}; {result.verdict.reason}"
-    store.say(f"{told}\n{name}: tables {'' if written else 'as they were '}in {shown(folder)}")
-
-
-def readers(root: Path, store: Store) -> dict[str, list[str]]:
+def readers(root: Path) -> dict[str, list[str]]:
     """The pages of the book that read each artifact of the evidence, by the store's hash, in the
     book's order.
-
-    Raises:
-        AtsError: the images of the evidence are not here.
     """
-    experiment = settings(profile=BOOK_PROFILE)
     found: dict[str, list[str]] = {}
     for name in published(root):
-        if notebooks.stands_alone(name):
-            keys = _keys_of(name, experiment, root)
-        else:
-            first = list(load_page(name).units(experiment).values())
-            units = needed(first + _further(name, first, experiment, store))
-            keys = [store.path(unit.kind, unit).stem for unit in units]
-        for key in keys:
+        for key in _keys_of(name, root):
             found.setdefault(key, []).append(name)
     return found
 
 
-def _keys_of(name: str, experiment: Settings, root: Path) -> list[str]:
-    """The keys of the evidence behind a page that is a notebook and nothing else, from its last run."""
+def _keys_of(name: str, root: Path) -> list[str]:
+    """The keys of the evidence behind a page, from its last run."""
     # A page may be about another data set than the book's.
-    folders = sorted((root / "results" / name).glob(f"*-{experiment.profile}"))
+    folders = sorted((root / "results" / name).glob(f"*-{BOOK_PROFILE}"))
     return [key for folder in folders for key in stored_result(folder).get("evidence", [])]
 
 
 def published(root: Path) -> list[str]:
     """The pages that the book's table of contents holds, in its order."""
     contents = (root / "book" / "_toc.yml").read_text()
-    return [name for name in re.findall(r"results/(\w+)$", contents, re.MULTILINE) if name in PAGES]
+    there = notebooks.names(root)
+    return [name for name in re.findall(r"results/(\w+)$", contents, re.MULTILINE) if name in there]
 
 
 def evidence_dates(root: Path) -> dict[str, list[str]]:
     """When each page's pieces of work in the archive were made, as ISO dates, by page."""
-    archive = Archive(root / "results")
-    experiment = settings(profile=BOOK_PROFILE)
-    made = {key: line["made"] for key, line in archive.entries().items()}
-    evidence = Store(root / "book" / "_build" / "dates")  # only for the names it gives
-    dates = {}
-    for name in published(root):
-        if notebooks.stands_alone(name):
-            keys = _keys_of(name, experiment, root)
-        else:
-            units = load_page(name).units(experiment).values()
-            keys = [evidence.path(unit.kind, unit).stem for unit in units]
-        dates[name] = [made[key] for key in keys if key in made]
-    return dates
+    made = {key: line["made"] for key, line in Archive(root / "results").entries().items()}
+    return {
+        name: [made[key] for key in _keys_of(name, root) if key in made] for name in published(root)
+    }

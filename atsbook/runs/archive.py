@@ -46,7 +46,8 @@ from atslib.errors import AtsError
 from atslib.files import write_atomically
 
 LIMIT = 120_000_000  # bytes, all files together
-QUICK, HEAVY = 60, 250_000  # seconds, bytes; see `_brief`
+QUICK = 60  # seconds; see `_brief`
+HEAVY = 250_000  # bytes
 OTHER = "other"  # the folder of what no page reads
 # Pages that judge an attack by whether it singles out an image: they look at each reconstruction.
 IDENTIFYING = (
@@ -64,6 +65,8 @@ IDENTIFYING = (
     "ext9_collaborative",
     "ext10_all_policies",
 )
+# Pages that hand a network to their reader, and so need its weights.
+HANDING_OUT = ("explorer",)
 _ON_BATCHES = (LabelUnit, BatchUnit)
 _ON_GRADIENTS = (StagesUnit, FeatureUnit)
 _ON_ALL = (SweepUnit, SweepScores)
@@ -113,7 +116,8 @@ class Archive:
 
         Weights are left out of a network that no other request uses, such as one trained for its
         accuracy alone; of one on the way of its training; and of a large one that is made again
-        within a minute, whose attacks keep no pictures either, unless a page looks at each.
+        within a minute, whose attacks keep no pictures either, unless a page looks at each of them
+        or hands the network to its reader.
 
         Args:
             embedded: also what was computed on the embedded `shapes`, which anyone makes again in
@@ -150,13 +154,15 @@ class Archive:
                 and facts["config"].get("first", 0) not in TRIALS
             )
             same = before.get("sha256") == facts["sha256"]
-            lacking = every and "reconstruction" in before.get("left_out", ())
-            known = facts.get("archived") or (same and not lacking)
+            handed = any(reader in HANDING_OUT for reader in reading)
             lean = facts["kind"] == "model" and (
                 _text(facts["config"]) not in used
                 or _on_its_way(facts)
-                or _brief(facts, path.stat().st_size)
+                or (_brief(facts, path.stat().st_size) and not handed)
             )
+            lacking = every and "reconstruction" in before.get("left_out", ())
+            lacking |= handed and not lean and "model" in before.get("left_out", ())
+            known = facts.get("archived") or (same and not lacking)
             if known and not (lean and before and "model" not in before["left_out"]):
                 continue
             if '"dataset": "shapes' in _text(facts["config"]) and not embedded:

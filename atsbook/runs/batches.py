@@ -242,9 +242,14 @@ def _attack(
         told = restore_labels(seen, rng=rng(unit.batches.seed, "dummy data"), rule=unit.rule)
         seen = dataclasses.replace(seen, labels=told)
     found = reconstruct(
-        seen, unit.attack, rng=rng(unit.batches.seed, "attack"), start=_starts(unit, seen),
-        checkpoint=state, on_saved=store.check_time, progress=store.progress,
-    )  # fmt: skip
+        seen,
+        unit.attack,
+        rng=rng(unit.batches.seed, "attack"),
+        start=_starts(unit, seen),
+        checkpoint=state,
+        on_saved=store.check_time,
+        progress=store.progress,
+    )
     truth = to_images(pixels).unflatten(0, (-1, unit.batches.size))
     made = found.images.cpu().view_as(truth)
     told = seen.labels.cpu()

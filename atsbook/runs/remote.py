@@ -134,7 +134,8 @@ class Remote:
 
     def fetch(self, name: str) -> tuple[bytes, bytes, str | None]:
         """The facts and the tensors of an artifact, and what is wrong with them, if anything."""
-        facts, tensors = b"", b""
+        facts = b""
+        tensors = b""
         try:
             facts = self._do(lambda: self.fs.cat_file(f"{self.base}/{name}.json"))
             try:

@@ -169,7 +169,9 @@ class SearchUnit(OnModel):
     def passes(self) -> float:
         """Forward and backward, for the curves and for the Jacobian."""
         config = self.config
-        images, share, seen = 0.0, 1.0, 0
+        images = 0.0
+        share = 1.0
+        seen = 0
         for rung, kept in (*config.rungs, (config.images, 0.0)):
             images = images + share * (rung - seen)
             share = kept

@@ -11,6 +11,7 @@ import json
 import math
 import re
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
-from atsbook.findings.result import Result, Verdict, stored_result
+from atsbook.findings.result import Result
 
 CLOSE = (
     1e-4  # relative difference of numbers up to which tables, written with six digits, are the same
@@ -78,20 +79,6 @@ def page_differences(old: Path, new: Path, *, figures: bool) -> list[str]:
     return found
 
 
-def unsaid(page: Path, folder: Path) -> list[str]:
-    """Whether an executed notebook says the headline of the result in a folder; else one line."""
-    stored = stored_result(folder)
-    result = Result(page.stem, {}, stored["facts"], Verdict(**stored["verdict"]))
-    wanted = result.headline.split("</p>")[:-1]
-    shown = ""
-    for text in (text for cell in _cells(page) for text in _outputs(cell)[0]):
-        if 'class="verdict"' in text:
-            shown = "</p>".join(text.split("</p>")[: len(wanted)])  # a page may go on from there
-            if same_text(shown, "</p>".join(wanted)):
-                return []
-    return [f"its headline: {_quoted(shown, '</p>'.join(wanted))}"]
-
-
 def folder_differences(old: Path, new: Path) -> list[str]:
     """Where the tables, facts, verdict and other files of two folders of results differ: one line
     for each file.
@@ -106,6 +93,8 @@ def folder_differences(old: Path, new: Path) -> list[str]:
         elif name.endswith(".csv"):
             if fault := table_difference(old / name, new / name):
                 found.append(f"{name}: {fault}")
+        elif name.endswith(".zip"):
+            found += [f"{name}, {fault}" for fault in _zip_differences(old / name, new / name)]
         elif not name.endswith(".json"):
             if (old / name).read_bytes() != (new / name).read_bytes():
                 found.append(f"{name} has changed")
@@ -114,6 +103,20 @@ def folder_differences(old: Path, new: Path) -> list[str]:
             now = _told(new / name)
             if not same_text(was, now):
                 found.append(f"{name}: {_quoted(was, now)}")
+    return found
+
+
+def _zip_differences(old: Path, new: Path) -> list[str]:
+    """Where two zips differ: JSON in it as a text, all else in its bytes."""
+    before, after = ({n: z.read(n) for n in z.namelist()} for z in map(zipfile.ZipFile, (old, new)))
+    if list(before) != list(after):
+        return [f"its files were {', '.join(before)} and are {', '.join(after)}"]
+    found = []
+    for name, was in before.items():
+        now = after[name]
+        told = name.endswith(".json") and same_text(was.decode(), now.decode())
+        if not told and was != now:
+            found.append(f"{name} has changed")
     return found
 
 

@@ -19,10 +19,9 @@ from atslib.policies.policy import sample_functions
 from atslib.rng import rng
 
 RANDOM = "19-1-18"  # the replication's one random policy
-TEN, OF_TEN = (
-    10,
-    "mean of ten random",
-)  # the paper averages over ten it does not name; ours are `random_policies`
+# The paper averages over ten it does not name; ours are `random_policies`.
+TEN = 10
+OF_TEN = "mean of ten random"
 # (data set, network) → table, and the two policies searched there, whose hybrid is the paper's
 # proposal
 BLOCKS = {
@@ -33,7 +32,8 @@ BLOCKS = {
 }
 KEYS = ("dataset", "model", "policy")
 FEW = 32  # images of the larger networks, where an attack takes ten times as long
-MORE, LONGER = 50, 300  # images of the ConvNet's blocks, and steps, where it is untrained
+MORE = 50  # images of the ConvNet's blocks, where it is untrained
+LONGER = 300  # steps there
 
 
 def hybrid(policies: Sequence[str]) -> str:

@@ -1,7 +1,5 @@
 """Tidy tables from artifacts: one row per image, one row per step, and where it all was made."""
 
-import dataclasses
-import datetime
 import functools
 from collections.abc import Mapping, Sequence
 
@@ -100,26 +98,6 @@ def attack_rows(
 
 def _named(names: Sequence[str], key: object) -> dict[str, object]:
     return dict(zip(names, key if isinstance(key, tuple) else (key,), strict=True))
-
-
-def provenance(settings: Settings, artifact: Artifact) -> dict[str, object]:
-    """Provenance for the banner; `made` is the day of the computation, not of the page."""
-    keys = ("device", "made", "torch", "python")
-    facts = dataclasses.asdict(settings) | {key: artifact.facts[key] for key in keys}
-    facts["made"] = datetime.datetime.fromisoformat(facts["made"]).date().isoformat()
-    images = dataset(settings.dataset, "train")
-    return facts | {"train": len(images), "note": images.note}
-
-
-def attacked_facts(unit: AttackUnit) -> dict[str, object]:
-    """What the banner says of an attack: network and its training, images and steps."""
-    train = unit.model.train
-    facts = {
-        "model": unit.model.model,
-        "fraction": unit.model.fraction,
-        "epochs": train.epochs if train else 0,
-    }
-    return facts | {"images": unit.last - unit.first, "steps": getattr(unit.attack, "steps", 0)}
 
 
 def noise_floor(target: Tensor, seed: int) -> np.ndarray:

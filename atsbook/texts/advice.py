@@ -1,12 +1,12 @@
 """The page "Should I use this?": what a client gets for a policy, in numbers of the stored results."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from atsbook.findings import compare, defenses
 from atsbook.findings.federations import policy_changes
+from atsbook.findings.photographs import arrow
 from atsbook.findings.result import NO_POLICY, stored_result
 from atsbook.findings.statistics import ENOUGH
 from atsbook.runs.adaptive import DRAWS, LEARNED, POLICY, STRONGEST, UNDONE, watching
@@ -101,10 +101,6 @@ def _scale(facts: dict) -> str:
     )
 
 
-def _arrow(ends: Sequence[float], form: str) -> str:
-    return " → ".join(form.format(value) for value in ends).replace("-", "−")
-
-
 def _got(privacy: Path, results: Path) -> str:
     """What a client gets: one row per network, untrained and trained."""
     attacks = pd.read_csv(privacy / "attacks.csv", dtype={"policy": str})
@@ -121,10 +117,10 @@ def _got(privacy: Path, results: Path) -> str:
         ends = [rows[rows["policy"] == policy] for policy in (NO_POLICY, HYBRID)]
         cells = [f"{NAMES.get(model, model)}, {'untrained' if regime == 'initial' else 'trained'}"]
         for column in ("rank_knowing", "rank_target"):
-            cells.append(_arrow([100 * (end[column] == 1).mean() for end in ends], "{:.0f}"))
-        cells.append(_arrow([end["gain_told"].mean() for end in ends], "{:+.1f}"))
+            cells.append(arrow(*(100 * (end[column] == 1).mean() for end in ends), "{:.0f}"))
+        cells.append(arrow(*(end["gain_told"].mean() for end in ends), "{:+.1f}"))
         learned = [known.get((regime, model, policy)) for policy in (NO_POLICY, HYBRID)]
-        cells.append("–" if None in learned else _arrow(learned, "{:.1f}"))
+        cells.append("–" if None in learned else arrow(*learned))
         lines.append(f"| {' | '.join(cells)} |")
     text = "\n".join(lines)
     if claim4 := newest("claim4_efficiency", results):
@@ -148,7 +144,7 @@ def _stages(results: Path) -> str:
             end = end[end["regime"] == "trained"]
         ends = [own[own["step"] == 0], end]
         cells = [
-            _arrow([100 * (end[column] == 1).mean() for end in ends], "{:.0f}")
+            arrow(*(100 * (end[column] == 1).mean() for end in ends), "{:.0f}")
             for column in ("rank_original", "rank_target")
         ]
         lines.append(f"| {NAMES.get(model, model)} | {last:,} | {' | '.join(cells)} |")
@@ -219,8 +215,10 @@ def _federation(results: Path) -> str:
             compare.found(rows[rows["policy"] == policy]["rank_knowing"])
             for policy in (NO_POLICY, HYBRID)
         ]
-        lines.append(f"| {rows['network'].iloc[0]}, round {past + 1} | {who} picks your photograph out of 100, knowing "
-                     f"the policy | {both[0]} | {both[1]} |")  # fmt: skip
+        lines.append(
+            f"| {rows['network'].iloc[0]}, round {past + 1} | {who} picks your photograph out of 100, knowing "
+            f"the policy | {both[0]} | {both[1]} |"
+        )
     for (network, protocol), rows in accuracy.groupby(["network", "protocol"], sort=False):
         rounds = rows["rounds"].max()
         level = rows[rows["rounds"] == rounds].groupby("policy")["accuracy"].mean()

@@ -1,38 +1,13 @@
 """What pages and steps cost: measured times and what they let one expect, as Markdown."""
 
-import json
 import math
-from collections.abc import Iterable
 from pathlib import Path
 
 import pandas as pd
 
-from atsbook.findings.result import FILE, as_text, stored_result
+from atsbook.findings.result import FILE, stored_result
 from atsbook.runs.archive import Archive
-from atsbook.runs.networks import Unit
-from atsbook.runs.store import Store
 from atslib.data.load import is_drawn
-from atslib.files import write_atomically
-
-
-def write_cost(units: Iterable[Unit], store: Store, folder: Path) -> None:
-    """What a page cost, into the file of its result: how many units it and they need, and the
-    seconds that each took, added up.
-    """
-    needed: dict[Unit, None] = {}
-    for unit in units:
-        needed |= dict.fromkeys((*unit.needs, unit))
-    facts = [
-        json.loads(store.path(unit.kind, unit).with_suffix(".json").read_text()) for unit in needed
-    ]
-    cost = {
-        "units": len(facts),
-        "seconds": round(math.fsum(fact["seconds"] for fact in facts), 1),
-        "longest": round(max(fact["seconds"] for fact in facts), 1),
-        "devices": sorted({fact["device"] for fact in facts}),
-    }
-    text = as_text(stored_result(folder) | {"cost": cost})
-    write_atomically(folder / FILE, lambda partial: partial.write_text(text))
 
 
 def cost_table(results: Path) -> str:

@@ -1,7 +1,7 @@
 """What a reader touches in a published page or with a kernel: the explorer, and small figures on
 the claim pages.
 
-`explorer` makes the page from a payload of `pages.explorer`, `figures` the small ones from payloads
+`explorer` makes the page from a payload of `frames`, `figures` the small ones from payloads
 of `data`; `html` wraps both; `live` runs attacks of the reader's own, in Jupyter through `jupyter`.
 `graph` traces an attack, `lowering` and `loops` make of it what `runner.js` runs in a page, and
 `browser` shows it, whole and in a small form; `undo.js` is there what `attacks.undo_policy` is

@@ -4,18 +4,17 @@ script runs.
 
 import base64
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from atsbook.figures import plots
 from atsbook.figures.sheets import sheet
-from atsbook.pages.explorer import HYBRID, POLICIES, Explorer, trained_small
-from atsbook.runs.networks import ModelUnit, dataset, network, trained
+from atsbook.runs.networks import ModelUnit, dataset, network
 from atsbook.runs.settings import Settings
-from atsbook.runs.store import Store
-from atsbook.runs.table1 import RANDOM, SEARCHED
+from atsbook.runs.study import Request, Study
+from atsbook.runs.table1 import HYBRID, RANDOM, SEARCHED
 from atsbook.widgets import data, html
 from atsbook.widgets.browser_graph.graph import attack_graph
 from atsbook.widgets.explorer import still
@@ -27,7 +26,7 @@ from atslib.rng import rng
 # Training images in the page, the server's: what it knows of a policy that the reader composes
 OWN = 96
 TRIED = 3  # the test image of the small form, of CIFAR-100 a mushroom
-TRIAL = (RANDOM, SEARCHED[0], HYBRID)
+TRIAL = {RANDOM: "Random", SEARCHED[0]: "Searched, first", HYBRID: "Hybrid of both"}
 LINE = (
     "This is the real attack, computed on your device: {what} Neither is it a measurement: the numbers of this book "
     "are means over many images. Pictures are neither cropped nor flipped here."
@@ -70,27 +69,31 @@ def mean_of(pixels: Tensor, policy: str, seed: int) -> str:
     return base64.b64encode((255 * mean).round().to(torch.uint8).numpy().tobytes()).decode()
 
 
-def payload(settings: Settings, store: Store, *, images: int) -> dict:
+def payload(study: Study, trained: Request, *, policies: Mapping[str, str], images: int) -> dict:
     """Pictures, operations, the traced step of each network with its weights, and the workers'
     script.
 
-    The networks are the untrained LeNet of the explorer's first round and the trained one of
-    extension 6, with weights rounded to 16 bits.
+    The networks are an untrained LeNet and the trained one that is given, with weights rounded to
+    16 bits.
+
+    Args:
+        policies: what to call each that the reader can choose; the last is chosen at first.
+        images: the first of the test set, among which the reader chooses.
     """
-    train = dataset(settings.dataset, "train")
-    taken = torch.randperm(len(train.pixels), generator=rng(settings.seed, "own"))[:OWN]
+    train = dataset(study.dataset, "train")
+    taken = torch.randperm(len(train.pixels), generator=rng(study.seed, "own"))[:OWN]
     known = to_images(train.pixels[taken])[None]
-    named = {policy: title for policy, title in POLICIES.items() if policy}
-    made = _common(settings, range(images), named)
+    named = {policy: title for policy, title in policies.items() if policy}
+    made = _common(study, range(images), named)
     return made | {
-        "networks": [*made["networks"], _trained(settings, store)],
-        "start": HYBRID,
+        "networks": [*made["networks"], _trained(study, trained)],
+        "start": list(policies)[-1],
         "presets": PRESETS,
         "own": html.data_uri(sheet(known, 50), "image/webp"),
     }
 
 
-def _common(settings: Settings, images: Sequence[int], policies: dict[str, str]) -> dict:
+def _common(settings: Study | Settings, images: Sequence[int], policies: dict[str, str]) -> dict:
     """What the attack and its small form have in common."""
     test = dataset(settings.dataset, "test")
     train = dataset(settings.dataset, "train")
@@ -107,39 +110,47 @@ def _common(settings: Settings, images: Sequence[int], policies: dict[str, str])
         "means": {
             policy: mean_of(train.pixels, policy, settings.seed) for policy in ("", *policies)
         },
-        "networks": [_choice("Untrained: the first round", UNTRAINED, model, settings)],
+        "networks": [_choice("Untrained: the first round", UNTRAINED, model, settings.dataset)],
         "worker": html.source("runner.js", "operations.js", "undo.js", "worker.js"),
     }
 
 
-def _choice(title: str, what: str, model: nn.Module, settings: Settings) -> dict:
+def _choice(title: str, what: str, model: nn.Module, name: str) -> dict:
     """A network that the page can attack, with the sentences above the form, which say `what` it
     is.
+
+    Args:
+        name: of the data set.
     """
-    test = dataset(settings.dataset, "test")
+    test = dataset(name, "test")
     graph = attack_graph(model, tuple(test.pixels.shape[1:]), test.num_classes, weights="f16")
     return {"title": title, "line": LINE.format(what=what), "graph": graph}
 
 
-def _trained(settings: Settings, store: Store) -> dict:
-    """The trained network of the page, from the store."""
-    unit = trained_small(settings)
-    model, artifact = trained(unit, store, torch.device("cpu"))
-    size = round(unit.fraction * len(dataset(settings.dataset, "train")))
-    right = artifact.tensors["accuracy"].item()
+def _trained(study: Study, request: Request) -> dict:
+    """The trained network of the page."""
+    unit = request.unit
+    size = round(unit.fraction * len(dataset(unit.dataset, "train")))
+    model = request.value.cpu()
+    right = study.accuracies({"": request}, ["network"])["accuracy"].item()
     what = TRAINED.format(epochs=unit.train.epochs, images=size, right=right)
-    return _choice("Trained: a later round", what, model, settings)
+    return _choice("Trained: a later round", what, model, unit.dataset)
 
 
-def attack(result: Explorer, settings: Settings, store: Store) -> Figure:
+def attack(study: Study, shown: dict, trained: Request, policies: Mapping[str, str]) -> Figure:
     """The attack on the explorer's test images; where no script runs, the explorer's own first
     round.
+
+    Args:
+        shown: the explorer's payload.
+        trained: a network small enough for a browser to attack, beside an untrained one.
+        policies: as of `payload`.
     """
     alt = "Test images, what the client used and what the attacker found in the first round, without and with a policy"
     return Figure(
         "attack",
-        payload(settings, store, images=len(result.payload["images"])),
-        still(result.payload),
+        payload(study, trained, policies=policies, images=len(shown["images"])),
+        still(shown),
         alt,
     )
 
@@ -149,8 +160,7 @@ def trial(settings: Settings) -> Figure:
     they make of it.
     """
     pixels = dataset(settings.dataset, "test").pixels[TRIED : TRIED + 1]
-    named = {policy: POLICIES[policy] for policy in TRIAL}
-    made = _common(settings, [TRIED], named) | {"start": HYBRID, "presets": PRESETS[:1]}
+    made = _common(settings, [TRIED], TRIAL) | {"start": HYBRID, "presets": PRESETS[:1]}
     draws = {policy: streams(settings.seed, "trial", policy) for policy in TRIAL}
     rows = {
         policy: transform(pixels, policy, rng=pair, crop_flip=False)

@@ -14,7 +14,6 @@ from atsbook.figures.sheets import brief, fitting, sheet, signed, spoken
 from atsbook.figures.sheets import payload as with_files
 from atsbook.findings import statistics as agreement
 from atsbook.findings.compare import matrices
-from atsbook.pages.explorer import IMAGES
 from atsbook.runs.networks import dataset
 from atsbook.runs.store import Artifact
 from atsbook.runs.study import Request, Study
@@ -25,6 +24,7 @@ from atslib.policies.differentiable import SIGNED
 from atslib.policies.operations import apply
 from atslib.policies.policy import CANONICAL, OPS, Policy, magnitude
 
+IMAGES = 12  # from which the reader of `builder` chooses
 EXAMPLE = 5  # the test image that shows what each operation does; of CIFAR-100 a tulip
 SHOWN = 2  # attacked images behind a point of the scatter
 BUDGET = 300_000  # bytes of the scatter's reconstructions

@@ -13,7 +13,6 @@ from PIL import Image
 from torch import Tensor
 
 from atsbook.figures import plots
-from atsbook.pages.explorer import Explorer
 from atsbook.runs.settings import Settings
 from atsbook.runs.store import Store
 from atsbook.widgets import html
@@ -22,7 +21,7 @@ STILL_IMAGES = 6  # columns of the still picture
 
 
 def pictures(payload: dict, name: str) -> Tensor:
-    """The pictures of one image sheet, (R, N, C, H, W) uint8; the inverse of `report.sheets.sheet`."""
+    """The pictures of one image sheet, (R, N, C, H, W) uint8; the inverse of `figures.sheets.sheet`."""
     channels, height, width = payload["size"]
     data = base64.b64decode(payload["files"][name].split(",", 1)[1])
     grey = torch.from_numpy(np.array(Image.open(io.BytesIO(data)).convert("L")))
@@ -85,12 +84,12 @@ def person_is_there() -> bool:
     return bool(getattr(getattr(get_ipython(), "kernel", None), "_allow_stdin", False))
 
 
-def show(result: Explorer, settings: Settings, store: Store) -> object:
-    """The explorer of a result: with a reader at a kernel and anywidget installed the live one,
+def show(payload: dict, settings: Settings, store: Store) -> object:
+    """The explorer of a payload: with a reader at a kernel and anywidget installed the live one,
     else the page.
     """
     if not person_is_there() or importlib.util.find_spec("anywidget") is None:
-        return Page(result.payload)
+        return Page(payload)
     from atsbook.widgets.jupyter import ExplorerWidget
 
-    return ExplorerWidget(result.payload, settings, store)
+    return ExplorerWidget(payload, settings, store)

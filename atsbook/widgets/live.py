@@ -319,7 +319,8 @@ class _Watch:
         self.halt = stop
         self.target = target
         self.last = last
-        self.step, self.sent = 0, 0.0
+        self.step = 0
+        self.sent = 0.0
 
     def __call__(self, step: int, images: Tensor, distance: Tensor) -> bool:
         self.step = step

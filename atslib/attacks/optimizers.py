@@ -142,14 +142,16 @@ class Lbfgs(Optimizer):
     first step: a cost times any factor is descended in the same way.
     """
 
-    TOLERANCE_GRADIENT, TOLERANCE_CHANGE = 1e-7, 1e-9
+    TOLERANCE_GRADIENT = 1e-7
+    TOLERANCE_CHANGE = 1e-9
     moments = ("direction", "previous")
 
     def __init__(self, attacks: Sequence[Settings], z: Tensor, *args: object):
         super().__init__(attacks, z, *args)
         self.inner = attacks[0].inner
         self.line_search = attacks[0].line_search
-        n, size, history = *z.shape, attacks[0].history
+        n, size = z.shape
+        history = attacks[0].history
         self.state |= {
             "iterations": torch.zeros(n, dtype=torch.int64, device=z.device),
             "length": torch.zeros(n, 1, dtype=z.dtype, device=z.device),

@@ -28,7 +28,9 @@ from atslib.models import batch_norms, last_linear, normalization_layer, shared_
 FAMILIES = ("annealed-convnet", "annealed-resnet", "annealed-lenet", "adam-cosine")
 MOST_UNROLLED = 10  # local steps through which an attack is made
 CLOSED = ("first-layer", "patch-embedding")  # exact, and lost where a defense changes the gradient
-TRIAL, KEEP = 20, 2  # of `ThroughPolicy`
+# Of `ThroughPolicy`
+TRIAL = 20
+KEEP = 2
 SILENT = 0.05  # share of entries that are exactly 0, from which an attack leaves them out
 
 

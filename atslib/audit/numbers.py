@@ -10,12 +10,10 @@ from atslib.audit.config import AuditConfig
 from atslib.audit.outcome import needed, share_interval, upper_bound
 from atslib.audit.work import Attacked, Plan
 
-WITHIN, ABOVE, CANNOT_TELL, NO_LIMIT = (
-    "within the limit",
-    "above the limit",
-    "cannot tell",
-    "no limit was set",
-)
+WITHIN = "within the limit"
+ABOVE = "above the limit"
+CANNOT_TELL = "cannot tell"
+NO_LIMIT = "no limit was set"
 EXIT = {WITHIN: 0, NO_LIMIT: 0, ABOVE: 3, CANNOT_TELL: 4}
 FORMAT = "atslib-audit-1"
 MOST_SAID = 4  # cases in the sentence

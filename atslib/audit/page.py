@@ -215,7 +215,9 @@ def _table(report: Numbers) -> str:
 
 def _plot(rows: list[Row], limit: float | None) -> str:
     """Shares with their intervals as a dot plot, inline SVG."""
-    left, width, step = 390, 300, 30
+    left = 390
+    width = 300
+    step = 30
     height = 34 + step * len(rows)
     marks = []
     for percent in (0, 25, 50, 75, 100):

@@ -70,7 +70,8 @@ def _round(
     rng: torch.Generator,
 ) -> Seen:
     parts = Defense.parse(case.defense).parts
-    policy, draw = "", None
+    policy = ""
+    draw = None
     for part in parts:
         if isinstance(part, Transformation):
             policy = str(part)

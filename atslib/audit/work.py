@@ -182,9 +182,13 @@ class Work:
         results = []
         left = []
         with tqdm(
-            total=round(max(self.plan.seconds, 1)), disable=not self.progress, unit="s", desc="audit", leave=False,
+            total=round(max(self.plan.seconds, 1)),
+            disable=not self.progress,
+            unit="s",
+            desc="audit",
+            leave=False,
             bar_format="{desc} {percentage:3.0f}% |{bar:20}| {elapsed} gone, about {remaining} left",
-        ) as bar:  # fmt: skip
+        ) as bar:
             for case in self.cases:
                 if self._spent() > END and results:
                     left.append(case)

@@ -208,7 +208,8 @@ def _before(
     defense: Defense, images: Tensor, threat: ThreatModel, rng: torch.Generator | None
 ) -> tuple[Tensor, Knowledge]:
     """The images after what the defense does to them, and what the attacker knows of it."""
-    policy, draw = "", None
+    policy = ""
+    draw = None
     if any(type(part).before is not Defense.before for part in defense.parts):
         pixels = (255 * images).round().byte()
         for part in defense.parts:

@@ -26,7 +26,8 @@ def file_names(name: str, split: str) -> tuple[str, ...]:
     """Names of the packed file, the preferred one first."""
     if name != "tinyimagenet":
         return (f"{name}_{split}.npz",)
-    whole, tenth = "tinyimagenet_train.npz", "tinyimagenet_train_10pct.npz"
+    whole = "tinyimagenet_train.npz"
+    tenth = "tinyimagenet_train_10pct.npz"
     return (whole, tenth) if split == "train" else ("tinyimagenet_val.npz",)
 
 

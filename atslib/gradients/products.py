@@ -15,7 +15,8 @@ _backward = torch.ops.aten.convolution_backward
 
 # On a CPU matrix products of patches are faster than grouped convolutions where maps are small or
 # channels many.
-FEW_PIXELS, MANY_CHANNELS = 256, 256
+FEW_PIXELS = 256
+MANY_CHANNELS = 256
 
 
 class Products:

@@ -178,10 +178,8 @@ def _by_torch(probe: nn.Module, inputs: Tensor, further: bool) -> tuple:
             used = [g for g in gradients if g is not None]
             if further:
                 second.append(_slope(used, z).detach())
-        plain.append([
-            torch.zeros_like(p) if g is None else g.detach()
-            for p, g in zip(parameters.values(), gradients, strict=True)
-        ])  # fmt: skip
+        whole = zip(parameters.values(), gradients, strict=True)
+        plain.append([torch.zeros_like(p) if g is None else g.detach() for p, g in whole])
     plain = [torch.stack(each) for each in zip(*plain, strict=True)]
     return targets, plain, torch.stack(second) if further else None, unused
 

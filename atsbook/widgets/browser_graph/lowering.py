@@ -169,8 +169,10 @@ class Lowering:
         """A step, without dimensions of size 1 and with neighbours joined where each operand allows
         it.
         """
-        first, second = (joined(sizes, [o[2][at] for o in operands]) for sizes, at in (
-            (stays, slice(0, len(stays))), (goes, slice(len(stays), None))))  # fmt: skip
+        kept = slice(0, len(stays))
+        first = joined(stays, [operand[2][kept] for operand in operands])
+        summed = slice(len(stays), None)
+        second = joined(goes, [operand[2][summed] for operand in operands])
         strides = [a + b for a, b in zip(first[1], second[1], strict=True)]
         operands = [[o[0], o[1], s] for o, s in zip(operands, strides, strict=True)]
         self.steps.append([[name, *range(1, len(operands))], reduce, first[0], second[0], operands])
