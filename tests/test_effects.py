@@ -175,7 +175,7 @@ def test_the_committed_page_says_what_the_stored_tables_say(tmp_path):
 )
 def test_a_column_that_is_missing_is_an_error_and_not_unmeasured(tmp_path, name):
     page = effects.EFFECTS[name][0]
-    names = ("attacks", "accuracy", "scores")
+    names = ("attacks", "first", "accuracy", "scores")
     table = pd.DataFrame({"image": [0], "policy": "none", "regime": "initial", "other": 1.0})
     results = stored(tmp_path, page, **dict.fromkeys(names, table))
     with pytest.raises(KeyError):

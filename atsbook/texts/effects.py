@@ -152,7 +152,7 @@ def _first_network(attacks: pd.DataFrame) -> pd.DataFrame:
 
 
 def _against_the_original(tables: Tables) -> str:
-    attacks = _first_network(tables["attacks"])
+    attacks = _first_network(tables["first"])
     change = attacks.assign(change=attacks["psnr_original"] - attacks["psnr"]).groupby(
         "policy", sort=False
     )["change"]
@@ -162,7 +162,7 @@ def _against_the_original(tables: Tables) -> str:
 
 
 def _first_six(tables: Tables) -> str:
-    attacks = _first_network(tables["attacks"])
+    attacks = _first_network(tables["first"])
     few = attacks[attacks["image"] < 6].groupby("policy")["psnr"].mean()
     every = attacks.groupby("policy", sort=False)["psnr"].mean()
     return "images 0 to 5 against all: " + ", ".join(

@@ -129,7 +129,7 @@ RULES = (
         for metric, column in MEASURES.items()
     ),
     Rule("ats Table 1", "PSNR.* random", (Place("claim1_privacy", "random"),)),
-    Rule("Table 1a", "PSNR", (Place("claim1_privacy"), BLOCKS)),
+    Rule("Table 1a", "PSNR", (Place("claim1_privacy"), Place("claim1_privacy", "first"), BLOCKS)),
     Rule("Table 1|Figure 3", "PSNR", (BLOCKS, Place("claim3_transfer"))),
     Rule("Table 1", "accuracy", NETWORKS),
     Rule("Table 2", "PSNR", (Place("claim2_generality"),)),
