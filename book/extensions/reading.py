@@ -10,9 +10,11 @@ import os
 import posixpath
 import re
 import xml.etree.ElementTree as Tree
+from collections.abc import Callable, Iterator
 from html import escape, unescape
 from itertools import zip_longest
 from pathlib import Path
+from typing import ClassVar
 
 import yaml
 from docutils import nodes
@@ -22,6 +24,14 @@ from sphinx.util.docutils import SphinxDirective
 
 FRAME = re.compile(r'<table\b[^>]*class="dataframe".*?</table>', re.DOTALL)
 BLOCK = re.compile(r'<(style|script type="module")>.*?</(style|script)>', re.DOTALL)
+AS_WRITTEN = (
+    nodes.literal,
+    nodes.literal_block,
+    nodes.math,
+    nodes.math_block,
+    nodes.raw,
+    nodes.comment,
+)
 NUMBER = re.compile(r"([\d\s.,+\-−–±×%\[\]]|to|nan|inf)*", re.IGNORECASE)
 # What the library calls a column → what a reader calls it.
 WORDS = {
@@ -113,10 +123,21 @@ def readable(html: str) -> str:
     join_names(head)
     drop_count(table)
     mark_numbers(table)
+    for cell in table.iter():
+        cell.text, cell.tail = (text and typeset(text) for text in (cell.text, cell.tail))
     for cell in head.iter("th"):
         cell.text = WORDS.get(words(cell), cell.text)
     table.attrib = {"class": "dataframe"}
     return f'<div class="wide">{Tree.tostring(table, encoding="unicode", method="html")}</div>'
+
+
+MINUS = re.compile(r"(?<![\w\-−–.])-(?=\d)")
+PERCENT = re.compile(r"(?<=\d) ?%(?!\w)")
+
+
+def typeset(text: str) -> str:
+    """Numbers as they are printed: with a minus for a hyphen, and a percent sign that stays beside them."""
+    return PERCENT.sub("\u00a0%", MINUS.sub("−", text))
 
 
 def read_tables(app: object, document: nodes.document) -> None:
@@ -125,6 +146,23 @@ def read_tables(app: object, document: nodes.document) -> None:
         if "html" in node.get("format", "") and FRAME.search(node.astext()):
             frames = [readable(frame) for frame in FRAME.findall(node.astext())]
             node.children = [nodes.Text("\n".join(frames))]
+
+
+def within(
+    node: nodes.Node, skipped: Callable[[nodes.Node], bool]
+) -> Iterator[tuple[nodes.Node, nodes.Node]]:
+    """All nodes below one in their order, each after its parent, but for those that are skipped and all in them."""
+    for child in list(node.children):
+        if not skipped(child):
+            yield node, child
+            yield from within(child, skipped)
+
+
+def typeset_numbers(app: object, document: nodes.document, page: str) -> None:
+    """The numbers in prose, captions and tables; code and mathematics stay as they are."""
+    for parent, text in within(document, lambda node: isinstance(node, AS_WRITTEN)):
+        if isinstance(text, nodes.Text) and (better := typeset(text)) != text:
+            parent.replace(text, nodes.Text(better))
 
 
 def once(app: object, document: nodes.document) -> None:
@@ -183,7 +221,8 @@ class Words:
     def split(self, text: str, seen: set[str]) -> list[nodes.Node]:
         """A text with the words explained that are not in `seen`, to which they are added."""
         parts, end = [], 0
-        for match in self.pattern.finditer(text):
+        in_line = re.sub(r"\s", " ", text)
+        for match in self.pattern.finditer(in_line):
             word = list(self.meanings)[int(match.lastgroup[1:])]
             if word in seen:
                 continue
@@ -201,19 +240,10 @@ def glossary() -> Words:
     return Words(yaml.safe_load(GLOSSARY.read_text(encoding="utf-8")))
 
 
-def prose(document: nodes.document) -> list[nodes.Text]:
-    """The texts of a page's paragraphs, in their order, but for those in which no word is explained."""
-
-    def plain(text: nodes.Text) -> bool:
-        node = text.parent
-        while node is not None:
-            if isinstance(node, NOT_PROSE) or "sd-card" in node.get("classes", ()):
-                return False
-            node = node.parent
-        return True
-
-    paragraphs = document.findall(nodes.paragraph)
-    return [text for each in paragraphs for text in each.findall(nodes.Text) if plain(text)]
+def no_prose(node: nodes.Node) -> bool:
+    """Whether no word in it is explained; a card is a link as a whole."""
+    card = isinstance(node, nodes.Element) and "sd-card" in node.get("classes", ())
+    return card or isinstance(node, NOT_PROSE)
 
 
 def explain(app: object, document: nodes.document, page: str) -> None:
@@ -221,14 +251,16 @@ def explain(app: object, document: nodes.document, page: str) -> None:
     if app.builder.format != "html" or page == "glossary":
         return
     words, seen = glossary(), set()
-    for text in prose(document):
-        parts = words.split(text.astext(), seen)
-        if len(parts) > 1:
-            paragraph = text.parent
-            paragraph.replace(text, parts)
-            while not isinstance(paragraph, nodes.paragraph):
-                paragraph = paragraph.parent
-            paragraph["classes"] = sorted({*paragraph["classes"], "explains"})
+    for _, paragraph in within(document, no_prose):
+        if not isinstance(paragraph, nodes.paragraph):
+            continue
+        for parent, text in within(paragraph, no_prose):
+            if not isinstance(text, nodes.Text):
+                continue
+            parts = words.split(text.astext(), seen)
+            if len(parts) > 1:
+                parent.replace(text, parts)
+                paragraph["classes"] = sorted({*paragraph["classes"], "explains"})
 
 
 def heed_glossary(app: object, document: nodes.document) -> None:
@@ -275,7 +307,7 @@ class PastedFigure(SphinxDirective):
 
     required_arguments = 1
     has_content = True
-    option_spec = {
+    option_spec: ClassVar = {
         "doc": directives.unchanged_required,
         "name": directives.unchanged,
         "alt": directives.unchanged_required,
@@ -335,7 +367,9 @@ def preview(app: object, fault: Exception | None) -> None:
             target = posixpath.normpath(posixpath.join(posixpath.dirname(name), link[1]))
             if not begins.get(target):
                 return link[0]
-            return f'<a class="reference internal" href="{link[1]}" title="{escape(begins[target])}">'
+            return (
+                f'<a class="reference internal" href="{link[1]}" title="{escape(begins[target])}">'
+            )
 
         better = ARTICLE.sub(lambda part, told=told: LINK.sub(told, part[0]), html)
         if better != html:
@@ -407,6 +441,7 @@ def setup(app: object) -> dict[str, object]:
     app.connect("doctree-read", read_tables)
     app.connect("doctree-read", once)
     app.connect("doctree-read", heed_glossary)
+    app.connect("doctree-resolved", typeset_numbers)
     app.connect("doctree-resolved", explain)
     app.connect("doctree-resolved", name_pictures)
     app.connect("html-page-context", describe)
