@@ -32,7 +32,7 @@ AS_WRITTEN = (
     nodes.raw,
     nodes.comment,
 )
-NUMBER = re.compile(r"([\d\s.,+\-−–±×%\[\]]|to|nan|inf)*", re.IGNORECASE)
+NUMBER = re.compile(r"([\d\s.,+\-−–±×→%\[\]]|to|nan|inf)*", re.IGNORECASE)
 # What the library calls a column → what a reader calls it.
 WORDS = {
     "psnr": "PSNR, dB",
@@ -229,9 +229,9 @@ class Words:
             seen.add(word)
             parts.append(nodes.Text(text[end : match.start()]))
             label = "word-" + re.sub(r"\W+", "-", word.lower())
-            inner = nodes.Text(match[0].rstrip())
+            inner = nodes.Text(text[match.start() : match.end()])
             parts.append(Explained("", "", inner, meaning=self.meanings[word], label=label))
-            end = match.start() + len(match[0].rstrip())
+            end = match.end()
         return [*parts, nodes.Text(text[end:])]
 
 
