@@ -424,13 +424,11 @@ def test_a_word_is_explained_in_its_own_sense_only(text, word):
 
 def test_numbers_have_a_minus_and_their_percent_sign_and_names_and_code_stay():
     reading = load_extension()
-    text = (
-        "-0.4 [-1.0, 0.2] dB (-3) at 75% or 5 %, 3-1-7, 2026-11-25, ConvNet-16, 1e-05, a%20b, 4-5"
-    )
+    text = "-0.4 [-1.0, 0.2] dB (-3) at 75% or 5 %, 3-1-7, 2026-11-25, ConvNet-16, 1e-05, a%20b, 6 → -7"
     page = paragraph(nodes.Text(text), nodes.literal("", "-1 5%"))
     reading.typeset_numbers(None, page, "page")
     assert page.astext() == (
-        "−0.4 [−1.0, 0.2] dB (−3) at 75\xa0% or 5\xa0%, 3-1-7, 2026-11-25, ConvNet-16, 1e-05, a%20b, 4-5-1 5%"
+        "−0.4 [−1.0, 0.2] dB (−3) at 75\xa0% or 5\xa0%, 3-1-7, 2026-11-25, ConvNet-16, 1e-05, a%20b, 6\xa0→\xa0−7-1 5%"
     )
     (*_, row) = shown(pd.DataFrame({"psnr": ["-1.5 [-2.0, 1.0]"]}, index=["3-1-7"]))
     assert texts(row) == ["3-1-7", "−1.5 [−2.0, 1.0]"]

@@ -132,12 +132,13 @@ def readable(html: str) -> str:
 
 
 MINUS = re.compile(r"(?<![\w\-−–.])-(?=\d)")
+ARROW = re.compile(r"(?<=\d) → (?=[+−]?\d)")
 PERCENT = re.compile(r"(?<=\d) ?%(?!\w)")
 
 
 def typeset(text: str) -> str:
-    """Numbers as they are printed: with a minus for a hyphen, and a percent sign that stays beside them."""
-    return PERCENT.sub("\u00a0%", MINUS.sub("−", text))
+    """Numbers as they are printed: with a minus for a hyphen, and percent signs and arrows that stay beside them."""
+    return ARROW.sub("\u00a0→\u00a0", PERCENT.sub("\u00a0%", MINUS.sub("−", text)))
 
 
 def read_tables(app: object, document: nodes.document) -> None:
