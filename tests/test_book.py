@@ -400,6 +400,7 @@ def test_a_word_is_explained_where_a_page_first_uses_it_in_prose():
     assert explained[0].parent.tagname == "strong"
     assert page.astext().count("3 policies, each policy untrained.") == 1
     assert page.children[1]["classes"] == ["explains"]
+    assert [node.get("stop", False) for node in explained] == [True, False]
     assert "sequence of ordinary image operations" in explained[0]["meaning"]
 
 

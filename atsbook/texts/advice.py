@@ -249,10 +249,10 @@ def _federation(results: Path) -> str:
     )
 
 
-def _by_kind(defense: str) -> tuple[bool, bool, str, float]:
+def _by_kind(defense: str) -> tuple[bool, bool, bool, str, float]:
     """No defense first, then policies, then each kind by its strength."""
     kind, _, strength = defense.partition(":")
-    return (defense != NO_POLICY, bool(strength), kind, float(strength or 0))
+    return (defense != NO_POLICY, bool(strength), defense != HYBRID, kind, float(strength or 0))
 
 
 def _called(defense: str) -> str:

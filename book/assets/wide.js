@@ -10,7 +10,7 @@ addEventListener("load", () => {
   document.querySelectorAll(".wide, .pst-scrollable-table-container, .cell_output").forEach((box) => watch.observe(box));
 });
 
-// What a word of the glossary means stands under the word, within its paragraph; Escape takes it away.
+// What a word of the glossary means stands under the word, within its paragraph; Escape takes it away, and arrows go from word to word.
 const place = ({ target }) => {
   const word = target.closest?.(".explained");
   if (!word) return;
@@ -20,4 +20,8 @@ const place = ({ target }) => {
 const dismiss = (shown) => document.querySelectorAll(".explained").forEach((word) => word.classList.toggle("dismissed", shown));
 for (const event of ["mouseover", "focusin"]) addEventListener(event, place);
 for (const event of ["mouseout", "focusout"]) addEventListener(event, () => dismiss(false));
-addEventListener("keydown", ({ key }) => key === "Escape" && dismiss(true));
+addEventListener("keydown", ({ key, target }) => {
+  if (key === "Escape") dismiss(true);
+  const aside = { ArrowRight: 1, ArrowLeft: -1 }[key], words = [...document.querySelectorAll(".explained > dfn")];
+  if (aside && words.includes(target)) words[words.indexOf(target) + aside]?.focus();
+});

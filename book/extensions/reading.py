@@ -261,7 +261,9 @@ def explain(app: object, document: nodes.document, page: str) -> None:
             parts = words.split(text.astext(), seen)
             if len(parts) > 1:
                 parent.replace(text, parts)
-                paragraph["classes"] = sorted({*paragraph["classes"], "explains"})
+        if explained := list(paragraph.findall(Explained)):
+            paragraph["classes"] = sorted({*paragraph["classes"], "explains"})
+            explained[0]["stop"] = True
 
 
 def heed_glossary(app: object, document: nodes.document) -> None:
@@ -270,9 +272,12 @@ def heed_glossary(app: object, document: nodes.document) -> None:
 
 
 def visit_explained(writer: object, node: Explained) -> None:
-    """The word takes the keyboard's focus and names its explanation."""
+    """The word names its explanation and takes the keyboard's focus: the first of a paragraph with Tab, as many stops
+    would be in the way of who goes on to a link or a button, and the others with the arrows.
+    """
+    stop = 0 if node.get("stop") else -1
     writer.body.append(
-        f'<span class="explained"><dfn tabindex="0" aria-describedby="{node["label"]}">'
+        f'<span class="explained"><dfn tabindex="{stop}" aria-describedby="{node["label"]}">'
     )
 
 
