@@ -82,6 +82,7 @@ def execute(name: str, parameters: dict[str, object], *, root: Path, store: Stor
     options = [
         "--cwd",
         "notebooks",
+        *("--kernel", "python3", "--language", "python"),  # a page made by hand may not name them
         "--no-progress-bar",
         "--parameters_yaml",
         json.dumps(parameters),
