@@ -18,6 +18,7 @@ CHROMIUM = next(
 )
 KEYS = {
     "Tab": 9,
+    "Escape": 27,
     " ": 32,
     "End": 35,
     "Home": 36,

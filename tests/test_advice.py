@@ -67,7 +67,7 @@ def test_the_first_sentence_is_the_verdict(tmp_path, status):
     privacy(tmp_path, status)
     text = advice(tmp_path)
     assert text.startswith(f"# Should I use this?\n\n{LEADS[status]} ")
-    assert "from 50 % to 25 % on an untrained ResNet20-1" in text
+    assert "still finds 25 % on an untrained ResNet20-1 (50 % without a policy)" in text
 
 
 def test_a_client_reads_what_a_server_gains_that_knows_the_policy(tmp_path):
@@ -86,7 +86,7 @@ def test_a_client_reads_what_a_server_gains_that_knows_the_policy(tmp_path):
     ]
     stored(tmp_path, "ext5_adaptive", attacks=pd.concat(rows[:3]), elsewhere=rows[3])
     text = advice(tmp_path)
-    assert "| | lenet | convnet |" in text
+    assert "| | LeNet | convnet |" in text
     assert "| no policy, the strongest attack | 100 | 80 |" in text
     assert "| the hybrid, a server that ignores it | 20 | – |" in text
     assert "| the hybrid, a server that attacks through it | 90 | – |" in text
@@ -120,16 +120,13 @@ def test_a_client_reads_what_a_federation_gives_away_and_loses(tmp_path):
     ]
     stored(tmp_path, "ext9_collaborative", attacks=pd.concat(seen), accuracy=pd.DataFrame(learned))
     text = advice(tmp_path)
+    assert "| LeNet, round 1 | photographs found by the server | 100% | 50% |" in text
     assert (
-        "| lenet, round 1 | the server picks your photograph out of 100, knowing the policy | 100% | 50% |"
+        "| LeNet, round 300 | photographs found by one that sees only the sum of ten answers |"
         in text
     )
     assert (
-        "| lenet, round 300 | one that sees only the sum of ten answers picks your photograph"
-        in text
-    )
-    assert (
-        "| lenet, FedSGD | accuracy after 20 rounds | 31.0 % | 30.0 % (-1.0 [-3.5, 1.5]) |" in text
+        "| LeNet, FedSGD | accuracy after 20 rounds | 31.0 % | 30.0 % (-1.0 [-3.5, 1.5]) |" in text
     )
 
 
@@ -180,7 +177,7 @@ def test_noise_and_pruning_stand_beside_the_policy(tmp_path):
         accuracy=pd.DataFrame({"defense": ["none"], "accuracy": [20.0]}),
     )
     text = advice(tmp_path)
-    assert "| none | 100 | 6.0 | 20.0 |" in text
+    assert "| no defense | 100 | 6.0 | 20.0 |" in text
     assert "| prune:0.9 | 50 | 3.0 | – |" in text
 
 

@@ -12,6 +12,7 @@ import subprocess
 import time
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -372,3 +373,131 @@ def test_an_index_that_only_counts_is_left_out_and_one_with_a_name_stays():
     ]
     named = pd.DataFrame({"r2": [0.1, 0.2]}, index=pd.Index([0, 1], name="op"))
     assert [texts(row) for row in shown(named)] == [["id", "R²"], ["0", "0.1"], ["1", "0.2"]]
+
+
+# --- the glossary, links and heads of pages -----------------------------------------------------------------
+
+
+def paragraph(*parts):
+    """A page of one paragraph."""
+    return nodes.document(None, None, "", nodes.paragraph("", "", *parts))
+
+
+HTML = SimpleNamespace(builder=SimpleNamespace(format="html"))
+
+
+def test_a_word_is_explained_where_a_page_first_uses_it_in_prose():
+    reading = load_extension()
+    link = nodes.reference("", "", nodes.Text("policies"))
+    title = nodes.title("", "Does a policy help?")
+    text = nodes.Text(" It has 3 policies, each policy untrained.")
+    page = paragraph(nodes.literal("", "policy"), link, nodes.strong("", "", text))
+    page.insert(0, title)
+    reading.explain(HTML, page, "page")
+    explained = list(page.findall(reading.Explained))
+    assert [node.astext() for node in explained] == ["policies", "untrained"]
+    assert explained[0].parent.tagname == "strong"
+    assert page.astext().count("3 policies, each policy untrained.") == 1
+    assert page.children[1]["classes"] == ["explains"]
+    assert [node.get("stop", False) for node in explained] == [True, False]
+    assert "sequence of ordinary image operations" in explained[0]["meaning"]
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("97 % of the photographs are found.", "found"),
+        ("the server finds 75 % of them", "found"),
+        ("AutoAugment found 25 of them; the attack finds 0.6 dB more", None),
+        ("it tells 6.3 bits of it", "bits"),
+        ("posterize keeps 4 bits of a byte", None),
+        ("a semi-trained one", "semi-trained"),
+    ],
+)
+def test_a_word_is_explained_in_its_own_sense_only(text, word):
+    reading = load_extension()
+    page = paragraph(nodes.Text(text))
+    reading.explain(HTML, page, "page")
+    labels = {node["label"] for node in page.findall(reading.Explained)} - {"word-photograph"}
+    assert labels == ({f"word-{word}"} if word else set())
+
+
+def test_numbers_have_a_minus_and_their_percent_sign_and_names_and_code_stay():
+    reading = load_extension()
+    text = "-0.4 [-1.0, 0.2] dB (-3) at 75% or 5 %, 3-1-7, 2026-11-25, ConvNet-16, 1e-05, a%20b, 6 → -7"
+    page = paragraph(nodes.Text(text), nodes.literal("", "-1 5%"))
+    reading.typeset_numbers(None, page, "page")
+    assert page.astext() == (
+        "−0.4 [−1.0, 0.2] dB (−3) at 75\xa0% or 5\xa0%, 3-1-7, 2026-11-25, ConvNet-16, 1e-05, a%20b, 6\xa0→\xa0−7-1 5%"
+    )
+    (*_, row) = shown(pd.DataFrame({"psnr": ["-1.5 [-2.0, 1.0]"]}, index=["3-1-7"]))
+    assert texts(row) == ["3-1-7", "−1.5 [−2.0, 1.0]"]
+
+
+def test_every_entry_of_the_glossary_is_short_and_finds_its_own_word():
+    entries = yaml.safe_load((BOOK / "glossary.yml").read_text())
+    assert len(entries) >= 30
+    for entry in entries:
+        assert set(entry) <= {"word", "forms", "meaning"}
+        assert 20 < len(entry["meaning"]) < 300, entry["word"]
+        assert entry["meaning"].rstrip().endswith(".")
+    words = load_extension().glossary()
+    assert list(words.meanings) == [entry["word"] for entry in entries]
+
+
+def test_a_preview_is_the_first_paragraph_without_what_is_hidden():
+    reading = load_extension()
+    hidden = '<span class="meaning" role="tooltip" id="x">A sequence.</span>'
+    words = "word " * 100
+    html = f"<p>menu</p><article><h1>T</h1><p class='a'>Does a <b>policy</b>{hidden} &lt; {words}</p></article>"
+    begins = reading.beginning(html)
+    assert begins.startswith("Does a policy < word word")
+    assert begins.endswith("word …")
+    assert len(begins) <= 302
+    assert reading.beginning("<article><h1>T</h1></article>") == ""
+
+
+def head(address):
+    """What a page says of itself in its head, in a book at this address."""
+    config = SimpleNamespace(
+        html_baseurl=address, html_title="Book", author="A & B", copyright="2026", root_doc="intro"
+    )
+    builder = SimpleNamespace(get_target_uri=lambda page: f"{page}.html")
+    picture = '<p>An "answer".</p><img alt="" src="../_images/a.png" />'
+    context = {"title": "Is <em>it</em>?", "body": f"<h1>T</h1>{picture}"}
+    app = SimpleNamespace(config=config, builder=builder)
+    load_extension().describe(app, "results/x", "page.html", context, nodes.document(None, None))
+    return dict(
+        re.findall(r'<meta (?:name|property)="([\w:]+)" content="(.*?)" />', context["metatags"])
+    )
+
+
+def test_a_page_can_be_cited_and_shared_and_knows_an_address_only_if_it_is_told_one():
+    own = head("")
+    assert own["citation_title"] == "Is it? (Book)"
+    assert own["citation_author"] == "A &amp; B"
+    assert own["og:description"] == "An &quot;answer&quot;."
+    assert not [text for text in own.values() if "//" in text]
+    online = head("https://x.org/book/")
+    assert online["og:url"] == "https://x.org/book/results/x.html"
+    assert online["og:image"] == "https://x.org/book/_images/a.png"
+    assert own.items() <= online.items()
+
+
+def test_the_repository_is_linked_only_if_the_workflow_names_it(monkeypatch):
+    config = SimpleNamespace(html_baseurl="", html_theme_options={"a": 1})
+    for name in ("BOOK_URL", "BOOK_REPOSITORY"):
+        monkeypatch.delenv(name, raising=False)
+    load_extension().published(None, config)
+    assert (config.html_baseurl, config.html_theme_options) == ("", {"a": 1})
+    monkeypatch.setenv("BOOK_URL", "https://x.org/book")
+    monkeypatch.setenv("BOOK_REPOSITORY", "https://github.com/x/y")
+    load_extension().published(None, config)
+    assert config.html_baseurl == "https://x.org/book/"
+    assert config.html_theme_options["repository_url"] == "https://github.com/x/y"
+    assert config.html_theme_options["use_issues_button"]
+    (step,) = re.findall(
+        r"run: make book\n(.*?)\n      -", (ROOT / ".github/workflows/book.yml").read_text(), re.S
+    )
+    assert "BOOK_URL" in step
+    assert "BOOK_REPOSITORY" in step

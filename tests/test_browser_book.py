@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from html import unescape
 
 import pytest
 import torch
@@ -152,3 +153,54 @@ def test_only_pages_with_mathematics_load_its_script(built):
     loads = {name for name, text in texts.items() if "mathjax/tex-chtml.js" in text}
     assert loads == {name for name, text in texts.items() if re.search(r'class="math ', text)}
     assert "method" in loads
+
+
+MEANING = """[...document.querySelectorAll(".explained > .meaning")].filter(each => each.checkVisibility())
+    .map(each => each.textContent)"""
+
+
+@pytest.mark.parametrize(("width", "color"), [(1280, "light"), (PHONE, "dark")])
+def test_a_words_meaning_is_shown_to_who_points_taps_or_tabs_and_on_the_page(page, width, color):
+    browser = page("results/claim1_privacy", width, color)
+    assert browser.js(MEANING) == []
+    box = "document.querySelector('.explained > dfn').getClientRects()[0]"
+    at = browser.js(f"(box => ({{x: box.x + 3, y: box.y + box.height / 2}}))({box})")
+    browser.tap(**at) if width == PHONE else browser.hover(**at)
+    browser.until(f"{MEANING}.length === 1")
+    (shown,) = browser.js(MEANING)
+    assert shown.startswith("A short sequence of ordinary image operations")
+    edges = "(box => [box.left, box.right])(document.querySelector('.explained > .meaning').getBoundingClientRect())"
+    left, right = browser.js(edges)
+    assert 0 <= left < right <= width
+    assert browser.contrast(".explained > .meaning")[0][0] >= 4.5
+
+
+def test_words_are_reached_by_keyboard_and_escape_takes_their_meaning_away(page):
+    browser = page("results/claim1_privacy")
+    browser.js("document.querySelector('.explained > dfn').focus()")
+    assert len(browser.js(MEANING)) == 1
+    browser.key("ArrowRight")
+    (second,) = browser.js(MEANING)
+    assert second.startswith("The reconstruction is more like the right image")
+    label = 'document.activeElement.getAttribute("aria-describedby")'
+    assert browser.js(f"document.getElementById({label}).textContent") == second
+    browser.key("Escape")
+    assert browser.js(MEANING) == []
+
+
+def test_a_link_to_another_page_shows_how_it_begins_and_one_in_the_contents_does_not(built):
+    text = (built / "should_i.html").read_text()
+    (link,) = re.findall(
+        r'<a class="reference internal" href="results/claim7_correlation.html" title="(.*?)">', text
+    )
+    begins = (built / "results" / "claim7_correlation.html").read_text().split("<article")[1]
+    begins = re.sub(r'<span class="meaning".*?</span>|<[^>]+>', "", begins.partition("</h1>")[2])
+    begins = " ".join(unescape(begins).split())
+    assert begins.startswith(unescape(link).removesuffix(" …"))
+    assert 'href="results/claim7_correlation.html">' in text.split("<article")[0]
+
+
+def test_no_table_is_cut_on_a_desk(page, built):
+    for path in sorted((built / "results").glob("claim*.html")):
+        browser = page(f"results/{path.stem}", 1400)
+        assert browser.js("document.querySelectorAll('main .wide.scrolls').length") == 0, path.stem

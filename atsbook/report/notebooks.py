@@ -69,6 +69,12 @@ def execute(
         options = [
             "--cwd",
             "notebooks",
+            *(
+                "--kernel",
+                "python3",
+                "--language",
+                "python",
+            ),  # a page made by hand may not name them
             "--no-progress-bar",
             "--log-output",
             "--parameters_yaml",

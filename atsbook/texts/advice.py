@@ -10,7 +10,7 @@ from atsbook.findings.photographs import arrow
 from atsbook.findings.result import NO_POLICY, stored_result
 from atsbook.findings.statistics import ENOUGH
 from atsbook.runs.adaptive import DRAWS, LEARNED, POLICY, STRONGEST, UNDONE, watching
-from atsbook.runs.table1 import HYBRID
+from atsbook.runs.table1 import HYBRID, SEARCHED
 from atsbook.texts.answers import newest
 from atsbook.texts.first_screen import NAMES, Numbers, numbers, percent
 
@@ -49,29 +49,41 @@ def advice(results: Path) -> str:
 
 
 def _advised(known: Numbers) -> str:
-    """What a client gets and pays, and what to do then."""
+    """What a client gets and pays, and what to do then, in three sentences."""
     words = []
     if known.untrained:
         shares = [
-            f"{percent(bare)} to {percent(hidden)} on an untrained {NAMES[model]}"
+            f"{percent(hidden)} on an untrained {NAMES[model]} ({percent(bare)} without a policy)"
             for model, (bare, hidden) in known.untrained.items()
         ]
         words.append(
-            "The hybrid takes the share of photographs that a server finds who knows the policy from "
-            f"{', from '.join(shares)}"
+            "Of the photographs that clients hide by the paper's hybrid a server that knows the policy still finds "
+            + _listed(shares)
         )
-        words[-1] += (
-            f"; told what was drawn, it finds {percent(known.told[4])} on the LeNet after four rounds."
-            if 4 in known.told
-            else "."
-        )
+        if 4 in known.told:
+            words[-1] += (
+                f", and {percent(known.told[4])} on the LeNet once it has been told what was drawn in "
+                "four rounds"
+            )
+        words[-1] += "."
     if known.accuracy:
         bare, hidden = known.accuracy
         words.append(f"It costs accuracy: {bare:.1f} → {hidden:.1f} % on a {known.learned[0]}.")
     words.append(
-        "What your own network gives away, with a policy or without, is one command: {doc}`audit_your_own`."
+        "Measure what your own network gives away, with a policy and without: {doc}`audit_your_own` is one command."
     )
     return " ".join(words)
+
+
+def _listed(parts: Sequence[str]) -> str:
+    """`a, b and c`."""
+    return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
+
+
+def _in_words(place: str) -> str:
+    """A place of attack as a reader knows it: `LeNet, untrained` for `lenet, untrained`."""
+    network, comma, rest = place.partition(",")
+    return f"{NAMES.get(network, network)}{comma}{rest}"
 
 
 NEXT = """## What to do then
@@ -179,7 +191,7 @@ def _knowing(results: Path) -> str:
         (HYBRID, f"the hybrid, a server that {words}", attacker)
         for words, attacker in KNOWING.items()
     ]
-    lines = [f"| | {' | '.join(places)} |", "|---" * (len(places) + 1) + "|"]
+    lines = [f"| | {' | '.join(map(_in_words, places))} |", "|---" * (len(places) + 1) + "|"]
     for policy, words, attacker in asked:
         own = attacks[(attacks["policy"] == policy) & (attacks["attacker"] == attacker)]
         parts = [own[own["place"] == where] for where in places]
@@ -212,25 +224,39 @@ def _federation(results: Path) -> str:
         ["view", "past"], sort=False
     ):
         who = {"server": "the server", "sum": "one that sees only the sum of ten answers"}[view]
+        where = NAMES.get(rows["network"].iloc[0], rows["network"].iloc[0])
         both = [
             compare.found(rows[rows["policy"] == policy]["rank_knowing"])
             for policy in (NO_POLICY, HYBRID)
         ]
         lines.append(
-            f"| {rows['network'].iloc[0]}, round {past + 1} | {who} picks your photograph out of 100, knowing "
-            f"the policy | {both[0]} | {both[1]} |"
+            f"| {where}, round {past + 1} | photographs found by {who} | {both[0]} | {both[1]} |"
         )
     for (network, protocol), rows in accuracy.groupby(["network", "protocol"], sort=False):
         rounds = rows["rounds"].max()
         level = rows[rows["rounds"] == rounds].groupby("policy")["accuracy"].mean()
         change = policy_changes(rows, ["network"]).loc[(network, HYBRID)]
         both = f"{level[NO_POLICY]:.1f} % | {level[HYBRID]:.1f} % ({compare.interval(change, '')})"
-        lines.append(f"| {network}, {protocol} | accuracy after {rounds} rounds | {both} |")
+        named = NAMES.get(network, network)
+        lines.append(f"| {named}, {protocol} | accuracy after {rounds} rounds | {both} |")
     return (
-        "## In a federation\n\nTen clients who train one network together; the change of the accuracy in points, its "
-        f"interval over federations ([page]({PAGE.format('ext9_collaborative')})).\n\n"
-        + "\n".join(lines)
+        "## In a federation\n\nTen clients who train one network together, watched by somebody who knows the "
+        "policy; the change of the accuracy in points, its interval over federations "
+        f"([page]({PAGE.format('ext9_collaborative')})).\n\n" + "\n".join(lines)
     )
+
+
+def _by_kind(defense: str) -> tuple[bool, bool, bool, str, float]:
+    """No defense first, then policies, then each kind by its strength."""
+    kind, _, strength = defense.partition(":")
+    return (defense != NO_POLICY, bool(strength), defense != HYBRID, kind, float(strength or 0))
+
+
+def _called(defense: str) -> str:
+    """A defense in words where it has some."""
+    names = {NO_POLICY: "no defense", HYBRID: "the paper's hybrid"}
+    names |= {policy: f"its member {policy}" for policy in SEARCHED}
+    return names.get(defense, defense)
 
 
 def _rivals(results: Path) -> str:
@@ -243,10 +269,12 @@ def _rivals(results: Path) -> str:
         "accuracy"
     ]
     lines = ["| defense | photograph found, % | bits | accuracy, % |", "|---|---|---|---|"]
-    for name, rows in attacks[attacks["applied"] == "fixed"].groupby("defense", sort=False):
+    defended = dict(list(attacks[attacks["applied"] == "fixed"].groupby("defense", sort=False)))
+    for name in sorted(defended, key=_by_kind):
+        rows = defended[name]
         known = f"{accuracy[name]:.1f}" if name in accuracy else "–"
         found = 100 * rows["found"].mean()
-        lines.append(f"| {name} | {found:.0f} | {rows['bits'].mean():.1f} | {known} |")
+        lines.append(f"| {_called(name)} | {found:.0f} | {rows['bits'].mean():.1f} | {known} |")
     model = page[1]["model"]
     return (
         f"## Beside noise and pruning\n\nOn {NAMES.get(model, model)}, the same attack, which does not adapt to the "
@@ -269,7 +297,7 @@ def _instead(results: Path) -> str:
         if (table["regime"] == name).any()
     ]
     return (
-        f"## Another defense, then?\n\nOn {page[1]['model']}, a small network that trains in seconds, each defense at "
+        f"## Another defense, then?\n\nOn `{page[1]['model']}`, a small network that trains in seconds, each defense at "
         "its worst: against the strongest of several attackers who know it "
         f"([page]({PAGE.format('ext6_defenses')})).\n\n"
     ) + "\n\n".join(words)

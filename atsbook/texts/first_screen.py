@@ -25,6 +25,8 @@ NAMES = {
     "resnet20-4": "ResNet20-4",
 }
 MISSING = "not measured yet"
+# Between sentences and table; the book shows a picture and an attack there
+TABLE = "<!-- table -->"
 TOLD = "knows its draws"
 PRINTED = f"hybrid:{HYBRID}"
 SCORE = "pearson_r(S_pri,PSNR)"
@@ -300,4 +302,4 @@ def questions(known: Numbers, *, link: str = "book/results/{}.ipynb") -> str:
 def first_screen(results: Path, *, link: str = "book/results/{}.ipynb") -> str:
     """Sentences and table, in Markdown."""
     known = numbers(results)
-    return f"\n{sentences(known)}\n{questions(known, link=link)}"
+    return f"\n{sentences(known)}\n{TABLE}\n\n{questions(known, link=link)}"

@@ -9,3 +9,19 @@ addEventListener("load", () => {
   const watch = new ResizeObserver((seen) => seen.forEach(({ target }) => mark(target)));
   document.querySelectorAll(".wide, .pst-scrollable-table-container, .cell_output").forEach((box) => watch.observe(box));
 });
+
+// What a word of the glossary means stands under the word, within its paragraph; Escape takes it away, and arrows go from word to word.
+const place = ({ target }) => {
+  const word = target.closest?.(".explained");
+  if (!word) return;
+  const meaning = word.querySelector(".meaning"), room = word.closest("p").clientWidth - meaning.offsetWidth;
+  meaning.style.setProperty("--beside", `${Math.max(0, Math.min(word.offsetLeft, room))}px`);
+};
+const dismiss = (shown) => document.querySelectorAll(".explained").forEach((word) => word.classList.toggle("dismissed", shown));
+for (const event of ["mouseover", "focusin"]) addEventListener(event, place);
+for (const event of ["mouseout", "focusout"]) addEventListener(event, () => dismiss(false));
+addEventListener("keydown", ({ key, target }) => {
+  if (key === "Escape") dismiss(true);
+  const aside = { ArrowRight: 1, ArrowLeft: -1 }[key], words = [...document.querySelectorAll(".explained > dfn")];
+  if (aside && words.includes(target)) words[words.indexOf(target) + aside]?.focus();
+});

@@ -1,18 +1,38 @@
 """What the book makes of executed pages, so that none is run again for the sake of its looks.
 
 Tables of numbers get one line of column names, in words, and numbers to the right; what several figures of a page
-share is there once; mathematics is loaded only where there is some.
+share is there once; mathematics is loaded only where there is some. The first use of a word of the glossary on a page
+is explained on hover, and a link to another page shows how that page begins. A page says in its head what it is, for
+who shares or cites it; where the book will lie and where its sources are it knows only if it is told.
 """
 
+import os
+import posixpath
 import re
 import xml.etree.ElementTree as Tree
+from collections.abc import Callable, Iterator
+from html import escape, unescape
 from itertools import zip_longest
+from pathlib import Path
+from typing import ClassVar
 
+import yaml
 from docutils import nodes
+from docutils.parsers.rst import directives
+from docutils.statemachine import StringList
+from sphinx.util.docutils import SphinxDirective
 
 FRAME = re.compile(r'<table\b[^>]*class="dataframe".*?</table>', re.DOTALL)
 BLOCK = re.compile(r'<(style|script type="module")>.*?</(style|script)>', re.DOTALL)
-NUMBER = re.compile(r"([\d\s.,+\-−–±×%\[\]]|to|nan|inf)*", re.IGNORECASE)
+AS_WRITTEN = (
+    nodes.literal,
+    nodes.literal_block,
+    nodes.math,
+    nodes.math_block,
+    nodes.raw,
+    nodes.comment,
+)
+NUMBER = re.compile(r"([\d\s.,+\-−–±×→%\[\]]|to|nan|inf)*", re.IGNORECASE)
 # What the library calls a column → what a reader calls it.
 WORDS = {
     "psnr": "PSNR, dB",
@@ -103,10 +123,22 @@ def readable(html: str) -> str:
     join_names(head)
     drop_count(table)
     mark_numbers(table)
+    for cell in table.iter():
+        cell.text, cell.tail = (text and typeset(text) for text in (cell.text, cell.tail))
     for cell in head.iter("th"):
         cell.text = WORDS.get(words(cell), cell.text)
     table.attrib = {"class": "dataframe"}
     return f'<div class="wide">{Tree.tostring(table, encoding="unicode", method="html")}</div>'
+
+
+MINUS = re.compile(r"(?<![\w\-−–.])-(?=\d)")
+ARROW = re.compile(r"(?<=\d) → (?=[+−]?\d)")
+PERCENT = re.compile(r"(?<=\d) ?%(?!\w)")
+
+
+def typeset(text: str) -> str:
+    """Numbers as they are printed: with a minus for a hyphen, and percent signs and arrows that stay beside them."""
+    return ARROW.sub("\u00a0→\u00a0", PERCENT.sub("\u00a0%", MINUS.sub("−", text)))
 
 
 def read_tables(app: object, document: nodes.document) -> None:
@@ -115,6 +147,23 @@ def read_tables(app: object, document: nodes.document) -> None:
         if "html" in node.get("format", "") and FRAME.search(node.astext()):
             frames = [readable(frame) for frame in FRAME.findall(node.astext())]
             node.children = [nodes.Text("\n".join(frames))]
+
+
+def within(
+    node: nodes.Node, skipped: Callable[[nodes.Node], bool]
+) -> Iterator[tuple[nodes.Node, nodes.Node]]:
+    """All nodes below one in their order, each after its parent, but for those that are skipped and all in them."""
+    for child in list(node.children):
+        if not skipped(child):
+            yield node, child
+            yield from within(child, skipped)
+
+
+def typeset_numbers(app: object, document: nodes.document, page: str) -> None:
+    """The numbers in prose, captions and tables; code and mathematics stay as they are."""
+    for parent, text in within(document, lambda node: isinstance(node, AS_WRITTEN)):
+        if isinstance(text, nodes.Text) and (better := typeset(text)) != text:
+            parent.replace(text, nodes.Text(better))
 
 
 def once(app: object, document: nodes.document) -> None:
@@ -137,9 +186,271 @@ def own_equations(app: object) -> None:
     domain.has_equations = lambda page=None: domain.data["has_equations"].get(page, False)
 
 
+# --- the glossary --------------------------------------------------------------------------------------------
+
+GLOSSARY = Path(__file__).parent.parent / "glossary.yml"
+# Where a word is not explained: it may be part of a name there, or the reader is about to leave.
+NOT_PROSE = (
+    nodes.literal,
+    nodes.reference,
+    nodes.Titular,
+    nodes.table,
+    nodes.citation,
+    nodes.math,
+    nodes.raw,
+)
+
+
+class Explained(nodes.inline):
+    """A word in prose with what it means, `meaning`, and the id of the explanation, `label`."""
+
+
+class Words:
+    """The words of the glossary, and how they occur in prose.
+
+    Attributes:
+        meanings: what each word means, in the order of the glossary.
+        pattern: finds the first place of any word; the group `w<i>` belongs to the i-th.
+    """
+
+    def __init__(self, entries: list[dict]):
+        self.meanings = {entry["word"]: " ".join(entry["meaning"].split()) for entry in entries}
+        forms = [entry.get("forms", [re.escape(entry["word"])]) for entry in entries]
+        found = "|".join(f"(?P<w{i}>{'|'.join(each)})" for i, each in enumerate(forms))
+        self.pattern = re.compile(rf"(?<![\w-])(?:{found})(?![\w-])", re.IGNORECASE)
+
+    def split(self, text: str, seen: set[str]) -> list[nodes.Node]:
+        """A text with the words explained that are not in `seen`, to which they are added."""
+        parts, end = [], 0
+        in_line = re.sub(r"\s", " ", text)
+        for match in self.pattern.finditer(in_line):
+            word = list(self.meanings)[int(match.lastgroup[1:])]
+            if word in seen:
+                continue
+            seen.add(word)
+            parts.append(nodes.Text(text[end : match.start()]))
+            label = "word-" + re.sub(r"\W+", "-", word.lower())
+            inner = nodes.Text(text[match.start() : match.end()])
+            parts.append(Explained("", "", inner, meaning=self.meanings[word], label=label))
+            end = match.end()
+        return [*parts, nodes.Text(text[end:])]
+
+
+def glossary() -> Words:
+    """The book's glossary."""
+    return Words(yaml.safe_load(GLOSSARY.read_text(encoding="utf-8")))
+
+
+def no_prose(node: nodes.Node) -> bool:
+    """Whether no word in it is explained; a card is a link as a whole."""
+    card = isinstance(node, nodes.Element) and "sd-card" in node.get("classes", ())
+    return card or isinstance(node, NOT_PROSE)
+
+
+def explain(app: object, document: nodes.document, page: str) -> None:
+    """Explain each word of the glossary where a page first uses it."""
+    if app.builder.format != "html" or page == "glossary":
+        return
+    words, seen = glossary(), set()
+    for _, paragraph in within(document, no_prose):
+        if not isinstance(paragraph, nodes.paragraph):
+            continue
+        for parent, text in within(paragraph, no_prose):
+            if not isinstance(text, nodes.Text):
+                continue
+            parts = words.split(text.astext(), seen)
+            if len(parts) > 1:
+                parent.replace(text, parts)
+        if explained := list(paragraph.findall(Explained)):
+            paragraph["classes"] = sorted({*paragraph["classes"], "explains"})
+            explained[0]["stop"] = True
+
+
+def heed_glossary(app: object, document: nodes.document) -> None:
+    """A page is read anew when the glossary has changed."""
+    app.env.note_dependency(str(GLOSSARY))
+
+
+def visit_explained(writer: object, node: Explained) -> None:
+    """The word names its explanation and takes the keyboard's focus: the first of a paragraph with Tab, as many stops
+    would be in the way of who goes on to a link or a button, and the others with the arrows.
+    """
+    stop = 0 if node.get("stop") else -1
+    writer.body.append(
+        f'<span class="explained"><dfn tabindex="{stop}" aria-describedby="{node["label"]}">'
+    )
+
+
+def depart_explained(writer: object, node: Explained) -> None:
+    """The explanation stands beside the word, hidden until it is asked for."""
+    meaning = escape(node["meaning"])
+    writer.body.append(
+        f'</dfn><span class="meaning" role="tooltip" id="{node["label"]}">{meaning}</span></span>'
+    )
+
+
+class Glossary(SphinxDirective):
+    """All words of the glossary with their meanings, as a list."""
+
+    def run(self) -> list[nodes.Node]:
+        meanings = sorted(glossary().meanings.items(), key=lambda entry: entry[0].lower())
+        entries = [
+            nodes.definition_list_item(
+                "",
+                nodes.term("", word[0].upper() + word[1:]),
+                nodes.definition("", nodes.paragraph("", meaning)),
+            )
+            for word, meaning in meanings
+        ]
+        return [nodes.definition_list("", *entries)]
+
+
+# --- a picture of another page -------------------------------------------------------------------------------
+
+
+class PastedFigure(SphinxDirective):
+    """A figure with its number and caption whose picture another page has glued; MyST-NB's own stays on its page."""
+
+    required_arguments = 1
+    has_content = True
+    option_spec: ClassVar = {
+        "doc": directives.unchanged_required,
+        "name": directives.unchanged,
+        "alt": directives.unchanged_required,
+    }
+
+    def run(self) -> list[nodes.Node]:
+        paste = ["```{glue:any} " + self.arguments[0], f":doc: {self.options['doc']}", "```"]
+        figure, text = nodes.figure(alt=self.options["alt"]), nodes.Element()
+        self.state.nested_parse(StringList(paste, self.get_source_info()[0]), 0, figure)
+        self.state.nested_parse(self.content, self.content_offset, text)
+        figure += nodes.caption("", "", *text.children[0].children)
+        self.set_source_info(figure)
+        self.add_name(figure)
+        return [figure]
+
+
+def name_pictures(app: object, document: nodes.document, page: str) -> None:
+    """The picture of a pasted figure has its text, now that it is there."""
+    for figure in document.findall(nodes.figure):
+        for picture in figure.findall(nodes.image) if "alt" in figure else ():
+            picture["alt"] = figure["alt"]
+
+
+# --- what a link leads to ------------------------------------------------------------------------------------
+
+ARTICLE = re.compile(r"<article\b.*?</article>", re.DOTALL)
+LINK = re.compile(r'<a class="reference internal" href="([^"#]+\.html)"(?: title="[^"]*")?>')
+PARAGRAPH = re.compile(r"<p\b[^>]*>(.*?)</p>", re.DOTALL)
+HIDDEN = re.compile(r'<span class="meaning".*?</span>|<[^>]+>', re.DOTALL)
+LONGEST = 300  # of a preview, in characters
+
+
+def shortened(text: str) -> str:
+    """A text in one line, cut between two words if it is long."""
+    line = " ".join(text.split())
+    return line if len(line) <= LONGEST else line[:LONGEST].rsplit(" ", 1)[0] + " …"
+
+
+def beginning(html: str) -> str:
+    """The first paragraph of a built page, as text."""
+    article = ARTICLE.search(html)
+    body = article[0].partition("</h1>")[2] if article else ""
+    paragraph = PARAGRAPH.search(body)
+    return shortened(unescape(HIDDEN.sub("", paragraph[1]))) if paragraph else ""
+
+
+def preview(app: object, fault: Exception | None) -> None:
+    """Links from one page to another show on hover how that page begins."""
+    if fault or app.builder.format != "html":
+        return
+    files = {f"{page}.html": Path(app.outdir, f"{page}.html") for page in app.env.found_docs}
+    texts = {name: path.read_text(encoding="utf-8") for name, path in files.items()}
+    begins = {name: beginning(html) for name, html in texts.items()}
+    for name, html in texts.items():
+
+        def told(link: re.Match, name: str = name) -> str:
+            target = posixpath.normpath(posixpath.join(posixpath.dirname(name), link[1]))
+            if not begins.get(target):
+                return link[0]
+            return (
+                f'<a class="reference internal" href="{link[1]}" title="{escape(begins[target])}">'
+            )
+
+        better = ARTICLE.sub(lambda part, told=told: LINK.sub(told, part[0]), html)
+        if better != html:
+            files[name].write_text(better, encoding="utf-8")
+
+
+# --- what a page says of itself ------------------------------------------------------------------------------
+
+PICTURE = re.compile(r'<img\b[^>]*\bsrc="([^"]*_images/[^"]+)"')
+TAG = re.compile(r"<[^>]+>")
+
+
+def published(app: object, config: object) -> None:
+    """Where the book will lie and where its sources are: $BOOK_URL and $BOOK_REPOSITORY, which the workflow sets.
+
+    A book that is built without them links to neither.
+    """
+    if address := os.environ.get("BOOK_URL"):
+        config.html_baseurl = address.rstrip("/") + "/"
+    if repository := os.environ.get("BOOK_REPOSITORY"):
+        config.html_theme_options = dict(config.html_theme_options) | {
+            "repository_url": repository.rstrip("/"),
+            "repository_branch": os.environ.get("BOOK_BRANCH", "main"),
+            "path_to_docs": "book",
+            "use_source_button": True,
+            "use_repository_button": True,
+            "use_issues_button": True,
+        }
+
+
+def describe(app: object, page: str, template: str, context: dict, document: object) -> None:
+    """Tags in a page's head for who shares it (OpenGraph) and who cites it (Google Scholar's names)."""
+    if document is None:
+        return
+    title = unescape(TAG.sub("", context.get("title", "")))
+    body = f"<article>{context['body']}</article>"
+    address = app.config.html_baseurl
+    book = app.config.html_title
+    tags = {
+        "description": beginning(body),
+        "og:title": title,
+        "og:description": beginning(body),
+        "og:type": "website" if page == app.config.root_doc else "article",
+        "og:site_name": book,
+        "citation_title": title if title == book else f"{title} ({book})",
+        "citation_author": app.config.author,
+        "citation_publication_date": re.sub(r"\D", "", app.config.copyright),
+    }
+    if address:
+        here = f"{address}{app.builder.get_target_uri(page)}"
+        tags |= {"og:url": here, "citation_public_url": here, "citation_fulltext_html_url": here}
+        if picture := PICTURE.search(body):
+            folder = posixpath.dirname(app.builder.get_target_uri(page))
+            tags["og:image"] = address + posixpath.normpath(posixpath.join(folder, picture[1]))
+    kinds = {name: "property" if name.startswith("og:") else "name" for name in tags}
+    context["metatags"] = context.get("metatags", "") + "".join(
+        f'\n    <meta {kinds[name]}="{name}" content="{escape(text)}" />'
+        for name, text in tags.items()
+        if text
+    )
+
+
 def setup(app: object) -> dict[str, object]:
     """Sphinx calls this."""
+    app.add_node(Explained, html=(visit_explained, depart_explained))
+    app.add_directive("all-words", Glossary)
+    app.add_directive("pasted-figure", PastedFigure)
+    app.connect("config-inited", published)
     app.connect("doctree-read", read_tables)
     app.connect("doctree-read", once)
+    app.connect("doctree-read", heed_glossary)
+    app.connect("doctree-resolved", typeset_numbers)
+    app.connect("doctree-resolved", explain)
+    app.connect("doctree-resolved", name_pictures)
+    app.connect("html-page-context", describe)
     app.connect("builder-inited", own_equations)
+    app.connect("build-finished", preview)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
