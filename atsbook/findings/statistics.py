@@ -411,12 +411,17 @@ def taken(bits: Change) -> str:
     """What a defense does to the bits that are told of a photograph, in words: "takes 1.6 [1.0,
     2.1] of 4.5 bits".
     """
-    amount = f"[{-bits.high:.1f}, {-bits.low:.1f}] of {bits.before:.1f} bits"
+
+    def one(value: float) -> str:
+        return f"{round(value, 1) + 0.0:.1f}".replace("-", "−")  # never −0.0
+
+    amount = f"[{one(-bits.high)}, {one(-bits.low)}] of {one(bits.before)} bits"
     if bits.falls:
-        return f"takes {-bits.mean:.1f} {amount}"
+        return f"takes {one(-bits.mean)} {amount}"
     if bits.rises:
-        return f"adds {bits.mean:.1f} [{bits.low:.1f}, {bits.high:.1f}] to {bits.before:.1f} bits"
-    return f"takes no certain part ({-bits.mean:.1f} {amount})"
+        more = f"{one(bits.mean)} [{one(bits.low)}, {one(bits.high)}]"
+        return f"adds {more} to {one(bits.before)} bits"
+    return f"takes no certain part ({one(-bits.mean)} {amount})"
 
 
 def paired(

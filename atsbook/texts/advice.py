@@ -1,5 +1,6 @@
 """The page "Should I use this?": what a client gets for a policy, in numbers of the stored results."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
