@@ -5,6 +5,7 @@ around them.
 import ast
 import base64
 import io
+import itertools
 import json
 import re
 from pathlib import Path
@@ -21,10 +22,12 @@ from PIL import Image
 import atslib
 from atsbook.figures import plots
 from atsbook.findings.compare import matrices
+from atsbook.findings.result import NO_POLICY
 from atsbook.findings.statistics import pearson
 from atsbook.findings.transformations import FUNCTIONS
 from atsbook.runs.networks import dataset
 from atsbook.runs.settings import settings
+from atsbook.runs.table1 import HYBRID, POLICIES
 from atsbook.widgets import Figure, data, interactive
 from atsbook.widgets.explorer import pictures
 from atslib.measures.metrics import psnr
@@ -241,3 +244,26 @@ def test_a_group_keeps_its_colour_in_a_figure_that_has_others_too():
     ]
     assert colours[1] == {who: colours[0][who] for who in ("a", "c")}
     assert len(set(colours[0].values())) == 3
+
+
+def test_a_policy_has_its_colour_whatever_stands_beside_it():
+    shown = {NO_POLICY, *filter(None, POLICIES)}
+    assert len({plots.colors_of([name])[name] for name in shown}) == len(shown)
+    alone = plots.colors_of([HYBRID])[HYBRID]
+    beside = plots.colors_of(["prune:0.9", NO_POLICY, "7-4-15", HYBRID])
+    assert beside[HYBRID] == alone
+    assert len(set(beside.values())) == 4
+
+
+def test_names_in_an_exchange_cover_neither_each_other_nor_a_point():
+    close = np.linspace(0, 1, 6)
+    table = pd.DataFrame({"x": 50 + close, "mean": 3 + close / 10, "low": 2.9, "high": 3.2})
+    table = table.assign(name=[f"prune:0.{n}" for n in range(6)], kind="pruning", strength=close)
+    figure = plots.exchange(table.assign(outcome="bits"), "x", "name", "kind", "outcome", xlabel="")
+    (axis,) = figure.axes
+    figure.draw_without_rendering()
+    boxes = [text.get_tightbbox() for text in axis.texts]
+    assert [text.get_text() for text in axis.texts] == list(table["name"])
+    assert not [a for a, b in itertools.combinations(boxes, 2) if a.overlaps(b)]
+    dots = axis.transData.transform(table[["x", "mean"]].to_numpy())
+    assert not [box for box in boxes for dot in dots if box.contains(*dot)]

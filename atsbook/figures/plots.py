@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -12,8 +12,22 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from atsbook.findings.result import NO_POLICY
+
 # Okabe & Ito's colours: told apart by colour-blind readers and on grey paper.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+# A policy has one colour in the whole book: no policy vermilion, the paper's hybrid blue.
+OF_POLICY = {
+    NO_POLICY: COLORS[1],
+    "no policy": COLORS[1],
+    "3-1-7+43-18-18": COLORS[0],
+    "hybrid": COLORS[0],
+    "the hybrid": COLORS[0],
+    "the paper's hybrid": COLORS[0],
+    "3-1-7": COLORS[2],
+    "43-18-18": COLORS[3],
+    "19-1-18": COLORS[5],
+}
 STYLE = {"figure.dpi": 110, "figure.facecolor": "white", "grid.alpha": 0.25, "font.size": 10}
 STYLE |= {"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True}
 
@@ -32,6 +46,15 @@ def _picture(image: Tensor) -> np.ndarray:
     array = image.detach().cpu().numpy()
     array = array / 255 if array.dtype == np.uint8 else array.clip(0, 1)
     return array[0] if len(array) == 1 else array.transpose(1, 2, 0)
+
+
+def colors_of(names: Iterable[object]) -> dict[object, str]:
+    """A colour for each: policies have theirs everywhere, others take what is left, in order."""
+    names = list(dict.fromkeys(names))
+    own = {name: OF_POLICY[name] for name in names if name in OF_POLICY}
+    left = [color for color in COLORS if color not in own.values()] or list(COLORS)
+    rest = [name for name in names if name not in own]
+    return own | dict(zip(rest, itertools.cycle(left), strict=False))
 
 
 def _arms(rows: pd.DataFrame) -> np.ndarray:
@@ -59,13 +82,15 @@ def sheet(rows: dict[str, Tensor], *, captions: dict[str, Sequence[str]] | None 
                     axis.imshow(
                         _picture(batch[i]), cmap="gray", vmin=0, vmax=1, interpolation="nearest"
                     )
-                if name in captions:
-                    axis.set_title(captions[name][i], fontsize=8, pad=2)
+                if name in captions:  # below the picture that it is about
+                    place = {"ha": "center", "va": "top", "transform": axis.transAxes}
+                    axis.text(0.5, -0.02, captions[name][i], fontsize=9, **place)
             words = textwrap.fill(name, 18)  # what fits beside the pictures
             line[0].text(
                 -0.12, 0.5, words, transform=line[0].transAxes, ha="right", va="center", fontsize=9
             )
-        figure.subplots_adjust(left=1.4 / width, right=0.99, top=0.97, bottom=0.02, wspace=0.06)
+        bottom = 0.06 if captions else 0.02
+        figure.subplots_adjust(left=1.4 / width, right=0.99, top=0.98, bottom=bottom, wspace=0.06)
     return figure
 
 
@@ -98,13 +123,15 @@ def curves(
     by `panel`.
     """
     parts = dict(list(table.groupby(panel, sort=False))) if panel else {"": table}
+    colors = colors_of(table[group])
     with _styled():
         figure, (axes,) = plt.subplots(
             1, len(parts), sharey=True, squeeze=False, layout="constrained"
         )
         figure.set_size_inches(np.clip(3.8 * len(parts), 7, 11), 3.4)
         for axis, (title, part) in zip(axes, parts.items(), strict=True):
-            for color, (name, rows) in zip(COLORS, part.groupby(group, sort=False), strict=False):
+            for name, rows in part.groupby(group, sort=False):
+                color = colors[name]
                 mean, sd = (rows.groupby(x)[y].agg(how) for how in ("mean", "std"))
                 axis.plot(mean, color=color, label=name)
                 axis.fill_between(mean.index, mean - sd, mean + sd, color=color, alpha=0.15, lw=0)
@@ -171,11 +198,9 @@ def means(
     order of `groups`.
     """
     with _styled():
-        figure, axis = plt.subplots(figsize=(8.5, 4.2), layout="constrained")
+        figure, axis = plt.subplots(figsize=(7.5, 4.2), layout="constrained")
         places = {value: i for i, value in enumerate(dict.fromkeys(table[name]))}
-        colors = dict(
-            zip(groups or dict.fromkeys(table[group]), itertools.cycle(COLORS), strict=False)
-        )
+        colors = colors_of(groups or table[group])
         for j, (kind, rows) in enumerate(table.groupby(group, sort=False)):
             aside = j - (table[group].nunique() - 1) / 2 if table[name].duplicated().any() else 0
             at = rows[name].map(places) + 0.14 * aside
@@ -184,7 +209,10 @@ def means(
             )
         axis.axhline(0, color="0.3", lw=0.8, ls="--")
         axis.set(ylabel=ylabel, xticks=range(len(places)))
-        axis.set_xticklabels(list(places), fontsize=8, rotation=30, ha="right")
+        room = int(90 / len(places))  # letters below one place
+        words = [textwrap.fill(str(place), max(room, 10)) for place in places]
+        slanted = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"} if room < 10 else {}
+        axis.set_xticklabels(words, fontsize=9, **slanted)
         axis.legend(
             frameon=False, fontsize=8, ncols=3, loc="lower left", bbox_to_anchor=(0, 1)
         )  # covers no dot
@@ -192,18 +220,26 @@ def means(
 
 
 def trends(
-    table: pd.DataFrame, x: str, group: str, panel: str, *, xlabel: str, groups: Sequence[str] = ()
+    table: pd.DataFrame,
+    x: str,
+    group: str,
+    panel: str,
+    *,
+    xlabel: str,
+    ylabel: str = "",
+    groups: Sequence[str] = (),
 ) -> Figure:
     """`mean` with `low` and `high` along `x`, by powers of ten and 0 if it is there; colors in
     order of `groups`.
     """
     with _styled():
         names = table[panel].unique()
-        colors = dict(zip(groups or table[group].unique(), COLORS, strict=False))
-        across = min(2, len(names))
-        down = -(-len(names) // 2)
+        colors = colors_of(groups or table[group])
+        across = 3 if len(names) == 3 else min(2, len(names))
+        down = -(-len(names) // across)
+        wide = 2.8 if across == 3 else 4
         figure, axes = plt.subplots(
-            down, across, figsize=(4.2 * across, 3 * down), squeeze=False, layout="constrained"
+            down, across, figsize=(wide * across, 3 * down), squeeze=False, layout="constrained"
         )
         for axis in axes.flat[len(names) :]:
             axis.set_axis_off()
@@ -224,6 +260,8 @@ def trends(
                 axis.set_xticks([], minor=True)
             axis.set(xlabel=xlabel)
             axis.set_title(name, fontsize=10)
+        for line in axes:
+            line[0].set_ylabel(ylabel)
         axes[0][0].legend(frameon=False, fontsize=8)
     return figure
 
@@ -267,7 +305,7 @@ def shares(table: pd.DataFrame, panel: str, group: str, outcome: str, *, chance:
         for axis, name in zip(axes[0], names, strict=True):
             rows = table[table[panel] == name]
             groups = list(dict.fromkeys(rows[group]))
-            for j, (kind, color) in enumerate(zip(outcomes, COLORS, strict=False)):
+            for j, (kind, color) in enumerate(zip(outcomes, COLORS[2:], strict=False)):
                 own = rows[rows[outcome] == kind].set_index(group).reindex(groups)
                 at = np.arange(len(groups)) + 0.8 * (j + 0.5) / len(outcomes) - 0.4
                 spread = np.clip([own["share"] - own["low"], own["high"] - own["share"]], 0, None)
@@ -281,7 +319,7 @@ def shares(table: pd.DataFrame, panel: str, group: str, outcome: str, *, chance:
                     ecolor="0.3",
                 )
             axis.axhline(chance, color="black", lw=1, ls="--", label=f"chance, {chance:.0%}")
-            axis.set_xticks(range(len(groups)), [g.replace("+", "+\n") for g in groups], fontsize=7)
+            axis.set_xticks(range(len(groups)), [g.replace("+", "+\n") for g in groups], fontsize=9)
             axis.set_title(name, fontsize=9)
             axis.set_ylim(0, 1.05)
         axes[0][0].set_ylabel("share of images identified among 100")
@@ -393,6 +431,57 @@ def scatter(
     return axis.figure
 
 
+def _name(axis: Axes, points: Sequence[tuple[str, np.ndarray, str]]) -> None:
+    """Write the name of each point beside it, in the first place around it that covers neither
+    another name nor a point, or else to the right.
+
+    Args:
+        points: name, place in data units, and colour of each.
+    """
+    # In points (1/72 inch), nearest first: right, left, above, below, then the same further off.
+    around = [
+        (dx * near, dy * near, ha, va)
+        for near in (6, 14, 24, 36)
+        for dx, dy, ha, va in (
+            (1, 0, "left", "center"),
+            (-1, 0, "right", "center"),
+            (0, 1, "center", "bottom"),
+            (0, -1, "center", "top"),
+            (0.7, 0.7, "left", "bottom"),
+            (-0.7, 0.7, "right", "bottom"),
+            (0.7, -0.7, "left", "top"),
+            (-0.7, -0.7, "right", "top"),
+        )
+    ]
+    dots = axis.transData.transform([at for _, at, _ in points])
+    inside = axis.get_window_extent()
+    taken = [legend.get_window_extent() for legend in filter(None, [axis.get_legend()])]
+    for words, at, color in points:
+        texts = []
+        for dx, dy, ha, va in around:
+            style = {"ha": ha, "va": va, "fontsize": 9, "color": color}
+            line = (
+                {"arrowstyle": "-", "lw": 0.5, "color": color}
+                if max(abs(dx), abs(dy)) > 14
+                else None
+            )
+            text = axis.annotate(
+                words, at, (dx, dy), textcoords="offset points", arrowprops=line, **style
+            )
+            box = text.get_tightbbox()
+            texts.append((text, box))
+            covers = any(box.overlaps(other) for other in taken)
+            covers |= any(box.contains(*dot) for dot in dots)
+            if not covers and inside.contains(*box.min) and inside.contains(*box.max):
+                break
+        else:
+            texts.append(texts.pop(0))  # nowhere is room
+        *rejected, (_, box) = texts
+        for text, _ in rejected:
+            text.remove()
+        taken.append(box)
+
+
 def exchange(
     table: pd.DataFrame, x: str, name: str, group: str, panel: str, *, xlabel: str
 ) -> Figure:
@@ -405,13 +494,15 @@ def exchange(
         panels = list(table.groupby(panel, sort=False))
         edge = table[table["pareto"]].sort_values(x) if "pareto" in table else table[:0]
         shape = {
-            "figsize": (8.5, 3.9 * len(panels)),
+            "figsize": (7.5, 3.9 * len(panels)),
             "squeeze": False,
             "sharex": True,
             "layout": "constrained",
         }
         figure, axes = plt.subplots(len(panels), **shape)
+        named = []
         for axis, (outcome, part) in zip(axes[:, 0], panels, strict=True):
+            words = []
             for color, (kind, rows) in zip(COLORS, part.groupby(group, sort=False), strict=False):
                 line = "o-" if rows["strength"].is_unique else "o"
                 axis.errorbar(
@@ -424,21 +515,17 @@ def exchange(
                     ms=5,
                     lw=0.8,
                 )
-                for at, words in zip(rows[[x, "mean"]].to_numpy(), rows[name], strict=True):
-                    axis.annotate(
-                        words,
-                        at,
-                        (4, 4),
-                        textcoords="offset points",
-                        fontsize=7,
-                        color=color,
-                        rotation=30,
-                    )
+                points = rows[[x, "mean"]].to_numpy()
+                words += [(said, at, color) for said, at in zip(rows[name], points, strict=True)]
             axis.set(ylabel=outcome, xlabel=xlabel, xmargin=0.1, ymargin=0.15)
             axis.plot(edge[x], edge["mean"], color="0.6", lw=1, ls="--", zorder=0)
             axis.label_outer()
+            named.append((axis, words))
         for axis in axes[: len(panels) if len(edge) else 1, 0]:
             axis.legend(frameon=False, fontsize=8)
+        figure.draw_without_rendering()  # where everything lies is known from here on
+        for axis, words in named:
+            _name(axis, words)
     return figure
 
 
@@ -471,7 +558,9 @@ def ladder(table: pd.DataFrame, *, xlabel: str) -> Figure:
     with _styled():
         figure, axis = plt.subplots(figsize=(7, 0.22 * len(table) + 0.9), layout="constrained")
         order = {name: len(table) - 1 - i for i, name in enumerate(table["policy"])}
-        for color, (kind, rows) in zip(COLORS, table.groupby("kind", sort=False), strict=False):
+        colors = colors_of(table["kind"])
+        for kind, rows in table.groupby("kind", sort=False):
+            color = colors[kind]
             at = rows["policy"].map(order)
             axis.errorbar(
                 rows["mean"],

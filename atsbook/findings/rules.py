@@ -8,6 +8,7 @@ them against both sources.
 import ast
 import datetime
 import hashlib
+import html
 import json
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -173,7 +174,7 @@ def current(root: Path, page: str) -> str:
 
 def told(page: str, results: Path) -> str:
     """When a page's rule is from, when its evidence, and what was changed in between, in a sentence
-    or two.
+    or two; what was changed opens on a click (HTML in Markdown).
 
     Empty where nothing is recorded.
     """
@@ -190,11 +191,21 @@ def told(page: str, results: Path) -> str:
         if same:
             words += ", some of which was there when the rule was committed"
         if later:
-            listed = "; ".join(f"{_day(c['date'])} ({c['commit'][:7]}): {c['what']}" for c in later)
-            words += f". Its text was changed since the first evidence: {listed}"
-        elif not same:
+            return f"{words}. {_folded(later)}"
+        if not same:
             words += "; unchanged since"
     return f"{words}."
+
+
+def _folded(changes: Sequence[Mapping[str, str]]) -> str:
+    """How often a rule was changed, and on a click when and what (HTML)."""
+    times = "once" if len(changes) == 1 else f"{len(changes)} times"
+    lines = "".join(
+        f"<li>{_day(change['date'])} ({change['commit'][:7]}): {html.escape(change['what'])}</li>"
+        for change in changes
+    )
+    summary = f"Its text was changed {times} since the first evidence."
+    return f"<details><summary>{summary}</summary><ul>{lines}</ul></details>"
 
 
 def _moment(date: str) -> datetime.datetime:
