@@ -105,7 +105,9 @@ def measured(claim: Claim, results: Path) -> tuple[Verdict, dict] | None:
 
 
 def claims(results: Path, *, link: str = "results/{}.ipynb") -> str:
-    """The seven claims in Markdown: a row each, what was published and what it came to here."""
+    """The seven claims in Markdown: a row each, what was published, what it came to here, and by
+    which numbers.
+    """
     lines = ["| Claim | Paper | Replication | Here |", "|---|---|---|---|"]
     for claim in CLAIMS:
         paper = _published(claim, "ats")
@@ -117,6 +119,8 @@ def claims(results: Path, *, link: str = "results/{}.ipynb") -> str:
             name = f"[{name}]({link.format(claim.page)})"
             scale = "" if facts["profile"] == "full" else " at this scale"
             status = f'<span class="verdict" data-status="{verdict.status}">{verdict.status}{scale}</span>'
+            if verdict.here:
+                status += f" {verdict.here}".replace(" -", " −").replace("[-", "[−")
         lines.append(f"| {name} | {paper} | {replication} | {status} |")
     return "\n".join(lines) + "\n"
 

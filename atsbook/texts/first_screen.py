@@ -156,15 +156,15 @@ def numbers(results: Path) -> Numbers:
 def sentences(known: Numbers) -> str:
     """The answer: does it hide images, what does it cost, and which correlation is right."""
     words = []
-    if {"lenet", "convnet-16"} <= known.untrained.keys() and {1, 4} <= known.told.keys():
+    if {"lenet", "convnet-16"} <= known.untrained.keys() and 4 in known.told:
         one = known.untrained["lenet"]
         other = known.untrained["convnet-16"]
         words.append(
             f"**In one round the paper's policy hides some of the photographs, and several rounds give them back:** "
             f"from the gradient of one image a server that knows the policy finds {percent(one[1])} of them instead "
             f"of {percent(one[0])} on an untrained LeNet, and {percent(other[1])} instead of {percent(other[0])} on "
-            f"an untrained ConvNet; one that is told what was drawn finds {percent(known.told[1])} on the LeNet, and "
-            f"{percent(known.told[4])} after four rounds."
+            "an untrained ConvNet; once it has been told what was drawn in four rounds, it finds "
+            f"{percent(known.told[4])} on the LeNet."
         )
     if known.accuracy:
         bare, hidden = known.accuracy
