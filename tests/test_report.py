@@ -266,7 +266,7 @@ def test_a_measured_claim_is_linked_with_its_scale(tmp_path):
     )
     badge = '<span class="verdict" data-status="reproduced">reproduced at this scale</span>'
     assert first[3].startswith(badge)
-    assert first[3].removeprefix(badge).strip() == result().verdict.here
+    assert first[3].removeprefix(badge).strip() == result().verdict.here.replace("-", "−")
     assert second[3] == "not measured yet"
 
 
