@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from torch import Tensor
 
 from atsbook.findings.result import NO_POLICY
@@ -209,9 +210,13 @@ def means(
             )
         axis.axhline(0, color="0.3", lw=0.8, ls="--")
         axis.set(ylabel=ylabel, xticks=range(len(places)))
-        room = int(90 / len(places))  # letters below one place
-        words = [textwrap.fill(str(place), max(room, 10)) for place in places]
-        slanted = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"} if room < 10 else {}
+        room = int(78 / len(places))  # letters below one place
+        longest = max(len(word) for place in places for word in str(place).split())
+        slanted = {}
+        words = [textwrap.fill(str(place), room) for place in places]
+        if longest > room:
+            slanted = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"}
+            words = list(places)
         axis.set_xticklabels(words, fontsize=9, **slanted)
         axis.legend(
             frameon=False, fontsize=8, ncols=3, loc="lower left", bbox_to_anchor=(0, 1)
@@ -262,7 +267,13 @@ def trends(
             axis.set_title(name, fontsize=10)
         for line in axes:
             line[0].set_ylabel(ylabel)
-        axes[0][0].legend(frameon=False, fontsize=8)
+        # Above the panels, where it covers no line
+        named = {}
+        for axis in axes.flat:
+            handles, labels = axis.get_legend_handles_labels()
+            named |= dict(zip(labels, handles, strict=True))
+        above = {"loc": "outside upper left", "ncols": 3, "frameon": False, "fontsize": 9}
+        figure.legend(named.values(), named.keys(), **above)
     return figure
 
 
@@ -433,24 +444,25 @@ def scatter(
 
 def _name(axis: Axes, points: Sequence[tuple[str, np.ndarray, str]]) -> None:
     """Write the name of each point beside it, in the first place around it that covers neither
-    another name nor a point, or else to the right.
+    another name nor a point, or else above it.
 
     Args:
         points: name, place in data units, and colour of each.
     """
-    # In points (1/72 inch), nearest first: right, left, above, below, then the same further off.
+    # In points (1/72 inch), nearest first: at the corners, where no line or interval runs, above,
+    # below, right, left, then the same further off.
     around = [
         (dx * near, dy * near, ha, va)
-        for near in (6, 14, 24, 36)
+        for near in (6, 14, 24, 36, 50, 66)
         for dx, dy, ha, va in (
-            (1, 0, "left", "center"),
-            (-1, 0, "right", "center"),
-            (0, 1, "center", "bottom"),
-            (0, -1, "center", "top"),
             (0.7, 0.7, "left", "bottom"),
             (-0.7, 0.7, "right", "bottom"),
             (0.7, -0.7, "left", "top"),
             (-0.7, -0.7, "right", "top"),
+            (0, 1, "center", "bottom"),
+            (0, -1, "center", "top"),
+            (1, 0, "left", "center"),
+            (-1, 0, "right", "center"),
         )
     ]
     dots = axis.transData.transform([at for _, at, _ in points])
@@ -462,13 +474,14 @@ def _name(axis: Axes, points: Sequence[tuple[str, np.ndarray, str]]) -> None:
             style = {"ha": ha, "va": va, "fontsize": 9, "color": color}
             line = (
                 {"arrowstyle": "-", "lw": 0.5, "color": color}
-                if max(abs(dx), abs(dy)) > 14
+                if max(abs(dx), abs(dy)) > 8
                 else None
             )
             text = axis.annotate(
                 words, at, (dx, dy), textcoords="offset points", arrowprops=line, **style
             )
-            box = text.get_tightbbox()
+            text.get_window_extent()  # puts it in its place
+            box = Text.get_window_extent(text)  # without the line to its point
             texts.append((text, box))
             covers = any(box.overlaps(other) for other in taken)
             covers |= any(box.contains(*dot) for dot in dots)
@@ -517,13 +530,14 @@ def exchange(
                 )
                 points = rows[[x, "mean"]].to_numpy()
                 words += [(said, at, color) for said, at in zip(rows[name], points, strict=True)]
-            axis.set(ylabel=outcome, xlabel=xlabel, xmargin=0.1, ymargin=0.15)
+            axis.set(ylabel=outcome, xlabel=xlabel, xmargin=0.1, ymargin=0.25)
             axis.plot(edge[x], edge["mean"], color="0.6", lw=1, ls="--", zorder=0)
             axis.label_outer()
             named.append((axis, words))
         for axis in axes[: len(panels) if len(edge) else 1, 0]:
             axis.legend(frameon=False, fontsize=8)
-        figure.draw_without_rendering()  # where everything lies is known from here on
+        figure.draw_without_rendering()  # where everything lies is known from here on,
+        figure.set_layout_engine("none")  # and stays there, whatever is written into it
         for axis, words in named:
             _name(axis, words)
     return figure
