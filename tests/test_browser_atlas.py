@@ -93,6 +93,13 @@ def test_a_policy_is_found_by_any_of_its_names(page, drawn):
         )
     same = typed(page, table["policy"][0] + "-28")  # solarize from 256 on does nothing
     assert same.startswith(table["policy"][0])
+    assert f"{table['policy'][0]}-28 is the same function." in same
+    assert "same function" not in typed(page, table["policy"][0])
+    both = "+".join(table["policy"][:2])
+    hybrid = typed(page, both)
+    assert hybrid.startswith(both)
+    assert all(f"{policy}: " in hybrid for policy in table["policy"][:2])
+    assert page.js("document.querySelectorAll('.ats-atlas .ats-ring').length") == 2
     assert "is no policy" in typed(page, "3-99")
 
 

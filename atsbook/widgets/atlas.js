@@ -35,6 +35,7 @@ export function atlas(el, data) {
   const card = h("div", { className: "ats-words", role: "status" });
   const search = h("input", { type: "search", id: `ats-${++made}`, placeholder: "3-1-7", autocomplete: "off", spellcheck: false });
   let [axis, up, operation, chosen, brush] = [0, 0, -1, index.get(data.start) ?? 0, null], scales = null, order = [];
+  let beside = [], typedAs = ""; // further members of a hybrid, and another spelling of what is chosen
 
   const say = (...lines) => card.replaceChildren(...lines.map(([className, text]) => h("p", { className, textContent: text })));
   const share = (values, value) => (100 * values.reduce((sum, v) => sum + (v < value), 0)) / values.length;
@@ -45,7 +46,14 @@ export function atlas(el, data) {
     say(["ats-name", names[i]], ["ats-operations", all[i].map((d) => words[d]).join(" → ")],
       ["", `An attack finds ${fixed(gain)} dB over the floor (${data.y[up].name}); of ${fixed(share(axesOf.y[up], gain))} % of all policies it finds less.`],
       ["", `${data.x[axis].name}: ${brief(score)}; ${fixed(share(axesOf.x[axis], score))} % of all have a lower one.`],
-      ["", paper ? `Published as ${paper.name}.` : ""]);
+      ["", paper ? `Published as ${paper.name}.` : ""],
+      ["", typedAs ? `${typedAs} is the same function.` : ""]);
+  }
+
+  /** The members of a hybrid, of which a client draws one for each image. */
+  function members(typed, found) {
+    say(["ats-name", typed], ["", "A hybrid: a client draws one of its members for each image. It lies on no map of single policies; its members do."],
+      ...found.map((i) => ["", `${names[i]}: ${fixed(axesOf.y[up][i])} dB over the floor, ${data.x[axis].name.toLowerCase()} ${brief(axesOf.x[axis][i])}.`]));
   }
 
   /** What the policies within the rectangle have in common. */
@@ -69,8 +77,7 @@ export function atlas(el, data) {
       const [cx, cy] = at(index.get(paper.id));
       above.append(drawing("circle", { class: "ats-published", cx, cy, r: 5 }), drawing("text", { x: cx + 8, y: cy + 4 }, paper.name));
     }
-    const [cx, cy] = at(chosen);
-    if (!brush) above.append(drawing("circle", { class: "ats-ring", cx, cy, r: 6 }));
+    if (!brush) [chosen, ...beside].forEach((i) => { const [cx, cy] = at(i); above.append(drawing("circle", { class: "ats-ring", cx, cy, r: 6 })); });
     else above.append(drawing("rect", { class: "ats-brush", x: Math.min(brush[0], brush[2]), y: Math.min(brush[1], brush[3]), width: Math.abs(brush[2] - brush[0]), height: Math.abs(brush[3] - brush[1]) }));
     svg.setAttribute("aria-label", `${names.length} policies: ${data.x[axis].name} to the right, gain in dB upward. Chosen: ${names[chosen]}`);
   }
@@ -91,10 +98,16 @@ export function atlas(el, data) {
     if (operation >= 0) all.forEach((own, i) => own.includes(operation) && dot(i, 2));
     order = [...names.keys()].sort((a, b) => xs[a] - xs[b]);
     overlay();
-    if (!brush) describe(chosen);
+    if (!brush && beside.length) members([chosen, ...beside].map((i) => names[i]).join("+"), [chosen, ...beside]);
+    else if (!brush) describe(chosen);
   }
 
-  const choose = (i) => { [chosen, brush] = [i, null]; overlay(); describe(i); };
+  const choose = (i, spelled = "") => { [chosen, brush, beside, typedAs] = [i, null, [], spelled]; overlay(); describe(i); };
+  /** The number of a policy in any spelling; undefined if it is none, or does nothing. */
+  const numberOf = (text) => {
+    const own = text.split("-").map((part) => data.canonical[part.trim()]).filter((part) => part !== null);
+    return own.includes(undefined) ? undefined : index.get(own.map((d) => ids[d]).join("-"));
+  };
   const place = (event) => { const box = svg.getBoundingClientRect(); return [event.clientX - box.x, event.clientY - box.y]; };
   const pixels = (i) => [scales.x(axesOf.x[axis][i]), scales.y(axesOf.y[up][i])];
   svg.addEventListener("pointerdown", (event) => { svg.setPointerCapture(event.pointerId); brush = [...place(event), ...place(event)]; });
@@ -119,10 +132,14 @@ export function atlas(el, data) {
   search.addEventListener("input", () => {
     const typed = search.value.trim();
     if (!typed) return;
-    const own = typed.split("-").map((part) => data.canonical[part]).filter((part) => part !== null);
-    const found = own.includes(undefined) ? undefined : index.get(own.map((d) => ids[d]).join("-"));
-    if (found === undefined) say(["ats-name", typed], ["", "is no policy of one to three operations, 0 to 49 joined by -, or does nothing."]);
-    else choose(found);
+    const found = typed.split("+").map(numberOf);
+    if (found.includes(undefined)) say(["ats-name", typed], ["", "is no policy of one to three operations, 0 to 49 joined by -, or does nothing; members of a hybrid are joined by +."]);
+    else if (found.length > 1) {
+      [chosen, ...beside] = found;
+      [brush, typedAs] = [null, ""];
+      overlay();
+      members(typed, found);
+    } else choose(found[0], typed === names[found[0]] ? "" : typed);
   });
 
   const right = choice("To the right", data.x.map(({ name }) => name), (i) => { axis = i; redraw(); });
