@@ -393,7 +393,7 @@ def test_a_defense_protects_where_bits_fall_and_the_gain_does_not_rise():
     assert not statistics.protects(falls, flat, p_holm=0.06)
     assert statistics.taken(falls) == "takes 1.6 [1.0, 2.1] of 4.5 bits"
     assert statistics.taken(rises) == "adds 0.4 [0.1, 0.7] to 4.5 bits"
-    assert statistics.taken(flat) == "takes no certain part (0.2 [-0.1, 0.5] of 4.5 bits)"
+    assert statistics.taken(flat) == "takes no certain part (0.2 [−0.1, 0.5] of 4.5 bits)"
 
 
 def test_a_summary_counts_diverged_attacks_as_failures_and_exact_ones_as_successes():
