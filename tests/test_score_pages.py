@@ -258,7 +258,8 @@ def test_trends_have_a_panel_each_and_in_it_a_line_with_its_band_for_each_group(
             assert edges >= {*group[["step", "low"]].itertuples(index=False, name=None)}
             assert edges >= {*group[["step", "high"]].itertuples(index=False, name=None)}
         assert (axis.get_xlabel(), axis.get_xscale()) == ("steps of training", "symlog")
-    assert texts(figure.axes[0]) == {"none", "h"}
+    (legend,) = figure.legends  # of all panels
+    assert {text.get_text() for text in legend.get_texts()} == {"none", "h"}
 
 
 @pytest.mark.usefixtures("drawn")
@@ -286,7 +287,7 @@ def test_means_have_a_place_for_each_name_and_a_colour_for_each_group():
     (beside,) = plots.means(
         table, "attack", "policy", ylabel="", groups=["other", "none", "h"]
     ).axes
-    assert (
-        beside.containers[0].lines[0].get_color() == second.get_color()
-    )  # a figure beside it has other
+    none, other = (group.lines[0].get_color() for group in beside.containers)
+    assert none == first.get_color()  # a policy has its own, whatever stands beside it
+    assert other != second.get_color()  # the figure beside this one has given that to `other`
     assert not {*first.get_xdata()} & {*second.get_xdata()}  # beside each other

@@ -239,8 +239,6 @@ def _chosen(
     names: Sequence[str], profile: str, dataset: str | None, root: Path, store: Store
 ) -> tuple[Settings, list[str]]:
     """The settings and the pages of a run, which it says in one line."""
-    for name in names:
-        choose("page", name, notebooks.names(root))
     if missing := [
         name
         for name in ("README.md", "book/_toc.yml", "book/deviations.md", "notebooks")
@@ -249,6 +247,8 @@ def _chosen(
         raise AtsError(
             f"{root} is not the project's top folder: it has no {' and no '.join(missing)}"
         )
+    for name in names:
+        choose("page", name, notebooks.names(root))
     if store.root.exists() and not store.root.is_dir():
         raise AtsError(
             f"the store {store.root} is a file; name a folder with --store or $ATS_STORE"
