@@ -1,7 +1,6 @@
 """The attacker who knows the policy: the attack through it, and the page that compares attackers."""
 
 import builtins
-import contextlib
 import dataclasses
 import itertools
 
@@ -15,7 +14,6 @@ from test_rules import functions
 from atsbook.findings import compare
 from atsbook.findings.statistics import holm, paired, student_interval
 from atsbook.findings.verdicts import guards
-from atsbook.runs import schedule
 from atsbook.runs.adaptive import (
     DRAWS,
     FOUND,
@@ -36,7 +34,6 @@ from atsbook.runs.networks import trained
 from atsbook.runs.store import Store
 from atsbook.runs.table1 import HYBRID, POLICIES, SEARCHED
 from atsbook.runs.tables import policy_image
-from atsbook.runs.workers import Here
 from atslib.attacks import ATTACKS, FromMean, GradientMatching, Undone, by_knowledge, reconstruct
 from atslib.attacks.objective import Objective
 from atslib.attacks.through_policy import ThroughPolicy, drawn, forms, least, through
@@ -526,15 +523,9 @@ def test_without_crop_and_flip_all_else_is_the_same(asked):
 
 @pytest.fixture(scope="module")
 def toy(kept):
-    """What the notebook computes of two images, in this process."""
-
-    @contextlib.contextmanager
-    def here(device, jobs, scheduler, say):
-        yield Here(), lambda: 1
-
+    """What the notebook computes of two images."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ATS_STORE", str(kept.root))
-        patch.setattr(schedule, "workers", here)
         return notebook("withstanding(least_attacks)", profile="smoke")
 
 

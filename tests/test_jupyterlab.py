@@ -299,7 +299,7 @@ def test_a_wrong_number_and_a_file_that_is_no_image_are_said_and_the_next_run_wo
 
 ENDED = """(async () => {
   const { kernel } = jupyterapp.shell.currentWidget.sessionContext.session;
-  const code = "print([shown for shown in Out.values() if hasattr(shown, 'session')][-1].session.wait(5))";
+  const code = "print(shown['explorer'].session.wait(5))";
   const future = kernel.requestExecute({ code });
   let text = "";
   future.onIOPub = (message) => { text += message.content.text ?? ""; };

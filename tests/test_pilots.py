@@ -1,7 +1,6 @@
 """Claims 1 and 7: which images the correlation is of, and a researcher who edits a notebook."""
 
 import builtins
-import contextlib
 import json
 import linecache
 from pathlib import Path
@@ -14,9 +13,7 @@ from scipy.linalg import hadamard
 
 from atsbook.findings import statistics
 from atsbook.findings.compare import matrices
-from atsbook.runs import schedule
 from atsbook.runs.table1 import HYBRID
-from atsbook.runs.workers import Here
 from atslib.errors import AtsError
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
@@ -153,19 +150,13 @@ def kept(folder):
 
 @pytest.fixture
 def edited(tmp_path, monkeypatch):
-    """Executes the cells of a changed notebook in this process, as a kernel would, and computes
-    what they ask for here too, which is faster than processes for so few images.
+    """Executes the cells of a changed notebook in this process, as a kernel would.
 
     Returns what was made, the places of the runs, and how many attacks there are by network.
     """
 
-    @contextlib.contextmanager
-    def here(device, jobs, scheduler, say):
-        yield Here(), lambda: 1
-
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ATS_STORE", str(tmp_path / "store"))
-    monkeypatch.setattr(schedule, "workers", here)
 
     def execute(name, *changes, extra="", **parameters):
         # In a kernel too `__main__` is the module of what is written, and linecache has its cells.

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from atsbook.runs import schedule
 from atsbook.runs import study as kept_runs
 from atsbook.runs.archive import Archive
 from atsbook.runs.attackers import Undone
@@ -216,6 +217,7 @@ def test_a_trained_network_of_ones_own_is_kept_under_its_source(study):
 
 
 def test_what_a_notebook_defines_reaches_workers(study, capsys):
+    study.jobs = 1  # in a process of its own, however little it is
     network = study.network(Small)
     runs = {
         policy: study.attack(network, policy=policy, attack=guess, images=2) for policy in ("", "3")
@@ -226,6 +228,21 @@ def test_what_a_notebook_defines_reaches_workers(study, capsys):
     assert [line for line in lines if line.startswith("study: 1 of 2 done")]
     study.table(runs, ["policy"])
     assert capsys.readouterr().err == ""
+
+
+def test_what_takes_seconds_is_made_in_this_process(study, monkeypatch, capsys):
+    def none(*_):
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(schedule, "workers", none)
+    run = study.attack(study.network("lenet", **SHORT), **FEW)
+    threads = torch.get_num_threads()
+    study.compute([run])
+    assert torch.get_num_threads() == threads
+    assert "in this process" in capsys.readouterr().err
+    long = study.attack(study.network("lenet"), attack="adam-cosine", steps=4_800)
+    with pytest.raises(AssertionError, match="a process was started"):
+        study.compute([long])
 
 
 # --- read or computed -------------------------------------------------------------------------------------------------

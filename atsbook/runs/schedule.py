@@ -19,7 +19,7 @@ from tqdm.auto import tqdm
 from atsbook.runs.estimate import PASSES, USUAL, Rates, Work, measured
 from atsbook.runs.networks import ModelUnit, Unit, dataset, network
 from atsbook.runs.store import Store
-from atsbook.runs.workers import LOST, at_once, count, workers
+from atsbook.runs.workers import LOST, Here, at_once, count, workers
 from atslib.clients.prepare import to_images
 from atslib.errors import AtsError, OutOfTime
 from atslib.gradients.cpu import keep_to_one_core
@@ -27,9 +27,9 @@ from atslib.models import device_of
 from atslib.shell import say
 
 SHOWN = 5.0  # seconds within which what one machine wrote shows on another
-LOSSES = (
-    3  # of workers, one after another and without a unit in between, after which a run gives up
-)
+# of workers, one after another and without a unit in between, after which a run gives up
+LOSSES = 3
+LITTLE = 20.0  # seconds of work that are over before workers have started
 
 
 def needed(units: Iterable[Unit]) -> list[Unit]:
@@ -169,12 +169,12 @@ def compute(
     there.
 
     Two processes of one thread do more than one of two, and a unit's numbers then do not depend on
-    the number of cores. On a GPU the units run in this process. A unit whose worker was lost is
-    begun again, and goes on from the state that it kept; what another run in the same folder is
-    making is waited for.
+    the number of cores. On a GPU the units run in this process, and so does what takes seconds
+    alone, on one thread. A unit whose worker was lost is begun again, and goes on from the state
+    that it kept; what another run in the same folder is making is waited for.
 
     Args:
-        jobs: units at once on this machine.
+        jobs: units at once on this machine, each in a process of its own.
         ends: a time of `time.monotonic`; no unit is begun that would end after it, judged by those
             of this call, and one that is still running then pauses when it has kept its state.
         scheduler: `local` or the address of a Dask scheduler, whose workers see the store at the
@@ -191,6 +191,14 @@ def compute(
     kinds = ", ".join(
         f"{number} {kind}" for kind, number in Counter(unit.kind for unit in missing).items()
     )
+    if jobs is None and scheduler is None and sum(schedule.guess.values()) < LITTLE:
+        store.say(f"units to make: {kinds}; in this process")
+        threads = torch.get_num_threads()
+        try:
+            schedule.run(Here(), device, lambda: 1)
+        finally:
+            torch.set_num_threads(threads)
+        return
     store.say(f"units to make: {kinds}; {scheduler or at_once(place, jobs)} at once")
     while missing:
         try:
