@@ -294,3 +294,35 @@ def test_the_correlation_is_of_the_policies_means():
 
 def test_photographs_that_can_tell_are_those_whose_bits_are_above_chance():
     assert interval(told(0)["bits"])[0] < 0 < interval(told(5)["bits"])[0]
+
+
+# --- extension 5 ------------------------------------------------------------------------------------------------------
+
+
+def servers(none, watched, **options):
+    """Rows of one network: bits without a policy in one round, and of who is told four rounds."""
+    parts = [
+        told(bits, **options).assign(knows=knows, rounds=rounds)
+        for knows, rounds, bits in (("no policy", 1, none), ("draws", 4, watched))
+    ]
+    return pd.concat(parts, ignore_index=True)
+
+
+@pytest.mark.parametrize(
+    ("ends", "status", "given_back"),
+    [
+        ([(5, 3), (4, 2)], "reproduced", 0),
+        ([(5, 3), (0, 0)], "reproduced", 0),  # the other network cannot tell
+        ([(5, 3), (4, 4)], "partly", 1),
+        ([(5, 5), (4, 4.5)], "not reproduced", 2),
+        ([(5, 4.8), (0, 0)], "reproduced", 1),  # less than half a bit is no protection
+        ([(0, 0), (0, 0)], "cannot tell", 0),
+    ],
+)
+def test_the_rule_of_a_server_that_is_told(ends, status, given_back, capsys):
+    parts = [servers(*each).assign(model=str(place)) for place, each in enumerate(ends)]
+    space = {"new": pd.concat(parts), "interval": interval, "change": change, "holm": holm}
+    exec(cell("ext5_adaptive", "GIVEN_BACK ="), space)
+    assert space["status"] == status
+    assert len(space["back"]) == given_back
+    assert capsys.readouterr().out.startswith(f"{status}: ")
