@@ -23,11 +23,12 @@ book: .venv/.ready
 check: .venv/.ready
 	$(BIN)/python -m atsbook report --check $(if $(JOBS),--jobs $(JOBS))
 
-# One process a core, one thread each: more threads than cores wait for each other.
+# One process a core with one thread each, and one more, since many tests wait for other processes.
 test: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --nbval -n auto --maxprocesses 4 --dist loadfile
+	OMP_NUM_THREADS=1 PYTEST_XDIST_AUTO_NUM_WORKERS=$$((`$(BIN)/python -c "import os; print(os.cpu_count())"` + 1)) \
+		$(BIN)/python -m pytest --nbval -n auto --maxprocesses 4 --dist loadfile
 
 # Speed and memory, one JSON line a measurement.
 bench: .venv/.ready

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from atsfed.shards import dirichlet_shards, equal_shards
 from atslib.audit.sources import is_own, own_defense
 from atslib.audit.sources import network as own_network
-from atslib.checkpoints import ADDED_SINCE
 from atslib.clients.defenses.defense import Transformation
 from atslib.clients.observe import observe
 from atslib.clients.prepare import to_images, transform
@@ -68,7 +67,7 @@ class Federation:
     crop_flip: bool = False
     fraction: float = 1.0
     seed: int = 0
-    image_size: int = dataclasses.field(default=32, metadata=ADDED_SINCE)
+    image_size: int = 32
 
     def __post_init__(self) -> None:
         check_types(self)

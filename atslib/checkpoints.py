@@ -21,23 +21,12 @@ from atslib.files import write_atomically
 Tensors = dict[str, Tensor]
 
 
-# `dataclasses.field(default=…, metadata=ADDED_SINCE)`: a field added when there were artifacts
-# without it. While it has its default it is left out of the key, so that those stay valid.
-ADDED_SINCE = {"added since": True}
-
-
 def plain(config: object) -> object:
     """A config as JSON can hold it: dataclasses become dicts, tuples become lists, other objects
     become their text.
     """
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
-        since = {f.name: f.default for f in dataclasses.fields(config) if f.metadata == ADDED_SINCE}
-        return {
-            name: plain(value)
-            for name, value in fields.items()
-            if name not in since or value != since[name]
-        }
+        return {f.name: plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
     if isinstance(config, dict):
         return {str(key): plain(value) for key, value in config.items()}
     if isinstance(config, list | tuple):

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import shutil
 import zipfile
 
 import nbformat
@@ -171,18 +172,28 @@ def test_what_is_another_at_each_run_is_taken_out_of_a_page(tmp_path):
     assert first.cells[0].id == second.cells[0].id
 
 
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory):
+    """An executed page with its evidence and its tables."""
+    place = tmp_path_factory.mktemp("executed")
+    (place / "notebooks").mkdir()
+    (place / "pyproject.toml").touch()
+    write_page(place, "steps")
+    few = Store(tmp_path_factory.mktemp("few"))
+    for unit in asked_by():
+        unit.make(few, torch.device("cpu"))
+    Archive(place / "results").write(few, embedded=True)
+    notebooks.execute("steps", {"profile": "smoke"}, root=place, store=few)
+    return place
+
+
 @pytest.fixture
-def published(root, store, monkeypatch):
-    """A project with one executed page, its evidence and its tables."""
+def published(root, executed, monkeypatch):
+    """A project with that page."""
+    shutil.copytree(executed, root, dirs_exist_ok=True)
     (root / "book/_toc.yml").write_text("- file: results/steps\n")
     monkeypatch.setattr(runner, "BOOK_PROFILE", "smoke")
     monkeypatch.setattr(runner, "build_book", lambda root, store: None)
-    write_page(root, "steps")
-    few = Store(root / "few")
-    for unit in asked_by():
-        unit.make(few, torch.device("cpu"))
-    Archive(root / "results").write(few, embedded=True)
-    notebooks.execute("steps", {"profile": "smoke"}, root=root, store=few)
     making.publish_answers(root)
     return root
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from atsbook.runs.store import Store
 from atsbook.runs.transport import export_artifacts, import_artifacts
 from atslib.attacks import GradientMatching
-from atslib.checkpoints import ADDED_SINCE, fingerprint, load_state, plain, save_state
+from atslib.checkpoints import fingerprint, load_state, plain, save_state
 from atslib.clients.observe import ThreatModel
 from atslib.clients.training import TrainConfig
 from atslib.files import project_root, write_atomically
@@ -196,19 +196,6 @@ def test_a_config_inside_a_config_changes_the_key(store):
         "attack", {"attack": plain(GradientMatching()), "images": [0, 8]}
     )
     assert store.path("attack", outer | {"attack": inner}) != store.path("attack", outer)
-
-
-def test_a_field_that_came_later_changes_the_key_only_where_it_is_used(store):
-    @dataclasses.dataclass(frozen=True)
-    class Before:
-        steps: int = 3
-
-    @dataclasses.dataclass(frozen=True)
-    class After(Before):
-        norm: str = dataclasses.field(default="", metadata=ADDED_SINCE)
-
-    assert store.path("attack", After()) == store.path("attack", Before())
-    assert store.path("attack", After(norm="cifar10")) != store.path("attack", Before())
 
 
 def test_values_that_json_tells_apart_are_told_apart(store):

@@ -17,7 +17,6 @@ from atslib.attacks.analytic import LastLayerAlone
 from atslib.attacks.starts import STARTS
 from atslib.attacks.through_defense import BothImages, KeptEntries, KnownFeatures
 from atslib.attacks.through_policy import ThroughPolicy
-from atslib.checkpoints import ADDED_SINCE
 from atslib.clients.observe import Knowledge, Observed, ThreatModel, observe
 from atslib.clients.prepare import streams, to_images, transform
 from atslib.errors import AtsError
@@ -67,8 +66,8 @@ class AttackUnit(OnModel):
     defense: str = ""
     frames: int = FRAMES
     seed: int = 0
-    rounds: int = dataclasses.field(default=1, metadata=ADDED_SINCE)
-    every: bool = dataclasses.field(default=False, metadata=ADDED_SINCE)
+    rounds: int = 1
+    every: bool = False
 
     def __post_init__(self) -> None:
         own = dataclasses.is_dataclass(self.attack) and hasattr(self.attack, "run")

@@ -15,7 +15,6 @@ from atsfed.federation import Federation, taken, used
 from atsfed.peers import as_seen, exchange, ring
 from atsfed.rounds import accuracy, rounds
 from atslib.attacks import GradientMatching, reconstruct
-from atslib.checkpoints import ADDED_SINCE
 from atslib.clients.prepare import mean_prepared, to_images
 from atslib.clients.sums import summed
 from atslib.clients.view import Observed
@@ -70,7 +69,7 @@ class FederationUnit(OnFederation):
     measured: tuple[int, ...]
     attacked: tuple[int, ...] = ()
     attack: GradientMatching | None = None
-    view: str = dataclasses.field(default="server", metadata=ADDED_SINCE)
+    view: str = "server"
 
     def __post_init__(self) -> None:
         choose("FederationUnit.view", self.view, VIEWS)

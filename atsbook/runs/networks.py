@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from atsbook.runs.settings import Settings
 from atsbook.runs.store import Artifact, Store, whole_again
-from atslib.checkpoints import ADDED_SINCE
 from atslib.clients.training import TrainConfig, evaluate, fit
 from atslib.data.load import Images, load
 from atslib.errors import AtsError, NotKept
@@ -65,12 +64,8 @@ class ModelUnit:
     fraction: float
     train: TrainConfig | None
     seed: int
-    norm: str = dataclasses.field(
-        default="", metadata=ADDED_SINCE
-    )  # another data set's constants in the first layer
-    step: int = dataclasses.field(
-        default=0, metadata=ADDED_SINCE
-    )  # as it was after so many steps; 0: at the end
+    norm: str = ""  # another data set's constants in the first layer
+    step: int = 0  # as it was after so many steps; 0: at the end
 
     @property
     def needs(self) -> tuple[Unit, ...]:

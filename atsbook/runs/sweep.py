@@ -18,7 +18,6 @@ from atsbook.runs.networks import ModelUnit, OnModel, Unit, dataset, trained
 from atsbook.runs.scoring import unseen
 from atsbook.runs.store import Artifact, Store
 from atslib.attacks import GradientMatching, reconstruct
-from atslib.checkpoints import ADDED_SINCE
 from atslib.clients.observe import observe
 from atslib.clients.prepare import mean_prepared, to_images
 from atslib.measures.identification import identification
@@ -62,9 +61,7 @@ class Rung:
     last: int
     each: int
     size: int  # policies in one unit of work
-    numbers: tuple[int, ...] = dataclasses.field(
-        default=(), metadata=ADDED_SINCE
-    )  # these policies, and no others
+    numbers: tuple[int, ...] = ()  # these policies, and no others
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

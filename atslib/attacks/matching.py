@@ -6,7 +6,6 @@ import math
 from atslib.attacks.optimizers import OPTIMIZERS, SCHEDULES
 from atslib.attacks.priors import PENALTIES
 from atslib.attacks.starts import STARTS
-from atslib.checkpoints import ADDED_SINCE
 from atslib.errors import AtsError, check_most, check_types, choose
 from atslib.gradients.problems import DISTANCES
 
@@ -62,7 +61,7 @@ class GradientMatching:
     inner: int = 20
     history: int = 100
     line_search: bool = False
-    unroll: bool = dataclasses.field(default=False, metadata=ADDED_SINCE)
+    unroll: bool = False
 
     def __post_init__(self) -> None:
         check_types(self)

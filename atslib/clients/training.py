@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from atslib.checkpoints import (
-    ADDED_SINCE,
     fingerprint,
     load_state,
     read_tensors,
@@ -107,7 +106,7 @@ class TrainConfig:
     loss_factor: float = 1.0
     defense: str = ""
     mixed_precision: bool = False
-    schedule: str = dataclasses.field(default="steps", metadata=ADDED_SINCE)
+    schedule: str = "steps"
 
     def __post_init__(self) -> None:
         check_types(self)

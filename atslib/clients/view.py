@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from atslib.checkpoints import ADDED_SINCE, fingerprint
+from atslib.checkpoints import fingerprint
 from atslib.data.images import describe, is_tensor
 from atslib.errors import AtsError, check_kind, check_types, choose
 from atslib.models import normalization_layer, shared_parameters
@@ -48,7 +48,7 @@ class ThreatModel:
     batch_norm: str = "known"
     victim: str = "eval"
     batch: int = 1
-    defense: str = dataclasses.field(default="unknown", metadata=ADDED_SINCE)
+    defense: str = "unknown"
 
     def __post_init__(self) -> None:
         check_types(self)
