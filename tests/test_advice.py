@@ -70,26 +70,26 @@ def test_the_first_sentence_is_the_verdict(tmp_path, status):
     assert "still finds 25 % on an untrained ResNet20-1 (50 % without a policy)" in text
 
 
-def test_a_client_reads_what_a_server_gains_that_knows_the_policy(tmp_path):
+def test_a_client_reads_what_a_server_finds_that_knows_the_policy(tmp_path):
     privacy(tmp_path)
     assert "Against a server that knows the policy" not in advice(tmp_path)
     rows = [
-        attacked(
-            "initial", 0, 0.0, found, policy=policy, attacker=name, gain_before=gain, place=place
+        pd.DataFrame({"found": [i < 40 * found for i in range(40)]}).assign(
+            model=model, knows=knows, rounds=rounds
         )
-        for place, policy, name, gain, found in (
-            ("lenet", NO_POLICY, "strongest", 6.0, 1.0),
-            ("lenet", HYBRID, "strongest", -1.0, 0.2),
-            ("lenet", HYBRID, "knows the policy", 4.0, 0.9),
-            ("convnet", NO_POLICY, "strongest", 3.0, 0.8),
+        for model, knows, rounds, found in (
+            ("lenet", "no policy", 1, 1.0),
+            ("lenet", "ignores it", 1, 0.2),
+            ("lenet", "draws", 4, 0.9),
+            ("convnet", "no policy", 1, 0.8),
         )
     ]
-    stored(tmp_path, "ext5_adaptive", attacks=pd.concat(rows[:3]), elsewhere=rows[3])
+    stored(tmp_path, "ext5_adaptive", judged=pd.concat(rows))
     text = advice(tmp_path)
-    assert "| | LeNet | convnet |" in text
-    assert "| no policy, the strongest attack | 100 | 80 |" in text
-    assert "| the hybrid, a server that ignores it | 20 | – |" in text
-    assert "| the hybrid, a server that attacks through it | 90 | – |" in text
+    assert "| | LeNet, untrained | convnet, untrained |" in text
+    assert "| no policy | 100 | 80 |" in text
+    assert "| the hybrid, a server that ignores it until it compares | 20 | – |" in text
+    assert "| the hybrid, a server that was told what it drew, four rounds | 90 | – |" in text
 
 
 def test_a_client_reads_what_a_federation_gives_away_and_loses(tmp_path):

@@ -10,6 +10,7 @@ from torch import nn
 
 import atslib
 from atslib.data.images import scaled
+from atslib.errors import AtsError
 
 flwr = pytest.importorskip("flwr")
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict  # noqa: E402
@@ -50,14 +51,14 @@ def asked(number):
     return Message(content=content, dst_node_id=1, message_type="train")
 
 
-def answer(count=2, difference=False):
+def answer(count=2, difference=False, loss=nn.functional.cross_entropy):
     """A client that takes one step on its photographs."""
 
     def app(message, context):
         model = network()
         before = {name: value.clone() for name, value in model.state_dict().items()}
         pixels, labels = photographs(count=count)
-        nn.functional.cross_entropy(model((pixels / 255 - 0.5) / 0.25), labels).backward()
+        loss(model((pixels / 255 - 0.5) / 0.25), labels).backward()
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter -= LR * parameter.grad
@@ -136,6 +137,24 @@ def test_a_real_attack_holds_back_the_update_of_a_single_photograph(tmp_path, ki
     expected = network().state_dict()
     for name, value in sent.items():
         assert torch.equal(value, expected[name] if kind == "weights" else torch.zeros_like(value))
+
+
+def smoothed(scores, labels):
+    """A loss that is not the plain cross-entropy."""
+    return nn.functional.cross_entropy(scores, labels, label_smoothing=0.3)
+
+
+def test_a_client_that_trains_with_another_loss_says_so(tmp_path):
+    mod = made(tmp_path, photographs=one, loss=smoothed, attack="annealed-resnet")
+    mod(asked(1), SimpleNamespace(), answer(1, loss=smoothed))
+    (figure,) = lines(tmp_path)
+    assert (figure["found"], figure["sent"]) == (1, False)
+    for loss, words in (
+        (lambda scores, labels: 0.0, "one number that depends on the scores"),
+        (nn.functional.multi_margin_loss, "no second derivative"),
+    ):
+        with pytest.raises(AtsError, match=words):
+            made(tmp_path, loss=loss)(asked(1), SimpleNamespace(), answer())
 
 
 def test_an_update_in_which_nothing_is_found_goes_through_as_it_is_unless_the_gate_is_strict(

@@ -10,20 +10,21 @@ from atsbook.findings.federations import policy_changes
 from atsbook.findings.photographs import arrow
 from atsbook.findings.result import NO_POLICY, stored_result
 from atsbook.findings.statistics import ENOUGH
-from atsbook.runs.adaptive import DRAWS, LEARNED, POLICY, STRONGEST, UNDONE, watching
 from atsbook.runs.table1 import HYBRID, SEARCHED
 from atsbook.texts.answers import newest
 from atsbook.texts.first_screen import NAMES, Numbers, numbers, percent
 
 PAGE = "results/{}.ipynb"
-KNOWING = {
-    "ignores it": STRONGEST,
-    "undoes it afterwards": UNDONE,
-    "attacks through it": POLICY,
-    "was told what it drew": DRAWS,
-    "was told, and watches four rounds": watching(DRAWS, 4),
-    "has learned on other images": LEARNED,
-}
+# What a server knows and does, as in the table `judged` of extension 5: in words, its name there,
+# and how many rounds it watches.
+KNOWING = (
+    ("no policy", "no policy", 1),
+    ("the hybrid, a server that ignores it until it compares", "ignores it", 1),
+    ("the hybrid, a server that attacks through it", "policy", 1),
+    ("the hybrid, a server that was told what it drew", "draws", 1),
+    ("the hybrid, a server that attacks through it, four rounds", "policy", 4),
+    ("the hybrid, a server that was told what it drew, four rounds", "draws", 4),
+)
 LEADS = {
     "reproduced": "**It helps, and is no guarantee.**",
     "partly": "**Not as your only protection.**",
@@ -61,9 +62,9 @@ def _advised(known: Numbers) -> str:
             "Of the photographs that clients hide by the paper's hybrid a server that knows the policy still finds "
             + _listed(shares)
         )
-        if 4 in known.told:
+        if "draws" in known.told:
             words[-1] += (
-                f", and {percent(known.told[4])} on the LeNet once it has been told what was drawn in "
+                f", and {percent(known.told['draws'])} on the LeNet once it has been told what was drawn in "
                 "four rounds"
             )
         words[-1] += "."
@@ -79,12 +80,6 @@ def _advised(known: Numbers) -> str:
 def _listed(parts: Sequence[str]) -> str:
     """`a, b and c`."""
     return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
-
-
-def _in_words(place: str) -> str:
-    """A place of attack as a reader knows it: `LeNet, untrained` for `lenet, untrained`."""
-    network, comma, rest = place.partition(",")
-    return f"{NAMES.get(network, network)}{comma}{rest}"
 
 
 NEXT = """## What to do then
@@ -177,33 +172,23 @@ def _stages(results: Path) -> str:
 
 
 def _knowing(results: Path) -> str:
-    """What a server gains that uses the policy in its attack, against the image before the policy,
-    by network.
-    """
-    if (page := newest("ext5_adaptive", results)) is None:
+    """How often a photograph is found by a server that uses the policy in its attack, by network."""
+    page = newest("ext5_adaptive", results)
+    if page is None or not (file := page[0] / "judged.csv").exists():
         return ""
-    files = [
-        file for name in ("attacks", "elsewhere") if (file := page[0] / f"{name}.csv").exists()
-    ]
-    attacks = pd.concat([pd.read_csv(file, dtype={"policy": str}) for file in files])
-    places = list(attacks["place"].unique())
-    asked = [(NO_POLICY, "no policy, the strongest attack", STRONGEST)]
-    asked += [
-        (HYBRID, f"the hybrid, a server that {words}", attacker)
-        for words, attacker in KNOWING.items()
-    ]
-    lines = [f"| | {' | '.join(map(_in_words, places))} |", "|---" * (len(places) + 1) + "|"]
-    for policy, words, attacker in asked:
-        own = attacks[(attacks["policy"] == policy) & (attacks["attacker"] == attacker)]
-        parts = [own[own["place"] == where] for where in places]
-        cells = [
-            f"{100 * (rows['rank_original'] == 1).mean():.0f}" if len(rows) else "–"
-            for rows in parts
-        ]
+    judged = pd.read_csv(file)
+    models = list(judged["model"].unique())
+    names = [f"{NAMES.get(model, model)}, untrained" for model in models]
+    lines = [f"| | {' | '.join(names)} |", "|---" * (len(models) + 1) + "|"]
+    shares = judged.groupby(["model", "knows", "rounds"])["found"].mean()
+    for words, knows, rounds in KNOWING:
+        each = [shares.get((model, knows, rounds)) for model in models]
+        cells = ["–" if share is None else f"{100 * share:.0f}" for share in each]
         lines.append(f"| {words} | {' | '.join(cells)} |")
     return (
-        "## Against a server that knows the policy\n\nHow often, in percent, its picture is most like your photograph "
-        f"among 100 ([page]({PAGE.format('ext5_adaptive')})).\n\n" + "\n".join(lines)
+        "## Against a server that knows the policy\n\nHow often, in percent, it singles out your photograph among the "
+        f"100 test images of its class ([page]({PAGE.format('ext5_adaptive')})).\n\n"
+        + "\n".join(lines)
     )
 
 

@@ -17,7 +17,7 @@ from atslib.audit.report import AuditReport
 from atslib.audit.work import Work
 from atslib.checkpoints import fingerprint
 from atslib.clients.view import Observed, ThreatModel
-from atslib.data.images import Images, describe, label_fault
+from atslib.data.images import Images, describe, explain, label_fault
 from atslib.errors import AtsError, as_path, check_kind
 from atslib.models import Loss, Normalize, shared_parameters, with_loss
 from atslib.rng import rng
@@ -317,7 +317,9 @@ def prepared(
 
 
 def _check_loss(loss: Loss, scores: Tensor) -> None:
-    """Raise `AtsError` unless a loss takes two images' scores and labels, and gives a number."""
+    """Raise `AtsError` unless a loss takes two images' scores and labels, and gives a number of
+    which torch has a second derivative.
+    """
     if not callable(loss):
         raise AtsError(
             f"audit: loss is a {type(loss).__name__}; it must be a function of scores and labels"
@@ -341,6 +343,15 @@ def _check_loss(loss: Loss, scores: Tensor) -> None:
             f"audit: the loss gives {describe(value)}; it must be one number that depends on the scores, or one for each "
             "image"
         )
+    try:
+        (first,) = torch.autograd.grad(value.sum(), scores, create_graph=True)
+        if first.requires_grad:
+            torch.autograd.grad(first.sum(), scores)
+    except RuntimeError as error:
+        raise AtsError(
+            f"audit: the loss cannot be attacked, since torch has no second derivative of it ({explain(error)}); write "
+            "it in operations that have one"
+        ) from None
 
 
 def _behind(normalize: Normalize, model: nn.Module) -> nn.Module:
