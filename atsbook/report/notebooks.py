@@ -51,7 +51,10 @@ def execute(
         NotKept: something is missing, and this is a dry run or the time is over.
         AtsError: a cell failed.
     """
-    more = {"ATS_STORE": store.address, WRITTEN: "" if dry_run else str((root / "results").absolute())}
+    more = {
+        "ATS_STORE": store.address,
+        WRITTEN: "" if dry_run else str((root / "results").absolute()),
+    }
     more |= {
         "ATS_DRY_RUN": "1" if dry_run else "",
         "ATS_JOBS": str(jobs or ""),

@@ -239,7 +239,9 @@ def questions(known: Numbers, *, link: str = "book/results/{}.ipynb") -> str:
     told = ""
     if known.told:
         each = {name: percent(share) for name, share in known.told.items()}
-        told = f"told {each['draws']}, not told {each['policy']}; no policy, one round {each['none']}"
+        told = (
+            f"told {each['draws']}, not told {each['policy']}; no policy, one round {each['none']}"
+        )
     learned = ""
     if known.accuracy:
         learned = "{:.1f} → {:.1f} %".format(*known.accuracy) + f" ({known.learned[0]})"
