@@ -56,7 +56,7 @@ def data_link(table: pd.DataFrame, name: str) -> HTML:
 
 
 def glue(name: str, value: object) -> None:
-    """Keep what `value` shows under a name, for the directives `{glue:…}` of the page.
+    """Keep what `value` shows under a name, for the comments `<!-- glue:… -->` of the page.
 
     What `myst_nb.glue(name, value, display=False)` does. Importing that takes three seconds, on
     each of two dozen pages.

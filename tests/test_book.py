@@ -64,8 +64,8 @@ def test_every_executed_page_is_in_the_contents():
 def test_building_the_book_runs_nothing_and_uses_the_extension():
     assert CONFIG["execute"]["execute_notebooks"] == "off"
     assert CONFIG["only_build_toc_files"] is True
-    assert CONFIG["sphinx"]["local_extensions"] == {"reading": "extensions"}
-    assert "reading" in CONFIG["sphinx"]["config"]["extensions"]
+    assert CONFIG["sphinx"]["local_extensions"] == dict.fromkeys(("plain", "reading"), "extensions")
+    assert {"plain", "reading"} <= set(CONFIG["sphinx"]["config"]["extensions"])
 
 
 def test_no_folder_is_named_static():
@@ -274,9 +274,9 @@ def test_no_entry_of_the_first_table_is_long():
 # --- what the book makes of the tables in executed pages ----------------------------------------------------
 
 
-def load_extension():
-    """`book/extensions/reading.py`, which is no part of the library."""
-    spec = importlib.util.spec_from_file_location("reading", BOOK / "extensions" / "reading.py")
+def load_extension(name="reading"):
+    """`book/extensions/reading.py` or another one, which is no part of the library."""
+    spec = importlib.util.spec_from_file_location(name, BOOK / "extensions" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -501,3 +501,27 @@ def test_the_repository_is_linked_only_if_the_workflow_names_it(monkeypatch):
     )
     assert "BOOK_URL" in step
     assert "BOOK_REPOSITORY" in step
+
+
+@pytest.mark.parametrize(
+    ("plain", "directive"),
+    [
+        ("<!-- glue:md answer -->", "```{glue:md} answer\n:format: myst\n```"),
+        ("<!-- glue:any data -->", "```{glue:any} data\n```"),
+        (
+            "<!-- glue:figure picture\n:name: a-b\n\nA caption.\n-->",
+            "```{glue:figure} picture\n:name: a-b\n\nA caption.\n```",
+        ),
+        (
+            "<details><summary>Who attacks</summary>\n\nTen.\n\n</details>",
+            ":::{dropdown} Who attacks\n\nTen.\n\n:::",
+        ),
+        ("so said [A et al. (2021)](../book/references.bib#a2021).", "so said {cite:t}`a2021`."),
+        ("known ([A, 2021; B, 2022](../book/references.bib#a,b))", "known {cite:p}`a,b`"),
+        ("see [Method](../book/method.md), (aside)", "see [Method](../method.md), (aside)"),
+        ("[Another page?](regimes.ipynb) <!-- a note -->", None),
+    ],
+)
+def test_plain_markdown_of_a_notebook_becomes_the_books_directives(plain, directive):
+    extension = load_extension("plain")
+    assert extension.directives(f"Text.\n\n{plain}\n") == f"Text.\n\n{directive or plain}\n"

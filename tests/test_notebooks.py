@@ -59,6 +59,27 @@ def test_a_notebook_is_clean(path):
     assert read(path).cells[0].source.startswith("# ")
 
 
+DIRECTIVE = re.compile(r"^(?:```|:::)\{|\{(?:doc|ref|cite:[pt]|term)\}`", re.MULTILINE)
+LINK = re.compile(r"\[([^]]*)\]\(((?:\.\./book/)?[\w-]+\.(?:ipynb|md))\)")
+
+
+def title_of(file):
+    """The first heading of a page, whether a notebook or Markdown."""
+    text = read(file).cells[0].source if file.suffix == ".ipynb" else file.read_text()
+    return re.search(r"^# (.*)$", text, re.MULTILINE)[1]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
+def test_in_jupyterlab_nothing_reads_as_raw_markup_and_links_name_their_pages(path):
+    """JupyterLab shows directives of the book as they are written."""
+    for cell in read(path).cells:
+        assert not DIRECTIVE.search(cell.source), cell.source
+        for words, target in LINK.findall(cell.source):
+            file = path.parent / target
+            assert file.exists(), target
+            assert words == title_of(file), f"{target} is called {title_of(file)!r}"
+
+
 def test_pages_that_attack_show_every_outcome():
     ways = ("compare.outcomes(", "outcomes=True")
     shown = {path.stem for path in NOTEBOOKS if any(way in path.read_text() for way in ways)}
@@ -97,10 +118,10 @@ def test_a_page_opens_with_an_answer_a_picture_its_data_and_a_short_table(path):
     head = read(path).cells[0].source
     assert head.splitlines()[0].endswith("?"), "a page's title is a question"
     for wanted in (
-        "{glue:md} answer",
-        "{glue:figure} picture",
-        "{glue:any} data",
-        "{glue:any} numbers",
+        "<!-- glue:md answer -->",
+        "<!-- glue:figure picture",
+        "<!-- glue:any data -->",
+        "<!-- glue:any numbers -->",
     ):
         assert wanted in head
     there = pasted(path)

@@ -82,10 +82,10 @@ def test_a_page_opens_with_the_answer_and_shows_its_experiment_and_its_rule(name
     assert first.source.startswith("# ")
     assert first.source.splitlines()[0].endswith("?")
     for pasted in (
-        "{glue:md} answer",
-        "{glue:figure} picture",
-        "{glue:any} data",
-        "{glue:any} numbers",
+        "<!-- glue:md answer -->",
+        "<!-- glue:figure picture",
+        "<!-- glue:any data -->",
+        "<!-- glue:any numbers -->",
     ):
         assert pasted in first.source
     code = [each for each in rest if each.cell_type == "code"]
