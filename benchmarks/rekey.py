@@ -93,6 +93,8 @@ def rename_in_zip(file: Path, keys: dict[str, str]) -> None:
     with zipfile.ZipFile(file) as before, zipfile.ZipFile(whole, "w") as after:
         for each in before.infolist():
             data = before.read(each)
+            if each.filename.endswith(".json"):
+                data = replaced(data.decode(), keys).encode()
             each.filename = replaced(each.filename, keys)
             after.writestr(each, data)
     file.write_bytes(whole.getvalue())
