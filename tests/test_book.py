@@ -19,6 +19,7 @@ import pytest
 import yaml
 from docutils import nodes
 
+from atsbook.report.making import picture_of
 from atsbook.runs.archive import Archive
 from atsbook.texts.answers import claims
 from atsbook.texts.costs import costs_page
@@ -244,9 +245,11 @@ def test_files_of_this_project_that_a_text_names_are_there(name):
 def test_the_readme_shows_the_answers_that_the_results_give():
     if README.count(MARK) != 2:
         pytest.skip("README.md has no marks for the answers yet")
-    assert README.split(MARK)[1] == "\n" + first_screen(ROOT / "results"), (
+    assert README.split(MARK)[1] == "\n" + first_screen(ROOT / "results", picture=True), (
         "python -m atsbook run --compute-only"
     )
+    shown = picture_of(BOOK / "results" / "claim1_privacy.ipynb")
+    assert (BOOK / "assets" / "picture.png").read_bytes() == shown
 
 
 def test_the_book_shows_the_answers_that_the_results_give():

@@ -1,5 +1,6 @@
 """Pages from their notebooks, and the book from its pages."""
 
+import base64
 import contextlib
 import json
 import os
@@ -111,9 +112,13 @@ def publish_answers(root: Path) -> None:
     """Rewrite what is made from results/: answers in README and book, speed, costs, coverage,
     measured deviations.
     """
-    insert_answers(root / "README.md", first_screen(root / "results"))
     results = root / "results"
     book = root / "book"
+    picture = picture_of(book / "results" / "claim1_privacy.ipynb")
+    if picture:
+        (book / "assets").mkdir(exist_ok=True)
+        (book / "assets" / "picture.png").write_bytes(picture)
+    insert_answers(root / "README.md", first_screen(results, picture=bool(picture)))
     made = {
         "answers": first_screen(results, link="results/{}.ipynb"),
         "claims": claims(results),
@@ -126,6 +131,19 @@ def publish_answers(root: Path) -> None:
     for name, text in made.items():
         (book / f"{name}.md").write_text(text)
     insert_effects(root / "book" / "deviations.md", root / "results")
+
+
+def picture_of(page: Path) -> bytes:
+    """The picture on top of an executed page, a PNG; empty where there is none."""
+    if not page.exists():
+        return b""
+    for cell in json.loads(page.read_text())["cells"]:
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {})
+            named = output.get("metadata", {}).get("scrapbook", {}).get("name")
+            if named == "picture" and (text := data.get("application/papermill.record/image/png")):
+                return base64.b64decode(text)
+    return b""
 
 
 def build_book(root: Path, store: Store) -> None:

@@ -27,6 +27,11 @@ NAMES = {
 MISSING = "not measured yet"
 # Between sentences and table; the book shows a picture and an attack there
 TABLE = "<!-- table -->"
+PICTURE = (
+    "![Four photographs, and below each what the client used and what the server recovered from one gradient of an "
+    "untrained LeNet, without a policy and with the paper's hybrid; a tick: the photograph is found]"
+    "(book/assets/picture.png)"
+)
 PRINTED = f"hybrid:{HYBRID}"
 SCORE = "pearson_r(S_pri,PSNR)"
 
@@ -313,7 +318,10 @@ def questions(known: Numbers, *, link: str = "book/results/{}.ipynb") -> str:
     return "\n".join(lines) + "\n"
 
 
-def first_screen(results: Path, *, link: str = "book/results/{}.ipynb") -> str:
-    """Sentences and table, in Markdown."""
+def first_screen(
+    results: Path, *, link: str = "book/results/{}.ipynb", picture: bool = False
+) -> str:
+    """Sentences and table, in Markdown, for README with claim 1's picture between them."""
     known = numbers(results)
-    return f"\n{sentences(known)}\n{TABLE}\n\n{questions(known, link=link)}"
+    shown = f"{PICTURE}\n\n" if picture else ""
+    return f"\n{sentences(known)}\n{shown}{TABLE}\n\n{questions(known, link=link)}"
