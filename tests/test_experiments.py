@@ -311,12 +311,10 @@ def test_a_training_to_a_step_that_runs_out_of_time_goes_on_to_the_same_network(
     )
 
 
-def test_a_network_without_a_step_keeps_the_key_that_it_had_before_there_were_any(store):
-    before = {name: value for name, value in vars(WAY).items() if name not in ("norm", "step")}
-    assert store.path("model", WAY) == store.path("model", before)
-    keys = [store.path("model", dataclasses.replace(WAY, step=step)) for step in (1, 3)]
-    assert len({*keys, store.path("model", before)}) == 3
-    assert keys[0] == store.path("model", before | {"step": 1})
+def test_each_step_of_a_training_has_a_key_of_its_own(store):
+    steps = (0, 1, 3)
+    keys = {store.path("model", dataclasses.replace(WAY, step=step)) for step in steps}
+    assert len(keys) == len(steps)
 
 
 def test_a_step_costs_its_batches_and_is_said():
