@@ -41,7 +41,8 @@ def executing(jobs: int | None) -> Iterator[Callable[[Callable[[], None]], None]
     begun = []
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    with ThreadPoolExecutor(jobs or min(PAGES_AT_ONCE, os.cpu_count() or 1)) as pool:
+    # one more than there are cores: a page often waits for its kernel, or for a file
+    with ThreadPoolExecutor(jobs or min(PAGES_AT_ONCE, 1 + (os.cpu_count() or 1))) as pool:
 
         def begin(call: Callable[[], None]) -> None:
             begun.append(pool.submit(call))
