@@ -227,7 +227,9 @@ def test_a_round_is_of_the_clients_that_are_there_when_patience_ends(server):
 
 
 @pytest.mark.filterwarnings("ignore")  # Ray's own
-def test_a_federation_that_was_stopped_goes_on_where_it_was(tmp_path):
+def test_a_federation_that_was_stopped_goes_on_where_it_was_and_takes_the_steps_of_plain_code(
+    tmp_path,
+):
     from atsfed.simulation import simulate
 
     federation = Federation(dataset="shapes", model="lenet-4", clients=2, rounds=1, batch=8)
@@ -239,33 +241,13 @@ def test_a_federation_that_was_stopped_goes_on_where_it_was(tmp_path):
         file: file.stat().st_mtime_ns for file in (tmp_path / "halves").glob("round-00001/*")
     } == before
     assert (halves.rounds(), halves.clients(2)) == ([1, 2], [0, 1])
+    for number in (1, 2):
+        for client in (0, 1):
+            direct = answer(longer, halves.model(number), client, number).gradients
+            seen = halves.observed(number, client).gradients
+            torch.testing.assert_close(seen, direct, rtol=0, atol=1e-6)
     *_, (whole, _) = rounds(longer)
     for ours, theirs in zip(halves.model(3).parameters(), whole.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
-
-
-@pytest.mark.filterwarnings("ignore")  # Ray's own
-def test_a_simulation_takes_the_steps_that_plain_code_takes(tmp_path):
-    from atsfed.simulation import simulate
-
-    federation = Federation(dataset="shapes", model="lenet-4", clients=2, rounds=2, batch=8)
-    tap = simulate(federation, tmp_path / "tap", processes=1)
-    model = federation.network()
-    for number in (1, 2):
-        step = torch.cat(
-            [answer(federation, model, client, number).updates[0].gradients for client in (0, 1)]
-        ).mean(0)
-        for client in (0, 1):
-            direct = answer(federation, model, client, number)
-            torch.testing.assert_close(
-                tap.observed(number, client).gradients, direct.gradients, rtol=0, atol=1e-6
-            )
-        with torch.no_grad():
-            at = 0
-            for parameter in model.parameters():
-                parameter -= federation.lr * step[at : at + parameter.numel()].view_as(parameter)
-                at += parameter.numel()
-    for ours, theirs in zip(tap.model(3).parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
 
 
