@@ -43,16 +43,61 @@ def similarity(images: Tensor, candidates: Tensor, *, shift: int = SHIFT) -> Ten
         blurred by 5 pixels                      .82   .87   .99
     """
     height, width = images.shape[-2:]
-    both = torch.cat([images, images.flip(-1)])
-    best = both.new_full((len(both), len(candidates)), -1.0)
+    both = torch.cat([images, images.flip(-1)]).double()
+    theirs = candidates.double()
+    # Less their own means, so that sums over a part lose no digits
+    both = both - both.mean((1, 2, 3), keepdim=True)
+    theirs = theirs - theirs.mean((1, 2, 3), keepdim=True)
+    our_sums, their_sums = _Sums(both), _Sums(theirs)
+    best = both.new_full((len(both), len(theirs)), -1.0)
     for dy, dx in itertools.product(range(-shift, shift + 1), repeat=2):
-        rows = height - abs(dy)
-        columns = width - abs(dx)
-        ours = both[..., max(dy, 0) :, max(dx, 0) :][..., :rows, :columns]
-        theirs = candidates[..., max(-dy, 0) :, max(-dx, 0) :][..., :rows, :columns]
-        share = rows * columns / (height * width)
-        best = torch.maximum(best, share * (_centred(ours) @ _centred(theirs).T))
-    return torch.maximum(*best.chunk(2))
+        size = (height - abs(dy), width - abs(dx))
+        ours_at, theirs_at = (max(dy, 0), max(dx, 0)), (max(-dy, 0), max(-dx, 0))
+        # Of ours the part that overlaps, where theirs has it, and zeros around it: so the
+        # candidates, which may be many, are not cut out anew for each shift.
+        placed = torch.zeros_like(both)
+        _part(placed, theirs_at, size)[:] = _part(both, ours_at, size)
+        products = placed.flatten(1) @ theirs.flatten(1).T
+        our_sum, our_length = our_sums.over(ours_at, size)
+        their_sum, their_length = their_sums.over(theirs_at, size)
+        count = both.shape[1] * size[0] * size[1]
+        covariances = products - our_sum[:, None] * their_sum / count
+        share = size[0] * size[1] / (height * width)
+        best = torch.maximum(best, share * covariances / (our_length[:, None] * their_length))
+    return torch.maximum(*best.chunk(2)).to(images.dtype)
+
+
+def _part(images: Tensor, corner: tuple[int, int], size: tuple[int, int]) -> Tensor:
+    """A rectangle of each image, as a view."""
+    (top, left), (rows, columns) = corner, size
+    return images[..., top : top + rows, left : left + columns]
+
+
+class _Sums:
+    """Sums over rectangles of images (B, C, H, W), all channels together, from sums over all that
+    lies above and to the left.
+    """
+
+    def __init__(self, images: Tensor):
+        powers = torch.stack([images, images.square()]).sum(2)
+        self.above = F.pad(powers.cumsum(-1).cumsum(-2), (1, 0, 1, 0))
+        self.channels = images.shape[1]
+
+    def over(self, corner: tuple[int, int], size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        """The sum of each image's values over a rectangle, and the length of these values less
+        their mean; of a flat one all but zero. Both (B,).
+        """
+        (top, left), (rows, columns) = corner, size
+        below, right = top + rows, left + columns
+        above = self.above
+        total, squares = (
+            above[..., below, right]
+            - above[..., top, right]
+            - above[..., below, left]
+            + above[..., top, left]
+        )
+        spread = squares - total.square() / (self.channels * rows * columns)
+        return total, spread.clamp(min=0).sqrt().clamp(min=1e-6)
 
 
 def rolled(images: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
