@@ -407,6 +407,11 @@ def test_a_dry_run_says_what_there_is_to_do_and_does_nothing(root, page, capsys)
     assert lines[-1].startswith(f"in all {len(units)} units, about ")
     assert sorted(root.rglob("*")) == before
     assert not Store().root.exists()
+    for unit in units:
+        unit.make(Store(), torch.device("cpu"))
+    assert main(["run", "toy", "--profile", "smoke", "--dry-run"]) == 0
+    assert "toy: nothing is missing" in capsys.readouterr().err
+    assert sorted(root.rglob("*")) == before
 
 
 @pytest.mark.parametrize(
