@@ -16,9 +16,9 @@ import zipfile
 from collections import Counter
 from pathlib import Path
 
-from atsbook.runs.archive import UNITS, Archive, unit_of
+from atsbook.runs.archive import UNITS, Archive, key_of, unit_of
 from atsbook.runs.packing import Kept
-from atsbook.runs.store import Store
+from atslib.checkpoints import plain
 from atslib.files import project_root
 
 
@@ -50,28 +50,19 @@ def filled(value: object, kinds: list[type], names: set[str], seen: Counter) -> 
     if not isinstance(value, dict):
         return value
     value = {name: filled(each, kinds, names, seen) for name, each in value.items()}
-    best: tuple[int, str, dict] | None = None
+    fitting = []
     for kind in kinds:
         fields = {field.name: field.default for field in dataclasses.fields(kind)}
         lacking = {name: fields[name] for name in fields if name not in value}
         known = value.keys() <= fields.keys() and 2 * len(lacking) < len(fields)
         if known and lacking.keys() <= names:
-            best = min(
-                best or (99, "", {}),
-                (len(lacking), kind.__name__, lacking),
-                key=lambda one: one[:2],
-            )
-    if best is None or not best[2]:
+            fitting.append((len(lacking), kind.__name__, lacking))
+    if not fitting:
         return value
-    seen[best[1], *best[2]] += 1
-    return value | {
-        name: list(each) if isinstance(each, tuple) else each for name, each in best[2].items()
-    }
-
-
-def key_of(facts: dict) -> str:
-    """The key of a result with these facts."""
-    return Store("").path(facts["kind"], facts["config"], version=facts["version"]).stem
+    _, kind_name, lacking = min(fitting, key=lambda one: one[:2])
+    if lacking:
+        seen[kind_name, *lacking] += 1
+    return value | {name: plain(each) for name, each in lacking.items()}
 
 
 def moved(row: Kept, kinds: list[type], names: set[str], seen: Counter) -> Kept:
@@ -115,7 +106,7 @@ def main() -> None:
     assert len(set(keys.values())) == len(keys), "two results would have one key"
     units = [unit_of(row.facts) for rows in tables.values() for row in rows]
     print(f"{sum(old != new for old, new in keys.items())} of {len(keys)} keys change")
-    print(f"{sum(unit is not None for unit in units)} of them are of units that can be made again")
+    print(f"{sum(unit is not None for unit in units)} of all are of units that can be made again")
     for (kind, *added), count in sorted(seen.items()):
         print(f"{count} x {kind}: {', '.join(added)}")
     weights = {}

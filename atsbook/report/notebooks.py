@@ -42,8 +42,8 @@ def execute(
     Args:
         parameters: of the notebook.
         root: the folder with notebooks/, book/results/ and results/.
-        keep: whether the executed page is kept in book/results/; a failed one keeps the one that
-            was there.
+        keep: whether the executed page is kept in book/results/, which that of a dry run never is;
+            a failed one keeps the one that was there.
         dry_run: say what would be computed, and end there.
         jobs, scheduler: as of `schedule.compute`.
         ends: a time of `time.monotonic` after which nothing is begun.
@@ -51,6 +51,7 @@ def execute(
         NotKept: something is missing, and this is a dry run or the time is over.
         AtsError: a cell failed.
     """
+    keep = keep and not dry_run
     more = {
         "ATS_STORE": store.address,
         WRITTEN: "" if dry_run else str((root / "results").absolute()),

@@ -82,8 +82,7 @@ def run(
     experiment, pages = _chosen(names, profile, dataset, root, store)
     ends = None if budget is None else time.monotonic() + budget
     place = root if dry_run else _place(root, profile)
-    keep = not (compute_only or dry_run)
-    how = {"keep": keep, "jobs": jobs, "scheduler": scheduler, "ends": ends}
+    how = {"keep": not compute_only, "jobs": jobs, "scheduler": scheduler, "ends": ends}
     unfinished = _executed(pages, experiment, place, store, dry_run=dry_run, **how)
     if not dry_run:
         _finish(unfinished, compute_only, place, store)

@@ -428,10 +428,10 @@ def _readers(pages: Mapping[str, Sequence[str]], lines: Sequence[dict]) -> dict[
     """
     by_config: dict[str, list[str]] = {}
     for line in lines:
-        if reading := pages.get(_key(line)):
+        if reading := pages.get(key_of(line)):
             by_config.setdefault(_text(line["config"]), []).extend(reading)
     return {
-        _key(line): list(pages.get(_key(line)) or by_config.get(_text(line["config"]), ()))
+        key_of(line): list(pages.get(key_of(line)) or by_config.get(_text(line["config"]), ()))
         for line in lines
     }
 
@@ -451,7 +451,7 @@ def unit_of(line: dict) -> Unit | None:
         return None
     return (
         unit
-        if Store("").path(unit.kind, unit, version=line["version"]).stem == _key(line)
+        if Store("").path(unit.kind, unit, version=line["version"]).stem == key_of(line)
         else None
     )
 
@@ -497,7 +497,7 @@ def _brief(facts: dict, size: int) -> bool:
     )
 
 
-def _key(line: dict) -> str:
+def key_of(line: dict) -> str:
     """The hash under which a store keeps the artifact of these facts; it is made of them, so it
     cannot be another's.
     """

@@ -193,11 +193,7 @@ def compute(
     )
     if jobs is None and scheduler is None and sum(schedule.guess.values()) < LITTLE:
         store.say(f"units to make: {kinds}; in this process")
-        threads = torch.get_num_threads()
-        try:
-            schedule.run(Here(), device, lambda: 1)
-        finally:
-            torch.set_num_threads(threads)
+        schedule.run(Here(), device, lambda: 1)
         return
     store.say(f"units to make: {kinds}; {scheduler or at_once(place, jobs)} at once")
     while missing:

@@ -68,14 +68,21 @@ def workers(
 
 
 class Here(Executor):
-    """Does what is submitted at once and in this process: a GPU has one user at a time."""
+    """Does what is submitted at once and in this process: a GPU has one user at a time, and little
+    work is over before a process has started.
+
+    Its number of threads is afterwards what it was.
+    """
 
     def submit(self, call: Callable, /, *args: object) -> Future:
         future: Future = Future()
+        threads = torch.get_num_threads()
         try:
             future.set_result(call(*args))
         except Exception as error:
             future.set_exception(error)
+        finally:
+            torch.set_num_threads(threads)
         return future
 
 

@@ -79,7 +79,7 @@ class _Sums:
     """
 
     def __init__(self, images: Tensor):
-        powers = torch.stack([images, images.square()]).sum(2)
+        powers = torch.stack([images.sum(1), images.square().sum(1)])
         self.above = F.pad(powers.cumsum(-1).cumsum(-2), (1, 0, 1, 0))
         self.channels = images.shape[1]
 
