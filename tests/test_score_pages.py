@@ -68,7 +68,7 @@ def test_a_score_is_the_area_under_the_curve_of_the_moved_image(together, kept):
     noise = torch.stack([torch.rand((3, 32, 32), generator=stream) for _ in range(3)])
     labels = load("shapes", "test").labels[:3]
     for row, policy in ((1, "3-1-7"), (4, HYBRID)):
-        pixels = transformed("shapes", policy, 3, seed=0).float() / 255
+        pixels = transformed("shapes", policy, range(3), seed=0).float() / 255
         curve = gradsim_curve(model, pixels, labels, start=noise, points=5)
         torch.testing.assert_close(together["curves"][row], curve, atol=1e-5, rtol=0)
         torch.testing.assert_close(together["scores"][row], area(curve), atol=1e-5, rtol=0)

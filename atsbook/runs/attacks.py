@@ -18,11 +18,12 @@ from atslib.attacks.starts import STARTS
 from atslib.attacks.through_defense import BothImages, KeptEntries, KnownFeatures
 from atslib.attacks.through_policy import ThroughPolicy
 from atslib.clients.observe import Knowledge, Observed, ThreatModel, observe
-from atslib.clients.prepare import streams, to_images, transform
+from atslib.clients.prepare import streams, to_images
 from atslib.errors import AtsError
 from atslib.measures.identification import identification
 from atslib.measures.metrics import mse, psnr, ssim
 from atslib.models import normalization_layer
+from atslib.policies.draws import draw
 from atslib.policies.policy import forms, parse_policy
 from atslib.rng import rng
 
@@ -177,12 +178,16 @@ def scaled(name: str, settings: Settings) -> Attack:
     return dataclasses.replace(single, steps=min(single.steps, steps))
 
 
-def transformed(name: str, policy: str, last: int, *, seed: int, crop_flip: bool = True) -> Tensor:
-    """Test images 0 … `last` - 1 after crop, flip and policy, uint8; crops and flips are the same
-    for every policy.
+def transformed(
+    name: str, policy: str, images: range, *, seed: int, crop_flip: bool = True
+) -> Tensor:
+    """These test images after crop, flip and policy, uint8 (B, C, H, W); crops and flips are the
+    same for every policy.
     """
-    pixels = dataset(name, "test").pixels[:last]
-    return transform(pixels, policy, rng=streams(seed, policy), crop_flip=crop_flip)
+    # Drawn from image 0 on, so that an image's draw is the same in any range.
+    every = draw(images.stop, policy, rng=streams(seed, policy), crop_flip=crop_flip)
+    rows = slice(images.start, images.stop)
+    return every[rows].apply(dataset(name, "test").pixels[rows])
 
 
 def targets(unit: AttackUnit) -> tuple[Tensor, Tensor, Tensor]:
@@ -192,9 +197,13 @@ def targets(unit: AttackUnit) -> tuple[Tensor, Tensor, Tensor]:
     images = dataset(unit.model.dataset, "test")
     rows = slice(unit.first, unit.last)
     pixels = transformed(
-        unit.model.dataset, unit.policy, unit.last, seed=unit.seed, crop_flip=unit.crop_flip
+        unit.model.dataset,
+        unit.policy,
+        range(unit.first, unit.last),
+        seed=unit.seed,
+        crop_flip=unit.crop_flip,
     )
-    return images.pixels[rows], pixels[rows], images.labels[rows]
+    return images.pixels[rows], pixels, images.labels[rows]
 
 
 def starts(unit: AttackUnit, model: nn.Module) -> Tensor:
@@ -225,8 +234,12 @@ def ranks(unit: AttackUnit, reconstructions: Tensor) -> dict[str, Tensor]:
         end = min(low + CANDIDATES, unit.last)
         original = dataset(name, "test").pixels[low : low + CANDIDATES]
         target = transformed(
-            name, unit.policy, low + len(original), seed=unit.seed, crop_flip=unit.crop_flip
-        )[low:]
+            name,
+            unit.policy,
+            range(low, low + len(original)),
+            seed=unit.seed,
+            crop_flip=unit.crop_flip,
+        )
         estimates = reconstructions[begin - unit.first : end - unit.first]
         for column, pixels in (("rank_target", target), ("rank_original", original)):
             parts[column].append(
@@ -276,9 +289,8 @@ def attacked(unit: AttackUnit, store: Store, device: torch.device) -> Artifact:
 
 def before(unit: AttackUnit) -> Tensor:
     """The unit's test images after crop and flip, before the policy, uint8 (B, C, H, W)."""
-    return transformed(unit.model.dataset, "", unit.last, seed=unit.seed, crop_flip=unit.crop_flip)[
-        unit.first :
-    ]
+    images = range(unit.first, unit.last)
+    return transformed(unit.model.dataset, "", images, seed=unit.seed, crop_flip=unit.crop_flip)
 
 
 def drawn(unit: AttackUnit, *path: int) -> tuple[Tensor, Tensor]:

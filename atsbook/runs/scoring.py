@@ -94,7 +94,7 @@ def _curves(
     """The curves (P, B, points) behind the unit's scores of `policies`."""
     images = dataset(unit.model.dataset, "test")[: unit.images]
     pixels = torch.cat(
-        [transformed(unit.model.dataset, p, unit.images, seed=unit.seed) for p in policies]
+        [transformed(unit.model.dataset, p, range(unit.images), seed=unit.seed) for p in policies]
     )
     streams = rng(unit.seed, "score start")
     noise = torch.stack(

@@ -202,7 +202,7 @@ def _attacked(
     policies = [all_policies()[number] for number in chosen]
     rows = torch.stack([_images(unit, number) for number in chosen])
     used = [
-        transformed(name, str(p), rung.last, seed=plan.seed)[r]
+        transformed(name, str(p), range(rung.last), seed=plan.seed)[r]
         for p, r in zip(policies, rows, strict=True)
     ]
     target = to_images(torch.cat(used).to(device))
@@ -311,7 +311,7 @@ def _accuracy(unit: SweepScores, model: nn.Module, policy: Policy) -> Tensor:
 def _privacy(unit: SweepScores, model: nn.Module, policy: Policy) -> Tensor:
     name = unit.model.dataset
     like = next(model.parameters())
-    pixels = transformed(name, str(policy), unit.images, seed=unit.seed)
+    pixels = transformed(name, str(policy), range(unit.images), seed=unit.seed)
     labels = dataset(name, "test").labels
     stream = rng(unit.seed, "score start")
     noise = torch.stack(

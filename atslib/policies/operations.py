@@ -186,14 +186,20 @@ def rotate_table(h: int, w: int, degrees: float, device: torch.device) -> tuple[
 
 
 def _mirrored(kernel: Callable[[Tensor, float], Tensor]) -> Callable[[Tensor, float, Sign], Tensor]:
-    """Give a geometry kernel its sign: one call where all images share it, else both calls and a
-    choice.
-    """
+    """Give a geometry kernel its sign: one call where all images share it, else one for each sign."""
 
     def signed(pixels: Tensor, size: float, sign: Sign) -> Tensor:
         if isinstance(sign, int):
             return kernel(pixels, size * sign)
-        return torch.where(sign > 0, kernel(pixels, size), kernel(pixels, -size))
+        if (
+            pixels.device.type != "cpu"
+        ):  # all images twice: to sort them the host would have to wait
+            return torch.where(sign > 0, kernel(pixels, size), kernel(pixels, -size))
+        made = torch.empty_like(pixels)
+        for value in (1, -1):
+            rows = (sign.flatten() == value).nonzero().squeeze(1)
+            made.index_copy_(0, rows, kernel(pixels.index_select(0, rows), size * value))
+        return made
 
     return signed
 
