@@ -15,7 +15,17 @@ from atsbook.report import costing
 from atsbook.report.costing import Nothing, handing_out, makespan, profile_rows, recorded
 from atsbook.runs.archive import Archive
 from atsbook.runs.attacks import attack_unit
-from atsbook.runs.estimate import FITTED, JUDGED, PASSES, Case, Rates, Work, fitted, points
+from atsbook.runs.estimate import (
+    FITTED,
+    JUDGED,
+    PASSES,
+    Case,
+    Rates,
+    Work,
+    fitted,
+    forward_flop,
+    points,
+)
 from atsbook.runs.settings import settings
 from atsbook.runs.store import Store
 from atsbook.texts.costs import costs_page
@@ -35,6 +45,12 @@ def test_the_work_of_a_convolution_is_what_one_counts_by_hand():
     assert work.numbers == 2 * 8 * 10 * 12  # of both layers
     assert work.weights == 3 * 8 * 9 + 8
     assert work.calls == 2
+
+
+@pytest.mark.parametrize("name", ["lenet", "convnet-4", "resnet20-1"])
+def test_work_has_as_many_flop_as_torchs_counter(name):
+    model, image = build_model(name, 10, rng=rng(0)).eval(), torch.zeros(1, 3, 32, 32)
+    assert Work.of(model, image).flop == forward_flop(model, image)
 
 
 def test_work_grows_with_width_and_area():

@@ -84,7 +84,14 @@ def execute(
             "--parameters_yaml",
             json.dumps(parameters),
         ]
-        command = [sys.executable, "-m", "papermill", f"notebooks/{name}.ipynb", target, *options]
+        command = [
+            sys.executable,
+            "-m",
+            "atsbook.report.start_papermill",
+            f"notebooks/{name}.ipynb",
+            target,
+            *options,
+        ]
         environment = ONE_THREAD | os.environ | more
         with subprocess.Popen(
             command,
