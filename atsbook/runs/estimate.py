@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
-from scipy.optimize import nnls
 from torch import Tensor, nn
 
 from atslib.attacks import GradientMatching, reconstruct
@@ -183,6 +182,8 @@ def fitted(cases: Sequence[Case], times: Sequence[float]) -> Rates:
     """Rates of least squared relative error over cases and the seconds that they took; none is
     below 0.
     """
+    from scipy.optimize import nnls  # half a second, in every process that computes
+
     rows = np.array([case.work().total(*case.counts) for case in cases]) / np.array(times)[:, None]
     scale = rows.max(0)
     return Rates(*map(float, nnls(rows / scale, np.ones(len(rows)))[0] / scale))

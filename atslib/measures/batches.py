@@ -5,7 +5,6 @@ attacker has: it decides what is compared with what, and nothing of an attack.
 """
 
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from atslib.data.images import describe, is_tensor
@@ -48,6 +47,8 @@ def align(
         raise AtsError(f"align: shapes {shapes} must be equal: one reconstruction for each image")
     if not len(truth):
         raise AtsError("align: there is no image")
+    from scipy.optimize import linear_sum_assignment  # half a second, in every process that attacks
+
     close = [psnr(reconstructed, one.expand_as(reconstructed)) for one in truth]
     close = torch.stack(close).nan_to_num(-MOST, MOST, -MOST).clamp(-MOST, MOST).cpu()
     same = labels.cpu()[:, None] == restored.cpu()[None]
