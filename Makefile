@@ -19,9 +19,9 @@ endif
 book: .venv/.ready
 	$(BIN)/jupyter-book build book -W --keep-going
 
-# Every page made again from the evidence, in book/_build/check, beside what is committed: ten minutes.
+# Every page made again from the evidence, in book/_build/check, beside what is committed: some minutes.
 check: .venv/.ready
-	$(BIN)/python -m atsbook report --check $(if $(JOBS),--jobs $(JOBS))
+	$(BIN)/python tests/warm_kernels.py $(BIN)/python -m atsbook report --check $(if $(JOBS),--jobs $(JOBS))
 
 # One process a core with one thread each, and one more, since many tests wait for other processes. Files go in the
 # order of their names: by default those of few tests, which are often the longest, would all come at the end.
@@ -29,7 +29,7 @@ test: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	OMP_NUM_THREADS=1 PYTEST_XDIST_AUTO_NUM_WORKERS=$$((`$(BIN)/python -c "import os; print(os.cpu_count())"` + 1)) \
-		$(BIN)/python -m pytest --nbval -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+		$(BIN)/python tests/warm_kernels.py $(BIN)/python -m pytest --nbval -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # Speed and memory, one JSON line a measurement.
 bench: .venv/.ready
