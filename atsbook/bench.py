@@ -90,11 +90,14 @@ def plain_step(
 ) -> Tensor:
     """The authors' way, one image at a time: two nested `autograd.grad` and the sign-free image
     gradient. Where the network is not `ours`, layers that torch does not differentiate twice have
-    the engine's form.
+    the engine's form, and only those.
     """
     parameters = list(model.parameters())
     normalize = normalization_layer(model)
     twice = contextlib.nullcontext() if ours else SameRules()
+    if not ours:
+        for function in (F.max_pool2d, F.batch_norm):  # torch's own are faster, and right for one
+            twice.layers.pop(function)
     slopes = []
     for i in range(len(z)):
         one = z[i : i + 1].detach().requires_grad_()
