@@ -135,9 +135,12 @@ def _profiles(rows: pd.DataFrame) -> str:
 
 
 def _loop(measurements: Path) -> str:
-    """How often the plain loop's iteration contains the engine's, over networks, in words."""
+    """How often the plain loop's iteration contains the engine's, over the pages' networks, in
+    words.
+    """
     runs = pd.read_json(measurements, lines=True)
-    ratios = runs[runs["benchmark"] == "attack"].groupby("model")["ratio"].median()
+    of_pages = (runs["benchmark"] == "attack") & ~runs["model"].str.contains("@")
+    ratios = runs[of_pages].groupby("model")["ratio"].median()
     return ", ".join(
         f"{ratio:.1f} times ({model})" for model, ratio in ratios.sort_values().items()
     )
