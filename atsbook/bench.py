@@ -118,14 +118,14 @@ def attack(
     """One iteration of `adam-cosine`: engine against plain loop.
 
     Returns:
-        What `_where` says; ms an image and iteration of both, their ratio; the machine's
+        What `described` says; ms an image and iteration of both, their ratio; the machine's
         convolution rate in GFLOP/s, and the engine's share of it (7 forward passes' FLOP an
         iteration); the relative difference of the two image gradients in single precision; and by
         how many MB an iteration of either raises the memory that is occupied, None where the
         system does not tell.
     """
     place = torch.device(device)
-    model, images, begin, labels = _victims(model_name, members, place)
+    model, images, begin, labels = victims(model_name, members, place)
     seen = observe(model, images, labels)
     preset = GradientMatching()
     objective = Objective(seen, [preset] * members)
@@ -148,7 +148,7 @@ def attack(
     )
     flop = 7 * forward_flop(model, images) * members
     rate = convolution_rate(place)
-    return _where("attack", place, model_name, members) | {
+    return described("attack", place, model_name, members) | {
         "engine_ms": round(1e3 * engine_time / members, 3),
         "loop_ms": round(1e3 * loop_time / members, 3),
         "ratio": round(loop_time / engine_time, 2),
@@ -160,7 +160,7 @@ def attack(
     }
 
 
-def _victims(
+def victims(
     model_name: str, members: int, place: torch.device
 ) -> tuple[nn.Module, Tensor, Tensor, Tensor]:
     """A network, random images and starts, (members, 3, side, side) in [0, 1], and labels."""
@@ -192,7 +192,7 @@ def _of_others(name: str, side: int) -> nn.Module:
     return nn.Sequential(Normalize([0.5] * 3, [0.25] * 3), model).eval()
 
 
-def _where(benchmark: str, place: torch.device, model_name: str, members: int) -> dict:
+def described(benchmark: str, place: torch.device, model_name: str, members: int) -> dict:
     """What every line says first: what was measured, on which device (a processor with what speed
     depends on), threads, model and members.
     """
@@ -272,7 +272,7 @@ def scores(
         difference of the two curves.
     """
     place = torch.device(device)
-    model, images, start, labels = _victims(model_name, members, place)
+    model, images, start, labels = victims(model_name, members, place)
     ours = gradsim_curve(model, images, labels, points=points, start=start)
     theirs = plain_curve(model, images, labels, start, points)
     count = members * points
@@ -284,7 +284,7 @@ def scores(
         clock=clock_of(place),
     )
     engine, loop = (count / taken for taken in times)
-    return _where("scores", place, model_name, members) | {
+    return described("scores", place, model_name, members) | {
         "points": points,
         "engine_gradients": round(engine, 2),
         "loop_gradients": round(loop, 2),
@@ -308,14 +308,14 @@ def adaptive(
     """
     place = torch.device(device)
     policy = "3-1-7+43-18-18"
-    model, images, begin, labels = _victims(model_name, members, place)
+    model, images, begin, labels = victims(model_name, members, place)
     seen = observe(
         model, images, labels, defense=policy, threat=ThreatModel(defense="draws"), rng=0
     )
     views = (seen, through(seen, drawn(seen.knows)))
     z = normalization_layer(model)(begin)
     plain, behind = seconds(*(_step(view, z) for view in views), device=place, repeats=repeats)
-    return _where("adaptive", place, model_name, members) | {
+    return described("adaptive", place, model_name, members) | {
         "policy": policy,
         "plain_ms": round(1e3 * plain / members, 3),
         "policy_ms": round(1e3 * behind / members, 3),
@@ -352,7 +352,7 @@ def labels(
     ours, theirs = seconds(
         lambda: told("features"), lambda: told("published"), device=place, repeats=repeats
     )
-    return _where("labels", place, model_name, members) | {
+    return described("labels", place, model_name, members) | {
         "batch": batch,
         "seconds": float(f"{ours:.3g}"),
         "published_seconds": float(f"{theirs:.3g}"),
@@ -375,14 +375,14 @@ def weights(
     place = torch.device(device)
     local = LocalTraining(epochs=4)
     batch = 8
-    model, images, begin, labels = _victims(model_name, members * batch, place)
+    model, images, begin, labels = victims(model_name, members * batch, place)
     threat = ThreatModel(batch=batch)
     seen = observe_weights(model, images, labels, local=local, rng=0, threat=threat)
     z = normalization_layer(model)(begin)
     mean, unrolled = seconds(
         *(_step(seen, z, unroll=u) for u in (False, True)), device=place, repeats=repeats
     )
-    return _where("weights", place, model_name, members) | {
+    return described("weights", place, model_name, members) | {
         "batch": batch,
         "local_steps": local.epochs,
         "mean_ms": round(1e3 * mean / len(images), 3),
@@ -402,7 +402,7 @@ def forms(
     """
     place = torch.device(device)
     found = {}
-    model, images, begin, labels = _victims(model_name, members, place)
+    model, images, begin, labels = victims(model_name, members, place)
     for name, batch in (
         ("shared", members),
         ("single", 1),
@@ -415,7 +415,7 @@ def forms(
         found[f"{name}_peak_mb"] = round(
             (torch.cuda.max_memory_allocated(place) if begin.is_cuda else _peak()) / 1e6
         )
-    return _where("forms", place, model_name, members) | found
+    return described("forms", place, model_name, members) | found
 
 
 def _step(seen: Observed, z: Tensor, **fields: object) -> Callable[[], Tensor]:

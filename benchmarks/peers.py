@@ -102,7 +102,7 @@ def our_attack(
 def compare(name: str, members: int, repeats: int = 5) -> dict:
     """Medians of runs in turn, of one step more or fewer."""
     place = torch.device("cpu")
-    model, images, begin, labels = bench._victims(name, members, place)
+    model, images, begin, labels = bench.victims(name, members, place)
     calls = [our_attack(model, images, labels, begin, STEPS)]
     for steps in (1, 1 + STEPS):
         calls.append(breaching_attack(model, images[:1], labels[:1], steps))
@@ -110,7 +110,7 @@ def compare(name: str, members: int, repeats: int = 5) -> dict:
     ours, short, long = (statistics.median(column) for column in zip(*rows, strict=True))
     engine = 1e3 * ours / members / STEPS
     theirs = 1e3 * (long - short) / STEPS
-    return bench._where("peers", place, name, members) | {
+    return bench.described("peers", place, name, members) | {
         "engine_ms": round(engine, 3),
         "breaching_ms": round(theirs, 3),
         "ratio": round(theirs / engine, 2),

@@ -250,7 +250,8 @@ def _machine(run: pd.Series) -> str:
 
 
 def _with_range(ratio: pd.Series) -> str:
-    return f"{ratio.median():.1f} ({ratio.min():.1f} to {ratio.max():.1f}, n = {len(ratio)})"
+    spread = "" if len(ratio) == 1 else f"{ratio.min():.1f} to {ratio.max():.1f}, "
+    return f"{ratio.median():.1f} ({spread}n = {len(ratio)})"
 
 
 def _memory(rows: pd.DataFrame) -> str:
