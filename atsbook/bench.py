@@ -208,7 +208,7 @@ def features() -> str:
     multiplies such numbers.
     """
     vectors = torch.backends.cpu.get_cpu_capability()
-    own = torch.cpu.get_capabilities()
+    own = getattr(torch.cpu, "get_capabilities", dict)()  # not in every torch that is allowed
     has_bf16 = any(own.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
     return f"{vectors}, bf16" if has_bf16 else vectors
 
