@@ -3,14 +3,19 @@ JSON line.
 """
 
 import contextlib
+import ctypes
+import re
 import resource
 import statistics
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from atsbook.runs.audit import processor
 from atsbook.runs.estimate import forward_flop
 from atsbook.runs.timing import seconds
 from atslib.attacks.labels import restore_labels
@@ -27,9 +32,10 @@ from atslib.rng import rng
 from atslib.scores.scores import gradsim_curve
 
 # (model, members): the sizes that the book's speed table shows
-ATTACK_SIZES = (("resnet20-4", 8), ("resnet20-1", 32), ("convnet-64", 8))
-# Networks that people have, "name@side"; the first three are torchvision's
-OWN_SIZES = (("resnet18@64", 4), ("resnet18@224", 1), ("mobilenet_v3_small@64", 4), ("vit@64", 8))
+ATTACK_SIZES = (("resnet20-4", 8), ("resnet20-1", 32), ("convnet-16", 8), ("convnet-64", 8))
+# Networks that people have, "name@side"; all but the last are torchvision's. One image and eight.
+OWN = ("resnet18@64", "resnet18@224", "mobilenet_v3_small@64", "mobilenet_v3_small@224", "vit@64")
+OWN_SIZES = tuple((name, members) for name in OWN for members in (1, 8))
 SCORE_SIZES = (("resnet20-4", 2), ("resnet20-1", 12))
 ADAPTIVE_SIZES = (("lenet", 32), ("resnet20-1", 8))
 LABEL_SIZES = (("lenet", 1_000),)
@@ -57,10 +63,20 @@ def convolution_rate(device: torch.device) -> float:
         flop = 2 * 32 * width * width * 9 * side * side
         with torch.no_grad():
             (taken,) = seconds(
-                lambda x=x, kernel=kernel: F.conv2d(x, kernel, padding=1), device=device
+                lambda x=x, kernel=kernel: F.conv2d(x, kernel, padding=1),
+                device=device,
+                clock=clock_of(device),
             )
             rates.append(flop / taken)
     return statistics.mean(rates)
+
+
+def clock_of(device: torch.device) -> Callable[[], float]:
+    """What time is measured by: on one thread of a CPU the processor's own, which other programs
+    on the machine hardly change, else the wall's.
+    """
+    alone = device.type != "cuda" and torch.get_num_threads() == 1
+    return time.process_time if alone else time.perf_counter
 
 
 def plain_step(
@@ -74,11 +90,14 @@ def plain_step(
 ) -> Tensor:
     """The authors' way, one image at a time: two nested `autograd.grad` and the sign-free image
     gradient. Where the network is not `ours`, layers that torch does not differentiate twice have
-    the engine's form.
+    the engine's form, and only those.
     """
     parameters = list(model.parameters())
     normalize = normalization_layer(model)
     twice = contextlib.nullcontext() if ours else SameRules()
+    if not ours:
+        for function in (F.max_pool2d, F.batch_norm):  # torch's own are faster, and right for one
+            twice.layers.pop(function)
     slopes = []
     for i in range(len(z)):
         one = z[i : i + 1].detach().requires_grad_()
@@ -99,13 +118,14 @@ def attack(
     """One iteration of `adam-cosine`: engine against plain loop.
 
     Returns:
-        device, threads, model, members, ms an image and iteration of both, their ratio, the share
-        of the machine's convolution rate (7 forward passes' FLOP an iteration), the relative
-        difference of the two image gradients in single precision, and the peak memory in MB (of the
-        process on a CPU, a member on a GPU).
+        What `described` says; ms an image and iteration of both, their ratio; the machine's
+        convolution rate in GFLOP/s, and the engine's share of it (7 forward passes' FLOP an
+        iteration); the relative difference of the two image gradients in single precision; and by
+        how many MB an iteration of either raises the memory that is occupied, None where the
+        system does not tell.
     """
     place = torch.device(device)
-    model, images, begin, labels = _victims(model_name, members, place)
+    model, images, begin, labels = victims(model_name, members, place)
     seen = observe(model, images, labels)
     preset = GradientMatching()
     objective = Objective(seen, [preset] * members)
@@ -121,24 +141,26 @@ def attack(
         return plain_step(model, z, labels, sent, preset.tv, ours="@" not in model_name)
 
     ours = engine().view_as(z)
-    if place.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(place)
-        engine()
-    memory = torch.cuda.max_memory_allocated(place) / members if place.type == "cuda" else _peak()
     theirs = loop()
-    engine_time, loop_time = seconds(engine, loop, device=place, repeats=repeats)
+    memory = [raised_by(call, place) for call in (engine, loop)]
+    engine_time, loop_time = seconds(
+        engine, loop, device=place, repeats=repeats, clock=clock_of(place)
+    )
     flop = 7 * forward_flop(model, images) * members
-    return _where("attack", place, model_name, members) | {
+    rate = convolution_rate(place)
+    return described("attack", place, model_name, members) | {
         "engine_ms": round(1e3 * engine_time / members, 3),
         "loop_ms": round(1e3 * loop_time / members, 3),
         "ratio": round(loop_time / engine_time, 2),
-        "convolution_share": round(flop / engine_time / convolution_rate(place), 2),
+        "convolution_gflops": round(rate / 1e9),
+        "convolution_share": round(flop / engine_time / rate, 2),
         "difference": float(f"{(ours - theirs).norm() / theirs.norm():.1e}"),
-        "peak_mb": round(memory / 1e6),
+        "engine_mb": memory[0] if memory[0] is None else round(memory[0] / 1e6),
+        "loop_mb": memory[1] if memory[1] is None else round(memory[1] / 1e6),
     }
 
 
-def _victims(
+def victims(
     model_name: str, members: int, place: torch.device
 ) -> tuple[nn.Module, Tensor, Tensor, Tensor]:
     """A network, random images and starts, (members, 3, side, side) in [0, 1], and labels."""
@@ -170,11 +192,50 @@ def _of_others(name: str, side: int) -> nn.Module:
     return nn.Sequential(Normalize([0.5] * 3, [0.25] * 3), model).eval()
 
 
-def _where(benchmark: str, place: torch.device, model_name: str, members: int) -> dict:
-    """What every line says first."""
-    device = torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu"
+def described(benchmark: str, place: torch.device, model_name: str, members: int) -> dict:
+    """What every line says first: what was measured, on which device (a processor with what speed
+    depends on), threads, model and members.
+    """
     known = {"threads": torch.get_num_threads(), "model": model_name, "members": members}
-    return {"benchmark": benchmark, "device": device} | known
+    if place.type == "cuda":
+        return {"benchmark": benchmark, "device": torch.cuda.get_device_name(place)} | known
+    machine = {"device": "cpu", "processor": processor(), "features": features()}
+    return {"benchmark": benchmark} | machine | known
+
+
+def features() -> str:
+    """The vectors that torch uses on this processor, such as "AVX512", and "bf16" where it
+    multiplies such numbers.
+    """
+    vectors = torch.backends.cpu.get_cpu_capability()
+    own = getattr(torch.cpu, "get_capabilities", dict)()  # not in every torch that is allowed
+    has_bf16 = any(own.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+    return f"{vectors}, bf16" if has_bf16 else vectors
+
+
+def raised_by(call: Callable[[], object], place: torch.device) -> int | None:
+    """By how many bytes a call raises the memory that this process occupies, at its highest.
+
+    On a CPU only Linux tells, where what was freed before is first given back; elsewhere None.
+    """
+    if place.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(place)
+        before = torch.cuda.memory_allocated(place)
+        call()
+        return torch.cuda.max_memory_allocated(place) - before
+    try:
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")  # the highest so far is forgotten
+    except (OSError, AttributeError):
+        return None
+    before = _occupied("VmRSS")
+    call()
+    return _occupied("VmHWM") - before
+
+
+def _occupied(name: str) -> int:
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(re.search(rf"^{name}:\s+(\d+) kB", status, re.MULTILINE)[1])
 
 
 def plain_curve(
@@ -211,7 +272,7 @@ def scores(
         difference of the two curves.
     """
     place = torch.device(device)
-    model, images, start, labels = _victims(model_name, members, place)
+    model, images, start, labels = victims(model_name, members, place)
     ours = gradsim_curve(model, images, labels, points=points, start=start)
     theirs = plain_curve(model, images, labels, start, points)
     count = members * points
@@ -220,9 +281,10 @@ def scores(
         lambda: plain_curve(model, images, labels, start, points),
         device=place,
         repeats=3,
+        clock=clock_of(place),
     )
     engine, loop = (count / taken for taken in times)
-    return _where("scores", place, model_name, members) | {
+    return described("scores", place, model_name, members) | {
         "points": points,
         "engine_gradients": round(engine, 2),
         "loop_gradients": round(loop, 2),
@@ -246,14 +308,14 @@ def adaptive(
     """
     place = torch.device(device)
     policy = "3-1-7+43-18-18"
-    model, images, begin, labels = _victims(model_name, members, place)
+    model, images, begin, labels = victims(model_name, members, place)
     seen = observe(
         model, images, labels, defense=policy, threat=ThreatModel(defense="draws"), rng=0
     )
     views = (seen, through(seen, drawn(seen.knows)))
     z = normalization_layer(model)(begin)
     plain, behind = seconds(*(_step(view, z) for view in views), device=place, repeats=repeats)
-    return _where("adaptive", place, model_name, members) | {
+    return described("adaptive", place, model_name, members) | {
         "policy": policy,
         "plain_ms": round(1e3 * plain / members, 3),
         "policy_ms": round(1e3 * behind / members, 3),
@@ -290,7 +352,7 @@ def labels(
     ours, theirs = seconds(
         lambda: told("features"), lambda: told("published"), device=place, repeats=repeats
     )
-    return _where("labels", place, model_name, members) | {
+    return described("labels", place, model_name, members) | {
         "batch": batch,
         "seconds": float(f"{ours:.3g}"),
         "published_seconds": float(f"{theirs:.3g}"),
@@ -313,14 +375,14 @@ def weights(
     place = torch.device(device)
     local = LocalTraining(epochs=4)
     batch = 8
-    model, images, begin, labels = _victims(model_name, members * batch, place)
+    model, images, begin, labels = victims(model_name, members * batch, place)
     threat = ThreatModel(batch=batch)
     seen = observe_weights(model, images, labels, local=local, rng=0, threat=threat)
     z = normalization_layer(model)(begin)
     mean, unrolled = seconds(
         *(_step(seen, z, unroll=u) for u in (False, True)), device=place, repeats=repeats
     )
-    return _where("weights", place, model_name, members) | {
+    return described("weights", place, model_name, members) | {
         "batch": batch,
         "local_steps": local.epochs,
         "mean_ms": round(1e3 * mean / len(images), 3),
@@ -340,7 +402,7 @@ def forms(
     """
     place = torch.device(device)
     found = {}
-    model, images, begin, labels = _victims(model_name, members, place)
+    model, images, begin, labels = victims(model_name, members, place)
     for name, batch in (
         ("shared", members),
         ("single", 1),
@@ -353,7 +415,7 @@ def forms(
         found[f"{name}_peak_mb"] = round(
             (torch.cuda.max_memory_allocated(place) if begin.is_cuda else _peak()) / 1e6
         )
-    return _where("forms", place, model_name, members) | found
+    return described("forms", place, model_name, members) | found
 
 
 def _step(seen: Observed, z: Tensor, **fields: object) -> Callable[[], Tensor]:

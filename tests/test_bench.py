@@ -31,7 +31,45 @@ def test_bench_prints_a_json_line_keeps_it_and_the_book_shows_it(tmp_path, capsy
         "cpu",
         1,
     )
-    assert f"| cpu, 1 threads | lenet | 2 | {speed['engine_ms']:.1f} |" in speed_table(kept)
+    machine = f"{speed['processor']} ({speed['features']}), 1 thread"
+    table = speed_table(kept)
+    assert f"| {machine} | lenet | 2 | {speed['engine_ms']:.1f} |" in table
+    assert f"| {speed['engine_mb']:,}, {speed['loop_mb']:,} |" in table
+
+
+def test_memory_is_what_a_call_adds_to_it_and_no_earlier_peak():
+    def call(megabytes):
+        return lambda: torch.ones(megabytes << 18).sum()
+
+    place = torch.device("cpu")
+    if bench.raised_by(call(1), place) is None:
+        pytest.skip("this system does not tell")
+    large, small = (bench.raised_by(call(megabytes), place) / 2**20 for megabytes in (256, 64))
+    assert 250 < large < 300
+    assert 60 < small < 100
+
+
+def test_one_thread_is_measured_by_the_processors_time():
+    clock = bench.clock_of(torch.device("cpu"))
+    started = clock()
+    time.sleep(0.2)
+    assert clock() - started < 0.15
+
+
+def test_the_table_names_the_machine_and_has_the_peers_below(tmp_path):
+    kept = tmp_path / "speed.jsonl"
+    known = {"device": "cpu", "processor": "P", "features": "AVX512, bf16", "threads": 1}
+    rows = [
+        {"benchmark": "attack", "members": 8, "engine_ms": 4, "loop_ms": 9, "ratio": 2.25},
+        {"benchmark": "peers", "members": 8, "engine_ms": 4, "breaching_ms": 10, "ratio": 2.5},
+    ]
+    rows[0] |= {"convolution_share": 0.5, "engine_mb": 1200, "loop_mb": 30}
+    kept.write_text("".join(json.dumps(known | {"model": "lenet"} | row) + "\n" for row in rows))
+    loop, peers = speed_table(kept).split("\n\n", 1)
+    assert loop.splitlines()[2].endswith(
+        "| P (AVX512, bf16), 1 thread | lenet | 8 | 4.0 | 9.0 | 2.2 (n = 1) | 50% | 1,200, 30 |"
+    )
+    assert "| P (AVX512, bf16), 1 thread | lenet | 8 | 4.0 | 10.0 | 2.5 (n = 1) |" in peers
 
 
 @pytest.mark.parametrize("name", ["mobilenet_v3_small@32", "vit@16"])
@@ -87,7 +125,8 @@ def test_bench_of_the_scores_is_a_json_line_and_a_row_of_its_own(tmp_path, capsy
         2,
         21,
     )
-    shown = f"| privacy score, gradients per second | cpu, 1 threads | lenet | 2 | {speed['engine_gradients']:.1f} |"
+    machine = f"{speed['processor']} ({speed['features']}), 1 thread"
+    shown = f"| privacy score, gradients per second | {machine} | lenet | 2 | {speed['engine_gradients']:.1f} |"
     assert shown in speed_table(kept)
 
 
@@ -169,7 +208,7 @@ def test_the_table_has_medians_and_the_range_of_several_runs(tmp_path):
     )
     (row,) = speed_table(kept).splitlines()[2:]
     assert row.endswith(
-        "| cpu, 2 threads | lenet | 8 | 12.0 | 48.0 | 3.0 (2.0 to 4.0, n = 3) | 40% |"
+        "| cpu, 2 threads | lenet | 8 | 12.0 | 48.0 | 3.0 (2.0 to 4.0, n = 3) | 40% | – |"
     )
 
 

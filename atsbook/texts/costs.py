@@ -135,9 +135,12 @@ def _profiles(rows: pd.DataFrame) -> str:
 
 
 def _loop(measurements: Path) -> str:
-    """How often the plain loop's iteration contains the engine's, over networks, in words."""
+    """How often the plain loop's iteration contains the engine's, over the pages' networks, in
+    words.
+    """
     runs = pd.read_json(measurements, lines=True)
-    ratios = runs[runs["benchmark"] == "attack"].groupby("model")["ratio"].median()
+    of_pages = (runs["benchmark"] == "attack") & ~runs["model"].str.contains("@")
+    ratios = runs[of_pages].groupby("model")["ratio"].median()
     return ", ".join(
         f"{ratio:.1f} times ({model})" for model, ratio in ratios.sort_values().items()
     )
@@ -174,21 +177,28 @@ def steps_table(results: Path, data: str = "cifar100") -> str:
 
 def speed_table(measurements: Path) -> str:
     """Markdown from the JSON lines of `python -m atsbook bench`: medians over the runs of each
-    case.
+    case, and beside another project's code where `benchmarks/peers.py` has compared them.
     """
     if not measurements.exists():
         return "Not measured yet.\n"
     runs = pd.read_json(measurements, lines=True)
-    runs = runs[runs["benchmark"].isin(("attack", "scores"))]  # the others compare with no loop
-    lines = [
-        "| Measured | Device | Network | At once | Engine | Plain loop | Ratio (range, n runs) | Convolution rate |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    keys = ["benchmark", "device", "threads", "model", "members"]
-    for (benchmark, device, threads, model, members), rows in runs.groupby(keys, sort=False):
-        device = f"{device}, {threads} threads" if device == "cpu" else device
+    table = _against_loop(runs[runs["benchmark"].isin(("attack", "scores"))])
+    peers = runs[runs["benchmark"] == "peers"]
+    return table if peers.empty else f"{table}\n{_against_peers(peers)}"
+
+
+def _against_loop(runs: pd.DataFrame) -> str:
+    head = (
+        "Measured", "Device", "Network", "At once", "Engine", "Plain loop", "Ratio (range, n runs)",
+        "Convolution rate", "Memory, MB: engine, loop",
+    )  # fmt: skip
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    machine = runs.apply(_machine, axis=1)
+    for (name, benchmark, model, members), rows in runs.groupby(
+        [machine, "benchmark", "model", "members"], sort=False
+    ):
         attack = benchmark == "attack"
-        name = (
+        measured = (
             "attack, ms per image and iteration"
             if attack
             else "privacy score, gradients per second"
@@ -197,10 +207,57 @@ def speed_table(measurements: Path) -> str:
             ("engine_ms", "loop_ms") if attack else ("engine_gradients", "loop_gradients")
         )
         middle = rows[[ours, theirs, "ratio", "convolution_share"]].median()
-        ratio = rows["ratio"]
+        cells = (
+            measured,
+            name,
+            model,
+            str(members),
+            f"{middle[ours]:.1f}",
+            f"{middle[theirs]:.1f}",
+            _with_range(rows["ratio"]),
+            f"{middle['convolution_share']:.0%}",
+            _memory(rows),
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _against_peers(runs: pd.DataFrame) -> str:
+    """A table of an attack's iteration beside that of breaching."""
+    lines = [
+        "An attack's iteration beside that of breaching, by its own code, in ms of processor time per image:",
+        "",
+        "| Device | Network | At once | Engine | breaching, one at a time | Ratio (range, n runs) |",
+        "|---|---|---|---|---|---|",
+    ]
+    machine = runs.apply(_machine, axis=1)
+    for (name, model, members), rows in runs.groupby([machine, "model", "members"], sort=False):
+        middle = rows[["engine_ms", "breaching_ms"]].median()
         lines.append(
-            f"| {name} | {device} | {model} | {members} | {middle[ours]:.1f} | {middle[theirs]:.1f} | "
-            f"{middle['ratio']:.1f} ({ratio.min():.1f} to {ratio.max():.1f}, n = {len(rows)}) | "
-            f"{middle['convolution_share']:.0%} |"
+            f"| {name} | {model} | {members} | {middle['engine_ms']:.1f} | {middle['breaching_ms']:.1f} | "
+            f"{_with_range(rows['ratio'])} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def _machine(run: pd.Series) -> str:
+    """A device in words: of a processor its name, its vectors and the number of threads."""
+    if run["device"] != "cpu":
+        return run["device"]
+    count = f"{run['threads']} threads" if run["threads"] > 1 else "1 thread"
+    named = isinstance(run.get("processor"), str)  # older lines say less
+    return f"{run['processor']} ({run['features']}), {count}" if named else f"cpu, {count}"
+
+
+def _with_range(ratio: pd.Series) -> str:
+    spread = "" if len(ratio) == 1 else f"{ratio.min():.1f} to {ratio.max():.1f}, "
+    return f"{ratio.median():.1f} ({spread}n = {len(ratio)})"
+
+
+def _memory(rows: pd.DataFrame) -> str:
+    """What an iteration of engine and loop adds to the memory in use; "–" where it is not known."""
+    names = ["engine_mb", "loop_mb"]
+    if not set(names) <= set(rows) or rows[names].isna().to_numpy().any():
+        return "–"
+    engine, loop = rows[names].median()
+    return f"{engine:,.0f}, {loop:,.0f}"
