@@ -61,6 +61,12 @@ li { margin: .2rem 0; max-width: 46rem; }
 }
 """
 
+RULE = (
+    "Above the limit (exit status 3): in some case so many are found that a share of the limit or less can be ruled out at "
+    "95 %. Within it (0): in every case a share above the limit can be ruled out, and the attack works on the positive "
+    "control. Otherwise the audit cannot tell (4)."
+)
+
 READING = (
     "Found is what decides. A photograph counts as found if its reconstruction is closer to it than to every other "
     "candidate, by a comparison that does not mind shifts, mirror images, brightness and contrast.",
@@ -133,6 +139,8 @@ def _verdict(report: Numbers) -> str:
         lines.append(
             "<p>Under the attacks that are listed below, and in the cases of the table; see what was not tested.</p>"
         )
+    if limit is not None:
+        lines.append(f'<p class="quiet">{escape(RULE)}</p>')
     if verdict in (ABOVE, CANNOT_TELL):
         lines += [f'<p class="quiet">{escape(doubt)}</p>' for doubt in report.doubts]
     for note in filter(None, (report.silence, *report.notes)):
