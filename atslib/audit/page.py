@@ -280,19 +280,24 @@ def _wrapped(words: str, most: int = 60) -> list[str]:
 
 def _control(report: Numbers) -> str:
     row = report.control
+    control = _first_capital(row.title) if row else ""
     if row is None:
         words = "There was none: nothing shows that the attack works here, so low numbers cannot be relied on."
     elif row.works:
         words = (
-            f"{row.title}: {row.found} of {row.images} are found, beyond doubt more than the {row.chance:.1%} that the "
+            f"{control}: {row.found} of {row.images} are found, beyond doubt more than the {row.chance:.1%} that the "
             "label alone gives. So the attack works on this network and these photographs."
         )
     else:
         words = (
-            f"{row.title}: only {row.found} of {row.images} are found, which the label alone may give "
+            f"{control}: only {row.found} of {row.images} are found, which the label alone may give "
             f"({row.chance:.1%}). The attack does not work here, so low numbers elsewhere mean nothing."
         )
     return f"<h2>Positive control</h2><p>{escape(words)}</p>"
+
+
+def _first_capital(words: str) -> str:
+    return words[:1].upper() + words[1:]
 
 
 def _card(report: Numbers) -> str:
