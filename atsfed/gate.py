@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from atsfed import flower
-from atslib.attacks import ATTACKS, reconstruct
+from atslib.attacks import reconstruct
 from atslib.attacks.attack import Attack
 from atslib.audit.calls import images_of, prepared
 from atslib.audit.config import Case
+from atslib.audit.ladder import PRESETS
 from atslib.audit.outcome import Outcome, Pool, judge
 from atslib.audit.recorded import Record, Recorded, network_of, observed
 from atslib.audit.views import Seen
@@ -116,8 +117,8 @@ def gate(
         check_whole(f"gate: {name}", value, 1)
     choose("gate: kind", kind, ("weights", "difference", "gradient"))
     if isinstance(attack, str):
-        choose("gate: attack", attack, ATTACKS)
-        attack = dataclasses.replace(ATTACKS[attack], steps=attack_steps)
+        choose("gate: attack", attack, PRESETS)
+        attack = dataclasses.replace(PRESETS[attack], steps=attack_steps)
     if not lr > 0:
         raise AtsError(f"gate: lr={lr!r} must be above 0")
     place = Path(folder) / LOG

@@ -1,5 +1,7 @@
 """`atslib.audit` finds what networks that people have give away: the positive control of each."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -8,6 +10,9 @@ from torch.nn import functional
 import atslib
 from atslib.attacks import PatchEmbedding
 from atslib.attacks.analytic import patches_of
+from atslib.audit import work
+from atslib.audit.config import Case
+from atslib.audit.ladder import LAYERS, candidates, is_faint
 from atslib.measures.metrics import psnr
 
 NORM = ([0.5] * 3, [0.25] * 3)
@@ -93,6 +98,51 @@ def test_more_than_chance_is_found_in_the_positive_control(name):
     report = atslib.audit(model, pixels, labels, untrained=model, normalize=NORM, **settings)
     assert report.control.works, report.sentence
     assert best is None or report.control.attack == best
+
+
+def torchvisions(name):
+    """An untrained network of torchvision's for four classes, as it is made."""
+    import torchvision
+
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of GoogLeNet's initialization
+        torch.default_generator.manual_seed(0)
+        return getattr(torchvision.models, name)(num_classes=4)
+
+
+def observed_by(model, pixels, labels):
+    model = nn.Sequential(atslib.Normalize(*NORM), model).eval()
+    return atslib.observe(model, pixels / 255, labels)
+
+
+@pytest.mark.filterwarnings("ignore:.*take no part in the network's scores")
+@pytest.mark.parametrize("name", ["efficientnet_b0", "mobilenet_v3_small", "googlenet"])
+def test_where_most_layers_are_faint_each_is_compared_by_itself_first(name):
+    pixels, labels = photographs(32)
+    seen = observed_by(torchvisions(name), pixels[:1], labels[:1])
+    assert is_faint(seen)
+    names = list(candidates(seen, Case(weights="untrained"), 3))
+    assert names[0] == LAYERS
+
+
+def test_a_network_whose_layers_all_count_is_attacked_as_its_family_is():
+    pixels, labels = photographs(32)
+    seen = observed_by(torchvisions("resnet18"), pixels[:1], labels[:1])
+    assert not is_faint(seen)
+    assert next(iter(candidates(seen, Case(weights="untrained"), 3))) == "annealed-resnet"
+
+
+def test_an_untrained_efficientnet_gives_its_photographs_away_layer_by_layer(monkeypatch):
+    pixels, labels = photographs(32)
+    monkeypatch.setattr(work, "SIZES", ((4, 30, 8, 1),))  # nothing is compared
+    model = torchvisions("efficientnet_b0")
+    report = atslib.audit(
+        model, pixels, labels, untrained=model, normalize=NORM, batch=1, attacked=4
+    )
+    assert report.control.works, report.sentence
+    assert report.control.attack == LAYERS
+    assert report.faint
+    assert "hardly depends on the photograph" in " ".join(report.notes)
 
 
 def test_a_head_of_zeros_is_drawn_and_the_report_says_so():

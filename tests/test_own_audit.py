@@ -23,7 +23,8 @@ from atslib.audit import outcome, work
 from atslib.audit.config import AuditConfig, cases_of
 from atslib.audit.ladder import FirstLayer, candidates
 from atslib.audit.numbers import ABOVE, CANNOT_TELL, NO_LIMIT, WITHIN
-from atslib.audit.outcome import Pool, bits, needed, share_interval, upper_bound
+from atslib.audit.outcome import Pool, bits, lower_bound, needed, share_interval, upper_bound
+from atslib.audit.page import page as html_page
 from atslib.clients.updates import LocalTraining, observe_weights
 from atslib.data.images import Images, scaled
 from atslib.gradients.problems import flatten, problem_gradients
@@ -129,6 +130,47 @@ def test_few_images_do_not_rule_out_a_small_share():
     assert report.found == 0
     assert report.verdict == CANNOT_TELL
     assert any(f"at least {needed(0.06)} images" in doubt for doubt in report.doubts)
+
+
+def with_found(report, count):
+    """The same report, had the attack found so many photographs of the case that counts."""
+    first = report.results[0]
+    found = torch.arange(len(first.outcome.found)) < count
+    outcome = dataclasses.replace(first.outcome, found=found)
+    control = dataclasses.replace(first.case, counts=False)
+    counted = dataclasses.replace(first.case, weights="given", control=False, counts=True)
+    results = (
+        dataclasses.replace(first, case=control),
+        dataclasses.replace(first, case=counted, outcome=outcome),
+    )
+    return dataclasses.replace(report, results=results)
+
+
+def test_a_limit_is_broken_or_kept_only_beyond_doubt():
+    report = report_of(limit=0.2, attacked=40)
+    assert report.found == 1
+    codes = [with_found(report, count).exit_code for count in range(41)]
+    within = [count for count in range(41) if upper_bound(count, 40) <= 0.2]
+    above = [count for count in range(41) if lower_bound(count, 40) > 0.2]
+    assert within == list(range(len(within)))
+    assert within[-1] < 8 < above[0]
+    assert codes == [0 if n in within else 3 if n in above else 4 for n in range(41)]
+    few = with_found(report, above[0] - 1)
+    assert "is more than 20.0%, but of so few photographs that this may be chance" in few.doubts[0]
+    page = html_page(few)
+    assert "Cannot tell." in page
+    assert "a share of the limit or less can be ruled out" in page
+
+
+def test_a_control_unlike_any_trained_network_does_not_show_that_little_leaks():
+    report = with_found(report_of(limit=0.2, attacked=40), 0)
+    assert report.verdict == WITHIN
+    faint = dataclasses.replace(report, faint=True)
+    assert faint.verdict == CANNOT_TELL
+    assert "0 of 40 found says little" in faint.doubts[0]
+    found = dataclasses.replace(with_found(report, 40), faint=True)
+    assert found.verdict == ABOVE
+    assert not found.doubts
 
 
 def test_without_a_limit_the_status_is_0():
@@ -308,6 +350,21 @@ def test_as_many_photographs_are_attacked_as_there_is_time_for(tmp_path, monkeyp
     assert "6 of 8" in cut.notes[0]
     first = whole.worst_case.outcome.found[:6]
     assert torch.equal(cut.worst_case.outcome.found, first)
+
+
+def test_a_control_does_not_take_the_time_of_what_it_is_the_control_of():
+    config = AuditConfig(batch=(1, 4), budget=60.0)
+    made = work.Work({"untrained": small()}, *_data(), config, cases_of(config, given=False))
+    made.plan = made._fitting({str(case.group): 1e-2 for case in made._groups()})
+    made._spent = lambda: 0.3
+    control, last = made.cases
+    made.tuned = {control.group: None, last.group: None}
+    assert made._share_of(control, [last]) == pytest.approx(0.6)
+    assert made._share_of(last, []) == pytest.approx(work.END)
+    del made.tuned[last.group]
+    assert 0.3 < made._share_of(control, [last]) < 0.6
+    made._spent = lambda: 2.0
+    assert made._share_of(last, []) == pytest.approx(work.END)
 
 
 def test_no_further_attack_is_compared_when_the_time_is_over(monkeypatch):

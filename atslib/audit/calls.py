@@ -119,6 +119,13 @@ def audited(
     plan, pool, results, left = work.run()
     notes = []
     notes += work.cut
+    faint = work.faint()
+    if faint:
+        notes.append(
+            "Nearly all of the untrained network's gradient is in its last layers, and hardly depends on the photograph, "
+            "as in networks that begin with batch statistics of 0 and 1; so the attack that compares each layer by "
+            "itself comes first. After a few steps of training it can be harder to attack."
+        )
     if untrained is not None and (zeros := silent_layers(untrained)):
         notes.append(
             f"The untrained network begins with nothing but zeros in {', '.join(zeros[:5])}, so that its very first "
@@ -146,6 +153,7 @@ def audited(
         untested=tuple(not_tested(config, cases)),
         notes=tuple(notes),
         repeat=repeat or _call(config, loss),
+        faint=faint,
     )
 
 

@@ -24,8 +24,16 @@ from atslib.errors import AtsError
 from atslib.gradients.problems import unflatten
 from atslib.models import batch_norms, last_linear, normalization_layer, shared_parameters
 
+# Where most layers have no say in the plain cosine: each tensor has the same there.
+LAYERS = "annealed-layers"
+PRESETS = ATTACKS | {
+    LAYERS: dataclasses.replace(ATTACKS["annealed-resnet"], distance="cosine-layers")
+}
 # The strongest of each family; what is best on a network shows only there.
-FAMILIES = ("annealed-convnet", "annealed-resnet", "annealed-lenet", "adam-cosine")
+FAMILIES = ("annealed-convnet", "annealed-resnet", "annealed-lenet", "adam-cosine", LAYERS)
+# Share of the gradient's length, below which a tensor changes the cosine by less than single
+# precision holds
+FAINT = torch.finfo(torch.float32).eps ** 0.5
 MOST_UNROLLED = 10  # local steps through which an attack is made
 CLOSED = ("first-layer", "patch-embedding")  # exact, and lost where a defense changes the gradient
 # Of `ThroughPolicy`
@@ -85,8 +93,9 @@ def candidates(seen: Observed, case: Case, steps: int) -> dict[str, Attack]:
     """The attacks that are tried on a case, by name: closed forms first, then the likeliest."""
     found: dict[str, Attack] = {}
     model = seen.updates[0].model
-    families = sorted(FAMILIES, key=lambda name: name != _likely(model))
-    plain = {name: dataclasses.replace(ATTACKS[name], steps=steps) for name in families}
+    likely = _likely(seen)
+    families = sorted(FAMILIES, key=lambda name: name != likely)
+    plain = {name: dataclasses.replace(PRESETS[name], steps=steps) for name in families}
     if case.images == 1 and first_linear(model, seen.shape) is not None:
         found["first-layer"] = FirstLayer()
     if case.images == 1 and patches_of(model, seen.shape) is not None:
@@ -101,9 +110,24 @@ def candidates(seen: Observed, case: Case, steps: int) -> dict[str, Attack]:
     return found
 
 
-def _likely(model: nn.Module) -> str:
+def _likely(seen: Observed) -> str:
     """The attack of a family of networks like this one."""
-    return "annealed-resnet" if batch_norms(model) else "annealed-convnet"
+    if is_faint(seen):
+        return LAYERS
+    return "annealed-resnet" if batch_norms(seen.updates[0].model) else "annealed-convnet"
+
+
+def is_faint(seen: Observed) -> bool:
+    """Whether most tensors of a gradient are so short beside the whole that the plain cosine does
+    not see them.
+    """
+    update = seen.updates[0]
+    whole = update.gradients.double().norm(dim=1)
+    lengths = [
+        part.double().flatten(1).norm(dim=1) for part in unflatten(update.gradients, update.model)
+    ]
+    told = torch.stack([length for length in lengths if length.any()] or lengths)
+    return bool(((told < FAINT * whole).double().mean() > 0.5).all())
 
 
 def _is_trained(layer: nn.Linear) -> bool:

@@ -7,7 +7,7 @@ from PIL import Image
 from torch import Tensor
 
 from atslib.audit.config import AuditConfig
-from atslib.audit.outcome import needed, share_interval, upper_bound
+from atslib.audit.outcome import lower_bound, needed, share_interval, upper_bound
 from atslib.audit.work import Attacked, Plan
 
 WITHIN = "within the limit"
@@ -106,6 +106,8 @@ class Numbers:
         untested: what the audit says nothing about.
         notes: what a reader should know beside the numbers.
         repeat: the command or call that makes it again.
+        faint: whether the untrained network is so unlike a trained one that it is a poor control:
+            nearly all of its gradient is in its last layers.
     """
 
     config: AuditConfig
@@ -120,6 +122,7 @@ class Numbers:
     untested: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     repeat: str = ""
+    faint: bool = False
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.sentence})"
@@ -152,12 +155,13 @@ class Numbers:
 
     @property
     def verdict(self) -> str:
-        """Against the limit: above it if more is found in any case; within it if more can be ruled
-        out at 95 %.
+        """Against the limit: above it if in some case no more than the limit can be ruled out at
+        95 %; within it if more can be ruled out in every case, and nothing else speaks against it.
+        What lies between, the number of photographs does not decide.
         """
         counted = [row for row in self.rows if row.counts]
         limit = self.config.limit
-        if limit is not None and any(row.share > limit for row in counted):
+        if limit is not None and any(lower_bound(row.found, row.images) > limit for row in counted):
             return ABOVE
         if self.doubts:
             return CANNOT_TELL
@@ -184,6 +188,14 @@ class Numbers:
                 f"In the positive control {control.found} of {control.images} are found, which is not beyond doubt "
                 f"above the limit of {limit:.1%}; an attack that weak cannot show that less than that leaks."
             )
+        for each in self.results:
+            row = row_of(each)
+            if self.faint and row.counts and each.case.weights == "given" and not row.works:
+                found.append(
+                    f"{row.title}: {row.found} of {row.images} found says little. In the positive control nearly all of "
+                    "the gradient is in the last layers, as in no trained network; that the attack works there does not "
+                    "show that it works on these weights."
+                )
         if not counted:
             found.append("None of the cases that the limit is for was attacked.")
         if self.left_out:
@@ -195,10 +207,10 @@ class Numbers:
                         f"{row.title}: {row.found} of {row.images} found does not rule out more than {limit:.1%}; "
                         f"at least {needed(limit)} images are needed for that, of which none is found."
                     )
-                if row.low <= limit < row.share:
+                if lower_bound(row.found, row.images) <= limit < row.share:
                     found.append(
-                        f"{row.title}: {row.found} of {row.images} found is more than {limit:.1%}, and so few photographs "
-                        "do not rule out that no more leaks in the long run."
+                        f"{row.title}: {row.found} of {row.images} found is more than {limit:.1%}, but of so few "
+                        "photographs that this may be chance; more photographs would decide it."
                     )
                 if row.chance >= limit:
                     found.append(

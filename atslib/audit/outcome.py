@@ -259,6 +259,13 @@ def upper_bound(successes: int, trials: int) -> float:
     )
 
 
+def lower_bound(successes: int, trials: int) -> float:
+    """The smallest share that such a count does not rule out at 95 %, one-sided."""
+    return float(
+        stats.binomtest(successes, trials, alternative="greater").proportion_ci(0.95, "exact").low
+    )
+
+
 def needed(limit: float) -> int:
     """Images of which none may be found before a share above the limit is ruled out at 95 %."""
     return math.ceil(math.log(0.05) / math.log(1 - limit))

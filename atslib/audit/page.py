@@ -61,6 +61,12 @@ li { margin: .2rem 0; max-width: 46rem; }
 }
 """
 
+RULE = (
+    "Above the limit (exit status 3): in some case so many are found that a share of the limit or less can be ruled out at "
+    "95 %. Within it (0): in every case a share above the limit can be ruled out, and the attack works on the positive "
+    "control. Otherwise the audit cannot tell (4)."
+)
+
 READING = (
     "Found is what decides. A photograph counts as found if its reconstruction is closer to it than to every other "
     "candidate, by a comparison that does not mind shifts, mirror images, brightness and contrast.",
@@ -133,6 +139,8 @@ def _verdict(report: Numbers) -> str:
         lines.append(
             "<p>Under the attacks that are listed below, and in the cases of the table; see what was not tested.</p>"
         )
+    if limit is not None:
+        lines.append(f'<p class="quiet">{escape(RULE)}</p>')
     if verdict in (ABOVE, CANNOT_TELL):
         lines += [f'<p class="quiet">{escape(doubt)}</p>' for doubt in report.doubts]
     for note in filter(None, (report.silence, *report.notes)):
@@ -272,19 +280,24 @@ def _wrapped(words: str, most: int = 60) -> list[str]:
 
 def _control(report: Numbers) -> str:
     row = report.control
+    control = _first_capital(row.title) if row else ""
     if row is None:
         words = "There was none: nothing shows that the attack works here, so low numbers cannot be relied on."
     elif row.works:
         words = (
-            f"{row.title}: {row.found} of {row.images} are found, beyond doubt more than the {row.chance:.1%} that the "
+            f"{control}: {row.found} of {row.images} are found, beyond doubt more than the {row.chance:.1%} that the "
             "label alone gives. So the attack works on this network and these photographs."
         )
     else:
         words = (
-            f"{row.title}: only {row.found} of {row.images} are found, which the label alone may give "
+            f"{control}: only {row.found} of {row.images} are found, which the label alone may give "
             f"({row.chance:.1%}). The attack does not work here, so low numbers elsewhere mean nothing."
         )
     return f"<h2>Positive control</h2><p>{escape(words)}</p>"
+
+
+def _first_capital(words: str) -> str:
+    return words[:1].upper() + words[1:]
 
 
 def _card(report: Numbers) -> str:

@@ -20,7 +20,15 @@ from atslib.attacks import GradientMatching, reconstruct
 from atslib.attacks.attack import Attack, Reconstruction
 from atslib.attacks.memory import MOST_MEMORY
 from atslib.audit.config import LEAST_IMAGES, AuditConfig, Case
-from atslib.audit.ladder import CLOSED, against, candidates, forms_effort, seeks_before
+from atslib.audit.ladder import (
+    CLOSED,
+    FAMILIES,
+    against,
+    candidates,
+    forms_effort,
+    is_faint,
+    seeks_before,
+)
 from atslib.audit.outcome import Outcome, Pool, judge
 from atslib.audit.views import Seen, moved_on, see
 from atslib.checkpoints import fingerprint, load_state, save_state
@@ -58,7 +66,9 @@ RESERVE = 0.8
 PORTION = 0.1  # of the budget, after which it is asked whether there is time for further images
 MOST_AT_ONCE = 256  # gradients
 COPIES = 4  # of a gradient that are held at once
-END = 0.9  # of the budget, after which no further case, and no further portion, is begun
+END = (
+    0.9  # of the budget, after which no further case, and no further portion of the last, is begun
+)
 TUNING = 0.4  # of the budget, after which no further attack is tried on held-out images
 
 
@@ -169,6 +179,9 @@ class Work:
                 )
         self.rounds: dict[str, list[nn.Module]] = {}
         self.tuned: dict[object, tuple[str, dict[str, float]]] = {}
+        self.until = (
+            END  # share of the budget, after which the case at hand begins no further portion
+        )
         self.cut: list[str] = []  # sentences on cases in which the time was over before the images
 
     def run(self) -> tuple[Plan, Pool, list[Attacked], list[Case]]:
@@ -189,7 +202,7 @@ class Work:
             leave=False,
             bar_format="{desc} {percentage:3.0f}% |{bar:20}| {elapsed} gone, about {remaining} left",
         ) as bar:
-            for case in self.cases:
+            for place, case in enumerate(self.cases):
                 if self._spent() > END and results:
                     left.append(case)
                     continue
@@ -197,6 +210,7 @@ class Work:
                 if case.group not in self.tuned:
                     self._chosen(case)
                     bar.update(round(self._tuning_seconds(case)))
+                self.until = self._share_of(case, self.cases[place + 1 :])
                 results.append(self._attacked(case, chosen, *self._chosen(case)))
                 bar.update(round(self._seconds(case, self.plan)))
         return self.plan, self.pool, results, left
@@ -204,6 +218,26 @@ class Work:
     def _spent(self) -> float:
         """How much of the budget is gone, as a share."""
         return (time.monotonic() - self.began) / self.config.budget
+
+    def _share_of(self, case: Case, later: list[Case]) -> float:
+        """Until what share of the budget a case may begin further portions: what is left, divided as
+        the plan divides it, so that on a slow network a control does not take the time of what it
+        is the control of.
+        """
+        own = self._seconds(case, self.plan)
+        rest = sum(self._seconds(other, self.plan) for other in later)
+        untuned = {other.group: other for other in later if other.group not in self.tuned}
+        rest += sum(self._tuning_seconds(other) for other in untuned.values())
+        share = own / (own + rest) if own else 1 / (1 + len(later))
+        spent = self._spent()
+        return min(END, spent + (END - spent) * share)
+
+    def faint(self) -> bool:
+        """Whether the untrained network is one of which the plain cosine sees little, see `is_faint`."""
+        case = Case(weights="untrained", control=True)
+        if case.weights not in self.networks:
+            return False
+        return is_faint(self._seen(case, self.held[:2], "speed").view)
 
     # --- the plan -------------------------------------------------------------------------------------------
 
@@ -290,7 +324,11 @@ class Work:
         return dataclasses.replace(plan, seconds=seconds)
 
     def _tuning_seconds(self, case: Case) -> float:
-        each = 4 + (case.images == 1) + (2 * self._local_steps() if case.shared == "update" else 0)
+        each = (
+            len(FAMILIES)
+            + (case.images == 1)
+            + (2 * self._local_steps() if case.shared == "update" else 0)
+        )
         each = 0 if self.plan.compared == 1 else min(each, self.plan.compared)
         return (
             each * self.plan.tuned_on * self.plan.tuning_steps * self.plan.per_step[str(case.group)]
@@ -443,7 +481,7 @@ class Work:
         made = []
         for part in torch.arange(len(seen)).split(max(1, min(size, MOST_AT_ONCE))):
             # Bits of one image are told by those of others: two at least.
-            if len(made) > 1 and self._spent() > END:
+            if len(made) > 1 and self._spent() > self.until:
                 break
             file = self.folder and self.folder / f"part-{key}-{int(part[0])}.safetensors"
             if file and (stored := load_state(file, run)) is not None:
