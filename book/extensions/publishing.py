@@ -78,7 +78,7 @@ def set_up():
 
 set_up()
 """
-LINK = re.compile(r"\]\((?:(\w+)\.ipynb|\.\./book/(\w+)\.md|\.\./book/references\.bib)(#[^)]*)?\)")
+LINK = re.compile(r"\]\((?:(\w+)\.ipynb|\.\./book/(\w+)\.md|\.\./book/references\.bib#[\w,]+)\)")
 
 
 def first_cell(repository: str) -> dict:
@@ -106,11 +106,11 @@ def linked(text: str, address: str) -> str:
     """A notebook's Markdown, whose links to other pages lead to the book at this address."""
 
     def there(link: re.Match) -> str:
-        notebook, page, place = link.groups()
+        notebook, page = link.groups()
         if notebook:
-            return f"]({address}results/{notebook}.html{place or ''})"
+            return f"]({address}results/{notebook}.html)"
         if page:
-            return f"]({address}{page}.html{place or ''})"
+            return f"]({address}{page}.html)"
         return f"]({address}references/bibliography.html)"
 
     return LINK.sub(there, text)
