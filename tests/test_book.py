@@ -371,6 +371,31 @@ def test_an_index_that_only_counts_is_left_out_and_one_with_a_name_stays():
     assert [texts(row) for row in shown(named)] == [["id", "R²"], ["0", "0.1"], ["1", "0.2"]]
 
 
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        ("# Draw by draw: other weights.\n# More.\nx = 1\n", "Draw by draw: other weights"),
+        ("# Why? Because\n# of `it`.\n", "Why?"),
+        ("# A mean\n# of 0.5 dB. `Gain` is.\n", "A mean of 0.5 dB"),
+        ("def f():\n    # within\n    return 1\n\n\n# What `f` gives.\nf()\n", "What f gives"),
+        (f"# The first half: {'many ' * 20}words.\n", "The first half"),
+        (f"# One, two; three, {'many ' * 20}words.\n", "One, two"),
+        ("x = 1  # one\n", ""),
+    ],
+)
+def test_a_folded_cell_is_called_by_its_comment(code, name):
+    assert load_extension().label(code) == name
+
+
+def test_other_folds_show_or_hide_code():
+    reading = load_extension()
+    block = nodes.literal_block("", "# Imports.\nimport a")
+    cells = [nodes.container("", block.deepcopy(), hide_mode=mode) for mode in ("all", "input")]
+    reading.name_folds(None, nodes.document(None, None, "", *cells, nodes.container("", block)))
+    named = [(cell["prompt_show"], cell["prompt_hide"]) for cell in cells]
+    assert named == [("Imports", "Imports"), ("Show the code", "Hide the code")]
+
+
 # --- the glossary, links and heads of pages -----------------------------------------------------------------
 
 

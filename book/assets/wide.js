@@ -7,7 +7,16 @@ const mark = (box) => {
 };
 addEventListener("load", () => {
   const watch = new ResizeObserver((seen) => seen.forEach(({ target }) => mark(target)));
-  document.querySelectorAll(".wide, .pst-scrollable-table-container, .cell_output").forEach((box) => watch.observe(box));
+  // A figure's picture has a box of its own, so that its caption stays; on a phone wide ones, whose letters would be tiny, scroll in it.
+  document.querySelectorAll("figure img").forEach((image) => {
+    const box = document.createElement("div");
+    box.classList.add("picture");
+    box.classList.toggle("small-print", image.naturalWidth > 600);
+    box.style.setProperty("--drawn", `${image.naturalWidth}px`);
+    image.replaceWith(box);
+    box.append(image);
+  });
+  document.querySelectorAll(".wide, .pst-scrollable-table-container, .cell_output, .picture").forEach((box) => watch.observe(box));
 });
 
 // What a word of the glossary means stands under the word, within its paragraph; Escape takes it away, and arrows go from word to word.

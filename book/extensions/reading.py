@@ -30,7 +30,7 @@ AS_WRITTEN = (
     nodes.raw,
     nodes.comment,
 )
-NUMBER = re.compile(r"([\d\s.,+\-−–±×→%\[\]]|to|nan|inf)*", re.IGNORECASE)
+NUMBER = re.compile(r"([\d\s.,+\-−–±×→%\[\]]|to|nan|inf|never)*", re.IGNORECASE)
 # What the library calls a column → what a reader calls it.
 WORDS = {
     "psnr": "PSNR, dB",
@@ -176,6 +176,40 @@ def once(app: object, document: nodes.document) -> None:
     for node in document.findall(nodes.raw):
         if "html" in node.get("format", "") and BLOCK.search(node.astext()):
             node.children = [nodes.Text(BLOCK.sub(first, node.astext()))]
+
+
+# --- what is folded ------------------------------------------------------------------------------------------
+
+COMMENT = re.compile(r"^(?:#[^\n]*\n)+", re.MULTILINE)
+SENTENCE = re.compile(r".*?[.?!](?= [A-Z`\"]|$)")
+LONGEST_LABEL = 100  # characters
+
+
+def label(code: str) -> str:
+    """What a folded cell shows, as its first comment of whole lines says: the first sentence of it, or where that is long
+    what comes before a colon, a semicolon or a comma; empty where there is no such comment.
+    """
+    comment = COMMENT.search(code)
+    if not comment:
+        return ""
+    text = " ".join(line.lstrip("# ") for line in comment[0].splitlines())
+    sentence = SENTENCE.match(text)
+    first = sentence[0] if sentence else text
+    for mark in (":", ";", ","):
+        if len(first) > LONGEST_LABEL:
+            first = first[:LONGEST_LABEL].rpartition(mark)[0] or first
+    return first.rstrip(".").replace("`", "")
+
+
+def name_folds(app: object, document: nodes.document) -> None:
+    """A folded cell says what it holds. MyST-NB calls them all by one name."""
+    for cell in document.findall(nodes.container):
+        if "hide_mode" not in cell:
+            continue
+        cell["prompt_show"], cell["prompt_hide"] = "Show the code", "Hide the code"
+        blocks = list(cell.findall(nodes.literal_block))
+        if cell["hide_mode"] == "all" and blocks and (text := label(f"{blocks[0].astext()}\n")):
+            cell["prompt_show"] = cell["prompt_hide"] = typeset(text)
 
 
 def own_equations(app: object) -> None:
@@ -387,6 +421,7 @@ def setup(app: object) -> dict[str, object]:
     app.add_directive("pasted-figure", PastedFigure)
     app.connect("doctree-read", read_tables)
     app.connect("doctree-read", once)
+    app.connect("doctree-read", name_folds)
     app.connect("doctree-read", heed_glossary)
     app.connect("doctree-resolved", typeset_numbers)
     app.connect("doctree-resolved", explain)
