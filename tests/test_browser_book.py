@@ -229,6 +229,29 @@ def test_no_line_of_code_that_the_formatter_allows_is_cut_on_a_desk(page):
     assert [length for length, hidden in allowed if hidden > 1] == []
 
 
+def test_on_paper_code_stands_at_the_end_and_afterwards_where_it_was(page):
+    browser = page("results/claim4_efficiency")
+    article = "document.querySelector('article').innerHTML"
+    before = browser.js(article)
+    codes = """[...document.querySelectorAll("article pre")].filter(code => code.checkVisibility())
+        .map(code => code.textContent)"""
+    shown = browser.js(codes)
+    for _ in range(2):  # some browsers ask twice
+        browser.js("dispatchEvent(new Event('beforeprint'))")
+    marks = "[...document.querySelectorAll('article p.listing')].map(mark => mark.textContent)"
+    count = browser.js(
+        "document.querySelectorAll('article > section:last-child .cell_input').length"
+    )
+    assert count > 3
+    places = [f"Listing {i + 1}, at the end of the page." for i in range(count)]
+    assert browser.js(marks) == [*places, *(f"Listing {i + 1}" for i in range(count))]
+    ends = "document.querySelectorAll('article > section:first-of-type .cell_input')"
+    assert browser.js(f"[...{ends}].every(code => !code.checkVisibility())")
+    assert sorted(browser.js(codes)) == sorted(shown)
+    browser.js("dispatchEvent(new Event('afterprint'))")
+    assert browser.js(article) == before
+
+
 def test_what_is_folded_says_what_it_holds(built):
     text = (built / "results" / "claim1_privacy.html").read_text()
     names = [

@@ -34,3 +34,27 @@ addEventListener("keydown", ({ key, target }) => {
   const aside = { ArrowRight: 1, ArrowLeft: -1 }[key], words = [...document.querySelectorAll(".explained > dfn")];
   if (aside && words.includes(target)) words[words.indexOf(target) + aside]?.focus();
 });
+
+// On paper the code of a page stands at its end, in numbered listings; where it was stands which listing it is.
+let listed = [];
+addEventListener("beforeprint", () => {
+  const article = document.querySelector("article"), end = document.createElement("section");
+  const line = (kind, text) => Object.assign(document.createElement(kind), { className: "listing", textContent: text });
+  const cells = article ? [...article.querySelectorAll(".cell > .cell_input")].filter((cell) => cell.checkVisibility()) : [];
+  if (listed.length || !cells.length) return;
+  end.append(line("h2", "Code"));
+  listed = cells.map((cell, i) => {
+    const mark = line("p", `Listing ${i + 1}, at the end of the page.`), box = document.createElement("div");
+    box.className = "cell";
+    cell.replaceWith(mark);
+    box.append(cell);
+    end.append(line("p", `Listing ${i + 1}`), box);
+    return () => mark.replaceWith(cell);
+  });
+  article.append(end);
+  listed.push(() => end.remove());
+});
+addEventListener("afterprint", () => {
+  listed.forEach((undo) => undo());
+  listed = [];
+});
