@@ -132,6 +132,7 @@ def test_a_published_page_leads_to_its_notebook_and_to_a_copy_that_sets_itself_u
         f"{sources}/issues/new",
     ]
     assert addresses(built, "method.html")[:2] == [sources, f"{sources}/blob/main/book/method.md"]
+    assert "Open on a GPU (Colab)" in (built / "html/results/regimes.html").read_text()
     copy = json.loads((built / "colab" / copied).read_text())
     first, text, last = copy["cells"]
     assert "--branch" in "".join(first["source"])
