@@ -232,7 +232,7 @@ def test_what_a_notebook_defines_reaches_workers(study, capsys):
 
 def test_a_toy_run_says_first_that_it_proves_nothing_and_others_do_not(tmp_path, capsys):
     Study("smoke", store=tmp_path)
-    assert capsys.readouterr().err == "study: a toy run on drawn images, which proves nothing\n"
+    assert capsys.readouterr().err == "A toy run on drawn images: it proves nothing.\n"
     Study("laptop", store=tmp_path)
     assert capsys.readouterr().err == ""
 

@@ -466,7 +466,8 @@ class Study:
         self.store = WithEvidence(store, evidence, say=lambda line: say(SAID + line))
         self._own = Store(self.store.address, say=self.store.say)
         if is_drawn(self.dataset) and not self._dry:
-            self.store.say("a toy run on drawn images, which proves nothing")
+            # in the notebook alone: a run of the whole book passes on what begins with `SAID`
+            say("A toy run on drawn images: it proves nothing.")
         self.asked: dict[Unit, None] = {}
         self._at_hand: dict[Unit, Artifact] = {}
 
