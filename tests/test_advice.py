@@ -168,7 +168,7 @@ def test_noise_and_pruning_stand_beside_the_policy(tmp_path):
         attacked("initial", 0, 0.0, 0.1, applied="fixed", defense=n).assign(
             found=share, bits=6 * share
         )
-        for n, share in {"none": 1.0, "prune:0.9": 0.5}.items()
+        for n, share in {"none": 1.0, "prune:0.9": 0.5, "laplace:0.01": 0.75}.items()
     ]
     stored(
         tmp_path,
@@ -178,7 +178,7 @@ def test_noise_and_pruning_stand_beside_the_policy(tmp_path):
     )
     text = advice(tmp_path)
     assert "| no defense | 100 | 6.0 | 20.0 |" in text
-    assert "| prune:0.9 | 50 | 3.0 | – |" in text
+    assert "| Laplacian noise of 0.01 | 75 | 4.5 | – |\n| pruning of 90% | 50 | 3.0 | – |" in text
 
 
 def test_other_defenses_are_advised_by_regime(tmp_path):

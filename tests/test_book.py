@@ -2,7 +2,6 @@
 give.
 """
 
-import importlib.util
 import os
 import re
 import shlex
@@ -18,6 +17,7 @@ import pandas as pd
 import pytest
 import yaml
 from docutils import nodes
+from extensions import load_extension
 
 from atsbook.report.making import picture_of
 from atsbook.runs.archive import Archive
@@ -65,8 +65,9 @@ def test_every_executed_page_is_in_the_contents():
 def test_building_the_book_runs_nothing_and_uses_the_extension():
     assert CONFIG["execute"]["execute_notebooks"] == "off"
     assert CONFIG["only_build_toc_files"] is True
-    assert CONFIG["sphinx"]["local_extensions"] == dict.fromkeys(("plain", "reading"), "extensions")
-    assert {"plain", "reading"} <= set(CONFIG["sphinx"]["config"]["extensions"])
+    own = ("plain", "reading", "publishing")
+    assert CONFIG["sphinx"]["local_extensions"] == dict.fromkeys(own, "extensions")
+    assert set(own) <= set(CONFIG["sphinx"]["config"]["extensions"])
 
 
 def test_no_folder_is_named_static():
@@ -277,14 +278,6 @@ def test_no_entry_of_the_first_table_is_long():
 # --- what the book makes of the tables in executed pages ----------------------------------------------------
 
 
-def load_extension(name="reading"):
-    """`book/extensions/reading.py` or another one, which is no part of the library."""
-    spec = importlib.util.spec_from_file_location(name, BOOK / "extensions" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_what_two_figures_share_is_on_the_page_once():
     shared = '<style>a</style><script type="module">b</script>'
     parts = [
@@ -378,6 +371,31 @@ def test_an_index_that_only_counts_is_left_out_and_one_with_a_name_stays():
     assert [texts(row) for row in shown(named)] == [["id", "R²"], ["0", "0.1"], ["1", "0.2"]]
 
 
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        ("# Draw by draw: other weights.\n# More.\nx = 1\n", "Draw by draw: other weights"),
+        ("# Why? Because\n# of `it`.\n", "Why?"),
+        ("# A mean\n# of 0.5 dB. `Gain` is.\n", "A mean of 0.5 dB"),
+        ("def f():\n    # within\n    return 1\n\n\n# What `f` gives.\nf()\n", "What f gives"),
+        (f"# The first half: {'many ' * 20}words.\n", "The first half"),
+        (f"# One, two; three, {'many ' * 20}words.\n", "One, two"),
+        ("x = 1  # one\n", ""),
+    ],
+)
+def test_a_folded_cell_is_called_by_its_comment(code, name):
+    assert load_extension().label(code) == name
+
+
+def test_other_folds_show_or_hide_code():
+    reading = load_extension()
+    block = nodes.literal_block("", "# Imports.\nimport a")
+    cells = [nodes.container("", block.deepcopy(), hide_mode=mode) for mode in ("all", "input")]
+    reading.name_folds(None, nodes.document(None, None, "", *cells, nodes.container("", block)))
+    named = [(cell["prompt_show"], cell["prompt_hide"]) for cell in cells]
+    assert named == [("Imports", "Imports"), ("Show the code", "Hide the code")]
+
+
 # --- the glossary, links and heads of pages -----------------------------------------------------------------
 
 
@@ -458,52 +476,6 @@ def test_a_preview_is_the_first_paragraph_without_what_is_hidden():
     assert begins.endswith("word …")
     assert len(begins) <= 302
     assert reading.beginning("<article><h1>T</h1></article>") == ""
-
-
-def head(address):
-    """What a page says of itself in its head, in a book at this address."""
-    config = SimpleNamespace(
-        html_baseurl=address, html_title="Book", author="A & B", copyright="2026", root_doc="intro"
-    )
-    builder = SimpleNamespace(get_target_uri=lambda page: f"{page}.html")
-    picture = '<p>An "answer".</p><img alt="" src="../_images/a.png" />'
-    context = {"title": "Is <em>it</em>?", "body": f"<h1>T</h1>{picture}"}
-    app = SimpleNamespace(config=config, builder=builder)
-    load_extension().describe(app, "results/x", "page.html", context, nodes.document(None, None))
-    return dict(
-        re.findall(r'<meta (?:name|property)="([\w:]+)" content="(.*?)" />', context["metatags"])
-    )
-
-
-def test_a_page_can_be_cited_and_shared_and_knows_an_address_only_if_it_is_told_one():
-    own = head("")
-    assert own["citation_title"] == "Is it? (Book)"
-    assert own["citation_author"] == "A &amp; B"
-    assert own["og:description"] == "An &quot;answer&quot;."
-    assert not [text for text in own.values() if "//" in text]
-    online = head("https://x.org/book/")
-    assert online["og:url"] == "https://x.org/book/results/x.html"
-    assert online["og:image"] == "https://x.org/book/_images/a.png"
-    assert own.items() <= online.items()
-
-
-def test_the_repository_is_linked_only_if_the_workflow_names_it(monkeypatch):
-    config = SimpleNamespace(html_baseurl="", html_theme_options={"a": 1})
-    for name in ("BOOK_URL", "BOOK_REPOSITORY"):
-        monkeypatch.delenv(name, raising=False)
-    load_extension().published(None, config)
-    assert (config.html_baseurl, config.html_theme_options) == ("", {"a": 1})
-    monkeypatch.setenv("BOOK_URL", "https://x.org/book")
-    monkeypatch.setenv("BOOK_REPOSITORY", "https://github.com/x/y")
-    load_extension().published(None, config)
-    assert config.html_baseurl == "https://x.org/book/"
-    assert config.html_theme_options["repository_url"] == "https://github.com/x/y"
-    assert config.html_theme_options["use_issues_button"]
-    (step,) = re.findall(
-        r"run: make book\n(.*?)\n      -", (ROOT / ".github/workflows/book.yml").read_text(), re.S
-    )
-    assert "BOOK_URL" in step
-    assert "BOOK_REPOSITORY" in step
 
 
 @pytest.mark.parametrize(

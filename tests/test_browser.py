@@ -304,6 +304,15 @@ def test_stop_can_be_pressed_while_a_network_is_trained_first(live):
     )
 
 
+@pytest.mark.parametrize("busy", ["false", "true"])
+def test_what_was_said_of_an_attack_goes_when_another_is_asked_for_unless_it_runs(live, busy):
+    kind = {"false": "ended", "true": "training"}[busy]
+    live.js(f"window.heard[0]({{kind: '{kind}', message: 'said', busy: {busy}}}, [])")
+    assert live.text(".ats-status") == "said"
+    live.choose(".ats-own select", "3")
+    assert live.text(".ats-status") == {"false": "", "true": "said"}[busy]
+
+
 @pytest.mark.parametrize("running", [False, True])
 def test_a_view_that_goes_stops_its_attack_if_there_is_one(live, running):
     if running:

@@ -174,3 +174,42 @@ def test_the_axes_can_be_chosen_and_a_phone_shows_all(page, drawn):
     page.size(360, 800, mobile=True)
     page.until("document.querySelector('.ats-cloud').width > 0")
     assert page.js("document.documentElement.scrollWidth <= 360")
+
+
+def test_names_of_policies_that_lie_together_cover_neither_each_other_nor_a_ring(browser, tmp_path):
+    """Policies about as near to each other as the published ones, between two far away."""
+    policies = [str(all_policies()[number]) for number in spaced(10)]
+    near = np.array(
+        [
+            [0.2, 0.37, 0.39, 0.435, 0.535, 0.55, 0.585, 0.615, 0.635, 0.9],
+            [0.0, 3.40, 2.80, 2.500, 3.800, 3.90, 3.600, 3.450, 3.150, 6.5],
+        ]
+    )
+    scores, gains = {"Score": near[0]}, {"gain": near[1]}
+    study = Study("smoke", store=tmp_path / "map")
+    payload = data.atlas(study, policies, scores, gains, policies) | {"start": policies[-1]}
+    still = plots.scatter(pd.Series(near[0]), pd.Series(near[1]), xlabel="score", ylabel="gain")
+    browser.size(900, 900)
+    html = interactive("atlas", payload, still, alt="Map")._repr_html_()
+    browser.open(written(tmp_path / "map.html", html))
+    boxes = """(what => [...document.querySelectorAll(`.ats-atlas svg g:last-of-type ${what}`)].map(node =>
+        (box => [box.left, box.right, box.top, box.bottom])(node.getBoundingClientRect())))"""
+    names, rings = (np.array(browser.js(f"{boxes}({what!r})")) for what in ("text", "circle"))
+    assert len(names) == 10
+    assert len(rings) == 11  # and the chosen one's
+    low, high = np.s_[:, 0::2], np.s_[:, 1::2]
+    others = np.concatenate([names, rings[:10]])
+    shared = np.minimum(names[high][:, None], others[high]) - np.maximum(
+        names[low][:, None], others[low]
+    )
+    overlap = (shared > 0.5).all(-1)
+    overlap[np.arange(10), np.arange(10)] = False
+    assert not overlap.any()
+    (left, right, top, bottom) = browser.js(
+        "(box => [box.left, box.right, box.top, box.bottom])"
+        "(document.querySelector('.ats-atlas .ats-plot').getBoundingClientRect())"
+    )
+    assert names[:, 0].min() >= left
+    assert names[:, 1].max() <= right
+    assert names[:, 2].min() >= top
+    assert names[:, 3].max() <= bottom

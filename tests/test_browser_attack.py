@@ -177,6 +177,8 @@ def test_the_small_form_attacks_with_one_of_three_policies(page):
     assert ended(page, ".ats-trial .ats-status").startswith("Finished: 50 steps")
     for slot in "ab":
         assert page.picture(f".ats-trial .ats-slot-{slot} .ats-found canvas").float().std() > 10
+    page.choose(f"{form} select", "3-1-7")
+    assert page.text(".ats-trial .ats-status") == ""  # nothing has been attacked with this policy
 
 
 def test_keys_lead_through_the_form_in_order_and_start_and_stop(page):

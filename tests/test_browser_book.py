@@ -90,9 +90,12 @@ def test_on_a_phone_nothing_is_cut_and_what_scrolls_says_so(page, name):
     assert phone.js(inside)
 
 
-def test_on_a_phone_every_answer_names_its_column(page):
+@pytest.mark.parametrize("table", ["answers", "claims"])
+def test_on_a_phone_every_answer_names_its_column(page, table):
     phone = page("intro", PHONE)
-    rows = """(rows, of) => [...document.querySelectorAll(`.answers ${rows}`)].slice(1).map(of)"""
+    rows = (
+        f"""(rows, of) => [...document.querySelectorAll(`.{table} ${{rows}}`)].slice(1).map(of)"""
+    )
     heads = phone.js(f"({rows})('thead th', (head) => head.textContent.trim())")
     names = phone.js(
         f"({rows})('tbody tr:first-child td', (cell) => getComputedStyle(cell, '::before').content)"
@@ -102,11 +105,16 @@ def test_on_a_phone_every_answer_names_its_column(page):
 
 
 def test_a_phone_shows_wide_figures_in_a_size_that_can_be_read(page):
-    shares = """[...document.querySelectorAll("main .cell_output > img")].map(image =>
-        image.getBoundingClientRect().width / image.naturalWidth)"""
-    found = page("results/regimes", PHONE).js(shares)
+    shares = """(images => [...document.querySelectorAll(images)].map(image =>
+        image.getBoundingClientRect().width / image.naturalWidth))"""
+    phone = page("results/regimes", PHONE)
+    found = phone.js(f"{shares}('main .cell_output > img')")
     assert len(found) >= 3
     assert min(found) > 0.75
+    (captioned,) = phone.js(f"{shares}('main figure img')")
+    assert captioned > 0.75
+    caption = phone.js("document.querySelector('figcaption').getBoundingClientRect().right")
+    assert caption <= PHONE  # it does not scroll with its picture
 
 
 def test_the_deviations_on_a_phone_are_cards_with_the_words_beside_their_names(page):
@@ -210,3 +218,46 @@ def test_no_table_is_cut_on_a_desk(page, built):
     for path in sorted((built / "results").glob("claim*.html")):
         browser = page(f"results/{path.stem}", 1400)
         assert browser.js("document.querySelectorAll('main .wide.scrolls').length") == 0, path.stem
+
+
+def test_no_line_of_code_that_the_formatter_allows_is_cut_on_a_desk(page):
+    codes = """[...document.querySelectorAll("main .cell_input pre")].filter(code => code.clientWidth).map(code =>
+        [Math.max(...code.textContent.split("\\n").map(line => line.length)), code.scrollWidth - code.clientWidth])"""
+    seen = [code for name in PAGES if "/" in name for code in page(name, 1400).js(codes)]
+    allowed = [code for code in seen if code[0] <= 100]
+    assert max(length for length, _ in allowed) >= 98
+    assert [length for length, hidden in allowed if hidden > 1] == []
+
+
+def test_on_paper_code_stands_at_the_end_and_afterwards_where_it_was(page):
+    browser = page("results/claim4_efficiency")
+    article = "document.querySelector('article').innerHTML"
+    before = browser.js(article)
+    codes = """[...document.querySelectorAll("article pre")].filter(code => code.checkVisibility())
+        .map(code => code.textContent)"""
+    shown = browser.js(codes)
+    for _ in range(2):  # some browsers ask twice
+        browser.js("dispatchEvent(new Event('beforeprint'))")
+    marks = "[...document.querySelectorAll('article p.listing')].map(mark => mark.textContent)"
+    count = browser.js(
+        "document.querySelectorAll('article > section:last-child .cell_input').length"
+    )
+    assert count > 3
+    places = [f"Listing {i + 1}, at the end of the page." for i in range(count)]
+    assert browser.js(marks) == [*places, *(f"Listing {i + 1}" for i in range(count))]
+    ends = "document.querySelectorAll('article > section:first-of-type .cell_input')"
+    assert browser.js(f"[...{ends}].every(code => !code.checkVisibility())")
+    assert sorted(browser.js(codes)) == sorted(shown)
+    browser.js("dispatchEvent(new Event('afterprint'))")
+    assert browser.js(article) == before
+
+
+def test_what_is_folded_says_what_it_holds(built):
+    text = (built / "results" / "claim1_privacy.html").read_text()
+    names = [
+        unescape(name)
+        for name in re.findall(r'<p class="collapsed admonition-title">(.*?)</p>', text)
+    ]
+    assert len(names) > 5
+    assert "The choice of the attacks" in names
+    assert not [name for name in names if "cell" in name]

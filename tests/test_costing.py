@@ -4,6 +4,7 @@ followed on paper.
 
 import dataclasses
 import json
+import os
 import re
 
 import numpy as np
@@ -19,11 +20,13 @@ from atsbook.runs.estimate import (
     FITTED,
     JUDGED,
     PASSES,
+    RATES,
     Case,
     Rates,
     Work,
     fitted,
     forward_flop,
+    measured,
     points,
 )
 from atsbook.runs.settings import settings
@@ -106,6 +109,20 @@ def test_points_are_measured_and_predicted(monkeypatch):
     for row in rows:
         assert row["seconds"] > 0
         assert row["error"] == pytest.approx(row["predicted"] / row["seconds"] - 1, abs=0.1)
+
+
+def test_the_rates_of_a_machine_are_measured_once_for_the_processes_that_share_a_folder(
+    monkeypatch, tmp_path
+):
+    few = (Case(model="lenet", images=2, steps=1), Case(model="lenet", images=4, steps=1))
+    monkeypatch.setattr("atsbook.runs.estimate.FITTED", few)
+    alone = measured.__wrapped__  # as a process that has measured nothing calls it
+    assert os.environ.get(RATES) is None
+    alone(CPU)
+    monkeypatch.setenv(RATES, str(tmp_path))
+    first = alone(CPU)
+    monkeypatch.setattr("atsbook.runs.estimate.FITTED", ())  # nothing could be measured
+    assert alone(CPU) == first
 
 
 # --- schedules ----------------------------------------------------------------------------------------------

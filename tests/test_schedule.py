@@ -402,7 +402,7 @@ def test_a_dry_run_says_what_there_is_to_do_and_does_nothing(root, page, capsys)
     units = asked_by()
     assert captured.out == ""
     assert lines[0] == "toy: profile smoke, convnet-4 on shapes, seed 0"
-    assert lines[1].startswith(f"missing: {len(units)} units to make, about ")
+    assert lines[1].startswith(f"toy, missing: {len(units)} units to make, about ")
     assert [line.split("  ")[-1] for line in lines[2:-1]] == [unit.title for unit in units]
     assert lines[-1].startswith(f"in all {len(units)} units, about ")
     assert sorted(root.rglob("*")) == before

@@ -230,6 +230,13 @@ def test_what_a_notebook_defines_reaches_workers(study, capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_a_toy_run_says_first_that_it_proves_nothing_and_others_do_not(tmp_path, capsys):
+    Study("smoke", store=tmp_path)
+    assert capsys.readouterr().err == "A toy run on drawn images: it proves nothing.\n"
+    Study("laptop", store=tmp_path)
+    assert capsys.readouterr().err == ""
+
+
 def test_what_takes_seconds_is_made_in_this_process(study, monkeypatch, capsys):
     def none(*_):
         raise AssertionError("a process was started")

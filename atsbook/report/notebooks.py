@@ -15,6 +15,7 @@ from pathlib import Path
 import atslib
 from atsbook.page import WRITTEN
 from atsbook.report.making import ONE_THREAD, failure_of, publish
+from atsbook.runs.estimate import RATES
 from atsbook.runs.store import Store
 from atsbook.runs.study import SAID
 from atslib.errors import AtsError, NotKept
@@ -36,6 +37,7 @@ def execute(
     jobs: int | None = None,
     scheduler: str | None = None,
     ends: float | None = None,
+    rates: Path | None = None,
 ) -> None:
     """Execute a page's notebook; what its study says while it computes is said.
 
@@ -47,6 +49,7 @@ def execute(
         dry_run: say what would be computed, and end there.
         jobs, scheduler: as of `schedule.compute`.
         ends: a time of `time.monotonic` after which nothing is begun.
+        rates: a folder in which the pages of a run keep how fast this machine is.
     Raises:
         NotKept: something is missing, and this is a dry run or the time is over.
         AtsError: a cell failed.
@@ -62,6 +65,8 @@ def execute(
         "ATS_SCHEDULER": scheduler or "",
     }
     more |= {"ATS_BUDGET": "" if ends is None else str(max(0.0, ends - time.monotonic()))}
+    if rates is not None:
+        more |= {RATES: str(rates)}
     library = (str(Path(atslib.__file__).parents[1]), os.environ.get("PYTHONPATH"))
     more |= {"PYTHONPATH": os.pathsep.join(filter(None, library))}
     with tempfile.TemporaryDirectory() as folder:

@@ -1,12 +1,15 @@
 """From nothing to the book: compute what is missing, execute the pages, build."""
 
+import copy
 import functools
 import os
 import re
 import secrets
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from atsbook.findings.result import stored_result
@@ -89,23 +92,54 @@ def run(
 
 
 def _executed(
-    names: Sequence[str], experiment: Settings, place: Path, store: Store, **how: object
+    names: Sequence[str],
+    experiment: Settings,
+    place: Path,
+    store: Store,
+    *,
+    dry_run: bool,
+    jobs: int | None,
+    **how: object,
 ) -> list[str]:
-    """Execute pages; those that need more than is kept, and why."""
+    """Execute pages; those that need more than is kept, and why.
+
+    Pages are planned side by side, and said in their order; they are computed one after the other.
+    """
     parameters = {"profile": experiment.profile}
     # Some pages are about another data set than the profile's: they know better.
     if experiment.dataset != settings(profile=experiment.profile).dataset:
         parameters["dataset"] = experiment.dataset
     unfinished = []
-    for name in names:
-        try:
-            notebooks.execute(name, parameters, root=place, store=store, **how)
-        except NotKept as error:
-            unfinished.append(str(error))
-        else:
-            if how["dry_run"]:
-                store.say(f"{name}: nothing is missing")
+    with tempfile.TemporaryDirectory() as rates:
+        how |= {"root": place, "dry_run": dry_run, "jobs": jobs, "rates": Path(rates)}
+        if dry_run:
+            plans = functools.partial(_planned, parameters=parameters, store=store, how=how)
+            with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
+                for lines in pool.map(plans, names):
+                    for line in lines:
+                        store.say(line)
+            return unfinished
+        for name in names:
+            try:
+                notebooks.execute(name, parameters, store=store, **how)
+            except NotKept as error:
+                unfinished.append(str(error))
     return unfinished
+
+
+def _planned(
+    name: str, *, parameters: dict[str, object], store: Store, how: dict[str, object]
+) -> list[str]:
+    """What there is to compute for a page, line by line."""
+    lines: list[str] = []
+    apart = copy.copy(store)
+    apart.say = lines.append
+    try:
+        notebooks.execute(name, parameters, store=apart, **how)
+    except NotKept:
+        first, *rest = lines
+        return [f"{name}, {first}", *rest]
+    return [f"{name}: nothing is missing"]
 
 
 def _finish(waiting: Sequence[str], compute_only: bool, place: Path, store: Store) -> None:

@@ -8,8 +8,11 @@ a step of an attack seven, because it takes the gradient of a gradient.
 
 import dataclasses
 import functools
+import json
+import os
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,11 +20,14 @@ from torch import Tensor, nn
 
 from atslib.attacks import GradientMatching, reconstruct
 from atslib.clients.observe import ThreatModel, observe
+from atslib.files import write_atomically
 from atslib.gradients.cpu import keep_to_one_core
 from atslib.models import build_model
 from atslib.rng import rng
 
 PASSES = 7  # of a step of an attack
+# The variable with the folder in which the processes of one run keep the machine's rates
+RATES = "ATS_RATES"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,8 +197,18 @@ def fitted(cases: Sequence[Case], times: Sequence[float]) -> Rates:
 
 @functools.cache
 def measured(device: torch.device) -> Rates:
-    """This machine's rates, from `FITTED`: some seconds, once a process."""
-    return fitted(FITTED, [case.measured(device, repeats=1) for case in FITTED])
+    """This machine's rates, from `FITTED`: some seconds, once a process; where $ATS_RATES names a
+    folder, once for all processes that share it.
+    """
+    folder = os.environ.get(RATES)
+    kept = Path(folder, f"{device.type}.json") if folder else None
+    if kept and kept.exists():
+        return Rates(**json.loads(kept.read_text()))
+    rates = fitted(FITTED, [case.measured(device, repeats=1) for case in FITTED])
+    if kept:
+        text = json.dumps(dataclasses.asdict(rates))
+        write_atomically(kept, lambda partial: partial.write_text(text))
+    return rates
 
 
 def points(device: torch.device) -> Iterator[dict]:

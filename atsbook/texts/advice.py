@@ -25,6 +25,7 @@ KNOWING = (
     ("the hybrid, a server that attacks through it, four rounds", "policy", 4),
     ("the hybrid, a server that was told what it drew, four rounds", "draws", 4),
 )
+NOISES = {"gaussian": "Gaussian", "laplace": "Laplacian"}  # defenses on the gradient
 LEADS = {
     "reproduced": "**It helps, and is no guarantee.**",
     "partly": "**Not as your only protection.**",
@@ -145,7 +146,9 @@ def _stages(results: Path) -> str:
     attacks = pd.read_csv(page[0] / "attacks.csv", dtype={"policy": str})
     bare = attacks[(attacks["policy"] == NO_POLICY) & (attacks["regime"] != "semi")]
     lines = []
-    for model in bare[bare["regime"] == "early"]["model"].unique():
+    followed = bare[bare["regime"] == "early"]["model"].unique()
+    order = {model: place for place, model in enumerate(NAMES)}
+    for model in sorted(followed, key=lambda model: order.get(model, len(order))):
         own = bare[bare["model"] == model]
         last = own["step"].max()
         end = own[own["step"] == last]
@@ -242,6 +245,11 @@ def _called(defense: str) -> str:
     """A defense in words where it has some."""
     names = {NO_POLICY: "no defense", HYBRID: "the paper's hybrid"}
     names |= {policy: f"its member {policy}" for policy in SEARCHED}
+    kind, _, strength = defense.partition(":")
+    if kind == "prune" and strength:
+        return f"pruning of {float(strength):.0%}"
+    if kind in NOISES:
+        return f"{NOISES[kind]} noise of {strength}"
     return names.get(defense, defense)
 
 

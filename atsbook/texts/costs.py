@@ -37,7 +37,7 @@ COSTS_TEXT = """# What it costs
 Work is counted in four ways: FLOP of convolutions and linear layers; activations; numbers of gradients that an attack
 compares; calls of layers. A step of an attack is seven forward passes, a training step three. What each costs is
 fitted to six short attacks on the machine at hand ({rates}), and everything else is predicted from it: `python -m
-atslib run --dry-run` does the same in some seconds. Errors below are of attacks that were not fitted: {errors}. Times
+atsbook run --dry-run` does the same in some seconds. Errors below are of attacks that were not fitted: {errors}. Times
 are of the process, not of the wall clock, so that other work on the machine counts less; the least of three runs.
 Measured on {machine},
 at a load of {load}.

@@ -275,7 +275,7 @@ def questions(known: Numbers, *, link: str = "book/results/{}.ipynb") -> str:
         _shares(known.trained),
         "trainings to the end",
     )
-    row("", "The paper's own cell: ResNet20-4, 4,800 steps", psnr, "", "under way")
+    row("", "The paper's own case: ResNet20-4, 4,800 steps", psnr, "", "under way")
     row(
         "ext5_adaptive",
         "Found on LeNet in four rounds, the server told the draws or not",

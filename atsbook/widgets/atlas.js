@@ -69,14 +69,31 @@ export function atlas(el, data) {
       ["ats-operations", `Least gain: ${inside.sort((a, b) => axesOf.y[up][a] - axesOf.y[up][b]).slice(0, 6).map((i) => names[i]).join(", ")}`]);
   }
 
+  /** Names beside their rings, each where it covers least of the other names and rings, and of what lies outside. */
+  function label(places) {
+    const taken = places.map(({ cx, cy }) => ({ left: cx - 7, right: cx + 7, top: cy - 7, bottom: cy + 7 }));
+    const shared = (a, b) => Math.max(0, Math.min(a.right, b.right) - Math.max(a.left, b.left)) * Math.max(0, Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top));
+    for (const { name, cx, cy } of places) {
+      const text = drawing("text", { style: "paint-order: stroke; stroke: var(--ats-surface); stroke-width: 3px; fill: var(--ats-ink)" }, name);
+      above.append(text);
+      const { width, height } = text.getBBox();
+      const spots = [4, -12, 20, -26, 34].flatMap((down) => [9, -9 - width, -width / 2].map((right) => ({ x: cx + right, y: cy + down })));
+      const boxes = spots.map(({ x, y }) => ({ left: x - 2, right: x + width + 2, top: y - 0.8 * height, bottom: y + 0.2 * height }));
+      const covered = boxes.map((box) => taken.reduce((sum, other) => sum + shared(box, other), 0)
+        + 1000 * (box.left < 0 || box.right > svg.clientWidth || box.top < 0 || box.bottom > svg.clientHeight));
+      const best = covered.indexOf(Math.min(...covered));
+      for (const [name, value] of Object.entries(spots[best])) text.setAttribute(name, value);
+      taken.push(boxes[best]);
+    }
+  }
+
   /** Rings, names and the rectangle above the points. */
   function overlay() {
     const { x, y } = scales, at = (i) => [x(axesOf.x[axis][i]), y(axesOf.y[up][i])];
     above.replaceChildren();
-    for (const paper of published) {
-      const [cx, cy] = at(index.get(paper.id));
-      above.append(drawing("circle", { class: "ats-published", cx, cy, r: 5 }), drawing("text", { x: cx + 8, y: cy + 4 }, paper.name));
-    }
+    const places = published.map(({ id, name }) => { const [cx, cy] = at(index.get(id)); return { name, cx, cy }; });
+    above.append(...places.map(({ cx, cy }) => drawing("circle", { class: "ats-published", cx, cy, r: 5 })));
+    label(places);
     if (!brush) [chosen, ...beside].forEach((i) => { const [cx, cy] = at(i); above.append(drawing("circle", { class: "ats-ring", cx, cy, r: 6 })); });
     else above.append(drawing("rect", { class: "ats-brush", x: Math.min(brush[0], brush[2]), y: Math.min(brush[1], brush[3]), width: Math.abs(brush[2] - brush[0]), height: Math.abs(brush[3] - brush[1]) }));
     svg.setAttribute("aria-label", `${names.length} policies: ${data.x[axis].name} to the right, gain in dB upward. Chosen: ${names[chosen]}`);

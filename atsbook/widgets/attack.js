@@ -167,6 +167,7 @@ class Attack {
   choose(image) {
     if (image !== this.image) this.own = null;
     if (this.start.disabled) this.stop();
+    else this.tell(""); // what is said there is of another attack
     this.image = image;
     this.markThumb(image);
     const members = this.members;

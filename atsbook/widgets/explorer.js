@@ -292,6 +292,8 @@ class Live {
     this.start = h("button", { type: "button", className: "ats-play", textContent: "Run", onclick: () => this.request() });
     this.stop = h("button", { type: "button", className: "ats-stop", textContent: "Stop", disabled: true, onclick: () => this.model.send({ kind: "stop" }) });
     this.status = h("p", { className: "ats-status", role: "status" });
+    const forget = () => { if (!this.start.disabled) this.say(""); }; // what is said there is of another attack
+    for (const control of [...this.chosen, this.network, this.stage, this.attack, this.steps]) control.addEventListener("change", forget);
     return h("fieldset", { className: "ats-own" }, h("legend", { textContent: "Your own attack" }),
       ...this.chosen.map((select, i) => field(`Operation ${i + 1}`, select)),
       field("Network", this.network), field("Training", this.stage), field("Attack", this.attack), field("Steps", this.steps),

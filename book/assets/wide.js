@@ -7,7 +7,16 @@ const mark = (box) => {
 };
 addEventListener("load", () => {
   const watch = new ResizeObserver((seen) => seen.forEach(({ target }) => mark(target)));
-  document.querySelectorAll(".wide, .pst-scrollable-table-container, .cell_output").forEach((box) => watch.observe(box));
+  // A figure's picture has a box of its own, so that its caption stays; on a phone wide ones, whose letters would be tiny, scroll in it.
+  document.querySelectorAll("figure img").forEach((image) => {
+    const box = document.createElement("div");
+    box.classList.add("picture");
+    box.classList.toggle("small-print", image.naturalWidth > 600);
+    box.style.setProperty("--drawn", `${image.naturalWidth}px`);
+    image.replaceWith(box);
+    box.append(image);
+  });
+  document.querySelectorAll(".wide, .pst-scrollable-table-container, .cell_output, .picture").forEach((box) => watch.observe(box));
 });
 
 // What a word of the glossary means stands under the word, within its paragraph; Escape takes it away, and arrows go from word to word.
@@ -24,4 +33,28 @@ addEventListener("keydown", ({ key, target }) => {
   if (key === "Escape") dismiss(true);
   const aside = { ArrowRight: 1, ArrowLeft: -1 }[key], words = [...document.querySelectorAll(".explained > dfn")];
   if (aside && words.includes(target)) words[words.indexOf(target) + aside]?.focus();
+});
+
+// On paper the code of a page stands at its end, in numbered listings; where it was stands which listing it is.
+let listed = [];
+addEventListener("beforeprint", () => {
+  const article = document.querySelector("article"), end = document.createElement("section");
+  const line = (kind, text) => Object.assign(document.createElement(kind), { className: "listing", textContent: text });
+  const cells = article ? [...article.querySelectorAll(".cell > .cell_input")].filter((cell) => cell.checkVisibility()) : [];
+  if (listed.length || !cells.length) return;
+  end.append(line("h2", "Code"));
+  listed = cells.map((cell, i) => {
+    const mark = line("p", `Listing ${i + 1}, at the end of the page.`), box = document.createElement("div");
+    box.className = "cell";
+    cell.replaceWith(mark);
+    box.append(cell);
+    end.append(line("p", `Listing ${i + 1}`), box);
+    return () => mark.replaceWith(cell);
+  });
+  article.append(end);
+  listed.push(() => end.remove());
+});
+addEventListener("afterprint", () => {
+  listed.forEach((undo) => undo());
+  listed = [];
 });

@@ -2,11 +2,9 @@
 
 Tables of numbers get one line of column names, in words, and numbers to the right; what several figures of a page
 share is there once; mathematics is loaded only where there is some. The first use of a word of the glossary on a page
-is explained on hover, and a link to another page shows how that page begins. A page says in its head what it is, for
-who shares or cites it; where the book will lie and where its sources are it knows only if it is told.
+is explained on hover, and a link to another page shows how that page begins.
 """
 
-import os
 import posixpath
 import re
 import xml.etree.ElementTree as Tree
@@ -32,7 +30,7 @@ AS_WRITTEN = (
     nodes.raw,
     nodes.comment,
 )
-NUMBER = re.compile(r"([\d\s.,+\-−–±×→%\[\]]|to|nan|inf)*", re.IGNORECASE)
+NUMBER = re.compile(r"([\d\s.,+\-−–±×→%\[\]]|to|nan|inf|never)*", re.IGNORECASE)
 # What the library calls a column → what a reader calls it.
 WORDS = {
     "psnr": "PSNR, dB",
@@ -178,6 +176,40 @@ def once(app: object, document: nodes.document) -> None:
     for node in document.findall(nodes.raw):
         if "html" in node.get("format", "") and BLOCK.search(node.astext()):
             node.children = [nodes.Text(BLOCK.sub(first, node.astext()))]
+
+
+# --- what is folded ------------------------------------------------------------------------------------------
+
+COMMENT = re.compile(r"^(?:#[^\n]*\n)+", re.MULTILINE)
+SENTENCE = re.compile(r".*?[.?!](?= [A-Z`\"]|$)")
+LONGEST_LABEL = 100  # characters
+
+
+def label(code: str) -> str:
+    """What a folded cell shows, as its first comment of whole lines says: the first sentence of it, or where that is long
+    what comes before a colon, a semicolon or a comma; empty where there is no such comment.
+    """
+    comment = COMMENT.search(code)
+    if not comment:
+        return ""
+    text = " ".join(line.lstrip("# ") for line in comment[0].splitlines())
+    sentence = SENTENCE.match(text)
+    first = sentence[0] if sentence else text
+    for mark in (":", ";", ","):
+        if len(first) > LONGEST_LABEL:
+            first = first[:LONGEST_LABEL].rpartition(mark)[0] or first
+    return first.rstrip(".").replace("`", "")
+
+
+def name_folds(app: object, document: nodes.document) -> None:
+    """A folded cell says what it holds. MyST-NB calls them all by one name."""
+    for cell in document.findall(nodes.container):
+        if "hide_mode" not in cell:
+            continue
+        cell["prompt_show"], cell["prompt_hide"] = "Show the code", "Hide the code"
+        blocks = list(cell.findall(nodes.literal_block))
+        if cell["hide_mode"] == "all" and blocks and (text := label(f"{blocks[0].astext()}\n")):
+            cell["prompt_show"] = cell["prompt_hide"] = typeset(text)
 
 
 def own_equations(app: object) -> None:
@@ -382,75 +414,18 @@ def preview(app: object, fault: Exception | None) -> None:
             files[name].write_text(better, encoding="utf-8")
 
 
-# --- what a page says of itself ------------------------------------------------------------------------------
-
-PICTURE = re.compile(r'<img\b[^>]*\bsrc="([^"]*_images/[^"]+)"')
-TAG = re.compile(r"<[^>]+>")
-
-
-def published(app: object, config: object) -> None:
-    """Where the book will lie and where its sources are: $BOOK_URL and $BOOK_REPOSITORY, which the workflow sets.
-
-    A book that is built without them links to neither.
-    """
-    if address := os.environ.get("BOOK_URL"):
-        config.html_baseurl = address.rstrip("/") + "/"
-    if repository := os.environ.get("BOOK_REPOSITORY"):
-        config.html_theme_options = dict(config.html_theme_options) | {
-            "repository_url": repository.rstrip("/"),
-            "repository_branch": os.environ.get("BOOK_BRANCH", "main"),
-            "path_to_docs": "book",
-            "use_source_button": True,
-            "use_repository_button": True,
-            "use_issues_button": True,
-        }
-
-
-def describe(app: object, page: str, template: str, context: dict, document: object) -> None:
-    """Tags in a page's head for who shares it (OpenGraph) and who cites it (Google Scholar's names)."""
-    if document is None:
-        return
-    title = unescape(TAG.sub("", context.get("title", "")))
-    body = f"<article>{context['body']}</article>"
-    address = app.config.html_baseurl
-    book = app.config.html_title
-    tags = {
-        "description": beginning(body),
-        "og:title": title,
-        "og:description": beginning(body),
-        "og:type": "website" if page == app.config.root_doc else "article",
-        "og:site_name": book,
-        "citation_title": title if title == book else f"{title} ({book})",
-        "citation_author": app.config.author,
-        "citation_publication_date": re.sub(r"\D", "", app.config.copyright),
-    }
-    if address:
-        here = f"{address}{app.builder.get_target_uri(page)}"
-        tags |= {"og:url": here, "citation_public_url": here, "citation_fulltext_html_url": here}
-        if picture := PICTURE.search(body):
-            folder = posixpath.dirname(app.builder.get_target_uri(page))
-            tags["og:image"] = address + posixpath.normpath(posixpath.join(folder, picture[1]))
-    kinds = {name: "property" if name.startswith("og:") else "name" for name in tags}
-    context["metatags"] = context.get("metatags", "") + "".join(
-        f'\n    <meta {kinds[name]}="{name}" content="{escape(text)}" />'
-        for name, text in tags.items()
-        if text
-    )
-
-
 def setup(app: object) -> dict[str, object]:
     """Sphinx calls this."""
     app.add_node(Explained, html=(visit_explained, depart_explained))
     app.add_directive("all-words", Glossary)
     app.add_directive("pasted-figure", PastedFigure)
-    app.connect("config-inited", published)
     app.connect("doctree-read", read_tables)
     app.connect("doctree-read", once)
+    app.connect("doctree-read", name_folds)
     app.connect("doctree-read", heed_glossary)
     app.connect("doctree-resolved", typeset_numbers)
     app.connect("doctree-resolved", explain)
     app.connect("doctree-resolved", name_pictures)
-    app.connect("html-page-context", describe)
     app.connect("builder-inited", own_equations)
     app.connect("build-finished", preview)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
