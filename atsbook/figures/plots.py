@@ -403,19 +403,15 @@ def front(table: pd.DataFrame, *, labels: int = 10) -> Figure:
         axis.scatter(
             best["s_pri"], best["s_acc"], s=26, color=COLORS[1], lw=0, label="chosen, by rank"
         )
-        for rank, (_, row) in enumerate(best.iterrows(), 1):
-            axis.annotate(
-                str(rank),
-                (row["s_pri"], row["s_acc"]),
-                (4, 3),
-                textcoords="offset points",
-                fontsize=8,
-            )
         axis.set(
             xlabel="privacy score, lower is more private", ylabel="accuracy score, higher is better"
         )
         axis.margins(x=0.12)
         axis.legend(frameon=False, fontsize=8)
+        places = enumerate(best[["s_pri", "s_acc"]].to_numpy(), 1)
+        figure.draw_without_rendering()  # the names find their places where all else has its own
+        figure.set_layout_engine("none")
+        _name(axis, [(str(rank), at, "black") for rank, at in places])
     return figure
 
 
