@@ -2,6 +2,7 @@
 source.
 """
 
+import ast
 import json
 import re
 import shutil
@@ -147,7 +148,7 @@ def test_under_every_figure_is_its_data(path):
 
 HIDDEN = re.compile(r"<details>.*?</details>|<!--(?! glue:md).*?-->", re.DOTALL)
 PASTED = re.compile(r"<!-- glue:md (\w+) -->")
-WORDS = 850  # in sight on a page, its code, tables, and captions left out
+WORDS = 750  # in sight on a page, its code, tables, and captions left out
 
 
 @pytest.mark.parametrize("path", OPENED, ids=name)
@@ -175,6 +176,20 @@ def test_a_notebooks_parameters_are_plain_values_and_the_first_is_the_profile(pa
     assert next(iter(variables)) == "profile"
     assert variables.pop("profile") == "smoke"
     assert set(variables.values()) == {None}
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
+def test_a_notebook_uses_each_of_its_parameters(path):
+    first, *rest = code(path)
+    variables = {}
+    exec(first.source, {}, variables)
+    read_in_it = {
+        node.id
+        for cell in rest
+        for node in ast.walk(ast.parse(cell.source))
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    }
+    assert set(variables) - {"__annotations__"} <= read_in_it
 
 
 # --- at toy size --------------------------------------------------------------------------------------------
