@@ -9,6 +9,7 @@ import base64
 import os
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pandas as pd
 from IPython.core.formatters import format_display_data
 from IPython.display import HTML, Markdown, display
@@ -55,6 +56,17 @@ def data_link(table: pd.DataFrame, name: str) -> HTML:
     return HTML(f'<p class="data-link">{link}</p>')
 
 
+def show_figure(figure: Figure, data: pd.DataFrame, name: str) -> None:
+    """Show a figure, and under it a link to its data.
+
+    Args:
+        data: what is drawn; of photographs, what was found of them.
+        name: of the file, without its ending.
+    """
+    display(figure, data_link(data, name))
+    plt.close(figure)  # which the end of the cell would show once more
+
+
 def glue(name: str, value: object) -> None:
     """Keep what `value` shows under a name, for the comments `<!-- glue:… -->` of the page.
 
@@ -89,9 +101,10 @@ def on_top(
     toy = TOY if is_drawn(about.dataset) else ""
     shown = {"answer": Markdown(toy + answer), "picture": picture, "data": data, "numbers": numbers}
     shown |= {name: Markdown(text) for name, text in texts.items()}
-    for name, value in shown.items():
-        glue(name, value)
-    display(*shown.values())
+    with pd.option_context("display.max_colwidth", None):  # pandas cuts long words off
+        for name, value in shown.items():
+            glue(name, value)
+        display(*shown.values())
 
 
 def write_results(

@@ -255,6 +255,20 @@ def test_a_policy_has_its_colour_whatever_stands_beside_it():
     assert len(set(beside.values())) == 4
 
 
+def test_a_policy_has_its_colour_in_an_exchange_whatever_its_kind_and_place():
+    rows = {"name": ["the hybrid", NO_POLICY, "prune:0.9"], "kind": ["policy", "policy", "pruning"]}
+    table = pd.DataFrame(rows | {"x": [1, 2, 3], "mean": 1.0, "low": 0.5, "high": 1.5})
+    table = table.assign(strength=0, outcome="bits")
+    shown = {}
+    for order in ([0, 1, 2], [2, 1, 0]):
+        figure = plots.exchange(table.iloc[order], "x", "name", "kind", "outcome", xlabel="")
+        for text in figure.axes[0].texts:
+            shown.setdefault(text.get_text(), set()).add(text.get_color())
+    assert shown["the hybrid"] == {plots.OF_POLICY[HYBRID]}
+    assert shown[NO_POLICY] == {plots.OF_POLICY[NO_POLICY]}
+    assert not shown["prune:0.9"] & set(plots.OF_POLICY.values())
+
+
 def test_names_in_an_exchange_cover_neither_each_other_nor_a_point():
     close = np.linspace(0, 1, 6)
     table = pd.DataFrame({"x": 50 + close, "mean": 3 + close / 10, "low": 2.9, "high": 3.2})
@@ -263,7 +277,11 @@ def test_names_in_an_exchange_cover_neither_each_other_nor_a_point():
     (axis,) = figure.axes
     figure.draw_without_rendering()
     boxes = [text.get_tightbbox() for text in axis.texts]
-    assert [text.get_text() for text in axis.texts] == list(table["name"])
+    # They are joined, and the legend has their kind: each has its strength alone.
+    strengths = list(table["name"].str.removeprefix("prune:"))
+    assert [text.get_text() for text in axis.texts] == strengths
+    (kind,) = axis.get_legend().get_texts()
+    assert kind.get_text() == "pruning"
     assert not [a for a, b in itertools.combinations(boxes, 2) if a.overlaps(b)]
     dots = axis.transData.transform(table[["x", "mean"]].to_numpy())
     assert not [box for box in boxes for dot in dots if box.contains(*dot)]

@@ -2,6 +2,7 @@
 source.
 """
 
+import ast
 import json
 import re
 import shutil
@@ -132,6 +133,35 @@ def test_a_page_opens_with_an_answer_a_picture_its_data_and_a_short_table(path):
     assert there["numbers"]["html"].split("<tbody>")[1].count("<tr") <= 8
 
 
+@pytest.mark.parametrize("path", OPENED, ids=name)
+def test_under_every_figure_is_its_data(path):
+    for number, cell in enumerate(code(path)):
+        if "on_top(" in cell.source:
+            continue  # the first screen, see above
+        shown = ""
+        for output in cell.outputs:
+            data = output.get("data", {})
+            shown += "F" if "image/png" in data else ""
+            shown += "D" if 'class="data-link"' in str(data.get("text/html")) else ""
+        assert "FF" not in f"{shown}F", f"cell {number}: a figure without its data"
+
+
+HIDDEN = re.compile(r"<details>.*?</details>|<!--(?! glue:md).*?-->", re.DOTALL)
+PASTED = re.compile(r"<!-- glue:md (\w+) -->")
+WORDS = 750  # in sight on a page, its code, tables, and captions left out
+
+
+@pytest.mark.parametrize("path", OPENED, ids=name)
+def test_what_is_in_sight_is_short_and_the_rest_opens_on_a_click(path):
+    there = pasted(path)
+    cells = [cell for cell in read(path).cells if cell.cell_type == "markdown"]
+    text = "\n".join(HIDDEN.sub("", cell.source) for cell in cells)
+    text = PASTED.sub(lambda name: there[name[1]]["markdown"], text)
+    text = re.sub(r"\]\([^)]*\)", "]", text)  # addresses of links
+    words = len(re.findall(r"\S*\w\S*", text))
+    assert words <= WORDS, f"{words} words in sight"
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
 def test_a_notebook_names_no_machine(path):
     assert not MACHINE.search(path.read_text())
@@ -146,6 +176,20 @@ def test_a_notebooks_parameters_are_plain_values_and_the_first_is_the_profile(pa
     assert next(iter(variables)) == "profile"
     assert variables.pop("profile") == "smoke"
     assert set(variables.values()) == {None}
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
+def test_a_notebook_uses_each_of_its_parameters(path):
+    first, *rest = code(path)
+    variables = {}
+    exec(first.source, {}, variables)
+    read_in_it = {
+        node.id
+        for cell in rest
+        for node in ast.walk(ast.parse(cell.source))
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    }
+    assert set(variables) - {"__annotations__"} <= read_in_it
 
 
 # --- at toy size --------------------------------------------------------------------------------------------

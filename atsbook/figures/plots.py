@@ -10,14 +10,17 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.text import Text
+from matplotlib.transforms import Bbox
 from torch import Tensor
 
 from atsbook.findings.result import NO_POLICY
 
 # Okabe & Ito's colours: told apart by colour-blind readers and on grey paper.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
-# A policy has one colour in the whole book: no policy vermilion, the paper's hybrid blue.
+# What stands beside policies takes none of their colours: indigo, olive, wine, grey.
+OTHERS = ("#332288", "#999933", "#882255", "#777777")
+# A policy has one colour in the whole book: no policy vermilion, the paper's hybrid blue, what a
+# page only compares with grey.
 OF_POLICY = {
     NO_POLICY: COLORS[1],
     "no policy": COLORS[1],
@@ -28,6 +31,10 @@ OF_POLICY = {
     "3-1-7": COLORS[2],
     "43-18-18": COLORS[3],
     "19-1-18": COLORS[5],
+    "3-19-26+15-42-15": COLORS[4],
+    "found by the search": COLORS[4],
+    "drawn at random": "0.6",
+    "another": "0.6",
 }
 STYLE = {"figure.dpi": 110, "figure.facecolor": "white", "grid.alpha": 0.25, "font.size": 10}
 STYLE |= {"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True}
@@ -50,12 +57,14 @@ def _picture(image: Tensor) -> np.ndarray:
 
 
 def colors_of(names: Iterable[object]) -> dict[object, str]:
-    """A colour for each: policies have theirs everywhere, others take what is left, in order."""
+    """A colour for each: policies have theirs everywhere, and what stands beside them none of those;
+    where there is no policy, the colours are taken in order.
+    """
     names = list(dict.fromkeys(names))
     own = {name: OF_POLICY[name] for name in names if name in OF_POLICY}
-    left = [color for color in COLORS if color not in own.values()] or list(COLORS)
     rest = [name for name in names if name not in own]
-    return own | dict(zip(rest, itertools.cycle(left), strict=False))
+    free = OTHERS if own else COLORS
+    return own | dict(zip(rest, itertools.cycle(free), strict=False))
 
 
 def _arms(rows: pd.DataFrame) -> np.ndarray:
@@ -129,24 +138,18 @@ def curves(
         figure, (axes,) = plt.subplots(
             1, len(parts), sharey=True, squeeze=False, layout="constrained"
         )
-        figure.set_size_inches(np.clip(3.8 * len(parts), 7, 11), 3.4)
+        figure.set_size_inches(7.2, 3.4)  # what is wider is shrunk in the page, text and all
         for axis, (title, part) in zip(axes, parts.items(), strict=True):
             for name, rows in part.groupby(group, sort=False):
                 color = colors[name]
                 mean, sd = (rows.groupby(x)[y].agg(how) for how in ("mean", "std"))
                 axis.plot(mean, color=color, label=name)
                 axis.fill_between(mean.index, mean - sd, mean + sd, color=color, alpha=0.15, lw=0)
-            axis.set(xlabel=x, ylabel="" if axis is not axes[0] else ylabel, title=title)
-        above = {
-            "loc": "lower left",
-            "bbox_to_anchor": (0, 1),
-            "ncols": 3,
-        }  # more names would cover the lines
-        axis.legend(
-            frameon=False,
-            fontsize=8,
-            **({"title": group} if panel or len(axis.lines) < 4 else above),
-        )
+            axis.set(xlabel=x, ylabel="" if axis is not axes[0] else ylabel)
+            axis.set_title(title, fontsize=10)
+        # Above the panels, where it covers no line
+        above = {"loc": "outside upper left", "ncols": 4, "frameon": False, "fontsize": 9}
+        figure.legend(*axis.get_legend_handles_labels(), **above)
     return figure
 
 
@@ -210,7 +213,7 @@ def means(
             )
         axis.axhline(0, color="0.3", lw=0.8, ls="--")
         axis.set(ylabel=ylabel, xticks=range(len(places)))
-        room = int(78 / len(places))  # letters below one place
+        room = int(88 / len(places))  # letters below one place
         longest = max(len(word) for place in places for word in str(place).split())
         slanted = {}
         words = [textwrap.fill(str(place), room) for place in places]
@@ -272,7 +275,7 @@ def trends(
         for axis in axes.flat:
             handles, labels = axis.get_legend_handles_labels()
             named |= dict(zip(labels, handles, strict=True))
-        above = {"loc": "outside upper left", "ncols": 3, "frameon": False, "fontsize": 9}
+        above = {"loc": "outside upper left", "ncols": 4, "frameon": False, "fontsize": 9}
         figure.legend(named.values(), named.keys(), **above)
     return figure
 
@@ -355,7 +358,7 @@ def ranking(table: pd.DataFrame, *, value: str = "s_pri", reference: float | Non
         reference: a line at the score of doing nothing.
     """
     with _styled():
-        figure, axis = plt.subplots(figsize=(9.5, 3.6), layout="constrained")
+        figure, axis = plt.subplots(figsize=(7.5, 3.6), layout="constrained")
         at = np.arange(len(table))
         repeated = (table["same as"] != "").to_numpy()
         for mask, color, text in (
@@ -400,19 +403,15 @@ def front(table: pd.DataFrame, *, labels: int = 10) -> Figure:
         axis.scatter(
             best["s_pri"], best["s_acc"], s=26, color=COLORS[1], lw=0, label="chosen, by rank"
         )
-        for rank, (_, row) in enumerate(best.iterrows(), 1):
-            axis.annotate(
-                str(rank),
-                (row["s_pri"], row["s_acc"]),
-                (4, 3),
-                textcoords="offset points",
-                fontsize=8,
-            )
         axis.set(
             xlabel="privacy score, lower is more private", ylabel="accuracy score, higher is better"
         )
         axis.margins(x=0.12)
         axis.legend(frameon=False, fontsize=8)
+        places = enumerate(best[["s_pri", "s_acc"]].to_numpy(), 1)
+        figure.draw_without_rendering()  # the names find their places where all else has its own
+        figure.set_layout_engine("none")
+        _name(axis, [(str(rank), at, "black") for rank, at in places])
     return figure
 
 
@@ -437,23 +436,27 @@ def scatter(
         ends = np.array([x.min(), x.max()])
         axis.plot(ends, np.polyval(np.polyfit(x, y, 1), ends), color=COLORS[1], lw=1.2)
         axis.set(xlabel=xlabel, ylabel=ylabel, title=title)
+        axis.locator_params(axis="x", nbins=5)  # more numbers would run into each other
         if color is not None and scale:
             axis.figure.colorbar(points, ax=axis, label=color.name)
     return axis.figure
 
 
-def _name(axis: Axes, points: Sequence[tuple[str, np.ndarray, str]]) -> None:
-    """Write the name of each point beside it, in the first place around it that covers neither
-    another name nor a point, or else above it.
+def _name(
+    axis: Axes, points: Sequence[tuple[str, np.ndarray, str]], marks: np.ndarray | None = None
+) -> None:
+    """Write the name of each point near it, where it covers no other name and no point, and as
+    little as can be of what else is drawn.
 
     Args:
         points: name, place in data units, and colour of each.
+        marks: places in data units, (n, 2), along lines that names should leave free.
     """
-    # In points (1/72 inch), nearest first: at the corners, where no line or interval runs, above,
-    # below, right, left, then the same further off.
+    # In points (1/72 inch), nearest first: at the corners, above, below, right, left, then the same
+    # further off.
     around = [
         (dx * near, dy * near, ha, va)
-        for near in (6, 14, 24, 36, 50, 66)
+        for near in (6, 14, 24, 36, 50, 66, 84, 104)
         for dx, dy, ha, va in (
             (0.7, 0.7, "left", "bottom"),
             (-0.7, 0.7, "right", "bottom"),
@@ -465,33 +468,32 @@ def _name(axis: Axes, points: Sequence[tuple[str, np.ndarray, str]]) -> None:
             (-1, 0, "right", "center"),
         )
     ]
+    before = {"left": 0, "center": 0.5, "right": 1, "bottom": 0, "top": 1}  # of it lies before
+    pixels = axis.figure.dpi / 72  # of a point
     dots = axis.transData.transform([at for _, at, _ in points])
+    lines = np.empty((0, 2)) if marks is None else axis.transData.transform(marks)
     inside = axis.get_window_extent()
     taken = [legend.get_window_extent() for legend in filter(None, [axis.get_legend()])]
-    for words, at, color in points:
-        texts = []
-        for dx, dy, ha, va in around:
-            style = {"ha": ha, "va": va, "fontsize": 9, "color": color}
-            line = (
-                {"arrowstyle": "-", "lw": 0.5, "color": color}
-                if max(abs(dx), abs(dy)) > 8
-                else None
-            )
-            text = axis.annotate(
-                words, at, (dx, dy), textcoords="offset points", arrowprops=line, **style
-            )
-            text.get_window_extent()  # puts it in its place
-            box = Text.get_window_extent(text)  # without the line to its point
-            texts.append((text, box))
-            covers = any(box.overlaps(other) for other in taken)
-            covers |= any(box.contains(*dot) for dot in dots)
-            if not covers and inside.contains(*box.min) and inside.contains(*box.max):
-                break
-        else:
-            texts.append(texts.pop(0))  # nowhere is room
-        *rejected, (_, box) = texts
-        for text, _ in rejected:
-            text.remove()
+    for (words, at, color), dot in zip(points, dots, strict=True):
+        text = axis.annotate(words, at, (0, 0), textcoords="offset points", fontsize=9)
+        size = text.get_window_extent().size
+        text.remove()
+        best = (np.inf, None, None)
+        for place in around:
+            dx, dy, ha, va = place
+            corner = dot + np.array([dx, dy]) * pixels - size * [before[ha], before[va]]
+            box = Bbox.from_bounds(*corner, *size)
+            out = not (inside.contains(*box.min) and inside.contains(*box.max))
+            names = sum(box.overlaps(other) for other in taken)
+            covered = sum(box.contains(*each) for each in dots)
+            crossed = sum(box.contains(*each) for each in lines)
+            cost = 1000 * (out + names) + 100 * covered + crossed + np.hypot(dx, dy) / 12
+            best = min(best, (cost, place, box), key=lambda each: each[0])
+        _, (dx, dy, ha, va), box = best
+        far = max(abs(dx), abs(dy)) > 8
+        to_point = {"arrowstyle": "-", "lw": 0.5, "color": color} if far else None
+        style = {"ha": ha, "va": va, "fontsize": 9, "color": color, "arrowprops": to_point}
+        axis.annotate(words, at, (dx, dy), textcoords="offset points", **style)
         taken.append(box)
 
 
@@ -501,13 +503,14 @@ def exchange(
     """`mean` with `low` and `high` against `x`, points with their `name`; panels, colours, joined
     by `strength`.
 
-    Rows that are `pareto`, where the table says so, are joined by a dashed line in each panel.
+    Policies that the book knows have their own colours, whatever their group. Rows that are
+    `pareto`, where the table says so, are joined by a dashed line in each panel.
     """
     with _styled():
         panels = list(table.groupby(panel, sort=False))
         edge = table[table["pareto"]].sort_values(x) if "pareto" in table else table[:0]
         shape = {
-            "figsize": (7.5, 3.9 * len(panels)),
+            "figsize": (7.5, 4.1 * len(panels)),
             "squeeze": False,
             "sharex": True,
             "layout": "constrained",
@@ -516,30 +519,42 @@ def exchange(
         named = []
         for axis, (outcome, part) in zip(axes[:, 0], panels, strict=True):
             words = []
-            for color, (kind, rows) in zip(COLORS, part.groupby(group, sort=False), strict=False):
-                line = "o-" if rows["strength"].is_unique else "o"
+            marks = []
+            kinds = part[group].where(~part[name].isin(OF_POLICY), part[name])
+            colors = colors_of(kinds)
+            for kind, rows in part.groupby(kinds, sort=False):
+                joined = rows["strength"].is_unique and len(rows) > 1
                 axis.errorbar(
                     rows[x],
                     rows["mean"],
                     _arms(rows),
-                    fmt=line,
-                    color=color,
-                    label=kind,
+                    fmt="o-" if joined else "o",
+                    color=colors[kind],
+                    label="_" if kind in OF_POLICY else kind,  # a policy's name stands beside it
                     ms=5,
                     lw=0.8,
                 )
                 points = rows[[x, "mean"]].to_numpy()
-                words += [(said, at, color) for said, at in zip(rows[name], points, strict=True)]
+                said = rows[name]
+                if joined:  # the legend has the kind, so that its strength says all
+                    said = said.str.rpartition(":")[2]
+                    marks += list(np.linspace(points[:-1], points[1:], 40).reshape(-1, 2))
+                words += [(each, at, colors[kind]) for each, at in zip(said, points, strict=True)]
+                ends = zip(points[:, 0], rows["low"], rows["high"], strict=True)
+                marks += [(at, y) for at, low, high in ends for y in np.linspace(low, high, 12)]
             axis.set(ylabel=outcome, xlabel=xlabel, xmargin=0.1, ymargin=0.25)
             axis.plot(edge[x], edge["mean"], color="0.6", lw=1, ls="--", zorder=0)
             axis.label_outer()
-            named.append((axis, words))
+            named.append((axis, words, np.array(marks)))
         for axis in axes[: len(panels) if len(edge) else 1, 0]:
-            axis.legend(frameon=False, fontsize=8)
+            if kinds := axis.get_legend_handles_labels()[1]:
+                columns = 4 if max(map(len, kinds)) < 18 else 2  # as the figure has room for
+                above = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": columns}
+                axis.legend(frameon=False, fontsize=9, **above)
         figure.draw_without_rendering()  # where everything lies is known from here on,
         figure.set_layout_engine("none")  # and stays there, whatever is written into it
-        for axis, words in named:
-            _name(axis, words)
+        for axis, words, marks in named:
+            _name(axis, words, marks)
     return figure
 
 
