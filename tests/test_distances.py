@@ -4,8 +4,7 @@ import pytest
 import torch
 
 import atslib
-from atslib.attacks.distances import cosine_layers
-from atslib.gradients.problems import DISTANCES
+from atslib.gradients.problems import DISTANCES, cosine_layers
 
 
 def gradients(seed, dtype=torch.float64):

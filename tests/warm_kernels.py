@@ -76,10 +76,12 @@ def import_all() -> None:
     """Import what pages import: the book's modules, and with them torch, pandas and the rest."""
     import ipykernel.kernelapp  # noqa: F401
     import matplotlib.pyplot  # noqa: F401
+    import pandas as pd
     import torch._dynamo  # noqa: F401
 
     import atsbook
 
+    pd.set_option("display.max_columns", 20)  # pandas takes this process for a terminal
     for module in pkgutil.walk_packages(atsbook.__path__, "atsbook."):
         if not module.name.endswith(("__main__", "start_papermill")):
             importlib.import_module(module.name)

@@ -43,6 +43,7 @@ class Numbers:
     Attributes:
         untrained, trained: share of photographs found by who knows the policy, by network, without a
             policy and with the hybrid.
+        another: share found on the untrained LeNet by another attack, in the same way.
         told: share found on an untrained LeNet in one round without a policy (`none`), and under
             the hybrid in four rounds by who knows the policy (`policy`) or is told what it drew
             (`draws`).
@@ -58,6 +59,7 @@ class Numbers:
 
     untrained: Mapping[str, tuple[float, float]]
     trained: Mapping[str, tuple[float, float]]
+    another: tuple[float, float] | None
     told: Mapping[str, float]
     accuracy: tuple[float, float] | None
     learned: tuple[str, int]
@@ -97,6 +99,13 @@ def _found(attacks: pd.DataFrame, regime: str) -> dict[str, tuple[float, float]]
         bare, hidden = (float(rows["found"].astype(bool).mean()) for rows in ends)
         shares[model] = (bare, hidden)
     return shares
+
+
+def _another(servers: pd.DataFrame) -> tuple[float, float] | None:
+    if servers.empty:
+        return None
+    shares = servers.set_index(["server", "policy"])["found"]["annealed-lenet"]
+    return float(shares[NO_POLICY]), float(shares[HYBRID])
 
 
 def _told(judged: pd.DataFrame) -> dict[str, float]:
@@ -148,6 +157,7 @@ def numbers(results: Path) -> Numbers:
     return Numbers(
         untrained=_found(attacks, "initial"),
         trained=_found(attacks, "trained"),
+        another=_another(_rows(results, "claim1_privacy", "servers")),
         told=_told(_rows(results, "ext5_adaptive", "judged")),
         accuracy=ends,
         learned=(NAMES[profile["model"]], profile["epochs"]),
@@ -172,12 +182,16 @@ def sentences(known: Numbers) -> str:
     if {"lenet", "convnet-16"} <= known.untrained.keys() and "draws" in known.told:
         one = known.untrained["lenet"]
         other = known.untrained["convnet-16"]
+        another = ""
+        if known.another:
+            bare, hidden = known.another
+            another = f" (by another attack {percent(hidden)} instead of {percent(bare)})"
         words.append(
             f"**In one round the paper's policy hides some of the photographs, and several rounds give "
             f"{_back(one, known.told['draws'])}:** "
             f"from the gradient of one image a server that knows the policy finds {percent(one[1])} of them instead "
-            f"of {percent(one[0])} on an untrained LeNet, and {percent(other[1])} instead of {percent(other[0])} on "
-            "an untrained ConvNet; once it has been told what was drawn in four rounds, it finds "
+            f"of {percent(one[0])} on an untrained LeNet{another}, and {percent(other[1])} instead of "
+            f"{percent(other[0])} on an untrained ConvNet; once it has been told what was drawn in four rounds, it finds "
             f"{percent(known.told['draws'])} on the LeNet."
         )
     if known.accuracy:

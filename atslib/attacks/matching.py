@@ -3,11 +3,11 @@
 import dataclasses
 import math
 
-from atslib.attacks.distances import DISTANCES
 from atslib.attacks.optimizers import OPTIMIZERS, SCHEDULES
 from atslib.attacks.priors import PENALTIES
 from atslib.attacks.starts import STARTS
 from atslib.errors import AtsError, check_most, check_types, choose
+from atslib.gradients.problems import DISTANCES
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

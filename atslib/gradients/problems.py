@@ -343,6 +343,40 @@ def cosine_tensors(gradients: Gradients, target: Gradients) -> Tensor:
     return 1 - (dot / (square.clamp_min(1e-16).sqrt() * norm.clamp_min(1e-16).sqrt())).mean(0)
 
 
+NONE = 1e-37  # largest entry of a tensor that is taken for 0
+FLOOR = 1e-6  # part of the target's largest entry, below which an own tensor counts less and less
+
+
+def cosine_layers(gradients: Gradients, target: Gradients) -> Tensor:
+    """1 - the mean of the cosine similarities of the parameter tensors, (N,) in [0, 2].
+
+    No tensor is too short to count, as in `cosine_tensors`; those of which the target is 0 are left
+    out. `cosine` adds up all entries: in a deep network whose layers pass on little, such as an
+    untrained EfficientNet with the batch statistics 0 and 1 that it begins with, nearly all of a
+    gradient's length is in its last layers. These hardly depend on the image: two photographs of
+    one label differ by 1e-15, which single precision does not hold.
+    """
+    own = []
+    sent = []
+    told = []
+    for part, aim in zip(gradients, target, strict=True):
+        # By their largest entries first, since the squares of small ones would underflow: a cosine
+        # is of directions, so that its slope is the same.
+        most = _largest(aim)
+        own.append(part / torch.maximum(_largest(part), FLOOR * most).clamp_min(NONE))
+        sent.append(aim / most.clamp_min(NONE))
+        told.append(most.flatten() > NONE)
+    dot, square, norm = _inner(tuple(own), Fixed(sent))
+    alike = dot / (square.clamp_min(0.5).sqrt() * norm.clamp_min(0.5).sqrt())
+    counted = torch.stack(told)
+    return 1 - (alike * counted).sum(0) / counted.sum(0).clamp_min(1)
+
+
+def _largest(part: Tensor) -> Tensor:
+    """The largest size of an entry in each row, (N, 1, ...), a constant for autograd."""
+    return part.detach().flatten(1).abs().amax(1).view(-1, *[1] * (part.ndim - 1))
+
+
 def l2(gradients: Gradients, target: Gradients) -> Tensor:
     """Sum of squared differences, (N,). Deep Leakage from Gradients, Eq. 4."""
     return sum(_rows((g - t).square()).sum(1) for g, t in zip(gradients, target, strict=True))
@@ -389,6 +423,7 @@ def l1_relative(gradients: Gradients, target: Gradients) -> Tensor:
 DISTANCES: dict[str, Callable[[Gradients, Gradients], Tensor]] = {
     "cosine": cosine,
     "cosine-tensors": cosine_tensors,
+    "cosine-layers": cosine_layers,
     "l2": l2,
     "l1": l1,
     "norms": norms,
