@@ -160,6 +160,19 @@ def test_a_page_is_the_same_but_for_times_and_a_difference_quotes_both_texts(tmp
     assert page_differences(old, dark, figures=False) == []
 
 
+def test_what_is_printed_may_come_in_pieces(tmp_path):
+    whole, pieces = (page(tmp_path / f"{name}.ipynb") for name in ("whole", "pieces"))
+    for path, printed in ((whole, ["one\ntwo\n"]), (pieces, ["one\n", "two", "\n"])):
+        notebook = nbformat.read(path, as_version=4)
+        streams = [nbformat.v4.new_output("stream", text=text) for text in printed]
+        notebook.cells[1].outputs = [*streams, *notebook.cells[1].outputs]
+        nbformat.write(notebook, path)
+    assert page_differences(whole, pieces, figures=True) == []
+    notebook.cells[1].outputs.insert(1, nbformat.v4.new_output("stream", name="stderr", text="x"))
+    nbformat.write(notebook, pieces)
+    assert page_differences(whole, pieces, figures=True)
+
+
 def test_what_is_another_at_each_run_is_taken_out_of_a_page(tmp_path):
     pages = [page(tmp_path / f"{time}.ipynb", time=time) for time in ("1", "2")]
     for made in pages:

@@ -237,9 +237,16 @@ def _outputs(cell: dict) -> tuple[list[str], list[str]]:
     """The texts and the pictures, in base64, that a cell shows."""
     texts = []
     pictures = []
+    stream = None  # that the last output was of
     for output in cell.get("outputs", ()):
         for kind, text in _parts(output):
-            (pictures if kind.startswith("image/") and "svg" not in kind else texts).append(text)
+            if kind == stream:  # what is printed may come in pieces, by chance
+                texts[-1] += text
+            else:
+                (pictures if kind.startswith("image/") and "svg" not in kind else texts).append(
+                    text
+                )
+        stream = output["name"] if output["output_type"] == "stream" else None
     return texts, pictures
 
 
