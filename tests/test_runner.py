@@ -25,6 +25,7 @@ from atslib.errors import AtsError
 from atslib.files import shown
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
+MAKER = "int(os.environ['JPY_PARENT_PID'])"  # to a page: the process that executes it
 
 
 @pytest.fixture
@@ -228,7 +229,7 @@ def test_a_page_runs_from_any_folder_and_a_failed_one_keeps_the_old_page(root, s
 def test_a_page_whose_maker_was_killed_without_a_word_is_an_error_too(root, store):
     notebook(
         root / "notebooks" / "page.ipynb",
-        "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)",
+        f"import os, signal\nos.kill({MAKER}, signal.SIGKILL)",
     )
     with pytest.raises(AtsError, match="page: papermill ended with status -9"):
         execute("page", {}, root=root, store=store)
@@ -237,7 +238,7 @@ def test_a_page_whose_maker_was_killed_without_a_word_is_an_error_too(root, stor
 
 @pytest.mark.jupyter
 def test_an_interrupted_page_leaves_no_failed_one(root, store):
-    code = "import os, signal, time\nos.kill(os.getppid(), signal.SIGINT)\ntime.sleep(60)"
+    code = f"import os, signal, time\nos.kill({MAKER}, signal.SIGINT)\ntime.sleep(60)"
     notebook(root / "notebooks" / "page.ipynb", "1 + 1", code)
     # What runs in the background ignores an interruption, and so do its children.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -35,6 +35,7 @@ def kernel(tmp_path, monkeypatch):
         [sys.executable, "-c", SERVER, str(address)],
         env=os.environ | {"PYTHONPATH": str(SCRIPT.parent)},
     )
+    monkeypatch.delenv("PYTHONPATH", raising=False)  # other tests may have set it
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
     monkeypatch.setenv("ATS_WARM_KERNELS", str(address))
     monkeypatch.setenv("MARK", "in its environment")
@@ -77,11 +78,13 @@ def runs(process):
 
 def test_a_kernel_has_the_folder_and_the_environment_of_who_started_it(kernel, tmp_path):
     _, client, server = kernel
-    facts = "os.getcwd(), os.environ['MARK'], os.getppid(), sys.path"
+    of_environment = "os.environ['MARK'], int(os.environ['JPY_PARENT_PID'])"
+    facts = f"os.getcwd(), {of_environment}, os.getppid(), sys.path"
     text, error = printed(client, f"import json, os, sys; print(json.dumps([{facts}]))")
     assert error is None
-    folder, mark, parent, paths = json.loads(text)
-    assert (folder, mark, parent) == (str(tmp_path), "in its environment", server)
+    folder, mark, maker, parent, paths = json.loads(text)
+    assert (folder, mark) == (str(tmp_path), "in its environment")
+    assert (maker, parent) == (os.getpid(), server)
     assert str(SCRIPT.parent) not in paths
 
 

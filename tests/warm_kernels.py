@@ -89,7 +89,8 @@ def import_all() -> None:
 
 def serve(address: str) -> None:
     """Fork a kernel for each relay that asks, for ever."""
-    sys.path.remove(str(Path(__file__).resolve().parent))  # a page does not see the tests
+    here = str(Path(__file__).resolve().parent)
+    sys.path[:] = [path for path in sys.path if path != here]  # a page does not see the tests
     # As ipykernel sets it, but before matplotlib is imported
     os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
     import_all()
@@ -121,7 +122,6 @@ def become_kernel(connection: socket.socket) -> None:
         connection.sendall(os.getpid().to_bytes(LENGTH, "big"))
         os.environ.clear()
         os.environ.update(asked["environment"])
-        os.environ.pop("JPY_PARENT_PID", None)
         os.chdir(asked["folder"])
         paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         sys.path[:0] = [path for path in paths if path and path not in sys.path]
@@ -129,7 +129,7 @@ def become_kernel(connection: socket.socket) -> None:
         sys.argv = ["ipykernel_launcher", *asked["arguments"]]
         from ipykernel import kernelapp
 
-        # 1: it need not watch who started it, the relay does
+        # 1: it need not watch who started it (JPY_PARENT_PID), the relay does
         kernelapp.launch_new_instance(parent_handle=1)
         status = 0
     except SystemExit as ended:
