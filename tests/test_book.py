@@ -14,7 +14,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pandas as pd
 import pytest
 import yaml
@@ -25,7 +24,14 @@ from atsbook.report.making import picture_of
 from atsbook.runs.archive import Archive
 from atsbook.texts.answers import claims
 from atsbook.texts.costs import costs_page
-from atsbook.texts.first_screen import first_screen, given_back, numbers, questions, sentences
+from atsbook.texts.first_screen import (
+    Watched,
+    first_screen,
+    numbers,
+    questions,
+    sentences,
+    watched_for_long,
+)
 from atslib.files import project_root
 
 ROOT = project_root()
@@ -277,11 +283,10 @@ def test_no_entry_of_the_first_table_is_long():
         assert max(map(len, cells)) <= 80
 
 
-def watched(bits, model):
-    """Rows of extension 5 in any order: a server of one round without a policy, at six bits, and
-    one that is told the draws of four rounds and is left `bits`.
+def watched(told, model):
+    """Rows of extension 5 in any order: a server of one round without a policy, which finds all of
+    40 photographs, and one that is told the draws of four rounds and finds `told` of them.
     """
-    stream = np.random.default_rng(0)
     parts = [
         pd.DataFrame(
             {
@@ -289,41 +294,32 @@ def watched(bits, model):
                 "knows": knows,
                 "rounds": rounds,
                 "image": range(40),
-                "found": told > 4,
-                "bits": told + stream.normal(scale=0.2, size=40),
+                "found": [image < found for image in range(40)],
             }
         )
-        for knows, rounds, told in (("no policy", 1, 6.0), ("draws", 4, bits), ("policy", 4, 0.0))
+        for knows, rounds, found in (("no policy", 1, 40), ("draws", 4, told), ("policy", 4, 0))
     ]
     return pd.concat(parts).sample(frac=1, random_state=0)
 
 
-def test_four_rounds_give_back_what_lies_within_half_a_bit_on_the_same_network():
-    judged = pd.concat([watched(5.8, "near"), watched(5.4, "far"), watched(3.0, "lost")])
-    known = given_back(judged)
-    assert {name: each.back for name, each in known.items()} == {
-        "near": True,
-        "far": False,
-        "lost": False,
-    }
-    assert (known["lost"].bare, known["lost"].told, known["lost"].photographs) == (1, 0, 40)
-    assert given_back(judged[judged["rounds"] == 1]) == {}
-    assert given_back(pd.DataFrame()) == {}
+def test_what_four_rounds_give_is_beside_one_without_a_policy_on_the_same_network():
+    judged = pd.concat([watched(38, "lenet"), watched(10, "convnet-16")])
+    known = watched_for_long(judged)
+    assert known.keys() == {"lenet", "convnet-16"}
+    assert known["lenet"] == Watched(bare=1, told=0.95, photographs=40)
+    assert known["convnet-16"] == Watched(bare=1, told=0.25, photographs=40)
+    assert watched_for_long(judged[judged["rounds"] == 1]) == {}
+    assert watched_for_long(pd.DataFrame()) == {}
 
 
 @pytest.mark.parametrize(
-    ("bits", "said"),
-    [
-        ((6.0, 6.1), "and four rounds give them back, to"),
-        ((5.0, 6.1), "and four rounds give them back on 1 of 2 networks, to"),
-        ((5.0, 5.1), "and four rounds do not give them all back, to"),
-    ],
+    ("found", "said"), [((38, 40), "hides hardly any"), ((38, 10), "hides fewer")]
 )
-def test_the_first_sentence_says_on_how_many_networks_rounds_give_photographs_back(bits, said):
+def test_the_first_sentence_says_what_is_hidden_from_who_watches_for_long(found, said):
     judged = pd.concat(
-        watched(each, name) for each, name in zip(bits, ("lenet", "convnet-16"), strict=True)
+        watched(each, name) for each, name in zip(found, ("lenet", "convnet-16"), strict=True)
     )
-    known = dataclasses.replace(numbers(ROOT / "results"), watched=given_back(judged))
+    known = dataclasses.replace(numbers(ROOT / "results"), watched=watched_for_long(judged))
     assert said in sentences(known).split("**")[1]
 
 

@@ -13,7 +13,7 @@ import pandas as pd
 from atsbook.findings.compare import matrices
 from atsbook.findings.reported import reported
 from atsbook.findings.result import NO_POLICY
-from atsbook.findings.statistics import ENOUGH, change, correlation_interval, pearson
+from atsbook.findings.statistics import ENOUGH, correlation_interval, pearson
 from atsbook.runs.settings import PROFILES
 from atsbook.runs.table1 import HYBRID
 from atsbook.texts.answers import newest
@@ -35,8 +35,7 @@ PICTURE = (
 )
 PRINTED = f"hybrid:{HYBRID}"
 SCORE = "pearson_r(S_pri,PSNR)"
-# As in the rule of extension 5: four rounds give the bits back if the interval of what is missing lies above this.
-GIVEN_BACK = -0.5
+HARDLY = 0.1  # so small a share of the photographs is hardly any
 FEW = 2  # policies that hide most, without which the correlation is told as well
 
 
@@ -47,13 +46,11 @@ class Watched:
     Attributes:
         bare: share of photographs found in one round without a policy, on the same network.
         told: share found under the hybrid in four rounds.
-        back: whether the four rounds give the bits back, by the rule of extension 5.
         photographs: how many these are shares of.
     """
 
     bare: float
     told: float
-    back: bool
     photographs: int
 
 
@@ -142,7 +139,7 @@ def _told(judged: pd.DataFrame) -> dict[str, float]:
     return {name: float(shares[server]) for name, server in servers.items() if server in shares}
 
 
-def given_back(judged: pd.DataFrame) -> dict[str, Watched]:
+def watched_for_long(judged: pd.DataFrame) -> dict[str, Watched]:
     """What four rounds give to a server that is told what was drawn, beside one without a policy.
 
     Both are of the same photographs and weights: of claim 1's three draws these are the first.
@@ -153,19 +150,14 @@ def given_back(judged: pd.DataFrame) -> dict[str, Watched]:
     watched = {}
     for model in dict.fromkeys(judged["model"]) if len(judged) else ():
         own = judged[judged["model"] == model]
-        servers = {
-            key: rows.sort_values("image", ignore_index=True)
-            for key, rows in own.groupby(["knows", "rounds"])
-        }
+        servers = dict(iter(own.groupby(["knows", "rounds"])))
         none, told = servers.get(("no policy", 1)), servers.get(("draws", 4))
         if none is None or told is None:
             continue
-        missing = change(none["bits"], told["bits"], units=none["image"])
         watched[model] = Watched(
             bare=float(none["found"].mean()),
             told=float(told["found"].mean()),
-            back=missing.low > GIVEN_BACK,
-            photographs=missing.n,
+            photographs=len(told),
         )
     return watched
 
@@ -223,7 +215,7 @@ def numbers(results: Path) -> Numbers:
         trained=_found(attacks, "trained"),
         another=_another(_rows(results, "claim1_privacy", "servers")),
         told=_told(servers),
-        watched=given_back(servers),
+        watched=watched_for_long(servers),
         accuracy=ends,
         learned=(NAMES[profile["model"]], profile["epochs"]),
         score=_score(policies),
@@ -234,14 +226,13 @@ def numbers(results: Path) -> Numbers:
     )
 
 
-def _back(watched: Mapping[str, Watched]) -> str:
-    """Whether four rounds give back what the hybrid hides in one."""
-    back = sum(each.back for each in watched.values())
-    if back == len(watched):
-        return "and four rounds give them back"
-    if not back:
-        return "and four rounds do not give them all back"
-    return f"and four rounds give them back on {back} of {len(watched)} networks"
+def _hides(watched: Mapping[str, Watched]) -> str:
+    """What the hybrid hides from a server that is told the draws of four rounds."""
+    return (
+        "hardly any"
+        if all(each.bare - each.told < HARDLY for each in watched.values())
+        else "fewer"
+    )
 
 
 def sentences(known: Numbers) -> str:
@@ -254,18 +245,22 @@ def sentences(known: Numbers) -> str:
         if known.another:
             bare, hidden = known.another
             another = f" (by another attack {percent(hidden)} instead of {percent(bare)})"
-        rounds = " and ".join(
-            f"{percent(each.told)} of {each.photographs} on {NAMES.get(name, name)} ({percent(each.bare)} in one "
-            "without a policy)"
-            for name, each in known.watched.items()
+        watched = known.watched.values()
+        told, bare, count = (
+            " and ".join(each)
+            for each in (
+                [percent(each.told) for each in watched],
+                [percent(each.bare) for each in watched],
+                [str(each.photographs) for each in watched],
+            )
         )
         words.append(
-            f"**In one round the paper's policy hides some of the photographs, {_back(known.watched)}, to a server that "
-            "is told what was drawn:** "
+            "**In one round the paper's policy hides some of the photographs; from a server that is told what was drawn "
+            f"in four rounds it hides {_hides(known.watched)}:** "
             f"from the gradient of one image a server that knows the policy finds {percent(one[1])} of them instead "
             f"of {percent(one[0])} on an untrained LeNet{another}, and {percent(other[1])} instead of "
-            f"{percent(other[0])} on an untrained ConvNet. Told the draws of four rounds, it finds, with the first of "
-            f"three draws of the weights, {rounds}."
+            f"{percent(other[0])} on an untrained ConvNet. Told the draws of four rounds, it finds {told}, where a single "
+            f"round without a policy gives {bare} (the first of three draws of the weights, {count} photographs)."
         )
     if known.accuracy:
         bare, hidden = known.accuracy
