@@ -86,7 +86,7 @@ def test_a_client_reads_what_a_server_finds_that_knows_the_policy(tmp_path):
     ]
     stored(tmp_path, "ext5_adaptive", judged=pd.concat(rows))
     text = advice(tmp_path)
-    assert "| | LeNet, untrained | convnet, untrained |" in text
+    assert "| | LeNet, untrained, 40 photographs | convnet, untrained, 40 photographs |" in text
     assert "| no policy | 100 | 80 |" in text
     assert "| the hybrid, a server that ignores it until it compares | 20 | – |" in text
     assert "| the hybrid, a server that was told what it drew, four rounds | 90 | – |" in text

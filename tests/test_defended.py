@@ -217,7 +217,7 @@ def test_a_defense_is_judged_by_the_attacker_who_finds_most():
     assert list(best(whole.reset_index())["defense"]) == ["prune:0.9", "none"]
     words = advice(whole.reset_index())
     assert "Without a defense the strongest attack finds 100 % of the photographs" in words
-    assert "at best there is `prune:0.9` (pruning): 70 % found, 17.0 % accuracy" in words
+    assert "at best there is pruning of 90 % (70 % found, 17.0 % accuracy)" in words
     assert "Of the 1 policies" in words
 
 

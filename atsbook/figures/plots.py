@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 from torch import Tensor
 
+from atsbook.findings.defenses import called, strength
 from atsbook.findings.result import NO_POLICY
 
 # Okabe & Ito's colours: told apart by colour-blind readers and on grey paper.
@@ -500,8 +501,8 @@ def _name(
 def exchange(
     table: pd.DataFrame, x: str, name: str, group: str, panel: str, *, xlabel: str
 ) -> Figure:
-    """`mean` with `low` and `high` against `x`, points with their `name`; panels, colours, joined
-    by `strength`.
+    """`mean` with `low` and `high` against `x`, points with their `name` in words; panels, colours,
+    joined by `strength`.
 
     Policies that the book knows have their own colours, whatever their group. Rows that are
     `pareto`, where the table says so, are joined by a dashed line in each panel.
@@ -535,9 +536,9 @@ def exchange(
                     lw=0.8,
                 )
                 points = rows[[x, "mean"]].to_numpy()
-                said = rows[name]
-                if joined:  # the legend has the kind, so that its strength says all
-                    said = said.str.rpartition(":")[2]
+                # Of what is joined the legend has the kind, so that the strength says all
+                said = rows[name].map(strength if joined else called)
+                if joined:
                     marks += list(np.linspace(points[:-1], points[1:], 40).reshape(-1, 2))
                 words += [(each, at, colors[kind]) for each, at in zip(said, points, strict=True)]
                 ends = zip(points[:, 0], rows["low"], rows["high"], strict=True)

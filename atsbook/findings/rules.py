@@ -25,13 +25,14 @@ def rules_in(path: str, source: str) -> dict[str, str]:
 
     Args:
         path: of a module, whose rules are the constants named `…RULE`, with the constants that they
-            mention; or of a notebook, whose rules are its code cells with the tag `rule`.
+            mention; or of a notebook, whose rules are its code cells with the tag `rule`, without
+            what they print: the words in which an outcome is told decide nothing.
     """
     if path.endswith(".ipynb"):
         cells = json.loads(source)["cells"]
         stated = [cell for cell in cells if "rule" in cell["metadata"].get("tags", ())]
         return {
-            f"rule {number}": ast.unparse(ast.parse("".join(cell["source"])))
+            f"rule {number}": ast.unparse(_silent(ast.parse("".join(cell["source"]))))
             for number, cell in enumerate(stated, 1)
         }
     constants = {
@@ -46,6 +47,19 @@ def rules_in(path: str, source: str) -> dict[str, str]:
             parts = [f"{n} = {ast.unparse(constants[n])}" for n in mentioned if n in constants]
             rules[name] = "\n".join([ast.unparse(value), *parts])
     return rules
+
+
+def _silent(cell: ast.Module) -> ast.Module:
+    """A cell without its calls of `print`."""
+    cell.body = [step for step in cell.body if not _prints(step)]
+    return cell
+
+
+def _prints(step: ast.stmt) -> bool:
+    called = (
+        step.value.func if isinstance(step, ast.Expr) and isinstance(step.value, ast.Call) else None
+    )
+    return isinstance(called, ast.Name) and called.id == "print"
 
 
 def digest(rules: Mapping[str, str]) -> str:
