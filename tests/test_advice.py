@@ -178,7 +178,7 @@ def test_noise_and_pruning_stand_beside_the_policy(tmp_path):
     )
     text = advice(tmp_path)
     assert "| no defense | 100 | 6.0 | 20.0 |" in text
-    assert "| Laplacian noise of 0.01 | 75 | 4.5 | – |\n| pruning of 90% | 50 | 3.0 | – |" in text
+    assert "| Laplacian noise of 0.01 | 75 | 4.5 | – |\n| pruning of 90 % | 50 | 3.0 | – |" in text
 
 
 def test_other_defenses_are_advised_by_regime(tmp_path):
@@ -201,4 +201,4 @@ def test_other_defenses_are_advised_by_regime(tmp_path):
             f"**{word}.** Without a defense the strongest attack finds {share} % of the photographs"
             in text
         )
-    assert "`prune:0.9` (pruning): 75 % found, 19.0 % accuracy" in text
+    assert "pruning of 90 % (75 % found, 19.0 % accuracy)" in text

@@ -32,7 +32,7 @@ def rules_in(path: str, source: str) -> dict[str, str]:
         cells = json.loads(source)["cells"]
         stated = [cell for cell in cells if "rule" in cell["metadata"].get("tags", ())]
         return {
-            f"rule {number}": ast.unparse(_silent(ast.parse("".join(cell["source"]))))
+            f"rule {number}": ast.unparse(_Silent().visit(ast.parse("".join(cell["source"]))))
             for number, cell in enumerate(stated, 1)
         }
     constants = {
@@ -49,17 +49,13 @@ def rules_in(path: str, source: str) -> dict[str, str]:
     return rules
 
 
-def _silent(cell: ast.Module) -> ast.Module:
-    """A cell without its calls of `print`."""
-    cell.body = [step for step in cell.body if not _prints(step)]
-    return cell
+class _Silent(ast.NodeTransformer):
+    """Passes over the calls of `print`."""
 
-
-def _prints(step: ast.stmt) -> bool:
-    called = (
-        step.value.func if isinstance(step, ast.Expr) and isinstance(step.value, ast.Call) else None
-    )
-    return isinstance(called, ast.Name) and called.id == "print"
+    def visit_Expr(self, step: ast.Expr) -> ast.stmt:
+        called = step.value.func if isinstance(step.value, ast.Call) else None
+        prints = isinstance(called, ast.Name) and called.id == "print"
+        return ast.Pass() if prints else step
 
 
 def digest(rules: Mapping[str, str]) -> str:
