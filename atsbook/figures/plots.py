@@ -37,6 +37,15 @@ OF_POLICY = {
     "drawn at random": "0.6",
     "another": "0.6",
 }
+# What legends call them: the texts of policies say nothing to who has not seen them
+IN_WORDS = {
+    NO_POLICY: "no policy",
+    "3-1-7+43-18-18": "the paper's hybrid",
+    "3-1-7": "its member 3-1-7",
+    "43-18-18": "its member 43-18-18",
+    "19-1-18": "random policy 19-1-18",
+    "3-19-26+15-42-15": "found by the search",
+}
 STYLE = {"figure.dpi": 110, "figure.facecolor": "white", "grid.alpha": 0.25, "font.size": 10}
 STYLE |= {"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True}
 
@@ -66,6 +75,11 @@ def colors_of(names: Iterable[object]) -> dict[object, str]:
     rest = [name for name in names if name not in own]
     free = OTHERS if own else COLORS
     return own | dict(zip(rest, itertools.cycle(free), strict=False))
+
+
+def in_words(name: object) -> object:
+    """What a legend calls a policy; of all else the name that it has."""
+    return IN_WORDS.get(name, name)
 
 
 def _arms(rows: pd.DataFrame) -> np.ndarray:
@@ -144,9 +158,10 @@ def curves(
             for name, rows in part.groupby(group, sort=False):
                 color = colors[name]
                 mean, sd = (rows.groupby(x)[y].agg(how) for how in ("mean", "std"))
-                axis.plot(mean, color=color, label=name)
+                axis.plot(mean, color=color, label=in_words(name))
                 axis.fill_between(mean.index, mean - sd, mean + sd, color=color, alpha=0.15, lw=0)
             axis.set(xlabel=x, ylabel="" if axis is not axes[0] else ylabel)
+            axis.xaxis.get_major_locator().set_params(integer=True)
             axis.set_title(title, fontsize=10)
         # Above the panels, where it covers no line
         above = {"loc": "outside upper left", "ncols": 4, "frameon": False, "fontsize": 9}
@@ -210,7 +225,14 @@ def means(
             aside = j - (table[group].nunique() - 1) / 2 if table[name].duplicated().any() else 0
             at = rows[name].map(places) + 0.14 * aside
             axis.errorbar(
-                at, rows["mean"], _arms(rows), fmt="o", ms=5, lw=1.5, color=colors[kind], label=kind
+                at,
+                rows["mean"],
+                _arms(rows),
+                fmt="o",
+                ms=5,
+                lw=1.5,
+                color=colors[kind],
+                label=in_words(kind),
             )
         axis.axhline(0, color="0.3", lw=0.8, ls="--")
         axis.set(ylabel=ylabel, xticks=range(len(places)))
@@ -254,7 +276,14 @@ def trends(
             axis.set_axis_off()
         for axis, name in zip(axes.flat, names, strict=False):
             for kind, rows in table[table[panel] == name].groupby(group, sort=False):
-                axis.plot(rows[x], rows["mean"], color=colors[kind], marker="o", ms=4, label=kind)
+                axis.plot(
+                    rows[x],
+                    rows["mean"],
+                    color=colors[kind],
+                    marker="o",
+                    ms=4,
+                    label=in_words(kind),
+                )
                 axis.fill_between(
                     rows[x], rows["low"], rows["high"], color=colors[kind], alpha=0.18, lw=0
                 )
