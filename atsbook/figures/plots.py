@@ -631,7 +631,7 @@ def ladder(table: pd.DataFrame, *, xlabel: str) -> Figure:
                 elinewidth=1,
                 label=kind,
             )
-        axis.set_yticks(list(order.values()), list(order), fontsize=8)
+        axis.set_yticks(list(order.values()), [in_words(name) for name in order], fontsize=8)
         axis.axvline(0, color="0.3", lw=0.8, ls="--")
         axis.set(xlabel=xlabel)
         axis.legend(frameon=False, fontsize=8)
