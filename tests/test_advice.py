@@ -86,7 +86,7 @@ def test_a_client_reads_what_a_server_finds_that_knows_the_policy(tmp_path):
     ]
     stored(tmp_path, "ext5_adaptive", judged=pd.concat(rows))
     text = advice(tmp_path)
-    assert "| | LeNet, untrained | convnet, untrained |" in text
+    assert "| | LeNet, untrained, 40 photographs | convnet, untrained, 40 photographs |" in text
     assert "| no policy | 100 | 80 |" in text
     assert "| the hybrid, a server that ignores it until it compares | 20 | – |" in text
     assert "| the hybrid, a server that was told what it drew, four rounds | 90 | – |" in text
@@ -178,7 +178,7 @@ def test_noise_and_pruning_stand_beside_the_policy(tmp_path):
     )
     text = advice(tmp_path)
     assert "| no defense | 100 | 6.0 | 20.0 |" in text
-    assert "| Laplacian noise of 0.01 | 75 | 4.5 | – |\n| pruning of 90% | 50 | 3.0 | – |" in text
+    assert "| Laplacian noise of 0.01 | 75 | 4.5 | – |\n| pruning of 90 % | 50 | 3.0 | – |" in text
 
 
 def test_other_defenses_are_advised_by_regime(tmp_path):
@@ -201,4 +201,4 @@ def test_other_defenses_are_advised_by_regime(tmp_path):
             f"**{word}.** Without a defense the strongest attack finds {share} % of the photographs"
             in text
         )
-    assert "`prune:0.9` (pruning): 75 % found, 19.0 % accuracy" in text
+    assert "pruning of 90 % (75 % found, 19.0 % accuracy)" in text

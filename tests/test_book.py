@@ -435,13 +435,28 @@ def test_a_folded_cell_is_called_by_its_comment(code, name):
     assert load_extension().label(code) == name
 
 
-def test_other_folds_show_or_hide_code():
-    reading = load_extension()
-    block = nodes.literal_block("", "# Imports.\nimport a")
-    cells = [nodes.container("", block.deepcopy(), hide_mode=mode) for mode in ("all", "input")]
-    reading.name_folds(None, nodes.document(None, None, "", *cells, nodes.container("", block)))
-    named = [(cell["prompt_show"], cell["prompt_hide"]) for cell in cells]
-    assert named == [("Imports", "Imports"), ("Show the code", "Hide the code")]
+@pytest.mark.parametrize(
+    ("code", "mode", "tags", "named"),
+    [
+        ("# What it is.\nx = 1", "all", (), "What it is"),
+        ("# What it is.\nx = 1", "input", (), "What it is"),
+        ("from a import b", "input", (), "Code: imports"),
+        (
+            "rule = 1",
+            "input",
+            ("tag_remove-output",),
+            "Code: the answer, its picture and its table",
+        ),
+        ("x = 1\n\n# within\ny = 2", "input", (), "Show the code"),
+    ],
+)
+def test_a_fold_says_what_it_holds_where_that_is_known(code, mode, tags, named):
+    block = nodes.literal_block("", code)
+    cell = nodes.container("", block, hide_mode=mode, classes=["cell", *tags])
+    load_extension().name_folds(
+        None, nodes.document(None, None, "", cell, nodes.container("", block))
+    )
+    assert cell["prompt_show"] == named
 
 
 # --- the glossary, links and heads of pages -----------------------------------------------------------------

@@ -265,8 +265,8 @@ def test_a_policy_has_its_colour_in_an_exchange_whatever_its_kind_and_place():
         for text in figure.axes[0].texts:
             shown.setdefault(text.get_text(), set()).add(text.get_color())
     assert shown["the hybrid"] == {plots.OF_POLICY[HYBRID]}
-    assert shown[NO_POLICY] == {plots.OF_POLICY[NO_POLICY]}
-    assert not shown["prune:0.9"] & set(plots.OF_POLICY.values())
+    assert shown["no defense"] == {plots.OF_POLICY[NO_POLICY]}
+    assert not shown["pruning of 90 %"] & set(plots.OF_POLICY.values())
 
 
 def test_names_in_an_exchange_cover_neither_each_other_nor_a_point():
@@ -278,7 +278,7 @@ def test_names_in_an_exchange_cover_neither_each_other_nor_a_point():
     figure.draw_without_rendering()
     boxes = [text.get_tightbbox() for text in axis.texts]
     # They are joined, and the legend has their kind: each has its strength alone.
-    strengths = list(table["name"].str.removeprefix("prune:"))
+    strengths = [f"{10 * n} %" for n in range(6)]
     assert [text.get_text() for text in axis.texts] == strengths
     (kind,) = axis.get_legend().get_texts()
     assert kind.get_text() == "pruning"

@@ -1,5 +1,6 @@
 """The rules in the pages' notebooks, on made-up numbers."""
 
+import json
 import math
 
 import numpy as np
@@ -10,6 +11,7 @@ from test_pilots import cell
 
 from atsbook.findings import compare, photographs
 from atsbook.findings.reported import DEFENSES
+from atsbook.findings.rules import digest, rules_in
 from atsbook.findings.statistics import interval, paired
 from atsbook.findings.verdicts import guards, kept
 from atsbook.runs.table1 import HYBRID
@@ -202,3 +204,25 @@ def test_the_rule_of_the_steps(long, short, options, status):
 
 def test_without_the_lengths_of_the_rule_it_cannot_tell():
     assert length_rule(rows(15.0, 18.0).query("steps != 4800")) == "cannot tell"
+
+
+# --- what belongs to a rule -------------------------------------------------------------------------------------------
+
+
+def stated(code):
+    """The digest of the rule of a notebook with this one cell."""
+    cells = [{"cell_type": "code", "metadata": {"tags": ["rule"]}, "source": [code]}]
+    return digest(rules_in("notebooks/page.ipynb", json.dumps({"cells": cells})))
+
+
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        ("if low < 0:\n    print(f'lower: {low}')\n", True),
+        ("if low < 0:\n    print('in other words')  # and a comment\n", True),
+        ("if low < 1:\n    print('lower')\n", False),
+        ("if low < 0:\n    display('lower')\n", False),
+    ],
+)
+def test_what_a_rules_cell_prints_is_no_part_of_the_rule(other, same):
+    assert (stated(other) == stated("if low < 0:\n    print('lower')\n")) == same

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 from torch import Tensor
 
+from atsbook.findings.defenses import called, strength
 from atsbook.findings.result import NO_POLICY
 
 # Okabe & Ito's colours: told apart by colour-blind readers and on grey paper.
@@ -35,6 +36,15 @@ OF_POLICY = {
     "found by the search": COLORS[4],
     "drawn at random": "0.6",
     "another": "0.6",
+}
+# What legends call them: the texts of policies say nothing to who has not seen them
+IN_WORDS = {
+    NO_POLICY: "no policy",
+    "3-1-7+43-18-18": "the paper's hybrid",
+    "3-1-7": "its member 3-1-7",
+    "43-18-18": "its member 43-18-18",
+    "19-1-18": "random policy 19-1-18",
+    "3-19-26+15-42-15": "found by the search",
 }
 STYLE = {"figure.dpi": 110, "figure.facecolor": "white", "grid.alpha": 0.25, "font.size": 10}
 STYLE |= {"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True}
@@ -65,6 +75,11 @@ def colors_of(names: Iterable[object]) -> dict[object, str]:
     rest = [name for name in names if name not in own]
     free = OTHERS if own else COLORS
     return own | dict(zip(rest, itertools.cycle(free), strict=False))
+
+
+def in_words(name: object) -> object:
+    """What a legend calls a policy; of all else the name that it has."""
+    return IN_WORDS.get(name, name)
 
 
 def _arms(rows: pd.DataFrame) -> np.ndarray:
@@ -143,9 +158,10 @@ def curves(
             for name, rows in part.groupby(group, sort=False):
                 color = colors[name]
                 mean, sd = (rows.groupby(x)[y].agg(how) for how in ("mean", "std"))
-                axis.plot(mean, color=color, label=name)
+                axis.plot(mean, color=color, label=in_words(name))
                 axis.fill_between(mean.index, mean - sd, mean + sd, color=color, alpha=0.15, lw=0)
             axis.set(xlabel=x, ylabel="" if axis is not axes[0] else ylabel)
+            axis.xaxis.get_major_locator().set_params(integer=True)
             axis.set_title(title, fontsize=10)
         # Above the panels, where it covers no line
         above = {"loc": "outside upper left", "ncols": 4, "frameon": False, "fontsize": 9}
@@ -209,7 +225,14 @@ def means(
             aside = j - (table[group].nunique() - 1) / 2 if table[name].duplicated().any() else 0
             at = rows[name].map(places) + 0.14 * aside
             axis.errorbar(
-                at, rows["mean"], _arms(rows), fmt="o", ms=5, lw=1.5, color=colors[kind], label=kind
+                at,
+                rows["mean"],
+                _arms(rows),
+                fmt="o",
+                ms=5,
+                lw=1.5,
+                color=colors[kind],
+                label=in_words(kind),
             )
         axis.axhline(0, color="0.3", lw=0.8, ls="--")
         axis.set(ylabel=ylabel, xticks=range(len(places)))
@@ -253,7 +276,14 @@ def trends(
             axis.set_axis_off()
         for axis, name in zip(axes.flat, names, strict=False):
             for kind, rows in table[table[panel] == name].groupby(group, sort=False):
-                axis.plot(rows[x], rows["mean"], color=colors[kind], marker="o", ms=4, label=kind)
+                axis.plot(
+                    rows[x],
+                    rows["mean"],
+                    color=colors[kind],
+                    marker="o",
+                    ms=4,
+                    label=in_words(kind),
+                )
                 axis.fill_between(
                     rows[x], rows["low"], rows["high"], color=colors[kind], alpha=0.18, lw=0
                 )
@@ -500,8 +530,8 @@ def _name(
 def exchange(
     table: pd.DataFrame, x: str, name: str, group: str, panel: str, *, xlabel: str
 ) -> Figure:
-    """`mean` with `low` and `high` against `x`, points with their `name`; panels, colours, joined
-    by `strength`.
+    """`mean` with `low` and `high` against `x`, points with their `name` in words; panels, colours,
+    joined by `strength`.
 
     Policies that the book knows have their own colours, whatever their group. Rows that are
     `pareto`, where the table says so, are joined by a dashed line in each panel.
@@ -535,9 +565,9 @@ def exchange(
                     lw=0.8,
                 )
                 points = rows[[x, "mean"]].to_numpy()
-                said = rows[name]
-                if joined:  # the legend has the kind, so that its strength says all
-                    said = said.str.rpartition(":")[2]
+                # Of what is joined the legend has the kind, so that the strength says all
+                said = rows[name].map(strength if joined else called)
+                if joined:
                     marks += list(np.linspace(points[:-1], points[1:], 40).reshape(-1, 2))
                 words += [(each, at, colors[kind]) for each, at in zip(said, points, strict=True)]
                 ends = zip(points[:, 0], rows["low"], rows["high"], strict=True)
@@ -601,7 +631,7 @@ def ladder(table: pd.DataFrame, *, xlabel: str) -> Figure:
                 elinewidth=1,
                 label=kind,
             )
-        axis.set_yticks(list(order.values()), list(order), fontsize=8)
+        axis.set_yticks(list(order.values()), [in_words(name) for name in order], fontsize=8)
         axis.axvline(0, color="0.3", lw=0.8, ls="--")
         axis.set(xlabel=xlabel)
         axis.legend(frameon=False, fontsize=8)

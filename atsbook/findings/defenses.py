@@ -6,6 +6,8 @@ The tables have one row per setting, as the page `ext6_defenses` keeps them in `
 exact 95 % interval), `accuracy` in percent, and `usable`, whether it keeps enough of that.
 """
 
+import re
+
 import pandas as pd
 
 from atsbook.findings.result import NO_POLICY
@@ -16,8 +18,44 @@ REGIMES = {
     "trained": "after a short training",
 }  # of the attacked network, in words
 TUNED = "ATS, tuned against the attack"
+# The two policies that the paper's search found for CIFAR-100, and its hybrid of them
+SEARCHED = ("3-1-7", "43-18-18")
+HYBRID = "+".join(SEARCHED)
 OWN = ("ATS", TUNED)  # the kinds that the claim is about
 LEAST_KIND = "ATS, least found of all"
+# A defense of the gradient, the network or the batch → how it is called, with its strength
+CALLED = {
+    "prune": "pruning of {:.0%}",
+    "gaussian": "Gaussian noise of {:g}",
+    "laplace": "Laplacian noise of {:g}",
+    "dp": "DP-SGD, noise of {:g}",
+    "soteria": "Soteria, {:.0%} left out",
+    "precode": "bottleneck, noise of {:g}",
+    "mixup": "MixUp, {:.0%} of another",
+}
+
+
+def called(setting: str) -> str:
+    """A setting in words: `prune:0.7` is pruning of 70 %, a policy *policy 3-3-3*."""
+    if " | " in setting:
+        return " and ".join(map(called, setting.split(" | ")))
+    names = {NO_POLICY: "no defense", HYBRID: "the paper's hybrid"}
+    names |= {policy: f"its member {policy}" for policy in SEARCHED}
+    if setting in names:
+        return names[setting]
+    kind, _, value = setting.partition(":")
+    if value:
+        return CALLED[kind].format(float(value)).replace("%", " %")
+    return f"policy {setting}" if setting[:1].isdigit() else setting
+
+
+def strength(setting: str) -> str:
+    """The strength alone, of one among settings of a kind: `prune:0.7` is 70 %."""
+    defense = setting.rpartition(" | ")[2]
+    kind, _, value = defense.partition(":")
+    if not value:
+        return called(setting)
+    return re.search(r"{.*}", CALLED[kind])[0].format(float(value)).replace("%", " %")
 
 
 def best(table: pd.DataFrame) -> pd.DataFrame:
@@ -60,7 +98,7 @@ def advice(table: pd.DataFrame) -> str:
     survivors = policies[policies["found high"] <= 50]["defense"]
     words.append(
         f"Of the {len(policies)} policies, the one tuned against this very attack among them, "
-        f"{', '.join(survivors) if len(survivors) else 'none'} keeps half of them from being found."
+        f"{', '.join(map(called, survivors)) if len(survivors) else 'none'} keeps half of them from being found."
     )
     least = table[table["kind"] == LEAST_KIND]
     kept = hidden[hidden["kind"] == LEAST_KIND]
@@ -72,4 +110,5 @@ def advice(table: pd.DataFrame) -> str:
 
 
 def _at(row: pd.Series) -> str:
-    return f"`{row['defense']}` ({row['kind']}): {row['found']:.0f} % found, {row['accuracy']:.1f} % accuracy"
+    words = f"{row['found']:.0f} % found, {row['accuracy']:.1f} % accuracy"
+    return f"{called(row['defense'])} ({words})"

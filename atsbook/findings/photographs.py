@@ -60,6 +60,7 @@ def judge(
         tells = interval(bare["bits"], bare["image"])[0] > 0
         rows[key] = changes(attacks, names[key]) | {"draws": draws, "tells": tells}
     table = pd.DataFrame(rows).T
+    table["tells"] = table["tells"].astype(bool)  # so that a sum of them is a number
     p = [bits.p for bits in table["bits"]]
     table["p"] = holm(p + [1.0] * max(0, family - len(p)))[: len(p)]
     table["protects"] = [

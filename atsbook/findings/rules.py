@@ -25,13 +25,14 @@ def rules_in(path: str, source: str) -> dict[str, str]:
 
     Args:
         path: of a module, whose rules are the constants named `…RULE`, with the constants that they
-            mention; or of a notebook, whose rules are its code cells with the tag `rule`.
+            mention; or of a notebook, whose rules are its code cells with the tag `rule`, without
+            what they print: the words in which an outcome is told decide nothing.
     """
     if path.endswith(".ipynb"):
         cells = json.loads(source)["cells"]
         stated = [cell for cell in cells if "rule" in cell["metadata"].get("tags", ())]
         return {
-            f"rule {number}": ast.unparse(ast.parse("".join(cell["source"])))
+            f"rule {number}": ast.unparse(_Silent().visit(ast.parse("".join(cell["source"]))))
             for number, cell in enumerate(stated, 1)
         }
     constants = {
@@ -46,6 +47,15 @@ def rules_in(path: str, source: str) -> dict[str, str]:
             parts = [f"{n} = {ast.unparse(constants[n])}" for n in mentioned if n in constants]
             rules[name] = "\n".join([ast.unparse(value), *parts])
     return rules
+
+
+class _Silent(ast.NodeTransformer):
+    """Passes over the calls of `print`."""
+
+    def visit_Expr(self, step: ast.Expr) -> ast.stmt:
+        called = step.value.func if isinstance(step.value, ast.Call) else None
+        prints = isinstance(called, ast.Name) and called.id == "print"
+        return ast.Pass() if prints else step
 
 
 def digest(rules: Mapping[str, str]) -> str:

@@ -17,6 +17,17 @@ LABEL = "infers the label"
 # Those of one round and a known label, by what they use
 SINGLE = (PUBLISHED, STRONGEST, MEAN, UNDONE, LEARNED, POLICY, PATIENT, DRAWS)
 
+# The servers of the judged half, by what they use of the hybrid and how many rounds they watch: what each of
+# them does
+SERVERS = {
+    ("no policy", 1): "no policy",
+    ("ignores it", 1): "ignores it until it compares",
+    ("policy", 1): "attacks through it",
+    ("draws", 1): "was told what it drew",
+    ("policy", 4): "attacks through it, four rounds",
+    ("draws", 4): "was told what it drew, four rounds",
+}
+
 
 def watching(attacker: str, rounds: int) -> str:
     """The name of an attacker who watches so many rounds."""

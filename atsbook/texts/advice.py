@@ -10,22 +10,12 @@ from atsbook.findings.federations import policy_changes
 from atsbook.findings.photographs import arrow
 from atsbook.findings.result import NO_POLICY, stored_result
 from atsbook.findings.statistics import ENOUGH
-from atsbook.runs.table1 import HYBRID, SEARCHED
+from atsbook.runs.adaptive import SERVERS
+from atsbook.runs.table1 import HYBRID
 from atsbook.texts.answers import newest
 from atsbook.texts.first_screen import NAMES, Numbers, numbers, percent
 
 PAGE = "results/{}.ipynb"
-# What a server knows and does, as in the table `judged` of extension 5: in words, its name there,
-# and how many rounds it watches.
-KNOWING = (
-    ("no policy", "no policy", 1),
-    ("the hybrid, a server that ignores it until it compares", "ignores it", 1),
-    ("the hybrid, a server that attacks through it", "policy", 1),
-    ("the hybrid, a server that was told what it drew", "draws", 1),
-    ("the hybrid, a server that attacks through it, four rounds", "policy", 4),
-    ("the hybrid, a server that was told what it drew, four rounds", "draws", 4),
-)
-NOISES = {"gaussian": "Gaussian", "laplace": "Laplacian"}  # defenses on the gradient
 LEADS = {
     "reproduced": "**It helps, and is no guarantee.**",
     "partly": "**Not as your only protection.**",
@@ -83,6 +73,11 @@ def _listed(parts: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
 
 
+# Of tables whose shares are of the first half
+OTHER_SHARES = (
+    "Shares are of other photographs than on top, each looked for among 100 images of any class, and are to be compared "
+    "within this table."
+)
 NEXT = """## What to do then
 
 - **Measure your own case.** Your network, your images, your policy and a stronger attack are a few lines:
@@ -166,7 +161,7 @@ def _stages(results: Path) -> str:
     return (
         "## When it matters\n\n"
         "Networks were attacked along their training, without a policy. Arrows go from the first step to the last "
-        f"([page]({PAGE.format('regimes')})).\n\n"
+        f"([page]({PAGE.format('regimes')})). {OTHER_SHARES}\n\n"
         + "\n".join([head, "|---|---|---|---|", *lines])
         + "\n\n"
         "A server can send an untrained network at any time. What a trained one gives away depends on the network: "
@@ -181,17 +176,21 @@ def _knowing(results: Path) -> str:
         return ""
     judged = pd.read_csv(file)
     models = list(judged["model"].unique())
-    names = [f"{NAMES.get(model, model)}, untrained" for model in models]
+    count = judged[judged["knows"] == "no policy"].groupby("model").size()
+    names = [
+        f"{NAMES.get(model, model)}, untrained, {count[model]} photographs" for model in models
+    ]
     lines = [f"| | {' | '.join(names)} |", "|---" * (len(models) + 1) + "|"]
     shares = judged.groupby(["model", "knows", "rounds"])["found"].mean()
-    for words, knows, rounds in KNOWING:
-        each = [shares.get((model, knows, rounds)) for model in models]
+    for server, does in SERVERS.items():
+        each = [shares.get((model, *server)) for model in models]
         cells = ["–" if share is None else f"{100 * share:.0f}" for share in each]
-        lines.append(f"| {words} | {' | '.join(cells)} |")
+        who = does if does == "no policy" else f"the hybrid, a server that {does}"
+        lines.append(f"| {who} | {' | '.join(cells)} |")
     return (
         "## Against a server that knows the policy\n\nHow often, in percent, it singles out your photograph among the "
-        f"100 test images of its class ([page]({PAGE.format('ext5_adaptive')})).\n\n"
-        + "\n".join(lines)
+        f"100 test images of its class ([page]({PAGE.format('ext5_adaptive')})). These are photographs of the table on "
+        "top, with the first of its draws of the weights.\n\n" + "\n".join(lines)
     )
 
 
@@ -231,7 +230,7 @@ def _federation(results: Path) -> str:
     return (
         "## In a federation\n\nTen clients who train one network together, watched by somebody who knows the "
         "policy; the change of the accuracy in points, its interval over federations "
-        f"([page]({PAGE.format('ext9_collaborative')})).\n\n" + "\n".join(lines)
+        f"([page]({PAGE.format('ext9_collaborative')})). {OTHER_SHARES}\n\n" + "\n".join(lines)
     )
 
 
@@ -239,18 +238,6 @@ def _by_kind(defense: str) -> tuple[bool, bool, bool, str, float]:
     """No defense first, then policies, then each kind by its strength."""
     kind, _, strength = defense.partition(":")
     return (defense != NO_POLICY, bool(strength), defense != HYBRID, kind, float(strength or 0))
-
-
-def _called(defense: str) -> str:
-    """A defense in words where it has some."""
-    names = {NO_POLICY: "no defense", HYBRID: "the paper's hybrid"}
-    names |= {policy: f"its member {policy}" for policy in SEARCHED}
-    kind, _, strength = defense.partition(":")
-    if kind == "prune" and strength:
-        return f"pruning of {float(strength):.0%}"
-    if kind in NOISES:
-        return f"{NOISES[kind]} noise of {strength}"
-    return names.get(defense, defense)
 
 
 def _rivals(results: Path) -> str:
@@ -268,12 +255,15 @@ def _rivals(results: Path) -> str:
         rows = defended[name]
         known = f"{accuracy[name]:.1f}" if name in accuracy else "–"
         found = 100 * rows["found"].mean()
-        lines.append(f"| {_called(name)} | {found:.0f} | {rows['bits'].mean():.1f} | {known} |")
+        lines.append(
+            f"| {defenses.called(name)} | {found:.0f} | {rows['bits'].mean():.1f} | {known} |"
+        )
     model = page[1]["model"]
     return (
         f"## Beside noise and pruning\n\nOn {NAMES.get(model, model)}, the same attack, which does not adapt to the "
         "defense; bits are what it tells of the photograph, 6.6 at most; accuracies are of one small training each "
-        f"([page]({PAGE.format('claim1_defenses')})).\n\n" + "\n".join(lines)
+        f"([page]({PAGE.format('claim1_defenses')})). Another attack than on top, from which the hybrid hides less.\n\n"
+        + "\n".join(lines)
     )
 
 

@@ -1,6 +1,10 @@
-// A table wider than the page scrolls in its box; the box says so, and takes the keyboard's focus.
+// A table wider than the page is set in smaller type; if it is still wider, it scrolls in its box, which says so and takes
+// the keyboard's focus. On a phone no type would be small enough.
 const mark = (box) => {
-  const wide = box.scrollWidth > box.clientWidth + 1;
+  const cut = () => box.scrollWidth > box.clientWidth + 1;
+  box.classList.remove("tight");
+  box.classList.toggle("tight", cut() && innerWidth > 700);
+  const wide = cut();
   box.classList.toggle("scrolls", wide);
   const names = { tabindex: "0", role: "region", "aria-label": "Wide content, scrolls sideways" };
   for (const [name, value] of Object.entries(names)) wide ? box.setAttribute(name, value) : box.removeAttribute(name);

@@ -201,6 +201,20 @@ def label(code: str) -> str:
     return first.rstrip(".").replace("`", "")
 
 
+def folded_code(code: str, classes: list[str]) -> str:
+    """What folded code shows whose output stands open: its first comment, if it begins with one; empty where nothing is
+    known of it.
+
+    Args:
+        classes: of its cell, among which are its tags.
+    """
+    if code.startswith("#"):
+        return label(code)
+    if "tag_remove-output" in classes:  # what it makes is pasted where the page begins
+        return "Code: the answer, its picture and its table"
+    return "Code: imports" if code.startswith(("import ", "from ")) else ""
+
+
 def name_folds(app: object, document: nodes.document) -> None:
     """A folded cell says what it holds. MyST-NB calls them all by one name."""
     for cell in document.findall(nodes.container):
@@ -208,8 +222,12 @@ def name_folds(app: object, document: nodes.document) -> None:
             continue
         cell["prompt_show"], cell["prompt_hide"] = "Show the code", "Hide the code"
         blocks = list(cell.findall(nodes.literal_block))
-        if cell["hide_mode"] == "all" and blocks and (text := label(f"{blocks[0].astext()}\n")):
-            cell["prompt_show"] = cell["prompt_hide"] = typeset(text)
+        if not blocks:
+            continue
+        code = f"{blocks[0].astext()}\n"
+        named = label(code) if cell["hide_mode"] == "all" else folded_code(code, cell["classes"])
+        if named:
+            cell["prompt_show"] = cell["prompt_hide"] = typeset(named)
 
 
 def own_equations(app: object) -> None:
