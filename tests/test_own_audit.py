@@ -34,7 +34,7 @@ from atslib.models import with_loss
 
 SIDE, CLASSES = 12, 3
 LR = 0.01  # of recorded training
-QUICK = {"attacked": 8, "steps": 4}  # then nothing depends on the clock
+QUICK = {"attacked": 8, "steps": 4}  # far within the budget
 
 
 @functools.cache
@@ -422,9 +422,12 @@ def test_a_control_does_not_take_the_time_of_what_it_is_the_control_of():
     assert made._share_of(last, []) == pytest.approx(work.END)
 
 
-def test_no_further_attack_is_compared_when_the_time_is_over(monkeypatch):
+def test_no_attack_is_compared_when_the_time_for_that_is_over(monkeypatch):
     monkeypatch.setattr(work.Work, "_spent", lambda self: 0.5)
-    assert len(report_of(small()).worst_case.tried) == 1
+    worst = report_of(small()).worst_case
+    assert worst.tried == {}
+    assert worst.attack == "annealed-convnet"  # the likeliest
+    assert set(report_of(linear()).worst_case.tried) == {"first-layer"}  # in closed form
     monkeypatch.setattr(work.Work, "_spent", lambda self: 1.5)
     report = report_of(small(), defense="prune:0.5", limit=0.5)
     assert len(report.results) == 1

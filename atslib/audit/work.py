@@ -291,8 +291,6 @@ class Work:
 
     def _measured(self, case: Case) -> float:
         """Seconds for one image and step of gradient matching."""
-        if self.config.steps and self.config.attacked:
-            return 0.0
         seen = self._seen(case, self.held[: case.images], "speed").view
         attack = dataclasses.replace(_matching(candidates(seen, case, 4)), steps=1)
         first = self._timed(seen, attack)
@@ -447,8 +445,6 @@ class Work:
         if len(attacks) == 1:
             return next(iter(attacks)), {}
         for name, attack in attacks.items():
-            if tried and self._spent() > TUNING:
-                break
             attack = against(attack, seen.view)
             one = 0.0 if name in CLOSED else self._one(case, self.plan.tuning_steps)
             key = fingerprint("tune", name, case)
