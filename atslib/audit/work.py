@@ -199,29 +199,37 @@ class Work:
         self.pool = Pool.of(self.pixels, self.labels, attacked)
         results = []
         left = []
+        planned = 0.0
         with tqdm(
-            total=round(max(self.plan.seconds, 1)),
+            total=max(self.plan.seconds, 1.0),
             disable=not self.progress,
             unit="s",
             desc="audit",
             leave=False,
             bar_format="{desc} {percentage:3.0f}% |{bar:20}| {elapsed} gone, about {remaining} left",
-        ) as bar:
+        ) as self.bar:
             for place, case in enumerate(self.cases):
                 if results and not self._is_time(case):
                     left.append(case)
                     continue
-                bar.set_description(case.title[:60])
+                self.bar.set_description(case.title[:60])
                 if case.group not in self.tuned:
                     self._chosen(case)
-                    bar.update(round(self._tuning_seconds(case)))
+                    planned += self._tuning_seconds(case)
+                    self._show(planned)
                     if results and not self._is_time(case):
                         left.append(case)
                         continue
                 until = self._share_of(case, self.cases[place + 1 :])
                 results.append(self._attacked(case, chosen, *self._chosen(case), until))
-                bar.update(round(self._seconds(case, self.plan)))
+                planned += self._seconds(case, self.plan)
+                self._show(planned)
         return self.plan, self.pool, results, left
+
+    def _show(self, planned: float) -> None:
+        """Move the bar to what is done, in seconds of the plan."""
+        self.bar.n = min(planned, self.bar.total)
+        self.bar.refresh()
 
     def _spent(self) -> float:
         """How much of the budget is gone, as a share."""
@@ -577,6 +585,7 @@ class Work:
                 parts = dict(zip(("images", "labels"), made[-1], strict=True))
                 save_state(file, run, parts | {"stream": stream.get_state()})
             first = own.stop
+            self.bar.update(min(one * (own.stop - own.start), self.bar.total - self.bar.n))
         images, labels = (torch.cat(part) for part in zip(*made, strict=True))
         return images, labels
 
