@@ -69,7 +69,8 @@ RESERVE = 0.8
 PORTION = 0.05
 PART = 0.25
 PAIR = 0.2  # of the budget at most for the first two images, with fewer steps if it has to be
-TRIED = 0.01  # of the budget at most for one measurement of a network's speed
+TRIED = 0.01  # of the budget, about, for one measurement of a network's speed
+SLOW = 0.05  # of the budget, from which a single step is measured once
 MOST_AT_ONCE = 256  # gradients
 COPIES = 4  # of a gradient that are held at once
 END = 0.9  # of the budget, until which each case and each portion has to be done by what is known
@@ -301,7 +302,11 @@ class Work:
         """Seconds for one image and step of gradient matching."""
         seen = self._seen(case, self.held[: case.images], "speed").view
         attack = dataclasses.replace(_matching(candidates(seen, case, 4)), steps=1)
+        # Of the first step much is what torch does once; that of a network too slow to do it again
+        # has to do.
         first = self._timed(seen, attack)
+        if first < SLOW * self.config.budget:
+            first = self._timed(seen, attack)
         few = int(TRIED * self.config.budget / first) if first > 0 else 8
         if few == 0:
             return first / case.images
