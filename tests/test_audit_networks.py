@@ -18,10 +18,10 @@ from atslib.measures.metrics import psnr
 NORM = ([0.5] * 3, [0.25] * 3)
 
 
-def photographs(side):
-    """20 drawn images of each of four classes."""
+def photographs(side, each=20):
+    """So many drawn images of each of four classes."""
     images = atslib.load("shapes", "test")
-    rows = torch.cat([(images.labels == label).nonzero().flatten()[:20] for label in range(4)])
+    rows = torch.cat([(images.labels == label).nonzero().flatten()[:each] for label in range(4)])
     pixels = images.pixels[rows].float()
     if side != pixels.shape[-1]:
         pixels = functional.interpolate(pixels, (side, side), mode="bilinear", antialias=True)
@@ -132,12 +132,18 @@ def test_a_network_whose_layers_all_count_is_attacked_as_its_family_is():
     assert next(iter(candidates(seen, Case(weights="untrained"), 3))) == "annealed-resnet"
 
 
-def test_an_untrained_efficientnet_gives_its_photographs_away_layer_by_layer(monkeypatch):
-    pixels, labels = photographs(32)
-    monkeypatch.setattr(work, "SIZES", ((4, 30, 8, 1),))  # nothing is compared
-    model = torchvisions("efficientnet_b0")
+@pytest.mark.parametrize(
+    ("name", "side", "count", "steps"),
+    [("efficientnet_b0", 32, 4, 30), ("mobilenet_v3_small", 32, 8, 80)],
+)
+def test_untrained_networks_give_their_photographs_away_layer_by_layer(
+    monkeypatch, name, side, count, steps
+):
+    pixels, labels = photographs(side, 50)
+    monkeypatch.setattr(work, "SIZES", ((count, steps, 8, 1),))  # nothing is compared
+    model = torchvisions(name)
     report = atslib.audit(
-        model, pixels, labels, untrained=model, normalize=NORM, batch=1, attacked=4
+        model, pixels, labels, untrained=model, normalize=NORM, batch=1, attacked=count
     )
     assert report.control.works, report.sentence
     assert report.control.attack == LAYERS
