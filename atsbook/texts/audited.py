@@ -81,8 +81,8 @@ def compared(untrained: dict, given: dict) -> str:
     else:
         verdict = "whether the shipped weights give away less than untrained ones cannot be told"
     return (
-        f"{verdict} (of {len(both)} photographs {fewer} are found with untrained weights alone, {more} with the shipped "
-        f"ones alone; p = {likely:.2g}).{doubt}"
+        f"{verdict} (of {len(both)} photographs found with untrained weights alone: {fewer}, with the shipped ones alone: "
+        f"{more}; p = {likely:.2g}).{doubt}"
     )
 
 
