@@ -17,6 +17,7 @@ from atslib.audit.ladder import LAYERS, candidates, is_faint
 from atslib.measures.metrics import psnr
 
 NORM = ([0.5] * 3, [0.25] * 3)
+LONG = 1e5  # seconds, so that no busy machine has too few
 
 
 def photographs(side, each=20):
@@ -144,8 +145,9 @@ def test_untrained_networks_give_their_photographs_away_layer_by_layer(
     monkeypatch.setattr(work, "SIZES", ((count, steps, 8, 1),))  # nothing is compared
     model = torchvisions(name)
     report = atslib.audit(
-        model, pixels, labels, untrained=model, normalize=NORM, batch=1, attacked=count
-    )
+        model, pixels, labels, untrained=model, normalize=NORM, batch=1, attacked=count,
+        budget=LONG,
+    )  # fmt: skip
     assert report.control.works, report.sentence
     assert report.control.attack == LAYERS
     assert report.faint
@@ -168,7 +170,7 @@ def test_an_untrained_googlenet_tells_more_than_chance_does(monkeypatch):
     monkeypatch.setattr(work, "SIZES", ((4, 60, 8, 1),))  # nothing is compared
     model = torchvisions("googlenet")
     report = atslib.audit(
-        model, pixels, labels, untrained=model, normalize=NORM, batch=1, attacked=4
+        model, pixels, labels, untrained=model, normalize=NORM, batch=1, attacked=4, budget=LONG
     )
     told = report.results[0].outcome
     assert set(told.candidates.tolist()) == {50}
