@@ -167,7 +167,7 @@ def test_an_untrained_googlenet_tells_more_than_chance_does(monkeypatch):
     assert chance_of([1], 50) == pytest.approx(1 / 50)
     assert chance_of([50, 50], 50) == pytest.approx(1)
     pixels, labels = photographs(32, 50)
-    monkeypatch.setattr(work, "SIZES", ((4, 60, 8, 1),))  # nothing is compared
+    monkeypatch.setattr(work, "SIZES", ((4, 80, 8, 1),))  # nothing is compared
     model = torchvisions("googlenet")
     report = atslib.audit(
         model, pixels, labels, untrained=model, normalize=NORM, batch=1, attacked=4, budget=LONG
