@@ -49,10 +49,9 @@ def test_photographs_are_compared_that_both_were_attacked_on():
 
 def test_the_table_is_made_of_stored_reports(tmp_path):
     assert fine_tuning(tmp_path) == "Not measured yet.\n"
-    (tmp_path / "audits").mkdir()
     report = {"cases": [case("untrained", 30), case("given", 12)], "plan": {"steps": 32}}
-    for name in audited.TRAINED.values():
-        (tmp_path / "audits" / f"{name}.json").write_text(json.dumps(report))
+    reports = dict.fromkeys(audited.TRAINED.values(), report)
+    (tmp_path / "audits.json").write_text(json.dumps(reports))
     lines = fine_tuning(tmp_path).splitlines()
     assert lines[2] == (
         "| All layers | untrained | 30 of 40 | 59 to 87 % | 2 % | 1.23 | −0.5 | `annealed-resnet`, 32 |"
@@ -70,6 +69,7 @@ def test_the_table_is_made_of_stored_reports(tmp_path):
 def test_the_book_shows_what_the_stored_reports_say():
     text = (ROOT / "book" / "audit_your_own.md").read_text(encoding="utf-8")
     assert text.split(MARK)[1] == f"\n\n{fine_tuning(ROOT / 'results')}\n"
-    for name in audited.TRAINED.values():
-        report = json.loads((ROOT / "results" / "audits" / f"{name}.json").read_text())
+    reports = json.loads((ROOT / "results" / "audits.json").read_text())
+    assert reports.keys() == set(audited.TRAINED.values())
+    for report in reports.values():
         assert all(each["images"] >= 32 for each in report["cases"])

@@ -11,7 +11,7 @@ from atslib.errors import AtsError
 from atslib.files import write_atomically
 
 MARK = "<!-- fine-tuning -->"
-# What is trained, and the name of its report in `results/audits`
+# What is trained, and the name of its report in `results/audits.json`
 TRAINED = {"All layers": "lite0-all", "The head alone": "lite0-head"}
 WEIGHTS = {"untrained": "untrained", "given": "shipped"}
 LEVEL = 0.05
@@ -26,11 +26,12 @@ def fine_tuning(results: Path) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     said = []
+    file = results / "audits.json"
+    if not file.exists():
+        return "Not measured yet.\n"
+    reports = json.loads(file.read_text(encoding="utf-8"))
     for trained, name in TRAINED.items():
-        file = results / "audits" / f"{name}.json"
-        if not file.exists():
-            return "Not measured yet.\n"
-        report = json.loads(file.read_text(encoding="utf-8"))
+        report = reports[name]
         cases = {case["case"]["weights"]: case for case in report["cases"]}
         for weights, words in WEIGHTS.items():
             case = cases[weights]
