@@ -6,6 +6,10 @@ killed at any moment and goes on where it was:
 
     nice -n 19 python notebooks/paper_cell.py --store FOLDER
 
+On a GPU all of it is a matter of minutes, with more images at once:
+
+    python notebooks/paper_cell.py --store FOLDER --device cuda --block 32 --hours 0.14
+
 What is computed, in this order. An attack is made in blocks of 8 images, the first block of every case before the
 second of any: what is there at any moment is as even as can be, and where time ends, n falls before cases do.
 
@@ -57,6 +61,7 @@ PRESETS = (
     "annealed-convnet",
 )  # tried at 300 steps; the strongest is judged
 BLOCK = 8  # images attacked at once, about 80 minutes on one core at 4,800 steps
+SIZES = (4, 8, 16, 32)  # blocks that a device may attack at once
 
 UNTRAINED = ModelUnit(dataset="cifar100", model="resnet20-4", fraction=1.0, train=None, seed=0)
 
@@ -96,7 +101,7 @@ def trials(model: ModelUnit) -> list[Unit]:
     return [attack(model, "", preset, 300, range(200, 232)) for preset in PRESETS]
 
 
-def as_published() -> list[Unit]:
+def as_published(block: int = BLOCK) -> list[Unit]:
     """The paper's attack on every network and target, block by block."""
     bare, hybrid = trained(""), trained(HYBRID)
     cases = [
@@ -110,32 +115,39 @@ def as_published() -> list[Unit]:
         (UNTRAINED, HYBRID, True, 32),
     ]
     return [
-        attack(model, policy, "adam-cosine", 4800, range(first, first + BLOCK), crop_flip)
-        for first in range(0, 32, BLOCK)
+        attack(
+            model, policy, "adam-cosine", 4800, range(first, min(first + block, images)), crop_flip
+        )
+        for first in range(0, 32, block)
         for model, policy, crop_flip, images in cases
         if first < images
     ]
 
 
-def queue() -> list[Unit]:
+def queue(block: int = BLOCK) -> list[Unit]:
     """Everything, in the order in which it is computed."""
     units: list[Unit] = [trained(""), *trials(UNTRAINED), trained(HYBRID)]
     units += [same_accuracy(seed) for seed in range(3)]
     units += trials(trained(""))
-    return units + as_published()
+    return units + as_published(block)
 
 
 def main() -> None:
-    """Compute what is missing, two processes of one thread each, until it is done or the time is over."""
+    """Compute what is missing until it is done or the time is over: on a CPU in one process of one thread a core."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--store", type=Path, required=True, help="folder of results and of what is half done"
     )
     parser.add_argument("--hours", type=float, help="pause after so long")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument(
+        "--block", type=int, choices=SIZES, default=BLOCK, help="images attacked at once"
+    )
     options = parser.parse_args()
     ends = None if options.hours is None else time.monotonic() + 3600 * options.hours
-    compute(queue(), Store(options.store, say=say), device="cpu", jobs=options.jobs, ends=ends)
+    store = Store(options.store, say=say)
+    compute(queue(options.block), store, device=options.device, jobs=options.jobs, ends=ends)
 
 
 if __name__ == "__main__":

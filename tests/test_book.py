@@ -2,6 +2,7 @@
 give.
 """
 
+import dataclasses
 import os
 import re
 import shlex
@@ -23,7 +24,14 @@ from atsbook.report.making import picture_of
 from atsbook.runs.archive import Archive
 from atsbook.texts.answers import claims
 from atsbook.texts.costs import costs_page
-from atsbook.texts.first_screen import first_screen, numbers, questions
+from atsbook.texts.first_screen import (
+    Watched,
+    first_screen,
+    numbers,
+    questions,
+    sentences,
+    watched_for_long,
+)
 from atslib.files import project_root
 
 ROOT = project_root()
@@ -273,6 +281,46 @@ def test_no_entry_of_the_first_table_is_long():
         ]
         assert all(cells)
         assert max(map(len, cells)) <= 80
+
+
+def watched(told, model):
+    """Rows of extension 5 in any order: a server of one round without a policy, which finds all of
+    40 photographs, and one that is told the draws of four rounds and finds `told` of them.
+    """
+    parts = [
+        pd.DataFrame(
+            {
+                "model": model,
+                "knows": knows,
+                "rounds": rounds,
+                "image": range(40),
+                "found": [image < found for image in range(40)],
+            }
+        )
+        for knows, rounds, found in (("no policy", 1, 40), ("draws", 4, told), ("policy", 4, 0))
+    ]
+    return pd.concat(parts).sample(frac=1, random_state=0)
+
+
+def test_what_four_rounds_give_is_beside_one_without_a_policy_on_the_same_network():
+    judged = pd.concat([watched(38, "lenet"), watched(10, "convnet-16")])
+    known = watched_for_long(judged)
+    assert known.keys() == {"lenet", "convnet-16"}
+    assert known["lenet"] == Watched(bare=1, told=0.95, photographs=40)
+    assert known["convnet-16"] == Watched(bare=1, told=0.25, photographs=40)
+    assert watched_for_long(judged[judged["rounds"] == 1]) == {}
+    assert watched_for_long(pd.DataFrame()) == {}
+
+
+@pytest.mark.parametrize(
+    ("found", "said"), [((38, 40), "hides hardly any"), ((38, 10), "hides fewer")]
+)
+def test_the_first_sentence_says_what_is_hidden_from_who_watches_for_long(found, said):
+    judged = pd.concat(
+        watched(each, name) for each, name in zip(found, ("lenet", "convnet-16"), strict=True)
+    )
+    known = dataclasses.replace(numbers(ROOT / "results"), watched=watched_for_long(judged))
+    assert said in sentences(known).split("**")[1]
 
 
 # --- what the book makes of the tables in executed pages ----------------------------------------------------

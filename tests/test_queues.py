@@ -31,3 +31,21 @@ def test_the_papers_cell_is_computed_network_by_network(script):
     assert len(set(units)) == len(units)
     for place, unit in enumerate(units):
         assert set(unit.needs) <= set(units[:place])
+
+
+def test_blocks_of_any_size_attack_the_same_images(script):
+    paper_cell = script("paper_cell")
+
+    def attacked(block):
+        units = paper_cell.as_published(block)
+        images = [
+            (unit.model, unit.policy, unit.crop_flip, image)
+            for unit in units
+            for image in range(unit.first, unit.last)
+        ]
+        assert len(set(images)) == len(images)
+        return set(images)
+
+    assert len(attacked(8)) == 5 * 32 + 2 * 16
+    for block in paper_cell.SIZES:
+        assert attacked(block) == attacked(8)

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from atsbook.findings.compare import matrices
@@ -34,6 +35,23 @@ PICTURE = (
 )
 PRINTED = f"hybrid:{HYBRID}"
 SCORE = "pearson_r(S_pri,PSNR)"
+HARDLY = 0.1  # so small a share of the photographs is hardly any
+FEW = 2  # policies that hide most, without which the correlation is told as well
+
+
+@dataclasses.dataclass(frozen=True)
+class Watched:
+    """What a server that is told what was drawn finds in four rounds, on one network.
+
+    Attributes:
+        bare: share of photographs found in one round without a policy, on the same network.
+        told: share found under the hybrid in four rounds.
+        photographs: how many these are shares of.
+    """
+
+    bare: float
+    told: float
+    photographs: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,9 +65,11 @@ class Numbers:
         told: share found on an untrained LeNet in one round without a policy (`none`), and under
             the hybrid in four rounds by who knows the policy (`policy`) or is told what it drew
             (`draws`).
+        watched: what four rounds give to who is told what was drawn, by network.
         accuracy: percent without a policy and with the hybrid.
         learned: the network that has it, and its epochs.
         score: r of the privacy score with `bits` and with `psnr`, each with its interval.
+        without: r of score and bits without the two policies that hide most.
         fashion: mean bits told of a photograph of Fashion-MNIST without a policy and with the
             hybrid, by network.
         search: bits told under the hybrid that the search found minus those under random ones, with
@@ -61,9 +81,11 @@ class Numbers:
     trained: Mapping[str, tuple[float, float]]
     another: tuple[float, float] | None
     told: Mapping[str, float]
+    watched: Mapping[str, Watched]
     accuracy: tuple[float, float] | None
     learned: tuple[str, int]
     score: Mapping[str, tuple[float, float, float]]
+    without: float | None
     fashion: Mapping[str, tuple[float, float]]
     search: tuple[float, float, float] | None
     share: float | None
@@ -117,6 +139,29 @@ def _told(judged: pd.DataFrame) -> dict[str, float]:
     return {name: float(shares[server]) for name, server in servers.items() if server in shares}
 
 
+def watched_for_long(judged: pd.DataFrame) -> dict[str, Watched]:
+    """What four rounds give to a server that is told what was drawn, beside one without a policy.
+
+    Both are of the same photographs and weights: of claim 1's three draws these are the first.
+
+    Args:
+        judged: the table `judged` of extension 5, one row per photograph, network and server.
+    """
+    watched = {}
+    for model in dict.fromkeys(judged["model"]) if len(judged) else ():
+        own = judged[judged["model"] == model]
+        servers = dict(iter(own.groupby(["knows", "rounds"])))
+        none, told = servers.get(("no policy", 1)), servers.get(("draws", 4))
+        if none is None or told is None:
+            continue
+        watched[model] = Watched(
+            bare=float(none["found"].mean()),
+            told=float(told["found"].mean()),
+            photographs=len(told),
+        )
+    return watched
+
+
 def _score(policies: pd.DataFrame) -> dict[str, tuple[float, float, float]]:
     if policies.empty:
         return {}
@@ -126,6 +171,15 @@ def _score(policies: pd.DataFrame) -> dict[str, tuple[float, float, float]]:
         ends = correlation_interval(pearson, score, told)
         found[outcome] = (float(pearson(score.mean(1), told.mean(1))), *ends)
     return found
+
+
+def _without(policies: pd.DataFrame) -> float | None:
+    """r of the privacy score with the bits, without the policies that hide most."""
+    if policies.empty:
+        return None
+    score, told = (matrix.mean(1) for matrix in matrices(policies, "score", "bits"))
+    rest = np.argsort(told)[FEW:]
+    return float(pearson(score[rest], told[rest])) if len(rest) > FEW else None
 
 
 def _bits(attacks: pd.DataFrame) -> dict[str, tuple[float, float]]:
@@ -154,45 +208,59 @@ def numbers(results: Path) -> Numbers:
     result = newest("claim1_privacy", results)
     profile = PROFILES[result[1]["profile"] if result else "laptop"]
     cost = _rows(results, "claim4_efficiency", "cost")
+    servers = _rows(results, "ext5_adaptive", "judged")
+    policies = _rows(results, "claim7_correlation", "judged")
     return Numbers(
         untrained=_found(attacks, "initial"),
         trained=_found(attacks, "trained"),
         another=_another(_rows(results, "claim1_privacy", "servers")),
-        told=_told(_rows(results, "ext5_adaptive", "judged")),
+        told=_told(servers),
+        watched=watched_for_long(servers),
         accuracy=ends,
         learned=(NAMES[profile["model"]], profile["epochs"]),
-        score=_score(_rows(results, "claim7_correlation", "judged")),
+        score=_score(policies),
+        without=_without(policies),
         fashion=_bits(_rows(results, "claim3_transfer", "attacks")),
         search=_against(_rows(results, "claim2_search", "against")),
         share=float(cost.set_index("policy").loc[HYBRID, "share"]) if len(cost) else None,
     )
 
 
-def _back(ends: tuple[float, float], told: float) -> str:
-    """How much of what the hybrid hides in one round is found again in four."""
-    bare, hidden = ends
-    if told >= bare:
-        return "them back"
-    return "most of them back" if told - hidden >= bare - told else "some of them back"
+def _hides(watched: Mapping[str, Watched]) -> str:
+    """What the hybrid hides from a server that is told the draws of four rounds."""
+    return (
+        "hardly any"
+        if all(each.bare - each.told < HARDLY for each in watched.values())
+        else "fewer"
+    )
 
 
 def sentences(known: Numbers) -> str:
     """The answer: does it hide images, what does it cost, and which correlation is right."""
     words = []
-    if {"lenet", "convnet-16"} <= known.untrained.keys() and "draws" in known.told:
+    if {"lenet", "convnet-16"} <= known.untrained.keys() and known.watched:
         one = known.untrained["lenet"]
         other = known.untrained["convnet-16"]
         another = ""
         if known.another:
             bare, hidden = known.another
             another = f" (by another attack {percent(hidden)} instead of {percent(bare)})"
+        watched = known.watched.values()
+        told, bare, count = (
+            " and ".join(each)
+            for each in (
+                [percent(each.told) for each in watched],
+                [percent(each.bare) for each in watched],
+                [str(each.photographs) for each in watched],
+            )
+        )
         words.append(
-            f"**In one round the paper's policy hides some of the photographs, and several rounds give "
-            f"{_back(one, known.told['draws'])}:** "
+            "**In one round the paper's policy hides some of the photographs; from a server that is told what was drawn "
+            f"in four rounds it hides {_hides(known.watched)}:** "
             f"from the gradient of one image a server that knows the policy finds {percent(one[1])} of them instead "
             f"of {percent(one[0])} on an untrained LeNet{another}, and {percent(other[1])} instead of "
-            f"{percent(other[0])} on an untrained ConvNet; once it has been told what was drawn in four rounds, it finds "
-            f"{percent(known.told['draws'])} on the LeNet."
+            f"{percent(other[0])} on an untrained ConvNet. Told the draws of four rounds, it finds {told}, where a single "
+            f"round without a policy gives {bare} (the first of three draws of the weights, {count} photographs)."
         )
     if known.accuracy:
         bare, hidden = known.accuracy
@@ -202,9 +270,13 @@ def sentences(known: Numbers) -> str:
             "publications report about a point."
         )
     if known.score:
+        rest = ""
+        if known.without is not None:
+            rest = f" ({known.without:.2f} without the two that hide most)".replace("-", "−")
         words.append(
             f"**{_goes_with(known.score)}:** over a hundred random policies r = {_interval(known.score['bits'])} with "
-            f"the bits and {_interval(known.score['psnr'])} with PSNR; published, with PSNR, are {printed_score(' and ')}."
+            f"the bits{rest} and {_interval(known.score['psnr'])} with PSNR; published, with PSNR, are "
+            f"{printed_score(' and ')}."
         )
     return "\n\n".join(words) + ("\n" if words else "")
 
