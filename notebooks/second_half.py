@@ -45,8 +45,8 @@ the eight cases of claims 1 and 3.
   above -0.5 bits, four rounds give them back. What comes out is the image before the policy, and is matched so.
 
 `atsbook/runs/outcomes.py` has these outcomes. The choice was made on the same day, on other photographs:
-`results/attack_choice.csv` has it one by one, committed when six judged attacks had been made. Bits choose another attack than PSNR did on four of six
-networks; on the trained ResNet20-1 and ConvNet-16 no attack tells half a bit.
+`results/attack_choice.csv` has it one by one, committed when six judged attacks had been made. Bits choose
+another attack than PSNR did on four of six networks; on the trained ResNet20-1 and ConvNet-16 no attack tells half a bit.
 """
 
 import argparse
