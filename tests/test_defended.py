@@ -11,12 +11,21 @@ import pytest
 from test_pilots import cell
 
 from atsbook.findings import compare
-from atsbook.findings.defenses import LEAST_KIND, OWN, REGIMES, TUNED, advice, best
+from atsbook.findings.defenses import (
+    LEAST_KIND,
+    OWN,
+    REGIMES,
+    TUNED,
+    advice,
+    best,
+    called,
+    strength,
+)
 from atsbook.findings.statistics import paired, share_interval
 from atsbook.findings.verdicts import KEEPS, guards, kept
 from atsbook.runs.attackers import Undone
 from atsbook.runs.study import Study
-from atsbook.runs.table1 import HYBRID
+from atsbook.runs.table1 import HYBRID, SEARCHED
 from atslib import ATTACKS, ThreatModel, TrainConfig
 from atslib.attacks import (
     BothImages,
@@ -223,3 +232,20 @@ def test_a_defense_is_judged_by_the_attacker_who_finds_most():
 
 def test_the_tuned_policy_is_a_policy_of_the_claim():
     assert TUNED in OWN
+
+
+@pytest.mark.parametrize(
+    ("setting", "words", "alone"),
+    [
+        ("none", "no defense", "no defense"),
+        (HYBRID, "the paper's hybrid", "the paper's hybrid"),
+        (SEARCHED[0], "its member 3-1-7", "its member 3-1-7"),
+        ("3-3-3", "policy 3-3-3", "policy 3-3-3"),
+        ("prune:0.7", "pruning of 70 %", "70 %"),
+        ("dp:0.001", "DP-SGD, noise of 0.001", "0.001"),
+        (f"{HYBRID} | gaussian:0.01", "the paper's hybrid and Gaussian noise of 0.01", "0.01"),
+        ("MixUp", "MixUp", "MixUp"),  # a kind, and no setting
+    ],
+)
+def test_a_setting_has_words_and_one_of_a_kind_its_strength(setting, words, alone):
+    assert (called(setting), strength(setting)) == (words, alone)
