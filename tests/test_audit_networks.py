@@ -2,6 +2,7 @@
 
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -16,12 +17,13 @@ from atslib.audit.ladder import LAYERS, candidates, is_faint
 from atslib.measures.metrics import psnr
 
 NORM = ([0.5] * 3, [0.25] * 3)
+LONG = 1e5  # seconds, so that no busy machine has too few
 
 
-def photographs(side):
-    """20 drawn images of each of four classes."""
+def photographs(side, each=20):
+    """So many drawn images of each of four classes."""
     images = atslib.load("shapes", "test")
-    rows = torch.cat([(images.labels == label).nonzero().flatten()[:20] for label in range(4)])
+    rows = torch.cat([(images.labels == label).nonzero().flatten()[:each] for label in range(4)])
     pixels = images.pixels[rows].float()
     if side != pixels.shape[-1]:
         pixels = functional.interpolate(pixels, (side, side), mode="bilinear", antialias=True)
@@ -132,17 +134,48 @@ def test_a_network_whose_layers_all_count_is_attacked_as_its_family_is():
     assert next(iter(candidates(seen, Case(weights="untrained"), 3))) == "annealed-resnet"
 
 
-def test_an_untrained_efficientnet_gives_its_photographs_away_layer_by_layer(monkeypatch):
-    pixels, labels = photographs(32)
-    monkeypatch.setattr(work, "SIZES", ((4, 30, 8, 1),))  # nothing is compared
-    model = torchvisions("efficientnet_b0")
+@pytest.mark.parametrize(
+    ("name", "side", "count", "steps"),
+    [("efficientnet_b0", 32, 4, 30), ("mobilenet_v3_small", 32, 8, 80)],
+)
+def test_untrained_networks_give_their_photographs_away_layer_by_layer(
+    monkeypatch, name, side, count, steps
+):
+    pixels, labels = photographs(side, 50)
+    monkeypatch.setattr(work, "SIZES", ((count, steps, 8, 1),))  # nothing is compared
+    model = torchvisions(name)
     report = atslib.audit(
-        model, pixels, labels, untrained=model, normalize=NORM, batch=1, attacked=4
-    )
+        model, pixels, labels, untrained=model, normalize=NORM, batch=1, attacked=count,
+        budget=LONG,
+    )  # fmt: skip
     assert report.control.works, report.sentence
     assert report.control.attack == LAYERS
     assert report.faint
     assert "hardly depends on the photograph" in " ".join(report.notes)
+
+
+def chance_of(ranks, among):
+    """How likely it is that ranks drawn evenly from 1 to `among` add up to no more than these."""
+    ways = np.ones(1)
+    for _ in ranks:
+        ways = np.convolve(ways, np.full(among, 1 / among))
+    return ways[: sum(ranks) - len(ranks) + 1].sum()
+
+
+@pytest.mark.filterwarnings("ignore:.*take no part in the network's scores")
+def test_an_untrained_googlenet_tells_more_than_chance_does(monkeypatch):
+    assert chance_of([1], 50) == pytest.approx(1 / 50)
+    assert chance_of([50, 50], 50) == pytest.approx(1)
+    pixels, labels = photographs(32, 50)
+    monkeypatch.setattr(work, "SIZES", ((4, 80, 8, 1),))  # nothing is compared
+    model = torchvisions("googlenet")
+    report = atslib.audit(
+        model, pixels, labels, untrained=model, normalize=NORM, batch=1, attacked=4, budget=LONG
+    )
+    told = report.results[0].outcome
+    assert set(told.candidates.tolist()) == {50}
+    # Few are found outright in so few steps, so that it is asked how far in front the others are.
+    assert chance_of(told.rank.tolist(), 50) < 0.01
 
 
 def test_a_head_of_zeros_is_drawn_and_the_report_says_so():

@@ -19,6 +19,7 @@ from torch import nn
 
 import atslib
 from atslib.__main__ import main
+from atslib.attacks import GradientMatching
 from atslib.audit import outcome, work
 from atslib.audit.config import AuditConfig, cases_of
 from atslib.audit.ladder import FirstLayer, candidates
@@ -33,7 +34,7 @@ from atslib.models import with_loss
 
 SIDE, CLASSES = 12, 3
 LR = 0.01  # of recorded training
-QUICK = {"attacked": 8, "steps": 4}  # then nothing depends on the clock
+QUICK = {"attacked": 8, "steps": 4}  # far within the budget
 
 
 @functools.cache
@@ -309,11 +310,13 @@ def test_a_resumed_audit_is_the_uninterrupted_one(tmp_path, monkeypatch):
 def test_a_plan_fits_the_budget_where_it_can():
     config = AuditConfig(batch=1, budget=60.0)
     made = work.Work({"untrained": small()}, *_data(), config, cases_of(config, given=False))
-    quick, slow = ({str(case.group): seconds for case in made.cases} for seconds in (1e-4, 1.0))
+    quick, slow, slowest = (
+        {str(case.group): seconds for case in made.cases} for seconds in (1e-4, 0.14, 3.0)
+    )
     assert made._fitting(quick).steps == 300
     plan = made._fitting(slow)
     assert (plan.images, plan.steps, plan.tuned_on, plan.compared) == work.SIZES[-1]
-    assert not plan.fits(config.budget)
+    assert made._fitting(slowest).steps == 2  # the first two images in a fifth of the minute
 
 
 @pytest.mark.parametrize(
@@ -330,26 +333,78 @@ def test_a_slow_network_is_attacked_and_nothing_compared(
     assert ("There was no time to compare attacks" in page) == (tried == 0)
 
 
+class Priced:
+    """A clock that an attack moves on by what it would take on a slower machine, or one that gets
+    slower after a while. The attack itself is the real one.
+    """
+
+    def __init__(self, monkeypatch, price, busy=(0.0, 1)):
+        self.now = 0.0
+        self.price = price  # seconds for an image and step
+        self.busy = busy  # from when on it takes so many times longer
+        monkeypatch.setattr(work, "reconstruct", self.reconstruct)
+
+    def __call__(self):
+        return self.now
+
+    def reconstruct(self, seen, attack, **options):
+        inner = attack if isinstance(attack, GradientMatching) else attack.inner
+        images = len(seen) * seen.threat.batch
+        since, times = self.busy
+        self.now += self.price * images * inner.steps * (times if self.now >= since else 1)
+        return atslib.reconstruct(seen, attack, **options)
+
+
+BUDGET = 60.0
+
+
+def priced_work(clock, folder=None, **settings):
+    config = AuditConfig(**({"batch": (1, 4), "budget": BUDGET} | settings))
+    cases = cases_of(config, given=False)
+    return work.Work({"untrained": small()}, *_data(), config, cases, folder=folder, clock=clock)
+
+
+@pytest.mark.parametrize("busy", [(0.0, 1), (20.0, 4), (40.0, 3)], ids=["quiet", "busy", "late"])
+@pytest.mark.parametrize("price", [0.01, 0.03, 0.1, 0.4, 2.0])
+def test_a_report_comes_within_the_budget_however_slow_the_network_is(monkeypatch, price, busy):
+    clock = Priced(monkeypatch, price, busy)
+    made = priced_work(clock)
+    _, _, results, left = made.run()
+    assert clock.now <= 1.1 * BUDGET
+    assert results[0].case.control
+    assert len(results[0].outcome.found) >= 2
+    assert len(results) + len(left) == len(made.cases)
+
+
+def test_the_time_is_used(monkeypatch):
+    clock = Priced(monkeypatch, 0.03)
+    *_, left = priced_work(clock).run()
+    assert clock.now > 0.5 * BUDGET
+    assert not left
+
+
 def test_as_many_photographs_are_attacked_as_there_is_time_for(tmp_path, monkeypatch):
+    # Three times slower than when it was measured
+    clock = Priced(monkeypatch, 0.02, (2.0, 3))
+    cut = priced_work(clock, tmp_path, attacked=32, batch=1)
+    first = cut.run()[2][0].outcome
+    count = len(first.found)
+    assert 2 <= count < 32
+    assert torch.equal(first.images, cut.free[:count])
+    assert f"The time was over after {count} of 32" in cut.cut[0]
+    assert not list(tmp_path.glob("part-*"))
+    again = priced_work(clock, tmp_path, attacked=32, batch=1)
+    monkeypatch.setattr(work, "reconstruct", None)  # nothing is computed once more
+    assert torch.equal(again.run()[2][0].outcome.found, first.found)
+    assert again.cut == cut.cut
+
+
+def test_portions_have_the_results_of_the_whole(monkeypatch):
     whole = report_of(small())
     monkeypatch.setattr(work, "MOST_AT_ONCE", 3)
-    parted = report_of(small(), folder=tmp_path)
-    assert parted.rows[0].images == 8
+    parted = report_of(small())
     assert torch.equal(parted.worst_case.outcome.found, whole.worst_case.outcome.found)
-    assert not list(tmp_path.glob("part-*"))
-    tuned = work.Work._tuned
-
-    def late(self, case, name):
-        found = tuned(self, case, name)
-        monkeypatch.setattr(work.Work, "_spent", lambda self: 2.0)
-        return found
-
-    monkeypatch.setattr(work.Work, "_tuned", late)
-    cut = report_of(small())
-    assert cut.rows[0].images == 6
-    assert "6 of 8" in cut.notes[0]
-    first = whole.worst_case.outcome.found[:6]
-    assert torch.equal(cut.worst_case.outcome.found, first)
+    assert torch.allclose(parted.worst_case.outcome.psnr, whole.worst_case.outcome.psnr, atol=0.1)
 
 
 def test_a_control_does_not_take_the_time_of_what_it_is_the_control_of():
@@ -367,9 +422,12 @@ def test_a_control_does_not_take_the_time_of_what_it_is_the_control_of():
     assert made._share_of(last, []) == pytest.approx(work.END)
 
 
-def test_no_further_attack_is_compared_when_the_time_is_over(monkeypatch):
+def test_no_attack_is_compared_when_the_time_for_that_is_over(monkeypatch):
     monkeypatch.setattr(work.Work, "_spent", lambda self: 0.5)
-    assert len(report_of(small()).worst_case.tried) == 1
+    worst = report_of(small()).worst_case
+    assert worst.tried == {}
+    assert worst.attack == "annealed-convnet"  # the likeliest
+    assert set(report_of(linear()).worst_case.tried) == {"first-layer"}  # in closed form
     monkeypatch.setattr(work.Work, "_spent", lambda self: 1.5)
     report = report_of(small(), defense="prune:0.5", limit=0.5)
     assert len(report.results) == 1

@@ -395,7 +395,8 @@ def _repeat(report: Numbers) -> str:
     seed = report.config.seed
     words = (
         f"atslib {__version__}, torch {torch.__version__}, seed {seed}, {plan.images} photographs, {plan.steps} steps. "
-        "With the same images and steps (--images, --steps) the numbers do not depend on the machine's speed."
+        "With the same images and steps (--images, --steps) the numbers are the same on each machine that has time for "
+        "them and for the comparison of attacks."
     )
     return f'<h2>How to repeat it</h2><pre>{escape(report.repeat)}</pre><p class="quiet">{escape(words)}</p>'
 

@@ -10,6 +10,7 @@ import dataclasses
 import json
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -63,13 +64,17 @@ SIZES = (
 )
 # Share of the budget that is planned for attacks; the rest is for judging and for slower moments
 RESERVE = 0.8
-PORTION = 0.1  # of the budget, after which it is asked whether there is time for further images
+# After a share of the budget, and of what is left for a case, it is asked whether there is time
+# for further images.
+PORTION = 0.05
+PART = 0.25
+PAIR = 0.2  # of the budget at most for the first two images, with fewer steps if it has to be
+TRIED = 0.01  # of the budget, about, for one measurement of a network's speed
+SLOW = 0.05  # of the budget, from which a single step is measured once
 MOST_AT_ONCE = 256  # gradients
 COPIES = 4  # of a gradient that are held at once
-END = (
-    0.9  # of the budget, after which no further case, and no further portion of the last, is begun
-)
-TUNING = 0.4  # of the budget, after which no further attack is tried on held-out images
+END = 0.9  # of the budget, until which each case and each portion has to be done by what is known
+TUNING = 0.4  # of the budget, until which attacks are tried on held-out images
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,6 +130,7 @@ class Work:
         recorded: of cases that a federation has kept what the server saw, and which images were
             behind it.
         loss: what tells the networks' loss from others; "" for the cross-entropy.
+        clock: seconds, from whenever.
     """
 
     def __init__(
@@ -139,6 +145,7 @@ class Work:
         progress: bool = False,
         recorded: dict[Case, tuple[Observed, Tensor]] | None = None,
         loss: str = "",
+        clock: Callable[[], float] = time.monotonic,
     ):
         self.recorded = recorded or {}
         self.networks = networks
@@ -146,7 +153,8 @@ class Work:
         self.cases = cases
         self.folder = folder
         self.progress = progress
-        self.began = time.monotonic()
+        self.clock = clock
+        self.began = clock()
         kept = [[view.gradients, rows] for view, rows in self.recorded.values()]
         self.name = fingerprint(
             VERSION, networks, pixels, labels, config.decides(), cases, kept, loss
@@ -179,9 +187,7 @@ class Work:
                 )
         self.rounds: dict[str, list[nn.Module]] = {}
         self.tuned: dict[object, tuple[str, dict[str, float]]] = {}
-        self.until = (
-            END  # share of the budget, after which the case at hand begins no further portion
-        )
+        self.slower = 1.0  # how many times longer the last portion took than planned
         self.cut: list[str] = []  # sentences on cases in which the time was over before the images
 
     def run(self) -> tuple[Plan, Pool, list[Attacked], list[Case]]:
@@ -194,30 +200,54 @@ class Work:
         self.pool = Pool.of(self.pixels, self.labels, attacked)
         results = []
         left = []
+        planned = 0.0
         with tqdm(
-            total=round(max(self.plan.seconds, 1)),
+            total=max(self.plan.seconds, 1.0),
             disable=not self.progress,
             unit="s",
             desc="audit",
             leave=False,
             bar_format="{desc} {percentage:3.0f}% |{bar:20}| {elapsed} gone, about {remaining} left",
-        ) as bar:
+        ) as self.bar:
             for place, case in enumerate(self.cases):
-                if self._spent() > END and results:
+                if results and not self._is_time(case):
                     left.append(case)
                     continue
-                bar.set_description(case.title[:60])
+                self.bar.set_description(case.title[:60])
                 if case.group not in self.tuned:
                     self._chosen(case)
-                    bar.update(round(self._tuning_seconds(case)))
-                self.until = self._share_of(case, self.cases[place + 1 :])
-                results.append(self._attacked(case, chosen, *self._chosen(case)))
-                bar.update(round(self._seconds(case, self.plan)))
+                    planned += self._tuning_seconds(case)
+                    self._show(planned)
+                    if results and not self._is_time(case):
+                        left.append(case)
+                        continue
+                until = self._share_of(case, self.cases[place + 1 :])
+                results.append(self._attacked(case, chosen, *self._chosen(case), until))
+                planned += self._seconds(case, self.plan)
+                self._show(planned)
         return self.plan, self.pool, results, left
+
+    def _show(self, planned: float) -> None:
+        """Move the bar to what is done, in seconds of the plan."""
+        self.bar.n = min(planned, self.bar.total)
+        self.bar.refresh()
 
     def _spent(self) -> float:
         """How much of the budget is gone, as a share."""
-        return (time.monotonic() - self.began) / self.config.budget
+        return (self.clock() - self.began) / self.config.budget
+
+    def _is_time(self, case: Case) -> bool:
+        """Whether two gradients of a case can be attacked before the end; bits of one image are
+        told by those of others. What is kept costs nothing.
+        """
+        if self._spent() > END:
+            return False
+        name = self.tuned[case.group][0] if case.group in self.tuned else ""
+        if name in CLOSED or (self.folder and self._file(case).exists()):
+            return True
+        few = min(2, len(self.recorded[case][0])) if case.recorded else 2
+        seconds = few * self._one(case, self.plan.steps) * max(1.0, self.slower)
+        return self._spent() + seconds / self.config.budget <= END
 
     def _share_of(self, case: Case, later: list[Case]) -> float:
         """Until what share of the budget a case may begin further portions: what is left, divided as
@@ -270,15 +300,28 @@ class Work:
 
     def _measured(self, case: Case) -> float:
         """Seconds for one image and step of gradient matching."""
-        if self.config.steps and self.config.attacked:
-            return 0.0
-        problems = max(1, min(8, len(self.held)) // case.images)
-        seen = self._seen(case, self.held[: problems * case.images], "speed").view
+        seen = self._seen(case, self.held[: case.images], "speed").view
         attack = dataclasses.replace(_matching(candidates(seen, case, 4)), steps=1)
+        # Of the first step much is what torch does once; that of a network too slow to do it again
+        # has to do.
+        first = self._timed(seen, attack)
+        if first < SLOW * self.config.budget:
+            first = self._timed(seen, attack)
+        few = int(TRIED * self.config.budget / first) if first > 0 else 8
+        if few == 0:
+            return first / case.images
+        problems = max(1, min(8, few * case.images, len(self.held)) // case.images)
+        seen = self._seen(case, self.held[: problems * case.images], "speed").view
+        self._timed(seen, attack)
+        return self._timed(seen, dataclasses.replace(attack, steps=2)) / (
+            2 * len(seen) * case.images
+        )
+
+    def _timed(self, seen: Observed, attack: Attack) -> float:
+        """Seconds that an attack takes."""
+        began = self.clock()
         reconstruct(seen, attack, rng=0)
-        began = time.monotonic()
-        reconstruct(seen, dataclasses.replace(attack, steps=2), rng=0)
-        return (time.monotonic() - began) / (2 * problems * case.images)
+        return self.clock() - began
 
     def _fitting(self, per_step: dict[str, float]) -> Plan:
         most = len(self.free)
@@ -292,8 +335,12 @@ class Work:
                 per_step,
             )
             if plan.fits(RESERVE * self.config.budget):
-                break
-        return plan
+                return plan
+        slowest = self._one(self.cases[0], 1)
+        steps = max(1, int(PAIR * self.config.budget / (2 * slowest)))
+        if self.config.steps or steps >= plan.steps:
+            return plan
+        return self._sized(plan.images, steps, plan.tuned_on, plan.compared, per_step)
 
     def _remembered(self) -> int:
         """How many gradients, and what is made of them, fit in the memory that an attack may take."""
@@ -346,6 +393,11 @@ class Work:
         images = len(self.recorded[case][1]) if case.recorded else plan.images
         return times * images * plan.steps * plan.per_step[str(case.group)]
 
+    def _one(self, case: Case, steps: int) -> float:
+        """Seconds that are planned for one gradient of a case."""
+        whole = dataclasses.replace(self.plan, images=case.images, steps=steps)
+        return self._seconds(dataclasses.replace(case, recorded=False), whole)
+
     # --- attacks --------------------------------------------------------------------------------------------
 
     def _seen(self, case: Case, rows: Tensor, purpose: str) -> Seen:
@@ -397,6 +449,7 @@ class Work:
         rows = self.held[:count]
         seen = self._seen(case, rows, "tune")
         pool = Pool.of(self.pixels, self.labels, rows)
+        run = fingerprint(self.name, dataclasses.astuple(self.plan)[:5], "tune")
         tried = {}
         closeness = {}
         attacks = candidates(seen.view, case, self.plan.tuning_steps)
@@ -405,12 +458,14 @@ class Work:
         if len(attacks) == 1:
             return next(iter(attacks)), {}
         for name, attack in attacks.items():
-            if tried and self._spent() > TUNING:
-                break
             attack = against(attack, seen.view)
-            made = self._reconstructed(seen.view, attack, case, f"tune {name}")
+            one = 0.0 if name in CLOSED else self._one(case, self.plan.tuning_steps)
+            key = fingerprint("tune", name, case)
+            images, labels = self._in_portions(seen.view, attack, case, key, run, one, TUNING, 0)
+            if len(images) < len(rows):  # on fewer it could not be compared
+                break
             before = seeks_before(attack)
-            told = judge(made.images, made.labels, seen, rows, pool, case, before=before)
+            told = judge(images, labels, seen, rows, pool, case, before=before)
             known = told.bits[told.bits.isfinite()]
             # With one gradient there is no other to fit a temperature on: the closeness has to do.
             tried[name] = (
@@ -421,38 +476,43 @@ class Work:
             )  # decides where all of them know everything
             if name in CLOSED and told.found.all():
                 break
-        best = max(tried, key=lambda name: (round(tried[name], 1), closeness[name]))
+        best = next(iter(attacks))
+        if tried:
+            best = max(tried, key=lambda name: (round(tried[name], 1), closeness[name]))
         if file:
+            self._forget()
             text = json.dumps({"run": self.name, "best": best, "tried": tried})
             write_atomically(file, lambda path: path.write_text(text, encoding="utf-8"))
         return best, tried
 
-    def _attacked(self, case: Case, rows: Tensor, name: str, tried: dict[str, float]) -> Attacked:
-        """The result of a case, kept or computed."""
+    def _file(self, case: Case) -> Path:
+        """Where the result of a case is kept."""
+        return self.folder / f"case-{fingerprint(case)}.safetensors"
+
+    def _attacked(
+        self, case: Case, rows: Tensor, name: str, tried: dict[str, float], until: float
+    ) -> Attacked:
+        """The result of a case, kept or computed until a share of the budget is gone."""
         rows = (
             self.recorded[case][1]
             if case.recorded
             else rows[: len(rows) // case.images * case.images]
         )
         key = fingerprint(case)
-        file = self.folder and self.folder / f"case-{key}.safetensors"
+        file = self.folder and self._file(case)
         run = fingerprint(self.name, dataclasses.astuple(self.plan)[:5], name)
         if file and (stored := load_state(file, run)) is not None:
+            outcome = Outcome(**stored[0])
+            self._note_cut(case, len(outcome.images), len(rows))
             return Attacked(
-                case,
-                name,
-                tried,
-                Outcome(**stored[0]),
-                stored[1]["silent"],
-                stored[1]["labels_told"],
+                case, name, tried, outcome, stored[1]["silent"], stored[1]["labels_told"]
             )
         seen = self._kept(case) if case.recorded else self._seen(case, rows, "attack")
         attack = against(candidates(seen.view, case, self.plan.steps)[name], seen.view)
-        images, labels = self._in_portions(seen.view, attack, case, key, run)
+        one = 0.0 if name in CLOSED else self._one(case, self.plan.steps)
+        images, labels = self._in_portions(seen.view, attack, case, key, run, one, until, 2)
         if len(images) < len(rows):
-            self.cut.append(
-                f"The time was over after {len(images)} of {len(rows)} photographs: {case.title}."
-            )
+            self._note_cut(case, len(images), len(rows))
             rows = rows[: len(images)]
             few = slice(len(images) // case.images)
             seen = dataclasses.replace(seen, view=seen.view.take(few), got=seen.got[: len(images)])
@@ -465,38 +525,85 @@ class Work:
                 field.name: getattr(outcome, field.name) for field in dataclasses.fields(outcome)
             }
             save_state(file, run, tensors, silent=silent, labels_told=told)
-            for part in self.folder.glob(f"part-{key}-*.safetensors"):
-                part.unlink()
+            self._forget()
         return Attacked(case, name, tried, outcome, silent, told)
 
+    def _note_cut(self, case: Case, attacked: int, wanted: int) -> None:
+        if attacked < wanted:
+            self.cut.append(
+                f"The time was over after {attacked} of {wanted} photographs: {case.title}."
+            )
+
+    def _forget(self) -> None:
+        """Remove the files of portions that are done, and of those that were begun and cut
+        otherwise when the audit went on.
+        """
+        for pattern in ("part-*.safetensors", "*.attack*"):
+            for file in self.folder.glob(pattern):
+                file.unlink()
+
     def _in_portions(
-        self, seen: Observed, attack: Attack, case: Case, key: str, run: str
+        self,
+        seen: Observed,
+        attack: Attack,
+        case: Case,
+        key: str,
+        run: str,
+        one: float,
+        until: float,
+        least: int,
     ) -> tuple[Tensor, Tensor]:
         """Reconstructions and their labels of as many gradients as there is time for, some at a
         time.
+
+        Args:
+            key, run: of the files in which portions are kept.
+            one: seconds that are planned for a gradient; 0: the clock is not asked.
+            until: share of the budget at which they have to be done.
+            least: so many gradients are attacked after that too, as long as there is any time, and
+                the first of them in any case; 0 for none.
         """
-        each = self.plan.steps * case.images * self.plan.per_step[str(case.group)]
-        size = int(PORTION * self.config.budget / each) if each else MOST_AT_ONCE
+        slower = max(1.0, self.slower)
         stream = rng(self.config.seed, "audit", "start", case.shared, case.batch)
-        made = []
-        for part in torch.arange(len(seen)).split(max(1, min(size, MOST_AT_ONCE))):
-            # Bits of one image are told by those of others: two at least.
-            if len(made) > 1 and self._spent() > self.until:
-                break
-            file = self.folder and self.folder / f"part-{key}-{int(part[0])}.safetensors"
+        made = [(torch.empty(0, *seen.shape), torch.empty(0, case.images, dtype=torch.int64))]
+        first = 0
+        while first < len(seen):
+            file = self.folder and self.folder / f"part-{key}-{first}.safetensors"
             if file and (stored := load_state(file, run)) is not None:
                 stream.set_state(stored[0]["stream"])
                 made.append((stored[0]["images"], stored[0]["labels"]))
+                first += len(made[-1][1])
                 continue
-            own = slice(int(part[0]), int(part[-1]) + 1)
-            name = f"attack {key} {own.start}"
+            size = self._portion(one * slower, until if first >= least else END)
+            if first == 0 and least:
+                size = max(1, size)
+            if size == 0:
+                break
+            own = slice(first, min(first + size, len(seen)))
+            began = self.clock()
+            name = f"attack {key} {own.start} {own.stop}"
             result = self._reconstructed(seen.take(own), attack, case, name, stream)
+            if one:
+                slower = self.slower = (self.clock() - began) / (one * (own.stop - own.start))
             made.append((result.images.cpu(), result.labels.cpu()))
             if file:
                 parts = dict(zip(("images", "labels"), made[-1], strict=True))
                 save_state(file, run, parts | {"stream": stream.get_state()})
+            first = own.stop
+            self.bar.update(min(one * (own.stop - own.start), self.bar.total - self.bar.n))
         images, labels = (torch.cat(part) for part in zip(*made, strict=True))
         return images, labels
+
+    def _portion(self, one: float, until: float) -> int:
+        """How many gradients are attacked before it is asked again whether there is time, if each
+        takes so many seconds: 0 if there is none for a single one.
+        """
+        if one == 0:
+            return MOST_AT_ONCE
+        left = until - self._spent()
+        fitting = int(left * self.config.budget / one)
+        portion = int(min(PORTION, PART * left) * self.config.budget / one)
+        return max(0, min(fitting, max(1, portion), MOST_AT_ONCE))
 
     def _reconstructed(
         self,
@@ -504,10 +611,8 @@ class Work:
         attack: Attack,
         case: Case,
         purpose: str,
-        stream: torch.Generator | None = None,
+        stream: torch.Generator,
     ) -> Reconstruction:
-        if stream is None:
-            stream = rng(self.config.seed, "audit", "start", case.shared, case.batch)
         state = self.folder and self.folder / f"{fingerprint(purpose, case)}.attack"
         options = {}
         if state:

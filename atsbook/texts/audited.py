@@ -1,0 +1,98 @@
+"""The second example of *Audit your own*: what a network gives away that is fine-tuned from
+pretrained weights, in words made from stored reports of `atslib audit`.
+"""
+
+import json
+from pathlib import Path
+
+from scipy import stats
+
+from atslib.errors import AtsError
+from atslib.files import write_atomically
+
+MARK = "<!-- fine-tuning -->"
+# What is trained, and the name of its report in `results/audits`
+TRAINED = {"All layers": "lite0-all", "The head alone": "lite0-head"}
+WEIGHTS = {"untrained": "untrained", "given": "shipped"}
+LEVEL = 0.05
+
+
+def fine_tuning(results: Path) -> str:
+    """Markdown: what was found in each case by which attack, and what that says of pretrained
+    weights beside untrained ones.
+    """
+    lines = [
+        "| Trained | Weights | Found | 95 % interval | Chance | Bits | Gain, dB | Attack, steps |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    said = []
+    for trained, name in TRAINED.items():
+        file = results / "audits" / f"{name}.json"
+        if not file.exists():
+            return "Not measured yet.\n"
+        report = json.loads(file.read_text(encoding="utf-8"))
+        cases = {case["case"]["weights"]: case for case in report["cases"]}
+        for weights, words in WEIGHTS.items():
+            case = cases[weights]
+            cells = (
+                trained,
+                words,
+                f"{case['found']} of {case['images']}",
+                f"{100 * case['low']:.0f} to {100 * case['high']:.0f} %",
+                f"{100 * case['chance']:.0f} %",
+                f"{case['bits']:.2f}",
+                f"{case['gain']:.1f}",
+                f"`{case['attack']}`, {report['plan']['steps']}",
+            )
+            lines.append(f"| {' | '.join(cells).replace('| -', '| −')} |")
+        said.append(f"{trained}: {compared(cases['untrained'], cases['given'])}")
+    return "\n".join(lines) + "\n\n" + "\n\n".join(said) + "\n"
+
+
+def compared(untrained: dict, given: dict) -> str:
+    """Whether the given weights give away less than untrained ones, by the photographs that both
+    were attacked on: an exact test of those found with one and not with the other (McNemar).
+
+    Args:
+        untrained, given: cases of a report.
+    """
+    found = [
+        dict(zip(case["each"]["image"], case["each"]["found"], strict=True))
+        for case in (untrained, given)
+    ]
+    both = found[0].keys() & found[1].keys()
+    fewer = sum(found[0][image] and not found[1][image] for image in both)
+    more = sum(found[1][image] and not found[0][image] for image in both)
+    likely = stats.binomtest(fewer, fewer + more).pvalue if fewer + more else 1.0
+    doubt = ""
+    if untrained["low"] <= untrained["chance"]:
+        doubt = (
+            " Not even with untrained weights more is found than by chance, so the attack does not work here: of what "
+            "leaks the audit *cannot tell*."
+        )
+    elif given["low"] <= given["chance"]:
+        doubt = (
+            " With the shipped weights no more is found than by chance, which shows what these attacks can do in so "
+            "many steps, and not that the photographs are safe: of that the audit *cannot tell*."
+        )
+    if likely < LEVEL:
+        than = "less" if fewer > more else "more"
+        verdict = f"with the shipped weights {than} is found than with untrained ones"
+    else:
+        verdict = "whether the shipped weights give away less than untrained ones cannot be told"
+    return (
+        f"{verdict} (of {len(both)} photographs found with untrained weights alone: {fewer}, with the shipped ones alone: "
+        f"{more}; p = {likely:.2g}).{doubt}"
+    )
+
+
+def insert_fine_tuning(path: Path, results: Path) -> None:
+    """Put the example between its two marks in a Markdown file; a file that is not there is left."""
+    if not path.exists():
+        return
+    text = path.read_text(encoding="utf-8")
+    if text.count(MARK) != 2:
+        raise AtsError(f"{path} must hold two lines {MARK}: the example goes between them")
+    head, _, tail = text.split(MARK)
+    new = f"{head}{MARK}\n\n{fine_tuning(results)}\n{MARK}{tail}"
+    write_atomically(path, lambda partial: partial.write_text(new, encoding="utf-8"))
