@@ -44,9 +44,9 @@ the eight cases of claims 1 and 3.
   stay below those without a policy in one round (interval below 0, Holm over both networks). If the interval lies
   above -0.5 bits, four rounds give them back. What comes out is the image before the policy, and is matched so.
 
-`atsbook/runs/outcomes.py` has these outcomes. The choice was made on the same day, before any judged attack:
-`results/attack_choice.csv` has it photograph by photograph. Bits choose another attack than PSNR did on four of six
-networks; on the trained ResNet20-1 and ConvNet-16 no attack tells half a bit.
+`atsbook/runs/outcomes.py` has these outcomes. The choice was made on the same day, on other photographs:
+`results/attack_choice.csv` has it one by one, committed when six judged attacks had been made. Bits choose
+another attack than PSNR did on four of six networks; on the trained ResNet20-1 and ConvNet-16 no attack tells half a bit.
 """
 
 import argparse

@@ -8,7 +8,8 @@ import torch
 import atslib
 from atsbook.runs.attacks import AttackUnit, attacked
 from atsbook.runs.networks import ModelUnit
-from atsbook.runs.outcomes import OutcomeUnit, outcome_rows, outcomes
+from atsbook.runs.outcomes import OutcomeUnit, outcome_rows, outcomes, picture_rows
+from atsbook.runs.packing import PICTURES, as_kept
 from atsbook.runs.store import Store
 from atslib.attacks import ATTACKS, ThroughPolicy
 from atslib.clients.prepare import streams
@@ -62,6 +63,22 @@ def test_what_an_attack_through_the_policy_finds_is_the_image_before_it(tmp_path
     found = outcomes(OutcomeUnit(attack=attack), store, "cpu")
     assert torch.equal(found["psnr"], kept["psnr_before"])
     assert not torch.equal(found["psnr"], kept["psnr"])
+
+
+def test_kept_pictures_are_judged_as_all_are(tmp_path):
+    store = Store(tmp_path)
+    attack = unit(last=3 + PICTURES + 2)
+    kept = attacked(attack, store, "cpu")
+    rows = picture_rows(kept, attack)
+    assert rows["image"].tolist() == list(range(3, 3 + PICTURES))
+    found = outcomes(OutcomeUnit(attack=attack), store, "cpu")
+    for name in ("psnr", "gain", "frame"):  # eight bits are a little less than a float
+        assert rows[name].to_numpy() == pytest.approx(found[name][:PICTURES].numpy(), abs=0.05)
+    test = atslib.load("shapes", "test")
+    candidates, truth = own_class(test.labels, range(3, 3 + PICTURES))
+    made = as_kept(kept["reconstruction"][:PICTURES]) / 255
+    expected = bits(match(made, test.pixels, candidates, POLICY), truth)
+    assert torch.equal(torch.tensor(rows["bits"].to_numpy()), expected)
 
 
 def test_a_crop_that_was_not_made_is_not_tried(tmp_path):

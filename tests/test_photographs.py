@@ -71,3 +71,30 @@ def test_a_row_says_each_outcome_in_words():
     assert row["photographs × draws"] == "40 × 2"
     assert row["found, %"] == "100\u00a0→\u00a00"
     assert row["change of bits"].startswith("−4.0 [−4")
+
+
+def test_found_photographs_are_paired_draw_by_draw():
+    rows = attacks(2.0, images=10)
+    at = rows["image"]
+    bare = rows["policy"] == "none"
+    # Draw 0: six lost and one won. Draw 1: nothing changes.
+    rows["found"] = at.between(0, 6).where(bare, at.isin([6, 9]))
+    rows.loc[rows["draw"] == 1, "found"] = at < 3
+    found = photographs.found_changes(rows, "3-1-7")
+    assert found.loc[0, ["photographs", "before", "after", "lost", "won"]].tolist() == [
+        10,
+        7,
+        2,
+        6,
+        1,
+    ]
+    # Seven photographs changed; one or none of them in one direction: 2 (1 + 7) / 2^7.
+    assert found.loc[0, "p"] == pytest.approx(2 * 8 / 2**7)
+    assert found.loc[1, ["lost", "won", "p"]].tolist() == [0, 0, 1]
+
+
+def test_without_draws_found_photographs_are_of_one():
+    rows = attacks(2.0, draws=1).drop(columns="draw")
+    found = photographs.found_changes(rows, "3-1-7")
+    assert found["lost"].tolist() == [40]
+    assert found["p"].iloc[0] == pytest.approx(2 / 2**40)

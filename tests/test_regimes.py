@@ -208,7 +208,7 @@ def test_both_attacks_are_compared_case_by_case():
     more = one.assign(image=one["image"] + 1_000, gain=99.0)  # which the paper's attack did not get
     ours = pd.concat([one, one.assign(draw=1, gain=99.0), other, more])
     shown = functions("regimes", "def two_attacks(", compare=compare, NAMES=NAMES)["two_attacks"]
-    row = shown(theirs, ours).loc["initial", "lenet", NO_POLICY]
+    row = shown(theirs, ours).loc["untrained", "lenet", NO_POLICY]
     assert row["strongest: gain, dB"].startswith("+5.0 [")
     assert row["the paper's: gain, dB"].startswith("+1.0 [")
     assert (row["strongest: used image found"], row["the paper's: used image found"]) == (

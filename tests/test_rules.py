@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import pandas as pd
@@ -14,7 +15,9 @@ from atsbook.findings.reported import DEFENSES
 from atsbook.findings.rules import digest, rules_in
 from atsbook.findings.statistics import interval, paired
 from atsbook.findings.verdicts import guards, kept
+from atsbook.runs.archive import Archive
 from atsbook.runs.table1 import HYBRID
+from atslib.files import project_root
 
 
 def functions(page, words, **known):
@@ -204,6 +207,26 @@ def test_the_rule_of_the_steps(long, short, options, status):
 
 def test_without_the_lengths_of_the_rule_it_cannot_tell():
     assert length_rule(rows(15.0, 18.0).query("steps != 4800")) == "cannot tell"
+
+
+# --- when the second half was attacked --------------------------------------------------------------------------------
+
+
+def test_pages_say_how_many_judged_attacks_were_there_when_their_choice_was_committed():
+    evidence = Archive(project_root() / "results").entries().values()
+    attacks = [
+        line
+        for line in evidence
+        if line["kind"] == "attack" and line["config"].get("first") == 9_488
+    ]
+    moment = "2026-11-26T10:32:13+00:00"  # of commit f69e141
+    earlier = sum(line["made"] < moment for line in attacks)
+    told = re.compile(r"f69e141\), when (\w+) of the (\d+) judged attacks")
+    texts = [path.read_text() for path in (project_root() / "notebooks").glob("*.ipynb")]
+    said = {match for text in texts for match in told.findall(text)}
+    words = ["none", "one", "two", "three", "four", "five", "six", "seven"]
+    assert said == {(words[earlier], str(len(attacks)))}
+    assert min(line["made"] for line in attacks) > "2026-11-26T08:49:52+00:00"  # of the rule
 
 
 # --- what belongs to a rule -------------------------------------------------------------------------------------------

@@ -7,9 +7,19 @@ from collections.abc import Mapping
 import pandas as pd
 
 from atsbook.findings.result import NO_POLICY
-from atsbook.findings.statistics import Change, change, holm, interval, protects, taken
+from atsbook.findings.statistics import Change, change, holm, interval, mcnemar, protects, taken
 
-__all__ = ["OUTCOMES", "arrow", "changes", "judge", "row", "status", "taken", "words"]
+__all__ = [
+    "OUTCOMES",
+    "arrow",
+    "changes",
+    "found_changes",
+    "judge",
+    "row",
+    "status",
+    "taken",
+    "words",
+]
 
 OUTCOMES = ("bits", "found", "gain_told", "psnr", "frame")
 
@@ -33,6 +43,33 @@ def changes(
         )
         for outcome in OUTCOMES
     }
+
+
+def found_changes(
+    attacks: pd.DataFrame, name: str, base: str = NO_POLICY, *, by: str = "policy"
+) -> pd.DataFrame:
+    """Which photographs are found under `base` and under `name`, one row per draw.
+
+    Args:
+        attacks, name, base, by: see `changes`.
+    Returns:
+        `photographs`; `before` and `after`, how many are found; `lost` and `won`, how many are
+        found with `base` alone and with `name` alone; and `p`, exact, by McNemar's test.
+    """
+    rows = attacks if "draw" in attacks else attacks.assign(draw=0)
+    lines = {}
+    for draw, own in rows.groupby("draw"):
+        both = own.pivot(index="image", columns=by, values="found")[[base, name]].astype(bool)
+        before, after = both[base], both[name]
+        lines[draw] = {
+            "photographs": len(both),
+            "before": int(before.sum()),
+            "after": int(after.sum()),
+            "lost": int((before & ~after).sum()),
+            "won": int((after & ~before).sum()),
+            "p": mcnemar(before, after),
+        }
+    return pd.DataFrame.from_dict(lines, orient="index").rename_axis("draw")
 
 
 def judge(

@@ -4,6 +4,7 @@ PSNR in the frame.
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import ClassVar
 
 import pandas as pd
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from atsbook.runs.attacks import AttackUnit, attacked
 from atsbook.runs.networks import ModelUnit, Unit, dataset
+from atsbook.runs.packing import PICTURES, as_kept
 from atsbook.runs.store import Artifact, Store
 from atsbook.runs.tables import label
 from atslib.attacks.through_policy import ByForms
@@ -105,32 +107,55 @@ def outcomes(unit: OutcomeUnit, store: Store, device: torch.device) -> Artifact:
     """
 
     def compute(state: object) -> dict[str, Tensor]:
-        attack = unit.attack
-        test = dataset(attack.model.dataset, "test")
-        train = dataset(attack.model.dataset, "train")
-        rows = slice(attack.first, attack.last)
-        images = attacked(attack, store, device)["reconstruction"].cpu()
-        drawn = searched(attack)
-        candidates, truth = own_class(test.labels, range(attack.first, attack.last))
-        alike = match(images, test.pixels, candidates, drawn.policy, crop_flip=attack.crop_flip)
-        used = to_images(drawn.apply(test.pixels[rows]))
-        guess = guess_knowing_draw(drawn, train.pixels, train.labels, labels=test.labels[rows])
-        reached = psnr(images, used)
-        return {
-            "rank": rank(alike, truth),
-            "bits": bits(alike, truth),
-            "psnr": reached,
-            "gain": reached - psnr(guess, used),
-            "frame": frame_psnr(images, test.pixels[rows], drawn),
-        }
+        images = attacked(unit.attack, store, device)["reconstruction"].cpu()
+        return outcomes_of(unit.attack, images)
 
     return store.get(unit.kind, unit, compute, label=unit.title)
 
 
+def outcomes_of(attack: AttackUnit, images: Tensor) -> dict[str, Tensor]:
+    """`outcomes` of what an attack recovered of the first of its photographs.
+
+    Args:
+        images: floats in [0, 1], (B, C, H, W), at most as many as the attack has photographs.
+    """
+    test = dataset(attack.model.dataset, "test")
+    train = dataset(attack.model.dataset, "train")
+    rows = slice(attack.first, attack.first + len(images))
+    drawn = searched(attack)[: len(images)]
+    candidates, truth = own_class(test.labels, range(rows.start, rows.stop))
+    alike = match(images, test.pixels, candidates, drawn.policy, crop_flip=attack.crop_flip)
+    used = to_images(drawn.apply(test.pixels[rows]))
+    guess = guess_knowing_draw(drawn, train.pixels, train.labels, labels=test.labels[rows])
+    reached = psnr(images, used)
+    return {
+        "rank": rank(alike, truth),
+        "bits": bits(alike, truth),
+        "psnr": reached,
+        "gain": reached - psnr(guess, used),
+        "frame": frame_psnr(images, test.pixels[rows], drawn),
+    }
+
+
 def outcome_rows(artifact: Artifact, unit: AttackUnit) -> pd.DataFrame:
     """A row for each photograph: policy, image, and all of `outcomes`; `found` is whether its rank is 1."""
-    table = pd.DataFrame({name: value.numpy() for name, value in artifact.tensors.items()})
+    return _rows(artifact.tensors, unit)
+
+
+def picture_rows(artifact: Artifact, unit: AttackUnit) -> pd.DataFrame:
+    """`outcome_rows` of the photographs whose pictures the archive keeps of every attack, the first
+    sixteen, from the pictures as it keeps them.
+
+    Args:
+        artifact: of the attack.
+    """
+    images = to_images(as_kept(artifact["reconstruction"][:PICTURES]))
+    return _rows(outcomes_of(unit, images), unit)
+
+
+def _rows(values: Mapping[str, Tensor], unit: AttackUnit) -> pd.DataFrame:
+    table = pd.DataFrame({name: value.numpy() for name, value in values.items()})
     table.insert(0, "found", table["rank"] == 1)
-    table.insert(0, "image", range(unit.first, unit.last))
+    table.insert(0, "image", range(unit.first, unit.first + len(table)))
     table.insert(0, "policy", label(unit.policy))
     return table

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from atsbook.runs.archive import Archive
 from atsbook.runs.attacks import AttackUnit, OfAttack, known_ranks
 from atsbook.runs.networks import ModelUnit, Unit, dataset, trained
-from atsbook.runs.outcomes import OutcomeUnit, guess_of, outcome_rows
+from atsbook.runs.outcomes import OutcomeUnit, guess_of, outcome_rows, picture_rows
 from atsbook.runs.schedule import compute, describe, plan, say
 from atsbook.runs.scoring import ScoreUnit, SearchUnit, searched
 from atsbook.runs.settings import PROFILES, parameters_among
@@ -758,6 +758,7 @@ class Study:
         policy_known: Sequence[str] = (),
         draw_known: bool = False,
         outcomes: bool = False,
+        pictures: bool = False,
     ) -> pd.DataFrame:
         """One row per request and image, or per request, policy and image of scores; what is
         missing is computed first.
@@ -774,6 +775,8 @@ class Study:
                 policy and draw and sees no gradient.
             outcomes: add what attacks tell of the photographs: `found`, `bits`, `frame` and
                 `gain_told`, see `outcomes`.
+            pictures: add `found`, `bits` and `frame` of the photographs whose pictures are kept of
+                every attack, the first sixteen, and `gain_told` of all; elsewhere nan.
         """
         known = {
             key: self.found(request)
@@ -799,7 +802,12 @@ class Study:
                 part["rank_knowing"] = part[
                     "rank_original"
                 ]  # without a policy there is one form of each image
-            if draw_known and isinstance(request.unit, AttackUnit):
+            if pictures and isinstance(request.unit, AttackUnit):
+                seen = picture_rows(request.value, request.unit)
+                seen = seen.set_index("image").reindex(part["image"])
+                of_seen = ("found", "bits", "frame")
+                part = part.assign(**{name: seen[name].to_numpy(float) for name in of_seen})
+            if (draw_known or pictures) and isinstance(request.unit, AttackUnit):
                 part["gain_told"] = part["psnr"] - guess_of(request.unit).double().numpy()
             if key in told:
                 more = self._rows_of(told[key].unit).rename(columns={"gain": "gain_told"})
