@@ -2,7 +2,6 @@
 
 import warnings
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -152,30 +151,6 @@ def test_untrained_networks_give_their_photographs_away_layer_by_layer(
     assert report.control.attack == LAYERS
     assert report.faint
     assert "hardly depends on the photograph" in " ".join(report.notes)
-
-
-def chance_of(ranks, among):
-    """How likely it is that ranks drawn evenly from 1 to `among` add up to no more than these."""
-    ways = np.ones(1)
-    for _ in ranks:
-        ways = np.convolve(ways, np.full(among, 1 / among))
-    return ways[: sum(ranks) - len(ranks) + 1].sum()
-
-
-@pytest.mark.filterwarnings("ignore:.*take no part in the network's scores")
-def test_an_untrained_googlenet_tells_more_than_chance_does(monkeypatch):
-    assert chance_of([1], 50) == pytest.approx(1 / 50)
-    assert chance_of([50, 50], 50) == pytest.approx(1)
-    pixels, labels = photographs(32, 50)
-    monkeypatch.setattr(work, "SIZES", ((4, 80, 8, 1),))  # nothing is compared
-    model = torchvisions("googlenet")
-    report = atslib.audit(
-        model, pixels, labels, untrained=model, normalize=NORM, batch=1, attacked=4, budget=LONG
-    )
-    told = report.results[0].outcome
-    assert set(told.candidates.tolist()) == {50}
-    # Few are found outright in so few steps, so that it is asked how far in front the others are.
-    assert chance_of(told.rank.tolist(), 50) < 0.01
 
 
 def test_a_head_of_zeros_is_drawn_and_the_report_says_so():

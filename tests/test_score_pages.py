@@ -249,7 +249,7 @@ def test_trends_have_a_panel_each_and_in_it_a_line_with_its_band_for_each_group(
         lines = {
             line.get_label(): line for line in axis.lines if not line.get_label().startswith("_")
         }
-        assert list(lines) == ["none", "h"]
+        assert list(lines) == ["no policy", "h"]
         for (name, group), band in zip(
             rows.groupby("policy", sort=False), axis.collections, strict=True
         ):
@@ -259,7 +259,7 @@ def test_trends_have_a_panel_each_and_in_it_a_line_with_its_band_for_each_group(
             assert edges >= {*group[["step", "high"]].itertuples(index=False, name=None)}
         assert (axis.get_xlabel(), axis.get_xscale()) == ("steps of training", "symlog")
     (legend,) = figure.legends  # of all panels
-    assert {text.get_text() for text in legend.get_texts()} == {"none", "h"}
+    assert {text.get_text() for text in legend.get_texts()} == {"no policy", "h"}
 
 
 @pytest.mark.usefixtures("drawn")
@@ -272,7 +272,7 @@ def test_means_have_a_place_for_each_name_and_a_colour_for_each_group():
         "sgd",
     ]
     assert axis.get_ylabel() == "gain (dB)"
-    assert texts(axis) == {"none", "h"}
+    assert texts(axis) == {"no policy", "h"}
     for drawn_group, (name, rows) in zip(
         axis.containers, table.groupby("policy", sort=False), strict=True
     ):
