@@ -253,7 +253,10 @@ def test_trends_have_a_panel_each_and_in_it_a_line_with_its_band_for_each_group(
         for (name, group), band in zip(
             rows.groupby("policy", sort=False), axis.collections, strict=True
         ):
-            assert lines[name].get_xydata().tolist() == group[["step", "mean"]].to_numpy().tolist()
+            assert (
+                lines[plots.in_words(name)].get_xydata().tolist()
+                == group[["step", "mean"]].to_numpy().tolist()
+            )
             edges = {tuple(point) for point in band.get_paths()[0].vertices}
             assert edges >= {*group[["step", "low"]].itertuples(index=False, name=None)}
             assert edges >= {*group[["step", "high"]].itertuples(index=False, name=None)}
@@ -277,7 +280,7 @@ def test_means_have_a_place_for_each_name_and_a_colour_for_each_group():
         axis.containers, table.groupby("policy", sort=False), strict=True
     ):
         dots, _, (bars,) = drawn_group.lines
-        assert drawn_group.get_label() == name
+        assert drawn_group.get_label() == plots.in_words(name)
         assert dots.get_ydata().tolist() == rows["mean"].tolist()
         assert [round(x) for x in dots.get_xdata()] == [0, 1, 2]
         heights = [segment[:, 1].tolist() for segment in bars.get_segments()]
