@@ -8,7 +8,7 @@ killed at any moment and goes on where it was:
 
 What is finished lies in `results/paper_cell`: copied into a store, it is not computed again.
 
-On a GPU all of it is a matter of minutes, with more images at once:
+On a GPU, with more images at once:
 
     python notebooks/paper_cell.py --store FOLDER --device cuda --block 32 --hours 0.14
 

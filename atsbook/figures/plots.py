@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 from torch import Tensor
 
-from atsbook.findings.defenses import called, strength
+from atsbook.findings.defenses import OF_THE_PAPER, called, strength
 from atsbook.findings.result import NO_POLICY
 
 # Okabe & Ito's colours: told apart by colour-blind readers and on grey paper.
@@ -38,11 +38,8 @@ OF_POLICY = {
     "another": "0.6",
 }
 # What legends call them: the texts of policies say nothing to who has not seen them
-IN_WORDS = {
+IN_WORDS = OF_THE_PAPER | {
     NO_POLICY: "no policy",
-    "3-1-7+43-18-18": "the paper's hybrid",
-    "3-1-7": "its member 3-1-7",
-    "43-18-18": "its member 43-18-18",
     "19-1-18": "random policy 19-1-18",
     "3-19-26+15-42-15": "found by the search",
 }

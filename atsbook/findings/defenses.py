@@ -21,6 +21,8 @@ TUNED = "ATS, tuned against the attack"
 # The two policies that the paper's search found for CIFAR-100, and its hybrid of them
 SEARCHED = ("3-1-7", "43-18-18")
 HYBRID = "+".join(SEARCHED)
+OF_THE_PAPER = {HYBRID: "the paper's hybrid"}  # how its policies are called
+OF_THE_PAPER |= {policy: f"its member {policy}" for policy in SEARCHED}
 OWN = ("ATS", TUNED)  # the kinds that the claim is about
 LEAST_KIND = "ATS, least found of all"
 # A defense of the gradient, the network or the batch → how it is called, with its strength
@@ -39,8 +41,7 @@ def called(setting: str) -> str:
     """A setting in words: `prune:0.7` is pruning of 70 %, a policy *policy 3-3-3*."""
     if " | " in setting:
         return " and ".join(map(called, setting.split(" | ")))
-    names = {NO_POLICY: "no defense", HYBRID: "the paper's hybrid"}
-    names |= {policy: f"its member {policy}" for policy in SEARCHED}
+    names = {NO_POLICY: "no defense"} | OF_THE_PAPER
     if setting in names:
         return names[setting]
     kind, _, value = setting.partition(":")

@@ -5,8 +5,7 @@ pretrained weights, in words made from stored reports of `atslib audit`.
 import json
 from pathlib import Path
 
-from scipy import stats
-
+from atsbook.findings.statistics import mcnemar
 from atslib.errors import AtsError
 from atslib.files import write_atomically
 
@@ -62,9 +61,10 @@ def compared(untrained: dict, given: dict) -> str:
         for case in (untrained, given)
     ]
     both = found[0].keys() & found[1].keys()
-    fewer = sum(found[0][image] and not found[1][image] for image in both)
-    more = sum(found[1][image] and not found[0][image] for image in both)
-    likely = stats.binomtest(fewer, fewer + more).pvalue if fewer + more else 1.0
+    before, after = ([each[image] for image in both] for each in found)
+    likely = mcnemar(before, after)
+    fewer = sum(was and not now for was, now in zip(before, after, strict=True))
+    more = sum(now and not was for was, now in zip(before, after, strict=True))
     doubt = ""
     if untrained["low"] <= untrained["chance"]:
         doubt = (
