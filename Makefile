@@ -23,13 +23,13 @@ book: .venv/.ready
 check: .venv/.ready
 	$(BIN)/python tests/warm_kernels.py $(BIN)/python -m atsbook report --check $(if $(JOBS),--jobs $(JOBS))
 
-# One process a core with one thread each, and two more, since many tests wait for other processes. Files go in the
+# One process a core with one thread each, and four more, since many tests wait for other processes. Files go in the
 # order of their names: by default those of few tests, which are often the longest, would all come at the end.
 test: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	OMP_NUM_THREADS=1 PYTEST_XDIST_AUTO_NUM_WORKERS=$$((`$(BIN)/python -c "import os; print(os.cpu_count())"` + 2)) \
-		$(BIN)/python tests/warm_kernels.py $(BIN)/python -m pytest --nbval -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 PYTEST_XDIST_AUTO_NUM_WORKERS=$$((`$(BIN)/python -c "import os; print(os.cpu_count())"` + 4)) \
+		$(BIN)/python tests/warm_kernels.py $(BIN)/python -m pytest --nbval -n auto --maxprocesses 6 --dist loadfile --no-loadscope-reorder
 
 # Speed and memory, one JSON line a measurement.
 bench: .venv/.ready

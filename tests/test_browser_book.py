@@ -104,17 +104,24 @@ def test_on_a_phone_every_answer_names_its_column(page, table):
     assert [name.strip('"') for name in names] == heads
 
 
-def test_a_phone_shows_wide_figures_in_a_size_that_can_be_read(page):
-    shares = """(images => [...document.querySelectorAll(images)].map(image =>
-        image.getBoundingClientRect().width / image.naturalWidth))"""
+def test_a_phone_shows_figures_whole_and_enlarges_them_to_a_size_that_can_be_read(page):
     phone = page("results/regimes", PHONE)
-    found = phone.js(f"{shares}('main .cell_output > img')")
-    assert len(found) >= 3
-    assert min(found) > 0.75
-    (captioned,) = phone.js(f"{shares}('main figure img')")
-    assert captioned > 0.75
+    wide = "[...document.querySelectorAll('main .picture.small-print')]"
+    assert phone.js(f"{wide}.length") >= 3
+    assert phone.js(f"{wide}.every(box => box.scrollWidth <= box.clientWidth + 1)")
+    phone.js(f"{wide}.forEach(box => box.querySelector('button').click())")
+    shares = "image => image.getBoundingClientRect().width / image.naturalWidth"
+    assert (
+        phone.js(f"Math.min(...{wide}.map(box => box.querySelector('img')).map({shares}))") > 0.75
+    )
+    assert phone.js("document.documentElement.scrollWidth") <= PHONE
     caption = phone.js("document.querySelector('figcaption').getBoundingClientRect().right")
     assert caption <= PHONE  # it does not scroll with its picture
+    phone.js(f"{wide}.forEach(box => box.querySelector('button').click())")
+    assert phone.js(f"{wide}.every(box => box.scrollWidth <= box.clientWidth + 1)")
+    assert phone.js(
+        "[...document.querySelectorAll('.picture > button')].every(b => b.offsetHeight > 24 || !b.offsetHeight)"
+    )
 
 
 def test_the_deviations_on_a_phone_are_cards_with_the_words_beside_their_names(page):

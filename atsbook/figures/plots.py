@@ -25,6 +25,7 @@ OTHERS = ("#332288", "#999933", "#882255", "#777777")
 OF_POLICY = {
     NO_POLICY: COLORS[1],
     "no policy": COLORS[1],
+    "no defense": COLORS[1],
     "3-1-7+43-18-18": COLORS[0],
     "hybrid": COLORS[0],
     "the hybrid": COLORS[0],
@@ -631,5 +632,10 @@ def ladder(table: pd.DataFrame, *, xlabel: str) -> Figure:
         axis.set_yticks(list(order.values()), [in_words(name) for name in order], fontsize=8)
         axis.axvline(0, color="0.3", lw=0.8, ls="--")
         axis.set(xlabel=xlabel)
+        if len(table) > 12:  # the numbers stand on the first screen of a page
+            axis.xaxis.set_ticks_position("top")
+            axis.xaxis.set_label_position("top")
+            axis.spines["top"].set_visible(True)
+            axis.spines["bottom"].set_visible(False)
         axis.legend(frameon=False, fontsize=8)
     return figure

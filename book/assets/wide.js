@@ -11,16 +11,33 @@ const mark = (box) => {
 };
 addEventListener("load", () => {
   const watch = new ResizeObserver((seen) => seen.forEach(({ target }) => mark(target)));
-  // A figure's picture has a box of its own, so that its caption stays; on a phone wide ones, whose letters would be tiny, scroll in it.
-  document.querySelectorAll("figure img").forEach((image) => {
-    const box = document.createElement("div");
-    box.classList.add("picture");
+  // A figure's picture has a box of its own, so that its caption stays. A phone shows it whole, and where its letters are
+  // tiny then, a button enlarges it, and it scrolls in its box.
+  document.querySelectorAll("figure img, .cell_output > img").forEach((image) => {
+    const box = document.createElement("div"), button = document.createElement("button");
+    box.className = "picture";
     box.classList.toggle("small-print", image.naturalWidth > 600);
     box.style.setProperty("--drawn", `${image.naturalWidth}px`);
     image.replaceWith(box);
-    box.append(image);
+    const change = (enlarged) => {
+      box.classList.toggle("enlarged", enlarged);
+      button.textContent = enlarged ? "Show whole" : "Enlarge";
+      mark(box);
+    };
+    button.type = "button";
+    button.addEventListener("click", () => change(!box.classList.contains("enlarged")));
+    box.append(image, button);
+    change(false);
   });
   document.querySelectorAll(".wide, .pst-scrollable-table-container, .cell_output, .picture").forEach((box) => watch.observe(box));
+});
+
+// The menu shows where one is, however far down that stands.
+addEventListener("load", () => {
+  const menu = document.querySelector(".bd-sidebar-primary"), here = [...(menu?.querySelectorAll(".current.active") ?? [])].pop();
+  if (!here) return;
+  const [page, frame] = [here, menu].map((part) => part.getBoundingClientRect());
+  if (page.top < frame.top || page.bottom > frame.bottom) menu.scrollTop += page.top - frame.top - menu.clientHeight / 2;
 });
 
 // What a word of the glossary means stands under the word, within its paragraph; Escape takes it away, and arrows go from word to word.
