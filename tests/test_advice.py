@@ -17,7 +17,7 @@ def stored(results, page, status="partly", **tables):
     folder = results / page / "cifar100-laptop"
     folder.mkdir(parents=True)
     for name, table in tables.items():
-        table.to_csv(folder / f"{name}.csv", index=False)
+        table.to_csv(folder / f"{name}.csv.gz", index=False)
     facts = {
         "dataset": "cifar100",
         "model": "lenet",

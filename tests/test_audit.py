@@ -232,7 +232,7 @@ def test_the_report_is_made_from_the_archive_alone(root, said):
     assert told["facts"]["images"] == 2
     assert (root / "book/results/toy.ipynb").exists()
     assert not (root / "book/results/other.ipynb").exists()
-    rows = pd.read_csv(folder / "attacks.csv")
+    rows = pd.read_csv(folder / "attacks.csv.gz")
     assert len(rows) == 4
     for unit in wanted:
         found = unit.make(few, torch.device("cpu"))["psnr"]

@@ -87,7 +87,7 @@ def test_the_book_shows_what_steps_gain(tmp_path):
     rows = [("lenet", "annealed", *own) for own in ((1_200, 0, 2), (1_200, 1, 4), (25, 0, -1))]
     rows += [("resnet20-1", "annealed", 25, image, 0.3) for image in (0, 1)]
     pd.DataFrame(rows, columns=["model", "schedule", "steps", "image", "gain"]).to_csv(
-        folder / "attacks.csv"
+        folder / "attacks.csv.gz"
     )
     (folder / FILE).write_text('{"facts": {"seed": 3, "device": "CPU, 2 cores"}}')
     said, _, *table = steps_table(tmp_path, "shapes").splitlines()

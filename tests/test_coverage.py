@@ -35,7 +35,7 @@ def put(tmp_path):
         about = {"dataset": data, "profile": profile, "model": model} | facts
         (folder / FILE).write_text(json.dumps({"facts": about}))
         for table, columns in tables.items():
-            pd.DataFrame(columns).to_csv(folder / f"{table}.csv", index=False)
+            pd.DataFrame(columns).to_csv(folder / f"{table}.csv.gz", index=False)
         return tmp_path
 
     return store

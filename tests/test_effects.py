@@ -20,7 +20,7 @@ def stored(results, page, **tables):
     folder = results / page / "cifar100-laptop"
     folder.mkdir(parents=True)
     for name, table in tables.items():
-        table.to_csv(folder / f"{name}.csv", index=False)
+        table.to_csv(folder / f"{name}.csv.gz", index=False)
     facts = {"dataset": "cifar100", "model": "resnet20-1", "images": 4, "profile": "laptop"}
     (folder / FILE).write_text(json.dumps({"facts": facts}))
     return results

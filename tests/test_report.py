@@ -196,12 +196,12 @@ def test_a_result_is_written_as_tables_verdict_and_facts(tmp_path):
     folder = made.write(tmp_path)
     assert folder == tmp_path / "claim1_privacy" / "cifar100-laptop"
     assert {path.name for path in folder.iterdir()} == {
-        "accuracy.csv",
-        "attacks.csv",
+        "accuracy.csv.gz",
+        "attacks.csv.gz",
         "result.json",
     }
     pd.testing.assert_frame_equal(
-        pd.read_csv(folder / "attacks.csv"), made.tables["attacks"], check_dtype=False
+        pd.read_csv(folder / "attacks.csv.gz"), made.tables["attacks"], check_dtype=False
     )
     whole = stored_result(folder)
     assert whole["facts"] == made.facts
@@ -227,7 +227,7 @@ def test_writing_again_leaves_no_table_of_an_older_run(tmp_path):
     newer = result(tables={"attacks": ATTACKS})
     folder = newer.write(tmp_path)
     assert stored_digest(folder) == newer.digest != older.digest
-    assert not (folder / "accuracy.csv").exists()
+    assert not (folder / "accuracy.csv.gz").exists()
 
 
 @pytest.mark.parametrize("status", report.STATUSES)

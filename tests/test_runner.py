@@ -173,7 +173,7 @@ def test_a_run_writes_tables_and_answers_and_computes_only_what_is_missing(root,
     assert lines == ["toy: profile smoke, convnet-4 on shapes, seed 0"]
     place = root / "book/_build/profiles/smoke"
     folder = place / "results/toy/shapes-smoke"
-    assert {path.name for path in folder.iterdir()} == {"result.json", "attacks.csv"}
+    assert {path.name for path in folder.iterdir()} == {"result.json", "attacks.csv.gz"}
     assert stored_result(folder)["facts"]["images"] == 2
     assert stored_result(folder)["cost"]["units"] > 0
     assert len(stored_digest(folder)) == 12

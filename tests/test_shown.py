@@ -1,6 +1,7 @@
 """What a page shows: a change that a reader sees is found, and what another machine adds is none."""
 
 import base64
+import gzip
 import io
 import json
 import shutil
@@ -83,15 +84,15 @@ def test_files_that_are_new_gone_or_changed_are_named(tmp_path):
     for name in ("old", "new"):
         folder = tmp_path / name
         folder.mkdir()
-        (folder / f"{name}.csv").write_text("a\n1\n")
+        (folder / f"{name}.csv.gz").write_bytes(gzip.compress(b"a\n1\n"))
         (folder / "sheet.webp").write_text(name)
         # The cost is in seconds, of which no page speaks.
         whole = {"verdict": {"status": name}, "cost": name}
         (folder / "result.json").write_text(json.dumps(whole))
     faults = folder_differences(tmp_path / "old", tmp_path / "new")
     assert [fault.split(":")[0] for fault in faults] == [
-        "new.csv is made now and not committed",
-        "old.csv is no longer made",
+        "new.csv.gz is made now and not committed",
+        "old.csv.gz is no longer made",
         "result.json",
         "sheet.webp has changed",
     ]
@@ -225,7 +226,7 @@ def test_a_rule_or_a_table_that_has_changed_since_a_page_was_made_fails_and_name
     published, store, capsys
 ):
     write_page(published, "steps", rule="Another rule.")
-    (file,) = published.glob("results/steps/*/attacks.csv")
+    (file,) = published.glob("results/steps/*/attacks.csv.gz")
     table = pd.read_csv(file)
     table.loc[1, "psnr"] += 1
     table.to_csv(file, index=False)
@@ -236,24 +237,24 @@ def test_a_rule_or_a_table_that_has_changed_since_a_page_was_made_fails_and_name
     assert page.startswith("steps, cell 2, its source: committed “")
     assert "Another rule." in page.split("made now")[1]
     table, verdict = sorted(results)
-    assert table.startswith("steps, attacks.csv: row 2, psnr: ")
+    assert table.startswith("steps, attacks.csv.gz: row 2, psnr: ")
     assert verdict.startswith("steps, result.json: committed “")
 
 
 @pytest.mark.jupyter
 def test_tables_are_left_as_they_are_where_only_last_digits_differ(published, store):
-    (file,) = published.glob("results/steps/*/attacks.csv")
+    (file,) = published.glob("results/steps/*/attacks.csv.gz")
     table = pd.read_csv(file)
-    whole = file.read_text()
+    whole = gzip.decompress(file.read_bytes())
     table["psnr"] *= 1 + 1e-5
     table.to_csv(file, index=False)
-    older = file.read_text()
+    older = file.read_bytes()
     runner.report(seed=3, minutes=0.01, jobs=1, root=published, store=store)
-    assert file.read_text() == older
+    assert file.read_bytes() == older
     table["psnr"] += 1
     table.to_csv(file, index=False)
     runner.report(seed=3, minutes=0.01, jobs=1, root=published, store=store)
-    assert file.read_text() == whole
+    assert gzip.decompress(file.read_bytes()) == whole
 
 
 def test_zips_differ_by_what_is_in_them(tmp_path):

@@ -68,7 +68,7 @@ def put(made, folder):
     """An album among the results of a page."""
     folder.mkdir(exist_ok=True)
     (folder / SHEETS).write_bytes(made.zipped)
-    made.frames.to_csv(folder / "frames.csv", index=False, float_format="%.6g")
+    made.frames.to_csv(folder / "frames.csv.gz", index=False, float_format="%.6g")
     return folder
 
 

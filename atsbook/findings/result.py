@@ -1,6 +1,7 @@
 """What a page is drawn from: tables, facts and a verdict, written to a folder and read back."""
 
 import dataclasses
+import gzip
 import hashlib
 import html
 import json
@@ -15,6 +16,7 @@ from atslib.files import project_root, write_atomically
 
 # Beside the tables of a page: its verdict, its facts, and what it cost.
 FILE = "result.json"
+TABLE = ".csv.gz"  # ends the name of a table's file
 STATUSES = ("reproduced", "partly", "not reproduced", "cannot tell", "not measured")
 NO_POLICY = "none"
 
@@ -60,9 +62,11 @@ class Result:
     files: dict[str, bytes] = dataclasses.field(default_factory=dict, repr=False)
 
     def texts(self) -> dict[str, str]:
-        """The files of this result: each table as CSV, and `FILE` with the verdict and the facts."""
+        """The files of this result as text: each table as CSV, which is written compressed, and `FILE`
+        with the verdict and the facts.
+        """
         files = {
-            f"{name}.csv": table.to_csv(index=False, float_format="%.6g")
+            f"{name}{TABLE}": table.to_csv(index=False, float_format="%.6g")
             for name, table in self.tables.items()
         }
         facts = json.loads(json.dumps(self.facts, sort_keys=True))
@@ -80,7 +84,7 @@ class Result:
         """A short hash of the tables: a page shows it, and a test compares it with the stored
         tables.
         """
-        text = "".join(text for name, text in sorted(self.texts().items()) if name.endswith(".csv"))
+        text = "".join(text for name, text in sorted(self.texts().items()) if name.endswith(TABLE))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
@@ -107,8 +111,11 @@ class Result:
         for name, data in self.files.items():
             write_atomically(folder / name, lambda partial, data=data: partial.write_bytes(data))
         for name, text in texts.items():
-            write_atomically(folder / name, lambda partial, text=text: partial.write_text(text))
-        for stale in set(folder.glob("*.csv")) - {folder / name for name in texts}:
+            data = text.encode()
+            if name.endswith(TABLE):
+                data = gzip.compress(data, mtime=0)  # a date would make every run's bytes its own
+            write_atomically(folder / name, lambda partial, data=data: partial.write_bytes(data))
+        for stale in set(folder.glob("*.csv*")) - {folder / name for name in texts}:
             stale.unlink()
         return folder
 
@@ -131,9 +138,15 @@ def stored_result(folder: Path) -> dict[str, dict]:
         raise AtsError(f"{file} cannot be read: {error}") from None
 
 
+def table_file(folder: Path, name: str) -> Path:
+    """The file of a table in a folder that `Result.write` made; pandas reads it as any CSV."""
+    return Path(folder) / f"{name}{TABLE}"
+
+
 def stored_digest(folder: Path) -> str:
     """`Result.digest` of the tables in a folder that `Result.write` made."""
-    text = "".join(path.read_text() for path in sorted(Path(folder).glob("*.csv")))
+    files = sorted(Path(folder).glob(f"*{TABLE}"))
+    text = "".join(gzip.decompress(file.read_bytes()).decode() for file in files)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

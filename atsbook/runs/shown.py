@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
-from atsbook.findings.result import Result
+from atsbook.findings.result import TABLE, Result
 
 CLOSE = (
     1e-4  # relative difference of numbers up to which tables, written with six digits, are the same
@@ -90,7 +90,7 @@ def folder_differences(old: Path, new: Path) -> list[str]:
             found.append(
                 f"{name} is {'made now and not committed' if (new / name).exists() else 'no longer made'}"
             )
-        elif name.endswith(".csv"):
+        elif name.endswith(TABLE):
             if fault := table_difference(old / name, new / name):
                 found.append(f"{name}: {fault}")
         elif name.endswith(".zip"):

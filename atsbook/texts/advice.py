@@ -8,7 +8,7 @@ import pandas as pd
 from atsbook.findings import compare, defenses
 from atsbook.findings.federations import policy_changes
 from atsbook.findings.photographs import arrow
-from atsbook.findings.result import NO_POLICY, stored_result
+from atsbook.findings.result import NO_POLICY, stored_result, table_file
 from atsbook.findings.statistics import ENOUGH
 from atsbook.runs.adaptive import SERVERS
 from atsbook.runs.table1 import HYBRID
@@ -108,8 +108,8 @@ def _scale(facts: dict) -> str:
 
 def _got(privacy: Path, results: Path) -> str:
     """What a client gets: one row per network, untrained and trained."""
-    attacks = pd.read_csv(privacy / "attacks.csv", dtype={"policy": str})
-    known = pd.read_csv(privacy / "networks.csv", dtype={"policy": str})
+    attacks = pd.read_csv(table_file(privacy, "attacks"), dtype={"policy": str})
+    known = pd.read_csv(table_file(privacy, "networks"), dtype={"policy": str})
     known = known.set_index(["regime", "model", "policy"])["accuracy"]
     lines = [
         "| network | photograph found, % | bits | gain, dB | accuracy, % |",
@@ -129,7 +129,7 @@ def _got(privacy: Path, results: Path) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     text = "\n".join(lines)
     if claim4 := newest("claim4_efficiency", results):
-        cost = pd.read_csv(claim4[0] / "cost.csv", dtype={"policy": str}).set_index("policy")
+        cost = pd.read_csv(table_file(claim4[0], "cost"), dtype={"policy": str}).set_index("policy")
         text += f"\n\nDrawing and applying the hybrid takes {cost.loc[HYBRID, 'share']:.1%} of an epoch's time."
     return text
 
@@ -138,7 +138,7 @@ def _stages(results: Path) -> str:
     """What gradients tell along a training, one row per network that was followed through it."""
     if (page := newest("regimes", results)) is None:
         return ""
-    attacks = pd.read_csv(page[0] / "attacks.csv", dtype={"policy": str})
+    attacks = pd.read_csv(table_file(page[0], "attacks"), dtype={"policy": str})
     bare = attacks[(attacks["policy"] == NO_POLICY) & (attacks["regime"] != "semi")]
     lines = []
     followed = bare[bare["regime"] == "early"]["model"].unique()
@@ -172,7 +172,7 @@ def _stages(results: Path) -> str:
 def _knowing(results: Path) -> str:
     """How often a photograph is found by a server that uses the policy in its attack, by network."""
     page = newest("ext5_adaptive", results)
-    if page is None or not (file := page[0] / "judged.csv").exists():
+    if page is None or not (file := table_file(page[0], "judged")).exists():
         return ""
     judged = pd.read_csv(file)
     models = list(judged["model"].unique())
@@ -200,8 +200,8 @@ def _federation(results: Path) -> str:
     """
     if (page := newest("ext9_collaborative", results)) is None:
         return ""
-    attacks = pd.read_csv(page[0] / "attacks.csv", dtype={"policy": str})
-    accuracy = pd.read_csv(page[0] / "accuracy.csv", dtype={"policy": str}).query(
+    attacks = pd.read_csv(table_file(page[0], "attacks"), dtype={"policy": str})
+    accuracy = pd.read_csv(table_file(page[0], "accuracy"), dtype={"policy": str}).query(
         "view == 'server'"
     )
     lines = ["| | | no policy | with the hybrid |", "|---|---|---|---|"]
@@ -245,10 +245,10 @@ def _rivals(results: Path) -> str:
     page = newest("claim1_defenses", results)
     if page is None:
         return ""
-    attacks = pd.read_csv(page[0] / "attacks.csv", dtype={"defense": str})
-    accuracy = pd.read_csv(page[0] / "accuracy.csv", dtype={"defense": str}).set_index("defense")[
-        "accuracy"
-    ]
+    attacks = pd.read_csv(table_file(page[0], "attacks"), dtype={"defense": str})
+    accuracy = pd.read_csv(table_file(page[0], "accuracy"), dtype={"defense": str}).set_index(
+        "defense"
+    )["accuracy"]
     lines = ["| defense | photograph found, % | bits | accuracy, % |", "|---|---|---|---|"]
     defended = dict(list(attacks[attacks["applied"] == "fixed"].groupby("defense", sort=False)))
     for name in sorted(defended, key=_by_kind):
@@ -272,9 +272,9 @@ def _instead(results: Path) -> str:
     the network.
     """
     page = newest("ext6_defenses", results)
-    if page is None or not (page[0] / "worst.csv").exists():
+    if page is None or not table_file(page[0], "worst").exists():
         return ""
-    table = pd.read_csv(page[0] / "worst.csv", dtype={"defense": str})
+    table = pd.read_csv(table_file(page[0], "worst"), dtype={"defense": str})
     words = [
         f"**{word.capitalize()}.** {defenses.advice(table[table['regime'] == name])}"
         for name, word in defenses.REGIMES.items()

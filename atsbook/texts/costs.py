@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from atsbook.findings.result import FILE, stored_result
+from atsbook.findings.result import FILE, stored_result, table_file
 from atsbook.runs.archive import Archive
 from atslib.data.load import is_drawn
 
@@ -153,7 +153,7 @@ def steps_table(results: Path, data: str = "cifar100") -> str:
     folder = Path(results) / "steps" / f"{data}-laptop"
     if not folder.exists():
         return ""
-    rows = pd.read_csv(folder / "attacks.csv")
+    rows = pd.read_csv(table_file(folder, "attacks"))
     facts = stored_result(folder)["facts"]
     means = (
         rows.groupby(["model", "schedule", "steps"], sort=False)["gain"]

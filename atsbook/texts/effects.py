@@ -15,7 +15,7 @@ import pandas as pd
 from atsbook.findings import switches
 from atsbook.findings.compare import interval
 from atsbook.findings.reported import DEFENSES
-from atsbook.findings.result import NO_POLICY
+from atsbook.findings.result import NO_POLICY, TABLE
 from atsbook.findings.statistics import paired
 from atsbook.texts.answers import stored
 from atslib.errors import AtsError, choose
@@ -255,7 +255,8 @@ def effect(name: str, results: Path) -> str:
     choose("effect", name, EFFECTS)
     page, words = EFFECTS[name]
     for folder, facts in stored(page, results):
-        tables = _Stored({file.stem: pd.read_csv(file) for file in folder.glob("*.csv")})
+        files = {file.name.removesuffix(TABLE): file for file in folder.glob(f"*{TABLE}")}
+        tables = _Stored({name: pd.read_csv(file) for name, file in files.items()})
         where = f"{facts['dataset']}, {facts['model']}, n = {facts['images']}, {facts['profile']}"
         try:
             return f"{words(tables)} ([{where}](results/{page}.ipynb))"

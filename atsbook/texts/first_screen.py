@@ -12,7 +12,7 @@ import pandas as pd
 
 from atsbook.findings.compare import matrices
 from atsbook.findings.reported import reported
-from atsbook.findings.result import NO_POLICY
+from atsbook.findings.result import NO_POLICY, table_file
 from atsbook.findings.statistics import ENOUGH, correlation_interval, pearson
 from atsbook.runs.settings import PROFILES
 from atsbook.runs.table1 import HYBRID
@@ -99,7 +99,7 @@ def percent(share: float) -> str:
 def _rows(results: Path, page: str, name: str) -> pd.DataFrame:
     """A table of a page's newest result; empty where there is none."""
     result = newest(page, results)
-    file = result and result[0] / f"{name}.csv"
+    file = result and table_file(result[0], name)
     if not file or not file.exists():
         return pd.DataFrame()
     return pd.read_csv(file, dtype={"policy": str}, keep_default_na=False, low_memory=False)

@@ -16,7 +16,7 @@ import pandas as pd
 
 from atsbook.findings.compare import matrices
 from atsbook.findings.reported import ATTACKS, DEFENSES, LAYERS, policy_label, reported
-from atsbook.findings.result import NO_POLICY
+from atsbook.findings.result import NO_POLICY, table_file
 from atsbook.findings.statistics import pearson
 from atsbook.findings.transformations import NOTHING, first_id, wide
 from atsbook.runs.settings import PROFILES
@@ -31,7 +31,7 @@ class Place:
     """A stored table in which twins are looked for, and how its rows become a number.
 
     Attributes:
-        page, table: of `results/<page>/<data set>-<profile>/<table>.csv`.
+        page, table: of `results/<page>/<data set>-<profile>/<table>.csv.gz`.
         take: from the chosen rows and the published row; by default the mean of `value` over
             images.
         model, state: the network and its training, where neither the table nor its facts say them.
@@ -265,7 +265,7 @@ def _rows(place: Place, folder: Path, facts: Mapping) -> pd.DataFrame:
     """A stored table with columns for all that `wanted` asks, of older and newer pages; empty if
     there is none.
     """
-    if not (path := folder / f"{place.table}.csv").exists():
+    if not (path := table_file(folder, place.table)).exists():
         return pd.DataFrame()
     rows = pd.read_csv(path, dtype={"policy": str})
     trained = PROFILES.get(facts["profile"], facts)["model"]  # the facts may name the attacked one

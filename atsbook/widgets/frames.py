@@ -18,6 +18,7 @@ from torch import Tensor
 
 from atsbook.figures.sheets import brief, fitting, sheet, signed, spoken
 from atsbook.figures.sheets import payload as with_files
+from atsbook.findings.result import table_file
 from atsbook.runs.attackers import Undone
 from atsbook.runs.attacks import AttackUnit, before, drawn
 from atsbook.runs.networks import dataset
@@ -90,7 +91,7 @@ def read(folder: Path) -> Album:
         with zipfile.ZipFile(file) as whole:
             index = json.loads(whole.read(INDEX))
             sheets = {name: whole.read(name) for name in whole.namelist() if name != INDEX}
-        frames = pd.read_csv(Path(folder) / f"{FRAMES}.csv")
+        frames = pd.read_csv(table_file(folder, FRAMES))
     except (OSError, KeyError, json.JSONDecodeError, zipfile.BadZipFile) as error:
         raise AtsError(f"{file} cannot be read: {error}") from None
     if index.get("format") != FORMAT:
