@@ -42,6 +42,9 @@ one that is fixed on test images 200-299 for all pages. Intervals are 95 %, over
 Changed later on the same day, before any attack that it judges: the judged images were 300-399. But images up to 447 and
 500-595 were attacked on an untrained LeNet on 2026-11-23, and attacks on batches have met a third of those after them;
 none has met the last 512. Known when it was changed: two of the trials on the untrained network.
+
+Changed on 2026-11-27, before any of the trained networks was finished: they end rounded to 16 bits, in which they are
+kept with the evidence, and it is these that are attacked.
 """
 
 import argparse

@@ -293,6 +293,21 @@ def test_a_network_on_its_way_is_that_of_the_whole_training_and_leaves_those_bef
     assert float(made["accuracy"]) == networks.evaluate(model, dataset("shapes", "test"))
 
 
+def test_a_large_network_is_attacked_with_the_16_bits_in_which_it_is_kept(
+    whole, store, monkeypatch
+):
+    monkeypatch.setattr(networks, "LARGE", 1_000)
+    model, made = trained(WAY, store, CPU, stages=(3,))
+    assert same(stage(store, 3), stage(whole[1], 3))  # it goes on from what was not rounded
+    for name, value in model.state_dict().items():
+        kept = made[f"model.{name}"]
+        if value.is_floating_point():
+            assert kept.dtype == torch.float16
+            assert torch.equal(kept, whole[0][f"model.{name}"].half())
+        assert torch.equal(kept.to(value.dtype), value)
+    assert float(made["accuracy"]) == networks.evaluate(model, dataset("shapes", "test"))
+
+
 def test_stages_that_are_there_are_not_made_again(store, said):
     trained(dataclasses.replace(WAY, step=3), store, CPU)
     assert len(said) == 2  # 1 and 3

@@ -19,6 +19,7 @@ from atslib.rng import rng
 
 STAGES = (1, 3, 10, 30, 100, 300, 1_000, 3_000)  # steps of a training at which its network is kept
 CURVE_IMAGES = 1_000  # test images behind the accuracy after each epoch
+LARGE = 8_000_000  # bytes of weights above which a trained network ends rounded to 16 bits
 
 
 @functools.lru_cache(maxsize=4)
@@ -194,7 +195,7 @@ def _train(
     unit: ModelUnit, model: nn.Module, store: Store, stages: Sequence[int], state: object
 ) -> dict[str, Tensor]:
     """Train the unit's `model` in place, from the saved `state` of an earlier call if there is one;
-    its artifact.
+    its artifact. A large network ends rounded to 16 bits, in which it is kept.
     """
     train = dataset(unit.dataset, "train").subset(unit.fraction, rng=rng(unit.seed, "subset"))
     test = dataset(unit.dataset, "test")
@@ -221,12 +222,21 @@ def _train(
         [e["loss"], e["lr"], e["seconds"], e.get("accuracy", math.nan)] for e in done.history
     ]
     known = done.history[-1].get("accuracy") if len(few) == len(test) else None
+    weights = _weights(model)
+    if sum(value.nbytes for value in weights.values()) > LARGE:
+        # What is attacked is what ships: the network itself is rounded, and then its accuracy told.
+        weights = {
+            name: value.half() if value.is_floating_point() else value
+            for name, value in weights.items()
+        }
+        model.load_state_dict({name.removeprefix("model."): v for name, v in weights.items()})
+        known = None
     facts = {
         "history": torch.tensor(columns),
         "accuracy": torch.tensor(evaluate(model, test) if known is None else known),
         "images": torch.tensor(len(train)),
     }
-    return _weights(model) | facts
+    return weights | facts
 
 
 class _Reached(Exception):
