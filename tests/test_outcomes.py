@@ -4,16 +4,25 @@ import dataclasses
 
 import pytest
 import torch
+from checks import refused
 
 import atslib
 from atsbook.runs.attacks import AttackUnit, attacked
 from atsbook.runs.networks import ModelUnit
-from atsbook.runs.outcomes import OutcomeUnit, outcome_rows, outcomes, picture_rows
+from atsbook.runs.outcomes import (
+    OutcomeUnit,
+    RecognizedUnit,
+    outcome_rows,
+    outcomes,
+    picture_rows,
+    recognized,
+)
 from atsbook.runs.packing import PICTURES, as_kept
 from atsbook.runs.store import Store
 from atslib.attacks import ATTACKS, ThroughPolicy
 from atslib.clients.prepare import streams
-from atslib.measures.found import bits, match, own_class
+from atslib.measures import perceptual
+from atslib.measures.found import bits, match, own_class, rank
 from atslib.measures.guesses import guess_knowing_draw
 
 POLICY = "3-1-7+43-18-18"
@@ -88,3 +97,24 @@ def test_a_crop_that_was_not_made_is_not_tried(tmp_path):
     kept = attacked(attack, store, "cpu")
     assert torch.equal(kept["target"], kept["original"])
     torch.testing.assert_close(found["frame"], kept["psnr"])
+
+
+def test_what_a_network_recognizes_is_told_attack_by_attack(tmp_path, monkeypatch):
+    # Its weights are an extra: every seventh pixel stands in for its features.
+    monkeypatch.setattr(perceptual, "features", lambda images: images.flatten(1)[:, ::7])
+    store = Store(tmp_path)
+    attacks = (unit(policy=""), unit())
+    found = recognized(RecognizedUnit(attacks=attacks, most=5), store, "cpu")
+    test = atslib.load("shapes", "test")
+    candidates, truth = own_class(test.labels, range(3, 9), most=5)
+    for i, attack in enumerate(attacks):
+        made = as_kept(attacked(attack, store, "cpu")["reconstruction"]) / 255
+        alike = perceptual.recognize(made, test.pixels, candidates)
+        assert torch.equal(found["seen_rank"][i], rank(alike, truth))
+        torch.testing.assert_close(found["seen_bits"][i], bits(alike, truth))
+        used = attacked(attack, store, "cpu")["target"] / 255
+        of_used = perceptual.recognize(used, test.pixels, candidates)
+        assert torch.equal(found["used_rank"][i], rank(of_used, truth))
+        torch.testing.assert_close(found["used_bits"][i], bits(of_used, truth))
+    with refused("recognized: 2 sets of photographs"):
+        RecognizedUnit(attacks=(unit(), unit(last=8)))

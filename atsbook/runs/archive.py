@@ -25,7 +25,7 @@ from atsbook.runs.collaborative import FederationUnit
 from atsbook.runs.faults import sealed
 from atsbook.runs.gradients import FeatureUnit, StagesUnit
 from atsbook.runs.networks import ModelUnit, Unit
-from atsbook.runs.outcomes import OutcomeUnit
+from atsbook.runs.outcomes import OutcomeUnit, RecognizedUnit
 from atsbook.runs.packing import (
     TRIALS,
     Kept,
@@ -80,6 +80,7 @@ _ALL = (
     *_ON_ALL,
     FederationUnit,
     OutcomeUnit,
+    RecognizedUnit,
 )
 UNITS = {unit.kind: unit for unit in _ALL}
 

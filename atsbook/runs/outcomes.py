@@ -18,10 +18,12 @@ from atsbook.runs.store import Artifact, Store
 from atsbook.runs.tables import label
 from atslib.attacks.through_policy import ByForms
 from atslib.clients.prepare import streams, to_images
-from atslib.measures.found import bits, match, own_class, rank
+from atslib.errors import AtsError
+from atslib.measures.found import CANDIDATES, bits, match, own_class, rank
 from atslib.measures.frame import frame_psnr
 from atslib.measures.guesses import guess_knowing_draw
 from atslib.measures.metrics import psnr
+from atslib.measures.perceptual import recognize
 from atslib.policies.draws import Draw, draw
 
 
@@ -56,6 +58,87 @@ class OutcomeUnit:
     def make(self, store: Store, device: torch.device) -> Artifact:
         """Look for them, if that is not in the store."""
         return outcomes(self, store, device)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RecognizedUnit:
+    """Where a network that knows pictures ranks the photographs behind several attacks.
+
+    Attributes:
+        attacks: on the same photographs, whose candidates are looked at once.
+        most: candidates of each photograph's own class.
+    """
+
+    kind: ClassVar[str] = "recognized"
+
+    attacks: tuple[AttackUnit, ...]
+    most: int = CANDIDATES
+
+    def __post_init__(self) -> None:
+        same = {(a.model.dataset, a.first, a.last) for a in self.attacks}
+        if len(same) != 1:
+            raise AtsError(
+                f"recognized: {len(same)} sets of photographs; the attacks must share one"
+            )
+
+    @property
+    def model(self) -> ModelUnit:
+        """The network of the first attack."""
+        return self.attacks[0].model
+
+    @property
+    def needs(self) -> tuple[Unit, ...]:
+        """The attacks whose images are looked at."""
+        return self.attacks
+
+    @property
+    def title(self) -> str:
+        """How many attacks, and of which photographs."""
+        first = self.attacks[0]
+        rows = f"{first.first}-{first.last - 1}"
+        return f"photographs {rows} recognized by a network, {len(self.attacks)} attacks"
+
+    @property
+    def passes(self) -> float:
+        """None of the attacked network."""
+        return 0.0
+
+    def make(self, store: Store, device: torch.device) -> Artifact:
+        """Look at them, if that is not in the store."""
+        return recognized(self, store, device)
+
+
+def recognized(unit: RecognizedUnit, store: Store, device: torch.device) -> Artifact:
+    """Tensors (A, B), one row for each attack.
+
+    - `seen_rank`: place of the photograph among those of its class by features of an ImageNet network, 1: recognized.
+    - `seen_bits`: what that tells of it.
+    - `used_rank`, `used_bits`: the same of the images that the client used, which a perfect attack would bring back.
+    """
+    first = unit.attacks[0]
+
+    def compute(state: object) -> dict[str, Tensor]:
+        test = dataset(first.model.dataset, "test")
+        candidates, truth = own_class(test.labels, range(first.first, first.last), most=unit.most)
+        kept = [attacked(attack, store, device) for attack in unit.attacks]
+        made = [as_kept(one["reconstruction"].cpu()) for one in kept]
+        # Attacks on one policy and draw share what the client used.
+        draws = [(attack.policy, attack.seed) for attack in unit.attacks]
+        used = dict(zip(draws, (one["target"].cpu() for one in kept), strict=True))
+        images = to_images(torch.cat([*made, *used.values()]))
+        times = len(images) // len(truth)
+        alike = recognize(images, test.pixels, candidates.repeat(times, 1)).split(len(truth))
+        of_used = dict(zip(used, alike[len(made) :], strict=True))
+        found = {}
+        for name, each in {
+            "seen": alike[: len(made)],
+            "used": [of_used[key] for key in draws],
+        }.items():
+            found[f"{name}_rank"] = torch.stack([rank(one, truth) for one in each])
+            found[f"{name}_bits"] = torch.stack([bits(one, truth) for one in each])
+        return found
+
+    return store.get(unit.kind, unit, compute, label=unit.title)
 
 
 def searched(unit: AttackUnit) -> Draw:

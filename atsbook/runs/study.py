@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from atsbook.runs.archive import Archive
 from atsbook.runs.attacks import AttackUnit, OfAttack, known_ranks
 from atsbook.runs.networks import ModelUnit, Unit, dataset, trained
-from atsbook.runs.outcomes import OutcomeUnit, guess_of, outcome_rows, picture_rows
+from atsbook.runs.outcomes import OutcomeUnit, RecognizedUnit, guess_of, outcome_rows, picture_rows
 from atsbook.runs.schedule import compute, describe, plan, say
 from atsbook.runs.scoring import ScoreUnit, SearchUnit, searched
 from atsbook.runs.settings import PROFILES, parameters_among
@@ -657,6 +657,19 @@ class Study:
         or bits; see `atsbook.runs.outcomes`. `table` has a column `found` too.
         """
         return self._request(OutcomeUnit(attack=self._unit(run, AttackUnit, "run")))
+
+    def recognized(self, runs: Iterable[Request], *, most: int = 100) -> Request:
+        """Where a network that knows pictures (features of an ImageNet network) ranks the
+        photographs; it undoes nothing.
+
+        Its value has `seen_rank` among `most` of the own class (1: recognized) and `seen_bits`, and
+        `used_rank` and `used_bits` of what the client used, all (A, B): a row for each attack.
+
+        Args:
+            runs: attacks on the same photographs.
+        """
+        attacks = tuple(self._unit(run, AttackUnit, "run") for run in runs)
+        return self._request(RecognizedUnit(attacks=attacks, most=most))
 
     def found(self, run: Request) -> Request:
         """Where each photograph ranks among 100 for a server that knows the policy, but not what

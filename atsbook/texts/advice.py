@@ -59,6 +59,9 @@ def _advised(known: Numbers) -> str:
                 "four rounds"
             )
         words[-1] += "."
+        if known.another:
+            bare, hidden = known.another
+            words[-1] += f" Another attack finds {percent(hidden)} on the LeNet ({percent(bare)})."
     if known.accuracy:
         bare, hidden = known.accuracy
         words.append(f"It costs accuracy: {bare:.1f} → {hidden:.1f} % on a {known.learned[0]}.")

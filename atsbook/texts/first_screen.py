@@ -241,10 +241,14 @@ def sentences(known: Numbers) -> str:
     if {"lenet", "convnet-16"} <= known.untrained.keys() and known.watched:
         one = known.untrained["lenet"]
         other = known.untrained["convnet-16"]
-        another = ""
+        another = hardly = ""
         if known.another:
             bare, hidden = known.another
             another = f" (by another attack {percent(hidden)} instead of {percent(bare)})"
+            if bare - hidden < HARDLY:
+                hardly = (
+                    " from the attack that is strongest without it, and hardly any from another"
+                )
         watched = known.watched.values()
         told, bare, count = (
             " and ".join(each)
@@ -255,8 +259,8 @@ def sentences(known: Numbers) -> str:
             )
         )
         words.append(
-            "**In one round the paper's policy hides some of the photographs; from a server that is told what was drawn "
-            f"in four rounds it hides {_hides(known.watched)}:** "
+            f"**In one round the paper's policy hides some of the photographs{hardly}; from a server that is told what "
+            f"was drawn in four rounds it hides {_hides(known.watched)}:** "
             f"from the gradient of one image a server that knows the policy finds {percent(one[1])} of them instead "
             f"of {percent(one[0])} on an untrained LeNet{another}, and {percent(other[1])} instead of "
             f"{percent(other[0])} on an untrained ConvNet. Told the draws of four rounds, it finds {told}, where a single "
