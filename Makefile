@@ -23,13 +23,13 @@ book: .venv/.ready
 check: .venv/.ready
 	$(BIN)/python tests/warm_kernels.py $(BIN)/python -m atsbook report --check $(if $(JOBS),--jobs $(JOBS))
 
-# One process a core with one thread each, and four more, since many tests wait for other processes. Files go in the
+# One process a core with one thread each, and two more, since many tests wait for other processes. Files go in the
 # order of their names: by default those of few tests, which are often the longest, would all come at the end.
 test: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	OMP_NUM_THREADS=1 PYTEST_XDIST_AUTO_NUM_WORKERS=$$((`$(BIN)/python -c "import os; print(os.cpu_count())"` + 4)) \
-		$(BIN)/python tests/warm_kernels.py $(BIN)/python -m pytest --nbval -n auto --maxprocesses 6 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 PYTEST_XDIST_AUTO_NUM_WORKERS=$$((`$(BIN)/python -c "import os; print(os.cpu_count())"` + 2)) \
+		$(BIN)/python tests/warm_kernels.py $(BIN)/python -m pytest --nbval -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # Speed and memory, one JSON line a measurement.
 bench: .venv/.ready
@@ -43,7 +43,8 @@ clean:
 	rm -rf book/_build .pytest_cache .ruff_cache
 	find atslib atsfed atsbook benchmarks notebooks tests -name __pycache__ -prune -exec rm -rf {} +
 
-# pip would compile one module after the other; some packages ship files that are not for this Python, and do not compile.
+# pip would compile one module after the other; some packages ship files that are not for this
+# Python, and do not compile, and their own tests, which nothing imports.
 # The process that sets up .venv is written in $(SETUP), which is there until that has succeeded.
 SETUP := .venv.setup
 .venv/.ready: requirements.txt pyproject.toml
@@ -60,4 +61,4 @@ SETUP := .venv.setup
 	fi; \
 	echo "setting up .venv, which takes some minutes"; \
 	$(PY) -m venv $$fresh .venv && $(BIN)/python -m pip install -q --no-compile -r requirements.txt && \
-	{ $(BIN)/python -W ignore -m compileall -q -j 0 .venv/lib >/dev/null || true; } && touch $@ && rm $(SETUP)
+	{ $(BIN)/python -W ignore -m compileall -q -j 0 -x '/tests?/' .venv/lib >/dev/null || true; } && touch $@ && rm $(SETUP)

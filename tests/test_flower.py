@@ -2,7 +2,6 @@
 plain steps.
 """
 
-import dataclasses
 
 import pytest
 import torch
@@ -227,14 +226,18 @@ def test_a_round_is_of_the_clients_that_are_there_when_patience_ends(server):
 
 
 @pytest.mark.filterwarnings("ignore")  # Ray's own
-def test_a_federation_that_was_stopped_goes_on_where_it_was_and_takes_the_steps_of_plain_code(
-    tmp_path,
+def test_a_federation_that_ended_goes_on_where_it_was_and_takes_the_steps_of_plain_code(
+    tmp_path, capsys
 ):
     from atsfed.simulation import simulate
+    from atslib.__main__ import main
 
-    federation = Federation(dataset="shapes", model="lenet-4", clients=2, rounds=1, batch=8)
-    longer = dataclasses.replace(federation, rounds=2)
-    simulate(federation, tmp_path / "halves", processes=1)
+    longer = Federation(
+        dataset="shapes", model="lenet-4", clients=2, rounds=2, batch=8, defense="3-1-7"
+    )
+    words = "federated --dataset shapes --model lenet-4 --clients 2 --batch 8 --jobs 1 --defense 3-1-7 --out"
+    assert main([*words.split(), str(tmp_path / "halves")]) == 0
+    assert "round 1: answers of clients 0, 1\n" in capsys.readouterr().out
     before = {file: file.stat().st_mtime_ns for file in (tmp_path / "halves").glob("round-00001/*")}
     halves = simulate(longer, tmp_path / "halves", processes=1)
     assert {
@@ -249,12 +252,3 @@ def test_a_federation_that_was_stopped_goes_on_where_it_was_and_takes_the_steps_
     *_, (whole, _) = rounds(longer)
     for ours, theirs in zip(halves.model(3).parameters(), whole.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
-
-
-@pytest.mark.filterwarnings("ignore")  # Ray's own
-def test_the_command_says_who_answered_in_each_round(tmp_path, capsys):
-    from atslib.__main__ import main
-
-    words = "federated --dataset shapes --model lenet-4 --clients 2 --batch 4 --jobs 1 --defense 3-1-7 --out"
-    assert main([*words.split(), str(tmp_path / "tap")]) == 0
-    assert "round 1: answers of clients 0, 1\n" in capsys.readouterr().out

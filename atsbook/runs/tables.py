@@ -56,7 +56,7 @@ def floors(target: Tensor, unit: AttackUnit) -> dict[str, Tensor]:
     return {f"floor_{word}": psnr_of_guess(guess, images) for word, guess in guesses.items()}
 
 
-def image_rows(artifact: Artifact, unit: AttackUnit) -> pd.DataFrame:
+def image_rows(artifact: Artifact, unit: AttackUnit, *, blind: bool = True) -> pd.DataFrame:
     """One row per image: policy, image, the metrics, three floors, `gain`, both ranks, `stuck`, and
     `regime`.
 
@@ -65,12 +65,16 @@ def image_rows(artifact: Artifact, unit: AttackUnit) -> pd.DataFrame:
     nothing. `rank_target` and `rank_original` are 1 where the reconstruction singles out its own
     image among 100. An attack that is `stuck` never left its start, so its PSNR is that of a start,
     not of an attack.
+
+    Args:
+        blind: whether the floors and `gain` are wanted, of guesses that do not know what was drawn.
     """
     names = ("psnr", "psnr_original", "mse", "ssim", "cost")
     table = pd.DataFrame({name: artifact[name].double().numpy() for name in names})
-    for name, guess in floors(artifact["target"], unit).items():
-        table[name] = guess.double().numpy()
-    table["gain"] = table["psnr"] - table["floor_policy"]
+    if blind:
+        for name, guess in floors(artifact["target"], unit).items():
+            table[name] = guess.double().numpy()
+        table["gain"] = table["psnr"] - table["floor_policy"]
     for name in ("rank_target", "rank_original", "stuck", "psnr_before"):
         if name in artifact.tensors:  # the last of them is younger than most of the archive
             table[name] = artifact[name].numpy()
