@@ -2,7 +2,6 @@
 plain steps.
 """
 
-
 import pytest
 import torch
 from test_federated import SMALL, shared

@@ -5,7 +5,7 @@ Gains are (P, B), of P policies on B images each, and `image` says which; every 
 policies. Intervals draw the images anew, because the policies are all there are.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -50,18 +50,6 @@ def _choose(of: np.ndarray | float, drawn: int) -> np.ndarray:
     return special.gammaln(of + 1) - special.gammaln(drawn + 1) - special.gammaln(of - drawn + 1)
 
 
-def resampled(image: np.ndarray, resamples: int, seed: int) -> Iterator[np.ndarray]:
-    """How often each gain counts, (P, B), once as it is and then in each of so many draws of the
-    images.
-    """
-    names, place = np.unique(image, return_inverse=True)
-    place = place.reshape(image.shape)
-    draw = np.random.default_rng(seed)
-    yield np.ones(image.shape)
-    for _ in range(resamples):
-        yield draw.multinomial(len(names), np.full(len(names), 1 / len(names)))[place].astype(float)
-
-
 def compared(
     gain: np.ndarray,
     image: np.ndarray,
@@ -81,16 +69,25 @@ def compared(
         `chosen`, its mean gain, `mean`, the difference, and its 95 % interval `low` to `high`.
     """
     values = adjusted(gain, image)
-    found = []
-    pair = [
-        (p > p.max() * 1e-9, p[:, None])
-        for p in (chances, np.ones(len(gain)) if beside is None else beside)
-    ]
-    for counts in resampled(image, resamples, seed):
-        weights = [
-            (kept, p[kept] * counts[kept]) for kept, p in pair
-        ]  # what is left out could not be seen
-        found.append([(w * values[kept]).sum() / max(w.sum(), 1e-300) for kept, w in weights])
+    names, place = np.unique(image, return_inverse=True)
+    place = place.reshape(image.shape)
+    parts = []  # of both policies, by image: the sum of weighted gains, and that of the weights
+    for p in (chances, np.ones(len(gain)) if beside is None else beside):
+        kept = p > p.max() * 1e-9  # what is left out could not be seen
+        weights = np.broadcast_to(p[kept, None], place[kept].shape)
+        where = place[kept].ravel()
+        parts.append(
+            [
+                np.bincount(where, (weights * values[kept]).ravel(), len(names)),
+                np.bincount(where, weights.ravel(), len(names)),
+            ]
+        )
+    draws = np.random.default_rng(seed).multinomial(
+        len(names), np.full(len(names), 1 / len(names)), size=resamples
+    )
+    counts = np.vstack([np.ones(len(names)), draws])  # all images as they are, then drawn anew
+    sums = np.array(parts) @ counts.T  # (2, 2, 1 + resamples)
+    found = (sums[:, 0] / np.maximum(sums[:, 1], 1e-300)).T
     differences = np.array(found) @ [1, -1]
     low, high = np.quantile(differences[1:], [0.025, 0.975])
     return {"chosen": found[0][0], "mean": differences[0], "low": low, "high": high}
