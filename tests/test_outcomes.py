@@ -103,7 +103,7 @@ def test_what_a_network_recognizes_is_told_attack_by_attack(tmp_path, monkeypatc
     # Its weights are an extra: every seventh pixel stands in for its features.
     monkeypatch.setattr(perceptual, "features", lambda images: images.flatten(1)[:, ::7])
     store = Store(tmp_path)
-    attacks = (unit(policy=""), unit())
+    attacks = (unit(policy=""), unit(policy="", crop_flip=False), unit())
     found = recognized(RecognizedUnit(attacks=attacks, most=5), store, "cpu")
     test = atslib.load("shapes", "test")
     candidates, truth = own_class(test.labels, range(3, 9), most=5)

@@ -122,8 +122,8 @@ def recognized(unit: RecognizedUnit, store: Store, device: torch.device) -> Arti
         candidates, truth = own_class(test.labels, range(first.first, first.last), most=unit.most)
         kept = [attacked(attack, store, device) for attack in unit.attacks]
         made = [as_kept(one["reconstruction"].cpu()) for one in kept]
-        # Attacks on one policy and draw share what the client used.
-        draws = [(attack.policy, attack.seed) for attack in unit.attacks]
+        # What the client used is the same for all attacks on one policy, draw, and crop or none.
+        draws = [(attack.policy, attack.seed, attack.crop_flip) for attack in unit.attacks]
         used = dict(zip(draws, (one["target"].cpu() for one in kept), strict=True))
         images = to_images(torch.cat([*made, *used.values()]))
         times = len(images) // len(truth)

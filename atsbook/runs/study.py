@@ -658,18 +658,18 @@ class Study:
         """
         return self._request(OutcomeUnit(attack=self._unit(run, AttackUnit, "run")))
 
-    def recognized(self, runs: Iterable[Request], *, most: int = 100) -> Request:
+    def recognized(self, runs: Iterable[Request]) -> Request:
         """Where a network that knows pictures (features of an ImageNet network) ranks the
         photographs; it undoes nothing.
 
-        Its value has `seen_rank` among `most` of the own class (1: recognized) and `seen_bits`, and
+        Its value has `seen_rank` among 100 of the own class (1: recognized) and `seen_bits`, and
         `used_rank` and `used_bits` of what the client used, all (A, B): a row for each attack.
 
         Args:
             runs: attacks on the same photographs.
         """
         attacks = tuple(self._unit(run, AttackUnit, "run") for run in runs)
-        return self._request(RecognizedUnit(attacks=attacks, most=most))
+        return self._request(RecognizedUnit(attacks=attacks))
 
     def found(self, run: Request) -> Request:
         """Where each photograph ranks among 100 for a server that knows the policy, but not what
