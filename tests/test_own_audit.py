@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import math
 import re
 import subprocess
 import sys
@@ -334,14 +335,15 @@ def test_a_slow_network_is_attacked_and_nothing_compared(
 
 
 class Priced:
-    """A clock that an attack moves on by what it would take on a slower machine, or one that gets
-    slower after a while. The attack itself is the real one.
+    """A clock that an attack moves on by what it would take on a slower machine, or one that is
+    slower for a while. The attack itself is the real one.
     """
 
-    def __init__(self, monkeypatch, price, busy=(0.0, 1)):
+    def __init__(self, monkeypatch, price, busy=(0.0, 1), until=math.inf):
         self.now = 0.0
         self.price = price  # seconds for an image and step
         self.busy = busy  # from when on it takes so many times longer
+        self.until = until  # when it is as fast again
         monkeypatch.setattr(work, "reconstruct", self.reconstruct)
 
     def __call__(self):
@@ -351,7 +353,8 @@ class Priced:
         inner = attack if isinstance(attack, GradientMatching) else attack.inner
         images = len(seen) * seen.threat.batch
         since, times = self.busy
-        self.now += self.price * images * inner.steps * (times if self.now >= since else 1)
+        is_busy = since <= self.now < self.until
+        self.now += self.price * images * inner.steps * (times if is_busy else 1)
         return atslib.reconstruct(seen, attack, **options)
 
 
@@ -380,6 +383,14 @@ def test_the_time_is_used(monkeypatch):
     clock = Priced(monkeypatch, 0.03)
     *_, left = priced_work(clock).run()
     assert clock.now > 0.5 * BUDGET
+    assert not left
+
+
+@pytest.mark.parametrize("until", [1.0, 4.0])
+def test_nothing_is_left_out_because_the_machine_was_busy_when_it_was_measured(monkeypatch, until):
+    clock = Priced(monkeypatch, 0.01, (0.0, 20), until)
+    *_, left = priced_work(clock).run()
+    assert clock.now > until
     assert not left
 
 
