@@ -80,32 +80,36 @@ def advice(table: pd.DataFrame) -> str:
         f"{bare['accuracy']:.1f} %."
     ]
     if chosen.empty:
-        words.append(f"No setting here keeps {KEEPS:.0%} of what is learned.")
+        words.append(f"No setting here keeps {100 * KEEPS:.0f} % of what is learned.")
     elif chosen.iloc[0]["found low"] > 50:
         words.append(
-            f"Nothing that keeps {KEEPS:.0%} of that hides much: at best there is {_at(chosen.iloc[0])}."
+            f"Nothing that keeps {100 * KEEPS:.0f} % of that hides much: at best there is {_at(chosen.iloc[0])}."
         )
     else:
-        words.append(f"Who must keep {KEEPS:.0%} of that is best off with {_at(chosen.iloc[0])}.")
+        words.append(
+            f"Who must keep {100 * KEEPS:.0f} % of that is best off with {_at(chosen.iloc[0])}."
+        )
     hidden = table[table["found high"] <= 50].sort_values(
         "accuracy", ascending=False, kind="stable"
     )
     words.append(
-        f"Who must keep half of them from being found, beyond chance, pays least with {_at(hidden.iloc[0])}."
+        f"To hide at least half of them, chance aside, {_at(hidden.iloc[0])} costs the least accuracy."
         if len(hidden)
-        else "No setting here keeps half of them from being found, beyond chance."
+        else "No setting here hides at least half of them, chance aside."
     )
     policies = table[table["kind"].isin(OWN)]
     survivors = policies[policies["found high"] <= 50]["defense"]
     words.append(
-        f"Of the {len(policies)} policies, the one tuned against this very attack among them, "
-        f"{', '.join(map(called, survivors)) if len(survivors) else 'none'} keeps half of them from being found."
+        f"Of the {len(policies)} policies, including one that was tuned against this very attack, "
+        f"{', '.join(map(called, survivors)) if len(survivors) else 'none'} hides half of them."
     )
     least = table[table["kind"] == LEAST_KIND]
     kept = hidden[hidden["kind"] == LEAST_KIND]
+    verb = "hides" if len(kept) == 1 else "hide"
     words.append(
-        f"Of the policies that leave least to an attack which knows none, {len(kept)} of {len(least)} keep half from "
-        f"being found{f', at best {_at(kept.iloc[0])}' if len(kept) else ''}."
+        "Of the policies that hide most from an attack that knows no policy, "
+        f"{len(kept)} of {len(least)} {verb} half of them"
+        f"{f', at best {_at(kept.iloc[0])}' if len(kept) else ''}."
     )
     return " ".join(words)
 

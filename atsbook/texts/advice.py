@@ -133,7 +133,7 @@ def _got(privacy: Path, results: Path) -> str:
     text = "\n".join(lines)
     if claim4 := newest("claim4_efficiency", results):
         cost = pd.read_csv(table_file(claim4[0], "cost"), dtype={"policy": str}).set_index("policy")
-        text += f"\n\nDrawing and applying the hybrid takes {cost.loc[HYBRID, 'share']:.1%} of an epoch's time."
+        text += f"\n\nDrawing and applying the hybrid takes {100 * cost.loc[HYBRID, 'share']:.1f} % of an epoch's time."
     return text
 
 
