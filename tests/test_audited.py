@@ -5,7 +5,15 @@ import json
 import pytest
 
 from atsbook.texts import audited
-from atsbook.texts.audited import MARK, compared, fine_tuning, insert_fine_tuning
+from atsbook.texts.audited import (
+    MARK,
+    NETWORK,
+    NETWORKS_MARK,
+    compared,
+    fine_tuning,
+    insert_audits,
+    networks,
+)
 from atslib.audit.outcome import share_interval
 from atslib.errors import AtsError
 from atslib.files import project_root
@@ -57,19 +65,54 @@ def test_the_table_is_made_of_stored_reports(tmp_path):
         "| All layers | untrained | 30 of 40 | 59 to 87 % | 2 % | 1.23 | −0.5 | `annealed-resnet`, 32 |"
     )
     page = tmp_path / "page.md"
-    page.write_text(f"before\n{MARK}\nold\n{MARK}\nafter\n")
-    insert_fine_tuning(page, tmp_path)
-    insert_fine_tuning(page, tmp_path)
-    assert page.read_text() == f"before\n{MARK}\n\n{fine_tuning(tmp_path)}\n{MARK}\nafter\n"
+    page.write_text(
+        f"before\n{MARK}\nold\n{MARK}\nbetween\n{NETWORKS_MARK}\n{NETWORKS_MARK}\nafter\n"
+    )
+    insert_audits(page, tmp_path)
+    insert_audits(page, tmp_path)
+    assert page.read_text() == (
+        f"before\n{MARK}\n\n{fine_tuning(tmp_path)}\n{MARK}\nbetween\n"
+        f"{NETWORKS_MARK}\n\nNot measured yet.\n\n{NETWORKS_MARK}\nafter\n"
+    )
     page.write_text("no marks")
     with pytest.raises(AtsError, match="two lines"):
-        insert_fine_tuning(page, tmp_path)
+        insert_audits(page, tmp_path)
+
+
+def test_a_control_counts_that_finds_more_than_chance(tmp_path):
+    reports = {}
+    for name, found in (("good", 30), ("bad", 1)):
+        control = case("untrained", found) | {"control": True}
+        control["title"] = "one gradient of 1 image, untrained network"
+        reports[NETWORK + name] = {
+            "cases": [control], "plan": {"steps": 60}, "seconds": 300, "threads": 2, "processor": "A",
+        }  # fmt: skip
+    (tmp_path / "audits.json").write_text(json.dumps(reports))
+    lines = networks(tmp_path).splitlines()
+    assert lines[2] == (
+        "| good | untrained | one gradient of 1 image | 30 of 40 | 59 to 87 % | 2 % | `annealed-resnet`, 60 | 5 |"
+    )
+    assert "by chance in 1 of 2 audits" in lines[-1]
 
 
 def test_the_book_shows_what_the_stored_reports_say():
     text = (ROOT / "book" / "audit_your_own.md").read_text(encoding="utf-8")
     assert text.split(MARK)[1] == f"\n\n{fine_tuning(ROOT / 'results')}\n"
+    assert text.split(NETWORKS_MARK)[1] == f"\n\n{networks(ROOT / 'results')}\n"
     reports = json.loads((ROOT / "results" / "audits.json").read_text())
-    assert reports.keys() == set(audited.TRAINED.values())
-    for report in reports.values():
-        assert all(each["images"] >= 32 for each in report["cases"])
+    for name in audited.TRAINED.values():
+        assert all(each["images"] >= 32 for each in reports[name]["cases"])
+
+
+def test_stored_audits_were_done_within_their_budget_and_a_control_of_each_network_works():
+    reports = json.loads((ROOT / "results" / "audits.json").read_text())
+    works = {}
+    for name, report in reports.items():
+        if not name.startswith(NETWORK):
+            continue
+        assert report["seconds"] <= 1.1 * report["settings"]["budget"], report["sentence"]
+        control = next(each for each in report["cases"] if each["control"])
+        kind = name.removeprefix(NETWORK).partition(",")[0]
+        works[kind] = works.get(kind, False) or control["low"] > control["chance"]
+    assert len(works) >= 6
+    assert all(works.values()), works

@@ -629,12 +629,14 @@ def test_an_update_gives_one_report_as_weights_and_as_a_difference(place):
 
 
 def _trained(layer, rows):
-    """The weights after two steps on some photographs."""
+    """The weights after two steps on some photographs, whose classes are numbered as in a folder."""
     images = photographs()
+    order = sorted(images.class_names)
+    number = torch.tensor([order.index(name) for name in images.class_names])
     inputs = (images.pixels[rows] / 255 - 0.5) / 0.25
     for _ in range(2):
         layer.zero_grad()
-        nn.functional.cross_entropy(layer(inputs), images.labels[rows]).backward()
+        nn.functional.cross_entropy(layer(inputs), number[images.labels[rows]]).backward()
         with torch.no_grad():
             for parameter in layer.parameters():
                 parameter -= LR * parameter.grad
@@ -680,17 +682,20 @@ def test_a_folder_of_watched_is_read_round_by_round(place, monkeypatch):
     (place / "seen" / "update.json").write_text(json.dumps({"images": images}))
     given = ["--lr", str(LR), "--local-steps", "2", "--update", "seen"]
     assert shell(*NORM, *given, "--round", "2") in (0, 4)
-    case = json.loads((place / "out" / "report.json").read_text())["cases"][1]
+    report = json.loads((place / "out" / "report.json").read_text())
+    case = report["cases"][1]
     assert case["images"] == 2
     assert case["found"] == 2  # a linear network
+    assert "Are they the right ones" not in " ".join(report["doubts"])
     (place / "seen" / "update.json").write_text(
         json.dumps({"images": {"0": [file_of(6)], "1": [file_of(31)]}})
     )
-    assert shell(*NORM, *given, "--round", "2", "--out", "others") in (
-        0,
-        4,
-    )  # others than those who trained are not found
-    assert json.loads((place / "others" / "report.json").read_text())["cases"][1]["found"] == 0
+    # Others than those who trained are not found, and the report asks whether they did.
+    assert shell(*NORM, *given, "--round", "2", "--out", "others") == 4
+    report = json.loads((place / "others" / "report.json").read_text())
+    assert report["cases"][1]["found"] == 0
+    assert report["doubts"][0].startswith("Of 2 recorded updates 0 are more like")
+    assert "Are they the right ones" in report["doubts"][0]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert shell(*NORM, *given, "--round", "1") == 2

@@ -17,7 +17,7 @@ from atsbook.runs.shown import page_differences
 from atsbook.runs.store import Store
 from atsbook.texts.advice import advice
 from atsbook.texts.answers import claims, insert_answers
-from atsbook.texts.audited import insert_fine_tuning
+from atsbook.texts.audited import insert_audits
 from atsbook.texts.costs import costs_page, speed_table, steps_table
 from atsbook.texts.coverage import coverage_page
 from atsbook.texts.effects import insert_effects
@@ -133,7 +133,7 @@ def publish_answers(root: Path) -> None:
     for name, text in made.items():
         (book / f"{name}.md").write_text(text)
     insert_effects(root / "book" / "deviations.md", root / "results")
-    insert_fine_tuning(book / "audit_your_own.md", results)
+    insert_audits(book / "audit_your_own.md", results)
 
 
 def picture_of(page: Path) -> bytes:

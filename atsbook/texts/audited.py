@@ -1,5 +1,5 @@
-"""The second example of *Audit your own*: what a network gives away that is fine-tuned from
-pretrained weights, in words made from stored reports of `atslib audit`.
+"""Two tables of *Audit your own*, made from stored reports of `atslib audit`: what a network gives
+away that is fine-tuned from pretrained weights, and what an audit finds of networks that people have.
 """
 
 import json
@@ -10,6 +10,8 @@ from atslib.errors import AtsError
 from atslib.files import write_atomically
 
 MARK = "<!-- fine-tuning -->"
+NETWORKS_MARK = "<!-- networks -->"
+NETWORK = "network: "  # begins the names of the reports that `benchmarks/audits.py` stores
 # What is trained, and the name of its report in `results/audits.json`
 TRAINED = {"All layers": "lite0-all", "The head alone": "lite0-head"}
 WEIGHTS = {"untrained": "untrained", "given": "shipped"}
@@ -87,13 +89,57 @@ def compared(untrained: dict, given: dict) -> str:
     )
 
 
-def insert_fine_tuning(path: Path, results: Path) -> None:
-    """Put the example between its two marks in a Markdown file; a file that is not there is left."""
+def networks(results: Path) -> str:
+    """Markdown: a row for each case of the audits that `benchmarks/audits.py` has stored."""
+    lines = [
+        "| Network | Weights | Shared | Found | 95 % interval | Chance | Attack, steps | Minutes |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    file = results / "audits.json"
+    stored = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    reports = {
+        name.removeprefix(NETWORK): report
+        for name, report in stored.items()
+        if name.startswith(NETWORK)
+    }
+    if not reports:
+        return "Not measured yet.\n"
+    works = 0
+    for name, report in reports.items():
+        for case in report["cases"]:
+            shared = case["title"].rpartition(", ")[0]
+            cells = (
+                name,
+                case["case"]["weights"],
+                shared,
+                f"{case['found']} of {case['images']}",
+                f"{100 * case['low']:.0f} to {100 * case['high']:.0f} %",
+                f"{100 * case['chance']:.0f} %",
+                f"`{case['attack']}`, {report['plan']['steps']}",
+                f"{report['seconds'] / 60:.0f}",
+            )
+            lines.append(f"| {' | '.join(cells)} |")
+        control = next(case for case in report["cases"] if case["control"])
+        works += control["low"] > control["chance"]
+    threads = sorted({report["threads"] for report in reports.values()})
+    processors = sorted({report["processor"] for report in reports.values()})
+    count = f"{' or '.join(map(str, threads))} thread{'s' if threads[-1] > 1 else ''}"
+    said = (
+        f"In the positive control more is found than by chance in {works} of {len(reports)} audits. "
+        f"Minutes are those of the whole command, with {count} of {' and '.join(processors)} and other work beside it. "
+        "Its budget is ten unless the row says another."
+    )
+    return "\n".join(lines) + "\n\n" + said + "\n"
+
+
+def insert_audits(path: Path, results: Path) -> None:
+    """Put the two tables between their marks in a Markdown file; a file that is not there is left."""
     if not path.exists():
         return
     text = path.read_text(encoding="utf-8")
-    if text.count(MARK) != 2:
-        raise AtsError(f"{path} must hold two lines {MARK}: the example goes between them")
-    head, _, tail = text.split(MARK)
-    new = f"{head}{MARK}\n\n{fine_tuning(results)}\n{MARK}{tail}"
-    write_atomically(path, lambda partial: partial.write_text(new, encoding="utf-8"))
+    for mark, made in ((MARK, fine_tuning(results)), (NETWORKS_MARK, networks(results))):
+        if text.count(mark) != 2:
+            raise AtsError(f"{path} must hold two lines {mark}: a table goes between them")
+        head, _, tail = text.split(mark)
+        text = f"{head}{mark}\n\n{made}\n{mark}{tail}"
+    write_atomically(path, lambda partial: partial.write_text(text, encoding="utf-8"))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from atslib.audit.config import AuditConfig, Case, cases_of, not_tested
 from atslib.audit.ladder import CLOSED
-from atslib.audit.recorded import Recorded, observed
+from atslib.audit.recorded import Recorded, named_wrongly, observed
 from atslib.audit.report import AuditReport
 from atslib.audit.work import Work
 from atslib.checkpoints import fingerprint
@@ -117,6 +117,8 @@ def audited(
         loss=_text(loss),
     )  # fmt: skip
     plan, pool, results, left = work.run()
+    stream = rng(config.seed, "audit", "others")
+    mistaken = [named_wrongly(view, own, pixels, labels, stream) for view, own in recorded.values()]
     notes = []
     notes += work.cut
     faint = work.faint()
@@ -154,6 +156,7 @@ def audited(
         notes=tuple(notes),
         repeat=repeat or _call(config, loss),
         faint=faint,
+        mistaken=tuple(filter(None, mistaken)),
     )
 
 

@@ -108,6 +108,8 @@ class Numbers:
         repeat: the command or call that makes it again.
         faint: whether the untrained network is so unlike a trained one that it is a poor control:
             nearly all of its gradient is in its last layers.
+        mistaken: sentences on recorded updates that do not look like those of the photographs that
+            are named behind them.
     """
 
     config: AuditConfig
@@ -123,6 +125,7 @@ class Numbers:
     notes: tuple[str, ...] = ()
     repeat: str = ""
     faint: bool = False
+    mistaken: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.sentence})"
@@ -196,6 +199,7 @@ class Numbers:
                     "the gradient is in the last layers, as in no trained network; that the attack works there does not "
                     "show that it works on these weights."
                 )
+        found += self.mistaken
         if not counted:
             found.append("None of the cases that the limit is for was attacked.")
         if self.left_out:

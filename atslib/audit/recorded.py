@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from atslib.audit.sources import fill, read_weights
 from atslib.checkpoints import read_tensors
+from atslib.clients.observe import observe
+from atslib.clients.updates import LocalTraining, observe_weights
 from atslib.clients.view import Observed, ThreatModel, Update
 from atslib.errors import AtsError, check_kind, check_whole, choose
 from atslib.models import in_mode, shared_parameters
@@ -23,6 +25,9 @@ FACTS = "update.json"
 ROUND = re.compile(r"round-\d{5,}")
 BETWEEN = "|"  # the name of a record and that of an array in it, as `Watched` keeps them
 CLIENT = ("client", "partition-id", "cid")  # metrics that say which client an answer is of
+COMPARED = 8  # updates that are held beside the photographs named behind them
+OTHERS = 19  # sets of other photographs with the same labels
+REPEATED = 10  # local steps that are made again for that, at most
 
 
 @dataclasses.dataclass(frozen=True)
@@ -359,3 +364,54 @@ def rows_of(recorded: Recorded, names: tuple[str, ...], count: int) -> list[Tens
             )
         found.append(torch.tensor(rows))
     return found
+
+
+def named_wrongly(
+    view: Observed, rows: Tensor, pixels: Tensor, labels: Tensor, rng: torch.Generator
+) -> str:
+    """A sentence where recorded updates are no more like those of the photographs that are named
+    behind them than like those of others with the same labels; "" where they are, or where nothing
+    can be compared. Photographs that were named wrongly are not found, which calms.
+
+    Args:
+        view: of clients with equally many images.
+        rows: (B,) which images are named, client by client.
+        pixels, labels: all images, (N, C, H, W) uint8 and (N,).
+        rng: of the choice of the others.
+    """
+    update = view.updates[0]
+    threat = dataclasses.replace(view.threat, labels="known")
+    local = None
+    if update.kind == "difference":
+        steps = min(update.local["steps"], REPEATED)
+        local = LocalTraining(epochs=steps, lr=update.local["lr"])
+    compared = 0
+    nearest = 0
+    for seen, own in zip(update.gradients, rows.unflatten(0, (len(view), -1)), strict=True):
+        alike = [(labels == label).nonzero().flatten() for label in labels[own]]
+        alike = [each[~torch.isin(each, rows)] for each in alike]
+        if compared == COMPARED or not seen.any() or any(len(each) < 2 for each in alike):
+            continue
+        sets = [own]
+        for _ in range(OTHERS):
+            drawn = [each[torch.randint(len(each), (1,), generator=rng)] for each in alike]
+            sets.append(torch.cat(drawn))
+        closeness = []
+        for images in sets:
+            given = (update.model, (pixels[images] / 255).to(seen), labels[images].to(seen.device))
+            if local is None:
+                made = observe(*given, threat=threat)
+            else:
+                made = observe_weights(*given, local=local, rng=rng, threat=threat)
+            likely = made.updates[0].gradients[0]
+            closeness.append(float(torch.cosine_similarity(seen, likely, dim=0)))
+        compared += 1
+        nearest += closeness[0] > max(closeness[1:])
+    if nearest >= compared / 2:
+        return ""
+    return (
+        f"Of {compared} recorded updates {nearest} are more like those of the photographs named behind them than of "
+        f"{OTHERS} others with the same labels. Are they the right ones, and are their labels? A number in {FACTS} is a "
+        "row of --data, which of a known data set is its test images; the classes of a folder are in alphabetical order. "
+        "A strong policy or augmentation can have this effect too."
+    )
