@@ -6,7 +6,8 @@ killed at any moment and goes on where it was:
 
     nice -n 19 python notebooks/paper_cell.py --store FOLDER
 
-What is finished lies in `results/paper_cell`: copied into a store, it is not computed again.
+What is finished is shown on claim 1's page. `python -m atsbook archive restore claim1_privacy --store FOLDER` puts the
+finished networks into a store, so that they are not trained again.
 
 On a GPU, with more images at once:
 

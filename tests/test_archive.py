@@ -281,7 +281,7 @@ def test_what_is_not_kept_says_so_when_it_is_asked_for(kept, archive, tmp_path, 
         view["frames"]
     with pytest.raises(KeyError):
         view["nonsense"]
-    monkeypatch.setattr(packing, "TENSOR_LIMIT", 1000)
+    monkeypatch.setattr(packing, "NETWORK_LIMIT", 1000)
     small, store = Archive(tmp_path / "small"), Store(tmp_path / "no weights")
     small.write(kept, embedded=True)
     small.restore(store)
