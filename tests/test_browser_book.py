@@ -276,5 +276,5 @@ def test_what_is_folded_says_what_it_holds(built):
         for name in re.findall(r'<p class="collapsed admonition-title">(.*?)</p>', text)
     ]
     assert len(names) > 5
-    assert "The choice of the attacks" in names
+    assert "How the attacks were chosen" in names
     assert not [name for name in names if "cell" in name]
