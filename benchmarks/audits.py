@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from atsbook import bench
+from atsbook.runs.audit import processor
 from atsbook.texts.audited import NETWORK
 from atslib.files import write_atomically
 
@@ -85,11 +85,10 @@ def audited(name: str, photos: Path, weights: Path, folder: Path) -> dict:
         raise SystemExit(f"{shlex.join(command)}\n{ended.stderr}")
     report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
     del report["repeat"]  # it names folders of this machine
-    machine = bench.described("audit", torch.device("cpu"), name, len(report["cases"]))
     return report | {
         "seconds": round(seconds),
-        "processor": machine["processor"],
-        "threads": machine["threads"],
+        "processor": processor(),
+        "threads": torch.get_num_threads(),
     }
 
 

@@ -27,6 +27,7 @@ from atslib.audit.ladder import FirstLayer, candidates
 from atslib.audit.numbers import ABOVE, CANNOT_TELL, NO_LIMIT, WITHIN
 from atslib.audit.outcome import Pool, bits, lower_bound, needed, share_interval, upper_bound
 from atslib.audit.page import page as html_page
+from atslib.audit.recorded import named_wrongly
 from atslib.clients.updates import LocalTraining, observe_weights
 from atslib.data.images import Images, scaled
 from atslib.gradients.problems import flatten, problem_gradients
@@ -701,6 +702,19 @@ def test_a_folder_of_watched_is_read_round_by_round(place, monkeypatch):
         assert shell(*NORM, *given, "--round", "1") == 2
     flip_a_bit(place / "seen" / "round-00002" / "node-7001.safetensors")
     assert shell(*NORM, *given, "--round", "2", "--out", "third") == 2
+
+
+@pytest.mark.parametrize(("lr", "seconds"), [(1e39, 60.0), (LR, 0.0)], ids=["diverges", "no time"])
+def test_updates_that_cannot_be_made_again_are_not_compared(lr, seconds):
+    images = photographs()
+    local = LocalTraining(epochs=2, lr=LR)
+    view = observe_weights(linear(), images.pixels[:1] / 255, images.labels[:1], local=local, rng=0)
+    update = view.updates[0]
+    said = dataclasses.replace(update, local=update.local | {"lr": lr})
+    view = dataclasses.replace(view, updates=(said,))
+    stream = torch.Generator().manual_seed(0)
+    asked = (torch.tensor([30]), images.pixels, images.labels, stream, seconds)  # of another class
+    assert named_wrongly(view, *asked) == ""
 
 
 DATA = f"""

@@ -22,6 +22,8 @@ from atslib.errors import AtsError, as_path, check_kind
 from atslib.models import Loss, Normalize, shared_parameters, with_loss
 from atslib.rng import rng
 
+COMPARING = 0.03  # of the budget, to hold recorded updates of one size beside the photographs named
+
 
 class TwoScores(nn.Module):
     """A network of one logit as one of two scores, 0 and the logit: its cross-entropy is the
@@ -118,7 +120,10 @@ def audited(
     )  # fmt: skip
     plan, pool, results, left = work.run()
     stream = rng(config.seed, "audit", "others")
-    mistaken = [named_wrongly(view, own, pixels, labels, stream) for view, own in recorded.values()]
+    mistaken = [
+        named_wrongly(view, own, pixels, labels, stream, COMPARING * config.budget)
+        for view, own in recorded.values()
+    ]
     notes = []
     notes += work.cut
     faint = work.faint()

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import re
+import time
 from pathlib import Path
 
 import torch
@@ -367,7 +368,12 @@ def rows_of(recorded: Recorded, names: tuple[str, ...], count: int) -> list[Tens
 
 
 def named_wrongly(
-    view: Observed, rows: Tensor, pixels: Tensor, labels: Tensor, rng: torch.Generator
+    view: Observed,
+    rows: Tensor,
+    pixels: Tensor,
+    labels: Tensor,
+    rng: torch.Generator,
+    seconds: float,
 ) -> str:
     """A sentence where recorded updates are no more like those of the photographs that are named
     behind them than like those of others with the same labels; "" where they are, or where nothing
@@ -378,7 +384,9 @@ def named_wrongly(
         rows: (B,) which images are named, client by client.
         pixels, labels: all images, (N, C, H, W) uint8 and (N,).
         rng: of the choice of the others.
+        seconds: after which no further update is compared.
     """
+    ends = time.monotonic() + seconds
     update = view.updates[0]
     threat = dataclasses.replace(view.threat, labels="known")
     local = None
@@ -398,13 +406,20 @@ def named_wrongly(
             sets.append(torch.cat(drawn))
         closeness = []
         for images in sets:
+            if time.monotonic() > ends:
+                break
             given = (update.model, (pixels[images] / 255).to(seen), labels[images].to(seen.device))
-            if local is None:
-                made = observe(*given, threat=threat)
-            else:
-                made = observe_weights(*given, local=local, rng=rng, threat=threat)
+            try:
+                if local is None:
+                    made = observe(*given, threat=threat)
+                else:
+                    made = observe_weights(*given, local=local, rng=rng, threat=threat)
+            except AtsError:  # such a training diverges
+                break
             likely = made.updates[0].gradients[0]
             closeness.append(float(torch.cosine_similarity(seen, likely, dim=0)))
+        if len(closeness) < len(sets):
+            continue
         compared += 1
         nearest += closeness[0] > max(closeness[1:])
     if nearest >= compared / 2:

@@ -247,7 +247,7 @@ class Work:
             return True
         if self._fits(case):
             return True
-        plain = dataclasses.replace(case, defense="", knows="nothing", recorded=False)
+        plain = _plain(case)
         if not self._measure_again(plain, self.plan.per_step):
             return False
         self.slower = 1.0
@@ -302,10 +302,7 @@ class Work:
 
     def _groups(self) -> list[Case]:
         """One case of each group, without a defense."""
-        groups = {
-            case.group: dataclasses.replace(case, defense="", knows="nothing", recorded=False)
-            for case in reversed(self.cases)
-        }
+        groups = {case.group: _plain(case) for case in reversed(self.cases)}
         return list(reversed(groups.values()))
 
     def _measured(self, case: Case) -> float:
@@ -449,7 +446,7 @@ class Work:
         Where that is in closed form, which a defense may spoil, it is the best against the defense.
         """
         if case.group not in self.tuned:
-            plain = dataclasses.replace(case, defense="", knows="nothing", recorded=False)
+            plain = _plain(case)
             self.tuned[case.group] = self._tuned(plain, case.group)
         if not case.defense or self.tuned[case.group][0] not in CLOSED:
             return self.tuned[case.group]
@@ -638,6 +635,11 @@ class Work:
         if state:
             options["checkpoint"] = state
         return reconstruct(seen, attack, rng=stream, **options)
+
+
+def _plain(case: Case) -> Case:
+    """The case without a defense, and as the audit itself makes it."""
+    return dataclasses.replace(case, defense="", knows="nothing", recorded=False)
 
 
 def _matching(attacks: dict[str, Attack]) -> GradientMatching:
