@@ -203,7 +203,11 @@ def test_five_killed_workers_of_a_cluster_cost_five_units(store, said, expected)
     killed = with_kills(store, 5, jobs=2, scheduler="local")
     assert killed == 5
     assert tables(store) == expected
-    assert sum(begun(store).values()) - UNITS <= killed
+    # Dask gives up on a unit whose worker was killed four times. The run then begins anew, and with
+    # it the unit beside that one, whose worker nobody killed.
+    given_up = sum("a worker was lost" in line for line in said)
+    assert sum(begun(store).values()) - UNITS <= killed + given_up
+    assert given_up <= 1
     assert said[1].startswith("Dask's dashboard: http://")
 
 
