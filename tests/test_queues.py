@@ -49,3 +49,16 @@ def test_blocks_of_any_size_attack_the_same_images(script):
     assert len(attacked(8)) == 5 * 32 + 2 * 16
     for block in paper_cell.SIZES:
         assert attacked(block) == attacked(8)
+
+
+def test_the_judged_photographs_are_attacked_once_with_each_policy(script):
+    paper_cell = script("paper_cell")
+    for block in (10, 20):
+        units = paper_cell.judged(block)
+        attacked = [
+            (unit.policy, image) for unit in units for image in range(unit.first, unit.last)
+        ]
+        assert sorted(attacked) == [
+            (policy, image) for policy in ("", paper_cell.HYBRID) for image in paper_cell.JUDGED
+        ]
+        assert all(unit.model.train.policy == unit.policy for unit in units)
