@@ -29,6 +29,7 @@ MOST = 1_000  # clients on one machine: Flower looks at each of them ten times a
 # Without these a worker that is killed, for want of memory say, stays dead, and with it every
 # client that is given to it.
 LASTING = {"max_restarts": -1, "max_task_retries": 1}
+STARTS = 3  # how often Ray is started where its processes do not come up in time
 
 
 def simulate(
@@ -68,17 +69,38 @@ def simulate(
     server = apps.server_app(federation, folder, patience=patience)
     client = apps.client_app(federation)
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    backend = {
-        "init_args": {"num_cpus": processes, "include_dashboard": False, "log_to_driver": False},
-        "client_resources": {"num_cpus": 1, "num_gpus": 0.0, **LASTING},
-    }
+    backend = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0, **LASTING}}
     tap = Tap(folder, federation)
     if tap.next() == 1:  # a folder that cannot be written is said here, and not within Flower
         tap.begin(1, dict(tap.network.named_parameters()))
     tap.again()
     if tap.next() <= federation.rounds:
+        _start_ray(processes)
         run_simulation(server, client, num_supernodes=federation.clients, backend_config=backend)
     if empty := [number for number in range(1, federation.rounds + 1) if not tap.clients(number)]:
         said = "; ".join(tap.refused(empty[0])) or "see the messages above"
         raise AtsError(f"round {empty[0]} of {federation.rounds} has no answer: {said}")
     return tap
+
+
+def _start_ray(processes: int) -> None:
+    """Start Ray, which gives its own processes half a minute to come up: little on a busy machine,
+    where it is tried again. Flower takes it as it is, and ends it.
+    """
+    import ray
+
+    path = os.pathsep.join(sys.path)  # its processes import what this one can
+    for start in range(1, STARTS + 1):
+        if ray.is_initialized():
+            return
+        try:
+            ray.init(
+                num_cpus=processes,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.WARNING,
+                runtime_env={"env_vars": {"PYTHONPATH": path}},
+            )
+        except Exception as error:  # Ray has no class of its own for it
+            if start == STARTS or "timed out during startup" not in str(error):
+                raise

@@ -67,7 +67,10 @@ def test_the_first_sentence_is_the_verdict(tmp_path, status):
     privacy(tmp_path, status)
     text = advice(tmp_path)
     assert text.startswith(f"# Should I use this?\n\n{LEADS[status]} ")
-    assert "still finds 25 % on an untrained ResNet20-1 (50 % without a policy)" in text
+    assert (
+        "On an untrained ResNet20-1 a server that knows the policy still finds 25 % of the photographs behind the "
+        "paper's hybrid (50 % without a policy); other networks are in the table." in text
+    )
 
 
 def test_a_client_reads_what_a_server_finds_that_knows_the_policy(tmp_path):

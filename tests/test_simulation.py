@@ -145,10 +145,44 @@ def test_more_clients_than_there_can_be_are_refused_at_once(tmp_path, clients, w
     assert not (tmp_path / "tap").exists()
 
 
-def test_rounds_in_which_nobody_answered_are_run_again(tmp_path):
+SLOW = "The current node timed out during startup. This could happen because …"  # as Ray says it
+
+
+@pytest.mark.parametrize(
+    ("words", "times"), [(SLOW, 3), ("no such resource", 1)], ids=["slow", "wrong"]
+)
+def test_only_a_ray_that_does_not_come_up_in_time_is_started_again(
+    tmp_path, monkeypatch, words, times
+):
+    from atsfed.simulation import simulate
+
+    begun = []
+
+    def init(**options):
+        begun.append(options)
+        raise Exception(words)
+
+    monkeypatch.setattr("ray.init", init)
+    federation = Federation(dataset="shapes", model="lenet-4", clients=2, batch=8)
+    with pytest.raises(Exception, match=words[:20]):
+        simulate(federation, tmp_path / "tap")
+    assert len(begun) == times
+
+
+def test_rounds_in_which_nobody_answered_are_run_again_and_a_ray_that_was_slow_is_started_again(
+    tmp_path, monkeypatch
+):
     from atsfed import Tap
     from atsfed.simulation import simulate
 
+    start, slow = importlib.import_module("ray").init, [SLOW]
+
+    def init(**options):
+        if slow:
+            raise Exception(slow.pop())
+        return start(**options)
+
+    monkeypatch.setattr("ray.init", init)
     federation = Federation(dataset="shapes", model="lenet-4", clients=2, rounds=2, batch=8)
     tap = Tap(tmp_path / "tap", federation)
     for number in (1, 2, 3):  # as two rounds leave it in which every client failed

@@ -45,23 +45,21 @@ def _advised(known: Numbers) -> str:
     """What a client gets and pays, and what to do then, in three sentences."""
     words = []
     if known.untrained:
-        shares = [
-            f"{percent(hidden)} on an untrained {NAMES[model]} ({percent(bare)} without a policy)"
-            for model, (bare, hidden) in known.untrained.items()
+        model, (bare, hidden) = max(known.untrained.items(), key=lambda item: item[1][0])
+        ways = [
+            f"{percent(hidden)} of the photographs behind the paper's hybrid "
+            f"({percent(bare)} without a policy)"
         ]
-        words.append(
-            "Of the photographs that clients hide by the paper's hybrid a server that knows the policy still finds "
-            + _listed(shares)
-        )
-        if "draws" in known.told:
-            words[-1] += (
-                f", and {percent(known.told['draws'])} on the LeNet once it has been told what was drawn in "
-                "four rounds"
+        if known.another and model == "lenet":
+            ways.append(f"{percent(known.another[1])} by another attack")
+        if "draws" in known.told and model == "lenet":
+            ways.append(
+                f"{percent(known.told['draws'])} once it has been told what was drawn in four rounds"
             )
-        words[-1] += "."
-        if known.another:
-            bare, hidden = known.another
-            words[-1] += f" Another attack finds {percent(hidden)} on the LeNet ({percent(bare)})."
+        words.append(
+            f"On an untrained {NAMES[model]} a server that knows the policy still finds "
+            f"{_listed(ways)}; other networks are in the table."
+        )
     if known.accuracy:
         bare, hidden = known.accuracy
         words.append(f"It costs accuracy: {bare:.1f} → {hidden:.1f} % on a {known.learned[0]}.")

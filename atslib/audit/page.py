@@ -306,7 +306,8 @@ def _card(report: Numbers) -> str:
     trains = "one gradient"
     if local is not None:
         of = "all its images" if not local.batch else f"{local.batch} images"
-        trains = f"a change of weights: {local.epochs} passes in steps of {of}, {config.optimizer}, step size {local.lr:g}"
+        passes = "one pass" if local.epochs == 1 else f"{local.epochs} passes"
+        trains = f"a change of weights: {passes} in steps of {of}, {config.optimizer}, step size {local.lr:g}"
     size = "×".join(map(str, report.originals.shape[1:]))
     entries = (
         ("network", report.network),
