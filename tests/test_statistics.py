@@ -90,13 +90,18 @@ def test_variance_shares_find_where_the_variance_is():
     assert statistics.variance_shares(row + 0 * column).tolist() == pytest.approx([1, 0, 0])
     assert statistics.variance_shares(0 * row + column).tolist() == pytest.approx([0, 1, 0])
     both = statistics.variance_shares(row + column)
-    assert both.tolist() == pytest.approx([28 / 52, 24 / 52, 0])  # 2·(4+1+9) and 6·2²
-    assert statistics.variance_shares(np.array([[1.0, -1], [-1, 1]])).tolist() == pytest.approx(
-        [0, 0, 1]
-    )
+    assert both.tolist() == pytest.approx([7 / 15, 8 / 15, 0])  # (4+1+9)/2 and (2²+2²)/1
     stacked = statistics.variance_shares(np.stack([row + column, 3 * (row + column)]))
     assert stacked.tolist() == [pytest.approx(both.tolist())] * 2
     assert np.isnan(statistics.variance_shares(np.ones((2, 3)))).all()
+
+
+def test_variance_shares_are_not_biased_by_few_columns():
+    draw = np.random.default_rng(6)
+    noise = draw.normal(size=(4000, 3))
+    assert statistics.variance_shares(noise).tolist() == pytest.approx([0, 0, 1], abs=0.05)
+    rows = draw.normal(size=(4000, 1))
+    assert statistics.variance_shares(rows + noise)[0] == pytest.approx(0.5, abs=0.05)
 
 
 # --- intervals ----------------------------------------------------------------------------------------------

@@ -115,17 +115,26 @@ def variance_shares(matrix: np.ndarray) -> np.ndarray:
     """Shares of the variance that belong to the rows, to the columns, and to the rest (interaction
     and noise alike).
 
+    The variances are estimated without bias from the mean squares of the table (random effects;
+    Searle, Casella and McCulloch 1992, section 4.3), so that one which is 0 may come out a little
+    below. Sums of squares alone would give rows that do not differ a share of 1/C.
+
     Args:
-        matrix: (..., R, C), one value per cell.
+        matrix: (..., R, C), one value per cell, R and C at least 2.
     Returns:
         (..., 3), adding up to 1; nan where nothing varies.
     """
+    height, width = matrix.shape[-2:]
     centred = matrix - matrix.mean((-2, -1), keepdims=True)
-    rows = centred.shape[-1] * np.square(centred.mean(-1)).sum(-1)
-    columns = centred.shape[-2] * np.square(centred.mean(-2)).sum(-1)
-    total = np.square(centred).sum((-2, -1))
+    rows = width * np.square(centred.mean(-1)).sum(-1)
+    columns = height * np.square(centred.mean(-2)).sum(-1)
+    rest = np.square(centred).sum((-2, -1)) - rows - columns
+    noise = rest / ((height - 1) * (width - 1))
+    of_rows = (rows / (height - 1) - noise) / width
+    of_columns = (columns / (width - 1) - noise) / height
+    parts = np.stack([of_rows, of_columns, noise], -1)
     with np.errstate(invalid="ignore"):
-        return np.stack([rows, columns, total - rows - columns], -1) / total[..., None]
+        return parts / parts.sum(-1, keepdims=True)
 
 
 # --- intervals ----------------------------------------------------------------------------------------------
