@@ -35,8 +35,9 @@ class Federation:
             does not learn; in "train" mode each client uses its own batch's statistics, which it
             does not share.
         clients: participants; each answers in every round.
-        alpha: of the Dirichlet distribution by which classes are dealt out; 0: equal shards. Each
-            client has at least `batch` images.
+        alpha: of the Dirichlet distribution by which classes are dealt out, each client at least
+            `batch` images; 0: shards of equal size, where a client with fewer than `batch` answers
+            with all it has.
         rounds: how often the server sends its weights and gets answers.
         batch: images of one answer, drawn anew in each round; 0: all that a client has.
         lr: of the server's step along the mean gradient; of a local training it is
@@ -44,8 +45,8 @@ class Federation:
         local: training of each client before it answers (FedAvg); None: one gradient (FedSGD).
         defense: text of a `Defense`, which every client applies, or file.py:name; with local
             training a policy, or none.
-        crop_flip: random crop and flip before it.
-        fraction: share of the training set that is dealt out.
+        crop_flip: random crop and flip of each image, before the defense.
+        fraction: share of the split that is dealt out, in (0, 1].
         seed: of weights, shards, batches and all draws.
         image_size: side of a folder's images.
     Raises:

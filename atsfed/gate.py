@@ -92,24 +92,29 @@ def gate(
         photographs: gives the client's own images behind its update, (N, C, H, W) uint8 or floats
             in [0, 1], and their labels (N,), by the client's context.
         others: gives further photographs of the same kind with their labels, which were not behind
-            it: an image has to be found among both, at least `LEAST` together.
-        limit: share of them that may be found, in (0, 1). Above it the server gets its own weights
-            back (of a difference or a gradient zeros), with the same metrics.
-        lr, steps: of the client's training: step size, and how many steps it takes.
+            the update: each image has to be found among both, at least 20 together.
+        limit: share of the images behind the update that may be found, in (0, 1). Above it the
+            server gets its own weights back (zeros for a difference or a gradient), with the same
+            metrics.
+        lr: step size of the client's training, plain SGD with batch normalization in eval mode.
+        steps: how many steps it takes: a number, or a function of the client's context.
         normalize: mean and deviation of each channel, where the network does not start with
             `atslib.Normalize`.
         loss: what the client trains with, as in `atslib.audit`; by default the cross-entropy.
-        every: which rounds are attacked: each so-manieth, and each one after one that was held
-            back.
+        every: attack every so many rounds: 1 all, 5 rounds 5, 10 and so on; and the round after one
+            that was held back.
         folder: of the figures, a line of JSON per round in `gate.jsonl`.
         attack: the one that an audit of the same network found best, by name or as an attack.
         attack_steps: of an attack by name.
         most: images behind an update that are attacked at most; an update of more is not attacked.
         kind: what the client sends: "weights", their "difference" or a "gradient".
-        strict: whether an update is held back too if the gate cannot tell: because it is of more
-            images, or because the attack does not even find single gradients on these weights.
+        strict: whether an update is held back also where the gate cannot tell: because it is of
+            more than `most` images, or because from single gradients on the same weights the attack
+            finds no more than the label alone.
+    Returns:
+        The mod, for `ClientApp(mods=[...])`.
     Raises:
-        AtsError: a wrong setting, now; in a round what its images and network make wrong.
+        AtsError: a wrong setting, at once; images or a network that do not fit, in the round.
     """
     if not 0 < limit < 1:
         raise AtsError(f"gate: limit={limit!r} must be a share above 0 and below 1")

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from atsfed.declared import Declared
 from atsfed.federation import Federation
 from atslib.attacks.explained import in_labels
+from atslib.audit.sources import own_defense
 from atslib.checkpoints import read_tensors, write_tensors
-from atslib.clients.defenses.defense import Defense, Transformation
+from atslib.clients.defenses.defense import Transformation
 from atslib.clients.sums import summed
 from atslib.clients.view import Observed, Update
 from atslib.errors import AtsError
@@ -68,11 +69,11 @@ class Tap:
         return self.folder / f"round-{number:05d}" / f"{name}.safetensors"
 
     def begin(self, number: int, weights: dict[str, Tensor]) -> None:
-        """Keep the weights that the server sends in a round; those after the last round under the
-        next number.
+        """Keep the weights that the server sends in round `number`; the result of the last round is
+        kept as the weights of one round more.
 
-        Records of this round and later ones that answer other weights are dropped: they are of no
-        round any more.
+        If other weights were kept under this number, all records of this and later rounds are
+        deleted: they answer weights that are no longer sent.
         """
         file = self._file(number)
         if file.exists() and _same(self._read(file)[0], weights):
@@ -193,8 +194,8 @@ class Tap:
 
         Labels are not known.
 
-        Where the federation's defense acts on images alone, it says what the answer must be, and
-        `Observed.doubts` why it cannot be that.
+        Where the defense acts on images alone, the federation itself declares what an answer is,
+        and `Observed.doubts` says what speaks against it.
 
         Without a client, of all together, as `summed`; under secure aggregation there is nothing
         else.
@@ -235,8 +236,7 @@ class Tap:
         """
         local = self.federation.local
         if not all(
-            isinstance(part, Transformation)
-            for part in Defense.parse(self.federation.defense).parts
+            isinstance(part, Transformation) for part in own_defense(self.federation.defense).parts
         ):
             return None
         if local is None:

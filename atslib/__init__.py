@@ -29,6 +29,7 @@ _HOMES = {
     ),
     "clients.defenses.defense": ("Defense",),
     "clients.observe": ("Knowledge", "Observed", "ThreatModel", "Update", "observe"),
+    "clients.updates": ("LocalTraining",),
     "clients.training": ("TrainConfig", "evaluate", "fit", "load_checkpoint", "save_checkpoint"),
     "data.folder": ("load_folder",),
     "data.load": ("Images", "load"),

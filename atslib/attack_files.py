@@ -42,8 +42,8 @@ def write_attack(
     Args:
         rows: which images of their set were attacked.
         target: (B, C, H, W) in [0, 1], the images as attacked.
-        floor: (1, C, H, W) in [0, 1], the best guess of somebody who knows the policy and sees no
-            gradient.
+        floor: (1, C, H, W) in [0, 1], the mean training image after crop, flip and policy, a guess
+            that needs no gradient.
         ranks: of each image among its candidates, and how many these are, see
             `atslib.audit.outcome.ranks`.
     """
@@ -63,7 +63,7 @@ def write_attack(
     print(found_in_words(table))
     print(
         f"mean PSNR {_mean(table['psnr']):.1f} dB; "
-        f"of the best guess without the gradient {_mean(table['floor_policy']):.1f} dB (the floor)"
+        f"of the mean image after the policy, which needs no gradient, {_mean(table['floor_policy']):.1f} dB (the floor)"
     )
 
 
@@ -105,7 +105,7 @@ def write_attackers(
     _write(out, whole, shown, captions, arrays)
     print(
         "mean PSNR to the image before the policy; "
-        f"of the best guess without the gradient {_mean(low):.1f} dB (the floor)"
+        f"of the mean image, which needs no gradient, {_mean(low):.1f} dB (the floor)"
     )
     for part in parts:
         name = part["attacker"][0]

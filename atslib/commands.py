@@ -210,7 +210,8 @@ def _attacked_data(args: argparse.Namespace, split: str) -> tuple[Images | None,
 
 
 def _floor(args: argparse.Namespace, learned: Images, policy: str) -> torch.Tensor:
-    """The best guess of somebody who knows a policy and sees no gradient, (1, C, H, W) in [0, 1].
+    """The mean training image after crop, flip and policy, a guess that needs no gradient, (1, C,
+    H, W) in [0, 1].
 
     Args:
         learned: training images.

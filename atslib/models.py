@@ -28,7 +28,14 @@ LARGEST_CONSTANT = (
 
 
 class Normalize(nn.Module):
-    """`(images - mean) / std` per channel; `inverse` goes back. The statistics are not learned."""
+    """First layer of a network that takes images in [0, 1]: `(images - mean) / std` per channel,
+    (..., C, H, W) → the same; `inverse` goes back. The statistics are not learned.
+
+    Args:
+        mean, std: one number per channel in units of [0, 1], std above 0.
+    Raises:
+        AtsError: other lengths or values, such as those of pixels in 0..255.
+    """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]):
         super().__init__()

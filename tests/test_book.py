@@ -306,8 +306,8 @@ def test_what_four_rounds_give_is_beside_one_without_a_policy_on_the_same_networ
     judged = pd.concat([watched(38, "lenet"), watched(10, "convnet-16")])
     known = watched_for_long(judged)
     assert known.keys() == {"lenet", "convnet-16"}
-    assert known["lenet"] == Watched(bare=1, told=0.95, photographs=40)
-    assert known["convnet-16"] == Watched(bare=1, told=0.25, photographs=40)
+    assert known["lenet"] == Watched(bare=1, knowing=0, told=0.95, photographs=40)
+    assert known["convnet-16"] == Watched(bare=1, knowing=0, told=0.25, photographs=40)
     assert watched_for_long(judged[judged["rounds"] == 1]) == {}
     assert watched_for_long(pd.DataFrame()) == {}
 

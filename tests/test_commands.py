@@ -625,7 +625,7 @@ def test_an_attack_says_what_it_attacked_and_where_its_files_and_its_floor_are(
         f"table: {tmp_path / 'table.csv'}",
         f"sheet: {tmp_path / 'sheet.png'}",
         f"found {table['found'].sum()} of 2, each among 100 photographs",
-        f"mean PSNR {mean:.1f} dB; of the best guess without the gradient {low:.1f} dB (the floor)",
+        f"mean PSNR {mean:.1f} dB; of the mean image after the policy, which needs no gradient, {low:.1f} dB (the floor)",
     ]
     assert "there is no --checkpoint: the attacked network is untrained" in said.err.splitlines()
     other, model = tmp_path / "other.safetensors", build_model("convnet-4", 10, norm="shapes")

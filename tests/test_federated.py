@@ -192,6 +192,19 @@ def test_the_tap_keeps_what_observe_shows_of_the_same_images(tap):
         assert torch.equal(ours, theirs)
 
 
+def test_what_clients_with_a_defense_of_their_own_shared_is_read(tmp_path):
+    (file := tmp_path / "mine.py").write_text(
+        "def halved(gradients):\n    return {name: value / 2 for name, value in gradients.items()}\n"
+    )
+    plain = Federation(dataset="shapes", model="lenet-4", clients=2, batch=4)
+    federation = dataclasses.replace(plain, defense=f"{file}:halved")
+    tap = Tap(tmp_path / "tap", federation)
+    tap.begin(1, dict(tap.network.named_parameters()))
+    tap.record(1, 0, shared(answer(federation, tap.network, 0, 1), tap.network), 4)
+    whole = answer(plain, tap.network, 0, 1).gradients
+    torch.testing.assert_close(2 * tap.observed(1, 0).gradients, whole, rtol=1e-5, atol=0)
+
+
 def test_every_attack_runs_on_what_the_tap_keeps(tap):
     found = reconstruct(tap.observed(1, 0), GradientMatching(steps=2), rng=rng(0))
     assert found.images.shape == (4, 3, 32, 32)

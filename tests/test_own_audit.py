@@ -225,6 +225,23 @@ def test_adam_moves_the_weights_as_torch_does():
     torch.testing.assert_close(view.gradients[0], after - before, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_dropout_is_drawn_in_train_mode_alone(optimizer):
+    images, (normalize, *rest) = photographs(), linear().children()
+    model = nn.Sequential(normalize, nn.Dropout(0.5), *rest)
+    two = images.pixels[:2], images.labels[:2]
+    for victim in ("eval", "train"):
+        config = AuditConfig(
+            batch=2, local=LocalTraining(lr=0.01), optimizer=optimizer, victim=victim
+        )
+        case = cases_of(config, given=False)[-1]
+        one, other = (
+            work.see([model], *two, case, config, atslib.rng(seed)).view.gradients
+            for seed in (0, 1)
+        )
+        assert ((one - other).abs().max() < 1e-3 * one.abs().max()) == (victim == "eval")
+
+
 def test_one_logit_is_two_classes():
     images = photographs()
     two = images[images.labels < 2]

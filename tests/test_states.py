@@ -17,7 +17,6 @@ from atslib import ATTACKS, rng
 from atslib.attacks import engine
 from atslib.checkpoints import read_tensors, write_tensors
 from atslib.files import states_kept
-from atslib.measures.batches import found
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SHORT = dataclasses.replace(ATTACKS["adam-cosine"], steps=3)
@@ -124,17 +123,6 @@ def test_a_checkpoint_of_another_network_changes_nothing(tmp_path):
     with refused("is of another network"):
         atslib.load_checkpoint(tmp_path / "m", model)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
-def test_a_batch_is_aligned_before_its_images_are_counted_as_found():
-    photographs = torch.rand(8, 3, 16, 16, generator=rng(0))
-    labels, truth = torch.tensor([[0, 0, 1, 1], [2, 2, 2, 2]]), torch.arange(8)
-    made = photographs[[1, 0, 3, 2, 7, 6, 5, 4]].clone()  # each batch in an order of its own
-    assert found(made, photographs, truth, labels).tolist() == [[True] * 4] * 2
-    made[4] = 0.5  # the last of the second batch
-    assert found(made, photographs, truth, labels).tolist() == [[True] * 4, [True] * 3 + [False]]
-    with refused("found: truth"):
-        found(made, photographs, truth + 1, labels)
 
 
 def test_psnr_of_low_precision_is_computed_in_single():

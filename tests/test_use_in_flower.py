@@ -162,9 +162,8 @@ def test_the_script_of_the_page_attacks_both_rounds(app, tmp_path, capsys):
     (script,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)
     exec(script, {"__name__": "look"})
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in lines] == [
-        "none, undoing nothing", "none, policy known", "policy, undoing nothing", "policy, policy known"]  # fmt: skip
-    assert lines[0] == "none, undoing nothing: 100% of 2 photographs found"
+    assert [line.split(":")[0] for line in lines] == ["none", "policy"]
+    assert lines[0] == "none: 100% of 2 photographs found"
 
 
 def test_what_cannot_be_read_is_one_sentence(app, tmp_path):

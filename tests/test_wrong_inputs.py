@@ -37,7 +37,7 @@ from atslib.audit import recorded
 from atslib.checkpoints import write_tensors
 from atslib.clients.updates import LocalTraining, observe_weights
 from atslib.clients.view import Observed
-from atslib.measures.batches import align, found, label_share
+from atslib.measures.batches import align, label_share
 from atslib.measures.identification import identification
 from atslib.models import shared_parameters
 
@@ -493,15 +493,6 @@ def test_pairings(wrong):
     right = {"reconstructed": PIXELS, "truth": PIXELS, "labels": LABELS}
     _, order = called(align, right, wrong)
     assert order is None or sorted(order.tolist()) == list(range(len(order)))
-    again = {
-        "reconstructed": PIXELS,
-        "candidates": PIXELS,
-        "truth": torch.arange(2),
-        "labels": LABELS[None],
-    }
-    called(
-        found, again, {name: value for name, value in wrong.items() if name in (*again, "restored")}
-    )
     one_sentence(
         label_share, wrong.get("restored", LABELS[None]), wrong.get("labels", LABELS[None])
     )

@@ -93,22 +93,23 @@ def advice(table: pd.DataFrame) -> str:
         "accuracy", ascending=False, kind="stable"
     )
     words.append(
-        f"To hide at least half of them, chance aside, {_at(hidden.iloc[0])} costs the least accuracy."
+        "Of what certainly hides half of all photographs (the 95 % interval of the share found ends at 50 % or below) "
+        f"{_at(hidden.iloc[0])} costs the least accuracy."
         if len(hidden)
-        else "No setting here hides at least half of them, chance aside."
+        else "No setting here certainly hides half of all photographs."
     )
     policies = table[table["kind"].isin(OWN)]
     survivors = policies[policies["found high"] <= 50]["defense"]
     words.append(
         f"Of the {len(policies)} policies, including one that was tuned against this very attack, "
-        f"{', '.join(map(called, survivors)) if len(survivors) else 'none'} hides half of them."
+        f"{', '.join(map(called, survivors)) if len(survivors) else 'none'} certainly hides half."
     )
     least = table[table["kind"] == LEAST_KIND]
     kept = hidden[hidden["kind"] == LEAST_KIND]
     verb = "hides" if len(kept) == 1 else "hide"
     words.append(
         "Of the policies that hide most from an attack that knows no policy, "
-        f"{len(kept)} of {len(least)} {verb} half of them"
+        f"{len(kept)} of {len(least)} certainly {verb} half"
         f"{f', at best {_at(kept.iloc[0])}' if len(kept) else ''}."
     )
     return " ".join(words)

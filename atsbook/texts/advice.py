@@ -76,8 +76,8 @@ def _listed(parts: Sequence[str]) -> str:
 
 # Of tables whose shares are of the first half
 OTHER_SHARES = (
-    "Shares are of other photographs than on top, each looked for among 100 images of any class, and are to be compared "
-    "within this table."
+    "Shares are of other photographs than on top, each looked for among 100 images of any class, by an earlier comparison "
+    "that misses some photographs behind a policy: with a policy they are lower bounds. Compare them within this table."
 )
 NEXT = """## What to do then
 
@@ -129,6 +129,10 @@ def _got(privacy: Path, results: Path) -> str:
         cells.append("–" if None in learned else arrow(*learned))
         lines.append(f"| {' | '.join(cells)} |")
     text = "\n".join(lines)
+    text += (
+        "\n\nIn the rows *trained* the network was trained with the same policy. One that was trained with the hybrid has "
+        f"learned less, and that alone makes it leak less ([page]({PAGE.format('regimes')}))."
+    )
     if claim4 := newest("claim4_efficiency", results):
         cost = pd.read_csv(table_file(claim4[0], "cost"), dtype={"policy": str}).set_index("policy")
         text += f"\n\nDrawing and applying the hybrid takes {100 * cost.loc[HYBRID, 'share']:.1f} % of an epoch's time."
@@ -161,12 +165,11 @@ def _stages(results: Path) -> str:
     head = "| network | last step | photograph found, % | used image found, % |"
     return (
         "## When it matters\n\n"
-        "Networks were attacked along their training, without a policy. Arrows go from the first step to the last "
-        f"([page]({PAGE.format('regimes')})). {OTHER_SHARES}\n\n"
-        + "\n".join([head, "|---|---|---|---|", *lines])
-        + "\n\n"
-        "A server can send an untrained network at any time. What a trained one gives away depends on the network: "
-        "measure yours."
+        "Networks were attacked along their training, without a policy. In this table arrows go from the untrained network "
+        f"to the end of its training; in between the share can be lower ([page]({PAGE.format('regimes')})). {OTHER_SHARES}"
+        "\n\n" + "\n".join([head, "|---|---|---|---|", *lines]) + "\n\n"
+        "In the first round the network is untrained, and a server that does not keep to the protocol can send such a one "
+        "at any time. What a trained one gives away depends on the network: measure yours."
     )
 
 
@@ -189,9 +192,11 @@ def _knowing(results: Path) -> str:
         who = does if does == "no policy" else f"the hybrid, a server that {does}"
         lines.append(f"| {who} | {' | '.join(cells)} |")
     return (
-        "## Against a server that knows the policy\n\nHow often, in percent, it singles out your photograph among the "
-        f"100 test images of its class ([page]({PAGE.format('ext5_adaptive')})). These are photographs of the table on "
-        "top, with the first of its draws of the weights.\n\n" + "\n".join(lines)
+        "## Against a server that knows the policy\n\nHow often, in percent, such a server singles out your photograph "
+        f"among the 100 test images of its class ([page]({PAGE.format('ext5_adaptive')})). These are photographs of the "
+        "table on top, with the first of its draws of the weights. In one round it is the weaker way to attack through the "
+        "policy, since part of the picture that is searched left no trace in the gradient. No client tells what it drew: "
+        "these rows are an upper bound.\n\n" + "\n".join(lines)
     )
 
 
@@ -262,9 +267,9 @@ def _rivals(results: Path) -> str:
     model = page[1]["model"]
     return (
         f"## Beside noise and pruning\n\nOn {NAMES.get(model, model)}, the same attack, which does not adapt to the "
-        "defense; bits are what it tells of the photograph, 6.6 at most; accuracies are of one small training each "
-        f"([page]({PAGE.format('claim1_defenses')})). Another attack than on top, from which the hybrid hides less.\n\n"
-        + "\n".join(lines)
+        "defense; bits are what it tells of the photograph, 6.6 at most; accuracies are of one small training of a "
+        f"ResNet20-1 each ([page]({PAGE.format('claim1_defenses')})). Another attack than on top, from which the hybrid "
+        "hides less.\n\n" + "\n".join(lines)
     )
 
 

@@ -41,15 +41,17 @@ FEW = 2  # policies that hide most, without which the correlation is told as wel
 
 @dataclasses.dataclass(frozen=True)
 class Watched:
-    """What a server that is told what was drawn finds in four rounds, on one network.
+    """What servers find in four rounds, on one network.
 
     Attributes:
         bare: share of photographs found in one round without a policy, on the same network.
-        told: share found under the hybrid in four rounds.
+        knowing: share found under the hybrid by a server that knows the policy.
+        told: share found under the hybrid by one that is told what was drawn.
         photographs: how many these are shares of.
     """
 
     bare: float
+    knowing: float
     told: float
     photographs: int
 
@@ -75,8 +77,8 @@ class Numbers:
         search: bits told under the hybrid that the search found minus those under random ones, with
             the interval.
         share: what the hybrid takes of an epoch's time.
-        paper: share of photographs that the better of the first attacks finds on the paper's own
-            network without a policy, by state.
+        paper: share of photographs found on the paper's own network, by state: without a policy,
+            and with the hybrid where that was attacked.
     """
 
     untrained: Mapping[str, tuple[float, float]]
@@ -91,7 +93,7 @@ class Numbers:
     fashion: Mapping[str, tuple[float, float]]
     search: tuple[float, float, float] | None
     share: float | None
-    paper: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    paper: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
 
 
 def percent(share: float) -> str:
@@ -126,11 +128,16 @@ def _found(attacks: pd.DataFrame, regime: str) -> dict[str, tuple[float, float]]
     return shares
 
 
-def _paper(looks: pd.DataFrame) -> dict[str, float]:
-    if looks.empty:
-        return {}
-    shares = looks.groupby(["state", "attack"])["found"].mean().groupby("state").max()
-    return {state: float(shares[state]) for state in ("untrained", "trained") if state in shares}
+def _paper(looks: pd.DataFrame, judged: pd.DataFrame) -> dict[str, tuple[float, ...]]:
+    """The better of the attacks that were tried without a policy, unless photographs are judged."""
+    shares = {}
+    if len(looks):
+        each = looks.groupby(["state", "attack"])["found"].mean().groupby("state").max()
+        shares = {state: (float(share),) for state, share in each.items()}
+    if len(judged):
+        found = judged.groupby("policy")["found"].mean()
+        shares["trained"] = (float(found[NO_POLICY]), float(found[HYBRID]))
+    return {state: shares[state] for state in ("untrained", "trained") if state in shares}
 
 
 def _another(servers: pd.DataFrame) -> tuple[float, float] | None:
@@ -162,10 +169,12 @@ def watched_for_long(judged: pd.DataFrame) -> dict[str, Watched]:
         own = judged[judged["model"] == model]
         servers = dict(iter(own.groupby(["knows", "rounds"])))
         none, told = servers.get(("no policy", 1)), servers.get(("draws", 4))
-        if none is None or told is None:
+        knowing = servers.get(("policy", 4))
+        if none is None or told is None or knowing is None:
             continue
         watched[model] = Watched(
             bare=float(none["found"].mean()),
+            knowing=float(knowing["found"].mean()),
             told=float(told["found"].mean()),
             photographs=len(told),
         )
@@ -233,7 +242,10 @@ def numbers(results: Path) -> Numbers:
         fashion=_bits(_rows(results, "claim3_transfer", "attacks")),
         search=_against(_rows(results, "claim2_search", "against")),
         share=float(cost.set_index("policy").loc[HYBRID, "share"]) if len(cost) else None,
-        paper=_paper(_rows(results, "claim1_privacy", "paper")),
+        paper=_paper(
+            _rows(results, "claim1_privacy", "paper"),
+            _rows(results, "claim1_privacy", "paper_judged"),
+        ),
     )
 
 
@@ -255,43 +267,44 @@ def sentences(known: Numbers) -> str:
         another = hardly = ""
         if known.another:
             bare, hidden = known.another
-            another = f" (by another attack {percent(hidden)} instead of {percent(bare)})"
+            another = f", and by another attack {percent(hidden)} ({percent(bare)})"
             if bare - hidden < HARDLY:
-                hardly = (
-                    " from the attack that is strongest without it, and hardly any from another"
-                )
+                hardly = " from one attack, and hardly any from another"
         watched = known.watched.values()
-        told, bare, count = (
+        knowing, told, bare, count = (
             " and ".join(each)
             for each in (
+                [percent(each.knowing) for each in watched],
                 [percent(each.told) for each in watched],
                 [percent(each.bare) for each in watched],
                 [str(each.photographs) for each in watched],
             )
         )
         words.append(
-            f"**In one round the paper's policy hides some of the photographs{hardly}; from a server that is told what "
-            f"was drawn in four rounds it hides {_hides(known.watched)}:** "
-            f"from the gradient of one image a server that knows the policy finds {percent(one[1])} of them instead "
-            f"of {percent(one[0])} on an untrained LeNet{another}, and {percent(other[1])} instead of "
-            f"{percent(other[0])} on an untrained ConvNet. Told the draws of four rounds, it finds {told}, where a single "
-            f"round without a policy gives {bare} (the first of three draws of the weights, {count} photographs)."
+            f"**In one round the paper's policy hides some of the photographs{hardly}; in four rounds it hides "
+            f"{_hides(known.watched)} from a server that is told what was drawn.** "
+            "From the gradient of one image on an untrained LeNet a server that knows the policy finds "
+            f"{percent(one[1])} of them ({percent(one[0])} without it){another}; on an untrained ConvNet "
+            f"{percent(other[1])} ({percent(other[0])}). In four rounds it finds {knowing}, and {told} if it is told what "
+            "was drawn, which clients do not send: an upper bound. One round without a policy gives "
+            f"{bare} (these three by the first draw of the weights, {count} photographs)."
         )
     if known.accuracy:
         bare, hidden = known.accuracy
         model, epochs = known.learned
         words.append(
-            f"**It costs accuracy:** {bare:.1f} → {hidden:.1f} % on a {model} after {epochs} epochs, where both "
-            "publications report about a point."
+            f"**It costs accuracy:** {bare:.1f} → {hidden:.1f} % on a {model} after {epochs} epochs. Published are "
+            f"{_printed_change('ats')} points for the paper's own network, and by its replication "
+            f"{_printed_change('replication')}."
         )
     if known.score:
         rest = ""
         if known.without is not None:
             rest = f" ({known.without:.2f} without the two that hide most)".replace("-", "−")
         words.append(
-            f"**{_goes_with(known.score)}:** over a hundred random policies r = {_interval(known.score['bits'])} with "
-            f"the bits{rest} and {_interval(known.score['psnr'])} with PSNR; published, with PSNR, are "
-            f"{printed_score(' and ')}."
+            f"**{_goes_with(known.score)}:** over a hundred random policies on one untrained network r = "
+            f"{_interval(known.score['bits'])} with the bits{rest} and {_interval(known.score['psnr'])} with PSNR, for "
+            f"which {printed_score(' and ')} are published."
         )
     return "\n\n".join(words) + ("\n" if words else "")
 
@@ -305,6 +318,13 @@ def printed(table: str, metric: str, digits: int = 1) -> str:
         ends = (own[own["policy_or_defense"] == policy] for policy in (NO_POLICY, PRINTED))
         each.append(" → ".join(f"{rows['value'].mean():.{digits}f}" for rows in ends))
     return "; ".join(each)
+
+
+def _printed_change(source: str) -> str:
+    """By how many points the hybrid changes the accuracy in a publication's Table 1."""
+    rows = reported(source=source, table_or_figure="Table 1a", metric="val_accuracy_pct")
+    ends = rows.set_index("policy_or_defense")["value"]
+    return f"{ends[PRINTED] - ends[NO_POLICY]:+.1f}".replace("-", "−")
 
 
 def _scores() -> list[float]:
@@ -367,22 +387,26 @@ def questions(known: Numbers, *, link: str = "book/results/{}.ipynb") -> str:
         "Photographs found, untrained networks",
         psnr.replace("PSNR", "trained: PSNR"),
         _shares(known.untrained),
-        "wide networks",
+        "the hybrid on wide networks",
     )
     row(
         "claim1_privacy",
-        f"The same after {known.learned[1]} epochs",
+        f"The same after {known.learned[1]} epochs of training with the same policy",
         psnr,
         _shares(known.trained),
         "trainings to the end",
     )
-    of_paper = ", ".join(f"{state} {percent(share)}" for state, share in known.paper.items())
+    of_paper = "; ".join(
+        f"{state}{', no policy,' if len(shares) == 1 else ''} "
+        f"{' → '.join(f'{100 * share:.0f}' for share in shares)} %"
+        for state, shares in known.paper.items()
+    )
     row(
         "claim1_privacy",
         "The paper's own network: ResNet20-4",
         f"trained, 4,800 steps: {psnr}",
-        of_paper and f"no policy, short attacks: {of_paper} found",
-        "the hybrid, 4,800 steps: under way",
+        of_paper and f"found in 300 steps: {of_paper}",
+        "4,800 steps: under way",
     )
     row(
         "ext5_adaptive",
@@ -400,7 +424,7 @@ def questions(known: Numbers, *, link: str = "book/results/{}.ipynb") -> str:
     )
     row(
         "claim2_search",
-        "Bits told under the found hybrid minus under random ones",
+        "Bits told under the hybrid that our search picks, minus under random ones",
         "–",
         search,
         "1,500 candidates, as the paper",

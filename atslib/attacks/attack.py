@@ -18,19 +18,18 @@ class Reconstruction:
 
     Attributes:
         images: (B, C, H, W) in [0, 1] units; outside them only where the attack is not boxed. Where
-            several images share a gradient, k above 1, those of a batch come in an order of their
-            own, not in that of the true images: `measures.batches.align` pairs them, and
-            `measures.batches.found` counts those that are found.
+            several images share a gradient, those of a batch come in no particular order:
+            `atslib.measures.align` pairs them with the true images.
         cost: (N,) final distance between gradients, without the penalties; lower is a better match.
             Not finite where a member diverged.
         trace: (T, N) that distance before each step; nan after a member's last step.
-        frames: (F, B, C, H, W) the iterate at `frame_steps`.
+        frames: (F, B, C, H, W) in [0, 1] units, the iterate at `frame_steps`.
         labels: (N, k) the labels known, inferred or optimized; -1 where the attack found none.
         stuck: (N,) bool: whether the attack never left its start, as happens where the image
             gradient is 0 there.
         restart: (N,) which restart was kept: the one of least cost.
         costs: (R, N) the cost of every restart.
-        restarts: (R, B, C, H, W) the images of all, where asked for, else (0, ...). Choosing among
+        restarts: (R, B, C, H, W) in [0, 1] units, the images of all, where asked for, else (0, ...). Choosing among
             them by the truth is an oracle that no attacker has: label it so.
         doubts: for each of the N, why it is not what its client is said to have sent, a sentence
             each; () where nothing was declared (`Observed.declared`).
@@ -74,7 +73,7 @@ class Reconstruction:
             trace=images.new_zeros((0, members)),
             frames=none,
             frame_steps=(),
-            labels=unknown if seen.labels is None else seen.labels,
+            labels=unknown if seen.labels is None else _numbers(seen.labels),
             stuck=torch.zeros(members, dtype=torch.bool, device=device),
             restart=torch.zeros(members, dtype=torch.int64, device=device),
             costs=unknown_cost,
@@ -110,3 +109,10 @@ class Attack(Protocol):
         name, such as `start` or `progress`; those that it does not name are not given.
         """
         ...
+
+
+def _numbers(labels: Tensor) -> Tensor:
+    """Class numbers (N, k), also of class probabilities (N, k, K), which a defense that mixes images
+    leaves.
+    """
+    return labels.argmax(-1) if labels.ndim == 3 else labels

@@ -34,7 +34,7 @@ from atslib.gradients.chunks import in_chunks
 from atslib.gradients.inputs import as_tensor
 from atslib.models import normalization_layer
 
-# (step, images (N, k, C, H, W) in [0, 1] units, distance (N,)) → True to stop the attack
+# (step, images (N, k, C, H, W) in [0, 1] units, distance (N,) before that step) → True to stop the attack
 OnFrame = Callable[[int, Tensor, Tensor], bool | None]
 
 # What `match` takes beside what was seen, the attacks and their stream; the options of
@@ -76,9 +76,12 @@ def match(
         attacks: one for each gradient, all of the same `structure()`.
         rng: the stream of the random starts; member i's start does not depend on how many follow.
         start: where to begin instead, (B, C, H, W) in [0, 1] units, or (restarts, B, C, H, W).
-        frames: how many snapshots to keep, evenly spaced, the first before any step and the last
-            after all.
-        on_frame: also receives each snapshot as it is made, without waiting for the device.
+        frames: how many snapshots to keep: 0, or at least 2, evenly spaced, the first before any
+            step and the last after all.
+        on_frame: called at each of these snapshots as on_frame(step, images, distance), with images
+            (N, k, C, H, W) in [0, 1] and distances (N,) as they were before the last step (nan at
+            the first), without waiting for the device. True stops the attack. With frames=0 it is
+            not called.
         keep_restarts: also return the images of every restart, in `.restarts`.
         chunk: members in memory at once; estimated by default. Out of memory halves it and goes on.
         checkpoint: a file that makes the run resumable, removed at its end; one of another run is
@@ -86,6 +89,8 @@ def match(
         on_saved: called after each write of the checkpoint, about twice a minute. An exception that
             it raises ends the run; the next call goes on from the checkpoint.
         progress: show a bar with the remaining time.
+    Returns:
+        The reconstruction of least cost of each gradient.
     Raises:
         AtsError: gradients that are not finite, attacks that cannot share a batch, or a start of
             the wrong shape.

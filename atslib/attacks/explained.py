@@ -35,7 +35,7 @@ def in_labels(update: Update, batch: int, shape: tuple[int, ...]) -> Doubts:
     """What the last layer's bias says that cannot be, for each of N gradients of the mean
     cross-entropy.
 
-    There the gradient is the mean of p - [label], whose entries sum to 2 at most in size, and are
+    There the gradient is the mean of p - [label], whose absolute values sum to at most 2, and are
     negative at labels only. Empty for networks that end otherwise.
     """
     none = ((),) * len(update.gradients)

@@ -152,8 +152,8 @@ def head(update: Update, images: Tensor) -> Head:
 
 
 def to_counts(estimate: Tensor, batch: int, least: Tensor | None = None) -> Tensor:
-    """The whole numbers nearest to an estimate (N, K), in squares, that are `least` or more and sum
-    to `batch`.
+    """The whole numbers (N, K) of least squared distance to an estimate (N, K), each at least
+    `least`, that sum to `batch`.
 
     A bound whose sum is beyond `batch` is dropped.
     """

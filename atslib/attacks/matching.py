@@ -15,7 +15,7 @@ class GradientMatching:
     """An attack that searches the images whose gradient is the one that was seen;
     `atslib.reconstruct` runs it.
 
-    Step size, box and start are in the model's *normalized* units. The presets in `ATTACKS` are of
+    Step size and start are in the model's *normalized* units, (pixel - mean) / std. The presets in `ATTACKS` are of
     this class; `dataclasses.replace(ATTACKS["adam-cosine"], steps=300)` is a shorter one.
 
     Attributes:
@@ -27,8 +27,9 @@ class GradientMatching:
             after 3/8, 5/8 and 7/8 of the steps), "cosine" and "linear" fall to 0, "constant" stays.
         signed: step along the sign of the image gradient.
         boxed: after each step clamp to pixels in [0, 1].
-        tv: weight of the total variation, mean |dx| + mean |dy| of an image.
-        penalties: pairs of a key of `PENALTIES` and a weight, such as (("tv-isotropic", 0.1),).
+        tv: weight of the total variation, mean |dx| + mean |dy| of an image in normalized units.
+        penalties: pairs of a key of `PENALTIES` and a weight, such as (("tv-isotropic", 0.1),);
+            "tv-isotropic" is of normalized images, the others are of images in [0, 1].
         start: "normal" N(0, 1) in normalized units, "uniform" pixels in [0, 1], "zeros" (the mean
             colour), or another key of `STARTS`. Zeros are a dead point of untrained ResNets: the
             image gradient is exactly 0 there, and the attack never leaves it

@@ -27,7 +27,8 @@ _LBFGS_COSINE = replace(_LBFGS, steps=300, restarts=16)
 _SGD_COSINE = replace(_ADAM_COSINE, optimizer="sgd", lr=0.01)  # the code ignores its configured 0.1
 _ANNEALED = replace(_ADAM_COSINE, signed=False, lr=1.0, schedule="cosine", steps=100)
 
-# Plain names are the code's settings. A `-fixed` twin exists where those cannot work as meant.
+# Names up to sgd-cosine-fixed are the settings of ATS's own code, benchmark/comm.py, with a `-fixed`
+# twin where those cannot work as meant. Where the others are from stands above each.
 ATTACKS: dict[str, GradientMatching | Attack] = {
     "adam-cosine": _ADAM_COSINE,
     "lbfgs-l2": _LBFGS_L2,
@@ -68,8 +69,9 @@ def reconstruct(
 
     Args:
         seen: what `observe` returned.
-        attack: the name of a preset in `ATTACKS` or a `GradientMatching`, or one for each gradient;
-            or an attack of your own: an object with `run`, or a function `f(seen, rng=...)`, that
+        attack: the name of a preset in `ATTACKS` (the strongest that we know: annealed-lenet,
+            annealed-convnet, annealed-resnet) or a `GradientMatching`, or one for each gradient; or
+            an attack of your own: an object with `run`, or a function `f(seen, rng=...)`, that
             returns a `Reconstruction` or images (B, C, H, W) in [0, 1].
         rng: the stream of all that the attack draws, or a seed for one.
         options: of gradient matching, as in `atslib.attacks.engine.match`: start, frames, on_frame,
@@ -102,8 +104,8 @@ def reconstruct(
 
 
 def _in_single(update: Update) -> Update:
-    """The update in single precision at least: the squares that an attack computes are none in
-    half.
+    """The update in single precision at least: in half precision the squares that an attack
+    computes underflow to 0.
     """
     if update.gradients.dtype in (torch.float32, torch.float64):
         return update
@@ -121,8 +123,6 @@ def by_knowledge(
     attack: str | GradientMatching,
     *,
     rng: torch.Generator | int,
-    trial: int = 30,
-    keep: int = 2,
     progress: bool = False,
 ) -> dict[str, Reconstruction]:
     """The same attack by servers that know more and more of the client's policy, from the same
@@ -133,13 +133,13 @@ def by_knowledge(
             or "policy".
         attack: the name of a preset of gradient matching, or one of your own.
         rng: the stream of the starts, or a seed for one.
-        trial, keep: of `ThroughPolicy`, where the draws are not known.
     Returns:
         "does not know the policy", which reconstructs what the network got, "knows the policy", and
         where `seen` says what was drawn "knows its draws"; these two reconstruct the image before
         the policy.
     Raises:
-        AtsError: the policy is not known, or the attack matches no gradients.
+        AtsError: the policy is not known, a gradient is of several images, or the attack is not
+            gradient matching.
     """
     attack = _preset(attack)
     rng = as_stream(rng)
@@ -147,7 +147,7 @@ def by_knowledge(
         raise AtsError(
             f"by_knowledge: attack {attack!r} must be a GradientMatching or the name of one"
         )
-    through = ThroughPolicy(inner=attack, trial=min(trial, attack.steps), keep=keep)
+    through = ThroughPolicy(inner=attack, trial=min(30, attack.steps), keep=2)
     known_policy(seen, through, single=True)
     told = replace(seen.knows, draws=())
     views = {

@@ -51,8 +51,8 @@ def audit(
         model: gives one row of scores for each image, or one score for two classes. Its weights are
             those of a case; it is not changed.
         images: (N, C, H, W), uint8 or floats in [0, 1]; or `atslib.Images`, which have their
-            labels.
-        labels: (N,) class numbers.
+            labels. At least 12, and more where many share a gradient.
+        labels: (N,) class numbers, of a tensor or array of images.
         untrained: the network before training; by default the same layers with new weights. The
             same object as `model` says that this one is untrained.
         normalize: mean and deviation of each channel where the network does not start with
@@ -61,19 +61,22 @@ def audit(
             default the cross-entropy. Of a network with a single score it gets scores as that gives
             them.
         batch: how many images share one gradient or update.
-        local: how clients train before they share; None: they share one gradient.
+        local: how clients train before they share, an `atslib.LocalTraining`; None: they share one
+            gradient.
         policy: of the clients, such as "3-1-7+43-18-18".
         defense: of the clients beside the policy, such as "prune:0.7".
         limit: share of images that may be found, such as 0.05.
-        budget: seconds that the audit may take.
+        budget: seconds into which the audit is planned; a very slow network can exceed them.
         folder: where it keeps its state; a killed audit goes on from there.
         class_names: for the report.
         progress: whether to show a bar with the remaining time.
         settings: further fields of `atslib.audit.config.AuditConfig` by name.
     Returns:
-        The report: `.found`, `.verdict`, `.rows`, `.save(folder)`.
+        The report: `.found`, the share of images found in the worst case, in [0, 1]; `.verdict`, in
+        words; `.rows`, one per case; `.save(folder)`, which writes report.html.
     Raises:
-        AtsError: inputs that do not fit each other, or a network that cannot be attacked.
+        AtsError: too few images, inputs that do not fit each other, or a network that cannot be
+            attacked.
     """
     from atslib.audit.calls import audited
 

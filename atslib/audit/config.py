@@ -31,7 +31,8 @@ class AuditConfig:
         victim: "eval": clients normalize with running statistics; "train": with those of their
             batch.
         batch_norm: whether the server knows these statistics, "known" or "unknown".
-        clients: of so many the server sees only the sum, as with secure aggregation.
+        clients: of how many clients' answers the server sees only the sum, as with secure
+            aggregation; 1: it sees each.
         rounds: how often the same images are shared, with weights that move on in between.
         pretrained: whether training starts from the given weights. Then the untrained network is
             only the control.

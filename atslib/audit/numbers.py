@@ -31,8 +31,10 @@ class Row:
         share, low, high: that as a share, with its 95 % interval (Clopper and Pearson).
         chance: share found by the label alone.
         candidates: among how many each was to be found, on average.
-        bits: mean information on which photograph it is.
-        gain: mean dB over the best guess without a gradient.
+        bits: mean bits on which photograph it is, a bound from below; None where there are too few
+            photographs to fit the server's guess on.
+        gain: mean dB over the mean of other photographs of the same label after the same policy and
+            draw (of all photographs where fewer than 4 share the label).
         gain_found: mean of the same over the images that were found; None where there are none.
         silent: share of what was shared that is 0 in every entry.
         labels_told: share of the labels that the server had right.
@@ -158,9 +160,12 @@ class Numbers:
 
     @property
     def verdict(self) -> str:
-        """Against the limit: above it if in some case no more than the limit can be ruled out at
-        95 %; within it if more can be ruled out in every case, and nothing else speaks against it.
-        What lies between, the number of photographs does not decide.
+        """One of `ABOVE`, `WITHIN`, `CANNOT_TELL` and `NO_LIMIT`.
+
+        Above: in some case the lower bound of the share found (95 %, one-sided) is above the limit.
+        Within: in every case the upper bound is at most the limit, and there are no `doubts`.
+        Cannot tell: neither, or, where no limit was set, some doubt. No limit: none was set, and
+        there is no doubt.
         """
         counted = [row for row in self.rows if row.counts]
         limit = self.config.limit
@@ -224,7 +229,7 @@ class Numbers:
 
     @property
     def exit_code(self) -> int:
-        """0 within the limit, 3 above it, 4 if the audit cannot tell."""
+        """0 within the limit or where none was set, 3 above it, 4 if the audit cannot tell."""
         return EXIT[self.verdict]
 
     @property

@@ -62,9 +62,9 @@ li { margin: .2rem 0; max-width: 46rem; }
 """
 
 RULE = (
-    "Above the limit (exit status 3): in some case so many are found that a share of the limit or less can be ruled out at "
-    "95 %. Within it (0): in every case a share above the limit can be ruled out, and the attack works on the positive "
-    "control. Otherwise the audit cannot tell (4)."
+    "Above the limit (exit status 3): in some case more is found than the limit, beyond chance (95 %, one-sided). Within "
+    "it (0): in every case a share above the limit is ruled out at 95 %, and the attack works on the positive control. "
+    "Otherwise the audit cannot tell (4)."
 )
 
 READING = (

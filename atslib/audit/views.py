@@ -10,7 +10,7 @@ from torch.func import functional_call, grad, vmap
 
 from atslib.audit.config import KNOWLEDGE, AuditConfig, Case
 from atslib.clients.defenses.defense import Defense, Transformation, share
-from atslib.clients.observe import observe
+from atslib.clients.observe import client_draws, observe
 from atslib.clients.sums import summed
 from atslib.clients.updates import LocalTraining, observe_weights
 from atslib.clients.view import Knowledge, Observed, ThreatModel, Update
@@ -18,7 +18,7 @@ from atslib.data.images import to_images
 from atslib.errors import AtsError
 from atslib.gradients.per_example import SameRules
 from atslib.gradients.problems import Gradients, flatten, problem_gradients, unflatten
-from atslib.models import in_mode, loss_of, shared_parameters
+from atslib.models import as_client, in_mode, keep_ends, loss_of, shared_parameters
 
 # torch.optim.Adam's own
 MOMENTS = (0.9, 0.999)
@@ -138,20 +138,24 @@ def _observe_adam(
     threat: ThreatModel,
 ) -> Observed:
     """As `observe_weights`, for clients that train with Adam."""
-    client = in_mode(model, threat.victim)
+    client = as_client(model, threat.victim)
     steps = local.steps(threat.batch)
+    drawn = client_draws(client, images[: min(threat.batch, 2)], rng)
     inputs, targets = (
         part.unflatten(0, (-1, threat.batch)) for part in (images, labels.to(images.device))
     )
     orders = torch.stack([local.order(threat.batch, rng) for _ in range(len(inputs))])
     parts = zip(inputs.split(4), targets.split(4), orders.split(4), strict=True)
-    rows = torch.cat([flatten(_adam(client, *part, local.lr)).detach() for part in parts])
+    with drawn():
+        rows = torch.cat([flatten(_adam(client, *part, local.lr)).detach() for part in parts])
     if len(bad := (~rows.isfinite().all(1)).nonzero().flatten()):
         raise AtsError(
             f"the local training of clients {bad.tolist()} diverged; lower LocalTraining.lr={local.lr}"
         )
     facts = dataclasses.asdict(local) | {"steps": steps}
-    attacker = in_mode(model, threat.victim if threat.batch_norm == "known" else "train")
+    attacker = keep_ends(
+        in_mode(model, threat.victim if threat.batch_norm == "known" else "train"), client
+    )
     known = targets if threat.labels == "known" else None
     return Observed(
         (Update(attacker, rows, kind="difference", local=facts),),
@@ -194,7 +198,7 @@ def _adam(
         return tuple(after - before for before, after in zip(start, weights, strict=True))
 
     with SameRules():
-        return vmap(one)(inputs, targets, orders.to(inputs.device))
+        return vmap(one, randomness="different")(inputs, targets, orders.to(inputs.device))
 
 
 def _sums(view: Observed, clients: int) -> Observed:

@@ -2,8 +2,8 @@
 
 `prepare` turns pixels into what a network sees; `training` trains; `defenses` act on the images,
 inside the network or on what is shared: `perturbations` of the gradient, `published` ones of other
-papers, with an `accountant` for what DP- SGD guarantees. `observe` makes `Observed`, all that an
+papers, with an `accountant` for what DP-SGD guarantees. `observe` makes `Observed`, all that an
 attack is given, and `updates` does where a client trains on its images first; `view` says what it
-holds. To add a defense: one function and its entry in `perturbations.DEFENSES`, or one subclass of
-`Defense`.
+holds; `sums` is what secure aggregation leaves. To add a defense: one function and its entry in
+`perturbations.DEFENSES`, or one subclass of `Defense`.
 """

@@ -56,16 +56,17 @@ def observe(
         defense: what the clients do against it, see `Defense.of`: text such as "3-1-7 | prune:0.5",
             a policy, a `Defense`, or a function of a dict of gradients, parameter name → (N,
             *shape), that returns the same. One that acts on images gets them rounded to 8 bits.
-        rng: the stream of the defense's draws, or a seed for one; and of what the network itself
-            draws where the victim is in train mode, such as dropout, which the attacker does not
-            know and runs without.
+        rng: a stream, or a seed for one, for what the defense draws and, with
+            ThreatModel.victim="train", for what the network draws, such as dropout, which the
+            attacker does not know and runs without. Needed only if something draws.
     Returns:
         A view with one update. For several rounds call it once per round, then `Observed.join`.
         Frozen parameters are not shared; those that take no part in the scores have gradients of 0,
         which a warning says.
     Raises:
-        AtsError: images, labels, network and threat that do not fit each other, or a gradient that
-            is not finite.
+        AtsError: images, labels, network and threat that do not fit each other; something that
+            draws without `rng`; a defense that needs ThreatModel.batch=1; a gradient that is not
+            finite; or a call under torch.inference_mode.
     """
     threat = ThreatModel() if threat is None else threat
     defense = Defense.of(defense)
@@ -110,7 +111,9 @@ def observe(
 
 
 def check_threat(threat: ThreatModel, count: int) -> None:
-    """Raise `AtsError` unless so many images are those of whole gradients."""
+    """Raise `AtsError` unless `threat` is a `ThreatModel` and `count` images are a multiple of its
+    `batch`.
+    """
     if not isinstance(threat, ThreatModel):
         raise AtsError(
             f"threat {threat!r} must be an atslib.ThreatModel, such as ThreatModel(labels='inferred')"

@@ -61,12 +61,11 @@ def mean_prepared(
     most: int = 2_000,
     draws: int = 4,
 ) -> Tensor:
-    """Mean of images after crop, flip and policy: the best guess of an attacker who knows the
-    policy and no gradient.
+    """Mean of images after crop, flip and policy: the best single image to guess for somebody who
+    knows the policy, but neither the label nor what was drawn.
 
-    Of all constant guesses it has the least expected squared error, so its PSNR is the floor that
-    an attack must pass. The mean is exact over the draws taken: 8-bit values are summed as
-    integers.
+    Of all constant guesses it has the least expected squared error. The mean is exact over the
+    draws taken: 8-bit values are summed as integers.
 
     Args:
         pixels: (N, C, H, W) uint8, the attacker's own images of the same kind, such as the training

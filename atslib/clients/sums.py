@@ -17,14 +17,14 @@ def summed(seen: Sequence[Observed]) -> Observed:
 
     The mean of gradients is the gradient of all images together, so that every attack on batches
     takes it as it is; with batch normalization in train mode only nearly, because each client's
-    statistics were its own. The mean of differences of weights is not that of any training; attacks
-    take it for one of as many steps.
+    statistics were its own. The mean of differences of weights is not what any training makes;
+    attacks take it for that of one client that took the same number of steps.
 
     Args:
         seen: one view per client, each of one answer in the same round; the mean is attacked with
             the first's network.
     Returns:
-        One update of one row, of `batch` images that is the sum of all.
+        A view of one client's row, whose `threat.batch` is the number of all images together.
     Raises:
         AtsError: no view, one of several answers or rounds, or gradients beside differences.
     """

@@ -158,9 +158,11 @@ def fit(
 
     Args:
         model: from `build_model`, or any network that starts with a `Normalize` layer.
+        train: the images that it is trained on.
+        config: how it is trained.
         rng: one stream, or a seed for one, for the order of the images, crops, flips and policies.
             Same stream, same weights (on a CPU, with the same number of threads).
-        test: its accuracy is added to the history after every epoch.
+        test: images whose accuracy, in percent, is added to the history after every epoch.
         defense: a further one after `config.defense`, in any form that `Defense.of` takes, such as
             a function. A checkpoint tells it from others by its text only, a function by its name.
         checkpoint: a file that makes the run resumable at the last finished epoch; the caller
@@ -171,6 +173,10 @@ def fit(
         on_step: called with the number of steps so far after each of them, the network in train
             mode; what it raises ends the training.
         progress: show a bar with the remaining time.
+    Returns:
+        The same network in eval mode, and a dict for each epoch: epoch, loss (mean cross-entropy,
+        without `loss_factor`), lr (of the last step), seconds, and accuracy where there are test
+        images.
     Raises:
         AtsError: network and images that do not fit each other, or a loss that is no longer finite.
     """

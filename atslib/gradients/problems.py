@@ -224,13 +224,15 @@ def batch_statistics(
 
 
 def example_gradients(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-    """Gradient of the cross-entropy of each image alone, flattened.
+    """Gradient of the loss of each image alone, flattened: the cross-entropy, unless the network
+    has another (`models.with_loss`).
 
     Args:
         images: (B, C, H, W) floats in [0, 1].
         labels: (B,) int64.
     Returns:
-        (B, P), P in the order of `models.shared_parameters`. Equal to one backward pass per image.
+        (B, P), the trained parameters in the order of `models.shared_parameters`; frozen ones are
+        not in it. Equal to one backward pass per image.
     Raises:
         AtsError: network, images and labels that do not fit each other.
     """

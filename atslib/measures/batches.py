@@ -9,7 +9,7 @@ from torch import Tensor
 
 from atslib.data.images import describe, is_tensor
 from atslib.errors import AtsError
-from atslib.measures.identification import SHIFT, WHOLE, identification
+from atslib.measures.identification import WHOLE
 from atslib.measures.metrics import check_images, psnr
 
 MOST_CLASSES = 1 << 20  # beyond, counting the classes of a batch takes gigabytes
@@ -54,63 +54,6 @@ def align(
     same = labels.cpu()[:, None] == restored.cpu()[None]
     _, pairs = linear_sum_assignment(close + 4 * MOST * len(truth) * same, maximize=True)
     return torch.as_tensor(pairs, dtype=torch.int64, device=truth.device)
-
-
-def found(
-    reconstructed: Tensor,
-    candidates: Tensor,
-    truth: Tensor,
-    labels: Tensor,
-    *,
-    restored: Tensor | None = None,
-    shift: int | None = SHIFT,
-) -> Tensor:
-    """Which images of batches are found: each batch is aligned, then `identification` ranks each
-    reconstruction.
-
-    The mean is the found rate. As `align` looks at the truth, a guess is found somewhat more often
-    than once in K images: compare with the rate of blind guesses, aligned in the same way.
-
-    Args:
-        reconstructed: (B, C, H, W), floats, as `Reconstruction.images`: batch by batch, in an order
-            of their own.
-        candidates: (K, C, H, W), floats, the true images and others.
-        truth: (B,), which candidate each true image is, batch by batch.
-        labels: (N, k) of the true images, B = N · k; it says what the batches are.
-        restored: (N, k) those by which the reconstructions were made, as `Reconstruction.labels`;
-            `labels` by default.
-        shift: of `identification`.
-    Returns:
-        (N, k) bool, in the order of the true images.
-    Raises:
-        AtsError: shapes that do not fit each other, or as `align` and `identification`.
-    """
-    restored = labels if restored is None else restored
-    check_images("found", reconstructed)
-    check_images("found", candidates)
-    for name, given in (("labels", labels), ("restored", restored)):
-        if not is_tensor(given) or given.ndim != 2 or given.numel() != len(reconstructed):
-            raise AtsError(
-                f"found: {name} {describe(given)} must be (batches, images), for {len(reconstructed)} images"
-            )
-    if labels.shape != restored.shape:
-        raise AtsError(
-            f"found: labels {tuple(labels.shape)} and restored {tuple(restored.shape)} must be equal shapes"
-        )
-    if not is_tensor(truth) or truth.dtype not in WHOLE or truth.shape != (len(reconstructed),):
-        raise AtsError(
-            f"found: truth {describe(truth)} must be whole numbers, one for each reconstruction"
-        )
-    if not len(truth) or not (int(truth.min()) >= 0 and int(truth.max()) < len(candidates)):
-        raise AtsError(
-            f"found: truth {truth.tolist()} must name one of {len(candidates)} candidates each"
-        )
-    made = reconstructed.unflatten(0, labels.shape)
-    true = candidates[truth.long()].to(made).unflatten(0, labels.shape)
-    pairs = zip(made, true, labels, restored, strict=True)
-    ordered = torch.cat([images[align(images, *others)] for images, *others in pairs])
-    ranks = identification(ordered, candidates.to(ordered), truth.to(ordered.device), shift=shift)
-    return (ranks == 1).view(labels.shape)
 
 
 def label_share(restored: Tensor, labels: Tensor) -> Tensor:

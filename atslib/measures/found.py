@@ -5,11 +5,12 @@ by the label, not by the reconstruction. It compares its reconstruction with eac
 photograph in all forms that the policy can give it, turns the similarities into a guess (a
 probability for each candidate), and two things are asked of the guess:
 
-- *found*: is the photograph the first of the guess? - *bits*: how much less is the server in doubt
-than before? log2 of the number of candidates, minus the log loss (base
-  2) of the guess. 0: it knows nothing; log2(100) = 6.6: it is certain, and right; below 0: it is
-  misled. The mean is a lower bound on what the reconstruction tells of the photograph, since the
-  guess is fitted on other images.
+* *found*: is the photograph the first of the guess?
+
+* *bits*: how much less is the server in doubt than before? log2 of the number of candidates minus
+  the log loss of the guess in bits. 0: it knows nothing; log2(100) = 6.6: it is certain, and right;
+  below 0: it is misled. The mean is a lower bound on what the reconstruction tells of the
+  photograph, since the guess is fitted on other images.
 """
 
 import dataclasses
@@ -397,14 +398,14 @@ def _score(sums: dict[str, Tensor], size: int, matcher: Matcher) -> Tensor:
 def fit_temperature(similarities: Tensor, truth: Tensor) -> float:
     """The temperature at which the guess made of these similarities has the least log loss.
 
-    To the images comes one whose photograph may be any candidate with equal probability, so that a
-    few images that are all found make no server certain.
+    One image is added whose photograph is every candidate with equal probability: otherwise a few
+    images that are all found would make the server certain.
 
     Args:
         similarities: (B, K) or (B, K, V), of `match`.
         truth: (B,) which candidate each is of.
     Returns:
-        Above 0, in the similarities' own unit; infinite where they had better not be believed.
+        Above 0, in the unit of the similarities; infinite where the best guess ignores them.
     Raises:
         AtsError: other shapes, or no image.
     """

@@ -30,14 +30,14 @@ def guess_knowing_draw(
     """The mean of the attacker's own images after the very crop, flip, member and signs that were
     drawn for each image.
 
-    Of all answers that depend on the draw and the label alone this has the least expected squared
-    error. Sums are of whole bytes, so the result is exact.
+    As `most` grows it has the least expected squared error of all guesses that depend on draw and
+    label alone. Sums are of whole bytes, so the result is exact.
 
     Args:
         draw: of B images.
         own: (N, C, H, W) uint8, images of the same kind, such as the training set.
-        classes: (N,) their labels, and `labels` (B,) those of the images guessed; None, both: the
-            label is not known.
+        classes: (N,) the label of each own image.
+        labels: (B,) that of each image guessed. Either both or, if the label is not known, neither.
         most: images that are averaged, the first of the class, or the first of all.
     Returns:
         (B, C, H, W) in [0, 1].
@@ -85,6 +85,8 @@ def gain(reconstructions: Tensor, truth: Tensor, guess: Tensor) -> Tensor:
             its photograph.
     Returns:
         (B,); above 0: the attack beats the guess. nan where a reconstruction is not finite.
+    Raises:
+        AtsError: shapes that differ, or images that are no floats.
     """
     check_images("gain", guess)
     return psnr(reconstructions, truth) - psnr(guess, truth)

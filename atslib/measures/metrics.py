@@ -47,6 +47,9 @@ def _check_pair(name: str, estimate: Tensor, truth: Tensor, data_range: float = 
 def mse(estimate: Tensor, truth: Tensor) -> Tensor:
     """Mean squared error of each image in [0, 1] over channels and pixels, (B, C, H, W) → (B,);
     lower is closer.
+
+    Raises:
+        AtsError: shapes that differ, pixels that are no floats, or a truth far beyond 1.
     """
     _check_pair("mse", estimate, truth, 1.0)
     return _error(estimate, truth)
@@ -82,6 +85,9 @@ def ssim(estimate: Tensor, truth: Tensor, *, data_range: float = 1.0) -> Tensor:
 
     Uniform 7×7 window and sample covariance, averaged over the interior and the channels:
     scikit-image's default. Source: Wang et al. 2004, doi:10.1109/TIP.2003.819861.
+
+    Raises:
+        AtsError: as `mse`, or sides below 7.
     """
     _check_pair("ssim", estimate, truth, data_range)
     side = 7

@@ -38,9 +38,9 @@ def twin(ids: Sequence[int], images: Tensor, signs: Tensor) -> Tensor:
         images: (B, C, H, W) floats in [0, 1], C = 3 or 1, of any floating type.
         signs: (B, len(ids)) integers +1 and -1, as `Policy.apply_signs` takes them.
     Returns:
-        (B, C, H, W) in [0, 1]. On images that are whole bytes one operation is within 1/255 of the
-        exact one, except where that is exact too: shifts, rotate, invert, posterize, solarize and
-        equalize are then equal.
+        (B, C, H, W) in [0, 1]. On images of whole bytes, n / 255, shifts, rotate, invert,
+        posterize, solarize and equalize are equal to the exact operation; one of the others is
+        within 1/255 of it.
     Raises:
         AtsError: an unknown id, or images or signs of the wrong kind.
     """

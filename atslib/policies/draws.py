@@ -11,6 +11,7 @@ from atslib.errors import AtsError
 from atslib.policies.operations import crop_flip as crop_and_mirror
 from atslib.policies.operations import draw_crop
 from atslib.policies.policy import Hybrid, Policy, parse_policy
+from atslib.rng import as_stream
 
 Streams = tuple[
     torch.Generator, torch.Generator
@@ -65,16 +66,21 @@ def draw(
     n: int,
     policy: str | Policy | Hybrid = "",
     *,
-    rng: torch.Generator | Streams,
+    rng: torch.Generator | int | Streams,
     crop_flip: bool = True,
 ) -> Draw:
-    """Draws for n images, crop and flip first.
+    """What a client draws for n images: crop and flip first, then the policy's own draws.
 
     Args:
-        rng: one stream for all draws, as in training, or one for crops and flips and one for the
-            policy's own draws.
-        crop_flip: whether there is a crop and a flip.
+        n: how many images.
+        policy: "" for crop and flip alone.
+        rng: one stream, or a seed for one, for all draws, as in training; or one stream for crops
+            and flips and one for the policy's own draws.
+        crop_flip: whether there is a crop (4 pixels of padding) and a flip.
+    Raises:
+        AtsError: text that names no policy, or no stream.
     """
+    rng = rng if isinstance(rng, tuple) else as_stream(rng)
     for_crop, for_policy = rng if isinstance(rng, tuple) else (rng, rng)
     offsets, flips = draw_crop(n, rng=for_crop) if crop_flip else (None, None)
     member, signs = parse_policy(policy).draw(n, rng=for_policy)

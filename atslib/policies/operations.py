@@ -83,7 +83,7 @@ def apply(index: int, pixels: Tensor, sign: Sign = 1) -> Tensor:
             Shear and translate mirror; color, contrast, brightness and sharpness use the factor 1 +
             sign * magnitude; the rest have no sign and ignore it.
     Returns:
-        (B, C, H, W) uint8 on the same device; `pixels` itself for the identities (28 and 39).
+        (B, C, H, W) uint8 on the same device; `pixels` itself where nothing changes.
     Raises:
         AtsError: unknown index, wrong pixels, wrong sign. A tensor's values are not read (no host
             sync).

@@ -302,7 +302,7 @@ def sample_authors(n: int, *, rng: torch.Generator) -> list[Policy]:
 
 
 def sample_functions(n: int, *, rng: torch.Generator) -> list[Policy]:
-    """`n` policies as the authors draw them, each function once and none that does nothing.
+    """At most `n` policies as the authors draw them, no function twice and none that does nothing.
 
     Of four times as many; one that is drawn again stands where it was drawn last.
     """

@@ -63,8 +63,8 @@ def gradsim_curve(
     """Similarity of the gradients of an image and of its mixtures with noise (paper Eq. 5 and Fig.
     1).
 
-    Point j of K + 1 is at j/K · image + (1 - j/K) · noise. (Normalization is affine: mixing before
-    or after is one.)
+    Point j of K + 1 is at j/K · image + (1 - j/K) · noise. (Mixing before or after normalization is
+    the same, since that is affine.)
 
     Args:
         model: in eval mode (the paper: semi-trained).
@@ -75,7 +75,8 @@ def gradsim_curve(
         variant: "paper" and "fixed": one cosine over the whole gradient; "code": the mean over
             those of the tensors.
     Returns:
-        (B, points) in [-1, 1]; the last is 1 by construction. Flatter for longer is more private.
+        (B, points) in [-1, 1], from the noise to the image; the last is 1 by construction. Lower is
+        more private: the gradient resembles that of the image only near its end.
     Raises:
         AtsError: a wrong shape, an unknown variant, fewer than 2 points, neither `start` nor `rng`.
     """
@@ -109,7 +110,11 @@ def gradsim_curves(
 def privacy_score(
     model: nn.Module, images: Images, policy: Policy | Hybrid, **options: object
 ) -> Tensor:
-    """`privacy_scores` of one policy, (B,); lower is more private. Average it at the call."""
+    """`privacy_scores` of one policy: one score per image, (B,); lower is more private.
+
+    Their mean is the policy's score. `options` are those of `privacy_scores`, of which `rng` must
+    be given.
+    """
     return privacy_scores(model, images, [policy], **options)[0]
 
 
@@ -136,6 +141,7 @@ def privacy_scores(
         model: in eval mode (the paper: trained on 10 % of the data); the scores are computed on its
             device.
         images: B of them, uint8.
+        policies: P of them.
         points: of the curve; the authors' code has 21.
         draws: of crop, flip, policy and noise, averaged.
         starts: (B, C, H, W) noise in [0, 1] for every draw; None draws it uniformly.
@@ -143,8 +149,12 @@ def privacy_scores(
             "fixed": whole gradient, trapezoids.
         first: number of the first image to score; those before it only take their draws, so that
             scores can be computed in parts.
+        rng: a stream, or a seed for one; one integer is drawn from it.
     Returns:
-        (P, B - first), about 0 to 1.
+        (P, B - first), in [-1, 1], in practice about 0 to 1.
+    Raises:
+        AtsError: a network in training mode, images that it does not take, no policy, a number out
+            of range, or gradients that are not finite.
     """
     _check(model, variant, points)
     _check_counts(model, images, policies, starts, draws, first)
@@ -217,6 +227,8 @@ def accuracy_score(
             filter does that unannounced (about 63 of 100 CIFAR-100 images stay, at most 10 of
             Fashion-MNIST).
         rng: as in `privacy_scores`: equal `rng`, equal crops and flips for every policy.
+    Returns:
+        The score; of variant "fixed" at most -1, for images whose responses are uncorrelated.
     Raises:
         AtsError: fewer than two images in a batch, or a Jacobian that is constant.
     """

@@ -76,7 +76,8 @@ class SearchConfig:
         sampler: "uniform" over the 127,550 policies, "authors" as their released code draws, or
             "exhaustive": all 20,439 distinct functions (`candidates` is ignored).
         keep: n, how many policies are chosen at most, best first.
-        t_acc: accuracy scores below it are rejected. None rejects nothing, except in `acc_variant`
+        t_acc: accuracy scores below it are rejected; with acc_variant "paper", where lower is
+            better, that rejects the better ones, as the paper's text has it. None rejects nothing, except in `acc_variant`
             "code", where it is -85 as in the released search_best.py (for about 63 images).
         ranking: "mean" of the privacy score; "mean+variance": 0.7 · mean + 0.3 · variance, each
             scaled to [0, 1] over the candidates, as in the later release (there the variance is
@@ -84,9 +85,10 @@ class SearchConfig:
         images, acc_images: for each score, the first of one random order of the images given.
         pri_variant, acc_variant, points, draws: of the scores, see `atslib.scores`.
         rungs: successive halving: (images, share) pairs; after that many images only the best share
-            of the candidates, at least `keep`, goes on to more. None by default: all candidates see
-            all images.
-        shard: policies in one artifact; the table does not depend on it.
+            of the candidates, at least `keep`, goes on to more. By default there are none: all
+            candidates see all images.
+        shard: policies whose scores are computed and kept together; the table does not depend on
+            it.
     """
 
     candidates: int = 1500
@@ -243,8 +245,8 @@ def search(
     keep: Keep | None = None,
     progress: bool = False,
 ) -> SearchResult:
-    """The paper's Algorithm 1, but every candidate is scored, and where fewer than n are admitted,
-    those are returned.
+    """The paper's Algorithm 1, with two changes: every admitted policy is scored, also the first n,
+    and where fewer than n are admitted the search ends with those.
 
     (As printed it takes the first n without a privacy score, and may sample without end.)
 
@@ -252,6 +254,7 @@ def search(
         semi_trained, random_init: M^s for the privacy score and M^r for the accuracy score, both in
             eval mode.
         images: validation images, at least as many as `config` asks for.
+        config: what is searched, and how.
         seed: of the candidates, the order of the images, and the scores' draws.
         finals: a short attack as the last rung: the best 2n candidates are attacked, on the
             semi-trained network and `FINAL_IMAGES` images, and ranked anew by `attack_gains`;
@@ -259,6 +262,8 @@ def search(
         keep: keeps the scores of each shard, see `Keep`; None keeps nothing, and a killed search
             starts anew.
         progress: show a bar with the remaining time.
+    Returns:
+        The table of all policies with their scores, the best n, and a hybrid of the best two.
     Raises:
         AtsError: too few images, or a threshold that rejects every candidate.
     """

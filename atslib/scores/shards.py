@@ -147,12 +147,14 @@ def attack_gains(
     *,
     seed: int,
 ) -> Tensor:
-    """What an attack finds of each image beyond the best guess without a gradient, in dB, (B,);
-    lower is more private.
+    """PSNR of an attack's reconstructions minus that of the mean image after the policy, in dB,
+    (B,); lower is more private.
 
-    PSNR of the reconstruction minus that of `mean_prepared` of all `images`, both against the
-    transformed image: a policy that only makes its images darker, so that every guess scores less,
-    gains nothing by it. Crops, flips and starts are the same for every policy.
+    The mean image (`mean_prepared` of all `images`) knows the policy, but neither the label nor
+    what was drawn. It is a weaker guess than `atslib.guess_knowing_draw`, so these gains are
+    larger. Both PSNRs are against the transformed image: a policy that only makes its images
+    darker, so that every guess scores less, gains nothing by it. Crops, flips and starts are the
+    same for every policy.
 
     Args:
         model: in eval mode, as client and attacker run it.

@@ -21,7 +21,7 @@ Stream = torch.Generator | None
 
 
 class Defense:
-    """Five places where a defense may act; each does nothing unless a subclass writes it.
+    """Five places where a defense may act; each does nothing unless a subclass overrides it.
 
     A subclass names the options that it wants; those that it does not name are not given.
 
