@@ -85,6 +85,11 @@ def _correlation(rows: pd.DataFrame, row: pd.Series) -> float:
     )
 
 
+def _correlation_judged(rows: pd.DataFrame, row: pd.Series) -> float:
+    score, success = matrices(rows, "score", "psnr")
+    return float(pearson(score.mean(1), success.mean(1)))
+
+
 def _counted(row: pd.Series) -> Twin:
     """Facts that need no run: weights of the network itself, and policies of one to three
     operations.
@@ -140,6 +145,15 @@ RULES = (
     Rule("Table 4", "accuracy", (Place("claim3_transfer", "accuracy", **ACCURACY),)),
     Rule("Table 5", "PSNR", (Place("ext1_tinyimagenet"),)),
     Rule("Table 5", "accuracy", (Place("ext1_tinyimagenet", "accuracy", **ACCURACY),)),
+    Rule(
+        "ats Figure 2",
+        "pearson",
+        (
+            Place(
+                "claim7_correlation", "judged", take=_correlation_judged, note="judged photographs"
+            ),
+        ),
+    ),
     Rule(
         "Figure 2",
         "pearson",
