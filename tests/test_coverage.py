@@ -265,7 +265,10 @@ def test_scores_and_correlations_come_from_their_tables(put):
         "model": "lenet",
         "regime": "initial",
         "main": "untrained",
-        "tables": {"policies": policies},
+        "tables": {
+            "policies": policies.assign(psnr=[3, 9, 2, 5, 1, 10]),
+            "judged": policies.rename(columns={"s_pri untrained": "score"}),
+        },
     }
     put(
         "claim2_search",
@@ -286,6 +289,7 @@ def test_scores_and_correlations_come_from_their_tables(put):
         ("0, 1, 2, 3, 4", 1)
     ]
     metric, policy = "pearson_r(S_pri,PSNR)", "100 random policies"
+    # The paper's is that of the judged photographs.
     assert values(one(rows, "Figure 2", metric, policy)) == [(pytest.approx(2.5 / 7**0.5), 2)]
     # The replication attacks its first image alone.
     assert values(one(rows, "Figure 2", metric, policy, "replication")) == [(pytest.approx(-1), 2)]
