@@ -162,7 +162,7 @@ def test_a_limit_is_broken_or_kept_only_beyond_doubt():
     assert "is more than 20.0%, but of so few photographs that this may be chance" in few.doubts[0]
     page = html_page(few)
     assert "Cannot tell." in page
-    assert "a share of the limit or less can be ruled out" in page
+    assert "a share above the limit is ruled out at 95 %" in page
 
 
 def test_a_control_unlike_any_trained_network_does_not_show_that_little_leaks():
