@@ -67,6 +67,7 @@ IDENTIFYING = (
 )
 # Pages that hand a network to their reader, and so need its weights.
 HANDING_OUT = ("explorer",)
+COSTLY = 3_600  # seconds of a training whose weights are kept before anything has attacked them
 _ON_BATCHES = (LabelUnit, BatchUnit)
 _ON_GRADIENTS = (StagesUnit, FeatureUnit)
 _ON_ALL = (SweepUnit, SweepScores)
@@ -157,7 +158,7 @@ class Archive:
             same = before.get("sha256") == facts["sha256"]
             handed = any(reader in HANDING_OUT for reader in reading)
             lean = facts["kind"] == "model" and (
-                _text(facts["config"]) not in used
+                (_text(facts["config"]) not in used and facts["seconds"] < COSTLY)
                 or _on_its_way(facts)
                 or (_brief(facts, path.stat().st_size) and not handed)
             )

@@ -77,6 +77,7 @@ class Numbers:
         search: bits told under the hybrid that the search found minus those under random ones, with
             the interval.
         share: what the hybrid takes of an epoch's time.
+        paper_accuracy: percent of the paper's own network without a policy and with the hybrid.
         paper: share of photographs found on the paper's own network, by state: without a policy,
             and with the hybrid where that was attacked.
     """
@@ -93,6 +94,7 @@ class Numbers:
     fashion: Mapping[str, tuple[float, float]]
     search: tuple[float, float, float] | None
     share: float | None
+    paper_accuracy: tuple[float, float] | None = None
     paper: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
 
 
@@ -138,6 +140,14 @@ def _paper(looks: pd.DataFrame, judged: pd.DataFrame) -> dict[str, tuple[float, 
         found = judged.groupby("policy")["found"].mean()
         shares["trained"] = (float(found[NO_POLICY]), float(found[HYBRID]))
     return {state: shares[state] for state in ("untrained", "trained") if state in shares}
+
+
+def _ends(accuracy: pd.DataFrame) -> tuple[float, float] | None:
+    """Accuracy without a policy and with the hybrid."""
+    if accuracy.empty:
+        return None
+    percents = accuracy.set_index("policy")["accuracy"].astype(float)
+    return float(percents[NO_POLICY]), float(percents[HYBRID])
 
 
 def _another(servers: pd.DataFrame) -> tuple[float, float] | None:
@@ -242,6 +252,7 @@ def numbers(results: Path) -> Numbers:
         fashion=_bits(_rows(results, "claim3_transfer", "attacks")),
         search=_against(_rows(results, "claim2_search", "against")),
         share=float(cost.set_index("policy").loc[HYBRID, "share"]) if len(cost) else None,
+        paper_accuracy=_ends(_rows(results, "claim1_privacy", "paper_accuracy")),
         paper=_paper(
             _rows(results, "claim1_privacy", "paper"),
             _rows(results, "claim1_privacy", "paper_judged"),
@@ -293,8 +304,8 @@ def sentences(known: Numbers) -> str:
         bare, hidden = known.accuracy
         model, epochs = known.learned
         words.append(
-            f"**It costs accuracy:** {bare:.1f} → {hidden:.1f} % on a {model} after {epochs} epochs. Published are "
-            f"{_printed_change('ats')} points for the paper's own network, and by its replication "
+            f"**It costs accuracy:** {bare:.1f} → {hidden:.1f} % on a {model} after {epochs} epochs{_wide(known)}. "
+            f"Published are {_printed_change('ats')} points for the paper's own network, and by its replication "
             f"{_printed_change('replication')}."
         )
     if known.score:
@@ -318,6 +329,14 @@ def printed(table: str, metric: str, digits: int = 1) -> str:
         ends = (own[own["policy_or_defense"] == policy] for policy in (NO_POLICY, PRINTED))
         each.append(" → ".join(f"{rows['value'].mean():.{digits}f}" for rows in ends))
     return "; ".join(each)
+
+
+def _wide(known: Numbers) -> str:
+    """What the hybrid costs on the paper's own network."""
+    if known.paper_accuracy is None:
+        return ""
+    bare, hidden = known.paper_accuracy
+    return f", {bare:.1f} → {hidden:.1f} % on the paper's own ResNet20-4 after 12"
 
 
 def _printed_change(source: str) -> str:
@@ -371,6 +390,8 @@ def questions(known: Numbers, *, link: str = "book/results/{}.ipynb") -> str:
     learned = ""
     if known.accuracy:
         learned = "{:.1f} → {:.1f} %".format(*known.accuracy) + f" ({known.learned[0]})"
+    if learned and known.paper_accuracy:
+        learned += "; {:.1f} → {:.1f} % (ResNet20-4)".format(*known.paper_accuracy)
     score = {outcome: _interval(each) for outcome, each in known.score.items()}
     search = known.search and _interval(known.search, "{:+.1f} [{:.1f}, {:.1f}] bits")
     fashion = ", ".join(f"{NAMES[n]} {a:.1f} → {b:.1f}" for n, (a, b) in known.fashion.items())
