@@ -15,6 +15,8 @@ from atslib.data.load import Images
 from atslib.gradients.problems import unflatten
 from atslib.models import in_mode, shared_parameters
 
+CHUNK = 250  # images whose accuracy is taken at once
+
 
 def rounds(federation: Federation) -> Iterator[tuple[nn.Module, list[Observed]]]:
     """Each round's network as the server sends it, and what every client answers, in order; at the
@@ -46,8 +48,8 @@ def accuracy(model: nn.Module, images: Images) -> float:
     """Share of images, in percent, that a federation's network names rightly; higher is better.
 
     Unlike `atslib.evaluate` it leaves the network in the mode in which clients ran it: with
-    victim="train" each 250 images are normalized by their own statistics.
+    victim="train" each `CHUNK` images are normalized by their own statistics.
     """
-    pairs = zip(images.pixels.split(250), images.labels.split(250), strict=True)
+    pairs = zip(images.pixels.split(CHUNK), images.labels.split(CHUNK), strict=True)
     hits = [(model(to_images(pixels)).argmax(1) == labels).sum() for pixels, labels in pairs]
     return 100 * int(torch.stack(hits).sum()) / len(images)

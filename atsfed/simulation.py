@@ -90,9 +90,9 @@ def _start_ray(processes: int) -> None:
     import ray
 
     path = os.pathsep.join(sys.path)  # its processes import what this one can
+    if ray.is_initialized():
+        return
     for start in range(1, STARTS + 1):
-        if ray.is_initialized():
-            return
         try:
             ray.init(
                 num_cpus=processes,
@@ -101,6 +101,7 @@ def _start_ray(processes: int) -> None:
                 logging_level=logging.WARNING,
                 runtime_env={"env_vars": {"PYTHONPATH": path}},
             )
+            return
         except Exception as error:  # Ray has no class of its own for it
             if start == STARTS or "timed out during startup" not in str(error):
                 raise

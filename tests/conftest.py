@@ -35,6 +35,15 @@ def said():
 
 
 @pytest.fixture
+def rays_leftovers():
+    """Open files that Ray leaves to the garbage collector, while its warnings are still passed
+    over.
+    """
+    yield
+    gc.collect()
+
+
+@pytest.fixture
 def store(tmp_path, said):
     return Store(tmp_path / "store", say=said.append)
 

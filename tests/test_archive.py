@@ -311,6 +311,20 @@ def test_a_network_that_nothing_uses_keeps_its_accuracy_and_no_weights(kept, arc
     assert archive.write(store, embedded=True) == 0
 
 
+def test_a_network_of_a_long_training_keeps_its_weights_before_anything_uses_it(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(module, "COSTLY", 0)
+    store, archive = Store(tmp_path / "store"), Archive(tmp_path / "results")
+    unit = model_unit(TINY, "28")
+    weights = {"model.weight": torch.ones(3), "accuracy": torch.tensor(1.0)}
+    store.get("model", unit, lambda state: weights)
+    archive.write(store, embedded=True)
+    own = key(store, unit)
+    assert archive.entries()[own]["left_out"] == []
+    assert torch.equal(archive.read(own)["model.weight"], weights["model.weight"])
+
+
 @pytest.mark.parametrize(("step", "left"), [(3_000, ["model"]), (0, [])])
 def test_a_network_on_its_way_keeps_no_weights(tmp_path, step, left):
     store, archive = Store(tmp_path / "store"), Archive(tmp_path / "results")

@@ -1060,3 +1060,14 @@ def test_what_cannot_be_attacked_is_refused_in_one_sentence(given, message):
     given = {"seen": lambda: victims()[0], "attack": UNSIGNED, "rng": 0} | given
     with refused(message):
         reconstruct(given.pop("seen")(), given.pop("attack"), **given)
+
+
+def test_labels_are_class_numbers_where_a_defense_mixes_images():
+    network = build_model("lenet-2", 10, norm="shapes", rng=rng(0))
+    images = torch.rand(4, 3, 32, 32, generator=rng(0))
+    seen = observe(network, images, torch.arange(4), defense="mixup:0.3", rng=rng(1))
+    assert seen.labels.shape == (4, 1, 10)
+    short = replace(ATTACKS["adam-cosine"], steps=1)
+    for attack in (lambda seen, **options: images, short):
+        made = reconstruct(seen, attack, rng=0)
+        assert torch.equal(made.labels, seen.labels.argmax(-1))

@@ -2,8 +2,6 @@
 plain steps.
 """
 
-import gc
-
 import pytest
 import torch
 from test_federated import SMALL, shared
@@ -226,6 +224,7 @@ def test_a_round_is_of_the_clients_that_are_there_when_patience_ends(server):
     assert server.asked == {100, 104}
 
 
+@pytest.mark.usefixtures("rays_leftovers")
 @pytest.mark.filterwarnings("ignore")  # Ray's own
 def test_a_federation_that_ended_goes_on_where_it_was_and_takes_the_steps_of_plain_code(
     tmp_path, capsys
@@ -253,4 +252,3 @@ def test_a_federation_that_ended_goes_on_where_it_was_and_takes_the_steps_of_pla
     *_, (whole, _) = rounds(longer)
     for ours, theirs in zip(halves.model(3).parameters(), whole.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
-    gc.collect()  # what Ray leaves open, while its warnings are passed over

@@ -2,7 +2,6 @@
 nobody's part in it.
 """
 
-import gc
 import importlib.util
 import os
 import signal
@@ -23,18 +22,9 @@ pytest.importorskip("flwr", reason="the extra atslib[federated] is not installed
 if importlib.util.find_spec("ray") is None:  # looked for, not loaded: it reads its settings then
     pytest.skip("the extra atslib[federated] is not installed", allow_module_level=True)
 pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.usefixtures("one_thread", "rays_leftovers"),
     pytest.mark.filterwarnings("ignore"),
 ]  # Ray's own
-
-
-@pytest.fixture(autouse=True)
-def rays_leftovers():
-    """Open files that Ray leaves to the garbage collector, while its warnings are still passed
-    over.
-    """
-    yield
-    gc.collect()
 
 
 def listening(processes):

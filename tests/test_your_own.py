@@ -2,7 +2,6 @@
 printed.
 """
 
-import gc
 import re
 import subprocess
 import sys
@@ -67,13 +66,13 @@ def test_a_network(printed):
     assert table["batch norm in eval   mode"] != table["batch norm in train  mode"]
 
 
+@pytest.mark.usefixtures("rays_leftovers")
 @pytest.mark.filterwarnings("ignore")  # Ray's own
 def test_a_federation(printed):
     pytest.importorskip("flwr", reason="needs the extra atslib[federated]")
     found = printed("A federation")
     assert [row.partition(",")[0] for row in found] == ["client 0", "client 1", "client 2"]
     assert max(found.values()) < 0.5
-    gc.collect()  # what Ray leaves open, while its warnings are passed over
 
 
 def test_data(printed):

@@ -129,10 +129,12 @@ def _got(privacy: Path, results: Path) -> str:
         cells.append("–" if None in learned else arrow(*learned))
         lines.append(f"| {' | '.join(cells)} |")
     text = "\n".join(lines)
-    text += (
-        "\n\nIn the rows *trained* the network was trained with the same policy. One that was trained with the hybrid has "
-        f"learned less, and that alone makes it leak less ([page]({PAGE.format('regimes')}))."
-    )
+    if (kept["regime"] == "trained").any():
+        text += (
+            "\n\nIn the rows *trained* each side has its own network, trained with the same policy. A network that has "
+            "learned less with the hybrid may leak less for that reason alone: what is the network and what the image is "
+            f"on [another page]({PAGE.format('regimes')})."
+        )
     if claim4 := newest("claim4_efficiency", results):
         cost = pd.read_csv(table_file(claim4[0], "cost"), dtype={"policy": str}).set_index("policy")
         text += f"\n\nDrawing and applying the hybrid takes {100 * cost.loc[HYBRID, 'share']:.1f} % of an epoch's time."
@@ -196,7 +198,7 @@ def _knowing(results: Path) -> str:
         f"among the 100 test images of its class ([page]({PAGE.format('ext5_adaptive')})). These are photographs of the "
         "table on top, with the first of its draws of the weights. In one round it is the weaker way to attack through the "
         "policy, since part of the picture that is searched left no trace in the gradient. No client tells what it drew: "
-        "these rows are an upper bound.\n\n" + "\n".join(lines)
+        "the rows of a server that was told are an upper bound.\n\n" + "\n".join(lines)
     )
 
 

@@ -77,7 +77,8 @@ class Numbers:
         search: bits told under the hybrid that the search found minus those under random ones, with
             the interval.
         share: what the hybrid takes of an epoch's time.
-        paper_accuracy: percent of the paper's own network without a policy and with the hybrid.
+        paper_accuracy: percent of the paper's own network without a policy and with the hybrid,
+            and its epochs.
         paper: share of photographs found on the paper's own network, by state: without a policy,
             and with the hybrid where that was attacked.
     """
@@ -94,7 +95,7 @@ class Numbers:
     fashion: Mapping[str, tuple[float, float]]
     search: tuple[float, float, float] | None
     share: float | None
-    paper_accuracy: tuple[float, float] | None = None
+    paper_accuracy: tuple[float, float, float] | None = None
     paper: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
 
 
@@ -142,13 +143,13 @@ def _paper(looks: pd.DataFrame, judged: pd.DataFrame) -> dict[str, tuple[float, 
     return {state: shares[state] for state in ("untrained", "trained") if state in shares}
 
 
-def _ends(accuracy: pd.DataFrame) -> tuple[float, float] | None:
-    """Accuracy without a policy and with the hybrid."""
+def _learned(accuracy: pd.DataFrame) -> tuple[float, float, float] | None:
+    """Accuracy without a policy and with the hybrid, and after how many epochs."""
     if accuracy.empty:
         return None
     # Tables have six digits of what pages round from single precision: 72.05 is 72.1 there, too.
     percents = accuracy.set_index("policy")["accuracy"].astype("float32")
-    return float(percents[NO_POLICY]), float(percents[HYBRID])
+    return float(percents[NO_POLICY]), float(percents[HYBRID]), float(accuracy["epochs"].iloc[0])
 
 
 def _another(servers: pd.DataFrame) -> tuple[float, float] | None:
@@ -253,7 +254,7 @@ def numbers(results: Path) -> Numbers:
         fashion=_bits(_rows(results, "claim3_transfer", "attacks")),
         search=_against(_rows(results, "claim2_search", "against")),
         share=float(cost.set_index("policy").loc[HYBRID, "share"]) if len(cost) else None,
-        paper_accuracy=_ends(_rows(results, "claim1_privacy", "paper_accuracy")),
+        paper_accuracy=_learned(_rows(results, "claim1_privacy", "paper_accuracy")),
         paper=_paper(
             _rows(results, "claim1_privacy", "paper"),
             _rows(results, "claim1_privacy", "paper_judged"),
@@ -321,30 +322,33 @@ def sentences(known: Numbers) -> str:
     return "\n\n".join(words) + ("\n" if words else "")
 
 
+def _printed_ends(source: str, table: str, metric: str) -> tuple[float, float]:
+    """What a publication printed without a policy and with its hybrid."""
+    rows = reported(source=source, table_or_figure=table, metric=metric)
+    means = rows.groupby("policy_or_defense")["value"].mean()
+    return float(means[NO_POLICY]), float(means[PRINTED])
+
+
 def printed(table: str, metric: str, digits: int = 1) -> str:
     """What the paper printed without a policy and with its hybrid, and after a semicolon its replication."""
-    each = []
-    for source in ("ats", "replication"):
-        rows = reported(source=source)
-        own = rows[(rows["table_or_figure"] == table) & (rows["metric"] == metric)]
-        ends = (own[own["policy_or_defense"] == policy] for policy in (NO_POLICY, PRINTED))
-        each.append(" → ".join(f"{rows['value'].mean():.{digits}f}" for rows in ends))
-    return "; ".join(each)
+    return "; ".join(
+        " → ".join(f"{value:.{digits}f}" for value in _printed_ends(source, table, metric))
+        for source in ("ats", "replication")
+    )
 
 
 def _wide(known: Numbers) -> str:
     """What the hybrid costs on the paper's own network."""
     if known.paper_accuracy is None:
         return ""
-    bare, hidden = known.paper_accuracy
-    return f", {bare:.1f} → {hidden:.1f} % on the paper's own ResNet20-4 after 12"
+    bare, hidden, epochs = known.paper_accuracy
+    return f", {bare:.1f} → {hidden:.1f} % on the paper's own ResNet20-4 after {epochs:.0f}"
 
 
 def _printed_change(source: str) -> str:
     """By how many points the hybrid changes the accuracy in a publication's Table 1."""
-    rows = reported(source=source, table_or_figure="Table 1a", metric="val_accuracy_pct")
-    ends = rows.set_index("policy_or_defense")["value"]
-    return f"{ends[PRINTED] - ends[NO_POLICY]:+.1f}".replace("-", "−")
+    bare, hidden = _printed_ends(source, "Table 1a", "val_accuracy_pct")
+    return f"{hidden - bare:+.1f}".replace("-", "−")
 
 
 def _scores() -> list[float]:
@@ -392,7 +396,7 @@ def questions(known: Numbers, *, link: str = "book/results/{}.ipynb") -> str:
     if known.accuracy:
         learned = "{:.1f} → {:.1f} %".format(*known.accuracy) + f" ({known.learned[0]})"
     if learned and known.paper_accuracy:
-        learned += "; {:.1f} → {:.1f} % (ResNet20-4)".format(*known.paper_accuracy)
+        learned += "; {:.1f} → {:.1f} % (ResNet20-4)".format(*known.paper_accuracy[:2])
     score = {outcome: _interval(each) for outcome, each in known.score.items()}
     search = known.search and _interval(known.search, "{:+.1f} [{:.1f}, {:.1f}] bits")
     fashion = ", ".join(f"{NAMES[n]} {a:.1f} → {b:.1f}" for n, (a, b) in known.fashion.items())

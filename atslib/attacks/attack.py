@@ -29,8 +29,8 @@ class Reconstruction:
             gradient is 0 there.
         restart: (N,) which restart was kept: the one of least cost.
         costs: (R, N) the cost of every restart.
-        restarts: (R, B, C, H, W) in [0, 1] units, the images of all, where asked for, else (0, ...). Choosing among
-            them by the truth is an oracle that no attacker has: label it so.
+        restarts: (R, B, C, H, W) in [0, 1] units, the images of all, where asked for, else (0,
+            ...). Choosing among them by the truth is an oracle that no attacker has: label it so.
         doubts: for each of the N, why it is not what its client is said to have sent, a sentence
             each; () where nothing was declared (`Observed.declared`).
     """
@@ -73,7 +73,7 @@ class Reconstruction:
             trace=images.new_zeros((0, members)),
             frames=none,
             frame_steps=(),
-            labels=unknown if seen.labels is None else _numbers(seen.labels),
+            labels=unknown if seen.labels is None else class_numbers(seen.labels),
             stuck=torch.zeros(members, dtype=torch.bool, device=device),
             restart=torch.zeros(members, dtype=torch.int64, device=device),
             costs=unknown_cost,
@@ -111,7 +111,7 @@ class Attack(Protocol):
         ...
 
 
-def _numbers(labels: Tensor) -> Tensor:
+def class_numbers(labels: Tensor) -> Tensor:
     """Class numbers (N, k), also of class probabilities (N, k, K), which a defense that mixes images
     leaves.
     """

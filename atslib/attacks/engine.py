@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from atslib.attacks.attack import FARTHEST, Reconstruction
+from atslib.attacks.attack import FARTHEST, Reconstruction, class_numbers
 from atslib.attacks.labels import initial_logits, labelled
 from atslib.attacks.matching import GradientMatching
 from atslib.attacks.memory import free_memory, members_on_cpu, members_on_gpu
@@ -34,7 +34,7 @@ from atslib.gradients.chunks import in_chunks
 from atslib.gradients.inputs import as_tensor
 from atslib.models import normalization_layer
 
-# (step, images (N, k, C, H, W) in [0, 1] units, distance (N,) before that step) → True to stop the attack
+# (step, images (N, k, C, H, W) in [0, 1] units, distance (N,) before the last step) → True to stop
 OnFrame = Callable[[int, Tensor, Tensor], bool | None]
 
 # What `match` takes beside what was seen, the attacks and their stream; the options of
@@ -377,7 +377,7 @@ class _Run:
             "images": self.whole.normalize.inverse(self.whole.images(z)),
             "cost": cost,
             "stuck": stuck,
-            "labels": labels if labels.ndim == 2 else labels.argmax(-1),
+            "labels": class_numbers(labels),
             "trace": self.done["trace"].T,
             "frames": self.whole.normalize.inverse(frame_images).transpose(0, 1),
             "steps": torch.tensor(self.snapshots),

@@ -15,8 +15,9 @@ class GradientMatching:
     """An attack that searches the images whose gradient is the one that was seen;
     `atslib.reconstruct` runs it.
 
-    Step size and start are in the model's *normalized* units, (pixel - mean) / std. The presets in `ATTACKS` are of
-    this class; `dataclasses.replace(ATTACKS["adam-cosine"], steps=300)` is a shorter one.
+    Step size and start are in the model's *normalized* units, (pixel - mean) / std. The presets in
+    `ATTACKS` are of this class; `dataclasses.replace(ATTACKS["adam-cosine"], steps=300)` is a
+    shorter one.
 
     Attributes:
         distance: between gradients, a key of `DISTANCES`.

@@ -147,7 +147,7 @@ def by_knowledge(
         raise AtsError(
             f"by_knowledge: attack {attack!r} must be a GradientMatching or the name of one"
         )
-    through = ThroughPolicy(inner=attack, trial=min(30, attack.steps), keep=2)
+    through = ThroughPolicy(inner=attack, trial=min(30, attack.steps))
     known_policy(seen, through, single=True)
     told = replace(seen.knows, draws=())
     views = {

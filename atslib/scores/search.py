@@ -77,8 +77,9 @@ class SearchConfig:
             "exhaustive": all 20,439 distinct functions (`candidates` is ignored).
         keep: n, how many policies are chosen at most, best first.
         t_acc: accuracy scores below it are rejected; with acc_variant "paper", where lower is
-            better, that rejects the better ones, as the paper's text has it. None rejects nothing, except in `acc_variant`
-            "code", where it is -85 as in the released search_best.py (for about 63 images).
+            better, that rejects the better ones, as the paper's text has it. None rejects nothing,
+            except in `acc_variant` "code", where it is -85 as in the released search_best.py (for
+            about 63 images).
         ranking: "mean" of the privacy score; "mean+variance": 0.7 · mean + 0.3 · variance, each
             scaled to [0, 1] over the candidates, as in the later release (there the variance is
             over classes).
