@@ -7,6 +7,7 @@ import torch
 from checks import refused
 
 import atslib
+from atsbook.runs.attackers import Undone
 from atsbook.runs.attacks import AttackUnit, attacked
 from atsbook.runs.networks import ModelUnit
 from atsbook.runs.outcomes import (
@@ -19,7 +20,7 @@ from atsbook.runs.outcomes import (
 )
 from atsbook.runs.packing import PICTURES, as_kept
 from atsbook.runs.store import Store
-from atslib.attacks import ATTACKS, ThroughPolicy
+from atslib.attacks import ATTACKS, KeptEntries, ThroughPolicy
 from atslib.clients.prepare import streams
 from atslib.measures import perceptual
 from atslib.measures.found import bits, match, own_class, rank
@@ -63,11 +64,18 @@ def test_outcomes_are_what_the_measures_say_of_the_images_as_the_client_used_the
     assert rows["found"].tolist() == [bool(rank == 1) for rank in found["rank"]]
 
 
-def test_what_an_attack_through_the_policy_finds_is_the_image_before_it(tmp_path):
+@pytest.mark.parametrize(
+    ("attack", "defense"),
+    [
+        (ThroughPolicy(inner=unit().attack), ""),
+        (Undone(inner=unit().attack, images="shapes"), ""),
+        (KeptEntries(inner=ThroughPolicy(inner=unit().attack)), "prune:0.5"),
+    ],
+    ids=["through", "undone", "kept entries"],
+)
+def test_what_an_attack_through_the_policy_finds_is_the_image_before_it(attack, defense, tmp_path):
     store = Store(tmp_path)
-    attack = unit(
-        attack=ThroughPolicy(inner=unit().attack), threat=atslib.ThreatModel(defense="draws")
-    )
+    attack = unit(attack=attack, defense=defense, threat=atslib.ThreatModel(defense="draws"))
     kept = attacked(attack, store, "cpu")
     found = outcomes(OutcomeUnit(attack=attack), store, "cpu")
     assert torch.equal(found["psnr"], kept["psnr_before"])

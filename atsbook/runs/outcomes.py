@@ -16,6 +16,8 @@ from atsbook.runs.networks import ModelUnit, Unit, dataset
 from atsbook.runs.packing import PICTURES, as_kept
 from atsbook.runs.store import Artifact, Store
 from atsbook.runs.tables import label
+from atslib.attacks import Undone
+from atslib.attacks.composed import Around
 from atslib.attacks.through_policy import ByForms
 from atslib.clients.prepare import streams, to_images
 from atslib.errors import AtsError
@@ -144,10 +146,15 @@ def recognized(unit: RecognizedUnit, store: Store, device: torch.device) -> Arti
 def searched(unit: AttackUnit) -> Draw:
     """What was drawn for the images that the attack searches.
 
-    An attack through the policy searches the image before it, after crop and flip.
+    An attack that goes through the policy or undoes it, alone or inside another one, searches the
+    image before it, after crop and flip.
     """
+    attack, before = unit.attack, False
+    while attack is not None:
+        before |= isinstance(attack, (ByForms, Undone))
+        attack = attack.inner if isinstance(attack, Around) else None
     # Crops and flips are the same for every policy of a seed.
-    policy = "" if isinstance(unit.attack, ByForms) else unit.policy
+    policy = "" if before else unit.policy
     drawn = draw(unit.last, policy, rng=streams(unit.seed, policy), crop_flip=unit.crop_flip)
     return drawn[unit.first : unit.last]
 
