@@ -409,6 +409,14 @@ def test_numbers_stand_right_with_their_names_and_text_left():
     assert texts(body[1])[1] == "–"
 
 
+def test_numbers_parted_by_a_semicolon_stand_below_each_other_and_words_stay_in_line():
+    columns = {"PSNR": ["13.9 → 7.6; 12.2 → 8.2", "1.0"], "why": ["weak; few", "1; 2"]}
+    html = load_extension().readable(pd.DataFrame(columns, index=["a", "b"]).to_html())
+    assert '<td class="number">13.9\u00a0→\u00a07.6<br>12.2\u00a0→\u00a08.2</td>' in html
+    assert "<td>weak; few</td>" in html
+    assert "<td>1; 2</td>" in html  # of a column of words
+
+
 def test_an_index_that_only_counts_is_left_out_and_one_with_a_name_stays():
     assert shown(pd.DataFrame({"r2": [0.1, 0.2]})) == [
         [("R²", "number")],

@@ -31,6 +31,7 @@ AS_WRITTEN = (
     nodes.comment,
 )
 NUMBER = re.compile(r"([\d\s.,+\-−–±×→%\[\]]|to|nan|inf|never)*", re.IGNORECASE)
+SEVERAL = "; "  # parts numbers in one cell, which are set below each other
 # What the library calls a column → what a reader calls it.
 WORDS = {
     "psnr": "PSNR, dB",
@@ -60,8 +61,10 @@ def words(cell: Tree.Element) -> str:
 
 
 def number(text: str) -> bool:
-    """Whether a cell holds a number, with its spread or interval, or none; a list of ids is text."""
-    return bool(NUMBER.fullmatch(text)) and text.count(",") < 3
+    """Whether a cell holds a number, with its spread or interval, or none, or several parted by semicolons; a list of
+    ids is text.
+    """
+    return all(NUMBER.fullmatch(part) for part in text.split(SEVERAL)) and text.count(",") < 3
 
 
 def join_names(head: Tree.Element) -> None:
@@ -110,6 +113,10 @@ def mark_numbers(table: Tree.Element) -> None:
             cell.set("class", "number")
             if words(cell).lower() == "nan":
                 cell.text = "–"
+            if cell.text and SEVERAL in cell.text and cell.tag == "td":
+                cell.text, *others = cell.text.split(SEVERAL)
+                for other in others:
+                    Tree.SubElement(cell, "br").tail = other
 
 
 def readable(html: str) -> str:
