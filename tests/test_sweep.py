@@ -16,26 +16,32 @@ import torch
 from atsbook.findings import space
 from atsbook.findings.result import NO_POLICY
 from atsbook.findings.verdicts import MARGIN, guards
+from atsbook.runs import sweep
 from atsbook.runs.archive import Archive
 from atsbook.runs.attacks import AttackUnit, attacked
 from atsbook.runs.audit import PART, differences, part_of
 from atsbook.runs.networks import ModelUnit, network
+from atsbook.runs.outcomes import OutcomeUnit, outcomes
 from atsbook.runs.scoring import ScoreUnit, scored, unseen
 from atsbook.runs.store import Store
 from atsbook.runs.study import Study
 from atsbook.runs.sweep import (
     Halving,
     Rung,
+    SweepOutcomes,
     SweepScores,
     adjusted,
     all_policies,
     spaced,
     swept,
+    swept_outcomes,
     swept_scores,
 )
 from atsbook.runs.tables import image_rows
 from atsbook.widgets import data
 from atslib.attacks import ATTACKS
+from atslib.data.load import load
+from atslib.measures.found import bits, match, own_class, rank
 from atslib.policies.policy import CANONICAL
 from atslib.scores.scores import accuracy_score
 
@@ -96,6 +102,28 @@ def test_a_gain_is_that_of_the_policys_own_attack(kept):
         both = float(made["gain"][1, 1] + made["floor"][1, 1])
         assert both == pytest.approx(float(alone["psnr"]), abs=0.05)
         assert bool(made["found"][1, 1]) == (int(alone["rank_original"]) == 1)
+
+
+def test_what_the_attacks_tell_is_what_the_policys_own_attack_tells(kept):
+    unit = PLAN.units(1)[0]  # each of its policies meets all three images
+    told = swept_outcomes(SweepOutcomes(attacks=unit), kept, CPU)
+    assert torch.equal(told["number"], swept(unit, kept, CPU)["number"])
+    own = AttackUnit(
+        model=LENET, policy=str(all_policies()[int(told["number"][1])]), attack=SHORT, first=0, last=3, frames=0,
+        seed=PLAN.seed,
+    )  # fmt: skip
+    alone = outcomes(OutcomeUnit(attack=own), kept, CPU)
+    assert told["image"][1].tolist() == [0, 1, 2]
+    for name in ("psnr", "gain", "frame"):
+        torch.testing.assert_close(told[name][1], alone[name], atol=0.05, rtol=0)
+    # of the very same images, since a last bit may decide a rank
+    model = network(LENET).eval()
+    _, _, made = sweep._recovered(unit, model, told["number"].tolist(), CPU)
+    test = load("shapes", "test")
+    candidates, truth = own_class(test.labels, range(3))
+    alike = match(made[3:6], test.pixels, candidates, own.policy)
+    assert torch.equal(told["rank"][1], rank(alike, truth))
+    assert torch.equal(told["bits"][1], bits(alike, truth))
 
 
 def test_the_floor_is_near_that_of_many_images(kept):

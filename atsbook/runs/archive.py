@@ -40,7 +40,7 @@ from atsbook.runs.packing import (
 )
 from atsbook.runs.scoring import ScoreUnit, SearchUnit
 from atsbook.runs.store import Artifact, Store
-from atsbook.runs.sweep import SweepScores, SweepUnit
+from atsbook.runs.sweep import SweepOutcomes, SweepScores, SweepUnit
 from atslib.checkpoints import Tensors
 from atslib.errors import AtsError
 from atslib.files import write_atomically
@@ -70,7 +70,7 @@ HANDING_OUT = ("explorer",)
 COSTLY = 3_600  # seconds of a training whose weights are kept before anything has attacked them
 _ON_BATCHES = (LabelUnit, BatchUnit)
 _ON_GRADIENTS = (StagesUnit, FeatureUnit)
-_ON_ALL = (SweepUnit, SweepScores)
+_ON_ALL = (SweepUnit, SweepOutcomes, SweepScores)
 _ALL = (
     ModelUnit,
     AttackUnit,

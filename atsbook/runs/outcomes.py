@@ -209,12 +209,26 @@ def outcomes_of(attack: AttackUnit, images: Tensor) -> dict[str, Tensor]:
     Args:
         images: floats in [0, 1], (B, C, H, W), at most as many as the attack has photographs.
     """
-    test = dataset(attack.model.dataset, "test")
-    train = dataset(attack.model.dataset, "train")
-    rows = slice(attack.first, attack.first + len(images))
+    rows = torch.arange(attack.first, attack.first + len(images))
     drawn = searched(attack)[: len(images)]
-    candidates, truth = own_class(test.labels, range(rows.start, rows.stop))
-    alike = match(images, test.pixels, candidates, drawn.policy, crop_flip=attack.crop_flip)
+    return told_of(attack.model.dataset, rows, drawn, images, crop_flip=attack.crop_flip)
+
+
+def told_of(
+    name: str, rows: Tensor, drawn: Draw, images: Tensor, *, crop_flip: bool = True
+) -> dict[str, Tensor]:
+    """`outcomes` of what an attack recovered of these test images.
+
+    Args:
+        name: of the data set.
+        rows: (B,) which of its test images.
+        drawn: what was drawn for each.
+        images: floats in [0, 1], (B, C, H, W).
+    """
+    test = dataset(name, "test")
+    train = dataset(name, "train")
+    candidates, truth = own_class(test.labels, rows)
+    alike = match(images, test.pixels, candidates, drawn.policy, crop_flip=crop_flip)
     used = to_images(drawn.apply(test.pixels[rows]))
     guess = guess_knowing_draw(drawn, train.pixels, train.labels, labels=test.labels[rows])
     reached = psnr(images, used)

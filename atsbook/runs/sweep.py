@@ -15,13 +15,15 @@ from torch import Tensor, nn
 
 from atsbook.runs.attacks import CANDIDATES, AttackUnit, starts, transformed
 from atsbook.runs.networks import ModelUnit, OnModel, Unit, dataset, trained
+from atsbook.runs.outcomes import told_of
 from atsbook.runs.scoring import unseen
 from atsbook.runs.store import Artifact, Store
 from atslib.attacks import GradientMatching, reconstruct
 from atslib.clients.observe import observe
-from atslib.clients.prepare import mean_prepared, to_images
+from atslib.clients.prepare import mean_prepared, streams, to_images
 from atslib.measures.identification import identification
 from atslib.measures.metrics import psnr
+from atslib.policies.draws import Draw, draw
 from atslib.policies.policy import Policy, enumerate_distinct
 from atslib.rng import rng
 from atslib.scores.scores import accuracy_score, area, gradsim_curves
@@ -184,12 +186,90 @@ def swept(unit: SweepUnit, store: Store, device: torch.device) -> Artifact:
     return store.get(unit.kind, unit, compute, label=unit.title)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SweepOutcomes(OnModel):
+    """The attacks of a unit, and all that they tell of the photographs."""
+
+    kind: ClassVar[str] = "sweep-outcomes"
+
+    attacks: SweepUnit
+
+    @property
+    def model(self) -> ModelUnit:
+        """The attacked network."""
+        return self.attacks.model
+
+    @property
+    def title(self) -> str:
+        """That of the attacks, and what is looked for."""
+        return f"photographs found, {self.attacks.title}"
+
+    @property
+    def passes(self) -> float:
+        """Those of the attacks."""
+        return self.attacks.passes
+
+    def make(self, store: Store, device: torch.device) -> Artifact:
+        """Attack and look, if that is not in the store."""
+        return swept_outcomes(self, store, device)
+
+
+def swept_outcomes(unit: SweepOutcomes, store: Store, device: torch.device) -> Artifact:
+    """Attack each policy on its images, and look for the photographs.
+
+    Tensors: `number` (P,) of the policies; (P, B) `image` and those of `outcomes`: `rank`, `bits`,
+    `psnr`, `gain` over the guess of somebody who knows label, policy and draw, and `frame`.
+    """
+    attacks = unit.attacks
+
+    def compute(state: object) -> dict[str, Tensor]:
+        model = trained(unit.model, store, device)[0].eval()
+        chosen = numbers(attacks, store, device)
+        each = attacks.plan.rungs[attacks.rung].each
+        parts = []
+        for few in torch.tensor(chosen).split(max(1, AT_ONCE // each)):
+            rows, _, made = _recovered(attacks, model, few.tolist(), device)
+            for number, own, images in zip(few.tolist(), rows, made.cpu().split(each), strict=True):
+                drawn = _drawn(attacks, all_policies()[number], own)
+                parts.append({"image": own} | told_of(unit.model.dataset, own, drawn, images))
+        joined = {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
+        return {"number": torch.tensor(chosen)} | joined
+
+    return store.get(unit.kind, unit, compute, label=unit.title)
+
+
+def _drawn(unit: SweepUnit, policy: Policy, rows: Tensor) -> Draw:
+    """What is drawn of a policy for these test images, as in an `AttackUnit` of the same seed."""
+    last = unit.plan.rungs[unit.rung].last
+    return draw(last, str(policy), rng=streams(unit.plan.seed, str(policy)))[rows]
+
+
 def _images(unit: SweepUnit, number: int) -> Tensor:
     """Which test images a policy meets, (B,), in their order."""
     rung = unit.plan.rungs[unit.rung]
     seed = unit.plan.seed
     drawn = torch.randperm(rung.last - rung.first, generator=rng(seed, "sweep", unit.rung, number))
     return rung.first + drawn[: rung.each].sort().values
+
+
+def _recovered(
+    unit: SweepUnit, model: nn.Module, chosen: Sequence[int], device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Which test images these policies meet, (P, B); as clients used them and as the attack
+    recovered them, (P × B, C, H, W) each.
+    """
+    images = dataset(unit.model.dataset, "test")
+    rung = unit.plan.rungs[unit.rung]
+    rows = torch.stack([_images(unit, number) for number in chosen])
+    used = [
+        _drawn(unit, all_policies()[number], own).apply(images.pixels[own])
+        for number, own in zip(chosen, rows, strict=True)
+    ]
+    target = to_images(torch.cat(used).to(device))
+    begin = starts(_as_attack(unit), model)[:, rows.flatten() - rung.first]
+    seen = observe(model, target, images.labels[rows.flatten()].to(device))
+    stream = rng(unit.plan.seed, "attack")
+    return rows, target, reconstruct(seen, rung.attack, rng=stream, start=begin).images
 
 
 def _attacked(
@@ -200,17 +280,8 @@ def _attacked(
     plan = unit.plan
     rung = unit.plan.rungs[unit.rung]
     policies = [all_policies()[number] for number in chosen]
-    rows = torch.stack([_images(unit, number) for number in chosen])
-    used = [
-        transformed(name, str(p), range(rung.last), seed=plan.seed)[r]
-        for p, r in zip(policies, rows, strict=True)
-    ]
-    target = to_images(torch.cat(used).to(device))
     images = dataset(name, "test")
-    begin = starts(_as_attack(unit), model)[:, rows.flatten() - rung.first]
-    seen = observe(model, target, images.labels[rows.flatten()].to(device))
-    made = reconstruct(seen, rung.attack, rng=rng(plan.seed, "attack"), start=begin).images
-
+    rows, target, made = _recovered(unit, model, chosen, device)
     floor = psnr(
         _mean_images(name, policies, plan.seed).repeat_interleave(rung.each, 0).to(device), target
     )
@@ -241,11 +312,11 @@ def _as_attack(unit: SweepUnit) -> AttackUnit:
 def _mean_images(name: str, policies: Sequence[Policy], seed: int) -> Tensor:
     """The best guess of a server that knows each policy and sees no gradient, (P, C, H, W)."""
     pixels = dataset(name, "train").pixels
-    streams = [rng(seed, "floor", name, str(policy)) for policy in policies]
+    own = [rng(seed, "floor", name, str(policy)) for policy in policies]
     return torch.cat(
         [
             mean_prepared(pixels, p, rng=g, most=FLOOR, draws=1)
-            for p, g in zip(policies, streams, strict=True)
+            for p, g in zip(policies, own, strict=True)
         ]
     )
 
