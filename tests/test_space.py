@@ -52,6 +52,25 @@ def test_the_interval_of_a_choice_covers():
     assert inside >= 85  # fewer in one of ten thousand runs, where they cover
 
 
+def test_an_interval_over_a_sample_of_policies_covers_what_all_of_them_are():
+    covered = {False: 0, True: 0}
+    for seed in range(60):
+        draws = np.random.default_rng(seed)
+        worth = np.concatenate(
+            [[0.0], draws.normal(1.0, 2.0, 12)]
+        )  # of one that is chosen, and of a sample
+        image = np.stack([np.sort(draws.permutation(40)[:10]) for _ in worth])
+        gain = worth[:, None] + draws.normal(0, 0.5, image.shape)
+        chances = np.eye(len(worth))[0]
+        for sampled in covered:
+            change = space.compared(
+                gain, image, chances, 1 - chances, sampled=sampled, resamples=200, seed=seed
+            )
+            covered[sampled] += change["low"] <= -1.0 <= change["high"]
+    assert covered[True] >= 50  # 57 are wanted; a bootstrap of twelve falls short by a little
+    assert covered[False] <= covered[True] - 6
+
+
 def test_a_choice_is_worth_what_its_policies_are():
     gain, image = np.array([[0.0, 0.0], [2.0, 2.0], [4.0, 4.0]]), np.array([[0, 1]] * 3)
     change = space.compared(gain, image, np.array([1.0, 0.0, 0.0]))

@@ -13,9 +13,8 @@ import pandas as pd
 import pytest
 import torch
 
-from atsbook.findings import space
+from atsbook.findings import space, statistics
 from atsbook.findings.result import NO_POLICY
-from atsbook.findings.verdicts import MARGIN, guards
 from atsbook.runs import sweep
 from atsbook.runs.archive import Archive
 from atsbook.runs.attacks import AttackUnit, attacked
@@ -205,7 +204,7 @@ def test_the_map_is_the_table(tmp_path):
 
 # --- the rule -----------------------------------------------------------------------------------------------
 
-BARE = pd.DataFrame({"policy": NO_POLICY, "image": range(40), "psnr": 20.0, "floor_policy": 12.0})
+BARE = pd.DataFrame({"policy": NO_POLICY, "image": range(40), "bits": np.linspace(2.0, 3.0, 40)})
 NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "ext10_all_policies.ipynb"
 
 
@@ -216,11 +215,13 @@ def cell(words):
     return found
 
 
-def status(low, high, bare=BARE):
-    """What the rule's cell makes of an interval."""
-    change = {"mean": (low + high) / 2, "low": low, "high": high}
-    names = {"change": change, "bare": bare, "MARGIN": MARGIN, "guards": guards}
-    exec(cell("either is possible"), names)
+def status(low, high, bare=BARE, *, images=40, gain=(-1.0, 1.0)):
+    """What the rule's cell makes of an interval of bits, and of one of gains."""
+    ends = {"bits": (low, high), "gain": gain}
+    changes = {k: {"mean": sum(v) / 2, "low": v[0], "high": v[1]} for k, v in ends.items()}
+    judged = pd.DataFrame({"image": range(images)})
+    names = {"changes": changes, "bare": bare, "judged": judged, "statistics": statistics}
+    exec(cell("elif low > -MARGIN"), names)
     return names["status"]
 
 
@@ -228,8 +229,7 @@ def status(low, high, bare=BARE):
     ("low", "high", "expected"),
     [
         (-2.0, -0.6, "reproduced"),
-        (-2.0, -0.1, "partly"),
-        (-0.4, -0.1, "not reproduced"),
+        (-0.4, -0.1, "reproduced"),
         (-0.4, 0.3, "not reproduced"),
         (0.1, 0.9, "not reproduced"),
         (-0.8, 0.2, "cannot tell"),
@@ -239,16 +239,21 @@ def test_the_rule_judges_by_the_interval(low, high, expected):
     assert status(low, high) == expected
 
 
+def test_the_rule_is_not_for_bits_where_the_gain_says_the_opposite():
+    assert status(-2.0, -0.6, gain=(0.1, 2.0)) == "partly"
+    assert status(-0.4, 0.3, gain=(0.1, 2.0)) == "not reproduced"
+
+
 def test_the_rule_cannot_tell_where_attacks_fail_or_images_are_few():
-    assert status(-2.0, -0.6, BARE.assign(psnr=11.0)) == "cannot tell"
-    assert status(-2.0, -0.6, BARE.head(20)) == "cannot tell"
+    assert status(-2.0, -0.6, BARE.assign(bits=np.linspace(-1.0, 1.0, 40))) == "cannot tell"
+    assert status(-2.0, -0.6, images=29) == "cannot tell"
 
 
 def test_the_lead_weighs_by_the_chance_to_be_chosen():
     gains, numbers = {7: 1.0, 3: 2.0, 9: 5.0, 1: 3.0}, (7, 3, 9, 1)
     judged = pd.DataFrame(
         [
-            {"number": number, "place": place, "image": place, "gain": gain + place}
+            {"number": number, "place": place, "image": place, "bits": gain + place}
             for number, gain in gains.items()
             for place in range(3)
         ]
@@ -256,10 +261,10 @@ def test_the_lead_weighs_by_the_chance_to_be_chosen():
     names = {"judged": judged, "numbers": numbers, "half": 2, "np": np, "space": space}
     names["chances"] = pd.Series({1: 0.0, 3: 0.2, 5: 0.0, 7: 0.6, 9: 0.2})
     source = cell("preferred = np.arange")
-    lead = source[source.index("gain, image = (") : source.index("# the same over the guess")]
+    lead = source[source.index("preferred = np.arange") : source.index("changes = {")]
     exec(lead, names)
-    change = names["change"]
-    expected = (0.6 * 1 + 0.2 * 2) / 0.8 - (5 + 3) / 2
-    assert (change["mean"], change["low"], change["high"]) == pytest.approx(
-        (expected, expected, expected)
-    )
+    change = names["beside_random"]("bits")
+    rivals = (5.0, 3.0)
+    of_choice = (0.6 * 1 + 0.2 * 2) / 0.8
+    expected = (of_choice - sum(rivals) / 2, of_choice - max(rivals), of_choice - min(rivals))
+    assert (change["mean"], change["low"], change["high"]) == pytest.approx(expected)

@@ -56,39 +56,47 @@ def compared(
     chances: np.ndarray,
     beside: np.ndarray | None = None,
     *,
+    sampled: bool = False,
     resamples: int = 500,
     seed: int = 0,
 ) -> dict[str, float]:
     """What an attack finds of the policy that is chosen with these chances, minus that of one at
-    random, in dB.
+    random, in dB or in the unit of another outcome.
 
     Args:
+        gain: or another outcome.
         chances: (P,), of each policy.
         beside: the same of the other policy; None: all alike.
+        sampled: the other policies are a random sample; the interval draws them anew, too.
     Returns:
         `chosen`, its mean gain, `mean`, the difference, and its 95 % interval `low` to `high`.
     """
     values = adjusted(gain, image)
     names, place = np.unique(image, return_inverse=True)
     place = place.reshape(image.shape)
-    parts = []  # of both policies, by image: the sum of weighted gains, and that of the weights
-    for p in (chances, np.ones(len(gain)) if beside is None else beside):
-        kept = p > p.max() * 1e-9  # what is left out could not be seen
-        weights = np.broadcast_to(p[kept, None], place[kept].shape)
-        where = place[kept].ravel()
-        parts.append(
-            [
-                np.bincount(where, (weights * values[kept]).ravel(), len(names)),
-                np.bincount(where, weights.ravel(), len(names)),
-            ]
-        )
-    draws = np.random.default_rng(seed).multinomial(
-        len(names), np.full(len(names), 1 / len(names)), size=resamples
-    )
+    generator = np.random.default_rng(seed)
+    draws = generator.multinomial(len(names), np.full(len(names), 1 / len(names)), size=resamples)
     counts = np.vstack([np.ones(len(names)), draws])  # all images as they are, then drawn anew
-    sums = np.array(parts) @ counts.T  # (2, 2, 1 + resamples)
-    found = (sums[:, 0] / np.maximum(sums[:, 1], 1e-300)).T
-    differences = np.array(found) @ [1, -1]
+    found = []
+    for p in (chances, np.ones(len(gain)) if beside is None else beside):
+        kept = np.flatnonzero(p > p.max() * 1e-9)  # what is left out could not be seen
+        often = np.ones((1, len(kept)))  # how often each policy counts
+        if sampled and found:
+            drawn = generator.multinomial(
+                len(kept), np.full(len(kept), 1 / len(kept)), size=resamples
+            )
+            often = np.vstack([often, drawn])
+        # by image: the sum of weighted gains, and that of the weights, (1 or 1 + resamples, images)
+        cells = (np.repeat(np.arange(len(kept)), image.shape[1]), place[kept].ravel())
+        weights = np.broadcast_to(p[kept, None], place[kept].shape).ravel()
+        shape = (len(kept), len(names))
+        of_gain, of_weight = (
+            often @ sparse.csr_matrix((part, cells), shape=shape)
+            for part in (weights * values[kept].ravel(), weights)
+        )
+        sums = (of_gain * counts).sum(1), (of_weight * counts).sum(1)
+        found.append(sums[0] / np.maximum(sums[1], 1e-300))
+    differences = found[0] - found[1]
     low, high = np.quantile(differences[1:], [0.025, 0.975])
     return {"chosen": found[0][0], "mean": differences[0], "low": low, "high": high}
 
