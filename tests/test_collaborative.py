@@ -18,7 +18,13 @@ from atsbook.findings.result import NO_POLICY
 from atsbook.findings.statistics import interval
 from atsbook.findings.verdicts import guards
 from atsbook.runs.archive import Archive, unit_of
-from atsbook.runs.collaborative import FederationUnit, federated
+from atsbook.runs.collaborative import (
+    FederationOutcomes,
+    FederationUnit,
+    federated,
+    federation_outcomes,
+    photographs,
+)
 from atsbook.runs.store import Store
 from atsbook.runs.study import Study
 from atsbook.runs.timing import TimingUnit
@@ -32,6 +38,9 @@ from atslib.clients.prepare import to_images
 from atslib.clients.sums import summed
 from atslib.clients.updates import LocalTraining
 from atslib.clients.view import Observed, ThreatModel
+from atslib.measures.found import rank
+from atslib.measures.guesses import guess_knowing_draw
+from atslib.measures.metrics import psnr
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
@@ -217,9 +226,47 @@ def test_a_perfect_reconstruction_is_found_whatever_its_place_in_the_batch(tmp_p
         federation=own, measured=(), attacked=(0,), attack=ATTACKS["annealed-lenet"]
     )
     monkeypatch.setattr(collaborative, "reconstruct", perfect)
-    made = federated(unit, Store(tmp_path / "store"), CPU)
+    store = Store(tmp_path / "store")
+    made = federated(unit, store, CPU)
     assert made["psnr"].isinf().all()
     assert (made["rank_target"] == 1).all()
+    told = federation_outcomes(FederationOutcomes(attacks=unit), store, CPU)
+    assert told["psnr"].isinf().all()
+    assert (rank(told["alike"][0].unsqueeze(2), told["truth"][0]) == 1).all()
+
+
+@pytest.mark.parametrize("policy", ["", "3-1-7+43-18-18"])
+def test_photographs_and_what_is_drawn_for_them_make_what_clients_use(policy):
+    own = dataclasses.replace(SMALL, defense=policy)
+    for client, number in itertools.product(range(3), (1, 2)):
+        pixels, labels, drawn = photographs(own, client, number)
+        assert torch.equal(drawn.apply(pixels), used(own, client, number))
+        assert torch.equal(labels, taken(own, client, number)[1])
+        shard = own.shard(client).pixels
+        assert all((shard == each).flatten(1).all(1).any() for each in pixels)
+
+
+def test_what_a_federation_gives_away_is_what_the_measures_say(tmp_path):
+    attack = dataclasses.replace(ATTACKS["annealed-lenet"], steps=5)
+    own = dataclasses.replace(SMALL, defense="3-1-7", batch=1)
+    unit = FederationUnit(federation=own, measured=(), attacked=(0, 2), attack=attack)
+    store, archive = Store(tmp_path / "store"), Archive(tmp_path / "units")
+    made = federated(unit, store, CPU)
+    told = federation_outcomes(FederationOutcomes(attacks=unit), store, CPU)
+    archive.write(store, embedded=True)
+    assert FederationOutcomes(attacks=unit) in [
+        unit_of(line) for line in archive.entries().values()
+    ]
+    assert torch.equal(told["psnr"], made["psnr"])
+    _, labels, drawn = photographs(own, 1, 3)
+    others = own.held_out()
+    guess = guess_knowing_draw(drawn, others.pixels, others.labels, labels=labels)
+    of_guess = psnr(guess, to_images(used(own, 1, 3)))
+    torch.testing.assert_close(told["gain"][1, 1], (made["psnr"][1, 1] - of_guess[0]))
+    assert told["alike"].shape == (2, 3, 100)
+    place = torch.zeros(2, 3, 100).scatter(2, told["truth"].unsqueeze(2), 1.0)
+    assert (place.sum(2) == 1).all()
+    assert told["frame"].isfinite().all()
 
 
 # --- sums and neighbours -------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ import safetensors.torch
 
 from atsbook.runs.attacks import AttackUnit, targets
 from atsbook.runs.batches import BatchUnit, LabelUnit, chosen
-from atsbook.runs.collaborative import FederationUnit
+from atsbook.runs.collaborative import FederationOutcomes, FederationUnit
 from atsbook.runs.faults import sealed
 from atsbook.runs.gradients import FeatureUnit, StagesUnit
 from atsbook.runs.networks import ModelUnit, Unit
@@ -80,6 +80,7 @@ _ALL = (
     *_ON_GRADIENTS,
     *_ON_ALL,
     FederationUnit,
+    FederationOutcomes,
     OutcomeUnit,
     RecognizedUnit,
 )

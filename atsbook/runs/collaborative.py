@@ -20,8 +20,12 @@ from atslib.clients.sums import summed
 from atslib.clients.view import Observed
 from atslib.errors import choose
 from atslib.measures.batches import align, label_share
+from atslib.measures.found import match, own_class
+from atslib.measures.frame import frame_psnr
+from atslib.measures.guesses import guess_knowing_draw
 from atslib.measures.identification import identification
 from atslib.measures.metrics import psnr
+from atslib.policies.draws import Draw, draw
 from atslib.policies.policy import forms, parse_policy
 from atslib.rng import rng
 
@@ -150,13 +154,113 @@ def _history(
             )
 
 
-def _attacked(unit: FederationUnit, seen: list[Observed], past: int) -> dict[str, Tensor]:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FederationOutcomes(OnFederation):
+    """What the attacks on a federation tell of the photographs."""
+
+    kind: ClassVar[str] = "federation-outcomes"
+
+    attacks: FederationUnit
+
+    @property
+    def federation(self) -> Federation:
+        """That which is attacked."""
+        return self.attacks.federation
+
+    @property
+    def title(self) -> str:
+        """That of the attacks, and what is looked for."""
+        return f"photographs found, {self.attacks.title}"
+
+    @property
+    def passes(self) -> float:
+        """Those of the attacks."""
+        return self.attacks.passes
+
+    def make(self, store: Store, device: torch.device) -> Artifact:
+        """Run the federation, attack and look, if that is not in the store."""
+        return federation_outcomes(self, store, device)
+
+
+def federation_outcomes(unit: FederationOutcomes, store: Store, device: torch.device) -> Artifact:
+    """Run a federation, attack what its server sees, and look for the photographs.
+
+    Tensors (attacked, clients · batch), one client after the other: `psnr` in dB against what the
+    client used; `gain`, dB above the guess of somebody who knows label, policy and draw, and has
+    the images that no client has; `frame`, PSNR in dB of the photograph on the part that is in the
+    frame. `alike` (attacked, clients · batch, 100): how alike the reconstruction is to the
+    photograph and to others of its class, for a server that knows the policy; `truth`, which of
+    these is the photograph. Bits and ranks are made of them by `atslib.measures.found`, over
+    federations of several seeds.
+    """
+    attacks = unit.attacks
+
+    def compute(state: object) -> dict[str, Tensor]:
+        told = [
+            _told(attacks, seen(), past)
+            for past, (_, seen) in enumerate(_history(attacks))
+            if past in attacks.attacked
+        ]
+        return {name: torch.stack([each[name] for each in told]) for name in told[0]}
+
+    return store.get(unit.kind, unit, compute, label=unit.title)
+
+
+def _told(unit: FederationUnit, seen: list[Observed], past: int) -> dict[str, Tensor]:
+    f = unit.federation
+    images, truth, _, _ = _recovered(unit, seen, past)
+    parts = [photographs(f, client, past + 1) for client in range(f.clients)]
+    pixels, labels = (torch.cat([part[k] for part in parts]) for k in range(2))
+    others = f.held_out()
+    candidates, place = own_class(torch.cat([labels, others.labels]), range(len(pixels)))
+    everything = torch.cat([pixels, others.pixels])
+    policy = parse_policy(f.defense)
+    alike = match(images, everything, candidates, policy, crop_flip=f.crop_flip)
+    rows = [len(part[0]) for part in parts]
+    guess = torch.cat(
+        [
+            guess_knowing_draw(drawn, others.pixels, others.labels, labels=own)
+            for _, own, drawn in parts
+        ]
+    )
+    reached = psnr(images, truth)
+    framed = [
+        frame_psnr(made, own, drawn)
+        for made, (own, _, drawn) in zip(images.split(rows), parts, strict=True)
+    ]
+    return {
+        "alike": alike.squeeze(2),
+        "truth": place,
+        "psnr": reached,
+        "gain": reached - psnr(guess, truth),
+        "frame": torch.cat(framed),
+    }
+
+
+def photographs(federation: Federation, client: int, number: int) -> tuple[Tensor, Tensor, Draw]:
+    """Pixels (B, C, H, W) uint8 and labels (B,) of a client's answer in a round as they are before
+    crop and flip, and what is drawn for them; what the draws make of them is `used`.
+    """
+    f = federation
+    shard = f.shard(client)
+    stream = rng(f.seed, "round", client, number)
+    rows = torch.randperm(len(shard), generator=stream)[: f.batch or None]
+    both = stream, rng(f.seed, "defense", client, number)
+    drawn = draw(len(rows), f.defense, rng=both, crop_flip=f.crop_flip)
+    return shard.pixels[rows], shard.labels[rows], drawn
+
+
+def _recovered(
+    unit: FederationUnit, seen: list[Observed], past: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What the attack recovers, beside what clients used, (clients · batch, C, H, W) each; the true
+    labels, and the share of them that is restored.
+    """
     f = unit.federation
     number = past + 1
     stream = rng(unit.federation.seed, "attack", past)
     size = seen[0].threat.batch
-    parts = [taken(f, client, number) for client in range(f.clients)]
-    pixels, labels = (torch.cat(each) for each in zip(*parts, strict=True))
+    labels = torch.cat([taken(f, client, number)[1] for client in range(f.clients)])
     truth = to_images(
         torch.cat([used(f, client, number) for client in range(f.clients)])
     ).unflatten(0, (-1, size))
@@ -168,13 +272,17 @@ def _attacked(unit: FederationUnit, seen: list[Observed], past: int) -> dict[str
     named = labels.view_as(told)
     pairs = [align(*each) for each in zip(made, truth, named, told, strict=True)]
     images = torch.stack([own[pair] for own, pair in zip(made, pairs, strict=True)]).flatten(0, 1)
+    return images, truth.flatten(0, 1), labels, label_share(told, named).repeat_interleave(size)
+
+
+def _attacked(unit: FederationUnit, seen: list[Observed], past: int) -> dict[str, Tensor]:
+    f = unit.federation
+    images, truth, labels, named = _recovered(unit, seen, past)
+    pixels = torch.cat([taken(f, client, past + 1)[0] for client in range(f.clients)])
     floor = _floor(f).expand_as(images).contiguous()
-    kept = {"psnr": psnr(images, truth.flatten(0, 1)), "floor": psnr(floor, truth.flatten(0, 1))}
-    kept |= _ranks(f, images, pixels, truth.flatten(0, 1))
-    return kept | {
-        "label": labels.short(),
-        "named": label_share(told, named).repeat_interleave(size),
-    }
+    kept = {"psnr": psnr(images, truth), "floor": psnr(floor, truth)}
+    kept |= _ranks(f, images, pixels, truth)
+    return kept | {"label": labels.short(), "named": named}
 
 
 def _floor(federation: Federation) -> Tensor:
