@@ -22,6 +22,7 @@ from atsbook.texts.costs import costs_page, speed_table, steps_table
 from atsbook.texts.coverage import coverage_page
 from atsbook.texts.effects import insert_effects
 from atsbook.texts.first_screen import first_screen
+from atsbook.texts.one_cell import insert_one_cell
 from atslib.errors import AtsError
 from atslib.files import shown, write_atomically
 
@@ -134,6 +135,7 @@ def publish_answers(root: Path) -> None:
         (book / f"{name}.md").write_text(text)
     insert_effects(root / "book" / "deviations.md", root / "results")
     insert_audits(book / "audit_your_own.md", results)
+    insert_one_cell(book / "method.md", results)
 
 
 def picture_of(page: Path) -> bytes:
