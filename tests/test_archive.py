@@ -340,10 +340,10 @@ def test_a_network_on_its_way_keeps_no_weights(tmp_path, step, left):
 
 
 @pytest.mark.parametrize(
-    ("heavy", "quick", "pictures"), [(100, 60, False), (10_000, 60, True), (100, -1, True)]
+    ("heavy", "quick", "weights"), [(100, 60, False), (10_000, 60, True), (100, -1, True)]
 )
-def test_a_large_network_soon_made_again_keeps_no_weights_and_its_attacks_no_pictures(
-    tmp_path, monkeypatch, heavy, quick, pictures
+def test_a_large_network_soon_made_again_keeps_no_weights_and_its_attacks_keep_pictures(
+    tmp_path, monkeypatch, heavy, quick, weights
 ):
     monkeypatch.setattr(module, "HEAVY", heavy)
     monkeypatch.setattr(module, "QUICK", quick)
@@ -357,8 +357,8 @@ def test_a_large_network_soon_made_again_keeps_no_weights_and_its_attacks_no_pic
     store.get("attack", ATTACK, lambda state: made)
     archive.write(store, embedded=True)
     lines = {line["kind"]: line for line in archive.entries().values()}
-    assert lines["model"]["left_out"] == ([] if pictures else ["model"])
-    assert ("pictures_shape" in lines["attack"]) == pictures
+    assert lines["model"]["left_out"] == ([] if weights else ["model"])
+    assert "pictures_shape" in lines["attack"]
     again = restored(archive, tmp_path)
     assert torch.equal(again.get("attack", ATTACK, None)["psnr"], made["psnr"])
     assert archive.write(again, embedded=True) == 0

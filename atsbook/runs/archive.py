@@ -119,8 +119,7 @@ class Archive:
 
         Weights are left out of a network that no other request uses, such as one trained for its
         accuracy alone; of one on the way of its training; and of a large one that is made again
-        within a minute, whose attacks keep no pictures either, unless a page looks at each of them
-        or hands the network to its reader.
+        within a minute, unless a page hands it to its reader.
 
         Args:
             embedded: also what was computed on the embedded `shapes`, which anyone makes again in
@@ -139,11 +138,6 @@ class Archive:
         known_facts = [row.facts for rows in tables.values() for row in rows.values()]
         readers = _readers(pages or {}, [*known_facts, *there.values()])
         used = {part for facts in (*known_facts, *there.values()) for part in _networks(facts)}
-        brief = {
-            _text(facts["config"])
-            for path, facts in there.items()
-            if _brief(facts, path.stat().st_size)
-        }
         changed = set()
         weights = {}
         new = 0
@@ -171,7 +165,7 @@ class Archive:
             if '"dataset": "shapes' in _text(facts["config"]) and not embedded:
                 continue
             page = page or (reading or [OTHER])[0]
-            count = None if every else 0 if brief & _networks(facts) else few(facts["config"])
+            count = None if every else few(facts["config"])
             artifact = Artifact(safetensors.torch.load_file(path), before if known else facts)
             row, own = packed(key, artifact, pictures=count, without=["model"] * lean)
             row.facts["pages"] = reading

@@ -3,6 +3,7 @@ every client.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import ClassVar
 
@@ -285,6 +286,7 @@ def _attacked(unit: FederationUnit, seen: list[Observed], past: int) -> dict[str
     return kept | {"label": labels.short(), "named": named}
 
 
+@functools.lru_cache(maxsize=16)
 def _floor(federation: Federation) -> Tensor:
     """The best guess of a server that knows the policy and sees no gradient, (1, C, H, W)."""
     f = federation
