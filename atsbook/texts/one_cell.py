@@ -50,17 +50,16 @@ def one_cell(results: Path) -> str:
     kept = defaultdict(lambda: {"": [], HYBRID: []})
     pages = defaultdict(set)
     for key, line in archive.entries().items():
-        if line["kind"] != OutcomeUnit.kind:
-            continue
-        attack = unit_of(line).attack
-        if in_the_cell(attack):
+        unit = unit_of(line) if line["kind"] == OutcomeUnit.kind else None
+        if unit and in_the_cell(unit.attack):
+            attack = unit.attack
             place = attack.attack, attack.first, attack.last
             told = archive.read(key).tensors
             kept[place][attack.policy].append((told["rank"].numpy() == 1, told["bits"].numpy()))
             pages[place].update(line["pages"])
     rows = []
     for place, both in kept.items():
-        if not all(both.values()):
+        if not all(both.values()) or not pages[place]:
             continue
         attack, first, last = place
         found, bits = (
