@@ -100,7 +100,7 @@ def test_the_rule_of_six_attacks(ends, status, capsys):
     groups = {name: compared(*each) for name, each in zip(six, ends, strict=True)}
     groups["another"] = compared(5, 6)  # which the claim is not about
     space = {"groups": groups, "SIX": six, "HYBRID": HYBRID, "photographs": photographs}
-    exec(cell("claim2_generality", "works = ["), space)
+    exec(cell("claim2_generality", "\nworks = ["), space)
     assert space["status"] == status
     assert space["works"] == [name for name, (before, _) in zip(six, ends, strict=True) if before]
     assert capsys.readouterr().out.startswith(f"{status}: ")
@@ -109,7 +109,7 @@ def test_the_rule_of_six_attacks(ends, status, capsys):
 def test_against_an_attack_that_gains_more_decibels_nothing_holds():
     groups = {"a": compared(5, 3, rise=2.0)}
     space = {"groups": groups, "SIX": ["a"], "HYBRID": HYBRID, "photographs": photographs}
-    exec(cell("claim2_generality", "works = ["), space)
+    exec(cell("claim2_generality", "\nworks = ["), space)
     assert space["held"] == []
 
 
