@@ -422,7 +422,7 @@ def asked(tmp_path, monkeypatch, profile):
     space |= {"Federation": Federation, "FederationUnit": FederationUnit}
     space |= {"LocalTraining": LocalTraining}
     exec(cell("ext9_collaborative", "places = {"), space)
-    loop = cell("ext9_collaborative", "runs = {}")
+    loop = cell("ext9_collaborative", "runs = {}\nfor place")
     exec(loop[: loop.index("study.compute(runs)")], space)
     return {key: run.unit for key, run in space["runs"].items()}
 
