@@ -158,16 +158,23 @@ def _dealt(federation: Federation) -> tuple[tuple[Images, ...], Images, Images]:
     return tuple(dealt[rows] for rows in shards), dealt, rest
 
 
-def taken(federation: Federation, client: int, number: int) -> tuple[Tensor, Tensor]:
-    """Pixels (B, C, H, W) uint8 and labels (B,) of a client's answer in a round, before its
-    defense.
+def chosen(federation: Federation, client: int, number: int) -> tuple[Images, torch.Generator]:
+    """The images of a client's answer in a round as they are before crop and flip, and the stream
+    from which these are drawn next.
     """
     shard = federation.shard(client)
     stream = rng(federation.seed, "round", client, number)
     rows = torch.randperm(len(shard), generator=stream)[: federation.batch or None]
-    return transform(
-        shard.pixels[rows], "", rng=stream, crop_flip=federation.crop_flip
-    ), shard.labels[rows]
+    return shard[rows], stream
+
+
+def taken(federation: Federation, client: int, number: int) -> tuple[Tensor, Tensor]:
+    """Pixels (B, C, H, W) uint8 and labels (B,) of a client's answer in a round, before its
+    defense.
+    """
+    images, stream = chosen(federation, client, number)
+    pixels = transform(images.pixels, "", rng=stream, crop_flip=federation.crop_flip)
+    return pixels, images.labels
 
 
 def used(federation: Federation, client: int, number: int) -> Tensor:

@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 
 from atsbook.findings import photographs
+from atsbook.findings.statistics import interval
 
 
 def attacks(bits, gain=-1.0, draws=2, images=40):
@@ -71,6 +72,13 @@ def test_a_row_says_each_outcome_in_words():
     assert row["photographs × draws"] == "40 × 2"
     assert row["found, %"] == "100\u00a0→\u00a00"
     assert row["change of bits"].startswith("−4.0 [−4")
+
+
+def test_a_level_is_a_mean_with_its_interval_in_words():
+    values = pd.Series(np.random.default_rng(0).normal(-2.0, 1.0, 40))
+    low, high = interval(values)
+    wanted = f"{values.mean():.2f} [{low:.2f}, {high:.2f}]".replace("-", "−")
+    assert photographs.level(values, "{:.2f}") == wanted
 
 
 def test_found_photographs_are_paired_draw_by_draw():

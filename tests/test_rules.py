@@ -220,14 +220,14 @@ def test_pages_say_how_many_judged_attacks_were_there_when_their_choice_was_comm
         if line["kind"] == "attack" and line["config"].get("first") == 9_488
     ]
     # Later ones are of other rules: the paper's own network, longer attacks, more photographs.
-    attacks = [line for line in attacks if line["made"] < "2026-11-27T12:00:00+00:00"]
+    of_rule = [line for line in attacks if line["made"] < "2026-11-27T12:00:00+00:00"]
     moment = "2026-11-26T10:32:13+00:00"  # of commit f69e141
-    earlier = sum(line["made"] < moment for line in attacks)
+    earlier = sum(line["made"] < moment for line in of_rule)
     told = re.compile(r"f69e141\), when (\w+) of the (\d+) judged attacks")
     texts = [path.read_text() for path in (project_root() / "notebooks").glob("*.ipynb")]
     said = {match for text in texts for match in told.findall(text)}
     words = ["none", "one", "two", "three", "four", "five", "six", "seven"]
-    assert said == {(words[earlier], str(len(attacks)))}
+    assert said == {(words[earlier], str(len(of_rule)))}
     assert min(line["made"] for line in attacks) > "2026-11-26T08:49:52+00:00"  # of the rule
 
 

@@ -107,6 +107,7 @@ def test_what_the_attacks_tell_is_what_the_policys_own_attack_tells(kept):
     unit = PLAN.units(1)[0]  # each of its policies meets all three images
     told = swept_outcomes(SweepOutcomes(attacks=unit), kept, CPU)
     assert torch.equal(told["number"], swept(unit, kept, CPU)["number"])
+    assert SweepOutcomes(attacks=unit).needs == unit.needs  # the rung before, too
     own = AttackUnit(
         model=LENET, policy=str(all_policies()[int(told["number"][1])]), attack=SHORT, first=0, last=3, frames=0,
         seed=PLAN.seed,

@@ -15,6 +15,7 @@ __all__ = [
     "changes",
     "found_changes",
     "judge",
+    "level",
     "row",
     "status",
     "taken",
@@ -123,6 +124,12 @@ def words(each: Change, digits: int = 1) -> str:
     """A change with its interval, such as −1.9 [−2.4, −1.3]."""
     text = f"{each.mean:+.{digits}f} [{each.low:.{digits}f}, {each.high:.{digits}f}]"
     return text.replace("-", "−")
+
+
+def level(values: pd.Series, form: str = "{:.1f}") -> str:
+    """A mean over photographs with its 95 % interval, such as 4.2 [3.6, 4.8]."""
+    middle, *ends = (form.format(each) for each in (values.mean(), *interval(values)))
+    return f"{middle} [{', '.join(ends)}]".replace("-", "−")
 
 
 def arrow(before: float, after: float, form: str = "{:.1f}") -> str:

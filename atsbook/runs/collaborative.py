@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from atsbook.runs.networks import ModelUnit, Unit
+from atsbook.runs.outcomes import OfAttacks
 from atsbook.runs.store import Artifact, Store
-from atsfed.federation import Federation, taken, used
+from atsfed.federation import Federation, chosen, taken, used
 from atsfed.peers import as_seen, exchange, ring
 from atsfed.rounds import accuracy, rounds
 from atslib.attacks import GradientMatching, reconstruct
@@ -156,27 +157,12 @@ def _history(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FederationOutcomes(OnFederation):
+class FederationOutcomes(OfAttacks):
     """What the attacks on a federation tell of the photographs."""
 
     kind: ClassVar[str] = "federation-outcomes"
 
     attacks: FederationUnit
-
-    @property
-    def federation(self) -> Federation:
-        """That which is attacked."""
-        return self.attacks.federation
-
-    @property
-    def title(self) -> str:
-        """That of the attacks, and what is looked for."""
-        return f"photographs found, {self.attacks.title}"
-
-    @property
-    def passes(self) -> float:
-        """Those of the attacks."""
-        return self.attacks.passes
 
     def make(self, store: Store, device: torch.device) -> Artifact:
         """Run the federation, attack and look, if that is not in the store."""
@@ -243,12 +229,10 @@ def photographs(federation: Federation, client: int, number: int) -> tuple[Tenso
     crop and flip, and what is drawn for them; what the draws make of them is `used`.
     """
     f = federation
-    shard = f.shard(client)
-    stream = rng(f.seed, "round", client, number)
-    rows = torch.randperm(len(shard), generator=stream)[: f.batch or None]
+    images, stream = chosen(f, client, number)
     both = stream, rng(f.seed, "defense", client, number)
-    drawn = draw(len(rows), f.defense, rng=both, crop_flip=f.crop_flip)
-    return shard.pixels[rows], shard.labels[rows], drawn
+    drawn = draw(len(images), f.defense, rng=both, crop_flip=f.crop_flip)
+    return images.pixels, images.labels, drawn
 
 
 def _recovered(

@@ -62,6 +62,32 @@ class OutcomeUnit:
         return outcomes(self, store, device)
 
 
+class OfAttacks:
+    """A unit that makes attacks of another unit, its field `attacks`, and looks for their photographs."""
+
+    attacks: Unit
+
+    @property
+    def model(self) -> ModelUnit:
+        """The attacked network."""
+        return self.attacks.model
+
+    @property
+    def needs(self) -> tuple[Unit, ...]:
+        """What the attacks need."""
+        return self.attacks.needs
+
+    @property
+    def title(self) -> str:
+        """That of the attacks, and what is looked for."""
+        return f"photographs found, {self.attacks.title}"
+
+    @property
+    def passes(self) -> float:
+        """Those of the attacks."""
+        return self.attacks.passes
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecognizedUnit:
     """Where a network that knows pictures ranks the photographs behind several attacks.

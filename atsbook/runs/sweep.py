@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from atsbook.runs.attacks import CANDIDATES, AttackUnit, starts, transformed
 from atsbook.runs.networks import ModelUnit, OnModel, Unit, dataset, trained
-from atsbook.runs.outcomes import told_of
+from atsbook.runs.outcomes import OfAttacks, told_of
 from atsbook.runs.scoring import unseen
 from atsbook.runs.store import Artifact, Store
 from atslib.attacks import GradientMatching, reconstruct
@@ -187,27 +187,12 @@ def swept(unit: SweepUnit, store: Store, device: torch.device) -> Artifact:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SweepOutcomes(OnModel):
+class SweepOutcomes(OfAttacks):
     """The attacks of a unit, and all that they tell of the photographs."""
 
     kind: ClassVar[str] = "sweep-outcomes"
 
     attacks: SweepUnit
-
-    @property
-    def model(self) -> ModelUnit:
-        """The attacked network."""
-        return self.attacks.model
-
-    @property
-    def title(self) -> str:
-        """That of the attacks, and what is looked for."""
-        return f"photographs found, {self.attacks.title}"
-
-    @property
-    def passes(self) -> float:
-        """Those of the attacks."""
-        return self.attacks.passes
 
     def make(self, store: Store, device: torch.device) -> Artifact:
         """Attack and look, if that is not in the store."""

@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 
 from atsbook.findings.statistics import mcnemar
-from atslib.errors import AtsError
-from atslib.files import write_atomically
+from atsbook.texts.marks import insert_tables
 
 MARK = "<!-- fine-tuning -->"
 NETWORKS_MARK = "<!-- networks -->"
@@ -134,12 +133,4 @@ def networks(results: Path) -> str:
 
 def insert_audits(path: Path, results: Path) -> None:
     """Put the two tables between their marks in a Markdown file; a file that is not there is left."""
-    if not path.exists():
-        return
-    text = path.read_text(encoding="utf-8")
-    for mark, made in ((MARK, fine_tuning(results)), (NETWORKS_MARK, networks(results))):
-        if text.count(mark) != 2:
-            raise AtsError(f"{path} must hold two lines {mark}: a table goes between them")
-        head, _, tail = text.split(mark)
-        text = f"{head}{mark}\n\n{made}\n{mark}{tail}"
-    write_atomically(path, lambda partial: partial.write_text(text, encoding="utf-8"))
+    insert_tables(path, results, {MARK: fine_tuning, NETWORKS_MARK: networks})

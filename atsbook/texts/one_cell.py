@@ -13,9 +13,8 @@ from atsbook.runs.archive import Archive, unit_of
 from atsbook.runs.attacks import AttackUnit
 from atsbook.runs.outcomes import OutcomeUnit
 from atsbook.runs.table1 import HYBRID
+from atsbook.texts.marks import insert_tables
 from atslib import ATTACKS, GradientMatching
-from atslib.errors import AtsError
-from atslib.files import write_atomically
 
 MARK = "<!-- one cell -->"
 HEAD = "| Attack | Steps | Test images | Draws | Found, % | Bits | Page |\n|---|---|---|---|---|---|---|"
@@ -82,11 +81,4 @@ def one_cell(results: Path) -> str:
 
 def insert_one_cell(path: Path, results: Path) -> None:
     """Put the table between its marks in a Markdown file; a file that is not there is left."""
-    if not path.exists():
-        return
-    text = path.read_text(encoding="utf-8")
-    if text.count(MARK) != 2:
-        raise AtsError(f"{path} must hold two lines {MARK}: a table goes between them")
-    head, _, tail = text.split(MARK)
-    text = f"{head}{MARK}\n\n{one_cell(results)}\n{MARK}{tail}"
-    write_atomically(path, lambda partial: partial.write_text(text, encoding="utf-8"))
+    insert_tables(path, results, {MARK: one_cell})
