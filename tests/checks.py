@@ -3,7 +3,9 @@ pass.
 """
 
 import io
+import random
 import re
+import socket
 from contextlib import contextmanager
 
 import pytest
@@ -108,3 +110,14 @@ def main(arguments):
     """`python -m atsbook` for its commands, `python -m atslib` for all others."""
     program = book if arguments and arguments[0] in BOOK_COMMANDS else library
     return program(arguments)
+
+
+def free_port():
+    """A port of 127.0.0.1 that nobody listens on, below those that systems take for connections that go out."""
+    for port in random.SystemRandom().sample(range(20000, 32768), k=100):
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+        except OSError:  # somebody listens there
+            continue
+        return port
+    raise AssertionError("none of 100 ports is free")

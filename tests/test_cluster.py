@@ -8,7 +8,6 @@ import ipaddress
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +17,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from checks import free_port
 
 from atsbook.runs.attacks import attack_unit
 from atsbook.runs.schedule import compute, describe, outlook
@@ -259,12 +259,6 @@ class Cluster:
             process.kill()  # a worker ends with its nanny
         for process in self.running:
             process.wait(timeout=60)
-
-
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 @pytest.fixture

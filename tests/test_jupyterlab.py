@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import urllib.request
 import pytest
 import torch
 from browser import needs_chromium
+from checks import free_port
 from PIL import Image
 
 from atsbook.runs.networks import dataset
@@ -49,12 +49,6 @@ def asked(address, method="GET"):
         urllib.request.Request(address, method=method), timeout=30
     ) as answer:
         return json.loads(answer.read() or "null")
-
-
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 @pytest.fixture(scope="module")

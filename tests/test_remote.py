@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from checks import refused
-from test_cluster import UNITS, Slow, free_port, wait_until
+from checks import free_port, refused
+from test_cluster import UNITS, Slow, wait_until
 
 from atsbook.runs.schedule import compute
 from atsbook.runs.store import Store

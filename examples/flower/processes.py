@@ -8,6 +8,7 @@ import datetime
 import ipaddress
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -209,12 +210,21 @@ def _wait(tap: Tap, rounds: int, processes: Processes, patience: float) -> None:
 
 
 def free_ports(many: int) -> list[int]:
-    """Ports of 127.0.0.1 that nobody listens on."""
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(many)]
-    ports = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
-    return ports
+    """Different ports of 127.0.0.1 that nobody listens on.
+
+    They lie below 32768. Above it Linux, macOS and Windows take ports for connections that go out, and might take one
+    of these before its process listens there.
+    """
+    ports: list[int] = []
+    for port in random.SystemRandom().sample(range(20000, 32768), k=12768):
+        if len(ports) == many:
+            return ports
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+        except OSError:  # somebody listens there
+            continue
+        ports.append(port)
+    raise AtsError(f"fewer than {many} of the ports 20000 to 32767 are free")
 
 
 def make_keys(folder: Path, clients: int) -> None:
