@@ -11,9 +11,11 @@ from checks import refused
 from atsbook.runs.archive import Archive, unit_of
 from atsbook.runs.batches import (
     Batches,
+    BatchOutcomes,
     BatchUnit,
     LabelUnit,
     attacked_batches,
+    batch_outcomes,
     chosen,
     outcomes,
     restored,
@@ -25,6 +27,7 @@ from atslib.checkpoints import plain
 from atslib.clients.prepare import to_images
 from atslib.clients.updates import LocalTraining
 from atslib.measures.batches import align
+from atslib.measures.found import bits, match, own_class, rank
 from atslib.measures.metrics import psnr
 
 CPU = torch.device("cpu")
@@ -110,6 +113,26 @@ def test_a_reconstruction_stands_beside_its_own_image(store):
     assert sheet["share"].tolist() == [1.0, 1.0]
     assert sheet["within"].all()  # labels differ, so each image is alone with its own
     assert sheet["floor"].shape == sheet["rank"].shape == (6,)
+
+
+def test_what_batches_give_away_is_what_the_measures_say(store, tmp_path):
+    unit = BatchOutcomes(attacks=BASE)
+    told, sheet = batch_outcomes(unit, store, CPU), attacked_batches(BASE, store, CPU)
+    test = dataset("shapes", "test")
+    candidates, truth = own_class(test.labels, BASE.batches.rows(test.labels, 10).flatten())
+    alike = match(sheet["reconstruction"], test.pixels, candidates, crop_flip=False)
+    assert torch.equal(told["rank"], rank(alike, truth))
+    assert torch.equal(told["bits"], bits(alike, truth))
+    torch.testing.assert_close(told["psnr"], sheet["psnr"])
+    torch.testing.assert_close(told["frame"], sheet["psnr"])  # the frame has all of it
+    archive = Archive(tmp_path / "archive")
+    archive.write(store, embedded=True)
+    assert unit in [unit_of(line) for line in archive.entries().values()]
+
+
+def test_photographs_of_clients_with_a_policy_are_not_looked_for_as_if_there_were_none():
+    with refused("the clients have '3-1-7'"):
+        BatchOutcomes(attacks=dataclasses.replace(BASE, defense="3-1-7"))
 
 
 def test_an_image_itself_is_found_and_another_is_not():

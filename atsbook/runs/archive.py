@@ -20,7 +20,7 @@ from pathlib import Path
 import safetensors.torch
 
 from atsbook.runs.attacks import AttackUnit, targets
-from atsbook.runs.batches import BatchUnit, LabelUnit, chosen
+from atsbook.runs.batches import BatchOutcomes, BatchUnit, LabelUnit, chosen
 from atsbook.runs.collaborative import FederationOutcomes, FederationUnit
 from atsbook.runs.faults import sealed
 from atsbook.runs.gradients import FeatureUnit, StagesUnit
@@ -68,7 +68,7 @@ IDENTIFYING = (
 # Pages that hand a network to their reader, and so need its weights.
 HANDING_OUT = ("explorer",)
 COSTLY = 3_600  # seconds of a training whose weights are kept before anything has attacked them
-_ON_BATCHES = (LabelUnit, BatchUnit)
+_ON_BATCHES = (LabelUnit, BatchUnit, BatchOutcomes)
 _ON_GRADIENTS = (StagesUnit, FeatureUnit)
 _ON_ALL = (SweepUnit, SweepOutcomes, SweepScores)
 _ALL = (

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from atsbook.runs.networks import ModelUnit, OnModel, dataset, trained
+from atsbook.runs.outcomes import OfAttacks, told_of
 from atsbook.runs.store import Artifact, Store
 from atslib.attacks import GradientMatching, reconstruct, restore_labels
 from atslib.attacks.labels import RULES
@@ -22,6 +23,7 @@ from atslib.measures.batches import align, label_share
 from atslib.measures.identification import identification, similarity
 from atslib.measures.metrics import mse, psnr, ssim
 from atslib.models import normalization_layer
+from atslib.policies.draws import draw
 from atslib.rng import rng
 
 HEADS = ("", "signed", "without bias")
@@ -268,6 +270,49 @@ def _attack(
             "share": label_share(told, true),
         }
     )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BatchOutcomes(OfAttacks):
+    """What an attack on batches tells of the photographs.
+
+    The clients neither crop nor flip, and have no policy: photographs are used as they are.
+    """
+
+    kind: ClassVar[str] = "batch-outcomes"
+
+    attacks: BatchUnit
+
+    def __post_init__(self) -> None:
+        if self.attacks.defense:
+            raise AtsError(
+                f"BatchOutcomes: the clients have {self.attacks.defense!r}; only attacks on photographs "
+                "as they are have these outcomes"
+            )
+
+    def make(self, store: Store, device: torch.device) -> Artifact:
+        """Attack and look, if that is not in the store."""
+        return batch_outcomes(self, store, device)
+
+
+def batch_outcomes(unit: BatchOutcomes, store: Store, device: torch.device) -> Artifact:
+    """Attack batches and look for their photographs.
+
+    Tensors (images of all batches,), as those of `atsbook.runs.outcomes.outcomes`: `rank`, `bits`,
+    `psnr`, `gain`, `frame`. Which reconstruction is of which photograph, `align` says, which knows
+    the truth.
+    """
+    attacks = unit.attacks
+
+    def compute(state: object) -> dict[str, Tensor]:
+        name = attacks.model.dataset
+        test = dataset(name, "test")
+        rows = attacks.batches.rows(test.labels, test.num_classes).flatten()
+        made = _attack(attacks, store, device, state)["reconstruction"]
+        as_they_are = draw(len(rows), rng=0, crop_flip=False)
+        return told_of(name, rows, as_they_are, made, crop_flip=False)
+
+    return store.get(unit.kind, unit, compute, label=unit.title)
 
 
 def outcomes(made: Tensor, truth: Tensor, labels: Tensor, others: Tensor) -> dict[str, Tensor]:
