@@ -181,7 +181,7 @@ def _told(judged: pd.DataFrame) -> dict[str, float]:
 def watched_for_long(judged: pd.DataFrame) -> dict[str, Watched]:
     """What four rounds give to a server that is told what was drawn, beside one without a policy.
 
-    Both are of the same photographs and weights: of claim 1's three draws these are the first.
+    Both are of the same photographs and weights: of claim 1's five draws these are the first.
 
     Args:
         judged: the table `judged` of extension 5, one row per photograph, network and server.
