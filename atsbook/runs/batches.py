@@ -300,7 +300,8 @@ def batch_outcomes(unit: BatchOutcomes, store: Store, device: torch.device) -> A
 
     Tensors (images of all batches,), as those of `atsbook.runs.outcomes.outcomes`: `rank`, `bits`,
     `psnr`, `gain`, `frame`. Which reconstruction is of which photograph, `align` says, which knows
-    the truth.
+    the truth. The guess without a gradient is the mean of the class over the test images that are
+    in none of the batches.
     """
     attacks = unit.attacks
 
@@ -308,9 +309,11 @@ def batch_outcomes(unit: BatchOutcomes, store: Store, device: torch.device) -> A
         name = attacks.model.dataset
         test = dataset(name, "test")
         rows = attacks.batches.rows(test.labels, test.num_classes).flatten()
+        apart = torch.ones(len(test), dtype=torch.bool)
+        apart[rows] = False
         made = _attack(attacks, store, device, state)["reconstruction"]
         as_they_are = draw(len(rows), rng=0, crop_flip=False)
-        return told_of(name, rows, as_they_are, made, crop_flip=False)
+        return told_of(name, rows, as_they_are, made, crop_flip=False, others=test[apart])
 
     return store.get(unit.kind, unit, compute, label=unit.title)
 

@@ -20,6 +20,7 @@ from atslib.attacks import Undone
 from atslib.attacks.composed import Around
 from atslib.attacks.through_policy import ByForms
 from atslib.clients.prepare import streams, to_images
+from atslib.data.images import Images
 from atslib.errors import AtsError
 from atslib.measures.found import CANDIDATES, bits, match, own_class, rank
 from atslib.measures.frame import frame_psnr
@@ -241,7 +242,13 @@ def outcomes_of(attack: AttackUnit, images: Tensor) -> dict[str, Tensor]:
 
 
 def told_of(
-    name: str, rows: Tensor, drawn: Draw, images: Tensor, *, crop_flip: bool = True
+    name: str,
+    rows: Tensor,
+    drawn: Draw,
+    images: Tensor,
+    *,
+    crop_flip: bool = True,
+    others: Images | None = None,
 ) -> dict[str, Tensor]:
     """`outcomes` of what an attack recovered of these test images.
 
@@ -250,13 +257,14 @@ def told_of(
         rows: (B,) which of its test images.
         drawn: what was drawn for each.
         images: floats in [0, 1], (B, C, H, W).
+        others: of which the guess without a gradient is made; None: the training images.
     """
     test = dataset(name, "test")
-    train = dataset(name, "train")
+    others = others or dataset(name, "train")
     candidates, truth = own_class(test.labels, rows)
     alike = match(images, test.pixels, candidates, drawn.policy, crop_flip=crop_flip)
     used = to_images(drawn.apply(test.pixels[rows]))
-    guess = guess_knowing_draw(drawn, train.pixels, train.labels, labels=test.labels[rows])
+    guess = guess_knowing_draw(drawn, others.pixels, others.labels, labels=test.labels[rows])
     reached = psnr(images, used)
     return {
         "rank": rank(alike, truth),
