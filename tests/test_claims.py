@@ -8,10 +8,11 @@ import pytest
 import torch
 from test_pilots import cell
 
-from atsbook.findings import photographs, statistics
+from atsbook.findings import compare, photographs, statistics
 from atsbook.findings.photographs import words
 from atsbook.findings.statistics import change, holm, interval, paired
 from atsbook.findings.verdicts import guards
+from atsbook.runs import table1
 from atsbook.runs.layers import GROUPS
 from atsbook.runs.table1 import HYBRID, family
 
@@ -80,6 +81,27 @@ def test_the_rule_of_privacy(ends, more, status, capsys):
     assert space["telling"] == sum(before > 0 for before, _ in ends)
     assert space["protected"] == sum(after < before for before, after in ends)
     assert capsys.readouterr().out.startswith(f"{status}: ")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [
+        (-5.3, -0.8, "there"),
+        (-9.0, -7.0, "there"),  # larger than published
+        (-3.0, -1.0, "smaller than published"),
+        (-3.0, 1.0, "not there"),
+        (-5.0, 1.0, "more photographs are needed to tell"),
+    ],
+)
+def test_the_published_fall_is_there_if_the_change_is_below_0_and_reaches_the_smaller_one(
+    low, high, said
+):
+    source = cell("claim1_privacy", "AS_PUBLISHED = ")
+    space = {"profile": "smoke", "wide": "", "pd": pd, "HYBRID": HYBRID}
+    space |= {"compare": compare, "table1": table1}
+    exec(source, space)
+    assert [round(fall, 2) for fall in space["falls"]] == [-6.24, -3.9]
+    assert space["there"](SimpleNamespace(low=low, high=high)) == said
 
 
 # --- claim 2 ----------------------------------------------------------------------------------------------------------
