@@ -83,6 +83,17 @@ def test_the_rule_of_privacy(ends, more, status, capsys):
     assert capsys.readouterr().out.startswith(f"{status}: ")
 
 
+PARTS = ["data path", "network", "darkness", "image"]
+
+
+def as_published():
+    """What claim 1's cell on the paper's own attack defines; at smoke it attacks nothing."""
+    space = {"profile": "smoke", "wide": "", "pd": pd, "HYBRID": HYBRID, "change": change}
+    space |= {"compare": compare, "table1": table1}
+    exec(cell("claim1_privacy", "AS_PUBLISHED = "), space)
+    return space
+
+
 @pytest.mark.parametrize(
     ("low", "high", "said"),
     [
@@ -96,12 +107,37 @@ def test_the_rule_of_privacy(ends, more, status, capsys):
 def test_the_published_fall_is_there_if_the_change_is_below_0_and_reaches_the_smaller_one(
     low, high, said
 ):
-    source = cell("claim1_privacy", "AS_PUBLISHED = ")
-    space = {"profile": "smoke", "wide": "", "pd": pd, "HYBRID": HYBRID}
-    space |= {"compare": compare, "table1": table1}
-    exec(source, space)
+    space = as_published()
     assert [round(fall, 2) for fall in space["falls"]] == [-6.24, -3.9]
     assert space["there"](SimpleNamespace(low=low, high=high)) == said
+
+
+@pytest.mark.parametrize("changed", ["data path", "network", "darkness", "image", None])
+def test_a_fall_of_the_psnr_is_made_of_what_changed(changed):
+    """Each part finds its own effect and no other's; together they are the whole change."""
+    space = as_published()
+    noise = np.random.default_rng(0)
+    effect = {name: -2.0 if changed in (name, None) else 0.0 for name in PARTS}
+    tables = []
+    for case, (network, policy, crop_flip) in space["five"].items():
+        guess = noise.normal(12, 0.1, 8) + effect["darkness"] * (policy != "")
+        gain = noise.normal(-1, 0.1, 8) + effect["image"] * (policy != "")
+        gain += effect["network"] * (network != "none") + effect["data path"] * crop_flip
+        told = {"image": range(8), "psnr": guess + gain, "gain_told": gain}
+        tables.append(pd.DataFrame(told).assign(case=case))
+    told = pd.concat(tables, ignore_index=True)
+    # The guess is one for a target, whichever network is attacked.
+    for target in "CH":
+        first, second = (told["case"] == f"{network}, {target}" for network in ("N0", "NH"))
+        guess = (told["psnr"] - told["gain_told"])[first].to_numpy()
+        told.loc[second, "psnr"] = guess + told.loc[second, "gain_told"].to_numpy()
+    parts = space["made_of"](told)
+    assert list(parts) == PARTS
+    for name, part in parts.items():
+        assert part.mean == pytest.approx(effect[name], abs=0.2)
+    psnr = told.pivot(index="image", columns="case", values="psnr")
+    whole = change(psnr["N0, P"], psnr["NH, H"])
+    assert sum(part.mean for part in parts.values()) == pytest.approx(whole.mean)
 
 
 # --- claim 2 ----------------------------------------------------------------------------------------------------------

@@ -151,8 +151,8 @@ def _paper(looks: pd.DataFrame, judged: pd.DataFrame) -> dict[str, tuple[float, 
 def _as_published(attacks: pd.DataFrame) -> tuple[float, float, int] | None:
     if attacks.empty:
         return None
-    psnr = attacks.groupby("policy")["psnr"].mean()
-    return float(psnr[NO_POLICY]), float(psnr[HYBRID]), attacks["image"].nunique()
+    psnr = attacks.groupby("case")["psnr"].mean()
+    return float(psnr["N0, P"]), float(psnr["NH, H"]), attacks["image"].nunique()
 
 
 def _learned(accuracy: pd.DataFrame) -> tuple[float, float, float] | None:
