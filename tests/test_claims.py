@@ -140,6 +140,22 @@ def test_a_fall_of_the_psnr_is_made_of_what_changed(changed):
     assert sum(part.mean for part in parts.values()) == pytest.approx(whole.mean)
 
 
+@pytest.mark.parametrize(
+    ("lost", "said"),
+    [
+        ([0.1, -0.4, 0.2], "undertraining"),
+        ([5.0, 5.5, 4.9], "policy, and in part undertraining"),
+        ([10.4, 10.9, 10.1], "policy"),
+        ([1.0, 3.5, 2.0], "cannot tell"),
+        ([5.0], "cannot tell"),
+    ],
+)
+def test_what_accuracy_is_lost_to(lost, said):
+    space = {"POINTS": 2.0, "cost": 10.4, "pd": pd}
+    exec(cell("claim1_privacy", "SEEDS_60 = "), space)
+    assert space["why"](change([60.0] * len(lost), [60.0 - each for each in lost])) == said
+
+
 # --- claim 2 ----------------------------------------------------------------------------------------------------------
 
 
