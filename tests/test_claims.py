@@ -88,7 +88,7 @@ PARTS = ["data path", "network", "darkness", "image"]
 
 def as_published():
     """What claim 1's cell on the paper's own attack defines; at smoke it attacks nothing."""
-    space = {"profile": "smoke", "wide": "", "pd": pd, "HYBRID": HYBRID, "change": change}
+    space = {"profile": "smoke", "pd": pd, "HYBRID": HYBRID, "change": change}
     space |= {"compare": compare, "table1": table1}
     exec(cell("claim1_privacy", "AS_PUBLISHED = "), space)
     return space

@@ -142,9 +142,9 @@ def _paper(looks: pd.DataFrame, judged: pd.DataFrame) -> dict[str, tuple[float, 
     if len(looks):
         each = looks.groupby(["state", "attack"])["found"].mean().groupby("state").max()
         shares = {state: (float(share),) for state, share in each.items()}
-    if len(judged):
-        found = judged.groupby("policy")["found"].mean()
-        shares["trained"] = (float(found[NO_POLICY]), float(found[HYBRID]))
+    for state, rows in judged.groupby("state") if len(judged) else ():
+        found = rows.groupby("policy")["found"].mean()
+        shares[state] = (float(found[NO_POLICY]), float(found[HYBRID]))
     return {state: shares[state] for state in ("untrained", "trained") if state in shares}
 
 
