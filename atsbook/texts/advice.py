@@ -196,8 +196,8 @@ def _knowing(results: Path) -> str:
     return (
         "## Against a server that knows the policy\n\nHow often, in percent, such a server singles out your photograph "
         f"among the 100 test images of its class ([page]({PAGE.format('ext5_adaptive')})). These are photographs of the "
-        "table on top, with the first of its draws of the weights. In one round it is the weaker way to attack through the "
-        "policy, since part of the picture that is searched left no trace in the gradient. No client tells what it drew: "
+        "table on top, with the first of its draws of the weights. In one round, attacking through the policy is "
+        "weaker, since part of the picture that is searched left no trace in the gradient. No client tells what it drew: "
         "the rows of a server that was told are an upper bound.\n\n" + "\n".join(lines)
     )
 
@@ -237,7 +237,8 @@ def _federation(results: Path) -> str:
         lines.append(f"| {named}, {protocol} | accuracy after {rounds} rounds | {both} |")
     return (
         "## In a federation\n\nTen clients who train one network together, watched by somebody who knows the "
-        "policy; the change of the accuracy in points, its interval over federations "
+        "policy. In FedSGD a client answers with one gradient, in FedAvg with how its weights changed while it trained. "
+        "The change of the accuracy is in points, its interval over federations "
         f"([page]({PAGE.format('ext9_collaborative')})). {OTHER_SHARES}\n\n" + "\n".join(lines)
     )
 

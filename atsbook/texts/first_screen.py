@@ -293,6 +293,20 @@ def _hides(watched: Mapping[str, Watched]) -> str:
     )
 
 
+def _four_rounds(watched: Mapping[str, Watched]) -> str:
+    """What four rounds give to a server that is told the draws and to one that is not, by network."""
+    each = []
+    for model, found in watched.items():
+        each.append(
+            f"on the {NAMES[model].removesuffix('-16')} {percent(found.knowing)}, and {percent(found.told)} if it is "
+            f"told what was drawn (one round without a policy: {percent(found.bare)}; {found.photographs} photographs)"
+        )
+    return (
+        f"In four rounds, with the first draw of the weights, it finds {'; '.join(each)}. Clients do not send what was "
+        "drawn, so that is an upper bound."
+    )
+
+
 def sentences(known: Numbers) -> str:
     """The answer: does it hide images, what does it cost, and which correlation is right."""
     words = []
@@ -310,25 +324,17 @@ def sentences(known: Numbers) -> str:
             long = f"; the paper's own attack, in its 4,800 steps, {percent(hidden)} of {count} ({percent(bare)})"
             blind += bare - hidden < HARDLY
         if blind:
-            hardly = f" from one attack, and hardly any from {['', 'another', 'two others'][blind]}"
-        watched = known.watched.values()
-        knowing, told, bare, count = (
-            " and ".join(each)
-            for each in (
-                [percent(each.knowing) for each in watched],
-                [percent(each.told) for each in watched],
-                [percent(each.bare) for each in watched],
-                [str(each.photographs) for each in watched],
-            )
-        )
+            hardly = f" from one attack and hardly any from {['', 'another', 'two others'][blind]}"
+        wide = ""
+        if len(known.paper.get("untrained", ())) == 2:
+            bare, hidden = known.paper["untrained"]
+            wide = f", on an untrained {NAMES['resnet20-4']} {percent(hidden)} ({percent(bare)})"
         words.append(
-            f"**In one round the paper's policy hides some of the photographs{hardly}; in four rounds it hides "
-            f"{_hides(known.watched)} from a server that is told what was drawn.** "
-            "From the gradient of one image on an untrained LeNet a server that knows the policy finds "
+            f"**On an untrained LeNet the paper's policy hides, in one round, some of the photographs{hardly}; in four "
+            f"rounds it hides {_hides(known.watched)} from a server that is told what was drawn.** "
+            "From the gradient of one image a server that knows the policy finds "
             f"{percent(one[1])} of them ({percent(one[0])} without it){another}{long}; on an untrained ConvNet "
-            f"{percent(other[1])} ({percent(other[0])}). In four rounds it finds {knowing}, and {told} if it is told what "
-            "was drawn, which clients do not send: an upper bound. One round without a policy gives "
-            f"{bare} (these three by the first draw of the weights, {count} photographs)."
+            f"{percent(other[1])} ({percent(other[0])}){wide}. {_four_rounds(known.watched)}"
         )
     if known.accuracy:
         bare, hidden = known.accuracy
@@ -345,7 +351,7 @@ def sentences(known: Numbers) -> str:
         words.append(
             f"**{_goes_with(known.score)}:** over a hundred random policies on one untrained network r = "
             f"{_interval(known.score['bits'])} with the bits{rest} and {_interval(known.score['psnr'])} with PSNR, for "
-            f"which {printed_score(' and ')} are published."
+            f"which {printed_score(' and ')} are published, on a ResNet20-4."
         )
     return "\n\n".join(words) + ("\n" if words else "")
 
@@ -430,6 +436,9 @@ def questions(known: Numbers, *, link: str = "book/results/{}.ipynb") -> str:
     fashion = ", ".join(f"{NAMES[n]} {a:.1f} → {b:.1f}" for n, (a, b) in known.fashion.items())
     time = "" if known.share is None else f"{100 * known.share:.1f} % of an epoch"
     psnr = f"PSNR {printed('Table 1a', 'PSNR_dB', 2)} dB"
+    untrained = dict(known.untrained)
+    if wide := len(known.paper.get("untrained", ())) == 2:
+        untrained["resnet20-4"] = known.paper["untrained"]
     lines = ["| Question | Published | Measured here | Not tested |", "|---|---|---|---|"]
 
     def row(page: str, question: str, published: str, measured: str | None, left: str) -> None:
@@ -439,14 +448,14 @@ def questions(known: Numbers, *, link: str = "book/results/{}.ipynb") -> str:
     row(
         "claim1_privacy",
         "Photographs found, untrained networks",
-        psnr.replace("PSNR", "trained: PSNR"),
-        _shares(known.untrained),
-        "the hybrid on wide networks",
+        psnr.replace("PSNR", "trained ResNet20-4: PSNR"),
+        _shares(untrained),
+        "other wide networks" if wide else "the hybrid on wide networks",
     )
     row(
         "claim1_privacy",
         f"The same after {known.learned[1]} epochs of training with the same policy",
-        psnr,
+        psnr.replace("PSNR", "ResNet20-4: PSNR"),
         _shares(known.trained),
         "trainings to the end",
     )
@@ -465,7 +474,7 @@ def questions(known: Numbers, *, link: str = "book/results/{}.ipynb") -> str:
         "The paper's own network: ResNet20-4",
         f"trained, 4,800 steps: {psnr}",
         measured,
-        "untrained with a policy",
+        "more photographs in 4,800 steps" if wide else "untrained with a policy",
     )
     row(
         "ext5_adaptive",
@@ -492,7 +501,7 @@ def questions(known: Numbers, *, link: str = "book/results/{}.ipynb") -> str:
         "claim3_transfer",
         "Bits told of a photograph of Fashion-MNIST",
         f"PSNR {printed('Table 4a', 'PSNR_dB', 2)} dB",
-        fashion and f"{fashion} bits",
+        fashion and f"untrained: {fashion} bits",
         "trained networks",
     )
     row(
