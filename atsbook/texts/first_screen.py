@@ -294,16 +294,21 @@ def _hides(watched: Mapping[str, Watched]) -> str:
 
 
 def _four_rounds(watched: Mapping[str, Watched]) -> str:
-    """What four rounds give to a server that is told the draws and to one that is not, by network."""
-    each = []
-    for model, found in watched.items():
-        each.append(
-            f"on the {NAMES[model].removesuffix('-16')} {percent(found.knowing)}, and {percent(found.told)} if it is "
-            f"told what was drawn (one round without a policy: {percent(found.bare)}; {found.photographs} photographs)"
-        )
+    """What four rounds give to a server that is told the draws and to one that is not; the first network's number, and
+    in brackets those of the others.
+    """
+
+    def each(numbers: list[str]) -> str:
+        first, *rest = numbers
+        return f"{first} ({', '.join(rest)})" if rest else first
+
+    where = each([f"on the {NAMES[model].removesuffix('-16')}" for model in watched])
+    found = watched.values()
     return (
-        f"In four rounds, with the first draw of the weights, it finds {'; '.join(each)}. Clients do not send what was "
-        "drawn, so that is an upper bound."
+        f"In four rounds, with the first draw of the weights, it finds {each([percent(one.knowing) for one in found])} "
+        f"{where}, and {each([percent(one.told) for one in found])} if it is told what was drawn, which clients do not "
+        f"send: an upper bound. One round without a policy gives {each([percent(one.bare) for one in found])} of these "
+        f"{each([str(one.photographs) for one in found])} photographs."
     )
 
 
