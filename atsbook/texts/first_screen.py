@@ -294,21 +294,24 @@ def _hides(watched: Mapping[str, Watched]) -> str:
 
 
 def _four_rounds(watched: Mapping[str, Watched]) -> str:
-    """What four rounds give to a server that is told the draws and to one that is not; the first network's number, and
-    in brackets those of the others.
-    """
-
-    def each(numbers: list[str]) -> str:
-        first, *rest = numbers
-        return f"{first} ({', '.join(rest)})" if rest else first
-
-    where = each([f"on the {NAMES[model].removesuffix('-16')}" for model in watched])
+    """What four rounds give to a server that is told the draws and to one that is not, network by network."""
     found = watched.values()
+    knowing = " and ".join(
+        f"{percent(one.knowing)} on the {NAMES[model].removesuffix('-16')}"
+        for model, one in watched.items()
+    )
+    told, bare, count = (
+        " and ".join(each)
+        for each in (
+            [percent(one.told) for one in found],
+            [percent(one.bare) for one in found],
+            [str(one.photographs) for one in found],
+        )
+    )
     return (
-        f"In four rounds, with the first draw of the weights, it finds {each([percent(one.knowing) for one in found])} "
-        f"{where}, and {each([percent(one.told) for one in found])} if it is told what was drawn, which clients do not "
-        f"send: an upper bound. One round without a policy gives {each([percent(one.bare) for one in found])} of these "
-        f"{each([str(one.photographs) for one in found])} photographs."
+        f"In four rounds, with the first draw of the weights, it finds {knowing}, and {told} if it is told what was "
+        f"drawn, which clients do not send: an upper bound. One round without a policy gives {bare} there ({count} "
+        "photographs)."
     )
 
 
