@@ -224,7 +224,7 @@ def test_the_readme_offers_seconds_first_and_minutes_next_and_says_how_long_each
     opening = README.split("## Run it")[0]
     assert (
         opening.index("For people who ")
-        < opening.index("**In one round")
+        < opening.index("**On an untrained LeNet")
         < opening.index("| Question |")
     )
     assert "jupyter lab notebooks/explorer.ipynb" in README
