@@ -415,6 +415,9 @@ def test_numbers_parted_by_a_semicolon_stand_below_each_other_and_words_stay_in_
     assert '<td class="number">13.9\u00a0→\u00a07.6<br>12.2\u00a0→\u00a08.2</td>' in html
     assert "<td>weak; few</td>" in html
     assert "<td>1; 2</td>" in html  # of a column of words
+    three = "; ".join(["-0.7 [-1.1, -0.2]"] * 3)  # as many commas as a list of ids
+    html = load_extension().readable(pd.DataFrame({"change": [three]}, index=["a"]).to_html())
+    assert html.count("−0.7 [−1.1, −0.2]<br>") == 2
 
 
 def test_an_index_that_only_counts_is_left_out_and_one_with_a_name_stays():

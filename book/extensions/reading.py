@@ -64,7 +64,7 @@ def number(text: str) -> bool:
     """Whether a cell holds a number, with its spread or interval, or none, or several parted by semicolons; a list of
     ids is text.
     """
-    return all(NUMBER.fullmatch(part) for part in text.split(SEVERAL)) and text.count(",") < 3
+    return all(NUMBER.fullmatch(part) and part.count(",") < 3 for part in text.split(SEVERAL))
 
 
 def join_names(head: Tree.Element) -> None:
