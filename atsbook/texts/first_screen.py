@@ -148,6 +148,12 @@ def _paper(looks: pd.DataFrame, judged: pd.DataFrame) -> dict[str, tuple[float, 
     return {state: shares[state] for state in ("untrained", "trained") if state in shares}
 
 
+def _both(known: Numbers, state: str) -> tuple[float, ...]:
+    """What is found on the paper's own network without a policy and with the hybrid; empty until both are."""
+    shares = known.paper.get(state, ())
+    return shares if len(shares) == 2 else ()
+
+
 def _as_published(attacks: pd.DataFrame) -> tuple[float, float, int] | None:
     if attacks.empty:
         return None
@@ -334,8 +340,8 @@ def sentences(known: Numbers) -> str:
         if blind:
             hardly = f" from one attack and hardly any from {['', 'another', 'two others'][blind]}"
         wide = ""
-        if len(known.paper.get("untrained", ())) == 2:
-            bare, hidden = known.paper["untrained"]
+        if paper := _both(known, "untrained"):
+            bare, hidden = paper
             wide = f", on an untrained {NAMES['resnet20-4']} {percent(hidden)} ({percent(bare)})"
         words.append(
             f"**On an untrained LeNet the paper's policy hides, in one round, some of the photographs{hardly}; in four "
@@ -445,8 +451,8 @@ def questions(known: Numbers, *, link: str = "book/results/{}.ipynb") -> str:
     time = "" if known.share is None else f"{100 * known.share:.1f} % of an epoch"
     psnr = f"PSNR {printed('Table 1a', 'PSNR_dB', 2)} dB"
     untrained = dict(known.untrained)
-    if wide := len(known.paper.get("untrained", ())) == 2:
-        untrained["resnet20-4"] = known.paper["untrained"]
+    if wide := _both(known, "untrained"):
+        untrained["resnet20-4"] = wide
     lines = ["| Question | Published | Measured here | Not tested |", "|---|---|---|---|"]
 
     def row(page: str, question: str, published: str, measured: str | None, left: str) -> None:
@@ -473,7 +479,7 @@ def questions(known: Numbers, *, link: str = "book/results/{}.ipynb") -> str:
         for state, shares in known.paper.items()
     )
     measured = of_paper and f"found in 300 steps: {of_paper}"
-    if known.as_published and len(known.paper.get("trained", ())) == 2:
+    if known.as_published and _both(known, "trained"):
         bare, hidden, count = known.as_published
         found = " → ".join(f"{100 * share:.0f}" for share in known.paper["trained"])
         measured = f"PSNR {bare:.1f} → {hidden:.1f} dB (n = {count}); found in 300 steps {found} %"
