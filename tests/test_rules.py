@@ -12,7 +12,7 @@ from test_pilots import cell
 
 from atsbook.findings import compare, photographs
 from atsbook.findings.reported import DEFENSES
-from atsbook.findings.rules import digest, rules_in
+from atsbook.findings.rules import FILE, digest, rules_in, told
 from atsbook.findings.statistics import interval, paired
 from atsbook.findings.verdicts import guards, kept
 from atsbook.runs.archive import Archive
@@ -251,3 +251,23 @@ def stated(code):
 )
 def test_what_a_rules_cell_prints_is_no_part_of_the_rule(other, same):
     assert (stated(other) == stated("if low < 0:\n    print('lower')\n")) == same
+
+
+# --- dates ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_page_says_since_when_its_rule_has_its_present_form(tmp_path):
+    first = {"date": "2026-01-01T08:00:00+00:00", "commit": "1" * 12, "what": "A rule"}
+    last = {"date": "2026-01-03T08:00:00+00:00", "commit": "2" * 12, "what": "Another <rule>"}
+    evidence = ["2026-01-02T08:00:00+00:00", "2026-01-04T08:00:00+00:00"]
+    record = {"page": {"changes": [first, last], "evidence": evidence}}
+    (tmp_path / FILE).write_text(json.dumps(record))
+    assert told("page", tmp_path) == (
+        "Rule of 1 January 2026, commit 1111111, in its present form of 3 January 2026, commit 2222222; evidence of "
+        "2 January 2026 to 4 January 2026. <details><summary>Its text was changed once since the first evidence."
+        "</summary><ul><li>3 January 2026 (2222222): Another &lt;rule&gt;</li></ul></details>"
+    )
+    record["page"]["changes"].pop()
+    (tmp_path / FILE).write_text(json.dumps(record))
+    assert told("page", tmp_path).endswith("to 4 January 2026; unchanged since.")
+    assert told("elsewhere", tmp_path) == ""

@@ -193,13 +193,16 @@ def told(page: str, results: Path) -> str:
         return ""
     written = record["changes"][0]
     words = f"Rule of {_day(written['date'])}, commit {written['commit'][:7]}"
+    if record["changes"][1:]:
+        last = record["changes"][-1]
+        words += f", in its present form of {_day(last['date'])}, commit {last['commit'][:7]}"
     if evidence := record["evidence"]:
         words += f"; evidence of {_span(*evidence)}"
         first = _moment(evidence[0])
         later = [c for c in record["changes"][1:] if _moment(c["date"]) >= first]
         same = _moment(written["date"]) >= first
         if same:
-            words += ", some of which was there when the rule was committed"
+            words += ", some of which was there when the rule was first committed"
         if later:
             return f"{words}. {_folded(later)}"
         if not same:
