@@ -53,9 +53,10 @@ def kept(tmp_path_factory):
 
 @pytest.fixture
 def archive(kept, tmp_path):
-    """All of that store in an archive."""
+    """All of that store in an archive; the scores are those of a page that shows their curves."""
     archive = Archive(tmp_path / "results")
-    assert archive.write(kept, embedded=True) == len(list(kept.entries()))
+    pages = {key(kept, SCORES): ["claim6_transformations"]}
+    assert archive.write(kept, embedded=True, pages=pages) == len(list(kept.entries()))
     return archive
 
 
@@ -238,6 +239,26 @@ def test_a_restored_store_holds_networks_scores_and_searches_exactly(kept, archi
     mine, theirs = (trained(model_unit(TINY), s, CPU)[0].state_dict() for s in (kept, store))
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
     assert archive.restore(store) == 0
+
+
+@pytest.mark.parametrize(
+    ("page", "variant", "left"),
+    [
+        ("claim6_transformations", "fixed", []),
+        ("claim6_transformations", "code", ["curves"]),
+        ("ext2_transformations_tinyimagenet", "fixed", ["curves"]),
+    ],
+)
+def test_the_curves_behind_scores_are_kept_where_a_page_shows_them(tmp_path, page, variant, left):
+    store, archive = Store(tmp_path / "store"), Archive(tmp_path / "results")
+    unit = dataclasses.replace(SCORES, variant=variant)
+    unit.make(store, CPU)
+    own = key(store, unit)
+    archive.write(store, embedded=True, pages={own: [page]})
+    assert archive.entries()[own]["left_out"] == left
+    assert torch.equal(
+        archive.read(own)["scores"], store.get("privacy", unit, pytest.fail)["scores"]
+    )
 
 
 def test_what_was_restored_is_not_archived_again(archive, tmp_path):
@@ -501,7 +522,8 @@ def test_writing_twice_changes_nothing_and_embedded_images_stay_out(kept, archiv
     assert {file: file.read_bytes() for file in archive.root.rglob("*.*")} == before
     assert sum(map(len, before.values())) == archive.size()
     other = Archive(tmp_path / "other")
-    assert other.write(kept, embedded=True) == len(archive.entries())
+    pages = {key(kept, SCORES): ["claim6_transformations"]}
+    assert other.write(kept, embedded=True, pages=pages) == len(archive.entries())
     for file, data in before.items():
         assert (other.root / file.relative_to(archive.root)).read_bytes() == data
     real = Archive(tmp_path / "real")

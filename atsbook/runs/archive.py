@@ -65,6 +65,8 @@ IDENTIFYING = (
     "ext9_collaborative",
     "ext10_all_policies",
 )
+# Pages that show the curves behind scores, those of the variant `fixed`.
+SHOWING_CURVES = ("claim6_transformations", "claim7_correlation")
 # Pages that hand a network to their reader, and so need its weights.
 HANDING_OUT = ("explorer",)
 COSTLY = 3_600  # seconds of a training whose weights are kept before anything has attacked them
@@ -119,7 +121,8 @@ class Archive:
 
         Weights are left out of a network that no other request uses, such as one trained for its
         accuracy alone; of one on the way of its training; and of a large one that is made again
-        within a minute, unless a page hands it to its reader.
+        within a minute, unless a page hands it to its reader. The curves behind scores are kept
+        where a page shows them.
 
         Args:
             embedded: also what was computed on the embedded `shapes`, which anyone makes again in
@@ -167,7 +170,8 @@ class Archive:
             page = page or (reading or [OTHER])[0]
             count = None if every else few(facts["config"])
             artifact = Artifact(safetensors.torch.load_file(path), before if known else facts)
-            row, own = packed(key, artifact, pictures=count, without=["model"] * lean)
+            without = ["model"] * lean + ["curves"] * _unseen(facts, reading)
+            row, own = packed(key, artifact, pictures=count, without=without)
             row.facts["pages"] = reading
             row.facts.pop("network", None)
             if own:
@@ -409,6 +413,13 @@ class Archive:
             return f"{name} is missing"
         whole = _sha256(file.read_bytes()) == self._hashes().get(name)
         return None if whole else f"{name}: its bytes do not match their hash"
+
+
+def _unseen(facts: dict, reading: Sequence[str]) -> bool:
+    """Whether no page shows the curves behind these scores, if they are scores."""
+    if facts["kind"] != ScoreUnit.kind:
+        return False
+    return facts["config"]["variant"] != "fixed" or not set(reading) & set(SHOWING_CURVES)
 
 
 def network_file(facts: dict) -> str:
