@@ -8,6 +8,7 @@ import pytest
 from atsbook.findings.result import FILE, NO_POLICY
 from atsbook.runs.table1 import HYBRID
 from atsbook.texts.advice import LEADS, advice
+from atsbook.texts.first_screen import first_screen
 
 RANKS = ("rank_target", "rank_knowing", "rank_original")
 
@@ -70,6 +71,29 @@ def test_the_first_sentence_is_the_verdict(tmp_path, status):
     assert (
         "On an untrained ResNet20-1 a server that knows the policy still finds 25 % of the photographs behind the "
         "paper's hybrid (50 % without a policy); other networks are in the table." in text
+    )
+
+
+def test_longer_trainings_stand_beside_what_the_policy_costs(tmp_path):
+    attacks = pd.concat([attacked("initial", 0, gain, found, policy=p) for p, gain, found in BOTH])
+    tables = {
+        "attacks": attacks.assign(gain_told=attacks["gain"]),
+        "networks": pd.DataFrame(columns=["regime", "step", "model", "policy", "accuracy"]),
+        "accuracy": pd.DataFrame({"policy": [NO_POLICY, HYBRID], "accuracy": [57.0, 47.0]}),
+    }
+    stored(tmp_path / "short", "claim1_privacy", **tables)
+    cost = "It costs accuracy: 57.0 → 47.0 % on a ResNet20-1 after 20 epochs"
+    assert f"{cost}. " in advice(tmp_path / "short")
+    assert "| longer trainings |" in first_screen(tmp_path / "short")
+
+    longer = pd.DataFrame(
+        {"seed": [0, 1], NO_POLICY: [66.0, 67.0], HYBRID: [61.0, 63.0], "epochs": 60}
+    )
+    stored(tmp_path / "long", "claim1_privacy", **tables, accuracy_longer=longer)
+    assert f"{cost}, 66.5 → 62.0 % after 60. " in advice(tmp_path / "long")
+    assert (
+        "| 57.0 → 47.0 %, 60 epochs 66.5 → 62.0 % (ResNet20-1) | a wide network for as long |"
+        in first_screen(tmp_path / "long")
     )
 
 

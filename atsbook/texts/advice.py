@@ -62,7 +62,13 @@ def _advised(known: Numbers) -> str:
         )
     if known.accuracy:
         bare, hidden = known.accuracy
-        words.append(f"It costs accuracy: {bare:.1f} → {hidden:.1f} % on a {known.learned[0]}.")
+        longer = ""
+        if known.longer:
+            longer = ", {:.1f} → {:.1f} % after {}".format(*known.longer)
+        model, epochs = known.learned
+        words.append(
+            f"It costs accuracy: {bare:.1f} → {hidden:.1f} % on a {model} after {epochs} epochs{longer}."
+        )
     words.append(
         "Measure what your own network gives away, with a policy and without: {doc}`audit_your_own` is one command."
     )
