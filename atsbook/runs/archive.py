@@ -69,7 +69,7 @@ IDENTIFYING = (
 SHOWING_CURVES = ("claim6_transformations", "claim7_correlation")
 # Pages that hand a network to their reader, and so need its weights.
 HANDING_OUT = ("explorer",)
-COSTLY = 3_600  # seconds of a training whose weights are kept before anything has attacked them
+COSTLY = 7_200  # seconds of a training whose weights are kept before anything has attacked them
 _ON_BATCHES = (LabelUnit, BatchUnit, BatchOutcomes)
 _ON_GRADIENTS = (StagesUnit, FeatureUnit)
 _ON_ALL = (SweepUnit, SweepOutcomes, SweepScores)
