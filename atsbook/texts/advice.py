@@ -13,7 +13,7 @@ from atsbook.findings.statistics import ENOUGH
 from atsbook.runs.adaptive import SERVERS
 from atsbook.runs.table1 import HYBRID
 from atsbook.texts.answers import newest
-from atsbook.texts.first_screen import NAMES, Numbers, numbers, percent
+from atsbook.texts.first_screen import NAMES, Numbers, numbers, percent, what_it_costs
 
 PAGE = "results/{}.ipynb"
 LEADS = {
@@ -61,14 +61,7 @@ def _advised(known: Numbers) -> str:
             f"{_listed(ways)}; other networks are in the table."
         )
     if known.accuracy:
-        bare, hidden = known.accuracy
-        longer = ""
-        if known.longer:
-            longer = ", {:.1f} → {:.1f} % after {}".format(*known.longer)
-        model, epochs = known.learned
-        words.append(
-            f"It costs accuracy: {bare:.1f} → {hidden:.1f} % on a {model} after {epochs} epochs{longer}."
-        )
+        words.append(f"It costs accuracy: {what_it_costs(known)}.")
     words.append(
         "Measure what your own network gives away, with a policy and without: {doc}`audit_your_own` is one command."
     )

@@ -362,13 +362,8 @@ def sentences(known: Numbers) -> str:
             f"{percent(other[1])} ({percent(other[0])}){wide}. {_four_rounds(known.watched)}"
         )
     if known.accuracy:
-        bare, hidden = known.accuracy
-        model, epochs = known.learned
-        longer = ""
-        if known.longer:
-            longer = ", {:.1f} → {:.1f} % after {}".format(*known.longer)
         words.append(
-            f"**It costs accuracy:** {bare:.1f} → {hidden:.1f} % on a {model} after {epochs} epochs{longer}{_wide(known)}. "
+            f"**It costs accuracy:** {what_it_costs(known)}{_wide(known)}. "
             f"Published are {_printed_change('ats')} points for the paper's own network, and by its replication "
             f"{_printed_change('replication')}."
         )
@@ -397,6 +392,16 @@ def printed(table: str, metric: str, digits: int = 1) -> str:
         " → ".join(f"{value:.{digits}f}" for value in _printed_ends(source, table, metric))
         for source in ("ats", "replication")
     )
+
+
+def what_it_costs(known: Numbers) -> str:
+    """The accuracy without a policy and with the hybrid, and that after longer trainings, in words."""
+    bare, hidden = known.accuracy
+    model, epochs = known.learned
+    words = f"{bare:.1f} → {hidden:.1f} % on a {model} after {epochs} epochs"
+    if known.longer:
+        words += ", {:.1f} → {:.1f} % after {}".format(*known.longer)
+    return words
 
 
 def _wide(known: Numbers) -> str:
