@@ -27,8 +27,9 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 MOST = 1_000  # clients on one machine: Flower looks at each of them ten times a second
 # Without these a worker that is killed, for want of memory say, stays dead, and with it every
-# client that is given to it.
-LASTING = {"max_restarts": -1, "max_task_retries": 1}
+# client that is given to it. Until Ray has noticed, it sends the client to the dead worker again, and
+# each time that counts as a retry: on a busy machine one is used up at once.
+LASTING = {"max_restarts": -1, "max_task_retries": 10}
 STARTS = 3  # how often Ray is started where its processes do not come up in time
 
 
