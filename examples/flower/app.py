@@ -1,5 +1,7 @@
 """A federation of `atslib` as a Flower app: what is trained, and how, is in `[tool.flwr.app.config]`."""
 
+from pathlib import Path
+
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
@@ -32,4 +34,5 @@ def train(message: Message, context: Context) -> Message:
 def main(grid: Grid, context: Context) -> None:
     """All rounds, with the tap in `out`."""
     config = context.run_config
-    server_app(federation(config), config["out"], patience=config["patience"])(grid, context)
+    out = Path(config["out"]).expanduser()
+    server_app(federation(config), out, patience=config["patience"])(grid, context)
