@@ -7,8 +7,7 @@ killed at any moment and goes on where it was:
     nice -n 19 python notebooks/paper_cell.py --store FOLDER
 
 What is finished is shown on claim 1's page. `python -m atsbook archive restore claim1_privacy --store FOLDER` puts the
-finished networks into a store, so that they are not trained again. Trainings that are half done lie in
-`results/unfinished`: copy what is in it into FOLDER first, and they go on after their last epoch.
+finished networks into a store, so that they are not trained again.
 
 On a GPU, with more images at once:
 

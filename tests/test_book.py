@@ -420,6 +420,17 @@ def test_numbers_parted_by_a_semicolon_stand_below_each_other_and_words_stay_in_
     assert html.count("−0.7 [−1.1, −0.2]<br>") == 2
 
 
+def test_names_of_lines_stand_beside_them_below_a_title():
+    columns = {"PSNR": ["13.9 → 7.6; 12.2 → 8.2", "1.0"], "bits": ["–; 0.5", "1.0"]}
+    frame = pd.DataFrame(columns, index=["trained; paper; replication", "weak; n = 8"])
+    html = load_extension().readable(frame.to_html())
+    assert '<th class="lines">trained<br>paper<br>replication</th>' in html
+    assert '<td class="number"><br>–<br>0.5</td>' in html
+    assert "<th>weak; n = 8</th>" in html  # its cells have one line
+    uneven = frame.assign(n=["1", "2"])
+    assert "<th>trained; paper; replication</th>" in load_extension().readable(uneven.to_html())
+
+
 def test_an_index_that_only_counts_is_left_out_and_one_with_a_name_stays():
     assert shown(pd.DataFrame({"r2": [0.1, 0.2]})) == [
         [("R²", "number")],

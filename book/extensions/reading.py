@@ -114,9 +114,32 @@ def mark_numbers(table: Tree.Element) -> None:
             if words(cell).lower() == "nan":
                 cell.text = "–"
             if cell.text and SEVERAL in cell.text and cell.tag == "td":
-                cell.text, *others = cell.text.split(SEVERAL)
-                for other in others:
-                    Tree.SubElement(cell, "br").tail = other
+                below_each_other(cell, cell.text.split(SEVERAL))
+
+
+def below_each_other(cell: Tree.Element, lines: list[str]) -> None:
+    """Every line of a cell on one of its own."""
+    cell.text, *others = lines
+    for other in others:
+        Tree.SubElement(cell, "br").tail = other
+
+
+def name_lines(table: Tree.Element) -> None:
+    """Where the cells of a row have several lines, and the row's name one part more, parted like them: a title, and
+    a name of each line that stands beside it.
+    """
+    for row in table.findall("tbody/tr"):
+        name, *cells = row
+        title, *names = words(name).split(SEVERAL)
+        lines = {len(cell.findall("br")) + 1 for cell in cells}
+        if name.tag != "th" or len(names) < 2 or lines != {len(names)}:
+            continue
+        name.set("class", "lines")
+        below_each_other(name, [title, *names])
+        for cell in cells:
+            first, cell.text = cell.text, None
+            cell.insert(0, Tree.Element("br"))
+            cell[0].tail = first
 
 
 def readable(html: str) -> str:
@@ -128,6 +151,7 @@ def readable(html: str) -> str:
     join_names(head)
     drop_count(table)
     mark_numbers(table)
+    name_lines(table)
     for cell in table.iter():
         cell.text, cell.tail = (text and typeset(text) for text in (cell.text, cell.tail))
     for cell in head.iter("th"):
