@@ -1,5 +1,6 @@
 """The command line and the runner: one-line errors, fallbacks, tables and answers, pages that fail."""
 
+import os
 import re
 import signal
 import threading
@@ -136,6 +137,18 @@ def test_data_that_is_not_there_falls_back_to_shapes_with_a_line(tmp_path, monke
     assert "going on with the embedded `shapes` images; the pages say so" in line
     assert usable("shapes-grey", lines.append) == "shapes-grey"  # which are there
     assert lines == [reading, line]
+
+
+def test_a_relative_folder_of_data_holds_in_notebooks_too(tmp_path, monkeypatch):
+    """They run in a folder of their own."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "notebooks").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ATS_DATA", "data")
+    monkeypatch.setattr(runner, "load", lambda name, split: load(name, split, download=False))
+    usable("cifar100", print)
+    monkeypatch.chdir(tmp_path / "notebooks")
+    assert Path(os.environ["ATS_DATA"]).samefile(tmp_path / "data")
 
 
 def test_papermill_knows_every_parameter_that_a_run_passes():

@@ -31,7 +31,7 @@ BOOK_PROFILE = "laptop"  # of the archive, and of the pages made from it
 
 def usable(dataset: str, say: Callable[[str], None]) -> str:
     """`dataset` if it is here or can be downloaded, else the embedded `shapes`, and a line that
-    says so.
+    says so. A relative path in $ATS_DATA becomes the whole one.
 
     Raises:
         AtsError: $ATS_DATA is no folder, or a file of the data set is damaged.
@@ -41,6 +41,8 @@ def usable(dataset: str, say: Callable[[str], None]) -> str:
         raise AtsError(
             f"ATS_DATA={place} is not a folder; name one that is there, or unset it to download {dataset}"
         )
+    if place:  # in full, since a notebook runs in the folder of notebooks
+        os.environ["ATS_DATA"] = str(Path(place).expanduser().absolute())
     if not is_drawn(dataset):
         say(f"reading {dataset}")
     for split in ("train", "test"):
