@@ -110,7 +110,7 @@ def advice(table: pd.DataFrame) -> str:
     words.append(
         "Of the policies that hide most from an attack that knows no policy, "
         f"{len(kept)} of {len(least)} certainly {verb} half"
-        f"{f', at best {_at(kept.iloc[0])}' if len(kept) else ''}."
+        f"{f'; the network learns most under {_at(kept.iloc[0])}' if len(kept) else ''}."
     )
     return " ".join(words)
 

@@ -237,7 +237,7 @@ def _federation(results: Path) -> str:
     return (
         "## In a federation\n\nTen clients who train one network together, watched by somebody who knows the "
         "policy. In FedSGD a client answers with one gradient, in FedAvg with how its weights changed while it trained. "
-        "The change of the accuracy is in points, its interval over federations "
+        "The change of the accuracy is in points, its interval over federations, some of which share a seed "
         f"([page]({PAGE.format('ext9_collaborative')})). {OTHER_SHARES}\n\n" + "\n".join(lines)
     )
 
@@ -291,5 +291,6 @@ def _instead(results: Path) -> str:
     return (
         f"## Another defense, then?\n\nOn `{page[1]['model']}`, a small network that trains in seconds, each defense at "
         "its worst: against the strongest of several attackers who know it "
-        f"([page]({PAGE.format('ext6_defenses')})).\n\n"
+        f"([page]({PAGE.format('ext6_defenses')})). Found among 100 images of any class, by which that page's rule goes; "
+        "its own table counts among those of the own class.\n\n"
     ) + "\n\n".join(words)
