@@ -82,7 +82,7 @@ NEXT = """## What to do then
 
 - **Measure your own case.** Your network, your images, your policy and a stronger attack are a few lines:
   {doc}`your_own`. A policy that was good on another network is no evidence for yours.
-- **Ask whether the photograph is found, not how many decibels.** A policy that darkens or shifts the images lowers
+- **Ask whether the photograph is found, not how many decibels.** A policy that darkens or shifts the images moves
   every PSNR, that of a guess included.
 - **Do not take a score for an attack.** How far the privacy score predicts anything is on
   {doc}`results/claim7_correlation`.
@@ -136,7 +136,8 @@ def _got(privacy: Path, results: Path) -> str:
         )
     if claim4 := newest("claim4_efficiency", results):
         cost = pd.read_csv(table_file(claim4[0], "cost"), dtype={"policy": str}).set_index("policy")
-        text += f"\n\nDrawing and applying the hybrid takes {100 * cost.loc[HYBRID, 'share']:.1f} % of an epoch's time."
+        share = f"{100 * cost.loc[HYBRID, 'share']:.1f} %"
+        text += f"\n\nDrawing and applying the hybrid takes {share} of an epoch's time on a CPU."
     return text
 
 
@@ -197,7 +198,8 @@ def _knowing(results: Path) -> str:
         f"among the 100 test images of its class ([page]({PAGE.format('ext5_adaptive')})). These are photographs of the "
         "table on top, with the first of its draws of the weights. In one round, attacking through the policy is "
         "weaker, since part of the picture that is searched left no trace in the gradient. No client tells what it drew: "
-        "the rows of a server that was told are an upper bound.\n\n" + "\n".join(lines)
+        "the rows of a server that was told show what this attack could do then. "
+        "Four rounds have the same weights and crops.\n\n" + "\n".join(lines)
     )
 
 

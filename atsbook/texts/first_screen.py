@@ -326,8 +326,8 @@ def _four_rounds(watched: Mapping[str, Watched]) -> str:
         )
     )
     return (
-        f"In four rounds, with the first draw of the weights, it finds {knowing}, and {told} if it is told what was "
-        f"drawn, which clients do not send: an upper bound. One round without a policy gives {bare} there ({count} "
+        f"In four rounds, with the first draw of the weights and the same crops, one attack finds {knowing}, and {told} if "
+        f"it is told what was drawn, which clients do not send. One round without a policy gives {bare} there ({count} "
         "photographs)."
     )
 
@@ -372,9 +372,9 @@ def sentences(known: Numbers) -> str:
         if known.without is not None:
             rest = f" ({known.without:.2f} without the two that hide most)".replace("-", "−")
         words.append(
-            f"**{_goes_with(known.score)}:** over a hundred random policies on one untrained network r = "
+            f"**On one untrained network {_goes_with(known.score)}:** over a hundred random policies r = "
             f"{_interval(known.score['bits'])} with the bits{rest} and {_interval(known.score['psnr'])} with PSNR, for "
-            f"which {printed_score(' and ')} are published, on a ResNet20-4."
+            f"which {printed_score(' (network not named) and ')} (ResNet20-4) are published."
         )
     return "\n\n".join(words) + ("\n" if words else "")
 
@@ -433,12 +433,12 @@ def _goes_with(score: Mapping[str, tuple[float, float, float]]) -> str:
     """What the privacy score correlates with, by intervals above 0."""
     bits, psnr = (score[outcome][1] > 0 for outcome in ("bits", "psnr"))
     if bits and psnr:
-        return "The privacy score goes with what attacks tell of the photograph, and with PSNR"
+        return "the privacy score goes with what attacks tell of the photograph, and with PSNR"
     if bits:
-        return "The privacy score goes with what attacks tell of the photograph, and not with PSNR"
+        return "the privacy score goes with what attacks tell of the photograph, and not with PSNR"
     if psnr:
-        return "The privacy score goes with PSNR, and not with what attacks tell of the photograph"
-    return "The privacy score goes neither with what attacks tell of the photograph nor with PSNR"
+        return "the privacy score goes with PSNR, and not with what attacks tell of the photograph"
+    return "the privacy score goes neither with what attacks tell of the photograph nor with PSNR"
 
 
 def _interval(each: tuple[float, float, float], form: str = "{:.2f} [{:.2f}, {:.2f}]") -> str:
@@ -550,7 +550,7 @@ def questions(known: Numbers, *, link: str = "book/results/{}.ipynb") -> str:
         score.get("psnr"),
         "wide networks",
     )
-    row("claim4_efficiency", "Time of the transformations", "–", time, "large images")
+    row("claim4_efficiency", "Time of the transformations", "–", time, "GPUs, large images")
     return "\n".join(lines) + "\n"
 
 
