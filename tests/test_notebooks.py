@@ -94,8 +94,9 @@ def test_pages_that_attack_show_every_outcome():
         for page, columns in tables.items()
         if {"ssim", "psnr_original", "rank_original"} <= columns
     }
-    # `regimes` has them of the photographs whose pictures are kept; its attacks are on claim 1's page.
-    assert attacking - shown == {"regimes"}
+    # `regimes` has them of photographs whose pictures are kept and where network and image are told
+    # apart; its other attacks are on claim 1's page.
+    assert attacking <= shown
 
 
 # The explorer is a picture itself.
