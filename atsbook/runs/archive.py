@@ -207,8 +207,13 @@ class Archive:
             for page, rows in tables.items():
                 name = f"{page}/evidence.parquet"
                 partials[name] = self.root / f"{page}.parquet.partial"
+                # Hardly a value comes twice, so dictionaries would only add to the size.
                 parquet.write_table(
-                    to_table(rows.values()), partials[name], compression="zstd", compression_level=9
+                    to_table(rows.values()),
+                    partials[name],
+                    compression="zstd",
+                    compression_level=19,
+                    use_dictionary=False,
                 )
             for name, tensors in networks.items():
                 if tensors is not None:
