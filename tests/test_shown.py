@@ -63,6 +63,23 @@ def test_a_count_a_word_or_another_number_is_a_change(one, other):
     assert not same_text(one, other)
 
 
+def link(table: str) -> str:
+    return f'<a href="data:text/csv;base64,{base64.b64encode(table.encode()).decode()}">Data</a>'
+
+
+def test_a_table_that_a_link_holds_is_compared_by_its_numbers():
+    table = "policy,image,bits\nnone,63,0.732555\n3-1-7,63,0.534811\n"
+    assert same_text(link(table), link(table.replace("0.732555", "0.732553")))
+    for changed in (
+        table.replace("0.732555", "0.752555"),
+        table.replace("none,63", "none,64"),
+        table.replace("bits", "gain"),
+        table + "3-1-7,64,0.5\n",
+    ):
+        assert not same_text(link(table), link(changed))
+    assert not same_text(link(table), "Data")
+
+
 def test_tables_are_compared_by_six_digits_and_a_difference_names_row_and_column(tmp_path):
     old, new = tmp_path / "old.csv", tmp_path / "new.csv"
     old.write_text("policy,psnr,n\nnone,12.3456,3\n3-1-7,nan,4\n")

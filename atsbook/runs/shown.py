@@ -28,6 +28,7 @@ ALIKE = (
     0.002  # share of a figure's pixels that may differ by more than `STEP`, as edges of letters do
 )
 STEP = 32  # of 255
+_LINKED = re.compile(r"data:text/csv;base64,([\w+/=]+)")  # a table that a link holds
 LONGEST = 300  # characters of a text that a difference quotes
 _NUMBER = re.compile(r"(?<![\w.])[-−+]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?")
 _NOT_SHOWN = (
@@ -154,8 +155,10 @@ def table_difference(old: Path, new: Path) -> str | None:
     """
     if old.read_bytes() == new.read_bytes():
         return None
-    before = pd.read_csv(old)
-    after = pd.read_csv(new)
+    return _difference(pd.read_csv(old), pd.read_csv(new))
+
+
+def _difference(before: pd.DataFrame, after: pd.DataFrame) -> str | None:
     if list(before.columns) != list(after.columns):
         return f"its columns were {', '.join(before.columns)} and are {', '.join(after.columns)}"
     if len(before) != len(after):
@@ -174,9 +177,13 @@ def table_difference(old: Path, new: Path) -> str | None:
 
 
 def same_text(one: str, other: str) -> bool:
-    """Whether two texts are equal but for what no reader sees, and for one in the last digit of a
-    fraction.
+    """Whether two texts are equal but for what no reader sees, for one in the last digit of a
+    fraction, and in the tables that they link to for numbers within `CLOSE`.
     """
+    before, after = (list(map(_table, _LINKED.findall(text))) for text in (one, other))
+    if len(before) != len(after) or any(map(_difference, before, after)):
+        return False
+    one, other = (_LINKED.sub("data:text/csv", text) for text in (one, other))
     for pattern, instead in _NOT_SHOWN:
         one = pattern.sub(instead, one)
         other = pattern.sub(instead, other)
@@ -186,6 +193,10 @@ def same_text(one: str, other: str) -> bool:
         return False
     pairs = zip(_NUMBER.findall(one), _NUMBER.findall(other), strict=True)
     return all(_same_number(was, now) for was, now in pairs)
+
+
+def _table(encoded: str) -> pd.DataFrame:
+    return pd.read_csv(io.BytesIO(base64.b64decode(encoded)))
 
 
 def _same_number(one: str, other: str) -> bool:
