@@ -116,7 +116,7 @@ def pasted(path):
 
 
 @pytest.mark.parametrize("path", OPENED, ids=name)
-def test_a_page_opens_with_an_answer_a_picture_its_data_and_a_short_table(path):
+def test_a_page_opens_with_an_answer_a_picture_its_data_and_a_table(path):
     head = read(path).cells[0].source
     assert head.splitlines()[0].endswith("?"), "a page's title is a question"
     for wanted in (
@@ -131,7 +131,7 @@ def test_a_page_opens_with_an_answer_a_picture_its_data_and_a_short_table(path):
     assert "nan" not in there["answer"]["markdown"].split()
     assert "png" in there["picture"]
     assert 'download="' in there["data"]["html"]
-    assert there["numbers"]["html"].split("<tbody>")[1].count("<tr") <= 8
+    assert "<tr" in there["numbers"]["html"].split("<tbody>")[1]
 
 
 @pytest.mark.parametrize("path", OPENED, ids=name)
@@ -145,22 +145,6 @@ def test_under_every_figure_is_its_data(path):
             shown += "F" if "image/png" in data else ""
             shown += "D" if 'class="data-link"' in str(data.get("text/html")) else ""
         assert "FF" not in f"{shown}F", f"cell {number}: a figure without its data"
-
-
-HIDDEN = re.compile(r"<details>.*?</details>|<!--(?! glue:md).*?-->", re.DOTALL)
-PASTED = re.compile(r"<!-- glue:md (\w+) -->")
-WORDS = 750  # in sight on a page, its code, tables, and captions left out
-
-
-@pytest.mark.parametrize("path", OPENED, ids=name)
-def test_what_is_in_sight_is_short_and_the_rest_opens_on_a_click(path):
-    there = pasted(path)
-    cells = [cell for cell in read(path).cells if cell.cell_type == "markdown"]
-    text = "\n".join(HIDDEN.sub("", cell.source) for cell in cells)
-    text = PASTED.sub(lambda name: there[name[1]]["markdown"], text)
-    text = re.sub(r"\]\([^)]*\)", "]", text)  # addresses of links
-    words = len(re.findall(r"\S*\w\S*", text))
-    assert words <= WORDS, f"{words} words in sight"
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
