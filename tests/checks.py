@@ -2,6 +2,7 @@
 pass.
 """
 
+import dataclasses
 import io
 import random
 import re
@@ -14,9 +15,11 @@ import torch.nn.functional as F
 
 from atsbook.__main__ import COMMANDS as BOOK_COMMANDS
 from atsbook.__main__ import main as book
+from atsbook.runs.attacks import AttackUnit
 from atsbook.runs.networks import model_unit
 from atsbook.runs.scoring import SearchUnit, unseen
 from atslib.__main__ import main as library
+from atslib.attacks import ATTACKS, GradientMatching
 from atslib.clients.training import TrainConfig
 from atslib.data.load import available
 from atslib.errors import AtsError
@@ -35,6 +38,30 @@ def refused(*parts):
     said = str(error.value)
     assert all(part in said for part in parts), said
     assert "\n" not in said, said
+
+
+def attack_unit(settings, policy="", **changes):
+    """The settings' attack on images transformed by `policy`, against the network that is theirs by
+    the regime; `changes` replace fields.
+    """
+    attack = ATTACKS[settings.attack]
+    if isinstance(attack, GradientMatching):
+        attack = dataclasses.replace(attack, steps=settings.steps)
+    model = model_unit(settings, policy)
+    if settings.regime != "trained":
+        kind = settings.attacked or settings.model
+        model = model_unit(settings, model=kind, train=None, fraction=1.0)
+    unit = AttackUnit(
+        model=model,
+        policy=policy,
+        attack=attack,
+        first=0,
+        last=settings.images,
+        crop_flip=settings.crop_flip == "fixed" or policy != "",
+        frames=0,
+        seed=settings.seed,
+    )
+    return dataclasses.replace(unit, **changes)
 
 
 def semi_trained(settings):

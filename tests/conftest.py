@@ -16,7 +16,7 @@ from checks import main
 from made_pages import write_page
 
 from atsbook.findings import transformations
-from atsbook.runs import networks, table1
+from atsbook.runs import networks
 from atsbook.runs.store import Store
 from atsbook.runs.study import Study
 from atsbook.runs.tables import noise_floor
@@ -225,7 +225,6 @@ def few_images():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(networks, "load", small)
-        patch.setattr(table1, "available", lambda name, split: name not in missing)
         networks.dataset.cache_clear()
         yield
     networks.dataset.cache_clear()

@@ -10,14 +10,14 @@ import random
 import pandas as pd
 import pytest
 import torch
-from checks import refused, search_unit
+from checks import attack_unit, refused, search_unit
 from made_pages import asked_by
 from safetensors.torch import load_file
 
 from atsbook.runs import archive as module
 from atsbook.runs import packing
 from atsbook.runs.archive import Archive, unit_of
-from atsbook.runs.attacks import attack_unit, attacked
+from atsbook.runs.attacks import attacked
 from atsbook.runs.networks import model_unit, trained
 from atsbook.runs.scoring import ScoreUnit
 from atsbook.runs.settings import settings

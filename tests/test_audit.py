@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from checks import refused, search_unit
+from checks import attack_unit, refused, search_unit
 from made_pages import asked_by
 
 from atsbook.__main__ import main
@@ -20,7 +20,6 @@ from atsbook.report import runner
 from atsbook.report.runner import report
 from atsbook.runs.archive import Archive
 from atsbook.runs.attackers import FromMean, Learned, Undone
-from atsbook.runs.attacks import attack_unit
 from atsbook.runs.audit import (
     audit,
     audit_page,

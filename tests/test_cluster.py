@@ -17,9 +17,8 @@ from typing import ClassVar
 
 import pytest
 import torch
-from checks import free_port
+from checks import attack_unit, free_port
 
-from atsbook.runs.attacks import attack_unit
 from atsbook.runs.schedule import compute, describe, outlook
 from atsbook.runs.settings import settings
 from atsbook.runs.store import Store

@@ -10,12 +10,12 @@ import re
 import numpy as np
 import pytest
 import torch
+from checks import attack_unit
 
 from atsbook.__main__ import main
 from atsbook.report import costing
 from atsbook.report.costing import Nothing, handing_out, makespan, profile_rows, recorded
 from atsbook.runs.archive import Archive
-from atsbook.runs.attacks import attack_unit
 from atsbook.runs.estimate import (
     FITTED,
     JUDGED,

@@ -1,8 +1,5 @@
-"""Claims 3 to 5 and extensions 1, 3 and 4: closed forms, the verdicts' rules on made-up tables, and
-toy runs.
-"""
+"""Tables of outcomes, published numbers, training curves, and layers' similarity."""
 
-import dataclasses
 import math
 from types import SimpleNamespace
 
@@ -19,13 +16,10 @@ from atsbook.findings.reported import LAYERS
 from atsbook.findings.result import Result
 from atsbook.runs import attacks as units
 from atsbook.runs import layers, networks, table1
-from atsbook.runs.attacks import attack_unit
 from atsbook.runs.networks import ModelUnit, model_unit, network, trained
 from atsbook.runs.settings import settings
 from atsbook.runs.store import Store
-from atsbook.runs.table1 import HYBRID
 from atslib.attacks.engine import frame_steps
-from atslib.errors import AtsError
 from atslib.rng import rng
 
 pytestmark = pytest.mark.usefixtures("one_thread", "few_images")
@@ -33,41 +27,6 @@ TINY = {"images": 3, "steps": 3, "fraction": 0.002}
 
 
 # --- which data set, and how large --------------------------------------------------------------------------
-
-
-def test_transfer_moves_embedded_images_to_grey_and_leaves_a_chosen_data_set():
-    assert table1.relocated(settings(), "fmnist", "shapes-grey").dataset == "shapes-grey"
-    assert (
-        table1.relocated(settings(dataset="cifar10"), "fmnist", "shapes-grey").dataset == "cifar10"
-    )
-
-
-def test_a_data_set_that_cannot_be_had_is_stood_in_for_and_a_damaged_one_is_not(monkeypatch):
-    laptop = settings(profile="laptop")
-    assert table1.relocated(laptop, "fmnist", "shapes-grey") == dataclasses.replace(
-        laptop, dataset="shapes-grey"
-    )
-    monkeypatch.setattr(table1, "available", lambda name, split: True)
-    with pytest.raises(AtsError, match="fmnist is not here"):
-        table1.relocated(laptop, "fmnist", "shapes-grey")
-
-
-def test_less_is_taken_only_where_nothing_was_chosen():
-    moved = table1.relocated(
-        settings(profile="laptop", epochs=9), "shapes-grey", "shapes", epochs=2, images=3
-    )
-    assert (moved.dataset, moved.epochs, moved.images) == ("shapes-grey", 9, 3)
-
-
-def test_convnets_of_table_1_are_attacked_longer_and_on_more_images(monkeypatch):
-    monkeypatch.setattr("atsbook.runs.attacks.dataset", lambda name, split: range(1000))
-    found = table1.units(settings(profile="laptop", dataset="shapes", images=100, steps=400))
-    sizes = {
-        model: (unit.last - unit.first, unit.attack.steps) for (_, model, _), unit in found.items()
-    }
-    assert sizes == {"resnet20-1": (32, 100), "convnet-16": (50, 300)}
-    few = table1.units(settings(profile="laptop", dataset="shapes", images=7, steps=40))
-    assert {(unit.last, unit.attack.steps) for unit in few.values()} == {(7, 40)}
 
 
 def test_published_numbers_are_found_by_policy_whatever_the_order_of_a_hybrid():
@@ -144,37 +103,6 @@ def test_every_outcome_stands_in_a_row_of_its_group():
     assert one["PSNR, dB"].to_dict() == {("3", 0): "15.0", ("3", 1): "14.9"}
 
 
-INITIAL = settings(profile="laptop", dataset="shapes", images=40)
-
-
-@pytest.mark.parametrize(
-    ("model", "attack", "steps"),
-    [
-        ("convnet-16", "annealed-convnet", 40),
-        ("convnet9-64", "annealed-convnet", 40),
-        ("resnet20-1", "annealed-resnet", 40),
-        ("resnet20-4", "annealed-resnet", 40),
-    ],
-)
-def test_an_untrained_network_is_attacked_with_the_preset_of_its_family_on_fewer_images(
-    model, attack, steps
-):
-    found = table1.on_network(INITIAL, model)
-    changed = {"model": model, "attacked": model, "attack": attack, "steps": steps, "images": 32}
-    assert found == dataclasses.replace(INITIAL, **changed)
-    assert attack_unit(found).model.model == model
-    longer = table1.on_network(dataclasses.replace(INITIAL, steps=300, images=5), model)
-    assert (longer.steps, longer.images) == (
-        100,
-        5,
-    )  # the preset's own length, and never more than was asked for
-
-
-def test_the_network_alone_is_another_where_trained_ones_are_attacked_and_for_lenet():
-    for place, model in ((settings(), "convnet-16"), (INITIAL, "lenet")):
-        assert table1.on_network(place, model) == dataclasses.replace(place, model=model)
-
-
 # --- training curves ----------------------------------------------------------------------------------------
 
 
@@ -194,25 +122,6 @@ def test_the_accuracy_of_each_epoch_changes_no_weight_and_the_last_is_the_networ
 
 
 # --- transfer -----------------------------------------------------------------------------------------------
-
-
-def attacks(images=40, gain=10.0, **by_policy):
-    """Rows of attacks: a policy's change of the gain, which undefended is as given, over a floor of
-    10 dB.
-    """
-    draws = np.random.default_rng(0)
-    parts = []
-    for policy, change in by_policy.items():
-        noise = draws.normal(size=images)
-        values = {
-            "policy": policy,
-            "image": range(images),
-            "gain": gain + change + 0.3 * (noise - noise.mean()),
-        }
-        parts.append(pd.DataFrame(values))
-    return pd.concat(parts, ignore_index=True).assign(
-        floor_policy=10.0, psnr=lambda table: table["gain"] + 10.0
-    )
 
 
 # --- semantics ----------------------------------------------------------------------------------------------
@@ -259,31 +168,3 @@ def test_similarity_by_layer_is_the_cosine_of_autograds_gradients():
     assert torch.cat([found, whole[None]])[:, 2].flatten().tolist() == pytest.approx(
         [1] * 44, abs=1e-5
     )
-
-
-def test_table_1_has_four_blocks_with_their_own_policies():
-    small, large = settings(), settings(profile="full", dataset="shapes", images=9)
-    found = table1.units(small)
-    assert list(found) == [
-        ("shapes", "convnet-4", "none"), ("shapes", "convnet-4", "21-13-3+7-4-15"),
-        ("shapes", "lenet", "none"), ("shapes", "lenet", HYBRID),
-        ("shapes-grey", "convnet-4", "none"), ("shapes-grey", "convnet-4", "42-28-42+14-48-48"),
-        ("shapes-grey", "lenet", "none"), ("shapes-grey", "lenet", "19-15-45+2-43-21"),
-    ]  # fmt: skip
-    for (name, model, policy), unit in (found | table1.units(large)).items():
-        trained = unit.model
-        assert (trained.dataset, trained.model, trained.train.policy or "none") == (
-            name,
-            model,
-            policy,
-        )
-        assert (unit.policy or "none") == policy
-    assert found["shapes", "lenet", HYBRID].policy == HYBRID
-    assert len(table1.units(large)) == 4 * 5
-    assert len(table1.units(INITIAL)) == 4 * 5
-    short = table1.networks(INITIAL)
-    assert {(name, policy) for name, _, policy in short} == {
-        (name, policy) for name, _, policy in table1.units(INITIAL)
-    }
-    assert {model for _, model, _ in short} == {"resnet20-1", "convnet-4"}
-    assert table1.networks(small) == {}

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from checks import needs
+from checks import attack_unit, needs
 from test_pilots import cell
 from test_rules import functions
 
@@ -15,7 +15,7 @@ from atsbook.findings.reported import reported
 from atsbook.findings.result import NO_POLICY
 from atsbook.findings.statistics import holm, interval, paired, share_interval
 from atsbook.findings.verdicts import guards
-from atsbook.runs.attacks import attack_unit, attacked, ranks, transformed
+from atsbook.runs.attacks import attacked, ranks, transformed
 from atsbook.runs.networks import STAGES
 from atsbook.runs.regimes import training_steps
 from atsbook.runs.settings import settings

@@ -8,10 +8,10 @@ from collections import Counter
 
 import pytest
 import torch
+from checks import attack_unit
 from safetensors.torch import load_file
 
 from atsbook.runs.archive import Archive, unit_of
-from atsbook.runs.attacks import attack_unit
 from atsbook.runs.settings import settings
 from atsbook.runs.store import Store
 from atslib.checkpoints import plain

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from checks import attack_unit
 from papermill.translators import PythonTranslator
 
 from atsbook.__main__ import main
@@ -16,7 +17,7 @@ from atsbook.report import runner
 from atsbook.report.making import build_book, executing
 from atsbook.report.notebooks import execute, names
 from atsbook.report.runner import published, run, usable
-from atsbook.runs.attacks import attack_unit, attacked
+from atsbook.runs.attacks import attacked
 from atsbook.runs.schedule import compute
 from atsbook.runs.settings import settings
 from atsbook.runs.store import Store

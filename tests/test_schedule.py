@@ -15,13 +15,13 @@ from typing import ClassVar
 import cloudpickle
 import pytest
 import torch
+from checks import attack_unit
 from made_pages import asked_by
 
 from atsbook.__main__ import main
 from atsbook.report import runner
 from atsbook.report.runner import run
 from atsbook.runs import schedule
-from atsbook.runs.attacks import attack_unit
 from atsbook.runs.estimate import Rates
 from atsbook.runs.networks import ModelUnit, model_unit
 from atsbook.runs.schedule import (

@@ -316,18 +316,6 @@ def test_holm_keeps_a_family_without_effects_at_five_percent():
     assert (p < 0.05).any(1).mean() > 0.15
 
 
-def test_a_family_is_adjusted_alone_and_the_same_in_any_company():
-    p = pd.Series({"a": 0.02, "b": 0.01, "c": 0.03, "other": 1e-6})
-    adjusted = statistics.holm_within(p, ["a", "b", "c"])
-    assert adjusted["a":"c"].tolist() == pytest.approx([0.04, 0.03, 0.04])
-    assert math.isnan(adjusted["other"])
-    assert statistics.holm_within(p["a":"c"], ("c", "a", "b")).equals(adjusted["a":"c"])
-    with refused("'d' is missing"):
-        statistics.holm_within(p, ["a", "d"])
-    with refused("twice"):
-        statistics.holm_within(p, ["a", "a"])
-
-
 @pytest.mark.parametrize(
     ("lost", "won", "both"), [(0, 0, 5), (6, 0, 1), (5, 2, 9), (1, 1, 0), (20, 9, 70)]
 )

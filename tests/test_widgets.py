@@ -15,13 +15,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from checks import assert_asks_for_nothing, refused, written
+from checks import assert_asks_for_nothing, attack_unit, refused, written
 from explored import album, explored
 from PIL import Image
 
 from atsbook.figures.sheets import payload as with_files
 from atsbook.figures.sheets import sheet, signed
-from atsbook.runs.attacks import attack_unit, before, targets
+from atsbook.runs.attacks import before, targets
 from atsbook.runs.networks import dataset, model_unit
 from atsbook.runs.settings import settings
 from atsbook.runs.store import Store

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from atsbook.findings.result import NO_POLICY, Result, Verdict
+from atsbook.findings.result import NO_POLICY, Result
 from atsbook.findings.statistics import interval as confidence
 from atsbook.findings.statistics import paired, summarize
 
@@ -178,35 +178,3 @@ def matrices(table: pd.DataFrame, *columns: str) -> tuple[np.ndarray, ...]:
 def found(ranks: pd.Series) -> str:
     """Share of images that were singled out, in words; a dash where nobody looked."""
     return "–" if ranks.isna().all() else f"{(ranks == 1).mean():.0%}"
-
-
-def levels(attacks: pd.DataFrame, accuracy: pd.Series, policy: str) -> str:
-    """Without → with a policy: PSNR in dB, its change on the same images with the interval, and
-    accuracy in percent.
-
-    Args:
-        attacks: rows with `policy`, `image` and `psnr`, of undefended images too.
-        accuracy: percent, by policy.
-    """
-    change = paired(attacks, NO_POLICY).loc[policy]
-    mean = attacks.groupby("policy")["psnr"].mean()
-    return (
-        f"{mean[NO_POLICY]:.2f} → {mean[policy]:.2f} dB ({interval(change, '')}), "
-        f"{accuracy[NO_POLICY]:.1f} → {accuracy[policy]:.1f} %"
-    )
-
-
-def judge(
-    rule: str, reason: str, here: str, faults: Sequence[str] = (), *, refuted: bool = False
-) -> Verdict:
-    """Reproduced where nothing is at fault, else partly; not reproduced where the claim itself is
-    `refuted`.
-
-    Args:
-        rule: in words.
-        reason: what was measured, in words, to which the faults are added.
-        here: the same in a few words, for the answer table.
-    """
-    status = "not reproduced" if refuted else "partly" if faults else "reproduced"
-    joint = "; " if refuted else "; but "
-    return Verdict(status, reason + (joint + "; ".join(faults) if faults else ""), rule, here)

@@ -173,15 +173,6 @@ def sources(page: str) -> list[str]:
     return [f"atsbook/pages/{BORROWED.get(page, page)}.py", f"notebooks/{page}.ipynb"]
 
 
-def current(root: Path, page: str) -> str:
-    """The digest of the rules that a page states now; empty where it states none."""
-    rules = {}
-    for path in sources(page):
-        if (root / path).exists():
-            rules = rules_in(path, (root / path).read_text()) or rules
-    return digest(rules) if rules else ""
-
-
 def told(page: str, results: Path) -> str:
     """When a page's rule is from, when its evidence, and what was changed in between, in a sentence
     or two; what was changed opens on a click (HTML in Markdown).

@@ -7,7 +7,7 @@ any leading dimensions, so that a thousand resamples are one call.
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import pandas as pd
@@ -278,31 +278,6 @@ def holm(p_values: Sequence[float]) -> np.ndarray:
     adjusted = np.full(p.shape, np.nan)
     steps = p[order] * np.arange(len(order), 0, -1)
     adjusted[order] = np.maximum.accumulate(steps).clip(max=1)
-    return adjusted
-
-
-def holm_within(p_values: pd.Series, family: Collection) -> pd.Series:
-    """p values of a family that was named beforehand, adjusted together (`holm`); nan for every
-    other.
-
-    A family is named once, as the keys of its comparisons, and is the same wherever one of them is
-    shown: otherwise a comparison has another p on each page, by the company it keeps there.
-
-    Args:
-        p_values: by comparison.
-        family: index labels, all of which must be there.
-    Raises:
-        AtsError: one of the family is missing, or named twice.
-    """
-    names = list(family)
-    missing = [name for name in names if name not in p_values.index]
-    if missing or len(set(names)) != len(names) or p_values.index.has_duplicates:
-        why = f"{missing[0]!r} is missing" if missing else "a comparison is there twice"
-        raise AtsError(
-            f"holm_within: {why}; the family is {names}, the p values are of {list(p_values.index)}"
-        )
-    adjusted = pd.Series(math.nan, index=p_values.index)
-    adjusted[names] = holm(p_values[names])
     return adjusted
 
 

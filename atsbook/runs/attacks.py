@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from atsbook.runs.attackers import FromMean, Learned, Undone
-from atsbook.runs.networks import ModelUnit, OnModel, Unit, dataset, trained, victim
-from atsbook.runs.settings import Settings
+from atsbook.runs.networks import ModelUnit, OnModel, Unit, dataset, trained
 from atsbook.runs.store import Artifact, Store
-from atslib.attacks import ATTACKS, Attack, GradientMatching, reconstruct
+from atslib.attacks import Attack, GradientMatching, reconstruct
 from atslib.attacks.analytic import LastLayerAlone
 from atslib.attacks.starts import STARTS
 from atslib.attacks.through_defense import BothImages, KeptEntries, KnownFeatures
@@ -127,55 +126,6 @@ class OfAttack(AttackUnit):
     def passes(self) -> float:
         """No network is needed."""
         return 0.0
-
-
-def check_images_there(name: str, images: int) -> None:
-    """Refuse to attack more images than a data set has.
-
-    Raises:
-        AtsError: there are fewer test images.
-    """
-    if images > (there := len(dataset(name, "test"))):
-        raise AtsError(f"parameter images={images}: {name} has {there} test images")
-
-
-def attack_unit(settings: Settings, policy: str = "", **changes: object) -> AttackUnit:
-    """The settings' attack on images transformed by `policy`, against its `victim`.
-
-    `changes` replace the unit's fields.
-    """
-    check_images_there(settings.dataset, settings.images)
-    attack = ATTACKS[settings.attack]
-    if isinstance(attack, GradientMatching):
-        attack = dataclasses.replace(attack, steps=settings.steps)
-    unit = AttackUnit(
-        model=victim(settings, policy),
-        policy=policy,
-        attack=attack,
-        first=0,
-        last=settings.images,
-        crop_flip=settings.crop_flip == "fixed" or policy != "",
-        frames=0,
-        seed=settings.seed,
-    )
-    return dataclasses.replace(unit, **changes)
-
-
-def scaled(name: str, settings: Settings) -> Attack:
-    """A preset as it is at the full size; below it with one restart and as many gradients as the
-    settings' steps.
-
-    At least two steps are left, also of L-BFGS, which takes several gradients in each. An attack
-    that matches no gradients is taken as it is.
-    """
-    attack = ATTACKS[name]
-    if not isinstance(attack, GradientMatching) or settings.profile == "full":
-        return attack
-    single = dataclasses.replace(attack, restarts=1)
-    steps = max(
-        2, settings.steps * single.steps // single.evaluations
-    )  # a step of L-BFGS takes several gradients
-    return dataclasses.replace(single, steps=min(single.steps, steps))
 
 
 def transformed(

@@ -137,15 +137,6 @@ def model_unit(settings: Settings, policy: str = "", **changes: object) -> Model
     return dataclasses.replace(unit, **changes)
 
 
-def victim(settings: Settings, policy: str = "") -> ModelUnit:
-    """The network that is attacked: by the settings' regime the client's trained one, or an
-    untrained one.
-    """
-    if settings.regime == "trained":
-        return model_unit(settings, policy)
-    return model_unit(settings, model=settings.attacked or settings.model, train=None, fraction=1.0)
-
-
 def network(unit: ModelUnit) -> nn.Module:
     """The untrained network of a unit."""
     return unit.untrained()

@@ -148,14 +148,6 @@ _FEWER = {
 _SHAPES = {"laptop": _FEWER}
 
 
-def unless_changed(own: Settings, **values: float | int) -> Settings:
-    """The settings with these values in place of the profile's; what a user has changed stays."""
-    usual = PROFILES[own.profile]
-    return dataclasses.replace(
-        own, **{name: v for name, v in values.items() if getattr(own, name) == usual[name]}
-    )
-
-
 def parameters_among(variables: Mapping[str, object], known: Collection[str]) -> dict[str, object]:
     """The parameters of a notebook among its variables.
 

@@ -1,7 +1,6 @@
 """Tidy tables from artifacts: one row per image, one row per step, and where it all was made."""
 
 import functools
-from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -9,14 +8,12 @@ import torch
 from torch import Tensor
 
 from atsbook.findings.result import NO_POLICY
-from atsbook.runs.attacks import AttackUnit, attacked
+from atsbook.runs.attacks import AttackUnit
 from atsbook.runs.networks import dataset
-from atsbook.runs.settings import Settings
-from atsbook.runs.store import Artifact, Store
+from atsbook.runs.store import Artifact
 from atslib.clients.prepare import mean_prepared, to_images
 from atslib.measures.guesses import psnr_of_guess
 from atslib.measures.metrics import psnr
-from atslib.models import device_of
 from atslib.rng import rng
 
 NOISES = 16  # pure-noise images behind `noise_floor`
@@ -81,27 +78,6 @@ def image_rows(artifact: Artifact, unit: AttackUnit, *, blind: bool = True) -> p
     table.insert(0, "image", range(unit.first, unit.last))
     table.insert(0, "policy", label(unit.policy))
     return table.assign(regime="trained" if unit.model.train else "initial")
-
-
-def attack_rows(
-    units: Mapping[object, AttackUnit], names: Sequence[str], settings: Settings, store: Store
-) -> tuple[pd.DataFrame, dict[object, Artifact]]:
-    """Attack all units: one row per unit and image, and the artifacts.
-
-    Args:
-        units: by a key, whose parts become the columns `names`.
-    """
-    artifacts = {
-        key: attacked(unit, store, device_of(settings.device)) for key, unit in units.items()
-    }
-    rows = [
-        image_rows(artifacts[key], unit).assign(**_named(names, key)) for key, unit in units.items()
-    ]
-    return pd.concat(rows, ignore_index=True), artifacts
-
-
-def _named(names: Sequence[str], key: object) -> dict[str, object]:
-    return dict(zip(names, key if isinstance(key, tuple) else (key,), strict=True))
 
 
 def noise_floor(target: Tensor, seed: int) -> np.ndarray:

@@ -121,11 +121,6 @@ def _rows(results: Path, page: str, name: str) -> pd.DataFrame:
     return pd.read_csv(file, dtype={"policy": str}, keep_default_na=False, low_memory=False)
 
 
-def _first(rows: pd.DataFrame, column: str) -> float:
-    """How often the rank in this column is 1."""
-    return float((pd.to_numeric(rows[column]) == 1).mean())
-
-
 def _found(attacks: pd.DataFrame, regime: str) -> dict[str, tuple[float, float]]:
     if attacks.empty:
         return {}

@@ -1,6 +1,4 @@
-"""Settings, whom they attack, networks on their way, the paired design of targets and starts, claim
-1 from a kill.
-"""
+"""Settings, networks on their way, the paired design of targets and starts, and floors."""
 
 import dataclasses
 import math
@@ -10,23 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from checks import attack_unit
 from safetensors.torch import load_file, save_file
 
 from atsbook.report.notebooks import names
 from atsbook.runs import attacks as units
 from atsbook.runs import networks
-from atsbook.runs.attacks import attack_unit, scaled, starts, targets
-from atsbook.runs.networks import STAGES, ModelUnit, dataset, model_unit, network, trained, victim
+from atsbook.runs.attacks import starts, targets
+from atsbook.runs.networks import STAGES, ModelUnit, dataset, model_unit, network, trained
 from atsbook.runs.settings import PROFILES, Settings, settings
 from atsbook.runs.store import Store
 from atsbook.runs.table1 import HYBRID, POLICIES
-from atsbook.runs.tables import (
-    attack_rows,
-    floors,
-    mean_image,
-)
+from atsbook.runs.tables import floors, mean_image
 from atsbook.texts.answers import CLAIMS
-from atslib.attacks import ATTACKS, engine, reconstruct
+from atslib.attacks import engine, reconstruct
 from atslib.clients.observe import observe
 from atslib.clients.training import TrainConfig
 from atslib.data.images import Images
@@ -163,11 +158,6 @@ def test_the_names_of_ipython_are_no_parameters():
     assert settings(notebook | {"pytest": pytest, "images": 3}) == settings(images=3)
 
 
-def test_more_images_than_there_are_is_refused():
-    with pytest.raises(AtsError, match="parameter images=41: shapes has 40 test images"):
-        attack_unit(settings(images=41))
-
-
 def test_a_device_that_is_not_there_is_one_error():
     assert device_of("cpu") == torch.device("cpu")
     with pytest.raises(AtsError, match="device 'gpu9' cannot be used; torch has cpu") as error:
@@ -178,52 +168,12 @@ def test_a_device_that_is_not_there_is_one_error():
 # --- whom and how the settings attack -----------------------------------------------------------------------
 
 
-def test_the_victim_is_the_clients_trained_network_or_an_untrained_one_of_the_kind_that_is_attacked():
-    chosen = settings(model="convnet-4", regime="trained", attacked="lenet")
-    assert victim(chosen, HYBRID) == model_unit(chosen, HYBRID)
-    untrained = victim(dataclasses.replace(chosen, regime="initial"), HYBRID)
-    assert (untrained.model, untrained.train, untrained.fraction) == ("lenet", None, 1.0)
-    assert untrained == victim(
-        dataclasses.replace(chosen, regime="initial")
-    )  # no policy, for nothing is trained
-    assert victim(dataclasses.replace(chosen, regime="initial", attacked="")).model == "convnet-4"
-
-
-def test_the_settings_attack_is_made_at_their_length_on_their_victim():
-    chosen = settings(regime="initial", attacked="lenet", attack="annealed-lenet", steps=7)
-    unit = attack_unit(chosen, HYBRID)
-    assert unit.attack == dataclasses.replace(ATTACKS["annealed-lenet"], steps=7)
-    assert (unit.model, unit.policy) == (victim(chosen), HYBRID)
-    assert attack_unit(chosen, HYBRID, frames=3) == dataclasses.replace(unit, frames=3) != unit
-
-
 def test_the_laptop_attacks_untrained_networks_with_the_strongest_attack_and_the_others_trained_ones():
     found = {name: settings(profile=name) for name in PROFILES}
     assert {name for name, chosen in found.items() if chosen.regime == "initial"} == {"laptop"}
     laptop = found.pop("laptop")
     assert (laptop.attacked, laptop.attack, laptop.draws) == ("lenet", "annealed-lenet", 2)
     assert {(chosen.attack, chosen.draws) for chosen in found.values()} == {("adam-cosine", 1)}
-
-
-@pytest.mark.parametrize("name", ATTACKS)
-def test_below_the_full_size_a_preset_takes_no_more_gradients_than_the_settings_have_steps(name):
-    chosen, preset = settings(profile="laptop"), ATTACKS[name]
-    attack = scaled(name, chosen)
-    inner = preset.inner if preset.optimizer == "lbfgs" else 1
-    assert attack.evaluations <= chosen.steps
-    assert attack.steps == min(preset.steps, chosen.steps // inner)
-    assert attack == dataclasses.replace(preset, steps=attack.steps, restarts=1)
-    assert scaled(name, settings(profile="full")) == preset
-
-
-def test_a_preset_has_two_steps_at_least():
-    assert scaled("lbfgs-cosine", settings(steps=10)).steps == 2
-
-
-def test_an_attack_of_ones_own_is_not_scaled(monkeypatch):
-    monkeypatch.setitem(ATTACKS, "flat", Flat())
-    assert scaled("flat", settings()) is ATTACKS["flat"]
-    assert attack_unit(settings(attack="flat")).attack is ATTACKS["flat"]
 
 
 # --- networks on their way ----------------------------------------------------------------------------------
@@ -604,27 +554,6 @@ def test_the_mean_image_is_that_of_the_whole_training_set():
 # --- a page, whole --------------------------------------------------------------------------------------------
 
 
-NAMES = ["none", HYBRID]
-
-
-def pair():
-    """An attack without a policy and one with the hybrid, on an untrained network."""
-    chosen = settings(**TINY, regime="initial")
-    return {name: attack_unit(chosen, "" if name == "none" else name) for name in NAMES}
-
-
-def both(store):
-    """Their rows, and their artifacts."""
-    return attack_rows(pair(), ("policy",), settings(**TINY), store)
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    """The rows of a small run, its artifacts, and its store."""
-    store = Store(tmp_path_factory.mktemp("undisturbed"))
-    return *both(store), store
-
-
 def test_every_claim_has_its_page():
     root = Path(__file__).parents[1]
     assert {claim.page for claim in CLAIMS} <= set(names(root))
@@ -642,48 +571,3 @@ COLUMNS = [
     "gain",
 ]
 COLUMNS += ["rank_target", "rank_original", "stuck"]
-
-
-def test_attacks_have_one_row_per_policy_and_image(undisturbed):
-    attacks = undisturbed[0]
-    assert list(attacks) == ["policy", "image", *COLUMNS, "psnr_before", "regime"]
-    assert list(attacks["policy"]) == [name for name in NAMES for _ in range(3)]
-    assert list(attacks["image"]) == [0, 1, 2] * 2
-    assert set(attacks["regime"]) == {"initial"}
-    assert np.isfinite(attacks[COLUMNS[:-1]].to_numpy()).all()
-    np.testing.assert_allclose(attacks["gain"], attacks["psnr"] - attacks["floor_policy"])
-
-
-def test_the_numbers_of_a_row_are_those_of_its_images(undisturbed):
-    table, sheets, _ = undisturbed
-    assert list(sheets) == NAMES
-    for name, sheet in sheets.items():
-        rows = table[table["policy"] == name]
-        error = (sheet["reconstruction"] - sheet["target"].float() / 255).square().mean((1, 2, 3))
-        assert rows["mse"].tolist() == pytest.approx(error.tolist(), rel=1e-4)
-        assert rows["psnr"].tolist() == pytest.approx((-10 * error.log10()).tolist(), rel=1e-4)
-        away = (sheet["reconstruction"] - sheet["original"].float() / 255).square().mean((1, 2, 3))
-        assert rows["psnr_original"].tolist() == pytest.approx(
-            (-10 * away.log10()).tolist(), rel=1e-4
-        )
-
-
-def test_a_second_run_computes_nothing(undisturbed):
-    table, _, store = undisturbed
-    made = []
-    again = both(Store(store.root, say=made.append))[0]
-    assert again.equals(table)
-    assert made == []
-
-
-def test_a_killed_run_resumes_to_the_same_rows(undisturbed, store, said):
-    def die(line):
-        said.append(line)
-        if len(said) == 1:  # the first of two attacks
-            raise Killed
-
-    with pytest.raises(Killed):
-        both(Store(store.root, say=die))
-    resumed = both(store)[0]
-    assert len(said) == 2
-    assert resumed.equals(undisturbed[0])
