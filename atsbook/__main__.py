@@ -15,7 +15,7 @@ from atslib.shell import (
 
 STORE = option(
     "--store",
-    help="folder of artifacts, or an address such as s3://bucket/prefix; default $ATS_STORE or .store",
+    help="folder of artifacts; default $ATS_STORE or .store",
 )
 
 # The function of the same name in `atsbook.commands` does it.

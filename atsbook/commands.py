@@ -11,7 +11,7 @@ from atsbook import bench as benchmarks
 from atsbook.findings import rules
 from atsbook.report import costing, runner
 from atsbook.runs.archive import Archive
-from atsbook.runs.store import Store, opened
+from atsbook.runs.store import Store
 from atsbook.runs.transport import export_artifacts, import_artifacts
 from atsbook.widgets.browser_graph import graph
 from atslib.commands import untrained
@@ -24,7 +24,7 @@ from atslib.shell import check_out
 
 def run(args: argparse.Namespace) -> None:
     """Compute pages, execute their notebooks, build the book."""
-    store = opened(args.store, say=runner.say, progress=sys.stderr.isatty())
+    store = Store(args.store, say=runner.say, progress=sys.stderr.isatty())
     names = ("profile", "dataset", "compute_only", "dry_run", "budget", "jobs", "scheduler")
     runner.run(
         args.names,
@@ -52,7 +52,7 @@ def report(args: argparse.Namespace) -> int:
 
 def store(args: argparse.Namespace) -> int:
     """List, check, export or import the artifacts of a store; 1 if `verify` finds damage."""
-    kept = opened(args.store, say=runner.say)
+    kept = Store(args.store, say=runner.say)
     action = args.action
     file = args.file
     if action in ("export", "import") and file is None:
@@ -61,7 +61,7 @@ def store(args: argparse.Namespace) -> int:
         raise AtsError(
             f"store {action} takes no file, but a store: --store FOLDER; `store import {file}` checks too"
         )
-    if action != "import" and not (kept.remote or kept.root.is_dir()):
+    if action != "import" and not kept.root.is_dir():
         raise AtsError(f"there is no store at {kept.root}; name one with --store or $ATS_STORE")
     if action == "list":
         for path, facts in kept.entries():
@@ -84,13 +84,13 @@ def store(args: argparse.Namespace) -> int:
 def archive(args: argparse.Namespace) -> int:
     """Check the evidence, take in what a store has, or put it into one; 1 if `verify` finds damage."""
     root = project_root()
-    given = opened(args.store, say=runner.say)
+    given = Store(args.store, say=runner.say)
     evidence = Archive(root / "results")
     if not evidence.root.is_dir():
         raise AtsError(f"there is no archive at {evidence.root}; work in the project's folder")
     if args.page and args.action in ("write", "verify"):
         raise AtsError(f"archive {args.action} takes no page: it is for all evidence")
-    if args.action in ("write", "forget") and not (given.remote or given.root.is_dir()):
+    if args.action in ("write", "forget") and not given.root.is_dir():
         raise AtsError(f"there is no store at {given.root}; name one with --store or $ATS_STORE")
     if args.action == "verify":
         faults = evidence.verify()

@@ -178,7 +178,7 @@ def compute(
         ends: a time of `time.monotonic`; no unit is begun that would end after it, judged by those
             of this call, and one that is still running then pauses when it has kept its state.
         scheduler: `local` or the address of a Dask scheduler, whose workers see the store at the
-            same path or address.
+            same path.
     Raises:
         AtsError: workers were lost again and again, or do not share the store, or that has
             vanished.
@@ -365,8 +365,7 @@ def _work(pickled: bytes, root: str, device: str, left: float) -> float | None:
     With `left` seconds to go it pauses when it has kept its state.
 
     The lock is the system's: it goes with the process that held it, however that ended. It holds
-    for all who see the folder. Two machines that fill one address may both make a unit: one write
-    wins.
+    for all who see the folder.
     """
     unit: Unit = cloudpickle.loads(pickled)
     keep_to_one_core()  # of the thread, which on a cluster may be a new one
@@ -377,7 +376,7 @@ def _work(pickled: bytes, root: str, device: str, left: float) -> float | None:
     try:
         # A folder that the schedule has made and that is not there is not made again: this worker
         # does not see it.
-        path.parent.mkdir(parents=store.remote is not None, exist_ok=True)
+        path.parent.mkdir(exist_ok=True)
     except OSError as error:
         raise AtsError(
             f"a worker cannot write {path.parent} ({error.strerror}): give a folder they share"

@@ -21,7 +21,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from atsbook.runs.faults import fault_of, sealed
-from atsbook.runs.remote import Remote, cache_folder, name_of, unsent
 from atslib.checkpoints import Tensors, fingerprint, is_plain, plain
 from atslib.errors import AtsError, NotKept, OutOfTime, as_path, check_kind
 from atslib.files import digest, project_root, states_kept, write_atomically
@@ -49,14 +48,10 @@ class Artifact:
 
 
 class Store:
-    """A folder of artifacts: `root/kind/<hash>.safetensors` and `.json`; or an address, with such a
-    folder before it.
+    """A folder of artifacts: `root/kind/<hash>.safetensors` and `.json`.
 
     Args:
-        root: the folder, or an address that fsspec knows, such as `s3://bucket/prefix`; $ATS_STORE,
-            else `.store` in the project's top folder. What is at an address is copied to
-            `cache_folder` when it is asked for, what is made goes there and to the address; states
-            of unfinished work stay here.
+        root: the folder; $ATS_STORE, else `.store` in the project's top folder.
         say: receives one line for each thing a person should know (an artifact made or set aside).
         progress: whether the makers of artifacts should show bars.
         ends: a time of `time.monotonic` after which makers that keep their state pause, see
@@ -79,9 +74,10 @@ class Store:
         self.say = say or (lambda line: None)
         self.progress = progress
         self.ends = ends
-        self.remote = Remote(root) if isinstance(root, str) and "://" in root else None
-        self.root = (cache_folder(root) if self.remote else as_path("Store: root", root)).resolve()
-        self.address = self.remote.address if self.remote else str(self.root)
+        if isinstance(root, str) and "://" in root:
+            raise AtsError(f"Store: root={root!r} must be a folder of this machine, not an address")
+        self.root = as_path("Store: root", root).resolve()
+        self.address = str(self.root)
 
     def check_time(self) -> None:
         """The maker of an artifact calls this each time that it has saved its state and is not
@@ -110,10 +106,7 @@ class Store:
     def has(self, kind: str, config: object, *, version: int = 1) -> bool:
         """Whether the artifact is there (its hash is checked only when it is read)."""
         path = self.path(kind, config, version=version)
-        here = path.exists() and path.with_suffix(".json").exists()
-        if here and self.remote and unsent(path).exists():  # made when the address did not answer
-            self.remote.push(path)
-        return here or bool(self.remote and self.remote.has(path))
+        return path.exists() and path.with_suffix(".json").exists()
 
     def get(
         self,
@@ -134,8 +127,7 @@ class Store:
             label: what to call it in the line that is said when it is made.
         Raises:
             AtsError: the store cannot be written, or has vanished in the meantime. States that
-                `compute` kept are still there when it comes back, and so is what was made while an
-                address did not answer.
+                `compute` kept are still there when it comes back.
         """
         path = self.path(kind, config, version=version)
         kept = self._read(path)
@@ -143,8 +135,6 @@ class Store:
             return kept
         started = time.monotonic()
         try:
-            if self.remote:
-                self.remote.check()
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise AtsError(f"{path.parent} cannot be written: {error.strerror}") from None
@@ -177,39 +167,19 @@ class Store:
         return made.tensors
 
     def _write(self, path: Path, tensors: Tensors, facts: dict) -> dict:
-        """The tensors, then the facts, which make an artifact look whole, here and at the address;
-        those facts.
-        """
+        """Write the tensors, then the facts, which make an artifact look whole; those facts."""
         # `get` has made the folder; one that has vanished since is not made again, see
         # `write_atomically`.
         write_atomically(path, lambda partial: save_file(tensors, partial), make_folder=False)
         facts = sealed(facts | {"sha256": digest(path)})
         text = json.dumps(facts, indent=1, sort_keys=True)
-        if self.remote:
-            write_atomically(unsent(path), Path.touch, make_folder=False)
         write_atomically(
             path.with_suffix(".json"), lambda partial: partial.write_text(text), make_folder=False
         )
-        self.publish(path)
         path.with_suffix(".state").unlink(missing_ok=True)
         return facts
 
-    def publish(self, path: Path) -> None:
-        """Send an artifact that lies in the folder to the address, if this store has one; `path` is
-        its tensors'.
-        """
-        if self.remote:
-            self.remote.push(path)
-
     def _read(self, path: Path) -> Artifact | None:
-        if (kept := self._read_here(path)) or not self.remote or not self.remote.has(path):
-            return kept
-        if fault := self.remote.pull(path):
-            self.say(f"{self.address}/{name_of(path)}: {fault}; made again")
-            return None
-        return self._read_here(path)
-
-    def _read_here(self, path: Path) -> Artifact | None:
         facts_path = path.with_suffix(".json")
         if not facts_path.exists():  # never made, or killed before it was whole
             return None
@@ -221,15 +191,7 @@ class Store:
         return Artifact(load_file(path), json.loads(facts_path.read_text()))
 
     def entries(self) -> Iterator[tuple[Path, dict]]:
-        """Every artifact with its facts, newest last; unreadable facts are empty.
-
-        From an address all are pulled.
-        """
-        for name in self.remote.names() if self.remote else ():
-            if not (self.root / f"{name}.json").exists():
-                self.remote.pull(
-                    self.root / f"{name}.safetensors"
-                )  # what is damaged stays there, see `verify`
+        """Every artifact with its facts, newest last; unreadable facts are empty."""
         for facts_path in sorted(self.root.glob("*/*.json"), key=lambda p: p.stat().st_mtime):
             try:
                 facts = json.loads(facts_path.read_text())
@@ -238,12 +200,8 @@ class Store:
             yield facts_path.with_suffix(".safetensors"), facts if isinstance(facts, dict) else {}
 
     def verify(self) -> list[str]:
-        """One line for each damaged artifact, in the folder and at the address; empty if all hashes
-        hold.
-        """
-        far = self.remote.names() if self.remote else ()
-        faults = {f"{self.address}/{name}": self.remote.fetch(name)[2] for name in far}
-        faults |= {
+        """One line for each damaged artifact; empty if all hashes hold."""
+        faults = {
             path.relative_to(self.root).as_posix(): fault_of(path) for path, _ in self.entries()
         }
         return [f"{name}: {fault}" for name, fault in faults.items() if fault]
@@ -266,17 +224,3 @@ def _made(tensors: Tensors) -> dict:
         "made": now,
         "torch": torch.__version__,
     }
-
-
-def opened(
-    place: str | None, *, say: Callable[[str], None] | None = None, progress: bool = False
-) -> Store:
-    """The store that a command works on; a wrong address is said within seconds.
-
-    Raises:
-        AtsError: the address doesn't answer.
-    """
-    kept = Store(place, say=say, progress=progress)
-    if kept.remote:
-        kept.remote.reach()
-    return kept

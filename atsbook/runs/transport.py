@@ -68,7 +68,6 @@ def import_artifacts(store: Store, archive: Path) -> int:
                     write_atomically(
                         store.root / name, lambda partial, data=data: partial.write_bytes(data)
                     )
-                store.publish(store.root / names[0])
                 taken += 1
     except (tarfile.TarError, OSError) as error:
         why = getattr(error, "strerror", None) or error
