@@ -103,10 +103,9 @@ COMMANDS = {
         "the file is as it was",
     ),
     "store": (
-        "list, check and move artifacts",
-        "artifacts that were taken in are kept, no archive is left",
-        option("action", choices=("list", "verify", "export", "import")),
-        option("file", nargs="?", type=Path, help="archive of export and import"),
+        "list and check artifacts",
+        "nothing was changed",
+        option("action", choices=("list", "verify")),
         STORE,
     ),
 }

@@ -12,7 +12,6 @@ from atsbook.findings import rules
 from atsbook.report import costing, runner
 from atsbook.runs.archive import Archive
 from atsbook.runs.store import Store
-from atsbook.runs.transport import export_artifacts, import_artifacts
 from atsbook.widgets.browser_graph import graph
 from atslib.commands import untrained
 from atslib.data.load import load
@@ -51,33 +50,20 @@ def report(args: argparse.Namespace) -> int:
 
 
 def store(args: argparse.Namespace) -> int:
-    """List, check, export or import the artifacts of a store; 1 if `verify` finds damage."""
+    """List or check the artifacts of a store; 1 if `verify` finds damage."""
     kept = Store(args.store, say=runner.say)
-    action = args.action
-    file = args.file
-    if action in ("export", "import") and file is None:
-        raise AtsError(f"store {action} needs a file: python -m atsbook store {action} FILE.tar")
-    if action in ("list", "verify") and file is not None:
-        raise AtsError(
-            f"store {action} takes no file, but a store: --store FOLDER; `store import {file}` checks too"
-        )
-    if action != "import" and not kept.root.is_dir():
+    if not kept.root.is_dir():
         raise AtsError(f"there is no store at {kept.root}; name one with --store or $ATS_STORE")
-    if action == "list":
+    if args.action == "list":
         for path, facts in kept.entries():
             made = facts.get("made", "?")
             seconds = facts.get("seconds", "?")
             size = path.stat().st_size / 1e6 if path.exists() else 0
             print(f"{path.parent.name}/{path.stem}  {size:8.2f} MB  {made}  {seconds} s")
-    elif action == "verify":
+    else:
         faults = kept.verify()
         print("\n".join(faults) or f"{sum(1 for _ in kept.entries())} artifacts, all whole")
         return int(bool(faults))
-    elif action == "export":
-        check_out(file, name="file")
-        print(f"{export_artifacts(kept, file)} artifacts written to {file}")
-    else:
-        print(f"{import_artifacts(kept, file)} artifacts taken from {file}")
     return 0
 
 

@@ -2,11 +2,8 @@
 
 import copy
 import dataclasses
-import gzip
-import io
 import json
 import os
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -15,7 +12,6 @@ from checks import flip_a_bit, refused
 from safetensors.torch import load_file, save_file
 
 from atsbook.runs.store import Store
-from atsbook.runs.transport import export_artifacts, import_artifacts
 from atslib.attacks import GradientMatching
 from atslib.checkpoints import fingerprint, load_state, plain, save_state
 from atslib.clients.observe import ThreatModel
@@ -332,120 +328,6 @@ def test_a_kill_between_tensors_and_facts_leaves_no_artifact_and_it_is_made_agai
     assert store.verify() == []
 
 
-# --- archives -----------------------------------------------------------------------------------------------
-
-
-def archive(path, members, mode="w"):
-    with tarfile.open(path, mode) as tar:
-        for name, data in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-    return path
-
-
-def test_an_archive_carries_artifacts_to_another_store(store, tmp_path):
-    for value in (1, 2):
-        make(store, {"a": value})
-    make(store, {"a": 1}, kind="model")
-    assert export_artifacts(store, tmp_path / "out" / "all.tar") == 3
-    other, maker = Store(tmp_path / "other"), Maker()
-    assert import_artifacts(other, tmp_path / "out" / "all.tar") == 3
-    assert files(other.root) == files(store.root)
-    assert other.verify() == []
-    assert other.get("model", {"a": 1}, maker)["x"].tolist() == [[1.5] * 3] * 2
-    assert maker.calls == 0
-
-
-def test_import_leaves_what_is_there_and_takes_the_rest(store, tmp_path):
-    make(store, {"a": 1})
-    make(store, {"a": 2})
-    export_artifacts(store, tmp_path / "all.tar")
-    other = Store(tmp_path / "other")
-    other.get("attack", {"a": 1}, Maker(9.5))
-    assert import_artifacts(other, tmp_path / "all.tar") == 1
-    assert other.get("attack", {"a": 1}, Maker())["x"][0, 0] == 9.5
-    assert other.get("attack", {"a": 2}, Maker())["x"][0, 0] == 1.5
-    assert import_artifacts(other, tmp_path / "all.tar") == 0
-
-
-@pytest.mark.parametrize(
-    "fault", ["flipped bit", "truncated", "tensors missing", "facts without hash"]
-)
-def test_export_leaves_out_what_is_damaged_and_names_it(store, tmp_path, fault):
-    make(store, {"a": 1})
-    tensors, facts = make(store, {"a": 2})
-    FAULTS[fault](tensors, facts)
-    damaged = f"1 artifacts are damaged and left out, attack/{tensors.stem}: "
-    with refused(damaged, f"; 1 others are in {tmp_path / 'all.tar'}"):
-        export_artifacts(store, tmp_path / "all.tar")
-    assert import_artifacts(Store(tmp_path / "other"), tmp_path / "all.tar") == 1
-
-
-@pytest.mark.parametrize(
-    "fault", ["flipped bit", "tensors missing", "facts are no JSON", "facts missing"]
-)
-def test_import_refuses_what_is_damaged_and_names_it(store, tmp_path, fault):
-    make(store, {"a": 1})
-    tensors, facts = make(store, {"a": 2})
-    FAULTS.get(fault, lambda tensors, facts: facts.unlink())(tensors, facts)
-    members = {name: (store.root / name).read_bytes() for name in files(store.root)}
-    other = Store(tmp_path / "other")
-    with refused(f"left out, attack/{tensors.stem}: ", "; 1 others were taken in"):
-        import_artifacts(other, archive(tmp_path / "all.tar", members))
-    assert len(files(other.root)) == 2
-    assert other.verify() == []
-
-
-OUTSIDE = "../evil.json attack/../evil.json attack/../../evil.json /evil.json C:/evil.json attack\\evil.json"
-MISPLACED = "evil.json attack/deep/evil.json attack/evil.py attack/.json"
-
-
-@pytest.mark.parametrize("name", [*OUTSIDE.split(), *MISPLACED.split()])
-def test_import_refuses_a_member_that_is_no_artifact_and_takes_nothing(store, tmp_path, name):
-    path = archive(tmp_path / "evil.tar", {"attack/good.json": b"{}", name: b"{}"})
-    with refused(f"{name!r} is not kind/name.safetensors or .json"):
-        import_artifacts(store, path)
-    assert files(tmp_path) == ["evil.tar"]
-    assert not Path("/evil.json").exists()
-
-
-def test_import_ignores_links(store, tmp_path):
-    path = tmp_path / "links.tar"
-    with tarfile.open(path, "w") as tar:
-        link = tarfile.TarInfo("attack/link.json")
-        link.type, link.linkname = tarfile.SYMTYPE, "../../secret"
-        tar.addfile(link)
-    assert import_artifacts(store, path) == 0
-    assert files(tmp_path) == ["links.tar"]
-
-
-def cut_gzip(path):
-    whole = archive(path, {"attack/a.json": os.urandom(5000)}).read_bytes()
-    path.write_bytes(gzip.compress(whole)[:2000])
-
-
-NO_ARCHIVES = {
-    "missing": lambda path: None,
-    "text": lambda path: path.write_text("no archive\n" * 100),
-    "empty": lambda path: path.write_bytes(b""),
-    "folder": lambda path: path.mkdir(),
-    "truncated": lambda path: path.write_bytes(
-        archive(path, {"attack/a.json": b"x" * 5000}).read_bytes()[:3000]
-    ),
-    "truncated gzip": cut_gzip,
-}
-
-
-@pytest.mark.parametrize("how", NO_ARCHIVES)
-def test_import_refuses_what_is_no_archive(store, tmp_path, how):
-    path = tmp_path / "bad.tar"
-    NO_ARCHIVES[how](path)
-    with refused("cannot be read as an archive", str(path)):
-        import_artifacts(store, path)
-    assert not list(store.root.rglob("*.json"))
-
-
 # --- where things are ---------------------------------------------------------------------------------------
 
 
@@ -470,3 +352,9 @@ def test_a_store_lies_where_it_is_told_else_in_the_environment_else_in_the_proje
     monkeypatch.delenv("ATS_STORE")
     assert Store().root == tmp_path / ".store"
     assert not list(Store().entries())
+
+
+@pytest.mark.parametrize("address", ["s3://bucket/prefix", "file:///tmp/store"])
+def test_a_store_is_a_folder_and_no_address(address):
+    with refused(f"Store: root={address!r} must be a folder of this machine, not an address"):
+        Store(address)

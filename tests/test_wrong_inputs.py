@@ -14,7 +14,6 @@ import io
 import json
 import math
 import struct
-import tarfile
 from collections import Counter
 from pathlib import Path
 
@@ -29,7 +28,6 @@ from torch import nn
 
 import atslib
 from atsbook.runs.store import Store
-from atsbook.runs.transport import import_artifacts
 from atsfed import Federation, Tap
 from atslib import ATTACKS, AtsError, Images, Normalize, SearchConfig, ThreatModel, TrainConfig
 from atslib import __main__ as library
@@ -783,24 +781,6 @@ def test_folders_of_images(tmp_path_factory, contents, names, size):
     if parts is not None:
         assert all(part.pixels.shape[2:] == (size, size) for part in parts)
         assert sum(map(len, parts)) <= 6
-
-
-@cases(80, content=st.one_of(st.binary(max_size=60), JUNK), member=st.text(max_size=12))
-def test_archives_of_a_store(tmp_path_factory, content, member):
-    folder = tmp_path_factory.mktemp("archive")
-    file = folder / "all.tar"
-    text = content if isinstance(content, bytes) else repr(content).encode()
-    with tarfile.open(file, "w") as tar:
-        for name in (f"x/{member}.json", f"x/{member}.safetensors"):
-            entry = tarfile.TarInfo(name)
-            entry.size = len(text)
-            tar.addfile(entry, io.BytesIO(text))
-    kept = Store(folder / "store")
-    for written in (file.read_bytes(), text):
-        file.write_bytes(written)
-        assert one_sentence(import_artifacts, kept, file) in (None, 0)
-    assert kept.verify() == []
-    assert not list(folder.glob("store/**/*.safetensors"))
 
 
 UPDATE = {"kind": "weights", "lr": 0.1, "steps": 1, "images": [0]}

@@ -15,6 +15,5 @@ client's work. To add a kind of unit: one frozen dataclass that is a `networks.U
 `schedule` computes units where `workers` are, `audit` repeats a part of the archive, `shown` says
 where two versions of a page differ.
 
-`estimate` says how long work takes, `store` keeps its results, `transport`
-moves them, and `faults` says which are damaged.
+`estimate` says how long work takes, `store` keeps its results, and `faults` says which are damaged.
 """

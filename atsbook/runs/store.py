@@ -1,4 +1,4 @@
-"""Artifacts keyed by everything that made them; atomic, checked, resumable, movable.
+"""Artifacts keyed by everything that made them; atomic, checked, resumable.
 
 An artifact is a dict of tensors in one safetensors file. Its name is a hash of (kind, version,
 config); beside it lies a JSON file with that config in plain text, the file's own hash and where it
