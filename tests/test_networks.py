@@ -319,20 +319,6 @@ def test_forms_of_layers_have_torchs_values():
         torch.testing.assert_close(ours, torchs, msg=f"{function.__name__} {options.keys()}")
 
 
-@pytest.mark.parametrize("batch_first", [True, False])
-@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
-def test_recurrent_layers_written_out_are_torchs(layer, batch_first):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        network = layer(5, 4, 2, bidirectional=True, batch_first=batch_first, dtype=torch.float64)
-    x = torch.randn(3, 6, 5, generator=rng(0), dtype=torch.float64)
-    out, end = network(x)
-    with SameRules():
-        ours, own_end = network(x)
-    torch.testing.assert_close(ours, out)
-    torch.testing.assert_close(own_end, end)
-
-
 class Odd(nn.Module):
     """A layer that torch cannot differentiate twice."""
 

@@ -2,10 +2,10 @@
 that limit.
 
 An attack needs the second derivative of a network. torch has none of a hard sigmoid, of fused
-attention and of distances between points; under `torch.func.vmap` it cannot run recurrent layers,
-and its second derivatives of layer and instance normalization are wrong, by 12 and 66 % in an
-example of torch 2.13. The forms here are written in operations that have all of it; their values
-are torch's, up to rounding. `LAYERS` says which function each stands for.
+attention and of distances between points, and its second derivatives of layer and instance
+normalization under `torch.func.vmap` are wrong, by 12 and 66 % in an example of torch 2.13. The
+forms here are written in operations that have all of it; their values are torch's, up to rounding.
+`LAYERS` says which function each stands for.
 """
 
 import math
@@ -100,100 +100,6 @@ def instance_norm(
     return out if bias is None else out + bias.view(column)
 
 
-def _lstm_step(
-    x: Tensor, state: Sequence[Tensor], recurrent: Tensor, bias: Tensor | None
-) -> tuple[Tensor, ...]:
-    hidden, cell = state
-    enter, forget, new, leave = (x + F.linear(hidden, recurrent, bias)).chunk(4, -1)
-    cell = forget.sigmoid() * cell + enter.sigmoid() * new.tanh()
-    return leave.sigmoid() * cell.tanh(), cell
-
-
-def _gru_step(
-    x: Tensor, state: Sequence[Tensor], recurrent: Tensor, bias: Tensor | None
-) -> tuple[Tensor, ...]:
-    (hidden,) = state
-    reset, update, new = x.chunk(3, -1)
-    own_reset, own_update, own_new = F.linear(hidden, recurrent, bias).chunk(3, -1)
-    update = (update + own_update).sigmoid()
-    new = (new + (reset + own_reset).sigmoid() * own_new).tanh()
-    return ((1 - update) * new + update * hidden,)
-
-
-def _plain_step(activation: Callable[[Tensor], Tensor]) -> Callable[..., tuple[Tensor, ...]]:
-    def step(
-        x: Tensor, state: Sequence[Tensor], recurrent: Tensor, bias: Tensor | None
-    ) -> tuple[Tensor, ...]:
-        return (activation(x + F.linear(state[0], recurrent, bias)),)
-
-    return step
-
-
-def _recurrent(
-    name: str, step: Callable[..., tuple[Tensor, ...]], fused: Callable
-) -> Callable[..., tuple]:
-    """`torch.lstm`, `torch.gru`, `torch.rnn_tanh` or `torch.rnn_relu`, step by step.
-
-    Packed sequences of different lengths stay torch's own.
-    """
-
-    def layers(
-        x: Tensor,
-        start: Tensor | Sequence[Tensor],
-        weights: Sequence[Tensor],
-        has_biases: bool | Tensor,
-        num_layers: int,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
-        batch_first: bool,
-    ) -> tuple[Tensor, ...]:
-        if isinstance(has_biases, Tensor | list | tuple):
-            return fused(
-                x,
-                start,
-                weights,
-                has_biases,
-                num_layers,
-                dropout,
-                train,
-                bidirectional,
-                batch_first,
-            )
-        x = x.transpose(0, 1) if batch_first else x
-        starts = (start,) if isinstance(start, Tensor) else tuple(start)
-        directions = 1 + bidirectional
-        ends = []
-        of_layer = len(weights) // (
-            num_layers * directions
-        )  # 2, with biases 4, and one more with a projection
-        for layer in range(num_layers):
-            outputs = []
-            for direction in range(directions):
-                place = layer * directions + direction
-                own = list(weights[place * of_layer : (place + 1) * of_layer])
-                sent = own.pop() if len(own) % 2 else None  # the projection of an LSTM's output
-                enter, recurrent, *biases = own
-                enter_bias, bias = biases or (None, None)
-                inputs = F.linear(x, enter, enter_bias)
-                state = [part[place] for part in starts]
-                seen = []
-                for now in reversed(inputs.unbind()) if direction else inputs.unbind():
-                    state = list(step(now, state, recurrent, bias))
-                    state[0] = state[0] if sent is None else F.linear(state[0], sent)
-                    seen.append(state[0])
-                outputs.append(torch.stack(seen[::-1] if direction else seen))
-                ends.append(state)
-            x = torch.cat(outputs, -1)
-            if dropout and train and layer + 1 < num_layers:
-                x = F.dropout(x, dropout)
-        x = x.transpose(0, 1) if batch_first else x
-        return x, *(torch.stack(part) for part in zip(*ends, strict=True))
-
-    layers.__name__ = name
-    return layers
-
-
 def _opened(function: types.FunctionType) -> Callable:
     """A function of torch, in Python, without its question whether somebody wants to stand in for
     it.
@@ -216,10 +122,6 @@ LAYERS: dict[Callable, Callable] = {
     F.instance_norm: instance_norm,
     F.scaled_dot_product_attention: attention,
     torch.cdist: cdist,
-    torch.lstm: _recurrent("lstm", _lstm_step, torch.lstm),
-    torch.gru: _recurrent("gru", _gru_step, torch.gru),
-    torch.rnn_tanh: _recurrent("rnn_tanh", _plain_step(torch.tanh), torch.rnn_tanh),
-    torch.rnn_relu: _recurrent("rnn_relu", _plain_step(torch.relu), torch.rnn_relu),
 }
 
 # Functions that are seen part by part: their parts are among `LAYERS`.
