@@ -1,6 +1,7 @@
 """The attacks against plain loops written the authors' way, and the laws of the batched engine."""
 
 import inspect
+import math
 import warnings
 from contextlib import nullcontext
 from dataclasses import replace
@@ -124,9 +125,8 @@ def plain_attack(model, label, target, start, attack):
     return normalize.inverse(x.detach())
 
 
-AUTHORS = [
-    name for name, a in ATTACKS.items() if not a.line_search and not name.startswith("annealed")
-]
+OURS = ("annealed", "fast", "strong")  # presets that no paper has
+AUTHORS = [name for name, a in ATTACKS.items() if not a.line_search and not name.startswith(OURS)]
 
 
 @pytest.mark.parametrize("model_name", SIDES)
@@ -494,12 +494,120 @@ def test_a_frame_can_stop_the_attack():
     assert run.cost.isfinite().all()
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "sgd", "lbfgs"])
+def lbfgs_once(z, steps, box=math.inf, **options):
+    """The batched optimizer that evaluates once a step, on these starts."""
+    attack = GradientMatching(
+        optimizer="lbfgs-once", signed=False, steps=steps, schedule="constant", lr=1.0, **options
+    )
+    high = torch.full((z.shape[1],), box, dtype=z.dtype)
+    return optimizers.LbfgsOnce([attack] * len(z), z, z.shape[1], -high, high)
+
+
+def counted(cost):
+    """A cost, and the list of what it was asked."""
+    asked = []
+
+    def count(z):
+        asked.append(z.detach().clone())
+        return cost(z)
+
+    return count, asked
+
+
+@pytest.mark.parametrize("history", [3, 10])
+def test_lbfgs_once_reaches_the_minimum_with_one_evaluation_a_step(history):
+    begin = CENTRE + torch.randn(3, 6, generator=rng(0, "begin"), dtype=torch.float64)
+    ours = lbfgs_once(begin, 60, history=history)
+    cost, asked = counted(bowl)
+    told = [ours.step(cost, step)[0] for step in range(60)]
+    assert [z.shape for z in asked] == [begin.shape] * 60
+    torch.testing.assert_close(ours.state["z"], CENTRE, rtol=0, atol=1e-4)
+    best = torch.stack(told).amin(0)
+    torch.testing.assert_close(bowl(ours.state["z"])[0], best)  # the best point, evaluated
+
+
+def test_a_member_of_lbfgs_once_takes_the_path_that_it_takes_alone():
+    """Rejected trials of one member, at other steps than those of the others, included."""
+    begin = CENTRE + 3 * torch.randn(3, 6, generator=rng(0, "begin"), dtype=torch.float64)
+    steep = torch.tensor([1.0, 1.0, 1e4], dtype=torch.float64)
+
+    def cost(rows):
+        def of(z):
+            distance, penalty = bowl(z, CURVATURE[rows], CENTRE[rows])
+            return steep[rows] * distance, penalty
+
+        return of
+
+    together, asked = counted(cost(slice(None)))
+    ours = lbfgs_once(begin, 25, history=4)
+    for step in range(25):
+        ours.step(together, step)
+    for i in range(3):
+        own = slice(i, i + 1)
+        alone, seen = counted(cost(own))
+        one = lbfgs_once(begin[own], 25, history=4)
+        for step in range(25):
+            one.step(alone, step)
+        torch.testing.assert_close(
+            torch.cat([z[own] for z in asked]), torch.cat(seen), rtol=1e-7, atol=1e-9
+        )
+    moved = torch.stack(asked).diff(dim=0).abs().amax(2)
+    assert (moved > 0).any(0).all()
+
+
+def test_lbfgs_once_halves_a_step_that_overshoots_and_then_forgets():
+    """cost = |z|, from 1: the trial at 1 - 4 costs more, half of it is accepted; one step away from
+    the minimum no trial helps, and after six the direction is the gradient's again.
+    """
+    ours = lbfgs_once(torch.ones(1, 1, dtype=torch.float64), 30)
+    ours.state["lr"] *= 4
+    cost, asked = counted(lambda z: (z.abs().sum(1), torch.zeros(len(z)).double()))
+    for step in range(3):
+        ours.step(cost, step)
+    assert [z.item() for z in asked] == [1, -3, -1]
+    wall, asked = counted(
+        lambda z: (z[:, 0] + 100 * (z[:, 0] != 0).detach(), torch.zeros(len(z)).double())
+    )
+    ours = lbfgs_once(torch.zeros(1, 1, dtype=torch.float64), 30)
+    for step in range(9):
+        ours.step(wall, step)
+    expected = [0] + [-(0.5**i) for i in range(6)] + [-0.1, -0.05]
+    assert [z.item() for z in asked] == pytest.approx(expected)
+
+
+def test_lbfgs_once_leaves_trials_that_are_not_finite_and_stays_in_its_box():
+    """Beyond 1.5 the cost is nan, so the minimum at 2 is out of reach, and in a box as well."""
+
+    def edge(z):
+        distance = (z - 2).square().sum(1)
+        return torch.where((z > 1.5).any(1), torch.nan, distance), torch.zeros_like(distance)
+
+    begin = torch.tensor([[0.0, 1.0], [1.2, -3.0]], dtype=torch.float64)
+    ours = lbfgs_once(begin, 60)
+    for step in range(60):
+        ours.step(edge, step)
+    assert ours.state["z"].isfinite().all()
+    assert (edge(ours.state["z"])[0] < edge(begin)[0]).all()
+    boxed = lbfgs_once(begin, 60, box=1.0)
+    cost, asked = counted(edge)
+    for step in range(60):
+        boxed.step(cost, step)
+    assert torch.stack(asked).abs().max() <= 1
+    torch.testing.assert_close(boxed.state["z"], torch.ones_like(begin))
+    lost = lbfgs_once(begin, 3)
+    for step in range(3):
+        distance, _ = lost.step(lambda z: (torch.nan * z.sum(1), torch.zeros(2).double()), step)
+    assert distance.isnan().all()
+    assert torch.equal(lost.state["z"], begin)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", "lbfgs", "lbfgs-once"])
 @pytest.mark.parametrize("chunk", [2, 4])
 def test_a_killed_run_resumes_to_the_same_bits(optimizer, chunk, tmp_path, monkeypatch):
     monkeypatch.setattr(engine, "SAVE_EVERY", 0)
     seen, _ = victims(dtype=torch.float32)
-    base = replace(ATTACKS["adam-cosine"], optimizer=optimizer, inner=3)
+    signed = optimizer != "lbfgs-once"
+    base = replace(ATTACKS["adam-cosine"], optimizer=optimizer, inner=3, signed=signed)
     attacks = [
         replace(base, steps=steps) for steps in (2, 6, 6, 5)
     ]  # one member is done before the kill
@@ -953,6 +1061,7 @@ OTHER_TYPES = {"steps": 2.5, "restarts": True, "lr": "1", "signed": 1}
     [
         ("distance", "far", ".distance 'far' is unknown; choose one of " + ", ".join(DISTANCES)),
         ("optimizer", "lion", ".optimizer 'lion' is unknown; choose one of adam, sgd, lbfgs"),
+        ("optimizer", "lbfgs-once", ".signed=True: optimizer 'lbfgs-once' learns from the"),
         ("start", "ones", ".start 'ones' is unknown; choose one of normal, uniform, zeros"),
         (
             "schedule",

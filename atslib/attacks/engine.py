@@ -168,7 +168,7 @@ def _check_memory(seen: Observed, attacks: Sequence[GradientMatching], frames: i
     images = seen.threat.batch * math.prod(seen.shape)
     members = attacks[0].restarts * len(seen)
     steps = max(attack.steps for attack in attacks)
-    past = 2 * attacks[0].history if attacks[0].optimizer == "lbfgs" else 0
+    past = 2 * attacks[0].history if attacks[0].optimizer.startswith("lbfgs") else 0
     kept = 3 + past + min(frames, steps + 1)
     needed = members * like.element_size() * (kept * images + steps)
     there = free_memory(like.device)

@@ -21,7 +21,8 @@ class GradientMatching:
 
     Attributes:
         distance: between gradients, a key of `DISTANCES`.
-        optimizer: "adam", "sgd" (Nesterov momentum 0.9) or "lbfgs", a key of `OPTIMIZERS`.
+        optimizer: "adam", "sgd" (Nesterov momentum 0.9), "lbfgs", or "lbfgs-once", which evaluates
+            once a step and is for smooth networks, unsigned; a key of `OPTIMIZERS`.
         lr, steps: step size and number of steps (for L-BFGS: of outer steps, `inner` iterations
             each).
         schedule: how the step size changes, a key of `SCHEDULES`: "steps" is the paper's (times 0.1
@@ -40,7 +41,8 @@ class GradientMatching:
         keep_best: return the iterate of least cost instead of the last one. The cost is the
             distance plus the penalties, which is what the attack descends; the distance alone would
             prefer noisier iterates.
-        inner, history, line_search: of L-BFGS; the line search is backtracking (Armijo). Without it
+        inner, history, line_search: of L-BFGS ("lbfgs-once" has only a history, and its own rule for
+            the step); the line search is backtracking (Armijo). Without it
             the rules for stopping are torch's; with it they are relative to the gradient and the
             cost.
         unroll: of weights that clients trained locally: match what the same local steps change,
@@ -91,6 +93,10 @@ class GradientMatching:
             if getattr(self, field) <= 0:
                 raise AtsError(f"GradientMatching.{field}={getattr(self, field)} must be above 0")
         check_most(self, steps=10_000_000, inner=10_000)
+        if self.signed and self.optimizer == "lbfgs-once":
+            raise AtsError(
+                "GradientMatching.signed=True: optimizer 'lbfgs-once' learns from the gradient's size; give signed=False"
+            )
         for name, weight in self.weights.items():
             if not 0 <= weight < math.inf:
                 shown = f"the weight {weight} of the penalty {name!r}"

@@ -260,4 +260,116 @@ class Lbfgs(Optimizer):
         return torch.where(good.unsqueeze(1), length, torch.zeros_like(length))
 
 
-OPTIMIZERS: dict[str, type[Optimizer]] = {"adam": Adam, "sgd": Sgd, "lbfgs": Lbfgs}
+class LbfgsOnce(Optimizer):
+    """L-BFGS that evaluates the cost once a step, for all members together.
+
+    A step evaluates each member's trial point. Where the cost has fallen enough (Armijo, 1e-4) the
+    point is accepted, and the next trial is the full L-BFGS step from there; elsewhere the next
+    trial is half as far from the last accepted point. After six trials in vain a member forgets its
+    curvature and begins anew along its gradient. A cost or gradient that is not finite counts as no
+    success. A trial is clamped to the box before it is evaluated. After its last step a member is
+    at the last point accepted, its best. `lr` is the length of the first trial in normalized units,
+    and `schedule` scales all trials.
+    """
+
+    SUFFICIENT = 1e-4
+    TRIALS = 6
+    moments = ("accepted", "slope", "direction")
+
+    def __init__(self, attacks: Sequence[Settings], z: Tensor, *args: object):
+        super().__init__(attacks, z, *args)
+        self.history = attacks[0].history
+        n, size = z.shape
+        self.state["z"] = self.boxed(self.state["z"])
+        self.state |= {
+            "accepted": self.state["z"].clone(),
+            "value": z.new_full((n,), torch.inf),
+            "length": z.new_zeros(n, 1),
+            "diagonal": z.new_ones(n, 1),
+            "trials": torch.zeros(n, dtype=torch.int64, device=z.device),
+            "last": torch.tensor([a.steps - 1 for a in attacks], device=z.device),
+            "changes": z.new_zeros(n, self.history, size),
+            "moves": z.new_zeros(n, self.history, size),
+            "rho": z.new_zeros(n, self.history, 1),
+        }
+
+    def step(self, cost: Cost, step: int) -> tuple[Tensor, Tensor]:
+        """Evaluate each member's trial and choose the next; distance and cost there, (n,) each."""
+        s = self.state
+        distance, value, gradient = self.gradient(cost, s["z"])
+        finite = (value.isfinite() & gradient.isfinite().all(1)).unsqueeze(1)
+        gradient = torch.where(finite, gradient, 0)
+        move = s["z"] - s["accepted"]
+        predicted = (s["slope"] * move).sum(1)
+        good = finite & (value <= s["value"] + self.SUFFICIENT * predicted).unsqueeze(1)
+        if step:
+            self._remember(move, gradient - s["slope"], good, (step - 1) % self.history)
+        s["accepted"] = torch.where(good, s["z"], s["accepted"])
+        s["slope"] = torch.where(good, gradient, s["slope"])
+        s["value"] = torch.where(good.squeeze(1), value, s["value"])
+        s["trials"] = torch.where(good.squeeze(1), 0, s["trials"] + 1)
+        anew = (s["trials"] == self.TRIALS).unsqueeze(1)
+        s["trials"] = torch.where(anew.squeeze(1), 0, s["trials"])
+        s["rho"] = torch.where(anew.unsqueeze(2), 0, s["rho"])
+        self._aim(step, good, anew)
+        trial = self.boxed(s["accepted"] + s["length"] * s["direction"])
+        s["z"] = torch.where((s["last"] == step).unsqueeze(1), s["accepted"], trial)
+        return distance, value
+
+    def _remember(self, move: Tensor, change: Tensor, good: Tensor, place: int) -> None:
+        """Put a curvature pair in its place in the history; an empty one has rho = 0.
+
+        All members share the place, so that nothing is moved in memory.
+        """
+        s = self.state
+        curvature = (change * move).sum(1, keepdim=True)
+        least = 1e-8 * change.norm(dim=1, keepdim=True) * move.norm(dim=1, keepdim=True)
+        kept = good & (curvature > least)
+        s["changes"][:, place] = torch.where(kept, change, 0)
+        s["moves"][:, place] = torch.where(kept, move, 0)
+        s["rho"][:, place] = torch.where(kept, 1 / curvature, 0)
+        square = change.square().sum(1, keepdim=True)
+        s["diagonal"] = torch.where(kept, curvature / square, s["diagonal"])
+
+    def _aim(self, step: int, good: Tensor, anew: Tensor) -> None:
+        """The next direction and length: new ones after a success or a new beginning, else half as
+        far.
+        """
+        s = self.state
+        steepest = -s["slope"]
+        newton = self._two_loops(steepest, step)
+        downhill = ((newton * s["slope"]).sum(1, keepdim=True) < 0) & newton.isfinite().all(
+            1, keepdim=True
+        )
+        curved = (s["rho"] != 0).any(1) & downhill
+        norm = s["slope"].norm(dim=1, keepdim=True).clamp_min(torch.finfo(steepest.dtype).tiny)
+        first = s["lr"] / norm * torch.where(anew, 0.1, 1.0)
+        full = torch.where(curved, torch.ones_like(first), first)
+        changed = good | anew
+        direction = torch.where(curved, newton, steepest)
+        s["direction"] = torch.where(changed, direction, s["direction"])
+        scale = s["factor"][:, step : step + 1]
+        s["length"] = torch.where(changed, scale * full, s["length"] / 2)
+
+    def _two_loops(self, q: Tensor, step: int) -> Tensor:
+        """Inverse Hessian times `q` (Nocedal & Wright, Algorithm 7.4)."""
+        s = self.state
+        places = [back % self.history for back in range(step - 1, step - 1 - self.history, -1)]
+        places = places[: min(step, self.history)]  # the latest first
+        weights = {}
+        for i in places:
+            weights[i] = s["rho"][:, i] * (s["moves"][:, i] * q).sum(1, keepdim=True)
+            q = q - weights[i] * s["changes"][:, i]
+        q = q * s["diagonal"]
+        for i in reversed(places):
+            back = s["rho"][:, i] * (s["changes"][:, i] * q).sum(1, keepdim=True)
+            q = q + (weights[i] - back) * s["moves"][:, i]
+        return q
+
+
+OPTIMIZERS: dict[str, type[Optimizer]] = {
+    "adam": Adam,
+    "sgd": Sgd,
+    "lbfgs": Lbfgs,
+    "lbfgs-once": LbfgsOnce,
+}
