@@ -1,0 +1,403 @@
+"""The line-up: a server that compares gradients and rebuilds no picture.
+
+The server holds candidate photographs of the client's class, and knows network, label and policy.
+For each candidate and each draw of crop, mirror image and form of the policy it computes what the
+client would have sent, and takes the candidate that comes nearest.
+
+For one image behind an exact gradient this cannot be wrong: a policy with finitely many draws makes
+finitely many images of each candidate, one of which is the image that was used; its gradient is the
+observed one, at distance 0. Another candidate can be taken for it only if one of *its* images has
+the same gradient.
+
+With one image behind a gradient the input of the last linear layer can be read off it exactly
+(weight gradient over bias gradient, see `analytic.invert_linear`), and candidates are compared by
+this feature vector: a forward pass each. In a batch each label that occurs once has a row of the
+last layer of its own, which is nearly that of its image. Otherwise whole gradients are compared.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from atslib.attacks.analytic import invert_linear, of_last_layer
+from atslib.clients.view import Observed, Update
+from atslib.data.images import to_images
+from atslib.errors import AtsError, check_kind, choose
+from atslib.gradients.problems import example_gradients, unflatten
+from atslib.models import before_last, fast_layout, last_linear
+from atslib.policies.differentiable import Form, forms
+from atslib.policies.draws import Draw
+from atslib.policies.operations import check_pixels
+from atslib.policies.operations import crop_flip as crop_and_mirror
+from atslib.policies.policy import Hybrid, Policy, parse_policy
+
+PADDING = 4  # pixels by which clients pad before they crop
+CENTRE = (PADDING, PADDING)
+# Relative distance below which a candidate's image counts as the one that was used, and a search
+# stops. Rounding leaves 1e-7 to 1e-5 of it: a wrong stop would be a wrong answer, one too few only
+# costs time.
+SAME = 1e-3
+FIRST = (
+    24  # draws whose neighbours are looked at next, for each photograph, in a round of the search
+)
+CHUNK = 256  # images run at once
+BY = ("features", "gradients")
+EXACT = "donot_use_mm_for_euclid_dist"  # of `torch.cdist`: products would leave 1e-3 of equal rows
+
+
+@dataclasses.dataclass(frozen=True)
+class LineUp:
+    """What a line-up says of B photographs among K candidates each.
+
+    Attributes:
+        guess: (B,) which candidate comes nearest, 0 … K - 1; -1 where the gradient tells nothing.
+        distances: (B, K) relative distance of each candidate's nearest image that was tried, ≥ 0;
+            0: the same. Of a search that stopped early (`complete=False`) those of the other
+            candidates are upper bounds. Infinite where the gradient tells nothing.
+        draws: (B, 4) of each guess what was drawn: row and column of the crop, mirrored or not (1
+            or 0), and the number of the form in `policies.differentiable.forms`.
+        tried: (B,) images that were compared with each photograph's gradient.
+    """
+
+    guess: Tensor
+    distances: Tensor
+    draws: Tensor
+    tried: Tensor
+
+    @property
+    def margin(self) -> Tensor:
+        """(B,) by how much the second candidate is further away than the first."""
+        two = self.distances.topk(2, largest=False).values
+        return torch.where(two[:, 0].isfinite(), two[:, 1] - two[:, 0], 0.0)
+
+
+@torch.no_grad()
+def line_up(
+    seen: Observed,
+    photographs: Tensor,
+    candidates: Tensor,
+    policy: str | Policy | Hybrid = "",
+    *,
+    crop_flip: bool = True,
+    by: str | None = None,
+    same: float = SAME,
+    complete: bool = False,
+    most: int | None = None,
+) -> LineUp:
+    """Which candidate each gradient is of, by comparing gradients of candidates.
+
+    Candidates' images are tried best first: all forms and mirror images at the middle crop, then
+    the neighbours of those that come nearest. The search for a photograph ends at an image whose
+    distance is below `same`, or when all were tried.
+
+    Args:
+        seen: what the server sees, with known labels; of several rounds the distances are added.
+        photographs: (N, C, H, W) uint8, as they are before crop, flip and policy.
+        candidates: (B, K) rows of photographs for each image behind `seen`, in its order; see
+            `own_class`.
+        policy: what the server knows of the client's policy; "" for none.
+        crop_flip: whether clients crop (4 pixels of padding) and flip.
+        by: "features" (what the last layer got) or "gradients" (whole ones); None takes features
+            where the network is in eval mode and ends in a linear layer with a bias.
+        same: relative distance at which a search stops.
+        complete: try every image; then all `distances` are exact.
+        most: images tried for a photograph at most; None for all.
+    Returns:
+        One row for each image behind `seen`.
+    Raises:
+        AtsError: labels that are not known; by features, a network without such a layer, or a
+            label that occurs twice in a batch; other shapes or rows that are not there.
+    """
+    check_kind("line_up: seen", seen, Observed, "what `observe` returns")
+    check_pixels(photographs)
+    if seen.labels is None or seen.labels.is_floating_point():
+        raise AtsError(
+            "line_up needs one known label for each image: ThreatModel(labels='known'), and no defense that mixes them"
+        )
+    labels = seen.labels.flatten()
+    if candidates.ndim != 2 or len(candidates) != len(labels) or candidates.is_floating_point():
+        raise AtsError(
+            f"line_up: candidates {tuple(candidates.shape)} must be rows, (B, K) with B = {len(labels)}"
+        )
+    if candidates.shape[1] < 2 or not 0 <= candidates.min() <= candidates.max() < len(photographs):
+        raise AtsError(
+            f"line_up: candidates must be at least two rows of {len(photographs)} photographs for each image"
+        )
+    if tuple(photographs.shape[1:]) != tuple(seen.shape):
+        raise AtsError(
+            f"line_up: photographs are {tuple(photographs.shape[1:])}, "
+            f"and the images behind the gradients {tuple(seen.shape)}"
+        )
+    if most is not None and most < 1:
+        raise AtsError(f"line_up: most={most} must be at least 1, or None for all")
+    if by is not None:
+        choose("line_up: by", by, BY)
+    tries = _Tries(photographs, forms(parse_policy(policy)), crop_flip)
+    rounds = []
+    for update in seen.updates:
+        compare = _comparison(update, seen, by)
+        rounds.append(
+            _searched(compare, labels, candidates, tries, same=same, complete=complete, most=most)
+        )
+    distances = torch.stack([found.distances for found in rounds]).sum(0)
+    told = distances.isfinite().any(1)
+    return LineUp(
+        torch.where(told, distances.argmin(1), -1),
+        distances,
+        rounds[0].draws,
+        torch.stack([found.tried for found in rounds]).sum(0),
+    )
+
+
+# Of images (n, C, H, W) in [0, 1] with the label of some of the photographs behind `seen`: their
+# distances to each of these photographs' gradients, (T, n).
+Compare = Callable[[Tensor, Tensor], Tensor]
+
+
+def _comparison(update: Update, seen: Observed, by: str | None) -> Compare:
+    """How candidates' images are compared with an update."""
+    if by is None:
+        by = "features" if _has_features(update) else "gradients"
+    return _by_features(update, seen) if by == "features" else _by_gradients(update, seen)
+
+
+def _has_features(update: Update) -> bool:
+    """Whether the network's last layer says what it got, and images can be run side by side."""
+    try:
+        last_linear(update.model)
+    except AtsError:
+        return False
+    return not _mixes(update) and sum(of_last_layer(update.model)) == 2
+
+
+def _mixes(update: Update) -> bool:
+    """Whether an image's features depend on what runs beside it: some layer uses batch statistics."""
+    return any(layer.training for layer in update.model.modules())
+
+
+def _by_features(update: Update, seen: Observed) -> Compare:
+    """By what the last layer gets, relative to the length of what it got."""
+    if _mixes(update):
+        raise AtsError(
+            "line_up: by='features' runs images side by side, which batch statistics do not allow; use by='gradients'"
+        )
+    gradients = unflatten(update.mean_gradients, update.model)
+    own = [g for g, own in zip(gradients, of_last_layer(update.model), strict=True) if own]
+    if len(own) < 2:
+        raise AtsError(
+            "line_up: by='features' needs a last linear layer whose weight and bias are shared; use by='gradients'"
+        )
+    weight, bias = own
+    if seen.threat.batch > 1:
+        for labels in seen.labels:
+            if len(labels.unique()) < len(labels):
+                raise AtsError(
+                    f"line_up: labels {labels.tolist()} repeat in a batch, so no row of the last layer is one "
+                    "image's own; use by='gradients'"
+                )
+        rows = seen.labels
+        weight = weight.gather(1, rows[..., None].expand(*rows.shape, weight.shape[2])).flatten(
+            0, 1
+        )[:, None]
+        bias = bias.gather(1, rows).flatten()[:, None]
+    silent = ~(bias != 0).any(1)
+    bias = torch.where(silent[:, None], 1.0, bias)  # told apart below
+    targets = invert_linear(weight, bias)
+    lengths = targets.norm(dim=1).clamp(min=1e-12)
+
+    def compare(images: Tensor, which: Tensor) -> Tensor:
+        made: list[Tensor] = []
+
+        def keep(features: Tensor) -> None:
+            made.append(features.flatten(1))
+
+        with before_last(update.model, keep):
+            for part in images.split(CHUNK):
+                update.model(fast_layout(part))
+        away = torch.cdist(targets[which], torch.cat(made), compute_mode=EXACT)
+        return torch.where(silent[which, None], torch.inf, away / lengths[which, None])
+
+    return compare
+
+
+def _by_gradients(update: Update, seen: Observed) -> Compare:
+    """By the directions of whole gradients: the distance of both, brought to length 1.
+
+    The length says little in a batch, and nothing where clients clip.
+    """
+    observed = update.mean_gradients.repeat_interleave(seen.threat.batch, 0)
+    labels = seen.labels.flatten()
+    silent = ~(observed != 0).any(1)
+    directions = F.normalize(observed, dim=1)
+
+    def compare(images: Tensor, which: Tensor) -> Tensor:
+        label = labels[which[:1]]
+        parts = [
+            F.normalize(example_gradients(update.model, part, label.expand(len(part))), dim=1)
+            for part in images.split(32)
+        ]
+        away = torch.cat(
+            [torch.cdist(directions[which], part, compute_mode=EXACT) for part in parts], 1
+        )
+        return torch.where(silent[which, None], torch.inf, away)
+
+    return compare
+
+
+class _Tries:
+    """The images that clients can make of candidates: form, mirror image and crop of each.
+
+    They are numbered as an array (K, forms, mirrors, rows, columns).
+    """
+
+    def __init__(self, photographs: Tensor, possible: list[Form], crop_flip: bool) -> None:
+        self.photographs = photographs
+        self.possible = possible
+        self.mirrors = 2 if crop_flip else 1
+        self.sides = 2 * PADDING + 1 if crop_flip else 1
+        self.steps = (1, 3) if crop_flip else ()
+
+    def shape(self, candidates: int) -> tuple[int, ...]:
+        """Of all images of so many candidates."""
+        return candidates, len(self.possible), self.mirrors, self.sides, self.sides
+
+    def images(self, rows: Tensor, numbers: Tensor) -> Tensor:
+        """(n, C, H, W) in [0, 1] of images by their numbers, candidates being `rows` of the
+        photographs.
+        """
+        which, form, mirror, down, across = torch.unravel_index(numbers, self.shape(len(rows)))
+        pixels = self.photographs[rows[which]]
+        if self.sides > 1:
+            offsets = torch.stack([down, across], 1)
+            pixels = crop_and_mirror(pixels, offsets, mirror.bool(), padding=PADDING)
+        made = torch.empty_like(pixels)
+        for number in form.unique().tolist():
+            own = form == number
+            ids, signs = self.possible[number]
+            drawn = torch.tensor(signs, dtype=torch.int64).expand(int(own.sum()), len(ids))
+            made[own] = Policy(ids).apply_signs(pixels[own], drawn)
+        return to_images(made)
+
+    def middle(self, candidates: int) -> Tensor:
+        """The numbers of all forms and mirror images at the middle crop."""
+        numbers = torch.arange(torch.Size(self.shape(candidates)).numel())
+        return numbers.view(self.shape(candidates))[..., self.sides // 2, self.sides // 2].flatten()
+
+    def neighbours(self, numbers: Tensor, candidates: int) -> Tensor:
+        """The numbers of the same forms at crops one or three pixels away."""
+        *same, down, across = torch.unravel_index(numbers, self.shape(candidates))
+        found = []
+        for step in self.steps:
+            for dy, dx in itertools.product((-step, 0, step), repeat=2):
+                y, x = down + dy, across + dx
+                inside = (y >= 0) & (y < self.sides) & (x >= 0) & (x < self.sides)
+                place = torch.stack([*same, y, x])[:, inside]
+                strides = torch.tensor(_strides(self.shape(candidates)))
+                found.append((place * strides[:, None]).sum(0))
+        return torch.cat(found).unique() if found else numbers[:0]
+
+
+def _strides(shape: tuple[int, ...]) -> list[int]:
+    """How far apart neighbours along each dimension of a contiguous array are."""
+    return [torch.Size(shape[i + 1 :]).numel() for i in range(len(shape))]
+
+
+def _searched(
+    compare: Compare,
+    labels: Tensor,
+    candidates: Tensor,
+    tries: _Tries,
+    *,
+    same: float,
+    complete: bool,
+    most: int | None,
+) -> LineUp:
+    """`line_up` in one round. Photographs with the same candidates are searched side by side: an
+    image that is tried for one is compared with the gradients of all.
+    """
+    total, count = candidates.shape
+    result = LineUp(
+        torch.full((total,), -1),
+        torch.full((total, count), torch.inf),
+        torch.zeros(total, 4, dtype=torch.int64),
+        torch.zeros(total, dtype=torch.int64),
+    )
+    groups = torch.cat([labels[:, None], candidates], 1).unique(dim=0, return_inverse=True)[1]
+    for group in range(int(groups.max()) + 1):
+        which = (groups == group).nonzero().squeeze(1)
+        away = _away(compare, which, candidates[which[0]], tries, same, complete, most)
+        tried = ~away[0].isnan()
+        flat = away.where(~away.isnan(), torch.inf)
+        nearest = flat.argmin(1)
+        result.distances[which] = flat.view(len(which), count, -1).amin(2)
+        told = flat.isfinite().any(1)
+        candidate, form, mirror, down, across = torch.unravel_index(nearest, tries.shape(count))
+        if tries.sides == 1:
+            down, across = (torch.full_like(nearest, PADDING) for _ in range(2))
+        result.guess[which] = torch.where(told, candidate, -1)
+        result.draws[which] = torch.stack([down, across, mirror, form], 1)
+        result.tried[which] = int(tried.sum())
+    return result
+
+
+def _away(
+    compare: Compare,
+    which: Tensor,
+    rows: Tensor,
+    tries: _Tries,
+    same: float,
+    complete: bool,
+    most: int | None,
+) -> Tensor:
+    """Distances (T, images) of T photographs with the candidates `rows`; nan where not tried."""
+    size = torch.Size(tries.shape(len(rows))).numel()
+    away = torch.full((len(which), size), torch.nan)
+    opened = torch.zeros(len(which), size, dtype=torch.bool)
+
+    def look(numbers: Tensor) -> None:
+        for part in numbers.split(4 * CHUNK):
+            away[:, part] = compare(tries.images(rows, part), which).to(away)
+
+    if complete:
+        look(torch.arange(size))
+        return away
+    look(tries.middle(len(rows)))
+    limit = size if most is None else min(size, most)
+    while (tried := ~away[0].isnan()).sum() < limit:
+        open_ones = torch.where(opened | away.isnan(), torch.inf, away)
+        waiting = (away.where(~away.isnan(), torch.inf).amin(1) >= same) & open_ones.isfinite().any(
+            1
+        )
+        if not waiting.any():
+            break
+        nearest = open_ones[waiting].topk(min(FIRST, size), largest=False)
+        numbers = nearest.indices[nearest.values.isfinite()].unique()
+        for row in waiting.nonzero().flatten().tolist():
+            opened[row, numbers] = True
+        new = tries.neighbours(numbers, len(rows))
+        new = new[~tried[new]]
+        if len(new):
+            look(new[: limit - int(tried.sum())])
+    return away
+
+
+def draw_of(found: LineUp, policy: str | Policy | Hybrid) -> list[Draw]:
+    """What each guess says that was drawn, one `Draw` of a single image each."""
+    possible = forms(parse_policy(policy))
+    drawn = []
+    for down, across, mirror, number in found.draws.tolist():
+        ids, signs = possible[number]
+        drawn.append(
+            Draw(
+                Policy(ids),
+                torch.tensor([[down, across]]),
+                torch.tensor([bool(mirror)]),
+                torch.zeros(1, dtype=torch.int64),
+                torch.tensor([signs], dtype=torch.int64).view(1, len(ids)),
+            )
+        )
+    return drawn
