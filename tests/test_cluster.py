@@ -112,9 +112,9 @@ def running(store):
     """The processes that were the last to begin a unit that is not there yet."""
     units = [Slow(int(path.name)) for path in (store.root / "log").glob("*")]
     left = [unit for unit in units if not store.has(unit.kind, unit)]
-    return {
-        int((store.root / "log" / str(unit.number)).read_text().split()[-1]) for unit in left
-    } - {os.getpid()}
+    logs = [(store.root / "log" / str(unit.number)).read_text().split() for unit in left]
+    # a log that has just been opened is empty
+    return {int(log[-1]) for log in logs if log} - {os.getpid()}
 
 
 def kill_some(store, kills, done):

@@ -106,16 +106,6 @@ def test_store_list_has_a_line_for_every_artifact_even_the_damaged(damaged, caps
     assert sorted(line.split("/")[0] for line in lines) == ["attack", "model"]
 
 
-def test_store_export_and_import_carry_artifacts(damaged, tmp_path, capsys, refusal):
-    said = refusal(f"store export {tmp_path / 'a.tar'}")
-    assert said.startswith("error: 1 artifacts are damaged and left out, model/")
-    damaged.path("model", {"a": 1}).with_suffix(".json").unlink()
-    assert main(["store", "export", str(tmp_path / "a.tar")]) == 0
-    assert main(["store", "import", str(tmp_path / "a.tar"), "--store", str(tmp_path / "new")]) == 0
-    assert capsys.readouterr().out.splitlines()[1].startswith("1 artifacts taken from ")
-    assert len(list(Store(tmp_path / "new").entries())) == 1
-
-
 def test_an_interrupt_is_one_line_and_status_130(root, refusal, monkeypatch):
     def interrupted(*args, **options):
         raise KeyboardInterrupt
