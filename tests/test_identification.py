@@ -106,8 +106,13 @@ def test_one_bad_pixel_spoils_its_own_image_only():
     assert identification(images, CANDIDATES, EVERY).tolist() == [1, K, *[1] * (K - 2)]
 
 
-def test_a_twin_of_the_truth_ranks_before_it():
+def test_an_equal_copy_of_the_truth_counts_as_the_truth():
     twins = torch.cat([CANDIDATES, CANDIDATES[:1]])
+    assert identification(CANDIDATES[:2], twins, EVERY[:2]).tolist() == [1, 1]
+
+
+def test_a_twin_as_similar_but_not_equal_ranks_before_the_truth():
+    twins = torch.cat([CANDIDATES, CANDIDATES[:1] * 0.5 + 0.25])  # brightness and contrast only
     assert identification(CANDIDATES[:2], twins, EVERY[:2]).tolist() == [2, 1]
 
 

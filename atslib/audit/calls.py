@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from atslib.audit.config import AuditConfig, Case, cases_of, not_tested
 from atslib.audit.ladder import CLOSED
+from atslib.audit.outcome import said_of_copies
 from atslib.audit.recorded import Recorded, named_wrongly, observed
 from atslib.audit.report import AuditReport
 from atslib.audit.work import Work
@@ -124,7 +125,7 @@ def audited(
         named_wrongly(view, own, pixels, labels, stream, COMPARING * config.budget)
         for view, own in recorded.values()
     ]
-    notes = []
+    notes = [words] if (words := said_of_copies(pixels)) else []
     notes += work.cut
     faint = work.faint()
     if faint:

@@ -15,8 +15,9 @@ from atslib.audit.views import Seen
 from atslib.clients.defenses.defense import Defense, Transformation
 from atslib.clients.prepare import to_images
 from atslib.measures.batches import align
+from atslib.measures.copies import copies, near_copies
 from atslib.measures.found import bits as told_bits
-from atslib.measures.found import fit_temperature, match, own_class, rank
+from atslib.measures.found import fit_temperature, match, of_own_class, rank
 from atslib.measures.guesses import gain
 from atslib.measures.identification import SHIFT
 from atslib.measures.metrics import psnr
@@ -37,34 +38,39 @@ class Pool:
         pixels: (N, C, H, W) uint8.
         labels: (N,).
         own_class: whether candidates are of the image's own class, or of all.
+        first: (N,) of which image each is a copy, its own number for none. Copies are one
+            candidate.
     """
 
     pixels: Tensor
     labels: Tensor
     own_class: bool
+    first: Tensor
 
     @classmethod
     def of(cls, pixels: Tensor, labels: Tensor, attacked: Tensor) -> "Pool":
         """Candidates are of the own class where each class with an attacked image has enough
         images.
         """
-        sizes = torch.bincount(labels)
-        return cls(pixels, labels, bool((sizes[labels[attacked]] >= LEAST).all()))
+        first = one_photograph(pixels)
+        kinds = torch.stack([labels, first], 1).unique(dim=0)[:, 0]
+        sizes = torch.bincount(kinds, minlength=int(labels.max()) + 1)
+        return cls(pixels, labels, bool((sizes[labels[attacked]] >= LEAST).all()), first)
 
     def candidates(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Among which images each of these is to be found, (B, K), itself among them, and at which
         place, (B,).
         """
         if self.own_class:
-            return own_class(self.labels, rows, most=MOST)
-        count = min(MOST, len(self.labels))
+            return of_own_class(self.labels, rows, self.first, MOST)
+        different = self.first == torch.arange(len(self.first))
+        count = min(MOST, int(different.sum()))
         each = []
         for row in rows.tolist():
             stream = torch.Generator().manual_seed(row)  # the same for every case
             order = torch.randperm(len(self.labels), generator=stream)
-            each.append(
-                torch.cat([torch.tensor([row]), order[order != row][: count - 1]]).sort().values
-            )
+            others = order[(self.first[order] != self.first[row]) & different[order]]
+            each.append(torch.cat([torch.tensor([row]), others[: count - 1]]).sort().values)
         candidates = torch.stack(each)
         return candidates, (candidates == rows[:, None]).int().argmax(1)
 
@@ -72,6 +78,33 @@ class Pool:
         """How often somebody finds each of these images who knows its label and nothing else, (B,)."""
         candidates, _ = self.candidates(rows)
         return 1 / (self.labels[candidates] == self.labels[rows][:, None]).sum(1).double()
+
+
+def one_photograph(pixels: Tensor) -> Tensor:
+    """Of each image (N, C, H, W) the first one that is the same photograph in a form that the
+    comparison tries, (N,): images larger than `SIDE` are shifted by more of their own pixels.
+    """
+    return copies(pixels, shift=SHIFT * max(SIDE, *pixels.shape[2:]) // SIDE)
+
+
+def said_of_copies(pixels: Tensor) -> str:
+    """A sentence on images that are one photograph, and on those that nearly are; "" for none."""
+    first = one_photograph(pixels)
+    counts = torch.bincount(first, minlength=len(first))
+    again = int(counts[counts > 1].sum())
+    words = []
+    if again:
+        shared = int((counts > 1).sum())
+        words.append(
+            f"{again} of {len(first)} photographs are there more than once, as equal, mirrored or shifted copies of "
+            f"{shared}; each of these counts as one candidate."
+        )
+    if near := int(near_copies(pixels, first).sum()):
+        words.append(
+            f"{near} photographs are nearly equal to another one, as a picture saved again with loss is; they count as "
+            "different ones, and are found less often for that."
+        )
+    return " ".join(words)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,11 +264,10 @@ def _guesses(seen: Seen, rows: Tensor, pool: Pool, policy: str) -> Tensor:
     guesses = []
     chosen = parse_policy(policy)
     for i, row in enumerate(rows.tolist()):
-        same = pool.labels == pool.labels[row]
-        same[row] = False
+        others = pool.first != pool.first[row]
+        same = others & (pool.labels == pool.labels[row])
         if int(same.sum()) < 4:
-            same = torch.ones_like(same)
-            same[row] = False
+            same = others
         others = pool.pixels[same.nonzero().flatten()[:OTHERS]]
         if policy and seen.draw is not None:  # of a recorded update nobody knows the draw
             member, signs = (part[i : i + 1].cpu() for part in seen.draw)

@@ -30,7 +30,7 @@ from atslib.audit.ladder import (
     is_faint,
     seeks_before,
 )
-from atslib.audit.outcome import Outcome, Pool, judge
+from atslib.audit.outcome import Outcome, Pool, judge, one_photograph
 from atslib.audit.views import Seen, moved_on, see
 from atslib.checkpoints import fingerprint, load_state, save_state
 from atslib.clients.view import Observed
@@ -41,7 +41,7 @@ from atslib.measures.batches import label_share
 from atslib.models import shared_parameters
 from atslib.rng import rng
 
-VERSION = 2  # raise it when a stored state means something else
+VERSION = 3  # raise it when a stored state means something else
 TUNED_ON = 16  # held-out images on which attacks are compared
 LEAST_TUNED = 8  # of them where the budget allows no more
 ALL = 99  # attacks that are compared: each there is
@@ -171,6 +171,11 @@ class Work:
             raise AtsError(
                 f"audit: {len(order)} images{beside} are too few; with {largest} in one update at least {least} are "
                 f"needed, of which {held} are held out to tune the attacks"
+            )
+        if (different := len(one_photograph(pixels).unique())) < LEAST_IMAGES:
+            raise AtsError(
+                f"audit: of {len(pixels)} images only {different} are different photographs; the others are copies, mirror "
+                f"images or shifts of them, and at least {LEAST_IMAGES} are needed"
             )
         self.held = order[:held]
         self.free = order[held:]

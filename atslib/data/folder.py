@@ -100,7 +100,8 @@ def class_files(folder: Path) -> dict[str, list[Path]]:
         files = (
             f
             for f in path.rglob("*")
-            if f.suffix.lower() in suffixes and not f.name.startswith(".")
+            if f.suffix.lower() in suffixes
+            and not any(part.startswith(".") for part in f.relative_to(path).parts)
         )
         files_of[path.name] = sorted(filter(Path.is_file, files), key=Path.as_posix)
         if len(files_of[path.name]) < 2:

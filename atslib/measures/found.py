@@ -23,6 +23,7 @@ from torch import Tensor
 
 from atslib.data.images import to_images
 from atslib.errors import AtsError
+from atslib.measures.copies import copies
 from atslib.measures.frame import shown
 from atslib.measures.identification import SHIFT, TIE
 from atslib.measures.metrics import check_images
@@ -80,7 +81,11 @@ MATCHER = Matcher()
 
 
 def own_class(
-    labels: Tensor, rows: Tensor | Sequence[int], *, most: int = CANDIDATES
+    labels: Tensor,
+    rows: Tensor | Sequence[int],
+    *,
+    most: int = CANDIDATES,
+    photographs: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Candidates for each photograph: the first images of its class, the same for all photographs
     of a class.
@@ -91,6 +96,9 @@ def own_class(
         labels: (N,) classes of all images of the data set's test part.
         rows: (B,) which images the photographs are.
         most: candidates; fewer where the smallest of these classes has fewer.
+        photographs: (N, C, H, W) all images, of which those that are one photograph (see
+            `atslib.measures.copies`) count as one candidate, that of the row asked for. None: all
+            are taken to be different; two equal ones are then never found.
     Returns:
         (B, K) rows of candidates, and (B,) which of the K is the photograph.
     Raises:
@@ -99,19 +107,39 @@ def own_class(
     rows = torch.as_tensor(rows, dtype=torch.int64, device=labels.device)
     if rows.ndim != 1 or len(rows) == 0 or rows.min() < 0 or rows.max() >= len(labels):
         raise AtsError(f"own_class: rows {rows.tolist()} must name some of {len(labels)} images")
+    if photographs is None:
+        first = torch.arange(len(labels), device=labels.device)
+    elif len(photographs) == len(labels):
+        first = copies(photographs).to(labels.device)
+    else:
+        raise AtsError(f"own_class: {len(photographs)} photographs for {len(labels)} labels")
+    return of_own_class(labels, rows, first, most)
+
+
+def of_own_class(labels: Tensor, rows: Tensor, first: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """`own_class` where it is known of each image of which one it is a copy, (N,) of `copies`."""
     classes, which = labels[rows].unique(return_inverse=True)
-    of_class = [(labels == c).nonzero().squeeze(1) for c in classes]
+    of_class = [_different((labels == c).nonzero().squeeze(1), first) for c in classes]
     count = min(most, *(len(each) for each in of_class))
     if count < 2:
         raise AtsError(
             f"own_class: with at most {most} candidates a class is left with {count}; two are needed"
         )
     candidates = torch.stack([each[:count] for each in of_class])[which]
-    there = candidates == rows.unsqueeze(1)
+    there = first[candidates] == first[rows].unsqueeze(1)
+    candidates = torch.where(there, rows.unsqueeze(1), candidates)
     late = ~there.any(1)
     candidates[late, -1] = rows[late]
     truth = torch.where(late, count - 1, there.int().argmax(1))
     return candidates, truth
+
+
+def _different(rows: Tensor, first: Tensor) -> Tensor:
+    """The first row of each photograph."""
+    seen: dict[int, int] = {}
+    for row, group in zip(rows.tolist(), first[rows].tolist(), strict=True):
+        seen.setdefault(group, row)
+    return torch.tensor(list(seen.values()), dtype=torch.int64, device=rows.device)
 
 
 def match(

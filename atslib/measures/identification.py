@@ -10,10 +10,10 @@ from torch import Tensor
 
 from atslib.data.images import describe, is_tensor
 from atslib.errors import AtsError, check_whole
+from atslib.measures.copies import SHIFT, copies
 from atslib.measures.metrics import check_images
 
 WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-SHIFT = 4  # pixels: as far as a random crop from a padding of 4 moves an image
 TIE = 1e-5  # similarities closer than this are equal, so that rounding identifies nothing
 
 
@@ -134,7 +134,8 @@ def identification(
     Returns:
         (B,) integers from 1 (worst for privacy) to K; a guess has rank 1 with probability 1 / K. A
         candidate that is as similar as the true one ranks before it, so a flat or diverged
-        reconstruction has rank K.
+        reconstruction has rank K. Candidates that are one photograph (equal, or its mirror image)
+        count as one, so that K is the number of different ones.
     Raises:
         AtsError: other shapes or dtypes, fewer than two candidates, images no larger than the
             shift, or an index that names no candidate.
@@ -170,5 +171,13 @@ def identification(
     )
     scores = scores.nan_to_num(nan=-torch.inf)
     scores = scores.unflatten(1, several.shape[:2]).amax(1)
-    own = scores.gather(1, truth.long().unsqueeze(1))
-    return (scores >= own - TIE).sum(1)
+    # Copies of one candidate are as alike to everything, and count as one.
+    first = copies(
+        several.transpose(0, 1).flatten(1, 2), shift=shift or 0, mirrored=shift is not None
+    ).to(scores.device)
+    scores = torch.full_like(scores, -torch.inf).scatter_reduce(
+        1, first.expand_as(scores), scores, "amax"
+    )
+    counted = first == torch.arange(count, device=first.device)
+    own = scores.gather(1, first[truth].unsqueeze(1))
+    return ((scores >= own - TIE) & counted).sum(1)

@@ -1,0 +1,86 @@
+"""Copies of a photograph among the candidates are one candidate, wherever a rank is made."""
+
+import pytest
+import torch
+from torch import nn
+
+import atslib
+from atslib.errors import AtsError
+from atslib.measures.copies import copies, near_copies
+from atslib.measures.identification import identification
+
+PIXELS = atslib.load("shapes", "test").pixels[:20]
+
+
+def test_equal_mirrored_and_shifted_images_are_one_photograph():
+    shifted = torch.zeros_like(PIXELS[:1])
+    shifted[..., 3:, :-2] = PIXELS[2:3, :, :-3, 2:]
+    images = torch.cat([PIXELS, PIXELS[:1], PIXELS[1:2].flip(-1), shifted])
+    assert copies(images).tolist() == [*range(20), 0, 1, 2]
+    assert copies(images, mirrored=False).tolist() == [*range(20), 0, 21, 2]
+    assert copies(images, shift=0).tolist() == [*range(20), 0, 1, 22]
+
+
+def test_three_copies_have_the_first_in_common_and_others_stay_apart():
+    images = torch.cat([PIXELS[5:6], PIXELS[:7], PIXELS[5:6].flip(-1)])
+    assert copies(images).tolist() == [0, 1, 2, 3, 4, 5, 0, 7, 0]
+
+
+def test_a_picture_with_a_little_noise_is_near_and_no_copy():
+    noisy = (PIXELS[3:4].int() + torch.tensor([1, -1, 0, 1])[torch.arange(32) % 4]).clamp(0, 255)
+    images = torch.cat([PIXELS, noisy.byte()])
+    first = copies(images)
+    assert first.tolist() == list(range(21))
+    near = near_copies(images, first)
+    assert near[[3, 20]].all()
+
+
+def test_images_need_four_dimensions():
+    with pytest.raises(AtsError, match="N, C, H, W"):
+        copies(PIXELS[0])
+
+
+@pytest.mark.parametrize("again", [lambda x: x, lambda x: x.flip(-1)])
+def test_identification_ranks_photographs_and_not_their_copies(again):
+    candidates = PIXELS / 255
+    both = torch.cat([candidates, again(candidates)])
+    truth = torch.arange(20)
+    assert identification(candidates, candidates, truth).tolist() == [1] * 20
+    assert identification(candidates, both, truth).tolist() == [1] * 20
+    assert identification(candidates, both, truth + 20).tolist() == [1] * 20
+
+
+def test_identification_of_a_flat_picture_is_last_of_the_different_ones():
+    candidates = torch.cat([PIXELS, PIXELS]) / 255
+    flat = torch.full_like(candidates[:1], 0.5)
+    assert identification(flat, candidates, torch.tensor([3])).tolist() == [20]
+
+
+def test_candidates_of_the_own_class_are_different_photographs():
+    pixels = torch.cat([PIXELS, PIXELS])
+    labels = torch.zeros(40, dtype=torch.int64)
+    candidates, own = atslib.own_class(labels, [2, 25], photographs=pixels)
+    assert candidates.shape == (2, 20)
+    assert candidates[0, own[0]] == 2
+    assert candidates[1, own[1]] == 25
+    assert not (candidates[1] == 5).any()
+    without = atslib.own_class(labels[:20], [2])
+    kept = atslib.own_class(labels[:20], [2], photographs=PIXELS)
+    assert all(torch.equal(a, b) for a, b in zip(without, kept, strict=True))
+
+
+@pytest.mark.parametrize("again", [lambda x: x, lambda x: x.flip(-1)])
+def test_an_audit_finds_photographs_that_are_there_twice(again):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(3072, 2))
+    options = {
+        "untrained": network,
+        "class_names": ("a", "b"),
+        "normalize": ([0.5] * 3, [0.25] * 3),
+        "batch": 1,
+        "budget": 15,
+        "attacked": 12,
+    }
+    images = torch.cat([PIXELS, again(PIXELS)])
+    report = atslib.audit(network, images, torch.zeros(40, dtype=torch.int64), **options)
+    assert report.found == 1.0
