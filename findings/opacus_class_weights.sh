@@ -5,8 +5,8 @@
 # Guess: `grad_sample` is each image's own gradient, also with cross_entropy(weight=w): its
 #   length before clipping has nothing to do with its neighbours.
 # Behaviour: torch divides the batch's loss by the weights that are present, and Opacus
-#   multiplies by the number of images: the same image of a rare class has 0.4 or 9.7 times
-#   its own gradient as the batch around it changes.
+#   multiplies by the number of images: the same image has its own gradient, or 0.011 times
+#   it, as the classes around it change.
 # Source: opacus/grad_sample/grad_sample_module.py, rearrange_grad_samples (loss_reduction
 #   'mean' is a multiplication by the batch's size); the formula in
 #   torch.nn.CrossEntropyLoss's documentation.

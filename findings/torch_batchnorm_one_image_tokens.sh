@@ -6,12 +6,11 @@
 #   follows the layer.
 # Behaviour: for one image (batch of one) whose maps are flattened to tokens and meet a
 #   LayerNorm, the gradient that BatchNorm2d passes back is wrong in direction and length,
-#   in eval and in train mode; with two images it is right, and with a copy of the maps in
-#   between (`.clone()` of the transposed tokens) as well. A client that trains such a
+#   in eval and in train mode; with two images it is right. A client that trains such a
 #   network on a CPU, one image at a time, shares a gradient that is not that of its loss.
-# Source: aten/src/ATen/native/Normalization.cpp and cpu/batch_norm_kernel.cpp: with one
-#   image the strides of the incoming gradient look contiguous and channels-last at once.
-#   Found by comparing with central differences; no report known.
+# Source: aten/src/ATen/native/Normalization.cpp and cpu/batch_norm_kernel.cpp: probably
+#   because with one image the strides of the incoming gradient look contiguous and
+#   channels-last at once. Found by comparing with central differences; no report known.
 # Output seen:
 #   torch 2.13.0+cpu
 #   eval mode: one image 100% off, two images 2e-10 off
