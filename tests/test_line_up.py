@@ -126,6 +126,9 @@ def test_a_gradient_of_zeros_tells_nothing():
         )
         assert found.guess.tolist() == [-1] * 3
         assert found.margin.tolist() == [0.0] * 3
+        assert (found.draws == -1).all()
+        with pytest.raises(AtsError, match=r"photographs \[0, 1, 2\] have no draw"):
+            draw_of(found, "")
 
 
 def test_no_more_images_are_tried_than_asked_for():

@@ -59,7 +59,8 @@ class LineUp:
             0: the same. Of a search that stopped early (`complete=False`) those of the other
             candidates are upper bounds. Infinite where the gradient tells nothing.
         draws: (B, 4) of each guess what was drawn: row and column of the crop, mirrored or not (1
-            or 0), and the number of the form in `policies.differentiable.forms`.
+            or 0), and the number of the form in `policies.differentiable.forms`. Of several rounds
+            that of the first; -1 where that round alone points to another candidate, or to none.
         tried: (B,) images that were compared with each photograph's gradient.
     """
 
@@ -145,10 +146,12 @@ def line_up(
         )
     distances = torch.stack([found.distances for found in rounds]).sum(0)
     told = distances.isfinite().any(1)
+    guess = torch.where(told, distances.argmin(1), -1)
+    same_guess = (rounds[0].guess == guess) & told
     return LineUp(
-        torch.where(told, distances.argmin(1), -1),
+        guess,
         distances,
-        rounds[0].draws,
+        torch.where(same_guess[:, None], rounds[0].draws, -1),
         torch.stack([found.tried for found in rounds]).sum(0),
     )
 
@@ -386,7 +389,13 @@ def _away(
 
 
 def draw_of(found: LineUp, policy: str | Policy | Hybrid) -> list[Draw]:
-    """What each guess says that was drawn, one `Draw` of a single image each."""
+    """What each guess says that was drawn, one `Draw` of a single image each.
+
+    Raises:
+        AtsError: a guess without a draw, see `LineUp.draws`.
+    """
+    if without := (found.draws < 0).any(1).nonzero().flatten().tolist():
+        raise AtsError(f"draw_of: photographs {without} have no draw; leave them out")
     possible = forms(parse_policy(policy))
     drawn = []
     for down, across, mirror, number in found.draws.tolist():
