@@ -41,9 +41,10 @@ CENTRE = (PADDING, PADDING)
 # stops. Rounding leaves 1e-7 to 1e-5 of it: a wrong stop would be a wrong answer, one too few only
 # costs time.
 SAME = 1e-3
-FIRST = (
-    24  # draws whose neighbours are looked at next, for each photograph, in a round of the search
-)
+FIRST = 8  # draws whose neighbours are looked at, for each photograph, in the search's first round
+# A round that leads nowhere is followed by a wider one: where the nearest images mislead, few wide
+# rounds cost less than many narrow ones.
+GROWTH = 1.3
 CHUNK = 256  # images run at once
 BY = ("features", "gradients")
 EXACT = "donot_use_mm_for_euclid_dist"  # of `torch.cdist`: products would leave 1e-3 of equal rows
@@ -91,9 +92,10 @@ def line_up(
 ) -> LineUp:
     """Which candidate each gradient is of, by comparing gradients of candidates.
 
-    Candidates' images are tried best first: all forms and mirror images at the middle crop, then
-    the neighbours of those that come nearest. The search for a photograph ends at an image whose
-    distance is below `same`, or when all were tried.
+    Candidates' images are tried best first: all forms and mirror images at the middle crop, four
+    more crops of the nearest quarter of them, then the neighbours of those that come nearest.
+    The search for a photograph ends at an image whose distance is below `same`, or when all were
+    tried.
 
     Args:
         seen: what the server sees, with known labels; of several rounds the distances are added.
@@ -262,7 +264,7 @@ class _Tries:
         self.possible = possible
         self.mirrors = 2 if crop_flip else 1
         self.sides = 2 * PADDING + 1 if crop_flip else 1
-        self.steps = (1, 3) if crop_flip else ()
+        self.steps = (1, 2) if crop_flip else ()
 
     def shape(self, candidates: int) -> tuple[int, ...]:
         """Of all images of so many candidates."""
@@ -290,8 +292,15 @@ class _Tries:
         numbers = torch.arange(torch.Size(self.shape(candidates)).numel())
         return numbers.view(self.shape(candidates))[..., self.sides // 2, self.sides // 2].flatten()
 
+    def corners(self, numbers: Tensor, candidates: int) -> Tensor:
+        """The numbers of the same forms at the four crops of which one is within two pixels of any."""
+        *same, _, _ = torch.unravel_index(numbers, self.shape(candidates))
+        first = torch.stack(same).T @ torch.tensor(_strides(self.shape(candidates))[:-2])
+        own = [(PADDING + dy) * self.sides + PADDING + dx for dy in (-2, 2) for dx in (-2, 2)]
+        return (first[:, None] + torch.tensor(own)).flatten()
+
     def neighbours(self, numbers: Tensor, candidates: int) -> Tensor:
-        """The numbers of the same forms at crops one or three pixels away."""
+        """The numbers of the same forms at crops one or two pixels away."""
         *same, down, across = torch.unravel_index(numbers, self.shape(candidates))
         found = []
         for step in self.steps:
@@ -368,8 +377,14 @@ def _away(
     if complete:
         look(torch.arange(size))
         return away
-    look(tries.middle(len(rows)))
     limit = size if most is None else min(size, most)
+    middle = tries.middle(len(rows))
+    look(middle[:limit])
+    lost = away[:, middle].amin(1) >= same
+    if tries.sides > 1 and lost.any() and limit > len(middle):
+        best = away[lost][:, middle].topk(max(len(middle) // 4, 1), largest=False).indices.unique()
+        look(tries.corners(middle[best], len(rows))[: limit - len(middle)])
+    first = FIRST
     while (tried := ~away[0].isnan()).sum() < limit:
         open_ones = torch.where(opened | away.isnan(), torch.inf, away)
         waiting = (away.where(~away.isnan(), torch.inf).amin(1) >= same) & open_ones.isfinite().any(
@@ -377,7 +392,8 @@ def _away(
         )
         if not waiting.any():
             break
-        nearest = open_ones[waiting].topk(min(FIRST, size), largest=False)
+        nearest = open_ones[waiting].topk(min(int(first), size), largest=False)
+        first *= GROWTH
         numbers = nearest.indices[nearest.values.isfinite()].unique()
         for row in waiting.nonzero().flatten().tolist():
             opened[row, numbers] = True
