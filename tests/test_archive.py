@@ -27,7 +27,7 @@ from atsbook.runs.tables import image_rows
 from atslib.clients.observe import observe
 from atslib.errors import AtsError, NotKept
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 CPU = torch.device("cpu")
 TINY = settings(
     model="lenet",

@@ -39,7 +39,7 @@ from atslib.clients.observe import ThreatModel
 from atslib.errors import AtsError
 from atslib.files import project_root
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 CPU = torch.device("cpu")
 TINY = settings(
     model="lenet",

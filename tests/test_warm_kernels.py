@@ -17,6 +17,7 @@ from jupyter_client.manager import start_new_kernel
 from atsbook.report import warm_kernels
 
 pytestmark = [
+    pytest.mark.notebook,
     pytest.mark.jupyter,
     pytest.mark.skipif(sys.platform != "linux", reason="forks there alone"),
 ]
