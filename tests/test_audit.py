@@ -39,7 +39,7 @@ from atslib.clients.observe import ThreatModel
 from atslib.errors import AtsError
 from atslib.files import project_root
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
 TINY = settings(
     model="lenet",
@@ -108,6 +108,7 @@ def test_what_is_drawn_for_all_images_together_has_no_part(defense):
     assert part_of(learned, random.Random(0)) is None
 
 
+@pytest.mark.slow
 def test_the_seed_draws_units_and_parts_within_the_time(kept, tmp_path):
     units = [attack_unit(TINY, policy) for policy in ("", "28", HYBRID)]
     for unit in units:
@@ -155,6 +156,7 @@ def off_by(decibels, tmp_path, **changes):
     return audited
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"attack": ThroughPolicy(inner=SHORT), "threat": KNOWING}])
 def test_an_audit_computes_the_archives_numbers_again(tmp_path, changes):
     audited = off_by((0.0, 0.0), tmp_path, **changes)
@@ -170,6 +172,7 @@ def test_an_audit_computes_the_archives_numbers_again(tmp_path, changes):
     assert all(row["title"] in page for row in audited["rows"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decibels", [(0.2, 0.2), (-0.4, 0.0)])
 def test_an_audit_says_by_how_much_the_archive_is_off(tmp_path, decibels):
     attacks, _ = summaries(off_by(decibels, tmp_path))
@@ -235,6 +238,7 @@ def root(root, page, monkeypatch):
     return root
 
 
+@pytest.mark.slow
 @pytest.mark.jupyter
 def test_the_report_is_made_from_the_archive_alone(root, said):
     archive = Archive(root / "results")
