@@ -34,7 +34,7 @@ from atslib.gradients.problems import flatten, problem_gradients
 from atslib.gradients.routes import Route
 from atslib.models import with_loss
 
-pytestmark = pytest.mark.federated
+pytestmark = pytest.mark.slow
 
 SIDE, CLASSES = 12, 3
 LR = 0.01  # of recorded training

@@ -318,7 +318,6 @@ def _pages_of(
     kept = []
     with tempfile.TemporaryDirectory() as folder, warm() as kernels:
         evidence = Store(folder, say=store.say)
-        archive.restore(evidence)
         nothing_new = {"keep": True, "dry_run": False, "ends": time.monotonic(), "jobs": jobs}
 
         def make(name: str) -> None:
