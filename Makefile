@@ -3,17 +3,25 @@
 PY ?= python3
 BIN := .venv/bin
 
-.PHONY: report book check test bench clean
+.PHONY: report evidence book check test test-all bench clean lint
 
-# The book from the archived evidence, a random part of which is computed again here: minutes. SEED=7 draws the
-# sample of that seed, MINUTES=10 a larger one. FRESH=1 computes everything from nothing, PROFILE=full (a GPU) or
-# PROFILE=smoke at another size, into book/_build/profiles.
+# The book from the archived evidence, a random part of which is computed again here: minutes. It is made in
+# book/_build/report, beside what is committed; what differs is said. SEED=7 draws the sample of that seed,
+# MINUTES=10 a larger one. PROFILE=full (a GPU) or PROFILE=smoke computes another size, into book/_build/profiles.
+SAMPLE = $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(JOBS),--jobs $(JOBS))
 report: .venv/.ready
-ifneq ($(FRESH)$(PROFILE),)
-	$(BIN)/python -m atsbook run $(if $(PROFILE),--profile $(PROFILE))
+ifneq ($(FRESH),)
+	$(error FRESH=1 writes what is committed: make evidence FRESH=1)
+else ifneq ($(PROFILE),)
+	$(BIN)/python -m atsbook run --profile $(PROFILE)
 else
-	$(BIN)/python -m atsbook report $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES))
+	$(BIN)/python -m atsbook report $(SAMPLE)
 endif
+
+# What ships, in the place of what is committed: pages, tables and texts, from the evidence. FRESH=1 computes
+# all of it from nothing first.
+evidence: .venv/.ready
+	$(BIN)/python -m atsbook $(if $(FRESH),run,report --write $(SAMPLE))
 
 # The book from the executed notebooks in book/results; computes nothing.
 book: .venv/.ready
@@ -21,15 +29,23 @@ book: .venv/.ready
 
 # Every page made again from the evidence, in book/_build/check, beside what is committed: some minutes.
 check: .venv/.ready
-	$(BIN)/python tests/warm_kernels.py $(BIN)/python -m atsbook report --check $(if $(JOBS),--jobs $(JOBS))
+	$(BIN)/python -m atsbook report --check $(if $(JOBS),--jobs $(JOBS))
 
+# What must hold at every change: linter, oracles and laws, statistics, store, three notebooks at their smallest.
 # One process a core with one thread each, and two more, since many tests wait for other processes. Files go in the
 # order of their names: by default those of few tests, which are often the longest, would all come at the end.
-test: .venv/.ready
+PYTEST = OMP_NUM_THREADS=1 PYTEST_XDIST_AUTO_NUM_WORKERS=$$((`$(BIN)/python -c "import os; print(os.cpu_count())"` + 2)) \
+	$(BIN)/python atsbook/report/warm_kernels.py $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+test: lint
+	$(PYTEST) -m "not (notebook or browser or federated or slow)"
+
+# Everything: every notebook, browsers, federations, killed processes and long trainings besides.
+test-all: lint
+	$(PYTEST) --nbval
+
+lint: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	OMP_NUM_THREADS=1 PYTEST_XDIST_AUTO_NUM_WORKERS=$$((`$(BIN)/python -c "import os; print(os.cpu_count())"` + 2)) \
-		$(BIN)/python tests/warm_kernels.py $(BIN)/python -m pytest --nbval -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # Speed and memory, one JSON line a measurement.
 bench: .venv/.ready

@@ -52,11 +52,16 @@ COMMANDS = {
     ),
     "report": (
         "check the archived evidence, compute a random sample of it again, make the book from it",
-        "nothing is kept but pages that were made",
+        "nothing that is committed was changed, but with --write by pages that were made",
         option(
             "--check",
             action="store_true",
             help="only make every page again, in a scratch folder, and compare",
+        ),
+        option(
+            "--write",
+            action="store_true",
+            help="make pages, tables and texts in the place of those that are committed",
         ),
         option(
             "--record",
@@ -67,8 +72,8 @@ COMMANDS = {
         option(
             "--minutes",
             type=number_between(0, math.inf, "a number above 0"),
-            default=3.0,
-            help="that the sample may take; default 3",
+            default=1.0,
+            help="that the sample may take; default 1",
         ),
         option(
             "--jobs",

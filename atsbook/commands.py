@@ -44,8 +44,11 @@ def report(args: argparse.Namespace) -> int:
         faults = runner.check(jobs=args.jobs, root=project_root(), store=store)
         print("\n".join(faults) or "every page that was made again shows what is committed")
         return int(bool(faults))
-    options = {"seed": args.seed, "minutes": args.minutes, "jobs": args.jobs, "record": args.record}
-    runner.report(**options, root=project_root(), store=store)
+    names = ("seed", "minutes", "jobs", "write", "record")
+    options = {name: getattr(args, name) for name in names}
+    found = runner.report(**options, root=project_root(), store=store)
+    if not args.write:
+        print("\n".join(found) or "every page that was made again shows what is committed")
     return 0
 
 

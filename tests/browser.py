@@ -54,9 +54,7 @@ CONTRAST = """((selector) => {
   }
   return found.sort((x, y) => x[0] - y[0]);
 })(%r)"""
-needs_chromium = pytest.mark.skipif(
-    CHROMIUM is None, reason="no chromium here: apt-get install chromium"
-)
+needs_chromium = pytest.mark.browser  # see `pytest_runtest_setup` in conftest.py
 
 
 def written(file, body):

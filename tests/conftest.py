@@ -2,7 +2,9 @@
 
 import gc
 import json
+import os
 import warnings
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +13,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
-from browser import Browser
+from browser import CHROMIUM, Browser
 from checks import main
 from made_pages import write_page
 
@@ -192,11 +194,31 @@ def one_thread():
 
 
 def pytest_collection_modifyitems(items):
-    """Jupyter's own libraries warn, at import and at exit, of what they will change."""
+    """A cell that nbval runs is of a notebook. Jupyter's own libraries warn, at import and at exit,
+    of what they will change.
+    """
     ignored = ("ignore::DeprecationWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
     for item in items:
+        if item.path.suffix == ".ipynb":
+            item.add_marker("notebook")
         if item.get_closest_marker("jupyter"):
             item.add_marker(pytest.mark.filterwarnings(*ignored))
+
+
+def pytest_runtest_setup(item):
+    """Without a browser its tests are skipped, and fail where $ATS_CI promises one."""
+    if CHROMIUM is None and item.get_closest_marker("browser"):
+        missing = "no chromium here: apt-get install chromium"
+        (pytest.fail if os.environ.get("ATS_CI") else pytest.skip)(missing)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """One line with what was not run, and why."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
+    if reasons:
+        told = "; ".join(f"{count} ({reason})" for reason, count in reasons.most_common())
+        terminalreporter.write_line(f"not run: {told}")
 
 
 @pytest.fixture(autouse=True)

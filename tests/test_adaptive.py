@@ -49,7 +49,7 @@ from atslib.policies.differentiable import in_frame, twin
 from atslib.policies.policy import parse_policy
 from atslib.rng import rng
 
-pytestmark = pytest.mark.usefixtures("one_thread", "few_images")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread", "few_images")]
 OWN = load("shapes", "train")
 ANNEALED = ATTACKS["annealed-lenet"]
 

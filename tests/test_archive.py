@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import random
+import shutil
 
 import pandas as pd
 import pytest
@@ -51,13 +52,21 @@ def kept(tmp_path_factory):
     return store
 
 
-@pytest.fixture
-def archive(kept, tmp_path):
-    """All of that store in an archive; the scores are those of a page that shows their curves."""
-    archive = Archive(tmp_path / "results")
+@pytest.fixture(scope="module")
+def written(kept, tmp_path_factory):
+    """The folder of an archive with all of that store; the scores are those of a page that shows
+    their curves.
+    """
+    archive = Archive(tmp_path_factory.mktemp("archive") / "results")
     pages = {key(kept, SCORES): ["claim6_transformations"]}
     assert archive.write(kept, embedded=True, pages=pages) == len(list(kept.entries()))
-    return archive
+    return archive.root
+
+
+@pytest.fixture
+def archive(written, tmp_path):
+    """A copy of that archive, which a test may change."""
+    return Archive(shutil.copytree(written, tmp_path / "results"))
 
 
 def restored(archive, tmp_path):

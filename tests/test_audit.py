@@ -3,6 +3,7 @@ on the archive.
 """
 
 import dataclasses
+import itertools
 import json
 import random
 import shutil
@@ -11,14 +12,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from checks import attack_unit, refused, search_unit
+from checks import attack_unit, needs, refused, search_unit
 from made_pages import asked_by
 
 from atsbook.__main__ import main
 from atsbook.findings.result import stored_result
 from atsbook.report import runner
 from atsbook.report.runner import report
-from atsbook.runs.archive import Archive
+from atsbook.runs.archive import Archive, unit_of
 from atsbook.runs.attackers import FromMean, Learned, Undone
 from atsbook.runs.audit import (
     audit,
@@ -36,6 +37,7 @@ from atsbook.runs.store import Store
 from atslib.attacks import ATTACKS, KeptEntries, ThroughPolicy
 from atslib.clients.observe import ThreatModel
 from atslib.errors import AtsError
+from atslib.files import project_root
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
@@ -49,6 +51,11 @@ TINY = settings(
     device="cpu",
 )
 HYBRID = "3-1-7+43-18-18"
+# Of the archive's kinds those of which `part_of` makes a part on a network that is kept
+KINDS = {"attack", "model", "privacy", "sweep", "sweep-scores"} | {
+    f"attack-{name}"
+    for name in ("FromMean", "KeptEntries", "LastLayerAlone", "ThroughPolicy", "Undone")
+}
 THREES = attack_unit(
     TINY, threat=ThreatModel(batch=3)
 )  # images share gradients by threes: a part has six
@@ -101,6 +108,7 @@ def test_what_is_drawn_for_all_images_together_has_no_part(defense):
     assert part_of(learned, random.Random(0)) is None
 
 
+@pytest.mark.slow
 def test_the_seed_draws_units_and_parts_within_the_time(kept, tmp_path):
     units = [attack_unit(TINY, policy) for policy in ("", "28", HYBRID)]
     for unit in units:
@@ -113,6 +121,18 @@ def test_the_seed_draws_units_and_parts_within_the_time(kept, tmp_path):
         unit.model for unit in units
     }
     assert list(sample(archive, random.Random(1), 0)) == []
+
+
+@needs("cifar100")
+def test_a_sample_of_a_minute_has_every_kind_of_which_a_part_can_be_made():
+    archive = Archive(project_root() / "results")
+    for seed in range(3):
+        drawn = list(itertools.islice(sample(archive, random.Random(seed), 60), len(KINDS)))
+        assert {line["kind"] for _, line, _ in drawn} == KINDS
+        seconds = sum(
+            line["seconds"] * part.passes / unit_of(line).passes for _, line, part in drawn
+        )
+        assert seconds < 60
 
 
 def off_by(decibels, tmp_path, **changes):
@@ -136,6 +156,7 @@ def off_by(decibels, tmp_path, **changes):
     return audited
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"attack": ThroughPolicy(inner=SHORT), "threat": KNOWING}])
 def test_an_audit_computes_the_archives_numbers_again(tmp_path, changes):
     audited = off_by((0.0, 0.0), tmp_path, **changes)
@@ -151,6 +172,7 @@ def test_an_audit_computes_the_archives_numbers_again(tmp_path, changes):
     assert all(row["title"] in page for row in audited["rows"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decibels", [(0.2, 0.2), (-0.4, 0.0)])
 def test_an_audit_says_by_how_much_the_archive_is_off(tmp_path, decibels):
     attacks, _ = summaries(off_by(decibels, tmp_path))
@@ -216,6 +238,7 @@ def root(root, page, monkeypatch):
     return root
 
 
+@pytest.mark.slow
 @pytest.mark.jupyter
 def test_the_report_is_made_from_the_archive_alone(root, said):
     archive = Archive(root / "results")
@@ -225,12 +248,14 @@ def test_the_report_is_made_from_the_archive_alone(root, said):
         unit.make(few, torch.device("cpu"))
     archive.write(few, embedded=True)
     report(seed=3, minutes=0.05, jobs=1, root=root, store=Store(root / "unused", say=said.append))
-    folder = root / "results/toy/shapes-smoke"
+    place = root / "book/_build/report"
+    folder = place / "results/toy/shapes-smoke"
     told = stored_result(folder)
     assert len(told["evidence"]) == 2
     assert told["facts"]["images"] == 2
-    assert (root / "book/results/toy.ipynb").exists()
-    assert not (root / "book/results/other.ipynb").exists()
+    assert (place / "book/results/toy.ipynb").exists()
+    assert not (place / "book/results/other.ipynb").exists()
+    assert not (root / "book/results/toy.ipynb").exists()  # it is made beside
     rows = pd.read_csv(folder / "attacks.csv.gz")
     assert len(rows) == 4
     for unit in wanted:
@@ -239,7 +264,7 @@ def test_the_report_is_made_from_the_archive_alone(root, said):
         np.testing.assert_allclose(own["psnr"], found, rtol=1e-5)
     assert json.loads((root / "book/_build/audit.json").read_text())["seed"] == 3
     assert not (root / "results/audit.json").exists()
-    assert (root / "book/audit.md").read_text() == audit_page(root / "results")
+    assert (place / "book/audit.md").read_text() == audit_page(root / "book/_build")
     assert said[1] == f"archive: {len(wanted)} units, {archive.size() / 1e6:.1f} MB, all whole"
     assert said[-2].startswith("as they are committed, for want of evidence in the archive: other")
     assert said[-1] == "built"
@@ -266,7 +291,7 @@ def test_a_report_without_evidence_says_so_and_builds_the_book_as_it_is(root, st
     before = (root / "README.md").read_text()
     report(root=root, store=store)
     assert said[-2].endswith(
-        "results holds no evidence yet; `FRESH=1 make report` computes all of it"
+        "results holds no evidence yet; `make evidence FRESH=1` computes all of it"
     )
     assert said[-1] == "built"
     assert (root / "README.md").read_text() == before
@@ -292,7 +317,7 @@ def test_a_report_without_the_images_of_the_evidence_says_so_and_builds_the_book
 
 def test_the_command_line_passes_its_options_on(root, monkeypatch):
     seen = {}
-    monkeypatch.setattr(runner, "report", lambda **options: seen.update(options))
+    monkeypatch.setattr(runner, "report", lambda **options: seen.update(options) or [])
     assert main(["report", "--seed", "7", "--minutes", "0.5", "--jobs", "1"]) == 0
     assert {name: seen[name] for name in ("seed", "minutes", "jobs")} == {
         "seed": 7,
@@ -300,10 +325,12 @@ def test_the_command_line_passes_its_options_on(root, monkeypatch):
         "jobs": 1,
     }
     assert not seen["record"]
+    assert not seen["write"]
     assert seen["root"] == root
-    main(["report", "--record"])
-    assert seen["seed"] is None
+    main(["report", "--write", "--record"])
+    assert (seen["seed"], seen["minutes"]) == (None, 1)
     assert seen["record"]
+    assert seen["write"]
 
 
 def test_archive_write_and_verify_from_the_command_line(root, capsys, monkeypatch):

@@ -15,6 +15,8 @@ from atslib.audit.config import Case
 from atslib.audit.ladder import LAYERS, candidates, is_faint
 from atslib.measures.metrics import psnr
 
+pytestmark = pytest.mark.slow
+
 NORM = ([0.5] * 3, [0.25] * 3)
 LONG = 1e5  # seconds, so that no busy machine has too few
 

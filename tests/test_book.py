@@ -34,6 +34,8 @@ from atsbook.texts.first_screen import (
 )
 from atslib.files import project_root
 
+pytestmark = pytest.mark.notebook
+
 ROOT = project_root()
 BOOK = ROOT / "book"
 MARK = "<!-- answers -->"

@@ -25,6 +25,8 @@ from atsbook.runs.store import Store
 from atsbook.runs.workers import count, is_open, workers
 from atslib.errors import AtsError
 
+pytestmark = pytest.mark.slow
+
 UNITS = 12
 SMALL = settings(model="lenet", images=2, steps=4, regime="initial", device="cpu")
 

@@ -42,7 +42,7 @@ from atslib.measures.found import rank
 from atslib.measures.guesses import guess_knowing_draw
 from atslib.measures.metrics import psnr
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.federated, pytest.mark.usefixtures("one_thread")]
 CPU = torch.device("cpu")
 SMALL = Federation(dataset="shapes", model="lenet-4", clients=3, batch=2, rounds=3, fraction=0.1)
 

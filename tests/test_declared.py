@@ -19,7 +19,7 @@ from atslib import reconstruct
 from atslib.attacks.explained import NotExplainedWarning
 
 pytest.importorskip("flwr", reason="the extra atslib[federated] is not installed")
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.federated, pytest.mark.usefixtures("one_thread")]
 SHAPE = {"shape": (3, 32, 32), "normalize": atslib.Normalize([0.5] * 3, [0.5] * 3)}
 LR = 0.02
 NOT_EXPLAINED = "this update is not explained by what was declared"

@@ -10,7 +10,7 @@ from atsfed import Federation, Tap, answer
 from atsfed.rounds import rounds
 
 pytest.importorskip("flwr", reason="the extra atslib[federated] is not installed")
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.federated, pytest.mark.usefixtures("one_thread")]
 
 
 def replies(federation, model, change=None):

@@ -12,6 +12,8 @@ import atslib
 from atslib.data.images import scaled
 from atslib.errors import AtsError
 
+pytestmark = pytest.mark.federated
+
 flwr = pytest.importorskip("flwr")
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict  # noqa: E402
 

@@ -114,24 +114,36 @@ def test_no_file_imports_itself_by_way_of_others():
     assert circle_in(GRAPH) is None
 
 
-@pytest.mark.parametrize("name", [*LIBRARY, *SHELL])
-def test_the_library_needs_no_tables_no_plots_and_neither_of_the_other_packages(name):
-    tops = {module.split(".")[0] for module in imports(FILES[name])}
-    assert not tops & {"pandas", "matplotlib", "atsfed", "atsbook"}
+def taken(names, without):
+    """Which of these modules imports something of the packages that it does without."""
+    tops = {name: {module.split(".")[0] for module in imports(FILES[name])} for name in names}
+    return {name: found & without for name, found in tops.items() if found & without}
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("atsfed")])
-def test_federations_do_without_the_book(name):
-    assert "atsbook" not in {module.split(".")[0] for module in imports(FILES[name])}
+def test_the_library_needs_no_tables_no_plots_and_neither_of_the_other_packages():
+    assert taken([*LIBRARY, *SHELL], {"pandas", "matplotlib", "atsfed", "atsbook"}) == {}
 
 
-def floor_of(name):
-    return ROOMS.index(name.split(".")[1])
+def test_federations_do_without_the_book():
+    assert taken([name for name in FILES if name.startswith("atsfed")], {"atsbook"}) == {}
 
 
-@pytest.mark.parametrize("name", [name for name in LIBRARY if name != "atslib"])
-def test_in_the_library_imports_point_down(name):
-    assert not {other for other in GRAPH[name] if floor_of(other) > floor_of(name)}
+def upwards(names, floors, own):
+    """Which of these modules imports one from a higher floor, and which, of those that begin so."""
+
+    def floor(name):
+        _, _, rest = name.partition(".")
+        return floors.index(rest.split(".")[0]) if rest else len(floors)
+
+    found = {
+        name: {o for o in GRAPH[name] if o.startswith(own) and floor(o) > floor(name)}
+        for name in names
+    }
+    return {name: others for name, others in found.items() if others}
+
+
+def test_in_the_library_imports_point_down():
+    assert upwards([name for name in LIBRARY if name != "atslib"], ROOMS, "atslib") == {}
 
 
 # The book's rooms, ground floor first. What is next to another stands on its own floor too.
@@ -149,13 +161,8 @@ BOOK = (
 )
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("atsbook.")])
-def test_in_the_book_imports_point_down(name):
-    def floor(module):
-        return BOOK.index(module.split(".")[1])
-
-    own = {other for other in GRAPH[name] if other.startswith("atsbook.")}
-    assert not {other for other in own if floor(other) > floor(name)}
+def test_in_the_book_imports_point_down():
+    assert upwards([name for name in FILES if name.startswith("atsbook.")], BOOK, "atsbook.") == {}
 
 
 def test_the_library_runs_without_pandas_matplotlib_and_the_other_packages():

@@ -3,6 +3,7 @@ flip.
 """
 
 import io
+import itertools
 import os
 from functools import cache
 from pathlib import Path
@@ -119,25 +120,42 @@ def real(name, count=1000):
 
 
 @cache
+def pil_images_of(channels, height, width):
+    return [to_pil(image) for image in synthetic(channels, height, width)]
+
+
+@cache
 def pil_images(name):
     return [to_pil(image) for image in real(name)]
 
 
-@pytest.mark.parametrize("index", range(50))
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize(
-    ("height", "width"), [(8, 12), (17, 9), (28, 28), (32, 32), (64, 48), (1, 5), (5, 1), (2, 2)]
-)
-def test_operation_equals_pillow(index, channels, height, width):
-    pixels = synthetic(channels, height, width)
-    compare(index, pixels, [to_pil(image) for image in pixels])
+# Every operation with the indices of its magnitudes: a test is of one operation at all of them
+OPERATIONS = {
+    operation: [index for index, (name, _) in sorted(PILLOW.items()) if name == operation]
+    for operation in sorted({name for name, _ in PILLOW.values()})
+}
+SIZES = [(8, 12), (17, 9), (28, 28), (32, 32), (64, 48), (1, 5), (5, 1), (2, 2)]
+
+
+def test_every_index_is_of_one_operation():
+    assert sorted(itertools.chain(*OPERATIONS.values())) == list(range(50))
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_operation_equals_pillow(operation):
+    for (height, width), channels in itertools.product(SIZES, (1, 3)):
+        pixels = synthetic(channels, height, width)
+        images = pil_images_of(channels, height, width)
+        for index in OPERATIONS[operation]:
+            compare(index, pixels, images)
 
 
 @pytest.mark.data
-@pytest.mark.parametrize("index", DISTINCT)
+@pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("name", ["cifar100_test", "tinyimagenet_val", "fmnist_test"])
-def test_operation_equals_pillow_on_real_images(name, index):
-    compare(index, real(name), pil_images(name))
+def test_operation_equals_pillow_on_real_images(name, operation):
+    for index in sorted({*OPERATIONS[operation]} & {*DISTINCT}):
+        compare(index, real(name), pil_images(name))
 
 
 @pytest.mark.data
@@ -157,36 +175,38 @@ def images():
     return synthetic(3, 8, 12)
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("index", DISTINCT)
-def test_each_image_has_its_own_sign_and_does_not_see_the_others(index, channels):
-    images = synthetic(channels, 8, 12)
-    signs = torch.where(torch.arange(len(images)) % 3 == 0, -1, 1)
-    singles = [
-        transforms.apply(index, image[None], int(sign))
-        for image, sign in zip(images, signs, strict=True)
-    ]
-    assert torch.equal(transforms.apply(index, images, signs), torch.cat(singles))
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_each_image_has_its_own_sign_and_does_not_see_the_others(operation):
+    indices = {*OPERATIONS[operation]} & {*DISTINCT}
+    for channels, index in itertools.product((1, 3), sorted(indices)):
+        images = synthetic(channels, 8, 12)
+        signs = torch.where(torch.arange(len(images)) % 3 == 0, -1, 1)
+        singles = [
+            transforms.apply(index, image[None], int(sign))
+            for image, sign in zip(images, signs, strict=True)
+        ]
+        assert torch.equal(transforms.apply(index, images, signs), torch.cat(singles)), index
 
 
-@pytest.mark.parametrize("index", DISTINCT)
-def test_pixels_are_neither_changed_nor_required_contiguous(index, images):
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_pixels_are_neither_changed_nor_required_contiguous(operation, images):
     before = images.clone()
-    expected = transforms.apply(index, images)
-    channels_last = images.contiguous(memory_format=torch.channels_last)
-    assert torch.equal(transforms.apply(index, channels_last), expected)
-    assert torch.equal(images, before)
+    for index in sorted({*OPERATIONS[operation]} & {*DISTINCT}):
+        expected = transforms.apply(index, images)
+        channels_last = images.contiguous(memory_format=torch.channels_last)
+        assert torch.equal(transforms.apply(index, channels_last), expected), index
+        assert torch.equal(images, before), index
 
 
-@pytest.mark.parametrize("index", range(50))
-def test_an_empty_batch_stays_empty(index):
+def test_an_empty_batch_stays_empty():
     empty = torch.empty(0, 3, 8, 12, dtype=torch.uint8)
     signs = torch.empty(0, dtype=torch.int64)
-    assert (
-        transforms.apply(index, empty).shape
-        == transforms.apply(index, empty, signs).shape
-        == empty.shape
-    )
+    for index in range(50):
+        assert (
+            transforms.apply(index, empty).shape
+            == transforms.apply(index, empty, signs).shape
+            == empty.shape
+        ), index
 
 
 def test_translation_moves_whole_pixels():

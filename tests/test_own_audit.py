@@ -34,6 +34,8 @@ from atslib.gradients.problems import flatten, problem_gradients
 from atslib.gradients.routes import Route
 from atslib.models import with_loss
 
+pytestmark = pytest.mark.slow
+
 SIDE, CLASSES = 12, 3
 LR = 0.01  # of recorded training
 QUICK = {"attacked": 8, "steps": 4}  # far within the budget

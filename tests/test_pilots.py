@@ -16,6 +16,8 @@ from atsbook.findings.compare import matrices
 from atsbook.runs.table1 import HYBRID
 from atslib.errors import AtsError
 
+pytestmark = pytest.mark.notebook
+
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 PILOTS = ("claim1_privacy", "claim7_correlation")
 

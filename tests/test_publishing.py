@@ -15,6 +15,8 @@ from extensions import load_extension
 
 from atslib.files import project_root
 
+pytestmark = pytest.mark.notebook
+
 ROOT = project_root()
 BOOK = ROOT / "book"
 

@@ -17,7 +17,7 @@ from test_flower import replies, sent_by
 from atsfed import Tap
 
 pytest.importorskip("flwr", reason="the extra atslib[federated] is not installed")
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.federated, pytest.mark.usefixtures("one_thread")]
 WRONG, AT_ONCE = 540, 6  # answers; of ten in a round
 
 

@@ -26,6 +26,8 @@ from atslib.data.load import load
 from atslib.errors import AtsError
 from atslib.files import shown
 
+pytestmark = pytest.mark.notebook
+
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 MAKER = "int(os.environ['JPY_PARENT_PID'])"  # to a page: the process that executes it
 

@@ -43,7 +43,7 @@ from atslib.checkpoints import read_tensors
 from atslib.clients.training import TrainConfig
 from atslib.errors import OutOfTime
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 TINY = settings(
     model="lenet",
     images=2,

@@ -30,7 +30,7 @@ from atslib.scores.search import SearchConfig, pareto, search
 from atslib.scores.shards import attack_gains
 
 module = importlib.import_module("atslib.scores.search")  # `atslib.search` is the function
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 SMALL = SearchConfig(candidates=12, keep=3, images=4, acc_images=6, points=3, shard=5)
 COLUMNS = [

@@ -18,7 +18,7 @@ from atslib.clients.updates import LocalTraining
 from atslib.rng import rng
 
 pytest.importorskip("flwr", reason="the extra atslib[federated] is not installed")
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.federated, pytest.mark.usefixtures("one_thread")]
 THREE = Federation(dataset="shapes", model="lenet-4", clients=3, rounds=2, alpha=1.0, fraction=0.02)
 
 

@@ -85,11 +85,17 @@ def test_tables_are_compared_by_six_digits_and_a_difference_names_row_and_column
     old.write_text("policy,psnr,n\nnone,12.3456,3\n3-1-7,nan,4\n")
     new.write_text("policy,psnr,n\nnone,12.3457,3\n3-1-7,nan,4\n")
     assert table_difference(old, new) is None
+    one = "; 1 of 2 rows differ"
     for text, fault in {
-        "policy,psnr,n\nnone,12.4456,3\n3-1-7,nan,4\n": "row 1, psnr: 12.3456 is committed, 12.4456 is made now",
-        "policy,psnr,n\nnone,12.3456,3\n3-1-7,1,4\n": "row 2, psnr: nan is committed, 1.0 is made now",
-        "policy,psnr,n\nnone,12.3456,3\n3-1-7,nan,5\n": "row 2, n: 4 is committed, 5 is made now",
-        "policy,psnr,n\nnone,12.3456,3\nhybrid,nan,4\n": "row 2, policy: 3-1-7 is committed, hybrid is made now",
+        "policy,psnr,n\nnone,12.4456,3\n3-1-7,nan,4\n": "row 1, psnr: 12.3456 is committed, 12.4456 is made now"
+        + one
+        + ", at most by 0.1",
+        "policy,psnr,n\nnone,12.3456,3\n3-1-7,1,4\n": "row 2, psnr: nan is committed, 1.0 is made now"
+        + one,
+        "policy,psnr,n\nnone,12.3456,3\n3-1-7,nan,5\n": "row 2, n: 4 is committed, 5 is made now"
+        + one,
+        "policy,psnr,n\nnone,12.3456,3\nhybrid,nan,4\n": "row 2, policy: 3-1-7 is committed, hybrid is made now"
+        + one,
         "policy,psnr,n\nnone,12.3456,3\n": "it had 2 rows and has 1",
         "policy,psnr\nnone,12.3456\n3-1-7,nan\n": "its columns were policy, psnr, n and are policy, psnr",
     }.items():
@@ -266,12 +272,42 @@ def test_tables_are_left_as_they_are_where_only_last_digits_differ(published, st
     table["psnr"] *= 1 + 1e-5
     table.to_csv(file, index=False)
     older = file.read_bytes()
-    runner.report(seed=3, minutes=0.01, jobs=1, root=published, store=store)
+    how = {"seed": 3, "minutes": 0.01, "jobs": 1, "write": True, "root": published}
+    assert runner.report(**how, store=store) == []
     assert file.read_bytes() == older
     table["psnr"] += 1
     table.to_csv(file, index=False)
-    runner.report(seed=3, minutes=0.01, jobs=1, root=published, store=store)
+    runner.report(**how, store=store)
     assert gzip.decompress(file.read_bytes()) == whole
+
+
+@pytest.mark.jupyter
+def test_a_report_writes_beside_what_is_committed_and_says_what_differs_and_by_how_much(
+    published, store
+):
+    how = {"seed": 3, "minutes": 0.01, "jobs": 1, "root": published, "store": store}
+    (file,) = published.glob("results/steps/*/attacks.csv.gz")
+    table = pd.read_csv(file)
+    table["psnr"] += 4e-5 * table["psnr"]  # as another processor rounds
+    table.to_csv(file, index=False)
+
+    def files():
+        built = published / "book/_build"
+        there = (path for path in published.rglob("*") if built not in path.parents)
+        return {path: path.read_bytes() for path in there if path.is_file()}
+
+    before = files()
+    assert runner.report(**how) == []
+    table.loc[1, "psnr"] += 0.25
+    table.to_csv(file, index=False)
+    readme = published / "README.md"
+    readme.write_text(readme.read_text().replace("not measured", "measured", 1))
+    before = files()
+    page, text = runner.report(**how)
+    assert page.startswith("steps, attacks.csv.gz: row 2, psnr: ")
+    assert page.endswith(f"; 1 of {len(table)} rows differ, at most by 0.25")
+    assert text.startswith("README.md: committed “")
+    assert files() == before
 
 
 def test_zips_differ_by_what_is_in_them(tmp_path):

@@ -22,6 +22,7 @@ pytest.importorskip("flwr", reason="the extra atslib[federated] is not installed
 if importlib.util.find_spec("ray") is None:  # looked for, not loaded: it reads its settings then
     pytest.skip("the extra atslib[federated] is not installed", allow_module_level=True)
 pytestmark = [
+    pytest.mark.federated,
     pytest.mark.usefixtures("one_thread", "rays_leftovers"),
     pytest.mark.filterwarnings("ignore"),
 ]  # Ray's own

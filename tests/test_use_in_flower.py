@@ -18,7 +18,7 @@ from atslib.files import project_root
 from atslib.models import Normalize
 
 pytest.importorskip("flwr", reason="the extra atslib[federated] is not installed")
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.federated, pytest.mark.usefixtures("one_thread")]
 ROOT = project_root()
 PAGE = (ROOT / "book" / "use_in_flower.md").read_text()
 CHANGES = re.findall(r"^```diff\n(.*?)^```$", PAGE, re.M | re.S)

@@ -14,11 +14,14 @@ import pytest
 from ipykernel.kernelspec import get_kernel_dict
 from jupyter_client.manager import start_new_kernel
 
+from atsbook.report import warm_kernels
+
 pytestmark = [
+    pytest.mark.notebook,
     pytest.mark.jupyter,
     pytest.mark.skipif(sys.platform != "linux", reason="forks there alone"),
 ]
-SCRIPT = Path(__file__).parent / "warm_kernels.py"
+SCRIPT = Path(warm_kernels.__file__)
 # As the command starts it, but for the imports, which take seconds
 SERVER = "import sys, warm_kernels as w; w.import_all = lambda: None; w.serve(sys.argv[1])"
 
@@ -115,4 +118,4 @@ def test_a_kernel_ends_with_its_relay_and_the_relay_with_its_kernel(kernel):
 
 def test_the_commands_status_is_that_of_the_whole():
     command = [sys.executable, str(SCRIPT), sys.executable, "-c", "raise SystemExit(7)"]
-    assert subprocess.run(command, cwd=SCRIPT.parents[1], check=False).returncode == 7
+    assert subprocess.run(command, cwd=SCRIPT.parents[2], check=False).returncode == 7

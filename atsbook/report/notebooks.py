@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import atslib
@@ -38,6 +39,7 @@ def execute(
     scheduler: str | None = None,
     ends: float | None = None,
     rates: Path | None = None,
+    kernels: Mapping[str, str] | None = None,
 ) -> None:
     """Execute a page's notebook; what its study says while it computes is said.
 
@@ -50,6 +52,7 @@ def execute(
         jobs, scheduler: as of `schedule.compute`.
         ends: a time of `time.monotonic` after which nothing is begun.
         rates: a folder in which the pages of a run keep how fast this machine is.
+        kernels: the environment in which the kernel starts, such as that of `warm_kernels.warm`.
     Raises:
         NotKept: something is missing, and this is a dry run or the time is over.
         AtsError: a cell failed.
@@ -97,7 +100,7 @@ def execute(
             target,
             *options,
         ]
-        environment = ONE_THREAD | os.environ | more
+        environment = ONE_THREAD | os.environ | more | (kernels or {})
         with subprocess.Popen(
             command,
             cwd=root,

@@ -15,11 +15,12 @@ from pathlib import Path
 from atsbook.findings.result import stored_result
 from atsbook.report import notebooks
 from atsbook.report.making import build_book, executing, publish_answers
+from atsbook.report.warm_kernels import warm
 from atsbook.runs.archive import Archive
 from atsbook.runs.audit import audit, summaries, write_audit
 from atsbook.runs.schedule import say
 from atsbook.runs.settings import Settings, settings
-from atsbook.runs.shown import folder_differences, page_differences
+from atsbook.runs.shown import folder_differences, page_differences, text_differences
 from atsbook.runs.store import Store
 from atslib.data.load import available, is_drawn, load
 from atslib.errors import AtsError, NotKept, choose
@@ -156,23 +157,28 @@ def _finish(waiting: Sequence[str], compute_only: bool, place: Path, store: Stor
 def report(
     *,
     seed: int | None = None,
-    minutes: float = 3.0,
+    minutes: float = 1.0,
     jobs: int | None = None,
+    write: bool = False,
     record: bool = False,
     root: Path,
     store: Store,
-) -> None:
+) -> list[str]:
     """The book from the archived evidence: check it, compute a random sample of it again, make the
     pages, build.
 
-    A page that needs more than the archive holds stays as it is committed, and is named.
+    It is made in book/_build/report, beside what is committed, and compared with that. A page that
+    needs more than the archive holds is as it is committed, and is named.
 
     Args:
         seed: of the sample; by default another one at every run.
         minutes: that the sample may take, about.
-        record: whether the audit's outcome is written to results/, for the book, and not to
-            book/_build alone.
+        write: whether it takes the place of what is committed instead.
+        record: whether the audit's outcome does so, too.
         store: what it says and shows; its artifacts are neither read nor changed.
+    Returns:
+        One line for each text, table or fact that is another now, see `check`; none where it took
+        the place.
     Raises:
         AtsError: a damaged archive, or a page or book that failed.
     """
@@ -183,16 +189,18 @@ def report(
             f"the archive is damaged: {'; '.join(faults)}; `git checkout {archive.root}` brings it back"
         )
     if not archive.entries():
-        store.say(f"{archive.root} holds no evidence yet; `FRESH=1 make report` computes all of it")
+        store.say(
+            f"{archive.root} holds no evidence yet; `make evidence FRESH=1` computes all of it"
+        )
         build_book(root, store)
-        return
+        return []
     store.say(f"archive: {len(archive.entries())} units, {archive.size() / 1e6:.1f} MB, all whole")
     if experiment.dataset != settings(profile=BOOK_PROFILE).dataset:
         store.say(
             "without the images of the evidence nothing can be computed again: the pages stay as they are"
         )
         build_book(root, store)
-        return
+        return []
     seed = secrets.randbelow(10**6) if seed is None else seed
     outcome = audit(
         archive, seed=seed, minutes=minutes, device=experiment.device, jobs=jobs, store=store
@@ -202,11 +210,20 @@ def report(
     write_audit(outcome, root / "book" / "_build")
     if record:
         write_audit(outcome, root / "results")
-    kept = _pages_of(archive, pages, experiment, jobs, root, store)
-    publish_answers(root)
+    place = root if write else _beside(root, "report")
+    kept = _pages_of(archive, pages, experiment, jobs, place, store)
     if kept:
         store.say(f"as they are committed, for want of evidence in the archive: {'; '.join(kept)}")
-    build_book(root, store)
+    found = []
+    if not write:
+        found = _differences(pages, root, place)
+        _complete(root, place)
+        write_audit(outcome, place / "results")
+    publish_answers(place)
+    if not write:
+        found += _text_differences(root, place)
+    build_book(place, store)
+    return found
 
 
 def check(*, jobs: int | None = None, root: Path, store: Store) -> list[str]:
@@ -224,12 +241,40 @@ def check(*, jobs: int | None = None, root: Path, store: Store) -> list[str]:
     if not archive.entries() or experiment.dataset != settings(profile=BOOK_PROFILE).dataset:
         store.say("without the evidence and its images no page can be made again: none is checked")
         return []
-    place = root / "book" / "_build" / "check"
-    shutil.rmtree(place, ignore_errors=True)
-    shutil.copytree(root / "notebooks", place / "notebooks")
+    place = _beside(root, "check")
     kept = _pages_of(archive, pages, experiment, jobs, place, store)
     if kept:
         store.say(f"not checked, for want of evidence in the archive: {'; '.join(kept)}")
+    return _differences(pages, root, place)
+
+
+def _beside(root: Path, name: str) -> Path:
+    """A folder in book/_build, which git ignores, with the notebooks and nothing that they make."""
+    place = root / "book" / "_build" / name
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.copytree(root / "notebooks", place / "notebooks")
+    return place
+
+
+def _complete(root: Path, place: Path) -> None:
+    """Put what is committed and was not made again beside what was: a whole book but for the
+    evidence.
+    """
+    for folder in ("book", "results"):
+        for path in (root / folder).rglob("*"):
+            new = place / path.relative_to(root)
+            evidence = path.name == "evidence.parquet" or path.parent.name == "networks"
+            built = (root / "book" / "_build") in path.parents
+            if path.is_file() and not (new.exists() or evidence or built):
+                new.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(path, new)
+    shutil.copy(root / "README.md", place)
+
+
+def _differences(pages: Sequence[str], root: Path, place: Path) -> list[str]:
+    """One line for each text, table or fact of the pages made in `place` that is another than what
+    is committed.
+    """
     faults = []
     for name in (page for page in pages if (place / "results" / page).exists()):
         committed, made = (
@@ -245,6 +290,20 @@ def check(*, jobs: int | None = None, root: Path, store: Store) -> list[str]:
     return faults
 
 
+def _text_differences(root: Path, place: Path) -> list[str]:
+    """One line for each text from data, but for the audit's page, that is another now."""
+    found = []
+    for made in sorted([place / "README.md", *(place / "book").glob("*.md")]):
+        committed = root / made.relative_to(place)
+        if made.name == "audit.md" or not committed.exists():
+            continue
+        found += [
+            f"{made.relative_to(place).as_posix()}: {line}"
+            for line in text_differences(committed.read_text(), made.read_text())
+        ]
+    return found
+
+
 def _pages_of(
     archive: Archive,
     pages: Sequence[str],
@@ -256,18 +315,18 @@ def _pages_of(
     """Make the pages from what the archive holds; those that need more, and what each of them
     misses.
     """
-    evidence = Store(root / "book" / "_build" / "evidence", say=store.say)
     kept = []
-    shutil.rmtree(evidence.root, ignore_errors=True)
-    archive.restore(evidence)
-    nothing_new = {"keep": True, "dry_run": False, "ends": time.monotonic(), "jobs": jobs}
+    with tempfile.TemporaryDirectory() as folder, warm() as kernels:
+        evidence = Store(folder, say=store.say)
+        nothing_new = {"keep": True, "dry_run": False, "ends": time.monotonic(), "jobs": jobs}
 
-    def make(name: str) -> None:
-        kept.extend(_executed([name], experiment, root, evidence, **nothing_new))
+        def make(name: str) -> None:
+            how = {**nothing_new, "kernels": kernels}
+            kept.extend(_executed([name], experiment, root, evidence, **how))
 
-    with executing(jobs) as begin:
-        for name in pages:
-            begin(functools.partial(make, name))
+        with executing(jobs) as begin:
+            for name in pages:
+                begin(functools.partial(make, name))
     return kept
 
 

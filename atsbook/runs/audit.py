@@ -121,26 +121,41 @@ def part_of(unit: Unit, draw: random.Random) -> Unit | None:
 def sample(
     archive: Archive, draw: random.Random, seconds: float
 ) -> Iterator[tuple[str, dict, Unit]]:
-    """Entries in random order with a part of each, until they took about so many seconds where they
-    were made.
+    """Entries with a part of each, until they took about so many seconds where they were made.
+
+    First one of each kind, so that no kind waits for its luck: each may take an equal share of the
+    time that is left. Then any that still fit, in random order.
     """
     entries = archive.entries()
-    networks = {
-        key
-        for key, line in entries.items()
-        if line["kind"] == "model" and "model" not in line["left_out"]
-    }
+    kinds: dict[str, list[str]] = {}
     for key in draw.sample(sorted(entries), len(entries)):
+        kinds.setdefault(entries[key]["kind"], []).append(key)
+    networks = {key for key in kinds.get("model", ()) if "model" not in entries[key]["left_out"]}
+
+    def drawn(key: str, most: float) -> tuple[float, Unit] | None:
+        """What a part of an entry costs, and the part, where it costs less than `most`."""
         unit = unit_of(entries[key])
         part = part_of(unit, draw) if unit else None
         if part is None or any(
             Store("").path(need.kind, need).stem not in networks for need in part.needs
         ):
-            continue
-        share = part.passes / unit.passes
-        if (cost := entries[key]["seconds"] * share) < max(seconds, 0):
-            seconds -= cost
-            yield key, entries[key], part
+            return None
+        cost = entries[key]["seconds"] * part.passes / unit.passes
+        return (cost, part) if cost < most else None
+
+    seen = set()
+    for place, kind in enumerate(draw.sample(sorted(kinds), len(kinds))):
+        share = max(seconds, 0) / (len(kinds) - place)
+        for key in kinds[kind]:
+            if found := drawn(key, share):
+                seconds -= found[0]
+                seen.add(key)
+                yield key, entries[key], found[1]
+                break
+    for key in draw.sample(sorted(entries.keys() - seen), len(entries) - len(seen)):
+        if found := drawn(key, max(seconds, 0)):
+            seconds -= found[0]
+            yield key, entries[key], found[1]
 
 
 def differences(

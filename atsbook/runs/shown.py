@@ -166,14 +166,26 @@ def _difference(before: pd.DataFrame, after: pd.DataFrame) -> str | None:
     for name in before.columns:
         was = before[name]
         now = after[name]
-        if pd.api.types.is_float_dtype(was) and pd.api.types.is_numeric_dtype(now):
+        numbers = pd.api.types.is_float_dtype(was) and pd.api.types.is_numeric_dtype(now)
+        if numbers:
             same = np.isclose(was, now.astype(float), rtol=CLOSE, atol=1e-9, equal_nan=True)
         else:
             same = (was == now) | (was.isna() & now.isna())
         if not np.all(same):
             row = int(np.argmin(same))
-            return f"row {row + 1}, {name}: {was[row]} is committed, {now[row]} is made now"
+            found = f"row {row + 1}, {name}: {was[row]} is committed, {now[row]} is made now"
+            several = f"; {np.sum(~np.asarray(same))} of {len(was)} rows differ"
+            most = (now - was).abs().max() if numbers else np.nan  # a nan on one side has no size
+            largest = f", at most by {most:.2g}" if most > 0 else ""
+            return found + several + largest
     return None
+
+
+def text_differences(old: str, new: str) -> list[str]:
+    """The first place in which two texts differ for a reader, see `same_text`; none where they do
+    not.
+    """
+    return [] if same_text(old, new) else [_quoted(old, new)]
 
 
 def same_text(one: str, other: str) -> bool:

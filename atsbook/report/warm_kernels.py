@@ -1,10 +1,9 @@
-"""Kernels that start at once: `python tests/warm_kernels.py COMMAND …` runs a command, and whatever
-that runs, in an environment where Jupyter kernels are forked from one process that has imported
-what pages import.
+"""Kernels that start at once: within `warm` Jupyter kernels are forked from one process that has
+imported what pages import. `python atsbook/report/warm_kernels.py COMMAND …` runs a command, and
+whatever that runs, in the same way.
 
-A kernel spends some five seconds of processor time on these imports before its page begins, and
-`make check` and `make test` start eighty kernels. Nobody else needs this: it is for pages that are
-executed by the dozen on few cores.
+A kernel spends some five seconds of processor time on these imports before its page begins, and a
+report starts two dozen of them. This is for pages that are executed by the dozen on few cores.
 
 Three processes take part. The *server* imports, listens on a socket and forks. To Jupyter a kernel
 is the *relay*, a small process that asks the server for one, hands it its output, passes signals on
@@ -25,6 +24,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 ADDRESS = "ATS_WARM_KERNELS"  # the server's socket
@@ -90,7 +90,7 @@ def import_all() -> None:
 def serve(address: str) -> None:
     """Fork a kernel for each relay that asks, for ever."""
     here = str(Path(__file__).resolve().parent)
-    sys.path[:] = [path for path in sys.path if path != here]  # a page does not see the tests
+    sys.path[:] = [path for path in sys.path if path != here]  # where Python puts a script's folder
     # As ipykernel sets it, but before matplotlib is imported
     os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
     import_all()
@@ -147,37 +147,46 @@ def end_with(connection: socket.socket) -> None:
     os._exit(1)
 
 
-# --- the command --------------------------------------------------------------------------------
+# --- who wants kernels --------------------------------------------------------------------------
 
 
-def main() -> int:
-    """Run a command with the server beside it; the command's status."""
-    if sys.platform != "linux":  # elsewhere a process that has imported so much may not be forked
-        return subprocess.call(sys.argv[1:])
+@contextlib.contextmanager
+def warm() -> Iterator[dict[str, str]]:
+    """The environment in which kernels are forked from a server, which ends at the end.
+
+    It is empty, and kernels start as ever, where there is such a server already, and on systems
+    where a process that has imported so much may not be forked.
+    """
+    if sys.platform != "linux" or ADDRESS in os.environ:
+        yield {}
+        return
     from ipykernel.kernelspec import get_kernel_dict
+
+    from atslib.errors import AtsError
 
     with tempfile.TemporaryDirectory() as folder:
         spec = Path(folder) / "kernels" / "python3"
         spec.mkdir(parents=True)
-        relayed = [sys.executable, "-I", "-S", str(Path(__file__).resolve()), "--relay"]
+        script = str(Path(__file__).resolve())
         usual = get_kernel_dict()
+        relayed = [sys.executable, "-I", "-S", script, "--relay"]
         usual["argv"] = [*relayed, *usual["argv"][usual["argv"].index("-f") :]]
         (spec / "kernel.json").write_text(json.dumps(usual))
         address = str(Path(folder) / "socket")
         paths = (folder, os.environ.get("JUPYTER_PATH"))
-        environment = os.environ | {
-            ADDRESS: address,
-            "JUPYTER_PATH": os.pathsep.join(filter(None, paths)),
-        }
         one_thread = {"OMP_NUM_THREADS": "1"} | os.environ
-        command = [sys.executable, str(Path(__file__).resolve()), "--serve", address]
-        server = subprocess.Popen(command, env=one_thread, stdin=subprocess.DEVNULL)
+        # What the kernels import is found as from here, wherever this was started
+        library = (str(Path(script).parents[2]), os.environ.get("PYTHONPATH"))
+        one_thread["PYTHONPATH"] = os.pathsep.join(filter(None, library))
+        server = subprocess.Popen(
+            [sys.executable, script, "--serve", address], env=one_thread, stdin=subprocess.DEVNULL
+        )
         try:
             while not os.path.exists(address):
                 if server.poll() is not None:
-                    return server.returncode
+                    raise AtsError("the server of kernels ended; the lines above say why")
                 time.sleep(0.1)
-            return subprocess.call(sys.argv[1:], env=environment)
+            yield {ADDRESS: address, "JUPYTER_PATH": os.pathsep.join(filter(None, paths))}
         finally:
             server.kill()
             server.wait()
@@ -188,4 +197,5 @@ if __name__ == "__main__":
         sys.exit(relay(sys.argv[2:]))
     if sys.argv[1] == "--serve":
         serve(sys.argv[2])
-    sys.exit(main())
+    with warm() as more:
+        sys.exit(subprocess.call(sys.argv[1:], env=os.environ | more))
