@@ -98,10 +98,6 @@ COMMANDS = {
         ),
         STORE,
     ),
-    "dates": (
-        "when each page's rule was written and changed, and its evidence made: results/rules.json",
-        "the file is as it was",
-    ),
     "store": (
         "list and check artifacts",
         "nothing was changed",

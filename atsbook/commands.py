@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 
 from atsbook import bench as benchmarks
-from atsbook.findings import rules
 from atsbook.report import costing, runner
 from atsbook.runs.archive import Archive
 from atsbook.runs.store import Store
@@ -102,17 +101,6 @@ def archive(args: argparse.Namespace) -> int:
 def _about(evidence: Archive, state: str) -> str:
     units = f"{len(evidence.entries())} units"
     return f"{evidence.root}: {units}, {state}, {evidence.size() / 1e6:.1f} MB"
-
-
-def dates(args: argparse.Namespace) -> None:
-    """Keep when the pages' rules were written and changed, and when their evidence was made."""
-    root = project_root()
-    if not rules.has_history(root):
-        raise AtsError(
-            f"{root} is no clone with the project's whole history, which the dates are from"
-        )
-    rules.write_rules(root, runner.evidence_dates(root))
-    print(f"{root / 'results' / rules.FILE}: {len(rules.recorded(root / 'results'))} pages")
 
 
 def bench(args: argparse.Namespace) -> None:

@@ -345,11 +345,3 @@ def published(root: Path) -> list[str]:
     contents = (root / "book" / "_toc.yml").read_text()
     there = notebooks.names(root)
     return [name for name in re.findall(r"results/(\w+)$", contents, re.MULTILINE) if name in there]
-
-
-def evidence_dates(root: Path) -> dict[str, list[str]]:
-    """When each page's pieces of work in the archive were made, as ISO dates, by page."""
-    made = {key: line["made"] for key, line in Archive(root / "results").entries().items()}
-    return {
-        name: [made[key] for key in _keys_of(name, root) if key in made] for name in published(root)
-    }
