@@ -34,7 +34,7 @@ COMMANDS = {
         option(
             "--dry-run",
             action="store_true",
-            help="only show what would be computed, with estimated times",
+            help="only show what would be computed, and how long that may take",
         ),
         option(
             "--budget", type=duration, help="stop cleanly within 90s, 8m or 2h; run again to go on"
@@ -79,9 +79,7 @@ COMMANDS = {
     "bench": (
         "speed, mostly against a plain loop; one JSON line each",
         "lines that were printed are kept in --out",
-        option(
-            "what", choices=("attack", "scores", "adaptive", "labels", "weights", "forms", "costs")
-        ),
+        option("what", choices=("attack", "scores", "adaptive", "labels", "weights", "forms")),
         option("--model", help="such as resnet20-4; default: the reference sizes"),
         option("--members", type=at_least(1), help="attacks in the batch, or images scored"),
         option("--device", default="cpu"),

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 
 from atsbook import bench as benchmarks
-from atsbook.report import costing, runner
+from atsbook.report import runner
 from atsbook.runs.archive import Archive
 from atsbook.runs.store import Store
 from atsbook.widgets.browser_graph import graph
@@ -16,7 +16,7 @@ from atslib.commands import untrained
 from atslib.data.load import load
 from atslib.errors import AtsError, choose
 from atslib.files import project_root
-from atslib.models import count_weights, device_of
+from atslib.models import count_weights
 from atslib.shell import check_out
 
 
@@ -105,11 +105,9 @@ def _about(evidence: Archive, state: str) -> str:
 
 def bench(args: argparse.Namespace) -> None:
     """Measure speed, a JSON line for each size."""
-    place = device_of(args.device)
-    archive = Archive(project_root() / "results")
     if args.out:
         check_out(args.out)
-    for row in costing.measure(place, archive) if args.what == "costs" else _speeds(args):
+    for row in _speeds(args):
         print(line := json.dumps(row), flush=True)
         if args.out:
             args.out.parent.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ import pytest
 import torch
 from checks import attack_unit, free_port
 
-from atsbook.runs.schedule import compute, describe, outlook
+from atsbook.runs.schedule import compute, describe
 from atsbook.runs.settings import settings
 from atsbook.runs.store import Store
 from atsbook.runs.workers import count, is_open, workers
@@ -316,8 +316,7 @@ def test_a_worker_out_of_memory_costs_its_unit_which_is_named_if_that_goes_on(
     cluster.worker("--memory-limit", "900MiB")
     wait_until(lambda: count(torch.device("cpu"), None, cluster.address) == 1)
     there = f"with 1 at once on {cluster.address}"  # and not one per core of this machine
-    assert describe({"none": []}, store, "cpu", scheduler=cluster.address).endswith(there)
-    assert outlook([Slow(0)], store, "cpu", scheduler=cluster.address).endswith(there)
+    assert there in describe([Slow(0)], "cpu", scheduler=cluster.address)
     units = [Slow(number) for number in range(4)]
     compute([*units, Slow(5, hungry=1)], store, "cpu", scheduler=cluster.address)
     assert tables(store) == {number: expected[number] for number in (0, 1, 2, 3, 5)}

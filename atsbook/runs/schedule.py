@@ -7,16 +7,15 @@ import functools
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from contextlib import suppress
 
 import cloudpickle
-import torch
 from filelock import FileLock, Timeout
 from tqdm.auto import tqdm
 
-from atsbook.runs.estimate import PASSES, USUAL, Rates, Work, measured
+from atsbook.runs.estimate import PASSES, USUAL, Rates, Work
 from atsbook.runs.networks import ModelUnit, Unit, dataset, network
 from atsbook.runs.store import Store
 from atsbook.runs.workers import LOST, Here, at_once, count, workers
@@ -51,22 +50,13 @@ def _forward(unit: ModelUnit) -> Work:
 
 
 def seconds(unit: Unit, rates: Rates) -> float:
-    """Estimated time of a unit at a machine's rates."""
+    """Estimated time of a unit at these rates."""
     network_of = unit if isinstance(unit, ModelUnit) else unit.model
     gradients = (
         0 if network_of is unit else unit.passes / PASSES
     )  # a training has no gradient of its own for an image
     bare = dataclasses.replace(network_of, train=None, fraction=1.0, seed=0, step=0, norm="")
     return rates.seconds(_forward(bare), unit.passes, gradients)
-
-
-def machine_rates(device: torch.device) -> Rates:
-    """The rates of one unit's worth of this machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as a unit runs
-    rates = measured(device)
-    torch.set_num_threads(threads)
-    return rates
 
 
 def _at_once(device: str, jobs: int | None, scheduler: str | None) -> tuple[int, str]:
@@ -88,62 +78,18 @@ def shared(times: Sequence[float], slots: int) -> float:
     return max(sum(times) / slots, *times, 0.0)
 
 
-def outlook(
-    units: Sequence[Unit],
-    store: Store,
-    device: str,
-    jobs: int | None = None,
-    scheduler: str | None = None,
-) -> str:
-    """One line: how much there is to do, how much is done already, and how long the rest may take."""
-    missing = plan(units, store)
-    total = len(needed(units))
-    if not missing:
-        return f"all {total} units are in the store"
-    rates = machine_rates(device_of(device))
-    (slots, words) = _at_once(device, jobs, scheduler)
-    time = duration(shared([seconds(unit, rates) for unit in missing], slots))
-    done = (
-        f"resuming: {total - len(missing)} of {total} done, "
-        if len(missing) < total
-        else f"{total} units to make, "
-    )
-    states = {
-        path.name.partition(".")[0]
-        for path in store.root.glob("*/*.state*")
-        if path.suffix != ".aside"
-    }
-    if begun := sum(store.path(unit.kind, unit).stem in states for unit in missing):
-        done = f"resuming: {total - len(missing)} of {total} done, {begun} begun, "
-    return f"{done}about {time} to go {words}"
-
-
 def describe(
-    pages: Mapping[str, Iterable[Unit]],
-    store: Store,
+    units: Sequence[Unit],
     device: str,
     jobs: int | None = None,
     scheduler: str | None = None,
 ) -> str:
-    """The plan in words: one line per page and unit, with estimated times; shared units under the
-    first page.
-    """
-    rates = machine_rates(device_of(device))
-    lines = []
-    seen = set()
-    every = []
-    for name, units in pages.items():
-        new = [unit for unit in plan(units, store) if unit not in seen]
-        seen |= set(new)
-        times = [seconds(unit, rates) for unit in new]
-        every += times
-        lines.append(f"{name}: {len(new)} units to make, about {duration(sum(times))}")
-        lines += [
-            f"    {duration(time)}  {unit.title}" for unit, time in zip(new, times, strict=True)
-        ]
+    """What is to be computed, a line for each unit, and how long that may take, in one."""
     slots, words = _at_once(device, jobs, scheduler)
-    lines.append(f"in all {len(seen)} units, about {duration(shared(every, slots))} {words}")
-    return "\n".join(lines)
+    time = duration(shared([seconds(unit, USUAL) for unit in units], slots))
+    titles = [f"    {unit.title}" for unit in units]
+    about = f"about {time} {words}, by what such work took on one core of a CPU"
+    return "\n".join([f"{len(units)} units to make:", *titles, about])
 
 
 def duration(seconds: float) -> str:
