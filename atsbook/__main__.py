@@ -105,7 +105,7 @@ COMMANDS = {
 }
 
 LIBRARY = "python -m atslib"
-MOVED = dict.fromkeys(("train", "attack", "search", "export-attack", "federated", "pack"), LIBRARY)
+MOVED = dict.fromkeys(("search", "audit"), LIBRARY)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -11,12 +11,8 @@ from atsbook import bench as benchmarks
 from atsbook.report import runner
 from atsbook.runs.archive import Archive
 from atsbook.runs.store import Store
-from atsbook.widgets.browser_graph import graph
-from atslib.commands import untrained
-from atslib.data.load import load
 from atslib.errors import AtsError, choose
 from atslib.files import project_root
-from atslib.models import count_weights
 from atslib.shell import check_out
 
 
@@ -122,14 +118,3 @@ def _speeds(args: argparse.Namespace) -> Iterator[dict]:
             f"measuring {args.what} on {model}, {(members := args.members or usual)} at once, against {against}"
         )
         yield getattr(benchmarks, args.what)(model, members, device=args.device)
-
-
-def export_attack(args: argparse.Namespace) -> None:
-    """Write the graph of an attack on a network, for a page."""
-    check_out(args.out)
-    images = load(args.dataset, "test")
-    (channels, side) = images.pixels.shape[1:3]
-    # Before it is built, which takes long where it is too large.
-    graph.check_size(count_weights(args.model, images.num_classes, channels, image_size=side))
-    model = untrained(args.model, images, args.dataset, args)
-    print(graph.export(args.out, model, args.dataset, args.checkpoint, args.weights))

@@ -33,7 +33,6 @@ ROOMS = (
 # Above all rooms. It hands two commands on to the other packages, by their names.
 SHELL = (
     "atslib.__main__",
-    "atslib.attack_files",
     "atslib.commands",
     "atslib.shell",
     "atslib.audit.command",
