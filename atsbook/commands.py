@@ -13,6 +13,7 @@ from atsbook.runs.archive import Archive
 from atsbook.runs.store import Store
 from atslib.errors import AtsError, choose
 from atslib.files import project_root
+from atslib.models import device_of
 from atslib.shell import check_out
 
 
@@ -101,6 +102,7 @@ def _about(evidence: Archive, state: str) -> str:
 
 def bench(args: argparse.Namespace) -> None:
     """Measure speed, a JSON line for each size."""
+    device_of(args.device)  # one that is not there is said before any work
     if args.out:
         check_out(args.out)
     for row in _speeds(args):

@@ -260,13 +260,16 @@ from atslib.__main__ import main
 resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
 sys.exit(main(sys.argv[1:]))
 """
-    out = tmp_path / "m.safetensors"
+    out = tmp_path / "p.json"
     command = f"search --dataset shapes --model convnet-2 --policies 1 --epochs 1 --fraction 0.005 --out {out}"
     done = python("-c", code, *command.split())
     assert done.returncode == 2, done.stderr
-    assert f"error: {out}.state cannot be written: " in done.stderr.splitlines()[-1]
+    assert (
+        f"error: {tmp_path / 'p.kept' / 'training.state'} cannot be written: "
+        in done.stderr.splitlines()[-1]
+    )
     assert "Traceback" not in done.stderr
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 @pytest.mark.parametrize("action", ["list", "verify"])
