@@ -46,7 +46,7 @@ COMMANDS = {
         ),
         option(
             "--scheduler",
-            help="of Dask, whose workers compute: local, or an address such as tcp://10.0.0.5:8786",
+            help="of Dask, whose workers compute: an address such as tcp://10.0.0.5:8786",
         ),
         STORE,
     ),

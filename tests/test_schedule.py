@@ -210,6 +210,21 @@ def test_an_attack_that_outlasts_the_budget_pauses_too(tmp_path, monkeypatch):
     same(unit.make(Store(store.root, ends=time.monotonic()), CPU), unit.make(here, CPU))
 
 
+def test_a_worker_elsewhere_gives_its_state_back_and_another_goes_on_from_it(tmp_path):
+    unit = dataclasses.replace(model_unit(TINY), train=TrainConfig(epochs=3))
+    store, here = Store(tmp_path / "driver"), Store(tmp_path / "here")
+    calls, done = 0, False
+    while not done:
+        sent = store.files(unit.kind, unit)
+        assert bool(sent) == bool(calls)
+        done, _, made = schedule._work(cloudpickle.dumps(unit), None, sent, "cpu", 0.0)
+        store.take_in(made)
+        calls += 1
+    assert calls > 1
+    assert store.verify() == []
+    same(unit.make(store, CPU)[1], unit.make(here, CPU)[1])
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 def test_workers_end_when_their_runner_is_killed(tmp_path):
     """Left alone they would wait for ever, a gigabyte each."""
@@ -265,7 +280,7 @@ def test_a_budget_is_counted_in_seconds_whatever_a_clock_shows(store, monkeypatc
     elsewhere = Store(store.root.parent / "elsewhere")
     (elsewhere.root / "asks").mkdir(parents=True)
     monkeypatch.setattr(time, "monotonic", lambda: own() - 1e6)  # that machine was started later
-    schedule._work(cloudpickle.dumps(Asks()), elsewhere.address, "cpu", 100.0)
+    schedule._work(cloudpickle.dumps(Asks()), elsewhere.address, {}, "cpu", 100.0)
     assert 50 < float(elsewhere.get("asks", Asks(), None)["left"]) <= 100
 
 

@@ -78,7 +78,7 @@ def run(
             are left out.
         jobs: units computed at once, each in a process with one thread; by default one unit a core
             without a GPU and one in this process with it.
-        scheduler: `local` or the address of a Dask scheduler, as in `schedule.compute`.
+        scheduler: the address of a Dask scheduler, as in `schedule.compute`.
         root: the project's top folder, with notebooks/, book/ and results/.
     Raises:
         AtsError: an unknown page, or a page or book that failed; pages made before it stay.

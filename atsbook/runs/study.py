@@ -435,7 +435,7 @@ class Study:
         device: where it runs; "auto" takes a GPU if there is one, and then computes in this
             process.
         jobs: results computed at once on this machine; by default one a core, or one on a GPU.
-        scheduler: `local` or the address of a Dask scheduler.
+        scheduler: the address of a Dask scheduler.
     """
 
     def __init__(
