@@ -34,7 +34,7 @@ COMMANDS = {
         option(
             "--dry-run",
             action="store_true",
-            help="only show what would be computed, with estimated times",
+            help="only show what would be computed, and how long that may take",
         ),
         option(
             "--budget", type=duration, help="stop cleanly within 90s, 8m or 2h; run again to go on"
@@ -46,7 +46,7 @@ COMMANDS = {
         ),
         option(
             "--scheduler",
-            help="of Dask, whose workers compute: local, or an address such as tcp://10.0.0.5:8786",
+            help="of Dask, whose workers compute: an address such as tcp://10.0.0.5:8786",
         ),
         STORE,
     ),
@@ -84,9 +84,7 @@ COMMANDS = {
     "bench": (
         "speed, mostly against a plain loop; one JSON line each",
         "lines that were printed are kept in --out",
-        option(
-            "what", choices=("attack", "scores", "adaptive", "labels", "weights", "forms", "costs")
-        ),
+        option("what", choices=("attack", "scores", "adaptive", "labels", "weights", "forms")),
         option("--model", help="such as resnet20-4; default: the reference sizes"),
         option("--members", type=at_least(1), help="attacks in the batch, or images scored"),
         option("--device", default="cpu"),
@@ -103,10 +101,6 @@ COMMANDS = {
         ),
         STORE,
     ),
-    "dates": (
-        "when each page's rule was written and changed, and its evidence made: results/rules.json",
-        "the file is as it was",
-    ),
     "store": (
         "list and check artifacts",
         "nothing was changed",
@@ -116,7 +110,7 @@ COMMANDS = {
 }
 
 LIBRARY = "python -m atslib"
-MOVED = dict.fromkeys(("train", "attack", "search", "export-attack", "federated", "pack"), LIBRARY)
+MOVED = dict.fromkeys(("search", "audit"), LIBRARY)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -8,16 +8,12 @@ import sys
 from collections.abc import Iterator
 
 from atsbook import bench as benchmarks
-from atsbook.findings import rules
-from atsbook.report import costing, runner
+from atsbook.report import runner
 from atsbook.runs.archive import Archive
 from atsbook.runs.store import Store
-from atsbook.widgets.browser_graph import graph
-from atslib.commands import untrained
-from atslib.data.load import load
 from atslib.errors import AtsError, choose
 from atslib.files import project_root
-from atslib.models import count_weights, device_of
+from atslib.models import device_of
 from atslib.shell import check_out
 
 
@@ -107,24 +103,12 @@ def _about(evidence: Archive, state: str) -> str:
     return f"{evidence.root}: {units}, {state}, {evidence.size() / 1e6:.1f} MB"
 
 
-def dates(args: argparse.Namespace) -> None:
-    """Keep when the pages' rules were written and changed, and when their evidence was made."""
-    root = project_root()
-    if not rules.has_history(root):
-        raise AtsError(
-            f"{root} is no clone with the project's whole history, which the dates are from"
-        )
-    rules.write_rules(root, runner.evidence_dates(root))
-    print(f"{root / 'results' / rules.FILE}: {len(rules.recorded(root / 'results'))} pages")
-
-
 def bench(args: argparse.Namespace) -> None:
     """Measure speed, a JSON line for each size."""
-    place = device_of(args.device)
-    archive = Archive(project_root() / "results")
+    device_of(args.device)  # one that is not there is said before any work
     if args.out:
         check_out(args.out)
-    for row in costing.measure(place, archive) if args.what == "costs" else _speeds(args):
+    for row in _speeds(args):
         print(line := json.dumps(row), flush=True)
         if args.out:
             args.out.parent.mkdir(parents=True, exist_ok=True)
@@ -139,14 +123,3 @@ def _speeds(args: argparse.Namespace) -> Iterator[dict]:
             f"measuring {args.what} on {model}, {(members := args.members or usual)} at once, against {against}"
         )
         yield getattr(benchmarks, args.what)(model, members, device=args.device)
-
-
-def export_attack(args: argparse.Namespace) -> None:
-    """Write the graph of an attack on a network, for a page."""
-    check_out(args.out)
-    images = load(args.dataset, "test")
-    (channels, side) = images.pixels.shape[1:3]
-    # Before it is built, which takes long where it is too large.
-    graph.check_size(count_weights(args.model, images.num_classes, channels, image_size=side))
-    model = untrained(args.model, images, args.dataset, args)
-    print(graph.export(args.out, model, args.dataset, args.checkpoint, args.weights))

@@ -1,4 +1,4 @@
-"""`python -m atslib`: train, attack and search from the shell, and look after data."""
+"""`python -m atslib`: search policies, and audit a network, from the shell."""
 
 import importlib
 import math
@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from atslib.errors import AtsError
 from atslib.shell import (
     MODEL,
     OUT,
@@ -29,52 +28,6 @@ SIZE = option(
 
 # The function of the same name in `atslib.commands` does it.
 COMMANDS = {
-    "train": (
-        "train a network, with a policy or a defense, for `attack`",
-        "finished epochs are kept, run the same command to go on",
-        DATA,
-        SIZE,
-        option("--model", default="resnet20-4", help="a name, or file.py:name"),
-        option("--policy", default="", help="such as 3-1-7+43-18-18; none by default"),
-        option(
-            "--defense",
-            default="",
-            help="on every batch's gradient, such as prune:0.7, or file.py:name",
-        ),
-        option("--fraction", type=SHARE, default=1.0, help="share of the training set, stratified"),
-        option("--epochs", type=at_least(1), default=60),
-        *PLACE,
-        option("--out", **OUT, help="checkpoint, such as model.safetensors"),
-    ),
-    "attack": (
-        "reconstruct images from their gradients",
-        "its state is saved twice a minute; the last one, if there is one, is kept: run the same command to go on",
-        DATA,
-        option("--split", default="test"),
-        SIZE,
-        option("--index", default="0-7", help="images: 5, 0-15 or 3,8,20-22"),
-        option("--policy", default="", help="such as 3-1-7 or 3-1-7+43-18-18; none by default"),
-        option(
-            "--defense",
-            default="",
-            help="on the shared gradient, such as prune:0.7 or gaussian:1e-3, or file.py:name",
-        ),
-        option("--attack", default="adam-cosine", help="a preset's name, or file.py:name"),
-        option("--steps", type=at_least(1), help="instead of the preset's"),
-        option(
-            "--model",
-            help="such as resnet20-1, or file.py:name; default: the checkpoint's, else resnet20-4",
-        ),
-        option("--checkpoint", type=Path, help="safetensors weights; untrained without it"),
-        option("--crop-flip", action="store_true", help="random crop and flip before the policy"),
-        option(
-            "--adaptive",
-            action="store_true",
-            help="also by servers that know the policy, and what it drew",
-        ),
-        *PLACE,
-        option("--out", **OUT, help="folder for table.csv, sheet.png, arrays.safetensors"),
-    ),
     "audit": (
         "how much your own network gives away: attack it with your own photographs, and write a report",
         "finished cases are kept in --out, run the same command to go on",
@@ -205,25 +158,6 @@ COMMANDS = {
         *PLACE,
         option("--out", **OUT, help="folder for report.html, report.json, table.csv and pictures"),
     ),
-    "export-attack": (
-        "write an attack that runs in a reader's browser: one step as a graph, with an untrained or a trained network",
-        "no graph is left",
-        option("--model", default="lenet"),
-        option(
-            "--dataset",
-            default="cifar100",
-            help="whose images: their shape, classes and normalization",
-        ),
-        option("--checkpoint", type=Path, help="safetensors weights; untrained without it"),
-        option(
-            "--weights",
-            choices=("f32", "f16"),
-            default="f32",
-            help="f16: half the size, weights rounded",
-        ),
-        *PLACE,
-        option("--out", **OUT, help="such as attack.json"),
-    ),
     "search": (
         "search policies for a data set, or for an own folder of images",
         "what is finished is kept in a folder beside --out, run the same command to go on",
@@ -277,90 +211,17 @@ COMMANDS = {
         *PLACE,
         option("--out", **OUT, help="such as policies.json; a .csv of all goes beside it"),
     ),
-    "federated": (
-        "train together on this machine, and keep what the server sees; needs `pip install 'atslib[federated]'`",
-        "finished rounds are kept, run the same command to go on",
-        option(
-            "--dataset", default="cifar10", help="a name, or a folder with a subfolder per class"
-        ),
-        SIZE,
-        option("--model", default="convnet-16", help="a name, or file.py:name"),
-        option("--clients", type=at_least(1), default=10),
-        option(
-            "--alpha",
-            type=number_between(-1e-9, math.inf, "a number, at least 0"),
-            default=0.0,
-            help="0: equal shards",
-        ),
-        option("--rounds", type=at_least(1), default=1),
-        option(
-            "--batch",
-            type=at_least(0),
-            default=0,
-            help="images of an answer; 0 (default): all of a client's",
-        ),
-        option(
-            "--lr",
-            type=number_between(0, math.inf, "a number above 0"),
-            default=0.1,
-            help="the server's, or the clients'",
-        ),
-        option(
-            "--defense",
-            default="",
-            help="of every client: a policy such as 3-1-7, or prune:0.7, or file.py:name",
-        ),
-        option(
-            "--local-epochs",
-            type=at_least(0),
-            default=0,
-            help="FedAvg; 0 (default): one gradient, FedSGD",
-        ),
-        option(
-            "--fraction",
-            type=SHARE,
-            default=1.0,
-            help="share of the training set that is dealt out",
-        ),
-        option(
-            "--secure",
-            action="store_true",
-            help="secure aggregation: the server sees the sum of all answers",
-        ),
-        option("--jobs", type=at_least(1), default=2, help="clients at once; default 2"),
-        option("--seed", type=at_least(0), default=0),
-        option("--out", **OUT, help="folder of what the server sees"),
-    ),
-    "pack": (
-        "pack an official copy of a data set that is already on disk",
-        "a split that was packed is kept",
-        option("dataset", help="cifar100, cifar10, fmnist or tinyimagenet"),
-        option(
-            "source", type=Path, help="torchvision's folder, or Stanford's zip of Tiny ImageNet"
-        ),
-        option("--root", type=Path, help="where to; default $ATS_DATA or ~/.cache/atslib"),
-    ),
 }
 
 BOOK = "python -m atsbook"
 MOVED = dict.fromkeys(("run", "report", "bench", "archive", "store"), BOOK)
-# Commands whose function is in another module: that one, and what it needs.
-ELSEWHERE = {
-    "audit": ("atslib.audit.command", ""),
-    "federated": ("atsfed.command", "the package atsfed: pip install 'atslib[federated]'"),
-    "export-attack": ("atsbook.commands", "the project's checkout, in whose folder it is called"),
-}
 
 
 def _functions(command: str) -> ModuleType:
     """The module whose function does a command."""
-    home, needs = ELSEWHERE.get(command, ("atslib.commands", ""))
-    try:
-        return importlib.import_module(home)
-    except ModuleNotFoundError as error:
-        if not needs or str(error.name).split(".")[0] != home.split(".")[0]:
-            raise
-        raise AtsError(f"{command} needs {needs}") from None
+    return importlib.import_module(
+        "atslib.audit.command" if command == "audit" else "atslib.commands"
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -91,7 +91,7 @@ def fingerprint(*parts: object) -> str:
     return whole.hexdigest()[:20]
 
 
-def write_tensors(path: Path, tensors: Tensors, facts: dict, *, make_folder: bool = True) -> None:
+def write_tensors(path: Path, tensors: Tensors, facts: dict) -> None:
     """Write tensors and facts (JSON values) as one safetensors file, whole or not at all, with a
     hash of both.
 
@@ -117,7 +117,6 @@ def write_tensors(path: Path, tensors: Tensors, facts: dict, *, make_folder: boo
     write_atomically(
         path,
         lambda partial: save_file(once, partial, metadata=metadata),
-        make_folder=make_folder,
     )
 
 
@@ -189,9 +188,9 @@ def save_state(path: Path, run: str, tensors: Tensors, **facts: object) -> None:
     Args:
         run: names it: the `fingerprint` of all that decides its result.
     Raises:
-        AtsError: it cannot be written, such as when the folder has vanished in the meantime.
+        AtsError: it cannot be written.
     """
-    write_tensors(path, tensors, {"run": run, **facts}, make_folder=False)
+    write_tensors(path, tensors, {"run": run, **facts})
 
 
 def load_state(path: Path, run: str) -> tuple[Tensors, dict] | None:

@@ -5,82 +5,35 @@ exit status.
 import argparse
 import copy
 import dataclasses
-import json
 import math
 import re
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
-import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from atslib.attack_files import write_attack, write_attackers
-from atslib.attacks import ATTACKS, GradientMatching, by_knowledge, reconstruct
+from atslib.attacks import ATTACKS
 from atslib.audit.calls import audited
 from atslib.audit.config import LEAST_IMAGES
-from atslib.audit.outcome import Pool, ranks
-from atslib.audit.sources import is_own, own_attack, own_defense
-from atslib.audit.sources import network as own_network
 from atslib.checkpoints import fingerprint, plain, read_tensors, write_tensors
-from atslib.clients.observe import Knowledge, observe
-from atslib.clients.prepare import mean_prepared, prepare, streams
-from atslib.clients.training import TrainConfig, evaluate, fit, load_checkpoint, save_checkpoint
+from atslib.clients.training import TrainConfig, fit
 from atslib.data.folder import load_folder
 from atslib.data.load import (
     DATASETS,
     Images,
     load,
     measured_normalization,
-    normalization,
-    pack_official,
 )
-from atslib.errors import AtsError, choose
+from atslib.errors import AtsError
 from atslib.files import states_kept
-from atslib.models import Normalize, build_model, device_of, starting_with
-from atslib.policies.policy import Policy, parse_policy
+from atslib.models import build_model, device_of
+from atslib.policies.policy import Policy
 from atslib.rng import rng
 from atslib.scores.search import SearchConfig, in_order
 from atslib.scores.search import search as search_policies
 from atslib.scores.shards import Keep, Scorer
 from atslib.shell import check_out, say
-
-
-def pack(args: argparse.Namespace) -> None:
-    """Pack an official copy of a data set that is on disk."""
-    made = pack_official(args.dataset, args.source, args.root)
-    print("\n".join(map(str, made)) or "nothing to do: the packed files are there")
-
-
-def indices(text: str, count: int) -> list[int]:
-    """`"0-3,8"` → [0, 1, 2, 3, 8]; each below `count`."""
-    chosen: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*([0-9]{1,9})(?:-([0-9]{1,9}))?\s*", part)
-        if not match:
-            raise AtsError(f"index {text!r}: {part!r} must be a number or a range such as 0-15")
-        first = int(match[1])
-        last = int(match[2] or match[1])
-        if last < first or last >= count:
-            raise AtsError(
-                f"index {text!r}: {part!r} must rise and end below {count}, the number of images"
-            )
-        chosen += range(first, last + 1)
-    return chosen
-
-
-def _facts(checkpoint: Path | None) -> dict[str, object]:
-    """What a checkpoint says of itself; nothing where there is none or it cannot be read, which
-    loading it reports.
-    """
-    with (
-        suppress(SafetensorError, OSError, ValueError, TypeError),
-        safe_open(checkpoint, "pt") as stored,
-    ):
-        return json.loads(stored.metadata()["facts"])
-    return {}
 
 
 def untrained(
@@ -96,144 +49,6 @@ def untrained(
     stream = rng(args.seed, "weights", name)
     model = build_model(name, images.num_classes, channels, norm=norm, image_size=size, rng=stream)
     return model.to(device_of(args.device))
-
-
-def train(args: argparse.Namespace) -> None:
-    """Train a network and write its weights, with what made them, to `args.out`; resumable."""
-    defense = own_defense(args.defense)
-    named = "" if any(map(is_own, args.defense.split("|"))) else args.defense
-    config = TrainConfig(policy=args.policy, epochs=args.epochs, defense=named)
-    check_out(args.out)
-    folder, test = _attacked_data(args, "test")
-    model = _attacked_network(args.model, args, folder, test)
-    images = load(args.dataset, "train") if folder is None else folder
-    images = images.subset(args.fraction, rng=rng(args.seed, "subset"))
-    state = args.out.with_name(f"{args.out.name}.state")
-    fit(
-        model,
-        images,
-        config,
-        rng=rng(args.seed, "train", args.policy),
-        defense=None if named else defense,
-        checkpoint=state,
-        progress=True,
-    )
-    accuracy = evaluate(model, test)
-    facts = dataclasses.asdict(config) | {
-        "model": args.model,
-        "dataset": args.dataset,
-        "seed": args.seed,
-    }
-    save_checkpoint(args.out, model, **facts, images=len(images), accuracy=accuracy)
-    state.unlink(missing_ok=True)
-    print(
-        f"{args.out}: {args.model} on {len(images):,} images of {args.dataset}, test accuracy {accuracy:.2f} %"
-    )
-
-
-def attack(args: argparse.Namespace) -> None:
-    """Attack the chosen images and write `table.csv`, `sheet.png` and `arrays.safetensors` to
-    `args.out`; resumable.
-
-    With `args.adaptive` by servers who know more and more of the policy, which is not resumable.
-    """
-    preset = own_attack(args.attack)
-    if args.adaptive and not args.policy:
-        raise AtsError(
-            "--adaptive is for a server that knows the policy: give one, such as --policy 3-1-7"
-        )
-    if args.steps and not isinstance(preset, GradientMatching):
-        raise AtsError(f"--steps is for gradient matching, and {args.attack} is none")
-    preset = dataclasses.replace(preset, steps=args.steps) if args.steps else preset
-    policy = parse_policy(args.policy)
-    defense = own_defense(args.defense)
-    for name in ("", "table.csv", "sheet.png", "arrays.safetensors"):
-        check_out(args.out / name, folder=not name)
-    known = _facts(args.checkpoint)
-    device = device_of(args.device)
-    training, everything = _attacked_data(args, args.split)
-    rows = indices(args.index, len(everything))
-    images = everything[rows]
-    target = prepare(
-        images.pixels, policy, rng=streams(args.seed, args.policy), crop_flip=args.crop_flip
-    )
-    # No training images? Better now than afterwards.
-    learned = load(args.dataset, "train") if training is None else training
-    floor = _floor(args, learned, args.policy)
-    model = _attacked_network(
-        args.model or known.get("model", "resnet20-4"), args, training, everything
-    )
-    pool = Pool.of(everything.pixels, everything.labels, torch.tensor(rows))
-    if not args.checkpoint:
-        say("there is no --checkpoint: the attacked network is untrained")
-    else:
-        load_checkpoint(args.checkpoint, model)
-        if known.get("dataset", args.dataset) != args.dataset:
-            say(
-                f"{args.checkpoint} was trained on {known['dataset']}; images of {args.dataset} are attacked"
-            )
-    stream = rng(args.seed, "defense", args.defense)
-    seen = observe(model, target.to(device), images.labels.to(device), defense=defense, rng=stream)
-    stream = rng(args.seed, "start")
-    state = args.out / "attack.state"
-    if not args.adaptive:
-        with states_kept():  # until the tables are on disk
-            made = reconstruct(seen, preset, rng=stream, checkpoint=state, progress=True)
-            told = ranks(made.images, torch.tensor(rows), pool, args.policy)
-            return write_attack(args.out, rows, images, target, made, floor=floor, ranks=told)
-    drawn = policy.draw(len(rows), rng=streams(args.seed, args.policy)[1])
-    knows = Knowledge(args.policy, (tuple(part.unsqueeze(1) for part in drawn),))
-    made = by_knowledge(dataclasses.replace(seen, knows=knows), preset, rng=stream, progress=True)
-    before = prepare(images.pixels, rng=streams(args.seed, args.policy), crop_flip=args.crop_flip)
-    floors = {"floor": floor, "floor_before": _floor(args, learned, "")}
-    # The first one reconstructs what the network got, the others the image before the policy.
-    sought = [args.policy] + [""] * (len(made) - 1)
-    told = {
-        name: ranks(each.images, torch.tensor(rows), pool, form)
-        for (name, each), form in zip(made.items(), sought, strict=True)
-    }
-    return write_attackers(args.out, rows, images, target, before, made, **floors, ranks=told)
-
-
-def _attacked_data(args: argparse.Namespace, split: str) -> tuple[Images | None, Images]:
-    """A folder's training images, None for a named data set, and the images of the split."""
-    if args.dataset in DATASETS:
-        return None, load(args.dataset, split)
-    if not args.dataset or not Path(args.dataset).is_dir():
-        known = ", ".join(DATASETS)
-        raise AtsError(
-            f"data set {args.dataset!r} is unknown; choose {known}, or a folder with a subfolder per class"
-        )
-    choose("--split", split, ("train", "test"))
-    training, test = load_folder(args.dataset, size=args.image_size or 32, seed=args.seed)
-    return training, training if split == "train" else test
-
-
-def _floor(args: argparse.Namespace, learned: Images, policy: str) -> torch.Tensor:
-    """The mean training image after crop, flip and policy, a guess that needs no gradient, (1, C,
-    H, W) in [0, 1].
-
-    Args:
-        learned: training images.
-    """
-    named = (args.dataset,) if args.dataset in DATASETS else ()
-    stream = rng(0, "floor", *named, policy)
-    return mean_prepared(learned.pixels, policy, rng=stream, crop_flip=args.crop_flip)
-
-
-def _attacked_network(
-    name: str, args: argparse.Namespace, training: Images | None, images: Images
-) -> nn.Module:
-    """An untrained network by its name or as file.py:name, which starts with a `Normalize` layer."""
-    if ":" not in name and training is None:
-        return untrained(name, images, args.dataset, args)
-    norm = normalization(args.dataset) if training is None else measured_normalization(training)
-    model = own_network(name, images, args.seed, norm)
-    if not isinstance(next(model.children(), None), Normalize):
-        say(
-            f"{name} does not start with a Normalize layer: its images are normalized by those of the data set"
-        )
-    return starting_with(model, norm).eval().to(device_of(args.device))
 
 
 def search(args: argparse.Namespace) -> None:

@@ -17,25 +17,19 @@ _KEPT: contextvars.ContextVar[list[Path] | None] = contextvars.ContextVar(
 )
 
 
-def write_atomically(
-    path: Path, write: Callable[[Path], object], *, make_folder: bool = True
-) -> None:
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a temporary file beside `path`, then rename it: a killed run leaves no half
     file.
 
     Args:
-        path: of the file.
+        path: of the file, whose folder is made where it is missing.
         write: gets the path of the temporary file.
-        make_folder: whether the folder is made where it is missing. What is written into a folder
-            that may vanish, such as a mounted one, must not make it: the file would lie hidden
-            where the folder comes back.
     Raises:
         AtsError: the folder, or the whole file, cannot be written.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
     try:
-        if make_folder:
-            path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         write(partial)
         partial.replace(path)
     except (OSError, SafetensorError) as error:

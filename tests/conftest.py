@@ -23,9 +23,11 @@ from atsbook.runs.store import Store
 from atsbook.runs.study import Study
 from atsbook.runs.tables import noise_floor
 from atsbook.widgets import data, interactive
+from atsbook.widgets.browser_graph import graph
 from atslib.clients.training import TrainConfig
 from atslib.data.load import load
 from atslib.errors import AtsError
+from atslib.models import build_model
 from atslib.policies.policy import sample_functions
 from atslib.rng import rng
 
@@ -95,13 +97,10 @@ def smoke_store(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory):
-    """The graph of an untrained LeNet of the published width as the command writes it; to trace it
-    takes seconds.
-    """
+    """The graph of an untrained LeNet of the published width; to trace it takes seconds."""
     file = tmp_path_factory.mktemp("graph") / "attack.json"
-    assert (
-        main(["export-attack", "--dataset", "shapes", "--weights", "f16", "--out", str(file)]) == 0
-    )
+    model = build_model("lenet", 10, norm="shapes", rng=rng(0, "weights", "lenet"))
+    graph.export(file, model, "shapes", None, "f16")
     return json.loads(file.read_text())
 
 

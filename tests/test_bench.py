@@ -10,7 +10,9 @@ import torch
 from atsbook import bench
 from atsbook.__main__ import main
 from atsbook.findings.result import FILE
-from atsbook.texts.costs import cost_table, speed_table, steps_table
+from atsbook.runs.archive import Archive
+from atsbook.texts.speed import cost_line, speed_table, steps_table
+from atslib.files import project_root
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -214,19 +216,14 @@ def test_the_table_has_medians_and_the_range_of_several_runs(tmp_path):
 
 def test_without_measurements_the_tables_say_so(tmp_path):
     assert speed_table(tmp_path / "none.jsonl") == "Not measured yet.\n"
-    assert cost_table(tmp_path) == "Not measured yet.\n"
 
 
-def test_what_a_page_cost_stands_in_the_table_of_real_data(tmp_path):
-    assert cost_table(tmp_path) == "Not measured yet.\n"
-    cost = {"units": 3, "seconds": 20.0, "longest": 12.5, "devices": ["CPU, 2 cores"]}
-    for name in ("cifar100-laptop", "shapes-smoke"):
-        folder = tmp_path / "claim1_privacy" / name
-        folder.mkdir(parents=True)
-        (folder / FILE).write_text(json.dumps({"facts": {"seed": 3}, "cost": cost}))
-    (row,) = cost_table(tmp_path).splitlines()[2:]
-    assert row.startswith(
-        "| [claim1_privacy](results/claim1_privacy.ipynb) | cifar100, laptop | CPU, 2 cores | 3 | 0 min | "
+def test_what_the_evidence_took_is_one_sentence():
+    results = project_root() / "results"
+    seconds = [line["seconds"] for line in Archive(results).entries().values()]
+    said = cost_line(results)
+    assert said.startswith(
+        f"The {len(seconds):,} results of the archive took {sum(seconds) / 3600:.0f} hours, added up"
     )
 
 

@@ -1,6 +1,4 @@
-"""Units on many workers: the same numbers, nothing lost with a worker but its unit, nothing twice,
-nothing half.
-"""
+"""Units on many workers: the same numbers, nothing lost with a worker but its unit, nothing half."""
 
 import dataclasses
 import datetime
@@ -19,10 +17,10 @@ import pytest
 import torch
 from checks import attack_unit, free_port
 
-from atsbook.runs.schedule import compute, describe, outlook
+from atsbook.runs.schedule import compute
 from atsbook.runs.settings import settings
 from atsbook.runs.store import Store
-from atsbook.runs.workers import count, is_open, workers
+from atsbook.runs.workers import is_open
 from atslib.errors import AtsError
 
 pytestmark = pytest.mark.slow
@@ -39,7 +37,6 @@ class Slow:
     steps: int = 5
     pause: float = 0.05
     greedy: bool = False
-    hungry: int = 0  # how often it takes more memory than there may be
     kind: ClassVar[str] = "slow"
     needs: ClassVar[tuple] = ()
     passes: ClassVar[float] = 1.0
@@ -51,18 +48,12 @@ class Slow:
 
     def make(self, store, device):
         def work(state):
-            log = Path(os.environ.get("ATS_TEST_LOG", store.root / "log")) / str(self.number)
+            log = log_of(store) / str(self.number)
             log.parent.mkdir(exist_ok=True, parents=True)
             with log.open("a") as file:
                 file.write(f"{os.getpid()}\n")
             if self.greedy and len(log.read_text().splitlines()) == 1:
                 os.kill(os.getpid(), signal.SIGKILL)  # as the system does where memory is short
-            eaten = []
-            while len(log.read_text().splitlines()) <= self.hungry and len(eaten) < 250:
-                eaten.append(
-                    torch.ones(2_000_000)
-                )  # 2 GB at most: the worker's limit is below that
-                time.sleep(0.01)
             value = torch.zeros(8)
             for step in range(self.steps):
                 value += torch.randn(
@@ -93,12 +84,14 @@ def tables(store):
     }
 
 
+def log_of(store):
+    """The folder in which units write down that they were begun."""
+    return Path(os.environ.get("ATS_TEST_LOG", store.root / "log"))
+
+
 def begun(store):
     """Of each unit, how often it was begun."""
-    return {
-        int(path.name): len(path.read_text().splitlines())
-        for path in (store.root / "log").iterdir()
-    }
+    return {int(path.name): len(path.read_text().splitlines()) for path in log_of(store).iterdir()}
 
 
 @pytest.fixture(scope="module")
@@ -112,9 +105,9 @@ def expected(tmp_path_factory):
 
 def running(store):
     """The processes that were the last to begin a unit that is not there yet."""
-    units = [Slow(int(path.name)) for path in (store.root / "log").glob("*")]
+    units = [Slow(int(path.name)) for path in log_of(store).glob("*")]
     left = [unit for unit in units if not store.has(unit.kind, unit)]
-    logs = [(store.root / "log" / str(unit.number)).read_text().split() for unit in left]
+    logs = [(log_of(store) / str(unit.number)).read_text().split() for unit in left]
     # a log that has just been opened is empty
     return {int(log[-1]) for log in logs if log} - {os.getpid()}
 
@@ -130,12 +123,12 @@ def kill_some(store, kills, done):
     return killed
 
 
-def with_kills(store, kills, **how):
+def with_kills(store, kills, more=(), **how):
     done, killed = threading.Event(), []
     killer = threading.Thread(target=lambda: killed.append(kill_some(store, kills, done)))
     killer.start()
     try:
-        compute([Slow(number) for number in range(UNITS)], store, "cpu", **how)
+        compute([*(Slow(number) for number in range(UNITS)), *more], store, "cpu", **how)
     finally:
         done.set()
         killer.join()
@@ -161,33 +154,13 @@ def test_a_unit_that_kills_its_worker_each_time_ends_the_run(store, monkeypatch)
     assert tables(store) == {}
 
 
-def test_two_runs_on_one_store_do_each_unit_once(store, expected):
-    code = (
-        "import sys\nfrom test_cluster import Slow, UNITS\nfrom atsbook.runs import schedule\n"
-        "from atsbook.runs.store import Store\n"
-        "if __name__ == '__main__':\n"
-        "    schedule.seconds = lambda unit, rate: 1.0\n"
-        "    schedule.compute([Slow(n) for n in range(UNITS)], Store(sys.argv[1]), 'cpu', jobs=1)\n"
-    )
-    (script := store.root.parent / "run.py").write_text(code)
-    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    drivers = [
-        subprocess.Popen(
-            [sys.executable, script, store.root], env=os.environ | {"PYTHONPATH": path}
-        )
-        for _ in range(2)
-    ]
-    assert [driver.wait(timeout=120) for driver in drivers] == [0, 0]
-    assert tables(store) == expected
-    assert begun(store) == dict.fromkeys(range(UNITS), 1)
-
-
 def test_without_dask_one_sentence_names_the_extra(store, monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(
-        AtsError, match=r"^--scheduler local needs Dask: pip install 'atslib\[cluster\]'$"
+        AtsError,
+        match=r"^--scheduler tcp://10.0.0.5:1 needs Dask: pip install 'atslib\[cluster\]'$",
     ):
-        compute([Slow(0)], store, "cpu", scheduler="local")
+        compute([Slow(0)], store, "cpu", scheduler="tcp://10.0.0.5:1")
 
 
 # --- Dask ---------------------------------------------------------------------------------------------------
@@ -199,24 +172,55 @@ def dask():
 
 
 @pytest.mark.usefixtures("dask")
-@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
-def test_five_killed_workers_of_a_cluster_cost_five_units(store, said, expected):
-    killed = with_kills(store, 5, jobs=2, scheduler="local")
-    assert killed == 5
-    assert tables(store) == expected
-    # Dask gives up on a unit whose worker was killed four times. The run then begins anew, and with
-    # it the unit beside that one, whose worker nobody killed.
-    given_up = sum("a worker was lost" in line for line in said)
-    assert sum(begun(store).values()) - UNITS <= killed + given_up
-    assert given_up <= 1
-    assert said[1].startswith("Dask's dashboard: http://")
-
-
-@pytest.mark.usefixtures("dask")
 def test_no_scheduler_at_an_address_is_said(store, monkeypatch):
     monkeypatch.setattr("atsbook.runs.workers.PATIENCE", 0.5)
-    with pytest.raises(AtsError, match="no Dask scheduler answers there"):
-        compute([Slow(0)], store, "cpu", scheduler="tcp://127.0.0.1:9")
+    for address in ("tcp://127.0.0.1:9", "local"):
+        with pytest.raises(AtsError, match="no Dask scheduler answers there"):
+            compute([Slow(0)], store, "cpu", scheduler=address)
+
+
+@dataclasses.dataclass(frozen=True)
+class Doubled:
+    """A unit that needs another one."""
+
+    of: Slow
+    kind: ClassVar[str] = "doubled"
+    title: ClassVar[str] = "doubled"
+    passes: ClassVar[float] = 1.0
+
+    @property
+    def needs(self):
+        return (self.of,)
+
+    def make(self, store, device):
+        return store.get(self.kind, self, lambda state: {"x": 2 * self.of.make(store, device)["x"]})
+
+
+@pytest.fixture
+def local(dask, tmp_path, monkeypatch):
+    """Two workers of this machine, on loopback, which do not know the store's folder."""
+    monkeypatch.setenv("ATS_TEST_LOG", str(tmp_path / "log"))
+    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
+    with dask.LocalCluster(host="127.0.0.1", silence_logs=50, **options) as made:
+        yield made.scheduler_address
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+def test_results_come_back_from_workers_and_a_killed_one_costs_its_unit(
+    local, store, said, expected, tmp_path
+):
+    attack = attack_unit(SMALL)
+    doubled = Doubled(Slow(0))
+    assert with_kills(store, 1, more=[doubled, attack], scheduler=local) == 1
+    assert tables(store) == expected
+    assert sum(begun(store).values()) - UNITS <= 1
+    assert begun(store)[0] <= 2  # what a unit needs is sent, and not made again
+    assert torch.equal(doubled.make(store, None)["x"], 2 * Slow(0).make(store, None)["x"])
+    # A real attack, byte for byte.
+    attack.make(here := Store(tmp_path / "here"), torch.device("cpu"))
+    made, own = (each.path(attack.kind, attack).read_bytes() for each in (store, here))
+    assert made == own
+    assert not any("warning" in line for line in said)
 
 
 class Cluster:
@@ -267,92 +271,6 @@ def cluster(dask, tmp_path):
     made = Cluster(dask, tmp_path)
     yield made
     made.stop()
-
-
-def wait_until(condition, seconds=60):
-    ends = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < ends
-        time.sleep(0.05)
-
-
-@pytest.mark.usefixtures("one_thread")
-def test_a_scheduler_that_is_started_again_costs_what_was_running(
-    cluster, store, said, expected, tmp_path
-):
-    attack = attack_unit(SMALL)
-    scheduler = cluster.scheduler()
-    for _ in range(2):
-        cluster.worker()
-
-    def restart():
-        wait_until(lambda: len(list(store.root.glob("slow/*.json"))) >= 3)
-        scheduler.kill()
-        scheduler.wait()
-        time.sleep(2)
-        cluster.scheduler()
-        for _ in range(2):
-            cluster.worker()
-
-    attack.make(here := Store(tmp_path / "here"), torch.device("cpu"))
-    (restarting := threading.Thread(target=restart)).start()
-    try:
-        units = [Slow(number, pause=0.1) for number in range(UNITS)]
-        compute([*units, attack], store, "cpu", scheduler=cluster.address)
-    finally:
-        restarting.join()
-    assert tables(store) == expected
-    assert sum(begun(store).values()) - UNITS <= 2
-    assert sum("a worker was lost" in line for line in said) == 1
-    # A real attack, byte for byte.
-    assert (
-        store.path(attack.kind, attack).read_bytes() == here.path(attack.kind, attack).read_bytes()
-    )
-
-
-def test_a_worker_out_of_memory_costs_its_unit_which_is_named_if_that_goes_on(
-    cluster, store, said, expected, monkeypatch
-):
-    cluster.env |= {"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "0"}
-    cluster.scheduler()
-    cluster.worker("--memory-limit", "900MiB")
-    wait_until(lambda: count(torch.device("cpu"), None, cluster.address) == 1)
-    there = f"with 1 at once on {cluster.address}"  # and not one per core of this machine
-    assert describe({"none": []}, store, "cpu", scheduler=cluster.address).endswith(there)
-    assert outlook([Slow(0)], store, "cpu", scheduler=cluster.address).endswith(there)
-    units = [Slow(number) for number in range(4)]
-    compute([*units, Slow(5, hungry=1)], store, "cpu", scheduler=cluster.address)
-    assert tables(store) == {number: expected[number] for number in (0, 1, 2, 3, 5)}
-    assert begun(store) == {0: 1, 1: 1, 2: 1, 3: 1, 5: 2}
-    assert sum("a worker was lost" in line for line in said) == 1
-    assert "memory budget" in (cluster.folder / "dask.log").read_text()
-    monkeypatch.setattr("atsbook.runs.schedule.LOSSES", 0)
-    with pytest.raises(
-        AtsError,
-        match="again and again, perhaps for want of memory, the last time at slow 6: what is",
-    ):
-        compute([Slow(4), Slow(6, hungry=99)], store, "cpu", scheduler=cluster.address)
-    assert tables(store) == {number: expected[number] for number in (0, 1, 2, 3, 4, 5)}
-    assert begun(store)[6] == 1
-
-
-def test_a_local_cluster_and_its_dashboards_listen_on_this_machine_alone(dask):
-    import psutil
-
-    def listening():
-        processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
-        found = [each for process in processes for each in process.net_connections("inet")]
-        return {
-            (each.laddr.ip, each.laddr.port) for each in found if each.status == psutil.CONN_LISTEN
-        }
-
-    before = listening()  # of tests before this one
-    with workers(torch.device("cpu"), 2, "local", lambda line: None) as (_, slots):
-        assert slots() == 2
-        opened = listening() - before
-    # The scheduler, its dashboard, and for each of two workers its nanny, itself and its dashboard.
-    assert len(opened) >= 8
-    assert {address for address, _ in opened} == {"127.0.0.1"}
 
 
 @pytest.mark.usefixtures("dask")

@@ -636,7 +636,7 @@ def test_a_cache_that_cannot_be_written_costs_only_time(grey, decoded, cache):
 def test_without_file_and_network_one_error_says_what_was_tried_and_what_to_do(
     tmp_path, offline, name
 ):
-    todo = ("root=", "$ATS_DATA", "python -m atslib pack", '"shapes"')
+    todo = ("root=", "$ATS_DATA", "atslib.data.load.pack_official", '"shapes"')
     with refused(str(tmp_path / f"{name}_train.npz"), *todo) as error:
         load(name, "train", tmp_path)
     assert offline, "the network was not tried"

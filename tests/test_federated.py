@@ -8,11 +8,13 @@ import importlib
 import os
 import sys
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
 import torch.nn.functional as F
 from checks import refused
+from PIL import Image
 
 from atsfed import Federation, Tap, answer, dirichlet_shards, equal_shards
 from atsfed.federation import taken
@@ -352,24 +354,52 @@ def test_without_flower_one_line_names_the_extra(monkeypatch, module):
         importlib.import_module(f"atsfed.{module}")
 
 
-def test_the_command_refuses_an_unknown_policy_in_one_sentence_before_training(tmp_path, capsys):
-    from atslib.__main__ import main
+def test_an_unknown_policy_is_refused_before_anything_is_trained():
+    with refused("3-1-77"):
+        Federation(dataset="shapes", defense="3-1-77")
 
-    assert (
-        main(
-            [
-                "federated",
-                "--dataset",
-                "shapes",
-                "--defense",
-                "3-1-77",
-                "--out",
-                str(tmp_path / "tap"),
-            ]
-        )
-        == 2
-    )
-    said = capsys.readouterr().err
-    assert "3-1-77" in said
-    assert said.count("\n") == 1
-    assert not (tmp_path / "tap").exists()
+
+MINE = """
+import torch
+from torch import nn
+
+
+def build():
+    return nn.Sequential(nn.Flatten(), nn.Linear(768, 2))
+
+
+def silent(gradients):
+    return {name: torch.zeros_like(value) for name, value in gradients.items()}
+
+
+def grey(seen, rng):
+    return torch.full((len(seen), *seen.shape), 0.5)
+
+
+number = 3
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """A working folder with photographs of two classes and a file of one's own."""
+    for name in ("a", "b"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for i in range(5):
+            pixels = np.random.default_rng(100 * ord(name) + i).integers(
+                0, 255, (16, 16, 3), dtype=np.uint8
+            )
+            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{i}.png")
+    (tmp_path / "mine.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_federation_takes_a_folder_and_a_network_and_a_defense_of_ones_own(mine):
+    own = {"dataset": "photos", "model": "mine.py:build", "image_size": 16}
+    federation = Federation(**own, clients=2, defense="mine.py:silent")
+    sent = answer(federation, federation.network(), client=0, number=1)
+    assert sent.gradients.shape == (1, 2 * 768 + 2)
+    assert not sent.gradients.any()
+    open_ = dataclasses.replace(federation, defense="")
+    assert answer(open_, open_.network(), client=0, number=1).gradients.any()

@@ -1,5 +1,6 @@
 """The rules in the pages' notebooks, on made-up numbers."""
 
+import datetime
 import json
 import math
 import re
@@ -12,9 +13,10 @@ from test_pilots import cell
 
 from atsbook.findings import compare, photographs
 from atsbook.findings.reported import DEFENSES
-from atsbook.findings.rules import FILE, digest, rules_in, told
+from atsbook.findings.rules import FILE, digest, recorded, rules_in, told
 from atsbook.findings.statistics import interval, paired
 from atsbook.findings.verdicts import guards, kept
+from atsbook.report.runner import readers
 from atsbook.runs.archive import Archive
 from atsbook.runs.table1 import HYBRID
 from atslib.files import project_root
@@ -237,7 +239,7 @@ def test_pages_say_how_many_judged_attacks_were_there_when_their_choice_was_comm
 def stated(code):
     """The digest of the rule of a notebook with this one cell."""
     cells = [{"cell_type": "code", "metadata": {"tags": ["rule"]}, "source": [code]}]
-    return digest(rules_in("notebooks/page.ipynb", json.dumps({"cells": cells})))
+    return digest(rules_in(json.dumps({"cells": cells})))
 
 
 @pytest.mark.parametrize(
@@ -271,3 +273,26 @@ def test_a_page_says_since_when_its_rule_has_its_present_form(tmp_path):
     (tmp_path / FILE).write_text(json.dumps(record))
     assert told("page", tmp_path).endswith("to 4 January 2026; unchanged since.")
     assert told("elsewhere", tmp_path) == ""
+
+
+PAGES = sorted(path.stem for path in (project_root() / "notebooks").glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_last_change_that_is_written_down_is_of_the_rule_as_it_stands(page):
+    rules = rules_in((project_root() / "notebooks" / f"{page}.ipynb").read_text())
+    changes = recorded(project_root() / "results")[page]["changes"]
+    last = changes[-1]["rules"] if changes else digest({})
+    assert digest(rules) == last, f"write the change of {page}'s rule into results/{FILE}"
+
+
+def test_the_dates_of_the_evidence_are_those_of_the_archive():
+    root = project_root()
+    read_by = readers(root)
+    made = {}
+    for key, line in Archive(root / "results").entries().items():
+        for page in read_by.get(key, ()):
+            made.setdefault(page, []).append(line["made"])
+    for page, record in recorded(root / "results").items():
+        days = sorted(made.get(page, ()), key=datetime.datetime.fromisoformat)
+        assert record["evidence"] == [*days[:1], *days[-1:]], page

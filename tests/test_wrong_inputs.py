@@ -875,11 +875,7 @@ def test_arrays_of_strangers(array, cut, flip, other, name, form):
 # --- the shell -------------------------------------------------------------------------------------------------------
 
 COMMANDS = {
-    "train": "train --dataset shapes --model lenet-2 --epochs 1",
-    "attack": "attack --dataset shapes --model lenet-2 --steps 1 --index 0",
     "search": "search --dataset shapes --model lenet-2 --policies 2",
-    "federated": "federated --dataset shapes --model lenet-2",
-    "export-attack": "export-attack --dataset shapes",
     "audit": "audit --model lenet-2 --data shapes",
 }
 

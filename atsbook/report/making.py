@@ -13,16 +13,16 @@ from pathlib import Path
 import torch
 
 from atsbook.runs.audit import audit_page
-from atsbook.runs.shown import page_differences
+from atsbook.runs.shown import source_differences
 from atsbook.runs.store import Store
 from atsbook.texts.advice import advice
 from atsbook.texts.answers import claims, insert_answers
 from atsbook.texts.audited import insert_audits
-from atsbook.texts.costs import costs_page, speed_table, steps_table
 from atsbook.texts.coverage import coverage_page
 from atsbook.texts.effects import insert_effects
 from atsbook.texts.first_screen import first_screen
 from atsbook.texts.one_cell import insert_one_cell
+from atsbook.texts.speed import cost_line, speed_table, steps_table
 from atslib.errors import AtsError
 from atslib.files import shown, write_atomically
 
@@ -63,10 +63,15 @@ def executing(jobs: int | None) -> Iterator[Callable[[Callable[[], None]], None]
             torch.set_num_threads(threads)
 
 
-def publish(made: Path, page: Path, name: str, store: Store) -> None:
-    """Put an executed notebook in the place of a page, if it shows something else than that."""
+def publish(made: Path, page: Path, name: str, store: Store, *, as_it_was: bool = False) -> None:
+    """Put an executed notebook in the place of a page.
+
+    Args:
+        as_it_was: whether its tables and facts are what they were: then a page of the same cells
+            stays.
+    """
     _strip(made)
-    if page.exists() and not page_differences(page, made, figures=True):
+    if as_it_was and page.exists() and not source_differences(page, made):
         made.unlink()
         store.say(f"{name}: page as it was in {shown(page)}")
         return
@@ -112,8 +117,8 @@ def failure_of(partial: Path) -> str | None:
 
 
 def publish_answers(root: Path) -> None:
-    """Rewrite what is made from results/: answers in README and book, speed, costs, coverage,
-    measured deviations.
+    """Rewrite what is made from results/: answers in README and book, speed, coverage, measured
+    deviations.
     """
     results = root / "results"
     book = root / "book"
@@ -125,8 +130,9 @@ def publish_answers(root: Path) -> None:
     made = {
         "answers": first_screen(results, link="results/{}.ipynb"),
         "claims": claims(results),
-        "speed": f"{speed_table(results / 'speed.jsonl')}\n{steps_table(results)}",
-        "costs": costs_page(results),
+        "speed": "\n".join(
+            [speed_table(results / "speed.jsonl"), cost_line(results), steps_table(results)]
+        ),
         "should_i": advice(results),
         "coverage": coverage_page(results),
         "audit": audit_page(results),

@@ -6,6 +6,7 @@ To add a page: its notebook in `notebooks/`, which holds the whole experiment, a
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,7 +17,7 @@ from pathlib import Path
 import atslib
 from atsbook.page import WRITTEN
 from atsbook.report.making import ONE_THREAD, failure_of, publish
-from atsbook.runs.estimate import RATES
+from atsbook.runs.shown import folder_differences
 from atsbook.runs.store import Store
 from atsbook.runs.study import SAID
 from atslib.errors import AtsError, NotKept
@@ -38,8 +39,8 @@ def execute(
     jobs: int | None = None,
     scheduler: str | None = None,
     ends: float | None = None,
-    rates: Path | None = None,
     kernels: Mapping[str, str] | None = None,
+    renew: bool = True,
 ) -> None:
     """Execute a page's notebook; what its study says while it computes is said.
 
@@ -51,8 +52,8 @@ def execute(
         dry_run: say what would be computed, and end there.
         jobs, scheduler: as of `schedule.compute`.
         ends: a time of `time.monotonic` after which nothing is begun.
-        rates: a folder in which the pages of a run keep how fast this machine is.
         kernels: the environment in which the kernel starts, such as that of `warm_kernels.warm`.
+        renew: whether the page is replaced even where its cells and numbers are what they were.
     Raises:
         NotKept: something is missing, and this is a dry run or the time is over.
         AtsError: a cell failed.
@@ -68,11 +69,13 @@ def execute(
         "ATS_SCHEDULER": scheduler or "",
     }
     more |= {"ATS_BUDGET": "" if ends is None else str(max(0.0, ends - time.monotonic()))}
-    if rates is not None:
-        more |= {RATES: str(rates)}
     library = (str(Path(atslib.__file__).parents[1]), os.environ.get("PYTHONPATH"))
     more |= {"PYTHONPATH": os.pathsep.join(filter(None, library))}
+    results = root / "results" / name
     with tempfile.TemporaryDirectory() as folder:
+        before = Path(folder) / "before"
+        if results.exists() and not renew:
+            shutil.copytree(results, before)
         page = root / "book" / "results" / f"{name}.ipynb"
         made = page.with_suffix(".failed.ipynb") if keep else Path(folder) / page.name
         made.parent.mkdir(parents=True, exist_ok=True)
@@ -128,4 +131,8 @@ def execute(
                 made.unlink(missing_ok=True)
             raise kind(f"{name}: {failure}")
         if keep:
-            publish(made, page, name, store)
+            made_now = [place for place in results.glob("*-*") if place.is_dir()]
+            as_it_was = bool(made_now) and not any(
+                folder_differences(before / place.name, place) for place in made_now
+            )
+            publish(made, page, name, store, as_it_was=as_it_was)

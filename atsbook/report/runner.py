@@ -20,7 +20,7 @@ from atsbook.runs.archive import Archive
 from atsbook.runs.audit import audit, summaries, write_audit
 from atsbook.runs.schedule import say
 from atsbook.runs.settings import Settings, settings
-from atsbook.runs.shown import folder_differences, page_differences, text_differences
+from atsbook.runs.shown import folder_differences, source_differences, text_differences
 from atsbook.runs.store import Store
 from atslib.data.load import available, is_drawn, load
 from atslib.errors import AtsError, NotKept, choose
@@ -75,12 +75,12 @@ def run(
     notebooks, build.
 
     Args:
-        dry_run: only say what would be computed, with estimated times.
+        dry_run: only say what would be computed, and how long that may take.
         budget: seconds; no unit is begun that would end beyond them, and pages that wait for units
             are left out.
         jobs: units computed at once, each in a process with one thread; by default one unit a core
             without a GPU and one in this process with it.
-        scheduler: `local` or the address of a Dask scheduler, as in `schedule.compute`.
+        scheduler: the address of a Dask scheduler, as in `schedule.compute`.
         root: the project's top folder, with notebooks/, book/ and results/.
     Raises:
         AtsError: an unknown page, or a page or book that failed; pages made before it stay.
@@ -113,20 +113,19 @@ def _executed(
     if experiment.dataset != settings(profile=experiment.profile).dataset:
         parameters["dataset"] = experiment.dataset
     unfinished = []
-    with tempfile.TemporaryDirectory() as rates:
-        how |= {"root": place, "dry_run": dry_run, "jobs": jobs, "rates": Path(rates)}
-        if dry_run:
-            plans = functools.partial(_planned, parameters=parameters, store=store, how=how)
-            with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
-                for lines in pool.map(plans, names):
-                    for line in lines:
-                        store.say(line)
-            return unfinished
-        for name in names:
-            try:
-                notebooks.execute(name, parameters, store=store, **how)
-            except NotKept as error:
-                unfinished.append(str(error))
+    how |= {"root": place, "dry_run": dry_run, "jobs": jobs}
+    if dry_run:
+        plans = functools.partial(_planned, parameters=parameters, store=store, how=how)
+        with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
+            for lines in pool.map(plans, names):
+                for line in lines:
+                    store.say(line)
+        return unfinished
+    for name in names:
+        try:
+            notebooks.execute(name, parameters, store=store, **how)
+        except NotKept as error:
+            unfinished.append(str(error))
     return unfinished
 
 
@@ -231,8 +230,8 @@ def check(*, jobs: int | None = None, root: Path, store: Store) -> list[str]:
     committed.
 
     Returns:
-        One line for each text, table or fact that is another now: its page, its cell or file, and
-        both.
+        One line for each cell, table or fact that is another now: its page, its cell or file, and
+        both. What a page shows of them is not compared.
     Raises:
         AtsError: a damaged archive, or a page that failed.
     """
@@ -283,7 +282,7 @@ def _differences(pages: Sequence[str], root: Path, place: Path) -> list[str]:
         if not committed.exists():
             faults.append(f"{name}: it is in the book's contents, and no page of it is committed")
             continue
-        found = page_differences(committed, made, figures=False)
+        found = source_differences(committed, made)
         for folder in (place / "results" / name).iterdir():
             found += folder_differences(root / folder.relative_to(place), folder)
         faults += [f"{name}, {line}" for line in found]
@@ -319,6 +318,7 @@ def _pages_of(
     with tempfile.TemporaryDirectory() as folder, warm() as kernels:
         evidence = Store(folder, say=store.say)
         nothing_new = {"keep": True, "dry_run": False, "ends": time.monotonic(), "jobs": jobs}
+        nothing_new["renew"] = False
 
         def make(name: str) -> None:
             how = {**nothing_new, "kernels": kernels}
@@ -404,11 +404,3 @@ def published(root: Path) -> list[str]:
     contents = (root / "book" / "_toc.yml").read_text()
     there = notebooks.names(root)
     return [name for name in re.findall(r"results/(\w+)$", contents, re.MULTILINE) if name in there]
-
-
-def evidence_dates(root: Path) -> dict[str, list[str]]:
-    """When each page's pieces of work in the archive were made, as ISO dates, by page."""
-    made = {key: line["made"] for key, line in Archive(root / "results").entries().items()}
-    return {
-        name: [made[key] for key in _keys_of(name, root) if key in made] for name in published(root)
-    }

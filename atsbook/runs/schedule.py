@@ -5,20 +5,19 @@ there are cores.
 import dataclasses
 import functools
 import math
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
-from contextlib import suppress
+from pathlib import Path
 
 import cloudpickle
-import torch
-from filelock import FileLock, Timeout
 from tqdm.auto import tqdm
 
-from atsbook.runs.estimate import PASSES, USUAL, Rates, Work, measured
+from atsbook.runs.estimate import PASSES, USUAL, Rates, Work
 from atsbook.runs.networks import ModelUnit, Unit, dataset, network
-from atsbook.runs.store import Store
+from atsbook.runs.store import Store, read_files
 from atsbook.runs.workers import LOST, Here, at_once, count, workers
 from atslib.clients.prepare import to_images
 from atslib.errors import AtsError, OutOfTime
@@ -26,7 +25,6 @@ from atslib.gradients.cpu import keep_to_one_core
 from atslib.models import device_of
 from atslib.shell import say
 
-SHOWN = 5.0  # seconds within which what one machine wrote shows on another
 # of workers, one after another and without a unit in between, after which a run gives up
 LOSSES = 3
 LITTLE = 20.0  # seconds of work that are over before workers have started
@@ -51,22 +49,13 @@ def _forward(unit: ModelUnit) -> Work:
 
 
 def seconds(unit: Unit, rates: Rates) -> float:
-    """Estimated time of a unit at a machine's rates."""
+    """Estimated time of a unit at these rates."""
     network_of = unit if isinstance(unit, ModelUnit) else unit.model
     gradients = (
         0 if network_of is unit else unit.passes / PASSES
     )  # a training has no gradient of its own for an image
     bare = dataclasses.replace(network_of, train=None, fraction=1.0, seed=0, step=0, norm="")
     return rates.seconds(_forward(bare), unit.passes, gradients)
-
-
-def machine_rates(device: torch.device) -> Rates:
-    """The rates of one unit's worth of this machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as a unit runs
-    rates = measured(device)
-    torch.set_num_threads(threads)
-    return rates
 
 
 def _at_once(device: str, jobs: int | None, scheduler: str | None) -> tuple[int, str]:
@@ -77,7 +66,7 @@ def _at_once(device: str, jobs: int | None, scheduler: str | None) -> tuple[int,
     slots = count(device_of(device), jobs, scheduler)
     return (
         slots,
-        f"with {slots} at once on {'this machine' if scheduler in (None, 'local') else scheduler}",
+        f"with {slots} at once on {scheduler or 'this machine'}",
     )
 
 
@@ -88,62 +77,18 @@ def shared(times: Sequence[float], slots: int) -> float:
     return max(sum(times) / slots, *times, 0.0)
 
 
-def outlook(
-    units: Sequence[Unit],
-    store: Store,
-    device: str,
-    jobs: int | None = None,
-    scheduler: str | None = None,
-) -> str:
-    """One line: how much there is to do, how much is done already, and how long the rest may take."""
-    missing = plan(units, store)
-    total = len(needed(units))
-    if not missing:
-        return f"all {total} units are in the store"
-    rates = machine_rates(device_of(device))
-    (slots, words) = _at_once(device, jobs, scheduler)
-    time = duration(shared([seconds(unit, rates) for unit in missing], slots))
-    done = (
-        f"resuming: {total - len(missing)} of {total} done, "
-        if len(missing) < total
-        else f"{total} units to make, "
-    )
-    states = {
-        path.name.partition(".")[0]
-        for path in store.root.glob("*/*.state*")
-        if path.suffix != ".aside"
-    }
-    if begun := sum(store.path(unit.kind, unit).stem in states for unit in missing):
-        done = f"resuming: {total - len(missing)} of {total} done, {begun} begun, "
-    return f"{done}about {time} to go {words}"
-
-
 def describe(
-    pages: Mapping[str, Iterable[Unit]],
-    store: Store,
+    units: Sequence[Unit],
     device: str,
     jobs: int | None = None,
     scheduler: str | None = None,
 ) -> str:
-    """The plan in words: one line per page and unit, with estimated times; shared units under the
-    first page.
-    """
-    rates = machine_rates(device_of(device))
-    lines = []
-    seen = set()
-    every = []
-    for name, units in pages.items():
-        new = [unit for unit in plan(units, store) if unit not in seen]
-        seen |= set(new)
-        times = [seconds(unit, rates) for unit in new]
-        every += times
-        lines.append(f"{name}: {len(new)} units to make, about {duration(sum(times))}")
-        lines += [
-            f"    {duration(time)}  {unit.title}" for unit, time in zip(new, times, strict=True)
-        ]
+    """What is to be computed, a line for each unit, and how long that may take, in one."""
     slots, words = _at_once(device, jobs, scheduler)
-    lines.append(f"in all {len(seen)} units, about {duration(shared(every, slots))} {words}")
-    return "\n".join(lines)
+    time = duration(shared([seconds(unit, USUAL) for unit in units], slots))
+    titles = [f"    {unit.title}" for unit in units]
+    about = f"about {time} {words}, by what such work took on one core of a CPU"
+    return "\n".join([f"{len(units)} units to make:", *titles, about])
 
 
 def duration(seconds: float) -> str:
@@ -170,24 +115,23 @@ def compute(
 
     Two processes of one thread do more than one of two, and a unit's numbers then do not depend on
     the number of cores. On a GPU the units run in this process, and so does what takes seconds
-    alone, on one thread. A unit whose worker was lost is begun again, and goes on from the state
-    that it kept; what another run in the same folder is making is waited for.
+    alone, on one thread. A unit whose worker was lost is begun again, on this machine from the state
+    that it kept.
 
     Args:
         jobs: units at once on this machine, each in a process of its own.
         ends: a time of `time.monotonic`; no unit is begun that would end after it, judged by those
             of this call, and one that is still running then pauses when it has kept its state.
-        scheduler: `local` or the address of a Dask scheduler, whose workers see the store at the
-            same path.
+        scheduler: the address of a Dask scheduler. Its workers get what a unit needs, and their
+            results come back; they need no folder that they share.
     Raises:
-        AtsError: workers were lost again and again, or do not share the store, or that has
-            vanished.
+        AtsError: workers were lost again and again.
     """
     if not (missing := plan(units, store)):
         return
     place = device_of(device)
     losses = 0
-    schedule = _Schedule(missing, store, ends)
+    schedule = _Schedule(missing, store, ends, elsewhere=bool(scheduler))
     kinds = ", ".join(
         f"{number} {kind}" for kind, number in Counter(unit.kind for unit in missing).items()
     )
@@ -213,13 +157,21 @@ def compute(
             store.say(
                 f"a worker was lost, perhaps killed for want of memory: {len(missing)} units go on"
             )
-            schedule = _Schedule(missing, store, ends)
+            schedule = _Schedule(missing, store, ends, elsewhere=bool(scheduler))
 
 
 class _Schedule:
     """Units in the order of their needs, what they took so far, and what that says about the rest."""
 
-    def __init__(self, missing: Sequence[Unit], store: Store, ends: float | None):
+    def __init__(
+        self,
+        missing: Sequence[Unit],
+        store: Store,
+        ends: float | None,
+        *,
+        elsewhere: bool = False,
+    ):
+        self.elsewhere = elsewhere  # workers do not see the store's folder
         self.waiting = dict.fromkeys(missing)
         self.store = store
         self.ends = math.inf if ends is None else ends
@@ -231,7 +183,7 @@ class _Schedule:
         # by kind, of what is done
         self.taken = Counter()
         self.guessed = Counter()
-        for unit in missing[:1]:  # the folder that workers expect
+        for unit in missing[:1]:  # before any work
             folder = store.path(unit.kind, unit).parent
             try:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -256,9 +208,7 @@ class _Schedule:
                         # so that it begins at once.
                         left = self.ends - time.monotonic()
                         # A notebook's own functions reach other processes by cloudpickle alone.
-                        call = pool.submit(
-                            _work, cloudpickle.dumps(unit), self.store.address, device, left
-                        )
+                        call = pool.submit(_work, *self._handed_over(unit), device, left)
                         self.running[call] = unit, time.monotonic()
                 if not self.running:
                     return
@@ -293,28 +243,21 @@ class _Schedule:
         together = [unit.title for future, (unit, _) in self.running.items() if future.done()]
         unit, _ = self.running.pop(future)
         try:
-            took = future.result()
-        except OutOfTime:  # nothing is begun any more, least of all what needs it
-            self.waiting[unit] = None
-            self.store.say(f"time is over: {unit.title} goes on where it is with the next run")
-            return
+            done, took, files = future.result()
         except Exception:
             # A pool of processes ends with any of them, and one cannot tell whose fault it was
             self.lost = together
             raise
-        if not self._is_there(unit, SHOWN if took is not None else 0.0):
-            if took is not None:
-                raise AtsError(
-                    f"a worker made {unit.title} and it is not in {self.store.address}: give a folder they share"
-                )
-            self.waiting[unit] = None  # another run is at it: it comes after all that is free
+        self.store.take_in(files)
+        if not done:  # nothing is begun any more, least of all what needs it
+            self.waiting[unit] = None
+            self.store.say(f"time is over: {unit.title} goes on where it is with the next run")
             return
+        if self.elsewhere:  # the state that a worker began with is over
+            for state in self.store.files(unit.kind, unit):
+                if ".state" in state:
+                    (self.store.root / state).unlink(missing_ok=True)
         self.done += 1
-        if took is None:
-            self.store.say(
-                f"{self.done} of {self.count} done: {unit.kind} {unit.title}, by another run"
-            )
-            return
         for kind in (unit.kind, "all"):
             self.taken[kind] += took
             self.guessed[kind] += self.guess[unit]
@@ -322,11 +265,16 @@ class _Schedule:
             f"{self.done} of {self.count} done{self._left(jobs)}: {unit.kind} {unit.title}, {duration(took)}"
         )
 
-    def _is_there(self, unit: Unit, patience: float) -> bool:
-        ends = time.monotonic() + patience
-        while not (there := self.store.has(unit.kind, unit)) and time.monotonic() < ends:
-            time.sleep(0.2)
-        return there
+    def _handed_over(self, unit: Unit) -> tuple[bytes, str | None, dict[str, bytes]]:
+        """What a worker gets: the unit, the folder to work in where it can, else the files it needs."""
+        # A notebook's own functions reach other processes by cloudpickle alone.
+        pickled = cloudpickle.dumps(unit)
+        if not self.elsewhere:
+            return pickled, str(self.store.root), {}
+        files: dict[str, bytes] = {}
+        for each in (*needed(unit.needs), unit):
+            files |= self.store.files(each.kind, each)
+        return pickled, None, files
 
     def _remaining(self) -> tuple[float, float]:
         """Expected seconds of work that is left, and of that what running units have done."""
@@ -358,32 +306,38 @@ class _Schedule:
         )
 
 
-def _work(pickled: bytes, root: str, device: str, left: float) -> float | None:
-    """Make a unit in this process; the seconds it took, or None where another run made it or is
-    making it.
+def _work(
+    pickled: bytes, root: str | None, files: Mapping[str, bytes], device: str, left: float
+) -> tuple[bool, float, dict[str, bytes]]:
+    """Make a unit in this process.
 
-    With `left` seconds to go it pauses when it has kept its state.
-
-    The lock is the system's: it goes with the process that held it, however that ended. It holds
-    for all who see the folder.
+    Args:
+        root: the folder to work in; None on another machine, which works in one of its own.
+        files: what to put there first: what the unit needs, and its state.
+        left: seconds to go: then it pauses when it has kept its state.
+    Returns:
+        Whether it is done, the seconds that it took, and from a folder of its own the files that
+        came of it.
     """
     unit: Unit = cloudpickle.loads(pickled)
     keep_to_one_core()  # of the thread, which on a cluster may be a new one
     started = time.monotonic()
-    # The schedule says what is made, with the time that is left.
-    store = Store(root, say=lambda line: line.startswith("made ") or say(line), ends=started + left)
-    path = store.path(unit.kind, unit).with_suffix(".lock")
-    try:
-        # A folder that the schedule has made and that is not there is not made again: this worker
-        # does not see it.
-        path.parent.mkdir(exist_ok=True)
-    except OSError as error:
-        raise AtsError(
-            f"a worker cannot write {path.parent} ({error.strerror}): give a folder they share"
-        ) from None
-    with suppress(Timeout), FileLock(path, timeout=1):
-        if store.has(unit.kind, unit):
-            return None
-        unit.make(store, device_of(device))
-        return time.monotonic() - started
-    return None
+
+    def make(folder: str) -> bool:
+        # The schedule says what is made, with the time that is left.
+        said = lambda line: line.startswith("made ") or say(line)  # noqa: E731
+        store = Store(folder, say=said, ends=started + left)
+        store.take_in(files)
+        try:
+            unit.make(store, device_of(device))
+        except OutOfTime:
+            return False
+        return True
+
+    if root is not None:
+        return make(root), time.monotonic() - started, {}
+    with tempfile.TemporaryDirectory() as own:
+        done = make(own)
+        made = read_files(Path(own), Path(own).glob("*/*"))
+    new = {name: content for name, content in made.items() if files.get(name) != content}
+    return done, time.monotonic() - started, new

@@ -1,83 +1,50 @@
-"""What executed pages and stored tables show, and where two versions of them differ.
+"""Where two versions of a page differ: in the code and the text of its notebook, and in its tables,
+facts and verdict.
 
-What a machine adds does not count: times, paths and hashes, the bytes of a figure, and the last
-digit of a number. So a page made again on another machine shows the same, and one whose code has
-changed does not.
+What a machine adds does not count: times, and the last digit of a number. So a page made again on
+another machine is the same, and one whose numbers have changed is not.
 """
 
-import base64
-import io
 import json
 import math
 import re
 import tempfile
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from PIL import Image
 
 from atsbook.findings.result import TABLE, Result
 
 CLOSE = (
     1e-4  # relative difference of numbers up to which tables, written with six digits, are the same
 )
-ALIKE = (
-    0.002  # share of a figure's pixels that may differ by more than `STEP`, as edges of letters do
-)
-STEP = 32  # of 255
-_LINKED = re.compile(r"data:text/csv;base64,([\w+/=]+)")  # a table that a link holds
 LONGEST = 300  # characters of a text that a difference quotes
 _NUMBER = re.compile(r"(?<![\w.])[-−+]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?")
-_NOT_SHOWN = (
-    (
-        re.compile(r"tables [0-9a-f]{12}"),
-        "tables",
-    ),  # a hash of numbers that may differ in the last digit
-    (re.compile(r"data:image/\w+;base64,[\w+/=]+"), "data:image"),
-    (re.compile(r"\bat 0x[0-9a-f]+"), "at"),
-    # Names that are drawn anew each time: of widgets, of cells of a styled table.
-    (re.compile(r"\b[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}\b"), "name"),
-    (re.compile(r"\bT_[0-9a-f]{5}(?=\b|_)"), "T"),
-)
 
 
-def page_differences(old: Path, new: Path, *, figures: bool) -> list[str]:
-    """Where two executed notebooks differ for who reads them: one line each, with both texts.
+def source_differences(old: Path, new: Path) -> list[str]:
+    """Where the cells of two notebooks say something else: one line each, with both texts.
 
     Args:
         old: as it is committed.
-        new: as it was made now.
-        figures: whether pictures are looked at too, pixel by pixel.
+        new: as it was made now. Parameters that papermill put in, and outputs, do not count.
     """
-    before = _cells(old)
-    after = _cells(new)
+    before, after = map(_sources, (old, new))
     if len(before) != len(after):
         return [f"{len(before)} cells are committed, {len(after)} are made now"]
-    found = []
-    for number, (was, now) in enumerate(zip(before, after, strict=True), 1):
-        if was["source"] != now["source"]:
-            found.append(f"cell {number}, its source: {_quoted(was['source'], now['source'])}")
-            continue
-        if was["layout"] != now["layout"]:
-            found.append(f"cell {number}, its layout: {_quoted(was['layout'], now['layout'])}")
-        texts, pictures = _outputs(was)
-        new_texts, new_pictures = _outputs(now)
-        if len(texts) != len(new_texts) or len(pictures) != len(new_pictures):
-            counts = f"{len(texts)} texts and {len(pictures)} figures are committed"
-            found.append(
-                f"cell {number}: {counts}, {len(new_texts)} and {len(new_pictures)} are made now"
-            )
-            continue
-        for one, other in zip(texts, new_texts, strict=True):
-            if not same_text(one, other):
-                found.append(f"cell {number}: {_quoted(one, other)}")
-        for one, other in zip(pictures, new_pictures, strict=True):
-            if figures and not same_picture(one, other):
-                found.append(f"cell {number}: its figure has changed")
-    return found
+    pairs = enumerate(zip(before, after, strict=True), 1)
+    return [f"cell {number}: {_quoted(was, now)}" for number, (was, now) in pairs if was != now]
+
+
+def _sources(page: Path) -> list[str]:
+    cells = json.loads(page.read_text())["cells"]
+    return [
+        "".join(cell["source"])
+        for cell in cells
+        if "injected-parameters" not in cell["metadata"].get("tags", [])
+    ]
 
 
 def folder_differences(old: Path, new: Path) -> list[str]:
@@ -189,26 +156,11 @@ def text_differences(old: str, new: str) -> list[str]:
 
 
 def same_text(one: str, other: str) -> bool:
-    """Whether two texts are equal but for what no reader sees, for one in the last digit of a
-    fraction, and in the tables that they link to for numbers within `CLOSE`.
-    """
-    before, after = (list(map(_table, _LINKED.findall(text))) for text in (one, other))
-    if len(before) != len(after) or any(map(_difference, before, after)):
-        return False
-    one, other = (_LINKED.sub("data:text/csv", text) for text in (one, other))
-    for pattern, instead in _NOT_SHOWN:
-        one = pattern.sub(instead, one)
-        other = pattern.sub(instead, other)
-    if one == other:
-        return True
+    """Whether two texts are equal but for the last digit of fractions."""
     if _NUMBER.sub("#", one) != _NUMBER.sub("#", other):
         return False
     pairs = zip(_NUMBER.findall(one), _NUMBER.findall(other), strict=True)
     return all(_same_number(was, now) for was, now in pairs)
-
-
-def _table(encoded: str) -> pd.DataFrame:
-    return pd.read_csv(io.BytesIO(base64.b64decode(encoded)))
 
 
 def _same_number(one: str, other: str) -> bool:
@@ -224,70 +176,6 @@ def _same_number(one: str, other: str) -> bool:
     exponents = [int(text.partition("e")[2] or 0) for text in (one, other)]
     last = 10.0 ** max(exponent - count for exponent, count in zip(exponents, digits, strict=True))
     return math.isclose(was, now, rel_tol=1e-9, abs_tol=1.001 * last)
-
-
-def same_picture(one: str, other: str) -> bool:
-    """Whether two pictures, PNG in base64, look the same."""
-    if one == other:
-        return True
-    was, now = (
-        Image.open(io.BytesIO(base64.b64decode(text))).convert("RGB") for text in (one, other)
-    )
-    if was.size != now.size:
-        return False
-    apart = np.abs(np.asarray(was, np.int16) - np.asarray(now, np.int16)).max(-1) > STEP
-    return bool(apart.mean() <= ALIKE)
-
-
-def _cells(page: Path) -> list[dict]:
-    """The cells of a notebook but for the one that papermill puts in."""
-    cells = json.loads(page.read_text())["cells"]
-    kept = [cell for cell in cells if "injected-parameters" not in cell["metadata"].get("tags", [])]
-    return [
-        cell | {"source": "".join(cell["source"]), "layout": _layout(cell["metadata"])}
-        for cell in kept
-    ]
-
-
-def _layout(metadata: dict) -> str:
-    """What a cell says of how it is shown: its tags, the name and caption of its figure."""
-    times = ("execution", "papermill")
-    told = {name: value for name, value in metadata.items() if name not in times and value}
-    return json.dumps(told, sort_keys=True)
-
-
-def _outputs(cell: dict) -> tuple[list[str], list[str]]:
-    """The texts and the pictures, in base64, that a cell shows."""
-    texts = []
-    pictures = []
-    stream = None  # that the last output was of
-    for output in cell.get("outputs", ()):
-        for kind, text in _parts(output):
-            if kind == stream:  # what is printed may come in pieces, by chance
-                texts[-1] += text
-            else:
-                (pictures if kind.startswith("image/") and "svg" not in kind else texts).append(
-                    text
-                )
-        stream = output["name"] if output["output_type"] == "stream" else None
-    return texts, pictures
-
-
-def _parts(output: dict) -> Iterator[tuple[str, str]]:
-    """The forms of an output that a page may show, by their kind."""
-    if output["output_type"] == "stream":
-        yield output["name"], "".join(output["text"])
-    elif output["output_type"] == "error":
-        yield "error", f"{output['ename']}: {output['evalue']}"
-    for kind, value in output.get("data", {}).items():
-        yield (
-            kind,
-            value
-            if isinstance(value, str)
-            else "".join(value)
-            if isinstance(value, list)
-            else json.dumps(value),
-        )
 
 
 def _quoted(one: str, other: str) -> str:

@@ -13,7 +13,7 @@ import os
 import platform
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -126,8 +126,7 @@ class Store:
             version: raise it when the meaning of `config` changes.
             label: what to call it in the line that is said when it is made.
         Raises:
-            AtsError: the store cannot be written, or has vanished in the meantime. States that
-                `compute` kept are still there when it comes back.
+            AtsError: the store cannot be written.
         """
         path = self.path(kind, config, version=version)
         kept = self._read(path)
@@ -168,14 +167,10 @@ class Store:
 
     def _write(self, path: Path, tensors: Tensors, facts: dict) -> dict:
         """Write the tensors, then the facts, which make an artifact look whole; those facts."""
-        # `get` has made the folder; one that has vanished since is not made again, see
-        # `write_atomically`.
-        write_atomically(path, lambda partial: save_file(tensors, partial), make_folder=False)
+        write_atomically(path, lambda partial: save_file(tensors, partial))
         facts = sealed(facts | {"sha256": digest(path)})
         text = json.dumps(facts, indent=1, sort_keys=True)
-        write_atomically(
-            path.with_suffix(".json"), lambda partial: partial.write_text(text), make_folder=False
-        )
+        write_atomically(path.with_suffix(".json"), lambda partial: partial.write_text(text))
         path.with_suffix(".state").unlink(missing_ok=True)
         return facts
 
@@ -189,6 +184,25 @@ class Store:
             self.say(f"{path.name}: {fault}; set aside as {path.stem}.*.corrupt and made again")
             return None
         return Artifact(load_file(path), json.loads(facts_path.read_text()))
+
+    def files(self, kind: str, config: object) -> dict[str, bytes]:
+        """What is kept of an artifact, by its place in the folder: the artifact, or the state of one
+        that is not done; it goes to a worker that needs it.
+        """
+        path = self.path(kind, config)
+        return read_files(self.root, path.parent.glob(f"{path.stem}.*"))
+
+    def take_in(self, files: Mapping[str, bytes]) -> None:
+        """Keep files that `files` or a worker gave; an artifact that is there already stays.
+
+        The tensors come first: with its facts an artifact looks whole.
+        """
+        for name in sorted(files, key=lambda name: name.endswith(".json")):
+            path = self.root / name
+            stored = path.with_suffix(".safetensors")
+            if stored.exists() and stored.with_suffix(".json").exists():
+                continue
+            write_atomically(path, lambda partial, name=name: partial.write_bytes(files[name]))
 
     def entries(self) -> Iterator[tuple[Path, dict]]:
         """Every artifact with its facts, newest last; unreadable facts are empty."""
@@ -205,6 +219,18 @@ class Store:
             path.relative_to(self.root).as_posix(): fault_of(path) for path, _ in self.entries()
         }
         return [f"{name}: {fault}" for name, fault in faults.items() if fault]
+
+
+def read_files(root: Path, paths: Iterable[Path]) -> dict[str, bytes]:
+    """The bytes of files below a folder, by their place in it; what was set aside, or is half
+    written, is left out.
+    """
+    whole = [path for path in paths if path.is_file()]
+    return {
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for path in whole
+        if path.suffix not in (".corrupt", ".aside", ".partial")
+    }
 
 
 def _made(tensors: Tensors) -> dict:

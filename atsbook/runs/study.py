@@ -435,7 +435,7 @@ class Study:
         device: where it runs; "auto" takes a GPU if there is one, and then computes in this
             process.
         jobs: results computed at once on this machine; by default one a core, or one on a GPU.
-        scheduler: `local` or the address of a Dask scheduler.
+        scheduler: the address of a Dask scheduler.
     """
 
     def __init__(
@@ -748,7 +748,7 @@ class Study:
             )
 
     def plan(self, requests: Iterable[Request] | Mapping[object, Request] | None = None) -> str:
-        """What would be computed, one line each with the time that it may take on this machine.
+        """What would be computed, one line each, and how long all of it may take.
 
         Args:
             requests: by default all that this study was asked for.
@@ -759,7 +759,7 @@ class Study:
     def _plan(self, units: Sequence[Unit]) -> str:
         if not units:
             return "nothing is missing"
-        return describe({"missing": units}, self.store, str(self.device), self.jobs, self.scheduler)
+        return describe(units, str(self.device), self.jobs, self.scheduler)
 
     # tables
 

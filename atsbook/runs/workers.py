@@ -1,5 +1,5 @@
 """Where units of work are done: processes of this machine, this process beside a GPU, or the
-workers of a Dask cluster.
+workers of a Dask scheduler.
 
 Each is a `concurrent.futures.Executor` with the number of units that it takes at once.
 """
@@ -18,10 +18,7 @@ from atslib.errors import AtsError
 from atslib.gradients.cpu import keep_memory, keep_to_one_core
 
 LOST = (BrokenExecutor, CancelledError)  # what a call ends with whose worker or scheduler went away
-GPU = "GPU"  # the resource that a worker with a GPU declares, one unit of it each
 PATIENCE = 60.0  # seconds that a scheduler may be away
-# Nobody is asked who they are, and whoever reaches a port of Dask's can run a function there
-HERE = "127.0.0.1"
 # Of `distributed.security`
 TLS = "DASK_DISTRIBUTED__COMM__TLS__CA_FILE, …__CLIENT__CERT and …__CLIENT__KEY"
 
@@ -37,7 +34,7 @@ def count(device: torch.device, jobs: int | None, scheduler: str | None) -> int:
     """How many units are computed at once there: by a cluster as many as it takes now, started or
     not.
     """
-    if scheduler in (None, "local"):
+    if not scheduler:
         return at_once(device, jobs)
     with workers(device, jobs, scheduler, lambda line: None) as (_, slots):
         return slots()
@@ -50,17 +47,16 @@ def workers(
     """An executor, and a function that says how many units it takes at once now.
 
     Args:
-        scheduler: None, `local` or the address of a Dask scheduler, such as `tls://10.0.0.5:8786`;
-            for `tls://` the certificates are those of Dask's own configuration.
-        say: receives the line with the dashboard's address, and a warning where the line to the
-            scheduler is open.
+        scheduler: None, or the address of a Dask scheduler, such as `tls://10.0.0.5:8786`; for
+            `tls://` the certificates are those of Dask's own configuration.
+        say: receives a warning where the line to the scheduler is open.
     Raises:
         AtsError: Dask is not installed, there is no scheduler at that address, or no certificate
             for it.
         BrokenExecutor: a worker was lost, and Dask has given up on the unit that it was at.
     """
     if scheduler:
-        with _cluster(scheduler, device, jobs, say) as found:
+        with _cluster(scheduler, say) as found:
             yield found
         return
     with Here() if device.type == "cuda" else _processes(at_once(device, jobs)) as pool:
@@ -107,67 +103,46 @@ def _begin_worker() -> None:
 
 
 @contextlib.contextmanager
-def _cluster(
-    scheduler: str, device: torch.device, jobs: int | None, say: Callable[[str], None]
-) -> Iterator[Workers]:
+def _cluster(scheduler: str, say: Callable[[str], None]) -> Iterator[Workers]:
     try:
         from distributed import Client, KilledWorker  # an extra
     except ImportError:
         raise AtsError(
             f"--scheduler {scheduler} needs Dask: pip install 'atslib[cluster]'"
         ) from None
-    with contextlib.ExitStack() as stack:
-        address = stack.enter_context(_local(device, jobs)) if scheduler == "local" else scheduler
-        try:
-            client = stack.enter_context(Client(address, timeout=PATIENCE, set_as_default=False))
-        except (
-            OSError,
-            ValueError,
-            MemoryError,
-        ) as error:  # the last: the bytes of another service, as a length
-            raise AtsError(
-                f"--scheduler {scheduler}: no Dask scheduler answers there ({error}); give local or its address, "
-                "such as tls://10.0.0.5:8786"
-            ) from None
-        except (
-            TypeError,
-            RuntimeError,
-        ) as error:  # what Dask raises where TLS is asked for, or needed, without keys
-            reason = " ".join(str(error).split())
-            raise AtsError(
-                f"--scheduler {scheduler}: Dask has no certificates for it ({reason}); set {TLS}, or the same in "
-                "Dask's configuration file"
-            ) from None
-        if scheduler != "local" and is_open(scheduler):
+    try:
+        client = Client(scheduler, timeout=PATIENCE, set_as_default=False)
+    except (OSError, ValueError, MemoryError) as error:
+        # The last: the bytes of another service, as a length
+        raise AtsError(
+            f"--scheduler {scheduler}: no Dask scheduler answers there ({error}); give its address, such as "
+            "tls://10.0.0.5:8786"
+        ) from None
+    except (TypeError, RuntimeError) as error:
+        # What Dask raises where TLS is asked for, or needed, without keys
+        reason = " ".join(str(error).split())
+        raise AtsError(
+            f"--scheduler {scheduler}: Dask has no certificates for it ({reason}); set {TLS}, or the same in "
+            "Dask's configuration file"
+        ) from None
+    with client:
+        if is_open(scheduler):
             say(
                 f"warning: the line to {scheduler} is neither encrypted nor authenticated, so that whoever reaches it "
                 "or its workers can run any code there; use tls://, with certificates in Dask's configuration"
             )
-        say(f"Dask's dashboard: {client.dashboard_link}")
 
         def slots() -> int:
-            """One unit a thread; where workers declare GPUs, one a GPU.
-
-            At least one, which then waits for a worker.
-            """
+            """One unit a thread; at least one, which then waits for a worker."""
             try:
-                found = client.scheduler_info(n_workers=-1)["workers"].values()
-            except (
-                OSError,
-                RuntimeError,
-            ) as error:  # the scheduler went away, or so long ago that the client closed
+                return max(1, sum(client.nthreads().values()))
+            except (OSError, RuntimeError) as error:  # the scheduler went away
                 raise BrokenExecutor(str(error)) from None
-            gpus = sum(worker["resources"].get(GPU, 0) for worker in found)
-            return max(1, int(gpus or sum(worker["nthreads"] for worker in found)))
 
         with contextlib.suppress(TimeoutError):
             client.wait_for_workers(1, timeout=PATIENCE)
-        on_gpus = any(
-            GPU in worker["resources"]
-            for worker in client.scheduler_info(n_workers=-1)["workers"].values()
-        )
         try:
-            yield client.get_executor(pure=False, resources={GPU: 1} if on_gpus else None), slots
+            yield client.get_executor(pure=False), slots
         except KilledWorker as error:
             raise BrokenExecutor(str(error)) from None
 
@@ -185,24 +160,3 @@ def is_open(scheduler: str) -> bool:
         return not ipaddress.ip_address(host).is_loopback
     except ValueError:  # a name, of which nobody knows where it leads
         return True
-
-
-@contextlib.contextmanager
-def _local(device: torch.device, jobs: int | None) -> Iterator[object]:
-    """A cluster of this machine, which nobody on the network reaches: a worker for each core, or
-    one for each GPU.
-    """
-    from distributed import Nanny, Scheduler, SpecCluster
-
-    gpus = range(torch.cuda.device_count() if device.type == "cuda" else 0)
-    each = [{"env": {"CUDA_VISIBLE_DEVICES": str(i)}, "resources": {GPU: 1}} for i in gpus] or [
-        {}
-    ] * at_once(device, jobs)
-    # Each of them, its dashboard too, listens on all addresses unless it is told not to.
-    here = {"host": HERE, "dashboard_address": f"{HERE}:0"}
-    spec = {
-        i: {"cls": Nanny, "options": {"nthreads": 1, **here, **options}}
-        for i, options in enumerate(each)
-    }
-    with SpecCluster(spec, {"cls": Scheduler, "options": here}, silence_logs=50) as cluster:
-        yield cluster

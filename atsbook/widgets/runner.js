@@ -1,4 +1,4 @@
-// Runs a graph of `atslib export-attack`: loops over flat buffers of doubles. Nothing here knows of networks or pages.
+// Runs a graph of `widgets/browser_graph`: loops over flat buffers of doubles. Nothing here knows of networks or pages.
 
 const ELEMENT = {
   copy: "x", second: "y", add: "x+y", sub: "x-y", mul: "x*y", div: "x/y", neg: "-x", exp: "Math.exp(x)", log: "Math.log(x)",

@@ -78,9 +78,7 @@ def load(name: str, split: str, root: Folder | None = None, *, download: bool = 
 
 
 def pack_official(name: str, source: Folder, root: Folder | None = None) -> list[Path]:
-    """Pack an official copy that is already on disk, as `python -m atslib pack` does; see
-    `official.pack_copy`.
-    """
+    """Pack an official copy that is already on disk; see `official.pack_copy`."""
     return pack_copy(name, as_path("source", source), _root(root))
 
 

@@ -57,7 +57,7 @@ def download(name: str, path: Path, *, allowed: bool) -> None:
     raise AtsError(
         f"{name}: there is no file {path} and the official download ({where}) was not made "
         f"({reason}); point root= or $ATS_DATA at a folder that has the file, make it from a copy with "
-        '`python -m atslib pack`, or use load("shapes", ...), which needs no file'
+        '`atslib.data.load.pack_official`, or use load("shapes", ...), which needs no file'
     ) from cause
 
 

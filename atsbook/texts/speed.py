@@ -1,0 +1,136 @@
+"""What attacks cost: times, and what more steps bring, as Markdown."""
+
+import math
+from pathlib import Path
+
+import pandas as pd
+
+from atsbook.findings.result import stored_result, table_file
+from atsbook.runs.archive import Archive
+
+
+def cost_line(results: Path) -> str:
+    """How long all of the evidence took, in one sentence."""
+    stored = Archive(results).entries()
+    hours = math.fsum(line["seconds"] for line in stored.values()) / 3600
+    return (
+        f"The {len(stored):,} results of the archive took {hours:.0f} hours, added up, each in a process with one "
+        "thread on a CPU; `python -m atsbook run --dry-run` says how long another run may take.\n"
+    )
+
+
+def steps_table(results: Path, data: str = "cifar100") -> str:
+    """Markdown: an attack's mean gain in dB by its number of steps, a row per network and schedule;
+    "" before a run.
+    """
+    folder = Path(results) / "steps" / f"{data}-laptop"
+    if not folder.exists():
+        return ""
+    rows = pd.read_csv(table_file(folder, "attacks"))
+    facts = stored_result(folder)["facts"]
+    means = (
+        rows.groupby(["model", "schedule", "steps"], sort=False)["gain"]
+        .mean()
+        .unstack("steps")
+        .sort_index(axis=1)
+    )
+    lines = [
+        "Mean gain of an attack over the best guess without a gradient, in dB, after so many steps: untrained "
+        f"networks, no policy, {data}, n = {rows['image'].nunique()} images, profile laptop, seed {facts['seed']}, "
+        f"{facts['device']}.",
+        "",
+        f"| Network | Step size | {' | '.join(f'{steps:,}' for steps in means)} |",
+        "|---|---|" + "---|" * means.shape[1],
+    ]
+    for (model, schedule), row in means.iterrows():
+        cells = ("–" if math.isnan(gain) else f"{gain:+.1f}" for gain in row)
+        lines.append(f"| {model} | {schedule} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def speed_table(measurements: Path) -> str:
+    """Markdown from the JSON lines of `python -m atsbook bench`: medians over the runs of each
+    case, and beside another project's code where `benchmarks/peers.py` has compared them.
+    """
+    if not measurements.exists():
+        return "Not measured yet.\n"
+    runs = pd.read_json(measurements, lines=True)
+    table = _against_loop(runs[runs["benchmark"].isin(("attack", "scores"))])
+    peers = runs[runs["benchmark"] == "peers"]
+    return table if peers.empty else f"{table}\n{_against_peers(peers)}"
+
+
+def _against_loop(runs: pd.DataFrame) -> str:
+    head = (
+        "Measured", "Device", "Network", "At once", "Engine", "Plain loop", "Ratio (range, n runs)",
+        "Convolution rate", "Memory, MB: engine, loop",
+    )  # fmt: skip
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    machine = runs.apply(_machine, axis=1)
+    for (name, benchmark, model, members), rows in runs.groupby(
+        [machine, "benchmark", "model", "members"], sort=False
+    ):
+        attack = benchmark == "attack"
+        measured = (
+            "attack, ms per image and iteration"
+            if attack
+            else "privacy score, gradients per second"
+        )
+        ours, theirs = (
+            ("engine_ms", "loop_ms") if attack else ("engine_gradients", "loop_gradients")
+        )
+        middle = rows[[ours, theirs, "ratio", "convolution_share"]].median()
+        cells = (
+            measured,
+            name,
+            model,
+            str(members),
+            f"{middle[ours]:.1f}",
+            f"{middle[theirs]:.1f}",
+            _with_range(rows["ratio"]),
+            f"{middle['convolution_share']:.0%}",
+            _memory(rows),
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _against_peers(runs: pd.DataFrame) -> str:
+    """A table of an attack's iteration beside that of breaching."""
+    lines = [
+        "An attack's iteration beside that of breaching, by its own code, in ms of processor time per image:",
+        "",
+        "| Device | Network | At once | Engine | breaching, one at a time | Ratio (range, n runs) |",
+        "|---|---|---|---|---|---|",
+    ]
+    machine = runs.apply(_machine, axis=1)
+    for (name, model, members), rows in runs.groupby([machine, "model", "members"], sort=False):
+        middle = rows[["engine_ms", "breaching_ms"]].median()
+        lines.append(
+            f"| {name} | {model} | {members} | {middle['engine_ms']:.1f} | {middle['breaching_ms']:.1f} | "
+            f"{_with_range(rows['ratio'])} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _machine(run: pd.Series) -> str:
+    """A device in words: of a processor its name, its vectors and the number of threads."""
+    if run["device"] != "cpu":
+        return run["device"]
+    count = f"{run['threads']} threads" if run["threads"] > 1 else "1 thread"
+    named = isinstance(run.get("processor"), str)  # older lines say less
+    return f"{run['processor']} ({run['features']}), {count}" if named else f"cpu, {count}"
+
+
+def _with_range(ratio: pd.Series) -> str:
+    spread = "" if len(ratio) == 1 else f"{ratio.min():.1f} to {ratio.max():.1f}, "
+    return f"{ratio.median():.1f} ({spread}n = {len(ratio)})"
+
+
+def _memory(rows: pd.DataFrame) -> str:
+    """What an iteration of engine and loop adds to the memory in use; "–" where it is not known."""
+    names = ["engine_mb", "loop_mb"]
+    if not set(names) <= set(rows) or rows[names].isna().to_numpy().any():
+        return "–"
+    engine, loop = rows[names].median()
+    return f"{engine:,.0f}, {loop:,.0f}"
