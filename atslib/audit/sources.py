@@ -12,18 +12,30 @@ from textwrap import shorten
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from atslib.attacks import ATTACKS, Attack, GradientMatching
 from atslib.clients.defenses.defense import Defense
-from atslib.data.folder import FITS, class_files, opened, square_pixels
+from atslib.data.folder import (
+    FITS,
+    GREY,
+    brightest_byte,
+    class_files,
+    few_bits,
+    of_depth,
+    opened,
+    square_pixels,
+    upper_bytes,
+    upright,
+    white_of,
+)
 from atslib.data.images import Images, describe, explain, is_tensor
 from atslib.data.load import DATASETS, load
 from atslib.errors import AtsError, choose
-from atslib.gradients.inputs import as_tensor
+from atslib.gradients.inputs import UNSIGNED, as_tensor
 from atslib.models import MOST_CLASSES, build_model
 
 MOST = 5_000  # images of a data set of one's own that are taken
@@ -254,7 +266,7 @@ def folder_images(folder: Path, size: int | None, fit: str) -> tuple[Images, tup
     classes = class_files(folder)
     files = [file for members in classes.values() for file in members]
     if size is None:
-        width, height = opened(files[0], lambda image: ImageOps.exif_transpose(image).size)
+        width, height = opened(files[0], lambda image: upright(image).size)
         if width != height or width > LARGEST_GUESSED:
             raise AtsError(
                 f"{files[0]} has {width}×{height} pixels; say with --image-size at what side the network takes images"
@@ -283,17 +295,28 @@ def dataset_images(found: object, text: str) -> Images:
             ) from None
     pictures = []
     labels = []
+    tops = []
     for pair in _pairs(found, text):
         if len(pictures) >= MOST:
             break
-        pictures.append(_pixels_of(pair[0], text))
+        pictures.append(_pixels_of(pair[0], text, tops))
         labels.append(_label(pair[1], text))
+    # Images of 16 bits are of one device: the range of all is that of the brightest.
+    deep = [int(each.max()) for each in pictures if each.dtype == DEEP]
+    white = white_of(max([*deep, *tops], default=0))
+    if tops and white < 2**16 - 1:
+        raise AtsError(f"--data {text!r}: the brightest image {few_bits(max([*deep, *tops]))}")
+    pictures = [
+        torch.from_numpy(of_depth(each.numpy(), white)) if each.dtype == DEEP else each
+        for each in pictures
+    ]
     if not pictures or len({tuple(picture.shape) for picture in pictures}) > 1:
         shapes = sorted({tuple(picture.shape) for picture in pictures})
         raise AtsError(
             f"--data {text!r} gives {len(pictures)} images of shapes {shapes}; they must be of one shape"
         )
-    classes = tuple(map(str, getattr(getattr(found, "dataset", found), "classes", ())))
+    classes = getattr(getattr(found, "dataset", found), "classes", ())
+    classes = tuple(map(str, classes if isinstance(classes, list | tuple) else ()))
     count = max(labels) + 1
     names = classes if len(classes) >= count else tuple(map(str, range(count)))
     return Images(torch.stack(pictures), torch.tensor(labels), names, text, "all")
@@ -315,14 +338,18 @@ def _label(label: object, text: str) -> int:
 def _pairs(found: object, text: str) -> Iterable[tuple]:
     """Pairs of one image and one label; a DataLoader's batches are taken apart."""
     if isinstance(found, torch.utils.data.DataLoader):
-        for batch in found:
+        for number, batch in enumerate(_batches(found, text)):
             if not isinstance(batch, tuple | list) or len(batch) != 2:
                 raise AtsError(f"--data {text!r}: batches must be pairs of images and labels")
-            yield from zip(*batch, strict=True)
+            try:
+                pairs = list(zip(*batch, strict=True))
+            except (TypeError, ValueError) as error:
+                raise AtsError(f"--data {text!r}: batch {number}: {explain(error)}") from None
+            yield from pairs
         return
     try:
         count = len(found)
-    except TypeError:
+    except Exception:
         raise AtsError(
             f"--data {text!r} is a {type(found).__name__}; give a Dataset or a DataLoader"
         ) from None
@@ -338,10 +365,40 @@ def _pairs(found: object, text: str) -> Iterable[tuple]:
         yield tuple(pair)
 
 
-def _pixels_of(picture: object, text: str) -> Tensor:
-    """(C, H, W) uint8 of a PIL image or a tensor."""
+def _batches(loader: torch.utils.data.DataLoader, text: str) -> Iterable[object]:
+    """What a DataLoader gives; where it fails, the user's own error in one sentence."""
+    try:
+        yield from loader
+    except Exception as error:
+        raise AtsError(
+            f"--data {text!r}: the DataLoader failed: {type(error).__name__}: {explain(error)}; give its Dataset"
+        ) from None
+
+
+DEEP = torch.int32  # kind of pixels of more than 8 bits, until their range is known
+
+
+def _pixels_of(picture: object, text: str, tops: list[int]) -> Tensor:
+    """(C, H, W) of a PIL image or a tensor: uint8, or `DEEP` of 16 bits.
+
+    The brightest value of one with 16 bits per colour, of which Pillow keeps 8, goes into `tops`.
+    """
     if isinstance(picture, Image.Image):
-        array = np.array(picture.convert("L" if picture.mode in ("1", "L") else "RGB"))
+        if picture.mode in ("I", "F"):
+            raise AtsError(
+                f"--data {text!r}: a PIL image of mode {picture.mode} has 32 bits per pixel and no common range; give 8 "
+                "or 16 bits, or a tensor in [0, 1]"
+            )
+        raw = upper_bytes(picture)
+        try:
+            if raw:
+                tops.append(256 * brightest_byte(picture))
+            if picture.mode.startswith("I;16"):
+                return torch.from_numpy(np.asarray(picture).astype(np.int32))[None]
+            picture = picture.convert("L" if picture.mode in GREY or raw.startswith("L") else "RGB")
+        except Exception as error:  # files are read late, and Pillow raises many kinds
+            raise AtsError(f"--data {text!r}: an image cannot be read: {explain(error)}") from None
+        array = np.array(picture)
         return (
             torch.from_numpy(array if array.ndim == 3 else array[:, :, None])
             .permute(2, 0, 1)
@@ -354,8 +411,11 @@ def _pixels_of(picture: object, text: str) -> Tensor:
         )
     if picture.dtype == torch.uint8:
         return picture
-    if picture.is_complex():
+    if picture.dtype == torch.uint16:
+        return torch.from_numpy(picture.cpu().numpy().astype(np.int32))
+    if picture.dtype in UNSIGNED or picture.is_complex():
         raise AtsError(f"--data {text!r}: an image is {describe(picture)}; give floats or uint8")
+    picture = picture if picture.is_floating_point() else picture.double()
     low, high = (float(edge) for edge in picture.detach().aminmax())
     if not (low >= -0.01 and high <= 1.01):
         raise AtsError(
