@@ -1,14 +1,17 @@
 """Networks, weights and images that are named in the shell."""
 
+import argparse
 import importlib
 import importlib.util
 import inspect
+import json
 import operator
 import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from textwrap import shorten
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -42,7 +45,18 @@ MOST = 5_000  # images of a data set of one's own that are taken
 LARGEST_GUESSED = (
     256  # pixels: larger images are not attacked at their own size unless that is asked for
 )
-NESTED = ("state_dict", "model_state_dict", "model", "net")  # where checkpoints keep the weights
+# Where checkpoints keep the weights, and where an average of them beside.
+NESTED = (
+    "state_dict",
+    "model_state_dict",
+    "module_state_dict",
+    "model",
+    "module",
+    "net",
+    "weights",
+)
+AVERAGES = ("state_dict_ema", "model_ema", "ema_state_dict", "ema")
+INDEX = ".index.json"  # how the names of files end that say which tensors are in which part
 
 
 def named(text: str, what: str) -> object:
@@ -179,61 +193,123 @@ def named_loss(text: str) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, of a state dict that torch saved, or of an npz file, by
-    name.
+    """The tensors of `weights_in`."""
+    return weights_in(path)[0]
+
+
+def weights_in(path: Path) -> tuple[dict[str, Tensor], str]:
+    """The tensors in a file by the names that it has for them, and a sentence where it holds
+    several networks and one was taken, else "".
+
+    Read are safetensors, npz, state dicts that torch saved, as they are or within a checkpoint
+    (Lightning, timm, Opacus, NVFlare), and the index of a file in parts or the folder it is in.
 
     Raises:
-        AtsError: no such file, or one that holds more than tensors.
+        AtsError: no such file, or one that holds more than tensors where these have to be.
     """
+    if path.is_dir():
+        indices = sorted(path.glob(f"*{INDEX}"))
+        alone = sorted(path.glob("*.safetensors"))
+        if len(indices) != 1 and len(alone) != 1:
+            kept = (path / ".metadata").is_file()  # of torch.distributed.checkpoint
+            raise AtsError(
+                f"{path} is a folder{' of parts of processes' if kept else ''}; give a file"
+                + (
+                    ", which torch.distributed.checkpoint.format_utils.dcp_to_torch_save makes of it"
+                    if kept
+                    else f", or a folder with one {INDEX.removeprefix('.')}"
+                )
+            )
+        path = (indices or alone)[0]
     if not path.is_file():
         raise AtsError(
             f"{path} is no file; give weights as safetensors, npz, or a state dict that torch saved"
         )
+    if path.name.endswith(INDEX):
+        return _parts(path), ""
     try:
         if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as arrays:
-                return {name: torch.from_numpy(arrays[name].copy()) for name in arrays.files}
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+                return {name: _of_numpy(arrays[name], name) for name in arrays.files}, ""
         if path.suffix == ".safetensors":
-            return load_file(path)
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, OSError, ValueError, EOFError) as error:
-        raise AtsError(
-            f"{path} cannot be read as weights: {' '.join(str(error).split())[:150]}"
-        ) from None
+            return load_file(path), ""
+        # timm keeps its options beside the weights, in argparse's plain holder of values.
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            found = torch.load(path, map_location="cpu", weights_only=True)
+    except (SafetensorError, OSError, ValueError, EOFError, BadZipFile) as error:
+        raise AtsError(f"{path} cannot be read as weights: {explain(error)}") from None
     except (
         Exception
     ):  # torch raises its own unpickling error, and others for what is no file of torch's
         raise AtsError(
             f"{path} cannot be read: it is no state dict, or it holds more than tensors; save model.state_dict()"
         ) from None
-    for name in NESTED:
-        if isinstance(found, dict) and isinstance(found.get(name), dict):
-            found = found[name]
-            break
-    if (
-        not isinstance(found, dict)
-        or not found
-        or not all(isinstance(value, Tensor) for value in found.values())
-    ):
+    weights, note = _state_dict(found, path)
+    if weights is None:
         raise AtsError(f"{path} holds no state dict; save model.state_dict()")
+    return weights, note
+
+
+def _parts(index: Path) -> dict[str, Tensor]:
+    """The tensors of all files that an index names, as Hugging Face writes large networks."""
+    try:
+        places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        files = sorted(set(places.values()))
+        inside = all(Path(file).name == file for file in files)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise AtsError(
+            f"{index} is no index of weights (a JSON object with weight_map): {explain(error)}"
+        ) from None
+    if not inside:
+        raise AtsError(f"{index} names files outside its own folder")
+    found = {}
+    for file in files:
+        found |= read_weights(index.parent / file)
+    if missing := sorted(places.keys() - found.keys()):
+        raise AtsError(f"{index}: {missing[0]!r} is in none of its {len(files)} files")
+    return {name: found[name] for name in places}
+
+
+def _of_numpy(array: np.ndarray, name: str) -> Tensor:
+    """An array of an npz file as a tensor; ValueError for kinds that are no numbers of torch's."""
+    found = as_tensor(array.copy())
+    if not isinstance(found, Tensor):
+        raise ValueError(
+            f"{name!r} is of kind {array.dtype}, which are no numbers that torch knows; store float32"
+        )
     return found
 
 
-def fill(model: nn.Module, tensors: dict[str, Tensor], whose: object) -> nn.Module:
-    """Put weights into a network; names may begin with "module.", as parallel training writes them.
+def _state_dict(found: object, path: Path) -> tuple[dict[str, Tensor] | None, str]:
+    """The state dict within what a file holds, and a sentence where others are beside it."""
+    if _is_state_dict(found):
+        return found, ""
+    if not isinstance(found, dict):
+        return None, ""
+    taken = next((name for name in NESTED if _is_state_dict(found.get(name))), None)
+    if taken is None:
+        return None, ""
+    lightning = "averaging_state" in found or "current_model_state" in found
+    others = [name for name in AVERAGES if _is_state_dict(found.get(name))]
+    if lightning and taken == "state_dict":
+        return found[taken], (
+            f"The weights are those of {path.name} under 'state_dict', which with Lightning's weight averaging are the "
+            "average; those in training are under 'current_model_state'."
+        )
+    if others:
+        return found[taken], (
+            f"The weights are those of {path.name} under {taken!r}, which were trained; the average of them under "
+            f"{others[0]!r} was not taken, though timm, for one, would load it."
+        )
+    return found[taken], ""
 
-    Raises:
-        AtsError: they are of another network.
-    """
-    if all(name.startswith("module.") for name in tensors):
-        tensors = {name.removeprefix("module."): value for name, value in tensors.items()}
-    try:
-        model.load_state_dict(tensors)
-    except RuntimeError as error:
-        lines = str(error).splitlines()
-        fault = " ".join((lines[1] if len(lines) > 1 else lines[0]).split())[:200]
-        raise AtsError(f"{whose} is of another network: {fault}") from None
-    return model
+
+def _is_state_dict(found: object) -> bool:
+    return (
+        isinstance(found, dict)
+        and bool(found)
+        and all(isinstance(value, Tensor) for value in found.values())
+    )
 
 
 def images_of(text: str, size: int | None, fit: str) -> tuple[Images, tuple[str, ...]]:
