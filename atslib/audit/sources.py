@@ -277,7 +277,7 @@ def _of_numpy(array: np.ndarray, name: str) -> Tensor:
         raise ValueError(
             f"{name!r} is of kind {array.dtype}, which are no numbers that torch knows; store float32"
         )
-    return found
+    return found.reshape(array.shape)  # a number alone has come back as a list of one
 
 
 def _state_dict(found: object, path: Path) -> tuple[dict[str, Tensor] | None, str]:
