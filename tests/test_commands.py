@@ -204,7 +204,7 @@ def test_public_names_are_what_they_say_and_rooms_stay_importable():
         ("archive write", "error: there is no archive at "),
         (
             "pack tinyimagenet .",
-            "error: tinyimagenet: . cannot be packed: give the zip from Stanford",
+            "error: tinyimagenet: . cannot be packed: there is no tiny-imagenet-200 in it",
         ),
         ("attack --out x --steps 0", "error: argument --steps: '0' must be"),
         (

@@ -1,6 +1,7 @@
 """Laws of the data module: what a packed file holds is what one gets, and what is wrong is said."""
 
 import functools
+import gzip
 import hashlib
 import importlib
 import io
@@ -954,3 +955,142 @@ def test_a_broken_line_half_way_leaves_nothing_behind(tmp_path, serve, monkeypat
     with refused("timed out"):
         load("tinyimagenet", "train", tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+# --- copies on disk ------------------------------------------------------------------------------------
+
+
+def fashion(counts=(3, 2)):
+    """The four files of a small Fashion-MNIST, as they are unpacked."""
+    files = {}
+    for part, count in zip(("train", "t10k"), counts, strict=True):
+        pixels = random_pixels(count, 28, 28)
+        head = struct.pack(">4I", 2051, count, 28, 28)
+        files[f"{part}-images-idx3-ubyte"] = head + pixels.numpy().tobytes()
+        files[f"{part}-labels-idx1-ubyte"] = struct.pack(">2I", 2049, count) + bytes(range(count))
+    return files
+
+
+def lay_out(folder, files, packed=False):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        if packed:
+            (folder / f"{name}.gz").write_bytes(gzip.compress(content))
+        else:
+            (folder / name).write_bytes(content)
+
+
+@pytest.fixture
+def small_fashion(monkeypatch):
+    files = fashion()
+    md5 = {k: hashlib.md5(v, usedforsecurity=False).hexdigest() for k, v in files.items()}
+    monkeypatch.setattr(_official, "FASHION_MD5", md5)
+    return files
+
+
+@pytest.mark.parametrize("place", ["FashionMNIST/raw", "raw", ""])
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gz"])
+def test_a_copy_of_fashion_mnist_is_taken_wherever_its_files_are(
+    tmp_path, small_fashion, place, packed
+):
+    lay_out(tmp_path / "copy" / place, small_fashion, packed)
+    data.pack_official("fmnist", tmp_path / "copy", tmp_path / "root")
+    train = load("fmnist", "train", tmp_path / "root")
+    pixels = np.frombuffer(small_fashion["train-images-idx3-ubyte"][16:], np.uint8)
+    assert np.array_equal(train.pixels.numpy().ravel(), pixels)
+    assert train.labels.tolist() == [0, 1, 2]
+    assert train.class_names[9] == "Ankle boot"
+    assert len(load("fmnist", "test", tmp_path / "root")) == 2
+
+
+DAMAGES = {
+    "pixels of zero": ("t10k-images-idx3-ubyte", lambda b: b[:-400] + bytes(400)),
+    "labels rolled": ("train-labels-idx1-ubyte", lambda b: b[:8] + b[9:] + b[8:9]),
+    "one byte more": ("train-images-idx3-ubyte", lambda b: b + b"0"),
+    "an empty file": ("t10k-labels-idx1-ubyte", lambda b: b""),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gz"])
+def test_a_damaged_copy_of_fashion_mnist_is_refused_by_its_file(
+    tmp_path, small_fashion, damage, packed
+):
+    name, change = DAMAGES[damage]
+    files = small_fashion | {name: change(small_fashion[name])}
+    lay_out(tmp_path / "raw", files, packed)
+    with refused(f"{name}{'.gz' if packed else ''} is damaged: its md5 is"):
+        data.pack_official("fmnist", tmp_path, tmp_path / "root")
+    assert not (tmp_path / "root").exists()
+
+
+def test_a_cut_gz_or_a_file_that_is_missing_is_one_sentence(tmp_path, small_fashion):
+    lay_out(tmp_path / "raw", small_fashion, packed=True)
+    file = tmp_path / "raw" / "t10k-images-idx3-ubyte.gz"
+    file.write_bytes(file.read_bytes()[:100])
+    with refused("fmnist:", "cannot be packed: "):
+        data.pack_official("fmnist", tmp_path, tmp_path / "root")
+    file.unlink()
+    with refused("there is no t10k-images-idx3-ubyte (or t10k-images-idx3-ubyte.gz) in it"):
+        data.pack_official("fmnist", tmp_path, tmp_path / "root")
+
+
+@needs("fmnist_test.npz")
+def test_the_checksums_are_those_of_the_official_files():
+    images = load("fmnist", "test", ROOT)
+    head = struct.pack(">4I", 2051, len(images), 28, 28)
+    files = {"images-idx3": head + images.pixels.numpy().tobytes()}
+    labels = images.labels.numpy().astype(np.uint8).tobytes()
+    files["labels-idx1"] = struct.pack(">2I", 2049, len(images)) + labels
+    for name, content in files.items():
+        found = hashlib.md5(content, usedforsecurity=False).hexdigest()
+        assert found == _official.FASHION_MD5[f"t10k-{name}-ubyte"]
+
+
+@pytest.mark.parametrize("inside", ["cifar-100-python", "", "renamed"])
+def test_a_copy_of_cifar_is_found_by_its_files(tmp_path, monkeypatch, inside):
+    seen = []
+
+    def fetch(name, folder, *, download):
+        seen.append(sorted(path.name for path in (folder / "cifar-100-python").iterdir()))
+        return {}
+
+    monkeypatch.setattr(_official, "_fetch_torchvision", fetch)
+    copy = tmp_path / "copy" / "cifar-100-python" if inside != "renamed" else tmp_path / "renamed"
+    lay_out(copy, dict.fromkeys(("train", "test", "meta"), b""))
+    data.pack_official("cifar100", copy.parent if inside == "cifar-100-python" else copy, tmp_path)
+    assert seen == [["meta", "test", "train"]]
+    (copy / "meta").unlink()
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with refused(f"{copy.name} has no meta; it must hold train, test, meta"):
+        data.pack_official("cifar100", copy, tmp_path)
+    with refused("there is no cifar-100-python in it with train, test, meta"):
+        data.pack_official("cifar100", empty, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["zip", "folder", "the folder around it"])
+def test_a_copy_of_tinyimagenet_is_a_zip_or_the_folder_and_whole(tmp_path, monkeypatch, kind):
+    archive = tmp_path / "tiny.zip"
+    archive.write_bytes(tiny_archive())
+    source = archive
+    if kind != "zip":
+        with zipfile.ZipFile(archive) as members:
+            members.extractall(tmp_path / "copy")
+        source = tmp_path / "copy" / ("tiny-imagenet-200" if kind == "folder" else "")
+    with refused("it has 4 images in train, and the official set 100,000: it is not whole"):
+        data.pack_official("tinyimagenet", source, tmp_path / "root")
+    monkeypatch.setattr(_official, "TINYIMAGENET_COUNTS", {"train": 4, "test": 3})
+    with refused("it has 2 images in val, and the official set 3"):
+        data.pack_official("tinyimagenet", source, tmp_path / "root")
+    monkeypatch.setattr(_official, "TINYIMAGENET_COUNTS", {"train": 4, "test": 2})
+    data.pack_official("tinyimagenet", source, tmp_path / "root")
+    train = load("tinyimagenet", "train", tmp_path / "root")
+    assert train.labels.tolist() == [0, 0, 1, 1]
+    assert train.pixels[:, 0, 5, 5].tolist() == [92, 102, 91, 101]
+    assert load("tinyimagenet", "val", tmp_path / "root").labels.tolist() == [5, 7]
+
+
+def test_a_folder_that_is_no_tinyimagenet_is_one_sentence(tmp_path):
+    with refused("there is no tiny-imagenet-200 in it with wnids.txt"):
+        data.pack_official("tinyimagenet", tmp_path, tmp_path / "root")
