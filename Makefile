@@ -37,11 +37,12 @@ check: .venv/.ready
 PYTEST = OMP_NUM_THREADS=1 PYTEST_XDIST_AUTO_NUM_WORKERS=$$((`$(BIN)/python -c "import os; print(os.cpu_count())"` + 2)) \
 	$(BIN)/python atsbook/report/warm_kernels.py $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 test: lint
-	$(PYTEST) -m "not (notebook or browser or federated or slow)"
+	$(PYTEST) -m "not (notebook or browser or federated or slow or hours)"
 
-# Everything: every notebook, browsers, federations, killed processes and long trainings besides.
+# Every notebook, browsers, federations, killed processes and long trainings besides; not what takes an hour, which is
+# `.venv/bin/python -m pytest -m hours`: each page with each of its parameters at another value.
 test-all: lint
-	$(PYTEST) --nbval
+	$(PYTEST) --nbval -m "not hours"
 
 lint: .venv/.ready
 	$(BIN)/ruff check .

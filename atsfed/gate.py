@@ -2,10 +2,11 @@
 away.
 
 `ClientApp(mods=[gate(...)])`, or pinned by a site in its own app, where the author of the training
-cannot leave it out.
+cannot leave it out. The first mod of a list is the outermost: a gate there sees what leaves the
+client, after Flower's own mods have clipped it and added noise; behind them it sees the update as
+it was trained.
 """
 
-import copy
 import dataclasses
 import json
 import logging
@@ -29,16 +30,19 @@ from atslib.clients.observe import observe
 from atslib.clients.view import ThreatModel
 from atslib.errors import AtsError, check_whole, choose
 from atslib.models import Loss
+from atslib.weights import fitted
 
 # isort: split
 # After the module that says which extra is missing.
-from flwr.app import Array, ArrayRecord, Context, Message
+from flwr.app import Context, Error, Message
 
 ClientAppCallable = Callable[[Message, Context], Message]
 Photographs = Callable[[Context], tuple[Tensor, Tensor]]
 LEAST = 20  # photographs among which one is to be found
 CONTROLS = 8  # images on whose single gradients the attack has to work
 LOG = "gate.jsonl"
+SECURE = "secaggplus"  # in the name of what Flower's secure aggregation sends along
+HELD_BACK = 4_700  # of Flower's error in place of the update; Flower's own codes are small
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,8 +98,9 @@ def gate(
         others: gives further photographs of the same kind with their labels, which were not behind
             the update: each image has to be found among both, at least 20 together.
         limit: share of the images behind the update that may be found, in (0, 1). Above it the
-            server gets its own weights back (zeros for a difference or a gradient), with the same
-            metrics.
+            server gets an error in place of the answer, which Flower counts among the failures of
+            the round and goes on. (Weights that are the server's own would end the round of a
+            strategy that clips: it divides by the length of the change.)
         lr: step size of the client's training, plain SGD with batch normalization in eval mode.
         steps: how many steps it takes: a number, or a function of the client's context.
         normalize: mean and deviation of each channel, where the network does not start with
@@ -114,7 +119,8 @@ def gate(
     Returns:
         The mod, for `ClientApp(mods=[...])`.
     Raises:
-        AtsError: a wrong setting, at once; images or a network that do not fit, in the round.
+        AtsError: a wrong setting, at once; in the round images or a network that do not fit, or
+            secure aggregation, which hides from the gate what leaves.
     """
     if not 0 < limit < 1:
         raise AtsError(f"gate: limit={limit!r} must be a share above 0 and below 1")
@@ -145,13 +151,21 @@ def gate(
                 f"gate: {len(pool[0])} photographs are too few to say whether one is found among them; with `others` "
                 f"at least {LEAST} are needed"
             )
-        records = (Record("this client", _arrays(reply), (), len(pixels)),)
-        recorded = Recorded(_arrays(message), kind, lr, taken, records, place.parent)
-        model = prepared(network_of(recorded, network()), normalize, pixels, loss)
+        fresh = network()  # whose names arrays get that have numbers, as of a NumPyClient
+        sent = fitted(_arrays(message), fresh, "gate: what the server sent", partial=True)
+        got = fitted(_arrays(reply), fresh, "gate: what this client sends", partial=True)
+        records = (Record("this client", got, (), len(pixels)),)
+        recorded = Recorded(sent, kind, lr, taken, records, place.parent)
+        model = prepared(network_of(recorded, fresh), normalize, pixels, loss)
         own, control = _attacked(recorded, model, len(pixels), pool, attack)
         return _judged(number, own, control, limit, strict, time.monotonic() - began)
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        if any(SECURE in name for name in message.content.config_records):
+            raise AtsError(
+                "gate: secaggplus_mod adds masks to each update, so that nobody sees it alone, the gate included; leave "
+                "out one of the two"
+            )
         reply = call_next(message, context)
         if message.metadata.message_type.split(".")[0] != "train" or reply.has_error():
             return reply
@@ -166,7 +180,10 @@ def gate(
             made.round,
             made.why,
         )
-        return reply if made.sent else _emptied(message, reply, kind)
+        if made.sent:
+            return reply
+        why = made.why if made.why.startswith("held back") else f"held back: {made.why}"
+        return Message(Error(code=HELD_BACK, reason=f"gate: {why}"), reply_to=message)
 
     return mod
 
@@ -229,22 +246,6 @@ def _arrays(message: Message) -> dict[str, Tensor]:
     if len(records) != 1:
         raise AtsError(f"gate: the message has {len(records)} records of arrays; it takes one")
     return flower._tensors(records[0])
-
-
-def _emptied(message: Message, reply: Message, kind: str) -> Message:
-    """The reply with nothing in it of what was learned: the weights that came, or zeros."""
-    (name, record), *_ = reply.content.array_records.items()
-    before = _arrays(message)
-    arrays = {}
-    for key, array in record.items():
-        value = (
-            before[key].numpy()
-            if kind == "weights" and key in before
-            else 0 * copy.copy(array.numpy())
-        )
-        arrays[key] = Array(value)
-    reply.content[name] = ArrayRecord(arrays)
-    return reply
 
 
 def _figures(place: Path) -> list[dict]:

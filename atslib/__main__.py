@@ -40,7 +40,13 @@ COMMANDS = {
         option(
             "--weights",
             type=Path,
-            help="safetensors, or a state dict that torch saved; untrained without them",
+            help="safetensors, npz, an index of parts, or a state dict or checkpoint that torch saved; untrained without "
+            "them",
+        ),
+        option(
+            "--shared",
+            help="layers that clients send, such as features,neck.1, where they keep others, such as their head, to "
+            "themselves; default: all, or those that were sent",
         ),
         option(
             "--mean",

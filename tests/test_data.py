@@ -1,15 +1,18 @@
 """Laws of the data module: what a packed file holds is what one gets, and what is wrong is said."""
 
 import functools
+import gzip
 import hashlib
 import importlib
 import io
 import os
 import socket
+import struct
 import sys
 import time
 import urllib.request
 import zipfile
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock
@@ -19,11 +22,11 @@ import numpy as np
 import pytest
 import torch
 from checks import flip_a_bit, refused, written
-from PIL import Image
+from PIL import Image, ImageOps
 
 from atslib.data import official as _official
 from atslib.data import packed as _packed
-from atslib.data.folder import load_folder
+from atslib.data.folder import load_folder, opened, upright
 from atslib.data.load import Images, load
 from atslib.data.packed import pack
 from atslib.rng import rng
@@ -370,6 +373,172 @@ def test_all_files_of_sixteen_bits_have_one_range_that_of_the_brightest(tmp_path
     Image.fromarray(np.full((3, 3), 4095, np.uint16)).save(folder / "a" / "0.png")
     train, test = load_folder(folder, size=3)
     assert sorted(torch.cat([train.pixels, test.pixels])[:, 0, 0, 0].tolist()) == [62, 62, 62, 255]
+
+
+def png16(colours, kind):
+    """The bytes of a PNG with 16 bits a colour, (H, W, channels); `kind` is the standard's number of
+    the colours: 2 RGB, 4 grey with alpha, 6 RGB with alpha.
+    """
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in colours)
+    head = struct.pack(">IIBBBBB", colours.shape[1], colours.shape[0], 16, kind, 0, 0, 0)
+    parts = ((b"IHDR", head), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+    chunks = (
+        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+        for name, body in parts
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+def tiff16(colours):
+    """The bytes of a TIFF with 16 bits a colour, (H, W, 3), as little-endian writers make it."""
+    pixels = colours.astype("<u2").tobytes()
+    tags = [
+        (256, 4, colours.shape[1]),
+        (257, 4, colours.shape[0]),
+        (258, 3, 3, 8),
+        (259, 3, 1),
+        (262, 3, 2),
+        (273, 4, 14),
+        (277, 3, 3),
+        (278, 4, colours.shape[0]),
+        (279, 4, len(pixels)),
+    ]
+    body = b"II*\0" + struct.pack("<I", 14 + len(pixels)) + struct.pack("<3H", 16, 16, 16) + pixels
+    entries = [
+        struct.pack("<HHII", tag[0], tag[1], tag[2] if len(tag) == 4 else 1, tag[-1])
+        for tag in tags
+    ]
+    return body + struct.pack("<H", len(tags)) + b"".join(entries) + bytes(4)
+
+
+def four(folder, content, name="0.png"):
+    """Two classes of two files each, all of these bytes."""
+    for place in ("a", "b"):
+        (folder / place).mkdir(exist_ok=True)
+        (folder / place / name).write_bytes(content)
+        (folder / place / f"1{name}").write_bytes(content)
+    return folder
+
+
+COLOURS = np.array([[0, 40_000, 65_535], [257, 32_896, 12_850]], dtype=np.uint16)[:, :, None]
+SIXTEEN = {
+    "colour": (lambda values: png16(values.repeat(3, 2), 2), 3),
+    "colour, TIFF": (lambda values: tiff16(values.repeat(3, 2)), 3),
+    "grey with alpha": (
+        lambda values: png16(np.concatenate([values, values * 0 + 65_535], 2), 4),
+        1,
+    ),
+    "colour with alpha": (
+        lambda values: png16(np.concatenate([values.repeat(3, 2), values * 0 + 65_535], 2), 6),
+        3,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SIXTEEN)
+def test_sixteen_bits_a_colour_are_read_where_the_device_has_them(tmp_path, kind):
+    made, channels = SIXTEEN[kind]
+    name = "0.tif" if "TIFF" in kind else "0.png"
+    square = np.tile(COLOURS[:, :2], (1, 1, 1))
+    square[1, 1] = 65_535
+    train, _ = load_folder(four(tmp_path, made(square), name), size=2)
+    assert train.pixels.shape[1:] == (channels, 2, 2)
+    for channel in train.pixels[0]:
+        assert (channel - torch.tensor([[0, 155], [1, 255]])).abs().max() <= 1
+
+
+@pytest.mark.parametrize("kind", SIXTEEN)
+@pytest.mark.parametrize("depth", [8, 10, 12, 14])
+def test_fewer_bits_in_sixteen_a_colour_are_one_sentence_and_not_dark(tmp_path, kind, depth):
+    made, _ = SIXTEEN[kind]
+    name = "0.tif" if "TIFF" in kind else "0.png"
+    with refused(f"{name} has 16 bits per colour and uses no more than {depth} of them"):
+        load_folder(four(tmp_path, made(COLOURS >> (16 - depth)), name))
+
+
+def test_a_dark_photograph_beside_bright_ones_of_sixteen_bits_a_colour_is_read(tmp_path):
+    made, _ = SIXTEEN["colour"]
+    folder = four(tmp_path, made(np.full((2, 2, 1), 65_535, np.uint16)))
+    (folder / "a" / "0.png").write_bytes(made(np.full((2, 2, 1), 2570, np.uint16)))
+    train, test = load_folder(folder, size=2)
+    assert sorted(torch.cat([train.pixels, test.pixels])[:, 0, 0, 0].tolist()) == [
+        10,
+        255,
+        255,
+        255,
+    ]
+
+
+def test_grey_of_sixteen_bits_whose_zero_is_white_is_no_negative(tmp_path):
+    folder = two_classes(tmp_path, np.zeros((3, 3), np.uint8), "tif")
+    Image.fromarray(DEEP).save(folder / "a" / "0.tif", tiffinfo={262: 0})
+    with refused("a/0.tif cannot be read as an image: 16 bits of grey of which 0 is white"):
+        load_folder(folder)
+
+
+# What cameras and programs have put beside the orientation (tag, type, value as bytes of 4 or more).
+ODD = {
+    "rational with a negative numerator over 0": (0x11A, 5, struct.pack("<iI", -1, 0)),
+    "signed rational over 0": (0x11A, 10, struct.pack("<ii", -1, 0)),
+    "negative SLONG": (0x1001, 9, struct.pack("<i", -5)),
+    "negative SSHORT": (0x1001, 8, struct.pack("<hh", -5, 0)),
+    "bytes where a number belongs": (0x128, 7, b"abcd"),
+    "text in a rational": (0x11A, 2, b"72/1"),
+    "a double that is no number": (0x1003, 12, struct.pack("<d", float("nan"))),
+    "a float that is infinite": (0x1004, 11, struct.pack("<f", float("inf"))),
+    "an empty text": (0x10F, 2, b"\0\0\0\0"),
+    "a tag of no known type": (0x10F, 99, b"\1\2\3\4"),
+    "a pointer that points nowhere": (0x8769, 4, struct.pack("<I", 10**9)),
+    "a thumbnail that is not there": (0x201, 4, struct.pack("<I", 10**6)),
+}
+
+
+def exif(odd, orientation=6):
+    """EXIF of a camera with an orientation and one more tag."""
+    tag, kind, value = odd
+    size = {5: 8, 10: 8, 12: 8, 8: 2}.get(kind, 4 if kind in (4, 9, 11) else 1)
+    count = 1 if kind in (5, 10, 12, 8, 4, 9, 11) else len(value)
+    where = struct.pack("<I", 38) if count * size > 4 else value
+    both = [
+        struct.pack("<HHIHH", 0x112, 3, 1, orientation, 0),
+        struct.pack("<HHI", tag, kind, count) + where,
+    ]
+    both = both if tag > 0x112 else both[::-1]
+    return b"Exif\0\0II*\0\x08\0\0\0\x02\0" + b"".join(both) + bytes(4) + value
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:PIL")  # of tags that are damaged
+@pytest.mark.parametrize("odd", ODD)
+def test_an_odd_tag_beside_the_orientation_stops_nothing(tmp_path, odd):
+    stream = io.BytesIO()
+    upright = np.zeros((16, 16, 3), np.uint8)
+    upright[:8] = 255  # bright above
+    on_its_side = Image.fromarray(upright).rotate(90)  # which 6 turns back, by 270
+    on_its_side.save(stream, "JPEG", exif=exif(ODD[odd]), quality=100)
+    train, _ = load_folder(four(tmp_path, stream.getvalue(), "0.jpg"), size=16)
+    assert train.pixels[0, :, :6].min() > 240
+    assert train.pixels[0, :, 10:].max() < 15
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_each_orientation_turns_as_pillow_does(orientation):
+    image = Image.fromarray(np.arange(6, dtype=np.uint8).reshape(2, 3))
+    stream = io.BytesIO()
+    tags = Image.Exif()
+    tags[0x112] = orientation
+    image.save(stream, "PNG", exif=tags)
+    with Image.open(stream) as stored, Image.open(stream) as other:
+        assert np.array_equal(upright(stored), ImageOps.exif_transpose(other))
+
+
+def test_whatever_a_reader_raises_is_one_sentence_with_the_file(tmp_path):
+    Image.new("L", (2, 2)).save(tmp_path / "a.png")
+
+    def read(image):
+        raise struct.error("argument out of range")
+
+    with refused("a.png cannot be read as an image: argument out of range"):
+        opened(tmp_path / "a.png", read)
 
 
 @pytest.mark.parametrize("kind", ["EPS", "PPM", "TGA", "ICO", "PDF", "PCX"])
@@ -786,3 +955,142 @@ def test_a_broken_line_half_way_leaves_nothing_behind(tmp_path, serve, monkeypat
     with refused("timed out"):
         load("tinyimagenet", "train", tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+# --- copies on disk ------------------------------------------------------------------------------------
+
+
+def fashion(counts=(3, 2)):
+    """The four files of a small Fashion-MNIST, as they are unpacked."""
+    files = {}
+    for part, count in zip(("train", "t10k"), counts, strict=True):
+        pixels = random_pixels(count, 28, 28)
+        head = struct.pack(">4I", 2051, count, 28, 28)
+        files[f"{part}-images-idx3-ubyte"] = head + pixels.numpy().tobytes()
+        files[f"{part}-labels-idx1-ubyte"] = struct.pack(">2I", 2049, count) + bytes(range(count))
+    return files
+
+
+def lay_out(folder, files, packed=False):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        if packed:
+            (folder / f"{name}.gz").write_bytes(gzip.compress(content))
+        else:
+            (folder / name).write_bytes(content)
+
+
+@pytest.fixture
+def small_fashion(monkeypatch):
+    files = fashion()
+    md5 = {k: hashlib.md5(v, usedforsecurity=False).hexdigest() for k, v in files.items()}
+    monkeypatch.setattr(_official, "FASHION_MD5", md5)
+    return files
+
+
+@pytest.mark.parametrize("place", ["FashionMNIST/raw", "raw", ""])
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gz"])
+def test_a_copy_of_fashion_mnist_is_taken_wherever_its_files_are(
+    tmp_path, small_fashion, place, packed
+):
+    lay_out(tmp_path / "copy" / place, small_fashion, packed)
+    data.pack_official("fmnist", tmp_path / "copy", tmp_path / "root")
+    train = load("fmnist", "train", tmp_path / "root")
+    pixels = np.frombuffer(small_fashion["train-images-idx3-ubyte"][16:], np.uint8)
+    assert np.array_equal(train.pixels.numpy().ravel(), pixels)
+    assert train.labels.tolist() == [0, 1, 2]
+    assert train.class_names[9] == "Ankle boot"
+    assert len(load("fmnist", "test", tmp_path / "root")) == 2
+
+
+DAMAGES = {
+    "pixels of zero": ("t10k-images-idx3-ubyte", lambda b: b[:-400] + bytes(400)),
+    "labels rolled": ("train-labels-idx1-ubyte", lambda b: b[:8] + b[9:] + b[8:9]),
+    "one byte more": ("train-images-idx3-ubyte", lambda b: b + b"0"),
+    "an empty file": ("t10k-labels-idx1-ubyte", lambda b: b""),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gz"])
+def test_a_damaged_copy_of_fashion_mnist_is_refused_by_its_file(
+    tmp_path, small_fashion, damage, packed
+):
+    name, change = DAMAGES[damage]
+    files = small_fashion | {name: change(small_fashion[name])}
+    lay_out(tmp_path / "raw", files, packed)
+    with refused(f"{name}{'.gz' if packed else ''} is damaged: its md5 is"):
+        data.pack_official("fmnist", tmp_path, tmp_path / "root")
+    assert not (tmp_path / "root").exists()
+
+
+def test_a_cut_gz_or_a_file_that_is_missing_is_one_sentence(tmp_path, small_fashion):
+    lay_out(tmp_path / "raw", small_fashion, packed=True)
+    file = tmp_path / "raw" / "t10k-images-idx3-ubyte.gz"
+    file.write_bytes(file.read_bytes()[:100])
+    with refused("fmnist:", "cannot be packed: "):
+        data.pack_official("fmnist", tmp_path, tmp_path / "root")
+    file.unlink()
+    with refused("there is no t10k-images-idx3-ubyte (or t10k-images-idx3-ubyte.gz) in it"):
+        data.pack_official("fmnist", tmp_path, tmp_path / "root")
+
+
+@needs("fmnist_test.npz")
+def test_the_checksums_are_those_of_the_official_files():
+    images = load("fmnist", "test", ROOT)
+    head = struct.pack(">4I", 2051, len(images), 28, 28)
+    files = {"images-idx3": head + images.pixels.numpy().tobytes()}
+    labels = images.labels.numpy().astype(np.uint8).tobytes()
+    files["labels-idx1"] = struct.pack(">2I", 2049, len(images)) + labels
+    for name, content in files.items():
+        found = hashlib.md5(content, usedforsecurity=False).hexdigest()
+        assert found == _official.FASHION_MD5[f"t10k-{name}-ubyte"]
+
+
+@pytest.mark.parametrize("inside", ["cifar-100-python", "", "renamed"])
+def test_a_copy_of_cifar_is_found_by_its_files(tmp_path, monkeypatch, inside):
+    seen = []
+
+    def fetch(name, folder, *, download):
+        seen.append(sorted(path.name for path in (folder / "cifar-100-python").iterdir()))
+        return {}
+
+    monkeypatch.setattr(_official, "_fetch_torchvision", fetch)
+    copy = tmp_path / "copy" / "cifar-100-python" if inside != "renamed" else tmp_path / "renamed"
+    lay_out(copy, dict.fromkeys(("train", "test", "meta"), b""))
+    data.pack_official("cifar100", copy.parent if inside == "cifar-100-python" else copy, tmp_path)
+    assert seen == [["meta", "test", "train"]]
+    (copy / "meta").unlink()
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with refused(f"{copy.name} has no meta; it must hold train, test, meta"):
+        data.pack_official("cifar100", copy, tmp_path)
+    with refused("there is no cifar-100-python in it with train, test, meta"):
+        data.pack_official("cifar100", empty, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["zip", "folder", "the folder around it"])
+def test_a_copy_of_tinyimagenet_is_a_zip_or_the_folder_and_whole(tmp_path, monkeypatch, kind):
+    archive = tmp_path / "tiny.zip"
+    archive.write_bytes(tiny_archive())
+    source = archive
+    if kind != "zip":
+        with zipfile.ZipFile(archive) as members:
+            members.extractall(tmp_path / "copy")
+        source = tmp_path / "copy" / ("tiny-imagenet-200" if kind == "folder" else "")
+    with refused("it has 4 images in train, and the official set 100,000: it is not whole"):
+        data.pack_official("tinyimagenet", source, tmp_path / "root")
+    monkeypatch.setattr(_official, "TINYIMAGENET_COUNTS", {"train": 4, "test": 3})
+    with refused("it has 2 images in val, and the official set 3"):
+        data.pack_official("tinyimagenet", source, tmp_path / "root")
+    monkeypatch.setattr(_official, "TINYIMAGENET_COUNTS", {"train": 4, "test": 2})
+    data.pack_official("tinyimagenet", source, tmp_path / "root")
+    train = load("tinyimagenet", "train", tmp_path / "root")
+    assert train.labels.tolist() == [0, 0, 1, 1]
+    assert train.pixels[:, 0, 5, 5].tolist() == [92, 102, 91, 101]
+    assert load("tinyimagenet", "val", tmp_path / "root").labels.tolist() == [5, 7]
+
+
+def test_a_folder_that_is_no_tinyimagenet_is_one_sentence(tmp_path):
+    with refused("there is no tiny-imagenet-200 in it with wnids.txt"):
+        data.pack_official("tinyimagenet", tmp_path, tmp_path / "root")

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.federated
 flwr = pytest.importorskip("flwr")
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict  # noqa: E402
 
-from atsfed.gate import gate  # noqa: E402
+from atsfed.gate import HELD_BACK, gate  # noqa: E402
 
 SIDE, LR = 12, 0.01
 
@@ -76,8 +76,12 @@ def answer(count=2, difference=False, loss=nn.functional.cross_entropy):
 
 
 def passed(mod, number=1, count=2, difference=False):
-    """The arrays that leave the client."""
+    """The arrays that leave the client; None where an error does."""
     reply = mod(asked(number), SimpleNamespace(), answer(count, difference))
+    if reply.has_error():
+        assert reply.error.code == HELD_BACK
+        assert reply.error.reason.startswith("gate: held back")
+        return None
     assert reply.content["metrics"]["num-examples"] == count
     return reply.content["arrays"].to_torch_state_dict()
 
@@ -118,12 +122,10 @@ class Truth:
         return pixels[rows] / 255
 
 
-def test_an_update_that_tells_too_much_is_replaced_by_the_weights_that_came(tmp_path, caplog):
+def test_an_update_that_tells_too_much_does_not_leave(tmp_path, caplog):
     logging.getLogger("flwr").propagate = True
     with caplog.at_level(logging.INFO, logger="flwr"):
-        sent = passed(made(tmp_path, attack=Truth()))
-    for name, value in network().state_dict().items():
-        assert torch.equal(sent[name], value)
+        assert passed(made(tmp_path, attack=Truth())) is None
     (figure,) = lines(tmp_path)
     assert (figure["round"], figure["images"], figure["found"], figure["sent"]) == (1, 2, 2, False)
     assert "2 of 2 photographs are found, and at most 40.0% may be" in caplog.text
@@ -136,9 +138,7 @@ def test_a_real_attack_holds_back_the_update_of_a_single_photograph(tmp_path, ki
     (figure,) = lines(tmp_path)
     assert figure["found"] == 1
     assert not figure["sent"]
-    expected = network().state_dict()
-    for name, value in sent.items():
-        assert torch.equal(value, expected[name] if kind == "weights" else torch.zeros_like(value))
+    assert sent is None
 
 
 def smoothed(scores, labels):
@@ -165,8 +165,8 @@ def test_an_update_in_which_nothing_is_found_goes_through_as_it_is_unless_the_ga
     raw = answer()(asked(1), None).content["arrays"].to_torch_state_dict()
     for strict in (False, True):
         sent = passed(made(tmp_path, attack=Nothing(), strict=strict))
-        same = all(torch.equal(sent[name], raw[name]) for name in raw)
-        assert same != strict
+        assert (sent is None) == strict
+        assert strict or all(torch.equal(sent[name], raw[name]) for name in raw)
     assert all("cannot tell" in figure["why"] for figure in lines(tmp_path))
 
 
@@ -190,6 +190,85 @@ def test_more_images_than_it_takes_are_not_attacked_and_said(tmp_path):
 def test_a_photograph_alone_is_not_found_among_nobody(tmp_path):
     with pytest.raises(atslib.AtsError, match="2 photographs are too few"):
         passed(made(tmp_path, attack=Truth(), others=None))
+
+
+def listed(message):
+    """The same with numbers for names, as a NumPyClient's app sends and gets arrays."""
+    (name,) = message.content.array_records
+    arrays = message.content[name].to_numpy_ndarrays()
+    message.content[name] = ArrayRecord(arrays)
+    return message
+
+
+def test_arrays_without_names_are_those_of_the_state_dict_in_order(tmp_path):
+    def app(message, context):
+        return listed(answer()(asked(1), context))
+
+    for attack, leaves in ((Truth(), False), (Nothing(), True)):
+        reply = made(tmp_path, attack=attack)(listed(asked(1)), SimpleNamespace(), app)
+        assert reply.has_error() != leaves
+    assert [figure["found"] for figure in lines(tmp_path)] == [2, 0]
+
+
+def test_an_answer_of_another_network_is_one_sentence(tmp_path):
+    def app(message, context):
+        content = RecordDict({"arrays": ArrayRecord({"stem.weight": torch.ones(2)})})
+        return Message(content=content, reply_to=message)
+
+    with pytest.raises(AtsError, match="what this client sends is of another network"):
+        made(tmp_path)(asked(1), SimpleNamespace(), app)
+
+
+@pytest.mark.parametrize("stage", ["setup", "collect"])
+def test_secure_aggregation_is_one_sentence(tmp_path, stage):
+    message = asked(1)
+    message.content["secaggplus_configs"] = ConfigRecord({"stage": stage})
+    if stage == "setup":
+        del message.content["arrays"]
+    with pytest.raises(AtsError, match="secaggplus_mod adds masks to each update"):
+        made(tmp_path)(message, SimpleNamespace(), answer())
+
+
+class Nodes:
+    """The server's connection to one client."""
+
+    def get_node_ids(self):
+        return [1]
+
+
+@pytest.mark.parametrize("wrapped", ["fixed", "adaptive"])
+def test_a_round_in_which_all_is_held_back_goes_on_under_flowers_differential_privacy(
+    tmp_path, wrapped
+):
+    from flwr.serverapp import strategy
+
+    kind = {
+        "fixed": strategy.DifferentialPrivacyServerSideFixedClipping,
+        "adaptive": strategy.DifferentialPrivacyServerSideAdaptiveClipping,
+    }[wrapped]
+    clip = {"clipping_norm": 1.0} if wrapped == "fixed" else {"clipped_count_stddev": 1.0}
+    inner = strategy.FedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1)
+    server = kind(inner, noise_multiplier=0.1, num_sampled_clients=1, **clip)
+    mod = made(tmp_path, attack=Truth())
+    arrays = ArrayRecord(network().state_dict())
+    config = ConfigRecord({"server-round": 1})
+    (message,) = server.configure_train(1, arrays, config, Nodes())
+    reply = mod(message, SimpleNamespace(), answer())
+    assert reply.has_error()
+    assert server.aggregate_train(1, [reply]) == (None, None)
+
+
+@pytest.mark.parametrize("mod", ["fixedclipping_mod", "adaptiveclipping_mod"])
+def test_flowers_own_mods_pass_an_answer_on_that_was_held_back(tmp_path, mod):
+    """The gate behind a mod that clips: what is held back is no answer, and nothing is divided."""
+    from flwr.clientapp import mod as mods
+
+    key = {"fixedclipping_mod": "clipping_norm", "adaptiveclipping_mod": "clipping_norm"}[mod]
+    message = asked(1)
+    message.content["config"][key] = 1.0
+    gated = made(tmp_path, attack=Truth())
+    reply = getattr(mods, mod)(message, SimpleNamespace(), lambda m, c: gated(m, c, answer()))
+    assert reply.has_error()
 
 
 def test_other_messages_pass_untouched(tmp_path):

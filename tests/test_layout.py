@@ -20,6 +20,7 @@ ROOMS = (
     "rng",
     "files",
     "checkpoints",
+    "weights",
     "data",
     "policies",
     "measures",

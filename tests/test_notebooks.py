@@ -12,9 +12,11 @@ from pathlib import Path
 import nbformat
 import pandas as pd
 import pytest
+from checks import refused
 
 from atsbook.findings.result import stored_digest
 from atsbook.report.runner import published as in_book
+from atsbook.runs.study import check_parameters
 from atslib.files import project_root
 
 ROOT = project_root()
@@ -177,6 +179,63 @@ def test_a_notebook_uses_each_of_its_parameters(path):
     assert set(variables) - {"__annotations__"} <= read_in_it
 
 
+def parameters(path):
+    """A notebook's parameters with their kinds, as its first cell has them."""
+    variables = {}
+    exec(code(path)[0].source, variables)
+    return variables["__annotations__"], variables
+
+
+def check(path, variables):
+    """What a notebook does first with its parameters."""
+    calls = [
+        node
+        for node in ast.walk(ast.parse(code(path)[1].source))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "check_parameters"
+    ]
+    assert len(calls) == 1
+    exec(ast.unparse(calls[0]), {"check_parameters": check_parameters} | variables)
+
+
+OTHER = {int: 2, float: 0.5, str: "shapes-grey"}
+BEYOND = {int: 10**9, float: 1.5}
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
+def test_a_number_beyond_what_a_page_has_is_one_sentence_before_any_work(path):
+    kinds, variables = parameters(path)
+    for parameter, kind in kinds.items():
+        if parameter in ("profile", "model"):
+            continue
+        check(path, variables | {parameter: OTHER[kind]})
+        if parameter != "seed" and kind in BEYOND:
+            with refused(f"parameter {parameter}={BEYOND[kind]} must be at most "):
+                check(path, variables | {parameter: BEYOND[kind]})
+
+
+@pytest.mark.parametrize(
+    ("page", "most"),
+    [
+        ("claim1_privacy", {"smoke": 4, "laptop": 100, "full": 100}),
+        ("claim2_generality", {"smoke": 4, "laptop": 100, "full": 100}),
+        ("claim2_search", {"smoke": 4, "laptop": 100, "full": 100}),
+        ("claim3_transfer", {"smoke": 4, "laptop": 100, "full": 100}),
+        ("claim5_semantics", {"smoke": 4, "laptop": 48, "full": 48}),
+        ("claim7_correlation", {"smoke": 4, "laptop": 100, "full": 100}),
+        ("ext5_adaptive", {"smoke": 2, "laptop": 100, "full": 100}),
+    ],
+)
+def test_a_page_that_judges_certain_photographs_takes_no_more_than_these(page, most):
+    path = ROOT / "notebooks" / f"{page}.ipynb"
+    _, variables = parameters(path)
+    for profile, number in most.items():
+        check(path, variables | {"profile": profile, "images": number})
+        with refused(
+            f"parameter images={number + 1} must be at most {number}", f"profile {profile}"
+        ):
+            check(path, variables | {"profile": profile, "images": number + 1})
+
+
 # --- at toy size --------------------------------------------------------------------------------------------
 
 
@@ -226,6 +285,26 @@ def test_a_notebook_runs_alone_at_smoke(path, alone, smoke_store, tmp_path, monk
     assert "image/png" in text
     assert list(smoke_store.glob("*/*.safetensors"))
     assert faults(tmp_path / "out.ipynb", path, results=None) == []
+
+
+RUNS = [
+    pytest.param(path, parameter, OTHER[kind], id=f"{path.stem}-{parameter}")
+    for path in NOTEBOOKS
+    for parameter, kind in parameters(path)[0].items()
+    if parameter not in ("profile", "model")
+]
+
+
+@pytest.mark.jupyter
+@pytest.mark.hours
+@pytest.mark.parametrize(("path", "parameter", "value"), RUNS)
+def test_a_page_runs_at_smoke_with_each_parameter_at_another_value(
+    path, parameter, value, alone, smoke_store, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("ATS_STORE", str(smoke_store))
+    alone(path, profile="smoke", **{parameter: value})
+    outputs = [o for cell in code(tmp_path / "out.ipynb", injected=True) for o in cell.outputs]
+    assert not [o for o in outputs if o.output_type == "error"]
 
 
 @pytest.mark.jupyter

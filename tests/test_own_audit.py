@@ -970,3 +970,139 @@ def test_frozen_layers_are_neither_shared_nor_trained(optimizer):
     assert f"of which {count:,} are trained and shared" in report.network
     assert "last-layer-alone" not in report.results[0].tried
     assert len(report.results) == 3
+
+
+WRAPS = {
+    "as it is": lambda state: state,
+    "compiled": lambda state: {f"_orig_mod.{name}": value for name, value in state.items()},
+    "Opacus": lambda state: {f"_module.{name}": value for name, value in state.items()},
+    "in parallel": lambda state: {f"module.{name}": value for name, value in state.items()},
+    "Lightning": lambda state: {f"model.{name}": value for name, value in state.items()},
+    "a list": lambda state: {f"arr_{row}": value for row, value in enumerate(state.values())},
+}
+HEADED = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(432, 48), nn.BatchNorm1d(48), nn.Sigmoid())
+        self.head = nn.Linear(48, 3)
+
+    def forward(self, images):
+        return self.head(self.body(images))
+
+def build():
+    return Net()
+"""
+
+
+@pytest.fixture
+def kept_head(place):
+    """The same photographs, and a network of which clients keep the head: (body's name, whole
+    state before, whole state after a step on photograph 5)."""
+    (place / "headed.py").write_text(HEADED)
+    scope = {}
+    exec(HEADED, scope)
+    torch.manual_seed(2)
+    model = scope["Net"]().eval()
+    before = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    return before, _trained(model, [5])
+
+
+def _sent(place, before, after, **facts):
+    folder = place / "seen"
+    folder.mkdir(exist_ok=True)
+    torch.save(before, folder / "sent.pt")
+    np.savez(folder / "received.npz", **{name: value.numpy() for name, value in after.items()})
+    facts = {"lr": LR, "steps": 2, "images": [file_of(5)]} | facts
+    (folder / "update.json").write_text(json.dumps(facts))
+    return [*NORM, "--model", "headed.py:build", "--update", str(folder)]
+
+
+def _report(place):
+    return json.loads((place / "out" / "report.json").read_text())
+
+
+@pytest.mark.parametrize("received", WRAPS)
+@pytest.mark.parametrize("sent", ["as it is", "in parallel", "compiled"])
+def test_names_of_wrappers_on_either_side_of_an_update_are_the_networks(
+    place, kept_head, sent, received
+):
+    from atslib.audit import recorded
+    from atslib.audit.sources import named
+
+    before, after = kept_head
+    _sent(place, WRAPS[sent](before), WRAPS[received](after))
+    model = named("headed.py:build", "--model")()
+    seen = recorded.read(place / "seen", number=None, kind=None, lr=None, steps=None, network=model)
+    assert seen.kind == "weights"
+    for name, value in before.items():
+        assert torch.equal(seen.sent[name], value)
+        assert torch.equal(seen.records[0].arrays[name], after[name])
+    filled = recorded.network_of(seen, model).state_dict()
+    assert all(torch.equal(filled[name], value) for name, value in before.items())
+
+
+def test_an_update_of_another_network_shows_a_name_of_each_side(place, kept_head, capsys):
+    before, after = kept_head
+    odd = {f"trunk.{name}": value for name, value in after.items() if "head" not in name}
+    assert shell(*_sent(place, before, {"stem.1.weights": odd["trunk.body.1.weight"]})) == 2
+    said = capsys.readouterr().err
+    assert "it has 'stem.1.weights', and the network 'body.1.weight'" in said
+
+
+def test_whole_numbers_in_an_update_are_refused(place, kept_head, capsys):
+    before, after = kept_head
+    rounded = {
+        n: (100 * v).to(torch.int8) if v.is_floating_point() else v for n, v in after.items()
+    }
+    assert shell(*_sent(place, before, rounded)) == 2
+    said = capsys.readouterr().err
+    assert "'body.1.weight' is int8, and the network's is float32" in said
+
+
+def test_a_head_that_stays_with_the_client_is_inferred_or_named(place, kept_head, capsys):
+    before, after = kept_head
+    body = {name: value for name, value in after.items() if name.startswith("body")}
+    options = _sent(place, {name: before[name] for name in body}, body)
+    assert shell(*options) == 2
+    assert "clients sent no array for head.weight, head.bias" in capsys.readouterr().err
+    torch.save(before, "own.pt")
+    found = []
+    for shared in ([], ["--shared", "body"], ["--shared", "body.1,body.2"]):
+        assert shell(*options, "--weights", "own.pt", *shared) in (0, 4)
+        report = _report(place)
+        assert "2 arrays stay with the clients, such as head.weight" in " ".join(report["notes"])
+        found.append([(case["found"], case["each"]["image"]) for case in report["cases"]])
+    assert found[0] == found[1] == found[2]
+    assert found[0][1][0] == 1  # of one photograph behind the recorded update
+
+
+def test_layers_that_are_not_shared_are_said_without_an_update_too(place, kept_head):
+    options = [*NORM, "--model", "headed.py:build", "--batch", "1"]
+    assert shell(*options, "--shared", "body") in (0, 4)
+    report = _report(place)
+    assert "are trained and shared" in report["network"]
+    assert "2 arrays stay with the clients" in " ".join(report["notes"])
+
+
+def test_shared_layers_that_are_not_there_or_were_sent_are_refused(place, kept_head, capsys):
+    before, after = kept_head
+    assert shell(*NORM, "--model", "headed.py:build", "--shared", "neck") == 2
+    assert "the network has no trained layer 'neck'; it has body.1, body.2, head" in (
+        capsys.readouterr().err
+    )
+    torch.save(before, "own.pt")
+    options = _sent(place, before, after)
+    assert shell(*options, "--shared", "body", "--weights", "own.pt") == 2
+    assert "--shared 'body' leaves out 'head.bias', which clients sent" in capsys.readouterr().err
+
+
+def test_which_of_two_networks_in_a_file_was_taken_is_in_the_report(place, kept_head):
+    before, after = kept_head
+    torch.save({"state_dict": before, "state_dict_ema": after}, "both.pt")
+    options = [*NORM, "--model", "headed.py:build", "--batch", "1", "--weights", "both.pt"]
+    assert shell(*options) in (0, 4)
+    assert "'state_dict_ema' was not taken" in " ".join(_report(place)["notes"])

@@ -427,6 +427,16 @@ def test_a_truncated_or_giant_upload_is_refused():
         read_upload(encoded((8000, 8000), "1"), (3, 32, 32))
 
 
+def test_an_upload_of_sixteen_bits_keeps_its_range_or_is_refused():
+    seen = np.full((8, 8), 2048, np.uint16)
+    seen[0, 0] = 4095  # of a device of 12 bits
+    grey = read_upload(written(Image.fromarray(seen).save, "PNG"), (1, 8, 8))
+    assert grey[0, 0, 4, 4] == 128
+    for mode in ("I", "F"):
+        with refused("the image has 32 bits per pixel and no known range"):
+            read_upload(written(Image.new(mode, (4, 4)).save, "TIFF"), (3, 32, 32))
+
+
 # --- networks ------------------------------------------------------------------------------------------------
 
 

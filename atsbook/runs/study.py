@@ -43,7 +43,7 @@ from atslib.attacks import ATTACKS, GradientMatching, Reconstruction, reconstruc
 from atslib.checkpoints import fingerprint
 from atslib.clients.observe import Observed, ThreatModel
 from atslib.clients.training import TrainConfig
-from atslib.data.load import DATASETS, is_drawn
+from atslib.data.load import DATASETS, available, is_drawn, load
 from atslib.errors import AtsError, NotKept, check_kind, check_whole, choose
 from atslib.files import project_root
 from atslib.models import Normalize, build_model, device_of, normalization
@@ -1017,7 +1017,28 @@ def _attack(attack: object, steps: int | None) -> object:
 # --- a notebook's parameters ------------------------------------------------------------------------------------------
 
 
-def check_parameters(variables: Mapping[str, object]) -> None:
+FUNCTIONS = 20_439  # policies of up to three operations that differ, see `enumerate_distinct`
+MOST = {
+    "sampled": FUNCTIONS,
+    "candidates": FUNCTIONS,
+    "draws": 1_000,
+    "fraction": 1.0,
+    "steps": 10_000_000,
+    "first_steps": 10_000_000,
+    "epochs": 1_000_000,
+}  # of parameters that a page does not say
+
+
+def _test_images(given: Mapping[str, object]) -> int | None:
+    """How many test images the data set has that a notebook is given; None where it is not here."""
+    profile = given.get("profile") or "smoke"
+    choose("profile", profile, PROFILES)
+    dataset = given.get("dataset") or PROFILES[profile]["dataset"]
+    choose("dataset", dataset, DATASETS)
+    return len(load(dataset, "test")) if available(dataset, "test") else None
+
+
+def check_parameters(variables: Mapping[str, object], **most: int) -> None:
     """Refuse parameters that a notebook does not have, or that are of another type or size.
 
     The notebook's parameters are those that its first cell annotates, such as `images: int = None`.
@@ -1026,6 +1047,8 @@ def check_parameters(variables: Mapping[str, object]) -> None:
 
     Args:
         variables: `vars()` of the notebook, right after the cell with the parameters.
+        most: how many of something the page has at its profile, by the parameter's name, such as
+            the photographs that it judges.
     Raises:
         AtsError: it names the parameter and the valid ones.
     """
@@ -1042,3 +1065,11 @@ def check_parameters(variables: Mapping[str, object]) -> None:
             raise AtsError(f"parameter {name}={value!r} must be of type {kind.__name__}")
         if isinstance(value, int) and name != "seed" and value < 1:
             raise AtsError(f"parameter {name}={value} must be at least 1")
+        limit = most.get(name, MOST.get(name))
+        if limit is None and name.endswith("images"):
+            limit = _test_images(given)
+        if limit is not None and value > limit:
+            more = ""
+            if name in most:
+                more = f", which is all that this page has at profile {given.get('profile')}"
+            raise AtsError(f"parameter {name}={value} must be at most {limit}{more}")

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
@@ -22,6 +23,7 @@ from atslib.attacks import ATTACKS, GradientMatching, reconstruct
 from atslib.clients.observe import observe
 from atslib.clients.prepare import to_images
 from atslib.clients.training import TrainConfig
+from atslib.data.folder import brightest_byte, few_bits, of_depth, upper_bytes, upright, white_of
 from atslib.errors import AtsError, choose
 from atslib.gradients.cpu import keep_memory, keep_to_one_core
 from atslib.measures.metrics import psnr
@@ -124,7 +126,17 @@ def read_upload(data: bytes, size: tuple[int, int, int]) -> Tensor:
             raise AtsError(
                 f"the image has {image.width}×{image.height} pixels; at most 50 million are taken"
             )
-        image = ImageOps.exif_transpose(image).convert("RGB" if channels == 3 else "L")
+        if image.mode in ("I", "F"):
+            raise AtsError(
+                "the image has 32 bits per pixel and no known range; save it with 8 or 16"
+            )
+        if upper_bytes(image) and white_of(top := 256 * brightest_byte(image)) < 2**16 - 1:
+            raise AtsError(f"the image {few_bits(top)}")
+        image = upright(image)
+        if image.mode.startswith("I;16"):  # Pillow's own conversion clips at 255
+            values = np.asarray(image)
+            image = Image.fromarray(of_depth(values, white_of(int(values.max()))))
+        image = image.convert("RGB" if channels == 3 else "L")
         image = ImageOps.fit(image, (width, height), Image.Resampling.LANCZOS)
     except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, EOFError):
         raise AtsError(

@@ -1,6 +1,7 @@
 """`python -m atslib audit`."""
 
 import argparse
+import dataclasses
 import re
 import sys
 
@@ -8,11 +9,12 @@ from atslib.audit import recorded
 from atslib.audit.calls import audited
 from atslib.audit.page import command_line
 from atslib.audit.report import AuditReport
-from atslib.audit.sources import fill, images_of, named_loss, network, read_weights
+from atslib.audit.sources import images_of, named_loss, network, weights_in
 from atslib.clients.updates import LocalTraining
 from atslib.errors import AtsError
 from atslib.models import Normalize, device_of
 from atslib.shell import check_out
+from atslib.weights import fill
 
 MOMENTUM = 0.9
 
@@ -47,22 +49,42 @@ def run(args: argparse.Namespace) -> AuditReport:
     if ":" not in args.model:
         norm = None  # it normalizes by itself
     update = None
+    notes = []
+    if args.weights:
+        weights, note = weights_in(args.weights)
+        fill(model, weights, args.weights)
+        notes += [note] if note else []
+    kept_back = recorded.not_shared(model, args.shared) if args.shared else []
     if args.update:
         kept = recorded.read(
-            args.update, number=args.round, kind=args.kind, lr=args.lr, steps=args.local_steps
-        )
+            args.update, number=args.round, kind=args.kind, lr=args.lr, steps=args.local_steps,
+            network=model,
+        )  # fmt: skip
         update = (kept, recorded.rows_of(kept, names, len(images)))
-        model = recorded.network_of(kept, model)
+        kept_back = recorded.kept_back(kept, model, args.shared)
+        if kept_back and not args.weights:
+            raise AtsError(
+                f"--update {args.update}: clients sent no array for {', '.join(kept_back[:3])}; if these stay with them, "
+                "give the network with a client's own with --weights: the attack is made by a server that knows them"
+            )
         sizes = tuple(sorted({len(rows) for rows in update[1]}))
         local = None if kept.kind == "gradient" else LocalTraining(epochs=kept.steps, lr=kept.lr)
         settings |= {"batch": sizes, "local": local, "clients": 1, "rounds": 1}
-    elif args.weights:
-        fill(model, read_weights(args.weights), args.weights)
+    for part in (own, model):
+        for name in kept_back:
+            part.get_parameter(name).requires_grad_(False)
+    if kept_back:
+        notes.append(
+            f"{len(kept_back)} arrays stay with the clients, such as {kept_back[0]}: they are neither shared nor trained "
+            "here, and the server is one that knows them all the same."
+        )
+    if update:
+        model = recorded.network_of(update[0], model)
     given = bool(args.weights or args.update)
     place = device_of(args.device)
     model = model.to(place)
     own = own.to(place)
-    return audited(
+    report = audited(
         model,
         images,
         None,
@@ -76,6 +98,7 @@ def run(args: argparse.Namespace) -> AuditReport:
         repeat=command_line(args.typed),
         update=update,
     )
+    return dataclasses.replace(report, notes=(*report.notes, *notes))
 
 
 def settings_of(args: argparse.Namespace) -> dict:

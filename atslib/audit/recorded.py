@@ -13,16 +13,18 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from atslib.audit.sources import fill, read_weights
+from atslib.audit.sources import read_weights
 from atslib.checkpoints import read_tensors
 from atslib.clients.observe import observe
 from atslib.clients.updates import LocalTraining, observe_weights
 from atslib.clients.view import Observed, ThreatModel, Update
 from atslib.errors import AtsError, check_kind, check_whole, choose
 from atslib.models import in_mode, shared_parameters
+from atslib.weights import fill, fitted
 
 KINDS = ("weights", "difference", "gradient")
 FACTS = "update.json"
+ENDS = (".safetensors", ".npz", ".pt", ".pth", ".ckpt", ".bin")  # of the files in a plain folder
 ROUND = re.compile(r"round-\d{5,}")
 BETWEEN = "|"  # the name of a record and that of an array in it, as `Watched` keeps them
 CLIENT = ("client", "partition-id", "cid")  # metrics that say which client an answer is of
@@ -71,12 +73,19 @@ class Recorded:
 
 
 def read(
-    folder: Path, *, number: int | None, kind: str | None, lr: float | None, steps: int | None
+    folder: Path,
+    *,
+    number: int | None,
+    kind: str | None,
+    lr: float | None,
+    steps: int | None,
+    network: nn.Module | None = None,
 ) -> Recorded:
     """One round of a folder.
 
     A folder of `Watched` has a folder per round. A plain one has `sent` and `received` (or
-    `received-NAME` of several clients) as .safetensors or .npz. `update.json` says of either what
+    `received-NAME` of several clients) as .safetensors, .npz or what torch saved (.pt, .pth, .ckpt,
+    .bin). `update.json` says of either what
     else is needed:
 
         {"kind": "weights", "lr": 0.1, "steps": 5, "images": ["cats/7.png", "dogs/3.png"]}
@@ -90,6 +99,7 @@ def read(
         folder: of either kind.
         number: which round of a `Watched` folder; None: the first.
         kind, lr, steps: as in `Recorded`; None: as the file says.
+        network: that it is of: arrays that have a wrapper's names, or numbers, get its own.
     Raises:
         AtsError: neither kind of folder, or something that is needed and said nowhere.
     """
@@ -106,21 +116,12 @@ def read(
         files = sorted(place.glob("node-*.safetensors"))
     else:
         place = folder
-        files = sorted(
-            file for file in place.glob("received*") if file.suffix in (".safetensors", ".npz")
-        )
-    sent = next(
-        (
-            place / f"sent{end}"
-            for end in (".safetensors", ".npz")
-            if (place / f"sent{end}").is_file()
-        ),
-        None,
-    )
+        files = sorted(file for file in place.glob("received*") if file.suffix in ENDS)
+    sent = next((place / f"sent{end}" for end in ENDS if (place / f"sent{end}").is_file()), None)
     if sent is None or not files:
         raise AtsError(
             f"--update {folder} has no weights that were sent and received; give a folder of Watched, or one with "
-            f"sent and received (.safetensors or .npz) and {FACTS}"
+            f"sent and received (.safetensors, .npz or .pt) and {FACTS}"
         )
     lr = lr if lr is not None else facts.get("lr")
     steps = steps if steps is not None else facts.get("steps")
@@ -133,8 +134,60 @@ def read(
         choose(f"--update {folder}: kind", kind, KINDS)
     records = tuple(_record(file, facts) for file in files)
     weights = read_tensors(sent)[0] if sent.suffix == ".safetensors" else read_weights(sent)
+    if network is not None:
+        weights = fitted(weights, network, f"--update {sent}", partial=True)
+        records = tuple(_renamed(record, network, folder) for record in records)
     found = _kind(weights, records, kind, folder)
     return Recorded(weights, found, float(lr or 1.0), int(steps or 1), records, folder)
+
+
+def _renamed(record: Record, network: nn.Module, where: Path) -> Record:
+    """The same with the network's own names."""
+    whose = f"--update {where}: what {record.name} sent"
+    return dataclasses.replace(record, arrays=fitted(record.arrays, network, whose, partial=True))
+
+
+def kept_back(recorded: Recorded, model: nn.Module, shared: str | None) -> list[str]:
+    """The trained parameters that stay with the clients, as those of their own heads do: none of
+    them sent these.
+
+    Args:
+        recorded: the round, with the network's own names.
+        model: the network.
+        shared: the layers that are sent, as in `not_shared`; None: those that were.
+    Raises:
+        AtsError: `shared` leaves out what was sent.
+    """
+    sent = {name for record in recorded.records for name in record.arrays}
+    own = shared_parameters(model)
+    if shared is None:
+        missing = [name for name in own if name not in sent]
+        return missing if len(missing) < len(own) else []
+    kept = not_shared(model, shared)
+    if odd := sorted(sent & set(kept)):
+        raise AtsError(f"--shared {shared!r} leaves out {odd[0]!r}, which clients sent")
+    return kept
+
+
+def not_shared(model: nn.Module, shared: str) -> list[str]:
+    """The trained parameters outside the layers that a text names, such as "features,neck.1".
+
+    Raises:
+        AtsError: there is no such layer, or nothing is left to share.
+    """
+    own = shared_parameters(model)
+    layers = [part.strip() for part in shared.split(",")]
+    for layer in layers:
+        if not any(name == layer or name.startswith(f"{layer}.") for name in own):
+            known = ", ".join(dict.fromkeys(name.rpartition(".")[0] or name for name in own))
+            raise AtsError(
+                f"--shared {shared!r}: the network has no trained layer {layer!r}; it has {known[:300]}"
+            )
+    return [
+        name
+        for name in own
+        if not any(name == layer or name.startswith(f"{layer}.") for layer in layers)
+    ]
 
 
 def _positive(value: object) -> bool:
@@ -323,17 +376,15 @@ def _parameters(recorded: Recorded, record: Record, model: nn.Module) -> list[Te
 
 
 def network_of(recorded: Recorded, fresh: nn.Module) -> nn.Module:
-    """The network with the weights that were sent; buffers that were not sent stay as they are
-    made.
+    """The network with the weights that were sent; buffers and frozen parameters that were not sent
+    stay as they are made.
     """
     model = copy.deepcopy(fresh)
-    own = model.state_dict()
-    missing = {
-        name: value
-        for name, value in own.items()
-        if name not in recorded.sent and name not in dict(model.named_parameters())
-    }
-    return fill(model, missing | recorded.sent, f"--update {recorded.where}")
+    whose = f"--update {recorded.where}"
+    sent = fitted(recorded.sent, model, whose, partial=True)
+    trained = shared_parameters(model)
+    missing = {name: value for name, value in model.state_dict().items() if name not in trained}
+    return fill(model, missing | sent, whose)
 
 
 def rows_of(recorded: Recorded, names: tuple[str, ...], count: int) -> list[Tensor]:

@@ -1,36 +1,62 @@
 """Networks, weights and images that are named in the shell."""
 
+import argparse
 import importlib
 import importlib.util
 import inspect
+import json
 import operator
 import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from textwrap import shorten
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from atslib.attacks import ATTACKS, Attack, GradientMatching
 from atslib.clients.defenses.defense import Defense
-from atslib.data.folder import FITS, class_files, opened, square_pixels
+from atslib.data.folder import (
+    FITS,
+    GREY,
+    brightest_byte,
+    class_files,
+    few_bits,
+    of_depth,
+    opened,
+    square_pixels,
+    upper_bytes,
+    upright,
+    white_of,
+)
 from atslib.data.images import Images, describe, explain, is_tensor
 from atslib.data.load import DATASETS, load
 from atslib.errors import AtsError, choose
-from atslib.gradients.inputs import as_tensor
+from atslib.gradients.inputs import UNSIGNED, as_tensor
 from atslib.models import MOST_CLASSES, build_model
 
 MOST = 5_000  # images of a data set of one's own that are taken
 LARGEST_GUESSED = (
     256  # pixels: larger images are not attacked at their own size unless that is asked for
 )
-NESTED = ("state_dict", "model_state_dict", "model", "net")  # where checkpoints keep the weights
+# Where checkpoints keep the weights, and where an average of them beside.
+NESTED = (
+    "state_dict",
+    "model_state_dict",
+    "module_state_dict",
+    "model",
+    "module",
+    "net",
+    "weights",
+)
+AVERAGES = ("state_dict_ema", "model_ema", "ema_state_dict", "ema")
+INDEX = ".index.json"  # how the names of files end that say which tensors are in which part
 
 
 def named(text: str, what: str) -> object:
@@ -167,61 +193,123 @@ def named_loss(text: str) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, of a state dict that torch saved, or of an npz file, by
-    name.
+    """The tensors of `weights_in`."""
+    return weights_in(path)[0]
+
+
+def weights_in(path: Path) -> tuple[dict[str, Tensor], str]:
+    """The tensors in a file by the names that it has for them, and a sentence where it holds
+    several networks and one was taken, else "".
+
+    Read are safetensors, npz, state dicts that torch saved, as they are or within a checkpoint
+    (Lightning, timm, Opacus, NVFlare), and the index of a file in parts or the folder it is in.
 
     Raises:
-        AtsError: no such file, or one that holds more than tensors.
+        AtsError: no such file, or one that holds more than tensors where these have to be.
     """
+    if path.is_dir():
+        indices = sorted(path.glob(f"*{INDEX}"))
+        alone = sorted(path.glob("*.safetensors"))
+        if len(indices) != 1 and len(alone) != 1:
+            kept = (path / ".metadata").is_file()  # of torch.distributed.checkpoint
+            raise AtsError(
+                f"{path} is a folder{' of parts of processes' if kept else ''}; give a file"
+                + (
+                    ", which torch.distributed.checkpoint.format_utils.dcp_to_torch_save makes of it"
+                    if kept
+                    else f", or a folder with one {INDEX.removeprefix('.')}"
+                )
+            )
+        path = (indices or alone)[0]
     if not path.is_file():
         raise AtsError(
             f"{path} is no file; give weights as safetensors, npz, or a state dict that torch saved"
         )
+    if path.name.endswith(INDEX):
+        return _parts(path), ""
     try:
         if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as arrays:
-                return {name: torch.from_numpy(arrays[name].copy()) for name in arrays.files}
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+                return {name: _of_numpy(arrays[name], name) for name in arrays.files}, ""
         if path.suffix == ".safetensors":
-            return load_file(path)
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, OSError, ValueError, EOFError) as error:
-        raise AtsError(
-            f"{path} cannot be read as weights: {' '.join(str(error).split())[:150]}"
-        ) from None
+            return load_file(path), ""
+        # timm keeps its options beside the weights, in argparse's plain holder of values.
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            found = torch.load(path, map_location="cpu", weights_only=True)
+    except (SafetensorError, OSError, ValueError, EOFError, BadZipFile) as error:
+        raise AtsError(f"{path} cannot be read as weights: {explain(error)}") from None
     except (
         Exception
     ):  # torch raises its own unpickling error, and others for what is no file of torch's
         raise AtsError(
             f"{path} cannot be read: it is no state dict, or it holds more than tensors; save model.state_dict()"
         ) from None
-    for name in NESTED:
-        if isinstance(found, dict) and isinstance(found.get(name), dict):
-            found = found[name]
-            break
-    if (
-        not isinstance(found, dict)
-        or not found
-        or not all(isinstance(value, Tensor) for value in found.values())
-    ):
+    weights, note = _state_dict(found, path)
+    if weights is None:
         raise AtsError(f"{path} holds no state dict; save model.state_dict()")
-    return found
+    return weights, note
 
 
-def fill(model: nn.Module, tensors: dict[str, Tensor], whose: object) -> nn.Module:
-    """Put weights into a network; names may begin with "module.", as parallel training writes them.
-
-    Raises:
-        AtsError: they are of another network.
-    """
-    if all(name.startswith("module.") for name in tensors):
-        tensors = {name.removeprefix("module."): value for name, value in tensors.items()}
+def _parts(index: Path) -> dict[str, Tensor]:
+    """The tensors of all files that an index names, as Hugging Face writes large networks."""
     try:
-        model.load_state_dict(tensors)
-    except RuntimeError as error:
-        lines = str(error).splitlines()
-        fault = " ".join((lines[1] if len(lines) > 1 else lines[0]).split())[:200]
-        raise AtsError(f"{whose} is of another network: {fault}") from None
-    return model
+        places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        files = sorted(set(places.values()))
+        inside = all(Path(file).name == file for file in files)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise AtsError(
+            f"{index} is no index of weights (a JSON object with weight_map): {explain(error)}"
+        ) from None
+    if not inside:
+        raise AtsError(f"{index} names files outside its own folder")
+    found = {}
+    for file in files:
+        found |= read_weights(index.parent / file)
+    if missing := sorted(places.keys() - found.keys()):
+        raise AtsError(f"{index}: {missing[0]!r} is in none of its {len(files)} files")
+    return {name: found[name] for name in places}
+
+
+def _of_numpy(array: np.ndarray, name: str) -> Tensor:
+    """An array of an npz file as a tensor; ValueError for kinds that are no numbers of torch's."""
+    found = as_tensor(array.copy())
+    if not isinstance(found, Tensor):
+        raise ValueError(
+            f"{name!r} is of kind {array.dtype}, which are no numbers that torch knows; store float32"
+        )
+    return found.reshape(array.shape)  # a number alone has come back as a list of one
+
+
+def _state_dict(found: object, path: Path) -> tuple[dict[str, Tensor] | None, str]:
+    """The state dict within what a file holds, and a sentence where others are beside it."""
+    if _is_state_dict(found):
+        return found, ""
+    if not isinstance(found, dict):
+        return None, ""
+    taken = next((name for name in NESTED if _is_state_dict(found.get(name))), None)
+    if taken is None:
+        return None, ""
+    lightning = "averaging_state" in found or "current_model_state" in found
+    others = [name for name in AVERAGES if _is_state_dict(found.get(name))]
+    if lightning and taken == "state_dict":
+        return found[taken], (
+            f"The weights are those of {path.name} under 'state_dict', which with Lightning's weight averaging are the "
+            "average; those in training are under 'current_model_state'."
+        )
+    if others:
+        return found[taken], (
+            f"The weights are those of {path.name} under {taken!r}, which were trained; the average of them under "
+            f"{others[0]!r} was not taken, though timm, for one, would load it."
+        )
+    return found[taken], ""
+
+
+def _is_state_dict(found: object) -> bool:
+    return (
+        isinstance(found, dict)
+        and bool(found)
+        and all(isinstance(value, Tensor) for value in found.values())
+    )
 
 
 def images_of(text: str, size: int | None, fit: str) -> tuple[Images, tuple[str, ...]]:
@@ -254,7 +342,7 @@ def folder_images(folder: Path, size: int | None, fit: str) -> tuple[Images, tup
     classes = class_files(folder)
     files = [file for members in classes.values() for file in members]
     if size is None:
-        width, height = opened(files[0], lambda image: ImageOps.exif_transpose(image).size)
+        width, height = opened(files[0], lambda image: upright(image).size)
         if width != height or width > LARGEST_GUESSED:
             raise AtsError(
                 f"{files[0]} has {width}×{height} pixels; say with --image-size at what side the network takes images"
@@ -283,17 +371,28 @@ def dataset_images(found: object, text: str) -> Images:
             ) from None
     pictures = []
     labels = []
+    tops = []
     for pair in _pairs(found, text):
         if len(pictures) >= MOST:
             break
-        pictures.append(_pixels_of(pair[0], text))
+        pictures.append(_pixels_of(pair[0], text, tops))
         labels.append(_label(pair[1], text))
+    # Images of 16 bits are of one device: the range of all is that of the brightest.
+    deep = [int(each.max()) for each in pictures if each.dtype == DEEP]
+    white = white_of(max([*deep, *tops], default=0))
+    if tops and white < 2**16 - 1:
+        raise AtsError(f"--data {text!r}: the brightest image {few_bits(max([*deep, *tops]))}")
+    pictures = [
+        torch.from_numpy(of_depth(each.numpy(), white)) if each.dtype == DEEP else each
+        for each in pictures
+    ]
     if not pictures or len({tuple(picture.shape) for picture in pictures}) > 1:
         shapes = sorted({tuple(picture.shape) for picture in pictures})
         raise AtsError(
             f"--data {text!r} gives {len(pictures)} images of shapes {shapes}; they must be of one shape"
         )
-    classes = tuple(map(str, getattr(getattr(found, "dataset", found), "classes", ())))
+    classes = getattr(getattr(found, "dataset", found), "classes", ())
+    classes = tuple(map(str, classes if isinstance(classes, list | tuple) else ()))
     count = max(labels) + 1
     names = classes if len(classes) >= count else tuple(map(str, range(count)))
     return Images(torch.stack(pictures), torch.tensor(labels), names, text, "all")
@@ -315,14 +414,18 @@ def _label(label: object, text: str) -> int:
 def _pairs(found: object, text: str) -> Iterable[tuple]:
     """Pairs of one image and one label; a DataLoader's batches are taken apart."""
     if isinstance(found, torch.utils.data.DataLoader):
-        for batch in found:
+        for number, batch in enumerate(_batches(found, text)):
             if not isinstance(batch, tuple | list) or len(batch) != 2:
                 raise AtsError(f"--data {text!r}: batches must be pairs of images and labels")
-            yield from zip(*batch, strict=True)
+            try:
+                pairs = list(zip(*batch, strict=True))
+            except (TypeError, ValueError) as error:
+                raise AtsError(f"--data {text!r}: batch {number}: {explain(error)}") from None
+            yield from pairs
         return
     try:
         count = len(found)
-    except TypeError:
+    except Exception:
         raise AtsError(
             f"--data {text!r} is a {type(found).__name__}; give a Dataset or a DataLoader"
         ) from None
@@ -338,10 +441,40 @@ def _pairs(found: object, text: str) -> Iterable[tuple]:
         yield tuple(pair)
 
 
-def _pixels_of(picture: object, text: str) -> Tensor:
-    """(C, H, W) uint8 of a PIL image or a tensor."""
+def _batches(loader: torch.utils.data.DataLoader, text: str) -> Iterable[object]:
+    """What a DataLoader gives; where it fails, the user's own error in one sentence."""
+    try:
+        yield from loader
+    except Exception as error:
+        raise AtsError(
+            f"--data {text!r}: the DataLoader failed: {type(error).__name__}: {explain(error)}; give its Dataset"
+        ) from None
+
+
+DEEP = torch.int32  # kind of pixels of more than 8 bits, until their range is known
+
+
+def _pixels_of(picture: object, text: str, tops: list[int]) -> Tensor:
+    """(C, H, W) of a PIL image or a tensor: uint8, or `DEEP` of 16 bits.
+
+    The brightest value of one with 16 bits per colour, of which Pillow keeps 8, goes into `tops`.
+    """
     if isinstance(picture, Image.Image):
-        array = np.array(picture.convert("L" if picture.mode in ("1", "L") else "RGB"))
+        if picture.mode in ("I", "F"):
+            raise AtsError(
+                f"--data {text!r}: a PIL image of mode {picture.mode} has 32 bits per pixel and no common range; give 8 "
+                "or 16 bits, or a tensor in [0, 1]"
+            )
+        raw = upper_bytes(picture)
+        try:
+            if raw:
+                tops.append(256 * brightest_byte(picture))
+            if picture.mode.startswith("I;16"):
+                return torch.from_numpy(np.asarray(picture).astype(np.int32))[None]
+            picture = picture.convert("L" if picture.mode in GREY or raw.startswith("L") else "RGB")
+        except Exception as error:  # files are read late, and Pillow raises many kinds
+            raise AtsError(f"--data {text!r}: an image cannot be read: {explain(error)}") from None
+        array = np.array(picture)
         return (
             torch.from_numpy(array if array.ndim == 3 else array[:, :, None])
             .permute(2, 0, 1)
@@ -354,8 +487,11 @@ def _pixels_of(picture: object, text: str) -> Tensor:
         )
     if picture.dtype == torch.uint8:
         return picture
-    if picture.is_complex():
+    if picture.dtype == torch.uint16:
+        return torch.from_numpy(picture.cpu().numpy().astype(np.int32))
+    if picture.dtype in UNSIGNED or picture.is_complex():
         raise AtsError(f"--data {text!r}: an image is {describe(picture)}; give floats or uint8")
+    picture = picture if picture.is_floating_point() else picture.double()
     low, high = (float(edge) for edge in picture.detach().aminmax())
     if not (low >= -0.01 and high <= 1.01):
         raise AtsError(

@@ -8,7 +8,6 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from textwrap import shorten
 
 import torch
 import torch.nn.functional as F
@@ -47,6 +46,7 @@ from atslib.gradients.problems import problem_gradients
 from atslib.models import batch_norms, fast_layout, in_mode, shared_parameters
 from atslib.policies.policy import parse_policy
 from atslib.rng import as_stream, torch_draws
+from atslib.weights import fill
 
 
 def _steps(epoch: float, epochs: int) -> float:
@@ -414,17 +414,11 @@ def load_checkpoint(path: Path, model: nn.Module) -> dict:
     check_kind("load_checkpoint: model", model, nn.Module, "a torch.nn.Module")
     try:
         tensors, facts, vouched = read_tensors(path)
-        copy.deepcopy(model).load_state_dict(
-            tensors
-        )  # torch overwrites what fits before it says what does not
-        model.load_state_dict(tensors)
+        # torch overwrites what fits before it says what does not: first a copy is filled.
+        fill(copy.deepcopy(model), tensors, path)
+        fill(model, tensors, path)
     except AtsError as error:
         raise AtsError(f"checkpoint {error}") from None
-    except RuntimeError as error:
-        fault = shorten(
-            str(error).splitlines()[1], 200, placeholder=" …"
-        )  # it can name every layer
-        raise AtsError(f"checkpoint {path} is of another network: {fault}") from None
     if not vouched:
         warnings.warn(
             f"checkpoint {path} carries no hash, so damage to it would not be noticed", stacklevel=2

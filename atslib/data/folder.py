@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from atslib.data.images import Images, explain
@@ -31,6 +31,15 @@ GREY = (
     "I;16B",
     "I;16N",
 )  # Pillow's modes without colour and of known range
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}  # what each orientation of EXIF asks for
 
 
 def load_folder(
@@ -43,7 +52,8 @@ def load_folder(
     Classes and files are in the order of their names; hidden files and files without an image's
     suffix are passed over. Read are PNG, JPEG, WebP, BMP, GIF and TIFF, by their content. Files of
     16 bits hold what a device of 8, 10, 12, 14 or 16 bits has seen, and none says which: it is
-    taken to be the least of these that the brightest pixel of all such files needs.
+    taken to be the least of these that the brightest pixel of all such files needs. Of 16 bits per
+    colour Pillow keeps the upper 8, so such files are read only if the device has 16.
 
     Args:
         size: side of the square images returned, in pixels.
@@ -53,8 +63,8 @@ def load_folder(
         (train, test); grey if all files are, RGB otherwise.
     Raises:
         AtsError: no such folder, fewer than two classes, a class with fewer than two images, or a
-            file that is no whole image or has 32 bits per pixel; the message names the class or
-            file.
+            file that is no whole image, has 32 bits per pixel or a device's fewer than 16 in 16
+            bits per colour; the message names the class or file.
     """
     choose("fit", fit, FITS)
     check_whole("image size", size, 1, LARGEST)
@@ -122,10 +132,16 @@ def square_pixels(files: list[Path], size: int, fit: str) -> Tensor:
         AtsError: a file that is no whole image, or has 32 bits per pixel.
     """
     check_whole("image size", size, 1, LARGEST)
-    modes = [opened(file, lambda image: image.mode) for file in files]
-    mode = "L" if all(each in GREY for each in modes) else "RGB"
-    deep = [file for file, each in zip(files, modes, strict=True) if each.startswith("I;16")]
-    white = _white(deep)
+    kinds = [opened(file, lambda image: (image.mode, upper_bytes(image))) for file in files]
+    grey = all(mode in GREY or raw.startswith("L") for mode, raw in kinds)
+    fine = [file for file, (mode, _) in zip(files, kinds, strict=True) if mode.startswith("I;16")]
+    halved = [file for file, (_, raw) in zip(files, kinds, strict=True) if raw]
+    tops = {file: int(opened(file, np.asarray).max()) for file in fine}
+    tops |= {file: 256 * opened(file, brightest_byte) for file in halved}
+    white = white_of(max(tops.values(), default=0))
+    if halved and white < 2**16 - 1:
+        raise AtsError(f"{max(halved, key=tops.get)} {few_bits(max(tops.values()))}")
+    mode = "L" if grey else "RGB"
     return torch.stack([_pixels(file, mode, size, fit, white) for file in files])
 
 
@@ -138,19 +154,50 @@ def _in_test(members: list[Path], folder: Path, seed: int) -> Tensor:
     return mask
 
 
-def _white(files: list[Path]) -> int:
-    """The brightest value that the device can have given that these files of 16 bits are from."""
-    brightest = max((int(opened(file, np.asarray).max()) for file in files), default=0)
+def white_of(brightest: int) -> int:
+    """The brightest value that a device can give whose images of 16 bits go up to this one."""
     return next(2**depth - 1 for depth in DEPTHS if brightest < 2**depth)
+
+
+def upper_bytes(image: Image.Image) -> str:
+    """How a file has 16 bits per colour, such as "RGB;16B" or, grey with alpha, "LA;16B"; "" of all
+    others.
+
+    Pillow keeps the upper 8 bits of these. Whether it did is not to be seen any more once the
+    pixels have been read.
+    """
+    if image.mode.startswith("I;16"):
+        return ""
+    raws = (
+        tile.args if isinstance(tile.args, str) else next(iter(tile.args or ()), "")
+        for tile in getattr(image, "tile", ())
+    )
+    return next((str(raw) for raw in raws if ";16" in str(raw) and "BGR" not in str(raw)), "")
+
+
+def brightest_byte(image: Image.Image) -> int:
+    """The highest upper byte of an image's colours, transparency apart."""
+    return max(band.getextrema()[1] for band in image.convert("RGB").split())
+
+
+def few_bits(brightest: int) -> str:
+    """What is wrong with 16 bits per colour that go up to this value, for an error."""
+    depth = max(8, brightest.bit_length())
+    return (
+        f"has 16 bits per colour and uses no more than {depth} of them, of which few would be left; save it with 8 "
+        "bits per colour"
+    )
 
 
 def _pixels(file: Path, mode: str, size: int, fit: str, white: int) -> Tensor:
     """(C, size, size) uint8, upright as the file's orientation tag says; transparency is dropped."""
 
     def decode(image: Image.Image) -> np.ndarray:
-        image = ImageOps.exif_transpose(image)
+        if image.mode.startswith("I;16") and getattr(image, "tag_v2", {}).get(262) == 0:
+            raise ValueError("16 bits of grey of which 0 is white; save it with 0 as black")
+        image = upright(image)
         if image.mode.startswith("I;16"):  # Pillow's own conversion clips at 255
-            image = Image.fromarray((np.asarray(image) * (255 / white)).round().astype(np.uint8))
+            image = Image.fromarray(of_depth(np.asarray(image), white))
         elif image.mode in ("I", "F"):
             raise ValueError(
                 f"32 bits per pixel (mode {image.mode}) have no common range; save it with 8 or 16 bits"
@@ -168,6 +215,24 @@ def _pixels(file: Path, mode: str, size: int, fit: str, white: int) -> Tensor:
     )
 
 
+def of_depth(values: np.ndarray, white: int) -> np.ndarray:
+    """uint8 of values 0..`white`, rounded."""
+    return (values * (255 / white)).round().astype(np.uint8)
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """An image as the orientation tag of its file says; one that cannot be read turns nothing.
+
+    `ImageOps.exif_transpose` writes all tags anew, and fails on any of them that is odd.
+    """
+    image.load()  # by which a TIFF is turned already
+    try:
+        turn = TURNS.get(image.getexif().get(ExifTags.Base.Orientation))
+    except Exception:  # damaged tags, of which each kind raises its own error
+        turn = None
+    return image if turn is None else image.transpose(turn)
+
+
 def opened(file: Path, read: Callable[[Image.Image], T]) -> T:
     """What `read` makes of the image in a file.
 
@@ -182,5 +247,5 @@ def opened(file: Path, read: Callable[[Image.Image], T]) -> T:
         raise AtsError(
             f"{file} cannot be read as an image: what is in it is none of {known}"
         ) from None
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except Exception as error:  # Pillow's own, and those of struct, zlib and others below it
         raise AtsError(f"{file} cannot be read as an image: {explain(error)}") from None
