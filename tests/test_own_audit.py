@@ -21,7 +21,7 @@ from torch import nn
 import atslib
 from atslib.__main__ import main
 from atslib.attacks import GradientMatching
-from atslib.audit import outcome, work
+from atslib.audit import outcome, recorded, work
 from atslib.audit.config import AuditConfig, cases_of
 from atslib.audit.ladder import FirstLayer, candidates
 from atslib.audit.numbers import ABOVE, CANNOT_TELL, NO_LIMIT, WITHIN
@@ -721,17 +721,115 @@ def test_a_folder_of_watched_is_read_round_by_round(place, monkeypatch):
     assert shell(*NORM, *given, "--round", "2", "--out", "third") == 2
 
 
+def named(view, rows, *, seconds=60.0, images=None):
+    """What is said of photographs that are named behind updates."""
+    images = images or photographs()
+    stream = torch.Generator().manual_seed(0)
+    return named_wrongly(view, torch.tensor(rows), images.pixels, images.labels, stream, seconds)
+
+
+def updates_of(rows, *, model=None, batch=1, kind="difference", steps=2, images=None):
+    """What clients with so many photographs each send."""
+    images = images or photographs()
+    given = model or linear(), images.pixels[rows] / 255, images.labels[rows]
+    threat = atslib.ThreatModel(batch=batch)
+    if kind == "gradient":
+        return atslib.observe(*given, threat=threat)
+    local = LocalTraining(epochs=steps, lr=LR)
+    return observe_weights(*given, local=local, rng=0, threat=threat)
+
+
+def changed(view, change):
+    """The view with what was received changed."""
+    (update,) = view.updates
+    update = dataclasses.replace(update, gradients=change(update.gradients))
+    return dataclasses.replace(view, updates=(update,))
+
+
 @pytest.mark.parametrize(("lr", "seconds"), [(1e39, 60.0), (LR, 0.0)], ids=["diverges", "no time"])
-def test_updates_that_cannot_be_made_again_are_not_compared(lr, seconds):
-    images = photographs()
-    local = LocalTraining(epochs=2, lr=LR)
-    view = observe_weights(linear(), images.pixels[:1] / 255, images.labels[:1], local=local, rng=0)
-    update = view.updates[0]
+def test_updates_that_cannot_be_made_again_are_not_compared_and_that_is_said(lr, seconds):
+    view = updates_of([0])
+    (update,) = view.updates
     said = dataclasses.replace(update, local=update.local | {"lr": lr})
     view = dataclasses.replace(view, updates=(said,))
-    stream = torch.Generator().manual_seed(0)
-    asked = (torch.tensor([30]), images.pixels, images.labels, stream, seconds)  # of another class
-    assert named_wrongly(view, *asked) == ""
+    words = named(view, [30], seconds=seconds)  # of another class
+    assert "could not be checked" in words
+    assert ("diverged" in words) == (lr > 1)
+    assert ("larger budget" in words) == (lr < 1)
+
+
+@pytest.mark.parametrize("kind", ["difference", "gradient"])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("model", [linear, small])
+def test_the_photographs_behind_an_update_are_told_from_others_of_their_classes(kind, batch, model):
+    rows = [0, 30, 50, 5, 35, 55][: 2 * batch]
+    view = updates_of(rows, model=model(), batch=batch, kind=kind)
+    assert named(view, rows) == ""
+    words = named(view, [row + 1 for row in rows])
+    count = len(rows) // batch
+    assert words.startswith(f"Of {count} recorded updates ")
+    words = named(changed(view, lambda sent: -sent), rows)
+    assert "its sign is reversed" in words
+    assert named(changed(view, lambda sent: 0 * sent), rows).startswith("Nothing shows")
+
+
+def test_after_many_local_steps_the_first_ones_gradient_tells_them_where_time_is_short(monkeypatch):
+    seconds = iter(range(0, 100_000, 2))  # a step or a question takes two
+    monkeypatch.setattr(recorded.time, "monotonic", lambda: next(seconds))
+    rows = [0, 30]
+    view = updates_of(rows, model=small(), steps=10)
+    made = []
+    again = recorded._again
+    monkeypatch.setattr(recorded, "_again", lambda *args: made.append(args[-1]) or again(*args))
+    assert named(view, rows, seconds=60.0) == ""
+    assert set(made) == {1}
+    assert 2 * len(made) < 60  # in the time there is
+    assert "are more like" in named(view, [1, 31], seconds=60.0)
+    assert "could not be checked" in named(view, rows, seconds=10.0)
+    made.clear()
+    assert named(view, rows, seconds=2000.0) == ""
+    assert max(made) == 10
+
+
+def test_copies_of_the_photographs_named_are_no_others():
+    images = photographs()
+    few = torch.arange(30)
+    pixels = torch.cat([images.pixels[few], images.pixels[few].flip(-1)])
+    again = Images(pixels, images.labels[few].repeat(2), images.class_names, "twice", "all")
+    view = updates_of([0, 25], images=again)
+    assert named(view, [0, 25], images=again) == ""
+
+
+def test_where_a_class_has_no_others_those_of_other_classes_are_compared():
+    images = photographs()
+    rows = torch.cat([torch.arange(24), torch.tensor([24])])  # a single dog
+    alone = Images(images.pixels[rows], images.labels[rows], images.class_names, "few", "all")
+    view = updates_of([24], images=alone)
+    assert named(view, [24], images=alone) == ""
+    pixels = alone.pixels.clone()
+    pixels[24] = images.pixels[30]
+    wrong = dataclasses.replace(alone, pixels=pixels)
+    assert named(view, [24], images=wrong).startswith("Of 1 recorded updates 0 are more like")
+
+
+def test_other_photographs_are_never_within_a_limit(place, capsys):
+    torch.manual_seed(3)
+    layer = nn.Sequential(nn.Flatten(), nn.Linear(3 * SIDE * SIDE, CLASSES))
+    before = {name: value.detach().clone() for name, value in layer.state_dict().items()}
+    folder = place / "seen"
+    folder.mkdir()
+    save_file(before, folder / "sent.safetensors")
+    rows = list(range(2, 14))
+    for row in rows:
+        layer.load_state_dict(before)
+        save_file(_trained(layer, [row]), folder / f"received-{row:02}.safetensors")
+    facts = {"lr": LR, "steps": 2, "images": {f"{row:02}": [file_of(row + 12)] for row in rows}}
+    (folder / "update.json").write_text(json.dumps(facts))
+    asked = [*NORM, "--update", str(folder), "--limit", "found<=50%"]
+    assert shell(*asked) == 4
+    said = capsys.readouterr().out
+    assert "cannot tell" in said
+    assert "Are they the right ones" in said
 
 
 DATA = f"""

@@ -23,7 +23,7 @@ from atslib.errors import AtsError, as_path, check_kind
 from atslib.models import Loss, Normalize, shared_parameters, with_loss
 from atslib.rng import rng
 
-COMPARING = 0.03  # of the budget, to hold recorded updates of one size beside the photographs named
+COMPARING = 0.1  # of the budget at most, to hold recorded updates beside the photographs named
 
 
 class TwoScores(nn.Module):
@@ -119,12 +119,13 @@ def audited(
         networks, pixels, labels, config, cases, folder=folder, progress=progress, recorded=recorded,
         loss=_text(loss),
     )  # fmt: skip
-    plan, pool, results, left = work.run()
+    # Before the attacks, which would take the time that it needs.
     stream = rng(config.seed, "audit", "others")
+    seconds = COMPARING * config.budget / max(1, len(recorded))
     mistaken = [
-        named_wrongly(view, own, pixels, labels, stream, COMPARING * config.budget)
-        for view, own in recorded.values()
+        named_wrongly(view, own, pixels, labels, stream, seconds) for view, own in recorded.values()
     ]
+    plan, pool, results, left = work.run()
     notes = [words] if (words := said_of_copies(pixels)) else []
     notes += work.cut
     faint = work.faint()
