@@ -832,6 +832,116 @@ def test_other_photographs_are_never_within_a_limit(place, capsys):
     assert "Are they the right ones" in said
 
 
+def with_statistics(momentum=0.1):
+    """A network with batch normalization, without its first layer."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, momentum=momentum), nn.Sigmoid()
+        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(4 * (SIDE - 2) ** 2, CLASSES))
+
+
+def kept_of(folder, model, rows, *, mode="train", kind="weights", steps=1, facts=None, sent=None):
+    """A folder of what a client of torch sent that trained in a mode, as it is read."""
+    folder.mkdir()
+    before = {name: value.clone() for name, value in (sent or model.state_dict()).items()}
+    model.load_state_dict(before)
+    model.train(mode == "train")
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    images = photographs()
+    for _ in range(steps):
+        model.zero_grad()
+        scores = model((images.pixels[rows] / 255 - 0.5) / 0.25)
+        nn.functional.cross_entropy(scores, images.labels[rows]).backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= LR * parameter.grad
+    after = model.state_dict()
+    if kind == "difference":
+        after = {name: after[name] - start[name] for name in after}
+    save_file(before, folder / "sent.safetensors")
+    save_file(
+        {name: value.clone() for name, value in after.items()}, folder / "received.safetensors"
+    )
+    (folder / "update.json").write_text(json.dumps({"lr": LR, "images": rows} | (facts or {})))
+    return recorded.read(folder, number=None, kind=None, lr=None, steps=None)
+
+
+@pytest.mark.parametrize("kind", ["weights", "difference"])
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_buffers_say_train_mode_and_how_many_steps(tmp_path, kind, steps, momentum):
+    model = with_statistics(momentum)
+    kept = kept_of(tmp_path / "a", model, [5, 30], kind=kind, steps=steps)
+    assert (kept.kind, kept.steps, kept.contradiction) == (kind, steps, "")
+    assert recorded.client_mode(kept) == "train"
+    assert recorded.mode_contradiction(kept, "train") == ""
+    assert "have moved, as in train mode" in recorded.mode_contradiction(kept, "eval")
+    said = {"steps": steps + 4}
+    kept = kept_of(tmp_path / "b", model, [5, 30], kind=kind, steps=steps, facts=said)
+    assert kept.steps == steps + 4
+    assert f"made {steps + 4} local steps" in kept.contradiction
+    assert f"went up by {steps}" in kept.contradiction
+
+
+def test_a_servers_mean_over_counters_is_no_whole_number_and_a_client_goes_on_from_it(tmp_path):
+    model = with_statistics()
+    sent = {name: value.clone() for name, value in model.state_dict().items()}
+    sent["1.num_batches_tracked"] = torch.tensor(107.75)
+    kept = kept_of(tmp_path / "a", model, [5, 30], steps=2, sent=sent)
+    assert (kept.kind, kept.steps, recorded.client_mode(kept)) == ("weights", 2, "train")
+    kept = kept_of(tmp_path / "b", model, [5, 30], mode="eval", sent=sent, facts={"steps": 2})
+    assert (kept.contradiction, recorded.client_mode(kept)) == ("", "eval")
+
+
+def test_buffers_that_have_not_moved_say_eval_mode_and_none_say_nothing(tmp_path):
+    kept = kept_of(tmp_path / "a", with_statistics(), [5], mode="eval", facts={"steps": 1})
+    assert recorded.client_mode(kept) == "eval"
+    assert "have not moved" in recorded.mode_contradiction(kept, "train")
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(3 * SIDE * SIDE, CLASSES))
+    kept = kept_of(tmp_path / "b", plain, [5], facts={"steps": 1})
+    assert recorded.client_mode(kept) is None
+    assert recorded.mode_contradiction(kept, "train") == ""
+
+
+def test_an_update_of_a_client_in_train_mode_is_held_beside_that_mode(tmp_path):
+    images = photographs()
+    kept = kept_of(tmp_path / "a", with_statistics(), [5, 30])
+    network = nn.Sequential(atslib.Normalize([0.5] * 3, [0.25] * 3), with_statistics())
+    for mode, least, most in (("train", 0.999, 1.01), ("eval", -1, 0.99)):
+        threat = atslib.ThreatModel(batch=2, victim=mode)
+        rows = torch.tensor([5, 30])
+        view = recorded.observed(kept, network, [rows], images.labels, threat, (3, SIDE, SIDE))
+        stream = torch.Generator().manual_seed(0)
+        made, _ = recorded._again(view, rows, images.pixels, images.labels[rows], stream, 1)
+        assert least < float(torch.cosine_similarity(view.gradients[0], made, dim=0)) < most
+
+
+NORMALIZED_ALONE = f"""
+from torch import nn
+
+
+def build(num_classes):
+    layers = nn.Linear({3 * SIDE * SIDE}, 8), nn.BatchNorm1d(8), nn.Linear(8, num_classes)
+    return nn.Sequential(nn.Flatten(), *layers)
+"""
+
+
+def test_the_command_attacks_a_client_in_the_mode_that_its_buffers_say(place, capsys):
+    (place / "mine.py").write_text(NORMALIZED_ALONE)  # takes no single image in train mode
+    layers = nn.Linear(3 * SIDE * SIDE, 8), nn.BatchNorm1d(8), nn.Linear(8, CLASSES)
+    kept_of(place / "seen", nn.Sequential(nn.Flatten(), *layers), [5, 30, 50])
+    asked = [*NORM, "--update", "seen"]
+    assert shell(*asked) in (0, 4)
+    report = json.loads((place / "out" / "report.json").read_text())
+    assert report["settings"]["victim"] == "train"
+    assert report["cases"][0]["title"].startswith("one gradient of 3 images")
+    assert any("Clients ran batch normalization in train mode" in note for note in report["notes"])
+    assert shell(*asked, "--victim", "eval", "--local-steps", "2", "--out", "b") == 4
+    said = capsys.readouterr().out
+    assert "Clients are said to run batch normalization in eval mode" in said
+    assert "is said to have made 2 local steps" in said
+
+
 DATA = f"""
 import torch
 from torch.utils.data import DataLoader, TensorDataset

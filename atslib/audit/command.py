@@ -47,6 +47,7 @@ def run(args: argparse.Namespace) -> AuditReport:
     if ":" not in args.model:
         norm = None  # it normalizes by itself
     update = None
+    contradictions = ()
     if args.update:
         kept = recorded.read(
             args.update, number=args.round, kind=args.kind, lr=args.lr, steps=args.local_steps
@@ -55,6 +56,10 @@ def run(args: argparse.Namespace) -> AuditReport:
         model = recorded.network_of(kept, model)
         sizes = tuple(sorted({len(rows) for rows in update[1]}))
         local = None if kept.kind == "gradient" else LocalTraining(epochs=kept.steps, lr=kept.lr)
+        told = recorded.client_mode(kept)
+        against = recorded.mode_contradiction(kept, args.victim) if args.victim else ""
+        contradictions = tuple(filter(None, (against, kept.contradiction)))
+        settings["victim"] = args.victim or told or "eval"
         settings |= {"batch": sizes, "local": local, "clients": 1, "rounds": 1}
     elif args.weights:
         fill(model, read_weights(args.weights), args.weights)
@@ -75,6 +80,7 @@ def run(args: argparse.Namespace) -> AuditReport:
         progress=sys.stderr.isatty(),
         repeat=command_line(args.typed),
         update=update,
+        contradictions=contradictions,
     )
 
 
@@ -84,7 +90,6 @@ def settings_of(args: argparse.Namespace) -> dict:
         "policy",
         "defense",
         "labels",
-        "victim",
         "clients",
         "rounds",
         "pretrained",
@@ -94,6 +99,7 @@ def settings_of(args: argparse.Namespace) -> dict:
     )
     settings = {name: getattr(args, name) for name in names}
     settings |= {
+        "victim": args.victim or "eval",
         "batch_norm": args.batch_norm,
         "batch": batches(args.batch),
         "attacked": args.images,

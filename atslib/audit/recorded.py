@@ -28,9 +28,13 @@ FACTS = "update.json"
 ROUND = re.compile(r"round-\d{5,}")
 BETWEEN = "|"  # the name of a record and that of an array in it, as `Watched` keeps them
 CLIENT = ("client", "partition-id", "cid")  # metrics that say which client an answer is of
+# Buffers of batch normalization by the end of their names; they move in train mode alone.
+COUNTER = "num_batches_tracked"
+STATISTICS = ("running_mean", "running_var")
 COMPARED = 8  # updates that are held beside the photographs named behind them
 OTHERS = 19  # sets of other photographs with the same labels
 FEWEST = 4  # of them, below which nothing is said
+ROUNDED = 1e-2  # of a running statistic: what rounding to half precision or bfloat16 may move it by
 REPEATED = 10  # local steps that are made again for that, at most
 # A cosine at or below which the sign is reversed. Of K classes wrong labels make it -1 / (K - 1) in
 # the last layer of an untrained network: -0.5 of three.
@@ -66,6 +70,8 @@ class Recorded:
         lr, steps: of their training.
         records: one per client.
         where: the folder, for messages.
+        contradiction: a sentence where the number of steps that was said is not that of the buffers
+            that clients sent; "" where they agree, or tell nothing.
     """
 
     sent: dict[str, Tensor]
@@ -74,6 +80,7 @@ class Recorded:
     steps: int
     records: tuple[Record, ...]
     where: Path
+    contradiction: str = ""
 
 
 def read(
@@ -95,7 +102,8 @@ def read(
     Args:
         folder: of either kind.
         number: which round of a `Watched` folder; None: the first.
-        kind, lr, steps: as in `Recorded`; None: as the file says.
+        kind, lr, steps: as in `Recorded`; None: as the file says, or steps as the counters of batch
+            normalization do.
     Raises:
         AtsError: neither kind of folder, or something that is needed and said nowhere.
     """
@@ -131,16 +139,107 @@ def read(
     lr = lr if lr is not None else facts.get("lr")
     steps = steps if steps is not None else facts.get("steps")
     kind = kind if kind is not None else facts.get("kind")
-    if kind != "gradient" and (not _positive(lr) or not isinstance(steps, int) or steps < 1):
-        raise AtsError(
-            f"--update {folder}: say with --lr and --local-steps (or in {FACTS}) how clients trained"
-        )
     if kind is not None:
         choose(f"--update {folder}: kind", kind, KINDS)
     records = tuple(_record(file, facts) for file in files)
     weights = read_tensors(sent)[0] if sent.suffix == ".safetensors" else read_weights(sent)
-    found = _kind(weights, records, kind, folder)
-    return Recorded(weights, found, float(lr or 1.0), int(steps or 1), records, folder)
+    found = None if kind is None else _kind(weights, records, kind, folder)
+    if found != "gradient":
+        if steps is None and _positive(lr):
+            found = found or _kind(weights, records, kind, folder)
+            counted = {
+                count
+                for each in records
+                if (count := counted_steps(weights, each, found)) is not None
+            }
+            steps = counted.pop() if len(counted) == 1 else None
+        if not _positive(lr) or not isinstance(steps, int) or steps < 1:
+            raise AtsError(
+                f"--update {folder}: say with --lr and --local-steps (or in {FACTS}) how clients trained"
+            )
+        found = found or _kind(weights, records, kind, folder)
+    kept = Recorded(weights, found, float(lr or 1.0), int(steps or 1), records, folder)
+    return dataclasses.replace(kept, contradiction=steps_contradiction(kept))
+
+
+def counted_steps(sent: dict[str, Tensor], record: Record, kind: str) -> int | None:
+    """How many forward passes in train mode a client has made, by the counters of batch
+    normalization that it sent; None where there are none, or in a gradient.
+
+    A server's mean over counters is no whole number; a client's counter goes on from the whole part.
+    Where layers were used several times in a pass, the one that was used least tells.
+    """
+    if kind == "gradient":
+        return None
+    before = {name.removeprefix("module."): value for name, value in sent.items()}
+    counts = []
+    for name, value in record.arrays.items():
+        own = before.get(name.removeprefix("module."))
+        if not name.endswith(COUNTER) or value.numel() != 1:
+            continue
+        if kind == "difference":
+            counts.append(math.ceil(float(value) - 1e-3))
+        elif own is not None and own.numel() == 1:
+            counts.append(round(float(value) - math.floor(float(own) + 1e-3)))
+    return min((count for count in counts if count > 0), default=0) if counts else None
+
+
+def client_mode(recorded: Recorded) -> str | None:
+    """In which mode the clients ran batch normalization, by the buffers that they sent: "train" if
+    counters or running statistics of any moved, "eval" if those of none did; None where there are
+    none, or in gradients.
+    """
+    if recorded.kind == "gradient":
+        return None
+    before = {name.removeprefix("module."): value for name, value in recorded.sent.items()}
+    told = False
+    for record in recorded.records:
+        if counted_steps(recorded.sent, record, recorded.kind):
+            return "train"
+        for name, value in record.arrays.items():
+            own = before.get(name.removeprefix("module."))
+            if not name.endswith((COUNTER, *STATISTICS)):
+                continue
+            if recorded.kind == "difference":
+                own = torch.zeros_like(value)
+            if own is None or own.shape != value.shape:
+                continue
+            told = True
+            moved = (value.double() - own.double()).abs()
+            # A server's mean over counters is no whole number, and clients make it one.
+            least = 1 if name.endswith(COUNTER) else ROUNDED * own.double().abs()
+            if bool((moved > least).any()):
+                return "train"
+    return "eval" if told else None
+
+
+def steps_contradiction(recorded: Recorded) -> str:
+    """A sentence where the number of local steps that is said is not that of the counters; "" where
+    they agree, or tell nothing.
+    """
+    for record in recorded.records:
+        count = counted_steps(recorded.sent, record, recorded.kind)
+        if count and count != recorded.steps:
+            return (
+                f"{record.name} is said to have made {recorded.steps} local steps (--local-steps), and its counters of "
+                f"batch normalization (num_batches_tracked) went up by {count}; with another number of steps little is "
+                "found, whatever leaks."
+            )
+    return ""
+
+
+def mode_contradiction(recorded: Recorded, said: str) -> str:
+    """A sentence where the mode in which clients are said to have run batch normalization is not
+    that of the buffers that they sent; "" where they agree.
+    """
+    told = client_mode(recorded)
+    if told is None or told == said:
+        return ""
+    moved = "have moved" if told == "train" else "have not moved"
+    return (
+        f"Clients are said to run batch normalization in {said} mode, and its running statistics and counters {moved}, "
+        f"as in {told} mode; in another mode little is found, whatever leaks (victim: {told})."
+    )
 
 
 def _positive(value: object) -> bool:
@@ -228,7 +327,14 @@ def _kind(
     if said == "gradient":
         return said
     arrays = records[0].arrays
-    shared = [name for name in arrays if name in sent and sent[name].is_floating_point()]
+    # Buffers move by more than weights, and a server's mean over counters is no whole number.
+    shared = [
+        name
+        for name in arrays
+        if name in sent
+        and sent[name].is_floating_point()
+        and not name.endswith((COUNTER, *STATISTICS))
+    ]
     if not shared:
         raise AtsError(
             f"--update {folder}: no array that was received has the name of one that was sent"
