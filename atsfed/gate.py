@@ -20,11 +20,18 @@ from torch import Tensor, nn
 from atsfed import flower
 from atslib.attacks import reconstruct
 from atslib.attacks.attack import Attack
-from atslib.audit.calls import images_of, prepared
+from atslib.audit.calls import images_of, prepared, takes_one_image
 from atslib.audit.config import Case
 from atslib.audit.ladder import PRESETS
 from atslib.audit.outcome import Outcome, Pool, judge
-from atslib.audit.recorded import Record, Recorded, network_of, observed
+from atslib.audit.recorded import (
+    Record,
+    Recorded,
+    client_mode,
+    network_of,
+    observed,
+    steps_contradiction,
+)
 from atslib.audit.views import Seen
 from atslib.clients.observe import observe
 from atslib.clients.view import ThreatModel
@@ -101,8 +108,11 @@ def gate(
             server gets an error in place of the answer, which Flower counts among the failures of
             the round and goes on. (Weights that are the server's own would end the round of a
             strategy that clips: it divides by the length of the change.)
-        lr: step size of the client's training, plain SGD with batch normalization in eval mode.
-        steps: how many steps it takes: a number, or a function of the client's context.
+        lr: step size of the client's training, plain SGD. Whether batch normalization ran in train
+            mode is told by its running statistics and counters in what leaves; without them it is
+            taken to be in eval mode.
+        steps: how many steps it takes: a number, or a function of the client's context. Where the
+            counters of batch normalization tell another number, the gate cannot tell.
         normalize: mean and deviation of each channel, where the network does not start with
             `atslib.Normalize`.
         loss: what the client trains with, as in `atslib.audit`; by default the cross-entropy.
@@ -158,7 +168,8 @@ def gate(
         recorded = Recorded(sent, kind, lr, taken, records, place.parent)
         model = prepared(network_of(recorded, fresh), normalize, pixels, loss)
         own, control = _attacked(recorded, model, len(pixels), pool, attack)
-        return _judged(number, own, control, limit, strict, time.monotonic() - began)
+        against = steps_contradiction(recorded)
+        return _judged(number, own, control, limit, strict, time.monotonic() - began, against)
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         if any(SECURE in name for name in message.content.config_records):
@@ -189,15 +200,21 @@ def gate(
 
 
 def _judged(
-    number: int, own: Outcome, control: Outcome, limit: float, strict: bool, seconds: float
+    number: int,
+    own: Outcome,
+    control: Outcome,
+    limit: float,
+    strict: bool,
+    seconds: float,
+    against: str = "",
 ) -> Figure:
-    """What the numbers mean for sending."""
+    """What the numbers mean for sending; `against` says what contradicts the training that was said."""
     found = int(own.found.sum())
     count = len(own.found)
     told = int(control.found.sum())
     controls = len(control.found)
     chance = float(own.chance.mean())
-    works = told / controls > float(control.chance.mean())
+    works = told / controls > float(control.chance.mean()) and not against
     above = found / count > limit
     if above:
         why = f"held back: {found} of {count} photographs are found, and at most {limit:.1%} may be"
@@ -205,7 +222,9 @@ def _judged(
         why = f"sent: {found} of {count} photographs are found ({told} of {controls} from single gradients)"
     else:
         state = "held back" if strict else "sent"
-        why = f"{state}, but the gate cannot tell: of single gradients the attack finds only {told} of {controls}"
+        why = f"{state}, but the gate cannot tell: " + (
+            against or f"of single gradients the attack finds only {told} of {controls}"
+        )
     sent = not above and (works or not strict)
     return Figure(number, count, found, told, controls, chance, round(seconds, 1), sent, why)
 
@@ -225,15 +244,20 @@ def _attacked(
     images = (pixels[:count] / 255).to(next(model.parameters()))
     pool = Pool.of(pixels, labels, rows)
     shape = tuple(pixels.shape[1:])
-    view = observed(recorded, model, [rows], labels, ThreatModel(batch=count), shape)
+    mode = client_mode(recorded) or "eval"
+    threat = ThreatModel(batch=count, victim=mode)
+    view = observed(recorded, model, [rows], labels, threat, shape)
     shared = "gradient" if recorded.kind == "gradient" else "update"
     case = Case(weights="given", shared=shared, batch=count, recorded=True)
     made = reconstruct(view, attack, rng=0)
     own = judge(made.images, made.labels, Seen(view, images, None), rows, pool, case, before=False)
-    few = rows[:CONTROLS]
-    single = observe(model, images[few], labels[few])
+    size = 1 if takes_one_image(model, pixels, mode) else count
+    few = rows[: max(CONTROLS // size, 1) * size]
+    single = observe(
+        model, images[few], labels[few], threat=ThreatModel(batch=size, victim=mode), rng=0
+    )
     made = reconstruct(single, attack, rng=0)
-    known = Case(weights="given", control=True)
+    known = Case(weights="given", control=True, batch=size)
     control = judge(
         made.images, made.labels, Seen(single, images[few], None), few, pool, known, before=False
     )

@@ -17,7 +17,14 @@ from atsfed import flower
 from atsfed.declared import Declared
 from atsfed.tap import WORD, one_line, read_hashed
 from atslib.attacks.explained import in_labels, warn
-from atslib.audit.recorded import BETWEEN
+from atslib.audit.recorded import (
+    BETWEEN,
+    Record,
+    Recorded,
+    client_mode,
+    mode_contradiction,
+    steps_contradiction,
+)
 from atslib.checkpoints import write_tensors
 from atslib.clients.view import Observed, ThreatModel
 from atslib.errors import AtsError, check_kind, check_whole
@@ -247,8 +254,9 @@ def watched(
         record: the name of the answers' record of arrays, where they have several, as those of
             SCAFFOLD.
         most: images that an answer may say it is of; one that says more is left out.
-        threat: what the server knows; labels are restored by default. Its `batch` is taken from the
-            answers' metric `num-examples`.
+        threat: what the server knows; by default labels are restored, and `victim` is what moved
+            running statistics and counters of batch normalization tell. Its `batch` is taken from
+            the answers' metric `num-examples`.
     Returns:
         One view per client; `left_out` has a sentence on every answer that is none.
     Raises:
@@ -263,12 +271,11 @@ def watched(
     place = _round(folder, number)
     if not (place / "sent.safetensors").exists():
         raise AtsError(f"{place} was not recorded")
-    threat = threat or ThreatModel(labels="restored")
     model = nn.Sequential(normalize, copy.deepcopy(network))
-    _fill(model[1], read_hashed(place / "sent.safetensors")[0], place / "sent.safetensors")
+    sent = read_hashed(place / "sent.safetensors")[0]
+    _fill(model[1], sent, place / "sent.safetensors")
     shared = shared_parameters(model[1]).values()
     before = torch.cat([parameter.detach().flatten() for parameter in shared])
-    attacked = in_mode(model, threat.victim if threat.batch_norm == "known" else "train")
     seen = Seen()
     left_out = []
     nodes = {}
@@ -276,7 +283,7 @@ def watched(
     for file in files:
         node = file.stem.removeprefix("node-")
         try:
-            client, images, value = _read(file, node, by, record, most, network)
+            client, images, arrays = _read(file, node, by, record, most, network)
         except AtsError as error:
             left_out.append(str(error))
             continue
@@ -285,9 +292,14 @@ def watched(
                 f"{place}: nodes {nodes[client]} and {node} both say that they are client {client} ({by}); "
                 "by='' tells clients apart by Flower's numbers of their nodes, which nobody chooses"
             )
-        update, doubts = declared.update(attacked, before, value)
-        doubts += in_labels(update, images, tuple(shape))[0]
-        own = dataclasses.replace(threat, batch=images)
+        single = Record(f"client {client}", arrays, (), images)
+        kept = Recorded(sent, declared.sent, declared.lr, declared.steps, (single,), place)
+        own = threat or ThreatModel(labels="restored", victim=client_mode(kept) or "eval")
+        own = dataclasses.replace(own, batch=images)
+        attacked = in_mode(model, own.victim if own.batch_norm == "known" else "train")
+        update, doubts = declared.update(attacked, before, _row(network, arrays))
+        against = mode_contradiction(kept, own.victim), steps_contradiction(kept)
+        doubts += in_labels(update, images, tuple(shape))[0] + tuple(filter(None, against))
         view = Observed(
             (update,), None, tuple(shape), own, declared=declared.title, doubts=(doubts,)
         )
@@ -302,8 +314,8 @@ def watched(
 
 def _read(
     file: Path, node: str, by: str, record: str, most: int, network: nn.Module
-) -> tuple[int, int, Tensor]:
-    """Client, number of images and weights (P,) of one answer; `AtsError` if it cannot be taken."""
+) -> tuple[int, int, dict[str, Tensor]]:
+    """Client, number of images and arrays of one answer; `AtsError` if it cannot be taken."""
     tensors, facts = read_hashed(file)
     numbers = facts.get("numbers")
     records = facts.get("records")
@@ -332,7 +344,8 @@ def _read(
         for name, value in tensors.items()
         if name.startswith(before)
     }
-    return int(client), int(images), _row(network, own, file)
+    _check_arrays(network, own, file)
+    return int(client), int(images), own
 
 
 def _is_whole(value: object) -> bool:
@@ -348,12 +361,14 @@ def _round(folder: Path | str, number: int) -> Path:
     return Path(folder) / f"round-{number:05d}"
 
 
-def _row(network: nn.Module, tensors: dict[str, Tensor], file: Path) -> Tensor:
-    """An answer's values for the parameters of a network, (P,); buffers, such as running means, may
-    be there or not.
+def _row(network: nn.Module, tensors: dict[str, Tensor]) -> Tensor:
+    """An answer's values for the parameters of a network, (P,)."""
+    return torch.cat([tensors[name].double().flatten() for name in shared_parameters(network)])
 
-    Raises:
-        AtsError: names or shapes are not the network's, or values not finite.
+
+def _check_arrays(network: nn.Module, tensors: dict[str, Tensor], file: Path) -> None:
+    """Raise `AtsError` where names or shapes of an answer are not those of a network's parameters,
+    or values not finite; buffers, such as running means, may be there or not.
     """
     parameters = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
     if odd := sorted(
@@ -370,7 +385,6 @@ def _row(network: nn.Module, tensors: dict[str, Tensor], file: Path) -> Tensor:
             )
         if not value.isfinite().all():
             raise AtsError(f"{file} has values of {name} that are nan or infinite")
-    return torch.cat([tensors[name].double().flatten() for name in shared_parameters(network)])
 
 
 def _fill(network: nn.Module, tensors: dict[str, Tensor], file: Path) -> None:

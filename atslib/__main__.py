@@ -108,8 +108,7 @@ COMMANDS = {
         option(
             "--victim",
             choices=("eval", "train"),
-            default="eval",
-            help="how clients run batch normalization",
+            help="how clients run batch normalization; default: as recorded updates tell, else eval",
         ),
         option(
             "--batch-norm",

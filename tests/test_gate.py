@@ -170,6 +170,62 @@ def test_an_update_in_which_nothing_is_found_goes_through_as_it_is_unless_the_ga
     assert all("cannot tell" in figure["why"] for figure in lines(tmp_path))
 
 
+@pytest.mark.parametrize("layer", [nn.BatchNorm2d(3), nn.BatchNorm1d(8)], ids=["maps", "rows"])
+def test_a_client_in_train_mode_is_told_by_its_buffers(tmp_path, monkeypatch, layer):
+    from atsfed import gate as gated
+
+    def normalized():
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            if isinstance(layer, nn.BatchNorm2d):
+                return nn.Sequential(nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(3 * SIDE**2, 10))
+            layers = nn.Linear(3 * SIDE**2, 8), nn.BatchNorm1d(8), nn.Linear(8, 10)
+            return nn.Sequential(nn.Flatten(), *layers)
+
+    def training(mode, message, context):
+        model = normalized().train(mode)
+        pixels, labels = photographs(count=2)
+        nn.functional.cross_entropy(model((pixels / 255 - 0.5) / 0.25), labels).backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= LR * parameter.grad
+        content = RecordDict(
+            {
+                "arrays": ArrayRecord(model.state_dict()),
+                "metrics": MetricRecord({"num-examples": 2}),
+            }
+        )
+        return Message(content=content, reply_to=message)
+
+    modes = []
+    real = gated.observed
+    monkeypatch.setattr(
+        gated, "observed", lambda *args: modes.append(args[4].victim) or real(*args)
+    )
+    given = {"limit": 0.4, "lr": LR, "normalize": ([0.5] * 3, [0.25] * 3), "others": others}
+    for mode, steps in ((True, 1), (False, 1), (True, 7)):
+        folder = tmp_path / f"{mode} {steps}"
+        mod = gate(
+            normalized,
+            photographs,
+            steps=steps,
+            attack=Nothing(),
+            folder=folder,
+            strict=True,
+            **given,
+        )
+        content = RecordDict({
+            "arrays": ArrayRecord(normalized().state_dict()),
+            "config": ConfigRecord({"server-round": 1}),
+        })  # fmt: skip
+        asked = Message(content=content, dst_node_id=1, message_type="train")
+        mod(asked, SimpleNamespace(), lambda *each, mode=mode: training(mode, *each))
+        (figure,) = lines(folder)
+        assert ("went up by 1" in figure["why"]) == (steps == 7)
+        assert not figure["sent"]
+    assert modes == ["train", "eval", "train"]
+
+
 def test_rounds_between_are_not_attacked_but_after_one_that_was_held_back(tmp_path):
     mod = made(tmp_path, attack=Truth(), every=3)
     for number in range(1, 6):

@@ -21,7 +21,7 @@ from torch import nn
 import atslib
 from atslib.__main__ import main
 from atslib.attacks import GradientMatching
-from atslib.audit import outcome, work
+from atslib.audit import outcome, recorded, work
 from atslib.audit.config import AuditConfig, cases_of
 from atslib.audit.ladder import FirstLayer, candidates
 from atslib.audit.numbers import ABOVE, CANNOT_TELL, NO_LIMIT, WITHIN
@@ -723,17 +723,225 @@ def test_a_folder_of_watched_is_read_round_by_round(place, monkeypatch):
     assert shell(*NORM, *given, "--round", "2", "--out", "third") == 2
 
 
+def named(view, rows, *, seconds=60.0, images=None):
+    """What is said of photographs that are named behind updates."""
+    images = images or photographs()
+    stream = torch.Generator().manual_seed(0)
+    return named_wrongly(view, torch.tensor(rows), images.pixels, images.labels, stream, seconds)
+
+
+def updates_of(rows, *, model=None, batch=1, kind="difference", steps=2, images=None):
+    """What clients with so many photographs each send."""
+    images = images or photographs()
+    given = model or linear(), images.pixels[rows] / 255, images.labels[rows]
+    threat = atslib.ThreatModel(batch=batch)
+    if kind == "gradient":
+        return atslib.observe(*given, threat=threat)
+    local = LocalTraining(epochs=steps, lr=LR)
+    return observe_weights(*given, local=local, rng=0, threat=threat)
+
+
+def changed(view, change):
+    """The view with what was received changed."""
+    (update,) = view.updates
+    update = dataclasses.replace(update, gradients=change(update.gradients))
+    return dataclasses.replace(view, updates=(update,))
+
+
 @pytest.mark.parametrize(("lr", "seconds"), [(1e39, 60.0), (LR, 0.0)], ids=["diverges", "no time"])
-def test_updates_that_cannot_be_made_again_are_not_compared(lr, seconds):
-    images = photographs()
-    local = LocalTraining(epochs=2, lr=LR)
-    view = observe_weights(linear(), images.pixels[:1] / 255, images.labels[:1], local=local, rng=0)
-    update = view.updates[0]
+def test_updates_that_cannot_be_made_again_are_not_compared_and_that_is_said(lr, seconds):
+    view = updates_of([0])
+    (update,) = view.updates
     said = dataclasses.replace(update, local=update.local | {"lr": lr})
     view = dataclasses.replace(view, updates=(said,))
-    stream = torch.Generator().manual_seed(0)
-    asked = (torch.tensor([30]), images.pixels, images.labels, stream, seconds)  # of another class
-    assert named_wrongly(view, *asked) == ""
+    words = named(view, [30], seconds=seconds)  # of another class
+    assert "could not be checked" in words
+    assert ("diverged" in words) == (lr > 1)
+    assert ("larger budget" in words) == (lr < 1)
+
+
+@pytest.mark.parametrize("kind", ["difference", "gradient"])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("model", [linear, small])
+def test_the_photographs_behind_an_update_are_told_from_others_of_their_classes(kind, batch, model):
+    rows = [0, 30, 50, 5, 35, 55][: 2 * batch]
+    view = updates_of(rows, model=model(), batch=batch, kind=kind)
+    assert named(view, rows) == ""
+    words = named(view, [row + 1 for row in rows])
+    count = len(rows) // batch
+    assert words.startswith(f"Of {count} recorded updates ")
+    words = named(changed(view, lambda sent: -sent), rows)
+    assert "its sign is reversed" in words
+    assert named(changed(view, lambda sent: 0 * sent), rows).startswith("Nothing shows")
+
+
+def test_after_many_local_steps_the_first_ones_gradient_tells_them_where_time_is_short(monkeypatch):
+    seconds = iter(range(0, 100_000, 2))  # a step or a question takes two
+    monkeypatch.setattr(recorded.time, "monotonic", lambda: next(seconds))
+    rows = [0, 30]
+    view = updates_of(rows, model=small(), steps=10)
+    made = []
+    again = recorded._again
+    monkeypatch.setattr(recorded, "_again", lambda *args: made.append(args[-1]) or again(*args))
+    assert named(view, rows, seconds=60.0) == ""
+    assert set(made) == {1}
+    assert 2 * len(made) < 60  # in the time there is
+    assert "are more like" in named(view, [1, 31], seconds=60.0)
+    assert "could not be checked" in named(view, rows, seconds=10.0)
+    made.clear()
+    assert named(view, rows, seconds=2000.0) == ""
+    assert max(made) == 10
+
+
+def test_copies_of_the_photographs_named_are_no_others():
+    images = photographs()
+    few = torch.arange(30)
+    pixels = torch.cat([images.pixels[few], images.pixels[few].flip(-1)])
+    again = Images(pixels, images.labels[few].repeat(2), images.class_names, "twice", "all")
+    view = updates_of([0, 25], images=again)
+    assert named(view, [0, 25], images=again) == ""
+
+
+def test_where_a_class_has_no_others_those_of_other_classes_are_compared():
+    images = photographs()
+    rows = torch.cat([torch.arange(24), torch.tensor([24])])  # a single dog
+    alone = Images(images.pixels[rows], images.labels[rows], images.class_names, "few", "all")
+    view = updates_of([24], images=alone)
+    assert named(view, [24], images=alone) == ""
+    pixels = alone.pixels.clone()
+    pixels[24] = images.pixels[30]
+    wrong = dataclasses.replace(alone, pixels=pixels)
+    assert named(view, [24], images=wrong).startswith("Of 1 recorded updates 0 are more like")
+
+
+def test_other_photographs_are_never_within_a_limit(place, capsys):
+    torch.manual_seed(3)
+    layer = nn.Sequential(nn.Flatten(), nn.Linear(3 * SIDE * SIDE, CLASSES))
+    before = {name: value.detach().clone() for name, value in layer.state_dict().items()}
+    folder = place / "seen"
+    folder.mkdir()
+    save_file(before, folder / "sent.safetensors")
+    rows = list(range(2, 14))
+    for row in rows:
+        layer.load_state_dict(before)
+        save_file(_trained(layer, [row]), folder / f"received-{row:02}.safetensors")
+    facts = {"lr": LR, "steps": 2, "images": {f"{row:02}": [file_of(row + 12)] for row in rows}}
+    (folder / "update.json").write_text(json.dumps(facts))
+    asked = [*NORM, "--update", str(folder), "--limit", "found<=50%"]
+    assert shell(*asked) == 4
+    said = capsys.readouterr().out
+    assert "cannot tell" in said
+    assert "Are they the right ones" in said
+
+
+def with_statistics(momentum=0.1):
+    """A network with batch normalization, without its first layer."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, momentum=momentum), nn.Sigmoid()
+        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(4 * (SIDE - 2) ** 2, CLASSES))
+
+
+def kept_of(folder, model, rows, *, mode="train", kind="weights", steps=1, facts=None, sent=None):
+    """A folder of what a client of torch sent that trained in a mode, as it is read."""
+    folder.mkdir()
+    before = {name: value.clone() for name, value in (sent or model.state_dict()).items()}
+    model.load_state_dict(before)
+    model.train(mode == "train")
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    images = photographs()
+    for _ in range(steps):
+        model.zero_grad()
+        scores = model((images.pixels[rows] / 255 - 0.5) / 0.25)
+        nn.functional.cross_entropy(scores, images.labels[rows]).backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= LR * parameter.grad
+    after = model.state_dict()
+    if kind == "difference":
+        after = {name: after[name] - start[name] for name in after}
+    save_file(before, folder / "sent.safetensors")
+    save_file(
+        {name: value.clone() for name, value in after.items()}, folder / "received.safetensors"
+    )
+    (folder / "update.json").write_text(json.dumps({"lr": LR, "images": rows} | (facts or {})))
+    return recorded.read(folder, number=None, kind=None, lr=None, steps=None)
+
+
+@pytest.mark.parametrize("kind", ["weights", "difference"])
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_buffers_say_train_mode_and_how_many_steps(tmp_path, kind, steps, momentum):
+    model = with_statistics(momentum)
+    kept = kept_of(tmp_path / "a", model, [5, 30], kind=kind, steps=steps)
+    assert (kept.kind, kept.steps, kept.contradiction) == (kind, steps, "")
+    assert recorded.client_mode(kept) == "train"
+    assert recorded.mode_contradiction(kept, "train") == ""
+    assert "have moved, as in train mode" in recorded.mode_contradiction(kept, "eval")
+    said = {"steps": steps + 4}
+    kept = kept_of(tmp_path / "b", model, [5, 30], kind=kind, steps=steps, facts=said)
+    assert kept.steps == steps + 4
+    assert f"made {steps + 4} local steps" in kept.contradiction
+    assert f"went up by {steps}" in kept.contradiction
+
+
+def test_a_servers_mean_over_counters_is_no_whole_number_and_a_client_goes_on_from_it(tmp_path):
+    model = with_statistics()
+    sent = {name: value.clone() for name, value in model.state_dict().items()}
+    sent["1.num_batches_tracked"] = torch.tensor(107.75)
+    kept = kept_of(tmp_path / "a", model, [5, 30], steps=2, sent=sent)
+    assert (kept.kind, kept.steps, recorded.client_mode(kept)) == ("weights", 2, "train")
+    kept = kept_of(tmp_path / "b", model, [5, 30], mode="eval", sent=sent, facts={"steps": 2})
+    assert (kept.contradiction, recorded.client_mode(kept)) == ("", "eval")
+
+
+def test_buffers_that_have_not_moved_say_eval_mode_and_none_say_nothing(tmp_path):
+    kept = kept_of(tmp_path / "a", with_statistics(), [5], mode="eval", facts={"steps": 1})
+    assert recorded.client_mode(kept) == "eval"
+    assert "have not moved" in recorded.mode_contradiction(kept, "train")
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(3 * SIDE * SIDE, CLASSES))
+    kept = kept_of(tmp_path / "b", plain, [5], facts={"steps": 1})
+    assert recorded.client_mode(kept) is None
+    assert recorded.mode_contradiction(kept, "train") == ""
+
+
+def test_an_update_of_a_client_in_train_mode_is_held_beside_that_mode(tmp_path):
+    images = photographs()
+    kept = kept_of(tmp_path / "a", with_statistics(), [5, 30])
+    network = nn.Sequential(atslib.Normalize([0.5] * 3, [0.25] * 3), with_statistics())
+    for mode, least, most in (("train", 0.999, 1.01), ("eval", -1, 0.99)):
+        threat = atslib.ThreatModel(batch=2, victim=mode)
+        rows = torch.tensor([5, 30])
+        view = recorded.observed(kept, network, [rows], images.labels, threat, (3, SIDE, SIDE))
+        stream = torch.Generator().manual_seed(0)
+        made, _ = recorded._again(view, rows, images.pixels, images.labels[rows], stream, 1)
+        assert least < float(torch.cosine_similarity(view.gradients[0], made, dim=0)) < most
+
+
+NORMALIZED_ALONE = f"""
+from torch import nn
+
+
+def build(num_classes):
+    layers = nn.Linear({3 * SIDE * SIDE}, 8), nn.BatchNorm1d(8), nn.Linear(8, num_classes)
+    return nn.Sequential(nn.Flatten(), *layers)
+"""
+
+
+def test_the_command_attacks_a_client_in_the_mode_that_its_buffers_say(place, capsys):
+    (place / "mine.py").write_text(NORMALIZED_ALONE)  # takes no single image in train mode
+    layers = nn.Linear(3 * SIDE * SIDE, 8), nn.BatchNorm1d(8), nn.Linear(8, CLASSES)
+    kept_of(place / "seen", nn.Sequential(nn.Flatten(), *layers), [5, 30, 50])
+    asked = [*NORM, "--update", "seen"]
+    assert shell(*asked) in (0, 4)
+    report = json.loads((place / "out" / "report.json").read_text())
+    assert report["settings"]["victim"] == "train"
+    assert report["cases"][0]["title"].startswith("one gradient of 3 images")
+    assert any("Clients ran batch normalization in train mode" in note for note in report["notes"])
+    assert shell(*asked, "--victim", "eval", "--local-steps", "2", "--out", "b") == 4
+    said = capsys.readouterr().out
+    assert "Clients are said to run batch normalization in eval mode" in said
+    assert "is said to have made 2 local steps" in said
 
 
 DATA = f"""

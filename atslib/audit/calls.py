@@ -13,17 +13,18 @@ from torch import Tensor, nn
 from atslib.audit.config import AuditConfig, Case, cases_of, not_tested
 from atslib.audit.ladder import CLOSED
 from atslib.audit.outcome import said_of_copies
-from atslib.audit.recorded import Recorded, named_wrongly, observed
+from atslib.audit.recorded import Recorded, client_mode, named_wrongly, observed
 from atslib.audit.report import AuditReport
 from atslib.audit.work import Work
 from atslib.checkpoints import fingerprint
 from atslib.clients.view import Observed, ThreatModel
 from atslib.data.images import Images, describe, explain, label_fault
 from atslib.errors import AtsError, as_path, check_kind
-from atslib.models import Loss, Normalize, shared_parameters, with_loss
+from atslib.gradients.inputs import first_parameter
+from atslib.models import Loss, Normalize, as_client, shared_parameters, with_loss
 from atslib.rng import rng
 
-COMPARING = 0.03  # of the budget, to hold recorded updates of one size beside the photographs named
+COMPARING = 0.1  # of the budget at most, to hold recorded updates beside the photographs named
 
 
 class TwoScores(nn.Module):
@@ -86,6 +87,7 @@ def audited(
     loss: Loss | None = None,
     repeat: str = "",
     update: tuple[Recorded, list[Tensor]] | None = None,
+    contradictions: Sequence[str] = (),
 ) -> AuditReport:
     """See `atslib.audit`.
 
@@ -95,6 +97,7 @@ def audited(
         repeat: the command to show in the report.
         update: a recorded round, and of each client which images were behind what it sent. Then
             `model` has the weights that were sent.
+        contradictions: sentences on what is said of the recorded round and what it tells itself.
     """
     config = config_of(settings)
     pixels, labels, class_names = images_of(images, labels, class_names)
@@ -111,7 +114,10 @@ def audited(
         recorded = recorded_cases(
             *update, networks["given"], labels, config, tuple(pixels.shape[1:])
         )
-        cases = [Case(weights="untrained", control=True, counts=False), *recorded]
+        alone = takes_one_image(networks["untrained"], pixels, config.victim)
+        smallest = 1 if alone else min(case.batch for case in recorded)
+        control = Case(weights="untrained", control=True, counts=False, batch=smallest)
+        cases = [control, *recorded]
     folder = as_path("audit: folder", folder, optional=True)
     if folder is not None and folder.is_file():
         raise AtsError(f"audit: folder {folder} is a file")
@@ -119,13 +125,19 @@ def audited(
         networks, pixels, labels, config, cases, folder=folder, progress=progress, recorded=recorded,
         loss=_text(loss),
     )  # fmt: skip
-    plan, pool, results, left = work.run()
+    # Before the attacks, which would take the time that it needs.
     stream = rng(config.seed, "audit", "others")
+    seconds = COMPARING * config.budget / max(1, len(recorded))
     mistaken = [
-        named_wrongly(view, own, pixels, labels, stream, COMPARING * config.budget)
-        for view, own in recorded.values()
+        named_wrongly(view, own, pixels, labels, stream, seconds) for view, own in recorded.values()
     ]
+    plan, pool, results, left = work.run()
     notes = [words] if (words := said_of_copies(pixels)) else []
+    if update is not None and config.victim == "train" and client_mode(update[0]) == "train":
+        notes.append(
+            "Clients ran batch normalization in train mode: its running statistics and counters in what they sent "
+            "have moved. They are attacked so."
+        )
     notes += work.cut
     faint = work.faint()
     if faint:
@@ -162,8 +174,21 @@ def audited(
         notes=tuple(notes),
         repeat=repeat or _call(config, loss),
         faint=faint,
-        mistaken=tuple(filter(None, mistaken)),
+        mistaken=tuple(filter(None, (*contradictions, *mistaken))),
     )
+
+
+def takes_one_image(model: nn.Module, pixels: Tensor, victim: str) -> bool:
+    """Whether a client can run a single image: some layers in train mode normalize over images
+    alone.
+    """
+    client = as_client(model, victim)
+    try:
+        with torch.no_grad():
+            client((pixels[:1] / 255).to(first_parameter(model)))
+    except (AtsError, ValueError):
+        return False
+    return True
 
 
 def recorded_cases(

@@ -55,6 +55,7 @@ def run(args: argparse.Namespace) -> AuditReport:
         fill(model, weights, args.weights)
         notes += [note] if note else []
     kept_back = recorded.not_shared(model, args.shared) if args.shared else []
+    contradictions = ()
     if args.update:
         kept = recorded.read(
             args.update, number=args.round, kind=args.kind, lr=args.lr, steps=args.local_steps,
@@ -69,6 +70,10 @@ def run(args: argparse.Namespace) -> AuditReport:
             )
         sizes = tuple(sorted({len(rows) for rows in update[1]}))
         local = None if kept.kind == "gradient" else LocalTraining(epochs=kept.steps, lr=kept.lr)
+        told = recorded.client_mode(kept)
+        against = recorded.mode_contradiction(kept, args.victim) if args.victim else ""
+        contradictions = tuple(filter(None, (against, kept.contradiction)))
+        settings["victim"] = args.victim or told or "eval"
         settings |= {"batch": sizes, "local": local, "clients": 1, "rounds": 1}
     for part in (own, model):
         for name in kept_back:
@@ -97,6 +102,7 @@ def run(args: argparse.Namespace) -> AuditReport:
         progress=sys.stderr.isatty(),
         repeat=command_line(args.typed),
         update=update,
+        contradictions=contradictions,
     )
     return dataclasses.replace(report, notes=(*report.notes, *notes))
 
@@ -107,7 +113,6 @@ def settings_of(args: argparse.Namespace) -> dict:
         "policy",
         "defense",
         "labels",
-        "victim",
         "clients",
         "rounds",
         "pretrained",
@@ -117,6 +122,7 @@ def settings_of(args: argparse.Namespace) -> dict:
     )
     settings = {name: getattr(args, name) for name in names}
     settings |= {
+        "victim": args.victim or "eval",
         "batch_norm": args.batch_norm,
         "batch": batches(args.batch),
         "attacked": args.images,

@@ -8,11 +8,13 @@ import json
 import math
 import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from atslib.audit.outcome import one_photograph
 from atslib.audit.sources import read_weights
 from atslib.checkpoints import read_tensors
 from atslib.clients.observe import observe
@@ -28,9 +30,17 @@ ENDS = (".safetensors", ".npz", ".pt", ".pth", ".ckpt", ".bin")  # of the files 
 ROUND = re.compile(r"round-\d{5,}")
 BETWEEN = "|"  # the name of a record and that of an array in it, as `Watched` keeps them
 CLIENT = ("client", "partition-id", "cid")  # metrics that say which client an answer is of
+# Buffers of batch normalization by the end of their names; they move in train mode alone.
+COUNTER = "num_batches_tracked"
+STATISTICS = ("running_mean", "running_var")
 COMPARED = 8  # updates that are held beside the photographs named behind them
 OTHERS = 19  # sets of other photographs with the same labels
+FEWEST = 4  # of them, below which nothing is said
+ROUNDED = 1e-2  # of a running statistic: what rounding to half precision or bfloat16 may move it by
 REPEATED = 10  # local steps that are made again for that, at most
+# A cosine at or below which the sign is reversed. Of K classes wrong labels make it -1 / (K - 1) in
+# the last layer of an untrained network: -0.5 of three.
+REVERSED = -0.6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +72,8 @@ class Recorded:
         lr, steps: of their training.
         records: one per client.
         where: the folder, for messages.
+        contradiction: a sentence where the number of steps that was said is not that of the buffers
+            that clients sent; "" where they agree, or tell nothing.
     """
 
     sent: dict[str, Tensor]
@@ -70,6 +82,7 @@ class Recorded:
     steps: int
     records: tuple[Record, ...]
     where: Path
+    contradiction: str = ""
 
 
 def read(
@@ -98,7 +111,8 @@ def read(
     Args:
         folder: of either kind.
         number: which round of a `Watched` folder; None: the first.
-        kind, lr, steps: as in `Recorded`; None: as the file says.
+        kind, lr, steps: as in `Recorded`; None: as the file says, or steps as the counters of batch
+            normalization do.
         network: that it is of: arrays that have a wrapper's names, or numbers, get its own.
     Raises:
         AtsError: neither kind of folder, or something that is needed and said nowhere.
@@ -126,10 +140,6 @@ def read(
     lr = lr if lr is not None else facts.get("lr")
     steps = steps if steps is not None else facts.get("steps")
     kind = kind if kind is not None else facts.get("kind")
-    if kind != "gradient" and (not _positive(lr) or not isinstance(steps, int) or steps < 1):
-        raise AtsError(
-            f"--update {folder}: say with --lr and --local-steps (or in {FACTS}) how clients trained"
-        )
     if kind is not None:
         choose(f"--update {folder}: kind", kind, KINDS)
     records = tuple(_record(file, facts) for file in files)
@@ -137,8 +147,103 @@ def read(
     if network is not None:
         weights = fitted(weights, network, f"--update {sent}", partial=True)
         records = tuple(_renamed(record, network, folder) for record in records)
-    found = _kind(weights, records, kind, folder)
-    return Recorded(weights, found, float(lr or 1.0), int(steps or 1), records, folder)
+    found = None if kind is None else _kind(weights, records, kind, folder)
+    if found != "gradient":
+        if steps is None and _positive(lr):
+            found = found or _kind(weights, records, kind, folder)
+            counted = {
+                count
+                for each in records
+                if (count := counted_steps(weights, each, found)) is not None
+            }
+            steps = counted.pop() if len(counted) == 1 else None
+        if not _positive(lr) or not isinstance(steps, int) or steps < 1:
+            raise AtsError(
+                f"--update {folder}: say with --lr and --local-steps (or in {FACTS}) how clients trained"
+            )
+        found = found or _kind(weights, records, kind, folder)
+    kept = Recorded(weights, found, float(lr or 1.0), int(steps or 1), records, folder)
+    return dataclasses.replace(kept, contradiction=steps_contradiction(kept))
+
+
+def counted_steps(sent: dict[str, Tensor], record: Record, kind: str) -> int | None:
+    """How many forward passes in train mode a client has made, by the counters of batch
+    normalization that it sent; None where there are none, or in a gradient.
+
+    A server's mean over counters is no whole number; a client's counter goes on from the whole part.
+    Where layers were used several times in a pass, the one that was used least tells.
+    """
+    if kind == "gradient":
+        return None
+    before = {name.removeprefix("module."): value for name, value in sent.items()}
+    counts = []
+    for name, value in record.arrays.items():
+        own = before.get(name.removeprefix("module."))
+        if not name.endswith(COUNTER) or value.numel() != 1:
+            continue
+        if kind == "difference":
+            counts.append(math.ceil(float(value) - 1e-3))
+        elif own is not None and own.numel() == 1:
+            counts.append(round(float(value) - math.floor(float(own) + 1e-3)))
+    return min((count for count in counts if count > 0), default=0) if counts else None
+
+
+def client_mode(recorded: Recorded) -> str | None:
+    """In which mode the clients ran batch normalization, by the buffers that they sent: "train" if
+    counters or running statistics of any moved, "eval" if those of none did; None where there are
+    none, or in gradients.
+    """
+    if recorded.kind == "gradient":
+        return None
+    before = {name.removeprefix("module."): value for name, value in recorded.sent.items()}
+    told = False
+    for record in recorded.records:
+        if counted_steps(recorded.sent, record, recorded.kind):
+            return "train"
+        for name, value in record.arrays.items():
+            own = before.get(name.removeprefix("module."))
+            if not name.endswith((COUNTER, *STATISTICS)):
+                continue
+            if recorded.kind == "difference":
+                own = torch.zeros_like(value)
+            if own is None or own.shape != value.shape:
+                continue
+            told = True
+            moved = (value.double() - own.double()).abs()
+            # A server's mean over counters is no whole number, and clients make it one.
+            least = 1 if name.endswith(COUNTER) else ROUNDED * own.double().abs()
+            if bool((moved > least).any()):
+                return "train"
+    return "eval" if told else None
+
+
+def steps_contradiction(recorded: Recorded) -> str:
+    """A sentence where the number of local steps that is said is not that of the counters; "" where
+    they agree, or tell nothing.
+    """
+    for record in recorded.records:
+        count = counted_steps(recorded.sent, record, recorded.kind)
+        if count and count != recorded.steps:
+            return (
+                f"{record.name} is said to have made {recorded.steps} local steps (--local-steps), and its counters of "
+                f"batch normalization (num_batches_tracked) went up by {count}; with another number of steps little is "
+                "found, whatever leaks."
+            )
+    return ""
+
+
+def mode_contradiction(recorded: Recorded, said: str) -> str:
+    """A sentence where the mode in which clients are said to have run batch normalization is not
+    that of the buffers that they sent; "" where they agree.
+    """
+    told = client_mode(recorded)
+    if told is None or told == said:
+        return ""
+    moved = "have moved" if told == "train" else "have not moved"
+    return (
+        f"Clients are said to run batch normalization in {said} mode, and its running statistics and counters {moved}, "
+        f"as in {told} mode; in another mode little is found, whatever leaks (victim: {told})."
+    )
 
 
 def _renamed(record: Record, network: nn.Module, where: Path) -> Record:
@@ -275,7 +380,14 @@ def _kind(
     if said == "gradient":
         return said
     arrays = records[0].arrays
-    shared = [name for name in arrays if name in sent and sent[name].is_floating_point()]
+    # Buffers move by more than weights, and a server's mean over counters is no whole number.
+    shared = [
+        name
+        for name in arrays
+        if name in sent
+        and sent[name].is_floating_point()
+        and not name.endswith((COUNTER, *STATISTICS))
+    ]
     if not shared:
         raise AtsError(
             f"--update {folder}: no array that was received has the name of one that was sent"
@@ -427,57 +539,133 @@ def named_wrongly(
     seconds: float,
 ) -> str:
     """A sentence where recorded updates are no more like those of the photographs that are named
-    behind them than like those of others with the same labels; "" where they are, or where nothing
-    can be compared. Photographs that were named wrongly are not found, which calms.
+    behind them than like those of others, where they are their opposite, or where nothing could be
+    compared; "" only where they fit. Photographs that were named wrongly are not found, which
+    calms.
+
+    Others have the same labels where there are such, and are given them where there are none. Where
+    time is short, fewer local steps are made again, down to the first one's gradient, and fewer
+    others are compared, before fewer updates are.
 
     Args:
         view: of clients with equally many images.
         rows: (B,) which images are named, client by client.
         pixels, labels: all images, (N, C, H, W) uint8 and (N,).
-        rng: of the choice of the others.
-        seconds: after which no further update is compared.
+        rng: of the choice of the others, and of what the network draws.
+        seconds: that it may take.
     """
-    ends = time.monotonic() + seconds
+    began = time.monotonic()
     update = view.updates[0]
-    threat = dataclasses.replace(view.threat, labels="known")
-    local = None
-    if update.kind == "difference":
-        steps = min(update.local["steps"], REPEATED)
+    own = rows.unflatten(0, (len(view), -1))
+    chosen = update.gradients.any(1).nonzero().flatten().tolist()[:COMPARED]
+    if not chosen:
+        return (
+            f"Nothing shows that the photographs named are behind the {_updates(len(view))}: all that was received is "
+            "zero in every entry. Is it a copy of what was sent?"
+        )
+    closeness = []
+    fault = ""
+    steps = 1
+    free = ~torch.isin(first := one_photograph(pixels), first[rows])
+    for done, place in enumerate(chosen):
+        seen = update.gradients[place]
+        each: list[float] = []
+        for images in _sets(own[place], free, labels, rng):
+            share = (time.monotonic() - began) / seconds if seconds > 0 else math.inf
+            if share > (1 if len(each) <= FEWEST else (done + 1) / len(chosen)):
+                break
+            at = time.monotonic()
+            made, fault = _again(view, images, pixels, labels[own[place]], rng, steps)
+            if fault:
+                break
+            if not each and not done:  # how much time there is, by what one gradient takes
+                took = max(time.monotonic() - at, 1e-6)
+                most = _local_steps(update)
+                steps = max(1, min(most, int(seconds / (took * (1 + OTHERS) * len(chosen)))))
+                if steps > 1:
+                    made, fault = _again(view, images, pixels, labels[own[place]], rng, steps)
+                    if fault:
+                        break
+            each.append(float(torch.cosine_similarity(seen, made, dim=0)))
+        if len(each) > FEWEST:
+            closeness.append(each)
+    return _said_of(closeness, _updates(len(view)), fault)
+
+
+def _updates(count: int) -> str:
+    return "recorded update" if count == 1 else f"{count} recorded updates"
+
+
+def _local_steps(update: Update) -> int:
+    return min(update.local["steps"], REPEATED) if update.kind == "difference" else 1
+
+
+def _sets(own: Tensor, free: Tensor, labels: Tensor, rng: torch.Generator) -> Iterator[Tensor]:
+    """The images named behind an update (k,), and then sets of others, of those that are free
+    (N,).
+    """
+    yield own
+    alike = [(free & (labels == label)).nonzero().flatten() for label in labels[own]]
+    if any(len(each) < 2 for each in alike):
+        alike = [free.nonzero().flatten()] * len(own)
+    for _ in range(OTHERS):
+        drawn = [each[torch.randint(len(each), (1,), generator=rng)] for each in alike]
+        yield torch.cat(drawn)
+
+
+def _again(
+    view: Observed,
+    images: Tensor,
+    pixels: Tensor,
+    labels: Tensor,
+    rng: torch.Generator,
+    steps: int,
+) -> tuple[Tensor | None, str]:
+    """What a client with these images and labels would have sent after so many local steps, (P,),
+    or why it cannot be told.
+    """
+    update = view.updates[0]
+    threat = dataclasses.replace(view.threat, labels="known", batch=len(images))
+    like = update.gradients
+    given = (update.model, (pixels[images] / 255).to(like), labels.to(like.device))
+    try:
+        if update.kind == "gradient":
+            return observe(*given, threat=threat, rng=rng).updates[0].gradients[0], ""
         local = LocalTraining(epochs=steps, lr=update.local["lr"])
-    compared = 0
-    nearest = 0
-    for seen, own in zip(update.gradients, rows.unflatten(0, (len(view), -1)), strict=True):
-        alike = [(labels == label).nonzero().flatten() for label in labels[own]]
-        alike = [each[~torch.isin(each, rows)] for each in alike]
-        if compared == COMPARED or not seen.any() or any(len(each) < 2 for each in alike):
-            continue
-        sets = [own]
-        for _ in range(OTHERS):
-            drawn = [each[torch.randint(len(each), (1,), generator=rng)] for each in alike]
-            sets.append(torch.cat(drawn))
-        closeness = []
-        for images in sets:
-            if time.monotonic() > ends:
-                break
-            given = (update.model, (pixels[images] / 255).to(seen), labels[images].to(seen.device))
-            try:
-                if local is None:
-                    made = observe(*given, threat=threat)
-                else:
-                    made = observe_weights(*given, local=local, rng=rng, threat=threat)
-            except AtsError:  # such a training diverges
-                break
-            likely = made.updates[0].gradients[0]
-            closeness.append(float(torch.cosine_similarity(seen, likely, dim=0)))
-        if len(closeness) < len(sets):
-            continue
-        compared += 1
-        nearest += closeness[0] > max(closeness[1:])
-    if nearest >= compared / 2:
+        made = observe_weights(*given, local=local, rng=rng, threat=threat)
+    except AtsError as error:
+        return None, str(error)
+    return made.updates[0].gradients[0], ""
+
+
+def _said_of(closeness: list[list[float]], updates: str, fault: str) -> str:
+    """What the cosines of updates tell, each with that of the photographs named and then of others."""
+    if not closeness:
+        why = f"({fault})" if fault else "in the time there was; give a larger budget"
+        return (
+            f"Whether the photographs named are behind the {updates} could not be checked {why}. If they are not, none "
+            "of them is found, whatever leaks."
+        )
+    compared = len(closeness)
+    nearest = sum(each[0] > max(each[1:]) for each in closeness)
+    own = sum(each[0] for each in closeness) / compared
+    # Of wrong photographs some cosines are strongly negative too, but not mostly the least.
+    if own <= REVERSED and sum(each[0] < min(each[1:]) for each in closeness) >= compared / 2:
+        return (
+            f"What was received is the opposite of what the photographs named behind it give (cosine {own:.2f}): its sign "
+            "is reversed. A difference is the weights after training minus those before, a gradient that of the loss, "
+            "which a step takes off. Turn the sign, swap sent and received, or say the right --kind. Of few classes "
+            "wrong labels do the same."
+        )
+    if nearest > compared / 2:
         return ""
+    others = min(len(each) for each in closeness) - 1
+    away = ""
+    if own < 0:
+        away = f" It points away from them (cosine {own:.2f}), as with wrong labels or with the sign reversed."
     return (
         f"Of {compared} recorded updates {nearest} are more like those of the photographs named behind them than of "
-        f"{OTHERS} others with the same labels. Are they the right ones, and are their labels? A number in {FACTS} is a "
-        "row of --data, which of a known data set is its test images; the classes of a folder are in alphabetical order. "
-        "A strong policy or augmentation can have this effect too."
+        f"{others} others with the same labels.{away} Are they the right ones, and are their labels? A number in {FACTS} "
+        "is a row of --data, which of a known data set is its test images; the classes of a folder are in alphabetical "
+        "order. A strong policy or augmentation can have this effect too."
     )

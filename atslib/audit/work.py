@@ -279,10 +279,12 @@ class Work:
 
     def faint(self) -> bool:
         """Whether the untrained network is one of which the plain cosine sees little, see `is_faint`."""
-        case = Case(weights="untrained", control=True)
-        if case.weights not in self.networks:
+        if "untrained" not in self.networks:
             return False
-        return is_faint(self._seen(case, self.held[:2], "speed").view)
+        # Clients in train mode may need several images to normalize over, as the control's have.
+        sizes = [each.images for each in self.cases if each.control and self.recorded]
+        case = Case(weights="untrained", control=True, batch=max(sizes, default=1))
+        return is_faint(self._seen(case, self.held[: 2 * case.batch], "speed").view)
 
     # --- the plan -------------------------------------------------------------------------------------------
 
