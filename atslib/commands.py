@@ -3,7 +3,6 @@ exit status.
 """
 
 import argparse
-import copy
 import dataclasses
 import json
 import math
@@ -39,7 +38,7 @@ from atslib.data.load import (
 )
 from atslib.errors import AtsError, choose
 from atslib.files import states_kept
-from atslib.models import Normalize, build_model, device_of, starting_with
+from atslib.models import Normalize, build_model, copied, device_of, starting_with
 from atslib.policies.policy import Policy, parse_policy
 from atslib.rng import rng
 from atslib.scores.search import SearchConfig, in_order
@@ -440,7 +439,7 @@ def _models(
     part = train.subset(fraction, rng=rng(args.seed, "subset"))
     norm = args.dataset if named else measured_normalization(part)
     fresh = untrained(args.model, test, norm, args)
-    model = copy.deepcopy(fresh)
+    model = copied(fresh)
     facts = {
         "model": args.model,
         "train": config,

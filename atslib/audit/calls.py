@@ -1,6 +1,5 @@
 """What `atslib.audit` does: checks what it is given, runs the work, and makes a report of it."""
 
-import copy
 import dataclasses
 import inspect
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from atslib.checkpoints import fingerprint
 from atslib.clients.view import Observed, ThreatModel
 from atslib.data.images import Images, describe, explain, label_fault
 from atslib.errors import AtsError, as_path, check_kind
-from atslib.models import Loss, Normalize, shared_parameters, with_loss
+from atslib.models import Loss, Normalize, copied, shared_parameters, to_try, with_loss
 from atslib.rng import rng
 
 COMPARING = 0.03  # of the budget, to hold recorded updates of one size beside the photographs named
@@ -297,7 +296,7 @@ def prepared(
         AtsError: it does not start with one, and none is given; or both; or the loss gives no
             number that depends on the scores.
     """
-    model = copy.deepcopy(model).eval()
+    model = copied(model).eval()
     starts = isinstance(next(iter(model.children()), None), Normalize)
     if starts and normalize is not None:
         raise AtsError(
@@ -319,7 +318,7 @@ def prepared(
         )
     try:
         with torch.no_grad():
-            scores = model((pixels[:2] / 255).to(first))
+            scores = to_try(model)((pixels[:2] / 255).to(first))
     except RuntimeError as error:
         shape = tuple(pixels.shape[1:])
         why = " ".join(str(error).split())[:200]
@@ -382,7 +381,7 @@ def drawn_anew(model: nn.Module, seed: int, layers: Sequence[str] | None = None)
     """A copy whose layers, all or those named, have new weights, as each layer draws its own; what
     cannot be drawn stays.
     """
-    fresh = copy.deepcopy(model)
+    fresh = copied(model)
     with torch.random.fork_rng(devices=[]):
         number = torch.randint(1 << 62, (1,), generator=rng(seed, "audit", "untrained"))
         torch.default_generator.manual_seed(int(number))

@@ -2,7 +2,6 @@
 small JSON file.
 """
 
-import copy
 import dataclasses
 import json
 import math
@@ -19,7 +18,7 @@ from atslib.clients.observe import observe
 from atslib.clients.updates import LocalTraining, observe_weights
 from atslib.clients.view import Observed, ThreatModel, Update
 from atslib.errors import AtsError, check_kind, check_whole, choose
-from atslib.models import in_mode, shared_parameters
+from atslib.models import copied, in_mode, shared_parameters
 
 KINDS = ("weights", "difference", "gradient")
 FACTS = "update.json"
@@ -326,7 +325,7 @@ def network_of(recorded: Recorded, fresh: nn.Module) -> nn.Module:
     """The network with the weights that were sent; buffers that were not sent stay as they are
     made.
     """
-    model = copy.deepcopy(fresh)
+    model = copied(fresh)
     own = model.state_dict()
     missing = {
         name: value
