@@ -116,6 +116,7 @@ def _tried(
     with torch.random.fork_rng(devices=[like.device] if like.is_cuda else []):
         kept = _stale(model, shape)
         probe, inputs, targets, plain, second, unused, moves = _plain(model, shape, further, kept)
+        _check_second(model, shape, plain, second)
         route = Route(list(forms)[-1], unused, moves or bool(kept), kept)
         for name, form in list(forms.items())[:-1]:
             try:
@@ -133,6 +134,22 @@ def _tried(
             ):
                 continue
     return route
+
+
+def _check_second(
+    model: nn.Module, shape: tuple[int, ...], plain: list[Tensor], second: Tensor | None
+) -> None:
+    """Raise `AtsError` where the gradient is finite and its derivative is not, as that of a root at
+    0: an attack would stand still.
+    """
+    if second is None or second.dtype not in EQUAL or second.isfinite().all():
+        return
+    if not all(part.isfinite().all() for part in plain):  # which is said by who shares it
+        return
+    raise AtsError(
+        f"{_layer(model, shape)} cannot be attacked: its second derivative is not finite, as that of a root or a "
+        "power below 2 at 0; add a small number before the root"
+    )
 
 
 def _stale(model: nn.Module, shape: tuple[int, ...]) -> tuple[Place, ...]:
@@ -281,13 +298,15 @@ def _runs(form: Form, route: Route, model: nn.Module, inputs: Tensor, targets: T
 
 def _fault(model: nn.Module, shape: tuple[int, ...], error: Exception) -> str:
     """What plain torch cannot do with a network, and in which layer."""
-    name = _culprit(model, shape)
-    where = (
-        f"layer {name!r} ({type(model.get_submodule(name)).__name__})"
-        if name
-        else type(model).__name__
-    )
+    where = _layer(model, shape)
     return f"{where} cannot be attacked: torch has no second derivative of it, or no gradient ({explain(error)})"
+
+
+def _layer(model: nn.Module, shape: tuple[int, ...]) -> str:
+    """`_culprit` in words; the whole network where no layer is found alone."""
+    if not (name := _culprit(model, shape)):
+        return type(model).__name__
+    return f"layer {name!r} ({type(model.get_submodule(name)).__name__})"
 
 
 def _culprit(model: nn.Module, shape: tuple[int, ...]) -> str:
@@ -332,10 +351,10 @@ def _twice(layer: nn.Module, inputs: tuple) -> bool:
             slopes = torch.autograd.grad(
                 out.square().sum(), varied, create_graph=True, allow_unused=True
             )
-            _slope([s for s in slopes if s is not None], own[0])
+            second = _slope([s for s in slopes if s is not None], own[0])
     except Exception:
         return False
-    return True
+    return bool(second.isfinite().all())
 
 
 def _is_float(value: object) -> bool:
