@@ -2,7 +2,6 @@
 for attacks.
 """
 
-import copy
 import dataclasses
 import logging
 import math
@@ -29,7 +28,7 @@ from atslib.checkpoints import write_tensors
 from atslib.clients.view import Observed, ThreatModel
 from atslib.errors import AtsError, check_kind, check_whole
 from atslib.files import write_atomically
-from atslib.models import Normalize, in_mode, shared_parameters
+from atslib.models import Normalize, copied, in_mode, shared_parameters
 
 # isort: split
 # After the module that says which extra is missing.
@@ -271,7 +270,7 @@ def watched(
     place = _round(folder, number)
     if not (place / "sent.safetensors").exists():
         raise AtsError(f"{place} was not recorded")
-    model = nn.Sequential(normalize, copy.deepcopy(network))
+    model = nn.Sequential(normalize, copied(network))
     sent = read_hashed(place / "sent.safetensors")[0]
     _fill(model[1], sent, place / "sent.safetensors")
     shared = shared_parameters(model[1]).values()

@@ -3,7 +3,6 @@ exit status.
 """
 
 import argparse
-import copy
 import dataclasses
 import math
 import re
@@ -27,7 +26,7 @@ from atslib.data.load import (
 )
 from atslib.errors import AtsError
 from atslib.files import states_kept
-from atslib.models import build_model, device_of
+from atslib.models import build_model, copied, device_of
 from atslib.policies.policy import Policy
 from atslib.rng import rng
 from atslib.scores.search import SearchConfig, in_order
@@ -255,7 +254,7 @@ def _models(
     part = train.subset(fraction, rng=rng(args.seed, "subset"))
     norm = args.dataset if named else measured_normalization(part)
     fresh = untrained(args.model, test, norm, args)
-    model = copy.deepcopy(fresh)
+    model = copied(fresh)
     facts = {
         "model": args.model,
         "train": config,

@@ -5,7 +5,6 @@ Images go in as floats in [0, 1]; logits come out. Gradients are computed with `
 """
 
 import contextlib
-import copy
 import dataclasses
 import functools
 import re
@@ -18,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
+from atslib.copying import apart, deep_copy
 from atslib.data.load import normalization
 from atslib.errors import AtsError, check_whole
 from atslib.rng import as_stream
@@ -527,12 +527,37 @@ def batch_norms(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def copied(model: nn.Module) -> nn.Module:
-    """A deep copy that trains the same parameters; those of scripted networks would all be frozen."""
-    with torch.no_grad():  # else the copies of scripted networks are computed from the originals
-        twin = copy.deepcopy(model)
-    for own, theirs in zip(twin.parameters(), model.parameters(), strict=True):
-        own.requires_grad_(theirs.requires_grad)
-    return twin
+    """A deep copy that trains the same parameters and has a state of its own; see `copying`.
+
+    Raises:
+        AtsError: something in it cannot be copied; the sentence names the attribute.
+    """
+    return deep_copy(model)
+
+
+# Layers that keep nothing between passes, and whose gradients are not compared with plain ones: the
+# fast form was made for them, and tests compare it with others.
+_STEADY = (
+    Normalize, BatchNorm, MaxPool, BasicBlock, Bottleneck, nn.Sequential, nn.Conv2d, nn.Linear, nn.ReLU, nn.Sigmoid,
+    nn.Flatten, nn.AdaptiveAvgPool2d, nn.BatchNorm2d, nn.MaxPool2d,
+)  # fmt: skip
+
+
+def keeps_nothing(model: nn.Module) -> bool:
+    """Whether a network is of layers alone of which it is known that a pass changes nothing."""
+    return all(
+        type(layer) in _STEADY
+        and not (layer._forward_hooks or layer._forward_pre_hooks)
+        and not (layer.training and getattr(layer, "track_running_stats", False))
+        for layer in model.modules()
+    )
+
+
+def to_try(model: nn.Module) -> nn.Module:
+    """What to run where a network is only looked at: a copy with the same parameters, or itself
+    where a pass changes nothing.
+    """
+    return model if keeps_nothing(model) else apart(model)
 
 
 def in_mode(model: nn.Module, mode: str) -> nn.Module:

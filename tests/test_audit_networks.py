@@ -175,7 +175,7 @@ def test_patches_are_exact_where_the_embedding_is_as_wide_as_there_are_patches()
     seen = atslib.observe(model, pixels[:3] / 255, labels[:3])
     made = atslib.reconstruct(seen, PatchEmbedding(), rng=0)
     assert (psnr(made.images, pixels[:3] / 255) > 60).all()
-    assert patches_of(model, (3, 32, 32))[2] == 8
+    assert patches_of(model, (3, 32, 32)).kernel == (8, 8)
     both = atslib.observe(model, pixels[:2] / 255, labels[:2], threat=atslib.ThreatModel(batch=2))
     with pytest.raises(atslib.AtsError, match="one image per gradient"):
         atslib.reconstruct(both, PatchEmbedding(), rng=0)
@@ -192,3 +192,154 @@ def test_where_a_defense_spoils_the_closed_form_attacks_are_tried_against_it():
     assert control.attack == "patch-embedding"
     assert len(defended.tried) > 2
     assert defended.tried["patch-embedding"] < control.tried["patch-embedding"]
+
+
+class Patched(nn.Module):
+    """A vision transformer of one layer, with more tokens before its patches, or with another way
+    to them.
+    """
+
+    def __init__(self, extra=0, count=16, width=192, factor=1.0):
+        super().__init__()
+        self.embed = nn.Conv2d(3, width, 8, 8)
+        self.extra = extra
+        self.more = nn.Parameter(0.02 * torch.randn(1, extra, width))
+        self.positions = nn.Parameter(0.02 * torch.randn(1, count + extra, width))
+        self.layer = nn.TransformerEncoderLayer(width, 2, width, batch_first=True, dropout=0.1)
+        self.head = nn.Linear(width, 4)
+        self.factor = factor
+
+    def tokens(self, images):
+        return self.embed(images).flatten(2).transpose(1, 2) * self.factor
+
+    def forward(self, images):
+        tokens = self.tokens(images)
+        tokens = torch.cat([self.more.expand(len(images), -1, -1), tokens], 1)
+        return self.head(self.layer(tokens + self.positions).mean(1))
+
+
+class Resized(Patched):
+    def __init__(self, side):
+        super().__init__(count=(side // 8) ** 2)
+        self.side = side
+
+    def tokens(self, images):
+        return super().tokens(functional.interpolate(images, self.side, mode="bilinear"))
+
+
+class Unfolded(Patched):
+    """Patches by a linear layer whose numbers go by pixel, then by channel; half of them first."""
+
+    def __init__(self):
+        super().__init__(extra=4)
+        self.embed = nn.Linear(192, 192)
+
+    def tokens(self, images):
+        rows = images.unflatten(3, (4, 8)).unflatten(2, (4, 8)).permute(0, 2, 4, 3, 5, 1)
+        rows = rows.flatten(3).flatten(1, 2)
+        return self.embed(torch.cat([rows[:, ::2], rows[:, 1::2]], 1))
+
+
+class AsMaps(Patched):
+    """Positions in the shape of maps, one for each channel."""
+
+    def __init__(self):
+        super().__init__()
+        self.positions = nn.Parameter(0.02 * torch.randn(1, 192, 4, 4))
+
+    def forward(self, images):
+        maps = self.embed(images) + self.positions
+        return self.head(self.layer(maps.flatten(2).transpose(1, 2)).mean(1))
+
+
+EMBEDDED = {
+    "plain": Patched,
+    "class token": lambda: Patched(extra=1),
+    "registers": lambda: Patched(extra=5),
+    "resized": lambda: Resized(64),
+    "scaled": lambda: Patched(factor=3.0),
+    "unfolded": Unfolded,
+    "as maps": AsMaps,
+}
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_the_layers_of_the_closed_form_are_found_by_running_the_network(name):
+    torch.manual_seed(0)
+    model = nn.Sequential(atslib.Normalize(*NORM), EMBEDDED[name]()).eval()
+    pixels = photographs(32)[0][:3] / 255
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # without further tokens they are of no use
+        seen = atslib.observe(model, pixels, torch.tensor([0, 1, 2]))
+    found = patches_of(seen.model, (3, 32, 32))
+    assert found.exact
+    assert (found.weight, found.positions) == ("1.embed.weight", "1.positions")
+    assert next(iter(candidates(seen, Case(weights="untrained"), 60))) == "patch-embedding"
+    least = 30 if name == "resized" else 60  # where tokens are alike, rounding counts for more
+    assert (psnr(atslib.reconstruct(seen, PatchEmbedding(), rng=0).images, pixels) > least).all()
+
+
+def test_what_a_smaller_image_lost_is_not_made_up():
+    """Of an image that the network makes smaller the solution has the very gradient."""
+    torch.manual_seed(0)
+    model = nn.Sequential(atslib.Normalize(*NORM), Resized(24)).eval()
+    assert patches_of(model, (3, 32, 32)).exact
+
+
+def narrow():
+    return Patched(width=8)
+
+
+def two_layers():
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(3072, 48), nn.Sigmoid(), nn.Linear(48, 48), nn.Linear(48, 4)
+    )
+
+
+def strided():
+    return nn.Sequential(nn.Conv2d(3, 8, 8, 8), nn.Sigmoid(), nn.Flatten(), nn.Linear(128, 4))
+
+
+class Curved(Patched):
+    def tokens(self, images):
+        return super().tokens(images.sigmoid())
+
+
+class Stem(Patched):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 3, 3, padding=1)
+
+    def tokens(self, images):
+        return super().tokens(self.stem(images))
+
+
+class Interpolated(Patched):
+    """Positions of a finer grid, put down to that of the patches."""
+
+    def __init__(self):
+        super().__init__(count=64)
+
+    def forward(self, images):
+        maps = self.positions.transpose(1, 2).unflatten(2, (8, 8))
+        maps = functional.interpolate(maps, 4, mode="bilinear", antialias=True)
+        return self.head(self.layer(self.tokens(images) + maps.flatten(2).transpose(1, 2)).mean(1))
+
+
+@pytest.mark.parametrize("make", [two_layers, strided, Curved, Stem, Interpolated])
+def test_no_closed_form_is_offered_where_no_such_layers_run(make):
+    torch.manual_seed(0)
+    model = nn.Sequential(atslib.Normalize(*NORM), make()).eval()
+    assert patches_of(model, (3, 32, 32)) is None
+
+
+def test_a_solution_that_is_not_exact_comes_after_other_attacks():
+    torch.manual_seed(0)
+    model = nn.Sequential(atslib.Normalize(*NORM), narrow()).eval()
+    pixels, labels = photographs(32, each=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        seen = atslib.observe(model, pixels / 255, labels)
+    assert not patches_of(seen.model, (3, 32, 32)).exact
+    names = list(candidates(seen, Case(weights="untrained"), 60))
+    assert "patch-embedding" in names[1:]

@@ -19,6 +19,7 @@ ROOMS = (
     "errors",
     "rng",
     "files",
+    "copying",
     "checkpoints",
     "weights",
     "data",

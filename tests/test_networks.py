@@ -305,6 +305,19 @@ def test_forms_of_layers_have_torchs_values():
         (F.instance_norm, (x,), {"weight": y[0, :, 0, 0], "bias": y[1, :, 0, 0], "eps": 0.1}),
         (torch.cdist, (x, y), {}),
         (torch.cdist, (x, y), {"p": 1.0}),
+        (torch.linalg.vector_norm, (x,), {"dim": (1, 3)}),
+        (torch.linalg.vector_norm, (x,), {"ord": 3.0, "dim": -1, "keepdim": True}),
+        (torch.norm, (x,), {}),
+        (torch.norm, (x,), {"p": 2, "dim": 1}),
+        (torch.norm, (x,), {"p": 1, "dim": 1}),
+        (torch.Tensor.norm, (x,), {"dim": (2, 3), "keepdim": True}),
+        (torch.linalg.norm, (x[0, 0, 0],), {}),
+        (torch.linalg.norm, (x[0, 0],), {"ord": 2}),
+        (torch.linalg.norm, (x,), {"dim": 1}),
+        (F.normalize, (x,), {}),
+        (F.normalize, (x,), {"p": 1.0, "dim": -1, "eps": 3.0}),
+        (F.cosine_similarity, (x, y), {}),
+        (F.cosine_similarity, (x, y[:1, :1]), {"dim": 2, "eps": 2.0}),
         (F.scaled_dot_product_attention, (x, y, x), {"attn_mask": mask}),
         (F.scaled_dot_product_attention, (x, y, x), {"attn_mask": mask.double().log()}),
         (F.scaled_dot_product_attention, (x, y[:, :1], x[:, :1]), {"enable_gqa": True}),
@@ -317,6 +330,70 @@ def test_forms_of_layers_have_torchs_values():
     for function, args, options in calls:
         ours, torchs = LAYERS[function](*args, **options), function(*args, **options)
         torch.testing.assert_close(ours, torchs, msg=f"{function.__name__} {options.keys()}")
+
+
+AT_ZERO = {
+    "cdist": lambda x: torch.cdist(x, x),
+    "vector_norm": lambda x: torch.linalg.vector_norm(x, dim=-1),
+    "norm": lambda x: x.norm(dim=-1),
+    "torch.norm": lambda x: torch.norm(x, dim=-1),
+    "linalg.norm": lambda x: torch.linalg.norm(x, dim=-1),
+    "normalize": lambda x: F.normalize(x, dim=-1),
+    "cosine_similarity": lambda x: F.cosine_similarity(x, torch.ones_like(x), dim=-1),
+}
+
+
+@pytest.mark.parametrize("name", AT_ZERO)
+def test_second_derivatives_are_finite_at_zero_and_do_not_spoil_the_others(name):
+    function = AT_ZERO[name]
+    x = torch.tensor([[0.0, 0, 0], [1, 2, 3], [0, 0, 0]], dtype=torch.float64, requires_grad=True)
+    with SameRules():
+        (first,) = torch.autograd.grad(function(x).square().cos().sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first[1].sum(), x)
+    assert first.isfinite().all()
+    assert second.isfinite().all()
+    one = x[1:2].detach().requires_grad_()  # without a row of zeros it is torch's own
+    (alone,) = torch.autograd.grad(
+        function(one).square().cos().sum(), one, create_graph=True, materialize_grads=True
+    )
+    if name not in ("cdist",):
+        torch.testing.assert_close(first[1:2], alone)
+
+
+class Distances(nn.Module):
+    """Distances of an image's rows to each other: equal rows are at 0."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(36, 3)
+
+    def forward(self, x):
+        rows = x[:, 0]
+        return self.head(torch.cdist(rows, rows).flatten(1))
+
+
+def test_a_signed_attack_moves_where_points_are_equal():
+    model = seeded(Distances)
+    seen = observe(model, photographs(2, 6), torch.tensor([0, 1]))
+    found = atslib.reconstruct(seen, SHORT, rng=0)
+    assert not found.stuck.any()
+    assert found.images.isfinite().all()
+
+
+class Root(nn.Module):
+    """A power whose second derivative is infinite at 0, where the middle column always is."""
+
+    def forward(self, x):
+        return (x - x.flip(-1)).abs() ** 1.5
+
+
+def test_a_second_derivative_that_is_not_finite_is_told_with_its_layer():
+    model = seeded(
+        lambda: nn.Sequential(nn.Conv2d(3, 2, 3), Root(), nn.Flatten(), nn.Linear(18, 3))
+    )
+    seen = observe(model, photographs(1, 5), torch.tensor([0]))
+    with refused("layer '1.1' (Root)", "second derivative is not finite"):
+        atslib.reconstruct(seen, SHORT, rng=0)
 
 
 class Odd(nn.Module):

@@ -6,6 +6,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from atslib.models import to_try
+
 # Beyond some members a CPU gains nothing more, and its caches lose.
 MOST_ON_CPU = 32
 # Bytes that an attack may take on a CPU, however much is free: others who compute on the machine begin later, and
@@ -30,6 +32,7 @@ def members_on_cpu(model: nn.Module, images: Tensor, gradients: int) -> int:
     gradient, of `gradients` bytes.
     """
     kept = [0]
+    model = to_try(model)
     handles = [
         layer.register_forward_hook(lambda _, __, out: kept.append(_bytes(out)))
         for layer in model.modules()

@@ -1,6 +1,5 @@
 """The table of attacks by name, and the door through which every attack runs."""
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -15,6 +14,7 @@ from atslib.attacks.run import run_attack
 from atslib.attacks.through_policy import ThroughPolicy, known_policy
 from atslib.clients.view import Observed, Update
 from atslib.errors import AtsError, choose
+from atslib.models import copied
 from atslib.rng import as_stream
 
 # Inverting Gradients (Geiping et al. 2020) as ATS ran it; the authors' benchmark/comm.py,
@@ -117,7 +117,7 @@ def _in_single(update: Update) -> Update:
         return update
     return replace(
         update,
-        model=copy.deepcopy(update.model).float(),
+        model=copied(update.model).float(),
         gradients=update.gradients.float(),
         statistics={name: value.float() for name, value in update.statistics.items()},
         features=None if update.features is None else update.features.float(),

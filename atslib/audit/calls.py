@@ -1,6 +1,5 @@
 """What `atslib.audit` does: checks what it is given, runs the work, and makes a report of it."""
 
-import copy
 import dataclasses
 import inspect
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from atslib.clients.view import Observed, ThreatModel
 from atslib.data.images import Images, describe, explain, label_fault
 from atslib.errors import AtsError, as_path, check_kind
 from atslib.gradients.inputs import first_parameter
-from atslib.models import Loss, Normalize, as_client, shared_parameters, with_loss
+from atslib.models import Loss, Normalize, as_client, copied, shared_parameters, to_try, with_loss
 from atslib.rng import rng
 
 COMPARING = 0.1  # of the budget at most, to hold recorded updates beside the photographs named
@@ -322,7 +321,7 @@ def prepared(
         AtsError: it does not start with one, and none is given; or both; or the loss gives no
             number that depends on the scores.
     """
-    model = copy.deepcopy(model).eval()
+    model = copied(model).eval()
     starts = isinstance(next(iter(model.children()), None), Normalize)
     if starts and normalize is not None:
         raise AtsError(
@@ -344,7 +343,7 @@ def prepared(
         )
     try:
         with torch.no_grad():
-            scores = model((pixels[:2] / 255).to(first))
+            scores = to_try(model)((pixels[:2] / 255).to(first))
     except RuntimeError as error:
         shape = tuple(pixels.shape[1:])
         why = " ".join(str(error).split())[:200]
@@ -407,7 +406,7 @@ def drawn_anew(model: nn.Module, seed: int, layers: Sequence[str] | None = None)
     """A copy whose layers, all or those named, have new weights, as each layer draws its own; what
     cannot be drawn stays.
     """
-    fresh = copy.deepcopy(model)
+    fresh = copied(model)
     with torch.random.fork_rng(devices=[]):
         number = torch.randint(1 << 62, (1,), generator=rng(seed, "audit", "untrained"))
         torch.default_generator.manual_seed(int(number))

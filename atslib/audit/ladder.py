@@ -98,9 +98,14 @@ def candidates(seen: Observed, case: Case, steps: int) -> dict[str, Attack]:
     plain = {name: dataclasses.replace(PRESETS[name], steps=steps) for name in families}
     if case.images == 1 and first_linear(model, seen.shape) is not None:
         found["first-layer"] = FirstLayer()
-    if case.images == 1 and patches_of(model, seen.shape) is not None:
+    patches = patches_of(model, seen.shape) if case.images == 1 else None
+    if patches is not None and patches.exact:
         found["patch-embedding"] = PatchEmbedding()
     found |= plain
+    if (
+        patches is not None
+    ):  # of least norm, where there are more patches than the embedding is wide
+        found.setdefault("patch-embedding", PatchEmbedding())
     if case.images == 1 and _has_head(model):
         found["last-layer-alone"] = LastLayerAlone(inner=plain["annealed-convnet"])
     local = seen.updates[0].local

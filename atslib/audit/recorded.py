@@ -2,7 +2,6 @@
 small JSON file.
 """
 
-import copy
 import dataclasses
 import json
 import math
@@ -21,7 +20,7 @@ from atslib.clients.observe import observe
 from atslib.clients.updates import LocalTraining, observe_weights
 from atslib.clients.view import Observed, ThreatModel, Update
 from atslib.errors import AtsError, check_kind, check_whole, choose
-from atslib.models import in_mode, shared_parameters
+from atslib.models import copied, in_mode, shared_parameters
 from atslib.weights import fill, fitted
 
 KINDS = ("weights", "difference", "gradient")
@@ -491,7 +490,7 @@ def network_of(recorded: Recorded, fresh: nn.Module) -> nn.Module:
     """The network with the weights that were sent; buffers and frozen parameters that were not sent
     stay as they are made.
     """
-    model = copy.deepcopy(fresh)
+    model = copied(fresh)
     whose = f"--update {recorded.where}"
     sent = fitted(recorded.sent, model, whose, partial=True)
     trained = shared_parameters(model)

@@ -1,24 +1,28 @@
 """The clients' side of an audit: what the server sees in a case, and what the network really got."""
 
-import copy
 import dataclasses
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, grad
 
 from atslib.audit.config import KNOWLEDGE, AuditConfig, Case
 from atslib.clients.defenses.defense import Defense, Transformation, share
-from atslib.clients.observe import client_draws, observe
+from atslib.clients.observe import attackers_network, client_draws, observe
 from atslib.clients.sums import summed
-from atslib.clients.updates import LocalTraining, observe_weights
+from atslib.clients.updates import LocalTraining, Slope, each_client, observe_weights
 from atslib.clients.view import Knowledge, Observed, ThreatModel, Update
 from atslib.data.images import to_images
 from atslib.errors import AtsError
-from atslib.gradients.per_example import SameRules
 from atslib.gradients.problems import Gradients, flatten, problem_gradients, unflatten
-from atslib.models import as_client, in_mode, keep_ends, loss_of, shared_parameters
+from atslib.models import (
+    as_client,
+    copied,
+    in_mode,
+    loss_of,
+    shared_parameters,
+)
 
 # torch.optim.Adam's own
 MOMENTS = (0.9, 0.999)
@@ -140,7 +144,8 @@ def _observe_adam(
     """As `observe_weights`, for clients that train with Adam."""
     client = as_client(model, threat.victim)
     steps = local.steps(threat.batch)
-    drawn = client_draws(client, images[: min(threat.batch, 2)], rng)
+    few = images[: min(threat.batch, 2)]  # batch statistics need two
+    drawn = client_draws(client, few, rng)
     inputs, targets = (
         part.unflatten(0, (-1, threat.batch)) for part in (images, labels.to(images.device))
     )
@@ -153,9 +158,7 @@ def _observe_adam(
             f"the local training of clients {bad.tolist()} diverged; lower LocalTraining.lr={local.lr}"
         )
     facts = dataclasses.asdict(local) | {"steps": steps}
-    attacker = keep_ends(
-        in_mode(model, threat.victim if threat.batch_norm == "known" else "train"), client
-    )
+    attacker = attackers_network(model, threat, client, few)
     known = targets if threat.labels == "known" else None
     return Observed(
         (Update(attacker, rows, kind="difference", local=facts),),
@@ -180,12 +183,14 @@ def _adam(
             functional_call(model, dict(zip(names, weights, strict=True)), (images,)), labels
         )
 
-    def one(images: Tensor, labels: Tensor, order: Tensor) -> tuple[Tensor, ...]:
+    def one(
+        images: Tensor, labels: Tensor, order: Tensor, slope: Slope | None = None
+    ) -> tuple[Tensor, ...]:
         weights = tuple(start)
         mean = tuple(torch.zeros_like(p) for p in start)
         square = tuple(torch.zeros_like(p) for p in start)
         for step, rows in enumerate(order, 1):
-            slopes = grad(loss)(weights, images[rows], labels[rows])
+            slopes = (slope or grad(loss))(weights, images[rows], labels[rows])
             mean = tuple(first * m + (1 - first) * g for m, g in zip(mean, slopes, strict=True))
             square = tuple(
                 second * s + (1 - second) * g * g for s, g in zip(square, slopes, strict=True)
@@ -197,8 +202,7 @@ def _adam(
             weights = tuple(w - lr * move for w, move in zip(weights, moves, strict=True))
         return tuple(after - before for before, after in zip(start, weights, strict=True))
 
-    with SameRules():
-        return vmap(one, randomness="different")(inputs, targets, orders.to(inputs.device))
+    return each_client(model, one, inputs, targets, orders)
 
 
 def _sums(view: Observed, clients: int) -> Observed:
@@ -218,7 +222,7 @@ def moved_on(
     """
     models = [model]
     for _ in range(rounds - 1):
-        after = copy.deepcopy(models[-1])
+        after = copied(models[-1])
         with torch.no_grad():
             steps = problem_gradients(
                 in_mode(after, "eval"), images[None], labels[None].to(images.device)

@@ -5,7 +5,6 @@ Killed at any moment it goes on where it was: the plan, each tuning and each cas
 is a running attack.
 """
 
-import copy
 import dataclasses
 import json
 import time
@@ -38,7 +37,7 @@ from atslib.errors import AtsError
 from atslib.files import write_atomically
 from atslib.gradients.inputs import check_network, first_parameter
 from atslib.measures.batches import label_share
-from atslib.models import shared_parameters
+from atslib.models import copied, shared_parameters
 from atslib.rng import rng
 
 VERSION = 3  # raise it when a stored state means something else
@@ -185,7 +184,7 @@ class Work:
         for model in networks.values():
             like = first_parameter(model)
             with torch.no_grad():
-                classes = check_network(copy.deepcopy(model).eval(), (pixels[:2] / 255).to(like))
+                classes = check_network(copied(model).eval(), (pixels[:2] / 255).to(like))
             if int(labels.max()) >= classes:
                 raise AtsError(
                     f"label {int(labels.max())} is outside 0..{classes - 1}, the network's classes"

@@ -22,6 +22,7 @@ from atslib.clients.defenses.defense import (
 )
 from atslib.clients.prepare import to_images
 from atslib.clients.view import Knowledge, Observed, ThreatModel, Update
+from atslib.copying import apart, moved_layers
 from atslib.errors import AtsError
 from atslib.gradients.inputs import check_images, check_labels, check_network, trained_parameter
 from atslib.gradients.per_example import SameRules
@@ -31,7 +32,15 @@ from atslib.gradients.problems import (
     problem_gradients,
     unused_parameters,
 )
-from atslib.models import as_client, in_mode, keep_ends, shared_parameters
+from atslib.models import (
+    as_client,
+    copied,
+    in_mode,
+    keep_ends,
+    keeps_nothing,
+    shared_parameters,
+    to_try,
+)
 from atslib.rng import as_stream, torch_draws
 
 
@@ -102,9 +111,7 @@ def observe(
             f"{unused[0]}{more} no part in the network's scores: their gradients are 0",
             stacklevel=2,
         )
-    attacker = keep_ends(
-        in_mode(model, threat.victim if threat.batch_norm == "known" else "train"), client
-    )
+    attacker = attackers_network(model, threat, client, few)
     known = torch.cat(targets) if threat.labels == "known" else None
     update = Update(attacker, gradients, statistics=statistics)
     return Observed((update,), known, tuple(images.shape[1:]), threat, knows)
@@ -134,23 +141,54 @@ def client_draws(
     """
     if not client.training:
         return contextlib.nullcontext
-    device = images.device
-    with torch_draws(0, device), torch.no_grad():
-        before = _states(device)
-        with (
-            contextlib.suppress(Exception),
-            SameRules(),
-        ):  # what is wrong with it is said by who runs it next
-            client(images)
-        draws = any(not torch.equal(a, b) for a, b in zip(before, _states(device), strict=True))
-    if not draws:
+    if not _run(to_try(client), images):
         return contextlib.nullcontext
     if rng is None:
         raise AtsError(
             f"{type(client).__name__} draws at random in train mode, as dropout does: give observe rng=atslib.rng(seed)"
         )
     seed = int(torch.randint(1 << 62, (1,), generator=rng, device=rng.device))
-    return functools.partial(torch_draws, seed, device)
+    return functools.partial(torch_draws, seed, images.device)
+
+
+def _run(network: nn.Module, images: Tensor) -> bool:
+    """Run a network, and say whether it draws from torch's own generators, which stay as they are.
+
+    What is wrong with it is said by who runs it next.
+    """
+    device = images.device
+    with torch_draws(0, device), torch.no_grad():
+        before = _states(device)
+        with contextlib.suppress(Exception), SameRules():
+            network(images)
+        return any(not torch.equal(a, b) for a, b in zip(before, _states(device), strict=True))
+
+
+def attackers_network(
+    model: nn.Module, threat: ThreatModel, client: nn.Module, images: Tensor
+) -> nn.Module:
+    """The network as the attacker may run it, with the state that was sent.
+
+    Layers of a client in train mode that a pass changes, such as one that counts its steps, run in
+    train mode here too, unless they draw: so the attacker changes them as the client did.
+
+    Args:
+        client: the network as the client runs it.
+        images: (B, C, H, W), a few that the network takes.
+    """
+    mode = threat.victim if threat.batch_norm == "known" else "train"
+    view = keep_ends(in_mode(model, mode), client)
+    if threat.victim == "eval" or keeps_nothing(client):
+        return view
+    after = apart(client)
+    _run(after, images)
+    if moving := moved_layers(client, after):
+        moved = copied(view)
+        for name in moving:
+            moved.get_submodule(name).training = True
+        if not _run(apart(moved), images):
+            return moved
+    return view
 
 
 def _states(device: torch.device) -> list[Tensor]:

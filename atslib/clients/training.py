@@ -1,7 +1,6 @@
 """Training as the authors do it, with policies and defenses applied on the device."""
 
 import contextlib
-import copy
 import dataclasses
 import math
 import time
@@ -43,7 +42,7 @@ from atslib.gradients.inputs import (
     trained_parameter,
 )
 from atslib.gradients.problems import problem_gradients
-from atslib.models import batch_norms, fast_layout, in_mode, shared_parameters
+from atslib.models import batch_norms, copied, fast_layout, in_mode, shared_parameters
 from atslib.policies.policy import parse_policy
 from atslib.rng import as_stream, torch_draws
 from atslib.weights import fill
@@ -216,7 +215,7 @@ def _check(model: nn.Module, images: Images, config: TrainConfig) -> torch.devic
     check_data(images)
     one = to_images(images.pixels[:1].to(like.device), like.dtype)
     with torch.no_grad():
-        classes = scores_of(copy.deepcopy(model).eval(), one).shape[1]
+        classes = scores_of(copied(model).eval(), one).shape[1]
     check_labels(images.labels, len(images), classes)
     _check_last_batch(model, one, len(images), config.batch)
     return like.device
@@ -415,7 +414,7 @@ def load_checkpoint(path: Path, model: nn.Module) -> dict:
     try:
         tensors, facts, vouched = read_tensors(path)
         # torch overwrites what fits before it says what does not: first a copy is filled.
-        fill(copy.deepcopy(model), tensors, path)
+        fill(copied(model), tensors, path)
         fill(model, tensors, path)
     except AtsError as error:
         raise AtsError(f"checkpoint {error}") from None

@@ -3,13 +3,15 @@ of weights.
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from atslib.clients.observe import check_threat, client_draws
+from atslib.clients.observe import attackers_network, check_threat, client_draws
 from atslib.clients.view import Observed, ThreatModel, Update
+from atslib.copying import apart, kept_tensors
 from atslib.data.images import explain
 from atslib.errors import AtsError, check_kind, check_most, check_types
 from atslib.gradients.inputs import (
@@ -20,8 +22,14 @@ from atslib.gradients.inputs import (
     trained_parameter,
 )
 from atslib.gradients.per_example import SameRules
-from atslib.gradients.problems import Gradients, flatten
-from atslib.models import as_client, in_mode, keep_ends, loss_of, shared_parameters
+from atslib.gradients.problems import Gradients, flatten, route_alone
+from atslib.gradients.routes import Route
+from atslib.models import (
+    as_client,
+    keeps_nothing,
+    loss_of,
+    shared_parameters,
+)
 from atslib.rng import as_stream, rng
 
 
@@ -74,6 +82,64 @@ class LocalTraining:
         return (torch.cat(each).view(self.steps(images), -1) if self.batch else whole).cpu()
 
 
+# (weights, images, labels of one step) → the slope of each weight
+Slope = Callable[[tuple[Tensor, ...], Tensor, Tensor], tuple[Tensor, ...]]
+
+
+def each_client(
+    model: nn.Module,
+    train: Callable[..., tuple[Tensor, ...]],
+    inputs: Tensor,
+    targets: Tensor,
+    orders: Tensor,
+) -> Gradients:
+    """The local training of N clients at once, or one after the other where a pass changes the
+    network: each begins with the state that was sent, and its steps move that on.
+
+    Args:
+        model: as the client runs it.
+        train: (images, labels, order) of one client, and where one after the other trains what
+            gives the slopes, → a tensor per parameter.
+        inputs, targets, orders: see `trained_weights`.
+    """
+    orders = orders.to(inputs.device)
+    if not keeps_nothing(model):
+        route = route_alone(model, (orders.shape[2], *inputs.shape[2:]))
+        if route.moves:
+            clients = zip(inputs, targets, orders, strict=True)
+            rows = [train(*client, _moving(model, route)) for client in clients]
+            return tuple(torch.stack(each) for each in zip(*rows, strict=True))
+    with SameRules():
+        return vmap(train, randomness="different")(inputs, targets, orders)
+
+
+def _moving(model: nn.Module, route: Route) -> Slope:
+    """The slopes of one client's steps, each of which finds the network as the one before left it,
+    without what that kept of its own weights.
+    """
+    names = list(shared_parameters(model))
+    of_scores = loss_of(model)
+    network = [route.start(model)]
+
+    def slope(weights: tuple[Tensor, ...], images: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+        further = images.requires_grad
+        weights = tuple(
+            w if further and w.requires_grad else w.detach().requires_grad_() for w in weights
+        )
+        made = [place for place, t in kept_tensors(network[0]).items() if t.requires_grad]
+        network[0] = apart(network[0], draws=True, empty=made)
+        with torch.enable_grad():
+            with SameRules():
+                own = dict(zip(names, weights, strict=True))
+                scores = functional_call(network[0], own, (images,))
+            loss = of_scores(scores, labels)
+            slopes = torch.autograd.grad(loss, weights, create_graph=further, allow_unused=True)
+        pairs = zip(slopes, weights, strict=True)
+        return tuple(torch.zeros_like(w) if s is None else s for s, w in pairs)
+
+    return slope
+
+
 def trained_weights(
     model: nn.Module, inputs: Tensor, targets: Tensor, local: LocalTraining, orders: Tensor
 ) -> Gradients:
@@ -100,19 +166,20 @@ def trained_weights(
             functional_call(model, dict(zip(names, weights, strict=True)), (images,)), labels
         )
 
-    def one(images: Tensor, labels: Tensor, order: Tensor) -> tuple[Tensor, ...]:
+    def one(
+        images: Tensor, labels: Tensor, order: Tensor, slope: Slope | None = None
+    ) -> tuple[Tensor, ...]:
         weights = tuple(start)
         speed = tuple(torch.zeros_like(p) for p in start)
         for rows in order:
-            slopes = grad(loss)(weights, images[rows], labels[rows])
+            slopes = (slope or grad(loss))(weights, images[rows], labels[rows])
             speed = tuple(local.momentum * v + g for v, g in zip(speed, slopes, strict=True))
             weights = tuple(w - local.lr * v for w, v in zip(weights, speed, strict=True))
         scale = local.lr * len(order)
         return tuple((before - after) / scale for before, after in zip(start, weights, strict=True))
 
     try:
-        with SameRules():
-            return vmap(one, randomness="different")(inputs, targets, orders.to(inputs.device))
+        return each_client(model, one, inputs, targets, orders)
     except AtsError:
         raise
     except FAULTS as error:
@@ -174,9 +241,7 @@ def observe_weights(
         )
     known = targets if threat.labels == "known" else None
     facts = dataclasses.asdict(local) | {"steps": steps}
-    attacker = keep_ends(
-        in_mode(model, threat.victim if threat.batch_norm == "known" else "train"), client
-    )
+    attacker = attackers_network(model, threat, client, few)
     update = Update(attacker, -local.lr * steps * means, kind="difference", local=facts)
     return Observed((update,), known, tuple(images.shape[1:]), threat)
 

@@ -19,7 +19,14 @@ from atslib.data.images import (
 )
 from atslib.errors import AtsError
 from atslib.gradients.per_example import SameRules
-from atslib.models import Normalize, normalization_layer, shared_parameters, watched_ends
+from atslib.models import (
+    Normalize,
+    keep_ends,
+    normalization_layer,
+    shared_parameters,
+    to_try,
+    watched_ends,
+)
 
 # What a network may raise that does not fit its input.
 FAULTS = (
@@ -178,7 +185,7 @@ def trained_parameter(model: nn.Module) -> Tensor:
 def scores_of(model: nn.Module, images: Tensor) -> Tensor:
     """The network's class scores of images (B, C, H, W): (B, classes).
 
-    How it ends is noted, see `models.ends_of`.
+    How it ends is noted, see `models.ends_of`; nothing else of it is changed, since a copy runs.
 
     Raises:
         AtsError: it does not take images of this shape, or gives something else, such as a single
@@ -186,12 +193,13 @@ def scores_of(model: nn.Module, images: Tensor) -> Tensor:
     """
     name = type(model).__name__
     shape = tuple(images.shape[1:])
+    twin = to_try(model)
     try:
         with (
             SameRules(),
-            watched_ends(model) as noted,
+            watched_ends(twin) as noted,
         ):  # a plain BatchNorm2d says in torch's words what it cannot do
-            scores = model(images)
+            scores = twin(images)
     except AtsError:
         raise
     except FAULTS as error:
@@ -214,6 +222,7 @@ def scores_of(model: nn.Module, images: Tensor) -> Tensor:
             f"{name} gives scores that are nan or infinite; check its weights and its input's normalization"
         )
     noted(scores)
+    keep_ends(model, twin)
     return scores
 
 

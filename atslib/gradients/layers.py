@@ -3,8 +3,10 @@ that limit.
 
 An attack needs the second derivative of a network. torch has none of a hard sigmoid, of fused
 attention and of distances between points, and its second derivatives of layer and instance
-normalization under `torch.func.vmap` are wrong, by 12 and 66 % in an example of torch 2.13. The
-forms here are written in operations that have all of it; their values are torch's, up to rounding.
+normalization under `torch.func.vmap` are wrong, by 12 and 66 % in an example of torch 2.13. At a
+vector of zeros its second derivative of a norm is nan.
+
+The forms here are written in operations that have all of it; their values are torch's, up to rounding.
 `LAYERS` says which function each stands for.
 """
 
@@ -56,8 +58,69 @@ def attention(
 
 
 def cdist(x: Tensor, y: Tensor, p: float = 2.0, compute_mode: str | None = None) -> Tensor:
-    """`torch.cdist`."""
-    return torch.linalg.vector_norm(x.unsqueeze(-2) - y.unsqueeze(-3), ord=p, dim=-1)
+    """`torch.cdist`; between equal points with slope 0, as torch's own."""
+    return vector_norm(x.unsqueeze(-2) - y.unsqueeze(-3), p, -1)
+
+
+def vector_norm(
+    x: Tensor,
+    ord: float = 2,
+    dim: int | Sequence[int] | None = None,
+    keepdim: bool = False,
+    **options: object,
+) -> Tensor:
+    """`torch.linalg.vector_norm`, with all slopes 0 at a vector of zeros, where torch's second one
+    is nan.
+    """
+    if not x.numel() or not x.ndim or options:
+        return torch.linalg.vector_norm(x, ord, dim, keepdim, **options)
+    dims = tuple(range(x.ndim)) if dim is None else dim
+    zeros = x.detach().abs().amax(dims, keepdim=True) == 0
+    out = torch.linalg.vector_norm(torch.where(zeros, 1.0, x), ord, dims, keepdim=True)
+    out = torch.where(zeros, 0.0, out)
+    return out if keepdim else out.squeeze(dims)
+
+
+def norm(
+    x: Tensor,
+    p: float | str | None = "fro",
+    dim: int | Sequence[int] | None = None,
+    keepdim: bool = False,
+    **options: object,
+) -> Tensor:
+    """`torch.norm`; the Euclidean ones as `vector_norm`."""
+    if p not in ("fro", 2, None) or any(value is not None for value in options.values()):
+        return torch.norm(x, p, dim, keepdim, **options)
+    return vector_norm(x, 2, dim, keepdim)
+
+
+def linalg_norm(
+    x: Tensor,
+    ord: float | str | None = None,
+    dim: int | Sequence[int] | None = None,
+    keepdim: bool = False,
+    **options: object,
+) -> Tensor:
+    """`torch.linalg.norm`; the Euclidean ones of vectors as `vector_norm`."""
+    of_vectors = isinstance(dim, int) or (dim is None and x.ndim == 1)
+    if options or not (ord is None or (ord == 2 and of_vectors)):
+        return torch.linalg.norm(x, ord, dim, keepdim, **options)
+    return vector_norm(x, 2, dim, keepdim)
+
+
+def normalize(
+    x: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Tensor | None = None
+) -> Tensor:
+    """`F.normalize`."""
+    if out is not None:
+        return F.normalize(x, p, dim, eps, out)
+    return x / vector_norm(x, p, dim, keepdim=True).clamp_min(eps)
+
+
+def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
+    """`F.cosine_similarity`."""
+    x1, x2 = torch.broadcast_tensors(x1, x2)
+    return (normalize(x1, 2, dim, eps) * normalize(x2, 2, dim, eps)).sum(dim)
 
 
 def layer_norm(
@@ -122,6 +185,13 @@ LAYERS: dict[Callable, Callable] = {
     F.instance_norm: instance_norm,
     F.scaled_dot_product_attention: attention,
     torch.cdist: cdist,
+    torch.linalg.vector_norm: vector_norm,
+    torch.norm: norm,
+    torch.Tensor.norm: norm,
+    torch.linalg.norm: linalg_norm,
+    F.normalize: normalize,
+    torch.cosine_similarity: cosine_similarity,
+    F.cosine_similarity: cosine_similarity,
 }
 
 # Functions that are seen part by part: their parts are among `LAYERS`.

@@ -18,7 +18,7 @@ from torch.func import functional_call, grad, vmap
 from atslib.gradients.inputs import checked
 from atslib.gradients.per_example import PerExample, SameRules
 from atslib.gradients.routes import Route, route_of
-from atslib.models import batch_norms, loss_of, shared_parameters
+from atslib.models import batch_norms, loss_of, shared_parameters, to_try
 
 Gradients = tuple[Tensor, ...]
 
@@ -61,7 +61,16 @@ def problem_gradients(
         route = route_of(
             model if like is None else like, tuple(inputs.shape[1:]), FORMS, further=further
         )
-    return FORMS[route.form](model, inputs, targets, buffers or {})
+    form = FORMS[route.form]
+    buffers = buffers or {}
+    if form is not alone or not route.moves:
+        return form(route.start(model, like), inputs, targets, buffers)
+    rows = []
+    for i in range(len(inputs)):
+        own = {name: value[i : i + 1] for name, value in buffers.items()}
+        one = slice(i, i + 1)
+        rows.append(alone(route.start(model, like), inputs[one], targets[one], own))
+    return tuple(torch.cat(each) for each in zip(*rows, strict=True))
 
 
 def per_example(
@@ -154,7 +163,7 @@ def mixes_nothing(model: nn.Module, shape: Sequence[int]) -> bool:
     """Whether the network is known to score each image (C, H, W) by itself, whatever else is in its
     batch.
     """
-    return route_of(model, (1, *shape), FORMS, further=False).form == "per_example"
+    return route_alone(model, (1, *shape)).form == "per_example"
 
 
 def prepare(model: nn.Module, shape: Sequence[int]) -> Route:
@@ -170,11 +179,20 @@ def prepare(model: nn.Module, shape: Sequence[int]) -> Route:
     return route_of(model, tuple(shape), FORMS, further=True)
 
 
+def route_alone(model: nn.Module, shape: Sequence[int]) -> Route:
+    """How the network's gradients are computed where they are not differentiated once more.
+
+    Args:
+        shape: (k, C, H, W) of the images of one problem.
+    """
+    return route_of(model, tuple(shape), FORMS, further=False)
+
+
 def unused_parameters(model: nn.Module, shape: Sequence[int]) -> tuple[str, ...]:
     """Names of trained parameters that take no part in the scores of images of `shape`, (k, C, H,
     W).
     """
-    return route_of(model, tuple(shape), FORMS, further=False).unused
+    return route_alone(model, shape).unused
 
 
 def batch_statistics(
@@ -193,6 +211,7 @@ def batch_statistics(
     """
 
     def one(buffers: dict, problem: Tensor) -> dict[str, Tensor]:
+        network = to_try(model)
         statistics: dict[str, Tensor] = {}
 
         def record(name: str, inputs: tuple[Tensor]) -> None:
@@ -201,12 +220,12 @@ def batch_statistics(
             statistics.update({f"{name}.running_mean": mean, f"{name}.running_var": variance})
 
         with ExitStack() as hooks:
-            for name, layer in batch_norms(model).items():
+            for name, layer in batch_norms(network).items():
                 hook = layer.register_forward_pre_hook(
                     lambda _, inputs, name=name: record(name, inputs)
                 )
                 hooks.callback(hook.remove)
-            functional_call(model, buffers, (problem,))
+            functional_call(network, buffers, (problem,))
         return statistics
 
     if not batch_norms(model):

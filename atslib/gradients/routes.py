@@ -8,6 +8,7 @@ If it differs, `torch.func.vmap` is tried, then one problem after the other, whi
 What plain torch cannot do either is refused, and the layer named.
 """
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from atslib import models
+from atslib.copying import Place, apart, kept_tensors, moved
 from atslib.data.images import explain
 from atslib.errors import AtsError
 from atslib.gradients.per_example import SameRules, Unsupported, WithoutDraws
@@ -27,13 +29,6 @@ EQUAL = {
     torch.float32: 1e-2,
 }  # of a gradient's norm: up to which two forms count as one
 
-# The gradients of networks of these layers alone are not compared: the fast form was made for them,
-# and tests compare it with others.
-_OURS = (
-    models.Normalize, models.BatchNorm, models.MaxPool, models.BasicBlock, models.Bottleneck, nn.Sequential, nn.Conv2d,
-    nn.Linear, nn.ReLU, nn.Sigmoid, nn.Flatten, nn.AdaptiveAvgPool2d, nn.BatchNorm2d, nn.MaxPool2d,
-)  # fmt: skip
-
 Form = Callable[[nn.Module, Tensor, Tensor, dict[str, Tensor]], tuple[Tensor, ...]]
 
 
@@ -44,10 +39,27 @@ class Route:
     Attributes:
         form: the name of one of `problems.FORMS`.
         unused: names of parameters that take no part in the scores; their gradients are 0.
+        moves: whether a pass changes the network: a counter, an own running mean, a tensor that is
+            kept for the next call. Then each gradient is of a copy that starts where it did.
+        kept: where the network holds tensors of an earlier call that it made of its parameters,
+            and that such a copy has to make itself.
     """
 
     form: str
     unused: tuple[str, ...] = ()
+    moves: bool = False
+    kept: tuple[Place, ...] = ()
+
+    def start(self, model: nn.Module, like: nn.Module | None = None) -> nn.Module:
+        """What to run for one gradient: the network, or where a pass changes it a copy with the
+        same parameters and a state of its own.
+
+        Args:
+            like: the network that `model` wraps, of which the route is; `model` itself by default.
+        """
+        if not self.moves:
+            return model
+        return apart(model, draws=True, empty=self.kept, like=like)
 
 
 def route_of(
@@ -82,10 +94,7 @@ def _state(model: nn.Module) -> int:
 
 def _is_ours(model: nn.Module) -> bool:
     like = next(model.parameters())
-    standard = like.dtype in EQUAL and all(
-        type(layer) in _OURS and not (layer._forward_hooks or layer._forward_pre_hooks)
-        for layer in model.modules()
-    )
+    standard = like.dtype in EQUAL and models.keeps_nothing(model)
     return standard and all(
         layer.groups == 1 and not isinstance(layer.padding, str)
         if isinstance(layer, nn.Conv2d)
@@ -105,13 +114,16 @@ def _tried(
         return Route(next(iter(forms)))
     like = next(model.parameters())
     with torch.random.fork_rng(devices=[like.device] if like.is_cuda else []):
-        probe, inputs, targets, plain, second, unused = _plain(model, shape, further)
+        kept = _stale(model, shape)
+        probe, inputs, targets, plain, second, unused, moves = _plain(model, shape, further, kept)
+        _check_second(model, shape, plain, second)
+        route = Route(list(forms)[-1], unused, moves or bool(kept), kept)
         for name, form in list(forms.items())[:-1]:
             try:
-                if _agrees(form, probe, inputs, targets, plain, second) and _runs(
-                    form, model, inputs, targets
+                if _agrees(form, route.start(probe), inputs, targets, plain, second) and _runs(
+                    form, route, model, inputs, targets
                 ):
-                    return Route(name, unused)
+                    return dataclasses.replace(route, form=name)
             except (
                 Unsupported,
                 RuntimeError,
@@ -121,7 +133,55 @@ def _tried(
                 IndexError,
             ):
                 continue
-    return Route(list(forms)[-1], unused)
+    return route
+
+
+def _check_second(
+    model: nn.Module, shape: tuple[int, ...], plain: list[Tensor], second: Tensor | None
+) -> None:
+    """Raise `AtsError` where the gradient is finite and its derivative is not, as that of a root at
+    0: an attack would stand still.
+    """
+    if second is None or second.dtype not in EQUAL or second.isfinite().all():
+        return
+    if not all(part.isfinite().all() for part in plain):  # which is said by who shares it
+        return
+    raise AtsError(
+        f"{_layer(model, shape)} cannot be attacked: its second derivative is not finite, as that of a root or a "
+        "power below 2 at 0; add a small number before the root"
+    )
+
+
+def _stale(model: nn.Module, shape: tuple[int, ...]) -> tuple[Place, ...]:
+    """Where the network holds tensors that an earlier call made of its parameters, and that a call
+    takes as they are, so that no gradient reaches these parameters.
+
+    Layers of one class are tried together: what they hold is taken out of a copy, and was such a
+    tensor if a call makes it again and it then depends on a parameter.
+    """
+    held = kept_tensors(model)
+    if not held:
+        return ()
+    image = _probe(next(model.parameters()), shape)[0]
+
+    def made(places: list[Place]) -> set[Place]:
+        """Those places that hold a tensor with a gradient after a call."""
+        twin = apart(model, empty=places)
+        with contextlib.suppress(Exception), torch.enable_grad(), WithoutDraws():
+            twin(image)
+            again = kept_tensors(twin)
+            return {place for place in held if place in again and again[place].requires_grad}
+        return set()
+
+    anew = made([])  # those that each call makes again by itself
+    groups: dict[object, list[Place]] = {}
+    for place in held:
+        if place not in anew:
+            groups.setdefault((type(model.get_submodule(place[0])), place[1]), []).append(place)
+    found: set[Place] = set()
+    for places in groups.values():
+        found |= made(places) & set(places)
+    return tuple(place for place in held if place in found)
 
 
 def _runs_fast(form: Form, model: nn.Module, shape: tuple[int, ...]) -> bool:
@@ -141,7 +201,9 @@ def _probe(like: Tensor, shape: tuple[int, ...]) -> Tensor:
     return torch.rand(2, *shape, generator=rng(0, "probe"), dtype=torch.float64).to(like)
 
 
-def _plain(model: nn.Module, shape: tuple[int, ...], further: bool) -> tuple:
+def _plain(
+    model: nn.Module, shape: tuple[int, ...], further: bool, kept: tuple[Place, ...]
+) -> tuple:
     """A copy of the network in double precision if it runs so, and what plain backward passes make
     of two problems.
     """
@@ -150,7 +212,7 @@ def _plain(model: nn.Module, shape: tuple[int, ...], further: bool) -> tuple:
         try:
             probe = copied(model).to(dtype)
             inputs = _probe(next(probe.parameters()), shape)
-            return probe, inputs, *_by_torch(probe, inputs, further)
+            return probe, inputs, *_by_torch(probe, inputs, further, kept)
         except AtsError:
             raise
         except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError) as error:
@@ -158,14 +220,15 @@ def _plain(model: nn.Module, shape: tuple[int, ...], further: bool) -> tuple:
     raise AtsError(_fault(model, shape, faults[-1])) from None
 
 
-def _by_torch(probe: nn.Module, inputs: Tensor, further: bool) -> tuple:
-    """Targets of two problems, their plain gradients, a second derivative of each, and the unused
-    parameters.
+def _by_torch(model: nn.Module, inputs: Tensor, further: bool, kept: tuple[Place, ...]) -> tuple:
+    """Targets of two problems, their plain gradients, a second derivative of each, the unused
+    parameters, and whether a pass changes the network.
     """
-    parameters = shared_parameters(probe)
     plain = []
     second = []
     for images in inputs:
+        probe = apart(model, empty=kept)
+        parameters = shared_parameters(probe)
         z = images.clone().requires_grad_(further)
         with torch.enable_grad(), WithoutDraws():
             logits = probe(z)
@@ -181,7 +244,8 @@ def _by_torch(probe: nn.Module, inputs: Tensor, further: bool) -> tuple:
         whole = zip(parameters.values(), gradients, strict=True)
         plain.append([torch.zeros_like(p) if g is None else g.detach() for p, g in whole])
     plain = [torch.stack(each) for each in zip(*plain, strict=True)]
-    return targets, plain, torch.stack(second) if further else None, unused
+    second = torch.stack(second) if further else None
+    return targets, plain, second, unused, moved(model, probe)
 
 
 def _slope(gradients: list[Tensor], z: Tensor) -> Tensor:
@@ -221,26 +285,28 @@ def _agrees(
     return True
 
 
-def _runs(form: Form, model: nn.Module, inputs: Tensor, targets: Tensor) -> bool:
+def _runs(form: Form, route: Route, model: nn.Module, inputs: Tensor, targets: Tensor) -> bool:
     """Whether it runs in the network's own precision, which is asked where that is none of the
     usual two.
     """
     like = next(model.parameters())
     if like.dtype not in EQUAL:
         with torch.no_grad(), WithoutDraws():
-            form(copied(model), inputs.to(like), targets, {})
+            form(route.start(copied(model)), inputs.to(like), targets, {})
     return True
 
 
 def _fault(model: nn.Module, shape: tuple[int, ...], error: Exception) -> str:
     """What plain torch cannot do with a network, and in which layer."""
-    name = _culprit(model, shape)
-    where = (
-        f"layer {name!r} ({type(model.get_submodule(name)).__name__})"
-        if name
-        else type(model).__name__
-    )
+    where = _layer(model, shape)
     return f"{where} cannot be attacked: torch has no second derivative of it, or no gradient ({explain(error)})"
+
+
+def _layer(model: nn.Module, shape: tuple[int, ...]) -> str:
+    """`_culprit` in words; the whole network where no layer is found alone."""
+    if not (name := _culprit(model, shape)):
+        return type(model).__name__
+    return f"layer {name!r} ({type(model.get_submodule(name)).__name__})"
 
 
 def _culprit(model: nn.Module, shape: tuple[int, ...]) -> str:
@@ -285,10 +351,10 @@ def _twice(layer: nn.Module, inputs: tuple) -> bool:
             slopes = torch.autograd.grad(
                 out.square().sum(), varied, create_graph=True, allow_unused=True
             )
-            _slope([s for s in slopes if s is not None], own[0])
+            second = _slope([s for s in slopes if s is not None], own[0])
     except Exception:
         return False
-    return True
+    return bool(second.isfinite().all())
 
 
 def _is_float(value: object) -> bool:

@@ -6,7 +6,6 @@ measures how alike an untrained network's responses to transformed images are. E
 variants: "paper" as printed, "code" as the authors' released code computes it, "fixed" as we would.
 """
 
-import copy
 import math
 from collections.abc import Sequence
 
@@ -22,7 +21,7 @@ from atslib.gradients.cpu import each, pieces
 from atslib.gradients.inputs import any_parameter, check_fit, checked
 from atslib.gradients.per_example import SameRules
 from atslib.gradients.problems import DISTANCES, mixes_nothing, problem_gradients
-from atslib.models import fast_layout, normalization_layer
+from atslib.models import copied, fast_layout, normalization_layer
 from atslib.policies.policy import Hybrid, Policy, parse_policy
 from atslib.rng import as_stream
 from atslib.rng import rng as stream
@@ -346,7 +345,7 @@ def _curves(
     rows = _rows_at_once(model)
     threads = pieces(len(pixels), pixels.device)
     models = (
-        [model] if len(threads) == 1 else [copy.deepcopy(model) for _ in threads]
+        [model] if len(threads) == 1 else [copied(model) for _ in threads]
     )  # hooks are not thread-safe
 
     def one_piece(model: nn.Module, chosen: Tensor) -> Tensor:

@@ -1,0 +1,344 @@
+"""Networks that a forward pass changes, that keep tensors between calls, or that `copy.deepcopy`
+refuses: every client's gradient is torch's own of a fresh network with the state that was sent.
+"""
+
+import dataclasses
+import threading
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from checks import refused
+from torch import nn
+
+import atslib
+from atslib import ATTACKS, Normalize, ThreatModel, rng
+from atslib.attacks.objective import Objective
+from atslib.clients.updates import LocalTraining, observe_weights
+from atslib.clients.view import Observed
+from atslib.models import copied, shared_parameters
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SIDE = 6
+SHORT = dataclasses.replace(ATTACKS["adam-cosine"], steps=2)
+
+
+class Body(nn.Module):
+    """A small network whose scores a subclass changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3, 2, 1)
+        self.last = nn.Linear(4 * 9, 3)
+
+    def features(self, x):
+        return torch.sigmoid(self.first(x)).flatten(1)
+
+    def forward(self, x):
+        return self.last(self.features(x))
+
+
+class Steps(Body):
+    """Counts its steps in a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("n", torch.zeros(()))
+
+    def forward(self, x):
+        if self.training:
+            self.n += 1
+        return super().forward(x) * self.n.clamp_min(1)
+
+
+class Calls(Body):
+    """Counts its calls in a number of Python, in either mode."""
+
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x) / self.calls
+
+
+class RunningMean(Body):
+    """Subtracts an own running mean of its features."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4 * 9))
+
+    def forward(self, x):
+        f = self.features(x)
+        if self.training:
+            self.mean = 0.5 * self.mean + 0.5 * f.detach().mean(0)
+        return self.last(f - self.mean)
+
+
+class Observer(Body):
+    """Scales by the largest value that it has met, also in eval mode, as observers for
+    quantization do.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.seen = {"largest": torch.tensor(0.1)}
+
+    def forward(self, x):
+        f = self.features(x)
+        self.seen["largest"] = torch.maximum(self.seen["largest"] + 0.3, f.detach().abs().max())
+        return self.last(f / self.seen["largest"])
+
+
+def spectral(wrap):
+    body = Body()
+    wrap(body.last)
+    return body
+
+
+MOVING = {
+    "buffer": Steps,
+    "number": Calls,
+    "running mean": RunningMean,
+    "observer": Observer,
+    "spectral_norm": lambda: spectral(nn.utils.spectral_norm),
+    "parametrized": lambda: spectral(nn.utils.parametrizations.spectral_norm),
+}
+
+
+class Keeps(Body):
+    """Keeps a tensor made of a parameter between its calls in eval mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.bias = nn.Parameter(torch.tensor([0.3, -0.2, 0.1]))
+        self.kept = None
+
+    def forward(self, x):
+        if self.training or self.kept is None:
+            self.kept = self.bias.repeat(1, 1) * 2
+        return super().forward(x) + self.kept
+
+
+class KeepsByDevice(Keeps):
+    """Keeps it by device, and forgets it in train mode, as LeViT does."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = {}
+
+    def train(self, mode=True):
+        super().train(mode)
+        if mode:
+            self.kept = {}
+        return self
+
+    def forward(self, x):
+        if x.device not in self.kept:
+            self.kept[x.device] = self.bias[None] * 2
+        return Body.forward(self, x) + self.kept[x.device]
+
+
+class Memory:
+    value = None
+
+
+class KeepsElsewhere(Keeps):
+    """Keeps it in an object of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.memory = Memory()
+
+    def forward(self, x):
+        if self.memory.value is None:
+            self.memory.value = self.bias[None] * 2
+        return Body.forward(self, x) + self.memory.value
+
+
+class KeepsInLayers(nn.Module):
+    """Two layers that keep it, and a constant that is no such tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = Keeps(), Keeps()
+        self.constant = torch.tensor([1.0, 2.0, 3.0])
+
+    def forward(self, x):
+        return self.a(x) + self.b(x) * self.constant.to(x)
+
+
+KEEPING = {
+    "attribute": Keeps,
+    "by device": KeepsByDevice,
+    "object": KeepsElsewhere,
+    "layers": KeepsInLayers,
+}
+
+
+class Logs(Body):
+    """Keeps its activations."""
+
+    def __init__(self):
+        super().__init__()
+        self.activations = []
+
+    def forward(self, x):
+        f = self.features(x)
+        self.activations.append(f)
+        return self.last(f)
+
+
+def hooked():
+    body = Body()
+    body.first.register_forward_hook(lambda layer, _, out: setattr(layer, "seen", out))
+    return body
+
+
+def holding(value):
+    def make():
+        body = Body()
+        body.held = value()
+        return body
+
+    return make
+
+
+UNCOPIED = {
+    "weight_norm": lambda: spectral(nn.utils.weight_norm),
+    "spectral_norm": lambda: spectral(nn.utils.spectral_norm),
+    "activations": Logs,
+    "hook": hooked,
+    "lock": holding(threading.Lock),
+    "condition": holding(threading.Condition),
+    "generator": holding(torch.Generator),
+    "computed": holding(lambda: [torch.ones(2, requires_grad=True) * 2]),
+}
+
+
+def network(make, mode="eval"):
+    """A network whose weights are drawn from a seed, that nobody has run yet."""
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the old forms of both norms say that they are old
+        torch.manual_seed(0)
+        model = nn.Sequential(Normalize((0.5,), (0.25,)), make())
+    return model.train(mode == "train")
+
+
+def images(count=3):
+    return torch.rand(count, 3, SIDE, SIDE, generator=rng(0, "images"))
+
+
+def by_torch(make, mode, batch=1):
+    """torch's own gradient of each client, with a network of its own that nobody has run."""
+    rows = []
+    for x, y in zip(images().split(batch), LABELS.split(batch), strict=True):
+        model = network(make, mode)
+        loss = F.cross_entropy(model(x), y)
+        slopes = torch.autograd.grad(loss, list(shared_parameters(model).values()))
+        rows.append(torch.cat([slope.flatten() for slope in slopes]))
+    return torch.stack(rows)
+
+
+LABELS = torch.tensor([0, 2, 1])
+
+
+def same(a, b):
+    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+@pytest.mark.parametrize("name", MOVING)
+def test_every_client_begins_with_the_state_that_was_sent(name, mode):
+    model = network(MOVING[name], mode)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    for _ in range(2):  # nor does it matter what was observed before
+        seen = atslib.observe(model, images(), LABELS, threat=ThreatModel(victim=mode))
+        same(seen.gradients, by_torch(MOVING[name], mode))
+    after = model.state_dict()
+    assert all(torch.equal(after[key], value) for key, value in before.items())
+    assert model[1].__dict__.get("calls", 0) == 0
+
+
+@pytest.mark.parametrize("name", MOVING)
+def test_an_attacker_with_the_images_has_the_clients_gradients(name):
+    seen = atslib.observe(
+        network(MOVING[name], "train"), images(), LABELS, threat=ThreatModel(victim="train")
+    )
+    attack = ATTACKS["adam-cosine"]
+    objective = Objective(seen, [attack] * 3)
+    z = objective.normalize(images()).flatten(1)
+    for _ in range(2):
+        distance, _ = objective(z)
+        assert (distance < 1e-5).all(), distance
+
+
+@pytest.mark.parametrize("name", MOVING)
+def test_local_steps_move_the_state_of_their_own_client_alone(name):
+    local = LocalTraining(epochs=2, lr=0.1)
+    threat = ThreatModel(victim="train")
+    model = network(MOVING[name], "train")
+    seen = observe_weights(model, images(), LABELS, local=local, rng=0, threat=threat)
+    for row, x, y in zip(seen.gradients, images().split(1), LABELS.split(1), strict=True):
+        own = network(MOVING[name], "train")
+        start = [p.detach().clone() for p in own.parameters()]
+        optimizer = torch.optim.SGD(own.parameters(), lr=local.lr)
+        for _ in range(2):
+            optimizer.zero_grad()
+            F.cross_entropy(own(x), y).backward()
+            optimizer.step()
+        change = [(p - before).flatten() for p, before in zip(own.parameters(), start, strict=True)]
+        same(row, torch.cat(change).detach())
+
+
+@pytest.mark.parametrize("called", ["never", "without gradients", "with gradients"])
+@pytest.mark.parametrize("name", KEEPING)
+def test_what_a_network_keeps_is_made_anew_for_each_gradient(name, called):
+    model = network(KEEPING[name])
+    if called != "never":
+        with torch.set_grad_enabled(called == "with gradients"):
+            model(images())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing takes no part in the scores
+        seen = atslib.observe(model, images(), LABELS)
+    wanted = by_torch(KEEPING[name], "eval")
+    same(seen.gradients, wanted)
+    assert wanted[:, -1].abs().min() > 0.01
+    found = atslib.reconstruct(seen, SHORT, rng=0)
+    assert found.cost.isfinite().all()
+
+
+@pytest.mark.parametrize("name", UNCOPIED)
+def test_networks_that_a_deep_copy_refuses_are_attacked_all_the_same(name):
+    model = network(UNCOPIED[name])
+    model(images())  # with what it keeps of that
+    seen = atslib.observe(model, images(), LABELS)
+    assert isinstance(seen, Observed)
+    same(seen.gradients, by_torch(UNCOPIED[name], "eval"))
+    assert atslib.reconstruct(seen, SHORT, rng=0).cost.isfinite().all()
+
+
+def test_what_cannot_be_copied_is_named(tmp_path):
+    model = network(Body)
+    model[1].lock = threading.Lock()
+    with open(tmp_path / "log", "w", encoding="utf-8") as file:
+        model[1].log = file
+        with refused("Sequential", "'1.log'", "TextIOWrapper", "None"):
+            copied(model)
+        with refused("'1.log'"):
+            atslib.observe(model, images(), LABELS)
+    model[1].log = (i for i in range(3))
+    with refused("'1.log'", "generator"):
+        atslib.observe(model, images(), LABELS)
+
+
+def test_a_copy_has_a_generator_and_a_lock_of_its_own():
+    model = network(holding(torch.Generator))
+    model[1].lock = threading.Lock()
+    twin = copied(model)
+    state = model[1].held.get_state()
+    torch.rand(3, generator=twin[1].held)
+    assert torch.equal(model[1].held.get_state(), state)
+    with model[1].lock:
+        assert twin[1].lock.acquire(blocking=False)
