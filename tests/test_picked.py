@@ -72,12 +72,22 @@ def test_a_bar_is_as_long_as_its_number_and_says_it():
         "none": (96.0, 90.0, 99.0),
         "policy": (48.0, 48.0, 48.0),
         "less than nothing": (-0.6, -3, 2),
+        "nearly nothing": (-0.3, -3, 2),
     }
-    svg = ET.fromstring(bars(rows, ["none", "policy", "other"]))
+    svg = ET.fromstring(bars(rows, ["none", "policy", "other", "other"]))
     drawn = [float(each.get("width")) for each in svg.iter(f"{SVG}rect") if each.get("class")]
     assert drawn[1] == pytest.approx(drawn[0] / 2, abs=0.1)
     assert drawn[2] == 0
     texts = [each.text for each in svg.iter(f"{SVG}text")]
-    assert texts == ["none", "96 %", "policy", "48 %", "less than nothing", "−1 %"]
-    assert len(list(svg.iter(f"{SVG}path"))) == 2  # one number has no interval
+    assert texts == [
+        "none",
+        "96 %",
+        "policy",
+        "48 %",
+        "less than nothing",
+        "−1 %",
+        "nearly nothing",
+        "0 %",
+    ]
+    assert len(list(svg.iter(f"{SVG}path"))) == 3  # one number has no interval
     assert svg.get("aria-label").startswith("none: 96 %; policy: 48 %")

@@ -30,7 +30,7 @@ def bars(
         most: the end of the scale.
     """
     height = ROW * len(rows)
-    said = "; ".join(f"{name}: {number:.0f} {unit}" for name, (number, _, _) in rows.items())
+    said = "; ".join(f"{name}: {round(number)} {unit}" for name, (number, _, _) in rows.items())
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="bars" viewBox="0 0 {WIDTH} {height}" role="img" '
         f'aria-label="{escape(said)}" style="width: 100%; max-width: {WIDTH}px; height: auto" '
@@ -58,6 +58,6 @@ def bars(
             )
         parts.append(
             f'<text x="{WIDTH}" y="{middle + 8}" text-anchor="end" font-weight="600" font-size="24">'
-            f"{f'{number:.0f}'.replace('-', '−')} {escape(unit)}</text>"
+            f"{str(round(number)).replace('-', '−')} {escape(unit)}</text>"
         )
     return "".join([*parts, "</svg>"])
