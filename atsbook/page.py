@@ -83,7 +83,7 @@ def glue(name: str, value: object) -> None:
 def on_top(
     about: Study | Result,
     answer: str,
-    picture: Figure,
+    picture: Figure | HTML,
     data: HTML,
     numbers: pd.DataFrame,
     **texts: str,

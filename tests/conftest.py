@@ -74,7 +74,7 @@ def root(tmp_path, monkeypatch):
     (top / "book/deviations.md").write_text(
         (Path(__file__).parents[1] / "book/deviations.md").read_text()
     )
-    (top / "README.md").write_text("# Title\n\n<!-- answers -->\nold\n<!-- answers -->\nrest\n")
+    (top / "README.md").write_text("# Title\n")
     (top / "book/_toc.yml").write_text("- file: results/explorer\n")
     (top / "notebooks/explorer.ipynb").touch()
     (top / "pyproject.toml").touch()

@@ -2,7 +2,7 @@
 give.
 """
 
-import dataclasses
+import json
 import os
 import re
 import shlex
@@ -14,30 +14,25 @@ from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 
+import jinja2
 import pandas as pd
 import pytest
 import yaml
+from checks import refused
 from docutils import nodes
 from extensions import load_extension
 
 from atsbook.report.making import picture_of
 from atsbook.runs.archive import Archive
 from atsbook.texts.answers import claims
-from atsbook.texts.first_screen import (
-    Watched,
-    first_screen,
-    numbers,
-    questions,
-    sentences,
-    watched_for_long,
-)
+from atsbook.texts.first_screen import Watched, numbers, watched_for_long
+from atsbook.texts.start import cells, claim, rendered, start
 from atslib.files import project_root
 
 pytestmark = pytest.mark.notebook
 
 ROOT = project_root()
 BOOK = ROOT / "book"
-MARK = "<!-- answers -->"
 TOC = yaml.safe_load((BOOK / "_toc.yml").read_text())
 CONFIG = yaml.safe_load((BOOK / "_config.yml").read_text())
 
@@ -124,6 +119,7 @@ def test_scripts_and_styles_that_sphinx_adds_are_files_of_the_book():
 
 
 README = (ROOT / "README.md").read_text()
+REPRODUCE = (BOOK / "reproduce.md").read_text()
 
 
 def test_the_readmes_example_runs_as_printed_without_any_file(tmp_path, monkeypatch, capfd):
@@ -132,17 +128,23 @@ def test_the_readmes_example_runs_as_printed_without_any_file(tmp_path, monkeypa
     (code,) = re.findall(r"^```python\n(.*?)^```$", README, re.M | re.S)
     exec(code, {"__name__": "snippet"})
     said = capfd.readouterr()
-    lines = [r"none: 100% found, chance 1%", r"3-1-7\+43-18-18: \d+% found, chance 1%"]
+    lines = [
+        r"none: rebuilt 100%, by gradients 100% of 8 picked out",
+        r"3-1-7\+43-18-18: rebuilt \d+%, by gradients 100% of 8 picked out",
+    ]
     assert re.fullmatch("\n".join(lines) + "\n", said.out)
     assert "step/s" in said.err  # a bar
 
 
-def test_commands_of_the_readme_need_no_activated_environment_and_name_what_is_there():
+def test_commands_need_no_activated_environment_and_name_what_is_there():
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.M)
-    blocks = re.findall(r"^```sh\n(.*?)^```$", README, re.M | re.S)
-    commands = [line for block in blocks for line in block.splitlines()] + re.findall(
+    commands = re.findall(r"^    (make .+)$", README, re.M) + re.findall(
         r"`(\.venv/bin/.+?)`", README
     )
+    assert len(commands) >= 4
+    first, *_ = re.findall(r"^```bash\n(.*?)^```$", REPRODUCE, re.M | re.S)
+    without = re.search(r"^Without make.*?^```bash\n(.*?)^```$", REPRODUCE, re.M | re.S)[1]
+    commands += [*first.splitlines(), *without.splitlines()]
     assert len(commands) > 10
     for words in (shlex.split(command, comments=True) for command in commands):
         if words[0] == "make":
@@ -207,34 +209,32 @@ def test_whoever_has_no_gpu_is_told_the_index_that_the_workflows_use():
     assert installing
     for text in installing:
         assert f"PIP_EXTRA_INDEX_URL: {index} " in text
-    assert f"pip install -r requirements.txt --extra-index-url {index}`" in README
+    assert f"pip install -r requirements.txt --extra-index-url {index}`" in REPRODUCE
     assert (
         f"add --extra-index-url {index}."
         in (ROOT / "requirements.txt").read_text().split("-e .")[0]
     )
 
 
-def test_the_readme_offers_seconds_first_and_minutes_next_and_says_how_long_each_takes():
-    first = re.search(r"^```sh\n(.*?)^```$", README, re.M | re.S)[1].splitlines()
-    offered = [
-        re.match(r"make (\w+) +# (?:up to |about )?(\d+) (\w+):", line).groups() for line in first
-    ]
-    assert [(target, unit) for target, _, unit in offered] == [
-        ("book", "seconds"), ("report", "minutes"), ("test", "minutes"),
-    ]  # fmt: skip
-    opening = README.split("## Run it")[0]
-    assert (
-        opening.index("For people who ")
-        < opening.index("**On an untrained LeNet")
-        < opening.index("| Question |")
+def test_the_readme_offers_two_commands_and_says_how_long_each_takes():
+    offered = re.findall(r"^    make (\w+) +# .*: (?:up to|about) \d+ minutes$", README, re.M)
+    assert offered == ["report", "test"]
+    order = (
+        "In federated learning",
+        "picture.svg",
+        "**Not reliably.**",
+        "| Paper |",
+        "make report",
     )
+    places = [README.index(words) for words in order]
+    assert places == sorted(places)
     assert "jupyter lab notebooks/explorer.ipynb" in README
 
 
-def test_the_readme_says_how_long_all_evidence_takes():
+def test_the_book_says_how_long_all_evidence_takes():
     stored = Archive(ROOT / "results").entries()
     hours = sum(line["seconds"] for line in stored.values()) / 3600
-    (said,) = re.findall(r"about (\d+) core-hours from nothing", README)
+    (said,) = re.findall(r"about (\d+) core-hours from nothing", REPRODUCE)
     assert hours == pytest.approx(int(said), rel=0.1)
 
 
@@ -251,32 +251,44 @@ def test_files_of_this_project_that_a_text_names_are_there(name):
     assert not [path for path in linked if not (folder / path).exists()]
 
 
-def test_the_readme_shows_the_answers_that_the_results_give():
-    if README.count(MARK) != 2:
-        pytest.skip("README.md has no marks for the answers yet")
-    assert README.split(MARK)[1] == "\n" + first_screen(ROOT / "results", picture=True), (
-        "python -m atsbook run --compute-only"
-    )
+def test_readme_and_first_page_have_the_numbers_that_the_results_give():
+    assert start(ROOT / "results", book=False) == README, "python -m atsbook run --compute-only"
+    assert start(ROOT / "results", book=True) == (BOOK / "intro.md").read_text()
     shown = picture_of(BOOK / "results" / "claim1_privacy.ipynb")
-    assert (BOOK / "assets" / "picture.png").read_bytes() == shown
+    assert (BOOK / "assets" / "picture.svg").read_text() == shown
 
 
-def test_the_book_shows_the_answers_that_the_results_give():
-    path = BOOK / "answers.md"
-    if not path.exists():
-        pytest.skip("book/answers.md is not made yet: python -m atsbook run")
-    assert path.read_text() == first_screen(ROOT / "results", link="results/{}.ipynb")
+def test_readme_and_first_page_have_one_table():
+    tables = [
+        [line for line in re.sub(r"\[(.+?)\]\(.+?\)", r"\1", text).splitlines() if line[:2] == "| "]
+        for text in (start(ROOT / "results", book=book) for book in (False, True))
+    ]
+    assert tables[0] == tables[1]
+    assert len(tables[0]) == 10  # nine rows below their names
+
+
+def test_a_place_in_a_text_that_has_no_value_is_an_error():
+    with pytest.raises(jinja2.UndefinedError, match="answer"):
+        rendered("start.md.jinja", book=False)
+
+
+def test_a_sentence_that_the_results_deny_is_an_error():
+    assert claim("It hides more", True) == "It hides more"
+    with refused("a text says 'It hides more', and the results no longer do"):
+        claim("It hides more", False)
+
+
+def test_the_line_up_fills_its_row_once_it_is_measured(tmp_path):
+    assert "| – | – | not measured yet |" in start(tmp_path, book=False)
+    folder = tmp_path / "line_up" / "cifar100-laptop"
+    folder.mkdir(parents=True)
+    own = {"untrained LeNet": {"none": 1.0, "hybrid": 0.75, "photographs": 100}}
+    (folder / "numbers.json").write_text(json.dumps(own))
+    assert cells(numbers(tmp_path))["gradients"] == "100 → 75 %"
 
 
 def test_the_book_shows_what_the_claims_came_to():
     assert (BOOK / "claims.md").read_text() == claims(ROOT / "results")
-
-
-def test_no_entry_of_the_first_table_is_empty():
-    lines = questions(numbers(ROOT / "results"), link="{}").splitlines()[2:]
-    assert lines
-    for line in lines:
-        assert all(cell.strip() for cell in line.strip("|").split("|"))
 
 
 def watched(told, model):
@@ -306,17 +318,6 @@ def test_what_four_rounds_give_is_beside_one_without_a_policy_on_the_same_networ
     assert known["convnet-16"] == Watched(bare=1, knowing=0, told=0.25, photographs=40)
     assert watched_for_long(judged[judged["rounds"] == 1]) == {}
     assert watched_for_long(pd.DataFrame()) == {}
-
-
-@pytest.mark.parametrize(
-    ("found", "said"), [((38, 40), "hides hardly any"), ((38, 10), "hides fewer")]
-)
-def test_the_first_sentence_says_what_is_hidden_from_who_watches_for_long(found, said):
-    judged = pd.concat(
-        watched(each, name) for each, name in zip(found, ("lenet", "convnet-16"), strict=True)
-    )
-    known = dataclasses.replace(numbers(ROOT / "results"), watched=watched_for_long(judged))
-    assert said in sentences(known).split("**")[1]
 
 
 # --- what the book makes of the tables in executed pages ----------------------------------------------------

@@ -13,7 +13,7 @@ from atsbook.findings.reported import policy_label, reported
 from atsbook.findings.result import NO_POLICY, Result, Verdict, stored_digest, stored_result
 from atsbook.findings.verdicts import cannot_tell, does_not_matter, guards
 from atsbook.runs.table1 import HYBRID
-from atsbook.texts.answers import CLAIMS, claims, insert_answers
+from atsbook.texts.answers import CLAIMS, claims
 
 NAN, INF = math.nan, math.inf
 
@@ -296,26 +296,6 @@ def test_a_result_whose_writing_was_killed_does_not_count(tmp_path):
     shutil.rmtree(folder)
     result().write(tmp_path)
     assert claims(tmp_path) == whole
-
-
-def test_inserting_answers_changes_only_what_is_between_the_marks(tmp_path):
-    path = tmp_path / "README.md"
-    path.write_text("# Title\n\n<!-- answers -->\nold\n<!-- answers -->\n\nrest\n")
-    for table in ("| new |\n", claims(tmp_path)):
-        insert_answers(path, table)
-        assert path.read_text() == f"# Title\n\n<!-- answers -->\n{table}<!-- answers -->\n\nrest\n"
-
-
-@pytest.mark.parametrize(
-    "text", ["# Title\n", "<!-- answers -->\n", "<!-- answers -->\n" * 3, None]
-)
-def test_answers_need_two_marks(tmp_path, text):
-    path = tmp_path / "README.md"
-    if text is not None:
-        path.write_text(text)
-    with refused("must hold two lines <!-- answers -->", str(path)):
-        insert_answers(path, "| new |\n")
-    assert (path.read_text() if path.exists() else None) == text
 
 
 def test_claims_are_the_papers_seven_and_each_has_its_own_page():

@@ -21,7 +21,7 @@ from atsbook.runs.attacks import attacked
 from atsbook.runs.schedule import compute
 from atsbook.runs.settings import settings
 from atsbook.runs.store import Store
-from atsbook.texts.first_screen import first_screen
+from atsbook.texts.start import start
 from atslib.data.load import load
 from atslib.errors import AtsError
 from atslib.files import shown
@@ -183,11 +183,9 @@ def test_a_run_writes_tables_and_answers_and_computes_only_what_is_missing(root,
     assert stored_result(folder)["facts"]["images"] == 2
     assert stored_result(folder)["cost"]["units"] > 0
     assert len(stored_digest(folder)) == 12
-    begin = first_screen(place / "results")
-    assert (place / "README.md").read_text() == readme.replace("old\n", begin)
-    assert (place / "book" / "answers.md").read_text() == first_screen(
-        place / "results", link="results/{}.ipynb"
-    )
+    assert (place / "README.md").read_text() == start(place / "results", book=False)
+    assert (place / "book" / "intro.md").read_text() == start(place / "results", book=True)
+    assert "Not measured yet." in (place / "README.md").read_text()
     assert (place / "book" / "audit.md").read_text().endswith("No audit has been run yet.\n")
     assert (place / "book" / "coverage.md").read_text().startswith("# Coverage")
     assert (root / "README.md").read_text() == readme  # the profile is not the book's

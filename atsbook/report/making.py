@@ -1,6 +1,5 @@
 """Pages from their notebooks, and the book from its pages."""
 
-import base64
 import contextlib
 import json
 import os
@@ -12,17 +11,18 @@ from pathlib import Path
 
 import torch
 
+from atsbook.figures.picked import on_paper
 from atsbook.runs.audit import audit_page
 from atsbook.runs.shown import source_differences
 from atsbook.runs.store import Store
 from atsbook.texts.advice import advice
-from atsbook.texts.answers import claims, insert_answers
+from atsbook.texts.answers import claims
 from atsbook.texts.audited import insert_audits
 from atsbook.texts.coverage import coverage_page
 from atsbook.texts.effects import insert_effects
-from atsbook.texts.first_screen import first_screen
 from atsbook.texts.one_cell import insert_one_cell
 from atsbook.texts.speed import cost_line, speed_table, steps_table
+from atsbook.texts.start import start
 from atslib.errors import AtsError
 from atslib.files import shown, write_atomically
 
@@ -117,44 +117,44 @@ def failure_of(partial: Path) -> str | None:
 
 
 def publish_answers(root: Path) -> None:
-    """Rewrite what is made from results/: answers in README and book, speed, coverage, measured
-    deviations.
+    """Rewrite what is made from results/: README and the book's first page, speed, coverage,
+    measured deviations.
     """
     results = root / "results"
     book = root / "book"
-    picture = picture_of(book / "results" / "claim1_privacy.ipynb")
-    if picture:
+    if picture := picture_of(book / "results" / "claim1_privacy.ipynb"):
         (book / "assets").mkdir(exist_ok=True)
-        (book / "assets" / "picture.png").write_bytes(picture)
-    insert_answers(root / "README.md", first_screen(results, picture=bool(picture)))
+        (book / "assets" / "picture.svg").write_text(picture, encoding="utf-8")
     made = {
-        "answers": first_screen(results, link="results/{}.ipynb"),
-        "claims": claims(results),
-        "speed": "\n".join(
+        root / "README.md": start(results, book=False),
+        book / "intro.md": start(results, book=True),
+        book / "claims.md": claims(results),
+        book / "speed.md": "\n".join(
             [speed_table(results / "speed.jsonl"), cost_line(results), steps_table(results)]
         ),
-        "should_i": advice(results),
-        "coverage": coverage_page(results),
-        "audit": audit_page(results),
+        book / "should_i.md": advice(results),
+        book / "coverage.md": coverage_page(results),
+        book / "audit.md": audit_page(results),
     }
-    for name, text in made.items():
-        (book / f"{name}.md").write_text(text)
+    for file, text in made.items():
+        file.write_text(text, encoding="utf-8")
     insert_effects(root / "book" / "deviations.md", root / "results")
     insert_audits(book / "audit_your_own.md", results)
     insert_one_cell(book / "method.md", results)
 
 
-def picture_of(page: Path) -> bytes:
-    """The picture on top of an executed page, a PNG; empty where there is none."""
+def picture_of(page: Path) -> str:
+    """The picture on top of claim 1's executed page, as a file of its own; empty where there is none."""
     if not page.exists():
-        return b""
+        return ""
     for cell in json.loads(page.read_text())["cells"]:
         for output in cell.get("outputs", ()):
             data = output.get("data", {})
             named = output.get("metadata", {}).get("scrapbook", {}).get("name")
-            if named == "picture" and (text := data.get("application/papermill.record/image/png")):
-                return base64.b64decode(text)
-    return b""
+            text = "".join(data.get("application/papermill.record/text/html", ""))
+            if named == "picture" and text.startswith("<svg "):
+                return on_paper(text)
+    return ""
 
 
 def build_book(root: Path, store: Store) -> None:

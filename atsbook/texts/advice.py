@@ -1,6 +1,5 @@
 """The page "Should I use this?": what a client gets for a policy, in numbers of the stored results."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -8,69 +7,81 @@ import pandas as pd
 from atsbook.findings import compare, defenses
 from atsbook.findings.federations import policy_changes
 from atsbook.findings.photographs import arrow
-from atsbook.findings.result import NO_POLICY, stored_result, table_file
+from atsbook.findings.result import NO_POLICY, table_file
 from atsbook.findings.statistics import ENOUGH
 from atsbook.runs.adaptive import SERVERS
 from atsbook.runs.table1 import HYBRID
-from atsbook.texts.answers import newest
-from atsbook.texts.first_screen import NAMES, Numbers, numbers, percent, what_it_costs
+from atsbook.texts.first_screen import MISSING, NAMES, Numbers, numbers, percent
+from atsbook.texts.newest import newest
+from atsbook.texts.start import answer, rendered, what_it_costs
 
 PAGE = "results/{}.ipynb"
-LEADS = {
-    "reproduced": "**It helps, and is no guarantee.**",
-    "partly": "**Not as your only protection.**",
-    "not reproduced": "**Not as your protection.**",
-    "cannot tell": "**Nobody can tell yet.**",
-}
 
 
 def advice(results: Path) -> str:
     """The page as MyST Markdown; it says so where nothing has been measured."""
+    known = numbers(results)
+    bare, hidden = _situations(known, results)
     privacy = newest("claim1_privacy", results)
-    head = "# Should I use this?\n\n"
-    if privacy is None:
-        return head + "Not measured yet.\n"
-    status = stored_result(privacy[0])["verdict"]["status"]
-    parts = [
-        f"{head}{LEADS[status]} {_advised(numbers(results))}",
-        _got(privacy[0], results),
-        _scale(privacy[1]),
-        _stages(results),
-    ]
-    parts += [_knowing(results), _federation(results), _rivals(results), _instead(results), NEXT]
-    return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _advised(known: Numbers) -> str:
-    """What a client gets and pays, and what to do then, in three sentences."""
-    words = []
-    if known.untrained:
-        model, (bare, hidden) = max(known.untrained.items(), key=lambda item: item[1][0])
-        ways = [
-            f"{percent(hidden)} of the photographs behind the paper's hybrid "
-            f"({percent(bare)} without a policy)"
-        ]
-        if known.another and model == "lenet":
-            ways.append(f"{percent(known.another[1])} by another attack")
-        if "draws" in known.told and model == "lenet":
-            ways.append(
-                f"{percent(known.told['draws'])} once it has been told what was drawn in four rounds"
-            )
-        words.append(
-            f"On an untrained {NAMES[model]} a server that knows the policy still finds "
-            f"{_listed(ways)}; other networks are in the table."
-        )
-    if known.accuracy:
-        words.append(f"It costs accuracy: {what_it_costs(known)}.")
-    words.append(
-        "Measure what your own network gives away, with a policy and without: {doc}`audit_your_own` is one command."
+    folds = [_got(*privacy, results)] if privacy else []
+    folds += [_stages(results), _knowing(results), _federation(results), _rivals(results)]
+    folds += [_instead(results), NEXT if privacy else ""]
+    return rendered(
+        "should_i.md.jinja",
+        answer=answer(known),
+        bare=bare,
+        hidden=hidden,
+        epochs=f"{known.paper_accuracy[2]:.0f}" if known.paper_accuracy else MISSING,
+        what_it_costs=what_it_costs(known) if known.accuracy else MISSING,
+        share=_time(results),
+        folds=[_folded(text) for text in folds if text],
     )
-    return " ".join(words)
 
 
-def _listed(parts: Sequence[str]) -> str:
-    """`a, b and c`."""
-    return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
+def _folded(text: str) -> tuple[str, str]:
+    """The title and the rest of a part of the page."""
+    title, _, rest = text.removeprefix("## ").partition("\n\n")
+    return title, rest.strip()
+
+
+def _situations(known: Numbers, results: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """Photographs picked out without a policy and with the paper's, by situation."""
+    rounds = known.watched.get("lenet")
+    pairs = {
+        "lenet": known.untrained.get("lenet"),
+        "wide": known.on_papers("untrained"),
+        "trained": known.on_papers("trained"),
+        "rounds": rounds and (rounds.bare, rounds.knowing),
+        "sum": _sum(results),
+    }
+    bare, hidden = (
+        {name: percent(ends[side]) if ends else MISSING for name, ends in pairs.items()}
+        for side in (0, 1)
+    )
+    hidden["told"] = percent(rounds.told) if rounds else MISSING
+    return bare, hidden
+
+
+def _sum(results: Path) -> tuple[float, float] | None:
+    """What the sum of ten clients' answers gives away in the first round."""
+    page = newest("ext9_collaborative", results)
+    if page is None:
+        return None
+    attacks = pd.read_csv(table_file(page[0], "attacks"), dtype={"policy": str})
+    own = attacks.query(
+        "protocol == 'FedSGD' and shards == 'equal' and view == 'sum' and past == 0"
+    )
+    shares = [(own[own["policy"] == name]["rank_knowing"] == 1) for name in (NO_POLICY, HYBRID)]
+    return tuple(float(share.mean()) for share in shares) if len(own) else None
+
+
+def _time(results: Path) -> str:
+    """What drawing and applying the policy takes of an epoch on a CPU."""
+    page = newest("claim4_efficiency", results)
+    if page is None:
+        return MISSING
+    cost = pd.read_csv(table_file(page[0], "cost"), dtype={"policy": str}).set_index("policy")
+    return f"{100 * cost.loc[HYBRID, 'share']:.1f} %"
 
 
 # Of tables whose shares are of the first half
@@ -95,18 +106,7 @@ NEXT = """## What to do then
   only a formal bound, such as differential privacy, is one."""
 
 
-def _scale(facts: dict) -> str:
-    return (
-        "*Found*: the reconstruction singles out the photograph among the 100 test images of its own class, for a "
-        "server that knows the policy (chance: 1 %). *Bits*: what its guess is worth, 6.6 at most. *Gain*: dB above the "
-        "guess of somebody who was told label, policy and draw and sees no gradient. Arrows go from no policy to the "
-        f"hybrid. Measured at profile *{facts['profile']}* on {facts['dataset']}, {facts['device']}: small networks, "
-        "single images, a server that knows the label. "
-        f"[Intervals and every image]({PAGE.format('claim1_privacy')})."
-    )
-
-
-def _got(privacy: Path, results: Path) -> str:
+def _got(privacy: Path, facts: dict, results: Path) -> str:
     """What a client gets: one row per network, untrained and trained."""
     attacks = pd.read_csv(table_file(privacy, "attacks"), dtype={"policy": str})
     known = pd.read_csv(table_file(privacy, "networks"), dtype={"policy": str})
@@ -127,17 +127,20 @@ def _got(privacy: Path, results: Path) -> str:
         learned = [known.get((regime, model, policy)) for policy in (NO_POLICY, HYBRID)]
         cells.append("–" if None in learned else arrow(*learned))
         lines.append(f"| {' | '.join(cells)} |")
-    text = "\n".join(lines)
+    text = (
+        "## Each network that was attacked\n\n"
+        "Photographs picked out of 100 of their class, without → with the paper's policy. "
+        "*Bits*: what the server's guess is worth, 6.6 at most. *Gain*: dB above the guess of somebody who was told "
+        "label, policy and draw and sees no gradient. Measured at "
+        f"profile *{facts['profile']}* on {facts['dataset']}, {facts['device']}: small networks, single images, a server "
+        f"that knows the label ([page]({PAGE.format('claim1_privacy')})).\n\n"
+    ) + "\n".join(lines)
     if (kept["regime"] == "trained").any():
         text += (
             "\n\nIn the rows *trained* each side has its own network, trained with the same policy. A network that has "
-            "learned less with the hybrid may leak less for that reason alone: what is the network and what the image is "
+            "learned less with the policy may leak less for that reason alone: what is the network and what the image is "
             f"on [another page]({PAGE.format('regimes')})."
         )
-    if claim4 := newest("claim4_efficiency", results):
-        cost = pd.read_csv(table_file(claim4[0], "cost"), dtype={"policy": str}).set_index("policy")
-        share = f"{100 * cost.loc[HYBRID, 'share']:.1f} %"
-        text += f"\n\nDrawing and applying the hybrid takes {share} of an epoch's time on a CPU."
     return text
 
 

@@ -1,16 +1,15 @@
 """The seven claims: their pages, their published numbers, and what they came to."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from atsbook.findings.reported import reported
-from atsbook.findings.result import FILE, NO_POLICY, Verdict, stored_result
-from atslib.data.load import is_drawn
-from atslib.errors import AtsError
-from atslib.files import write_atomically
+from atsbook.findings.result import NO_POLICY, Verdict, stored_result
+from atsbook.texts.first_screen import Numbers, numbers, percent, printed_score
+from atsbook.texts.newest import newest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,33 +80,69 @@ def _published(claim: Claim, source: str) -> str:
     return claim.form.format(*values) if values and np.isfinite(values).all() else "–"
 
 
-def stored(page: str, results: Path) -> Iterator[tuple[Path, dict]]:
-    """The folders and facts of a page's stored results on real data, the largest profile first."""
-    for profile in ("full", "laptop"):
-        # The claims are about CIFAR-100: another data set counts only where that is missing.
-        folders = sorted(
-            (Path(results) / page).glob(f"*-{profile}"), key=lambda f: ("cifar100" not in f.name, f)
-        )
-        for folder in folders:
-            if not is_drawn(folder.name.removesuffix(f"-{profile}")) and (folder / FILE).exists():
-                yield folder, stored_result(folder)["facts"]
-
-
-def newest(page: str, results: Path) -> tuple[Path, dict] | None:
-    """The first of `stored`; None if there is none."""
-    return next(stored(page, results), None)
-
-
 def measured(claim: Claim, results: Path) -> tuple[Verdict, dict] | None:
     """The verdict and facts of a claim's `newest` result."""
     result = newest(claim.page, results)
     return result and (Verdict(**stored_result(result[0])["verdict"]), result[1])
 
 
+def _first(known: Numbers) -> tuple[str, str] | None:
+    lenet = known.untrained.get("lenet")
+    if not (lenet and known.accuracy):
+        return None
+    word = "Hardly" if lenet[0] - lenet[1] < FEW else "In part"
+    lost = "{:.1f} → {:.1f} %".format(*known.accuracy)
+    words = f"{word}: {_pair(lenet)} picked out of 100 on an untrained LeNet; accuracy {lost}"
+    return "", words
+
+
+def _second(known: Numbers) -> tuple[str, str] | None:
+    if not known.long:
+        return None
+    word = "No" if known.long[0] - known.long[1] < FEW else "Yes"
+    words = f"{word}: {_pair(known.long)} picked out of 100 by the paper's own attack in its 4,800 steps"
+    return "", words + ". Shorter attacks are hindered"
+
+
+def _third(known: Numbers) -> tuple[str, str] | None:
+    if not (lenet := known.fashion.get("lenet")):
+        return None
+    return "", f"In part: {_pair(lenet)} picked out of 100 on an untrained LeNet"
+
+
+def _seventh(known: Numbers) -> tuple[str, str] | None:
+    """By the measure of the papers, PSNR, and not by that of the page's rule."""
+    if "psnr" not in known.score:
+        return None
+    mean, low, high = known.score["psnr"]
+    reached = low > 0 and high >= printed_score("ats")
+    words = f"{'Yes' if reached else 'No'}: r = {mean:.2f} [{low:.2f}, {high:.2f}]"
+    if "bits" in known.score:
+        words += ". With bits, which is our measure, {:.2f} [{:.2f}, {:.2f}]".format(
+            *known.score["bits"]
+        )
+    return "reproduced" if reached else "not reproduced", words
+
+
+FEW = 0.2  # so small a change of the share that is picked out is hardly any
+# What a claim came to in plain words, and its status where that is not the page's rule's, by number
+PLAINLY: dict[int, Callable[[Numbers], tuple[str, str] | None]] = {
+    1: _first,
+    2: _second,
+    3: _third,
+    7: _seventh,
+}
+
+
+def _pair(ends: tuple[float, ...]) -> str:
+    return f"{100 * ends[0]:.0f} → {percent(ends[1])}"
+
+
 def claims(results: Path, *, link: str = "results/{}.ipynb") -> str:
     """The seven claims in Markdown: a row each, what was published, what it came to here, and by
     which numbers.
     """
+    known = numbers(results)
     lines = ["| Claim | Paper | Replication | Here |", "|---|---|---|---|"]
     for claim in CLAIMS:
         paper = _published(claim, "ats")
@@ -116,20 +151,13 @@ def claims(results: Path, *, link: str = "results/{}.ipynb") -> str:
         status = "not measured yet"
         if result := measured(claim, results):
             verdict, facts = result
+            plain = PLAINLY.get(claim.number, lambda known: None)(known)
+            said, words = plain or ("", verdict.here)
+            said = said or verdict.status
             name = f"[{name}]({link.format(claim.page)})"
             scale = "" if facts["profile"] == "full" else " at this scale"
-            status = f'<span class="verdict" data-status="{verdict.status}">{verdict.status}{scale}</span>'
-            if verdict.here:
-                status += f" {verdict.here}".replace(" -", " −").replace("[-", "[−")
+            badge = f'<span class="verdict" data-status="{said}">{said}{scale}</span>'
+            words = f" {words}".replace(" -", " −").replace("[-", "[−").strip()
+            status = " ".join(filter(None, (words, badge) if plain else (badge, words)))
         lines.append(f"| {name} | {paper} | {replication} | {status} |")
     return "\n".join(lines) + "\n"
-
-
-def insert_answers(path: Path, text: str) -> None:
-    """Put the answers between the `<!-- answers -->` marks of a Markdown file."""
-    whole = path.read_text() if path.exists() else ""
-    mark = "<!-- answers -->"
-    if whole.count(mark) != 2:
-        raise AtsError(f"{path} must hold two lines {mark}: the answers go between them")
-    head, _, tail = whole.split(mark)
-    write_atomically(path, lambda partial: partial.write_text(f"{head}{mark}\n{text}{mark}{tail}"))

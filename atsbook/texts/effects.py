@@ -17,7 +17,7 @@ from atsbook.findings.compare import interval
 from atsbook.findings.reported import DEFENSES
 from atsbook.findings.result import NO_POLICY, TABLE
 from atsbook.findings.statistics import paired
-from atsbook.texts.answers import stored
+from atsbook.texts.newest import stored
 from atslib.errors import AtsError, choose
 from atslib.files import write_atomically
 

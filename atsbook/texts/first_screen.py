@@ -1,13 +1,10 @@
-"""What README and the book begin with: the answer in three sentences, and what was asked, published and measured.
-
-All numbers come from stored results; a question whose result is not there says so.
-"""
+"""The numbers that README, the book's first page and *Should I use this?* share, from stored results and in print."""
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from atsbook.findings.compare import matrices
@@ -16,7 +13,7 @@ from atsbook.findings.result import NO_POLICY, table_file
 from atsbook.findings.statistics import ENOUGH, correlation_interval, pearson
 from atsbook.runs.settings import PROFILES
 from atsbook.runs.table1 import HYBRID
-from atsbook.texts.answers import newest
+from atsbook.texts.newest import newest
 
 NAMES = {
     "lenet": "LeNet",
@@ -26,17 +23,9 @@ NAMES = {
     "resnet20-4": "ResNet20-4",
 }
 MISSING = "not measured yet"
-# Between sentences and table; the book shows a picture and an attack there
-TABLE = "<!-- table -->"
-PICTURE = (
-    "![Four photographs, and below each what the client used and what the server recovered from one gradient of an "
-    "untrained LeNet, without a policy and with the paper's hybrid; a tick: the photograph is found]"
-    "(book/assets/picture.png)"
-)
 PRINTED = f"hybrid:{HYBRID}"
 SCORE = "pearson_r(S_pri,PSNR)"
-HARDLY = 0.1  # so small a share of the photographs is hardly any
-FEW = 2  # policies that hide most, without which the correlation is told as well
+LINE_UP = "line_up"  # the page whose numbers say what comparing gradients picks out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,53 +47,46 @@ class Watched:
 
 @dataclasses.dataclass(frozen=True)
 class Numbers:
-    """What the first screen says, in words, made from the stored results; empty where one is missing.
+    """What the stored results say; empty where one is missing. Pairs go from no policy to the paper's.
 
     Attributes:
-        untrained, trained: share of photographs found by who knows the policy, by network, without a
-            policy and with the hybrid.
-        another: share found on the untrained LeNet by another attack, in the same way.
-        long: the same by the paper's own attack in its 4,800 steps, and of how many photographs.
-        told: share found on an untrained LeNet in one round without a policy (`none`), and under
-            the hybrid in four rounds by who knows the policy (`policy`) or is told what it drew
-            (`draws`).
+        untrained, trained: share of photographs picked out, by network.
+        another: the same on the untrained LeNet by another attack.
+        long: the same by the paper's own attack in its 4,800 steps.
+        fashion: the same on Fashion-MNIST, by network.
         watched: what four rounds give to who is told what was drawn, by network.
-        accuracy: percent without a policy and with the hybrid.
+        accuracy: percent.
         learned: the network that has it, and its epochs.
+        longer: mean percent of that network after more epochs, and how many these are.
         score: r of the privacy score with `bits` and with `psnr`, each with its interval.
-        without: r of score and bits without the two policies that hide most.
-        fashion: mean bits told of a photograph of Fashion-MNIST without a policy and with the
-            hybrid, by network.
-        search: bits told under the hybrid that the search found minus those under random ones, with
-            the interval.
-        share: what the hybrid takes of an epoch's time.
-        paper_accuracy: percent of the paper's own network without a policy and with the hybrid,
-            and its epochs.
-        paper: share of photographs found on the paper's own network, by state: without a policy,
-            and with the hybrid where that was attacked.
-        as_published: mean PSNR in dB of the paper's own attack on it in 4,800 steps, without a
-            policy and with the hybrid, and on how many photographs.
-        longer: mean percent of the network in `learned` after more epochs, without a policy and
-            with the hybrid, and how many these are.
+        paper_accuracy: percent of the paper's own network, and its epochs.
+        paper: share of photographs picked out on the paper's own network, by state; only the first
+            where the policy was not attacked there.
+        as_published: mean PSNR in dB of the paper's own attack on it in 4,800 steps, and on how
+            many photographs.
+        gradients: shares picked out on the untrained LeNet by a server that compares gradients,
+            and of how many photographs.
     """
 
     untrained: Mapping[str, tuple[float, float]]
     trained: Mapping[str, tuple[float, float]]
     another: tuple[float, float] | None
-    long: tuple[float, float, int] | None
-    told: Mapping[str, float]
+    long: tuple[float, float] | None
+    fashion: Mapping[str, tuple[float, float]]
     watched: Mapping[str, Watched]
     accuracy: tuple[float, float] | None
     learned: tuple[str, int]
+    longer: tuple[float, float, int] | None
     score: Mapping[str, tuple[float, float, float]]
-    without: float | None
-    fashion: Mapping[str, tuple[float, float]]
-    search: tuple[float, float, float] | None
-    share: float | None
-    paper_accuracy: tuple[float, float, float] | None = None
-    paper: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
-    as_published: tuple[float, float, int] | None = None
-    longer: tuple[float, float, int] | None = None
+    paper_accuracy: tuple[float, float, float] | None
+    paper: Mapping[str, tuple[float, ...]]
+    as_published: tuple[float, float, int] | None
+    gradients: tuple[float, float, int] | None
+
+    def on_papers(self, state: str) -> tuple[float, ...]:
+        """Shares on the paper's own network, `untrained` or `trained`; empty until both are measured."""
+        shares = self.paper.get(state, ())
+        return shares if len(shares) == 2 else ()
 
 
 def percent(share: float) -> str:
@@ -122,13 +104,15 @@ def _rows(results: Path, page: str, name: str) -> pd.DataFrame:
 
 
 def _found(attacks: pd.DataFrame, regime: str) -> dict[str, tuple[float, float]]:
-    if attacks.empty:
+    if "found" not in attacks or "regime" not in attacks:
         return {}
     shares = {}
     own = attacks[attacks["regime"] == regime]
     images = own.groupby("model")["image"].nunique()
     for model in [name for name in NAMES if images.get(name, 0) >= ENOUGH]:
-        ends = (own[(own["model"] == model) & (own["policy"] == p)] for p in (NO_POLICY, HYBRID))
+        ends = [own[(own["model"] == model) & (own["policy"] == p)] for p in (NO_POLICY, HYBRID)]
+        if any(rows.empty for rows in ends):
+            continue
         bare, hidden = (float(rows["found"].astype(bool).mean()) for rows in ends)
         shares[model] = (bare, hidden)
     return shares
@@ -144,12 +128,6 @@ def _paper(looks: pd.DataFrame, judged: pd.DataFrame) -> dict[str, tuple[float, 
         found = rows.groupby("policy")["found"].mean()
         shares[state] = (float(found[NO_POLICY]), float(found[HYBRID]))
     return {state: shares[state] for state in ("untrained", "trained") if state in shares}
-
-
-def _both(known: Numbers, state: str) -> tuple[float, ...]:
-    """What is found on the paper's own network without a policy and with the hybrid; empty until both are."""
-    shares = known.paper.get(state, ())
-    return shares if len(shares) == 2 else ()
 
 
 def _as_published(attacks: pd.DataFrame) -> tuple[float, float, int] | None:
@@ -182,21 +160,18 @@ def _another(servers: pd.DataFrame) -> tuple[float, float] | None:
     return float(shares[NO_POLICY]), float(shares[HYBRID])
 
 
-def _long(attacks: pd.DataFrame) -> tuple[float, float, int] | None:
+def _long(attacks: pd.DataFrame) -> tuple[float, float] | None:
     if attacks.empty:
         return None
-    own = attacks[attacks["attack"] == "adam-cosine"]
-    shares = own.groupby("policy")["found"].apply(lambda found: found.astype(bool).mean())
-    return float(shares[NO_POLICY]), float(shares[HYBRID]), int(own["image"].nunique())
+    return _by_network(attacks[attacks["attack"] == "adam-cosine"].assign(model="")).get("")
 
 
-def _told(judged: pd.DataFrame) -> dict[str, float]:
-    if judged.empty:
+def _by_network(attacks: pd.DataFrame) -> dict[str, tuple[float, float]]:
+    if "found" not in attacks:
         return {}
-    own = judged[judged["model"] == "lenet"]
-    servers = {"none": ("no policy", 1), "policy": ("policy", 4), "draws": ("draws", 4)}
-    shares = own.groupby(["knows", "rounds"])["found"].mean()
-    return {name: float(shares[server]) for name, server in servers.items() if server in shares}
+    shares = attacks["found"].astype(bool).groupby([attacks["model"], attacks["policy"]]).mean()
+    models = dict.fromkeys(attacks["model"])
+    return {name: (float(shares[name, NO_POLICY]), float(shares[name, HYBRID])) for name in models}
 
 
 def watched_for_long(judged: pd.DataFrame) -> dict[str, Watched]:
@@ -235,30 +210,6 @@ def _score(policies: pd.DataFrame) -> dict[str, tuple[float, float, float]]:
     return found
 
 
-def _without(policies: pd.DataFrame) -> float | None:
-    """r of the privacy score with the bits, without the policies that hide most."""
-    if policies.empty:
-        return None
-    score, told = (matrix.mean(1) for matrix in matrices(policies, "score", "bits"))
-    rest = np.argsort(told)[FEW:]
-    return float(pearson(score[rest], told[rest])) if len(rest) > FEW else None
-
-
-def _bits(attacks: pd.DataFrame) -> dict[str, tuple[float, float]]:
-    if "bits" not in attacks:
-        return {}
-    means = attacks.groupby(["model", "policy"], sort=False)["bits"].mean()
-    models = dict.fromkeys(attacks["model"])
-    return {name: (means[name, NO_POLICY], means[name, HYBRID]) for name in models}
-
-
-def _against(table: pd.DataFrame) -> tuple[float, float, float] | None:
-    if table.empty:
-        return None
-    row = table.set_index("against").loc["random hybrids"]
-    return (row["mean"], row["low"], row["high"])
-
-
 def numbers(results: Path) -> Numbers:
     """All that the first screen needs."""
     attacks = _rows(results, "claim1_privacy", "attacks")
@@ -266,293 +217,51 @@ def numbers(results: Path) -> Numbers:
     ends = None
     if len(accuracy):
         known = accuracy.set_index("policy")["accuracy"]
-        ends = (float(known[NO_POLICY]), float(known[HYBRID]))
+        if {NO_POLICY, HYBRID} <= set(known.index):
+            ends = (float(known[NO_POLICY]), float(known[HYBRID]))
     result = newest("claim1_privacy", results)
     profile = PROFILES[result[1]["profile"] if result else "laptop"]
-    cost = _rows(results, "claim4_efficiency", "cost")
-    servers = _rows(results, "ext5_adaptive", "judged")
-    policies = _rows(results, "claim7_correlation", "judged")
     return Numbers(
         untrained=_found(attacks, "initial"),
         trained=_found(attacks, "trained"),
         another=_another(_rows(results, "claim1_privacy", "servers")),
         long=_long(_rows(results, "claim2_generality", "long")),
-        told=_told(servers),
-        watched=watched_for_long(servers),
+        fashion=_by_network(_rows(results, "claim3_transfer", "attacks")),
+        watched=watched_for_long(_rows(results, "ext5_adaptive", "judged")),
         accuracy=ends,
         learned=(NAMES[profile["model"]], profile["epochs"]),
-        score=_score(policies),
-        without=_without(policies),
-        fashion=_bits(_rows(results, "claim3_transfer", "attacks")),
-        search=_against(_rows(results, "claim2_search", "against")),
-        share=float(cost.set_index("policy").loc[HYBRID, "share"]) if len(cost) else None,
+        longer=_longer(_rows(results, "claim1_privacy", "accuracy_longer")),
+        score=_score(_rows(results, "claim7_correlation", "judged")),
         paper_accuracy=_learned(_rows(results, "claim1_privacy", "paper_accuracy")),
         paper=_paper(
             _rows(results, "claim1_privacy", "paper"),
             _rows(results, "claim1_privacy", "paper_judged"),
         ),
         as_published=_as_published(_rows(results, "claim1_privacy", "paper_own")),
-        longer=_longer(_rows(results, "claim1_privacy", "accuracy_longer")),
+        gradients=_gradients(results),
     )
 
 
-def _hides(watched: Mapping[str, Watched]) -> str:
-    """What the hybrid hides from a server that is told the draws of four rounds."""
-    return (
-        "hardly any"
-        if all(each.bare - each.told < HARDLY for each in watched.values())
-        else "fewer"
-    )
+def _gradients(results: Path) -> tuple[float, float, int] | None:
+    """From the line-up's `numbers.json`, once it is there: {"untrained LeNet": {"none": share,
+    "hybrid": share, "photographs": n}, …}.
+    """
+    for profile in ("full", "laptop"):
+        file = results / LINE_UP / f"cifar100-{profile}" / "numbers.json"
+        if file.exists():
+            own = json.loads(file.read_text(encoding="utf-8"))["untrained LeNet"]
+            return own["none"], own["hybrid"], own["photographs"]
+    return None
 
 
-def _four_rounds(watched: Mapping[str, Watched]) -> str:
-    """What four rounds give to a server that is told the draws and to one that is not, network by network."""
-    found = watched.values()
-    knowing = " and ".join(
-        f"{percent(one.knowing)} on the {NAMES[model].removesuffix('-16')}"
-        for model, one in watched.items()
-    )
-    told, bare, count = (
-        " and ".join(each)
-        for each in (
-            [percent(one.told) for one in found],
-            [percent(one.bare) for one in found],
-            [str(one.photographs) for one in found],
-        )
-    )
-    return (
-        f"In four rounds, with the first draw of the weights and the same crops, one attack finds {knowing}, and {told} if "
-        f"it is told what was drawn, which clients do not send. One round without a policy gives {bare} there ({count} "
-        "photographs)."
-    )
-
-
-def sentences(known: Numbers) -> str:
-    """The answer: does it hide images, what does it cost, and which correlation is right."""
-    words = []
-    if {"lenet", "convnet-16"} <= known.untrained.keys() and known.watched:
-        one = known.untrained["lenet"]
-        other = known.untrained["convnet-16"]
-        another = long = hardly = ""
-        blind = 0  # attacks from which hardly anything is hidden
-        if known.another:
-            bare, hidden = known.another
-            another = f", and by another attack {percent(hidden)} ({percent(bare)})"
-            blind += bare - hidden < HARDLY
-        if known.long:
-            bare, hidden, count = known.long
-            long = f"; the paper's own attack, in its 4,800 steps, {percent(hidden)} of {count} ({percent(bare)})"
-            blind += bare - hidden < HARDLY
-        if blind:
-            hardly = f" from one attack and hardly any from {['', 'another', 'two others'][blind]}"
-        wide = ""
-        if paper := _both(known, "untrained"):
-            bare, hidden = paper
-            wide = f", on an untrained {NAMES['resnet20-4']} {percent(hidden)} ({percent(bare)})"
-        words.append(
-            f"**On an untrained LeNet the paper's policy hides, in one round, some of the photographs{hardly}; in four "
-            f"rounds it hides {_hides(known.watched)} from a server that is told what was drawn.** "
-            "From the gradient of one image a server that knows the policy finds "
-            f"{percent(one[1])} of them ({percent(one[0])} without it){another}{long}; on an untrained ConvNet "
-            f"{percent(other[1])} ({percent(other[0])}){wide}. {_four_rounds(known.watched)}"
-        )
-    if known.accuracy:
-        words.append(
-            f"**It costs accuracy:** {what_it_costs(known)}{_wide(known)}. "
-            f"Published are {_printed_change('ats')} points for the paper's own network, and by its replication "
-            f"{_printed_change('replication')}."
-        )
-    if known.score:
-        rest = ""
-        if known.without is not None:
-            rest = f" ({known.without:.2f} without the two that hide most)".replace("-", "−")
-        words.append(
-            f"**On one untrained network {_goes_with(known.score)}:** over a hundred random policies r = "
-            f"{_interval(known.score['bits'])} with the bits{rest} and {_interval(known.score['psnr'])} with PSNR, for "
-            f"which {printed_score(' (network not named) and ')} (ResNet20-4) are published."
-        )
-    return "\n\n".join(words) + ("\n" if words else "")
-
-
-def _printed_ends(source: str, table: str, metric: str) -> tuple[float, float]:
+def printed_ends(source: str, table: str, metric: str) -> tuple[float, float]:
     """What a publication printed without a policy and with its hybrid."""
     rows = reported(source=source, table_or_figure=table, metric=metric)
     means = rows.groupby("policy_or_defense")["value"].mean()
     return float(means[NO_POLICY]), float(means[PRINTED])
 
 
-def printed(table: str, metric: str, digits: int = 1) -> str:
-    """What the paper printed without a policy and with its hybrid, and after a semicolon its replication."""
-    return "; ".join(
-        " → ".join(f"{value:.{digits}f}" for value in _printed_ends(source, table, metric))
-        for source in ("ats", "replication")
-    )
-
-
-def what_it_costs(known: Numbers) -> str:
-    """The accuracy without a policy and with the hybrid, and that after longer trainings, in words."""
-    bare, hidden = known.accuracy
-    model, epochs = known.learned
-    words = f"{bare:.1f} → {hidden:.1f} % on a {model} after {epochs} epochs"
-    if known.longer:
-        words += ", {:.1f} → {:.1f} % after {}".format(*known.longer)
-    return words
-
-
-def _wide(known: Numbers) -> str:
-    """What the hybrid costs on the paper's own network."""
-    if known.paper_accuracy is None:
-        return ""
-    bare, hidden, epochs = known.paper_accuracy
-    return f", {bare:.1f} → {hidden:.1f} % on the paper's own ResNet20-4 after {epochs:.0f}"
-
-
-def _printed_change(source: str) -> str:
-    """By how many points the hybrid changes the accuracy in a publication's Table 1."""
-    bare, hidden = _printed_ends(source, "Table 1a", "val_accuracy_pct")
-    return f"{hidden - bare:+.1f}".replace("-", "−")
-
-
-def _scores() -> list[float]:
-    """The published correlations, the paper's first."""
-    each = (reported(source=source) for source in ("ats", "replication"))
-    return [float(rows[rows["metric"] == SCORE]["value"].mean()) for rows in each]
-
-
-def printed_score(between: str = "; ") -> str:
-    """The published correlations as text."""
-    return between.join(f"{value:.3f}" for value in _scores())
-
-
-def _goes_with(score: Mapping[str, tuple[float, float, float]]) -> str:
-    """What the privacy score correlates with, by intervals above 0."""
-    bits, psnr = (score[outcome][1] > 0 for outcome in ("bits", "psnr"))
-    if bits and psnr:
-        return "the privacy score goes with what attacks tell of the photograph, and with PSNR"
-    if bits:
-        return "the privacy score goes with what attacks tell of the photograph, and not with PSNR"
-    if psnr:
-        return "the privacy score goes with PSNR, and not with what attacks tell of the photograph"
-    return "the privacy score goes neither with what attacks tell of the photograph nor with PSNR"
-
-
-def _interval(each: tuple[float, float, float], form: str = "{:.2f} [{:.2f}, {:.2f}]") -> str:
-    """A number with its interval."""
-    return form.format(*each).replace("-", "−")
-
-
-def _shares(found: Mapping[str, tuple[float, float]]) -> str:
-    each = (f"{NAMES[name]} {100 * a:.0f} → {100 * b:.0f}" for name, (a, b) in found.items())
-    return f"{', '.join(each)} %" if found else ""
-
-
-def questions(known: Numbers, *, link: str = "book/results/{}.ipynb") -> str:
-    """What was asked, published, measured and not tested, in Markdown; no entry has more than 80 characters."""
-    told = ""
-    if known.told:
-        each = {name: percent(share) for name, share in known.told.items()}
-        told = (
-            f"told {each['draws']}, not told {each['policy']}; no policy, one round {each['none']}"
-        )
-    learned = ""
-    if known.accuracy:
-        longer = ""
-        if known.longer:
-            longer = ", {2} epochs {0:.1f} → {1:.1f} %".format(*known.longer)
-        learned = "{:.1f} → {:.1f} %".format(*known.accuracy) + f"{longer} ({known.learned[0]})"
-    if learned and known.paper_accuracy:
-        learned += "; {:.1f} → {:.1f} % (ResNet20-4)".format(*known.paper_accuracy[:2])
-    score = {outcome: _interval(each) for outcome, each in known.score.items()}
-    search = known.search and _interval(known.search, "{:+.1f} [{:.1f}, {:.1f}] bits")
-    fashion = ", ".join(f"{NAMES[n]} {a:.1f} → {b:.1f}" for n, (a, b) in known.fashion.items())
-    time = "" if known.share is None else f"{100 * known.share:.1f} % of an epoch"
-    psnr = f"PSNR {printed('Table 1a', 'PSNR_dB', 2)} dB"
-    untrained = dict(known.untrained)
-    if wide := _both(known, "untrained"):
-        untrained["resnet20-4"] = wide
-    lines = ["| Question | Published | Measured here | Not tested |", "|---|---|---|---|"]
-
-    def row(page: str, question: str, published: str, measured: str | None, left: str) -> None:
-        named = f"[{question}]({link.format(page)})" if page else question
-        lines.append(f"| {named} | {published} | {measured or MISSING} | {left} |")
-
-    row(
-        "claim1_privacy",
-        "Photographs found, untrained networks",
-        psnr.replace("PSNR", "trained ResNet20-4: PSNR"),
-        _shares(untrained),
-        "other wide networks" if wide else "the hybrid on wide networks",
-    )
-    row(
-        "claim1_privacy",
-        f"The same after {known.learned[1]} epochs of training with the same policy",
-        psnr.replace("PSNR", "ResNet20-4: PSNR"),
-        _shares(known.trained),
-        "trainings to the end",
-    )
-    of_paper = "; ".join(
-        f"{state}{', no policy,' if len(shares) == 1 else ''} "
-        f"{' → '.join(f'{100 * share:.0f}' for share in shares)} %"
-        for state, shares in known.paper.items()
-    )
-    measured = of_paper and f"found in 300 steps: {of_paper}"
-    if known.as_published and _both(known, "trained"):
-        bare, hidden, count = known.as_published
-        found = " → ".join(f"{100 * share:.0f}" for share in known.paper["trained"])
-        measured = f"PSNR {bare:.1f} → {hidden:.1f} dB (n = {count}); found in 300 steps {found} %"
-    row(
-        "claim1_privacy",
-        "The paper's own network: ResNet20-4",
-        f"trained, 4,800 steps: {psnr}",
-        measured,
-        "more photographs in 4,800 steps" if wide else "untrained with a policy",
-    )
-    row(
-        "ext5_adaptive",
-        "Found on LeNet in four rounds, the server told the draws or not",
-        "–",
-        told,
-        "more rounds on new images",
-    )
-    row(
-        "claim1_privacy",
-        "Accuracy, without → with the hybrid",
-        f"{printed('Table 1a', 'val_accuracy_pct')} %",
-        learned,
-        "a wide network for as long" if known.longer else "longer trainings",
-    )
-    row(
-        "claim2_search",
-        "Bits told under the hybrid that our search picks, minus under random ones",
-        "–",
-        search,
-        "1,500 candidates, as the paper",
-    )
-    row(
-        "claim3_transfer",
-        "Bits told of a photograph of Fashion-MNIST",
-        f"PSNR {printed('Table 4a', 'PSNR_dB', 2)} dB",
-        fashion and f"untrained: {fashion} bits",
-        "trained networks",
-    )
-    row(
-        "claim7_correlation", "r of privacy score and bits", "–", score.get("bits"), "wide networks"
-    )
-    row(
-        "claim7_correlation",
-        "r of privacy score and PSNR",
-        printed_score(),
-        score.get("psnr"),
-        "wide networks",
-    )
-    row("claim4_efficiency", "Time of the transformations", "–", time, "GPUs, large images")
-    return "\n".join(lines) + "\n"
-
-
-def first_screen(
-    results: Path, *, link: str = "book/results/{}.ipynb", picture: bool = False
-) -> str:
-    """Sentences and table, in Markdown, for README with claim 1's picture between them."""
-    known = numbers(results)
-    shown = f"{PICTURE}\n\n" if picture else ""
-    return f"\n{sentences(known)}\n{shown}{TABLE}\n\n{questions(known, link=link)}"
+def printed_score(source: str) -> float:
+    """The correlation of privacy score and PSNR that a publication printed."""
+    rows = reported(source=source)
+    return float(rows[rows["metric"] == SCORE]["value"].mean())

@@ -21,7 +21,7 @@ from atsbook.findings.statistics import pearson
 from atsbook.findings.transformations import NOTHING, first_id, wide
 from atsbook.runs.settings import PROFILES
 from atsbook.runs.table1 import RANDOM, TEN, block, family, hybrid
-from atsbook.texts.answers import stored
+from atsbook.texts.newest import stored
 from atslib.models import build_model
 from atslib.policies.operations import OPS
 

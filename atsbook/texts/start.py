@@ -1,0 +1,138 @@
+"""README and the book's first page: one template, `templates/start.md.jinja`, with numbers of stored results."""
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+
+import jinja2
+
+from atsbook.texts.first_screen import (
+    MISSING,
+    NAMES,
+    Numbers,
+    numbers,
+    printed_ends,
+    printed_score,
+)
+from atslib.errors import AtsError
+
+TEMPLATES = Path(__file__).with_name("templates")
+
+
+def rendered(template: str, **values: object) -> str:
+    """A template of this folder with these values; one that it names and is not among them is an error."""
+    place = jinja2.FileSystemLoader(TEMPLATES, encoding="utf-8")
+    options = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
+    # Markdown, not HTML: nothing is escaped
+    texts = jinja2.Environment(loader=place, undefined=jinja2.StrictUndefined, **options)
+    return texts.get_template(template).render(values, claim=claim)
+
+
+def claim(sentence: str, holds: bool) -> str:
+    """A sentence of a template that must be true of the results.
+
+    Raises:
+        AtsError: it is not.
+    """
+    if not holds:
+        raise AtsError(
+            f"a text says {sentence!r}, and the results no longer do: reword it in {TEMPLATES.name}/"
+        )
+    return sentence
+
+
+def start(results: Path, *, book: bool) -> str:
+    """README, or with `book` the book's first page, in Markdown."""
+    known = numbers(results)
+    values = {
+        "answer": answer(known),
+        "cells": cells(known),
+        "gradients": known.gradients,
+        "more": _hides_more(known),
+        "printed": {source: _printed(source) for source in ("ats", "replication")},
+    }
+    return rendered("start.md.jinja", book=book, **values)
+
+
+def shares(ends: Sequence[float] | None, form: str = "{:.0f} → {:.0f} %") -> str:
+    """Two shares as percent; `MISSING` where there are none."""
+    return form.format(*(100 * share for share in ends[:2])) if ends else MISSING
+
+
+def cells(known: Numbers) -> dict[str, str]:
+    """What was measured here, a cell of the first table each."""
+    decibels = accuracy = score = MISSING
+    if known.as_published:
+        decibels = "{:.1f} → {:.1f} dB (n = {})".format(*known.as_published)
+    if known.paper_accuracy:
+        accuracy = "{:.1f} → {:.1f} %".format(*known.paper_accuracy[:2])
+    if "psnr" in known.score:
+        score = "{:.2f} [{:.2f}, {:.2f}]".format(*known.score["psnr"]).replace("-", "−")
+    rounds = known.watched.get("lenet")
+    return {
+        "untrained_lenet": shares(known.untrained.get("lenet")),
+        "another": shares(known.another),
+        "four_rounds": shares(rounds and (rounds.bare, rounds.told)),
+        "untrained_wide": shares(known.on_papers("untrained")),
+        "trained_wide": shares(known.on_papers("trained")),
+        "gradients": shares(known.gradients),
+        "psnr": decibels,
+        "accuracy": accuracy,
+        "score": score,
+    }
+
+
+def costs(known: Numbers) -> list[float]:
+    """Points of accuracy that the policy costs, in each comparison that was made, the least first."""
+    pairs = (known.accuracy, known.longer, known.paper_accuracy)
+    return sorted(pair[0] - pair[1] for pair in pairs if pair)
+
+
+def what_it_costs(known: Numbers) -> str:
+    """The accuracy without a policy and with the paper's, and that after longer trainings, in words."""
+    model, epochs = known.learned
+    words = "{:.1f} → {:.1f} %".format(*known.accuracy) + f" on a {model} after {epochs} epochs"
+    if known.longer:
+        words += ", {:.1f} → {:.1f} % after {}".format(*known.longer)
+    if known.paper_accuracy:
+        wide = "{:.1f} → {:.1f} % on a {} after {:.0f}"
+        bare, hidden, epochs = known.paper_accuracy
+        words += ", " + wide.format(bare, hidden, NAMES["resnet20-4"], epochs)
+    return words
+
+
+def answer(known: Numbers) -> dict[str, str] | None:
+    """The numbers of README's answer; None until all of them are there."""
+    lenet = known.untrained.get("lenet")
+    lost = costs(known)
+    if not (lenet and known.another and known.on_papers("untrained") and lost):
+        return None
+    bare, hidden = lenet
+    another_bare, another_hidden = known.another
+    before, after = printed_ends("ats", "Table 1a", "val_accuracy_pct")
+    whole = functools.partial("{:.0f}".format)
+    return {
+        "bare": whole(100 * bare),
+        "hidden": whole(100 * hidden),
+        "another_bare": whole(100 * another_bare),
+        "another_hidden": whole(100 * another_hidden),
+        "costs": " to ".join(f"{each:.1f}" for each in dict.fromkeys((lost[0], lost[-1]))),
+        "paper_gains": f"{after - before:+.1f}".replace("-", "−"),
+    }
+
+
+def _hides_more(known: Numbers) -> bool:
+    """Whether the policy hides a larger share on the paper's own network than on the LeNet."""
+    wide, lenet = known.on_papers("untrained"), known.untrained.get("lenet")
+    return bool(wide and lenet) and wide[0] - wide[1] > lenet[0] - lenet[1]
+
+
+def _printed(source: str) -> dict[str, str]:
+    """What a publication printed of the last three rows."""
+    return {
+        "psnr": "{:.2f} → {:.2f} dB".format(*printed_ends(source, "Table 1a", "PSNR_dB")),
+        "accuracy": "{:.1f} → {:.1f} %".format(
+            *printed_ends(source, "Table 1a", "val_accuracy_pct")
+        ),
+        "score": f"{printed_score(source):.3f}",
+    }
