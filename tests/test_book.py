@@ -137,7 +137,7 @@ def test_the_readmes_example_runs_as_printed_without_any_file(tmp_path, monkeypa
 
 
 def test_commands_need_no_activated_environment_and_name_what_is_there():
-    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.M)
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M)
     commands = re.findall(r"^    (make .+)$", README, re.M) + re.findall(
         r"`(\.venv/bin/.+?)`", README
     )
