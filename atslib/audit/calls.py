@@ -25,6 +25,11 @@ from atslib.rng import rng
 
 COMPARING = 0.1  # of the budget at most, to hold recorded updates beside the photographs named
 
+TAKEN = (
+    "The network gives more than class scores; taken as these was its `logits`, or else the first tensor of what it "
+    "gives."
+)
+
 
 class TwoScores(nn.Module):
     """A network of one logit as one of two scores, 0 and the logit: its cross-entropy is the
@@ -38,6 +43,63 @@ class TwoScores(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         logit = self.network(images).reshape(len(images), 1)
         return torch.cat([torch.zeros_like(logit), logit], 1)
+
+
+class TakesScores(nn.Module):
+    """A network of which the scores are one part of what it gives, see `scores_in`."""
+
+    def __init__(self, network: nn.Module):
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tensor) -> Tensor:
+        return scores_in(self.network(images))
+
+
+class Whole(nn.Module):
+    """A network whose first layer is that `Normalize` layer which it uses within."""
+
+    def __init__(self, normalize: Normalize, network: nn.Module):
+        super().__init__()
+        self.normalize = normalize
+        self.network = network
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.network(images)
+
+
+def scores_in(output: object) -> Tensor | None:
+    """The class scores in what a network gives: its attribute or entry `logits`, else the first
+    tensor of a tuple or list; None where there is no such thing.
+    """
+    if isinstance(output, Tensor):
+        return output
+    logits = output.get("logits") if isinstance(output, dict) else getattr(output, "logits", None)
+    if logits is None and isinstance(output, tuple | list):
+        logits = next((part for part in output if isinstance(part, Tensor)), None)
+    return logits if isinstance(logits, Tensor) and logits.ndim <= 2 else None
+
+
+def without_wrapper(model: nn.Module) -> nn.Module:
+    """A copy of the network, of a compiled one or one inside Opacus's wrapper of the network within.
+
+    What such a wrapper does to gradients is no part of the network.
+    """
+    within = getattr(model, "_orig_mod", None)  # of torch.compile
+    if type(model).__name__ == "GradSampleModule":
+        within = getattr(model, "_module", None)
+    model = copied(within if isinstance(within, nn.Module) else model)
+    for layer in model.modules():
+        for hooks in (layer._forward_hooks, layer._backward_hooks, layer._forward_pre_hooks):
+            for key in [key for key, hook in hooks.items() if _of_opacus(hook)]:
+                del hooks[key]
+    return model
+
+
+def _of_opacus(hook: object) -> bool:
+    hook = getattr(hook, "func", hook)  # of a functools.partial
+    owner = getattr(hook, "__self__", hook)
+    return type(owner).__module__.startswith("opacus")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,6 +207,8 @@ def audited(
             "as in networks that begin with batch statistics of 0 and 1; so the attack that compares each layer by "
             "itself comes first. After a few steps of training it can be harder to attack."
         )
+    if any(isinstance(part, TakesScores) for each in networks.values() for part in each.modules()):
+        notes.append(TAKEN)
     if untrained is not None and (zeros := silent_layers(untrained)):
         notes.append(
             f"The untrained network begins with nothing but zeros in {', '.join(zeros[:5])}, so that its very first "
@@ -321,7 +385,7 @@ def prepared(
         AtsError: it does not start with one, and none is given; or both; or the loss gives no
             number that depends on the scores.
     """
-    model = copied(model).eval()
+    model = without_wrapper(model).eval()
     starts = isinstance(next(iter(model.children()), None), Normalize)
     if starts and normalize is not None:
         raise AtsError(
@@ -337,6 +401,8 @@ def prepared(
             raise AtsError(f"audit: normalize={normalize!r} must be a pair (mean, std)")
         model = _behind(Normalize(*normalize), model)
     first = next(model.parameters(), None)
+    if first is not None and first.dtype in (torch.float16, torch.bfloat16):
+        model = model.to(first.dtype)  # what was put before a network in half precision too
     if first is None:
         raise AtsError(
             f"audit: {type(model).__name__} has no parameters, so there is no gradient to share"
@@ -344,17 +410,32 @@ def prepared(
     try:
         with torch.no_grad():
             scores = to_try(model)((pixels[:2] / 255).to(first))
-    except RuntimeError as error:
+    except AtsError:
+        raise
+    except Exception as error:  # of somebody else's code, which may raise anything
         shape = tuple(pixels.shape[1:])
         why = " ".join(str(error).split())[:200]
-        raise AtsError(f"audit: the network does not take images of shape {shape}: {why}") from None
+        kind = "" if isinstance(error, RuntimeError) else f"{type(error).__name__}: "
+        raise AtsError(
+            f"audit: the network does not take images of shape {shape}: {kind}{why}"
+        ) from None
+    if not isinstance(scores, Tensor) and scores_in(scores) is not None:
+        scores = scores_in(scores)
+        model = _around(model, TakesScores)
     if loss is not None:
         _check_loss(loss, scores)
     if isinstance(scores, Tensor) and scores.numel() == len(scores):
-        front, *rest = model.children()
-        model = nn.Sequential(front, TwoScores(nn.Sequential(*rest)))
+        model = _around(model, TwoScores)
         loss = loss and OfOneScore(loss, tuple(scores.shape[1:]))
     return (with_loss(model, loss) if loss else model).eval()
+
+
+def _around(model: nn.Module, wrapper: type[nn.Module]) -> nn.Module:
+    """A wrapper around a network that starts with a `Normalize` layer, as what results does too."""
+    if type(model) is not nn.Sequential:
+        return Whole(next(model.children()), wrapper(model))
+    front, *rest = model.children()
+    return nn.Sequential(front, wrapper(nn.Sequential(*rest)))
 
 
 def _check_loss(loss: Loss, scores: Tensor) -> None:

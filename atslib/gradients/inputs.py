@@ -202,7 +202,7 @@ def scores_of(model: nn.Module, images: Tensor) -> Tensor:
             scores = twin(images)
     except AtsError:
         raise
-    except FAULTS as error:
+    except Exception as error:  # of somebody else's code, which may raise anything
         raise AtsError(f"{name} does not take images of shape {shape}: {explain(error)}") from None
     if not is_tensor(scores) or scores.ndim != 2 or len(scores) != len(images):
         raise AtsError(

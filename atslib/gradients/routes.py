@@ -11,6 +11,7 @@ What plain torch cannot do either is refused, and the layer named.
 import contextlib
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -298,7 +299,15 @@ def _runs(form: Form, route: Route, model: nn.Module, inputs: Tensor, targets: T
 
 def _fault(model: nn.Module, shape: tuple[int, ...], error: Exception) -> str:
     """What plain torch cannot do with a network, and in which layer."""
-    where = _layer(model, shape)
+    with warnings.catch_warnings(record=True) as said:  # torch warns of one kind of checkpointing
+        warnings.simplefilter("always")
+        where = _layer(model, shape)
+    files = " ".join(str(each.filename) for each in said)
+    if "checkpoint" in f"{type(error).__name__} {error} {files}".lower():
+        return (
+            f"{type(model).__name__} cannot be attacked with gradient checkpointing, of which torch has no second "
+            f"derivative in this form ({explain(error)}); switch it off, which changes no gradient"
+        )
     return f"{where} cannot be attacked: torch has no second derivative of it, or no gradient ({explain(error)})"
 
 
