@@ -1,10 +1,11 @@
 """Shares as bars, as SVG: the numbers of an answer, one bar each, in the page's font and colours."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 from atsbook.figures.picked import LETTERS, WIDTH
 from atsbook.figures.plots import COLORS
+from atsbook.findings.statistics import share_interval
 
 ROW = 58
 LEFT = 6
@@ -61,3 +62,14 @@ def bars(
             f"{str(round(number)).replace('-', '−')} {escape(unit)}</text>"
         )
     return "".join([*parts, "</svg>"])
+
+
+def share_found(found: Iterable[bool]) -> tuple[float, float, float]:
+    """The share of photographs that is picked out, in percent, with its 95 % interval.
+
+    Args:
+        found: whether each was.
+    """
+    each = [bool(one) for one in found]
+    low, high = share_interval(sum(each), len(each))
+    return 100 * sum(each) / len(each), 100 * low, 100 * high

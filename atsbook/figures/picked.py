@@ -130,11 +130,13 @@ def _frame(right: bool, x: float, y: float) -> str:
     """Around the pick: whether it is right, by a mark and a colour."""
     color = PICKED if right else MISSED
     middle = x + TILE - 6, y + TILE - 6
-    mark = "✓" if right else "✗"
+    across, down = middle
+    # drawn, since letters would have to be told from the ground of the page
+    mark = "l5 6l10 -12" if right else "m1 -6l12 12m0 -12l-12 12"
     return (
         f'<rect x="{x - 3:g}" y="{y - 3:g}" width="{TILE + 6}" height="{TILE + 6}" fill="none" stroke="{color}" '
-        f'stroke-width="5"/><circle cx="{middle[0]:g}" cy="{middle[1]:g}" r="15" fill="{color}"/>'
-        f'<text x="{middle[0]:g}" y="{middle[1] + 7:g}" text-anchor="middle" fill="#ffffff" font-weight="700">{mark}</text>'
+        f'stroke-width="5"/><circle cx="{across:g}" cy="{down:g}" r="15" fill="{color}"/>'
+        f'<path d="M{across - 7:g} {down:g}{mark}" fill="none" stroke="#ffffff" stroke-width="3"/>'
     )
 
 
