@@ -3,6 +3,7 @@
 import argparse
 import re
 import sys
+import time
 
 from atslib.audit import recorded
 from atslib.audit.calls import audited
@@ -38,6 +39,7 @@ def audit(args: argparse.Namespace) -> int:
 
 def run(args: argparse.Namespace) -> AuditReport:
     """The report of a command, not yet saved."""
+    began = time.monotonic()
     settings = settings_of(args)
     images, names = images_of(args.data, args.image_size, args.fit)
     norm = normalization_of(args)
@@ -81,6 +83,7 @@ def run(args: argparse.Namespace) -> AuditReport:
         repeat=command_line(args.typed),
         update=update,
         contradictions=contradictions,
+        began=began,
     )
 
 
