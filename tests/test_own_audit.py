@@ -850,6 +850,49 @@ def test_after_many_local_steps_the_first_ones_gradient_tells_them_where_time_is
     assert max(made) == 10
 
 
+class OfTokens(nn.Module):
+    """A network whose maps become tokens behind a normalization."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), norm, nn.Flatten(2))
+        self.norm = nn.LayerNorm(8)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, x):
+        return self.head(self.norm(self.body(x).transpose(1, 2)).square().mean(1))
+
+
+@pytest.mark.parametrize("kind", ["difference", "gradient"])
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d, nn.InstanceNorm2d, nn.GroupNorm])
+def test_a_client_whose_torch_shares_a_wrong_gradient_is_told(norm, kind):
+    layer = norm(2, 8) if norm is nn.GroupNorm else norm(8)
+    torch.manual_seed(0)
+    model = nn.Sequential(atslib.Normalize([0.5] * 3, [0.25] * 3), OfTokens(layer)).eval()
+    images = photographs()
+    rows = [5, 30]
+    sent = []
+    for row in rows:  # as torch makes it
+        loss = nn.functional.cross_entropy(
+            model(images.pixels[row : row + 1] / 255), images.labels[row : row + 1]
+        )
+        parts = torch.autograd.grad(loss, list(model.parameters()))
+        sent.append(torch.cat([part.flatten() for part in parts]))
+    right = updates_of(rows, model=model, kind=kind, steps=1)
+    scale = -LR if kind == "difference" else 1.0
+    view = changed(right, lambda _: scale * torch.stack(sent))
+    off = float(torch.cosine_similarity(view.gradients, right.gradients, dim=1).min())
+    assert named(right, rows) == ""  # a client on another device
+    words = named(view, rows)
+    if norm is nn.GroupNorm:  # which torch differentiates rightly
+        assert off > 0.999
+        assert words == ""
+    elif off < 0.99:  # a torch of which that is mended has nothing to tell
+        assert "fits the gradient that torch makes of this network on a CPU" in words
+    else:
+        assert words == ""
+
+
 def test_copies_of_the_photographs_named_are_no_others():
     images = photographs()
     few = torch.arange(30)
