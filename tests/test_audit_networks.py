@@ -11,6 +11,7 @@ import atslib
 from atslib.attacks import PatchEmbedding
 from atslib.attacks.analytic import patches_of
 from atslib.audit import work
+from atslib.audit.calls import networks_of
 from atslib.audit.config import Case
 from atslib.audit.ladder import LAYERS, candidates, is_faint
 from atslib.measures.metrics import psnr
@@ -165,6 +166,71 @@ def test_a_head_of_zeros_is_drawn_and_the_report_says_so():
     assert "begins with nothing but zeros in heads.head" in report.notes[0]
     assert not model.heads.head.weight.any()  # the user's own is left alone
     assert report.found == 1
+
+
+class Block(nn.Module):
+    """A residual block whose branch begins as zeros: by its last normalization, by a scale or by its
+    last layer.
+    """
+
+    def __init__(self, kind, width):
+        super().__init__()
+        self.conv = nn.Conv2d(width, width, 3, 1, 1)
+        self.last = nn.BatchNorm2d(width) if kind == "batch norm" else nn.Conv2d(width, width, 1)
+        self.alpha = nn.Parameter(torch.tensor(0.0 if kind == "scale" else 1.0))
+        if kind in ("batch norm", "layer"):
+            nn.init.zeros_(self.last.weight)
+
+    def forward(self, x):
+        return x + self.alpha * self.last(self.conv(x).sigmoid())
+
+
+def residual(kind, *, head=False, after=None):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layers = [nn.Conv2d(3, 4, 3, 2, 1), Block(kind, 4)]
+        layers += [after] if after else []
+        model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(4 * 16 * 16, 10))
+        if head:
+            nn.init.zeros_(model[-1].weight)
+        return model.eval()
+
+
+def audited_networks(model):
+    pixels, _ = photographs(32)
+    return networks_of(model, model, NORM, pixels[:4], 0, None)
+
+
+@pytest.mark.parametrize("kind", ["batch norm", "scale", "layer"])
+def test_branches_that_begin_as_zeros_are_left_where_a_gradient_passes_beside_them(kind):
+    model = residual(kind)
+    networks, zeros = audited_networks(model)
+    assert zeros == []
+    for own, used in zip(model.parameters(), networks["untrained"].parameters(), strict=True):
+        assert torch.equal(own, used)
+
+
+@pytest.mark.parametrize("kind", ["batch norm", "scale", "layer"])
+def test_of_zeros_only_those_are_drawn_that_let_no_gradient_pass(kind):
+    model = residual(kind, head=True)
+    networks, zeros = audited_networks(model)
+    assert zeros == [f"{len(model) - 1}"]  # the head
+    used = networks["untrained"]
+    assert used[1][-1].weight.any()
+    if kind != "scale":
+        assert not used[1][1].last.weight.any()
+
+
+def test_a_normalization_of_zeros_that_everything_passes_is_drawn_and_a_dead_network_is_not():
+    norm = nn.BatchNorm2d(4)
+    nn.init.zeros_(norm.weight)
+    _, zeros = audited_networks(residual("layer", after=norm))
+    assert zeros == ["2"]
+    dead = residual("layer", head=True)
+    dead[0] = nn.Sequential(dead[0], nn.Threshold(1e9, 0.0))
+    networks, zeros = audited_networks(dead)
+    assert zeros == []
+    assert not networks["untrained"][1][-1].weight.any()
 
 
 def test_patches_are_exact_where_the_embedding_is_as_wide_as_there_are_patches():

@@ -1,10 +1,15 @@
 """Copies of a photograph among the candidates are one candidate, wherever a rank is made."""
 
+import io
+
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import atslib
+from atslib.data.load import available
 from atslib.errors import AtsError
 from atslib.measures.copies import copies, near_copies
 from atslib.measures.identification import identification
@@ -33,6 +38,43 @@ def test_a_picture_with_a_little_noise_is_near_and_no_copy():
     assert first.tolist() == list(range(21))
     near = near_copies(images, first)
     assert near[[3, 20]].all()
+
+
+def saved(pixels, kind, **options):
+    """The images (N, C, H, W) as they are read again from files of a kind."""
+    again = []
+    for image in pixels:
+        array = image.permute(1, 2, 0).numpy()
+        file = io.BytesIO()
+        Image.fromarray(array if array.shape[2] == 3 else array[:, :, 0]).save(
+            file, kind, **options
+        )
+        read = np.array(Image.open(file))
+        again.append(
+            torch.from_numpy(read if read.ndim == 3 else read[:, :, None]).permute(2, 0, 1)
+        )
+    return torch.stack(again)
+
+
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [
+        pytest.param("cifar100", 0.9, marks=pytest.mark.data),
+        pytest.param("tinyimagenet", 1.0, marks=pytest.mark.data),
+        pytest.param("fmnist", 1.0, marks=pytest.mark.data),
+    ],
+)
+def test_photographs_saved_with_loss_are_near_and_without_are_copies(name, least):
+    if not available(name, "test"):
+        pytest.skip(f"{name} is not here")
+    pixels = atslib.load(name, "test").pixels[:100]
+    again = torch.cat([pixels, saved(pixels, "PNG")])
+    assert copies(again).tolist() == list(range(100)) * 2
+    both = torch.cat([pixels, saved(pixels, "JPEG", quality=90)])
+    assert near_copies(both, copies(both)).float().mean() >= least
+    mirrored = torch.cat([pixels, saved(pixels.flip(-1), "JPEG", quality=90)])
+    assert near_copies(mirrored, copies(mirrored)).float().mean() >= least
+    assert not near_copies(pixels, copies(pixels)).any()
 
 
 def test_images_need_four_dimensions():

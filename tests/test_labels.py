@@ -10,9 +10,10 @@ import torch
 from checks import refused
 from torch import nn
 
+import atslib
 from atslib import restore_labels
 from atslib.attacks import ATTACKS, reconstruct
-from atslib.attacks.labels import RULES, to_counts
+from atslib.attacks.labels import RULES, infer_labels, to_counts
 from atslib.clients.observe import Observed, ThreatModel, observe
 from atslib.measures.batches import label_share
 from atslib.models import Normalize, build_model
@@ -160,3 +161,41 @@ def test_a_last_layer_that_is_not_linear_is_refused():
 def test_what_was_not_observed_has_no_labels():
     with refused("seen is a str"):
         restore_labels("a gradient", rng=0)
+
+
+def without_a_bias(kind, classes):
+    """A network whose last layer has no bias and gets features of both signs."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        middle = {
+            "layer norm": nn.LayerNorm(32),
+            "tanh": nn.Tanh(),
+            "gelu": nn.GELU(),
+            "linear": nn.Identity(),
+        }[kind]
+        layers = nn.Flatten(), nn.Linear(192, 32), middle, nn.Linear(32, classes, bias=False)
+        return nn.Sequential(Normalize((0.5,), (0.25,)), nn.Sequential(*layers)).double().eval()
+
+
+def each_label(model, classes):
+    pixels = torch.rand(classes, 3, 8, 8, generator=rng(0, "pixels")).double()
+    return observe(model, pixels, torch.arange(classes), threat=ThreatModel(labels="inferred"))
+
+
+@pytest.mark.parametrize("kind", ["layer norm", "tanh", "gelu", "linear"])
+@pytest.mark.parametrize("classes", [3, 8])
+def test_labels_are_inferred_without_a_bias_whatever_sign_features_have(kind, classes):
+    seen = each_label(without_a_bias(kind, classes), classes)
+    assert infer_labels(seen).flatten().tolist() == list(range(classes))
+    restored = replace(seen, threat=ThreatModel(labels="restored"))
+    told = restore_labels(restored, rng=0, rule="idlg")
+    assert told.flatten().tolist() == list(range(classes))
+
+
+def test_of_two_classes_without_a_bias_features_of_both_signs_tell_no_label():
+    seen = each_label(without_a_bias("layer norm", 2), 2)
+    with pytest.raises(atslib.AtsError, match="cannot be inferred: the last layer has no bias"):
+        infer_labels(seen)
+    positive = without_a_bias("tanh", 2)
+    positive[1][2] = nn.Sigmoid()
+    assert infer_labels(each_label(positive, 2)).flatten().tolist() == [0, 1]

@@ -178,6 +178,38 @@ def test_a_control_unlike_any_trained_network_does_not_show_that_little_leaks():
     assert not found.doubts
 
 
+def control_of(report, found, images):
+    """The report, had so many of so many photographs been found in its control alone."""
+    first = report.results[0]
+    told = {
+        field.name: getattr(first.outcome, field.name)[:images]
+        for field in dataclasses.fields(first.outcome)
+    }
+    told |= {"found": torch.arange(images) < found, "chance": torch.full((images,), 0.05)}
+    results = (dataclasses.replace(first, outcome=outcome.Outcome(**told)),)
+    return dataclasses.replace(report, results=results)
+
+
+def test_a_control_of_too_few_photographs_has_not_failed():
+    report = report_of()
+    for found, images, few in (
+        (1, 1, True),  # from 2.5 % on
+        (0, 1, True),
+        (1, 3, True),
+        (1, 8, True),
+        (0, 8, False),
+        (0, 2, False),  # two of two would be beyond doubt
+    ):
+        made = control_of(report, found, images)
+        assert not made.control.works
+        assert made.verdict == CANNOT_TELL
+        words = "Too few photographs" if few else "The attack does not work"
+        assert made.doubts[0].startswith(words), (found, images)
+        assert f"{found} of {images} found" in made.doubts[0]
+    assert control_of(report, 2, 2).control.works
+    assert not control_of(report, 2, 2).doubts
+
+
 def test_without_a_limit_the_status_is_0():
     report = report_of()
     assert (report.verdict, report.exit_code) == (NO_LIMIT, 0)
@@ -397,6 +429,33 @@ def test_a_report_comes_within_the_budget_however_slow_the_network_is(monkeypatc
     assert results[0].case.control
     assert len(results[0].outcome.found) >= 2
     assert len(results) + len(left) == len(made.cases)
+
+
+@pytest.mark.parametrize("before", [20.0, 40.0])
+@pytest.mark.parametrize("price", [0.1, 0.4])
+def test_what_comes_before_the_plan_is_taken_from_the_budget(monkeypatch, before, price):
+    clock = Priced(monkeypatch, price)
+    made = priced_work(clock)
+    made.began = clock.now - before  # the call came so long ago
+    _, _, results, _ = made.run()
+    assert clock.now + before <= 1.1 * BUDGET
+    assert results[0].case.control
+
+
+def test_a_long_search_for_the_route_is_taken_from_the_budget(monkeypatch):
+    clock = Priced(monkeypatch, 0.02)
+    made = priced_work(clock)
+    measured = made._measured
+
+    def searched(case):
+        clock.now += 15.0  # once for each of two cases, and again
+        return measured(case)
+
+    made._measured = searched
+    monkeypatch.setattr(made, "_measure_again", lambda case, per_step: False)
+    plan, *_ = made.run()
+    assert plan.seconds <= 0.4 * BUDGET
+    assert clock.now <= 1.1 * BUDGET
 
 
 def test_the_time_is_used(monkeypatch):
@@ -791,6 +850,49 @@ def test_after_many_local_steps_the_first_ones_gradient_tells_them_where_time_is
     made.clear()
     assert named(view, rows, seconds=2000.0) == ""
     assert max(made) == 10
+
+
+class OfTokens(nn.Module):
+    """A network whose maps become tokens behind a normalization."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), norm, nn.Flatten(2))
+        self.norm = nn.LayerNorm(8)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, x):
+        return self.head(self.norm(self.body(x).transpose(1, 2)).square().mean(1))
+
+
+@pytest.mark.parametrize("kind", ["difference", "gradient"])
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d, nn.InstanceNorm2d, nn.GroupNorm])
+def test_a_client_whose_torch_shares_a_wrong_gradient_is_told(norm, kind):
+    layer = norm(2, 8) if norm is nn.GroupNorm else norm(8)
+    torch.manual_seed(0)
+    model = nn.Sequential(atslib.Normalize([0.5] * 3, [0.25] * 3), OfTokens(layer)).eval()
+    images = photographs()
+    rows = [5, 30]
+    sent = []
+    for row in rows:  # as torch makes it
+        loss = nn.functional.cross_entropy(
+            model(images.pixels[row : row + 1] / 255), images.labels[row : row + 1]
+        )
+        parts = torch.autograd.grad(loss, list(model.parameters()))
+        sent.append(torch.cat([part.flatten() for part in parts]))
+    right = updates_of(rows, model=model, kind=kind, steps=1)
+    scale = -LR if kind == "difference" else 1.0
+    view = changed(right, lambda _: scale * torch.stack(sent))
+    off = float(torch.cosine_similarity(view.gradients, right.gradients, dim=1).min())
+    assert named(right, rows) == ""  # a client on another device
+    words = named(view, rows)
+    if norm is nn.GroupNorm:  # which torch differentiates rightly
+        assert off > 0.999
+        assert words == ""
+    elif off < 0.99:  # a torch of which that is mended has nothing to tell
+        assert "fits the gradient that torch makes of this network on a CPU" in words
+    else:
+        assert words == ""
 
 
 def test_copies_of_the_photographs_named_are_no_others():

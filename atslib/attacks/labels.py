@@ -23,6 +23,7 @@ from atslib.rng import as_stream
 
 DUMMIES = 64  # images of the server's own that tell how features and probabilities vary
 ROUNDS = 8  # of counting and estimating probabilities in turn; more change nothing
+APART = 0.5  # of sums of cosines, by which the label's row has to point more against the others
 DOUBT = (
     0.05  # of a mean over classes: the error of p in a class against what sets its own images apart
 )
@@ -34,7 +35,13 @@ def infer_labels(seen: Observed) -> Tensor:
 
     The cross-entropy's gradient at the logits is softmax - onehot, negative at the true class only;
     the bias shows it, and so does the weight's row where the features are not negative. Exact for
-    those networks. Source: Zhao et al. 2020 (iDLG), arXiv:2001.02610.
+    those networks. Source: Zhao et al. 2020 (iDLG), arXiv:2001.02610. Without a bias, and with
+    features of both signs, as a layer normalization makes them, it is the class whose row points
+    against all others.
+
+    Raises:
+        AtsError: the last layer is not linear; or nothing tells its label, as of two classes
+            without a bias and with features of both signs.
     """
     update = seen.updates[0]
     ends = seen_ends(update.model, seen.shape)
@@ -47,8 +54,48 @@ def infer_labels(seen: Observed) -> Tensor:
             f"labels cannot be inferred: the last layer {ends.head!r} is no linear layer of {ends.classes} rows"
         )
     weight, bias = last_gradients(update.gradients, update.model, ends, "inferred")
-    evidence = weight.flatten(2).sum(2) if bias is None else bias
-    return evidence.argmin(1, keepdim=True)
+    if bias is not None:
+        return bias.argmin(1, keepdim=True)
+    made = torch.Generator().manual_seed(0)
+    dummies = torch.rand(DUMMIES, *seen.shape, generator=made).to(update.gradients)
+    features = _before_last(update.model, layer, dummies)
+    return without_bias(weight.flatten(2), bool((features >= 0).all())).unsqueeze(1)
+
+
+def without_bias(rows: Tensor, positive: bool) -> Tensor:
+    """The label of each single-image gradient, (N,), by the rows (N, K, M) of the last layer's
+    weight: row n is (p_n - [label is n]) · features.
+
+    Args:
+        positive: whether features are not negative. Then the label's row is the negative one; else
+            the one that points against all others, which takes three of them.
+    Raises:
+        AtsError: no row does.
+    """
+    if positive:
+        return rows.sum(2).argmin(1)
+    directions = F.normalize(rows.double(), dim=2)
+    alike = directions @ directions.transpose(1, 2)
+    against = alike.sum(2) - alike.diagonal(dim1=1, dim2=2)
+    least, order = against.sort(1)
+    if not bool((least[:, 1] - least[:, 0] > APART).all()):
+        raise AtsError(
+            "labels cannot be inferred: the last layer has no bias and gets features of both signs, and no row of its "
+            "gradient points against two others; let the server know them (ThreatModel.labels='known')"
+        )
+    return order[:, 0]
+
+
+def _before_last(model: nn.Module, layer: nn.Module, images: Tensor) -> Tensor:
+    """What the last layer gets of images (J, C, H, W) in [0, 1]."""
+    found = []
+    hook = layer.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
+    try:
+        with torch.no_grad():
+            scores_of(model, images)
+    finally:
+        hook.remove()
+    return found[-1]
 
 
 def seen_ends(model: nn.Module, shape: Sequence[int]) -> Ends:
@@ -122,7 +169,6 @@ def head(update: Update, images: Tensor) -> Head:
         AtsError: it is no linear layer.
     """
     model = update.model
-    found = []
     images = images.to(update.gradients)
     ends = seen_ends(model, images.shape[1:])
     last = model.get_submodule(ends.head)
@@ -131,15 +177,10 @@ def head(update: Update, images: Tensor) -> Head:
             f"labels cannot be restored: the last layer is a {type(last).__name__}, and must be a Linear"
         )
     weight, bias_gradient = last_gradients(update.mean_gradients, model, ends, "restored")
-    hook = last.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
-    try:
-        with torch.no_grad():
-            scores_of(model, images)
-    finally:
-        hook.remove()
-    if found[-1].ndim != 2:
+    features = _before_last(model, last, images)
+    if features.ndim != 2:
         raise AtsError(
-            f"labels cannot be restored: the last layer gets {describe(found[-1])}, and must get (B, M)"
+            f"labels cannot be restored: the last layer gets {describe(features)}, and must get (B, M)"
         )
     bias = torch.zeros_like(last.weight[:, 0]) if last.bias is None else last.bias
     return Head(
@@ -147,7 +188,7 @@ def head(update: Update, images: Tensor) -> Head:
         bias=bias.detach().double(),
         rows=weight.double(),
         shift=None if bias_gradient is None else bias_gradient.double(),
-        dummies=found[-1].double(),
+        dummies=features.double(),
     )
 
 
@@ -171,9 +212,9 @@ def idlg(each: Head, batch: int) -> Tensor:
     """The most negative row, for one image. Source: Zhao et al. 2020, arXiv:2001.02610."""
     if batch > 1:
         raise AtsError(f"the rule 'idlg' tells the label of one image; ThreatModel.batch={batch}")
-    return F.one_hot(
-        (each.rows.sum(2) if each.shift is None else each.shift).argmin(1), each.rows.shape[1]
-    ).double()
+    positive = bool((each.dummies >= 0).all())
+    told = without_bias(each.rows, positive) if each.shift is None else each.shift.argmin(1)
+    return F.one_hot(told, each.rows.shape[1]).double()
 
 
 def minima(each: Head, batch: int) -> Tensor:

@@ -2,7 +2,8 @@
 
 import dataclasses
 import inspect
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,16 @@ from atslib.clients.view import Observed, ThreatModel
 from atslib.data.images import Images, describe, explain, label_fault
 from atslib.errors import AtsError, as_path, check_kind
 from atslib.gradients.inputs import first_parameter
-from atslib.models import Loss, Normalize, as_client, copied, shared_parameters, to_try, with_loss
+from atslib.models import (
+    Loss,
+    Normalize,
+    as_client,
+    copied,
+    loss_of,
+    shared_parameters,
+    to_try,
+    with_loss,
+)
 from atslib.rng import rng
 
 COMPARING = 0.1  # of the budget at most, to hold recorded updates beside the photographs named
@@ -149,6 +159,7 @@ def audited(
     repeat: str = "",
     update: tuple[Recorded, list[Tensor]] | None = None,
     contradictions: Sequence[str] = (),
+    began: float | None = None,
 ) -> AuditReport:
     """See `atslib.audit`.
 
@@ -159,10 +170,12 @@ def audited(
         update: a recorded round, and of each client which images were behind what it sent. Then
             `model` has the weights that were sent.
         contradictions: sentences on what is said of the recorded round and what it tells itself.
+        began: when the audit was asked for, by `time.monotonic`; None: now.
     """
+    began = time.monotonic() if began is None else began
     config = config_of(settings)
     pixels, labels, class_names = images_of(images, labels, class_names)
-    networks = networks_of(model, untrained, normalize, pixels, config.seed, loss)
+    networks, zeros = networks_of(model, untrained, normalize, pixels, config.seed, loss)
     if loss is not None and config.labels == "restored":
         raise AtsError(
             "audit: labels are restored from gradients of the cross-entropy alone; with a loss of one's own they have "
@@ -184,7 +197,7 @@ def audited(
         raise AtsError(f"audit: folder {folder} is a file")
     work = Work(
         networks, pixels, labels, config, cases, folder=folder, progress=progress, recorded=recorded,
-        loss=_text(loss),
+        loss=_text(loss), began=began,
     )  # fmt: skip
     # Before the attacks, which would take the time that it needs.
     stream = rng(config.seed, "audit", "others")
@@ -209,7 +222,7 @@ def audited(
         )
     if any(isinstance(part, TakesScores) for each in networks.values() for part in each.modules()):
         notes.append(TAKEN)
-    if untrained is not None and (zeros := silent_layers(untrained)):
+    if zeros:
         notes.append(
             f"The untrained network begins with nothing but zeros in {', '.join(zeros[:5])}, so that its very first "
             "gradient tells nothing of the layers before, as each later one does; here they are drawn."
@@ -345,26 +358,38 @@ def networks_of(
     pixels: Tensor,
     seed: int,
     loss: Loss | None,
-) -> dict[str, nn.Module]:
+) -> tuple[dict[str, nn.Module], list[str]]:
     """The network by the name of its weights, each starting with a `Normalize` layer and in eval
-    mode.
-
-    No gradient passes a layer of zeros, as some networks have at first: in the untrained one they
-    are drawn.
+    mode; and names of layers of zeros in the untrained one that are drawn, see `silent_layers`.
     """
     check_kind("audit: model", model, nn.Module, "a torch.nn.Module")
     if untrained is None:
         untrained = drawn_anew(model, seed)
     check_kind("audit: untrained", untrained, nn.Module, "a torch.nn.Module")
     only = untrained is model
-    if zeros := silent_layers(untrained):
-        untrained = drawn_anew(untrained, seed, zeros)
-    each = {"untrained": untrained} if only else {"untrained": untrained, "given": model}
-    return {name: prepared(network, normalize, pixels, loss) for name, network in each.items()}
+    given = {} if only else {"given": prepared(model, normalize, pixels, loss)}
+    made = prepared(untrained, normalize, pixels, loss)
+
+    def drawn(layers: Sequence[str]) -> nn.Module:
+        return prepared(drawn_anew(untrained, seed, layers), normalize, pixels, loss)
+
+    zeros = [] if passes(made, pixels) else silent_layers(untrained, drawn, pixels)
+    return {"untrained": drawn(zeros) if zeros else made} | given, zeros
 
 
-def silent_layers(model: nn.Module) -> list[str]:
-    """Names of trained layers that draw their weights, and have none but zeros."""
+def silent_layers(
+    model: nn.Module, drawn: Callable[[Sequence[str]], nn.Module], pixels: Tensor
+) -> list[str]:
+    """Names of trained layers that draw their weights, have none but zeros, and let no gradient
+    pass: as few as have to be drawn before one does. None where that takes more than drawing them.
+
+    A residual branch may end in zeros, and a gradient passes beside it.
+
+    Args:
+        model: a network through which no gradient passes.
+        drawn: that network with the layers of these names drawn, as the audit runs it.
+        pixels: images, (N, C, H, W) uint8.
+    """
     found = []
     for name, layer in model.named_modules():
         weight = getattr(layer, "weight", None)
@@ -372,7 +397,28 @@ def silent_layers(model: nn.Module) -> list[str]:
             continue
         if callable(getattr(layer, "reset_parameters", None)) and not weight.any():
             found.append(name)
+    if not found or not passes(drawn(found), pixels):
+        return []
+    for name in tuple(found):
+        fewer = [other for other in found if other != name]
+        if fewer and passes(drawn(fewer), pixels):
+            found = fewer
     return found
+
+
+def passes(model: nn.Module, pixels: Tensor) -> bool:
+    """Whether any of the loss's gradient comes back to the images; also where the network cannot
+    be run, which others say.
+    """
+    images = (pixels[:4] / 255).to(first_parameter(model)).requires_grad_()
+    try:
+        with torch.enable_grad():
+            scores = model(images.clone())
+            value = loss_of(model)(scores, scores.detach().argmin(1)).sum()
+            (slope,) = torch.autograd.grad(value, images)
+    except Exception:
+        return True
+    return bool(slope.any())
 
 
 def prepared(

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import re
 import sys
+import time
 
 from atslib.audit import recorded
 from atslib.audit.calls import audited
@@ -40,6 +41,7 @@ def audit(args: argparse.Namespace) -> int:
 
 def run(args: argparse.Namespace) -> AuditReport:
     """The report of a command, not yet saved."""
+    began = time.monotonic()
     settings = settings_of(args)
     images, names = images_of(args.data, args.image_size, args.fit)
     norm = normalization_of(args)
@@ -103,6 +105,7 @@ def run(args: argparse.Namespace) -> AuditReport:
         repeat=command_line(args.typed),
         update=update,
         contradictions=contradictions,
+        began=began,
     )
     return dataclasses.replace(report, notes=(*report.notes, *notes))
 

@@ -63,6 +63,14 @@ class Row:
         """Whether it is beyond doubt that more is found than by the label alone."""
         return self.low > self.chance
 
+    @property
+    def too_few(self) -> bool:
+        """Whether so few were attacked that the share found is above that by the label alone, or
+        may not be told from it even where all are found.
+        """
+        most, _ = share_interval(self.images, self.images)
+        return self.share > self.chance >= self.low or most <= self.chance
+
 
 def row_of(attacked: Attacked) -> Row:
     """A case in numbers."""
@@ -185,6 +193,12 @@ class Numbers:
         if control is None:
             found.append(
                 "There was no positive control, so nothing shows that the attack works here."
+            )
+        elif not control.works and control.too_few:
+            found.append(
+                f"Too few photographs were attacked in the positive control ({control.title}: {control.found} of "
+                f"{control.images} found, {control.chance:.1%} by the label alone) to show that the attack works; give "
+                "more photographs, or a larger budget."
             )
         elif not control.works:
             found.append(

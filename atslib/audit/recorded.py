@@ -20,7 +20,8 @@ from atslib.clients.observe import observe
 from atslib.clients.updates import LocalTraining, observe_weights
 from atslib.clients.view import Observed, ThreatModel, Update
 from atslib.errors import AtsError, check_kind, check_whole, choose
-from atslib.models import copied, in_mode, shared_parameters
+from atslib.gradients.inputs import first_parameter
+from atslib.models import as_client, copied, in_mode, loss_of, shared_parameters
 from atslib.weights import fill, fitted
 
 KINDS = ("weights", "difference", "gradient")
@@ -32,6 +33,9 @@ CLIENT = ("client", "partition-id", "cid")  # metrics that say which client an a
 # Buffers of batch normalization by the end of their names; they move in train mode alone.
 COUNTER = "num_batches_tracked"
 STATISTICS = ("running_mean", "running_var")
+# A cosine of torch's own gradient and the loss's, below which they are two: ties of max-pooling and
+# rounding leave more than 0.998.
+FORM = 0.995
 COMPARED = 8  # updates that are held beside the photographs named behind them
 OTHERS = 19  # sets of other photographs with the same labels
 FEWEST = 4  # of them, below which nothing is said
@@ -588,6 +592,9 @@ def named_wrongly(
             each.append(float(torch.cosine_similarity(seen, made, dim=0)))
         if len(each) > FEWEST:
             closeness.append(each)
+    first = own[chosen[0]]
+    if closeness and (words := _torchs_form(view, chosen[0], first, pixels, labels[first], rng)):
+        return words
     return _said_of(closeness, _updates(len(view)), fault)
 
 
@@ -635,6 +642,56 @@ def _again(
     except AtsError as error:
         return None, str(error)
     return made.updates[0].gradients[0], ""
+
+
+def _torchs_form(
+    view: Observed, place: int, images: Tensor, pixels: Tensor, labels: Tensor, rng: torch.Generator
+) -> str:
+    """A sentence where an update is of a client whose torch made another gradient than the loss's;
+    "" where it made that.
+
+    On a CPU, torch's batch and instance normalization pass a wrong gradient back for one image
+    whose maps become tokens before a layer normalization or a transformer. The client shares it.
+
+    Args:
+        place: of the update among those of `view`.
+        images: (k,) which images are named behind it.
+        labels: (k,) of these.
+    """
+    update = view.updates[0]
+    loss, fault = _again(view, images, pixels, labels, rng, 1)
+    if fault:
+        return ""
+    client = copied(as_client(update.model, view.threat.victim)).cpu()
+    given = (pixels[images] / 255).to(first_parameter(client)), labels.cpu()
+
+    def own() -> Tensor:
+        value = loss_of(client)(client(given[0]), given[1]).mean()
+        parts = torch.autograd.grad(
+            value, list(shared_parameters(client).values()), materialize_grads=True
+        )
+        return torch.cat([part.flatten() for part in parts]).double()
+
+    try:
+        with torch.enable_grad():
+            made, again = own(), own()
+    except Exception:  # what is wrong with it has been said by who ran it before
+        return ""
+    if not torch.equal(made, again):  # it draws at random
+        return ""
+    sign = -1 if update.kind == "difference" else 1
+    seen = update.gradients[place].cpu().double()
+    fits = float(torch.cosine_similarity(seen, sign * made, dim=0))
+    right = float(torch.cosine_similarity(seen, loss.cpu().double(), dim=0))
+    apart = float(torch.cosine_similarity(made, sign * loss.cpu().double(), dim=0))
+    if apart > FORM or fits <= right:
+        return ""
+    return (
+        f"What was received fits the gradient that torch makes of this network on a CPU (cosine {fits:.2f}) better than "
+        f"the gradient of its loss (cosine {right:.2f}): for one image whose maps become tokens, torch's batch and "
+        "instance normalization pass a wrong one back. Attacks here match that of the loss, so that they find little "
+        "says nothing about what leaks."
+    )
 
 
 def _said_of(closeness: list[list[float]], updates: str, fault: str) -> str:

@@ -130,6 +130,7 @@ class Work:
             behind it.
         loss: what tells the networks' loss from others; "" for the cross-entropy.
         clock: seconds, from whenever.
+        began: when the audit was asked for, by the clock; None: now. The budget counts from there.
     """
 
     def __init__(
@@ -145,6 +146,7 @@ class Work:
         recorded: dict[Case, tuple[Observed, Tensor]] | None = None,
         loss: str = "",
         clock: Callable[[], float] = time.monotonic,
+        began: float | None = None,
     ):
         self.recorded = recorded or {}
         self.networks = networks
@@ -153,7 +155,7 @@ class Work:
         self.folder = folder
         self.progress = progress
         self.clock = clock
-        self.began = clock()
+        self.began = clock() if began is None else began
         kept = [[view.gradients, rows] for view, rows in self.recorded.values()]
         self.name = fingerprint(
             VERSION, networks, pixels, labels, config.decides(), cases, kept, loss
@@ -349,6 +351,8 @@ class Work:
     def _fitting(self, per_step: dict[str, float]) -> Plan:
         most = len(self.free)
         fitting = self._remembered()
+        # Measuring has taken time, as has the first run of a network.
+        left = max(0.0, min(RESERVE, END - self._spent())) * self.config.budget
         for images, steps, tuned_on, compared in SIZES:
             plan = self._sized(
                 min(self.config.attacked or min(images, fitting), most),
@@ -357,10 +361,10 @@ class Work:
                 compared,
                 per_step,
             )
-            if plan.fits(RESERVE * self.config.budget):
+            if plan.fits(left):
                 return plan
         slowest = self._one(self.cases[0], 1)
-        steps = max(1, int(PAIR * self.config.budget / (2 * slowest)))
+        steps = max(1, int(min(PAIR * self.config.budget, left) / (2 * slowest)))
         if self.config.steps or steps >= plan.steps:
             return plan
         return self._sized(plan.images, steps, plan.tuned_on, plan.compared, per_step)

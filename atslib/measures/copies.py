@@ -16,8 +16,9 @@ SHIFT = 4  # pixels: as far as a random crop from a padding of 4 moves an image
 FACTORS = (6364136223846793005, 3202034522624059733, 2862933555777941757)
 WHOLE = 1 << 64
 # An image is a near copy of another where less than this share of its variance at `COARSE` pixels is
-# its own; pictures saved with loss have some 0.001.
-NEAR = 0.004
+# its own. Of photographs of 32 pixels saved as JPEG at quality 90, 96 % have less, of those of 64
+# pixels all; of different photographs none, but 0.3 % of Fashion-MNIST's garments.
+NEAR = 0.01
 COARSE = 16
 AT_ONCE = 256
 
