@@ -30,6 +30,8 @@ FAULTS = (
     IndexError,
     KeyError,
     AttributeError,
+    AssertionError,
+    ArithmeticError,
 )
 
 
