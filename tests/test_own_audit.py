@@ -1416,3 +1416,88 @@ def test_which_of_two_networks_in_a_file_was_taken_is_in_the_report(place, kept_
     options = [*NORM, "--model", "headed.py:build", "--batch", "1", "--weights", "both.pt"]
     assert shell(*options) in (0, 4)
     assert "'state_dict_ema' was not taken" in " ".join(_report(place)["notes"])
+
+
+def convolutions() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        return nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1),
+            nn.Sigmoid(),
+            nn.Flatten(),
+            nn.Linear(8 * SIDE * SIDE, 3),
+        )
+
+
+class Holding(nn.Module):
+    """A network that holds a compiled part under a name."""
+
+    def __init__(self):
+        super().__init__()
+        layers = convolutions()
+        self.body = torch.compile(layers[:3], backend="eager")
+        self.head = layers[3]
+
+    def forward(self, images):
+        return self.head(self.body(images))
+
+
+OF_ONES_OWN = {
+    "compiled": lambda: torch.compile(convolutions(), backend="eager"),
+    "a compiled part": Holding,
+    "bfloat16": lambda: convolutions().bfloat16(),
+    "half": lambda: convolutions().half(),
+    "double": lambda: convolutions().double(),
+}
+
+
+@pytest.mark.parametrize("kind", OF_ONES_OWN)
+@pytest.mark.parametrize("norm", [([0.5] * 3, [0.25] * 3), ([0.0] * 3, [1.0] * 3)])
+def test_compiled_networks_and_other_precisions_are_attacked(kind, norm):
+    images = photographs()
+    report = atslib.audit(
+        OF_ONES_OWN[kind](), images.pixels, images.labels, normalize=norm, batch=1, **QUICK
+    )
+    assert report.control.found == 8
+
+
+LAZY = {
+    "0.weight": lambda: [nn.LazyConv2d(4, 3), nn.Flatten(), nn.Linear(400, 3)],
+    "2.weight": lambda: [nn.Conv2d(3, 4, 3), nn.Flatten(), nn.LazyLinear(3)],
+    "1.running_mean": lambda: [
+        nn.Conv2d(3, 4, 3),
+        nn.LazyBatchNorm2d(affine=False),
+        nn.Flatten(),
+        nn.Linear(400, 3),
+    ],
+}
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
+@pytest.mark.parametrize("name", LAZY)
+def test_lazy_layers_are_named_until_they_have_seen_an_image(name):
+    images = photographs()
+    model = nn.Sequential(*LAZY[name]())
+    given = {"normalize": ([0.5] * 3, [0.25] * 3), "batch": 1, **QUICK}
+    for networks in ((model, None), (convolutions(), model)):
+        with pytest.raises(atslib.AtsError, match=f"{name} has no shape yet, as in lazy layers"):
+            atslib.audit(networks[0], images.pixels, images.labels, untrained=networks[1], **given)
+    model(torch.zeros(2, 3, SIDE, SIDE))
+    assert atslib.audit(model, images.pixels, images.labels, **given).control.images == 8
+
+
+@pytest.mark.parametrize(
+    "error", [AssertionError("the side is wrong"), ZeroDivisionError("division by zero")]
+)
+def test_whatever_a_network_raises_of_images_is_one_sentence(error):
+    class Strict(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = convolutions()
+
+        def forward(self, images):
+            raise error
+
+    model = nn.Sequential(atslib.Normalize([0.5] * 3, [0.25] * 3), Strict())
+    with pytest.raises(atslib.AtsError, match=f"does not take images of shape .*: {error}"):
+        atslib.observe(model, torch.full((1, 3, SIDE, SIDE), 0.5), torch.tensor([0]))

@@ -95,7 +95,7 @@ def without_wrapper(model: nn.Module) -> nn.Module:
 
     What such a wrapper does to gradients is no part of the network.
     """
-    within = getattr(model, "_orig_mod", None)  # of torch.compile
+    within = model = uncompiled(model)
     if type(model).__name__ == "GradSampleModule":
         within = getattr(model, "_module", None)
     model = copied(within if isinstance(within, nn.Module) else model)
@@ -363,9 +363,12 @@ def networks_of(
     mode; and names of layers of zeros in the untrained one that are drawn, see `silent_layers`.
     """
     check_kind("audit: model", model, nn.Module, "a torch.nn.Module")
+    model, untrained = uncompiled(model), untrained and uncompiled(untrained)
+    check_shapes(model)
     if untrained is None:
         untrained = drawn_anew(model, seed)
     check_kind("audit: untrained", untrained, nn.Module, "a torch.nn.Module")
+    check_shapes(untrained)
     only = untrained is model
     given = {} if only else {"given": prepared(model, normalize, pixels, loss)}
     made = prepared(untrained, normalize, pixels, loss)
@@ -375,6 +378,25 @@ def networks_of(
 
     zeros = [] if passes(made, pixels) else silent_layers(untrained, drawn, pixels)
     return {"untrained": drawn(zeros) if zeros else made} | given, zeros
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """The network that `torch.compile` has wrapped, of whose code there are no second derivatives;
+    any other as it is.
+    """
+    while isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+        model = inner
+    return model
+
+
+def check_shapes(model: nn.Module) -> None:
+    """Raise `AtsError` where a lazy layer has not seen an image yet."""
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
+        if isinstance(value, nn.parameter.UninitializedTensorMixin):
+            raise AtsError(
+                f"audit: {type(model).__name__}: {name} has no shape yet, as in lazy layers; let the network score one "
+                "image first"
+            )
 
 
 def silent_layers(
@@ -432,6 +454,9 @@ def prepared(
             number that depends on the scores.
     """
     model = without_wrapper(model).eval()
+    for name, layer in list(model.named_modules()):
+        if name and uncompiled(layer) is not layer:
+            model.set_submodule(name, uncompiled(layer))
     starts = isinstance(next(iter(model.children()), None), Normalize)
     if starts and normalize is not None:
         raise AtsError(
@@ -523,8 +548,12 @@ def _check_loss(loss: Loss, scores: Tensor) -> None:
 
 
 def _behind(normalize: Normalize, model: nn.Module) -> nn.Module:
+    first = next(model.parameters(), None)
+    if first is not None and first.is_floating_point():  # in its own precision
+        normalize = normalize.to(first.dtype)
     if bool((normalize.mean == 0).all() and (normalize.std == 1).all()):
         units = Normalize([0.5] * len(normalize.mean), [0.25] * len(normalize.mean))
+        units = units.to(normalize.mean.dtype)
         return nn.Sequential(units, FromUnits(units), model)
     return nn.Sequential(normalize, model)
 

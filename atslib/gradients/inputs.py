@@ -37,6 +37,8 @@ FAULTS = (
     IndexError,
     KeyError,
     AttributeError,
+    AssertionError,
+    ArithmeticError,
 )
 
 
