@@ -259,10 +259,10 @@ def alone(tmp_path, monkeypatch):
     return execute
 
 
-# Of every kind one: a claim's attacks, scores, the stages of a network. `pytest --nbval` runs all.
+# Three that are quick at this size: scores, attacks, and both of one network. `pytest --nbval` runs all.
 SMOKE = [
     ROOT / "notebooks" / f"{page}.ipynb"
-    for page in ("claim1_privacy", "claim7_correlation", "ext8_inverting_gradients")
+    for page in ("steps", "claim7_correlation", "ext4_hidden_details")
 ]
 
 

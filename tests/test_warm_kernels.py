@@ -23,7 +23,7 @@ pytestmark = [
 ]
 SCRIPT = Path(warm_kernels.__file__)
 # As the command starts it, but for the imports, which take seconds
-SERVER = "import sys, warm_kernels as w; w.import_all = lambda: None; w.serve(sys.argv[1])"
+SERVER = "import sys, warm_kernels as w; w.import_all = lambda: None; w.serve(sys.argv[1], int(sys.argv[2]))"
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def kernel(tmp_path, monkeypatch):
     relayed = [sys.executable, str(SCRIPT), "--relay", "-f", "{connection_file}"]
     (spec / "kernel.json").write_text(json.dumps(get_kernel_dict() | {"argv": relayed}))
     server = subprocess.Popen(
-        [sys.executable, "-c", SERVER, str(address)],
+        [sys.executable, "-c", SERVER, str(address), str(os.getpid())],
         env=os.environ | {"PYTHONPATH": str(SCRIPT.parent)},
     )
     monkeypatch.delenv("PYTHONPATH", raising=False)  # other tests may have set it
@@ -119,3 +119,16 @@ def test_a_kernel_ends_with_its_relay_and_the_relay_with_its_kernel(kernel):
 def test_the_commands_status_is_that_of_the_whole():
     command = [sys.executable, str(SCRIPT), sys.executable, "-c", "raise SystemExit(7)"]
     assert subprocess.run(command, cwd=SCRIPT.parents[2], check=False).returncode == 7
+
+
+def test_the_server_ends_with_who_started_it(tmp_path):
+    server = "[sys.executable, '-c', *sys.argv[1:], str(os.getpid())]"
+    code = f"import os, subprocess, sys\nprint(subprocess.Popen({server}, stdout=2).pid)"
+    maker = subprocess.run(
+        [sys.executable, "-c", code, SERVER, str(tmp_path / "socket")],
+        env=os.environ | {"PYTHONPATH": str(SCRIPT.parent)},
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
+    )
+    until(lambda: not runs(int(maker.stdout)))

@@ -87,8 +87,8 @@ def import_all() -> None:
             importlib.import_module(module.name)
 
 
-def serve(address: str) -> None:
-    """Fork a kernel for each relay that asks, for ever."""
+def serve(address: str, maker: int) -> None:
+    """Fork a kernel for each relay that asks, until the process that started this one has ended."""
     here = str(Path(__file__).resolve().parent)
     sys.path[:] = [path for path in sys.path if path != here]  # where Python puts a script's folder
     # As ipykernel sets it, but before matplotlib is imported
@@ -98,8 +98,13 @@ def serve(address: str) -> None:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
     listener.listen(64)
-    while True:
-        connection, _ = listener.accept()
+    listener.settimeout(1)
+    while os.getppid() == maker:
+        try:
+            connection, _ = listener.accept()
+        except TimeoutError:
+            continue
+        connection.settimeout(None)
         if os.fork() == 0:
             listener.close()
             become_kernel(connection)
@@ -179,7 +184,9 @@ def warm() -> Iterator[dict[str, str]]:
         library = (str(Path(script).parents[2]), os.environ.get("PYTHONPATH"))
         one_thread["PYTHONPATH"] = os.pathsep.join(filter(None, library))
         server = subprocess.Popen(
-            [sys.executable, script, "--serve", address], env=one_thread, stdin=subprocess.DEVNULL
+            [sys.executable, script, "--serve", address, str(os.getpid())],
+            env=one_thread,
+            stdin=subprocess.DEVNULL,
         )
         try:
             while not os.path.exists(address):
@@ -196,6 +203,7 @@ if __name__ == "__main__":
     if sys.argv[1] == "--relay":
         sys.exit(relay(sys.argv[2:]))
     if sys.argv[1] == "--serve":
-        serve(sys.argv[2])
+        serve(sys.argv[2], int(sys.argv[3]))
+        sys.exit()
     with warm() as more:
         sys.exit(subprocess.call(sys.argv[1:], env=os.environ | more))
