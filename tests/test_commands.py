@@ -340,5 +340,5 @@ def test_the_library_alone_is_enough_for_a_search(tmp_path):
 @pytest.mark.parametrize("command", ["run claim9_magic", "run regimes claim9_magic --dry-run"])
 def test_an_unknown_page_is_named_with_those_there_are(command, refusal, monkeypatch):
     monkeypatch.chdir(project_root())
-    message = "error: page 'claim9_magic' is unknown; choose one of claim1_defenses, claim1_privacy"
+    message = "error: page 'claim9_magic' is unknown; choose one of best_answer, claim1_defenses"
     assert refusal(f"{command} --profile smoke").startswith(message)
