@@ -191,7 +191,8 @@ def test_names_of_policies_that_lie_together_cover_neither_each_other_nor_a_ring
     still = plots.scatter(pd.Series(near[0]), pd.Series(near[1]), xlabel="score", ylabel="gain")
     browser.size(900, 900)
     html = interactive("atlas", payload, still, alt="Map")._repr_html_()
-    browser.open(written(tmp_path / "map.html", html))
+    drawn = "document.querySelector('.ats-atlas svg g:last-of-type text')"
+    browser.open(written(tmp_path / "map.html", html), ready=drawn)
     boxes = """(what => [...document.querySelectorAll(`.ats-atlas svg g:last-of-type ${what}`)].map(node =>
         (box => [box.left, box.right, box.top, box.bottom])(node.getBoundingClientRect())))"""
     names, rings = (np.array(browser.js(f"{boxes}({what!r})")) for what in ("text", "circle"))
