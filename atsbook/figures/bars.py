@@ -1,5 +1,6 @@
 """Shares as bars, as SVG: the numbers of an answer, one bar each, in the page's font and colours."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
@@ -31,7 +32,11 @@ def bars(
         most: the end of the scale.
     """
     height = ROW * len(rows)
-    said = "; ".join(f"{name}: {round(number)} {unit}" for name, (number, _, _) in rows.items())
+
+    def told(number: float) -> str:
+        return "–" if math.isnan(number) else f"{round(number)} {unit}".replace("-", "−")
+
+    said = "; ".join(f"{name}: {told(number)}" for name, (number, _, _) in rows.items())
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="bars" viewBox="0 0 {WIDTH} {height}" role="img" '
         f'aria-label="{escape(said)}" style="width: 100%; max-width: {WIDTH}px; height: auto" '
@@ -50,8 +55,12 @@ def bars(
         parts += [
             f'<text x="{LEFT}" y="{top + 22}">{escape(name)}</text>',
             f'<rect x="{LEFT}" y="{middle - 9}" width="{LENGTH}" height="18" fill="currentColor" opacity="0.08"/>',
-            f'<rect class="bar" x="{LEFT}" y="{middle - 9}" width="{at(number) - LEFT:.1f}" height="18" fill="{color}"/>',
         ]
+        if not math.isnan(number):
+            parts.append(
+                f'<rect class="bar" x="{LEFT}" y="{middle - 9}" width="{at(number) - LEFT:.1f}" height="18" '
+                f'fill="{color}"/>'
+            )
         if low < high:
             parts.append(
                 f'<path d="M{at(low):.1f} {middle}H{at(high):.1f}M{at(low):.1f} {middle - 5}v10M{at(high):.1f} '
@@ -59,7 +68,7 @@ def bars(
             )
         parts.append(
             f'<text x="{WIDTH}" y="{middle + 8}" text-anchor="end" font-weight="600" font-size="24">'
-            f"{str(round(number)).replace('-', '−')} {escape(unit)}</text>"
+            f"{escape(told(number))}</text>"
         )
     return "".join([*parts, "</svg>"])
 

@@ -116,9 +116,12 @@ def failure_of(partial: Path) -> str | None:
     )
 
 
-def publish_answers(root: Path) -> None:
+def publish_answers(root: Path, evidence: Path | None = None) -> None:
     """Rewrite what is made from results/: README and the book's first page, speed, coverage,
     measured deviations.
+
+    Args:
+        evidence: where the archive is; by default in results/.
     """
     results = root / "results"
     book = root / "book"
@@ -130,7 +133,11 @@ def publish_answers(root: Path) -> None:
         book / "intro.md": start(results, book=True),
         book / "claims.md": claims(results),
         book / "speed.md": "\n".join(
-            [speed_table(results / "speed.jsonl"), cost_line(results), steps_table(results)]
+            [
+                speed_table(results / "speed.jsonl"),
+                cost_line(evidence or results),
+                steps_table(results),
+            ]
         ),
         book / "should_i.md": advice(results),
         book / "coverage.md": coverage_page(results),

@@ -218,7 +218,7 @@ def report(
         found = _differences(pages, root, place)
         _complete(root, place)
         write_audit(outcome, place / "results")
-    publish_answers(place)
+    publish_answers(place, archive.root)
     if not write:
         found += _text_differences(root, place)
     build_book(place, store)
