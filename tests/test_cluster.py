@@ -199,9 +199,16 @@ class Doubled:
 @pytest.fixture
 def local(dask, tmp_path, monkeypatch):
     """Two workers of this machine, on loopback, which do not know the store's folder."""
+    import dask as configured
+
     monkeypatch.setenv("ATS_TEST_LOG", str(tmp_path / "log"))
     options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
-    with dask.LocalCluster(host="127.0.0.1", silence_logs=50, **options) as made:
+    # Beside other tests processes take long to start.
+    patient = {f"distributed.comm.timeouts.{name}": "180s" for name in ("connect", "tcp")}
+    with (
+        configured.config.set(patient),
+        dask.LocalCluster(host="127.0.0.1", silence_logs=50, **options) as made,
+    ):
         yield made.scheduler_address
 
 
