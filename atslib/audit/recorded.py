@@ -169,6 +169,11 @@ def read(
     return dataclasses.replace(kept, contradiction=steps_contradiction(kept))
 
 
+def _bare(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Arrays by their names without the prefix of `DataParallel`."""
+    return {name.removeprefix("module."): value for name, value in arrays.items()}
+
+
 def counted_steps(sent: dict[str, Tensor], record: Record, kind: str) -> int | None:
     """How many forward passes in train mode a client has made, by the counters of batch
     normalization that it sent; None where there are none, or in a gradient.
@@ -178,10 +183,10 @@ def counted_steps(sent: dict[str, Tensor], record: Record, kind: str) -> int | N
     """
     if kind == "gradient":
         return None
-    before = {name.removeprefix("module."): value for name, value in sent.items()}
+    before = _bare(sent)
     counts = []
-    for name, value in record.arrays.items():
-        own = before.get(name.removeprefix("module."))
+    for name, value in _bare(record.arrays).items():
+        own = before.get(name)
         if not name.endswith(COUNTER) or value.numel() != 1:
             continue
         if kind == "difference":
@@ -198,13 +203,13 @@ def client_mode(recorded: Recorded) -> str | None:
     """
     if recorded.kind == "gradient":
         return None
-    before = {name.removeprefix("module."): value for name, value in recorded.sent.items()}
+    before = _bare(recorded.sent)
     told = False
     for record in recorded.records:
         if counted_steps(recorded.sent, record, recorded.kind):
             return "train"
-        for name, value in record.arrays.items():
-            own = before.get(name.removeprefix("module."))
+        for name, value in _bare(record.arrays).items():
+            own = before.get(name)
             if not name.endswith((COUNTER, *STATISTICS)):
                 continue
             if recorded.kind == "difference":
@@ -463,8 +468,8 @@ def observed(
 
 def _parameters(recorded: Recorded, record: Record, model: nn.Module) -> list[Tensor]:
     """A client's change of each parameter of the network, or its gradient, in the network's order."""
-    sent = {name.removeprefix("module."): value for name, value in recorded.sent.items()}
-    got = {name.removeprefix("module."): value for name, value in record.arrays.items()}
+    sent = _bare(recorded.sent)
+    got = _bare(record.arrays)
     found = []
     for name, parameter in shared_parameters(model).items():
         fitting = [each for each in got if name == each or name.endswith(f".{each}")]
