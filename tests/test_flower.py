@@ -2,6 +2,8 @@
 plain steps.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from test_federated import SMALL, shared
@@ -226,18 +228,14 @@ def test_a_round_is_of_the_clients_that_are_there_when_patience_ends(server):
 
 @pytest.mark.usefixtures("rays_leftovers")
 @pytest.mark.filterwarnings("ignore")  # Ray's own
-def test_a_federation_that_ended_goes_on_where_it_was_and_takes_the_steps_of_plain_code(
-    tmp_path, capsys
-):
+def test_a_federation_that_ended_goes_on_where_it_was_and_takes_the_steps_of_plain_code(tmp_path):
     from atsfed.simulation import simulate
-    from atslib.__main__ import main
 
     longer = Federation(
         dataset="shapes", model="lenet-4", clients=2, rounds=2, batch=8, defense="3-1-7"
     )
-    words = "federated --dataset shapes --model lenet-4 --clients 2 --batch 8 --jobs 1 --defense 3-1-7 --out"
-    assert main([*words.split(), str(tmp_path / "halves")]) == 0
-    assert "round 1: answers of clients 0, 1\n" in capsys.readouterr().out
+    half = simulate(replace(longer, rounds=1), tmp_path / "halves", processes=1)
+    assert (half.rounds(), half.clients(1)) == ([1], [0, 1])
     before = {file: file.stat().st_mtime_ns for file in (tmp_path / "halves").glob("round-00001/*")}
     halves = simulate(longer, tmp_path / "halves", processes=1)
     assert {
