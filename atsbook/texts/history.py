@@ -1,0 +1,76 @@
+"""The page "How we kept ourselves honest": every verdict that was ever printed, and what made it so."""
+
+import json
+import math
+from pathlib import Path
+
+from atsbook.findings.rules import recorded
+from atsbook.runs.archive import Archive
+from atsbook.texts.start import rendered
+
+FILE = "history.json"  # in results/: by page, its verdicts, oldest first
+# Outcomes by their first words, in the order in which they were in use, and how the table names them
+OUTCOMES = {
+    "PSNR of attacks": "By PSNR",
+    "r of score and PSNR": "By PSNR",
+    "gain": "By gain",
+    "bits": "By bits and photographs found",
+    "r of score and bits": "By bits and photographs found",
+}
+
+
+def history(results: Path, evidence: Path | None = None) -> str:
+    """The page as MyST Markdown.
+
+    Args:
+        evidence: where the archive is; by default in results/.
+    """
+    stored = Archive(evidence or results).entries()
+    verdicts = json.loads((results / FILE).read_text(encoding="utf-8"))
+    rules = recorded(results)
+    pages = []
+    for name, steps in verdicts.items():
+        changes = max(len(rules.get(name, {}).get("changes", ())) - 1, 0)
+        times = {0: "never", 1: "once", 2: "twice"}.get(changes, f"{changes} times")
+        pages.append(
+            {
+                "name": name,
+                "title": _title(results.parent / "notebooks" / f"{name}.ipynb"),
+                "link": f"{{doc}}`results/{name}`",
+                "steps": steps,
+                "times": times,
+                "changes": changes,
+            }
+        )
+    moved = sum(len({step["verdict"] for step in page["steps"]}) > 1 for page in pages)
+    kinds = list(dict.fromkeys(OUTCOMES.values()))
+    return rendered(
+        "honest.md.jinja",
+        pages=pages,
+        moved=moved,
+        kinds=kinds,
+        turning=[row for page in pages if (row := _turning(page, kinds))],
+        changes=sum(page["changes"] for page in pages),
+        changed=sum(page["changes"] > 0 for page in pages),
+        results=f"{len(stored):,}",
+        hours=f"{math.fsum(line['seconds'] for line in stored.values()) / 3600:.0f}",
+    )
+
+
+def _title(notebook: Path) -> str:
+    """The first heading of a page."""
+    first = "".join(json.loads(notebook.read_text(encoding="utf-8"))["cells"][0]["source"])
+    return first.partition("\n")[0].removeprefix("# ")
+
+
+def _turning(page: dict, kinds: list[str]) -> dict | None:
+    """The last verdict by each outcome, of a page that had several of both and is judged by bits."""
+    last, verdicts = {}, set()
+    for step in page["steps"]:
+        for words, kind in OUTCOMES.items():
+            if step["outcome"].startswith(words):
+                last[kind] = f"{step['verdict']}: {step['result']}"
+                verdicts.add(step["verdict"])
+    if kinds[-1] not in last or len(last) < 2 or len(verdicts) < 2:
+        return None
+    return {"link": page["link"], "cells": [last.get(kind, "–") for kind in kinds]}
