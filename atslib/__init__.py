@@ -27,7 +27,7 @@ _HOMES = {
         "reconstruct",
         "restore_labels",
     ),
-    "attacks.line_up": ("line_up",),
+    "attacks.line_up": ("line_up", "line_up_each"),
     "clients.defenses.defense": ("Defense",),
     "clients.observe": ("Knowledge", "Observed", "ThreatModel", "Update", "observe"),
     "clients.updates": ("LocalTraining",),

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import atslib
-from atslib.attacks.line_up import draw_of, line_up
+from atslib.attacks.line_up import draw_of, line_up, line_up_each
 from atslib.errors import AtsError
 from atslib.models import Normalize
 from atslib.policies.differentiable import forms
@@ -105,6 +105,33 @@ def test_photographs_of_one_class_share_the_work_and_get_their_own_answers():
     found = line_up(together, IMAGES.pixels, candidates)
     assert found.guess.tolist() == own.tolist()
     assert found.tried[0] == found.tried[1]
+
+
+def test_several_gradients_of_the_same_photographs_are_compared_as_each_alone():
+    seen = [
+        seen_of(sent(HYBRID, seed=1)[1]),
+        seen_of(sent("", seed=2)[1], defense="gaussian:0.01", rng=atslib.rng(3)),
+        seen_of(sent("", seed=4)[1], threat=atslib.ThreatModel(batch=3)),
+    ]
+    together = line_up_each(seen, IMAGES.pixels, CANDIDATES, HYBRID)
+    for each, found in zip(seen, together, strict=True):
+        alone = line_up(each, IMAGES.pixels, CANDIDATES, HYBRID, complete=True)
+        torch.testing.assert_close(found.distances, alone.distances)
+        assert torch.equal(found.guess, alone.guess)
+        assert torch.equal(found.tried, alone.tried)
+    assert together[0].guess.tolist() == OWN.tolist()
+
+
+def test_gradients_that_cannot_share_the_work_are_refused():
+    images = sent("")[1]
+    other = atslib.observe(network(seed=1), images, LABELS)
+    for seen, says in (
+        ([], "at least one"),
+        ([seen_of(images), other], "different weights"),
+        ([atslib.clients.view.Observed.join([seen_of(images)] * 2)], "2 rounds"),
+    ):
+        with pytest.raises(AtsError, match=says):
+            line_up_each(seen, IMAGES.pixels, CANDIDATES)
 
 
 def test_several_rounds_add_their_distances():

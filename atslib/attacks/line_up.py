@@ -17,11 +17,11 @@ last layer of its own, which is nearly that of its image. Otherwise whole gradie
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from atslib.attacks.analytic import invert_linear, of_last_layer
 from atslib.clients.view import Observed, Update
@@ -115,26 +115,7 @@ def line_up(
         AtsError: labels that are not known; by features, a network without such a layer, or a
             label that occurs twice in a batch; other shapes or rows that are not there.
     """
-    check_kind("line_up: seen", seen, Observed, "what `observe` returns")
-    check_pixels(photographs)
-    if seen.labels is None or seen.labels.is_floating_point():
-        raise AtsError(
-            "line_up needs one known label for each image: ThreatModel(labels='known'), and no defense that mixes them"
-        )
-    labels = seen.labels.flatten()
-    if candidates.ndim != 2 or len(candidates) != len(labels) or candidates.is_floating_point():
-        raise AtsError(
-            f"line_up: candidates {tuple(candidates.shape)} must be rows, (B, K) with B = {len(labels)}"
-        )
-    if candidates.shape[1] < 2 or not 0 <= candidates.min() <= candidates.max() < len(photographs):
-        raise AtsError(
-            f"line_up: candidates must be at least two rows of {len(photographs)} photographs for each image"
-        )
-    if tuple(photographs.shape[1:]) != tuple(seen.shape):
-        raise AtsError(
-            f"line_up: photographs are {tuple(photographs.shape[1:])}, "
-            f"and the images behind the gradients {tuple(seen.shape)}"
-        )
+    labels = _checked(seen, photographs, candidates)
     if most is not None and most < 1:
         raise AtsError(f"line_up: most={most} must be at least 1, or None for all")
     if by is not None:
@@ -156,6 +137,88 @@ def line_up(
         torch.where(same_guess[:, None], rounds[0].draws, -1),
         torch.stack([found.tried for found in rounds]).sum(0),
     )
+
+
+def _checked(seen: Observed, photographs: Tensor, candidates: Tensor) -> Tensor:
+    """Labels (B,) of the images behind `seen`."""
+    check_kind("line_up: seen", seen, Observed, "what `observe` returns")
+    check_pixels(photographs)
+    if seen.labels is None or seen.labels.is_floating_point():
+        raise AtsError(
+            "line_up needs one known label for each image: ThreatModel(labels='known'), and no defense that mixes them"
+        )
+    labels = seen.labels.flatten()
+    if candidates.ndim != 2 or len(candidates) != len(labels) or candidates.is_floating_point():
+        raise AtsError(
+            f"line_up: candidates {tuple(candidates.shape)} must be rows, (B, K) with B = {len(labels)}"
+        )
+    if candidates.shape[1] < 2 or not 0 <= candidates.min() <= candidates.max() < len(photographs):
+        raise AtsError(
+            f"line_up: candidates must be at least two rows of {len(photographs)} photographs for each image"
+        )
+    if tuple(photographs.shape[1:]) != tuple(seen.shape):
+        raise AtsError(
+            f"line_up: photographs are {tuple(photographs.shape[1:])}, "
+            f"and the images behind the gradients {tuple(seen.shape)}"
+        )
+    return labels
+
+
+@torch.no_grad()
+def line_up_each(
+    seen: Sequence[Observed],
+    photographs: Tensor,
+    candidates: Tensor,
+    policy: str | Policy | Hybrid = "",
+    *,
+    crop_flip: bool = True,
+) -> list[LineUp]:
+    """`line_up` by features with every image tried, for several gradients of the same photographs.
+
+    An image is computed once for all gradients, and for all photographs that have the same
+    candidates.
+
+    Args:
+        seen: each of one round, all on the same weights.
+        photographs, candidates, policy, crop_flip: as for `line_up`.
+    Returns:
+        One `LineUp` for each of `seen`.
+    Raises:
+        AtsError: as `line_up`; no gradient, several rounds, or weights that differ.
+    """
+    targets = []
+    for each in seen:
+        _checked(each, photographs, candidates)
+        if len(each.updates) != 1:
+            raise AtsError(
+                f"line_up_each: {len(each.updates)} rounds; it takes one, `line_up` several"
+            )
+        targets.append(_observed_features(each.updates[0], each))
+    if not seen:
+        raise AtsError("line_up_each: seen is empty; give at least one gradient")
+    model = seen[0].updates[0].model
+    state = model.state_dict()
+    for each in seen[1:]:
+        other = each.updates[0].model.state_dict()
+        if other.keys() != state.keys() or any(
+            not torch.equal(other[name], value) for name, value in state.items()
+        ):
+            raise AtsError("line_up_each: the gradients are of different weights; use `line_up`")
+    tries = _Tries(photographs, forms(parse_policy(policy)), crop_flip)
+    size = torch.Size(tries.shape(candidates.shape[1])).numel()
+    results = [_nothing_tried(*candidates.shape) for _ in seen]
+    sets, group = candidates.unique(dim=0, return_inverse=True)
+    for number, rows in enumerate(sets):
+        which = (group == number).nonzero().squeeze(1)
+        away = [torch.full((len(which), size), torch.inf) for _ in seen]
+        for part in torch.arange(size).split(4 * CHUNK):
+            features = _features(model, tries.images(rows, part))
+            for target, distances in zip(targets, away, strict=True):
+                distances[:, part] = target.distances(features, which).to(distances)
+        for result, distances in zip(results, away, strict=True):
+            _enter(result, which, distances, tries)
+            result.tried[which] = size
+    return results
 
 
 # Of images (n, C, H, W) in [0, 1] with the label of some of the photographs behind `seen`: their
@@ -186,6 +249,35 @@ def _mixes(update: Update) -> bool:
 
 def _by_features(update: Update, seen: Observed) -> Compare:
     """By what the last layer gets, relative to the length of what it got."""
+    target = _observed_features(update, seen)
+
+    def compare(images: Tensor, which: Tensor) -> Tensor:
+        return target.distances(_features(update.model, images), which)
+
+    return compare
+
+
+@dataclasses.dataclass(frozen=True)
+class _Target:
+    """What the last layer got from each of B photographs, read off its gradient.
+
+    Attributes:
+        features: (B, F).
+        silent: (B,) of which photographs the gradient says nothing.
+    """
+
+    features: Tensor
+    silent: Tensor
+
+    def distances(self, features: Tensor, which: Tensor | slice = slice(None)) -> Tensor:
+        """(T, n) of n images' features to those of T photographs, relative to the length of these."""
+        mine, silent = self.features[which], self.silent[which]
+        away = torch.cdist(mine, features, compute_mode=EXACT)
+        lengths = mine.norm(dim=1).clamp(min=1e-12)
+        return torch.where(silent[:, None], torch.inf, away / lengths[:, None])
+
+
+def _observed_features(update: Update, seen: Observed) -> _Target:
     if _mixes(update):
         raise AtsError(
             "line_up: by='features' runs images side by side, which batch statistics do not allow; use by='gradients'"
@@ -210,23 +302,21 @@ def _by_features(update: Update, seen: Observed) -> Compare:
         )[:, None]
         bias = bias.gather(1, rows).flatten()[:, None]
     silent = ~(bias != 0).any(1)
-    bias = torch.where(silent[:, None], 1.0, bias)  # told apart below
-    targets = invert_linear(weight, bias)
-    lengths = targets.norm(dim=1).clamp(min=1e-12)
+    bias = torch.where(silent[:, None], 1.0, bias)  # said in `silent`
+    return _Target(invert_linear(weight, bias), silent)
 
-    def compare(images: Tensor, which: Tensor) -> Tensor:
-        made: list[Tensor] = []
 
-        def keep(features: Tensor) -> None:
-            made.append(features.flatten(1))
+def _features(model: nn.Module, images: Tensor) -> Tensor:
+    """What the last layer gets of images, (n, F)."""
+    made: list[Tensor] = []
 
-        with before_last(update.model, keep):
-            for part in images.split(CHUNK):
-                update.model(fast_layout(part))
-        away = torch.cdist(targets[which], torch.cat(made), compute_mode=EXACT)
-        return torch.where(silent[which, None], torch.inf, away / lengths[which, None])
+    def keep(features: Tensor) -> None:
+        made.append(features.flatten(1))
 
-    return compare
+    with before_last(model, keep):
+        for part in images.split(CHUNK):
+            model(fast_layout(part))
+    return torch.cat(made)
 
 
 def _by_gradients(update: Update, seen: Observed) -> Compare:
@@ -331,29 +421,38 @@ def _searched(
     """`line_up` in one round. Photographs with the same candidates are searched side by side: an
     image that is tried for one is compared with the gradients of all.
     """
-    total, count = candidates.shape
-    result = LineUp(
-        torch.full((total,), -1),
-        torch.full((total, count), torch.inf),
-        torch.zeros(total, 4, dtype=torch.int64),
-        torch.zeros(total, dtype=torch.int64),
-    )
+    result = _nothing_tried(*candidates.shape)
     groups = torch.cat([labels[:, None], candidates], 1).unique(dim=0, return_inverse=True)[1]
     for group in range(int(groups.max()) + 1):
         which = (groups == group).nonzero().squeeze(1)
         away = _away(compare, which, candidates[which[0]], tries, same, complete, most)
         tried = ~away[0].isnan()
-        flat = away.where(~away.isnan(), torch.inf)
-        nearest = flat.argmin(1)
-        result.distances[which] = flat.view(len(which), count, -1).amin(2)
-        told = flat.isfinite().any(1)
-        candidate, form, mirror, down, across = torch.unravel_index(nearest, tries.shape(count))
-        if tries.sides == 1:
-            down, across = (torch.full_like(nearest, PADDING) for _ in range(2))
-        result.guess[which] = torch.where(told, candidate, -1)
-        result.draws[which] = torch.stack([down, across, mirror, form], 1)
+        _enter(result, which, away.where(~away.isnan(), torch.inf), tries)
         result.tried[which] = int(tried.sum())
     return result
+
+
+def _nothing_tried(total: int, count: int) -> LineUp:
+    """A result to be entered in, of so many photographs and candidates."""
+    return LineUp(
+        torch.full((total,), -1),
+        torch.full((total, count), torch.inf),
+        torch.zeros(total, 4, dtype=torch.int64),
+        torch.zeros(total, dtype=torch.int64),
+    )
+
+
+def _enter(result: LineUp, which: Tensor, away: Tensor, tries: _Tries) -> None:
+    """Enter what distances (T, images) say of T photographs; infinite where not tried."""
+    count = result.distances.shape[1]
+    nearest = away.argmin(1)
+    result.distances[which] = away.view(len(which), count, -1).amin(2)
+    told = away.isfinite().any(1)
+    candidate, form, mirror, down, across = torch.unravel_index(nearest, tries.shape(count))
+    if tries.sides == 1:
+        down, across = (torch.full_like(nearest, PADDING) for _ in range(2))
+    result.guess[which] = torch.where(told, candidate, -1)
+    result.draws[which] = torch.stack([down, across, mirror, form], 1)
 
 
 def _away(
