@@ -6,16 +6,16 @@ import pytest
 import torch
 from torch import nn
 
+from atsbook.attackers import Undone
+from atsbook.experiment import AttackUnit
+from atsbook.networks import ModelUnit
 from atsbook.runs import schedule
 from atsbook.runs import study as kept_runs
 from atsbook.runs.archive import Archive
-from atsbook.runs.attackers import Undone
-from atsbook.runs.attacks import AttackUnit
-from atsbook.runs.networks import ModelUnit
 from atsbook.runs.scoring import ScoreUnit
 from atsbook.runs.settings import settings
-from atsbook.runs.store import Store
 from atsbook.runs.study import Request, Study, Written, check_parameters
+from atsbook.store import Store
 from atslib.attacks import ATTACKS
 from atslib.clients.training import TrainConfig
 from atslib.errors import AtsError, NotKept

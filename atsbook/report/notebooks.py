@@ -18,8 +18,8 @@ import atslib
 from atsbook.page import WRITTEN
 from atsbook.report.making import ONE_THREAD, failure_of, publish
 from atsbook.runs.shown import folder_differences
-from atsbook.runs.store import Store
 from atsbook.runs.study import SAID
+from atsbook.store import Store
 from atslib.errors import AtsError, NotKept
 
 

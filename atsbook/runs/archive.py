@@ -19,16 +19,17 @@ from pathlib import Path
 
 import safetensors.torch
 
-from atsbook.runs.attacks import AttackUnit, targets
+from atsbook.experiment import AttackUnit, OutcomeUnit
+from atsbook.integrity import sealed
+from atsbook.kept import Kept
+from atsbook.networks import ModelUnit
 from atsbook.runs.batches import BatchOutcomes, BatchUnit, LabelUnit, chosen
 from atsbook.runs.collaborative import FederationOutcomes, FederationUnit
-from atsbook.runs.faults import sealed
 from atsbook.runs.gradients import FeatureUnit, StagesUnit
-from atsbook.runs.networks import ModelUnit, Unit
-from atsbook.runs.outcomes import OutcomeUnit, RecognizedUnit
+from atsbook.runs.outcomes import RecognizedUnit
 from atsbook.runs.packing import (
     TRIALS,
-    Kept,
+    Row,
     arrow,
     few,
     from_table,
@@ -39,8 +40,8 @@ from atsbook.runs.packing import (
     unpacked,
 )
 from atsbook.runs.scoring import ScoreUnit, SearchUnit
-from atsbook.runs.store import Artifact, Store
 from atsbook.runs.sweep import SweepOutcomes, SweepScores, SweepUnit
+from atsbook.store import Artifact, Store
 from atslib.checkpoints import Tensors
 from atslib.errors import AtsError
 from atslib.files import write_atomically
@@ -97,7 +98,7 @@ class Archive:
     def __init__(self, root: Path):
         self.root = Path(root)
         self.manifest = self.root / "evidence.sha256"
-        self._read_tables: dict[Path, tuple[tuple[int, int], dict[str, Kept]]] = {}
+        self._read_tables: dict[Path, tuple[tuple[int, int], dict[str, Row]]] = {}
 
     def entries(self) -> dict[str, dict]:
         """The facts of every request by the store's hash; none where there is no archive yet.
@@ -185,7 +186,7 @@ class Archive:
         return new
 
     def replace(
-        self, tables: Mapping[str, Mapping[str, Kept]], weights: Mapping[str, Tensors]
+        self, tables: Mapping[str, Mapping[str, Row]], weights: Mapping[str, Tensors]
     ) -> None:
         """Write the tables of these pages anew, these networks' weights, and the manifest.
 
@@ -238,7 +239,7 @@ class Archive:
             (self.root / name).unlink(missing_ok=True)
 
     def _networks_anew(
-        self, tables: Mapping[str, Mapping[str, Kept]], weights: Mapping[str, Tensors]
+        self, tables: Mapping[str, Mapping[str, Row]], weights: Mapping[str, Tensors]
     ) -> dict[str, Tensors | None]:
         """The file of every network in these tables, by its name with its folder: what is in it
         now, or None where it stays as it is.
@@ -301,13 +302,14 @@ class Archive:
                 return self._artifact(rows[key])
         raise KeyError(key)
 
-    def _artifact(self, row: Kept) -> Artifact:
+    def _artifact(self, row: Row) -> Artifact:
         facts = row.facts
         tensors = unpacked(row)
         if "network" in facts:
             tensors |= self._weights(f"networks/{facts['network']}")[row.key]
         if is_attack(facts["kind"]) and (unit := unit_of(facts)) is not None:
-            tensors["original"], tensors["target"], _ = targets(unit)
+            clients = unit.clients()
+            tensors |= {"original": clients.photographs, "target": clients.used()}
         if facts["kind"] == BatchUnit.kind and (unit := unit_of(facts)) is not None:
             tensors["target"] = chosen(unit.model.dataset, unit.batches)[0]
         return Artifact(tensors, facts)
@@ -355,7 +357,7 @@ class Archive:
             gone += 1
         return gone
 
-    def _put(self, key: str, row: Kept, store: Store) -> bool:
+    def _put(self, key: str, row: Row, store: Store) -> bool:
         path = store.root / row.facts["kind"] / f"{key}.safetensors"
         if path.with_suffix(".json").exists():
             return False
@@ -382,7 +384,7 @@ class Archive:
             raise AtsError(f"{self.manifest} is damaged: {self._cure()}")
         return {match[2]: match[1] for match in found}
 
-    def _pages(self) -> dict[str, dict[str, Kept]]:
+    def _pages(self) -> dict[str, dict[str, Row]]:
         """The rows of every page by key; each table is read once, and again when its file has
         changed.
         """
@@ -393,7 +395,7 @@ class Archive:
                 found[page] = self._rows(name)
         return found
 
-    def _rows(self, name: str) -> dict[str, Kept]:
+    def _rows(self, name: str) -> dict[str, Row]:
         file = self.root / name
         if not file.exists():
             self._check(name)
@@ -449,7 +451,7 @@ def _readers(pages: Mapping[str, Sequence[str]], lines: Sequence[dict]) -> dict[
     }
 
 
-def unit_of(line: dict) -> Unit | None:
+def unit_of(line: dict) -> Kept | None:
     """The unit of work that made an entry, from its facts.
 
     None where its kind is no unit, or was written by a version of this library that knew other

@@ -30,15 +30,16 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from atsbook.experiment import AttackUnit, OutcomeUnit, guess_of
+from atsbook.kept import Kept
+from atsbook.networks import ModelUnit, dataset, trained
 from atsbook.runs.archive import Archive
-from atsbook.runs.attacks import AttackUnit, OfAttack, known_ranks
-from atsbook.runs.networks import ModelUnit, Unit, dataset, trained
-from atsbook.runs.outcomes import OutcomeUnit, RecognizedUnit, guess_of, outcome_rows, picture_rows
+from atsbook.runs.outcomes import FoundUnit, RecognizedUnit
 from atsbook.runs.schedule import compute, describe, plan, say
 from atsbook.runs.scoring import ScoreUnit, SearchUnit, searched
 from atsbook.runs.settings import PROFILES, parameters_among
-from atsbook.runs.store import Artifact, Store
-from atsbook.runs.tables import image_rows, label
+from atsbook.runs.tables import image_rows, label, outcome_rows, picture_rows
+from atsbook.store import Artifact, Store
 from atslib.attacks import ATTACKS, GradientMatching, Reconstruction, reconstruct
 from atslib.checkpoints import fingerprint
 from atslib.clients.observe import Observed, ThreatModel
@@ -266,25 +267,7 @@ class WrittenAttack:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FoundUnit(OfAttack):
-    """Ranks of the photographs behind an attack's images for a server that knows the policy; see
-    `known_ranks`.
-    """
-
-    kind: ClassVar[str] = "ranks"
-
-    @property
-    def title(self) -> str:
-        """Those of the attack, and what is looked for."""
-        return f"photographs found, {super().title}"
-
-    def make(self, store: Store, device: torch.device) -> object:
-        """Look for them, if that is not in the store."""
-        return known_ranks(self.attack_unit, store, device)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CallUnit:
+class CallUnit(Kept):
     """What a function of a notebook measures of a network; see `Study.call`."""
 
     kind: ClassVar[str] = "call"
@@ -294,28 +277,14 @@ class CallUnit:
     arguments: tuple[tuple[str, object], ...] = ()
 
     @property
-    def needs(self) -> tuple[Unit, ...]:
-        """The network, if it is trained."""
-        return (self.model,) if self.model.train else ()
-
-    @property
     def title(self) -> str:
         """The function and the network."""
         return f"{self.function.name}, {self.model.title}"
 
-    @property
-    def passes(self) -> float:
-        """Not known."""
-        return 0.0
-
-    def make(self, store: Store, device: torch.device) -> object:
-        """Call the function, if its result is not in the store."""
-
-        def compute(state: object) -> dict[str, Tensor]:
-            net = trained(self.model, store, device)[0].eval()
-            return self.function.call(net, **dict(self.arguments))
-
-        return store.get(self.kind, self, compute, label=self.title)
+    def compute(self, store: Store, device: torch.device, state: Path) -> dict[str, Tensor]:
+        """Call the function."""
+        net = trained(self.model, store, device)[0].eval()
+        return self.function.call(net, **dict(self.arguments))
 
 
 # --- where results are ------------------------------------------------------------------------------------------------
@@ -363,12 +332,12 @@ class WithEvidence(Store):
             return self.archive.read(path.stem)
         return kept
 
-    def facts(self, unit: Unit) -> dict:
+    def facts(self, unit: Kept) -> dict:
         """Where and when a kept result was made, without reading it."""
         path = self.path(unit.kind, unit).with_suffix(".json")
         return json.loads(path.read_text()) if path.exists() else self.archive.entries()[path.stem]
 
-    def bring(self, unit: Unit) -> None:
+    def bring(self, unit: Kept) -> None:
         """Copy a result from the evidence into the store, if it is whole there and the store lacks
         it.
         """
@@ -391,7 +360,7 @@ class Request:
         study: where it is computed and kept.
     """
 
-    unit: Unit
+    unit: Kept
     study: "Study" = dataclasses.field(compare=False, repr=False)
 
     @property
@@ -468,8 +437,8 @@ class Study:
         if is_drawn(self.dataset) and not self._dry:
             # in the notebook alone: a run of the whole book passes on what begins with `SAID`
             say("A toy run on drawn images: it proves nothing.")
-        self.asked: dict[Unit, None] = {}
-        self._at_hand: dict[Unit, Artifact] = {}
+        self.asked: dict[Kept, None] = {}
+        self._at_hand: dict[Kept, Artifact] = {}
 
     # requests
 
@@ -643,7 +612,7 @@ class Study:
         )
         return self._request(unit)
 
-    def request(self, unit: Unit) -> Request:
+    def request(self, unit: Kept) -> Request:
         """The result of a unit that is written out, such as `atsbook.runs.sweep.SweepUnit`: for what
         the methods here have no words for.
         """
@@ -654,7 +623,7 @@ class Study:
 
         Its value has, of each photograph, `rank` among 100 of its class (1: found), `bits`, `psnr`,
         `gain` over a guess that knows label, policy and draw, and `frame`, all but the first in dB
-        or bits; see `atsbook.runs.outcomes`. `table` has a column `found` too.
+        or bits; see `atsbook.experiment.OutcomeUnit`. `table` has a column `found` too.
         """
         return self._request(OutcomeUnit(attack=self._unit(run, AttackUnit, "run")))
 
@@ -700,7 +669,7 @@ class Study:
 
     def missing(
         self, requests: Iterable[Request] | Mapping[object, Request], *, weights: bool = False
-    ) -> list[Unit]:
+    ) -> list[Kept]:
         """What must be computed for these requests: they themselves and what they need, each before
         what needs it.
 
@@ -712,7 +681,7 @@ class Study:
         """
         requests = requests.values() if isinstance(requests, Mapping) else requests
         units = list(dict.fromkeys(self._unit(request, object, "request") for request in requests))
-        units = [unit for unit in units if not (isinstance(unit, ModelUnit) and unit.train is None)]
+        units = [unit for unit in units if unit.is_kept]
         shipped = [] if weights else [unit for unit in units if self.store.shipped(unit.kind, unit)]
         return plan([unit for unit in units if unit not in set(shipped)], self.store)
 
@@ -756,7 +725,7 @@ class Study:
         requests = [Request(unit, self) for unit in self.asked] if requests is None else requests
         return self._plan(self.missing(requests))
 
-    def _plan(self, units: Sequence[Unit]) -> str:
+    def _plan(self, units: Sequence[Kept]) -> str:
         if not units:
             return "nothing is missing"
         return describe(units, str(self.device), self.jobs, self.scheduler)
@@ -830,7 +799,7 @@ class Study:
             parts.append(part)
         return pd.concat(parts, ignore_index=True)
 
-    def _rows_of(self, unit: Unit, *, blind: bool = True) -> pd.DataFrame:
+    def _rows_of(self, unit: Kept, *, blind: bool = True) -> pd.DataFrame:
         artifact = self._artifact(unit)
         if isinstance(unit, AttackUnit):
             return image_rows(artifact, unit, blind=blind)
@@ -936,15 +905,15 @@ class Study:
 
     # inside
 
-    def _needed(self) -> list[Unit]:
+    def _needed(self) -> list[Kept]:
         return list(dict.fromkeys(part for unit in self.asked for part in (*unit.needs, unit)))
 
-    def _request(self, unit: Unit) -> Request:
-        if not (isinstance(unit, ModelUnit) and unit.train is None):
+    def _request(self, unit: Kept) -> Request:
+        if unit.is_kept:
             self.asked[unit] = None
         return Request(unit, self)
 
-    def _unit(self, request: object, kind: type, what: str) -> Unit:
+    def _unit(self, request: object, kind: type, what: str) -> Kept:
         if isinstance(request, Request) and isinstance(request.unit, kind):
             return request.unit
         given = type(request.unit).__name__ if isinstance(request, Request) else repr(request)
@@ -952,18 +921,13 @@ class Study:
             f"{what}={given} must be a request that this study made, as study.network(…) and others do"
         )
 
-    def _artifact(self, unit: Unit) -> Artifact:
+    def _artifact(self, unit: Kept) -> Artifact:
         """The kept result, after `compute`; the last ones that were read are still at hand."""
         if unit not in self._at_hand:
             if len(self._at_hand) >= AT_HAND:
                 del self._at_hand[next(iter(self._at_hand))]
-            self._at_hand[unit] = self._read(unit)
+            self._at_hand[unit] = unit.make(self.store, self.device)
         return self._at_hand[unit]
-
-    def _read(self, unit: Unit) -> Artifact:
-        if isinstance(unit, ModelUnit):
-            return trained(unit, self.store, self.device)[1]
-        return unit.make(self.store, self.device)
 
 
 def _columns(names: Sequence[str], key: object) -> dict[str, object]:

@@ -15,10 +15,10 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from atsbook.figures.sheets import signed, spoken
-from atsbook.runs.networks import ModelUnit, dataset, model_unit, trained
-from atsbook.runs.settings import Settings
-from atsbook.runs.store import Store
+from atsbook.networks import ModelUnit, dataset, trained
+from atsbook.runs.settings import Settings, model_unit
 from atsbook.runs.tables import policy_image
+from atsbook.store import Store
 from atslib.attacks import ATTACKS, GradientMatching, reconstruct
 from atslib.clients.observe import observe
 from atslib.clients.prepare import to_images

@@ -4,13 +4,13 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from atsbook.runs.settings import Settings
-from atsbook.runs.store import Artifact, Store, whole_again
+from atsbook.kept import Kept
+from atsbook.store import Artifact, Store, whole_again
 from atslib.clients.training import TrainConfig, evaluate, fit
 from atslib.data.load import Images, load
 from atslib.errors import AtsError, NotKept
@@ -28,31 +28,8 @@ def dataset(name: str, split: str) -> Images:
     return load(name, split)
 
 
-class Unit(Protocol):
-    """A piece of work shared by pages: one artifact of the store, made when the units that it
-    `needs` are there.
-
-    A unit is a frozen dataclass; its fields are the artifact's key. `title` names it for a person,
-    `passes` is its cost in forward passes of one image through its network (a backward pass counts
-    two).
-    """
-
-    kind: ClassVar[str]
-
-    @property
-    def needs(self) -> tuple["Unit", ...]: ...
-
-    @property
-    def title(self) -> str: ...
-
-    @property
-    def passes(self) -> float: ...
-
-    def make(self, store: Store, device: torch.device) -> object: ...
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelUnit:
+class ModelUnit(Kept):
     """What decides a trained model; `train=None` is the untrained network, which is no artifact.
 
     A network with a `step` is one on its way: the same training, looked at before its end.
@@ -69,9 +46,9 @@ class ModelUnit:
     step: int = 0  # as it was after so many steps; 0: at the end
 
     @property
-    def needs(self) -> tuple[Unit, ...]:
-        """Nothing."""
-        return ()
+    def is_kept(self) -> bool:
+        """Whether it is trained: an untrained network is made anew from its seed."""
+        return self.train is not None
 
     @property
     def title(self) -> str:
@@ -108,33 +85,9 @@ class ModelUnit:
             rng=rng(self.seed, "weights", self.model.removesuffix(padding)),
         )
 
-    def make(self, store: Store, device: torch.device) -> object:
-        """Train it, if it is not in the store."""
-        return trained(self, store, device)
-
-
-class OnModel:
-    """A unit of work on a network, its field `model`."""
-
-    model: ModelUnit
-
-    @property
-    def needs(self) -> tuple[Unit, ...]:
-        """The network, where it is a trained one: an untrained one is no artifact."""
-        return (self.model,) if self.model.train else ()
-
-
-def model_unit(settings: Settings, policy: str = "", **changes: object) -> ModelUnit:
-    """The network of `settings` trained with `policy`."""
-    train = TrainConfig(policy=policy, epochs=settings.epochs)
-    unit = ModelUnit(
-        dataset=settings.dataset,
-        model=settings.model,
-        fraction=settings.fraction,
-        train=train,
-        seed=settings.seed,
-    )
-    return dataclasses.replace(unit, **changes)
+    def make(self, store: Store, device: torch.device) -> Artifact:
+        """Its weights, `history` and `accuracy`, see `trained`, which gives the network too."""
+        return trained(self, store, device)[1]
 
 
 def network(unit: ModelUnit) -> nn.Module:
