@@ -177,12 +177,13 @@ class AttackUnit(Kept):
         """Play the clients and the server that attacks them."""
         model, _ = trained(self.model, store, device)
         clients = self.clients()
+        begin = starts(self, model)
         seen = observed(self, model, clients, device)
         made = reconstruct(
             seen,
             self.attack,
             rng=rng(self.seed, "labels", self.first),
-            start=starts(self, model),
+            start=begin,
             frames=self.frames,
             keep_restarts=self.every,
             checkpoint=state,
@@ -196,8 +197,9 @@ def observed(
     attack: AttackUnit, model: nn.Module, clients: Clients, device: torch.device
 ) -> Observed:
     """What the server sees of the clients in all rounds, and what it knows of their policy."""
+    knows = [knowledge(attack, own) for own in clients.draws]
     rounds = []
-    for number, own in enumerate(clients.draws):
+    for number, known in enumerate(knows):
         path = (number,) if number else ()
         seen = observe(
             model,
@@ -207,7 +209,7 @@ def observed(
             defense=attack.defense,
             rng=rng(attack.seed, "defense", attack.defense, *path),
         )
-        rounds.append(dataclasses.replace(seen, knows=knowledge(attack, own)))
+        rounds.append(dataclasses.replace(seen, knows=known))
     return Observed.join(rounds)
 
 
@@ -241,6 +243,8 @@ def starts(attack: AttackUnit, model: nn.Module) -> Tensor:
 
 def measured(attack: AttackUnit, clients: Clients, made: Reconstruction) -> dict[str, Tensor]:
     """The tensors of an `AttackUnit`: what was recovered, beside what the clients have."""
+    restarts = made.restarts if attack.every else ()
+    first, *others = [ranks(attack, images.cpu()) for images in (made.images, *restarts)]
     device = made.images.device
     target, original, before = (
         pixels.to(device) for pixels in (clients.used(), clients.photographs, clients.cropped)
@@ -260,14 +264,13 @@ def measured(attack: AttackUnit, clients: Clients, made: Reconstruction) -> dict
         "psnr": psnr(made.images, images),
         "psnr_original": psnr(made.images, to_images(original)),
         "psnr_before": psnr(made.images, to_images(before)),
-        **ranks(attack, made.images.cpu()),
+        **first,
         "mse": mse(made.images, images),
         "ssim": ssim(made.images, images),
     }
     if attack.every:
-        each = made.restarts
-        found["psnr_each"] = torch.stack([psnr(own, images) for own in each])
-        found["rank_each"] = torch.stack([ranks(attack, own.cpu())["rank_target"] for own in each])
+        found["psnr_each"] = torch.stack([psnr(own, images) for own in restarts])
+        found["rank_each"] = torch.stack([own["rank_target"] for own in others])
         found["cost_each"] = torch.stack(list(made.costs))
     return found
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from atsbook import networks
 from atsbook.experiment import starts
-from atsbook.networks import STAGES, ModelUnit, dataset, network, trained
+from atsbook.networks import STAGES, ModelUnit, dataset, network, train, trained
 from atsbook.report.notebooks import names
 from atsbook.runs.settings import PROFILES, Settings, model_unit, settings
 from atsbook.runs.table1 import HYBRID, POLICIES
@@ -212,7 +212,7 @@ def stages_in(store):
 def whole(tmp_path_factory):
     """The training to its end, with the networks after 3 and 10 steps."""
     store = Store(tmp_path_factory.mktemp("whole"))
-    return trained(WAY, store, CPU, stages=(3, 10))[1], store
+    return train(WAY, store, CPU, stages=(3, 10)), store
 
 
 def test_looking_at_a_network_on_its_way_does_not_change_where_it_ends(whole, store):
@@ -246,7 +246,8 @@ def test_a_large_network_is_attacked_with_the_16_bits_in_which_it_is_kept(
     whole, store, monkeypatch
 ):
     monkeypatch.setattr(networks, "LARGE", 1_000)
-    model, made = trained(WAY, store, CPU, stages=(3,))
+    train(WAY, store, CPU, stages=(3,))
+    model, made = trained(WAY, store, CPU)
     assert same(stage(store, 3), stage(whole[1], 3))  # it goes on from what was not rounded
     for name, value in model.state_dict().items():
         kept = made[f"model.{name}"]
