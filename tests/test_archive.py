@@ -19,9 +19,9 @@ from atsbook.networks import trained
 from atsbook.runs import archive as module
 from atsbook.runs import packing
 from atsbook.runs.archive import Archive, unit_of
+from atsbook.runs.evidence import WithEvidence
 from atsbook.runs.scoring import ScoreUnit
 from atsbook.runs.settings import model_unit, settings
-from atsbook.runs.study import WithEvidence
 from atsbook.runs.tables import image_rows
 from atsbook.store import Store
 from atslib.clients.observe import observe

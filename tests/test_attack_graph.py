@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import atslib
 from atsbook.networks import ModelUnit, network
-from atsbook.runs.study import WithEvidence
+from atsbook.runs.evidence import WithEvidence
 from atsbook.widgets import html
 from atsbook.widgets.browser_graph.graph import attack_graph, rounded
 from atsbook.widgets.browser_graph.loops import fused, joined

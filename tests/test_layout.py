@@ -153,6 +153,7 @@ BOOK = (
     "store",
     "kept",
     "networks",
+    "functions",
     "attackers",
     "experiment",
     "findings",

@@ -35,7 +35,7 @@ from atsbook.runs.schedule import (
     shared,
 )
 from atsbook.runs.settings import model_unit, settings
-from atsbook.runs.workers import Here
+from atsbook.runs.workers import InThisProcess
 from atsbook.store import Store
 from atslib.checkpoints import read_tensors
 from atslib.clients.training import TrainConfig
@@ -343,7 +343,7 @@ def test_a_bar_moves_while_units_run_and_leaves_the_lines_alone(tmp_path, capsys
 def test_a_unit_of_a_gpu_runs_in_this_process(store):
     """No GPU is needed: the executor is the whole difference."""
     units = plan([attack_unit(TINY)], store)
-    with Here() as pool:
+    with InThisProcess() as pool:
         _Schedule(units, store, None).run(pool, "cpu", lambda: 1)
     assert plan(units, store) == []
     with pytest.raises(ZeroDivisionError):

@@ -18,7 +18,7 @@ from tqdm.auto import tqdm
 from atsbook.kept import Kept
 from atsbook.networks import ModelUnit, dataset, network
 from atsbook.runs.estimate import PASSES, USUAL, Rates, Work
-from atsbook.runs.workers import LOST, Here, at_once, count, workers
+from atsbook.runs.workers import LOST, InThisProcess, at_once, count, workers
 from atsbook.store import Store, read_files
 from atslib.clients.prepare import to_images
 from atslib.errors import AtsError, OutOfTime
@@ -156,7 +156,7 @@ def compute(
     )
     if jobs is None and scheduler is None and sum(schedule.guess.values()) < LITTLE:
         store.say(f"units to make: {kinds}; in this process")
-        schedule.run(Here(), device, lambda: 1)
+        schedule.run(InThisProcess(), device, lambda: 1)
         return
     store.say(f"units to make: {kinds}; {scheduler or at_once(place, jobs)} at once")
     while missing:
