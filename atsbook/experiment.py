@@ -1,8 +1,8 @@
 """The experiment: how photographs become what clients send, what the server sees, what an attack
 recovers of them, and what that is worth.
 
-    attack = Attack(model=net, policy="3-1-7", attack=ATTACKS["annealed-lenet"], first=0, last=100)
-    outcomes = Outcomes(attack=attack)
+    attack = AttackUnit(model=net, policy="3-1-7", attack=annealed, first=0, last=100)
+    outcomes = OutcomeUnit(attack=attack)
 
 Whatever else looks at these photographs, a score or a table, takes what was drawn for them from
 `drawn`: nothing else here draws.

@@ -150,28 +150,30 @@ class Archive:
             page = place.get(key)
             before = tables[page][key].facts if page else {}
             reading = list(dict.fromkeys([*before.get("pages", ()), *readers.get(key, ())]))
-            every = (
+            all_pictures = (
                 any(reader in IDENTIFYING for reader in reading)
                 and facts["config"].get("first", 0) not in TRIALS
             )
-            same = before.get("sha256") == facts["sha256"]
-            handed = any(reader in HANDING_OUT for reader in reading)
-            lean = facts["kind"] == "model" and (
+            unchanged = before.get("sha256") == facts["sha256"]
+            handed_out = any(reader in HANDING_OUT for reader in reading)
+            without_weights = facts["kind"] == "model" and (
                 (_text(facts["config"]) not in used and facts["seconds"] < COSTLY)
                 or _on_its_way(facts)
-                or (_brief(facts, path.stat().st_size) and not handed)
+                or (_brief(facts, path.stat().st_size) and not handed_out)
             )
-            lacking = every and "reconstruction" in before.get("left_out", ())
-            lacking |= handed and not lean and "model" in before.get("left_out", ())
-            known = facts.get("archived") or (same and not lacking)
-            if known and not (lean and before and "model" not in before["left_out"]):
+            incomplete = all_pictures and "reconstruction" in before.get("left_out", ())
+            incomplete |= (
+                handed_out and not without_weights and "model" in before.get("left_out", ())
+            )
+            archived = facts.get("archived") or (unchanged and not incomplete)
+            if archived and not (without_weights and before and "model" not in before["left_out"]):
                 continue
             if '"dataset": "shapes' in _text(facts["config"]) and not embedded:
                 continue
             page = page or (reading or [OTHER])[0]
-            count = None if every else few(facts["config"])
-            artifact = Artifact(safetensors.torch.load_file(path), before if known else facts)
-            without = ["model"] * lean + ["curves"] * _unseen(facts, reading)
+            count = None if all_pictures else few(facts["config"])
+            artifact = Artifact(safetensors.torch.load_file(path), before if archived else facts)
+            without = ["model"] * without_weights + ["curves"] * _unseen(facts, reading)
             row, own = packed(key, artifact, pictures=count, without=without)
             row.facts["pages"] = reading
             row.facts.pop("network", None)
