@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from atsbook import bench as benchmarks
 from atsbook.report import runner
 from atsbook.runs.archive import Archive
-from atsbook.runs.store import Store
+from atsbook.store import Store
 from atslib.errors import AtsError, choose
 from atslib.files import project_root
 from atslib.models import device_of

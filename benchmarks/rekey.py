@@ -17,7 +17,7 @@ from collections import Counter
 from pathlib import Path
 
 from atsbook.runs.archive import UNITS, Archive, key_of, unit_of
-from atsbook.runs.packing import Kept
+from atsbook.runs.packing import Row
 from atslib.checkpoints import plain
 from atslib.files import project_root
 
@@ -65,7 +65,7 @@ def filled(value: object, kinds: list[type], names: set[str], seen: Counter) -> 
     return value | {name: plain(each) for name, each in lacking.items()}
 
 
-def moved(row: Kept, kinds: list[type], names: set[str], seen: Counter) -> Kept:
+def moved(row: Row, kinds: list[type], names: set[str], seen: Counter) -> Row:
     """A result under its new key."""
     facts = row.facts | {"config": filled(row.facts["config"], kinds, names, seen)}
     return dataclasses.replace(row, key=key_of(facts), facts=facts)

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 
 from atsbook.__main__ import COMMANDS as BOOK_COMMANDS
 from atsbook.__main__ import main as book
-from atsbook.runs.attacks import AttackUnit
-from atsbook.runs.networks import model_unit
+from atsbook.experiment import AttackUnit
 from atsbook.runs.scoring import SearchUnit, unseen
+from atsbook.runs.settings import model_unit
 from atslib.__main__ import main as library
 from atslib.attacks import ATTACKS, GradientMatching
 from atslib.clients.training import TrainConfig

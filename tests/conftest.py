@@ -17,11 +17,11 @@ from browser import CHROMIUM, Browser
 from checks import main
 from made_pages import write_page
 
+from atsbook import networks
 from atsbook.findings import transformations
-from atsbook.runs import networks
-from atsbook.runs.store import Store
 from atsbook.runs.study import Study
 from atsbook.runs.tables import noise_floor
+from atsbook.store import Store
 from atsbook.widgets import data, interactive
 from atsbook.widgets.browser_graph import graph
 from atslib.clients.training import TrainConfig

@@ -6,7 +6,7 @@ import nbformat
 import pytest
 import torch
 
-from atsbook.runs.store import Store
+from atsbook.store import Store
 from atsbook.widgets.frames import pack
 
 NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "explorer.ipynb"

@@ -11,9 +11,11 @@ import torch
 from test_pilots import cell, cells
 from test_rules import functions
 
+from atsbook.experiment import observed
 from atsbook.findings import compare
 from atsbook.findings.statistics import holm, paired, student_interval
 from atsbook.findings.verdicts import guards
+from atsbook.networks import trained
 from atsbook.runs.adaptive import (
     DRAWS,
     FOUND,
@@ -29,11 +31,9 @@ from atsbook.runs.adaptive import (
     watching,
 )
 from atsbook.runs.archive import Archive, unit_of
-from atsbook.runs.attacks import _observed, before, targets
-from atsbook.runs.networks import trained
-from atsbook.runs.store import Store
 from atsbook.runs.table1 import HYBRID, POLICIES, SEARCHED
 from atsbook.runs.tables import policy_image
+from atsbook.store import Store
 from atslib.attacks import ATTACKS, FromMean, GradientMatching, Undone, by_knowledge, reconstruct
 from atslib.attacks.objective import Objective
 from atslib.attacks.through_policy import ThroughPolicy, drawn, forms, least, through
@@ -532,16 +532,17 @@ def toy(kept):
 def test_a_unit_of_several_rounds_draws_anew_for_the_same_images(toy, kept):
     unit = toy["runs"][watching(DRAWS, 2), HYBRID, 0].unit
     model = trained(unit.model, kept, torch.device("cpu"))[0]
-    seen = _observed(unit, model, targets(unit)[2])
+    clients = unit.clients()
+    seen = observed(unit, model, clients, torch.device("cpu"))
     assert len(seen.updates) == len(seen.knows.draws) == 2
     assert not torch.equal(seen.knows.draws[0][1], seen.knows.draws[1][1])
     for update, (member, signs) in zip(seen.updates, seen.knows.draws, strict=True):
-        made = parse_policy(HYBRID).apply_draw(before(unit), member[:, 0], signs[:, 0])
-        alone = observe(model, to_images(made), targets(unit)[2])
+        made = parse_policy(HYBRID).apply_draw(clients.cropped, member[:, 0], signs[:, 0])
+        alone = observe(model, to_images(made), clients.labels)
         torch.testing.assert_close(alone.gradients, update.gradients)
     torch.testing.assert_close(
-        _observed(dataclasses.replace(unit, rounds=1), model, targets(unit)[2]).gradients,
-        observe(model, to_images(targets(unit)[1]), targets(unit)[2]).gradients,
+        seen.updates[0].gradients,
+        observe(model, to_images(clients.used()), clients.labels).gradients,
     )
 
 

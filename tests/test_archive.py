@@ -15,16 +15,15 @@ from checks import attack_unit, refused, search_unit
 from made_pages import asked_by
 from safetensors.torch import load_file
 
+from atsbook.networks import trained
 from atsbook.runs import archive as module
 from atsbook.runs import packing
 from atsbook.runs.archive import Archive, unit_of
-from atsbook.runs.attacks import attacked
-from atsbook.runs.networks import model_unit, trained
+from atsbook.runs.evidence import WithEvidence
 from atsbook.runs.scoring import ScoreUnit
-from atsbook.runs.settings import settings
-from atsbook.runs.store import Store
-from atsbook.runs.study import WithEvidence
+from atsbook.runs.settings import model_unit, settings
 from atsbook.runs.tables import image_rows
+from atsbook.store import Store
 from atslib.clients.observe import observe
 from atslib.errors import AtsError, NotKept
 
@@ -80,7 +79,7 @@ def key(store, unit):
 
 
 def test_numbers_of_an_attack_come_back_exactly_and_pictures_in_8_bits(kept, archive):
-    whole, view = attacked(ATTACK, kept, CPU), archive.read(key(kept, ATTACK))
+    whole, view = ATTACK.make(kept, CPU), archive.read(key(kept, ATTACK))
     assert view.facts["left_out"] == ["frames", "reconstruction"]
     assert view.tensors.keys() == whole.tensors.keys() - {"frames"}
     for name in view.tensors.keys() - {"reconstruction"}:
@@ -97,7 +96,7 @@ def test_where_images_are_looked_for_every_reconstruction_is_kept(kept, tmp_path
     archive.write(
         kept, embedded=True, pages={key(kept, ATTACK): ["ext4_hidden_details", "regimes"]}
     )
-    whole, view = attacked(ATTACK, kept, CPU), archive.read(key(kept, ATTACK))
+    whole, view = ATTACK.make(kept, CPU), archive.read(key(kept, ATTACK))
     assert view.facts["left_out"] == ["frames"]
     assert len(view["reconstruction"]) == len(whole["reconstruction"]) == 17
     rounded = whole["reconstruction"].clamp(0, 1)
@@ -118,7 +117,7 @@ def test_pictures_that_were_left_out_come_in_when_a_page_looks_at_each(kept, tmp
 def test_a_page_has_a_table_with_a_row_per_request_that_pandas_reads(kept, tmp_path):
     archive = Archive(tmp_path / "results")
     archive.write(kept, embedded=True, pages={key(kept, ATTACK): ["steps", "regimes"]})
-    whole = attacked(ATTACK, kept, CPU)
+    whole = ATTACK.make(kept, CPU)
     table = pd.read_parquet(tmp_path / "results/steps/evidence.parquet")
     assert list(table["key"]) == [key(kept, ATTACK)]
     (row,) = table.to_dict("records")
@@ -304,7 +303,7 @@ def test_a_network_that_a_page_hands_out_keeps_its_weights(tmp_path):
 
 
 def test_what_is_not_kept_says_so_when_it_is_asked_for(kept, archive, tmp_path, monkeypatch):
-    view = attacked(ATTACK, restored(archive, tmp_path), CPU)
+    view = ATTACK.make(restored(archive, tmp_path), CPU)
     with pytest.raises(
         NotKept, match=r"of this attack the archive keeps no 'frames'; `python -m atsbook archive"
     ):
@@ -507,8 +506,8 @@ def test_a_store_with_evidence_reads_there_what_it_lacks(kept, archive, tmp_path
     assert not store.has("attack", dataclasses.replace(ATTACK, seed=9))
     assert store.shipped("attack", ATTACK)
     assert list(store.entries()) == []
-    view = attacked(ATTACK, store, CPU)
-    assert torch.equal(view["psnr"], attacked(ATTACK, kept, CPU)["psnr"])
+    view = ATTACK.make(store, CPU)
+    assert torch.equal(view["psnr"], ATTACK.make(kept, CPU)["psnr"])
     search = store.get("search", search_unit(TINY), pytest.fail)
     assert search.facts == archive.read(key(kept, search_unit(TINY))).facts
     assert list(store.entries()) == []  # nothing is copied by reading

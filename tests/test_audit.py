@@ -16,11 +16,11 @@ from checks import attack_unit, needs, refused, search_unit
 from made_pages import asked_by
 
 from atsbook.__main__ import main
+from atsbook.attackers import FromMean, Learned, Undone
 from atsbook.findings.result import stored_result
 from atsbook.report import runner
 from atsbook.report.runner import report
 from atsbook.runs.archive import Archive, unit_of
-from atsbook.runs.attackers import FromMean, Learned, Undone
 from atsbook.runs.audit import (
     audit,
     audit_page,
@@ -30,10 +30,9 @@ from atsbook.runs.audit import (
     summaries,
     write_audit,
 )
-from atsbook.runs.networks import model_unit
 from atsbook.runs.scoring import ScoreUnit
-from atsbook.runs.settings import settings
-from atsbook.runs.store import Store
+from atsbook.runs.settings import model_unit, settings
+from atsbook.store import Store
 from atslib.attacks import ATTACKS, KeptEntries, ThroughPolicy
 from atslib.clients.observe import ThreatModel
 from atslib.errors import AtsError

@@ -8,20 +8,17 @@ import pytest
 import torch
 from checks import refused
 
+from atsbook.networks import ModelUnit, dataset, network
 from atsbook.runs.archive import Archive, unit_of
 from atsbook.runs.batches import (
     Batches,
     BatchOutcomes,
     BatchUnit,
     LabelUnit,
-    attacked_batches,
-    batch_outcomes,
     chosen,
     outcomes,
-    restored,
     with_head,
 )
-from atsbook.runs.networks import ModelUnit, dataset, network
 from atslib.attacks import ATTACKS
 from atslib.checkpoints import plain
 from atslib.clients.prepare import to_images
@@ -71,7 +68,7 @@ def test_a_batch_that_cannot_be_is_refused():
 
 def test_the_labels_of_a_batch_are_told_by_each_rule_that_allows_it(store):
     unit = LabelUnit(model=MODEL, batches=Batches(size=4, count=3, amount=2))
-    sheet = restored(unit, store, CPU)
+    sheet = unit.make(store, CPU)
     assert {name for name in sheet.tensors if name.startswith("share")} == {
         "share_features",
         "share_published",
@@ -81,11 +78,9 @@ def test_the_labels_of_a_batch_are_told_by_each_rule_that_allows_it(store):
     assert (
         sheet["share_minima"].tolist() == [0.5] * 3
     )  # each label once, and half of the batch repeats one
-    twelve = restored(
-        dataclasses.replace(unit, batches=Batches(size=12, count=1, amount=2)), store, CPU
-    )
+    twelve = dataclasses.replace(unit, batches=Batches(size=12, count=1, amount=2)).make(store, CPU)
     assert "share_minima" not in twelve.tensors
-    single = restored(dataclasses.replace(unit, batches=Batches(size=1, count=4)), store, CPU)
+    single = dataclasses.replace(unit, batches=Batches(size=1, count=4)).make(store, CPU)
     assert single["share_idlg"].tolist() == [1.0] * 4
 
 
@@ -101,7 +96,7 @@ def test_the_other_last_layers_are_what_they_say():
 
 
 def test_a_reconstruction_stands_beside_its_own_image(store):
-    sheet = attacked_batches(BASE, store, CPU)
+    sheet = BASE.make(store, CPU)
     truth = to_images(sheet["target"])
     torch.testing.assert_close(sheet["psnr"], psnr(sheet["reconstruction"], truth))
     for made, true, labels in zip(
@@ -117,7 +112,7 @@ def test_a_reconstruction_stands_beside_its_own_image(store):
 
 def test_what_batches_give_away_is_what_the_measures_say(store, tmp_path):
     unit = BatchOutcomes(attacks=BASE)
-    told, sheet = batch_outcomes(unit, store, CPU), attacked_batches(BASE, store, CPU)
+    told, sheet = unit.make(store, CPU), BASE.make(store, CPU)
     test = dataset("shapes", "test")
     candidates, truth = own_class(test.labels, BASE.batches.rows(test.labels, 10).flatten())
     alike = match(sheet["reconstruction"], test.pixels, candidates, crop_flip=False)
@@ -152,15 +147,13 @@ def test_an_image_itself_is_found_and_another_is_not():
 )
 def test_rounds_local_training_and_defenses_reach_the_attack(changes, store):
     other = dataclasses.replace(BASE, **changes)
-    assert (
-        attacked_batches(other, store, CPU)["cost"] != attacked_batches(BASE, store, CPU)["cost"]
-    ).all()
+    assert (other.make(store, CPU)["cost"] != BASE.make(store, CPU)["cost"]).all()
     assert other.passes >= BASE.passes
     assert unit_of({"kind": other.kind, "version": 1, "config": plain(other)}) == other
 
 
 def test_from_the_archive_pictures_stand_beside_their_targets(store, tmp_path):
-    sheet, kept = attacked_batches(BASE, store, CPU), Archive(tmp_path / "archive")
+    sheet, kept = BASE.make(store, CPU), Archive(tmp_path / "archive")
     kept.write(store, embedded=True)
     again = kept.read(store.path(BASE.kind, BASE).stem)
     for name in ("target", "rank", "floor", "psnr"):
@@ -172,6 +165,6 @@ def test_from_the_archive_pictures_stand_beside_their_targets(store, tmp_path):
 
 def test_an_attack_goes_by_the_labels_that_its_rule_tells(store):
     twice = dataclasses.replace(BASE, batches=Batches(size=4, count=2, amount=2), rule="minima")
-    sheet = attacked_batches(twice, store, CPU)
+    sheet = twice.make(store, CPU)
     assert sheet["share"].tolist() == [0.5, 0.5]
     assert all(len(set(batch)) == 4 for batch in sheet["told"].tolist())

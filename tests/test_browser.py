@@ -11,11 +11,11 @@ import pytest
 from browser import needs_chromium, written
 from explored import album, explored
 
-from atsbook.runs import networks
-from atsbook.runs.networks import dataset
+from atsbook import networks
+from atsbook.networks import dataset
 from atsbook.runs.settings import settings
-from atsbook.runs.store import Store
 from atsbook.runs.table1 import HYBRID
+from atsbook.store import Store
 from atsbook.widgets import html, to_html
 from atsbook.widgets.explorer import pictures
 from atsbook.widgets.live import Session

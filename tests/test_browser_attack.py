@@ -12,10 +12,10 @@ import torch
 from browser import needs_chromium, written
 from PIL import Image
 
-from atsbook.runs.networks import dataset
+from atsbook.networks import dataset
 from atsbook.runs.settings import settings
-from atsbook.runs.store import Store
 from atsbook.runs.study import Study
+from atsbook.store import Store
 from atsbook.widgets import browser as live
 from atsbook.widgets import data, html
 from atsbook.widgets.figures import Figure

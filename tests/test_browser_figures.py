@@ -9,7 +9,7 @@ import pytest
 import torch
 from browser import needs_chromium, written
 
-from atsbook.runs.networks import dataset
+from atsbook.networks import dataset
 from atsbook.widgets import data
 from atsbook.widgets.explorer import pictures
 from atsbook.widgets.html import source

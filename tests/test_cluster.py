@@ -19,8 +19,8 @@ from checks import attack_unit, free_port
 
 from atsbook.runs.schedule import compute
 from atsbook.runs.settings import settings
-from atsbook.runs.store import Store
 from atsbook.runs.workers import is_open
+from atsbook.store import Store
 from atslib.errors import AtsError
 
 pytestmark = pytest.mark.slow

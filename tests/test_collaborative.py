@@ -21,13 +21,11 @@ from atsbook.runs.archive import Archive, unit_of
 from atsbook.runs.collaborative import (
     FederationOutcomes,
     FederationUnit,
-    federated,
-    federation_outcomes,
     photographs,
 )
-from atsbook.runs.store import Store
 from atsbook.runs.study import Study
 from atsbook.runs.timing import TimingUnit
+from atsbook.store import Store
 from atsfed import Federation, answer
 from atsfed.federation import taken, used
 from atsfed.peers import as_seen, exchange, ring
@@ -192,7 +190,7 @@ def test_a_unit_keeps_accuracies_and_what_attacks_find_of_every_client(tmp_path)
     own = dataclasses.replace(SMALL, defense="3-1-7")
     unit = FederationUnit(federation=own, measured=(0, 3), attacked=(0, 2), attack=attack)
     store, archive = Store(tmp_path / "store"), Archive(tmp_path / "units")
-    made = federated(unit, store, CPU)
+    made = unit.make(store, CPU)
     assert archive.write(store, embedded=True) == 1
     (line,) = archive.entries().values()
     assert unit_of(line) == unit
@@ -227,10 +225,10 @@ def test_a_perfect_reconstruction_is_found_whatever_its_place_in_the_batch(tmp_p
     )
     monkeypatch.setattr(collaborative, "reconstruct", perfect)
     store = Store(tmp_path / "store")
-    made = federated(unit, store, CPU)
+    made = unit.make(store, CPU)
     assert made["psnr"].isinf().all()
     assert (made["rank_target"] == 1).all()
-    told = federation_outcomes(FederationOutcomes(attacks=unit), store, CPU)
+    told = FederationOutcomes(attacks=unit).make(store, CPU)
     assert told["psnr"].isinf().all()
     assert (rank(told["alike"][0].unsqueeze(2), told["truth"][0]) == 1).all()
 
@@ -251,8 +249,8 @@ def test_what_a_federation_gives_away_is_what_the_measures_say(tmp_path):
     own = dataclasses.replace(SMALL, defense="3-1-7", batch=1)
     unit = FederationUnit(federation=own, measured=(), attacked=(0, 2), attack=attack)
     store, archive = Store(tmp_path / "store"), Archive(tmp_path / "units")
-    made = federated(unit, store, CPU)
-    told = federation_outcomes(FederationOutcomes(attacks=unit), store, CPU)
+    made = unit.make(store, CPU)
+    told = FederationOutcomes(attacks=unit).make(store, CPU)
     archive.write(store, embedded=True)
     assert FederationOutcomes(attacks=unit) in [
         unit_of(line) for line in archive.entries().values()
@@ -345,8 +343,7 @@ def test_a_unit_may_see_the_sum_or_a_neighbour(view, tmp_path):
     own = dataclasses.replace(SMALL, clients=4, rounds=2)
     unit = FederationUnit(federation=own, measured=(2,), attacked=(0, 1), attack=attack)
     plain, other = (
-        federated(u, Store(tmp_path / "store"), CPU)
-        for u in (unit, dataclasses.replace(unit, view=view))
+        u.make(Store(tmp_path / "store"), CPU) for u in (unit, dataclasses.replace(unit, view=view))
     )
     assert torch.equal(plain["label"], other["label"])
     assert torch.equal(plain["floor"], other["floor"])

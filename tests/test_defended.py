@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from test_pilots import cell
 
+from atsbook.attackers import Undone
 from atsbook.findings import compare
 from atsbook.findings.defenses import (
     LEAST_KIND,
@@ -23,7 +24,6 @@ from atsbook.findings.defenses import (
 )
 from atsbook.findings.statistics import paired, share_interval
 from atsbook.findings.verdicts import KEEPS, guards, kept
-from atsbook.runs.attackers import Undone
 from atsbook.runs.study import Study
 from atsbook.runs.table1 import HYBRID, SEARCHED
 from atslib import ATTACKS, ThreatModel, TrainConfig

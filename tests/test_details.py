@@ -12,7 +12,7 @@ from test_pilots import cell
 
 from atsbook.findings import compare
 from atsbook.findings.verdicts import guards
-from atsbook.runs.networks import ModelUnit, network
+from atsbook.networks import ModelUnit, network
 from atsbook.runs.study import Study
 from atslib import ATTACKS, TrainConfig
 from atslib.clients.defenses.defense import Defense

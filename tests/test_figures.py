@@ -25,7 +25,7 @@ from atsbook.findings.compare import matrices
 from atsbook.findings.result import NO_POLICY
 from atsbook.findings.statistics import pearson
 from atsbook.findings.transformations import FUNCTIONS
-from atsbook.runs.networks import dataset
+from atsbook.networks import dataset
 from atsbook.runs.settings import settings
 from atsbook.runs.table1 import HYBRID, POLICIES
 from atsbook.widgets import Figure, data, interactive

@@ -10,13 +10,13 @@ import json
 
 import pytest
 
+from atsbook.experiment import OutcomeUnit
 from atsbook.runs.archive import Archive, _rebuilt, key_of, unit_of
 from atsbook.runs.gradients import ShiftsUnit
 from atsbook.runs.layers import LayersUnit
-from atsbook.runs.outcomes import OutcomeUnit
+from atsbook.runs.outcomes import FoundUnit
 from atsbook.runs.scoring import AccuracyUnit
-from atsbook.runs.store import Store
-from atsbook.runs.study import FoundUnit
+from atsbook.store import Store
 from atslib.files import project_root
 
 OF_AN_ATTACK = (FoundUnit, LayersUnit, ShiftsUnit)  # described as the attack is

@@ -14,22 +14,19 @@ import torch.nn.functional as F
 from checks import needs
 from test_pilots import cell, cells
 
+from atsbook.experiment import AttackUnit, ranks
 from atsbook.findings import compare
 from atsbook.findings.statistics import ENOUGH, interval, paired, share_interval
 from atsbook.findings.verdicts import MARGIN, does_not_matter
+from atsbook.networks import ModelUnit, dataset, network, trained
 from atsbook.runs import gradients
 from atsbook.runs.archive import unit_of
-from atsbook.runs.attacks import AttackUnit, attacked, ranks
 from atsbook.runs.batches import Batches, at_random
 from atsbook.runs.gradients import (
     FeatureUnit,
     ShiftsUnit,
     StagesUnit,
-    features_read,
-    rolled_ranks,
-    through_training,
 )
-from atsbook.runs.networks import ModelUnit, dataset, network, trained
 from atslib.attacks import ATTACKS
 from atslib.checkpoints import plain
 from atslib.clients.prepare import to_images
@@ -69,7 +66,7 @@ def define(source, space):
 def test_every_restart_is_looked_at_and_the_one_of_least_cost_is_the_attacks(store):
     attack = dataclasses.replace(LENET, steps=3, restarts=3)
     unit = AttackUnit(model=MODEL, policy="", attack=attack, first=0, last=2, frames=0, every=True)
-    made = attacked(unit, store, CPU)
+    made = unit.make(store, CPU)
     assert made["psnr_each"].shape == made["rank_each"].shape == made["cost_each"].shape == (3, 2)
     best = made["cost_each"].argmin(0)
     for name in ("psnr", "cost"):
@@ -83,7 +80,7 @@ def test_every_restart_is_looked_at_and_the_one_of_least_cost_is_the_attacks(sto
 def test_sums_of_squares_of_directions_are_those_of_a_plain_decomposition(store, tmp_path):
     train = TrainConfig(epochs=1, batch=8)
     unit = StagesUnit(model=dataclasses.replace(MODEL, train=train), steps=(1, 2), images=5)
-    made = through_training(unit, store, CPU)
+    made = unit.make(store, CPU)
     few = dataset("shapes", "test")[:5]
     rows = []
     for model in (trained(m, store, CPU)[0] for m in unit.models):
@@ -115,12 +112,12 @@ def test_sums_of_squares_of_directions_are_those_of_a_plain_decomposition(store,
 
 def test_features_are_read_off_exactly_from_one_image_and_mixed_from_several(store):
     one = FeatureUnit(model=MODEL, batches=Batches(size=1, count=4), policy="3-1-7")
-    made = features_read(one, store, CPU)
+    made = one.make(store, CPU)
     assert (made["error"] < 1e-4).all()
     assert (made["error"] < made["error_mean"]).all()
     assert made["rank_target"].tolist() == [1] * 4
     assert made["rank_original"].shape == (4,)
-    several = features_read(dataclasses.replace(one, batches=Batches(size=4, count=2)), store, CPU)
+    several = dataclasses.replace(one, batches=Batches(size=4, count=2)).make(store, CPU)
     assert several["error"].median() > 1e-3
     assert unit_of({"kind": one.kind, "version": 1, "config": plain(one)}) == one
 
@@ -128,10 +125,10 @@ def test_features_are_read_off_exactly_from_one_image_and_mixed_from_several(sto
 def test_a_shifted_reconstruction_is_found_by_who_tries_all_shifts(store, monkeypatch):
     attack = dataclasses.replace(LENET, steps=2)
     unit = AttackUnit(model=MODEL, policy="", attack=attack, first=0, last=3, frames=0)
-    artifact = attacked(unit, store, CPU)
+    artifact = unit.make(store, CPU)
     artifact.tensors["reconstruction"].copy_(to_images(artifact["target"]).roll((9, 11), (2, 3)))
     monkeypatch.setattr(gradients, "attacked", lambda *_: artifact)
-    rolled = rolled_ranks(unit, store, CPU)
+    rolled = ShiftsUnit.of(unit).make(store, CPU)
     assert rolled["rank_rolled"].tolist() == [1] * 3
     assert (rolled["psnr_rolled"] > 60).all()
 

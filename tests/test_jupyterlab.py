@@ -18,7 +18,7 @@ from browser import needs_chromium
 from checks import free_port
 from PIL import Image
 
-from atsbook.runs.networks import dataset
+from atsbook.networks import dataset
 from atslib.files import project_root
 from atslib.measures.metrics import psnr
 from atslib.policies.policy import Policy

@@ -149,6 +149,13 @@ def test_in_the_library_imports_point_down():
 
 # The book's rooms, ground floor first. What is next to another stands on its own floor too.
 BOOK = (
+    "integrity",
+    "store",
+    "kept",
+    "networks",
+    "functions",
+    "attackers",
+    "experiment",
     "findings",
     "figures",
     "runs",

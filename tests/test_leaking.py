@@ -17,7 +17,7 @@ from scipy.stats import spearmanr
 from atsbook.findings import statistics
 from atsbook.findings.statistics import bootstrap, pearson, upper_bound
 from atsbook.findings.verdicts import guards
-from atsbook.runs.networks import ModelUnit, network
+from atsbook.networks import ModelUnit, network
 from atslib.gradients.problems import example_gradients
 
 pytestmark = pytest.mark.usefixtures("one_thread")

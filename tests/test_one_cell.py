@@ -6,9 +6,9 @@ import pandas as pd
 import pytest
 from checks import refused
 
+from atsbook.experiment import AttackUnit
 from atsbook.findings.photographs import arrow
-from atsbook.runs.attacks import AttackUnit
-from atsbook.runs.networks import ModelUnit
+from atsbook.networks import ModelUnit
 from atsbook.runs.table1 import HYBRID
 from atsbook.texts.one_cell import HEAD, MARK, called, in_the_cell, insert_one_cell, one_cell
 from atslib import ATTACKS, TrainConfig

@@ -7,19 +7,13 @@ import torch
 from checks import refused
 
 import atslib
-from atsbook.runs.attackers import Undone
-from atsbook.runs.attacks import AttackUnit, attacked
-from atsbook.runs.networks import ModelUnit
-from atsbook.runs.outcomes import (
-    OutcomeUnit,
-    RecognizedUnit,
-    outcome_rows,
-    outcomes,
-    picture_rows,
-    recognized,
-)
+from atsbook.attackers import Undone
+from atsbook.experiment import AttackUnit, OutcomeUnit
+from atsbook.networks import ModelUnit
+from atsbook.runs.outcomes import RecognizedUnit
 from atsbook.runs.packing import PICTURES, as_kept
-from atsbook.runs.store import Store
+from atsbook.runs.tables import outcome_rows, picture_rows
+from atsbook.store import Store
 from atslib.attacks import ATTACKS, KeptEntries, ThroughPolicy
 from atslib.clients.prepare import streams
 from atslib.measures import perceptual
@@ -46,8 +40,8 @@ def unit(**changes):
 def test_outcomes_are_what_the_measures_say_of_the_images_as_the_client_used_them(policy, tmp_path):
     store = Store(tmp_path)
     attack = unit(policy=policy)
-    kept = attacked(attack, store, "cpu")
-    found = outcomes(OutcomeUnit(attack=attack), store, "cpu")
+    kept = attack.make(store, "cpu")
+    found = OutcomeUnit(attack=attack).make(store, "cpu")
     test = atslib.load("shapes", "test")
     train = atslib.load("shapes", "train")
     drawn = atslib.draw(9, policy, rng=streams(5, policy))[3:9]
@@ -76,8 +70,8 @@ def test_outcomes_are_what_the_measures_say_of_the_images_as_the_client_used_the
 def test_what_an_attack_through_the_policy_finds_is_the_image_before_it(attack, defense, tmp_path):
     store = Store(tmp_path)
     attack = unit(attack=attack, defense=defense, threat=atslib.ThreatModel(defense="draws"))
-    kept = attacked(attack, store, "cpu")
-    found = outcomes(OutcomeUnit(attack=attack), store, "cpu")
+    kept = attack.make(store, "cpu")
+    found = OutcomeUnit(attack=attack).make(store, "cpu")
     assert torch.equal(found["psnr"], kept["psnr_before"])
     assert not torch.equal(found["psnr"], kept["psnr"])
 
@@ -85,10 +79,10 @@ def test_what_an_attack_through_the_policy_finds_is_the_image_before_it(attack, 
 def test_kept_pictures_are_judged_as_all_are(tmp_path):
     store = Store(tmp_path)
     attack = unit(last=3 + PICTURES + 2)
-    kept = attacked(attack, store, "cpu")
+    kept = attack.make(store, "cpu")
     rows = picture_rows(kept, attack)
     assert rows["image"].tolist() == list(range(3, 3 + PICTURES))
-    found = outcomes(OutcomeUnit(attack=attack), store, "cpu")
+    found = OutcomeUnit(attack=attack).make(store, "cpu")
     for name in ("psnr", "gain", "frame"):  # eight bits are a little less than a float
         assert rows[name].to_numpy() == pytest.approx(found[name][:PICTURES].numpy(), abs=0.05)
     test = atslib.load("shapes", "test")
@@ -101,8 +95,8 @@ def test_kept_pictures_are_judged_as_all_are(tmp_path):
 def test_a_crop_that_was_not_made_is_not_tried(tmp_path):
     store = Store(tmp_path)
     attack = unit(policy="", crop_flip=False)
-    found = outcomes(OutcomeUnit(attack=attack), store, "cpu")
-    kept = attacked(attack, store, "cpu")
+    found = OutcomeUnit(attack=attack).make(store, "cpu")
+    kept = attack.make(store, "cpu")
     assert torch.equal(kept["target"], kept["original"])
     torch.testing.assert_close(found["frame"], kept["psnr"])
 
@@ -112,15 +106,15 @@ def test_what_a_network_recognizes_is_told_attack_by_attack(tmp_path, monkeypatc
     monkeypatch.setattr(perceptual, "features", lambda images: images.flatten(1)[:, ::7])
     store = Store(tmp_path)
     attacks = (unit(policy=""), unit(policy="", crop_flip=False), unit())
-    found = recognized(RecognizedUnit(attacks=attacks, most=5), store, "cpu")
+    found = RecognizedUnit(attacks=attacks, most=5).make(store, "cpu")
     test = atslib.load("shapes", "test")
     candidates, truth = own_class(test.labels, range(3, 9), most=5)
     for i, attack in enumerate(attacks):
-        made = as_kept(attacked(attack, store, "cpu")["reconstruction"]) / 255
+        made = as_kept(attack.make(store, "cpu")["reconstruction"]) / 255
         alike = perceptual.recognize(made, test.pixels, candidates)
         assert torch.equal(found["seen_rank"][i], rank(alike, truth))
         torch.testing.assert_close(found["seen_bits"][i], bits(alike, truth))
-        used = attacked(attack, store, "cpu")["target"] / 255
+        used = attack.make(store, "cpu")["target"] / 255
         of_used = perceptual.recognize(used, test.pixels, candidates)
         assert torch.equal(found["used_rank"][i], rank(of_used, truth))
         torch.testing.assert_close(found["used_bits"][i], bits(of_used, truth))

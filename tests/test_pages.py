@@ -10,15 +10,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from atsbook import experiment, networks
 from atsbook.figures import plots
 from atsbook.findings import compare
 from atsbook.findings.reported import LAYERS
 from atsbook.findings.result import Result
-from atsbook.runs import attacks as units
-from atsbook.runs import layers, networks, table1
-from atsbook.runs.networks import ModelUnit, model_unit, network, trained
-from atsbook.runs.settings import settings
-from atsbook.runs.store import Store
+from atsbook.networks import ModelUnit, network, trained
+from atsbook.runs import layers, table1
+from atsbook.runs.settings import model_unit, settings
+from atsbook.store import Store
 from atslib.attacks.engine import frame_steps
 from atslib.rng import rng
 
@@ -131,8 +131,8 @@ def test_thirds_and_steps():
     assert [layers.third(i, 21) for i in (0, 6, 7, 13, 14, 20)] == ["shallow"] * 2 + [
         "middle"
     ] * 2 + ["deep"] * 2
-    assert frame_steps(units.FRAMES, 300) == [30 * i for i in range(11)]
-    assert frame_steps(units.FRAMES, 4) == [0, 1, 2, 3, 4]
+    assert frame_steps(experiment.FRAMES, 300) == [30 * i for i in range(11)]
+    assert frame_steps(experiment.FRAMES, 4) == [0, 1, 2, 3, 4]
 
 
 def test_similarity_by_layer_is_the_cosine_of_autograds_gradients():

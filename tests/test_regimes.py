@@ -10,13 +10,13 @@ from checks import attack_unit, needs
 from test_pilots import cell
 from test_rules import functions
 
+from atsbook.experiment import ranks
 from atsbook.findings import compare
 from atsbook.findings.reported import reported
 from atsbook.findings.result import NO_POLICY
 from atsbook.findings.statistics import holm, interval, paired, share_interval
 from atsbook.findings.verdicts import guards
-from atsbook.runs.attacks import attacked, ranks, transformed
-from atsbook.runs.networks import STAGES
+from atsbook.networks import STAGES
 from atsbook.runs.regimes import training_steps
 from atsbook.runs.settings import settings
 from atsbook.runs.study import Study
@@ -302,8 +302,8 @@ def test_what_lowers_the_psnr_is_told_apart():
 def test_the_floor_is_the_mean_of_transformed_training_images(kept):
     chosen = settings(profile="smoke", model="lenet", regime="initial", steps=4)
     unit = attack_unit(chosen, HYBRID)
-    rows = image_rows(attacked(unit, kept, torch.device("cpu")), unit)
-    target = to_images(transformed(chosen.dataset, HYBRID, range(chosen.images), seed=0))
+    rows = image_rows(unit.make(kept, torch.device("cpu")), unit)
+    target = to_images(unit.clients().used())
     guess = policy_image(chosen.dataset, HYBRID, True).expand_as(target)
     np.testing.assert_allclose(rows["floor_policy"], psnr(guess, target), rtol=1e-5)
     assert (
@@ -313,7 +313,7 @@ def test_the_floor_is_the_mean_of_transformed_training_images(kept):
 
 def test_a_perfect_reconstruction_is_first_among_a_hundred_and_another_image_is_not():
     unit = attack_unit(settings(profile="smoke", model="lenet"), first=98, last=103)
-    target = to_images(transformed(unit.model.dataset, unit.policy, range(98, 103), seed=unit.seed))
+    target = to_images(unit.clients().used())
     assert ranks(unit, target)["rank_target"].tolist() == [1] * 5
     assert ranks(unit, target.flip(0))["rank_target"].tolist() != [1] * 5
 

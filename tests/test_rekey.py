@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from atsbook.runs.archive import Archive, unit_of
 from atsbook.runs.settings import settings
-from atsbook.runs.store import Store
+from atsbook.store import Store
 from atslib.checkpoints import plain
 from atslib.clients.training import TrainConfig
 from atslib.clients.view import ThreatModel

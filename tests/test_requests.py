@@ -11,15 +11,14 @@ import torch
 from checks import attack_unit
 from safetensors.torch import load_file, save_file
 
+from atsbook import networks
+from atsbook.experiment import starts
+from atsbook.networks import STAGES, ModelUnit, dataset, network, train, trained
 from atsbook.report.notebooks import names
-from atsbook.runs import attacks as units
-from atsbook.runs import networks
-from atsbook.runs.attacks import starts, targets
-from atsbook.runs.networks import STAGES, ModelUnit, dataset, model_unit, network, trained
-from atsbook.runs.settings import PROFILES, Settings, settings
-from atsbook.runs.store import Store
+from atsbook.runs.settings import PROFILES, Settings, model_unit, settings
 from atsbook.runs.table1 import HYBRID, POLICIES
 from atsbook.runs.tables import floors, mean_image
+from atsbook.store import Store
 from atsbook.texts.answers import CLAIMS
 from atslib.attacks import engine, reconstruct
 from atslib.clients.observe import observe
@@ -213,7 +212,7 @@ def stages_in(store):
 def whole(tmp_path_factory):
     """The training to its end, with the networks after 3 and 10 steps."""
     store = Store(tmp_path_factory.mktemp("whole"))
-    return trained(WAY, store, CPU, stages=(3, 10))[1], store
+    return train(WAY, store, CPU, stages=(3, 10)), store
 
 
 def test_looking_at_a_network_on_its_way_does_not_change_where_it_ends(whole, store):
@@ -247,7 +246,8 @@ def test_a_large_network_is_attacked_with_the_16_bits_in_which_it_is_kept(
     whole, store, monkeypatch
 ):
     monkeypatch.setattr(networks, "LARGE", 1_000)
-    model, made = trained(WAY, store, CPU, stages=(3,))
+    train(WAY, store, CPU, stages=(3,))
+    model, made = trained(WAY, store, CPU)
     assert same(stage(store, 3), stage(whole[1], 3))  # it goes on from what was not rounded
     for name, value in model.state_dict().items():
         kept = made[f"model.{name}"]
@@ -298,7 +298,8 @@ def target(policy="", **changes):
     config = dataclasses.replace(
         EIGHT, **{k: changes.pop(k) for k in ("crop_flip", "seed") if k in changes}
     )
-    return targets(dataclasses.replace(attack_unit(config, policy), **changes))
+    clients = dataclasses.replace(attack_unit(config, policy), **changes).clients()
+    return clients.photographs, clients.used(), clients.labels
 
 
 def test_policy_28_is_the_identity_and_shares_the_undefended_targets():
@@ -430,7 +431,7 @@ def test_a_unit_takes_an_attack_of_ones_own(tmp_path):
     store = Store(tmp_path)
     unit = attack_unit(settings(images=2), attack=Flat())
     unit = dataclasses.replace(unit, model=dataclasses.replace(unit.model, train=None))
-    artifact = units.attacked(unit, store, torch.device("cpu"))
+    artifact = unit.make(store, torch.device("cpu"))
     assert (artifact["reconstruction"] == 0.5).all()
     assert "Flat" in unit.title
     assert unit.passes == 14
@@ -481,8 +482,9 @@ STATES = {
 def test_a_damaged_state_of_an_attack_is_warned_of_and_it_starts_anew(tmp_path, how):
     unit = attack_unit(settings(images=2, steps=4))
     model = network(dataclasses.replace(unit.model, model="lenet"))
-    _, pixels, labels = targets(unit)
-    seen, start = observe(model, pixels.float() / 255, labels, rng=rng(0)), starts(unit, model)
+    clients = unit.clients()
+    seen = observe(model, clients.used().float() / 255, clients.labels, rng=rng(0))
+    start = starts(unit, model)
     whole = reconstruct(seen, unit.attack, rng=rng(0), start=start, frames=3, chunk=2)
     interrupted(seen, unit.attack, start, tmp_path / "state")
     (file,) = tmp_path.iterdir()

@@ -17,10 +17,9 @@ from atsbook.report import runner
 from atsbook.report.making import build_book, executing
 from atsbook.report.notebooks import execute, names
 from atsbook.report.runner import published, run, usable
-from atsbook.runs.attacks import attacked
 from atsbook.runs.schedule import compute
 from atsbook.runs.settings import settings
-from atsbook.runs.store import Store
+from atsbook.store import Store
 from atsbook.texts.start import start
 from atslib.data.load import load
 from atslib.errors import AtsError
@@ -297,8 +296,8 @@ def test_workers_make_what_one_thread_makes_here(tmp_path, said):
     torch.set_num_threads(1)
     for unit in units:
         mine, theirs = (
-            attacked(unit, here, torch.device("cpu")),
-            attacked(unit, away, torch.device("cpu")),
+            unit.make(here, torch.device("cpu")),
+            unit.make(away, torch.device("cpu")),
         )
         assert all(torch.equal(mine[name], theirs[name]) for name in mine.tensors)
     said.clear()

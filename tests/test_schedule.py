@@ -19,11 +19,11 @@ from checks import attack_unit
 from made_pages import asked_by
 
 from atsbook.__main__ import main
+from atsbook.networks import ModelUnit
 from atsbook.report import runner
 from atsbook.report.runner import run
 from atsbook.runs import schedule
 from atsbook.runs.estimate import USUAL, Rates
-from atsbook.runs.networks import ModelUnit, model_unit
 from atsbook.runs.schedule import (
     _Schedule,
     compute,
@@ -34,9 +34,9 @@ from atsbook.runs.schedule import (
     seconds,
     shared,
 )
-from atsbook.runs.settings import settings
-from atsbook.runs.store import Store
-from atsbook.runs.workers import Here
+from atsbook.runs.settings import model_unit, settings
+from atsbook.runs.workers import InThisProcess
+from atsbook.store import Store
 from atslib.checkpoints import read_tensors
 from atslib.clients.training import TrainConfig
 from atslib.errors import OutOfTime
@@ -194,7 +194,7 @@ def test_a_unit_that_outlasts_the_budget_pauses_and_the_next_run_goes_on_with_it
     assert 0 < len(read_tensors(state)[1]["history"]) < 40
     compute([attack], store, "cpu", jobs=1)
     assert said[-1].startswith(f"2 of 2 done: attack {attack.title}, ")
-    same(long.make(store, CPU)[1], long.make(here, CPU)[1])
+    same(long.make(store, CPU), long.make(here, CPU))
     same(attack.make(store, CPU), attack.make(here, CPU))
 
 
@@ -222,15 +222,15 @@ def test_a_worker_elsewhere_gives_its_state_back_and_another_goes_on_from_it(tmp
         calls += 1
     assert calls > 1
     assert store.verify() == []
-    same(unit.make(store, CPU)[1], unit.make(here, CPU)[1])
+    same(unit.make(store, CPU), unit.make(here, CPU))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 def test_workers_end_when_their_runner_is_killed(tmp_path):
     """Left alone they would wait for ever, a gigabyte each."""
     code = (
-        "from atsbook.runs.networks import model_unit\nfrom atsbook.runs.settings import settings\n"
-        "from atsbook.runs.schedule import compute\nfrom atsbook.runs.store import Store\n"
+        "from atsbook.runs.settings import model_unit, settings\n"
+        "from atsbook.runs.schedule import compute\nfrom atsbook.store import Store\n"
         "if __name__ == '__main__':\n"
         "    unit = model_unit(settings(model='lenet', epochs=100_000, device='cpu'))\n"
         "    compute([unit], Store('kept'), 'cpu', jobs=1)\n"
@@ -343,7 +343,7 @@ def test_a_bar_moves_while_units_run_and_leaves_the_lines_alone(tmp_path, capsys
 def test_a_unit_of_a_gpu_runs_in_this_process(store):
     """No GPU is needed: the executor is the whole difference."""
     units = plan([attack_unit(TINY)], store)
-    with Here() as pool:
+    with InThisProcess() as pool:
         _Schedule(units, store, None).run(pool, "cpu", lambda: 1)
     assert plan(units, store) == []
     with pytest.raises(ZeroDivisionError):

@@ -11,14 +11,14 @@ import torch
 from checks import search_unit, semi_trained
 from safetensors.torch import save_file
 
+from atsbook import experiment
 from atsbook.figures import plots
+from atsbook.networks import trained
 from atsbook.runs import scoring
-from atsbook.runs.attacks import transformed
-from atsbook.runs.networks import trained
-from atsbook.runs.scoring import ScoreUnit, scored, searched, unseen
+from atsbook.runs.scoring import ScoreUnit, searched, unseen
 from atsbook.runs.settings import settings
-from atsbook.runs.store import Store
 from atsbook.runs.table1 import HYBRID
+from atsbook.store import Store
 from atslib.data.load import load
 from atslib.errors import AtsError, OutOfTime
 from atslib.rng import rng
@@ -59,16 +59,18 @@ def score_unit(*policies, **changes):
 @pytest.fixture(scope="module")
 def together(kept):
     """Five policies in one unit, of which three are one function."""
-    return scored(score_unit("", "3-1-7", "28", "39", HYBRID), kept, CPU)
+    return score_unit("", "3-1-7", "28", "39", HYBRID).make(kept, CPU)
 
 
 def test_a_score_is_the_area_under_the_curve_of_the_moved_image(together, kept):
     model, _ = trained(semi_trained(TINY), kept, CPU)
     stream = rng(0, "score start")
     noise = torch.stack([torch.rand((3, 32, 32), generator=stream) for _ in range(3)])
-    labels = load("shapes", "test").labels[:3]
+    images = load("shapes", "test")
+    labels = images.labels[:3]
     for row, policy in ((1, "3-1-7"), (4, HYBRID)):
-        pixels = transformed("shapes", policy, range(3), seed=0).float() / 255
+        made = experiment.drawn(range(3), policy, seed=0)
+        pixels = made.apply(images.pixels[:3]).float() / 255
         curve = gradsim_curve(model, pixels, labels, start=noise, points=5)
         torch.testing.assert_close(together["curves"][row], curve, atol=1e-5, rtol=0)
         torch.testing.assert_close(together["scores"][row], area(curve), atol=1e-5, rtol=0)
@@ -77,8 +79,8 @@ def test_a_score_is_the_area_under_the_curve_of_the_moved_image(together, kept):
 
 def test_a_score_does_not_depend_on_the_policies_beside_it(together, kept):
     alone, beside = (
-        scored(score_unit(HYBRID), kept, CPU),
-        scored(score_unit("7", HYBRID), kept, CPU),
+        score_unit(HYBRID).make(kept, CPU),
+        score_unit("7", HYBRID).make(kept, CPU),
     )
     for found in (alone["scores"][0], beside["scores"][1]):
         torch.testing.assert_close(found, together["scores"][4], atol=1e-5, rtol=0)
@@ -92,10 +94,10 @@ def test_a_scoring_that_outlasts_the_budget_goes_on_where_it_was(
     monkeypatch.setattr(scoring, "TOGETHER", 7)  # two policies of three images at a time
     for _ in range(3):
         with pytest.raises(OutOfTime):
-            scored(unit, Store(store.root, ends=time.monotonic()), CPU)
+            unit.make(Store(store.root, ends=time.monotonic()), CPU)
         assert not store.has(unit.kind, unit)
     monkeypatch.setattr(scoring, "gradsim_curve", None)  # all is computed
-    found = scored(unit, store, CPU)
+    found = unit.make(store, CPU)
     torch.testing.assert_close(found["curves"], together["curves"], atol=1e-5, rtol=0)
     assert not list(store.root.glob("*/*.state"))
 
@@ -107,14 +109,14 @@ def test_a_scoring_does_not_go_on_with_what_was_damaged(together, kept, store):
     state.parent.mkdir(exist_ok=True)
     save_file({"curves": torch.zeros(5, 3, 5)}, state)
     with pytest.warns(UserWarning, match="is not resumed"):
-        found = scored(unit, store, CPU)
+        found = unit.make(store, CPU)
     torch.testing.assert_close(found["curves"], together["curves"], atol=1e-5, rtol=0)
 
 
 def test_a_score_depends_on_the_network_the_seed_and_the_variant(together, kept):
     untrained = dataclasses.replace(semi_trained(TINY), model="convnet-4", train=None)
     for change in ({"model": untrained}, {"seed": 1}, {"variant": "code"}):
-        other = scored(score_unit("3-1-7", **change), kept, CPU)["scores"][0]
+        other = score_unit("3-1-7", **change).make(kept, CPU)["scores"][0]
         assert ((other - together["scores"][1]).abs() > 1e-4).all()  # equal ones agree to 1e-5
 
 
@@ -129,7 +131,7 @@ def test_ids_28_and_39_score_as_no_policy(together):
 
 def test_more_images_than_there_are_is_refused_before_anything_is_computed(store, said):
     with pytest.raises(AtsError, match="41 images to score: shapes has 40 test images"):
-        scored(score_unit("3", images=41), store, CPU)
+        score_unit("3", images=41).make(store, CPU)
     assert said == []
 
 

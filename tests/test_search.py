@@ -16,7 +16,7 @@ import torch
 from checks import Killed, refused, written
 from PIL import Image
 
-from atsbook.runs.store import Store
+from atsbook.store import Store
 from atslib.__main__ import main
 from atslib.attacks import ATTACKS
 from atslib.data.folder import load_folder

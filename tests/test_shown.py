@@ -20,7 +20,7 @@ from atsbook.runs.shown import (
     source_differences,
     table_difference,
 )
-from atsbook.runs.store import Store
+from atsbook.store import Store
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import atslib
-from atsbook.runs.store import Store
+from atsbook.store import Store
 from atslib import ATTACKS, rng
 from atslib.attacks import engine
 from atslib.checkpoints import read_tensors, write_tensors

@@ -11,7 +11,7 @@ import torch
 from checks import flip_a_bit, refused
 from safetensors.torch import load_file, save_file
 
-from atsbook.runs.store import Store
+from atsbook.store import Store
 from atslib.attacks import GradientMatching
 from atslib.checkpoints import fingerprint, load_state, plain, save_state
 from atslib.clients.observe import ThreatModel

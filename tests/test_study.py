@@ -6,16 +6,17 @@ import pytest
 import torch
 from torch import nn
 
+from atsbook.attackers import Undone
+from atsbook.experiment import AttackUnit
+from atsbook.functions import NotebookFunction
+from atsbook.networks import ModelUnit
 from atsbook.runs import schedule
 from atsbook.runs import study as kept_runs
 from atsbook.runs.archive import Archive
-from atsbook.runs.attackers import Undone
-from atsbook.runs.attacks import AttackUnit
-from atsbook.runs.networks import ModelUnit
 from atsbook.runs.scoring import ScoreUnit
 from atsbook.runs.settings import settings
-from atsbook.runs.store import Store
-from atsbook.runs.study import Request, Study, Written, check_parameters
+from atsbook.runs.study import Request, Study, check_parameters
+from atsbook.store import Store
 from atslib.attacks import ATTACKS
 from atslib.clients.training import TrainConfig
 from atslib.errors import AtsError, NotKept
@@ -167,19 +168,19 @@ UNHOLDABLE = object()
 
 
 def test_the_key_of_a_function_holds_its_helpers_and_its_constants(monkeypatch):
-    before = Written(guess)
+    before = NotebookFunction(guess)
     assert "return SHADE" in before
     assert "SHADE = 0.5" in before
-    assert Written(guess) == before
+    assert NotebookFunction(guess) == before
     monkeypatch.setitem(globals(), "SHADE", 0.75)
-    assert Written(guess) != before
-    assert Written(Small) != before
-    assert "class Small" in Written(Small)
+    assert NotebookFunction(guess) != before
+    assert NotebookFunction(Small) != before
+    assert "class Small" in NotebookFunction(Small)
 
 
 def test_a_function_that_uses_what_no_key_can_hold_is_refused():
     with pytest.raises(AtsError, match="table_of_policies uses UNHOLDABLE, a object"):
-        Written(table_of_policies)
+        NotebookFunction(table_of_policies)
 
 
 def test_a_network_and_an_attack_of_ones_own_are_requests_as_any_other(study):

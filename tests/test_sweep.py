@@ -13,16 +13,14 @@ import pandas as pd
 import pytest
 import torch
 
+from atsbook.experiment import AttackUnit, OutcomeUnit
 from atsbook.findings import space, statistics
 from atsbook.findings.result import NO_POLICY
+from atsbook.networks import ModelUnit, network
 from atsbook.runs import sweep
 from atsbook.runs.archive import Archive
-from atsbook.runs.attacks import AttackUnit, attacked
 from atsbook.runs.audit import PART, differences, part_of
-from atsbook.runs.networks import ModelUnit, network
-from atsbook.runs.outcomes import OutcomeUnit, outcomes
-from atsbook.runs.scoring import ScoreUnit, scored, unseen
-from atsbook.runs.store import Store
+from atsbook.runs.scoring import ScoreUnit, unseen
 from atsbook.runs.study import Study
 from atsbook.runs.sweep import (
     Halving,
@@ -32,11 +30,9 @@ from atsbook.runs.sweep import (
     adjusted,
     all_policies,
     spaced,
-    swept,
-    swept_outcomes,
-    swept_scores,
 )
 from atsbook.runs.tables import image_rows
+from atsbook.store import Store
 from atsbook.widgets import data
 from atslib.attacks import ATTACKS
 from atslib.data.load import load
@@ -74,9 +70,7 @@ def kept(tmp_path_factory):
 
 
 def rungs(store):
-    return PLAN, [
-        [swept(unit, store, CPU) for unit in PLAN.units(k)] for k in range(len(PLAN.rungs))
-    ]
+    return PLAN, [[unit.make(store, CPU) for unit in PLAN.units(k)] for k in range(len(PLAN.rungs))]
 
 
 def test_numbers_are_places_among_all_distinct_functions():
@@ -97,7 +91,7 @@ def test_a_gain_is_that_of_the_policys_own_attack(kept):
             model=plan.model, policy=str(all_policies()[number]), attack=plan.rungs[0].attack, first=image,
             last=image + 1, frames=0, seed=plan.seed,
         )  # fmt: skip
-        alone = attacked(own, kept, CPU)
+        alone = own.make(kept, CPU)
         both = float(made["gain"][1, 1] + made["floor"][1, 1])
         assert both == pytest.approx(float(alone["psnr"]), abs=0.05)
         assert bool(made["found"][1, 1]) == (int(alone["rank_original"]) == 1)
@@ -105,14 +99,14 @@ def test_a_gain_is_that_of_the_policys_own_attack(kept):
 
 def test_what_the_attacks_tell_is_what_the_policys_own_attack_tells(kept):
     unit = PLAN.units(1)[0]  # each of its policies meets all three images
-    told = swept_outcomes(SweepOutcomes(attacks=unit), kept, CPU)
-    assert torch.equal(told["number"], swept(unit, kept, CPU)["number"])
+    told = SweepOutcomes(attacks=unit).make(kept, CPU)
+    assert torch.equal(told["number"], unit.make(kept, CPU)["number"])
     assert SweepOutcomes(attacks=unit).needs == unit.needs  # the rung before, too
     own = AttackUnit(
         model=LENET, policy=str(all_policies()[int(told["number"][1])]), attack=SHORT, first=0, last=3, frames=0,
         seed=PLAN.seed,
     )  # fmt: skip
-    alone = outcomes(OutcomeUnit(attack=own), kept, CPU)
+    alone = OutcomeUnit(attack=own).make(kept, CPU)
     assert told["image"][1].tolist() == [0, 1, 2]
     for name in ("psnr", "gain", "frame"):
         torch.testing.assert_close(told[name][1], alone[name], atol=0.05, rtol=0)
@@ -132,7 +126,7 @@ def test_the_floor_is_near_that_of_many_images(kept):
     own = AttackUnit(
         model=LENET, policy=str(all_policies()[number]), attack=SHORT, first=image, last=image + 1, frames=0
     )  # fmt: skip
-    row = image_rows(attacked(own, kept, CPU), own).iloc[0]
+    row = image_rows(own.make(kept, CPU), own).iloc[0]
     assert float(first[0]["floor"][0, 0]) == pytest.approx(row["floor_policy"], abs=0.5)
 
 
@@ -149,14 +143,14 @@ def test_each_rung_goes_on_with_those_of_least_gain(kept):
 
 
 def test_scores_are_those_of_the_score_pages(kept):
-    made = swept_scores(PRIVACY, kept, CPU)["scores"]
+    made = PRIVACY.make(kept, CPU)["scores"]
     policies = tuple(str(all_policies()[n]) for n in spaced(12))
     for place, variant in enumerate(PRIVACY.variants):
         unit = ScoreUnit(model=LENET, policies=policies, images=2, points=3, variant=variant)
         torch.testing.assert_close(
-            made[place], scored(unit, kept, CPU)["scores"].to(made), rtol=1e-4, atol=1e-5
+            made[place], unit.make(kept, CPU)["scores"].to(made), rtol=1e-4, atol=1e-5
         )
-    found = swept_scores(scores("accuracy", ("code",), 8), kept, CPU)["scores"][0, 3, 0]
+    found = scores("accuracy", ("code",), 8).make(kept, CPU)["scores"][0, 3, 0]
     own = accuracy_score(
         network(LENET).eval(), unseen("shapes")[:8], policies[3], variant="code", rng=0
     )
@@ -171,8 +165,8 @@ def test_units_come_back_from_the_archive_and_are_audited_in_parts(kept, tmp_pat
     archive.restore(again)
     unit = plan.units(0)[0]
     assert again.has(unit.kind, unit)
-    assert torch.equal(swept(unit, again, CPU)["gain"], first[0]["gain"])
-    assert torch.equal(swept(plan.units(1)[0], again, CPU)["number"], second[0]["number"])
+    assert torch.equal(unit.make(again, CPU)["gain"], first[0]["gain"])
+    assert torch.equal(plan.units(1)[0].make(again, CPU)["number"], second[0]["number"])
     for whole in (unit, PRIVACY):
         part = part_of(whole, random.Random(0))
         assert part.high - part.low == PART

@@ -13,7 +13,7 @@ from test_pilots import cell
 import atslib
 from atsbook.findings import compare, switches
 from atsbook.findings.verdicts import guards
-from atsbook.runs.networks import network
+from atsbook.networks import network
 from atsbook.runs.scoring import AccuracyUnit, unseen
 from atsbook.runs.study import Study
 from atslib import ATTACKS, ThreatModel

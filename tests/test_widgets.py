@@ -21,11 +21,10 @@ from PIL import Image
 
 from atsbook.figures.sheets import payload as with_files
 from atsbook.figures.sheets import sheet, signed
-from atsbook.runs.attacks import before, targets
-from atsbook.runs.networks import dataset, model_unit
-from atsbook.runs.settings import settings
-from atsbook.runs.store import Store
+from atsbook.networks import dataset
+from atsbook.runs.settings import model_unit, settings
 from atsbook.runs.table1 import HYBRID
+from atsbook.store import Store
 from atsbook.widgets import Page, frames, show, to_html
 from atsbook.widgets.explorer import pictures, still
 from atsbook.widgets.frames import CLIENTS, SHEETS, frame_rows, read, words_drawn
@@ -102,7 +101,7 @@ def test_the_index_says_what_the_attacks_found(space, result):
         artifact, outcome, known = run.value, "psnr", policy
         target = artifact["target"].float() / 255
         if scene == "through-policy":  # what it searches is the image before the policy
-            target, outcome, known = before(run.unit).float() / 255, "psnr_before", ""
+            target, outcome, known = run.unit.clients().cropped.float() / 255, "psnr_before", ""
         lows = psnr(policy_image("shapes", known, True).expand_as(target).contiguous(), target)
         for image in range(2):
             expected = [float(psnr(frame, target)[image]) for frame in artifact["frames"]]
@@ -245,7 +244,7 @@ def test_the_signs_that_are_said_are_those_that_were_drawn():
     signs = torch.tensor(
         [[-1 if "−" in part else 1 for part in text.split(" → ")] for text in words]
     )
-    assert torch.equal(Policy((3, 1, 7)).apply_signs(moved, signs), targets(unit)[1])
+    assert torch.equal(Policy((3, 1, 7)).apply_signs(moved, signs), unit.clients().used())
 
 
 # --- the page -----------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import torch
 from checks import refused
 
 import atslib
-from atsbook.runs.store import Store
+from atsbook.store import Store
 from atsfed import Federation
 from atslib import (
     ATTACKS,
@@ -313,7 +313,7 @@ CALLS = {
     ),
     "search with a store": (
         lambda: atslib.search(SMALL, MODEL, MODEL, IMAGES, seed=0, keep=Store("x")),
-        "search: keep <atsbook.runs.store.Store",
+        "search: keep <atsbook.store.Store",
     ),
     "kind that leaves the store": (
         lambda: Store("x").path("../x", {}),

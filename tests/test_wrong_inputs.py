@@ -27,7 +27,7 @@ from PIL import Image
 from torch import nn
 
 import atslib
-from atsbook.runs.store import Store
+from atsbook.store import Store
 from atsfed import Federation, Tap
 from atslib import ATTACKS, AtsError, Images, Normalize, SearchConfig, ThreatModel, TrainConfig
 from atslib import __main__ as library

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from atsbook.runs.store import Store
+from atsbook.store import Store
 from atslib.files import project_root
 
 SECTIONS = re.split(r"^## ", (project_root() / "book" / "your_own.md").read_text(), flags=re.M)[1:]

@@ -14,7 +14,7 @@ import torch
 from atsbook.figures.picked import on_paper
 from atsbook.runs.audit import audit_page
 from atsbook.runs.shown import source_differences
-from atsbook.runs.store import Store
+from atsbook.store import Store
 from atsbook.texts.advice import advice
 from atsbook.texts.answers import claims
 from atsbook.texts.audited import insert_audits

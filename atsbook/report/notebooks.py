@@ -18,8 +18,8 @@ import atslib
 from atsbook.page import WRITTEN
 from atsbook.report.making import ONE_THREAD, failure_of, publish
 from atsbook.runs.shown import folder_differences
-from atsbook.runs.store import Store
-from atsbook.runs.study import SAID
+from atsbook.runs.study import LOG_PREFIX
+from atsbook.store import Store
 from atslib.errors import AtsError, NotKept
 
 
@@ -116,7 +116,7 @@ def execute(
             last = ""
             for line in running.stderr:
                 last = line.strip() or last
-                _, found, words = line.partition(SAID)
+                _, found, words = line.partition(LOG_PREFIX)
                 if found:
                     store.say(words.rstrip())
         if running.returncode:

@@ -21,7 +21,7 @@ from atsbook.runs.audit import audit, summaries, write_audit
 from atsbook.runs.schedule import say
 from atsbook.runs.settings import Settings, settings
 from atsbook.runs.shown import folder_differences, source_differences, text_differences
-from atsbook.runs.store import Store
+from atsbook.store import Store
 from atslib.data.load import available, is_drawn, load
 from atslib.errors import AtsError, NotKept, choose
 

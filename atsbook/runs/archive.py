@@ -19,16 +19,17 @@ from pathlib import Path
 
 import safetensors.torch
 
-from atsbook.runs.attacks import AttackUnit, targets
+from atsbook.experiment import AttackUnit, OutcomeUnit
+from atsbook.integrity import sealed
+from atsbook.kept import Kept
+from atsbook.networks import ModelUnit
 from atsbook.runs.batches import BatchOutcomes, BatchUnit, LabelUnit, chosen
 from atsbook.runs.collaborative import FederationOutcomes, FederationUnit
-from atsbook.runs.faults import sealed
 from atsbook.runs.gradients import FeatureUnit, StagesUnit
-from atsbook.runs.networks import ModelUnit, Unit
-from atsbook.runs.outcomes import OutcomeUnit, RecognizedUnit
+from atsbook.runs.outcomes import RecognizedUnit
 from atsbook.runs.packing import (
     TRIALS,
-    Kept,
+    Row,
     arrow,
     few,
     from_table,
@@ -39,8 +40,8 @@ from atsbook.runs.packing import (
     unpacked,
 )
 from atsbook.runs.scoring import ScoreUnit, SearchUnit
-from atsbook.runs.store import Artifact, Store
 from atsbook.runs.sweep import SweepOutcomes, SweepScores, SweepUnit
+from atsbook.store import Artifact, Store
 from atslib.checkpoints import Tensors
 from atslib.errors import AtsError
 from atslib.files import write_atomically
@@ -97,7 +98,7 @@ class Archive:
     def __init__(self, root: Path):
         self.root = Path(root)
         self.manifest = self.root / "evidence.sha256"
-        self._read_tables: dict[Path, tuple[tuple[int, int], dict[str, Kept]]] = {}
+        self._read_tables: dict[Path, tuple[tuple[int, int], dict[str, Row]]] = {}
 
     def entries(self) -> dict[str, dict]:
         """The facts of every request by the store's hash; none where there is no archive yet.
@@ -149,28 +150,30 @@ class Archive:
             page = place.get(key)
             before = tables[page][key].facts if page else {}
             reading = list(dict.fromkeys([*before.get("pages", ()), *readers.get(key, ())]))
-            every = (
+            all_pictures = (
                 any(reader in IDENTIFYING for reader in reading)
                 and facts["config"].get("first", 0) not in TRIALS
             )
-            same = before.get("sha256") == facts["sha256"]
-            handed = any(reader in HANDING_OUT for reader in reading)
-            lean = facts["kind"] == "model" and (
+            unchanged = before.get("sha256") == facts["sha256"]
+            handed_out = any(reader in HANDING_OUT for reader in reading)
+            without_weights = facts["kind"] == "model" and (
                 (_text(facts["config"]) not in used and facts["seconds"] < COSTLY)
                 or _on_its_way(facts)
-                or (_brief(facts, path.stat().st_size) and not handed)
+                or (_brief(facts, path.stat().st_size) and not handed_out)
             )
-            lacking = every and "reconstruction" in before.get("left_out", ())
-            lacking |= handed and not lean and "model" in before.get("left_out", ())
-            known = facts.get("archived") or (same and not lacking)
-            if known and not (lean and before and "model" not in before["left_out"]):
+            incomplete = all_pictures and "reconstruction" in before.get("left_out", ())
+            incomplete |= (
+                handed_out and not without_weights and "model" in before.get("left_out", ())
+            )
+            archived = facts.get("archived") or (unchanged and not incomplete)
+            if archived and not (without_weights and before and "model" not in before["left_out"]):
                 continue
             if '"dataset": "shapes' in _text(facts["config"]) and not embedded:
                 continue
             page = page or (reading or [OTHER])[0]
-            count = None if every else few(facts["config"])
-            artifact = Artifact(safetensors.torch.load_file(path), before if known else facts)
-            without = ["model"] * lean + ["curves"] * _unseen(facts, reading)
+            count = None if all_pictures else few(facts["config"])
+            artifact = Artifact(safetensors.torch.load_file(path), before if archived else facts)
+            without = ["model"] * without_weights + ["curves"] * _unseen(facts, reading)
             row, own = packed(key, artifact, pictures=count, without=without)
             row.facts["pages"] = reading
             row.facts.pop("network", None)
@@ -185,7 +188,7 @@ class Archive:
         return new
 
     def replace(
-        self, tables: Mapping[str, Mapping[str, Kept]], weights: Mapping[str, Tensors]
+        self, tables: Mapping[str, Mapping[str, Row]], weights: Mapping[str, Tensors]
     ) -> None:
         """Write the tables of these pages anew, these networks' weights, and the manifest.
 
@@ -238,7 +241,7 @@ class Archive:
             (self.root / name).unlink(missing_ok=True)
 
     def _networks_anew(
-        self, tables: Mapping[str, Mapping[str, Kept]], weights: Mapping[str, Tensors]
+        self, tables: Mapping[str, Mapping[str, Row]], weights: Mapping[str, Tensors]
     ) -> dict[str, Tensors | None]:
         """The file of every network in these tables, by its name with its folder: what is in it
         now, or None where it stays as it is.
@@ -301,13 +304,14 @@ class Archive:
                 return self._artifact(rows[key])
         raise KeyError(key)
 
-    def _artifact(self, row: Kept) -> Artifact:
+    def _artifact(self, row: Row) -> Artifact:
         facts = row.facts
         tensors = unpacked(row)
         if "network" in facts:
             tensors |= self._weights(f"networks/{facts['network']}")[row.key]
         if is_attack(facts["kind"]) and (unit := unit_of(facts)) is not None:
-            tensors["original"], tensors["target"], _ = targets(unit)
+            clients = unit.clients()
+            tensors |= {"original": clients.photographs, "target": clients.used()}
         if facts["kind"] == BatchUnit.kind and (unit := unit_of(facts)) is not None:
             tensors["target"] = chosen(unit.model.dataset, unit.batches)[0]
         return Artifact(tensors, facts)
@@ -355,7 +359,7 @@ class Archive:
             gone += 1
         return gone
 
-    def _put(self, key: str, row: Kept, store: Store) -> bool:
+    def _put(self, key: str, row: Row, store: Store) -> bool:
         path = store.root / row.facts["kind"] / f"{key}.safetensors"
         if path.with_suffix(".json").exists():
             return False
@@ -382,7 +386,7 @@ class Archive:
             raise AtsError(f"{self.manifest} is damaged: {self._cure()}")
         return {match[2]: match[1] for match in found}
 
-    def _pages(self) -> dict[str, dict[str, Kept]]:
+    def _pages(self) -> dict[str, dict[str, Row]]:
         """The rows of every page by key; each table is read once, and again when its file has
         changed.
         """
@@ -393,7 +397,7 @@ class Archive:
                 found[page] = self._rows(name)
         return found
 
-    def _rows(self, name: str) -> dict[str, Kept]:
+    def _rows(self, name: str) -> dict[str, Row]:
         file = self.root / name
         if not file.exists():
             self._check(name)
@@ -449,7 +453,7 @@ def _readers(pages: Mapping[str, Sequence[str]], lines: Sequence[dict]) -> dict[
     }
 
 
-def unit_of(line: dict) -> Unit | None:
+def unit_of(line: dict) -> Kept | None:
     """The unit of work that made an entry, from its facts.
 
     None where its kind is no unit, or was written by a version of this library that knew other

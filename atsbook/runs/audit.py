@@ -18,15 +18,16 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from atsbook.experiment import AttackUnit
+from atsbook.kept import Kept
+from atsbook.networks import ModelUnit, dataset, trained
 from atsbook.runs.archive import Archive, unit_of
-from atsbook.runs.attacks import AttackUnit
-from atsbook.runs.networks import ModelUnit, OnModel, Unit, dataset, trained
 from atsbook.runs.packing import is_attack
 from atsbook.runs.schedule import compute, duration
 from atsbook.runs.scoring import ScoreUnit
-from atsbook.runs.store import Store
 from atsbook.runs.sweep import SweepScores, SweepUnit
 from atsbook.runs.workers import at_once
+from atsbook.store import Store
 from atslib.attacks import Learned
 from atslib.clients.training import evaluate
 from atslib.files import write_atomically
@@ -61,7 +62,7 @@ WORDS = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Tested(OnModel):
+class Tested(Kept):
     """The test accuracy of a stored network, in percent, measured once more."""
 
     kind: ClassVar[str] = "tested"
@@ -78,17 +79,13 @@ class Tested(OnModel):
         """Forward through each test image."""
         return len(dataset(self.model.dataset, "test"))
 
-    def make(self, store: Store, device: torch.device) -> object:
+    def compute(self, store: Store, device: torch.device, state: Path) -> dict[str, Tensor]:
         """Evaluate the network, which the store must hold."""
-
-        def test(state: object) -> dict[str, Tensor]:
-            model, _ = trained(self.model, store, device)
-            return {"accuracy": torch.tensor(evaluate(model, dataset(self.model.dataset, "test")))}
-
-        return store.get("tested", self, test, label=self.title)
+        model, _ = trained(self.model, store, device)
+        return {"accuracy": torch.tensor(evaluate(model, dataset(self.model.dataset, "test")))}
 
 
-def part_of(unit: Unit, draw: random.Random) -> Unit | None:
+def part_of(unit: Kept, draw: random.Random) -> Kept | None:
     """A small part of a unit whose numbers must be those of the whole; None where no part has the
     same numbers.
 
@@ -120,7 +117,7 @@ def part_of(unit: Unit, draw: random.Random) -> Unit | None:
 
 def sample(
     archive: Archive, draw: random.Random, seconds: float
-) -> Iterator[tuple[str, dict, Unit]]:
+) -> Iterator[tuple[str, dict, Kept]]:
     """Entries with a part of each, until they took about so many seconds where they were made.
 
     First one of each kind, so that no kind waits for its luck: each may take an equal share of the
@@ -132,7 +129,7 @@ def sample(
         kinds.setdefault(entries[key]["kind"], []).append(key)
     networks = {key for key in kinds.get("model", ()) if "model" not in entries[key]["left_out"]}
 
-    def drawn(key: str, most: float) -> tuple[float, Unit] | None:
+    def drawn(key: str, most: float) -> tuple[float, Kept] | None:
         """What a part of an entry costs, and the part, where it costs less than `most`."""
         unit = unit_of(entries[key])
         part = part_of(unit, draw) if unit else None
@@ -159,7 +156,7 @@ def sample(
 
 
 def differences(
-    unit: Unit, part: Unit, before: dict[str, Tensor], now: dict[str, Tensor]
+    unit: Kept, part: Kept, before: dict[str, Tensor], now: dict[str, Tensor]
 ) -> list[float]:
     """Now minus before, one number per image (attacks: PSNR in dB), per policy and image, or one
     accuracy.
@@ -328,7 +325,7 @@ def audit_page(results: Path) -> str:
         f"{machine['torch']}, Python {machine['python']});\nthe archive had {outcome['units']} units, "
         f"{outcome['megabytes']} MB, all whole. `make report SEED={outcome['seed']}` draws the same sample.\n",
         *(f"- {line}." for line in summaries(outcome)),
-        "\n| Unit | Computed again | Numbers | Off in the mean | Largest | Time | Archived on |",
+        "\n| Kept | Computed again | Numbers | Off in the mean | Largest | Time | Archived on |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in outcome["rows"]:

@@ -4,14 +4,17 @@ local training.
 
 import copy
 import dataclasses
+from pathlib import Path
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from atsbook.runs.networks import ModelUnit, OnModel, dataset, trained
-from atsbook.runs.outcomes import OfAttacks, told_of
-from atsbook.runs.store import Artifact, Store
+from atsbook.experiment import outcomes_of_photographs
+from atsbook.kept import Kept
+from atsbook.networks import ModelUnit, dataset, trained
+from atsbook.runs.outcomes import OfAttacks
+from atsbook.store import Store
 from atslib.attacks import GradientMatching, reconstruct, restore_labels
 from atslib.attacks.labels import RULES
 from atslib.attacks.starts import STARTS
@@ -96,11 +99,14 @@ def chosen(name: str, batches: Batches) -> tuple[Tensor, Tensor]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LabelUnit(OnModel):
+class LabelUnit(Kept):
     """The labels of batches, restored by every rule that allows such a batch.
 
     `head` changes the network: "signed" has tanh for its activations, "without bias" a last layer
     of weights alone.
+
+    Its tensors: `labels` (count, size) and by rule those restored, `told_<rule>`, int16, and their
+    share, `share_<rule>` (count,).
     """
 
     kind: ClassVar[str] = "labels"
@@ -124,43 +130,31 @@ class LabelUnit(OnModel):
         """Forward, and backward for each image."""
         return 4 * self.batches.images
 
-    def make(self, store: Store, device: torch.device) -> Artifact:
-        """Restore them, if they are not in the store."""
-        return restored(self, store, device)
-
-
-def restored(unit: LabelUnit, store: Store, device: torch.device) -> Artifact:
-    """`labels` (count, size) and by rule those told, `told_<rule>`, int16, and their share,
-    `share_<rule>` (count,).
-    """
-
-    def compute(state: object) -> dict[str, Tensor]:
-        model = with_head(trained(unit.model, store, device)[0], unit.head)
-        pixels, labels = chosen(unit.model.dataset, unit.batches)
-        size = unit.batches.size
-        seed = unit.batches.seed
-        stream = rng(unit.batches.seed, "defense", unit.defense)
-        classes = dataset(unit.model.dataset, "test").num_classes
+    def compute(self, store: Store, device: torch.device, state: Path) -> dict[str, Tensor]:
+        """Observe the batches, and restore their labels by each rule."""
+        model = with_head(trained(self.model, store, device)[0], self.head)
+        pixels, labels = chosen(self.model.dataset, self.batches)
+        size = self.batches.size
+        stream = rng(self.batches.seed, "defense", self.defense)
+        classes = dataset(self.model.dataset, "test").num_classes
         threat = ThreatModel(labels="restored", batch=size)
         allowed = {"idlg": size == 1, "minima": size <= classes}
-        told: dict[str, list[Tensor]] = {rule: [] for rule in RULES if allowed.get(rule, True)}
+        parts: dict[str, list[Tensor]] = {rule: [] for rule in RULES if allowed.get(rule, True)}
         for part in torch.arange(len(labels)).split(size * max(1, 512 // size)):
             images = to_images(pixels[part]).to(device)
             seen = observe(
-                model, images, labels[part], threat=threat, defense=unit.defense, rng=stream
+                model, images, labels[part], threat=threat, defense=self.defense, rng=stream
             )
-            for rule, parts in told.items():
-                parts.append(restore_labels(seen, rng=rng(seed, "dummy data"), rule=rule).cpu())
+            for rule, found in parts.items():
+                dummy = rng(self.batches.seed, "dummy data")
+                found.append(restore_labels(seen, rng=dummy, rule=rule).cpu())
         true = labels.unflatten(0, (-1, size))
-        told = {rule: torch.cat(parts) for rule, parts in told.items()}
-        shares = {f"share_{rule}": label_share(each, true) for rule, each in told.items()}
-        return (
-            {"labels": true.short()}
-            | {f"told_{rule}": each.short() for rule, each in told.items()}
-            | shares
-        )
-
-    return store.get("labels", unit, compute, label=unit.title)
+        restored = {rule: torch.cat(found) for rule, found in parts.items()}
+        return {
+            "labels": true.short(),
+            **{f"told_{rule}": own.short() for rule, own in restored.items()},
+            **{f"share_{rule}": label_share(own, true) for rule, own in restored.items()},
+        }
 
 
 def with_head(model: nn.Module, head: str) -> nn.Module:
@@ -176,7 +170,7 @@ def with_head(model: nn.Module, head: str) -> nn.Module:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BatchUnit(OnModel):
+class BatchUnit(Kept):
     """An attack on gradients of batches, or on what local training left.
 
     Attributes:
@@ -185,6 +179,11 @@ class BatchUnit(OnModel):
             further.
         defense: of the clients, drawn anew in each round.
         local: training before anything is sent; None for a gradient.
+
+    Its tensors are of reconstructions beside the images that they belong to (`align`, which needs
+    the truth): `reconstruction` (B, C, H, W) in [0, 1] and `target` uint8, `labels` and `told`, the
+    restored ones (count, size), `share`, `cost` (count,), and those of `outcomes` and of
+    `at_random`, which older ones lack.
     """
 
     kind: ClassVar[str] = "batches"
@@ -214,69 +213,51 @@ class BatchUnit(OnModel):
         )
         return 7 * self.attack.evaluations * self.batches.images * steps
 
-    def make(self, store: Store, device: torch.device) -> Artifact:
-        """Attack, if it is not in the store."""
-        return attacked_batches(self, store, device)
-
-
-def attacked_batches(unit: BatchUnit, store: Store, device: torch.device) -> Artifact:
-    """Reconstructions beside the images that they belong to (`align`, which needs the truth), and
-    their metrics.
-
-    Tensors: `reconstruction` (B, C, H, W) in [0, 1] and `target` uint8, `labels` and `told` (count,
-    size), `share`, `cost` (count,), and those of `outcomes` and of `at_random`, which older ones
-    lack.
-    """
-    return store.get(
-        "batches", unit, lambda state: _attack(unit, store, device, state), label=unit.title
-    )
-
-
-def _attack(
-    unit: BatchUnit, store: Store, device: torch.device, state: object
-) -> dict[str, Tensor]:
-    pixels, labels = chosen(unit.model.dataset, unit.batches)
-    seen = _seen(
-        unit, trained(unit.model, store, device)[0], to_images(pixels).to(device), labels.to(device)
-    )
-    true = labels.unflatten(0, (-1, unit.batches.size))
-    if unit.rule:
-        told = restore_labels(seen, rng=rng(unit.batches.seed, "dummy data"), rule=unit.rule)
-        seen = dataclasses.replace(seen, labels=told)
-    found = reconstruct(
-        seen,
-        unit.attack,
-        rng=rng(unit.batches.seed, "attack"),
-        start=_starts(unit, seen),
-        checkpoint=state,
-        on_saved=store.check_time,
-        progress=store.progress,
-    )
-    truth = to_images(pixels).unflatten(0, (-1, unit.batches.size))
-    made = found.images.cpu().view_as(truth)
-    told = seen.labels.cpu()
-    pairs = [align(*each) for each in zip(made, truth, true, told, strict=True)]
-    ordered = torch.stack([images[pair] for images, pair in zip(made, pairs, strict=True)])
-    others = to_images(dataset(unit.model.dataset, "test").pixels[-APART:])
-    return (
-        outcomes(ordered, truth, true, others)
-        | at_random(ordered, truth)
-        | {
+    def compute(self, store: Store, device: torch.device, state: Path) -> dict[str, Tensor]:
+        """Attack the batches, and hold what is recovered beside the images."""
+        model, _ = trained(self.model, store, device)
+        pixels, labels = chosen(self.model.dataset, self.batches)
+        size = self.batches.size
+        seen = _seen(self, model, to_images(pixels).to(device), labels.to(device))
+        true = labels.unflatten(0, (-1, size))
+        if self.rule:
+            dummy = rng(self.batches.seed, "dummy data")
+            seen = dataclasses.replace(seen, labels=restore_labels(seen, rng=dummy, rule=self.rule))
+        found = reconstruct(
+            seen,
+            self.attack,
+            rng=rng(self.batches.seed, "attack"),
+            start=_starts(self, seen),
+            checkpoint=state,
+            on_saved=store.check_time,
+            progress=store.progress,
+        )
+        truth = to_images(pixels).unflatten(0, (-1, size))
+        made = found.images.cpu().view_as(truth)
+        used = seen.labels.cpu()
+        pairs = [align(*each) for each in zip(made, truth, true, used, strict=True)]
+        ordered = torch.stack([images[pair] for images, pair in zip(made, pairs, strict=True)])
+        others = to_images(dataset(self.model.dataset, "test").pixels[-APART:])
+        return {
+            **outcomes(ordered, truth, true, others),
+            **at_random(ordered, truth),
             "reconstruction": ordered.flatten(0, 1),
             "target": pixels,
             "labels": true,
-            "told": told,
+            "told": used,
             "cost": found.cost,
-            "share": label_share(told, true),
+            "share": label_share(used, true),
         }
-    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BatchOutcomes(OfAttacks):
     """What an attack on batches tells of the photographs.
 
-    The clients neither crop nor flip, and have no policy: photographs are used as they are.
+    The clients neither crop nor flip, and have no policy: photographs are used as they are. Its
+    tensors (images of all batches,) are those of `OutcomeUnit`. Which reconstruction is of which
+    photograph, `align` says, which knows the truth. The guess without a gradient is the mean of the
+    class over the test images that are in none of the batches.
     """
 
     kind: ClassVar[str] = "batch-outcomes"
@@ -290,32 +271,19 @@ class BatchOutcomes(OfAttacks):
                 "as they are have these outcomes"
             )
 
-    def make(self, store: Store, device: torch.device) -> Artifact:
-        """Attack and look, if that is not in the store."""
-        return batch_outcomes(self, store, device)
-
-
-def batch_outcomes(unit: BatchOutcomes, store: Store, device: torch.device) -> Artifact:
-    """Attack batches and look for their photographs.
-
-    Tensors (images of all batches,), as those of `atsbook.runs.outcomes.outcomes`: `rank`, `bits`,
-    `psnr`, `gain`, `frame`. Which reconstruction is of which photograph, `align` says, which knows
-    the truth. The guess without a gradient is the mean of the class over the test images that are
-    in none of the batches.
-    """
-    attacks = unit.attacks
-
-    def compute(state: object) -> dict[str, Tensor]:
+    def compute(self, store: Store, device: torch.device, state: Path) -> dict[str, Tensor]:
+        """Attack, and look."""
+        attacks = self.attacks
         name = attacks.model.dataset
         test = dataset(name, "test")
         rows = attacks.batches.rows(test.labels, test.num_classes).flatten()
         apart = torch.ones(len(test), dtype=torch.bool)
         apart[rows] = False
-        made = _attack(attacks, store, device, state)["reconstruction"]
+        made = attacks.compute(store, device, state)["reconstruction"]
         as_they_are = draw(len(rows), rng=0, crop_flip=False)
-        return told_of(name, rows, as_they_are, made, crop_flip=False, others=test[apart])
-
-    return store.get(unit.kind, unit, compute, label=unit.title)
+        return outcomes_of_photographs(
+            name, rows, as_they_are, made, crop_flip=False, others=test[apart]
+        )
 
 
 def outcomes(made: Tensor, truth: Tensor, labels: Tensor, others: Tensor) -> dict[str, Tensor]:

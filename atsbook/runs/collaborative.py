@@ -5,14 +5,16 @@ every client.
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from atsbook.runs.networks import ModelUnit, Unit
+from atsbook.kept import Kept
+from atsbook.networks import ModelUnit
 from atsbook.runs.outcomes import OfAttacks
-from atsbook.runs.store import Artifact, Store
+from atsbook.store import Store
 from atsfed.federation import Federation, chosen, taken, used
 from atsfed.peers import as_seen, exchange, ring
 from atsfed.rounds import accuracy, rounds
@@ -36,8 +38,8 @@ VIEWS = ("server", "sum", "neighbour")
 TESTED = 1_000  # images by which the global network is tested
 
 
-class OnFederation:
-    """A unit of work on a federation, its field `federation`."""
+class OnFederation(Kept):
+    """A request for something of a federation, its field `federation`."""
 
     federation: Federation
 
@@ -46,11 +48,6 @@ class OnFederation:
         """The network with its first weights, by which costs are told."""
         f = self.federation
         return ModelUnit(dataset=f.dataset, model=f.model, fraction=1.0, train=None, seed=f.seed)
-
-    @property
-    def needs(self) -> tuple[Unit, ...]:
-        """Nothing."""
-        return ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,6 +64,12 @@ class FederationUnit(OnFederation):
             answers and nothing else. "neighbour": without a server, on a ring, each participant's
             answer as the next one sees it, whose own network it takes for the sender's; the
             accuracy is then the mean of all participants'.
+
+    Its tensors: `accuracy` (measured,) in percent. Of the attacks (attacked, clients · batch), one
+    client after the other: `psnr`, `floor`, the PSNR of the mean image after the policy, both in
+    dB, ranks among 100 of the used image, `rank_target`, of the photograph, `rank_original`, and of
+    the photograph for a server that knows the policy, `rank_knowing`; `label` and `named`, whether
+    the label was restored.
     """
 
     kind: ClassVar[str] = "federation"
@@ -100,38 +103,19 @@ class FederationUnit(OnFederation):
         local = f.local.epochs if f.local else 1
         return images * (3 * local * f.rounds + steps) + TESTED * len(self.measured)
 
-    def make(self, store: Store, device: torch.device) -> Artifact:
-        """Run it, if it is not in the store."""
-        return federated(self, store, device)
-
-
-def federated(unit: FederationUnit, store: Store, device: torch.device) -> Artifact:
-    """Run a federation and attack what its server sees.
-
-    Tensors: `accuracy` (measured,) in percent. Of the attacks (attacked, clients · batch), one
-    client after the other: `psnr`, `floor`, the PSNR of the mean image after the policy, both in
-    dB, ranks among 100 of the used image, `rank_target`, of the photograph, `rank_original`, and of
-    the photograph for a server that knows the policy, `rank_knowing`; `label` and `named`, whether
-    the label was restored.
-    """
-
-    def compute(state: object) -> dict[str, Tensor]:
-        tests = unit.federation.held_out()[:TESTED]
+    def compute(self, store: Store, device: torch.device, state: Path) -> dict[str, Tensor]:
+        """Run the federation, and attack what is seen of it."""
+        tests = self.federation.held_out()[:TESTED]
         measured = []
         found = []
-        for past, (networks, seen) in enumerate(_history(unit)):
-            if past in unit.measured:
+        for past, (networks, seen) in enumerate(_history(self)):
+            if past in self.measured:
                 measured.append(sum(accuracy(model, tests) for model in networks) / len(networks))
-            if past in unit.attacked:
-                found.append(_attacked(unit, seen(), past))
-        parts = (
-            {name: torch.stack([each[name] for each in found]) for name in found[0]}
-            if found
-            else {}
-        )
+            if past in self.attacked:
+                found.append(_attacked(self, seen(), past))
+        names = found[0] if found else ()
+        parts = {name: torch.stack([each[name] for each in found]) for name in names}
         return {"accuracy": torch.tensor(measured)} | parts
-
-    return store.get(unit.kind, unit, compute, label=unit.title)
 
 
 def _history(
@@ -158,42 +142,33 @@ def _history(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FederationOutcomes(OfAttacks):
-    """What the attacks on a federation tell of the photographs."""
+    """What the attacks on a federation tell of the photographs.
+
+    Its tensors (attacked, clients · batch), one client after the other: `psnr` in dB against what
+    the client used; `gain`, dB above the guess of somebody who knows label, policy and draw, and
+    has the images that no client has; `frame`, PSNR in dB of the photograph on the part that is in
+    the frame. `alike` (attacked, clients · batch, 100): how alike the reconstruction is to the
+    photograph and to others of its class, for a server that knows the policy; `truth`, which of
+    these is the photograph. Bits and ranks are made of them by `atslib.measures.found`, over
+    federations of several seeds.
+    """
 
     kind: ClassVar[str] = "federation-outcomes"
 
     attacks: FederationUnit
 
-    def make(self, store: Store, device: torch.device) -> Artifact:
-        """Run the federation, attack and look, if that is not in the store."""
-        return federation_outcomes(self, store, device)
-
-
-def federation_outcomes(unit: FederationOutcomes, store: Store, device: torch.device) -> Artifact:
-    """Run a federation, attack what its server sees, and look for the photographs.
-
-    Tensors (attacked, clients · batch), one client after the other: `psnr` in dB against what the
-    client used; `gain`, dB above the guess of somebody who knows label, policy and draw, and has
-    the images that no client has; `frame`, PSNR in dB of the photograph on the part that is in the
-    frame. `alike` (attacked, clients · batch, 100): how alike the reconstruction is to the
-    photograph and to others of its class, for a server that knows the policy; `truth`, which of
-    these is the photograph. Bits and ranks are made of them by `atslib.measures.found`, over
-    federations of several seeds.
-    """
-    attacks = unit.attacks
-
-    def compute(state: object) -> dict[str, Tensor]:
-        told = [
-            _told(attacks, seen(), past)
+    def compute(self, store: Store, device: torch.device, state: Path) -> dict[str, Tensor]:
+        """Run the federation, attack, and look."""
+        attacks = self.attacks
+        found = [
+            _outcomes(attacks, seen(), past)
             for past, (_, seen) in enumerate(_history(attacks))
             if past in attacks.attacked
         ]
-        return {name: torch.stack([each[name] for each in told]) for name in told[0]}
-
-    return store.get(unit.kind, unit, compute, label=unit.title)
+        return {name: torch.stack([each[name] for each in found]) for name in found[0]}
 
 
-def _told(unit: FederationUnit, seen: list[Observed], past: int) -> dict[str, Tensor]:
+def _outcomes(unit: FederationUnit, seen: list[Observed], past: int) -> dict[str, Tensor]:
     f = unit.federation
     images, truth, _, _ = _recovered(unit, seen, past)
     parts = [photographs(f, client, past + 1) for client in range(f.clients)]

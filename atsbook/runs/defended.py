@@ -4,11 +4,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from atsbook.runs.attacks import AttackUnit, before, drawn, targets, told
-from atsbook.runs.networks import dataset
+from atsbook.experiment import AttackUnit, knowledge_of_draw
 from atsbook.runs.packing import PICTURES, as_kept
-from atsbook.runs.store import Artifact
 from atsbook.runs.tables import policy_image
+from atsbook.store import Artifact
 from atslib.attacks.through_policy import drawn as forms_of
 from atslib.clients.prepare import to_images
 from atslib.measures.guesses import psnr_of_guess
@@ -20,8 +19,7 @@ def against_before(table: pd.DataFrame, unit: AttackUnit) -> pd.DataFrame:
     """The rows of one unit with `gain_before`: dB above the mean image, against the image before
     the policy.
     """
-    whole = dataset(unit.model.dataset, "test").pixels[unit.first : unit.last]
-    images = to_images(before(unit) if unit.crop_flip else whole)
+    images = to_images(unit.clients().cropped)
     floor = psnr_of_guess(policy_image(unit.model.dataset, "", unit.crop_flip), images)
     own = table["psnr_before" if unit.crop_flip else "psnr"]
     return table.assign(gain_before=own - floor.double().numpy())
@@ -31,7 +29,9 @@ def visible(unit: AttackUnit) -> Tensor:
     """Which pixels of the unit's images before the policy are left in the frame of the first round,
     (B, H, W) bool.
     """
-    return in_frame(forms_of(told(unit, drawn(unit)))[0], to_images(before(unit)))
+    clients = unit.clients()
+    forms = forms_of(knowledge_of_draw(clients.draws[0]))[0]
+    return in_frame(forms, to_images(clients.cropped))
 
 
 def visible_rows(unit: AttackUnit, artifact: Artifact) -> pd.DataFrame:
@@ -42,7 +42,8 @@ def visible_rows(unit: AttackUnit, artifact: Artifact) -> pd.DataFrame:
     `whole` on all; `ceiling` is that of a perfect picture of what the client used, on all.
     """
     made = to_images(as_kept(artifact["reconstruction"][:PICTURES]))
-    images, target = (to_images(pixels[: len(made)]) for pixels in (before(unit), targets(unit)[1]))
+    clients = unit.clients()
+    images, target = (to_images(part[: len(made)]) for part in (clients.cropped, clients.used()))
     part = visible(unit)[: len(made)]
     share = part.double().mean((1, 2))
     # With the rest as it should be, the error of the whole is that of the part times its share.

@@ -3,19 +3,22 @@ layer gives away.
 """
 
 import dataclasses
+from pathlib import Path
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from atsbook.runs.attacks import AttackUnit, OfAttack, attacked, targets
+from atsbook.experiment import drawn
+from atsbook.kept import Kept
+from atsbook.networks import ModelUnit, dataset, trained
 from atsbook.runs.batches import APART, Batches, chosen
-from atsbook.runs.networks import ModelUnit, OnModel, Unit, dataset, trained
-from atsbook.runs.store import Artifact, Store
+from atsbook.runs.outcomes import OfAttack
+from atsbook.store import Store
 from atslib.attacks.analytic import invert_linear, of_last_layer
 from atslib.clients.observe import ThreatModel, observe
-from atslib.clients.prepare import streams, to_images, transform
+from atslib.clients.prepare import to_images
 from atslib.gradients.problems import example_gradients, unflatten
 from atslib.measures.identification import TIE, identification, rolled
 from atslib.measures.metrics import psnr
@@ -25,9 +28,15 @@ CANDIDATES = 100  # among whose features those of an image are singled out
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StagesUnit:
+class StagesUnit(Kept):
     """Gradients of the test images 0 … `images` - 1 before a training, after some of its `steps`,
-    and at its end.
+    and at its end: what stage and image have to do with length and direction of a gradient.
+
+    Its tensors: `norm` (S, N). Of directions, gradients of length 1, in sums of squares:
+    `direction_all` (N,) around the mean of all, `direction_image` (N,) what the mean over the
+    stages tells of the image, `direction_stage` () what the mean over the images tells of the
+    stage. `same_stage` (S,) mean cosine of two images at one stage, `same_image` (S, S) of one
+    image at two stages.
     """
 
     kind: ClassVar[str] = "stages"
@@ -43,9 +52,9 @@ class StagesUnit:
         return dataclasses.replace(self.model, train=None), *on_the_way, self.model
 
     @property
-    def needs(self) -> tuple[Unit, ...]:
+    def needs(self) -> tuple[Kept, ...]:
         """The networks, but for the untrained one."""
-        return tuple(model for model in self.models if model.train)
+        return tuple(model for model in self.models if model.is_kept)
 
     @property
     def title(self) -> str:
@@ -57,27 +66,14 @@ class StagesUnit:
         """Forward and backward at every step."""
         return 3 * self.images * len(self.models)
 
-    def make(self, store: Store, device: torch.device) -> Artifact:
-        """Compute them, if they are not in the store."""
-        return through_training(self, store, device)
-
-
-def through_training(unit: StagesUnit, store: Store, device: torch.device) -> Artifact:
-    """What stage and image have to do with length and direction of a gradient.
-
-    `norm` (S, N). Of directions, gradients of length 1, in sums of squares: `direction_all` (N,)
-    around the mean of all, `direction_image` (N,) what the mean over the stages tells of the image,
-    `direction_stage` () what the mean over the images tells of the stage. `same_stage` (S,) mean
-    cosine of two images at one stage, `same_image` (S, S) of one image at two stages.
-    """
-
-    def compute(state: object) -> dict[str, Tensor]:
-        images = dataset(unit.model.dataset, "test")[: unit.images]
+    def compute(self, store: Store, device: torch.device, state: Path) -> dict[str, Tensor]:
+        """Compute the gradients of all images at every stage."""
+        images = dataset(self.model.dataset, "test")[: self.images]
         pixels = to_images(images.pixels).to(device)
         labels = images.labels.to(device)
         rows = [
             example_gradients(trained(model, store, device)[0], pixels, labels).cpu()
-            for model in unit.models
+            for model in self.models
         ]
         directions = torch.stack([F.normalize(row, dim=1) for row in rows])  # (S, N, P)
         mean = directions.mean((0, 1))
@@ -94,12 +90,16 @@ def through_training(unit: StagesUnit, store: Store, device: torch.device) -> Ar
             "same_image": torch.einsum("snp,tnp->st", directions, directions) / count,
         }
 
-    return store.get("stages", unit, compute, label=unit.title)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FeatureUnit(OnModel):
-    """What the last layer got of images that share gradients, read off the row of each one's label."""
+class FeatureUnit(Kept):
+    """What the last layer got of images that share gradients, read off the row of each one's label.
+
+    Its tensors (B,): `error` of an image's features in shares of their length; `error_mean` (of the
+    mean features of other clients, a guess that needs no gradient); `rank_target` of the image
+    among 100 that the policy transformed, `rank_original` among 100 untouched ones. Ranks are by
+    correlation, the mean features taken off. nan and 100 where a gradient says nothing.
+    """
 
     kind: ClassVar[str] = "features"
 
@@ -118,29 +118,14 @@ class FeatureUnit(OnModel):
         """Forward and backward for each image, forward for the candidates."""
         return 4 * self.batches.images + 2 * APART
 
-    def make(self, store: Store, device: torch.device) -> Artifact:
-        """Read them, if they are not in the store."""
-        return features_read(self, store, device)
-
-
-def features_read(unit: FeatureUnit, store: Store, device: torch.device) -> Artifact:
-    """Of each image: the error of its features in shares of their length, and whose they are most
-    like.
-
-    `error`, `error_mean` (of the mean features of other clients, a guess that needs no gradient),
-    `rank_target` of the image among 100 that the policy transformed, `rank_original` among 100
-    untouched ones; (B,) each. Ranks are by correlation, the mean features taken off. nan and 100
-    where a gradient says nothing.
-    """
-
-    def compute(state: object) -> dict[str, Tensor]:
-        model = trained(unit.model, store, device)[0]
-        size = unit.batches.size
-        pixels, labels = chosen(unit.model.dataset, unit.batches)
-        both = torch.cat([pixels, dataset(unit.model.dataset, "test").pixels[-APART:]])
-        used = transform(
-            both, unit.policy, rng=streams(unit.batches.seed, unit.policy), crop_flip=False
-        )
+    def compute(self, store: Store, device: torch.device, state: Path) -> dict[str, Tensor]:
+        """Read the features off each gradient, and compare them with those of the candidates."""
+        model = trained(self.model, store, device)[0]
+        size = self.batches.size
+        pixels, labels = chosen(self.model.dataset, self.batches)
+        both = torch.cat([pixels, dataset(self.model.dataset, "test").pixels[-APART:]])
+        own_draws = drawn(range(len(both)), self.policy, seed=self.batches.seed, crop_flip=False)
+        used = own_draws.apply(both)
         original, target = (_features(model, to_images(x).to(device)) for x in (both, used))
         count = len(pixels)
         parts = []
@@ -156,8 +141,6 @@ def features_read(unit: FeatureUnit, store: Store, device: torch.device) -> Arti
             "rank_target": _among(found, target, count),
             "rank_original": _among(found, original, count),
         }
-
-    return store.get("features", unit, compute, label=unit.title)
 
 
 @torch.no_grad()
@@ -201,7 +184,12 @@ def _among(found: Tensor, features: Tensor, count: int) -> Tensor:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShiftsUnit(OfAttack):
-    """An attack's images among candidates at all their circular shifts, see `rolled_ranks`."""
+    """An attack's images among candidates at all their circular shifts.
+
+    Its tensors (B,): `rank_rolled`, as `rank_target`, with all circular shifts tolerated;
+    `psnr_rolled`, at the best one. For networks that do not see where something is: their
+    reconstructions are right up to a shift.
+    """
 
     kind: ClassVar[str] = "rolled"
 
@@ -210,22 +198,11 @@ class ShiftsUnit(OfAttack):
         """Those of the attack, and what is looked for."""
         return f"shifts of {super().title}"
 
-    def make(self, store: Store, device: torch.device) -> Artifact:
-        """Compare them, if that is not in the store."""
-        return rolled_ranks(self.attack_unit, store, device)
-
-
-def rolled_ranks(unit: AttackUnit, store: Store, device: torch.device) -> Artifact:
-    """`rank_rolled` (B,): as `rank_target`, with all circular shifts tolerated; `psnr_rolled` (B,),
-    at the best one.
-
-    For networks that do not see where something is: their reconstructions are right up to a shift.
-    """
-
-    def compute(state: object) -> dict[str, Tensor]:
-        made = attacked(unit, store, device)["reconstruction"].cpu()
-        target = to_images(targets(unit)[1])
-        names = dataset(unit.model.dataset, "test").pixels[unit.last : unit.first + CANDIDATES]
+    def compute(self, store: Store, device: torch.device, state: Path) -> dict[str, Tensor]:
+        """Compare them."""
+        made = self.attack_unit.make(store, device)["reconstruction"].cpu()
+        target = to_images(self.clients().used())
+        names = dataset(self.model.dataset, "test").pixels[self.last : self.first + CANDIDATES]
         candidates = torch.cat([target, to_images(names)])
         own = torch.arange(len(made))
         _, down, right = rolled(made, target)
@@ -236,5 +213,3 @@ def rolled_ranks(unit: AttackUnit, store: Store, device: torch.device) -> Artifa
             "rank_rolled": identification(made, candidates, own, shift=None),
             "psnr_rolled": psnr(made, moved),
         }
-
-    return store.get("rolled", unit, compute, label=f"shifts of {unit.title}")

@@ -1,17 +1,19 @@
 """What an attack finds layer by layer: gradients at its iterates."""
 
 import dataclasses
+from pathlib import Path
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from atsbook.runs.attacks import CHUNK, OfAttack, attacked
-from atsbook.runs.networks import trained
-from atsbook.runs.store import Artifact, Store
+from atsbook.networks import trained
+from atsbook.runs.outcomes import OfAttack
+from atsbook.store import Store
 from atslib.clients.prepare import to_images
 from atslib.gradients.problems import problem_gradients
 
+CHUNK = 16  # gradients of single images in memory at once
 GROUPS = {
     "whole": "whole gradient",
     "first": "first layer",
@@ -72,7 +74,11 @@ def third(position: int, layers: int) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayersUnit(OfAttack):
-    """How similar the gradients of an attack's iterates are to the client's, layer by layer."""
+    """How similar the gradients of an attack's iterates are to the client's, layer by layer.
+
+    Its tensors: `last` (L, B), of the last iterate, and `groups` (4, F, B), those of `GROUPS`: the
+    whole gradient, the first layer, and the means of the shallow and the deep third.
+    """
 
     kind: ClassVar[str] = "layers"
 
@@ -86,23 +92,17 @@ class LayersUnit(OfAttack):
         """A gradient at each iterate of each image."""
         return 3 * self.frames * (self.last - self.first)
 
-    def make(self, store: Store, device: torch.device) -> Artifact:
-        """`last` (L, B), of the last iterate, and `groups` (4, F, B), those of `GROUPS`: the whole
-        gradient, the first layer, and the means of the shallow and the deep third.
-        """
-
-        def compute(state: object) -> dict[str, Tensor]:
-            attack = attacked(self.attack_unit, store, device)
-            model, _ = trained(self.model, store, device)
-            frames = attack["frames"].to(device)
-            target = to_images(attack["target"].to(device))
-            labels = attack["labels"].to(device)
-            layers, whole = layer_similarity(model, frames, target, labels)
-            thirds = [third(i, len(layers)) for i in range(len(layers))]
-            means = [
-                layers[[i for i, own in enumerate(thirds) if own == name]].mean(0)
-                for name in ("shallow", "deep")
-            ]
-            return {"last": layers[:, -1], "groups": torch.stack([whole, layers[0], *means])}
-
-        return store.get(self.kind, self, compute, label=self.title)
+    def compute(self, store: Store, device: torch.device, state: Path) -> dict[str, Tensor]:
+        """Compare the gradients at each iterate that was kept."""
+        attack = self.attack_unit.make(store, device)
+        model, _ = trained(self.model, store, device)
+        frames = attack["frames"].to(device)
+        target = to_images(attack["target"].to(device))
+        labels = attack["labels"].to(device)
+        layers, whole = layer_similarity(model, frames, target, labels)
+        thirds = [third(i, len(layers)) for i in range(len(layers))]
+        means = [
+            layers[[i for i, own in enumerate(thirds) if own == name]].mean(0)
+            for name in ("shallow", "deep")
+        ]
+        return {"last": layers[:, -1], "groups": torch.stack([whole, layers[0], *means])}

@@ -1,74 +1,95 @@
-"""What an attack's images tell of the photographs: found, bits, the gain over a guess that knows the draw, and the
-PSNR in the frame.
-"""
+"""What else is looked for in the images that attacks recovered: beside `atsbook.experiment`."""
 
 import dataclasses
-import functools
-from collections.abc import Mapping
+from pathlib import Path
 from typing import ClassVar
 
-import pandas as pd
 import torch
 from torch import Tensor
 
-from atsbook.runs.attacks import AttackUnit, attacked
-from atsbook.runs.networks import ModelUnit, Unit, dataset
-from atsbook.runs.packing import PICTURES, as_kept
-from atsbook.runs.store import Artifact, Store
-from atsbook.runs.tables import label
-from atslib.attacks import Undone
-from atslib.attacks.composed import Around
-from atslib.attacks.through_policy import ByForms
-from atslib.clients.prepare import streams, to_images
-from atslib.data.images import Images
+from atsbook.experiment import CANDIDATES, AttackUnit
+from atsbook.kept import Kept
+from atsbook.networks import ModelUnit, dataset
+from atsbook.runs.packing import as_kept
+from atsbook.store import Store
+from atslib.clients.prepare import to_images
 from atslib.errors import AtsError
-from atslib.measures.found import CANDIDATES, bits, match, own_class, rank
-from atslib.measures.frame import frame_psnr
-from atslib.measures.guesses import guess_knowing_draw
-from atslib.measures.metrics import psnr
+from atslib.measures.found import CANDIDATES as OF_A_CLASS
+from atslib.measures.found import bits, own_class, rank
+from atslib.measures.identification import identification
 from atslib.measures.perceptual import recognize
-from atslib.policies.draws import Draw, draw
-
-MOST = 500  # training images of the class that the guess without a gradient is the mean of
+from atslib.policies.policy import forms, parse_policy
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OutcomeUnit:
-    """The outcomes of one attack, a row for each of its photographs."""
+class OfAttack(AttackUnit):
+    """Something that is looked for in an attack's images: described as the attack is, and kept under
+    a kind of its own.
+    """
 
-    kind: ClassVar[str] = "outcomes"
+    def __post_init__(self) -> None:
+        """An attack's kind goes with its class, this one's does not."""
 
-    attack: AttackUnit
+    @classmethod
+    def of(cls, unit: AttackUnit) -> "OfAttack":
+        """What is looked for in this attack's images."""
+        return cls(**{field.name: getattr(unit, field.name) for field in dataclasses.fields(unit)})
 
     @property
-    def model(self) -> ModelUnit:
-        """The attacked network."""
-        return self.attack.model
-
-    @property
-    def needs(self) -> tuple[Unit, ...]:
+    def attack_unit(self) -> AttackUnit:
         """The attack whose images are looked at."""
-        return (self.attack,)
+        return AttackUnit(
+            **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        )
 
     @property
-    def title(self) -> str:
-        """That of the attack, and what is looked for."""
-        return f"photographs found, {self.attack.title}"
+    def needs(self) -> tuple[Kept, ...]:
+        """The network and the attack."""
+        return (*super().needs, self.attack_unit)
 
     @property
     def passes(self) -> float:
         """No network is needed."""
         return 0.0
 
-    def make(self, store: Store, device: torch.device) -> Artifact:
-        """Look for them, if that is not in the store."""
-        return outcomes(self, store, device)
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FoundUnit(OfAttack):
+    """`rank_knowing` (B,): rank of each photograph for a server that knows the policy, but not what
+    was drawn.
+
+    It compares a reconstruction with all `forms` that the policy can give to each of 100 untouched
+    test images; shifts of a crop and mirror images it tolerates as `ranks` does.
+    """
+
+    kind: ClassVar[str] = "ranks"
+
+    @property
+    def title(self) -> str:
+        """Those of the attack, and what is looked for."""
+        return f"photographs found, {super().title}"
+
+    def compute(self, store: Store, device: torch.device, state: Path) -> dict[str, Tensor]:
+        """Compare each reconstruction with every form of the hundred."""
+        test = dataset(self.model.dataset, "test").pixels
+        policy = parse_policy(self.policy)
+        estimates = self.attack_unit.make(store, device)["reconstruction"].cpu()
+        parts = []
+        for low in range(self.first - self.first % CANDIDATES, self.last, CANDIDATES):
+            begin, end = max(low, self.first), min(low + CANDIDATES, self.last)
+            known = to_images(forms(policy, test[low : low + CANDIDATES]))
+            rows = estimates[begin - self.first : end - self.first]
+            parts.append(identification(rows, known, torch.arange(begin, end) - low))
+        return {"rank_knowing": torch.cat(parts)}
 
 
-class OfAttacks:
-    """A unit that makes attacks of another unit, its field `attacks`, and looks for their photographs."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OfAttacks(Kept):
+    """A request that makes the attacks of another, its field `attacks`, itself, and looks for their
+    photographs.
+    """
 
-    attacks: Unit
+    attacks: Kept
 
     @property
     def model(self) -> ModelUnit:
@@ -76,8 +97,8 @@ class OfAttacks:
         return self.attacks.model
 
     @property
-    def needs(self) -> tuple[Unit, ...]:
-        """What the attacks need."""
+    def needs(self) -> tuple[Kept, ...]:
+        """What the attacks need, and not their own result."""
         return self.attacks.needs
 
     @property
@@ -92,8 +113,16 @@ class OfAttacks:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RecognizedUnit:
+class RecognizedUnit(Kept):
     """Where a network that knows pictures ranks the photographs behind several attacks.
+
+    Its tensors (A, B), a row for each attack:
+
+    - `seen_rank`: place of the photograph among those of its class by features of an ImageNet
+      network, 1: recognized.
+    - `seen_bits`: what that tells of it.
+    - `used_rank`, `used_bits`: the same of the images that the client used, which a perfect attack
+      would bring back.
 
     Attributes:
         attacks: on the same photographs, whose candidates are looked at once.
@@ -103,7 +132,7 @@ class RecognizedUnit:
     kind: ClassVar[str] = "recognized"
 
     attacks: tuple[AttackUnit, ...]
-    most: int = CANDIDATES
+    most: int = OF_A_CLASS
 
     def __post_init__(self) -> None:
         same = {(a.model.dataset, a.first, a.last) for a in self.attacks}
@@ -118,43 +147,21 @@ class RecognizedUnit:
         return self.attacks[0].model
 
     @property
-    def needs(self) -> tuple[Unit, ...]:
-        """The attacks whose images are looked at."""
-        return self.attacks
-
-    @property
     def title(self) -> str:
         """How many attacks, and of which photographs."""
         first = self.attacks[0]
         rows = f"{first.first}-{first.last - 1}"
         return f"photographs {rows} recognized by a network, {len(self.attacks)} attacks"
 
-    @property
-    def passes(self) -> float:
-        """None of the attacked network."""
-        return 0.0
-
-    def make(self, store: Store, device: torch.device) -> Artifact:
-        """Look at them, if that is not in the store."""
-        return recognized(self, store, device)
-
-
-def recognized(unit: RecognizedUnit, store: Store, device: torch.device) -> Artifact:
-    """Tensors (A, B), one row for each attack.
-
-    - `seen_rank`: place of the photograph among those of its class by features of an ImageNet network, 1: recognized.
-    - `seen_bits`: what that tells of it.
-    - `used_rank`, `used_bits`: the same of the images that the client used, which a perfect attack would bring back.
-    """
-    first = unit.attacks[0]
-
-    def compute(state: object) -> dict[str, Tensor]:
+    def compute(self, store: Store, device: torch.device, state: Path) -> dict[str, Tensor]:
+        """Look at what was recovered, and at what was used."""
+        first = self.attacks[0]
         test = dataset(first.model.dataset, "test")
-        candidates, truth = own_class(test.labels, range(first.first, first.last), most=unit.most)
-        kept = [attacked(attack, store, device) for attack in unit.attacks]
+        candidates, truth = own_class(test.labels, first.images, most=self.most)
+        kept = [attack.make(store, device) for attack in self.attacks]
         made = [as_kept(one["reconstruction"].cpu()) for one in kept]
         # What the client used is the same for all attacks on one policy, draw, and crop or none.
-        draws = [(attack.policy, attack.seed, attack.crop_flip) for attack in unit.attacks]
+        draws = [(attack.policy, attack.seed, attack.crop_flip) for attack in self.attacks]
         used = dict(zip(draws, (one["target"].cpu() for one in kept), strict=True))
         images = to_images(torch.cat([*made, *used.values()]))
         times = len(images) // len(truth)
@@ -168,148 +175,3 @@ def recognized(unit: RecognizedUnit, store: Store, device: torch.device) -> Arti
             found[f"{name}_rank"] = torch.stack([rank(one, truth) for one in each])
             found[f"{name}_bits"] = torch.stack([bits(one, truth) for one in each])
         return found
-
-    return store.get(unit.kind, unit, compute, label=unit.title)
-
-
-def _policy_searched(unit: AttackUnit) -> str:
-    """The policy of what the attack searches: none where that is the image before it, after crop
-    and flip, as with an attack that goes through the policy or undoes it, alone or inside another.
-    """
-    attack, before = unit.attack, False
-    while attack is not None:
-        before |= isinstance(attack, (ByForms, Undone))
-        attack = attack.inner if isinstance(attack, Around) else None
-    return "" if before else unit.policy
-
-
-def searched(unit: AttackUnit) -> Draw:
-    """What was drawn for the images that the attack searches."""
-    policy = _policy_searched(unit)
-    # Crops and flips are the same for every policy of a seed.
-    drawn = draw(unit.last, policy, rng=streams(unit.seed, policy), crop_flip=unit.crop_flip)
-    return drawn[unit.first : unit.last]
-
-
-@functools.lru_cache(maxsize=256)
-def guessed(
-    name: str, policy: str, first: int, last: int, seed: int, crop_flip: bool, most: int = 100
-) -> Tensor:
-    """PSNR in dB of the guess of somebody who knows label, policy and draw, for test images `first`
-    … `last` - 1 as the client used them, (B,).
-
-    Args:
-        most: training images of the class that the guess is the mean of.
-    """
-    test = dataset(name, "test")
-    train = dataset(name, "train")
-    rows = slice(first, last)
-    drawn = draw(last, policy, rng=streams(seed, policy), crop_flip=crop_flip)[rows]
-    guess = guess_knowing_draw(
-        drawn, train.pixels, train.labels, labels=test.labels[rows], most=most
-    )
-    return psnr(guess, to_images(drawn.apply(test.pixels[rows])))
-
-
-def guess_of(unit: AttackUnit) -> Tensor:
-    """`guessed` for the images that an attack is compared with, of its first round."""
-    name = unit.model.dataset
-    return guessed(name, unit.policy, unit.first, unit.last, unit.seed, unit.crop_flip)
-
-
-def outcomes(unit: OutcomeUnit, store: Store, device: torch.device) -> Artifact:
-    """Tensors (B,), one entry for each photograph.
-
-    - `rank`: place of the photograph among 100 test images of its class by similarity, 1: found. The server knows the
-      policy.
-    - `bits`: what the reconstruction tells of the photograph, up to 6.6; see `atslib.measures.found.bits`.
-    - `psnr`: dB, against what the client used (or what it used before the policy, where the attack searches that).
-    - `gain`: dB above the guess of somebody who knows label, policy and draw and sees no gradient.
-    - `frame`: PSNR in dB of the photograph on the part that is in the frame.
-    """
-
-    def compute(state: object) -> dict[str, Tensor]:
-        images = attacked(unit.attack, store, device)["reconstruction"].cpu()
-        return outcomes_of(unit.attack, images)
-
-    return store.get(unit.kind, unit, compute, label=unit.title)
-
-
-def outcomes_of(attack: AttackUnit, images: Tensor) -> dict[str, Tensor]:
-    """`outcomes` of what an attack recovered of the first of its photographs.
-
-    Args:
-        images: floats in [0, 1], (B, C, H, W), at most as many as the attack has photographs.
-    """
-    name = attack.model.dataset
-    last = attack.first + len(images)
-    rows = torch.arange(attack.first, last)
-    drawn = searched(attack)[: len(images)]
-    # All attacks on these photographs have one guess, which takes as long as the comparison
-    where = (_policy_searched(attack), attack.first, last, attack.seed, attack.crop_flip)
-    guess = guessed(name, *where, most=MOST)
-    return told_of(name, rows, drawn, images, crop_flip=attack.crop_flip, guess=guess)
-
-
-def told_of(
-    name: str,
-    rows: Tensor,
-    drawn: Draw,
-    images: Tensor,
-    *,
-    crop_flip: bool = True,
-    others: Images | None = None,
-    guess: Tensor | None = None,
-) -> dict[str, Tensor]:
-    """`outcomes` of what an attack recovered of these test images.
-
-    Args:
-        name: of the data set.
-        rows: (B,) which of its test images.
-        drawn: what was drawn for each.
-        images: floats in [0, 1], (B, C, H, W).
-        others: of which the guess without a gradient is made; None: the training images.
-        guess: (B,) that guess's PSNR in dB where it is known.
-    """
-    test = dataset(name, "test")
-    others = others or dataset(name, "train")
-    candidates, truth = own_class(test.labels, rows)
-    alike = match(images, test.pixels, candidates, drawn.policy, crop_flip=crop_flip)
-    used = to_images(drawn.apply(test.pixels[rows]))
-    if guess is None:
-        mean = guess_knowing_draw(
-            drawn, others.pixels, others.labels, labels=test.labels[rows], most=MOST
-        )
-        guess = psnr(mean, used)
-    reached = psnr(images, used)
-    return {
-        "rank": rank(alike, truth),
-        "bits": bits(alike, truth),
-        "psnr": reached,
-        "gain": reached - guess,
-        "frame": frame_psnr(images, test.pixels[rows], drawn),
-    }
-
-
-def outcome_rows(artifact: Artifact, unit: AttackUnit) -> pd.DataFrame:
-    """A row for each photograph: policy, image, and all of `outcomes`; `found` is whether its rank is 1."""
-    return _rows(artifact.tensors, unit)
-
-
-def picture_rows(artifact: Artifact, unit: AttackUnit) -> pd.DataFrame:
-    """`outcome_rows` of the photographs whose pictures the archive keeps of every attack, the first
-    sixteen, from the pictures as it keeps them.
-
-    Args:
-        artifact: of the attack.
-    """
-    images = to_images(as_kept(artifact["reconstruction"][:PICTURES]))
-    return _rows(outcomes_of(unit, images), unit)
-
-
-def _rows(values: Mapping[str, Tensor], unit: AttackUnit) -> pd.DataFrame:
-    table = pd.DataFrame({name: value.numpy() for name, value in values.items()})
-    table.insert(0, "found", table["rank"] == 1)
-    table.insert(0, "image", range(unit.first, unit.first + len(table)))
-    table.insert(0, "policy", label(unit.policy))
-    return table

@@ -22,7 +22,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from atsbook.runs.store import Artifact
+from atsbook.store import Artifact
 from atslib.checkpoints import Tensors
 from atslib.clients.prepare import to_images
 from atslib.errors import AtsError
@@ -108,7 +108,7 @@ def _columns() -> SimpleNamespace:
 
 
 @dataclasses.dataclass(frozen=True)
-class Kept:
+class Row:
     """What is kept of a request, but for a network's weights.
 
     Attributes:
@@ -133,7 +133,7 @@ def is_attack(kind: str) -> bool:
 
 def packed(
     key: str, artifact: Artifact, *, pictures: int | None = PICTURES, without: Sequence[str] = ()
-) -> tuple[Kept, Tensors]:
+) -> tuple[Row, Tensors]:
     """What is kept of an artifact, and the weights of a network, which have a file of their own.
 
     Args:
@@ -171,7 +171,7 @@ def packed(
         kept.add("reconstruction")
     facts["left_out"] = sorted({name.split(".")[0] for name in tensors.keys() - kept})
     weights = {name: rest.pop(name) for name in list(rest) if name.split(".")[0] == WEIGHTS}
-    return Kept(key, facts, measures, serialized(rest), sheet), weights
+    return Row(key, facts, measures, serialized(rest), sheet), weights
 
 
 def few(config: dict) -> int:
@@ -187,7 +187,7 @@ def serialized(tensors: Tensors) -> bytes:
     return safetensors.torch.save(whole) if whole else b""
 
 
-def unpacked(kept: Kept) -> Tensors:
+def unpacked(kept: Row) -> Tensors:
     """The tensors of a request, without weights; of reconstructions those in the pictures, as
     rounded there.
     """
@@ -219,7 +219,7 @@ def measures_of(tensors: Tensors) -> dict[str, np.ndarray]:
     return found
 
 
-def to_table(rows: Iterable[Kept]) -> "pa.Table":
+def to_table(rows: Iterable[Row]) -> "pa.Table":
     """The table of these requests, ordered by their description, which is what compresses best."""
     pa = arrow()
     own = _columns()
@@ -238,7 +238,7 @@ def to_table(rows: Iterable[Kept]) -> "pa.Table":
     return pa.table([columns[name] for name in own.schema.names], schema=own.schema)
 
 
-def from_table(table: "pa.Table") -> list[Kept]:
+def from_table(table: "pa.Table") -> list[Row]:
     """The requests of a table that `to_table` made."""
     columns = {name: table[name].combine_chunks() for name in table.column_names}
     plain = {name: columns[name].to_pylist() for name in _columns().facts}
@@ -254,11 +254,11 @@ def from_table(table: "pa.Table") -> list[Kept]:
         for name in MEASURES:
             if (values := columns[name][i].values) is not None:
                 measures[name] = values.to_numpy(zero_copy_only=False)
-        rows.append(Kept(key, facts, measures, tensors[i] or b"", pictures[i] or b""))
+        rows.append(Row(key, facts, measures, tensors[i] or b"", pictures[i] or b""))
     return rows
 
 
-def _numbers(row: Kept) -> np.ndarray | None:
+def _numbers(row: Row) -> np.ndarray | None:
     """The numbers of the images that a row's measures are of, in the test set."""
     if not row.measures:
         return None

@@ -2,7 +2,7 @@
 
 import math
 
-from atsbook.runs.networks import dataset
+from atsbook.networks import dataset
 from atslib.clients.training import TrainConfig
 
 

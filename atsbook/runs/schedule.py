@@ -15,10 +15,11 @@ from pathlib import Path
 import cloudpickle
 from tqdm.auto import tqdm
 
+from atsbook.kept import Kept
+from atsbook.networks import ModelUnit, dataset, network
 from atsbook.runs.estimate import PASSES, USUAL, Rates, Work
-from atsbook.runs.networks import ModelUnit, Unit, dataset, network
-from atsbook.runs.store import Store, read_files
-from atsbook.runs.workers import LOST, Here, at_once, count, workers
+from atsbook.runs.workers import LOST, InThisProcess, at_once, count, workers
+from atsbook.store import Store, read_files
 from atslib.clients.prepare import to_images
 from atslib.errors import AtsError, OutOfTime
 from atslib.gradients.cpu import keep_to_one_core
@@ -30,17 +31,35 @@ LOSSES = 3
 LITTLE = 20.0  # seconds of work that are over before workers have started
 
 
-def needed(units: Iterable[Unit]) -> list[Unit]:
-    """These units and their needs, each once and before what needs it."""
-    wanted: dict[Unit, None] = {}
+def needed(units: Iterable[Kept]) -> list[Kept]:
+    """These units and all that they need, each once and before what needs it."""
+    return _in_order(units, lambda unit: True)
+
+
+def plan(units: Iterable[Kept], store: Store) -> list[Kept]:
+    """What is not in the store yet of these units and of what that needs, each before what needs
+    it. What a result was made of, which is there, is not asked for.
+    """
+    return _in_order(units, lambda unit: not store.has(unit.kind, unit))
+
+
+def _in_order(units: Iterable[Kept], wanted: Callable[[Kept], bool]) -> list[Kept]:
+    """Those that are wanted of these units, and of what those need, each after its needs."""
+    found: list[Kept] = []
+    seen: set[Kept] = set()
+
+    def add(unit: Kept) -> None:
+        if unit in seen:
+            return
+        seen.add(unit)
+        if wanted(unit):
+            for need in unit.needs:
+                add(need)
+            found.append(unit)
+
     for unit in units:
-        wanted |= dict.fromkeys((*unit.needs, unit))
-    return list(wanted)
-
-
-def plan(units: Iterable[Unit], store: Store) -> list[Unit]:
-    """What is not in the store yet of these units and their needs, each before what needs it."""
-    return [unit for unit in needed(units) if not store.has(unit.kind, unit)]
+        add(unit)
+    return found
 
 
 @functools.lru_cache
@@ -48,7 +67,7 @@ def _forward(unit: ModelUnit) -> Work:
     return Work.of(network(unit).eval(), to_images(dataset(unit.dataset, "test").pixels[:1]))
 
 
-def seconds(unit: Unit, rates: Rates) -> float:
+def seconds(unit: Kept, rates: Rates) -> float:
     """Estimated time of a unit at these rates."""
     network_of = unit if isinstance(unit, ModelUnit) else unit.model
     gradients = (
@@ -78,7 +97,7 @@ def shared(times: Sequence[float], slots: int) -> float:
 
 
 def describe(
-    units: Sequence[Unit],
+    units: Sequence[Kept],
     device: str,
     jobs: int | None = None,
     scheduler: str | None = None,
@@ -103,7 +122,7 @@ def duration(seconds: float) -> str:
 
 
 def compute(
-    units: Iterable[Unit],
+    units: Iterable[Kept],
     store: Store,
     device: str,
     jobs: int | None = None,
@@ -137,7 +156,7 @@ def compute(
     )
     if jobs is None and scheduler is None and sum(schedule.guess.values()) < LITTLE:
         store.say(f"units to make: {kinds}; in this process")
-        schedule.run(Here(), device, lambda: 1)
+        schedule.run(InThisProcess(), device, lambda: 1)
         return
     store.say(f"units to make: {kinds}; {scheduler or at_once(place, jobs)} at once")
     while missing:
@@ -165,7 +184,7 @@ class _Schedule:
 
     def __init__(
         self,
-        missing: Sequence[Unit],
+        missing: Sequence[Kept],
         store: Store,
         ends: float | None,
         *,
@@ -219,18 +238,18 @@ class _Schedule:
                 for future in finished:
                     self._note(future, jobs)
 
-    def _ready(self, unit: Unit) -> bool:
+    def _ready(self, unit: Kept) -> bool:
         running = [other for other, _ in self.running.values()]
         return not any(need in self.waiting or need in running for need in unit.needs)
 
-    def _expected(self, unit: Unit) -> float:
+    def _expected(self, unit: Kept) -> float:
         """Seconds, by what units of its kind took, else all units; 0 as long as none is done."""
         kind = unit.kind if self.guessed[unit.kind] else "all"
         return (
             self.guess[unit] * self.taken[kind] / self.guessed[kind] if self.guessed[kind] else 0.0
         )
 
-    def _in_time(self, unit: Unit) -> bool:
+    def _in_time(self, unit: Kept) -> bool:
         """Whether it would end in time; of a kind that has not been seen yet, whether there is time
         at all.
         """
@@ -265,14 +284,14 @@ class _Schedule:
             f"{self.done} of {self.count} done{self._left(jobs)}: {unit.kind} {unit.title}, {duration(took)}"
         )
 
-    def _handed_over(self, unit: Unit) -> tuple[bytes, str | None, dict[str, bytes]]:
+    def _handed_over(self, unit: Kept) -> tuple[bytes, str | None, dict[str, bytes]]:
         """What a worker gets: the unit, the folder to work in where it can, else the files it needs."""
         # A notebook's own functions reach other processes by cloudpickle alone.
         pickled = cloudpickle.dumps(unit)
         if not self.elsewhere:
             return pickled, str(self.store.root), {}
         files: dict[str, bytes] = {}
-        for each in (*needed(unit.needs), unit):
+        for each in needed([unit]):
             files |= self.store.files(each.kind, each)
         return pickled, None, files
 
@@ -319,7 +338,7 @@ def _work(
         Whether it is done, the seconds that it took, and from a folder of its own the files that
         came of it.
     """
-    unit: Unit = cloudpickle.loads(pickled)
+    unit: Kept = cloudpickle.loads(pickled)
     keep_to_one_core()  # of the thread, which on a cluster may be a new one
     started = time.monotonic()
 

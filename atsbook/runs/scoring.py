@@ -9,9 +9,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from atsbook.runs.attacks import transformed
-from atsbook.runs.networks import ModelUnit, OnModel, dataset, network, trained
-from atsbook.runs.store import Artifact, Store
+from atsbook.experiment import drawn
+from atsbook.kept import Kept
+from atsbook.networks import ModelUnit, dataset, network, trained
+from atsbook.store import Store
 from atslib.checkpoints import fingerprint, load_state, save_state
 from atslib.clients.prepare import to_images
 from atslib.data.load import Images
@@ -27,11 +28,13 @@ UNSEEN = 200
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ScoreUnit(OnModel):
+class ScoreUnit(Kept):
     """Privacy scores of the first `images` test images under each policy.
 
     Crops, flips and the policies' draws are those of the attacks of the same seed, so that score
     and PSNR are of the same pixels; an image's noise start is the same for every policy and model.
+
+    Its tensors: `scores` (P, B), lower is more private, and the `curves` (P, B, points) behind them.
     """
 
     kind: ClassVar[str] = "privacy"
@@ -53,39 +56,29 @@ class ScoreUnit(OnModel):
         """Forward and backward, every point of every curve."""
         return 3 * self.points * self.images * len(self.policies)
 
-    def make(self, store: Store, device: torch.device) -> Artifact:
-        """`scores` and the curves behind them, if they are not in the store."""
-        return scored(self, store, device)
+    def compute(self, store: Store, device: torch.device, state: Path) -> dict[str, Tensor]:
+        """Follow the curves, some policies at a time; a killed call is resumed.
 
-
-def scored(unit: ScoreUnit, store: Store, device: torch.device) -> Artifact:
-    """`scores` (P, B), lower is more private, and `curves` (P, B, points) of the unit; a killed
-    call is resumed.
-
-    Raises:
-        AtsError: the unit asks for more images than there are.
-    """
-    if unit.images > (there := len(dataset(unit.model.dataset, "test"))):
-        raise AtsError(
-            f"{unit.images} images to score: {unit.model.dataset} has {there} test images"
-        )
-
-    def compute(state: Path) -> dict[str, Tensor]:
-        model, _ = trained(unit.model, store, device)
-        run = fingerprint(unit, model.state_dict())
+        Raises:
+            AtsError: more images than there are.
+        """
+        if self.images > (there := len(dataset(self.model.dataset, "test"))):
+            raise AtsError(
+                f"{self.images} images to score: {self.model.dataset} has {there} test images"
+            )
+        model, _ = trained(self.model, store, device)
+        run = fingerprint(self, model.state_dict())
         kept = load_state(state, run)
-        curves = kept[0]["curves"] if kept else torch.empty(0, unit.images, unit.points)
-        while len(curves) < len(unit.policies):
-            these = unit.policies[len(curves) :][: max(1, TOGETHER // unit.images)]
-            curves = torch.cat([curves, _curves(unit, model.eval(), these, device).cpu()])
+        curves = kept[0]["curves"] if kept else torch.empty(0, self.images, self.points)
+        while len(curves) < len(self.policies):
+            these = self.policies[len(curves) :][: max(1, TOGETHER // self.images)]
+            curves = torch.cat([curves, _curves(self, model.eval(), these, device).cpu()])
             save_state(state, run, {"curves": curves})
             store.check_time()
         return {
-            "scores": area(curves.flatten(0, 1), unit.variant).view(len(curves), -1),
+            "scores": area(curves.flatten(0, 1), self.variant).view(len(curves), -1),
             "curves": curves,
         }
-
-    return store.get("privacy", unit, compute, label=unit.title)
 
 
 def _curves(
@@ -94,7 +87,7 @@ def _curves(
     """The curves (P, B, points) behind the unit's scores of `policies`."""
     images = dataset(unit.model.dataset, "test")[: unit.images]
     pixels = torch.cat(
-        [transformed(unit.model.dataset, p, range(unit.images), seed=unit.seed) for p in policies]
+        [drawn(range(unit.images), p, seed=unit.seed).apply(images.pixels) for p in policies]
     )
     streams = rng(unit.seed, "score start")
     noise = torch.stack(
@@ -112,8 +105,10 @@ def _curves(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AccuracyUnit(OnModel):
-    """Accuracy scores of policies on an untrained network and on test images that no page attacks."""
+class AccuracyUnit(Kept):
+    """Accuracy scores (P,) of policies on an untrained network and on test images that no page
+    attacks.
+    """
 
     kind: ClassVar[str] = "accuracy"
 
@@ -133,26 +128,25 @@ class AccuracyUnit(OnModel):
         """Forward and backward for each image."""
         return 3 * self.images * len(self.policies)
 
-    def make(self, store: Store, device: torch.device) -> Artifact:
-        """`scores` (P,), if they are not in the store."""
-
-        def compute(state: object) -> dict[str, Tensor]:
-            model = network(self.model).to(device).eval()
-            images = unseen(self.model.dataset)[: self.images]
-            policies = [parse_policy(policy) for policy in self.policies]
-            streams = [rng(self.seed, "accuracy scores") for _ in policies]
-            scores = [
-                accuracy_score(model, images, policy, variant=self.variant, rng=stream)
-                for policy, stream in zip(policies, streams, strict=True)
-            ]
-            return {"scores": torch.tensor(scores, dtype=torch.float64)}
-
-        return store.get("accuracy", self, compute, label=self.title)
+    def compute(self, store: Store, device: torch.device, state: Path) -> dict[str, Tensor]:
+        """Score each policy, all with the same stream."""
+        model = network(self.model).to(device).eval()
+        images = unseen(self.model.dataset)[: self.images]
+        policies = [parse_policy(policy) for policy in self.policies]
+        streams = [rng(self.seed, "accuracy scores") for _ in policies]
+        scores = [
+            accuracy_score(model, images, policy, variant=self.variant, rng=stream)
+            for policy, stream in zip(policies, streams, strict=True)
+        ]
+        return {"scores": torch.tensor(scores, dtype=torch.float64)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SearchUnit(OnModel):
-    """A search: scores of all its candidates, on test images that no page attacks."""
+class SearchUnit(Kept):
+    """A search: scores of all its candidates, on test images that no page attacks.
+
+    They are kept shard by shard, see `searched`; its own tensor is the time it took, `seconds` ().
+    """
 
     kind: ClassVar[str] = "search"
 
@@ -178,20 +172,13 @@ class SearchUnit(OnModel):
             seen = rung
         return 3 * config.candidates * (config.points * images * config.draws + config.acc_images)
 
-    def make(self, store: Store, device: torch.device) -> Artifact:
-        """Score all candidates, shard by shard, if they are not in the store; the artifact is the
-        time it took.
-        """
-
-        def compute(state: object) -> dict[str, Tensor]:
-            trained(
-                self.model, store, device
-            )  # before the clock: the search takes the network as given
-            started = time.monotonic()
-            searched(self, store, device)
-            return {"seconds": torch.tensor(time.monotonic() - started)}
-
-        return store.get("search", self, compute, label=self.title)
+    def compute(self, store: Store, device: torch.device, state: Path) -> dict[str, Tensor]:
+        """Score all candidates."""
+        # Before the clock: the search takes the network as given.
+        trained(self.model, store, device)
+        started = time.monotonic()
+        searched(self, store, device)
+        return {"seconds": torch.tensor(time.monotonic() - started)}
 
 
 def searched(unit: SearchUnit, store: Store, device: torch.device) -> SearchResult:

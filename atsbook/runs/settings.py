@@ -3,7 +3,9 @@
 import dataclasses
 from collections.abc import Collection, Mapping
 
+from atsbook.networks import ModelUnit
 from atslib.attacks import ATTACKS
+from atslib.clients.training import TrainConfig
 from atslib.data.load import DATASETS, is_drawn
 from atslib.errors import AtsError, choose
 
@@ -197,3 +199,16 @@ def settings(parameters: Mapping[str, object] | None = None, /, **more: object) 
     if is_drawn(str(chosen.get("dataset", ""))):
         defaults |= _SHAPES.get(profile, {})
     return Settings(**(defaults | chosen))
+
+
+def model_unit(settings: Settings, policy: str = "", **changes: object) -> ModelUnit:
+    """The network of `settings` trained with `policy`."""
+    train = TrainConfig(policy=policy, epochs=settings.epochs)
+    unit = ModelUnit(
+        dataset=settings.dataset,
+        model=settings.model,
+        fraction=settings.fraction,
+        train=train,
+        seed=settings.seed,
+    )
+    return dataclasses.replace(unit, **changes)

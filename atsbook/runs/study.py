@@ -11,374 +11,54 @@ interrupted goes on where it was.
     run.value["psnr"]
 """
 
-import ast
 import dataclasses
 import datetime
-import dis
-import inspect
-import json
-import linecache
 import os
-import textwrap
 import time
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
-import torch
 from torch import Tensor, nn
 
-from atsbook.runs.archive import Archive
-from atsbook.runs.attacks import AttackUnit, OfAttack, known_ranks
-from atsbook.runs.networks import ModelUnit, Unit, dataset, trained
-from atsbook.runs.outcomes import OutcomeUnit, RecognizedUnit, guess_of, outcome_rows, picture_rows
+from atsbook.experiment import AttackUnit, OutcomeUnit, guess_of
+from atsbook.functions import (
+    CallUnit,
+    NotebookFunction,
+    NotebookNetwork,
+    WrittenAttack,
+    has_no_text,
+)
+from atsbook.kept import Kept
+from atsbook.networks import ModelUnit, dataset, trained
+from atsbook.runs.evidence import WithEvidence
+from atsbook.runs.outcomes import FoundUnit, RecognizedUnit
 from atsbook.runs.schedule import compute, describe, plan, say
 from atsbook.runs.scoring import ScoreUnit, SearchUnit, searched
 from atsbook.runs.settings import PROFILES, parameters_among
-from atsbook.runs.store import Artifact, Store
-from atsbook.runs.tables import image_rows, label
-from atslib.attacks import ATTACKS, GradientMatching, Reconstruction, reconstruct
-from atslib.checkpoints import fingerprint
-from atslib.clients.observe import Observed, ThreatModel
+from atsbook.runs.tables import image_rows, label, outcome_rows, picture_rows
+from atsbook.store import Artifact, Store
+from atslib.attacks import ATTACKS, GradientMatching
+from atslib.clients.observe import ThreatModel
 from atslib.clients.training import TrainConfig
 from atslib.data.load import DATASETS, available, is_drawn, load
 from atslib.errors import AtsError, NotKept, check_kind, check_whole, choose
 from atslib.files import project_root
-from atslib.models import Normalize, build_model, device_of, normalization
+from atslib.models import build_model, device_of
 from atslib.policies.policy import Hybrid, Policy, parse_policy
-from atslib.rng import rng
 from atslib.scores.search import SearchConfig
 
-SAID = "study: "  # how the lines begin that a study says while it computes
+LOG_PREFIX = "study: "  # how the lines begin that a study says while it computes
 IMAGES = range(100)  # the first of the test set, as in both publications
-PARTS = {"model", "reconstruction"}  # of results: what further ones are made from
-TOLD = ("found", "bits", "frame", "gain_told")  # of `Study.outcomes`, in the table of attacks
-OURS = (
+# Of `Study.outcomes`, in the table of attacks
+OUTCOME_COLUMNS = ("found", "bits", "frame", "gain_told")
+OWN_PACKAGES = (
     "atslib.",
     "atsbook.",
 )  # modules whose attacks are known by their fields, not by their source
-AT_HAND = 200  # results kept in memory; one of 100 attacks has some megabytes
-
-
-# --- what a notebook defines itself -----------------------------------------------------------------------------------
-
-
-class Written(str):
-    """A function or class of a notebook, known by its source and by what that source refers to.
-
-    It is that text, which goes into the key of every result that is made with it, so that a changed
-    line, a changed constant or a changed helper makes a new result.
-
-    Attributes:
-        call: the function or class.
-        name: its name in the notebook.
-    """
-
-    call: Callable
-    name: str
-
-    def __new__(cls, call: Callable, text: str | None = None) -> "Written":
-        """`text` is given where the source cannot be read, as in a worker."""
-        made = super().__new__(cls, "\n".join(_source(call, {})) if text is None else text)
-        made.call = call
-        made.name = call.__name__
-        return made
-
-    def __reduce__(self) -> tuple:
-        """A worker has no cells to read the source from."""
-        return Written, (self.call, str(self))
-
-
-def _source(call: Callable, seen: dict[int, object]) -> list[str]:
-    """The source of a function or class and of all in the same notebook or file that it refers to,
-    each once.
-    """
-    if id(call) in seen:
-        return []
-    seen[id(call)] = call
-    texts = [_text(call)]
-    functions = [call]
-    if isinstance(call, type):
-        bases = [base for base in call.__mro__[1:] if base.__module__ == call.__module__]
-        texts += [text for base in bases for text in _source(base, seen)]
-        written = {
-            node.name
-            for node in ast.walk(ast.parse(textwrap.dedent(texts[0])))
-            if hasattr(node, "name")
-        }
-        functions = [
-            part for part in _functions(call) if part.__name__ in written
-        ]  # not what a dataclass makes
-        # Attributes may have been computed from what the class's own text only names.
-        plain = {name: value for name, value in vars(call).items() if not name.startswith("__")}
-        texts += [
-            f"{name} = {value!r}"
-            for name, value in plain.items()
-            if isinstance(value, str | int | float | bool)
-        ]
-    for function in functions:
-        for name, value in _names(function).items():
-            texts += _referred(function, name, value, seen)
-    return texts
-
-
-def _text(call: Callable) -> str:
-    """The source of a function or class.
-
-    Raises:
-        AtsError: it cannot be read.
-    """
-    try:
-        return inspect.getsource(call).rstrip()
-    except (OSError, TypeError) as error:
-        # Of a class in a notebook Python does not know the file, but its methods know their cell.
-        for function in _functions(call) if isinstance(call, type) else ():
-            cell = "".join(linecache.getlines(function.__code__.co_filename))
-            for node in ast.walk(ast.parse(cell)):
-                if isinstance(node, ast.ClassDef) and node.name == call.__name__:
-                    return ast.get_source_segment(cell, node)
-        name = getattr(call, "__name__", repr(call))
-        raise AtsError(
-            f"{name} is keyed by its source, which cannot be read ({error}): write it in a cell"
-        ) from None
-
-
-def _functions(kind: type) -> list[types.FunctionType]:
-    """The functions that are written in a class."""
-    parts = [part.fget if isinstance(part, property) else part for part in vars(kind).values()]
-    parts = [getattr(part, "__func__", part) for part in parts]  # of class methods and static ones
-    return [
-        part
-        for part in parts
-        if isinstance(part, types.FunctionType) and part.__module__ == kind.__module__
-    ]
-
-
-def _names(function: types.FunctionType) -> dict[str, object]:
-    """What a function and the functions inside it refer to outside themselves, in the order of
-    their names.
-    """
-    wanted = set()
-    codes = [function.__code__]
-    while codes:
-        code = codes.pop()
-        reads = (
-            "LOAD_GLOBAL",
-            "LOAD_NAME",
-        )  # and not attributes, which may have the name of a global by chance
-        wanted |= {step.argval for step in dis.get_instructions(code) if step.opname in reads}
-        codes += [part for part in code.co_consts if isinstance(part, types.CodeType)]
-    found = {name: function.__globals__[name] for name in wanted if name in function.__globals__}
-    found |= inspect.getclosurevars(function).nonlocals
-    found |= {f"default {i}": value for i, value in enumerate(function.__defaults__ or ())}
-    found |= {f"default {name}": value for name, value in (function.__kwdefaults__ or {}).items()}
-    return dict(sorted(found.items()))
-
-
-def _referred(function: Callable, name: str, value: object, seen: dict[int, object]) -> list[str]:
-    """What a key must hold of one name that a function refers to."""
-    if isinstance(value, types.ModuleType) or name == "__class__":
-        return []
-    if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
-        own = getattr(value, "__module__", None) == function.__module__
-        return (
-            _source(value, seen) if own else [f"{name} = {value.__module__}.{value.__qualname__}"]
-        )
-    if value is None or isinstance(value, str | int | float | bool):
-        return [f"{name} = {value!r}"]
-    held = isinstance(value, Tensor | nn.Module | list | tuple | dict) or dataclasses.is_dataclass(
-        value
-    )
-    if held and not _opaque(value):
-        return [f"{name} = {fingerprint(value)}"]
-    raise AtsError(
-        f"{function.__name__} uses {name}, a {type(value).__name__}, which no key can hold: make it inside the "
-        "function, or give it as a number, a text, a tensor or a frozen dataclass"
-    )
-
-
-def _opaque(value: object) -> bool:
-    """Whether some part of a value has no text of its own but its address in memory."""
-    if isinstance(value, dict):
-        return any(map(_opaque, value.values()))
-    if isinstance(value, list | tuple):
-        return any(map(_opaque, value))
-    if dataclasses.is_dataclass(value):
-        return any(_opaque(getattr(value, field.name)) for field in dataclasses.fields(value))
-    return not (value is None or isinstance(value, str | int | float | bool | Tensor | nn.Module))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class WrittenNetwork(ModelUnit):
-    """A network that a function or class of a notebook builds; `model` is its name."""
-
-    build: Written
-
-    def untrained(self) -> nn.Module:
-        """The network with weights from the unit's seed, in eval mode, a `Normalize` layer in
-        front.
-
-        Raises:
-            AtsError: what is written does not take (classes, channels, side of the images), or
-                makes no network.
-        """
-        images = dataset(self.dataset, "test")
-        _, channels, side, _ = images.pixels.shape
-        seed = torch.randint(1 << 62, (1,), generator=rng(self.seed, "weights", self.model))
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(
-                int(seed)
-            )  # reseeds no accelerator, as torch.manual_seed would
-            try:
-                made = self.build.call(images.num_classes, channels, side)
-            except TypeError as error:
-                given = f"{self.model}({images.num_classes}, {channels}, {side})"
-                raise AtsError(
-                    f"{given}, classes, channels and side of the images: {error}"
-                ) from None
-        check_kind(f"{self.model} makes", made, nn.Module, "a torch.nn.Module")
-        if not isinstance(next(iter(made.children()), None), Normalize):
-            made = nn.Sequential(Normalize(*normalization(self.norm or self.dataset)), made)
-        return made.eval()
-
-
-@dataclasses.dataclass(frozen=True)
-class WrittenAttack:
-    """An attack that a notebook defines: a function `f(seen, *, rng)`, or an object with such a
-    method `run`.
-    """
-
-    written: Written
-    fields: tuple[tuple[str, object], ...] = ()
-
-    @property
-    def title(self) -> str:
-        """The name in the notebook."""
-        return self.written.name
-
-    def run(self, seen: Observed, *, rng: torch.Generator, **options: object) -> Reconstruction:
-        """Run what was written, with those options of `reconstruct` that it names."""
-        call = self.written.call
-        attack = call(**dict(self.fields)) if isinstance(call, type) else call
-        return reconstruct(seen, attack, rng=rng, **options)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FoundUnit(OfAttack):
-    """Ranks of the photographs behind an attack's images for a server that knows the policy; see
-    `known_ranks`.
-    """
-
-    kind: ClassVar[str] = "ranks"
-
-    @property
-    def title(self) -> str:
-        """Those of the attack, and what is looked for."""
-        return f"photographs found, {super().title}"
-
-    def make(self, store: Store, device: torch.device) -> object:
-        """Look for them, if that is not in the store."""
-        return known_ranks(self.attack_unit, store, device)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CallUnit:
-    """What a function of a notebook measures of a network; see `Study.call`."""
-
-    kind: ClassVar[str] = "call"
-
-    model: ModelUnit
-    function: Written
-    arguments: tuple[tuple[str, object], ...] = ()
-
-    @property
-    def needs(self) -> tuple[Unit, ...]:
-        """The network, if it is trained."""
-        return (self.model,) if self.model.train else ()
-
-    @property
-    def title(self) -> str:
-        """The function and the network."""
-        return f"{self.function.name}, {self.model.title}"
-
-    @property
-    def passes(self) -> float:
-        """Not known."""
-        return 0.0
-
-    def make(self, store: Store, device: torch.device) -> object:
-        """Call the function, if its result is not in the store."""
-
-        def compute(state: object) -> dict[str, Tensor]:
-            net = trained(self.model, store, device)[0].eval()
-            return self.function.call(net, **dict(self.arguments))
-
-        return store.get(self.kind, self, compute, label=self.title)
-
-
-# --- where results are ------------------------------------------------------------------------------------------------
-
-
-class _Shipped(Archive):
-    """The shipped evidence, whose index is read once."""
-
-    def __init__(self, root: Path):
-        super().__init__(root)
-        self._lines = super().entries()
-
-    def entries(self) -> dict[str, dict]:
-        return self._lines
-
-
-class WithEvidence(Store):
-    """A store that reads what it lacks from the evidence that ships with the repository.
-
-    Args:
-        root: as of `Store`.
-        evidence: the folder of the evidence; it may be missing.
-        options: as of `Store`.
-    """
-
-    def __init__(self, root: Path | str | None, evidence: Path, **options: object):
-        super().__init__(root, **options)
-        self.archive = _Shipped(evidence)
-
-    def shipped(self, kind: str, config: object, *, version: int = 1) -> dict | None:
-        """The facts of a result that is in the evidence, perhaps without its weights or pictures."""
-        return self.archive.entries().get(self.path(kind, config, version=version).stem)
-
-    def has(self, kind: str, config: object, *, version: int = 1) -> bool:
-        """Whether the artifact is in the store, or in the evidence with all that something new may
-        be made from.
-        """
-        line = self.shipped(kind, config, version=version)
-        whole = line is not None and not PARTS & set(line["left_out"])
-        return whole or super().has(kind, config, version=version)
-
-    def _read(self, path: Path) -> Artifact | None:
-        kept = super()._read(path)
-        if kept is None and path.stem in self.archive.entries():
-            return self.archive.read(path.stem)
-        return kept
-
-    def facts(self, unit: Unit) -> dict:
-        """Where and when a kept result was made, without reading it."""
-        path = self.path(unit.kind, unit).with_suffix(".json")
-        return json.loads(path.read_text()) if path.exists() else self.archive.entries()[path.stem]
-
-    def bring(self, unit: Unit) -> None:
-        """Copy a result from the evidence into the store, if it is whole there and the store lacks
-        it.
-        """
-        path = self.path(unit.kind, unit)
-        if super().has(unit.kind, unit) or not self.has(unit.kind, unit):
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        kept = self.archive.read(path.stem)
-        tensors = {name: value.clone().contiguous() for name, value in kept.tensors.items()}
-        self._write(path, tensors, dict(kept.facts) | {"archived": True})
+CACHE_SIZE = 200  # results kept in memory; one of 100 attacks has some megabytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -391,7 +71,7 @@ class Request:
         study: where it is computed and kept.
     """
 
-    unit: Unit
+    unit: Kept
     study: "Study" = dataclasses.field(compare=False, repr=False)
 
     @property
@@ -463,13 +143,13 @@ class Study:
         self._ends = time.monotonic() + float(budget) if budget else None
         self._dry = bool(environment.get("ATS_DRY_RUN"))
         evidence = project_root() / "results"
-        self.store = WithEvidence(store, evidence, say=lambda line: say(SAID + line))
+        self.store = WithEvidence(store, evidence, say=lambda line: say(LOG_PREFIX + line))
         self._own = Store(self.store.address, say=self.store.say)
         if is_drawn(self.dataset) and not self._dry:
-            # in the notebook alone: a run of the whole book passes on what begins with `SAID`
+            # in the notebook alone: a run of the whole book passes on what begins with `LOG_PREFIX`
             say("A toy run on drawn images: it proves nothing.")
-        self.asked: dict[Unit, None] = {}
-        self._at_hand: dict[Unit, Artifact] = {}
+        self.asked: dict[Kept, None] = {}
+        self._at_hand: dict[Kept, Artifact] = {}
 
     # requests
 
@@ -516,7 +196,9 @@ class Study:
             raise AtsError(
                 f"network {model!r} must be a name such as lenet, or a function or class that makes one"
             )
-        return self._request(WrittenNetwork(model=model.__name__, build=Written(model), **fields))
+        return self._request(
+            NotebookNetwork(model=model.__name__, build=NotebookFunction(model), **fields)
+        )
 
     def attack(
         self,
@@ -638,12 +320,12 @@ class Study:
         """
         unit = CallUnit(
             model=self._unit(network, ModelUnit, "network"),
-            function=Written(function),
+            function=NotebookFunction(function),
             arguments=tuple(sorted(arguments.items())),
         )
         return self._request(unit)
 
-    def request(self, unit: Unit) -> Request:
+    def request(self, unit: Kept) -> Request:
         """The result of a unit that is written out, such as `atsbook.runs.sweep.SweepUnit`: for what
         the methods here have no words for.
         """
@@ -654,7 +336,7 @@ class Study:
 
         Its value has, of each photograph, `rank` among 100 of its class (1: found), `bits`, `psnr`,
         `gain` over a guess that knows label, policy and draw, and `frame`, all but the first in dB
-        or bits; see `atsbook.runs.outcomes`. `table` has a column `found` too.
+        or bits; see `atsbook.experiment.OutcomeUnit`. `table` has a column `found` too.
         """
         return self._request(OutcomeUnit(attack=self._unit(run, AttackUnit, "run")))
 
@@ -690,17 +372,17 @@ class Study:
         if isinstance(unit, ModelUnit):
             if unit.train:
                 self.compute([request], weights=True)
-                self.store.bring(unit)
+                self.store.copy_into_store(unit)
             return trained(unit, self._own, self.device)[0].eval()
         self.compute([request])
         if isinstance(unit, SearchUnit):
-            self.store.bring(unit.model)
+            self.store.copy_into_store(unit.model)
             return searched(unit, self.store, self.device)
         return self._artifact(unit)
 
     def missing(
         self, requests: Iterable[Request] | Mapping[object, Request], *, weights: bool = False
-    ) -> list[Unit]:
+    ) -> list[Kept]:
         """What must be computed for these requests: they themselves and what they need, each before
         what needs it.
 
@@ -712,7 +394,7 @@ class Study:
         """
         requests = requests.values() if isinstance(requests, Mapping) else requests
         units = list(dict.fromkeys(self._unit(request, object, "request") for request in requests))
-        units = [unit for unit in units if not (isinstance(unit, ModelUnit) and unit.train is None)]
+        units = [unit for unit in units if unit.is_kept]
         shipped = [] if weights else [unit for unit in units if self.store.shipped(unit.kind, unit)]
         return plan([unit for unit in units if unit not in set(shipped)], self.store)
 
@@ -740,7 +422,7 @@ class Study:
                 self.store.say(line)
             raise NotKept(f"{len(new)} results are missing; the plan above says which")
         for need in dict.fromkeys(need for unit in new for need in unit.needs):
-            self.store.bring(need)
+            self.store.copy_into_store(need)
         compute(new, self._own, str(self.device), self.jobs, self._ends, self.scheduler)
         if left := self.missing(requests, weights=weights):
             raise NotKept(
@@ -756,7 +438,7 @@ class Study:
         requests = [Request(unit, self) for unit in self.asked] if requests is None else requests
         return self._plan(self.missing(requests))
 
-    def _plan(self, units: Sequence[Unit]) -> str:
+    def _plan(self, units: Sequence[Kept]) -> str:
         if not units:
             return "nothing is missing"
         return describe(units, str(self.device), self.jobs, self.scheduler)
@@ -826,11 +508,11 @@ class Study:
                 part["gain_told"] = part["psnr"] - guess_of(request.unit).double().numpy()
             if key in told:
                 more = self._rows_of(told[key].unit).rename(columns={"gain": "gain_told"})
-                part = part.assign(**{name: more[name] for name in TOLD})
+                part = part.assign(**{name: more[name] for name in OUTCOME_COLUMNS})
             parts.append(part)
         return pd.concat(parts, ignore_index=True)
 
-    def _rows_of(self, unit: Unit, *, blind: bool = True) -> pd.DataFrame:
+    def _rows_of(self, unit: Kept, *, blind: bool = True) -> pd.DataFrame:
         artifact = self._artifact(unit)
         if isinstance(unit, AttackUnit):
             return image_rows(artifact, unit, blind=blind)
@@ -936,15 +618,15 @@ class Study:
 
     # inside
 
-    def _needed(self) -> list[Unit]:
+    def _needed(self) -> list[Kept]:
         return list(dict.fromkeys(part for unit in self.asked for part in (*unit.needs, unit)))
 
-    def _request(self, unit: Unit) -> Request:
-        if not (isinstance(unit, ModelUnit) and unit.train is None):
+    def _request(self, unit: Kept) -> Request:
+        if unit.is_kept:
             self.asked[unit] = None
         return Request(unit, self)
 
-    def _unit(self, request: object, kind: type, what: str) -> Unit:
+    def _unit(self, request: object, kind: type, what: str) -> Kept:
         if isinstance(request, Request) and isinstance(request.unit, kind):
             return request.unit
         given = type(request.unit).__name__ if isinstance(request, Request) else repr(request)
@@ -952,18 +634,13 @@ class Study:
             f"{what}={given} must be a request that this study made, as study.network(…) and others do"
         )
 
-    def _artifact(self, unit: Unit) -> Artifact:
+    def _artifact(self, unit: Kept) -> Artifact:
         """The kept result, after `compute`; the last ones that were read are still at hand."""
         if unit not in self._at_hand:
-            if len(self._at_hand) >= AT_HAND:
+            if len(self._at_hand) >= CACHE_SIZE:
                 del self._at_hand[next(iter(self._at_hand))]
-            self._at_hand[unit] = self._read(unit)
+            self._at_hand[unit] = unit.make(self.store, self.device)
         return self._at_hand[unit]
-
-    def _read(self, unit: Unit) -> Artifact:
-        if isinstance(unit, ModelUnit):
-            return trained(unit, self.store, self.device)[1]
-        return unit.make(self.store, self.device)
 
 
 def _columns(names: Sequence[str], key: object) -> dict[str, object]:
@@ -991,19 +668,19 @@ def _attack(attack: object, steps: int | None) -> object:
         choose("attack", attack, ATTACKS)
         attack = ATTACKS[attack]
     if isinstance(attack, type | types.FunctionType):
-        attack = WrittenAttack(Written(attack))
-    elif dataclasses.is_dataclass(attack) and not type(attack).__module__.startswith(OURS):
+        attack = WrittenAttack(NotebookFunction(attack))
+    elif dataclasses.is_dataclass(attack) and not type(attack).__module__.startswith(OWN_PACKAGES):
         fields = tuple(
             (field.name, getattr(attack, field.name))
             for field in dataclasses.fields(attack)
             if field.init
         )
         for name, value in fields:
-            if _opaque(value) or isinstance(value, Tensor | nn.Module):
+            if has_no_text(value) or isinstance(value, Tensor | nn.Module):
                 raise AtsError(
                     f"{type(attack).__name__}.{name}={value!r} must be a number, a text or a frozen dataclass"
                 )
-        attack = WrittenAttack(Written(type(attack)), fields)
+        attack = WrittenAttack(NotebookFunction(type(attack)), fields)
     if steps is None:
         return attack
     check_whole("steps", steps, 1)

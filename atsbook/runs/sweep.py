@@ -8,22 +8,30 @@ policy are those of `AttackUnit` with the same seed.
 import dataclasses
 import functools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from atsbook.runs.attacks import CANDIDATES, AttackUnit, starts, transformed
-from atsbook.runs.networks import ModelUnit, OnModel, Unit, dataset, trained
-from atsbook.runs.outcomes import OfAttacks, told_of
+from atsbook.experiment import (
+    CANDIDATES,
+    AttackUnit,
+    drawn,
+    outcomes_of_photographs,
+    starts,
+)
+from atsbook.kept import Kept
+from atsbook.networks import ModelUnit, dataset, trained
+from atsbook.runs.outcomes import OfAttacks
 from atsbook.runs.scoring import unseen
-from atsbook.runs.store import Artifact, Store
+from atsbook.store import Store
 from atslib.attacks import GradientMatching, reconstruct
 from atslib.clients.observe import observe
-from atslib.clients.prepare import mean_prepared, streams, to_images
+from atslib.clients.prepare import mean_prepared, to_images
 from atslib.measures.identification import identification
 from atslib.measures.metrics import psnr
-from atslib.policies.draws import Draw, draw
+from atslib.policies.draws import Draw
 from atslib.policies.policy import Policy, enumerate_distinct
 from atslib.rng import rng
 from atslib.scores.scores import accuracy_score, area, gradsim_curves
@@ -89,8 +97,13 @@ class Halving:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SweepUnit(OnModel):
-    """Attacks on the policies at places `low` to `high` - 1 of a rung."""
+class SweepUnit(Kept):
+    """Attacks on the policies at places `low` to `high` - 1 of a rung.
+
+    Its tensors: `number` (P,) of the policies; (P, B) `image`, `gain` in dB over the mean of `FLOOR`
+    training images after crop, flip and policy, that mean's own PSNR `floor`, and `found`, whether
+    the photograph is singled out among 100.
+    """
 
     kind: ClassVar[str] = "sweep"
 
@@ -105,10 +118,11 @@ class SweepUnit(OnModel):
         return self.plan.model
 
     @property
-    def needs(self) -> tuple[Unit, ...]:
-        """The whole rung before, and the network where it is a trained one."""
+    def needs(self) -> tuple[Kept, ...]:
+        """The network where it is a trained one, and the whole rung before."""
+        network = (self.model,) if self.model.is_kept else ()
         before = self.plan.units(self.rung - 1) if self.rung else ()
-        return (*super().needs, *before)
+        return (*network, *before)
 
     @property
     def title(self) -> str:
@@ -123,9 +137,17 @@ class SweepUnit(OnModel):
         rung = self.plan.rungs[self.rung]
         return 7 * (self.high - self.low) * rung.each * rung.attack.evaluations
 
-    def make(self, store: Store, device: torch.device) -> Artifact:
-        """Attack, if it is not in the store."""
-        return swept(self, store, device)
+    def compute(self, store: Store, device: torch.device, state: Path) -> dict[str, Tensor]:
+        """Attack each of the policies on its images."""
+        model = trained(self.model, store, device)[0].eval()
+        chosen = torch.tensor(numbers(self, store, device))
+        each = self.plan.rungs[self.rung].each
+        rows = [
+            _attacked(self, model, few.tolist(), device)
+            for few in chosen.split(max(1, AT_ONCE // each))
+        ]
+        joined = {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+        return {"number": chosen} | joined
 
 
 def numbers(unit: SweepUnit, store: Store, device: torch.device) -> list[int]:
@@ -138,7 +160,7 @@ def numbers(unit: SweepUnit, store: Store, device: torch.device) -> list[int]:
         return list(given[unit.low : unit.high])
     if unit.rung == 0:
         return spaced(count)[unit.low : unit.high]
-    before = [swept(each, store, device) for each in unit.plan.units(unit.rung - 1)]
+    before = [each.make(store, device) for each in unit.plan.units(unit.rung - 1)]
     number, image, gain = (
         torch.cat([each[name] for each in before]) for name in ("number", "image", "gain")
     )
@@ -166,67 +188,38 @@ def adjusted(gain: Tensor, image: Tensor) -> Tensor:
     return gain - (total / count)[place] + gain.mean()
 
 
-def swept(unit: SweepUnit, store: Store, device: torch.device) -> Artifact:
-    """Attack each of the unit's policies on its images.
-
-    Tensors: `number` (P,) of the policies; (P, B) `image`, `gain` in dB over the mean of `FLOOR`
-    training images after crop, flip and policy, that mean's own PSNR `floor`, and `found`, whether
-    the photograph is singled out among 100.
-    """
-
-    def compute(state: object) -> dict[str, Tensor]:
-        model = trained(unit.model, store, device)[0].eval()
-        chosen = torch.tensor(numbers(unit, store, device))
-        rows = []
-        for few in chosen.split(max(1, AT_ONCE // unit.plan.rungs[unit.rung].each)):
-            rows.append(_attacked(unit, model, few.tolist(), device))
-        joined = {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
-        return {"number": chosen} | joined
-
-    return store.get(unit.kind, unit, compute, label=unit.title)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SweepOutcomes(OfAttacks):
-    """The attacks of a unit, and all that they tell of the photographs."""
+    """The attacks of a unit, and all that they tell of the photographs.
+
+    Its tensors: `number` (P,) of the policies; (P, B) `image` and those of `OutcomeUnit`.
+    """
 
     kind: ClassVar[str] = "sweep-outcomes"
 
     attacks: SweepUnit
 
-    def make(self, store: Store, device: torch.device) -> Artifact:
-        """Attack and look, if that is not in the store."""
-        return swept_outcomes(self, store, device)
-
-
-def swept_outcomes(unit: SweepOutcomes, store: Store, device: torch.device) -> Artifact:
-    """Attack each policy on its images, and look for the photographs.
-
-    Tensors: `number` (P,) of the policies; (P, B) `image` and those of `outcomes`: `rank`, `bits`,
-    `psnr`, `gain` over the guess of somebody who knows label, policy and draw, and `frame`.
-    """
-    attacks = unit.attacks
-
-    def compute(state: object) -> dict[str, Tensor]:
-        model = trained(unit.model, store, device)[0].eval()
+    def compute(self, store: Store, device: torch.device, state: Path) -> dict[str, Tensor]:
+        """Attack each policy on its images, and look for the photographs."""
+        attacks = self.attacks
+        model = trained(self.model, store, device)[0].eval()
         chosen = numbers(attacks, store, device)
         each = attacks.plan.rungs[attacks.rung].each
         parts = []
         for few in torch.tensor(chosen).split(max(1, AT_ONCE // each)):
             rows, _, made = _recovered(attacks, model, few.tolist(), device)
             for number, own, images in zip(few.tolist(), rows, made.cpu().split(each), strict=True):
-                drawn = _drawn(attacks, all_policies()[number], own)
-                parts.append({"image": own} | told_of(unit.model.dataset, own, drawn, images))
+                draws = _drawn(attacks, all_policies()[number], own)
+                found = outcomes_of_photographs(self.model.dataset, own, draws, images)
+                parts.append({"image": own} | found)
         joined = {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
         return {"number": torch.tensor(chosen)} | joined
-
-    return store.get(unit.kind, unit, compute, label=unit.title)
 
 
 def _drawn(unit: SweepUnit, policy: Policy, rows: Tensor) -> Draw:
     """What is drawn of a policy for these test images, as in an `AttackUnit` of the same seed."""
     last = unit.plan.rungs[unit.rung].last
-    return draw(last, str(policy), rng=streams(unit.plan.seed, str(policy)))[rows]
+    return drawn(range(last), str(policy), seed=unit.plan.seed)[rows]
 
 
 def _images(unit: SweepUnit, number: int) -> Tensor:
@@ -307,12 +300,15 @@ def _mean_images(name: str, policies: Sequence[Policy], seed: int) -> Tensor:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SweepScores(OnModel):
+class SweepScores(Kept):
     """A score of the policies at places `low` to `high` - 1 of `count` evenly spaced ones.
 
     Privacy scores are of the first test images, as attacks meet them; accuracy scores of images
     that none meets, as in the search. `score` is "privacy" or "accuracy"; `points` are those of a
     privacy score's curve.
+
+    Its tensor: `scores` (variants, P, B): privacy, lower is more private, of B images; or accuracy
+    of all in one, B = 1.
     """
 
     kind: ClassVar[str] = "sweep-scores"
@@ -338,23 +334,12 @@ class SweepScores(OnModel):
         """Forward and backward, every point of a curve."""
         return 3 * (self.high - self.low) * self.images * max(1, self.points)
 
-    def make(self, store: Store, device: torch.device) -> Artifact:
-        """Compute them, if they are not in the store."""
-        return swept_scores(self, store, device)
-
-
-def swept_scores(unit: SweepScores, store: Store, device: torch.device) -> Artifact:
-    """`scores` (variants, P, B): privacy, lower is more private, of B images; or accuracy of all in
-    one, B = 1.
-    """
-
-    def compute(state: object) -> dict[str, Tensor]:
-        model = trained(unit.model, store, device)[0].eval()
-        policies = [all_policies()[n] for n in spaced(unit.count)[unit.low : unit.high]]
-        score = _accuracy if unit.score == "accuracy" else _privacy
-        return {"scores": torch.stack([score(unit, model, policy) for policy in policies], 1)}
-
-    return store.get(unit.kind, unit, compute, label=unit.title)
+    def compute(self, store: Store, device: torch.device, state: Path) -> dict[str, Tensor]:
+        """Score each of the policies."""
+        model = trained(self.model, store, device)[0].eval()
+        policies = [all_policies()[n] for n in spaced(self.count)[self.low : self.high]]
+        score = _accuracy if self.score == "accuracy" else _privacy
+        return {"scores": torch.stack([score(self, model, policy) for policy in policies], 1)}
 
 
 def _accuracy(unit: SweepScores, model: nn.Module, policy: Policy) -> Tensor:
@@ -367,13 +352,13 @@ def _accuracy(unit: SweepScores, model: nn.Module, policy: Policy) -> Tensor:
 def _privacy(unit: SweepScores, model: nn.Module, policy: Policy) -> Tensor:
     name = unit.model.dataset
     like = next(model.parameters())
-    pixels = transformed(name, str(policy), range(unit.images), seed=unit.seed)
-    labels = dataset(name, "test").labels
+    test = dataset(name, "test")[: unit.images]
+    pixels = drawn(range(unit.images), str(policy), seed=unit.seed).apply(test.pixels)
     stream = rng(unit.seed, "score start")
     noise = torch.stack(
         [torch.rand(pixels.shape[1:], generator=stream) for _ in range(unit.images)]
     ).to(like)
-    seen = to_images(pixels.to(like.device)), labels[: unit.images].to(like.device)
+    seen = to_images(pixels.to(like.device)), test.labels.to(like.device)
     curves = gradsim_curves(model, *seen, unit.variants, points=unit.points, start=noise)
     return torch.stack(
         [area(curve, name) for curve, name in zip(curves, unit.variants, strict=True)]

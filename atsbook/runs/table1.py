@@ -8,7 +8,7 @@ import pandas as pd
 
 from atsbook.findings.defenses import HYBRID, SEARCHED
 from atsbook.findings.reported import policy_label, reported
-from atsbook.runs.networks import dataset
+from atsbook.networks import dataset
 
 RANDOM = "19-1-18"  # the replication's one random policy
 # The paper averages over ten it does not name; ours are drawn as the authors draw.

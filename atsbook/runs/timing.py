@@ -4,13 +4,14 @@ import dataclasses
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from atsbook.runs.collaborative import OnFederation
-from atsbook.runs.store import Artifact, Store
+from atsbook.store import Store
 from atsfed.federation import Federation, answer, taken
 from atslib.policies.policy import parse_policy
 from atslib.rng import rng
@@ -53,6 +54,9 @@ class TimingUnit(OnFederation):
         federation: whose first client is timed, in its first round.
         policies: as text.
         repeats: of each.
+
+    Its tensors: `answer` (), seconds of all without a policy, `policy` (P,), of each policy alone,
+    and `weights` (), how many numbers an answer has.
     """
 
     kind: ClassVar[str] = "timing"
@@ -71,30 +75,22 @@ class TimingUnit(OnFederation):
         """Forward and backward of every repeat."""
         return 3 * self.federation.batch * self.repeats
 
-    def make(self, store: Store, device: torch.device) -> Artifact:
-        """Time it, if that is not in the store.
-
-        Tensors: `answer` (), seconds of all without a policy, `policy` (P,), of each policy alone,
-        and `weights` (), how many numbers an answer has.
-        """
-
-        def compute(state: object) -> dict[str, Tensor]:
-            f = self.federation
-            model = f.network()
-            pixels = taken(f, 0, 1)[0]
-            policies = [parse_policy(text) for text in self.policies]
-            calls = [lambda p=policy: p(pixels, rng=rng(0, "timing")) for policy in policies]
-            whole, *each = seconds(
-                lambda: answer(f, model, 0, 1),
-                *calls,
-                device=torch.device("cpu"),
-                repeats=self.repeats,
-            )
-            weights = sum(parameter.numel() for parameter in model.parameters())
-            return {
-                "answer": torch.tensor(whole),
-                "policy": torch.tensor(each),
-                "weights": torch.tensor(weights),
-            }
-
-        return store.get(self.kind, self, compute, label=self.title)
+    def compute(self, store: Store, device: torch.device, state: Path) -> dict[str, Tensor]:
+        """Time it."""
+        f = self.federation
+        model = f.network()
+        pixels = taken(f, 0, 1)[0]
+        policies = [parse_policy(text) for text in self.policies]
+        calls = [lambda p=policy: p(pixels, rng=rng(0, "timing")) for policy in policies]
+        whole, *each = seconds(
+            lambda: answer(f, model, 0, 1),
+            *calls,
+            device=torch.device("cpu"),
+            repeats=self.repeats,
+        )
+        weights = sum(parameter.numel() for parameter in model.parameters())
+        return {
+            "answer": torch.tensor(whole),
+            "policy": torch.tensor(each),
+            "weights": torch.tensor(weights),
+        }

@@ -59,11 +59,11 @@ def workers(
         with _cluster(scheduler, say) as found:
             yield found
         return
-    with Here() if device.type == "cuda" else _processes(at_once(device, jobs)) as pool:
+    with InThisProcess() if device.type == "cuda" else _processes(at_once(device, jobs)) as pool:
         yield pool, lambda: at_once(device, jobs)
 
 
-class Here(Executor):
+class InThisProcess(Executor):
     """Does what is submitted at once and in this process: a GPU has one user at a time, and little
     work is over before a process has started.
 

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from atsbook.experiment import AttackUnit, OutcomeUnit
 from atsbook.findings.photographs import arrow
 from atsbook.runs.archive import Archive, unit_of
-from atsbook.runs.attacks import AttackUnit
-from atsbook.runs.outcomes import OutcomeUnit
 from atsbook.runs.table1 import HYBRID
 from atsbook.texts.marks import insert_tables
 from atslib import ATTACKS, GradientMatching

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from atsbook.figures import plots
 from atsbook.figures.sheets import sheet
-from atsbook.runs.networks import ModelUnit, dataset, network
+from atsbook.networks import ModelUnit, dataset, network
 from atsbook.runs.settings import Settings
 from atsbook.runs.study import Request, Study
 from atsbook.runs.table1 import HYBRID, RANDOM, SEARCHED

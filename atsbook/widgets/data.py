@@ -14,11 +14,11 @@ from atsbook.figures.sheets import brief, fitting, sheet, signed, spoken
 from atsbook.figures.sheets import payload as with_files
 from atsbook.findings import statistics as agreement
 from atsbook.findings.compare import matrices
-from atsbook.runs.networks import dataset
-from atsbook.runs.store import Artifact
+from atsbook.networks import dataset
 from atsbook.runs.study import Request, Study
 from atsbook.runs.sweep import all_policies
 from atsbook.runs.tables import label
+from atsbook.store import Artifact
 from atslib.clients.prepare import to_images
 from atslib.policies.differentiable import SIGNED
 from atslib.policies.operations import apply

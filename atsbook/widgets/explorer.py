@@ -14,7 +14,7 @@ from torch import Tensor
 
 from atsbook.figures import plots
 from atsbook.runs.settings import Settings
-from atsbook.runs.store import Store
+from atsbook.store import Store
 from atsbook.widgets import html
 
 STILL_IMAGES = 6  # columns of the still picture

@@ -16,15 +16,15 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from atsbook.attackers import Undone
+from atsbook.experiment import AttackUnit
 from atsbook.figures.sheets import brief, fitting, sheet, signed, spoken
 from atsbook.figures.sheets import payload as with_files
 from atsbook.findings.result import table_file
-from atsbook.runs.attackers import Undone
-from atsbook.runs.attacks import AttackUnit, before, drawn
-from atsbook.runs.networks import dataset
-from atsbook.runs.store import Artifact
+from atsbook.networks import dataset
 from atsbook.runs.study import Request, Study
 from atsbook.runs.tables import floors, label
+from atsbook.store import Artifact
 from atslib.attacks import ThroughPolicy, engine
 from atslib.clients.prepare import to_images
 from atslib.errors import AtsError
@@ -182,7 +182,7 @@ def aim(unit: AttackUnit, artifact: Artifact) -> Tensor:
 
     An attack through the policy searches the image after crop and flip and before the policy.
     """
-    return before(unit) if isinstance(unit.attack, BEFORE) else artifact["target"]
+    return unit.clients().cropped if isinstance(unit.attack, BEFORE) else artifact["target"]
 
 
 def frame_rows(unit: AttackUnit, artifact: Artifact) -> pd.DataFrame:
@@ -278,5 +278,6 @@ def words_drawn(unit: AttackUnit) -> list[str]:
     """The operations that each of the unit's images went through, with the signs it drew."""
     policy = parse_policy(unit.policy)
     members = getattr(policy, "members", (policy,))
-    rows = zip(*(part.tolist() for part in drawn(unit)), strict=True)
+    own = unit.drawn(unit.policy)
+    rows = zip(own.member.tolist(), own.signs.tolist(), strict=True)
     return [signed(members[m].ids, signs) for m, signs in rows]

@@ -6,7 +6,7 @@ import anywidget
 import traitlets
 
 from atsbook.runs.settings import Settings
-from atsbook.runs.store import Store
+from atsbook.store import Store
 from atsbook.widgets import html
 from atsbook.widgets.live import Session
 

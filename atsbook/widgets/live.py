@@ -15,10 +15,10 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from atsbook.figures.sheets import signed, spoken
-from atsbook.runs.networks import ModelUnit, dataset, model_unit, trained
-from atsbook.runs.settings import Settings
-from atsbook.runs.store import Store
+from atsbook.networks import ModelUnit, dataset, train, trained
+from atsbook.runs.settings import Settings, model_unit
 from atsbook.runs.tables import policy_image
+from atsbook.store import Store
 from atslib.attacks import ATTACKS, GradientMatching, reconstruct
 from atslib.clients.observe import observe
 from atslib.clients.prepare import to_images
@@ -250,9 +250,9 @@ class Session:
         """Attack one image; what to say at the end."""
         device = device_of(self.settings.device)
         unit = pick(self._networks, request.network, request.stage, request.policy)
-        model, _ = trained(
-            unit, self.store, device, on_batch=_Training(self.emit, self._stop, unit)
-        )
+        if unit.is_kept:
+            train(unit, self.store, device, on_batch=_Training(self.emit, self._stop, unit))
+        model, _ = trained(unit, self.store, device)
         original, label = self._image(request)
         policy = Policy.parse(request.policy)
         _, signs = policy.draw(1, rng=rng(self.settings.seed, "policy", request.policy))

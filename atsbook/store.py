@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from atsbook.runs.faults import fault_of, sealed
+from atsbook.integrity import fault_of, sealed
 from atslib.checkpoints import Tensors, fingerprint, is_plain, plain
 from atslib.errors import AtsError, NotKept, OutOfTime, as_path, check_kind
 from atslib.files import digest, project_root, states_kept, write_atomically

@@ -7,7 +7,7 @@ where they come from, because stored results are keyed by it.
 
 import dataclasses
 
-from atsbook.runs.networks import dataset
+from atsbook.networks import dataset
 from atslib import attacks
 from atslib.data.images import Images
 

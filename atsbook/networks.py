@@ -4,13 +4,14 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import ClassVar, Protocol
+from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from atsbook.runs.settings import Settings
-from atsbook.runs.store import Artifact, Store, whole_again
+from atsbook.kept import Kept
+from atsbook.store import Artifact, Store, whole_again
 from atslib.clients.training import TrainConfig, evaluate, fit
 from atslib.data.load import Images, load
 from atslib.errors import AtsError, NotKept
@@ -28,34 +29,15 @@ def dataset(name: str, split: str) -> Images:
     return load(name, split)
 
 
-class Unit(Protocol):
-    """A piece of work shared by pages: one artifact of the store, made when the units that it
-    `needs` are there.
-
-    A unit is a frozen dataclass; its fields are the artifact's key. `title` names it for a person,
-    `passes` is its cost in forward passes of one image through its network (a backward pass counts
-    two).
-    """
-
-    kind: ClassVar[str]
-
-    @property
-    def needs(self) -> tuple["Unit", ...]: ...
-
-    @property
-    def title(self) -> str: ...
-
-    @property
-    def passes(self) -> float: ...
-
-    def make(self, store: Store, device: torch.device) -> object: ...
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelUnit:
-    """What decides a trained model; `train=None` is the untrained network, which is no artifact.
+class ModelUnit(Kept):
+    """What decides a trained network; `train=None` is the untrained one, of which nothing is kept.
 
     A network with a `step` is one on its way: the same training, looked at before its end.
+
+    Its tensors: `model.…`, the weights; `accuracy` () in percent of the test images; at its end also
+    `history` (epochs, 4), loss, lr, seconds, and percent correct of the first `CURVE_IMAGES` test
+    images, and `images` (), how many it learned from.
     """
 
     kind: ClassVar[str] = "model"
@@ -69,9 +51,9 @@ class ModelUnit:
     step: int = 0  # as it was after so many steps; 0: at the end
 
     @property
-    def needs(self) -> tuple[Unit, ...]:
-        """Nothing."""
-        return ()
+    def is_kept(self) -> bool:
+        """Whether it is trained: an untrained network is made anew from its seed."""
+        return self.train is not None
 
     @property
     def title(self) -> str:
@@ -108,33 +90,9 @@ class ModelUnit:
             rng=rng(self.seed, "weights", self.model.removesuffix(padding)),
         )
 
-    def make(self, store: Store, device: torch.device) -> object:
-        """Train it, if it is not in the store."""
-        return trained(self, store, device)
-
-
-class OnModel:
-    """A unit of work on a network, its field `model`."""
-
-    model: ModelUnit
-
-    @property
-    def needs(self) -> tuple[Unit, ...]:
-        """The network, where it is a trained one: an untrained one is no artifact."""
-        return (self.model,) if self.model.train else ()
-
-
-def model_unit(settings: Settings, policy: str = "", **changes: object) -> ModelUnit:
-    """The network of `settings` trained with `policy`."""
-    train = TrainConfig(policy=policy, epochs=settings.epochs)
-    unit = ModelUnit(
-        dataset=settings.dataset,
-        model=settings.model,
-        fraction=settings.fraction,
-        train=train,
-        seed=settings.seed,
-    )
-    return dataclasses.replace(unit, **changes)
+    def compute(self, store: Store, device: torch.device, state: Path) -> dict[str, Tensor]:
+        """Train it."""
+        return fitted(self, store, device, state)
 
 
 def network(unit: ModelUnit) -> nn.Module:
@@ -143,51 +101,69 @@ def network(unit: ModelUnit) -> nn.Module:
 
 
 def trained(
+    unit: ModelUnit, store: Store, device: torch.device
+) -> tuple[nn.Module, Artifact | None]:
+    """The unit's network on `device`, in eval mode if it is a trained one, with its result."""
+    if not unit.is_kept:
+        return network(unit).to(device), None
+    artifact = unit.make(store, device)
+    return loaded(unit, artifact).to(device), artifact
+
+
+def train(
     unit: ModelUnit,
     store: Store,
     device: torch.device,
     *,
     on_batch: Callable[[], None] | None = None,
     stages: Sequence[int] = (),
-) -> tuple[nn.Module, Artifact | None]:
-    """The unit's network on `device`, with its artifact: weights, `history` and `accuracy` ().
+) -> Artifact:
+    """`make`, watched on its way: the options are those of `fitted`."""
+    return store.get(
+        unit.kind,
+        unit,
+        lambda state: fitted(unit, store, device, state, on_batch=on_batch, stages=stages),
+        label=unit.title,
+    )
 
-    `history` (epochs, 4): loss, lr, seconds, and percent correct of the first `CURVE_IMAGES` test
-    images. Where it must be trained, `on_batch` is called before each batch. What it raises ends
-    the training, which another call takes up at the last whole epoch. A network on its way leaves
-    those of `STAGES` before it in the store too, and one at its end those of `stages`.
+
+def loaded(unit: ModelUnit, artifact: Artifact) -> nn.Module:
+    """The trained network of these weights, in eval mode."""
+    weights = {
+        name.removeprefix("model."): value
+        for name, value in artifact.tensors.items()
+        if name.startswith("model.")
+    }
+    if not weights:
+        return WeightsNotKept(unit.title)
+    model = network(unit)
+    model.load_state_dict(weights)
+    return model.eval()
+
+
+def fitted(
+    unit: ModelUnit,
+    store: Store,
+    device: torch.device,
+    state: Path,
+    *,
+    on_batch: Callable[[], None] | None = None,
+    stages: Sequence[int] = (),
+) -> dict[str, Tensor]:
+    """Train the unit's network, from the saved `state` of an earlier call if there is one: its
+    tensors. A large network ends rounded to 16 bits, in which it is kept.
+
+    Args:
+        on_batch: called before each batch. What it raises ends the training, which another call
+            takes up at the last whole epoch.
+        stages: steps at which the network is kept on its way to the end. One that ends at a step
+            leaves those of `STAGES` before it.
     """
     model = network(unit).to(device)
     on_the_way = STAGES if unit.step else stages
-    if unit.train is None:
-        return model, None
-    # A hook is before tests, too, whose batches are not those of the training; attacks must not
-    # meet it.
-    hook = (
+    if on_batch:
+        # A hook is before tests, too, whose batches are not those of the training.
         model.register_forward_pre_hook(lambda net, batch: on_batch() if net.training else None)
-        if on_batch
-        else None
-    )
-    artifact = store.get(
-        "model", unit, lambda state: _train(unit, model, store, on_the_way, state), label=unit.title
-    )
-    if hook:
-        hook.remove()
-    weights = {
-        n.removeprefix("model."): v for n, v in artifact.tensors.items() if n.startswith("model.")
-    }
-    if not weights:
-        return _Absent(unit.title), artifact
-    model.load_state_dict(weights)
-    return model.eval(), artifact
-
-
-def _train(
-    unit: ModelUnit, model: nn.Module, store: Store, stages: Sequence[int], state: object
-) -> dict[str, Tensor]:
-    """Train the unit's `model` in place, from the saved `state` of an earlier call if there is one;
-    its artifact. A large network ends rounded to 16 bits, in which it is kept.
-    """
     train = dataset(unit.dataset, "train").subset(unit.fraction, rng=rng(unit.seed, "subset"))
     test = dataset(unit.dataset, "test")
     few = test[:CURVE_IMAGES]
@@ -200,7 +176,7 @@ def _train(
             test=few,
             checkpoint=state,
             on_saved=store.check_time,
-            on_step=lambda step: _pass(step, unit, model, store, stages),
+            on_step=lambda step: _pass(step, unit, model, store, on_the_way),
             progress=store.progress,
         )
     except _Reached:
@@ -264,7 +240,7 @@ def _weights(model: nn.Module) -> dict[str, Tensor]:
     return {f"model.{name}": value for name, value in model.state_dict().items()}
 
 
-class _Absent(nn.Module):
+class WeightsNotKept(nn.Module):
     """A network whose weights the archive of evidence leaves out: its accuracy is known, but it
     cannot run.
     """
