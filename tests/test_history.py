@@ -33,6 +33,7 @@ def test_verdicts_are_in_the_order_of_their_dates():
 
 def test_a_sentence_that_the_verdicts_deny_ends_the_build(tmp_path):
     (tmp_path / "results").mkdir()
+    assert "No verdict is recorded here." in history(tmp_path / "results")
     (tmp_path / "notebooks").mkdir()
     notebook = {"cells": [{"source": ["# A question?\n", "more"]}]}
     (tmp_path / "notebooks" / "one.ipynb").write_text(json.dumps(notebook))

@@ -25,6 +25,8 @@ def history(results: Path, evidence: Path | None = None) -> str:
     Args:
         evidence: where the archive is; by default in results/.
     """
+    if not (results / FILE).exists():
+        return "# How we kept ourselves honest\n\nNo verdict is recorded here.\n"
     stored = Archive(evidence or results).entries()
     verdicts = json.loads((results / FILE).read_text(encoding="utf-8"))
     rules = recorded(results)
