@@ -13,7 +13,7 @@ from atslib.clients.sums import summed
 from atslib.clients.view import Observed
 from atslib.data.load import Images
 from atslib.gradients.problems import unflatten
-from atslib.models import in_mode, shared_parameters
+from atslib.models import class_scores, in_mode, shared_parameters
 
 CHUNK = 250  # images whose accuracy is taken at once
 
@@ -51,5 +51,8 @@ def accuracy(model: nn.Module, images: Images) -> float:
     victim="train" each `CHUNK` images are normalized by their own statistics.
     """
     pairs = zip(images.pixels.split(CHUNK), images.labels.split(CHUNK), strict=True)
-    hits = [(model(to_images(pixels)).argmax(1) == labels).sum() for pixels, labels in pairs]
+    hits = [
+        (class_scores(model, to_images(pixels)).argmax(1) == labels).sum()
+        for pixels, labels in pairs
+    ]
     return 100 * int(torch.stack(hits).sum()) / len(images)

@@ -45,6 +45,10 @@ class Watched(Strategy):
 
     `Watched(FedAvg(…), "seen")` in a ServerApp, in place of `FedAvg(…)`.
 
+    Outermost it keeps what came: `Watched(DifferentialPrivacyServerSide…(FedAvg(…)), …)`. Inside of a
+    wrapper that changes answers, as Flower's server-side clipping does, it keeps what is left of
+    them.
+
     One client does not end a round: an answer that cannot be read goes no further, and where the
     strategy refuses a round because of answers that are built unlike most others, it gets the round
     once more without these. Who was left out, and why, is in refused.txt of the round, and in

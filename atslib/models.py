@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.overrides import handle_torch_function, has_torch_function
 
 from atslib.copying import apart, deep_copy
@@ -411,17 +412,6 @@ def build_model(
     return nn.Sequential(front, network).eval()
 
 
-def count_weights(
-    name: str, num_classes: int, in_channels: int = 3, *, image_size: int = 32
-) -> int:
-    """How many weights a network of `build_model` has, at once and without their memory.
-
-    Raises as `build_model` does.
-    """
-    make, _ = _builder(name, num_classes, in_channels, image_size)
-    return _count(make)
-
-
 def _count(make: Callable[[], nn.Module]) -> int:
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in make().parameters())
@@ -558,6 +548,30 @@ def to_try(model: nn.Module) -> nn.Module:
     where a pass changes nothing.
     """
     return model if keeps_nothing(model) else apart(model)
+
+
+def scores_in(output: object) -> object:
+    """The class scores in what a network gives: its attribute or entry `logits`, else the first
+    tensor of a tuple or list; `output` itself where there is no such thing.
+    """
+    if isinstance(output, Tensor):
+        return output
+    logits = output.get("logits") if isinstance(output, dict) else getattr(output, "logits", None)
+    if logits is None and isinstance(output, tuple | list):
+        logits = next((part for part in output if isinstance(part, Tensor)), None)
+    return logits if isinstance(logits, Tensor) and logits.ndim <= 2 else output
+
+
+def class_scores(
+    model: nn.Module, images: Tensor, state: dict[str, Tensor] | None = None
+) -> Tensor:
+    """The class scores (B, K) of images (B, C, H, W), also where a network gives more than these,
+    see `scores_in`.
+
+    Args:
+        state: parameters and buffers by name, to be used in place of the network's own.
+    """
+    return scores_in(functional_call(model, state, (images,)) if state else model(images))
 
 
 def in_mode(model: nn.Module, mode: str) -> nn.Module:

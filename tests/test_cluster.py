@@ -15,8 +15,9 @@ from typing import ClassVar
 
 import pytest
 import torch
-from checks import attack_unit, free_port
+from checks import attack_unit, free_port, refused
 
+from atsbook.runs import workers
 from atsbook.runs.schedule import compute
 from atsbook.runs.settings import settings
 from atsbook.runs.workers import is_open
@@ -177,6 +178,34 @@ def test_no_scheduler_at_an_address_is_said(store, monkeypatch):
     for address in ("tcp://127.0.0.1:9", "local"):
         with pytest.raises(AtsError, match="no Dask scheduler answers there"):
             compute([Slow(0)], store, "cpu", scheduler=address)
+
+
+def test_a_cluster_whose_workers_are_gone_is_waited_for_and_then_left():
+    now, threads, said = 0.0, {"a": 2, "b": 1}, []
+    slots = workers._slots(lambda: threads, "tcp://10.0.0.5:8786", said.append, lambda: now)
+    assert slots() == 3
+    threads = {}
+    assert slots() == 1
+    assert said == ["tcp://10.0.0.5:8786 has no worker now; waiting for one"]
+    now = workers.WITHOUT_WORKERS - 1
+    assert slots() == 1
+    threads = {"c": 1}  # one comes back, and the time begins anew
+    assert slots() == 1
+    threads = {}
+    assert slots() == 1
+    assert len(said) == 2
+    now += workers.WITHOUT_WORKERS + 1
+    with refused(
+        "--scheduler tcp://10.0.0.5:8786", "no worker for 301 s", "what is finished is kept"
+    ):
+        slots()
+
+
+def test_a_scheduler_without_any_worker_ends_with_a_sentence(cluster, store, monkeypatch):
+    monkeypatch.setattr(workers, "WITHOUT_WORKERS", 1.0)
+    cluster.scheduler()
+    with refused(cluster.address, "there was no worker for"):
+        compute([Slow(0)], store, "cpu", scheduler=cluster.address)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,6 +3,7 @@ precision, and code that raises whatever it likes.
 """
 
 import collections
+import contextlib
 import dataclasses
 
 import pytest
@@ -13,7 +14,9 @@ from torch.utils.checkpoint import checkpoint
 
 import atslib
 from atslib.audit.calls import TAKEN, TakesScores, prepared
+from atslib.clients.updates import observe_weights
 from atslib.models import Normalize
+from atslib.scores.scores import jacobian
 
 NORM = ([0.5] * 3, [0.25] * 3)
 SIDE = 6
@@ -105,6 +108,86 @@ def test_the_report_says_what_was_taken():
         attacked=2, steps=2,
     )  # fmt: skip
     assert TAKEN in report.notes
+
+
+class Plain(Starting):
+    """Its scores alone."""
+
+    def __init__(self):
+        super().__init__(lambda scores: scores)
+
+
+class WithoutBatches(Starting):
+    """A network that the fast form of the gradient does not take: it mixes its batch."""
+
+    def forward(self, x):
+        return self.how(3 * self.body(self.normalize(x)) / (1 + 0 * x.mean()))
+
+
+def said(how):
+    """What `observe` may say of a network that gives a tuple or a list."""
+    sure = how in ("object", "dict", "tensor")
+    return contextlib.nullcontext() if sure else pytest.warns(UserWarning, match="first tensor")
+
+
+@pytest.mark.parametrize("network", [Starting, WithoutBatches])
+@pytest.mark.parametrize("name", HOW)
+def test_a_client_and_an_attack_take_the_scores_of_what_a_network_gives(name, network):
+    model = network(HOW[name])
+    plain = network(lambda scores: scores)
+    with said(name):
+        seen = atslib.observe(model, PIXELS / 255, LABELS)
+    wanted = atslib.observe(plain, PIXELS / 255, LABELS)
+    assert list(dict(model.named_parameters())) == list(dict(plain.named_parameters()))
+    torch.testing.assert_close(seen.gradients, wanted.gradients)
+    short = dataclasses.replace(atslib.ATTACKS["adam-cosine"], steps=3)
+    for labels in ("known", "inferred"):
+        threat = atslib.ThreatModel(labels=labels)
+        got, same = (
+            atslib.reconstruct(dataclasses.replace(each, threat=threat), short, rng=0)
+            for each in (seen, wanted)
+        )
+        torch.testing.assert_close(got.images, same.images)
+
+
+@pytest.mark.parametrize("name", HOW)
+def test_local_training_takes_the_scores_too(name):
+    threat = atslib.ThreatModel(batch=2, victim="train")
+    local = atslib.LocalTraining(epochs=2, lr=0.1, batch=1)
+    with said(name):
+        got = observe_weights(
+            Starting(HOW[name]), PIXELS / 255, LABELS, local=local, threat=threat, rng=0
+        )
+    same = observe_weights(Plain(), PIXELS / 255, LABELS, local=local, threat=threat, rng=0)
+    torch.testing.assert_close(got.gradients, same.gradients)
+
+
+@pytest.mark.parametrize("name", HOW)
+def test_training_and_scores_take_the_scores_too(name):
+    images = atslib.Images(PIXELS, LABELS, ("a", "b", "c"), "own", "train")
+    config = atslib.TrainConfig(epochs=1, batch=2)
+
+    def trained(model):
+        atslib.fit(model, images, config, rng=0)
+        slopes = jacobian(model, PIXELS / 255)
+        return flat(model), slopes, torch.tensor(atslib.evaluate(model, images))
+
+    with said(name):
+        got = trained(Starting(HOW[name]))
+    torch.testing.assert_close(got, trained(Plain()))
+
+
+def flat(model):
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def test_a_first_tensor_that_is_no_row_of_scores_is_refused():
+    maps = torch.zeros(4, 2, 3, 3)
+    for how in (lambda s: (maps, s), lambda s: {"scores": s}, lambda s: Output(maps)):
+        with refused("it must give one row of class scores per image"):
+            gradients(Starting(how))
+    with refused("1 score per image"):
+        gradients(Starting(lambda s: Output(s[:, :1])))
 
 
 @pytest.mark.parametrize("how", [lambda s: None, lambda s: {"out": s}, lambda s: (s.sum(),) * 0])

@@ -368,6 +368,70 @@ def test_a_seed_is_refused_in_workers(monkeypatch):
         Policy((3,)).as_torchvision(seed=0)(Image.new("RGB", (8, 8)))
 
 
+LABELLED = {
+    "image and label": lambda image: (image, 7),
+    "image, label, name": lambda image: (image, torch.tensor([7]), "a.png"),
+    "dict": lambda image: {"label": 7, "image": image},
+    "nested": lambda image: ([image], {"label": 7, "boxes": None}),
+    "one tuple": lambda image: ((image, 7),),
+}
+
+
+def flat(sample):
+    if isinstance(sample, dict):
+        sample = list(sample.values())
+    if not isinstance(sample, tuple | list):
+        return [sample]
+    return [part for each in sample for part in flat(each)]
+
+
+@pytest.mark.parametrize("kind", LABELLED)
+def test_a_sample_keeps_everything_but_its_image(kind, images):
+    image = as_pil(images[0])
+    given = LABELLED[kind](image)
+    transform = Policy.parse("3-1-7").as_torchvision(seed=4)
+    got = transform(*given) if isinstance(given, tuple) else transform(given)
+    assert type(got) is (type(given[0]) if kind == "one tuple" else type(given))
+    wanted = as_pil(Policy.parse("3-1-7")(images[:1], rng=rng(4))[0])
+    for old, new in zip(flat(given), flat(got), strict=True):
+        if old is image:
+            assert np.array_equal(np.asarray(new), np.asarray(wanted))
+        else:
+            assert new is old
+
+
+def test_samples_without_one_image_are_refused(images):
+    transform, image = Policy((3,)).as_torchvision(), as_pil(images[0])
+    with refused("2 images", "must have one"):
+        transform(image, image)
+    for sample in ((), (3, "a"), ({"label": 3},), (images[0],)):
+        with refused("must be a PIL image"):
+            transform(*sample)
+
+
+def test_joint_pipelines_of_torchvision_take_a_policy(images):
+    v2 = pytest.importorskip("torchvision.transforms.v2", exc_type=ImportError)
+    tv = pytest.importorskip("torchvision.tv_tensors", exc_type=ImportError)
+    wanted = Policy.parse("3-1-7")(images[:1], rng=rng(4))[0]
+    size = tuple(wanted.shape[1:])
+
+    def pipeline(first=()):
+        return v2.Compose([*first, Policy.parse("3-1-7").as_torchvision(seed=4)])
+
+    image, label = pipeline()(as_pil(images[0]), 7)
+    assert (label, np.asarray(image).tolist()) == (7, np.asarray(as_pil(wanted)).tolist())
+    sample = pipeline([v2.ToImage()])({"image": as_pil(images[0]), "label": 7})
+    assert sample["label"] == 7
+    assert type(sample["image"]) is tv.Image
+    assert torch.equal(sample["image"].as_subclass(torch.Tensor), wanted)
+    with refused("torch.float32", "before any conversion to floats"):
+        pipeline([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])(as_pil(images[0]), 7)
+    boxes = tv.BoundingBoxes(torch.tensor([[0, 0, 2, 2]]), format="XYXY", canvas_size=size)
+    for name, part in (("BoundingBoxes", boxes), ("Mask", tv.Mask(torch.zeros(1, *size)))):
+        with refused(name, "have to move with the image"):
+            pipeline()(as_pil(images[0]), {"objects": part, "label": 7})
+
+
 # --- all that a policy can make of an image -----------------------------------------------------------------
 
 

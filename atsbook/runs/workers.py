@@ -9,6 +9,7 @@ import ipaddress
 import multiprocessing
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor
 
@@ -19,6 +20,7 @@ from atslib.gradients.cpu import keep_memory, keep_to_one_core
 
 LOST = (BrokenExecutor, CancelledError)  # what a call ends with whose worker or scheduler went away
 PATIENCE = 60.0  # seconds that a scheduler may be away
+WITHOUT_WORKERS = 300.0  # seconds that a scheduler may have none
 # Of `distributed.security`
 TLS = "DASK_DISTRIBUTED__COMM__TLS__CA_FILE, …__CLIENT__CERT and …__CLIENT__KEY"
 
@@ -132,19 +134,50 @@ def _cluster(scheduler: str, say: Callable[[str], None]) -> Iterator[Workers]:
                 "or its workers can run any code there; use tls://, with certificates in Dask's configuration"
             )
 
-        def slots() -> int:
-            """One unit a thread; at least one, which then waits for a worker."""
-            try:
-                return max(1, sum(client.nthreads().values()))
-            except (OSError, RuntimeError) as error:  # the scheduler went away
-                raise BrokenExecutor(str(error)) from None
-
         with contextlib.suppress(TimeoutError):
-            client.wait_for_workers(1, timeout=PATIENCE)
+            client.wait_for_workers(1, timeout=min(PATIENCE, WITHOUT_WORKERS))
         try:
-            yield client.get_executor(pure=False), slots
+            yield client.get_executor(pure=False), _slots(client.nthreads, scheduler, say)
         except KilledWorker as error:
             raise BrokenExecutor(str(error)) from None
+
+
+def _slots(
+    threads: Callable[[], dict[str, int]],
+    scheduler: str,
+    say: Callable[[str], None],
+    clock: Callable[[], float] = time.monotonic,
+) -> Callable[[], int]:
+    """How many units a cluster takes at once now, asked again and again: one a thread; at least
+    one, which then waits for a worker, but not for ever, since Dask itself says nothing.
+
+    Args:
+        threads: of each worker, by its address.
+        say: receives a line when the last worker has gone.
+        clock: seconds.
+    """
+    gone = None  # since when there is no worker
+
+    def slots() -> int:
+        nonlocal gone
+        try:
+            there = sum(threads().values())
+        except (OSError, RuntimeError) as error:  # the scheduler went away
+            raise BrokenExecutor(str(error)) from None
+        if there:
+            gone = None
+            return there
+        if gone is None:
+            gone = clock()
+            say(f"{scheduler} has no worker now; waiting for one")
+        if (seconds := clock() - gone) > WITHOUT_WORKERS:
+            raise AtsError(
+                f"--scheduler {scheduler}: there was no worker for {seconds:.0f} s; start some (dask worker {scheduler}) "
+                "and run this again: what is finished is kept"
+            )
+        return 1
+
+    return slots
 
 
 def is_open(scheduler: str) -> bool:

@@ -28,7 +28,7 @@ from atslib.errors import AtsError, check_kind
 from atslib.gradients.inputs import FAULTS
 from atslib.gradients.per_example import WithoutDraws
 from atslib.gradients.problems import unflatten
-from atslib.models import copied, last_linear, loss_of, shared_parameters
+from atslib.models import class_scores, copied, last_linear, loss_of, shared_parameters
 from atslib.rng import rng as stream
 
 
@@ -316,7 +316,7 @@ def _slopes(model: nn.Module, entry: Patches, image: Tensor) -> tuple[Tensor, di
     hook = layer.register_forward_hook(lambda layer, inputs, output: given.append(output))
     try:
         with WithoutDraws():
-            scores = probe(image)
+            scores = class_scores(probe, image)
             loss = loss_of(probe)(scores, torch.zeros(1, dtype=torch.int64, device=image.device))
     finally:
         hook.remove()

@@ -25,8 +25,10 @@ from atslib.models import (
     Loss,
     Normalize,
     as_client,
+    class_scores,
     copied,
     loss_of,
+    scores_in,
     shared_parameters,
     to_try,
     with_loss,
@@ -56,14 +58,14 @@ class TwoScores(nn.Module):
 
 
 class TakesScores(nn.Module):
-    """A network of which the scores are one part of what it gives, see `scores_in`."""
+    """A network of which the scores are one part of what it gives, see `models.scores_in`."""
 
     def __init__(self, network: nn.Module):
         super().__init__()
         self.network = network
 
     def forward(self, images: Tensor) -> Tensor:
-        return scores_in(self.network(images))
+        return class_scores(self.network, images)
 
 
 class Whole(nn.Module):
@@ -76,18 +78,6 @@ class Whole(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return self.network(images)
-
-
-def scores_in(output: object) -> Tensor | None:
-    """The class scores in what a network gives: its attribute or entry `logits`, else the first
-    tensor of a tuple or list; None where there is no such thing.
-    """
-    if isinstance(output, Tensor):
-        return output
-    logits = output.get("logits") if isinstance(output, dict) else getattr(output, "logits", None)
-    if logits is None and isinstance(output, tuple | list):
-        logits = next((part for part in output if isinstance(part, Tensor)), None)
-    return logits if isinstance(logits, Tensor) and logits.ndim <= 2 else None
 
 
 def without_wrapper(model: nn.Module) -> nn.Module:
@@ -435,7 +425,7 @@ def passes(model: nn.Module, pixels: Tensor) -> bool:
     images = (pixels[:4] / 255).to(first_parameter(model)).requires_grad_()
     try:
         with torch.enable_grad():
-            scores = model(images.clone())
+            scores = class_scores(model, images.clone())
             value = loss_of(model)(scores, scores.detach().argmin(1)).sum()
             (slope,) = torch.autograd.grad(value, images)
     except Exception:
@@ -480,7 +470,7 @@ def prepared(
         )
     try:
         with torch.no_grad():
-            scores = to_try(model)((pixels[:2] / 255).to(first))
+            output = to_try(model)((pixels[:2] / 255).to(first))
     except AtsError:
         raise
     except Exception as error:  # of somebody else's code, which may raise anything
@@ -490,10 +480,10 @@ def prepared(
         raise AtsError(
             f"audit: the network does not take images of shape {shape}: {kind}{why}"
         ) from None
-    if not isinstance(scores, Tensor) and scores_in(scores) is not None:
-        scores = scores_in(scores)
+    scores = scores_in(output)
+    if scores is not output:
         model = _around(model, TakesScores)
-    if loss is not None:
+    if loss is not None and isinstance(scores, Tensor):
         _check_loss(loss, scores)
     if isinstance(scores, Tensor) and scores.numel() == len(scores):
         model = _around(model, TwoScores)

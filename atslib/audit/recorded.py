@@ -21,7 +21,7 @@ from atslib.clients.updates import LocalTraining, observe_weights
 from atslib.clients.view import Observed, ThreatModel, Update
 from atslib.errors import AtsError, check_kind, check_whole, choose
 from atslib.gradients.inputs import first_parameter
-from atslib.models import as_client, copied, in_mode, loss_of, shared_parameters
+from atslib.models import as_client, class_scores, copied, in_mode, loss_of, shared_parameters
 from atslib.weights import fill, fitted
 
 KINDS = ("weights", "difference", "gradient")
@@ -671,7 +671,7 @@ def _torchs_form(
     given = (pixels[images] / 255).to(first_parameter(client)), labels.cpu()
 
     def own() -> Tensor:
-        value = loss_of(client)(client(given[0]), given[1]).mean()
+        value = loss_of(client)(class_scores(client, given[0]), given[1]).mean()
         parts = torch.autograd.grad(
             value, list(shared_parameters(client).values()), materialize_grads=True
         )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad
+from torch.func import grad
 
 from atslib.audit.config import KNOWLEDGE, AuditConfig, Case
 from atslib.clients.defenses.defense import Defense, Transformation, share
@@ -18,6 +18,7 @@ from atslib.errors import AtsError
 from atslib.gradients.problems import Gradients, flatten, problem_gradients, unflatten
 from atslib.models import (
     as_client,
+    class_scores,
     copied,
     in_mode,
     loss_of,
@@ -179,9 +180,8 @@ def _adam(
     of_scores = loss_of(model)
 
     def loss(weights: tuple[Tensor, ...], images: Tensor, labels: Tensor) -> Tensor:
-        return of_scores(
-            functional_call(model, dict(zip(names, weights, strict=True)), (images,)), labels
-        )
+        trained = dict(zip(names, weights, strict=True))
+        return of_scores(class_scores(model, images, trained), labels)
 
     def one(
         images: Tensor, labels: Tensor, order: Tensor, slope: Slope | None = None

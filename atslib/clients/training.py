@@ -42,7 +42,14 @@ from atslib.gradients.inputs import (
     trained_parameter,
 )
 from atslib.gradients.problems import problem_gradients
-from atslib.models import batch_norms, copied, fast_layout, in_mode, shared_parameters
+from atslib.models import (
+    batch_norms,
+    class_scores,
+    copied,
+    fast_layout,
+    in_mode,
+    shared_parameters,
+)
 from atslib.policies.policy import parse_policy
 from atslib.rng import as_stream, torch_draws
 from atslib.weights import fill
@@ -309,7 +316,7 @@ class _Run:
             batch, targets = self.defense.examples(batch, known, rng=rng)
         self.optimizer.zero_grad()
         with torch.autocast(batch.device.type, torch.bfloat16, enabled=config.mixed_precision):
-            loss = F.cross_entropy(model(batch), targets)
+            loss = F.cross_entropy(class_scores(model, batch), targets)
         count = self._gradients(model, batch, targets, config.loss_factor * loss)
         if self.defense.parts:
             parameters = {name: p for name, p in model.named_parameters() if p.grad is not None}
@@ -382,7 +389,8 @@ def evaluate(model: nn.Module, images: Images, *, chunk: int = 500) -> float:
         for pixels, labels in zip(
             images.pixels.split(chunk), images.labels.split(chunk), strict=True
         ):
-            guesses = model(fast_layout(to_images(pixels.to(like.device), like.dtype))).argmax(1)
+            inputs = fast_layout(to_images(pixels.to(like.device), like.dtype))
+            guesses = class_scores(model, inputs).argmax(1)
             hits += (guesses == labels.to(like.device)).sum()
     finally:
         for layer, mode in modes.items():

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 
 from atslib.clients.observe import attackers_network, check_threat, client_draws
 from atslib.clients.view import Observed, ThreatModel, Update
@@ -26,6 +26,7 @@ from atslib.gradients.problems import Gradients, flatten, route_alone
 from atslib.gradients.routes import Route
 from atslib.models import (
     as_client,
+    class_scores,
     keeps_nothing,
     loss_of,
     shared_parameters,
@@ -131,7 +132,7 @@ def _moving(model: nn.Module, route: Route) -> Slope:
         with torch.enable_grad():
             with SameRules():
                 own = dict(zip(names, weights, strict=True))
-                scores = functional_call(network[0], own, (images,))
+                scores = class_scores(network[0], images, own)
             loss = of_scores(scores, labels)
             slopes = torch.autograd.grad(loss, weights, create_graph=further, allow_unused=True)
         pairs = zip(slopes, weights, strict=True)
@@ -162,9 +163,8 @@ def trained_weights(
     of_scores = loss_of(model)
 
     def loss(weights: tuple[Tensor, ...], images: Tensor, labels: Tensor) -> Tensor:
-        return of_scores(
-            functional_call(model, dict(zip(names, weights, strict=True)), (images,)), labels
-        )
+        trained = dict(zip(names, weights, strict=True))
+        return of_scores(class_scores(model, images, trained), labels)
 
     def one(
         images: Tensor, labels: Tensor, order: Tensor, slope: Slope | None = None

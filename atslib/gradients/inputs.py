@@ -2,6 +2,7 @@
 sentence.
 """
 
+import warnings
 from textwrap import shorten
 
 import numpy as np
@@ -21,8 +22,10 @@ from atslib.errors import AtsError
 from atslib.gradients.per_example import SameRules
 from atslib.models import (
     Normalize,
+    ends_of,
     keep_ends,
     normalization_layer,
+    scores_in,
     shared_parameters,
     to_try,
     watched_ends,
@@ -185,7 +188,8 @@ def trained_parameter(model: nn.Module) -> Tensor:
 
 
 def scores_of(model: nn.Module, images: Tensor) -> Tensor:
-    """The network's class scores of images (B, C, H, W): (B, classes).
+    """The network's class scores of images (B, C, H, W): (B, classes). Of a network that gives more,
+    they are its `logits`, or else the first tensor of what it gives, which a warning says once.
 
     How it ends is noted, see `models.ends_of`; nothing else of it is changed, since a copy runs.
 
@@ -201,11 +205,12 @@ def scores_of(model: nn.Module, images: Tensor) -> Tensor:
             SameRules(),
             watched_ends(twin) as noted,
         ):  # a plain BatchNorm2d says in torch's words what it cannot do
-            scores = twin(images)
+            output = twin(images)
     except AtsError:
         raise
     except Exception as error:  # of somebody else's code, which may raise anything
         raise AtsError(f"{name} does not take images of shape {shape}: {explain(error)}") from None
+    scores = scores_in(output)
     if not is_tensor(scores) or scores.ndim != 2 or len(scores) != len(images):
         raise AtsError(
             f"{name} gives {describe(scores)}; it must give one row of class scores per image"
@@ -222,6 +227,13 @@ def scores_of(model: nn.Module, images: Tensor) -> Tensor:
     if not scores.isfinite().all():
         raise AtsError(
             f"{name} gives scores that are nan or infinite; check its weights and its input's normalization"
+        )
+    chosen = isinstance(output, tuple | list) and not hasattr(output, "logits")
+    if chosen and ends_of(model) is None:
+        warnings.warn(
+            f"{name} gives a {type(output).__name__} of {len(output)}; its first tensor, {describe(scores)}, is taken "
+            "as the class scores",
+            stacklevel=2,
         )
     noted(scores)
     keep_ends(model, twin)

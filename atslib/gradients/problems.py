@@ -18,7 +18,7 @@ from torch.func import functional_call, grad, vmap
 from atslib.gradients.inputs import checked
 from atslib.gradients.per_example import PerExample, SameRules
 from atslib.gradients.routes import Route, route_of
-from atslib.models import batch_norms, loss_of, shared_parameters, to_try
+from atslib.models import batch_norms, class_scores, loss_of, shared_parameters, to_try
 
 Gradients = tuple[Tensor, ...]
 
@@ -92,7 +92,7 @@ def per_example(
     further = torch.is_grad_enabled() and (inputs.requires_grad or targets.requires_grad)
     with torch.enable_grad():
         with PerExample(len(inputs), handles, statistics) as mode:
-            logits = model(inputs.flatten(0, 1))
+            logits = class_scores(model, inputs.flatten(0, 1))
         loss = _summed(model, logits, targets)
         gradients = torch.autograd.grad(loss, wanted, create_graph=further, allow_unused=True)
         mode.handles_wanted = False
@@ -117,7 +117,7 @@ def vmapped(
     of_scores = loss_of(model)
 
     def loss(parameters: dict, buffers: dict, images: Tensor, labels: Tensor) -> Tensor:
-        return of_scores(functional_call(model, {**parameters, **buffers}, (images,)), labels)
+        return of_scores(class_scores(model, images, {**parameters, **buffers}), labels)
 
     with SameRules():
         by_problem = vmap(grad(loss), in_dims=(None, 0, 0, 0), randomness="different")
@@ -138,8 +138,8 @@ def alone(
         own = {name: value[i] for name, value in buffers.items()}
         with torch.enable_grad():
             with SameRules():
-                logits = functional_call(model, own, (images,)) if own else model(images)
-            loss = loss_of(model)(logits, labels)
+                scores = class_scores(model, images, own)
+            loss = loss_of(model)(scores, labels)
             gradients = torch.autograd.grad(
                 loss, parameters, create_graph=further, allow_unused=True
             )

@@ -232,7 +232,7 @@ def _by_torch(model: nn.Module, inputs: Tensor, further: bool, kept: tuple[Place
         parameters = shared_parameters(probe)
         z = images.clone().requires_grad_(further)
         with torch.enable_grad(), WithoutDraws():
-            logits = probe(z)
+            logits = models.class_scores(probe, z)
             targets = torch.arange(2 * len(images), device=z.device).view(2, -1) % logits.shape[1]
             loss = models.loss_of(probe)(logits, targets[len(plain)])
             gradients = torch.autograd.grad(

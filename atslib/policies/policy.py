@@ -6,12 +6,14 @@ one of the two for each image; `""` is the identity. `OPS` and the kernels live 
 `atslib.policies.operations`.
 """
 
+import copy
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
+from textwrap import shorten
 
 import numpy as np
 import torch
@@ -234,6 +236,10 @@ class PilTransform:
     one anew for each worker and epoch, so fix the loader's `generator` to repeat a run. With a seed
     the draws are those of `policy(pixels, rng=rng(seed))` on the images in order. Workers of a
     DataLoader would all draw the same, so there a seed is an error.
+
+    In a joint pipeline of `torchvision.transforms.v2` it takes whole samples too, such as (image,
+    label) or a dict, and `tv_tensors.Image` of uint8. What moves with an image, boxes, masks and
+    key points, is refused: policies were made for classification, and would leave it behind.
     """
 
     policy: Policy | Hybrid
@@ -243,31 +249,99 @@ class PilTransform:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_rng", None if self.seed is None else stream(self.seed))
 
-    def __call__(self, image: Image.Image) -> Image.Image:
-        """One image in, a new one out."""
-        check_kind(
-            "a policy's image", image, Image.Image, "a PIL image; the policy itself takes a tensor"
-        )
+    def __call__(self, *sample: object) -> object:
+        """One image in, a new one out; of a sample that has one image, a new sample with a new
+        image.
+
+        Raises:
+            AtsError: no image, or more than one; a mode other than RGB and L; boxes or a mask.
+        """
+        images = [part for part in _parts(sample) if _is_image(part)]
+        if len(images) > 1:
+            raise AtsError(
+                f"a policy's sample has {len(images)} images; it must have one, since a mask or a second view would get "
+                "other draws"
+            )
+        if not images:
+            what = f"image {sample[0]!r}" if len(sample) == 1 else f"sample {sample!r}"
+            raise AtsError(
+                f"a policy's {shorten(what, 120)} must be a PIL image; the policy itself takes a tensor"
+            )
+        made = _with(sample, images[0], self._one(images[0]))
+        return made[0] if len(made) == 1 else made
+
+    def _one(self, image: "Image.Image | Tensor") -> "Image.Image | Tensor":
+        if isinstance(image, Tensor):
+            if image.dtype != torch.uint8 or image.ndim != 3:
+                raise AtsError(
+                    f"a policy's tv_tensors.Image is {image.dtype} of shape {tuple(image.shape)}; it must be uint8 "
+                    "(C, H, W), so place the policy before any conversion to floats"
+                )
+            pixels = image.as_subclass(Tensor)[None]
+            return type(image)(self._drawn(pixels))
         if image.mode not in ("RGB", "L"):
             raise AtsError(
                 f"image mode {image.mode!r} is not supported; convert to 'RGB' or 'L' first"
-            )
-        if self._rng is not None and torch.utils.data.get_worker_info() is not None:
-            raise AtsError(
-                f"seed {self.seed!r} would repeat in every worker; use seed=None in a DataLoader"
             )
         array = np.array(image)
         pixels = torch.from_numpy(array if array.ndim == 3 else array[:, :, None]).permute(2, 0, 1)[
             None
         ]
-        result = (
-            self.policy(pixels, rng=self._rng or torch.default_generator)[0]
-            .permute(1, 2, 0)
-            .numpy()
-        )
+        result = self._drawn(pixels).permute(1, 2, 0).numpy()
         return Image.fromarray(
             np.ascontiguousarray(result if image.mode == "RGB" else result[:, :, 0])
         )
+
+    def _drawn(self, pixels: Tensor) -> Tensor:
+        """One image (1, C, H, W) uint8 -> (C, H, W)."""
+        if self._rng is not None and torch.utils.data.get_worker_info() is not None:
+            raise AtsError(
+                f"seed {self.seed!r} would repeat in every worker; use seed=None in a DataLoader"
+            )
+        return self.policy(pixels, rng=self._rng or torch.default_generator)[0]
+
+
+def _parts(sample: object) -> Iterator[object]:
+    """What a sample of nested tuples, lists and dicts holds.
+
+    Raises:
+        AtsError: it holds what would have to move with the image.
+    """
+    if isinstance(sample, dict):
+        sample = tuple(sample.values())
+    if isinstance(sample, tuple | list):
+        for part in sample:
+            yield from _parts(part)
+        return
+    if _is_tv_tensor(sample) and not _is_image(sample):
+        raise AtsError(
+            f"a policy's sample has {type(sample).__name__}, which would have to move with the image; a policy is for "
+            "classification, and moves the image alone"
+        )
+    yield sample
+
+
+def _is_tv_tensor(part: object) -> bool:
+    return isinstance(part, Tensor) and "tv_tensors" in type(part).__module__
+
+
+def _is_image(part: object) -> bool:
+    return isinstance(part, Image.Image) or (_is_tv_tensor(part) and type(part).__name__ == "Image")
+
+
+def _with(sample: object, old: object, new: object) -> object:
+    """The sample, with `new` in the place of `old`."""
+    if sample is old:
+        return new
+    if isinstance(sample, dict):
+        made = copy.copy(sample)  # a dict of its kind
+        made.update((name, _with(part, old, new)) for name, part in sample.items())
+        return made
+    if isinstance(sample, tuple) and hasattr(sample, "_fields"):
+        return type(sample)(*(_with(part, old, new) for part in sample))
+    if isinstance(sample, tuple | list):
+        return type(sample)(_with(part, old, new) for part in sample)
+    return sample
 
 
 def sample_uniform(n: int, *, rng: torch.Generator) -> list[Policy]:

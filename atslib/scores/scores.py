@@ -21,7 +21,7 @@ from atslib.gradients.cpu import each, pieces
 from atslib.gradients.inputs import any_parameter, check_fit, checked
 from atslib.gradients.per_example import SameRules
 from atslib.gradients.problems import DISTANCES, mixes_nothing, problem_gradients
-from atslib.models import copied, fast_layout, normalization_layer
+from atslib.models import class_scores, copied, fast_layout, normalization_layer
 from atslib.policies.policy import Hybrid, Policy, parse_policy
 from atslib.rng import as_stream
 from atslib.rng import rng as stream
@@ -294,7 +294,8 @@ def jacobian(model: nn.Module, images: Tensor) -> Tensor:
     x = fast_layout(images.detach()).requires_grad_()
     together = mixes_nothing(model, tuple(images.shape[1:]))
     with torch.enable_grad(), SameRules():
-        scores = model(x) if together else torch.cat([model(one) for one in x.split(1)])
+        parts = [x] if together else x.split(1)
+        scores = torch.cat([class_scores(model, part) for part in parts])
         (by_pixel,) = torch.autograd.grad(scores.sum(), x)
     return (by_pixel * normalization_layer(model).std).flatten(
         1
