@@ -141,7 +141,7 @@ ARCHITECTURES = {
         "Pvt", 64, image_size=64, depths=[1, 1, 1, 1], hidden_sizes=[16, 32, 80, 128]
     ),
     "transformers CvT": of_transformers(
-        "Cvt", 64, depth=[1, 1, 2], embed_dim=[16, 48, 96], num_heads=[1, 3, 6]
+        "Cvt", 64, depth=[1, 1, 3], embed_dim=[16, 48, 96], num_heads=[1, 3, 6]
     ),
     "transformers FocalNet": of_transformers(
         "FocalNet", 64, image_size=64, embed_dim=24, depths=[1, 1, 1, 1]
@@ -437,6 +437,8 @@ def asked(task: str, name: str, budget: float) -> dict[str, object]:
     began = time.monotonic()
     try:
         told = gradients_of(name) if task == "gradients" else audit_of(name, budget)
+    except AtsError as error:
+        told = {"outcome": "refused", "says": [str(error)]}
     except Exception as error:
         lines = traceback.format_exc().strip().splitlines()
         told = {"outcome": "fault", "says": [f"{type(error).__name__}: {error}"[:400], *lines[-9:]]}
@@ -552,7 +554,8 @@ def main() -> int:
                 write_atomically(options.out, lambda path, text=text: path.write_text(text))
         off, why = worst(own["gradients"]) if "gradients" in own else (0.0, "")
         said = own.get("audit", {})
-        fault = said.get("outcome") == "fault" or not off < CLOSE
+        refused = own.get("gradients", {}).get("outcome") == "refused"  # a sentence, which is read
+        fault = said.get("outcome") == "fault" or not (off < CLOSE or refused)
         wrong += fault
         print(
             f"{'FAULT ' if fault else ''}{name}: {why or f'{off:.1e}'}; {said.get('outcome')} "
