@@ -6,7 +6,9 @@
 Every network has random weights and is asked twice, in a process beside this one. *Gradients*: those
 that `observe` shares of single images and of pairs, in eval and in train mode, beside plain autograd of torch
 on another copy that the same seed built; and the slope of a single gradient along a fixed direction, which
-attacks follow. *Audit*: `atslib.audit` with a minute, the untrained network as its own control. What is
+attacks follow. Max-pooling takes one of the pixels that are all but equal by a rule of its own, see
+`atslib.models.max_pool`, so that single precision can differ by percents; then double precision is asked too,
+and decides. *Audit*: `atslib.audit` with a minute, the untrained network as its own control. What is
 computed is kept after each network, so that a killed run goes on; the table beside the JSON file is written anew.
 """
 
@@ -260,8 +262,7 @@ def built(name: str) -> nn.Module:
 def photographs(count: int, side: int) -> Tensor:
     """(N, 3, S, S) between 0 and 1: coloured noise whose spectrum falls as that of photographs does.
 
-    No area is flat: where neighbours are equal, rounding decides which of them max-pooling takes, and
-    torch's own gradient is one of several.
+    No area is flat: where neighbours are equal, torch's own gradient is one of several.
     """
     stream = torch.Generator().manual_seed(7)
     noise = torch.randn(count, 3, side, side, generator=stream)
