@@ -25,10 +25,11 @@ from atslib.audit.recorded import (
     steps_contradiction,
 )
 from atslib.checkpoints import write_tensors
+from atslib.clients.observe import attackers_view
 from atslib.clients.view import Observed, ThreatModel
 from atslib.errors import AtsError, check_kind, check_whole
 from atslib.files import write_atomically
-from atslib.models import Normalize, copied, in_mode, shared_parameters
+from atslib.models import Normalize, copied, shared_parameters
 
 # isort: split
 # After the module that says which extra is missing.
@@ -299,7 +300,7 @@ def watched(
         kept = Recorded(sent, declared.sent, declared.lr, declared.steps, (single,), place)
         own = threat or ThreatModel(labels="restored", victim=client_mode(kept) or "eval")
         own = dataclasses.replace(own, batch=images)
-        attacked = in_mode(model, own.victim if own.batch_norm == "known" else "train")
+        attacked = attackers_view(model, own, tuple(shape))
         update, doubts = declared.update(attacked, before, _row(network, arrays))
         against = mode_contradiction(kept, own.victim), steps_contradiction(kept)
         doubts += in_labels(update, images, tuple(shape))[0] + tuple(filter(None, against))

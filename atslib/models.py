@@ -150,8 +150,9 @@ def max_pool(
     Flat areas of an image make ties, and rounding, which depends on memory layout and processor,
     would choose among them. So a pixel counts as large as the largest if it lacks no more than a
     small share of the largest value in the image's pooled maps: 7e-5 in single precision, 4e-10 in
-    double. That is far more than rounding makes and far less than images differ by. Value and
-    gradient are those of the chosen pixel.
+    double. That is far more than rounding makes. Value and gradient are those of the chosen pixel:
+    where pixels of a photograph differ by less, the gradient of the layers before is not torch's
+    own, in single precision by up to some percent of its length.
     """
     options = (kernel_size, kernel_size if stride is None else stride, padding, dilation)
     kernel, steps, pads, holes = ((o, o) if isinstance(o, int) else tuple(o) for o in options)

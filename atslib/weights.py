@@ -192,11 +192,13 @@ def _check(name: str, value: Tensor, own: object, whose: object) -> None:
         return
     kind = str(value.dtype).removeprefix("torch.")
     weights = own.is_floating_point()
-    if (weights and not value.is_floating_point()) or (value.is_complex() and not own.is_complex()):
+    # Floats of a byte are quantized as whole numbers are: they stand for weights beside a scale.
+    odd = not value.is_floating_point() or value.element_size() < min(2, own.element_size())
+    if (weights and odd) or (value.is_complex() and not own.is_complex()):
         wanted = str(own.dtype).removeprefix("torch.")
         raise AtsError(
-            f"{whose}: {name!r} is {kind}, and the network's is {wanted}; whole and complex numbers are no weights: give "
-            "them as the floats that they stand for (quantized ones times their scale)"
+            f"{whose}: {name!r} is {kind}, and the network's is {wanted}; whole and complex numbers, and floats of 8 bits, "
+            "are no weights: give them as the floats that they stand for (quantized ones times their scale)"
         )
     if _is_lazy(own) or (own.ndim == 0 and value.shape == (1,)):
         return

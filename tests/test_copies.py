@@ -126,3 +126,5 @@ def test_an_audit_finds_photographs_that_are_there_twice(again):
     images = torch.cat([PIXELS, again(PIXELS)])
     report = atslib.audit(network, images, torch.zeros(40, dtype=torch.int64), **options)
     assert report.found == 1.0
+    attacked = report.results[0].outcome.images % 20
+    assert len(attacked.unique()) == len(attacked)  # each photograph is attacked once

@@ -5,6 +5,7 @@ refuses: every client's gradient is torch's own of a fresh network with the stat
 import dataclasses
 import threading
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,8 +16,10 @@ from torch import nn
 import atslib
 from atslib import ATTACKS, Normalize, ThreatModel, rng
 from atslib.attacks.objective import Objective
+from atslib.audit.recorded import Record, Recorded, observed
 from atslib.clients.updates import LocalTraining, observe_weights
 from atslib.clients.view import Observed
+from atslib.gradients.problems import unflatten
 from atslib.models import copied, shared_parameters
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -272,6 +275,24 @@ def test_an_attacker_with_the_images_has_the_clients_gradients(name):
     for _ in range(2):
         distance, _ = objective(z)
         assert (distance < 1e-5).all(), distance
+
+
+@pytest.mark.parametrize("name", MOVING)
+def test_a_recorded_update_is_attacked_with_the_state_that_the_client_moved(name):
+    threat = ThreatModel(victim="train")
+    model = network(MOVING[name], "train")
+    sent = {key: value.clone() for key, value in model.state_dict().items()}
+    records = []
+    for number, row in enumerate(by_torch(MOVING[name], "train")):
+        parts = unflatten(row[None], model)
+        arrays = zip(shared_parameters(model), (part[0] for part in parts), strict=True)
+        records.append(Record(f"client {number}", dict(arrays), (number,), 1))
+    kept = Recorded(sent, "gradient", 0.1, 1, tuple(records), Path("round-00001"))
+    rows = [torch.tensor([number]) for number in range(3)]
+    seen = observed(kept, model, rows, LABELS, threat, (3, SIDE, SIDE))
+    objective = Objective(seen, [ATTACKS["adam-cosine"]] * 3)
+    distance, _ = objective(objective.normalize(images()).flatten(1))
+    assert (distance < 1e-5).all(), distance
 
 
 @pytest.mark.parametrize("name", MOVING)

@@ -21,6 +21,7 @@ from atslib.__main__ import main
 from atslib.attacks import ATTACKS
 from atslib.data.folder import load_folder
 from atslib.data.load import load, measured_normalization
+from atslib.measures.copies import copies
 from atslib.models import build_model
 from atslib.policies.policy import CANONICAL, Policy, enumerate_distinct, load_policies
 from atslib.rng import rng
@@ -346,6 +347,21 @@ def test_a_folder_is_split_80_to_20_in_every_class_and_always_alike(folder):
         load_folder(folder, size=8, seed=seed)[1].pixels[:, 0, 0, 0].tolist() for seed in range(8)
     ]
     assert len(set(map(tuple, others))) > 3
+
+
+@pytest.mark.parametrize("again", [lambda x: x, lambda x: x[:, ::-1]], ids=["equal", "mirrored"])
+def test_copies_of_a_photograph_are_in_one_part(tmp_path, again):
+    draws = np.random.default_rng(0)
+    for label in "ab":
+        (tmp_path / label).mkdir()
+        for i in range(10):
+            photo = draws.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+            for name, pixels in ((f"{i}.png", photo), (f"{i} copy.png", again(photo))):
+                Image.fromarray(np.ascontiguousarray(pixels)).save(tmp_path / label / name)
+    train, test = load_folder(tmp_path, size=8)
+    assert torch.bincount(test.labels).tolist() == [4, 4]  # two photographs of ten, each twice
+    first = copies(torch.cat([train.pixels, test.pixels]))
+    assert not set(first[: len(train)].tolist()) & set(first[len(train) :].tolist())
 
 
 def test_adding_a_class_does_not_move_the_images_of_the_others(folder):

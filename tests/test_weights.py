@@ -221,7 +221,7 @@ def test_checkpoints_of_the_library_are_read_by_wrapped_networks_too(tmp_path):
 WHOLE = [torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool, torch.uint16]
 
 
-@pytest.mark.parametrize("kind", [*WHOLE, torch.complex64])
+@pytest.mark.parametrize("kind", [*WHOLE, torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64])
 @pytest.mark.parametrize("prefix", ["", "module."])
 @pytest.mark.parametrize("partial", [False, True])
 def test_whole_and_complex_numbers_are_no_weights(kind, prefix, partial):

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from atslib.audit.outcome import one_photograph
 from atslib.audit.sources import read_weights
 from atslib.checkpoints import read_tensors
-from atslib.clients.observe import observe
+from atslib.clients.observe import attackers_view, observe
 from atslib.clients.updates import LocalTraining, observe_weights
 from atslib.clients.view import Observed, ThreatModel, Update
 from atslib.errors import AtsError, check_kind, check_whole, choose
 from atslib.gradients.inputs import first_parameter
-from atslib.models import as_client, class_scores, copied, in_mode, loss_of, shared_parameters
+from atslib.models import as_client, class_scores, copied, loss_of, shared_parameters
 from atslib.weights import fill, fitted
 
 KINDS = ("weights", "difference", "gradient")
@@ -438,7 +438,8 @@ def observed(
         model: the network with the weights that were sent, as `prepared` gives it.
         rows: of each client which images were behind its update.
         labels: (N,) of all images.
-        threat: what the server knows; `batch` is the number of images of each.
+        threat: what the server knows, and the mode in which clients ran the network; `batch` is the
+            number of images of each.
         shape: (C, H, W) of an image.
     """
     flat = []
@@ -448,7 +449,7 @@ def observed(
     gradients = torch.stack(flat).to(next(model.parameters()))
     if not gradients.isfinite().all():
         raise AtsError(f"--update {recorded.where}: what was received is not finite")
-    attacker = in_mode(model, threat.victim if threat.batch_norm == "known" else "train")
+    attacker = attackers_view(model, threat, shape)
     if recorded.kind == "gradient":
         update = Update(attacker, gradients)
     else:

@@ -162,21 +162,26 @@ class Work:
         )
         device = next(next(iter(networks.values())).parameters()).device
         order = torch.randperm(len(pixels), generator=rng(config.seed, "audit", "order"))
+        first = one_photograph(pixels)
         for _, rows in self.recorded.values():  # what was shared is attacked, and tunes nothing
-            order = order[~torch.isin(order, rows)]
+            order = order[~torch.isin(first[order], first[rows])]
+        # A photograph counts once: two attacks on one are no two that are found or not.
+        once = {int(first[row]): row for row in order.tolist()}
+        order = torch.tensor(list(once.values()), dtype=torch.int64)
         self.largest = largest = max(case.images for case in cases)
         made = max((case.images for case in cases if not case.recorded), default=1)
         held = max(min(TUNED_ON, len(order) // 4), min(2 * largest, len(order) // 3), largest)
-        if len(order) < (least := max(LEAST_IMAGES, 2 * made + held)):
-            beside = " beside those in the recorded updates" if self.recorded else ""
-            raise AtsError(
-                f"audit: {len(order)} images{beside} are too few; with {largest} in one update at least {least} are "
-                f"needed, of which {held} are held out to tune the attacks"
-            )
-        if (different := len(one_photograph(pixels).unique())) < LEAST_IMAGES:
+        if (different := len(first.unique())) < min(LEAST_IMAGES, len(pixels)):
             raise AtsError(
                 f"audit: of {len(pixels)} images only {different} are different photographs; the others are copies, mirror "
                 f"images or shifts of them, and at least {LEAST_IMAGES} are needed"
+            )
+        if len(order) < (least := max(LEAST_IMAGES, 2 * made + held)):
+            beside = " that are no copies" if different < len(pixels) else ""
+            beside += " beside those in the recorded updates" if self.recorded else ""
+            raise AtsError(
+                f"audit: {len(order)} images{beside} are too few; with {largest} in one update at least {least} are "
+                f"needed, of which {held} are held out to tune the attacks"
             )
         self.held = order[:held]
         self.free = order[held:]

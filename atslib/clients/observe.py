@@ -42,6 +42,7 @@ from atslib.models import (
     to_try,
 )
 from atslib.rng import as_stream, torch_draws
+from atslib.rng import rng as stream
 
 
 def observe(
@@ -189,6 +190,13 @@ def attackers_network(
         if not _run(apart(moved), images):
             return moved
     return view
+
+
+def attackers_view(model: nn.Module, threat: ThreatModel, shape: tuple[int, int, int]) -> nn.Module:
+    """`attackers_network` of clients elsewhere, whose images of `shape`, (C, H, W), are not at hand."""
+    few = torch.rand(min(threat.batch, 2), *shape, generator=stream(0, "probe"))
+    client = as_client(model, threat.victim)
+    return attackers_network(model, threat, client, few.to(trained_parameter(model)))
 
 
 def _states(device: torch.device) -> list[Tensor]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from atslib.data.images import Images, explain
 from atslib.errors import AtsError, as_path, check_whole, choose
+from atslib.measures.copies import copies
 
 T = TypeVar("T")
 FITS = ("resize", "crop")
@@ -48,12 +49,13 @@ def load_folder(
     """The training and test images of a folder with one subfolder per class, 80 % and 20 % of each
     class.
 
-    Which image is in which part depends on `seed`, the names of its class's files and nothing else.
-    Classes and files are in the order of their names; hidden files and files without an image's
-    suffix are passed over. Read are PNG, JPEG, WebP, BMP, GIF and TIFF, by their content. Files of
-    16 bits hold what a device of 8, 10, 12, 14 or 16 bits has seen, and none says which: it is
-    taken to be the least of these that the brightest pixel of all such files needs. Of 16 bits per
-    colour Pillow keeps the upper 8, so such files are read only if the device has 16.
+    Which image is in which part depends on `seed`, the names of its class's files and which of them
+    are copies of one photograph (see `atslib.measures.copies`): these are in one part. Classes and
+    files are in the order of their names; hidden files and files without an image's suffix are
+    passed over. Read are PNG, JPEG, WebP, BMP, GIF and TIFF, by their content. Files of 16 bits
+    hold what a device of 8, 10, 12, 14 or 16 bits has seen, and none says which: it is taken to be
+    the least of these that the brightest pixel of all such files needs. Of 16 bits per colour
+    Pillow keeps the upper 8, so such files are read only if the device has 16.
 
     Args:
         size: side of the square images returned, in pixels.
@@ -75,7 +77,10 @@ def load_folder(
     labels = torch.tensor(
         [label for label, members in enumerate(classes.values()) for _ in members]
     )
-    test = torch.cat([_in_test(members, folder, seed) for members in classes.values()])
+    parts = pixels.split([len(members) for members in classes.values()])
+    test = torch.cat(
+        [_in_test(*part, folder, seed) for part in zip(classes.values(), parts, strict=True)]
+    )
     name = folder.resolve().name
     names = tuple(classes)
     note = (
@@ -145,13 +150,20 @@ def square_pixels(files: list[Path], size: int, fit: str) -> Tensor:
     return torch.stack([_pixels(file, mode, size, fit, white) for file in files])
 
 
-def _in_test(members: list[Path], folder: Path, seed: int) -> Tensor:
-    """Mask of the fifth of a class (at least one image, never all) whose hashes are lowest."""
-    keys = [os.fsencode(f"{seed}/{file.relative_to(folder).as_posix()}") for file in members]
+def _in_test(members: list[Path], pixels: Tensor, folder: Path, seed: int) -> Tensor:
+    """Mask of the fifth of a class's different photographs (at least one, never all) whose hashes
+    are lowest, and of their copies.
+    """
+    first = copies(pixels)
+    if len(first.unique()) < 2:  # as of two files that are equal
+        first = torch.arange(len(members))
+    each = first.unique().tolist()
+    names = [members[row].relative_to(folder).as_posix() for row in each]
+    keys = [os.fsencode(f"{seed}/{name}") for name in names]
     order = np.argsort([hashlib.sha256(key).hexdigest() for key in keys])
     mask = torch.zeros(len(members), dtype=torch.bool)
-    mask[order[: max(1, round(TEST_SHARE * len(members)))]] = True
-    return mask
+    mask[[each[place] for place in order[: max(1, round(TEST_SHARE * len(each)))]]] = True
+    return mask[first]
 
 
 def white_of(brightest: int) -> int:

@@ -252,8 +252,8 @@ def example_gradients(model: nn.Module, images: Tensor, labels: Tensor) -> Tenso
     Returns:
         (B, P), the trained parameters in the order of `models.shared_parameters`; frozen ones are
         not in it. Equal to one backward pass per image with one rule for ties of max-pooling, see
-        `models.max_pool`: where an image is flat, torch's own choice among equal pixels can
-        differ, and with it the gradients of the layers before by some percent.
+        `models.max_pool`: torch's own choice among pixels that are equal, or in single precision
+        all but equal, can differ, and with it the gradients of the layers before by some percent.
     Raises:
         AtsError: network, images and labels that do not fit each other.
     """
