@@ -90,7 +90,7 @@ def page(browser, address):
     assert browser.faults() == []
 
 
-def ended(page, words=r"\\d+ steps in|Stopped"):
+def ended(page, words=r"\d+ steps in|Stopped"):
     page.until(f"/^({words})/.test(document.querySelector('{STATUS}').textContent)", seconds=60)
     return page.text(STATUS)
 
@@ -111,7 +111,7 @@ def test_an_attack_runs_to_the_end_and_says_whom_both_servers_picked(page):
     assert re.fullmatch(said, page.text(OTHER))
     assert page.text(".ats-controls .ats-results small").startswith("step 50 of 50, ")
     assert page.picture(FOUND).float().std() > 10
-    cells = "[...document.querySelectorAll('.ats-attack .ats-cells button')]"
+    cells = "[...document.querySelectorAll('section.ats-attack:not(.ats-trial) .ats-cells button')]"
     shares = page.js(
         f"{cells}.map((c) => +c.querySelector('.ats-bar').style.getPropertyValue('--ats-share'))"
     )
@@ -172,21 +172,23 @@ def test_a_policy_is_named_or_composed_by_sliders_and_its_draw_is_seen_at_once(p
     assert not torch.equal(page.picture(USED), used)
     page.choose(".ats-controls .ats-policy > select", "")
     assert page.text(WORDS) == "This time: no operation"
-    assert page.js("document.querySelector('.ats-draw button').disabled")
+    assert page.js("document.querySelector('.ats-controls .ats-draw button').disabled")
     original = page.picture(".ats-photo canvas")
     assert torch.equal(page.picture(USED), original)
-    page.choose(".ats-row select", "brightness")
+    page.choose(".ats-controls .ats-row select", "brightness")
     assert (
-        page.js("document.querySelector('.ats-policy > select').selectedOptions[0].text")
+        page.js(
+            "document.querySelector('.ats-controls .ats-policy > select').selectedOptions[0].text"
+        )
         == "Your own"
     )
     levels = {}
     for place in range(4):
-        slider = "document.querySelector('.ats-row input')"
+        slider = "document.querySelector('.ats-controls .ats-row input')"
         page.js(f"(s => {{ s.value = {place}; s.dispatchEvent(new Event('input')) }})({slider})")
-        levels[page.text(".ats-row output")] = page.text(WORDS)
+        levels[page.text(".ats-controls .ats-row output")] = page.text(WORDS)
         sign = 1 if "+" in page.text(WORDS) else -1
-        level = int(page.text(".ats-row output"))
+        level = int(page.text(".ats-controls .ats-row output"))
         op = next(
             i for i, each in enumerate(OPS) if (each.name, each.level) == ("brightness", level)
         )
@@ -231,13 +233,15 @@ def test_another_round_draws_anew_and_puts_both_together(page):
 
 def test_the_reader_picks_before_the_server_is_heard(page):
     page.click(".ats-guess")
-    assert page.text(VERDICT) == "Which photo is it? Pick it below."
+    page.until(
+        f"document.querySelector('{VERDICT}').textContent === 'Which photo is it? Pick it below.'"
+    )
     assert page.picture(".ats-photo canvas").float().std() == 0  # nothing is given away
     assert page.picture(USED).float().std() == 0
     assert ended(page, "The server has").endswith("Which photo is it? Pick one below.")
     assert page.text(OTHER) == ""
     assert page.text(WORDS) == ""
-    bars = "[...document.querySelectorAll('.ats-attack .ats-bar.ats-a')]"
+    bars = "[...document.querySelectorAll('section.ats-attack:not(.ats-trial) .ats-bar.ats-a')]"
     shares = f"{bars}.map((b) => b.style.getPropertyValue('--ats-share'))"
     assert set(page.js(shares)) == {"0.000"}
     page.click(".ats-attack .ats-cells button:nth-of-type(2)")
@@ -245,12 +249,12 @@ def test_the_reader_picks_before_the_server_is_heard(page):
     said += r"Together: you [01] of 1, the server [01] of 1\."
     assert re.fullmatch(said, page.text(STATUS))
     assert page.picture(".ats-photo canvas").float().std() > 0
-    whose = "[...document.querySelectorAll('.ats-attack .ats-whose')].map((w) => w.textContent)"
+    whose = "[...document.querySelectorAll('section.ats-attack:not(.ats-trial) .ats-whose')].map((w) => w.textContent)"
     right = "✓ right, of" in page.text(STATUS).split(" The server")[0]
     marked = [each for each in page.js(whose) if each]
     assert sorted(marked) == (["the photo, you"] if right else ["the photo", "you"])
     assert page.js(
-        "[...document.querySelectorAll('.ats-attack .ats-cells button')].every((c) => c.disabled)"
+        "[...document.querySelectorAll('section.ats-attack:not(.ats-trial) .ats-cells button')].every((c) => c.disabled)"
     )
 
 
@@ -268,8 +272,9 @@ def test_a_second_policy_is_attacked_beside_the_first(page):
         said = page.text(f".ats-lane-{slot} .ats-verdict")
         assert said.startswith(f"{slot.upper()}: ")
         assert re.fullmatch(PICKED, said[3:])
-    bars = "[...document.querySelectorAll('.ats-attack .ats-bar')].filter((b) => b.checkVisibility()).length"
-    cells = "document.querySelectorAll('.ats-attack .ats-cells button').length"
+    form = "section.ats-attack:not(.ats-trial)"
+    bars = f"[...document.querySelectorAll('{form} .ats-bar')].filter((b) => b.checkVisibility()).length"
+    cells = f"document.querySelectorAll('{form} .ats-cells button').length"
     assert page.js(bars) == 2 * page.js(cells)
     assert page.picture(".ats-second .ats-found canvas").float().std() > 10
 
@@ -392,7 +397,7 @@ def test_a_desk_shows_button_pictures_and_line_up_at_once(page):
 
 
 def test_a_phone_shows_all_of_it_in_the_dark_and_everything_has_a_name(page):
-    assert min(page.phone(390)) >= 32
+    assert min(page.phone(390)) >= 38
     row = "section.ats-attack:not(.ats-trial) > .ats-trio:not(.ats-second) canvas"
     rows = page.js(
         f"[...document.querySelectorAll('{row}')].map((c) => c.getBoundingClientRect().top)"
@@ -420,6 +425,7 @@ const [cases, own] = %s, size = [3, 32, 32], search = {...SEARCH, steps: 4};
 const bytes = own.map((each) => Uint8Array.from(each));
 window.found = cases.map(({forms, picture, place, slope}) => {
   const x = Float64Array.from(picture), server = undoing(forms, bytes, size, 0.2, search);
+  const surer = undoing(forms, bytes, size, 0.2 / Math.SQRT2, search); // as two rounds that say the same
   let out = x;
   const backs = forms[place].map(([{name, magnitude}, sign]) => {
     const [next, back] = TWINS[name](out, size, magnitude, sign);
@@ -430,7 +436,8 @@ window.found = cases.map(({forms, picture, place, slope}) => {
   const alike = matching(bytes, forms, size);
   while (!alike.more());
   const round = {picture: x, form: place}, once = server.undone([round]);
-  return [server.likeliest(x), [...once], [...out], [...back], [...alike.scores(x)], [...server.undone([round, round])]];
+  const twice = [server.undone([round, round]), surer.undone([round])].map((each) => [...each]);
+  return [server.likeliest(x), [...once], [...out], [...back], [...alike.scores(x)], ...twice];
 });
 """
 NAMES = {op.name: str(i) for i, op in enumerate(OPS)}  # the last of each kind
@@ -484,11 +491,12 @@ def test_likeness_form_and_undone_picture_are_the_librarys(browser, tmp_path):
         ready="window.found",
     )
     found = browser.js("window.found")
-    for (likely, *values, twice), (form, *numbers), policy in zip(
+    for (likely, *values, twice, surer), (form, *numbers), policy in zip(
         found, expected, [*NAMES, "hybrid"], strict=True
     ):
         assert likely == form, policy
-        assert len(twice) == 3072
+        if policy == "hybrid":  # others have steps, on which the last digit decides
+            assert twice == pytest.approx(surer, abs=1e-6)
         for place, (value, number) in enumerate(zip(values, numbers, strict=True)):
             if (policy, place) == ("equalize", 0):
                 continue  # at means of few images its slopes hang on the last digit
